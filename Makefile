@@ -1,0 +1,44 @@
+# Two commands for a newcomer: `make demo` and `make test`.  Each sets up everything it
+# needs in .venv from the locked dependencies; Python 3.11 or newer, git and make suffice.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+EXPERIMENT ?= 34b-general
+
+.PHONY: demo test lint types clean lock
+
+demo: $(VENV)/.installed
+	$(BIN)/blis-replay validate --experiment $(EXPERIMENT)
+
+test: $(VENV)/.installed-dev lint types
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+# A type checker cannot follow an editable install into the folders, so it gets a copy
+# as a user would install it; the copy also shows that the built package is complete.
+types: $(VENV)/.installed-dev
+	rm -rf build/typed && $(BIN)/pip install --quiet --no-deps --target build/typed .
+	cd build/typed && ../../$(BIN)/python -m mypy --config-file ../../pyproject.toml -p blis_replay
+
+$(VENV)/.installed: requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit("blis-replay needs Python 3.11 or newer; set PYTHON=/path/to/python3.11" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable .
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
+	touch $@
+
+# Newer versions of everything: run it, run `make test`, commit both locks.
+lock: $(VENV)/.installed-dev
+	$(BIN)/pip install --quiet pip-tools
+	$(BIN)/pip-compile --quiet --upgrade --generate-hashes --strip-extras --no-annotate --no-emit-index-url --no-emit-find-links --no-header --output-file requirements.lock pyproject.toml
+	$(BIN)/pip-compile --quiet --upgrade --generate-hashes --strip-extras --allow-unsafe --no-annotate --no-emit-index-url --no-emit-find-links --no-header --constraint requirements.lock --extra dev --output-file requirements-dev.lock pyproject.toml
+
+clean:
+	rm -rf $(VENV) build .blis-replay .pytest_cache .mypy_cache .ruff_cache .hypothesis

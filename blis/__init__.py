@@ -1,0 +1,1 @@
+"""The simulator: scheduler, latency models, coefficient releases.  Knows no recordings."""

@@ -1,0 +1,300 @@
+"""Coefficient releases: what a simulator is told about a model, as reviewed data.
+
+A release is a YAML text under version control.  Quantities carry their unit
+(``intercept: 13546 us``); an unknown unit, an unknown or a missing field is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from importlib import resources
+from typing import Literal, NoReturn, TypeVar
+
+import yaml
+
+from blis_replay.blis.errors import ReleaseError
+from blis_replay.blis.latency import LatencyModel, Lifecycle
+
+SCHEMA = "blis-replay/coefficients/1"
+
+Choice = TypeVar("Choice", bound=str)
+_STATUSES: tuple[Literal["valid", "invalid"], ...] = ("valid", "invalid")
+_KINDS: tuple[Literal["blackbox", "floor"], ...] = ("blackbox", "floor")
+_ROUNDINGS: tuple[Literal["round_half_up", "truncate"], ...] = ("round_half_up", "truncate")
+_FIT_DATA: tuple[Literal["steps", "latencies"], ...] = ("steps", "latencies")
+
+# Nanoseconds in a unit; the second table is for quantities per token.
+_NS = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
+_NS_PER_TOKEN = {f"{unit}/token": ns for unit, ns in _NS.items()}
+
+_LATENCY_FIELDS = {
+    "intercept": _NS,
+    "per_prefill_token": _NS_PER_TOKEN,
+    "per_decode_token": _NS_PER_TOKEN,
+    "per_context_token": _NS_PER_TOKEN,
+    "floor": _NS,
+}
+_LIFECYCLE_FIELDS = {
+    "pre_queue": ("pre_queue_us", _NS),
+    "pre_queue_per_prompt_token": ("pre_queue_per_prompt_token_us", _NS_PER_TOKEN),
+    "post_token": ("post_token_us", _NS),
+    "post_request": ("post_request_us", _NS),
+}
+_REQUIRED_LATENCY = {
+    "blackbox": ("intercept", "per_prefill_token", "per_decode_token"),
+    "floor": ("floor",),
+}
+
+
+@dataclass(frozen=True)
+class ModelEntry:
+    """Coefficients of one model on one tensor parallelism.
+
+    ``applies_to``: alias patterns (``70b-hf-*``) that narrow the entry further; empty for
+    all experiments of the model.  ``sources``: per delay, where its value is from.
+    """
+
+    model: str
+    tensor_parallelism: int
+    latency: LatencyModel
+    lifecycle: Lifecycle
+    applies_to: tuple[str, ...] = ()
+    sources: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class FittedOn:
+    """An experiment a release was fitted on: its content hash and what was used of it.
+
+    ``data``: ``steps`` (step records) or ``latencies`` (client or server latencies).
+    """
+
+    experiment: str
+    content_hash: str
+    data: Literal["steps", "latencies"]
+
+
+@dataclass(frozen=True)
+class CoefficientRelease:
+    """A coefficient release; ``sha256`` is that of its text.
+
+    ``status`` ``invalid`` releases can be read but not validated with.
+    ``published_replay``: the replay settings under which the numbers of its publisher
+    came about; ``published_errors``: mean absolute errors in percent, quoted.
+    """
+
+    name: str
+    status: Literal["valid", "invalid"]
+    summary: str
+    source: str
+    hardware: str
+    sha256: str
+    models: tuple[ModelEntry, ...]
+    fitted_on: tuple[FittedOn, ...]
+    published_replay: Mapping[str, str | int]
+    published_errors: Mapping[str, float]
+
+    def entry_for(self, model: str, tensor_parallelism: int | None, alias: str) -> ModelEntry:
+        """The coefficients for a recording.  Raises ``ReleaseError`` if there are none."""
+        for entry in self.models:
+            if entry.model.lower() != model.lower() or tensor_parallelism not in (None, entry.tensor_parallelism):
+                continue
+            if not entry.applies_to or any(fnmatchcase(alias, pattern) for pattern in entry.applies_to):
+                return entry
+        known = ", ".join(sorted({f"{e.model} tp {e.tensor_parallelism}" for e in self.models}))
+        raise ReleaseError(
+            f"release {self.name} has no coefficients for {model} with tensor parallelism {tensor_parallelism} "
+            f"(it has {known}); fit some with `blis-replay calibrate --train {alias} --out FILE.yaml`"
+        )
+
+    def refuse_if_invalid(self) -> None:
+        """Raise ``ReleaseError``, with the reason, for a release that must not be used."""
+        if self.status == "valid":
+            return
+        reasons = []
+        for entry in self.models:
+            batch = entry.latency.smallest_positive_batch()
+            if batch > 1:
+                reasons.append(f"{entry.model}: step time is negative below a batch of {batch} decodes")
+        why = "; ".join(reasons) or self.summary
+        raise ReleaseError(
+            f"release {self.name} is marked invalid: {why}; it can be listed and shown, use another to validate"
+        )
+
+    def used(self, experiment: str) -> Literal["steps", "latencies"] | None:
+        """What of ``experiment`` (a slug) the release was fitted on, if anything."""
+        kinds = {fit.data for fit in self.fitted_on if fit.experiment == experiment}
+        if "latencies" in kinds:
+            return "latencies"
+        return "steps" if kinds else None
+
+
+def bundled_releases() -> dict[str, str]:
+    """The releases that ship with the package: name to YAML text, sorted by name."""
+    folder = resources.files("blis_replay.blis") / "coefficients"
+    texts = {entry.name: entry.read_text("utf-8") for entry in folder.iterdir() if entry.name.endswith(".yaml")}
+    return {name.removesuffix(".yaml"): texts[name] for name in sorted(texts)}
+
+
+def parse_release(text: str, origin: str) -> CoefficientRelease:
+    """Read a release from its YAML text; ``origin`` names it in errors.
+
+    Raises ``ReleaseError`` naming the field and what is wrong with it.
+    """
+    try:
+        document = yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        problem = " ".join(str(error).split())[:120]
+        raise ReleaseError(f"{origin}: not YAML ({problem}); mend or replace the file") from None
+    top = _Fields(document, origin, "")
+    if top.text("schema") != SCHEMA:
+        top.refuse("schema", f"is not {SCHEMA!r}", "this program reads no other")
+    status = top.choice("status", _STATUSES)
+    release = CoefficientRelease(
+        name=top.text("name"),
+        status=status,
+        summary=top.text("summary"),
+        source=top.text("source"),
+        hardware=top.text("hardware"),
+        sha256=hashlib.sha256(text.encode()).hexdigest(),
+        models=tuple(_model_entry(fields) for fields in top.list("models")),
+        fitted_on=tuple(_fitted_on(fields) for fields in top.list("fitted_on", optional=True)),
+        published_replay=top.mapping("published_replay", optional=True).settings(),
+        published_errors=top.mapping("published_errors", optional=True).numbers(),
+    )
+    top.refuse_unknown()
+    if not release.models:
+        top.refuse("models", "is empty", "list at least one model")
+    if release.status == "valid":
+        for entry in release.models:
+            if entry.latency.smallest_positive_batch() > 1:
+                top.refuse("models", f"give {entry.model} a negative step time", "fit it again, or set status: invalid")
+    return release
+
+
+def _model_entry(fields: _Fields) -> ModelEntry:
+    latency = fields.mapping("latency")
+    kind = latency.choice("kind", _KINDS)
+    ns = {
+        name: latency.quantity(name, units, optional=name not in _REQUIRED_LATENCY[kind])
+        for name, units in _LATENCY_FIELDS.items()
+    }
+    rounding = latency.choice("rounding", _ROUNDINGS)
+    latency.refuse_unknown()
+    lifecycle = fields.mapping("lifecycle")
+    delays = {
+        name: lifecycle.quantity(key, units, optional=True) / 1000 for key, (name, units) in _LIFECYCLE_FIELDS.items()
+    }
+    sources = {key: lifecycle.text(f"{key}_source") for key in _LIFECYCLE_FIELDS if f"{key}_source" in lifecycle.values}
+    lifecycle.refuse_unknown()
+    tensor_parallelism = fields.values.get("tensor_parallelism")
+    if not isinstance(tensor_parallelism, int) or isinstance(tensor_parallelism, bool) or tensor_parallelism < 1:
+        fields.refuse("tensor_parallelism", "is missing or no positive whole number", "write e.g. 2")
+    patterns = fields.values.get("applies_to", [])
+    if not isinstance(patterns, list) or not all(isinstance(p, str) for p in patterns):
+        fields.refuse("applies_to", "is not a list of alias patterns", "write e.g. [70b-hf-*]")
+    entry = ModelEntry(
+        model=fields.text("model"),
+        tensor_parallelism=tensor_parallelism,
+        latency=LatencyModel(
+            kind=kind,
+            intercept_ns=ns["intercept"],
+            per_prefill_token_ns=ns["per_prefill_token"],
+            per_decode_token_ns=ns["per_decode_token"],
+            per_context_token_ns=ns["per_context_token"],
+            floor_ns=ns["floor"],
+            rounding=rounding,
+        ),
+        lifecycle=Lifecycle(**delays),
+        applies_to=tuple(patterns),
+        sources=sources,
+    )
+    fields.seen |= {"tensor_parallelism", "applies_to"}
+    fields.refuse_unknown()
+    return entry
+
+
+def _fitted_on(fields: _Fields) -> FittedOn:
+    fitted = FittedOn(fields.text("experiment"), fields.text("content_hash"), fields.choice("data", _FIT_DATA))
+    fields.refuse_unknown()
+    return fitted
+
+
+class _Fields:
+    """A YAML mapping being read: typed access that names the field when it refuses."""
+
+    def __init__(self, values: object, origin: str, path: str) -> None:
+        self.origin, self.path, self.seen = origin, path, set[str]()
+        if not isinstance(values, dict):
+            place = f"{origin}, field {path.rstrip('.')}" if path else origin
+            raise ReleaseError(f"{place}: is no mapping of fields; write `name: value` lines")
+        self.values: dict[str, object] = {str(key): value for key, value in values.items()}
+
+    def refuse(self, name: str, problem: str, mend: str) -> NoReturn:
+        raise ReleaseError(f"{self.origin}, field {self.path}{name}: {problem}; {mend}")
+
+    def refuse_unknown(self) -> None:
+        for name in self.values:
+            if name not in self.seen:
+                self.refuse(name, "is not a field of a release", "remove it or correct its spelling")
+
+    def text(self, name: str) -> str:
+        self.seen.add(name)
+        value = self.values.get(name)
+        if not isinstance(value, str) or not value.strip():
+            self.refuse(name, "is missing or no text", "add it")
+        return value
+
+    def choice(self, name: str, allowed: tuple[Choice, ...]) -> Choice:
+        value = self.text(name)
+        for option in allowed:
+            if option == value:
+                return option
+        self.refuse(name, f"is {value!r}", f"use one of {', '.join(allowed)}")
+
+    def mapping(self, name: str, *, optional: bool = False) -> _Fields:
+        self.seen.add(name)
+        value = self.values.get(name)
+        return _Fields({} if value is None and optional else value, self.origin, f"{self.path}{name}.")
+
+    def list(self, name: str, *, optional: bool = False) -> list[_Fields]:
+        self.seen.add(name)
+        value = self.values.get(name, [] if optional else None)
+        if not isinstance(value, list):
+            self.refuse(name, "is missing or no list", "add it")
+        return [_Fields(item, self.origin, f"{self.path}{name}[{i}].") for i, item in enumerate(value)]
+
+    def settings(self) -> dict[str, str | int]:
+        """Replay settings: words and whole numbers."""
+        settings: dict[str, str | int] = {}
+        for name, value in self.values.items():
+            if isinstance(value, bool) or not isinstance(value, str | int):
+                self.refuse(name, "is no word or whole number", 'write e.g. "true" or 1')
+            settings[name] = value
+        return settings
+
+    def numbers(self) -> dict[str, float]:
+        for name, value in self.values.items():
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                self.refuse(name, "is no number", "write a number")
+        return {name: float(str(value)) for name, value in self.values.items()}
+
+    def quantity(self, name: str, units: Mapping[str, int], *, optional: bool = False) -> int:
+        """A number with a unit, in whole nanoseconds (per token)."""
+        self.seen.add(name)
+        value = self.values.get(name)
+        if value is None and optional:
+            return 0
+        match = re.fullmatch(r"\s*([-+]?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]{1,2})?)\s+(\S+)\s*", str(value))
+        if value is None or not match:
+            self.refuse(name, "is missing or no number with a unit", f"write e.g. '12.5 {next(iter(units))}'")
+        if match[2] not in units:
+            self.refuse(name, f"has the unknown unit {match[2]!r}", f"use one of {', '.join(units)}")
+        ns = float(match[1]) * units[match[2]]
+        if abs(ns) > 10**15:
+            self.refuse(name, "is larger than eleven days", "check its unit")
+        return round(ns)

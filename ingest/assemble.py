@@ -1,0 +1,343 @@
+"""An experiment directory, as load generators and vLLM leave it, read into one :class:`Recording`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import polars as pl
+
+from blis_replay.ingest.errors import RecordingError
+from blis_replay.ingest.readers import (
+    discovery,
+    experiment_config,
+    inference_perf_aggregates,
+    inference_perf_requests,
+    otlp_json,
+    server_log,
+    tracev2,
+)
+from blis_replay.ingest.readers.decode_lengths import with_decode_lengths
+from blis_replay.ingest.readers.documents import text
+from blis_replay.ingest.readers.engine_settings import engine_settings, profile_arguments, read_engine_file
+from blis_replay.ingest.readers.files import Progress, RecordedFile
+from blis_replay.ingest.readers.load_stages import stage_of_requests
+from blis_replay.ingest.readers.numbers import tokens
+from blis_replay.ingest.readers.requests_frame import RequestsRead, in_send_order
+from blis_replay.ingest.readers.step_clock import align_steps
+from blis_replay.ingest.readers.token_events import write_token_events
+from blis_replay.ingest.recording import (
+    AGGREGATE_SCHEMA,
+    REQUEST_SCHEMA,
+    Clock,
+    Recording,
+    Setting,
+    SourceFile,
+    empty_frame,
+)
+
+_SLUG = re.compile(r"\d{8}-\d{6}-(?P<model>.+)-tp\d+-.+")
+# A bare number there counts runs and names no workload.
+_WORKLOAD = re.compile(r".*-tp\d+-(?P<workload>(?!\d+$).+)")
+_SIZE = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)b(?![a-z0-9])", re.IGNORECASE)
+_NO_LOAD = experiment_config.LoadConfig(None, (), None, None, None)
+_NO_CONFIG = experiment_config.ExperimentConfig(None, None, None, {})
+
+
+def alias_of(slug: str, model: str, workload: str) -> str:
+    """The short name of an experiment: model size or family, ``-hf`` where the slug says so, workload.
+
+    Size and family come from the configured ``model``; a folder's name can be wrong about them.
+    """
+    name = model.rstrip("/").rsplit("/", 1)[-1].lower()
+    size = _SIZE.search(name.replace("-", " "))
+    if "mixtral" in name:
+        short = "mixtral"
+    else:
+        short = size[0].strip() if size else re.sub(r"[^a-z0-9.]+", "-", name).strip("-") or "model"
+    match = _SLUG.fullmatch(slug)
+    hf = "-hf" if match and match["model"].endswith("-hf") else ""
+    return f"{short}{hf}-{workload}"
+
+
+def workload_of(directory_name: str, app: str | None) -> str:
+    """The workload: what follows the last ``-tp<N>-`` of the directory's name, else ``app``, else that name."""
+    match = _WORKLOAD.fullmatch(directory_name)
+    return match["workload"] if match else app or directory_name
+
+
+@contextmanager
+def read_recording(
+    directory: Path,
+    *,
+    profile: Mapping[str, object] | None = None,
+    engine_file: Path | None = None,
+    progress: Progress | None = None,
+) -> Iterator[Recording]:
+    """Every known file of an experiment directory as one :class:`Recording` without findings.
+
+    ``profile``: the bundled profile of the slug (optional keys ``model``, ``hardware``,
+    ``tensor_parallelism``, ``vllm_version``, ``engine``); ``engine_file``: YAML of engine
+    arguments that overrule all others; ``progress(file name, bytes done, bytes total)``.
+    The Parquet file of token events lives until the context ends.  Raises
+    :class:`RecordingError` if a file cannot be read at all, or if there is nothing to judge.
+    """
+    directory = Path(directory).resolve()
+    with TemporaryDirectory(prefix="blis-replay-") as scratch:
+        yield _Assembly(directory, Path(scratch), profile or {}, engine_file, progress).recording()
+
+
+@dataclass(frozen=True)
+class _Configured:
+    """What the small files say."""
+
+    experiment: experiment_config.ExperimentConfig
+    load: experiment_config.LoadConfig
+    profile_differences: tuple[str, ...]
+    log: server_log.ServerLog
+    header: tracev2.TraceHeader
+    aggregates: pl.DataFrame
+
+
+class _Assembly:
+    """One reading of one directory: the files, what is missing, and how the parts are joined."""
+
+    def __init__(
+        self,
+        directory: Path,
+        scratch: Path,
+        profile: Mapping[str, object],
+        engine_file: Path | None,
+        progress: Progress | None,
+    ) -> None:
+        self.directory, self.scratch, self.profile, self.engine_file = directory, scratch, profile, engine_file
+        self.known, self.others = discovery.find(directory, progress)
+        self.unused: dict[str, str] = {}  # file -> why its requests were not used
+        self.missing: list[str] = []
+
+    def recording(self) -> Recording:
+        configured = self._configured()
+        traces = otlp_json.read_traces(self.known.get("OTLP JSON", []))
+        found = self._requests(configured, traces)
+        model = self._model(configured, found)
+        if found is None and configured.aggregates.is_empty() and traces.steps.is_empty():
+            raise RecordingError(
+                self.directory,
+                "",
+                "no requests, no aggregates and no steps in it",
+                "give the directory of one experiment",
+            )
+        requests, client, events = self._placed(found, configured)
+        last_us = int(requests["arrival_us"].max() or 0) if len(requests) else 0  # type: ignore[arg-type]
+        steps, step_clock, remark = align_steps(traces.steps, client, last_us, traces.sequential_span_ids)
+        self._note_traces(traces, remark)
+        engine = self._engine(configured, steps)
+        slug, hardware = self.directory.name, text(self.profile.get("hardware"))
+        workload = workload_of(slug, configured.experiment.app)
+        files = self._files()
+        return Recording(
+            slug=slug,
+            alias=alias_of(slug, model, workload),
+            workload=workload,
+            model=model,
+            hardware=hardware,
+            tensor_parallelism=self._tensor_parallelism(configured),
+            ground_truth="published aggregates" if found is None and len(configured.aggregates) else "recorded",
+            content_hash=self._content_hash(files),
+            engine=engine,
+            stages=configured.load.stages,
+            shared_prefix=configured.load.shared_prefix,
+            ignore_eos=configured.load.ignore_eos,
+            prefix_hit_rate=configured.log.prefix_hit_rate(),
+            requests=requests,
+            token_events=events,
+            steps=steps,
+            aggregates=configured.aggregates,
+            clocks=tuple(clock for clock in (client, step_clock) if clock is not None),
+            files=files,
+            missing=tuple(self.missing),
+            profile_differences=configured.profile_differences,
+        )
+
+    def _one(self, kind: str) -> RecordedFile | None:
+        return next(iter(self.known.get(kind, [])), None)
+
+    def _configured(self) -> _Configured:
+        experiment_file, resolved_file = (
+            self._one("experiment configuration"),
+            self._one("inference-perf configuration"),
+        )
+        profile_file, log_file, header_file = (
+            self._one(kind) for kind in ("load profile", "server log", "TraceV2 header")
+        )
+        load, resolved = experiment_config.read_load_config(resolved_file) if resolved_file else (_NO_LOAD, {})
+        asked, wanted = experiment_config.read_load_config(profile_file) if profile_file else (_NO_LOAD, {})
+        if resolved_file is None:
+            self.missing.append(
+                "resolved load configuration (results/config.yaml): what the profile asks for is not taken for run"
+            )
+            load = replace(_NO_LOAD, model=asked.model)
+        return _Configured(
+            experiment=experiment_config.read_experiment_config(experiment_file) if experiment_file else _NO_CONFIG,
+            load=load,
+            profile_differences=experiment_config.profile_differences(wanted, resolved) if resolved else (),
+            log=server_log.read_server_log(log_file) if log_file else server_log.ServerLog(),
+            header=tracev2.read_header(header_file) if header_file else tracev2.TraceHeader("real"),
+            aggregates=self._aggregates(),
+        )
+
+    def _aggregates(self) -> pl.DataFrame:
+        frames = [empty_frame(AGGREGATE_SCHEMA)]
+        if summary := self._one("inference-perf summary"):
+            frames.append(inference_perf_aggregates.read_aggregates(summary))
+        for file in self.known.get("inference-perf stage", []):
+            frames.append(inference_perf_aggregates.read_aggregates(file, discovery.stage_of(file.name)))
+        return pl.concat(frames)
+
+    def _requests(self, configured: _Configured, traces: otlp_json.TracesRead) -> RequestsRead | None:
+        """The requests of the best source: the client's records, then TraceV2, then the server's spans."""
+        found: RequestsRead | None = None
+        used = ""
+        if file := self._one("inference-perf requests"):
+            found = inference_perf_requests.read_requests(file, self.scratch / "stamps.int64")
+            found, used = (found, file.name) if len(found.frame) else (None, "")
+        if file := self._one("TraceV2 requests"):
+            if found is not None:
+                self.unused[file.name] = f"the requests are those of {used}"
+            else:
+                found = tracev2.read_requests(file, configured.header.mode)
+                found, used = (found, file.name) if len(found.frame) else (None, "")
+        if traces.requests is not None:
+            if found is not None:
+                self.missing.append(
+                    f"{len(traces.requests.frame)} llm_request spans: not used, the requests are those of {used}"
+                )
+            else:
+                found = traces.requests
+        return found
+
+    def _model(self, configured: _Configured, found: RequestsRead | None) -> str:
+        candidates = {
+            "exp-config.yaml": configured.experiment.model,
+            "the load configuration": configured.load.model,
+            "the trace header": configured.header.model,
+            "the server log": configured.log.model,
+            "the requests": found.model if found else None,
+            "the bundled profile": text(self.profile.get("model")),
+        }
+        said = {where: model for where, model in candidates.items() if model}
+        if not said:
+            raise RecordingError(
+                self.directory, "", "no file in it names the model", "add exp-config.yaml with a line `model: NAME`"
+            )
+        where, model = next(iter(said.items()))
+        for other, name in said.items():
+            if name.rsplit("/", 1)[-1].lower() != model.rsplit("/", 1)[-1].lower():
+                self.missing.append(f"agreement on the model: {where} says {model} (used), {other} says {name}")
+        return model
+
+    def _placed(
+        self, found: RequestsRead | None, configured: _Configured
+    ) -> tuple[pl.DataFrame, Clock | None, Path | None]:
+        """Requests in send order with stages and decode lengths, their clock, their token events."""
+        if found is None:
+            self.missing += ["requests", "token times"]
+            return empty_frame(REQUEST_SCHEMA), None, None
+        ordered, order, zero_us = in_send_order(found.frame)
+        # A clock that stands at a whole second at the first send was set there by hand.
+        by_hand = found.clock_kind == "epoch" and zero_us % 1_000_000 == 0
+        client = Clock(found.clock_name, found.clock_kind, zero_us, by_hand)
+        load = configured.load
+        counts = [inference_perf_aggregates.count_of(configured.aggregates, stage.stage) for stage in load.stages]
+        stage = stage_of_requests(ordered["arrival_us"].to_numpy(), load.stages, counts)
+        if stage is not None:
+            ordered = ordered.with_columns(pl.Series("stage", stage, pl.Int64))
+        ordered = with_decode_lengths(ordered, load.configured_output_tokens, load.ignore_eos)
+        events: Path | None = None
+        if found.events is not None:
+            events = self.scratch / "token_events.parquet"
+            write_token_events(found.events, order, zero_us, events)
+        else:
+            self.missing.append("token times")
+        return ordered.select(REQUEST_SCHEMA.keys()), client, events
+
+    def _note_traces(self, traces: otlp_json.TracesRead, remark: str) -> None:
+        if traces.steps.is_empty():
+            self.missing.append("step records")
+        if traces.dropped_events:
+            self.missing.append(f"{traces.dropped_events} step span events that the tracing SDK discarded")
+        for (scope, name), count in sorted(_families(traces.other_spans).items()):
+            self.missing.append(f"{count} spans {name!r} of scope {scope!r}: not read yet")
+        if remark:
+            self.missing.append(remark)
+
+    def _engine(self, configured: _Configured, steps: pl.DataFrame) -> dict[str, Setting]:
+        override: dict[str, object] = {}
+        if self.engine_file is not None:
+            override = read_engine_file(RecordedFile(self.engine_file, self.engine_file.name))
+        log = configured.log
+        logged = {key: value for key, value in log.engine.items() if key != "num_gpu_blocks"}
+        if log.version:
+            logged["vllm_version"] = log.version
+        sources = [
+            ("file", self.engine_file.name if self.engine_file else "", override),
+            ("recorded", "exp-config.yaml", configured.experiment.engine),
+            ("recorded", "server log", logged),
+            ("recorded", "trace header", dict(configured.header.engine)),
+            ("profile", "bundled profile", profile_arguments(self.profile)),
+        ]
+        hardware = text(self.profile.get("hardware"))
+        block_size = int(engine_settings(sources, hardware)[0]["block_size"].value)
+        if blocks := log.num_gpu_blocks(block_size):
+            sources.insert(3, ("recorded", "server log", {"num_gpu_blocks": blocks}))
+        totals = steps["kv_blocks_total"].drop_nulls()
+        if len(totals):
+            # The pool without its reserved block, so vLLM's own count is one more.
+            blocks = int(totals.mode().sort()[0]) + 1
+            sources.insert(4, ("recorded", "step records (kv.blocks_total_gpu + 1)", {"num_gpu_blocks": blocks}))
+        settings, remarks = engine_settings(sources, hardware)
+        self.missing += [f"agreement on engine arguments: {remark}" for remark in remarks]
+        self.missing += [
+            f"engine argument {name}" for name in ("max_model_len", "num_gpu_blocks") if name not in settings
+        ]
+        return settings
+
+    def _tensor_parallelism(self, configured: _Configured) -> int | None:
+        said = (
+            configured.experiment.tensor_parallelism,
+            configured.header.tensor_parallelism,
+            tokens(configured.log.engine.get("tensor_parallel_size")),
+            tokens(self.profile.get("tensor_parallelism")),
+        )
+        return next((value for value in said if value), None)
+
+    def _files(self) -> tuple[SourceFile, ...]:
+        read = [
+            file.source(f"{kind} (not used: {self.unused[file.name]})" if file.name in self.unused else kind)
+            for kind, files in self.known.items()
+            for file in files
+        ]
+        return tuple(sorted((*read, *self.others), key=lambda file: file.name))
+
+    def _content_hash(self, files: Sequence[SourceFile]) -> str:
+        """SHA-256 over the known files, the engine file and the profile: equal input, equal hash."""
+        engine = RecordedFile(self.engine_file, "").sha256() if self.engine_file else ""
+        read = sorted((file.name, file.sha256) for file in files if file.kind != "unknown")
+        content: Any = [read, engine, self.profile]
+        return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _families(spans: Mapping[tuple[str, str], int]) -> dict[tuple[str, str], int]:
+    """Span counts with the running numbers in names folded together (``step_7`` -> ``step_*``)."""
+    folded: dict[tuple[str, str], int] = {}
+    for (scope, name), count in spans.items():
+        key = (scope, re.sub(r"\d+", "*", name))
+        folded[key] = folded.get(key, 0) + count
+    return folded

@@ -1,0 +1,120 @@
+"""Check 8: failures, missing fields, duplicates, rejected records, counts against published ones."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from blis_replay.ingest.checks.evidence import Context, Measured, completed_requests, recorded_requests
+from blis_replay.ingest.published_itl import published
+from blis_replay.ingest.recording import Finding, Recording
+
+CHECK = "completeness"
+_NEEDED = ("arrival_us", "prompt_tokens", "output_tokens", "ttft_us", "e2e_us")
+
+
+def check(recording: Recording, context: Context) -> list[Finding]:
+    """What the recording lacks or lost, a finding each; one note if nothing is amiss."""
+    findings = [
+        *_rejected(recording),
+        *_failures(recording),
+        *_missing_fields(recording),
+        *_impossible_latencies(recording),
+        *_duplicates(recording),
+        *_published_counts(recording),
+    ]
+    return findings or [_complete(recording)]
+
+
+def _complete(recording: Recording) -> Finding:
+    requests = recorded_requests(recording)
+    if requests.is_empty():
+        return Finding(CHECK, "note", "", f"no recorded requests, only {recording.ground_truth}")
+    message = f"all {requests.height} requests completed, none lacks a field or was rejected"
+    return Finding(CHECK, "note", "", message, {"requests": requests.height})
+
+
+def _rejected(recording: Recording) -> list[Finding]:
+    findings = []
+    for file in recording.files:
+        if not file.rejected_count:
+            continue
+        place, reason = file.rejected[0] if file.rejected else ("", "")
+        first = f", the first at {place}: {reason}" if file.rejected else ""
+        message = f"{file.name}: {file.rejected_count} of {file.records + file.rejected_count} records rejected{first}"
+        measured: Measured = {
+            "file": file.name,
+            "rejected": file.rejected_count,
+            "records": file.records,
+        }
+        findings.append(Finding(CHECK, "note", "", message, measured, "any rejected record"))
+    return findings
+
+
+def _failures(recording: Recording) -> list[Finding]:
+    requests = recorded_requests(recording)
+    failed = requests.filter(pl.col("status").ne_missing("ok"))
+    if failed.is_empty():
+        return []
+    timeouts = failed.filter(pl.col("status") == "timeout").height
+    share = failed.height / requests.height
+    no_prompt = failed["prompt_tokens"].null_count()
+    message = (
+        f"{failed.height} of {requests.height} requests failed ({100 * share:.1f} %), {timeouts} of them by time-out; "
+        "metrics are over the others, which the failures bias towards the quick ones"
+    )
+    if no_prompt:
+        message += f"; {no_prompt} lost their prompt length"
+    measured: Measured = {
+        "failed": failed.height,
+        "timeouts": timeouts,
+        "requests": requests.height,
+        "share": share,
+        "without_prompt_length": no_prompt,
+    }
+    return [Finding(CHECK, "note", "", message, measured, "any failed request")]
+
+
+def _missing_fields(recording: Recording) -> list[Finding]:
+    requests = completed_requests(recording)
+    lacking: Measured = {name: requests[name].null_count() for name in _NEEDED if requests[name].null_count()}
+    if not lacking:
+        return []
+    listed = ", ".join(f"{name} of {count}" for name, count in lacking.items())
+    message = f"of {requests.height} completed requests some lack a field: {listed}"
+    return [Finding(CHECK, "note", "", message, lacking, "any completed request without one of " + ", ".join(_NEEDED))]
+
+
+def _impossible_latencies(recording: Recording) -> list[Finding]:
+    requests = completed_requests(recording)
+    bad = requests.filter((pl.col("ttft_us") < 0) | (pl.col("e2e_us") < 0) | (pl.col("ttft_us") > pl.col("e2e_us")))
+    if bad.is_empty():
+        return []
+    index = int(bad["request_index"][0])
+    message = f"{bad.height} completed requests have a TTFT or E2E below 0 or a TTFT above their E2E, first {index}"
+    measured: Measured = {"requests": bad.height, "first_request_index": index}
+    return [Finding(CHECK, "unusable", "ttft", message, measured, "0 <= TTFT <= E2E must hold for every request")]
+
+
+def _duplicates(recording: Recording) -> list[Finding]:
+    named = recorded_requests(recording)["request_id"].drop_nulls()
+    repeated = named.len() - named.n_unique()
+    if not repeated:
+        return []
+    first = str(named.filter(named.is_duplicated())[0])
+    message = f"{repeated} requests repeat the id of another, first {first}; each is kept"
+    return [Finding(CHECK, "note", "", message, {"repeated": repeated}, "any request id that occurs twice")]
+
+
+def _published_counts(recording: Recording) -> list[Finding]:
+    requests = recorded_requests(recording)
+    if requests.is_empty():
+        return []
+    failed = requests.filter(pl.col("status").ne_missing("ok")).height
+    findings = []
+    for statistic, counted in (("sent", requests.height), ("failed", failed)):
+        count = published(recording.aggregates, -1, "requests", statistic)
+        if count is not None and int(count) != counted:
+            message = f"the published report counts {int(count)} requests {statistic}, the records {counted}"
+            measured: Measured = {"published": int(count), "recorded": counted}
+            findings.append(Finding(CHECK, "note", "", message, measured, "the two counts must be equal"))
+    return findings

@@ -1,0 +1,179 @@
+"""What several checks look at: completed requests, true lengths, load-stage windows, step cycles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import polars as pl
+
+from blis_replay.ingest.published_itl import published
+from blis_replay.ingest.recording import Finding, Recording
+from blis_replay.ingest.token_layout import EventTotals, TokenLayout
+
+Measured = dict[str, float | int | str | None]
+
+WARM_UP_US = 20_000_000
+TAIL_US = 10_000_000
+_FIRST_ARRIVALS_US = 10_000_000
+
+
+@dataclass(frozen=True)
+class Window:
+    """The steady part of a load stage, from the experiment's zero; ``stage`` -1 is the whole run."""
+
+    stage: int
+    start_us: int
+    end_us: int
+    rate_per_s: float | None
+
+
+@dataclass(frozen=True)
+class Context:
+    """What is worked out once for all checks: token layout and totals, stage windows."""
+
+    layout: TokenLayout
+    events: EventTotals | None
+    windows: tuple[Window, ...]
+
+
+def recorded_requests(recording: Recording) -> pl.DataFrame:
+    """The requests that were recorded; none where they were reconstructed from aggregates."""
+    return recording.requests if recording.ground_truth == "recorded" else recording.requests.clear()
+
+
+def completed_requests(recording: Recording) -> pl.DataFrame:
+    """Recorded requests with status ok."""
+    return recorded_requests(recording).filter(pl.col("status") == "ok")
+
+
+def true_output_tokens(recording: Recording, stage: int = -1) -> float | None:
+    """Mean decode length from a trusted source (never re-tokenised), None if there is none."""
+    trusted = recording.requests.filter(
+        pl.col("output_tokens").is_not_null()
+        & pl.col("output_tokens_source").ne_missing("re-tokenised")
+        & (pl.col("status") == "ok")
+    )
+    if stage >= 0:
+        trusted = trusted.filter(pl.col("stage") == stage)
+    mean = _number(trusted["output_tokens"].mean())
+    if mean is None and recording.shared_prefix is not None and recording.ignore_eos:
+        return float(recording.shared_prefix.output_tokens)
+    return mean
+
+
+def decode_gap_us(requests: pl.DataFrame) -> float | None:
+    """Mean over requests of ``(E2E - TTFT) / (output_tokens - 1)``, us; None without such requests."""
+    timed = requests.filter((pl.col("output_tokens") > 1) & pl.col("output_tokens_source").ne_missing("re-tokenised"))
+    gap = (pl.col("e2e_us") - pl.col("ttft_us")) / (pl.col("output_tokens") - 1)
+    return _number(timed.select(gap.mean()).item())
+
+
+def published_decode_gap_us(recording: Recording, stage: int) -> float | None:
+    """The same from published means, which the requests of a recording reproduce."""
+    from blis_replay.ingest.published_itl import true_mean_gap_us
+
+    return true_mean_gap_us(recording.aggregates, stage, true_output_tokens(recording, stage))
+
+
+def stage_windows(recording: Recording) -> tuple[Window, ...]:
+    """The steady part of each load stage: without its first 20 s and last 10 s.
+
+    Stages follow each other as configured; where the recorded arrivals of a stage begin
+    later (clients pause between stages), so does its window.  Without configured stages:
+    one window over the whole run.  Too short a stage is taken whole.
+    """
+    if not recording.stages:
+        return _whole_run(recording)
+    sends = _sends_by_stage(recording)
+    windows, begin_us = [], 0
+    for stage in sorted(recording.stages, key=lambda s: s.stage):
+        end_us = begin_us + stage.duration_us
+        first_us, last_us = sends.get(stage.stage, (begin_us, end_us))
+        start_us = max(begin_us + WARM_UP_US, first_us + _FIRST_ARRIVALS_US)
+        stop_us = min(end_us - TAIL_US, last_us)
+        if stop_us <= start_us:
+            start_us, stop_us = min(begin_us, first_us), max(end_us, last_us)
+        windows.append(Window(stage.stage, start_us, stop_us, stage.rate_per_s))
+        begin_us = end_us
+    return tuple(windows)
+
+
+def _whole_run(recording: Recording) -> tuple[Window, ...]:
+    times = recorded_requests(recording)["arrival_us"].drop_nulls()
+    if times.is_empty():
+        times = recording.steps["start_us"].drop_nulls()
+    if times.is_empty():
+        return ()
+    low, high = int(times.min()), int(times.max())  # type: ignore[arg-type]
+    if high - low > 2 * (WARM_UP_US + TAIL_US):
+        low, high = low + WARM_UP_US, high - TAIL_US
+    return (Window(-1, low, high, None),)
+
+
+def _sends_by_stage(recording: Recording) -> dict[int, tuple[int, int]]:
+    rows = (
+        recorded_requests(recording)
+        .drop_nulls(["stage", "arrival_us"])
+        .group_by("stage")
+        .agg(pl.col("arrival_us").min().alias("first"), pl.col("arrival_us").max().alias("last"))
+    )
+    return {stage: (first, last) for stage, first, last in rows.iter_rows()}
+
+
+def steps_in(recording: Recording, window: Window) -> pl.DataFrame:
+    """Step records inside a window, by start, counted from the first step.
+
+    The offset between step clock and client clock is not known in general; the first step
+    is taken for the first send, which is off by less than a second in the recordings known.
+    """
+    steps = recording.steps.drop_nulls(["step_id", "start_us"]).sort("start_us", "step_id")
+    if steps.is_empty():
+        return steps
+    from_first = pl.col("start_us") - pl.col("start_us").min()
+    return steps.filter((from_first >= window.start_us) & (from_first < window.end_us))
+
+
+def requests_in(requests: pl.DataFrame, window: Window) -> pl.DataFrame:
+    """Requests sent inside a window."""
+    return requests.filter((pl.col("arrival_us") >= window.start_us) & (pl.col("arrival_us") < window.end_us))
+
+
+def step_intervals(steps: pl.DataFrame) -> pl.DataFrame:
+    """Sampled steps with ``elapsed_us`` and ``elapsed_steps`` to the next sampled one.
+
+    Pairs whose step number or time does not grow (a server restarted) are left out.
+    """
+    return steps.with_columns(
+        (pl.col("start_us").shift(-1) - pl.col("start_us")).alias("elapsed_us"),
+        (pl.col("step_id").shift(-1) - pl.col("step_id")).alias("elapsed_steps"),
+    ).filter((pl.col("elapsed_us") > 0) & (pl.col("elapsed_steps") > 0))
+
+
+def named(window: Window) -> str:
+    """``stage 1 (20 requests/s)`` or ``the run``."""
+    if window.stage < 0:
+        return "the run"
+    return f"stage {window.stage}" + (f" ({window.rate_per_s:g} requests/s)" if window.rate_per_s else "")
+
+
+def not_checked(check: str, metric: str, reason: str) -> Finding:
+    """The note that a check had nothing to look at."""
+    return Finding(check, "note", metric, f"not checked: {reason}")
+
+
+def mean(frame: pl.DataFrame, column: str) -> float | None:
+    """The mean of a column, None for an empty one."""
+    return _number(frame[column].mean())
+
+
+def request_count(recording: Recording, stage: int = -1) -> int | None:
+    """Requests sent: recorded ones, else the published count, else those reconstructed."""
+    requests = recorded_requests(recording)
+    if requests.is_empty():
+        count = published(recording.aggregates, stage, "requests", "sent")
+        return int(count) if count is not None else (recording.requests.height or None)
+    return requests.height if stage < 0 else requests.filter(pl.col("stage") == stage).height
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None

@@ -1,0 +1,107 @@
+"""Check 2: output lengths counted by tokenising the returned text again."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from blis_replay.ingest.checks.evidence import Context, Measured, completed_requests, not_checked, true_output_tokens
+from blis_replay.ingest.published_itl import published
+from blis_replay.ingest.recording import Finding, Recording
+
+CHECK = "output_length"
+_THRESHOLD = "any request whose re-tokenised count differs from the length it decoded (ignore_eos, or server usage)"
+
+
+def check(recording: Recording, context: Context) -> list[Finding]:
+    """Reported lengths against true ones: mean short-fall, share more than 10 % short, zeros."""
+    requests = completed_requests(recording)
+    if requests.is_empty():
+        return [_from_aggregates(recording)]
+    trusted = requests.filter(
+        pl.col("output_tokens").is_not_null() & pl.col("output_tokens_source").ne_missing("re-tokenised")
+    )
+    if trusted.is_empty():
+        return [_only_retokenised(requests)]
+    compared = trusted.drop_nulls("output_tokens_reported")
+    if compared.is_empty():
+        source = trusted["output_tokens_source"][0] or "the recording"
+        message = f"output length from {source}; no re-tokenised count to compare with"
+        return [Finding(CHECK, "note", "output_tokens", message, {"requests": trusted.height})]
+    return [_compare(compared)]
+
+
+def _compare(requests: pl.DataFrame) -> Finding:
+    short = 1 - pl.col("output_tokens_reported") / pl.col("output_tokens")
+    row = requests.select(
+        pl.col("output_tokens").mean().alias("true_mean_tokens"),
+        pl.col("output_tokens_reported").mean().alias("reported_mean_tokens"),
+        (100 * (1 - pl.col("output_tokens_reported").mean() / pl.col("output_tokens").mean())).alias("short_percent"),
+        (short > 0.10).mean().alias("share_over_10_percent_short"),
+        (pl.col("output_tokens_reported") == 0).sum().alias("zeros"),
+        (pl.col("output_tokens_reported") != pl.col("output_tokens")).sum().alias("differing"),
+    ).row(0, named=True)
+    source = requests["output_tokens_source"][0] or "the recording"
+    measured = {
+        **row,
+        "source": source,
+        "requests": requests.height,
+        "correlation_with_decode_time": _correlation(requests),
+    }
+    if row["differing"] == 0:
+        message = f"reported output lengths equal the true ones ({source})"
+        return Finding(CHECK, "note", "output_tokens", message, measured, _THRESHOLD)
+    side = "short" if row["short_percent"] >= 0 else "long"
+    message = (
+        f"re-tokenised output lengths are {abs(row['short_percent']):.1f} % {side} on average "
+        f"({row['reported_mean_tokens']:.1f} of {row['true_mean_tokens']:.1f} tokens), "
+        f"{100 * row['share_over_10_percent_short']:.0f} % of requests more than 10 % short, {row['zeros']} at zero; "
+        f"the true length is used ({source})"
+    )
+    return Finding(CHECK, "corrected", "output_tokens", message, measured, _THRESHOLD)
+
+
+def _correlation(requests: pl.DataFrame) -> float | None:
+    """Pearson's r of decode time and re-tokenised count: about 0 says that the count is not what was decoded."""
+    pairs = requests.select(
+        pl.col("output_tokens_reported").cast(pl.Float64).alias("n"),
+        (pl.col("e2e_us") - pl.col("ttft_us")).cast(pl.Float64).alias("decode_us"),
+    ).drop_nulls()
+    if pairs.height < 3 or pairs["n"].n_unique() < 2 or pairs["decode_us"].n_unique() < 2:
+        return None
+    return float(pairs.select(pl.corr("n", "decode_us")).item())
+
+
+def _only_retokenised(requests: pl.DataFrame) -> Finding:
+    counted = requests["output_tokens"].drop_nulls().len() + requests["output_tokens_reported"].drop_nulls().len()
+    if counted == 0:
+        message = "no output length was recorded; token gaps, TPOT and an exact replay are not possible"
+    else:
+        message = "only re-tokenised output lengths are known; token gaps, TPOT and the replayed lengths are doubtful"
+    measured: Measured = {
+        "requests": requests.height,
+        "correlation_with_decode_time": _correlation(requests),
+    }
+    rule = "re-tokenised counts were 20-26 % short for Llama-2-7B; server usage or max_tokens with ignore_eos is needed"
+    return Finding(CHECK, "unusable", "output_tokens", message, measured, rule)
+
+
+def _from_aggregates(recording: Recording) -> Finding:
+    reported = published(recording.aggregates, -1, "output_tokens_reported", "mean")
+    true = true_output_tokens(recording)
+    if reported is None or true is None:
+        return not_checked(CHECK, "output_tokens", "no completed requests, or no published output length")
+    short = 100 * (1 - reported / true)
+    measured: Measured = {
+        "true_mean_tokens": true,
+        "reported_mean_tokens": reported,
+        "short_percent": short,
+    }
+    if abs(short) < 0.05:
+        message = f"the published mean output length equals the true one ({true:g} tokens)"
+        return Finding(CHECK, "note", "output_tokens", message, measured, _THRESHOLD)
+    side = "short" if short >= 0 else "long"
+    message = (
+        f"the published mean output length is {abs(short):.1f} % {side} ({reported:.1f} of {true:g} tokens); "
+        "the configured length is used (ignore_eos)"
+    )
+    return Finding(CHECK, "corrected", "output_tokens", message, measured, _THRESHOLD)

@@ -1,0 +1,96 @@
+"""Check 9: prompt tokens that were computed against prompt tokens that were sent."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from blis_replay.ingest.checks.evidence import Context, Measured, mean, not_checked, recorded_requests
+from blis_replay.ingest.recording import Finding, Recording
+
+CHECK = "prefix_cache"
+_THRESHOLD = (
+    "scheduled prefill tokens scaled by the share of steps sampled, over requests; a few of them are decodes that "
+    "asynchronous scheduling still counts as prefill (one token a request)"
+)
+
+
+def check(recording: Recording, context: Context) -> list[Finding]:
+    """Prefix-cache hit rate: per request where reported, else from step records, else an aggregate."""
+    requests = recorded_requests(recording)
+    prompts = requests.filter(pl.col("prompt_tokens") > 0)
+    cached = prompts.drop_nulls("cached_prompt_tokens")
+    if not cached.is_empty():
+        return [_from_requests(cached)]
+    if not recording.steps.is_empty() and not prompts.is_empty():
+        finding = _from_steps(recording, requests, prompts)
+        if finding is not None:
+            return [finding]
+    if recording.prefix_hit_rate is not None:
+        return [_from_aggregate(recording.prefix_hit_rate, prompts)]
+    return [not_checked(CHECK, "ttft", "no step records, no cached-token counts and no published hit rate")]
+
+
+def uncached_prompt_tokens(recording: Recording) -> float | None:
+    """Mean prompt tokens computed per request, from sampled step records; None without them.
+
+    Sampled steps over the range of step numbers is the sampling rate.
+    """
+    requests = recorded_requests(recording)
+    steps = recording.steps.drop_nulls(["step_id", "prefill_tokens"])
+    if steps.is_empty() or requests.is_empty():
+        return None
+    once = steps.unique("step_id")
+    first, last, tokens = once.select(
+        pl.col("step_id").min().alias("first"), pl.col("step_id").max().alias("last"), pl.col("prefill_tokens").sum()
+    ).row(0)
+    sampled = once.height / (int(last) - int(first) + 1)
+    return int(tokens) / sampled / requests.height
+
+
+def _from_steps(recording: Recording, requests: pl.DataFrame, prompts: pl.DataFrame) -> Finding | None:
+    uncached = uncached_prompt_tokens(recording)
+    prompt = mean(prompts, "prompt_tokens")
+    if uncached is None or not prompt:
+        return None
+    steps = recording.steps
+    measured: Measured = {
+        "uncached_tokens_per_request": uncached,
+        "prompt_tokens_per_request": prompt,
+        "hit_rate": 1 - uncached / prompt,
+        "steps_sampled": steps.height,
+    }
+    if uncached > 0.97 * prompt:
+        message = f"prompts were computed whole ({uncached:.1f} of {prompt:.1f} tokens a request): no prefix-cache hits"
+        return Finding(CHECK, "note", "ttft", message, measured, _THRESHOLD)
+    if uncached <= 0:
+        return Finding(CHECK, "note", "ttft", "no prefill was sampled", measured, _THRESHOLD)
+    measured["times_too_much_prefill"] = prompt / uncached
+    message = (
+        f"{uncached:.1f} of {prompt:.1f} prompt tokens a request were computed (prefix-cache hit rate "
+        f"{100 * (1 - uncached / prompt):.1f} %); a replay that ignores it prefills {prompt / uncached:.0f} times "
+        "too much"
+    )
+    return Finding(CHECK, "note", "ttft", message, measured, _THRESHOLD)
+
+
+def _from_requests(requests: pl.DataFrame) -> Finding:
+    prompt, cached = int(requests["prompt_tokens"].sum()), int(requests["cached_prompt_tokens"].sum())
+    measured: Measured = {
+        "requests": requests.height,
+        "uncached_tokens_per_request": (prompt - cached) / requests.height,
+        "prompt_tokens_per_request": prompt / requests.height,
+        "hit_rate": cached / prompt,
+    }
+    message = f"the server reported {100 * cached / prompt:.1f} % of prompt tokens as cached, request by request"
+    return Finding(CHECK, "note", "ttft", message, measured, "cached prompt tokens over prompt tokens")
+
+
+def _from_aggregate(hit_rate: float, prompts: pl.DataFrame) -> Finding:
+    prompt = mean(prompts, "prompt_tokens")
+    measured: Measured = {
+        "hit_rate": hit_rate,
+        "prompt_tokens_per_request": prompt,
+        "uncached_tokens_per_request": None if prompt is None else (1 - hit_rate) * prompt,
+    }
+    message = f"prefix-cache hit rate {100 * hit_rate:.1f} % is an aggregate; which requests hit is not identified"
+    return Finding(CHECK, "note", "ttft", message, measured, "no step records and no cached tokens per request")

@@ -1,0 +1,191 @@
+"""Check 7: cold start, load stages, drift and stalls; reported per window, never left out."""
+
+from __future__ import annotations
+
+import math
+
+import polars as pl
+
+from blis_replay.ingest.checks.evidence import (
+    Context,
+    Measured,
+    Window,
+    completed_requests,
+    mean,
+    named,
+    not_checked,
+    recorded_requests,
+    requests_in,
+    step_intervals,
+    steps_in,
+)
+from blis_replay.ingest.recording import Finding, Recording
+
+CHECK = "stationarity"
+COLD_US = 10_000_000
+SETTLED_US = 20_000_000
+SLOWER = 1.05
+DRIFT = 1.10
+TTFT_DRIFT = 1.25
+STALL_US = 1_000_000
+_FEWEST = 10
+# A Poisson stream of n arrivals has a gap above (ln n + 7) mean gaps once in a thousand such streams.
+_GAP_MARGIN = 7.0
+
+
+def check(recording: Recording, context: Context) -> list[Finding]:
+    """Findings on cold start, on several load stages, on drift and on stalls."""
+    requests = completed_requests(recording).drop_nulls(["arrival_us", "e2e_us"])
+    findings = [*_load_stages(requests), *_step_stalls(recording, context)]
+    for window in context.windows:
+        of_stage = _of_stage(requests, window)
+        if of_stage.is_empty():
+            continue
+        sent = _of_stage(recorded_requests(recording), window)
+        findings += [
+            *_cold_start(of_stage, window),
+            *_drift(of_stage, window),
+            *_long_gaps(sent["arrival_us"].drop_nulls().sort(), window, "no request was sent"),
+            *_finish_gaps(of_stage, window),
+        ]
+    if requests.is_empty():
+        findings.append(not_checked(CHECK, "", "no completed requests with times"))
+    elif not findings:
+        findings.append(Finding(CHECK, "note", "", "one load level, no cold start, drift or stall", {}, _rules()))
+    return findings
+
+
+def _rules() -> str:
+    return (
+        "cold start: first 10 s slower than what follows 20 s by 5 %; drift: last fifth against first fifth of a "
+        "settled stage by 10 % in E2E or 25 % in TTFT; stall: a gap that a Poisson stream shows once in a thousand runs"
+    )
+
+
+def _of_stage(requests: pl.DataFrame, window: Window) -> pl.DataFrame:
+    return requests if window.stage < 0 else requests.filter(pl.col("stage") == window.stage)
+
+
+def _load_stages(requests: pl.DataFrame) -> list[Finding]:
+    stages = (
+        requests.drop_nulls("stage")
+        .group_by("stage")
+        .agg(pl.len().alias("n"), pl.col("e2e_us").mean().alias("e2e_us"), pl.col("ttft_us").mean().alias("ttft_us"))
+    )
+    if stages.height < 2:
+        return []
+    measured: Measured = {}
+    for stage, n, e2e_us, ttft_us in stages.sort("stage").iter_rows():
+        measured |= {f"stage_{stage}_requests": n, f"stage_{stage}_e2e_us": e2e_us, f"stage_{stage}_ttft_us": ttft_us}
+    e2e = " / ".join(f"{value / 1e3:.0f}" for value in stages.sort("stage")["e2e_us"])
+    message = f"{stages.height} load stages with mean E2E {e2e} ms: quantiles of the whole run mix them"
+    return [Finding(CHECK, "note", "", message, measured, "more than one load stage")]
+
+
+def _cold_start(requests: pl.DataFrame, window: Window) -> list[Finding]:
+    since_start = pl.col("arrival_us") - pl.col("arrival_us").min()
+    aged = requests.with_columns(since_start.alias("age_us"))
+    early, late = aged.filter(pl.col("age_us") < COLD_US), aged.filter(pl.col("age_us") >= SETTLED_US)
+    if early.height < _FEWEST or late.height < _FEWEST:
+        return []
+    e2e_ratio, ttft_ratio = (_ratio(early, late, column) for column in ("e2e_us", "ttft_us"))
+    slower = [ratio for ratio in (e2e_ratio, ttft_ratio) if ratio is not None and ratio > SLOWER]
+    if not slower:
+        return []
+    measured: Measured = {"stage": window.stage, "e2e_ratio": e2e_ratio, "ttft_ratio": ttft_ratio}
+    for name, low, high in (("0_3_s", 0, 3), ("3_10_s", 3, 10), ("10_20_s", 10, 20), ("later", 20, math.inf)):
+        part = aged.filter((pl.col("age_us") >= low * 1e6) & (pl.col("age_us") < high * 1e6))
+        measured |= {f"e2e_{name}_us": mean(part, "e2e_us"), f"ttft_{name}_us": mean(part, "ttft_us")}
+    message = (
+        f"{named(window)}: cold start, requests of the first 10 s take {_times(e2e_ratio)} the E2E and "
+        f"{_times(ttft_ratio)} the TTFT of those after 20 s"
+    )
+    return [Finding(CHECK, "note", "e2e", message, measured, _rules())]
+
+
+def _drift(requests: pl.DataFrame, window: Window) -> list[Finding]:
+    settled = requests_in(requests, window).sort("arrival_us")
+    fifth = settled.height // 5
+    if fifth < _FEWEST:
+        return []
+    first, last = settled.head(fifth), settled.tail(fifth)
+    e2e_ratio, ttft_ratio = (_ratio(last, first, column) for column in ("e2e_us", "ttft_us"))
+    if not (_outside(e2e_ratio, DRIFT) or _outside(ttft_ratio, TTFT_DRIFT)):
+        return []
+    measured: Measured = {"stage": window.stage, "e2e_ratio": e2e_ratio, "ttft_ratio": ttft_ratio}
+    message = (
+        f"{named(window)}: drift, its last fifth takes {_times(e2e_ratio)} the E2E and {_times(ttft_ratio)} the TTFT "
+        "of its first"
+    )
+    return [Finding(CHECK, "note", "e2e", message, measured, _rules())]
+
+
+def _long_gaps(times_us: pl.Series, window: Window, what: str) -> list[Finding]:
+    if times_us.len() < 5 * _FEWEST:
+        return []
+    gaps_us = times_us.diff().drop_nulls()
+    longest_us, mean_us = float(gaps_us.max()), float(gaps_us.mean())  # type: ignore[arg-type]
+    limit_us = max(STALL_US, mean_us * (math.log(gaps_us.len()) + _GAP_MARGIN))
+    if longest_us <= limit_us:
+        return []
+    at_us = int(times_us[int(gaps_us.arg_max() or 0)])
+    measured: Measured = {
+        "stage": window.stage,
+        "gap_us": longest_us,
+        "at_us": at_us,
+        "limit_us": limit_us,
+        "gaps_above_limit": int((gaps_us > limit_us).sum()),
+    }
+    message = f"{named(window)}: {what} for {longest_us / 1e6:.1f} s from {at_us / 1e6:.1f} s on"
+    return [Finding(CHECK, "note", "", message, measured, _rules())]
+
+
+def _finish_gaps(requests: pl.DataFrame, window: Window) -> list[Finding]:
+    finishes = (requests["arrival_us"] + requests["e2e_us"]).sort()
+    settled = finishes.filter((finishes >= window.start_us) & (finishes < window.end_us))
+    return _long_gaps(settled, window, "no request finished")
+
+
+def _step_stalls(recording: Recording, context: Context) -> list[Finding]:
+    findings = []
+    for window in context.windows:
+        intervals = step_intervals(steps_in(recording, window)).filter(pl.col("running_depth") > 0)
+        if intervals.height < _FEWEST:
+            continue
+        cycles = intervals.with_columns((pl.col("elapsed_us") / pl.col("elapsed_steps")).alias("cycle_us"))
+        usual_us = float(cycles["cycle_us"].median())  # type: ignore[arg-type]
+        worst = (
+            cycles.with_columns((pl.col("elapsed_us") - usual_us * pl.col("elapsed_steps")).alias("excess_us"))
+            .sort("excess_us", descending=True)
+            .row(0, named=True)
+        )
+        if worst["excess_us"] > STALL_US:
+            findings.append(_stall(window, worst, usual_us))
+    return findings
+
+
+def _stall(window: Window, worst: dict[str, float], usual_us: float) -> Finding:
+    measured: Measured = {
+        "stage": window.stage,
+        "step_id": int(worst["step_id"]),
+        "excess_us": worst["excess_us"],
+        "usual_cycle_us": usual_us,
+    }
+    message = (
+        f"{named(window)}: the engine stood still for {worst['excess_us'] / 1e6:.1f} s more than usual after step "
+        f"{int(worst['step_id'])}"
+    )
+    return Finding(CHECK, "note", "", message, measured, "more than 1 s beyond the median cycle between two samples")
+
+
+def _ratio(above: pl.DataFrame, below: pl.DataFrame, column: str) -> float | None:
+    top, bottom = mean(above, column), mean(below, column)
+    return top / bottom if top is not None and bottom else None
+
+
+def _outside(ratio: float | None, factor: float) -> bool:
+    return ratio is not None and not 1 / factor <= ratio <= factor
+
+
+def _times(ratio: float | None) -> str:
+    return "an unknown multiple of" if ratio is None else f"{ratio:.2f} times"

@@ -1,0 +1,68 @@
+"""Check 3: ``step.duration_us`` is the time inside the scheduling call, not the step cycle."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from blis_replay.ingest.checks.evidence import (
+    Context,
+    Measured,
+    Window,
+    completed_requests,
+    decode_gap_us,
+    mean,
+    named,
+    not_checked,
+    step_intervals,
+    steps_in,
+)
+from blis_replay.ingest.recording import Finding, Recording
+
+CHECK = "step_cycle"
+_FEWEST_STEPS = 30
+_THRESHOLD = (
+    "duration below 90 % of the cycle: a step's time is start to start (differences over step numbers), "
+    "because the call that is timed returns before the model runs"
+)
+
+
+def check(recording: Recording, context: Context) -> list[Finding]:
+    """Start-to-start cycle against recorded duration and the client's gap, per load stage."""
+    if recording.steps.is_empty():
+        return [not_checked(CHECK, "step_time", "no step records")]
+    findings = [_of_window(recording, window) for window in context.windows]
+    found = [finding for finding in findings if finding is not None]
+    return found or [not_checked(CHECK, "step_time", f"fewer than {_FEWEST_STEPS} step records in every load stage")]
+
+
+def cycle_us(steps: pl.DataFrame) -> float | None:
+    """Mean step cycle: time between sampled steps over the steps between them, us."""
+    total = step_intervals(steps).select(pl.col("elapsed_us").sum(), pl.col("elapsed_steps").sum()).row(0)
+    return total[0] / total[1] if total[1] else None
+
+
+def _of_window(recording: Recording, window: Window) -> Finding | None:
+    steps = steps_in(recording, window)
+    cycle = cycle_us(steps)
+    if steps.height < _FEWEST_STEPS or cycle is None:
+        return None
+    requests = completed_requests(recording)
+    if window.stage >= 0:
+        requests = requests.filter(pl.col("stage") == window.stage)
+    duration, gap = mean(steps, "duration_us"), decode_gap_us(requests)
+    measured: Measured = {
+        "stage": window.stage,
+        "steps": steps.height,
+        "cycle_us": cycle,
+        "duration_us": duration,
+        "cycle_over_duration": cycle / duration if duration else None,
+        "client_gap_us": gap,
+        "cycle_over_client_gap": cycle / gap if gap else None,
+    }
+    message = f"{named(window)}: step cycle {cycle / 1e3:.2f} ms"
+    if duration is not None:
+        message += f", while step.duration_us says {duration / 1e3:.2f} ms"
+    if gap is not None:
+        message += f"; the client's gap between tokens is {gap / 1e3:.2f} ms"
+    severity = "corrected" if duration is not None and duration < 0.9 * cycle else "note"
+    return Finding(CHECK, severity, "step_time", message, measured, _THRESHOLD)

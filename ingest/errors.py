@@ -1,0 +1,38 @@
+"""What can be wrong with a recording or a store, as errors a user can act on.
+
+::
+
+    IngestError
+    ├── RecordingError    a file of a recording: file, place, problem, mend
+    └── StoreError        the ground-truth store itself: locked, newer, damaged
+        └── UnknownExperimentError    a name that stands for none or for several experiments
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class IngestError(Exception):
+    """Base of the errors of this package; its text is one line for the user."""
+
+
+class RecordingError(IngestError):
+    """A recorded file cannot be used.
+
+    ``path``: the file; ``place``: where in it (``"line 12"``, ``"field load.stages"``,
+    ``""`` for the whole file); ``problem``: what is wrong; ``mend``: what to do.
+    """
+
+    def __init__(self, path: Path | str, place: str, problem: str, mend: str) -> None:
+        self.path, self.place, self.problem, self.mend = Path(path), place, problem, mend
+        where = f"{path}, {place}" if place else f"{path}"
+        super().__init__(f"{where}: {problem}; {mend}")
+
+
+class StoreError(IngestError):
+    """The store cannot be opened, is newer than this program, or lacks what was asked for."""
+
+
+class UnknownExperimentError(StoreError):
+    """A name that is no experiment of the store, or an alias of several."""

@@ -1,0 +1,1 @@
+"""Readers of recorded files, one module a format; ``ingest.assemble`` joins what they return."""

@@ -1,0 +1,114 @@
+"""How the experiment was set up: ``exp-config.yaml``, the load profile, inference-perf's resolved configuration.
+
+The resolved configuration (``results/config.yaml``) says what was run.  The profile says
+what was asked for, and the two can differ: builds before 0.4 ignored keys they did not
+know and ran their default 10 x 10 prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from blis_replay.ingest.readers.documents import section, text, yaml_mapping
+from blis_replay.ingest.readers.files import RecordedFile
+from blis_replay.ingest.readers.numbers import finite, microseconds, tokens
+from blis_replay.ingest.recording import SharedPrefix, Stage
+
+# v0.4.0 of inference-perf renamed the first two.
+_SHARED_PREFIX_KEYS: dict[str, tuple[str, ...]] = {
+    "num_groups": ("num_groups", "num_unique_system_prompts"),
+    "num_prompts_per_group": ("num_prompts_per_group", "num_users_per_system_prompt"),
+    "system_prompt_tokens": ("system_prompt_len",),
+    "question_tokens": ("question_len",),
+    "output_tokens": ("output_len",),
+}
+ENGINE_KEYS = ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "block_size")
+
+
+@dataclass(frozen=True)
+class ExperimentConfig:
+    """``exp-config.yaml``: the model and engine arguments of the run (absent ones are ``None``)."""
+
+    model: str | None
+    app: str | None
+    tensor_parallelism: int | None
+    engine: Mapping[str, object]  # as recorded, by vLLM's names
+
+
+@dataclass(frozen=True)
+class LoadConfig:
+    """The load as configured: stages, shared-prefix workload, whether EOS was ignored."""
+
+    model: str | None
+    stages: tuple[Stage, ...]
+    shared_prefix: SharedPrefix | None
+    configured_output_tokens: int | None
+    ignore_eos: bool | None
+
+
+def read_experiment_config(file: RecordedFile) -> ExperimentConfig:
+    """What ``exp-config.yaml`` says.  Raises :class:`RecordingError` if it is no YAML mapping."""
+    document = yaml_mapping(file)
+    return ExperimentConfig(
+        model=text(document.get("model")),
+        app=text(document.get("app")),
+        tensor_parallelism=tokens(document.get("tensor_parallelism", document.get("tensor_parallel_size"))),
+        engine={key: document[key] for key in ENGINE_KEYS if document.get(key) is not None},
+    )
+
+
+def read_load_config(file: RecordedFile) -> tuple[LoadConfig, dict[str, Any]]:
+    """A resolved inference-perf configuration or a profile, and the document itself.
+
+    A profile of another load generator (GuideLLM) is accepted and simply has no stages.
+    Raises :class:`RecordingError` if the file is no YAML mapping.  A stage without a usable
+    rate and duration is rejected and counted.
+    """
+    document = yaml_mapping(file)
+    asked = section(document, "data", "shared_prefix")
+    ignore_eos = section(document, "server").get("ignore_eos")
+    config = LoadConfig(
+        model=text(section(document, "server").get("model_name")),
+        stages=_stages(file, section(document, "load").get("stages")),
+        shared_prefix=_shared_prefix(asked),
+        configured_output_tokens=tokens(asked.get("output_len")),
+        ignore_eos=ignore_eos if isinstance(ignore_eos, bool) else None,
+    )
+    return config, document
+
+
+def profile_differences(profile: Mapping[str, Any], resolved: Mapping[str, Any]) -> tuple[str, ...]:
+    """What the profile asked for and the run did otherwise, in words, by key."""
+    asked, ran = section(profile, "data", "shared_prefix"), section(resolved, "data", "shared_prefix")
+    differences = []
+    for keys in _SHARED_PREFIX_KEYS.values():
+        wanted, got = _first(asked, keys), _first(ran, keys)
+        if wanted is not None and wanted != got:
+            differences.append(f"{keys[0]}: the profile asks for {wanted}, the run had {got}")
+    if asked.get("enable_multi_turn_chat") and not ran.get("enable_multi_turn_chat"):
+        differences.append("enable_multi_turn_chat: the profile asks for it, the run did without")
+    return tuple(differences)
+
+
+def _first(mapping: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:
+    return next((tokens(mapping[key]) for key in keys if mapping.get(key) is not None), None)
+
+
+def _shared_prefix(asked: Mapping[str, Any]) -> SharedPrefix | None:
+    values = {name: _first(asked, keys) for name, keys in _SHARED_PREFIX_KEYS.items()}
+    known = {name: value for name, value in values.items() if value is not None}
+    return SharedPrefix(**known) if len(known) == len(values) else None
+
+
+def _stages(file: RecordedFile, listed: object) -> tuple[Stage, ...]:
+    stages = []
+    for index, entry in enumerate(listed if isinstance(listed, list) else []):
+        rate = finite(entry.get("rate")) if isinstance(entry, Mapping) else None
+        duration_us = microseconds(entry.get("duration")) if isinstance(entry, Mapping) else None
+        if rate is None or duration_us is None or rate <= 0 or duration_us <= 0:
+            file.tally.reject(f"load.stages[{index}]", "no positive rate and duration")
+            continue
+        stages.append(Stage(index, rate, duration_us))
+    return tuple(stages)

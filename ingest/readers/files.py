@@ -1,0 +1,312 @@
+"""Recorded files as bounded streams: plain or gzip, hashed while read, every loss counted.
+
+Nothing here trusts a file: gzip is recognised by its content, what it expands to is
+bounded, lines and records have a largest size, and whatever could not be used is
+tallied with its place and reason.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from blis_replay.ingest.errors import RecordingError
+from blis_replay.ingest.recording import SourceFile
+
+CHUNK_BYTES = 1 << 20
+MAX_EXPANDED_BYTES = 64 << 30
+# Telemetry compresses 10 to 50 times; deflate can do 1,032.  Small files may do as they like.
+MAX_EXPANSION_RATIO = 300
+FREE_EXPANSION_BYTES = 256 << 20
+KEPT_REJECTIONS = 20
+GZIP_MAGIC = b"\x1f\x8b"
+ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+
+Progress = Callable[[str, int, int], None]
+
+# What lies between brackets and strings is taken in one run, and the end of the text matches
+# too: no position is looked at twice.
+_STRUCTURE = re.compile(rb'[^"{}\[\]]*+("[^"\\]*+(?:\\.[^"\\]*+)*+"|["{}\[\]]|\Z)', re.DOTALL)
+
+
+@dataclass
+class Tally:
+    """What became of the records of one file: used, and rejected with place and reason."""
+
+    records: int = 0
+    rejected_count: int = 0
+    rejected: list[tuple[str, str]] = field(default_factory=list)
+
+    def reject(self, place: str, reason: str) -> None:
+        """Count a record that cannot be used; the first 20 are kept in words."""
+        self.rejected_count += 1
+        if len(self.rejected) < KEPT_REJECTIONS:
+            self.rejected.append((place, " ".join(reason.split())[:300]))
+
+
+@dataclass
+class RecordedFile:
+    """A file of a recording while it is read: its path, its name inside the recording, its tally.
+
+    ``damage``: why the stream ended early, ``""`` if it did not.
+    """
+
+    path: Path
+    name: str
+    progress: Progress | None = None
+    tally: Tally = field(default_factory=Tally)
+    damage: str = ""
+    bytes_read: int = 0
+    _sha256: str = ""
+
+    def chunks(self) -> Iterator[bytes]:
+        """The content in pieces of at most a few MB, decompressed if it is gzip.
+
+        Raises :class:`RecordingError` if the file cannot be read or expands beyond bounds.
+        A gzip stream that breaks ends the iteration and sets ``damage``.
+        """
+        raw = self._raw()
+        first = next(raw, b"")
+        if first.startswith(ZSTD_MAGIC):
+            raise RecordingError(self.path, "", "compressed with zstd, which is not read", "unpack it with `zstd -d`")
+        if first.startswith(GZIP_MAGIC):
+            yield from self._gunzip(first, raw)
+        elif first:
+            yield first
+            yield from raw
+        for _ in raw:  # what a reader left over is still part of the hash
+            pass
+
+    def content(self, limit_bytes: int) -> bytes:
+        """The whole content; :class:`RecordingError` beyond ``limit_bytes`` or if the stream is damaged."""
+        parts: list[bytes] = []
+        size = 0
+        for chunk in self.chunks():
+            parts.append(chunk)
+            size += len(chunk)
+            if size > limit_bytes:
+                raise RecordingError(
+                    self.path,
+                    "",
+                    f"larger than the {limit_bytes >> 20} MB such a file can have",
+                    "check that it is what its name says",
+                )
+        if self.damage:
+            raise RecordingError(self.path, f"byte {size}", self.damage, "copy the file again")
+        return b"".join(parts)
+
+    def sha256(self) -> str:
+        """The SHA-256 of the file as it lies on disk; reads it if nobody has."""
+        if not self._sha256:
+            for _ in self._raw():
+                pass
+        return self._sha256
+
+    def source(self, kind: str) -> SourceFile:
+        """What is kept about this file, under the name of its format."""
+        tally = self.tally
+        return SourceFile(
+            name=self.name,
+            kind=kind,
+            sha256=self.sha256(),
+            bytes=self.bytes_read,
+            records=tally.records,
+            rejected_count=tally.rejected_count,
+            rejected=tuple(tally.rejected),
+        )
+
+    def _raw(self) -> Iterator[bytes]:
+        digest = hashlib.sha256()
+        done = 0
+        try:
+            total = self.path.stat().st_size
+            with self.path.open("rb") as stream:
+                while chunk := stream.read(CHUNK_BYTES):
+                    digest.update(chunk)
+                    done += len(chunk)
+                    if self.progress is not None:
+                        self.progress(self.name, done, max(total, done))
+                    yield chunk
+        except OSError as error:
+            raise RecordingError(
+                self.path, "", f"cannot be read ({error.strerror or error})", "check the path and its permissions"
+            ) from error
+        self.bytes_read, self._sha256 = done, digest.hexdigest()
+
+    def _gunzip(self, packed: bytes, raw: Iterator[bytes]) -> Iterator[bytes]:
+        unpack = zlib.decompressobj(wbits=31)
+        packed_bytes, expanded_bytes = len(packed), 0
+        while packed:
+            try:
+                piece = unpack.decompress(packed, 4 * CHUNK_BYTES)
+            except zlib.error:
+                self.damage = f"the gzip stream is broken after {expanded_bytes} bytes of content"
+                return
+            expanded_bytes += len(piece)
+            self._check_expansion(packed_bytes, expanded_bytes)
+            if piece:
+                yield piece
+            more = b""
+            packed = unpack.unconsumed_tail
+            if unpack.eof:  # another member may follow, or padding
+                packed = unpack.unused_data.lstrip(b"\0")
+                while not packed and (more := next(raw, b"")):
+                    packed_bytes += len(more)
+                    packed = more.lstrip(b"\0")
+                if not packed:
+                    return
+                unpack = zlib.decompressobj(wbits=31)
+            elif not packed:
+                packed = next(raw, b"")
+                packed_bytes += len(packed)
+        # What the bounded calls above left inside the decompressor comes out here.
+        while not unpack.eof and (piece := unpack.decompress(b"", 4 * CHUNK_BYTES)):
+            expanded_bytes += len(piece)
+            self._check_expansion(packed_bytes, expanded_bytes)
+            yield piece
+        if not unpack.eof:
+            self.damage = f"the gzip stream ends early, after {expanded_bytes} bytes of content"
+
+    def _check_expansion(self, packed_bytes: int, expanded_bytes: int) -> None:
+        ratio_broken = expanded_bytes > max(FREE_EXPANSION_BYTES, MAX_EXPANSION_RATIO * packed_bytes)
+        if ratio_broken or expanded_bytes > MAX_EXPANDED_BYTES:
+            raise RecordingError(
+                self.path,
+                "",
+                f"its gzip content is more than {MAX_EXPANSION_RATIO} times its size or {MAX_EXPANDED_BYTES >> 30} GB",
+                "unpack it yourself if you trust it",
+            )
+
+
+def lines(file: RecordedFile, limit_bytes: int) -> Iterator[tuple[int, bytes]]:
+    """``(line number from 1, line without its newline)``; longer lines than the limit are rejected.
+
+    The cut last line of a damaged stream is rejected with the damage as reason.
+    """
+    number, pending, pending_bytes = 1, [], 0
+    for chunk in file.chunks():
+        head, *rest = chunk.split(b"\n")
+        pending_bytes += len(head)
+        if pending_bytes <= limit_bytes:
+            pending.append(head)
+        else:
+            pending = []
+        for following in rest:
+            if pending_bytes <= limit_bytes:
+                yield number, b"".join(pending)
+            else:
+                file.tally.reject(f"line {number}", f"longer than {limit_bytes} bytes")
+            number += 1
+            pending, pending_bytes = [following], len(following)
+    if file.damage:
+        file.tally.reject(f"line {number}", file.damage)
+    elif pending_bytes > limit_bytes:
+        file.tally.reject(f"line {number}", f"longer than {limit_bytes} bytes")
+    elif pending_bytes:
+        yield number, b"".join(pending)
+
+
+def json_objects(file: RecordedFile, limit_bytes: int) -> Iterator[tuple[int, bytes]]:
+    """``(ordinal from 1, text)`` of each object of a JSON array, or of objects one after the other.
+
+    An array in the place of an object is passed on for the decoder to refuse.  Only brackets
+    and strings are looked at, so a malformed object costs itself, not its neighbours.  Text
+    that belongs to no object, an object that the file cuts off and one beyond the limit
+    are rejected.
+    """
+    scan = _ObjectScan(file.tally, limit_bytes)
+    held: list[bytes] = []
+    held_bytes = 0
+    for chunk in file.chunks():
+        held.append(chunk)
+        held_bytes += len(chunk)
+        # Growing in proportion keeps the copying linear in the size of a large object.
+        if held_bytes * 2 >= len(scan.buffer):
+            yield from scan.feed(b"".join(held))
+            held, held_bytes = [], 0
+            if len(scan.buffer) > limit_bytes:
+                raise RecordingError(
+                    file.path,
+                    scan.place(),
+                    f"a record of more than {limit_bytes} bytes",
+                    "check that the file is whole",
+                )
+    yield from scan.feed(b"".join(held))
+    scan.finish(file.damage)
+
+
+class _ObjectScan:
+    """Finds the objects in a growing buffer; the state between two feeds."""
+
+    def __init__(self, tally: Tally, limit_bytes: int) -> None:
+        self.tally, self.limit_bytes = tally, limit_bytes
+        self.buffer = b""
+        self.position = 0  # scanned up to here
+        self.free = 0  # end of the last object or bracket that was dealt with
+        self.start: int | None = None
+        self.depth = 0
+        self.base: int | None = None  # depth at which records stand: 1 inside an array, else 0
+        self.count = 0
+
+    def place(self) -> str:
+        return f"record {self.count + 1}"
+
+    def feed(self, data: bytes) -> Iterator[tuple[int, bytes]]:
+        keep = self.start if self.start is not None else min(self.free, self.position)
+        self.buffer = self.buffer[keep:] + data
+        self.position -= keep
+        self.free -= keep
+        self.start = None if self.start is None else 0
+        for token in _STRUCTURE.finditer(self.buffer, self.position):
+            text = token[1]
+            if text == b'"':  # a string that goes on in the next piece
+                self.position = token.start(1)
+                return
+            self.position = token.end()
+            if len(text) == 1:
+                yield from self._bracket(text, token.start(1), token.end())
+        self.position = len(self.buffer)
+
+    def _bracket(self, text: bytes, begin: int, end: int) -> Iterator[tuple[int, bytes]]:
+        if self.base is None:
+            self.base = 1 if text == b"[" else 0
+            if text == b"[":
+                self._junk(begin)
+                self.depth, self.free = 1, end
+                return
+        if text in b"{[":
+            if self.depth == self.base and self.start is None:
+                self._junk(begin)
+                self.start = begin
+            self.depth += 1
+            return
+        was_inside = self.depth > 0
+        self.depth = max(0, self.depth - 1)
+        if self.start is not None and self.depth <= self.base:
+            self.count += 1
+            yield self.count, self.buffer[self.start : end]
+            self.start, self.free = None, end
+        elif self.start is None:
+            closes_the_array = text == b"]" and was_inside and self.base == 1
+            self._junk(begin if closes_the_array else end)
+            self.free = end
+
+    def _junk(self, until: int) -> None:
+        between = self.buffer[self.free : until].strip(b" \t\r\n,")
+        if between and between != b"\xef\xbb\xbf":
+            self.tally.reject(f"before {self.place()}", f"text that is no record: {between[:60]!r}")
+        self.free = until
+
+    def finish(self, damage: str) -> None:
+        if self.start is not None:
+            self.tally.reject(self.place(), damage or "the file ends inside this record")
+            return
+        self._junk(len(self.buffer))
+        if self.base is None and not self.buffer.strip():
+            self.tally.reject("whole file", damage or "empty")
+        elif damage or (self.base == 1 and self.depth > 0):
+            self.tally.reject("end of file", damage or "the closing bracket is missing: the file is cut off")

@@ -1,0 +1,97 @@
+"""inference-perf's aggregate reports: ``summary_lifecycle_metrics.json``, ``stage_N_lifecycle_metrics.json``.
+
+Latencies are in seconds there and in microseconds here.  Values are kept as reported,
+including an inter-token latency that counted two events a token; the checks correct it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import polars as pl
+
+from blis_replay.ingest.readers.documents import json_mapping, section
+from blis_replay.ingest.readers.files import RecordedFile
+from blis_replay.ingest.readers.numbers import finite
+from blis_replay.ingest.recording import AGGREGATE_SCHEMA
+
+WHOLE_RUN = -1
+
+_LATENCIES = {
+    "request_latency": "e2e",
+    "time_to_first_token": "ttft",
+    "inter_token_latency": "itl_reported",
+    "time_per_output_token": "tpot_reported",
+    "normalized_time_per_output_token": "normalized_tpot_reported",
+}
+_LENGTHS = {"prompt_len": "prompt_tokens", "output_len": "output_tokens_reported"}
+_RATES = ("requested_rate", "achieved_rate")
+_US_PER_S = 1e6
+
+Row = tuple[int, str, str, float]
+
+
+def read_aggregates(file: RecordedFile, stage: int = WHOLE_RUN) -> pl.DataFrame:
+    """The report as ``AGGREGATE_SCHEMA`` rows; ``stage`` -1 is the whole run.
+
+    Metrics: e2e, ttft, itl_reported, tpot_reported, normalized_tpot_reported,
+    schedule_delay, send_duration (us); prompt_tokens, output_tokens_reported (tokens);
+    requests (``succeeded``, ``failed``, ``sent``); requested_rate, achieved_rate (1/s).
+    Raises :class:`RecordingError` if the file is no JSON object.  A statistic that is no
+    finite number is rejected and counted.
+    """
+    document = json_mapping(file)
+    file.tally.records = 0
+    rows = [(stage, *row) for row in _rows(file, document)]
+    file.tally.records = len(rows)
+    return pl.DataFrame(rows, schema=AGGREGATE_SCHEMA, orient="row")
+
+
+def count_of(aggregates: pl.DataFrame, stage: int) -> int | None:
+    """How many requests a stage sent, by its report, or ``None``."""
+    found = aggregates.filter(
+        (pl.col("stage") == stage) & (pl.col("metric") == "requests") & (pl.col("statistic") == "sent")
+    )
+    return int(found["value"][0]) if len(found) else None
+
+
+def _rows(file: RecordedFile, document: Mapping[str, Any]) -> Iterator[tuple[str, str, float]]:
+    load, good, bad = (section(document, key) for key in ("load_summary", "successes", "failures"))
+    yield from _number(file, "requests", "sent", load.get("count"))
+    yield from _number(file, "requests", "succeeded", good.get("count"))
+    yield from _number(file, "requests", "failed", bad.get("count"))
+    for rate in _RATES:
+        yield from _number(file, rate, "mean", load.get(rate))
+    yield from _number(file, "send_duration", "mean", load.get("send_duration"), _US_PER_S)
+    yield from _distribution(file, "schedule_delay", load.get("schedule_delay"), _US_PER_S)
+    latency = section(good, "latency")
+    for key, metric in _LATENCIES.items():
+        # 0.1 has no level "latency" between.
+        yield from _distribution(file, metric, latency.get(key, good.get(key)), _US_PER_S)
+    for key, metric in _LENGTHS.items():
+        yield from _distribution(file, metric, good.get(key), 1.0)
+
+
+def _distribution(file: RecordedFile, metric: str, found: object, unit: float) -> Iterator[tuple[str, str, float]]:
+    if not isinstance(found, Mapping):
+        if found is not None:
+            file.tally.reject(metric, "no object of statistics")
+        return
+    for statistic, value in found.items():
+        name = "p50" if statistic == "median" else str(statistic)
+        if name == "p50" and statistic != "median" and "median" in found:
+            continue
+        yield from _number(file, metric, name[:20], value, unit)
+
+
+def _number(
+    file: RecordedFile, metric: str, statistic: str, value: object, unit: float = 1.0
+) -> Iterator[tuple[str, str, float]]:
+    if value is None:
+        return
+    number = finite(value)
+    if number is None or isinstance(value, str):
+        file.tally.reject(f"{metric}.{statistic}", "no finite number")
+        return
+    yield metric, statistic, number * unit

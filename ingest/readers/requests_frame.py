@@ -1,0 +1,79 @@
+"""The frame that every reader of requests returns, and its way to the recording's own order and zero."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from blis_replay.ingest.recording import REQUEST_SCHEMA
+
+BATCH_ROWS = 20_000
+
+# What is known of a request before the recordings of one experiment are joined:
+# REQUEST_SCHEMA plus the send time on the reader's own clock and where a decode length may come from.
+READ_SCHEMA: dict[str, type[pl.DataType]] = {
+    **REQUEST_SCHEMA,
+    "sent_us": pl.Int64,  # on the recording's own clock
+    "usage_output_tokens": pl.Int64,  # by the server's usage block
+    "ignore_eos": pl.Boolean,  # of the request itself
+}
+
+
+@dataclass(frozen=True)
+class RawEvents:
+    """Stream event stamps as they lie in a flat int64 file, in us on the client's clock.
+
+    Request ``i`` of the frame, in file order, owns ``counts[i]`` stamps from ``offsets[i]``.
+    """
+
+    path: Path
+    offsets: NDArray[np.int64]
+    counts: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class RequestsRead:
+    """Requests of one file in file order (``READ_SCHEMA``), their clock, and their raw events if it has any."""
+
+    frame: pl.DataFrame
+    clock_name: str  # client | server
+    clock_kind: str  # epoch | monotonic | relative
+    model: str | None = None
+    events: RawEvents | None = None
+
+
+def request_row(**values: object) -> dict[str, object]:
+    """A row of ``READ_SCHEMA``: the given values, null elsewhere."""
+    row: dict[str, object] = dict.fromkeys(READ_SCHEMA)
+    row.update(values)
+    return row
+
+
+def frame_of(rows: Iterable[dict[str, object]]) -> pl.DataFrame:
+    """Rows of :func:`request_row` as a frame of ``READ_SCHEMA``; holds one batch of rows at a time."""
+    waiting = iter(rows)
+    frames = [pl.DataFrame(schema=READ_SCHEMA)]
+    while batch := list(islice(waiting, BATCH_ROWS)):
+        frames.append(pl.DataFrame(batch, schema=READ_SCHEMA, orient="row"))
+    return pl.concat(frames)
+
+
+def in_send_order(frame: pl.DataFrame) -> tuple[pl.DataFrame, NDArray[np.int64], int]:
+    """The requests in send order with ``request_index`` and ``arrival_us``; the order; the clock's zero (us).
+
+    The order is stable: equal send times keep their order in the file.
+    """
+    sent_us = frame["sent_us"].to_numpy()
+    order = np.argsort(sent_us, kind="stable").astype(np.int64)
+    zero_us = int(sent_us[order[0]]) if len(order) else 0
+    ordered = frame[order].with_columns(
+        pl.int_range(len(order), dtype=pl.Int64).alias("request_index"),
+        (pl.col("sent_us") - zero_us).alias("arrival_us"),
+    )
+    return ordered, order, zero_us

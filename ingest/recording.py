@@ -1,0 +1,192 @@
+"""What a recording is once it has been read: the form that every reader fills in.
+
+A reader turns one kind of file into one of the frames below and never guesses:
+what a file does not say stays null.  ``assemble.read_recording`` joins the readers'
+output into a :class:`Recording`, the checks add findings, the store keeps it.
+
+All times are int64 microseconds from the experiment's own zero, which is the send
+time of its first request.  The clocks they were read from are kept in ``clocks``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import polars as pl
+
+# One row a request, in send order (``request_index`` 0, 1, ...).
+REQUEST_SCHEMA: dict[str, type[pl.DataType]] = {
+    "request_index": pl.Int64,
+    "request_id": pl.String,  # the recording's own name for it
+    "stage": pl.Int64,  # load stage, null if unknown
+    "arrival_us": pl.Int64,  # client send, or arrival at the server's front end
+    "prompt_tokens": pl.Int64,  # null where the recording lost it (failed requests)
+    "output_tokens": pl.Int64,  # the true decode length, null if not known
+    "output_tokens_source": pl.String,  # one of OUTPUT_LENGTH_SOURCES
+    "output_tokens_reported": pl.Int64,  # as the recording has it, trusted or not
+    "max_tokens": pl.Int64,
+    "ttft_us": pl.Int64,
+    "e2e_us": pl.Int64,  # of a failed request: how long the client held on
+    "queue_us": pl.Int64,  # server: queued to first scheduled
+    "prefill_us": pl.Int64,  # server: first scheduled to first token
+    "decode_us": pl.Int64,  # server: first token to last token
+    "cached_prompt_tokens": pl.Int64,  # prefix-cache hit where the server reported it
+    "status": pl.String,  # ok | error | timeout
+    "error": pl.String,
+}
+
+# Where a decode length comes from, best first (issue of the re-tokenised lengths:
+# Llama-2-7B replies re-tokenise 20-26 % short).
+OUTPUT_LENGTH_SOURCES = ("server usage", "max_tokens with ignore_eos", "configured with ignore_eos", "re-tokenised")
+
+# One row a stream event as the client stamped it (before any correction).  There can be
+# ten million of them, so they are kept in a Parquet file, never in memory at once.
+TOKEN_EVENT_SCHEMA: dict[str, type[pl.DataType]] = {
+    "request_index": pl.Int64,
+    "event_index": pl.Int64,
+    "time_us": pl.Int64,  # from the experiment's zero
+}
+
+# One row a sampled engine step.
+STEP_SCHEMA: dict[str, type[pl.DataType]] = {
+    "step_id": pl.Int64,
+    "start_us": pl.Int64,  # start of schedule(), on the step clock, from the experiment's zero
+    "duration_us": pl.Int64,  # CPU time inside schedule(); not the step cycle
+    "running_depth": pl.Int64,
+    "waiting_depth": pl.Int64,
+    "prefill_requests": pl.Int64,
+    "decode_requests": pl.Int64,
+    "prefill_tokens": pl.Int64,
+    "decode_tokens": pl.Int64,
+    "finished_requests": pl.Int64,
+    "preempted_requests": pl.Int64,
+    "kv_usage": pl.Float64,
+    "kv_blocks_total": pl.Int64,
+    "kv_blocks_free": pl.Int64,
+}
+
+# Published aggregates: one row per number.
+AGGREGATE_SCHEMA: dict[str, type[pl.DataType]] = {
+    "stage": pl.Int64,  # -1: the whole run
+    # e2e | ttft | itl_reported | tpot_reported | prompt_tokens | output_tokens_reported, all over successes;
+    # requests: the counts of the report, statistics "sent", "succeeded", "failed"
+    "metric": pl.String,
+    "statistic": pl.String,  # mean, min, p0.1, p1, p5, p10, p25, p50, p75, p90, p95, p99, p99.9, max
+    "value": pl.Float64,  # us for latencies, tokens for lengths
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One engine argument and where it came from.
+
+    ``source``: ``recorded`` (a file of the recording), ``profile`` (bundled profile of
+    the slug), ``file`` (``--engine FILE``) or ``default``.
+    """
+
+    value: int | float | bool | str
+    source: str
+    detail: str = ""  # the file and field, or the reason
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A load stage: its number, requested rate (requests/s) and duration (us)."""
+
+    stage: int
+    rate_per_s: float
+    duration_us: int
+
+
+@dataclass(frozen=True)
+class SharedPrefix:
+    """The shared-prefix workload as the load generator ran it (not as its profile asked)."""
+
+    num_groups: int
+    num_prompts_per_group: int
+    system_prompt_tokens: int
+    question_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True)
+class Clock:
+    """A clock of the recording: the value it showed at the experiment's zero, in us.
+
+    ``constructed``: the stamps were made up by whoever published the file, so the
+    offset to the other clocks is not known from them.
+    """
+
+    name: str  # client | server | step
+    kind: str  # epoch | monotonic | relative
+    zero_us: int
+    constructed: bool = False
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A file that was read: its path inside the recording, size in bytes and SHA-256.
+
+    ``rejected``: records of it that could not be used, as ``(place, reason)``; the
+    first 20 are kept, ``rejected_count`` has them all.
+    """
+
+    name: str
+    kind: str
+    bytes: int
+    sha256: str
+    records: int = 0
+    rejected_count: int = 0
+    rejected: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What an instrument check found.
+
+    ``severity``: ``note`` (worth knowing), ``corrected`` (a number was changed; both
+    are in ``measured``), ``unusable`` (the metric must not be used).  ``metric``:
+    the metric it touches (``itl``, ``e2e``, ..., ``""`` for the recording as a whole).
+    ``message``: one sentence with the numbers.  ``threshold``: the rule and why.
+    """
+
+    check: str
+    severity: str
+    metric: str
+    message: str
+    measured: dict[str, float | int | str | None] = field(default_factory=dict)
+    threshold: str = ""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One experiment as recorded, or (``ground_truth``) as published in aggregates."""
+
+    slug: str
+    alias: str
+    workload: str
+    model: str
+    hardware: str | None
+    tensor_parallelism: int | None
+    ground_truth: str  # "recorded" | "published aggregates"
+    content_hash: str
+    engine: dict[str, Setting]  # max_num_seqs, max_num_batched_tokens, max_model_len, block_size, num_gpu_blocks, ...
+    stages: tuple[Stage, ...]
+    shared_prefix: SharedPrefix | None
+    ignore_eos: bool | None
+    prefix_hit_rate: float | None  # 0..1, of an aggregate such as the server log; not per request
+    requests: pl.DataFrame  # REQUEST_SCHEMA
+    token_events: Path | None  # Parquet, TOKEN_EVENT_SCHEMA, sorted; lives as long as read_recording's context
+    steps: pl.DataFrame  # STEP_SCHEMA
+    aggregates: pl.DataFrame  # AGGREGATE_SCHEMA
+    clocks: tuple[Clock, ...]
+    files: tuple[SourceFile, ...]
+    missing: tuple[str, ...]  # what the recording does not have, in words
+    findings: tuple[Finding, ...] = ()
+    profile_differences: tuple[str, ...] = ()  # what the load profile asked for and the run did otherwise
+
+
+def empty_frame(schema: dict[str, type[pl.DataType]]) -> pl.DataFrame:
+    """A frame of the given schema without rows."""
+    return pl.DataFrame(schema=schema)

@@ -1,0 +1,179 @@
+-- Ground-truth store, schema version 1 (store_file.SCHEMA_VERSION).
+-- Times are int64 microseconds from the experiment's zero (the send of its first request).
+-- No primary keys: one writer replaces a recording as a whole inside one transaction.
+
+CREATE TABLE meta (key VARCHAR NOT NULL, value VARCHAR NOT NULL);
+
+CREATE TABLE experiments (
+    slug VARCHAR NOT NULL,
+    alias VARCHAR NOT NULL,
+    workload VARCHAR NOT NULL,
+    model VARCHAR NOT NULL,
+    hardware VARCHAR,
+    tensor_parallelism BIGINT,
+    ground_truth VARCHAR NOT NULL,          -- recorded | published aggregates
+    content_hash VARCHAR NOT NULL,
+    derived_hash VARCHAR NOT NULL,          -- engine arguments, findings and token layout
+    ignore_eos BOOLEAN,
+    prefix_hit_rate DOUBLE,                 -- 0..1, an aggregate
+    token_layout VARCHAR NOT NULL,
+    missing VARCHAR NOT NULL,               -- JSON list of sentences
+    num_groups BIGINT,                      -- the shared-prefix workload, null if it is none
+    num_prompts_per_group BIGINT,
+    system_prompt_tokens BIGINT,
+    question_tokens BIGINT,
+    output_tokens BIGINT
+);
+
+CREATE TABLE source_files (
+    slug VARCHAR NOT NULL,
+    position BIGINT NOT NULL,
+    name VARCHAR NOT NULL,                  -- path inside the recording
+    kind VARCHAR NOT NULL,
+    bytes BIGINT NOT NULL,
+    sha256 VARCHAR NOT NULL,
+    records BIGINT NOT NULL,
+    rejected_count BIGINT NOT NULL
+);
+
+CREATE TABLE rejected_records (             -- the first of each file; rejected_count has them all
+    slug VARCHAR NOT NULL,
+    file_position BIGINT NOT NULL,
+    position BIGINT NOT NULL,
+    place VARCHAR NOT NULL,
+    reason VARCHAR NOT NULL
+);
+
+CREATE TABLE engine_args (
+    slug VARCHAR NOT NULL,
+    name VARCHAR NOT NULL,
+    value VARCHAR NOT NULL,                 -- JSON scalar
+    source VARCHAR NOT NULL,                -- recorded | profile | file | default
+    detail VARCHAR NOT NULL
+);
+
+CREATE TABLE stages (slug VARCHAR NOT NULL, stage BIGINT NOT NULL, rate_per_s DOUBLE NOT NULL,
+    duration_us BIGINT NOT NULL);
+
+CREATE TABLE clocks (
+    slug VARCHAR NOT NULL,
+    position BIGINT NOT NULL,
+    name VARCHAR NOT NULL,                  -- client | server | step
+    kind VARCHAR NOT NULL,                  -- epoch | monotonic | relative
+    zero_us BIGINT NOT NULL,                -- what this clock showed at the experiment's zero
+    constructed BOOLEAN NOT NULL
+);
+
+CREATE TABLE requests (
+    slug VARCHAR NOT NULL,
+    request_index BIGINT NOT NULL,          -- send order
+    request_id VARCHAR,
+    stage BIGINT,
+    arrival_us BIGINT,
+    prompt_tokens BIGINT,
+    output_tokens BIGINT,                   -- true decode length
+    output_tokens_source VARCHAR,
+    output_tokens_reported BIGINT,
+    max_tokens BIGINT,
+    ttft_us BIGINT,
+    e2e_us BIGINT,
+    queue_us BIGINT,
+    prefill_us BIGINT,
+    decode_us BIGINT,
+    cached_prompt_tokens BIGINT,
+    status VARCHAR,                         -- ok | error | timeout
+    error VARCHAR
+);
+
+CREATE TABLE aggregates (slug VARCHAR NOT NULL, stage BIGINT, metric VARCHAR, statistic VARCHAR, value DOUBLE);
+
+CREATE TABLE token_events (
+    slug VARCHAR NOT NULL,
+    request_index BIGINT NOT NULL,
+    event_index BIGINT NOT NULL,
+    time_us BIGINT NOT NULL,
+    token_index BIGINT                      -- null: a stamp that is not an output token
+);
+
+CREATE TABLE steps (
+    slug VARCHAR NOT NULL,
+    step_id BIGINT,
+    start_us BIGINT,
+    duration_us BIGINT,                     -- CPU time inside schedule(); not the step cycle
+    running_depth BIGINT,
+    waiting_depth BIGINT,
+    prefill_requests BIGINT,
+    decode_requests BIGINT,
+    prefill_tokens BIGINT,
+    decode_tokens BIGINT,
+    finished_requests BIGINT,
+    preempted_requests BIGINT,
+    kv_usage DOUBLE,
+    kv_blocks_total BIGINT,
+    kv_blocks_free BIGINT
+);
+
+CREATE TABLE journey_events (               -- lifecycle events of request spans
+    slug VARCHAR NOT NULL,
+    request_id VARCHAR NOT NULL,
+    event VARCHAR NOT NULL,
+    time_us BIGINT,
+    step_id BIGINT,
+    attributes VARCHAR                      -- JSON
+);
+
+CREATE TABLE findings (
+    slug VARCHAR NOT NULL,
+    position BIGINT NOT NULL,
+    check_name VARCHAR NOT NULL,
+    severity VARCHAR NOT NULL,              -- note | corrected | unusable
+    metric VARCHAR NOT NULL,
+    message VARCHAR NOT NULL,
+    measured VARCHAR NOT NULL,              -- JSON object
+    threshold VARCHAR NOT NULL
+);
+
+CREATE TABLE runs (
+    run_key VARCHAR NOT NULL,               -- hash of slug, simulator, release_hash, replay_mode
+    slug VARCHAR NOT NULL,
+    simulator VARCHAR NOT NULL,
+    release VARCHAR NOT NULL,
+    release_hash VARCHAR NOT NULL,
+    replay_mode VARCHAR NOT NULL,
+    content_hash VARCHAR NOT NULL,          -- of the recording that was replayed
+    provenance VARCHAR NOT NULL             -- JSON object: versions, substitutions, assumptions
+);
+
+CREATE TABLE run_requests (
+    run_key VARCHAR NOT NULL,
+    request_index BIGINT NOT NULL,          -- the recorded twin
+    queued_us BIGINT,
+    scheduled_us BIGINT,
+    first_token_us BIGINT,
+    finished_us BIGINT,
+    ttft_us BIGINT,
+    e2e_us BIGINT,
+    state VARCHAR                           -- completed | aborted
+);
+
+CREATE TABLE run_steps (
+    run_key VARCHAR NOT NULL,
+    step BIGINT NOT NULL,
+    start_us BIGINT,
+    end_us BIGINT,
+    prefill_tokens BIGINT,
+    decode_tokens BIGINT,
+    context_tokens BIGINT,
+    running_depth BIGINT,
+    waiting_depth BIGINT
+);
+
+CREATE TABLE errors (
+    run_key VARCHAR NOT NULL,
+    metric VARCHAR NOT NULL,
+    statistic VARCHAR NOT NULL,
+    observed_us DOUBLE,
+    simulated_us DOUBLE,
+    error DOUBLE,                           -- signed and relative: (simulated - observed) / observed
+    reason VARCHAR                          -- why a cell is null
+);

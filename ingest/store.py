@@ -1,0 +1,53 @@
+"""The ground-truth store: one DuckDB file with recordings, findings and runs (``schema.sql``).
+
+The public face; the work is in ``store_file`` (the file and its transactions),
+``store_recordings``, ``store_tokens`` and ``store_runs``.
+"""
+
+from __future__ import annotations
+
+from blis_replay.ingest.store_file import SCHEMA_VERSION, Store, open_store, transaction
+from blis_replay.ingest.store_recordings import (
+    ExperimentRow,
+    WriteOutcome,
+    list_experiments,
+    read_findings,
+    read_stored,
+    read_token_layout,
+    resolve,
+    write_recording,
+)
+from blis_replay.ingest.store_runs import (
+    ERROR_SCHEMA,
+    RUN_REQUEST_SCHEMA,
+    RUN_STEP_SCHEMA,
+    RunRecord,
+    list_runs,
+    read_run,
+    write_run,
+)
+from blis_replay.ingest.store_tokens import inter_token_gaps, token_times
+
+__all__ = [
+    "ERROR_SCHEMA",
+    "RUN_REQUEST_SCHEMA",
+    "RUN_STEP_SCHEMA",
+    "SCHEMA_VERSION",
+    "ExperimentRow",
+    "RunRecord",
+    "Store",
+    "WriteOutcome",
+    "inter_token_gaps",
+    "list_experiments",
+    "list_runs",
+    "open_store",
+    "read_findings",
+    "read_run",
+    "read_stored",
+    "read_token_layout",
+    "resolve",
+    "token_times",
+    "transaction",
+    "write_recording",
+    "write_run",
+]

@@ -1,0 +1,326 @@
+"""Recordings in the store: written whole in one transaction, read back, listed, named."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import polars as pl
+
+from blis_replay.ingest import queries
+from blis_replay.ingest.errors import StoreError, UnknownExperimentError
+from blis_replay.ingest.recording import (
+    AGGREGATE_SCHEMA,
+    REQUEST_SCHEMA,
+    STEP_SCHEMA,
+    Clock,
+    Finding,
+    Recording,
+    Setting,
+    SharedPrefix,
+    SourceFile,
+    Stage,
+)
+from blis_replay.ingest.store_file import Store, fetch, first_row, transaction, typed
+from blis_replay.ingest.token_layout import LAYOUTS, TokenLayout, insert_token_events
+
+if TYPE_CHECKING:
+    import duckdb
+
+WriteOutcome = Literal["unchanged", "new", "replaced"]
+PUBLISHED = "published aggregates"
+
+
+class NamedExperiment(Protocol):
+    """Whatever has a slug and an alias."""
+
+    @property
+    def slug(self) -> str:
+        """The unique name."""
+
+    @property
+    def alias(self) -> str:
+        """The short name."""
+
+
+@dataclass(frozen=True)
+class ExperimentRow:
+    """One stored experiment in short: who it is, how many requests, how many findings."""
+
+    slug: str
+    alias: str
+    model: str
+    hardware: str | None
+    tensor_parallelism: int | None
+    workload: str
+    ground_truth: str
+    requests: int
+    failed: int
+    overloaded: bool
+    findings: int
+
+
+def write_recording(store: Store, recording: Recording, token_layout: TokenLayout) -> WriteOutcome:
+    """Store a recording whole, or not at all: one transaction.
+
+    ``unchanged`` if the same content with the same findings and settings is there, or if
+    published aggregates met a recorded experiment of that slug, which they never replace.
+    Raises ``StoreError`` if the store cannot be written; it is then as it was.
+    """
+    derived_hash = _derived_hash(recording, token_layout)
+    with transaction(store) as connection:
+        stored = first_row(
+            connection,
+            "SELECT ground_truth, content_hash, derived_hash FROM experiments WHERE slug = ?",
+            [recording.slug],
+        )
+        if stored is not None:
+            if recording.ground_truth == PUBLISHED and stored[0] != PUBLISHED:
+                return "unchanged"
+            if tuple(stored) == (recording.ground_truth, recording.content_hash, derived_hash):
+                return "unchanged"
+            _delete(connection, recording.slug)
+        _insert(connection, recording, token_layout, derived_hash)
+    return "new" if stored is None else "replaced"
+
+
+def list_experiments(store: Store) -> list[ExperimentRow]:
+    """All stored experiments, in order of slug."""
+    rows = store.connection.execute(queries.LIST_EXPERIMENTS).fetchall()
+    return [ExperimentRow(*row) for row in rows]
+
+
+def resolve(rows: Iterable[NamedExperiment], name: str) -> str:
+    """The slug that ``name`` (a slug or an alias) stands for.
+
+    Raises ``UnknownExperimentError`` if several experiments have that alias (naming their slugs) or
+    none has it (naming what comes close).
+    """
+    rows = list(rows)
+    if any(row.slug == name for row in rows):
+        return name
+    slugs = [row.slug for row in rows if row.alias == name]
+    if len(slugs) > 1:
+        raise UnknownExperimentError(f"{name} could mean {', '.join(slugs)}; name one of them")
+    if slugs:
+        return slugs[0]
+    known = sorted({row.alias for row in rows} | {row.slug for row in rows})
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    hint = f"did you mean {', '.join(close)}?" if close else "list them with `blis-replay experiments`"
+    raise UnknownExperimentError(f"no experiment is called {name}; {hint}")
+
+
+def read_stored(store: Store, slug: str) -> Recording:
+    """The recording as stored; ``token_events`` is None (see ``token_times``).
+
+    Raises ``UnknownExperimentError`` for a slug that is not stored.
+    """
+    row = _one(store, slug)
+    return Recording(
+        slug=slug,
+        alias=row["alias"],
+        workload=row["workload"],
+        model=row["model"],
+        hardware=row["hardware"],
+        tensor_parallelism=row["tensor_parallelism"],
+        ground_truth=row["ground_truth"],
+        content_hash=row["content_hash"],
+        engine=_read_engine(store, slug),
+        stages=tuple(Stage(*r) for r in _rows(store, "stage, rate_per_s, duration_us", "stages", slug, "stage")),
+        shared_prefix=_shared_prefix(row),
+        ignore_eos=row["ignore_eos"],
+        prefix_hit_rate=row["prefix_hit_rate"],
+        requests=_frame(store, "requests", slug, REQUEST_SCHEMA, "request_index"),
+        token_events=None,
+        steps=_frame(store, "steps", slug, STEP_SCHEMA, "start_us, step_id"),
+        aggregates=_frame(store, "aggregates", slug, AGGREGATE_SCHEMA, "stage, metric, statistic"),
+        clocks=tuple(Clock(*r) for r in _rows(store, "name, kind, zero_us, constructed", "clocks", slug, "position")),
+        files=_read_files(store, slug),
+        missing=tuple(json.loads(row["missing"])),
+        findings=read_findings(store, slug),
+    )
+
+
+def read_findings(store: Store, slug: str) -> tuple[Finding, ...]:
+    """What the instrument checks found, in the order in which they ran."""
+    rows = _rows(store, "check_name, severity, metric, message, measured, threshold", "findings", slug, "position")
+    return tuple(Finding(r[0], r[1], r[2], r[3], json.loads(r[4]), r[5]) for r in rows)
+
+
+def read_token_layout(store: Store, slug: str) -> TokenLayout:
+    """How the stored experiment's client stamped its stream; ``UnknownExperimentError`` for an unknown slug."""
+    name = _one(store, slug)["token_layout"]
+    if name not in LAYOUTS:
+        raise StoreError(f"{store.path}: {slug} has an unknown token layout {name!r}; ingest it again")
+    return LAYOUTS[name]
+
+
+def _one(store: Store, slug: str) -> dict[str, Any]:
+    cursor = store.connection.execute("SELECT * FROM experiments WHERE slug = ?", [slug])
+    names = [column[0] for column in cursor.description or ()]
+    rows = cursor.fetchall()
+    if not rows:
+        raise UnknownExperimentError(f"{store.path}: no experiment {slug}; ingest it first")
+    return dict(zip(names, rows[0], strict=True))
+
+
+def _rows(store: Store, columns: str, table: str, slug: str, order: str) -> list[tuple[Any, ...]]:
+    # Names come from this module only; the slug is bound.
+    sql = f"SELECT {columns} FROM {table} WHERE slug = ? ORDER BY {order}"  # noqa: S608
+    return store.connection.execute(sql, [slug]).fetchall()
+
+
+def _frame(store: Store, table: str, slug: str, schema: dict[str, type[pl.DataType]], order: str) -> pl.DataFrame:
+    sql = f"SELECT {', '.join(schema)} FROM {table} WHERE slug = $slug ORDER BY {order}"  # noqa: S608
+    return fetch(store.connection, sql, {"slug": slug}, schema)
+
+
+def _read_engine(store: Store, slug: str) -> dict[str, Setting]:
+    rows = _rows(store, "name, value, source, detail", "engine_args", slug, "name")
+    return {name: Setting(json.loads(value), source, detail) for name, value, source, detail in rows}
+
+
+def _read_files(store: Store, slug: str) -> tuple[SourceFile, ...]:
+    rejected: dict[int, list[tuple[str, str]]] = {}
+    for file_position, place, reason in _rows(
+        store, "file_position, place, reason", "rejected_records", slug, "file_position, position"
+    ):
+        rejected.setdefault(file_position, []).append((place, reason))
+    rows = _rows(
+        store, "position, name, kind, bytes, sha256, records, rejected_count", "source_files", slug, "position"
+    )
+    return tuple(replace(SourceFile(*row[1:]), rejected=tuple(rejected.get(row[0], ()))) for row in rows)
+
+
+_SHARED_PREFIX = ("num_groups", "num_prompts_per_group", "system_prompt_tokens", "question_tokens", "output_tokens")
+
+
+def _shared_prefix(row: dict[str, Any]) -> SharedPrefix | None:
+    if row["num_groups"] is None:
+        return None
+    return SharedPrefix(*(row[name] for name in _SHARED_PREFIX))
+
+
+def _delete(connection: duckdb.DuckDBPyConnection, slug: str) -> None:
+    for table in queries.RECORDING_TABLES:
+        connection.execute(f"DELETE FROM {table} WHERE slug = ?", [slug])  # noqa: S608 (constants of this package)
+
+
+def _insert(
+    connection: duckdb.DuckDBPyConnection, recording: Recording, layout: TokenLayout, derived_hash: str
+) -> None:
+    slug = recording.slug
+    _insert_experiment(connection, recording, layout, derived_hash)
+    _insert_rows(
+        connection,
+        "engine_args",
+        [(slug, name, json.dumps(s.value), s.source, s.detail) for name, s in sorted(recording.engine.items())],
+    )
+    _insert_rows(connection, "stages", [(slug, s.stage, s.rate_per_s, s.duration_us) for s in recording.stages])
+    _insert_rows(
+        connection,
+        "clocks",
+        [(slug, i, c.name, c.kind, c.zero_us, c.constructed) for i, c in enumerate(recording.clocks)],
+    )
+    _insert_files(connection, recording)
+    _insert_frame(connection, "requests", slug, recording.requests, REQUEST_SCHEMA)
+    _insert_frame(connection, "aggregates", slug, recording.aggregates, AGGREGATE_SCHEMA)
+    _insert_frame(connection, "steps", slug, recording.steps, STEP_SCHEMA)
+    if recording.token_events is not None:
+        insert_token_events(connection, slug, recording.token_events, recording.requests, layout)
+    _insert_findings(connection, recording)
+
+
+def _insert_experiment(
+    connection: duckdb.DuckDBPyConnection, recording: Recording, layout: TokenLayout, derived_hash: str
+) -> None:
+    shared = recording.shared_prefix
+    row = (
+        recording.slug,
+        recording.alias,
+        recording.workload,
+        recording.model,
+        recording.hardware,
+        recording.tensor_parallelism,
+        recording.ground_truth,
+        recording.content_hash,
+        derived_hash,
+        recording.ignore_eos,
+        recording.prefix_hit_rate,
+        layout.name,
+        json.dumps(list(recording.missing)),
+        *(None if shared is None else getattr(shared, name) for name in _SHARED_PREFIX),
+    )
+    _insert_rows(connection, "experiments", [row])
+
+
+def _insert_files(connection: duckdb.DuckDBPyConnection, recording: Recording) -> None:
+    slug = recording.slug
+    _insert_rows(
+        connection,
+        "source_files",
+        [
+            (slug, i, f.name, f.kind, f.bytes, f.sha256, f.records, f.rejected_count)
+            for i, f in enumerate(recording.files)
+        ],
+    )
+    rejected = [
+        (slug, i, j, place, reason)
+        for i, file in enumerate(recording.files)
+        for j, (place, reason) in enumerate(file.rejected)
+    ]
+    _insert_rows(connection, "rejected_records", rejected)
+
+
+def _insert_findings(connection: duckdb.DuckDBPyConnection, recording: Recording) -> None:
+    rows = [
+        (recording.slug, i, f.check, f.severity, f.metric, f.message, json.dumps(f.measured), f.threshold)
+        for i, f in enumerate(recording.findings)
+    ]
+    _insert_rows(connection, "findings", rows)
+
+
+def _insert_rows(connection: duckdb.DuckDBPyConnection, table: str, rows: Sequence[tuple[Any, ...]]) -> None:
+    if rows:
+        marks = ", ".join("?" * len(rows[0]))
+        connection.executemany(f"INSERT INTO {table} VALUES ({marks})", rows)  # noqa: S608
+
+
+def _insert_frame(
+    connection: duckdb.DuckDBPyConnection,
+    table: str,
+    slug: str,
+    frame: pl.DataFrame,
+    schema: dict[str, type[pl.DataType]],
+) -> None:
+    columns = ", ".join(schema)
+    connection.register("frame_to_store", typed(frame, schema).to_arrow())
+    connection.execute(
+        f"INSERT INTO {table} (slug, {columns}) SELECT ?, {columns} FROM frame_to_store",  # noqa: S608
+        [slug],
+    )
+    connection.unregister("frame_to_store")
+
+
+def _derived_hash(recording: Recording, layout: TokenLayout) -> str:
+    """What this program made of the content: changes with settings, findings and layout."""
+    parts = (
+        recording.alias,
+        recording.workload,
+        recording.model,
+        recording.hardware,
+        recording.tensor_parallelism,
+        sorted(recording.engine.items()),
+        recording.stages,
+        recording.shared_prefix,
+        recording.ignore_eos,
+        recording.prefix_hit_rate,
+        recording.missing,
+        recording.findings,
+        layout,
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()

@@ -1,0 +1,196 @@
+"""Which of a client's stream stamps are output tokens (trace-formats, section 4.4).
+
+Load generators have stamped every line of a server-sent-event stream: the data line of
+a token, the blank line after it, and the closing ``[DONE]`` with its own blank line.  A
+layout says which stamps are tokens; it belongs to the load generator's version, so it is
+decided once for a run, by majority of its requests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from blis_replay.ingest import queries
+from blis_replay.ingest.store_file import fetch, first_row
+
+if TYPE_CHECKING:
+    import duckdb
+
+# A blank line is stamped some tens of us after its data line; a step takes milliseconds.
+TINY_GAP_US = 200
+# No model answers a step faster than this.
+FASTEST_STEP_US = 1_000
+# Where fewer events than this share of its tokens reach the median request, tokens come together.
+ONE_BY_ONE = 0.98
+_SAMPLED_REQUESTS = 500
+_FEWEST_STAMPS = 8
+_GAP_SCHEMA: dict[str, type[pl.DataType]] = {
+    "request_index": pl.Int64,
+    "stamps": pl.Int64,
+    "even_tiny_share": pl.Float64,
+    "even_gap_us": pl.Float64,
+    "odd_gap_us": pl.Float64,
+    "last_odd_gap_us": pl.Float64,
+    "gap_us": pl.Float64,
+    "last_gap_us": pl.Float64,
+}
+
+
+@dataclass(frozen=True)
+class TokenLayout:
+    """How stamps lie: token k is stamp ``k * stamps_per_token``.
+
+    ``closing_events``: data lines at the end of a completed stream that are no token
+    (``[DONE]``).  ``identified`` is false where stamps cannot be told apart into tokens.
+    """
+
+    name: str
+    stamps_per_token: int
+    closing_events: int
+    identified: bool = True
+
+
+NO_EVENTS = TokenLayout("no token events", 1, 0, identified=False)
+PLAIN = TokenLayout("plain", 1, 0)
+SINGLE_WITH_DONE = TokenLayout("single_with_done", 1, 1)
+PAIRED = TokenLayout("paired", 2, 0)
+PAIRED_WITH_DONE = TokenLayout("paired_with_done", 2, 1)
+SEVERAL_TOKENS_PER_EVENT = TokenLayout("several_tokens_per_event", 1, 0, identified=False)
+
+LAYOUTS = {
+    layout.name: layout
+    for layout in (NO_EVENTS, PLAIN, SINGLE_WITH_DONE, PAIRED, PAIRED_WITH_DONE, SEVERAL_TOKENS_PER_EVENT)
+}
+
+
+@dataclass(frozen=True)
+class EventTotals:
+    """Completed requests of a run, pooled: stamps, tokens and mean gaps in us (null without gaps)."""
+
+    requests: int
+    stamps: int
+    tokens: int
+    stamped_gap_us: float | None
+    token_gap_us: float | None
+
+
+def trusted_lengths(requests: pl.DataFrame) -> pl.DataFrame:
+    """``request_index``, ``trusted_tokens`` (null if only re-tokenised), ``completed`` (bool)."""
+    trusted = pl.col("output_tokens_source").ne_missing("re-tokenised")
+    return requests.select(
+        "request_index",
+        pl.when(trusted).then(pl.col("output_tokens")).alias("trusted_tokens"),
+        pl.col("status").eq("ok").fill_null(False).alias("completed"),
+    )
+
+
+def detect_layout(events: Path | None, requests: pl.DataFrame) -> TokenLayout:
+    """The layout of a run's stamps, by majority of up to some 500 completed requests.
+
+    ``events``: Parquet of TOKEN_EVENT_SCHEMA; ``requests``: REQUEST_SCHEMA.
+    """
+    if events is None:
+        return NO_EVENTS
+    lengths = trusted_lengths(requests)
+    candidates = lengths.filter("completed") if lengths["completed"].any() else lengths
+    sampled = candidates.gather_every(max(1, candidates.height // _SAMPLED_REQUESTS)).select("request_index")
+    with memory_connection({"sampled": sampled}) as connection:
+        bound: dict[str, object] = {"events": str(events), "tiny_us": TINY_GAP_US}
+        gaps = fetch(connection, queries.SAMPLED_GAPS, bound, _GAP_SCHEMA)
+    if gaps.is_empty():
+        return NO_EVENTS
+    return _decide(gaps.join(lengths, on="request_index", how="left"))
+
+
+def _decide(gaps: pl.DataFrame) -> TokenLayout:
+    layout = _stamping(gaps)
+    data_lines = (pl.col("stamps") + layout.stamps_per_token - 1) // layout.stamps_per_token
+    delivered = gaps.select(((data_lines - layout.closing_events) / pl.col("trusted_tokens")).median()).item()
+    return SEVERAL_TOKENS_PER_EVENT if delivered is not None and delivered < ONE_BY_ONE else layout
+
+
+def _stamping(gaps: pl.DataFrame) -> TokenLayout:
+    voters = gaps.filter(pl.col("stamps") >= _FEWEST_STAMPS)
+    if _is_paired(voters if voters.height else gaps, by_gaps=voters.height > 0):
+        surplus = pl.col("stamps") - 2 * pl.col("trusted_tokens")
+        closed = _closed(surplus, pl.col("last_odd_gap_us"), pl.col("odd_gap_us"))
+        return PAIRED_WITH_DONE if _majority(gaps, closed) else PAIRED
+    surplus = pl.col("stamps") - pl.col("trusted_tokens")
+    closed = _closed(surplus, pl.col("last_gap_us"), pl.col("gap_us"))
+    return SINGLE_WITH_DONE if _majority(gaps, closed) else PLAIN
+
+
+def _closed(surplus: pl.Expr, last_gap_us: pl.Expr, usual_gap_us: pl.Expr) -> pl.Expr:
+    """Whether a stream ends with an event that is no token: more stamps than tokens need, or,
+    where some tokens came together or the length is unknown, a last one right after a token."""
+    right_after = (last_gap_us < 0.2 * usual_gap_us) & (last_gap_us < FASTEST_STEP_US)
+    return (surplus >= 1) | ((surplus < 0).fill_null(True) & right_after)
+
+
+def _is_paired(gaps: pl.DataFrame, *, by_gaps: bool) -> bool:
+    if by_gaps:
+        return _majority(gaps, (pl.col("even_tiny_share") >= 0.9) & (pl.col("odd_gap_us") > 5 * pl.col("even_gap_us")))
+    # Too few stamps for gaps to tell: 2n..2n+3 stamps for n tokens.
+    surplus = pl.col("stamps") - 2 * pl.col("trusted_tokens")
+    return _majority(gaps, surplus.is_between(0, 3).fill_null(False) & (pl.col("trusted_tokens") > 1))
+
+
+def _majority(frame: pl.DataFrame, vote: pl.Expr) -> bool:
+    share = frame.select(vote.fill_null(False).mean()).item()
+    return share is not None and share > 0.5
+
+
+def event_totals(events: Path, requests: pl.DataFrame, layout: TokenLayout) -> EventTotals:
+    """Stamps and gaps of a run pooled over its completed requests, as stamped and per token."""
+    lengths = trusted_lengths(requests)
+    with memory_connection({"lengths": lengths}) as connection:
+        connection.execute(f"CREATE TEMP TABLE token_counts AS {queries.STAMPS_OF_REQUESTS}", _bound(events, layout))
+        bound = {"events": str(events), "stamps_per_token": layout.stamps_per_token}
+        row = first_row(connection, queries.POOLED_GAPS, bound)
+    count, stamps, tokens, stamped_us, stamped_gaps, token_us, token_gaps = row or (0,) * 7
+    return EventTotals(
+        requests=int(count or 0),
+        stamps=int(stamps or 0),
+        tokens=int(tokens or 0),
+        stamped_gap_us=float(stamped_us) / float(stamped_gaps) if stamped_gaps else None,
+        token_gap_us=float(token_us) / float(token_gaps) if token_gaps else None,
+    )
+
+
+def insert_token_events(
+    connection: duckdb.DuckDBPyConnection, slug: str, events: Path, requests: pl.DataFrame, layout: TokenLayout
+) -> None:
+    """Copy every stamp into ``token_events``, with the token it is or null."""
+    connection.register("lengths", trusted_lengths(requests).to_arrow())
+    connection.execute(
+        f"CREATE OR REPLACE TEMP TABLE token_counts AS {queries.STAMPS_OF_REQUESTS}", _bound(events, layout)
+    )
+    connection.execute(
+        queries.INSERT_STAMPS,
+        {"slug": slug, "events": str(events), "stamps_per_token": layout.stamps_per_token},
+    )
+    connection.execute("DROP TABLE token_counts")
+    connection.unregister("lengths")
+
+
+def _bound(events: Path, layout: TokenLayout) -> dict[str, object]:
+    return {
+        "events": str(events),
+        "stamps_per_token": layout.stamps_per_token,
+        "closing_events": layout.closing_events,
+        "identified": layout.identified,
+    }
+
+
+def memory_connection(frames: dict[str, pl.DataFrame]) -> duckdb.DuckDBPyConnection:
+    """An in-memory DuckDB connection with ``frames`` registered as views."""
+    import duckdb
+
+    connection = duckdb.connect()
+    for name, frame in frames.items():
+        connection.register(name, frame.to_arrow())
+    return connection

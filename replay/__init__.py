@@ -1,0 +1,1 @@
+"""The driver: observed requests through the simulator."""

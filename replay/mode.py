@@ -1,0 +1,88 @@
+"""Replay modes: which part of a replay is observed and which is put in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from blis_replay.replay.errors import UnknownNameError
+
+ALLOWED: dict[str, tuple[str, ...]] = {
+    "arrivals": ("recorded", "flat"),
+    "lengths": ("true", "re-tokenised"),
+    "prefix": ("recorded", "none"),
+    "scheduling": ("recorded", "synchronous", "asynchronous"),
+    "surplus_steps": ("0", "1"),
+}
+
+
+@dataclass(frozen=True)
+class ReplayMode:
+    """A set of substitutions; the default substitutes nothing (``exact``).
+
+    ``arrivals``: ``recorded``, or ``flat``: Poisson at the mean rate over the planned
+    length of the run, whatever its stages (seed 42).  ``lengths``: the true decode
+    lengths, or the ``re-tokenised`` counts.  ``prefix``: cached prompts as far as the
+    recording tells, or ``none``.  ``scheduling``: as the server ran, or forced.
+    ``surplus_steps``: 1 reports every request one step longer, as BLIS did before March
+    2026 (blis-semantics 1.7); the schedule is unchanged.
+    """
+
+    arrivals: Literal["recorded", "flat"] = "recorded"
+    lengths: Literal["true", "re-tokenised"] = "true"
+    prefix: Literal["recorded", "none"] = "recorded"
+    scheduling: Literal["recorded", "synchronous", "asynchronous"] = "recorded"
+    surplus_steps: Literal[0, 1] = 0
+
+    @property
+    def name(self) -> str:
+        """``exact``, or the substitutions as ``key=value``, joined by commas."""
+        default = ReplayMode()
+        changed = [
+            f"{f.name}={getattr(self, f.name)}"
+            for f in fields(self)
+            if getattr(self, f.name) != getattr(default, f.name)
+        ]
+        return ",".join(changed) or "exact"
+
+
+def parse_mode(text: str, published: Mapping[str, str | int]) -> ReplayMode:
+    """The mode that ``text`` names: ``exact``, ``as-published``, or ``key=value,...``.
+
+    ``published``: the settings of the coefficient release, for ``as-published``.  Later
+    items override earlier ones, so ``as-published,lengths=true`` works.  Raises
+    ``UnknownNameError`` for an unknown name, key or value.
+    """
+    settings: dict[str, str] = {}
+    for item in (part.strip() for part in text.split(",")):
+        if item == "exact":
+            settings = {}
+        elif item == "as-published":
+            if not published:
+                raise UnknownNameError(
+                    "the release does not say how its published numbers were replayed; use --replay exact"
+                )
+            settings = {key: str(value) for key, value in published.items()}
+        elif "=" in item:
+            key, value = item.split("=", 1)
+            settings[key] = value
+        else:
+            raise UnknownNameError(f"{item!r} is no replay mode; use exact, as-published, or key=value with {_keys()}")
+    return _mode(settings)
+
+
+def _mode(settings: Mapping[str, str]) -> ReplayMode:
+    for key, value in settings.items():
+        if key not in ALLOWED:
+            raise UnknownNameError(f"{key!r} cannot be substituted; use {_keys()}")
+        if value not in ALLOWED[key]:
+            raise UnknownNameError(f"{key}={value} is not possible; use {key}={'|'.join(ALLOWED[key])}")
+    typed: dict[str, object] = dict(settings)
+    if "surplus_steps" in typed:
+        typed["surplus_steps"] = int(settings["surplus_steps"])
+    return ReplayMode(**typed)  # type: ignore[arg-type]  # the loop above checked every value
+
+
+def _keys() -> str:
+    return ", ".join(ALLOWED)

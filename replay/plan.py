@@ -1,0 +1,104 @@
+"""From a recording and a mode to what the simulator is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from blis_replay.blis.trace import NEVER_US, EngineConfig, Int64s, RequestTrace
+from blis_replay.ingest.recording import Recording
+from blis_replay.replay.errors import ReplayError
+from blis_replay.replay.mode import ReplayMode
+from blis_replay.replay.prefix import PrefixEstimate, estimate_prefix, prompt_tokens
+
+_FLAT_ARRIVALS_SEED = 42
+
+
+@dataclass(frozen=True)
+class ReplayPlan:
+    """A recording made ready for the simulator.
+
+    Request i of ``trace`` is request i of the recording (send order), also where the
+    arrivals were replaced.  ``basis``: in words, where arrivals, lengths and prefix hits
+    come from.
+    """
+
+    trace: RequestTrace
+    engine: EngineConfig
+    basis: dict[str, str]
+
+
+def plan_replay(recording: Recording, mode: ReplayMode) -> ReplayPlan:
+    """Build the trace and engine arguments of a replay.
+
+    Raises ``ReplayError`` if the recording has no requests, or no decode lengths of the
+    kind that the mode asks for.
+    """
+    requests = recording.requests
+    if requests.height == 0:
+        raise ReplayError(f"{recording.slug}: the recording has no requests to replay; ingest its per-request records")
+    prompts = prompt_tokens(recording)
+    prefix = estimate_prefix(recording) if mode.prefix == "recorded" else PrefixEstimate(prompts, "whole prompts")
+    lengths, length_basis = _output_tokens(recording, mode)
+    arrival_us, arrival_basis = _arrivals(recording, mode)
+    trace = RequestTrace(
+        arrival_us=arrival_us,
+        prompt_tokens=prompts,
+        prefill_tokens=prefix.prefill_tokens,
+        output_tokens=lengths,
+        abort_us=_aborts(requests, arrival_us),
+    )
+    basis = {"arrivals": arrival_basis, "output tokens": length_basis, "prefix cache": prefix.basis}
+    return ReplayPlan(trace, engine_config(recording, mode), basis)
+
+
+def engine_config(recording: Recording, mode: ReplayMode) -> EngineConfig:
+    """The engine arguments of a recording, with the scheduling that the mode asks for."""
+    value = {name: setting.value for name, setting in recording.engine.items()}
+    scheduling = {"synchronous": False, "asynchronous": True}
+    blocks = value.get("num_gpu_blocks")
+    return EngineConfig(
+        max_num_seqs=int(value["max_num_seqs"]),
+        max_num_batched_tokens=int(value["max_num_batched_tokens"]),
+        max_model_len=int(value["max_model_len"]),
+        block_size=int(value["block_size"]),
+        num_gpu_blocks=None if blocks is None else int(blocks),
+        async_scheduling=scheduling.get(mode.scheduling, bool(value["async_scheduling"])),
+    )
+
+
+def _output_tokens(recording: Recording, mode: ReplayMode) -> tuple[Int64s, str]:
+    column = "output_tokens" if mode.lengths == "true" else "output_tokens_reported"
+    lengths = recording.requests[column]
+    if lengths.null_count():
+        raise ReplayError(
+            f"{recording.slug}: {lengths.null_count()} of {len(lengths)} requests have no {mode.lengths} decode "
+            "length; record server usage, or max_tokens with ignore_eos"
+        )
+    if mode.lengths == "true":
+        sources = recording.requests["output_tokens_source"].drop_nulls().unique(maintain_order=True).to_list()
+        basis = " and ".join(sources)
+    else:
+        basis = "counted by tokenising the returned text again"
+    # An empty reply counts 0 tokens when tokenised again; the engine yields at least one.
+    return np.maximum(lengths.to_numpy().astype(np.int64), 1), basis
+
+
+def _arrivals(recording: Recording, mode: ReplayMode) -> tuple[Int64s, str]:
+    recorded = recording.requests["arrival_us"].to_numpy().astype(np.int64)
+    if mode.arrivals == "recorded":
+        kind = "as recorded" if recording.ground_truth == "recorded" else "reconstructed from published rates"
+        return recorded, kind
+    planned_us = sum(stage.duration_us for stage in recording.stages) or int(recorded[-1])
+    rng = np.random.default_rng(_FLAT_ARRIVALS_SEED)
+    gaps = rng.exponential(planned_us / len(recorded), len(recorded))
+    return np.floor(np.cumsum(gaps)).astype(np.int64), "Poisson at the mean rate of the run, stages flattened"
+
+
+def _aborts(requests: pl.DataFrame, arrival_us: Int64s) -> Int64s:
+    """When clients gave up: a recorded failure holds on for its recorded duration."""
+    failed = (requests["status"] != "ok").to_numpy()
+    duration_us = requests["e2e_us"].fill_null(0).to_numpy()
+    return np.where(failed, arrival_us + np.maximum(duration_us, 0), NEVER_US).astype(np.int64)

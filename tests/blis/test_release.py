@@ -1,0 +1,130 @@
+"""Coefficient releases: what ships, what is read, what is refused and how it is said."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blis_replay.blis.errors import ReleaseError
+from blis_replay.blis.release import bundled_releases, parse_release
+from blis_replay.blis.release_text import format_release
+
+SOUND = """
+schema: blis-replay/coefficients/1
+name: sound
+status: valid
+summary: A line.
+source: a test
+hardware: H100
+models:
+  - model: some/Model
+    tensor_parallelism: 2
+    latency:
+      kind: blackbox
+      intercept: 13.546 ms
+      per_prefill_token: 30.5 us/token
+      per_decode_token: 40300 ns/token
+      rounding: round_half_up
+    lifecycle:
+      pre_queue: 9.3 ms
+      pre_queue_source: published
+"""
+
+
+def test_units_become_nanoseconds() -> None:
+    """13.546 ms = 13,546,000 ns; 30.5 us and 40,300 ns a token; the delay stays in us."""
+    entry = parse_release(SOUND, "test").models[0]
+    assert (entry.latency.intercept_ns, entry.latency.per_prefill_token_ns) == (13_546_000, 30_500)
+    assert (entry.latency.per_decode_token_ns, entry.lifecycle.pre_queue_us) == (40_300, 9_300)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ("13.546 ms", "13.546 minutes", "field models[0].latency.intercept: has the unknown unit 'minutes'"),
+        ("13.546 ms", "13546", "field models[0].latency.intercept: is missing or no number with a unit"),
+        ("13.546 ms", "13.546 us/token", "has the unknown unit 'us/token'"),
+        ("      per_decode_token: 40300 ns/token\n", "", "field models[0].latency.per_decode_token: is missing"),
+        ("kind: blackbox", "kind: magic", "field models[0].latency.kind: is 'magic'; use one of blackbox, floor"),
+        ("rounding: round_half_up", "rounding: up", "use one of round_half_up, truncate"),
+        ("      rounding: round_half_up\n", "", "field models[0].latency.rounding: is missing"),
+        ("tensor_parallelism: 2", "tensor_parallelism: two", "field models[0].tensor_parallelism"),
+        ("pre_queue:", "prequeue:", "field models[0].lifecycle.prequeue: is not a field of a release"),
+        ("name: sound", "nome: sound", "field name: is missing"),
+        ("coefficients/1", "coefficients/2", "field schema"),
+        ("intercept: 13.546 ms", "intercept: -13.546 ms", "give some/Model a negative step time"),
+        ("13.546 ms", "1e12 s", "is larger than eleven days"),
+    ],
+)
+def test_what_is_wrong_is_named(old: str, new: str, complaint: str) -> None:
+    assert old in SOUND
+    with pytest.raises(ReleaseError) as refused:
+        parse_release(SOUND.replace(old, new), "mine.yaml")
+    assert str(refused.value).startswith("mine.yaml")
+    assert complaint in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "a: b: c", "{" * 5000, "!!python/object:os.system {}", "\x00", "models: 3"])
+def test_what_is_no_release_is_refused_in_one_line(text: str) -> None:
+    with pytest.raises(ReleaseError, match=r"mine\.yaml") as refused:
+        parse_release(text, "mine.yaml")
+    assert "\n" not in str(refused.value)
+
+
+@given(st.text())
+def test_no_text_crashes_the_parser(text: str) -> None:
+    with pytest.raises(ReleaseError):
+        parse_release(text, "mine.yaml")
+
+
+@pytest.mark.parametrize("name", sorted(bundled_releases()))
+def test_a_release_survives_being_written(name: str) -> None:
+    release = parse_release(bundled_releases()[name], name)
+    again = parse_release(format_release(release), name)
+    assert replace(again, sha256="") == replace(release, sha256="")
+
+
+@pytest.mark.parametrize(
+    ("alias", "floor_us"),
+    [("7b-general", 3897), ("34b-general", 6673), ("70b-general", 8029), ("70b-hf-codegen", 8203), ("mixtral-x", 9125)],
+)
+def test_the_published_overhead_floors(alias: str, floor_us: int) -> None:
+    """Step-model studies, round 3: one floor a model, and one of its own for the second 70B server."""
+    release = parse_release(bundled_releases()["stepml-overhead-floor"], "stepml-overhead-floor")
+    models = {"7b": "meta-llama/Llama-2-7b-hf", "34b": "codellama/CodeLlama-34b-Instruct-hf"}
+    models |= {"70b": "meta-llama/Llama-2-70b-hf", "mixtral": "mistralai/Mixtral-8x7B-v0.1"}
+    entry = release.entry_for(models[alias.split("-")[0]], None, alias)
+    assert entry.latency.floor_ns == floor_us * 1000
+
+
+def test_the_negative_line_is_listed_but_not_used() -> None:
+    """-5525 + 215.1 * decodes turns positive at 26 decodes; its published errors are quoted."""
+    release = parse_release(bundled_releases()["stepml-per-model-linear"], "x")
+    assert release.published_errors == {"e2e_percent": 115.0, "ttft_percent": 102.9, "itl_percent": 134.6}
+    with pytest.raises(ReleaseError, match="CodeLlama-34b-Instruct-hf: step time is negative below a batch of 26"):
+        release.refuse_if_invalid()
+
+
+def test_an_unknown_model_is_refused_with_what_there_is() -> None:
+    release = parse_release(SOUND, "x")
+    with pytest.raises(ReleaseError, match=r"no coefficients for other/Model .*it has some/Model tp 2.*calibrate"):
+        release.entry_for("other/Model", 2, "other-general")
+    with pytest.raises(ReleaseError, match="tensor parallelism 4"):
+        release.entry_for("some/Model", 4, "x")
+
+
+def test_what_a_release_was_fitted_on_is_remembered() -> None:
+    kinds = {"a": "steps", "b": "latencies"}
+    rows = ", ".join(f"{{experiment: {slug}, content_hash: h, data: {data}}}" for slug, data in kinds.items())
+    release = parse_release(f"{SOUND}fitted_on: [{rows}]", "x")
+    assert [release.used(slug) for slug in ("a", "b", "c")] == ["steps", "latencies", None]
+
+
+def test_releases_are_safe_yaml() -> None:
+    for text in bundled_releases().values():
+        assert isinstance(yaml.safe_load(text), dict)

@@ -1,0 +1,121 @@
+"""The other verbs: ingest, experiments, inspect, coefficients, calibrate, help."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command_line import Run
+
+from blis_replay.validate.cli.main import VERBS, cli
+
+
+def test_ingest_says_what_it_did_and_is_idempotent(run: Run, demo: Path) -> None:
+    first, second = run("ingest", demo, "--json").json, run("ingest", demo, "--json").json
+    assert [o["ingested"][0]["outcome"] for o in (first, second)] == ["new", "unchanged"]
+    assert first["ingested"][0]["requests"] == 300
+
+
+def test_a_directory_that_cannot_be_read_does_not_stop_the_others(run: Run, demo: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    answer = run("ingest", tmp_path / "empty", demo, tmp_path / "absent")
+    assert answer.code == 3
+    assert "300 requests" in answer.out
+    assert len(answer.err.strip().splitlines()) == 2
+
+
+def test_a_truncated_recording_leaves_the_store_as_it_was(run: Run, demo: Path) -> None:
+    run("ingest", demo)
+    before = run("experiments", "--json").out
+    trace = demo / "trace.csv.gz"
+    trace.write_bytes(trace.read_bytes()[:200])
+    results = demo / "results" / "per_request_lifecycle_metrics.json"
+    results.write_bytes(results.read_bytes()[:0])
+    (demo / "exp-config.yaml").write_text("model: [")
+    answer = run("ingest", demo)
+    assert answer.code == 3
+    assert "exp-config.yaml" in answer.err
+    assert "Traceback" not in answer.err
+    assert run("experiments", "--json").out == before
+
+
+def test_experiments_lists_bundled_and_stored(run: Run, demo: Path) -> None:
+    assert len(run("experiments", "--json").json["experiments"]) == 16
+    run("ingest", demo)
+    rows = run("experiments", "--json").json["experiments"]
+    assert len(rows) == 17
+    assert next(row for row in rows if row["alias"] == "1b-general")["ground_truth"] == "recorded"
+
+
+def test_inspect_names_sources_and_findings(run: Run, demo: Path) -> None:
+    run("ingest", demo)
+    document = run("inspect", "--experiment", "1b-general", "--json").json
+    assert document["engine"]["max_num_seqs"]["source"] == "recorded"
+    checks = {finding["check"] for finding in document["findings"]}
+    assert {"token_events", "output_length", "step_cycle", "littles_law", "stationarity", "completeness"} <= checks
+    text = run("inspect", "--experiment", "1b-general").out
+    assert "two stream events per token" in " ".join(text.split())
+
+
+def test_inspect_works_on_a_bundled_experiment(run: Run) -> None:
+    answer = run("inspect", "--experiment", "mixtral-roleplay")
+    assert answer.code == 0
+    assert "published aggregates" in answer.out
+
+
+def test_engine_arguments_from_a_file_win(run: Run, demo: Path, tmp_path: Path) -> None:
+    (tmp_path / "engine.yaml").write_text("max_num_seqs: 7\n")
+    run("ingest", demo, "--engine", tmp_path / "engine.yaml")
+    engine = run("inspect", "--experiment", "1b-general", "--json").json["engine"]
+    assert (engine["max_num_seqs"]["value"], engine["max_num_seqs"]["source"]) == (7, "file")
+
+
+def test_releases_are_listed_and_shown(run: Run) -> None:
+    names = {release["name"]: release["status"] for release in run("coefficients", "list", "--json").json["releases"]}
+    assert names["stepml-per-model-linear"] == "invalid"
+    assert {"h100-vllm-0.15.1", "stepml-direct", "stepml-overhead-floor"} <= set(names)
+    shown = run("coefficients", "show", "stepml-direct")
+    assert "intercept: 14196.05 us" in shown.out
+    assert (
+        json.loads(run("coefficients", "show", "stepml-direct", "--json").out)["published_errors"]["e2e_percent"] == 5.7
+    )
+    assert "below a batch of 26 decodes" in run("coefficients", "show", "stepml-per-model-linear").out
+
+
+def test_calibration_without_data_is_refused(run: Run) -> None:
+    answer = run("calibrate", "--train", "34b-general", "--out", "x.yaml")
+    assert (answer.code, Path("x.yaml").exists()) == (3, False)
+    assert "no latencies to fit" in answer.err
+
+
+@pytest.mark.parametrize("verb", sorted(VERBS))
+def test_every_verb_has_help_with_an_example(run: Run, verb: str) -> None:
+    answer = run(verb, "--help")
+    assert answer.code == 0
+    assert f"blis-replay {verb}" in answer.out.split("Examples:")[1]
+    assert max(len(line) for line in answer.out.splitlines()) <= 100
+
+
+def test_help_imports_nothing_heavy() -> None:
+    """Help must be instant, so no data or array library may be loaded for it."""
+    heavy = ("numpy", "polars", "duckdb", "numba", "scipy", "yaml", "pyarrow")
+    code = (
+        "import sys\nfrom blis_replay.validate.cli.main import cli\n"
+        "try: cli(['--help'])\nexcept SystemExit: pass\n"
+        f"loaded = [name for name in {heavy!r} if name in sys.modules]\n"
+        "sys.exit(f'loaded {loaded}' if loaded else 0)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_verbs_are_what_the_group_lists() -> None:
+    assert set(cli.list_commands(None)) == set(VERBS)  # type: ignore[arg-type]
+
+
+def test_every_verb_is_in_the_readme() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+    assert [verb for verb in VERBS if f"blis-replay {verb}" not in readme] == []

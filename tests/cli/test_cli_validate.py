@@ -1,0 +1,116 @@
+"""``blis-replay validate`` as a user meets it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from command_line import Run
+
+
+def test_a_bundled_experiment_needs_no_preparation(run: Run) -> None:
+    """Published: 34b-general has a mean E2E of 4,092.5 ms; it is labelled as aggregates."""
+    answer = run("validate", "--experiment", "34b-general")
+    assert answer.code == 0
+    assert "ground truth: published aggregates, requests reconstructed; 16,800 requests compared" in answer.out
+    assert "4,092.5" in answer.out
+    assert "verdict: pass" in answer.out
+    assert "reported ITL 8.13 ms, true gap 16.36 ms, two stream events per token" in " ".join(answer.out.split())
+
+
+def test_json_has_the_documented_form(run: Run) -> None:
+    document = run("validate", "--experiment", "34b-general", "--json").json
+    (experiment,) = document["experiments"]
+    assert experiment["slug"] == "20260218-150304-codellama-34b-tp2-general"
+    assert (experiment["alias"], experiment["ground_truth"]) == ("34b-general", "published aggregates")
+    assert (experiment["requests"], experiment["verdict"]) == (16_800, "pass")
+    assert set(experiment["metrics"]) == {"e2e", "ttft", "itl", "tpot"}
+    for statistics in experiment["metrics"].values():
+        assert set(statistics) == {"mean", "p50", "p90", "p99"}
+    cell = experiment["metrics"]["e2e"]["mean"]
+    assert cell["observed_ms"] == pytest.approx(4092.5, rel=1e-4)
+    assert cell["error"] == pytest.approx(cell["simulated_ms"] / cell["observed_ms"] - 1, abs=1e-6)
+    unknown = experiment["metrics"]["itl"]["p99"]
+    assert unknown["observed_ms"] is None
+    assert unknown["error"] is None
+    assert "bracket" in unknown["reason"]
+    assert unknown["observed_between_ms"] == pytest.approx([20.131, 29.968], rel=1e-3)
+    assert set(document["mean_abs_error"]) == {"e2e", "ttft", "itl", "tpot"}
+    assert document["provenance"]["coefficients"] == "h100-vllm-0.15.1"
+    assert experiment["provenance"]["engine"]["num_gpu_blocks"] == {"value": 26603, "source": "profile"}
+
+
+def test_all_bundled_experiments_in_one_table(run: Run) -> None:
+    """Twelve are gated, the four overloaded reasoning runs stand apart; nothing is wider than 80 columns."""
+    answer = run("validate", "--all")
+    assert answer.code == 0
+    gated, apart = answer.out.split("overloaded, reported and not gated:")
+    assert sum(line.rstrip().endswith("pass") for line in gated.splitlines()) == 12
+    assert sum("-reasoning" in line for line in apart.splitlines()) == 4
+    assert max(len(line) for line in answer.out.splitlines()) <= 80
+
+
+def test_a_failed_threshold_is_exit_code_1(run: Run) -> None:
+    """The published overhead floors are 2.1 to 2.7 times too small."""
+    answer = run("validate", "--experiment", "34b-general", "--coefficients", "stepml-overhead-floor")
+    assert answer.code == 1
+    assert "verdict: fail" in answer.out
+
+
+def test_stages_on_request(run: Run) -> None:
+    answer = run("validate", "--experiment", "34b-general", "--by-stage", "--json")
+    stages = answer.json["experiments"][0]["stages"]
+    assert [(stage["stage"], stage["requests"]) for stage in stages] == [(0, 4800), (1, 12_000)]
+    assert "stage 1" in run("validate", "--experiment", "34b-general", "--by-stage").out
+
+
+def test_ones_own_recording_end_to_end(run: Run, demo: Path) -> None:
+    """Ingest, calibrate, validate: mean E2E and ITL within 2 % on what was made with other coefficients.
+
+    The demonstration server is idle between requests, so its latencies are fitted, not its steps.
+    """
+    Path("engine.yaml").write_text("async_scheduling: true\n")
+    assert run("ingest", demo, "--engine", "engine.yaml").code == 0
+    fits = run("calibrate", "--train", "1b-general", "--out", "mine.yaml", "--json").json["fits"]
+    assert fits[0]["data"] == "latencies"
+    assert fits[0]["intercept_us"] == pytest.approx(8000, rel=0.01)
+    answer = run("validate", "--experiment", "1b-general", "--coefficients", "mine.yaml", "--json")
+    (experiment,) = answer.json["experiments"]
+    assert experiment["ground_truth"] == "recorded"
+    assert abs(experiment["metrics"]["e2e"]["mean"]["error"]) < 0.025
+    assert abs(experiment["metrics"]["itl"]["mean"]["error"]) < 0.02
+    assert experiment["coefficients_use"] == "own latencies"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "complaint"),
+    [
+        (["--experiment", "35b-general"], 2, "no experiment is called 35b-general; did you mean"),
+        ([], 2, "name experiments with --experiment, or use --all"),
+        (["--all", "--experiment", "34b-general"], 2, "name experiments with --experiment, or use --all"),
+        (["--experiment", "34b-general", "--window", "1:0"], 2, "use 0 <= from < to <= 1"),
+        (["--experiment", "34b-general", "--replay", "fast"], 2, "'fast' is no replay mode"),
+        (["--experiment", "34b-general", "--coefficients", "none.yaml"], 2, "no release or file is called none.yaml"),
+        (
+            ["--experiment", "34b-general", "--coefficients", "stepml-per-model-linear"],
+            3,
+            "below a batch of 26 decodes",
+        ),
+        (["--experiment", "34b-general", "--coefficients", "."], 3, "cannot be read"),
+        (["--experiment", "34b-general", "--window", "0:0.5"], 3, "published aggregates cover whole stages"),
+    ],
+)
+def test_wrong_use_is_one_line(run: Run, arguments: list[str], code: int, complaint: str) -> None:
+    answer = run("validate", *arguments)
+    assert answer.code == code
+    assert complaint in " ".join(answer.err.split())
+    assert answer.out == ""
+    assert "Traceback" not in answer.err
+
+
+def test_a_store_that_is_none_is_left_alone(run: Run, tmp_path: Path) -> None:
+    store = tmp_path / "notes.txt"
+    store.write_text("not a database")
+    answer = run("validate", "--experiment", "34b-general", "--store", store)
+    assert (answer.code, store.read_text()) == (3, "not a database")
+    assert len(answer.err.strip().splitlines()) == 1

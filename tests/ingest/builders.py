@@ -1,0 +1,100 @@
+"""Recordings made by hand, for tests: small, complete, and true unless a test says otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from blis_replay.ingest.recording import (
+    AGGREGATE_SCHEMA,
+    REQUEST_SCHEMA,
+    STEP_SCHEMA,
+    TOKEN_EVENT_SCHEMA,
+    Clock,
+    Recording,
+    Setting,
+    SourceFile,
+    Stage,
+    empty_frame,
+)
+
+
+def requests(count: int = 3, **columns: Any) -> pl.DataFrame:
+    """``count`` completed requests, one a second: TTFT 50 ms, 11 tokens, 20 ms between them.
+
+    A column given as a scalar holds for all rows, one given as a list row by row.
+    """
+    defaults: dict[str, Any] = {
+        "request_index": list(range(count)),
+        "request_id": [f"r{i}" for i in range(count)],
+        "stage": 0,
+        "arrival_us": [i * 1_000_000 for i in range(count)],
+        "prompt_tokens": 100,
+        "output_tokens": 11,
+        "output_tokens_source": "configured with ignore_eos",
+        "ttft_us": 50_000,
+        "e2e_us": 250_000,
+        "status": "ok",
+    }
+    values = dict.fromkeys(REQUEST_SCHEMA) | defaults | columns
+    rows = {name: v if isinstance(v, list) else [v] * count for name, v in values.items()}
+    return pl.DataFrame(rows, schema=REQUEST_SCHEMA)
+
+
+def steps(starts_us: Sequence[int], ids: Sequence[int] | None = None, **columns: Any) -> pl.DataFrame:
+    """Step records that start at ``starts_us``, numbered from 1 unless ``ids`` says otherwise."""
+    count = len(starts_us)
+    defaults: dict[str, Any] = {
+        "step_id": list(ids) if ids is not None else list(range(1, count + 1)),
+        "start_us": list(starts_us),
+        "duration_us": 300,
+        "running_depth": 4,
+        "waiting_depth": 0,
+        "prefill_tokens": 0,
+        "decode_tokens": 4,
+    }
+    values = dict.fromkeys(STEP_SCHEMA) | defaults | columns
+    rows = {name: v if isinstance(v, list) else [v] * count for name, v in values.items()}
+    return pl.DataFrame(rows, schema=STEP_SCHEMA)
+
+
+def aggregates(*rows: tuple[int, str, str, float]) -> pl.DataFrame:
+    """Published numbers as ``(stage, metric, statistic, value)``."""
+    return pl.DataFrame(rows, schema=AGGREGATE_SCHEMA, orient="row")
+
+
+def write_events(path: Path, stamps: Sequence[Sequence[int]]) -> Path:
+    """A Parquet file of token events; ``stamps[i]``: the times in us that request i has."""
+    rows = [(i, j, time_us) for i, times in enumerate(stamps) for j, time_us in enumerate(times)]
+    pl.DataFrame(rows, schema=TOKEN_EVENT_SCHEMA, orient="row").write_parquet(path)
+    return path
+
+
+def recording(**fields: Any) -> Recording:
+    """A recorded experiment of three requests; any field can be given."""
+    defaults: dict[str, Any] = {
+        "slug": "20260101-000000-toy-7b-tp1-general",
+        "alias": "7b-general",
+        "workload": "general",
+        "model": "toy/toy-7b",
+        "hardware": "H100",
+        "tensor_parallelism": 1,
+        "ground_truth": "recorded",
+        "content_hash": "hash-1",
+        "engine": {"max_num_seqs": Setting(128, "recorded", "exp-config.yaml"), "dtype": Setting("auto", "default")},
+        "stages": (Stage(0, 1.0, 60_000_000),),
+        "shared_prefix": None,
+        "ignore_eos": True,
+        "prefix_hit_rate": None,
+        "requests": requests(),
+        "token_events": None,
+        "steps": empty_frame(STEP_SCHEMA),
+        "aggregates": empty_frame(AGGREGATE_SCHEMA),
+        "clocks": (Clock("client", "epoch", 1_770_000_000_000_000),),
+        "files": (SourceFile("trace.csv", "TraceV2", 1000, "aa", 3, 1, (("line 3", "not a number"),)),),
+        "missing": ("no step records",),
+    }
+    return Recording(**(defaults | fields))

@@ -1,0 +1,241 @@
+"""Checks 2, 7 and 8 and the overload rule, from requests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from builders import aggregates, recording, requests, steps, write_events
+
+from blis_replay.ingest.checks.overload import overloaded
+from blis_replay.ingest.checks.registry import run_checks
+from blis_replay.ingest.recording import Finding, Recording, SharedPrefix, SourceFile, Stage
+
+SECOND = 1_000_000
+
+
+def findings_of(made: Recording, check: str) -> list[Finding]:
+    return [finding for finding in run_checks(made)[0] if finding.check == check]
+
+
+# Output length.
+
+
+def test_retokenised_lengths_are_replaced_and_their_shortfall_measured() -> None:
+    """Lengths 10, 5, 0 and 9 for a true 10: 40 % short on average, two of four more than 10 % short, one zero."""
+    made = recording(requests=requests(4, output_tokens=10, output_tokens_reported=[10, 5, 0, 9]))
+    (finding,) = findings_of(made, "output_length")
+    assert finding.severity == "corrected"
+    assert finding.measured["short_percent"] == pytest.approx(40.0)
+    assert finding.measured["share_over_10_percent_short"] == 0.5
+    assert finding.measured["zeros"] == 1
+
+
+def test_a_count_that_does_not_follow_the_decode_time_has_no_correlation_with_it() -> None:
+    made = recording(
+        requests=requests(4, output_tokens_reported=[10, 5, 5, 10], e2e_us=[250_000, 250_000, 260_000, 260_000])
+    )
+    (finding,) = findings_of(made, "output_length")
+    assert finding.measured["correlation_with_decode_time"] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_equal_counts_are_noted_and_lone_retokenised_ones_unusable() -> None:
+    (equal,) = findings_of(recording(requests=requests(3, output_tokens_reported=11)), "output_length")
+    assert equal.severity == "note"
+    alone = requests(3, output_tokens_source="re-tokenised", output_tokens_reported=11)
+    (finding,) = findings_of(recording(requests=alone), "output_length")
+    assert (finding.severity, finding.metric) == ("unusable", "output_tokens")
+    (none,) = findings_of(recording(requests=requests(3, output_tokens=None)), "output_length")
+    assert none.message.startswith("no output length was recorded")
+
+
+def test_published_mean_length_against_the_configured_one() -> None:
+    """7b-codegen as published: 195.1 of 247 tokens, 21.0 % short."""
+    made = recording(
+        ground_truth="published aggregates",
+        shared_prefix=SharedPrefix(10, 10, 100, 466, 247),
+        requests=requests(3, output_tokens=247),
+        aggregates=aggregates((-1, "output_tokens_reported", "mean", 195.1)),
+    )
+    (finding,) = findings_of(made, "output_length")
+    assert finding.measured["short_percent"] == pytest.approx(21.0, abs=0.05)
+
+
+# Overload.
+
+
+def ttft_run(first_us: int, last_us: int, count: int = 100) -> Recording:
+    ttft = [round(first_us + (last_us - first_us) * i / (count - 1)) for i in range(count)]
+    return recording(requests=requests(count, ttft_us=ttft, e2e_us=[t + 200_000 for t in ttft]))
+
+
+def test_more_than_a_tenth_failed_is_overloaded() -> None:
+    assert not overloaded(recording(requests=requests(10, status=["error"] + ["ok"] * 9)))[0]
+    is_overloaded, reason = overloaded(recording(requests=requests(10, status=["error", "timeout"] + ["ok"] * 8)))
+    assert (is_overloaded, reason) == (True, "20 % of requests failed")
+
+
+def test_a_growing_ttft_is_overloaded_only_above_one_second() -> None:
+    """Medians of the first and last fifth, 0.5 to 10 s: 1.4 and 9.1 s."""
+    assert overloaded(ttft_run(500_000, 10_000_000))[0]
+    assert not overloaded(ttft_run(20_000, 900_000))[0]
+    assert not overloaded(ttft_run(3_000_000, 5_000_000))[0]
+
+
+def test_growth_is_looked_for_within_a_stage_not_across_stages() -> None:
+    two = requests(100, stage=[0] * 50 + [1] * 50, ttft_us=[100_000] * 50 + [2_000_000] * 50, e2e_us=3_000_000)
+    assert not overloaded(recording(requests=two))[0]
+
+
+def test_from_aggregates_a_slow_median_is_overloaded() -> None:
+    """70b-general, at the limit of its slots, has a median of 63.9 ms; the reasoning runs 91 s and more."""
+    published: dict[str, Any] = {"ground_truth": "published aggregates"}
+    assert not overloaded(recording(**published, aggregates=aggregates((-1, "ttft", "p50", 63_923.2))))[0]
+    assert overloaded(recording(**published, aggregates=aggregates((-1, "ttft", "p50", 91_288_500.0))))[0]
+    failed = aggregates((-1, "requests", "sent", 4800.0), (-1, "requests", "failed", 4068.0))
+    assert overloaded(recording(**published, requests=requests(0), aggregates=failed)) == (
+        True,
+        "85 % of requests failed",
+    )
+
+
+# Stationarity.
+
+
+def long_run(**columns: Any) -> Recording:
+    """120 s at 2 requests/s."""
+    defaults = {"arrival_us": [i * SECOND // 2 for i in range(240)]}
+    return recording(stages=(Stage(0, 2.0, 120 * SECOND),), requests=requests(240, **(defaults | columns)))
+
+
+def test_a_steady_run_is_said_to_be_so() -> None:
+    (finding,) = findings_of(long_run(), "stationarity")
+    assert finding.message == "one load level, no cold start, drift or stall"
+
+
+def test_a_cold_start_is_reported_by_window() -> None:
+    """The first 10 s (20 requests) take 500 ms instead of 250, the next 10 s 300."""
+    (finding,) = findings_of(long_run(e2e_us=[500_000] * 20 + [300_000] * 20 + [250_000] * 200), "stationarity")
+    assert "cold start" in finding.message
+    assert finding.measured["e2e_ratio"] == pytest.approx(2.0)
+    assert finding.measured["e2e_0_3_s_us"] == 500_000
+    assert finding.measured["e2e_10_20_s_us"] == 300_000
+    assert finding.measured["e2e_later_us"] == 250_000
+
+
+def test_drift_inside_a_stage_is_reported() -> None:
+    """From 250 to 489 ms through the run: the last fifth of the settled part is a third above the first."""
+    findings = findings_of(long_run(e2e_us=[250_000 + 1000 * i for i in range(240)]), "stationarity")
+    assert [finding.message.split(":")[1].split(",")[0].strip() for finding in findings] == ["drift"]
+
+
+def test_a_pause_in_arrivals_is_reported() -> None:
+    """Nothing is sent for 20 s, where an even 2 requests/s would send 40."""
+    arrivals = [i * SECOND // 2 + (20 * SECOND if i >= 120 else 0) for i in range(240)]
+    findings = findings_of(long_run(arrival_us=arrivals), "stationarity")
+    stall = next(finding for finding in findings if "no request was sent" in finding.message)
+    assert stall.measured["gap_us"] == 20_500_000
+    assert stall.measured["at_us"] == 59_500_000
+
+
+def test_a_stall_of_the_engine_is_found_between_sampled_steps() -> None:
+    starts = [i * 20_000 + (3 * SECOND if i >= 3000 else 0) for i in range(5000)]
+    made = recording(stages=(Stage(0, 2.0, 120 * SECOND),), requests=long_run().requests, steps=steps(starts))
+    stall = next(f for f in findings_of(made, "stationarity") if "stood still" in f.message)
+    assert stall.measured["excess_us"] == 3 * SECOND
+    assert stall.measured["step_id"] == 3000
+
+
+def test_several_load_stages_are_named() -> None:
+    made = recording(
+        stages=(Stage(0, 1.0, 60 * SECOND), Stage(1, 1.0, 60 * SECOND)),
+        requests=requests(4, stage=[0, 0, 1, 1], e2e_us=[200_000, 200_000, 400_000, 400_000]),
+    )
+    (finding,) = findings_of(made, "stationarity")
+    assert "mean E2E 200 / 400 ms" in finding.message
+
+
+# Completeness.
+
+
+def messages(made: Recording) -> list[str]:
+    return [finding.message for finding in findings_of(made, "completeness")]
+
+
+def test_a_whole_recording_is_said_to_be_so() -> None:
+    assert messages(recording(files=())) == ["all 3 requests completed, none lacks a field or was rejected"]
+
+
+def test_rejected_records_are_named_with_the_first_place() -> None:
+    file = SourceFile("trace.csv", "TraceV2", 10, "aa", 8, 2, (("line 3", "not a number"),))
+    assert messages(recording(files=(file,))) == [
+        "trace.csv: 2 of 10 records rejected, the first at line 3: not a number"
+    ]
+
+
+def test_failures_time_outs_and_lost_prompts_are_counted() -> None:
+    made = recording(
+        files=(), requests=requests(4, status=["ok", "ok", "error", "timeout"], prompt_tokens=[10, 10, 10, None])
+    )
+    (message,) = messages(made)
+    assert message.startswith("2 of 4 requests failed (50.0 %), 1 of them by time-out")
+    assert message.endswith("1 lost their prompt length")
+
+
+def test_fields_that_completed_requests_lack_are_counted() -> None:
+    (message,) = messages(recording(files=(), requests=requests(3, ttft_us=[None, None, 50_000])))
+    assert message == "of 3 completed requests some lack a field: ttft_us of 2"
+
+
+def test_impossible_latencies_make_the_ttft_unusable() -> None:
+    (finding,) = findings_of(recording(files=(), requests=requests(3, ttft_us=[1, -5, 900_000])), "completeness")
+    assert (finding.severity, finding.measured["requests"], finding.measured["first_request_index"]) == (
+        "unusable",
+        2,
+        1,
+    )
+
+
+def test_repeated_ids_and_differing_counts_are_reported() -> None:
+    made = recording(
+        files=(),
+        requests=requests(3, request_id=["a", "b", "a"]),
+        aggregates=aggregates((-1, "requests", "sent", 4.0), (-1, "requests", "failed", 1.0)),
+    )
+    assert messages(made) == [
+        "1 requests repeat the id of another, first a; each is kept",
+        "the published report counts 4 requests sent, the records 3",
+        "the published report counts 1 requests failed, the records 0",
+    ]
+
+
+@pytest.mark.parametrize("ground_truth", ["recorded", "published aggregates"])
+def test_checks_work_with_any_part_missing(ground_truth: str, tmp_path: Any) -> None:
+    whole = {
+        "requests": requests(60),
+        "steps": steps(range(0, 60 * SECOND, 20_000)),
+        "stages": (Stage(0, 1.0, 60 * SECOND),),
+        "token_events": write_events(tmp_path / "e.parquet", [[0, 20_000]] * 60),
+        "aggregates": aggregates((-1, "itl_reported", "mean", 20_000.0)),
+    }
+    nothing = {
+        "requests": requests(0),
+        "steps": steps([]),
+        "stages": (),
+        "token_events": None,
+        "aggregates": aggregates(),
+    }
+    for mask in range(32):
+        parts = {name: (whole if mask >> i & 1 else nothing)[name] for i, name in enumerate(whole)}
+        findings, _ = run_checks(recording(ground_truth=ground_truth, **parts))
+        assert {"token_events", "output_length", "step_cycle", "littles_law", "prefix_cache"} <= {
+            finding.check for finding in findings
+        }
+
+
+def test_checks_work_with_every_field_null() -> None:
+    kept = {"request_index", "status"}
+    null = requests(60, **{name: None for name in requests(0).columns if name not in kept})
+    steps_null = steps(range(60), **dict.fromkeys(steps([]).columns))
+    findings, _ = run_checks(recording(requests=null, steps=steps_null, stages=(), files=()))
+    assert any("lack a field" in finding.message for finding in findings)

@@ -1,0 +1,152 @@
+"""Checks 3, 4 and 9: step cycle, Little's law and prefix cache, from step records."""
+
+from __future__ import annotations
+
+import polars as pl
+import pytest
+from builders import aggregates, recording, requests, steps
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blis_replay.ingest.checks.evidence import stage_windows
+from blis_replay.ingest.checks.prefix_cache import uncached_prompt_tokens
+from blis_replay.ingest.checks.registry import run_checks
+from blis_replay.ingest.checks.step_cycle import cycle_us
+from blis_replay.ingest.recording import Finding, Recording, Stage
+
+
+def findings_of(made: Recording, check: str) -> list[Finding]:
+    return [finding for finding in run_checks(made)[0] if finding.check == check]
+
+
+SECOND = 1_000_000
+
+
+def steady(rate_per_s: float, e2e_us: int, seconds: int = 120) -> pl.DataFrame:
+    """Evenly spaced requests for one stage, 11 tokens each."""
+    count = int(rate_per_s * seconds)
+    arrivals = [round(i * SECOND / rate_per_s) for i in range(count)]
+    return requests(count, arrival_us=arrivals, e2e_us=e2e_us, prompt_tokens=600)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.sets(st.integers(1, 5000), min_size=2, max_size=300), st.integers(1, 50_000))
+def test_the_cycle_does_not_depend_on_which_steps_were_sampled(ids: set[int], cycle: int) -> None:
+    sampled = sorted(ids)
+    assert cycle_us(steps([i * cycle for i in sampled], sampled)) == pytest.approx(cycle)
+
+
+def test_the_cycle_skips_a_restart_of_the_server() -> None:
+    # Step numbers begin again after 10 s of silence: that pair says nothing.
+    records = steps([0, 20_000, 10_000_000, 10_020_000], [100, 101, 1, 2])
+    assert cycle_us(records) == 20_000
+
+
+def test_a_duration_far_below_the_cycle_is_corrected() -> None:
+    """One step each 20 ms, 0.3 ms of it inside schedule(); the client sees (250 - 50) / 10 = 20 ms."""
+    made = recording(
+        stages=(Stage(0, 4.0, 120 * SECOND),),
+        requests=steady(4, 250_000),
+        steps=steps(range(0, 120 * SECOND, 20_000)),
+    )
+    (finding,) = findings_of(made, "step_cycle")
+    assert (finding.severity, finding.metric) == ("corrected", "step_time")
+    assert finding.measured["cycle_us"] == finding.measured["client_gap_us"] == 20_000
+    assert finding.measured["duration_us"] == 300
+    assert "step cycle 20.00 ms, while step.duration_us says 0.30 ms" in finding.message
+
+
+def test_a_duration_that_is_the_cycle_is_only_noted() -> None:
+    made = recording(
+        stages=(Stage(0, 4.0, 120 * SECOND),),
+        requests=steady(4, 250_000),
+        steps=steps(range(0, 120 * SECOND, 20_000), duration_us=20_000),
+    )
+    (finding,) = findings_of(made, "step_cycle")
+    assert finding.severity == "note"
+
+
+def test_littles_law_holds_for_a_steady_run() -> None:
+    """4 requests/s that stay 0.25 s: one is running on average."""
+    made = recording(
+        stages=(Stage(0, 4.0, 120 * SECOND),),
+        requests=steady(4, 250_000),
+        steps=steps(range(0, 120 * SECOND, 20_000), running_depth=1),
+    )
+    (finding,) = findings_of(made, "littles_law")
+    assert finding.severity == "note"
+    assert finding.measured["ratio"] == pytest.approx(1.0, abs=0.005)
+    assert finding.message.endswith("consistent")
+
+
+def test_the_depth_is_weighted_by_time() -> None:
+    """Depth 3 for 30 ms and depth 1 for 10 ms, in turn: 2.5 on average, 2 as a mean over steps."""
+    starts = [s for i in range(3000) for s in (i * 40_000, i * 40_000 + 30_000)]
+    made = recording(
+        stages=(Stage(0, 4.0, 120 * SECOND),),
+        requests=steady(4, 625_000),
+        steps=steps(starts, running_depth=[3, 1] * 3000),
+    )
+    (finding,) = findings_of(made, "littles_law")
+    assert finding.measured["mean_depth"] == pytest.approx(2.5, abs=0.001)
+    assert finding.measured["ratio"] == pytest.approx(1.0, abs=0.005)
+
+
+def test_steps_of_another_run_contradict_littles_law() -> None:
+    made = recording(
+        stages=(Stage(0, 4.0, 120 * SECOND),),
+        requests=steady(4, 250_000),
+        steps=steps(range(0, 120 * SECOND, 20_000), running_depth=2),
+    )
+    (finding,) = findings_of(made, "littles_law")
+    assert finding.severity == "unusable"
+    assert "contradictory" in finding.message
+
+
+def test_windows_leave_out_the_ramp_of_each_stage_and_follow_its_real_start() -> None:
+    """Stages of 600 s: 20 to 590 s; a stage that begins 30 s late is measured from 10 s after its first send."""
+    made = recording(
+        stages=(Stage(0, 8.0, 600 * SECOND), Stage(1, 20.0, 600 * SECOND)),
+        requests=requests(4, stage=[0, 0, 1, 1], arrival_us=[0, 599 * SECOND, 630 * SECOND, 1229 * SECOND]),
+    )
+    assert [(w.stage, w.start_us // SECOND, w.end_us // SECOND) for w in stage_windows(made)] == [
+        (0, 20, 590),
+        (1, 640, 1190),
+    ]
+
+
+def test_uncached_prompt_tokens_are_scaled_by_the_sampling_rate() -> None:
+    """Every tenth of steps 1..991 sampled, 12 prefill tokens in each: 100 x 12 / (100 / 991) over 100 requests."""
+    ids = list(range(1, 1001, 10))
+    made = recording(requests=requests(100), steps=steps([i * 20_000 for i in ids], ids, prefill_tokens=12))
+    assert uncached_prompt_tokens(made) == pytest.approx(100 * 12 * (991 / 100) / 100)
+
+
+def test_the_hit_rate_follows_from_computed_and_sent_prompt_tokens() -> None:
+    """100 requests of 600 tokens; 1,000 consecutive steps with 1.2 prefill tokens each are 12 a request: 98 % hits."""
+    made = recording(
+        requests=requests(100, prompt_tokens=600),
+        steps=steps(range(0, 20_000_000, 20_000), prefill_tokens=[0, 3, 0, 3, 0] * 200),
+    )
+    (finding,) = findings_of(made, "prefix_cache")
+    assert finding.measured["uncached_tokens_per_request"] == pytest.approx(12)
+    assert finding.measured["hit_rate"] == pytest.approx(0.98)
+    assert "prefills 50 times too much" in finding.message
+
+
+def test_cached_tokens_of_the_server_are_used_first() -> None:
+    made = recording(requests=requests(2, prompt_tokens=100, cached_prompt_tokens=[80, 40]), prefix_hit_rate=0.9)
+    (finding,) = findings_of(made, "prefix_cache")
+    assert finding.measured["hit_rate"] == pytest.approx(0.6)
+
+
+def test_an_aggregate_hit_rate_is_named_as_such() -> None:
+    (finding,) = findings_of(recording(prefix_hit_rate=0.25), "prefix_cache")
+    assert "25.0 % is an aggregate; which requests hit is not identified" in finding.message
+
+
+def test_without_steps_nothing_is_claimed() -> None:
+    made = recording(aggregates=aggregates())
+    for check in ("step_cycle", "littles_law", "prefix_cache"):
+        (finding,) = findings_of(made, check)
+        assert finding.message.startswith("not checked: ")

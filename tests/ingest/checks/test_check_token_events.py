@@ -1,0 +1,268 @@
+"""Check 1 and the layouts under it: two stamps per token, found and undone."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import polars as pl
+import pytest
+from builders import aggregates, recording, requests, write_events
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from blis_replay.ingest.checks.registry import run_checks
+from blis_replay.ingest.ingest import ingest_directory
+from blis_replay.ingest.published_itl import is_paired, published_itl
+from blis_replay.ingest.recording import Finding, Recording, SharedPrefix
+from blis_replay.ingest.store import (
+    inter_token_gaps,
+    open_store,
+    read_token_layout,
+    token_times,
+    write_recording,
+)
+from blis_replay.ingest.token_layout import (
+    NO_EVENTS,
+    PAIRED,
+    PAIRED_WITH_DONE,
+    PLAIN,
+    SEVERAL_TOKENS_PER_EVENT,
+    SINGLE_WITH_DONE,
+    TokenLayout,
+    detect_layout,
+    event_totals,
+)
+
+
+def token_finding(of: Recording) -> Finding:
+    (finding,) = [finding for finding in run_checks(of)[0] if finding.check == "token_events"]
+    return finding
+
+
+def paired(token_us: list[int], *, closing: int = 2, blank_us: int = 30) -> list[int]:
+    """Stamps of a line-by-line reader: data line and blank line of each token, then ``closing`` of [DONE]."""
+    stamps = [stamp for time_us in token_us for stamp in (time_us, time_us + blank_us)]
+    return stamps + [stamps[-1] + 20 + i for i in range(closing)]
+
+
+# Token gaps of 1 to 60 ms for runs of 1 to 6 requests.
+TOKEN_TIMES = st.lists(
+    st.lists(st.integers(1_000, 60_000), min_size=4, max_size=12).map(
+        lambda gaps: [50_000 + sum(gaps[:i]) for i in range(len(gaps) + 1)]
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(times=TOKEN_TIMES, known=st.booleans(), closing=st.sampled_from([1, 2, 3]))
+def test_a_paired_layout_gives_back_any_true_token_times(
+    tmp_path: Path, times: list[list[int]], known: bool, closing: int
+) -> None:
+    """2n+1 to 2n+3 stamps for n tokens; without a known length 2n+3 cannot be told from n+1 tokens."""
+    if not known:
+        closing = min(closing, 2)
+    events = write_events(tmp_path / "e.parquet", [paired(times_us, closing=closing) for times_us in times])
+    lengths = [len(times_us) if known else None for times_us in times]
+    made = recording(requests=requests(len(times), output_tokens=lengths), token_events=events)
+    layout = detect_layout(events, made.requests)
+    assert layout == PAIRED_WITH_DONE
+    (tmp_path / "s.duckdb").unlink(missing_ok=True)
+    with open_store(tmp_path / "s.duckdb") as store:
+        write_recording(store, made, layout)
+        stored = token_times(store, made.slug)
+    assert stored.rows() == [(i, k, time_us) for i, times_us in enumerate(times) for k, time_us in enumerate(times_us)]
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(times=TOKEN_TIMES, known=st.booleans())
+def test_plain_and_singly_closed_streams_are_told_apart(tmp_path: Path, times: list[list[int]], known: bool) -> None:
+    lengths = [len(times_us) if known else None for times_us in times]
+    made = requests(len(times), output_tokens=lengths)
+    plain = write_events(tmp_path / "plain.parquet", times)
+    closed = write_events(tmp_path / "closed.parquet", [[*times_us, times_us[-1] + 15] for times_us in times])
+    assert detect_layout(plain, made) == PLAIN
+    assert detect_layout(closed, made) == SINGLE_WITH_DONE
+    true_us = sum(times_us[-1] - times_us[0] for times_us in times) / sum(len(times_us) - 1 for times_us in times)
+    assert event_totals(closed, made, SINGLE_WITH_DONE).token_gap_us == pytest.approx(true_us)
+
+
+def test_pairs_without_a_closing_event(tmp_path: Path) -> None:
+    times = [[i * 20_000 for i in range(11)]] * 3
+    events = write_events(tmp_path / "e.parquet", [paired(times_us, closing=0) for times_us in times])
+    assert detect_layout(events, requests(3)) == PAIRED
+    assert detect_layout(events, requests(3, output_tokens=None)) == PAIRED
+
+
+def test_a_minority_of_odd_requests_does_not_decide(tmp_path: Path) -> None:
+    times = [i * 20_000 for i in range(11)]
+    events = write_events(tmp_path / "e.parquet", [paired(times), paired(times), times])
+    assert detect_layout(events, requests(3)) == PAIRED_WITH_DONE
+
+
+def test_very_short_outputs_are_paired_by_their_counts(tmp_path: Path) -> None:
+    # Two tokens give 6 stamps: too few for gaps to decide, 2n + 2 for the known n.
+    events = write_events(tmp_path / "e.parquet", [paired([0, 20_000])] * 3)
+    assert detect_layout(events, requests(3, output_tokens=2)) == PAIRED_WITH_DONE
+
+
+def test_a_retokenised_length_is_not_taken_for_the_count_of_tokens(tmp_path: Path) -> None:
+    # 5 by re-tokenising, 11 by the stream: all 11 are numbered.
+    times = [i * 20_000 for i in range(11)]
+    events = write_events(tmp_path / "e.parquet", [paired(times)])
+    made = requests(1, output_tokens=5, output_tokens_source="re-tokenised")
+    assert event_totals(events, made, PAIRED_WITH_DONE).tokens == 11
+
+
+def test_several_tokens_in_an_event_are_not_numbered(tmp_path: Path) -> None:
+    events = write_events(tmp_path / "e.parquet", [[0, 60_000, 120_000]] * 3)
+    made = recording(token_events=events)
+    assert run_checks(made)[1] == SEVERAL_TOKENS_PER_EVENT
+    finding = token_finding(made)
+    assert (finding.severity, finding.metric) == ("unusable", "itl")
+    # The mean is left: (250 - 50) ms over 10 gaps.
+    assert finding.measured["true_gap_us"] == 20_000
+    with open_store(tmp_path / "s.duckdb") as store:
+        write_recording(store, made, SEVERAL_TOKENS_PER_EVENT)
+        assert token_times(store, made.slug).is_empty()
+
+
+@pytest.mark.realdata
+@pytest.mark.parametrize(
+    ("run", "layout"),
+    [
+        ("inference-perf-0.2.0/random-poisson", PAIRED_WITH_DONE),
+        ("inference-perf-0.2.0/bos-rough", SEVERAL_TOKENS_PER_EVENT),
+        ("inference-perf-0.4.0/random-poisson", SINGLE_WITH_DONE),
+        ("inference-perf-0.7.0/random-poisson", PLAIN),
+        ("inference-perf-0.7.0/unary", NO_EVENTS),
+    ],
+)
+def test_layouts_of_real_load_generators(data_pack: Path, tmp_path: Path, run: str, layout: TokenLayout) -> None:
+    """Client versions and their stamps as in trace-formats 4.4; truth.jsonl.gz says what the server sent."""
+    folder = data_pack / "clients" / run
+    outcome = ingest_directory(tmp_path / "s.duckdb", folder)
+    with open_store(tmp_path / "s.duckdb", read_only=True) as store:
+        assert read_token_layout(store, outcome.slug) == layout
+        counts = token_times(store, outcome.slug).group_by("request_index").len()["len"].sort().to_list()
+        gap_us, count = inter_token_gaps(store, outcome.slug)
+    if not layout.identified:
+        assert counts == []
+        return
+    with gzip.open(folder / "truth.jsonl.gz", "rt") as lines:
+        truth = [json.loads(line) for line in lines]
+    assert counts == sorted(request["output_tokens"] for request in truth)
+    spans_ns = sum(request["last_token_mono_ns"] - request["first_token_mono_ns"] for request in truth)
+    gaps = sum(request["output_tokens"] - 1 for request in truth)
+    assert (gap_us * count).sum() / count.sum() == pytest.approx(spans_ns / 1e3 / gaps, rel=0.005)
+
+
+def test_a_stream_that_broke_off_keeps_all_its_tokens(tmp_path: Path) -> None:
+    # The third request timed out after 3 tokens, without [DONE].
+    whole = [i * 20_000 for i in range(11)]
+    events = write_events(tmp_path / "e.parquet", [paired(whole), paired(whole), paired(whole[:3], closing=0)])
+    made = recording(requests=requests(3, status=["ok", "ok", "timeout"]), token_events=events)
+    with open_store(tmp_path / "s.duckdb") as store:
+        write_recording(store, made, PAIRED_WITH_DONE)
+        counts = token_times(store, made.slug).group_by("request_index", maintain_order=True).len()
+    assert counts.rows() == [(0, 11), (1, 11), (2, 3)]
+
+
+def test_the_finding_from_events_keeps_both_numbers(tmp_path: Path) -> None:
+    # 11 tokens 20 ms apart: 24 stamps over 200.051 ms are 23 gaps of 8.698 ms.
+    times = [i * 20_000 for i in range(11)]
+    events = write_events(tmp_path / "e.parquet", [paired(times)] * 3)
+    finding = token_finding(recording(token_events=events))
+    assert finding.severity == "corrected"
+    assert finding.message == "reported ITL 8.70 ms, true gap 20.00 ms, two stream events per token"
+    assert finding.measured["reported_itl_us"] == pytest.approx(200_051 / 23)
+    assert finding.measured["true_gap_us"] == 20_000
+    assert finding.measured["events_per_token"] == pytest.approx(24 / 11)
+
+
+def test_no_events_at_all(tmp_path: Path) -> None:
+    empty = write_events(tmp_path / "e.parquet", [])
+    assert detect_layout(None, requests()) == detect_layout(empty, requests()) == NO_EVENTS
+    finding = token_finding(recording(token_events=empty))
+    assert finding.message == "not checked: no stream events and no published ITL"
+
+
+# Aggregates only: figures of 34b-general as published (E2E 4,092.531 ms, TTFT 51.590 ms, ITL 8.1274 ms, n = 248).
+GENERAL = (
+    (-1, "e2e", "mean", 4_092_531.27),
+    (-1, "ttft", "mean", 51_589.84),
+    (-1, "itl_reported", "mean", 8_127.41),
+)
+SHAPE = (
+    (-1, "itl_reported", "p50", 36.41),
+    (-1, "itl_reported", "p75", 16_363.02),
+    (-1, "itl_reported", "p90", 17_384.95),
+    (-1, "itl_reported", "p95", 17_900.0),
+    (-1, "itl_reported", "p99", 19_000.0),
+    (-1, "itl_reported", "p99.9", 40_000.0),
+    (-1, "tpot_reported", "mean", 8_127.42),
+)
+SHARED = SharedPrefix(10, 10, 100, 447, 248)
+
+
+def test_from_aggregates_the_ratio_gives_it_away() -> None:
+    """NOTES of the data pack, section 1: reported 8.127, true 16.36, ratio 2.013, 2.009 events per token."""
+    made = recording(
+        ground_truth="published aggregates",
+        requests=requests(0),
+        aggregates=aggregates(*GENERAL),
+        shared_prefix=SHARED,
+    )
+    finding = token_finding(made)
+    assert finding.severity == "corrected"
+    assert finding.message == "reported ITL 8.13 ms, true gap 16.36 ms, two stream events per token"
+    assert finding.measured["ratio"] == pytest.approx(2.013, abs=5e-4)
+    assert finding.measured["events_per_token"] == pytest.approx(2.009, abs=5e-4)
+
+
+def test_from_aggregates_an_honest_itl_is_left_alone() -> None:
+    honest = aggregates(*GENERAL[:2], (-1, "itl_reported", "mean", 16_360.0))
+    finding = token_finding(recording(requests=requests(0), aggregates=honest, shared_prefix=SHARED))
+    assert finding.severity == "note"
+
+
+def test_from_aggregates_without_a_true_length_the_shape_gives_it_away() -> None:
+    made = recording(requests=requests(0), aggregates=aggregates(*GENERAL, *SHAPE), ignore_eos=False)
+    finding = token_finding(made)
+    assert (finding.severity, finding.measured["true_gap_us"]) == ("unusable", None)
+
+
+def test_published_quantiles_are_moved_to_where_they_belong() -> None:
+    """Half of the pooled gaps are blank lines, so reported p75 is the true median (trace-formats 4.4)."""
+    frame = aggregates(*GENERAL, *SHAPE)
+    assert is_paired(frame)
+    assert published_itl(frame) == {
+        "p50": 16_363.02,
+        "p80": 17_384.95,
+        "p90": 17_900.0,
+        "p98": 19_000.0,
+        "p99.8": 40_000.0,
+    }
+
+
+def test_quantiles_of_one_stamp_per_token_stay_where_they_are() -> None:
+    frame = aggregates((0, "itl_reported", "p50", 16_000.0), (0, "itl_reported", "p75", 17_000.0))
+    assert published_itl(frame, stage=0) == {"p50": 16_000.0, "p75": 17_000.0}
+    assert published_itl(frame, stage=1) == {}
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.floats(5_000, 50_000), min_size=20, max_size=20))
+def test_moved_quantiles_are_those_of_the_true_gaps(gaps_us: list[float]) -> None:
+    """Pooled with the blank-line gaps (N + 2 for N - 1 true ones), quantile q is quantile 2q - 100 of the true gaps."""
+    true = pl.Series(sorted(gaps_us * 247))
+    mixture = pl.concat([true, pl.Series([30.0] * (20 * 250))])
+    rows = [(-1, "itl_reported", f"p{q:g}", float(mixture.quantile(q / 100) or 0)) for q in (50, 75, 90, 95, 99, 99.9)]
+    corrected = published_itl(aggregates(*rows, (-1, "itl_reported", "mean", 5.0)))
+    for q in (50, 80, 90, 98, 99.8):
+        # The three surplus stamps of a request move a quantile by at most 0.6 percentage points.
+        low, high = (float(true.quantile(min(1.0, max(0.0, (q + d) / 100))) or 0) for d in (-0.65, 0.65))
+        assert low - 1e-6 <= corrected[f"p{q:g}"] <= high + 1e-6

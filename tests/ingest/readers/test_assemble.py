@@ -1,0 +1,241 @@
+"""An experiment directory becomes one recording; what it lacks is said, what is broken is counted."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from blis_replay.ingest.assemble import alias_of, read_recording, workload_of
+from blis_replay.ingest.errors import RecordingError
+from blis_replay.ingest.readers.load_stages import stage_of_requests
+from blis_replay.ingest.recording import AGGREGATE_SCHEMA, REQUEST_SCHEMA, STEP_SCHEMA, TOKEN_EVENT_SCHEMA
+
+HEADER = "request_id,input_tokens,output_tokens,send_time_us,first_chunk_time_us,last_chunk_time_us,status"
+PROFILE = {"hardware": "H100", "vllm_version": "0.15.1"}
+
+
+def make(folder: Path, **files: str | bytes) -> Path:
+    """An experiment directory; in names, ``__`` is a slash and ``_DOT_`` a dot."""
+    directory = folder / "20260101-000000-some-7b-hf-tp1-chat"
+    for name, content in files.items():
+        path = directory / name.replace("__", "/").replace("_DOT_", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return directory
+
+
+TRACE = HEADER + "\nb,10,5,2000500,2010500,2100500,ok\na,11,5,1000500,1020500,1200500,ok\n"
+RECORD = json.dumps(
+    [
+        {
+            "start_time": 5.0,
+            "end_time": 6.0,
+            "request": '{"model": "org/m-7b", "max_tokens": 2, "ignore_eos": true}',
+            "info": {"input_tokens": 3, "output_token_times": [5.5, 5.9]},
+        }
+    ]
+)
+
+
+@pytest.mark.parametrize(
+    ("slug", "model", "workload", "alias"),
+    [
+        ("20260218-150304-codellama-34b-tp2-general", "codellama/CodeLlama-34b-Instruct-hf", "general", "34b-general"),
+        ("20260217-203421-llama-2-70b-hf-tp4-codegen", "meta-llama/Llama-2-70b-hf", "codegen", "70b-hf-codegen"),
+        ("20260217-202857-llama-2-70b-tp4-general", "meta-llama/Llama-2-70b-hf", "general", "70b-general"),
+        ("20260217-155451-llama-2-7b-tp1-codegen", "meta-llama/Llama-2-7b-hf", "codegen", "7b-codegen"),
+        ("20260218-120914-mixtral-8x7b-v0-1-tp2-codegen", "mistralai/Mixtral-8x7B-v0.1", "codegen", "mixtral-codegen"),
+        ("jan20-prefill-llama7b-tp1-1", "codellama/CodeLlama-34b-Instruct-hf", "prefillheavy", "34b-prefillheavy"),
+        ("x", "Qwen/Qwen2.5-7B-Instruct", "x", "7b-x"),
+        ("x", "Qwen/Qwen2.5-1.5B", "x", "1.5b-x"),
+        ("x", "openai/gpt_oss", "x", "gpt-oss-x"),
+    ],
+)
+def test_the_alias_takes_the_size_from_the_configured_model(slug: str, model: str, workload: str, alias: str) -> None:
+    assert alias_of(slug, model, workload) == alias
+
+
+@pytest.mark.parametrize(
+    ("name", "app", "workload"),
+    [
+        ("20260217-203421-llama-2-70b-hf-tp4-codegen", "inference-perf", "codegen"),
+        ("a-tp1-x-tp2-long-chat", None, "long-chat"),
+        ("jan20-codellama-train-1", "train", "train"),
+        ("jan20-prefill-llama7b-tp1-1", "prefillheavy", "prefillheavy"),
+        ("mine", None, "mine"),
+    ],
+)
+def test_the_workload_is_what_follows_the_parallelism(name: str, app: str | None, workload: str) -> None:
+    assert workload_of(name, app) == workload
+
+
+def test_a_small_directory_has_the_schemas_of_the_store(tmp_path: Path) -> None:
+    directory = make(tmp_path, exp_config_DOT_yaml="", trace_DOT_csv=TRACE)
+    (directory / "exp_config.yaml").rename(directory / "exp-config.yaml").write_text(
+        "model: org/m-7b\nmax_num_seqs: 4\n"
+    )
+    with read_recording(directory, profile=PROFILE) as recording:
+        assert recording.requests.schema == pl.Schema(REQUEST_SCHEMA)
+        assert recording.steps.schema == pl.Schema(STEP_SCHEMA)
+        assert recording.aggregates.schema == pl.Schema(AGGREGATE_SCHEMA)
+        assert recording.requests["request_id"].to_list() == ["a", "b"]
+        assert recording.requests["arrival_us"].to_list() == [0, 1_000_000]
+        assert (recording.slug, recording.alias) == (directory.name, "7b-hf-chat")
+        assert {"token times", "step records", "engine argument num_gpu_blocks"} <= set(recording.missing)
+        assert recording.engine["max_num_seqs"].source == "recorded"
+        assert recording.clocks[0].zero_us == 1_000_500
+
+
+def test_the_clients_records_win_over_the_trace_and_the_loser_is_named(tmp_path: Path) -> None:
+    directory = make(tmp_path, trace_DOT_csv=TRACE, results__per_request_lifecycle_metrics_DOT_json=RECORD)
+    with read_recording(directory) as recording:
+        assert recording.requests["e2e_us"].to_list() == [1_000_000]
+        assert recording.requests["output_tokens_source"].to_list() == ["max_tokens with ignore_eos"]
+        assert recording.token_events is not None
+        events = pl.read_parquet(recording.token_events)
+        assert events.schema == pl.Schema(TOKEN_EVENT_SCHEMA)
+        assert events.rows() == [(0, 0, 500_000), (0, 1, 900_000)]
+        kinds = {file.name: file.kind for file in recording.files}
+        kept = recording.token_events
+    assert "not used" in kinds["trace.csv"]
+    assert not kept.exists()
+
+
+def test_the_temporary_files_go_when_the_caller_fails(tmp_path: Path) -> None:
+    directory = make(tmp_path, results__per_request_lifecycle_metrics_DOT_json=RECORD)
+    kept: list[Path] = []
+    with pytest.raises(KeyError), read_recording(directory) as recording:
+        assert recording.token_events is not None
+        kept.append(recording.token_events)
+        raise KeyError
+    assert not kept[0].parent.exists()
+
+
+def test_equal_content_has_an_equal_hash_and_every_input_is_in_it(tmp_path: Path) -> None:
+    directory = make(tmp_path, trace_DOT_csv=TRACE, trace_DOT_yaml="server: {model: m-7b}\n")
+    engine = tmp_path / "engine.yaml"
+    engine.write_text("max_num_seqs: 3\n")
+
+    def content_hash(profile: dict[str, object] | None = None, engine_file: Path | None = None) -> str:
+        with read_recording(directory, profile=profile, engine_file=engine_file) as recording:
+            return recording.content_hash
+
+    first = content_hash()
+    (directory / "notes.txt").write_text("unknown files do not count")
+    assert content_hash() == first
+    assert len({first, content_hash({"hardware": "H100"}), content_hash(engine_file=engine)}) == 3
+    (directory / "trace.csv").write_text(TRACE.replace(",ok", ",error", 1))
+    assert content_hash() != first
+
+
+def test_unknown_files_are_listed_and_a_gzip_twin_is_not_read_twice(tmp_path: Path) -> None:
+    directory = make(
+        tmp_path,
+        trace_DOT_csv=TRACE,
+        trace_DOT_csv_DOT_gz=gzip.compress(TRACE.encode()),
+        trace_DOT_yaml="server: {model: m-7b}\n",
+        odd_DOT_bin=b"\0",
+    )
+    with read_recording(directory) as recording:
+        kinds = {file.name: file.kind for file in recording.files}
+        assert len(recording.requests) == 2
+    assert kinds["odd.bin"] == "unknown"
+    assert kinds["trace.csv.gz"] == "TraceV2 requests (not used: trace.csv is read)"
+
+
+def test_aggregates_alone_are_published_aggregates(tmp_path: Path) -> None:
+    report = '{"successes": {"latency": {"request_latency": {"mean": 1.5}}}}'
+    directory = make(
+        tmp_path, trace_DOT_yaml="server: {model: m-7b}\n", results__summary_lifecycle_metrics_DOT_json=report
+    )
+    with read_recording(directory) as recording:
+        assert recording.ground_truth == "published aggregates"
+        assert "requests" in recording.missing
+
+
+def test_progress_reaches_the_size_of_every_file(tmp_path: Path) -> None:
+    directory = make(tmp_path, trace_DOT_csv=TRACE, trace_DOT_yaml="server: {model: m-7b}\n")
+    seen: dict[str, tuple[int, int]] = {}
+    with read_recording(directory, progress=lambda name, done, total: seen.update({name: (done, total)})):
+        pass
+    assert seen["trace.csv"] == (len(TRACE), len(TRACE))
+
+
+@pytest.mark.parametrize(
+    ("files", "problem"),
+    [
+        ({"notes_DOT_txt": "x"}, "no file in it names the model"),
+        ({"trace_DOT_yaml": "server: {model: m}\n"}, "no requests, no aggregates and no steps"),
+        ({"trace_DOT_csv": TRACE}, "no file in it names the model"),
+        (
+            {"trace_DOT_csv": TRACE, "profile_DOT_yaml": "a: [", "trace_DOT_yaml": "server: {model: m}\n"},
+            "profile.yaml",
+        ),
+        ({"trace_DOT_csv": b"\x28\xb5\x2f\xfd", "trace_DOT_yaml": "server: {model: m}\n"}, "zstd"),
+        ({"traces_DOT_json": b"\x00" * 100, "trace_DOT_yaml": "server: {model: m}\n"}, "no requests"),
+    ],
+)
+def test_what_cannot_be_judged_is_one_line(tmp_path: Path, files: dict[str, str | bytes], problem: str) -> None:
+    with pytest.raises(RecordingError, match=problem) as caught, read_recording(make(tmp_path, **files)):
+        pass
+    assert "\n" not in str(caught.value)
+
+
+def test_no_directory_is_a_recording_error(tmp_path: Path) -> None:
+    with pytest.raises(RecordingError, match="no such directory"), read_recording(tmp_path / "none"):
+        pass
+
+
+@pytest.mark.realdata
+def test_34b_general(data_pack: Path) -> None:
+    """NOTES, section 1: 4,800 + 12,000 requests, E2E 4,093 ms, TTFT 51.6 ms, 248 tokens; 26,602 usable blocks."""
+    with read_recording(data_pack / "h100" / "20260218-150304-codellama-34b-tp2-general", profile=PROFILE) as recording:
+        requests = recording.requests
+        assert recording.alias == "34b-general"
+        assert requests.group_by("stage").len().sort("stage").rows() == [(0, 4800), (1, 12_000)]
+        assert requests["e2e_us"].mean() == pytest.approx(4_093_000, abs=1000)
+        assert requests["ttft_us"].mean() == pytest.approx(51_600, abs=50)
+        assert requests["output_tokens"].unique().to_list() == [248]
+        assert requests["output_tokens_source"].unique().to_list() == ["configured with ignore_eos"]
+        assert recording.engine["num_gpu_blocks"].value == 26_603
+        assert recording.engine["async_scheduling"].value is True
+        assert all(clock.constructed for clock in recording.clocks)
+        assert (len(recording.steps), recording.steps["start_us"][0]) == (7441, 0)
+
+
+@pytest.mark.realdata
+def test_every_real_directory_is_read_without_a_rejected_record(data_pack: Path) -> None:
+    """12 H100 experiments with the failures of NOTES, section 1; by time the stages are what their reports count."""
+    failed = {}
+    for directory in sorted((data_pack / "h100").iterdir()):
+        with read_recording(directory, profile=PROFILE) as recording:
+            assert sum(file.rejected_count for file in recording.files) == 0
+            by_time = stage_of_requests(recording.requests["arrival_us"].to_numpy(), recording.stages, [])
+            assert by_time is not None
+            assert by_time.tolist() == recording.requests["stage"].to_list()
+            failed[recording.alias] = int((recording.requests["status"] != "ok").sum())
+    assert failed.pop("7b-reasoning") == 4068
+    assert failed.pop("70b-hf-reasoning") == 1600
+    assert failed.pop("mixtral-reasoning") == 3294
+    assert failed.pop("34b-reasoning") == 4
+    assert set(failed.values()) == {0}
+    assert len(failed) == 8
+
+
+@pytest.mark.realdata
+def test_the_servers_own_spans_of_blis_eval(data_pack: Path) -> None:
+    """The folder's name says llama7b, its configuration CodeLlama-34b: the configuration is right."""
+    with read_recording(data_pack / "blis-eval" / "jan20-prefill-llama7b-tp1-1") as recording:
+        assert (recording.model, recording.alias) == ("codellama/CodeLlama-34b-Instruct-hf", "34b-prefillheavy")
+        assert (len(recording.requests), recording.clocks[0].name, recording.clocks[0].constructed) == (
+            197,
+            "server",
+            False,
+        )
+        assert recording.engine["num_gpu_blocks"].value == 2537
+        assert recording.requests["output_tokens_source"].unique().to_list() == ["server usage"]
+        assert recording.prefix_hit_rate == pytest.approx(0.331)

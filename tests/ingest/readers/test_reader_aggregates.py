@@ -1,0 +1,106 @@
+"""inference-perf's aggregate reports: seconds become microseconds, median becomes p50."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blis_replay.ingest.errors import RecordingError
+from blis_replay.ingest.readers.files import RecordedFile
+from blis_replay.ingest.readers.inference_perf_aggregates import count_of, read_aggregates
+
+
+def recorded(folder: Path, content: bytes) -> RecordedFile:
+    path = folder / "stage_0_lifecycle_metrics.json"
+    path.write_bytes(content)
+    return RecordedFile(path, path.name)
+
+
+REPORT: dict[str, Any] = {
+    "load_summary": {"count": 3, "send_duration": 1.5, "requested_rate": 2.0, "achieved_rate": 2.0},
+    "successes": {
+        "count": 2,
+        "latency": {"request_latency": {"mean": 0.25, "median": 0.2}, "time_to_first_token": None},
+        "prompt_len": {"mean": 12.0},
+        "output_len": {"p50": 7},
+    },
+    "failures": {"count": 1},
+}
+
+
+def test_every_number_has_stage_metric_statistic_and_its_unit(tmp_path: Path) -> None:
+    frame = read_aggregates(recorded(tmp_path, json.dumps(REPORT).encode()), stage=0)
+    assert set(frame.rows()) == {
+        (0, "requests", "sent", 3.0),
+        (0, "requests", "succeeded", 2.0),
+        (0, "requests", "failed", 1.0),
+        (0, "requested_rate", "mean", 2.0),
+        (0, "achieved_rate", "mean", 2.0),
+        (0, "send_duration", "mean", 1_500_000.0),
+        (0, "e2e", "mean", 250_000.0),
+        (0, "e2e", "p50", 200_000.0),
+        (0, "prompt_tokens", "mean", 12.0),
+        (0, "output_tokens_reported", "p50", 7.0),
+    }
+    assert count_of(frame, 0) == 3
+    assert count_of(frame, 1) is None
+
+
+def test_what_is_no_number_is_rejected_by_name(tmp_path: Path) -> None:
+    report = '{"successes": {"count": "9", "latency": {"request_latency": {"mean": NaN, "max": 1, "min": true}}}}'
+    file = recorded(tmp_path, report.encode())
+    assert read_aggregates(file)["statistic"].to_list() == ["max"]
+    assert [place for place, _why in file.tally.rejected] == ["requests.succeeded", "e2e.mean", "e2e.min"]
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b'{"a": ', b"\x00\x01\xff", b"[" * 100_000, b'{"a":' * 100_000, b"null"]
+)
+def test_broken_json_is_a_recording_error(tmp_path: Path, content: bytes) -> None:
+    with pytest.raises(RecordingError):
+        read_aggregates(recorded(tmp_path, content))
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                ["load_summary", "successes", "latency", "request_latency", "mean", "median", "count", "prompt_len"]
+            ),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=15,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(report=anything)
+def test_any_json_is_rows_or_a_recording_error(tmp_path_factory: pytest.TempPathFactory, report: object) -> None:
+    file = recorded(tmp_path_factory.mktemp("any"), json.dumps(report).encode())
+    try:
+        frame = read_aggregates(file)
+    except RecordingError:
+        assert not isinstance(report, dict)
+    else:
+        assert frame["value"].is_finite().all()
+
+
+@pytest.mark.realdata
+def test_the_published_summary_of_34b_general(data_pack: Path) -> None:
+    """trace-formats, section 4.4: mean E2E 4.0925 s, TTFT 0.0516 s, reported ITL 8.1274 ms, 16,800 requests."""
+    folder = data_pack / "h100" / "20260218-150304-codellama-34b-tp2-general" / "results"
+    frame = read_aggregates(RecordedFile(folder / "summary_lifecycle_metrics.json", "s"))
+    mean = {row[1]: row[3] for row in frame.rows() if row[2] == "mean"}
+    assert mean["e2e"] == pytest.approx(4_092_500, abs=100)
+    assert mean["ttft"] == pytest.approx(51_600, abs=50)
+    assert mean["itl_reported"] == pytest.approx(8127.4, abs=0.1)
+    assert count_of(frame, -1) == 16_800

@@ -1,0 +1,123 @@
+"""Configuration files: what was run, what was asked for, and broken YAML."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blis_replay.ingest.errors import RecordingError
+from blis_replay.ingest.readers.experiment_config import (
+    profile_differences,
+    read_experiment_config,
+    read_load_config,
+)
+from blis_replay.ingest.readers.files import RecordedFile
+from blis_replay.ingest.recording import SharedPrefix, Stage
+
+RESOLVED = """
+data:
+  type: shared_prefix
+  shared_prefix: {num_groups: 10, num_prompts_per_group: 10, system_prompt_len: 100, question_len: 447, output_len: 248}
+load:
+  stages:
+  - {rate: 8.0, duration: 600}
+  - {rate: 20.0, duration: 600}
+server: {model_name: org/model-34b, ignore_eos: true}
+"""
+
+
+def recorded(folder: Path, content: str | bytes) -> RecordedFile:
+    path = folder / "config.yaml"
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return RecordedFile(path, path.name)
+
+
+def test_the_resolved_configuration_gives_stages_prefix_and_eos(tmp_path: Path) -> None:
+    config, _document = read_load_config(recorded(tmp_path, RESOLVED))
+    assert config.stages == (Stage(0, 8.0, 600_000_000), Stage(1, 20.0, 600_000_000))
+    assert config.shared_prefix == SharedPrefix(10, 10, 100, 447, 248)
+    assert (config.configured_output_tokens, config.ignore_eos, config.model) == (248, True, "org/model-34b")
+
+
+def test_the_newer_key_names_mean_the_same(tmp_path: Path) -> None:
+    newer = RESOLVED.replace("num_groups", "num_unique_system_prompts").replace(
+        "num_prompts_per_group", "num_users_per_system_prompt"
+    )
+    assert read_load_config(recorded(tmp_path, newer))[0].shared_prefix == SharedPrefix(10, 10, 100, 447, 248)
+
+
+def test_a_profile_that_asks_for_something_else_is_told_by_key(tmp_path: Path) -> None:
+    profile = {"data": {"shared_prefix": {"num_unique_system_prompts": 9, "output_len": 248}}}
+    _config, resolved = read_load_config(recorded(tmp_path, RESOLVED))
+    assert profile_differences(profile, resolved) == ("num_groups: the profile asks for 9, the run had 10",)
+
+
+def test_a_profile_of_another_load_generator_has_no_stages(tmp_path: Path) -> None:
+    text = "rate-type: sweep\nmax-requests: 25\ndata: {prompt_tokens: 3500, output_tokens: 800}\n"
+    config, _document = read_load_config(recorded(tmp_path, text))
+    assert (config.stages, config.shared_prefix, config.ignore_eos) == ((), None, None)
+
+
+def test_a_stage_without_a_rate_is_rejected_and_the_others_keep_their_numbers(tmp_path: Path) -> None:
+    file = recorded(
+        tmp_path, "load: {stages: [{rate: .nan, duration: 5}, {rate: 2, duration: -1}, {rate: 2, duration: 3}]}"
+    )
+    assert read_load_config(file)[0].stages == (Stage(2, 2.0, 3_000_000),)
+    assert [place for place, _why in file.tally.rejected] == ["load.stages[0]", "load.stages[1]"]
+
+
+def test_the_experiment_configuration_keeps_only_what_it_says(tmp_path: Path) -> None:
+    config = read_experiment_config(
+        recorded(tmp_path, "model: a/b-7b\ntensor_parallelism: 2\nmax_num_seqs: 128\napp: x\n")
+    )
+    assert (config.model, config.tensor_parallelism, config.app) == ("a/b-7b", 2, "x")
+    assert dict(config.engine) == {"max_num_seqs": 128}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"- a list",
+        b"a: [1",
+        b"\xff\xfe\x00garbage",
+        b"a: &x [1]\nb: *x\n",
+        b"a: !!python/object/apply:os.system [ls]\n",
+        b"a: !!int ''",
+        b"a: !!timestamp x",
+        b"a: 9999-99-99",
+        b"a: " + b"[" * 20_000,
+        b"a: " + b"9" * 10_000,
+    ],
+)
+def test_broken_yaml_is_a_recording_error(tmp_path: Path, content: bytes) -> None:
+    with pytest.raises(RecordingError):
+        read_load_config(recorded(tmp_path, content))
+
+
+@settings(max_examples=80, deadline=None)
+@given(content=st.binary(max_size=60) | st.text("abc:-[]{}&*!<>|'\"#?%@\n 0123456789.", max_size=60))
+def test_any_bytes_are_a_configuration_or_a_recording_error(
+    tmp_path_factory: pytest.TempPathFactory, content: str | bytes
+) -> None:
+    file = recorded(tmp_path_factory.mktemp("any"), content)
+    try:
+        config, _document = read_load_config(file)
+    except RecordingError as error:
+        assert "\n" not in str(error)
+    else:
+        assert config.stages == ()
+
+
+@pytest.mark.realdata
+def test_the_run_had_ten_by_ten_prompts_whatever_its_profile_asked_for(data_pack: Path) -> None:
+    """trace-formats, section 4.1: builds of the time ignored the newer key names."""
+    for folder in sorted((data_pack / "h100").iterdir()):
+        config, resolved = read_load_config(RecordedFile(folder / "results" / "config.yaml", "c"))
+        _asked, profile = read_load_config(RecordedFile(folder / "profile.yaml", "p"))
+        assert config.shared_prefix is not None
+        assert (config.shared_prefix.num_groups, config.shared_prefix.num_prompts_per_group) == (10, 10)
+        assert len(profile_differences(profile, resolved)) >= 2

@@ -1,0 +1,185 @@
+"""TraceV2: columns by name, failed rows, broken rows."""
+
+from __future__ import annotations
+
+import gzip
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blis_replay.ingest.errors import RecordingError
+from blis_replay.ingest.readers.files import RecordedFile
+from blis_replay.ingest.readers.tracev2 import read_header, read_requests
+
+OLD = [
+    "request_id",
+    "client_id",
+    "tenant_id",
+    "slo_class",
+    "session_id",
+    "round_index",
+    "prefix_group",
+    "streaming",
+    "input_tokens",
+    "output_tokens",
+    "text_tokens",
+    "image_tokens",
+    "audio_tokens",
+    "video_tokens",
+    "reason_ratio",
+    "arrival_time_us",
+    "send_time_us",
+    "first_chunk_time_us",
+    "last_chunk_time_us",
+    "num_chunks",
+    "status",
+    "error_message",
+]
+NEW = [*OLD[:7], "prefix_length", *OLD[7:15], "model", "deadline_us", "server_input_tokens", *OLD[15:], "finish_reason"]
+
+
+def row(columns: list[str], **values: object) -> str:
+    given_values = {"input_tokens": 100, "output_tokens": 5, "status": "ok", "num_chunks": 0, **values}
+    return ",".join(str(given_values.get(column, "")) for column in columns)
+
+
+def ok(i: int, columns: list[str] = NEW) -> str:
+    """Request i: sent at i ms, first chunk 10 ms later, last 50 ms later."""
+    sent = 1_770_000_000_000_000 + 1000 * i
+    return row(
+        columns, request_id=i, send_time_us=sent, first_chunk_time_us=sent + 10_000, last_chunk_time_us=sent + 50_000
+    )
+
+
+def recorded(folder: Path, *rows: str | bytes, columns: list[str] = NEW) -> RecordedFile:
+    path = folder / "trace.csv"
+    parts = [",".join(columns), *rows]
+    path.write_bytes(b"\n".join(part.encode() if isinstance(part, str) else part for part in parts) + b"\n")
+    return RecordedFile(path, path.name)
+
+
+@pytest.mark.parametrize("columns", [OLD, NEW, list(reversed(NEW))], ids=["22 columns", "27 columns", "any order"])
+def test_columns_are_read_by_name(tmp_path: Path, columns: list[str]) -> None:
+    frame = read_requests(recorded(tmp_path, ok(0, columns), ok(1, columns), columns=columns)).frame
+    assert frame["ttft_us"].to_list() == [10_000, 10_000]
+    assert frame["e2e_us"].to_list() == [50_000, 50_000]
+    assert frame["sent_us"].to_list() == [1_770_000_000_000_000, 1_770_000_000_001_000]
+    assert frame["output_tokens_reported"].to_list() == [5, 5]
+    assert frame["output_tokens"].to_list() == [None, None]
+
+
+def test_the_servers_prompt_length_is_preferred_where_it_is_known(tmp_path: Path) -> None:
+    stamps = {"send_time_us": 1, "first_chunk_time_us": 2, "last_chunk_time_us": 3}
+    first, second = row(NEW, server_input_tokens=101, **stamps), row(NEW, server_input_tokens=0, **stamps)
+    assert read_requests(recorded(tmp_path, first, second)).frame["prompt_tokens"].to_list() == [101, 100]
+
+
+def test_a_timed_out_request_has_no_ttft_and_the_time_the_client_held_on(tmp_path: Path) -> None:
+    """As in the reasoning runs: prompt length 0, no first chunk, last chunk 300 s after the send."""
+    failed = row(
+        NEW,
+        input_tokens=0,
+        output_tokens=0,
+        send_time_us=10,
+        first_chunk_time_us=0,
+        last_chunk_time_us=300_000_010,
+        status="timeout",
+    )
+    only = read_requests(recorded(tmp_path, failed)).frame.row(0, named=True)
+    assert (only["prompt_tokens"], only["ttft_us"], only["e2e_us"], only["status"]) == (
+        None,
+        None,
+        300_000_000,
+        "timeout",
+    )
+
+
+@pytest.mark.parametrize(
+    ("broken", "reason"),
+    [
+        ("1,2,3", "3 columns where the header has 27"),
+        (row(NEW, send_time_us=9, first_chunk_time_us=9, last_chunk_time_us=8), "1 us before the send"),
+        (row(NEW, send_time_us=9, first_chunk_time_us=20, last_chunk_time_us=12), "does not lie between"),
+        (row(NEW, send_time_us="x", first_chunk_time_us=1, last_chunk_time_us=2), "no whole number"),
+        (row(NEW, send_time_us="-5", first_chunk_time_us=1, last_chunk_time_us=2), "no whole number"),
+        (row(NEW, send_time_us="nan", first_chunk_time_us=1, last_chunk_time_us=2), "no whole number"),
+        (row(NEW, send_time_us="9" * 30, first_chunk_time_us=1, last_chunk_time_us=2), "no whole number"),
+        (row(NEW, send_time_us=1, first_chunk_time_us=1, last_chunk_time_us=2, status="fine"), "status 'fine'"),
+        (ok(0), "request 0 again, identical"),
+        (ok(0).replace(",100,", ",101,"), "request 0 again, with other values"),
+        (b"\x00\xff\xfe" * 9, "columns"),
+        ('"' + "x" * 200_000, "no valid CSV"),
+    ],
+)
+def test_a_broken_row_is_counted_with_its_line_and_costs_itself_only(
+    tmp_path: Path, broken: str | bytes, reason: str
+) -> None:
+    file = recorded(tmp_path, ok(0), broken, ok(1))
+    assert read_requests(file).frame["request_id"].to_list() == ["0", "1"]
+    assert file.tally.rejected_count == 1
+    place, why = file.tally.rejected[0]
+    assert reason in why
+    assert place.startswith("line ")
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"a,b,c\n1,2,3\n", b"\x89PNG\r\n\x1a\n", gzip.compress(b"", mtime=0)])
+def test_a_file_that_is_no_trace_is_a_recording_error(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_bytes(content)
+    with pytest.raises(RecordingError):
+        read_requests(RecordedFile(path, path.name))
+
+
+def test_a_cut_file_loses_its_last_line_and_says_so(tmp_path: Path) -> None:
+    whole = recorded(tmp_path, *(ok(i) for i in range(50)))
+    whole.path.write_bytes(whole.path.read_bytes()[:-80])
+    file = RecordedFile(whole.path, "trace.csv")
+    assert len(read_requests(file).frame) == 49
+    assert file.tally.rejected_count == 1
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 1000), n=st.integers(1, 30))
+def test_a_shuffled_file_holds_the_same_requests(tmp_path_factory: pytest.TempPathFactory, seed: int, n: int) -> None:
+    rows = [ok(i) for i in range(n)]
+    random.Random(seed).shuffle(rows)  # noqa: S311 - a test
+    frame = read_requests(recorded(tmp_path_factory.mktemp("shuffled"), *rows)).frame.sort("sent_us")
+    assert frame["request_id"].to_list() == [str(i) for i in range(n)]
+
+
+@settings(max_examples=100, deadline=None)
+@given(junk=st.binary(max_size=200))
+def test_any_bytes_after_a_good_row_leave_the_good_row(tmp_path_factory: pytest.TempPathFactory, junk: bytes) -> None:
+    file = recorded(tmp_path_factory.mktemp("junk"), ok(0), junk.replace(b'"', b""))
+    assert read_requests(file).frame["request_id"].to_list()[:1] == ["0"]
+
+
+def test_the_header_gives_mode_model_and_engine_arguments(tmp_path: Path) -> None:
+    path = tmp_path / "trace.yaml"
+    path.write_text("time_unit: microseconds\nmode: real\nserver: {model: m, tensor_parallel: 4, block_size: 16}\n")
+    header = read_header(RecordedFile(path, path.name))
+    assert (header.mode, header.model, header.tensor_parallelism, header.engine) == (
+        "real",
+        "m",
+        4,
+        (("block_size", 16),),
+    )
+
+
+def test_another_time_unit_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trace.yaml"
+    path.write_text("time_unit: ms\n")
+    with pytest.raises(RecordingError, match="field time_unit: 'ms'"):
+        read_header(RecordedFile(path, path.name))
+
+
+@pytest.mark.realdata
+def test_the_recorded_failures_of_the_reasoning_runs(data_pack: Path) -> None:
+    """NOTES, section 1: 4,068 of 4,800 requests of 7b-reasoning failed, 4 of 34b-reasoning."""
+    for slug, failed in (("170634-llama-2-7b-tp1-reasoning", 4068), ("160939-codellama-34b-tp2-reasoning", 4)):
+        folder = next(folder for folder in (data_pack / "h100").iterdir() if folder.name.endswith(slug))
+        frame = read_requests(RecordedFile(folder / "trace.csv.gz", "trace.csv.gz")).frame
+        assert (len(frame), (frame["status"] == "timeout").sum()) == (4800, failed)

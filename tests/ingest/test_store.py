@@ -1,0 +1,336 @@
+"""The store: whole or not at all, idempotent, refused when it is not ours, read back as written."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import polars as pl
+import pytest
+from builders import aggregates, recording, requests, steps, write_events
+
+from blis_replay.ingest.errors import StoreError, UnknownExperimentError
+from blis_replay.ingest.recording import Finding, SharedPrefix
+from blis_replay.ingest.store import (
+    SCHEMA_VERSION,
+    ExperimentRow,
+    RunRecord,
+    inter_token_gaps,
+    list_experiments,
+    list_runs,
+    open_store,
+    read_findings,
+    read_run,
+    read_stored,
+    read_token_layout,
+    resolve,
+    token_times,
+    write_recording,
+    write_run,
+)
+from blis_replay.ingest.token_layout import NO_EVENTS, PAIRED_WITH_DONE, PLAIN
+
+FINDING = Finding("token_events", "corrected", "itl", "8.13 ms, 16.36 ms", {"ratio": 2.013, "layout": None}, "1.5")
+
+
+def test_a_recording_reads_back_as_it_was_written(tmp_path: Path) -> None:
+    written = recording(
+        shared_prefix=SharedPrefix(10, 10, 100, 447, 248),
+        prefix_hit_rate=0.5,
+        steps=steps([0, 20_000], kv_usage=0.25),
+        aggregates=aggregates((-1, "e2e", "mean", 250_000.0), (0, "ttft", "p50", 50_000.0)),
+        findings=(FINDING,),
+    )
+    with open_store(tmp_path / "deep" / "store.duckdb") as store:
+        assert write_recording(store, written, NO_EVENTS) == "new"
+    with open_store(tmp_path / "deep" / "store.duckdb", read_only=True) as store:
+        read = read_stored(store, written.slug)
+    for name in ("requests", "steps", "aggregates"):
+        assert getattr(read, name).equals(getattr(written, name)), name
+    empty = pl.DataFrame()
+    assert replace(read, requests=empty, steps=empty, aggregates=empty) == replace(
+        written, requests=empty, steps=empty, aggregates=empty
+    )
+
+
+def test_the_same_content_changes_nothing_and_changed_content_replaces(tmp_path: Path) -> None:
+    with open_store(tmp_path / "s.duckdb") as store:
+        assert write_recording(store, recording(), NO_EVENTS) == "new"
+        assert write_recording(store, recording(), NO_EVENTS) == "unchanged"
+        shorter = recording(content_hash="hash-2", requests=requests(2))
+        assert write_recording(store, shorter, NO_EVENTS) == "replaced"
+        assert read_stored(store, shorter.slug).requests.height == 2
+        assert [row.requests for row in list_experiments(store)] == [2]
+
+
+def test_other_engine_arguments_or_findings_over_the_same_files_replace_too(tmp_path: Path) -> None:
+    with open_store(tmp_path / "s.duckdb") as store:
+        write_recording(store, recording(), NO_EVENTS)
+        assert write_recording(store, recording(engine={}), NO_EVENTS) == "replaced"
+        assert write_recording(store, recording(engine={}, findings=(FINDING,)), NO_EVENTS) == "replaced"
+        assert read_findings(store, recording().slug) == (FINDING,)
+
+
+def test_published_aggregates_never_replace_a_recorded_experiment_but_give_way_to_it(tmp_path: Path) -> None:
+    published = recording(ground_truth="published aggregates", content_hash="published")
+    with open_store(tmp_path / "s.duckdb") as store:
+        assert write_recording(store, published, NO_EVENTS) == "new"
+        assert write_recording(store, recording(), NO_EVENTS) == "replaced"
+        assert write_recording(store, published, NO_EVENTS) == "unchanged"
+        assert read_stored(store, published.slug).ground_truth == "recorded"
+
+
+def test_an_experiment_with_many_requests_keeps_its_neighbours(tmp_path: Path) -> None:
+    other = recording(slug="other", alias="other", requests=requests(1000))
+    with open_store(tmp_path / "s.duckdb") as store:
+        write_recording(store, other, NO_EVENTS)
+        write_recording(store, recording(), NO_EVENTS)
+        write_recording(store, recording(content_hash="2"), NO_EVENTS)
+        assert {row.slug: row.requests for row in list_experiments(store)} == {"other": 1000, recording().slug: 3}
+
+
+def test_every_stamp_is_kept_and_only_output_tokens_are_numbered(tmp_path: Path) -> None:
+    # Two requests of 3 and 2 tokens, each token's data line followed by a blank one 30 us later, then [DONE].
+    events = write_events(
+        tmp_path / "e.parquet",
+        [[0, 30, 20_000, 20_030, 40_000, 40_030, 40_050, 40_060], [1000, 1030, 26_000, 26_030, 26_050, 26_060]],
+    )
+    made = recording(requests=requests(2, output_tokens=[3, 2]), token_events=events)
+    with open_store(tmp_path / "s.duckdb") as store:
+        write_recording(store, made, PAIRED_WITH_DONE)
+        kept = store.connection.execute("SELECT count(*), count(token_index) FROM token_events").fetchall()
+        times = token_times(store, made.slug)
+        gap_us, count = inter_token_gaps(store, made.slug)
+        second = inter_token_gaps(store, made.slug, np.array([False, True]))
+        assert read_token_layout(store, made.slug) == PAIRED_WITH_DONE
+    assert kept == [(14, 5)]
+    assert times.rows() == [(0, 0, 0), (0, 1, 20_000), (0, 2, 40_000), (1, 0, 1000), (1, 1, 26_000)]
+    assert (gap_us.tolist(), count.tolist()) == ([20_000, 25_000], [2, 1])
+    assert (second[0].tolist(), second[1].tolist()) == ([25_000], [1])
+    assert gap_us.dtype == count.dtype == np.int64
+
+
+def test_gaps_of_failed_requests_are_not_pooled(tmp_path: Path) -> None:
+    events = write_events(tmp_path / "e.parquet", [[0, 10], [0, 99]])
+    made = recording(requests=requests(2, output_tokens=2, status=["ok", "timeout"]), token_events=events)
+    with open_store(tmp_path / "s.duckdb") as store:
+        write_recording(store, made, PLAIN)
+        assert inter_token_gaps(store, made.slug)[0].tolist() == [10]
+        assert token_times(store, made.slug).height == 4
+
+
+def test_a_recording_without_token_times_has_no_gaps(tmp_path: Path) -> None:
+    with open_store(tmp_path / "s.duckdb") as store:
+        write_recording(store, recording(), NO_EVENTS)
+        gap_us, count = inter_token_gaps(store, recording().slug)
+        assert gap_us.shape == count.shape == (0,)
+
+
+def test_the_list_counts_requests_failures_and_findings(tmp_path: Path) -> None:
+    overload = Finding("overloaded", "note", "", "85 % failed")
+    made = recording(requests=requests(3, status=["ok", "error", "timeout"]), findings=(FINDING, overload))
+    with open_store(tmp_path / "s.duckdb") as store:
+        write_recording(store, made, NO_EVENTS)
+        (row,) = list_experiments(store)
+    assert row == ExperimentRow(made.slug, "7b-general", "toy/toy-7b", "H100", 1, "general", "recorded", 3, 2, True, 2)
+
+
+def row_named(slug: str, alias: str) -> ExperimentRow:
+    return ExperimentRow(slug, alias, "m", None, None, "w", "recorded", 1, 0, False, 0)
+
+
+def test_names_resolve_by_slug_and_by_alias() -> None:
+    rows = [row_named("a-1", "34b-general"), row_named("a-2", "34b-codegen")]
+    assert resolve(rows, "a-1") == "a-1"
+    assert resolve(rows, "34b-codegen") == "a-2"
+
+
+def test_a_colliding_alias_is_refused_with_the_slugs_it_could_mean() -> None:
+    rows = [row_named("a-1", "34b-general"), row_named("a-2", "34b-general")]
+    with pytest.raises(UnknownExperimentError, match=r"34b-general could mean a-1, a-2"):
+        resolve(rows, "34b-general")
+
+
+def test_an_unknown_name_is_refused_with_what_comes_close() -> None:
+    with pytest.raises(UnknownExperimentError, match=r"did you mean 34b-general\?"):
+        resolve([row_named("a-1", "34b-general")], "34b-genral")
+    with pytest.raises(UnknownExperimentError, match=r"blis-replay experiments"):
+        resolve([], "34b-general")
+
+
+def test_reading_an_experiment_that_is_not_stored_is_refused(tmp_path: Path) -> None:
+    with open_store(tmp_path / "s.duckdb") as store, pytest.raises(UnknownExperimentError, match="no experiment x"):
+        read_stored(store, "x")
+
+
+# What is no store, or cannot be one.
+
+
+def one_line_of(error: pytest.ExceptionInfo[StoreError]) -> str:
+    text = str(error.value)
+    assert "\n" not in text
+    assert "; " in text, "it says what to do"
+    return text
+
+
+def test_an_absent_store_is_not_made_by_reading(tmp_path: Path) -> None:
+    with pytest.raises(StoreError) as error, open_store(tmp_path / "s.duckdb", read_only=True):
+        pass
+    assert "there is no store" in one_line_of(error)
+    assert not (tmp_path / "s.duckdb").exists()
+
+
+def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "s.duckdb"
+    with open_store(path) as store:
+        store.connection.execute("UPDATE meta SET value = ? WHERE key = 'schema_version'", [str(SCHEMA_VERSION + 1)])
+    with pytest.raises(StoreError) as error, open_store(path):
+        pass
+    assert f"schema version {SCHEMA_VERSION + 1} is newer than this program's {SCHEMA_VERSION}" in one_line_of(error)
+
+
+@pytest.mark.parametrize("content", [b"not a database", b"\x00" * 20_000, b"DUCK" * 5000, b"SQLite format 3\x00" * 999])
+def test_a_file_that_is_no_store_is_refused_and_left_alone(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "s.duckdb"
+    path.write_bytes(content)
+    with pytest.raises(StoreError) as error, open_store(path):
+        pass
+    one_line_of(error)
+    assert path.read_bytes() == content
+
+
+def test_a_damaged_store_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "s.duckdb"
+    with open_store(path) as store:
+        write_recording(store, recording(requests=requests(5000)), NO_EVENTS)
+    path.write_bytes(path.read_bytes()[:9000])
+    with pytest.raises(StoreError) as error, open_store(path) as store:
+        read_stored(store, recording().slug)
+    one_line_of(error)
+
+
+def test_a_foreign_duckdb_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "other.duckdb"
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("CREATE TABLE t (x INT)")
+    with pytest.raises(StoreError) as error, open_store(path):
+        pass
+    assert "not a blis-replay store" in one_line_of(error)
+
+
+def test_a_folder_and_a_path_below_a_file_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    for path in (tmp_path, tmp_path / "file" / "s.duckdb"):
+        with pytest.raises(StoreError) as error, open_store(path):
+            pass
+        one_line_of(error)
+
+
+CHILD = """
+import sys, time
+from dataclasses import replace
+sys.path.insert(0, sys.argv[1])
+from builders import recording, requests
+from blis_replay.ingest import store_recordings
+from blis_replay.ingest.store import open_store, write_recording
+from blis_replay.ingest.token_layout import NO_EVENTS
+
+def stop(*_):
+    print("half way", flush=True)
+    time.sleep(60)
+
+store_recordings._insert_findings = stop
+with open_store(sys.argv[2]) as store:
+    write_recording(store, recording(content_hash="hash-2", requests=requests(200_000)), NO_EVENTS)
+"""
+
+
+def half_way_through_an_ingest(path: Path) -> subprocess.Popen[str]:
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(Path(__file__).parent), str(path)], stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "half way\n"
+    return child
+
+
+def test_a_killed_ingest_leaves_the_store_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "s.duckdb"
+    with open_store(path) as store:
+        write_recording(store, recording(), NO_EVENTS)
+    with half_way_through_an_ingest(path) as child:
+        with pytest.raises(StoreError) as error, open_store(path):
+            pass
+        assert "another process has it open" in one_line_of(error)
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    with open_store(path) as store:
+        read = read_stored(store, recording().slug)
+        assert (read.content_hash, read.requests.height) == ("hash-1", 3)
+        assert write_recording(store, recording(), NO_EVENTS) == "unchanged"
+
+
+def test_an_error_in_the_middle_leaves_the_store_as_it_was(tmp_path: Path) -> None:
+    gone = recording(content_hash="hash-2", token_events=tmp_path / "not-there.parquet")
+    with open_store(tmp_path / "s.duckdb") as store:
+        write_recording(store, recording(), NO_EVENTS)
+        with pytest.raises(StoreError, match="nothing was written"):
+            write_recording(store, gone, PLAIN)
+        assert read_stored(store, gone.slug).content_hash == "hash-1"
+        assert write_recording(store, recording(content_hash="hash-3"), NO_EVENTS) == "replaced"
+
+
+def test_names_with_quotes_are_values_and_never_sql(tmp_path: Path) -> None:
+    slug = "x'; DROP TABLE requests; --"
+    with open_store(tmp_path / "s.duckdb") as store:
+        write_recording(store, recording(slug=slug), NO_EVENTS)
+        assert read_stored(store, slug).requests.height == 3
+
+
+# Runs.
+
+RUN = RunRecord("slug", "embedded", "h100-v1", "abc", "exact", "hash-1", {"b": 1, "a": [1, "x"]})
+
+
+def run_frames(e2e_us: int) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
+    return (
+        pl.DataFrame({"request_index": [0, 1], "e2e_us": [e2e_us, None], "state": ["completed", "aborted"]}),
+        pl.DataFrame({"step": [0], "start_us": [0], "end_us": [15_000], "decode_tokens": [2]}),
+        pl.DataFrame({"metric": ["e2e"], "statistic": ["mean"], "observed_us": [100.0], "simulated_us": [e2e_us]}),
+    )
+
+
+def test_a_run_of_the_same_key_replaces_the_earlier_one(tmp_path: Path) -> None:
+    with open_store(tmp_path / "s.duckdb") as store:
+        assert write_run(store, RUN, *run_frames(101)) == "new"
+        assert write_run(store, replace(RUN, release="renamed"), *run_frames(102)) == "replaced"
+        assert write_run(store, replace(RUN, replay_mode="spec"), *run_frames(103)) == "new"
+        assert [(run.release, run.replay_mode) for run in list_runs(store, "slug")] == [
+            ("h100-v1", "spec"),
+            ("renamed", "exact"),
+        ]
+        assert list_runs(store, "other") == []
+        assert list_runs(store)[0].provenance == RUN.provenance
+        of_requests, of_steps, of_errors = read_run(store, RUN)
+    assert of_requests.select("request_index", "e2e_us", "ttft_us", "state").rows() == [
+        (0, 102, None, "completed"),
+        (1, None, None, "aborted"),
+    ]
+    assert of_steps["end_us"].to_list() == [15_000]
+    assert of_errors.select("simulated_us", "error").rows() == [(102.0, None)]
+
+
+def test_a_run_with_an_unknown_column_or_type_is_refused(tmp_path: Path) -> None:
+    frames = run_frames(1)
+    with open_store(tmp_path / "s.duckdb") as store:
+        with pytest.raises(StoreError, match="run_requests has no column surprise"):
+            write_run(store, RUN, frames[0].with_columns(surprise=1), *frames[1:])
+        with pytest.raises(StoreError, match="run_steps"):
+            write_run(store, RUN, frames[0], pl.DataFrame({"step": ["first"]}), frames[2])
+        with pytest.raises(StoreError, match="validate it first"):
+            read_run(store, RUN)

@@ -1,0 +1,55 @@
+"""Two published tables of the step-model studies, reproduced."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from blis_replay.ingest.store import Store, read_stored
+from blis_replay.replay.driver import ReplayRun, replay
+from blis_replay.replay.mode import parse_mode
+from blis_replay.replay.release_file import load_release
+from blis_replay.validate.experiment import find_experiment
+
+pytestmark = pytest.mark.realdata
+
+EXPERIMENTS = ["34b-general", "34b-codegen", "70b-general", "70b-hf-codegen", "mixtral-general", "mixtral-codegen"]
+FLOORS = "round3/idea-1-trace-replay/h1-trace-replay/trace_replay_results.csv"
+DIRECT = "round4/idea-3-hybrid-calibration/h1-principled-base/output/blis_validation.csv"
+
+
+def published_e2e_ms(data_pack: Path, table: str, slug: str) -> float:
+    with (data_pack / "stepml" / table).open(newline="") as file:
+        return next(float(row["blis_e2e_ms"]) for row in csv.DictReader(file) if row["experiment"] == slug)
+
+
+def replayed(store: Store, name: str, coefficients: str, mode: str = "as-published") -> ReplayRun:
+    release = load_release(coefficients)
+    recording = read_stored(store, find_experiment(store, name))
+    return replay(recording, release, parse_mode(mode, release.published_replay))
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_overhead_floors_with_exact_replay(real_store: Store, data_pack: Path, name: str) -> None:
+    """Round 3: recorded arrivals, re-tokenised lengths, synchronous, one surplus step: within 0.2 %."""
+    run = replayed(real_store, name, "stepml-overhead-floor")
+    assert run.mode.name == "lengths=re-tokenised,prefix=none,scheduling=synchronous,surplus_steps=1"
+    expected = published_e2e_ms(data_pack, FLOORS, run.recording.slug)
+    assert run.e2e_us.mean() / 1000 == pytest.approx(expected, rel=0.002)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_direct_calibration_was_a_flat_stream(real_store: Store, data_pack: Path, name: str) -> None:
+    """Round 4: Poisson at the mean rate, requested lengths, no prefix sharing: within 1 %."""
+    run = replayed(real_store, name, "stepml-direct")
+    expected = published_e2e_ms(data_pack, DIRECT, run.recording.slug)
+    assert run.e2e_us.mean() / 1000 == pytest.approx(expected, rel=0.01)
+
+
+def test_direct_calibration_was_no_exact_replay(real_store: Store, data_pack: Path) -> None:
+    """With the recorded arrivals 70b-general is about 4 % away from the published number."""
+    run = replayed(real_store, "70b-general", "stepml-direct", "as-published,arrivals=recorded")
+    expected = published_e2e_ms(data_pack, DIRECT, run.recording.slug)
+    assert run.e2e_us.mean() / 1000 / expected - 1 == pytest.approx(0.042, abs=0.005)

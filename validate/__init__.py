@@ -1,0 +1,1 @@
+"""Errors of a simulated run against a recorded one, calibration, and the command line."""

@@ -1,0 +1,74 @@
+"""``blis-replay experiments``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from blis_replay.validate.cli.options import json_option, print_json, store_option
+
+
+@click.command("experiments")
+@store_option
+@json_option
+def command(store_path: Path, as_json: bool) -> None:
+    """List the experiments of the store and those that ship with the package.
+
+    \b
+    Examples:
+      blis-replay experiments
+      blis-replay experiments --json
+    """
+    from blis_replay.validate.terminal import table
+
+    rows = _rows(store_path)
+    if as_json:
+        print_json({"experiments": rows})
+        return
+    header = ["alias", "model", "tp", "requests", "failed", "ground truth", ""]
+    click.echo(table(header, [_line(row) for row in rows], left=2))
+
+
+def _rows(store_path: Path) -> list[dict[str, object]]:
+    from blis_replay.fixtures.catalogue import bundled_aliases, load_document
+    from blis_replay.ingest.store import list_experiments, open_store
+
+    stored = []
+    if store_path.exists():
+        with open_store(store_path, read_only=True) as store:
+            stored = [{**vars(row), "stored": True} for row in list_experiments(store)]
+    slugs = {row["slug"] for row in stored}
+    for alias, slug in bundled_aliases().items():
+        if slug not in slugs:
+            document = load_document(slug)
+            stages = document["load"]["stages"]
+            stored.append(
+                {
+                    "slug": slug,
+                    "alias": alias,
+                    "model": document["model"],
+                    "hardware": document["hardware"],
+                    "tensor_parallelism": document["tensor_parallelism"],
+                    "workload": document["workload"],
+                    "ground_truth": "published aggregates",
+                    "requests": sum(stage["requests"] for stage in stages),
+                    "failed": sum(stage["failures"] for stage in stages),
+                    "stored": False,
+                }
+            )
+    return sorted(stored, key=lambda row: str(row["slug"]))
+
+
+def _line(row: dict[str, object]) -> list[str]:
+    truth = "recorded" if row["ground_truth"] == "recorded" else "published"
+    overloaded = "overloaded" if row.get("overloaded") else ""
+    return [
+        str(row["alias"]),
+        str(row["model"]).split("/")[-1],
+        str(row["tensor_parallelism"] or "-"),
+        f"{row['requests']:,}",
+        f"{row['failed']:,}",
+        truth,
+        overloaded,
+    ]

@@ -1,0 +1,82 @@
+"""``blis-replay ingest``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from blis_replay.validate.cli.options import json_option, print_json, store_option
+
+if TYPE_CHECKING:
+    from blis_replay.ingest.ingest import IngestOutcome
+
+
+@click.command("ingest")
+@click.argument("directories", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="DIRECTORY...")
+@click.option(
+    "--engine",
+    "engine_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="YAML of engine arguments that the recording lacks, e.g. `num_gpu_blocks: 26603`.",
+)
+@store_option
+@json_option
+def command(directories: tuple[Path, ...], engine_file: Path | None, store_path: Path, as_json: bool) -> int:
+    """Read experiment directories, as load generators and vLLM leave them, into the store.
+
+    Each directory is read in one transaction; reading the same content again changes
+    nothing. Instrument checks run at once; see `blis-replay inspect`. A directory that
+    cannot be read is reported, the others are read all the same; the exit code is then 3.
+
+    \b
+    Examples:
+      blis-replay ingest runs/20260218-150304-codellama-34b-tp2-general
+      blis-replay ingest runs/* --engine engine.yaml
+    """
+    from blis_replay.fixtures.catalogue import profile_of
+    from blis_replay.ingest.errors import RecordingError
+    from blis_replay.ingest.ingest import ingest_directory
+
+    outcomes, refused = [], []
+    for directory in directories:
+        progress = _Progress(directory.name) if sys.stderr.isatty() and not as_json else None
+        profile = profile_of(directory.resolve().name)
+        try:
+            outcome = ingest_directory(
+                store_path, directory, profile=profile, engine_file=engine_file, progress=progress
+            )
+        except RecordingError as error:
+            refused.append({"directory": str(directory), "error": str(error)})
+            click.echo(f"error: {error}", err=True)
+            continue
+        outcomes.append(outcome)
+        if not as_json:
+            click.echo(_line(outcome))
+    if as_json:
+        print_json({"ingested": [vars(outcome) for outcome in outcomes], "refused": refused})
+    return 3 if refused else 0
+
+
+class _Progress:
+    """A line on the terminal that says how far the reading of a directory is."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.shown = name, -1
+
+    def __call__(self, file_name: str, bytes_done: int, bytes_total: int) -> None:
+        """Called by the readers with the bytes of the file read so far."""
+        share = 100 if bytes_total == 0 else 100 * bytes_done // bytes_total
+        if share != self.shown:
+            self.shown = share
+            click.echo(f"\r{self.name}: {file_name} {share:3d} %\x1b[K", err=True, nl=share == 100)
+
+
+def _line(outcome: IngestOutcome) -> str:
+    rejected = f", {outcome.rejected:,} records rejected" if outcome.rejected else ""
+    return (
+        f"{outcome.alias} ({outcome.slug}): {outcome.outcome}; {outcome.requests:,} requests, "
+        f"{outcome.steps:,} steps, {outcome.findings:,} findings{rejected}; {outcome.seconds:.1f} s"
+    )

@@ -1,0 +1,59 @@
+"""Options that several verbs share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+STORE_DEFAULT = Path(".blis-replay") / "store.duckdb"
+
+
+def store_option(command: Command) -> Command:
+    """``--store``: where the ground-truth store is."""
+    return click.option(
+        "--store",
+        "store_path",
+        type=click.Path(path_type=Path, dir_okay=False),
+        default=STORE_DEFAULT,
+        envvar="BLIS_REPLAY_STORE",
+        show_default=True,
+        show_envvar=True,
+        help="The ground-truth store, a DuckDB file.",
+    )(command)
+
+
+def json_option(command: Command) -> Command:
+    """``--json``: machine-readable output."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")(command)
+
+
+def print_json(document: object) -> None:
+    """Print a document as JSON; a number that is not finite would be no JSON, and is an error."""
+    click.echo(json.dumps(document, indent=2, allow_nan=False))
+
+
+class Window(click.ParamType[tuple[float, float]]):
+    """A share of a run by arrival time, written ``0.6:1``."""
+
+    name = "from:to"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, float]:
+        """``(low, high)`` with 0 <= low < high <= 1."""
+        if isinstance(value, tuple):
+            return value
+        try:
+            low, high = (float(part) for part in str(value).split(":"))
+        except ValueError:
+            self.fail(f"{value!r} is no window; write e.g. 0.6:1 for the last 40 % of the run", param, ctx)
+        if not 0 <= low < high <= 1:
+            self.fail(f"{value!r} is no window; use 0 <= from < to <= 1", param, ctx)
+        return low, high
+
+
+WINDOW = Window()

@@ -1,0 +1,232 @@
+"""How far a simulated run is from the recorded one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blis_replay.blis import kernel
+from blis_replay.ingest.recording import Finding
+from blis_replay.replay.driver import ReplayRun
+from blis_replay.validate.errors import ValidateError
+from blis_replay.validate.metrics import (
+    METRICS,
+    STATISTICS,
+    LatencySamples,
+    correlation,
+    paired_mape,
+    pooled_quantiles,
+    relative_error,
+    statistics,
+)
+from blis_replay.validate.observed import (
+    Cells,
+    Gaps,
+    Selection,
+    cells_from_aggregates,
+    cells_from_requests,
+    observed_requests,
+    samples_of,
+)
+
+# Largest absolute error of the mean that passes (design, section 7).
+THRESHOLDS = {"e2e": 0.10, "ttft": 0.15, "itl": 0.15}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number of the table: observed and simulated us, signed error as a fraction.
+
+    ``observed_us`` and ``error`` are None, with a ``reason``, where the recording cannot
+    give them; ``between_us`` are bounds of the observed value where it has only those.
+    """
+
+    observed_us: float | None
+    simulated_us: float | None
+    error: float | None
+    reason: str | None = None
+    between_us: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """Request-by-request agreement of one metric: MAPE as a fraction, Pearson's r."""
+
+    mape: float | None
+    correlation: float | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A recording against its replay.
+
+    ``verdict``: ``pass``, ``fail``, ``overloaded`` (reported, not gated) or ``not judged``
+    (no gated metric has an observed value).  ``uses``: what of this experiment the
+    coefficients were fitted on: ``own steps``, ``own latencies``, ``held out``, or ``not
+    stated`` by the release.
+    ``excluded``: requests left out of the comparison, by reason.  ``limits``: what the
+    simulator does not model and this recording would need, one sentence each.
+    """
+
+    slug: str
+    alias: str
+    ground_truth: str
+    requests: int
+    excluded: dict[str, int]
+    metrics: dict[str, dict[str, Cell]]
+    paired: dict[str, Pairing]
+    verdict: str
+    failed_thresholds: tuple[str, ...]
+    uses: str
+    findings: tuple[Finding, ...]
+    limits: tuple[str, ...]
+    selection: Selection
+    run: ReplayRun
+
+
+def compare(
+    run: ReplayRun,
+    findings: Sequence[Finding] = (),
+    *,
+    overloaded: bool = False,
+    selection: Selection | None = None,
+    token_gaps: Gaps | None = None,
+) -> Comparison:
+    """Compare a replay with its recording, over the requests that both finished.
+
+    ``token_gaps``: observed pooled inter-token gaps of the selection, where recorded.
+    Raises ``ValidateError`` if nothing is left to compare.
+    """
+    recording, selection = run.recording, selection or Selection()
+    requests = recording.requests
+    selected = selection.of(requests)
+    recorded = observed_requests(recording)
+    finished = run.result.completed
+    per_request = bool(recorded.any())
+    compared = selected & finished & (recorded if per_request else np.ones(len(finished), np.bool_))
+    if not compared.any() or not (per_request or recording.aggregates.height):
+        raise ValidateError(f"{recording.slug}: no request with recorded latencies in the selection, nothing to judge")
+    if per_request:
+        observed = cells_from_requests(recording, samples_of(recording, compared), selection, token_gaps)
+    else:
+        if selection.window != (0.0, 1.0):
+            raise ValidateError(f"{recording.slug}: published aggregates cover whole stages; use --stage, not --window")
+        observed = cells_from_aggregates(recording, selection.stage)
+    simulated = simulated_samples(run, compared)
+    metrics = _table(observed, _simulated_statistics(run, simulated, compared))
+    failed = tuple(m for m, limit in THRESHOLDS.items() if abs(metrics[m]["mean"].error or 0.0) > limit)
+    return Comparison(
+        slug=recording.slug,
+        alias=recording.alias,
+        ground_truth=recording.ground_truth,
+        requests=int(compared.sum()),
+        excluded=_excluded(run, selected, recorded, finished, per_request),
+        metrics=metrics,
+        paired=_pairings(samples_of(recording, compared), simulated) if per_request else {},
+        verdict=_verdict(metrics, failed, overloaded),
+        failed_thresholds=failed,
+        uses=_uses(run),
+        findings=tuple(findings),
+        limits=_limits(run),
+        selection=selection,
+        run=run,
+    )
+
+
+def simulated_samples(run: ReplayRun, chosen: NDArray[np.bool_]) -> LatencySamples:
+    """Simulated client latencies of the chosen requests, in request order."""
+    return LatencySamples(run.ttft_us[chosen], run.e2e_us[chosen], run.result.output_tokens[chosen])
+
+
+def mean_abs_errors(comparisons: Sequence[Comparison]) -> dict[str, float | None]:
+    """Per metric, the mean over gated experiments of the absolute error of the mean."""
+    gated = [c for c in comparisons if c.verdict in ("pass", "fail")]
+    errors = {
+        metric: [abs(e) for c in gated if (e := c.metrics[metric]["mean"].error) is not None] for metric in METRICS
+    }
+    return {metric: float(np.mean(values)) if values else None for metric, values in errors.items()}
+
+
+def _simulated_statistics(
+    run: ReplayRun, samples: LatencySamples, chosen: NDArray[np.bool_]
+) -> dict[str, dict[str, float]]:
+    gap_us, count = run.result.inter_token_gaps(chosen)
+    itl = pooled_quantiles(gap_us, count)
+    if samples.itl_mean_us is not None:
+        itl["mean"] = samples.itl_mean_us
+    return {
+        "e2e": statistics(samples.e2e_us),
+        "ttft": statistics(samples.ttft_us),
+        "tpot": statistics(samples.tpot_us),
+        "itl": itl,
+    }
+
+
+def _table(observed: Cells, simulated: dict[str, dict[str, float]]) -> dict[str, dict[str, Cell]]:
+    table: dict[str, dict[str, Cell]] = {}
+    for metric in METRICS:
+        table[metric] = {}
+        for name in STATISTICS:
+            seen, value = observed[metric][name], simulated[metric].get(name)
+            table[metric][name] = Cell(
+                seen.value_us, value, relative_error(seen.value_us, value), seen.reason, seen.between_us
+            )
+    return table
+
+
+def _pairings(observed: LatencySamples, simulated: LatencySamples) -> dict[str, Pairing]:
+    pairs = {
+        "e2e": (observed.e2e_us, simulated.e2e_us),
+        "ttft": (observed.ttft_us, simulated.ttft_us),
+        "tpot": (observed.tpot_us, simulated.tpot_us),
+    }
+    return {metric: Pairing(paired_mape(*pair), correlation(*pair)) for metric, pair in pairs.items()}
+
+
+def _verdict(metrics: dict[str, dict[str, Cell]], failed: tuple[str, ...], overloaded: bool) -> str:
+    if overloaded:
+        return "overloaded"
+    if all(metrics[metric]["mean"].error is None for metric in THRESHOLDS):
+        return "not judged"
+    return "fail" if failed else "pass"
+
+
+def _uses(run: ReplayRun) -> str:
+    if not run.release.fitted_on:
+        return "not stated"
+    return {"steps": "own steps", "latencies": "own latencies", None: "held out"}[run.release.used(run.recording.slug)]
+
+
+def _limits(run: ReplayRun) -> tuple[str, ...]:
+    engine = run.plan.engine
+    if engine.num_gpu_blocks is None or run.result.steps.shape[1] == 0:
+        return ()
+    # Decoding requests alone, their shared prefixes counted each time.
+    peak_blocks = int(run.result.steps[kernel.STEP_CONTEXT].max()) // engine.block_size
+    usable = engine.num_gpu_blocks - 1
+    if peak_blocks <= usable:
+        return ()
+    return (
+        f"KV blocks do not limit this engine yet: its decodes would hold up to {peak_blocks:,} blocks of {usable:,}, "
+        "so the recorded server queued or preempted where the simulator does not",
+    )
+
+
+def _excluded(
+    run: ReplayRun,
+    selected: NDArray[np.bool_],
+    recorded: NDArray[np.bool_],
+    finished: NDArray[np.bool_],
+    per_request: bool,
+) -> dict[str, int]:
+    failed = (run.recording.requests["status"] != "ok").to_numpy()
+    counts = {
+        "failed in the recording": int((selected & failed).sum()),
+        "outside the selection": int((~selected).sum()),
+        "without recorded latencies": int((selected & ~failed & ~recorded).sum()) if per_request else 0,
+        "not finished by the simulator": int((selected & recorded & ~finished).sum()),
+    }
+    return {reason: count for reason, count in counts.items() if count}

@@ -1,0 +1,134 @@
+"""A comparison as text: the page of one experiment, the table of all, in 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from blis_replay.validate.compare import THRESHOLDS, Cell, Comparison, mean_abs_errors
+from blis_replay.validate.metrics import METRICS
+from blis_replay.validate.terminal import milliseconds, percent, percent_plain, table, wrap
+
+_NAMES = {"e2e": "E2E", "ttft": "TTFT", "itl": "ITL", "tpot": "TPOT"}
+_SEVERITY_ORDER = ("unusable", "corrected")
+
+
+def comparison_text(comparison: Comparison) -> str:
+    """The page of one experiment: head, metric table, pairs, verdict, findings that changed a number."""
+    parts = [_head(comparison), _metric_table(comparison), _pairs(comparison), _notes(comparison)]
+    parts += [verdict_sentence(comparison), _findings(comparison)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def stages_text(stages: Sequence[Comparison]) -> str:
+    """A table with a row a load stage."""
+    rows = [[f"stage {c.selection.stage}", f"{c.requests:,}", *_errors(c)] for c in stages]
+    return table(["by load stage", "requests", *_error_header()], rows)
+
+
+def summary_text(comparisons: Sequence[Comparison], not_judged: dict[str, str]) -> str:
+    """The table of all experiments, the overloaded ones apart, with means."""
+    ordered = sorted(comparisons, key=lambda c: c.alias)
+    gated = [c for c in ordered if c.verdict != "overloaded"]
+    apart = [c for c in ordered if c.verdict == "overloaded"]
+    means = mean_abs_errors(comparisons)
+    mean_row = [percent_plain(means["e2e"]), "", percent_plain(means["ttft"]), "", percent_plain(means["itl"])]
+    rows = [[*_summary_row(c), c.verdict] for c in gated]
+    header = ["experiment", "fit on", *_error_header()]
+    parts = [table([*header, "verdict"], [*rows, ["mean |error|", "", *mean_row, ""]], left=2)]
+    if apart:
+        parts.append("overloaded, reported and not gated:\n" + table(header, [_summary_row(c) for c in apart], left=2))
+    if not_judged:
+        parts.append("not judged:\n" + "\n".join(wrap(f"{alias}: {why}") for alias, why in not_judged.items()))
+    if any(c.ground_truth != "recorded" for c in comparisons):
+        parts.append("* ground truth: published aggregates, requests reconstructed from them")
+    return "\n\n".join(parts)
+
+
+def verdict_sentence(comparison: Comparison) -> str:
+    """The verdict with the errors of the mean that it rests on."""
+    if comparison.verdict == "overloaded":
+        return "verdict: overloaded recording, reported and not gated (see `inspect`)"
+    judged = ", ".join(
+        f"{_NAMES[m]} {percent(comparison.metrics[m]['mean'].error)} of ±{limit:.0%}".replace("%", " %").replace(
+            "  ", " "
+        )
+        for m, limit in THRESHOLDS.items()
+    )
+    return wrap(f"verdict: {comparison.verdict} (errors of the mean: {judged})")
+
+
+def _head(comparison: Comparison) -> str:
+    run = comparison.run
+    truth = "recorded" if comparison.ground_truth == "recorded" else "published aggregates, requests reconstructed"
+    scheduling = "asynchronous" if run.plan.engine.async_scheduling else "synchronous"
+    lines = [
+        f"{comparison.alias}  ({comparison.slug})",
+        wrap(f"  ground truth: {truth}; {comparison.requests:,} requests compared", "    "),
+        wrap(
+            f"  coefficients: {run.release.name} (fit: {comparison.uses}); replay {run.mode.name}, "
+            f"{scheduling} scheduling",
+            "    ",
+        ),
+    ]
+    return "\n".join(lines)
+
+
+def _metric_table(comparison: Comparison) -> str:
+    rows = []
+    for metric in METRICS:
+        for name, cell in comparison.metrics[metric].items():
+            rows.append(
+                [f"{_NAMES[metric]} {name}", _observed(cell), milliseconds(cell.simulated_us), percent(cell.error)]
+            )
+    return table(["", "observed ms", "simulated ms", "error"], rows)
+
+
+def _observed(cell: Cell) -> str:
+    if cell.between_us:
+        return f"{milliseconds(cell.between_us[0])} .. {milliseconds(cell.between_us[1])}"
+    return milliseconds(cell.observed_us)
+
+
+def _pairs(comparison: Comparison) -> str:
+    parts = [
+        f"{_NAMES[metric]} MAPE {percent_plain(pair.mape)}, r {pair.correlation:.3f}"
+        if pair.correlation is not None
+        else f"{_NAMES[metric]} MAPE {percent_plain(pair.mape)}"
+        for metric, pair in comparison.paired.items()
+    ]
+    return wrap("request by request: " + "; ".join(parts)) if parts else ""
+
+
+def _notes(comparison: Comparison) -> str:
+    lines = [f"{what}: {how}" for what, how in comparison.run.plan.basis.items()]
+    lines += [f"left out: {count:,} requests {reason}" for reason, count in comparison.excluded.items()]
+    reasons = {
+        f"{_NAMES[metric]} {name} not observed: {cell.reason}"
+        for metric, cells in comparison.metrics.items()
+        for name, cell in cells.items()
+        if cell.reason
+    }
+    limits = [f"limit: {limit}" for limit in comparison.limits]
+    return "\n".join(wrap(line) for line in [*lines, *sorted(reasons), *limits])
+
+
+def _findings(comparison: Comparison) -> str:
+    changed = [f for severity in _SEVERITY_ORDER for f in comparison.findings if f.severity == severity]
+    if not changed:
+        return ""
+    lines = [wrap(f"- {f.check} ({f.severity}): {f.message}") for f in changed]
+    return "instrument findings that change a number:\n" + "\n".join(lines)
+
+
+def _error_header() -> list[str]:
+    return ["E2E", "p99", "TTFT", "p99", "ITL"]
+
+
+def _errors(comparison: Comparison) -> list[str]:
+    cells = [("e2e", "mean"), ("e2e", "p99"), ("ttft", "mean"), ("ttft", "p99"), ("itl", "mean")]
+    return [percent(comparison.metrics[metric][name].error) for metric, name in cells]
+
+
+def _summary_row(c: Comparison) -> list[str]:
+    mark = "" if c.ground_truth == "recorded" else "*"
+    return [c.alias + mark, c.uses.removeprefix("own "), *_errors(c)]

@@ -1,0 +1,150 @@
+"""What a step-time line is fitted to: mean batch contents and mean step cycle, row by row.
+
+Two sources give such rows.  *Step records*: windows of sampled steps; the time between
+two sampled starts, divided by the difference of their ids, is the mean cycle.
+*Latencies*: one row a request; the time between its first and last token, divided by
+the steps between them, is the mean cycle while it decoded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blis_replay.blis.trace import Int64s
+from blis_replay.ingest.recording import Recording
+from blis_replay.replay.prefix import estimate_prefix
+
+Floats = NDArray[np.float64]
+
+# Long enough that the offset between the step clock and the client's (below a second
+# where both are recorded) moves few prefills across an edge, short enough that a cold
+# start of 10 seconds makes several rows.
+_WINDOW_US = 5_000_000
+
+# With fewer requests running, the engine may have been idle between two sampled steps.
+_BUSY_DEPTH = 4
+
+
+@dataclass(frozen=True)
+class CycleRows:
+    """``batch``: float64[rows, 4]: 1, prefill, decode and context tokens of a mean step.
+
+    ``cycle_us``: float64[rows], mean step cycle.  ``context_known``: whether the last
+    column was observed (it is 0 otherwise).
+    """
+
+    batch: Floats
+    cycle_us: Floats
+    context_known: bool
+
+
+def rows_from_steps(recording: Recording, window: tuple[float, float] = (0.0, 1.0)) -> CycleRows:
+    """Rows from start-to-start step cycles; never from ``step.duration_us``.
+
+    ``window``: the share of the run to use, by time.  Decodes of a window are the mean of
+    its sampled steps; a window in which the server may have been idle is left out.
+    Prefill tokens are those of the requests that arrived in it, less their prefix hits: a
+    10 % sample of steps holds too few of the large prefills.
+    """
+    steps = recording.steps.sort("step_id")
+    step_id, start_us = steps["step_id"].to_numpy(), steps["start_us"].to_numpy()
+    decode = steps["decode_tokens"].to_numpy().astype(np.float64)
+    running = steps["running_depth"].to_numpy()
+    arrival_us = recording.requests["arrival_us"].to_numpy()
+    prefilled = np.concatenate([[0], np.cumsum(estimate_prefix(recording).prefill_tokens)])
+    low, high = (start_us[0] + share * (start_us[-1] - start_us[0]) for share in window)
+    rows: list[tuple[float, float, float, float]] = []
+    cycles: list[float] = []
+    first = int(np.searchsorted(start_us, low))
+    while first < len(start_us) - 1:
+        last = min(int(np.searchsorted(start_us, start_us[first] + _WINDOW_US)), len(start_us) - 1)
+        count, span_us = step_id[last] - step_id[first], start_us[last] - start_us[first]
+        if start_us[last] > high:
+            break
+        if count > 0 and running[first:last].min() >= _BUSY_DEPTH:
+            arrived = np.searchsorted(arrival_us, [start_us[first], start_us[last]])
+            prefill = float(prefilled[arrived[1]] - prefilled[arrived[0]]) / count
+            rows.append((1.0, prefill, float(decode[first:last].mean()), 0.0))
+            cycles.append(float(span_us / count))
+        first = last
+    return CycleRows(np.array(rows).reshape(-1, 4), np.array(cycles), context_known=False)
+
+
+def rows_from_latencies(recording: Recording, window: tuple[float, float] = (0.0, 1.0)) -> CycleRows:
+    """Rows from client or server latencies: a row a finished request with two tokens.
+
+    Over the steps between a request's first and last token: the mean number of requests
+    that decode and their mean context (each taken at half its output), and the prefill
+    tokens of the requests whose first token fell in between.  Where the server recorded
+    prefill times, each also makes a row: its own prefill as one step.
+    """
+    ok = ((recording.requests["status"] == "ok") & recording.requests["ttft_us"].is_not_null()).to_numpy()
+    requests = recording.requests.filter(ok)
+    prefill_tokens = estimate_prefix(recording).prefill_tokens[ok]
+    first_us = (requests["arrival_us"] + requests["ttft_us"]).to_numpy().astype(np.float64)
+    last_us = (requests["arrival_us"] + requests["e2e_us"]).to_numpy().astype(np.float64)
+    output_tokens = requests["output_tokens"].to_numpy().astype(np.float64)
+    context = requests["prompt_tokens"].to_numpy() + output_tokens / 2
+    arrival_us = requests["arrival_us"].to_numpy()
+    low, high = (share * recording.requests["arrival_us"].to_numpy()[-1] for share in window)
+    chosen = (output_tokens > 1) & (last_us > first_us) & (arrival_us >= low) & (arrival_us <= high)
+    steps = output_tokens[chosen] - 1
+    between = (first_us[chosen], last_us[chosen])
+    ones = np.ones(len(first_us))
+    batch = np.column_stack(
+        [
+            np.ones(int(chosen.sum())),
+            _between(first_us, prefill_tokens, *between) / steps,
+            _mean_level(first_us, last_us, ones, *between),
+            _mean_level(first_us, last_us, context, *between),
+        ]
+    )
+    rows = CycleRows(batch, (between[1] - between[0]) / steps, context_known=True)
+    return _with_prefills(rows, requests["prefill_us"].to_numpy(), prefill_tokens, first_us, last_us, chosen)
+
+
+def _with_prefills(
+    rows: CycleRows,
+    prefill_us: Floats,
+    prefill_tokens: Int64s,
+    first_us: Floats,
+    last_us: Floats,
+    chosen: NDArray[np.bool_],
+) -> CycleRows:
+    """Add a row for each recorded prefill that had the batch to itself (no other prefill in it)."""
+    start_us = first_us - prefill_us
+    alone = chosen & ~np.isnan(start_us)
+    alone[alone] = _between(first_us, prefill_tokens, start_us[alone], first_us[alone]) == prefill_tokens[alone]
+    if not alone.any():
+        return rows
+    decode = _mean_level(first_us, last_us, np.ones(len(first_us)), start_us[alone], first_us[alone])
+    batch = np.column_stack([np.ones(int(alone.sum())), prefill_tokens[alone], decode, np.zeros(int(alone.sum()))])
+    return CycleRows(
+        np.vstack([rows.batch, batch]), np.concatenate([rows.cycle_us, prefill_us[alone]]), rows.context_known
+    )
+
+
+def _between(at_us: Floats, amount: Int64s, low_us: Floats, high_us: Floats) -> Floats:
+    """Sum of ``amount`` over events at ``at_us`` in each interval ``(low_us, high_us]``."""
+    order = np.argsort(at_us, kind="stable")
+    upto = np.concatenate([[0.0], np.cumsum(amount[order])])
+    edges = at_us[order]
+    within = upto[np.searchsorted(edges, high_us, side="right")] - upto[np.searchsorted(edges, low_us, side="right")]
+    return np.asarray(within, np.float64)
+
+
+def _mean_level(start_us: Floats, end_us: Floats, height: Floats, low_us: Floats, high_us: Floats) -> Floats:
+    """Mean over each interval of the sum of ``height`` of the spans that are open."""
+    at_us = np.concatenate([start_us, end_us])
+    order = np.argsort(at_us, kind="stable")
+    at_us, level = at_us[order], np.cumsum(np.concatenate([height, -height])[order])
+    area = np.concatenate([[0.0], np.cumsum(level[:-1] * np.diff(at_us))])
+
+    def area_until(time_us: Floats) -> Floats:
+        i = np.maximum(np.searchsorted(at_us, time_us, side="right") - 1, 0)
+        return np.asarray(area[i] + level[i] * np.maximum(time_us - at_us[i], 0), np.float64)
+
+    return (area_until(high_us) - area_until(low_us)) / (high_us - low_us)

@@ -1,0 +1,137 @@
+"""The main job: an experiment by name, replayed, compared and stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import polars as pl
+
+from blis_replay.blis.errors import SimulatorError
+from blis_replay.blis.release import CoefficientRelease
+from blis_replay.fixtures.bundled import bundled_recording
+from blis_replay.fixtures.catalogue import bundled_aliases
+from blis_replay.ingest.ingest import ingest_recording
+from blis_replay.ingest.recording import Recording
+from blis_replay.ingest.store import (
+    ExperimentRow,
+    Store,
+    inter_token_gaps,
+    list_experiments,
+    read_findings,
+    read_stored,
+    resolve,
+)
+from blis_replay.replay.driver import ReplayRun, replay
+from blis_replay.replay.errors import ReplayError
+from blis_replay.replay.mode import ReplayMode
+from blis_replay.replay.store import store_run
+from blis_replay.validate.compare import Comparison, compare
+from blis_replay.validate.errors import ValidateError
+from blis_replay.validate.observed import Selection
+
+DEFAULT_RELEASE = "h100-vllm-0.15.1"
+
+
+@dataclass(frozen=True)
+class BundledExperiment:
+    """An experiment that ships with the package and is not in the store."""
+
+    slug: str
+    alias: str
+
+
+def find_experiment(store: Store, name: str) -> str:
+    """The slug of a stored or bundled experiment; a bundled one is brought into the store.
+
+    A recording that was ingested under a bundled slug takes precedence.  Raises
+    ``UnknownExperimentError`` for an unknown or ambiguous name.
+    """
+    bundled = _bundled_not_stored(store)
+    slug = resolve([*list_experiments(store), *bundled], name)
+    if slug in {experiment.slug for experiment in bundled}:
+        ingest_recording(store, bundled_recording(slug))
+    return slug
+
+
+def all_experiments(store: Store) -> list[str]:
+    """Slugs of all experiments, stored and bundled; the bundled are brought into the store."""
+    for experiment in _bundled_not_stored(store):
+        ingest_recording(store, bundled_recording(experiment.slug))
+    return [row.slug for row in list_experiments(store)]
+
+
+def _bundled_not_stored(store: Store) -> list[BundledExperiment]:
+    stored = {row.slug for row in list_experiments(store)}
+    return [BundledExperiment(slug, alias) for alias, slug in bundled_aliases().items() if slug not in stored]
+
+
+def experiment_row(store: Store, slug: str) -> ExperimentRow:
+    """The short form of a stored experiment."""
+    return next(row for row in list_experiments(store) if row.slug == slug)
+
+
+def validate_experiment(
+    store: Store, slug: str, release: CoefficientRelease, mode: ReplayMode, window: tuple[float, float] = (0.0, 1.0)
+) -> Comparison:
+    """Replay a stored experiment, compare it with its recording and store run and errors."""
+    run = replay(read_stored(store, slug), release, mode)
+    comparison = judge(store, run, Selection(window=window))
+    store_run(store, run, errors_frame(comparison))
+    return comparison
+
+
+def validate_many(
+    store: Store,
+    slugs: Iterable[str],
+    release: CoefficientRelease,
+    mode: ReplayMode,
+    window: tuple[float, float] = (0.0, 1.0),
+) -> tuple[list[Comparison], dict[str, str]]:
+    """Validate several experiments; those that cannot be judged are returned with the reason."""
+    comparisons: list[Comparison] = []
+    not_judged: dict[str, str] = {}
+    for slug in slugs:
+        try:
+            comparisons.append(validate_experiment(store, slug, release, mode, window))
+        except (SimulatorError, ReplayError, ValidateError) as error:
+            not_judged[experiment_row(store, slug).alias] = str(error)
+    return comparisons, not_judged
+
+
+def judge(store: Store, run: ReplayRun, selection: Selection) -> Comparison:
+    """Compare a replay with what the store holds of its recording."""
+    slug = run.recording.slug
+    gaps = inter_token_gaps(store, slug, selection.of(run.recording.requests))
+    return compare(
+        run,
+        read_findings(store, slug),
+        overloaded=experiment_row(store, slug).overloaded,
+        selection=selection,
+        token_gaps=gaps if len(gaps[0]) else None,
+    )
+
+
+def by_stage(store: Store, comparison: Comparison) -> list[Comparison]:
+    """The same comparison for each load stage of the experiment by itself."""
+    recording: Recording = comparison.run.recording
+    return [judge(store, comparison.run, Selection(stage=stage.stage)) for stage in recording.stages]
+
+
+def errors_frame(comparison: Comparison) -> pl.DataFrame:
+    """The table of a comparison in the store's form."""
+    return pl.DataFrame(
+        [
+            {
+                "metric": metric,
+                "statistic": statistic,
+                "observed_us": cell.observed_us,
+                "simulated_us": cell.simulated_us,
+                "error": cell.error,
+                "reason": cell.reason,
+            }
+            for metric, cells in comparison.metrics.items()
+            for statistic, cell in cells.items()
+        ],
+        infer_schema_length=None,
+    )

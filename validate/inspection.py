@@ -1,0 +1,65 @@
+"""What a recording holds, as text and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from blis_replay.ingest.recording import Finding, Recording
+from blis_replay.validate.terminal import table, wrap
+
+
+def inspection_json(recording: Recording, findings: Sequence[Finding]) -> dict[str, object]:
+    """The recording's identity, engine arguments with sources, files, gaps and findings."""
+    return {
+        "slug": recording.slug,
+        "alias": recording.alias,
+        "model": recording.model,
+        "hardware": recording.hardware,
+        "tensor_parallelism": recording.tensor_parallelism,
+        "workload": recording.workload,
+        "ground_truth": recording.ground_truth,
+        "content_hash": recording.content_hash,
+        "requests": recording.requests.height,
+        "steps": recording.steps.height,
+        "engine": {name: vars(setting) for name, setting in sorted(recording.engine.items())},
+        "stages": [vars(stage) for stage in recording.stages],
+        "clocks": [vars(clock) for clock in recording.clocks],
+        "files": [vars(file) for file in recording.files],
+        "missing": list(recording.missing),
+        "findings": [vars(finding) for finding in findings],
+    }
+
+
+def inspection_text(recording: Recording, findings: Sequence[Finding]) -> str:
+    """The same for a terminal, in 80 columns."""
+    statuses = recording.requests["status"].value_counts(sort=True).iter_rows()
+    counts = ", ".join(f"{count:,} {status}" for status, count in statuses)
+    lines = [
+        f"{recording.alias}  ({recording.slug})",
+        f"  model: {recording.model}, tensor parallelism {recording.tensor_parallelism or 'not recorded'}",
+        f"  hardware: {recording.hardware or 'not recorded'}",
+        f"  ground truth: {recording.ground_truth}",
+        f"  requests: {recording.requests.height:,} ({counts or 'none'})",
+        f"  step records: {recording.steps.height:,}",
+    ]
+    lines += [f"  stage {s.stage}: {s.rate_per_s:g} requests/s for {s.duration_us / 1e6:g} s" for s in recording.stages]
+    engine = [
+        [name, str(setting.value), setting.source, setting.detail] for name, setting in sorted(recording.engine.items())
+    ]
+    parts = ["\n".join(lines), _columns(["engine argument", "value", "source", ""], engine, left=4)]
+    files = [[f.name, f.kind, f"{f.bytes:,}", f"{f.records:,}", f"{f.rejected_count:,}"] for f in recording.files]
+    parts.append(_columns(["file", "kind", "bytes", "records", "rejected"], files, left=2))
+    if recording.missing:
+        parts.append("not in the recording:\n" + "\n".join(wrap(f"- {line}") for line in recording.missing))
+    parts.append("instrument checks:\n" + "\n".join(wrap(_finding(finding)) for finding in findings))
+    return "\n\n".join(parts)
+
+
+def _finding(finding: Finding) -> str:
+    return f"- {finding.check} ({finding.severity}): {finding.message}"
+
+
+def _columns(header: list[str], rows: list[list[str]], left: int) -> str:
+    """A table whose long cells are cut, so that it keeps to 80 columns; --json has them whole."""
+    short = [[cell if len(cell) <= 36 else cell[:33] + "..." for cell in row] for row in rows]
+    return table(header, short, left=left)

@@ -1,0 +1,97 @@
+"""Metric definitions, one function each, for the observed and the simulated side alike.
+
+============ ==================================================================
+TTFT         send to first output token, one value a request
+E2E          send to last output token, one value a request
+TPOT         (E2E - TTFT) / (output tokens - 1), one value a request that has two
+ITL          gap between two consecutive output tokens, pooled over all requests;
+             its mean is sum(E2E - TTFT) / sum(output tokens - 1), so it needs no
+             token times
+============ ==================================================================
+
+Quantiles interpolate linearly between order statistics (numpy's default).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+METRICS = ("e2e", "ttft", "itl", "tpot")
+STATISTICS = ("mean", "p50", "p90", "p99")
+_QUANTILES = {"p50": 0.50, "p90": 0.90, "p99": 0.99}
+
+Values = NDArray[np.float64] | NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class LatencySamples:
+    """Client latencies of finished requests, us: arrays of one length, one place a request."""
+
+    ttft_us: Values
+    e2e_us: Values
+    output_tokens: NDArray[np.int64]
+
+    @property
+    def tpot_us(self) -> NDArray[np.float64]:
+        """float64[n]: nan where a request has one output token only."""
+        gaps = np.where(self.output_tokens > 1, self.output_tokens - 1, 1)
+        return np.where(self.output_tokens > 1, (self.e2e_us - self.ttft_us) / gaps, np.nan)
+
+    @property
+    def itl_mean_us(self) -> float | None:
+        """Mean inter-token latency, token weighted; None without a second token."""
+        gaps = int((self.output_tokens - 1).sum())
+        return float((self.e2e_us - self.ttft_us)[self.output_tokens > 1].sum() / gaps) if gaps else None
+
+
+def statistics(values: Values) -> dict[str, float]:
+    """Mean, p50, p90, p99 of a sample without its nans; empty if nothing is left."""
+    finite = np.asarray(values, np.float64)
+    finite = finite[~np.isnan(finite)]
+    if len(finite) == 0:
+        return {}
+    quantiles = np.quantile(finite, list(_QUANTILES.values()))
+    return {"mean": float(finite.mean()), **dict(zip(_QUANTILES, map(float, quantiles), strict=True))}
+
+
+def pooled_quantiles(values: Values, counts: NDArray[np.int64]) -> dict[str, float]:
+    """p50, p90, p99 of a sample in which ``values[i]`` occurs ``counts[i]`` times.
+
+    Equal to the quantiles of ``np.repeat(values, counts)``, without making that array.
+    """
+    return {name: weighted_quantile(values, counts, q) for name, q in _QUANTILES.items() if counts.sum() > 0}
+
+
+def weighted_quantile(values: Values, counts: NDArray[np.int64], q: float) -> float:
+    """Quantile ``q`` (0..1) of ``np.repeat(values, counts)``, linear interpolation."""
+    order = np.argsort(values, kind="stable")
+    ranked, upto = np.asarray(values)[order], np.cumsum(counts[order])
+    rank = q * (int(upto[-1]) - 1)
+    low, high = np.searchsorted(upto, [np.floor(rank), np.ceil(rank)], side="right")
+    return float(ranked[low] + (ranked[high] - ranked[low]) * (rank - np.floor(rank)))
+
+
+def relative_error(observed: float | None, simulated: float | None) -> float | None:
+    """Signed error as a fraction of the observed value; None if it has no meaning."""
+    if observed is None or simulated is None or observed == 0:
+        return None
+    return simulated / observed - 1
+
+
+def paired_mape(observed: Values, simulated: Values) -> float | None:
+    """Mean absolute percentage error over pairs, as a fraction; pairs with 0 observed drop out."""
+    usable = (observed != 0) & ~np.isnan(np.asarray(observed, np.float64))
+    if not usable.any():
+        return None
+    return float(np.abs(simulated[usable] / observed[usable] - 1).mean())
+
+
+def correlation(observed: Values, simulated: Values) -> float | None:
+    """Pearson's r over pairs; None with fewer than 3 pairs or a constant side."""
+    usable = ~np.isnan(np.asarray(observed, np.float64)) & ~np.isnan(np.asarray(simulated, np.float64))
+    if usable.sum() < 3 or np.ptp(observed[usable]) == 0 or np.ptp(simulated[usable]) == 0:
+        return None
+    return float(np.corrcoef(observed[usable], simulated[usable])[0, 1])
