@@ -1,0 +1,190 @@
+"""Scenario directories of the scheduler oracle: their files, their columns, writing, reading, comparing.
+
+A directory holds what the real scheduler did with one workload: `config.json` (settings, cost, rules, summary),
+`requests.csv`, `steps.csv.gz`, `tokens.csv.gz`, `schedule.jsonl.gz` and `prompts.jsonl.gz`. Needs no vLLM.
+"""
+
+import csv
+import gzip
+import io
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+REQUEST_COLUMNS = (
+    "request_id,arrival_us,priority,prompt_tokens,output_tokens,prefix_group,prefix_len,queued_us,first_scheduled_us,"
+    "first_scheduled_step,first_token_us,first_token_step,finished_us,finished_step,emitted_tokens,num_preemptions,"
+    "num_cached_tokens,resume_cached_tokens,prefill_tokens_computed"
+).split(",")
+STEP_COLUMNS = (
+    "step,t_sched_us,t_start_us,t_end_us,duration_us,running_before,waiting_before,running,waiting,num_prefill_reqs,"
+    "num_decode_reqs,prefill_tokens,decode_tokens,decode_context_tokens,scheduled_tokens,num_admitted,num_preempted,"
+    "num_finished,kv_total,kv_free_before,kv_free,kv_free_end"
+).split(",")
+TOKEN_COLUMNS = ["request_id", "token_index", "step", "time_us"]
+COMPARED_FILES = ("requests.csv", "steps.csv.gz", "tokens.csv.gz", "schedule.jsonl.gz")
+
+RULES = {
+    "decode": "exactly 1 token scheduled, it is the request's last known token, and its position is at or past the "
+    "prompt length; everything else is prefill (recomputing after a preemption included)",
+    "decode_context_tokens": "sum over decode requests of KV tokens after the step (position of the computed token + 1)",
+    "token_ids": "a prompt is a list of segments [tag, start, n]; token j of a segment is tag*8192+start+j; generated "
+    "token k of request i is (20000+i)*8192+k",
+    "clock": "sync: a request is queued at the first loop turn at or after its arrival; schedule() and update take no "
+    "time; tokens appear at t_end_us. async: two batches in flight; t_sched_us is when schedule() ran, t_start_us when "
+    "the device took the batch",
+    "kv": "kv_total leaves out the reserved null block; kv_free_before: before schedule(); kv_free: after schedule(); "
+    "kv_free_end: after the step's update. In async a batch's update comes after the next batch was scheduled",
+    "schedule": "one JSON object a step: sched = tokens per request in scheduling order; admitted = prefix-cache tokens "
+    "at admission; resumed = admitted after a preemption; preempted = [request, computed tokens lost], in order",
+    "queue_depths": "running_before/waiting_before: before schedule(); running/waiting: after it",
+    "empty_turns": "a turn that schedules no token takes no time and is no step; what it preempted stands in the next "
+    "step's preempted_before (same form as preempted) and is not in num_preempted",
+}
+INTEGER_RULE = (
+    "duration_us = (b0_ns + b1_ns*prefill_tokens + b2_ns*num_decode_reqs + b3_ns*decode_context_tokens + 500) // 1000"
+)
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What one run produced: rows in the order of the columns above, `schedule` one object a step."""
+
+    requests: list[list[Any]]
+    steps: list[list[int]]
+    tokens: list[list[Any]]
+    schedule: list[dict[str, Any]]
+    end_us: int
+
+
+def write_scenario(spec: dict[str, Any], recording: Recording, vllm_version: str, out_dir: Path) -> None:
+    """Write the six files of a scenario directory; equal input gives byte-equal files."""
+    out_dir.mkdir(parents=True, exist_ok=True)
+    config = {
+        "scenario": spec["scenario"],
+        "description": spec["description"],
+        "vllm_version": vllm_version,
+        "engine_args": spec["engine_args"],
+        "step_time": step_time_block(spec["step_time"]["b_ns"]),
+        "rules": RULES,
+        "summary": summarise(recording),
+    }
+    (out_dir / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    (out_dir / "requests.csv").write_text(_csv_text(REQUEST_COLUMNS, recording.requests), encoding="utf-8")
+    _write_gzip(out_dir / "steps.csv.gz", _csv_text(STEP_COLUMNS, recording.steps))
+    _write_gzip(out_dir / "tokens.csv.gz", _csv_text(TOKEN_COLUMNS, recording.tokens))
+    _write_gzip(out_dir / "schedule.jsonl.gz", _jsonl_text(recording.schedule))
+    _write_gzip(out_dir / "prompts.jsonl.gz", _jsonl_text([r["request_id"], r["prompt"]] for r in spec["requests"]))
+
+
+def step_time_block(b_ns: list[int]) -> dict[str, Any]:
+    """The `step_time` part of config.json: four coefficients in nanoseconds, shown in microseconds too."""
+    b0, b1, b2, b3 = b_ns
+    return {
+        "unit": "microseconds",
+        "b0": b0 // 1000 if b0 % 1000 == 0 else b0 / 1000,
+        "b1_per_prefill_token": b1 / 1000,
+        "b2_per_decode_request": b2 / 1000,
+        "b3_per_decode_context_token": b3 / 1000,
+        "integer_rule": INTEGER_RULE,
+        "b_ns": b_ns,
+    }
+
+
+def summarise(recording: Recording) -> dict[str, int]:
+    """The totals of config.json's `summary`."""
+    request = dict(zip(REQUEST_COLUMNS, zip(*recording.requests, strict=True), strict=True))
+    step = dict(zip(STEP_COLUMNS, zip(*recording.steps, strict=True), strict=True))
+    return {
+        "requests": len(recording.requests),
+        "steps": len(recording.steps),
+        "tokens": len(recording.tokens),
+        "preemptions": sum(request["num_preemptions"]),
+        "preempted_requests": sum(1 for count in request["num_preemptions"] if count),
+        "cached_prompt_tokens": sum(request["num_cached_tokens"]),
+        "resume_cached_tokens": sum(request["resume_cached_tokens"]),
+        "prompt_tokens": sum(request["prompt_tokens"]),
+        "prefill_tokens_computed": sum(request["prefill_tokens_computed"]),
+        "max_running": max(step["running"]),
+        "max_waiting": max(step["waiting"]),
+        "min_kv_free": min(step["kv_free"]),
+        "end_us": recording.end_us,
+    }
+
+
+def read_spec(path: Path) -> dict[str, Any]:
+    """A workload: from a spec file (JSON), or from a recorded scenario directory, whose results are then ignored.
+
+    A spec is {scenario, description, engine_args, step_time: {b_ns}, requests: [{request_id, arrival_us, priority,
+    output_tokens, prompt: [[tag, start, n], ...], prefix_group, prefix_len}, ...]}, requests in order of arrival.
+    """
+    if not path.is_dir():
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    prompts = dict(json.loads(line) for line in _read_text(path / "prompts.jsonl.gz").splitlines())
+    rows = csv.DictReader(io.StringIO(_read_text(path / "requests.csv")))
+    requests = [
+        {
+            "request_id": row["request_id"],
+            "arrival_us": int(row["arrival_us"]),
+            "priority": int(row["priority"]),
+            "output_tokens": int(row["output_tokens"]),
+            "prompt": prompts[row["request_id"]],
+            "prefix_group": row["prefix_group"],
+            "prefix_len": int(row["prefix_len"]),
+        }
+        for row in rows
+    ]
+    return {key: config[key] for key in ("scenario", "description", "engine_args", "step_time")} | {
+        "requests": requests
+    }
+
+
+def first_difference(recorded: Path, rerun: Path) -> str | None:
+    """Where two scenario directories first differ (file, line, field, both values), or None if they are equal."""
+    for name in COMPARED_FILES:
+        left, right = _read_text(recorded / name).splitlines(), _read_text(rerun / name).splitlines()
+        for number, (a, b) in enumerate(zip(left, right, strict=False), start=1):
+            if _parse_line(name, a) != _parse_line(name, b):
+                return f"{name} line {number}: {_field_difference(name, left[0], a, b)}"
+        if len(left) != len(right):
+            return f"{name}: {len(left)} lines recorded, {len(right)} now"
+    return None
+
+
+def _parse_line(name: str, line: str) -> Any:
+    if not name.startswith("schedule"):
+        return line
+    parsed = json.loads(line)
+    # The order of the scheduled requests is part of the schedule, and a dict comparison would lose it.
+    return parsed | {key: list(parsed[key].items()) for key in ("sched", "admitted") if key in parsed}
+
+
+def _field_difference(name: str, header: str, recorded: str, rerun: str) -> str:
+    if name.startswith("schedule"):
+        return f"recorded {recorded[:400]} now {rerun[:400]}"
+    fields = zip(header.split(","), recorded.split(","), rerun.split(","), strict=False)
+    return "; ".join(f"{column} recorded {a} now {b}" for column, a, b in fields if a != b)
+
+
+def _read_text(path: Path) -> str:
+    data = path.read_bytes()
+    return (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8")
+
+
+def _csv_text(columns: list[str], rows: list[list[Any]]) -> str:
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
+    return buffer.getvalue()
+
+
+def _jsonl_text(values: Any) -> str:
+    return "".join(json.dumps(value, separators=(",", ":")) + "\n" for value in values)
+
+
+def _write_gzip(path: Path, text: str) -> None:
+    # mtime=0: the same content gives the same bytes.
+    path.write_bytes(gzip.compress(text.encode("utf-8"), compresslevel=6, mtime=0))

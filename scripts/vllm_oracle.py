@@ -1,0 +1,109 @@
+"""Record what the real vLLM 0.15.1 scheduler does with a workload, in virtual time and without a GPU.
+
+    python scripts/vllm_oracle.py run SPEC OUT_DIR                       one workload (a spec file or a scenario directory)
+    python scripts/vllm_oracle.py random --count N --seed S OUT_DIR      N random small workloads, OUT_DIR/rand-S-00000 ...
+    python scripts/vllm_oracle.py named [--only NAME,...] OUT_DIR        the larger made workloads, each in three variants
+    python scripts/vllm_oracle.py check DIR...                           run recorded scenarios again: equal, or what differs
+
+It runs in an environment of its own beside the project's, since vLLM is no dependency of the project:
+
+    python -m venv oracle-env && . oracle-env/bin/activate
+    pip install torch==2.13.0          # the CPU build is enough
+    pip install --no-deps vllm==0.15.1
+    pip install transformers==4.57.6 xgrammar==0.1.29 llguidance==1.3.0
+    pip install psutil cbor2 gguf aiohttp pyzmq msgspec pillow pybase64 cachetools cloudpickle py-cpuinfo \
+        prometheus_client openai_harmony openai mistral_common diskcache
+
+The model is a config.json of a tiny Llama that the script makes itself; no weights and no network are needed. vLLM's
+compiled extension fails to load, which it only logs. Exit codes: 0 fine, 1 a scenario differs, 2 wrong use or workload.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from oracle_engine import SpecError, simulate, vllm_version
+from oracle_record import first_difference, read_spec, write_scenario
+from oracle_workloads import named_specs, random_spec
+
+
+def main() -> int:
+    """Run the command line; returns the exit code."""
+    args = _parser().parse_args()
+    try:
+        return int(args.run(args))
+    except (SpecError, OSError, KeyError, json.JSONDecodeError) as error:
+        print(f"vllm_oracle: {error.__class__.__name__}: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=str(__doc__).split("\n", 1)[0])
+    commands = parser.add_subparsers(required=True)
+    run = commands.add_parser("run", help="one workload: a spec file, or a recorded directory run again")
+    run.add_argument("spec", type=Path)
+    run.set_defaults(run=_run)
+    random = commands.add_parser("random", help="random small workloads over all features")
+    random.add_argument("--count", type=int, required=True)
+    random.add_argument("--seed", type=int, required=True)
+    random.set_defaults(run=_random)
+    named = commands.add_parser("named", help="larger made workloads, one per feature")
+    named.add_argument("--only", default="", help="names, separated by commas")
+    named.set_defaults(run=_named)
+    for command in (run, random, named):
+        command.add_argument("out_dir", type=Path)
+    check = commands.add_parser("check", help="run recorded scenarios again and compare")
+    check.add_argument("dirs", type=Path, nargs="+")
+    check.set_defaults(run=_check)
+    return parser
+
+
+def _run(args: argparse.Namespace) -> int:
+    _record(read_spec(args.spec), args.out_dir)
+    return 0
+
+
+def _random(args: argparse.Namespace) -> int:
+    for index in range(args.count):
+        spec = random_spec(args.seed, index)
+        _record(spec, args.out_dir / spec["scenario"])
+    return 0
+
+
+def _named(args: argparse.Namespace) -> int:
+    only = set(filter(None, args.only.split(",")))
+    for spec in named_specs():
+        if not only or spec["scenario"] in only:
+            _record(spec, args.out_dir / spec["scenario"])
+    return 0
+
+
+def _check(args: argparse.Namespace) -> int:
+    differs = 0
+    for directory in args.dirs:
+        with tempfile.TemporaryDirectory() as scratch:
+            _record(read_spec(directory), Path(scratch), quiet=True)
+            difference = first_difference(directory, Path(scratch))
+        print(f"{directory.name}: {difference or 'equal'}", flush=True)
+        differs += difference is not None
+    return 1 if differs else 0
+
+
+def _record(spec: dict[str, Any], out_dir: Path, *, quiet: bool = False) -> None:
+    version, start = vllm_version(), time.process_time()
+    try:
+        recording = simulate(spec)
+    except SpecError as error:
+        raise SpecError(f"{spec['scenario']}: {error}") from error
+    write_scenario(spec, recording, version, out_dir)
+    if not quiet:
+        cpu_s = time.process_time() - start
+        print(f"{spec['scenario']}: {len(recording.steps)} steps, {cpu_s:.2f} s CPU", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
