@@ -1,80 +1,149 @@
-"""The simulator: requests, engine arguments and a latency model in, a result out."""
+"""The simulator: requests, engine arguments and a latency model in, a result out.
+
+``simulate`` serves a whole trace.  An ``Engine`` can be driven a step at a time, or to a
+given time, and resumed; both are the same kernel.
+"""
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 
-from blis_replay.blis import kernel
 from blis_replay.blis.errors import TraceError
-from blis_replay.blis.latency import LatencyModel, Lifecycle
+from blis_replay.blis.kernel import loop
+from blis_replay.blis.kernel import state as k
+from blis_replay.blis.latency import BatchFeatures, Latency, Lifecycle, StepTime
 from blis_replay.blis.result import SimResult
+from blis_replay.blis.setup import new_state, queueing_order, with_room
 from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
 
 
 def simulate(
-    trace: RequestTrace, engine: EngineConfig, latency: LatencyModel, lifecycle: Lifecycle | None = None
+    trace: RequestTrace, engine: EngineConfig, latency: Latency | StepTime, lifecycle: Lifecycle | None = None
 ) -> SimResult:
     """Serve ``trace`` in virtual time with vLLM V1 scheduling.
 
-    Returns a :class:`SimResult` in the order of the trace.  Raises ``TraceError`` if a
-    prompt does not fit ``max_model_len``.  Outputs end at ``max_model_len`` as in vLLM.
-    Equal input gives byte-equal output.
+    Returns a :class:`SimResult` in the order of the trace.  Raises ``TraceError`` for a
+    request that the engine can never serve (prompt beyond ``max_model_len``, more KV blocks
+    than there are), or if requests evict each other for ever (priority ties can; vLLM
+    hangs then).  Outputs end at ``max_model_len``.  Equal input gives byte-equal output.
     """
-    lifecycle = lifecycle or Lifecycle()
-    too_long = trace.prompt_tokens >= engine.max_model_len
-    if too_long.any():
-        i = int(np.argmax(too_long))
-        raise TraceError(
-            f"request {i}: a prompt of {trace.prompt_tokens[i]} tokens leaves no room in max_model_len "
-            f"{engine.max_model_len}; raise it or drop the request"
-        )
-    output_tokens = np.minimum(trace.output_tokens, engine.max_model_len - trace.prompt_tokens)
-    # Delays are truncated to whole microseconds, as BLIS does.
-    pre_queue_us = np.trunc(
-        lifecycle.pre_queue_us + lifecycle.pre_queue_per_prompt_token_us * trace.prompt_tokens
-    ).astype(np.int64)
-    queued_us = trace.arrival_us + pre_queue_us
-    order = np.argsort(queued_us, kind="stable")
-    abort_us = np.ascontiguousarray(trace.abort_us[order])
-    steps, scheduled_us, first_step, last_step, state = kernel.run(
-        queued_us[order],
-        trace.prompt_tokens[order],
-        trace.prefill_tokens[order],
-        output_tokens[order],
-        abort_us,
-        np.argsort(abort_us, kind="stable"),
-        engine.max_num_seqs,
-        engine.max_num_batched_tokens,
-        2 if engine.async_scheduling else 1,
-        latency.coefficients_ns(),
-    )
-    back = np.empty(len(trace), np.int64)
-    back[order] = np.arange(len(trace))
-    result = SimResult(
-        arrival_us=trace.arrival_us,
-        queued_us=queued_us,
-        scheduled_us=scheduled_us[back],
-        first_step=first_step[back],
-        last_step=last_step[back],
-        state=state[back],
-        output_tokens=output_tokens,
-        steps=steps,
-        post_token_us=int(lifecycle.post_token_us),
-        post_request_us=int(lifecycle.post_request_us),
-    )
-    _check_conservation(trace, result)
+    running = Engine(trace, engine, lifecycle)
+    running.advance(latency)
+    result = running.result()
+    _check_conservation(trace, running.state, result)
     return result
 
 
-def _check_conservation(trace: RequestTrace, result: SimResult) -> None:
-    """Requests in = out, tokens in = out, time forwards: a break is an error, always."""
-    if (result.state == kernel.UNFINISHED).any():
-        raise TraceError(f"{int((result.state == kernel.UNFINISHED).sum())} requests never finished: an engine defect")
+class Engine:
+    """A server in virtual time, between steps.
+
+    Its ``state`` is a plain value (``kernel.state.State``): ``copy.deepcopy(engine)`` is a
+    second server that goes on from here.
+    """
+
+    def __init__(self, trace: RequestTrace, engine: EngineConfig, lifecycle: Lifecycle | None = None) -> None:
+        self.trace = trace
+        self.lifecycle = lifecycle or Lifecycle()
+        self.state = new_state(trace, engine, self.lifecycle)
+
+    @property
+    def now_us(self) -> int:
+        """Where the run stands."""
+        return int(self.state.at[k.NOW])
+
+    def advance(self, latency: Latency | StepTime, until_us: int = NEVER_US) -> None:
+        """Go on until nothing is left to do, or no step can be scheduled before ``until_us``."""
+        if not hasattr(latency, "for_kernel"):
+            while (batch := self.schedule(until_us)) is not None:
+                self.run(max(int(latency.step_time(batch)), 1))
+            return
+        kind, whole, real = latency.for_kernel()
+        while self._goes_on(loop.advance(self.state, until_us, kind, whole, real)):
+            pass
+
+    def schedule(self, until_us: int = NEVER_US) -> BatchFeatures | None:
+        """Build the next batch, if one can be scheduled before ``until_us``; ``run`` must follow.
+
+        A batch may be empty (all members wait for their last token); it takes no time.
+        """
+        while True:
+            answer = loop.next_batch(self.state, until_us)
+            if answer == loop.BATCH:
+                return self._features()
+            if not self._goes_on(answer):
+                return None
+
+    def run(self, duration_us: int) -> None:
+        """Let the batch just scheduled take this long."""
+        loop.run_batch(self.state, duration_us)
+
+    def result(self) -> SimResult:
+        """What has happened so far; requests in the order of the trace."""
+        queued_us, order = queueing_order(self.trace, self.lifecycle)
+        place = np.empty(len(order), np.int64)
+        place[order] = np.arange(len(order))
+        request = self.state.request[place]
+        segments = self.state.segments[: self.state.at[k.SEGMENTS]].copy()
+        segments[:, 0] = order[segments[:, 0]]
+        return SimResult(
+            arrival_us=self.trace.arrival_us,
+            queued_us=queued_us,
+            scheduled_us=request[:, k.SCHEDULED_US],
+            scheduled_step=request[:, k.SCHEDULED_STEP],
+            first_step=request[:, k.FIRST_STEP],
+            last_step=request[:, k.LAST_STEP],
+            status=request[:, k.STATUS],
+            output_tokens=request[:, k.TOTAL_TOKENS] - request[:, k.PROMPT_TOKENS],
+            preemptions=request[:, k.PREEMPTIONS],
+            cached_tokens=request[:, k.CACHED_TOKENS],
+            resume_cached_tokens=request[:, k.RESUME_CACHED_TOKENS],
+            steps=self.state.steps[: self.state.at[k.ROWS]],
+            segments=segments,
+            lifecycle=self.lifecycle,
+        )
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Engine:
+        twin = copy.copy(self)
+        twin.state = k.State(*(array.copy() for array in self.state))  # type: ignore[arg-type]  # each as it was
+        return twin
+
+    def _goes_on(self, answer: int) -> bool:
+        """Make room if that is all that is wanted; raise if nothing will ever move again."""
+        if answer == loop.NEEDS_ROOM:
+            self.state = with_room(self.state)
+            return True
+        if answer == loop.STUCK:
+            raise TraceError(
+                f"at {self.now_us} us requests evict each other for ever without a token; "
+                "raise num_gpu_blocks, or break the ties in priority and arrival time"
+            )
+        return False
+
+    def _features(self) -> BatchFeatures:
+        at, batch = self.state.at, self.state.batch
+        return BatchFeatures(
+            prefill_tokens=int(batch[k.BATCH_PREFILL_TOKENS]),
+            prefill_requests=int(batch[k.BATCH_PREFILL_REQUESTS]),
+            decode_tokens=int(batch[k.BATCH_DECODE_TOKENS]),
+            context_tokens=int(batch[k.BATCH_CONTEXT_TOKENS]),
+            running=int(at[k.RUNNING_DEPTH]),
+            waiting=int(at[k.WAITING_DEPTH]),
+            start_us=int(max(at[k.NOW], at[k.DEVICE_FREE])),
+        )
+
+
+def _check_conservation(trace: RequestTrace, state: k.State, result: SimResult) -> None:
+    """Requests in = out, tokens in = out, all blocks free again: a break is an error, always."""
+    left = int((~(result.completed | result.aborted)).sum())
+    if left:
+        raise TraceError(f"{left} requests neither completed nor were given up: an engine defect")
     never_aborted = trace.abort_us == NEVER_US
-    if (result.state[never_aborted] != kernel.COMPLETED).any():
-        raise TraceError("a request that nobody aborted did not complete: an engine defect")
-    if never_aborted.all():
-        prefilled = int(result.steps[kernel.STEP_PREFILL].sum())
-        decoded = int(result.steps[kernel.STEP_DECODE].sum())
-        if prefilled != int(trace.prefill_tokens.sum()) or decoded != int((result.output_tokens - 1).sum()):
-            raise TraceError("tokens in and tokens out differ: an engine defect")
+    if (never_aborted & ~result.completed).any():
+        raise TraceError("a request that nobody gave up did not complete: an engine defect")
+    if int(state.at[k.FREE_BLOCKS]) != len(state.block):
+        raise TraceError("blocks were lost or freed twice: an engine defect")
+    tokens = np.bincount(result.segments[:, 0], result.segments[:, 2], minlength=len(trace))
+    if (tokens[result.completed] != result.output_tokens[result.completed]).any():
+        raise TraceError("a completed request has not all of its tokens: an engine defect")

@@ -1,32 +1,37 @@
 """Latency models: how long a step takes, and the delays around the engine.
 
-A model is data.  Coefficients are integer nanoseconds, so that a step time is exact
-and the same on every machine.
+A model is data, and the kernel gets it as arrays.  Linear coefficients are integer
+nanoseconds, so that a step time is exact and the same on every machine.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from blis_replay.blis.errors import ReleaseError
+from blis_replay.blis.kernel import step_time
 from blis_replay.blis.trace import Int64s
+
+Floats = NDArray[np.float64]
+KernelModel = tuple[int, Int64s, Floats]
 
 
 @dataclass(frozen=True)
 class LatencyModel:
-    """Step time of a batch, linear in what it holds, never below a floor.
+    """Step time of a batch, linear in what it holds, within a floor and a cap.
 
-    ``max(floor_ns, intercept_ns + per_prefill_token_ns * prefill_tokens
-    + per_decode_token_ns * decode_tokens + per_context_token_ns * context_tokens)``
+    ``min(cap_ns, max(floor_ns, intercept_ns + per_prefill_token_ns * prefill_tokens
+    + per_decode_token_ns * decode_tokens + per_context_token_ns * context_tokens))``
     nanoseconds, then to whole microseconds: half up (``round_half_up``, the rule of the
     scheduler oracle) or towards zero (``truncate``, as BLIS does), at least 1 us.
 
     ``context_tokens`` are the KV tokens that the batch's decodes attend to, each one's
-    own token included.  Kind ``blackbox`` has no floor; kind ``floor`` is the "overhead
-    floor" of the step-model studies, ``max(overhead, compute)``.
+    own token included.  Kind ``blackbox`` has neither floor nor cap; kind ``floor`` is
+    ``max(overhead, compute)``, with ``cap_ns`` (0: none) as StepML has it.
     """
 
     kind: Literal["blackbox", "floor"]
@@ -36,21 +41,20 @@ class LatencyModel:
     per_context_token_ns: int = 0
     floor_ns: int = 0
     rounding: Literal["round_half_up", "truncate"] = "round_half_up"
+    cap_ns: int = 0
 
-    def coefficients_ns(self) -> Int64s:
-        """int64[6] for the kernel: see ``kernel.step_duration_us``."""
-        half = 500 if self.rounding == "round_half_up" else 0
-        return np.array(
-            [
-                self.intercept_ns,
-                self.per_prefill_token_ns,
-                self.per_decode_token_ns,
-                self.per_context_token_ns,
-                self.floor_ns,
-                half,
-            ],
-            np.int64,
-        )
+    def for_kernel(self) -> KernelModel:
+        """Kind, integer and real coefficients as ``kernel.step_time`` reads them."""
+        whole = [
+            self.intercept_ns,
+            self.per_prefill_token_ns,
+            self.per_decode_token_ns,
+            self.per_context_token_ns,
+            self.floor_ns,
+            self.cap_ns,
+            500 if self.rounding == "round_half_up" else 0,
+        ]
+        return step_time.LINEAR, np.array(whole, np.int64), np.zeros(0)
 
     def smallest_positive_batch(self) -> int:
         """The least number of decodes, alone in a batch, whose step time is positive.
@@ -65,15 +69,124 @@ class LatencyModel:
 
 
 @dataclass(frozen=True)
+class Regime:
+    """A linear model over named features (us), used for batches that meet a condition.
+
+    ``condition``: ``(feature, operator, value)`` with operator ``== < <= > >=``, or None for
+    all.  ``coefficients``: by feature name (``FEATURE_NAMES``).  ``expm1``: the line is the
+    logarithm of one plus the step time.
+    """
+
+    name: str
+    intercept_us: float
+    coefficients: tuple[tuple[str, float], ...]
+    condition: tuple[str, str, float] | None = None
+    expm1: bool = False
+
+
+@dataclass(frozen=True)
+class RegimeModel:
+    """Step time piecewise by batch composition; the first regime whose condition holds is used.
+
+    ``overhead_us`` > 0 keeps it within overhead and 3 times overhead; ``per_request_us`` is
+    added for each request of the batch; the result is truncated (blis-semantics 3.7).
+    """
+
+    regimes: tuple[Regime, ...]
+    overhead_us: float = 0.0
+    per_request_us: float = 0.0
+
+    def for_kernel(self) -> KernelModel:
+        """Kind, integer and real coefficients as ``kernel.step_time`` reads them."""
+        real = [self.overhead_us, self.per_request_us]
+        for regime in self.regimes:
+            feature, operator, value = regime.condition or (None, "==", 0.0)
+            by_name = dict(regime.coefficients)
+            real += [
+                -1.0 if feature is None else float(FEATURE_NAMES.index(feature)),
+                float(_OPERATORS.index(operator)),
+                value,
+                float(regime.expm1),
+                regime.intercept_us,
+                *(by_name.get(name, 0.0) for name in FEATURE_NAMES),
+            ]
+        return step_time.REGIMES, np.zeros(0, np.int64), np.array(real + [0.0] * step_time.FEATURES)
+
+
+@dataclass(frozen=True)
+class ObservedCycles:
+    """Teacher forcing: the step cycles that were observed, by the time of the run.
+
+    A step that starts at t takes the cycle of the last anchor at or before t.  ``from_us``:
+    int64, ascending; ``cycle_us``: int64 of the same length.
+    """
+
+    from_us: Int64s
+    cycle_us: Int64s
+
+    def for_kernel(self) -> KernelModel:
+        """Kind, integer and real coefficients as ``kernel.step_time`` reads them."""
+        if len(self.from_us) == 0 or len(self.from_us) != len(self.cycle_us):
+            raise ReleaseError("observed cycles need at least one anchor and a cycle for each; give step records")
+        return step_time.OBSERVED, np.concatenate([self.from_us, self.cycle_us]).astype(np.int64), np.zeros(0)
+
+
+@dataclass(frozen=True)
+class BatchFeatures:
+    """What a step-time function sees of a batch: token and request counts.
+
+    ``context_tokens``: KV tokens that the decodes attend to, each one's own included.
+    ``start_us``: when the batch can start; ``running`` and ``waiting``: depths after scheduling.
+    """
+
+    prefill_tokens: int
+    prefill_requests: int
+    decode_tokens: int
+    context_tokens: int
+    running: int
+    waiting: int
+    start_us: int
+
+
+class StepTime(Protocol):
+    """Any object that can say how long a batch takes, for studies in Python."""
+
+    def step_time(self, batch: BatchFeatures) -> float:
+        """Duration of the batch in us; truncated to whole us, at least 1."""
+
+
+# Names of ``kernel.step_time`` features, in its order.
+FEATURE_NAMES = (
+    "prefill_tokens",
+    "decode_tokens",
+    "num_prefill_reqs",
+    "num_decode_reqs",
+    "scheduled_tokens",
+    "kv_sum",
+    "kv_mean",
+    "prefill_x_decode",
+    "decode_x_kv_mean",
+    "prefill_sq",
+)
+_OPERATORS = ("==", "<", "<=", ">", ">=")
+
+Latency = LatencyModel | RegimeModel | ObservedCycles
+
+
+@dataclass(frozen=True)
 class Lifecycle:
     """Delays around the engine, us; none of them ever blocks the server.
 
-    ``pre_queue_us`` + ``pre_queue_per_prompt_token_us`` * prompt tokens: client send to
-    the waiting queue (BLIS alpha0, alpha1).  ``post_token_us``: added to every token on
-    its way out (alpha2).  ``post_request_us``: added once at the end.
+    With ``Latency`` these are the five methods of BLIS.  ``pre_queue_us`` +
+    ``pre_queue_per_prompt_token_us`` * prompt tokens: client send to the waiting queue (alpha0,
+    alpha1).  ``post_token_us``: added to every token on its way out (alpha2).
+    ``post_request_us``: added once at the end.  ``scheduling_us`` and ``preemption_us``: as in
+    BLIS only reported, in ``SimResult.scheduling_delay_us`` and ``preemption_delay_us``.
     """
 
     pre_queue_us: float = 0.0
     pre_queue_per_prompt_token_us: float = 0.0
     post_token_us: float = 0.0
     post_request_us: float = 0.0
+    scheduling_us: float = 0.0
+    preemption_us: float = 0.0

@@ -232,7 +232,9 @@ class _Fields:
         if not isinstance(values, dict):
             place = f"{origin}, field {path.rstrip('.')}" if path else origin
             raise ReleaseError(f"{place}: is no mapping of fields; write `name: value` lines")
-        self.values: dict[str, object] = {str(key): value for key, value in values.items()}
+        if not all(isinstance(key, str) for key in values):
+            raise ReleaseError(f"{origin}: a field name is no text; write `name: value` lines")
+        self.values: dict[str, object] = dict(values)
 
     def refuse(self, name: str, problem: str, mend: str) -> NoReturn:
         raise ReleaseError(f"{self.origin}, field {self.path}{name}: {problem}; {mend}")
@@ -272,16 +274,18 @@ class _Fields:
         """Replay settings: words and whole numbers."""
         settings: dict[str, str | int] = {}
         for name, value in self.values.items():
-            if isinstance(value, bool) or not isinstance(value, str | int):
+            if isinstance(value, bool) or not isinstance(value, str | int) or (isinstance(value, int) and value > 9):
                 self.refuse(name, "is no word or whole number", 'write e.g. "true" or 1')
             settings[name] = value
         return settings
 
     def numbers(self) -> dict[str, float]:
+        numbers: dict[str, float] = {}
         for name, value in self.values.items():
-            if isinstance(value, bool) or not isinstance(value, int | float):
+            if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 1e15:
                 self.refuse(name, "is no number", "write a number")
-        return {name: float(str(value)) for name, value in self.values.items()}
+            numbers[name] = float(value)
+        return numbers
 
     def quantity(self, name: str, units: Mapping[str, int], *, optional: bool = False) -> int:
         """A number with a unit, in whole nanoseconds (per token)."""
@@ -289,8 +293,10 @@ class _Fields:
         value = self.values.get(name)
         if value is None and optional:
             return 0
-        match = re.fullmatch(r"\s*([-+]?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]{1,2})?)\s+(\S+)\s*", str(value))
-        if value is None or not match:
+        match = isinstance(value, str) and re.fullmatch(
+            r"\s*([-+]?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]{1,2})?)\s+(\S+)\s*", value
+        )
+        if not match:
             self.refuse(name, "is missing or no number with a unit", f"write e.g. '12.5 {next(iter(units))}'")
         if match[2] not in units:
             self.refuse(name, f"has the unknown unit {match[2]!r}", f"use one of {', '.join(units)}")

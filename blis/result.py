@@ -7,40 +7,53 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from blis_replay.blis import kernel
+from blis_replay.blis.kernel import state as k
+from blis_replay.blis.latency import Lifecycle
 from blis_replay.blis.trace import Int64s
 
 
 @dataclass(frozen=True)
 class SimResult:
-    """A finished run.  Requests are in the order of the trace; times are us.
+    """A run as far as it went.  Requests are in the order of the trace; times are us.
 
-    ``first_step`` / ``last_step``: columns of ``steps`` that gave a request its first and
-    last token, -1 where there is none (aborted).  ``steps``: int64, ``kernel.STEP_ROWS`` x
-    steps, rows named by ``kernel.STEP_*``.  Token k of a request is computed by step
-    ``first_step + k``, so its time is a slice of the step ends.
+    ``scheduled_us`` / ``scheduled_step``: first admission, when ``schedule()`` ran and its step.
+    ``first_step`` / ``last_step``: rows of ``steps`` that gave a request its first and last
+    token, -1 where there is none (yet).  ``steps``: int64, steps x ``STEP_COLUMNS``, columns
+    named by ``kernel.state.STEP_*``.  ``segments``: int64, n x 3: request, first row, rows that
+    all gave it a token, in the order in which they ended; a request that was never passed
+    over nor preempted has one.  ``cached_tokens``: prefix-cache hit of the first admission;
+    ``resume_cached_tokens``: of later ones, summed.
     """
 
     arrival_us: Int64s
     queued_us: Int64s
     scheduled_us: Int64s
+    scheduled_step: Int64s
     first_step: Int64s
     last_step: Int64s
-    state: Int64s
+    status: Int64s
     output_tokens: Int64s
+    preemptions: Int64s
+    cached_tokens: Int64s
+    resume_cached_tokens: Int64s
     steps: Int64s
-    post_token_us: int
-    post_request_us: int
+    segments: Int64s
+    lifecycle: Lifecycle
 
     @property
     def completed(self) -> NDArray[np.bool_]:
         """bool[n]: requests that got their last token."""
-        return np.equal(self.state, kernel.COMPLETED)
+        return np.equal(self.status, k.COMPLETED)
+
+    @property
+    def aborted(self) -> NDArray[np.bool_]:
+        """bool[n]: requests whose client gave up."""
+        return np.equal(self.status, k.ABORTED)
 
     @property
     def step_end_us(self) -> Int64s:
         """int64[steps]: when each step's tokens are in."""
-        ends: Int64s = self.steps[kernel.STEP_END]
+        ends: Int64s = self.steps[:, k.STEP_END]
         return ends
 
     @property
@@ -54,6 +67,11 @@ class SimResult:
         return self._end_of(self.last_step)
 
     @property
+    def post_token_us(self) -> int:
+        """The delay of every token on its way out, in whole us."""
+        return int(self.lifecycle.post_token_us)
+
+    @property
     def ttft_us(self) -> Int64s:
         """int64[n]: send to first token at the client; meaningful where ``completed``."""
         return self.first_token_us - self.arrival_us + self.post_token_us
@@ -64,28 +82,51 @@ class SimResult:
 
         The post-token delay counts once a token, as BLIS bills it (blis-semantics 1.7).
         """
-        return self.finished_us - self.arrival_us + self.output_tokens * self.post_token_us + self.post_request_us
+        after_us = self.output_tokens * self.post_token_us + int(self.lifecycle.post_request_us)
+        return self.finished_us - self.arrival_us + after_us
+
+    @property
+    def scheduling_delay_us(self) -> Int64s:
+        """int64[n]: arrival to first admission, and the reported scheduling time; -1 if never admitted."""
+        delay = self.scheduled_us - self.arrival_us + int(self.lifecycle.scheduling_us)
+        return np.where(self.scheduled_us >= 0, delay, -1)
+
+    @property
+    def preemption_delay_us(self) -> Int64s:
+        """int64[n]: reported preemption time, a share for each preemption; no time of the server."""
+        return self.preemptions * int(self.lifecycle.preemption_us)
 
     @property
     def last_step_us(self) -> Int64s:
         """int64[n]: duration of the step that gave the last token."""
-        durations: Int64s = self.steps[kernel.STEP_END] - self.steps[kernel.STEP_START]
-        return durations[self.last_step]
+        durations: Int64s = self.step_end_us - self.steps[:, k.STEP_START]
+        return durations[self.last_step] if len(durations) else np.zeros(len(self.last_step), np.int64)
+
+    def token_times_us(self, request: int) -> Int64s:
+        """int64[tokens so far]: when the engine had each token of a request."""
+        parts = [self.step_end_us[first : first + rows] for r, first, rows in self.segments if r == request]
+        return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
     def inter_token_gaps(self, chosen: NDArray[np.bool_]) -> tuple[Int64s, Int64s]:
-        """Pooled gaps between consecutive output tokens as ``(gap_us, count)``, a pair a step.
+        """Pooled gaps between consecutive output tokens as ``(gap_us, count)``.
 
-        ``chosen``: bool[n], completed requests to pool.  A decoding request gets a token
-        in every step, so the gap that ends with step s is its end less the end of step
-        s - 1, once for each chosen request between its first and its last token.
+        ``chosen``: bool[n], completed requests to pool.  Within a segment the gap that ends
+        with a step is its end less that of the step before; between two segments of a
+        request (it was passed over or preempted) there is one gap more.
         """
-        gap_us = np.diff(self.step_end_us, prepend=self.step_end_us[:1]) + self.post_token_us
-        change = np.zeros(len(gap_us) + 1, np.int64)
-        np.add.at(change, self.first_step[chosen] + 1, 1)
-        np.add.at(change, self.last_step[chosen] + 1, -1)
-        return gap_us, np.cumsum(change)[:-1]
+        segments = self.segments[chosen[self.segments[:, 0]]]
+        first, last = segments[:, 1], segments[:, 1] + segments[:, 2] - 1
+        ends = self.step_end_us
+        change = np.bincount(first + 1, minlength=len(ends) + 1) - np.bincount(last + 1, minlength=len(ends) + 1)
+        gap_us, count = np.diff(ends, prepend=ends[:1]), np.cumsum(change)[: len(ends)]
+        order = np.argsort(segments[:, 0], kind="stable")
+        request, first, last = segments[order, 0], first[order], last[order]
+        broken = request[1:] == request[:-1]
+        breaks = ends[first[1:][broken]] - ends[last[:-1][broken]]
+        gaps = np.concatenate([gap_us, breaks]) + self.post_token_us
+        return gaps, np.concatenate([count, np.ones(len(breaks), np.int64)]).astype(np.int64)
 
     def _end_of(self, step: Int64s) -> Int64s:
-        if self.steps.shape[1] == 0:
+        if len(self.steps) == 0:
             return np.full(len(step), -1, np.int64)
         return np.where(step >= 0, self.step_end_us[step], -1)

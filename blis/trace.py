@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,8 +11,33 @@ from numpy.typing import NDArray
 from blis_replay.blis.errors import TraceError
 
 Int64s = NDArray[np.int64]
+Int32s = NDArray[np.int32]
 
 NEVER_US = 2**62
+
+
+@dataclass(frozen=True)
+class BlockKeys:
+    """Identity of the full blocks of each request: equal keys mean equal tokens so far.
+
+    Request i's blocks 0, 1, ... have ``keys[start[i] : start[i] + count[i]]``, small numbers
+    from 0 on; requests with the same prompt may share a row.  The first
+    ``prompt_tokens // block_size`` of them are of the prompt; further ones are of generated
+    tokens that another request repeats.  Blocks without a key are like no other.
+    """
+
+    start: Int64s
+    count: Int64s
+    keys: Int32s
+    block_size: int
+
+    def __post_init__(self) -> None:
+        if len(self.start) != len(self.count):
+            raise TraceError("block keys: start and count differ in length; give one of each a request")
+        if len(self.start) and (self.start.min() < 0 or (self.start + self.count).max() > len(self.keys)):
+            raise TraceError("block keys: a row reaches beyond the keys; check start and count")
+        if len(self.keys) and self.keys.min() < 0:
+            raise TraceError("block keys: a key is negative; number them from 0")
 
 
 @dataclass(frozen=True)
@@ -19,9 +45,11 @@ class RequestTrace:
     """Requests to simulate: int64 arrays of one length, in order of arrival.
 
     ``arrival_us``: when the client sent it, from the trace's zero.  ``prompt_tokens``;
-    ``prefill_tokens``: those of them that no prefix cache holds (1 .. prompt_tokens).
-    ``output_tokens``: tokens to generate, >= 1.  ``abort_us``: when the client gives
-    up, ``NEVER_US`` if it does not.
+    ``prefill_tokens``: those of them that no prefix cache holds (1 .. prompt_tokens), where
+    that is known as a number; all of them where ``block_keys`` let the simulated cache
+    find out.  ``output_tokens``: tokens to generate, >= 1.  ``abort_us``: when the client
+    gives up, ``NEVER_US`` if it does not.  ``priority``: lower is served first; all 0 if None.
+    Ties in priority and arrival go by place in the trace.
     """
 
     arrival_us: Int64s
@@ -29,12 +57,17 @@ class RequestTrace:
     prefill_tokens: Int64s
     output_tokens: Int64s
     abort_us: Int64s
+    priority: Int64s | None = None
+    block_keys: BlockKeys | None = None
 
     def __post_init__(self) -> None:
         n = len(self.arrival_us)
-        for name in ("prompt_tokens", "prefill_tokens", "output_tokens", "abort_us"):
-            if len(getattr(self, name)) != n:
-                raise TraceError(f"{name} has {len(getattr(self, name))} values for {n} requests; give one a request")
+        for name in ("prompt_tokens", "prefill_tokens", "output_tokens", "abort_us", "priority"):
+            values = getattr(self, name)
+            if values is not None and len(values) != n:
+                raise TraceError(f"{name} has {len(values)} values for {n} requests; give one a request")
+        if self.block_keys is not None and len(self.block_keys.start) != n:
+            raise TraceError(f"block_keys has {len(self.block_keys.start)} rows for {n} requests; give one a request")
         if n == 0:
             return
         _refuse(np.diff(self.arrival_us) < 0, "arrival_us runs backwards", "sort the requests by arrival", 1)
@@ -54,8 +87,9 @@ class RequestTrace:
 class EngineConfig:
     """Engine arguments under vLLM's names.
 
-    ``num_gpu_blocks`` counts the reserved null block, as vLLM does; ``None`` if it is
-    not known.  KV blocks do not limit the schedule in this form of the engine.
+    ``num_gpu_blocks`` counts the reserved null block, as vLLM does; with ``None`` there are
+    as many blocks as the requests could ever take, up to a million.
+    ``long_prefill_token_threshold`` 0 is off.
     """
 
     max_num_seqs: int
@@ -64,11 +98,23 @@ class EngineConfig:
     async_scheduling: bool
     block_size: int = 16
     num_gpu_blocks: int | None = None
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size"):
             if getattr(self, name) < 1:
                 raise TraceError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.long_prefill_token_threshold < 0:
+            raise TraceError(f"long_prefill_token_threshold is {self.long_prefill_token_threshold}; 0 switches it off")
+        if self.num_gpu_blocks is not None and self.num_gpu_blocks < 2:
+            raise TraceError(
+                f"num_gpu_blocks is {self.num_gpu_blocks}; one block is reserved, so at least 2 are needed"
+            )
+        if self.scheduling_policy not in ("fcfs", "priority"):
+            raise TraceError(f"scheduling_policy is {self.scheduling_policy!r}; use fcfs or priority")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise TraceError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) is below max_num_seqs "

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Recordings: read from files, checked, and kept in the ground-truth store."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from typing import Any
 import polars as pl
 
 from blis_replay.ingest.errors import RecordingError
+from blis_replay.ingest.printable import printable
 from blis_replay.ingest.readers import (
     discovery,
     experiment_config,
@@ -73,6 +75,20 @@ def workload_of(directory_name: str, app: str | None) -> str:
     return match["workload"] if match else app or directory_name
 
 
+def experiment_directory(directory: Path) -> Path:
+    """The real path of an experiment directory; its last part is the slug.
+
+    Raises :class:`RecordingError` if that name cannot stand for an experiment.  A loop of
+    links is kept as it is, and is then no directory.
+    """
+    real = Path(os.path.realpath(directory))
+    if not real.name or printable(real.name) != real.name:
+        raise RecordingError(
+            real, "", "its name becomes the name of the experiment, and is no plain text", "rename the directory"
+        )
+    return real
+
+
 @contextmanager
 def read_recording(
     directory: Path,
@@ -89,7 +105,7 @@ def read_recording(
     The Parquet file of token events lives until the context ends.  Raises
     :class:`RecordingError` if a file cannot be read at all, or if there is nothing to judge.
     """
-    directory = Path(directory).resolve()
+    directory = experiment_directory(directory)
     with TemporaryDirectory(prefix="blis-replay-") as scratch:
         yield _Assembly(directory, Path(scratch), profile or {}, engine_file, progress).recording()
 
@@ -126,7 +142,6 @@ class _Assembly:
         configured = self._configured()
         traces = otlp_json.read_traces(self.known.get("OTLP JSON", []))
         found = self._requests(configured, traces)
-        model = self._model(configured, found)
         if found is None and configured.aggregates.is_empty() and traces.steps.is_empty():
             raise RecordingError(
                 self.directory,
@@ -134,6 +149,7 @@ class _Assembly:
                 "no requests, no aggregates and no steps in it",
                 "give the directory of one experiment",
             )
+        model = self._model(configured, found)
         requests, client, events = self._placed(found, configured)
         last_us = int(requests["arrival_us"].max() or 0) if len(requests) else 0  # type: ignore[arg-type]
         steps, step_clock, remark = align_steps(traces.steps, client, last_us, traces.sequential_span_ids)

@@ -12,9 +12,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from blis_replay.ingest.printable import printable
+
 
 class IngestError(Exception):
-    """Base of the errors of this package; its text is one line for the user."""
+    """Base of the errors of this package; its text is one line for the user, free of control characters."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(printable(text))
 
 
 class RecordingError(IngestError):

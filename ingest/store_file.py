@@ -31,16 +31,22 @@ def open_store(path: Path | str, *, read_only: bool = False) -> Iterator[Store]:
     """The store at ``path``, closed on leaving; a new one is made unless ``read_only``.
 
     Raises ``StoreError`` (one line, with the mend) if it is absent and ``read_only``,
-    is locked by another process, is no store of this program, has a newer schema, or
-    its folder cannot be written.
+    is locked by another process, is no store of this program, has a newer schema, is
+    damaged (also when that shows later, inside the context), or its folder cannot be
+    written.
     """
     path = Path(path)
     if read_only and not path.exists():
         raise StoreError(f"{path}: there is no store; make one with an ingest, or point --store at another file")
+    import duckdb
+
     connection = _connect(path, read_only)
     try:
         _check_schema(connection, path)
         yield Store(connection, path)
+    except duckdb.Error as error:
+        # Whatever a reader below did not expect of the file: a damaged block shows when it is read.
+        raise StoreError(f"{path}: {_why_not_opened(path, one_line(error))}") from error
     finally:
         connection.close()
 
@@ -123,7 +129,8 @@ def _why_not_opened(path: Path, text: str) -> str:
     lowered = text.lower()
     if path.is_dir():
         return "this is a folder; give the path of a file"
-    if "lock" in lowered or "different configuration" in lowered or "used by another process" in lowered:
+    locked = ("set lock", "conflicting lock", "different configuration", "used by another process")
+    if any(words in lowered for words in locked):
         return "another process has it open; wait for it or choose another store with --store"
     if "not a valid duckdb" in lowered:
         return "this is not a blis-replay store; choose another path with --store"
@@ -131,23 +138,18 @@ def _why_not_opened(path: Path, text: str) -> str:
         return f"written by another version of DuckDB ({text}); update duckdb, or ingest into a new store"
     if "permission denied" in lowered or "read-only" in lowered:
         return "it cannot be written; change its permissions or choose another place with --store"
-    return f"it cannot be opened ({text}); restore it from a copy, or ingest into a new store"
+    return f"it cannot be read ({text}); restore it from a copy, or ingest into a new store"
 
 
 def _check_schema(connection: duckdb.DuckDBPyConnection, path: Path) -> None:
     """Make the tables of an empty file; refuse a foreign or newer one."""
-    import duckdb
-
-    try:
-        tables = {row[0] for row in connection.execute("SELECT table_name FROM duckdb_tables()").fetchall()}
-        if not tables:
-            _create(connection)
-            return
-        if "meta" not in tables or "experiments" not in tables:
-            raise StoreError(f"{path}: a DuckDB file, but not a blis-replay store; choose another path with --store")
-        row = first_row(connection, "SELECT value FROM meta WHERE key = 'schema_version'")
-    except duckdb.Error as error:
-        raise StoreError(f"{path}: {_why_not_opened(path, one_line(error))}") from error
+    tables = {row[0] for row in connection.execute("SELECT table_name FROM duckdb_tables()").fetchall()}
+    if not tables:
+        _create(connection)
+        return
+    if "meta" not in tables or "experiments" not in tables:
+        raise StoreError(f"{path}: a DuckDB file, but not a blis-replay store; choose another path with --store")
+    row = first_row(connection, "SELECT value FROM meta WHERE key = 'schema_version'")
     version = row[0] if row else "unknown"
     if not str(version).isdigit():
         raise StoreError(f"{path}: its schema version is {version!r}; choose another path with --store")

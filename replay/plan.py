@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from blis_replay.blis.trace import NEVER_US, EngineConfig, Int64s, RequestTrace
+from blis_replay.blis.trace import NEVER_US, BlockKeys, EngineConfig, Int64s, RequestTrace
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode
-from blis_replay.replay.prefix import PrefixEstimate, estimate_prefix, prompt_tokens
+from blis_replay.replay.prefix import estimate_prefix, prefix_identity, prompt_tokens
 
 _FLAT_ARRIVALS_SEED = 42
 
@@ -40,25 +40,35 @@ def plan_replay(recording: Recording, mode: ReplayMode) -> ReplayPlan:
     if requests.height == 0:
         raise ReplayError(f"{recording.slug}: the recording has no requests to replay; ingest its per-request records")
     prompts = prompt_tokens(recording)
-    prefix = estimate_prefix(recording) if mode.prefix == "recorded" else PrefixEstimate(prompts, "whole prompts")
+    prefill_tokens, block_keys, prefix_basis = _prefix(recording, mode, prompts)
     lengths, length_basis = _output_tokens(recording, mode)
     arrival_us, arrival_basis = _arrivals(recording, mode)
     trace = RequestTrace(
         arrival_us=arrival_us,
         prompt_tokens=prompts,
-        prefill_tokens=prefix.prefill_tokens,
+        prefill_tokens=prefill_tokens,
         output_tokens=lengths,
         abort_us=_aborts(requests, arrival_us),
+        block_keys=block_keys,
     )
-    basis = {"arrivals": arrival_basis, "output tokens": length_basis, "prefix cache": prefix.basis}
+    basis = {"arrivals": arrival_basis, "output tokens": length_basis, "prefix cache": prefix_basis}
     return ReplayPlan(trace, engine_config(recording, mode), basis)
 
 
 def engine_config(recording: Recording, mode: ReplayMode) -> EngineConfig:
-    """The engine arguments of a recording, with the scheduling that the mode asks for."""
+    """The engine arguments of a recording, with the scheduling that the mode asks for.
+
+    Raises ``ReplayError`` naming an argument that is not known and has no default.
+    """
     value = {name: setting.value for name, setting in recording.engine.items()}
+    for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "async_scheduling"):
+        if name not in value:
+            raise ReplayError(f"{recording.slug}: {name} is not known; ingest the recording with --engine FILE.yaml")
     scheduling = {"synchronous": False, "asynchronous": True}
     blocks = value.get("num_gpu_blocks")
+    policy = str(value.get("scheduling_policy", "fcfs"))
+    if policy not in ("fcfs", "priority"):
+        raise ReplayError(f"{recording.slug}: scheduling_policy is {policy!r}; the engine knows fcfs and priority")
     return EngineConfig(
         max_num_seqs=int(value["max_num_seqs"]),
         max_num_batched_tokens=int(value["max_num_batched_tokens"]),
@@ -66,7 +76,22 @@ def engine_config(recording: Recording, mode: ReplayMode) -> EngineConfig:
         block_size=int(value["block_size"]),
         num_gpu_blocks=None if blocks is None else int(blocks),
         async_scheduling=scheduling.get(mode.scheduling, bool(value["async_scheduling"])),
+        enable_prefix_caching=bool(value.get("enable_prefix_caching", True)),
+        enable_chunked_prefill=bool(value.get("enable_chunked_prefill", True)),
+        long_prefill_token_threshold=int(value.get("long_prefill_token_threshold", 0)),
+        scheduling_policy="priority" if policy == "priority" else "fcfs",
     )
+
+
+def _prefix(recording: Recording, mode: ReplayMode, prompts: Int64s) -> tuple[Int64s, BlockKeys | None, str]:
+    """Uncached prompt tokens where they are numbers, block identities where those are known, and the basis."""
+    if mode.prefix == "none":
+        return prompts, None, "whole prompts"
+    identity = prefix_identity(recording)
+    if identity is not None:
+        return prompts, *identity
+    estimate = estimate_prefix(recording)
+    return estimate.prefill_tokens, None, estimate.basis
 
 
 def _output_tokens(recording: Recording, mode: ReplayMode) -> tuple[Int64s, str]:

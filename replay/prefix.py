@@ -1,7 +1,8 @@
 """Which prompt tokens the server had to compute, as far as a recording tells.
 
-Until prompts carry block identities, a prefix-cache hit enters a replay as a number:
-the uncached prompt tokens of each request.
+Where the workload says which prompts share what, requests get block identities and the
+simulated cache finds out (``prefix_identity``).  Where only numbers are known, a hit enters
+a replay as the number of uncached prompt tokens (``estimate_prefix``).
 """
 
 from __future__ import annotations
@@ -12,8 +13,12 @@ from math import comb
 import numpy as np
 import polars as pl
 
-from blis_replay.blis.trace import Int64s
+from blis_replay.blis.trace import BlockKeys, Int64s
 from blis_replay.ingest.recording import Recording, SharedPrefix
+from blis_replay.replay.errors import ReplayError
+
+# Which prompt belongs to which group is not recorded, so it is drawn.
+_MEMBERSHIP_SEED = 42
 
 # A load generator that cycles through its prompts repeats the prompt length exactly;
 # recordings show 98 to 99.7 % (failed rows say 0), unrelated prompts about 4 %.
@@ -33,8 +38,11 @@ def prompt_tokens(recording: Recording) -> Int64s:
 
     A failed request has no prompt length in some recordings.  Where the load generator
     cycles through its prompts it takes the length of its own prompt, else the median.
+    Raises ``ReplayError`` if no length is known at all.
     """
     known = recording.requests["prompt_tokens"]
+    if known.null_count() == len(known) > 0:
+        raise ReplayError(f"{recording.slug}: no request has a prompt length; record prompt tokens")
     if known.null_count() == 0:
         recorded: Int64s = known.to_numpy().astype(np.int64)
         return recorded
@@ -68,6 +76,34 @@ def estimate_prefix(recording: Recording) -> PrefixEstimate:
         basis = f"aggregate hit rate of {rate:.1%}, the same for all: not identified per request"
         return PrefixEstimate(np.clip(np.rint(prompts * (1 - rate)).astype(np.int64), 1, prompts), basis)
     return PrefixEstimate(prompts, "no prefix information: whole prompts")
+
+
+def prefix_identity(recording: Recording) -> tuple[BlockKeys, str] | None:
+    """Block identities of the prompts of a shared-prefix workload, and how they are known.
+
+    Request i carries prompt i modulo the number of prompts; prompts of a group begin with
+    the same system prompt.  Membership is drawn (seeded): it matters to the first round of
+    prompts only.  None where the workload is no such cycle, or the server counted hits itself.
+    """
+    workload = recording.shared_prefix
+    cached = recording.requests["cached_prompt_tokens"]
+    if workload is None or (cached.null_count() == 0 and len(cached)):
+        return None
+    prompts = prompt_tokens(recording)
+    if not _cycles(prompts.astype(float), _period(workload)):
+        return None
+    block, period = int(recording.engine["block_size"].value), _period(workload)
+    groups = np.repeat(np.arange(workload.num_groups), workload.num_prompts_per_group)
+    group = np.random.default_rng(_MEMBERSHIP_SEED).permutation(groups)
+    shared = workload.system_prompt_tokens // block
+    longest = max(int(prompts.max()) // block, shared)
+    rows = np.empty((period, longest), np.int32)
+    rows[:, :shared] = group[:, None] * shared + np.arange(shared)
+    own = longest - shared
+    rows[:, shared:] = workload.num_groups * shared + np.arange(period * own).reshape(period, own)
+    prompt = np.arange(len(prompts)) % period
+    keys = BlockKeys(prompt * longest, prompts // block, rows.reshape(-1), block)
+    return keys, f"{period} prompts in turn, {workload.num_groups} groups; which prompt is in which group is drawn"
 
 
 def _shared_prefix(prompts: Int64s, workload: SharedPrefix, block: int) -> PrefixEstimate:

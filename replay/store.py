@@ -6,7 +6,7 @@ from importlib.metadata import version
 
 import polars as pl
 
-from blis_replay.blis import kernel
+from blis_replay.blis.kernel import state as kernel
 from blis_replay.ingest.store import RunRecord, Store, write_run
 from blis_replay.replay.driver import ReplayRun
 
@@ -53,14 +53,14 @@ def store_run(store: Store, run: ReplayRun, errors: pl.DataFrame) -> None:
     )
     table = pl.DataFrame(
         {
-            "step": range(steps.shape[1]),
-            "start_us": steps[kernel.STEP_START],
-            "end_us": steps[kernel.STEP_END],
-            "prefill_tokens": steps[kernel.STEP_PREFILL],
-            "decode_tokens": steps[kernel.STEP_DECODE],
-            "context_tokens": steps[kernel.STEP_CONTEXT],
-            "running_depth": steps[kernel.STEP_RUNNING],
-            "waiting_depth": steps[kernel.STEP_WAITING],
+            "step": range(len(steps)),
+            "start_us": steps[:, kernel.STEP_START],
+            "end_us": steps[:, kernel.STEP_END],
+            "prefill_tokens": steps[:, kernel.STEP_PREFILL],
+            "decode_tokens": steps[:, kernel.STEP_DECODE],
+            "context_tokens": steps[:, kernel.STEP_CONTEXT],
+            "running_depth": steps[:, kernel.STEP_RUNNING],
+            "waiting_depth": steps[:, kernel.STEP_WAITING],
         }
     )
     record = RunRecord(

@@ -5,41 +5,16 @@ block pool, built from vLLM's own configuration objects) and records what it dec
 vLLM's engine core: `step` and `step_with_batch_queue` with two batches in flight.
 """
 
-import json
-import os
-import tempfile
 from collections import deque
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from oracle_record import Recording
+from oracle_vllm import TOKEN_TAG_STRIDE, SpecError, TooLongError, make_config, make_request, make_scheduler
 
-TOKEN_TAG_STRIDE = 8192
 GENERATED_TAG_BASE = 20000
 # No workload needs that many turns without work one after the other; a scheduler that takes them does not progress.
 MAX_EMPTY_TURNS = 10_000
-# What vLLM's model configuration needs to know about a model that is never loaded.
-TINY_LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "num_hidden_layers": 2,
-    "vocab_size": 32000,
-    "max_position_embeddings": 1048576,
-    "torch_dtype": "float16",
-    "rms_norm_eps": 1e-5,
-    "hidden_act": "silu",
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-
-
-class SpecError(ValueError):
-    """A workload the scheduler could not finish or vLLM would refuse; the message says which request and why."""
 
 
 @dataclass
@@ -88,20 +63,26 @@ class Engine:
     schedule: list[dict[str, Any]] = field(default_factory=list)
     empty_turns: int = 0
     end_us: int = 0
+    max_steps: int | None = None
 
 
-def simulate(spec: dict[str, Any]) -> Recording:
+def simulate(spec: dict[str, Any], max_steps: int | None = None) -> Recording:
     """Run a workload through vLLM's scheduler in virtual time; times in integer microseconds from zero.
 
-    Raises SpecError for a workload that vLLM would refuse or could never finish.
+    Raises SpecError for a workload that vLLM would refuse or could never finish, or TooLongError past `max_steps`.
     """
     check_spec(spec)
     engine = _build_engine(spec)
+    engine.max_steps = max_steps
     run = _run_async if spec["engine_args"]["async_scheduling"] else _run_sync
     run(engine)
     rows = [_request_row(track) for track in engine.tracks.values()]
-    steps, tokens = [list(row.values()) for row in engine.step_rows], sorted(engine.tokens)
+    steps, tokens = [list(row.values()) for row in engine.step_rows], _in_request_order(engine)
     return Recording(rows, steps, tokens, engine.schedule, engine.end_us)
+
+
+def _in_request_order(engine: Engine) -> list[list[Any]]:
+    return sorted(engine.tokens, key=lambda token: (engine.tracks[token[0]].index, token[1]))
 
 
 def check_spec(spec: dict[str, Any]) -> None:
@@ -124,31 +105,10 @@ def check_spec(spec: dict[str, Any]) -> None:
             raise SpecError(f"{place}{most_computed} tokens never fit into the pool; give more num_gpu_blocks")
 
 
-def vllm_version() -> str:
-    """The version of the installed vLLM."""
-    _quiet_environment()
-    import vllm
-
-    return str(vllm.__version__)
-
-
-def _quiet_environment() -> None:
-    for name, value in {
-        "CUDA_VISIBLE_DEVICES": "",
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_LOGGING_LEVEL": "CRITICAL",
-        "VLLM_NO_USAGE_STATS": "1",
-    }.items():
-        os.environ.setdefault(name, value)
-
-
-# --- vLLM's own objects -------------------------------------------------------------------------------------------
-
-
 def _build_engine(spec: dict[str, Any]) -> Engine:
     args = spec["engine_args"]
-    config = _vllm_config(args)
-    scheduler, hasher = _scheduler(config, args)
+    config = make_config(args)
+    scheduler, hasher = make_scheduler(config, args)
     tracks = {
         request["request_id"]: Track(index, request, sum(n for _, _, n in request["prompt"]))
         for index, request in enumerate(spec["requests"])
@@ -161,97 +121,10 @@ def _build_engine(spec: dict[str, Any]) -> Engine:
         tracks=tracks,
         pending=deque(tracks.values()),
         kv_total=scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
-        make_request=lambda track: _request(track, hasher),
+        make_request=lambda track: make_request(track.spec, hasher),
     )
     _record_preemptions(engine)
     return engine
-
-
-def _vllm_config(args: dict[str, Any]) -> Any:
-    _quiet_environment()
-    from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, VllmConfig
-
-    with tempfile.TemporaryDirectory() as model_dir:
-        (Path(model_dir) / "config.json").write_text(json.dumps(TINY_LLAMA), encoding="utf-8")
-        model = ModelConfig(model=model_dir, skip_tokenizer_init=True, max_model_len=args["max_model_len"])
-    try:
-        scheduling = SchedulerConfig(
-            max_model_len=args["max_model_len"],
-            is_encoder_decoder=False,
-            max_num_seqs=args["max_num_seqs"],
-            max_num_batched_tokens=args["max_num_batched_tokens"],
-            enable_chunked_prefill=args["enable_chunked_prefill"],
-            long_prefill_token_threshold=args["long_prefill_token_threshold"],
-            policy=args["policy"],
-            async_scheduling=args["async_scheduling"],
-        )
-    except ValueError as error:
-        raise SpecError(f"engine_args: vLLM refuses them: {error}") from error
-    cache = CacheConfig(block_size=args["block_size"], enable_prefix_caching=args["enable_prefix_caching"])
-    cache.num_gpu_blocks = args["num_gpu_blocks"]
-    return VllmConfig(
-        model_config=model, cache_config=cache, scheduler_config=scheduling, device_config=DeviceConfig(device="cpu")
-    )
-
-
-def _scheduler(config: Any, args: dict[str, Any]) -> tuple[Any, Any]:
-    import torch
-    from vllm.utils.hashing import get_hash_fn_by_name
-    from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-    from vllm.v1.structured_output import StructuredOutputManager
-
-    attention = FullAttentionSpec(block_size=args["block_size"], num_kv_heads=4, head_size=16, dtype=torch.float16)
-    blocks = KVCacheConfig(
-        num_blocks=args["num_gpu_blocks"],
-        kv_cache_tensors=[],
-        kv_cache_groups=[KVCacheGroupSpec(["layer"], attention)],
-    )
-    scheduler = config.scheduler_config.get_scheduler_cls()(
-        vllm_config=config,
-        kv_cache_config=blocks,
-        structured_output_manager=StructuredOutputManager(config),
-        block_size=args["block_size"],
-        log_stats=False,
-    )
-    _check_settings(scheduler, args)
-    if not args["enable_prefix_caching"]:
-        return scheduler, None
-    hash_function = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
-    init_none_hash(hash_function)
-    return scheduler, get_request_block_hasher(args["block_size"], hash_function)
-
-
-def _check_settings(scheduler: Any, args: dict[str, Any]) -> None:
-    """vLLM's configuration objects may change settings; a recording must say what really ran."""
-    settings = scheduler.scheduler_config
-    actual = {name: getattr(settings, name) for name in ("max_num_seqs", "max_num_batched_tokens", "policy")}
-    for name in ("enable_chunked_prefill", "long_prefill_token_threshold", "async_scheduling"):
-        actual[name] = getattr(settings, name)
-    actual["enable_prefix_caching"] = scheduler.cache_config.enable_prefix_caching
-    actual["block_size"] = scheduler.cache_config.block_size
-    actual["max_model_len"] = scheduler.max_model_len
-    changed = {name: value for name, value in actual.items() if value != args[name]}
-    if changed:
-        raise SpecError(f"engine_args: vLLM turned them into {changed}; give these")
-
-
-def _request(track: Track, hasher: Any) -> Any:
-    from vllm.sampling_params import SamplingParams
-    from vllm.v1.request import Request
-
-    spec = track.spec
-    tokens = [tag * TOKEN_TAG_STRIDE + start + j for tag, start, n in spec["prompt"] for j in range(n)]
-    return Request(
-        request_id=spec["request_id"],
-        prompt_token_ids=tokens,
-        sampling_params=SamplingParams(max_tokens=spec["output_tokens"], ignore_eos=True),
-        pooling_params=None,
-        eos_token_id=None,
-        arrival_time=float(spec["arrival_us"]),
-        priority=spec["priority"],
-        block_hasher=hasher,
-    )
 
 
 def _record_preemptions(engine: Engine) -> None:
@@ -324,6 +197,9 @@ def _schedule_batch(engine: Engine, now_us: int) -> Batch:
         _count_empty_turn(engine)
         return Batch(output, -1, {}, [])
     engine.empty_turns = 0
+    if engine.max_steps is not None and step >= engine.max_steps:
+        done = sum(track.finished[1] >= 0 for track in engine.tracks.values())
+        raise TooLongError(f"not done after {step} steps, {done} of {len(engine.tracks)} requests finished")
     preempted, engine.preempted = engine.preempted, []
     row: dict[str, int] = {"step": step, "t_sched_us": now_us, "t_start_us": 0, "t_end_us": 0, "duration_us": 0}
     row |= {"running_before": before[0], "waiting_before": before[1]}

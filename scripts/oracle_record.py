@@ -12,23 +12,59 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-REQUEST_COLUMNS = (
-    "request_id,arrival_us,priority,prompt_tokens,output_tokens,prefix_group,prefix_len,queued_us,first_scheduled_us,"
-    "first_scheduled_step,first_token_us,first_token_step,finished_us,finished_step,emitted_tokens,num_preemptions,"
-    "num_cached_tokens,resume_cached_tokens,prefill_tokens_computed"
-).split(",")
-STEP_COLUMNS = (
-    "step,t_sched_us,t_start_us,t_end_us,duration_us,running_before,waiting_before,running,waiting,num_prefill_reqs,"
-    "num_decode_reqs,prefill_tokens,decode_tokens,decode_context_tokens,scheduled_tokens,num_admitted,num_preempted,"
-    "num_finished,kv_total,kv_free_before,kv_free,kv_free_end"
-).split(",")
+REQUEST_COLUMNS = [
+    "request_id",
+    "arrival_us",
+    "priority",
+    "prompt_tokens",
+    "output_tokens",
+    "prefix_group",
+    "prefix_len",
+    "queued_us",
+    "first_scheduled_us",
+    "first_scheduled_step",
+    "first_token_us",
+    "first_token_step",
+    "finished_us",
+    "finished_step",
+    "emitted_tokens",
+    "num_preemptions",
+    "num_cached_tokens",
+    "resume_cached_tokens",
+    "prefill_tokens_computed",
+]
+STEP_COLUMNS = [
+    "step",
+    "t_sched_us",
+    "t_start_us",
+    "t_end_us",
+    "duration_us",
+    "running_before",
+    "waiting_before",
+    "running",
+    "waiting",
+    "num_prefill_reqs",
+    "num_decode_reqs",
+    "prefill_tokens",
+    "decode_tokens",
+    "decode_context_tokens",
+    "scheduled_tokens",
+    "num_admitted",
+    "num_preempted",
+    "num_finished",
+    "kv_total",
+    "kv_free_before",
+    "kv_free",
+    "kv_free_end",
+]
 TOKEN_COLUMNS = ["request_id", "token_index", "step", "time_us"]
 COMPARED_FILES = ("requests.csv", "steps.csv.gz", "tokens.csv.gz", "schedule.jsonl.gz")
 
 RULES = {
     "decode": "exactly 1 token scheduled, it is the request's last known token, and its position is at or past the "
     "prompt length; everything else is prefill (recomputing after a preemption included)",
-    "decode_context_tokens": "sum over decode requests of KV tokens after the step (position of the computed token + 1)",
+    "decode_context_tokens": "sum over decode requests of KV tokens after the step (position of the computed "
+    "token + 1)",
     "token_ids": "a prompt is a list of segments [tag, start, n]; token j of a segment is tag*8192+start+j; generated "
     "token k of request i is (20000+i)*8192+k",
     "clock": "sync: a request is queued at the first loop turn at or after its arrival; schedule() and update take no "
@@ -36,8 +72,8 @@ RULES = {
     "the device took the batch",
     "kv": "kv_total leaves out the reserved null block; kv_free_before: before schedule(); kv_free: after schedule(); "
     "kv_free_end: after the step's update. In async a batch's update comes after the next batch was scheduled",
-    "schedule": "one JSON object a step: sched = tokens per request in scheduling order; admitted = prefix-cache tokens "
-    "at admission; resumed = admitted after a preemption; preempted = [request, computed tokens lost], in order",
+    "schedule": "one JSON object a step: sched = tokens per request in scheduling order; admitted = prefix-cache "
+    "tokens at admission; resumed = admitted after a preemption; preempted = [request, computed tokens lost], in order",
     "queue_depths": "running_before/waiting_before: before schedule(); running/waiting: after it",
     "empty_turns": "a turn that schedules no token takes no time and is no step; what it preempted stands in the next "
     "step's preempted_before (same form as preempted) and is not in num_preempted",
@@ -150,7 +186,8 @@ def first_difference(recorded: Path, rerun: Path) -> str | None:
                 return f"{name} line {number}: {_field_difference(name, left[0], a, b)}"
         if len(left) != len(right):
             return f"{name}: {len(left)} lines recorded, {len(right)} now"
-    return None
+    left_summary, right_summary = (json.loads((d / "config.json").read_text())["summary"] for d in (recorded, rerun))
+    return None if left_summary == right_summary else f"summary: recorded {left_summary} now {right_summary}"
 
 
 def _parse_line(name: str, line: str) -> Any:

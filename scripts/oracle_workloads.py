@@ -1,4 +1,223 @@
-def named_specs():
-    return []
-def random_spec(a,b):
-    return {}
+"""Made workloads for the scheduler oracle: random small ones over all features, and their parts.
+
+Each is a spec as `oracle_record.read_spec` describes it. Equal seed and index give an equal workload. Needs no vLLM.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Spec = dict[str, Any]
+Segments = list[list[int]]
+
+GROUP_TAG_BASE = 10000
+GENERATED_TAG_BASE = 20000
+DEFAULT_ARGS: dict[str, Any] = {
+    "max_num_seqs": 128,
+    "max_num_batched_tokens": 2048,
+    "max_model_len": 4096,
+    "block_size": 16,
+    "num_gpu_blocks": 26602,
+    "enable_prefix_caching": True,
+    "enable_chunked_prefill": True,
+    "long_prefill_token_threshold": 0,
+    "policy": "fcfs",
+    "async_scheduling": False,
+}
+B_NS_LOADED = [7_000_000, 18_000, 25_000, 10]
+# Steady, loaded, one with parts that need rounding, and two in which steps end on the arrival grid.
+B_NS_CHOICES = [
+    [15_000_000, 1_000, 10_000, 0],
+    B_NS_LOADED,
+    [3_333_500, 40_123, 101_499, 7],
+    [10_000_000, 0, 0, 0],
+    [5_000_000, 0, 1_000_000, 0],
+]
+ARRIVAL_GRID_US = 5_000
+
+
+@dataclass(frozen=True)
+class Mix:
+    """What the requests of a workload look like: lengths in tokens, shares between 0 and 1."""
+
+    prompt_mean: float
+    output_mean: float
+    one_token_share: float = 0.0
+    groups: int = 0
+    group_prefix_tokens: int = 0
+    group_share: float = 0.0
+    identical_share: float = 0.0
+    follow_up_share: float = 0.0
+    priorities: int = 1
+    unlimited_output_share: float = 0.0
+
+
+def random_spec(seed: int, index: int) -> Spec:
+    """Workload `index` of the random series `seed`: 20 to 150 requests, settings drawn over all features."""
+    rng = np.random.default_rng([seed, index])
+    args, b_ns = _random_args(rng), _pick(rng, B_NS_CHOICES)
+    mix = _random_mix(rng, args)
+    count = int(rng.integers(20, 151))
+    requests = make_requests(rng, args, mix, _random_arrivals(rng, count, mix, b_ns, args))
+    needed = most_blocks(requests, args)
+    args["num_gpu_blocks"] = 1 + max(needed, math.ceil(needed * _pick(rng, [1.0, 1.05, 1.3, 2.0, 3.0, 5.0, 100.0])))
+    return make_spec(f"rand-{seed}-{index:05d}", f"random workload, seed {seed}, index {index}", args, b_ns, requests)
+
+
+def _random_args(rng: np.random.Generator) -> dict[str, Any]:
+    max_num_seqs = _pick(rng, [1, 2, 3, 4, 8, 16, 64, 128])
+    budgets = [n for n in (16, 33, 64, 100, 256, 512, 2048) if n >= max_num_seqs]
+    args = DEFAULT_ARGS | {
+        "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": _pick(rng, budgets),
+        "max_model_len": _pick(rng, [96, 128, 300, 512, 1024, 4096]),
+        "block_size": _pick(rng, [16, 16, 16, 8, 32]),
+        "enable_prefix_caching": bool(rng.random() < 0.8),
+        "enable_chunked_prefill": bool(rng.random() < 0.85),
+        "long_prefill_token_threshold": _pick(rng, [0, 0, 0, 8, 16, 33, 64, 100, 256]),
+        "policy": _pick(rng, ["fcfs", "fcfs", "priority"]),
+        "async_scheduling": bool(rng.random() < 0.5),
+    }
+    if not args["enable_chunked_prefill"]:
+        # vLLM refuses a batch smaller than the model length then; just as small is the case that blocks admissions.
+        args["max_num_batched_tokens"] = max(args["max_num_seqs"], args["max_model_len"] + _pick(rng, [0, 0, 37, 512]))
+    return args
+
+
+def _random_mix(rng: np.random.Generator, args: dict[str, Any]) -> Mix:
+    prompt_mean = min(_pick(rng, [20, 60, 150, 300]), args["max_model_len"] * 0.7)
+    return Mix(
+        prompt_mean=prompt_mean,
+        output_mean=_pick(rng, [2, 8, 20, 40]),
+        one_token_share=_pick(rng, [0.0, 0.1, 0.5]),
+        groups=_pick(rng, [0, 1, 2, 5]),
+        group_prefix_tokens=int(rng.integers(1, max(2, int(prompt_mean)))),
+        group_share=_pick(rng, [0.3, 0.8]),
+        identical_share=_pick(rng, [0.0, 0.2]),
+        follow_up_share=_pick(rng, [0.0, 0.2, 0.6]),
+        priorities=_pick(rng, [1, 2, 3, 10]),
+        unlimited_output_share=_pick(rng, [0.0, 0.0, 0.1]),
+    )
+
+
+def _random_arrivals(
+    rng: np.random.Generator, count: int, mix: Mix, b_ns: list[int], args: dict[str, Any]
+) -> list[int]:
+    concurrency = min(args["max_num_seqs"], 16)
+    per_token_us = (b_ns[0] / concurrency + b_ns[2]) / 1000
+    service_us = mix.prompt_mean * b_ns[1] / 1000 + mix.output_mean * per_token_us
+    return arrivals_us(
+        rng,
+        count,
+        gap_us=service_us / _pick(rng, [0.2, 0.7, 1.0, 2.0, 10.0]),
+        burst=_pick(rng, [1, 1, 1, 2, 7, 30, count]),
+        grid_us=_pick(rng, [1, 1, ARRIVAL_GRID_US]),
+    )
+
+
+def arrivals_us(rng: np.random.Generator, count: int, gap_us: float, burst: int = 1, grid_us: int = 1) -> list[int]:
+    """`count` sorted arrival times from 0, Poisson of mean gap `gap_us` a request, in bursts of equal times."""
+    starts = np.cumsum(rng.exponential(gap_us * burst, size=-(-count // burst)))
+    times = np.repeat(starts - starts[0], burst)[:count]
+    return [int(t) // grid_us * grid_us for t in times]
+
+
+def make_requests(rng: np.random.Generator, args: dict[str, Any], mix: Mix, arrivals: list[int]) -> list[Spec]:
+    """The requests of a workload, in order of arrival; every prompt fits the model, outputs may run into its limit."""
+    requests: list[Spec] = []
+    for index, arrival in enumerate(arrivals):
+        prompt, group, prefix_tokens = _prompt(rng, args, mix, index, requests)
+        requests.append(
+            {
+                "request_id": f"r{index:05d}",
+                "arrival_us": arrival,
+                "priority": int(rng.integers(0, mix.priorities)),
+                "output_tokens": _output_tokens(rng, args, mix),
+                "prompt": prompt,
+                "prefix_group": group,
+                "prefix_len": prefix_tokens,
+            }
+        )
+    return requests
+
+
+def _prompt(
+    rng: np.random.Generator, args: dict[str, Any], mix: Mix, index: int, earlier: list[Spec]
+) -> tuple[Segments, str | int, int]:
+    """Segments, prefix group (empty: none) and shared prefix length of a new prompt."""
+    own = [index + 1, 0, _length(rng, mix.prompt_mean)]
+    if earlier and rng.random() < mix.follow_up_share:
+        prompt = _follow_up(rng, args, earlier, own)
+        if _tokens(prompt) < args["max_model_len"]:
+            return prompt, "", 0
+    if mix.groups and rng.random() < mix.group_share:
+        group = int(rng.integers(0, mix.groups))
+        shared = min(mix.group_prefix_tokens, args["max_model_len"] - 1)
+        # A group may share whole prompts: then nothing of its own follows.
+        own[2] = 0 if rng.random() < mix.identical_share else max(1, own[2] - shared)
+        segments = _clip([[GROUP_TAG_BASE + group, 0, shared], own], args["max_model_len"] - 1)
+        return segments, group, shared
+    return _clip([own], args["max_model_len"] - 1), "", 0
+
+
+def _follow_up(rng: np.random.Generator, args: dict[str, Any], earlier: list[Spec], own: list[int]) -> Segments:
+    """An earlier prompt, its reply (now and then only its beginning), and something new of a fifth of the length."""
+    which = max(0, len(earlier) - 1 - int(rng.geometric(0.1)))
+    before = earlier[which]
+    reply = min(before["output_tokens"], args["max_model_len"] - _tokens(before["prompt"]))
+    reply = max(1, reply // 2) if rng.random() < 0.2 else reply
+    new = 0 if rng.random() < 0.2 else max(1, own[2] // 5)
+    return _drop_empty([*before["prompt"], [GENERATED_TAG_BASE + which, 0, reply], [own[0], 0, new]])
+
+
+def _output_tokens(rng: np.random.Generator, args: dict[str, Any], mix: Mix) -> int:
+    if rng.random() < mix.one_token_share:
+        return 1
+    if rng.random() < mix.unlimited_output_share:
+        # Runs into max_model_len; bounded, since long outputs make many steps.
+        return min(2 * args["max_model_len"], 300)
+    return _length(rng, mix.output_mean)
+
+
+def _length(rng: np.random.Generator, mean: float) -> int:
+    """At least 1, half of it spread exponentially, so that short and long ones occur."""
+    return max(1, int(mean * (0.5 + 0.5 * rng.exponential())))
+
+
+def _clip(segments: Segments, tokens: int) -> Segments:
+    clipped, left = [], tokens
+    for tag, start, n in segments:
+        clipped.append([tag, start, min(n, left)])
+        left -= clipped[-1][2]
+    return _drop_empty(clipped)
+
+
+def _drop_empty(segments: Segments) -> Segments:
+    return [segment for segment in segments if segment[2]]
+
+
+def _tokens(segments: Segments) -> int:
+    return sum(n for _, _, n in segments)
+
+
+def most_blocks(requests: list[Spec], args: dict[str, Any]) -> int:
+    """Blocks that the largest request needs at its end: a pool below that never finishes."""
+    most = max(min(_tokens(r["prompt"]) + r["output_tokens"], args["max_model_len"]) - 1 for r in requests)
+    return max(1, math.ceil(most / args["block_size"]))
+
+
+def _pick(rng: np.random.Generator, choices: list[Any]) -> Any:
+    return choices[int(rng.integers(0, len(choices)))]
+
+
+def make_spec(name: str, description: str, args: dict[str, Any], b_ns: list[int], requests: list[Spec]) -> Spec:
+    """The spec of a workload, as `oracle_record.read_spec` describes it."""
+    return {
+        "scenario": name,
+        "description": description,
+        "engine_args": args,
+        "step_time": {"b_ns": b_ns},
+        "requests": requests,
+    }

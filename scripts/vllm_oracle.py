@@ -1,9 +1,9 @@
 """Record what the real vLLM 0.15.1 scheduler does with a workload, in virtual time and without a GPU.
 
-    python scripts/vllm_oracle.py run SPEC OUT_DIR                       one workload (a spec file or a scenario directory)
-    python scripts/vllm_oracle.py random --count N --seed S OUT_DIR      N random small workloads, OUT_DIR/rand-S-00000 ...
-    python scripts/vllm_oracle.py named [--only NAME,...] OUT_DIR        the larger made workloads, each in three variants
-    python scripts/vllm_oracle.py check DIR...                           run recorded scenarios again: equal, or what differs
+    python scripts/vllm_oracle.py run SPEC OUT_DIR                   one workload: a spec file or a scenario directory
+    python scripts/vllm_oracle.py random --count N --seed S OUT_DIR  N random small ones in OUT_DIR/rand-S-00000 ...
+    python scripts/vllm_oracle.py named [--only NAME,...] OUT_DIR    the larger ones, each in four variants
+    python scripts/vllm_oracle.py check DIR...                       recorded scenarios again: equal, or what differs
 
 It runs in an environment of its own beside the project's, since vLLM is no dependency of the project:
 
@@ -26,9 +26,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from oracle_engine import SpecError, simulate, vllm_version
+from oracle_engine import simulate
+from oracle_named import named_specs
 from oracle_record import first_difference, read_spec, write_scenario
-from oracle_workloads import named_specs, random_spec
+from oracle_vllm import SpecError, TooLongError, vllm_version
+from oracle_workloads import random_spec
+
+# Keeps a random workload to seconds; what thrashes beyond it is left out and named.
+RANDOM_MAX_STEPS = 12_000
 
 
 def main() -> int:
@@ -68,9 +73,16 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _random(args: argparse.Namespace) -> int:
-    for index in range(args.count):
+    recorded = index = 0
+    while recorded < args.count:
         spec = random_spec(args.seed, index)
-        _record(spec, args.out_dir / spec["scenario"])
+        index += 1
+        try:
+            _record(spec, args.out_dir / spec["scenario"], max_steps=RANDOM_MAX_STEPS)
+            recorded += 1
+        except TooLongError as error:
+            print(f"left out: {error}", flush=True)
+    print(f"{recorded} recorded, {index - recorded} left out", flush=True)
     return 0
 
 
@@ -93,12 +105,12 @@ def _check(args: argparse.Namespace) -> int:
     return 1 if differs else 0
 
 
-def _record(spec: dict[str, Any], out_dir: Path, *, quiet: bool = False) -> None:
+def _record(spec: dict[str, Any], out_dir: Path, *, quiet: bool = False, max_steps: int | None = None) -> None:
     version, start = vllm_version(), time.process_time()
     try:
-        recording = simulate(spec)
+        recording = simulate(spec, max_steps)
     except SpecError as error:
-        raise SpecError(f"{spec['scenario']}: {error}") from error
+        raise type(error)(f"{spec['scenario']}: {error}") from error
     write_scenario(spec, recording, version, out_dir)
     if not quiet:
         cpu_s = time.process_time() - start

@@ -24,7 +24,6 @@ def comparison_json(comparison: Comparison) -> dict[str, object]:
         "coefficients_use": comparison.uses,
         "verdict": comparison.verdict,
         "failed_thresholds": list(comparison.failed_thresholds),
-        "limits": list(comparison.limits),
         "findings": [vars(finding) for finding in comparison.findings],
         "provenance": provenance_of(comparison.run),
     }

@@ -27,6 +27,9 @@ _ROBUST_US = 200.0
 # Fewer windows of step records than this do not make a line; latencies do better then.
 _FEWEST_WINDOWS = 20
 
+# Intercept, and per prefill, decode and context token.
+_COEFFICIENTS = 4
+
 # Correlation of two columns from which a fit cannot share a cost between them.
 _ALIKE_FROM = 0.99
 
@@ -58,8 +61,9 @@ def fit_model(
 
     ``auto`` uses step records of the recordings that have them, and latencies where there
     are none, or too few of a busy server.  Raises ``ValidateError`` if the recordings hold
-    neither.
+    neither, fewer rows than coefficients, or no prompt lengths.
     """
+    _refuse_without_prompts(recordings)
     with_steps = [recording for recording in recordings if recording.steps.height > 1]
     kind: Data = "steps"
     used: Sequence[Recording] = with_steps
@@ -67,11 +71,7 @@ def fit_model(
     if data == "latencies" or (data == "auto" and sum(len(part.cycle_us) for part in rows) < _FEWEST_WINDOWS):
         kind, used = "latencies", recordings
         rows = [rows_from_latencies(recording, window) for recording in recordings]
-    if not any(len(part.cycle_us) for part in rows):
-        names = ", ".join(recording.alias for recording in recordings)
-        raise ValidateError(
-            f"{names}: no {kind} to fit; ingest step records or per-request latencies of {recordings[0].model}"
-        )
+    _refuse_too_few(recordings, kind, sum(len(part.cycle_us) for part in rows))
     coefficients_us, mape = fit_line(rows)
     ns = [round(float(value) * 1000) for value in coefficients_us]
     lifecycle, sources = _lifecycle(used)
@@ -83,6 +83,28 @@ def fit_model(
         sources=sources,
     )
     return ModelFit(entry, kind, tuple(used), sum(len(part.cycle_us) for part in rows), mape)
+
+
+def _refuse_without_prompts(recordings: Sequence[Recording]) -> None:
+    for recording in recordings:
+        if recording.requests["prompt_tokens"].drop_nulls().is_empty():
+            raise ValidateError(
+                f"{recording.slug}: no request with a known prompt length, so prefills cannot be told from decodes; "
+                "ingest its per-request records"
+            )
+
+
+def _refuse_too_few(recordings: Sequence[Recording], kind: Data, rows: int) -> None:
+    names = ", ".join(recording.alias for recording in recordings)
+    if not rows:
+        raise ValidateError(
+            f"{names}: no {kind} to fit; ingest step records or per-request latencies of {recordings[0].model}"
+        )
+    if rows < _COEFFICIENTS:
+        raise ValidateError(
+            f"{names}: {rows} rows of {kind} do not determine {_COEFFICIENTS} coefficients; "
+            "use a wider --window or more recordings"
+        )
 
 
 def fit_line(parts: Sequence[CycleRows]) -> tuple[Floats, float]:
@@ -107,7 +129,7 @@ def fit_line(parts: Sequence[CycleRows]) -> tuple[Floats, float]:
     fit = least_squares(
         lambda x: scaled @ x - cycle_us, start, bounds=(0, np.inf), loss="soft_l1", f_scale=_ROBUST_US, x_scale="jac"
     )
-    coefficients_us = np.zeros(4)
+    coefficients_us = np.zeros(_COEFFICIENTS)
     coefficients_us[columns] = fit.x / scale
     mape = 100 * float(np.abs(batch @ coefficients_us / cycle_us - 1).mean())
     return coefficients_us, mape

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from blis_replay.blis import kernel
 from blis_replay.ingest.recording import Finding
 from blis_replay.replay.driver import ReplayRun
-from blis_replay.validate.errors import ValidateError
+from blis_replay.validate.errors import NothingToJudgeError, ValidateError
 from blis_replay.validate.metrics import (
     METRICS,
     STATISTICS,
@@ -67,8 +66,7 @@ class Comparison:
     (no gated metric has an observed value).  ``uses``: what of this experiment the
     coefficients were fitted on: ``own steps``, ``own latencies``, ``held out``, or ``not
     stated`` by the release.
-    ``excluded``: requests left out of the comparison, by reason.  ``limits``: what the
-    simulator does not model and this recording would need, one sentence each.
+    ``excluded``: requests left out of the comparison, by reason.
     """
 
     slug: str
@@ -82,7 +80,6 @@ class Comparison:
     failed_thresholds: tuple[str, ...]
     uses: str
     findings: tuple[Finding, ...]
-    limits: tuple[str, ...]
     selection: Selection
     run: ReplayRun
 
@@ -98,22 +95,27 @@ def compare(
     """Compare a replay with its recording, over the requests that both finished.
 
     ``token_gaps``: observed pooled inter-token gaps of the selection, where recorded.
-    Raises ``ValidateError`` if nothing is left to compare.
+    Raises ``NothingToJudgeError`` if no request is left to compare, ``ValidateError`` for a
+    window of published aggregates.
     """
     recording, selection = run.recording, selection or Selection()
     requests = recording.requests
     selected = selection.of(requests)
     recorded = observed_requests(recording)
-    finished = run.result.completed
+    finished = run.result.completed & (requests["status"] == "ok").to_numpy()
     per_request = bool(recorded.any())
     compared = selected & finished & (recorded if per_request else np.ones(len(finished), np.bool_))
     if not compared.any() or not (per_request or recording.aggregates.height):
-        raise ValidateError(f"{recording.slug}: no request with recorded latencies in the selection, nothing to judge")
+        raise NothingToJudgeError(
+            f"{recording.slug}: no request that succeeded with recorded latencies in the selection, nothing to judge"
+        )
     if per_request:
         observed = cells_from_requests(recording, samples_of(recording, compared), selection, token_gaps)
     else:
         if selection.window != (0.0, 1.0):
-            raise ValidateError(f"{recording.slug}: published aggregates cover whole stages; use --stage, not --window")
+            raise ValidateError(
+                f"{recording.slug}: published aggregates cover whole stages; use --by-stage, not --window"
+            )
         observed = cells_from_aggregates(recording, selection.stage)
     simulated = simulated_samples(run, compared)
     metrics = _table(observed, _simulated_statistics(run, simulated, compared))
@@ -130,7 +132,6 @@ def compare(
         failed_thresholds=failed,
         uses=_uses(run),
         findings=tuple(findings),
-        limits=_limits(run),
         selection=selection,
         run=run,
     )
@@ -198,21 +199,6 @@ def _uses(run: ReplayRun) -> str:
     if not run.release.fitted_on:
         return "not stated"
     return {"steps": "own steps", "latencies": "own latencies", None: "held out"}[run.release.used(run.recording.slug)]
-
-
-def _limits(run: ReplayRun) -> tuple[str, ...]:
-    engine = run.plan.engine
-    if engine.num_gpu_blocks is None or run.result.steps.shape[1] == 0:
-        return ()
-    # Decoding requests alone, their shared prefixes counted each time.
-    peak_blocks = int(run.result.steps[kernel.STEP_CONTEXT].max()) // engine.block_size
-    usable = engine.num_gpu_blocks - 1
-    if peak_blocks <= usable:
-        return ()
-    return (
-        f"KV blocks do not limit this engine yet: its decodes would hold up to {peak_blocks:,} blocks of {usable:,}, "
-        "so the recorded server queued or preempted where the simulator does not",
-    )
 
 
 def _excluded(

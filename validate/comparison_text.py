@@ -19,10 +19,12 @@ def comparison_text(comparison: Comparison) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def stages_text(stages: Sequence[Comparison]) -> str:
-    """A table with a row a load stage."""
-    rows = [[f"stage {c.selection.stage}", f"{c.requests:,}", *_errors(c)] for c in stages]
-    return table(["by load stage", "requests", *_error_header()], rows)
+def stages_text(whole: Comparison, stages: Sequence[Comparison]) -> str:
+    """A table with a row a load stage of the experiment, also where there was nothing to compare."""
+    compared = {c.selection.stage: [f"{c.requests:,}", *_errors(c)] for c in stages}
+    nothing = ["0", *("-" for _ in _error_header())]
+    rows = [[f"stage {s.stage}", *compared.get(s.stage, nothing)] for s in whole.run.recording.stages]
+    return table([f"{whole.alias} by load stage", "requests", *_error_header()], rows)
 
 
 def summary_text(comparisons: Sequence[Comparison], not_judged: dict[str, str]) -> str:
@@ -108,8 +110,7 @@ def _notes(comparison: Comparison) -> str:
         for name, cell in cells.items()
         if cell.reason
     }
-    limits = [f"limit: {limit}" for limit in comparison.limits]
-    return "\n".join(wrap(line) for line in [*lines, *sorted(reasons), *limits])
+    return "\n".join(wrap(line) for line in [*lines, *sorted(reasons)])
 
 
 def _findings(comparison: Comparison) -> str:

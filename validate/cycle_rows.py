@@ -11,11 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
 from blis_replay.blis.trace import Int64s
 from blis_replay.ingest.recording import Recording
-from blis_replay.replay.prefix import estimate_prefix
+from blis_replay.replay.prefix import estimate_prefix, prompt_tokens
 
 Floats = NDArray[np.float64]
 
@@ -81,13 +82,15 @@ def rows_from_latencies(recording: Recording, window: tuple[float, float] = (0.0
     tokens of the requests whose first token fell in between.  Where the server recorded
     prefill times, each also makes a row: its own prefill as one step.
     """
-    ok = ((recording.requests["status"] == "ok") & recording.requests["ttft_us"].is_not_null()).to_numpy()
+    known = ("ttft_us", "e2e_us", "output_tokens")
+    timed = pl.all_horizontal(pl.col("status") == "ok", *(pl.col(name).is_not_null() for name in known))
+    ok = recording.requests.select(timed).to_series().to_numpy()
     requests = recording.requests.filter(ok)
     prefill_tokens = estimate_prefix(recording).prefill_tokens[ok]
     first_us = (requests["arrival_us"] + requests["ttft_us"]).to_numpy().astype(np.float64)
     last_us = (requests["arrival_us"] + requests["e2e_us"]).to_numpy().astype(np.float64)
     output_tokens = requests["output_tokens"].to_numpy().astype(np.float64)
-    context = requests["prompt_tokens"].to_numpy() + output_tokens / 2
+    context = prompt_tokens(recording)[ok] + output_tokens / 2
     arrival_us = requests["arrival_us"].to_numpy()
     low, high = (share * recording.requests["arrival_us"].to_numpy()[-1] for share in window)
     chosen = (output_tokens > 1) & (last_us > first_us) & (arrival_us >= low) & (arrival_us <= high)

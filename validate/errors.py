@@ -5,3 +5,7 @@ from __future__ import annotations
 
 class ValidateError(Exception):
     """Nothing to judge, or nothing to fit; the text is one line for the user."""
+
+
+class NothingToJudgeError(ValidateError):
+    """No request is left to compare."""

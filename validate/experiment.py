@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import polars as pl
 
@@ -27,7 +27,7 @@ from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.store import store_run
 from blis_replay.validate.compare import Comparison, compare
-from blis_replay.validate.errors import ValidateError
+from blis_replay.validate.errors import NothingToJudgeError, ValidateError
 from blis_replay.validate.observed import Selection
 
 DEFAULT_RELEASE = "h100-vllm-0.15.1"
@@ -95,7 +95,8 @@ def validate_many(
         try:
             comparisons.append(validate_experiment(store, slug, release, mode, window))
         except (SimulatorError, ReplayError, ValidateError) as error:
-            not_judged[experiment_row(store, slug).alias] = str(error)
+            alias = experiment_row(store, slug).alias
+            not_judged[slug if alias in not_judged else alias] = str(error)
     return comparisons, not_judged
 
 
@@ -113,9 +114,15 @@ def judge(store: Store, run: ReplayRun, selection: Selection) -> Comparison:
 
 
 def by_stage(store: Store, comparison: Comparison) -> list[Comparison]:
-    """The same comparison for each load stage of the experiment by itself."""
+    """The same comparison for each load stage by itself; a stage with nothing to compare is left out."""
     recording: Recording = comparison.run.recording
-    return [judge(store, comparison.run, Selection(stage=stage.stage)) for stage in recording.stages]
+    stages: list[Comparison] = []
+    for stage in recording.stages:
+        try:
+            stages.append(judge(store, comparison.run, replace(comparison.selection, stage=stage.stage)))
+        except NothingToJudgeError:
+            continue
+    return stages
 
 
 def errors_frame(comparison: Comparison) -> pl.DataFrame:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
+from blis_replay.ingest.printable import printable
+
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """Columns padded to their content, the first ``left`` of them left-aligned."""
+    """Columns padded to their content, the first ``left`` of them left-aligned; cells made printable."""
+    header, *rows = [[printable(cell) for cell in row] for row in [header, *rows]]
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
     lines = []
     for row in [header, ["-" * width for width in widths], *rows]:
@@ -34,5 +37,5 @@ def milliseconds(value_us: float | None) -> str:
 
 
 def wrap(text: str, indent: str = "  ") -> str:
-    """Text broken at 80 columns, later lines indented."""
-    return textwrap.fill(text, 80, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
+    """Text made printable and broken at 80 columns, later lines indented."""
+    return textwrap.fill(printable(text), 80, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)

@@ -19,6 +19,7 @@ def check(recording: Recording, context: Context) -> list[Finding]:
         *_failures(recording),
         *_missing_fields(recording),
         *_impossible_latencies(recording),
+        *_beyond_model_length(recording),
         *_duplicates(recording),
         *_published_counts(recording),
     ]
@@ -93,6 +94,23 @@ def _impossible_latencies(recording: Recording) -> list[Finding]:
     message = f"{bad.height} completed requests have a TTFT or E2E below 0 or a TTFT above their E2E, first {index}"
     measured: Measured = {"requests": bad.height, "first_request_index": index}
     return [Finding(CHECK, "unusable", "ttft", message, measured, "0 <= TTFT <= E2E must hold for every request")]
+
+
+def _beyond_model_length(recording: Recording) -> list[Finding]:
+    setting = recording.engine.get("max_model_len")
+    if setting is None:
+        return []
+    limit_tokens = int(setting.value)
+    length = pl.col("prompt_tokens") + pl.col("output_tokens")
+    longer = completed_requests(recording).filter(length > limit_tokens)
+    if longer.is_empty():
+        return []
+    message = (
+        f"{longer.height} completed requests have more tokens than max_model_len ({limit_tokens:,}), up to "
+        f"{longer.select(length.max()).item():,}; such a server serves none, so the argument or the lengths are wrong"
+    )
+    measured: Measured = {"requests": longer.height, "max_model_len": limit_tokens}
+    return [Finding(CHECK, "note", "", message, measured, "prompt and output tokens must fit into max_model_len")]
 
 
 def _duplicates(recording: Recording) -> list[Finding]:

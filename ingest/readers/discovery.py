@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from blis_replay.ingest.errors import RecordingError
+from blis_replay.ingest.printable import printable
 from blis_replay.ingest.readers.files import Progress, RecordedFile
 from blis_replay.ingest.recording import SourceFile
 
@@ -42,7 +43,8 @@ def find(directory: Path, progress: Progress | None) -> tuple[dict[str, list[Rec
     known: dict[str, list[RecordedFile]] = {}
     others: list[SourceFile] = []
     for path in _walk(directory):
-        name = path.relative_to(directory).as_posix()
+        # A name that is no text, or that a terminal would obey, is kept in a form that can be stored and shown.
+        name = printable(path.relative_to(directory).as_posix())
         file = RecordedFile(path, name, progress)
         kind = kind_of(name)
         twin = _twin(known.get(kind, []), kind, name)

@@ -66,11 +66,19 @@ def text(value: object) -> str | None:
     return line or None
 
 
+def quoted(value: object) -> str:
+    """The beginning of a value that could not be used, in quotes, for an error or a remark."""
+    try:
+        return repr(str(value)[:40])
+    except ValueError:  # Python prints no integer of more than 4,300 digits
+        return "a number of thousands of digits"
+
+
 def _mapping(file: RecordedFile, document: object) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise RecordingError(file.path, "", f"holds {_named(document)} where a mapping is expected", "check the file")
     file.tally.records = 1
-    return {str(key): value for key, value in document.items()}
+    return {key if isinstance(key, str) else quoted(key): value for key, value in document.items()}
 
 
 def _named(document: object) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from blis_replay.ingest.errors import RecordingError
-from blis_replay.ingest.readers.documents import text, yaml_mapping
+from blis_replay.ingest.readers.documents import quoted, text, yaml_mapping
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.numbers import tokens, whole
 from blis_replay.ingest.recording import Setting
@@ -71,7 +71,7 @@ def engine_settings(sources: Iterable[Source], hardware: str | None) -> tuple[di
             value = _value(name, raw)
             taken = settings.get(name)
             if value is None:
-                remarks.append(f"{name} in {detail} is not usable ({str(raw)[:40]!r})")
+                remarks.append(f"{name} in {detail} is not usable ({quoted(raw)})")
             elif taken is None:
                 settings[name] = Setting(value, source, detail)
             elif taken.value != value and taken.source == source == "recorded":
@@ -91,7 +91,7 @@ def _checked(path: Path, given: Mapping[str, object]) -> dict[str, object]:
             wanted = (
                 "a positive whole number" if name in _COUNTS else "true or false" if name in _SWITCHES else "a text"
             )
-            raise RecordingError(path, f"field {name}", f"{str(raw)[:40]!r} is not usable", f"give {wanted}")
+            raise RecordingError(path, f"field {name}", f"{quoted(raw)} is not usable", f"give {wanted}")
     return dict(given)
 
 

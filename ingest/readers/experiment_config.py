@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from blis_replay.ingest.readers.documents import section, text, yaml_mapping
+from blis_replay.ingest.readers.documents import quoted, section, text, yaml_mapping
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.numbers import finite, microseconds, tokens
 from blis_replay.ingest.recording import SharedPrefix, Stage
@@ -49,12 +49,22 @@ class LoadConfig:
 
 
 def read_experiment_config(file: RecordedFile) -> ExperimentConfig:
-    """What ``exp-config.yaml`` says.  Raises :class:`RecordingError` if it is no YAML mapping."""
+    """What ``exp-config.yaml`` says.
+
+    Raises :class:`RecordingError` if it is no YAML mapping.  A model or a tensor parallelism
+    that is none is rejected and counted.
+    """
     document = yaml_mapping(file)
+    said = document.get("tensor_parallelism", document.get("tensor_parallel_size"))
+    model, tensor_parallelism = text(document.get("model")), tokens(said)
+    if model is None and document.get("model") is not None:
+        file.tally.reject("field model", f"{quoted(document['model'])} is no name")
+    if tensor_parallelism is None and said is not None:
+        file.tally.reject("field tensor_parallelism", f"{quoted(said)} is no positive whole number")
     return ExperimentConfig(
-        model=text(document.get("model")),
+        model=model,
         app=text(document.get("app")),
-        tensor_parallelism=tokens(document.get("tensor_parallelism", document.get("tensor_parallel_size"))),
+        tensor_parallelism=tensor_parallelism,
         engine={key: document[key] for key in ENGINE_KEYS if document.get(key) is not None},
     )
 

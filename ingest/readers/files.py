@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from blis_replay.ingest.errors import RecordingError
+from blis_replay.ingest.printable import printable
 from blis_replay.ingest.recording import SourceFile
 
 CHUNK_BYTES = 1 << 20
@@ -45,7 +46,7 @@ class Tally:
         """Count a record that cannot be used; the first 20 are kept in words."""
         self.rejected_count += 1
         if len(self.rejected) < KEPT_REJECTIONS:
-            self.rejected.append((place, " ".join(reason.split())[:300]))
+            self.rejected.append((printable(place[:300]), printable(" ".join(reason[:2000].split()))[:300]))
 
 
 @dataclass

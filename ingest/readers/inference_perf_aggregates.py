@@ -13,7 +13,7 @@ import polars as pl
 
 from blis_replay.ingest.readers.documents import json_mapping, section
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.numbers import finite
+from blis_replay.ingest.readers.numbers import MAX_INTEGER, finite
 from blis_replay.ingest.recording import AGGREGATE_SCHEMA
 
 WHOLE_RUN = -1
@@ -93,5 +93,8 @@ def _number(
     number = finite(value)
     if number is None or isinstance(value, str):
         file.tally.reject(f"{metric}.{statistic}", "no finite number")
+        return
+    if abs(number * unit) >= MAX_INTEGER:
+        file.tally.reject(f"{metric}.{statistic}", "larger than any time or count can be")
         return
     yield metric, statistic, number * unit

@@ -126,7 +126,7 @@ def _row(record: _Record, body: _Body) -> tuple[str, dict[str, object], np.ndarr
     stamps_s = np.array(
         response.chunk_times or response.output_token_times or info.output_token_times or [], np.float64
     )
-    if not (np.abs(stamps_s) * 1e6 < MAX_INTEGER).all():
+    if not (np.abs(stamps_s) < MAX_INTEGER / 1e6).all():
         return "a stream stamp that is no usable time", {}, none
     stamps_us = np.rint(stamps_s * 1e6).astype(np.int64)
     if len(stamps_us) and stamps_us.min() < start_us:

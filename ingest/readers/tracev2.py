@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from blis_replay.ingest.errors import RecordingError
-from blis_replay.ingest.readers.documents import section, text, yaml_mapping
+from blis_replay.ingest.readers.documents import quoted, section, text, yaml_mapping
 from blis_replay.ingest.readers.experiment_config import ENGINE_KEYS
 from blis_replay.ingest.readers.files import RecordedFile, lines
 from blis_replay.ingest.readers.numbers import tokens, whole
@@ -38,7 +38,7 @@ def read_header(file: RecordedFile) -> TraceHeader:
     unit = document.get("time_unit", "us")
     if unit not in ("us", "microseconds"):
         raise RecordingError(
-            file.path, "field time_unit", f"{str(unit)[:40]!r} is no unit of TraceV2", "give the times in us"
+            file.path, "field time_unit", f"{quoted(unit)} is no unit of TraceV2", "give the times in us"
         )
     server = section(document, "server")
     return TraceHeader(

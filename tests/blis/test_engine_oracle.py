@@ -2,62 +2,39 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-import polars as pl
 import pytest
 
-from blis_replay.blis import kernel
 from blis_replay.blis.engine import simulate
-from blis_replay.blis.latency import LatencyModel
-from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
+from blis_replay.blis.kernel import state as k
+from blis_replay.fixtures.scenario import first_difference, read_scenario
 
-# The scenarios without KV pressure; what their prefix caches held is given, as recorded.
-SCENARIOS = ["A_steady", "D_shared_prefix", "D_async", "F_edge", "F_async"]
+SCENARIOS = ["A_steady", "C_kv_tight", "D_shared_prefix", "D_async", "F_edge", "F_async"]
 
 
 @pytest.mark.realdata
-@pytest.mark.parametrize("scenario", SCENARIOS)
-def test_equal_to_the_microsecond(data_pack: Path, scenario: str) -> None:
-    folder = data_pack / "vllm-oracle" / scenario
-    config = json.loads((folder / "config.json").read_text())
-    requests = pl.read_csv(folder / "requests.csv").sort("arrival_us", maintain_order=True)
-    arguments = config["engine_args"]
-    engine = EngineConfig(
-        max_num_seqs=arguments["max_num_seqs"],
-        max_num_batched_tokens=arguments["max_num_batched_tokens"],
-        max_model_len=arguments["max_model_len"],
-        async_scheduling=arguments["async_scheduling"],
-    )
-    columns = requests.select(
-        "arrival_us",
-        "prompt_tokens",
-        (pl.col("prompt_tokens") - pl.col("num_cached_tokens")).alias("prefill_tokens"),
-        "output_tokens",
-        pl.lit(NEVER_US, pl.Int64),
-    )
-    trace = RequestTrace(*(np.ascontiguousarray(column) for column in columns.to_numpy().T))
-    result = simulate(trace, engine, LatencyModel("blackbox", *config["step_time"]["b_ns"]))
-
-    assert result.first_token_us.tolist() == requests["first_token_us"].to_list()
-    assert result.finished_us.tolist() == requests["finished_us"].to_list()
-    assert result.output_tokens.tolist() == requests["emitted_tokens"].to_list()
-    assert_steps_equal(folder, result.steps)
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_equal_to_the_microsecond(data_pack: Path, name: str) -> None:
+    """Step table with free blocks, every token, preemptions and cache hits: all equal."""
+    assert first_difference(read_scenario(data_pack / "vllm-oracle" / name)) is None
 
 
-def assert_steps_equal(folder: Path, steps: np.ndarray) -> None:
-    """Batch composition, depths and times of every step that has tokens."""
-    recorded = pl.read_csv(folder / "steps.csv.gz").filter(pl.col("scheduled_tokens") > 0)
-    for row, name in [
-        (kernel.STEP_START, "t_start_us"),
-        (kernel.STEP_END, "t_end_us"),
-        (kernel.STEP_SCHEDULED_AT, "t_sched_us"),
-        (kernel.STEP_PREFILL, "prefill_tokens"),
-        (kernel.STEP_DECODE, "num_decode_reqs"),
-        (kernel.STEP_CONTEXT, "decode_context_tokens"),
-        (kernel.STEP_RUNNING, "running"),
-        (kernel.STEP_WAITING, "waiting"),
-    ]:
-        assert steps[row].tolist() == recorded[name].to_list(), name
+@pytest.mark.realdata
+def test_the_comparison_sees_a_difference(data_pack: Path) -> None:
+    """Nine blocks fewer, one request less at once, no prefix cache: each is noticed."""
+    scenario = read_scenario(data_pack / "vllm-oracle" / "C_kv_tight")
+    for change in ({"num_gpu_blocks": 1491}, {"max_num_seqs": 39}, {"enable_prefix_caching": False}):
+        result = simulate(scenario.trace, replace(scenario.engine, **change), scenario.latency)  # type: ignore[arg-type]
+        assert first_difference(scenario, result) is not None
+
+
+@pytest.mark.realdata
+def test_what_kv_pressure_does(data_pack: Path) -> None:
+    """C_kv_tight, of its summary: 220 preemptions of 172 requests, 105,280 tokens found again."""
+    scenario = read_scenario(data_pack / "vllm-oracle" / "C_kv_tight")
+    result = simulate(scenario.trace, scenario.engine, scenario.latency)
+    assert (int(result.preemptions.sum()), int((result.preemptions > 0).sum())) == (220, 172)
+    assert int(result.resume_cached_tokens.sum()) == 105_280
+    assert int(result.steps[:, k.STEP_FREE].min()) == 0

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from blis_replay.blis.errors import ReleaseError
-from blis_replay.blis.kernel import step_duration_us
-from blis_replay.blis.latency import LatencyModel
+from blis_replay.blis.kernel import state as k
+from blis_replay.blis.kernel.step_time import step_duration_us
+from blis_replay.blis.latency import FEATURE_NAMES, Latency, LatencyModel, ObservedCycles, Regime, RegimeModel
 
 
-def duration_us(model: LatencyModel, prefill: int, decode: int, context: int = 0) -> int:
-    return int(step_duration_us(model.coefficients_ns(), prefill, decode, context))
+def duration_us(
+    model: Latency, prefill: int, decode: int, context: int = 0, prefill_requests: int = 0, start_us: int = 0
+) -> int:
+    batch = np.zeros(k.BATCH_SIZE, np.int64)
+    batch[k.BATCH_PREFILL_TOKENS], batch[k.BATCH_DECODE_TOKENS] = prefill, decode
+    batch[k.BATCH_CONTEXT_TOKENS], batch[k.BATCH_PREFILL_REQUESTS] = context, prefill_requests
+    return int(step_duration_us(*model.for_kernel(), batch, start_us))
 
 
 @pytest.mark.parametrize(
@@ -51,3 +58,54 @@ def test_the_smallest_batch_with_a_positive_step_time(intercept_us: int, per_dec
 def test_a_model_that_is_never_positive_is_refused() -> None:
     with pytest.raises(ReleaseError, match="not positive at any size"):
         LatencyModel("blackbox", -1, 0, 0).smallest_positive_batch()
+
+
+def test_a_cap_bounds_what_compute_asks_for() -> None:
+    """StepML's floor with cap: within 5000 and 3 * 5000, whatever 10 us a prefill token comes to."""
+    model = LatencyModel("floor", 0, 10_000, 0, floor_ns=5_000_000, cap_ns=15_000_000)
+    assert [duration_us(model, tokens, 0) for tokens in (100, 1000, 2000)] == [5000, 10_000, 15_000]
+
+
+def test_the_first_regime_that_holds_is_used() -> None:
+    """Decode only: 100 + 5 * decodes.  Below 256 prefill tokens: 200 + prefill.  Else expm1(7) = 1095.6, truncated."""
+    model = RegimeModel(
+        (
+            Regime("decode only", 100.0, (("decode_tokens", 5.0),), ("prefill_tokens", "==", 0)),
+            Regime("light", 200.0, (("prefill_tokens", 1.0),), ("prefill_tokens", "<", 256)),
+            Regime("heavy", 7.0, (), expm1=True),
+        )
+    )
+    assert [duration_us(model, *batch) for batch in [(0, 10), (50, 10), (300, 10)]] == [150, 250, 1095]
+
+
+def test_every_feature_of_a_regime_model() -> None:
+    """3 prefill tokens of 2 requests, 4 decodes with 100 context tokens, 96 before their own: by hand."""
+    expected = {
+        "prefill_tokens": 3,
+        "decode_tokens": 4,
+        "num_prefill_reqs": 2,
+        "num_decode_reqs": 4,
+        "scheduled_tokens": 7,
+        "kv_sum": 96,
+        "kv_mean": 24,
+        "prefill_x_decode": 12,
+        "decode_x_kv_mean": 96,
+        "prefill_sq": 9,
+    }
+    assert tuple(expected) == FEATURE_NAMES
+    for name, value in expected.items():
+        model = RegimeModel((Regime("only", 1000.0, ((name, 10.0),)),))
+        assert duration_us(model, 3, 4, 100, prefill_requests=2) == 1000 + 10 * value, name
+
+
+def test_overhead_and_cost_per_request_of_a_regime_model() -> None:
+    """max(50, 200) within 3 * 200, and 10 us for each of 4 decodes and 1 prefill."""
+    model = RegimeModel((Regime("only", 50.0, ()),), overhead_us=200.0, per_request_us=10.0)
+    assert duration_us(model, 8, 4, prefill_requests=1) == 250
+
+
+def test_observed_cycles_are_those_of_the_last_anchor() -> None:
+    model = ObservedCycles(np.array([0, 1000, 2000]), np.array([11, 12, 13]))
+    assert [duration_us(model, 0, 1, start_us=t) for t in (0, 999, 1000, 1500, 2000, 9999)] == [11, 11, 12, 12, 13, 13]
+    with pytest.raises(ReleaseError, match="at least one anchor"):
+        ObservedCycles(np.array([]), np.array([])).for_kernel()

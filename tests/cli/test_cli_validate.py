@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from command_line import Run
+
+_JSON_DOCS = Path(__file__).parents[2] / "docs" / "json.md"
 
 
 def test_a_bundled_experiment_needs_no_preparation(run: Run) -> None:
@@ -115,3 +118,27 @@ def test_a_store_that_is_none_is_left_alone(run: Run, tmp_path: Path) -> None:
     answer = run("validate", "--experiment", "34b-general", "--store", store)
     assert (answer.code, store.read_text()) == (3, "not a database")
     assert len(answer.err.strip().splitlines()) == 1
+
+
+def test_every_field_of_the_json_is_documented_and_every_documented_field_exists(run: Run, demo: Path) -> None:
+    """docs/json.md names each field in back quotes; a single name there that is no field is a value."""
+    run("ingest", demo)
+    run("calibrate", "--train", "1b-general", "--out", "mine.yaml")
+    bundled = run("validate", "--experiment", "34b-general", "--by-stage", "--json").json
+    recorded = run("validate", "--experiment", "1b-general", "--coefficients", "mine.yaml", "--json").json
+    fields = {key for document in (bundled, recorded) for key in _keys(document)}
+    documented = set(re.findall(r"[a-z_0-9]+", " ".join(re.findall(r"`([^`]+)`", _JSON_DOCS.read_text("utf-8")))))
+    assert sorted(fields - documented) == []
+    first_column = " ".join(line.split("|")[1] for line in _JSON_DOCS.read_text("utf-8").splitlines() if "|" in line)
+    named = set(re.findall(r"[a-z_0-9]+", " ".join(re.findall(r"`([^`]+)`", first_column))))
+    assert sorted(named - fields) == []
+
+
+def _keys(value: object) -> set[str]:
+    """The names of all fields at any depth, but for the free ones: measured numbers, reasons, engine arguments."""
+    if isinstance(value, list):
+        return {key for item in value for key in _keys(item)}
+    if not isinstance(value, dict):
+        return set()
+    free = ("measured", "excluded", "not_judged", "engine", "basis", "delays")
+    return set(value) | {key for name, item in value.items() if name not in free for key in _keys(item)}

@@ -54,6 +54,8 @@ def _rows(store_path: Path) -> list[dict[str, object]]:
                     "ground_truth": "published aggregates",
                     "requests": sum(stage["requests"] for stage in stages),
                     "failed": sum(stage["failures"] for stage in stages),
+                    "overloaded": None,  # the checks run when it is first used
+                    "findings": None,
                     "stored": False,
                 }
             )
@@ -62,7 +64,7 @@ def _rows(store_path: Path) -> list[dict[str, object]]:
 
 def _line(row: dict[str, object]) -> list[str]:
     truth = "recorded" if row["ground_truth"] == "recorded" else "published"
-    overloaded = "overloaded" if row.get("overloaded") else ""
+    overloaded = "overloaded" if row["overloaded"] else ""
     return [
         str(row["alias"]),
         str(row["model"]).split("/")[-1],

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from blis_replay.ingest.printable import printable
 from blis_replay.validate.cli.options import json_option, print_json, store_option
 
 if TYPE_CHECKING:
@@ -42,8 +44,8 @@ def command(directories: tuple[Path, ...], engine_file: Path | None, store_path:
 
     outcomes, refused = [], []
     for directory in directories:
-        progress = _Progress(directory.name) if sys.stderr.isatty() and not as_json else None
-        profile = profile_of(directory.resolve().name)
+        progress = _Progress(printable(directory.name)) if sys.stderr.isatty() and not as_json else None
+        profile = profile_of(Path(os.path.realpath(directory)).name)
         try:
             outcome = ingest_directory(
                 store_path, directory, profile=profile, engine_file=engine_file, progress=progress

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
@@ -27,7 +28,9 @@ def command(name: str, store_path: Path, as_json: bool) -> None:
     from blis_replay.validate.experiment import find_experiment
     from blis_replay.validate.inspection import inspection_json, inspection_text
 
-    with open_store(store_path) as store:
+    # A store that nobody may write can still be looked at; a bundled experiment would be brought into it.
+    read_only = store_path.exists() and not os.access(store_path, os.W_OK)
+    with open_store(store_path, read_only=read_only) as store:
         slug = find_experiment(store, name)
         recording, findings = read_stored(store, slug), read_findings(store, slug)
     if as_json:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from contextlib import suppress
 from importlib import import_module
+from io import TextIOWrapper
+from typing import Any
 
 import click
 
 from blis_replay.blis.errors import SimulatorError
 from blis_replay.ingest.errors import IngestError, UnknownExperimentError
+from blis_replay.ingest.printable import printable
 from blis_replay.replay.errors import ReplayError, UnknownNameError
 from blis_replay.validate.errors import ValidateError
 
@@ -23,6 +28,12 @@ VERBS = {
 }
 
 EXIT_PASS, EXIT_FAIL, EXIT_USAGE, EXIT_BAD_DATA = 0, 1, 2, 3
+# As a shell reports the signals: neither is a verdict.
+EXIT_INTERRUPTED, EXIT_READER_GONE = 130, 141
+
+
+class ReaderGoneError(Exception):
+    """Whoever read the output (head, less) has seen enough."""
 
 
 class LazyGroup(click.Group):
@@ -39,6 +50,16 @@ class LazyGroup(click.Group):
         module = import_module(f"blis_replay.validate.cli.{VERBS[cmd_name][0]}")
         command: click.Command = module.command
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the verb and hand all output over; click itself would end a closed pipe with 1, a failed threshold."""
+        try:
+            result = super().invoke(ctx)
+            if sys.stdout is not None:
+                sys.stdout.flush()
+        except BrokenPipeError as error:
+            raise ReaderGoneError from error
+        return result
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list of verbs, without importing them."""
@@ -65,25 +86,49 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command line; errors a user can cause are one line on standard error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            # A terminal of few characters gets a question mark, never a traceback.
+            stream.reconfigure(errors="replace")
+    try:
+        code = _exit_code()
+    except (BrokenPipeError, ReaderGoneError):
+        _drop_output()
+        code = EXIT_READER_GONE
+    sys.exit(code)
+
+
+def _exit_code() -> int:
     try:
         code = cli(standalone_mode=False)
     except click.ClickException as error:
         error.show()
-        sys.exit(error.exit_code)
+        return error.exit_code
     except (click.Abort, KeyboardInterrupt):
-        click.echo("interrupted; the store is as it was before", err=True)
-        sys.exit(130)
+        click.echo("interrupted; what was finished is stored whole, the rest not at all", err=True)
+        return EXIT_INTERRUPTED
     except (UnknownExperimentError, UnknownNameError) as error:
-        click.echo(f"error: {error}", err=True)
-        sys.exit(EXIT_USAGE)
+        return _complain(str(error), EXIT_USAGE)
     except (IngestError, SimulatorError, ReplayError, ValidateError) as error:
-        click.echo(f"error: {error}", err=True)
-        sys.exit(EXIT_BAD_DATA)
+        return _complain(str(error), EXIT_BAD_DATA)
     except BrokenPipeError:
-        # The reader (head, less) has seen enough.
-        sys.stderr.close()
-        sys.exit(EXIT_PASS)
-    sys.exit(code if isinstance(code, int) else EXIT_PASS)
+        raise
+    except OSError as error:
+        _drop_output()
+        where = f"{error.filename}: " if error.filename else ""
+        return _complain(f"{where}{error.strerror or error}; check the path and the room left there", EXIT_BAD_DATA)
+    return code if isinstance(code, int) else EXIT_PASS
+
+
+def _complain(text: str, code: int) -> int:
+    click.echo(f"error: {printable(text)}", err=True)
+    return code
+
+
+def _drop_output() -> None:
+    """Send what is still buffered nowhere, so that the interpreter does not fail on it again at its end."""
+    with suppress(OSError, AttributeError):  # there is no such descriptor, or no standard output
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 __all__ = ["cli", "main"]

@@ -91,8 +91,8 @@ def command(
         for comparison in comparisons:
             click.echo(text.comparison_text(comparison))
     if not as_json:
-        for slug_stages in stages.values():
-            click.echo("\n" + text.stages_text(slug_stages))
+        for comparison in comparisons if by_stage else ():
+            click.echo("\n" + text.stages_text(comparison, stages[comparison.slug]))
     return exit_code([comparison.verdict for comparison in comparisons])
 
 

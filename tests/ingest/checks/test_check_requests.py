@@ -9,7 +9,7 @@ from builders import aggregates, recording, requests, steps, write_events
 
 from blis_replay.ingest.checks.overload import overloaded
 from blis_replay.ingest.checks.registry import run_checks
-from blis_replay.ingest.recording import Finding, Recording, SharedPrefix, SourceFile, Stage
+from blis_replay.ingest.recording import Finding, Recording, Setting, SharedPrefix, SourceFile, Stage
 
 SECOND = 1_000_000
 
@@ -194,6 +194,16 @@ def test_impossible_latencies_make_the_ttft_unusable() -> None:
         2,
         1,
     )
+
+
+def test_requests_longer_than_the_model_allows_are_reported() -> None:
+    """100 prompt and 11 output tokens fit into 111, and not into 110."""
+    fits, breaks = (
+        messages(recording(files=(), engine={"max_model_len": Setting(limit, "recorded")})) for limit in (111, 110)
+    )
+    assert fits == ["all 3 requests completed, none lacks a field or was rejected"]
+    (message,) = breaks
+    assert message.startswith("3 completed requests have more tokens than max_model_len (110), up to 111;")
 
 
 def test_repeated_ids_and_differing_counts_are_reported() -> None:

@@ -168,7 +168,7 @@ def test_progress_reaches_the_size_of_every_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "problem"),
     [
-        ({"notes_DOT_txt": "x"}, "no file in it names the model"),
+        ({"notes_DOT_txt": "x"}, "no requests, no aggregates and no steps"),
         ({"trace_DOT_yaml": "server: {model: m}\n"}, "no requests, no aggregates and no steps"),
         ({"trace_DOT_csv": TRACE}, "no file in it names the model"),
         (

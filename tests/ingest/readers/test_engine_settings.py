@@ -85,3 +85,16 @@ def test_dashes_and_underscores_mean_the_same(tmp_path: Path) -> None:
         "max_num_seqs": 32,
         "vllm_version": "0.15.1",
     }
+
+
+def test_a_number_too_long_to_print_is_told_and_passed_over(tmp_path: Path) -> None:
+    """Python refuses to print integers of more than 4,300 digits in decimal; YAML reads them in hexadecimal."""
+    huge = "0x" + "f" * 5_000
+    settings, remarks = engine_settings([("recorded", "exp-config.yaml", {"max_num_seqs": int(huge, 16)})], None)
+    assert settings["max_num_seqs"].source == "default"
+    assert remarks == ("max_num_seqs in exp-config.yaml is not usable (a number of thousands of digits)",)
+    path = tmp_path / "engine.yaml"
+    for content in (f"max_num_seqs: {huge}\n", f"? {huge}\n: 1\n"):
+        path.write_text(content)
+        with pytest.raises(RecordingError, match="a number of thousands of digits"):
+            read_engine_file(RecordedFile(path, path.name))

@@ -132,3 +132,9 @@ def test_every_object_is_found_however_the_stream_is_cut(
         found = [json.loads(text) for _n, text in json_objects(file, 1 << 20)]
     assert found == records
     assert file.tally.rejected_count == (0 if array or records else 1)
+
+
+def test_rejections_hold_nothing_that_a_terminal_would_obey() -> None:
+    tally = Tally()
+    tally.reject("request \x1b[31m", "no\nnumber\x07")
+    assert tally.rejected == [("request \\x1b[31m", "no number\\x07")]

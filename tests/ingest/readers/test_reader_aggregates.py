@@ -104,3 +104,11 @@ def test_the_published_summary_of_34b_general(data_pack: Path) -> None:
     assert mean["ttft"] == pytest.approx(51_600, abs=50)
     assert mean["itl_reported"] == pytest.approx(8127.4, abs=0.1)
     assert count_of(frame, -1) == 16_800
+
+
+def test_a_time_that_is_infinite_in_microseconds_is_rejected(tmp_path: Path) -> None:
+    """1e308 s is a finite number, and 1e314 us is none."""
+    report = {"successes": {"latency": {"request_latency": {"mean": 1e308, "max": -1e300, "median": 0.5}}}}
+    file = recorded(tmp_path, json.dumps(report).encode())
+    assert read_aggregates(file).rows() == [(-1, "e2e", "p50", 500_000.0)]
+    assert [place for place, _reason in file.tally.rejected] == ["e2e.mean", "e2e.max"]

@@ -121,3 +121,22 @@ def test_the_run_had_ten_by_ten_prompts_whatever_its_profile_asked_for(data_pack
         assert config.shared_prefix is not None
         assert (config.shared_prefix.num_groups, config.shared_prefix.num_prompts_per_group) == (10, 10)
         assert len(profile_differences(profile, resolved)) >= 2
+
+
+# YAML reads a hexadecimal integer of any length, which Python then refuses to print in decimal.
+HUGE = "0x" + "f" * 5_000
+
+
+@pytest.mark.parametrize("value", ["two", "-1", "0", "[1]", "1.5", HUGE])
+def test_a_parallelism_that_is_none_is_rejected_and_not_guessed(tmp_path: Path, value: str) -> None:
+    file = recorded(tmp_path, f"model: org/m-7b\ntensor_parallelism: {value}\n")
+    config = read_experiment_config(file)
+    assert (config.model, config.tensor_parallelism) == ("org/m-7b", None)
+    ((place, reason),) = file.tally.rejected
+    assert (place, "is no positive whole number" in reason) == ("field tensor_parallelism", True)
+
+
+def test_a_model_that_is_no_text_is_rejected(tmp_path: Path) -> None:
+    file = recorded(tmp_path, f"model: {HUGE}\n")
+    assert read_experiment_config(file).model is None
+    assert file.tally.rejected == [("field model", "a number of thousands of digits is no name")]

@@ -200,3 +200,11 @@ def test_real_records_agree_with_what_the_server_saw(data_pack: Path, tmp_path: 
         usage = frame.filter(pl.col("usage_output_tokens").is_not_null())
         assert (usage["usage_output_tokens"] == usage["max_tokens"]).all()
         assert (len(usage) > 0) == (version >= "0.5")
+
+
+def test_a_stamp_that_overflows_in_microseconds_costs_its_record_only(tmp_path: Path) -> None:
+    """Warnings are errors here, so this also says that numpy does not complain on the user's terminal."""
+    broken = record(1)
+    broken["info"] = {**broken["info"], "output_token_times": [1e308, -1e308]}
+    found, file = read(tmp_path, [record(0), broken])
+    assert (len(found.frame), file.tally.rejected) == (1, [("record 2", "a stream stamp that is no usable time")])

@@ -1,0 +1,292 @@
+"""Who waits and who runs: the waiting heap and the lists of running requests.
+
+The waiting queue is a heap of ranks for both policies.  Under FCFS a rank is the place
+in the order of queueing: a victim is the last of the running list, so "back to the head
+of the queue" and "back to its rank" are the same place.  Under priority a rank is the
+place by (priority, arrival time, request id).
+"""
+
+from __future__ import annotations
+
+from blis_replay.blis.kernel.compiled import compiled
+from blis_replay.blis.kernel.state import (
+    ADMISSION,
+    ADMISSIONS,
+    BASE,
+    BLOCK_SIZE,
+    DECODING,
+    DECODING_CONTEXT,
+    DECODING_REQUESTS,
+    DYNAMIC_KEY,
+    FINISH_NEXT,
+    FINISH_PREV,
+    GROWTH_NEXT,
+    GROWTH_PREV,
+    KEY_COUNT,
+    KEYED_DECODING,
+    KNOWN,
+    NONE,
+    PREFILL_HEAD,
+    PREFILL_NEXT,
+    PREFILL_PREV,
+    PREFILL_TAIL,
+    PREFILLING,
+    PROMPT_TOKENS,
+    RANK,
+    RING_MASK,
+    ROWS,
+    RUN_HEAD,
+    RUN_NEXT,
+    RUN_PREV,
+    RUN_TAIL,
+    RUNNING_DEPTH,
+    SEGMENT_START,
+    SEGMENTS,
+    STATUS,
+    STEP,
+    TOTAL_TOKENS,
+    WAITING,
+    WAITING_DEPTH,
+    State,
+)
+
+# -- waiting ----------------------------------------------------------------------------
+
+
+@compiled
+def queue_up(state: State, request: int) -> None:
+    """Put a request into the waiting queue."""
+    state.request[request, STATUS] = WAITING
+    heap, i = state.heap, state.at[WAITING_DEPTH]
+    rank = state.request[request, RANK]
+    state.at[WAITING_DEPTH] = i + 1
+    while i > 0 and heap[(i - 1) // 2] > rank:
+        heap[i] = heap[(i - 1) // 2]
+        i = (i - 1) // 2
+    heap[i] = rank
+
+
+@compiled
+def first_waiting(state: State) -> int:
+    """The head of the waiting queue, which must not be empty."""
+    return state.by_rank[state.heap[0]]
+
+
+@compiled
+def leave_queue(state: State, request: int) -> None:
+    """Take a request out of the waiting queue, wherever it stands."""
+    heap, rank = state.heap, state.request[request, RANK]
+    i = 0
+    while heap[i] != rank:
+        i += 1
+    size = state.at[WAITING_DEPTH] - 1
+    state.at[WAITING_DEPTH] = size
+    if i == size:
+        return
+    moved = heap[size]
+    while i > 0 and heap[(i - 1) // 2] > moved:
+        heap[i] = heap[(i - 1) // 2]
+        i = (i - 1) // 2
+    while True:
+        child = 2 * i + 1
+        if child >= size:
+            break
+        if child + 1 < size and heap[child + 1] < heap[child]:
+            child += 1
+        if heap[child] >= moved:
+            break
+        heap[i] = heap[child]
+        i = child
+    heap[i] = moved
+
+
+# -- running ----------------------------------------------------------------------------
+
+
+@compiled
+def start_running(state: State, request: int) -> None:
+    """Append an admitted request to the running list and to those in prefill."""
+    at = state.at
+    state.request[request, STATUS] = PREFILLING
+    state.request[request, ADMISSION] = at[ADMISSIONS]
+    at[ADMISSIONS] += 1
+    at[RUNNING_DEPTH] += 1
+    state.link[request, RUN_PREV] = at[RUN_TAIL]
+    state.link[request, RUN_NEXT] = NONE
+    if at[RUN_TAIL] == NONE:
+        at[RUN_HEAD] = request
+    else:
+        state.link[at[RUN_TAIL], RUN_NEXT] = request
+    at[RUN_TAIL] = request
+    state.link[request, PREFILL_PREV] = at[PREFILL_TAIL]
+    state.link[request, PREFILL_NEXT] = NONE
+    if at[PREFILL_TAIL] == NONE:
+        at[PREFILL_HEAD] = request
+    else:
+        state.link[at[PREFILL_TAIL], PREFILL_NEXT] = request
+    at[PREFILL_TAIL] = request
+
+
+@compiled
+def stop_running(state: State, request: int) -> None:
+    """Take a request out of the running list."""
+    at = state.at
+    at[RUNNING_DEPTH] -= 1
+    before, after = state.link[request, RUN_PREV], state.link[request, RUN_NEXT]
+    if before == NONE:
+        at[RUN_HEAD] = after
+    else:
+        state.link[before, RUN_NEXT] = after
+    if after == NONE:
+        at[RUN_TAIL] = before
+    else:
+        state.link[after, RUN_PREV] = before
+
+
+@compiled
+def stop_prefill(state: State, request: int) -> None:
+    """Take a request out of those in prefill."""
+    at = state.at
+    before, after = state.link[request, PREFILL_PREV], state.link[request, PREFILL_NEXT]
+    if before == NONE:
+        at[PREFILL_HEAD] = after
+    else:
+        state.link[before, PREFILL_NEXT] = after
+    if after == NONE:
+        at[PREFILL_TAIL] = before
+    else:
+        state.link[after, PREFILL_PREV] = before
+
+
+# -- decoding ---------------------------------------------------------------------------
+# A decoding request gets a token in every step unless it is passed over, so its progress
+# is a difference of step numbers, and it stands in two buckets: of the steps (modulo
+# block size) in which it needs a new block, and of the step that gives its last token.
+
+
+@compiled
+def computed_now(state: State, request: int) -> int:
+    """Computed tokens of a decoding request at the start of the current step."""
+    return state.at[STEP] - state.request[request, BASE]
+
+
+@compiled
+def last_token_step(state: State, request: int) -> int:
+    """The step that gives a decoding request its last token, if none passes it over."""
+    return state.request[request, TOTAL_TOKENS] - 2 + state.request[request, BASE]
+
+
+@compiled
+def is_keyed(state: State, request: int) -> int:
+    """1 if somebody may look up the blocks that the request generates, else 0."""
+    if state.request[request, DYNAMIC_KEY] != NONE:
+        return 1
+    return (
+        1
+        if state.request[request, KEY_COUNT] > state.request[request, PROMPT_TOKENS] // state.config[BLOCK_SIZE]
+        else 0
+    )
+
+
+@compiled
+def start_decoding(state: State, request: int, first_decode_step: int) -> None:
+    """From ``first_decode_step`` on the request asks for one token a step."""
+    at = state.at
+    state.request[request, STATUS] = DECODING
+    # Its known tokens are all computed but the one the last step gave.
+    state.request[request, BASE] = first_decode_step - state.request[request, KNOWN]
+    at[DECODING_REQUESTS] += 1
+    at[DECODING_CONTEXT] += state.request[request, KNOWN] + 1
+    at[KEYED_DECODING] += is_keyed(state, request)
+    enter_growth(state, request)
+    enter_finish(state, request, last_token_step(state, request))
+
+
+@compiled
+def stop_decoding(state: State, request: int, computed: int) -> None:
+    """Take a request with ``computed`` tokens out of those that ask for a decode token."""
+    at = state.at
+    at[DECODING_REQUESTS] -= 1
+    at[DECODING_CONTEXT] -= computed + 1
+    at[KEYED_DECODING] -= is_keyed(state, request)
+    leave_growth(state, request)
+
+
+@compiled
+def pass_over(state: State, request: int) -> None:
+    """The current step gives a decoding request nothing: all that is to come is one step later."""
+    close_segment(state, request, state.at[STEP], state.at[ROWS] - 1)
+    state.request[request, SEGMENT_START] = state.at[STEP] + 1
+    leave_growth(state, request)
+    leave_finish(state, request, last_token_step(state, request))
+    state.request[request, BASE] += 1
+    enter_growth(state, request)
+    enter_finish(state, request, last_token_step(state, request))
+
+
+@compiled
+def enter_growth(state: State, request: int) -> None:
+    """Into the bucket of the steps in which the request has a multiple of the block size computed."""
+    slot = state.request[request, BASE] % state.config[BLOCK_SIZE]
+    after = state.growth_head[slot]
+    state.link[request, GROWTH_NEXT] = after
+    state.link[request, GROWTH_PREV] = NONE
+    if after != NONE:
+        state.link[after, GROWTH_PREV] = request
+    state.growth_head[slot] = request
+    state.growth_count[slot] += 1
+
+
+@compiled
+def leave_growth(state: State, request: int) -> None:
+    """Out of that bucket."""
+    slot = state.request[request, BASE] % state.config[BLOCK_SIZE]
+    before, after = state.link[request, GROWTH_PREV], state.link[request, GROWTH_NEXT]
+    if before == NONE:
+        state.growth_head[slot] = after
+    else:
+        state.link[before, GROWTH_NEXT] = after
+    if after != NONE:
+        state.link[after, GROWTH_PREV] = before
+    state.growth_count[slot] -= 1
+
+
+@compiled
+def enter_finish(state: State, request: int, step: int) -> None:
+    """Into the bucket of the step that gives the last token."""
+    slot = step & state.config[RING_MASK]
+    after = state.finish_head[slot]
+    state.link[request, FINISH_NEXT] = after
+    state.link[request, FINISH_PREV] = NONE
+    if after != NONE:
+        state.link[after, FINISH_PREV] = request
+    state.finish_head[slot] = request
+
+
+@compiled
+def leave_finish(state: State, request: int, step: int) -> None:
+    """Out of that bucket."""
+    before, after = state.link[request, FINISH_PREV], state.link[request, FINISH_NEXT]
+    if before == NONE:
+        state.finish_head[step & state.config[RING_MASK]] = after
+    else:
+        state.link[before, FINISH_NEXT] = after
+    if after != NONE:
+        state.link[after, FINISH_PREV] = before
+
+
+@compiled
+def close_segment(state: State, request: int, end_turn: int, last_row: int) -> None:
+    """Note the turns SEGMENT_START .. ``end_turn - 1`` as a run that gave a token each.
+
+    ``last_row``: the row of the last of them (they are none of them empty, so their rows
+    follow each other as well).
+    """
+    turns = end_turn - state.request[request, SEGMENT_START]
+    if state.request[request, SEGMENT_START] != NONE and turns > 0:
+        i = state.at[SEGMENTS]
+        state.segments[i, 0] = request
+        state.segments[i, 1] = last_row - turns + 1
+        state.segments[i, 2] = turns
+        state.at[SEGMENTS] = i + 1
+    state.request[request, SEGMENT_START] = NONE

@@ -1,0 +1,185 @@
+"""What a run is made of: arrays and numbers, nothing else.
+
+A state is a plain value: it can be copied, stored and resumed.  Requests are numbered
+in the order in which they queue.  Lists are arrays of links, -1 is "none".
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int64s = NDArray[np.int64]
+Int32s = NDArray[np.int32]
+
+NEVER = 2**62
+NONE = -1
+
+# -- Request status ------------------------------------------------------------------
+NEW, WAITING, PREFILLING, DECODING, LAST_IN_FLIGHT, COMPLETED, ABORTED = range(7)
+
+# -- State.config: engine arguments ----------------------------------------------------
+(
+    MAX_NUM_SEQS,
+    MAX_NUM_BATCHED_TOKENS,
+    MAX_MODEL_LEN,
+    BLOCK_SIZE,
+    LONG_PREFILL_THRESHOLD,
+    CHUNKED_PREFILL,
+    PREFIX_CACHING,
+    PRIORITY_POLICY,
+    BATCHES_IN_FLIGHT,  # 1: synchronous, 2: asynchronous
+    PATIENCE,  # barren turns after which nothing will ever move again
+    RING_MASK,  # State.finish_head has a power of two of slots, more than any request has steps
+) = range(11)
+CONFIG_SIZE = 11
+
+# -- State.at: where the run stands ----------------------------------------------------
+(
+    NOW,  # us
+    STEP,  # number of the next turn that schedules, empty ones included
+    ROWS,  # steps in State.steps: batches with tokens
+    GROWTH_SLOT,  # the same modulo block size
+    SUBMITTED,  # requests known to the engine
+    ARRIVED,  # requests that have queued (or were given up before)
+    NEXT_ABORT,  # position in abort_order
+    WAITING_DEPTH,
+    RUNNING_DEPTH,
+    DECODING_REQUESTS,  # members that ask for one decode token in the next step
+    DECODING_CONTEXT,  # KV tokens those would attend to, each one's own included
+    FREE_BLOCKS,
+    FREE_HEAD,  # next block to be taken
+    FREE_TAIL,
+    RUN_HEAD,  # running list, in order of admission
+    RUN_TAIL,
+    PREFILL_HEAD,  # its members that are still in prefill, in the same order
+    PREFILL_TAIL,
+    ADMISSIONS,  # counts up: the place of a request in the running list
+    FREE_ROWS,  # rows of State.table that nobody uses
+    KEYS_USED,
+    KEYED_DECODING,  # decoding requests whose generated blocks have keys
+    SEGMENTS,
+    DEVICE_FREE,  # us: when the device is done with the last batch
+    IN_FLIGHT,  # batches scheduled whose tokens are not in yet
+    PREEMPTED_IN_CALL,
+    BARREN_TURNS,  # turns since one gave a token
+) = range(27)
+AT_SIZE = 27
+
+# -- State.batch: the batch just scheduled ------------------------------------------------
+(
+    BATCH_PREFILL_TOKENS,
+    BATCH_DECODE_TOKENS,
+    BATCH_CONTEXT_TOKENS,
+    BATCH_PREFILL_REQUESTS,
+    BATCH_ADMITTED,
+    BATCH_FREE_BEFORE,
+    BATCH_RUNNING_BEFORE,
+    BATCH_WAITING_BEFORE,
+    BATCH_SERVED,  # decoding requests that got their token
+    BATCH_FIRST_TOKENS,  # prefills that end with this batch, each with a token
+) = range(10)
+BATCH_SIZE = 10
+
+# -- State.steps: one row a step; empty turns have none ---------------------------------------
+(
+    STEP_START,
+    STEP_END,
+    STEP_SCHEDULED_AT,
+    STEP_PREFILL,
+    STEP_DECODE,
+    STEP_CONTEXT,
+    STEP_PREFILL_REQUESTS,
+    STEP_RUNNING,
+    STEP_WAITING,
+    STEP_ADMITTED,
+    STEP_PREEMPTED,
+    STEP_FINISHED,
+    STEP_FREE_BEFORE,
+    STEP_FREE,
+    STEP_FREE_END,
+) = range(15)
+STEP_COLUMNS = 15
+
+
+# -- State.request: one row a request, as given, as it goes, and what came out ----------------
+(
+    QUEUED_US,
+    PROMPT_TOKENS,
+    TOTAL_TOKENS,  # prompt and all output tokens
+    GIVEN_HIT,  # cached prompt tokens that are known as a number only
+    ABORT_US,
+    RANK,  # place in the waiting order
+    URGENCY,  # victims: greatest first (priority, arrival time); ties are equal
+    KEY_START,  # keys of its full blocks: State.keys[KEY_START : KEY_START + KEY_COUNT]
+    KEY_COUNT,
+    STATUS,
+    COMPUTED,  # tokens with KV, while in prefill
+    KNOWN,  # prompt and generated tokens, while not decoding
+    BASE,  # while decoding: computed tokens at the start of step s are s - BASE
+    CHUNK,  # tokens given in the call of ...
+    CHUNK_STEP,  # ... this step
+    BLOCKS_HELD,
+    BLOCKS_ENTERED,  # of those, entered into the prefix cache
+    TABLE_ROW,
+    ADMISSION,  # place in the running list
+    DYNAMIC_KEY,  # first key of its blocks beyond KEY_COUNT, given at a preemption
+    SEGMENT_START,  # first turn of the current run of turns that all gave a token
+    SCHEDULED_US,  # first admission
+    SCHEDULED_STEP,
+    FIRST_STEP,
+    LAST_STEP,
+    PREEMPTIONS,
+    CACHED_TOKENS,  # hit at the first admission
+    RESUME_CACHED_TOKENS,  # hits at later admissions, summed
+) = range(28)
+REQUEST_COLUMNS = 28
+
+# -- State.link: one row a request, places in doubly linked lists ----------------------------
+(
+    RUN_NEXT,
+    RUN_PREV,
+    PREFILL_NEXT,
+    PREFILL_PREV,
+    GROWTH_NEXT,  # decoding requests by the step, modulo block size, that needs a new block
+    GROWTH_PREV,
+    FINISH_NEXT,  # requests by the step that gives their last token, modulo the ring
+    FINISH_PREV,
+) = range(8)
+LINK_COLUMNS = 8
+
+# -- State.block: one row a block ---------------------------------------------------------------
+(
+    HOLDERS,  # running requests that hold it
+    BLOCK_KEY,  # its key while it is in the prefix cache
+    FREE_NEXT,
+    FREE_PREV,
+    TWIN,  # next block in the cache under the same key, in order of entry
+) = range(5)
+BLOCK_COLUMNS = 5
+
+
+class State(NamedTuple):
+    """Everything a run needs and produces; the constants above name rows and columns."""
+
+    config: Int64s
+    at: Int64s
+    batch: Int64s
+    flight: Int64s  # [3, 2] batches in flight, oldest first: row (NONE: empty) and end, us
+    request: Int64s  # [requests, REQUEST_COLUMNS]
+    link: Int32s  # [requests, LINK_COLUMNS]
+    abort_order: Int64s  # requests by ABORT_US
+    by_rank: Int64s  # request of a rank
+    heap: Int64s  # waiting requests, a binary heap of ranks
+    growth_head: Int32s  # [block size]
+    growth_count: Int64s  # [block size]
+    finish_head: Int32s  # [ring]
+    keys: Int32s  # block keys, see BlockKeys
+    block: Int32s  # [blocks, BLOCK_COLUMNS]
+    cached_block: Int32s  # [keys] first block in the cache under a key
+    table: Int32s  # [rows, blocks of a request] blocks a running request holds, in order
+    free_rows: Int64s
+    steps: Int64s  # [capacity, STEP_COLUMNS], grows
+    segments: Int64s  # [capacity, 3]: request, first row, rows that all gave it a token; grows

@@ -1,0 +1,133 @@
+"""How long a batch takes: every latency kind that is data, from two arrays.
+
+``kind`` selects; ``whole`` (int64) and ``real`` (float64) hold its coefficients.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blis_replay.blis.kernel.compiled import compiled, entry
+from blis_replay.blis.kernel.state import (
+    BATCH_CONTEXT_TOKENS,
+    BATCH_DECODE_TOKENS,
+    BATCH_PREFILL_REQUESTS,
+    BATCH_PREFILL_TOKENS,
+    Int64s,
+)
+
+Floats = NDArray[np.float64]
+
+LINEAR, REGIMES, OBSERVED = range(3)
+
+# -- LINEAR: whole = intercept, per prefill, decode and context token, floor, cap (0: none),
+#    all ns, and the ns added before the division (500 rounds half up, 0 truncates).
+LINEAR_SIZE = 7
+
+# -- REGIMES: real = overhead_us, per_request_us, then a row a regime:
+#    condition feature (-1: always), operator, value, expm1 (0/1), intercept, coefficients;
+#    then FEATURES places for the features of the batch.
+PREFILL_TOKENS, DECODE_TOKENS, PREFILL_REQUESTS, DECODE_REQUESTS, SCHEDULED_TOKENS, KV_SUM, KV_MEAN = range(7)
+PREFILL_X_DECODE, DECODE_X_KV_MEAN, PREFILL_SQUARED = range(7, 10)
+FEATURES = 10
+EQUAL, BELOW, AT_MOST, ABOVE, AT_LEAST = range(5)
+REGIME_HEAD = 2
+REGIME_SIZE = 5 + FEATURES
+
+# -- OBSERVED: whole = times (us, ascending), then the cycle (us) from each of them on.
+
+
+@entry
+def step_duration_us(kind: int, whole: Int64s, real: Floats, batch: Int64s, start_us: int) -> int:
+    """Duration of the batch in whole us, at least 1."""
+    if kind == LINEAR:
+        return linear_us(whole, batch)
+    if kind == REGIMES:
+        return regimes_us(real, batch)
+    return observed_us(whole, start_us)
+
+
+@compiled
+def linear_us(whole: Int64s, batch: Int64s) -> int:
+    """``min(cap, max(floor, b0 + b1*prefill + b2*decode + b3*context))``, rounded once."""
+    total_ns = (
+        whole[0]
+        + whole[1] * batch[BATCH_PREFILL_TOKENS]
+        + whole[2] * batch[BATCH_DECODE_TOKENS]
+        + whole[3] * batch[BATCH_CONTEXT_TOKENS]
+    )
+    total_ns = max(total_ns, whole[4])
+    if whole[5] > 0:
+        total_ns = min(total_ns, whole[5])
+    return max((total_ns + whole[6]) // 1000, 1)
+
+
+@compiled
+def regimes_us(real: Floats, batch: Int64s) -> int:
+    """The first regime whose condition holds: see blis-semantics 3.7 (StepML)."""
+    features = real[-FEATURES:]
+    batch_features(batch, features)
+    us = 1.0
+    for first in range(REGIME_HEAD, len(real) - FEATURES, REGIME_SIZE):
+        if holds(int(real[first]), int(real[first + 1]), real[first + 2], features):
+            us = real[first + 4]
+            for i in range(FEATURES):
+                us += real[first + 5 + i] * features[i]
+            if real[first + 3] > 0:
+                us = math.expm1(us)
+            break
+    if real[0] > 0:
+        us = min(max(us, real[0]), 3 * real[0])
+    if real[1] > 0:
+        us += real[1] * (features[PREFILL_REQUESTS] + features[DECODE_REQUESTS])
+    # An exponential can overflow; an hour is beyond any step.
+    return int(min(max(us, 1.0), 3.6e9))
+
+
+@compiled
+def holds(feature: int, operator: int, value: float, features: Floats) -> bool:
+    """Whether a regime's condition holds for a batch."""
+    if feature < 0:
+        return True
+    x = features[feature]
+    if operator == EQUAL:
+        return x == value
+    if operator == BELOW:
+        return x < value
+    if operator == AT_MOST:
+        return x <= value
+    if operator == ABOVE:
+        return x > value
+    return x >= value
+
+
+@compiled
+def batch_features(batch: Int64s, x: Floats) -> None:
+    """Fill float64[FEATURES] for a batch; ``kv`` are the computed tokens of decodes before the step."""
+    x[PREFILL_TOKENS] = batch[BATCH_PREFILL_TOKENS]
+    x[DECODE_TOKENS] = batch[BATCH_DECODE_TOKENS]
+    x[PREFILL_REQUESTS] = batch[BATCH_PREFILL_REQUESTS]
+    x[DECODE_REQUESTS] = batch[BATCH_DECODE_TOKENS]
+    x[SCHEDULED_TOKENS] = x[PREFILL_TOKENS] + x[DECODE_TOKENS]
+    x[KV_SUM] = batch[BATCH_CONTEXT_TOKENS] - batch[BATCH_DECODE_TOKENS]
+    x[KV_MEAN] = x[KV_SUM] / x[DECODE_REQUESTS] if x[DECODE_REQUESTS] > 0 else 0.0
+    x[PREFILL_X_DECODE] = x[PREFILL_TOKENS] * x[DECODE_TOKENS]
+    x[DECODE_X_KV_MEAN] = x[DECODE_REQUESTS] * x[KV_MEAN]
+    x[PREFILL_SQUARED] = x[PREFILL_TOKENS] ** 2
+
+
+@compiled
+def observed_us(whole: Int64s, start_us: int) -> int:
+    """The cycle that was observed at this time of the run: that of the last anchor before it."""
+    anchors = len(whole) // 2
+    low, high = 0, anchors - 1  # the answer is within
+    while low < high:
+        middle = (low + high + 1) // 2
+        if whole[middle] <= start_us:
+            low = middle
+        else:
+            high = middle - 1
+    return max(whole[anchors + low], 1)
