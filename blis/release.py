@@ -7,46 +7,31 @@ A release is a YAML text under version control.  Quantities carry their unit
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from importlib import resources
-from typing import Literal, NoReturn, TypeVar
+from typing import Literal
 
 import yaml
 
 from blis_replay.blis.errors import ReleaseError
-from blis_replay.blis.latency import LatencyModel, Lifecycle
+from blis_replay.blis.latency import Latency, LatencyModel, Lifecycle
+from blis_replay.blis.release_fields import NS, NS_PER_TOKEN, Fields
+from blis_replay.blis.release_latency import parse_latency
 
 SCHEMA = "blis-replay/coefficients/1"
 
-Choice = TypeVar("Choice", bound=str)
 _STATUSES: tuple[Literal["valid", "invalid"], ...] = ("valid", "invalid")
-_KINDS: tuple[Literal["blackbox", "floor"], ...] = ("blackbox", "floor")
-_ROUNDINGS: tuple[Literal["round_half_up", "truncate"], ...] = ("round_half_up", "truncate")
 _FIT_DATA: tuple[Literal["steps", "latencies"], ...] = ("steps", "latencies")
 
-# Nanoseconds in a unit; the second table is for quantities per token.
-_NS = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
-_NS_PER_TOKEN = {f"{unit}/token": ns for unit, ns in _NS.items()}
-
-_LATENCY_FIELDS = {
-    "intercept": _NS,
-    "per_prefill_token": _NS_PER_TOKEN,
-    "per_decode_token": _NS_PER_TOKEN,
-    "per_context_token": _NS_PER_TOKEN,
-    "floor": _NS,
-}
 _LIFECYCLE_FIELDS = {
-    "pre_queue": ("pre_queue_us", _NS),
-    "pre_queue_per_prompt_token": ("pre_queue_per_prompt_token_us", _NS_PER_TOKEN),
-    "post_token": ("post_token_us", _NS),
-    "post_request": ("post_request_us", _NS),
-}
-_REQUIRED_LATENCY = {
-    "blackbox": ("intercept", "per_prefill_token", "per_decode_token"),
-    "floor": ("floor",),
+    "pre_queue": ("pre_queue_us", NS),
+    "pre_queue_per_prompt_token": ("pre_queue_per_prompt_token_us", NS_PER_TOKEN),
+    "post_token": ("post_token_us", NS),
+    "post_request": ("post_request_us", NS),
+    "scheduling": ("scheduling_us", NS),
+    "preemption": ("preemption_us", NS),
 }
 
 
@@ -60,7 +45,7 @@ class ModelEntry:
 
     model: str
     tensor_parallelism: int
-    latency: LatencyModel
+    latency: Latency
     lifecycle: Lifecycle
     applies_to: tuple[str, ...] = ()
     sources: Mapping[str, str] | None = None
@@ -117,7 +102,7 @@ class CoefficientRelease:
             return
         reasons = []
         for entry in self.models:
-            batch = entry.latency.smallest_positive_batch()
+            batch = entry.latency.smallest_positive_batch() if isinstance(entry.latency, LatencyModel) else 1
             if batch > 1:
                 reasons.append(f"{entry.model}: step time is negative below a batch of {batch} decodes")
         why = "; ".join(reasons) or self.summary
@@ -150,7 +135,7 @@ def parse_release(text: str, origin: str) -> CoefficientRelease:
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         problem = " ".join(str(error).split())[:120]
         raise ReleaseError(f"{origin}: not YAML ({problem}); mend or replace the file") from None
-    top = _Fields(document, origin, "")
+    top = Fields(document, origin, "")
     if top.text("schema") != SCHEMA:
         top.refuse("schema", f"is not {SCHEMA!r}", "this program reads no other")
     status = top.choice("status", _STATUSES)
@@ -171,20 +156,12 @@ def parse_release(text: str, origin: str) -> CoefficientRelease:
         top.refuse("models", "is empty", "list at least one model")
     if release.status == "valid":
         for entry in release.models:
-            if entry.latency.smallest_positive_batch() > 1:
+            if isinstance(entry.latency, LatencyModel) and entry.latency.smallest_positive_batch() > 1:
                 top.refuse("models", f"give {entry.model} a negative step time", "fit it again, or set status: invalid")
     return release
 
 
-def _model_entry(fields: _Fields) -> ModelEntry:
-    latency = fields.mapping("latency")
-    kind = latency.choice("kind", _KINDS)
-    ns = {
-        name: latency.quantity(name, units, optional=name not in _REQUIRED_LATENCY[kind])
-        for name, units in _LATENCY_FIELDS.items()
-    }
-    rounding = latency.choice("rounding", _ROUNDINGS)
-    latency.refuse_unknown()
+def _model_entry(fields: Fields) -> ModelEntry:
     lifecycle = fields.mapping("lifecycle")
     delays = {
         name: lifecycle.quantity(key, units, optional=True) / 1000 for key, (name, units) in _LIFECYCLE_FIELDS.items()
@@ -200,15 +177,7 @@ def _model_entry(fields: _Fields) -> ModelEntry:
     entry = ModelEntry(
         model=fields.text("model"),
         tensor_parallelism=tensor_parallelism,
-        latency=LatencyModel(
-            kind=kind,
-            intercept_ns=ns["intercept"],
-            per_prefill_token_ns=ns["per_prefill_token"],
-            per_decode_token_ns=ns["per_decode_token"],
-            per_context_token_ns=ns["per_context_token"],
-            floor_ns=ns["floor"],
-            rounding=rounding,
-        ),
+        latency=parse_latency(fields.mapping("latency")),
         lifecycle=Lifecycle(**delays),
         applies_to=tuple(patterns),
         sources=sources,
@@ -218,89 +187,7 @@ def _model_entry(fields: _Fields) -> ModelEntry:
     return entry
 
 
-def _fitted_on(fields: _Fields) -> FittedOn:
+def _fitted_on(fields: Fields) -> FittedOn:
     fitted = FittedOn(fields.text("experiment"), fields.text("content_hash"), fields.choice("data", _FIT_DATA))
     fields.refuse_unknown()
     return fitted
-
-
-class _Fields:
-    """A YAML mapping being read: typed access that names the field when it refuses."""
-
-    def __init__(self, values: object, origin: str, path: str) -> None:
-        self.origin, self.path, self.seen = origin, path, set[str]()
-        if not isinstance(values, dict):
-            place = f"{origin}, field {path.rstrip('.')}" if path else origin
-            raise ReleaseError(f"{place}: is no mapping of fields; write `name: value` lines")
-        if not all(isinstance(key, str) for key in values):
-            raise ReleaseError(f"{origin}: a field name is no text; write `name: value` lines")
-        self.values: dict[str, object] = dict(values)
-
-    def refuse(self, name: str, problem: str, mend: str) -> NoReturn:
-        raise ReleaseError(f"{self.origin}, field {self.path}{name}: {problem}; {mend}")
-
-    def refuse_unknown(self) -> None:
-        for name in self.values:
-            if name not in self.seen:
-                self.refuse(name, "is not a field of a release", "remove it or correct its spelling")
-
-    def text(self, name: str) -> str:
-        self.seen.add(name)
-        value = self.values.get(name)
-        if not isinstance(value, str) or not value.strip():
-            self.refuse(name, "is missing or no text", "add it")
-        return value
-
-    def choice(self, name: str, allowed: tuple[Choice, ...]) -> Choice:
-        value = self.text(name)
-        for option in allowed:
-            if option == value:
-                return option
-        self.refuse(name, f"is {value!r}", f"use one of {', '.join(allowed)}")
-
-    def mapping(self, name: str, *, optional: bool = False) -> _Fields:
-        self.seen.add(name)
-        value = self.values.get(name)
-        return _Fields({} if value is None and optional else value, self.origin, f"{self.path}{name}.")
-
-    def list(self, name: str, *, optional: bool = False) -> list[_Fields]:
-        self.seen.add(name)
-        value = self.values.get(name, [] if optional else None)
-        if not isinstance(value, list):
-            self.refuse(name, "is missing or no list", "add it")
-        return [_Fields(item, self.origin, f"{self.path}{name}[{i}].") for i, item in enumerate(value)]
-
-    def settings(self) -> dict[str, str | int]:
-        """Replay settings: words and whole numbers."""
-        settings: dict[str, str | int] = {}
-        for name, value in self.values.items():
-            if isinstance(value, bool) or not isinstance(value, str | int) or (isinstance(value, int) and value > 9):
-                self.refuse(name, "is no word or whole number", 'write e.g. "true" or 1')
-            settings[name] = value
-        return settings
-
-    def numbers(self) -> dict[str, float]:
-        numbers: dict[str, float] = {}
-        for name, value in self.values.items():
-            if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 1e15:
-                self.refuse(name, "is no number", "write a number")
-            numbers[name] = float(value)
-        return numbers
-
-    def quantity(self, name: str, units: Mapping[str, int], *, optional: bool = False) -> int:
-        """A number with a unit, in whole nanoseconds (per token)."""
-        self.seen.add(name)
-        value = self.values.get(name)
-        if value is None and optional:
-            return 0
-        match = isinstance(value, str) and re.fullmatch(
-            r"\s*([-+]?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]{1,2})?)\s+(\S+)\s*", value
-        )
-        if not match:
-            self.refuse(name, "is missing or no number with a unit", f"write e.g. '12.5 {next(iter(units))}'")
-        if match[2] not in units:
-            self.refuse(name, f"has the unknown unit {match[2]!r}", f"use one of {', '.join(units)}")
-        ns = float(match[1]) * units[match[2]]
-        if abs(ns) > 10**15:
-            self.refuse(name, "is larger than eleven days", "check its unit")
-        return round(ns)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import yaml
 
-from blis_replay.blis.latency import LatencyModel
 from blis_replay.blis.release import SCHEMA, CoefficientRelease, ModelEntry
+from blis_replay.blis.release_latency import format_latency
 
 
 def format_release(release: CoefficientRelease) -> str:
@@ -31,25 +31,15 @@ def _entry(entry: ModelEntry) -> dict[str, object]:
     fields: dict[str, object] = {"model": entry.model, "tensor_parallelism": entry.tensor_parallelism}
     if entry.applies_to:
         fields["applies_to"] = list(entry.applies_to)
-    fields["latency"] = _latency(entry.latency)
+    fields["latency"] = format_latency(entry.latency)
     delays = {
         "pre_queue": f"{entry.lifecycle.pre_queue_us:.10g} us",
         "pre_queue_per_prompt_token": f"{entry.lifecycle.pre_queue_per_prompt_token_us:.10g} us/token",
         "post_token": f"{entry.lifecycle.post_token_us:.10g} us",
         "post_request": f"{entry.lifecycle.post_request_us:.10g} us",
+        "scheduling": f"{entry.lifecycle.scheduling_us:.10g} us",
+        "preemption": f"{entry.lifecycle.preemption_us:.10g} us",
     }
     sources = {f"{name}_source": text for name, text in (entry.sources or {}).items()}
     fields["lifecycle"] = {**delays, **sources}
     return fields
-
-
-def _latency(model: LatencyModel) -> dict[str, str]:
-    return {
-        "kind": model.kind,
-        "intercept": f"{model.intercept_ns / 1000:.10g} us",
-        "per_prefill_token": f"{model.per_prefill_token_ns / 1000:.10g} us/token",
-        "per_decode_token": f"{model.per_decode_token_ns / 1000:.10g} us/token",
-        "per_context_token": f"{model.per_context_token_ns / 1000:.10g} us/token",
-        "floor": f"{model.floor_ns / 1000:.10g} us",
-        "rounding": model.rounding,
-    }

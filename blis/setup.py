@@ -51,6 +51,7 @@ def new_state(trace: RequestTrace, engine: EngineConfig, lifecycle: Lifecycle) -
     request[:, k.KEY_START] = key_start
     request[:, k.KEY_COUNT] = key_count
     request[:, k.STATUS] = k.NEW
+    request[:, k.KEYED] = key_count > prompt // engine.block_size
     for column in (k.COMPUTED, k.CHUNK, k.BLOCKS_HELD, k.BLOCKS_ENTERED, k.PREEMPTIONS):
         request[:, column] = 0
     request[:, [k.CACHED_TOKENS, k.RESUME_CACHED_TOKENS]] = 0

@@ -61,22 +61,20 @@ TOKEN_COLUMNS = ["request_id", "token_index", "step", "time_us"]
 COMPARED_FILES = ("requests.csv", "steps.csv.gz", "tokens.csv.gz", "schedule.jsonl.gz")
 
 RULES = {
-    "decode": "exactly 1 token scheduled, it is the request's last known token, and its position is at or past the "
-    "prompt length; everything else is prefill (recomputing after a preemption included)",
-    "decode_context_tokens": "sum over decode requests of KV tokens after the step (position of the computed "
-    "token + 1)",
-    "token_ids": "a prompt is a list of segments [tag, start, n]; token j of a segment is tag*8192+start+j; generated "
-    "token k of request i is (20000+i)*8192+k",
-    "clock": "sync: a request is queued at the first loop turn at or after its arrival; schedule() and update take no "
-    "time; tokens appear at t_end_us. async: two batches in flight; t_sched_us is when schedule() ran, t_start_us when "
-    "the device took the batch",
-    "kv": "kv_total leaves out the reserved null block; kv_free_before: before schedule(); kv_free: after schedule(); "
-    "kv_free_end: after the step's update. In async a batch's update comes after the next batch was scheduled",
-    "schedule": "one JSON object a step: sched = tokens per request in scheduling order; admitted = prefix-cache "
-    "tokens at admission; resumed = admitted after a preemption; preempted = [request, computed tokens lost], in order",
-    "queue_depths": "running_before/waiting_before: before schedule(); running/waiting: after it",
-    "empty_turns": "a turn that schedules no token takes no time and is no step; what it preempted stands in the next "
-    "step's preempted_before (same form as preempted) and is not in num_preempted",
+    "decode": "one token that is the newest known token of its request and lies past the prompt; any other tokens of a "
+    "step count as prefill, also those computed again after a preemption",
+    "decode_context_tokens": "KV tokens that the step's decodes attend to, summed, the computed token included",
+    "token_ids": "prompts are lists of segments [tag, start, n] with ids tag*8192 + start .. start+n-1; the k-th token "
+    "that request number i generates has id (20000+i)*8192 + k",
+    "clock": "scheduling costs no time. Synchronous: an arrival queues at the next turn, tokens are there at t_end_us. "
+    "Asynchronous: a batch is built at t_sched_us, while another runs, and the device takes it at t_start_us",
+    "kv": "usable blocks only. kv_free_before and kv_free stand around schedule(), kv_free_end after the update of the "
+    "step, which asynchronously follows the next schedule()",
+    "schedule": "an object for each step: tokens by request in the order of scheduling (sched), cache hits of the "
+    "admitted, who resumed, and who was preempted with the computed tokens it lost",
+    "queue_depths": "running and waiting are counted after schedule(), the _before columns before it",
+    "empty_turns": "a turn without tokens takes no time and has no row; whom it preempted is listed under "
+    "preempted_before of the next step and not counted in num_preempted",
 }
 INTEGER_RULE = (
     "duration_us = (b0_ns + b1_ns*prefill_tokens + b2_ns*num_decode_reqs + b3_ns*decode_context_tokens + 500) // 1000"

@@ -77,7 +77,7 @@ from blis_replay.blis.kernel.state import (
     Int64s,
     State,
 )
-from blis_replay.blis.kernel.step_time import Floats, step_duration_us
+from blis_replay.blis.kernel.step_time import Floats, batch_duration_us
 
 # What next_batch and advance answer.
 BATCH, IDLE, REACHED, NEEDS_ROOM, STUCK = range(5)
@@ -87,15 +87,27 @@ BATCH, IDLE, REACHED, NEEDS_ROOM, STUCK = range(5)
 def advance(state: State, until_us: int, kind: int, whole: Int64s, real: Floats) -> int:
     """Run until nothing is left to do (IDLE), the time is reached, or arrays are full (NEEDS_ROOM)."""
     while True:
-        answer = next_batch(state, until_us)
+        answer = _next_batch(state, until_us)
         if answer != BATCH:
             return answer
         start_us = max(state.at[NOW], state.at[DEVICE_FREE])
-        run_batch(state, step_duration_us(kind, whole, real, state.batch, start_us))
+        _run_batch(state, batch_duration_us(kind, whole, real, state.batch, start_us))
 
 
 @entry
 def next_batch(state: State, until_us: int) -> int:
+    """Build the next batch for a caller in Python; answers as ``advance`` does, or BATCH."""
+    return _next_batch(state, until_us)
+
+
+@entry
+def run_batch(state: State, duration_us: int) -> None:
+    """Let the batch just built take this long, for a caller in Python."""
+    _run_batch(state, duration_us)
+
+
+@compiled
+def _next_batch(state: State, until_us: int) -> int:
     """Go on to the next ``schedule()`` before ``until_us`` and build its batch (BATCH)."""
     at = state.at
     while True:
@@ -121,8 +133,8 @@ def next_batch(state: State, until_us: int) -> int:
         at[NOW] = max(at[NOW], arrival_us)
 
 
-@entry
-def run_batch(state: State, duration_us: int) -> None:
+@compiled
+def _run_batch(state: State, duration_us: int) -> None:
     """Run the batch just scheduled; an empty one takes no device time and leaves no row."""
     at, batch = state.at, state.batch
     tokens = batch[BATCH_PREFILL_TOKENS] + batch[BATCH_DECODE_TOKENS]

@@ -20,9 +20,11 @@ from blis_replay.blis.kernel.state import (
     FREE_NEXT,
     FREE_PREV,
     FREE_TAIL,
+    GROWTH_NEXT,
     HOLDERS,
     KEY_COUNT,
     KEY_START,
+    KEYED,
     KEYS_USED,
     KNOWN,
     NONE,
@@ -49,6 +51,30 @@ def take_block(state: State) -> int:
     if state.block[block, BLOCK_KEY] != NONE:
         leave_cache(state, block)
     return block
+
+
+@compiled
+def take_a_block_each(state: State, request: int) -> None:
+    """A new block for each decode of a growth bucket, from ``request`` on; enough are free."""
+    at = state.at
+    block, taken = at[FREE_HEAD], 0
+    while request != NONE:
+        held = state.request[request, BLOCKS_HELD]
+        state.table[state.request[request, TABLE_ROW], held] = block
+        state.request[request, BLOCKS_HELD] = held + 1
+        state.block[block, HOLDERS] = 1
+        if state.block[block, BLOCK_KEY] != NONE:
+            leave_cache(state, block)
+        taken += 1
+        block = state.block[block, FREE_NEXT]
+        request = state.link[request, GROWTH_NEXT]
+    if taken > 0:
+        at[FREE_BLOCKS] -= taken
+        at[FREE_HEAD] = block
+        if block == NONE:
+            at[FREE_TAIL] = NONE
+        else:
+            state.block[block, FREE_PREV] = NONE
 
 
 @compiled
@@ -128,18 +154,28 @@ def key_of(state: State, request: int, i: int) -> int:
 
 
 @compiled
-def cached_blocks(state: State, request: int) -> int:
-    """Leading blocks found in the cache; the last known token is always computed."""
+def find_cached_blocks(state: State, request: int, row: int) -> tuple[int, int]:
+    """Leading blocks found in the cache, noted in a free row of the table, and how many of them nobody holds.
+
+    The last known token is always computed, so a block that holds it cannot hit.
+    """
     if state.config[PREFIX_CACHING] == 0:
-        return 0
+        return 0, 0
     most = (state.request[request, KNOWN] - 1) // state.config[BLOCK_SIZE]
     found = 0
+    unheld = 0
     while found < most:
         key = key_of(state, request, found)
-        if key == NONE or state.cached_block[key] == NONE:
+        if key == NONE:
             break
+        block = state.cached_block[key]
+        if block == NONE:
+            break
+        state.table[row, found] = block
         found += 1
-    return found
+        if state.block[block, HOLDERS] == 0:
+            unheld += 1
+    return found, unheld
 
 
 @compiled
@@ -185,5 +221,6 @@ def give_keys(state: State, request: int) -> None:
     if state.config[PREFIX_CACHING] == 0 or state.request[request, DYNAMIC_KEY] != NONE:
         return
     state.request[request, DYNAMIC_KEY] = state.at[KEYS_USED]
+    state.request[request, KEYED] = 1
     full = state.request[request, TOTAL_TOKENS] // state.config[BLOCK_SIZE] + 1
     state.at[KEYS_USED] += max(full - state.request[request, KEY_COUNT], 0)

@@ -17,12 +17,11 @@ from blis_replay.blis.kernel.state import (
     DECODING,
     DECODING_CONTEXT,
     DECODING_REQUESTS,
-    DYNAMIC_KEY,
     FINISH_NEXT,
     FINISH_PREV,
     GROWTH_NEXT,
     GROWTH_PREV,
-    KEY_COUNT,
+    KEYED,
     KEYED_DECODING,
     KNOWN,
     NONE,
@@ -31,7 +30,6 @@ from blis_replay.blis.kernel.state import (
     PREFILL_PREV,
     PREFILL_TAIL,
     PREFILLING,
-    PROMPT_TOKENS,
     RANK,
     RING_MASK,
     ROWS,
@@ -177,18 +175,6 @@ def last_token_step(state: State, request: int) -> int:
 
 
 @compiled
-def is_keyed(state: State, request: int) -> int:
-    """1 if somebody may look up the blocks that the request generates, else 0."""
-    if state.request[request, DYNAMIC_KEY] != NONE:
-        return 1
-    return (
-        1
-        if state.request[request, KEY_COUNT] > state.request[request, PROMPT_TOKENS] // state.config[BLOCK_SIZE]
-        else 0
-    )
-
-
-@compiled
 def start_decoding(state: State, request: int, first_decode_step: int) -> None:
     """From ``first_decode_step`` on the request asks for one token a step."""
     at = state.at
@@ -197,7 +183,7 @@ def start_decoding(state: State, request: int, first_decode_step: int) -> None:
     state.request[request, BASE] = first_decode_step - state.request[request, KNOWN]
     at[DECODING_REQUESTS] += 1
     at[DECODING_CONTEXT] += state.request[request, KNOWN] + 1
-    at[KEYED_DECODING] += is_keyed(state, request)
+    at[KEYED_DECODING] += state.request[request, KEYED]
     enter_growth(state, request)
     enter_finish(state, request, last_token_step(state, request))
 
@@ -208,7 +194,7 @@ def stop_decoding(state: State, request: int, computed: int) -> None:
     at = state.at
     at[DECODING_REQUESTS] -= 1
     at[DECODING_CONTEXT] -= computed + 1
-    at[KEYED_DECODING] -= is_keyed(state, request)
+    at[KEYED_DECODING] -= state.request[request, KEYED]
     leave_growth(state, request)
 
 

@@ -11,20 +11,19 @@ from __future__ import annotations
 from blis_replay.blis.kernel.compiled import compiled
 from blis_replay.blis.kernel.pool import (
     blocks_for,
-    cached_blocks,
     enter_cache,
+    find_cached_blocks,
     get_blocks,
     give_keys,
     hold_cached_block,
-    key_of,
     release_blocks,
+    take_a_block_each,
 )
 from blis_replay.blis.kernel.queues import (
     close_segment,
     computed_now,
     enter_finish,
     first_waiting,
-    is_keyed,
     last_token_step,
     leave_finish,
     leave_queue,
@@ -67,7 +66,7 @@ from blis_replay.blis.kernel.state import (
     GIVEN_HIT,
     GROWTH_NEXT,
     GROWTH_SLOT,
-    HOLDERS,
+    KEYED,
     KEYED_DECODING,
     KNOWN,
     LAST_IN_FLIGHT,
@@ -163,15 +162,13 @@ def nothing_is_short(state: State) -> bool:
 def serve_all_running(state: State) -> int:
     """Serve all running requests; the budget that is left.  O(new blocks + prefills)."""
     at, batch = state.at, state.batch
-    request = state.growth_head[at[GROWTH_SLOT]]
-    while request != NONE:
-        computed = computed_now(state, request)
-        get_blocks(state, request, computed + 1)
-        enter_decoded(state, request, computed)
-        request = state.link[request, GROWTH_NEXT]
-    if at[KEYED_DECODING] > 0 and state.config[BATCHES_IN_FLIGHT] == 1:
-        # Decodes that fill a block in this step are those that need one in the next.
-        request = state.growth_head[(at[STEP] + 1) % state.config[BLOCK_SIZE]]
+    take_a_block_each(state, state.growth_head[at[GROWTH_SLOT]])
+    if at[KEYED_DECODING] > 0:
+        # Known at once, a block is entered in the step that fills it (whose request needs a
+        # new one in the next step); asynchronously when its last token has arrived.
+        at_once = state.config[BATCHES_IN_FLIGHT] == 1
+        slot = (at[STEP] + 1) % state.config[BLOCK_SIZE] if at_once else at[GROWTH_SLOT]
+        request = state.growth_head[slot]
         while request != NONE:
             enter_decoded(state, request, computed_now(state, request))
             request = state.link[request, GROWTH_NEXT]
@@ -290,7 +287,7 @@ def count(state: State, request: int, computed: int, tokens: int, sign: int) -> 
 @compiled
 def enter_decoded(state: State, request: int, computed: int) -> None:
     """Cache what a decode at ``computed`` tokens fills, as far as its tokens are known."""
-    if state.config[PREFIX_CACHING] == 1 and is_keyed(state, request) == 1:
+    if state.config[PREFIX_CACHING] == 1 and state.request[request, KEYED] == 1:
         unknown = 1 if in_flight_input(state, request, True) else 0
         enter_cache(state, request, computed + 1 - unknown)
 
@@ -317,7 +314,8 @@ def admit_waiting(state: State, budget: int) -> None:
     at, config = state.at, state.config
     while at[WAITING_DEPTH] > 0 and budget > 0 and at[RUNNING_DEPTH] < config[MAX_NUM_SEQS]:
         request = first_waiting(state)
-        hits = cached_blocks(state, request)
+        row = state.free_rows[at[FREE_ROWS] - 1]
+        hits, unheld = find_cached_blocks(state, request, row)
         hit_tokens = max(hits * config[BLOCK_SIZE], state.request[request, GIVEN_HIT])
         tokens = state.request[request, KNOWN] - hit_tokens
         if 0 < config[LONG_PREFILL_THRESHOLD] < tokens:
@@ -326,20 +324,15 @@ def admit_waiting(state: State, budget: int) -> None:
             if config[CHUNKED_PREFILL] == 0:
                 break
             tokens = budget
-        wanted = blocks_for(state, hit_tokens + tokens) - hits
-        for i in range(hits):
-            if state.block[state.cached_block[key_of(state, request, i)], HOLDERS] == 0:
-                wanted += 1
-        if wanted > at[FREE_BLOCKS]:
+        # A hit that nobody holds is in the free queue, and counts as free until it is held.
+        if blocks_for(state, hit_tokens + tokens) - hits + unheld > at[FREE_BLOCKS]:
             break
         leave_queue(state, request)
         start_running(state, request)
-        take_row(state, request)
-        row = state.request[request, TABLE_ROW]
+        at[FREE_ROWS] -= 1
+        state.request[request, TABLE_ROW] = row
         for i in range(hits):
-            block = state.cached_block[key_of(state, request, i)]
-            hold_cached_block(state, block)
-            state.table[row, i] = block
+            hold_cached_block(state, state.table[row, i])
         state.request[request, BLOCKS_HELD] = hits
         state.request[request, BLOCKS_ENTERED] = hits
         get_blocks(state, request, hit_tokens + tokens)
@@ -359,13 +352,6 @@ def note_admission(state: State, request: int, hit_tokens: int) -> None:
         state.request[request, CACHED_TOKENS] = hit_tokens
     else:
         state.request[request, RESUME_CACHED_TOKENS] += hit_tokens
-
-
-@compiled
-def take_row(state: State, request: int) -> None:
-    """A row of the block table for a request that starts to run."""
-    state.at[FREE_ROWS] -= 1
-    state.request[request, TABLE_ROW] = state.free_rows[state.at[FREE_ROWS]]
 
 
 # -- 5. Preemption ------------------------------------------------------------------------------

@@ -126,6 +126,7 @@ STEP_COLUMNS = 15
     TABLE_ROW,
     ADMISSION,  # place in the running list
     DYNAMIC_KEY,  # first key of its blocks beyond KEY_COUNT, given at a preemption
+    KEYED,  # 1 if somebody may look up the blocks that it generates, else 0
     SEGMENT_START,  # first turn of the current run of turns that all gave a token
     SCHEDULED_US,  # first admission
     SCHEDULED_STEP,
@@ -134,8 +135,8 @@ STEP_COLUMNS = 15
     PREEMPTIONS,
     CACHED_TOKENS,  # hit at the first admission
     RESUME_CACHED_TOKENS,  # hits at later admissions, summed
-) = range(28)
-REQUEST_COLUMNS = 28
+) = range(29)
+REQUEST_COLUMNS = 29
 
 # -- State.link: one row a request, places in doubly linked lists ----------------------------
 (

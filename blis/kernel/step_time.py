@@ -42,6 +42,12 @@ REGIME_SIZE = 5 + FEATURES
 
 @entry
 def step_duration_us(kind: int, whole: Int64s, real: Floats, batch: Int64s, start_us: int) -> int:
+    """Duration of a batch for a caller in Python."""
+    return batch_duration_us(kind, whole, real, batch, start_us)
+
+
+@compiled
+def batch_duration_us(kind: int, whole: Int64s, real: Floats, batch: Int64s, start_us: int) -> int:
     """Duration of the batch in whole us, at least 1."""
     if kind == LINEAR:
         return linear_us(whole, batch)

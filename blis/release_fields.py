@@ -1,0 +1,102 @@
+"""Reading a release's YAML mappings: typed access that names the field when it refuses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NoReturn, TypeVar
+
+from blis_replay.blis.errors import ReleaseError
+
+Choice = TypeVar("Choice", bound=str)
+
+# Nanoseconds in a unit; the second table is for quantities per token.
+NS = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
+NS_PER_TOKEN = {f"{unit}/token": ns for unit, ns in NS.items()}
+
+
+class Fields:
+    """A YAML mapping being read: typed access that names the field when it refuses."""
+
+    def __init__(self, values: object, origin: str, path: str) -> None:
+        self.origin, self.path, self.seen = origin, path, set[str]()
+        if not isinstance(values, dict):
+            place = f"{origin}, field {path.rstrip('.')}" if path else origin
+            raise ReleaseError(f"{place}: is no mapping of fields; write `name: value` lines")
+        if not all(isinstance(key, str) for key in values):
+            raise ReleaseError(f"{origin}: a field name is no text; write `name: value` lines")
+        self.values: dict[str, object] = dict(values)
+
+    def refuse(self, name: str, problem: str, mend: str) -> NoReturn:
+        raise ReleaseError(f"{self.origin}, field {self.path}{name}: {problem}; {mend}")
+
+    def refuse_unknown(self) -> None:
+        for name in self.values:
+            if name not in self.seen:
+                self.refuse(name, "is not a field of a release", "remove it or correct its spelling")
+
+    def text(self, name: str) -> str:
+        self.seen.add(name)
+        value = self.values.get(name)
+        if not isinstance(value, str) or not value.strip():
+            self.refuse(name, "is missing or no text", "add it")
+        return value
+
+    def choice(self, name: str, allowed: tuple[Choice, ...]) -> Choice:
+        value = self.text(name)
+        for option in allowed:
+            if option == value:
+                return option
+        self.refuse(name, f"is {value!r}", f"use one of {', '.join(allowed)}")
+
+    def mapping(self, name: str, *, optional: bool = False) -> Fields:
+        self.seen.add(name)
+        value = self.values.get(name)
+        return Fields({} if value is None and optional else value, self.origin, f"{self.path}{name}.")
+
+    def list(self, name: str, *, optional: bool = False) -> list[Fields]:
+        self.seen.add(name)
+        value = self.values.get(name, [] if optional else None)
+        if not isinstance(value, list):
+            self.refuse(name, "is missing or no list", "add it")
+        return [Fields(item, self.origin, f"{self.path}{name}[{i}].") for i, item in enumerate(value)]
+
+    def settings(self) -> dict[str, str | int]:
+        """Replay settings: words and whole numbers."""
+        settings: dict[str, str | int] = {}
+        for name, value in self.values.items():
+            if isinstance(value, bool) or not isinstance(value, str | int) or (isinstance(value, int) and value > 9):
+                self.refuse(name, "is no word or whole number", 'write e.g. "true" or 1')
+            settings[name] = value
+        return settings
+
+    def numbers(self) -> dict[str, float]:
+        numbers: dict[str, float] = {}
+        for name, value in self.values.items():
+            if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 1e15:
+                self.refuse(name, "is no number", "write a number")
+            numbers[name] = float(value)
+        return numbers
+
+    def number(self, name: str) -> float:
+        """A plain number."""
+        self.seen.add(name)
+        return Fields({name: self.values.get(name)}, self.origin, self.path).numbers()[name]
+
+    def quantity(self, name: str, units: Mapping[str, int], *, optional: bool = False) -> int:
+        """A number with a unit, in whole nanoseconds (per token)."""
+        self.seen.add(name)
+        value = self.values.get(name)
+        if value is None and optional:
+            return 0
+        match = isinstance(value, str) and re.fullmatch(
+            r"\s*([-+]?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]{1,2})?)\s+(\S+)\s*", value
+        )
+        if not match:
+            self.refuse(name, "is missing or no number with a unit", f"write e.g. '12.5 {next(iter(units))}'")
+        if match[2] not in units:
+            self.refuse(name, f"has the unknown unit {match[2]!r}", f"use one of {', '.join(units)}")
+        ns = float(match[1]) * units[match[2]]
+        if abs(ns) > 10**15:
+            self.refuse(name, "is larger than eleven days", "check its unit")
+        return round(ns)

@@ -1,0 +1,110 @@
+"""The engine on random schedules of the real scheduler, driven in every way there is."""
+
+from __future__ import annotations
+
+import copy
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blis_replay.blis.engine import Engine, simulate
+from blis_replay.blis.latency import BatchFeatures, LatencyModel
+from blis_replay.fixtures.scenario import Scenario, first_difference, read_scenario
+
+SCENARIOS = sorted(path.parent for path in (Path(__file__).parent / "scenarios").glob("*/config.json"))
+
+
+@pytest.mark.parametrize("directory", SCENARIOS, ids=lambda path: path.name)
+def test_equal_to_the_real_scheduler(directory: Path) -> None:
+    """KV pressure, preemption, priorities with ties, thresholds, chunking off, reuse over turns; both modes."""
+    assert first_difference(read_scenario(directory)) is None
+
+
+class LinearInPython:
+    """A latency model as a Python object: the scenario's own line."""
+
+    def __init__(self, model: LatencyModel) -> None:
+        self.model = model
+
+    def step_time(self, batch: BatchFeatures) -> float:
+        model = self.model
+        total_ns = model.intercept_ns + model.per_prefill_token_ns * batch.prefill_tokens
+        total_ns += model.per_decode_token_ns * batch.decode_tokens + model.per_context_token_ns * batch.context_tokens
+        return (total_ns + 500) // 1000
+
+
+@pytest.mark.parametrize("directory", SCENARIOS, ids=lambda path: path.name)
+def test_a_step_at_a_time_equals_the_whole_run(directory: Path) -> None:
+    """Any Python object with a step_time drives the same kernel."""
+    scenario = read_scenario(directory)
+    result = simulate(scenario.trace, scenario.engine, LinearInPython(scenario.latency))
+    assert first_difference(scenario, result) is None
+
+
+@given(st.sampled_from(SCENARIOS), st.lists(st.integers(0, 4_000_000), max_size=6))
+@settings(max_examples=40, deadline=None)
+def test_a_run_can_be_stopped_and_resumed_anywhere(directory: Path, stops_us: list[int]) -> None:
+    """Advanced to any times, copied there and resumed: the same run; the copy left behind is not touched."""
+    scenario = read_scenario(directory)
+    engine = Engine(scenario.trace, scenario.engine)
+    for stop_us in sorted(stops_us):
+        engine.advance(scenario.latency, stop_us)
+        left_behind, engine = engine, copy.deepcopy(engine)
+        before = left_behind.state.at.copy()
+        engine.advance(scenario.latency, stop_us + 1000)
+        assert np.array_equal(left_behind.state.at, before)
+    engine.advance(scenario.latency)
+    assert first_difference(scenario, engine.result()) is None
+
+
+def test_no_step_is_scheduled_at_or_after_the_time_given() -> None:
+    scenario: Scenario = read_scenario(SCENARIOS[0])
+    engine = Engine(scenario.trace, scenario.engine)
+    engine.advance(scenario.latency, 500_000)
+    scheduled_us = engine.result().steps[:, 2]
+    assert len(scheduled_us) > 10
+    assert scheduled_us.max() < 500_000
+
+
+def test_equal_input_gives_byte_equal_output() -> None:
+    scenario = read_scenario(SCENARIOS[0])
+    first, second = (simulate(scenario.trace, scenario.engine, scenario.latency) for _ in range(2))
+    assert first.steps.tobytes() == second.steps.tobytes()
+    assert first.segments.tobytes() == second.segments.tobytes()
+
+
+def test_the_kernel_runs_without_compilation() -> None:
+    """For debugging: with NUMBA_DISABLE_JIT the same source runs as plain Python, and is as exact."""
+    code = (
+        "import sys; from pathlib import Path; from blis_replay.fixtures.scenario import *\n"
+        "print([first_difference(read_scenario(Path(name))) for name in sys.argv[1:]])"
+    )
+    few = [str(path) for path in SCENARIOS[:4]]
+    ended = subprocess.run(
+        [sys.executable, "-c", code, *few],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
+        check=False,
+    )
+    assert ended.stdout.strip() == "[None, None, None, None]", ended.stderr
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+    """Compiled code is kept in a folder; where there is none to be had, it is compiled each time."""
+    (tmp_path / "file").write_text("")
+    code = "from blis_replay.blis.kernel.compiled import _FOLDER; print(_FOLDER)"
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "file")},
+        check=False,
+    )
+    assert ended.stdout.strip() == "None", ended.stderr

@@ -1,0 +1,98 @@
+"""Importing StepML artifacts, and regime models in releases."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from blis_replay.blis.errors import ReleaseError
+from blis_replay.blis.kernel import state as k
+from blis_replay.blis.kernel.step_time import step_duration_us
+from blis_replay.blis.latency import Lifecycle, RegimeModel
+from blis_replay.blis.release import ModelEntry, bundled_releases, parse_release
+from blis_replay.blis.release_text import format_release
+from blis_replay.blis.stepml import import_stepml
+
+ARTIFACT: dict[str, Any] = {
+    "version": 1,
+    "step_time_regimes": [
+        {
+            "name": "decode_only",
+            "condition": {"feature": "prefill_tokens", "op": "==", "value": 0},
+            "model": {"model_type": "linear", "intercept": 100.0, "feature_coefficients": {"num_decode_reqs": 5.0}},
+        },
+        {
+            "name": "mixed",
+            "condition": None,
+            "model": {
+                "model_type": "linear",
+                "intercept": 7.0,
+                "feature_coefficients": {"kv_sum": 0.0},
+                "output_transform": "expm1",
+            },
+        },
+    ],
+    "step_overhead_us": 400.0,
+    "step_overhead_per_req_us": 2.0,
+    "queueing_time": {"model_type": "linear", "intercept": 50.0, "feature_coefficients": {"input_len": 0.5}},
+    "output_token_processing_time_us": 11.0,
+    "scheduling_processing_time_us": 12.0,
+    "preemption_processing_time_us": 13.0,
+}
+
+
+def duration_us(model: RegimeModel, prefill: int, decode: int) -> int:
+    batch = np.zeros(k.BATCH_SIZE, np.int64)
+    batch[[k.BATCH_PREFILL_TOKENS, k.BATCH_DECODE_TOKENS]] = prefill, decode
+    batch[k.BATCH_PREFILL_REQUESTS] = prefill > 0
+    return int(step_duration_us(*model.for_kernel(), batch, 0))
+
+
+def test_an_artifact_by_hand() -> None:
+    """Decode only: 100 + 5*10, lifted to 400, + 2*10.  Mixed: expm1(7) = 1095.6 within 400..1200, + 2*11."""
+    model, lifecycle = import_stepml(ARTIFACT, "artifact")
+    assert duration_us(model, 0, 10) == 420
+    assert duration_us(model, 5, 10) == 1117
+    assert lifecycle == Lifecycle(50.0, 0.5, 11.0, 0.0, 12.0, 13.0)
+
+
+def test_a_regime_model_survives_a_release() -> None:
+    """Written as YAML and read again, it is the same model."""
+    model, lifecycle = import_stepml(ARTIFACT, "artifact")
+    entry = ModelEntry("some/Model", 1, model, lifecycle, sources={})
+    release = replace(parse_release(bundled_releases()["stepml-direct"], "x"), models=(entry,))
+    assert parse_release(format_release(release), "x").models == (entry,)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"version": 0}, "field version: is below 1"),
+        ({"step_time_regimes": [], "step_time": None}, "field step_time: is missing"),
+        ({"step_time_regimes": "no"}, "field step_time_regimes: is missing or no list"),
+        ({"step_overhead_us": "much"}, "field step_overhead_us: is no number"),
+        ({"step_time": {"model_type": "tree", "intercept": 1}}, "field step_time.model_type: is not linear"),
+        (
+            {"step_time": {"model_type": "linear", "intercept": 1, "feature_coefficients": {"kv_max": 1.0}}},
+            "the feature kv_max is not kept of a batch",
+        ),
+        (
+            {"step_time": {"model_type": "linear", "intercept": 1, "output_transform": "log"}},
+            "field step_time.output_transform: is 'log'",
+        ),
+    ],
+)
+def test_what_cannot_be_imported_is_named(change: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ReleaseError) as refused:
+        import_stepml(ARTIFACT | change, "artifact.json")
+    assert complaint in str(refused.value)
+    assert str(refused.value).startswith("artifact.json")
+
+
+@pytest.mark.parametrize("artifact", [None, [], "text", 3])
+def test_what_is_no_artifact_is_refused(artifact: object) -> None:
+    with pytest.raises(ReleaseError, match="is no mapping of fields"):
+        import_stepml(artifact, "artifact.json")
