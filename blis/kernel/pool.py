@@ -78,21 +78,31 @@ def take_a_block_each(state: State, request: int) -> None:
 
 
 @compiled
-def hold_cached_block(state: State, block: int) -> None:
-    """Share a block of the cache; if nobody held it, it leaves the free queue."""
-    if state.block[block, HOLDERS] == 0:
-        at = state.at
-        before, after = state.block[block, FREE_PREV], state.block[block, FREE_NEXT]
-        if before == NONE:
-            at[FREE_HEAD] = after
-        else:
-            state.block[before, FREE_NEXT] = after
-        if after == NONE:
-            at[FREE_TAIL] = before
-        else:
-            state.block[after, FREE_PREV] = before
-        at[FREE_BLOCKS] -= 1
-    state.block[block, HOLDERS] += 1
+def hold_cached_blocks(state: State, request: int, hits: int) -> None:
+    """Share the first ``hits`` blocks of the request's table row; the unheld leave the free queue."""
+    at, blocks = state.at, state.block
+    row = state.request[request, TABLE_ROW]
+    head, tail, taken = at[FREE_HEAD], at[FREE_TAIL], 0
+    for i in range(hits):
+        block = state.table[row, i]
+        holders = blocks[block, HOLDERS]
+        blocks[block, HOLDERS] = holders + 1
+        if holders == 0:
+            before, after = blocks[block, FREE_PREV], blocks[block, FREE_NEXT]
+            if before == NONE:
+                head = after
+            else:
+                blocks[before, FREE_NEXT] = after
+            if after == NONE:
+                tail = before
+            else:
+                blocks[after, FREE_PREV] = before
+            taken += 1
+    at[FREE_HEAD] = head
+    at[FREE_TAIL] = tail
+    at[FREE_BLOCKS] -= taken
+    state.request[request, BLOCKS_HELD] = hits
+    state.request[request, BLOCKS_ENTERED] = hits
 
 
 @compiled
@@ -162,11 +172,16 @@ def find_cached_blocks(state: State, request: int, row: int) -> tuple[int, int]:
     if state.config[PREFIX_CACHING] == 0:
         return 0, 0
     most = (state.request[request, KNOWN] - 1) // state.config[BLOCK_SIZE]
+    start, given = state.request[request, KEY_START], state.request[request, KEY_COUNT]
+    further = state.request[request, DYNAMIC_KEY]
     found = 0
     unheld = 0
     while found < most:
-        key = key_of(state, request, found)
-        if key == NONE:
+        if found < given:
+            key = state.keys[start + found]
+        elif further != NONE:
+            key = further + found - given
+        else:
             break
         block = state.cached_block[key]
         if block == NONE:

@@ -15,7 +15,7 @@ from blis_replay.blis.kernel.pool import (
     find_cached_blocks,
     get_blocks,
     give_keys,
-    hold_cached_block,
+    hold_cached_blocks,
     release_blocks,
     take_a_block_each,
 )
@@ -331,10 +331,7 @@ def admit_waiting(state: State, budget: int) -> None:
         start_running(state, request)
         at[FREE_ROWS] -= 1
         state.request[request, TABLE_ROW] = row
-        for i in range(hits):
-            hold_cached_block(state, state.table[row, i])
-        state.request[request, BLOCKS_HELD] = hits
-        state.request[request, BLOCKS_ENTERED] = hits
+        hold_cached_blocks(state, request, hits)
         get_blocks(state, request, hit_tokens + tokens)
         state.request[request, COMPUTED] = hit_tokens
         note_admission(state, request, hit_tokens)
