@@ -70,6 +70,7 @@ def new_state(trace: RequestTrace, engine: EngineConfig, lifecycle: Lifecycle) -
         finish_head=_links(ring),
         keys=keys,
         block=_blocks(usable),
+        twin=_links(usable),
         cached_block=_links(static_keys + (engine.max_num_seqs + 2) * (width + 1)),
         table=np.zeros((engine.max_num_seqs, width), np.int32),
         free_rows=np.arange(engine.max_num_seqs, dtype=np.int64),
@@ -79,15 +80,22 @@ def new_state(trace: RequestTrace, engine: EngineConfig, lifecycle: Lifecycle) -
 
 
 def with_room(state: k.State) -> k.State:
-    """The same state with the arrays that are nearly full made twice as long."""
-    steps, segments, cached_block = state.steps, state.segments, state.cached_block
-    if state.at[k.ROWS] >= len(steps):
-        steps = np.concatenate([steps, np.empty_like(steps)])
-    elif state.at[k.SEGMENTS] + 2 * state.config[k.MAX_NUM_SEQS] + 2 > len(segments):
-        segments = np.concatenate([segments, np.empty_like(segments)])
+    """The same state with the arrays that are nearly full made longer by half."""
+    at, steps, segments, cached_block = state.at, state.steps, state.segments, state.cached_block
+    if at[k.ROWS] >= len(steps):
+        steps = _longer(steps)
+    elif at[k.SEGMENTS] + 2 * state.config[k.MAX_NUM_SEQS] + 2 > len(segments):
+        segments = _longer(segments)
     else:
         cached_block = np.concatenate([cached_block, _links(len(cached_block))])
     return state._replace(steps=steps, segments=segments, cached_block=cached_block)
+
+
+def _longer(table: Int64s) -> Int64s:
+    """A longer table with the same rows; the new ones take no memory until they are written."""
+    longer = np.empty((len(table) + len(table) // 2 + 1, table.shape[1]), np.int64)
+    longer[: len(table)] = table
+    return longer
 
 
 def _total_tokens(trace: RequestTrace, engine: EngineConfig) -> Int64s:

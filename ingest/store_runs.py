@@ -67,6 +67,12 @@ class RunRecord:
         return hashlib.sha256(parts.encode()).hexdigest()
 
 
+def is_stored(store: Store, run: RunRecord) -> bool:
+    """Whether this very run is stored: same key, same recording, same provenance (versions included)."""
+    row = first_row(store.connection, "SELECT content_hash, provenance FROM runs WHERE run_key = ?", [run.run_key])
+    return row is not None and row == (run.content_hash, json.dumps(run.provenance, sort_keys=True))
+
+
 def write_run(
     store: Store, run: RunRecord, requests: pl.DataFrame, steps: pl.DataFrame, errors: pl.DataFrame
 ) -> Literal["new", "replaced"]:

@@ -1,12 +1,11 @@
-"""The replay driver: a recording through the simulator with a coefficient release."""
+"""The replay driver: a recording through a simulator with a coefficient release."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from blis_replay.blis.engine import simulate
 from blis_replay.blis.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.result import SimResult
 from blis_replay.blis.trace import Int64s
@@ -14,46 +13,83 @@ from blis_replay.ingest.recording import Recording
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import ReplayPlan, plan_replay
+from blis_replay.replay.simulator import EmbeddedEngine, Simulated, Simulator
 
 
 @dataclass(frozen=True)
 class ReplayRun:
     """A finished replay: what was simulated, with what, and the client's view of it.
 
-    ``ttft_us``, ``e2e_us``: int64[n] in request order, meaningful where
-    ``result.completed``; they carry the mode's reporting conventions (surplus step).
+    ``simulator``: its name.  ``entry``: None if the simulator ran with coefficients of its
+    own.  ``ttft_us``, ``e2e_us``: int64[n] in request order, meaningful where
+    ``simulated.completed``; they carry the mode's reporting conventions (surplus step).
     """
 
     recording: Recording
     release: CoefficientRelease
-    entry: ModelEntry
+    entry: ModelEntry | None
     mode: ReplayMode
     plan: ReplayPlan
-    result: SimResult
+    simulator: str
+    simulated: Simulated
     ttft_us: Int64s
     e2e_us: Int64s
 
+    @property
+    def result(self) -> SimResult:
+        """The run step by step.  Raises ``ReplayError`` if the simulator reports requests only."""
+        if self.simulated.engine is None:
+            raise ReplayError(f"the simulator {self.simulator} reports no steps; use --simulator embedded")
+        return self.simulated.engine
 
-def replay(recording: Recording, release: CoefficientRelease, mode: ReplayMode | None = None) -> ReplayRun:
+
+def replay(
+    recording: Recording,
+    release: CoefficientRelease,
+    mode: ReplayMode | None = None,
+    simulator: Simulator | None = None,
+) -> ReplayRun:
     """Replay the requests of a recording; the default mode is exact replay.
 
-    Raises ``ReleaseError`` if the release is invalid or lacks the model, ``ReplayError``
-    or ``TraceError`` if the recording cannot be replayed, and ``ReplayError`` if the
-    simulator did not complete every request that the recording completed.
+    ``simulator``: the embedded engine with ``release`` if None; another one brings its own
+    coefficients.  Raises ``ReleaseError`` if the release is invalid or lacks the model,
+    ``ReplayError`` or ``TraceError`` if the recording cannot be replayed, and
+    ``ReplayError`` if the simulator failed or did not complete every request that the
+    recording completed.
     """
     mode = mode or ReplayMode()
-    release.refuse_if_invalid()
-    entry = release.entry_for(recording.model, recording.tensor_parallelism, recording.alias)
+    simulator = simulator or EmbeddedEngine(release)
+    if mode.surplus_steps and not simulator.reports_steps:
+        raise ReplayError(
+            f"surplus_steps=1 needs the duration of steps, which {simulator.name} does not report; "
+            "leave it out, or use --simulator embedded"
+        )
+    entry = simulator.entry_for(recording)
     plan = plan_replay(recording, mode)
-    result = simulate(plan.trace, plan.engine, entry.latency, entry.lifecycle)
+    simulated = simulator.serve(recording, plan)
     completed_in_recording = (recording.requests["status"] == "ok").to_numpy()
-    lost = completed_in_recording & ~result.completed
+    lost = completed_in_recording & ~simulated.completed
     if lost.any():
         raise ReplayError(
             f"{recording.slug}: the simulator did not complete {int(lost.sum())} requests that the recording "
             "completed, so there is nothing to compare; check the engine arguments"
         )
-    surplus_us = mode.surplus_steps * (result.last_step_us + result.post_token_us)
-    return ReplayRun(
-        recording, release, entry, mode, plan, result, result.ttft_us, result.e2e_us + surplus_us.astype(np.int64)
+    run = ReplayRun(
+        recording=recording,
+        release=simulator.release,
+        entry=entry,
+        mode=mode,
+        plan=plan,
+        simulator=simulator.name,
+        simulated=simulated,
+        ttft_us=simulated.ttft_us,
+        e2e_us=simulated.e2e_us,
     )
+    return _with_surplus_steps(run)
+
+
+def _with_surplus_steps(run: ReplayRun) -> ReplayRun:
+    if run.mode.surplus_steps == 0:
+        return run
+    surplus_us = run.mode.surplus_steps * (run.result.last_step_us + run.result.post_token_us)
+    return replace(run, e2e_us=run.e2e_us + surplus_us.astype(np.int64))

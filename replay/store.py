@@ -7,51 +7,85 @@ from importlib.metadata import version
 import polars as pl
 
 from blis_replay.blis.kernel import state as kernel
-from blis_replay.ingest.store import RunRecord, Store, write_run
+from blis_replay.blis.result import SimResult
+from blis_replay.ingest.recording import empty_frame
+from blis_replay.ingest.store import RUN_STEP_SCHEMA, RunRecord, Store, is_stored, write_run
 from blis_replay.replay.driver import ReplayRun
-
-SIMULATOR = "embedded"
 
 
 def provenance_of(run: ReplayRun) -> dict[str, object]:
     """Everything a result depends on: versions, hashes, substitutions, engine arguments."""
     return {
         "blis_replay": version("blis-replay"),
-        "simulator": SIMULATOR,
+        "simulator": run.simulator,
         "recording_hash": run.recording.content_hash,
         "coefficients": run.release.name,
         "coefficients_hash": run.release.sha256,
         "replay": run.mode.name,
         "basis": run.plan.basis,
-        "scheduling": "asynchronous" if run.plan.engine.async_scheduling else "synchronous",
+        "scheduling": "asynchronous" if run.simulated.asynchronous else "synchronous",
         "engine": {name: {"value": s.value, "source": s.source} for name, s in sorted(run.recording.engine.items())},
-        "delays": dict(run.entry.sources or {}),
+        "delays": dict((run.entry.sources if run.entry else None) or {}),
     }
 
 
 def store_run(store: Store, run: ReplayRun, errors: pl.DataFrame) -> None:
-    """Keep a replay with its per-request and per-step tables and its errors (ERROR_SCHEMA)."""
-    result, steps = run.result, run.result.steps
-    completed = result.completed
+    """Keep a replay with its per-request and per-step tables and its errors (ERROR_SCHEMA).
+
+    A simulator that reports requests only has no steps, and of a request only its latencies.
+    A run that is stored already is left as it is.
+    """
+    record = RunRecord(
+        slug=run.recording.slug,
+        simulator=run.simulator,
+        release=run.release.name,
+        release_hash=run.release.sha256,
+        replay_mode=run.mode.name,
+        content_hash=run.recording.content_hash,
+        provenance=provenance_of(run),
+    )
+    if is_stored(store, record):
+        return  # equal input gives equal output
+    engine = run.simulated.engine
+    completed = run.simulated.completed
     requests = pl.DataFrame(
         {
             "request_index": range(len(completed)),
+            "ttft_us": run.ttft_us,
+            "e2e_us": run.e2e_us,
+            "completed": completed,
+            **({} if engine is None else _engine_times(engine)),
+        }
+    ).with_columns(
+        # A request that was not completed has no such time.
+        *(pl.when("completed").then(name) for name in ("ttft_us", "e2e_us")),
+        state=pl.when("completed").then(pl.lit("completed")).otherwise(pl.lit("aborted")),
+    )
+    table = empty_frame(RUN_STEP_SCHEMA) if engine is None else _step_table(engine)
+    write_run(store, record, requests.drop("completed"), table, errors)
+
+
+def _engine_times(result: SimResult) -> dict[str, pl.Series]:
+    """When the engine did what, null where an aborted request has no such time."""
+    times = pl.DataFrame(
+        {
             "queued_us": result.queued_us,
             "scheduled_us": result.scheduled_us,
             "first_token_us": result.first_token_us,
             "finished_us": result.finished_us,
-            "ttft_us": run.ttft_us,
-            "e2e_us": run.e2e_us,
-            "completed": completed,
+            "completed": result.completed,
         }
     ).with_columns(
-        # An aborted request has no such time.
         pl.when(pl.col("first_token_us") >= 0).then("first_token_us"),
         pl.when(pl.col("scheduled_us") >= 0).then("scheduled_us"),
-        *(pl.when("completed").then(name) for name in ("finished_us", "ttft_us", "e2e_us")),
-        state=pl.when("completed").then(pl.lit("completed")).otherwise(pl.lit("aborted")),
+        pl.when("completed").then("finished_us"),
     )
-    table = pl.DataFrame(
+    return {column.name: column for column in times.drop("completed")}
+
+
+def _step_table(result: SimResult) -> pl.DataFrame:
+    steps = result.steps
+    return pl.DataFrame(
         {
             "step": range(len(steps)),
             "start_us": steps[:, kernel.STEP_START],
@@ -63,13 +97,3 @@ def store_run(store: Store, run: ReplayRun, errors: pl.DataFrame) -> None:
             "waiting_depth": steps[:, kernel.STEP_WAITING],
         }
     )
-    record = RunRecord(
-        slug=run.recording.slug,
-        simulator=SIMULATOR,
-        release=run.release.name,
-        release_hash=run.release.sha256,
-        replay_mode=run.mode.name,
-        content_hash=run.recording.content_hash,
-        provenance=provenance_of(run),
-    )
-    write_run(store, record, requests.drop("completed"), table, errors)

@@ -212,9 +212,8 @@ def grow(requests: int, rate_per_s: float) -> None:
     result = simulate(trace, *job, Lifecycle(9_300))
     seconds = time.perf_counter() - begin
     hours = result.step_end_us[-1] / 3.6e9
-    print(
-        f"{seconds}|{1e6 * seconds / requests:.2f} us a request, {len(result.steps):,} steps, {hours:.1f} simulated hours"
-    )
+    each = f"{1e6 * seconds / requests:.2f} us a request, {len(result.steps):,} steps"
+    print(f"{seconds}|{each}, {hours:.1f} simulated hours")
 
 
 def first_requests(trace: RequestTrace, count: int) -> RequestTrace:

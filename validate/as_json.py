@@ -25,6 +25,7 @@ def comparison_json(comparison: Comparison) -> dict[str, object]:
         "verdict": comparison.verdict,
         "failed_thresholds": list(comparison.failed_thresholds),
         "findings": [vars(finding) for finding in comparison.findings],
+        "known_differences": list(comparison.run.simulated.differences),
         "provenance": provenance_of(comparison.run),
     }
 

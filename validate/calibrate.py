@@ -46,6 +46,7 @@ class ModelFit:
     """A fitted model: its entry, the data used, rows, and the mean absolute error of a row in %."""
 
     entry: ModelEntry
+    latency: LatencyModel
     data: Data
     recordings: tuple[Recording, ...]
     rows: int
@@ -74,15 +75,16 @@ def fit_model(
     _refuse_too_few(recordings, kind, sum(len(part.cycle_us) for part in rows))
     coefficients_us, mape = fit_line(rows)
     ns = [round(float(value) * 1000) for value in coefficients_us]
+    latency = LatencyModel("blackbox", ns[0], ns[1], ns[2], ns[3])
     lifecycle, sources = _lifecycle(used)
     entry = ModelEntry(
         model=recordings[0].model,
         tensor_parallelism=recordings[0].tensor_parallelism or 1,
-        latency=LatencyModel("blackbox", ns[0], ns[1], ns[2], ns[3]),
+        latency=latency,
         lifecycle=lifecycle,
         sources=sources,
     )
-    return ModelFit(entry, kind, tuple(used), sum(len(part.cycle_us) for part in rows), mape)
+    return ModelFit(entry, latency, kind, tuple(used), sum(len(part.cycle_us) for part in rows), mape)
 
 
 def _refuse_without_prompts(recordings: Sequence[Recording]) -> None:
@@ -183,10 +185,10 @@ def fits_json(fits: Sequence[ModelFit]) -> list[dict[str, object]]:
             "experiments": [recording.slug for recording in fit.recordings],
             "rows": fit.rows,
             "mape_percent": fit.mape_percent,
-            "intercept_us": fit.entry.latency.intercept_ns / 1000,
-            "per_prefill_token_us": fit.entry.latency.per_prefill_token_ns / 1000,
-            "per_decode_token_us": fit.entry.latency.per_decode_token_ns / 1000,
-            "per_context_token_us": fit.entry.latency.per_context_token_ns / 1000,
+            "intercept_us": fit.latency.intercept_ns / 1000,
+            "per_prefill_token_us": fit.latency.per_prefill_token_ns / 1000,
+            "per_decode_token_us": fit.latency.per_decode_token_ns / 1000,
+            "per_context_token_us": fit.latency.per_context_token_ns / 1000,
             "pre_queue_us": fit.entry.lifecycle.pre_queue_us,
             "pre_queue_source": (fit.entry.sources or {}).get("pre_queue"),
         }
@@ -204,10 +206,10 @@ def fits_text(fits: Sequence[ModelFit]) -> str:
             fit.data,
             f"{fit.rows:,}",
             f"{fit.mape_percent:.2f} %",
-            f"{fit.entry.latency.intercept_ns / 1000:,.0f}",
-            f"{fit.entry.latency.per_prefill_token_ns / 1000:.1f}",
-            f"{fit.entry.latency.per_decode_token_ns / 1000:.1f}",
-            f"{fit.entry.latency.per_context_token_ns / 1000:.3f}",
+            f"{fit.latency.intercept_ns / 1000:,.0f}",
+            f"{fit.latency.per_prefill_token_ns / 1000:.1f}",
+            f"{fit.latency.per_decode_token_ns / 1000:.1f}",
+            f"{fit.latency.per_context_token_ns / 1000:.3f}",
         ]
         for fit in fits
     ]

@@ -31,6 +31,8 @@ from blis_replay.validate.observed import (
     samples_of,
 )
 
+_REQUESTS_ONLY = "the simulator reports requests only, no times of single tokens"
+
 # Largest absolute error of the mean that passes (design, section 7).
 THRESHOLDS = {"e2e": 0.10, "ttft": 0.15, "itl": 0.15}
 
@@ -40,7 +42,8 @@ class Cell:
     """One number of the table: observed and simulated us, signed error as a fraction.
 
     ``observed_us`` and ``error`` are None, with a ``reason``, where the recording cannot
-    give them; ``between_us`` are bounds of the observed value where it has only those.
+    give them, ``simulated_us`` and ``error`` where the simulator cannot; ``between_us`` are
+    bounds of the observed value where it has only those.
     """
 
     observed_us: float | None
@@ -102,7 +105,7 @@ def compare(
     requests = recording.requests
     selected = selection.of(requests)
     recorded = observed_requests(recording)
-    finished = run.result.completed & (requests["status"] == "ok").to_numpy()
+    finished = run.simulated.completed & (requests["status"] == "ok").to_numpy()
     per_request = bool(recorded.any())
     compared = selected & finished & (recorded if per_request else np.ones(len(finished), np.bool_))
     if not compared.any() or not (per_request or recording.aggregates.height):
@@ -118,7 +121,7 @@ def compare(
             )
         observed = cells_from_aggregates(recording, selection.stage)
     simulated = simulated_samples(run, compared)
-    metrics = _table(observed, _simulated_statistics(run, simulated, compared))
+    metrics = _table(observed, _simulated_statistics(run, simulated, compared), run.simulated.engine is None)
     failed = tuple(m for m, limit in THRESHOLDS.items() if abs(metrics[m]["mean"].error or 0.0) > limit)
     return Comparison(
         slug=recording.slug,
@@ -139,7 +142,7 @@ def compare(
 
 def simulated_samples(run: ReplayRun, chosen: NDArray[np.bool_]) -> LatencySamples:
     """Simulated client latencies of the chosen requests, in request order."""
-    return LatencySamples(run.ttft_us[chosen], run.e2e_us[chosen], run.result.output_tokens[chosen])
+    return LatencySamples(run.ttft_us[chosen], run.e2e_us[chosen], run.simulated.output_tokens[chosen])
 
 
 def mean_abs_errors(comparisons: Sequence[Comparison]) -> dict[str, float | None]:
@@ -154,8 +157,8 @@ def mean_abs_errors(comparisons: Sequence[Comparison]) -> dict[str, float | None
 def _simulated_statistics(
     run: ReplayRun, samples: LatencySamples, chosen: NDArray[np.bool_]
 ) -> dict[str, dict[str, float]]:
-    gap_us, count = run.result.inter_token_gaps(chosen)
-    itl = pooled_quantiles(gap_us, count)
+    engine = run.simulated.engine
+    itl = {} if engine is None else pooled_quantiles(*engine.inter_token_gaps(chosen))
     if samples.itl_mean_us is not None:
         itl["mean"] = samples.itl_mean_us
     return {
@@ -166,14 +169,17 @@ def _simulated_statistics(
     }
 
 
-def _table(observed: Cells, simulated: dict[str, dict[str, float]]) -> dict[str, dict[str, Cell]]:
+def _table(observed: Cells, simulated: dict[str, dict[str, float]], without_tokens: bool) -> dict[str, dict[str, Cell]]:
     table: dict[str, dict[str, Cell]] = {}
     for metric in METRICS:
         table[metric] = {}
         for name in STATISTICS:
             seen, value = observed[metric][name], simulated[metric].get(name)
+            reason = seen.reason
+            if without_tokens and metric == "itl" and value is None:
+                reason = f"{reason}; {_REQUESTS_ONLY}" if reason else _REQUESTS_ONLY
             table[metric][name] = Cell(
-                seen.value_us, value, relative_error(seen.value_us, value), seen.reason, seen.between_us
+                seen.value_us, value, relative_error(seen.value_us, value), reason, seen.between_us
             )
     return table
 

@@ -62,12 +62,13 @@ def verdict_sentence(comparison: Comparison) -> str:
 def _head(comparison: Comparison) -> str:
     run = comparison.run
     truth = "recorded" if comparison.ground_truth == "recorded" else "published aggregates, requests reconstructed"
-    scheduling = "asynchronous" if run.plan.engine.async_scheduling else "synchronous"
+    by = "" if run.simulator == "embedded" else f"simulator: {run.simulator}; "
+    scheduling = "asynchronous" if run.simulated.asynchronous else "synchronous"
     lines = [
         f"{comparison.alias}  ({comparison.slug})",
         wrap(f"  ground truth: {truth}; {comparison.requests:,} requests compared", "    "),
         wrap(
-            f"  coefficients: {run.release.name} (fit: {comparison.uses}); replay {run.mode.name}, "
+            f"  {by}coefficients: {run.release.name} (fit: {comparison.uses}); replay {run.mode.name}, "
             f"{scheduling} scheduling",
             "    ",
         ),
@@ -104,8 +105,9 @@ def _pairs(comparison: Comparison) -> str:
 def _notes(comparison: Comparison) -> str:
     lines = [f"{what}: {how}" for what, how in comparison.run.plan.basis.items()]
     lines += [f"left out: {count:,} requests {reason}" for reason, count in comparison.excluded.items()]
+    lines += [f"known difference: {difference}" for difference in comparison.run.simulated.differences]
     reasons = {
-        f"{_NAMES[metric]} {name} not observed: {cell.reason}"
+        f"{_NAMES[metric]} {name} not {'observed' if cell.simulated_us is not None else 'compared'}: {cell.reason}"
         for metric, cells in comparison.metrics.items()
         for name, cell in cells.items()
         if cell.reason

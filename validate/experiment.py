@@ -25,6 +25,7 @@ from blis_replay.ingest.store import (
 from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode
+from blis_replay.replay.simulator import Simulator
 from blis_replay.replay.store import store_run
 from blis_replay.validate.compare import Comparison, compare
 from blis_replay.validate.errors import NothingToJudgeError, ValidateError
@@ -72,12 +73,21 @@ def experiment_row(store: Store, slug: str) -> ExperimentRow:
 
 
 def validate_experiment(
-    store: Store, slug: str, release: CoefficientRelease, mode: ReplayMode, window: tuple[float, float] = (0.0, 1.0)
+    store: Store,
+    slug: str,
+    release: CoefficientRelease,
+    mode: ReplayMode,
+    window: tuple[float, float] = (0.0, 1.0),
+    simulator: Simulator | None = None,
 ) -> Comparison:
-    """Replay a stored experiment, compare it with its recording and store run and errors."""
-    run = replay(read_stored(store, slug), release, mode)
+    """Replay a stored experiment, compare it with its recording, and store run and errors of whole runs.
+
+    ``simulator``: the embedded engine with ``release`` if None.
+    """
+    run = replay(read_stored(store, slug), release, mode, simulator)
     comparison = judge(store, run, Selection(window=window))
-    store_run(store, run, errors_frame(comparison))
+    if comparison.selection.everything:
+        store_run(store, run, errors_frame(comparison))
     return comparison
 
 
@@ -87,13 +97,14 @@ def validate_many(
     release: CoefficientRelease,
     mode: ReplayMode,
     window: tuple[float, float] = (0.0, 1.0),
+    simulator: Simulator | None = None,
 ) -> tuple[list[Comparison], dict[str, str]]:
     """Validate several experiments; those that cannot be judged are returned with the reason."""
     comparisons: list[Comparison] = []
     not_judged: dict[str, str] = {}
     for slug in slugs:
         try:
-            comparisons.append(validate_experiment(store, slug, release, mode, window))
+            comparisons.append(validate_experiment(store, slug, release, mode, window, simulator))
         except (SimulatorError, ReplayError, ValidateError) as error:
             alias = experiment_row(store, slug).alias
             not_judged[slug if alias in not_judged else alias] = str(error)

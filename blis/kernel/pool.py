@@ -31,7 +31,6 @@ from blis_replay.blis.kernel.state import (
     PREFIX_CACHING,
     TABLE_ROW,
     TOTAL_TOKENS,
-    TWIN,
     State,
 )
 
@@ -205,15 +204,15 @@ def enter_cache(state: State, request: int, tokens: int) -> None:
         block = state.table[row, i]
         state.request[request, BLOCKS_ENTERED] = i + 1
         state.block[block, BLOCK_KEY] = key
-        state.block[block, TWIN] = NONE
+        state.twin[block] = NONE
         last = state.cached_block[key]
         if last == NONE:
             state.cached_block[key] = block
         else:
             # A twin: two requests computed the same block.  The first entered is found.
-            while state.block[last, TWIN] != NONE:
-                last = state.block[last, TWIN]
-            state.block[last, TWIN] = block
+            while state.twin[last] != NONE:
+                last = state.twin[last]
+            state.twin[last] = block
 
 
 @compiled
@@ -223,11 +222,11 @@ def leave_cache(state: State, block: int) -> None:
     state.block[block, BLOCK_KEY] = NONE
     other = state.cached_block[key]
     if other == block:
-        state.cached_block[key] = state.block[block, TWIN]
+        state.cached_block[key] = state.twin[block]
         return
-    while state.block[other, TWIN] != block:
-        other = state.block[other, TWIN]
-    state.block[other, TWIN] = state.block[block, TWIN]
+    while state.twin[other] != block:
+        other = state.twin[other]
+    state.twin[other] = state.twin[block]
 
 
 @compiled

@@ -104,30 +104,31 @@ BATCH_SIZE = 10
 STEP_COLUMNS = 15
 
 
-# -- State.request: one row a request, as given, as it goes, and what came out ----------------
+# -- State.request: one row a request; the first columns are those that decoding touches, so
+#    that they share a line of the processor's cache --------------------------------------------
 (
+    STATUS,
+    BASE,  # while decoding: computed tokens at the start of step s are s - BASE
+    BLOCKS_HELD,
+    TABLE_ROW,
+    KEYED,  # 1 if somebody may look up the blocks that it generates, else 0
+    SEGMENT_START,  # first turn of the current run of turns that all gave a token
+    TOTAL_TOKENS,  # prompt and all output tokens
+    ADMISSION,  # place in the running list
+    COMPUTED,  # tokens with KV, while in prefill
+    KNOWN,  # prompt and generated tokens, while not decoding
+    CHUNK,  # tokens given in the call of ...
+    CHUNK_STEP,  # ... this step
+    BLOCKS_ENTERED,  # blocks entered into the prefix cache
+    DYNAMIC_KEY,  # first key of its blocks beyond KEY_COUNT, given at a preemption
+    KEY_START,  # keys of its full blocks: State.keys[KEY_START : KEY_START + KEY_COUNT]
+    KEY_COUNT,
     QUEUED_US,
     PROMPT_TOKENS,
-    TOTAL_TOKENS,  # prompt and all output tokens
     GIVEN_HIT,  # cached prompt tokens that are known as a number only
     ABORT_US,
     RANK,  # place in the waiting order
     URGENCY,  # victims: greatest first (priority, arrival time); ties are equal
-    KEY_START,  # keys of its full blocks: State.keys[KEY_START : KEY_START + KEY_COUNT]
-    KEY_COUNT,
-    STATUS,
-    COMPUTED,  # tokens with KV, while in prefill
-    KNOWN,  # prompt and generated tokens, while not decoding
-    BASE,  # while decoding: computed tokens at the start of step s are s - BASE
-    CHUNK,  # tokens given in the call of ...
-    CHUNK_STEP,  # ... this step
-    BLOCKS_HELD,
-    BLOCKS_ENTERED,  # of those, entered into the prefix cache
-    TABLE_ROW,
-    ADMISSION,  # place in the running list
-    DYNAMIC_KEY,  # first key of its blocks beyond KEY_COUNT, given at a preemption
-    KEYED,  # 1 if somebody may look up the blocks that it generates, else 0
-    SEGMENT_START,  # first turn of the current run of turns that all gave a token
     SCHEDULED_US,  # first admission
     SCHEDULED_STEP,
     FIRST_STEP,
@@ -136,7 +137,7 @@ STEP_COLUMNS = 15
     CACHED_TOKENS,  # hit at the first admission
     RESUME_CACHED_TOKENS,  # hits at later admissions, summed
 ) = range(29)
-REQUEST_COLUMNS = 29
+REQUEST_COLUMNS = 32  # whole lines
 
 # -- State.link: one row a request, places in doubly linked lists ----------------------------
 (
@@ -157,9 +158,8 @@ LINK_COLUMNS = 8
     BLOCK_KEY,  # its key while it is in the prefix cache
     FREE_NEXT,
     FREE_PREV,
-    TWIN,  # next block in the cache under the same key, in order of entry
-) = range(5)
-BLOCK_COLUMNS = 5
+) = range(4)
+BLOCK_COLUMNS = 4
 
 
 class State(NamedTuple):
@@ -179,6 +179,7 @@ class State(NamedTuple):
     finish_head: Int32s  # [ring]
     keys: Int32s  # block keys, see BlockKeys
     block: Int32s  # [blocks, BLOCK_COLUMNS]
+    twin: Int32s  # [blocks] next block in the cache under the same key, in order of entry
     cached_block: Int32s  # [keys] first block in the cache under a key
     table: Int32s  # [rows, blocks of a request] blocks a running request holds, in order
     free_rows: Int64s

@@ -25,6 +25,8 @@ VERBS = {
     "ingest": ("ingest_verb", "Read recordings of a real server into the store."),
     "coefficients": ("coefficients_verb", "List and show coefficient releases."),
     "calibrate": ("calibrate_verb", "Fit coefficients to recordings."),
+    "simulate": ("simulate_verb", "Simulate any request table, without a recording."),
+    "verify": ("verify_verb", "Check the simulator itself: conservation, causality, queueing theory."),
 }
 
 EXIT_PASS, EXIT_FAIL, EXIT_USAGE, EXIT_BAD_DATA = 0, 1, 2, 3

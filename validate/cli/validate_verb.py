@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from blis_replay.validate.cli.options import WINDOW, json_option, print_json, store_option
+
+if TYPE_CHECKING:
+    from blis_replay.blis.release import CoefficientRelease
+    from blis_replay.ingest.store import Store
+    from blis_replay.replay.mode import ReplayMode
+    from blis_replay.replay.simulator import Simulator
+    from blis_replay.validate.compare import Comparison
 
 
 @click.command("validate")
@@ -23,6 +32,30 @@ from blis_replay.validate.cli.options import WINDOW, json_option, print_json, st
     help="exact, as-published, or substitutions: arrivals=flat, lengths=re-tokenised, prefix=none, "
     "scheduling=synchronous, surplus_steps=1, joined by commas.",
 )
+@click.option(
+    "--simulator",
+    "choice",
+    type=click.Choice(["embedded", "blis", "both"]),
+    default="embedded",
+    show_default=True,
+    help="Our engine, the BLIS binary, or both side by side.",
+)
+@click.option("--blis-binary", default=None, metavar="PATH", help="The BLIS binary, for --simulator blis and both.")
+@click.option(
+    "--blis-timeout",
+    type=click.FloatRange(0, min_open=True),
+    default=600.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="End a BLIS run after this long.",
+)
+@click.option(
+    "--blis-model",
+    type=click.Choice(["release", "own"]),
+    default=None,
+    help="BLIS runs the coefficients as its blackbox model, or the latency model that its build has.  "
+    "[default: release where --coefficients is given, else own]",
+)
 @click.option("--by-stage", is_flag=True, help="Add a row for each load stage.")
 @click.option(
     "--window", type=WINDOW, default=(0.0, 1.0), help="Compare only requests of this share of the run, e.g. 0.6:1."
@@ -36,6 +69,10 @@ def command(
     everything: bool,
     coefficients: str | None,
     mode_text: str,
+    choice: str,
+    blis_binary: str | None,
+    blis_timeout: float,
+    blis_model: str | None,
     by_stage: bool,
     window: tuple[float, float],
     store_path: Path,
@@ -52,48 +89,97 @@ def command(
       blis-replay validate --experiment 34b-general --by-stage
       blis-replay validate --experiment 34b-general --coefficients mine.yaml
       blis-replay validate --experiment 34b-general --coefficients stepml-direct --replay as-published
+      blis-replay validate --experiment 34b-general --simulator both --blis-binary ./blis
       blis-replay validate --all --json
     """
     from blis_replay.ingest.store import open_store
     from blis_replay.replay.mode import parse_mode
     from blis_replay.replay.release_file import load_release
-    from blis_replay.validate import as_json as json_form
-    from blis_replay.validate import comparison_text as text
-    from blis_replay.validate.experiment import (
-        DEFAULT_RELEASE,
-        all_experiments,
-        find_experiment,
-        validate_experiment,
-        validate_many,
-    )
-    from blis_replay.validate.experiment import by_stage as stage_comparisons
+    from blis_replay.validate.experiment import DEFAULT_RELEASE, all_experiments, find_experiment
+    from blis_replay.validate.simulators import chosen_simulators, informed
 
     if bool(names) == everything:
         raise click.UsageError("name experiments with --experiment, or use --all")
+    if choice != "embedded" and blis_binary is None:
+        raise click.UsageError(f"--simulator {choice} needs --blis-binary PATH")
+    if not blis_timeout > 0:  # not a number is no limit either
+        raise click.UsageError(f"--blis-timeout {blis_timeout} is no time; give seconds")
+    own_model = blis_model == "own" if blis_model else coefficients is None
     release = load_release(coefficients or DEFAULT_RELEASE)
     release.refuse_if_invalid()
     mode = parse_mode(mode_text, release.published_replay)
+    simulators = chosen_simulators(choice, release, blis_binary or "", blis_timeout, own_model)
     with open_store(store_path) as store:
-        if everything:
-            slugs = all_experiments(store)
-            with click.progressbar(slugs, label="validating", file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
-                comparisons, not_judged = validate_many(store, bar, release, mode, window)
-        else:
-            slugs = [find_experiment(store, name) for name in dict.fromkeys(names)]
-            comparisons = [validate_experiment(store, slug, release, mode, window) for slug in slugs]
-            not_judged = {}
-        stages = {c.slug: stage_comparisons(store, c) for c in comparisons} if by_stage else {}
-    if as_json:
-        print_json(json_form.report_json(comparisons, stages, not_judged))
-    elif everything:
-        click.echo(text.summary_text(comparisons, not_judged))
+        slugs = all_experiments(store) if everything else [find_experiment(store, n) for n in dict.fromkeys(names)]
+        reports = [_report(store, slugs, everything, release, mode, window, by_stage, s) for s in simulators]
+    if choice == "both":
+        embedded = {c.slug: c for c in reports[0].comparisons}
+        known = [informed(c, embedded[c.slug]) if c.slug in embedded else c for c in reports[1].comparisons]
+        reports[1] = replace(reports[1], comparisons=known)
+    _print(reports, everything, as_json)
+    return exit_code([c.verdict for report in reports for c in report.comparisons])
+
+
+@dataclass(frozen=True)
+class _Report:
+    """What one simulator answered: comparisons, the stages of each, and what could not be judged."""
+
+    simulator: str
+    comparisons: list[Comparison]
+    stages: dict[str, list[Comparison]]
+    not_judged: dict[str, str]
+
+
+def _report(
+    store: Store,
+    slugs: list[str],
+    tolerant: bool,
+    release: CoefficientRelease,
+    mode: ReplayMode,
+    window: tuple[float, float],
+    by_stage: bool,
+    simulator: Simulator,
+) -> _Report:
+    """Validate experiments with one simulator; ``tolerant``: those that cannot be judged are listed."""
+    from blis_replay.validate import experiment
+
+    if tolerant:
+        label = f"validating ({simulator.name})"
+        with click.progressbar(slugs, label=label, file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
+            comparisons, not_judged = experiment.validate_many(store, bar, release, mode, window, simulator)
     else:
-        for comparison in comparisons:
+        comparisons = [experiment.validate_experiment(store, s, release, mode, window, simulator) for s in slugs]
+        not_judged = {}
+    stages = {c.slug: experiment.by_stage(store, c) for c in comparisons} if by_stage else {}
+    return _Report(simulator.name, comparisons, stages, not_judged)
+
+
+def _print(reports: list[_Report], everything: bool, as_json: bool) -> None:
+    from blis_replay.validate import as_json as json_form
+    from blis_replay.validate import comparison_text as text
+    from blis_replay.validate.simulators import side_by_side_text
+
+    first, *others = reports
+    if as_json:
+        whole = json_form.report_json(first.comparisons, first.stages, first.not_judged)
+        for report in others:
+            whole[report.simulator] = json_form.report_json(report.comparisons, report.stages, report.not_judged)
+        print_json(whole)
+        return
+    if everything:
+        for report in reports:
+            title = f"simulator {report.simulator}\n\n" if others else ""
+            click.echo(title + text.summary_text(report.comparisons, report.not_judged))
+    elif others:
+        for embedded, blis in zip(first.comparisons, others[0].comparisons, strict=True):
+            click.echo(side_by_side_text(embedded, blis))
+    else:
+        for comparison in first.comparisons:
             click.echo(text.comparison_text(comparison))
-    if not as_json:
-        for comparison in comparisons if by_stage else ():
-            click.echo("\n" + text.stages_text(comparison, stages[comparison.slug]))
-    return exit_code([comparison.verdict for comparison in comparisons])
+    for report in reports:
+        for comparison in report.comparisons if report.stages else ():
+            title = f"simulator {report.simulator}: " if others else ""
+            click.echo(f"\n{title}" + text.stages_text(comparison, report.stages[comparison.slug]))
 
 
 def exit_code(verdicts: list[str]) -> int:

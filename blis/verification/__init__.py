@@ -1,0 +1,1 @@
+"""Checks of the simulator itself: what must hold for every run, and what theory says about it."""

@@ -1,0 +1,312 @@
+"""Request tables: what to simulate without a recording, from CSV, Parquet or JSON lines."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+
+from blis_replay.blis.trace import NEVER_US, BlockKeys, Int64s, RequestTrace
+from blis_replay.ingest.printable import printable
+from blis_replay.replay.errors import ReplayError
+
+# Microseconds in a unit; a table has one of these columns.
+ARRIVALS = {"arrival_us": 1, "arrival_ms": 1_000, "arrival_s": 1_000_000}
+BLOCK_COLUMNS = ("block_keys", "hash_ids")
+_KNOWN = {"prompt_tokens", "output_tokens", "priority", "cached_tokens", "request_id", *ARRIVALS, *BLOCK_COLUMNS}
+_MOST_REQUESTS = 10_000_000
+_LONGEST_LINE = 1 << 24
+_LATEST_US = 1 << 60
+_MOST_TOKENS = 1 << 31
+_WHOLE = re.compile(r"[-+]?[0-9]{1,40}(\.0*)?")
+
+
+class RequestTableError(ReplayError):
+    """A request table that cannot be simulated; names the file, the place and the column."""
+
+
+@dataclass(frozen=True)
+class RequestTable:
+    """Requests of a file, ready for the simulator.
+
+    ``trace``: in order of arrival.  ``rows``: int64[n], the place of each of them in the file,
+    from 0.  ``request_ids``: the file's own names in the order of the file, None without
+    that column.  ``ignored``: columns that mean nothing to the simulator.  ``numbers``:
+    int64[n], where each row of ``path`` stands, in what ``word`` names (line, row).
+    """
+
+    trace: RequestTrace
+    rows: Int64s
+    request_ids: list[str] | None
+    ignored: tuple[str, ...]
+    path: Path
+    word: str
+    numbers: Int64s
+
+    def refuse(self, request: int, problem: str, mend: str) -> NoReturn:
+        """Raise ``RequestTableError`` at a request, numbered as in ``trace``."""
+        _refuse(self.path, self.word, int(self.numbers[self.rows[request]]), problem, mend)
+
+
+def read_request_table(path: Path, block_size: int) -> RequestTable:
+    """The requests of a ``.csv``, ``.jsonl`` or ``.parquet`` file.
+
+    Columns: ``arrival_us``, ``arrival_ms`` or ``arrival_s``, ``prompt_tokens``,
+    ``output_tokens``; optional ``request_id``, ``priority`` (lower first), ``cached_tokens`` (of the
+    prompt, known beforehand), and ``block_keys`` or ``hash_ids``: an integer for each full block
+    of ``block_size`` tokens, equal where the tokens of that block are equal; in CSV separated
+    by spaces.  Raises ``RequestTableError``, one line with file and line, for what is amiss.
+    """
+    reader = {".csv": _csv_rows, ".jsonl": _json_rows, ".parquet": _parquet_rows}.get(path.suffix.lower())
+    if reader is None:
+        raise RequestTableError(f"{path}: of no known form; use a file named .csv, .jsonl or .parquet")
+    try:
+        # Closed at once also when a row is refused: the CSV reader has raised a limit of the process.
+        with closing(reader(path)) as rows:
+            return _Builder(path, block_size).build(rows)
+    except OSError as error:
+        raise RequestTableError(f"{path}: cannot be read ({error.strerror}); name a readable file") from None
+
+
+@dataclass(frozen=True)
+class _Row:
+    word: str
+    number: int
+    values: Mapping[str, object]
+
+
+class _Builder:
+    """Checks rows one by one and gathers them as columns."""
+
+    def __init__(self, path: Path, block_size: int) -> None:
+        self.path, self.block_size = path, block_size
+        self.word = "line"
+        self.numbers: list[int] = []
+        self.arrival_us: list[int] = []
+        self.prompt: list[int] = []
+        self.output: list[int] = []
+        self.priority: list[int] = []
+        self.cached: list[int] = []
+        self.ids: list[str] = []
+        self.keys: list[int] = []
+        self.key_count: list[int] = []
+        self.seen: set[str] = set()
+
+    def build(self, rows: Iterator[_Row]) -> RequestTable:
+        for row in rows:
+            if len(self.prompt) >= _MOST_REQUESTS:
+                self.refuse(row, f"more than {_MOST_REQUESTS:,} requests", "simulate them in parts")
+            self.add(row)
+        if not self.prompt:
+            raise RequestTableError(f"{self.path}: no requests; write one a line")
+        order = np.argsort(np.array(self.arrival_us, np.int64), kind="stable")
+        prompt = np.array(self.prompt, np.int64)
+        trace = RequestTrace(
+            arrival_us=np.array(self.arrival_us, np.int64)[order],
+            prompt_tokens=prompt[order],
+            prefill_tokens=(prompt - np.array(self.cached, np.int64))[order],
+            output_tokens=np.array(self.output, np.int64)[order],
+            abort_us=np.full(len(order), NEVER_US, np.int64),
+            priority=np.array(self.priority, np.int64)[order] if "priority" in self.seen else None,
+            block_keys=self.block_keys(order) if self.seen & set(BLOCK_COLUMNS) else None,
+        )
+        ids = self.ids if "request_id" in self.seen else None
+        ignored = tuple(sorted(self.seen - _KNOWN))
+        return RequestTable(trace, order, ids, ignored, self.path, self.word, np.array(self.numbers, np.int64))
+
+    def add(self, row: _Row) -> None:
+        values = {name: value for name, value in row.values.items() if value is not None and value != ""}
+        self.seen |= values.keys()
+        self.word = row.word
+        self.numbers.append(row.number)
+        self.arrival_us.append(self.arrival(row, values))
+        prompt = self.whole(row, values, "prompt_tokens", 1, _MOST_TOKENS)
+        output = self.whole(row, values, "output_tokens", 1, _MOST_TOKENS)
+        cached = self.whole(row, values, "cached_tokens", 0, _MOST_TOKENS, 0)
+        if cached >= prompt:
+            self.refuse(row, f"cached_tokens is {cached} of {prompt}", "the last prompt token is always computed")
+        self.prompt.append(prompt)
+        self.output.append(output)
+        self.cached.append(cached)
+        self.priority.append(self.whole(row, values, "priority", -(2**31), 2**31, 0))
+        self.ids.append(str(values.get("request_id", "")))
+        keys = self.blocks(row, values)
+        full = (prompt + output) // self.block_size
+        if len(keys) > full:
+            self.refuse(
+                row,
+                f"{len(keys)} block identities, but its {prompt + output} tokens fill {full} blocks of "
+                f"{self.block_size}",
+                "give one for each full block",
+            )
+        if keys and cached:
+            self.refuse(row, "both block identities and cached_tokens", "give one of the two")
+        self.keys += keys
+        self.key_count.append(len(keys))
+
+    def arrival(self, row: _Row, values: Mapping[str, object]) -> int:
+        names = [name for name in ARRIVALS if name in values]
+        if len(names) != 1:
+            problem = f"has {' and '.join(names)}" if names else "has no arrival"
+            self.refuse(row, problem, f"give one of {', '.join(ARRIVALS)}")
+        text, unit_us = values[names[0]], ARRIVALS[names[0]]
+        if unit_us == 1:
+            return self.whole(row, values, names[0], 0, _LATEST_US)
+        try:
+            value = float(text) if isinstance(text, str | int | float) and not isinstance(text, bool) else -1.0
+        except (ValueError, OverflowError):
+            value = -1.0
+        if not 0 <= value * unit_us < _LATEST_US:
+            self.refuse(row, f"{names[0]} is {_short(text)}, no time from 0 on", "count from the first arrival")
+        return round(value * unit_us)
+
+    def whole(
+        self, row: _Row, values: Mapping[str, object], name: str, low: int, high: int, default: int | None = None
+    ) -> int:
+        value = values.get(name, default)
+        if value is None:
+            self.refuse(row, f"{name} is missing", "every request needs it")
+        number = _whole(value)
+        if number is None or not low <= number <= high:
+            self.refuse(row, f"{name} is {_short(value)}", f"write a whole number from {low} on")
+        return number
+
+    def blocks(self, row: _Row, values: Mapping[str, object]) -> list[int]:
+        names = [name for name in BLOCK_COLUMNS if name in values]
+        if len(names) > 1:
+            self.refuse(row, "has block_keys and hash_ids", "give one of the two")
+        if not names:
+            return []
+        value = values[names[0]]
+        items = value.split() if isinstance(value, str) else value
+        if not isinstance(items, list):
+            self.refuse(row, f"{names[0]} is {_short(value)}", "write a list of whole numbers")
+        keys = [_whole(item) for item in items]
+        for item, key in zip(items, keys, strict=True):
+            if key is None:
+                self.refuse(row, f"{names[0]} holds {_short(item)}", "write a list of whole numbers")
+        return [key for key in keys if key is not None]
+
+    def block_keys(self, order: Int64s) -> BlockKeys:
+        """Identities as keys: a key stands for a block and all before it, so equal keys are equal tokens so far."""
+        numbers: dict[tuple[int, int], int] = {}
+        keys = np.empty(len(self.keys), np.int32)
+        count = np.array(self.key_count, np.int64)
+        start = np.cumsum(count) - count
+        for first, length in zip(start.tolist(), self.key_count, strict=True):
+            before = -1
+            for i in range(first, first + length):
+                before = numbers.setdefault((before, self.keys[i]), len(numbers))
+                keys[i] = before
+        return BlockKeys(start[order], count[order], keys, self.block_size)
+
+    def refuse(self, row: _Row, problem: str, mend: str) -> NoReturn:
+        _refuse(self.path, row.word, row.number, problem, mend)
+
+
+def _csv_rows(path: Path) -> Generator[_Row, None, None]:
+    limit = csv.field_size_limit(_LONGEST_LINE)
+    try:
+        # Undecodable bytes become a mark that no number holds, and are refused in their place.
+        reader = csv.reader(line.decode("utf-8-sig", "replace") for _number, line in _lines(path))
+        header: list[str] | None = None
+        while (cells := _csv_row(path, reader)) is not None:
+            if not cells:
+                continue
+            if header is None:
+                header = [name.strip() for name in cells]
+                if twice := sorted({name for name in header if header.count(name) > 1}):
+                    _refuse(path, "line", reader.line_num, f"column {twice[0]!r} twice", "name each once")
+            elif len(cells) != len(header):
+                problem = f"{len(cells)} cells where the header has {len(header)}"
+                _refuse(path, "line", reader.line_num, problem, "write one for each column")
+            else:
+                stripped = (cell.strip() for cell in cells)
+                yield _Row("line", reader.line_num, dict(zip(header, stripped, strict=True)))
+    finally:
+        csv.field_size_limit(limit)
+
+
+def _csv_row(path: Path, reader: csv._reader) -> list[str] | None:  # type: ignore[name-defined]
+    try:
+        row: list[str] | None = next(reader, None)
+    except csv.Error as error:
+        _refuse(path, "line", reader.line_num, f"no valid CSV ({error})", "mend it")
+    return row
+
+
+def _json_rows(path: Path) -> Generator[_Row, None, None]:
+    for number, line in _lines(path):
+        if line.isspace():
+            continue
+        try:
+            document = json.loads(line)
+        except (ValueError, RecursionError):
+            _refuse(path, "line", number, "no JSON", "write an object a line")
+        if not isinstance(document, dict):
+            _refuse(path, "line", number, "no JSON object", "write one a line")
+        yield _Row("line", number, document)
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Numbered lines, none longer than bearable."""
+    with path.open("rb") as file:
+        number = 0
+        while line := file.readline(_LONGEST_LINE + 1):
+            number += 1
+            if len(line) > _LONGEST_LINE:
+                _refuse(path, "line", number, "longer than 16 MiB", "write a request a line")
+            yield number, line
+
+
+def _parquet_rows(path: Path) -> Generator[_Row, None, None]:
+    import pyarrow
+    from pyarrow import parquet
+
+    number = 0
+    try:
+        with path.open("rb") as raw, parquet.ParquetFile(raw) as file:
+            names = file.schema_arrow.names
+            unknown = {name: "ignored" for name in names if name not in _KNOWN}
+            for batch in file.iter_batches(batch_size=10_000, columns=[name for name in names if name in _KNOWN]):
+                for values in batch.to_pylist():
+                    number += 1
+                    yield _Row("row", number, values | unknown)
+    except (pyarrow.ArrowException, ValueError, OverflowError) as error:
+        _refuse(path, "row", number + 1, f"no sound Parquet ({_first_line(error)})", "write it again")
+    except OSError as error:
+        if error.errno:  # the file system's; pyarrow's own have none
+            raise
+        _refuse(path, "row", number + 1, f"no sound Parquet ({_first_line(error)})", "write it again")
+
+
+def _refuse(path: Path, word: str, number: int, problem: str, mend: str) -> NoReturn:
+    raise RequestTableError(printable(f"{path}, {word} {number}: {problem}; {mend}"))
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0][:120]
+
+
+def _whole(value: object) -> int | None:
+    """A whole number in any of its spellings, else None."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return value
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else None
+    if isinstance(value, str) and _WHOLE.fullmatch(value):
+        return int(value.split(".")[0])
+    return None
+
+
+def _short(value: object) -> str:
+    return ascii(value)[:40] if not isinstance(value, str) else repr(value[:40])

@@ -1,0 +1,209 @@
+"""Simulating a request table: engine arguments and coefficients in, tables per request and step out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from blis_replay.blis.engine import simulate
+from blis_replay.blis.errors import TraceError
+from blis_replay.blis.kernel import state as kernel
+from blis_replay.blis.release import CoefficientRelease, ModelEntry
+from blis_replay.blis.result import SimResult
+from blis_replay.blis.trace import EngineConfig
+from blis_replay.ingest.readers.engine_settings import read_engine_file
+from blis_replay.ingest.readers.files import RecordedFile
+from blis_replay.replay.errors import ReplayError, UnknownNameError
+from blis_replay.replay.request_table import RequestTable, read_request_table
+
+_REQUIRED = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "async_scheduling")
+# Arguments of a server that are no business of its scheduler.
+_NOT_OF_THE_ENGINE = ("tensor_parallel_size", "vllm_version")
+
+_STEPS_A_PART = 500_000
+
+_STEP_COLUMNS = {
+    "start_us": kernel.STEP_START,
+    "end_us": kernel.STEP_END,
+    "prefill_tokens": kernel.STEP_PREFILL,
+    "decode_tokens": kernel.STEP_DECODE,
+    "context_tokens": kernel.STEP_CONTEXT,
+    "prefill_requests": kernel.STEP_PREFILL_REQUESTS,
+    "running_depth": kernel.STEP_RUNNING,
+    "waiting_depth": kernel.STEP_WAITING,
+    "admitted": kernel.STEP_ADMITTED,
+    "preempted": kernel.STEP_PREEMPTED,
+    "finished": kernel.STEP_FINISHED,
+    "free_blocks": kernel.STEP_FREE,
+}
+
+
+@dataclass(frozen=True)
+class EngineFile:
+    """Engine arguments of a file, and the tensor parallelism if it names one."""
+
+    engine: EngineConfig
+    tensor_parallelism: int | None
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """A finished simulation and what went into it; ``result`` is in the order of ``table.trace``."""
+
+    table: RequestTable
+    engine: EngineConfig
+    release: CoefficientRelease
+    entry: ModelEntry
+    result: SimResult
+
+
+def read_engine(path: Path) -> EngineFile:
+    """Engine arguments from a YAML file, under vLLM's names, as ``ingest --engine`` takes them.
+
+    ``max_num_seqs``, ``max_num_batched_tokens``, ``max_model_len`` and ``async_scheduling`` are
+    needed; the others have vLLM's defaults, and without ``num_gpu_blocks`` memory never
+    binds.  Raises ``RecordingError`` for an unknown argument or a value of the wrong type,
+    ``ReplayError`` for a missing one, ``TraceError`` for what the engine cannot be.
+    """
+    given = read_engine_file(RecordedFile(path, path.name))
+    missing = [name for name in _REQUIRED if given.get(name) is None]
+    if missing:
+        raise ReplayError(f"{path}: {', '.join(missing)} missing; add a line such as `max_num_seqs: 128`")
+    arguments: dict[str, Any] = {k: v for k, v in given.items() if k not in _NOT_OF_THE_ENGINE and v is not None}
+    tensor_parallelism = given.get("tensor_parallel_size")
+    try:
+        engine = EngineConfig(**arguments)
+    except TraceError as error:
+        raise TraceError(f"{path}: {error}") from None
+    return EngineFile(engine, int(str(tensor_parallelism)) if tensor_parallelism else None)
+
+
+def choose_entry(release: CoefficientRelease, model: str | None, tensor_parallelism: int | None) -> ModelEntry:
+    """The coefficients of a model by its name, the name's last part, or an ``applies_to`` pattern.
+
+    Without a name the release must have one model only.  Raises ``UnknownNameError`` if none
+    or several fit, ``ReleaseError`` if the release is invalid.
+    """
+    release.refuse_if_invalid()
+    fitting = [
+        entry
+        for entry in release.models
+        if (model is None or model.lower() in _names(entry)) and tensor_parallelism in (None, entry.tensor_parallelism)
+    ]
+    if len(fitting) == 1:
+        return fitting[0]
+    problem = "has several models" if fitting else "has no such model"
+    entries = ", ".join(_label(entry) for entry in fitting or release.models)
+    raise UnknownNameError(f"release {release.name} {problem}: {entries}; choose one with --model and --tp")
+
+
+def simulate_table(requests: Path, engine: EngineConfig, release: CoefficientRelease, entry: ModelEntry) -> Simulation:
+    """Simulate the requests of a file (see ``read_request_table``) on an engine.
+
+    Raises ``RequestTableError`` for a table that is not sound or a request that this engine
+    can never serve, ``TraceError`` for an engine that cannot run, ``ReleaseError`` for a
+    model that gives no step time.
+    """
+    table = read_request_table(requests, engine.block_size)
+    refuse_unservable(table, engine)
+    return Simulation(table, engine, release, entry, simulate(table.trace, engine, entry.latency, entry.lifecycle))
+
+
+def refuse_unservable(table: RequestTable, engine: EngineConfig) -> None:
+    """Raise ``RequestTableError``, with its line, for the first request that the engine can never serve."""
+    trace = table.trace
+    too_long = trace.prompt_tokens >= engine.max_model_len
+    if too_long.any():
+        i = int(np.argmax(too_long))
+        problem = f"a prompt of {trace.prompt_tokens[i]} tokens leaves no room in max_model_len {engine.max_model_len}"
+        table.refuse(i, problem, "raise it or drop the request")
+    if engine.num_gpu_blocks is None:
+        return
+    total = np.minimum(trace.prompt_tokens + trace.output_tokens, engine.max_model_len)
+    blocks = -(-np.maximum(total - 1, 1) // engine.block_size)
+    if int(blocks.max()) > engine.num_gpu_blocks - 1:
+        i = int(np.argmax(blocks))
+        problem = f"needs {blocks[i]} KV blocks, and the engine has {engine.num_gpu_blocks - 1}"
+        table.refuse(i, problem, "raise num_gpu_blocks or drop the request")
+
+
+def request_frame(simulation: Simulation) -> pl.DataFrame:
+    """A row a request in the order of the file.
+
+    Times are us of the run; ``ttft_us`` and ``e2e_us`` are the client's, ``cached_tokens`` the
+    prefix-cache hit of the first admission.
+    """
+    table, result = simulation.table, simulation.result
+    place = np.empty(len(table.rows), np.int64)
+    place[table.rows] = np.arange(len(table.rows))
+    known = table.trace.prompt_tokens - table.trace.prefill_tokens
+    columns = {
+        "arrival_us": result.arrival_us,
+        "prompt_tokens": table.trace.prompt_tokens,
+        "output_tokens": result.output_tokens,
+        "cached_tokens": np.maximum(result.cached_tokens, known),
+        "preemptions": result.preemptions,
+        "queued_us": result.queued_us,
+        "scheduled_us": result.scheduled_us,
+        "first_token_us": result.first_token_us,
+        "finished_us": result.finished_us,
+        "ttft_us": result.ttft_us,
+        "e2e_us": result.e2e_us,
+    }
+    names = table.request_ids or [str(row) for row in range(len(place))]
+    return pl.DataFrame({"request_id": names, **{name: values[place] for name, values in columns.items()}})
+
+
+def step_frame(simulation: Simulation, first: int = 0, rows: int | None = None) -> pl.DataFrame:
+    """A row a step: start and end (us), tokens, depths after scheduling, free KV blocks after allocation.
+
+    ``first``, ``rows``: the part of the run, all of it if not given.
+    """
+    steps = simulation.result.steps[first : None if rows is None else first + rows]
+    numbers = np.arange(first, first + len(steps))
+    return pl.DataFrame({"step": numbers, **{name: steps[:, column] for name, column in _STEP_COLUMNS.items()}})
+
+
+def write_tables(simulation: Simulation, folder: Path, as_csv: bool) -> None:
+    """Write ``requests.parquet`` and ``steps.parquet`` (and ``.csv``) into a folder.
+
+    Raises ``OSError`` if the folder cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    steps = len(simulation.result.steps)
+    # A long run has more steps than should be in memory twice.
+    parts = (step_frame(simulation, first, _STEPS_A_PART) for first in range(0, max(steps, 1), _STEPS_A_PART))
+    _write(folder / "requests", iter([request_frame(simulation)]), as_csv)
+    _write(folder / "steps", parts, as_csv)
+
+
+def _write(stem: Path, parts: Iterator[pl.DataFrame], as_csv: bool) -> None:
+    from pyarrow.parquet import ParquetWriter
+
+    head = next(parts)
+    table = head.to_arrow()
+    with (
+        ParquetWriter(stem.with_suffix(".parquet"), table.schema, compression="zstd") as parquet,
+        stem.with_suffix(".csv").open("wb") if as_csv else nullcontext() as text,
+    ):
+        for number, part in enumerate(chain([head], parts)):
+            parquet.write_table(part.to_arrow())
+            if text is not None:
+                part.write_csv(text, include_header=number == 0)
+
+
+def _names(entry: ModelEntry) -> set[str]:
+    model = entry.model.lower()
+    return {model, model.split("/")[-1], *(pattern.lower() for pattern in entry.applies_to)}
+
+
+def _label(entry: ModelEntry) -> str:
+    patterns = f" for {' '.join(entry.applies_to)}" if entry.applies_to else ""
+    return f"{entry.model} tp {entry.tensor_parallelism}{patterns}"

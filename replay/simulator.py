@@ -1,0 +1,88 @@
+"""What a simulator is to a replay: something that answers a plan with client latencies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blis_replay.blis.engine import simulate
+from blis_replay.blis.release import CoefficientRelease, ModelEntry
+from blis_replay.blis.result import SimResult
+from blis_replay.blis.trace import Int64s
+from blis_replay.ingest.recording import Recording
+from blis_replay.replay.plan import ReplayPlan
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What a simulator answers, in request order.
+
+    ``completed``: bool[n].  ``ttft_us``, ``e2e_us``, ``output_tokens``: int64[n], meaningful
+    where ``completed``.  ``engine``: the run step by step, None from a simulator that
+    reports requests only.  ``preemptions``: of the whole run, None if not known.
+    ``asynchronous``: whether steps were scheduled while the one before ran.
+    ``differences``: what of this plan the simulator does otherwise than the recorded
+    engine, by its known semantics, a sentence each.
+    """
+
+    completed: NDArray[np.bool_]
+    ttft_us: Int64s
+    e2e_us: Int64s
+    output_tokens: Int64s
+    engine: SimResult | None = None
+    preemptions: int | None = None
+    asynchronous: bool = False
+    differences: tuple[str, ...] = ()
+
+
+class Simulator(Protocol):
+    """A simulator with its coefficients."""
+
+    @property
+    def name(self) -> str:
+        """As runs are stored: ``embedded`` or ``blis``."""
+
+    @property
+    def release(self) -> CoefficientRelease:
+        """The coefficients that it runs with."""
+
+    @property
+    def reports_steps(self) -> bool:
+        """Whether its answers have the run step by step."""
+
+    def entry_for(self, recording: Recording) -> ModelEntry | None:
+        """The coefficients for a recording, None if they are the simulator's own."""
+
+    def serve(self, recording: Recording, plan: ReplayPlan) -> Simulated:
+        """Serve the plan of a recording in virtual time."""
+
+
+@dataclass(frozen=True)
+class EmbeddedEngine:
+    """The engine of this package with a coefficient release."""
+
+    release: CoefficientRelease
+    name: str = "embedded"
+    reports_steps: bool = True
+
+    def entry_for(self, recording: Recording) -> ModelEntry:
+        """The release's entry; ``ReleaseError`` if it is invalid or has none."""
+        self.release.refuse_if_invalid()
+        return self.release.entry_for(recording.model, recording.tensor_parallelism, recording.alias)
+
+    def serve(self, recording: Recording, plan: ReplayPlan) -> Simulated:
+        """The plan through the engine; raises ``TraceError`` if it cannot be run."""
+        entry = self.entry_for(recording)
+        result = simulate(plan.trace, plan.engine, entry.latency, entry.lifecycle)
+        return Simulated(
+            completed=result.completed,
+            ttft_us=result.ttft_us,
+            e2e_us=result.e2e_us,
+            output_tokens=result.output_tokens,
+            engine=result,
+            preemptions=int(result.preemptions.sum()),
+            asynchronous=plan.engine.async_scheduling,
+        )

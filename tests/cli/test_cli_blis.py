@@ -1,0 +1,122 @@
+"""``blis-replay validate --simulator``: the BLIS binary as a user meets it, with a stand-in."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from blis_stand_in import HELP_BLACKBOX, HELP_OLDER, write_stand_in
+from command_line import Run
+
+from blis_replay.ingest.store import list_runs, open_store, read_run
+
+BOTH = ("--coefficients", "mine.yaml", "--blis-model", "own", "--simulator", "both", "--blis-binary")
+SLUG = "20260301-120000-synthetic-1b-tp1-general"
+
+
+@pytest.fixture
+def stored(run: Run, demo: Path) -> str:
+    """The slug of the synthetic experiment, ingested, with coefficients of its own in mine.yaml."""
+    assert run("ingest", demo).code == 0
+    assert run("calibrate", "--train", SLUG, "--out", "mine.yaml").code == 0
+    return SLUG
+
+
+def test_blis_alone(run: Run, stored: str, tmp_path: Path) -> None:
+    """The stand-in gives every token after the first 10 ms; single tokens it does not report."""
+    path = write_stand_in(tmp_path)
+    answer = run("validate", "--experiment", stored, "--simulator", "blis", "--blis-binary", path, "--json")
+    (experiment,) = answer.json["experiments"]
+    assert answer.code in (0, 1)
+    assert experiment["provenance"]["simulator"] == "blis"
+    assert experiment["provenance"]["coefficients"] == "blis-own-model"
+    assert experiment["provenance"]["scheduling"] == "synchronous"
+    assert experiment["metrics"]["itl"]["mean"]["simulated_ms"] == 10.0
+    assert experiment["metrics"]["itl"]["p99"]["simulated_ms"] is None
+    assert "no times of single tokens" in experiment["metrics"]["itl"]["p99"]["reason"]
+    assert any("groups with a shared prefix" in line for line in experiment["known_differences"])
+
+
+def test_the_run_is_stored_beside_that_of_the_embedded_engine(run: Run, stored: str, tmp_path: Path) -> None:
+    path = write_stand_in(tmp_path)
+    run("validate", "--experiment", stored, *BOTH, path)
+    with open_store(Path(".blis-replay") / "store.duckdb") as store:
+        runs = {record.simulator: read_run(store, record) for record in list_runs(store, SLUG)}
+    assert set(runs) == {"embedded", "blis"}
+    requests, steps, _errors = runs["blis"]
+    done = requests.filter(requests["state"] == "completed")
+    assert done["ttft_us"].unique().to_list() == [20_000]
+    assert done["first_token_us"].null_count() == len(done)
+    assert len(steps) == 0
+    assert len(runs["embedded"][1]) > 0
+
+
+def test_both_side_by_side(run: Run, stored: str, tmp_path: Path) -> None:
+    path = write_stand_in(tmp_path)
+    answer = run("validate", "--experiment", stored, *BOTH, path)
+    assert "side by side  observed ms  embedded ms" in answer.out
+    assert "where the engines differ:\n- " in answer.out
+    assert "BLIS ran with coefficients: blis-own-model\nverdict:" in answer.out
+    assert max(len(line) for line in answer.out.splitlines()) <= 80
+    line = next(line for line in answer.out.splitlines() if line.startswith("TTFT mean") and line.count("%") == 2)
+    assert line.split()[-3] == "20.00"
+
+
+def test_both_in_json(run: Run, stored: str, tmp_path: Path) -> None:
+    """The embedded engine's report as ever, BLIS's beside it under its name."""
+    path = write_stand_in(tmp_path)
+    document = run("validate", "--experiment", stored, *BOTH, path, "--by-stage", "--json").json
+    assert document["experiments"][0]["provenance"]["simulator"] == "embedded"
+    assert document["blis"]["experiments"][0]["provenance"]["simulator"] == "blis"
+    assert len(document["blis"]["experiments"][0]["stages"]) == len(document["experiments"][0]["stages"]) > 0
+
+
+def test_preemptions_of_a_build_that_does_not_count_them(run: Run, stored: str, tmp_path: Path) -> None:
+    """The older build has no metrics file; nothing is preempted in the demo, so nothing is said."""
+    path = write_stand_in(tmp_path, help_text=HELP_OLDER)
+    answer = run("validate", "--experiment", stored, *BOTH, path)
+    assert "preempted" not in answer.out
+
+
+def test_a_blackbox_release_in_a_build_that_runs_it(run: Run, tmp_path: Path) -> None:
+    """34b of stepml-direct: 14,196 us a step, no cost of a prefill token."""
+    path = write_stand_in(tmp_path, help_text=HELP_BLACKBOX)
+    answer = run(
+        *("validate", "--experiment", "34b-general", "--coefficients", "stepml-direct"),
+        *("--simulator", "blis", "--blis-binary", path, "--json"),
+    )
+    (experiment,) = answer.json["experiments"]
+    assert experiment["provenance"]["coefficients"] == "stepml-direct"
+    arguments = json.loads((tmp_path / "called.json").read_text())["arguments"]
+    option = dict(zip(arguments[1::2], arguments[2::2], strict=True))
+    assert option["--latency-model"] == "blackbox"
+    assert option["--beta-coeffs"].startswith("14196")
+    assert option["--total-kv-blocks"] == "26602"
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (["--simulator", "blis"], 2, "--simulator blis needs --blis-binary PATH"),
+        (["--simulator", "both", "--blis-binary", "./nowhere"], 3, "no such BLIS binary"),
+        (["--simulator", "blis", "--blis-binary", "{}", "--coefficients", "stepml-direct"], 3, "has no blackbox model"),
+        (["--simulator", "blis", "--blis-binary", "{}", "--blis-timeout", "-1"], 2, "--blis-timeout"),
+        (["--simulator", "blis", "--blis-binary", "{}", "--blis-timeout", "nan"], 2, "--blis-timeout nan is no time"),
+        (["--simulator", "blis", "--blis-binary", "{}", "--blis-timeout", "0.4"], 3, "did not end within 0.4 s"),
+    ],
+)
+def test_what_goes_wrong_is_one_line(run: Run, tmp_path: Path, options: list[str], code: int, message: str) -> None:
+    path = write_stand_in(tmp_path, "time.sleep(30)")
+    answer = run("validate", "--experiment", "34b-general", *(option.format(path) for option in options))
+    assert (answer.code, answer.out) == (code, "")
+    assert message in answer.err
+    assert code == 2 or answer.err.count("\n") == 1
+
+
+def test_all_names_what_blis_could_not_do(run: Run, stored: str, tmp_path: Path) -> None:
+    """A crash in one experiment is listed with its reason, the others go on."""
+    path = write_stand_in(tmp_path, 'sys.exit("panic: nil map")')
+    answer = run("validate", "--all", "--simulator", "blis", "--blis-binary", path)
+    assert answer.code == 3
+    assert answer.out.count("panic: nil map") == 17

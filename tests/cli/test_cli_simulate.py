@@ -1,0 +1,110 @@
+"""``blis-replay simulate`` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import polars as pl
+import pytest
+from command_line import Run
+
+RELEASE = """schema: blis-replay/coefficients/1
+name: worked
+status: valid
+summary: The coefficients of a worked example.
+source: blis-semantics, section 11
+hardware: none
+models:
+  - model: some/Model
+    tensor_parallelism: 1
+    latency:
+      kind: blackbox
+      intercept: 1000 us
+      per_prefill_token: 10 us/token
+      per_decode_token: 5 us/token
+      rounding: truncate
+    lifecycle:
+      pre_queue: 100 us
+      pre_queue_per_prompt_token: 1 us/token
+      post_token: 20 us
+"""
+ENGINE = "max_num_seqs: 8\nmax_num_batched_tokens: 2048\nmax_model_len: 4096\nasync_scheduling: false\n"
+ARGUMENTS = ("--requests", "load.csv", "--engine", "engine.yaml", "--coefficients", "worked.yaml", "--out", "run")
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> Path:
+    """The files of ARGUMENTS: two requests of 100 prompt tokens and 3 output tokens, 1 s apart."""
+    (tmp_path / "worked.yaml").write_text(RELEASE, "utf-8")
+    (tmp_path / "engine.yaml").write_text(ENGINE, "utf-8")
+    (tmp_path / "load.csv").write_text("arrival_s,prompt_tokens,output_tokens,user\n0,100,3,a\n1,100,3,b\n", "utf-8")
+    return tmp_path
+
+
+def test_tables_and_summary(run: Run, inputs: Path) -> None:
+    """Worked example V1, twice: TTFT 2.22 ms, E2E 4.27 ms, ITL 1.025 ms."""
+    answer = run("simulate", *ARGUMENTS, "--csv")
+    assert (answer.code, answer.err) == (0, "")
+    lines = {line.split()[0]: line.split()[1:] for line in answer.out.splitlines() if line}
+    assert lines["TTFT"] == ["2.22"] * 4
+    assert lines["E2E"] == ["4.27"] * 4
+    assert lines["ITL"] == ["1.02"] * 4
+    assert "2 of 2 requests completed in 1.0 s and 6 steps" in answer.out
+    assert "columns not used: user" in answer.out
+    assert max(len(line) for line in answer.out.splitlines()) <= 80
+    assert sorted(path.name for path in (inputs / "run").iterdir()) == [
+        "requests.csv",
+        "requests.parquet",
+        "steps.csv",
+        "steps.parquet",
+        "summary.json",
+    ]
+    assert pl.read_parquet(inputs / "run" / "requests.parquet")["e2e_us"].to_list() == [4270, 4270]
+    assert len(pl.read_parquet(inputs / "run" / "steps.parquet")) == 6
+
+
+def test_json_is_what_the_summary_file_holds(run: Run, inputs: Path) -> None:
+    answer = run("simulate", *ARGUMENTS, "--json")
+    assert answer.json == json.loads((inputs / "run" / "summary.json").read_text("utf-8"))
+    assert answer.json["latencies_ms"]["tpot"]["p99"] == 1.025
+    assert answer.json["provenance"]["coefficients"] == "worked"
+    assert answer.json["provenance"]["engine"]["max_num_seqs"] == 8
+
+
+def test_a_release_of_several_models_asks_which(run: Run, inputs: Path) -> None:
+    arguments = [*ARGUMENTS[:5], "h100-vllm-0.15.1", *ARGUMENTS[6:]]
+    answer = run("simulate", *arguments)
+    assert (answer.code, answer.err.count("\n")) == (2, 1)
+    assert "has several models: codellama/CodeLlama-34b-Instruct-hf tp 2" in answer.err
+    answer = run("simulate", *arguments, "--model", "codellama-34b-instruct-hf", "--json")
+    assert answer.json["provenance"]["model"] == "codellama/CodeLlama-34b-Instruct-hf"
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "code", "message"),
+    [
+        ("load.csv", "arrival_s,prompt_tokens,output_tokens\n0,x,3\n", 3, "load.csv, line 2: prompt_tokens is 'x'"),
+        ("load.csv", "arrival_s,prompt_tokens,output_tokens\n0,5000,3\n", 3, "line 2: a prompt of 5000 tokens"),
+        ("engine.yaml", ENGINE + "max_seqs: 3\n", 3, "max_seqs"),
+        ("engine.yaml", "max_num_seqs: 8\n", 3, "max_model_len, async_scheduling missing"),
+        ("worked.yaml", "name: [", 3, "worked.yaml: not YAML"),
+        ("run", "a file", 2, "run"),
+    ],
+)
+def test_what_is_wrong_is_named(run: Run, inputs: Path, file: str, content: str, code: int, message: str) -> None:
+    (inputs / file).write_text(content, "utf-8")
+    answer = run("simulate", *ARGUMENTS)
+    assert (answer.code, answer.out) == (code, "")
+    assert message in answer.err
+    assert "Traceback" not in answer.err
+    assert code == 2 or answer.err.count("\n") == 1
+
+
+def test_files_that_are_not_there(run: Run, inputs: Path) -> None:
+    for i, code in ((1, 3), (3, 3), (5, 2)):
+        arguments = list(ARGUMENTS)
+        arguments[i] = "nowhere.csv"
+        answer = run("simulate", *arguments)
+        assert (answer.code, answer.err.count("\n")) == (code, 1)
+        assert "nowhere.csv" in answer.err

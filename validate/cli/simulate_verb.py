@@ -1,0 +1,77 @@
+"""``blis-replay simulate``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from blis_replay.validate.cli.options import json_option, print_json
+
+
+@click.command("simulate")
+@click.option(
+    "--requests",
+    "requests_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    required=True,
+    help="Request table: .csv, .jsonl or .parquet.",
+)
+@click.option(
+    "--engine",
+    "engine_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    required=True,
+    help="YAML with engine arguments under vLLM's names.",
+)
+@click.option("--coefficients", required=True, help="A release that ships, or a YAML file.")
+@click.option("--model", default=None, metavar="NAME", help="Which model of the release, where it has several.")
+@click.option("--tp", type=click.IntRange(1), default=None, help="Its tensor parallelism, where that is not enough.")
+@click.option(
+    "--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder for the tables and summary."
+)
+@click.option("--csv", "as_csv", is_flag=True, help="Write the tables as CSV too.")
+@json_option
+def command(
+    requests_path: Path,
+    engine_path: Path,
+    coefficients: str,
+    model: str | None,
+    tp: int | None,
+    out: Path,
+    as_csv: bool,
+    as_json: bool,
+) -> None:
+    """Simulate any request table, without a recording.
+
+    The table has an arrival (arrival_us, arrival_ms or arrival_s), prompt_tokens and
+    output_tokens; optional request_id, priority (lower is served first), cached_tokens, and
+    block_keys or hash_ids: an integer for each full block of a request, equal where the
+    tokens are (in CSV separated by spaces). The engine file needs max_num_seqs,
+    max_num_batched_tokens, max_model_len and async_scheduling.
+
+    Writes requests.parquet, steps.parquet and summary.json, and prints the summary.
+
+    \b
+    Examples:
+      blis-replay simulate --requests load.csv --engine engine.yaml \\
+          --coefficients h100-vllm-0.15.1 --model codellama-34b-instruct-hf --out run
+      blis-replay simulate --requests load.jsonl --engine engine.yaml \\
+          --coefficients mine.yaml --out run --csv --json
+    """
+    from blis_replay.replay.release_file import load_release
+    from blis_replay.replay.simulation import choose_entry, read_engine, simulate_table, write_tables
+    from blis_replay.validate.simulation_summary import summary, summary_text
+
+    release = load_release(coefficients)
+    given = read_engine(engine_path)
+    entry = choose_entry(release, model, tp or given.tensor_parallelism)
+    simulation = simulate_table(requests_path, given.engine, release, entry)
+    write_tables(simulation, out, as_csv)
+    document = summary(simulation)
+    (out / "summary.json").write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", "utf-8")
+    if as_json:
+        print_json(document)
+    else:
+        click.echo(summary_text(document))

@@ -1,0 +1,98 @@
+"""The summary of a simulation: counts, rates, latencies, and how full the engine was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from blis_replay.blis.kernel import state as kernel
+from blis_replay.replay.simulation import Simulation
+from blis_replay.validate.metrics import METRICS, STATISTICS, LatencySamples, pooled_quantiles, statistics
+from blis_replay.validate.terminal import percent_plain, table, wrap
+
+
+def summary(simulation: Simulation) -> dict[str, Any]:
+    """Plain JSON values; times in ms, rates per s, shares as fractions.
+
+    ``duration_s``: first arrival to last token at a client.  ``prefix_hit_rate``: prompt tokens
+    that were not computed at the first admission, known beforehand or found in the simulated
+    cache, over all.  ``min_free_blocks`` is null where memory has no bound.
+    """
+    result, trace, engine = simulation.result, simulation.table.trace, simulation.engine
+    done, steps = result.completed, result.steps
+    duration_s = float((trace.arrival_us + result.e2e_us)[done].max(initial=0) - trace.arrival_us[0]) / 1e6
+    hits = np.maximum(result.cached_tokens, trace.prompt_tokens - trace.prefill_tokens)
+    bounded = engine.num_gpu_blocks is not None
+    return {
+        "requests": len(trace),
+        "completed": int(done.sum()),
+        "steps": len(steps),
+        "duration_s": duration_s,
+        "requests_per_s": int(done.sum()) / duration_s if duration_s else None,
+        "output_tokens_per_s": int(result.output_tokens[done].sum()) / duration_s if duration_s else None,
+        "latencies_ms": _latencies_ms(simulation),
+        "preemptions": int(result.preemptions.sum()),
+        "prefix_hit_rate": int(hits.sum()) / int(trace.prompt_tokens.sum()),
+        "peak_running": int(steps[:, kernel.STEP_RUNNING].max(initial=0)),
+        "peak_waiting": int(steps[:, kernel.STEP_WAITING].max(initial=0)),
+        "min_free_blocks": int(steps[:, kernel.STEP_FREE].min()) if bounded and len(steps) else None,
+        "ignored_columns": list(simulation.table.ignored),
+        "provenance": {
+            "coefficients": simulation.release.name,
+            "coefficients_hash": simulation.release.sha256,
+            "model": simulation.entry.model,
+            "tensor_parallelism": simulation.entry.tensor_parallelism,
+            "engine": vars(engine),
+        },
+    }
+
+
+def summary_text(values: dict[str, Any]) -> str:
+    """The page of a summary, in 80 columns."""
+    latencies, free, source = values["latencies_ms"], values["min_free_blocks"], values["provenance"]
+    rows = [[metric.upper(), *(_hundredths(latencies[metric][s]) for s in STATISTICS)] for metric in METRICS]
+    lines = [
+        f"{values['completed']:,} of {values['requests']:,} requests completed in {values['duration_s']:,.1f} s "
+        f"and {values['steps']:,} steps",
+        f"throughput {_hundredths(values['requests_per_s'])} requests/s, "
+        f"{_hundredths(values['output_tokens_per_s'])} output tokens/s",
+        f"preemptions {values['preemptions']:,}; prefix hit rate {percent_plain(values['prefix_hit_rate'])}",
+        f"peak running {values['peak_running']:,}, peak waiting {values['peak_waiting']:,}, "
+        + ("KV blocks without bound" if free is None else f"least free KV blocks {free:,}"),
+    ]
+    if values["ignored_columns"]:
+        lines.append(f"columns not used: {', '.join(values['ignored_columns'])}")
+    head = f"coefficients: {source['coefficients']}, {source['model']} tp {source['tensor_parallelism']}"
+    return "\n\n".join([wrap(head), table(["ms", *STATISTICS], rows), "\n".join(map(wrap, lines))])
+
+
+def _latencies_us(simulation: Simulation) -> dict[str, dict[str, float]]:
+    """Statistics of each metric (us), by the definitions that a comparison uses."""
+    result = simulation.result
+    done = result.completed
+    samples = LatencySamples(result.ttft_us[done], result.e2e_us[done], result.output_tokens[done])
+    itl = pooled_quantiles(*result.inter_token_gaps(done))
+    if samples.itl_mean_us is not None:
+        itl["mean"] = samples.itl_mean_us
+    return {
+        "e2e": statistics(samples.e2e_us),
+        "ttft": statistics(samples.ttft_us),
+        "tpot": statistics(samples.tpot_us),
+        "itl": itl,
+    }
+
+
+def _latencies_ms(simulation: Simulation) -> dict[str, dict[str, float | None]]:
+    latencies = _latencies_us(simulation)
+    return {
+        metric: {
+            name: round(us / 1000, 6) if (us := latencies[metric].get(name)) is not None else None
+            for name in STATISTICS
+        }
+        for metric in METRICS
+    }
+
+
+def _hundredths(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.2f}"
