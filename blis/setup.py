@@ -70,7 +70,7 @@ def new_state(trace: RequestTrace, engine: EngineConfig, lifecycle: Lifecycle) -
         finish_head=_links(ring),
         keys=keys,
         block=_blocks(usable),
-        twin=_links(usable),
+        free_queue=_queue(usable),
         cached_block=_links(static_keys + (engine.max_num_seqs + 2) * (width + 1)),
         table=np.zeros((engine.max_num_seqs, width), np.int32),
         free_rows=np.arange(engine.max_num_seqs, dtype=np.int64),
@@ -184,7 +184,7 @@ def _at(requests: int, usable_blocks: int, rows: int, static_keys: int) -> Int64
     at = np.zeros(k.AT_SIZE, np.int64)
     at[k.SUBMITTED] = requests
     at[k.FREE_BLOCKS] = usable_blocks
-    at[k.FREE_TAIL] = usable_blocks - 1
+    at[k.QUEUE_TAIL] = usable_blocks
     at[[k.RUN_HEAD, k.RUN_TAIL, k.PREFILL_HEAD, k.PREFILL_TAIL]] = k.NONE
     at[k.FREE_ROWS] = rows
     at[k.KEYS_USED] = static_keys
@@ -195,9 +195,15 @@ def _blocks(usable: int) -> k.Int32s:
     """All blocks free, in the order of their numbers."""
     block = _links(usable, k.BLOCK_COLUMNS)
     block[:, k.HOLDERS] = 0
-    block[:-1, k.FREE_NEXT] = np.arange(1, usable)
-    block[1:, k.FREE_PREV] = np.arange(usable - 1)
+    block[:, k.FREE_PLACE] = np.arange(usable)
     return block
+
+
+def _queue(usable: int) -> k.Int32s:
+    """The free queue, all blocks in it, in an array so long that it is seldom closed up."""
+    queue = np.empty(4 * usable, np.int32)
+    queue[:usable] = np.arange(usable)
+    return queue
 
 
 def _links(*shape: int) -> k.Int32s:

@@ -16,10 +16,7 @@ from blis_replay.blis.kernel.state import (
     BLOCKS_HELD,
     DYNAMIC_KEY,
     FREE_BLOCKS,
-    FREE_HEAD,
-    FREE_NEXT,
-    FREE_PREV,
-    FREE_TAIL,
+    FREE_PLACE,
     GROWTH_NEXT,
     HOLDERS,
     KEY_COUNT,
@@ -29,8 +26,11 @@ from blis_replay.blis.kernel.state import (
     KNOWN,
     NONE,
     PREFIX_CACHING,
+    QUEUE_HEAD,
+    QUEUE_TAIL,
     TABLE_ROW,
     TOTAL_TOKENS,
+    TWIN,
     State,
 )
 
@@ -39,13 +39,11 @@ from blis_replay.blis.kernel.state import (
 def take_block(state: State) -> int:
     """Take the head of the free queue; a hash it carries leaves the cache at that moment."""
     at = state.at
-    block = at[FREE_HEAD]
-    after = state.block[block, FREE_NEXT]
-    at[FREE_HEAD] = after
-    if after == NONE:
-        at[FREE_TAIL] = NONE
-    else:
-        state.block[after, FREE_PREV] = NONE
+    head = at[QUEUE_HEAD]
+    while state.free_queue[head] == NONE:
+        head += 1
+    block = state.free_queue[head]
+    at[QUEUE_HEAD] = head + 1
     at[FREE_BLOCKS] -= 1
     if state.block[block, BLOCK_KEY] != NONE:
         leave_cache(state, block)
@@ -56,77 +54,57 @@ def take_block(state: State) -> int:
 def take_a_block_each(state: State, request: int) -> None:
     """A new block for each decode of a growth bucket, from ``request`` on; enough are free."""
     at = state.at
-    block, taken = at[FREE_HEAD], 0
+    head, taken = at[QUEUE_HEAD], 0
     while request != NONE:
+        while state.free_queue[head] == NONE:
+            head += 1
+        block = state.free_queue[head]
+        head += 1
+        taken += 1
         held = state.request[request, BLOCKS_HELD]
         state.table[state.request[request, TABLE_ROW], held] = block
         state.request[request, BLOCKS_HELD] = held + 1
         state.block[block, HOLDERS] = 1
         if state.block[block, BLOCK_KEY] != NONE:
             leave_cache(state, block)
-        taken += 1
-        block = state.block[block, FREE_NEXT]
         request = state.link[request, GROWTH_NEXT]
-    if taken > 0:
-        at[FREE_BLOCKS] -= taken
-        at[FREE_HEAD] = block
-        if block == NONE:
-            at[FREE_TAIL] = NONE
-        else:
-            state.block[block, FREE_PREV] = NONE
-
-
-@compiled
-def hold_cached_blocks(state: State, request: int, hits: int) -> None:
-    """Share the first ``hits`` blocks of the request's table row; the unheld leave the free queue."""
-    at, blocks = state.at, state.block
-    row = state.request[request, TABLE_ROW]
-    head, tail, taken = at[FREE_HEAD], at[FREE_TAIL], 0
-    for i in range(hits):
-        block = state.table[row, i]
-        holders = blocks[block, HOLDERS]
-        blocks[block, HOLDERS] = holders + 1
-        if holders == 0:
-            before, after = blocks[block, FREE_PREV], blocks[block, FREE_NEXT]
-            if before == NONE:
-                head = after
-            else:
-                blocks[before, FREE_NEXT] = after
-            if after == NONE:
-                tail = before
-            else:
-                blocks[after, FREE_PREV] = before
-            taken += 1
-    at[FREE_HEAD] = head
-    at[FREE_TAIL] = tail
+    at[QUEUE_HEAD] = head
     at[FREE_BLOCKS] -= taken
-    state.request[request, BLOCKS_HELD] = hits
-    state.request[request, BLOCKS_ENTERED] = hits
 
 
 @compiled
 def release_blocks(state: State, request: int) -> None:
     """Give up all blocks of a request, last block first; the unheld go to the end of the queue."""
     at = state.at
-    row = state.request[request, TABLE_ROW]
-    tail = at[FREE_TAIL]
-    released = 0
-    for i in range(state.request[request, BLOCKS_HELD] - 1, -1, -1):
+    row, held = state.request[request, TABLE_ROW], state.request[request, BLOCKS_HELD]
+    if at[QUEUE_TAIL] + held > len(state.free_queue):
+        close_up(state)
+    tail = at[QUEUE_TAIL]
+    for i in range(held - 1, -1, -1):
         block = state.table[row, i]
-        state.block[block, HOLDERS] -= 1
-        if state.block[block, HOLDERS] == 0:
-            state.block[block, FREE_PREV] = tail
-            if tail == NONE:
-                at[FREE_HEAD] = block
-            else:
-                state.block[tail, FREE_NEXT] = block
-            tail = block
-            released += 1
-    if released > 0:
-        state.block[tail, FREE_NEXT] = NONE
-        at[FREE_TAIL] = tail
-        at[FREE_BLOCKS] += released
+        holders = state.block[block, HOLDERS] - 1
+        state.block[block, HOLDERS] = holders
+        if holders == 0:
+            state.block[block, FREE_PLACE] = tail
+            state.free_queue[tail] = block
+            tail += 1
+    at[FREE_BLOCKS] += tail - at[QUEUE_TAIL]
+    at[QUEUE_TAIL] = tail
     state.request[request, BLOCKS_HELD] = 0
+
+
+@compiled
+def close_up(state: State) -> None:
+    """Move the free queue to the start of its array, without the places of blocks taken out of it."""
+    at, tail = state.at, 0
+    for i in range(at[QUEUE_HEAD], at[QUEUE_TAIL]):
+        block = state.free_queue[i]
+        if block != NONE:
+            state.free_queue[tail] = block
+            state.block[block, FREE_PLACE] = tail
+            tail += 1
+    at[QUEUE_HEAD] = 0
+    at[QUEUE_TAIL] = tail
 
 
 @compiled
@@ -163,13 +141,14 @@ def key_of(state: State, request: int, i: int) -> int:
 
 
 @compiled
-def find_cached_blocks(state: State, request: int, row: int) -> tuple[int, int]:
-    """Leading blocks found in the cache, noted in a free row of the table, and how many of them nobody holds.
+def hold_cached_blocks(state: State, request: int, row: int) -> int:
+    """Hold the leading blocks that the cache has, in a free row of the table; how many they are.
 
-    The last known token is always computed, so a block that holds it cannot hit.
+    The last known token is always computed, so a block that holds it cannot hit.  A block
+    that nobody held leaves the free queue, where its place is kept for ``let_go``.
     """
     if state.config[PREFIX_CACHING] == 0:
-        return 0, 0
+        return 0
     most = (state.request[request, KNOWN] - 1) // state.config[BLOCK_SIZE]
     start, given = state.request[request, KEY_START], state.request[request, KEY_COUNT]
     further = state.request[request, DYNAMIC_KEY]
@@ -187,9 +166,24 @@ def find_cached_blocks(state: State, request: int, row: int) -> tuple[int, int]:
             break
         state.table[row, found] = block
         found += 1
-        if state.block[block, HOLDERS] == 0:
+        holders = state.block[block, HOLDERS]
+        state.block[block, HOLDERS] = holders + 1
+        if holders == 0:
+            state.free_queue[state.block[block, FREE_PLACE]] = NONE
             unheld += 1
-    return found, unheld
+    state.at[FREE_BLOCKS] -= unheld
+    return found
+
+
+@compiled
+def let_go(state: State, row: int, hits: int) -> None:
+    """Undo ``hold_cached_blocks`` for an admission that failed: nothing of it stays."""
+    for i in range(hits):
+        block = state.table[row, i]
+        state.block[block, HOLDERS] -= 1
+        if state.block[block, HOLDERS] == 0:
+            state.free_queue[state.block[block, FREE_PLACE]] = block
+            state.at[FREE_BLOCKS] += 1
 
 
 @compiled
@@ -204,15 +198,15 @@ def enter_cache(state: State, request: int, tokens: int) -> None:
         block = state.table[row, i]
         state.request[request, BLOCKS_ENTERED] = i + 1
         state.block[block, BLOCK_KEY] = key
-        state.twin[block] = NONE
+        state.block[block, TWIN] = NONE
         last = state.cached_block[key]
         if last == NONE:
             state.cached_block[key] = block
         else:
             # A twin: two requests computed the same block.  The first entered is found.
-            while state.twin[last] != NONE:
-                last = state.twin[last]
-            state.twin[last] = block
+            while state.block[last, TWIN] != NONE:
+                last = state.block[last, TWIN]
+            state.block[last, TWIN] = block
 
 
 @compiled
@@ -222,11 +216,11 @@ def leave_cache(state: State, block: int) -> None:
     state.block[block, BLOCK_KEY] = NONE
     other = state.cached_block[key]
     if other == block:
-        state.cached_block[key] = state.twin[block]
+        state.cached_block[key] = state.block[block, TWIN]
         return
-    while state.twin[other] != block:
-        other = state.twin[other]
-    state.twin[other] = state.twin[block]
+    while state.block[other, TWIN] != block:
+        other = state.block[other, TWIN]
+    state.block[other, TWIN] = state.block[block, TWIN]
 
 
 @compiled

@@ -12,10 +12,10 @@ from blis_replay.blis.kernel.compiled import compiled
 from blis_replay.blis.kernel.pool import (
     blocks_for,
     enter_cache,
-    find_cached_blocks,
     get_blocks,
     give_keys,
     hold_cached_blocks,
+    let_go,
     release_blocks,
     take_a_block_each,
 )
@@ -315,23 +315,22 @@ def admit_waiting(state: State, budget: int) -> None:
     while at[WAITING_DEPTH] > 0 and budget > 0 and at[RUNNING_DEPTH] < config[MAX_NUM_SEQS]:
         request = first_waiting(state)
         row = state.free_rows[at[FREE_ROWS] - 1]
-        hits, unheld = find_cached_blocks(state, request, row)
+        hits = hold_cached_blocks(state, request, row)
         hit_tokens = max(hits * config[BLOCK_SIZE], state.request[request, GIVEN_HIT])
         tokens = state.request[request, KNOWN] - hit_tokens
         if 0 < config[LONG_PREFILL_THRESHOLD] < tokens:
             tokens = config[LONG_PREFILL_THRESHOLD]
-        if tokens > budget:
-            if config[CHUNKED_PREFILL] == 0:
-                break
-            tokens = budget
-        # A hit that nobody holds is in the free queue, and counts as free until it is held.
-        if blocks_for(state, hit_tokens + tokens) - hits + unheld > at[FREE_BLOCKS]:
+        refused = tokens > budget and config[CHUNKED_PREFILL] == 0
+        tokens = min(tokens, budget)
+        if refused or blocks_for(state, hit_tokens + tokens) - hits > at[FREE_BLOCKS]:
+            let_go(state, row, hits)
             break
         leave_queue(state, request)
         start_running(state, request)
         at[FREE_ROWS] -= 1
         state.request[request, TABLE_ROW] = row
-        hold_cached_blocks(state, request, hits)
+        state.request[request, BLOCKS_HELD] = hits
+        state.request[request, BLOCKS_ENTERED] = hits
         get_blocks(state, request, hit_tokens + tokens)
         state.request[request, COMPUTED] = hit_tokens
         note_admission(state, request, hit_tokens)

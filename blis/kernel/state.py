@@ -50,8 +50,8 @@ CONFIG_SIZE = 11
     DECODING_REQUESTS,  # members that ask for one decode token in the next step
     DECODING_CONTEXT,  # KV tokens those would attend to, each one's own included
     FREE_BLOCKS,
-    FREE_HEAD,  # next block to be taken
-    FREE_TAIL,
+    QUEUE_HEAD,  # the free queue is State.free_queue[QUEUE_HEAD : QUEUE_TAIL]
+    QUEUE_TAIL,
     RUN_HEAD,  # running list, in order of admission
     RUN_TAIL,
     PREFILL_HEAD,  # its members that are still in prefill, in the same order
@@ -156,8 +156,8 @@ LINK_COLUMNS = 8
 (
     HOLDERS,  # running requests that hold it
     BLOCK_KEY,  # its key while it is in the prefix cache
-    FREE_NEXT,
-    FREE_PREV,
+    FREE_PLACE,  # where in the free queue it stands, while nobody holds it
+    TWIN,  # next block in the cache under the same key, in order of entry
 ) = range(4)
 BLOCK_COLUMNS = 4
 
@@ -179,7 +179,7 @@ class State(NamedTuple):
     finish_head: Int32s  # [ring]
     keys: Int32s  # block keys, see BlockKeys
     block: Int32s  # [blocks, BLOCK_COLUMNS]
-    twin: Int32s  # [blocks] next block in the cache under the same key, in order of entry
+    free_queue: Int32s  # blocks in the order in which they are taken; NONE where one was taken out of the middle
     cached_block: Int32s  # [keys] first block in the cache under a key
     table: Int32s  # [rows, blocks of a request] blocks a running request holds, in order
     free_rows: Int64s

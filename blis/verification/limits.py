@@ -31,8 +31,8 @@ def block_faults(state: k.State) -> list[str]:
     """Where block accounts disagree with a recount from the block tables and the free queue.
 
     The holders of each block are the running requests whose tables list it; the free queue
-    lists exactly the unheld blocks, each once, with links that agree in both directions;
-    tables cover the computed tokens and no more; the prefix cache finds what has a key.
+    lists exactly the unheld blocks, each once and where the block says it stands; tables
+    cover the computed tokens and no more; the prefix cache finds what has a key.
     """
     running = running_requests(state)
     holders = _holders(state, running)
@@ -45,24 +45,19 @@ def block_faults(state: k.State) -> list[str]:
         faults.append(f"{len(free)} blocks in the free queue, {int((holders == 0).sum())} in no table")
     if len(free) != state.at[k.FREE_BLOCKS]:
         faults.append(f"{len(free)} blocks in the free queue, counted {int(state.at[k.FREE_BLOCKS])}")
-    if [k.NONE, *free[:-1]] != state.block[free, k.FREE_PREV].tolist() and free:
-        faults.append("the free queue has other neighbours backwards than forwards")
-    if free and free[-1] != state.at[k.FREE_TAIL]:
-        faults.append("the free queue does not end at its tail")
+    if any(not 0 <= block < len(state.block) for block in free):
+        return [*faults, "the free queue lists what is no block"]
+    if (state.free_queue[state.block[free, k.FREE_PLACE]] != free).any():
+        faults.append("a block of the free queue does not stand where it says")
     if len(free) + int((holders > 0).sum()) != len(state.block):
         faults.append(f"{len(free)} free and {int((holders > 0).sum())} held are not {len(state.block)} blocks")
     return faults + _idle_holder_faults(state, running) + _cover_faults(state, running) + _cache_faults(state)
 
 
 def free_queue(state: k.State) -> list[int]:
-    """Blocks of the free queue from its head on; stops after more blocks than there are."""
-    after = state.block[:, k.FREE_NEXT].tolist()
-    blocks: list[int] = []
-    block = int(state.at[k.FREE_HEAD])
-    while state.at[k.FREE_BLOCKS] > 0 and block != k.NONE and len(blocks) <= len(after):
-        blocks.append(block)
-        block = after[block]
-    return blocks
+    """Blocks of the free queue in the order in which they will be taken."""
+    queue = state.free_queue[state.at[k.QUEUE_HEAD] : state.at[k.QUEUE_TAIL]]
+    return [int(block) for block in queue if block != k.NONE]
 
 
 def check_limits(chosen: Sequence[Scenario]) -> list[VerificationRow]:

@@ -247,23 +247,25 @@ def forget_a_holder(state: k.State) -> None:
 
 
 def lose_the_end_of_the_free_queue(state: k.State) -> None:
-    state.block[state.at[k.FREE_HEAD], k.FREE_NEXT] = k.NONE
+    state.at[k.QUEUE_TAIL] -= 1
 
 
-def close_the_free_queue_to_a_ring(state: k.State) -> None:
-    state.block[state.at[k.FREE_TAIL], k.FREE_NEXT] = state.at[k.FREE_HEAD]
+def list_a_free_block_twice(state: k.State) -> None:
+    head = state.at[k.QUEUE_HEAD]
+    state.free_queue[head] = state.free_queue[head + 1]
 
 
-def break_a_link_backwards(state: k.State) -> None:
-    state.block[state.at[k.FREE_TAIL], k.FREE_PREV] = k.NONE
+def list_what_is_no_block(state: k.State) -> None:
+    state.free_queue[state.at[k.QUEUE_HEAD]] = len(state.block)
+
+
+def stand_where_another_does(state: k.State) -> None:
+    free = limits.free_queue(state)
+    state.block[free[0], k.FREE_PLACE] = state.block[free[1], k.FREE_PLACE]
 
 
 def count_a_free_block_too_many(state: k.State) -> None:
     state.at[k.FREE_BLOCKS] += 1
-
-
-def point_the_tail_elsewhere(state: k.State) -> None:
-    state.at[k.FREE_TAIL] = state.at[k.FREE_HEAD]
 
 
 def hold_a_block_too_few(state: k.State) -> None:
@@ -271,9 +273,9 @@ def hold_a_block_too_few(state: k.State) -> None:
     last = state.request[request, k.BLOCKS_HELD] - 1
     block = state.table[state.request[request, k.TABLE_ROW], last]
     state.request[request, k.BLOCKS_HELD] = last
-    state.block[block, [k.HOLDERS, k.FREE_PREV, k.FREE_NEXT]] = 0, state.at[k.FREE_TAIL], k.NONE
-    state.block[state.at[k.FREE_TAIL], k.FREE_NEXT] = block
-    state.at[k.FREE_TAIL] = block
+    state.block[block, [k.HOLDERS, k.FREE_PLACE]] = 0, state.at[k.QUEUE_TAIL]
+    state.free_queue[state.at[k.QUEUE_TAIL]] = block
+    state.at[k.QUEUE_TAIL] += 1
     state.at[k.FREE_BLOCKS] += 1
 
 
@@ -287,10 +289,10 @@ def let_a_waiting_request_hold(state: k.State) -> None:
         hold_a_block_twice,
         forget_a_holder,
         lose_the_end_of_the_free_queue,
-        close_the_free_queue_to_a_ring,
-        break_a_link_backwards,
+        list_a_free_block_twice,
+        list_what_is_no_block,
+        stand_where_another_does,
         count_a_free_block_too_many,
-        point_the_tail_elsewhere,
         hold_a_block_too_few,
         let_a_waiting_request_hold,
     ],
