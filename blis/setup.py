@@ -71,6 +71,7 @@ def new_state(trace: RequestTrace, engine: EngineConfig, lifecycle: Lifecycle) -
         keys=keys,
         block=_blocks(usable),
         free_queue=_queue(usable),
+        spare_names=np.arange(usable, dtype=np.int32),
         cached_block=_links(static_keys + (engine.max_num_seqs + 2) * (width + 1)),
         table=np.zeros((engine.max_num_seqs, width), np.int32),
         free_rows=np.arange(engine.max_num_seqs, dtype=np.int64),
@@ -184,7 +185,8 @@ def _at(requests: int, usable_blocks: int, rows: int, static_keys: int) -> Int64
     at = np.zeros(k.AT_SIZE, np.int64)
     at[k.SUBMITTED] = requests
     at[k.FREE_BLOCKS] = usable_blocks
-    at[k.QUEUE_TAIL] = usable_blocks
+    at[k.QUEUE_TAIL] = 1  # one run of blocks never used
+    at[k.SPARE_NAMES] = usable_blocks
     at[[k.RUN_HEAD, k.RUN_TAIL, k.PREFILL_HEAD, k.PREFILL_TAIL]] = k.NONE
     at[k.FREE_ROWS] = rows
     at[k.KEYS_USED] = static_keys
@@ -192,17 +194,16 @@ def _at(requests: int, usable_blocks: int, rows: int, static_keys: int) -> Int64
 
 
 def _blocks(usable: int) -> k.Int32s:
-    """All blocks free, in the order of their numbers."""
+    """A row for each name that a block can have; none is in use."""
     block = _links(usable, k.BLOCK_COLUMNS)
     block[:, k.HOLDERS] = 0
-    block[:, k.FREE_PLACE] = np.arange(usable)
     return block
 
 
 def _queue(usable: int) -> k.Int32s:
-    """The free queue, all blocks in it, in an array so long that it is seldom closed up."""
-    queue = np.empty(4 * usable, np.int32)
-    queue[:usable] = np.arange(usable)
+    """The free queue, all blocks alike in it, in an array so long that it is seldom closed up."""
+    queue = _links(4 * usable + 64)
+    queue[0] = -(usable + 1)
     return queue
 
 

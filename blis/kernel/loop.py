@@ -8,7 +8,7 @@ flight (asynchronous scheduling) a batch is scheduled while the one before it ru
 from __future__ import annotations
 
 from blis_replay.blis.kernel.compiled import compiled, entry
-from blis_replay.blis.kernel.pool import enter_cache
+from blis_replay.blis.kernel.pool import blocks_for, enter_cache
 from blis_replay.blis.kernel.queues import close_segment, computed_now, leave_queue, queue_up, stop_prefill
 from blis_replay.blis.kernel.schedule import in_flight_input, leave_decoding, schedule, vacate
 from blis_replay.blis.kernel.state import (
@@ -27,6 +27,7 @@ from blis_replay.blis.kernel.state import (
     BATCH_SERVED,
     BATCHES_IN_FLIGHT,
     BLOCK_SIZE,
+    BLOCKS_HELD,
     COMPLETED,
     COMPUTED,
     DECODING,
@@ -269,6 +270,7 @@ def take_aborts(state: State) -> None:
             cached = state.request[request, COMPUTED]
             if status == DECODING:
                 cached = computed_now(state, request)
+                state.request[request, BLOCKS_HELD] = blocks_for(state, cached)
                 if in_flight_input(state, request, False):
                     cached -= 1
                 leave_decoding(state, request, computed_now(state, request))

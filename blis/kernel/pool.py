@@ -2,8 +2,13 @@
 
 A cached block is found by its key, a small number that stands for its tokens and all
 before them.  Blocks that nobody can ever look up (generated tokens that no later
-request repeats) have no key and need no bookkeeping; when their request is preempted
-it may look them up itself, and they get keys then.
+request repeats) have no key; when their request is preempted it may look them up itself,
+and they get keys then.
+
+Only a cached block has a name, a number.  Blocks without contents to be found are all
+alike, so they are counted: a request holds so many, and in the free queue a run of n of
+them is one entry, ``-(n + 1)``.  A named block that is held again from the middle of the
+queue leaves NONE (-1) in its place.
 """
 
 from __future__ import annotations
@@ -17,7 +22,6 @@ from blis_replay.blis.kernel.state import (
     DYNAMIC_KEY,
     FREE_BLOCKS,
     FREE_PLACE,
-    GROWTH_NEXT,
     HOLDERS,
     KEY_COUNT,
     KEY_START,
@@ -28,6 +32,7 @@ from blis_replay.blis.kernel.state import (
     PREFIX_CACHING,
     QUEUE_HEAD,
     QUEUE_TAIL,
+    SPARE_NAMES,
     TABLE_ROW,
     TOTAL_TOKENS,
     TWIN,
@@ -36,51 +41,41 @@ from blis_replay.blis.kernel.state import (
 
 
 @compiled
-def take_block(state: State) -> int:
-    """Take the head of the free queue; a hash it carries leaves the cache at that moment."""
+def take_blocks(state: State, count: int) -> None:
+    """Take blocks from the head of the free queue; cached contents leave the cache at that moment."""
     at = state.at
+    at[FREE_BLOCKS] -= count
     head = at[QUEUE_HEAD]
-    while state.free_queue[head] == NONE:
+    while count > 0:
+        entry = state.free_queue[head]
+        if entry < NONE:
+            run = -entry - 1
+            if run > count:
+                state.free_queue[head] = entry + count
+                break
+            count -= run
+        elif entry != NONE:
+            leave_cache(state, entry)
+            state.spare_names[at[SPARE_NAMES]] = entry
+            at[SPARE_NAMES] += 1
+            count -= 1
         head += 1
-    block = state.free_queue[head]
-    at[QUEUE_HEAD] = head + 1
-    at[FREE_BLOCKS] -= 1
-    if state.block[block, BLOCK_KEY] != NONE:
-        leave_cache(state, block)
-    return block
-
-
-@compiled
-def take_a_block_each(state: State, request: int) -> None:
-    """A new block for each decode of a growth bucket, from ``request`` on; enough are free."""
-    at = state.at
-    head, taken = at[QUEUE_HEAD], 0
-    while request != NONE:
-        while state.free_queue[head] == NONE:
-            head += 1
-        block = state.free_queue[head]
-        head += 1
-        taken += 1
-        held = state.request[request, BLOCKS_HELD]
-        state.table[state.request[request, TABLE_ROW], held] = block
-        state.request[request, BLOCKS_HELD] = held + 1
-        state.block[block, HOLDERS] = 1
-        if state.block[block, BLOCK_KEY] != NONE:
-            leave_cache(state, block)
-        request = state.link[request, GROWTH_NEXT]
     at[QUEUE_HEAD] = head
-    at[FREE_BLOCKS] -= taken
 
 
 @compiled
 def release_blocks(state: State, request: int) -> None:
     """Give up all blocks of a request, last block first; the unheld go to the end of the queue."""
     at = state.at
-    row, held = state.request[request, TABLE_ROW], state.request[request, BLOCKS_HELD]
-    if at[QUEUE_TAIL] + held > len(state.free_queue):
+    row, named = state.request[request, TABLE_ROW], state.request[request, BLOCKS_ENTERED]
+    alike = state.request[request, BLOCKS_HELD] - named
+    if at[QUEUE_TAIL] + named + 1 > len(state.free_queue):
         close_up(state)
-    tail = at[QUEUE_TAIL]
-    for i in range(held - 1, -1, -1):
+    tail, freed = at[QUEUE_TAIL], alike
+    if alike > 0:
+        state.free_queue[tail] = -(alike + 1)
+        tail += 1
+    for i in range(named - 1, -1, -1):
         block = state.table[row, i]
         holders = state.block[block, HOLDERS] - 1
         state.block[block, HOLDERS] = holders
@@ -88,20 +83,25 @@ def release_blocks(state: State, request: int) -> None:
             state.block[block, FREE_PLACE] = tail
             state.free_queue[tail] = block
             tail += 1
-    at[FREE_BLOCKS] += tail - at[QUEUE_TAIL]
+            freed += 1
+    at[FREE_BLOCKS] += freed
     at[QUEUE_TAIL] = tail
     state.request[request, BLOCKS_HELD] = 0
+    state.request[request, BLOCKS_ENTERED] = 0
 
 
 @compiled
 def close_up(state: State) -> None:
-    """Move the free queue to the start of its array, without the places of blocks taken out of it."""
+    """Move the free queue to the start of its array: no gaps, and runs next to each other made one."""
     at, tail = state.at, 0
     for i in range(at[QUEUE_HEAD], at[QUEUE_TAIL]):
-        block = state.free_queue[i]
-        if block != NONE:
-            state.free_queue[tail] = block
-            state.block[block, FREE_PLACE] = tail
+        entry = state.free_queue[i]
+        if entry >= 0:
+            state.block[entry, FREE_PLACE] = tail
+        if entry < NONE and tail > 0 and state.free_queue[tail - 1] < NONE:
+            state.free_queue[tail - 1] += entry + 1
+        elif entry != NONE:
+            state.free_queue[tail] = entry
             tail += 1
     at[QUEUE_HEAD] = 0
     at[QUEUE_TAIL] = tail
@@ -116,17 +116,12 @@ def blocks_for(state: State, tokens: int) -> int:
 @compiled
 def get_blocks(state: State, request: int, tokens: int) -> bool:
     """Hold blocks for ``tokens`` tokens; False, and nothing changed, if too few are free."""
-    wanted = blocks_for(state, tokens)
-    held = state.request[request, BLOCKS_HELD]
-    if wanted - held > state.at[FREE_BLOCKS]:
+    wanted = blocks_for(state, tokens) - state.request[request, BLOCKS_HELD]
+    if wanted > state.at[FREE_BLOCKS]:
         return False
-    row = state.request[request, TABLE_ROW]
-    for i in range(held, wanted):
-        block = take_block(state)
-        state.block[block, HOLDERS] = 1
-        state.table[row, i] = block
-    if wanted > held:
-        state.request[request, BLOCKS_HELD] = wanted
+    if wanted > 0:
+        take_blocks(state, wanted)
+        state.request[request, BLOCKS_HELD] += wanted
     return True
 
 
@@ -195,7 +190,10 @@ def enter_cache(state: State, request: int, tokens: int) -> None:
         key = key_of(state, request, i)
         if key == NONE:
             return
-        block = state.table[row, i]
+        state.at[SPARE_NAMES] -= 1
+        block = state.spare_names[state.at[SPARE_NAMES]]
+        state.table[row, i] = block
+        state.block[block, HOLDERS] = 1
         state.request[request, BLOCKS_ENTERED] = i + 1
         state.block[block, BLOCK_KEY] = key
         state.block[block, TWIN] = NONE

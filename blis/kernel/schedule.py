@@ -17,7 +17,7 @@ from blis_replay.blis.kernel.pool import (
     hold_cached_blocks,
     let_go,
     release_blocks,
-    take_a_block_each,
+    take_blocks,
 )
 from blis_replay.blis.kernel.queues import (
     close_segment,
@@ -160,9 +160,9 @@ def nothing_is_short(state: State) -> bool:
 
 @compiled
 def serve_all_running(state: State) -> int:
-    """Serve all running requests; the budget that is left.  O(new blocks + prefills)."""
+    """Serve all running requests; the budget that is left.  O(prefills), and a little for what is evicted."""
     at, batch = state.at, state.batch
-    take_a_block_each(state, state.growth_head[at[GROWTH_SLOT]])
+    take_blocks(state, state.growth_count[at[GROWTH_SLOT]])
     if at[KEYED_DECODING] > 0:
         # Known at once, a block is entered in the step that fills it (whose request needs a
         # new one in the next step); asynchronously when its last token has arrived.
@@ -204,6 +204,7 @@ def walk_running(state: State) -> int:
         tokens = 0
         if state.request[request, STATUS] == DECODING:
             computed = computed_now(state, request)
+            state.request[request, BLOCKS_HELD] = blocks_for(state, computed)
             tokens = 1
         elif state.request[request, STATUS] == PREFILLING:
             tokens = min(chunk_wanted(state, request), budget)
@@ -382,6 +383,7 @@ def preempt(state: State, request: int) -> None:
             count(state, request, computed, 1, -1)
             state.batch[BATCH_SERVED] -= 1
         state.request[request, KNOWN] = computed + 1
+        state.request[request, BLOCKS_HELD] = blocks_for(state, computed + 1 if given else computed)
         leave_decoding(state, request, computed)
     elif state.request[request, STATUS] == PREFILLING:
         cached = state.request[request, COMPUTED]
@@ -418,7 +420,6 @@ def vacate(state: State, request: int) -> None:
     state.at[FREE_ROWS] += 1
     state.request[request, TABLE_ROW] = NONE
     state.request[request, COMPUTED] = 0
-    state.request[request, BLOCKS_ENTERED] = 0
     stop_running(state, request)
 
 
@@ -435,6 +436,7 @@ def end_decodes(state: State) -> None:
         if state.request[request, STATUS] == DECODING:
             stop_decoding(state, request, computed_now(state, request) + 1)
             state.request[request, STATUS] = LAST_IN_FLIGHT
+            state.request[request, BLOCKS_HELD] = blocks_for(state, state.request[request, TOTAL_TOKENS] - 1)
         request = state.link[request, FINISH_NEXT]
 
 

@@ -58,6 +58,7 @@ CONFIG_SIZE = 11
     PREFILL_TAIL,
     ADMISSIONS,  # counts up: the place of a request in the running list
     FREE_ROWS,  # rows of State.table that nobody uses
+    SPARE_NAMES,  # names in State.spare_names that no block has
     KEYS_USED,
     KEYED_DECODING,  # decoding requests whose generated blocks have keys
     SEGMENTS,
@@ -65,8 +66,8 @@ CONFIG_SIZE = 11
     IN_FLIGHT,  # batches scheduled whose tokens are not in yet
     PREEMPTED_IN_CALL,
     BARREN_TURNS,  # turns since one gave a token
-) = range(27)
-AT_SIZE = 27
+) = range(28)
+AT_SIZE = 28
 
 # -- State.batch: the batch just scheduled ------------------------------------------------
 (
@@ -109,7 +110,7 @@ STEP_COLUMNS = 15
 (
     STATUS,
     BASE,  # while decoding: computed tokens at the start of step s are s - BASE
-    BLOCKS_HELD,
+    BLOCKS_HELD,  # not kept up while decoding: one for each block size of computed tokens
     TABLE_ROW,
     KEYED,  # 1 if somebody may look up the blocks that it generates, else 0
     SEGMENT_START,  # first turn of the current run of turns that all gave a token
@@ -119,7 +120,7 @@ STEP_COLUMNS = 15
     KNOWN,  # prompt and generated tokens, while not decoding
     CHUNK,  # tokens given in the call of ...
     CHUNK_STEP,  # ... this step
-    BLOCKS_ENTERED,  # blocks entered into the prefix cache
+    BLOCKS_ENTERED,  # leading blocks that are in the prefix cache, and so have a name in State.table
     DYNAMIC_KEY,  # first key of its blocks beyond KEY_COUNT, given at a preemption
     KEY_START,  # keys of its full blocks: State.keys[KEY_START : KEY_START + KEY_COUNT]
     KEY_COUNT,
@@ -152,7 +153,7 @@ REQUEST_COLUMNS = 32  # whole lines
 ) = range(8)
 LINK_COLUMNS = 8
 
-# -- State.block: one row a block ---------------------------------------------------------------
+# -- State.block: one row a name of a block (blocks that nobody can look up have none) ------------
 (
     HOLDERS,  # running requests that hold it
     BLOCK_KEY,  # its key while it is in the prefix cache
@@ -179,9 +180,10 @@ class State(NamedTuple):
     finish_head: Int32s  # [ring]
     keys: Int32s  # block keys, see BlockKeys
     block: Int32s  # [blocks, BLOCK_COLUMNS]
-    free_queue: Int32s  # blocks in the order in which they are taken; NONE where one was taken out of the middle
+    free_queue: Int32s  # free blocks in the order in which they are taken, see pool
+    spare_names: Int32s
     cached_block: Int32s  # [keys] first block in the cache under a key
-    table: Int32s  # [rows, blocks of a request] blocks a running request holds, in order
+    table: Int32s  # [rows, blocks of a request] names of the cached blocks that a running request holds, in order
     free_rows: Int64s
     steps: Int64s  # [capacity, STEP_COLUMNS], grows
     segments: Int64s  # [capacity, 3]: request, first row, rows that all gave it a token; grows

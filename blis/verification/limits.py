@@ -27,37 +27,47 @@ def batch_faults(engine: EngineConfig, batch: BatchFeatures) -> list[str]:
     return faults
 
 
-def block_faults(state: k.State) -> list[str]:
+def block_faults(state: k.State, scheduled: bool = False) -> list[str]:
     """Where block accounts disagree with a recount from the block tables and the free queue.
 
-    The holders of each block are the running requests whose tables list it; the free queue
-    lists exactly the unheld blocks, each once and where the block says it stands; tables
-    cover the computed tokens and no more; the prefix cache finds what has a key.
+    Named blocks: the holders of each are the running requests whose tables list it; those
+    that nobody holds are in the free queue, each once and where the block says it stands;
+    names that no block has are spare.  All blocks: free and held ones are as many as there
+    are; blocks held cover the computed tokens and no more; the prefix cache finds what has
+    a key.  ``scheduled``: the state is between ``schedule`` and ``run``.
     """
     running = running_requests(state)
     holders = _holders(state, running)
-    free = free_queue(state)
+    named_free, alike_free = free_queue(state)
+    named = state.block[:, k.BLOCK_KEY] != k.NONE
     faults = []
     if (holders != state.block[:, k.HOLDERS]).any():
         block = int(np.argmax(holders != state.block[:, k.HOLDERS]))
         faults.append(f"block {block} is in {holders[block]} tables and says {state.block[block, k.HOLDERS]}")
-    if sorted(free) != np.flatnonzero(holders == 0).tolist():
-        faults.append(f"{len(free)} blocks in the free queue, {int((holders == 0).sum())} in no table")
-    if len(free) != state.at[k.FREE_BLOCKS]:
-        faults.append(f"{len(free)} blocks in the free queue, counted {int(state.at[k.FREE_BLOCKS])}")
-    if any(not 0 <= block < len(state.block) for block in free):
-        return [*faults, "the free queue lists what is no block"]
-    if (state.free_queue[state.block[free, k.FREE_PLACE]] != free).any():
+    if sorted(named_free) != np.flatnonzero(named & (holders == 0)).tolist():
+        faults.append(
+            f"{len(named_free)} cached blocks in the free queue, {int((named & (holders == 0)).sum())} unheld"
+        )
+    elif (state.free_queue[state.block[named_free, k.FREE_PLACE]] != named_free).any():
         faults.append("a block of the free queue does not stand where it says")
-    if len(free) + int((holders > 0).sum()) != len(state.block):
-        faults.append(f"{len(free)} free and {int((holders > 0).sum())} held are not {len(state.block)} blocks")
+    if sorted(state.spare_names[: state.at[k.SPARE_NAMES]].tolist()) != np.flatnonzero(~named).tolist():
+        faults.append("the spare names are not those that no block has")
+    if len(named_free) + alike_free != state.at[k.FREE_BLOCKS]:
+        faults.append(
+            f"{len(named_free) + alike_free} blocks in the free queue, counted {int(state.at[k.FREE_BLOCKS])}"
+        )
+    alike_held = int((_blocks_held(state, running, scheduled) - state.request[running, k.BLOCKS_ENTERED]).sum())
+    if alike_free + alike_held + int(named.sum()) != len(state.block):
+        faults.append(
+            f"{alike_free} free, {alike_held} held and {int(named.sum())} cached are not {len(state.block)} blocks"
+        )
     return faults + _idle_holder_faults(state, running) + _cover_faults(state, running) + _cache_faults(state)
 
 
-def free_queue(state: k.State) -> list[int]:
-    """Blocks of the free queue in the order in which they will be taken."""
+def free_queue(state: k.State) -> tuple[list[int], int]:
+    """Cached blocks of the free queue in the order in which they will be taken, and how many others are in it."""
     queue = state.free_queue[state.at[k.QUEUE_HEAD] : state.at[k.QUEUE_TAIL]]
-    return [int(block) for block in queue if block != k.NONE]
+    return [int(entry) for entry in queue if entry >= 0], int(sum(-entry - 1 for entry in queue if entry < k.NONE))
 
 
 def check_limits(chosen: Sequence[Scenario]) -> list[VerificationRow]:
@@ -70,7 +80,7 @@ def check_limits(chosen: Sequence[Scenario]) -> list[VerificationRow]:
         while (batch := engine.schedule()) is not None:
             where = f"{scenario.name}, step {steps}"
             limits += [f"{where}: {text}" for text in batch_faults(scenario.engine, batch)]
-            blocks += [f"{where}: {text}" for text in block_faults(engine.state)]
+            blocks += [f"{where}: {text}" for text in block_faults(engine.state, scheduled=True)]
             engine.run(max(int(latency.step_time(batch)), 1))
             blocks += [f"{where}, its end: {text}" for text in block_faults(engine.state)]
             steps += 1
@@ -84,12 +94,21 @@ def check_limits(chosen: Sequence[Scenario]) -> list[VerificationRow]:
 
 
 def _holders(state: k.State, running: Sequence[int]) -> Int64s:
-    """int64[blocks]: in how many tables of running requests each block is."""
+    """int64[blocks]: in how many tables of running requests each named block is."""
     parts = [
-        state.table[state.request[request, k.TABLE_ROW], : state.request[request, k.BLOCKS_HELD]] for request in running
+        state.table[state.request[request, k.TABLE_ROW], : state.request[request, k.BLOCKS_ENTERED]]
+        for request in running
     ]
     listed = np.concatenate(parts) if parts else np.zeros(0, np.int32)
     return np.bincount(listed, minlength=len(state.block)).astype(np.int64)
+
+
+def _blocks_held(state: k.State, running: Sequence[int], scheduled: bool) -> Int64s:
+    """int64[running]: blocks of each; of a decoding request those that its computed tokens fill."""
+    request = state.request[running]
+    computed = state.at[k.STEP] + int(scheduled) - request[:, k.BASE]
+    held: Int64s = -(-computed // state.config[k.BLOCK_SIZE])
+    return np.where(request[:, k.STATUS] == k.DECODING, held, request[:, k.BLOCKS_HELD])
 
 
 def _idle_holder_faults(state: k.State, running: Sequence[int]) -> list[str]:
@@ -101,17 +120,13 @@ def _idle_holder_faults(state: k.State, running: Sequence[int]) -> list[str]:
 
 
 def _cover_faults(state: k.State, running: Sequence[int]) -> list[str]:
-    """Running requests whose blocks are too few for their computed tokens, or more than the next token needs."""
+    """Requests in prefill whose blocks are too few for their computed tokens."""
     request, size = state.request[running], state.config[k.BLOCK_SIZE]
-    decoding = request[:, k.STATUS] == k.DECODING
-    computed = np.where(decoding, state.at[k.STEP] - request[:, k.BASE], request[:, k.COMPUTED])
-    too_few = request[:, k.BLOCKS_HELD] * size < computed
-    too_many = decoding & (request[:, k.BLOCKS_HELD] > -(-(computed + 1) // size))
-    wrong = (request[:, k.STATUS] != k.LAST_IN_FLIGHT) & (too_few | too_many)
-    if not wrong.any():
+    too_few = (request[:, k.STATUS] == k.PREFILLING) & (request[:, k.BLOCKS_HELD] * size < request[:, k.COMPUTED])
+    if not too_few.any():
         return []
-    i = int(np.argmax(wrong))
-    held, tokens = int(request[i, k.BLOCKS_HELD]), int(computed[i])
+    i = int(np.argmax(too_few))
+    held, tokens = int(request[i, k.BLOCKS_HELD]), int(request[i, k.COMPUTED])
     return [f"request {running[i]} has {tokens} tokens computed and holds {held} blocks of {size}"]
 
 

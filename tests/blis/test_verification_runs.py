@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from blis_replay.blis.engine import Engine, simulate
 from blis_replay.blis.kernel import state as k
@@ -236,9 +237,28 @@ def test_a_batch_beyond_a_limit_is_noticed() -> None:
     assert limits.batch_faults(ENGINE, replace(full, prefill_tokens=1, prefill_requests=2, decode_tokens=1))
 
 
-def hold_a_block_twice(state: k.State) -> None:
-    row = state.request[state.at[k.RUN_HEAD], k.TABLE_ROW]
-    state.table[row, 0] = state.table[state.request[state.at[k.RUN_TAIL], k.TABLE_ROW], 0]
+@pytest.fixture
+def sharing() -> Engine:
+    """A server with a prefix cache in the midst of its work: cached blocks held, and others free."""
+    engine = CHOSEN[4].start()
+    state = engine.state
+    while len(limits.free_queue(state)[0]) < 2 or state.at[k.RUNNING_DEPTH] < 2 or not entered(state).all():
+        assert engine.schedule() is not None
+        engine.run(10_000)
+    return engine
+
+
+def entered(state: k.State) -> NDArray[np.bool_]:
+    """Whether the first and the last running request hold cached blocks."""
+    if state.at[k.RUNNING_DEPTH] == 0:
+        return np.zeros(1, np.bool_)
+    return state.request[[state.at[k.RUN_HEAD], state.at[k.RUN_TAIL]], k.BLOCKS_ENTERED] > 0
+
+
+def list_a_block_of_another(state: k.State) -> None:
+    rows = state.request[[state.at[k.RUN_HEAD], state.at[k.RUN_TAIL]], k.TABLE_ROW]
+    last = state.request[state.at[k.RUN_TAIL], k.BLOCKS_ENTERED] - 1
+    state.table[rows[0], 0] = state.table[rows[1], last]
 
 
 def forget_a_holder(state: k.State) -> None:
@@ -251,56 +271,69 @@ def lose_the_end_of_the_free_queue(state: k.State) -> None:
 
 
 def list_a_free_block_twice(state: k.State) -> None:
-    head = state.at[k.QUEUE_HEAD]
-    state.free_queue[head] = state.free_queue[head + 1]
+    first, second = limits.free_queue(state)[0][:2]
+    state.free_queue[state.block[second, k.FREE_PLACE]] = first
 
 
 def list_what_is_no_block(state: k.State) -> None:
-    state.free_queue[state.at[k.QUEUE_HEAD]] = len(state.block)
+    state.free_queue[state.block[limits.free_queue(state)[0][0], k.FREE_PLACE]] = len(state.block)
 
 
 def stand_where_another_does(state: k.State) -> None:
-    free = limits.free_queue(state)
-    state.block[free[0], k.FREE_PLACE] = state.block[free[1], k.FREE_PLACE]
+    first, second = limits.free_queue(state)[0][:2]
+    state.block[first, k.FREE_PLACE] = state.block[second, k.FREE_PLACE]
+
+
+def lengthen_a_run(state: k.State) -> None:
+    run = state.at[k.QUEUE_HEAD] + int(np.argmax(state.free_queue[state.at[k.QUEUE_HEAD] :] < k.NONE))
+    state.free_queue[run] -= 1
 
 
 def count_a_free_block_too_many(state: k.State) -> None:
     state.at[k.FREE_BLOCKS] += 1
 
 
-def hold_a_block_too_few(state: k.State) -> None:
-    request = state.at[k.RUN_HEAD]
-    last = state.request[request, k.BLOCKS_HELD] - 1
-    block = state.table[state.request[request, k.TABLE_ROW], last]
-    state.request[request, k.BLOCKS_HELD] = last
-    state.block[block, [k.HOLDERS, k.FREE_PLACE]] = 0, state.at[k.QUEUE_TAIL]
-    state.free_queue[state.at[k.QUEUE_TAIL]] = block
-    state.at[k.QUEUE_TAIL] += 1
-    state.at[k.FREE_BLOCKS] += 1
+def spare_a_name_that_is_used(state: k.State) -> None:
+    state.spare_names[0] = int(np.argmax(state.block[:, k.HOLDERS] > 0))
 
 
-def let_a_waiting_request_hold(state: k.State) -> None:
-    state.request[state.by_rank[state.heap[0]], k.BLOCKS_HELD] = 1
+def lose_a_block_of_a_decode(state: k.State) -> None:
+    decoding = int(np.argmax(state.request[:, k.STATUS] == k.DECODING))
+    state.request[decoding, k.BASE] += int(state.config[k.BLOCK_SIZE])
+
+
+def hold_too_few_for_a_prefill(state: k.State) -> None:
+    running = limits.running_requests(state)
+    state.request[running[0], [k.STATUS, k.BLOCKS_HELD, k.COMPUTED]] = k.PREFILLING, 1, 1000
 
 
 @pytest.mark.parametrize(
     "tamper",
     [
-        hold_a_block_twice,
+        list_a_block_of_another,
         forget_a_holder,
         lose_the_end_of_the_free_queue,
         list_a_free_block_twice,
         list_what_is_no_block,
         stand_where_another_does,
+        lengthen_a_run,
         count_a_free_block_too_many,
-        hold_a_block_too_few,
-        let_a_waiting_request_hold,
+        spare_a_name_that_is_used,
+        lose_a_block_of_a_decode,
+        hold_too_few_for_a_prefill,
     ],
 )
-def test_wrong_block_accounts_are_noticed(midway: Engine, tamper: Callable[[k.State], None]) -> None:
-    assert limits.block_faults(midway.state) == []
-    tamper(midway.state)
-    assert limits.block_faults(midway.state)
+def test_wrong_block_accounts_are_noticed(sharing: Engine, tamper: Callable[[k.State], None]) -> None:
+    assert limits.block_faults(sharing.state) == []
+    tamper(sharing.state)
+    assert limits.block_faults(sharing.state)
+
+
+def test_a_waiting_request_that_holds_blocks_is_noticed(midway: Engine) -> None:
+    state = midway.state
+    assert limits.block_faults(state) == []
+    state.request[state.by_rank[state.heap[0]], k.BLOCKS_HELD] = 1
+    assert limits.block_faults(state)
 
 
 def test_a_cached_block_that_nobody_finds_is_noticed() -> None:
@@ -318,5 +351,5 @@ def test_a_cached_block_that_nobody_finds_is_noticed() -> None:
 
 def test_rows_of_limits_fail_with_their_faults(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "batch_faults", lambda engine, batch: ["too many"])
-    monkeypatch.setattr(limits, "block_faults", lambda state: ["block lost"])
+    monkeypatch.setattr(limits, "block_faults", lambda state, scheduled=False: ["block lost"])
     assert [row.passed for row in limits.check_limits(CHOSEN[:1])] == [False, False]
