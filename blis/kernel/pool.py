@@ -13,6 +13,8 @@ queue leaves NONE (-1) in its place.
 
 from __future__ import annotations
 
+import numpy as np
+
 from blis_replay.blis.kernel.compiled import compiled
 from blis_replay.blis.kernel.state import (
     BLOCK_KEY,
@@ -76,12 +78,13 @@ def release_blocks(state: State, request: int) -> None:
         state.free_queue[tail] = -(alike + 1)
         tail += 1
     for i in range(named - 1, -1, -1):
-        block = state.table[row, i]
+        name = state.table[np.uint64(row), np.uint64(i)]
+        block = np.uint64(name)
         holders = state.block[block, HOLDERS] - 1
         state.block[block, HOLDERS] = holders
         if holders == 0:
             state.block[block, FREE_PLACE] = tail
-            state.free_queue[tail] = block
+            state.free_queue[np.uint64(tail)] = name
             tail += 1
             freed += 1
     at[FREE_BLOCKS] += freed
@@ -147,24 +150,27 @@ def hold_cached_blocks(state: State, request: int, row: int) -> int:
     most = (state.request[request, KNOWN] - 1) // state.config[BLOCK_SIZE]
     start, given = state.request[request, KEY_START], state.request[request, KEY_COUNT]
     further = state.request[request, DYNAMIC_KEY]
+    table_row = state.table[row]
     found = 0
     unheld = 0
     while found < most:
         if found < given:
-            key = state.keys[start + found]
+            key = state.keys[np.uint64(start + found)]
         elif further != NONE:
             key = further + found - given
         else:
             break
-        block = state.cached_block[key]
-        if block == NONE:
+        name = state.cached_block[np.uint64(key)]
+        if name == NONE:
             break
-        state.table[row, found] = block
+        table_row[found] = name
         found += 1
+        # Unsigned, an index needs no test for counting from the end.
+        block = np.uint64(name)
         holders = state.block[block, HOLDERS]
         state.block[block, HOLDERS] = holders + 1
         if holders == 0:
-            state.free_queue[state.block[block, FREE_PLACE]] = NONE
+            state.free_queue[np.uint64(state.block[block, FREE_PLACE])] = NONE
             unheld += 1
     state.at[FREE_BLOCKS] -= unheld
     return found
