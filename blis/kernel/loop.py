@@ -7,10 +7,12 @@ flight (asynchronous scheduling) a batch is scheduled while the one before it ru
 
 from __future__ import annotations
 
+from blis_replay.blis.kernel.batch import in_flight_input
 from blis_replay.blis.kernel.compiled import compiled, entry
 from blis_replay.blis.kernel.pool import blocks_for, enter_cache
+from blis_replay.blis.kernel.preempt import leave_decoding, vacate
 from blis_replay.blis.kernel.queues import close_segment, computed_now, leave_queue, queue_up, stop_prefill
-from blis_replay.blis.kernel.schedule import in_flight_input, leave_decoding, schedule, vacate
+from blis_replay.blis.kernel.schedule import schedule
 from blis_replay.blis.kernel.state import (
     ABORT_US,
     ABORTED,

@@ -1,4 +1,4 @@
-"""One ``schedule()`` call: sections 2, 3 and 5 of the semantics.
+"""One ``schedule()`` call: sections 2 and 3 of the semantics.
 
 The batch of a step is what the calls below leave in ``State.batch`` and in the chunks
 of requests.  While nothing is short (blocks or budget), all decodes are served at once:
@@ -8,32 +8,26 @@ touched.  Otherwise the running list is walked member by member.
 
 from __future__ import annotations
 
+from blis_replay.blis.kernel.batch import enter_decoded, give_chunk, give_decode, given_now
 from blis_replay.blis.kernel.compiled import compiled
 from blis_replay.blis.kernel.pool import (
     blocks_for,
-    enter_cache,
     get_blocks,
-    give_keys,
     hold_cached_blocks,
     let_go,
-    release_blocks,
     take_blocks,
 )
+from blis_replay.blis.kernel.preempt import choose_victim, preempt
 from blis_replay.blis.kernel.queues import (
-    close_segment,
     computed_now,
     enter_finish,
     first_waiting,
-    last_token_step,
-    leave_finish,
     leave_queue,
     pass_over,
-    queue_up,
     start_decoding,
     start_running,
     stop_decoding,
     stop_prefill,
-    stop_running,
 )
 from blis_replay.blis.kernel.state import (
     ADMISSION,
@@ -42,8 +36,6 @@ from blis_replay.blis.kernel.state import (
     BATCH_DECODE_TOKENS,
     BATCH_FIRST_TOKENS,
     BATCH_FREE_BEFORE,
-    BATCH_PREFILL_REQUESTS,
-    BATCH_PREFILL_TOKENS,
     BATCH_RUNNING_BEFORE,
     BATCH_SERVED,
     BATCH_WAITING_BEFORE,
@@ -53,7 +45,6 @@ from blis_replay.blis.kernel.state import (
     BLOCKS_HELD,
     CACHED_TOKENS,
     CHUNK,
-    CHUNK_STEP,
     CHUNKED_PREFILL,
     COMPUTED,
     DECODING,
@@ -66,7 +57,6 @@ from blis_replay.blis.kernel.state import (
     GIVEN_HIT,
     GROWTH_NEXT,
     GROWTH_SLOT,
-    KEYED,
     KEYED_DECODING,
     KNOWN,
     LAST_IN_FLIGHT,
@@ -77,14 +67,10 @@ from blis_replay.blis.kernel.state import (
     NONE,
     NOW,
     PREEMPTED_IN_CALL,
-    PREEMPTIONS,
     PREFILL_HEAD,
     PREFILL_NEXT,
     PREFILL_TAIL,
     PREFILLING,
-    PREFIX_CACHING,
-    PRIORITY_POLICY,
-    PROMPT_TOKENS,
     RESUME_CACHED_TOKENS,
     RING_MASK,
     ROWS,
@@ -99,7 +85,6 @@ from blis_replay.blis.kernel.state import (
     STEP,
     TABLE_ROW,
     TOTAL_TOKENS,
-    URGENCY,
     WAITING_DEPTH,
     State,
 )
@@ -234,78 +219,6 @@ def walk_running(state: State) -> int:
     return budget
 
 
-@compiled
-def given_now(state: State, request: int) -> bool:
-    """Whether this call has given the request tokens."""
-    return state.request[request, CHUNK_STEP] == state.at[STEP] and state.request[request, CHUNK] > 0
-
-
-@compiled
-def give_decode(state: State, request: int, computed: int) -> None:
-    """One decode token for a request with ``computed`` tokens; its block is held."""
-    state.request[request, CHUNK] = 1
-    state.request[request, CHUNK_STEP] = state.at[STEP]
-    state.batch[BATCH_SERVED] += 1
-    count(state, request, computed, 1, 1)
-    if (computed + 1) % state.config[BLOCK_SIZE] == 0 or computed % state.config[BLOCK_SIZE] == 0:
-        enter_decoded(state, request, computed)
-
-
-@compiled
-def give_chunk(state: State, request: int, tokens: int) -> None:
-    """A prefill chunk; its blocks are held, and those it fills are cached at once."""
-    state.request[request, CHUNK] = tokens
-    state.request[request, CHUNK_STEP] = state.at[STEP]
-    computed = state.request[request, COMPUTED]
-    count(state, request, computed, tokens, 1)
-    if state.config[PREFIX_CACHING] == 1:
-        enter_cache(state, request, computed + tokens)
-
-
-@compiled
-def count(state: State, request: int, computed: int, tokens: int, sign: int) -> None:
-    """Add a request's tokens to the batch (``sign`` 1) or take them out (-1).
-
-    A decode is one token that is the last known one, at or past the prompt; all else,
-    recomputation included, is prefill.
-    """
-    batch = state.batch
-    decode = state.request[request, STATUS] == DECODING
-    if not decode:
-        decode = (
-            tokens == 1
-            and computed + 1 == state.request[request, KNOWN]
-            and computed >= state.request[request, PROMPT_TOKENS]
-        )
-    if decode:
-        batch[BATCH_DECODE_TOKENS] += sign
-        batch[BATCH_CONTEXT_TOKENS] += sign * (computed + 1)
-    else:
-        batch[BATCH_PREFILL_TOKENS] += sign * tokens
-        batch[BATCH_PREFILL_REQUESTS] += sign
-
-
-@compiled
-def enter_decoded(state: State, request: int, computed: int) -> None:
-    """Cache what a decode at ``computed`` tokens fills, as far as its tokens are known."""
-    if state.config[PREFIX_CACHING] == 1 and state.request[request, KEYED] == 1:
-        unknown = 1 if in_flight_input(state, request, True) else 0
-        enter_cache(state, request, computed + 1 - unknown)
-
-
-@compiled
-def in_flight_input(state: State, request: int, given: bool) -> bool:
-    """Whether the last token a decode was given as input was not known when it was scheduled.
-
-    Asynchronous only.  ``given``: it is in the batch being built, so its input is the token
-    of the step before; else it was last in the batch before, or not at all.
-    """
-    if state.config[BATCHES_IN_FLIGHT] == 1:
-        return False
-    last = state.at[STEP] if given else state.at[STEP] - 1
-    return state.request[request, SEGMENT_START] < last
-
-
 # -- 2b. Then waiting requests ---------------------------------------------------------------
 
 
@@ -349,78 +262,6 @@ def note_admission(state: State, request: int, hit_tokens: int) -> None:
         state.request[request, CACHED_TOKENS] = hit_tokens
     else:
         state.request[request, RESUME_CACHED_TOKENS] += hit_tokens
-
-
-# -- 5. Preemption ------------------------------------------------------------------------------
-
-
-@compiled
-def choose_victim(state: State) -> int:
-    """FCFS: the last of the running list.  Priority: the greatest (priority, arrival), first on a tie."""
-    if state.config[PRIORITY_POLICY] == 0:
-        return state.at[RUN_TAIL]
-    victim = state.at[RUN_HEAD]
-    request = state.link[victim, RUN_NEXT]
-    while request != NONE:
-        if state.request[request, URGENCY] > state.request[victim, URGENCY]:
-            victim = request
-        request = state.link[request, RUN_NEXT]
-    return victim
-
-
-@compiled
-def preempt(state: State, request: int) -> None:
-    """Back to the waiting queue, to recompute its tokens; blocks go, cached contents stay."""
-    state.at[PREEMPTED_IN_CALL] += 1
-    state.request[request, PREEMPTIONS] += 1
-    given = given_now(state, request)
-    if state.request[request, STATUS] == DECODING:
-        computed = computed_now(state, request)
-        cached = computed + 1 if given else computed
-        if in_flight_input(state, request, given):
-            cached -= 1
-        if given:
-            count(state, request, computed, 1, -1)
-            state.batch[BATCH_SERVED] -= 1
-        state.request[request, KNOWN] = computed + 1
-        state.request[request, BLOCKS_HELD] = blocks_for(state, computed + 1 if given else computed)
-        leave_decoding(state, request, computed)
-    elif state.request[request, STATUS] == PREFILLING:
-        cached = state.request[request, COMPUTED]
-        if given:
-            count(state, request, cached, state.request[request, CHUNK], -1)
-            cached += state.request[request, CHUNK]
-        stop_prefill(state, request)
-    else:  # its last token is in flight; it finishes when that is in, from the queue
-        cached = state.request[request, TOTAL_TOKENS] - 1
-        if in_flight_input(state, request, False):
-            cached -= 1
-        state.request[request, KNOWN] = state.request[request, TOTAL_TOKENS]
-    state.request[request, CHUNK] = 0
-    give_keys(state, request)
-    if state.config[PREFIX_CACHING] == 1:
-        enter_cache(state, request, cached)
-    vacate(state, request)
-    queue_up(state, request)
-
-
-@compiled
-def leave_decoding(state: State, request: int, computed: int) -> None:
-    """Out of all that is kept of a decode with ``computed`` tokens at the current step."""
-    stop_decoding(state, request, computed)
-    leave_finish(state, request, last_token_step(state, request))
-    close_segment(state, request, state.at[STEP], state.at[ROWS] - 1)
-
-
-@compiled
-def vacate(state: State, request: int) -> None:
-    """Give up blocks, table row and place in the running list."""
-    release_blocks(state, request)
-    state.free_rows[state.at[FREE_ROWS]] = state.request[request, TABLE_ROW]
-    state.at[FREE_ROWS] += 1
-    state.request[request, TABLE_ROW] = NONE
-    state.request[request, COMPUTED] = 0
-    stop_running(state, request)
 
 
 # -- 7. What the batch leads to ------------------------------------------------------------------
