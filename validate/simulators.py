@@ -14,8 +14,6 @@ from blis_replay.validate.comparison_text import comparison_text, verdict_senten
 from blis_replay.validate.metrics import METRICS
 from blis_replay.validate.terminal import milliseconds, percent, table, wrap
 
-CHOICES = ("embedded", "blis", "both")
-
 
 def chosen_simulators(
     choice: str, release: CoefficientRelease, binary: str, timeout_s: float, own_model: bool

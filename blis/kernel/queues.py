@@ -102,6 +102,35 @@ def leave_queue(state: State, request: int) -> None:
 
 
 @compiled
+def _append(state: State, request: int, before: int, after: int, head: int, tail: int) -> None:
+    """Put a request at the end of the list whose links and ends these are."""
+    at, link = state.at, state.link
+    last = at[tail]
+    link[request, before] = last
+    link[request, after] = NONE
+    if last == NONE:
+        at[head] = request
+    else:
+        link[last, after] = request
+    at[tail] = request
+
+
+@compiled
+def _unlink(state: State, request: int, before: int, after: int, head: int, tail: int) -> None:
+    """Take a request out of the list whose links and ends these are."""
+    at, link = state.at, state.link
+    previous, following = link[request, before], link[request, after]
+    if previous == NONE:
+        at[head] = following
+    else:
+        link[previous, after] = following
+    if following == NONE:
+        at[tail] = previous
+    else:
+        link[following, before] = previous
+
+
+@compiled
 def start_running(state: State, request: int) -> None:
     """Append an admitted request to the running list and to those in prefill."""
     at = state.at
@@ -109,51 +138,21 @@ def start_running(state: State, request: int) -> None:
     state.request[request, ADMISSION] = at[ADMISSIONS]
     at[ADMISSIONS] += 1
     at[RUNNING_DEPTH] += 1
-    state.link[request, RUN_PREV] = at[RUN_TAIL]
-    state.link[request, RUN_NEXT] = NONE
-    if at[RUN_TAIL] == NONE:
-        at[RUN_HEAD] = request
-    else:
-        state.link[at[RUN_TAIL], RUN_NEXT] = request
-    at[RUN_TAIL] = request
-    state.link[request, PREFILL_PREV] = at[PREFILL_TAIL]
-    state.link[request, PREFILL_NEXT] = NONE
-    if at[PREFILL_TAIL] == NONE:
-        at[PREFILL_HEAD] = request
-    else:
-        state.link[at[PREFILL_TAIL], PREFILL_NEXT] = request
-    at[PREFILL_TAIL] = request
+    _append(state, request, RUN_PREV, RUN_NEXT, RUN_HEAD, RUN_TAIL)
+    _append(state, request, PREFILL_PREV, PREFILL_NEXT, PREFILL_HEAD, PREFILL_TAIL)
 
 
 @compiled
 def stop_running(state: State, request: int) -> None:
     """Take a request out of the running list."""
-    at = state.at
-    at[RUNNING_DEPTH] -= 1
-    before, after = state.link[request, RUN_PREV], state.link[request, RUN_NEXT]
-    if before == NONE:
-        at[RUN_HEAD] = after
-    else:
-        state.link[before, RUN_NEXT] = after
-    if after == NONE:
-        at[RUN_TAIL] = before
-    else:
-        state.link[after, RUN_PREV] = before
+    state.at[RUNNING_DEPTH] -= 1
+    _unlink(state, request, RUN_PREV, RUN_NEXT, RUN_HEAD, RUN_TAIL)
 
 
 @compiled
 def stop_prefill(state: State, request: int) -> None:
     """Take a request out of those in prefill."""
-    at = state.at
-    before, after = state.link[request, PREFILL_PREV], state.link[request, PREFILL_NEXT]
-    if before == NONE:
-        at[PREFILL_HEAD] = after
-    else:
-        state.link[before, PREFILL_NEXT] = after
-    if after == NONE:
-        at[PREFILL_TAIL] = before
-    else:
-        state.link[after, PREFILL_PREV] = before
+    _unlink(state, request, PREFILL_PREV, PREFILL_NEXT, PREFILL_HEAD, PREFILL_TAIL)
 
 
 # -- decoding ---------------------------------------------------------------------------

@@ -25,7 +25,6 @@ LINEAR, REGIMES, OBSERVED = range(3)
 
 # -- LINEAR: whole = intercept, per prefill, decode and context token, floor, cap (0: none),
 #    all ns, and the ns added before the division (500 rounds half up, 0 truncates).
-LINEAR_SIZE = 7
 
 # -- REGIMES: real = overhead_us, per_request_us, then a row a regime:
 #    condition feature (-1: always), operator, value, expm1 (0/1), intercept, coefficients;

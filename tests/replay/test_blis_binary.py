@@ -2,79 +2,29 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
 import json
 import os
-import shlex
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from blis_stand_in import HELP_BLACKBOX, HELP_CURRENT, HELP_OLDER, answer_from, write_stand_in
+from blis_runs import BLACKBOX, DELAYS, called, plan_of, release_of, run_with, small_recording
+from blis_stand_in import HELP_BLACKBOX, HELP_CURRENT, HELP_OLDER, write_stand_in
 from hypothesis import given
 from hypothesis import strategies as st
 from recordings import make_recording
 
-from blis_replay.blis.engine import simulate
 from blis_replay.blis.errors import ReleaseError
-from blis_replay.blis.latency import BatchFeatures, LatencyModel, Lifecycle
-from blis_replay.blis.release import CoefficientRelease, ModelEntry
+from blis_replay.blis.latency import LatencyModel
 from blis_replay.blis.trace import NEVER_US, BlockKeys, RequestTrace
-from blis_replay.ingest.recording import Recording
 from blis_replay.replay.blis_binary import BlisBinary, BlisError, find_build, own_release
-from blis_replay.replay.blis_differences import overlapping_last_steps
 from blis_replay.replay.blis_files import COLUMNS_22, COLUMNS_27, read_results, shared_prefixes
-from blis_replay.replay.driver import ReplayRun, replay
+from blis_replay.replay.driver import replay
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode
-from blis_replay.replay.plan import ReplayPlan
 from blis_replay.validate.compare import compare
-from blis_replay.validate.simulators import informed
-
-BLACKBOX = LatencyModel("blackbox", 6_900_000, 17_700, 2_800, rounding="truncate")
-DELAYS = Lifecycle(pre_queue_us=1600.0, pre_queue_per_prompt_token_us=3.5, post_token_us=1800.0)
-
-
-def release_of(latency: LatencyModel = BLACKBOX, lifecycle: Lifecycle = DELAYS) -> CoefficientRelease:
-    """A release for the model of ``make_recording``."""
-    entry = ModelEntry("some/Model", 1, latency, lifecycle)
-    return CoefficientRelease("ours", "valid", "s", "s", "H100", "0" * 64, (entry,), (), {}, {})
-
-
-def small_recording(count: int = 3, **engine: int | bool) -> Recording:
-    """Requests 1 s apart, prompts of 100 and outputs of 5 tokens, answered in 20 + 40 ms."""
-    return make_recording(
-        {
-            "arrival_us": [1_000_000 * i for i in range(count)],
-            "prompt_tokens": [100] * count,
-            "output_tokens": [5] * count,
-            "ttft_us": [20_000] * count,
-            "e2e_us": [60_000] * count,
-        },
-        engine=engine,
-    )
-
-
-def run_with(path: Path, recording: Recording, release: CoefficientRelease | None = None, **more: Any) -> ReplayRun:
-    """Replay with the stand-in at ``path``; its own model if there is no release."""
-    build = find_build(str(path))
-    blis = BlisBinary(build, release or own_release(build), own_model=release is None, **more)
-    return replay(recording, blis.release, simulator=blis)
-
-
-def called(path: Path) -> dict[str, Any]:
-    """What the stand-in was called with."""
-    document: dict[str, Any] = json.loads((path.parent / "called.json").read_text())
-    return document
-
-
-def plan_of(recording: Recording) -> ReplayPlan:
-    """The plan that a replay of the recording follows."""
-    return replay(recording, release_of()).plan
 
 
 class TestAnswers:
@@ -371,152 +321,3 @@ def test_any_results_are_read_or_refused(tmp_path_factory: pytest.TempPathFactor
         assert "\n" not in str(error)
     else:
         assert (results.ttft_us <= results.e2e_us).all()
-
-
-class TestKnownDifferences:
-    def test_overlapping_last_step(self) -> None:
-        """A finishes at 100 with a last step of 10.
-
-        Queued at 95, B comes in the last step; at 85 it does not; at 100 the server is idle.
-        """
-        finished, last, both = np.array([100, 200]), np.array([10, 10]), np.array([True, True])
-        counts = [overlapping_last_steps(np.array([0, at]), finished, last, both) for at in (85, 95, 100)]
-        assert counts == [0, 1, 0]
-
-    def test_the_overlap_of_the_worked_example(self, tmp_path: Path) -> None:
-        """blis-semantics 11, V2: step 3205-4210 is A's last when B is queued at 3300.
-
-        Blackbox 1000 + 10 per prefill + 5 per decode token, delays 100 + 1 per prompt token
-        and 20 per token: A has TTFT 2220 and E2E 4270, B 2220 and 2220.
-        """
-        recording = make_recording(
-            {
-                "arrival_us": [0, 3100],
-                "prompt_tokens": [100, 100],
-                "output_tokens": [3, 1],
-                "ttft_us": [2220, 2220],
-                "e2e_us": [4270, 2220],
-            }
-        )
-        behaviour = "a, b = plain()\nwrite([a | dict(ttft_us=2220, e2e_us=4270), b | dict(ttft_us=2220, e2e_us=2220)])"
-        release = release_of(
-            LatencyModel("blackbox", 1_000_000, 10_000, 5_000, rounding="truncate"), Lifecycle(100.0, 1.0, 20.0)
-        )
-        run = run_with(write_stand_in(tmp_path, behaviour, HELP_BLACKBOX), recording, release)
-        assert any(
-            "about 1 requests came while the server ran nothing but a last step" in d for d in run.simulated.differences
-        )
-        # Our engine starts B's step when A's last has ended, at 4210 and not at 3300.
-        assert (replay(recording, release).ttft_us - run.ttft_us).tolist() == [0, 910]
-
-    def test_preemptions_are_taken_from_the_metrics(self, tmp_path: Path) -> None:
-        behaviour = 'json.dump({"preemption_count": 3}, open(option["--metrics-path"], "w"))\nwrite(plain())'
-        run = run_with(write_stand_in(tmp_path, behaviour), small_recording())
-        assert run.simulated.preemptions == 3
-        assert any("BLIS preempted 3 times; it generates the output" in d for d in run.simulated.differences)
-
-    def test_preemptions_that_only_the_embedded_engine_counts(self, tmp_path: Path) -> None:
-        """Two requests grow to 119 computed tokens, 8 blocks each, and there are ten."""
-        recording = make_recording(
-            {
-                "arrival_us": [0, 1],
-                "prompt_tokens": [60, 60],
-                "output_tokens": [60, 60],
-                "ttft_us": [20_000, 20_000],
-                "e2e_us": [610_000, 610_000],
-            },
-            engine={"num_gpu_blocks": 11},
-        )
-        embedded = compare(replay(recording, release_of()))
-        path = write_stand_in(tmp_path, help_text=HELP_OLDER)
-        blis = compare(run_with(path, recording, release_of()))
-        assert embedded.run.simulated.preemptions == 1
-        assert not any("preempted" in d for d in blis.run.simulated.differences)
-        (said,) = (d for d in informed(blis, embedded).run.simulated.differences if "preempted" in d)
-        assert said == (
-            "the embedded engine preempted 1 times (this BLIS build does not count); BLIS generates the output of a "
-            "preempted request again from its start, vLLM keeps what was generated"
-        )
-
-    def test_a_whole_prompt_in_the_cache(self, tmp_path: Path) -> None:
-        """96 tokens are 6 blocks; vLLM computes the last of them again, BLIS would not."""
-        recording = make_recording(
-            {"arrival_us": [0, 1], "prompt_tokens": [96, 96], "output_tokens": [5, 5], "cached_prompt_tokens": [80, 80]}
-        )
-        run = run_with(write_stand_in(tmp_path), recording)
-        assert any(d.startswith("2 prompts could be in the cache as a whole") for d in run.simulated.differences)
-
-    def test_none_applies(self, tmp_path: Path) -> None:
-        assert run_with(write_stand_in(tmp_path), small_recording()).simulated.differences == ()
-
-
-BUILDS = {"out_mainbb": HELP_OLDER, "out_mainhead_bbpatch": HELP_BLACKBOX, "out_main_trainedphysics": HELP_CURRENT}
-
-
-def parity(folder: Path, build: str) -> tuple[Recording, np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """The parity workload as a recording of what a BLIS build answered, with TTFT and E2E."""
-    with (folder / "requests.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    with gzip.open(folder / build / "results.json.gz") as file:
-        answers = json.load(file)
-    columns: dict[str, list[int]] = {
-        "arrival_us": [int(row["arrival_us"]) for row in rows],
-        "prompt_tokens": [int(row["input_tokens"]) for row in rows],
-        "output_tokens": [int(row["output_tokens"]) for row in rows],
-        "ttft_us": [answer["ttft_us"] for answer in answers],
-        "e2e_us": [answer["e2e_us"] for answer in answers],
-    }
-    recording = make_recording(columns, engine={"num_gpu_blocks": 26_603})
-    return recording, np.array(columns["ttft_us"]), np.array(columns["e2e_us"])
-
-
-@pytest.mark.realdata
-class TestRecordedBuilds:
-    @pytest.mark.parametrize("build", BUILDS)
-    def test_each_build_is_called_as_it_was(self, data_pack: Path, tmp_path: Path, build: str) -> None:
-        """The engine flags of its command line, by its own names for them, and its answers come back."""
-        folder = data_pack / "blis-parity" / "poisson2"
-        path = write_stand_in(tmp_path, answer_from(folder / build / "results.json.gz"), BUILDS[build])
-        recording, ttft_us, e2e_us = parity(folder, build)
-        own = build == "out_main_trainedphysics"
-        run = run_with(
-            path, replace(recording, tensor_parallelism=2) if own else recording, None if own else release_of()
-        )
-        assert (run.ttft_us == ttft_us).all()
-        assert (run.e2e_us == e2e_us).all()
-        words = shlex.split((folder / build / "command.txt").read_text().split("&&")[1])[2:]
-        theirs = dict(zip(words[::2], words[1::2], strict=True))
-        ours = dict(zip(called(path)["arguments"][1::2], called(path)["arguments"][2::2], strict=True))
-        files = {"--trace-header", "--trace-data", "--results-path", "--metrics-path", "--model"}
-        assert {n: ours[n] for n in theirs if n not in files} == {n: theirs[n] for n in theirs if n not in files}
-        assert set(ours) - set(theirs) <= {"--long-prefill-token-threshold", "--cache-signal-delay"}
-        assert ("--cache-signal-delay" in ours) == ("--cache-signal-delay" in BUILDS[build])
-
-    @pytest.mark.parametrize("build", ["out_mainbb", "out_mainhead_bbpatch"])
-    def test_our_engine_on_the_parity_workload(self, data_pack: Path, build: str) -> None:
-        """Integer nanoseconds: at most 8 us later, TTFT by 0.004 % and E2E by 0.0001 % in the mean.
-
-        The reason is the arithmetic, not the schedule: BLIS truncates a sum of floats, which
-        comes out just below the whole microsecond now and then (see the next test).
-        """
-        recording, ttft_us, e2e_us = parity(data_pack / "blis-parity" / "poisson2", build)
-        run = replay(recording, release_of())
-        ttft_later, e2e_later = run.ttft_us - ttft_us, run.e2e_us - e2e_us
-        assert (int(ttft_later.min()), int(ttft_later.max())) == (0, 8)
-        assert (int(e2e_later.min()), int(e2e_later.max())) == (0, 8)
-        assert run.ttft_us.mean() / ttft_us.mean() - 1 == pytest.approx(4.16e-5, rel=0.01)
-        assert run.e2e_us.mean() / e2e_us.mean() - 1 == pytest.approx(1.23e-6, rel=0.01)
-
-    @pytest.mark.parametrize("build", ["out_mainbb", "out_mainhead_bbpatch"])
-    def test_equal_to_the_microsecond_with_the_arithmetic_of_blis(self, data_pack: Path, build: str) -> None:
-        """All 400 latencies: nothing is preempted, nothing cached, and nobody comes in a lone last step."""
-        recording, ttft_us, e2e_us = parity(data_pack / "blis-parity" / "poisson2", build)
-        plan = plan_of(recording)
-
-        class FloatBlackbox:
-            def step_time(self, batch: BatchFeatures) -> float:
-                return float(int(6900.0 + 17.7 * batch.prefill_tokens + 2.8 * batch.decode_tokens))
-
-        result = simulate(plan.trace, plan.engine, FloatBlackbox(), DELAYS)
-        assert (result.ttft_us == ttft_us).all()
-        assert (result.e2e_us == e2e_us).all()
