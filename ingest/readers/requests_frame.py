@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from blis_replay.ingest.recording import REQUEST_SCHEMA
+from blis_replay.ingest.recording import AGGREGATE_SCHEMA, REQUEST_SCHEMA, Stage, empty_frame
 
 BATCH_ROWS = 20_000
 
@@ -39,13 +39,21 @@ class RawEvents:
 
 @dataclass(frozen=True)
 class RequestsRead:
-    """Requests of one file in file order (``READ_SCHEMA``), their clock, and their raw events if it has any."""
+    """Requests of one file in file order (``READ_SCHEMA``), their clock, and their raw events if it has any.
+
+    ``version``: tool and version that wrote the file, as far as it tells (``guidellm 0.5.4``).
+    ``stages``: load stages that the file itself names.  ``aggregates``: what the tool itself
+    reports in this file (``AGGREGATE_SCHEMA``), for the checks to compare with.
+    """
 
     frame: pl.DataFrame
     clock_name: str  # client | server
     clock_kind: str  # epoch | monotonic | relative
     model: str | None = None
     events: RawEvents | None = None
+    version: str = ""
+    stages: tuple[Stage, ...] = ()
+    aggregates: pl.DataFrame = field(default_factory=lambda: empty_frame(AGGREGATE_SCHEMA))
 
 
 def request_row(**values: object) -> dict[str, object]:

@@ -1,0 +1,35 @@
+"""What a format of request records is: how it is recognised, and how it is read.
+
+Adding a format is one module with a ``FORMAT`` and one line in :data:`REQUEST_FORMATS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from blis_replay.ingest.readers.files import RecordedFile
+from blis_replay.ingest.readers.requests_frame import RequestsRead
+
+HEAD_BYTES = 64 << 10
+
+
+@dataclass(frozen=True)
+class RequestFormat:
+    """One tool's form of per-request records.
+
+    ``name``: for ``--format`` and error messages, lower case.  ``recognises(head)``: whether
+    these are the first bytes (decompressed, up to ``HEAD_BYTES``) of such a file; it never
+    raises.  ``read(file, stamps_path)``: the requests; stream stamps go to the flat file
+    ``stamps_path`` (``RawEvents``), if there are any.  ``latencies``: false for traces that
+    say when requests came and how long they were, and nothing else.
+    """
+
+    name: str
+    recognises: Callable[[bytes], bool]
+    read: Callable[[RecordedFile, Path], RequestsRead]
+    latencies: bool = True
+
+
+REQUEST_FORMATS: tuple[RequestFormat, ...] = ()
