@@ -34,7 +34,6 @@ from blis_replay.ingest.readers.load_stages import stage_of_requests
 from blis_replay.ingest.readers.numbers import tokens
 from blis_replay.ingest.readers.requests_frame import RequestsRead, in_send_order
 from blis_replay.ingest.readers.step_clock import align_steps
-from blis_replay.ingest.readers.token_events import write_token_events
 from blis_replay.ingest.recording import (
     AGGREGATE_SCHEMA,
     REQUEST_SCHEMA,
@@ -42,6 +41,7 @@ from blis_replay.ingest.recording import (
     Recording,
     Setting,
     SourceFile,
+    TokenEvents,
     empty_frame,
 )
 
@@ -102,7 +102,7 @@ def read_recording(
     ``profile``: the bundled profile of the slug (optional keys ``model``, ``hardware``,
     ``tensor_parallelism``, ``vllm_version``, ``engine``); ``engine_file``: YAML of engine
     arguments that overrule all others; ``progress(file name, bytes done, bytes total)``.
-    The Parquet file of token events lives until the context ends.  Raises
+    The file of token events lives until the context ends.  Raises
     :class:`RecordingError` if a file cannot be read at all, or if there is nothing to judge.
     """
     directory = experiment_directory(directory)
@@ -261,7 +261,7 @@ class _Assembly:
 
     def _placed(
         self, found: RequestsRead | None, configured: _Configured
-    ) -> tuple[pl.DataFrame, Clock | None, Path | None]:
+    ) -> tuple[pl.DataFrame, Clock | None, TokenEvents | None]:
         """Requests in send order with stages and decode lengths, their clock, their token events."""
         if found is None:
             self.missing += ["requests", "token times"]
@@ -276,10 +276,10 @@ class _Assembly:
         if stage is not None:
             ordered = ordered.with_columns(pl.Series("stage", stage, pl.Int64))
         ordered = with_decode_lengths(ordered, load.configured_output_tokens, load.ignore_eos)
-        events: Path | None = None
+        events: TokenEvents | None = None
         if found.events is not None:
-            events = self.scratch / "token_events.parquet"
-            write_token_events(found.events, order, zero_us, events)
+            raw = found.events
+            events = TokenEvents(raw.path, raw.offsets[order], raw.counts[order], zero_us)
         else:
             self.missing.append("token times")
         return ordered.select(REQUEST_SCHEMA.keys()), client, events

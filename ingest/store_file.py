@@ -15,7 +15,7 @@ from blis_replay.ingest.errors import StoreError
 if TYPE_CHECKING:
     import duckdb
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ def open_store(path: Path | str, *, read_only: bool = False) -> Iterator[Store]:
     """The store at ``path``, closed on leaving; a new one is made unless ``read_only``.
 
     Raises ``StoreError`` (one line, with the mend) if it is absent and ``read_only``,
-    is locked by another process, is no store of this program, has a newer schema, is
+    is locked by another process, is no store of this program, has another schema version, is
     damaged (also when that shows later, inside the context), or its folder cannot be
     written.
     """
@@ -156,6 +156,10 @@ def _check_schema(connection: duckdb.DuckDBPyConnection, path: Path) -> None:
     if int(version) > SCHEMA_VERSION:
         raise StoreError(
             f"{path}: schema version {version} is newer than this program's {SCHEMA_VERSION}; update blis-replay"
+        )
+    if int(version) < SCHEMA_VERSION:
+        raise StoreError(
+            f"{path}: schema version {version} is of an older blis-replay; choose another --store and ingest again"
         )
 
 

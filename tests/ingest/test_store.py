@@ -97,7 +97,7 @@ def test_an_experiment_with_many_requests_keeps_its_neighbours(tmp_path: Path) -
 def test_every_stamp_is_kept_and_only_output_tokens_are_numbered(tmp_path: Path) -> None:
     # Two requests of 3 and 2 tokens, each token's data line followed by a blank one 30 us later, then [DONE].
     events = write_events(
-        tmp_path / "e.parquet",
+        tmp_path / "events",
         [[0, 30, 20_000, 20_030, 40_000, 40_030, 40_050, 40_060], [1000, 1030, 26_000, 26_030, 26_050, 26_060]],
     )
     made = recording(requests=requests(2, output_tokens=[3, 2]), token_events=events)
@@ -116,7 +116,7 @@ def test_every_stamp_is_kept_and_only_output_tokens_are_numbered(tmp_path: Path)
 
 
 def test_gaps_of_failed_requests_are_not_pooled(tmp_path: Path) -> None:
-    events = write_events(tmp_path / "e.parquet", [[0, 10], [0, 99]])
+    events = write_events(tmp_path / "events", [[0, 10], [0, 99]])
     made = recording(requests=requests(2, output_tokens=2, status=["ok", "timeout"]), token_events=events)
     with open_store(tmp_path / "s.duckdb") as store:
         write_recording(store, made, PLAIN)
@@ -276,7 +276,8 @@ def test_a_killed_ingest_leaves_the_store_as_it_was(tmp_path: Path) -> None:
 
 
 def test_an_error_in_the_middle_leaves_the_store_as_it_was(tmp_path: Path) -> None:
-    gone = recording(content_hash="hash-2", token_events=tmp_path / "not-there.parquet")
+    events = replace(write_events(tmp_path / "events", [[0], [1], [2]]), path=tmp_path / "not-there")
+    gone = recording(content_hash="hash-2", token_events=events)
     with open_store(tmp_path / "s.duckdb") as store:
         write_recording(store, recording(), NO_EVENTS)
         with pytest.raises(StoreError, match="nothing was written"):
