@@ -26,7 +26,7 @@ def stamps_at(events: TokenEvents, requests: Int64s, event: Int64s) -> Int64s:
     """int64[len(requests)]: the time in us from the experiment's zero of one event of each request."""
     if len(requests) == 0:
         return np.empty(0, np.int64)
-    stamps = np.memmap(events.path, np.int64, "r")
+    stamps = np.asarray(np.memmap(events.path, np.int64, "r"))
     return np.asarray(stamps[events.offsets[requests] + event] - events.zero_us)
 
 
@@ -78,11 +78,13 @@ def _batches(counts: Int64s) -> Iterator[Int64s]:
 
 
 def _gathered(events: TokenEvents, requests: Int64s) -> Int64s:
-    counts = events.counts[requests]
-    if counts.sum() == 0:
+    begins = events.offsets[requests]
+    ends = begins + events.counts[requests]
+    if not (ends > begins).any():
         return np.empty(0, np.int64)
-    places = np.repeat(events.offsets[requests], counts) + _counting_up(counts)
-    return np.asarray(np.memmap(events.path, np.int64, "r")[places] - events.zero_us)
+    stamps = np.asarray(np.memmap(events.path, np.int64, "r"))
+    pieces = [stamps[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
+    return np.concatenate(pieces) - events.zero_us
 
 
 def _counting_up(counts: Int64s) -> Int64s:

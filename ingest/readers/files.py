@@ -8,9 +8,10 @@ tallied with its place and reason.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,6 +25,8 @@ MAX_EXPANDED_BYTES = 64 << 30
 MAX_EXPANSION_RATIO = 300
 FREE_EXPANSION_BYTES = 256 << 20
 KEPT_REJECTIONS = 20
+LARGE_BYTES = 32 << 20
+_USUAL_EXPANSION = 10
 GZIP_MAGIC = b"\x1f\x8b"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
@@ -183,6 +186,17 @@ class RecordedFile:
             )
 
 
+def is_large(file: RecordedFile) -> bool:
+    """Whether compiled code reads this file sooner, although it has to be loaded (and compiled the first time)."""
+    try:
+        with file.path.open("rb") as stream:
+            packed = stream.read(2) == GZIP_MAGIC
+            size = stream.seek(0, os.SEEK_END)
+    except OSError:
+        return False  # whoever reads it says why
+    return size * (_USUAL_EXPANSION if packed else 1) >= LARGE_BYTES
+
+
 def lines(file: RecordedFile, limit_bytes: int) -> Iterator[tuple[int, bytes]]:
     """``(line number from 1, line without its newline)``; longer lines than the limit are rejected.
 
@@ -219,28 +233,26 @@ def json_objects(file: RecordedFile, limit_bytes: int) -> Iterator[tuple[int, by
     that belongs to no object, an object that the file cuts off and one beyond the limit
     are rejected.
     """
-    scan = _ObjectScan(file.tally, limit_bytes)
+    return objects_of(file, file.chunks(), ObjectScan(file.tally, limit_bytes))
+
+
+def objects_of(file: RecordedFile, chunks: Iterable[bytes], scan: ObjectScan) -> Iterator[tuple[int, bytes]]:
+    """The objects that a scan finds in the chunks of a file, from where it stands to the end."""
     held: list[bytes] = []
     held_bytes = 0
-    for chunk in file.chunks():
+    for chunk in chunks:
         held.append(chunk)
         held_bytes += len(chunk)
         # Growing in proportion keeps the copying linear in the size of a large object.
         if held_bytes * 2 >= len(scan.buffer):
             yield from scan.feed(b"".join(held))
             held, held_bytes = [], 0
-            if len(scan.buffer) > limit_bytes:
-                raise RecordingError(
-                    file.path,
-                    scan.place(),
-                    f"a record of more than {limit_bytes} bytes",
-                    "check that the file is whole",
-                )
+            scan.check_size(file, len(scan.buffer))
     yield from scan.feed(b"".join(held))
     scan.finish(file.damage)
 
 
-class _ObjectScan:
+class ObjectScan:
     """Finds the objects in a growing buffer; the state between two feeds."""
 
     def __init__(self, tally: Tally, limit_bytes: int) -> None:
@@ -252,6 +264,20 @@ class _ObjectScan:
         self.depth = 0
         self.base: int | None = None  # depth at which records stand: 1 inside an array, else 0
         self.count = 0
+
+    def resume(self, *, inside_array: bool) -> None:
+        """Stand between two objects, of an array or of none."""
+        self.base = self.depth = int(inside_array)
+
+    def check_size(self, file: RecordedFile, size: int) -> None:
+        """:class:`RecordingError` if an object that has ``size`` bytes and no end yet is beyond the limit."""
+        if size > self.limit_bytes:
+            raise RecordingError(
+                file.path,
+                self.place(),
+                f"a record of more than {self.limit_bytes} bytes",
+                "check that the file is whole",
+            )
 
     def place(self) -> str:
         return f"record {self.count + 1}"

@@ -14,11 +14,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from blis_replay.ingest.readers import files
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.inference_perf_requests import read_requests
 from blis_replay.ingest.readers.requests_frame import RequestsRead, in_send_order
 from blis_replay.ingest.recording import TokenEvents
 from blis_replay.ingest.token_events import stamps_of
+
+
+@pytest.fixture(autouse=True, params=["decoded", "scanned"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Whatever is said here holds for the decoder of small files and for the compiled scan of large ones."""
+    monkeypatch.setattr(files, "LARGE_BYTES", 0 if request.param == "scanned" else 1 << 60)
+    return str(request.param)
 
 
 def record(i: int = 0, **changed: Any) -> dict[str, Any]:

@@ -1,0 +1,28 @@
+"""How the scans are compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from blis_replay.compiled.cache import cached_njit
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_njit = cached_njit(Path(__file__).parent)
+
+# No scan allocates, so references need not be counted (_nrt), which would take most of the time of compiling.
+_OPTIONS: dict[str, Any] = {"error_model": "numpy", "_nrt": False, "no_cfunc_wrapper": True}
+
+
+def compiled(function: Function) -> Function:
+    """Decorator: a function that only compiled functions call; there is no way in from Python."""
+    jitted: Function = _njit(no_cpython_wrapper=True, **_OPTIONS)(function)
+    return jitted
+
+
+def entry(function: Function) -> Function:
+    """Decorator: a compiled function that Python calls."""
+    jitted: Function = _njit(**_OPTIONS)(function)
+    return jitted
