@@ -17,6 +17,8 @@ RECORDING_TABLES = (
     "aggregates",
     "token_events",
     "steps",
+    "snapshots",
+    "lifecycles",
     "journey_events",
     "findings",
 )

@@ -1,4 +1,4 @@
--- Ground-truth store, schema version 1 (store_file.SCHEMA_VERSION).
+-- Ground-truth store, schema version 2 (store_file.SCHEMA_VERSION); schema_journeys.sql has the rest.
 -- Times are int64 microseconds from the experiment's zero (the send of its first request).
 -- No primary keys: one writer replaces a recording as a whole inside one transaction.
 
@@ -61,7 +61,8 @@ CREATE TABLE clocks (
     name VARCHAR NOT NULL,                  -- client | server | step
     kind VARCHAR NOT NULL,                  -- epoch | monotonic | relative
     zero_us BIGINT NOT NULL,                -- what this clock showed at the experiment's zero
-    constructed BOOLEAN NOT NULL
+    constructed BOOLEAN NOT NULL,
+    spread_us BIGINT                        -- of the pairs of stamps that tie it to another clock
 );
 
 CREATE TABLE requests (
@@ -111,15 +112,6 @@ CREATE TABLE steps (
     kv_usage DOUBLE,
     kv_blocks_total BIGINT,
     kv_blocks_free BIGINT
-);
-
-CREATE TABLE journey_events (               -- lifecycle events of request spans
-    slug VARCHAR NOT NULL,
-    request_id VARCHAR NOT NULL,
-    event VARCHAR NOT NULL,
-    time_us BIGINT,
-    step_id BIGINT,
-    attributes VARCHAR                      -- JSON
 );
 
 CREATE TABLE findings (
