@@ -22,7 +22,8 @@ from blis_replay.ingest.readers import (
     experiment_config,
     inference_perf_aggregates,
     inference_perf_requests,
-    otlp_json,
+    otlp_journeys,
+    otlp_traces,
     server_log,
     tracev2,
 )
@@ -33,9 +34,11 @@ from blis_replay.ingest.readers.files import Progress, RecordedFile
 from blis_replay.ingest.readers.load_stages import stage_of_requests
 from blis_replay.ingest.readers.numbers import tokens
 from blis_replay.ingest.readers.requests_frame import RequestsRead, in_send_order
-from blis_replay.ingest.readers.step_clock import align_steps
+from blis_replay.ingest.readers.server_clock import server_times, steps_on_zero
 from blis_replay.ingest.recording import (
     AGGREGATE_SCHEMA,
+    JOURNEY_EVENT_SCHEMA,
+    LIFECYCLE_SCHEMA,
     REQUEST_SCHEMA,
     Clock,
     Recording,
@@ -122,6 +125,16 @@ class _Configured:
     aggregates: pl.DataFrame
 
 
+@dataclass(frozen=True)
+class _Server:
+    """What the server's traces say, from the experiment's zero."""
+
+    steps: pl.DataFrame
+    lifecycles: pl.DataFrame
+    journey_events: pl.DataFrame
+    clocks: tuple[Clock, ...]
+
+
 class _Assembly:
     """One reading of one directory: the files, what is missing, and how the parts are joined."""
 
@@ -140,7 +153,7 @@ class _Assembly:
 
     def recording(self) -> Recording:
         configured = self._configured()
-        traces = otlp_json.read_traces(self.known.get("OTLP JSON", []))
+        traces = otlp_traces.read_traces(self.known.get("OTLP traces", []))
         found = self._requests(configured, traces)
         if found is None and configured.aggregates.is_empty() and traces.steps.is_empty():
             raise RecordingError(
@@ -151,10 +164,8 @@ class _Assembly:
             )
         model = self._model(configured, found)
         requests, client, events = self._placed(found, configured)
-        last_us = int(requests["arrival_us"].max() or 0) if len(requests) else 0  # type: ignore[arg-type]
-        steps, step_clock, remark = align_steps(traces.steps, client, last_us, traces.sequential_span_ids)
-        self._note_traces(traces, remark)
-        engine = self._engine(configured, steps)
+        server = self._server(traces, requests, client)
+        engine = self._engine(configured, server.steps)
         slug, hardware = self.directory.name, text(self.profile.get("hardware"))
         workload = workload_of(slug, configured.experiment.app)
         files = self._files()
@@ -174,9 +185,12 @@ class _Assembly:
             prefix_hit_rate=configured.log.prefix_hit_rate(),
             requests=requests,
             token_events=events,
-            steps=steps,
+            steps=server.steps,
+            snapshots=traces.snapshots,
+            lifecycles=server.lifecycles,
+            journey_events=server.journey_events,
             aggregates=configured.aggregates,
-            clocks=tuple(clock for clock in (client, step_clock) if clock is not None),
+            clocks=(*((client,) if client else ()), *server.clocks),
             files=files,
             missing=tuple(self.missing),
             profile_differences=configured.profile_differences,
@@ -217,7 +231,7 @@ class _Assembly:
             frames.append(inference_perf_aggregates.read_aggregates(file, discovery.stage_of(file.name)))
         return pl.concat(frames)
 
-    def _requests(self, configured: _Configured, traces: otlp_json.TracesRead) -> RequestsRead | None:
+    def _requests(self, configured: _Configured, traces: otlp_traces.TracesRead) -> RequestsRead | None:
         """The requests of the best source: the client's records, then TraceV2, then the server's spans."""
         found: RequestsRead | None = None
         used = ""
@@ -233,7 +247,7 @@ class _Assembly:
         if traces.requests is not None:
             if found is not None:
                 self.missing.append(
-                    f"{len(traces.requests.frame)} llm_request spans: not used, the requests are those of {used}"
+                    f"{len(traces.requests.frame)} requests as the server traced them: the requests are those of {used}"
                 )
             else:
                 found = traces.requests
@@ -284,13 +298,31 @@ class _Assembly:
             self.missing.append("token times")
         return ordered.select(REQUEST_SCHEMA.keys()), client, events
 
-    def _note_traces(self, traces: otlp_json.TracesRead, remark: str) -> None:
+    def _server(self, traces: otlp_traces.TracesRead, requests: pl.DataFrame, client: Clock | None) -> _Server:
+        """Steps and journeys beside the requests."""
+        journeys = traces.journeys
+        arrivals_ns = journeys.lifecycles["arrived_ns"] if journeys else pl.Series(dtype=pl.Int64)
+        last_us = int(requests["arrival_us"].max() or 0) if len(requests) else 0  # type: ignore[arg-type]
+        times = server_times(traces.steps, arrivals_ns, traces.bridge, client, last_us, traces.sequential_span_ids)
+        self._note_traces(traces, times.remark if times else "")
+        zero_us = times.zero_us if times else 0
+        steps, clocks = steps_on_zero(traces.steps, zero_us), times.clocks if times else ()
+        if journeys is None:
+            return _Server(steps, empty_frame(LIFECYCLE_SCHEMA), empty_frame(JOURNEY_EVENT_SCHEMA), clocks)
+        lifecycles, events = otlp_journeys.on_zero(journeys, zero_us)
+        lifecycles = otlp_journeys.with_request_indices(lifecycles, requests)
+        if unknown := lifecycles["request_index"].null_count():
+            self.missing.append(f"which requests {unknown} journeys belong to: their ids are not those of the requests")
+        return _Server(steps, lifecycles, events, clocks)
+
+    def _note_traces(self, traces: otlp_traces.TracesRead, remark: str) -> None:
         if traces.steps.is_empty():
             self.missing.append("step records")
         if traces.dropped_events:
             self.missing.append(f"{traces.dropped_events} step span events that the tracing SDK discarded")
         for (scope, name), count in sorted(_families(traces.other_spans).items()):
-            self.missing.append(f"{count} spans {name!r} of scope {scope!r}: not read yet")
+            self.missing.append(f"{count} spans {name!r} of scope {scope!r}: not read")
+        self.missing += traces.remarks
         if remark:
             self.missing.append(remark)
 

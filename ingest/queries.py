@@ -17,6 +17,8 @@ RECORDING_TABLES = (
     "aggregates",
     "token_event_runs",
     "steps",
+    "snapshots",
+    "lifecycles",
     "journey_events",
     "findings",
 )

@@ -1,4 +1,4 @@
--- Ground-truth store, schema version 2 (store_file.SCHEMA_VERSION).
+-- Ground-truth store, schema version 2 (store_file.SCHEMA_VERSION); schema_journeys.sql and schema_token_events.sql have the rest.
 -- Times are int64 microseconds from the experiment's zero (the send of its first request).
 -- No primary keys: one writer replaces a recording as a whole inside one transaction.
 
@@ -61,7 +61,8 @@ CREATE TABLE clocks (
     name VARCHAR NOT NULL,                  -- client | server | step
     kind VARCHAR NOT NULL,                  -- epoch | monotonic | relative
     zero_us BIGINT NOT NULL,                -- what this clock showed at the experiment's zero
-    constructed BOOLEAN NOT NULL
+    constructed BOOLEAN NOT NULL,
+    spread_us BIGINT                        -- of the pairs of stamps that tie it to another clock
 );
 
 CREATE TABLE requests (
@@ -87,26 +88,6 @@ CREATE TABLE requests (
 
 CREATE TABLE aggregates (slug VARCHAR NOT NULL, stage BIGINT, metric VARCHAR, statistic VARCHAR, value DOUBLE);
 
--- Stream stamps, a run of consecutive ones of a request per row: a row per stamp takes four times as long to write.
-CREATE TABLE token_event_runs (
-    slug VARCHAR NOT NULL,
-    request_index BIGINT NOT NULL,
-    first_event BIGINT NOT NULL,            -- event_index of the first of them
-    tokens BIGINT NOT NULL,                 -- of the request
-    stamps_per_token BIGINT NOT NULL,       -- token k is event k * stamps_per_token
-    times_us BIGINT[] NOT NULL
-);
-
-CREATE VIEW token_events AS
-SELECT slug, request_index, event_index, time_us,
-       CASE WHEN event_index % stamps_per_token = 0 AND event_index // stamps_per_token < tokens
-            THEN event_index // stamps_per_token END AS token_index -- null: a stamp that is not an output token
-FROM (
-    SELECT slug, request_index, tokens, stamps_per_token, unnest(times_us) AS time_us,
-           first_event + generate_subscripts(times_us, 1) - 1 AS event_index
-    FROM token_event_runs
-);
-
 CREATE TABLE steps (
     slug VARCHAR NOT NULL,
     step_id BIGINT,
@@ -123,15 +104,6 @@ CREATE TABLE steps (
     kv_usage DOUBLE,
     kv_blocks_total BIGINT,
     kv_blocks_free BIGINT
-);
-
-CREATE TABLE journey_events (               -- lifecycle events of request spans
-    slug VARCHAR NOT NULL,
-    request_id VARCHAR NOT NULL,
-    event VARCHAR NOT NULL,
-    time_us BIGINT,
-    step_id BIGINT,
-    attributes VARCHAR                      -- JSON
 );
 
 CREATE TABLE findings (

@@ -26,12 +26,12 @@ _KINDS: dict[str, str] = {
     "inference-perf requests": _RESULTS + r"(?:\S*?[-_.])?per_request_lifecycle_metrics\.json",
     "TraceV2 header": r"trace\.ya?ml",
     "TraceV2 requests": r"trace\.csv",
-    "OTLP JSON": r"traces(?:-[\w.:+-]+)?\.json",
+    "OTLP traces": r"traces(?:-[\w.:+-]+)?\.(?:json|pb)(?:\.zst)?",
     "server log": r"vllm\.log",
 }
 _PATTERNS = {kind: re.compile(rf"(?:{pattern})(?:\.gz)?", re.ASCII) for kind, pattern in _KINDS.items()}
 # There can be several of these; of every other kind one is read.
-_MANY = ("inference-perf stage", "OTLP JSON")
+_MANY = ("inference-perf stage", "OTLP traces")
 
 
 def find(directory: Path, progress: Progress | None) -> tuple[dict[str, list[RecordedFile]], tuple[SourceFile, ...]]:

@@ -1,6 +1,6 @@
-"""Recorded files as bounded streams: plain or gzip, hashed while read, every loss counted.
+"""Recorded files as bounded streams: plain, gzip or zstd, hashed while read, every loss counted.
 
-Nothing here trusts a file: gzip is recognised by its content, what it expands to is
+Nothing here trusts a file: compression is recognised by its content, what it expands to is
 bounded, lines and records have a largest size, and whatever could not be used is
 tallied with its place and reason.
 """
@@ -8,12 +8,15 @@ tallied with its place and reason.
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
+from typing import IO
 
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.printable import printable
@@ -29,6 +32,8 @@ LARGE_BYTES = 32 << 20
 _USUAL_EXPANSION = 10
 GZIP_MAGIC = b"\x1f\x8b"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+# What is lost of a stream that breaks: the piece in which it does.
+ZSTD_PIECE_BYTES = 64 << 10
 
 Progress = Callable[[str, int, int], None]
 
@@ -68,22 +73,33 @@ class RecordedFile:
     _sha256: str = ""
 
     def chunks(self) -> Iterator[bytes]:
-        """The content in pieces of at most a few MB, decompressed if it is gzip.
+        """The content in pieces of at most a few MB, decompressed if it is gzip or zstd.
 
         Raises :class:`RecordingError` if the file cannot be read or expands beyond bounds.
-        A gzip stream that breaks ends the iteration and sets ``damage``.
+        A compressed stream that breaks ends the iteration and sets ``damage``.
         """
         raw = self._raw()
         first = next(raw, b"")
         if first.startswith(ZSTD_MAGIC):
-            raise RecordingError(self.path, "", "compressed with zstd, which is not read", "unpack it with `zstd -d`")
-        if first.startswith(GZIP_MAGIC):
+            yield from self._unzstd(chain((first,), raw))
+        elif first.startswith(GZIP_MAGIC):
             yield from self._gunzip(first, raw)
         elif first:
             yield first
             yield from raw
         for _ in raw:  # what a reader left over is still part of the hash
             pass
+
+    def head(self, size: int) -> bytes:
+        """The first ``size`` bytes of content, fewer if there are no more; a later reading starts afresh."""
+        parts: list[bytes] = []
+        missing = size
+        for chunk in RecordedFile(self.path, self.name).chunks():
+            parts.append(chunk[:missing])
+            missing -= len(parts[-1])
+            if not missing:
+                break
+        return b"".join(parts)
 
     def content(self, limit_bytes: int) -> bytes:
         """The whole content; :class:`RecordingError` beyond ``limit_bytes`` or if the stream is damaged."""
@@ -175,13 +191,24 @@ class RecordedFile:
         if not unpack.eof:
             self.damage = f"the gzip stream ends early, after {expanded_bytes} bytes of content"
 
+    def _unzstd(self, raw: Iterator[bytes]) -> Iterator[bytes]:
+        packed = _Packed(raw)
+        expanded_bytes = 0
+        try:
+            for piece in zstd_pieces(io.BufferedReader(packed)):
+                expanded_bytes += len(piece)
+                self._check_expansion(packed.given_bytes, expanded_bytes)
+                yield piece
+        except OSError as error:
+            self.damage = f"the zstd stream is broken after {expanded_bytes} bytes of content ({error})"
+
     def _check_expansion(self, packed_bytes: int, expanded_bytes: int) -> None:
         ratio_broken = expanded_bytes > max(FREE_EXPANSION_BYTES, MAX_EXPANSION_RATIO * packed_bytes)
         if ratio_broken or expanded_bytes > MAX_EXPANDED_BYTES:
             raise RecordingError(
                 self.path,
                 "",
-                f"its gzip content is more than {MAX_EXPANSION_RATIO} times its size or {MAX_EXPANDED_BYTES >> 30} GB",
+                f"its content is more than {MAX_EXPANSION_RATIO} times its size or {MAX_EXPANDED_BYTES >> 30} GB",
                 "unpack it yourself if you trust it",
             )
 
@@ -195,6 +222,34 @@ def is_large(file: RecordedFile) -> bool:
     except OSError:
         return False  # whoever reads it says why
     return size * (_USUAL_EXPANSION if packed else 1) >= LARGE_BYTES
+
+
+class _Packed(io.RawIOBase):
+    """Pieces of bytes as the file that a decompressor reads."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        super().__init__()
+        self._pieces, self._rest, self.given_bytes = pieces, b"", 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        self._rest = self._rest or next(self._pieces, b"")
+        given = self._rest[: len(buffer)]
+        buffer[: len(given)] = given
+        self._rest = self._rest[len(given) :]
+        self.given_bytes += len(given)
+        return len(given)
+
+
+def zstd_pieces(packed: IO[bytes], piece_bytes: int = ZSTD_PIECE_BYTES) -> Iterator[bytes]:
+    """The content of zstd frames in pieces of ``piece_bytes``; ``OSError`` where they are broken or end early."""
+    import pyarrow as pa
+
+    with pa.CompressedInputStream(pa.PythonFile(packed, mode="r"), "zstd") as stream:
+        while piece := stream.read(piece_bytes):
+            yield piece
 
 
 def lines(file: RecordedFile, limit_bytes: int) -> Iterator[tuple[int, bytes]]:

@@ -43,7 +43,7 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
 def test_each_package_has_its_own_folder_whatever_was_imported_between(tmp_path: Path) -> None:
     package(tmp_path / "both", "one")
     package(tmp_path / "both", "two")
-    (tmp_path / "both" / "two" / "more.py").write_text("")  # another content, so another hash
+    (tmp_path / "both" / "two" / "more.py").write_text("MORE = 1\n")  # another content, so another hash
     code = "from one.code import twice; import two.code; twice(1); two.code.twice(1)"
     run(tmp_path / "both", code, tmp_path / "cache")
     assert len(kept(tmp_path / "cache")) == 2

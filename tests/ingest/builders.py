@@ -11,7 +11,10 @@ import polars as pl
 
 from blis_replay.ingest.recording import (
     AGGREGATE_SCHEMA,
+    JOURNEY_EVENT_SCHEMA,
+    LIFECYCLE_SCHEMA,
     REQUEST_SCHEMA,
+    SNAPSHOT_SCHEMA,
     STEP_SCHEMA,
     Clock,
     Recording,
@@ -60,6 +63,21 @@ def steps(starts_us: Sequence[int], ids: Sequence[int] | None = None, **columns:
     values = dict.fromkeys(STEP_SCHEMA) | defaults | columns
     rows = {name: v if isinstance(v, list) else [v] * count for name, v in values.items()}
     return pl.DataFrame(rows, schema=STEP_SCHEMA)
+
+
+def server_traces() -> dict[str, pl.DataFrame]:
+    """Snapshots, lifecycles and journey events of one request, as fields of a recording."""
+    snapshot = {"step_id": 1, "request_id": "r0-1234abcd", "phase": "PREFILL", "prompt_tokens": 100}
+    lifecycle = {"journey": 0, "request_index": 0, "core_request_id": "r0-1234abcd", "arrived_us": 0, "status": "ok"}
+    events = [
+        {"journey": 0, "event": "api.ARRIVED", "time_us": 0},
+        {"journey": 0, "event": "api.DEPARTED", "time_us": 9},
+    ]
+    return {
+        "snapshots": pl.DataFrame([snapshot], schema=SNAPSHOT_SCHEMA),
+        "lifecycles": pl.DataFrame([lifecycle], schema=LIFECYCLE_SCHEMA),
+        "journey_events": pl.DataFrame(events, schema=JOURNEY_EVENT_SCHEMA),
+    }
 
 
 def aggregates(*rows: tuple[int, str, str, float]) -> pl.DataFrame:

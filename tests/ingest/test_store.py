@@ -12,10 +12,10 @@ import duckdb
 import numpy as np
 import polars as pl
 import pytest
-from builders import aggregates, recording, requests, steps, write_events
+from builders import aggregates, recording, requests, server_traces, steps, write_events
 
 from blis_replay.ingest.errors import StoreError, UnknownExperimentError
-from blis_replay.ingest.recording import Finding, SharedPrefix
+from blis_replay.ingest.recording import Clock, Finding, SharedPrefix, TokenEvents
 from blis_replay.ingest.store import (
     SCHEMA_VERSION,
     ExperimentRow,
@@ -33,7 +33,7 @@ from blis_replay.ingest.store import (
     write_recording,
     write_run,
 )
-from blis_replay.ingest.token_layout import NO_EVENTS, PAIRED_WITH_DONE, PLAIN
+from blis_replay.ingest.token_layout import NO_EVENTS, PAIRED, PAIRED_WITH_DONE, PLAIN, TokenLayout
 
 FINDING = Finding("token_events", "corrected", "itl", "8.13 ms, 16.36 ms", {"ratio": 2.013, "layout": None}, "1.5")
 
@@ -44,18 +44,19 @@ def test_a_recording_reads_back_as_it_was_written(tmp_path: Path) -> None:
         prefix_hit_rate=0.5,
         steps=steps([0, 20_000], kv_usage=0.25),
         aggregates=aggregates((-1, "e2e", "mean", 250_000.0), (0, "ttft", "p50", 50_000.0)),
+        clocks=(Clock("server", "epoch", 1_770_000_000_000_000, spread_us=12),),
         findings=(FINDING,),
+        **server_traces(),
     )
     with open_store(tmp_path / "deep" / "store.duckdb") as store:
         assert write_recording(store, written, NO_EVENTS) == "new"
     with open_store(tmp_path / "deep" / "store.duckdb", read_only=True) as store:
         read = read_stored(store, written.slug)
-    for name in ("requests", "steps", "aggregates"):
+    frames = ("requests", "steps", "aggregates", "snapshots", "lifecycles", "journey_events")
+    for name in frames:
         assert getattr(read, name).equals(getattr(written, name)), name
-    empty = pl.DataFrame()
-    assert replace(read, requests=empty, steps=empty, aggregates=empty) == replace(
-        written, requests=empty, steps=empty, aggregates=empty
-    )
+    without = dict.fromkeys(frames, pl.DataFrame())
+    assert replace(read, **without) == replace(written, **without)
 
 
 def test_the_same_content_changes_nothing_and_changed_content_replaces(tmp_path: Path) -> None:
@@ -192,6 +193,71 @@ def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError) as error, open_store(path):
         pass
     assert f"schema version {SCHEMA_VERSION + 1} is newer than this program's {SCHEMA_VERSION}" in one_line_of(error)
+
+
+# What version 1 of the schema had and version 2 changed.
+VERSION_1 = """
+DROP TABLE snapshots; DROP TABLE lifecycles; DROP TABLE journey_events;
+CREATE TABLE journey_events (slug VARCHAR NOT NULL, request_id VARCHAR NOT NULL, event VARCHAR NOT NULL,
+    time_us BIGINT, step_id BIGINT, attributes VARCHAR);
+ALTER TABLE clocks DROP COLUMN spread_us;
+CREATE TABLE single_stamps AS SELECT * FROM token_events; DROP VIEW token_events; DROP TABLE token_event_runs;
+ALTER TABLE single_stamps RENAME TO token_events;
+UPDATE meta SET value = '1' WHERE key = 'schema_version';
+"""
+
+
+def of_version_1(path: Path, events: TokenEvents | None = None, layout: TokenLayout = NO_EVENTS) -> Path:
+    with open_store(path) as store:
+        write_recording(store, recording(token_events=events), layout)
+        store.connection.execute(VERSION_1)
+    return path
+
+
+def test_a_store_of_version_1_is_brought_up_to_date_and_keeps_what_it_has(tmp_path: Path) -> None:
+    path = of_version_1(tmp_path / "s.duckdb")
+    with open_store(path) as store:
+        old = read_stored(store, recording().slug)
+        assert old.requests.equals(recording().requests)
+        assert old.clocks == recording().clocks
+        assert old.lifecycles.is_empty()
+        write_recording(store, recording(content_hash="2", **server_traces()), NO_EVENTS)
+    with open_store(path, read_only=True) as store:
+        assert read_stored(store, recording().slug).lifecycles.height == 1
+
+
+def test_the_stamps_of_a_store_of_version_1_are_the_same_in_runs(tmp_path: Path) -> None:
+    """Three requests of 11 tokens, one of them with 150 stamps: more than two runs of 64."""
+    counts = (25, 0, 150)
+    events = write_events(tmp_path / "events", [[i * 1000 + j for j in range(n)] for i, n in enumerate(counts)])
+    path = of_version_1(tmp_path / "s.duckdb", events, PAIRED)
+    every = "SELECT * FROM token_events ORDER BY ALL"
+    with duckdb.connect(str(path), read_only=True) as connection:
+        before = connection.execute(every).fetchall()
+    with open_store(path) as store:
+        assert store.connection.execute(every).fetchall() == before
+        assert token_times(store, recording().slug).height == 11 + 11
+        assert store.connection.execute("SELECT count(*) FROM token_event_runs").fetchall() == [(1 + 3,)]
+
+
+def test_a_store_of_version_1_is_not_changed_by_reading(tmp_path: Path) -> None:
+    path = of_version_1(tmp_path / "s.duckdb")
+    with pytest.raises(StoreError) as error, open_store(path, read_only=True):
+        pass
+    assert f"schema version 1 is older than this program's {SCHEMA_VERSION}" in one_line_of(error)
+
+
+def test_an_update_that_fails_leaves_the_store_as_it_was(tmp_path: Path) -> None:
+    path = of_version_1(tmp_path / "s.duckdb")
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("CREATE TABLE snapshots (slug VARCHAR)")  # stands in the way of the new one
+    for _ in range(2):
+        with pytest.raises(StoreError) as error, open_store(path):
+            pass
+        one_line_of(error)
+    with duckdb.connect(str(path)) as connection:
+        assert connection.execute("SELECT value FROM meta").fetchall() == [("1",)]
+        assert connection.execute("SELECT count(*) FROM requests").fetchall() == [(3,)]
 
 
 @pytest.mark.parametrize("content", [b"not a database", b"\x00" * 20_000, b"DUCK" * 5000, b"SQLite format 3\x00" * 999])

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-import polars as pl
 import pytest
 
 from blis_replay.ingest.readers.decode_lengths import with_decode_lengths
 from blis_replay.ingest.readers.load_stages import stage_of_requests
-from blis_replay.ingest.readers.otlp_steps import READ_STEP_SCHEMA
 from blis_replay.ingest.readers.requests_frame import frame_of, in_send_order, request_row
-from blis_replay.ingest.readers.step_clock import align_steps
-from blis_replay.ingest.recording import STEP_SCHEMA, Clock, Stage
+from blis_replay.ingest.recording import Stage
 
 STAGES = (Stage(0, 8.0, 600_000_000), Stage(1, 20.0, 600_000_000))
 
@@ -71,44 +68,3 @@ def test_without_a_pause_a_stage_ends_when_it_was_configured_to() -> None:
 
 def test_without_configured_stages_there_are_none() -> None:
     assert stage_of_requests(np.zeros(3, np.int64), (), []) is None
-
-
-def steps(*starts_us: int, epoch_offset_us: int = 0) -> pl.DataFrame:
-    rows = {
-        "step_id": list(range(1, len(starts_us) + 1)),
-        "ts_start_ns": [start * 1000 for start in starts_us],
-        "ts_end_ns": [start * 1000 + 500 for start in starts_us],
-        "epoch_ns": [(start + epoch_offset_us) * 1000 + 900 for start in starts_us],
-    }
-    return pl.DataFrame(
-        {name: rows.get(name, [0] * len(starts_us)) for name in READ_STEP_SCHEMA}, schema=READ_STEP_SCHEMA
-    )
-
-
-def test_the_epoch_stamps_of_the_events_bridge_the_clocks() -> None:
-    """Step clock 5,000,000 is epoch 1,000,000,005,000,000; the first send is 4.9 s after the zero of the step clock."""
-    client = Clock("client", "epoch", 1_000_000_004_900_000)
-    frame, clock, remark = align_steps(steps(5_000_000, 5_010_000, epoch_offset_us=10**15), client, 10**9, False)
-    assert frame["start_us"].to_list() == [100_000, 110_000]
-    assert list(frame.columns) == list(STEP_SCHEMA)
-    assert (clock, remark) == (Clock("step", "monotonic", 4_900_000), "")
-
-
-@pytest.mark.parametrize("sequential", [True, False])
-def test_constructed_stamps_bridge_nothing(sequential: bool) -> None:
-    """First step stamped on the first send, as in the published H100 records; or span ids that count."""
-    zero_us = 10**15 + 5_000_000 if not sequential else 77
-    frame, clock, remark = align_steps(
-        steps(5_000_000, 5_010_000, epoch_offset_us=10**15), Clock("client", "epoch", zero_us), 0, sequential
-    )
-    assert frame["start_us"].to_list() == [0, 10_000]
-    assert clock == Clock("step", "monotonic", 5_000_000, constructed=True)
-    assert "not known" in remark
-
-
-def test_two_monotonic_clocks_are_one_where_they_overlap() -> None:
-    client = Clock("client", "monotonic", 4_900_000)
-    assert align_steps(steps(5_000_000), client, 10**6, False)[0]["start_us"].to_list() == [100_000]
-    frame, _clock, remark = align_steps(steps(5_000_000), Clock("client", "monotonic", 10**12), 10**6, False)
-    assert frame["start_us"].to_list() == [0]
-    assert remark

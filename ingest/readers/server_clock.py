@@ -1,0 +1,113 @@
+"""The server's monotonic clock: tied to the epoch by events that carry both, laid beside the requests' clock.
+
+The result is for looking at steps, journeys and requests side by side.  Step cycles and the
+segments of a journey are differences on one clock and do not depend on it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import polars as pl
+
+from blis_replay.ingest.recording import STEP_SCHEMA, Clock
+
+# How near the first step event has to be to the first send to be no coincidence: a
+# request takes longer than this to be sent, received and scheduled.
+_CONSTRUCTED_WITHIN_US = 1000
+# What begins within this before the first send, or during the run, is of the same host.
+_SAME_HOST_WITHIN_US = 60_000_000
+
+
+@dataclass(frozen=True)
+class Bridge:
+    """Epoch less monotonic clock: the median over ``pairs`` of stamps, and the band of the middle 98 % of them."""
+
+    offset_ns: int
+    spread_ns: int
+    pairs: int
+
+
+def bridge_of(journey_events: pl.DataFrame, steps: pl.DataFrame) -> Bridge | None:
+    """The bridge over journey events, else over steps (``READ_STEP_SCHEMA``); ``None`` without a pair of stamps.
+
+    A journey event's two stamps are read one after the other; a step's epoch stamp is taken when
+    its summary has been put together, some time after the end of ``schedule()`` (trace-formats 0.1).
+    """
+    of_journeys = journey_events.select(pl.col("time_ns") - pl.col("monotonic_ns")).to_series().drop_nulls()
+    ended_ns = pl.coalesce("ts_end_ns", "ts_start_ns")
+    of_steps = steps.select(pl.col("epoch_ns") - ended_ns).to_series().drop_nulls()
+    offsets_ns = (of_journeys if len(of_journeys) else of_steps).sort().to_numpy()
+    if not len(offsets_ns):
+        return None
+    # By position, not by interpolation: a double has no room for epoch ns.
+    low, middle, high = (int(offsets_ns[int(share * (len(offsets_ns) - 1))]) for share in (0.01, 0.5, 0.99))
+    return Bridge(middle, high - low, len(offsets_ns))
+
+
+@dataclass(frozen=True)
+class ServerTimes:
+    """Where the server's monotonic clock stands.
+
+    ``zero_us``: what it showed at the experiment's zero; ``clocks``: the clocks it makes known; ``remark``:
+    in words, if its offset to the requests' clock is not known (``""``).
+    """
+
+    zero_us: int
+    clocks: tuple[Clock, ...]
+    remark: str
+
+
+def server_times(
+    steps: pl.DataFrame,
+    arrivals_ns: pl.Series,
+    bridge: Bridge | None,
+    client: Clock | None,
+    last_us: int,
+    sequential_span_ids: bool,
+) -> ServerTimes | None:
+    """The server's clock beside the requests', ``None`` if nothing was stamped by it.
+
+    ``steps``: ``READ_STEP_SCHEMA`` by step id; ``arrivals_ns``: of journeys, on the server's clock; ``client``: the
+    requests' clock; ``last_us``: the last arrival, from the experiment's zero.  Where the
+    stamps cannot bridge the clocks, the first journey's arrival, else the first sampled step, is put at the zero.
+    """
+    stamps_us = pl.concat([steps["ts_start_ns"], arrivals_ns.drop_nulls()]) // 1000
+    if stamps_us.is_empty():
+        return None
+    constructed = not len(arrivals_ns) and (sequential_span_ids or _set_on_first_send(steps, client))
+    zero_us = None if constructed else _bridged_zero(stamps_us, bridge, client, last_us)
+    remark = ""
+    if zero_us is None:
+        first, what = (arrivals_ns.min(), "journey") if len(arrivals_ns.drop_nulls()) else (None, "sampled step")
+        zero_us = int(first if first is not None else steps["ts_start_ns"][0]) // 1000  # type: ignore[call-overload]
+        if client is not None:
+            told = f"not known, the first {what} is shown at the first send"
+            remark = f"clock offset between {'journeys' if what == 'journey' else 'steps'} and requests: {told}"
+    clocks = [Clock("step", "monotonic", zero_us, constructed)]
+    if bridge is not None and not constructed:
+        clocks.append(Clock("server", "epoch", zero_us + bridge.offset_ns // 1000, False, bridge.spread_ns // 1000))
+    return ServerTimes(zero_us, tuple(clocks), remark)
+
+
+def steps_on_zero(steps: pl.DataFrame, zero_us: int) -> pl.DataFrame:
+    """``READ_STEP_SCHEMA`` as ``STEP_SCHEMA``, from the zero at which the monotonic clock shows ``zero_us``."""
+    moved = steps.with_columns((pl.col("ts_start_ns") // 1000 - zero_us).alias("start_us"))
+    return moved.select(pl.col(name).cast(kind) for name, kind in STEP_SCHEMA.items())
+
+
+def _set_on_first_send(steps: pl.DataFrame, client: Clock | None) -> bool:
+    if client is None or client.kind != "epoch" or steps.is_empty() or steps["epoch_ns"][0] is None:
+        return False
+    return abs(int(steps["epoch_ns"][0]) // 1000 - client.zero_us) <= _CONSTRUCTED_WITHIN_US
+
+
+def _bridged_zero(stamps_us: pl.Series, bridge: Bridge | None, client: Clock | None, last_us: int) -> int | None:
+    """What the server's clock showed at the experiment's zero, or ``None`` if nothing tells."""
+    if client is None or client.kind == "relative":
+        return None
+    if client.kind == "monotonic":
+        first_us, final_us = int(stamps_us.min()), int(stamps_us.max())  # type: ignore[arg-type]
+        overlap = final_us >= client.zero_us - _SAME_HOST_WITHIN_US and first_us <= client.zero_us + last_us
+        return client.zero_us if overlap else None
+    return None if bridge is None else client.zero_us - bridge.offset_ns // 1000
