@@ -1,7 +1,7 @@
 """How functions are compiled, and where the compiled code is kept.
 
 Numba notices a change of the file a function stands in, not of the files it calls.  So
-the cache folder is named by a hash of all sources of the package: stale code cannot be
+the cache folder is named by a hash of all its sources: stale code cannot be
 loaded.  Without a writable folder the functions are compiled afresh in every process.
 """
 
@@ -12,7 +12,7 @@ import importlib
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,13 @@ import numba
 Decorator = Callable[[Callable[..., Any]], Any]
 
 
-def cached_njit(sources: Path) -> Callable[..., Decorator]:
-    """``numba.njit`` for the functions of one package, the folder ``sources``, with a cache of its own.
+def cached_njit(package: Path, *others: Path) -> Callable[..., Decorator]:
+    """``numba.njit`` for the functions of one package, a folder, with a cache of its own.
 
+    ``others``: files beyond it whose constants or functions are part of the compiled code.
     The decorator that it returns takes the options of ``numba.njit`` but for ``cache``.
     """
-    folder = _cache_folder(_sources_hash(sources))
+    folder = _cache_folder(_sources_hash([*sorted(package.glob("*.py")), *others]))
     njit: Any = numba.njit  # its stubs do not know all of its options
 
     def decorator(**options: Any) -> Decorator:
@@ -41,9 +42,9 @@ def cached_njit(sources: Path) -> Callable[..., Decorator]:
     return decorator
 
 
-def _sources_hash(sources: Path) -> str:
+def _sources_hash(sources: Iterable[Path]) -> str:
     digest = hashlib.sha256(numba.__version__.encode())
-    for path in sorted(sources.glob("*.py")):
+    for path in sources:
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 

@@ -217,7 +217,7 @@ def is_large(file: RecordedFile) -> bool:
     """Whether compiled code reads this file sooner, although it has to be loaded (and compiled the first time)."""
     try:
         with file.path.open("rb") as stream:
-            packed = stream.read(2) == GZIP_MAGIC
+            packed = stream.read(4).startswith((GZIP_MAGIC, ZSTD_MAGIC))
             size = stream.seek(0, os.SEEK_END)
     except OSError:
         return False  # whoever reads it says why
@@ -257,8 +257,14 @@ def lines(file: RecordedFile, limit_bytes: int) -> Iterator[tuple[int, bytes]]:
 
     The cut last line of a damaged stream is rejected with the damage as reason.
     """
-    number, pending, pending_bytes = 1, [], 0
-    for chunk in file.chunks():
+    return lines_of(file, file.chunks(), limit_bytes, 1)
+
+
+def lines_of(file: RecordedFile, chunks: Iterable[bytes], limit_bytes: int, number: int) -> Iterator[tuple[int, bytes]]:
+    """The lines in the chunks of a file from line ``number`` to its end, as :func:`lines` has them."""
+    pending: list[bytes] = []
+    pending_bytes = 0
+    for chunk in chunks:
         head, *rest = chunk.split(b"\n")
         pending_bytes += len(head)
         if pending_bytes <= limit_bytes:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from blis_replay.ingest.scan.compiled import compiled
+from blis_replay.ingest.scan.compiled import compiled, inlined
 
 Bytes = NDArray[np.uint8]
 Words = NDArray[np.uint64]
@@ -24,8 +24,9 @@ PADDING_BYTES = 16
 QUOTE, BACKSLASH, COMMA, COLON, MINUS, POINT, ZERO, NINE = (ord(c) for c in '"\\,:-.09')
 OPEN_BRACE, CLOSE_BRACE, OPEN_BRACKET, CLOSE_BRACKET = (ord(c) for c in "{}[]")
 SPACE, TAB, NEWLINE, RETURN = (ord(c) for c in " \t\n\r")
-_E, _CAPITAL_E, _PLUS, _U = (ord(c) for c in "eE+u")
-_T, _R, _F, _A, _L, _S, _N = (ord(c) for c in "trfalsn")
+BEYOND_ASCII = 0x80
+EXPONENTS, PLUS, NULL_LETTER = (ord("e"), ord("E")), ord("+"), ord("n")
+_T, _R, _U, _E, _F, _A, _L, _S = (ord(c) for c in "truefals")
 
 _DEEPEST = 64
 _FIRST_HALF, _SECOND_HALF = 0xD800 >> 10, 0xDC00 >> 10  # of a letter beyond 16 bits
@@ -34,6 +35,8 @@ _HIGH = np.uint64(0x8080808080808080)
 _QUOTES = np.uint64(0x2222222222222222)
 _BACKSLASHES = np.uint64(0x5C5C5C5C5C5C5C5C)
 _SPACES = np.uint64(0x2020202020202020)
+_NEWLINES = np.uint64(0x0A0A0A0A0A0A0A0A)
+_PLACES = np.uint64(0x0001020304050607)
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio, as in Fibonacci hashing
 _TENS = 10.0 ** np.arange(23)  # all of them exact
 _WHOLE_TENS = 10 ** np.arange(19)
@@ -122,15 +125,16 @@ def _after_digits(text: Bytes, at: int) -> int:
 
 
 @compiled
-def _after_number(text: Bytes, at: int) -> int:
+def after_number(text: Bytes, at: int) -> int:
+    """The end of any number."""
     if text[at] == MINUS:
         at += 1
     at = at + 1 if text[at] == ZERO else _after_digits(text, at)
     if at >= 0 and text[at] == POINT:
         at = _after_digits(text, at + 1)
-    if at >= 0 and (text[at] == _E or text[at] == _CAPITAL_E):
+    if at >= 0 and text[at] in EXPONENTS:
         at += 1
-        if text[at] == _PLUS or text[at] == MINUS:
+        if text[at] == PLUS or text[at] == MINUS:
             at += 1
         at = _after_digits(text, at)
     return at
@@ -139,7 +143,7 @@ def _after_number(text: Bytes, at: int) -> int:
 @compiled
 def after_null(text: Bytes, at: int) -> int:
     """The end of the word ``null``."""
-    word = text[at] == _N and text[at + 1] == _U and text[at + 2] == _L and text[at + 3] == _L
+    word = text[at] == NULL_LETTER and text[at + 1] == _U and text[at + 2] == _L and text[at + 3] == _L
     return at + 4 if word else UNUSUAL
 
 
@@ -164,8 +168,8 @@ def _after_plain(text: Bytes, words: Words, at: int) -> int:
     if byte == QUOTE:
         return after_string(text, words, at + 1)
     if byte == MINUS or ZERO <= byte <= NINE:
-        return _after_number(text, at)
-    if byte == _N:
+        return after_number(text, at)
+    if byte == NULL_LETTER:
         return after_null(text, at)
     return after_true(text, at) if byte == _T else after_false(text, at)
 
@@ -272,12 +276,37 @@ def digest(words: Words, begin: int, end: int) -> int:
     return np.int64((mixed ^ (mixed >> np.uint64(29))) * _FACTOR)
 
 
-@compiled
+@inlined
 def _shifted(words: Words, at: int, shift: Any) -> Any:
     """The eight bytes that start ``shift`` bits into a word."""
     if shift == 0:
         return words[at]
     return (words[at] >> shift) | (words[at + 1] << (np.uint64(64) - shift))
+
+
+@compiled
+def after_newline(text: Bytes, words: Words, at: int, end: int) -> int:
+    """The position behind the next newline; -1 if there is none before ``end``."""
+    while at < end:
+        if at & 7 == 0:
+            newlines = words[at >> 3] ^ _NEWLINES
+            if ((newlines - _ONES) & ~newlines) & _HIGH == 0:
+                at += 8
+                continue
+        at += 1
+        if text[at - 1] == NEWLINE:
+            return at if at <= end else UNUSUAL
+    return UNUSUAL
+
+
+@compiled
+def after_plain_text(text: Bytes, at: int) -> int:
+    """The end of a string of ASCII without escapes; ``at``: behind its opening quote."""
+    while text[at] != QUOTE:
+        if text[at] == BACKSLASH or text[at] < SPACE or text[at] >= BEYOND_ASCII:
+            return UNUSUAL
+        at += 1
+    return at + 1
 
 
 @compiled
@@ -311,7 +340,7 @@ def decimal(text: Bytes, at: int) -> tuple[int, int, int]:
         decimals = at - begin
         if decimals == 0:
             return 0, 0, UNUSUAL
-    if digits + decimals > _MOST_DIGITS or text[at] == _E or text[at] == _CAPITAL_E:
+    if digits + decimals > _MOST_DIGITS or text[at] in EXPONENTS:
         return 0, 0, UNUSUAL
     return mantissa, decimals, at
 
@@ -345,57 +374,92 @@ def as_double(mantissa: int, decimals: int) -> float:
 @compiled
 def integer(text: Bytes, at: int) -> tuple[int, int]:
     """``(value, end)`` of a whole number without sign; ``null`` has the value -1."""
-    if text[at] == _N:
+    if text[at] == NULL_LETTER:
         return -1, after_null(text, at)
     value, decimals, at = decimal(text, at)
     return value, UNUSUAL if decimals else at
 
 
-def table_of(names: list[str]) -> tuple[Bytes, Any, Any]:
-    """Names for :func:`name_at`: their bytes, their begins in them, and a hash table of their numbers."""
-    flat = np.frombuffer("".join(names).encode() + b"\0", np.uint8)
-    begins = np.cumsum([0, *(len(name) for name in names)])
-    table = np.full(_TABLE, -1, np.int64)
+_TABLE_BITS = 9
+
+
+def names_of(names: list[str]) -> tuple[Words, NDArray[np.int64], NDArray[np.int64]]:
+    """Names of ASCII, numbered in their order, for :func:`name_at`, as constants of compiled code.
+
+    Their bytes as uint64[n, w] with zeros behind them, their lengths, and int64[512]: their
+    numbers by their hash, -1 where there is none.
+    """
+    widest = max(len(name) for name in names) // 8 + 1
+    flat = np.frombuffer(b"".join(name.encode().ljust(8 * widest, b"\0") for name in names), np.uint64)
+    words = flat.reshape(-1, widest)
+    table = np.full(1 << _TABLE_BITS, -1, np.int64)
     for number, name in enumerate(names):
-        place = _hash_of(name.encode()) & (_TABLE - 1)
+        place = _place_of(words[number, : len(name) // 8 + 1])
         while table[place] >= 0:
-            place = (place + 1) & (_TABLE - 1)
+            place = (place + 1) % len(table)
         table[place] = number
-    return flat, begins, table
+    return words, np.array([len(name) for name in names]), table
 
 
-_TABLE = 512
-
-
-def _hash_of(name: bytes) -> int:
+def _place_of(words: Words) -> int:
+    """What :func:`name_at` makes of the words of a name."""
     code = 0
-    for byte in name:
-        code = (code * 31 + byte) & 0xFFFFFFFF
-    return code ^ (code >> 9)
+    for word in words.tolist():
+        code = ((code ^ word) * int(_FACTOR)) % (1 << 64)
+        code ^= code >> 32
+    return code >> (64 - _TABLE_BITS)
 
 
 @compiled
-def name_at(text: Bytes, at: int, names: Bytes, begins: Any, table: Any) -> tuple[int, int]:
+def name_at(words: Words, at: int, names: Words, lengths: Any, table: Any) -> tuple[int, int]:
     """``(number, end)`` of the string behind whose opening quote ``at`` is; -1 if it is none of the names.
 
-    A string with an escape is left to the decoder: it could be any name.
+    A string with an escape is left to the decoder, as it could be any name, and so is one beyond ASCII.
     """
-    begin, code = at, 0
-    while text[at] != QUOTE:
-        byte = text[at]
-        if byte == BACKSLASH or byte < SPACE:
-            return -1, UNUSUAL
-        code = (code * 31 + byte) & 0xFFFFFFFF
-        at += 1
-    place = (code ^ (code >> 9)) & (_TABLE - 1)
+    begin, code = at, np.uint64(0)
+    while True:
+        word = _word_at(words, at)
+        quotes, slashes = word ^ _QUOTES, word ^ _BACKSLASHES
+        special = ((quotes - _ONES) & ~quotes) | ((slashes - _ONES) & ~slashes) | (word - _SPACES) | word
+        special &= _HIGH
+        if special:
+            # The lowest byte that is marked is what it seems; its place is read off a multiplication.
+            first = (special & (~special + np.uint64(1))) >> np.uint64(7)
+            word &= first - np.uint64(1)
+            at += np.int64((first * _PLACES) >> np.uint64(56))
+        code = (code ^ word) * _FACTOR
+        code ^= code >> np.uint64(32)
+        if special:
+            break
+        at += 8
+    if _byte_at(words, at) != QUOTE:
+        return -1, UNUSUAL
+    place = np.int64(code >> np.uint64(64 - _TABLE_BITS))
     while table[place] >= 0:
-        number = table[place]
-        first, length = begins[number], begins[number + 1] - begins[number]
-        if length == at - begin:
-            same = 0
-            while same < length and names[first + same] == text[begin + same]:
-                same += 1
-            if same == length:
-                return number, at + 1
-        place = (place + 1) & (_TABLE - 1)
+        if _is_name(words, begin, at - begin, names, lengths, table[place]):
+            return table[place], at + 1
+        place = (place + 1) & ((1 << _TABLE_BITS) - 1)
     return -1, at + 1
+
+
+@compiled
+def _is_name(words: Words, begin: int, length: int, names: Words, lengths: Any, number: int) -> bool:
+    if lengths[number] != length:
+        return False
+    for place in range(length >> 3):
+        if _word_at(words, begin + 8 * place) != names[number, place]:
+            return False
+    rest = np.uint64(8 * (length & 7))
+    last = _word_at(words, begin + (length & -8)) & ((np.uint64(1) << rest) - np.uint64(1))
+    return rest == 0 or last == names[number, length >> 3]
+
+
+@inlined
+def _word_at(words: Words, at: int) -> Any:
+    """The eight bytes from any position."""
+    return _shifted(words, at >> 3, np.uint64((at & 7) * 8))
+
+
+@inlined
+def _byte_at(words: Words, at: int) -> Any:
+    return (words[at >> 3] >> np.uint64((at & 7) * 8)) & np.uint64(0xFF)

@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 from blis_replay.ingest.scan.compiled import compiled, entry
 from blis_replay.ingest.scan.json_text import (
     BACKSLASH,
+    BEYOND_ASCII,
     CLOSE_BRACE,
     CLOSE_BRACKET,
     COMMA,
+    NULL_LETTER,
     OPEN_BRACE,
     OPEN_BRACKET,
     PADDING_BYTES,
@@ -38,8 +40,8 @@ from blis_replay.ingest.scan.json_text import (
     escaped_code,
     integer,
     name_at,
+    names_of,
     next_member,
-    table_of,
 )
 
 Int64s = NDArray[np.int64]
@@ -125,7 +127,7 @@ _PLAN: dict[int, dict[str, tuple[int, str | int]]] = {
 }
 _PARENT = np.array([-1, _RECORD, _INFO, _RESPONSE, _USAGE, -1])
 _KEYS = sorted({key for members in _PLAN.values() for key in members})
-_NAMES, _BEGINS, _TABLE = table_of(_KEYS)
+_NAMES, _LENGTHS, _TABLE = names_of(_KEYS)
 # By object and key; one more key, for all others, is skipped.
 _ACTION = np.full((len(_PLAN), len(_KEYS) + 1), _SKIP)
 _TARGET = np.zeros_like(_ACTION)
@@ -140,7 +142,7 @@ for _object, _members in _PLAN.items():
         _REQUIRED[_object] |= _MARK[_at] if _key in ("start_time", "end_time", "info") else 0
 
 _LARGEST_S = float(1 << 61) / 1e6
-_NULL, _QUESTION_MARK, _BEYOND_ASCII = ord("n"), ord("?"), 0x80
+_QUESTION_MARK = ord("?")
 _UNESCAPED = np.zeros(256, np.uint8)  # what a letter behind a backslash stands for
 for _letter, _meant in zip('"\\/bfnrt', '"\\/\b\f\n\r\t', strict=True):
     _UNESCAPED[ord(_letter)] = ord(_meant)
@@ -252,7 +254,7 @@ def _object_at(text: Bytes, words: Words, at: int, top: int, row: Any, stamps: A
                 return at if seen & _REQUIRED[top] == _REQUIRED[top] else UNUSUAL
             inside = _PARENT[inside]
         else:
-            key, at = _member(text, at)
+            key, at = _member(text, words, at)
             if at < 0:
                 return UNUSUAL
             action = _ACTION[inside, key]  # of a key that is none of the plan's: the last one, to skip
@@ -275,11 +277,11 @@ def _object_at(text: Bytes, words: Words, at: int, top: int, row: Any, stamps: A
 
 
 @compiled
-def _member(text: Bytes, at: int) -> tuple[int, int]:
+def _member(text: Bytes, words: Words, at: int) -> tuple[int, int]:
     """``(number of the key, where its value starts)``."""
     if text[at] != QUOTE:
         return -1, UNUSUAL
-    key, at = name_at(text, at + 1, _NAMES, _BEGINS, _TABLE)
+    key, at = name_at(words, at + 1, _NAMES, _LENGTHS, _TABLE)
     return key, after_colon(text, at) if at >= 0 else UNUSUAL
 
 
@@ -304,7 +306,7 @@ def _value(text: Bytes, words: Words, at: int, action: int, target: int, row: An
     end = after_value(text, words, at)
     if action == _BODY and text[at] != QUOTE:
         return after_null(text, at)
-    if action != _SKIP and end >= 0 and text[at] != _NULL:
+    if action != _SKIP and end >= 0 and text[at] != NULL_LETTER:
         row[target], row[target + 1] = at, end
     return end
 
@@ -338,7 +340,7 @@ def _unescaped(text: Bytes, at: int, end: int, body: Bytes) -> int:
     while at < end:
         byte = text[at]
         if byte != BACKSLASH:
-            if byte >= _BEYOND_ASCII:
+            if byte >= BEYOND_ASCII:
                 return UNUSUAL
             at += 1
         elif _UNESCAPED[text[at + 1]]:
@@ -348,7 +350,7 @@ def _unescaped(text: Bytes, at: int, end: int, body: Bytes) -> int:
             code = escaped_code(text, at)
             if code == 0:
                 return UNUSUAL
-            byte = np.uint8(code if code < _BEYOND_ASCII else _QUESTION_MARK)
+            byte = np.uint8(code if code < BEYOND_ASCII else _QUESTION_MARK)
             at += 6
         body[length] = byte
         length += 1
