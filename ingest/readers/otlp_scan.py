@@ -114,7 +114,7 @@ def _events(rows: Int64s, texts: Bytes) -> pl.DataFrame:
 
 
 def _frame(schema: _Schema, counts: tuple[str, ...], kept: tuple[str, ...], rows: Int64s, texts: Bytes) -> pl.DataFrame:
-    columns = np.ascontiguousarray(rows[:, : len(counts)].T)
+    columns = rows[:, : len(counts)].T.copy()  # of its own: a frame can keep it, and the rows are filled again
     frame = pl.DataFrame(dict(zip(counts, columns, strict=True)), schema=dict.fromkeys(counts, pl.Int64))
     known = frame.select(pl.when(pl.col(name) != NULL).then(pl.col(name)) for name in counts)
     pieces = [_texts(name, rows, len(counts) + 2 * place, texts) for place, name in enumerate(kept)]
