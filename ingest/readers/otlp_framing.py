@@ -23,7 +23,7 @@ from blis_replay.ingest.readers.files import (
     lines,
     zstd_pieces,
 )
-from blis_replay.ingest.readers.protobuf_wire import WireError, messages, varint
+from blis_replay.ingest.readers.protobuf_wire import MAX_VARINT_BYTES, WireError, messages, varint
 
 MAX_RECORD_BYTES = 512 << 20
 HEAD_BYTES = 64 << 10
@@ -168,17 +168,17 @@ def _bare(file: RecordedFile) -> Iterator[tuple[int, bytes]]:
     """Each ``ResourceSpans`` of one bare message, as a message of its own."""
     source = _Buffered(file)
     number = 1
-    while opening := source.peek(11):
+    while opening := source.peek(1 + MAX_VARINT_BYTES):
         try:
-            size = varint(opening, 1)
+            size, begin = varint(opening, 1)
         except WireError:
-            size = None
-        if opening[0] != _RESOURCE_SPANS_TAG or size is None or size[0] > MAX_RECORD_BYTES:
+            size, begin = MAX_RECORD_BYTES + 1, 0
+        if opening[0] != _RESOURCE_SPANS_TAG or size > MAX_RECORD_BYTES:
             file.tally.reject(f"resource {number}", file.damage or "no ResourceSpans where one should begin")
             source.drain()
             return
-        content = source.take(size[1] + size[0])
-        if len(content) < size[1] + size[0]:
+        content = source.take(begin + size)
+        if len(content) < begin + size:
             file.tally.reject(f"resource {number}", file.damage or "the file ends inside this message")
             return
         yield number, content
