@@ -301,7 +301,9 @@ class _Assembly:
     def _server(self, traces: otlp_traces.TracesRead, requests: pl.DataFrame, client: Clock | None) -> _Server:
         """Steps and journeys beside the requests."""
         journeys = traces.journeys
-        arrivals_ns = journeys.lifecycles["arrived_ns"] if journeys else pl.Series(dtype=pl.Int64)
+        arrivals_ns = pl.Series(dtype=pl.Int64)
+        if journeys is not None:
+            arrivals_ns = journeys.lifecycles.select(pl.coalesce("arrived_ns", "queued_ns")).to_series()
         last_us = int(requests["arrival_us"].max() or 0) if len(requests) else 0  # type: ignore[arg-type]
         times = server_times(traces.steps, arrivals_ns, traces.bridge, client, last_us, traces.sequential_span_ids)
         self._note_traces(traces, times.remark if times else "")

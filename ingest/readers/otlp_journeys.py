@@ -222,9 +222,9 @@ def _monotonic_ns() -> pl.Expr:
 
 
 def _spans(batch: TraceBatch, file: int, first_key: int) -> pl.DataFrame:
-    """The journey spans of a batch with their place, key and a hash of all they hold."""
+    """The journey spans of a batch with their key and what ``without_repeated_spans`` needs."""
     events = batch.events.select("span_row").with_columns(content=batch.events.drop("span_row").hash_rows())
-    of_events = events.group_by("span_row").agg(pl.col("content").sum().alias("of_events"))
+    of_events = events.group_by("span_row").agg(pl.col("content").sum().alias("of_events"), pl.len().alias("records"))
     spans = placed_spans(batch, file).with_row_index("span_row").with_columns(pl.col("span_row").cast(pl.Int64))
     own = batch.spans.drop("record", "span").hash_rows()
     return (
@@ -233,10 +233,11 @@ def _spans(batch: TraceBatch, file: int, first_key: int) -> pl.DataFrame:
         .filter(is_journey_span())
         .with_columns(
             pl.struct("own", "of_events").hash().alias("content"),
+            pl.col("records").fill_null(0),
             *(one_line_text(name).alias(name) for name in ("request_id", "model", "status_message")),
             *(tokens(name).alias(name) for name in ("prompt_tokens", "completion_tokens", "max_tokens")),
         )
-        .select("file", "place", "content", *_SPAN_COLUMNS)
+        .select("file", "place", "content", "records", *_SPAN_COLUMNS)
     )
 
 

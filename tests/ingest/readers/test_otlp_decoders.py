@@ -11,27 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
+from otlp_trees import MAX_INT64, documents
 
 from blis_replay.fixtures.otlp_forms import as_protobuf
 from blis_replay.ingest.readers.files import Tally
-from blis_replay.ingest.readers.otlp_columns import (
-    EVENT_FLOATS,
-    EVENT_INTEGERS,
-    EVENT_SCHEMA,
-    EVENT_STRINGS,
-    EVENTS,
-    SCOPES,
-    SPAN_FLOATS,
-    SPAN_INTEGERS,
-    SPAN_SCHEMA,
-    SPAN_STRINGS,
-    TraceBatch,
-)
+from blis_replay.ingest.readers.otlp_columns import EVENT_SCHEMA, SPAN_SCHEMA, TraceBatch
 from blis_replay.ingest.readers.otlp_json import read_json
 from blis_replay.ingest.readers.otlp_protobuf import read_protobuf
 from blis_replay.ingest.readers.otlp_rows import Rows
-
-MAX_INT64 = 2**63 - 1
 
 
 def decoded(document: dict[str, Any] | bytes) -> tuple[TraceBatch, Tally]:
@@ -225,61 +212,6 @@ def test_a_time_beyond_int64_costs_its_span_in_protobuf_too() -> None:
     traces.resource_spans[0].scope_spans[0].spans[0].start_time_unix_nano = 2**63
     batch, tally = decoded(traces.SerializeToString())
     assert (len(batch.spans), tally.rejected_count) == (0, 1)
-
-
-# Random trees of spans, as JSON and as protobuf.
-text = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
-numbers = st.integers(-(2**63), MAX_INT64)
-doubles = st.floats(width=64, allow_nan=False, allow_infinity=False)
-values = (
-    st.builds(lambda n: {"intValue": str(n)}, numbers)
-    | st.builds(lambda x: {"doubleValue": x}, doubles)
-    | st.builds(lambda t: {"stringValue": t}, text)
-    | st.builds(lambda b: {"boolValue": b}, st.booleans())
-    | st.sampled_from([{"doubleValue": name} for name in ("NaN", "Infinity", "-Infinity")])
-    | st.just({"arrayValue": {"values": [{"intValue": "1"}]}})
-)
-times = st.integers(0, 2**64 - 1).map(str)
-
-
-def attributes_of(integers: dict[str, str], floats: dict[str, str], strings: dict[str, str]) -> Any:
-    """Mostly of the right kind, so that whole spans survive."""
-    fitting = (
-        st.tuples(st.sampled_from(sorted(integers)), st.builds(lambda n: {"intValue": str(n)}, numbers))
-        | st.tuples(st.sampled_from(sorted(floats)), st.builds(lambda x: {"doubleValue": x}, doubles))
-        | st.tuples(st.sampled_from(sorted(strings)), st.builds(lambda t: {"stringValue": t}, text))
-    )
-    any_key = st.sampled_from([*sorted({**integers, **floats, **strings}), "mine"])
-    pairs = st.lists(fitting | fitting | fitting | st.tuples(any_key, values), max_size=4)
-    return pairs.map(lambda found: [{"key": key, "value": value} for key, value in found])
-
-
-events = st.fixed_dictionaries(
-    {"name": st.sampled_from([*EVENTS, "mine"])},
-    optional={
-        "timeUnixNano": times,
-        "attributes": attributes_of(EVENT_INTEGERS, EVENT_FLOATS, EVENT_STRINGS),
-    },
-)
-spans = st.fixed_dictionaries(
-    {"name": text},
-    optional={
-        "traceId": st.binary(min_size=16, max_size=16).map(bytes.hex),
-        "spanId": st.binary(min_size=8, max_size=8).map(bytes.hex),
-        "parentSpanId": st.binary(min_size=8, max_size=8).map(bytes.hex),
-        "startTimeUnixNano": times,
-        "endTimeUnixNano": times,
-        "attributes": attributes_of(SPAN_INTEGERS, SPAN_FLOATS, SPAN_STRINGS),
-        "events": st.lists(events, max_size=3),
-        "droppedEventsCount": st.integers(0, 2**32 - 1),
-        "status": st.fixed_dictionaries({}, optional={"code": st.integers(0, 2), "message": text}),
-        "flags": st.integers(0, 1023),
-    },
-)
-documents = st.builds(
-    lambda scoped: {"resourceSpans": [{"scopeSpans": [{"scope": {"name": n}, "spans": found}]} for n, found in scoped]},
-    st.lists(st.tuples(st.sampled_from([*SCOPES, "mine"]), st.lists(spans, max_size=3)), max_size=3),
-)
 
 
 @settings(max_examples=400, deadline=None)

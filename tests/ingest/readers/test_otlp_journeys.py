@@ -11,8 +11,13 @@ from typing import Any
 
 import polars as pl
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from otlp_trees import documents
 
 from blis_replay.fixtures.otlp_forms import Values, attributes
+from blis_replay.ingest.assemble import read_recording
+from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.otlp_journeys import on_zero, with_request_indices
 from blis_replay.ingest.readers.otlp_traces import TracesRead, read_traces
@@ -295,3 +300,36 @@ def test_events_of_a_journey_stand_in_order_of_time(tmp_path: Path) -> None:
         "journey.FINISHED",
         "api.DEPARTED",
     ]
+
+
+def ingested(directory: Path, lines: list[bytes]) -> None:
+    """What ingest makes of these lines is a recording or one line of error."""
+    (directory / "exp-config.yaml").write_text("model: m-7b\n")
+    (directory / "traces.json").write_bytes(b"\n".join(lines))
+    try:
+        with read_recording(directory) as recording:
+            assert recording.requests.height <= recording.lifecycles.height or recording.lifecycles.is_empty()
+            assert recording.journey_events["journey"].is_sorted()
+    except RecordingError as error:
+        assert "\n" not in str(error)
+
+
+@settings(max_examples=150, deadline=None)
+@given(found=st.lists(documents, min_size=1, max_size=3))
+def test_any_numbers_in_any_spans_are_a_recording_or_one_line(
+    tmp_path_factory: pytest.TempPathFactory, found: list[dict[str, Any]]
+) -> None:
+    ingested(tmp_path_factory.mktemp("any"), [json.dumps(document).encode() for document in found])
+
+
+@settings(max_examples=100, deadline=None)
+@given(edits=st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), min_size=1, max_size=6))
+def test_mutated_journeys_are_a_recording_or_one_line(
+    tmp_path_factory: pytest.TempPathFactory, edits: list[tuple[int, int]]
+) -> None:
+    folder = tmp_path_factory.mktemp("mutated")
+    read(folder, *whole(1), *whole(2, 100), step_span(1, (1, 0), (2, 100)))
+    content = bytearray((folder / "traces.json").read_bytes())
+    for position, byte in edits:
+        content[position % len(content)] = byte
+    ingested(folder, [bytes(content)])
