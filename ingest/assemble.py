@@ -31,6 +31,7 @@ from blis_replay.ingest.readers.decode_lengths import with_decode_lengths
 from blis_replay.ingest.readers.documents import text
 from blis_replay.ingest.readers.engine_settings import engine_settings, profile_arguments, read_engine_file
 from blis_replay.ingest.readers.files import Progress, RecordedFile
+from blis_replay.ingest.readers.journey_requests import with_request_indices
 from blis_replay.ingest.readers.load_stages import stage_of_requests
 from blis_replay.ingest.readers.numbers import tokens
 from blis_replay.ingest.readers.requests_frame import RequestsRead, in_send_order
@@ -312,7 +313,7 @@ class _Assembly:
         if journeys is None:
             return _Server(steps, empty_frame(LIFECYCLE_SCHEMA), empty_frame(JOURNEY_EVENT_SCHEMA), clocks)
         lifecycles, events = otlp_journeys.on_zero(journeys, zero_us)
-        lifecycles = otlp_journeys.with_request_indices(lifecycles, requests)
+        lifecycles = with_request_indices(lifecycles, requests)
         if unknown := lifecycles["request_index"].null_count():
             self.missing.append(f"which requests {unknown} journeys belong to: their ids are not those of the requests")
         return _Server(steps, lifecycles, events, clocks)

@@ -19,7 +19,8 @@ from blis_replay.fixtures.otlp_forms import Values, attributes
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.otlp_journeys import on_zero, with_request_indices
+from blis_replay.ingest.readers.journey_requests import with_request_indices
+from blis_replay.ingest.readers.otlp_journeys import on_zero
 from blis_replay.ingest.readers.otlp_traces import TracesRead, read_traces
 
 EPOCH_NS, MONOTONIC_NS = 1_770_000_000_000_000_000, 1_000_000_000_000
@@ -182,6 +183,21 @@ def test_an_abort_comes_before_its_finish(tmp_path: Path) -> None:
     assert found.requests is not None
     request = found.requests.frame.row(0, named=True)
     assert (request["e2e_us"], request["error"]) == (44_000, "aborted: client_disconnect")
+
+
+def test_a_request_given_up_in_the_queue_lost_no_admission(tmp_path: Path) -> None:
+    core, api = whole(1)
+    core[1]["events"][1:] = [event("journey.FINISHED", 45, scheduler__step=13, finish__status="aborted")]
+    api[1]["events"][1:] = [event("api.ABORTED", 44)]
+    found, _file = read(tmp_path, core, api)
+    row = only(found)
+    assert (row["status"], row["queued_us"], row["scheduled_us"], row["finished_us"]) == (
+        "aborted",
+        5_000,
+        None,
+        45_000,
+    )
+    assert found.remarks == ()
 
 
 def test_a_preempted_request_whose_early_events_were_dropped_has_no_first_admission(tmp_path: Path) -> None:
