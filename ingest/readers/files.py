@@ -82,6 +82,20 @@ class RecordedFile:
         for _ in raw:  # what a reader left over is still part of the hash
             pass
 
+    def head(self, limit_bytes: int) -> bytes:
+        """The first bytes of the content, decompressed; ``b""`` of a file that cannot be unpacked."""
+        try:
+            with self.path.open("rb") as stream:
+                packed = stream.read(limit_bytes)
+        except OSError as error:
+            raise self._unreadable(error) from error
+        if not packed.startswith(GZIP_MAGIC):
+            return packed
+        try:
+            return zlib.decompressobj(wbits=31).decompress(packed, limit_bytes)
+        except zlib.error:
+            return b""
+
     def content(self, limit_bytes: int) -> bytes:
         """The whole content; :class:`RecordingError` beyond ``limit_bytes`` or if the stream is damaged."""
         parts: list[bytes] = []
@@ -133,10 +147,12 @@ class RecordedFile:
                         self.progress(self.name, done, max(total, done))
                     yield chunk
         except OSError as error:
-            raise RecordingError(
-                self.path, "", f"cannot be read ({error.strerror or error})", "check the path and its permissions"
-            ) from error
+            raise self._unreadable(error) from error
         self.bytes_read, self._sha256 = done, digest.hexdigest()
+
+    def _unreadable(self, error: OSError) -> RecordingError:
+        problem = f"cannot be read ({error.strerror or error})"
+        return RecordingError(self.path, "", problem, "check the path and its permissions")
 
     def _gunzip(self, packed: bytes, raw: Iterator[bytes]) -> Iterator[bytes]:
         unpack = zlib.decompressobj(wbits=31)

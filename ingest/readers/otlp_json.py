@@ -7,6 +7,7 @@ integers stay exact.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -119,6 +120,11 @@ class _Collected:
     def flush(self) -> None:
         self.step_frames.append(frame_of_steps(self.step_rows))
         self.step_rows = []
+
+
+def recognises(head: bytes) -> bool:
+    """Whether a file that begins like this holds OTLP JSON."""
+    return re.match(rb'(?:\xef\xbb\xbf)?[\s\[]*\{\s*"resourceSpans"', head) is not None
 
 
 def read_traces(files: list[RecordedFile]) -> TracesRead:

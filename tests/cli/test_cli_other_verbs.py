@@ -119,3 +119,14 @@ def test_verbs_are_what_the_group_lists() -> None:
 def test_every_verb_is_in_the_readme() -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
     assert [verb for verb in VERBS if f"blis-replay {verb}" not in readme] == []
+
+
+def test_a_file_is_ingested_like_its_directory_and_under_the_name_given(run: Run, demo: Path) -> None:
+    files = [demo / "trace.csv.gz", demo / "exp-config.yaml"]
+    (outcome,) = run("ingest", *files, "--name", "mine", "--json").json["ingested"]
+    assert (outcome["slug"], outcome["requests"]) == ("mine", 300)
+
+
+def test_an_unknown_format_is_wrong_use(run: Run, demo: Path) -> None:
+    answer = run("ingest", demo / "trace.csv.gz", "--format", "tracev1")
+    assert (answer.code, "tracev2" in answer.err) == (2, True)
