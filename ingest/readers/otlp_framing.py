@@ -21,12 +21,13 @@ from blis_replay.ingest.readers.files import (
     RecordedFile,
     json_objects,
     lines,
+    zstd_head,
     zstd_pieces,
 )
+from blis_replay.ingest.readers.formats import HEAD_BYTES
 from blis_replay.ingest.readers.protobuf_wire import MAX_VARINT_BYTES, WireError, messages, varint
 
 MAX_RECORD_BYTES = 512 << 20
-HEAD_BYTES = 64 << 10
 _LENGTH_BYTES = 4
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # ``resource_spans`` of TracesData: field 1, length-delimited.
@@ -114,11 +115,8 @@ def _first_framed(head: bytes) -> bytes:
     if not 0 < size <= MAX_RECORD_BYTES:
         return b""
     if content.startswith(ZSTD_MAGIC):
-        try:
-            return next(zstd_pieces(io.BytesIO(content[:size]), HEAD_BYTES), ZSTD_MAGIC)
-        except OSError:
-            # The head may end inside the frame, or the frame may be damaged: framed it is.
-            return ZSTD_MAGIC
+        # Framed it is, even if nothing can be unpacked.
+        return zstd_head(content[:size], HEAD_BYTES) or ZSTD_MAGIC
     framed = content[:size]
     return framed if _JSON_START.match(framed) or _is_bare(framed) else b""
 

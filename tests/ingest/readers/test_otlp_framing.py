@@ -16,6 +16,7 @@ from blis_replay.fixtures.otlp_forms import as_protobuf
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.readers import otlp_framing
 from blis_replay.ingest.readers.files import RecordedFile
+from blis_replay.ingest.readers.formats import HEAD_BYTES
 from blis_replay.ingest.readers.otlp_decode import trace_batches
 from blis_replay.ingest.readers.otlp_framing import recognises, records
 
@@ -67,7 +68,7 @@ def test_every_framing_holds_the_same_spans(tmp_path: Path, framing: str, compre
     names, file = names_in(tmp_path, COMPRESSIONS[compression](FILES[framing]))
     assert names == ["s1", "s2", "s3"]
     assert file.tally.rejected_count == 0
-    assert recognises(file.head(otlp_framing.HEAD_BYTES))
+    assert recognises(file.head(HEAD_BYTES))
 
 
 @pytest.mark.parametrize(
