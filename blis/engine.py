@@ -142,7 +142,7 @@ def _check_conservation(trace: RequestTrace, state: k.State, result: SimResult) 
     never_aborted = trace.abort_us == NEVER_US
     if (never_aborted & ~result.completed).any():
         raise TraceError("a request that nobody gave up did not complete: an engine defect")
-    if int(state.at[k.FREE_BLOCKS]) != len(state.block):
+    if state.at[k.FREE_BLOCKS] != state.config[k.NUM_BLOCKS]:
         raise TraceError("blocks were lost or freed twice: an engine defect")
     tokens = np.bincount(result.segments[:, 0], result.segments[:, 2], minlength=len(trace))
     if (tokens[result.completed] != result.output_tokens[result.completed]).any():

@@ -52,11 +52,11 @@ def new_state(trace: RequestTrace, engine: EngineConfig, lifecycle: Lifecycle) -
     request[:, k.KEY_COUNT] = key_count
     request[:, k.STATUS] = k.NEW
     request[:, k.KEYED] = key_count > prompt // engine.block_size
-    for column in (k.COMPUTED, k.CHUNK, k.BLOCKS_HELD, k.BLOCKS_ENTERED, k.PREEMPTIONS):
+    for column in (k.COMPUTED, k.CHUNK, k.BLOCKS_HELD, k.BLOCKS_ENTERED, k.PIECES_HELD, k.PREEMPTIONS):
         request[:, column] = 0
     request[:, [k.CACHED_TOKENS, k.RESUME_CACHED_TOKENS]] = 0
     return k.State(
-        config=_config(engine, ring),
+        config=_config(engine, ring, usable),
         at=_at(n, usable, engine.max_num_seqs, static_keys),
         batch=np.zeros(k.BATCH_SIZE, np.int64),
         flight=np.zeros((3, 2), np.int64),
@@ -69,11 +69,9 @@ def new_state(trace: RequestTrace, engine: EngineConfig, lifecycle: Lifecycle) -
         growth_count=np.zeros(engine.block_size, np.int64),
         finish_head=_links(ring),
         keys=keys,
-        block=_blocks(usable),
-        free_queue=_queue(usable),
-        spare_names=np.arange(usable, dtype=np.int32),
-        cached_block=_links(static_keys + (engine.max_num_seqs + 2) * (width + 1)),
-        table=np.zeros((engine.max_num_seqs, width), np.int32),
+        piece=_pieces(usable),
+        found=_links(static_keys + (engine.max_num_seqs + 2) * (2 * width + 1)),
+        table=np.zeros((engine.max_num_seqs, 2 * width), np.int32),
         free_rows=np.arange(engine.max_num_seqs, dtype=np.int64),
         steps=np.empty((max(_STEPS_AT_FIRST, 8 * n), k.STEP_COLUMNS), np.int64),
         segments=np.empty((n + 2 * engine.max_num_seqs + 2, 3), np.int64),
@@ -82,14 +80,14 @@ def new_state(trace: RequestTrace, engine: EngineConfig, lifecycle: Lifecycle) -
 
 def with_room(state: k.State) -> k.State:
     """The same state with the arrays that are nearly full made longer by half."""
-    at, steps, segments, cached_block = state.at, state.steps, state.segments, state.cached_block
+    at, steps, segments, found = state.at, state.steps, state.segments, state.found
     if at[k.ROWS] >= len(steps):
         steps = _longer(steps)
     elif at[k.SEGMENTS] + 2 * state.config[k.MAX_NUM_SEQS] + 2 > len(segments):
         segments = _longer(segments)
     else:
-        cached_block = np.concatenate([cached_block, _links(len(cached_block))])
-    return state._replace(steps=steps, segments=segments, cached_block=cached_block)
+        found = np.concatenate([found, _links(len(found))])
+    return state._replace(steps=steps, segments=segments, found=found)
 
 
 def _longer(table: Int64s) -> Int64s:
@@ -164,7 +162,7 @@ def _keys(trace: RequestTrace, engine: EngineConfig, order: Int64s, total: Int64
     return blocks.start[order], count, blocks.keys
 
 
-def _config(engine: EngineConfig, ring: int) -> Int64s:
+def _config(engine: EngineConfig, ring: int, usable_blocks: int) -> Int64s:
     config = np.zeros(k.CONFIG_SIZE, np.int64)
     config[k.MAX_NUM_SEQS] = engine.max_num_seqs
     config[k.MAX_NUM_BATCHED_TOKENS] = engine.max_num_batched_tokens
@@ -177,6 +175,7 @@ def _config(engine: EngineConfig, ring: int) -> Int64s:
     config[k.BATCHES_IN_FLIGHT] = 2 if engine.async_scheduling else 1
     # A prompt may take a turn a token; nothing that will end goes longer without a token.
     config[k.PATIENCE] = max(10_000, 4 * engine.max_model_len)
+    config[k.NUM_BLOCKS] = usable_blocks
     config[k.RING_MASK] = ring - 1
     return config
 
@@ -185,26 +184,23 @@ def _at(requests: int, usable_blocks: int, rows: int, static_keys: int) -> Int64
     at = np.zeros(k.AT_SIZE, np.int64)
     at[k.SUBMITTED] = requests
     at[k.FREE_BLOCKS] = usable_blocks
-    at[k.QUEUE_TAIL] = 1  # one run of blocks never used
-    at[k.SPARE_NAMES] = usable_blocks
+    at[k.PIECES_USED] = 1  # the blocks that were never used, at the head and the tail of the queue
+    at[k.SPARE_PIECE] = k.NONE
     at[[k.RUN_HEAD, k.RUN_TAIL, k.PREFILL_HEAD, k.PREFILL_TAIL]] = k.NONE
     at[k.FREE_ROWS] = rows
     at[k.KEYS_USED] = static_keys
     return at
 
 
-def _blocks(usable: int) -> k.Int32s:
-    """A row for each name that a block can have; none is in use."""
-    block = _links(usable, k.BLOCK_COLUMNS)
-    block[:, k.HOLDERS] = 0
-    return block
+def _pieces(usable: int) -> k.Int32s:
+    """A row for each piece that there can be: a cached one a block, and between two of them blocks without contents.
 
-
-def _queue(usable: int) -> k.Int32s:
-    """The free queue, all blocks alike in it, in an array so long that it is seldom closed up."""
-    queue = _links(4 * usable + 64)
-    queue[0] = -(usable + 1)
-    return queue
+    The first is all blocks, alike.  The others take no memory until they are used.
+    """
+    piece = np.empty((2 * usable + 2, k.PIECE_COLUMNS), np.int32)
+    piece[0] = k.NONE
+    piece[0, k.DEPTH], piece[0, k.PIECE_BLOCKS] = k.ALIKE, usable
+    return piece
 
 
 def _links(*shape: int) -> k.Int32s:

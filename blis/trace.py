@@ -38,6 +38,24 @@ class BlockKeys:
             raise TraceError("block keys: a row reaches beyond the keys; check start and count")
         if len(self.keys) and self.keys.min() < 0:
             raise TraceError("block keys: a key is negative; number them from 0")
+        self._refuse_keys_of_two_prefixes()
+
+    def _refuse_keys_of_two_prefixes(self) -> None:
+        """The cache relies on it: equal keys stand behind equal keys."""
+        rows = np.unique(np.column_stack([self.start, self.count]), axis=0)
+        rows = rows[rows[:, 1] > 0]
+        depth = np.arange(rows[:, 1].sum()) - np.repeat(np.cumsum(rows[:, 1]) - rows[:, 1], rows[:, 1])
+        places = np.repeat(rows[:, 0], rows[:, 1]) + depth
+        key = self.keys[places]
+        before = np.where(depth == 0, -1, self.keys[places - 1])
+        expected = np.empty(int(self.keys.max(initial=-1)) + 1, np.int32)
+        expected[key] = before
+        wrong = expected[key] != before
+        if wrong.any():
+            raise TraceError(
+                f"block keys: key {key[np.argmax(wrong)]} stands behind two different keys; a key stands for a block "
+                "and all before it, so number chains and not blocks"
+            )
 
 
 @dataclass(frozen=True)

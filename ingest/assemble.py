@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,21 +15,22 @@ from typing import Any
 import polars as pl
 
 from blis_replay.ingest.errors import RecordingError
-from blis_replay.ingest.printable import printable
 from blis_replay.ingest.readers import (
     discovery,
     experiment_config,
     inference_perf_aggregates,
-    inference_perf_requests,
     otlp_journeys,
     otlp_traces,
     server_log,
     tracev2,
 )
 from blis_replay.ingest.readers.decode_lengths import with_decode_lengths
+from blis_replay.ingest.readers.discovery import Source
 from blis_replay.ingest.readers.documents import text
 from blis_replay.ingest.readers.engine_settings import engine_settings, profile_arguments, read_engine_file
 from blis_replay.ingest.readers.files import Progress, RecordedFile
+from blis_replay.ingest.readers.formats import REQUEST_FORMATS
+from blis_replay.ingest.readers.journey_requests import with_request_indices
 from blis_replay.ingest.readers.load_stages import stage_of_requests
 from blis_replay.ingest.readers.numbers import tokens
 from blis_replay.ingest.readers.requests_frame import RequestsRead, in_send_order
@@ -78,39 +78,27 @@ def workload_of(directory_name: str, app: str | None) -> str:
     return match["workload"] if match else app or directory_name
 
 
-def experiment_directory(directory: Path) -> Path:
-    """The real path of an experiment directory; its last part is the slug.
-
-    Raises :class:`RecordingError` if that name cannot stand for an experiment.  A loop of
-    links is kept as it is, and is then no directory.
-    """
-    real = Path(os.path.realpath(directory))
-    if not real.name or printable(real.name) != real.name:
-        raise RecordingError(
-            real, "", "its name becomes the name of the experiment, and is no plain text", "rename the directory"
-        )
-    return real
-
-
 @contextmanager
 def read_recording(
-    directory: Path,
+    source: Source | Path,
     *,
     profile: Mapping[str, object] | None = None,
     engine_file: Path | None = None,
     progress: Progress | None = None,
 ) -> Iterator[Recording]:
-    """Every known file of an experiment directory as one :class:`Recording` without findings.
+    """Every known file of a source as one :class:`Recording` without findings.
 
+    ``source``: a directory, or what ``discovery.sources_of`` makes of a command line.
     ``profile``: the bundled profile of the slug (optional keys ``model``, ``hardware``,
     ``tensor_parallelism``, ``vllm_version``, ``engine``); ``engine_file``: YAML of engine
     arguments that overrule all others; ``progress(file name, bytes done, bytes total)``.
     The file of token events lives until the context ends.  Raises
     :class:`RecordingError` if a file cannot be read at all, or if there is nothing to judge.
     """
-    directory = experiment_directory(directory)
+    if isinstance(source, Path):
+        (source,) = discovery.sources_of([source])
     with TemporaryDirectory(prefix="blis-replay-") as scratch:
-        yield _Assembly(directory, Path(scratch), profile or {}, engine_file, progress).recording()
+        yield _Assembly(source, Path(scratch), profile or {}, engine_file, progress).recording()
 
 
 @dataclass(frozen=True)
@@ -140,24 +128,25 @@ class _Assembly:
 
     def __init__(
         self,
-        directory: Path,
+        source: Source,
         scratch: Path,
         profile: Mapping[str, object],
         engine_file: Path | None,
         progress: Progress | None,
     ) -> None:
-        self.directory, self.scratch, self.profile, self.engine_file = directory, scratch, profile, engine_file
-        self.known, self.others = discovery.find(directory, progress)
+        self.source, self.scratch, self.profile, self.engine_file = source, scratch, profile, engine_file
+        self.known, self.others = discovery.find(source, progress)
+        self.versions: dict[str, str] = {}  # file -> the tool and version that wrote it
         self.unused: dict[str, str] = {}  # file -> why its requests were not used
         self.missing: list[str] = []
 
     def recording(self) -> Recording:
         configured = self._configured()
-        traces = otlp_traces.read_traces(self.known.get("OTLP traces", []))
+        traces = otlp_traces.read_traces(self.known.get(discovery.OTLP, []))
         found = self._requests(configured, traces)
         if found is None and configured.aggregates.is_empty() and traces.steps.is_empty():
             raise RecordingError(
-                self.directory,
+                self.source.root,
                 "",
                 "no requests, no aggregates and no steps in it",
                 "give the directory of one experiment",
@@ -166,7 +155,7 @@ class _Assembly:
         requests, client, events = self._placed(found, configured)
         server = self._server(traces, requests, client)
         engine = self._engine(configured, server.steps)
-        slug, hardware = self.directory.name, text(self.profile.get("hardware"))
+        slug, hardware = self.source.slug, text(self.profile.get("hardware"))
         workload = workload_of(slug, configured.experiment.app)
         files = self._files()
         return Recording(
@@ -205,7 +194,7 @@ class _Assembly:
             self._one("inference-perf configuration"),
         )
         profile_file, log_file, header_file = (
-            self._one(kind) for kind in ("load profile", "server log", "TraceV2 header")
+            self._one(kind) for kind in ("load profile", discovery.SERVER_LOG, "TraceV2 header")
         )
         load, resolved = experiment_config.read_load_config(resolved_file) if resolved_file else (_NO_LOAD, {})
         asked, wanted = experiment_config.read_load_config(profile_file) if profile_file else (_NO_LOAD, {})
@@ -219,7 +208,7 @@ class _Assembly:
             load=load,
             profile_differences=experiment_config.profile_differences(wanted, resolved) if resolved else (),
             log=server_log.read_server_log(log_file) if log_file else server_log.ServerLog(),
-            header=tracev2.read_header(header_file) if header_file else tracev2.TraceHeader("real"),
+            header=tracev2.read_header(header_file) if header_file else tracev2.TraceHeader(),
             aggregates=self._aggregates(),
         )
 
@@ -232,18 +221,19 @@ class _Assembly:
         return pl.concat(frames)
 
     def _requests(self, configured: _Configured, traces: otlp_traces.TracesRead) -> RequestsRead | None:
-        """The requests of the best source: the client's records, then TraceV2, then the server's spans."""
+        """The requests of the best source: client records in the order of the formats, then the server's spans."""
         found: RequestsRead | None = None
         used = ""
-        if file := self._one("inference-perf requests"):
-            found = inference_perf_requests.read_requests(file, self.scratch / "stamps.int64")
-            found, used = (found, file.name) if len(found.frame) else (None, "")
-        if file := self._one("TraceV2 requests"):
+        for form in REQUEST_FORMATS:
+            if not (file := self._one(form.name)):
+                continue
             if found is not None:
                 self.unused[file.name] = f"the requests are those of {used}"
-            else:
-                found = tracev2.read_requests(file, configured.header.mode)
-                found, used = (found, file.name) if len(found.frame) else (None, "")
+                continue
+            read = form.read(file, self.scratch / "stamps.int64")
+            self.versions[file.name] = read.version
+            if len(read.frame):
+                found, used = read, file.name
         if traces.requests is not None:
             if found is not None:
                 self.missing.append(
@@ -265,7 +255,7 @@ class _Assembly:
         said = {where: model for where, model in candidates.items() if model}
         if not said:
             raise RecordingError(
-                self.directory, "", "no file in it names the model", "add exp-config.yaml with a line `model: NAME`"
+                self.source.root, "", "no file in it names the model", "add exp-config.yaml with a line `model: NAME`"
             )
         where, model = next(iter(said.items()))
         for other, name in said.items():
@@ -301,7 +291,9 @@ class _Assembly:
     def _server(self, traces: otlp_traces.TracesRead, requests: pl.DataFrame, client: Clock | None) -> _Server:
         """Steps and journeys beside the requests."""
         journeys = traces.journeys
-        arrivals_ns = journeys.lifecycles["arrived_ns"] if journeys else pl.Series(dtype=pl.Int64)
+        arrivals_ns = pl.Series(dtype=pl.Int64)
+        if journeys is not None:
+            arrivals_ns = journeys.lifecycles.select(pl.coalesce("arrived_ns", "queued_ns")).to_series()
         last_us = int(requests["arrival_us"].max() or 0) if len(requests) else 0  # type: ignore[arg-type]
         times = server_times(traces.steps, arrivals_ns, traces.bridge, client, last_us, traces.sequential_span_ids)
         self._note_traces(traces, times.remark if times else "")
@@ -310,7 +302,7 @@ class _Assembly:
         if journeys is None:
             return _Server(steps, empty_frame(LIFECYCLE_SCHEMA), empty_frame(JOURNEY_EVENT_SCHEMA), clocks)
         lifecycles, events = otlp_journeys.on_zero(journeys, zero_us)
-        lifecycles = otlp_journeys.with_request_indices(lifecycles, requests)
+        lifecycles = with_request_indices(lifecycles, requests)
         if unknown := lifecycles["request_index"].null_count():
             self.missing.append(f"which requests {unknown} journeys belong to: their ids are not those of the requests")
         return _Server(steps, lifecycles, events, clocks)
@@ -368,7 +360,11 @@ class _Assembly:
 
     def _files(self) -> tuple[SourceFile, ...]:
         read = [
-            file.source(f"{kind} (not used: {self.unused[file.name]})" if file.name in self.unused else kind)
+            file.source(
+                f"{kind} (not used: {self.unused[file.name]})"
+                if file.name in self.unused
+                else self.versions.get(file.name) or kind
+            )
             for kind, files in self.known.items()
             for file in files
         ]

@@ -15,6 +15,7 @@ from blis_replay.ingest.store_recordings import WriteOutcome, write_recording
 from blis_replay.ingest.token_layout import TokenLayout
 
 if TYPE_CHECKING:
+    from blis_replay.ingest.readers.discovery import Source
     from blis_replay.ingest.readers.files import Progress
 
 
@@ -33,24 +34,25 @@ class IngestOutcome:
     seconds: float
 
 
-def ingest_directory(
+def ingest_source(
     store_path: Path | str,
-    directory: Path | str,
+    source: Source | Path | str,
     *,
     profile: Mapping[str, object] | None = None,
     engine_file: Path | None = None,
     progress: Progress | None = None,
 ) -> IngestOutcome:
-    """Read an experiment directory, check it, and store it in one transaction.
+    """Read an experiment directory, or files of one experiment, check them, and store them in one transaction.
 
-    ``profile``, ``engine_file`` and ``progress`` as in ``assemble.read_recording``.  Raises
+    ``source``, ``profile``, ``engine_file`` and ``progress`` as in ``assemble.read_recording``.  Raises
     ``RecordingError`` (nothing to judge, unreadable file) or ``StoreError``; the store is
     then as it was.
     """
     from blis_replay.ingest.assemble import read_recording
 
     begin = time.perf_counter()
-    with read_recording(Path(directory), profile=profile, engine_file=engine_file, progress=progress) as recording:
+    source = Path(source) if isinstance(source, str) else source
+    with read_recording(source, profile=profile, engine_file=engine_file, progress=progress) as recording:
         checked, layout = _checked(recording)
         with open_store(store_path) as store:
             outcome = write_recording(store, checked, layout)

@@ -1,11 +1,15 @@
-"""Coefficient releases by name or by file."""
+"""Coefficient releases by name or by file, and from the artifacts of others."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 
 from blis_replay.blis.errors import ReleaseError
-from blis_replay.blis.release import CoefficientRelease, bundled_releases, parse_release
+from blis_replay.blis.release import CoefficientRelease, ModelEntry, bundled_releases, parse_release
+from blis_replay.blis.release_text import format_release
+from blis_replay.blis.stepml import import_stepml
 from blis_replay.replay.errors import UnknownNameError
 
 # A release is a page of text; a larger file is something else.
@@ -22,15 +26,45 @@ def load_release(name_or_path: str) -> CoefficientRelease:
     if name_or_path in bundled:
         return parse_release(bundled[name_or_path], name_or_path)
     path = Path(name_or_path)
+    if not path.exists():
+        raise UnknownNameError(f"no release or file is called {name_or_path}; releases that ship: {', '.join(bundled)}")
+    return parse_release(_page_of_text(path), str(path))
+
+
+def release_of_stepml(path: Path, name: str, model: str, tensor_parallelism: int, hardware: str) -> CoefficientRelease:
+    """The coefficients of a StepML artifact (a JSON file) as a release for one model.
+
+    An artifact names neither model nor hardware, so the caller does.  Raises ``ReleaseError``
+    if the file is no artifact, or has features that a batch does not keep.
+    """
+    text = _page_of_text(path)
+    try:
+        artifact = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ReleaseError(f"{path}: no valid JSON ({error}); name a StepML artifact") from None
+    latency, lifecycle = import_stepml(artifact, str(path))
+    release = CoefficientRelease(
+        name=name,
+        status="valid",
+        summary=f"StepML artifact {path.name}, imported.",
+        source=f"{path.name}, sha256 {hashlib.sha256(text.encode()).hexdigest()}",
+        hardware=hardware,
+        sha256="",
+        models=(ModelEntry(model, tensor_parallelism, latency, lifecycle),),
+        fitted_on=(),
+        published_replay={},
+        published_errors={},
+    )
+    # A release is what its text says: what the text cannot hold is refused here.
+    return parse_release(format_release(release), str(path))
+
+
+def _page_of_text(path: Path) -> str:
     try:
         if path.stat().st_size > _LARGEST_BYTES:
-            raise ReleaseError(f"{path}: too large for a coefficient release; name another file")
-        return parse_release(path.read_text("utf-8"), str(path))
-    except FileNotFoundError:
-        raise UnknownNameError(
-            f"no release or file is called {name_or_path}; releases that ship: {', '.join(bundled)}"
-        ) from None
+            raise ReleaseError(f"{path}: too large for coefficients; name another file")
+        return path.read_text("utf-8")
     except OSError as error:
         raise ReleaseError(f"{path}: cannot be read ({error.strerror}); name a readable file") from None
     except UnicodeDecodeError:
-        raise ReleaseError(f"{path}: not UTF-8 text; name a coefficient release") from None
+        raise ReleaseError(f"{path}: not UTF-8 text; name a file of coefficients") from None

@@ -292,5 +292,5 @@ def lacks_room(state: State) -> bool:
     return (
         at[ROWS] >= state.steps.shape[0]
         or at[SEGMENTS] + 2 * running + 2 > state.segments.shape[0]
-        or at[KEYS_USED] + (running + 1) * (state.table.shape[1] + 1) > len(state.cached_block)
+        or at[KEYS_USED] + (running + 1) * (state.table.shape[1] + 1) > len(state.found)
     )

@@ -1,14 +1,19 @@
-"""Blocks and prefix cache: sections 4 and 6 of the semantics.
+"""Blocks of requests and the prefix cache: sections 4 and 6 of the semantics.
 
 A cached block is found by its key, a small number that stands for its tokens and all
-before them.  Blocks that nobody can ever look up (generated tokens that no later
-request repeats) have no key; when their request is preempted it may look them up itself,
-and they get keys then.
+before them: equal keys have equal keys before them.  Blocks that nobody can ever look up
+(generated tokens that no later request repeats) have no key; when their request is
+preempted it may look them up itself, and they get keys then.
 
-Only a cached block has a name, a number.  Blocks without contents to be found are all
-alike, so they are counted: a request holds so many, and in the free queue a run of n of
-them is one entry, ``-(n + 1)``.  A named block that is held again from the middle of the
-queue leaves NONE (-1) in its place.
+Cached blocks that were entered together and are held by the same requests are one piece
+(``State.piece``): holding, releasing and queueing it costs the same however long it is.  A
+piece is split where requests begin to differ, or where one block gets a twin (two requests
+computed the same block; the first entered is found).  What a split cuts off a piece is
+linked to it (REST), so whoever held the whole finds all its parts.
+
+In one piece the later blocks never outlive the earlier ones: who holds a block holds
+those before it, and the last is freed and taken first.  So ``State.found`` may name, for
+a key, a piece that the block was cut off from: the way to it is the chain of REST.
 """
 
 from __future__ import annotations
@@ -16,98 +21,33 @@ from __future__ import annotations
 import numpy as np
 
 from blis_replay.blis.kernel.compiled import compiled
+from blis_replay.blis.kernel.free_queue import append_alike, insert_before, key_in_piece, new_piece, take_blocks, unlink
 from blis_replay.blis.kernel.state import (
-    BLOCK_KEY,
     BLOCK_SIZE,
     BLOCKS_ENTERED,
     BLOCKS_HELD,
+    DEPTH,
     DYNAMIC_KEY,
     FREE_BLOCKS,
-    FREE_PLACE,
     HOLDERS,
     KEY_COUNT,
     KEY_START,
     KEYED,
+    KEYS_AT,
     KEYS_USED,
     KNOWN,
     NONE,
+    PIECE_BLOCKS,
+    PIECES_HELD,
     PREFIX_CACHING,
-    QUEUE_HEAD,
-    QUEUE_TAIL,
-    SPARE_NAMES,
+    REST,
     TABLE_ROW,
     TOTAL_TOKENS,
     TWIN,
     State,
 )
 
-
-@compiled
-def take_blocks(state: State, count: int) -> None:
-    """Take blocks from the head of the free queue; cached contents leave the cache at that moment."""
-    at = state.at
-    at[FREE_BLOCKS] -= count
-    head = at[QUEUE_HEAD]
-    while count > 0:
-        entry = state.free_queue[head]
-        if entry < NONE:
-            run = -entry - 1
-            if run > count:
-                state.free_queue[head] = entry + count
-                break
-            count -= run
-        elif entry != NONE:
-            leave_cache(state, entry)
-            state.spare_names[at[SPARE_NAMES]] = entry
-            at[SPARE_NAMES] += 1
-            count -= 1
-        head += 1
-    at[QUEUE_HEAD] = head
-
-
-@compiled
-def release_blocks(state: State, request: int) -> None:
-    """Give up all blocks of a request, last block first; the unheld go to the end of the queue."""
-    at = state.at
-    row, named = state.request[request, TABLE_ROW], state.request[request, BLOCKS_ENTERED]
-    alike = state.request[request, BLOCKS_HELD] - named
-    if at[QUEUE_TAIL] + named + 1 > len(state.free_queue):
-        close_up(state)
-    tail, freed = at[QUEUE_TAIL], alike
-    if alike > 0:
-        state.free_queue[tail] = -(alike + 1)
-        tail += 1
-    for i in range(named - 1, -1, -1):
-        name = state.table[np.uint64(row), np.uint64(i)]
-        block = np.uint64(name)
-        holders = state.block[block, HOLDERS] - 1
-        state.block[block, HOLDERS] = holders
-        if holders == 0:
-            state.block[block, FREE_PLACE] = tail
-            state.free_queue[np.uint64(tail)] = name
-            tail += 1
-            freed += 1
-    at[FREE_BLOCKS] += freed
-    at[QUEUE_TAIL] = tail
-    state.request[request, BLOCKS_HELD] = 0
-    state.request[request, BLOCKS_ENTERED] = 0
-
-
-@compiled
-def close_up(state: State) -> None:
-    """Move the free queue to the start of its array: no gaps, and runs next to each other made one."""
-    at, tail = state.at, 0
-    for i in range(at[QUEUE_HEAD], at[QUEUE_TAIL]):
-        entry = state.free_queue[i]
-        if entry >= 0:
-            state.block[entry, FREE_PLACE] = tail
-        if entry < NONE and tail > 0 and state.free_queue[tail - 1] < NONE:
-            state.free_queue[tail - 1] += entry + 1
-        elif entry != NONE:
-            state.free_queue[tail] = entry
-            tail += 1
-    at[QUEUE_HEAD] = 0
-    at[QUEUE_TAIL] = tail
+# -- Blocks of a request ------------------------------------------------------------------
 
 
 @compiled
@@ -129,102 +69,57 @@ def get_blocks(state: State, request: int, tokens: int) -> bool:
 
 
 @compiled
-def key_of(state: State, request: int, i: int) -> int:
-    """Key of the i-th full block of a request, NONE if nobody can look it up."""
-    if i < state.request[request, KEY_COUNT]:
-        return state.keys[state.request[request, KEY_START] + i]
+def release_blocks(state: State, request: int) -> None:
+    """Give up all blocks of a request, last block first; the unheld go to the end of the queue."""
+    row = np.uint64(state.request[request, TABLE_ROW])
+    freed = state.request[request, BLOCKS_HELD] - state.request[request, BLOCKS_ENTERED]
+    if freed > 0:
+        append_alike(state, freed)
+    for i in range(state.request[request, PIECES_HELD] - 1, -1, -1):
+        freed += release_piece(state, state.table[row, np.uint64(2 * i)], state.table[row, np.uint64(2 * i + 1)])
+    state.at[FREE_BLOCKS] += freed
+    state.request[request, BLOCKS_HELD] = 0
+    state.request[request, BLOCKS_ENTERED] = 0
+    state.request[request, PIECES_HELD] = 0
+
+
+@compiled
+def release_piece(state: State, piece: int, blocks: int) -> int:
+    """Give up the first ``blocks`` blocks of what was one piece when it was held; how many nobody holds now."""
+    freed = 0
+    while blocks > 0:
+        last, before = piece, 0
+        while before + state.piece[np.uint64(last), PIECE_BLOCKS] < blocks:
+            before += state.piece[np.uint64(last), PIECE_BLOCKS]
+            last = state.piece[np.uint64(last), REST]
+        this = np.uint64(last)
+        state.piece[this, HOLDERS] -= 1
+        if state.piece[this, HOLDERS] == 0:
+            insert_before(state, last, NONE)
+            freed += blocks - before
+        blocks = before
+    return freed
+
+
+# -- Keys ---------------------------------------------------------------------------------
+
+
+@compiled
+def keys_at(state: State, request: int, i: int) -> int:
+    """Where the keys of a request's full blocks from the i-th on are, as in a piece; NONE if it has none."""
+    given = state.request[request, KEY_COUNT]
+    if i < given:
+        return state.request[request, KEY_START] + i
     if state.request[request, DYNAMIC_KEY] == NONE:
         return NONE
-    return state.request[request, DYNAMIC_KEY] + i - state.request[request, KEY_COUNT]
+    return -(state.request[request, DYNAMIC_KEY] + i - given) - 2
 
 
 @compiled
-def hold_cached_blocks(state: State, request: int, row: int) -> int:
-    """Hold the leading blocks that the cache has, in a free row of the table; how many they are.
-
-    The last known token is always computed, so a block that holds it cannot hit.  A block
-    that nobody held leaves the free queue, where its place is kept for ``let_go``.
-    """
-    if state.config[PREFIX_CACHING] == 0:
-        return 0
-    most = (state.request[request, KNOWN] - 1) // state.config[BLOCK_SIZE]
-    start, given = state.request[request, KEY_START], state.request[request, KEY_COUNT]
-    further = state.request[request, DYNAMIC_KEY]
-    table_row = state.table[row]
-    found = 0
-    unheld = 0
-    while found < most:
-        if found < given:
-            key = state.keys[np.uint64(start + found)]
-        elif further != NONE:
-            key = further + found - given
-        else:
-            break
-        name = state.cached_block[np.uint64(key)]
-        if name == NONE:
-            break
-        table_row[found] = name
-        found += 1
-        # Unsigned, an index needs no test for counting from the end.
-        block = np.uint64(name)
-        holders = state.block[block, HOLDERS]
-        state.block[block, HOLDERS] = holders + 1
-        if holders == 0:
-            state.free_queue[np.uint64(state.block[block, FREE_PLACE])] = NONE
-            unheld += 1
-    state.at[FREE_BLOCKS] -= unheld
-    return found
-
-
-@compiled
-def let_go(state: State, row: int, hits: int) -> None:
-    """Undo ``hold_cached_blocks`` for an admission that failed: nothing of it stays."""
-    for i in range(hits):
-        block = state.table[row, i]
-        state.block[block, HOLDERS] -= 1
-        if state.block[block, HOLDERS] == 0:
-            state.free_queue[state.block[block, FREE_PLACE]] = block
-            state.at[FREE_BLOCKS] += 1
-
-
-@compiled
-def enter_cache(state: State, request: int, tokens: int) -> None:
-    """Enter the request's blocks that its first ``tokens`` tokens fill, if they have keys."""
-    full = tokens // state.config[BLOCK_SIZE]
-    row = state.request[request, TABLE_ROW]
-    for i in range(state.request[request, BLOCKS_ENTERED], full):
-        key = key_of(state, request, i)
-        if key == NONE:
-            return
-        state.at[SPARE_NAMES] -= 1
-        block = state.spare_names[state.at[SPARE_NAMES]]
-        state.table[row, i] = block
-        state.block[block, HOLDERS] = 1
-        state.request[request, BLOCKS_ENTERED] = i + 1
-        state.block[block, BLOCK_KEY] = key
-        state.block[block, TWIN] = NONE
-        last = state.cached_block[key]
-        if last == NONE:
-            state.cached_block[key] = block
-        else:
-            # A twin: two requests computed the same block.  The first entered is found.
-            while state.block[last, TWIN] != NONE:
-                last = state.block[last, TWIN]
-            state.block[last, TWIN] = block
-
-
-@compiled
-def leave_cache(state: State, block: int) -> None:
-    """Take a block out of the cache."""
-    key = state.block[block, BLOCK_KEY]
-    state.block[block, BLOCK_KEY] = NONE
-    other = state.cached_block[key]
-    if other == block:
-        state.cached_block[key] = state.block[block, TWIN]
-        return
-    while state.block[other, TWIN] != block:
-        other = state.block[other, TWIN]
-    state.block[other, TWIN] = state.block[block, TWIN]
+def key_of(state: State, request: int, i: int) -> int:
+    """Key of the i-th full block of a request, which has one."""
+    where = keys_at(state, request, i)
+    return state.keys[np.uint64(where)] if where >= 0 else -where - 2
 
 
 @compiled
@@ -236,3 +131,161 @@ def give_keys(state: State, request: int) -> None:
     state.request[request, KEYED] = 1
     full = state.request[request, TOTAL_TOKENS] // state.config[BLOCK_SIZE] + 1
     state.at[KEYS_USED] += max(full - state.request[request, KEY_COUNT], 0)
+
+
+# -- Finding cached blocks ----------------------------------------------------------------
+
+
+@compiled
+def find_cached_blocks(state: State, request: int, row: int) -> tuple[int, int, int]:
+    """The leading blocks of a request that the cache has: how many, how many of them are free, and their pieces.
+
+    The pieces, and how many blocks of each, are noted in a row of the table; nothing is
+    held yet.  The last known token is always computed, so a block that holds it cannot hit.
+    """
+    found, free, pieces = 0, 0, 0
+    if state.config[PREFIX_CACHING] == 0:
+        return found, free, pieces
+    most = (state.request[request, KNOWN] - 1) // state.config[BLOCK_SIZE]
+    if state.request[request, DYNAMIC_KEY] == NONE:
+        most = min(most, state.request[request, KEY_COUNT])
+    while found < most:
+        piece = state.found[np.uint64(key_of(state, request, found))]
+        if piece == NONE:
+            break
+        blocks = common_blocks(state, request, found, piece, most - found)
+        state.table[np.uint64(row), np.uint64(2 * pieces)] = piece
+        state.table[np.uint64(row), np.uint64(2 * pieces + 1)] = blocks
+        pieces += 1
+        found += blocks
+        if state.piece[np.uint64(piece), HOLDERS] == 0:
+            free += blocks
+    return found, free, pieces
+
+
+@compiled
+def common_blocks(state: State, request: int, first: int, piece: int, most: int) -> int:
+    """How many blocks of a piece are those of the request from its ``first`` on; the first one is."""
+    most = min(most, state.piece[np.uint64(piece), PIECE_BLOCKS])
+    if keys_at(state, request, first) == state.piece[np.uint64(piece), KEYS_AT]:
+        given = state.request[request, KEY_COUNT]
+        if first + most <= given or first >= given:
+            return most
+    # Equal keys have equal keys before them, so halving finds where they part.
+    low, high = 1, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        if key_of(state, request, first + middle - 1) == key_in_piece(state, piece, middle - 1):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+@compiled
+def hold_found_blocks(state: State, request: int, pieces: int) -> None:
+    """Hold what ``find_cached_blocks`` noted in the request's row of the table."""
+    row = np.uint64(state.request[request, TABLE_ROW])
+    for i in range(pieces):
+        piece = state.table[row, np.uint64(2 * i)]
+        blocks = state.table[row, np.uint64(2 * i + 1)]
+        this = np.uint64(piece)
+        if blocks < state.piece[this, PIECE_BLOCKS]:
+            split(state, piece, blocks)
+        if state.piece[this, HOLDERS] == 0:
+            unlink(state, piece)
+            state.at[FREE_BLOCKS] -= blocks
+        state.piece[this, HOLDERS] += 1
+    state.request[request, PIECES_HELD] = pieces
+
+
+@compiled
+def split(state: State, piece: int, blocks: int) -> int:
+    """Cut a piece behind its first ``blocks`` blocks; the new piece with the others.
+
+    Free, the others are taken first, so they stand nearer to the head of the queue.
+    """
+    rest = new_piece(state)
+    this, other = np.uint64(piece), np.uint64(rest)
+    state.piece[other, HOLDERS] = state.piece[this, HOLDERS]
+    state.piece[other, PIECE_BLOCKS] = state.piece[this, PIECE_BLOCKS] - blocks
+    state.piece[other, DEPTH] = state.piece[this, DEPTH] + blocks
+    where = state.piece[this, KEYS_AT]
+    state.piece[other, KEYS_AT] = where + blocks if where >= 0 else where - blocks
+    state.piece[other, REST] = state.piece[this, REST]
+    state.piece[other, TWIN] = NONE
+    state.piece[this, REST] = rest
+    state.piece[this, PIECE_BLOCKS] = blocks
+    state.found[np.uint64(key_in_piece(state, rest, 0))] = rest
+    if state.piece[this, HOLDERS] == 0:
+        insert_before(state, rest, piece)
+    return rest
+
+
+# -- Entering the cache -------------------------------------------------------------------
+
+
+@compiled
+def enter_cache(state: State, request: int, tokens: int) -> None:
+    """Enter the request's blocks that its first ``tokens`` tokens fill, if they have keys."""
+    full = tokens // state.config[BLOCK_SIZE]
+    i = state.request[request, BLOCKS_ENTERED]
+    if i >= full:
+        return
+    if state.request[request, DYNAMIC_KEY] == NONE:
+        full = min(full, state.request[request, KEY_COUNT])
+    while i < full:
+        key = np.uint64(key_of(state, request, i))
+        if state.found[key] == NONE:
+            piece = piece_of_request(state, request, i)
+            end = full if i >= state.request[request, KEY_COUNT] else min(full, state.request[request, KEY_COUNT])
+            blocks = 0
+            while i < end and state.found[np.uint64(key_of(state, request, i))] == NONE:
+                state.found[np.uint64(key_of(state, request, i))] = piece
+                blocks += 1
+                i += 1
+        else:
+            first = alone(state, state.found[key], i)
+            piece = piece_of_request(state, request, i)
+            while state.piece[np.uint64(first), TWIN] != NONE:
+                first = state.piece[np.uint64(first), TWIN]
+            state.piece[np.uint64(first), TWIN] = piece
+            blocks = 1
+            i += 1
+        state.piece[np.uint64(piece), PIECE_BLOCKS] = blocks
+        note_piece(state, request, piece, blocks)
+
+
+@compiled
+def piece_of_request(state: State, request: int, i: int) -> int:
+    """A new piece that begins with the i-th block of the request, which holds it."""
+    piece = new_piece(state)
+    this = np.uint64(piece)
+    state.piece[this, HOLDERS] = 1
+    state.piece[this, DEPTH] = i
+    state.piece[this, KEYS_AT] = keys_at(state, request, i)
+    state.piece[this, REST] = NONE
+    state.piece[this, TWIN] = NONE
+    return piece
+
+
+@compiled
+def note_piece(state: State, request: int, piece: int, blocks: int) -> None:
+    """The request has entered a piece into the cache."""
+    row, count = np.uint64(state.request[request, TABLE_ROW]), state.request[request, PIECES_HELD]
+    state.table[row, np.uint64(2 * count)] = piece
+    state.table[row, np.uint64(2 * count + 1)] = blocks
+    state.request[request, PIECES_HELD] = count + 1
+    state.request[request, BLOCKS_ENTERED] += blocks
+
+
+@compiled
+def alone(state: State, piece: int, depth: int) -> int:
+    """Make the cached block at this depth, found by way of ``piece``, a piece of its own."""
+    while depth >= state.piece[np.uint64(piece), DEPTH] + state.piece[np.uint64(piece), PIECE_BLOCKS]:
+        piece = state.piece[np.uint64(piece), REST]
+    if depth > state.piece[np.uint64(piece), DEPTH]:
+        piece = split(state, piece, depth - state.piece[np.uint64(piece), DEPTH])
+    if state.piece[np.uint64(piece), PIECE_BLOCKS] > 1:
+        split(state, piece, 1)
+    return piece

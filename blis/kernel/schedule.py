@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from blis_replay.blis.kernel.batch import enter_decoded, give_chunk, give_decode, given_now
 from blis_replay.blis.kernel.compiled import compiled
+from blis_replay.blis.kernel.free_queue import take_blocks
 from blis_replay.blis.kernel.pool import (
     blocks_for,
+    find_cached_blocks,
     get_blocks,
-    hold_cached_blocks,
-    let_go,
-    take_blocks,
+    hold_found_blocks,
 )
 from blis_replay.blis.kernel.preempt import choose_victim, preempt
 from blis_replay.blis.kernel.queues import (
@@ -229,15 +229,14 @@ def admit_waiting(state: State, budget: int) -> None:
     while at[WAITING_DEPTH] > 0 and budget > 0 and at[RUNNING_DEPTH] < config[MAX_NUM_SEQS]:
         request = first_waiting(state)
         row = state.free_rows[at[FREE_ROWS] - 1]
-        hits = hold_cached_blocks(state, request, row)
+        hits, free_hits, pieces = find_cached_blocks(state, request, row)
         hit_tokens = max(hits * config[BLOCK_SIZE], state.request[request, GIVEN_HIT])
         tokens = state.request[request, KNOWN] - hit_tokens
         if 0 < config[LONG_PREFILL_THRESHOLD] < tokens:
             tokens = config[LONG_PREFILL_THRESHOLD]
         refused = tokens > budget and config[CHUNKED_PREFILL] == 0
         tokens = min(tokens, budget)
-        if refused or blocks_for(state, hit_tokens + tokens) - hits > at[FREE_BLOCKS]:
-            let_go(state, row, hits)
+        if refused or blocks_for(state, hit_tokens + tokens) - hits > at[FREE_BLOCKS] - free_hits:
             break
         leave_queue(state, request)
         start_running(state, request)
@@ -245,6 +244,7 @@ def admit_waiting(state: State, budget: int) -> None:
         state.request[request, TABLE_ROW] = row
         state.request[request, BLOCKS_HELD] = hits
         state.request[request, BLOCKS_ENTERED] = hits
+        hold_found_blocks(state, request, pieces)
         get_blocks(state, request, hit_tokens + tokens)
         state.request[request, COMPUTED] = hit_tokens
         note_admission(state, request, hit_tokens)

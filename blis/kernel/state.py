@@ -32,9 +32,10 @@ NEW, WAITING, PREFILLING, DECODING, LAST_IN_FLIGHT, COMPLETED, ABORTED = range(7
     PRIORITY_POLICY,
     BATCHES_IN_FLIGHT,  # 1: synchronous, 2: asynchronous
     PATIENCE,  # barren turns after which nothing will ever move again
+    NUM_BLOCKS,  # without the reserved one
     RING_MASK,  # State.finish_head has a power of two of slots, more than any request has steps
-) = range(11)
-CONFIG_SIZE = 11
+) = range(12)
+CONFIG_SIZE = 12
 
 # -- State.at: where the run stands ----------------------------------------------------
 (
@@ -50,7 +51,7 @@ CONFIG_SIZE = 11
     DECODING_REQUESTS,  # members that ask for one decode token in the next step
     DECODING_CONTEXT,  # KV tokens those would attend to, each one's own included
     FREE_BLOCKS,
-    QUEUE_HEAD,  # the free queue is State.free_queue[QUEUE_HEAD : QUEUE_TAIL]
+    QUEUE_HEAD,  # the free queue: pieces, the first to be taken at its head
     QUEUE_TAIL,
     RUN_HEAD,  # running list, in order of admission
     RUN_TAIL,
@@ -58,7 +59,8 @@ CONFIG_SIZE = 11
     PREFILL_TAIL,
     ADMISSIONS,  # counts up: the place of a request in the running list
     FREE_ROWS,  # rows of State.table that nobody uses
-    SPARE_NAMES,  # names in State.spare_names that no block has
+    PIECES_USED,  # rows of State.piece that were ever used
+    SPARE_PIECE,  # first of those without a piece, linked by QUEUE_AFTER
     KEYS_USED,
     KEYED_DECODING,  # decoding requests whose generated blocks have keys
     SEGMENTS,
@@ -66,8 +68,8 @@ CONFIG_SIZE = 11
     IN_FLIGHT,  # batches scheduled whose tokens are not in yet
     PREEMPTED_IN_CALL,
     BARREN_TURNS,  # turns since one gave a token
-) = range(28)
-AT_SIZE = 28
+) = range(29)
+AT_SIZE = 29
 
 # -- State.batch: the batch just scheduled ------------------------------------------------
 (
@@ -120,7 +122,8 @@ STEP_COLUMNS = 15
     KNOWN,  # prompt and generated tokens, while not decoding
     CHUNK,  # tokens given in the call of ...
     CHUNK_STEP,  # ... this step
-    BLOCKS_ENTERED,  # leading blocks that are in the prefix cache, and so have a name in State.table
+    BLOCKS_ENTERED,  # leading blocks that are in the prefix cache
+    PIECES_HELD,  # in State.table: the pieces of those
     DYNAMIC_KEY,  # first key of its blocks beyond KEY_COUNT, given at a preemption
     KEY_START,  # keys of its full blocks: State.keys[KEY_START : KEY_START + KEY_COUNT]
     KEY_COUNT,
@@ -137,7 +140,7 @@ STEP_COLUMNS = 15
     PREEMPTIONS,
     CACHED_TOKENS,  # hit at the first admission
     RESUME_CACHED_TOKENS,  # hits at later admissions, summed
-) = range(29)
+) = range(30)
 REQUEST_COLUMNS = 32  # whole lines
 
 # -- State.link: one row a request, places in doubly linked lists ----------------------------
@@ -153,14 +156,19 @@ REQUEST_COLUMNS = 32  # whole lines
 ) = range(8)
 LINK_COLUMNS = 8
 
-# -- State.block: one row a name of a block (blocks that nobody can look up have none) ------------
+# -- State.piece: one row a piece of blocks, see pool and free_queue ---------------------------------
 (
     HOLDERS,  # running requests that hold it
-    BLOCK_KEY,  # its key while it is in the prefix cache
-    FREE_PLACE,  # where in the free queue it stands, while nobody holds it
-    TWIN,  # next block in the cache under the same key, in order of entry
-) = range(4)
-BLOCK_COLUMNS = 4
+    PIECE_BLOCKS,
+    DEPTH,  # place of its first block in the prompts that have it; ALIKE: it has no contents to be found
+    KEYS_AT,  # its keys are State.keys[KEYS_AT :]; given at a preemption they are -KEYS_AT - 2 and following
+    REST,  # what was cut off behind it last
+    TWIN,  # next piece in the cache under the same key, in order of entry (only pieces of one block have twins)
+    QUEUE_BEFORE,  # in the free queue, while nobody holds it
+    QUEUE_AFTER,
+) = range(8)
+PIECE_COLUMNS = 8
+ALIKE = -1
 
 
 class State(NamedTuple):
@@ -179,11 +187,9 @@ class State(NamedTuple):
     growth_count: Int64s  # [block size]
     finish_head: Int32s  # [ring]
     keys: Int32s  # block keys, see BlockKeys
-    block: Int32s  # [blocks, BLOCK_COLUMNS]
-    free_queue: Int32s  # free blocks in the order in which they are taken, see pool
-    spare_names: Int32s
-    cached_block: Int32s  # [keys] first block in the cache under a key
-    table: Int32s  # [rows, blocks of a request] names of the cached blocks that a running request holds, in order
+    piece: Int32s  # [twice the blocks and some, PIECE_COLUMNS]
+    found: Int32s  # [keys] the piece in the cache with this key, or the one it was cut off from
+    table: Int32s  # [rows, 2 * blocks of a request] cached pieces that a running request holds, and their blocks then
     free_rows: Int64s
     steps: Int64s  # [capacity, STEP_COLUMNS], grows
     segments: Int64s  # [capacity, 3]: request, first row, rows that all gave it a token; grows

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from blis_replay.blis.kernel import state as k
 from blis_replay.blis.latency import BatchFeatures
@@ -28,46 +30,54 @@ def batch_faults(engine: EngineConfig, batch: BatchFeatures) -> list[str]:
 
 
 def block_faults(state: k.State, scheduled: bool = False) -> list[str]:
-    """Where block accounts disagree with a recount from the block tables and the free queue.
+    """Where block accounts disagree with a recount from the tables of requests and the free queue.
 
-    Named blocks: the holders of each are the running requests whose tables list it; those
-    that nobody holds are in the free queue, each once and where the block says it stands;
-    names that no block has are spare.  All blocks: free and held ones are as many as there
-    are; blocks held cover the computed tokens and no more; the prefix cache finds what has
-    a key.  ``scheduled``: the state is between ``schedule`` and ``run``.
+    Cached pieces: the holders of each are the running requests whose tables list it, whole;
+    those that nobody holds are in the free queue, each once.  All blocks: free and held ones
+    are as many as there are; blocks held cover the computed tokens and no more; the prefix
+    cache finds what has a key.  ``scheduled``: the state is between ``schedule`` and ``run``.
     """
     running = running_requests(state)
+    queue, faults = free_queue(state)
+    if faults:
+        return faults
     holders = _holders(state, running)
-    named_free, alike_free = free_queue(state)
-    named = state.block[:, k.BLOCK_KEY] != k.NONE
-    faults = []
-    if (holders != state.block[:, k.HOLDERS]).any():
-        block = int(np.argmax(holders != state.block[:, k.HOLDERS]))
-        faults.append(f"block {block} is in {holders[block]} tables and says {state.block[block, k.HOLDERS]}")
-    if sorted(named_free) != np.flatnonzero(named & (holders == 0)).tolist():
-        faults.append(
-            f"{len(named_free)} cached blocks in the free queue, {int((named & (holders == 0)).sum())} unheld"
-        )
-    elif (state.free_queue[state.block[named_free, k.FREE_PLACE]] != named_free).any():
-        faults.append("a block of the free queue does not stand where it says")
-    if sorted(state.spare_names[: state.at[k.SPARE_NAMES]].tolist()) != np.flatnonzero(~named).tolist():
-        faults.append("the spare names are not those that no block has")
-    if len(named_free) + alike_free != state.at[k.FREE_BLOCKS]:
-        faults.append(
-            f"{len(named_free) + alike_free} blocks in the free queue, counted {int(state.at[k.FREE_BLOCKS])}"
-        )
+    cached_free = [piece for piece in queue if state.piece[piece, k.DEPTH] != k.ALIKE]
+    for piece, count in sorted(holders.items()):
+        if state.piece[piece, k.HOLDERS] != count:
+            said = int(state.piece[piece, k.HOLDERS])
+            faults.append(f"piece {piece} is in {count} tables and says {said}")
+    if any(state.piece[piece, k.HOLDERS] != 0 or piece in holders for piece in cached_free):
+        faults.append("a piece of the free queue is held")
+    free = int(state.piece[queue, k.PIECE_BLOCKS].sum())
+    if free != state.at[k.FREE_BLOCKS]:
+        faults.append(f"{free} blocks in the free queue, counted {int(state.at[k.FREE_BLOCKS])}")
     alike_held = int((_blocks_held(state, running, scheduled) - state.request[running, k.BLOCKS_ENTERED]).sum())
-    if alike_free + alike_held + int(named.sum()) != len(state.block):
+    cached_held = int(state.piece[list(holders), k.PIECE_BLOCKS].sum()) if holders else 0
+    if free + alike_held + cached_held != state.config[k.NUM_BLOCKS]:
         faults.append(
-            f"{alike_free} free, {alike_held} held and {int(named.sum())} cached are not {len(state.block)} blocks"
+            f"{free} free, {alike_held} held and {cached_held} held and cached are not "
+            f"{int(state.config[k.NUM_BLOCKS])} blocks"
         )
-    return faults + _idle_holder_faults(state, running) + _cover_faults(state, running) + _cache_faults(state)
+    faults += _idle_holder_faults(state, running) + _cover_faults(state, running)
+    return faults + _cache_faults(state, sorted(holders) + cached_free)
 
 
-def free_queue(state: k.State) -> tuple[list[int], int]:
-    """Cached blocks of the free queue in the order in which they will be taken, and how many others are in it."""
-    queue = state.free_queue[state.at[k.QUEUE_HEAD] : state.at[k.QUEUE_TAIL]]
-    return [int(entry) for entry in queue if entry >= 0], int(sum(-entry - 1 for entry in queue if entry < k.NONE))
+def free_queue(state: k.State) -> tuple[list[int], list[str]]:
+    """Pieces of the free queue in the order in which they will be taken, and what is wrong with its links."""
+    queue: list[int] = []
+    piece, before = int(state.at[k.QUEUE_HEAD]), k.NONE
+    while piece != k.NONE:
+        if not 0 <= piece < state.at[k.PIECES_USED] or state.piece[piece, k.QUEUE_BEFORE] != before:
+            return queue, [f"the free queue is broken at piece {piece}"]
+        if state.piece[piece, k.PIECE_BLOCKS] < 1:
+            return queue, [f"piece {piece} of the free queue has no blocks"]
+        queue.append(piece)
+        before, piece = piece, int(state.piece[piece, k.QUEUE_AFTER])
+    if before != state.at[k.QUEUE_TAIL]:
+        return queue, [f"the free queue ends with piece {before}, not {int(state.at[k.QUEUE_TAIL])}"]
+    alike = state.piece[queue, k.DEPTH] == k.ALIKE
+    return queue, ["blocks without contents stand side by side"] if (alike[1:] & alike[:-1]).any() else []
 
 
 def check_limits(chosen: Sequence[Scenario]) -> list[VerificationRow]:
@@ -84,7 +94,7 @@ def check_limits(chosen: Sequence[Scenario]) -> list[VerificationRow]:
             engine.run(max(int(latency.step_time(batch)), 1))
             blocks += [f"{where}, its end: {text}" for text in block_faults(engine.state)]
             steps += 1
-        if int(engine.state.at[k.FREE_BLOCKS]) != len(engine.state.block):
+        if engine.state.at[k.FREE_BLOCKS] != engine.state.config[k.NUM_BLOCKS]:
             blocks.append(f"{scenario.name}: blocks are held at the end")
     configuration = f"{len(chosen)} workloads"
     return [
@@ -93,14 +103,18 @@ def check_limits(chosen: Sequence[Scenario]) -> list[VerificationRow]:
     ]
 
 
-def _holders(state: k.State, running: Sequence[int]) -> Int64s:
-    """int64[blocks]: in how many tables of running requests each named block is."""
-    parts = [
-        state.table[state.request[request, k.TABLE_ROW], : state.request[request, k.BLOCKS_ENTERED]]
-        for request in running
-    ]
-    listed = np.concatenate(parts) if parts else np.zeros(0, np.int32)
-    return np.bincount(listed, minlength=len(state.block)).astype(np.int64)
+def _holders(state: k.State, running: Sequence[int]) -> Counter[int]:
+    """In how many tables of running requests each cached piece is."""
+    holders: Counter[int] = Counter()
+    for request in running:
+        row = state.table[state.request[request, k.TABLE_ROW], : 2 * state.request[request, k.PIECES_HELD]]
+        for first, blocks in row.reshape(-1, 2).tolist():
+            piece, left = first, blocks
+            while left > 0:  # what was cut off the piece since
+                holders[piece] += 1
+                left -= int(state.piece[piece, k.PIECE_BLOCKS])
+                piece = int(state.piece[piece, k.REST])
+    return holders
 
 
 def _blocks_held(state: k.State, running: Sequence[int], scheduled: bool) -> Int64s:
@@ -130,12 +144,36 @@ def _cover_faults(state: k.State, running: Sequence[int]) -> list[str]:
     return [f"request {running[i]} has {tokens} tokens computed and holds {held} blocks of {size}"]
 
 
-def _cache_faults(state: k.State) -> list[str]:
-    """Blocks with a key under which nothing is found, and keys under which another block is found."""
-    key_of = state.block[:, k.BLOCK_KEY]
-    keyed = np.flatnonzero(key_of != k.NONE)
-    lost = keyed[state.cached_block[key_of[keyed]] == k.NONE]
-    keys = np.flatnonzero(state.cached_block != k.NONE)
-    stale = keys[key_of[state.cached_block[keys]] != keys]
-    faults = [f"block {lost[0]} has a key and cannot be found under it"] if len(lost) else []
-    return faults + ([f"under key {stale[0]} a block with another key is found"] if len(stale) else [])
+def _cache_faults(state: k.State, cached: Sequence[int]) -> list[str]:
+    """Cached blocks that are not found under their keys, and keys under which there is nothing."""
+    blocks = state.piece[cached, k.PIECE_BLOCKS].astype(np.int64)
+    piece = np.repeat(np.asarray(cached, np.int64), blocks)
+    place = np.arange(len(piece)) - np.repeat(np.cumsum(blocks) - blocks, blocks)
+    key, depth = _keys(state, piece, place), state.piece[piece, k.DEPTH] + place
+    lost = np.flatnonzero(~_is_found(state, piece, key, depth))
+    faults = [f"block {place[i]} of piece {piece[i]} is not found under its key" for i in lost[:1]]
+    stale = sorted(set(np.flatnonzero(state.found != k.NONE).tolist()) - set(key.tolist()))
+    return faults + [f"under key {other} something is found that is not cached" for other in stale[:1]]
+
+
+def _keys(state: k.State, piece: Int64s, place: Int64s) -> Int64s:
+    """int64[n]: the key of each block, given by its piece and its place in it."""
+    where = state.piece[piece, k.KEYS_AT].astype(np.int64)
+    keys = -where - 2 + place
+    listed = where >= 0
+    keys[listed] = state.keys[where[listed] + place[listed]]
+    return keys
+
+
+def _is_found(state: k.State, piece: Int64s, key: Int64s, depth: Int64s) -> NDArray[np.bool_]:
+    """bool[n]: whether the way from ``found`` along what was cut off, and along twins, leads to the block."""
+    at = state.found[key].astype(np.int64)
+    for _ in range(len(state.piece)):
+        lost = at == k.NONE
+        row = state.piece[at]
+        beyond = depth >= row[:, k.DEPTH] + row[:, k.PIECE_BLOCKS]
+        on = ~lost & (beyond | (at != piece))
+        if not on.any():
+            break
+        at = np.where(on, np.where(beyond, row[:, k.REST], row[:, k.TWIN]), at)
+    return at == piece

@@ -1,63 +1,123 @@
-"""Which files of an experiment directory are which, by name and place."""
+"""Which files belong to a recording, and which of them are which.
+
+Small configuration files are known by name and place.  Everything else is known by what is
+in it: a file may be called as its owner likes, and may be compressed.
+"""
 
 from __future__ import annotations
 
+import glob
 import os
 import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.printable import printable
+from blis_replay.ingest.readers import otlp_framing, server_log
 from blis_replay.ingest.readers.files import Progress, RecordedFile
+from blis_replay.ingest.readers.formats import HEAD_BYTES, REQUEST_FORMATS
 from blis_replay.ingest.recording import SourceFile
 
 MAX_FILES = 10_000
 MAX_UNKNOWN_HASHED_BYTES = 1 << 30
 
+OTLP = "otlp"
+SERVER_LOG = "server log"
+# What --format takes.
+FORMATS = (OTLP, *(form.name for form in REQUEST_FORMATS))
+
 # Kind of file -> pattern of its path inside the recording.  A load generator may put a
-# prefix of the user's before the names of its reports, and any file may be gzip'ed.
+# prefix of the user's before the names of its reports, and any file may be compressed.
 _RESULTS = r"(?:(?:results|reports)/)?"
-_KINDS: dict[str, str] = {
+_NAMES: dict[str, str] = {
     "experiment configuration": r"exp-config\.ya?ml",
     "load profile": r"profile\.ya?ml",
     "inference-perf configuration": r"(?:(?:results|reports)/)(?:\S*?[-_.])?config\.ya?ml|config\.ya?ml",
     "inference-perf summary": _RESULTS + r"(?:\S*?[-_.])?summary_lifecycle_metrics\.json",
     "inference-perf stage": _RESULTS + r"(?:\S*?[-_.])?stage_(\d{1,6})_lifecycle_metrics\.json",
-    "inference-perf requests": _RESULTS + r"(?:\S*?[-_.])?per_request_lifecycle_metrics\.json",
     "TraceV2 header": r"trace\.ya?ml",
-    "TraceV2 requests": r"trace\.csv",
-    "OTLP traces": r"traces(?:-[\w.:+-]+)?\.(?:json|pb)(?:\.zst)?",
-    "server log": r"vllm\.log",
+    # Where damage hides the content, the usual name says what it was, and its records are counted as lost.
+    "inference-perf": _RESULTS + r"(?:\S*?[-_.])?per_request_lifecycle_metrics\.json",
+    "tracev2": r"trace\.csv",
+    OTLP: r"traces(?:-[\w.:+-]+)?\.(?:json|pb)",
+    SERVER_LOG: r"vllm\.log",
 }
-_PATTERNS = {kind: re.compile(rf"(?:{pattern})(?:\.gz)?", re.ASCII) for kind, pattern in _KINDS.items()}
+_PATTERNS = {kind: re.compile(rf"(?:{pattern})(?:\.gz|\.zst)?", re.ASCII) for kind, pattern in _NAMES.items()}
+_BY_NAME_ALONE = frozenset(list(_NAMES)[:6])
 # There can be several of these; of every other kind one is read.
-_MANY = ("inference-perf stage", "OTLP traces")
+_MANY = ("inference-perf stage", OTLP)
 
 
-def find(directory: Path, progress: Progress | None) -> tuple[dict[str, list[RecordedFile]], tuple[SourceFile, ...]]:
-    """The known files of a directory by kind, in the order of their names, and the others.
+@dataclass(frozen=True)
+class Source:
+    """What is read as one recording: a directory with all in it, or the files named (``paths``).
 
-    Others have kind ``unknown``, or ``duplicate of NAME`` where a file stands beside its
-    gzip'ed twin.  Raises :class:`RecordingError` if there is no such directory.
+    ``form``: the format that its data files have, whatever they look like; ``""``: found out.
     """
+
+    slug: str
+    root: Path
+    paths: tuple[Path, ...] | None = None
+    form: str = ""
+
+
+def sources_of(named: Sequence[str | Path], *, slug: str = "", form: str = "") -> list[Source]:
+    """The recordings that directories, files and patterns (``runs/*.json``) on a command line stand for.
+
+    A directory is one recording.  Files of one folder are one, called like the folder (like the
+    one above it for ``results`` and ``reports``).  ``slug`` is a name of the caller's for the only one.
+    """
+    sources: list[Source] = []
+    files: dict[Path, list[Path]] = {}
+    for path in _expanded(named):
+        if path.is_file():
+            folder = Path(os.path.realpath(path)).parent
+            if folder not in files:
+                sources.append(Source(_folder_name(folder), folder, (), form))
+            files.setdefault(folder, []).append(path)
+        else:
+            # A loop of links is kept as it is, and is then no directory.
+            root = Path(os.path.realpath(path))
+            sources.append(Source(root.name, root, None, form))
+    if form and any(source.paths is None for source in sources):
+        raise RecordingError(
+            f"--format {form}", "", "a format is given to files, and here is a directory", "name the files in it"
+        )
+    whole = [s if s.paths is None else Source(s.slug, s.root, tuple(files[s.root]), form) for s in sources]
+    if not slug:
+        return whole
+    if len(whole) != 1:
+        raise RecordingError(f"--name {slug}", "", f"one name for {len(whole)} recordings", "ingest them one by one")
+    return [Source(slug, whole[0].root, whole[0].paths, form)]
+
+
+def find(source: Source, progress: Progress | None) -> tuple[dict[str, list[RecordedFile]], tuple[SourceFile, ...]]:
+    """The known files of a recording by kind, in the order of their names, and the others.
+
+    Kinds are those of the names above, and for request records the names of ``REQUEST_FORMATS``.
+    Others have kind ``unknown``, or ``duplicate of NAME`` where a file stands beside its
+    compressed twin.  Raises :class:`RecordingError` if there is no such directory, or its
+    name cannot stand for an experiment.
+    """
+    if not source.slug or printable(source.slug) != source.slug:
+        raise RecordingError(
+            source.root, "", "its name becomes the name of the experiment, and is no plain text", "rename the directory"
+        )
     known: dict[str, list[RecordedFile]] = {}
     others: list[SourceFile] = []
-    for path in _walk(directory):
+    for path in _walk(source.root) if source.paths is None else source.paths:
         # A name that is no text, or that a terminal would obey, is kept in a form that can be stored and shown.
-        name = printable(path.relative_to(directory).as_posix())
-        file = RecordedFile(path, name, progress)
-        kind = kind_of(name)
-        twin = _twin(known.get(kind, []), kind, name)
+        inside = path.relative_to(source.root).as_posix() if source.paths is None else path.name
+        file = RecordedFile(path, printable(inside), progress)
+        kind = _kind_of(file, source.form)
+        twin = _twin(known.get(kind, []), kind, file.name)
         if kind and not twin:
             known.setdefault(kind, []).append(file)
         else:
             others.append(_unread(file, f"{kind} (not used: {twin} is read)" if twin else "unknown"))
     return known, tuple(others)
-
-
-def kind_of(name: str) -> str:
-    """The kind of a file by its path inside the recording, ``""`` if it is none of ours."""
-    return next((kind for kind, pattern in _PATTERNS.items() if pattern.fullmatch(name)), "")
 
 
 def stage_of(name: str) -> int:
@@ -68,18 +128,47 @@ def stage_of(name: str) -> int:
     return int(match.group(1))
 
 
+def _kind_of(file: RecordedFile, form: str) -> str:
+    """The kind of a file by name, as ``form`` says or by content; ``""`` if it is none of ours."""
+    named = next((kind for kind, pattern in _PATTERNS.items() if pattern.fullmatch(file.name)), "")
+    if named in _BY_NAME_ALONE:
+        return named
+    return form or _kind_by_content(file.head(HEAD_BYTES)) or named
+
+
+def _kind_by_content(head: bytes) -> str:
+    if otlp_framing.recognises(head):
+        return OTLP
+    for form in REQUEST_FORMATS:
+        if form.recognises(head):
+            return form.name
+    return SERVER_LOG if server_log.recognises(head) else ""
+
+
+def _expanded(named: Iterable[str | Path]) -> Iterable[Path]:
+    """Each path, and the paths that a pattern stands for; a pattern that matches nothing stays, to be complained of."""
+    for name in named:
+        # Path.glob knows no patterns that begin at the root.
+        found = [] if os.path.lexists(name) else sorted(glob.glob(str(name), recursive=True))  # noqa: PTH207
+        yield from map(Path, found or [str(name)])
+
+
+def _folder_name(folder: Path) -> str:
+    return folder.parent.name if folder.name in ("results", "reports") else folder.name
+
+
 def _twin(found: list[RecordedFile], kind: str, name: str) -> str:
     """The file already found that stands in the way of this one."""
     for other in found:
         same_stage = kind == "inference-perf stage" and stage_of(other.name) == stage_of(name)
-        if kind not in _MANY or same_stage or other.name + ".gz" == name:
+        if kind not in _MANY or same_stage or name in (other.name + ".gz", other.name + ".zst"):
             return other.name
     return ""
 
 
 def _walk(directory: Path) -> list[Path]:
     if not directory.is_dir():
-        raise RecordingError(directory, "", "no such directory", "give the directory of one experiment")
+        raise RecordingError(directory, "", "no such directory or file", "give the directory of one experiment")
     paths: list[Path] = []
     for folder, folders, names in os.walk(directory):
         folders.sort()

@@ -34,6 +34,9 @@ GZIP_MAGIC = b"\x1f\x8b"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 # What is lost of a stream that breaks: the piece in which it does.
 ZSTD_PIECE_BYTES = 64 << 10
+_ZSTD_HEAD_PIECE_BYTES = 4 << 10
+# Nothing comes out of a zstd frame before its first block is whole.
+_MAX_ZSTD_BLOCK_BYTES = 128 << 10
 
 Progress = Callable[[str, int, int], None]
 
@@ -90,16 +93,19 @@ class RecordedFile:
         for _ in raw:  # what a reader left over is still part of the hash
             pass
 
-    def head(self, size: int) -> bytes:
-        """The first ``size`` bytes of content, fewer if there are no more; a later reading starts afresh."""
-        parts: list[bytes] = []
-        missing = size
-        for chunk in RecordedFile(self.path, self.name).chunks():
-            parts.append(chunk[:missing])
-            missing -= len(parts[-1])
-            if not missing:
-                break
-        return b"".join(parts)
+    def head(self, limit_bytes: int) -> bytes:
+        """The first bytes of the content, decompressed; ``b""`` of a file that cannot be unpacked."""
+        try:
+            with self.path.open("rb") as stream:
+                packed = stream.read(limit_bytes + _MAX_ZSTD_BLOCK_BYTES)
+        except OSError as error:
+            raise self._unreadable(error) from error
+        if packed.startswith(GZIP_MAGIC):
+            try:
+                return zlib.decompressobj(wbits=31).decompress(packed, limit_bytes)
+            except zlib.error:
+                return b""
+        return (zstd_head(packed, limit_bytes) if packed.startswith(ZSTD_MAGIC) else packed)[:limit_bytes]
 
     def content(self, limit_bytes: int) -> bytes:
         """The whole content; :class:`RecordingError` beyond ``limit_bytes`` or if the stream is damaged."""
@@ -152,10 +158,12 @@ class RecordedFile:
                         self.progress(self.name, done, max(total, done))
                     yield chunk
         except OSError as error:
-            raise RecordingError(
-                self.path, "", f"cannot be read ({error.strerror or error})", "check the path and its permissions"
-            ) from error
+            raise self._unreadable(error) from error
         self.bytes_read, self._sha256 = done, digest.hexdigest()
+
+    def _unreadable(self, error: OSError) -> RecordingError:
+        problem = f"cannot be read ({error.strerror or error})"
+        return RecordingError(self.path, "", problem, "check the path and its permissions")
 
     def _gunzip(self, packed: bytes, raw: Iterator[bytes]) -> Iterator[bytes]:
         unpack = zlib.decompressobj(wbits=31)
@@ -250,6 +258,18 @@ def zstd_pieces(packed: IO[bytes], piece_bytes: int = ZSTD_PIECE_BYTES) -> Itera
     with pa.CompressedInputStream(pa.PythonFile(packed, mode="r"), "zstd") as stream:
         while piece := stream.read(piece_bytes):
             yield piece
+
+
+def zstd_head(packed: bytes, limit_bytes: int) -> bytes:
+    """The first bytes of the content of zstd frames that may be cut off, as far as they can be unpacked."""
+    parts: list[bytes] = []
+    pieces = zstd_pieces(io.BytesIO(packed), _ZSTD_HEAD_PIECE_BYTES)
+    try:
+        while len(parts) * _ZSTD_HEAD_PIECE_BYTES < limit_bytes and (piece := next(pieces, b"")):
+            parts.append(piece)
+    except OSError:
+        pass  # cut off or damaged: what came before is all there is
+    return b"".join(parts)[:limit_bytes]
 
 
 def lines(file: RecordedFile, limit_bytes: int) -> Iterator[tuple[int, bytes]]:

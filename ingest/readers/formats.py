@@ -1,6 +1,6 @@
 """What a format of request records is: how it is recognised, and how it is read.
 
-Adding a format is one module with a ``FORMAT`` and one line in :data:`REQUEST_FORMATS`.
+Adding a format is one module and one line in :data:`REQUEST_FORMATS`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from blis_replay.ingest.readers import inference_perf_requests, tracev2
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.requests_frame import RequestsRead
 
@@ -32,4 +33,8 @@ class RequestFormat:
     latencies: bool = True
 
 
-REQUEST_FORMATS: tuple[RequestFormat, ...] = ()
+# The order is that of trust: where a recording has requests of several formats, the first are used.
+REQUEST_FORMATS: tuple[RequestFormat, ...] = (
+    RequestFormat("inference-perf", inference_perf_requests.recognises, inference_perf_requests.read_requests),
+    RequestFormat("tracev2", tracev2.recognises, tracev2.read_requests),
+)

@@ -84,6 +84,11 @@ _BODY = msgspec.json.Decoder(_Body)
 DECODE_ERRORS = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
 
+def recognises(head: bytes) -> bool:
+    """Whether a file that begins like this is a per-request report."""
+    return head.lstrip()[:1] == b"[" and b'"start_time"' in head and b'"end_time"' in head
+
+
 def read_requests(file: RecordedFile, events_path: Path) -> RequestsRead:
     """The requests in file order; their raw stream stamps go to the flat file ``events_path``.
 

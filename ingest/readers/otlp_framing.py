@@ -21,12 +21,13 @@ from blis_replay.ingest.readers.files import (
     RecordedFile,
     json_objects,
     lines,
+    zstd_head,
     zstd_pieces,
 )
-from blis_replay.ingest.readers.protobuf_wire import WireError, messages, varint
+from blis_replay.ingest.readers.formats import HEAD_BYTES
+from blis_replay.ingest.readers.protobuf_wire import MAX_VARINT_BYTES, WireError, messages, varint
 
 MAX_RECORD_BYTES = 512 << 20
-HEAD_BYTES = 64 << 10
 _LENGTH_BYTES = 4
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # ``resource_spans`` of TracesData: field 1, length-delimited.
@@ -115,11 +116,8 @@ def _first_framed(head: bytes) -> bytes:
     if not 0 < size <= MAX_RECORD_BYTES:
         return b""
     if content.startswith(ZSTD_MAGIC):
-        try:
-            return next(zstd_pieces(io.BytesIO(content[:size]), HEAD_BYTES), ZSTD_MAGIC)
-        except OSError:
-            # The head may end inside the frame, or the frame may be damaged: framed it is.
-            return ZSTD_MAGIC
+        # Framed it is, even if nothing can be unpacked.
+        return zstd_head(content[:size], HEAD_BYTES) or ZSTD_MAGIC
     framed = content[:size]
     return framed if _JSON_START.match(framed) or _is_bare(framed) else b""
 
@@ -169,17 +167,17 @@ def _bare(file: RecordedFile) -> Iterator[tuple[int, bytes]]:
     """Each ``ResourceSpans`` of one bare message, as a message of its own."""
     source = _Buffered(file)
     number = 1
-    while opening := source.peek(11):
+    while opening := source.peek(1 + MAX_VARINT_BYTES):
         try:
-            size = varint(opening, 1)
+            size, begin = varint(opening, 1)
         except WireError:
-            size = None
-        if opening[0] != _RESOURCE_SPANS_TAG or size is None or size[0] > MAX_RECORD_BYTES:
+            size, begin = MAX_RECORD_BYTES + 1, 0
+        if opening[0] != _RESOURCE_SPANS_TAG or size > MAX_RECORD_BYTES:
             file.tally.reject(f"resource {number}", file.damage or "no ResourceSpans where one should begin")
             source.drain()
             return
-        content = source.take(size[1] + size[0])
-        if len(content) < size[1] + size[0]:
+        content = source.take(begin + size)
+        if len(content) < begin + size:
             file.tally.reject(f"resource {number}", file.damage or "the file ends inside this message")
             return
         yield number, content

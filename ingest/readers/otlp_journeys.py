@@ -25,7 +25,6 @@ from blis_replay.ingest.readers.otlp_places import (
     without_repeated_spans,
 )
 from blis_replay.ingest.readers.otlp_requests import tokens
-from blis_replay.ingest.readers.requests_frame import READ_SCHEMA, RequestsRead
 from blis_replay.ingest.recording import JOURNEY_EVENT_SCHEMA, LIFECYCLE_SCHEMA
 
 CORE_SPAN, API_SPAN = "llm_core", "llm_request"
@@ -156,63 +155,6 @@ def on_zero(journeys: Journeys, zero_us: int) -> tuple[pl.DataFrame, pl.DataFram
     return placed(journeys.lifecycles, LIFECYCLE_SCHEMA), placed(journeys.events, JOURNEY_EVENT_SCHEMA)
 
 
-def requests_of(journeys: Journeys) -> RequestsRead | None:
-    """The journeys as requests on the server's monotonic clock, ``None`` if there are none.
-
-    Arrival is that at the API server (of a request without its API span: when it was queued, and it
-    has no TTFT and no E2E).  TTFT ends with the API server's first response where that is recorded,
-    else with the scheduler's first token; E2E with the departure, which for a given-up
-    request is when its client was gone.
-    """
-    lifecycles = journeys.lifecycles.filter(pl.coalesce("arrived_ns", "queued_ns").is_not_null())
-    if lifecycles.is_empty():
-        return None
-    status = pl.col("status")
-    columns = {
-        "request_id": pl.coalesce("api_request_id", "core_request_id"),
-        "sent_us": _us(pl.coalesce("arrived_ns", "queued_ns")),
-        "prompt_tokens": tokens("prompt_tokens"),
-        "output_tokens_reported": tokens("output_tokens"),
-        # What a given-up request got is not what the server would have decoded.
-        "usage_output_tokens": pl.when(status == "ok").then(tokens("output_tokens")),
-        "max_tokens": tokens("max_tokens"),
-        "ttft_us": _us(pl.coalesce("first_response_ns", "first_token_ns")) - _us(pl.col("arrived_ns")),
-        "e2e_us": _us(pl.col("departed_ns")) - _us(pl.col("arrived_ns")),
-        "queue_us": _us(pl.col("scheduled_ns")) - _us(pl.col("queued_ns")),
-        "prefill_us": _us(pl.col("first_token_ns")) - _us(pl.col("scheduled_ns")),
-        "decode_us": _us(pl.col("finished_ns")) - _us(pl.col("first_token_ns")),
-        "cached_prompt_tokens": pl.col("cached_prompt_tokens"),
-        "status": pl.when(status == "ok").then(pl.lit("ok")).otherwise(pl.lit("error")),
-        "error": pl.when(status != "ok").then(pl.concat_str(status, pl.format(": {}", "reason"), ignore_nulls=True)),
-    }
-    read = [columns.get(name, pl.lit(None)).cast(kind).alias(name) for name, kind in READ_SCHEMA.items()]
-    return RequestsRead(lifecycles.select(read), "server", "monotonic", model=journeys.model)
-
-
-def with_request_indices(lifecycles: pl.DataFrame, requests: pl.DataFrame) -> pl.DataFrame:
-    """The lifecycles with ``request_index``, by the ids that client and server share.
-
-    The API server prefixes a client's ``X-Request-Id`` with ``cmpl-`` or ``chatcmpl-``.  An id
-    that occurs twice tells nothing.
-    """
-    known = requests.select("request_index", pl.col("request_id").alias("id")).drop_nulls()
-    unique = known.filter(~pl.col("id").is_duplicated())
-    index = []
-    for name in (
-        pl.col("api_request_id"),
-        pl.col("api_request_id").str.replace("^(?:chat)?cmpl-", ""),
-        pl.col("core_request_id"),
-    ):
-        found = lifecycles.select(name.alias("id")).join(unique, on="id", how="left", maintain_order="left")
-        index.append(found["request_index"])
-    told = pl.DataFrame({str(i): series for i, series in enumerate(index)}).select(pl.coalesce(pl.all())).to_series()
-    return lifecycles.with_columns(told.alias("request_index")).select(LIFECYCLE_SCHEMA.keys())
-
-
-def _us(ns: pl.Expr) -> pl.Expr:
-    return ns // 1000
-
-
 def _monotonic_ns() -> pl.Expr:
     """The monotonic time: in ns, where 0 means none, or in seconds as a double, which rounds to the same ns."""
     rounded = (pl.col("monotonic_s") * 1e9).round()
@@ -222,9 +164,9 @@ def _monotonic_ns() -> pl.Expr:
 
 
 def _spans(batch: TraceBatch, file: int, first_key: int) -> pl.DataFrame:
-    """The journey spans of a batch with their place, key and a hash of all they hold."""
+    """The journey spans of a batch with their key and what ``without_repeated_spans`` needs."""
     events = batch.events.select("span_row").with_columns(content=batch.events.drop("span_row").hash_rows())
-    of_events = events.group_by("span_row").agg(pl.col("content").sum().alias("of_events"))
+    of_events = events.group_by("span_row").agg(pl.col("content").sum().alias("of_events"), pl.len().alias("records"))
     spans = placed_spans(batch, file).with_row_index("span_row").with_columns(pl.col("span_row").cast(pl.Int64))
     own = batch.spans.drop("record", "span").hash_rows()
     return (
@@ -233,10 +175,11 @@ def _spans(batch: TraceBatch, file: int, first_key: int) -> pl.DataFrame:
         .filter(is_journey_span())
         .with_columns(
             pl.struct("own", "of_events").hash().alias("content"),
+            pl.col("records").fill_null(0),
             *(one_line_text(name).alias(name) for name in ("request_id", "model", "status_message")),
             *(tokens(name).alias(name) for name in ("prompt_tokens", "completion_tokens", "max_tokens")),
         )
-        .select("file", "place", "content", *_SPAN_COLUMNS)
+        .select("file", "place", "content", "records", *_SPAN_COLUMNS)
     )
 
 
@@ -326,7 +269,9 @@ def _remarks(lifecycles: pl.DataFrame) -> tuple[str, ...]:
     """What the journeys lack, a sentence each, and which stamps stand for what."""
     core, api = pl.col("span_key").is_not_null(), pl.col("span_key_api").is_not_null()
     dropped = pl.col("dropped_events") > 0
-    admission_lost = core & (pl.col("queued_ns").is_null() | pl.col("scheduled_ns").is_null())
+    # A request that was given up in the queue was never admitted.
+    unadmitted = pl.col("scheduled_ns").is_null() & pl.col("first_token_ns").is_not_null()
+    admission_lost = core & (pl.col("queued_ns").is_null() | unadmitted)
     negative = pl.any_horizontal(pl.col(f"{after}_ns") < pl.col(f"{before}_ns") for before, after in _ORDER)
     late = (pl.col("departed_ns") < pl.col("finished_ns")) & (pl.col("status") != "aborted")
     answered = api & pl.col("first_token_ns").is_not_null()

@@ -6,7 +6,7 @@ so are the events of a malformed one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any
 
 import msgspec
@@ -174,9 +174,11 @@ def _read_span(found: _Span | Raw, scope: str, record: int, number: int, rows: R
         return
     span = _LOOSE_SPAN.decode(found) if isinstance(found, Raw) else found
     attributes = attribute_values(SPAN_LAYOUT, _scalars(span.attributes, SPAN_LAYOUT))
+    found_events: Iterable[_Event | Raw] = span.events or ()
     events, others = [], 0
-    for index, found_event in enumerate(span.events or (), 1):
+    for index, found_event in enumerate(found_events, 1):
         try:
+            event: _Event | _LooseEvent
             event = _LOOSE_EVENT.decode(found_event) if isinstance(found_event, Raw) else found_event
             if event.name not in _EVENTS:
                 others += 1

@@ -58,18 +58,19 @@ def sound(frame: pl.DataFrame, problem: pl.Expr, files: Sequence[RecordedFile]) 
 def without_repeated_spans(spans: pl.DataFrame, files: Sequence[RecordedFile]) -> pl.DataFrame:
     """The first span of each (trace, span) id; later ones are rejected as identical or as contradicting it.
 
-    ``spans`` has its place, ``trace_id``, ``span_id`` and ``content``, a hash of all there is of it.
-    A span without an id is kept.
+    ``spans`` has its place, ``trace_id``, ``span_id``, ``content`` (a hash of all there is of it) and ``records``
+    (how many records of its file were counted for it).  A span without an id is kept.
     """
     key = ["trace_id", "span_id"]
-    told = spans.with_row_index("row").with_columns(first=pl.col("row").min().over(key))
-    repeated = pl.col("span_id").is_not_null() & (pl.col("row") != pl.col("first"))
-    same = pl.col("content") == pl.col("content").first().over(key)
-    how = pl.when(same).then(pl.lit("identical")).otherwise(pl.lit("with other values"))
-    problem = pl.when(repeated).then(pl.format("span {} again, {}", pl.col("span_id").str.slice(0, 40), how))
-    for file, count in spans["file"].value_counts().iter_rows():
-        files[file].tally.records -= count  # counted again by sound() below
-    return sound(told.with_columns(problem.alias("why")), pl.col("why"), files).drop("row", "first", "why")
+    told = spans.with_row_index("row").with_columns(
+        (pl.col("span_id").is_not_null() & (pl.col("row") != pl.col("row").min().over(key))).alias("repeated"),
+        (pl.col("content") == pl.col("content").first().over(key)).alias("same"),
+    )
+    repeated = told.filter("repeated").select("file", "place", "span_id", "same", "records")
+    for file, place, span_id, same, records in repeated.iter_rows():
+        files[file].tally.reject(place, f"span {span_id[:40]} again, {'identical' if same else 'with other values'}")
+        files[file].tally.records -= records
+    return told.filter(~pl.col("repeated")).drop("row", "repeated", "same")
 
 
 def one_line_text(column: str) -> pl.Expr:

@@ -19,7 +19,7 @@ _LATENCIES = {"ttft_us": "ttft_s", "e2e_us": "e2e_s", "queue_us": "queue_s", "pr
 
 
 def request_spans_of(batch: TraceBatch, file: int, files: Sequence[RecordedFile]) -> pl.DataFrame:
-    """The request spans of a batch as ``READ_SCHEMA`` with their place, ids and a hash of their content.
+    """The request spans of a batch as ``READ_SCHEMA`` with what ``without_repeated_spans`` needs.
 
     The arrival is the start of the span (epoch), to the microsecond; latencies are those the server
     measured.  What makes no sense is rejected.
@@ -47,7 +47,7 @@ def request_spans_of(batch: TraceBatch, file: int, files: Sequence[RecordedFile]
         **{name: pl.col(name) for name in _LATENCIES},
     }
     read = [columns.get(name, pl.lit(None)).cast(kind).alias(name) for name, kind in READ_SCHEMA.items()]
-    return kept.select("file", "place", "trace_id", "span_id", "content", *read)
+    return kept.select("file", "place", "trace_id", "span_id", "content", pl.lit(1).alias("records"), *read)
 
 
 def tokens(column: str) -> pl.Expr:

@@ -70,7 +70,7 @@ def attribute_values(layout: Layout, attributes: Iterable[tuple[str, Value | Oth
 
 def _converted(key: str, value: Value | OtherValue, kind: type[int] | type[float] | type[str]) -> Value:
     if value is None or type(value) is kind:
-        return value  # type: ignore[return-value]
+        return value
     if kind is float and isinstance(value, int):
         return float(value)
     if kind is int and isinstance(value, float) and value.is_integer() and abs(value) < _MAX_EXACT:

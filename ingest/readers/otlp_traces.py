@@ -10,6 +10,7 @@ import polars as pl
 
 from blis_replay.ingest.readers import otlp_journeys, otlp_requests, otlp_steps
 from blis_replay.ingest.readers.files import RecordedFile
+from blis_replay.ingest.readers.journey_requests import requests_of
 from blis_replay.ingest.readers.otlp_columns import ENGINE_SCOPE, STEP_SCOPE, TraceBatch
 from blis_replay.ingest.readers.otlp_decode import trace_batches
 from blis_replay.ingest.readers.otlp_journeys import JourneyParts, Journeys
@@ -105,7 +106,7 @@ def read_traces(files: Sequence[RecordedFile]) -> TracesRead:
         steps=steps,
         snapshots=snapshots.select(SNAPSHOT_SCHEMA.keys()),
         journeys=journeys,
-        requests=(otlp_journeys.requests_of(journeys) if journeys else None) or _upstream(found, files),
+        requests=(requests_of(journeys) if journeys else None) or _upstream(found, files),
         bridge=bridge,
         dropped_events=int(step_spans["dropped_events"].sum()),
         other_spans=dict(found.others),

@@ -79,11 +79,12 @@ def server_times(
     zero_us = None if constructed else _bridged_zero(stamps_us, bridge, client, last_us)
     remark = ""
     if zero_us is None:
-        first, what = (arrivals_ns.min(), "journey") if len(arrivals_ns.drop_nulls()) else (None, "sampled step")
-        zero_us = int(first if first is not None else steps["ts_start_ns"][0]) // 1000  # type: ignore[call-overload]
+        journeys_ns = arrivals_ns.drop_nulls().sort()
+        what, known_ns = ("journey", journeys_ns) if len(journeys_ns) else ("sampled step", steps["ts_start_ns"])
+        zero_us = int(known_ns[0]) // 1000
         if client is not None:
             told = f"not known, the first {what} is shown at the first send"
-            remark = f"clock offset between {'journeys' if what == 'journey' else 'steps'} and requests: {told}"
+            remark = f"clock offset between {what.split()[-1]}s and requests: {told}"
     clocks = [Clock("step", "monotonic", zero_us, constructed)]
     if bridge is not None and not constructed:
         clocks.append(Clock("server", "epoch", zero_us + bridge.offset_ns // 1000, False, bridge.spread_ns // 1000))

@@ -74,6 +74,12 @@ class ServerLog:
         return self.kv_tokens // block_size if self.kv_tokens is not None else None
 
 
+def recognises(head: bytes) -> bool:
+    """Whether a file that begins like this is the log of a vLLM server."""
+    text = head.decode("utf-8", "replace")
+    return any(pattern.search(text) for pattern in (_VERSION, _ARGUMENTS, _KV_TOKENS, _HIT_RATE))
+
+
 def read_server_log(file: RecordedFile) -> ServerLog:
     """What the log says about the server; fields stay ``None`` where it says nothing.
 

@@ -1,7 +1,8 @@
 """TraceV2, the request trace of BLIS: ``trace.yaml`` and ``trace.csv``.
 
 Columns are read by name, so both generations of the header (with and without the
-newer columns) are one.  In mode ``real`` the stamps are Unix epoch microseconds.
+newer columns) are one.  Stamps of a real run are Unix epoch microseconds; those of a
+generated or replayed one count from its start.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.readers.documents import quoted, section, text, yaml_mapping
@@ -19,14 +21,15 @@ from blis_replay.ingest.readers.requests_frame import RequestsRead, frame_of, re
 
 MAX_LINE_BYTES = 1 << 20
 _REQUIRED = ("input_tokens", "output_tokens", "send_time_us", "first_chunk_time_us", "last_chunk_time_us", "status")
+# 2001: stamps before that count from the start of the trace (of a generated or replayed one).
+_EARLIEST_EPOCH_US = 1_000_000_000_000_000
 _STATUS = {"ok": "ok", "error": "error", "timeout": "timeout", "incomplete": "error"}
 
 
 @dataclass(frozen=True)
 class TraceHeader:
-    """What ``trace.yaml`` says: the mode, the server's model, parallelism and engine arguments."""
+    """What ``trace.yaml`` says of the server: model, parallelism and engine arguments."""
 
-    mode: str
     model: str | None = None
     tensor_parallelism: int | None = None
     engine: tuple[tuple[str, object], ...] = ()
@@ -42,15 +45,20 @@ def read_header(file: RecordedFile) -> TraceHeader:
         )
     server = section(document, "server")
     return TraceHeader(
-        mode=text(document.get("mode")) or "real",
         model=text(server.get("model")),
         tensor_parallelism=tokens(server.get("tensor_parallel")),
         engine=tuple((key, server[key]) for key in ENGINE_KEYS if server.get(key) is not None),
     )
 
 
-def read_requests(file: RecordedFile, mode: str = "real") -> RequestsRead:
-    """The requests of ``trace.csv`` in file order.
+def recognises(head: bytes) -> bool:
+    """Whether a file that begins like this is a TraceV2 table."""
+    header = head.partition(b"\n")[0]
+    return all(name.encode() in header for name in ("send_time_us", "first_chunk_time_us", "last_chunk_time_us"))
+
+
+def read_requests(file: RecordedFile, _stamps_path: Path | None = None) -> RequestsRead:
+    """The requests of ``trace.csv`` in file order; the table has no stream stamps.
 
     Failed requests have no TTFT, and as E2E the time for which the client held on.  The
     column ``output_tokens`` is kept as reported.  Raises :class:`RecordingError` if a needed
@@ -59,7 +67,9 @@ def read_requests(file: RecordedFile, mode: str = "real") -> RequestsRead:
     models: list[str] = []
     frame = frame_of(_usable_rows(file, models))
     file.tally.records = len(frame)
-    return RequestsRead(frame, "client", "epoch" if mode == "real" else "relative", next(iter(models), None))
+    sent_us = frame["sent_us"].min() or 0
+    kind = "epoch" if sent_us >= _EARLIEST_EPOCH_US else "relative"  # type: ignore[operator]  # the column is int64
+    return RequestsRead(frame, "client", kind, next(iter(models), None))
 
 
 def _usable_rows(file: RecordedFile, models: list[str]) -> Iterator[dict[str, object]]:

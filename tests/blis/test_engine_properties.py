@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
-import numpy as np
-from hypothesis import strategies as st
+import hashlib
+import os
+import subprocess
+import sys
+from dataclasses import replace
 
-from blis_replay.blis.latency import LatencyModel
-from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference_engine import Request, serve
+
+from blis_replay.blis.block_keys import intern_blocks
+from blis_replay.blis.engine import Engine, simulate
+from blis_replay.blis.errors import TraceError
+from blis_replay.blis.kernel import state as k
+from blis_replay.blis.latency import BatchFeatures, LatencyModel
+from blis_replay.blis.result import SimResult
+from blis_replay.blis.trace import NEVER_US, BlockKeys, EngineConfig, RequestTrace
+from blis_replay.blis.verification.limits import batch_faults, block_faults
 
 request_lists = st.lists(
     st.tuples(
@@ -48,3 +63,195 @@ def trace_of(rows: Rows) -> RequestTrace:
         [NEVER_US if give_up is None else a + give_up for a, _, _, _, give_up in rows],
     ]
     return RequestTrace(*(np.array(column, np.int64) for column in columns))
+
+
+class InPython:
+    """A latency model as a Python object, with the rounding of each kind."""
+
+    def __init__(self, model: LatencyModel) -> None:
+        self.model = model
+
+    def step_time(self, batch: BatchFeatures) -> int:
+        m = self.model
+        parts = (
+            m.intercept_ns,
+            m.per_prefill_token_ns * batch.prefill_tokens,
+            m.per_decode_token_ns * batch.decode_tokens,
+            m.per_context_token_ns * batch.context_tokens,
+        )
+        total_ns = max(sum(parts), m.floor_ns)
+        return max((total_ns + (500 if m.rounding == "round_half_up" else 0)) // 1000, 1)
+
+
+@given(request_lists, engines, models)
+@settings(max_examples=200, deadline=None)
+def test_the_kernel_equals_the_reference(rows: Rows, engine: EngineConfig, latency: LatencyModel) -> None:
+    """Every admission and every token, to the microsecond; blocks never short."""
+    trace = trace_of(rows)
+    result = simulate(trace, engine, latency)
+    columns = (trace.arrival_us, trace.prompt_tokens, trace.prefill_tokens, trace.output_tokens, trace.abort_us)
+    requests = [Request(*map(int, row)) for row in zip(*columns, strict=True)]
+    in_python = InPython(latency)
+
+    def step_us(prefill: int, decode: int, context: int) -> int:
+        return in_python.step_time(BatchFeatures(prefill, 0, decode, context, 0, 0, 0))
+
+    serve(requests, engine.max_num_seqs, engine.max_num_batched_tokens, 1 + engine.async_scheduling, step_us)
+    assert result.completed.tolist() == [r.done for r in requests]
+    assert result.scheduled_us.tolist() == [r.scheduled_us for r in requests]
+    for i, request in enumerate(requests):
+        if request.done:
+            assert result.token_times_us(i).tolist() == request.token_us
+
+
+# -- Under pressure: few blocks, shared prompts, priorities, long prompts --------------------------
+
+# A prompt is a path in a tree of blocks: two prompts share blocks as far as their paths agree.
+pressed_requests = st.lists(
+    st.tuples(
+        st.integers(0, 40_000),  # arrival
+        st.lists(st.integers(0, 1), min_size=1, max_size=9),  # contents of its blocks
+        st.integers(1, 3),  # tokens in its last one
+        st.integers(1, 14),  # output
+        st.integers(0, 2),  # priority
+        st.one_of(st.none(), st.integers(0, 60_000)),  # gives up after
+    ),
+    min_size=1,
+    max_size=16,
+)
+pressed_engines = st.builds(
+    EngineConfig,
+    max_num_seqs=st.integers(1, 5),
+    max_num_batched_tokens=st.integers(5, 40),
+    max_model_len=st.just(64),
+    async_scheduling=st.booleans(),
+    block_size=st.just(4),
+    num_gpu_blocks=st.integers(17, 40),  # one request needs up to 13 blocks
+    enable_prefix_caching=st.booleans(),
+    long_prefill_token_threshold=st.sampled_from([0, 3, 8]),
+    scheduling_policy=st.sampled_from(["fcfs", "priority"]),
+)
+Pressed = list[tuple[int, list[int], int, int, int, int | None]]
+LATENCY = LatencyModel("blackbox", 900_000, 20_000, 30_000)
+
+
+def pressed_trace(rows: Pressed) -> RequestTrace:
+    """Distinct arrivals, since ties in priority and arrival can evict each other for ever (as in vLLM)."""
+    rows = sorted(rows, key=lambda row: row[0])
+    arrival_us = np.array([a for a, *_ in rows], np.int64) + np.arange(len(rows))
+    prompts = [np.repeat(blocks, 4)[: 4 * len(blocks) - 4 + last] for _, blocks, last, *_ in rows]
+    prompt_tokens = np.array([len(prompt) for prompt in prompts], np.int64)
+    give_up_us = np.array([NEVER_US if g is None else g for *_, g in rows], np.int64)
+    return RequestTrace(
+        arrival_us,
+        prompt_tokens,
+        prompt_tokens,
+        np.array([row[3] for row in rows], np.int64),
+        np.where(give_up_us == NEVER_US, NEVER_US, np.minimum(arrival_us, 2**60) + np.minimum(give_up_us, 2**60)),
+        np.array([row[4] for row in rows], np.int64),
+        intern_blocks(prompts, 4),
+    )
+
+
+@given(pressed_requests, pressed_engines)
+@settings(max_examples=250, deadline=None)
+def test_invariants_at_every_step(rows: Pressed, engine: EngineConfig) -> None:
+    """Budget, sequences, block accounts and the cache, recounted after every call; nothing lost at the end."""
+    trace = pressed_trace(rows)
+    server = Engine(trace, engine)
+    while (batch := server.schedule()) is not None:
+        assert batch_faults(engine, batch) == []
+        assert block_faults(server.state, scheduled=True) == []
+        server.run(InPython(LATENCY).step_time(batch))
+        assert block_faults(server.state) == []
+    result = server.result()
+    assert (result.completed | result.aborted).all()
+    assert server.state.at[k.FREE_BLOCKS] == engine.num_gpu_blocks - 1  # type: ignore[operator]
+    tokens = np.bincount(result.segments[:, 0], result.segments[:, 2], minlength=len(trace))
+    assert (tokens == result.output_tokens)[result.completed].all()
+    done = result.completed
+    assert (result.queued_us <= result.scheduled_us)[done].all()
+    assert (result.scheduled_us < result.first_token_us)[done].all()
+    assert (result.first_token_us <= result.finished_us)[done].all()
+    assert (result.steps[1:, k.STEP_START] >= result.steps[:-1, k.STEP_END]).all()
+    assert (result.steps[:, k.STEP_SCHEDULED_AT] <= result.steps[:, k.STEP_START]).all()
+
+
+@given(pressed_requests, pressed_engines)
+@settings(max_examples=100, deadline=None)
+def test_a_step_at_a_time_equals_the_whole_run(rows: Pressed, engine: EngineConfig) -> None:
+    trace = pressed_trace(rows)
+    assert digest(simulate(trace, engine, InPython(LATENCY))) == digest(simulate(trace, engine, LATENCY))
+
+
+def digest(result: SimResult) -> str:
+    """Of everything that a run returns."""
+    parts = (result.steps, result.segments, result.first_step, result.last_step, result.status, result.cached_tokens)
+    return hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()
+
+
+def random_digests(seed: int, count: int) -> list[str]:
+    """Digests of runs that a seed draws; the same in any process."""
+    random = np.random.default_rng(seed)
+    digests = []
+    for _ in range(count):
+        rows: Pressed = [
+            (
+                int(random.integers(40_000)),
+                random.integers(2, size=random.integers(1, 9)).tolist(),
+                int(random.integers(1, 4)),
+                int(random.integers(1, 14)),
+                int(random.integers(3)),
+                None if random.random() < 0.8 else int(random.integers(60_000)),
+            )
+            for _ in range(12)
+        ]
+        engine = EngineConfig(
+            int(random.integers(1, 6)),
+            int(random.integers(5, 40)),
+            64,
+            bool(random.integers(2)),
+            4,
+            int(random.integers(17, 40)),
+            scheduling_policy="priority" if random.random() < 0.5 else "fcfs",
+        )
+        digests.append(digest(simulate(pressed_trace(rows), engine, LATENCY)))
+    return digests
+
+
+def test_compiled_equals_uncompiled() -> None:
+    """The same source as plain Python, in a process without compilation."""
+    code = "from test_engine_properties import random_digests; print(*random_digests(7, 25))"
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "NUMBA_DISABLE_JIT": "1", "PYTHONPATH": os.path.dirname(__file__)},  # noqa: PTH120
+        check=False,
+    )
+    assert ended.stdout.split() == random_digests(7, 25), ended.stderr
+
+
+def test_twins_and_partly_shared_pieces_by_hand() -> None:
+    """Budget 8, blocks of 4: two prompts of 5 blocks that part after 2, in the same turn, and a third like the first.
+
+    Turn 1: the first gets 8 tokens (blocks 0, 1).  Turn 2: its next 8 (blocks 2, 3).  Turn 3: its last 4,
+    and the second is admitted with 2 blocks found, for 4 tokens.  The third finds 4 of 5 blocks: the
+    last holds the last token, and is computed again (a twin).
+    """
+    prompts = [np.repeat([0, 0, 0, 0, 0], 4), np.repeat([0, 0, 1, 1, 1], 4), np.repeat([0, 0, 0, 0, 0], 4)]
+    engine = EngineConfig(4, 8, 64, False, 4, 40)
+    tokens = np.full(3, 20)
+    arrival_us = np.array([0, 1, 2])
+    keys = intern_blocks(prompts, 4)
+    trace = RequestTrace(arrival_us, tokens, tokens, np.full(3, 3), np.full(3, NEVER_US), block_keys=keys)
+    result = simulate(trace, engine, LATENCY)
+    assert result.cached_tokens.tolist() == [0, 8, 16]
+
+
+def test_keys_that_number_blocks_and_not_chains_are_refused() -> None:
+    """Key 1 behind key 0 and behind nothing: two requests would share what they do not."""
+    with pytest.raises(TraceError, match="key 1 stands behind two different keys"):
+        BlockKeys(np.array([0, 1]), np.array([2, 1]), np.array([0, 1], np.int32), 16)
+    chained = BlockKeys(np.array([0, 0]), np.array([2, 1]), np.array([0, 1], np.int32), 16)
+    assert replace(chained, count=np.array([2, 2])).count.tolist() == [2, 2]

@@ -242,7 +242,7 @@ def sharing() -> Engine:
     """A server with a prefix cache in the midst of its work: cached blocks held, and others free."""
     engine = CHOSEN[4].start()
     state = engine.state
-    while len(limits.free_queue(state)[0]) < 2 or state.at[k.RUNNING_DEPTH] < 2 or not entered(state).all():
+    while len(cached_and_free(state)) < 2 or state.at[k.RUNNING_DEPTH] < 2 or not entered(state).all():
         assert engine.schedule() is not None
         engine.run(10_000)
     return engine
@@ -252,49 +252,59 @@ def entered(state: k.State) -> NDArray[np.bool_]:
     """Whether the first and the last running request hold cached blocks."""
     if state.at[k.RUNNING_DEPTH] == 0:
         return np.zeros(1, np.bool_)
-    return state.request[[state.at[k.RUN_HEAD], state.at[k.RUN_TAIL]], k.BLOCKS_ENTERED] > 0
+    return state.request[[state.at[k.RUN_HEAD], state.at[k.RUN_TAIL]], k.PIECES_HELD] > 0
 
 
-def list_a_block_of_another(state: k.State) -> None:
+def cached_and_free(state: k.State) -> list[int]:
+    """Cached pieces that nobody holds."""
+    return [piece for piece in limits.free_queue(state)[0] if state.piece[piece, k.DEPTH] != k.ALIKE]
+
+
+def held_piece(state: k.State) -> int:
+    return int(state.table[state.request[state.at[k.RUN_TAIL], k.TABLE_ROW], 0])
+
+
+def list_a_piece_of_another(state: k.State) -> None:
     rows = state.request[[state.at[k.RUN_HEAD], state.at[k.RUN_TAIL]], k.TABLE_ROW]
-    last = state.request[state.at[k.RUN_TAIL], k.BLOCKS_ENTERED] - 1
-    state.table[rows[0], 0] = state.table[rows[1], last]
+    last = state.request[state.at[k.RUN_TAIL], k.PIECES_HELD] - 1
+    state.table[rows[0], :2] = state.table[rows[1], 2 * last : 2 * last + 2]
 
 
 def forget_a_holder(state: k.State) -> None:
-    held = int(np.argmax(state.block[:, k.HOLDERS] > 0))
-    state.block[held, k.HOLDERS] -= 1
+    state.piece[held_piece(state), k.HOLDERS] -= 1
+
+
+def hold_what_is_free(state: k.State) -> None:
+    state.piece[cached_and_free(state)[0], k.HOLDERS] = 1
 
 
 def lose_the_end_of_the_free_queue(state: k.State) -> None:
-    state.at[k.QUEUE_TAIL] -= 1
+    state.at[k.QUEUE_TAIL] = state.piece[state.at[k.QUEUE_TAIL], k.QUEUE_BEFORE]
 
 
-def list_a_free_block_twice(state: k.State) -> None:
-    first, second = limits.free_queue(state)[0][:2]
-    state.free_queue[state.block[second, k.FREE_PLACE]] = first
+def link_to_what_is_no_piece(state: k.State) -> None:
+    state.piece[state.at[k.QUEUE_HEAD], k.QUEUE_AFTER] = state.at[k.PIECES_USED]
 
 
-def list_what_is_no_block(state: k.State) -> None:
-    state.free_queue[state.block[limits.free_queue(state)[0][0], k.FREE_PLACE]] = len(state.block)
+def link_one_way_only(state: k.State) -> None:
+    state.piece[state.at[k.QUEUE_TAIL], k.QUEUE_BEFORE] = k.NONE
 
 
-def stand_where_another_does(state: k.State) -> None:
-    first, second = limits.free_queue(state)[0][:2]
-    state.block[first, k.FREE_PLACE] = state.block[second, k.FREE_PLACE]
+def queue_a_piece_without_blocks(state: k.State) -> None:
+    state.piece[state.at[k.QUEUE_HEAD], k.PIECE_BLOCKS] = 0
 
 
-def lengthen_a_run(state: k.State) -> None:
-    run = state.at[k.QUEUE_HEAD] + int(np.argmax(state.free_queue[state.at[k.QUEUE_HEAD] :] < k.NONE))
-    state.free_queue[run] -= 1
+def lengthen_a_free_piece(state: k.State) -> None:
+    state.piece[state.at[k.QUEUE_HEAD], k.PIECE_BLOCKS] += 1
+
+
+def lose_contents_of_a_neighbour(state: k.State) -> None:
+    queue = limits.free_queue(state)[0]
+    state.piece[queue[:2], k.DEPTH] = k.ALIKE
 
 
 def count_a_free_block_too_many(state: k.State) -> None:
     state.at[k.FREE_BLOCKS] += 1
-
-
-def spare_a_name_that_is_used(state: k.State) -> None:
-    state.spare_names[0] = int(np.argmax(state.block[:, k.HOLDERS] > 0))
 
 
 def lose_a_block_of_a_decode(state: k.State) -> None:
@@ -310,15 +320,16 @@ def hold_too_few_for_a_prefill(state: k.State) -> None:
 @pytest.mark.parametrize(
     "tamper",
     [
-        list_a_block_of_another,
+        list_a_piece_of_another,
         forget_a_holder,
+        hold_what_is_free,
         lose_the_end_of_the_free_queue,
-        list_a_free_block_twice,
-        list_what_is_no_block,
-        stand_where_another_does,
-        lengthen_a_run,
+        link_to_what_is_no_piece,
+        link_one_way_only,
+        queue_a_piece_without_blocks,
+        lengthen_a_free_piece,
+        lose_contents_of_a_neighbour,
         count_a_free_block_too_many,
-        spare_a_name_that_is_used,
         lose_a_block_of_a_decode,
         hold_too_few_for_a_prefill,
     ],
@@ -340,13 +351,15 @@ def test_a_cached_block_that_nobody_finds_is_noticed() -> None:
     engine = CHOSEN[4].start()
     engine.advance(LATENCY, int(CHOSEN[4].trace.arrival_us[20]))
     assert limits.block_faults(engine.state) == []
-    keyed = int(np.argmax(engine.state.block[:, k.BLOCK_KEY] != k.NONE))
-    key = engine.state.block[keyed, k.BLOCK_KEY]
-    found = engine.state.cached_block[key]
-    engine.state.cached_block[key] = k.NONE
-    assert limits.block_faults(engine.state) == [f"block {keyed} has a key and cannot be found under it"]
-    engine.state.cached_block[key] = (found + 1) % len(engine.state.block)
-    assert limits.block_faults(engine.state) == [f"under key {key} a block with another key is found"]
+    state = engine.state
+    key = int(np.argmax(state.found != k.NONE))
+    piece = int(state.found[key])
+    state.found[key] = k.NONE
+    assert limits.block_faults(state) == [f"block 0 of piece {piece} is not found under its key"]
+    state.found[key] = piece
+    unused = int(np.argmax(state.found == k.NONE))
+    state.found[unused] = piece
+    assert limits.block_faults(state) == [f"under key {unused} something is found that is not cached"]
 
 
 def test_rows_of_limits_fail_with_their_faults(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 from builders import recording
 
 from blis_replay.ingest.errors import RecordingError
-from blis_replay.ingest.ingest import ingest_directory, ingest_recording
+from blis_replay.ingest.ingest import ingest_recording, ingest_source
 from blis_replay.ingest.recording import Finding
 from blis_replay.ingest.store import list_experiments, open_store, read_findings, read_stored, resolve
 
@@ -32,7 +32,7 @@ def test_a_recording_made_elsewhere_is_checked_and_stored(tmp_path: Path) -> Non
 def test_a_directory_without_a_recording_makes_no_store(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(RecordingError):
-        ingest_directory(tmp_path / "s.duckdb", tmp_path / "empty")
+        ingest_source(tmp_path / "s.duckdb", tmp_path / "empty")
     assert not (tmp_path / "s.duckdb").exists()
 
 
@@ -41,7 +41,7 @@ def ingested(data_pack: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store of the twelve recorded H100 experiments."""
     path = tmp_path_factory.mktemp("h100") / "s.duckdb"
     for directory in sorted((data_pack / "h100").iterdir()):
-        assert ingest_directory(path, directory).outcome == "new"
+        assert ingest_source(path, directory).outcome == "new"
     return path
 
 
@@ -52,7 +52,7 @@ def findings_of(path: Path, slug: str, check: str) -> list[Finding]:
 
 @pytest.mark.realdata
 def test_ingesting_again_changes_nothing(data_pack: Path, ingested: Path) -> None:
-    assert ingest_directory(ingested, data_pack / "h100" / GENERAL_34B).outcome == "unchanged"
+    assert ingest_source(ingested, data_pack / "h100" / GENERAL_34B).outcome == "unchanged"
 
 
 @pytest.mark.realdata

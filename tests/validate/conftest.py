@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from blis_replay.fixtures.catalogue import profile_of
-from blis_replay.ingest.ingest import ingest_directory
+from blis_replay.ingest.ingest import ingest_source
 from blis_replay.ingest.store import Store, open_store
 
 
@@ -18,6 +18,6 @@ def real_store(data_pack: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     path = tmp_path_factory.mktemp("store") / "store.duckdb"
     january = ["jan20-codellama-train-1", "jan20-prefill-llama7b-tp1-1", "jan21-llama7b-train-1"]
     for directory in [*sorted((data_pack / "h100").iterdir()), *(data_pack / "blis-eval" / name for name in january)]:
-        ingest_directory(path, directory, profile=profile_of(directory.name))
+        ingest_source(path, directory, profile=profile_of(directory.name))
     with open_store(path) as store:
         yield store

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from blis_replay.validate.cli.options import json_option, print_json
@@ -9,12 +11,13 @@ from blis_replay.validate.cli.options import json_option, print_json
 
 @click.group("coefficients")
 def command() -> None:
-    """List and show coefficient releases.
+    """List, show and import coefficient releases.
 
     \b
     Examples:
       blis-replay coefficients list
       blis-replay coefficients show stepml-direct
+      blis-replay coefficients import-stepml FILE --model NAME --tensor-parallelism 2 --out OUT
     """
 
 
@@ -70,3 +73,33 @@ def show(release: str, as_json: bool) -> None:
         loaded.refuse_if_invalid()
     except ReleaseError as error:
         click.echo(f"# {error}")
+
+
+@command.command("import-stepml")
+@click.argument("artifact", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--model", required=True, help="The model that these coefficients are of.")
+@click.option("--tensor-parallelism", type=click.IntRange(min=1), required=True, help="And its GPUs.")
+@click.option("--hardware", default="not stated", help="And their kind, e.g. H100.")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The release to write.")
+@json_option
+def import_stepml(artifact: Path, model: str, tensor_parallelism: int, hardware: str, out: Path, as_json: bool) -> None:
+    """Turn a StepML artifact (JSON) into a release that every verb takes.
+
+    Regimes, `expm1`, floor with cap, and the five delays are kept. An artifact does not say
+    what model it is of, so you do.
+
+    \b
+    Example:
+      blis-replay coefficients import-stepml artifact.json \\
+          --model codellama/CodeLlama-34b-Instruct-hf --tensor-parallelism 2 --out mine.yaml
+      blis-replay validate --experiment 34b-general --coefficients mine.yaml
+    """
+    from blis_replay.blis.release_text import format_release
+    from blis_replay.replay.release_file import release_of_stepml
+
+    release = release_of_stepml(artifact, out.stem, model, tensor_parallelism, hardware)
+    out.write_text(format_release(release), "utf-8")
+    if as_json:
+        print_json({"release": str(out), "model": model, "sha256": release.sha256})
+    else:
+        click.echo(f"wrote {out}; look at it: blis-replay coefficients show {out}")

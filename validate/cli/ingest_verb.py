@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +16,9 @@ if TYPE_CHECKING:
 
 
 @click.command("ingest")
-@click.argument("directories", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="DIRECTORY...")
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.option("--name", default="", help="Name of the experiment (default: that of its directory).")
+@click.option("--format", "form", default="", metavar="FORMAT", help="Format of the files named, if not found out.")
 @click.option(
     "--engine",
     "engine_file",
@@ -26,32 +27,39 @@ if TYPE_CHECKING:
 )
 @store_option
 @json_option
-def command(directories: tuple[Path, ...], engine_file: Path | None, store_path: Path, as_json: bool) -> int:
-    """Read experiment directories, as load generators and vLLM leave them, into the store.
+def command(
+    paths: tuple[str, ...], name: str, form: str, engine_file: Path | None, store_path: Path, as_json: bool
+) -> int:
+    """Read experiments, as load generators and vLLM leave them, into the store.
 
-    Each directory is read in one transaction; reading the same content again changes
-    nothing. Instrument checks run at once; see `blis-replay inspect`. A directory that
-    cannot be read is reported, the others are read all the same; the exit code is then 3.
+    A directory is one experiment; files of one folder are one, called like the folder.
+    Formats are found out by content. Each experiment is read in one transaction; reading
+    the same content again changes nothing. Instrument checks run at once; see
+    `blis-replay inspect`. One that cannot be read is reported, the others are read all the
+    same; the exit code is then 3.
 
     \b
     Examples:
       blis-replay ingest runs/20260218-150304-codellama-34b-tp2-general
       blis-replay ingest runs/* --engine engine.yaml
+      blis-replay ingest bench/benchmarks.json 'bench/traces*.json' --name my-run
     """
     from blis_replay.fixtures.catalogue import profile_of
     from blis_replay.ingest.errors import RecordingError
-    from blis_replay.ingest.ingest import ingest_directory
+    from blis_replay.ingest.ingest import ingest_source
+    from blis_replay.ingest.readers.discovery import FORMATS, sources_of
 
+    if form and form not in FORMATS:
+        raise click.BadParameter(f"{printable(form)} is none of {', '.join(FORMATS)}", param_hint="--format")
     outcomes, refused = [], []
-    for directory in directories:
-        progress = _Progress(printable(directory.name)) if sys.stderr.isatty() and not as_json else None
-        profile = profile_of(Path(os.path.realpath(directory)).name)
+    for source in sources_of(paths, slug=name, form=form):
+        progress = _Progress(printable(source.slug)) if sys.stderr.isatty() and not as_json else None
         try:
-            outcome = ingest_directory(
-                store_path, directory, profile=profile, engine_file=engine_file, progress=progress
+            outcome = ingest_source(
+                store_path, source, profile=profile_of(source.slug), engine_file=engine_file, progress=progress
             )
         except RecordingError as error:
-            refused.append({"directory": str(directory), "error": str(error)})
+            refused.append({"source": str(source.root), "error": str(error)})
             click.echo(f"error: {error}", err=True)
             continue
         outcomes.append(outcome)

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from blis_replay.ingest.checks.registry import run_checks
-from blis_replay.ingest.ingest import ingest_directory
+from blis_replay.ingest.ingest import ingest_source
 from blis_replay.ingest.published_itl import is_paired, published_itl
 from blis_replay.ingest.recording import Finding, Recording, SharedPrefix
 from blis_replay.ingest.store import (
@@ -144,7 +144,7 @@ def test_several_tokens_in_an_event_are_not_numbered(tmp_path: Path) -> None:
 def test_layouts_of_real_load_generators(data_pack: Path, tmp_path: Path, run: str, layout: TokenLayout) -> None:
     """Client versions and their stamps as in trace-formats 4.4; truth.jsonl.gz says what the server sent."""
     folder = data_pack / "clients" / run
-    outcome = ingest_directory(tmp_path / "s.duckdb", folder)
+    outcome = ingest_source(tmp_path / "s.duckdb", folder)
     with open_store(tmp_path / "s.duckdb", read_only=True) as store:
         assert read_token_layout(store, outcome.slug) == layout
         counts = token_times(store, outcome.slug).group_by("request_index").len()["len"].sort().to_list()

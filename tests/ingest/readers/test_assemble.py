@@ -145,7 +145,7 @@ def test_unknown_files_are_listed_and_a_gzip_twin_is_not_read_twice(tmp_path: Pa
         kinds = {file.name: file.kind for file in recording.files}
         assert len(recording.requests) == 2
     assert kinds["odd.bin"] == "unknown"
-    assert kinds["trace.csv.gz"] == "TraceV2 requests (not used: trace.csv is read)"
+    assert kinds["trace.csv.gz"] == "tracev2 (not used: trace.csv is read)"
 
 
 def test_aggregates_alone_are_published_aggregates(tmp_path: Path) -> None:

@@ -157,12 +157,11 @@ def test_any_bytes_after_a_good_row_leave_the_good_row(tmp_path_factory: pytest.
     assert read_requests(file).frame["request_id"].to_list()[:1] == ["0"]
 
 
-def test_the_header_gives_mode_model_and_engine_arguments(tmp_path: Path) -> None:
+def test_the_header_gives_model_and_engine_arguments(tmp_path: Path) -> None:
     path = tmp_path / "trace.yaml"
     path.write_text("time_unit: microseconds\nmode: real\nserver: {model: m, tensor_parallel: 4, block_size: 16}\n")
     header = read_header(RecordedFile(path, path.name))
-    assert (header.mode, header.model, header.tensor_parallelism, header.engine) == (
-        "real",
+    assert (header.model, header.tensor_parallelism, header.engine) == (
         "m",
         4,
         (("block_size", 16),),

@@ -1,0 +1,102 @@
+"""Recordings are found by content: whatever a file is called, and however it is named on the command line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from blis_replay.ingest.assemble import read_recording
+from blis_replay.ingest.errors import RecordingError
+from blis_replay.ingest.readers.discovery import Source, find, sources_of
+
+TRACE = (
+    "request_id,input_tokens,output_tokens,send_time_us,first_chunk_time_us,last_chunk_time_us,status\n"
+    "a,11,5,1000500,1020500,1200500,ok\n"
+)
+RECORDS = json.dumps([{"start_time": 5.0, "end_time": 6.0, "info": {"input_tokens": 3, "output_token_times": [5.5]}}])
+SPANS = '{"resourceSpans":[]}\n'
+LOG = "INFO 02-18 15:03:04 [api_server.py:1] vLLM API server version 0.15.1\n"
+
+
+def kinds(source: Source) -> dict[str, str]:
+    known, others = find(source, None)
+    named = {file.name: kind for kind, files in known.items() for file in files}
+    return named | {file.name: file.kind for file in others}
+
+
+def write(folder: Path, **files: str | bytes) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
+    return folder
+
+
+def test_files_are_known_by_what_is_in_them(tmp_path: Path) -> None:
+    folder = write(tmp_path / "run", one=TRACE, two=RECORDS, three=gzip.compress(SPANS.encode()), four=LOG, five="?")
+    (source,) = sources_of([folder])
+    assert kinds(source) == {
+        "one": "tracev2",
+        "two": "inference-perf",
+        "three": "otlp",
+        "four": "server log",
+        "five": "unknown",
+    }
+
+
+def test_a_damaged_file_keeps_the_kind_of_its_name(tmp_path: Path) -> None:
+    """So that its records are counted as lost instead of the file being passed over."""
+    folder = write(tmp_path / "run", **{"trace.csv.gz": b"\x1f\x8b\x00 no gzip", "traces.json": b"\0" * 9})
+    assert kinds(sources_of([folder])[0]) == {"trace.csv.gz": "tracev2", "traces.json": "otlp"}
+
+
+def test_files_of_one_folder_are_one_recording_called_like_the_folder(tmp_path: Path) -> None:
+    folder = write(tmp_path / "run", a=TRACE, b=LOG, c=RECORDS)
+    write(folder / "results", d=RECORDS)
+    sources = sources_of([folder / "a", folder / "b", folder / "results" / "d"])
+    assert [(source.slug, [path.name for path in source.paths or ()]) for source in sources] == [
+        ("run", ["a", "b"]),
+        ("run", ["d"]),
+    ]
+    assert set(kinds(sources[0])) == {"a", "b"}, "what was not named is not read"
+
+
+def test_patterns_stand_for_what_they_match(tmp_path: Path) -> None:
+    for name in ("x-1", "x-2", "y-1"):
+        write(tmp_path / name, t=TRACE)
+    assert [source.slug for source in sources_of([str(tmp_path / "x-*")])] == ["x-1", "x-2"]
+    (absent,) = sources_of([str(tmp_path / "z-*")])
+    with pytest.raises(RecordingError, match="no such directory or file"):
+        find(absent, None)
+
+
+def test_a_folder_whose_name_is_a_pattern_is_itself(tmp_path: Path) -> None:
+    write(tmp_path / "x[1]", t=TRACE)
+    assert [source.slug for source in sources_of([str(tmp_path / "x[1]")])] == ["x[1]"]
+
+
+def test_the_caller_can_name_the_only_recording(tmp_path: Path) -> None:
+    folder = write(tmp_path / "run", a=TRACE, b=TRACE)
+    assert [source.slug for source in sources_of([folder / "a"], slug="mine")] == ["mine"]
+    with pytest.raises(RecordingError, match="one name for 2 recordings"):
+        sources_of([folder, folder / "a"], slug="mine")
+
+
+def test_a_given_format_overrides_what_a_file_looks_like(tmp_path: Path) -> None:
+    """The file looks like nothing; read as TraceV2 it complains as that reader does."""
+    folder = write(tmp_path / "run", odd="a,b\n1,2\n")
+    (source,) = sources_of([folder / "odd"], form="tracev2")
+    assert kinds(source) == {"odd": "tracev2"}
+    with pytest.raises(RecordingError, match="columns input_tokens"), read_recording(source):
+        pass
+    with pytest.raises(RecordingError, match="name the files in it"):
+        sources_of([folder], form="tracev2")
+
+
+def test_a_name_that_is_no_plain_text_is_refused(tmp_path: Path) -> None:
+    folder = write(tmp_path / "a\x1b[2Jb", t=TRACE)
+    with pytest.raises(RecordingError, match="rename the directory") as caught:
+        find(sources_of([folder])[0], None)
+    assert "\x1b" not in str(caught.value)
