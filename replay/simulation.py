@@ -14,7 +14,6 @@ import polars as pl
 
 from blis_replay.blis.engine import simulate
 from blis_replay.blis.errors import TraceError
-from blis_replay.blis.kernel import state as kernel
 from blis_replay.blis.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.result import SimResult
 from blis_replay.blis.trace import EngineConfig
@@ -30,18 +29,18 @@ _NOT_OF_THE_ENGINE = ("tensor_parallel_size", "vllm_version")
 _STEPS_A_PART = 500_000
 
 _STEP_COLUMNS = {
-    "start_us": kernel.STEP_START,
-    "end_us": kernel.STEP_END,
-    "prefill_tokens": kernel.STEP_PREFILL,
-    "decode_tokens": kernel.STEP_DECODE,
-    "context_tokens": kernel.STEP_CONTEXT,
-    "prefill_requests": kernel.STEP_PREFILL_REQUESTS,
-    "running_depth": kernel.STEP_RUNNING,
-    "waiting_depth": kernel.STEP_WAITING,
-    "admitted": kernel.STEP_ADMITTED,
-    "preempted": kernel.STEP_PREEMPTED,
-    "finished": kernel.STEP_FINISHED,
-    "free_blocks": kernel.STEP_FREE,
+    "start_us": "start_us",
+    "end_us": "end_us",
+    "prefill_tokens": "prefill_tokens",
+    "decode_tokens": "decode_tokens",
+    "context_tokens": "context_tokens",
+    "prefill_requests": "prefill_requests",
+    "running_depth": "running_depth",
+    "waiting_depth": "waiting_depth",
+    "admitted": "admitted",
+    "preempted": "preempted",
+    "finished": "finished",
+    "free_blocks": "free_blocks",
 }
 
 
@@ -168,7 +167,7 @@ def step_frame(simulation: Simulation, first: int = 0, rows: int | None = None) 
     """
     steps = simulation.result.steps[first : None if rows is None else first + rows]
     numbers = np.arange(first, first + len(steps))
-    return pl.DataFrame({"step": numbers, **{name: steps[:, column] for name, column in _STEP_COLUMNS.items()}})
+    return pl.DataFrame({"step": numbers, **{name: steps[column] for name, column in _STEP_COLUMNS.items()}})
 
 
 def write_tables(simulation: Simulation, folder: Path, as_csv: bool) -> None:

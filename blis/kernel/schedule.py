@@ -36,9 +36,8 @@ from blis_replay.blis.kernel.state import (
     BATCH_DECODE_TOKENS,
     BATCH_FIRST_TOKENS,
     BATCH_FREE_BEFORE,
-    BATCH_RUNNING_BEFORE,
     BATCH_SERVED,
-    BATCH_WAITING_BEFORE,
+    BATCH_SIZE,
     BATCHES_IN_FLIGHT,
     BLOCK_SIZE,
     BLOCKS_ENTERED,
@@ -79,7 +78,6 @@ from blis_replay.blis.kernel.state import (
     RUN_TAIL,
     RUNNING_DEPTH,
     SCHEDULED_STEP,
-    SCHEDULED_US,
     SEGMENT_START,
     STATUS,
     STEP,
@@ -94,10 +92,9 @@ from blis_replay.blis.kernel.state import (
 def schedule(state: State) -> None:
     """Build one batch at the current time; ``State.batch`` says what is in it."""
     at, batch = state.at, state.batch
-    batch[:] = 0
+    for i in range(BATCH_SIZE):
+        batch[i] = 0
     batch[BATCH_FREE_BEFORE] = at[FREE_BLOCKS]
-    batch[BATCH_RUNNING_BEFORE] = at[RUNNING_DEPTH]
-    batch[BATCH_WAITING_BEFORE] = at[WAITING_DEPTH]
     at[PREEMPTED_IN_CALL] = 0
     budget = serve_all_running(state) if nothing_is_short(state) else walk_running(state)
     if at[PREEMPTED_IN_CALL] == 0:
@@ -256,8 +253,8 @@ def admit_waiting(state: State, budget: int) -> None:
 def note_admission(state: State, request: int, hit_tokens: int) -> None:
     """Results of an admission; the cached tokens reported are those of the first."""
     state.batch[BATCH_ADMITTED] += 1
-    if state.request[request, SCHEDULED_US] < 0:
-        state.request[request, SCHEDULED_US] = state.at[NOW]
+    if state.scheduled_us[request] < 0:
+        state.scheduled_us[request] = state.at[NOW]
         state.request[request, SCHEDULED_STEP] = state.at[ROWS]
         state.request[request, CACHED_TOKENS] = hit_tokens
     else:
