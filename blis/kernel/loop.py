@@ -62,6 +62,7 @@ from blis_replay.blis.kernel.state import (
     WAITING_DEPTH,
     Int64s,
     State,
+    index,
 )
 from blis_replay.blis.kernel.step_time import Floats, batch_duration_us
 
@@ -113,7 +114,7 @@ def _next_batch(state: State, until_us: int) -> int:
             continue
         if at[ARRIVED] == at[SUBMITTED]:
             return IDLE
-        arrival_us = state.queued_us[at[ARRIVED]]
+        arrival_us = state.queued_us[index(at[ARRIVED])]
         if arrival_us >= until_us:
             return REACHED
         at[NOW] = max(at[NOW], arrival_us)
@@ -131,8 +132,8 @@ def _run_batch(state: State, duration_us: int) -> None:
         at[DEVICE_FREE] = start_us + duration_us
         note_step(state, row, start_us)
         at[ROWS] += 1
-    state.flight[at[IN_FLIGHT], 0] = row
-    state.flight[at[IN_FLIGHT], 1] = max(start_us, at[DEVICE_FREE])
+    state.flight[index(at[IN_FLIGHT]), 0] = row
+    state.flight[index(at[IN_FLIGHT]), 1] = max(start_us, at[DEVICE_FREE])
     at[IN_FLIGHT] += 1
     at[BARREN_TURNS] += 1
     if batch[BATCH_SERVED] + batch[BATCH_FIRST_TOKENS] > 0:
@@ -148,7 +149,7 @@ def _run_batch(state: State, duration_us: int) -> None:
 @compiled
 def note_step(state: State, row: int, start_us: int) -> None:
     """The row of a batch in the table of steps."""
-    at, batch, step = state.at, state.batch, state.steps[row]
+    at, batch, step = state.at, state.batch, state.steps[index(row)]
     step["start_us"] = start_us
     step["end_us"] = at[DEVICE_FREE]
     step["scheduled_us"] = at[NOW]
@@ -182,7 +183,7 @@ def update(state: State) -> None:
         if request == NONE:
             break
         finished += finish(state, request, turn, row)
-    step = state.steps[row]
+    step = state.steps[index(row)]
     step["finished"] = finished
     step["free_blocks_end"] = at[FREE_BLOCKS]
 
@@ -190,7 +191,7 @@ def update(state: State) -> None:
 @compiled
 def first_to_finish(state: State, turn: int) -> int:
     """Of the requests that finish with a turn, take the first of the running list out of the bucket."""
-    slot = turn & state.config[RING_MASK]
+    slot = index(turn & state.config[RING_MASK])
     first = state.finish_head[slot]
     if first == NONE:
         return NONE
@@ -233,7 +234,7 @@ def finish(state: State, request: int, turn: int, row: int) -> int:
 def take_arrivals(state: State) -> None:
     """Requests that have queued by now join the waiting queue, in their order."""
     at = state.at
-    while at[ARRIVED] < at[SUBMITTED] and state.queued_us[at[ARRIVED]] <= at[NOW]:
+    while at[ARRIVED] < at[SUBMITTED] and state.queued_us[index(at[ARRIVED])] <= at[NOW]:
         if state.request[at[ARRIVED], STATUS] == NEW:
             queue_up(state, at[ARRIVED])
         at[ARRIVED] += 1
@@ -243,7 +244,7 @@ def take_arrivals(state: State) -> None:
 def take_aborts(state: State) -> None:
     """Clients that have given up by now; a request whose last token is computed completes."""
     at = state.at
-    while at[NEXT_ABORT] < at[SUBMITTED] and state.abort_us[state.abort_order[at[NEXT_ABORT]]] <= at[NOW]:
+    while at[NEXT_ABORT] < at[SUBMITTED] and state.abort_us[index(state.abort_order[index(at[NEXT_ABORT])])] <= at[NOW]:
         request = state.abort_order[at[NEXT_ABORT]]
         at[NEXT_ABORT] += 1
         status = state.request[request, STATUS]

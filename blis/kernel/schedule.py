@@ -85,6 +85,7 @@ from blis_replay.blis.kernel.state import (
     TOTAL_TOKENS,
     WAITING_DEPTH,
     State,
+    index,
 )
 
 
@@ -123,7 +124,7 @@ def nothing_is_short(state: State) -> bool:
     With one exception: a single prefill at the end of the list may be cut by the budget.
     """
     at = state.at
-    blocks = state.growth_count[at[GROWTH_SLOT]]
+    blocks = state.growth_count[index(at[GROWTH_SLOT])]
     tokens = at[DECODING_REQUESTS]
     request = at[PREFILL_HEAD]
     while request != NONE:
@@ -144,7 +145,7 @@ def nothing_is_short(state: State) -> bool:
 def serve_all_running(state: State) -> int:
     """Serve all running requests; the budget that is left.  O(prefills), and a little for what is evicted."""
     at, batch = state.at, state.batch
-    take_blocks(state, state.growth_count[at[GROWTH_SLOT]])
+    take_blocks(state, state.growth_count[index(at[GROWTH_SLOT])])
     if at[KEYED_DECODING] > 0:
         # Known at once, a block is entered in the step that fills it (whose request needs a
         # new one in the next step); asynchronously when its last token has arrived.
@@ -269,7 +270,7 @@ def end_decodes(state: State) -> None:
     """Decodes that were served are one token on; those whose last token this gives stop asking."""
     at = state.at
     at[DECODING_CONTEXT] += state.batch[BATCH_SERVED]
-    request = state.finish_head[at[STEP] & state.config[RING_MASK]]
+    request = state.finish_head[index(at[STEP] & state.config[RING_MASK])]
     while request != NONE:
         if state.request[request, STATUS] == DECODING:
             stop_decoding(state, request, computed_now(state, request) + 1)

@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 Int64s = NDArray[np.int64]
 Int32s = NDArray[np.int32]
 
+# Unsigned, an index needs no test for counting from the end.
+index = np.uint64
+
 NEVER = 2**62
 NONE = -1
 
