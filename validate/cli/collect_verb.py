@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import json
+import os
 import signal
 from dataclasses import asdict
 from pathlib import Path
@@ -81,6 +82,8 @@ def command(
       OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=http/protobuf \\
         vllm serve MODEL --otlp-traces-endpoint http://127.0.0.1:4318/v1/traces
     """
+    # What gRPC has to say on standard error is said here, in one line; it reads this when it is imported.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from blis_replay.ingest.assemble import experiment_directory
     from blis_replay.ingest.collector.collector import Address, CollectorSettings
     from blis_replay.ingest.collector.segments import segments
