@@ -88,7 +88,8 @@ class _Export:
             await _ask_again(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         except OSError as error:
             await _ask_again(context, grpc.StatusCode.UNAVAILABLE, f"the disk: {error.strerror or error}")
-        return response_to(batch).SerializeToString()
+        response: bytes = response_to(batch).SerializeToString()
+        return response
 
 
 async def _ask_again(context: Any, code: grpc.StatusCode, why: str) -> None:

@@ -14,7 +14,7 @@ import zlib
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from google.protobuf.json_format import MessageToJson
 from google.rpc.status_pb2 import Status
@@ -34,6 +34,8 @@ from blis_replay.ingest.collector.segment_writer import BusyError
 from blis_replay.ingest.errors import CollectorError
 
 if TYPE_CHECKING:
+    from io import BufferedIOBase
+
     from google.protobuf.message import Message
 
 PATH = "/v1/traces"
@@ -84,7 +86,7 @@ class TraceServer(ThreadingHTTPServer):
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
-        self.server_name, self.server_port = self.server_address[:2]
+        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """A thread for the connection, or a word that there are too many."""
@@ -215,7 +217,7 @@ class _Handler(BaseHTTPRequestHandler):
 class _Headers:
     """The beginning of a request: its lines, of which there are only so many bytes."""
 
-    def __init__(self, stream: BinaryIO) -> None:
+    def __init__(self, stream: BufferedIOBase) -> None:
         self.stream, self.left = stream, MAX_HEADER_BYTES
 
     def readline(self, limit: int) -> bytes:

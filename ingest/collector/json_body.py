@@ -33,10 +33,12 @@ def protobuf_of(text: bytes) -> bytes:
                 _to_base64(span, "traceId", "spanId", "parentSpanId")
                 for link in _objects(span, "links"):
                     _to_base64(link, "traceId", "spanId")
-            request = json_format.ParseDict(document, ExportTraceServiceRequest(), ignore_unknown_fields=True)
+            request = ExportTraceServiceRequest()
+            json_format.ParseDict(document, request, ignore_unknown_fields=True)
         except (*DECODE_ERRORS, json_format.ParseError) as error:
             raise MalformedError(f"no OTLP JSON: {' '.join(str(error).split())[:200]}") from error
-        return request.SerializeToString()
+        message: bytes = request.SerializeToString()
+        return message
 
 
 def _spans(document: Any) -> Iterator[dict[str, Any]]:
