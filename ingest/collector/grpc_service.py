@@ -69,7 +69,7 @@ class _Export:
             message = await asyncio.wait_for(context.read(), self.read_seconds)
         except TimeoutError:
             self.intake.counts.refused()
-            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"no message within {self.read_seconds:.0f} s")
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"no message within {self.read_seconds:g} s")
         if isinstance(message, bytes):
             return message
         # gRPC itself has answered a message that is too large, and a client that hung up wants no answer.

@@ -72,7 +72,7 @@ class TraceServer(ThreadingHTTPServer):
         """Take no more connections, answer what has arrived, and close."""
         self.ending = True
         self.shutdown()
-        for connection in list(self._deadlines):
+        for connection in self._deadlines.copy():
             _stop_reading(connection)
         self.server_close()
         self._loop.join()
@@ -107,7 +107,7 @@ class TraceServer(ThreadingHTTPServer):
     def service_actions(self) -> None:
         """Called ten times a second: a client that is too slow hears the end of its own request."""
         now = time.monotonic()
-        for connection, deadline in list(self._deadlines.items()):
+        for connection, deadline in self._deadlines.copy().items():
             if now > deadline:
                 _stop_reading(connection)
 

@@ -196,11 +196,11 @@ def test_a_disk_that_fills_up_under_load_loses_nothing(tmp_path: Path) -> None:
     assert counts["refused_requests"] >= 1
 
 
-@pytest.mark.parametrize("other", ["--out", "--listen", "--http"])
+@pytest.mark.parametrize("other", ["--out", "--listen"])
 def test_a_second_collector_is_refused_in_one_line(tmp_path: Path, other: str) -> None:
     with collecting(tmp_path / "run") as running:
         places = {"--out": str(tmp_path / "free"), "--listen": "127.0.0.1:0", "--http": "127.0.0.1:0"}
-        places[other] = {"--out": str(tmp_path / "run"), "--listen": running.grpc, "--http": running.http}[other]
+        places[other] = {"--out": str(tmp_path / "run"), "--listen": running.grpc}[other]
         arguments = [part for option in places.items() for part in option]
         ended = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=False, timeout=20)
     assert (ended.returncode, ended.stdout) == (3, "")
