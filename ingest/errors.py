@@ -4,6 +4,7 @@
 
     IngestError
     ├── RecordingError    a file of a recording: file, place, problem, mend
+    ├── CollectorError    the live collector: its directory or its addresses are not to be had
     └── StoreError        the ground-truth store itself: locked, newer, damaged
         └── UnknownExperimentError    a name that stands for none or for several experiments
 """
@@ -33,6 +34,10 @@ class RecordingError(IngestError):
         self.path, self.place, self.problem, self.mend = Path(path), place, problem, mend
         where = f"{path}, {place}" if place else f"{path}"
         super().__init__(f"{where}: {problem}; {mend}")
+
+
+class CollectorError(IngestError):
+    """The collector cannot start: its directory is taken or cannot be written, or an address is in use."""
 
 
 class StoreError(IngestError):

@@ -1,7 +1,7 @@
-"""Measure blis-replay: start-up, ingest, validate and the engine; warm and cold apart.
+"""Measure blis-replay: start-up, ingest, validate, the engine, the collector; warm and cold apart.
 
     python scripts/bench.py            # everything, a Markdown table on standard output
-    python scripts/bench.py engine     # one part: startup, ingest, validate, engine, growth
+    python scripts/bench.py engine     # one part: startup, ingest, validate, engine, growth, collect
 
 Whole commands run as processes of their own; their times and peak memory are the
 operating system's.  "Cold" is the first run with an empty cache of compiled code.
@@ -239,7 +239,22 @@ def timed(work: Callable[[], object]) -> float:
     return statistics.median(durations)
 
 
-PARTS = {"startup": startup, "ingest": ingest, "validate": validate, "engine": engine, "growth": growth}
+def collect(folder: Path) -> Iterator[Row]:
+    """Spans per second that the live collector takes on one core, and what it does beyond that."""
+    import bench_collect
+
+    for row in bench_collect.collect(folder):
+        yield Row(*row)
+
+
+PARTS = {
+    "startup": startup,
+    "ingest": ingest,
+    "validate": validate,
+    "engine": engine,
+    "growth": growth,
+    "collect": collect,
+}
 
 
 def main(names: list[str]) -> None:

@@ -23,6 +23,7 @@ VERBS = {
     "experiments": ("experiments_verb", "List stored and bundled experiments."),
     "inspect": ("inspect_verb", "What a recording holds, and whether its instruments can be trusted."),
     "ingest": ("ingest_verb", "Read recordings of a real server into the store."),
+    "collect": ("collect_verb", "Receive the traces of a running server (OTLP)."),
     "coefficients": ("coefficients_verb", "List and show coefficient releases."),
     "calibrate": ("calibrate_verb", "Fit coefficients to recordings."),
     "simulate": ("simulate_verb", "Simulate any request table, without a recording."),
