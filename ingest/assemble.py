@@ -151,8 +151,7 @@ class _Assembly:
             )
         model = self._model(configured, found)
         requests, client, events = self._placed(found, configured)
-        last_us = int(requests["arrival_us"].max() or 0) if len(requests) else 0  # type: ignore[arg-type]
-        steps, step_clock, remark = align_steps(traces.steps, client, last_us, traces.sequential_span_ids)
+        steps, step_clock, remark = align_steps(traces.steps, client, requests, traces.sequential_span_ids)
         self._note_traces(traces, remark)
         engine = self._engine(configured, steps)
         slug, hardware = self.directory.name, text(self.profile.get("hardware"))

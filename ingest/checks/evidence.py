@@ -121,16 +121,9 @@ def _sends_by_stage(recording: Recording) -> dict[int, tuple[int, int]]:
 
 
 def steps_in(recording: Recording, window: Window) -> pl.DataFrame:
-    """Step records inside a window, by start, counted from the first step.
-
-    The offset between step clock and client clock is not known in general; the first step
-    is taken for the first send, which is off by less than a second in the recordings known.
-    """
+    """Step records inside a window, by start, on the experiment's own time (see ``recording.Clock.placed``)."""
     steps = recording.steps.drop_nulls(["step_id", "start_us"]).sort("start_us", "step_id")
-    if steps.is_empty():
-        return steps
-    from_first = pl.col("start_us") - pl.col("start_us").min()
-    return steps.filter((from_first >= window.start_us) & (from_first < window.end_us))
+    return steps.filter((pl.col("start_us") >= window.start_us) & (pl.col("start_us") < window.end_us))
 
 
 def requests_in(requests: pl.DataFrame, window: Window) -> pl.DataFrame:

@@ -334,3 +334,17 @@ def test_a_run_with_an_unknown_column_or_type_is_refused(tmp_path: Path) -> None
             write_run(store, RUN, frames[0], pl.DataFrame({"step": ["first"]}), frames[2])
         with pytest.raises(StoreError, match="validate it first"):
             read_run(store, RUN)
+
+
+def test_a_store_of_the_first_schema_is_brought_up_to_date(tmp_path: Path) -> None:
+    """Version 1 had clocks without a word on how they were placed; reading is enough to add it."""
+    path = tmp_path / "s.duckdb"
+    with open_store(path) as store:
+        write_recording(store, recording(), NO_EVENTS)
+        for column in ("placed", "uncertainty_us", "stamped_zero_us"):
+            store.connection.execute(f"ALTER TABLE clocks DROP COLUMN {column}")
+        store.connection.execute("UPDATE meta SET value = '1' WHERE key = 'schema_version'")
+    with open_store(path, read_only=True) as store:
+        assert read_stored(store, recording().slug).clocks == recording().clocks
+        (version,) = store.connection.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone() or ()
+    assert version == str(SCHEMA_VERSION)
