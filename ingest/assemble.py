@@ -178,6 +178,7 @@ class _Assembly:
             clocks=tuple(clock for clock in (client, step_clock) if clock is not None),
             files=files,
             missing=tuple(self.missing),
+            dropped_step_events=traces.dropped_events,
             profile_differences=configured.profile_differences,
         )
 

@@ -10,6 +10,7 @@ shift at which the rises match best and the one at which the falls do.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import polars as pl
@@ -141,7 +142,7 @@ def _coarse(depths: _Depths) -> tuple[int, int, float]:
     flight = _in_flight(depths, begin_us, cell_us, spans[0] // cell_us + 1)
     around = np.pad(flight, len(weight) - 1)
     edges = np.linspace(0, len(weight), _BLOCKS + 1).astype(int)
-    cost = np.stack([_lagged(around, depth, weight, a, b) for a, b in zip(edges[:-1], edges[1:], strict=True)])
+    cost = np.stack([_lagged(around, depth, weight, a, b) for a, b in pairwise(edges)])
     best = int(cost.sum(axis=0).argmin())
     replicated = (_resampling(_BLOCKS) @ cost).argmin(axis=1)
     offset_us = begin_us - first_us + (best - (len(weight) - 1)) * cell_us
@@ -196,7 +197,7 @@ def _cost_by_block(depths: _Depths, rises_us: Int64s, falls_us: Int64s) -> Float
     level = fallen[len(falls_us) // 2]
     risen, fallen = risen + level, fallen - level
     edges = np.linspace(0, len(depths.depth), _BLOCKS + 1).astype(int)
-    blocks = [slice(a, b) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    blocks = [slice(a, b) for a, b in pairwise(edges)]
     return np.stack(
         [
             (risen[:, s] ** 2).sum(axis=1)[:, None]

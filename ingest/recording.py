@@ -195,6 +195,7 @@ class Recording:
     clocks: tuple[Clock, ...]
     files: tuple[SourceFile, ...]
     missing: tuple[str, ...]  # what the recording does not have, in words
+    dropped_step_events: int = 0  # events of step spans that the tracing SDK discarded
     findings: tuple[Finding, ...] = ()
     profile_differences: tuple[str, ...] = ()  # what the load profile asked for and the run did otherwise
 

@@ -22,7 +22,8 @@ CREATE TABLE experiments (
     num_prompts_per_group BIGINT,
     system_prompt_tokens BIGINT,
     question_tokens BIGINT,
-    output_tokens BIGINT
+    output_tokens BIGINT,
+    dropped_step_events BIGINT NOT NULL     -- events of step spans that the tracing SDK discarded
 );
 
 CREATE TABLE source_files (

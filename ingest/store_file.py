@@ -23,6 +23,7 @@ _UPGRADES = {
 ALTER TABLE clocks ADD COLUMN placed VARCHAR DEFAULT '';
 ALTER TABLE clocks ADD COLUMN uncertainty_us BIGINT;
 ALTER TABLE clocks ADD COLUMN stamped_zero_us BIGINT;
+ALTER TABLE experiments ADD COLUMN dropped_step_events BIGINT DEFAULT 0;
 """,
 }
 

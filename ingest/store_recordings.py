@@ -142,6 +142,7 @@ def read_stored(store: Store, slug: str) -> Recording:
         clocks=tuple(Clock(*r) for r in _rows(store, _CLOCK, "clocks", slug, "position")),
         files=_read_files(store, slug),
         missing=tuple(json.loads(row["missing"])),
+        dropped_step_events=row["dropped_step_events"],
         findings=read_findings(store, slug),
     )
 
@@ -255,6 +256,7 @@ def _insert_experiment(
         layout.name,
         json.dumps(list(recording.missing)),
         *(None if shared is None else getattr(shared, name) for name in _SHARED_PREFIX),
+        recording.dropped_step_events,
     )
     _insert_rows(connection, "experiments", [row])
 

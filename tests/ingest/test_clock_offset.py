@@ -26,7 +26,7 @@ from blis_replay.ingest.clock_offset import depth_mismatch, estimate_offset
 def test_a_planted_offset_is_found_to_its_stated_uncertainty(
     later_us: int, seed: int, pre_us: int, post_us: int, every: int
 ) -> None:
-    """60 s of 10 requests/s in any of 3,000 to 300 sampled steps; the interval is the two delays and what sampling adds."""
+    """60 s of 10 requests/s, 3,000 to 300 sampled steps; the interval is the delays and what sampling adds."""
     sent, sampled = run_of_steps(10.0, 60, later_us, seed=seed, pre_us=pre_us, post_us=post_us, every=every)
     found, why = estimate_offset(sampled, sent)
     assert found is not None, why

@@ -343,6 +343,7 @@ def test_a_store_of_the_first_schema_is_brought_up_to_date(tmp_path: Path) -> No
         write_recording(store, recording(), NO_EVENTS)
         for column in ("placed", "uncertainty_us", "stamped_zero_us"):
             store.connection.execute(f"ALTER TABLE clocks DROP COLUMN {column}")
+        store.connection.execute("ALTER TABLE experiments DROP COLUMN dropped_step_events")
         store.connection.execute("UPDATE meta SET value = '1' WHERE key = 'schema_version'")
     with open_store(path, read_only=True) as store:
         assert read_stored(store, recording().slug).clocks == recording().clocks
