@@ -72,8 +72,8 @@ class Comparison:
     ``verdict``: ``pass``, ``fail``, ``overloaded`` (reported, not gated) or ``not judged``
     (no gated metric has an observed value) or ``unusable`` (a gated metric must not be used,
     and none of the others fails).  ``unusable``: those metrics, each with check and reason.
-    ``uses``: what of this experiment the coefficients were fitted on: ``own steps``, ``own latencies``, ``held out``, or ``not
-    stated`` by the release.
+    ``uses``: what of this experiment the coefficients were fitted on: ``own steps``, ``own
+    latencies``, ``held out``, or ``not stated`` by the release.
     ``excluded``: requests left out of the comparison, by reason.
     """
 

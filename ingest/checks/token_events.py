@@ -11,7 +11,7 @@ from blis_replay.ingest.checks.evidence import (
     published_decode_gap_us,
     true_output_tokens,
 )
-from blis_replay.ingest.checks.pictures import Table
+from blis_replay.ingest.checks.pictures import Cell, Table
 from blis_replay.ingest.published_itl import PAIRED_QUANTILES, is_paired, published, published_itl
 from blis_replay.ingest.recording import Finding, Recording
 from blis_replay.ingest.token_layout import NO_EVENTS, EventTotals, TokenLayout
@@ -35,15 +35,15 @@ def check(recording: Recording, context: Context) -> list[Finding]:
 def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
     """The histogram of gaps between stamps with its modes; published quantiles where no stamp was kept."""
     if context.stamp_gaps is not None and not context.stamp_gaps.is_empty():
-        rows = tuple((_gap(low_us), count) for low_us, count in context.stamp_gaps.iter_rows())
+        bins = tuple((_gap(low_us), count) for low_us, count in context.stamp_gaps.iter_rows())
         note = "two stamps a token make two modes: some tens of us, and a step"
-        return (Table("gaps between stream stamps", ("gap from", "gaps"), rows, bars="gaps", note=note),)
+        return (Table("gaps between stream stamps", ("gap from", "gaps"), bins, bars="gaps", note=note),)
     reported = {
         name: published(recording.aggregates, -1, "itl_reported", name) for name in ("p50", *PAIRED_QUANTILES, "mean")
     }
     true = published_itl(recording.aggregates, -1, true_output_tokens(recording))
     paired = is_paired(recording.aggregates, -1, true_output_tokens(recording))
-    rows = tuple(
+    rows: tuple[tuple[Cell, ...], ...] = tuple(
         (name, value / 1e3, PAIRED_QUANTILES.get(name, "") if paired else name, _in_ms(true, name, paired))
         for name, value in reported.items()
         if value is not None and name != "max"  # one stall would dwarf all others

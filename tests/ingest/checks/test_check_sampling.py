@@ -78,9 +78,15 @@ def test_a_sample_that_prefers_deep_steps_is_reported() -> None:
     assert "how often a step was sampled depends on its depth" in finding.message
 
 
-def test_dropped_events_are_counted() -> None:
-    made = Recording(**(vars(sampled(drawn(0.1))) | {"dropped_step_events": 12}))
-    assert finding_of(made).message.endswith("the tracing SDK dropped 12 events, so more was sampled than is here")
+def test_dropped_events_do_not_hide_the_rate_of_the_draw() -> None:
+    """All steps but 60 of every 100, as an SDK that keeps the last events of a span leaves them: 39 of 40 gaps are 1."""
+    kept = [i for i in range(1, 10_001) if i % 100 >= 60]
+    finding = finding_of(Recording(**(vars(sampled(kept)) | {"dropped_step_events": 6_000})))
+    assert finding.measured["rate"] == pytest.approx(0.4, abs=0.005)
+    assert finding.measured["rate_between_losses"] == pytest.approx(39 / 40, abs=0.001)
+    assert finding.message.endswith(
+        "the tracing SDK dropped 6000 events; between the losses 98 % of steps were sampled"
+    )
 
 
 @pytest.mark.parametrize(("decode", "said"), [(4, False), (5, True)])
@@ -127,6 +133,16 @@ def test_the_h100_steps_are_a_random_tenth(data_pack: Path, slug: str, count: in
     assert measured["decode_tokens_per_request"] == pytest.approx(244.4, abs=1.0)
     assert "drawn at random" in finding.message
     assert ";" not in finding.message  # and nothing else is amiss
+
+
+@pytest.mark.realdata
+def test_steps_of_which_an_sdk_dropped_some_were_all_sampled(data_pack: Path) -> None:
+    """kv-tight-sync: every step was sampled, and spans of 100 kept their last 128 events (README of vllm-traces)."""
+    with read_recording(data_pack / "vllm-traces" / "kv-tight-sync") as made:
+        finding = finding_of(made)
+    assert finding.measured["rate_between_losses"] == pytest.approx(1, abs=0.02)
+    assert "in clusters, stretches are lost" in finding.message
+    assert "between the losses 99 % of steps were sampled" in finding.message
 
 
 @pytest.mark.realdata
