@@ -21,6 +21,8 @@ Floats = NDArray[np.float64]
 
 FEWEST_STEPS = 50
 FEWEST_REQUESTS = 20
+# No run takes this long; Unix time less time since boot is decades.
+MIXED_US = 30 * 86_400 * 1_000_000
 # Below this share the two curves are not of the same requests.
 EXPLAINED = 0.8
 _MOST_STEPS = 20_000
@@ -92,6 +94,8 @@ def estimate_offset(steps: pl.DataFrame, requests: pl.DataFrame) -> tuple[DepthO
         return None, "more than 1 % of the requests have no recorded end"
     if depths.depth.min() == depths.depth.max():
         return None, "the running depth never changes"
+    if impossible := _impossible(depths):
+        return None, impossible
     around_us, cell_us, agreeing = _coarse(depths)
     if agreeing < _AGREEING:
         return None, "several offsets fit the running depth equally well"
@@ -126,20 +130,36 @@ def _depths(steps: pl.DataFrame, requests: pl.DataFrame) -> _Depths:
     )
 
 
+def _impossible(depths: _Depths) -> str:
+    """Why these times are no run, or ``""``."""
+    spans = [int(depths.time_us[-1]) - int(depths.time_us[0])]
+    spans += [int(times[-1]) - int(depths.sent_us[0]) for times in (depths.sent_us, depths.ended_us)]
+    if max(spans) > MIXED_US:
+        return "the stamps are more than 30 days apart"
+    if depths.ended_us[0] < depths.sent_us[0]:
+        return "requests end before the first is sent"
+    return "the steps cover too short a time" if spans[0] < _BLOCKS * _cell_us(depths) else ""
+
+
 def _counts(times_us: Int64s, at_us: Int64s, shifts_us: Int64s) -> Floats:
     """float64[shifts, at]: how many of the sorted times lie at or before ``at + shift``."""
     return np.stack([np.searchsorted(times_us, at_us + shift, side="right") for shift in shifts_us]).astype(np.float64)
 
 
+def _cell_us(depths: _Depths) -> int:
+    """The coarse grid's cell, of which the longer of the two curves has ``_CELLS`` at most."""
+    of_requests = int(depths.ended_us[-1]) - int(depths.sent_us[0])
+    of_steps = int(depths.time_us[-1]) - int(depths.time_us[0])
+    return max(_FINEST_CELL_US, -(-max(of_requests, of_steps) // _CELLS))
+
+
 def _coarse(depths: _Depths) -> tuple[int, int, float]:
     """The best offset on a grid over all overlaps, the grid's cell in us, and the share of replicates that agree."""
-    begin_us, first_us = int(depths.sent_us[0]), int(depths.time_us[0])
-    spans = (int(depths.ended_us[-1]) - begin_us, int(depths.time_us[-1]) - first_us)
-    cell_us = max(_FINEST_CELL_US, -(-max(spans) // _CELLS))
+    begin_us, first_us, cell_us = int(depths.sent_us[0]), int(depths.time_us[0]), _cell_us(depths)
     cell = (depths.time_us - first_us) // cell_us
     weight = np.bincount(cell).astype(np.float64)
     depth = np.bincount(cell, depths.depth) / np.maximum(weight, 1)
-    flight = _in_flight(depths, begin_us, cell_us, spans[0] // cell_us + 1)
+    flight = _in_flight(depths, begin_us, cell_us, (int(depths.ended_us[-1]) - begin_us) // cell_us + 1)
     around = np.pad(flight, len(weight) - 1)
     edges = np.linspace(0, len(weight), _BLOCKS + 1).astype(int)
     cost = np.stack([_lagged(around, depth, weight, a, b) for a, b in pairwise(edges)])

@@ -7,7 +7,7 @@ import polars as pl
 
 from blis_replay.ingest.checks.evidence import Context, Measured, completed_requests, recorded_requests
 from blis_replay.ingest.checks.pictures import Table
-from blis_replay.ingest.clock_offset import DepthOffset, depth_mismatch, estimate_offset
+from blis_replay.ingest.clock_offset import MIXED_US, DepthOffset, depth_mismatch, estimate_offset
 from blis_replay.ingest.published_itl import published
 from blis_replay.ingest.recording import ESTIMATED, NOT_KNOWN, Clock, Finding, Recording
 
@@ -19,8 +19,6 @@ RULE = (
     "and ends before the client does, which bounds their offset: stamps outside of that by 10 ms are not believed, and "
     "halves of a run whose bounds do not meet have clocks that drift"
 )
-# No request takes this long; Unix time less time since boot is decades.
-MIXED_US = 30 * 86_400 * 1_000_000
 _ROUNDING_US = 1_000
 _SEGMENTS = ("queue_us", "prefill_us", "decode_us")
 

@@ -81,6 +81,7 @@ def test_a_full_batch_hides_no_arrival() -> None:
         ({"steps": 40}, "fewer than 50 steps with a running depth"),
         ({"requests": 10}, "fewer than 20 requests with a recorded end"),
         ({"depth": 7}, "the running depth never changes"),
+        ({"steps": 190}, "the steps cover too short a time"),  # 3.8 s
     ],
 )
 def test_too_little_to_go_by_is_said(change: dict[str, int], why: str) -> None:
@@ -111,6 +112,23 @@ def test_steps_of_another_run_do_not_fit() -> None:
     found, why = estimate_offset(other, sent)
     assert found is None
     assert why
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_no_times_break_it(data: st.DataObject) -> None:
+    """Whatever a reader lets through: the whole range of the columns, ends before sends, depths of any size."""
+
+    def drawn(count: int) -> list[int]:
+        bound = data.draw(st.sampled_from([2**62, 10**12, 10**9, 100]))
+        least = data.draw(st.sampled_from([-bound, 0]))
+        return data.draw(st.lists(st.integers(least, bound), min_size=count, max_size=count))
+
+    count = data.draw(st.integers(20, 60))
+    arrival_us, e2e_us, starts_us, depth = drawn(count), drawn(count), drawn(60), drawn(60)
+    sent = requests(count, arrival_us=arrival_us, e2e_us=e2e_us)
+    found, why = estimate_offset(steps(starts_us, running_depth=depth), sent)
+    assert (found is None) == bool(why)
 
 
 @pytest.mark.realdata

@@ -79,7 +79,7 @@ def test_a_sample_that_prefers_deep_steps_is_reported() -> None:
 
 
 def test_dropped_events_do_not_hide_the_rate_of_the_draw() -> None:
-    """All steps but 60 of every 100, as an SDK that keeps the last events of a span leaves them: 39 of 40 gaps are 1."""
+    """The last 40 steps of every 100, all that an SDK left of a span: 39 of 40 gaps are 1."""
     kept = [i for i in range(1, 10_001) if i % 100 >= 60]
     finding = finding_of(Recording(**(vars(sampled(kept)) | {"dropped_step_events": 6_000})))
     assert finding.measured["rate"] == pytest.approx(0.4, abs=0.005)
