@@ -139,8 +139,7 @@ class _Assembly:
             )
         model = self._model(configured, found)
         requests, client, events = self._placed(found, configured)
-        last_us = int(requests["arrival_us"].max() or 0) if len(requests) else 0  # type: ignore[arg-type]
-        steps, step_clock, remark = align_steps(traces.steps, client, last_us, traces.sequential_span_ids)
+        steps, step_clock, remark = align_steps(traces.steps, client, requests, traces.sequential_span_ids)
         self._note_traces(traces, remark)
         engine = self._engine(configured, steps)
         slug, hardware = self.source.slug, text(self.profile.get("hardware"))
@@ -167,6 +166,7 @@ class _Assembly:
             clocks=tuple(clock for clock in (client, step_clock) if clock is not None),
             files=files,
             missing=tuple(self.missing),
+            dropped_step_events=traces.dropped_events,
             profile_differences=configured.profile_differences,
         )
 

@@ -95,6 +95,16 @@ WITH gaps AS (
 SELECT gap_us, count(*) AS count FROM gaps WHERE gap_us IS NOT NULL GROUP BY gap_us ORDER BY gap_us
 """
 
+# Four bins a decade, from 1 us on; what is below is counted in the first.
+STAMP_GAPS = """
+WITH gaps AS (
+    SELECT time_us - lag(time_us) OVER (PARTITION BY request_index ORDER BY event_index) AS gap_us
+    FROM token_events WHERE slug = $slug
+)
+SELECT floor(4 * log10(greatest(gap_us, 1)))::BIGINT AS bin, count(*) AS count
+FROM gaps WHERE gap_us IS NOT NULL GROUP BY bin
+"""
+
 LIST_EXPERIMENTS = """
 SELECT e.slug, e.alias, e.model, e.hardware, e.tensor_parallelism, e.workload, e.ground_truth,
        (SELECT count(*) FROM requests r WHERE r.slug = e.slug) AS requests,

@@ -115,13 +115,25 @@ class Clock:
     """A clock of the recording: the value it showed at the experiment's zero, in us.
 
     ``constructed``: the stamps were made up by whoever published the file, so the
-    offset to the other clocks is not known from them.
+    offset to the other clocks is not known from them.  ``placed``: how ``zero_us`` was
+    found, one of CLOCK_PLACEMENTS, empty for the clock of the requests, which makes the
+    zero.  ``uncertainty_us``: of an estimate, half its interval.  ``stamped_zero_us``: what
+    the recording's own stamps say it showed, believed or not; null where they say nothing.
     """
 
     name: str  # client | server | step
     kind: str  # epoch | monotonic | relative
     zero_us: int
     constructed: bool = False
+    placed: str = ""
+    uncertainty_us: int | None = None
+    stamped_zero_us: int | None = None
+
+
+# How a clock was laid beside that of the requests: by events that carry both, because both are one
+# clock of one host, by matching running depth with requests in flight, or not at all.
+BRIDGED, ONE_CLOCK, ESTIMATED, NOT_KNOWN = "bridged by pairs", "one clock", "estimated from depth", "not known"
+CLOCK_PLACEMENTS = (BRIDGED, ONE_CLOCK, ESTIMATED, NOT_KNOWN)
 
 
 @dataclass(frozen=True)
@@ -183,6 +195,7 @@ class Recording:
     clocks: tuple[Clock, ...]
     files: tuple[SourceFile, ...]
     missing: tuple[str, ...]  # what the recording does not have, in words
+    dropped_step_events: int = 0  # events of step spans that the tracing SDK discarded
     findings: tuple[Finding, ...] = ()
     profile_differences: tuple[str, ...] = ()  # what the load profile asked for and the run did otherwise
 

@@ -1,4 +1,4 @@
--- Ground-truth store, schema version 1 (store_file.SCHEMA_VERSION).
+-- Ground-truth store, schema version 2 (store_file.SCHEMA_VERSION).
 -- Times are int64 microseconds from the experiment's zero (the send of its first request).
 -- No primary keys: one writer replaces a recording as a whole inside one transaction.
 
@@ -22,7 +22,8 @@ CREATE TABLE experiments (
     num_prompts_per_group BIGINT,
     system_prompt_tokens BIGINT,
     question_tokens BIGINT,
-    output_tokens BIGINT
+    output_tokens BIGINT,
+    dropped_step_events BIGINT NOT NULL     -- events of step spans that the tracing SDK discarded
 );
 
 CREATE TABLE source_files (
@@ -61,7 +62,10 @@ CREATE TABLE clocks (
     name VARCHAR NOT NULL,                  -- client | server | step
     kind VARCHAR NOT NULL,                  -- epoch | monotonic | relative
     zero_us BIGINT NOT NULL,                -- what this clock showed at the experiment's zero
-    constructed BOOLEAN NOT NULL
+    constructed BOOLEAN NOT NULL,
+    placed VARCHAR NOT NULL,                -- how zero_us was found (recording.CLOCK_PLACEMENTS), '' for the requests'
+    uncertainty_us BIGINT,                  -- of an estimated zero_us
+    stamped_zero_us BIGINT                  -- zero_us by the recording's own stamps, believed or not
 );
 
 CREATE TABLE requests (

@@ -15,7 +15,17 @@ from blis_replay.ingest.errors import StoreError
 if TYPE_CHECKING:
     import duckdb
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+
+# What makes a store of the version before into one of this version.
+_UPGRADES = {
+    2: """
+ALTER TABLE clocks ADD COLUMN placed VARCHAR DEFAULT '';
+ALTER TABLE clocks ADD COLUMN uncertainty_us BIGINT;
+ALTER TABLE clocks ADD COLUMN stamped_zero_us BIGINT;
+ALTER TABLE experiments ADD COLUMN dropped_step_events BIGINT DEFAULT 0;
+""",
+}
 
 
 @dataclass(frozen=True)
@@ -42,7 +52,14 @@ def open_store(path: Path | str, *, read_only: bool = False) -> Iterator[Store]:
 
     connection = _connect(path, read_only)
     try:
-        _check_schema(connection, path)
+        if _check_schema(connection, path) < SCHEMA_VERSION:
+            if read_only:
+                connection.close()
+                with open_store(path):  # which brings it up to date, or says why it cannot
+                    pass
+                connection = _connect(path, read_only)
+            else:
+                _upgrade(connection)
         yield Store(connection, path)
     except duckdb.Error as error:
         # Whatever a reader below did not expect of the file: a damaged block shows when it is read.
@@ -141,12 +158,12 @@ def _why_not_opened(path: Path, text: str) -> str:
     return f"it cannot be read ({text}); restore it from a copy, or ingest into a new store"
 
 
-def _check_schema(connection: duckdb.DuckDBPyConnection, path: Path) -> None:
-    """Make the tables of an empty file; refuse a foreign or newer one."""
+def _check_schema(connection: duckdb.DuckDBPyConnection, path: Path) -> int:
+    """The schema's version; makes the tables of an empty file, refuses a foreign or newer one."""
     tables = {row[0] for row in connection.execute("SELECT table_name FROM duckdb_tables()").fetchall()}
     if not tables:
         _create(connection)
-        return
+        return SCHEMA_VERSION
     if "meta" not in tables or "experiments" not in tables:
         raise StoreError(f"{path}: a DuckDB file, but not a blis-replay store; choose another path with --store")
     row = first_row(connection, "SELECT value FROM meta WHERE key = 'schema_version'")
@@ -157,6 +174,16 @@ def _check_schema(connection: duckdb.DuckDBPyConnection, path: Path) -> None:
         raise StoreError(
             f"{path}: schema version {version} is newer than this program's {SCHEMA_VERSION}; update blis-replay"
         )
+    return int(version)
+
+
+def _upgrade(connection: duckdb.DuckDBPyConnection) -> None:
+    connection.execute("BEGIN TRANSACTION")
+    (version,) = first_row(connection, "SELECT value::BIGINT FROM meta WHERE key = 'schema_version'") or (0,)
+    for following in range(version + 1, SCHEMA_VERSION + 1):
+        connection.execute(_UPGRADES[following])
+    connection.execute("UPDATE meta SET value = ? WHERE key = 'schema_version'", [str(SCHEMA_VERSION)])
+    connection.execute("COMMIT")
 
 
 def _create(connection: duckdb.DuckDBPyConnection) -> None:

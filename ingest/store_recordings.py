@@ -6,7 +6,7 @@ import difflib
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import polars as pl
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 WriteOutcome = Literal["unchanged", "new", "replaced"]
 PUBLISHED = "published aggregates"
+_CLOCK = ", ".join(field.name for field in fields(Clock))  # the table has the same columns in the same order
 
 
 class NamedExperiment(Protocol):
@@ -138,9 +139,10 @@ def read_stored(store: Store, slug: str) -> Recording:
         token_events=None,
         steps=_frame(store, "steps", slug, STEP_SCHEMA, "start_us, step_id"),
         aggregates=_frame(store, "aggregates", slug, AGGREGATE_SCHEMA, "stage, metric, statistic"),
-        clocks=tuple(Clock(*r) for r in _rows(store, "name, kind, zero_us, constructed", "clocks", slug, "position")),
+        clocks=tuple(Clock(*r) for r in _rows(store, _CLOCK, "clocks", slug, "position")),
         files=_read_files(store, slug),
         missing=tuple(json.loads(row["missing"])),
+        dropped_step_events=row["dropped_step_events"],
         findings=read_findings(store, slug),
     )
 
@@ -224,7 +226,7 @@ def _insert(
     _insert_rows(
         connection,
         "clocks",
-        [(slug, i, c.name, c.kind, c.zero_us, c.constructed) for i, c in enumerate(recording.clocks)],
+        [(slug, i, *astuple(clock)) for i, clock in enumerate(recording.clocks)],
     )
     _insert_files(connection, recording)
     _insert_frame(connection, "requests", slug, recording.requests, REQUEST_SCHEMA)
@@ -254,6 +256,7 @@ def _insert_experiment(
         layout.name,
         json.dumps(list(recording.missing)),
         *(None if shared is None else getattr(shared, name) for name in _SHARED_PREFIX),
+        recording.dropped_step_events,
     )
     _insert_rows(connection, "experiments", [row])
 
@@ -320,6 +323,7 @@ def _derived_hash(recording: Recording, layout: TokenLayout) -> str:
         recording.ignore_eos,
         recording.prefix_hit_rate,
         recording.missing,
+        recording.clocks,
         recording.findings,
         layout,
     )

@@ -15,7 +15,7 @@ import pytest
 from builders import aggregates, recording, requests, steps, write_events
 
 from blis_replay.ingest.errors import StoreError, UnknownExperimentError
-from blis_replay.ingest.recording import Finding, SharedPrefix
+from blis_replay.ingest.recording import Clock, Finding, SharedPrefix
 from blis_replay.ingest.store import (
     SCHEMA_VERSION,
     ExperimentRow,
@@ -334,3 +334,32 @@ def test_a_run_with_an_unknown_column_or_type_is_refused(tmp_path: Path) -> None
             write_run(store, RUN, frames[0], pl.DataFrame({"step": ["first"]}), frames[2])
         with pytest.raises(StoreError, match="validate it first"):
             read_run(store, RUN)
+
+
+def test_a_store_of_the_first_schema_is_brought_up_to_date(tmp_path: Path) -> None:
+    """Version 1 had clocks without a word on how they were placed; reading is enough to add it."""
+    path = tmp_path / "s.duckdb"
+    with open_store(path) as store:
+        write_recording(store, recording(), NO_EVENTS)
+        for column in ("placed", "uncertainty_us", "stamped_zero_us"):
+            store.connection.execute(f"ALTER TABLE clocks DROP COLUMN {column}")
+        store.connection.execute("ALTER TABLE experiments DROP COLUMN dropped_step_events")
+        store.connection.execute("UPDATE meta SET value = '1' WHERE key = 'schema_version'")
+    with open_store(path, read_only=True) as store:
+        assert read_stored(store, recording().slug).clocks == recording().clocks
+        (version,) = store.connection.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone() or ()
+    assert version == str(SCHEMA_VERSION)
+
+
+def test_how_a_clock_was_placed_and_what_was_dropped_are_kept(tmp_path: Path) -> None:
+    clocks = (
+        Clock("client", "epoch", 1_770_000_000_000_000, constructed=True),
+        Clock("step", "monotonic", 77, True, "estimated from depth", 12_460, 961),
+    )
+    made = replace(recording(), clocks=clocks, dropped_step_events=12)
+    with open_store(tmp_path / "s.duckdb") as store:
+        write_recording(store, made, NO_EVENTS)
+        kept = read_stored(store, made.slug)
+        assert (kept.clocks, kept.dropped_step_events) == (clocks, 12)
+        # Another placement is other content, although the files are the same.
+        assert write_recording(store, replace(made, clocks=clocks[:1]), NO_EVENTS) == "replaced"

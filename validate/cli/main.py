@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from blis_replay.blis.errors import SimulatorError
-from blis_replay.ingest.errors import IngestError, UnknownExperimentError
+from blis_replay.ingest.errors import IngestError, UnknownCheckError, UnknownExperimentError
 from blis_replay.ingest.printable import printable
 from blis_replay.replay.errors import ReplayError, UnknownNameError
 from blis_replay.validate.errors import ValidateError
@@ -110,7 +110,7 @@ def _exit_code() -> int:
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted; what was finished is stored whole, the rest not at all", err=True)
         return EXIT_INTERRUPTED
-    except (UnknownExperimentError, UnknownNameError) as error:
+    except (UnknownCheckError, UnknownExperimentError, UnknownNameError) as error:
         return _complain(str(error), EXIT_USAGE)
     except (IngestError, SimulatorError, ReplayError, ValidateError) as error:
         return _complain(str(error), EXIT_BAD_DATA)

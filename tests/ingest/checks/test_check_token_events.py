@@ -122,7 +122,7 @@ def test_several_tokens_in_an_event_are_not_numbered(tmp_path: Path) -> None:
     made = recording(token_events=events)
     assert run_checks(made)[1] == SEVERAL_TOKENS_PER_EVENT
     finding = token_finding(made)
-    assert (finding.severity, finding.metric) == ("unusable", "itl")
+    assert (finding.severity, finding.metric) == ("unusable", "itl quantiles")
     # The mean is left: (250 - 50) ms over 10 gaps.
     assert finding.measured["true_gap_us"] == 20_000
     with open_store(tmp_path / "s.duckdb") as store:

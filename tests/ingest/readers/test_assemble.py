@@ -204,7 +204,7 @@ def test_34b_general(data_pack: Path) -> None:
         assert recording.engine["num_gpu_blocks"].value == 26_603
         assert recording.engine["async_scheduling"].value is True
         assert all(clock.constructed for clock in recording.clocks)
-        assert (len(recording.steps), recording.steps["start_us"][0]) == (7441, 0)
+        assert len(recording.steps) == 7441
 
 
 @pytest.mark.realdata
