@@ -16,8 +16,13 @@ if TYPE_CHECKING:
     import duckdb
 
 SCHEMA_VERSION = 2
-# What a store of an older version needs before schema.sql adds the tables that it lacks.
-_ALTERED = {2: ("ALTER TABLE experiments ALTER COLUMN model DROP NOT NULL",)}
+
+# What makes the tables of the version before into those of this version; schema.sql adds new ones.
+_UPGRADES = {
+    2: """
+ALTER TABLE experiments ALTER COLUMN model DROP NOT NULL;
+""",
+}
 
 
 @dataclass(frozen=True)
@@ -33,10 +38,9 @@ def open_store(path: Path | str, *, read_only: bool = False) -> Iterator[Store]:
     """The store at ``path``, closed on leaving; a new one is made unless ``read_only``.
 
     Raises ``StoreError`` (one line, with the mend) if it is absent and ``read_only``,
-    is locked by another process, is no store of this program, has a newer schema (or an
-    older one while ``read_only``; else it is brought up to date, nothing stored is lost), is
+    is locked by another process, is no store of this program, has a newer schema, is
     damaged (also when that shows later, inside the context), or its folder cannot be
-    written.
+    written.  A store with an older schema is brought up to date; what is stored stays.
     """
     path = Path(path)
     if read_only and not path.exists():
@@ -45,7 +49,14 @@ def open_store(path: Path | str, *, read_only: bool = False) -> Iterator[Store]:
 
     connection = _connect(path, read_only)
     try:
-        _check_schema(connection, path, read_only)
+        if _check_schema(connection, path) < SCHEMA_VERSION:
+            if read_only:
+                connection.close()
+                with open_store(path):  # which brings it up to date, or says why it cannot
+                    pass
+                connection = _connect(path, read_only)
+            else:
+                _upgrade(connection)
         yield Store(connection, path)
     except duckdb.Error as error:
         # Whatever a reader below did not expect of the file: a damaged block shows when it is read.
@@ -144,12 +155,12 @@ def _why_not_opened(path: Path, text: str) -> str:
     return f"it cannot be read ({text}); restore it from a copy, or ingest into a new store"
 
 
-def _check_schema(connection: duckdb.DuckDBPyConnection, path: Path, read_only: bool) -> None:
-    """Make the tables of an empty file, bring an older one up to date; refuse a foreign or newer one."""
+def _check_schema(connection: duckdb.DuckDBPyConnection, path: Path) -> int:
+    """The schema's version; makes the tables of an empty file, refuses a foreign or newer one."""
     tables = {row[0] for row in connection.execute("SELECT table_name FROM duckdb_tables()").fetchall()}
     if not tables:
-        _make_tables(connection, SCHEMA_VERSION)
-        return
+        _create(connection)
+        return SCHEMA_VERSION
     if "meta" not in tables or "experiments" not in tables:
         raise StoreError(f"{path}: a DuckDB file, but not a blis-replay store; choose another path with --store")
     row = first_row(connection, "SELECT value FROM meta WHERE key = 'schema_version'")
@@ -160,23 +171,25 @@ def _check_schema(connection: duckdb.DuckDBPyConnection, path: Path, read_only: 
         raise StoreError(
             f"{path}: schema version {version} is newer than this program's {SCHEMA_VERSION}; update blis-replay"
         )
-    if int(version) < SCHEMA_VERSION and read_only:
-        raise StoreError(
-            f"{path}: schema version {version} is older than this program's {SCHEMA_VERSION} and it may only be read; "
-            "make it writable and ingest or inspect something once"
-        )
-    if int(version) < SCHEMA_VERSION:
-        _make_tables(connection, int(version))
+    return int(version)
 
 
-def _make_tables(connection: duckdb.DuckDBPyConnection, version: int) -> None:
-    """Alter what later versions altered, then add the tables that are not there."""
-    schema = Path(__file__).with_name("schema.sql").read_text(encoding="utf-8")
+def _upgrade(connection: duckdb.DuckDBPyConnection) -> None:
     connection.execute("BEGIN TRANSACTION")
-    for later in range(version + 1, SCHEMA_VERSION + 1):
-        for statement in _ALTERED.get(later, ()):
-            connection.execute(statement)
-    connection.execute(schema)
-    connection.execute("DELETE FROM meta WHERE key = 'schema_version'")
+    (version,) = first_row(connection, "SELECT value::BIGINT FROM meta WHERE key = 'schema_version'") or (0,)
+    for following in range(version + 1, SCHEMA_VERSION + 1):
+        connection.execute(_UPGRADES[following])
+    connection.execute(_schema())
+    connection.execute("UPDATE meta SET value = ? WHERE key = 'schema_version'", [str(SCHEMA_VERSION)])
+    connection.execute("COMMIT")
+
+
+def _create(connection: duckdb.DuckDBPyConnection) -> None:
+    connection.execute("BEGIN TRANSACTION")
+    connection.execute(_schema())
     connection.execute("INSERT INTO meta VALUES ('schema_version', ?)", [str(SCHEMA_VERSION)])
     connection.execute("COMMIT")
+
+
+def _schema() -> str:
+    return Path(__file__).with_name("schema.sql").read_text(encoding="utf-8")

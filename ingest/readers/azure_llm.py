@@ -24,7 +24,7 @@ def recognises(head: bytes) -> bool:
     return _HEADER.match(head) is not None
 
 
-def read(file: RecordedFile, stamps_path: Path) -> RequestsRead:
+def read_requests(file: RecordedFile, _stamps_path: Path | None = None) -> RequestsRead:
     """The requests in file order.
 
     Stamps are wall-clock times (UTC where none is named) of 100 ns, rounded to us.  Raises

@@ -21,7 +21,7 @@ def recognises(head: bytes) -> bool:
     return _HEADER.match(head) is not None
 
 
-def read(file: RecordedFile, stamps_path: Path) -> RequestsRead:
+def read_requests(file: RecordedFile, _stamps_path: Path | None = None) -> RequestsRead:
     """The requests in file order, on a clock that counts from midnight of the first day.
 
     A response of 0 tokens marks a failure: such rows are rejected and counted, as is what

@@ -37,7 +37,7 @@ def recognises(head: bytes) -> bool:
     return _ROWS.match(head) is not None
 
 
-def read(file: RecordedFile, stamps_path: Path) -> RequestsRead:
+def read_requests(file: RecordedFile, _stamps_path: Path | None = None) -> RequestsRead:
     """The requests in file order, columns by position, and block identities from their token ids.
 
     Arrivals are seconds from 0, cut to us as BLIS cuts them.  Of the token ids only their number

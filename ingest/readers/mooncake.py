@@ -63,7 +63,7 @@ def recognises(head: bytes) -> bool:
         return len(line) == len(head)  # longer than the head, so cut
 
 
-def read(file: RecordedFile, stamps_path: Path) -> RequestsRead:
+def read_requests(file: RecordedFile, _stamps_path: Path | None = None) -> RequestsRead:
     """The requests in file order on a clock that counts from the trace's start, and their block identities.
 
     Equal leading ``hash_ids`` are a shared prefix.  A line without ``timestamp``, such as a turn
