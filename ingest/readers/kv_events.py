@@ -159,13 +159,13 @@ def _row(event: object) -> tuple[str, dict[str, object]]:
     for name in (*_COUNTS, *_WORDS):
         if name in given and row[name] is None:
             return f"{name} is {quoted(given[name])}", {}
-    row["success"] = given.get("success") if isinstance(given.get("success"), bool) else None
+    row["success"] = given.get("success")
+    if row["success"] not in (None, True, False):
+        return f"success is {quoted(row['success'])}", {}
     return _with_blocks(event[0], given, row)
 
 
-def _with_blocks(
-    event: str, given: dict[str, object], row: dict[str, object]
-) -> tuple[str, dict[str, object]]:
+def _with_blocks(event: str, given: dict[str, object], row: dict[str, object]) -> tuple[str, dict[str, object]]:
     """The row with block hashes and how many blocks and tokens they are."""
     hashes = given.get("block_hashes")
     if hashes is None and event in ("BlockStored", "BlockRemoved"):
