@@ -36,7 +36,8 @@ def read_prefix(store: Store, slug: str) -> PrefixBlocks | None:
     row = first_row(store.connection, queries.PREFIX_IDENTITY, [slug])
     if row is None:
         return None
-    return PrefixBlocks(*row, fetch(store.connection, queries.REQUEST_BLOCKS, {"slug": slug}, PREFIX_BLOCK_SCHEMA))
+    blocks = fetch(store.connection, queries.REQUEST_BLOCKS, {"slug": slug}, PREFIX_BLOCK_SCHEMA)
+    return PrefixBlocks(int(row[0]), str(row[1]), blocks)
 
 
 def insert_cache_evidence(connection: duckdb.DuckDBPyConnection, recording: Recording) -> None:

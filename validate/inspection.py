@@ -36,7 +36,8 @@ def inspection_text(recording: Recording, findings: Sequence[Finding]) -> str:
     counts = ", ".join(f"{count:,} {status}" for status, count in statuses)
     lines = [
         f"{recording.alias}  ({recording.slug})",
-        f"  model: {recording.model}, tensor parallelism {recording.tensor_parallelism or 'not recorded'}",
+        f"  model: {recording.model or 'not recorded'}",
+        f"  tensor parallelism: {recording.tensor_parallelism or 'not recorded'}",
         f"  hardware: {recording.hardware or 'not recorded'}",
         f"  ground truth: {recording.ground_truth}",
         f"  requests: {recording.requests.height:,} ({counts or 'none'})",
