@@ -15,6 +15,7 @@ from blis_replay.ingest.readers import (
     inference_perf_requests,
     legacy_blis_csv,
     mooncake,
+    parquet_requests,
     tracev2,
 )
 from blis_replay.ingest.readers.files import RecordedFile
@@ -44,6 +45,7 @@ class RequestFormat:
 REQUEST_FORMATS: tuple[RequestFormat, ...] = (
     RequestFormat("inference-perf", inference_perf_requests.recognises, inference_perf_requests.read_requests),
     RequestFormat("tracev2", tracev2.recognises, tracev2.read_requests),
+    RequestFormat("parquet", parquet_requests.recognises, parquet_requests.read_requests),
     RequestFormat("mooncake", mooncake.recognises, mooncake.read_requests, latencies=False),
     RequestFormat("azure-llm", azure_llm.recognises, azure_llm.read_requests, latencies=False),
     RequestFormat("burstgpt", burstgpt.recognises, burstgpt.read_requests, latencies=False),
