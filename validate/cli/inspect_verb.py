@@ -24,7 +24,7 @@ def command(name: str, store_path: Path, as_json: bool) -> None:
       blis-replay inspect --experiment 34b-general
       blis-replay inspect --experiment 34b-general --json
     """
-    from blis_replay.ingest.store import open_store, read_findings, read_stored
+    from blis_replay.ingest.store import kv_event_counts, open_store, read_findings, read_stored
     from blis_replay.validate.experiment import find_experiment
     from blis_replay.validate.inspection import inspection_json, inspection_text
 
@@ -33,7 +33,8 @@ def command(name: str, store_path: Path, as_json: bool) -> None:
     with open_store(store_path, read_only=read_only) as store:
         slug = find_experiment(store, name)
         recording, findings = read_stored(store, slug), read_findings(store, slug)
+        cache = kv_event_counts(store, slug)
     if as_json:
-        print_json(inspection_json(recording, findings))
+        print_json(inspection_json(recording, findings, cache))
     else:
-        click.echo(inspection_text(recording, findings))
+        click.echo(inspection_text(recording, findings, cache))
