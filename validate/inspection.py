@@ -86,5 +86,5 @@ def _finding(finding: Finding) -> str:
 
 def _columns(header: list[str], rows: list[list[str]], left: int) -> str:
     """A table whose long cells are cut, so that it keeps to 80 columns; --json has them whole."""
-    short = [[cell if len(cell) <= 36 else cell[:33] + "..." for cell in row] for row in rows]
+    short = [[cell if len(cell) <= 34 else cell[:31] + "..." for cell in row] for row in rows]
     return table(header, short, left=left)
