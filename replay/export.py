@@ -25,7 +25,8 @@ class ExportTarget:
     ``suffix``: of the file, or of the folder if there are several ``files``.  ``write(recording,
     folder)``: writes ``files`` into ``folder``; returns what was lost beside whole columns.
     ``columns``: those of ``REQUEST_SCHEMA`` that it carries.  ``lengths``: where its reader has
-    to take output lengths from (``OUTPUT_LENGTH_SOURCES``), for want of a column.
+    to take output lengths from (``OUTPUT_LENGTH_SOURCES``), for want of a column.  ``engine``:
+    the engine arguments that it carries.
     """
 
     suffix: str
@@ -33,11 +34,17 @@ class ExportTarget:
     write: Callable[[Recording, Path], list[str]]
     columns: tuple[str, ...]
     lengths: str = "server usage"
+    engine: tuple[str, ...] = ()
 
 
 TARGETS: dict[str, ExportTarget] = {
     "tracev2": ExportTarget(
-        "-tracev2", export_tracev2.FILES, export_tracev2.write, export_tracev2.COLUMNS, "re-tokenised"
+        "-tracev2",
+        export_tracev2.FILES,
+        export_tracev2.write,
+        export_tracev2.COLUMNS,
+        lengths="re-tokenised",
+        engine=export_tracev2.ENGINE,
     ),
     "legacy-csv": ExportTarget(".csv", ("requests.csv",), export_legacy_csv.write, export_legacy_csv.COLUMNS),
     "mooncake": ExportTarget(".jsonl", ("requests.jsonl",), export_mooncake.write, export_mooncake.COLUMNS),
@@ -89,6 +96,11 @@ def _not_carried(recording: Recording, form: ExportTarget) -> list[str]:
     )
     known = [name for name in REQUEST_SCHEMA if requests[name].count()]
     lost = [name for name in known if name not in (*form.columns, *_TOLD_BY_ORDER)]
-    if recording.ground_truth == RECORDED and "token times" not in recording.missing:
-        lost.append("token times")
-    return [*lost, "step records"] if recording.steps.height else lost
+    given = {name for name, setting in recording.engine.items() if setting.source != "default"}
+    beside = {
+        "token times": recording.ground_truth == RECORDED and "token times" not in recording.missing,
+        "step records": recording.steps.height > 0,
+        "load stages": len(recording.stages) > 0,
+        f"engine arguments {', '.join(sorted(given - set(form.engine)))}": not given <= set(form.engine),
+    }
+    return [*lost, *(name for name, there in beside.items() if there)]

@@ -17,7 +17,7 @@ FILES = ("trace.yaml", "trace.csv")
 COLUMNS = ("arrival_us", "prompt_tokens", "output_tokens", "ttft_us", "e2e_us", "status", "error")
 # The first is read by the most builds.
 _FORM = TRACE_FORMS[0]
-_SERVER = ("max_num_seqs", "block_size", "max_model_len")
+ENGINE = ("max_num_seqs", "block_size", "max_model_len")
 
 
 def write(recording: Recording, folder: Path) -> list[str]:
@@ -29,7 +29,7 @@ def write(recording: Recording, folder: Path) -> list[str]:
     """
     trace, _basis = request_trace(recording, ReplayMode())
     zero_us = _epoch_zero_us(recording)
-    server = {name: recording.engine[name].value for name in _SERVER if name in recording.engine}
+    server = {name: recording.engine[name].value for name in ENGINE if name in recording.engine}
     named = {"model": recording.model, "tensor_parallel": recording.tensor_parallelism}
     server |= {name: value for name, value in named.items() if value is not None}
     fields = {"mode": "generated" if zero_us is None else "real", "server": {"type": "vllm", **server}}

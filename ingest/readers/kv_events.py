@@ -160,7 +160,7 @@ def _row(event: object) -> tuple[str, dict[str, object]]:
         if name in given and row[name] is None:
             return f"{name} is {quoted(given[name])}", {}
     row["success"] = given.get("success")
-    if row["success"] not in (None, True, False):
+    if row["success"] is not None and not isinstance(row["success"], bool):
         return f"success is {quoted(row['success'])}", {}
     return _with_blocks(event[0], given, row)
 

@@ -43,11 +43,15 @@ SERVED = ARRIVED | {
     "status": ["ok", "ok", "ok", "timeout"],
     "error": [None, None, None, "gave, up"],
 }
+ENGINE_LOST = "engine arguments async_scheduling, block_size, max_model_len, max_num_batched_tokens, max_num_seqs"
 BLOCKS = pl.DataFrame([(0, 0, 4), (0, 1, 5), (1, 0, 4), (1, 1, 6), (1, 2, 7)], PREFIX_BLOCK_SCHEMA, orient="row")
 
 
 def arrivals(**more: object) -> Recording:
-    return replace(make_recording(ARRIVED), ground_truth=ARRIVALS, model=None, missing=("token times",), **more)
+    """An arrival trace: no model, and engine arguments by default only."""
+    recording = make_recording(ARRIVED)
+    engine = {name: replace(setting, source="default") for name, setting in recording.engine.items()}
+    return replace(recording, ground_truth=ARRIVALS, model=None, engine=engine, missing=("token times",), **more)
 
 
 def served() -> Recording:
@@ -78,7 +82,7 @@ def test_arrivals_and_lengths_come_back_from_every_target(tmp_path: Path, target
 def test_parquet_carries_every_column(tmp_path: Path) -> None:
     original = replace(served(), prefix=PrefixBlocks(512, "somewhere", BLOCKS))
     done = export(original, "parquet", tmp_path / "out.parquet")
-    assert done.not_carried == ()
+    assert done.not_carried == (ENGINE_LOST,)
     back = again(*done.files)
     assert columns(back, *REQUEST_SCHEMA) == columns(original, *REQUEST_SCHEMA)
     assert back.prefix is not None
@@ -92,7 +96,12 @@ def test_tracev2_carries_latencies_failures_and_the_server(tmp_path: Path) -> No
     original = served()
     done = export(original, "tracev2", tmp_path / "out")
     assert [path.name for path in done.files] == ["trace.yaml", "trace.csv"]
-    assert done.not_carried == ("output_tokens of 1 failed requests", "request_id", "output_tokens_source")
+    assert done.not_carried == (
+        "output_tokens of 1 failed requests",
+        "request_id",
+        "output_tokens_source",
+        "engine arguments async_scheduling, max_num_batched_tokens",
+    )
     back = again(*done.files)
     names = ("arrival_us", "prompt_tokens", "ttft_us", "e2e_us", "status", "error")
     assert columns(back, *names) == columns(original, *names)
@@ -121,7 +130,7 @@ def test_legacy_csv_is_cut_to_the_same_microsecond_by_any_reader(tmp_path: Path)
     assert [len(json.loads(row["prefill_tokens"])) for row in rows] == ARRIVED["prompt_tokens"]
     assert [len(json.loads(row["decode_tokens"])) for row in rows] == ARRIVED["output_tokens"]
     assert columns(again(*done.files), "request_id", "arrival_us") == columns(served(), "request_id", "arrival_us")
-    assert done.not_carried == ("ttft_us", "e2e_us", "status", "error")
+    assert done.not_carried == ("ttft_us", "e2e_us", "status", "error", ENGINE_LOST)
 
 
 def test_mooncake_writes_whole_ms_as_such_and_block_ids_as_recorded(tmp_path: Path) -> None:

@@ -177,6 +177,7 @@ def test_times_count_from_the_zero_given(tmp_path: Path) -> None:
         ([T, [["CacheEviction", "GPU", -1, "lru", 1]]], "line 2, event 1", "blocks is '-1'"),
         ([T, [["CacheLoadCommitted", 7, "GPU", 1, 1]]], "line 2, event 1", "request_id is '7'"),
         ([T, [["TransferCompleted", 1, "r", "GPU", "CPU", 5, "yes", 1]]], "line 2, event 1", "success is 'yes'"),
+        ([T, [["TransferCompleted", 1, "r", "GPU", "CPU", 5, 1, 1]]], "line 2, event 1", "success is '1'"),
     ],
 )
 def test_what_cannot_be_used_is_counted_and_costs_itself_only(
@@ -205,7 +206,8 @@ JSON = st.recursive(
     max_leaves=12,
 )
 NAMES = ("BlockStored", "BlockRemoved", "TransferInitiated", "TransferCompleted", "CacheEviction", "AllBlocksCleared")
-EVENTS = st.one_of(st.tuples(st.sampled_from(NAMES), JSON, JSON, JSON, JSON), JSON)
+FIELDS = st.one_of(st.sampled_from([None, 0, 1, True, "r", [1], "AAAA", 2**64, 0.5]), JSON)
+EVENTS = st.one_of(st.builds(lambda name, fields: [name, *fields], st.sampled_from(NAMES), st.lists(FIELDS)), JSON)
 
 
 @settings(max_examples=150, deadline=None)
