@@ -19,6 +19,7 @@ from blis_replay.ingest.readers import (
     discovery,
     experiment_config,
     inference_perf_aggregates,
+    kv_events,
     otlp_json,
     server_log,
     tracev2,
@@ -31,13 +32,17 @@ from blis_replay.ingest.readers.files import Progress, RecordedFile
 from blis_replay.ingest.readers.formats import REQUEST_FORMATS
 from blis_replay.ingest.readers.load_stages import stage_of_requests
 from blis_replay.ingest.readers.numbers import tokens
-from blis_replay.ingest.readers.requests_frame import RequestsRead, in_send_order
+from blis_replay.ingest.readers.requests_frame import RequestsRead, in_send_order, prefix_in_send_order
 from blis_replay.ingest.readers.step_clock import align_steps
 from blis_replay.ingest.readers.token_events import write_token_events
 from blis_replay.ingest.recording import (
     AGGREGATE_SCHEMA,
+    ARRIVALS,
+    PUBLISHED,
+    RECORDED,
     REQUEST_SCHEMA,
     Clock,
+    PrefixBlocks,
     Recording,
     Setting,
     SourceFile,
@@ -52,11 +57,14 @@ _NO_LOAD = experiment_config.LoadConfig(None, (), None, None, None)
 _NO_CONFIG = experiment_config.ExperimentConfig(None, None, None, {})
 
 
-def alias_of(slug: str, model: str, workload: str) -> str:
+def alias_of(slug: str, model: str | None, workload: str) -> str:
     """The short name of an experiment: model size or family, ``-hf`` where the slug says so, workload.
 
     Size and family come from the configured ``model``; a folder's name can be wrong about them.
+    Without a model the workload has to do.
     """
+    if model is None:
+        return workload
     name = model.rstrip("/").rsplit("/", 1)[-1].lower()
     size = _SIZE.search(name.replace("-", " "))
     if "mixtral" in name:
@@ -137,10 +145,12 @@ class _Assembly:
                 "no requests, no aggregates and no steps in it",
                 "give the directory of one experiment",
             )
-        model = self._model(configured, found)
-        requests, client, events = self._placed(found, configured)
+        ground_truth = _ground_truth(found, configured.aggregates)
+        model = self._model(configured, found, ground_truth)
+        requests, client, events, prefix = self._placed(found, configured)
         steps, step_clock, remark = align_steps(traces.steps, client, requests, traces.sequential_span_ids)
         self._note_traces(traces, remark)
+        cache_events, cache_clock = self._kv_events(client)
         engine = self._engine(configured, steps)
         slug, hardware = self.source.slug, text(self.profile.get("hardware"))
         workload = workload_of(slug, configured.experiment.app)
@@ -152,7 +162,7 @@ class _Assembly:
             model=model,
             hardware=hardware,
             tensor_parallelism=self._tensor_parallelism(configured),
-            ground_truth="published aggregates" if found is None and len(configured.aggregates) else "recorded",
+            ground_truth=ground_truth,
             content_hash=self._content_hash(files),
             engine=engine,
             stages=configured.load.stages,
@@ -163,10 +173,12 @@ class _Assembly:
             token_events=events,
             steps=steps,
             aggregates=configured.aggregates,
-            clocks=tuple(clock for clock in (client, step_clock) if clock is not None),
+            clocks=tuple(clock for clock in (client, step_clock, cache_clock) if clock is not None),
             files=files,
             missing=tuple(self.missing),
             dropped_step_events=traces.dropped_events,
+            prefix=prefix,
+            kv_events=cache_events,
             profile_differences=configured.profile_differences,
         )
 
@@ -228,7 +240,7 @@ class _Assembly:
                 found = traces.requests
         return found
 
-    def _model(self, configured: _Configured, found: RequestsRead | None) -> str:
+    def _model(self, configured: _Configured, found: RequestsRead | None, ground_truth: str) -> str | None:
         candidates = {
             "exp-config.yaml": configured.experiment.model,
             "the load configuration": configured.load.model,
@@ -238,6 +250,9 @@ class _Assembly:
             "the bundled profile": text(self.profile.get("model")),
         }
         said = {where: model for where, model in candidates.items() if model}
+        if not said and ground_truth == ARRIVALS:
+            self.missing.append("model: it can be simulated as any, and compared with none")
+            return None
         if not said:
             raise RecordingError(
                 self.source.root, "", "no file in it names the model", "add exp-config.yaml with a line `model: NAME`"
@@ -250,11 +265,12 @@ class _Assembly:
 
     def _placed(
         self, found: RequestsRead | None, configured: _Configured
-    ) -> tuple[pl.DataFrame, Clock | None, Path | None]:
-        """Requests in send order with stages and decode lengths, their clock, their token events."""
+    ) -> tuple[pl.DataFrame, Clock | None, Path | None, PrefixBlocks | None]:
+        """Requests in send order with stages and decode lengths, their clock, token events and prompt blocks."""
         if found is None:
             self.missing += ["requests", "token times"]
-            return empty_frame(REQUEST_SCHEMA), None, None
+            return empty_frame(REQUEST_SCHEMA), None, None, None
+        self.missing += found.remarks
         ordered, order, zero_us = in_send_order(found.frame)
         # A clock that stands at a whole second at the first send was set there by hand.
         by_hand = found.clock_kind == "epoch" and zero_us % 1_000_000 == 0
@@ -271,7 +287,21 @@ class _Assembly:
             write_token_events(found.events, order, zero_us, events)
         else:
             self.missing.append("token times")
-        return ordered.select(REQUEST_SCHEMA.keys()), client, events
+        prefix = None if found.prefix is None else prefix_in_send_order(found.prefix, order)
+        return ordered.select(REQUEST_SCHEMA.keys()), client, events, prefix
+
+    def _kv_events(self, client: Clock | None) -> tuple[Path | None, Clock | None]:
+        """KV-cache events on the requests' clock where both are of the epoch, else from their own first."""
+        files, path = self.known.get(discovery.KV_EVENTS, []), self.scratch / "kv_events.parquet"
+        zero_us = client.zero_us if client and client.kind == "epoch" and not client.constructed else None
+        read = kv_events.read_kv_events(files, zero_us, path) if files else None
+        if read is None or not read.events:
+            return None, None
+        if zero_us is None:
+            self.missing.append(
+                "clock offset between KV-cache events and requests: not known, they count from their own first"
+            )
+        return path, Clock("kv events", "epoch", read.zero_us)
 
     def _note_traces(self, traces: otlp_json.TracesRead, remark: str) -> None:
         if traces.steps.is_empty():
@@ -341,6 +371,15 @@ class _Assembly:
         read = sorted((file.name, file.sha256) for file in files if file.kind != "unknown")
         content: Any = [read, engine, self.profile]
         return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _ground_truth(found: RequestsRead | None, aggregates: pl.DataFrame) -> str:
+    """What there is to compare with: where requests were sent and not one was timed, nothing."""
+    if found is None:
+        return PUBLISHED if len(aggregates) else RECORDED
+    requests = found.frame
+    timed = requests["ttft_us"].count() + requests["e2e_us"].count() > 0 or found.events is not None
+    return RECORDED if timed or (requests["status"] != "ok").any() else ARRIVALS
 
 
 def _families(spans: Mapping[tuple[str, str], int]) -> dict[tuple[str, str], int]:

@@ -16,6 +16,9 @@ RECORDING_TABLES = (
     "requests",
     "aggregates",
     "token_events",
+    "prefix_identity",
+    "request_blocks",
+    "kv_events",
     "steps",
     "journey_events",
     "findings",
@@ -103,6 +106,23 @@ WITH gaps AS (
 )
 SELECT floor(4 * log10(greatest(gap_us, 1)))::BIGINT AS bin, count(*) AS count
 FROM gaps WHERE gap_us IS NOT NULL GROUP BY bin
+"""
+
+PREFIX_IDENTITY = "SELECT block_tokens, source FROM prefix_identity WHERE slug = ?"
+
+REQUEST_BLOCKS = """
+SELECT request_index, block_index, block_key FROM request_blocks WHERE slug = $slug ORDER BY request_index, block_index
+"""
+
+INSERT_REQUEST_BLOCKS = """
+INSERT INTO request_blocks SELECT ?, request_index, block_index, block_key FROM blocks_to_store
+"""
+
+# One row a kind of KV-cache event and medium, blocks and tokens summed.
+KV_EVENT_COUNTS = """
+SELECT event, medium, target_medium, count(*) AS events, sum(blocks)::BIGINT AS blocks,
+       sum(tokens)::BIGINT AS tokens, count(*) FILTER (WHERE NOT success) AS failed
+FROM kv_events WHERE slug = ? GROUP BY ALL ORDER BY event, medium, target_medium
 """
 
 LIST_EXPERIMENTS = """

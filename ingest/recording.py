@@ -10,6 +10,7 @@ time of its first request.  The clocks they were read from are kept in ``clocks`
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -66,6 +67,33 @@ STEP_SCHEMA: dict[str, type[pl.DataType]] = {
     "kv_blocks_free": pl.Int64,
 }
 
+# One row a KV-cache event, in the order of the files.  Token ids are never kept.
+KV_EVENT_SCHEMA: dict[str, type[pl.DataType] | pl.DataType] = {
+    "time_us": pl.Int64,  # of the batch it came in, from the experiment's zero
+    "step_id": pl.Int64,  # of a completed transfer: the step of its initiation
+    "event": pl.String,  # BlockStored, BlockRemoved, AllBlocksCleared, TransferInitiated, ...
+    "request_id": pl.String,  # the engine's internal name
+    "medium": pl.String,  # GPU | CPU | DISK | LMCACHE; of a transfer: where from
+    "target_medium": pl.String,
+    "blocks": pl.Int64,
+    "tokens": pl.Int64,  # of a store: all tokens of its blocks
+    "success": pl.Boolean,
+    "rank": pl.Int64,  # data-parallel rank of the batch
+    "transfer_id": pl.Int64,
+    "source_rank": pl.Int64,
+    "target_rank": pl.Int64,
+    "detail": pl.String,  # why blocks were evicted, or the connector of a remote transfer
+    "block_hashes": pl.List(pl.UInt64),  # the last 64 bits, however they were written
+    "parent_block_hash": pl.UInt64,
+}
+
+# Which blocks the prompts of requests are made of, one row a block.
+PREFIX_BLOCK_SCHEMA: dict[str, type[pl.DataType]] = {
+    "request_index": pl.Int64,
+    "block_index": pl.Int64,  # 0, 1, ... without a gap
+    "block_key": pl.Int64,
+}
+
 # Published aggregates: one row per number.
 AGGREGATE_SCHEMA: dict[str, type[pl.DataType]] = {
     "stage": pl.Int64,  # -1: the whole run
@@ -111,6 +139,20 @@ class SharedPrefix:
 
 
 @dataclass(frozen=True)
+class PrefixBlocks:
+    """Identities of prompt blocks: two requests share a prefix as far as their leading keys are equal.
+
+    ``block_tokens``: prompt tokens that one key stands for; the last key of a prompt may
+    stand for fewer.  ``source``: in words, where the keys come from.  ``blocks``:
+    ``PREFIX_BLOCK_SCHEMA`` in order of request and block; a request without rows is not known.
+    """
+
+    block_tokens: int
+    source: str
+    blocks: pl.DataFrame
+
+
+@dataclass(frozen=True)
 class Clock:
     """A clock of the recording: the value it showed at the experiment's zero, in us.
 
@@ -121,7 +163,7 @@ class Clock:
     the recording's own stamps say it showed, believed or not; null where they say nothing.
     """
 
-    name: str  # client | server | step
+    name: str  # client | server | step | kv events
     kind: str  # epoch | monotonic | relative
     zero_us: int
     constructed: bool = False
@@ -171,17 +213,24 @@ class Finding:
     threshold: str = ""
 
 
+# What there is to compare a replay with.
+RECORDED, PUBLISHED, ARRIVALS = "recorded", "published aggregates", "arrival trace"
+
+
 @dataclass(frozen=True)
 class Recording:
-    """One experiment as recorded, or (``ground_truth``) as published in aggregates."""
+    """One experiment as recorded, as published in aggregates, or (an arrival trace) without latencies.
+
+    ``model`` is null only of an arrival trace whose files do not name one.
+    """
 
     slug: str
     alias: str
     workload: str
-    model: str
+    model: str | None
     hardware: str | None
     tensor_parallelism: int | None
-    ground_truth: str  # "recorded" | "published aggregates"
+    ground_truth: str  # RECORDED | PUBLISHED | ARRIVALS
     content_hash: str
     engine: dict[str, Setting]  # max_num_seqs, max_num_batched_tokens, max_model_len, block_size, num_gpu_blocks, ...
     stages: tuple[Stage, ...]
@@ -197,9 +246,11 @@ class Recording:
     missing: tuple[str, ...]  # what the recording does not have, in words
     dropped_step_events: int = 0  # events of step spans that the tracing SDK discarded
     findings: tuple[Finding, ...] = ()
+    prefix: PrefixBlocks | None = None
+    kv_events: Path | None = None  # Parquet, KV_EVENT_SCHEMA; lives as long as read_recording's context
     profile_differences: tuple[str, ...] = ()  # what the load profile asked for and the run did otherwise
 
 
-def empty_frame(schema: dict[str, type[pl.DataType]]) -> pl.DataFrame:
+def empty_frame(schema: Mapping[str, type[pl.DataType] | pl.DataType]) -> pl.DataFrame:
     """A frame of the given schema without rows."""
     return pl.DataFrame(schema=schema)

@@ -2,16 +2,16 @@
 -- Times are int64 microseconds from the experiment's zero (the send of its first request).
 -- No primary keys: one writer replaces a recording as a whole inside one transaction.
 
-CREATE TABLE meta (key VARCHAR NOT NULL, value VARCHAR NOT NULL);
+CREATE TABLE IF NOT EXISTS meta (key VARCHAR NOT NULL, value VARCHAR NOT NULL);
 
-CREATE TABLE experiments (
+CREATE TABLE IF NOT EXISTS experiments (
     slug VARCHAR NOT NULL,
     alias VARCHAR NOT NULL,
     workload VARCHAR NOT NULL,
-    model VARCHAR NOT NULL,
+    model VARCHAR,                          -- null: an arrival trace that names none
     hardware VARCHAR,
     tensor_parallelism BIGINT,
-    ground_truth VARCHAR NOT NULL,          -- recorded | published aggregates
+    ground_truth VARCHAR NOT NULL,          -- recorded | published aggregates | arrival trace
     content_hash VARCHAR NOT NULL,
     derived_hash VARCHAR NOT NULL,          -- engine arguments, findings and token layout
     ignore_eos BOOLEAN,
@@ -26,7 +26,7 @@ CREATE TABLE experiments (
     dropped_step_events BIGINT NOT NULL     -- events of step spans that the tracing SDK discarded
 );
 
-CREATE TABLE source_files (
+CREATE TABLE IF NOT EXISTS source_files (
     slug VARCHAR NOT NULL,
     position BIGINT NOT NULL,
     name VARCHAR NOT NULL,                  -- path inside the recording
@@ -37,7 +37,7 @@ CREATE TABLE source_files (
     rejected_count BIGINT NOT NULL
 );
 
-CREATE TABLE rejected_records (             -- the first of each file; rejected_count has them all
+CREATE TABLE IF NOT EXISTS rejected_records (             -- the first of each file; rejected_count has them all
     slug VARCHAR NOT NULL,
     file_position BIGINT NOT NULL,
     position BIGINT NOT NULL,
@@ -45,7 +45,7 @@ CREATE TABLE rejected_records (             -- the first of each file; rejected_
     reason VARCHAR NOT NULL
 );
 
-CREATE TABLE engine_args (
+CREATE TABLE IF NOT EXISTS engine_args (
     slug VARCHAR NOT NULL,
     name VARCHAR NOT NULL,
     value VARCHAR NOT NULL,                 -- JSON scalar
@@ -53,10 +53,10 @@ CREATE TABLE engine_args (
     detail VARCHAR NOT NULL
 );
 
-CREATE TABLE stages (slug VARCHAR NOT NULL, stage BIGINT NOT NULL, rate_per_s DOUBLE NOT NULL,
+CREATE TABLE IF NOT EXISTS stages (slug VARCHAR NOT NULL, stage BIGINT NOT NULL, rate_per_s DOUBLE NOT NULL,
     duration_us BIGINT NOT NULL);
 
-CREATE TABLE clocks (
+CREATE TABLE IF NOT EXISTS clocks (
     slug VARCHAR NOT NULL,
     position BIGINT NOT NULL,
     name VARCHAR NOT NULL,                  -- client | server | step
@@ -68,7 +68,7 @@ CREATE TABLE clocks (
     stamped_zero_us BIGINT                  -- zero_us by the recording's own stamps, believed or not
 );
 
-CREATE TABLE requests (
+CREATE TABLE IF NOT EXISTS requests (
     slug VARCHAR NOT NULL,
     request_index BIGINT NOT NULL,          -- send order
     request_id VARCHAR,
@@ -89,9 +89,9 @@ CREATE TABLE requests (
     error VARCHAR
 );
 
-CREATE TABLE aggregates (slug VARCHAR NOT NULL, stage BIGINT, metric VARCHAR, statistic VARCHAR, value DOUBLE);
+CREATE TABLE IF NOT EXISTS aggregates (slug VARCHAR NOT NULL, stage BIGINT, metric VARCHAR, statistic VARCHAR, value DOUBLE);
 
-CREATE TABLE token_events (
+CREATE TABLE IF NOT EXISTS token_events (
     slug VARCHAR NOT NULL,
     request_index BIGINT NOT NULL,
     event_index BIGINT NOT NULL,
@@ -99,7 +99,7 @@ CREATE TABLE token_events (
     token_index BIGINT                      -- null: a stamp that is not an output token
 );
 
-CREATE TABLE steps (
+CREATE TABLE IF NOT EXISTS steps (
     slug VARCHAR NOT NULL,
     step_id BIGINT,
     start_us BIGINT,
@@ -117,7 +117,40 @@ CREATE TABLE steps (
     kv_blocks_free BIGINT
 );
 
-CREATE TABLE journey_events (               -- lifecycle events of request spans
+CREATE TABLE IF NOT EXISTS prefix_identity (
+    slug VARCHAR NOT NULL,
+    block_tokens BIGINT NOT NULL,           -- prompt tokens that one block key stands for
+    source VARCHAR NOT NULL
+);
+
+CREATE TABLE IF NOT EXISTS request_blocks ( -- equal leading keys: a shared prefix
+    slug VARCHAR NOT NULL,
+    request_index BIGINT NOT NULL,
+    block_index BIGINT NOT NULL,
+    block_key BIGINT NOT NULL
+);
+
+CREATE TABLE IF NOT EXISTS kv_events (
+    slug VARCHAR NOT NULL,
+    time_us BIGINT,
+    step_id BIGINT,
+    event VARCHAR NOT NULL,
+    request_id VARCHAR,
+    medium VARCHAR,
+    target_medium VARCHAR,
+    blocks BIGINT,
+    tokens BIGINT,
+    success BOOLEAN,
+    rank BIGINT,                            -- data-parallel
+    transfer_id BIGINT,
+    source_rank BIGINT,
+    target_rank BIGINT,
+    detail VARCHAR,                         -- reason of an eviction, connector of a remote transfer
+    block_hashes UBIGINT[],
+    parent_block_hash UBIGINT
+);
+
+CREATE TABLE IF NOT EXISTS journey_events (               -- lifecycle events of request spans
     slug VARCHAR NOT NULL,
     request_id VARCHAR NOT NULL,
     event VARCHAR NOT NULL,
@@ -126,7 +159,7 @@ CREATE TABLE journey_events (               -- lifecycle events of request spans
     attributes VARCHAR                      -- JSON
 );
 
-CREATE TABLE findings (
+CREATE TABLE IF NOT EXISTS findings (
     slug VARCHAR NOT NULL,
     position BIGINT NOT NULL,
     check_name VARCHAR NOT NULL,
@@ -137,7 +170,7 @@ CREATE TABLE findings (
     threshold VARCHAR NOT NULL
 );
 
-CREATE TABLE runs (
+CREATE TABLE IF NOT EXISTS runs (
     run_key VARCHAR NOT NULL,               -- hash of slug, simulator, release_hash, replay_mode
     slug VARCHAR NOT NULL,
     simulator VARCHAR NOT NULL,
@@ -148,7 +181,7 @@ CREATE TABLE runs (
     provenance VARCHAR NOT NULL             -- JSON object: versions, substitutions, assumptions
 );
 
-CREATE TABLE run_requests (
+CREATE TABLE IF NOT EXISTS run_requests (
     run_key VARCHAR NOT NULL,
     request_index BIGINT NOT NULL,          -- the recorded twin
     queued_us BIGINT,
@@ -160,7 +193,7 @@ CREATE TABLE run_requests (
     state VARCHAR                           -- completed | aborted
 );
 
-CREATE TABLE run_steps (
+CREATE TABLE IF NOT EXISTS run_steps (
     run_key VARCHAR NOT NULL,
     step BIGINT NOT NULL,
     start_us BIGINT,
@@ -172,7 +205,7 @@ CREATE TABLE run_steps (
     waiting_depth BIGINT
 );
 
-CREATE TABLE errors (
+CREATE TABLE IF NOT EXISTS errors (
     run_key VARCHAR NOT NULL,
     metric VARCHAR NOT NULL,
     statistic VARCHAR NOT NULL,

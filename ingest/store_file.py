@@ -17,13 +17,14 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 2
 
-# What makes a store of the version before into one of this version.
+# What makes the tables of the version before into those of this version; schema.sql adds new ones.
 _UPGRADES = {
     2: """
 ALTER TABLE clocks ADD COLUMN placed VARCHAR DEFAULT '';
 ALTER TABLE clocks ADD COLUMN uncertainty_us BIGINT;
 ALTER TABLE clocks ADD COLUMN stamped_zero_us BIGINT;
 ALTER TABLE experiments ADD COLUMN dropped_step_events BIGINT DEFAULT 0;
+ALTER TABLE experiments ALTER COLUMN model DROP NOT NULL;
 """,
 }
 
@@ -43,7 +44,7 @@ def open_store(path: Path | str, *, read_only: bool = False) -> Iterator[Store]:
     Raises ``StoreError`` (one line, with the mend) if it is absent and ``read_only``,
     is locked by another process, is no store of this program, has a newer schema, is
     damaged (also when that shows later, inside the context), or its folder cannot be
-    written.
+    written.  A store with an older schema is brought up to date; what is stored stays.
     """
     path = Path(path)
     if read_only and not path.exists():
@@ -182,13 +183,17 @@ def _upgrade(connection: duckdb.DuckDBPyConnection) -> None:
     (version,) = first_row(connection, "SELECT value::BIGINT FROM meta WHERE key = 'schema_version'") or (0,)
     for following in range(version + 1, SCHEMA_VERSION + 1):
         connection.execute(_UPGRADES[following])
+    connection.execute(_schema())
     connection.execute("UPDATE meta SET value = ? WHERE key = 'schema_version'", [str(SCHEMA_VERSION)])
     connection.execute("COMMIT")
 
 
 def _create(connection: duckdb.DuckDBPyConnection) -> None:
-    schema = Path(__file__).with_name("schema.sql").read_text(encoding="utf-8")
     connection.execute("BEGIN TRANSACTION")
-    connection.execute(schema)
+    connection.execute(_schema())
     connection.execute("INSERT INTO meta VALUES ('schema_version', ?)", [str(SCHEMA_VERSION)])
     connection.execute("COMMIT")
+
+
+def _schema() -> str:
+    return Path(__file__).with_name("schema.sql").read_text(encoding="utf-8")

@@ -15,6 +15,7 @@ from blis_replay.ingest import queries
 from blis_replay.ingest.errors import StoreError, UnknownExperimentError
 from blis_replay.ingest.recording import (
     AGGREGATE_SCHEMA,
+    PUBLISHED,
     REQUEST_SCHEMA,
     STEP_SCHEMA,
     Clock,
@@ -25,6 +26,7 @@ from blis_replay.ingest.recording import (
     SourceFile,
     Stage,
 )
+from blis_replay.ingest.store_cache import insert_cache_evidence, read_prefix
 from blis_replay.ingest.store_file import Store, fetch, first_row, transaction, typed
 from blis_replay.ingest.token_layout import LAYOUTS, TokenLayout, insert_token_events
 
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
     import duckdb
 
 WriteOutcome = Literal["unchanged", "new", "replaced"]
-PUBLISHED = "published aggregates"
 _CLOCK = ", ".join(field.name for field in fields(Clock))  # the table has the same columns in the same order
 
 
@@ -54,7 +55,7 @@ class ExperimentRow:
 
     slug: str
     alias: str
-    model: str
+    model: str | None
     hardware: str | None
     tensor_parallelism: int | None
     workload: str
@@ -116,7 +117,7 @@ def resolve(rows: Iterable[NamedExperiment], name: str) -> str:
 
 
 def read_stored(store: Store, slug: str) -> Recording:
-    """The recording as stored; ``token_events`` is None (see ``token_times``).
+    """The recording as stored; ``token_events`` and ``kv_events`` are None (``token_times``, ``kv_event_counts``).
 
     Raises ``UnknownExperimentError`` for a slug that is not stored.
     """
@@ -144,6 +145,7 @@ def read_stored(store: Store, slug: str) -> Recording:
         missing=tuple(json.loads(row["missing"])),
         dropped_step_events=row["dropped_step_events"],
         findings=read_findings(store, slug),
+        prefix=read_prefix(store, slug),
     )
 
 
@@ -234,6 +236,7 @@ def _insert(
     _insert_frame(connection, "steps", slug, recording.steps, STEP_SCHEMA)
     if recording.token_events is not None:
         insert_token_events(connection, slug, recording.token_events, recording.requests, layout)
+    insert_cache_evidence(connection, recording)
     _insert_findings(connection, recording)
 
 
@@ -325,6 +328,8 @@ def _derived_hash(recording: Recording, layout: TokenLayout) -> str:
         recording.missing,
         recording.clocks,
         recording.findings,
+        recording.prefix and (recording.prefix.block_tokens, recording.prefix.source, recording.prefix.blocks.height),
+        recording.kv_events is not None,
         layout,
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()

@@ -19,8 +19,12 @@ from blis_replay.blis.result import SimResult
 from blis_replay.blis.trace import EngineConfig
 from blis_replay.ingest.readers.engine_settings import read_engine_file
 from blis_replay.ingest.readers.files import RecordedFile
+from blis_replay.ingest.recording import Recording
 from blis_replay.replay.errors import ReplayError, UnknownNameError
-from blis_replay.replay.request_table import RequestTable, read_request_table
+from blis_replay.replay.mode import ReplayMode
+from blis_replay.replay.plan import request_trace
+from blis_replay.replay.prefix import with_block_size
+from blis_replay.replay.request_table import RequestTable
 
 _REQUIRED = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "async_scheduling")
 # Arguments of a server that are no business of its scheduler.
@@ -103,14 +107,26 @@ def choose_entry(release: CoefficientRelease, model: str | None, tensor_parallel
     raise UnknownNameError(f"release {release.name} {problem}: {entries}; choose one with --model and --tp")
 
 
-def simulate_table(requests: Path, engine: EngineConfig, release: CoefficientRelease, entry: ModelEntry) -> Simulation:
-    """Simulate the requests of a file (see ``read_request_table``) on an engine.
+def recorded_table(recording: Recording, engine: EngineConfig) -> RequestTable:
+    """The requests of a recording as they came, for an engine of the caller's.
 
-    Raises ``RequestTableError`` for a table that is not sound or a request that this engine
-    can never serve, ``TraceError`` for an engine that cannot run, ``ReleaseError`` for a
-    model that gives no step time.
+    Raises ``ReplayError`` if it has none, or does not say how long they were.
     """
-    table = read_request_table(requests, engine.block_size)
+    trace, _basis = request_trace(with_block_size(recording, engine.block_size), ReplayMode())
+    rows = np.arange(len(trace))
+    names = recording.requests["request_id"]
+    ids = None if names.null_count() else names.to_list()
+    return RequestTable(trace, rows, ids, (), Path(recording.alias), "request", rows)
+
+
+def simulate_table(
+    table: RequestTable, engine: EngineConfig, release: CoefficientRelease, entry: ModelEntry
+) -> Simulation:
+    """Simulate requests (of ``read_request_table`` or ``recorded_table``) on an engine.
+
+    Raises ``RequestTableError`` for a request that this engine can never serve, ``TraceError``
+    for an engine that cannot run, ``ReleaseError`` for a model that gives no step time.
+    """
     refuse_unservable(table, engine)
     return Simulation(table, engine, release, entry, simulate(table.trace, engine, entry.latency, entry.lifecycle))
 

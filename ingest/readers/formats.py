@@ -9,7 +9,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from blis_replay.ingest.readers import inference_perf_requests, tracev2
+from blis_replay.ingest.readers import (
+    azure_llm,
+    burstgpt,
+    inference_perf_requests,
+    legacy_blis_csv,
+    mooncake,
+    parquet_requests,
+    tracev2,
+)
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.requests_frame import RequestsRead
 
@@ -37,4 +45,9 @@ class RequestFormat:
 REQUEST_FORMATS: tuple[RequestFormat, ...] = (
     RequestFormat("inference-perf", inference_perf_requests.recognises, inference_perf_requests.read_requests),
     RequestFormat("tracev2", tracev2.recognises, tracev2.read_requests),
+    RequestFormat("parquet", parquet_requests.recognises, parquet_requests.read_requests),
+    RequestFormat("mooncake", mooncake.recognises, mooncake.read_requests, latencies=False),
+    RequestFormat("azure-llm", azure_llm.recognises, azure_llm.read_requests, latencies=False),
+    RequestFormat("burstgpt", burstgpt.recognises, burstgpt.read_requests, latencies=False),
+    RequestFormat("legacy-blis-csv", legacy_blis_csv.recognises, legacy_blis_csv.read_requests, latencies=False),
 )

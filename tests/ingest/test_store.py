@@ -15,7 +15,7 @@ import pytest
 from builders import aggregates, recording, requests, steps, write_events
 
 from blis_replay.ingest.errors import StoreError, UnknownExperimentError
-from blis_replay.ingest.recording import Clock, Finding, SharedPrefix
+from blis_replay.ingest.recording import PREFIX_BLOCK_SCHEMA, Clock, Finding, PrefixBlocks, SharedPrefix
 from blis_replay.ingest.store import (
     SCHEMA_VERSION,
     ExperimentRow,
@@ -192,6 +192,29 @@ def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError) as error, open_store(path):
         pass
     assert f"schema version {SCHEMA_VERSION + 1} is newer than this program's {SCHEMA_VERSION}" in one_line_of(error)
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_store_of_an_older_schema_is_brought_up_to_date_and_keeps_what_it_holds(
+    tmp_path: Path, read_only: bool
+) -> None:
+    """Version 1 had no block identities and no KV-cache events, and every experiment had a model."""
+    path = tmp_path / "s.duckdb"
+    with open_store(path) as store:
+        write_recording(store, recording(), NO_EVENTS)
+        for table in ("prefix_identity", "request_blocks", "kv_events"):
+            store.connection.execute(f"DROP TABLE {table}")
+        store.connection.execute("ALTER TABLE experiments ALTER COLUMN model SET NOT NULL")
+        store.connection.execute("UPDATE meta SET value = '1' WHERE key = 'schema_version'")
+    with open_store(path, read_only=read_only) as store:
+        assert read_stored(store, recording().slug).requests.equals(recording().requests)
+        assert store.connection.execute("SELECT value FROM meta").fetchall() == [(str(SCHEMA_VERSION),)]
+    blocks = pl.DataFrame([(0, 0, 2**63 - 1)], PREFIX_BLOCK_SCHEMA, orient="row")
+    unnamed = recording(slug="trace", model=None, prefix=PrefixBlocks(512, "somewhere", blocks))
+    with open_store(path) as store:
+        assert write_recording(store, unnamed, NO_EVENTS) == "new"
+        read = read_stored(store, "trace")
+    assert (read.model, read.prefix and read.prefix.blocks.rows()) == (None, [(0, 0, 2**63 - 1)])
 
 
 @pytest.mark.parametrize("content", [b"not a database", b"\x00" * 20_000, b"DUCK" * 5000, b"SQLite format 3\x00" * 999])

@@ -31,7 +31,7 @@ def command(name: str | None, check: str | None, list_checks: bool, store_path: 
       blis-replay inspect --checks
     """
     from blis_replay.ingest.check_evidence import check_evidence, check_names, named_check
-    from blis_replay.ingest.store import open_store, read_findings, read_stored
+    from blis_replay.ingest.store import kv_event_counts, open_store, read_findings, read_stored
     from blis_replay.validate.check_text import evidence_json, evidence_text, names_text
     from blis_replay.validate.experiment import find_experiment
     from blis_replay.validate.inspection import inspection_json, inspection_text
@@ -57,7 +57,8 @@ def command(name: str | None, check: str | None, list_checks: bool, store_path: 
                 click.echo(evidence_text(evidence))
             return
         recording, findings = read_stored(store, slug), read_findings(store, slug)
+        cache = kv_event_counts(store, slug)
     if as_json:
-        print_json(inspection_json(recording, findings))
+        print_json(inspection_json(recording, findings, cache))
     else:
-        click.echo(inspection_text(recording, findings))
+        click.echo(inspection_text(recording, findings, cache))
