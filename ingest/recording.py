@@ -32,7 +32,7 @@ REQUEST_SCHEMA: dict[str, type[pl.DataType]] = {
     "prefill_us": pl.Int64,  # server: first scheduled to first token
     "decode_us": pl.Int64,  # server: first token to last token
     "cached_prompt_tokens": pl.Int64,  # prefix-cache hit where the server reported it
-    "status": pl.String,  # ok | error | timeout
+    "status": pl.String,  # ok | error | timeout | aborted (the client ended the run, or was told to give up)
     "error": pl.String,
 }
 
@@ -70,6 +70,8 @@ STEP_SCHEMA: dict[str, type[pl.DataType]] = {
 AGGREGATE_SCHEMA: dict[str, type[pl.DataType]] = {
     "stage": pl.Int64,  # -1: the whole run
     # e2e | ttft | itl_reported | tpot_reported | prompt_tokens | output_tokens_reported, all over successes;
+    # TPOT is (last token - first token) / (n - 1); tools that mean something else by it have tpot_with_ttft_reported,
+    # (last token - send) / n, or tpot_over_n_reported, (last token - first token) / n;
     # requests: the counts of the report, statistics "sent", "succeeded", "failed"
     "metric": pl.String,
     "statistic": pl.String,  # mean, min, p0.1, p1, p5, p10, p25, p50, p75, p90, p95, p99, p99.9, max

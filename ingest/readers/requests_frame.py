@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
@@ -44,6 +44,8 @@ class RequestsRead:
     ``version``: tool and version that wrote the file, as far as it tells (``guidellm 0.5.4``).
     ``stages``: load stages that the file itself names.  ``aggregates``: what the tool itself
     reports in this file (``AGGREGATE_SCHEMA``), for the checks to compare with.
+    ``configured_output_tokens`` and ``ignore_eos``: what all requests of the run asked for.
+    ``lacks``: what such a file should have and this one does not, in words.
     """
 
     frame: pl.DataFrame
@@ -54,6 +56,21 @@ class RequestsRead:
     version: str = ""
     stages: tuple[Stage, ...] = ()
     aggregates: pl.DataFrame = field(default_factory=lambda: empty_frame(AGGREGATE_SCHEMA))
+    configured_output_tokens: int | None = None
+    ignore_eos: bool | None = None
+    lacks: tuple[str, ...] = ()
+
+
+def with_summary(found: RequestsRead, summary: RequestsRead) -> RequestsRead:
+    """The requests together with what another file of the same tool says of the run as a whole."""
+    return replace(
+        found,
+        model=found.model or summary.model,
+        stages=found.stages or summary.stages,
+        aggregates=summary.aggregates,
+        configured_output_tokens=summary.configured_output_tokens,
+        ignore_eos=summary.ignore_eos,
+    )
 
 
 def request_row(**values: object) -> dict[str, object]:
