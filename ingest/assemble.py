@@ -31,7 +31,7 @@ from blis_replay.ingest.readers.files import Progress, RecordedFile
 from blis_replay.ingest.readers.formats import REQUEST_FORMATS
 from blis_replay.ingest.readers.load_stages import stage_of_requests
 from blis_replay.ingest.readers.numbers import tokens
-from blis_replay.ingest.readers.requests_frame import RequestsRead, in_send_order
+from blis_replay.ingest.readers.requests_frame import RequestsRead, in_send_order, with_summary
 from blis_replay.ingest.readers.step_clock import align_steps
 from blis_replay.ingest.readers.token_events import write_token_events
 from blis_replay.ingest.recording import (
@@ -130,6 +130,8 @@ class _Assembly:
         configured = self._configured()
         traces = otlp_json.read_traces(self.known.get(discovery.OTLP, []))
         found = self._requests(configured, traces)
+        if found is not None:
+            configured = _with_reported(configured, found)
         if found is None and configured.aggregates.is_empty() and traces.steps.is_empty():
             raise RecordingError(
                 self.source.root,
@@ -153,7 +155,7 @@ class _Assembly:
             model=model,
             hardware=hardware,
             tensor_parallelism=self._tensor_parallelism(configured),
-            ground_truth="published aggregates" if found is None and len(configured.aggregates) else "recorded",
+            ground_truth="published aggregates" if requests.is_empty() and len(configured.aggregates) else "recorded",
             content_hash=self._content_hash(files),
             engine=engine,
             stages=configured.load.stages,
@@ -208,24 +210,27 @@ class _Assembly:
     def _requests(self, configured: _Configured, traces: otlp_json.TracesRead) -> RequestsRead | None:
         """The requests of the best source: client records in the order of the formats, then the server's spans."""
         found: RequestsRead | None = None
-        used = ""
+        used = used_form = ""
         for form in REQUEST_FORMATS:
             if not (file := self._one(form.name)):
                 continue
-            if found is not None:
+            sums_up = bool(form.sums_up) and form.sums_up == used_form
+            if found is not None and len(found.frame) and not sums_up:
                 self.unused[file.name] = f"the requests are those of {used}"
                 continue
             read = form.read(file, self.scratch / "stamps.int64")
             self.versions[file.name] = read.version
-            if len(read.frame):
-                found, used = read, file.name
-        if traces.requests is not None:
-            if found is not None:
-                self.missing.append(
-                    f"{len(traces.requests.frame)} llm_request spans: not used, the requests are those of {used}"
-                )
-            else:
-                found = traces.requests
+            if found is not None and sums_up:
+                found = with_summary(found, read)
+            elif len(read.frame) or (found is None and len(read.aggregates)):
+                found, used, used_form = read, file.name, form.name
+        if traces.requests is None:
+            return found
+        if found is None or found.frame.is_empty():
+            return traces.requests
+        self.missing.append(
+            f"{len(traces.requests.frame)} llm_request spans: not used, the requests are those of {used}"
+        )
         return found
 
     def _model(self, configured: _Configured, found: RequestsRead | None) -> str:
@@ -252,8 +257,8 @@ class _Assembly:
         self, found: RequestsRead | None, configured: _Configured
     ) -> tuple[pl.DataFrame, Clock | None, Path | None]:
         """Requests in send order with stages and decode lengths, their clock, their token events."""
-        if found is None:
-            self.missing += ["requests", "token times"]
+        if found is None or found.frame.is_empty():
+            self.missing += [*(found.lacks if found and found.lacks else ("requests",)), "token times"]
             return empty_frame(REQUEST_SCHEMA), None, None
         ordered, order, zero_us = in_send_order(found.frame)
         # A clock that stands at a whole second at the first send was set there by hand.
@@ -262,7 +267,7 @@ class _Assembly:
         load = configured.load
         counts = [inference_perf_aggregates.count_of(configured.aggregates, stage.stage) for stage in load.stages]
         stage = stage_of_requests(ordered["arrival_us"].to_numpy(), load.stages, counts)
-        if stage is not None:
+        if stage is not None and ordered["stage"].null_count():
             ordered = ordered.with_columns(pl.Series("stage", stage, pl.Int64))
         ordered = with_decode_lengths(ordered, load.configured_output_tokens, load.ignore_eos)
         events: Path | None = None
@@ -341,6 +346,21 @@ class _Assembly:
         read = sorted((file.name, file.sha256) for file in files if file.kind != "unknown")
         content: Any = [read, engine, self.profile]
         return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _with_reported(configured: _Configured, found: RequestsRead) -> _Configured:
+    """What the client's own file says of the run, where no configuration or report says it."""
+    load = configured.load
+    return replace(
+        configured,
+        aggregates=found.aggregates if configured.aggregates.is_empty() else configured.aggregates,
+        load=replace(
+            load,
+            stages=load.stages or found.stages,
+            configured_output_tokens=load.configured_output_tokens or found.configured_output_tokens,
+            ignore_eos=found.ignore_eos if load.ignore_eos is None else load.ignore_eos,
+        ),
+    )
 
 
 def _families(spans: Mapping[tuple[str, str], int]) -> dict[tuple[str, str], int]:
