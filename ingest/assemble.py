@@ -14,6 +14,7 @@ from typing import Any
 
 import polars as pl
 
+from blis_replay.ingest.counted_lengths import with_counted_lengths
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.readers import (
     discovery,
@@ -274,6 +275,7 @@ class _Assembly:
         if found.events is not None:
             events = self.scratch / "token_events.parquet"
             write_token_events(found.events, order, zero_us, events)
+            ordered = with_counted_lengths(ordered, events)
         else:
             self.missing.append("token times")
         return ordered.select(REQUEST_SCHEMA.keys()), client, events

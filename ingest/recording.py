@@ -38,7 +38,14 @@ REQUEST_SCHEMA: dict[str, type[pl.DataType]] = {
 
 # Where a decode length comes from, best first (issue of the re-tokenised lengths:
 # Llama-2-7B replies re-tokenise 20-26 % short).
-OUTPUT_LENGTH_SOURCES = ("server usage", "max_tokens with ignore_eos", "configured with ignore_eos", "re-tokenised")
+COUNTED, RETOKENISED = "counted stream events", "re-tokenised"
+OUTPUT_LENGTH_SOURCES = (
+    "server usage",
+    "max_tokens with ignore_eos",
+    "configured with ignore_eos",
+    COUNTED,
+    RETOKENISED,
+)
 
 # One row a stream event as the client stamped it (before any correction).  There can be
 # ten million of them, so they are kept in a Parquet file, never in memory at once.

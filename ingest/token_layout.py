@@ -184,6 +184,14 @@ def event_totals(events: Path, requests: pl.DataFrame, layout: TokenLayout) -> E
     )
 
 
+def tokens_of_requests(events: Path, requests: pl.DataFrame, layout: TokenLayout) -> pl.DataFrame:
+    """``request_index`` and ``tokens``: how many output tokens its stamps are, of each request that has any."""
+    with memory_connection({"lengths": trusted_lengths(requests)}) as connection:
+        schema: dict[str, type[pl.DataType]] = {"request_index": pl.Int64, "tokens": pl.Int64}
+        counts = f"SELECT request_index, tokens FROM ({queries.STAMPS_OF_REQUESTS}) ORDER BY request_index"  # noqa: S608 - constants
+        return fetch(connection, counts, _bound(events, layout), schema)
+
+
 def insert_token_events(
     connection: duckdb.DuckDBPyConnection, slug: str, events: Path, requests: pl.DataFrame, layout: TokenLayout
 ) -> None:
