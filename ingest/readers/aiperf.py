@@ -141,10 +141,10 @@ def _times_us(metric: _Metric | None) -> NDArray[np.float64] | None:
         return np.empty(0, np.float64)
     values = metric.value if isinstance(metric.value, list) else [metric.value]
     unit_us = US_OF.get(metric.unit) if isinstance(metric.unit, str) else None
-    if unit_us is None or not all(type(value) in (int, float) for value in values):
+    if unit_us is None or not all(type(value) in (int, float) and 0 <= value < _LONGEST_US for value in values):
         return None
-    times_us = np.array([float(value) * unit_us for value in values], np.float64)
-    return times_us if (times_us >= 0).all() and times_us.sum() < _LONGEST_US else None
+    times_us = np.array(values, np.float64) * unit_us
+    return times_us if times_us.sum() < _LONGEST_US else None
 
 
 def _value(metrics: Mapping[str, _Metric], name: str) -> object:

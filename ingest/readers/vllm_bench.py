@@ -134,10 +134,10 @@ def _read_runs(file: RecordedFile, stream: BinaryIO) -> list[_Run]:
 
 def _gaps(value: object) -> NDArray[np.float64] | None:
     """Seconds from the event before to each stream event, 0 for the first; ``None`` if they are no usable times."""
-    if not isinstance(value, list) or not all(type(gap) in (int, float) for gap in value):
+    if not isinstance(value, list) or not all(type(gap) in (int, float) and 0 <= gap < _LONGEST_S for gap in value):
         return None
     gaps = np.array([0.0, *value], np.float64)
-    return gaps if (gaps >= 0).all() and gaps.sum() < _LONGEST_S else None
+    return gaps if gaps.sum() < _LONGEST_S else None
 
 
 def _rows(
