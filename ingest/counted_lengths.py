@@ -26,9 +26,11 @@ def with_counted_lengths(requests: pl.DataFrame, events: Path | None) -> pl.Data
     layout = detect_layout(events, requests)
     if layout == NO_EVENTS or not layout.identified:
         return requests
-    counted = requests.join(tokens_of_requests(events, requests, layout), on="request_index", how="left")
+    counted = requests.join(
+        tokens_of_requests(events, requests, layout), on="request_index", how="left", maintain_order="left"
+    )
     compared = counted.filter(doubtful & (pl.col("tokens") > 0))
-    reported_tokens, counted_tokens = compared["output_tokens_reported"].sum(), compared["tokens"].sum()
+    reported_tokens, counted_tokens = (int(compared[name].sum()) for name in ("output_tokens_reported", "tokens"))
     if not counted_tokens or reported_tokens > (1 + MOST_LONGER) * counted_tokens:
         return requests
     replaced = doubtful & (pl.col("tokens") > 0)

@@ -194,9 +194,10 @@ def _row(
 def _counted_by_server(run: _Run) -> bool:
     """Whether the lengths are the server's: a count below that of the events can only be the client's own."""
     placed = zip(run.columns["output_lens"], run.columns["itls"], strict=False)
-    pairs = [(length, events[1]) for reported, events in placed if (length := whole(reported)) and events is not None]
+    counts = [(length, events[1]) for reported, events in placed if (length := whole(reported)) and events is not None]
     # One event may carry the role.
-    return sum(length < events - 1 for length, events in pairs) <= _UNDERCOUNTED * len(pairs)
+    undercounted = sum(1 for length, events in counts if length < events - 1)
+    return undercounted <= _UNDERCOUNTED * len(counts)
 
 
 def _stage(number: int, run: _Run) -> Stage | None:

@@ -21,6 +21,7 @@ import pytest
 from blis_replay.fixtures.client_truth import ClientRun, compare
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.checks.evidence import decode_gap_us
+from blis_replay.ingest.checks.registry import run_checks
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.ingest import ingest_source
 from blis_replay.ingest.readers import guidellm, otlp_json
@@ -221,6 +222,60 @@ def test_lengths(run: ClientRun, name: str) -> None:
     assert known["prompt_tokens"].to_list() == known["true_prompt_tokens"].to_list()
     asked = run.pairs.drop_nulls("max_tokens")
     assert asked["max_tokens"].to_list() == asked["asked_tokens"].to_list()
+
+
+@pytest.mark.parametrize(
+    ("name", "severity", "says"),
+    [
+        # AIPerf divides by a count that has one or two tokens too many; with the server's count it is right.
+        ("aiperf-0.3.0/concurrency", "corrected", "reported ITL 15.19 ms, true gap 15.64 ms"),
+        ("aiperf-0.6.0/concurrency", "corrected", "reported ITL 15.22 ms, true gap 15.67 ms"),
+        ("aiperf-0.13.0/poisson-chat", "corrected", "reported ITL 15.07 ms, true gap 15.55 ms"),
+        # vllm bench pools gaps between events, of which one carries a role and some carry two tokens.
+        ("vllm-bench-0.15.1/random-poisson", "note", "mean gap 15.58 ms"),
+        ("vllm-bench-0.15.1/chat-append", "corrected", "reported ITL 15.36 ms, true gap 15.81 ms"),
+        ("vllm-bench-0.15.1/bos-rough", "unusable", "reported ITL 15.71 ms, true gap 14.17 ms"),
+        # GuideLLM's ITL is right; its TPOT is something else.
+        ("guidellm-0.5.4/constant", "note", "reported ITL 15.73 ms agrees with the true gap 15.75 ms"),
+        ("guidellm-0.5.4/constant", "note", "reported TPOT 16.63 ms is (last token - send) / n"),
+        ("guidellm-0.3.1/constant", "note", "reported TPOT 15.12 ms is (last token - first token) / n"),
+        # inference-perf: two stamps a token, then one and the closing one, then one for each re-tokenised token.
+        ("inference-perf-0.2.0/random-poisson", "corrected", "reported ITL 7.47 ms, true gap 15.60 ms"),
+        ("inference-perf-0.4.0/random-poisson", "corrected", "reported ITL 15.19 ms, true gap 15.62 ms"),
+        ("inference-perf-0.5.0/shared-constant", "corrected", "reported ITL 7.72 ms, true gap 15.63 ms"),
+        ("inference-perf-0.7.0/random-poisson", "note", "mean gap 15.62 ms"),
+    ],
+)
+def test_findings_name_what_was_reported_and_what_is_true(data_pack: Path, name: str, severity: str, says: str) -> None:
+    with read_recording(data_pack / "clients" / name, profile={"model": "mock-model"}) as recording:
+        findings = [f for f in run_checks(recording)[0] if f.check == "token_events" and says in f.message]
+    assert [finding.severity for finding in findings] == [severity]
+
+
+@pytest.mark.parametrize(
+    ("name", "severity", "says"),
+    [
+        ("aiperf-0.3.0/concurrency", "corrected", "3.2 % long on average (35.8 of 34.7 tokens)"),
+        ("aiperf-0.6.0/bos-rough", "corrected", "2.4 % short on average (34.0 of 34.8 tokens)"),
+        ("aiperf-0.13.0/bos-rough", "note", "equal the true ones (server usage)"),
+        ("vllm-bench-0.15.1/random-poisson", "note", "equal the true ones (server usage)"),
+        ("guidellm-0.3.1/constant", "note", "equal the true ones (configured with ignore_eos)"),
+        ("inference-perf-0.5.0/shared-constant", "corrected", "100.0 % long on average (80.0 of 40.0 tokens)"),
+    ],
+)
+def test_length_findings_name_both_numbers(data_pack: Path, name: str, severity: str, says: str) -> None:
+    with read_recording(data_pack / "clients" / name, profile={"model": "mock-model"}) as recording:
+        (finding,) = [f for f in run_checks(recording)[0] if f.check == "output_length"]
+    assert finding.severity == severity and says in finding.message
+
+
+def test_requests_that_the_client_gave_up_are_no_overload(data_pack: Path) -> None:
+    """8 of 98: the end of a benchmark cuts off what is under way; it says nothing of the server."""
+    with read_recording(data_pack / "clients" / "guidellm-0.5.4" / "constant") as recording:
+        findings = run_checks(recording)[0]
+    messages = [finding.message for finding in findings if finding.check == "completeness"]
+    assert len(messages) == 1 and messages[0].startswith("the client itself gave up 8 of 98 requests")
+    assert not [finding for finding in findings if finding.check == "overloaded"]
 
 
 @pytest.mark.parametrize("name", WITHOUT_REQUESTS)
