@@ -37,7 +37,7 @@ def check(recording: Recording, context: Context) -> list[Finding]:
         itl = _from_events(recording, layout, totals)
     else:
         itl = _from_aggregates(recording)
-    return [itl, *_other_tpot(recording)]
+    return [itl, *_other_tpot(recording), *(_miscounted_tpot(recording) if itl.severity == "note" else [])]
 
 
 def _from_events(recording: Recording, layout: TokenLayout, totals: EventTotals) -> Finding:
@@ -102,6 +102,17 @@ def _other_tpot(recording: Recording) -> list[Finding]:
         )
         findings.append(Finding(CHECK, "note", "tpot", message, measured, "the tool defines TPOT like this"))
     return findings
+
+
+def _miscounted_tpot(recording: Recording) -> list[Finding]:
+    """Time per output token over a count that is not the decoded one, where the ITL itself is right."""
+    reported_us = published(recording.aggregates, -1, "tpot_reported", "mean")
+    true_us = decode_gap_us(completed_requests(recording))
+    if reported_us is None or true_us is None or abs(reported_us - true_us) <= _AGREES * true_us:
+        return []
+    measured: Measured = {"reported_tpot_us": reported_us, "true_gap_us": true_us}
+    message = f"reported TPOT {reported_us / 1e3:.2f} ms, but (E2E-TTFT)/(n-1) is {true_us / 1e3:.2f} ms and is used"
+    return [Finding(CHECK, "corrected", "tpot", message, measured, "more than 1 % apart, while the ITL agrees")]
 
 
 def _from_aggregates(recording: Recording) -> Finding:
