@@ -14,6 +14,7 @@ from typing import Any
 
 import polars as pl
 
+from blis_replay.ingest.counted_lengths import with_counted_lengths
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.readers import (
     discovery,
@@ -32,7 +33,12 @@ from blis_replay.ingest.readers.files import Progress, RecordedFile
 from blis_replay.ingest.readers.formats import REQUEST_FORMATS
 from blis_replay.ingest.readers.load_stages import stage_of_requests
 from blis_replay.ingest.readers.numbers import tokens
-from blis_replay.ingest.readers.requests_frame import RequestsRead, in_send_order, prefix_in_send_order
+from blis_replay.ingest.readers.requests_frame import (
+    RequestsRead,
+    in_send_order,
+    prefix_in_send_order,
+    with_summary,
+)
 from blis_replay.ingest.readers.step_clock import align_steps
 from blis_replay.ingest.readers.token_events import write_token_events
 from blis_replay.ingest.recording import (
@@ -138,6 +144,8 @@ class _Assembly:
         configured = self._configured()
         traces = otlp_json.read_traces(self.known.get(discovery.OTLP, []))
         found = self._requests(configured, traces)
+        if found is not None:
+            configured = _with_reported(configured, found)
         if found is None and configured.aggregates.is_empty() and traces.steps.is_empty():
             raise RecordingError(
                 self.source.root,
@@ -220,24 +228,27 @@ class _Assembly:
     def _requests(self, configured: _Configured, traces: otlp_json.TracesRead) -> RequestsRead | None:
         """The requests of the best source: client records in the order of the formats, then the server's spans."""
         found: RequestsRead | None = None
-        used = ""
+        used = used_form = ""
         for form in REQUEST_FORMATS:
             if not (file := self._one(form.name)):
                 continue
-            if found is not None:
+            sums_up = bool(form.sums_up) and form.sums_up == used_form
+            if found is not None and len(found.frame) and not sums_up:
                 self.unused[file.name] = f"the requests are those of {used}"
                 continue
             read = form.read(file, self.scratch / "stamps.int64")
             self.versions[file.name] = read.version
-            if len(read.frame):
-                found, used = read, file.name
-        if traces.requests is not None:
-            if found is not None:
-                self.missing.append(
-                    f"{len(traces.requests.frame)} llm_request spans: not used, the requests are those of {used}"
-                )
-            else:
-                found = traces.requests
+            if found is not None and sums_up:
+                found = with_summary(found, read)
+            elif len(read.frame) or (found is None and len(read.aggregates)):
+                found, used, used_form = read, file.name, form.name
+        if traces.requests is None:
+            return found
+        if found is None or found.frame.is_empty():
+            return traces.requests
+        self.missing.append(
+            f"{len(traces.requests.frame)} llm_request spans: not used, the requests are those of {used}"
+        )
         return found
 
     def _model(self, configured: _Configured, found: RequestsRead | None, ground_truth: str) -> str | None:
@@ -267,8 +278,8 @@ class _Assembly:
         self, found: RequestsRead | None, configured: _Configured
     ) -> tuple[pl.DataFrame, Clock | None, Path | None, PrefixBlocks | None]:
         """Requests in send order with stages and decode lengths, their clock, token events and prompt blocks."""
-        if found is None:
-            self.missing += ["requests", "token times"]
+        if found is None or found.frame.is_empty():
+            self.missing += [*(found.lacks if found and found.lacks else ("requests",)), "token times"]
             return empty_frame(REQUEST_SCHEMA), None, None, None
         self.missing += found.remarks
         ordered, order, zero_us = in_send_order(found.frame)
@@ -278,13 +289,14 @@ class _Assembly:
         load = configured.load
         counts = [inference_perf_aggregates.count_of(configured.aggregates, stage.stage) for stage in load.stages]
         stage = stage_of_requests(ordered["arrival_us"].to_numpy(), load.stages, counts)
-        if stage is not None:
+        if stage is not None and ordered["stage"].null_count():
             ordered = ordered.with_columns(pl.Series("stage", stage, pl.Int64))
         ordered = with_decode_lengths(ordered, load.configured_output_tokens, load.ignore_eos)
         events: Path | None = None
         if found.events is not None:
             events = self.scratch / "token_events.parquet"
             write_token_events(found.events, order, zero_us, events)
+            ordered = with_counted_lengths(ordered, events)
         else:
             self.missing.append("token times")
         prefix = None if found.prefix is None else prefix_in_send_order(found.prefix, order)
@@ -375,11 +387,26 @@ class _Assembly:
 
 def _ground_truth(found: RequestsRead | None, aggregates: pl.DataFrame) -> str:
     """What there is to compare with: where requests were sent and not one was timed, nothing."""
-    if found is None:
+    if found is None or found.frame.is_empty():
         return PUBLISHED if len(aggregates) else RECORDED
     requests = found.frame
     timed = requests["ttft_us"].count() + requests["e2e_us"].count() > 0 or found.events is not None
     return RECORDED if timed or (requests["status"] != "ok").any() else ARRIVALS
+
+
+def _with_reported(configured: _Configured, found: RequestsRead) -> _Configured:
+    """What the client's own file says of the run, where no configuration or report says it."""
+    load = configured.load
+    return replace(
+        configured,
+        aggregates=found.aggregates if configured.aggregates.is_empty() else configured.aggregates,
+        load=replace(
+            load,
+            stages=load.stages or found.stages,
+            configured_output_tokens=load.configured_output_tokens or found.configured_output_tokens,
+            ignore_eos=found.ignore_eos if load.ignore_eos is None else load.ignore_eos,
+        ),
+    )
 
 
 def _families(spans: Mapping[tuple[str, str], int]) -> dict[tuple[str, str], int]:

@@ -27,21 +27,23 @@ RECORDING_TABLES = (
 RUN_TABLES = ("runs", "run_requests", "run_steps", "errors")
 
 # Stamps of each request, and how many of them are output tokens (``token_layout.TokenLayout``):
-# a token's first stamp is every ``stamps_per_token``-th one; the closing event of a completed
-# stream is taken off, and nothing beyond a trusted length is a token.
+# a token's first stamp is every ``stamps_per_token``-th one; the leading event and the closing one
+# of a completed stream are taken off, and nothing beyond a trusted length is a token.
 STAMPS_OF_REQUESTS = """
 WITH stamps AS (
-    SELECT request_index, count(*) AS stamps, min(time_us) AS first_us, max(time_us) AS last_us
+    SELECT request_index, count(*) AS stamps, min(time_us) AS first_us, max(time_us) AS last_us,
+           min(time_us) FILTER (WHERE event_index = $leading_events * $stamps_per_token) AS first_token_us
     FROM read_parquet($events) GROUP BY request_index
 ), lines AS (
     SELECT s.*, r.trusted_tokens, r.completed,
            (s.stamps + $stamps_per_token - 1) // $stamps_per_token AS data_lines
     FROM stamps s LEFT JOIN lengths r USING (request_index)
 )
-SELECT request_index, stamps, first_us, last_us, completed,
+SELECT request_index, stamps, first_us, last_us, first_token_us, completed,
        greatest(0, CASE WHEN NOT $identified THEN 0
             ELSE least(coalesce(trusted_tokens, data_lines),
-                       data_lines - CASE WHEN coalesce(completed, true) THEN $closing_events ELSE 0 END)
+                       data_lines - $leading_events
+                       - CASE WHEN coalesce(completed, true) THEN $closing_events ELSE 0 END)
             END) AS tokens
 FROM lines
 """
@@ -49,8 +51,8 @@ FROM lines
 INSERT_STAMPS = """
 INSERT INTO token_events
 SELECT $slug, e.request_index, e.event_index, e.time_us,
-       CASE WHEN e.event_index % $stamps_per_token = 0 AND e.event_index // $stamps_per_token < c.tokens
-            THEN e.event_index // $stamps_per_token END
+       CASE WHEN e.event_index % $per_token = 0 AND e.event_index // $per_token - $leading BETWEEN 0 AND c.tokens - 1
+            THEN e.event_index // $per_token - $leading END
 FROM read_parquet($events) e JOIN token_counts c USING (request_index)
 """
 
@@ -68,6 +70,7 @@ SELECT request_index, count(*) AS stamps,
        median(gap_us) FILTER (WHERE event_index % 2 = 1) AS odd_gap_us,
        arg_max(gap_us, event_index) FILTER (WHERE event_index % 2 = 1 AND gap_us IS NOT NULL) AS last_odd_gap_us,
        median(gap_us) AS gap_us,
+       arg_min(gap_us, event_index) FILTER (WHERE gap_us IS NOT NULL) AS first_gap_us,
        arg_max(gap_us, event_index) FILTER (WHERE gap_us IS NOT NULL) AS last_gap_us
 FROM gaps GROUP BY request_index ORDER BY request_index
 """
@@ -76,9 +79,9 @@ FROM gaps GROUP BY request_index ORDER BY request_index
 POOLED_GAPS = """
 SELECT count(*) AS requests, sum(c.stamps) AS stamps, sum(c.tokens) AS tokens,
        sum(c.last_us - c.first_us) AS stamped_us, sum(c.stamps - 1) AS stamped_gaps,
-       sum(e.time_us - c.first_us) AS token_us, sum(c.tokens - 1) AS token_gaps
+       sum(e.time_us - c.first_token_us) AS token_us, sum(c.tokens - 1) AS token_gaps
 FROM token_counts c JOIN read_parquet($events) e
-  ON e.request_index = c.request_index AND e.event_index = (c.tokens - 1) * $stamps_per_token
+  ON e.request_index = c.request_index AND e.event_index = (c.tokens - 1 + $leading) * $per_token
 WHERE c.completed AND c.tokens > 0
 """
 
@@ -128,7 +131,7 @@ FROM kv_events WHERE slug = ? GROUP BY ALL ORDER BY event, medium, target_medium
 LIST_EXPERIMENTS = """
 SELECT e.slug, e.alias, e.model, e.hardware, e.tensor_parallelism, e.workload, e.ground_truth,
        (SELECT count(*) FROM requests r WHERE r.slug = e.slug) AS requests,
-       (SELECT count(*) FROM requests r WHERE r.slug = e.slug AND r.status <> 'ok') AS failed,
+       (SELECT count(*) FROM requests r WHERE r.slug = e.slug AND r.status NOT IN ('ok', 'aborted')) AS failed,
        EXISTS (SELECT 1 FROM findings f WHERE f.slug = e.slug AND f.check_name = 'overloaded') AS overloaded,
        (SELECT count(*) FROM findings f WHERE f.slug = e.slug) AS findings
 FROM experiments e ORDER BY e.slug

@@ -33,13 +33,20 @@ REQUEST_SCHEMA: dict[str, type[pl.DataType]] = {
     "prefill_us": pl.Int64,  # server: first scheduled to first token
     "decode_us": pl.Int64,  # server: first token to last token
     "cached_prompt_tokens": pl.Int64,  # prefix-cache hit where the server reported it
-    "status": pl.String,  # ok | error | timeout
+    "status": pl.String,  # ok | error | timeout | aborted (the client ended the run, or was told to give up)
     "error": pl.String,
 }
 
 # Where a decode length comes from, best first (issue of the re-tokenised lengths:
 # Llama-2-7B replies re-tokenise 20-26 % short).
-OUTPUT_LENGTH_SOURCES = ("server usage", "max_tokens with ignore_eos", "configured with ignore_eos", "re-tokenised")
+COUNTED, RETOKENISED = "counted stream events", "re-tokenised"
+OUTPUT_LENGTH_SOURCES = (
+    "server usage",
+    "max_tokens with ignore_eos",
+    "configured with ignore_eos",
+    COUNTED,
+    RETOKENISED,
+)
 
 # One row a stream event as the client stamped it (before any correction).  There can be
 # ten million of them, so they are kept in a Parquet file, never in memory at once.
@@ -98,6 +105,8 @@ PREFIX_BLOCK_SCHEMA: dict[str, type[pl.DataType]] = {
 AGGREGATE_SCHEMA: dict[str, type[pl.DataType]] = {
     "stage": pl.Int64,  # -1: the whole run
     # e2e | ttft | itl_reported | tpot_reported | prompt_tokens | output_tokens_reported, all over successes;
+    # TPOT is (last token - first token) / (n - 1); tools that mean something else by it have tpot_with_ttft_reported,
+    # (last token - send) / n, or tpot_over_n_reported, (last token - first token) / n;
     # requests: the counts of the report, statistics "sent", "succeeded", "failed"
     "metric": pl.String,
     "statistic": pl.String,  # mean, min, p0.1, p1, p5, p10, p25, p50, p75, p90, p95, p99, p99.9, max

@@ -20,6 +20,7 @@ def check(recording: Recording, context: Context) -> list[Finding]:
     findings = [
         *_rejected(recording),
         *_failures(recording),
+        *_aborted(recording),
         *_missing_fields(recording),
         *_beyond_model_length(recording),
         *_duplicates(recording),
@@ -70,7 +71,7 @@ def _rejected(recording: Recording) -> list[Finding]:
 
 def _failures(recording: Recording) -> list[Finding]:
     requests = recorded_requests(recording)
-    failed = requests.filter(pl.col("status").ne_missing("ok"))
+    failed = _failed(requests)
     if failed.is_empty():
         return []
     timeouts = failed.filter(pl.col("status") == "timeout").height
@@ -90,6 +91,23 @@ def _failures(recording: Recording) -> list[Finding]:
         "without_prompt_length": no_prompt,
     }
     return [Finding(CHECK, "note", "", message, measured, "any failed request")]
+
+
+def _failed(requests: pl.DataFrame) -> pl.DataFrame:
+    return requests.filter(~pl.col("status").is_in(["ok", "aborted"]).fill_null(False))
+
+
+def _aborted(recording: Recording) -> list[Finding]:
+    requests = recorded_requests(recording)
+    aborted = requests.filter(pl.col("status") == "aborted").height
+    if not aborted:
+        return []
+    message = (
+        f"the client itself gave up {aborted} of {requests.height} requests (the end of the run, or as asked to); "
+        "they are no failures, and metrics are over the completed ones"
+    )
+    measured: Measured = {"aborted": aborted, "requests": requests.height}
+    return [Finding(CHECK, "note", "", message, measured, "any request that the client gave up")]
 
 
 def _missing_fields(recording: Recording) -> list[Finding]:
@@ -133,9 +151,10 @@ def _published_counts(recording: Recording) -> list[Finding]:
     requests = recorded_requests(recording)
     if requests.is_empty():
         return []
-    failed = requests.filter(pl.col("status").ne_missing("ok")).height
+    succeeded = requests.filter(pl.col("status") == "ok").height
     findings = []
-    for statistic, counted in (("sent", requests.height), ("failed", failed)):
+    counts = (("sent", requests.height), ("failed", _failed(requests).height), ("succeeded", succeeded))
+    for statistic, counted in counts:
         count = published(recording.aggregates, -1, "requests", statistic)
         if count is not None and int(count) != counted:
             message = f"the published report counts {int(count)} requests {statistic}, the records {counted}"

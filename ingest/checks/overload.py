@@ -63,13 +63,18 @@ def failed_share(recording: Recording) -> float | None:
     """Failed requests over all, 0..1; published counts where there are no recorded requests."""
     requests = recorded_requests(recording)
     if not requests.is_empty():
-        return 1 - requests.filter(pl.col("status") == "ok").height / requests.height
+        return _failed(requests) / requests.height
     failures, count = published(recording.aggregates, -1, "requests", "failed"), request_count(recording)
     if failures is not None and count:
         return failures / count
     if recording.requests.is_empty():
         return None
-    return 1 - recording.requests.filter(pl.col("status") == "ok").height / recording.requests.height
+    return _failed(recording.requests) / recording.requests.height
+
+
+def _failed(requests: pl.DataFrame) -> int:
+    """Requests that the server did not serve; those that the client gave up itself are not among them."""
+    return requests.filter(~pl.col("status").is_in(["ok", "aborted"]).fill_null(False)).height
 
 
 def _slow_median(recording: Recording) -> tuple[bool, str]:

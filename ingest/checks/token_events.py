@@ -23,13 +23,23 @@ RULE = (
 )
 
 
+_AGREES = 0.01
+# How tools that mean something else by the time per output token compute it.
+_TPOT_DEFINITIONS = {
+    "tpot_with_ttft_reported": "(last token - send) / n, with the time to the first token in it",
+    "tpot_over_n_reported": "(last token - first token) / n, for n - 1 gaps",
+}
+
+
 def check(recording: Recording, context: Context) -> list[Finding]:
-    """Reported ITL against the true gap, from the stamps or, without them, from aggregates."""
+    """Reported ITL against the true gap, from the stamps or, without them, from aggregates; other notions of TPOT."""
     layout, totals = context.layout, context.events
     # Stamps of failed requests alone say less than aggregates over the others.
     if totals is not None and layout != NO_EVENTS and (totals.requests or not layout.identified):
-        return [_from_events(recording, layout, totals)]
-    return [_from_aggregates(recording)]
+        itl = _from_events(recording, layout, totals)
+    else:
+        itl = _from_aggregates(recording)
+    return [itl, *_other_tpot(recording), *(_miscounted_tpot(recording) if itl.severity == "note" else [])]
 
 
 def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
@@ -74,19 +84,69 @@ def _from_events(recording: Recording, layout: TokenLayout, totals: EventTotals)
         "true_gap_us": totals.token_gap_us,
     }
     if not layout.identified:
-        measured["true_gap_us"] = decode_gap_us(completed_requests(recording))
-        message = "some stream events carry several tokens: single gaps cannot be told from them, only the mean"
-        rule = "the median request has an event for fewer than 98 % of its tokens"
-        return Finding(CHECK, "unusable", "itl quantiles", message, measured, rule)
+        return _several_tokens(measured, decode_gap_us(completed_requests(recording)))
     if totals.token_gap_us is None or totals.stamped_gap_us is None:
         return not_checked(CHECK, "itl", "no completed request has two output tokens")
-    if layout.stamps_per_token == 1 and layout.closing_events == 0:
-        message = f"one stream event per token, mean gap {totals.token_gap_us / 1e3:.2f} ms"
-        return Finding(CHECK, "note", "itl", message, measured, "the median request has one stamp per token")
-    if layout.stamps_per_token == 1:
-        message = f"one stream event per token and a closing one, which is left out: true gap {_ms(measured)}"
+    if layout.stamps_per_token > 1:
+        rule = "2n to 2n+3 stamps for n tokens, gaps alternating between under 0.2 ms and a step"
+        return _two_events(measured, rule)
+    if layout.leading_events:
+        message = f"the first stream event carries the role and no token, and is left out: {_both(measured)}"
+        return Finding(CHECK, "corrected", "itl", message, measured, "most requests begin with two events at once")
+    if layout.closing_events:
+        message = f"one stream event per token and a closing one, which is left out: {_both(measured)}"
         return Finding(CHECK, "corrected", "itl", message, measured, "most requests end with an event that is no token")
-    return _two_events(measured, "2n to 2n+3 stamps for n tokens, gaps alternating between under 0.2 ms and a step")
+    return _one_by_one(measured, totals.token_gap_us, decode_gap_us(completed_requests(recording)))
+
+
+def _several_tokens(measured: Measured, mean_gap_us: float | None) -> Finding:
+    measured = {**measured, "true_gap_us": mean_gap_us}
+    message = (
+        "some stream events carry several tokens, or tokens had no event: single gaps cannot be told, only the mean"
+    )
+    if mean_gap_us is not None:
+        message += f"; {_both(measured)}"
+    rule = "the median request has an event for fewer than 98 % of its tokens"
+    return Finding(CHECK, "unusable", "itl quantiles", message, measured, rule)
+
+
+def _one_by_one(measured: Measured, pooled_us: float, by_request_us: float | None) -> Finding:
+    """A published mean is over all gaps, or over the means of requests: it may agree with either."""
+    true_us = [gap_us for gap_us in (pooled_us, by_request_us) if gap_us is not None]
+    reported_us = float(measured["reported_itl_us"] or 0)
+    if any(abs(reported_us - gap_us) <= _AGREES * gap_us for gap_us in true_us):
+        message = f"one stream event per token, mean gap {pooled_us / 1e3:.2f} ms"
+        return Finding(CHECK, "note", "itl", message, measured, "the median request has one stamp per token")
+    message = f"one stream event per token, and the stamps are used: {_both(measured)}"
+    return Finding(CHECK, "corrected", "itl", message, measured, "more than 1 % apart")
+
+
+def _other_tpot(recording: Recording) -> list[Finding]:
+    """Time per output token by a definition of the tool's own: no error, but not to be compared with others."""
+    findings = []
+    for metric, definition in _TPOT_DEFINITIONS.items():
+        reported_us = published(recording.aggregates, -1, metric, "mean")
+        true_us = decode_gap_us(completed_requests(recording))
+        if reported_us is None or true_us is None:
+            continue
+        measured: Measured = {"reported_tpot_us": reported_us, "true_gap_us": true_us}
+        message = (
+            f"reported TPOT {reported_us / 1e3:.2f} ms is {definition}; "
+            f"(E2E - TTFT) / (n - 1) is {true_us / 1e3:.2f} ms, and is what is used here"
+        )
+        findings.append(Finding(CHECK, "note", "tpot", message, measured, "the tool defines TPOT like this"))
+    return findings
+
+
+def _miscounted_tpot(recording: Recording) -> list[Finding]:
+    """Time per output token over a count that is not the decoded one, where the ITL itself is right."""
+    reported_us = published(recording.aggregates, -1, "tpot_reported", "mean")
+    true_us = decode_gap_us(completed_requests(recording))
+    if reported_us is None or true_us is None or abs(reported_us - true_us) <= _AGREES * true_us:
+        return []
+    measured: Measured = {"reported_tpot_us": reported_us, "true_gap_us": true_us}
+    message = f"reported TPOT {reported_us / 1e3:.2f} ms, but (E2E-TTFT)/(n-1) is {true_us / 1e3:.2f} ms and is used"
+    return [Finding(CHECK, "corrected", "tpot", message, measured, "more than 1 % apart, while the ITL agrees")]
 
 
 def _from_aggregates(recording: Recording) -> Finding:
@@ -128,11 +188,12 @@ def _compare(reported_us: float, true_us: float, tokens: float) -> Finding:
 def _two_events(measured: Measured, threshold: str) -> Finding:
     count = round(float(measured["events_per_token"] or 0))
     words = {2: "two", 3: "three"}.get(count, str(count))
-    message = (
-        f"reported ITL {float(measured['reported_itl_us'] or 0) / 1e3:.2f} ms, true gap {_ms(measured)}, "
-        f"{words} stream events per token"
-    )
+    message = f"{_both(measured)}, {words} stream events per token"
     return Finding(CHECK, "corrected", "itl", message, measured, threshold)
+
+
+def _both(measured: Measured) -> str:
+    return f"reported ITL {float(measured['reported_itl_us'] or 0) / 1e3:.2f} ms, true gap {_ms(measured)}"
 
 
 def _ms(measured: Measured) -> str:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import polars as pl
 
-from blis_replay.ingest.recording import OUTPUT_LENGTH_SOURCES
+from blis_replay.ingest.recording import COUNTED, OUTPUT_LENGTH_SOURCES
+
+# The others take the requests alone.
+_SOURCES = [name for name in OUTPUT_LENGTH_SOURCES if name != COUNTED]
 
 
 def with_decode_lengths(frame: pl.DataFrame, configured_tokens: int | None, ignore_eos: bool | None) -> pl.DataFrame:
@@ -25,8 +28,7 @@ def with_decode_lengths(frame: pl.DataFrame, configured_tokens: int | None, igno
     )
     usable = [pl.when(tokens > 0).then(tokens) for tokens in candidates]
     source = pl.coalesce(
-        pl.when(tokens.is_not_null()).then(pl.lit(name))
-        for tokens, name in zip(usable, OUTPUT_LENGTH_SOURCES, strict=True)
+        pl.when(tokens.is_not_null()).then(pl.lit(name)) for tokens, name in zip(usable, _SOURCES, strict=True)
     )
     return frame.with_columns(
         pl.coalesce("output_tokens", *usable), pl.coalesce("output_tokens_source", source).alias("output_tokens_source")

@@ -179,9 +179,10 @@ def _walk(directory: Path) -> list[Path]:
         paths += [path for path in (Path(folder) / name for name in names) if path.is_file()]
         if len(paths) > MAX_FILES:
             raise RecordingError(directory, "", f"more than {MAX_FILES} files", "give the directory of one experiment")
-    # What lies in results/ is what the load generator wrote, so it comes before the top folder.
+    # What lies in results/ is what the load generator wrote, so it comes before the top folder;
+    # what lies deeper is of a part of the run.
     names_of = {path: path.relative_to(directory).as_posix() for path in paths}
-    return sorted(paths, key=lambda path: ("/" not in names_of[path], names_of[path]))
+    return sorted(paths, key=lambda path: ("/" not in names_of[path], names_of[path].count("/"), names_of[path]))
 
 
 def _unread(file: RecordedFile, kind: str) -> SourceFile:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
@@ -67,6 +67,8 @@ class RequestsRead:
     ``stages``: load stages that the file itself names.  ``aggregates``: what the tool itself
     reports in this file (``AGGREGATE_SCHEMA``), for the checks to compare with.  ``prefix``: block
     identities of the prompts, if the file tells them.  ``remarks``: what of the file was not used.
+    ``configured_output_tokens`` and ``ignore_eos``: what all requests of the run asked for.
+    ``lacks``: what such a file should have and this one does not, in words.
     """
 
     frame: pl.DataFrame
@@ -79,6 +81,21 @@ class RequestsRead:
     aggregates: pl.DataFrame = field(default_factory=lambda: empty_frame(AGGREGATE_SCHEMA))
     prefix: RawPrefix | None = None
     remarks: tuple[str, ...] = ()
+    configured_output_tokens: int | None = None
+    ignore_eos: bool | None = None
+    lacks: tuple[str, ...] = ()
+
+
+def with_summary(found: RequestsRead, summary: RequestsRead) -> RequestsRead:
+    """The requests together with what another file of the same tool says of the run as a whole."""
+    return replace(
+        found,
+        model=found.model or summary.model,
+        stages=found.stages or summary.stages,
+        aggregates=summary.aggregates,
+        configured_output_tokens=summary.configured_output_tokens,
+        ignore_eos=summary.ignore_eos,
+    )
 
 
 def request_row(**values: object) -> dict[str, object]:

@@ -227,15 +227,17 @@ def test_every_real_directory_is_read_without_a_rejected_record(data_pack: Path)
 
 
 @pytest.mark.realdata
-def test_the_servers_own_spans_of_blis_eval(data_pack: Path) -> None:
+def test_the_clients_records_of_blis_eval_win_over_the_servers_spans(data_pack: Path) -> None:
     """The folder's name says llama7b, its configuration CodeLlama-34b: the configuration is right."""
     with read_recording(data_pack / "blis-eval" / "jan20-prefill-llama7b-tp1-1") as recording:
         assert (recording.model, recording.alias) == ("codellama/CodeLlama-34b-Instruct-hf", "34b-prefillheavy")
         assert (len(recording.requests), recording.clocks[0].name, recording.clocks[0].constructed) == (
-            197,
-            "server",
+            200,
+            "client",
             False,
         )
+        assert any(line.startswith("197 llm_request spans: not used") for line in recording.missing)
         assert recording.engine["num_gpu_blocks"].value == 2537
-        assert recording.requests["output_tokens_source"].unique().to_list() == ["server usage"]
+        completed = recording.requests.filter(pl.col("status") == "ok")
+        assert completed["output_tokens_source"].unique().to_list() == ["server usage"]
         assert recording.prefix_hit_rate == pytest.approx(0.331)
