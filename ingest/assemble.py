@@ -21,7 +21,8 @@ from blis_replay.ingest.readers import (
     experiment_config,
     inference_perf_aggregates,
     kv_events,
-    otlp_json,
+    otlp_journeys,
+    otlp_traces,
     server_log,
     tracev2,
 )
@@ -31,6 +32,7 @@ from blis_replay.ingest.readers.documents import text
 from blis_replay.ingest.readers.engine_settings import engine_settings, profile_arguments, read_engine_file
 from blis_replay.ingest.readers.files import Progress, RecordedFile
 from blis_replay.ingest.readers.formats import REQUEST_FORMATS
+from blis_replay.ingest.readers.journey_requests import with_request_indices
 from blis_replay.ingest.readers.load_stages import stage_of_requests
 from blis_replay.ingest.readers.numbers import tokens
 from blis_replay.ingest.readers.requests_frame import (
@@ -39,11 +41,13 @@ from blis_replay.ingest.readers.requests_frame import (
     prefix_in_send_order,
     with_summary,
 )
-from blis_replay.ingest.readers.step_clock import align_steps
+from blis_replay.ingest.readers.server_clock import server_times, steps_on_zero
 from blis_replay.ingest.readers.token_events import write_token_events
 from blis_replay.ingest.recording import (
     AGGREGATE_SCHEMA,
     ARRIVALS,
+    JOURNEY_EVENT_SCHEMA,
+    LIFECYCLE_SCHEMA,
     PUBLISHED,
     RECORDED,
     REQUEST_SCHEMA,
@@ -123,6 +127,16 @@ class _Configured:
     aggregates: pl.DataFrame
 
 
+@dataclass(frozen=True)
+class _Server:
+    """What the server's traces say, from the experiment's zero."""
+
+    steps: pl.DataFrame
+    lifecycles: pl.DataFrame
+    journey_events: pl.DataFrame
+    clocks: tuple[Clock, ...]
+
+
 class _Assembly:
     """One reading of one directory: the files, what is missing, and how the parts are joined."""
 
@@ -142,7 +156,7 @@ class _Assembly:
 
     def recording(self) -> Recording:
         configured = self._configured()
-        traces = otlp_json.read_traces(self.known.get(discovery.OTLP, []))
+        traces = otlp_traces.read_traces(self.known.get(discovery.OTLP, []))
         found = self._requests(configured, traces)
         if found is not None:
             configured = _with_reported(configured, found)
@@ -156,10 +170,9 @@ class _Assembly:
         ground_truth = _ground_truth(found, configured.aggregates)
         model = self._model(configured, found, ground_truth)
         requests, client, events, prefix = self._placed(found, configured)
-        steps, step_clock, remark = align_steps(traces.steps, client, requests, traces.sequential_span_ids)
-        self._note_traces(traces, remark)
+        server = self._server(traces, requests, client)
         cache_events, cache_clock = self._kv_events(client)
-        engine = self._engine(configured, steps)
+        engine = self._engine(configured, server.steps)
         slug, hardware = self.source.slug, text(self.profile.get("hardware"))
         workload = workload_of(slug, configured.experiment.app)
         files = self._files()
@@ -179,9 +192,12 @@ class _Assembly:
             prefix_hit_rate=configured.log.prefix_hit_rate(),
             requests=requests,
             token_events=events,
-            steps=steps,
+            steps=server.steps,
+            snapshots=traces.snapshots,
+            lifecycles=server.lifecycles,
+            journey_events=server.journey_events,
             aggregates=configured.aggregates,
-            clocks=tuple(clock for clock in (client, step_clock, cache_clock) if clock is not None),
+            clocks=tuple(clock for clock in (client, *server.clocks, cache_clock) if clock is not None),
             files=files,
             missing=tuple(self.missing),
             dropped_step_events=traces.dropped_events,
@@ -225,7 +241,7 @@ class _Assembly:
             frames.append(inference_perf_aggregates.read_aggregates(file, discovery.stage_of(file.name)))
         return pl.concat(frames)
 
-    def _requests(self, configured: _Configured, traces: otlp_json.TracesRead) -> RequestsRead | None:
+    def _requests(self, configured: _Configured, traces: otlp_traces.TracesRead) -> RequestsRead | None:
         """The requests of the best source: client records in the order of the formats, then the server's spans."""
         found: RequestsRead | None = None
         used = used_form = ""
@@ -247,7 +263,7 @@ class _Assembly:
         if found is None or found.frame.is_empty():
             return traces.requests
         self.missing.append(
-            f"{len(traces.requests.frame)} llm_request spans: not used, the requests are those of {used}"
+            f"{len(traces.requests.frame)} requests as the server traced them: the requests are those of {used}"
         )
         return found
 
@@ -315,13 +331,32 @@ class _Assembly:
             )
         return path, Clock("kv events", "epoch", read.zero_us)
 
-    def _note_traces(self, traces: otlp_json.TracesRead, remark: str) -> None:
+    def _server(self, traces: otlp_traces.TracesRead, requests: pl.DataFrame, client: Clock | None) -> _Server:
+        """Steps and journeys beside the requests."""
+        journeys = traces.journeys
+        arrivals_ns = pl.Series(dtype=pl.Int64)
+        if journeys is not None:
+            arrivals_ns = journeys.lifecycles.select(pl.coalesce("arrived_ns", "queued_ns")).to_series()
+        times = server_times(traces.steps, arrivals_ns, traces.bridge, client, requests, traces.sequential_span_ids)
+        self._note_traces(traces, times.remark if times else "")
+        zero_us = times.zero_us if times else 0
+        steps, clocks = steps_on_zero(traces.steps, zero_us), times.clocks if times else ()
+        if journeys is None:
+            return _Server(steps, empty_frame(LIFECYCLE_SCHEMA), empty_frame(JOURNEY_EVENT_SCHEMA), clocks)
+        lifecycles, events = otlp_journeys.on_zero(journeys, zero_us)
+        lifecycles = with_request_indices(lifecycles, requests)
+        if unknown := lifecycles["request_index"].null_count():
+            self.missing.append(f"which requests {unknown} journeys belong to: their ids are not those of the requests")
+        return _Server(steps, lifecycles, events, clocks)
+
+    def _note_traces(self, traces: otlp_traces.TracesRead, remark: str) -> None:
         if traces.steps.is_empty():
             self.missing.append("step records")
         if traces.dropped_events:
             self.missing.append(f"{traces.dropped_events} step span events that the tracing SDK discarded")
         for (scope, name), count in sorted(_families(traces.other_spans).items()):
-            self.missing.append(f"{count} spans {name!r} of scope {scope!r}: not read yet")
+            self.missing.append(f"{count} spans {name!r} of scope {scope!r}: not read")
+        self.missing += traces.remarks
         if remark:
             self.missing.append(remark)
 

@@ -20,6 +20,8 @@ RECORDING_TABLES = (
     "request_blocks",
     "kv_events",
     "steps",
+    "snapshots",
+    "lifecycles",
     "journey_events",
     "findings",
 )

@@ -101,6 +101,65 @@ PREFIX_BLOCK_SCHEMA: dict[str, type[pl.DataType]] = {
     "block_key": pl.Int64,
 }
 
+# One row a running request in a step that was recorded in full.
+SNAPSHOT_SCHEMA: dict[str, type[pl.DataType]] = {
+    "step_id": pl.Int64,
+    "request_id": pl.String,  # the engine's own (LIFECYCLE_SCHEMA core_request_id)
+    "phase": pl.String,  # PREFILL until an output token was processed, then DECODE
+    "prompt_tokens": pl.Int64,
+    "effective_prompt_tokens": pl.Int64,  # without those that its first admission found in the prefix cache
+    "computed_tokens": pl.Int64,  # before this step's
+    "output_tokens": pl.Int64,
+    "scheduled_tokens": pl.Int64,  # in this step
+    "preemptions": pl.Int64,
+    "kv_blocks_allocated": pl.Int64,
+    "kv_blocks_cached": pl.Int64,  # registered in the prefix cache; no hits
+}
+
+# One row a request that the server traced (a journey), in order of arrival.  Null: not recorded.
+LIFECYCLE_SCHEMA: dict[str, type[pl.DataType]] = {
+    "journey": pl.Int64,  # 0, 1, ...
+    "request_index": pl.Int64,  # the request it belongs to, null if identities do not tell
+    "api_request_id": pl.String,
+    "core_request_id": pl.String,
+    "arrived_us": pl.Int64,  # at the API server, prompt tokenised
+    "arrived_stamp": pl.String,  # where that comes from: api.ARRIVED | span start
+    "handoff_us": pl.Int64,
+    "queued_us": pl.Int64,
+    "scheduled_us": pl.Int64,  # first
+    "first_token_us": pl.Int64,  # when the scheduler had it
+    "first_response_us": pl.Int64,  # when the API server had it
+    "finished_us": pl.Int64,
+    "departed_us": pl.Int64,  # answer sent, or given up by the client
+    "queued_step": pl.Int64,  # last step begun before
+    "scheduled_step": pl.Int64,
+    "first_token_step": pl.Int64,  # the step that computed it
+    "finished_step": pl.Int64,
+    "preemptions": pl.Int64,
+    "status": pl.String,  # ok | aborted | error | unfinished
+    "finish_status": pl.String,  # the engine's word: stopped | length | aborted | ignored | error
+    "reason": pl.String,  # of an abort
+    "prompt_tokens": pl.Int64,
+    "max_tokens": pl.Int64,
+    "output_tokens": pl.Int64,  # produced, also by an aborted one
+    "cached_prompt_tokens": pl.Int64,  # prefix-cache hit of the first admission
+    "dropped_events": pl.Int64,  # by the tracing SDK
+}
+
+# One row an event of a journey, by journey and time.
+JOURNEY_EVENT_SCHEMA: dict[str, type[pl.DataType]] = {
+    "journey": pl.Int64,
+    "event": pl.String,  # as recorded: api.ARRIVED, journey.QUEUED, ...
+    "time_us": pl.Int64,
+    "step_id": pl.Int64,
+    "phase": pl.String,  # WAITING | PREFILL | DECODE
+    "schedule_kind": pl.String,  # FIRST | RESUME
+    "prefill_done_tokens": pl.Int64,
+    "output_tokens": pl.Int64,
+    "preemptions": pl.Int64,
+    "finish_status": pl.String,
+}
+
 # Published aggregates: one row per number.
 AGGREGATE_SCHEMA: dict[str, type[pl.DataType]] = {
     "stage": pl.Int64,  # -1: the whole run
@@ -170,6 +229,8 @@ class Clock:
     found, one of CLOCK_PLACEMENTS, empty for the clock of the requests, which makes the
     zero.  ``uncertainty_us``: of an estimate, half its interval.  ``stamped_zero_us``: what
     the recording's own stamps say it showed, believed or not; null where they say nothing.
+    ``spread_us``: of a clock that is tied to another by pairs of stamps, how far apart the
+    offsets of the middle 98 % of them lie.
     """
 
     name: str  # client | server | step | kv events
@@ -179,6 +240,7 @@ class Clock:
     placed: str = ""
     uncertainty_us: int | None = None
     stamped_zero_us: int | None = None
+    spread_us: int | None = None
 
 
 # How a clock was laid beside that of the requests: by events that carry both, because both are one
@@ -258,6 +320,9 @@ class Recording:
     prefix: PrefixBlocks | None = None
     kv_events: Path | None = None  # Parquet, KV_EVENT_SCHEMA; lives as long as read_recording's context
     profile_differences: tuple[str, ...] = ()  # what the load profile asked for and the run did otherwise
+    snapshots: pl.DataFrame = field(default_factory=lambda: empty_frame(SNAPSHOT_SCHEMA))
+    lifecycles: pl.DataFrame = field(default_factory=lambda: empty_frame(LIFECYCLE_SCHEMA))
+    journey_events: pl.DataFrame = field(default_factory=lambda: empty_frame(JOURNEY_EVENT_SCHEMA))
 
 
 def empty_frame(schema: Mapping[str, type[pl.DataType] | pl.DataType]) -> pl.DataFrame:

@@ -1,4 +1,4 @@
--- Ground-truth store, schema version 2 (store_file.SCHEMA_VERSION).
+-- Ground-truth store, schema version 2 (store_file.SCHEMA_VERSION); schema_journeys.sql has the rest.
 -- Times are int64 microseconds from the experiment's zero (the send of its first request).
 -- No primary keys: one writer replaces a recording as a whole inside one transaction.
 
@@ -65,7 +65,8 @@ CREATE TABLE IF NOT EXISTS clocks (
     constructed BOOLEAN NOT NULL,
     placed VARCHAR NOT NULL,                -- how zero_us was found (recording.CLOCK_PLACEMENTS), '' for the requests'
     uncertainty_us BIGINT,                  -- of an estimated zero_us
-    stamped_zero_us BIGINT                  -- zero_us by the recording's own stamps, believed or not
+    stamped_zero_us BIGINT,                 -- zero_us by the recording's own stamps, believed or not
+    spread_us BIGINT                        -- of the pairs of stamps that tie it to another clock
 );
 
 CREATE TABLE IF NOT EXISTS requests (
@@ -148,15 +149,6 @@ CREATE TABLE IF NOT EXISTS kv_events (
     detail VARCHAR,                         -- reason of an eviction, connector of a remote transfer
     block_hashes UBIGINT[],
     parent_block_hash UBIGINT
-);
-
-CREATE TABLE IF NOT EXISTS journey_events (               -- lifecycle events of request spans
-    slug VARCHAR NOT NULL,
-    request_id VARCHAR NOT NULL,
-    event VARCHAR NOT NULL,
-    time_us BIGINT,
-    step_id BIGINT,
-    attributes VARCHAR                      -- JSON
 );
 
 CREATE TABLE IF NOT EXISTS findings (

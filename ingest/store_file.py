@@ -17,16 +17,9 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 2
 
-# What makes the tables of the version before into those of this version; schema.sql adds new ones.
-_UPGRADES = {
-    2: """
-ALTER TABLE clocks ADD COLUMN placed VARCHAR DEFAULT '';
-ALTER TABLE clocks ADD COLUMN uncertainty_us BIGINT;
-ALTER TABLE clocks ADD COLUMN stamped_zero_us BIGINT;
-ALTER TABLE experiments ADD COLUMN dropped_step_events BIGINT DEFAULT 0;
-ALTER TABLE experiments ALTER COLUMN model DROP NOT NULL;
-""",
-}
+_SCHEMA = ("schema.sql", "schema_journeys.sql")
+# An older version -> what makes its tables into those of the next one; the schema adds new ones.
+_UPGRADES = {1: "upgrade_1_to_2.sql"}
 
 
 @dataclass(frozen=True)
@@ -169,7 +162,7 @@ def _check_schema(connection: duckdb.DuckDBPyConnection, path: Path) -> int:
         raise StoreError(f"{path}: a DuckDB file, but not a blis-replay store; choose another path with --store")
     row = first_row(connection, "SELECT value FROM meta WHERE key = 'schema_version'")
     version = row[0] if row else "unknown"
-    if not str(version).isdigit():
+    if not (str(version).isdigit() and (int(version) >= SCHEMA_VERSION or int(version) in _UPGRADES)):
         raise StoreError(f"{path}: its schema version is {version!r}; choose another path with --store")
     if int(version) > SCHEMA_VERSION:
         raise StoreError(
@@ -179,21 +172,19 @@ def _check_schema(connection: duckdb.DuckDBPyConnection, path: Path) -> int:
 
 
 def _upgrade(connection: duckdb.DuckDBPyConnection) -> None:
-    connection.execute("BEGIN TRANSACTION")
     (version,) = first_row(connection, "SELECT value::BIGINT FROM meta WHERE key = 'schema_version'") or (0,)
-    for following in range(version + 1, SCHEMA_VERSION + 1):
-        connection.execute(_UPGRADES[following])
-    connection.execute(_schema())
-    connection.execute("UPDATE meta SET value = ? WHERE key = 'schema_version'", [str(SCHEMA_VERSION)])
-    connection.execute("COMMIT")
+    upgrades = [_UPGRADES[older] for older in range(version, SCHEMA_VERSION)]
+    _run(connection, [*upgrades, *_SCHEMA], "UPDATE meta SET value = ? WHERE key = 'schema_version'")
 
 
 def _create(connection: duckdb.DuckDBPyConnection) -> None:
+    _run(connection, _SCHEMA, "INSERT INTO meta VALUES ('schema_version', ?)")
+
+
+def _run(connection: duckdb.DuckDBPyConnection, files: Sequence[str], noting_version: str) -> None:
+    """Run SQL files of this package and note the version they lead to, in one transaction."""
     connection.execute("BEGIN TRANSACTION")
-    connection.execute(_schema())
-    connection.execute("INSERT INTO meta VALUES ('schema_version', ?)", [str(SCHEMA_VERSION)])
+    for name in files:
+        connection.execute(Path(__file__).with_name(name).read_text(encoding="utf-8"))
+    connection.execute(noting_version, [str(SCHEMA_VERSION)])
     connection.execute("COMMIT")
-
-
-def _schema() -> str:
-    return Path(__file__).with_name("schema.sql").read_text(encoding="utf-8")

@@ -15,8 +15,11 @@ from blis_replay.ingest import queries
 from blis_replay.ingest.errors import StoreError, UnknownExperimentError
 from blis_replay.ingest.recording import (
     AGGREGATE_SCHEMA,
+    JOURNEY_EVENT_SCHEMA,
+    LIFECYCLE_SCHEMA,
     PUBLISHED,
     REQUEST_SCHEMA,
+    SNAPSHOT_SCHEMA,
     STEP_SCHEMA,
     Clock,
     Finding,
@@ -27,7 +30,7 @@ from blis_replay.ingest.recording import (
     Stage,
 )
 from blis_replay.ingest.store_cache import insert_cache_evidence, read_prefix
-from blis_replay.ingest.store_file import Store, fetch, first_row, transaction, typed
+from blis_replay.ingest.store_file import SCHEMA_VERSION, Store, fetch, first_row, transaction, typed
 from blis_replay.ingest.token_layout import LAYOUTS, TokenLayout, insert_token_events
 
 if TYPE_CHECKING:
@@ -139,6 +142,9 @@ def read_stored(store: Store, slug: str) -> Recording:
         requests=_frame(store, "requests", slug, REQUEST_SCHEMA, "request_index"),
         token_events=None,
         steps=_frame(store, "steps", slug, STEP_SCHEMA, "start_us, step_id"),
+        snapshots=_frame(store, "snapshots", slug, SNAPSHOT_SCHEMA, "step_id, request_id"),
+        lifecycles=_frame(store, "lifecycles", slug, LIFECYCLE_SCHEMA, "journey"),
+        journey_events=_frame(store, "journey_events", slug, JOURNEY_EVENT_SCHEMA, "rowid"),
         aggregates=_frame(store, "aggregates", slug, AGGREGATE_SCHEMA, "stage, metric, statistic"),
         clocks=tuple(Clock(*r) for r in _rows(store, _CLOCK, "clocks", slug, "position")),
         files=_read_files(store, slug),
@@ -234,6 +240,9 @@ def _insert(
     _insert_frame(connection, "requests", slug, recording.requests, REQUEST_SCHEMA)
     _insert_frame(connection, "aggregates", slug, recording.aggregates, AGGREGATE_SCHEMA)
     _insert_frame(connection, "steps", slug, recording.steps, STEP_SCHEMA)
+    _insert_frame(connection, "snapshots", slug, recording.snapshots, SNAPSHOT_SCHEMA)
+    _insert_frame(connection, "lifecycles", slug, recording.lifecycles, LIFECYCLE_SCHEMA)
+    _insert_frame(connection, "journey_events", slug, recording.journey_events, JOURNEY_EVENT_SCHEMA)
     if recording.token_events is not None:
         insert_token_events(connection, slug, recording.token_events, recording.requests, layout)
     insert_cache_evidence(connection, recording)
@@ -313,8 +322,9 @@ def _insert_frame(
 
 
 def _derived_hash(recording: Recording, layout: TokenLayout) -> str:
-    """What this program made of the content: changes with settings, findings and layout."""
+    """What this program made of the content: changes with settings, findings, layout and schema."""
     parts = (
+        SCHEMA_VERSION,  # a store that was brought up to date lacks what an earlier program did not read
         recording.alias,
         recording.workload,
         recording.model,

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.printable import printable
-from blis_replay.ingest.readers import kv_events, otlp_json, server_log
+from blis_replay.ingest.readers import kv_events, otlp_framing, server_log
 from blis_replay.ingest.readers.files import Progress, RecordedFile
 from blis_replay.ingest.readers.formats import HEAD_BYTES, REQUEST_FORMATS
 from blis_replay.ingest.recording import SourceFile
@@ -139,7 +139,7 @@ def _kind_of(file: RecordedFile, form: str) -> str:
 
 
 def _kind_by_content(head: bytes) -> str:
-    if otlp_json.recognises(head):
+    if otlp_framing.recognises(head):
         return OTLP
     for form in REQUEST_FORMATS:
         if form.recognises(head):

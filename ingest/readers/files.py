@@ -1,6 +1,6 @@
-"""Recorded files as bounded streams: plain or gzip, hashed while read, every loss counted.
+"""Recorded files as bounded streams: plain, gzip or zstd, hashed while read, every loss counted.
 
-Nothing here trusts a file: gzip is recognised by its content, what it expands to is
+Nothing here trusts a file: compression is recognised by its content, what it expands to is
 bounded, lines and records have a largest size, and whatever could not be used is
 tallied with its place and reason.
 """
@@ -8,11 +8,14 @@ tallied with its place and reason.
 from __future__ import annotations
 
 import hashlib
+import io
 import re
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
+from typing import IO
 
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.printable import printable
@@ -26,6 +29,11 @@ FREE_EXPANSION_BYTES = 256 << 20
 KEPT_REJECTIONS = 20
 GZIP_MAGIC = b"\x1f\x8b"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+# What is lost of a stream that breaks: the piece in which it does.
+ZSTD_PIECE_BYTES = 64 << 10
+_ZSTD_HEAD_PIECE_BYTES = 4 << 10
+# Nothing comes out of a zstd frame before its first block is whole.
+_MAX_ZSTD_BLOCK_BYTES = 128 << 10
 
 Progress = Callable[[str, int, int], None]
 
@@ -65,16 +73,16 @@ class RecordedFile:
     _sha256: str = ""
 
     def chunks(self) -> Iterator[bytes]:
-        """The content in pieces of at most a few MB, decompressed if it is gzip.
+        """The content in pieces of at most a few MB, decompressed if it is gzip or zstd.
 
         Raises :class:`RecordingError` if the file cannot be read or expands beyond bounds.
-        A gzip stream that breaks ends the iteration and sets ``damage``.
+        A compressed stream that breaks ends the iteration and sets ``damage``.
         """
         raw = self._raw()
         first = next(raw, b"")
         if first.startswith(ZSTD_MAGIC):
-            raise RecordingError(self.path, "", "compressed with zstd, which is not read", "unpack it with `zstd -d`")
-        if first.startswith(GZIP_MAGIC):
+            yield from self._unzstd(chain((first,), raw))
+        elif first.startswith(GZIP_MAGIC):
             yield from self._gunzip(first, raw)
         elif first:
             yield first
@@ -86,15 +94,15 @@ class RecordedFile:
         """The first bytes of the content, decompressed; ``b""`` of a file that cannot be unpacked."""
         try:
             with self.path.open("rb") as stream:
-                packed = stream.read(limit_bytes)
+                packed = stream.read(limit_bytes + _MAX_ZSTD_BLOCK_BYTES)
         except OSError as error:
             raise self._unreadable(error) from error
-        if not packed.startswith(GZIP_MAGIC):
-            return packed
-        try:
-            return zlib.decompressobj(wbits=31).decompress(packed, limit_bytes)
-        except zlib.error:
-            return b""
+        if packed.startswith(GZIP_MAGIC):
+            try:
+                return zlib.decompressobj(wbits=31).decompress(packed, limit_bytes)
+            except zlib.error:
+                return b""
+        return (zstd_head(packed, limit_bytes) if packed.startswith(ZSTD_MAGIC) else packed)[:limit_bytes]
 
     def content(self, limit_bytes: int) -> bytes:
         """The whole content; :class:`RecordingError` beyond ``limit_bytes`` or if the stream is damaged."""
@@ -188,15 +196,66 @@ class RecordedFile:
         if not unpack.eof:
             self.damage = f"the gzip stream ends early, after {expanded_bytes} bytes of content"
 
+    def _unzstd(self, raw: Iterator[bytes]) -> Iterator[bytes]:
+        packed = _Packed(raw)
+        expanded_bytes = 0
+        try:
+            for piece in zstd_pieces(io.BufferedReader(packed)):
+                expanded_bytes += len(piece)
+                self._check_expansion(packed.given_bytes, expanded_bytes)
+                yield piece
+        except OSError as error:
+            self.damage = f"the zstd stream is broken after {expanded_bytes} bytes of content ({error})"
+
     def _check_expansion(self, packed_bytes: int, expanded_bytes: int) -> None:
         ratio_broken = expanded_bytes > max(FREE_EXPANSION_BYTES, MAX_EXPANSION_RATIO * packed_bytes)
         if ratio_broken or expanded_bytes > MAX_EXPANDED_BYTES:
             raise RecordingError(
                 self.path,
                 "",
-                f"its gzip content is more than {MAX_EXPANSION_RATIO} times its size or {MAX_EXPANDED_BYTES >> 30} GB",
+                f"its content is more than {MAX_EXPANSION_RATIO} times its size or {MAX_EXPANDED_BYTES >> 30} GB",
                 "unpack it yourself if you trust it",
             )
+
+
+class _Packed(io.RawIOBase):
+    """Pieces of bytes as the file that a decompressor reads."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        super().__init__()
+        self._pieces, self._rest, self.given_bytes = pieces, b"", 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        self._rest = self._rest or next(self._pieces, b"")
+        given = self._rest[: len(buffer)]
+        buffer[: len(given)] = given
+        self._rest = self._rest[len(given) :]
+        self.given_bytes += len(given)
+        return len(given)
+
+
+def zstd_pieces(packed: IO[bytes], piece_bytes: int = ZSTD_PIECE_BYTES) -> Iterator[bytes]:
+    """The content of zstd frames in pieces of ``piece_bytes``; ``OSError`` where they are broken or end early."""
+    import pyarrow as pa
+
+    with pa.CompressedInputStream(pa.PythonFile(packed, mode="r"), "zstd") as stream:
+        while piece := stream.read(piece_bytes):
+            yield piece
+
+
+def zstd_head(packed: bytes, limit_bytes: int) -> bytes:
+    """The first bytes of the content of zstd frames that may be cut off, as far as they can be unpacked."""
+    parts: list[bytes] = []
+    pieces = zstd_pieces(io.BytesIO(packed), _ZSTD_HEAD_PIECE_BYTES)
+    try:
+        while len(parts) * _ZSTD_HEAD_PIECE_BYTES < limit_bytes and (piece := next(pieces, b"")):
+            parts.append(piece)
+    except OSError:
+        pass  # cut off or damaged: what came before is all there is
+    return b"".join(parts)[:limit_bytes]
 
 
 def lines(file: RecordedFile, limit_bytes: int) -> Iterator[tuple[int, bytes]]:

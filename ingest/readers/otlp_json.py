@@ -1,61 +1,113 @@
-"""OTLP JSON traces: engine steps (``step.BATCH_SUMMARY``) and upstream ``llm_request`` spans.
+"""OTLP traces in JSON, decoded into rows; numbers may be numbers or decimal strings, 64 bits exact.
 
-A file is JSON lines, one JSON object or an array of them; spans come in any order and
-are told apart by (scope, name).  Numbers may be JSON numbers or decimal strings; 64-bit
-integers stay exact.
+Sound spans of a scope are decoded at once; where one is malformed they are taken one by one, and
+so are the events of a malformed one.
 """
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any
 
 import msgspec
-import polars as pl
-from msgspec import Raw, Struct
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from blis_replay.ingest.readers.files import RecordedFile, json_objects, lines
-from blis_replay.ingest.readers.otlp_requests import REQUEST_SCOPE, REQUEST_SPAN, RequestSpan, request_of
-from blis_replay.ingest.readers.otlp_steps import (
-    BATCH_STEPS,
-    STEP_EVENT,
-    STEP_SCOPE,
-    Event,
-    StepRow,
-    StepSpan,
-    frame_of_steps,
-    step_of,
-    without_duplicates,
+from blis_replay.ingest.readers.files import Tally
+from blis_replay.ingest.readers.otlp_columns import EVENTS, SCOPES
+from blis_replay.ingest.readers.otlp_rows import (
+    EVENT_LAYOUT,
+    OTHER_VALUE,
+    SPAN_LAYOUT,
+    Layout,
+    Malformed,
+    OtherValue,
+    Rows,
+    Value,
+    attribute_values,
 )
-from blis_replay.ingest.readers.otlp_values import DECODE_ERRORS
-from blis_replay.ingest.readers.requests_frame import RequestsRead, frame_of
 
-MAX_LINE_BYTES = 512 << 20
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+# What a decoder can raise over bytes that are no such JSON.
+_DECODE_ERRORS = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
+
+_Int64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+_Nanoseconds = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+_Count = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
+_EVENTS = frozenset(EVENTS)
+_STATUS_NAMES = {"STATUS_CODE_UNSET": 0, "STATUS_CODE_OK": 1, "STATUS_CODE_ERROR": 2}
 
 
-class _LooseStepSpan(Struct):
-    """A step span one of whose events is malformed: its events one by one."""
+class _AnyValue(Struct, gc=False):
+    intValue: _Int64 | None = None
+    doubleValue: float | None = None
+    stringValue: str | None = None
+    boolValue: Raw | UnsetType = UNSET
+    bytesValue: Raw | UnsetType = UNSET
+    arrayValue: Raw | UnsetType = UNSET
+    kvlistValue: Raw | UnsetType = UNSET
 
+
+class _Attribute(Struct, gc=False):
+    key: str
+    value: _AnyValue | None = None
+
+
+class _LooseAttribute(Struct, gc=False):
+    """An attribute whose value is read only if the key is known."""
+
+    key: str
+    value: Raw = Raw(b"null")
+
+
+class _Event(Struct):
+    name: str | None = None
+    timeUnixNano: _Nanoseconds | None = None
+    attributes: list[_Attribute] | None = None
+
+
+class _LooseEvent(Struct):
+    name: str | None = None
+    timeUnixNano: _Nanoseconds | None = None
+    attributes: list[_LooseAttribute] | None = None
+
+
+class _Status(Struct):
+    code: _Int64 | str | None = None
+    message: str | None = None
+
+
+class _SpanHead(Struct):
+    """What sound and loosely read spans have in common."""
+
+    name: str | None = None
+    traceId: str | None = None
+    spanId: str | None = None
+    parentSpanId: str | None = None
+    startTimeUnixNano: _Nanoseconds | None = None
+    endTimeUnixNano: _Nanoseconds | None = None
+    droppedEventsCount: _Count | None = None
+    status: _Status | None = None
+
+
+class _Span(_SpanHead):
+    attributes: list[_Attribute] | None = None
+    events: list[_Event] | None = None
+
+
+class _LooseSpan(_SpanHead):
+    attributes: list[_LooseAttribute] | None = None
     events: list[Raw] | None = None
-    traceId: str = ""
-    spanId: str = ""
-    droppedEventsCount: int = 0
 
 
 class _OtherSpan(Struct):
-    name: str = ""
+    name: str | None = None
 
 
 class _Scope(Struct):
-    name: str = ""
+    name: str | None = None
 
 
 class _ScopeSpans(Struct):
-    spans: Raw = Raw(b"[]")
+    spans: Raw = Raw(b"null")
     scope: _Scope | None = None
     instrumentationLibrary: _Scope | None = None  # before opentelemetry-proto 0.15
 
@@ -66,209 +118,110 @@ class _ResourceSpans(Struct):
 
 
 class _Traces(Struct):
-    resourceSpans: list[_ResourceSpans]
+    resourceSpans: list[_ResourceSpans] | None
 
 
 # Not strict: protobuf JSON prints 64-bit integers as strings, and readers must take both.
 _TRACES = msgspec.json.Decoder(_Traces)
-_RAWS = msgspec.json.Decoder(list[Raw])
-_EVENT = msgspec.json.Decoder(Event, strict=False)
-_LOOSE_STEP = msgspec.json.Decoder(_LooseStepSpan, strict=False)
+_RAWS = msgspec.json.Decoder(list[Raw] | None)
+_SPANS = msgspec.json.Decoder(list[_Span] | None, strict=False)
+_LOOSE_SPAN = msgspec.json.Decoder(_LooseSpan, strict=False)
+_LOOSE_EVENT = msgspec.json.Decoder(_LooseEvent, strict=False)
+_OTHER_SPAN = msgspec.json.Decoder(_OtherSpan)
+_VALUE = msgspec.json.Decoder(_AnyValue | None, strict=False)
 
 
-@dataclass(frozen=True)
-class _SpanDecoder:
-    many: msgspec.json.Decoder[Any]
-    one: msgspec.json.Decoder[Any]
+def read_json(content: bytes, place: str, record: int, rows: Rows, tally: Tally) -> Iterator[None]:
+    """Add the spans of an OTLP JSON object to ``rows``, with a pause after each (the caller may take the rows).
 
-
-_STEP_SPANS = _SpanDecoder(
-    msgspec.json.Decoder(list[StepSpan], strict=False), msgspec.json.Decoder(StepSpan, strict=False)
-)
-_REQUEST_SPANS = _SpanDecoder(
-    msgspec.json.Decoder(list[RequestSpan], strict=False), msgspec.json.Decoder(RequestSpan, strict=False)
-)
-_OTHER_SPANS = _SpanDecoder(msgspec.json.Decoder(list[_OtherSpan]), msgspec.json.Decoder(_OtherSpan))
-
-
-@dataclass(frozen=True)
-class TracesRead:
-    """What OTLP files hold.
-
-    ``steps``: ``READ_STEP_SCHEMA``, by step id, none twice.  ``requests``: upstream
-    ``llm_request`` spans, ``None`` if there are none.  ``dropped_events``: events that the
-    tracing SDK says it discarded.  ``other_spans``: spans that are not read, by (scope, name).
-    ``sequential_span_ids``: the ids of the step spans are small counting numbers, so somebody made them up.
+    What is malformed, and what breaks the rules of ``otlp_columns``, is rejected with its place.
     """
-
-    steps: pl.DataFrame
-    requests: RequestsRead | None
-    dropped_events: int
-    other_spans: dict[tuple[str, str], int]
-    sequential_span_ids: bool
-
-
-@dataclass
-class _Collected:
-    step_rows: list[StepRow] = field(default_factory=list)
-    step_frames: list[pl.DataFrame] = field(default_factory=list)
-    request_rows: list[dict[str, object]] = field(default_factory=list)
-    request_spans: dict[tuple[str, str], int] = field(default_factory=dict)
-    dropped: dict[tuple[str, str], int] = field(default_factory=dict)
-    other: Counter[tuple[str, str]] = field(default_factory=Counter)
-
-    def flush(self) -> None:
-        self.step_frames.append(frame_of_steps(self.step_rows))
-        self.step_rows = []
+    try:
+        traces = _TRACES.decode(content)
+    except _DECODE_ERRORS as error:
+        tally.reject(place, f"no OTLP JSON ({error})")
+        return
+    number = 0
+    for resource in traces.resourceSpans or ():
+        for scoped in (*(resource.scopeSpans or ()), *(resource.instrumentationLibrarySpans or ())):
+            scope = (scoped.scope or scoped.instrumentationLibrary or _Scope()).name or ""
+            for span in _spans(scoped.spans, scope, place, tally):
+                number += 1
+                try:
+                    _read_span(span, scope, record, number, rows, tally, f"{place}, span {number}")
+                except (*_DECODE_ERRORS, Malformed) as error:
+                    tally.reject(f"{place}, span {number}", str(error))
+                yield
 
 
-def recognises(head: bytes) -> bool:
-    """Whether a file that begins like this holds OTLP JSON."""
-    return re.match(rb'(?:\xef\xbb\xbf)?[\s\[]*\{\s*"resourceSpans"', head) is not None
+def _spans(spans: Raw, scope: str, place: str, tally: Tally) -> list[_Span] | list[Raw]:
+    """The spans of a scope, undecoded if one of them is malformed or if they are not ours."""
+    if scope in SCOPES:
+        try:
+            return _SPANS.decode(spans) or []
+        except _DECODE_ERRORS:
+            pass
+    try:
+        return _RAWS.decode(spans) or []
+    except _DECODE_ERRORS as error:
+        tally.reject(place, f"spans that cannot be read ({error})")
+        return []
 
 
-def read_traces(files: list[RecordedFile]) -> TracesRead:
-    """Steps and request spans of all OTLP JSON files of a recording (the collector rotates them).
-
-    Malformed lines, spans and events are rejected and counted with their line; identical
-    duplicates are dropped and counted, records that contradict each other are rejected.
-    """
-    collected = _Collected()
-    for file in files:
-        for place, document in _documents(file):
-            _read_document(file, place, document, collected)
-    collected.flush()
-    steps = pl.concat(collected.step_frames)
-    if len(steps):
-        steps = without_duplicates(files[0], steps)
-    requests = RequestsRead(frame_of(collected.request_rows), "server", "epoch") if collected.request_rows else None
-    return TracesRead(
-        steps=steps,
-        requests=requests,
-        dropped_events=sum(collected.dropped.values()),
-        other_spans=dict(collected.other),
-        sequential_span_ids=_counting(collected.dropped),
+def _read_span(found: _Span | Raw, scope: str, record: int, number: int, rows: Rows, tally: Tally, place: str) -> None:
+    if scope not in SCOPES:
+        rows.add_other(record, number, scope, _OTHER_SPAN.decode(found).name or "")  # type: ignore[arg-type]
+        return
+    span = _LOOSE_SPAN.decode(found) if isinstance(found, Raw) else found
+    attributes = attribute_values(SPAN_LAYOUT, _scalars(span.attributes, SPAN_LAYOUT))
+    found_events: Iterable[_Event | Raw] = span.events or ()
+    events, others = [], 0
+    for index, found_event in enumerate(found_events, 1):
+        try:
+            event: _Event | _LooseEvent
+            event = _LOOSE_EVENT.decode(found_event) if isinstance(found_event, Raw) else found_event
+            if event.name not in _EVENTS:
+                others += 1
+                continue
+            values = attribute_values(EVENT_LAYOUT, _scalars(event.attributes, EVENT_LAYOUT))
+            events.append((index, event.name, event.timeUnixNano or None, *values))
+        except (*_DECODE_ERRORS, Malformed) as error:
+            tally.reject(f"{place}, event {index}", str(error))
+    times = (span.startTimeUnixNano or None, span.endTimeUnixNano or None)
+    ids = (span.traceId, span.spanId, span.parentSpanId)
+    status = span.status or _Status()
+    counts = (span.droppedEventsCount or 0, others)
+    rows.add(
+        (record, number, scope, span.name or "", *ids, *times, _code(status.code), status.message or None, *counts),
+        attributes,
+        events,
     )
 
 
-def _documents(file: RecordedFile) -> Iterator[tuple[str, bytes]]:
-    if _is_lines(file):
-        for number, line in lines(file, MAX_LINE_BYTES):
-            content = line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
-            if content.strip():
-                yield f"line {number}", content
-    else:
-        for ordinal, document in json_objects(file, MAX_LINE_BYTES):
-            yield f"object {ordinal}", document
+def _code(code: int | str | None) -> int:
+    if isinstance(code, str):
+        known = _STATUS_NAMES.get(code)
+        if known is None:
+            raise Malformed(f"status code {code[:30]!r}")
+        return known
+    return code or 0
 
 
-def _is_lines(file: RecordedFile) -> bool:
-    """JSON lines unless the file starts with an array or with an object spread over indented lines."""
-    head = next(file.chunks(), b"").removeprefix(_BYTE_ORDER_MARK).lstrip()
-    file.damage = ""
-    first, newline, rest = head.partition(b"\n")
-    spread = newline and first.rstrip()[-1:] in (b"{", b"[", b",", b":") and rest[:1] in (b" ", b"\t", b"\r", b"\n")
-    return not (head.startswith(b"[") or spread)
+def _scalars(attributes: list[Any] | None, layout: Layout) -> Iterator[tuple[str, Value | OtherValue]]:
+    for attribute in attributes or ():
+        if attribute.key in layout.places:
+            value = attribute.value
+            if isinstance(value, Raw):
+                value = _VALUE.decode(value)
+            yield attribute.key, _scalar(value or _AnyValue())
 
 
-def _read_document(file: RecordedFile, place: str, document: bytes, collected: _Collected) -> None:
-    try:
-        traces = _TRACES.decode(document)
-    except DECODE_ERRORS as error:
-        file.tally.reject(place, f"no OTLP JSON ({error})")
-        return
-    for resource in traces.resourceSpans:
-        for scoped in (*(resource.scopeSpans or ()), *(resource.instrumentationLibrarySpans or ())):
-            scope = (scoped.scope or scoped.instrumentationLibrary or _Scope()).name
-            if scope == STEP_SCOPE:
-                for span_place, step_span in _spans(file, place, scoped.spans, _STEP_SPANS):
-                    _read_step_span(file, span_place, step_span, collected)
-            elif scope == REQUEST_SCOPE:
-                for span_place, span in _spans(file, place, scoped.spans, _REQUEST_SPANS):
-                    _read_request_span(file, span_place, span, collected)
-            else:
-                for _place, other in _spans(file, place, scoped.spans, _OTHER_SPANS):
-                    collected.other[scope[:100], other.name[:100]] += 1
-
-
-def _spans(file: RecordedFile, place: str, spans: Raw, decoder: _SpanDecoder) -> Iterator[tuple[str, Any]]:
-    """The spans of one scope; a malformed one costs itself only."""
-    try:
-        yield from ((place, span) for span in decoder.many.decode(spans))
-        return
-    except DECODE_ERRORS as error:
-        problem = str(error)
-    try:
-        pieces = _RAWS.decode(spans)
-    except DECODE_ERRORS:
-        file.tally.reject(place, f"spans that cannot be read ({problem})")
-        return
-    for index, piece in enumerate(pieces):
-        span_place = f"{place}, span {index + 1}"
-        try:
-            span = decoder.one.decode(piece)
-        except DECODE_ERRORS as error:
-            span = _loose_step_span(file, span_place, piece) if decoder is _STEP_SPANS else None
-            if span is None:
-                file.tally.reject(span_place, str(error))
-                continue
-        yield span_place, span
-
-
-def _loose_step_span(file: RecordedFile, place: str, piece: Raw) -> StepSpan | None:
-    """A step span without those of its events that are malformed."""
-    try:
-        loose = _LOOSE_STEP.decode(piece)
-    except DECODE_ERRORS:
-        return None
-    events = []
-    for index, event in enumerate(loose.events or ()):
-        try:
-            events.append(_EVENT.decode(event))
-        except DECODE_ERRORS as error:
-            file.tally.reject(f"{place}, event {index + 1}", str(error))
-    return StepSpan(events, loose.traceId, loose.spanId, loose.droppedEventsCount)
-
-
-def _read_step_span(file: RecordedFile, place: str, span: StepSpan, collected: _Collected) -> None:
-    collected.dropped[span.traceId, span.spanId] = max(0, span.droppedEventsCount)
-    for event in span.events or ():
-        if event.name != STEP_EVENT:
-            continue
-        problem, row = step_of(event)
-        if problem:
-            file.tally.reject(place, problem)
-            continue
-        file.tally.records += 1
-        collected.step_rows.append(row)
-    if len(collected.step_rows) >= BATCH_STEPS:
-        collected.flush()
-
-
-def _read_request_span(file: RecordedFile, place: str, span: RequestSpan, collected: _Collected) -> None:
-    if span.name != REQUEST_SPAN:
-        collected.other[REQUEST_SCOPE, span.name[:100]] += 1
-        return
-    content = hash(msgspec.json.encode(span))
-    known = collected.request_spans.get((span.traceId, span.spanId))
-    if span.spanId and known is not None:
-        again = "identical" if known == content else "with other values"
-        file.tally.reject(place, f"span {span.spanId[:40]} again, {again}")
-        return
-    problem, row = request_of(span)
-    if problem:
-        file.tally.reject(place, problem)
-        return
-    collected.request_spans[span.traceId, span.spanId] = content
-    collected.request_rows.append(row)
-    file.tally.records += 1
-
-
-def _counting(spans: dict[tuple[str, str], int]) -> bool:
-    """Whether span ids count 1, 2, 3, ...: real ones are random."""
-    ids = {span_id for _trace, span_id in spans}
-    try:
-        numbers = {int(span_id, 16) for span_id in ids}
-    except ValueError:
-        return False
-    return bool(numbers) and max(numbers) <= 2 * len(numbers)
+def _scalar(value: _AnyValue) -> Value | OtherValue:
+    if value.intValue is not None:
+        return value.intValue
+    if value.doubleValue is not None:
+        return value.doubleValue
+    if value.stringValue is not None:
+        return value.stringValue
+    others = (value.boolValue, value.bytesValue, value.arrayValue, value.kvlistValue)
+    return None if all(other is UNSET for other in others) else OTHER_VALUE

@@ -2,58 +2,60 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+from collections.abc import Sequence
 
-from blis_replay.ingest.readers.documents import text
-from blis_replay.ingest.readers.numbers import microseconds, tokens
-from blis_replay.ingest.readers.otlp_values import MAX_NS, Attribute, scalars
-from blis_replay.ingest.readers.requests_frame import request_row
+import polars as pl
 
-REQUEST_SCOPE = "vllm.llm_engine"
+from blis_replay.ingest.readers.files import RecordedFile
+from blis_replay.ingest.readers.numbers import MAX_INTEGER, MAX_TOKENS
+from blis_replay.ingest.readers.otlp_columns import ENGINE_SCOPE, TraceBatch
+from blis_replay.ingest.readers.otlp_places import no_time, one_line_text, placed_spans, sound
+from blis_replay.ingest.readers.requests_frame import READ_SCHEMA
+
 REQUEST_SPAN = "llm_request"
+_LATENCIES = {"ttft_us": "ttft_s", "e2e_us": "e2e_s", "queue_us": "queue_s", "prefill_us": "prefill_s"} | {
+    "decode_us": "decode_s"
+}
 
 
-class RequestSpan(Struct):
-    """A span of this scope; start-up spans stand in it too, under other names."""
+def request_spans_of(batch: TraceBatch, file: int, files: Sequence[RecordedFile]) -> pl.DataFrame:
+    """The request spans of a batch as ``READ_SCHEMA`` with what ``without_repeated_spans`` needs.
 
-    name: str
-    startTimeUnixNano: int
-    attributes: list[Attribute] = []
-    traceId: str = ""
-    spanId: str = ""
-
-
-def request_of(span: RequestSpan) -> tuple[str, dict[str, object]]:
-    """Why a span cannot be used (``""`` if it can), and its row of ``READ_SCHEMA``.
-
-    The arrival is the start of the span (epoch), to the microsecond; latencies are those the server measured.
+    The arrival is the start of the span (epoch), to the microsecond; latencies are those the server
+    measured.  What makes no sense is rejected.
     """
-    values = scalars(span.attributes)
-    latencies = {
-        column: microseconds(values.get(f"gen_ai.latency.{name}"))
-        for column, name in (
-            ("ttft_us", "time_to_first_token"),
-            ("e2e_us", "e2e"),
-            ("queue_us", "time_in_queue"),
-            ("prefill_us", "time_in_model_prefill"),
-            ("decode_us", "time_in_model_decode"),
-        )
-    }
-    if not 0 < span.startTimeUnixNano < MAX_NS:
-        return "a start that is no epoch time", {}
-    if latencies["e2e_us"] is None:
-        return "no usable gen_ai.latency.e2e", {}
-    if any(value is not None and value < 0 for value in latencies.values()):
-        return "a negative latency", {}
-    row = request_row(
-        request_id=text(values.get("gen_ai.request.id")),
-        prompt_tokens=tokens(values.get("gen_ai.usage.prompt_tokens")),
-        output_tokens_reported=tokens(values.get("gen_ai.usage.completion_tokens")),
-        usage_output_tokens=tokens(values.get("gen_ai.usage.completion_tokens")),
-        max_tokens=tokens(values.get("gen_ai.request.max_tokens")),
-        cached_prompt_tokens=tokens(values.get("gen_ai.usage.cached_tokens")),
-        sent_us=span.startTimeUnixNano // 1000,
-        status="ok",
-        **latencies,
+    spans = placed_spans(batch, file).filter(pl.col("scope") == ENGINE_SCOPE, pl.col("name") == REQUEST_SPAN)
+    timed = spans.with_columns(_microseconds(seconds).alias(name) for name, seconds in _LATENCIES.items())
+    negative = pl.any_horizontal(pl.col(name) < 0 for name in _LATENCIES)
+    problem = pl.coalesce(
+        pl.when(pl.col("start_ns").is_null()).then(pl.lit("a start that is no epoch time")),
+        no_time("start_ns"),
+        pl.when(pl.col("e2e_us").is_null()).then(pl.lit("no usable gen_ai.latency.e2e")),
+        pl.when(negative).then(pl.lit("a negative latency")),
     )
-    return "", row
+    content = spans.drop("record", "span", "file", "place").hash_rows()
+    kept = sound(timed.with_columns(content.alias("content")), problem, files)
+    columns = {
+        "request_id": one_line_text("request_id"),
+        "prompt_tokens": tokens("prompt_tokens"),
+        "output_tokens_reported": tokens("completion_tokens"),
+        "usage_output_tokens": tokens("completion_tokens"),
+        "max_tokens": tokens("max_tokens"),
+        "cached_prompt_tokens": tokens("cached_tokens"),
+        "sent_us": pl.col("start_ns") // 1000,
+        "status": pl.lit("ok"),
+        **{name: pl.col(name) for name in _LATENCIES},
+    }
+    read = [columns.get(name, pl.lit(None)).cast(kind).alias(name) for name, kind in READ_SCHEMA.items()]
+    return kept.select("file", "place", "trace_id", "span_id", "content", pl.lit(1).alias("records"), *read)
+
+
+def tokens(column: str) -> pl.Expr:
+    """A column's number of tokens of at least 1, else null (``numbers.tokens`` on columns)."""
+    return pl.when(pl.col(column).is_between(1, MAX_TOKENS - 1)).then(pl.col(column))
+
+
+def _microseconds(column: str) -> pl.Expr:
+    """Seconds as whole us, null where they are no number or beyond 2^61 us (``numbers.microseconds`` on columns)."""
+    micro = pl.col(column) * 1e6
+    return pl.when(micro.is_finite() & (micro.abs() < MAX_INTEGER)).then(micro.round()).cast(pl.Int64)

@@ -1,163 +1,100 @@
-"""Engine steps out of ``step.BATCH_SUMMARY`` events (scope ``vllm.scheduler.step``)."""
+"""Engine steps and request snapshots out of the events of scope ``vllm.scheduler.step``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
-import msgspec
 import polars as pl
-from msgspec import Raw, Struct
 
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.numbers import MAX_INTEGER, finite, whole
-from blis_replay.ingest.readers.otlp_values import DECODE_ERRORS, MAX_NS, Attribute, scalars
+from blis_replay.ingest.readers.otlp_columns import SNAPSHOT_EVENT, STEP_EVENT, TraceBatch
+from blis_replay.ingest.readers.otlp_places import no_count, no_time, one_line_text, placed_events, sound
+from blis_replay.ingest.recording import SNAPSHOT_SCHEMA
 
-STEP_SCOPE = "vllm.scheduler.step"
-STEP_EVENT = "step.BATCH_SUMMARY"
-BATCH_STEPS = 50_000
-
-# Attribute -> column, in the order in which the tracing code sets them.
-_COUNTS_BEFORE_USAGE = {
-    "step.id": "step_id",
-    "step.ts_start_ns": "ts_start_ns",
-    "step.ts_end_ns": "ts_end_ns",
-    "step.duration_us": "duration_us",
-    "queue.running_depth": "running_depth",
-    "queue.waiting_depth": "waiting_depth",
-    "batch.num_prefill_reqs": "prefill_requests",
-    "batch.num_decode_reqs": "decode_requests",
-    "batch.scheduled_tokens": "scheduled_tokens",
-    "batch.prefill_tokens": "prefill_tokens",
-    "batch.decode_tokens": "decode_tokens",
-    "batch.num_finished": "finished_requests",
-    "batch.num_preempted": "preempted_requests",
-}
-_USAGE = "kv.usage_gpu_ratio"
-_COUNTS_AFTER_USAGE = {"kv.blocks_total_gpu": "kv_blocks_total", "kv.blocks_free_gpu": "kv_blocks_free"}
-_COUNTS = {**_COUNTS_BEFORE_USAGE, **_COUNTS_AFTER_USAGE}
-
+_COUNTS = (
+    "step_id",
+    "ts_start_ns",
+    "ts_end_ns",
+    "duration_us",
+    "running_depth",
+    "waiting_depth",
+    "prefill_requests",
+    "decode_requests",
+    "scheduled_tokens",
+    "prefill_tokens",
+    "decode_tokens",
+    "finished_requests",
+    "preempted_requests",
+    "kv_blocks_total",
+    "kv_blocks_free",
+)
 # Steps as read: on the server's monotonic clock, with the event's epoch stamp.
 READ_STEP_SCHEMA: dict[str, type[pl.DataType]] = {
-    **dict.fromkeys(_COUNTS.values(), pl.Int64),
+    **dict.fromkeys(_COUNTS, pl.Int64),
     "kv_usage": pl.Float64,
     "epoch_ns": pl.Int64,
 }
+READ_SNAPSHOT_SCHEMA: dict[str, type[pl.DataType]] = {**SNAPSHOT_SCHEMA, "epoch_ns": pl.Int64}
+_SNAPSHOT_COUNTS = tuple(name for name, kind in SNAPSHOT_SCHEMA.items() if kind == pl.Int64)
 
-StepRow = tuple[int | float | None, ...]  # the columns above
-
-# The collector prints every summary in one way.  That way is read by its digits, which is
-# faster than by its structure; any other is decoded attribute by attribute.
-_DIGITS = b"0123456789"
-_ONLY_DIGITS = bytes(c if c in _DIGITS else ord(" ") for c in range(256))
-
-
-def _printed(names: Iterable[str]) -> bytes:
-    return ",".join(f'{{"key":"{name}","value":{{"intValue":""}}}}' for name in names).encode()
+# Two starts of a server on one host share the monotonic clock, which no step runs against; after a
+# reboot it starts near 0.  Smaller steps back are those of the epoch clock that orders the events.
+_REBOOT_NS = 1_000_000_000
 
 
-_USAGE_MARK = b'"doubleValue":'
-_TEMPLATE = b"".join(
-    (
-        b"[" + _printed(_COUNTS_BEFORE_USAGE),
-        b',{"key":"' + _USAGE.encode() + b'","value":{' + _USAGE_MARK,
-        b"}}," + _printed(_COUNTS_AFTER_USAGE) + b"]",
+def steps_of(batch: TraceBatch, file: int, files: Sequence[RecordedFile]) -> pl.DataFrame:
+    """The ``step.BATCH_SUMMARY`` events of a batch as ``READ_STEP_SCHEMA``; what makes no sense is rejected."""
+    events = placed_events(batch, file, [STEP_EVENT])
+    no_step = pl.col("step_id").is_null() | pl.col("ts_start_ns").is_null()
+    no_share = ~pl.col("kv_usage").is_between(0, 1)
+    problem = pl.coalesce(
+        no_count(_COUNTS),
+        pl.when(no_step).then(pl.lit("a step without step.id or step.ts_start_ns")),
+        pl.when(no_share).then(pl.format("kv.usage_gpu_ratio is {}, which is no share", "kv_usage")),
+        no_time("time_ns"),
     )
-)
-_LONGEST = len(_TEMPLATE) + 19 * len(_COUNTS)  # 19 digits are 64 bits
+    return sound(events, problem, files).rename({"time_ns": "epoch_ns"}).select(READ_STEP_SCHEMA.keys())
 
 
-class Event(Struct, gc=False):
-    """A span event; its attributes are read only where it is a summary."""
-
-    name: str
-    timeUnixNano: int = 0
-    attributes: Raw = Raw(b"[]")
-
-
-class StepSpan(Struct):
-    """A container of step events."""
-
-    events: list[Event] | None = None
-    traceId: str = ""
-    spanId: str = ""
-    droppedEventsCount: int = 0
+def snapshots_of(batch: TraceBatch, file: int, files: Sequence[RecordedFile]) -> pl.DataFrame:
+    """The ``step.REQUEST_SNAPSHOT`` events of a batch as ``READ_SNAPSHOT_SCHEMA``; what makes no sense is rejected."""
+    events = placed_events(batch, file, [SNAPSHOT_EVENT]).with_columns(
+        one_line_text(name).alias(name) for name in ("request_id", "phase")
+    )
+    incomplete = pl.col("step_id").is_null() | pl.col("request_id").is_null()
+    problem = pl.coalesce(
+        no_count(_SNAPSHOT_COUNTS),
+        pl.when(incomplete).then(pl.lit("a snapshot without step.id or request.id")),
+        no_time("time_ns"),
+    )
+    return sound(events, problem, files).rename({"time_ns": "epoch_ns"}).select(READ_SNAPSHOT_SCHEMA.keys())
 
 
-_ATTRIBUTES = msgspec.json.Decoder(list[Attribute], strict=False)
+def end_of_earlier_starts(steps: pl.DataFrame) -> int | None:
+    """When (epoch ns) the server was last seen before its last start, ``None`` if it started once.
+
+    A start shows where, in the order of the epoch stamps, the step number goes down while
+    monotonic time goes on, or falls back to another boot's.
+    """
+    stamped = steps.drop_nulls("epoch_ns").sort("epoch_ns", "ts_start_ns")
+    moved_ns = pl.col("ts_start_ns") - pl.col("ts_start_ns").shift(1)
+    restart = (pl.col("step_id") < pl.col("step_id").shift(1)) & ((moved_ns > 0) | (moved_ns < -_REBOOT_NS))
+    before = stamped.select(pl.col("epoch_ns").shift(1).filter(restart)).to_series()
+    return int(before[-1]) if len(before) else None
 
 
-def step_of(event: Event) -> tuple[str, StepRow]:
-    """Why a ``step.BATCH_SUMMARY`` cannot be used (``""`` if it can), and its ``READ_STEP_SCHEMA`` row."""
-    if row := _by_digits(event):
-        return "", row
-    try:
-        return _by_structure(event)
-    except DECODE_ERRORS as error:
-        return str(error), ()
-
-
-def frame_of_steps(rows: list[StepRow]) -> pl.DataFrame:
-    """Rows as a frame of ``READ_STEP_SCHEMA``."""
-    if not rows:
-        return pl.DataFrame(schema=READ_STEP_SCHEMA)
-    # Column by column: twice as fast as by row.
-    columns = zip(READ_STEP_SCHEMA.items(), zip(*rows, strict=True), strict=True)
-    return pl.DataFrame([pl.Series(name, values, kind) for (name, kind), values in columns])
-
-
-def without_duplicates(file: RecordedFile, steps: pl.DataFrame) -> pl.DataFrame:
-    """Steps by id: identical duplicates dropped, contradicting ones rejected, both counted in ``file``."""
-    if steps["step_id"].n_unique() == len(steps):
-        return steps.sort("step_id")
-    distinct = steps.unique()
-    dropped = len(steps) - len(distinct)
-    contradicting = distinct.filter(pl.col("step_id").is_duplicated())["step_id"].sort()
+def without_duplicates(file: RecordedFile, rows: pl.DataFrame, key: Sequence[str], what: str) -> pl.DataFrame:
+    """Steps or snapshots by ``key``: identical duplicates dropped, contradicting ones rejected, both counted."""
+    if rows.n_unique(key) == len(rows):
+        return rows.sort(key)
+    distinct = rows.unique()
+    contradicting = distinct.filter(pl.struct(key).is_duplicated()).sort(key)
+    dropped = len(rows) - len(distinct)
     file.tally.records -= dropped + len(contradicting)
     if dropped:
-        first = int(steps.filter(steps.is_duplicated())["step_id"].sort()[0])
+        first = rows.filter(rows.is_duplicated()).sort(key)[key[0]][0]
         for _ in range(dropped):
-            file.tally.reject(f"step {first} and following", "the same step again, identical")
-    for step_id in contradicting:
-        file.tally.reject(f"step {step_id}", "recorded more than once with other values")
-    return distinct.filter(~pl.col("step_id").is_duplicated()).sort("step_id")
-
-
-def _by_digits(event: Event) -> StepRow | None:
-    """The row of a sound summary printed as the collector does, ``None`` for any other."""
-    printed = bytes(event.attributes)
-    mark = printed.rfind(_USAGE_MARK) + len(_USAGE_MARK)
-    end = printed.find(b"}", mark)
-    around = printed[:mark] + printed[end:]
-    # With its digits taken out, the text must be the template to the letter; then a value
-    # has one run of digits or none, and the number of runs shows that none is empty.
-    if len(around) > _LONGEST or around.translate(None, _DIGITS) != _TEMPLATE:
-        return None
-    counts = [int(run) for run in around.translate(_ONLY_DIGITS).split()]
-    try:
-        usage = float(printed[mark:end])
-    except ValueError:
-        return None
-    sound = (
-        len(counts) == len(_COUNTS)
-        and max(counts) < MAX_INTEGER
-        and 0 <= usage <= 1
-        and 0 <= event.timeUnixNano < MAX_NS
-    )
-    return (*counts, usage, event.timeUnixNano) if sound else None
-
-
-def _by_structure(event: Event) -> tuple[str, StepRow]:
-    """The row of any summary; what it does not say is null, what it says wrongly is a problem."""
-    values = scalars(_ATTRIBUTES.decode(event.attributes))
-    counts = [whole(values.get(name)) for name in _COUNTS]
-    wrong = [name for name, count in zip(_COUNTS, counts, strict=True) if count is None and name in values]
-    if wrong:
-        return f"{wrong[0]} is {values[wrong[0]]!r:.30}, which is no count", ()
-    if counts[0] is None or counts[1] is None:
-        return "a step without step.id or step.ts_start_ns", ()
-    usage = finite(values.get(_USAGE))
-    if _USAGE in values and (usage is None or not 0 <= usage <= 1):
-        return f"{_USAGE} is {values[_USAGE]!r:.30}, which is no share", ()
-    if not 0 <= event.timeUnixNano < MAX_NS:
-        return "a timeUnixNano that is no epoch time", ()
-    return "", (*counts, usage, event.timeUnixNano)
+            file.tally.reject(f"{what} {first} and following", f"the same {what} again, identical")
+    for number in contradicting[key[0]]:
+        file.tally.reject(f"{what} {number}", "recorded more than once with other values")
+    return distinct.filter(~pl.struct(key).is_duplicated()).sort(key)

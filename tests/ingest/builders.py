@@ -11,7 +11,10 @@ import polars as pl
 
 from blis_replay.ingest.recording import (
     AGGREGATE_SCHEMA,
+    JOURNEY_EVENT_SCHEMA,
+    LIFECYCLE_SCHEMA,
     REQUEST_SCHEMA,
+    SNAPSHOT_SCHEMA,
     STEP_SCHEMA,
     TOKEN_EVENT_SCHEMA,
     Clock,
@@ -90,6 +93,21 @@ def run_of_steps(
     depth = (admitted - released).tolist()
     sent = requests(len(arrival_us), arrival_us=arrival_us.tolist(), e2e_us=e2e_us.tolist())
     return sent, steps((at_us - later_us).tolist(), (ids + 1).tolist(), running_depth=depth, decode_tokens=depth)
+
+
+def server_traces() -> dict[str, pl.DataFrame]:
+    """Snapshots, lifecycles and journey events of one request, as fields of a recording."""
+    snapshot = {"step_id": 1, "request_id": "r0-1234abcd", "phase": "PREFILL", "prompt_tokens": 100}
+    lifecycle = {"journey": 0, "request_index": 0, "core_request_id": "r0-1234abcd", "arrived_us": 0, "status": "ok"}
+    events = [
+        {"journey": 0, "event": "api.ARRIVED", "time_us": 0},
+        {"journey": 0, "event": "api.DEPARTED", "time_us": 9},
+    ]
+    return {
+        "snapshots": pl.DataFrame([snapshot], schema=SNAPSHOT_SCHEMA),
+        "lifecycles": pl.DataFrame([lifecycle], schema=LIFECYCLE_SCHEMA),
+        "journey_events": pl.DataFrame(events, schema=JOURNEY_EVENT_SCHEMA),
+    }
 
 
 def aggregates(*rows: tuple[int, str, str, float]) -> pl.DataFrame:

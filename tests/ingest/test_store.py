@@ -12,7 +12,7 @@ import duckdb
 import numpy as np
 import polars as pl
 import pytest
-from builders import aggregates, recording, requests, steps, write_events
+from builders import aggregates, recording, requests, server_traces, steps, write_events
 
 from blis_replay.ingest.errors import StoreError, UnknownExperimentError
 from blis_replay.ingest.recording import PREFIX_BLOCK_SCHEMA, Clock, Finding, PrefixBlocks, SharedPrefix
@@ -44,18 +44,19 @@ def test_a_recording_reads_back_as_it_was_written(tmp_path: Path) -> None:
         prefix_hit_rate=0.5,
         steps=steps([0, 20_000], kv_usage=0.25),
         aggregates=aggregates((-1, "e2e", "mean", 250_000.0), (0, "ttft", "p50", 50_000.0)),
+        clocks=(Clock("server", "epoch", 1_770_000_000_000_000, spread_us=12),),
         findings=(FINDING,),
+        **server_traces(),
     )
     with open_store(tmp_path / "deep" / "store.duckdb") as store:
         assert write_recording(store, written, NO_EVENTS) == "new"
     with open_store(tmp_path / "deep" / "store.duckdb", read_only=True) as store:
         read = read_stored(store, written.slug)
-    for name in ("requests", "steps", "aggregates"):
+    frames = ("requests", "steps", "aggregates", "snapshots", "lifecycles", "journey_events")
+    for name in frames:
         assert getattr(read, name).equals(getattr(written, name)), name
-    empty = pl.DataFrame()
-    assert replace(read, requests=empty, steps=empty, aggregates=empty) == replace(
-        written, requests=empty, steps=empty, aggregates=empty
-    )
+    without = dict.fromkeys(frames, pl.DataFrame())
+    assert replace(read, **without) == replace(written, **without)
 
 
 def test_the_same_content_changes_nothing_and_changed_content_replaces(tmp_path: Path) -> None:
@@ -194,27 +195,59 @@ def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
     assert f"schema version {SCHEMA_VERSION + 1} is newer than this program's {SCHEMA_VERSION}" in one_line_of(error)
 
 
-@pytest.mark.parametrize("read_only", [False, True])
-def test_a_store_of_an_older_schema_is_brought_up_to_date_and_keeps_what_it_holds(
-    tmp_path: Path, read_only: bool
-) -> None:
-    """Version 1 had no block identities and no KV-cache events, and every experiment had a model."""
-    path = tmp_path / "s.duckdb"
+# What version 1 of the schema had and version 2 changed.
+VERSION_1 = """
+DROP TABLE snapshots; DROP TABLE lifecycles; DROP TABLE journey_events;
+DROP TABLE prefix_identity; DROP TABLE request_blocks; DROP TABLE kv_events;
+CREATE TABLE journey_events (slug VARCHAR NOT NULL, request_id VARCHAR NOT NULL, event VARCHAR NOT NULL,
+    time_us BIGINT, step_id BIGINT, attributes VARCHAR);
+ALTER TABLE clocks DROP COLUMN spread_us;
+ALTER TABLE clocks DROP COLUMN stamped_zero_us;
+ALTER TABLE clocks DROP COLUMN uncertainty_us;
+ALTER TABLE clocks DROP COLUMN placed;
+ALTER TABLE experiments DROP COLUMN dropped_step_events;
+ALTER TABLE experiments ALTER COLUMN model SET NOT NULL;
+UPDATE meta SET value = '1' WHERE key = 'schema_version';
+"""
+
+
+def of_version_1(path: Path) -> Path:
     with open_store(path) as store:
         write_recording(store, recording(), NO_EVENTS)
-        for table in ("prefix_identity", "request_blocks", "kv_events"):
-            store.connection.execute(f"DROP TABLE {table}")
-        store.connection.execute("ALTER TABLE experiments ALTER COLUMN model SET NOT NULL")
-        store.connection.execute("UPDATE meta SET value = '1' WHERE key = 'schema_version'")
+        store.connection.execute(VERSION_1)
+    return path
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_store_of_version_1_is_brought_up_to_date_and_keeps_what_it_has(tmp_path: Path, read_only: bool) -> None:
+    """Version 1 had no journeys, no block identities, no KV-cache events, and every experiment had a model."""
+    path = of_version_1(tmp_path / "s.duckdb")
     with open_store(path, read_only=read_only) as store:
-        assert read_stored(store, recording().slug).requests.equals(recording().requests)
+        old = read_stored(store, recording().slug)
+        assert old.requests.equals(recording().requests)
+        assert old.clocks == tuple(replace(clock, spread_us=None) for clock in recording().clocks)
+        assert old.lifecycles.is_empty()
         assert store.connection.execute("SELECT value FROM meta").fetchall() == [(str(SCHEMA_VERSION),)]
     blocks = pl.DataFrame([(0, 0, 2**63 - 1)], PREFIX_BLOCK_SCHEMA, orient="row")
-    unnamed = recording(slug="trace", model=None, prefix=PrefixBlocks(512, "somewhere", blocks))
+    unnamed = recording(slug="trace", model=None, prefix=PrefixBlocks(512, "somewhere", blocks), **server_traces())
     with open_store(path) as store:
         assert write_recording(store, unnamed, NO_EVENTS) == "new"
         read = read_stored(store, "trace")
     assert (read.model, read.prefix and read.prefix.blocks.rows()) == (None, [(0, 0, 2**63 - 1)])
+    assert read.lifecycles.height == 1
+
+
+def test_an_update_that_fails_leaves_the_store_as_it_was(tmp_path: Path) -> None:
+    path = of_version_1(tmp_path / "s.duckdb")
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("ALTER TABLE clocks ADD COLUMN spread_us BIGINT")  # stands in the way of the new one
+    for _ in range(2):
+        with pytest.raises(StoreError) as error, open_store(path):
+            pass
+        one_line_of(error)
+    with duckdb.connect(str(path)) as connection:
+        assert connection.execute("SELECT value FROM meta").fetchall() == [("1",)]
+        assert connection.execute("SELECT count(*) FROM requests").fetchall() == [(3,)]
 
 
 @pytest.mark.parametrize("content", [b"not a database", b"\x00" * 20_000, b"DUCK" * 5000, b"SQLite format 3\x00" * 999])
@@ -357,21 +390,6 @@ def test_a_run_with_an_unknown_column_or_type_is_refused(tmp_path: Path) -> None
             write_run(store, RUN, frames[0], pl.DataFrame({"step": ["first"]}), frames[2])
         with pytest.raises(StoreError, match="validate it first"):
             read_run(store, RUN)
-
-
-def test_a_store_of_the_first_schema_is_brought_up_to_date(tmp_path: Path) -> None:
-    """Version 1 had clocks without a word on how they were placed; reading is enough to add it."""
-    path = tmp_path / "s.duckdb"
-    with open_store(path) as store:
-        write_recording(store, recording(), NO_EVENTS)
-        for column in ("placed", "uncertainty_us", "stamped_zero_us"):
-            store.connection.execute(f"ALTER TABLE clocks DROP COLUMN {column}")
-        store.connection.execute("ALTER TABLE experiments DROP COLUMN dropped_step_events")
-        store.connection.execute("UPDATE meta SET value = '1' WHERE key = 'schema_version'")
-    with open_store(path, read_only=True) as store:
-        assert read_stored(store, recording().slug).clocks == recording().clocks
-        (version,) = store.connection.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone() or ()
-    assert version == str(SCHEMA_VERSION)
 
 
 def test_how_a_clock_was_placed_and_what_was_dropped_are_kept(tmp_path: Path) -> None:

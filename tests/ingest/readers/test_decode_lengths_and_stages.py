@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-import polars as pl
 import pytest
-from builders import requests, run_of_steps
 
 from blis_replay.ingest.readers.decode_lengths import with_decode_lengths
 from blis_replay.ingest.readers.load_stages import stage_of_requests
-from blis_replay.ingest.readers.otlp_steps import READ_STEP_SCHEMA
 from blis_replay.ingest.readers.requests_frame import frame_of, in_send_order, request_row
-from blis_replay.ingest.readers.step_clock import align_steps
-from blis_replay.ingest.recording import REQUEST_SCHEMA, STEP_SCHEMA, Clock, Stage, empty_frame
+from blis_replay.ingest.recording import Stage
 
 STAGES = (Stage(0, 8.0, 600_000_000), Stage(1, 20.0, 600_000_000))
 
@@ -72,66 +68,3 @@ def test_without_a_pause_a_stage_ends_when_it_was_configured_to() -> None:
 
 def test_without_configured_stages_there_are_none() -> None:
     assert stage_of_requests(np.zeros(3, np.int64), (), []) is None
-
-
-def steps(*starts_us: int, epoch_offset_us: int = 0) -> pl.DataFrame:
-    rows = {
-        "step_id": list(range(1, len(starts_us) + 1)),
-        "ts_start_ns": [start * 1000 for start in starts_us],
-        "ts_end_ns": [start * 1000 + 500 for start in starts_us],
-        "epoch_ns": [(start + epoch_offset_us) * 1000 + 900 for start in starts_us],
-    }
-    return pl.DataFrame(
-        {name: rows.get(name, [0] * len(starts_us)) for name in READ_STEP_SCHEMA}, schema=READ_STEP_SCHEMA
-    )
-
-
-NO_REQUESTS = empty_frame(REQUEST_SCHEMA)
-
-
-def test_the_epoch_stamps_of_the_events_bridge_the_clocks() -> None:
-    """Step clock 5,000,000 is epoch 1,000,000,005,000,000; the first send is 4.9 s after the zero of the step clock."""
-    client = Clock("client", "epoch", 1_000_000_004_900_000)
-    records = steps(5_000_000, 5_010_000, epoch_offset_us=10**15)
-    frame, clock, remark = align_steps(records, client, NO_REQUESTS, False)
-    assert frame["start_us"].to_list() == [100_000, 110_000]
-    assert list(frame.columns) == list(STEP_SCHEMA)
-    expected = Clock("step", "monotonic", 4_900_000, placed="bridged by pairs", stamped_zero_us=4_900_000)
-    assert (clock, remark) == (expected, "")
-
-
-@pytest.mark.parametrize("sequential", [True, False])
-def test_constructed_stamps_bridge_nothing(sequential: bool) -> None:
-    """First step stamped on the first send, as in the published H100 records; or span ids that count."""
-    zero_us = 10**15 + 5_000_000 if not sequential else 10**15 + 77
-    records = steps(5_000_000, 5_010_000, epoch_offset_us=10**15)
-    frame, clock, remark = align_steps(records, Clock("client", "epoch", zero_us), NO_REQUESTS, sequential)
-    assert frame["start_us"].to_list() == [0, 10_000]
-    assert clock is not None
-    assert (clock.zero_us, clock.constructed, clock.placed) == (5_000_000, True, "not known")
-    assert clock.stamped_zero_us == zero_us - 10**15
-    assert "not known (fewer than 50 steps" in remark
-
-
-def test_two_monotonic_clocks_are_one_where_they_overlap() -> None:
-    client, sends = Clock("client", "monotonic", 4_900_000), requests(2)
-    frame, clock, _remark = align_steps(steps(5_000_000), client, sends, False)
-    assert clock is not None
-    assert (frame["start_us"].to_list(), clock.placed) == ([100_000], "one clock")
-    frame, _clock, remark = align_steps(steps(5_000_000), Clock("client", "monotonic", 10**12), sends, False)
-    assert frame["start_us"].to_list() == [0]
-    assert remark
-
-
-@pytest.mark.parametrize("said_later_us", [5_000, 3_000_000])
-def test_stamps_that_the_depth_contradicts_are_not_believed(said_later_us: int) -> None:
-    """The epoch stamps put the steps ``said_later_us`` too late; below a step of 10 ms they would be left alone."""
-    traffic, records = run_of_steps(rate_per_s=10.0, seconds=60, later_us=0)
-    raw = steps(*(records["start_us"] + 5_000_000), epoch_offset_us=10**15 - 5_000_000 + said_later_us).with_columns(
-        records["running_depth"], records["waiting_depth"]
-    )
-    frame, clock, remark = align_steps(raw, Clock("client", "epoch", 10**15), traffic, False)
-    assert clock is not None
-    assert (clock.placed, remark) == ("bridged by pairs" if said_later_us < 10_000 else "estimated from depth", "")
-    shift_us = int((frame["start_us"] - records["start_us"]).mean() or 0)  # type: ignore[arg-type]
-    assert abs(shift_us) <= (clock.uncertainty_us or 5_000)

@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 
 import pytest
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -54,9 +55,31 @@ def test_a_gzip_bomb_is_refused_before_it_fills_the_memory(tmp_path: Path, monke
             pass
 
 
-def test_zstd_is_refused_with_the_mend(tmp_path: Path) -> None:
-    with pytest.raises(RecordingError, match="zstd -d"):
-        recorded(tmp_path, b"\x28\xb5\x2f\xfd rest").content(100)
+def test_zstd_is_told_by_content_and_frames_are_one_stream(tmp_path: Path) -> None:
+    file = recorded(tmp_path, zstandard.compress(b"a\nb") + zstandard.compress(b"c\n"))
+    assert [line for _n, line in lines(file, 100)] == [b"a", b"bc"]
+    assert (file.damage, file.head(3)) == ("", b"a\nb")
+
+
+@pytest.mark.parametrize("broken", ["cut", "junk after it"])
+def test_a_broken_zstd_stream_keeps_the_lines_before_the_break(tmp_path: Path, broken: str) -> None:
+    written = [hashlib.sha256(b"%d" % i).hexdigest().encode() for i in range(20_000)]
+    content = b"\n".join(written)
+    packed = zstandard.compress(content)
+    file = recorded(tmp_path, packed[:-2000] if broken == "cut" else packed + b"junk")
+    kept = [line for _n, line in lines(file, 100)]
+    # What is lost is at most the piece of 64 KB in which the stream breaks, and zstd's own block of 128 KB.
+    assert len(b"\n".join(kept)) > len(content) - 260_000
+    assert kept == written[: len(kept)]
+    assert "the zstd stream is broken" in file.tally.rejected[0][1]
+
+
+def test_a_zstd_bomb_is_refused_before_it_fills_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "FREE_EXPANSION_BYTES", 1 << 20)
+    file = recorded(tmp_path, zstandard.compress(bytes(16 << 20)))  # about 30,000 times
+    with pytest.raises(RecordingError, match="more than 300 times its size"):
+        for _chunk in file.chunks():
+            pass
 
 
 def test_a_line_beyond_the_limit_costs_itself_only(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.otlp_json import TracesRead, read_traces
+from blis_replay.ingest.readers.otlp_traces import TracesRead, read_traces
 
 COUNTS = [
     "queue.running_depth",
@@ -147,11 +147,16 @@ def test_upstream_request_spans_are_requests_as_the_server_saw_them(tmp_path: Pa
     assert request["sent_us"] == 1_770_000_000_003_000
 
 
-def test_the_same_span_name_of_another_scope_is_counted_and_not_read(tmp_path: Path) -> None:
-    lines = [json.dumps(traces(scope, {"name": "llm_request"})) for scope in ("vllm.api", "vllm.api", "vllm.scheduler")]
+def test_spans_of_other_scopes_and_names_are_counted_and_not_read(tmp_path: Path) -> None:
+    others = [("mine", "llm_request"), ("mine", "llm_request"), ("vllm.scheduler", "llm_request"), ("vllm.api", "x")]
+    lines = [json.dumps(traces(scope, {"name": name})) for scope, name in others]
     found, _file = read(tmp_path, "\n".join(lines))
-    assert found.requests is None
-    assert found.other_spans == {("vllm.api", "llm_request"): 2, ("vllm.scheduler", "llm_request"): 1}
+    assert (found.requests, found.journeys) == (None, None)
+    assert found.other_spans == {
+        ("mine", "llm_request"): 2,
+        ("vllm.scheduler", "llm_request"): 1,
+        ("vllm.api", "x"): 1,
+    }
 
 
 def test_dropped_events_are_summed_once_a_span(tmp_path: Path) -> None:
@@ -224,7 +229,7 @@ def test_a_step_that_lacks_a_count_keeps_the_others(tmp_path: Path) -> None:
 
 def test_one_malformed_event_costs_itself_only(tmp_path: Path) -> None:
     document = json.loads(step_line(1, 2, 3))
-    document["resourceSpans"][0]["scopeSpans"][0]["spans"][0]["events"][1]["name"] = None
+    document["resourceSpans"][0]["scopeSpans"][0]["spans"][0]["events"][1]["name"] = 17
     found, file = read(tmp_path, json.dumps(document))
     assert found.steps["step_id"].to_list() == [1, 3]
     assert file.tally.rejected[0][0] == "line 1, span 1, event 2"

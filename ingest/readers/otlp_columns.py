@@ -1,0 +1,170 @@
+"""The columns into which OTLP traces are decoded: the one seam between decoding and meaning.
+
+A decoder (of JSON, of protobuf) knows encodings and fills these columns; what the columns mean for
+steps, requests and journeys is worked out on whole frames.  The rules that every decoder keeps:
+
+* A span of a scope in :data:`SCOPES` is decoded in full.  Of any other span only its place,
+  ``scope`` and ``name`` are filled.
+* Ids are lower-case hex (:func:`with_plain_ids`).  A time of 0, an empty id and an empty status
+  message are null, as protobuf cannot tell them from absent ones; ``status_code`` and
+  ``dropped_events`` are then 0.
+* Events of other names than :data:`EVENTS` are counted in ``other_events`` of their span; attributes
+  of other names are ignored.  Of an attribute given twice the last one holds.
+* An integer column takes ``intValue`` (number or decimal string, 64 bits exact) and a
+  ``doubleValue`` without fraction below 2^53; a float column takes either, NaN and infinities too; a string
+  column takes ``stringValue``.  An attribute without a value is null.
+* A known attribute of another type, a number beyond int64, a time before 1970: the event (or the span,
+  with its events) is left out and rejected with its place.  Whether a number makes
+  sense is not the decoder's concern.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import polars as pl
+
+STEP_SCOPE, CORE_SCOPE, API_SCOPE = "vllm.scheduler.step", "vllm.scheduler", "vllm.api"
+ENGINE_SCOPE = "vllm.llm_engine"  # upstream vLLM: one span a finished request
+SCOPES = (STEP_SCOPE, CORE_SCOPE, API_SCOPE, ENGINE_SCOPE)
+
+STEP_EVENT, SNAPSHOT_EVENT = "step.BATCH_SUMMARY", "step.REQUEST_SNAPSHOT"
+JOURNEY_EVENTS = (
+    "journey.QUEUED",
+    "journey.SCHEDULED",
+    "journey.FIRST_TOKEN",
+    "journey.PREEMPTED",
+    "journey.FINISHED",
+)
+API_EVENTS = (
+    "api.ARRIVED",
+    "api.HANDOFF_TO_CORE",
+    "api.FIRST_RESPONSE_FROM_CORE",
+    "api.DEPARTED",
+    "api.ABORTED",
+)
+EVENTS = (STEP_EVENT, SNAPSHOT_EVENT, *JOURNEY_EVENTS, *API_EVENTS)
+
+# Attribute of a span -> column.  Latencies are in seconds, as recorded.
+SPAN_INTEGERS = {
+    "gen_ai.usage.prompt_tokens": "prompt_tokens",
+    "gen_ai.usage.completion_tokens": "completion_tokens",
+    "gen_ai.usage.cached_tokens": "cached_tokens",
+    "gen_ai.request.max_tokens": "max_tokens",
+    "scheduler.span_sequence": "span_sequence",
+    "scheduler.step_range_start": "step_range_start",
+    "scheduler.step_range_end": "step_range_end",
+    "scheduler.closure_interval": "closure_interval",
+}
+SPAN_FLOATS = {
+    "gen_ai.latency.time_to_first_token": "ttft_s",
+    "gen_ai.latency.e2e": "e2e_s",
+    "gen_ai.latency.time_in_queue": "queue_s",
+    "gen_ai.latency.time_in_model_prefill": "prefill_s",
+    "gen_ai.latency.time_in_model_decode": "decode_s",
+}
+SPAN_STRINGS = {"gen_ai.request.id": "request_id", "gen_ai.response.model": "model"}
+
+# Attribute of an event -> column.  Two attributes share a column where they are one quantity of different events.
+EVENT_INTEGERS = {
+    "step.id": "step_id",
+    "scheduler.step": "step_id",
+    "step.ts_start_ns": "ts_start_ns",
+    "step.ts_end_ns": "ts_end_ns",
+    "step.duration_us": "duration_us",
+    "queue.running_depth": "running_depth",
+    "queue.waiting_depth": "waiting_depth",
+    "batch.num_prefill_reqs": "prefill_requests",
+    "batch.num_decode_reqs": "decode_requests",
+    "batch.scheduled_tokens": "scheduled_tokens",
+    "request.scheduled_tokens_this_step": "scheduled_tokens",
+    "batch.prefill_tokens": "prefill_tokens",
+    "batch.decode_tokens": "decode_tokens",
+    "batch.num_finished": "finished_requests",
+    "batch.num_preempted": "preempted_requests",
+    "kv.blocks_total_gpu": "kv_blocks_total",
+    "kv.blocks_free_gpu": "kv_blocks_free",
+    "request.num_prompt_tokens": "prompt_tokens",
+    "prefill.total_tokens": "prompt_tokens",
+    "request.num_computed_tokens": "computed_tokens",
+    "prefill.done_tokens": "prefill_done_tokens",
+    "request.num_output_tokens": "output_tokens",
+    "decode.done_tokens": "output_tokens",
+    "decode.max_tokens": "max_tokens",
+    "request.num_preemptions": "preemptions",
+    "num_preemptions": "preemptions",
+    "kv.blocks_allocated_gpu": "kv_blocks_allocated",
+    "kv.blocks_cached_gpu": "kv_blocks_cached",
+    "request.effective_prompt_len": "effective_prompt_tokens",
+    "ts.monotonic_ns": "monotonic_ns",
+}
+EVENT_FLOATS = {"kv.usage_gpu_ratio": "kv_usage", "ts.monotonic": "monotonic_s", "event.ts.monotonic": "monotonic_s"}
+EVENT_STRINGS = {
+    "request.id": "request_id",
+    "request.phase": "phase",
+    "phase": "phase",
+    "schedule.kind": "schedule_kind",
+    "finish.status": "finish_status",
+    "reason": "reason",
+    "error": "error",
+}
+
+# One row a span, in the order of the file.
+SPAN_SCHEMA: dict[str, pl.DataType | type[pl.DataType]] = {
+    "record": pl.Int64,  # number of its line, object or frame in the file, from 1
+    "span": pl.Int64,  # its number in that record, over all scopes, from 1
+    "scope": pl.String,
+    "name": pl.String,
+    "trace_id": pl.String,
+    "span_id": pl.String,
+    "parent_span_id": pl.String,
+    "start_ns": pl.Int64,  # epoch
+    "end_ns": pl.Int64,
+    "status_code": pl.Int64,  # 0 unset, 1 ok, 2 error
+    "status_message": pl.String,
+    "dropped_events": pl.Int64,  # that the tracing SDK says it discarded
+    "other_events": pl.Int64,
+    **dict.fromkeys(SPAN_INTEGERS.values(), pl.Int64),
+    **dict.fromkeys(SPAN_FLOATS.values(), pl.Float64),
+    **dict.fromkeys(SPAN_STRINGS.values(), pl.String),
+}
+
+# One row an event of a name in EVENTS, in the order of the file.
+EVENT_SCHEMA: dict[str, pl.DataType | type[pl.DataType]] = {
+    "span_row": pl.Int64,  # row of its span in the span frame of the same batch
+    "event": pl.Int64,  # its number in that span, from 1, left-out ones counted
+    "name": pl.Enum(EVENTS),
+    "time_ns": pl.Int64,  # epoch
+    **dict.fromkeys(EVENT_INTEGERS.values(), pl.Int64),
+    **dict.fromkeys(EVENT_FLOATS.values(), pl.Float64),
+    **dict.fromkeys(EVENT_STRINGS.values(), pl.String),
+}
+
+
+@dataclass(frozen=True)
+class TraceBatch:
+    """A bounded part of one file: ``spans`` (``SPAN_SCHEMA``) and their ``events`` (``EVENT_SCHEMA``).
+
+    A span and its events are in one batch.  ``unit``: what a record of this file is, for
+    places (``line``, ``object``, ``frame``).
+    """
+
+    unit: str
+    spans: pl.DataFrame
+    events: pl.DataFrame
+
+
+def with_plain_ids(spans: pl.DataFrame) -> pl.DataFrame:
+    """The spans with ids as lower-case hex, from hex or base64 (a generic protobuf printer); ``""`` becomes null.
+
+    Base64 of 16 or 8 bytes always ends in ``=``, which hex never has; an id that is neither stays as it is.
+    """
+    return spans.with_columns(_plain_id(name) for name in ("trace_id", "span_id", "parent_span_id"))
+
+
+def _plain_id(name: str) -> pl.Expr:
+    raw = pl.col(name)
+    padded = pl.when(raw.str.ends_with("=")).then(raw)
+    decoded = padded.str.decode("base64", strict=False).bin.encode("hex")
+    plain = pl.coalesce(decoded, raw).str.to_lowercase()
+    return pl.when(raw != "").then(plain).alias(name)

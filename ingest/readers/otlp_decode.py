@@ -1,0 +1,36 @@
+"""OTLP files of any framing and encoding as bounded batches of columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from blis_replay.ingest.readers.files import RecordedFile
+from blis_replay.ingest.readers.otlp_columns import TraceBatch
+from blis_replay.ingest.readers.otlp_framing import records
+from blis_replay.ingest.readers.otlp_json import read_json
+from blis_replay.ingest.readers.otlp_rows import Rows
+
+
+def trace_batches(file: RecordedFile) -> Iterator[TraceBatch]:
+    """The spans and events of a file in batches of about 50,000 rows; at least one batch.
+
+    What cannot be used is rejected with its place in the file.  Raises
+    :class:`RecordingError` if the file cannot be read at all.
+    """
+    framing = records(file)
+    rows = Rows()
+    for number, content in framing.items:
+        for _ in _read(content, f"{framing.unit} {number}", number, rows, file):
+            if rows.full:
+                yield rows.batch(framing.unit)
+                rows.spans, rows.events = [], []
+    yield rows.batch(framing.unit)
+
+
+def _read(content: bytes, place: str, number: int, rows: Rows, file: RecordedFile) -> Iterator[None]:
+    if content[:1] in (b"\n", b"\x12", b"\x1a"):
+        # A protobuf library takes a moment to load, and most files are JSON.
+        from blis_replay.ingest.readers.otlp_protobuf import read_protobuf
+
+        return read_protobuf(content, place, number, rows, file.tally)
+    return read_json(content, place, number, rows, file.tally)

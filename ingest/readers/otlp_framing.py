@@ -1,0 +1,215 @@
+"""OTLP files cut into records, whatever wrote them (trace-formats 0.3).
+
+A record is one message: a JSON object or a serialised ``TracesData`` (an
+``ExportTraceServiceRequest`` has the same bytes).  Records stand in lines, in an array,
+one after the other, or behind their length (4 bytes, big-endian), there perhaps each compressed
+with zstd; a bare protobuf message is taken apart into its ``ResourceSpans``.  Compression
+of the whole stream is ``RecordedFile``'s business.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from blis_replay.ingest.readers.files import (
+    FREE_EXPANSION_BYTES,
+    MAX_EXPANSION_RATIO,
+    ZSTD_MAGIC,
+    RecordedFile,
+    json_objects,
+    lines,
+    zstd_head,
+    zstd_pieces,
+)
+from blis_replay.ingest.readers.formats import HEAD_BYTES
+from blis_replay.ingest.readers.protobuf_wire import MAX_VARINT_BYTES, WireError, messages, varint
+
+MAX_RECORD_BYTES = 512 << 20
+_LENGTH_BYTES = 4
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+# ``resource_spans`` of TracesData: field 1, length-delimited.
+_RESOURCE_SPANS_TAG = 0x0A
+_JSON_START = re.compile(rb'(?:\A|\n)[\s\[,]*\{\s*"resourceSpans"\s*:')
+
+
+@dataclass(frozen=True)
+class Records:
+    """The records of a file: what one is called (``line``, ``object``, ``frame``, ``resource``) and their bytes.
+
+    ``items``: ``(number from 1, content)``; a record that starts with ``{`` is JSON, any other protobuf.
+    """
+
+    unit: str
+    items: Iterator[tuple[int, bytes]]
+
+
+def recognises(head: bytes) -> bool:
+    """Whether a file whose (decompressed) content starts with ``head`` holds OTLP traces; never raises."""
+    if _JSON_START.search(head[:HEAD_BYTES].removeprefix(_BYTE_ORDER_MARK)):
+        return True
+    if _is_bare(head):
+        return True
+    framed = _first_framed(head)
+    return bool(_JSON_START.match(framed)) or _is_bare(framed)
+
+
+def records(file: RecordedFile) -> Records:
+    """The records of an OTLP file, JSON lines where nothing speaks for another framing.
+
+    What the file cuts off, and what is longer than 512 MB, is rejected with its place; the rest is used.
+    """
+    head = file.head(HEAD_BYTES)
+    if _is_bare(head):
+        return Records("resource", _bare(file))
+    if _first_framed(head):
+        return Records("frame", _framed(file))
+    text = head.removeprefix(_BYTE_ORDER_MARK).lstrip()
+    if _spans_lines(text):
+        return Records("object", json_objects(file, MAX_RECORD_BYTES))
+    return Records("line", _lines(file))
+
+
+def _lines(file: RecordedFile) -> Iterator[tuple[int, bytes]]:
+    for number, line in lines(file, MAX_RECORD_BYTES):
+        content = (line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line).strip()
+        if content:
+            yield number, content
+
+
+def _spans_lines(text: bytes) -> bool:
+    """Whether the file starts with an array, or with an object spread over indented lines."""
+    first, newline, rest = text.partition(b"\n")
+    spread = newline and first.rstrip()[-1:] in (b"{", b"[", b",", b":") and rest[:1] in (b" ", b"\t", b"\r", b"\n")
+    return text.startswith(b"[") or bool(spread)
+
+
+def _is_bare(data: bytes) -> bool:
+    """Whether this is how a ``TracesData`` starts, down to the first span's id of 16 bytes."""
+    if data[:1] != bytes([_RESOURCE_SPANS_TAG]):
+        return False
+    resource_spans = _first(data, 1, (1,))
+    scope_spans = _first(resource_spans, 2, (1, 2, 3))
+    span = _first(scope_spans, 2, (1, 2, 3))
+    return len(_first(span, 1, (1,))) == 16
+
+
+def _first(data: bytes, wanted: int, allowed: tuple[int, ...]) -> bytes:
+    """The first field ``wanted`` of a message in which only ``allowed`` ones come before it."""
+    try:
+        for number, content, _whole in messages(data):
+            if number == wanted:
+                return content
+            if number not in allowed:
+                break
+    except WireError:
+        pass
+    return b""
+
+
+def _first_framed(head: bytes) -> bytes:
+    """How the content of a first length-framed message begins, ``b""`` if the file does not start with one."""
+    size, content = int.from_bytes(head[:_LENGTH_BYTES], "big"), head[_LENGTH_BYTES:]
+    if not 0 < size <= MAX_RECORD_BYTES:
+        return b""
+    if content.startswith(ZSTD_MAGIC):
+        # Framed it is, even if nothing can be unpacked.
+        return zstd_head(content[:size], HEAD_BYTES) or ZSTD_MAGIC
+    framed = content[:size]
+    return framed if _JSON_START.match(framed) or _is_bare(framed) else b""
+
+
+def _framed(file: RecordedFile) -> Iterator[tuple[int, bytes]]:
+    source = _Buffered(file)
+    number = 1
+    while size_bytes := source.take(_LENGTH_BYTES):
+        size = int.from_bytes(size_bytes, "big")
+        if len(size_bytes) == _LENGTH_BYTES and size > MAX_RECORD_BYTES:
+            file.tally.reject(f"frame {number}", f"its length says {size} bytes: nothing after it can be found")
+            source.drain()
+            return
+        content = source.take(size)
+        if len(size_bytes) < _LENGTH_BYTES or len(content) < size:
+            file.tally.reject(f"frame {number}", file.damage or "the file ends inside this frame")
+            return
+        yield from _unpacked(file, number, content)
+        number += 1
+    if file.damage:
+        file.tally.reject(f"frame {number}", file.damage)
+
+
+def _unpacked(file: RecordedFile, number: int, content: bytes) -> Iterator[tuple[int, bytes]]:
+    """The content of a frame, decompressed if need be."""
+    if not content.startswith(ZSTD_MAGIC):
+        if content:
+            yield number, content
+        return
+    limit_bytes = min(MAX_RECORD_BYTES, max(FREE_EXPANSION_BYTES, MAX_EXPANSION_RATIO * len(content)))
+    parts: list[bytes] = []
+    expanded_bytes = 0
+    try:
+        for piece in zstd_pieces(io.BytesIO(content)):
+            parts.append(piece)
+            expanded_bytes += len(piece)
+            if expanded_bytes > limit_bytes:
+                file.tally.reject(f"frame {number}", f"its zstd content is more than {limit_bytes} bytes")
+                return
+    except OSError as error:
+        file.tally.reject(f"frame {number}", f"its zstd content is broken ({error})")
+        return
+    yield number, b"".join(parts)
+
+
+def _bare(file: RecordedFile) -> Iterator[tuple[int, bytes]]:
+    """Each ``ResourceSpans`` of one bare message, as a message of its own."""
+    source = _Buffered(file)
+    number = 1
+    while opening := source.peek(1 + MAX_VARINT_BYTES):
+        try:
+            size, begin = varint(opening, 1)
+        except WireError:
+            size, begin = MAX_RECORD_BYTES + 1, 0
+        if opening[0] != _RESOURCE_SPANS_TAG or size > MAX_RECORD_BYTES:
+            file.tally.reject(f"resource {number}", file.damage or "no ResourceSpans where one should begin")
+            source.drain()
+            return
+        content = source.take(begin + size)
+        if len(content) < begin + size:
+            file.tally.reject(f"resource {number}", file.damage or "the file ends inside this message")
+            return
+        yield number, content
+        number += 1
+    if file.damage:
+        file.tally.reject(f"resource {number}", file.damage)
+
+
+class _Buffered:
+    """The content of a file, to be taken in pieces of any size."""
+
+    def __init__(self, file: RecordedFile) -> None:
+        self._chunks = file.chunks()
+        self._held = b""
+        self._at = 0
+
+    def peek(self, size: int) -> bytes:
+        """The next ``size`` bytes, fewer at the end, still there afterwards."""
+        if len(self._held) - self._at < size:
+            parts, held_bytes = [self._held[self._at :]], len(self._held) - self._at
+            while held_bytes < size and (chunk := next(self._chunks, b"")):
+                parts.append(chunk)
+                held_bytes += len(chunk)
+            self._held, self._at = b"".join(parts), 0
+        return self._held[self._at : self._at + size]
+
+    def take(self, size: int) -> bytes:
+        """The next ``size`` bytes, fewer at the end."""
+        taken = self.peek(size)
+        self._at += len(taken)
+        return taken
+
+    def drain(self) -> None:
+        """Read to the end, so that the file's hash is of all of it."""
+        for _chunk in self._chunks:
+            pass

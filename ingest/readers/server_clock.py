@@ -1,0 +1,146 @@
+"""The server's monotonic clock: tied to the epoch by events that carry both, laid beside the requests' clock.
+
+The result is for looking at steps, journeys and requests side by side.  Step cycles and the
+segments of a journey are differences on one clock and do not depend on it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import polars as pl
+
+from blis_replay.ingest.clock_offset import estimate_offset
+from blis_replay.ingest.recording import BRIDGED, ESTIMATED, NOT_KNOWN, ONE_CLOCK, STEP_SCHEMA, Clock
+
+# How near the first step event has to be to the first send to be no coincidence: a
+# request takes longer than this to be sent, received and scheduled.
+_CONSTRUCTED_WITHIN_US = 1000
+# What begins within this before the first send, or during the run, is of the same host.
+_SAME_HOST_WITHIN_US = 60_000_000
+# Stamps that miss the interval of the estimate by less than a step are left alone.
+STAMPS_MAY_MISS_BY_US = 10_000
+
+
+@dataclass(frozen=True)
+class Bridge:
+    """Epoch less monotonic clock: the median over ``pairs`` of stamps, and the band of the middle 98 % of them."""
+
+    offset_ns: int
+    spread_ns: int
+    pairs: int
+
+    @property
+    def offset_us(self) -> int:
+        """To the nearest whole us."""
+        return (self.offset_ns + 500) // 1000
+
+
+def bridge_of(journey_events: pl.DataFrame, steps: pl.DataFrame) -> Bridge | None:
+    """The bridge over journey events, else over steps (``READ_STEP_SCHEMA``); ``None`` without a pair of stamps.
+
+    A journey event's two stamps are read one after the other; a step's epoch stamp is taken when
+    its summary has been put together, some time after the end of ``schedule()`` (trace-formats 0.1).
+    """
+    of_journeys = journey_events.select(pl.col("time_ns") - pl.col("monotonic_ns")).to_series().drop_nulls()
+    ended_ns = pl.coalesce("ts_end_ns", "ts_start_ns")
+    of_steps = steps.select(pl.col("epoch_ns") - ended_ns).to_series().drop_nulls()
+    offsets_ns = (of_journeys if len(of_journeys) else of_steps).sort().to_numpy()
+    if not len(offsets_ns):
+        return None
+    # By position, not by interpolation: a double has no room for epoch ns.
+    low, middle, high = (int(offsets_ns[int(share * (len(offsets_ns) - 1))]) for share in (0.01, 0.5, 0.99))
+    return Bridge(middle, high - low, len(offsets_ns))
+
+
+@dataclass(frozen=True)
+class ServerTimes:
+    """Where the server's monotonic clock stands.
+
+    ``zero_us``: what it showed at the experiment's zero; ``clocks``: the clocks it makes known; ``remark``:
+    in words, if its offset to the requests' clock is not known (``""``).
+    """
+
+    zero_us: int
+    clocks: tuple[Clock, ...]
+    remark: str
+
+
+def server_times(
+    steps: pl.DataFrame,
+    arrivals_ns: pl.Series,
+    bridge: Bridge | None,
+    client: Clock | None,
+    requests: pl.DataFrame,
+    sequential_span_ids: bool,
+) -> ServerTimes | None:
+    """The server's clock beside the requests', ``None`` if nothing was stamped by it.
+
+    ``steps``: ``READ_STEP_SCHEMA`` by step id; ``arrivals_ns``: of journeys, on the server's clock; ``client``: the
+    clock of ``requests`` (``REQUEST_SCHEMA``).  Stamps bridge the clocks unless they were
+    constructed or, where there are only steps, running depth contradicts them; then depth says
+    the offset.  Where nothing does, the first journey's arrival, else the first sampled
+    step, is put at the experiment's zero.
+    """
+    journeys_us = arrivals_ns.drop_nulls().sort() // 1000
+    stamps_us = pl.concat([steps["ts_start_ns"] // 1000, journeys_us])
+    if stamps_us.is_empty():
+        return None
+    constructed = not len(arrivals_ns) and (sequential_span_ids or _set_on_first_send(steps, client))
+    stamped_us = _stamped_zero(stamps_us, bridge, client, requests)
+    if stamped_us is None or constructed or client is None:
+        first_us = int(journeys_us[0] if len(journeys_us) else stamps_us[0])
+        clock = Clock("step", "monotonic", first_us, constructed, NOT_KNOWN, stamped_zero_us=stamped_us)
+    else:
+        placed = BRIDGED if client.kind == "epoch" else ONE_CLOCK
+        clock = Clock("step", "monotonic", stamped_us, constructed, placed, stamped_zero_us=stamped_us)
+    why = "no pair of stamps"
+    if client is not None and journeys_us.is_empty():
+        clock, why = _checked_by_depth(clock, steps, requests)
+    what = "sampled step" if journeys_us.is_empty() else "journey"
+    remark = ""
+    if client is not None and clock.placed == NOT_KNOWN:
+        shown = f"the first {what} is shown at the first send"
+        remark = f"clock offset between {what.split()[-1]}s and requests: not known ({why}), {shown}"
+    clocks = [clock]
+    if bridge is not None and not constructed:
+        zero_us = clock.zero_us + bridge.offset_us
+        clocks.append(Clock("server", "epoch", zero_us, placed=BRIDGED, spread_us=bridge.spread_ns // 1000))
+    return ServerTimes(clock.zero_us, tuple(clocks), remark)
+
+
+def steps_on_zero(steps: pl.DataFrame, zero_us: int) -> pl.DataFrame:
+    """``READ_STEP_SCHEMA`` as ``STEP_SCHEMA``, from the zero at which the monotonic clock shows ``zero_us``."""
+    moved = steps.with_columns((pl.col("ts_start_ns") // 1000 - zero_us).alias("start_us"))
+    return moved.select(pl.col(name).cast(kind) for name, kind in STEP_SCHEMA.items())
+
+
+def _set_on_first_send(steps: pl.DataFrame, client: Clock | None) -> bool:
+    if client is None or client.kind != "epoch" or steps.is_empty() or steps["epoch_ns"][0] is None:
+        return False
+    return abs(int(steps["epoch_ns"][0]) // 1000 - client.zero_us) <= _CONSTRUCTED_WITHIN_US
+
+
+def _checked_by_depth(clock: Clock, steps: pl.DataFrame, requests: pl.DataFrame) -> tuple[Clock, str]:
+    found, why = estimate_offset(steps_on_zero(steps, clock.zero_us), requests)
+    if found is None:
+        return clock, why
+    agrees = found.low_us - STAMPS_MAY_MISS_BY_US <= 0 <= found.high_us + STAMPS_MAY_MISS_BY_US
+    if agrees and clock.placed != NOT_KNOWN:
+        return clock, ""
+    zero_us = clock.zero_us - found.offset_us
+    return replace(clock, zero_us=zero_us, placed=ESTIMATED, uncertainty_us=found.uncertainty_us), ""
+
+
+def _stamped_zero(
+    stamps_us: pl.Series, bridge: Bridge | None, client: Clock | None, requests: pl.DataFrame
+) -> int | None:
+    """What the server's clock showed at the experiment's zero by the stamps, or ``None`` if they do not say."""
+    if client is None or client.kind == "relative":
+        return None
+    if client.kind == "monotonic":
+        first_us, final_us = int(stamps_us.min()), int(stamps_us.max())  # type: ignore[arg-type]
+        last_us = int(requests["arrival_us"].max() or 0) if len(requests) else 0  # type: ignore[arg-type]
+        overlap = final_us >= client.zero_us - _SAME_HOST_WITHIN_US and first_us <= client.zero_us + last_us
+        return client.zero_us if overlap else None
+    return None if bridge is None else client.zero_us - bridge.offset_us

@@ -1,0 +1,238 @@
+"""The library decoders: JSON in its spellings and protobuf fill the same columns; damage costs itself only."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
+from otlp_trees import MAX_INT64, documents
+
+from blis_replay.fixtures.otlp_forms import as_protobuf
+from blis_replay.ingest.readers.files import Tally
+from blis_replay.ingest.readers.otlp_columns import EVENT_SCHEMA, SPAN_SCHEMA, TraceBatch
+from blis_replay.ingest.readers.otlp_json import read_json
+from blis_replay.ingest.readers.otlp_protobuf import read_protobuf
+from blis_replay.ingest.readers.otlp_rows import Rows
+
+
+def decoded(document: dict[str, Any] | bytes) -> tuple[TraceBatch, Tally]:
+    rows, tally = Rows(), Tally()
+    content = document if isinstance(document, bytes) else json.dumps(document).encode()
+    read = read_json if content.startswith(b"{") else read_protobuf
+    for _ in read(content, "line 7", 7, rows, tally):
+        pass
+    return rows.batch("line"), tally
+
+
+def one_span(scope: str = "vllm.api", **fields: Any) -> dict[str, Any]:
+    span = {"traceId": "0a" * 16, "spanId": "0b" * 8, "name": "llm_request"} | fields
+    return {"resourceSpans": [{"scopeSpans": [{"scope": {"name": scope}, "spans": [span]}]}]}
+
+
+def attribute(key: str, **value: Any) -> dict[str, Any]:
+    return {"key": key, "value": value}
+
+
+def event(*attributes: dict[str, Any], name: str = "api.ARRIVED", at: Any = "5") -> dict[str, Any]:
+    return {"name": name, "timeUnixNano": at, "attributes": list(attributes)}
+
+
+def test_a_span_and_its_event_fill_their_columns() -> None:
+    document = one_span(
+        parentSpanId="0C" * 8,
+        startTimeUnixNano="1770000000000000001",
+        endTimeUnixNano=1770000000000000003,
+        droppedEventsCount=72,
+        status={"code": 2, "message": "gone"},
+        attributes=[
+            attribute("gen_ai.request.id", stringValue="chatcmpl-1"),
+            attribute("gen_ai.usage.prompt_tokens", intValue="900"),
+            attribute("gen_ai.latency.e2e", doubleValue=2),
+            attribute("http.route", stringValue="/v1"),
+        ],
+        events=[event(attribute("scheduler.step", intValue=str(MAX_INT64)), name="journey.QUEUED"), event(name="mine")],
+    )
+    batch, tally = decoded(document)
+    assert batch.spans.schema == pl.Schema(SPAN_SCHEMA)
+    assert batch.events.schema == pl.Schema(EVENT_SCHEMA)
+    span = {name: value for name, value in batch.spans.row(0, named=True).items() if value is not None}
+    assert span == {
+        "record": 7,
+        "span": 1,
+        "scope": "vllm.api",
+        "name": "llm_request",
+        "trace_id": "0a" * 16,
+        "span_id": "0b" * 8,
+        "parent_span_id": "0c" * 8,
+        "start_ns": 1770000000000000001,
+        "end_ns": 1770000000000000003,
+        "status_code": 2,
+        "status_message": "gone",
+        "dropped_events": 72,
+        "other_events": 1,
+        "request_id": "chatcmpl-1",
+        "prompt_tokens": 900,
+        "e2e_s": 2.0,
+    }
+    (row,) = batch.events.rows(named=True)
+    assert {name: value for name, value in row.items() if value is not None} == {
+        "span_row": 0,
+        "event": 1,
+        "name": "journey.QUEUED",
+        "time_ns": 5,
+        "step_id": MAX_INT64,
+    }
+    assert tally.rejected_count == 0
+
+
+def test_a_generic_protobuf_printer_writes_base64_ids_and_enum_names() -> None:
+    """The same span as the Collector writes it, and as protobuf's own JSON does."""
+    plain = one_span(status={"code": 2}, kind=2)
+    printed = one_span(
+        traceId=base64.b64encode(bytes.fromhex("0a" * 16)).decode(),
+        spanId=base64.b64encode(bytes.fromhex("0b" * 8)).decode(),
+        status={"code": "STATUS_CODE_ERROR"},
+        kind="SPAN_KIND_SERVER",
+    )
+    assert decoded(printed)[0].spans.equals(decoded(plain)[0].spans)
+
+
+def test_very_old_exports_call_a_scope_an_instrumentation_library() -> None:
+    old = {
+        "resourceSpans": [
+            {
+                "instrumentationLibrarySpans": [
+                    {"instrumentationLibrary": {"name": "vllm.api"}, "spans": [{"name": "llm_request"}]}
+                ]
+            }
+        ]
+    }
+    assert decoded(old)[0].spans.select("scope", "name").row(0) == ("vllm.api", "llm_request")
+
+
+@pytest.mark.parametrize(
+    ("value", "read"),
+    [
+        ({"intValue": "12"}, 12),
+        ({"intValue": 12}, 12),
+        ({"doubleValue": 12.0}, 12),
+        ({}, None),
+        (None, None),
+    ],
+)
+def test_an_integer_comes_in_several_spellings(value: Any, read: int | None) -> None:
+    batch, tally = decoded(one_span(events=[event({"key": "scheduler.step", "value": value})]))
+    assert batch.events["step_id"].to_list() == [read]
+    assert tally.rejected_count == 0
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"intValue": "x"},
+        {"intValue": "9223372036854775808"},
+        {"intValue": 10**30},
+        {"doubleValue": 1.5},
+        {"doubleValue": 2.0**53},
+        {"doubleValue": "NaN"},
+        {"stringValue": "12"},
+        {"boolValue": True},
+        {"arrayValue": {"values": []}},
+        [],
+    ],
+)
+def test_a_known_attribute_of_another_type_costs_its_event(value: Any) -> None:
+    events = [event(attribute("scheduler.step", intValue="1")), event({"key": "scheduler.step", "value": value})]
+    batch, tally = decoded(one_span(events=[*events, events[0]]))
+    assert batch.events["event"].to_list() == [1, 3]
+    assert tally.rejected_count == 1
+    assert tally.rejected[0][0] == "line 7, span 1, event 2"
+
+
+def test_a_malformed_attribute_that_nobody_reads_costs_nothing() -> None:
+    batch, tally = decoded(one_span(events=[event({"key": "mine", "value": {"intValue": "x"}})]))
+    assert (len(batch.events), tally.rejected_count) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"attributes": [attribute("gen_ai.request.id", intValue=1)]},
+        {"startTimeUnixNano": "-1"},
+        {"startTimeUnixNano": str(2**63)},
+        {"status": {"code": "FINE"}},
+        {"name": 3},
+        {"droppedEventsCount": -1},
+    ],
+)
+def test_a_malformed_span_costs_itself(fields: dict[str, Any]) -> None:
+    document = one_span()
+    spans = document["resourceSpans"][0]["scopeSpans"][0]["spans"]
+    spans[:] = [spans[0], spans[0] | fields, spans[0]]
+    batch, tally = decoded(document)
+    assert batch.spans["span"].to_list() == [1, 3]
+    assert [place for place, _reason in tally.rejected] == ["line 7, span 2"]
+
+
+def test_spans_of_other_scopes_are_named_and_not_read() -> None:
+    batch, tally = decoded(one_span("mine", startTimeUnixNano="x", events=[{"name": 5}]))
+    assert batch.spans.row(0)[:4] == (7, 1, "mine", "llm_request")
+    assert batch.spans.row(0)[4:] == (None,) * (len(SPAN_SCHEMA) - 4)
+    assert tally.rejected_count == 0
+
+
+def test_a_span_that_is_no_protobuf_costs_itself() -> None:
+    good = one_span()
+    traces = TracesData.FromString(as_protobuf(good))
+    spans = traces.resource_spans[0].scope_spans[0].spans
+    spans.add().CopyFrom(spans[0])
+    spans[1].name = "xyz"
+    spans.add().CopyFrom(spans[0])
+    damaged = traces.SerializeToString().replace(b"xyz", b"\xff\xfe\xfd")  # a name that is no UTF-8
+    batch, tally = decoded(damaged)
+    assert batch.spans["span"].to_list() == [1, 3]
+    assert tally.rejected[0][0] == "line 7, span 2"
+
+
+def test_protobuf_that_is_cut_off_inside_is_rejected() -> None:
+    content = as_protobuf(one_span())
+    batch, tally = decoded(content[:-3])
+    assert batch.spans.is_empty()
+    assert tally.rejected == [("line 7", "no OTLP protobuf (cut off)")]
+
+
+def test_a_time_beyond_int64_costs_its_span_in_protobuf_too() -> None:
+    traces = TracesData.FromString(as_protobuf(one_span()))
+    traces.resource_spans[0].scope_spans[0].spans[0].start_time_unix_nano = 2**63
+    batch, tally = decoded(traces.SerializeToString())
+    assert (len(batch.spans), tally.rejected_count) == (0, 1)
+
+
+@settings(max_examples=400, deadline=None)
+@given(document=documents)
+def test_json_and_protobuf_agree_on_random_span_trees(document: dict[str, Any]) -> None:
+    of_json, json_tally = decoded(document)
+    serialised = as_protobuf(document)
+    if not serialised:
+        return
+    of_protobuf, protobuf_tally = decoded(serialised)
+    assert of_protobuf.spans.equals(of_json.spans)
+    assert of_protobuf.events.equals(of_json.events)
+    assert [place for place, _ in protobuf_tally.rejected] == [place for place, _ in json_tally.rejected]
+
+
+@settings(max_examples=200, deadline=None)
+@given(document=documents, edits=st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 255)), min_size=1, max_size=5))
+def test_mutated_messages_never_raise(document: dict[str, Any], edits: list[tuple[int, int]]) -> None:
+    for content in (json.dumps(document).encode(), as_protobuf(document)):
+        mutated = bytearray(content)
+        for position, byte in edits:
+            if mutated:
+                mutated[position % len(mutated)] = byte
+        decoded(bytes(mutated))
