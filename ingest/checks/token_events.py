@@ -19,8 +19,6 @@ CHECK = "token_events"
 _THRESHOLD = (
     "true gap / reported ITL above 1.5: one stamp per token gives 1.00, two give (2n+1)/(n-1), about 2.01 for n = 248"
 )
-
-
 _AGREES = 0.01
 # How tools that mean something else by the time per output token compute it.
 _TPOT_DEFINITIONS = {
