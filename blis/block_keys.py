@@ -1,8 +1,9 @@
-"""Keys for the full blocks of requests, from their tokens."""
+"""Keys for the full blocks of requests, from their tokens or from identities given to them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 
 import numpy as np
 
@@ -29,3 +30,20 @@ def intern_blocks(rows: Iterable[Int64s], block_size: int) -> BlockKeys:
             before = numbers.setdefault((before, block.tobytes()), len(numbers))
             keys.append(before)
     return BlockKeys(np.array(starts, np.int64), np.array(counts, np.int64), np.array(keys, np.int32), block_size)
+
+
+def chain_blocks(identities: Iterable[int], count: Iterable[int]) -> Int64s:
+    """int64[sum of count]: identities numbered from 0 on, so that equal numbers mean equal blocks so far.
+
+    Request i owns the next ``count[i]`` identities, which are equal where the tokens
+    of a block are and the blocks before it are.
+    """
+    numbers: dict[tuple[int, int], int] = {}
+    chained: list[int] = []
+    values = iter(identities)
+    for length in count:
+        before = -1
+        for identity in islice(values, length):
+            before = numbers.setdefault((before, identity), len(numbers))
+            chained.append(before)
+    return np.array(chained, np.int64)

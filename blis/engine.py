@@ -16,7 +16,7 @@ from blis_replay.blis.kernel import state as k
 from blis_replay.blis.latency import BatchFeatures, Latency, Lifecycle, StepTime
 from blis_replay.blis.result import SimResult
 from blis_replay.blis.setup import new_state, queueing_order, with_room
-from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
+from blis_replay.blis.trace import NEVER_US, EngineConfig, Int64s, RequestTrace
 
 
 def simulate(
@@ -46,7 +46,8 @@ class Engine:
     def __init__(self, trace: RequestTrace, engine: EngineConfig, lifecycle: Lifecycle | None = None) -> None:
         self.trace = trace
         self.lifecycle = lifecycle or Lifecycle()
-        self.state = new_state(trace, engine, self.lifecycle)
+        self.queued_us, self.order = queueing_order(trace, self.lifecycle)
+        self.state = new_state(trace, engine, self.queued_us, self.order)
 
     @property
     def now_us(self) -> int:
@@ -81,24 +82,28 @@ class Engine:
 
     def result(self) -> SimResult:
         """What has happened so far; requests in the order of the trace."""
-        queued_us, order = queueing_order(self.trace, self.lifecycle)
-        place = np.empty(len(order), np.int64)
-        place[order] = np.arange(len(order))
-        request = self.state.request
+        in_order = bool((self.order[1:] > self.order[:-1]).all())
+        place = np.empty(len(self.order), np.int64)
+        place[self.order] = np.arange(len(self.order))
         segments = self.state.segments[: self.state.at[k.SEGMENTS]].copy()
-        segments[:, 0] = order[segments[:, 0]]
+        segments[:, 0] = self.order[segments[:, 0]]
+
+        def column(number: int) -> Int64s:
+            values = self.state.request[:, number].astype(np.int64)
+            return values if in_order else values[place]
+
         return SimResult(
             arrival_us=self.trace.arrival_us,
-            queued_us=queued_us,
-            scheduled_us=request[place, k.SCHEDULED_US],
-            scheduled_step=request[place, k.SCHEDULED_STEP],
-            first_step=request[place, k.FIRST_STEP],
-            last_step=request[place, k.LAST_STEP],
-            status=request[place, k.STATUS],
-            output_tokens=request[place, k.TOTAL_TOKENS] - request[place, k.PROMPT_TOKENS],
-            preemptions=request[place, k.PREEMPTIONS],
-            cached_tokens=request[place, k.CACHED_TOKENS],
-            resume_cached_tokens=request[place, k.RESUME_CACHED_TOKENS],
+            queued_us=self.queued_us,
+            scheduled_us=self.state.scheduled_us.copy() if in_order else self.state.scheduled_us[place],
+            scheduled_step=column(k.SCHEDULED_STEP),
+            first_step=column(k.FIRST_STEP),
+            last_step=column(k.LAST_STEP),
+            status=column(k.STATUS),
+            output_tokens=column(k.TOTAL_TOKENS) - column(k.PROMPT_TOKENS),
+            preemptions=column(k.PREEMPTIONS),
+            cached_tokens=column(k.CACHED_TOKENS),
+            resume_cached_tokens=column(k.RESUME_CACHED_TOKENS),
             steps=self.state.steps[: self.state.at[k.ROWS]],
             segments=segments,
             lifecycle=self.lifecycle,
@@ -106,7 +111,7 @@ class Engine:
 
     def __deepcopy__(self, memo: dict[int, object]) -> Engine:
         twin = copy.copy(self)
-        twin.state = k.State(*(array.copy() for array in self.state))  # type: ignore[arg-type]  # each as it was
+        twin.state = k.State(*(array.copy("K") for array in self.state))  # type: ignore[arg-type]  # each as it was
         return twin
 
     def _goes_on(self, answer: int) -> bool:

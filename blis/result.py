@@ -18,8 +18,8 @@ class SimResult:
 
     ``scheduled_us`` / ``scheduled_step``: first admission, when ``schedule()`` ran and its step.
     ``first_step`` / ``last_step``: rows of ``steps`` that gave a request its first and last
-    token, -1 where there is none (yet).  ``steps``: int64, steps x ``STEP_COLUMNS``, columns
-    named by ``kernel.state.STEP_*``.  ``segments``: int64, n x 3: request, first row, rows that
+    token, -1 where there is none (yet).  ``steps``: one record a step, fields
+    named by ``kernel.state.STEP_DTYPE``.  ``segments``: int64, n x 3: request, first row, rows that
     all gave it a token, in the order in which they ended; a request that was never passed
     over nor preempted has one.  ``cached_tokens``: prefix-cache hit of the first admission;
     ``resume_cached_tokens``: of later ones, summed.
@@ -36,7 +36,7 @@ class SimResult:
     preemptions: Int64s
     cached_tokens: Int64s
     resume_cached_tokens: Int64s
-    steps: Int64s
+    steps: NDArray[np.void]
     segments: Int64s
     lifecycle: Lifecycle
 
@@ -53,7 +53,7 @@ class SimResult:
     @property
     def step_end_us(self) -> Int64s:
         """int64[steps]: when each step's tokens are in."""
-        ends: Int64s = self.steps[:, k.STEP_END]
+        ends: Int64s = self.steps["end_us"]
         return ends
 
     @property
@@ -99,7 +99,7 @@ class SimResult:
     @property
     def last_step_us(self) -> Int64s:
         """int64[n]: duration of the step that gave the last token."""
-        durations: Int64s = self.step_end_us - self.steps[:, k.STEP_START]
+        durations: Int64s = self.step_end_us - self.steps["start_us"]
         return durations[self.last_step] if len(durations) else np.zeros(len(self.last_step), np.int64)
 
     def token_times_us(self, request: int) -> Int64s:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 from blis_replay.blis.errors import TraceError
 from blis_replay.blis.kernel import state as k
@@ -12,6 +15,8 @@ from blis_replay.blis.trace import EngineConfig, Int64s, RequestTrace
 # Blocks of an engine whose number is not known.
 _MOST_BLOCKS = 1_000_000
 _STEPS_AT_FIRST = 4_096
+# The recorded workloads take 4 to 21; room that is not used takes no memory.
+_STEPS_PER_REQUEST = 24
 
 
 def queueing_order(trace: RequestTrace, lifecycle: Lifecycle) -> tuple[Int64s, Int64s]:
@@ -24,12 +29,11 @@ def queueing_order(trace: RequestTrace, lifecycle: Lifecycle) -> tuple[Int64s, I
     return queued_us, np.argsort(queued_us, kind="stable")
 
 
-def new_state(trace: RequestTrace, engine: EngineConfig, lifecycle: Lifecycle) -> k.State:
-    """The state before the first arrival; requests are numbered in queueing order.
+def new_state(trace: RequestTrace, engine: EngineConfig, queued_us: Int64s, order: Int64s) -> k.State:
+    """The state before the first arrival; requests are numbered in queueing order (``queueing_order``).
 
     Raises ``TraceError`` for a request that this engine can never serve.
     """
-    queued_us, order = queueing_order(trace, lifecycle)
     prompt, total = trace.prompt_tokens[order], _total_tokens(trace, engine)[order]
     blocks_each = -(-np.maximum(total - 1, 1) // engine.block_size)
     usable = _usable_blocks(engine, blocks_each)
@@ -39,30 +43,29 @@ def new_state(trace: RequestTrace, engine: EngineConfig, lifecycle: Lifecycle) -
     width = int(blocks_each.max(initial=1)) + 1
     key_start, key_count, keys = _keys(trace, engine, order, total)
     rank, by_rank, urgency = _waiting_order(trace, engine, order)
+    abort_us = trace.abort_us[order]
     static_keys = int(keys.max(initial=-1)) + 1
-    request = np.full((n, k.REQUEST_COLUMNS), k.NONE, np.int64)
-    request[:, k.QUEUED_US] = queued_us[order]
+    request = np.empty((n, k.REQUEST_COLUMNS), np.int32, order="F")
+    request[:] = _new_request()
     request[:, k.PROMPT_TOKENS] = request[:, k.KNOWN] = prompt
     request[:, k.TOTAL_TOKENS] = total
     request[:, k.GIVEN_HIT] = prompt - trace.prefill_tokens[order]
-    request[:, k.ABORT_US] = trace.abort_us[order]
     request[:, k.RANK] = rank
     request[:, k.URGENCY] = urgency
     request[:, k.KEY_START] = key_start
     request[:, k.KEY_COUNT] = key_count
-    request[:, k.STATUS] = k.NEW
     request[:, k.KEYED] = key_count > prompt // engine.block_size
-    for column in (k.COMPUTED, k.CHUNK, k.BLOCKS_HELD, k.BLOCKS_ENTERED, k.PIECES_HELD, k.PREEMPTIONS):
-        request[:, column] = 0
-    request[:, [k.CACHED_TOKENS, k.RESUME_CACHED_TOKENS]] = 0
     return k.State(
         config=_config(engine, ring, usable),
         at=_at(n, usable, engine.max_num_seqs, static_keys),
         batch=np.zeros(k.BATCH_SIZE, np.int64),
-        flight=np.zeros((3, 2), np.int64),
+        flight=np.zeros((2, 2), np.int64),
         request=request,
+        queued_us=queued_us[order],
+        abort_us=abort_us,
+        scheduled_us=np.full(n, k.NONE, np.int64),
         link=_links(n, k.LINK_COLUMNS),
-        abort_order=np.argsort(trace.abort_us[order], kind="stable"),
+        abort_order=np.argsort(abort_us, kind="stable"),
         by_rank=by_rank,
         heap=np.zeros(n, np.int64),
         growth_head=_links(engine.block_size),
@@ -73,7 +76,7 @@ def new_state(trace: RequestTrace, engine: EngineConfig, lifecycle: Lifecycle) -
         found=_links(static_keys + (engine.max_num_seqs + 2) * (2 * width + 1)),
         table=np.zeros((engine.max_num_seqs, 2 * width), np.int32),
         free_rows=np.arange(engine.max_num_seqs, dtype=np.int64),
-        steps=np.empty((max(_STEPS_AT_FIRST, 8 * n), k.STEP_COLUMNS), np.int64),
+        steps=np.empty(max(_STEPS_AT_FIRST, _STEPS_PER_REQUEST * n), k.STEP_DTYPE),
         segments=np.empty((n + 2 * engine.max_num_seqs + 2, 3), np.int64),
     )
 
@@ -90,9 +93,9 @@ def with_room(state: k.State) -> k.State:
     return state._replace(steps=steps, segments=segments, found=found)
 
 
-def _longer(table: Int64s) -> Int64s:
+def _longer(table: NDArray[Any]) -> NDArray[Any]:
     """A longer table with the same rows; the new ones take no memory until they are written."""
-    longer = np.empty((len(table) + len(table) // 2 + 1, table.shape[1]), np.int64)
+    longer = np.empty((len(table) + len(table) // 2 + 1, *table.shape[1:]), table.dtype)
     longer[: len(table)] = table
     return longer
 
@@ -160,6 +163,15 @@ def _keys(trace: RequestTrace, engine: EngineConfig, order: Int64s, total: Int64
     # The last token is never computed, so a block that it would fill is never cached.
     count = np.minimum(blocks.count[order], (total - 1) // engine.block_size)
     return blocks.start[order], count, blocks.keys
+
+
+def _new_request() -> k.Int32s:
+    """The row of a request that has not queued yet, without what is known of it."""
+    row = np.full(k.REQUEST_COLUMNS, k.NONE, np.int32)
+    row[k.STATUS] = k.NEW
+    row[[k.COMPUTED, k.CHUNK, k.BLOCKS_HELD, k.BLOCKS_ENTERED, k.PIECES_HELD]] = 0
+    row[[k.PREEMPTIONS, k.CACHED_TOKENS, k.RESUME_CACHED_TOKENS]] = 0
+    return row
 
 
 def _config(engine: EngineConfig, ring: int, usable_blocks: int) -> Int64s:

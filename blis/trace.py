@@ -14,6 +14,8 @@ Int64s = NDArray[np.int64]
 Int32s = NDArray[np.int32]
 
 NEVER_US = 2**62
+# The table of steps counts requests in two bytes.
+MOST_SEQUENCES = 2**15 - 1
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,8 @@ class EngineConfig:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size"):
             if getattr(self, name) < 1:
                 raise TraceError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.max_num_seqs > MOST_SEQUENCES:
+            raise TraceError(f"max_num_seqs is {self.max_num_seqs}; at most {MOST_SEQUENCES} can be simulated")
         if self.long_prefill_token_threshold < 0:
             raise TraceError(f"long_prefill_token_threshold is {self.long_prefill_token_threshold}; 0 switches it off")
         if self.num_gpu_blocks is not None and self.num_gpu_blocks < 2:

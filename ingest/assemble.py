@@ -14,11 +14,13 @@ from typing import Any
 
 import polars as pl
 
+from blis_replay.ingest.counted_lengths import with_counted_lengths
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.readers import (
     discovery,
     experiment_config,
     inference_perf_aggregates,
+    kv_events,
     otlp_journeys,
     otlp_traces,
     server_log,
@@ -33,14 +35,23 @@ from blis_replay.ingest.readers.formats import REQUEST_FORMATS
 from blis_replay.ingest.readers.journey_requests import with_request_indices
 from blis_replay.ingest.readers.load_stages import stage_of_requests
 from blis_replay.ingest.readers.numbers import tokens
-from blis_replay.ingest.readers.requests_frame import RequestsRead, in_send_order
+from blis_replay.ingest.readers.requests_frame import (
+    RequestsRead,
+    in_send_order,
+    prefix_in_send_order,
+    with_summary,
+)
 from blis_replay.ingest.readers.server_clock import server_times, steps_on_zero
 from blis_replay.ingest.recording import (
     AGGREGATE_SCHEMA,
+    ARRIVALS,
     JOURNEY_EVENT_SCHEMA,
     LIFECYCLE_SCHEMA,
+    PUBLISHED,
+    RECORDED,
     REQUEST_SCHEMA,
     Clock,
+    PrefixBlocks,
     Recording,
     Setting,
     SourceFile,
@@ -56,11 +67,14 @@ _NO_LOAD = experiment_config.LoadConfig(None, (), None, None, None)
 _NO_CONFIG = experiment_config.ExperimentConfig(None, None, None, {})
 
 
-def alias_of(slug: str, model: str, workload: str) -> str:
+def alias_of(slug: str, model: str | None, workload: str) -> str:
     """The short name of an experiment: model size or family, ``-hf`` where the slug says so, workload.
 
     Size and family come from the configured ``model``; a folder's name can be wrong about them.
+    Without a model the workload has to do.
     """
+    if model is None:
+        return workload
     name = model.rstrip("/").rsplit("/", 1)[-1].lower()
     size = _SIZE.search(name.replace("-", " "))
     if "mixtral" in name:
@@ -144,6 +158,8 @@ class _Assembly:
         configured = self._configured()
         traces = otlp_traces.read_traces(self.known.get(discovery.OTLP, []))
         found = self._requests(configured, traces)
+        if found is not None:
+            configured = _with_reported(configured, found)
         if found is None and configured.aggregates.is_empty() and traces.steps.is_empty():
             raise RecordingError(
                 self.source.root,
@@ -151,9 +167,11 @@ class _Assembly:
                 "no requests, no aggregates and no steps in it",
                 "give the directory of one experiment",
             )
-        model = self._model(configured, found)
-        requests, client, events = self._placed(found, configured)
+        ground_truth = _ground_truth(found, configured.aggregates)
+        model = self._model(configured, found, ground_truth)
+        requests, client, events, prefix = self._placed(found, configured)
         server = self._server(traces, requests, client)
+        cache_events, cache_clock = self._kv_events(client)
         engine = self._engine(configured, server.steps)
         slug, hardware = self.source.slug, text(self.profile.get("hardware"))
         workload = workload_of(slug, configured.experiment.app)
@@ -165,7 +183,7 @@ class _Assembly:
             model=model,
             hardware=hardware,
             tensor_parallelism=self._tensor_parallelism(configured),
-            ground_truth="published aggregates" if found is None and len(configured.aggregates) else "recorded",
+            ground_truth=ground_truth,
             content_hash=self._content_hash(files),
             engine=engine,
             stages=configured.load.stages,
@@ -179,9 +197,12 @@ class _Assembly:
             lifecycles=server.lifecycles,
             journey_events=server.journey_events,
             aggregates=configured.aggregates,
-            clocks=(*((client,) if client else ()), *server.clocks),
+            clocks=tuple(clock for clock in (client, *server.clocks, cache_clock) if clock is not None),
             files=files,
             missing=tuple(self.missing),
+            dropped_step_events=traces.dropped_events,
+            prefix=prefix,
+            kv_events=cache_events,
             profile_differences=configured.profile_differences,
         )
 
@@ -223,27 +244,30 @@ class _Assembly:
     def _requests(self, configured: _Configured, traces: otlp_traces.TracesRead) -> RequestsRead | None:
         """The requests of the best source: client records in the order of the formats, then the server's spans."""
         found: RequestsRead | None = None
-        used = ""
+        used = used_form = ""
         for form in REQUEST_FORMATS:
             if not (file := self._one(form.name)):
                 continue
-            if found is not None:
+            sums_up = bool(form.sums_up) and form.sums_up == used_form
+            if found is not None and len(found.frame) and not sums_up:
                 self.unused[file.name] = f"the requests are those of {used}"
                 continue
             read = form.read(file, self.scratch / "stamps.int64")
             self.versions[file.name] = read.version
-            if len(read.frame):
-                found, used = read, file.name
-        if traces.requests is not None:
-            if found is not None:
-                self.missing.append(
-                    f"{len(traces.requests.frame)} requests as the server traced them: the requests are those of {used}"
-                )
-            else:
-                found = traces.requests
+            if found is not None and sums_up:
+                found = with_summary(found, read)
+            elif len(read.frame) or (found is None and len(read.aggregates)):
+                found, used, used_form = read, file.name, form.name
+        if traces.requests is None:
+            return found
+        if found is None or found.frame.is_empty():
+            return traces.requests
+        self.missing.append(
+            f"{len(traces.requests.frame)} requests as the server traced them: the requests are those of {used}"
+        )
         return found
 
-    def _model(self, configured: _Configured, found: RequestsRead | None) -> str:
+    def _model(self, configured: _Configured, found: RequestsRead | None, ground_truth: str) -> str | None:
         candidates = {
             "exp-config.yaml": configured.experiment.model,
             "the load configuration": configured.load.model,
@@ -253,6 +277,9 @@ class _Assembly:
             "the bundled profile": text(self.profile.get("model")),
         }
         said = {where: model for where, model in candidates.items() if model}
+        if not said and ground_truth == ARRIVALS:
+            self.missing.append("model: it can be simulated as any, and compared with none")
+            return None
         if not said:
             raise RecordingError(
                 self.source.root, "", "no file in it names the model", "add exp-config.yaml with a line `model: NAME`"
@@ -265,11 +292,12 @@ class _Assembly:
 
     def _placed(
         self, found: RequestsRead | None, configured: _Configured
-    ) -> tuple[pl.DataFrame, Clock | None, TokenEvents | None]:
-        """Requests in send order with stages and decode lengths, their clock, their token events."""
-        if found is None:
-            self.missing += ["requests", "token times"]
-            return empty_frame(REQUEST_SCHEMA), None, None
+    ) -> tuple[pl.DataFrame, Clock | None, TokenEvents | None, PrefixBlocks | None]:
+        """Requests in send order with stages and decode lengths, their clock, token events and prompt blocks."""
+        if found is None or found.frame.is_empty():
+            self.missing += [*(found.lacks if found and found.lacks else ("requests",)), "token times"]
+            return empty_frame(REQUEST_SCHEMA), None, None, None
+        self.missing += found.remarks
         ordered, order, zero_us = in_send_order(found.frame)
         # A clock that stands at a whole second at the first send was set there by hand.
         by_hand = found.clock_kind == "epoch" and zero_us % 1_000_000 == 0
@@ -277,16 +305,31 @@ class _Assembly:
         load = configured.load
         counts = [inference_perf_aggregates.count_of(configured.aggregates, stage.stage) for stage in load.stages]
         stage = stage_of_requests(ordered["arrival_us"].to_numpy(), load.stages, counts)
-        if stage is not None:
+        if stage is not None and ordered["stage"].null_count():
             ordered = ordered.with_columns(pl.Series("stage", stage, pl.Int64))
         ordered = with_decode_lengths(ordered, load.configured_output_tokens, load.ignore_eos)
         events: TokenEvents | None = None
         if found.events is not None:
             raw = found.events
             events = TokenEvents(raw.path, raw.offsets[order], raw.counts[order], zero_us)
+            ordered = with_counted_lengths(ordered, events)
         else:
             self.missing.append("token times")
-        return ordered.select(REQUEST_SCHEMA.keys()), client, events
+        prefix = None if found.prefix is None else prefix_in_send_order(found.prefix, order)
+        return ordered.select(REQUEST_SCHEMA.keys()), client, events, prefix
+
+    def _kv_events(self, client: Clock | None) -> tuple[Path | None, Clock | None]:
+        """KV-cache events on the requests' clock where both are of the epoch, else from their own first."""
+        files, path = self.known.get(discovery.KV_EVENTS, []), self.scratch / "kv_events.parquet"
+        zero_us = client.zero_us if client and client.kind == "epoch" and not client.constructed else None
+        read = kv_events.read_kv_events(files, zero_us, path) if files else None
+        if read is None or not read.events:
+            return None, None
+        if zero_us is None:
+            self.missing.append(
+                "clock offset between KV-cache events and requests: not known, they count from their own first"
+            )
+        return path, Clock("kv events", "epoch", read.zero_us)
 
     def _server(self, traces: otlp_traces.TracesRead, requests: pl.DataFrame, client: Clock | None) -> _Server:
         """Steps and journeys beside the requests."""
@@ -294,8 +337,7 @@ class _Assembly:
         arrivals_ns = pl.Series(dtype=pl.Int64)
         if journeys is not None:
             arrivals_ns = journeys.lifecycles.select(pl.coalesce("arrived_ns", "queued_ns")).to_series()
-        last_us = int(requests["arrival_us"].max() or 0) if len(requests) else 0  # type: ignore[arg-type]
-        times = server_times(traces.steps, arrivals_ns, traces.bridge, client, last_us, traces.sequential_span_ids)
+        times = server_times(traces.steps, arrivals_ns, traces.bridge, client, requests, traces.sequential_span_ids)
         self._note_traces(traces, times.remark if times else "")
         zero_us = times.zero_us if times else 0
         steps, clocks = steps_on_zero(traces.steps, zero_us), times.clocks if times else ()
@@ -376,6 +418,30 @@ class _Assembly:
         read = sorted((file.name, file.sha256) for file in files if file.kind != "unknown")
         content: Any = [read, engine, self.profile]
         return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _ground_truth(found: RequestsRead | None, aggregates: pl.DataFrame) -> str:
+    """What there is to compare with: where requests were sent and not one was timed, nothing."""
+    if found is None or found.frame.is_empty():
+        return PUBLISHED if len(aggregates) else RECORDED
+    requests = found.frame
+    timed = requests["ttft_us"].count() + requests["e2e_us"].count() > 0 or found.events is not None
+    return RECORDED if timed or (requests["status"] != "ok").any() else ARRIVALS
+
+
+def _with_reported(configured: _Configured, found: RequestsRead) -> _Configured:
+    """What the client's own file says of the run, where no configuration or report says it."""
+    load = configured.load
+    return replace(
+        configured,
+        aggregates=found.aggregates if configured.aggregates.is_empty() else configured.aggregates,
+        load=replace(
+            load,
+            stages=load.stages or found.stages,
+            configured_output_tokens=load.configured_output_tokens or found.configured_output_tokens,
+            ignore_eos=found.ignore_eos if load.ignore_eos is None else load.ignore_eos,
+        ),
+    )
 
 
 def _families(spans: Mapping[tuple[str, str], int]) -> dict[tuple[str, str], int]:

@@ -4,6 +4,8 @@
 
     IngestError
     ├── RecordingError    a file of a recording: file, place, problem, mend
+    ├── CollectorError    the live collector: its directory or its addresses are not to be had
+    ├── UnknownCheckError a name that is no instrument check
     └── StoreError        the ground-truth store itself: locked, newer, damaged
         └── UnknownExperimentError    a name that stands for none or for several experiments
 """
@@ -35,9 +37,17 @@ class RecordingError(IngestError):
         super().__init__(f"{where}: {problem}; {mend}")
 
 
+class CollectorError(IngestError):
+    """The collector cannot start: its directory is taken or cannot be written, or an address is in use."""
+
+
 class StoreError(IngestError):
     """The store cannot be opened, is newer than this program, or lacks what was asked for."""
 
 
 class UnknownExperimentError(StoreError):
     """A name that is no experiment of the store, or an alias of several."""
+
+
+class UnknownCheckError(IngestError):
+    """A name that is no instrument check."""

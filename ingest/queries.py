@@ -16,6 +16,9 @@ RECORDING_TABLES = (
     "requests",
     "aggregates",
     "token_event_runs",
+    "prefix_identity",
+    "request_blocks",
+    "kv_events",
     "steps",
     "snapshots",
     "lifecycles",
@@ -27,7 +30,7 @@ RUN_TABLES = ("runs", "run_requests", "run_steps", "errors")
 
 INSERT_STAMPS = """
 INSERT INTO token_event_runs
-SELECT $slug, request_index, first_event, tokens, $stamps_per_token, times_us FROM runs_to_store
+SELECT $slug, request_index, first_event, tokens, $stamps_per_token, $leading_events, times_us FROM runs_to_store
 """
 
 # Gaps of a few hundred requests, to tell how a client stamped its stream.
@@ -44,6 +47,7 @@ SELECT request_index, count(*) AS stamps,
        median(gap_us) FILTER (WHERE event_index % 2 = 1) AS odd_gap_us,
        arg_max(gap_us, event_index) FILTER (WHERE event_index % 2 = 1 AND gap_us IS NOT NULL) AS last_odd_gap_us,
        median(gap_us) AS gap_us,
+       arg_min(gap_us, event_index) FILTER (WHERE gap_us IS NOT NULL) AS first_gap_us,
        arg_max(gap_us, event_index) FILTER (WHERE gap_us IS NOT NULL) AS last_gap_us
 FROM gaps GROUP BY request_index ORDER BY request_index
 """
@@ -64,10 +68,37 @@ WITH gaps AS (
 SELECT gap_us, count(*) AS count FROM gaps WHERE gap_us IS NOT NULL GROUP BY gap_us ORDER BY gap_us
 """
 
+# Four bins a decade, from 1 us on; what is below is counted in the first.
+STAMP_GAPS = """
+WITH gaps AS (
+    SELECT time_us - lag(time_us) OVER (PARTITION BY request_index ORDER BY event_index) AS gap_us
+    FROM token_events WHERE slug = $slug
+)
+SELECT floor(4 * log10(greatest(gap_us, 1)))::BIGINT AS bin, count(*) AS count
+FROM gaps WHERE gap_us IS NOT NULL GROUP BY bin
+"""
+
+PREFIX_IDENTITY = "SELECT block_tokens, source FROM prefix_identity WHERE slug = ?"
+
+REQUEST_BLOCKS = """
+SELECT request_index, block_index, block_key FROM request_blocks WHERE slug = $slug ORDER BY request_index, block_index
+"""
+
+INSERT_REQUEST_BLOCKS = """
+INSERT INTO request_blocks SELECT ?, request_index, block_index, block_key FROM blocks_to_store
+"""
+
+# One row a kind of KV-cache event and medium, blocks and tokens summed.
+KV_EVENT_COUNTS = """
+SELECT event, medium, target_medium, count(*) AS events, sum(blocks)::BIGINT AS blocks,
+       sum(tokens)::BIGINT AS tokens, count(*) FILTER (WHERE NOT success) AS failed
+FROM kv_events WHERE slug = ? GROUP BY ALL ORDER BY event, medium, target_medium
+"""
+
 LIST_EXPERIMENTS = """
 SELECT e.slug, e.alias, e.model, e.hardware, e.tensor_parallelism, e.workload, e.ground_truth,
        (SELECT count(*) FROM requests r WHERE r.slug = e.slug) AS requests,
-       (SELECT count(*) FROM requests r WHERE r.slug = e.slug AND r.status <> 'ok') AS failed,
+       (SELECT count(*) FROM requests r WHERE r.slug = e.slug AND r.status NOT IN ('ok', 'aborted')) AS failed,
        EXISTS (SELECT 1 FROM findings f WHERE f.slug = e.slug AND f.check_name = 'overloaded') AS overloaded,
        (SELECT count(*) FROM findings f WHERE f.slug = e.slug) AS findings
 FROM experiments e ORDER BY e.slug

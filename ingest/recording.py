@@ -10,6 +10,7 @@ time of its first request.  The clocks they were read from are kept in ``clocks`
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,13 +38,20 @@ REQUEST_SCHEMA: dict[str, type[pl.DataType]] = {
     "prefill_us": pl.Int64,  # server: first scheduled to first token
     "decode_us": pl.Int64,  # server: first token to last token
     "cached_prompt_tokens": pl.Int64,  # prefix-cache hit where the server reported it
-    "status": pl.String,  # ok | error | timeout
+    "status": pl.String,  # ok | error | timeout | aborted (the client ended the run, or was told to give up)
     "error": pl.String,
 }
 
 # Where a decode length comes from, best first (issue of the re-tokenised lengths:
 # Llama-2-7B replies re-tokenise 20-26 % short).
-OUTPUT_LENGTH_SOURCES = ("server usage", "max_tokens with ignore_eos", "configured with ignore_eos", "re-tokenised")
+COUNTED, RETOKENISED = "counted stream events", "re-tokenised"
+OUTPUT_LENGTH_SOURCES = (
+    "server usage",
+    "max_tokens with ignore_eos",
+    "configured with ignore_eos",
+    COUNTED,
+    RETOKENISED,
+)
 
 # One row a sampled engine step.
 STEP_SCHEMA: dict[str, type[pl.DataType]] = {
@@ -61,6 +69,33 @@ STEP_SCHEMA: dict[str, type[pl.DataType]] = {
     "kv_usage": pl.Float64,
     "kv_blocks_total": pl.Int64,
     "kv_blocks_free": pl.Int64,
+}
+
+# One row a KV-cache event, in the order of the files.  Token ids are never kept.
+KV_EVENT_SCHEMA: dict[str, type[pl.DataType] | pl.DataType] = {
+    "time_us": pl.Int64,  # of the batch it came in, from the experiment's zero
+    "step_id": pl.Int64,  # of a completed transfer: the step of its initiation
+    "event": pl.String,  # BlockStored, BlockRemoved, AllBlocksCleared, TransferInitiated, ...
+    "request_id": pl.String,  # the engine's internal name
+    "medium": pl.String,  # GPU | CPU | DISK | LMCACHE; of a transfer: where from
+    "target_medium": pl.String,
+    "blocks": pl.Int64,
+    "tokens": pl.Int64,  # of a store: all tokens of its blocks
+    "success": pl.Boolean,
+    "rank": pl.Int64,  # data-parallel rank of the batch
+    "transfer_id": pl.Int64,
+    "source_rank": pl.Int64,
+    "target_rank": pl.Int64,
+    "detail": pl.String,  # why blocks were evicted, or the connector of a remote transfer
+    "block_hashes": pl.List(pl.UInt64),  # the last 64 bits, however they were written
+    "parent_block_hash": pl.UInt64,
+}
+
+# Which blocks the prompts of requests are made of, one row a block.
+PREFIX_BLOCK_SCHEMA: dict[str, type[pl.DataType]] = {
+    "request_index": pl.Int64,
+    "block_index": pl.Int64,  # 0, 1, ... without a gap
+    "block_key": pl.Int64,
 }
 
 # One row a running request in a step that was recorded in full.
@@ -126,6 +161,8 @@ JOURNEY_EVENT_SCHEMA: dict[str, type[pl.DataType]] = {
 AGGREGATE_SCHEMA: dict[str, type[pl.DataType]] = {
     "stage": pl.Int64,  # -1: the whole run
     # e2e | ttft | itl_reported | tpot_reported | prompt_tokens | output_tokens_reported, all over successes;
+    # TPOT is (last token - first token) / (n - 1); tools that mean something else by it have tpot_with_ttft_reported,
+    # (last token - send) / n, or tpot_over_n_reported, (last token - first token) / n;
     # requests: the counts of the report, statistics "sent", "succeeded", "failed"
     "metric": pl.String,
     "statistic": pl.String,  # mean, min, p0.1, p1, p5, p10, p25, p50, p75, p90, p95, p99, p99.9, max
@@ -167,19 +204,46 @@ class SharedPrefix:
 
 
 @dataclass(frozen=True)
+class PrefixBlocks:
+    """Identities of prompt blocks: two requests share a prefix as far as their leading keys are equal.
+
+    ``block_tokens``: prompt tokens that one key stands for; the last key of a prompt may
+    stand for fewer.  ``source``: in words, where the keys come from.  ``blocks``:
+    ``PREFIX_BLOCK_SCHEMA`` in order of request and block; a request without rows is not known.
+    """
+
+    block_tokens: int
+    source: str
+    blocks: pl.DataFrame
+
+
+@dataclass(frozen=True)
 class Clock:
     """A clock of the recording: the value it showed at the experiment's zero, in us.
 
     ``constructed``: the stamps were made up by whoever published the file, so the
-    offset to the other clocks is not known from them.  ``spread_us``: of a clock that is tied to
-    another by pairs of stamps, how far apart the offsets of the middle 98 % of them lie.
+    offset to the other clocks is not known from them.  ``placed``: how ``zero_us`` was
+    found, one of CLOCK_PLACEMENTS, empty for the clock of the requests, which makes the
+    zero.  ``uncertainty_us``: of an estimate, half its interval.  ``stamped_zero_us``: what
+    the recording's own stamps say it showed, believed or not; null where they say nothing.
+    ``spread_us``: of a clock that is tied to another by pairs of stamps, how far apart the
+    offsets of the middle 98 % of them lie.
     """
 
-    name: str  # client | server | step
+    name: str  # client | server | step | kv events
     kind: str  # epoch | monotonic | relative
     zero_us: int
     constructed: bool = False
+    placed: str = ""
+    uncertainty_us: int | None = None
+    stamped_zero_us: int | None = None
     spread_us: int | None = None
+
+
+# How a clock was laid beside that of the requests: by events that carry both, because both are one
+# clock of one host, by matching running depth with requests in flight, or not at all.
+BRIDGED, ONE_CLOCK, ESTIMATED, NOT_KNOWN = "bridged by pairs", "one clock", "estimated from depth", "not known"
+CLOCK_PLACEMENTS = (BRIDGED, ONE_CLOCK, ESTIMATED, NOT_KNOWN)
 
 
 @dataclass(frozen=True)
@@ -232,17 +296,24 @@ class Finding:
     threshold: str = ""
 
 
+# What there is to compare a replay with.
+RECORDED, PUBLISHED, ARRIVALS = "recorded", "published aggregates", "arrival trace"
+
+
 @dataclass(frozen=True)
 class Recording:
-    """One experiment as recorded, or (``ground_truth``) as published in aggregates."""
+    """One experiment as recorded, as published in aggregates, or (an arrival trace) without latencies.
+
+    ``model`` is null only of an arrival trace whose files do not name one.
+    """
 
     slug: str
     alias: str
     workload: str
-    model: str
+    model: str | None
     hardware: str | None
     tensor_parallelism: int | None
-    ground_truth: str  # "recorded" | "published aggregates"
+    ground_truth: str  # RECORDED | PUBLISHED | ARRIVALS
     content_hash: str
     engine: dict[str, Setting]  # max_num_seqs, max_num_batched_tokens, max_model_len, block_size, num_gpu_blocks, ...
     stages: tuple[Stage, ...]
@@ -256,13 +327,16 @@ class Recording:
     clocks: tuple[Clock, ...]
     files: tuple[SourceFile, ...]
     missing: tuple[str, ...]  # what the recording does not have, in words
+    dropped_step_events: int = 0  # events of step spans that the tracing SDK discarded
     findings: tuple[Finding, ...] = ()
+    prefix: PrefixBlocks | None = None
+    kv_events: Path | None = None  # Parquet, KV_EVENT_SCHEMA; lives as long as read_recording's context
     profile_differences: tuple[str, ...] = ()  # what the load profile asked for and the run did otherwise
     snapshots: pl.DataFrame = field(default_factory=lambda: empty_frame(SNAPSHOT_SCHEMA))
     lifecycles: pl.DataFrame = field(default_factory=lambda: empty_frame(LIFECYCLE_SCHEMA))
     journey_events: pl.DataFrame = field(default_factory=lambda: empty_frame(JOURNEY_EVENT_SCHEMA))
 
 
-def empty_frame(schema: dict[str, type[pl.DataType]]) -> pl.DataFrame:
+def empty_frame(schema: Mapping[str, type[pl.DataType] | pl.DataType]) -> pl.DataFrame:
     """A frame of the given schema without rows."""
     return pl.DataFrame(schema=schema)

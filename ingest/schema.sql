@@ -2,16 +2,16 @@
 -- Times are int64 microseconds from the experiment's zero (the send of its first request).
 -- No primary keys: one writer replaces a recording as a whole inside one transaction.
 
-CREATE TABLE meta (key VARCHAR NOT NULL, value VARCHAR NOT NULL);
+CREATE TABLE IF NOT EXISTS meta (key VARCHAR NOT NULL, value VARCHAR NOT NULL);
 
-CREATE TABLE experiments (
+CREATE TABLE IF NOT EXISTS experiments (
     slug VARCHAR NOT NULL,
     alias VARCHAR NOT NULL,
     workload VARCHAR NOT NULL,
-    model VARCHAR NOT NULL,
+    model VARCHAR,                          -- null: an arrival trace that names none
     hardware VARCHAR,
     tensor_parallelism BIGINT,
-    ground_truth VARCHAR NOT NULL,          -- recorded | published aggregates
+    ground_truth VARCHAR NOT NULL,          -- recorded | published aggregates | arrival trace
     content_hash VARCHAR NOT NULL,
     derived_hash VARCHAR NOT NULL,          -- engine arguments, findings and token layout
     ignore_eos BOOLEAN,
@@ -22,10 +22,11 @@ CREATE TABLE experiments (
     num_prompts_per_group BIGINT,
     system_prompt_tokens BIGINT,
     question_tokens BIGINT,
-    output_tokens BIGINT
+    output_tokens BIGINT,
+    dropped_step_events BIGINT NOT NULL     -- events of step spans that the tracing SDK discarded
 );
 
-CREATE TABLE source_files (
+CREATE TABLE IF NOT EXISTS source_files (
     slug VARCHAR NOT NULL,
     position BIGINT NOT NULL,
     name VARCHAR NOT NULL,                  -- path inside the recording
@@ -36,7 +37,7 @@ CREATE TABLE source_files (
     rejected_count BIGINT NOT NULL
 );
 
-CREATE TABLE rejected_records (             -- the first of each file; rejected_count has them all
+CREATE TABLE IF NOT EXISTS rejected_records (             -- the first of each file; rejected_count has them all
     slug VARCHAR NOT NULL,
     file_position BIGINT NOT NULL,
     position BIGINT NOT NULL,
@@ -44,7 +45,7 @@ CREATE TABLE rejected_records (             -- the first of each file; rejected_
     reason VARCHAR NOT NULL
 );
 
-CREATE TABLE engine_args (
+CREATE TABLE IF NOT EXISTS engine_args (
     slug VARCHAR NOT NULL,
     name VARCHAR NOT NULL,
     value VARCHAR NOT NULL,                 -- JSON scalar
@@ -52,20 +53,23 @@ CREATE TABLE engine_args (
     detail VARCHAR NOT NULL
 );
 
-CREATE TABLE stages (slug VARCHAR NOT NULL, stage BIGINT NOT NULL, rate_per_s DOUBLE NOT NULL,
+CREATE TABLE IF NOT EXISTS stages (slug VARCHAR NOT NULL, stage BIGINT NOT NULL, rate_per_s DOUBLE NOT NULL,
     duration_us BIGINT NOT NULL);
 
-CREATE TABLE clocks (
+CREATE TABLE IF NOT EXISTS clocks (
     slug VARCHAR NOT NULL,
     position BIGINT NOT NULL,
     name VARCHAR NOT NULL,                  -- client | server | step
     kind VARCHAR NOT NULL,                  -- epoch | monotonic | relative
     zero_us BIGINT NOT NULL,                -- what this clock showed at the experiment's zero
     constructed BOOLEAN NOT NULL,
+    placed VARCHAR NOT NULL,                -- how zero_us was found (recording.CLOCK_PLACEMENTS), '' for the requests'
+    uncertainty_us BIGINT,                  -- of an estimated zero_us
+    stamped_zero_us BIGINT,                 -- zero_us by the recording's own stamps, believed or not
     spread_us BIGINT                        -- of the pairs of stamps that tie it to another clock
 );
 
-CREATE TABLE requests (
+CREATE TABLE IF NOT EXISTS requests (
     slug VARCHAR NOT NULL,
     request_index BIGINT NOT NULL,          -- send order
     request_id VARCHAR,
@@ -86,9 +90,9 @@ CREATE TABLE requests (
     error VARCHAR
 );
 
-CREATE TABLE aggregates (slug VARCHAR NOT NULL, stage BIGINT, metric VARCHAR, statistic VARCHAR, value DOUBLE);
+CREATE TABLE IF NOT EXISTS aggregates (slug VARCHAR NOT NULL, stage BIGINT, metric VARCHAR, statistic VARCHAR, value DOUBLE);
 
-CREATE TABLE steps (
+CREATE TABLE IF NOT EXISTS steps (
     slug VARCHAR NOT NULL,
     step_id BIGINT,
     start_us BIGINT,
@@ -106,7 +110,40 @@ CREATE TABLE steps (
     kv_blocks_free BIGINT
 );
 
-CREATE TABLE findings (
+CREATE TABLE IF NOT EXISTS prefix_identity (
+    slug VARCHAR NOT NULL,
+    block_tokens BIGINT NOT NULL,           -- prompt tokens that one block key stands for
+    source VARCHAR NOT NULL
+);
+
+CREATE TABLE IF NOT EXISTS request_blocks ( -- equal leading keys: a shared prefix
+    slug VARCHAR NOT NULL,
+    request_index BIGINT NOT NULL,
+    block_index BIGINT NOT NULL,
+    block_key BIGINT NOT NULL
+);
+
+CREATE TABLE IF NOT EXISTS kv_events (
+    slug VARCHAR NOT NULL,
+    time_us BIGINT,
+    step_id BIGINT,
+    event VARCHAR NOT NULL,
+    request_id VARCHAR,
+    medium VARCHAR,
+    target_medium VARCHAR,
+    blocks BIGINT,
+    tokens BIGINT,
+    success BOOLEAN,
+    rank BIGINT,                            -- data-parallel
+    transfer_id BIGINT,
+    source_rank BIGINT,
+    target_rank BIGINT,
+    detail VARCHAR,                         -- reason of an eviction, connector of a remote transfer
+    block_hashes UBIGINT[],
+    parent_block_hash UBIGINT
+);
+
+CREATE TABLE IF NOT EXISTS findings (
     slug VARCHAR NOT NULL,
     position BIGINT NOT NULL,
     check_name VARCHAR NOT NULL,
@@ -117,7 +154,7 @@ CREATE TABLE findings (
     threshold VARCHAR NOT NULL
 );
 
-CREATE TABLE runs (
+CREATE TABLE IF NOT EXISTS runs (
     run_key VARCHAR NOT NULL,               -- hash of slug, simulator, release_hash, replay_mode
     slug VARCHAR NOT NULL,
     simulator VARCHAR NOT NULL,
@@ -128,7 +165,7 @@ CREATE TABLE runs (
     provenance VARCHAR NOT NULL             -- JSON object: versions, substitutions, assumptions
 );
 
-CREATE TABLE run_requests (
+CREATE TABLE IF NOT EXISTS run_requests (
     run_key VARCHAR NOT NULL,
     request_index BIGINT NOT NULL,          -- the recorded twin
     queued_us BIGINT,
@@ -140,7 +177,7 @@ CREATE TABLE run_requests (
     state VARCHAR                           -- completed | aborted
 );
 
-CREATE TABLE run_steps (
+CREATE TABLE IF NOT EXISTS run_steps (
     run_key VARCHAR NOT NULL,
     step BIGINT NOT NULL,
     start_us BIGINT,
@@ -152,7 +189,7 @@ CREATE TABLE run_steps (
     waiting_depth BIGINT
 );
 
-CREATE TABLE errors (
+CREATE TABLE IF NOT EXISTS errors (
     run_key VARCHAR NOT NULL,
     metric VARCHAR NOT NULL,
     statistic VARCHAR NOT NULL,

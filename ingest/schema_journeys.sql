@@ -1,6 +1,6 @@
 -- What the server's own traces tell of requests, since schema version 2 (see schema.sql).
 
-CREATE TABLE snapshots (                    -- running requests of the steps that were recorded in full
+CREATE TABLE IF NOT EXISTS snapshots (                    -- running requests of the steps that were recorded in full
     slug VARCHAR NOT NULL,
     step_id BIGINT,
     request_id VARCHAR,                     -- the engine's own: lifecycles.core_request_id
@@ -15,7 +15,7 @@ CREATE TABLE snapshots (                    -- running requests of the steps tha
     kv_blocks_cached BIGINT
 );
 
-CREATE TABLE lifecycles (                   -- requests as the server traced them
+CREATE TABLE IF NOT EXISTS lifecycles (                   -- requests as the server traced them
     slug VARCHAR NOT NULL,
     journey BIGINT NOT NULL,                -- order of arrival at the server
     request_index BIGINT,                   -- of requests, null where identities do not tell
@@ -45,7 +45,7 @@ CREATE TABLE lifecycles (                   -- requests as the server traced the
     dropped_events BIGINT
 );
 
-CREATE TABLE journey_events (               -- what happened to them, by journey and time
+CREATE TABLE IF NOT EXISTS journey_events (               -- what happened to them, by journey and time
     slug VARCHAR NOT NULL,
     journey BIGINT NOT NULL,
     event VARCHAR NOT NULL,

@@ -1,11 +1,12 @@
 """The ground-truth store: one DuckDB file with recordings, findings and runs (``schema.sql``).
 
 The public face; the work is in ``store_file`` (the file and its transactions),
-``store_recordings``, ``store_tokens`` and ``store_runs``.
+``store_recordings``, ``store_cache``, ``store_tokens`` and ``store_runs``.
 """
 
 from __future__ import annotations
 
+from blis_replay.ingest.store_cache import KvEventCount, kv_event_counts
 from blis_replay.ingest.store_file import SCHEMA_VERSION, Store, open_store, transaction
 from blis_replay.ingest.store_recordings import (
     ExperimentRow,
@@ -35,11 +36,13 @@ __all__ = [
     "RUN_STEP_SCHEMA",
     "SCHEMA_VERSION",
     "ExperimentRow",
+    "KvEventCount",
     "RunRecord",
     "Store",
     "WriteOutcome",
     "inter_token_gaps",
     "is_stored",
+    "kv_event_counts",
     "list_experiments",
     "list_runs",
     "open_store",

@@ -16,11 +16,10 @@ if TYPE_CHECKING:
     import duckdb
 
 SCHEMA_VERSION = 2
+
 _SCHEMA = ("schema.sql", "schema_journeys.sql", "schema_token_events.sql")
 # An older version -> what brings its file to the next one.
-_UPGRADES = {
-    1: ("upgrade_1_to_2.sql", "schema_journeys.sql", "schema_token_events.sql", "upgrade_1_to_2_stamps.sql"),
-}
+_UPGRADES = {1: ("upgrade_1_to_2.sql", *_SCHEMA, "upgrade_1_to_2_stamps.sql")}
 
 
 @dataclass(frozen=True)
@@ -33,12 +32,12 @@ class Store:
 
 @contextmanager
 def open_store(path: Path | str, *, read_only: bool = False) -> Iterator[Store]:
-    """The store at ``path``, closed on leaving; unless ``read_only`` a new one is made, an older one updated.
+    """The store at ``path``, closed on leaving; a new one is made unless ``read_only``.
 
-    Raises ``StoreError`` (one line, with the mend) if it is absent or of an older schema and ``read_only``,
+    Raises ``StoreError`` (one line, with the mend) if it is absent and ``read_only``,
     is locked by another process, is no store of this program, has a newer schema, is
     damaged (also when that shows later, inside the context), or its folder cannot be
-    written.
+    written.  A store with an older schema is brought up to date; what is stored stays.
     """
     path = Path(path)
     if read_only and not path.exists():
@@ -47,7 +46,14 @@ def open_store(path: Path | str, *, read_only: bool = False) -> Iterator[Store]:
 
     connection = _connect(path, read_only)
     try:
-        _check_schema(connection, path, read_only)
+        if _check_schema(connection, path) < SCHEMA_VERSION:
+            if read_only:
+                connection.close()
+                with open_store(path):  # which brings it up to date, or says why it cannot
+                    pass
+                connection = _connect(path, read_only)
+            else:
+                _upgrade(connection)
         yield Store(connection, path)
     except duckdb.Error as error:
         # Whatever a reader below did not expect of the file: a damaged block shows when it is read.
@@ -146,36 +152,39 @@ def _why_not_opened(path: Path, text: str) -> str:
     return f"it cannot be read ({text}); restore it from a copy, or ingest into a new store"
 
 
-def _check_schema(connection: duckdb.DuckDBPyConnection, path: Path, read_only: bool) -> None:
-    """Make the tables of an empty file and bring an older one up to date; refuse a foreign or newer one."""
+def _check_schema(connection: duckdb.DuckDBPyConnection, path: Path) -> int:
+    """The schema's version; makes the tables of an empty file, refuses a foreign or newer one."""
     tables = {row[0] for row in connection.execute("SELECT table_name FROM duckdb_tables()").fetchall()}
     if not tables:
-        _run(connection, _SCHEMA, "INSERT INTO meta VALUES ('schema_version', ?)", SCHEMA_VERSION)
-        return
+        _create(connection)
+        return SCHEMA_VERSION
     if "meta" not in tables or "experiments" not in tables:
         raise StoreError(f"{path}: a DuckDB file, but not a blis-replay store; choose another path with --store")
     row = first_row(connection, "SELECT value FROM meta WHERE key = 'schema_version'")
-    version = str(row[0]) if row else "unknown"
-    known = version.isdigit() and (int(version) >= SCHEMA_VERSION or int(version) in _UPGRADES)
-    if not known:
+    version = row[0] if row else "unknown"
+    if not (str(version).isdigit() and (int(version) >= SCHEMA_VERSION or int(version) in _UPGRADES)):
         raise StoreError(f"{path}: its schema version is {version!r}; choose another path with --store")
     if int(version) > SCHEMA_VERSION:
         raise StoreError(
             f"{path}: schema version {version} is newer than this program's {SCHEMA_VERSION}; update blis-replay"
         )
-    if int(version) < SCHEMA_VERSION and read_only:
-        raise StoreError(
-            f"{path}: schema version {version} is older than this program's {SCHEMA_VERSION}; "
-            "an ingest into it brings it up to date"
-        )
-    for older in range(int(version), SCHEMA_VERSION):
-        _run(connection, _UPGRADES[older], "UPDATE meta SET value = ? WHERE key = 'schema_version'", older + 1)
+    return int(version)
 
 
-def _run(connection: duckdb.DuckDBPyConnection, files: Sequence[str], noting_version: str, version: int) -> None:
+def _upgrade(connection: duckdb.DuckDBPyConnection) -> None:
+    (version,) = first_row(connection, "SELECT value::BIGINT FROM meta WHERE key = 'schema_version'") or (0,)
+    upgrades = [name for older in range(version, SCHEMA_VERSION) for name in _UPGRADES[older]]
+    _run(connection, upgrades, "UPDATE meta SET value = ? WHERE key = 'schema_version'")
+
+
+def _create(connection: duckdb.DuckDBPyConnection) -> None:
+    _run(connection, _SCHEMA, "INSERT INTO meta VALUES ('schema_version', ?)")
+
+
+def _run(connection: duckdb.DuckDBPyConnection, files: Sequence[str], noting_version: str) -> None:
     """Run SQL files of this package and note the version they lead to, in one transaction."""
     connection.execute("BEGIN TRANSACTION")
     for name in files:
         connection.execute(Path(__file__).with_name(name).read_text(encoding="utf-8"))
-    connection.execute(noting_version, [str(version)])
+    connection.execute(noting_version, [str(SCHEMA_VERSION)])
     connection.execute("COMMIT")

@@ -6,7 +6,7 @@ import difflib
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import polars as pl
@@ -17,6 +17,7 @@ from blis_replay.ingest.recording import (
     AGGREGATE_SCHEMA,
     JOURNEY_EVENT_SCHEMA,
     LIFECYCLE_SCHEMA,
+    PUBLISHED,
     REQUEST_SCHEMA,
     SNAPSHOT_SCHEMA,
     STEP_SCHEMA,
@@ -28,6 +29,7 @@ from blis_replay.ingest.recording import (
     SourceFile,
     Stage,
 )
+from blis_replay.ingest.store_cache import insert_cache_evidence, read_prefix
 from blis_replay.ingest.store_file import SCHEMA_VERSION, Store, fetch, first_row, transaction, typed
 from blis_replay.ingest.token_layout import LAYOUTS, TokenLayout, insert_token_events
 
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
     import duckdb
 
 WriteOutcome = Literal["unchanged", "new", "replaced"]
-PUBLISHED = "published aggregates"
+_CLOCK = ", ".join(field.name for field in fields(Clock))  # the table has the same columns in the same order
 
 
 class NamedExperiment(Protocol):
@@ -56,7 +58,7 @@ class ExperimentRow:
 
     slug: str
     alias: str
-    model: str
+    model: str | None
     hardware: str | None
     tensor_parallelism: int | None
     workload: str
@@ -118,7 +120,7 @@ def resolve(rows: Iterable[NamedExperiment], name: str) -> str:
 
 
 def read_stored(store: Store, slug: str) -> Recording:
-    """The recording as stored; ``token_events`` is None (see ``token_times``).
+    """The recording as stored; ``token_events`` and ``kv_events`` are None (``token_times``, ``kv_event_counts``).
 
     Raises ``UnknownExperimentError`` for a slug that is not stored.
     """
@@ -144,12 +146,12 @@ def read_stored(store: Store, slug: str) -> Recording:
         lifecycles=_frame(store, "lifecycles", slug, LIFECYCLE_SCHEMA, "journey"),
         journey_events=_frame(store, "journey_events", slug, JOURNEY_EVENT_SCHEMA, "rowid"),
         aggregates=_frame(store, "aggregates", slug, AGGREGATE_SCHEMA, "stage, metric, statistic"),
-        clocks=tuple(
-            Clock(*r) for r in _rows(store, "name, kind, zero_us, constructed, spread_us", "clocks", slug, "position")
-        ),
+        clocks=tuple(Clock(*r) for r in _rows(store, _CLOCK, "clocks", slug, "position")),
         files=_read_files(store, slug),
         missing=tuple(json.loads(row["missing"])),
+        dropped_step_events=row["dropped_step_events"],
         findings=read_findings(store, slug),
+        prefix=read_prefix(store, slug),
     )
 
 
@@ -232,7 +234,7 @@ def _insert(
     _insert_rows(
         connection,
         "clocks",
-        [(slug, i, c.name, c.kind, c.zero_us, c.constructed, c.spread_us) for i, c in enumerate(recording.clocks)],
+        [(slug, i, *astuple(clock)) for i, clock in enumerate(recording.clocks)],
     )
     _insert_files(connection, recording)
     _insert_frame(connection, "requests", slug, recording.requests, REQUEST_SCHEMA)
@@ -243,6 +245,7 @@ def _insert(
     _insert_frame(connection, "journey_events", slug, recording.journey_events, JOURNEY_EVENT_SCHEMA)
     if recording.token_events is not None:
         insert_token_events(connection, slug, recording.token_events, recording.requests, layout)
+    insert_cache_evidence(connection, recording)
     _insert_findings(connection, recording)
 
 
@@ -265,6 +268,7 @@ def _insert_experiment(
         layout.name,
         json.dumps(list(recording.missing)),
         *(None if shared is None else getattr(shared, name) for name in _SHARED_PREFIX),
+        recording.dropped_step_events,
     )
     _insert_rows(connection, "experiments", [row])
 
@@ -332,7 +336,10 @@ def _derived_hash(recording: Recording, layout: TokenLayout) -> str:
         recording.ignore_eos,
         recording.prefix_hit_rate,
         recording.missing,
+        recording.clocks,
         recording.findings,
+        recording.prefix and (recording.prefix.block_tokens, recording.prefix.source, recording.prefix.blocks.height),
+        recording.kv_events is not None,
         layout,
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()

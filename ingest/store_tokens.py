@@ -39,3 +39,18 @@ def inter_token_gaps(
     columns = store.connection.execute(queries.POOLED_OUTPUT_GAPS, bound).fetchnumpy()
     store.connection.unregister("chosen_requests")
     return np.asarray(columns["gap_us"], np.int64), np.asarray(columns["count"], np.int64)
+
+
+def stamp_gaps(store: Store, slug: str) -> pl.DataFrame:
+    """``low_us``, ``count``: gaps between a request's stream stamps, tokens or not, in four bins a decade.
+
+    Bins without a gap between two with one are there with 0; no rows without stamps.
+    """
+    bins = fetch(store.connection, queries.STAMP_GAPS, {"slug": slug}, {"bin": pl.Int64, "count": pl.Int64})
+    if bins.is_empty():
+        return pl.DataFrame(schema={"low_us": pl.Float64, "count": pl.Int64})
+    low, high = int(bins["bin"].min()), int(bins["bin"].max())  # type: ignore[arg-type]
+    every = pl.DataFrame({"bin": range(low, high + 1)}, schema={"bin": pl.Int64})
+    return every.join(bins, on="bin", how="left", maintain_order="left").select(
+        (10 ** (pl.col("bin") / 4)).alias("low_us"), pl.col("count").fill_null(0)
+    )

@@ -1,9 +1,10 @@
 """Which of a client's stream stamps are output tokens (trace-formats, section 4.4).
 
 Load generators have stamped every line of a server-sent-event stream: the data line of
-a token, the blank line after it, and the closing ``[DONE]`` with its own blank line.  A
-layout says which stamps are tokens; it belongs to the load generator's version, so it is
-decided once for a run, by majority of its requests.
+a token, the blank line after it, and the closing ``[DONE]`` with its own blank line; and
+before the tokens of a chat stands an event with the role.  A layout says which stamps are
+tokens; it belongs to the load generator's version, so it is decided once for a run, by
+majority of its requests.
 """
 
 from __future__ import annotations
@@ -39,34 +40,46 @@ _GAP_SCHEMA: dict[str, type[pl.DataType]] = {
     "odd_gap_us": pl.Float64,
     "last_odd_gap_us": pl.Float64,
     "gap_us": pl.Float64,
+    "first_gap_us": pl.Float64,
     "last_gap_us": pl.Float64,
 }
 
 
 @dataclass(frozen=True)
 class TokenLayout:
-    """How stamps lie: token k is stamp ``k * stamps_per_token``.
+    """How stamps lie: token k is stamp ``(k + leading_events) * stamps_per_token``.
 
-    ``closing_events``: data lines at the end of a completed stream that are no token
-    (``[DONE]``).  ``identified`` is false where stamps cannot be told apart into tokens.
+    ``leading_events`` and ``closing_events``: data lines at the begin of a stream, and at the
+    end of a completed one, that are no token (the role; ``[DONE]``).  ``identified`` is false
+    where stamps cannot be told apart into tokens.
     """
 
     name: str
     stamps_per_token: int
     closing_events: int
     identified: bool = True
+    leading_events: int = 0
 
 
 NO_EVENTS = TokenLayout("no token events", 1, 0, identified=False)
 PLAIN = TokenLayout("plain", 1, 0)
 SINGLE_WITH_DONE = TokenLayout("single_with_done", 1, 1)
+ROLE_FIRST = TokenLayout("role_first", 1, 0, leading_events=1)
 PAIRED = TokenLayout("paired", 2, 0)
 PAIRED_WITH_DONE = TokenLayout("paired_with_done", 2, 1)
 SEVERAL_TOKENS_PER_EVENT = TokenLayout("several_tokens_per_event", 1, 0, identified=False)
 
 LAYOUTS = {
     layout.name: layout
-    for layout in (NO_EVENTS, PLAIN, SINGLE_WITH_DONE, PAIRED, PAIRED_WITH_DONE, SEVERAL_TOKENS_PER_EVENT)
+    for layout in (
+        NO_EVENTS,
+        PLAIN,
+        SINGLE_WITH_DONE,
+        ROLE_FIRST,
+        PAIRED,
+        PAIRED_WITH_DONE,
+        SEVERAL_TOKENS_PER_EVENT,
+    )
 }
 
 
@@ -112,7 +125,8 @@ def detect_layout(events: TokenEvents | None, requests: pl.DataFrame) -> TokenLa
 def _decide(gaps: pl.DataFrame) -> TokenLayout:
     layout = _stamping(gaps)
     data_lines = (pl.col("stamps") + layout.stamps_per_token - 1) // layout.stamps_per_token
-    delivered = gaps.select(((data_lines - layout.closing_events) / pl.col("trusted_tokens")).median()).item()
+    no_tokens = layout.leading_events + layout.closing_events
+    delivered = gaps.select(((data_lines - no_tokens) / pl.col("trusted_tokens")).median()).item()
     return SEVERAL_TOKENS_PER_EVENT if delivered is not None and delivered < ONE_BY_ONE else layout
 
 
@@ -123,6 +137,10 @@ def _stamping(gaps: pl.DataFrame) -> TokenLayout:
         closed = _closed(surplus, pl.col("last_odd_gap_us"), pl.col("odd_gap_us"))
         return PAIRED_WITH_DONE if _majority(gaps, closed) else PAIRED
     surplus = pl.col("stamps") - pl.col("trusted_tokens")
+    # The role comes with the first token: the server has nothing to send before.
+    role_first = _right_after(pl.col("first_gap_us")) & ~_right_after(pl.col("last_gap_us"))
+    if _majority(gaps, (surplus == 1) & role_first):
+        return ROLE_FIRST
     closed = _closed(surplus, pl.col("last_gap_us"), pl.col("gap_us"))
     return SINGLE_WITH_DONE if _majority(gaps, closed) else PLAIN
 
@@ -130,8 +148,13 @@ def _stamping(gaps: pl.DataFrame) -> TokenLayout:
 def _closed(surplus: pl.Expr, last_gap_us: pl.Expr, usual_gap_us: pl.Expr) -> pl.Expr:
     """Whether a stream ends with an event that is no token: more stamps than tokens need, or,
     where some tokens came together or the length is unknown, a last one right after a token."""
-    right_after = (last_gap_us < 0.2 * usual_gap_us) & (last_gap_us < FASTEST_STEP_US)
-    return (surplus >= 1) | ((surplus < 0).fill_null(True) & right_after)
+    return (surplus >= 1) | ((surplus < 0).fill_null(True) & _right_after(last_gap_us, usual_gap_us))
+
+
+def _right_after(gap_us: pl.Expr, usual_gap_us: pl.Expr | None = None) -> pl.Expr:
+    """Whether an event came with the one before it, not a step later."""
+    usual_gap_us = pl.col("gap_us") if usual_gap_us is None else usual_gap_us
+    return (gap_us < 0.2 * usual_gap_us) & (gap_us < FASTEST_STEP_US)
 
 
 def _is_paired(gaps: pl.DataFrame, *, by_gaps: bool) -> bool:
@@ -152,9 +175,10 @@ def event_totals(events: TokenEvents, requests: pl.DataFrame, layout: TokenLayou
     tokens = token_counts(events, requests, layout)
     pooled = np.flatnonzero(trusted_lengths(requests)["completed"].to_numpy() & (tokens > 0))
     stamps, tokens = events.counts[pooled], tokens[pooled]
-    first_us = stamps_at(events, pooled, np.zeros_like(stamps))
-    stamped_us = stamps_at(events, pooled, stamps - 1) - first_us
-    token_us = stamps_at(events, pooled, (tokens - 1) * layout.stamps_per_token) - first_us
+    stamped_us = stamps_at(events, pooled, stamps - 1) - stamps_at(events, pooled, np.zeros_like(stamps))
+    first = np.full_like(stamps, layout.leading_events * layout.stamps_per_token)
+    first_us = stamps_at(events, pooled, first)
+    token_us = stamps_at(events, pooled, first + (tokens - 1) * layout.stamps_per_token) - first_us
     return EventTotals(
         requests=len(pooled),
         stamps=int(stamps.sum()),
@@ -167,8 +191,8 @@ def event_totals(events: TokenEvents, requests: pl.DataFrame, layout: TokenLayou
 def token_counts(events: TokenEvents, requests: pl.DataFrame, layout: TokenLayout) -> NDArray[np.int64]:
     """int64[n]: how many of a request's stamps are output tokens.
 
-    A token's first stamp is every ``stamps_per_token``-th one; the closing event of a completed
-    stream is taken off, and nothing beyond a trusted length is a token.
+    A token's first stamp is every ``stamps_per_token``-th one; the leading event and the closing
+    one of a completed stream are taken off, and nothing beyond a trusted length is a token.
     """
     if not layout.identified:
         return np.zeros_like(events.counts)
@@ -176,7 +200,7 @@ def token_counts(events: TokenEvents, requests: pl.DataFrame, layout: TokenLayou
     data_lines = -(-events.counts // layout.stamps_per_token)
     trusted = lengths["trusted_tokens"].fill_null(np.iinfo(np.int64).max).to_numpy()
     closing = np.where(lengths["completed"].to_numpy(), layout.closing_events, 0)
-    return np.asarray(np.maximum(0, np.minimum(trusted, data_lines - closing)))
+    return np.asarray(np.maximum(0, np.minimum(trusted, data_lines - layout.leading_events - closing)))
 
 
 def insert_token_events(
@@ -184,7 +208,8 @@ def insert_token_events(
 ) -> None:
     """Copy every stamp into the store, with what tells which of them are tokens."""
     connection.register("runs_to_store", runs(events, token_counts(events, requests, layout)))
-    connection.execute(queries.INSERT_STAMPS, {"slug": slug, "stamps_per_token": layout.stamps_per_token})
+    layout_of = {"stamps_per_token": layout.stamps_per_token, "leading_events": layout.leading_events}
+    connection.execute(queries.INSERT_STAMPS, {"slug": slug, **layout_of})
     connection.unregister("runs_to_store")
 
 

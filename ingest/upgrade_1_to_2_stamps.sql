@@ -1,6 +1,6 @@
 -- From a row for every stamp, as schema version 1 had it, to runs of 64.
 INSERT INTO token_event_runs
-SELECT slug, request_index, min(event_index), any_value(tokens), any_value(stamps_per_token),
+SELECT slug, request_index, min(event_index), any_value(tokens), any_value(stamps_per_token), 0,
        list(time_us ORDER BY event_index)
 FROM (
     SELECT s.*, CASE WHEN e.token_layout LIKE 'paired%' THEN 2 ELSE 1 END AS stamps_per_token,

@@ -29,7 +29,7 @@ from blis_replay.replay.blis_files import (
 )
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.plan import ReplayPlan
-from blis_replay.replay.simulator import Simulated
+from blis_replay.replay.simulator import Simulated, model_of
 
 DEFAULT_TIMEOUT_S = 600.0
 _HELP_TIMEOUT_S = 30.0
@@ -83,7 +83,7 @@ class BlisBinary:
         if self.own_model:
             return None
         self.release.refuse_if_invalid()
-        entry = self.release.entry_for(recording.model, recording.tensor_parallelism, recording.alias)
+        entry = self.release.entry_for(model_of(recording), recording.tensor_parallelism, recording.alias)
         _blackbox(self.build, self.release.name, entry)
         return entry
 
@@ -92,7 +92,7 @@ class BlisBinary:
         entry = self.entry_for(recording)
         _refuse_engine(plan)
         model = _own_model_flags(recording) if entry is None else _blackbox(self.build, self.release.name, entry)
-        flags = ["--model", recording.model.lower(), *model, *engine_flags(self.build, plan)]
+        flags = ["--model", model_of(recording).lower(), *model, *engine_flags(self.build, plan)]
         results, preemptions, form = self._run(plan, flags)
         post_request_us = int(entry.lifecycle.post_request_us) if entry else 0
         return Simulated(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import yaml
 from numpy.typing import NDArray
 
-from blis_replay.blis.trace import NEVER_US, Int64s
+from blis_replay.blis.trace import NEVER_US, Int64s, RequestTrace
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.plan import ReplayPlan
 
@@ -48,6 +50,17 @@ COLUMNS_27 = (
     "server_input_tokens",
     *COLUMNS_22[15:],
     "finish_reason",
+)
+
+_ZEROS = (
+    "round_index",
+    "image_tokens",
+    "audio_tokens",
+    "video_tokens",
+    "reason_ratio",
+    "first_chunk_time_us",
+    "last_chunk_time_us",
+    "num_chunks",
 )
 
 # A result of BLIS takes about 150 bytes; beyond this the file is something else.
@@ -99,25 +112,30 @@ class BlisResults:
 
 
 def shared_prefixes(plan: ReplayPlan) -> SharedPrefixes:
-    """The groups of a plan: by block identities if there are some, else by the number of cached tokens.
+    """The groups of a plan, none if its engine has no prefix cache."""
+    if not plan.engine.enable_prefix_caching:
+        count = len(plan.trace)
+        return SharedPrefixes(np.full(count, -1, np.int64), np.zeros(count, np.int64))
+    return prefix_groups(plan.trace, plan.engine.block_size)
+
+
+def prefix_groups(trace: RequestTrace, block_size: int) -> SharedPrefixes:
+    """The groups of a trace: by block identities if there are some, else by the number of cached tokens.
 
     The last token of a prompt is never shared: BLIS would compute nothing of a fully cached
     prompt (blis-semantics 2.5), vLLM at least its last block.
     """
-    trace, block = plan.trace, plan.engine.block_size
-    if not plan.engine.enable_prefix_caching:
-        return SharedPrefixes(np.full(len(trace), -1, np.int64), np.zeros(len(trace), np.int64))
-    most = (trace.prompt_tokens - 1) // block
+    most = (trace.prompt_tokens - 1) // block_size
     if trace.block_keys is None:
-        blocks = np.minimum((trace.prompt_tokens - trace.prefill_tokens) // block, most)
-        return SharedPrefixes(np.where(blocks > 0, blocks, -1), blocks * block)
+        blocks = np.minimum((trace.prompt_tokens - trace.prefill_tokens) // block_size, most)
+        return SharedPrefixes(np.where(blocks > 0, blocks, -1), blocks * block_size)
     keys = trace.block_keys
     # A key stands for all tokens up to its block, so how often it occurs is how many share them.
     rows = [keys.keys[s : s + min(c, m)] for s, c, m in zip(keys.start, keys.count, most, strict=True)]
     seen = np.bincount(np.concatenate(rows)) if any(len(row) for row in rows) else np.zeros(1, np.int64)
     blocks = np.array([int((seen[row] > 1).sum()) for row in rows], np.int64)
     last = [int(row[b - 1]) if b else -1 for row, b in zip(rows, blocks, strict=True)]
-    return SharedPrefixes(np.array(last, np.int64), blocks * block)
+    return SharedPrefixes(np.array(last, np.int64), blocks * block_size)
 
 
 def output_lengths(plan: ReplayPlan) -> Int64s:
@@ -128,38 +146,44 @@ def output_lengths(plan: ReplayPlan) -> Int64s:
 
 def write_trace(plan: ReplayPlan, form: TraceForm, header: Path, data: Path) -> None:
     """Write the requests of a plan as TraceV2; times count from the plan's zero."""
-    header.write_text(
-        f"trace_version: {form.version}\ntime_unit: {form.time_unit}\nmode: generated\nwarm_up_requests: 0\n", "utf-8"
-    )
-    prefixes, lengths, trace = shared_prefixes(plan), output_lengths(plan), plan.trace
+    rows = trace_rows(plan.trace, shared_prefixes(plan), output_lengths(plan), form)
+    write_rows(form, {"mode": "generated"}, rows, header, data)
+
+
+def write_rows(
+    form: TraceForm, fields: Mapping[str, object], rows: Iterable[Mapping[str, object]], header: Path, data: Path
+) -> None:
+    """Write a TraceV2 header with ``fields`` beside those that all have, and its table; lacking cells are empty."""
+    head = {"trace_version": form.version, "time_unit": form.time_unit, "warm_up_requests": 0, **fields}
+    header.write_text(yaml.safe_dump(head, sort_keys=False), "utf-8")
     with data.open("w", encoding="utf-8", newline="") as file:
         table = csv.DictWriter(file, form.columns, restval="", extrasaction="ignore", lineterminator="\n")
         table.writeheader()
-        for i in range(len(trace)):
-            shared = int(prefixes.length[i]) if form.has_prefixes else 0
-            own = int(trace.prompt_tokens[i]) - shared
-            abort_us, arrival_us = int(trace.abort_us[i]), int(trace.arrival_us[i])
-            row = dict.fromkeys(("round_index", "image_tokens", "audio_tokens", "video_tokens", "reason_ratio"), 0)
-            table.writerow(
-                row
-                | {
-                    "request_id": i,
-                    "prefix_group": f"prefix-{prefixes.group[i]}" if shared else "",
-                    "prefix_length": shared,
-                    "streaming": "true",
-                    "input_tokens": own,
-                    "output_tokens": int(lengths[i]),
-                    "text_tokens": own,
-                    "deadline_us": 0 if abort_us == NEVER_US else max(abort_us, arrival_us),
-                    "server_input_tokens": 0,
-                    "arrival_time_us": arrival_us,
-                    "send_time_us": arrival_us,
-                    "first_chunk_time_us": 0,
-                    "last_chunk_time_us": 0,
-                    "num_chunks": 0,
-                    "status": "ok",
-                }
-            )
+        table.writerows(rows)
+
+
+def trace_rows(
+    trace: RequestTrace, prefixes: SharedPrefixes, lengths: Int64s, form: TraceForm
+) -> Iterator[dict[str, object]]:
+    """A row a request, as one that nobody has served yet."""
+    zeros: dict[str, object] = dict.fromkeys(_ZEROS, 0)
+    for i in range(len(trace)):
+        shared = int(prefixes.length[i]) if form.has_prefixes else 0
+        prompt, abort_us, arrival_us = int(trace.prompt_tokens[i]), int(trace.abort_us[i]), int(trace.arrival_us[i])
+        yield zeros | {
+            "request_id": i,
+            "prefix_group": f"prefix-{prefixes.group[i]}" if shared else "",
+            "prefix_length": shared,
+            "streaming": "true",
+            "input_tokens": prompt - shared,
+            "output_tokens": int(lengths[i]),
+            "text_tokens": prompt - shared,
+            "deadline_us": 0 if abort_us == NEVER_US else max(abort_us, arrival_us),
+            "server_input_tokens": prompt,
+            "arrival_time_us": arrival_us,
+            "send_time_us": arrival_us,
+            "status": "ok",
+        }
 
 
 def read_results(path: Path, lengths: Int64s) -> BlisResults:

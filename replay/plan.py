@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from blis_replay.blis.trace import NEVER_US, BlockKeys, EngineConfig, Int64s, RequestTrace
-from blis_replay.ingest.recording import Recording
+from blis_replay.ingest.recording import PUBLISHED, Recording
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.prefix import estimate_prefix, prefix_identity, prompt_tokens
@@ -31,7 +31,13 @@ class ReplayPlan:
 
 
 def plan_replay(recording: Recording, mode: ReplayMode) -> ReplayPlan:
-    """Build the trace and engine arguments of a replay.
+    """Build the trace and engine arguments of a replay; raises ``ReplayError`` as the two functions below do."""
+    trace, basis = request_trace(recording, mode)
+    return ReplayPlan(trace, engine_config(recording, mode), basis)
+
+
+def request_trace(recording: Recording, mode: ReplayMode) -> tuple[RequestTrace, dict[str, str]]:
+    """The requests of a recording for a simulator, and in words what they rest on.
 
     Raises ``ReplayError`` if the recording has no requests, or no decode lengths of the
     kind that the mode asks for.
@@ -51,8 +57,7 @@ def plan_replay(recording: Recording, mode: ReplayMode) -> ReplayPlan:
         abort_us=_aborts(requests, arrival_us),
         block_keys=block_keys,
     )
-    basis = {"arrivals": arrival_basis, "output tokens": length_basis, "prefix cache": prefix_basis}
-    return ReplayPlan(trace, engine_config(recording, mode), basis)
+    return trace, {"arrivals": arrival_basis, "output tokens": length_basis, "prefix cache": prefix_basis}
 
 
 def engine_config(recording: Recording, mode: ReplayMode) -> EngineConfig:
@@ -114,7 +119,7 @@ def _output_tokens(recording: Recording, mode: ReplayMode) -> tuple[Int64s, str]
 def _arrivals(recording: Recording, mode: ReplayMode) -> tuple[Int64s, str]:
     recorded = recording.requests["arrival_us"].to_numpy().astype(np.int64)
     if mode.arrivals == "recorded":
-        kind = "as recorded" if recording.ground_truth == "recorded" else "reconstructed from published rates"
+        kind = "reconstructed from published rates" if recording.ground_truth == PUBLISHED else "as recorded"
         return recorded, kind
     planned_us = sum(stage.duration_us for stage in recording.stages) or int(recorded[-1])
     rng = np.random.default_rng(_FLAT_ARRIVALS_SEED)

@@ -7,15 +7,16 @@ a replay as the number of uncached prompt tokens (``estimate_prefix``).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import comb
 
 import numpy as np
 import polars as pl
 
 from blis_replay.blis.trace import BlockKeys, Int64s
-from blis_replay.ingest.recording import Recording, SharedPrefix
+from blis_replay.ingest.recording import Recording, Setting, SharedPrefix
 from blis_replay.replay.errors import ReplayError
+from blis_replay.replay.recorded_blocks import engine_block_keys
 
 # Which prompt belongs to which group is not recorded, so it is drawn.
 _MEMBERSHIP_SEED = 42
@@ -78,21 +79,28 @@ def estimate_prefix(recording: Recording) -> PrefixEstimate:
     return PrefixEstimate(prompts, "no prefix information: whole prompts")
 
 
-def prefix_identity(recording: Recording) -> tuple[BlockKeys, str] | None:
-    """Block identities of the prompts of a shared-prefix workload, and how they are known.
+def with_block_size(recording: Recording, block_tokens: int) -> Recording:
+    """The recording as of an engine with blocks of this size."""
+    return replace(recording, engine=recording.engine | {"block_size": Setting(block_tokens, "file")})
 
-    Request i carries prompt i modulo the number of prompts; prompts of a group begin with
+
+def prefix_identity(recording: Recording) -> tuple[BlockKeys, str] | None:
+    """Block identities of the prompts, and how they are known.
+
+    They are the recorded ones if there are some, else those of a shared-prefix workload:
+    request i carries prompt i modulo the number of prompts; prompts of a group begin with
     the same system prompt.  Membership is drawn (seeded): it matters to the first round of
     prompts only.  None where the workload is no such cycle, or the server counted hits itself.
     """
-    workload = recording.shared_prefix
+    workload, prompts = recording.shared_prefix, prompt_tokens(recording)
     cached = recording.requests["cached_prompt_tokens"]
-    if workload is None or (cached.null_count() == 0 and len(cached)):
-        return None
-    prompts = prompt_tokens(recording)
-    if not _cycles(prompts.astype(float), _period(workload)):
+    if cached.null_count() == 0 and len(cached):
         return None
     block, period = int(recording.engine["block_size"].value), _period(workload)
+    if recording.prefix is not None:
+        return engine_block_keys(recording.prefix, prompts, block), recording.prefix.source
+    if workload is None or not _cycles(prompts.astype(float), period):
+        return None
     groups = np.repeat(np.arange(workload.num_groups), workload.num_prompts_per_group)
     group = np.random.default_rng(_MEMBERSHIP_SEED).permutation(groups)
     shared = workload.system_prompt_tokens // block

@@ -13,6 +13,7 @@ from typing import NoReturn
 
 import numpy as np
 
+from blis_replay.blis.block_keys import chain_blocks
 from blis_replay.blis.trace import NEVER_US, BlockKeys, Int64s, RequestTrace
 from blis_replay.ingest.printable import printable
 from blis_replay.replay.errors import ReplayError
@@ -34,7 +35,7 @@ class RequestTableError(ReplayError):
 
 @dataclass(frozen=True)
 class RequestTable:
-    """Requests of a file, ready for the simulator.
+    """Requests of a file or a recording (``path`` is its name then), ready for the simulator.
 
     ``trace``: in order of arrival.  ``rows``: int64[n], the place of each of them in the file,
     from 0.  ``request_ids``: the file's own names in the order of the file, None without
@@ -196,15 +197,9 @@ class _Builder:
 
     def block_keys(self, order: Int64s) -> BlockKeys:
         """Identities as keys: a key stands for a block and all before it, so equal keys are equal tokens so far."""
-        numbers: dict[tuple[int, int], int] = {}
-        keys = np.empty(len(self.keys), np.int32)
         count = np.array(self.key_count, np.int64)
+        keys = chain_blocks(self.keys, self.key_count).astype(np.int32)
         start = np.cumsum(count) - count
-        for first, length in zip(start.tolist(), self.key_count, strict=True):
-            before = -1
-            for i in range(first, first + length):
-                before = numbers.setdefault((before, self.keys[i]), len(numbers))
-                keys[i] = before
         return BlockKeys(start[order], count[order], keys, self.block_size)
 
     def refuse(self, row: _Row, problem: str, mend: str) -> NoReturn:

@@ -14,14 +14,17 @@ import polars as pl
 
 from blis_replay.blis.engine import simulate
 from blis_replay.blis.errors import TraceError
-from blis_replay.blis.kernel import state as kernel
 from blis_replay.blis.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.result import SimResult
 from blis_replay.blis.trace import EngineConfig
 from blis_replay.ingest.readers.engine_settings import read_engine_file
 from blis_replay.ingest.readers.files import RecordedFile
+from blis_replay.ingest.recording import Recording
 from blis_replay.replay.errors import ReplayError, UnknownNameError
-from blis_replay.replay.request_table import RequestTable, read_request_table
+from blis_replay.replay.mode import ReplayMode
+from blis_replay.replay.plan import request_trace
+from blis_replay.replay.prefix import with_block_size
+from blis_replay.replay.request_table import RequestTable
 
 _REQUIRED = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "async_scheduling")
 # Arguments of a server that are no business of its scheduler.
@@ -30,18 +33,18 @@ _NOT_OF_THE_ENGINE = ("tensor_parallel_size", "vllm_version")
 _STEPS_A_PART = 500_000
 
 _STEP_COLUMNS = {
-    "start_us": kernel.STEP_START,
-    "end_us": kernel.STEP_END,
-    "prefill_tokens": kernel.STEP_PREFILL,
-    "decode_tokens": kernel.STEP_DECODE,
-    "context_tokens": kernel.STEP_CONTEXT,
-    "prefill_requests": kernel.STEP_PREFILL_REQUESTS,
-    "running_depth": kernel.STEP_RUNNING,
-    "waiting_depth": kernel.STEP_WAITING,
-    "admitted": kernel.STEP_ADMITTED,
-    "preempted": kernel.STEP_PREEMPTED,
-    "finished": kernel.STEP_FINISHED,
-    "free_blocks": kernel.STEP_FREE,
+    "start_us": "start_us",
+    "end_us": "end_us",
+    "prefill_tokens": "prefill_tokens",
+    "decode_tokens": "decode_tokens",
+    "context_tokens": "context_tokens",
+    "prefill_requests": "prefill_requests",
+    "running_depth": "running_depth",
+    "waiting_depth": "waiting_depth",
+    "admitted": "admitted",
+    "preempted": "preempted",
+    "finished": "finished",
+    "free_blocks": "free_blocks",
 }
 
 
@@ -104,14 +107,26 @@ def choose_entry(release: CoefficientRelease, model: str | None, tensor_parallel
     raise UnknownNameError(f"release {release.name} {problem}: {entries}; choose one with --model and --tp")
 
 
-def simulate_table(requests: Path, engine: EngineConfig, release: CoefficientRelease, entry: ModelEntry) -> Simulation:
-    """Simulate the requests of a file (see ``read_request_table``) on an engine.
+def recorded_table(recording: Recording, engine: EngineConfig) -> RequestTable:
+    """The requests of a recording as they came, for an engine of the caller's.
 
-    Raises ``RequestTableError`` for a table that is not sound or a request that this engine
-    can never serve, ``TraceError`` for an engine that cannot run, ``ReleaseError`` for a
-    model that gives no step time.
+    Raises ``ReplayError`` if it has none, or does not say how long they were.
     """
-    table = read_request_table(requests, engine.block_size)
+    trace, _basis = request_trace(with_block_size(recording, engine.block_size), ReplayMode())
+    rows = np.arange(len(trace))
+    names = recording.requests["request_id"]
+    ids = None if names.null_count() else names.to_list()
+    return RequestTable(trace, rows, ids, (), Path(recording.alias), "request", rows)
+
+
+def simulate_table(
+    table: RequestTable, engine: EngineConfig, release: CoefficientRelease, entry: ModelEntry
+) -> Simulation:
+    """Simulate requests (of ``read_request_table`` or ``recorded_table``) on an engine.
+
+    Raises ``RequestTableError`` for a request that this engine can never serve, ``TraceError``
+    for an engine that cannot run, ``ReleaseError`` for a model that gives no step time.
+    """
     refuse_unservable(table, engine)
     return Simulation(table, engine, release, entry, simulate(table.trace, engine, entry.latency, entry.lifecycle))
 
@@ -168,7 +183,7 @@ def step_frame(simulation: Simulation, first: int = 0, rows: int | None = None) 
     """
     steps = simulation.result.steps[first : None if rows is None else first + rows]
     numbers = np.arange(first, first + len(steps))
-    return pl.DataFrame({"step": numbers, **{name: steps[:, column] for name, column in _STEP_COLUMNS.items()}})
+    return pl.DataFrame({"step": numbers, **{name: steps[column] for name, column in _STEP_COLUMNS.items()}})
 
 
 def write_tables(simulation: Simulation, folder: Path, as_csv: bool) -> None:

@@ -13,6 +13,7 @@ from blis_replay.blis.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.result import SimResult
 from blis_replay.blis.trace import Int64s
 from blis_replay.ingest.recording import Recording
+from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.plan import ReplayPlan
 
 
@@ -60,6 +61,16 @@ class Simulator(Protocol):
         """Serve the plan of a recording in virtual time."""
 
 
+def model_of(recording: Recording) -> str:
+    """The model that was recorded; raises ``ReplayError`` for an arrival trace that names none."""
+    if recording.model is None:
+        raise ReplayError(
+            f"{recording.alias}: no file of it names the model, so no coefficients are its own; "
+            "choose some with `blis-replay simulate --experiment`"
+        )
+    return recording.model
+
+
 @dataclass(frozen=True)
 class EmbeddedEngine:
     """The engine of this package with a coefficient release."""
@@ -71,7 +82,7 @@ class EmbeddedEngine:
     def entry_for(self, recording: Recording) -> ModelEntry:
         """The release's entry; ``ReleaseError`` if it is invalid or has none."""
         self.release.refuse_if_invalid()
-        return self.release.entry_for(recording.model, recording.tensor_parallelism, recording.alias)
+        return self.release.entry_for(model_of(recording), recording.tensor_parallelism, recording.alias)
 
     def serve(self, recording: Recording, plan: ReplayPlan) -> Simulated:
         """The plan through the engine; raises ``TraceError`` if it cannot be run."""

@@ -6,7 +6,6 @@ from importlib.metadata import version
 
 import polars as pl
 
-from blis_replay.blis.kernel import state as kernel
 from blis_replay.blis.result import SimResult
 from blis_replay.ingest.recording import empty_frame
 from blis_replay.ingest.store import RUN_STEP_SCHEMA, RunRecord, Store, is_stored, write_run
@@ -88,12 +87,12 @@ def _step_table(result: SimResult) -> pl.DataFrame:
     return pl.DataFrame(
         {
             "step": range(len(steps)),
-            "start_us": steps[:, kernel.STEP_START],
-            "end_us": steps[:, kernel.STEP_END],
-            "prefill_tokens": steps[:, kernel.STEP_PREFILL],
-            "decode_tokens": steps[:, kernel.STEP_DECODE],
-            "context_tokens": steps[:, kernel.STEP_CONTEXT],
-            "running_depth": steps[:, kernel.STEP_RUNNING],
-            "waiting_depth": steps[:, kernel.STEP_WAITING],
+            "start_us": steps["start_us"],
+            "end_us": steps["end_us"],
+            "prefill_tokens": steps["prefill_tokens"],
+            "decode_tokens": steps["decode_tokens"],
+            "context_tokens": steps["context_tokens"],
+            "running_depth": steps["running_depth"],
+            "waiting_depth": steps["waiting_depth"],
         }
     )

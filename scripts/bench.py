@@ -1,7 +1,7 @@
-"""Measure blis-replay: start-up, ingest, validate and the engine; warm and cold apart.
+"""Measure blis-replay: start-up, ingest, validate, the engine, the collector; warm and cold apart.
 
     python scripts/bench.py            # everything, a Markdown table on standard output
-    python scripts/bench.py engine     # one part: startup, ingest, validate, engine, growth
+    python scripts/bench.py engine     # one part: startup, ingest, validate, engine, growth, collect
 
 Whole commands run as processes of their own; their times and peak memory are the
 operating system's.  "Cold" is the first run with an empty cache of compiled code.
@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -163,7 +164,7 @@ def engine(folder: Path) -> Iterator[Row]:
     requests = sum(len(job[0]) for job in jobs.values())
     yield row(
         f"engine, all {len(jobs)} experiments without overload",
-        lambda: [simulate(*job) for job in jobs.values()],
+        lambda: deque((simulate(*job) for job in jobs.values()), maxlen=0),  # results are not kept
         requests,
         everything,
     )
@@ -238,7 +239,22 @@ def timed(work: Callable[[], object]) -> float:
     return statistics.median(durations)
 
 
-PARTS = {"startup": startup, "ingest": ingest, "validate": validate, "engine": engine, "growth": growth}
+def collect(folder: Path) -> Iterator[Row]:
+    """Spans per second that the live collector takes on one core, and what it does beyond that."""
+    import bench_collect
+
+    for row in bench_collect.collect(folder):
+        yield Row(*row)
+
+
+PARTS = {
+    "startup": startup,
+    "ingest": ingest,
+    "validate": validate,
+    "engine": engine,
+    "growth": growth,
+    "collect": collect,
+}
 
 
 def main(names: list[str]) -> None:

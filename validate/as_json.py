@@ -24,6 +24,7 @@ def comparison_json(comparison: Comparison) -> dict[str, object]:
         "coefficients_use": comparison.uses,
         "verdict": comparison.verdict,
         "failed_thresholds": list(comparison.failed_thresholds),
+        "unusable": comparison.unusable,
         "findings": [vars(finding) for finding in comparison.findings],
         "known_differences": list(comparison.run.simulated.differences),
         "provenance": provenance_of(comparison.run),

@@ -13,6 +13,7 @@ from blis_replay.blis.latency import LatencyModel, Lifecycle
 from blis_replay.blis.release import CoefficientRelease, FittedOn, ModelEntry
 from blis_replay.blis.release_text import format_release
 from blis_replay.ingest.recording import Recording
+from blis_replay.replay.simulator import model_of
 from blis_replay.validate.cycle_rows import CycleRows, Floats, rows_from_latencies, rows_from_steps
 from blis_replay.validate.errors import ValidateError
 from blis_replay.validate.terminal import table
@@ -78,7 +79,7 @@ def fit_model(
     latency = LatencyModel("blackbox", ns[0], ns[1], ns[2], ns[3])
     lifecycle, sources = _lifecycle(used)
     entry = ModelEntry(
-        model=recordings[0].model,
+        model=model_of(recordings[0]),
         tensor_parallelism=recordings[0].tensor_parallelism or 1,
         latency=latency,
         lifecycle=lifecycle,
@@ -154,7 +155,9 @@ def calibrate(
     """
     groups: dict[tuple[str, int | None, str], list[Recording]] = {}
     for recording in recordings:
-        groups.setdefault((recording.model, recording.tensor_parallelism, deployment(recording)), []).append(recording)
+        groups.setdefault((model_of(recording), recording.tensor_parallelism, deployment(recording)), []).append(
+            recording
+        )
     fits = [fit_model(group, data, window) for group in groups.values()]
     models = [(model, tensor_parallelism) for model, tensor_parallelism, _ in groups]
     for i, (model, tensor_parallelism, name_of_deployment) in enumerate(groups):

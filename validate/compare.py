@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,9 +27,11 @@ from blis_replay.validate.observed import (
     Selection,
     cells_from_aggregates,
     cells_from_requests,
+    has_gaps,
     observed_requests,
     samples_of,
 )
+from blis_replay.validate.unusable import unusable_cells
 
 _REQUESTS_ONLY = "the simulator reports requests only, no times of single tokens"
 
@@ -43,7 +45,8 @@ class Cell:
 
     ``observed_us`` and ``error`` are None, with a ``reason``, where the recording cannot
     give them, ``simulated_us`` and ``error`` where the simulator cannot; ``between_us`` are
-    bounds of the observed value where it has only those.
+    bounds of the observed value where it has only those.  ``unusable``: the instrument check
+    that forbids the observed value, which is then None.
     """
 
     observed_us: float | None
@@ -51,6 +54,7 @@ class Cell:
     error: float | None
     reason: str | None = None
     between_us: tuple[float, float] | None = None
+    unusable: str | None = None
 
 
 @dataclass(frozen=True)
@@ -66,9 +70,10 @@ class Comparison:
     """A recording against its replay.
 
     ``verdict``: ``pass``, ``fail``, ``overloaded`` (reported, not gated) or ``not judged``
-    (no gated metric has an observed value).  ``uses``: what of this experiment the
-    coefficients were fitted on: ``own steps``, ``own latencies``, ``held out``, or ``not
-    stated`` by the release.
+    (no gated metric has an observed value) or ``unusable`` (a gated metric must not be used,
+    and none of the others fails).  ``unusable``: those metrics, each with check and reason.
+    ``uses``: what of this experiment the coefficients were fitted on: ``own steps``, ``own
+    latencies``, ``held out``, or ``not stated`` by the release.
     ``excluded``: requests left out of the comparison, by reason.
     """
 
@@ -81,6 +86,7 @@ class Comparison:
     paired: dict[str, Pairing]
     verdict: str
     failed_thresholds: tuple[str, ...]
+    unusable: dict[str, str]
     uses: str
     findings: tuple[Finding, ...]
     selection: Selection
@@ -122,6 +128,9 @@ def compare(
         observed = cells_from_aggregates(recording, selection.stage)
     simulated = simulated_samples(run, compared)
     metrics = _table(observed, _simulated_statistics(run, simulated, compared), run.simulated.engine is None)
+    forbidden = unusable_cells(findings, token_times=per_request and has_gaps(token_gaps))
+    metrics = _refused(metrics, forbidden)
+    unusable = {m: _said(forbidden[m, "mean"]) for m in THRESHOLDS if (m, "mean") in forbidden}
     failed = tuple(m for m, limit in THRESHOLDS.items() if abs(metrics[m]["mean"].error or 0.0) > limit)
     return Comparison(
         slug=recording.slug,
@@ -130,9 +139,10 @@ def compare(
         requests=int(compared.sum()),
         excluded=_excluded(run, selected, recorded, finished, per_request),
         metrics=metrics,
-        paired=_pairings(samples_of(recording, compared), simulated) if per_request else {},
-        verdict=_verdict(metrics, failed, overloaded),
+        paired=_pairings(samples_of(recording, compared), simulated, forbidden) if per_request else {},
+        verdict=_verdict(metrics, failed, unusable, overloaded),
         failed_thresholds=failed,
+        unusable=unusable,
         uses=_uses(run),
         findings=tuple(findings),
         selection=selection,
@@ -184,18 +194,50 @@ def _table(observed: Cells, simulated: dict[str, dict[str, float]], without_toke
     return table
 
 
-def _pairings(observed: LatencySamples, simulated: LatencySamples) -> dict[str, Pairing]:
+def _refused(
+    metrics: dict[str, dict[str, Cell]], forbidden: Mapping[tuple[str, str], Finding]
+) -> dict[str, dict[str, Cell]]:
+    """The table without the observed numbers that must not be used."""
+    return {
+        metric: {
+            name: cell if (why := forbidden.get((metric, name))) is None else _refusal(cell, why)
+            for name, cell in cells.items()
+        }
+        for metric, cells in metrics.items()
+    }
+
+
+def _refusal(cell: Cell, why: Finding) -> Cell:
+    return Cell(None, cell.simulated_us, None, f"unusable: {_said(why)}", unusable=why.check)
+
+
+def _said(finding: Finding) -> str:
+    return f"{finding.check}: {finding.message}"
+
+
+def _pairings(
+    observed: LatencySamples, simulated: LatencySamples, forbidden: Mapping[tuple[str, str], Finding]
+) -> dict[str, Pairing]:
     pairs = {
         "e2e": (observed.e2e_us, simulated.e2e_us),
         "ttft": (observed.ttft_us, simulated.ttft_us),
         "tpot": (observed.tpot_us, simulated.tpot_us),
     }
-    return {metric: Pairing(paired_mape(*pair), correlation(*pair)) for metric, pair in pairs.items()}
+    return {
+        metric: Pairing(None, None)
+        if (metric, "mean") in forbidden
+        else Pairing(paired_mape(*pair), correlation(*pair))
+        for metric, pair in pairs.items()
+    }
 
 
-def _verdict(metrics: dict[str, dict[str, Cell]], failed: tuple[str, ...], overloaded: bool) -> str:
+def _verdict(
+    metrics: dict[str, dict[str, Cell]], failed: tuple[str, ...], unusable: Mapping[str, str], overloaded: bool
+) -> str:
     if overloaded:
         return "overloaded"
+    if unusable and not failed:
+        return "unusable"
     if all(metrics[metric]["mean"].error is None for metric in THRESHOLDS):
         return "not judged"
     return "fail" if failed else "pass"

@@ -56,7 +56,11 @@ def verdict_sentence(comparison: Comparison) -> str:
         )
         for m, limit in THRESHOLDS.items()
     )
-    return wrap(f"verdict: {comparison.verdict} (errors of the mean: {judged})")
+    refused = "; ".join(f"{_NAMES[m]} unusable ({why})" for m, why in comparison.unusable.items())
+    if comparison.verdict == "unusable":
+        return wrap(f"verdict: could not be judged: {refused} (errors of the mean: {judged})")
+    also = f"; not judged: {refused}" if refused else ""
+    return wrap(f"verdict: {comparison.verdict} (errors of the mean: {judged}){also}")
 
 
 def _head(comparison: Comparison) -> str:
@@ -80,13 +84,15 @@ def _metric_table(comparison: Comparison) -> str:
     rows = []
     for metric in METRICS:
         for name, cell in comparison.metrics[metric].items():
-            rows.append(
-                [f"{_NAMES[metric]} {name}", _observed(cell), milliseconds(cell.simulated_us), percent(cell.error)]
-            )
+            numbers = [milliseconds(cell.simulated_us), percent(cell.error)] if not cell.unusable else ["", ""]
+            rows.append([f"{_NAMES[metric]} {name}", observed_text(cell), *numbers])
     return table(["", "observed ms", "simulated ms", "error"], rows)
 
 
-def _observed(cell: Cell) -> str:
+def observed_text(cell: Cell) -> str:
+    """The observed value in ms, its bounds, or the check that forbids it."""
+    if cell.unusable:
+        return f"unusable: {cell.unusable}"
     if cell.between_us:
         return f"{milliseconds(cell.between_us[0])} .. {milliseconds(cell.between_us[1])}"
     return milliseconds(cell.observed_us)
@@ -110,7 +116,7 @@ def _notes(comparison: Comparison) -> str:
         f"{_NAMES[metric]} {name} not {'observed' if cell.simulated_us is not None else 'compared'}: {cell.reason}"
         for metric, cells in comparison.metrics.items()
         for name, cell in cells.items()
-        if cell.reason
+        if cell.reason and not cell.unusable
     }
     return "\n".join(wrap(line) for line in [*lines, *sorted(reasons)])
 

@@ -20,9 +20,9 @@ from blis_replay.replay.prefix import estimate_prefix, prompt_tokens
 
 Floats = NDArray[np.float64]
 
-# Long enough that the offset between the step clock and the client's (below a second
-# where both are recorded) moves few prefills across an edge, short enough that a cold
-# start of 10 seconds makes several rows.
+# Long enough that what is not known of the offset between the step clock and the client's
+# moves few prefills across an edge, short enough that a cold start of 10 seconds makes
+# several rows.
 _WINDOW_US = 5_000_000
 
 # With fewer requests running, the engine may have been idle between two sampled steps.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import polars as pl
 
@@ -12,12 +13,13 @@ from blis_replay.blis.release import CoefficientRelease
 from blis_replay.fixtures.bundled import bundled_recording
 from blis_replay.fixtures.catalogue import bundled_aliases
 from blis_replay.ingest.ingest import ingest_recording
-from blis_replay.ingest.recording import Recording
+from blis_replay.ingest.recording import ARRIVALS, Recording
 from blis_replay.ingest.store import (
     ExperimentRow,
     Store,
     inter_token_gaps,
     list_experiments,
+    open_store,
     read_findings,
     read_stored,
     resolve,
@@ -55,6 +57,12 @@ def find_experiment(store: Store, name: str) -> str:
     return slug
 
 
+def stored_experiment(store_path: Path, name: str) -> Recording:
+    """The stored or bundled experiment of that name; raises ``UnknownExperimentError``."""
+    with open_store(store_path) as store:
+        return read_stored(store, find_experiment(store, name))
+
+
 def all_experiments(store: Store) -> list[str]:
     """Slugs of all experiments, stored and bundled; the bundled are brought into the store."""
     for experiment in _bundled_not_stored(store):
@@ -82,9 +90,16 @@ def validate_experiment(
 ) -> Comparison:
     """Replay a stored experiment, compare it with its recording, and store run and errors of whole runs.
 
-    ``simulator``: the embedded engine with ``release`` if None.
+    ``simulator``: the embedded engine with ``release`` if None.  Raises ``NothingToJudgeError``
+    for an arrival trace.
     """
-    run = replay(read_stored(store, slug), release, mode, simulator)
+    recording = read_stored(store, slug)
+    if recording.ground_truth == ARRIVALS:
+        raise NothingToJudgeError(
+            f"{recording.alias}: an arrival trace: it has no latencies to compare; replay it with "
+            f"`blis-replay simulate --experiment {recording.alias} --engine FILE --coefficients NAME --out DIR`"
+        )
+    run = replay(recording, release, mode, simulator)
     comparison = judge(store, run, Selection(window=window))
     if comparison.selection.everything:
         store_run(store, run, errors_frame(comparison))

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from blis_replay.ingest.recording import Finding, Recording
+from blis_replay.ingest.store import KvEventCount
 from blis_replay.validate.terminal import table, wrap
 
 
-def inspection_json(recording: Recording, findings: Sequence[Finding]) -> dict[str, object]:
-    """The recording's identity, engine arguments with sources, files, gaps and findings."""
+def inspection_json(
+    recording: Recording, findings: Sequence[Finding], cache: Sequence[KvEventCount] = ()
+) -> dict[str, object]:
+    """The recording's identity, engine arguments with sources, files, gaps, cache evidence and findings."""
+    prefix = recording.prefix
     return {
         "slug": recording.slug,
         "alias": recording.alias,
@@ -26,22 +30,28 @@ def inspection_json(recording: Recording, findings: Sequence[Finding]) -> dict[s
         "clocks": [vars(clock) for clock in recording.clocks],
         "files": [vars(file) for file in recording.files],
         "missing": list(recording.missing),
+        "prefix_blocks": prefix
+        and {"source": prefix.source, "block_tokens": prefix.block_tokens, "blocks": prefix.blocks.height},
+        "kv_events": [vars(count) for count in cache],
         "findings": [vars(finding) for finding in findings],
     }
 
 
-def inspection_text(recording: Recording, findings: Sequence[Finding]) -> str:
+def inspection_text(recording: Recording, findings: Sequence[Finding], cache: Sequence[KvEventCount] = ()) -> str:
     """The same for a terminal, in 80 columns."""
     statuses = recording.requests["status"].value_counts(sort=True).iter_rows()
     counts = ", ".join(f"{count:,} {status}" for status, count in statuses)
     lines = [
         f"{recording.alias}  ({recording.slug})",
-        f"  model: {recording.model}, tensor parallelism {recording.tensor_parallelism or 'not recorded'}",
+        f"  model: {recording.model or 'not recorded'}",
+        f"  tensor parallelism: {recording.tensor_parallelism or 'not recorded'}",
         f"  hardware: {recording.hardware or 'not recorded'}",
         f"  ground truth: {recording.ground_truth}",
         f"  requests: {recording.requests.height:,} ({counts or 'none'})",
         f"  step records: {recording.steps.height:,}",
     ]
+    if recording.prefix is not None:
+        lines.append(f"  prefix identity: {recording.prefix.blocks.height:,} blocks ({recording.prefix.source})")
     lines += [f"  stage {s.stage}: {s.rate_per_s:g} requests/s for {s.duration_us / 1e6:g} s" for s in recording.stages]
     engine = [
         [name, str(setting.value), setting.source, setting.detail] for name, setting in sorted(recording.engine.items())
@@ -49,10 +59,25 @@ def inspection_text(recording: Recording, findings: Sequence[Finding]) -> str:
     parts = ["\n".join(lines), _columns(["engine argument", "value", "source", ""], engine, left=4)]
     files = [[f.name, f.kind, f"{f.bytes:,}", f"{f.records:,}", f"{f.rejected_count:,}"] for f in recording.files]
     parts.append(_columns(["file", "kind", "bytes", "records", "rejected"], files, left=2))
+    if cache:
+        parts.append(
+            _columns(["KV-cache event", "medium", "events", "blocks", "tokens", "failed"], _cache(cache), left=2)
+        )
     if recording.missing:
         parts.append("not in the recording:\n" + "\n".join(wrap(f"- {line}") for line in recording.missing))
     parts.append("instrument checks:\n" + "\n".join(wrap(_finding(finding)) for finding in findings))
     return "\n\n".join(parts)
+
+
+def _cache(counts: Sequence[KvEventCount]) -> list[list[str]]:
+    return [
+        [
+            count.event,
+            " to ".join(medium for medium in (count.medium, count.target_medium) if medium) or "-",
+            *("-" if n is None else f"{n:,}" for n in (count.events, count.blocks, count.tokens, count.failed)),
+        ]
+        for count in counts
+    ]
 
 
 def _finding(finding: Finding) -> str:
@@ -61,5 +86,5 @@ def _finding(finding: Finding) -> str:
 
 def _columns(header: list[str], rows: list[list[str]], left: int) -> str:
     """A table whose long cells are cut, so that it keeps to 80 columns; --json has them whole."""
-    short = [[cell if len(cell) <= 36 else cell[:33] + "..." for cell in row] for row in rows]
+    short = [[cell if len(cell) <= 34 else cell[:31] + "..." for cell in row] for row in rows]
     return table(header, short, left=left)

@@ -70,6 +70,11 @@ def samples_of(recording: Recording, chosen: NDArray[np.bool_]) -> LatencySample
     )
 
 
+def has_gaps(token_gaps: Gaps | None) -> bool:
+    """Whether token times were recorded, so that the ITL is that of single tokens."""
+    return token_gaps is not None and bool(token_gaps[1].sum() > 0)
+
+
 def cells_from_requests(
     recording: Recording, samples: LatencySamples, selection: Selection, token_gaps: Gaps | None
 ) -> Cells:
@@ -84,7 +89,7 @@ def cells_from_requests(
         "tpot": _plain(statistics(samples.tpot_us)),
         "itl": _no_token_times(),
     }
-    if token_gaps is not None and token_gaps[1].sum() > 0:
+    if token_gaps is not None and has_gaps(token_gaps):
         gap_us, count = token_gaps
         mean = float((gap_us * count).sum() / count.sum())
         cells["itl"] = _plain({"mean": mean, **pooled_quantiles(gap_us, count)})

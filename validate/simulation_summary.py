@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from blis_replay.blis.kernel import state as kernel
 from blis_replay.replay.simulation import Simulation
 from blis_replay.validate.metrics import METRICS, STATISTICS, LatencySamples, pooled_quantiles, statistics
 from blis_replay.validate.terminal import percent_plain, table, wrap
@@ -34,9 +33,9 @@ def summary(simulation: Simulation) -> dict[str, Any]:
         "latencies_ms": _latencies_ms(simulation),
         "preemptions": int(result.preemptions.sum()),
         "prefix_hit_rate": int(hits.sum()) / int(trace.prompt_tokens.sum()),
-        "peak_running": int(steps[:, kernel.STEP_RUNNING].max(initial=0)),
-        "peak_waiting": int(steps[:, kernel.STEP_WAITING].max(initial=0)),
-        "min_free_blocks": int(steps[:, kernel.STEP_FREE].min()) if bounded and len(steps) else None,
+        "peak_running": int(steps["running_depth"].max(initial=0)),
+        "peak_waiting": int(steps["waiting_depth"].max(initial=0)),
+        "min_free_blocks": int(steps["free_blocks"].min()) if bounded and len(steps) else None,
         "ignored_columns": list(simulation.table.ignored),
         "provenance": {
             "coefficients": simulation.release.name,

@@ -10,7 +10,7 @@ from blis_replay.replay.blis_binary import BlisBinary, find_build, own_release
 from blis_replay.replay.blis_differences import restarted_outputs_elsewhere
 from blis_replay.replay.simulator import EmbeddedEngine, Simulator
 from blis_replay.validate.compare import Comparison
-from blis_replay.validate.comparison_text import comparison_text, verdict_sentence
+from blis_replay.validate.comparison_text import comparison_text, observed_text, verdict_sentence
 from blis_replay.validate.metrics import METRICS
 from blis_replay.validate.terminal import milliseconds, percent, table, wrap
 
@@ -50,9 +50,9 @@ def side_by_side_text(embedded: Comparison, blis: Comparison) -> str:
     for metric in METRICS:
         for name, cell in embedded.metrics[metric].items():
             other = blis.metrics[metric][name]
-            numbers = [cell.observed_us, cell.simulated_us, other.simulated_us]
-            observed, ours, theirs = map(milliseconds, numbers)
-            rows.append([f"{metric.upper()} {name}", observed, ours, percent(cell.error), theirs, percent(other.error)])
+            ours, theirs = milliseconds(cell.simulated_us), milliseconds(other.simulated_us)
+            numbers = [ours, percent(cell.error), theirs, percent(other.error)] if not cell.unusable else [""] * 4
+            rows.append([f"{metric.upper()} {name}", observed_text(cell), *numbers])
     return "\n\n".join(
         [
             comparison_text(embedded),

@@ -7,8 +7,6 @@ piece of them is a mere number; two such pieces never stand side by side.
 
 from __future__ import annotations
 
-import numpy as np
-
 from blis_replay.blis.kernel.compiled import compiled
 from blis_replay.blis.kernel.state import (
     ALIKE,
@@ -25,6 +23,7 @@ from blis_replay.blis.kernel.state import (
     SPARE_PIECE,
     TWIN,
     State,
+    index,
 )
 
 
@@ -36,68 +35,68 @@ def new_piece(state: State) -> int:
         piece = state.at[PIECES_USED]
         state.at[PIECES_USED] += 1
     else:
-        state.at[SPARE_PIECE] = state.piece[np.uint64(piece), QUEUE_AFTER]
+        state.at[SPARE_PIECE] = state.piece[index(piece), QUEUE_AFTER]
     return piece
 
 
 @compiled
 def spare_piece(state: State, piece: int) -> None:
     """A piece has no blocks any more."""
-    state.piece[np.uint64(piece), QUEUE_AFTER] = state.at[SPARE_PIECE]
+    state.piece[index(piece), QUEUE_AFTER] = state.at[SPARE_PIECE]
     state.at[SPARE_PIECE] = piece
 
 
 @compiled
 def insert_before(state: State, piece: int, after: int) -> None:
     """Put a piece into the queue, nearer to the head than ``after`` (NONE: at its end)."""
-    at, pieces, this = state.at, state.piece, np.uint64(piece)
-    before = at[QUEUE_TAIL] if after == NONE else pieces[np.uint64(after), QUEUE_BEFORE]
+    at, pieces, this = state.at, state.piece, index(piece)
+    before = at[QUEUE_TAIL] if after == NONE else pieces[index(after), QUEUE_BEFORE]
     pieces[this, QUEUE_BEFORE] = before
     pieces[this, QUEUE_AFTER] = after
     if before == NONE:
         at[QUEUE_HEAD] = piece
     else:
-        pieces[np.uint64(before), QUEUE_AFTER] = piece
+        pieces[index(before), QUEUE_AFTER] = piece
     if after == NONE:
         at[QUEUE_TAIL] = piece
     else:
-        pieces[np.uint64(after), QUEUE_BEFORE] = piece
+        pieces[index(after), QUEUE_BEFORE] = piece
 
 
 @compiled
 def unlink(state: State, piece: int) -> None:
     """Take a piece out of the queue; what stands side by side now and is all alike becomes one."""
-    at, pieces, this = state.at, state.piece, np.uint64(piece)
+    at, pieces, this = state.at, state.piece, index(piece)
     before, after = pieces[this, QUEUE_BEFORE], pieces[this, QUEUE_AFTER]
     if before == NONE:
         at[QUEUE_HEAD] = after
     else:
-        pieces[np.uint64(before), QUEUE_AFTER] = after
+        pieces[index(before), QUEUE_AFTER] = after
     if after == NONE:
         at[QUEUE_TAIL] = before
     else:
-        pieces[np.uint64(after), QUEUE_BEFORE] = before
+        pieces[index(after), QUEUE_BEFORE] = before
         if before != NONE and is_alike(state, before) and is_alike(state, after):
-            pieces[np.uint64(before), PIECE_BLOCKS] += pieces[np.uint64(after), PIECE_BLOCKS]
+            pieces[index(before), PIECE_BLOCKS] += pieces[index(after), PIECE_BLOCKS]
             unlink_last(state, before, after)
 
 
 @compiled
 def unlink_last(state: State, before: int, piece: int) -> None:
     """Take ``piece``, which stands behind ``before``, out of the queue for good."""
-    after = state.piece[np.uint64(piece), QUEUE_AFTER]
-    state.piece[np.uint64(before), QUEUE_AFTER] = after
+    after = state.piece[index(piece), QUEUE_AFTER]
+    state.piece[index(before), QUEUE_AFTER] = after
     if after == NONE:
         state.at[QUEUE_TAIL] = before
     else:
-        state.piece[np.uint64(after), QUEUE_BEFORE] = before
+        state.piece[index(after), QUEUE_BEFORE] = before
     spare_piece(state, piece)
 
 
 @compiled
 def is_alike(state: State, piece: int) -> bool:
     """Whether the blocks of a piece have no contents to be found."""
-    return state.piece[np.uint64(piece), DEPTH] == ALIKE
+    return state.piece[index(piece), DEPTH] == ALIKE
 
 
 @compiled
@@ -105,11 +104,11 @@ def append_alike(state: State, count: int) -> None:
     """Blocks without contents go to the end of the queue."""
     tail = state.at[QUEUE_TAIL]
     if tail != NONE and is_alike(state, tail):
-        state.piece[np.uint64(tail), PIECE_BLOCKS] += count
+        state.piece[index(tail), PIECE_BLOCKS] += count
         return
     piece = new_piece(state)
-    state.piece[np.uint64(piece), PIECE_BLOCKS] = count
-    state.piece[np.uint64(piece), DEPTH] = ALIKE
+    state.piece[index(piece), PIECE_BLOCKS] = count
+    state.piece[index(piece), DEPTH] = ALIKE
     insert_before(state, piece, NONE)
 
 
@@ -119,7 +118,7 @@ def take_blocks(state: State, count: int) -> None:
     state.at[FREE_BLOCKS] -= count
     while count > 0:
         piece = state.at[QUEUE_HEAD]
-        this = np.uint64(piece)
+        this = index(piece)
         blocks = state.piece[this, PIECE_BLOCKS]
         taken = min(blocks, count)
         if state.piece[this, DEPTH] != ALIKE:
@@ -135,20 +134,20 @@ def take_blocks(state: State, count: int) -> None:
 @compiled
 def key_in_piece(state: State, piece: int, i: int) -> int:
     """Key of the i-th block of a piece."""
-    keys_at = state.piece[np.uint64(piece), KEYS_AT]
+    keys_at = state.piece[index(piece), KEYS_AT]
     # Keys given at a preemption are consecutive numbers, of which the first is kept.
-    return state.keys[np.uint64(keys_at + i)] if keys_at >= 0 else i - keys_at - 2
+    return state.keys[index(keys_at + i)] if keys_at >= 0 else i - keys_at - 2
 
 
 @compiled
 def leave_cache(state: State, piece: int, i: int) -> None:
     """The contents of the i-th block of a piece are lost; a twin, if it has one, is found in its place."""
-    key = np.uint64(key_in_piece(state, piece, i))
-    this = np.uint64(piece)
+    key = index(key_in_piece(state, piece, i))
+    this = index(piece)
     if state.piece[this, PIECE_BLOCKS] > 1 or state.found[key] == piece:
         state.found[key] = state.piece[this, TWIN]
         return
-    before = np.uint64(state.found[key])
+    before = index(state.found[key])
     while state.piece[before, TWIN] != piece:
-        before = np.uint64(state.piece[before, TWIN])
+        before = index(state.piece[before, TWIN])
     state.piece[before, TWIN] = state.piece[this, TWIN]

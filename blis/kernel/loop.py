@@ -14,7 +14,6 @@ from blis_replay.blis.kernel.preempt import leave_decoding, vacate
 from blis_replay.blis.kernel.queues import close_segment, computed_now, leave_queue, queue_up, stop_prefill
 from blis_replay.blis.kernel.schedule import schedule
 from blis_replay.blis.kernel.state import (
-    ABORT_US,
     ABORTED,
     ADMISSION,
     ARRIVED,
@@ -51,34 +50,19 @@ from blis_replay.blis.kernel.state import (
     PREEMPTED_IN_CALL,
     PREFILLING,
     PREFIX_CACHING,
-    QUEUED_US,
     RING_MASK,
     ROWS,
     RUNNING_DEPTH,
     SEGMENTS,
     STATUS,
     STEP,
-    STEP_ADMITTED,
-    STEP_CONTEXT,
-    STEP_DECODE,
-    STEP_END,
-    STEP_FINISHED,
-    STEP_FREE,
-    STEP_FREE_BEFORE,
-    STEP_FREE_END,
-    STEP_PREEMPTED,
-    STEP_PREFILL,
-    STEP_PREFILL_REQUESTS,
-    STEP_RUNNING,
-    STEP_SCHEDULED_AT,
-    STEP_START,
-    STEP_WAITING,
     SUBMITTED,
     TOTAL_TOKENS,
     WAITING,
     WAITING_DEPTH,
     Int64s,
     State,
+    index,
 )
 from blis_replay.blis.kernel.step_time import Floats, batch_duration_us
 
@@ -130,7 +114,7 @@ def _next_batch(state: State, until_us: int) -> int:
             continue
         if at[ARRIVED] == at[SUBMITTED]:
             return IDLE
-        arrival_us = state.request[at[ARRIVED], QUEUED_US]
+        arrival_us = state.queued_us[index(at[ARRIVED])]
         if arrival_us >= until_us:
             return REACHED
         at[NOW] = max(at[NOW], arrival_us)
@@ -148,8 +132,8 @@ def _run_batch(state: State, duration_us: int) -> None:
         at[DEVICE_FREE] = start_us + duration_us
         note_step(state, row, start_us)
         at[ROWS] += 1
-    state.flight[at[IN_FLIGHT], 0] = row
-    state.flight[at[IN_FLIGHT], 1] = max(start_us, at[DEVICE_FREE])
+    state.flight[index(at[IN_FLIGHT]), 0] = row
+    state.flight[index(at[IN_FLIGHT]), 1] = max(start_us, at[DEVICE_FREE])
     at[IN_FLIGHT] += 1
     at[BARREN_TURNS] += 1
     if batch[BATCH_SERVED] + batch[BATCH_FIRST_TOKENS] > 0:
@@ -165,20 +149,20 @@ def _run_batch(state: State, duration_us: int) -> None:
 @compiled
 def note_step(state: State, row: int, start_us: int) -> None:
     """The row of a batch in the table of steps."""
-    at, batch, steps = state.at, state.batch, state.steps
-    steps[row, STEP_START] = start_us
-    steps[row, STEP_END] = at[DEVICE_FREE]
-    steps[row, STEP_SCHEDULED_AT] = at[NOW]
-    steps[row, STEP_PREFILL] = batch[BATCH_PREFILL_TOKENS]
-    steps[row, STEP_DECODE] = batch[BATCH_DECODE_TOKENS]
-    steps[row, STEP_CONTEXT] = batch[BATCH_CONTEXT_TOKENS]
-    steps[row, STEP_PREFILL_REQUESTS] = batch[BATCH_PREFILL_REQUESTS]
-    steps[row, STEP_RUNNING] = at[RUNNING_DEPTH]
-    steps[row, STEP_WAITING] = at[WAITING_DEPTH]
-    steps[row, STEP_ADMITTED] = batch[BATCH_ADMITTED]
-    steps[row, STEP_PREEMPTED] = at[PREEMPTED_IN_CALL]
-    steps[row, STEP_FREE_BEFORE] = batch[BATCH_FREE_BEFORE]
-    steps[row, STEP_FREE] = at[FREE_BLOCKS]
+    at, batch, step = state.at, state.batch, state.steps[index(row)]
+    step["start_us"] = start_us
+    step["end_us"] = at[DEVICE_FREE]
+    step["scheduled_us"] = at[NOW]
+    step["context_tokens"] = batch[BATCH_CONTEXT_TOKENS]
+    step["prefill_tokens"] = batch[BATCH_PREFILL_TOKENS]
+    step["waiting_depth"] = at[WAITING_DEPTH]
+    step["free_blocks_before"] = batch[BATCH_FREE_BEFORE]
+    step["free_blocks"] = at[FREE_BLOCKS]
+    step["decode_tokens"] = batch[BATCH_DECODE_TOKENS]
+    step["prefill_requests"] = batch[BATCH_PREFILL_REQUESTS]
+    step["running_depth"] = at[RUNNING_DEPTH]
+    step["admitted"] = batch[BATCH_ADMITTED]
+    step["preempted"] = at[PREEMPTED_IN_CALL]
 
 
 @compiled
@@ -188,9 +172,8 @@ def update(state: State) -> None:
     row, end_us = flight[0, 0], flight[0, 1]
     turn = at[STEP] - at[IN_FLIGHT]
     at[IN_FLIGHT] -= 1
-    for i in range(at[IN_FLIGHT]):
-        flight[i, 0] = flight[i + 1, 0]
-        flight[i, 1] = flight[i + 1, 1]
+    flight[0, 0] = flight[1, 0]
+    flight[0, 1] = flight[1, 1]
     at[NOW] = max(at[NOW], end_us)
     if row == NONE:
         return
@@ -200,14 +183,15 @@ def update(state: State) -> None:
         if request == NONE:
             break
         finished += finish(state, request, turn, row)
-    state.steps[row, STEP_FINISHED] = finished
-    state.steps[row, STEP_FREE_END] = at[FREE_BLOCKS]
+    step = state.steps[index(row)]
+    step["finished"] = finished
+    step["free_blocks_end"] = at[FREE_BLOCKS]
 
 
 @compiled
 def first_to_finish(state: State, turn: int) -> int:
     """Of the requests that finish with a turn, take the first of the running list out of the bucket."""
-    slot = turn & state.config[RING_MASK]
+    slot = index(turn & state.config[RING_MASK])
     first = state.finish_head[slot]
     if first == NONE:
         return NONE
@@ -250,7 +234,7 @@ def finish(state: State, request: int, turn: int, row: int) -> int:
 def take_arrivals(state: State) -> None:
     """Requests that have queued by now join the waiting queue, in their order."""
     at = state.at
-    while at[ARRIVED] < at[SUBMITTED] and state.request[at[ARRIVED], QUEUED_US] <= at[NOW]:
+    while at[ARRIVED] < at[SUBMITTED] and state.queued_us[index(at[ARRIVED])] <= at[NOW]:
         if state.request[at[ARRIVED], STATUS] == NEW:
             queue_up(state, at[ARRIVED])
         at[ARRIVED] += 1
@@ -260,7 +244,7 @@ def take_arrivals(state: State) -> None:
 def take_aborts(state: State) -> None:
     """Clients that have given up by now; a request whose last token is computed completes."""
     at = state.at
-    while at[NEXT_ABORT] < at[SUBMITTED] and state.request[state.abort_order[at[NEXT_ABORT]], ABORT_US] <= at[NOW]:
+    while at[NEXT_ABORT] < at[SUBMITTED] and state.abort_us[index(state.abort_order[index(at[NEXT_ABORT])])] <= at[NOW]:
         request = state.abort_order[at[NEXT_ABORT]]
         at[NEXT_ABORT] += 1
         status = state.request[request, STATUS]
@@ -290,7 +274,7 @@ def lacks_room(state: State) -> bool:
     at = state.at
     running = state.config[MAX_NUM_SEQS]
     return (
-        at[ROWS] >= state.steps.shape[0]
+        at[ROWS] >= len(state.steps)
         or at[SEGMENTS] + 2 * running + 2 > state.segments.shape[0]
         or at[KEYS_USED] + (running + 1) * (state.table.shape[1] + 1) > len(state.found)
     )

@@ -18,8 +18,6 @@ a key, a piece that the block was cut off from: the way to it is the chain of RE
 
 from __future__ import annotations
 
-import numpy as np
-
 from blis_replay.blis.kernel.compiled import compiled
 from blis_replay.blis.kernel.free_queue import append_alike, insert_before, key_in_piece, new_piece, take_blocks, unlink
 from blis_replay.blis.kernel.state import (
@@ -45,6 +43,7 @@ from blis_replay.blis.kernel.state import (
     TOTAL_TOKENS,
     TWIN,
     State,
+    index,
 )
 
 # -- Blocks of a request ------------------------------------------------------------------
@@ -71,12 +70,12 @@ def get_blocks(state: State, request: int, tokens: int) -> bool:
 @compiled
 def release_blocks(state: State, request: int) -> None:
     """Give up all blocks of a request, last block first; the unheld go to the end of the queue."""
-    row = np.uint64(state.request[request, TABLE_ROW])
+    row = index(state.request[request, TABLE_ROW])
     freed = state.request[request, BLOCKS_HELD] - state.request[request, BLOCKS_ENTERED]
     if freed > 0:
         append_alike(state, freed)
     for i in range(state.request[request, PIECES_HELD] - 1, -1, -1):
-        freed += release_piece(state, state.table[row, np.uint64(2 * i)], state.table[row, np.uint64(2 * i + 1)])
+        freed += release_piece(state, state.table[row, index(2 * i)], state.table[row, index(2 * i + 1)])
     state.at[FREE_BLOCKS] += freed
     state.request[request, BLOCKS_HELD] = 0
     state.request[request, BLOCKS_ENTERED] = 0
@@ -89,10 +88,10 @@ def release_piece(state: State, piece: int, blocks: int) -> int:
     freed = 0
     while blocks > 0:
         last, before = piece, 0
-        while before + state.piece[np.uint64(last), PIECE_BLOCKS] < blocks:
-            before += state.piece[np.uint64(last), PIECE_BLOCKS]
-            last = state.piece[np.uint64(last), REST]
-        this = np.uint64(last)
+        while before + state.piece[index(last), PIECE_BLOCKS] < blocks:
+            before += state.piece[index(last), PIECE_BLOCKS]
+            last = state.piece[index(last), REST]
+        this = index(last)
         state.piece[this, HOLDERS] -= 1
         if state.piece[this, HOLDERS] == 0:
             insert_before(state, last, NONE)
@@ -119,7 +118,7 @@ def keys_at(state: State, request: int, i: int) -> int:
 def key_of(state: State, request: int, i: int) -> int:
     """Key of the i-th full block of a request, which has one."""
     where = keys_at(state, request, i)
-    return state.keys[np.uint64(where)] if where >= 0 else -where - 2
+    return state.keys[index(where)] if where >= 0 else -where - 2
 
 
 @compiled
@@ -150,15 +149,15 @@ def find_cached_blocks(state: State, request: int, row: int) -> tuple[int, int, 
     if state.request[request, DYNAMIC_KEY] == NONE:
         most = min(most, state.request[request, KEY_COUNT])
     while found < most:
-        piece = state.found[np.uint64(key_of(state, request, found))]
+        piece = state.found[index(key_of(state, request, found))]
         if piece == NONE:
             break
         blocks = common_blocks(state, request, found, piece, most - found)
-        state.table[np.uint64(row), np.uint64(2 * pieces)] = piece
-        state.table[np.uint64(row), np.uint64(2 * pieces + 1)] = blocks
+        state.table[index(row), index(2 * pieces)] = piece
+        state.table[index(row), index(2 * pieces + 1)] = blocks
         pieces += 1
         found += blocks
-        if state.piece[np.uint64(piece), HOLDERS] == 0:
+        if state.piece[index(piece), HOLDERS] == 0:
             free += blocks
     return found, free, pieces
 
@@ -166,8 +165,8 @@ def find_cached_blocks(state: State, request: int, row: int) -> tuple[int, int, 
 @compiled
 def common_blocks(state: State, request: int, first: int, piece: int, most: int) -> int:
     """How many blocks of a piece are those of the request from its ``first`` on; the first one is."""
-    most = min(most, state.piece[np.uint64(piece), PIECE_BLOCKS])
-    if keys_at(state, request, first) == state.piece[np.uint64(piece), KEYS_AT]:
+    most = min(most, state.piece[index(piece), PIECE_BLOCKS])
+    if keys_at(state, request, first) == state.piece[index(piece), KEYS_AT]:
         given = state.request[request, KEY_COUNT]
         if first + most <= given or first >= given:
             return most
@@ -185,11 +184,11 @@ def common_blocks(state: State, request: int, first: int, piece: int, most: int)
 @compiled
 def hold_found_blocks(state: State, request: int, pieces: int) -> None:
     """Hold what ``find_cached_blocks`` noted in the request's row of the table."""
-    row = np.uint64(state.request[request, TABLE_ROW])
+    row = index(state.request[request, TABLE_ROW])
     for i in range(pieces):
-        piece = state.table[row, np.uint64(2 * i)]
-        blocks = state.table[row, np.uint64(2 * i + 1)]
-        this = np.uint64(piece)
+        piece = state.table[row, index(2 * i)]
+        blocks = state.table[row, index(2 * i + 1)]
+        this = index(piece)
         if blocks < state.piece[this, PIECE_BLOCKS]:
             split(state, piece, blocks)
         if state.piece[this, HOLDERS] == 0:
@@ -206,7 +205,7 @@ def split(state: State, piece: int, blocks: int) -> int:
     Free, the others are taken first, so they stand nearer to the head of the queue.
     """
     rest = new_piece(state)
-    this, other = np.uint64(piece), np.uint64(rest)
+    this, other = index(piece), index(rest)
     state.piece[other, HOLDERS] = state.piece[this, HOLDERS]
     state.piece[other, PIECE_BLOCKS] = state.piece[this, PIECE_BLOCKS] - blocks
     state.piece[other, DEPTH] = state.piece[this, DEPTH] + blocks
@@ -216,7 +215,7 @@ def split(state: State, piece: int, blocks: int) -> int:
     state.piece[other, TWIN] = NONE
     state.piece[this, REST] = rest
     state.piece[this, PIECE_BLOCKS] = blocks
-    state.found[np.uint64(key_in_piece(state, rest, 0))] = rest
+    state.found[index(key_in_piece(state, rest, 0))] = rest
     if state.piece[this, HOLDERS] == 0:
         insert_before(state, rest, piece)
     return rest
@@ -235,24 +234,24 @@ def enter_cache(state: State, request: int, tokens: int) -> None:
     if state.request[request, DYNAMIC_KEY] == NONE:
         full = min(full, state.request[request, KEY_COUNT])
     while i < full:
-        key = np.uint64(key_of(state, request, i))
+        key = index(key_of(state, request, i))
         if state.found[key] == NONE:
             piece = piece_of_request(state, request, i)
             end = full if i >= state.request[request, KEY_COUNT] else min(full, state.request[request, KEY_COUNT])
             blocks = 0
-            while i < end and state.found[np.uint64(key_of(state, request, i))] == NONE:
-                state.found[np.uint64(key_of(state, request, i))] = piece
+            while i < end and state.found[index(key_of(state, request, i))] == NONE:
+                state.found[index(key_of(state, request, i))] = piece
                 blocks += 1
                 i += 1
         else:
             first = alone(state, state.found[key], i)
             piece = piece_of_request(state, request, i)
-            while state.piece[np.uint64(first), TWIN] != NONE:
-                first = state.piece[np.uint64(first), TWIN]
-            state.piece[np.uint64(first), TWIN] = piece
+            while state.piece[index(first), TWIN] != NONE:
+                first = state.piece[index(first), TWIN]
+            state.piece[index(first), TWIN] = piece
             blocks = 1
             i += 1
-        state.piece[np.uint64(piece), PIECE_BLOCKS] = blocks
+        state.piece[index(piece), PIECE_BLOCKS] = blocks
         note_piece(state, request, piece, blocks)
 
 
@@ -260,7 +259,7 @@ def enter_cache(state: State, request: int, tokens: int) -> None:
 def piece_of_request(state: State, request: int, i: int) -> int:
     """A new piece that begins with the i-th block of the request, which holds it."""
     piece = new_piece(state)
-    this = np.uint64(piece)
+    this = index(piece)
     state.piece[this, HOLDERS] = 1
     state.piece[this, DEPTH] = i
     state.piece[this, KEYS_AT] = keys_at(state, request, i)
@@ -272,9 +271,9 @@ def piece_of_request(state: State, request: int, i: int) -> int:
 @compiled
 def note_piece(state: State, request: int, piece: int, blocks: int) -> None:
     """The request has entered a piece into the cache."""
-    row, count = np.uint64(state.request[request, TABLE_ROW]), state.request[request, PIECES_HELD]
-    state.table[row, np.uint64(2 * count)] = piece
-    state.table[row, np.uint64(2 * count + 1)] = blocks
+    row, count = index(state.request[request, TABLE_ROW]), state.request[request, PIECES_HELD]
+    state.table[row, index(2 * count)] = piece
+    state.table[row, index(2 * count + 1)] = blocks
     state.request[request, PIECES_HELD] = count + 1
     state.request[request, BLOCKS_ENTERED] += blocks
 
@@ -282,10 +281,10 @@ def note_piece(state: State, request: int, piece: int, blocks: int) -> None:
 @compiled
 def alone(state: State, piece: int, depth: int) -> int:
     """Make the cached block at this depth, found by way of ``piece``, a piece of its own."""
-    while depth >= state.piece[np.uint64(piece), DEPTH] + state.piece[np.uint64(piece), PIECE_BLOCKS]:
-        piece = state.piece[np.uint64(piece), REST]
-    if depth > state.piece[np.uint64(piece), DEPTH]:
-        piece = split(state, piece, depth - state.piece[np.uint64(piece), DEPTH])
-    if state.piece[np.uint64(piece), PIECE_BLOCKS] > 1:
+    while depth >= state.piece[index(piece), DEPTH] + state.piece[index(piece), PIECE_BLOCKS]:
+        piece = state.piece[index(piece), REST]
+    if depth > state.piece[index(piece), DEPTH]:
+        piece = split(state, piece, depth - state.piece[index(piece), DEPTH])
+    if state.piece[index(piece), PIECE_BLOCKS] > 1:
         split(state, piece, 1)
     return piece

@@ -36,9 +36,8 @@ from blis_replay.blis.kernel.state import (
     BATCH_DECODE_TOKENS,
     BATCH_FIRST_TOKENS,
     BATCH_FREE_BEFORE,
-    BATCH_RUNNING_BEFORE,
     BATCH_SERVED,
-    BATCH_WAITING_BEFORE,
+    BATCH_SIZE,
     BATCHES_IN_FLIGHT,
     BLOCK_SIZE,
     BLOCKS_ENTERED,
@@ -79,7 +78,6 @@ from blis_replay.blis.kernel.state import (
     RUN_TAIL,
     RUNNING_DEPTH,
     SCHEDULED_STEP,
-    SCHEDULED_US,
     SEGMENT_START,
     STATUS,
     STEP,
@@ -87,6 +85,7 @@ from blis_replay.blis.kernel.state import (
     TOTAL_TOKENS,
     WAITING_DEPTH,
     State,
+    index,
 )
 
 
@@ -94,10 +93,9 @@ from blis_replay.blis.kernel.state import (
 def schedule(state: State) -> None:
     """Build one batch at the current time; ``State.batch`` says what is in it."""
     at, batch = state.at, state.batch
-    batch[:] = 0
+    for i in range(BATCH_SIZE):
+        batch[i] = 0
     batch[BATCH_FREE_BEFORE] = at[FREE_BLOCKS]
-    batch[BATCH_RUNNING_BEFORE] = at[RUNNING_DEPTH]
-    batch[BATCH_WAITING_BEFORE] = at[WAITING_DEPTH]
     at[PREEMPTED_IN_CALL] = 0
     budget = serve_all_running(state) if nothing_is_short(state) else walk_running(state)
     if at[PREEMPTED_IN_CALL] == 0:
@@ -126,7 +124,7 @@ def nothing_is_short(state: State) -> bool:
     With one exception: a single prefill at the end of the list may be cut by the budget.
     """
     at = state.at
-    blocks = state.growth_count[at[GROWTH_SLOT]]
+    blocks = state.growth_count[index(at[GROWTH_SLOT])]
     tokens = at[DECODING_REQUESTS]
     request = at[PREFILL_HEAD]
     while request != NONE:
@@ -147,7 +145,7 @@ def nothing_is_short(state: State) -> bool:
 def serve_all_running(state: State) -> int:
     """Serve all running requests; the budget that is left.  O(prefills), and a little for what is evicted."""
     at, batch = state.at, state.batch
-    take_blocks(state, state.growth_count[at[GROWTH_SLOT]])
+    take_blocks(state, state.growth_count[index(at[GROWTH_SLOT])])
     if at[KEYED_DECODING] > 0:
         # Known at once, a block is entered in the step that fills it (whose request needs a
         # new one in the next step); asynchronously when its last token has arrived.
@@ -256,8 +254,8 @@ def admit_waiting(state: State, budget: int) -> None:
 def note_admission(state: State, request: int, hit_tokens: int) -> None:
     """Results of an admission; the cached tokens reported are those of the first."""
     state.batch[BATCH_ADMITTED] += 1
-    if state.request[request, SCHEDULED_US] < 0:
-        state.request[request, SCHEDULED_US] = state.at[NOW]
+    if state.scheduled_us[request] < 0:
+        state.scheduled_us[request] = state.at[NOW]
         state.request[request, SCHEDULED_STEP] = state.at[ROWS]
         state.request[request, CACHED_TOKENS] = hit_tokens
     else:
@@ -272,7 +270,7 @@ def end_decodes(state: State) -> None:
     """Decodes that were served are one token on; those whose last token this gives stop asking."""
     at = state.at
     at[DECODING_CONTEXT] += state.batch[BATCH_SERVED]
-    request = state.finish_head[at[STEP] & state.config[RING_MASK]]
+    request = state.finish_head[index(at[STEP] & state.config[RING_MASK])]
     while request != NONE:
         if state.request[request, STATUS] == DECODING:
             stop_decoding(state, request, computed_now(state, request) + 1)

@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 Int64s = NDArray[np.int64]
 Int32s = NDArray[np.int32]
 
+# Unsigned, an index needs no test for counting from the end.
+index = np.uint64
+
 NEVER = 2**62
 NONE = -1
 
@@ -79,36 +82,35 @@ AT_SIZE = 29
     BATCH_PREFILL_REQUESTS,
     BATCH_ADMITTED,
     BATCH_FREE_BEFORE,
-    BATCH_RUNNING_BEFORE,
-    BATCH_WAITING_BEFORE,
     BATCH_SERVED,  # decoding requests that got their token
     BATCH_FIRST_TOKENS,  # prefills that end with this batch, each with a token
-) = range(10)
-BATCH_SIZE = 10
+) = range(8)
+BATCH_SIZE = 8
 
-# -- State.steps: one row a step; empty turns have none ---------------------------------------
-(
-    STEP_START,
-    STEP_END,
-    STEP_SCHEDULED_AT,
-    STEP_PREFILL,
-    STEP_DECODE,
-    STEP_CONTEXT,
-    STEP_PREFILL_REQUESTS,
-    STEP_RUNNING,
-    STEP_WAITING,
-    STEP_ADMITTED,
-    STEP_PREEMPTED,
-    STEP_FINISHED,
-    STEP_FREE_BEFORE,
-    STEP_FREE,
-    STEP_FREE_END,
-) = range(15)
-STEP_COLUMNS = 15
+# -- State.steps: one row a step; empty turns have none.  Counts of requests have two bytes, so a row
+#    fills one line of the processor's cache --------------------------------------------------------
+STEP_DTYPE = np.dtype(
+    [
+        ("start_us", np.int64),  # on the device
+        ("end_us", np.int64),
+        ("scheduled_us", np.int64),  # when schedule() ran
+        ("context_tokens", np.int64),  # KV tokens that the decodes attend to
+        ("prefill_tokens", np.int32),
+        ("waiting_depth", np.int32),  # depths are those after scheduling
+        ("free_blocks_before", np.int32),  # before schedule(), after it, and after the update with its tokens
+        ("free_blocks", np.int32),
+        ("free_blocks_end", np.int32),
+        ("decode_tokens", np.int16),
+        ("prefill_requests", np.int16),
+        ("running_depth", np.int16),
+        ("admitted", np.int16),
+        ("preempted", np.int16),
+        ("finished", np.int16),
+    ]
+)
 
 
-# -- State.request: one row a request; the first columns are those that decoding touches, so
-#    that they share a line of the processor's cache --------------------------------------------
+# -- State.request: one row a request ----------------------------------------------------------
 (
     STATUS,
     BASE,  # while decoding: computed tokens at the start of step s are s - BASE
@@ -127,21 +129,18 @@ STEP_COLUMNS = 15
     DYNAMIC_KEY,  # first key of its blocks beyond KEY_COUNT, given at a preemption
     KEY_START,  # keys of its full blocks: State.keys[KEY_START : KEY_START + KEY_COUNT]
     KEY_COUNT,
-    QUEUED_US,
     PROMPT_TOKENS,
     GIVEN_HIT,  # cached prompt tokens that are known as a number only
-    ABORT_US,
     RANK,  # place in the waiting order
     URGENCY,  # victims: greatest first (priority, arrival time); ties are equal
-    SCHEDULED_US,  # first admission
     SCHEDULED_STEP,
     FIRST_STEP,
     LAST_STEP,
     PREEMPTIONS,
     CACHED_TOKENS,  # hit at the first admission
     RESUME_CACHED_TOKENS,  # hits at later admissions, summed
-) = range(30)
-REQUEST_COLUMNS = 32  # whole lines
+) = range(27)
+REQUEST_COLUMNS = 27
 
 # -- State.link: one row a request, places in doubly linked lists ----------------------------
 (
@@ -177,10 +176,13 @@ class State(NamedTuple):
     config: Int64s
     at: Int64s
     batch: Int64s
-    flight: Int64s  # [3, 2] batches in flight, oldest first: row (NONE: empty) and end, us
-    request: Int64s  # [requests, REQUEST_COLUMNS]
+    flight: Int64s  # [2, 2] batches in flight, oldest first: row (NONE: empty) and end, us
+    request: Int32s  # [requests, REQUEST_COLUMNS], column after column: who runs together stands together
+    queued_us: Int64s  # [requests] when it reaches the waiting queue
+    abort_us: Int64s  # [requests] when its client gives up
+    scheduled_us: Int64s  # [requests] first admission, NONE before
     link: Int32s  # [requests, LINK_COLUMNS]
-    abort_order: Int64s  # requests by ABORT_US
+    abort_order: Int64s  # requests by abort_us
     by_rank: Int64s  # request of a rank
     heap: Int64s  # waiting requests, a binary heap of ranks
     growth_head: Int32s  # [block size]
@@ -191,5 +193,5 @@ class State(NamedTuple):
     found: Int32s  # [keys] the piece in the cache with this key, or the one it was cut off from
     table: Int32s  # [rows, 2 * blocks of a request] cached pieces that a running request holds, and their blocks then
     free_rows: Int64s
-    steps: Int64s  # [capacity, STEP_COLUMNS], grows
+    steps: NDArray[np.void]  # [capacity] of STEP_DTYPE, grows
     segments: Int64s  # [capacity, 3]: request, first row, rows that all gave it a token; grows

@@ -48,7 +48,7 @@ def population_faults(state: k.State) -> list[str]:
     if len(running) != state.at[k.RUNNING_DEPTH]:
         faults.append(f"{len(running)} members in the running list, counted {int(state.at[k.RUNNING_DEPTH])}")
     rows = int(state.at[k.ROWS])
-    if rows and (state.request[injected:, k.QUEUED_US] <= state.steps[rows - 1, k.STEP_SCHEDULED_AT]).any():
+    if rows and (state.queued_us[injected:] <= state.steps["scheduled_us"][rows - 1]).any():
         faults.append("a request had queued before the last schedule() and is not known to the engine")
     return faults
 
@@ -63,7 +63,7 @@ def outcome_faults(trace: RequestTrace, result: SimResult) -> list[str]:
     wrong = result.completed & ((tokens != trace.output_tokens) | (result.output_tokens != trace.output_tokens))
     if wrong.any():
         faults.append(f"request {int(np.argmax(wrong))} completed without its number of tokens")
-    computed = int(result.steps[:, k.STEP_PREFILL].sum())
+    computed = int(result.steps["prefill_tokens"].sum())
     hits = int((result.cached_tokens + result.resume_cached_tokens).sum())
     asked = int(trace.prompt_tokens[result.completed].sum())
     if computed + hits < asked:
@@ -72,8 +72,8 @@ def outcome_faults(trace: RequestTrace, result: SimResult) -> list[str]:
     if once and computed + hits != asked:
         faults.append(f"{asked} prompt tokens asked for, but {computed} computed and {hits} cached")
     decodes = int((result.output_tokens - 1)[result.completed].sum())
-    if once and int(result.steps[:, k.STEP_DECODE].sum()) != decodes:
-        faults.append(f"{decodes} decode tokens due, {int(result.steps[:, k.STEP_DECODE].sum())} in the step table")
+    if once and int(result.steps["decode_tokens"].sum()) != decodes:
+        faults.append(f"{decodes} decode tokens due, {int(result.steps['decode_tokens'].sum())} in the step table")
     return faults
 
 

@@ -159,7 +159,7 @@ def _cache_faults(state: k.State, cached: Sequence[int]) -> list[str]:
 def _keys(state: k.State, piece: Int64s, place: Int64s) -> Int64s:
     """int64[n]: the key of each block, given by its piece and its place in it."""
     where = state.piece[piece, k.KEYS_AT].astype(np.int64)
-    keys = -where - 2 + place
+    keys: Int64s = -where - 2 + place
     listed = where >= 0
     keys[listed] = state.keys[where[listed] + place[listed]]
     return keys
@@ -176,4 +176,5 @@ def _is_found(state: k.State, piece: Int64s, key: Int64s, depth: Int64s) -> NDAr
         if not on.any():
             break
         at = np.where(on, np.where(beyond, row[:, k.REST], row[:, k.TWIN]), at)
-    return at == piece
+    found: NDArray[np.bool_] = at == piece
+    return found

@@ -36,7 +36,7 @@ def causality_faults(result: SimResult) -> list[str]:
 
 def late_admissions(result: SimResult) -> list[str]:
     """Requests not admitted by the first ``schedule()`` at or after queueing, where there is always room."""
-    calls_us = result.steps[:, k.STEP_SCHEDULED_AT]
+    calls_us = result.steps["scheduled_us"]
     place = np.searchsorted(calls_us, result.queued_us)
     first_call_us = calls_us[np.minimum(place, len(calls_us) - 1)]
     late = result.scheduled_us != first_call_us
@@ -77,7 +77,7 @@ def check_admission(chosen: Sequence[Scenario]) -> VerificationRow:
 
 
 def _step_order_faults(result: SimResult) -> list[str]:
-    start, end, call = (result.steps[:, column] for column in (k.STEP_START, k.STEP_END, k.STEP_SCHEDULED_AT))
+    start, end, call = (result.steps[column] for column in ("start_us", "end_us", "scheduled_us"))
     orders: list[tuple[str, NDArray[np.bool_]]] = [
         ("ends before it begins", end <= start),
         ("begins before it is scheduled", start < call),
@@ -90,7 +90,7 @@ def _step_order_faults(result: SimResult) -> list[str]:
 def _admission_step_faults(result: SimResult) -> list[str]:
     """A request is scheduled when the step that first held it was."""
     admitted = np.flatnonzero(result.scheduled_us >= 0)
-    call_us = result.steps[result.scheduled_step[admitted], k.STEP_SCHEDULED_AT]
+    call_us = result.steps["scheduled_us"][result.scheduled_step[admitted]]
     wrong = admitted[call_us != result.scheduled_us[admitted]]
     return [f"request {wrong[0]} was scheduled at another time than its step"] if len(wrong) else []
 

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import polars as pl
 
-from blis_replay.ingest.checks.evidence import Context, Measured, completed_requests, recorded_requests
+from blis_replay.ingest.checks.evidence import (
+    Context,
+    Measured,
+    completed_requests,
+    failed_requests,
+    recorded_requests,
+)
+from blis_replay.ingest.checks.pictures import Table
 from blis_replay.ingest.published_itl import published
 from blis_replay.ingest.recording import Finding, Recording
 
 CHECK = "completeness"
+MEASURES = "what the recording lacks or lost: rejected records, failures, missing fields, duplicates, published counts"
+RULE = "every request needs arrival, lengths, TTFT and E2E, once; whatever is lost biases what is left"
 _NEEDED = ("arrival_us", "prompt_tokens", "output_tokens", "ttft_us", "e2e_us")
 
 
@@ -17,13 +26,28 @@ def check(recording: Recording, context: Context) -> list[Finding]:
     findings = [
         *_rejected(recording),
         *_failures(recording),
+        *_aborted(recording),
         *_missing_fields(recording),
-        *_impossible_latencies(recording),
         *_beyond_model_length(recording),
         *_duplicates(recording),
         *_published_counts(recording),
     ]
     return findings or [_complete(recording)]
+
+
+def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
+    """How many requests ended how, and how many completed ones lack a field; records rejected by file."""
+    requests = recorded_requests(recording)
+    ended = requests["status"].fill_null("not recorded").value_counts(sort=True).iter_rows()
+    completed = completed_requests(recording)
+    lacking = tuple((name, completed[name].null_count()) for name in _NEEDED) if completed.height else ()
+    rejected = tuple((file.name, file.records, file.rejected_count) for file in recording.files)
+    tables = (
+        Table("how requests ended", ("status", "requests"), tuple(ended), bars="requests"),
+        Table("completed requests without a field", ("field", "requests"), lacking),
+        Table("records by file", ("file", "read", "rejected"), rejected),
+    )
+    return tuple(table for table in tables if table.rows)
 
 
 def _complete(recording: Recording) -> Finding:
@@ -53,7 +77,7 @@ def _rejected(recording: Recording) -> list[Finding]:
 
 def _failures(recording: Recording) -> list[Finding]:
     requests = recorded_requests(recording)
-    failed = requests.filter(pl.col("status").ne_missing("ok"))
+    failed = failed_requests(requests)
     if failed.is_empty():
         return []
     timeouts = failed.filter(pl.col("status") == "timeout").height
@@ -75,6 +99,19 @@ def _failures(recording: Recording) -> list[Finding]:
     return [Finding(CHECK, "note", "", message, measured, "any failed request")]
 
 
+def _aborted(recording: Recording) -> list[Finding]:
+    requests = recorded_requests(recording)
+    aborted = requests.filter(pl.col("status") == "aborted").height
+    if not aborted:
+        return []
+    message = (
+        f"the client itself gave up {aborted} of {requests.height} requests (the end of the run, or as asked to); "
+        "they are no failures, and metrics are over the completed ones"
+    )
+    measured: Measured = {"aborted": aborted, "requests": requests.height}
+    return [Finding(CHECK, "note", "", message, measured, "any request that the client gave up")]
+
+
 def _missing_fields(recording: Recording) -> list[Finding]:
     requests = completed_requests(recording)
     lacking: Measured = {name: requests[name].null_count() for name in _NEEDED if requests[name].null_count()}
@@ -83,17 +120,6 @@ def _missing_fields(recording: Recording) -> list[Finding]:
     listed = ", ".join(f"{name} of {count}" for name, count in lacking.items())
     message = f"of {requests.height} completed requests some lack a field: {listed}"
     return [Finding(CHECK, "note", "", message, lacking, "any completed request without one of " + ", ".join(_NEEDED))]
-
-
-def _impossible_latencies(recording: Recording) -> list[Finding]:
-    requests = completed_requests(recording)
-    bad = requests.filter((pl.col("ttft_us") < 0) | (pl.col("e2e_us") < 0) | (pl.col("ttft_us") > pl.col("e2e_us")))
-    if bad.is_empty():
-        return []
-    index = int(bad["request_index"][0])
-    message = f"{bad.height} completed requests have a TTFT or E2E below 0 or a TTFT above their E2E, first {index}"
-    measured: Measured = {"requests": bad.height, "first_request_index": index}
-    return [Finding(CHECK, "unusable", "ttft", message, measured, "0 <= TTFT <= E2E must hold for every request")]
 
 
 def _beyond_model_length(recording: Recording) -> list[Finding]:
@@ -127,9 +153,10 @@ def _published_counts(recording: Recording) -> list[Finding]:
     requests = recorded_requests(recording)
     if requests.is_empty():
         return []
-    failed = requests.filter(pl.col("status").ne_missing("ok")).height
+    succeeded = requests.filter(pl.col("status") == "ok").height
     findings = []
-    for statistic, counted in (("sent", requests.height), ("failed", failed)):
+    counts = (("sent", requests.height), ("failed", failed_requests(requests).height), ("succeeded", succeeded))
+    for statistic, counted in counts:
         count = published(recording.aggregates, -1, "requests", statistic)
         if count is not None and int(count) != counted:
             message = f"the published report counts {int(count)} requests {statistic}, the records {counted}"

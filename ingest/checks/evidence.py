@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import polars as pl
 
@@ -29,11 +30,16 @@ class Window:
 
 @dataclass(frozen=True)
 class Context:
-    """What is worked out once for all checks: token layout and totals, stage windows."""
+    """What is worked out once for all checks: token layout and totals, stage windows.
+
+    ``stamp_gaps``: ``low_us``, ``count``: gaps between stream stamps in bins of a quarter of a
+    decade from ``low_us`` on; only where stored stamps are looked at.
+    """
 
     layout: TokenLayout
     events: EventTotals | None
     windows: tuple[Window, ...]
+    stamp_gaps: pl.DataFrame | None = None
 
 
 def recorded_requests(recording: Recording) -> pl.DataFrame:
@@ -44,6 +50,11 @@ def recorded_requests(recording: Recording) -> pl.DataFrame:
 def completed_requests(recording: Recording) -> pl.DataFrame:
     """Recorded requests with status ok."""
     return recorded_requests(recording).filter(pl.col("status") == "ok")
+
+
+def failed_requests(requests: pl.DataFrame) -> pl.DataFrame:
+    """Requests that the server did not serve; those that the client gave up itself are not among them."""
+    return requests.filter(~pl.col("status").is_in(["ok", "aborted"]).fill_null(False))
 
 
 def true_output_tokens(recording: Recording, stage: int = -1) -> float | None:
@@ -120,17 +131,25 @@ def _sends_by_stage(recording: Recording) -> dict[int, tuple[int, int]]:
     return {stage: (first, last) for stage, first, last in rows.iter_rows()}
 
 
-def steps_in(recording: Recording, window: Window) -> pl.DataFrame:
-    """Step records inside a window, by start, counted from the first step.
+def equal_windows(recording: Recording, count: int) -> tuple[Window, ...]:
+    """The time from the first send to the last in ``count`` windows of one length, numbered from 0."""
+    times = recorded_requests(recording)["arrival_us"].drop_nulls()
+    if times.len() < count:
+        return ()
+    low_us, high_us = int(times.min()), int(times.max()) + 1  # type: ignore[arg-type]
+    edges = [low_us + (high_us - low_us) * i // count for i in range(count + 1)]
+    return tuple(Window(i, a, b, None) for i, (a, b) in enumerate(pairwise(edges)))
 
-    The offset between step clock and client clock is not known in general; the first step
-    is taken for the first send, which is off by less than a second in the recordings known.
-    """
+
+def seconds(window: Window) -> str:
+    """``120 to 180`` s."""
+    return f"{window.start_us / 1e6:.0f} to {window.end_us / 1e6:.0f}"
+
+
+def steps_in(recording: Recording, window: Window) -> pl.DataFrame:
+    """Step records inside a window, by start, on the experiment's own time (see ``recording.Clock.placed``)."""
     steps = recording.steps.drop_nulls(["step_id", "start_us"]).sort("start_us", "step_id")
-    if steps.is_empty():
-        return steps
-    from_first = pl.col("start_us") - pl.col("start_us").min()
-    return steps.filter((from_first >= window.start_us) & (from_first < window.end_us))
+    return steps.filter((pl.col("start_us") >= window.start_us) & (pl.col("start_us") < window.end_us))
 
 
 def requests_in(requests: pl.DataFrame, window: Window) -> pl.DataFrame:

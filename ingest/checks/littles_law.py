@@ -9,20 +9,24 @@ from blis_replay.ingest.checks.evidence import (
     Measured,
     Window,
     completed_requests,
+    equal_windows,
     mean,
     named,
     not_checked,
     requests_in,
+    seconds,
     step_intervals,
     steps_in,
 )
+from blis_replay.ingest.checks.pictures import Table
 from blis_replay.ingest.recording import Finding, Recording
 
 CHECK = "littles_law"
+MEASURES = "mean running depth against throughput times residence, per load stage in its steady window"
 CONSISTENT = 0.03
 CONTRADICTORY = 0.10
 _FEWEST = 30
-_THRESHOLD = (
+RULE = (
     "within 3 % is consistent (a request also spends time before the queue and after its last token); beyond 10 % "
     "steps and requests cannot be of the same run, or one of them is incomplete"
 )
@@ -35,6 +39,22 @@ def check(recording: Recording, context: Context) -> list[Finding]:
     findings = [_of_window(recording, window) for window in context.windows]
     found = [finding for finding in findings if finding is not None]
     return found or [not_checked(CHECK, "", f"fewer than {_FEWEST} steps or requests in every load stage")]
+
+
+def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
+    """Depth and throughput times residence in the steady windows and in twelfths of the run."""
+    if recording.steps.is_empty() or completed_requests(recording).is_empty():
+        return ()
+    rows = []
+    for window in (*context.windows, *equal_windows(recording, 12)):
+        finding = _of_window(recording, window)
+        if finding is not None:
+            of = finding.measured
+            depth, ratio = float(of["mean_depth"] or 0), float(of["ratio"] or 0)
+            rows.append((seconds(window), round(depth, 2), round(depth / ratio, 2) if ratio else None, round(ratio, 3)))
+    columns = ("seconds", "running depth", "rate x E2E", "ratio")
+    note = "the steady windows of the load stages, then twelfths of the run (a ramp is no steady state)"
+    return (Table("Little's law by window", columns, tuple(rows), bars="ratio", note=note),) if rows else ()
 
 
 def _of_window(recording: Recording, window: Window) -> Finding | None:
@@ -62,7 +82,7 @@ def _of_window(recording: Recording, window: Window) -> Finding | None:
         f"({expected:.1f}): {_verdict(ratio)}"
     )
     severity = "unusable" if abs(ratio - 1) > CONTRADICTORY else "note"
-    return Finding(CHECK, severity, "", message, measured, _THRESHOLD)
+    return Finding(CHECK, severity, "", message, measured, RULE)
 
 
 def _verdict(ratio: float) -> str:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import polars as pl
 
 from blis_replay.ingest.checks.evidence import Context, Measured, completed_requests, not_checked, true_output_tokens
+from blis_replay.ingest.checks.pictures import Table
 from blis_replay.ingest.published_itl import published
 from blis_replay.ingest.recording import Finding, Recording
 
 CHECK = "output_length"
-_THRESHOLD = "any request whose re-tokenised count differs from the length it decoded (ignore_eos, or server usage)"
+MEASURES = "reported output lengths against those that were decoded"
+RULE = "any request whose re-tokenised count differs from the length it decoded (ignore_eos, or server usage)"
 
 
 def check(recording: Recording, context: Context) -> list[Finding]:
@@ -30,6 +32,18 @@ def check(recording: Recording, context: Context) -> list[Finding]:
     return [_compare(compared)]
 
 
+def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
+    """Reported over decoded length, in tenths."""
+    both = completed_requests(recording).filter(pl.col("output_tokens") > 0).drop_nulls("output_tokens_reported")
+    if both.is_empty():
+        return ()
+    tenth = (10 * pl.col("output_tokens_reported") / pl.col("output_tokens")).floor().clip(0, 15).cast(pl.Int64)
+    counted = dict(both.select(tenth.alias("tenth")).group_by("tenth").len().iter_rows())
+    span = range(min(counted), max(counted) + 1)
+    rows = tuple((f"{i / 10:.1f}" + (" and more" if i == 15 else ""), counted.get(i, 0)) for i in span)
+    return (Table("reported over decoded length", ("ratio from", "requests"), rows, bars="requests"),)
+
+
 def _compare(requests: pl.DataFrame) -> Finding:
     short = 1 - pl.col("output_tokens_reported") / pl.col("output_tokens")
     row = requests.select(
@@ -45,11 +59,11 @@ def _compare(requests: pl.DataFrame) -> Finding:
         **row,
         "source": source,
         "requests": requests.height,
-        "correlation_with_decode_time": _correlation(requests),
+        **_correlations(requests),
     }
     if row["differing"] == 0:
         message = f"reported output lengths equal the true ones ({source})"
-        return Finding(CHECK, "note", "output_tokens", message, measured, _THRESHOLD)
+        return Finding(CHECK, "note", "output_tokens", message, measured, RULE)
     side = "short" if row["short_percent"] >= 0 else "long"
     message = (
         f"re-tokenised output lengths are {abs(row['short_percent']):.1f} % {side} on average "
@@ -57,18 +71,29 @@ def _compare(requests: pl.DataFrame) -> Finding:
         f"{100 * row['share_over_10_percent_short']:.0f} % of requests more than 10 % short, {row['zeros']} at zero; "
         f"the true length is used ({source})"
     )
-    return Finding(CHECK, "corrected", "output_tokens", message, measured, _THRESHOLD)
+    return Finding(CHECK, "corrected", "output_tokens", message, measured, RULE)
 
 
-def _correlation(requests: pl.DataFrame) -> float | None:
-    """Pearson's r of decode time and re-tokenised count: about 0 says that the count is not what was decoded."""
-    pairs = requests.select(
-        pl.col("output_tokens_reported").cast(pl.Float64).alias("n"),
-        (pl.col("e2e_us") - pl.col("ttft_us")).cast(pl.Float64).alias("decode_us"),
-    ).drop_nulls()
-    if pairs.height < 3 or pairs["n"].n_unique() < 2 or pairs["decode_us"].n_unique() < 2:
+def _correlations(requests: pl.DataFrame) -> Measured:
+    """Pearson's r of reported lengths with times: about 0 says that the count is not what was decoded.
+
+    Prompt and reported output together with E2E is the published form of it (about 0 for the H100 runs); neither
+    stands for the other.
+    """
+    reported = pl.col("output_tokens_reported")
+    return {
+        "correlation_with_decode_time": _correlation(requests, reported, pl.col("e2e_us") - pl.col("ttft_us")),
+        "correlation_of_total_tokens_with_e2e": _correlation(
+            requests, pl.col("prompt_tokens") + reported, pl.col("e2e_us")
+        ),
+    }
+
+
+def _correlation(requests: pl.DataFrame, tokens: pl.Expr, time_us: pl.Expr) -> float | None:
+    pairs = requests.select(tokens.cast(pl.Float64).alias("n"), time_us.cast(pl.Float64).alias("us")).drop_nulls()
+    if pairs.height < 3 or pairs["n"].n_unique() < 2 or pairs["us"].n_unique() < 2:
         return None
-    return float(pairs.select(pl.corr("n", "decode_us")).item())
+    return float(pairs.select(pl.corr("n", "us")).item())
 
 
 def _only_retokenised(requests: pl.DataFrame) -> Finding:
@@ -79,7 +104,7 @@ def _only_retokenised(requests: pl.DataFrame) -> Finding:
         message = "only re-tokenised output lengths are known; token gaps, TPOT and the replayed lengths are doubtful"
     measured: Measured = {
         "requests": requests.height,
-        "correlation_with_decode_time": _correlation(requests),
+        **_correlations(requests),
     }
     rule = "re-tokenised counts were 20-26 % short for Llama-2-7B; server usage or max_tokens with ignore_eos is needed"
     return Finding(CHECK, "unusable", "output_tokens", message, measured, rule)
@@ -98,10 +123,10 @@ def _from_aggregates(recording: Recording) -> Finding:
     }
     if abs(short) < 0.05:
         message = f"the published mean output length equals the true one ({true:g} tokens)"
-        return Finding(CHECK, "note", "output_tokens", message, measured, _THRESHOLD)
+        return Finding(CHECK, "note", "output_tokens", message, measured, RULE)
     side = "short" if short >= 0 else "long"
     message = (
         f"the published mean output length is {abs(short):.1f} % {side} ({reported:.1f} of {true:g} tokens); "
         "the configured length is used (ignore_eos)"
     )
-    return Finding(CHECK, "corrected", "output_tokens", message, measured, _THRESHOLD)
+    return Finding(CHECK, "corrected", "output_tokens", message, measured, RULE)

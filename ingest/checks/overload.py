@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import polars as pl
 
-from blis_replay.ingest.checks.evidence import Context, completed_requests, recorded_requests, request_count
+from blis_replay.ingest.checks.evidence import (
+    Context,
+    completed_requests,
+    failed_requests,
+    recorded_requests,
+    request_count,
+)
+from blis_replay.ingest.checks.pictures import Table
 from blis_replay.ingest.published_itl import published
 from blis_replay.ingest.recording import Finding, Recording
 
 CHECK = "overloaded"
+MEASURES = "whether the server was offered more than it could serve"
 FAILED_SHARE = 0.10
 GROWTH = 5.0
 SLOW_TTFT_US = 1_000_000
 _FEWEST = 25
-_THRESHOLD = (
+RULE = (
     "more than 10 % of requests fail, or the median TTFT of a load stage's last fifth is above 1 s and more than "
     "5 times that of its first fifth; with published aggregates only: a median TTFT above 1 s"
 )
@@ -25,7 +33,20 @@ def check(recording: Recording, context: Context) -> list[Finding]:
     if not is_overloaded:
         return []
     message = f"overloaded: {reason}; reported apart and not gated"
-    return [Finding(CHECK, "note", "", message, {"failed_share": failed_share(recording)}, _THRESHOLD)]
+    return [Finding(CHECK, "note", "", message, {"failed_share": failed_share(recording)}, RULE)]
+
+
+def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
+    """Median TTFT of each fifth of each load stage, by order of sending."""
+    timed = completed_requests(recording).drop_nulls(["ttft_us", "arrival_us"]).sort("arrival_us")
+    rows = []
+    for (stage,), of_stage in timed.group_by("stage", maintain_order=True):
+        for fifth in range(5 if of_stage.height >= _FEWEST else 0):
+            low, high = (of_stage.height * i // 5 for i in (fifth, fifth + 1))
+            median_us = float(of_stage[low:high]["ttft_us"].median())  # type: ignore[arg-type]
+            rows.append(("the run" if stage is None else f"stage {stage}", fifth + 1, round(median_us / 1e3, 1)))
+    columns = ("part", "fifth", "median TTFT ms")
+    return (Table("TTFT through the load stages", columns, tuple(rows), bars="median TTFT ms"),) if rows else ()
 
 
 def overloaded(recording: Recording) -> tuple[bool, str]:
@@ -48,13 +69,13 @@ def failed_share(recording: Recording) -> float | None:
     """Failed requests over all, 0..1; published counts where there are no recorded requests."""
     requests = recorded_requests(recording)
     if not requests.is_empty():
-        return 1 - requests.filter(pl.col("status") == "ok").height / requests.height
+        return failed_requests(requests).height / requests.height
     failures, count = published(recording.aggregates, -1, "requests", "failed"), request_count(recording)
     if failures is not None and count:
         return failures / count
     if recording.requests.is_empty():
         return None
-    return 1 - recording.requests.filter(pl.col("status") == "ok").height / recording.requests.height
+    return failed_requests(recording.requests).height / recording.requests.height
 
 
 def _slow_median(recording: Recording) -> tuple[bool, str]:

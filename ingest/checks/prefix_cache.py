@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import polars as pl
 
-from blis_replay.ingest.checks.evidence import Context, Measured, mean, not_checked, recorded_requests
+from blis_replay.ingest.checks.evidence import (
+    Context,
+    Measured,
+    equal_windows,
+    mean,
+    not_checked,
+    recorded_requests,
+    requests_in,
+    seconds,
+    steps_in,
+)
+from blis_replay.ingest.checks.pictures import Table
 from blis_replay.ingest.recording import Finding, Recording
 
 CHECK = "prefix_cache"
-_THRESHOLD = (
+MEASURES = "prompt tokens that were computed against prompt tokens that were sent"
+RULE = (
     "scheduled prefill tokens scaled by the share of steps sampled, over requests; a few of them are decodes that "
     "asynchronous scheduling still counts as prefill (one token a request)"
 )
@@ -28,6 +40,22 @@ def check(recording: Recording, context: Context) -> list[Finding]:
     if recording.prefix_hit_rate is not None:
         return [_from_aggregate(recording.prefix_hit_rate, prompts)]
     return [not_checked(CHECK, "ttft", "no step records, no cached-token counts and no published hit rate")]
+
+
+def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
+    """Prompt tokens computed a request along the run: the cold start is where the cache is filled."""
+    requests, steps = recorded_requests(recording), recording.steps.drop_nulls(["step_id", "prefill_tokens"])
+    once = steps.unique("step_id")
+    if once.height < 2 or requests.is_empty():
+        return ()
+    per_step = (int(once["step_id"].max()) - int(once["step_id"].min()) + 1) / once.height  # type: ignore[arg-type]
+    rows = []
+    for window in equal_windows(recording, 24):
+        sent = requests_in(requests, window).height
+        tokens = int(steps_in(recording, window)["prefill_tokens"].sum() or 0) * per_step
+        rows.append((seconds(window), sent, round(tokens / sent, 1) if sent else None))
+    columns = ("seconds", "requests", "tokens a request")
+    return (Table("prompt tokens computed", columns, tuple(rows), bars="tokens a request"),) if rows else ()
 
 
 def uncached_prompt_tokens(recording: Recording) -> float | None:
@@ -61,16 +89,16 @@ def _from_steps(recording: Recording, requests: pl.DataFrame, prompts: pl.DataFr
     }
     if uncached > 0.97 * prompt:
         message = f"prompts were computed whole ({uncached:.1f} of {prompt:.1f} tokens a request): no prefix-cache hits"
-        return Finding(CHECK, "note", "ttft", message, measured, _THRESHOLD)
+        return Finding(CHECK, "note", "ttft", message, measured, RULE)
     if uncached <= 0:
-        return Finding(CHECK, "note", "ttft", "no prefill was sampled", measured, _THRESHOLD)
+        return Finding(CHECK, "note", "ttft", "no prefill was sampled", measured, RULE)
     measured["times_too_much_prefill"] = prompt / uncached
     message = (
         f"{uncached:.1f} of {prompt:.1f} prompt tokens a request were computed (prefix-cache hit rate "
         f"{100 * (1 - uncached / prompt):.1f} %); a replay that ignores it prefills {prompt / uncached:.0f} times "
         "too much"
     )
-    return Finding(CHECK, "note", "ttft", message, measured, _THRESHOLD)
+    return Finding(CHECK, "note", "ttft", message, measured, RULE)
 
 
 def _from_requests(requests: pl.DataFrame) -> Finding:

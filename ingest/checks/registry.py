@@ -4,33 +4,54 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from blis_replay.ingest.checks import (
+    clocks,
     completeness,
     littles_law,
     output_length,
     overload,
     prefix_cache,
+    sampling,
     stationarity,
     step_cycle,
     token_events,
 )
 from blis_replay.ingest.checks.evidence import Context, stage_windows
+from blis_replay.ingest.checks.pictures import Table
 from blis_replay.ingest.recording import Finding, Recording
 from blis_replay.ingest.token_layout import TokenLayout, detect_layout, event_totals
 
-Check = Callable[[Recording, Context], list[Finding]]
 
-CHECKS: tuple[Check, ...] = (
-    overload.check,
-    token_events.check,
-    output_length.check,
-    step_cycle.check,
-    littles_law.check,
-    stationarity.check,
-    completeness.check,
-    prefix_cache.check,
+@dataclass(frozen=True)
+class InstrumentCheck:
+    """One check: its name, what it measures, its thresholds and why, and its two functions.
+
+    ``run``: the findings of a recording; ``pictures``: the numbers behind them, for ``inspect --check``.
+    """
+
+    name: str
+    measures: str
+    rule: str
+    run: Callable[[Recording, Context], list[Finding]]
+    pictures: Callable[[Recording, Context], tuple[Table, ...]]
+
+
+CHECKS = tuple(
+    InstrumentCheck(module.CHECK, module.MEASURES, module.RULE, module.check, module.pictures)
+    for module in (
+        overload,
+        token_events,
+        output_length,
+        step_cycle,
+        littles_law,
+        sampling,
+        clocks,
+        stationarity,
+        completeness,
+        prefix_cache,
+    )
 )
 
 
@@ -43,7 +64,7 @@ def run_checks(recording: Recording) -> tuple[tuple[Finding, ...], TokenLayout]:
     events = recording.token_events
     totals = None if events is None else event_totals(events, recording.requests, layout)
     context = Context(layout, totals, stage_windows(recording))
-    return tuple(_finite(finding) for check in CHECKS for finding in check(recording, context)), layout
+    return tuple(_finite(finding) for check in CHECKS for finding in check.run(recording, context)), layout
 
 
 def _finite(finding: Finding) -> Finding:

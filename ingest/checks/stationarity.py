@@ -11,17 +11,25 @@ from blis_replay.ingest.checks.evidence import (
     Measured,
     Window,
     completed_requests,
+    equal_windows,
     mean,
     named,
     not_checked,
     recorded_requests,
     requests_in,
+    seconds,
     step_intervals,
     steps_in,
 )
+from blis_replay.ingest.checks.pictures import Table
 from blis_replay.ingest.recording import Finding, Recording
 
 CHECK = "stationarity"
+MEASURES = "cold start, load stages, drift and stalls, per window; nothing is left out because of them"
+RULE = (
+    "cold start: first 10 s slower than what follows 20 s by 5 %; drift: last fifth against first fifth of a "
+    "settled stage by 10 % in E2E or 25 % in TTFT; stall: a gap that a Poisson stream shows once in a thousand runs"
+)
 COLD_US = 10_000_000
 SETTLED_US = 20_000_000
 SLOWER = 1.05
@@ -51,15 +59,22 @@ def check(recording: Recording, context: Context) -> list[Finding]:
     if requests.is_empty():
         findings.append(not_checked(CHECK, "", "no completed requests with times"))
     elif not findings:
-        findings.append(Finding(CHECK, "note", "", "one load level, no cold start, drift or stall", {}, _rules()))
+        findings.append(Finding(CHECK, "note", "", "one load level, no cold start, drift or stall", {}, RULE))
     return findings
 
 
-def _rules() -> str:
-    return (
-        "cold start: first 10 s slower than what follows 20 s by 5 %; drift: last fifth against first fifth of a "
-        "settled stage by 10 % in E2E or 25 % in TTFT; stall: a gap that a Poisson stream shows once in a thousand runs"
-    )
+def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
+    """Mean TTFT and E2E of the requests sent in each of twenty-four windows of the run."""
+    requests = completed_requests(recording)
+    rows = []
+    for window in equal_windows(recording, 24):
+        sent = requests_in(requests, window)
+        e2e_us, ttft_us = mean(sent, "e2e_us"), mean(sent, "ttft_us")
+        rows.append(
+            (seconds(window), sent.height, *(None if v is None else round(v / 1e3, 1) for v in (ttft_us, e2e_us)))
+        )
+    columns = ("seconds", "requests", "TTFT ms", "E2E ms")
+    return (Table("latency along the run", columns, tuple(rows), bars="E2E ms"),) if rows else ()
 
 
 def _of_stage(requests: pl.DataFrame, window: Window) -> pl.DataFrame:
@@ -100,7 +115,7 @@ def _cold_start(requests: pl.DataFrame, window: Window) -> list[Finding]:
         f"{named(window)}: cold start, requests of the first 10 s take {_times(e2e_ratio)} the E2E and "
         f"{_times(ttft_ratio)} the TTFT of those after 20 s"
     )
-    return [Finding(CHECK, "note", "e2e", message, measured, _rules())]
+    return [Finding(CHECK, "note", "e2e", message, measured, RULE)]
 
 
 def _drift(requests: pl.DataFrame, window: Window) -> list[Finding]:
@@ -117,7 +132,7 @@ def _drift(requests: pl.DataFrame, window: Window) -> list[Finding]:
         f"{named(window)}: drift, its last fifth takes {_times(e2e_ratio)} the E2E and {_times(ttft_ratio)} the TTFT "
         "of its first"
     )
-    return [Finding(CHECK, "note", "e2e", message, measured, _rules())]
+    return [Finding(CHECK, "note", "e2e", message, measured, RULE)]
 
 
 def _long_gaps(times_us: pl.Series, window: Window, what: str) -> list[Finding]:
@@ -137,7 +152,7 @@ def _long_gaps(times_us: pl.Series, window: Window, what: str) -> list[Finding]:
         "gaps_above_limit": int((gaps_us > limit_us).sum()),
     }
     message = f"{named(window)}: {what} for {longest_us / 1e6:.1f} s from {at_us / 1e6:.1f} s on"
-    return [Finding(CHECK, "note", "", message, measured, _rules())]
+    return [Finding(CHECK, "note", "", message, measured, RULE)]
 
 
 def _finish_gaps(requests: pl.DataFrame, window: Window) -> list[Finding]:

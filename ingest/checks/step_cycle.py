@@ -16,11 +16,13 @@ from blis_replay.ingest.checks.evidence import (
     step_intervals,
     steps_in,
 )
+from blis_replay.ingest.checks.pictures import Table
 from blis_replay.ingest.recording import Finding, Recording
 
 CHECK = "step_cycle"
+MEASURES = "start-to-start step cycle against step.duration_us and the client's gap between tokens"
 _FEWEST_STEPS = 30
-_THRESHOLD = (
+RULE = (
     "duration below 90 % of the cycle: a step's time is start to start (differences over step numbers), "
     "because the call that is timed returns before the model runs"
 )
@@ -33,6 +35,26 @@ def check(recording: Recording, context: Context) -> list[Finding]:
     findings = [_of_window(recording, window) for window in context.windows]
     found = [finding for finding in findings if finding is not None]
     return found or [not_checked(CHECK, "step_time", f"fewer than {_FEWEST_STEPS} step records in every load stage")]
+
+
+def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
+    """Cycle and duration by running depth, over all steps with a next one sampled within ten."""
+    pairs = step_intervals(recording.steps.drop_nulls(["step_id", "start_us"]).sort("start_us", "step_id"))
+    near = pairs.filter((pl.col("elapsed_steps") <= 10) & (pl.col("running_depth") > 0))
+    binned = (
+        near.group_by((pl.col("running_depth") // 16 * 16).alias("depth"))
+        .agg(
+            pl.len().alias("steps"),
+            (pl.col("elapsed_us").sum() / pl.col("elapsed_steps").sum() / 1e3).round(3).alias("cycle"),
+            (pl.col("duration_us").mean() / 1e3).round(3).alias("duration"),
+        )
+        .sort("depth")
+    )
+    rows = tuple((f"{depth} to {depth + 15}", *rest) for depth, *rest in binned.iter_rows())
+    if not rows:
+        return ()
+    columns = ("running depth", "steps", "cycle ms", "duration ms")
+    return (Table("step cycle against step.duration_us", columns, rows, bars="cycle ms"),)
 
 
 def cycle_us(steps: pl.DataFrame) -> float | None:
@@ -65,4 +87,4 @@ def _of_window(recording: Recording, window: Window) -> Finding | None:
     if gap is not None:
         message += f"; the client's gap between tokens is {gap / 1e3:.2f} ms"
     severity = "corrected" if duration is not None and duration < 0.9 * cycle else "note"
-    return Finding(CHECK, severity, "step_time", message, measured, _THRESHOLD)
+    return Finding(CHECK, severity, "step_time", message, measured, RULE)

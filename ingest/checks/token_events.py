@@ -11,23 +11,65 @@ from blis_replay.ingest.checks.evidence import (
     published_decode_gap_us,
     true_output_tokens,
 )
-from blis_replay.ingest.published_itl import is_paired, published
+from blis_replay.ingest.checks.pictures import Cell, Table
+from blis_replay.ingest.published_itl import PAIRED_QUANTILES, is_paired, published, published_itl
 from blis_replay.ingest.recording import Finding, Recording
 from blis_replay.ingest.token_layout import NO_EVENTS, EventTotals, TokenLayout
 
 CHECK = "token_events"
-_THRESHOLD = (
+MEASURES = "stream stamps per output token, and the reported ITL against the true gap"
+RULE = (
     "true gap / reported ITL above 1.5: one stamp per token gives 1.00, two give (2n+1)/(n-1), about 2.01 for n = 248"
 )
+_AGREES = 0.01
+# How tools that mean something else by the time per output token compute it.
+_TPOT_DEFINITIONS = {
+    "tpot_with_ttft_reported": "(last token - send) / n, with the time to the first token in it",
+    "tpot_over_n_reported": "(last token - first token) / n, for n - 1 gaps",
+}
 
 
 def check(recording: Recording, context: Context) -> list[Finding]:
-    """Reported ITL against the true gap, from the stamps or, without them, from aggregates."""
+    """Reported ITL against the true gap, from the stamps or, without them, from aggregates; other notions of TPOT."""
     layout, totals = context.layout, context.events
     # Stamps of failed requests alone say less than aggregates over the others.
     if totals is not None and layout != NO_EVENTS and (totals.requests or not layout.identified):
-        return [_from_events(recording, layout, totals)]
-    return [_from_aggregates(recording)]
+        itl = _from_events(recording, layout, totals)
+    else:
+        itl = _from_aggregates(recording)
+    return [itl, *_other_tpot(recording), *(_miscounted_tpot(recording) if itl.severity == "note" else [])]
+
+
+def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
+    """The histogram of gaps between stamps with its modes; published quantiles where no stamp was kept."""
+    if context.stamp_gaps is not None and not context.stamp_gaps.is_empty():
+        bins = tuple((_gap(low_us), count) for low_us, count in context.stamp_gaps.iter_rows())
+        note = "two stamps a token make two modes: some tens of us, and a step"
+        return (Table("gaps between stream stamps", ("gap from", "gaps"), bins, bars="gaps", note=note),)
+    reported = {
+        name: published(recording.aggregates, -1, "itl_reported", name) for name in ("p50", *PAIRED_QUANTILES, "mean")
+    }
+    true = published_itl(recording.aggregates, -1, true_output_tokens(recording))
+    paired = is_paired(recording.aggregates, -1, true_output_tokens(recording))
+    rows: tuple[tuple[Cell, ...], ...] = tuple(
+        (name, value / 1e3, PAIRED_QUANTILES.get(name, "") if paired else name, _in_ms(true, name, paired))
+        for name, value in reported.items()
+        if value is not None and name != "max"  # one stall would dwarf all others
+    )
+    if not rows:
+        return ()
+    note = "a median far below p75 is the blank line after each token: half of the gaps are none"
+    columns = ("reported", "ms", "stands for", "true ms")
+    return (Table("published ITL", columns, rows, bars="ms", note=note if paired else ""),)
+
+
+def _gap(low_us: float) -> str:
+    return f"{low_us / 1e3:.3g} ms" if low_us >= 1000 else f"{low_us:.0f} us"
+
+
+def _in_ms(true: dict[str, float], reported: str, paired: bool) -> float | None:
+    value_us = true.get(PAIRED_QUANTILES.get(reported, "") if paired else reported)
+    return None if value_us is None else value_us / 1e3
 
 
 def _from_events(recording: Recording, layout: TokenLayout, totals: EventTotals) -> Finding:
@@ -40,19 +82,69 @@ def _from_events(recording: Recording, layout: TokenLayout, totals: EventTotals)
         "true_gap_us": totals.token_gap_us,
     }
     if not layout.identified:
-        measured["true_gap_us"] = decode_gap_us(completed_requests(recording))
-        message = "some stream events carry several tokens: single gaps cannot be told from them, only the mean"
-        rule = "the median request has an event for fewer than 98 % of its tokens"
-        return Finding(CHECK, "unusable", "itl", message, measured, rule)
+        return _several_tokens(measured, decode_gap_us(completed_requests(recording)))
     if totals.token_gap_us is None or totals.stamped_gap_us is None:
         return not_checked(CHECK, "itl", "no completed request has two output tokens")
-    if layout.stamps_per_token == 1 and layout.closing_events == 0:
-        message = f"one stream event per token, mean gap {totals.token_gap_us / 1e3:.2f} ms"
-        return Finding(CHECK, "note", "itl", message, measured, "the median request has one stamp per token")
-    if layout.stamps_per_token == 1:
-        message = f"one stream event per token and a closing one, which is left out: true gap {_ms(measured)}"
+    if layout.stamps_per_token > 1:
+        rule = "2n to 2n+3 stamps for n tokens, gaps alternating between under 0.2 ms and a step"
+        return _two_events(measured, rule)
+    if layout.leading_events:
+        message = f"the first stream event carries the role and no token, and is left out: {_both(measured)}"
+        return Finding(CHECK, "corrected", "itl", message, measured, "most requests begin with two events at once")
+    if layout.closing_events:
+        message = f"one stream event per token and a closing one, which is left out: {_both(measured)}"
         return Finding(CHECK, "corrected", "itl", message, measured, "most requests end with an event that is no token")
-    return _two_events(measured, "2n to 2n+3 stamps for n tokens, gaps alternating between under 0.2 ms and a step")
+    return _one_by_one(measured, totals.token_gap_us, decode_gap_us(completed_requests(recording)))
+
+
+def _several_tokens(measured: Measured, mean_gap_us: float | None) -> Finding:
+    measured = {**measured, "true_gap_us": mean_gap_us}
+    message = (
+        "some stream events carry several tokens, or tokens had no event: single gaps cannot be told, only the mean"
+    )
+    if mean_gap_us is not None:
+        message += f"; {_both(measured)}"
+    rule = "the median request has an event for fewer than 98 % of its tokens"
+    return Finding(CHECK, "unusable", "itl quantiles", message, measured, rule)
+
+
+def _one_by_one(measured: Measured, pooled_us: float, by_request_us: float | None) -> Finding:
+    """A published mean is over all gaps, or over the means of requests: it may agree with either."""
+    true_us = [gap_us for gap_us in (pooled_us, by_request_us) if gap_us is not None]
+    reported_us = float(measured["reported_itl_us"] or 0)
+    if any(abs(reported_us - gap_us) <= _AGREES * gap_us for gap_us in true_us):
+        message = f"one stream event per token, mean gap {pooled_us / 1e3:.2f} ms"
+        return Finding(CHECK, "note", "itl", message, measured, "the median request has one stamp per token")
+    message = f"one stream event per token, and the stamps are used: {_both(measured)}"
+    return Finding(CHECK, "corrected", "itl", message, measured, "more than 1 % apart")
+
+
+def _other_tpot(recording: Recording) -> list[Finding]:
+    """Time per output token by a definition of the tool's own: no error, but not to be compared with others."""
+    findings = []
+    for metric, definition in _TPOT_DEFINITIONS.items():
+        reported_us = published(recording.aggregates, -1, metric, "mean")
+        true_us = decode_gap_us(completed_requests(recording))
+        if reported_us is None or true_us is None:
+            continue
+        measured: Measured = {"reported_tpot_us": reported_us, "true_gap_us": true_us}
+        message = (
+            f"reported TPOT {reported_us / 1e3:.2f} ms is {definition}; "
+            f"(E2E - TTFT) / (n - 1) is {true_us / 1e3:.2f} ms, and is what is used here"
+        )
+        findings.append(Finding(CHECK, "note", "tpot", message, measured, "the tool defines TPOT like this"))
+    return findings
+
+
+def _miscounted_tpot(recording: Recording) -> list[Finding]:
+    """Time per output token over a count that is not the decoded one, where the ITL itself is right."""
+    reported_us = published(recording.aggregates, -1, "tpot_reported", "mean")
+    true_us = decode_gap_us(completed_requests(recording))
+    if reported_us is None or true_us is None or abs(reported_us - true_us) <= _AGREES * true_us:
+        return []
+    measured: Measured = {"reported_tpot_us": reported_us, "true_gap_us": true_us}
+    message = f"reported TPOT {reported_us / 1e3:.2f} ms, but (E2E-TTFT)/(n-1) is {true_us / 1e3:.2f} ms and is used"
+    return [Finding(CHECK, "corrected", "tpot", message, measured, "more than 1 % apart, while the ITL agrees")]
 
 
 def _from_aggregates(recording: Recording) -> Finding:
@@ -81,7 +173,7 @@ def _compare(reported_us: float, true_us: float, tokens: float) -> Finding:
         "events_per_token": (true_us * (tokens - 1) / reported_us + 1) / tokens,
     }
     if ratio > 1.5:
-        return _two_events(measured, _THRESHOLD)
+        return _two_events(measured, RULE)
     if 0.97 <= ratio <= 1.03:
         message = f"reported ITL {reported_us / 1e3:.2f} ms agrees with the true gap {true_us / 1e3:.2f} ms"
         return Finding(CHECK, "note", "itl", message, measured, "within 3 %")
@@ -94,11 +186,12 @@ def _compare(reported_us: float, true_us: float, tokens: float) -> Finding:
 def _two_events(measured: Measured, threshold: str) -> Finding:
     count = round(float(measured["events_per_token"] or 0))
     words = {2: "two", 3: "three"}.get(count, str(count))
-    message = (
-        f"reported ITL {float(measured['reported_itl_us'] or 0) / 1e3:.2f} ms, true gap {_ms(measured)}, "
-        f"{words} stream events per token"
-    )
+    message = f"{_both(measured)}, {words} stream events per token"
     return Finding(CHECK, "corrected", "itl", message, measured, threshold)
+
+
+def _both(measured: Measured) -> str:
+    return f"reported ITL {float(measured['reported_itl_us'] or 0) / 1e3:.2f} ms, true gap {_ms(measured)}"
 
 
 def _ms(measured: Measured) -> str:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import polars as pl
 
-from blis_replay.ingest.recording import OUTPUT_LENGTH_SOURCES
+from blis_replay.ingest.recording import COUNTED, OUTPUT_LENGTH_SOURCES
+
+# The others take the requests alone.
+_SOURCES = [name for name in OUTPUT_LENGTH_SOURCES if name != COUNTED]
 
 
 def with_decode_lengths(frame: pl.DataFrame, configured_tokens: int | None, ignore_eos: bool | None) -> pl.DataFrame:
@@ -13,8 +16,8 @@ def with_decode_lengths(frame: pl.DataFrame, configured_tokens: int | None, igno
     Sources, best first: the server's usage; ``max_tokens`` where EOS is ignored (by the
     request itself, else by the load configuration ``ignore_eos``); the configured length
     ``configured_tokens`` where EOS is ignored; the client's re-tokenised count.  A count of
-    0 is how tools write "unknown".  Failed requests get the requested length: it is
-    what the server would have decoded.
+    0 is how tools write "unknown".  What the reader itself filled in stays.  Failed requests
+    get the requested length: it is what the server would have decoded.
     """
     eos_ignored = pl.coalesce("ignore_eos", pl.lit(ignore_eos, dtype=pl.Boolean)).fill_null(False)
     candidates = (
@@ -25,7 +28,8 @@ def with_decode_lengths(frame: pl.DataFrame, configured_tokens: int | None, igno
     )
     usable = [pl.when(tokens > 0).then(tokens) for tokens in candidates]
     source = pl.coalesce(
-        pl.when(tokens.is_not_null()).then(pl.lit(name))
-        for tokens, name in zip(usable, OUTPUT_LENGTH_SOURCES, strict=True)
+        pl.when(tokens.is_not_null()).then(pl.lit(name)) for tokens, name in zip(usable, _SOURCES, strict=True)
     )
-    return frame.with_columns(pl.coalesce(usable).alias("output_tokens"), source.alias("output_tokens_source"))
+    return frame.with_columns(
+        pl.coalesce("output_tokens", *usable), pl.coalesce("output_tokens_source", source).alias("output_tokens_source")
+    )

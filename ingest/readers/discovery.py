@@ -15,7 +15,7 @@ from pathlib import Path
 
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.printable import printable
-from blis_replay.ingest.readers import otlp_framing, server_log
+from blis_replay.ingest.readers import kv_events, otlp_framing, server_log
 from blis_replay.ingest.readers.files import Progress, RecordedFile
 from blis_replay.ingest.readers.formats import HEAD_BYTES, REQUEST_FORMATS
 from blis_replay.ingest.recording import SourceFile
@@ -25,8 +25,9 @@ MAX_UNKNOWN_HASHED_BYTES = 1 << 30
 
 OTLP = "otlp"
 SERVER_LOG = "server log"
+KV_EVENTS = "kv-events"
 # What --format takes.
-FORMATS = (OTLP, *(form.name for form in REQUEST_FORMATS))
+FORMATS = (OTLP, KV_EVENTS, *(form.name for form in REQUEST_FORMATS))
 
 # Kind of file -> pattern of its path inside the recording.  A load generator may put a
 # prefix of the user's before the names of its reports, and any file may be compressed.
@@ -43,11 +44,12 @@ _NAMES: dict[str, str] = {
     "tracev2": r"trace\.csv",
     OTLP: r"traces(?:-[\w.:+-]+)?\.(?:json|pb)",
     SERVER_LOG: r"vllm\.log",
+    KV_EVENTS: r"kv_events(?:[-_.][\w.:+-]+)?\.jsonl(?:\.\d{1,6})?",
 }
 _PATTERNS = {kind: re.compile(rf"(?:{pattern})(?:\.gz|\.zst)?", re.ASCII) for kind, pattern in _NAMES.items()}
 _BY_NAME_ALONE = frozenset(list(_NAMES)[:6])
 # There can be several of these; of every other kind one is read.
-_MANY = ("inference-perf stage", OTLP)
+_MANY = ("inference-perf stage", OTLP, KV_EVENTS)
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,8 @@ def _kind_by_content(head: bytes) -> str:
     for form in REQUEST_FORMATS:
         if form.recognises(head):
             return form.name
+    if kv_events.recognises(head):
+        return KV_EVENTS
     return SERVER_LOG if server_log.recognises(head) else ""
 
 
@@ -175,9 +179,10 @@ def _walk(directory: Path) -> list[Path]:
         paths += [path for path in (Path(folder) / name for name in names) if path.is_file()]
         if len(paths) > MAX_FILES:
             raise RecordingError(directory, "", f"more than {MAX_FILES} files", "give the directory of one experiment")
-    # What lies in results/ is what the load generator wrote, so it comes before the top folder.
+    # What lies in results/ is what the load generator wrote, so it comes before the top folder;
+    # what lies deeper is of a part of the run.
     names_of = {path: path.relative_to(directory).as_posix() for path in paths}
-    return sorted(paths, key=lambda path: ("/" not in names_of[path], names_of[path]))
+    return sorted(paths, key=lambda path: ("/" not in names_of[path], names_of[path].count("/"), names_of[path]))
 
 
 def _unread(file: RecordedFile, kind: str) -> SourceFile:

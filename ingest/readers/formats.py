@@ -9,7 +9,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from blis_replay.ingest.readers import inference_perf_requests, tracev2
+from blis_replay.ingest.readers import (
+    aiperf,
+    aiperf_summary,
+    azure_llm,
+    burstgpt,
+    guidellm,
+    inference_perf_requests,
+    legacy_blis_csv,
+    mooncake,
+    parquet_requests,
+    tracev2,
+    vllm_bench,
+)
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.requests_frame import RequestsRead
 
@@ -24,17 +36,29 @@ class RequestFormat:
     these are the first bytes (decompressed, up to ``HEAD_BYTES``) of such a file; it never
     raises.  ``read(file, stamps_path)``: the requests; stream stamps go to the flat file
     ``stamps_path`` (``RawEvents``), if there are any.  ``latencies``: false for traces that
-    say when requests came and how long they were, and nothing else.
+    say when requests came and how long they were, and nothing else.  ``sums_up``: the format
+    whose requests such a file sums up; it has none of its own.
     """
 
     name: str
     recognises: Callable[[bytes], bool]
     read: Callable[[RecordedFile, Path], RequestsRead]
     latencies: bool = True
+    sums_up: str = ""
 
 
 # The order is that of trust: where a recording has requests of several formats, the first are used.
 REQUEST_FORMATS: tuple[RequestFormat, ...] = (
     RequestFormat("inference-perf", inference_perf_requests.recognises, inference_perf_requests.read_requests),
+    RequestFormat("guidellm", guidellm.recognises, guidellm.read_requests),
+    RequestFormat("vllm-bench", vllm_bench.recognises, vllm_bench.read_requests),
+    RequestFormat("aiperf", aiperf.recognises, aiperf.read_requests),
     RequestFormat("tracev2", tracev2.recognises, tracev2.read_requests),
+    RequestFormat("parquet", parquet_requests.recognises, parquet_requests.read_requests),
+    RequestFormat("mooncake", mooncake.recognises, mooncake.read_requests, latencies=False),
+    RequestFormat("azure-llm", azure_llm.recognises, azure_llm.read_requests, latencies=False),
+    RequestFormat("burstgpt", burstgpt.recognises, burstgpt.read_requests, latencies=False),
+    RequestFormat("legacy-blis-csv", legacy_blis_csv.recognises, legacy_blis_csv.read_requests, latencies=False),
+    RequestFormat("aiperf-summary", aiperf_summary.recognises, aiperf_summary.read_requests, sums_up="aiperf"),
+    RequestFormat("guidellm-csv", guidellm.recognises_table, guidellm.refuse_table),
 )

@@ -13,10 +13,13 @@ import polars as pl
 
 from blis_replay.ingest.readers.documents import json_mapping, section
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.numbers import MAX_INTEGER, finite
-from blis_replay.ingest.recording import AGGREGATE_SCHEMA
-
-WHOLE_RUN = -1
+from blis_replay.ingest.readers.reported_numbers import (
+    US_PER_S,
+    WHOLE_RUN,
+    Reported,
+    aggregate_frame,
+    reported_number,
+)
 
 _LATENCIES = {
     "request_latency": "e2e",
@@ -27,9 +30,6 @@ _LATENCIES = {
 }
 _LENGTHS = {"prompt_len": "prompt_tokens", "output_len": "output_tokens_reported"}
 _RATES = ("requested_rate", "achieved_rate")
-_US_PER_S = 1e6
-
-Row = tuple[int, str, str, float]
 
 
 def read_aggregates(file: RecordedFile, stage: int = WHOLE_RUN) -> pl.DataFrame:
@@ -45,7 +45,7 @@ def read_aggregates(file: RecordedFile, stage: int = WHOLE_RUN) -> pl.DataFrame:
     file.tally.records = 0
     rows = [(stage, *row) for row in _rows(file, document)]
     file.tally.records = len(rows)
-    return pl.DataFrame(rows, schema=AGGREGATE_SCHEMA, orient="row")
+    return aggregate_frame(rows)
 
 
 def count_of(aggregates: pl.DataFrame, stage: int) -> int | None:
@@ -56,24 +56,24 @@ def count_of(aggregates: pl.DataFrame, stage: int) -> int | None:
     return int(found["value"][0]) if len(found) else None
 
 
-def _rows(file: RecordedFile, document: Mapping[str, Any]) -> Iterator[tuple[str, str, float]]:
+def _rows(file: RecordedFile, document: Mapping[str, Any]) -> Iterator[Reported]:
     load, good, bad = (section(document, key) for key in ("load_summary", "successes", "failures"))
-    yield from _number(file, "requests", "sent", load.get("count"))
-    yield from _number(file, "requests", "succeeded", good.get("count"))
-    yield from _number(file, "requests", "failed", bad.get("count"))
+    yield from reported_number(file, "requests", "sent", load.get("count"))
+    yield from reported_number(file, "requests", "succeeded", good.get("count"))
+    yield from reported_number(file, "requests", "failed", bad.get("count"))
     for rate in _RATES:
-        yield from _number(file, rate, "mean", load.get(rate))
-    yield from _number(file, "send_duration", "mean", load.get("send_duration"), _US_PER_S)
-    yield from _distribution(file, "schedule_delay", load.get("schedule_delay"), _US_PER_S)
+        yield from reported_number(file, rate, "mean", load.get(rate))
+    yield from reported_number(file, "send_duration", "mean", load.get("send_duration"), US_PER_S)
+    yield from _distribution(file, "schedule_delay", load.get("schedule_delay"), US_PER_S)
     latency = section(good, "latency")
     for key, metric in _LATENCIES.items():
         # 0.1 has no level "latency" between.
-        yield from _distribution(file, metric, latency.get(key, good.get(key)), _US_PER_S)
+        yield from _distribution(file, metric, latency.get(key, good.get(key)), US_PER_S)
     for key, metric in _LENGTHS.items():
         yield from _distribution(file, metric, good.get(key), 1.0)
 
 
-def _distribution(file: RecordedFile, metric: str, found: object, unit: float) -> Iterator[tuple[str, str, float]]:
+def _distribution(file: RecordedFile, metric: str, found: object, unit: float) -> Iterator[Reported]:
     if not isinstance(found, Mapping):
         if found is not None:
             file.tally.reject(metric, "no object of statistics")
@@ -82,19 +82,4 @@ def _distribution(file: RecordedFile, metric: str, found: object, unit: float) -
         name = "p50" if statistic == "median" else str(statistic)
         if name == "p50" and statistic != "median" and "median" in found:
             continue
-        yield from _number(file, metric, name[:20], value, unit)
-
-
-def _number(
-    file: RecordedFile, metric: str, statistic: str, value: object, unit: float = 1.0
-) -> Iterator[tuple[str, str, float]]:
-    if value is None:
-        return
-    number = finite(value)
-    if number is None or isinstance(value, str):
-        file.tally.reject(f"{metric}.{statistic}", "no finite number")
-        return
-    if abs(number * unit) >= MAX_INTEGER:
-        file.tally.reject(f"{metric}.{statistic}", "larger than any time or count can be")
-        return
-    yield metric, statistic, number * unit
+        yield from reported_number(file, metric, name[:20], value, unit)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
@@ -11,7 +11,16 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from blis_replay.ingest.recording import AGGREGATE_SCHEMA, REQUEST_SCHEMA, Stage, empty_frame
+from blis_replay.ingest.readers.documents import quoted
+from blis_replay.ingest.readers.numbers import tokens
+from blis_replay.ingest.recording import (
+    AGGREGATE_SCHEMA,
+    PREFIX_BLOCK_SCHEMA,
+    REQUEST_SCHEMA,
+    PrefixBlocks,
+    Stage,
+    empty_frame,
+)
 
 BATCH_ROWS = 20_000
 
@@ -38,12 +47,28 @@ class RawEvents:
 
 
 @dataclass(frozen=True)
+class RawPrefix:
+    """Prompt blocks as a file names them: request ``i`` of the frame, in file order, owns ``counts[i]`` of ``keys``.
+
+    ``block_tokens``, ``source``: as in ``PrefixBlocks``.
+    """
+
+    block_tokens: int
+    source: str
+    counts: NDArray[np.int64]
+    keys: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
 class RequestsRead:
     """Requests of one file in file order (``READ_SCHEMA``), their clock, and their raw events if it has any.
 
     ``version``: tool and version that wrote the file, as far as it tells (``guidellm 0.5.4``).
     ``stages``: load stages that the file itself names.  ``aggregates``: what the tool itself
-    reports in this file (``AGGREGATE_SCHEMA``), for the checks to compare with.
+    reports in this file (``AGGREGATE_SCHEMA``), for the checks to compare with.  ``prefix``: block
+    identities of the prompts, if the file tells them.  ``remarks``: what of the file was not used.
+    ``configured_output_tokens`` and ``ignore_eos``: what all requests of the run asked for.
+    ``lacks``: what such a file should have and this one does not, in words.
     """
 
     frame: pl.DataFrame
@@ -54,6 +79,23 @@ class RequestsRead:
     version: str = ""
     stages: tuple[Stage, ...] = ()
     aggregates: pl.DataFrame = field(default_factory=lambda: empty_frame(AGGREGATE_SCHEMA))
+    prefix: RawPrefix | None = None
+    remarks: tuple[str, ...] = ()
+    configured_output_tokens: int | None = None
+    ignore_eos: bool | None = None
+    lacks: tuple[str, ...] = ()
+
+
+def with_summary(found: RequestsRead, summary: RequestsRead) -> RequestsRead:
+    """The requests together with what another file of the same tool says of the run as a whole."""
+    return replace(
+        found,
+        model=found.model or summary.model,
+        stages=found.stages or summary.stages,
+        aggregates=summary.aggregates,
+        configured_output_tokens=summary.configured_output_tokens,
+        ignore_eos=summary.ignore_eos,
+    )
 
 
 def request_row(**values: object) -> dict[str, object]:
@@ -70,6 +112,37 @@ def frame_of(rows: Iterable[dict[str, object]]) -> pl.DataFrame:
     while batch := list(islice(waiting, BATCH_ROWS)):
         frames.append(pl.DataFrame(batch, schema=READ_SCHEMA, orient="row"))
     return pl.concat(frames)
+
+
+def arrival_row(arrival_us: int | None, prompt: object, output: object) -> tuple[str, dict[str, object]]:
+    """A row of a trace that knows no latencies, or what is wrong with it: it must be possible to serve it."""
+    prompt_tokens, output_tokens = tokens(prompt), tokens(output)
+    if arrival_us is None:
+        return "no usable arrival time", {}
+    if prompt_tokens is None:
+        return f"a prompt length of {quoted(prompt)}", {}
+    if output_tokens is None:
+        return f"an output length of {quoted(output)}", {}
+    return "", request_row(
+        sent_us=arrival_us,
+        prompt_tokens=prompt_tokens,
+        usage_output_tokens=output_tokens,
+        output_tokens_reported=output_tokens,
+        status="ok",
+    )
+
+
+def prefix_in_send_order(raw: RawPrefix, order: NDArray[np.int64]) -> PrefixBlocks:
+    """The block identities of requests in send order; ``order`` as :func:`in_send_order` returns it."""
+    counts = raw.counts[order]
+    starts = (np.cumsum(raw.counts) - raw.counts)[order]
+    block = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+    columns = {
+        "request_index": np.repeat(np.arange(len(order)), counts),
+        "block_index": block,
+        "block_key": raw.keys[np.repeat(starts, counts) + block],
+    }
+    return PrefixBlocks(raw.block_tokens, raw.source, pl.DataFrame(columns, schema=PREFIX_BLOCK_SCHEMA))
 
 
 def in_send_order(frame: pl.DataFrame) -> tuple[pl.DataFrame, NDArray[np.int64], int]:

@@ -6,17 +6,20 @@ segments of a journey are differences on one clock and do not depend on it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import polars as pl
 
-from blis_replay.ingest.recording import STEP_SCHEMA, Clock
+from blis_replay.ingest.clock_offset import estimate_offset
+from blis_replay.ingest.recording import BRIDGED, ESTIMATED, NOT_KNOWN, ONE_CLOCK, STEP_SCHEMA, Clock
 
 # How near the first step event has to be to the first send to be no coincidence: a
 # request takes longer than this to be sent, received and scheduled.
 _CONSTRUCTED_WITHIN_US = 1000
 # What begins within this before the first send, or during the run, is of the same host.
 _SAME_HOST_WITHIN_US = 60_000_000
+# Stamps that miss the interval of the estimate by less than a step are left alone.
+STAMPS_MAY_MISS_BY_US = 10_000
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,11 @@ class Bridge:
     offset_ns: int
     spread_ns: int
     pairs: int
+
+    @property
+    def offset_us(self) -> int:
+        """To the nearest whole us."""
+        return (self.offset_ns + 500) // 1000
 
 
 def bridge_of(journey_events: pl.DataFrame, steps: pl.DataFrame) -> Bridge | None:
@@ -63,32 +71,42 @@ def server_times(
     arrivals_ns: pl.Series,
     bridge: Bridge | None,
     client: Clock | None,
-    last_us: int,
+    requests: pl.DataFrame,
     sequential_span_ids: bool,
 ) -> ServerTimes | None:
     """The server's clock beside the requests', ``None`` if nothing was stamped by it.
 
     ``steps``: ``READ_STEP_SCHEMA`` by step id; ``arrivals_ns``: of journeys, on the server's clock; ``client``: the
-    requests' clock; ``last_us``: the last arrival, from the experiment's zero.  Where the
-    stamps cannot bridge the clocks, the first journey's arrival, else the first sampled step, is put at the zero.
+    clock of ``requests`` (``REQUEST_SCHEMA``).  Stamps bridge the clocks unless they were
+    constructed or, where there are only steps, running depth contradicts them; then depth says
+    the offset.  Where nothing does, the first journey's arrival, else the first sampled
+    step, is put at the experiment's zero.
     """
-    stamps_us = pl.concat([steps["ts_start_ns"], arrivals_ns.drop_nulls()]) // 1000
+    journeys_us = arrivals_ns.drop_nulls().sort() // 1000
+    stamps_us = pl.concat([steps["ts_start_ns"] // 1000, journeys_us])
     if stamps_us.is_empty():
         return None
     constructed = not len(arrivals_ns) and (sequential_span_ids or _set_on_first_send(steps, client))
-    zero_us = None if constructed else _bridged_zero(stamps_us, bridge, client, last_us)
+    stamped_us = _stamped_zero(stamps_us, bridge, client, requests)
+    if stamped_us is None or constructed or client is None:
+        first_us = int(journeys_us[0] if len(journeys_us) else stamps_us[0])
+        clock = Clock("step", "monotonic", first_us, constructed, NOT_KNOWN, stamped_zero_us=stamped_us)
+    else:
+        placed = BRIDGED if client.kind == "epoch" else ONE_CLOCK
+        clock = Clock("step", "monotonic", stamped_us, constructed, placed, stamped_zero_us=stamped_us)
+    why = "no pair of stamps"
+    if client is not None and journeys_us.is_empty():
+        clock, why = _checked_by_depth(clock, steps, requests)
+    what = "sampled step" if journeys_us.is_empty() else "journey"
     remark = ""
-    if zero_us is None:
-        journeys_ns = arrivals_ns.drop_nulls().sort()
-        what, known_ns = ("journey", journeys_ns) if len(journeys_ns) else ("sampled step", steps["ts_start_ns"])
-        zero_us = int(known_ns[0]) // 1000
-        if client is not None:
-            told = f"not known, the first {what} is shown at the first send"
-            remark = f"clock offset between {what.split()[-1]}s and requests: {told}"
-    clocks = [Clock("step", "monotonic", zero_us, constructed)]
+    if client is not None and clock.placed == NOT_KNOWN:
+        shown = f"the first {what} is shown at the first send"
+        remark = f"clock offset between {what.split()[-1]}s and requests: not known ({why}), {shown}"
+    clocks = [clock]
     if bridge is not None and not constructed:
-        clocks.append(Clock("server", "epoch", zero_us + bridge.offset_ns // 1000, False, bridge.spread_ns // 1000))
-    return ServerTimes(zero_us, tuple(clocks), remark)
+        zero_us = clock.zero_us + bridge.offset_us
+        clocks.append(Clock("server", "epoch", zero_us, placed=BRIDGED, spread_us=bridge.spread_ns // 1000))
+    return ServerTimes(clock.zero_us, tuple(clocks), remark)
 
 
 def steps_on_zero(steps: pl.DataFrame, zero_us: int) -> pl.DataFrame:
@@ -103,12 +121,26 @@ def _set_on_first_send(steps: pl.DataFrame, client: Clock | None) -> bool:
     return abs(int(steps["epoch_ns"][0]) // 1000 - client.zero_us) <= _CONSTRUCTED_WITHIN_US
 
 
-def _bridged_zero(stamps_us: pl.Series, bridge: Bridge | None, client: Clock | None, last_us: int) -> int | None:
-    """What the server's clock showed at the experiment's zero, or ``None`` if nothing tells."""
+def _checked_by_depth(clock: Clock, steps: pl.DataFrame, requests: pl.DataFrame) -> tuple[Clock, str]:
+    found, why = estimate_offset(steps_on_zero(steps, clock.zero_us), requests)
+    if found is None:
+        return clock, why
+    agrees = found.low_us - STAMPS_MAY_MISS_BY_US <= 0 <= found.high_us + STAMPS_MAY_MISS_BY_US
+    if agrees and clock.placed != NOT_KNOWN:
+        return clock, ""
+    zero_us = clock.zero_us - found.offset_us
+    return replace(clock, zero_us=zero_us, placed=ESTIMATED, uncertainty_us=found.uncertainty_us), ""
+
+
+def _stamped_zero(
+    stamps_us: pl.Series, bridge: Bridge | None, client: Clock | None, requests: pl.DataFrame
+) -> int | None:
+    """What the server's clock showed at the experiment's zero by the stamps, or ``None`` if they do not say."""
     if client is None or client.kind == "relative":
         return None
     if client.kind == "monotonic":
         first_us, final_us = int(stamps_us.min()), int(stamps_us.max())  # type: ignore[arg-type]
+        last_us = int(requests["arrival_us"].max() or 0) if len(requests) else 0  # type: ignore[arg-type]
         overlap = final_us >= client.zero_us - _SAME_HOST_WITHIN_US and first_us <= client.zero_us + last_us
         return client.zero_us if overlap else None
-    return None if bridge is None else client.zero_us - bridge.offset_ns // 1000
+    return None if bridge is None else client.zero_us - bridge.offset_us

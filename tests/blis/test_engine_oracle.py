@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from blis_replay.blis.engine import simulate
-from blis_replay.blis.kernel import state as k
 from blis_replay.fixtures.scenario import first_difference, read_scenario
 
 SCENARIOS = ["A_steady", "C_kv_tight", "D_shared_prefix", "D_async", "F_edge", "F_async"]
@@ -37,4 +36,4 @@ def test_what_kv_pressure_does(data_pack: Path) -> None:
     result = simulate(scenario.trace, scenario.engine, scenario.latency)
     assert (int(result.preemptions.sum()), int((result.preemptions > 0).sum())) == (220, 172)
     assert int(result.resume_cached_tokens.sum()) == 105_280
-    assert int(result.steps[:, k.STEP_FREE].min()) == 0
+    assert int(result.steps["free_blocks"].min()) == 0

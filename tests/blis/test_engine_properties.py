@@ -173,8 +173,8 @@ def test_invariants_at_every_step(rows: Pressed, engine: EngineConfig) -> None:
     assert (result.queued_us <= result.scheduled_us)[done].all()
     assert (result.scheduled_us < result.first_token_us)[done].all()
     assert (result.first_token_us <= result.finished_us)[done].all()
-    assert (result.steps[1:, k.STEP_START] >= result.steps[:-1, k.STEP_END]).all()
-    assert (result.steps[:, k.STEP_SCHEDULED_AT] <= result.steps[:, k.STEP_START]).all()
+    assert (result.steps["start_us"][1:] >= result.steps["end_us"][:-1]).all()
+    assert (result.steps["scheduled_us"] <= result.steps["start_us"]).all()
 
 
 @given(pressed_requests, pressed_engines)

@@ -10,7 +10,6 @@ from engine_cases import ENGINE, make_trace
 
 from blis_replay.blis.engine import simulate
 from blis_replay.blis.errors import TraceError
-from blis_replay.blis.kernel import state as k
 from blis_replay.blis.latency import LatencyModel, Lifecycle
 from blis_replay.blis.trace import EngineConfig
 
@@ -30,7 +29,7 @@ def test_one_request_v1() -> None:
 def test_a_step_is_never_overlapped_v2() -> None:
     """B queues at 3300 while A's last step runs until 4210: it starts then, not at once as in BLIS."""
     result = simulate(make_trace([0, 3100], [100, 100], [3, 1]), ENGINE, BETA, ALPHA)
-    assert result.steps[:, k.STEP_START].tolist() == [200, 2200, 3205, 4210]
+    assert result.steps["start_us"].tolist() == [200, 2200, 3205, 4210]
     assert result.ttft_us.tolist() == [2220, 4210 + 2000 + 20 - 3100]
 
 
@@ -44,7 +43,7 @@ def test_prefill_and_decode_share_a_step_v3() -> None:
 def test_a_long_prompt_is_chunked_by_the_budget_v4() -> None:
     """3000 tokens in chunks of 2048 and 952: 21480 + 10520 us, queued at 3100."""
     result = simulate(make_trace([0], [3000], [1]), ENGINE, BETA, ALPHA)
-    assert result.steps[:, k.STEP_PREFILL].tolist() == [2048, 952]
+    assert result.steps["prefill_tokens"].tolist() == [2048, 952]
     assert result.ttft_us.tolist() == [35120]
 
 

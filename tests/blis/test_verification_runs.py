@@ -44,9 +44,9 @@ def changed(result: SimResult, name: str, request: int, value: int) -> SimResult
     return replace(result, **{name: array})
 
 
-def changed_step(result: SimResult, row: int, column: int, value: int) -> SimResult:
+def changed_step(result: SimResult, row: int, column: str, value: int) -> SimResult:
     steps = result.steps.copy()
-    steps[row, column] = value
+    steps[column][row] = value
     return replace(result, steps=steps)
 
 
@@ -99,7 +99,7 @@ def queue_a_running_request(state: k.State) -> None:
 
 
 def overlook_an_arrival(state: k.State) -> None:
-    state.request[state.at[k.ARRIVED], k.QUEUED_US] = 0
+    state.queued_us[state.at[k.ARRIVED]] = 0
 
 
 @pytest.mark.parametrize(
@@ -134,8 +134,8 @@ def test_lost_requests_and_tokens_are_noticed_at_the_end() -> None:
         changed(result, "status", 3, k.DECODING),
         changed(result, "output_tokens", 3, int(result.output_tokens[3]) + 1),
         replace(result, segments=result.segments[1:]),
-        changed_step(result, 0, k.STEP_PREFILL, 0),
-        changed_step(result, 5, k.STEP_DECODE, 99),
+        changed_step(result, 0, "prefill_tokens", 0),
+        changed_step(result, 5, "decode_tokens", 99),
     ]
     assert [bool(conservation.outcome_faults(plain.trace, tampered)) for tampered in broken] == [True] * 5
 
@@ -206,13 +206,13 @@ def test_each_timestamp_out_of_order_is_named(name: str, value: int, complaint: 
 @pytest.mark.parametrize(
     ("column", "value", "complaint"),
     [
-        (k.STEP_END, 0, "ends before it begins"),
-        (k.STEP_START, 0, "begins before it is scheduled"),
-        (k.STEP_START, 1, "overlaps the step before it"),
-        (k.STEP_SCHEDULED_AT, 0, "scheduled before the step before it"),
+        ("end_us", 0, "ends before it begins"),
+        ("start_us", 0, "begins before it is scheduled"),
+        ("start_us", 1, "overlaps the step before it"),
+        ("scheduled_us", 0, "scheduled before the step before it"),
     ],
 )
-def test_each_step_out_of_order_is_named(column: int, value: int, complaint: str) -> None:
+def test_each_step_out_of_order_is_named(column: str, value: int, complaint: str) -> None:
     faults = timestamps.causality_faults(changed_step(finished(SCARCE), 30, column, value))
     assert [fault for fault in faults if "step 30" in fault and complaint in fault]
 

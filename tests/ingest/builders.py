@@ -65,6 +65,36 @@ def steps(starts_us: Sequence[int], ids: Sequence[int] | None = None, **columns:
     return pl.DataFrame(rows, schema=STEP_SCHEMA)
 
 
+def run_of_steps(
+    rate_per_s: float,
+    seconds: int,
+    later_us: int,
+    *,
+    seed: int = 0,
+    pre_us: int = 0,
+    post_us: int = 0,
+    residence_us: int = 1_000_000,
+    every: int = 1,
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Poisson requests, and the steps of an engine that had them, stamped ``later_us`` too early.
+
+    A request is in the engine from ``pre_us`` after its send to ``post_us`` before its end;
+    steps begin every 20 ms, and every ``every``-th of them, at random, was sampled.
+    """
+    rng = np.random.default_rng(seed)
+    arrival_us = np.cumsum(rng.exponential(1e6 / rate_per_s, int(rate_per_s * seconds))).astype(np.int64)
+    arrival_us -= arrival_us[0]
+    e2e_us = (residence_us * rng.uniform(0.5, 1.5, len(arrival_us))).astype(np.int64) + pre_us + post_us
+    ids = np.arange(0, int(arrival_us[-1] + e2e_us.max()) // 20_000)
+    ids = ids[rng.random(len(ids)) < 1 / every]
+    at_us = ids * 20_000
+    admitted = np.searchsorted(np.sort(arrival_us) + pre_us, at_us, side="right")
+    released = np.searchsorted(np.sort(arrival_us + e2e_us) - post_us, at_us, side="right")
+    depth = (admitted - released).tolist()
+    sent = requests(len(arrival_us), arrival_us=arrival_us.tolist(), e2e_us=e2e_us.tolist())
+    return sent, steps((at_us - later_us).tolist(), (ids + 1).tolist(), running_depth=depth, decode_tokens=depth)
+
+
 def server_traces() -> dict[str, pl.DataFrame]:
     """Snapshots, lifecycles and journey events of one request, as fields of a recording."""
     snapshot = {"step_id": 1, "request_id": "r0-1234abcd", "phase": "PREFILL", "prompt_tokens": 100}

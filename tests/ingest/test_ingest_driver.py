@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import polars as pl
 import pytest
 from builders import recording
 
+from blis_replay.ingest.checks.step_cycle import cycle_us
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.ingest import ingest_recording, ingest_source
 from blis_replay.ingest.recording import Finding
@@ -86,20 +88,44 @@ def test_every_recorded_experiment_has_two_stamps_per_token(ingested: Path) -> N
 def test_cycles_and_littles_law_by_stage_are_the_published_ones(
     ingested: Path, name: str, published: list[tuple[int, int, int, float]]
 ) -> None:
-    """NOTES, section 2: cycle, duration, client gap in us and depth over rate x E2E, by stage."""
+    """NOTES, section 2: cycle, duration, client gap in us and depth over rate x E2E, by stage.
+
+    Its windows are counted from the first sampled step, ours from the first send, up to 0.9 s
+    before it: a thousandth of the 570 s, which may move the duration by half a per cent.
+    """
     with open_store(ingested, read_only=True) as store:
         slug = resolve(list_experiments(store), name)
-    for stage, (cycle_us, duration_us, gap_us, ratio) in enumerate(published):
+    for stage, (mean_cycle_us, duration_us, gap_us, ratio) in enumerate(published):
         cycle = findings_of(ingested, slug, "step_cycle")[stage].measured
         assert cycle["stage"] == stage
-        assert cycle["cycle_us"] == pytest.approx(cycle_us, abs=1)
-        assert cycle["duration_us"] == pytest.approx(duration_us, abs=1)
+        assert cycle["cycle_us"] == pytest.approx(mean_cycle_us, rel=5e-4)
+        assert cycle["duration_us"] == pytest.approx(duration_us, rel=5e-3)
         assert cycle["client_gap_us"] == pytest.approx(gap_us, abs=1)
         little = findings_of(ingested, slug, "littles_law")[stage]
-        assert little.measured["ratio_requested_rate_whole_stage"] == pytest.approx(ratio, abs=6e-4)
+        assert little.measured["ratio_requested_rate_whole_stage"] == pytest.approx(ratio, abs=1.5e-3)
         # Weighted by time, over the window's own requests, it is closer still.
         assert little.measured["ratio"] == pytest.approx(1, abs=0.02)
         assert little.message.endswith("consistent")
+
+
+@pytest.mark.realdata
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("34b-general", [(14_675, 279), (16_954, 4_693)]),
+        ("70b-general", [(18_503, 548), (22_050, 5_811)]),
+        ("70b-hf-codegen", [(17_131, 179), (19_011, 1_886)]),
+    ],
+)
+def test_cycles_in_the_published_windows_are_equal(ingested: Path, name: str, published: list[tuple[int, int]]) -> None:
+    """NOTES, section 2: 20 to 590 s and 620 to 1190 s after the first sampled step; cycle and duration in us."""
+    with open_store(ingested, read_only=True) as store:
+        steps = read_stored(store, resolve(list_experiments(store), name)).steps
+    since_us = pl.col("start_us") - pl.col("start_us").min()
+    for (low_s, high_s), (cycle, duration_us) in zip([(20, 590), (620, 1190)], published, strict=True):
+        window = steps.filter(since_us.is_between(low_s * 10**6, high_s * 10**6, closed="left"))
+        assert cycle_us(window) == pytest.approx(cycle, abs=1)
+        assert window["duration_us"].mean() == pytest.approx(duration_us, abs=1)
 
 
 @pytest.mark.realdata

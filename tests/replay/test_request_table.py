@@ -42,7 +42,7 @@ def release_of(*entries: ModelEntry) -> CoefficientRelease:
 
 def simulated(path: Path, engine: EngineConfig = ENGINE) -> Simulation:
     """The requests of a file on a small engine."""
-    return simulate_table(path, engine, release_of(ENTRY), ENTRY)
+    return simulate_table(read_request_table(path, engine.block_size), engine, release_of(ENTRY), ENTRY)
 
 
 def write(folder: Path, name: str, content: str) -> Path:

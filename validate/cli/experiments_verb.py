@@ -63,11 +63,11 @@ def _rows(store_path: Path) -> list[dict[str, object]]:
 
 
 def _line(row: dict[str, object]) -> list[str]:
-    truth = "recorded" if row["ground_truth"] == "recorded" else "published"
+    truth = str(row["ground_truth"]).split()[0]  # recorded, published, arrival
     overloaded = "overloaded" if row["overloaded"] else ""
     return [
         str(row["alias"]),
-        str(row["model"]).split("/")[-1],
+        str(row["model"] or "not recorded").split("/")[-1],
         str(row["tensor_parallelism"] or "-"),
         f"{row['requests']:,}",
         f"{row['failed']:,}",

@@ -12,9 +12,9 @@ from typing import Any
 import click
 
 from blis_replay.blis.errors import SimulatorError
-from blis_replay.ingest.errors import IngestError, UnknownExperimentError
+from blis_replay.ingest.errors import IngestError, UnknownCheckError, UnknownExperimentError
 from blis_replay.ingest.printable import printable
-from blis_replay.replay.errors import ReplayError, UnknownNameError
+from blis_replay.replay.errors import FileExistsAlreadyError, ReplayError, UnknownNameError
 from blis_replay.validate.errors import ValidateError
 
 # verb -> (module, one line of help); the module defines `command`.
@@ -23,9 +23,11 @@ VERBS = {
     "experiments": ("experiments_verb", "List stored and bundled experiments."),
     "inspect": ("inspect_verb", "What a recording holds, and whether its instruments can be trusted."),
     "ingest": ("ingest_verb", "Read recordings of a real server into the store."),
+    "collect": ("collect_verb", "Receive the traces of a running server (OTLP)."),
     "coefficients": ("coefficients_verb", "List and show coefficient releases."),
     "calibrate": ("calibrate_verb", "Fit coefficients to recordings."),
     "simulate": ("simulate_verb", "Simulate any request table, without a recording."),
+    "export": ("export_verb", "Write the requests of an experiment for other simulators."),
     "verify": ("verify_verb", "Check the simulator itself: conservation, causality, queueing theory."),
 }
 
@@ -109,7 +111,7 @@ def _exit_code() -> int:
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted; what was finished is stored whole, the rest not at all", err=True)
         return EXIT_INTERRUPTED
-    except (UnknownExperimentError, UnknownNameError) as error:
+    except (UnknownCheckError, UnknownExperimentError, UnknownNameError, FileExistsAlreadyError) as error:
         return _complain(str(error), EXIT_USAGE)
     except (IngestError, SimulatorError, ReplayError, ValidateError) as error:
         return _complain(str(error), EXIT_BAD_DATA)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from blis_replay.validate.cli.options import json_option, print_json
+from blis_replay.validate.cli.options import json_option, print_json, store_option
 
 
 @click.command("simulate")
@@ -15,9 +15,10 @@ from blis_replay.validate.cli.options import json_option, print_json
     "--requests",
     "requests_path",
     type=click.Path(path_type=Path, dir_okay=False),
-    required=True,
+    default=None,
     help="Request table: .csv, .jsonl or .parquet.",
 )
+@click.option("--experiment", "name", default=None, help="Or the requests of a recording: slug or alias.")
 @click.option(
     "--engine",
     "engine_path",
@@ -32,18 +33,21 @@ from blis_replay.validate.cli.options import json_option, print_json
     "--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder for the tables and summary."
 )
 @click.option("--csv", "as_csv", is_flag=True, help="Write the tables as CSV too.")
+@store_option
 @json_option
 def command(
-    requests_path: Path,
+    requests_path: Path | None,
+    name: str | None,
     engine_path: Path,
     coefficients: str,
     model: str | None,
     tp: int | None,
     out: Path,
     as_csv: bool,
+    store_path: Path,
     as_json: bool,
 ) -> None:
-    """Simulate any request table, without a recording.
+    """Simulate any request table, or the requests of a recording on another engine.
 
     The table has an arrival (arrival_us, arrival_ms or arrival_s), prompt_tokens and
     output_tokens; optional request_id, priority (lower is served first), cached_tokens, and
@@ -59,15 +63,25 @@ def command(
           --coefficients h100-vllm-0.15.1 --model codellama-34b-instruct-hf --out run
       blis-replay simulate --requests load.jsonl --engine engine.yaml \\
           --coefficients mine.yaml --out run --csv --json
+      blis-replay simulate --experiment mooncake --engine engine.yaml \\
+          --coefficients mine.yaml --out run
     """
     from blis_replay.replay.release_file import load_release
-    from blis_replay.replay.simulation import choose_entry, read_engine, simulate_table, write_tables
+    from blis_replay.replay.request_table import read_request_table
+    from blis_replay.replay.simulation import choose_entry, read_engine, recorded_table, simulate_table, write_tables
+    from blis_replay.validate.experiment import stored_experiment
     from blis_replay.validate.simulation_summary import summary, summary_text
 
+    if (requests_path is None) == (name is None):
+        raise click.UsageError("name the requests with --requests FILE or with --experiment NAME")
     release = load_release(coefficients)
     given = read_engine(engine_path)
     entry = choose_entry(release, model, tp or given.tensor_parallelism)
-    simulation = simulate_table(requests_path, given.engine, release, entry)
+    if requests_path is not None:
+        table = read_request_table(requests_path, given.engine.block_size)
+    else:
+        table = recorded_table(stored_experiment(store_path, str(name)), given.engine)
+    simulation = simulate_table(table, given.engine, release, entry)
     write_tables(simulation, out, as_csv)
     document = summary(simulation)
     (out / "summary.json").write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", "utf-8")

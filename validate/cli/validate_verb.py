@@ -82,6 +82,8 @@ def command(
 
     Prints observed and simulated mean, p50, p90 and p99 of TTFT, ITL, TPOT and E2E with
     signed errors, and passes if the means are within E2E 10 %, TTFT 15 %, ITL 15 %.
+    A metric that an instrument check calls unusable is not printed; exit code 3 if it
+    is one of these three and no other of them fails.
 
     \b
     Examples:
@@ -183,7 +185,9 @@ def _print(reports: list[_Report], everything: bool, as_json: bool) -> None:
 
 
 def exit_code(verdicts: list[str]) -> int:
-    """0 all passed (overloaded ones do not count), 1 one failed, 3 nothing could be judged."""
+    """0 all passed (overloaded ones do not count), 1 one failed, 3 nothing, or one not, could be judged."""
     if "fail" in verdicts:
         return 1
+    if "unusable" in verdicts:
+        return 3
     return 0 if {"pass", "overloaded"} & set(verdicts) else 3

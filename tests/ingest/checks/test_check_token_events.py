@@ -28,6 +28,7 @@ from blis_replay.ingest.token_layout import (
     PAIRED,
     PAIRED_WITH_DONE,
     PLAIN,
+    ROLE_FIRST,
     SEVERAL_TOKENS_PER_EVENT,
     SINGLE_WITH_DONE,
     TokenLayout,
@@ -90,6 +91,49 @@ def test_plain_and_singly_closed_streams_are_told_apart(tmp_path: Path, times: l
     assert event_totals(closed, made, SINGLE_WITH_DONE).token_gap_us == pytest.approx(true_us)
 
 
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(times=TOKEN_TIMES, role_us=st.integers(0, 190))
+def test_a_leading_role_is_no_token(tmp_path: Path, times: list[list[int]], role_us: int) -> None:
+    """A chat's first event carries the role and comes with the first token: n + 1 stamps, the first two at once."""
+    events = write_events(tmp_path / "e.parquet", [[times_us[0] - role_us, *times_us] for times_us in times])
+    made = recording(requests=requests(len(times), output_tokens=[len(t) for t in times]), token_events=events)
+    assert detect_layout(events, made.requests) == ROLE_FIRST
+    (tmp_path / "s.duckdb").unlink(missing_ok=True)
+    with open_store(tmp_path / "s.duckdb") as store:
+        write_recording(store, made, ROLE_FIRST)
+        stored = token_times(store, made.slug)
+    assert stored.rows() == [(i, k, time_us) for i, times_us in enumerate(times) for k, time_us in enumerate(times_us)]
+    true_us = sum(times_us[-1] - times_us[0] for times_us in times) / sum(len(times_us) - 1 for times_us in times)
+    assert event_totals(events, made.requests, ROLE_FIRST).token_gap_us == pytest.approx(true_us)
+
+
+def test_a_reported_itl_that_stamps_contradict_is_corrected(tmp_path: Path) -> None:
+    """11 tokens 20 ms apart; 19 ms is what a length of 11.5 would give.  Either mean of the stamps would agree."""
+    times = [50_000 + k * 20_000 for k in range(11)]
+    events = write_events(tmp_path / "e.parquet", [times] * 3)
+    wrong = recording(token_events=events, aggregates=aggregates((-1, "itl_reported", "mean", 19_000.0)))
+    finding = token_finding(wrong)
+    assert (finding.severity, finding.metric) == ("corrected", "itl")
+    assert "reported ITL 19.00 ms, true gap 20.00 ms" in finding.message
+    right = recording(token_events=events, aggregates=aggregates((-1, "itl_reported", "mean", 20_100.0)))
+    assert token_finding(right).severity == "note"
+
+
+@pytest.mark.parametrize(
+    ("metric", "says"),
+    [
+        ("tpot_with_ttft_reported", "(last token - send) / n, with the time to the first token in it"),
+        ("tpot_over_n_reported", "(last token - first token) / n, for n - 1 gaps"),
+    ],
+)
+def test_another_definition_of_tpot_is_a_note_with_both_numbers(metric: str, says: str) -> None:
+    """(250 ms - 50 ms) / 10 = 20 ms; no error, so nothing is corrected."""
+    made = recording(aggregates=aggregates((-1, metric, "mean", 22_730.0)))
+    (finding,) = [f for f in run_checks(made)[0] if f.check == "token_events" and f.metric == "tpot"]
+    assert finding.severity == "note" and says in finding.message
+    assert "reported TPOT 22.73 ms" in finding.message and "is 20.00 ms" in finding.message
+
+
 def test_pairs_without_a_closing_event(tmp_path: Path) -> None:
     times = [[i * 20_000 for i in range(11)]] * 3
     events = write_events(tmp_path / "events", [paired(times_us, closing=0) for times_us in times])
@@ -122,7 +166,7 @@ def test_several_tokens_in_an_event_are_not_numbered(tmp_path: Path) -> None:
     made = recording(token_events=events)
     assert run_checks(made)[1] == SEVERAL_TOKENS_PER_EVENT
     finding = token_finding(made)
-    assert (finding.severity, finding.metric) == ("unusable", "itl")
+    assert (finding.severity, finding.metric) == ("unusable", "itl quantiles")
     # The mean is left: (250 - 50) ms over 10 gaps.
     assert finding.measured["true_gap_us"] == 20_000
     with open_store(tmp_path / "s.duckdb") as store:

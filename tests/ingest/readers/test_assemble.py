@@ -12,6 +12,7 @@ import pytest
 
 from blis_replay.ingest.assemble import alias_of, read_recording, workload_of
 from blis_replay.ingest.errors import RecordingError
+from blis_replay.ingest.ingest import ingest_source
 from blis_replay.ingest.readers.load_stages import stage_of_requests
 from blis_replay.ingest.recording import AGGREGATE_SCHEMA, REQUEST_SCHEMA, STEP_SCHEMA
 from blis_replay.ingest.token_events import stamps_of
@@ -205,7 +206,7 @@ def test_34b_general(data_pack: Path) -> None:
         assert recording.engine["num_gpu_blocks"].value == 26_603
         assert recording.engine["async_scheduling"].value is True
         assert all(clock.constructed for clock in recording.clocks)
-        assert (len(recording.steps), recording.steps["start_us"][0]) == (7441, 0)
+        assert len(recording.steps) == 7441
 
 
 @pytest.mark.realdata
@@ -227,16 +228,69 @@ def test_every_real_directory_is_read_without_a_rejected_record(data_pack: Path)
     assert len(failed) == 8
 
 
+BENCH = {
+    "backend": "openai",
+    "model_id": "org/m-7b",
+    "tokenizer_id": "x",
+    "num_prompts": 3,
+    "completed": 2,
+    "failed": 1,
+}
+
+
+def test_a_benchmark_without_detail_is_an_experiment_of_aggregates(tmp_path: Path) -> None:
+    """``vllm bench serve`` without --save-detailed: findings and stored, but nothing to replay."""
+    document = BENCH | {"request_rate": 4.0, "duration": 5.0, "mean_e2el_ms": 500.0, "mean_itl_ms": 15.0}
+    directory = make(tmp_path, result_DOT_json=json.dumps(document))
+    with read_recording(directory) as recording:
+        assert (recording.ground_truth, len(recording.requests)) == ("published aggregates", 0)
+        assert any("without --save-detailed" in line for line in recording.missing)
+        assert len(recording.stages) == 1
+    outcome = ingest_source(tmp_path / "s.duckdb", directory)
+    assert (outcome.outcome, outcome.requests, outcome.rejected) == ("new", 0, 0)
+
+
+def test_a_summary_adds_to_the_records_of_its_tool(tmp_path: Path) -> None:
+    """AIPerf's records have no model and no configuration; its summary has both, the nearest to the top is taken."""
+    times = {"request_start_ns": 1_770_000_000_000_000_000, "request_end_ns": 1_770_000_001_000_000_000}
+    latency = {"value": 900.0, "unit": "ms"}
+    record = {"metadata": {"x_request_id": "r0", **times}, "metrics": {"request_latency": latency}}
+    said = {"request_throughput": {"unit": "x"}, "request_latency": {"unit": "ms", "avg": 900.0}}
+    fixed = {"output_tokens": {"mean": 35, "stddev": 0}}
+    configured = {
+        "endpoint": {"model_names": ["org/m-7b"]},
+        "input": {"extra": [["ignore_eos", True]], "prompt": fixed},
+    }
+    part = json.dumps(said | {"request_latency": {"unit": "ms", "avg": 1.0}})
+    directory = make(
+        tmp_path,
+        run__profile_export_DOT_jsonl=json.dumps(record) + "\n",
+        run__phases__warmup__profile_export_aiperf_DOT_json=part,
+        run__profile_export_aiperf_DOT_json=json.dumps(said | {"input_config": configured, "aiperf_version": "0.6.0"}),
+    )
+    with read_recording(directory) as recording:
+        assert recording.model == "org/m-7b"
+        assert recording.requests["output_tokens"].to_list() == [35]
+        assert recording.requests["output_tokens_source"].to_list() == ["configured with ignore_eos"]
+        assert recording.aggregates["value"].to_list() == [900_000.0]
+        assert {"aiperf", "aiperf 0.6.0"} <= {file.kind for file in recording.files}
+
+
 @pytest.mark.realdata
-def test_the_servers_own_spans_of_blis_eval(data_pack: Path) -> None:
+def test_the_clients_records_of_blis_eval_win_over_the_servers_spans(data_pack: Path) -> None:
     """The folder's name says llama7b, its configuration CodeLlama-34b: the configuration is right."""
     with read_recording(data_pack / "blis-eval" / "jan20-prefill-llama7b-tp1-1") as recording:
         assert (recording.model, recording.alias) == ("codellama/CodeLlama-34b-Instruct-hf", "34b-prefillheavy")
         assert (len(recording.requests), recording.clocks[0].name, recording.clocks[0].constructed) == (
-            197,
-            "server",
+            200,
+            "client",
             False,
         )
+        assert any(
+            line.startswith("197 requests as the server traced them: the requests are those of")
+            for line in recording.missing
+        )
         assert recording.engine["num_gpu_blocks"].value == 2537
-        assert recording.requests["output_tokens_source"].unique().to_list() == ["server usage"]
+        completed = recording.requests.filter(pl.col("status") == "ok")
+        assert completed["output_tokens_source"].unique().to_list() == ["server usage"]
         assert recording.prefix_hit_rate == pytest.approx(0.331)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import polars as pl
 import pytest
+from builders import requests, run_of_steps
 
 from blis_replay.ingest.readers.otlp_steps import READ_STEP_SCHEMA
 from blis_replay.ingest.readers.server_clock import Bridge, ServerTimes, bridge_of, server_times, steps_on_zero
-from blis_replay.ingest.recording import STEP_SCHEMA, Clock
+from blis_replay.ingest.recording import REQUEST_SCHEMA, STEP_SCHEMA, Clock, empty_frame
 
 NO_JOURNEYS = pl.Series(dtype=pl.Int64)
+NO_REQUESTS = empty_frame(REQUEST_SCHEMA)
 NO_EVENTS = pl.DataFrame(schema={"time_ns": pl.Int64, "monotonic_ns": pl.Int64})
 
 
@@ -25,8 +27,10 @@ def steps(*starts_us: int, epoch_offset_us: int = 0) -> pl.DataFrame:
     )
 
 
-def times(of_steps: pl.DataFrame, client: Clock | None, last_us: int, sequential: bool = False) -> ServerTimes:
-    found = server_times(of_steps, NO_JOURNEYS, bridge_of(NO_EVENTS, of_steps), client, last_us, sequential)
+def times(
+    of_steps: pl.DataFrame, client: Clock | None, sent: pl.DataFrame = NO_REQUESTS, sequential: bool = False
+) -> ServerTimes:
+    found = server_times(of_steps, NO_JOURNEYS, bridge_of(NO_EVENTS, of_steps), client, sent, sequential)
     assert found is not None
     return found
 
@@ -34,29 +38,33 @@ def times(of_steps: pl.DataFrame, client: Clock | None, last_us: int, sequential
 def test_the_epoch_stamps_of_step_events_bridge_the_clocks() -> None:
     """Step clock 5,000,000 is epoch 1,000,000,005,000,000; the first send is 4.9 s after the zero of the step clock."""
     of_steps = steps(5_000_000, 5_010_000, epoch_offset_us=10**15)
-    found = times(of_steps, Clock("client", "epoch", 1_000_000_004_900_000), 10**9)
+    found = times(of_steps, Clock("client", "epoch", 1_000_000_004_900_000))
     frame = steps_on_zero(of_steps, found.zero_us)
     assert frame["start_us"].to_list() == [100_000, 110_000]
     assert list(frame.columns) == list(STEP_SCHEMA)
-    assert found.clocks[0] == Clock("step", "monotonic", 4_900_000)
-    assert found.clocks[1] == Clock("server", "epoch", 1_000_000_004_900_000, spread_us=0)
+    step, server = found.clocks
+    assert step == Clock("step", "monotonic", 4_900_000, placed="bridged by pairs", stamped_zero_us=4_900_000)
+    assert server == Clock("server", "epoch", 1_000_000_004_900_000, placed="bridged by pairs", spread_us=0)
     assert found.remark == ""
 
 
 @pytest.mark.parametrize("sequential", [True, False])
 def test_constructed_stamps_bridge_nothing(sequential: bool) -> None:
     """First step stamped on the first send, as in the published H100 records; or span ids that count."""
-    zero_us = 10**15 + 5_000_000 if not sequential else 77
+    zero_us = 10**15 + 5_000_000 if not sequential else 10**15 + 77
     of_steps = steps(5_000_000, 5_010_000, epoch_offset_us=10**15)
-    found = times(of_steps, Clock("client", "epoch", zero_us), 0, sequential)
+    found = times(of_steps, Clock("client", "epoch", zero_us), sequential=sequential)
     assert steps_on_zero(of_steps, found.zero_us)["start_us"].to_list() == [0, 10_000]
-    assert found.clocks == (Clock("step", "monotonic", 5_000_000, constructed=True),)
-    assert "not known" in found.remark
+    (clock,) = found.clocks
+    assert (clock.zero_us, clock.constructed, clock.placed) == (5_000_000, True, "not known")
+    assert clock.stamped_zero_us == zero_us - 10**15
+    assert "not known (fewer than 50 steps" in found.remark
 
 
 def test_two_monotonic_clocks_are_one_where_they_overlap() -> None:
-    assert times(steps(5_000_000), Clock("client", "monotonic", 4_900_000), 10**6).zero_us == 4_900_000
-    found = times(steps(5_000_000), Clock("client", "monotonic", 10**12), 10**6)
+    found = times(steps(5_000_000), Clock("client", "monotonic", 4_900_000), requests(2))
+    assert (found.zero_us, found.clocks[0].placed) == (4_900_000, "one clock")
+    found = times(steps(5_000_000), Clock("client", "monotonic", 10**12), requests(2))
     assert found.zero_us == 5_000_000
     assert found.remark
 
@@ -77,7 +85,12 @@ def test_journey_events_are_preferred_and_the_median_is_exact() -> None:
 
 def test_without_a_bridge_the_first_journey_stands_at_the_first_send() -> None:
     found = server_times(
-        steps(5_000_000), pl.Series([7_000_000_000, 6_000_000_000]), None, Clock("client", "relative", 0), 0, False
+        steps(5_000_000),
+        pl.Series([7_000_000_000, 6_000_000_000]),
+        None,
+        Clock("client", "relative", 0),
+        NO_REQUESTS,
+        False,
     )
     assert found is not None
     assert (found.zero_us, [clock.name for clock in found.clocks]) == (6_000_000, ["step"])
@@ -85,4 +98,19 @@ def test_without_a_bridge_the_first_journey_stands_at_the_first_send() -> None:
 
 
 def test_nothing_stamped_has_no_clock() -> None:
-    assert server_times(steps(), NO_JOURNEYS, None, None, 0, False) is None
+    assert server_times(steps(), NO_JOURNEYS, None, None, NO_REQUESTS, False) is None
+
+
+@pytest.mark.parametrize("said_later_us", [5_000, 3_000_000])
+def test_stamps_that_the_depth_contradicts_are_not_believed(said_later_us: int) -> None:
+    """The epoch stamps put the steps ``said_later_us`` too late; below a step of 10 ms they would be left alone."""
+    traffic, records = run_of_steps(rate_per_s=10.0, seconds=60, later_us=0)
+    raw = steps(*(records["start_us"] + 5_000_000), epoch_offset_us=10**15 - 5_000_000 + said_later_us).with_columns(
+        records["running_depth"], records["waiting_depth"]
+    )
+    found = times(raw, Clock("client", "epoch", 10**15), traffic)
+    clock, frame = found.clocks[0], steps_on_zero(raw, found.zero_us)
+    believed = said_later_us < 10_000
+    assert (clock.placed, found.remark) == ("bridged by pairs" if believed else "estimated from depth", "")
+    shift_us = int((frame["start_us"] - records["start_us"]).mean() or 0)  # type: ignore[arg-type]
+    assert abs(shift_us) <= (clock.uncertainty_us or 5_000)

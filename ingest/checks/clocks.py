@@ -1,0 +1,182 @@
+"""Check 6: negative segments, mixed stamps, and the step clock beside that of the requests."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from blis_replay.ingest.checks.evidence import Context, Measured, completed_requests, recorded_requests
+from blis_replay.ingest.checks.pictures import Table
+from blis_replay.ingest.clock_offset import MIXED_US, DepthOffset, depth_mismatch, estimate_offset
+from blis_replay.ingest.published_itl import published
+from blis_replay.ingest.recording import ESTIMATED, NOT_KNOWN, Clock, Finding, Recording
+
+CHECK = "clocks"
+MEASURES = "segments that cannot be, stamps of different clocks in one difference, the step clock's offset and drift"
+RULE = (
+    "0 <= TTFT <= E2E for every request, its server segments not negative and no longer than its E2E; no difference of "
+    "30 days, as between a monotonic and an epoch stamp; steps fit the requests where the engine admits what was sent "
+    "and ends before the client does, which bounds their offset: stamps outside of that by 10 ms are not believed, and "
+    "halves of a run whose bounds do not meet have clocks that drift"
+)
+_ROUNDING_US = 1_000
+_SEGMENTS = ("queue_us", "prefill_us", "decode_us")
+
+
+def check(recording: Recording, context: Context) -> list[Finding]:
+    """Impossible times, and how the step clock was placed with both numbers; one note if nothing is amiss."""
+    requests = completed_requests(recording)
+    wrong = [*_latencies(requests), *_segments(requests), *_mixed(recording), *_published(recording)]
+    findings = [*wrong, *_step_clock(recording)]
+    return findings or [Finding(CHECK, "note", "", "no segment is negative, no stamps are mixed", {}, RULE)]
+
+
+def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
+    """How well depth and requests in flight agree when the steps are shifted: the offset curve."""
+    found, _why = estimate_offset(recording.steps, recorded_requests(recording))
+    if found is None:
+        return ()
+    shifts_us = np.concatenate([np.arange(-1_000_000, 1_000_001, 100_000), np.arange(-50_000, 50_001, 10_000)])
+    shifts_us = np.unique(shifts_us) + found.offset_us
+    mismatch = np.sqrt(depth_mismatch(recording.steps, recorded_requests(recording), shifts_us))
+    rows = tuple((round(int(s) / 1e3, 1), round(float(m), 3)) for s, m in zip(shifts_us, mismatch, strict=True))
+    return (
+        Table(
+            "running depth against requests in flight, steps shifted",
+            ("shift ms", "rms difference"),
+            rows,
+            bars="rms difference",
+            note="the steps as stored are at 0",
+        ),
+    )
+
+
+def _latencies(requests: pl.DataFrame) -> list[Finding]:
+    negative = {
+        "ttft": requests.filter(pl.col("ttft_us") < 0),
+        "e2e": requests.filter(pl.col("e2e_us") < 0),
+    }
+    crossed = requests.filter(pl.col("ttft_us") > pl.col("e2e_us"))
+    findings = []
+    for metric, name in (("ttft", "TTFT"), ("e2e", "E2E")):
+        bad = pl.concat([negative[metric], crossed]).unique("request_index").sort("request_index")
+        if bad.is_empty():
+            continue
+        measured: Measured = {
+            "requests": bad.height,
+            "negative": negative[metric].height,
+            "ttft_above_e2e": crossed.height,
+            "first_request_index": int(bad["request_index"][0]),
+        }
+        message = (
+            f"{negative[metric].height} completed requests have a {name} below 0, {crossed.height} a TTFT above their "
+            f"E2E, first {measured['first_request_index']}"
+        )
+        findings.append(Finding(CHECK, "unusable", metric, message, measured, RULE))
+    return findings
+
+
+def _segments(requests: pl.DataFrame) -> list[Finding]:
+    """Server segments, which no metric uses but attribution."""
+    total = pl.sum_horizontal(_SEGMENTS)
+    measured: Measured = {f"negative_{name}": int((requests[name] < 0).sum()) for name in _SEGMENTS}
+    measured["longer_than_e2e"] = requests.filter(total > pl.col("e2e_us") + _ROUNDING_US).height
+    if not any(measured.values()):
+        return []
+    listed = ", ".join(
+        f"{count} {name.replace('_us', '').replace('_', ' ')}" for name, count in measured.items() if count
+    )
+    message = f"queue, prefill and decode times of the server cannot be: {listed}"
+    return [Finding(CHECK, "unusable", "segments", message, measured, RULE)]
+
+
+def _mixed(recording: Recording) -> list[Finding]:
+    requests = recorded_requests(recording)
+    findings = []
+    for metric, column in (("ttft", "ttft_us"), ("e2e", "e2e_us"), ("", "arrival_us")):
+        bad = requests.filter(pl.col(column).abs() > MIXED_US)
+        if not bad.is_empty():
+            what = "were sent" if not metric else f"have a {metric.upper()} of"
+            message = f"{bad.height} requests {what} more than 30 days apart: epoch and monotonic stamps are mixed"
+            findings.append(Finding(CHECK, "unusable", metric, message, {"requests": bad.height}, RULE))
+    return findings
+
+
+def _published(recording: Recording) -> list[Finding]:
+    if recorded_requests(recording).height:
+        return []
+    ttft, e2e = (published(recording.aggregates, -1, metric, "mean") for metric in ("ttft", "e2e"))
+    findings = []
+    for metric in ("ttft", "e2e"):
+        least = published(recording.aggregates, -1, metric, "min")
+        negative = least is not None and least < 0
+        crossed = ttft is not None and e2e is not None and ttft > e2e
+        if negative or crossed:
+            message = (
+                f"the published {metric.upper()} cannot be: minimum {_ms(least)}, mean TTFT {_ms(ttft)}, E2E {_ms(e2e)}"
+            )
+            measured: Measured = {"min_us": least, "mean_ttft_us": ttft, "mean_e2e_us": e2e}
+            findings.append(Finding(CHECK, "unusable", metric, message, measured, RULE))
+    return findings
+
+
+def _step_clock(recording: Recording) -> list[Finding]:
+    clock = next((clock for clock in recording.clocks if clock.name == "step"), None)
+    if clock is None or recording.steps.is_empty() or recorded_requests(recording).is_empty():
+        return []
+    found, why = estimate_offset(recording.steps, recorded_requests(recording))
+    measured = _measured(recording, clock, found)
+    severity = "corrected" if clock.placed == ESTIMATED else "note"
+    placed = Finding(CHECK, severity, "", _placement(clock, measured, why), measured, RULE)
+    return [placed, *([] if found is None else _drift(found))]
+
+
+def _measured(recording: Recording, clock: Clock, found: DepthOffset | None) -> Measured:
+    """First step after the first send, in us, by the stamps and by depth."""
+    first_us = int(recording.steps["start_us"].min() or 0)  # type: ignore[arg-type]
+    stamped_us = clock.stamped_zero_us
+    return {
+        "placed": clock.placed or NOT_KNOWN,
+        "constructed": int(clock.constructed),
+        "first_step_stamped_us": None if stamped_us is None else first_us + clock.zero_us - stamped_us,
+        "first_step_by_depth_us": None if found is None else first_us + found.offset_us,
+        "uncertainty_us": None if found is None else found.uncertainty_us,
+        "explained_share_of_depth": None if found is None else found.explained,
+    }
+
+
+def _placement(clock: Clock, measured: Measured, why: str) -> str:
+    said, depth = measured["first_step_stamped_us"], measured["first_step_by_depth_us"]
+    by_depth = (
+        f"running depth cannot tell ({why})"
+        if depth is None
+        else f"by running depth {_ms(depth)} +- {_ms(measured['uncertainty_us'])}"
+    )
+    stamps = "constructed stamps" if clock.constructed else "stamps"
+    by_stamps = f"the {stamps} do not say" if said is None else f"by {stamps} {_ms(said)}"
+    head = f"first sampled step after the first send: {by_stamps}, {by_depth}"
+    if clock.placed == ESTIMATED:
+        return f"{head}; the latter is used"
+    if clock.placed in ("", NOT_KNOWN):
+        return f"{head}; the first step is shown at the first send"
+    return f"{head}; the stamps are used"
+
+
+def _drift(found: DepthOffset) -> list[Finding]:
+    early, late = found.early_us, found.late_us
+    if max(early[0], late[0]) <= min(early[1], late[1]):
+        return []
+    drift_us = (sum(late) - sum(early)) // 2
+    message = f"step and request clocks drift apart: by {_ms(drift_us)} from the first to the second half of the steps"
+    measured: Measured = {
+        "drift_us": drift_us,
+        "early_low_us": early[0],
+        "early_high_us": early[1],
+        "late_low_us": late[0],
+        "late_high_us": late[1],
+    }
+    return [Finding(CHECK, "note", "", message, measured, RULE)]
+
+
+def _ms(value_us: float | int | str | None) -> str:
+    return "unknown" if value_us is None else f"{float(value_us) / 1e3:.1f} ms"

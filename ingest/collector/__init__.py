@@ -1,0 +1,1 @@
+"""A live OTLP receiver: spans arrive over gRPC or HTTP and lie on disk before they are acknowledged."""

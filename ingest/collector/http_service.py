@@ -1,0 +1,247 @@
+"""OTLP over HTTP: ``POST /v1/traces`` with protobuf or JSON, plain or compressed.
+
+The standard library's threading server: a handful of exporters send a batch every few
+seconds, so a thread a connection is cheap, and its limits can be seen here.
+"""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import threading
+import time
+import zlib
+from contextlib import suppress
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+
+from google.protobuf.json_format import MessageToJson
+from google.rpc.status_pb2 import Status
+
+from blis_replay.ingest.collector.batches import MalformedError, OversizeError
+from blis_replay.ingest.collector.intake import Intake, response_to
+from blis_replay.ingest.collector.json_body import protobuf_of
+from blis_replay.ingest.collector.limits import (
+    MAX_CONNECTIONS,
+    MAX_DISCARDED_BYTES,
+    MAX_HEADER_BYTES,
+    MAX_MESSAGE_BYTES,
+    READ_SECONDS,
+    RETRY_SECONDS,
+)
+from blis_replay.ingest.collector.segment_writer import BusyError
+from blis_replay.ingest.errors import CollectorError
+
+if TYPE_CHECKING:
+    from io import BufferedIOBase
+
+    from google.protobuf.message import Message
+
+PATH = "/v1/traces"
+PROTOBUF, JSON = "application/x-protobuf", "application/json"
+_WINDOW_BITS = {"gzip": 31, "deflate": 15}
+_FULL = (
+    f"HTTP/1.1 503 Service Unavailable\r\nRetry-After: {RETRY_SECONDS}\r\n"
+    "Content-Length: 0\r\nConnection: close\r\n\r\n"
+).encode("ascii")
+
+
+class TraceServer(ThreadingHTTPServer):
+    """Takes batches at an address; each connection has a deadline until which its next request must be read."""
+
+    daemon_threads = False  # ending waits for those that are being answered
+    request_queue_size = MAX_CONNECTIONS
+
+    def __init__(self, intake: Intake, host: str, port: int, *, read_seconds: float = READ_SECONDS) -> None:
+        """Listens at once; ``CollectorError`` if it cannot."""
+        self.intake, self.read_seconds = intake, read_seconds
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self.ending = False
+        self._deadlines: dict[socket.socket, float] = {}
+        self._loop = threading.Thread(target=self.serve_forever, args=(0.1,), name="http")
+        try:
+            super().__init__((host, port), _Handler)
+        except OSError as error:
+            raise CollectorError(
+                f"{host}:{port}: cannot listen there for HTTP ({error.strerror or error}); choose another address"
+            ) from error
+        self._loop.start()
+
+    def end(self) -> None:
+        """Take no more connections, answer what has arrived, and close."""
+        self.ending = True
+        self.shutdown()
+        for connection in self._deadlines.copy():
+            _stop_reading(connection)
+        self.server_close()
+        self._loop.join()
+
+    def reading(self, connection: socket.socket, *, done: bool) -> None:
+        """A connection waits for its next request, or has read it."""
+        self._deadlines[connection] = float("inf") if done else time.monotonic() + self.read_seconds
+
+    def server_bind(self) -> None:
+        """As the standard library does, without asking a name server for our name."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """A thread for the connection, or a word that there are too many."""
+        if len(self._deadlines) >= MAX_CONNECTIONS:
+            self.intake.counts.refused()
+            with suppress(OSError):
+                request.sendall(_FULL)
+            super().shutdown_request(request)
+            return
+        self.reading(request, done=False)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """The connection is over."""
+        self._deadlines.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """Called ten times a second: a client that is too slow hears the end of its own request."""
+        now = time.monotonic()
+        for connection, deadline in self._deadlines.copy().items():
+            if now > deadline:
+                _stop_reading(connection)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: TraceServer
+    protocol_version = "HTTP/1.1"
+    server_version, sys_version = "blis-replay", ""
+    timeout = READ_SECONDS
+    disable_nagle_algorithm = True  # headers and body are two small writes
+
+    def handle(self) -> None:
+        # A client that has gone, or is too slow, has no acknowledgement, and will send again.
+        with suppress(OSError):
+            super().handle()
+
+    def handle_one_request(self) -> None:
+        self.server.reading(self.connection, done=False)
+        super().handle_one_request()
+        self.close_connection = self.close_connection or self.server.ending
+
+    def parse_request(self) -> bool:
+        whole, self.rfile = self.rfile, _Headers(self.rfile)  # type: ignore[assignment]
+        try:
+            return super().parse_request()
+        finally:
+            self.rfile = whole
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing: what is worth a line is counted, and printed at the end."""
+
+    def do_POST(self) -> None:
+        """Take one batch: answered when it is durable, with what of it was rejected."""
+        body = self._body()
+        self.server.reading(self.connection, done=True)
+        if body is not None:
+            self._take(body)
+
+    def _body(self) -> bytes | None:
+        """The body as sent; None if there is none to take, which has then been answered."""
+        length = self.headers.get("Content-Length", "")
+        if "Transfer-Encoding" in self.headers or not (length.isascii() and length.isdigit() and len(length) < 16):
+            self._hang_up(HTTPStatus.LENGTH_REQUIRED, "send the body whole, with its Content-Length")
+        elif int(length) > MAX_MESSAGE_BYTES:
+            self._discard(int(length))
+            self.server.intake.counts.malformed(str(OversizeError()))
+            self._hang_up(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, str(OversizeError()))
+        elif len(body := self.rfile.read(int(length))) < int(length):
+            self.server.intake.counts.refused()
+            self._hang_up(HTTPStatus.REQUEST_TIMEOUT, "the body did not come, or not in time")
+        elif self.path != PATH:
+            self._refuse(HTTPStatus.NOT_FOUND, f"traces go to {PATH}")
+        elif self._content_type() not in (PROTOBUF, JSON) or self._encoding() not in ("identity", *_WINDOW_BITS):
+            self._refuse(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"{PROTOBUF} and {JSON} are read, plain, gzip or deflate")
+        else:
+            return body
+        return None
+
+    def _take(self, body: bytes) -> None:
+        intake = self.server.intake
+        try:
+            message = body if self._encoding() == "identity" else _expanded(body, _WINDOW_BITS[self._encoding()])
+            batch, durable = intake.submit(protobuf_of(message) if self._content_type() == JSON else message)
+            durable.result()
+        except MalformedError as error:
+            intake.counts.malformed(str(error))
+            oversize = isinstance(error, OversizeError)
+            self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE if oversize else HTTPStatus.BAD_REQUEST, str(error))
+        except (BusyError, OSError) as error:
+            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
+        else:
+            self._answer(HTTPStatus.OK, response_to(batch))
+
+    def _content_type(self) -> str:
+        return str(self.headers.get("Content-Type", "")).split(";")[0].strip().lower()
+
+    def _encoding(self) -> str:
+        return str(self.headers.get("Content-Encoding", "identity")).strip().lower()
+
+    def _discard(self, length: int) -> None:
+        left = min(length, MAX_DISCARDED_BYTES)
+        while left > 0 and (piece := self.rfile.read(min(left, 1 << 16))):
+            left -= len(piece)
+
+    def _hang_up(self, status: HTTPStatus, why: str) -> None:
+        """Answer and close: where the next request begins is not known."""
+        self.close_connection = True
+        self._refuse(status, why)
+
+    def _refuse(self, status: HTTPStatus, why: str) -> None:
+        self._answer(status, Status(message=why))
+
+    def _answer(self, status: HTTPStatus, message: Message) -> None:
+        as_json = self._content_type() == JSON
+        body = MessageToJson(message).encode("utf-8") if as_json else message.SerializeToString()
+        self.send_response(status)
+        self.send_header("Content-Type", JSON if as_json else PROTOBUF)
+        self.send_header("Content-Length", str(len(body)))
+        if status == HTTPStatus.SERVICE_UNAVAILABLE:
+            self.send_header("Retry-After", str(RETRY_SECONDS))
+        if self.close_connection or self.server.ending:
+            self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(body)
+
+
+class _Headers:
+    """The beginning of a request: its lines, of which there are only so many bytes."""
+
+    def __init__(self, stream: BufferedIOBase) -> None:
+        self.stream, self.left = stream, MAX_HEADER_BYTES
+
+    def readline(self, limit: int) -> bytes:
+        line = self.stream.readline(limit)
+        self.left -= len(line)
+        if self.left < 0:
+            raise http.client.LineTooLong("headers")
+        return line
+
+
+def _expanded(body: bytes, window_bits: int) -> bytes:
+    unpack = zlib.decompressobj(wbits=window_bits)
+    try:
+        content = unpack.decompress(body, MAX_MESSAGE_BYTES + 1)
+    except zlib.error as error:
+        raise MalformedError("the compressed body is broken") from error
+    if len(content) > MAX_MESSAGE_BYTES:
+        raise OversizeError
+    if not unpack.eof or unpack.unused_data:
+        raise MalformedError("the compressed body is cut off, or followed by something else")
+    return content
+
+
+def _stop_reading(connection: socket.socket) -> None:
+    """The connection's reader gets what has arrived, then the end of the stream; answers still go out."""
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RD)

@@ -1,0 +1,184 @@
+"""NVIDIA AIPerf's records: ``profile_export.jsonl``, one request a line (0.3.0 to 0.13.0).
+
+Stamps are epoch nanoseconds, metrics carry their unit.  A stream event with text is stamped
+once (``inter_chunk_latency`` has the gaps), one without text not at all: neither the role of
+a chat nor a token that shows no text yet.  ``request_latency`` goes to the last event with text.
+``output_sequence_length`` is counted from the returned text, unless the server's count was
+asked for (``--use-server-token-count``); 0.13 records the server's usage beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from blis_replay.ingest.readers.documents import text
+from blis_replay.ingest.readers.files import RecordedFile, lines
+from blis_replay.ingest.readers.numbers import MAX_INTEGER, finite, tokens, whole
+from blis_replay.ingest.readers.requests_frame import RawEvents, RequestsRead, frame_of, request_row
+
+MAX_LINE_BYTES = 64 << 20
+US_OF = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6, "sec": 1e6}
+_LONGEST_US = 1e15
+_NO_STAMPS = np.empty(0, np.int64)
+
+
+class _Metadata(Struct):
+    request_start_ns: int
+    request_end_ns: int | None = None
+    x_request_id: Any = None
+    benchmark_phase: Any = None
+    was_cancelled: Any = None
+
+
+class _Metric(Struct):
+    value: Any = None
+    unit: Any = None
+
+
+class _Error(Struct):
+    code: Any = None
+    type: Any = None
+    message: Any = None
+
+
+class _Record(Struct):
+    metadata: _Metadata
+    metrics: dict[str, _Metric]
+    error: _Error | None = None
+
+
+_RECORD = msgspec.json.Decoder(_Record)
+_DECODE_ERRORS = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
+
+
+def recognises(head: bytes) -> bool:
+    """Whether a file that begins like this has AIPerf's records (its raw export has no metrics)."""
+    first = head.lstrip().partition(b"\n")[0]
+    return first[:1] == b"{" and all(f'"{key}"'.encode() in first for key in ("request_start_ns", "metrics"))
+
+
+def read_requests(file: RecordedFile, events_path: Path) -> RequestsRead:
+    """The requests in file order (that of their ends); stamps go to the flat file ``events_path``.
+
+    Warm-up requests are left out and counted as rejected.  A request that the tool itself
+    cancelled is ``aborted``; failed ones keep no TTFT, their E2E is how long the client held on.
+    Memory is bounded by a batch of requests.  A line that cannot be used is rejected.
+    """
+    counts: list[int] = []
+    with events_path.open("wb") as stream:
+        frame = frame_of(_usable_rows(file, stream, counts))
+    file.tally.records = len(frame)
+    owned = np.array(counts, np.int64)
+    events = RawEvents(events_path, np.cumsum(owned) - owned, owned) if owned.sum() else None
+    return RequestsRead(frame, "client", "epoch", events=events, version="aiperf")
+
+
+def _usable_rows(file: RecordedFile, stream: BinaryIO, counts: list[int]) -> Iterator[dict[str, object]]:
+    for number, line in lines(file, MAX_LINE_BYTES):
+        place = f"line {number}"
+        if not line.strip():
+            continue
+        try:
+            record = _RECORD.decode(line)
+        except _DECODE_ERRORS as error:
+            file.tally.reject(place, str(error))
+            continue
+        if record.metadata.benchmark_phase == "warmup":
+            file.tally.reject(place, "of the warm-up phase, left out")
+            continue
+        problem, row, stamps_us = _row(record)
+        if problem:
+            file.tally.reject(place, problem)
+            continue
+        counts.append(len(stamps_us))
+        stream.write(stamps_us.tobytes())
+        yield row
+
+
+def _row(record: _Record) -> tuple[str, dict[str, object], NDArray[np.int64]]:
+    start_ns, end_ns = record.metadata.request_start_ns, record.metadata.request_end_ns
+    if not 0 < start_ns < MAX_INTEGER or (end_ns is not None and not start_ns <= end_ns < MAX_INTEGER):
+        return "a start or end that is no usable time", {}, _NO_STAMPS
+    metrics, status = record.metrics, _status(record)
+    ttft_us, latency_us, gaps_us = (
+        _times_us(metrics.get(name)) for name in ("time_to_first_token", "request_latency", "inter_chunk_latency")
+    )
+    if ttft_us is None or latency_us is None or gaps_us is None or len(ttft_us) > 1 or len(latency_us) > 1:
+        return "a latency that is no usable time", {}, _NO_STAMPS
+    ok, sent_us = status == "ok", _us(start_ns)
+    if ok and not len(latency_us):
+        return "completed, and no request_latency", {}, _NO_STAMPS
+    stamps_us = sent_us + np.rint(np.cumsum([*ttft_us, *gaps_us])).astype(np.int64) if len(ttft_us) else _NO_STAMPS
+    row = request_row(
+        request_id=text(record.metadata.x_request_id),
+        prompt_tokens=_tokens(metrics, "usage_prompt_tokens", "input_sequence_length", "error_isl"),
+        output_tokens_reported=whole(_value(metrics, "output_sequence_length")) if ok else None,
+        usage_output_tokens=_tokens(metrics, "usage_completion_tokens") if ok else None,
+        max_tokens=_requested_tokens(metrics),
+        ttft_us=int(stamps_us[0]) - sent_us if ok and len(stamps_us) else None,
+        e2e_us=round(float(latency_us[0])) if ok else None if end_ns is None else _us(end_ns) - sent_us,
+        status=status,
+        error=None if ok else _message(record),
+        sent_us=sent_us,
+    )
+    return "", row, stamps_us
+
+
+def _us(ns: int) -> int:
+    return (ns + 500) // 1000
+
+
+def _times_us(metric: _Metric | None) -> NDArray[np.float64] | None:
+    """The times of a metric in us, as its own unit says; none if it is absent, ``None`` if they are unusable."""
+    if metric is None or metric.value is None:
+        return np.empty(0, np.float64)
+    values = metric.value if isinstance(metric.value, list) else [metric.value]
+    unit_us = US_OF.get(metric.unit) if isinstance(metric.unit, str) else None
+    if unit_us is None or not all(type(value) in (int, float) and 0 <= value < _LONGEST_US for value in values):
+        return None
+    times_us = np.array(values, np.float64) * unit_us
+    return times_us if times_us.sum() < _LONGEST_US else None
+
+
+def _value(metrics: Mapping[str, _Metric], name: str) -> object:
+    metric = metrics.get(name)
+    return None if metric is None else metric.value
+
+
+def _tokens(metrics: Mapping[str, _Metric], *names: str) -> int | None:
+    """The first of these that is a number of tokens."""
+    return next((count for name in names if (count := tokens(_value(metrics, name)))), None)
+
+
+def _requested_tokens(metrics: Mapping[str, _Metric]) -> int | None:
+    """The length asked for: the count is said to differ from it by so many percent (from 0.6)."""
+    percent, counted = (
+        finite(_value(metrics, "osl_mismatch_diff_pct")),
+        whole(_value(metrics, "output_sequence_length")),
+    )
+    if percent is None or not counted or percent <= -100:
+        return None
+    requested = counted / (1 + percent / 100)
+    nearest = round(requested)
+    return tokens(nearest) if abs(requested - nearest) < 1e-3 else None
+
+
+def _status(record: _Record) -> str:
+    if record.metadata.was_cancelled is True:
+        return "aborted"
+    if record.error is None:
+        return "ok"
+    return "timeout" if "timeout" in f"{record.error.type} {record.error.message}"[:2000].lower() else "error"
+
+
+def _message(record: _Record) -> str | None:
+    if record.error is None:
+        return "cancelled by the client"
+    return text(": ".join(part for part in (text(record.error.type), text(record.error.message)) if part))

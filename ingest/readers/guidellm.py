@@ -1,0 +1,282 @@
+"""GuideLLM's ``benchmarks.json``: one benchmark a load level, with a record for each request (0.3 to 0.6).
+
+Times are epoch seconds of the client, aggregates milliseconds (``request_latency``: seconds).  There
+are no stamps of single tokens, only of the first and the last event with text.
+Requests that were never sent are not in it.  The time per output token of this tool is
+``(last token - send) / n`` from 0.4 on, with the time to the first token in it, and was
+``(last token - first token) / n`` in 0.3: n intervals where there are n - 1.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from blis_replay.ingest.errors import RecordingError
+from blis_replay.ingest.readers.documents import section, text
+from blis_replay.ingest.readers.files import RecordedFile
+from blis_replay.ingest.readers.nested_json import JsonPath, place_of, wanted_values
+from blis_replay.ingest.readers.numbers import finite, microseconds, tokens, whole
+from blis_replay.ingest.readers.reported_numbers import (
+    US_PER_MS,
+    US_PER_S,
+    WHOLE_RUN,
+    Reported,
+    aggregate_frame,
+    reported_number,
+)
+from blis_replay.ingest.readers.requests_frame import RequestsRead, frame_of, request_row
+from blis_replay.ingest.recording import Stage
+
+_STATUS = {"successful": "ok", "errored": "error", "incomplete": "aborted"}
+# Of a benchmark: where its strategy, length and metrics stand in one generation or the other.
+_SECTIONS = ("args", "config", "duration", "request_loader", "worker")
+_METRICS = {
+    "request_latency": ("e2e", US_PER_S),
+    "time_to_first_token_ms": ("ttft", US_PER_MS),
+    "inter_token_latency_ms": ("itl_reported", US_PER_MS),
+    "time_per_output_token_ms": ("tpot", US_PER_MS),
+    "prompt_token_count": ("prompt_tokens", 1.0),
+    "output_token_count": ("output_tokens_reported", 1.0),
+}
+_TPOT_OF_0_3, _TPOT = "tpot_over_n_reported", "tpot_with_ttft_reported"
+_PERCENTILES = {"p001": "p0.1", "p01": "p1", "p05": "p5", "p999": "p99.9"} | {
+    name: name for name in ("p10", "p25", "p75", "p90", "p95", "p99")
+}
+# request_args is Python's own notation as a string; what stands before the prompt is the tool's, not the user's.
+_ARGUMENTS = re.compile(r"(.{0,4000}?)'(?:prompt|messages)':", re.DOTALL)
+_MAX_TOKENS = re.compile(r"'max_(?:completion_)?tokens': (\d{1,10})\b", re.ASCII)
+_IGNORE_EOS = re.compile(r"'ignore_eos': (True|False)\b")
+_MODEL = re.compile(r"'model': '([^'\\]{1,200})'")
+_LENGTH = re.compile(r"(?:^|,)\s*output_tokens=(\d{1,10})\s*(?:,|$)", re.ASCII)
+
+
+@dataclass
+class _Results:
+    """What has been read of the file besides the requests: values at its top, and by benchmark."""
+
+    top: dict[str, Any] = field(default_factory=dict)
+    benchmarks: dict[int, dict[str, Any]] = field(default_factory=dict)
+    sent: dict[int, int] = field(default_factory=dict)  # requests by benchmark
+    model: str | None = None
+    timed: bool = False  # records have info.timings: 0.4 and later
+
+
+def recognises(head: bytes) -> bool:
+    """Whether a file that begins like this has GuideLLM's results."""
+    marks = (b'"guidellm_version"', b'"generative_benchmark"', b'"data_column_mapper"')
+    return head.lstrip()[:1] == b"{" and b'"benchmarks"' in head and any(mark in head for mark in marks)
+
+
+def recognises_table(head: bytes) -> bool:
+    """Whether a file that begins like this is GuideLLM's CSV: one header line in 0.3, three in later ones."""
+    return head.startswith((b"Type,Run Id,Id,Name,", b"Run Info,Run Info,"))
+
+
+def refuse_table(file: RecordedFile, _events_path: Path) -> RequestsRead:
+    """Raises :class:`RecordingError`: the CSV has a row for each load level and no request."""
+    raise RecordingError(
+        file.path,
+        "",
+        "GuideLLM's CSV has means and percentiles of whole load levels, and no requests",
+        "have guidellm write JSON as well (0.3: --output-path NAME.json, from 0.4: --outputs json) and give that",
+    )
+
+
+def read_requests(file: RecordedFile, _events_path: Path) -> RequestsRead:
+    """The requests in file order, a load stage for each benchmark, and the tool's own aggregates.
+
+    Requests that the end of a benchmark cut off are ``aborted``.  Lengths are the server's
+    from 0.4 on; 0.3 always asks for the configured length with EOS ignored, and of an aborted
+    request it reports the configured prompt length, which is not kept.  Memory is bounded by a
+    batch of requests.  A record that cannot be used is rejected with its place.
+    """
+    results = _Results()
+    frame = frame_of(_usable_rows(file, results))
+    file.tally.records = len(frame)
+    aggregates = aggregate_frame(_aggregates(file, results))
+    length = None if results.timed else _configured_length(results)
+    return RequestsRead(
+        frame,
+        "client",
+        "epoch",
+        text(results.top.get("model")) or _backend_model(results) or results.model,
+        version=_version(results),
+        stages=tuple(stage for i in sorted(results.benchmarks) if (stage := _stage(i, results))),
+        aggregates=aggregates,
+        configured_output_tokens=length,
+        ignore_eos=True if length else None,
+    )
+
+
+def _wanted(path: JsonPath) -> bool:
+    if len(path) == 3:
+        return path[1:] in (("metadata", "guidellm_version"), ("args", "model"), ("args", "prefer_response_metrics"))
+    if path[1:2] != ("benchmarks",) or len(path) < 4:
+        return False
+    if len(path) == 4:
+        return path[3] in _SECTIONS
+    if path[3] == "requests":
+        return len(path) == 6 and path[4] in _STATUS and isinstance(path[5], int)
+    if path[3] == "request_totals":  # 0.3: beside the metrics
+        return path[4:] == ("successful",)
+    return len(path) == 6 and path[3:6:2] == ("metrics", "successful") and path[4] in (*_METRICS, "request_totals")
+
+
+def _usable_rows(file: RecordedFile, results: _Results) -> Iterator[dict[str, object]]:
+    for path, value in wanted_values(file, _wanted):
+        if len(path) == 3:
+            results.top[str(path[2])] = value
+            continue
+        benchmark = int(path[2])
+        known = results.benchmarks.setdefault(benchmark, {})
+        if path[3] != "requests":
+            known[str(path[4] if path[3] == "metrics" else path[3])] = value
+            continue
+        problem, row = _row(value, str(path[4]), benchmark, results)
+        if problem:
+            file.tally.reject(place_of(path), problem)
+            continue
+        results.sent[benchmark] = results.sent.get(benchmark, 0) + 1
+        yield row
+
+
+def _row(record: object, listed: str, benchmark: int, results: _Results) -> tuple[str, dict[str, object]]:
+    if not isinstance(record, Mapping):
+        return "no object", {}
+    timings = section(record, "info", "timings")
+    timed = bool(timings)
+    results.timed = results.timed or timed
+    sent_us, first_us, end_us = _times(record, timings)
+    if sent_us is None:
+        return "was never sent", {}
+    status = _STATUS[listed]
+    ok = status == "ok"
+    if any(later_us is not None and later_us < sent_us for later_us in (first_us, end_us)):
+        return "a first token or an end before the start", {}
+    if ok and end_us is None:
+        return "completed, and no end that is a usable time", {}
+    arguments = _arguments(record.get("request_args"))
+    results.model = results.model or _found(_MODEL, arguments)
+    ignored = _found(_IGNORE_EOS, arguments)
+    error = text(record.get("error")) or text(section(record, "info").get("error"))
+    reported = whole(record.get("output_tokens"))
+    by_server = ok and timed and results.top.get("prefer_response_metrics") is not False
+    return "", request_row(
+        request_id=text(record.get("response_id")) or text(record.get("request_id")),
+        stage=benchmark,
+        prompt_tokens=tokens(record.get("prompt_tokens")) if timed or status != "aborted" else None,
+        output_tokens_reported=reported if ok else None,
+        usage_output_tokens=reported if by_server else None,
+        max_tokens=tokens(_found(_MAX_TOKENS, arguments)),
+        ttft_us=first_us - sent_us if ok and first_us is not None else None,
+        e2e_us=None if end_us is None else end_us - sent_us,
+        status="timeout" if status == "error" and "timeout" in (error or "").lower() else status,
+        error=None if ok else error,
+        sent_us=sent_us,
+        ignore_eos=None if ignored is None else ignored == "True",
+    )
+
+
+def _times(record: Mapping[str, Any], timings: Mapping[str, Any]) -> tuple[int | None, int | None, int | None]:
+    """Send, first token and end in us.  A request that was cut off has no end of its own, but the tool's."""
+    if timings:
+        ends = [timings.get(name) for name in ("request_end", "resolve_end")]
+        stamps = [timings.get("request_start"), timings.get("first_token_iteration")]
+    else:
+        ends = [record.get("end_time")]
+        stamps = [record.get("start_time"), record.get("first_token_time")]
+    end_us = next((end for value in ends if (end := microseconds(value)) is not None), None)
+    return microseconds(stamps[0]), microseconds(stamps[1]), end_us
+
+
+def _arguments(value: object) -> str:
+    """The part of ``request_args`` before the prompt."""
+    if not isinstance(value, str):
+        return ""
+    match = _ARGUMENTS.match(value)
+    return match[1] if match else ""
+
+
+def _found(pattern: re.Pattern[str], within: str) -> str | None:
+    match = pattern.search(within)
+    return match[1] if match else None
+
+
+def _strategy(benchmark: Mapping[str, Any]) -> Mapping[str, Any]:
+    return section(benchmark, "config", "strategy") or section(benchmark, "args", "strategy")
+
+
+def _stage(number: int, results: _Results) -> Stage | None:
+    """The benchmark as a load stage; its rate is the achieved one where none was asked for (``throughput``)."""
+    benchmark = results.benchmarks[number]
+    duration_us = microseconds(benchmark.get("duration"))
+    if duration_us is None or duration_us <= 0:
+        return None
+    asked = finite(_strategy(benchmark).get("rate"))
+    rate_per_s = asked if asked and asked > 0 else results.sent.get(number, 0) / (duration_us / US_PER_S)
+    return Stage(number, rate_per_s, duration_us)
+
+
+def _backend_model(results: _Results) -> str | None:
+    return next(
+        (m for b in results.benchmarks.values() if (m := text(section(b, "worker").get("backend_model")))), None
+    )
+
+
+def _configured_length(results: _Results) -> int | None:
+    """The output length of 0.3's synthetic data (``prompt_tokens=80,output_tokens=35``), if all benchmarks share it."""
+    asked = [section(b, "request_loader").get("data") for b in results.benchmarks.values()]
+    lengths = {
+        _found(_LENGTH, data) if isinstance(data, str) and "output_tokens_" not in data else None for data in asked
+    }
+    return tokens(lengths.pop()) if len(lengths) == 1 else None
+
+
+def _version(results: _Results) -> str:
+    """``guidellm 0.5.4``; 0.4 and 0.3 do not write their version, but their records differ."""
+    return f"guidellm {text(results.top.get('guidellm_version')) or ('0.4' if results.timed else '0.3')}"
+
+
+def _aggregates(file: RecordedFile, results: _Results) -> Iterator[tuple[int, str, str, float]]:
+    """What each benchmark reports; for the whole run that of the only one, or means over all of them."""
+    tpot = _TPOT if results.timed else _TPOT_OF_0_3
+    rows = [
+        (number, tpot if metric == "tpot" else metric, statistic, value)
+        for number, benchmark in sorted(results.benchmarks.items())
+        for metric, statistic, value in _reported(file, benchmark)
+    ]
+    yield from rows
+    if len(results.benchmarks) == 1:
+        yield from ((WHOLE_RUN, *row[1:]) for row in rows)
+    else:
+        for metric, value in _pooled_means(list(results.benchmarks.values())):
+            yield WHOLE_RUN, tpot if metric == "tpot" else metric, "mean", value
+
+
+def _reported(file: RecordedFile, benchmark: Mapping[str, Any]) -> Iterator[Reported]:
+    for key, (metric, unit) in _METRICS.items():
+        found = section(benchmark, key)
+        percentiles = section(found, "percentiles")
+        values = {"mean": found.get("mean"), "p50": found.get("median")}
+        values |= {"min": found.get("min"), "max": found.get("max")}
+        values |= {ours: percentiles.get(theirs) for theirs, ours in _PERCENTILES.items()}
+        for statistic, value in values.items():
+            yield from reported_number(file, metric, statistic, value, unit)
+    yield from reported_number(file, "requests", "succeeded", benchmark.get("request_totals"))
+
+
+def _pooled_means(benchmarks: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, float]]:
+    """Means over all benchmarks, from the sums and counts that each reports."""
+    for key, (metric, unit) in _METRICS.items():
+        parts = [
+            (finite(section(b, key).get("total_sum")), whole(section(b, key).get("count")))
+            for b in benchmarks
+            if section(b, key).get("count")
+        ]
+        known = [(total, count) for total, count in parts if total is not None and count]
+        if known and len(known) == len(parts):
+            yield metric, unit * sum(total for total, _ in known) / sum(count for _, count in known)

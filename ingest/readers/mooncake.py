@@ -1,0 +1,126 @@
+"""Mooncake traces: JSON lines with arrivals, lengths and the prompt's blocks; AIPerf's dialect of them too."""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from blis_replay.ingest.readers.files import RecordedFile, lines
+from blis_replay.ingest.readers.numbers import microseconds
+from blis_replay.ingest.readers.requests_frame import RawPrefix, RequestsRead, arrival_row, frame_of
+
+MAX_LINE_BYTES = 64 << 20
+# Tokens of a block: in the released traces, and in those made from Qwen's.
+BLOCK_TOKENS = (512, 16)
+_LARGEST_KEY = (1 << 63) - 1
+_FIELD = re.compile(rb'"input_length"\s*:')
+_OTHER_FIELD = re.compile(rb'"(?:output_length|timestamp|hash_ids)"\s*:')
+
+
+class _Record(msgspec.Struct, gc=False):
+    timestamp: Any = None
+    input_length: Any = None
+    output_length: Any = None
+    hash_ids: Any = None
+
+
+_RECORD = msgspec.json.Decoder(_Record)
+_DECODE_ERRORS = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
+
+
+@dataclass
+class _Blocks:
+    """Block keys of the requests so far; ``fitting``: requests whose number of keys fits a block size."""
+
+    counts: array[int] = field(default_factory=lambda: array("q"))
+    keys: array[int] = field(default_factory=lambda: array("q"))
+    named: int = 0
+    fitting: dict[int, int] = field(default_factory=lambda: dict.fromkeys(BLOCK_TOKENS, 0))
+
+    def add(self, keys: list[int], prompt_tokens: int) -> None:
+        self.counts.append(len(keys))
+        self.keys.extend(keys)
+        self.named += bool(keys)
+        for size in self.fitting if keys else ():
+            self.fitting[size] += len(keys) in (prompt_tokens // size, -(-prompt_tokens // size))
+
+
+def recognises(head: bytes) -> bool:
+    """Whether the first line is an object with a prompt length and another field of the format."""
+    line = head.removeprefix(b"\xef\xbb\xbf").lstrip().split(b"\n", 1)[0]
+    if not line.startswith(b"{") or _FIELD.search(line) is None or _OTHER_FIELD.search(line) is None:
+        return False
+    try:
+        return _RECORD.decode(line).input_length is not None
+    except _DECODE_ERRORS:
+        return len(line) == len(head)  # longer than the head, so cut
+
+
+def read_requests(file: RecordedFile, _stamps_path: Path | None = None) -> RequestsRead:
+    """The requests in file order on a clock that counts from the trace's start, and their block identities.
+
+    Equal leading ``hash_ids`` are a shared prefix.  A line without ``timestamp``, such as a turn
+    that follows another by a ``delay``, has no arrival; it and what could not be served is
+    rejected and counted by line.
+    """
+    blocks = _Blocks()
+    frame = frame_of(_usable_rows(file, blocks))
+    file.tally.records = len(frame)
+    prefix, remarks = _prefix(blocks)
+    return RequestsRead(frame, "server", "relative", prefix=prefix, remarks=remarks)
+
+
+def _usable_rows(file: RecordedFile, blocks: _Blocks) -> Iterator[dict[str, object]]:
+    for number, line in lines(file, MAX_LINE_BYTES):
+        place, content = f"line {number}", line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+        if not content.strip():
+            continue
+        try:
+            record = _RECORD.decode(content)
+        except _DECODE_ERRORS as error:
+            file.tally.reject(place, str(error))
+            continue
+        problem, row = arrival_row(_arrival_us(record.timestamp), record.input_length, record.output_length)
+        keys = _keys(record.hash_ids)
+        if keys is None:
+            problem = problem or "hash_ids is no list of whole numbers below 2^63"
+        if problem or keys is None:
+            file.tally.reject(place, problem)
+            continue
+        blocks.add(keys, int(str(row["prompt_tokens"])))
+        yield row
+
+
+def _arrival_us(timestamp_ms: object) -> int | None:
+    ns = microseconds(timestamp_ms)  # a thousandth of what a number of seconds would be
+    return None if ns is None or ns < 0 else (ns + 500) // 1000
+
+
+def _keys(hash_ids: object) -> list[int] | None:
+    if hash_ids is None:
+        return []
+    if not isinstance(hash_ids, list):
+        return None
+    whole = all(type(key) is int and 0 <= key <= _LARGEST_KEY for key in hash_ids)
+    return hash_ids if whole else None
+
+
+def _prefix(blocks: _Blocks) -> tuple[RawPrefix | None, tuple[str, ...]]:
+    """The identities at the block size that fits the most requests; none if it fits no more than half of them."""
+    if not blocks.named:
+        return None, ()
+    size = max(BLOCK_TOKENS, key=lambda tokens: blocks.fitting[tokens])
+    fitting = f"{blocks.fitting[size]:,} of {blocks.named:,} requests"
+    if 2 * blocks.fitting[size] <= blocks.named:
+        sizes = " or ".join(map(str, BLOCK_TOKENS))
+        return None, (f"prefix identities: hash_ids are in blocks of {sizes} tokens in no more than {fitting}",)
+    remarks = () if blocks.fitting[size] == blocks.named else (f"hash_ids for every {size} tokens but in {fitting}",)
+    source = f"hash_ids of the trace, one for {size} tokens"
+    return RawPrefix(size, source, np.array(blocks.counts, np.int64), np.array(blocks.keys, np.int64)), remarks

@@ -1,0 +1,121 @@
+"""The table of requests that `blis-replay export --to parquet` writes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from blis_replay.ingest.errors import RecordingError
+from blis_replay.ingest.readers.documents import text
+from blis_replay.ingest.readers.files import RecordedFile
+from blis_replay.ingest.readers.numbers import MAX_INTEGER, MAX_TOKENS, tokens, whole
+from blis_replay.ingest.readers.requests_frame import READ_SCHEMA, RawPrefix, RequestsRead
+from blis_replay.ingest.recording import OUTPUT_LENGTH_SOURCES, REQUEST_SCHEMA
+
+METADATA = b"blis-replay"
+BLOCKS = "prefix_blocks"
+_MAGIC = b"PAR1"
+_BATCH_ROWS = 10_000
+_MAX_METADATA_BYTES = 1 << 16
+_LENGTHS = ("prompt_tokens", "output_tokens", "output_tokens_reported", "max_tokens", "cached_prompt_tokens")
+_TIMES = ("arrival_us", "ttft_us", "e2e_us", "queue_us", "prefill_us", "decode_us", "stage")
+_STATUSES = ("ok", "error", "timeout")
+_KINDS = ("epoch", "monotonic", "relative")
+
+
+def recognises(head: bytes) -> bool:
+    """Whether a file begins like Parquet."""
+    return head.startswith(_MAGIC)
+
+
+def read_requests(file: RecordedFile, _stamps_path: Path | None = None) -> RequestsRead:
+    """The requests in file order, with everything that the export knew of them.
+
+    Raises :class:`RecordingError` if the file is no sound Parquet or its columns are not those of
+    the export.  A row that cannot be used is rejected and counted.
+    """
+    import pyarrow
+    from pyarrow import parquet
+
+    frames: list[pl.DataFrame] = []
+    try:
+        with file.path.open("rb") as raw, parquet.ParquetFile(raw) as table:
+            told = _told(table.schema_arrow.metadata)
+            for frame in _frames(file, table):
+                frames.append(frame)
+    except (pyarrow.ArrowException, pl.exceptions.PolarsError, ValueError, OverflowError, OSError) as error:
+        problem = " ".join(str(error).split())[:120]
+        raise RecordingError(file.path, "", f"no sound table of requests ({problem})", "export it again") from error
+    read = pl.concat([pl.DataFrame(schema=READ_SCHEMA | {BLOCKS: pl.List(pl.Int64)}), *frames])
+    file.tally.records = len(read)
+    zero_us = whole(told["clock"].get("zero_us")) or 0
+    return RequestsRead(
+        read.drop(BLOCKS).with_columns(pl.col("sent_us") + zero_us),
+        "server" if told["clock"].get("name") == "server" else "client",
+        kind if (kind := told["clock"].get("kind")) in _KINDS else "relative",
+        text(told.get("model")),
+        prefix=_prefix(read[BLOCKS], told),
+    )
+
+
+def _told(metadata: dict[bytes, bytes] | None) -> dict[str, Any]:
+    """What the export says of the whole table; ``clock`` is always a mapping."""
+    raw = (metadata or {}).get(METADATA, b"{}")
+    told = json.loads(raw) if len(raw) <= _MAX_METADATA_BYTES and raw.count(b"[") + raw.count(b"{") < 100 else {}
+    told = told if isinstance(told, dict) else {}
+    return told | {"clock": told["clock"] if isinstance(told.get("clock"), dict) else {}}
+
+
+def _frames(file: RecordedFile, table: Any) -> Iterator[pl.DataFrame]:
+    """The usable rows, a batch at a time, as ``READ_SCHEMA`` with times from 0, and their blocks."""
+    schema = REQUEST_SCHEMA | {BLOCKS: pl.List(pl.Int64)}
+    if "arrival_us" not in table.schema_arrow.names:
+        raise ValueError("there is no column arrival_us")
+    first = 1
+    for batch in table.iter_batches(
+        batch_size=_BATCH_ROWS, columns=[n for n in table.schema_arrow.names if n in schema]
+    ):
+        given = pl.DataFrame(pl.from_arrow(batch))
+        absent = [pl.lit(None).alias(name) for name in schema if name not in given.columns]
+        frame = given.with_columns(absent).select(pl.col(name).cast(kind) for name, kind in schema.items())
+        frame = frame.with_columns(
+            pl.col("status").fill_null("ok"),
+            *(pl.Series(name, [text(value) for value in frame[name]], pl.String) for name in ("request_id", "error")),
+        )
+        problems = frame.select(pl.coalesce(_problems())).to_series()
+        for place in problems.is_not_null().arg_true():
+            file.tally.reject(f"row {first + place}", f"{problems[place]} is not usable")
+        first += len(frame)
+        usable = frame.filter(problems.is_null()).with_columns(pl.col("arrival_us").alias("sent_us"))
+        more = [pl.lit(None).cast(kind).alias(name) for name, kind in READ_SCHEMA.items() if name not in usable.columns]
+        yield usable.with_columns(more).select(*READ_SCHEMA, BLOCKS)
+
+
+def _problems() -> list[pl.Expr]:
+    """For each column its name where its value cannot be, else null."""
+    beyond = dict.fromkeys(_TIMES, MAX_INTEGER) | dict.fromkeys(_LENGTHS, MAX_TOKENS)
+    blocks = pl.col(BLOCKS)
+    bad = {
+        "arrival_us": pl.col("arrival_us").is_null(),
+        "status": ~pl.col("status").is_in(_STATUSES),
+        "output_tokens_source": pl.col("output_tokens_source").is_null() != pl.col("output_tokens").is_null(),
+        BLOCKS: (blocks.list.min() < 0) | blocks.list.eval(pl.element().is_null()).list.any(),
+    }
+    named = pl.col("output_tokens_source")
+    rules = [*bad.items(), ("output_tokens_source", named.is_not_null() & ~named.is_in(OUTPUT_LENGTH_SOURCES))]
+    rules += [(name, (pl.col(name) < 0) | (pl.col(name) >= limit)) for name, limit in beyond.items()]
+    return [pl.when(rule.fill_null(False)).then(pl.lit(name)) for name, rule in rules]
+
+
+def _prefix(blocks: pl.Series, told: dict[str, Any]) -> RawPrefix | None:
+    block_tokens = tokens(told.get("block_tokens"))
+    if block_tokens is None:
+        return None
+    counts = blocks.list.len().fill_null(0).to_numpy().astype(np.int64)
+    keys = blocks.explode().drop_nulls().to_numpy().astype(np.int64)
+    return RawPrefix(block_tokens, text(told.get("prefix_source")) or "blocks of the table", counts, keys)

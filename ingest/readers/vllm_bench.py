@@ -1,0 +1,230 @@
+"""``vllm bench serve --save-result --save-detailed``: one object a run, with an array for each column.
+
+``--append-result`` puts one object after the other; each is a load stage here.  Arrays are in
+seconds, aggregates in milliseconds.  A stream event is stamped once, and E2E goes to the
+last one: ``ttft + sum(itls)``.  For chat the first event carries the role and no token,
+and ``itls`` begins with the gap behind it.  The prompt length is the client's own count,
+without the tokens that a server puts before a prompt (BOS).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blis_replay.ingest.readers.documents import text
+from blis_replay.ingest.readers.files import RecordedFile
+from blis_replay.ingest.readers.nested_json import JsonPath, wanted_values
+from blis_replay.ingest.readers.numbers import finite, microseconds, tokens, whole
+from blis_replay.ingest.readers.reported_numbers import (
+    US_PER_MS,
+    US_PER_S,
+    WHOLE_RUN,
+    Reported,
+    aggregate_frame,
+    reported_number,
+)
+from blis_replay.ingest.readers.requests_frame import RawEvents, RequestsRead, frame_of, request_row
+from blis_replay.ingest.recording import Stage
+
+_COLUMNS = ("input_lens", "output_lens", "ttfts", "itls", "start_times", "errors")
+_SCALARS = {
+    *("backend", "model_id", "request_rate", "duration", "request_throughput"),
+    *("num_prompts", "completed", "failed", "total_input_tokens", "total_output_tokens"),
+}
+_STATISTIC = re.compile(r"(mean|median|p\d{1,2}(?:\.\d{1,4})?)_(ttft|tpot|itl|e2el)_ms", re.ASCII)
+_METRICS = {"ttft": "ttft", "tpot": "tpot_reported", "itl": "itl_reported", "e2el": "e2e"}
+_STATISTICS = {"median": "p50"}
+# A server counts at least one token for an event.  More requests than this share with fewer: the client counted.
+_UNDERCOUNTED = 0.05
+_LONGEST_S = 1e9
+
+
+@dataclass
+class _Run:
+    """One object of the file: its scalars, and its columns by request.
+
+    In the column ``itls`` stand the place in the flat file and the number of stream events.
+    """
+
+    scalars: dict[str, Any] = field(default_factory=dict)
+    columns: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in _COLUMNS})
+
+    def requests(self) -> int:
+        return max(map(len, self.columns.values()))
+
+    def value(self, column: str, i: int) -> Any:
+        values = self.columns[column]
+        return values[i] if i < len(values) else None
+
+
+def recognises(head: bytes) -> bool:
+    """Whether a file that begins like this is a result of ``vllm bench serve``."""
+    return head.lstrip()[:1] == b"{" and all(f'"{key}"'.encode() in head for key in ("tokenizer_id", "num_prompts"))
+
+
+def read_requests(file: RecordedFile, events_path: Path) -> RequestsRead:
+    """The requests in file order, a load stage for each object; stamps go to the flat file ``events_path``.
+
+    Times are on the client's monotonic clock.  The E2E of a failed request is the time to its
+    last stream event, null if it had none.  Without ``--save-detailed`` there are only
+    aggregates; without ``start_times`` (before January 2026) no request can be placed, and
+    each is rejected.  A length is the server's where it is not below the count of events.
+    """
+    with events_path.open("wb") as stream:
+        runs = _read_runs(file, stream)
+    flat = np.memmap(events_path, np.int64, "r+") if events_path.stat().st_size else np.empty(0, np.int64)
+    owned: list[tuple[int, int]] = []
+    frame = frame_of(row for stage, run in enumerate(runs) for row in _rows(file, stage, runs, flat, owned))
+    offsets, counts = np.array(owned, np.int64).reshape(-1, 2).T
+    events = RawEvents(events_path, offsets, counts) if counts.sum() else None
+    aggregates = aggregate_frame(
+        row for stage, run in enumerate(runs) for row in _aggregates(file, stage, len(runs), run)
+    )
+    file.tally.records = len(frame) or len(aggregates)
+    first = runs[0].scalars if runs else {}
+    detailed = any(run.requests() for run in runs)
+    return RequestsRead(
+        frame,
+        "client",
+        "monotonic",
+        text(first.get("model_id")),
+        events,
+        version=f"vllm bench serve ({text(first.get('backend')) or 'backend unknown'})",
+        stages=tuple(stage for i, run in enumerate(runs) if (stage := _stage(i, run))),
+        aggregates=aggregates,
+        lacks=()
+        if detailed
+        else (f"requests: {file.name} was written without --save-detailed and has aggregates only",),
+    )
+
+
+def _wanted(path: JsonPath) -> bool:
+    if len(path) == 2:
+        return path[1] in _SCALARS or bool(_STATISTIC.fullmatch(str(path[1])))
+    return len(path) == 3 and path[1] in _COLUMNS and isinstance(path[2], int)
+
+
+def _read_runs(file: RecordedFile, stream: BinaryIO) -> list[_Run]:
+    runs: list[_Run] = []
+    written = 0
+    for path, value in wanted_values(file, _wanted):
+        while len(runs) <= int(path[0]):
+            runs.append(_Run())
+        run, column = runs[-1], str(path[1])
+        if len(path) == 2:
+            run.scalars[column] = value
+        elif column == "itls":
+            gaps = _gaps(value)
+            run.columns[column].append(None if gaps is None else (written, len(gaps)))
+            if gaps is not None:
+                stream.write(gaps.tobytes())
+                written += len(gaps)
+        else:
+            # Of a traceback, the last line says what happened.
+            run.columns[column].append(value.strip()[-500:] if isinstance(value, str) else value)
+    return runs
+
+
+def _gaps(value: object) -> NDArray[np.float64] | None:
+    """Seconds from the event before to each stream event, 0 for the first; ``None`` if they are no usable times."""
+    if not isinstance(value, list) or not all(type(gap) in (int, float) and 0 <= gap < _LONGEST_S for gap in value):
+        return None
+    gaps = np.array([0.0, *value], np.float64)
+    return gaps if gaps.sum() < _LONGEST_S else None
+
+
+def _rows(
+    file: RecordedFile, stage: int, runs: list[_Run], flat: NDArray[np.int64], owned: list[tuple[int, int]]
+) -> Iterator[dict[str, object]]:
+    run = runs[stage]
+    counted_by_server = _counted_by_server(run)
+    for i in range(run.requests()):
+        problem, sent_us, ttft_us = _times(run, i)
+        if problem:
+            place = f"request {i}" if len(runs) == 1 else f"document {stage + 1}, request {i}"
+            file.tally.reject(place, problem)
+            continue
+        first, count = run.value("itls", i)
+        stamps = flat[first : first + count]
+        # Stamps take the place of the gaps that they are made of.
+        stamps[:] = sent_us + ttft_us + np.rint(np.cumsum(stamps.view(np.float64)) * 1e6).astype(np.int64)
+        answered = ttft_us > 0
+        owned.append((first, count if answered else 0))
+        yield _row(run, i, stage, sent_us, int(stamps[-1]) if answered else None, counted_by_server)
+
+
+def _times(run: _Run, i: int) -> tuple[str, int, int]:
+    """Why a request cannot be used, its send time and TTFT in us (0: no event came)."""
+    sent_us, ttft_us = microseconds(run.value("start_times", i)), microseconds(run.value("ttfts", i))
+    if sent_us is None:
+        return "no start time (vllm writes start_times since January 2026), so it cannot be placed", 0, 0
+    if ttft_us is None or not 0 <= ttft_us < _LONGEST_S * US_PER_S:
+        return "a ttft that is no usable time", 0, 0
+    if run.value("itls", i) is None:
+        return "itls that are no usable times", 0, 0
+    return "", sent_us, ttft_us
+
+
+def _row(
+    run: _Run, i: int, stage: int, sent_us: int, last_us: int | None, counted_by_server: bool
+) -> dict[str, object]:
+    error, reported = text(run.value("errors", i)), whole(run.value("output_lens", i))
+    # A failed request has length 0, also where the file was cut off before the errors.
+    ok = error is None and bool(reported)
+    return request_row(
+        stage=stage,
+        prompt_tokens=tokens(run.value("input_lens", i)),
+        output_tokens_reported=reported if ok else None,
+        usage_output_tokens=reported if ok and counted_by_server else None,
+        ttft_us=microseconds(run.value("ttfts", i)) if ok else None,
+        e2e_us=None if last_us is None else last_us - sent_us,
+        status="ok" if ok else "timeout" if "timeout" in (error or "").lower() else "error",
+        error=error,
+        sent_us=sent_us,
+    )
+
+
+def _counted_by_server(run: _Run) -> bool:
+    """Whether the lengths are the server's: a count below that of the events can only be the client's own."""
+    placed = zip(run.columns["output_lens"], run.columns["itls"], strict=False)
+    counts = [(length, events[1]) for reported, events in placed if (length := whole(reported)) and events is not None]
+    # One event may carry the role.
+    undercounted = sum(1 for length, events in counts if length < events - 1)
+    return undercounted <= _UNDERCOUNTED * len(counts)
+
+
+def _stage(number: int, run: _Run) -> Stage | None:
+    """The run as a load stage; its rate is the achieved one where none was asked for (``inf``)."""
+    duration_us = microseconds(run.scalars.get("duration"))
+    asked = run.scalars.get("request_rate")
+    rate_per_s = finite(run.scalars.get("request_throughput") if isinstance(asked, str) else asked)
+    if not duration_us or duration_us < 0 or rate_per_s is None or rate_per_s <= 0:
+        return None
+    return Stage(number, rate_per_s, duration_us)
+
+
+def _aggregates(file: RecordedFile, stage: int, stages: int, run: _Run) -> Iterator[tuple[int, str, str, float]]:
+    for reported in _reported(file, run.scalars):
+        yield stage, *reported
+        if stages == 1:
+            yield WHOLE_RUN, *reported
+
+
+def _reported(file: RecordedFile, scalars: dict[str, Any]) -> Iterator[Reported]:
+    for statistic, key in (("sent", "num_prompts"), ("succeeded", "completed"), ("failed", "failed")):
+        yield from reported_number(file, "requests", statistic, scalars.get(key))
+    completed = tokens(scalars.get("completed"))
+    for metric, key in (("prompt_tokens", "total_input_tokens"), ("output_tokens_reported", "total_output_tokens")):
+        if completed:
+            yield from reported_number(file, metric, "mean", scalars.get(key), 1 / completed)
+    for key, value in scalars.items():
+        if match := _STATISTIC.fullmatch(key):
+            statistic, metric = match.groups()
+            yield from reported_number(file, _METRICS[metric], _STATISTICS.get(statistic, statistic), value, US_PER_MS)

@@ -1,0 +1,247 @@
+"""GuideLLM's results: generations, statuses, what its arguments say, load levels, damage."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from mutations import damaged, mutated
+
+from blis_replay.ingest.errors import RecordingError
+from blis_replay.ingest.readers.files import RecordedFile
+from blis_replay.ingest.readers.guidellm import read_requests, recognises, recognises_table, refuse_table
+from blis_replay.ingest.readers.requests_frame import RequestsRead
+from blis_replay.ingest.recording import Stage
+
+EPOCH = 1_770_000_000
+
+
+def record(i: int = 0, **changed: Any) -> dict[str, Any]:
+    """Request i of 0.5 is sent at i s, has its first token 50 ms later, 11 tokens by 250 ms, its end 1 ms after."""
+    start = EPOCH + float(i)
+    timings = {"targeted_start": start - 1, "request_start": start, "first_token_iteration": start + 0.05}
+    timings |= {"last_token_iteration": start + 0.25, "request_end": start + 0.251, "resolve_end": start + 0.252}
+    arguments = {"model": "org/m-7b", "stream": True, "max_tokens": 11, "stop": None, "ignore_eos": True}
+    made = {
+        "request_id": f"r{i}",
+        "response_id": f"cmpl-{i}",
+        "request_args": repr({"method": None, "body": {**arguments, "prompt": "'max_tokens': 9, 'ignore_eos': False"}}),
+        "info": {"status": "completed", "timings": timings, "error": None},
+        "prompt_tokens": 100,
+        "output_tokens": 11,
+    }
+    return {**made, **changed}
+
+
+def old_record(i: int = 0, **changed: Any) -> dict[str, Any]:
+    """The same request in a record of 0.3."""
+    start = EPOCH + float(i)
+    times = {"start_time": start, "first_token_time": start + 0.05, "last_token_time": start + 0.25}
+    made = {"request_id": f"r{i}", "prompt_tokens": 100, "output_tokens": 11, "end_time": start + 0.251, **times}
+    return {**made, **changed}
+
+
+def distribution(mean: float, count: int = 2) -> dict[str, Any]:
+    return {
+        "mean": mean,
+        "median": mean,
+        "count": count,
+        "total_sum": mean * count,
+        "percentiles": {"p001": 1, "p99": 9},
+    }
+
+
+def benchmark(*successful: Any, rate: float | None = 4.0, **groups: Any) -> dict[str, Any]:
+    metrics = {
+        "request_totals": {"successful": len(successful)},
+        "request_latency": {"successful": distribution(0.251)},
+        "inter_token_latency_ms": {"successful": distribution(20.0)},
+        "time_per_output_token_ms": {"successful": distribution(22.7)},
+    }
+    return {
+        "config": {"strategy": {"type_": "constant", "rate": rate}},
+        "duration": 10.0,
+        "metrics": metrics,
+        "requests": {"successful": list(successful), "errored": [], "incomplete": [], **groups},
+    }
+
+
+def results(*benchmarks: dict[str, Any]) -> dict[str, Any]:
+    head = {"metadata": {"guidellm_version": "0.5.4"}, "args": {"model": None, "prefer_response_metrics": True}}
+    return {**head, "benchmarks": list(benchmarks)}
+
+
+def read(folder: Path, content: object) -> tuple[RequestsRead, RecordedFile]:
+    path = folder / "benchmarks.json"
+    path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+    file = RecordedFile(path, path.name)
+    return read_requests(file, folder / "stamps"), file
+
+
+def test_a_record_of_the_timed_generation(tmp_path: Path) -> None:
+    """Arguments are read before the prompt, whatever the prompt says."""
+    found, file = read(tmp_path, results(benchmark(record())))
+    request = found.frame.row(0, named=True)
+    assert (request["sent_us"], request["ttft_us"], request["e2e_us"]) == (EPOCH * 1_000_000, 50_000, 251_000)
+    assert (request["prompt_tokens"], request["usage_output_tokens"], request["output_tokens_reported"]) == (
+        100,
+        11,
+        11,
+    )
+    assert (request["max_tokens"], request["ignore_eos"]) == (11, True)
+    assert (request["request_id"], request["stage"], request["status"]) == ("cmpl-0", 0, "ok")
+    assert (found.model, found.version, found.clock_kind, found.events) == ("org/m-7b", "guidellm 0.5.4", "epoch", None)
+    assert (file.tally.records, file.tally.rejected_count) == (1, 0)
+
+
+def test_a_record_of_0_3_and_the_length_that_its_data_asks_for(tmp_path: Path) -> None:
+    made = benchmark(old_record(), incomplete=[old_record(1, error="TimeoutError: timed out before completing")])
+    made = {**made, "config": None, "args": {"strategy": {"rate": 6.0}}, "worker": {"backend_model": "org/m-7b"}}
+    made["request_loader"] = {"data": "prompt_tokens=80,output_tokens=11,samples=200"}
+    found, _file = read(tmp_path, {"benchmarks": [made]})
+    assert (found.configured_output_tokens, found.ignore_eos, found.model) == (11, True, "org/m-7b")
+    assert found.frame["usage_output_tokens"].to_list() == [None, None]
+    assert found.frame["prompt_tokens"].to_list() == [100, None]  # the configured one, of a request that was cut off
+    assert found.frame["status"].to_list() == ["ok", "aborted"]
+    assert found.version == "guidellm 0.3"
+
+
+@pytest.mark.parametrize("data", ["org/dataset", "output_tokens=11,output_tokens_stdev=2", None, 7])
+def test_a_length_that_requests_do_not_share_is_none(tmp_path: Path, data: object) -> None:
+    found, _file = read(tmp_path, {"benchmarks": [{**benchmark(old_record()), "request_loader": {"data": data}}]})
+    assert (found.configured_output_tokens, found.ignore_eos) == (None, None)
+
+
+def test_time_per_output_token_means_something_else_in_each_generation(tmp_path: Path) -> None:
+    """0.3: (last - first) / n, from 0.4: (last - send) / n; neither is the mean gap between tokens."""
+    metrics = [
+        set(read(tmp_path, results(benchmark(made)))[0].aggregates["metric"]) for made in (old_record(), record())
+    ]
+    assert "tpot_over_n_reported" in metrics[0] - metrics[1]
+    assert "tpot_with_ttft_reported" in metrics[1] - metrics[0]
+
+
+def test_lists_of_requests_say_what_became_of_them(tmp_path: Path) -> None:
+    cut = record(2)
+    cut["info"]["timings"] |= {"request_end": None}
+    made = benchmark(
+        record(0),
+        errored=[record(1, info={**record(1)["info"], "error": "ReadTimeout: 300 s"}), record(3, error="400")],
+        incomplete=[cut],
+    )
+    frame = read(tmp_path, results(made))[0].frame.sort("sent_us")
+    assert frame["status"].to_list() == ["ok", "timeout", "aborted", "error"]
+    assert frame["ttft_us"].to_list() == [50_000, None, None, None]
+    assert frame["e2e_us"].to_list() == [251_000, 251_000, 252_000, 251_000]
+    assert frame["output_tokens_reported"].to_list() == [11, None, None, None]
+
+
+def test_the_clients_own_count_is_not_taken_for_the_servers(tmp_path: Path) -> None:
+    made = results(benchmark(record()))
+    made["args"]["prefer_response_metrics"] = False
+    assert read(tmp_path, made)[0].frame["usage_output_tokens"].to_list() == [None]
+
+
+def test_a_benchmark_is_a_load_stage(tmp_path: Path) -> None:
+    """Where no rate was asked for (synchronous, throughput) it is what was sent: 2 requests in 10 s."""
+    found, _file = read(tmp_path, results(benchmark(record(0), record(1), rate=None), benchmark(record(20), rate=8.0)))
+    assert found.frame["stage"].to_list() == [0, 0, 1]
+    assert found.stages == (Stage(0, 0.2, 10_000_000), Stage(1, 8.0, 10_000_000))
+
+
+def test_means_over_all_benchmarks_come_from_their_sums_and_counts(tmp_path: Path) -> None:
+    """(20 ms x 2 + 30 ms x 6) / 8 = 27.5 ms."""
+    one, two = benchmark(record(0)), benchmark(record(20))
+    two["metrics"]["inter_token_latency_ms"]["successful"] = distribution(30.0, 6)
+    aggregates = read(tmp_path, results(one, two))[0].aggregates
+    itl = {(stage, name): us for stage, metric, name, us in aggregates.iter_rows() if metric == "itl_reported"}
+    assert itl[-1, "mean"] == 27_500 and (itl[0, "mean"], itl[1, "p50"], itl[0, "p0.1"]) == (20_000, 30_000, 1_000)
+    assert (-1, "p50") not in itl
+    only = read(tmp_path, results(one))[0].aggregates
+    assert only.filter(only["stage"] == -1).height == only.filter(only["stage"] == 0).height
+
+
+@pytest.mark.parametrize(
+    ("broken", "reason"),
+    [
+        (record(info={"timings": {"request_start": None, "queued": 1.0}}), "was never sent"),
+        (record(info={"timings": {"request_start": "soon"}}), "was never sent"),
+        (record(info={"timings": {"request_start": 5.0}}), "no end"),
+        (record(info={"timings": {"request_start": 5.0, "request_end": 4.0}}), "before the start"),
+        (old_record(first_token_time=1.0), "before the start"),
+        (17, "no object"),
+    ],
+)
+def test_a_broken_record_is_counted_with_its_place(tmp_path: Path, broken: object, reason: str) -> None:
+    found, file = read(tmp_path, results(benchmark(record(0), broken, record(1))))
+    assert found.frame["request_id"].to_list() == ["cmpl-0", "cmpl-1"]
+    assert file.tally.rejected[0][0] == "benchmarks[0].requests.successful[1]"
+    assert reason in file.tally.rejected[0][1]
+
+
+def test_a_cut_file_keeps_what_came_before(tmp_path: Path) -> None:
+    whole = json.dumps(results(benchmark(*(record(i) for i in range(5))))).encode()
+    found, file = read(tmp_path, whole[: whole.index(b"cmpl-3")])
+    assert found.frame["request_id"].to_list() == ["cmpl-0", "cmpl-1", "cmpl-2"]
+    assert file.tally.rejected[0][0].startswith("benchmarks[0].requests.successful[3]")
+
+
+def test_gzip_is_unpacked(tmp_path: Path) -> None:
+    packed = gzip.compress(json.dumps(results(benchmark(record()))).encode())
+    assert len(read(tmp_path, packed)[0].frame) == 1
+
+
+def test_results_are_known_by_content() -> None:
+    assert recognises(json.dumps(results(benchmark(record()))).encode())
+    assert recognises(b'{"benchmarks":[{"type_":"generative_benchmark"')
+    assert not recognises(b'{"benchmarks":[{"name":"pytest"')
+    assert recognises_table(b"Type,Run Id,Id,Name,Start Time") and not recognises_table(b"Type,Name")
+
+
+def test_the_table_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(RecordingError, match="no requests; have guidellm write JSON"):
+        refuse_table(RecordedFile(tmp_path / "b.csv", "b.csv"), tmp_path)
+
+
+WHOLE = results(
+    benchmark(record(0), record(1), errored=[record(2, error="x")]), benchmark(old_record(3), incomplete=[record(4)])
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(document=mutated(WHOLE))
+def test_mutated_results_never_break_the_reader(tmp_path_factory: pytest.TempPathFactory, document: Any) -> None:
+    """Every record of a list that is one is read or rejected."""
+    try:
+        found, file = read(tmp_path_factory.mktemp("m"), json.dumps(document).encode())
+    except RecordingError as error:
+        assert "\n" not in str(error)
+        return
+    assert file.tally.records == len(found.frame)
+    broken_off = any("no valid JSON" in reason for _place, reason in file.tally.rejected)
+    benchmarks = document.get("benchmarks") if isinstance(document, dict) else None
+    lists = [
+        listed
+        for b in (benchmarks if isinstance(benchmarks, list) else [])
+        if isinstance(b, dict) and isinstance(b.get("requests"), dict)
+        for name, listed in b["requests"].items()
+        if name in ("successful", "errored", "incomplete") and isinstance(listed, list)
+    ]
+    of_requests = sum(place.startswith("benchmarks[") for place, _why in file.tally.rejected)
+    assert broken_off or len(found.frame) + of_requests == sum(map(len, lists))
+
+
+@settings(max_examples=150, deadline=None)
+@given(content=damaged(WHOLE))
+def test_damaged_bytes_never_break_the_reader(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    try:
+        found, file = read(tmp_path_factory.mktemp("d"), content)
+    except RecordingError as error:
+        assert "\n" not in str(error)
+        return
+    assert len(found.frame) <= 5
+    assert file.tally.records == len(found.frame)

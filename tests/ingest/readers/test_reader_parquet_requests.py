@@ -1,0 +1,106 @@
+"""Our own Parquet table of requests: what is sound comes back, what is not is refused or counted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blis_replay.ingest.errors import RecordingError
+from blis_replay.ingest.readers.files import RecordedFile
+from blis_replay.ingest.readers.parquet_requests import METADATA, read_requests, recognises
+
+PLAIN = {"arrival_us": [0, 5], "prompt_tokens": [10, 20], "output_tokens": [3, 4]} | {
+    "output_tokens_source": ["server usage"] * 2
+}
+
+
+def recorded(folder: Path, columns: dict[str, Any], told: object = None) -> RecordedFile:
+    path = folder / "requests.parquet"
+    table = pl.DataFrame(columns, strict=False).to_arrow()
+    raw = told if isinstance(told, bytes) else json.dumps(told or {}).encode()
+    pq.write_table(table.replace_schema_metadata({METADATA: raw}), path)
+    return RecordedFile(path, path.name)
+
+
+def test_columns_that_are_not_there_are_not_known(tmp_path: Path) -> None:
+    read = read_requests(recorded(tmp_path, PLAIN))
+    assert read.frame["sent_us"].to_list() == [0, 5]
+    assert read.frame["output_tokens"].to_list() == [3, 4]
+    assert read.frame["status"].to_list() == ["ok", "ok"]
+    assert read.frame["e2e_us"].to_list() == [None, None]
+    assert (read.clock_name, read.clock_kind, read.model, read.prefix) == ("client", "relative", None, None)
+
+
+def test_clock_model_and_blocks_come_from_what_the_table_tells(tmp_path: Path) -> None:
+    told = {
+        "model": "m",
+        "clock": {"name": "server", "kind": "epoch", "zero_us": 1000},
+        "block_tokens": 16,
+        "prefix_source": "s",
+    }
+    read = read_requests(recorded(tmp_path, PLAIN | {"prefix_blocks": [[7, 8], None]}, told))
+    assert read.frame["sent_us"].to_list() == [1000, 1005]
+    assert (read.clock_name, read.clock_kind, read.model) == ("server", "epoch", "m")
+    assert read.prefix is not None
+    assert (read.prefix.counts.tolist(), read.prefix.keys.tolist()) == ([2, 0], [7, 8])
+
+
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [
+        ("arrival_us", [0, None]),
+        ("arrival_us", [0, -1]),
+        ("prompt_tokens", [1, 2**40]),
+        ("ttft_us", [1, -1]),
+        ("status", ["ok", "perhaps"]),
+        ("output_tokens_source", ["server usage", "guessed"]),
+        ("output_tokens_source", ["server usage", None]),
+        ("prefix_blocks", [[1], [-1]]),
+        ("prefix_blocks", [[1], [2, None]]),
+    ],
+)
+def test_a_row_that_cannot_be_used_is_counted(tmp_path: Path, column: str, values: list[object]) -> None:
+    file = recorded(tmp_path, PLAIN | {column: values})
+    assert len(read_requests(file).frame) == 1
+    assert file.tally.rejected == [("row 2", f"{column} is not usable")]
+
+
+@pytest.mark.parametrize("told", [b"", b"[", b"[]", b"[" * 9000, b'{"clock": 5, "model": 7, "block_tokens": -1}'])
+def test_what_the_table_tells_need_not_be_sound(tmp_path: Path, told: bytes) -> None:
+    file = recorded(tmp_path, PLAIN, told)
+    try:
+        assert read_requests(file).clock_kind == "relative"
+    except RecordingError as error:
+        assert "no sound table of requests" in str(error)
+
+
+@pytest.mark.parametrize("columns", [{"prompt_tokens": [1]}, {"arrival_us": ["soon"]}, {"arrival_us": [[1]]}])
+def test_a_table_of_something_else_is_a_recording_error(tmp_path: Path, columns: dict[str, Any]) -> None:
+    with pytest.raises(RecordingError, match="no sound table of requests"):
+        read_requests(recorded(tmp_path, columns))
+
+
+@settings(max_examples=100, deadline=None)
+@given(cut=st.integers(0, 5000), junk=st.binary(max_size=40), at=st.integers(0, 5000))
+def test_damage_is_a_recording_error_or_leaves_usable_rows(
+    tmp_path_factory: pytest.TempPathFactory, cut: int, junk: bytes, at: int
+) -> None:
+    file = recorded(tmp_path_factory.mktemp("damage"), PLAIN)
+    content = file.path.read_bytes()
+    file.path.write_bytes((content[:at] + junk + content[at + len(junk) :])[: len(content) - cut % len(content)])
+    try:
+        assert len(read_requests(file).frame) == file.tally.records
+    except RecordingError as error:
+        assert "\n" not in str(error)
+
+
+def test_it_is_known_by_its_first_bytes() -> None:
+    assert recognises(b"PAR1\x15\x04")
+    assert not recognises(b"PAR")

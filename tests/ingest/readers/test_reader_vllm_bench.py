@@ -1,0 +1,186 @@
+"""``vllm bench serve`` results: columns, the role of a chat, failures, appended runs, aggregates alone, damage."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from mutations import damaged, mutated
+
+from blis_replay.ingest.errors import RecordingError
+from blis_replay.ingest.readers.files import RecordedFile
+from blis_replay.ingest.readers.requests_frame import RequestsRead
+from blis_replay.ingest.readers.vllm_bench import read_requests, recognises
+from blis_replay.ingest.recording import Stage
+
+
+def result(requests: int = 2, **changed: Any) -> dict[str, Any]:
+    """Request i is sent at 1000 + i s, its three tokens come 50, 70 and 100 ms later."""
+    made = {
+        "date": "20260101-000000",
+        "backend": "openai",
+        "model_id": "org/m-7b",
+        "tokenizer_id": "org/m-7b",
+        "num_prompts": requests,
+        "request_rate": 4.0,
+        "duration": 10.0,
+        "completed": requests,
+        "failed": 0,
+        "total_input_tokens": 100 * requests,
+        "total_output_tokens": 3 * requests,
+        "request_throughput": 0.2,
+        "input_lens": [100] * requests,
+        "output_lens": [3] * requests,
+        "ttfts": [0.05] * requests,
+        "itls": [[0.02, 0.03]] * requests,
+        "start_times": [1000.0 + i for i in range(requests)],
+        "generated_texts": ["secret"] * requests,
+        "errors": [""] * requests,
+        "mean_itl_ms": 25.0,
+        "median_itl_ms": 25.0,
+        "p99_itl_ms": 29.9,
+        "std_itl_ms": 5.0,
+        "mean_e2el_ms": 100.0,
+    }
+    return {**made, **changed}
+
+
+def read(folder: Path, content: object) -> tuple[RequestsRead, RecordedFile]:
+    path = folder / "r.json"
+    path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+    file = RecordedFile(path, path.name)
+    return read_requests(file, folder / "stamps"), file
+
+
+def stamps_of(found: RequestsRead, i: int) -> list[int]:
+    assert found.events is not None
+    first = found.events.offsets[i]
+    return np.fromfile(found.events.path, np.int64)[first : first + found.events.counts[i]].tolist()
+
+
+def test_columns_become_requests(tmp_path: Path) -> None:
+    found, file = read(tmp_path, result())
+    request = found.frame.row(1, named=True)
+    assert (request["sent_us"], request["ttft_us"], request["e2e_us"]) == (1_001_000_000, 50_000, 100_000)
+    assert (request["prompt_tokens"], request["usage_output_tokens"], request["status"]) == (100, 3, "ok")
+    assert stamps_of(found, 1) == [1_001_050_000, 1_001_070_000, 1_001_100_000]
+    assert (found.model, found.clock_kind, found.stages) == ("org/m-7b", "monotonic", (Stage(0, 4.0, 10_000_000),))
+    assert (file.tally.records, file.tally.rejected_count, found.lacks) == (2, 0, ())
+
+
+def test_aggregates_are_in_milliseconds(tmp_path: Path) -> None:
+    aggregates = read(tmp_path, result())[0].aggregates
+    said = {(stage, metric, name): value for stage, metric, name, value in aggregates.iter_rows()}
+    assert said[-1, "itl_reported", "mean"] == said[0, "itl_reported", "p50"] == 25_000
+    assert (said[-1, "itl_reported", "p99"], said[-1, "e2e", "mean"]) == (29_900, 100_000)
+    assert (said[-1, "output_tokens_reported", "mean"], said[-1, "requests", "sent"]) == (3, 2)
+    assert "std" not in set(aggregates["statistic"])
+
+
+def test_a_failed_request_has_length_0_and_perhaps_some_tokens(tmp_path: Path) -> None:
+    """One was cut off after two tokens, one refused: how long the client held on is known of the first only."""
+    made = result(3, errors=["", "Traceback:\n x\nTimeoutError: read", "Internal Server Error"])
+    made |= {"output_lens": [3, 0, 0], "ttfts": [0.05, 0.05, 0.0], "itls": [[0.02, 0.03], [0.02], []]}
+    found, _file = read(tmp_path, made)
+    assert found.frame["status"].to_list() == ["ok", "timeout", "error"]
+    assert found.frame["ttft_us"].to_list() == [50_000, None, None]
+    assert found.frame["e2e_us"].to_list() == [100_000, 70_000, None]
+    assert found.frame["output_tokens_reported"].to_list() == [3, None, None]
+    assert (stamps_of(found, 1), stamps_of(found, 2)) == ([1_001_050_000, 1_001_070_000], [])
+
+
+def test_a_length_below_the_count_of_events_is_the_clients_own(tmp_path: Path) -> None:
+    """A chat's first event has the role, so one more event than tokens is none too many."""
+    frame = read(tmp_path, result(output_lens=[1, 1]))[0].frame
+    assert (frame["usage_output_tokens"].to_list(), frame["output_tokens_reported"].to_list()) == ([None] * 2, [1] * 2)
+    assert read(tmp_path, result(output_lens=[2, 2]))[0].frame["usage_output_tokens"].to_list() == [2, 2]
+
+
+def test_appended_runs_are_load_stages(tmp_path: Path) -> None:
+    """A rate without bound is written as a text; what was achieved stands in its place."""
+    second = result(1, start_times=[2000.0], request_rate="inf", request_throughput=7.5)
+    found, _file = read(tmp_path, json.dumps(result()).encode() + b"\n" + json.dumps(second).encode())
+    assert found.frame["stage"].to_list() == [0, 0, 1]
+    assert found.stages == (Stage(0, 4.0, 10_000_000), Stage(1, 7.5, 10_000_000))
+    assert set(found.aggregates["stage"]) == {0, 1}
+
+
+def test_without_detail_there_are_aggregates_and_a_word_about_it(tmp_path: Path) -> None:
+    columns = ("input_lens", "output_lens", "ttfts", "itls", "start_times", "generated_texts", "errors")
+    found, _file = read(tmp_path, {key: value for key, value in result().items() if key not in columns})
+    assert (len(found.frame), found.events) == (0, None)
+    assert "without --save-detailed" in found.lacks[0]
+    assert found.aggregates.filter(found.aggregates["metric"] == "itl_reported").height > 0
+
+
+def test_without_start_times_every_request_is_rejected_and_says_why(tmp_path: Path) -> None:
+    made = result()
+    del made["start_times"]
+    found, file = read(tmp_path, made)
+    assert (len(found.frame), file.tally.rejected_count) == (0, 2)
+    assert "since January 2026" in file.tally.rejected[0][1]
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "reason"),
+    [
+        ("itls", [0.01, -0.01], "itls"),
+        ("itls", [0.01, "x"], "itls"),
+        ("itls", 0.01, "itls"),
+        ("itls", [1e308, 1e308], "itls"),
+        ("ttfts", None, "ttft"),
+        ("ttfts", -1, "ttft"),
+        ("start_times", "soon", "no start time"),
+    ],
+)
+def test_a_broken_value_costs_its_request_only(tmp_path: Path, column: str, value: object, reason: str) -> None:
+    made = result(3)
+    made[column] = [*made[column][:1], value, *made[column][2:]]
+    found, file = read(tmp_path, made)
+    assert found.frame["sent_us"].to_list() == [1_000_000_000, 1_002_000_000]
+    assert [stamps_of(found, i)[0] for i in range(2)] == [1_000_050_000, 1_002_050_000]
+    assert file.tally.rejected[0][0] == "request 1" and reason in file.tally.rejected[0][1]
+
+
+def test_a_file_cut_off_after_its_times_still_tells_which_failed(tmp_path: Path) -> None:
+    whole = json.dumps(result(3, output_lens=[3, 0, 3])).encode()
+    found, file = read(tmp_path, whole[: whole.index(b'"secret"')])
+    assert found.frame["status"].to_list() == ["ok", "error", "ok"]
+    assert file.tally.rejected_count == 1
+
+
+def test_results_are_known_by_content() -> None:
+    assert recognises(json.dumps(result()).encode())
+    assert not recognises(b'[{"benchmark": {}, "metric": {}}]')
+
+
+@settings(max_examples=150, deadline=None)
+@given(document=mutated(result(3)))
+def test_mutated_results_never_break_the_reader(tmp_path_factory: pytest.TempPathFactory, document: Any) -> None:
+    """Every request of the longest column is read or rejected."""
+    try:
+        found, file = read(tmp_path_factory.mktemp("m"), document)
+    except RecordingError as error:
+        assert "\n" not in str(error)
+        return
+    columns = ("input_lens", "output_lens", "ttfts", "itls", "start_times", "errors")
+    lengths = [len(document[name]) for name in columns if isinstance(document.get(name), list)]
+    rejected = sum(place.startswith("request ") for place, _why in file.tally.rejected)
+    broken_off = any("no valid JSON" in reason for _place, reason in file.tally.rejected)
+    assert broken_off or len(found.frame) + rejected == max(lengths, default=0)
+
+
+@settings(max_examples=150, deadline=None)
+@given(content=damaged(result(3)))
+def test_damaged_bytes_never_break_the_reader(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    try:
+        found, _file = read(tmp_path_factory.mktemp("d"), content)
+    except RecordingError as error:
+        assert "\n" not in str(error)
+        return
+    if found.events is not None:
+        assert len(found.events.counts) == len(found.frame)

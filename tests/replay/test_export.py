@@ -1,0 +1,226 @@
+"""Exports read again: the same requests, and what a format cannot carry by name."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from recordings import make_recording
+
+from blis_replay.ingest.assemble import read_recording
+from blis_replay.ingest.readers.discovery import sources_of
+from blis_replay.ingest.recording import (
+    ARRIVALS,
+    PREFIX_BLOCK_SCHEMA,
+    REQUEST_SCHEMA,
+    Clock,
+    PrefixBlocks,
+    Recording,
+    SharedPrefix,
+)
+from blis_replay.replay.errors import FileExistsAlreadyError, ReplayError
+from blis_replay.replay.export import TARGETS, export
+from blis_replay.replay.mode import ReplayMode
+from blis_replay.replay.plan import request_trace
+from blis_replay.validate.cli import export_verb
+
+EPOCH_US = 1_770_000_000_123_456
+ARRIVED = {"arrival_us": [0, 1_234_567, 1_234_567, 9_999_999], "prompt_tokens": [600, 1100, 20, 33]} | {
+    "output_tokens": [5, 1, 7, 300]
+}
+SERVED = ARRIVED | {
+    "request_id": ["a", "b", "c", "d"],
+    "ttft_us": [50_000, 40_001, 30_000, None],
+    "e2e_us": [90_000, 40_001, 80_003, 300_000_000],
+    "status": ["ok", "ok", "ok", "timeout"],
+    "error": [None, None, None, "gave, up"],
+}
+ENGINE_LOST = "engine arguments async_scheduling, block_size, max_model_len, max_num_batched_tokens, max_num_seqs"
+BLOCKS = pl.DataFrame([(0, 0, 4), (0, 1, 5), (1, 0, 4), (1, 1, 6), (1, 2, 7)], PREFIX_BLOCK_SCHEMA, orient="row")
+
+
+def arrivals(**more: object) -> Recording:
+    """An arrival trace: no model, and engine arguments by default only."""
+    recording = make_recording(ARRIVED)
+    engine = {name: replace(setting, source="default") for name, setting in recording.engine.items()}
+    return replace(recording, ground_truth=ARRIVALS, model=None, engine=engine, missing=("token times",), **more)
+
+
+def served() -> Recording:
+    clock = Clock("client", "epoch", EPOCH_US)
+    return replace(make_recording(SERVED), clocks=(clock,), missing=("token times",))
+
+
+def again(*files: Path) -> Recording:
+    """What ingest makes of exported files."""
+    with read_recording(*sources_of(files, slug="back")) as recording:
+        return recording
+
+
+def columns(recording: Recording, *names: str) -> list[tuple[object, ...]]:
+    return recording.requests.select(names).rows()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_arrivals_and_lengths_come_back_from_every_target(tmp_path: Path, target: str) -> None:
+    done = export(arrivals(), target, tmp_path / "out")
+    back = again(*done.files)
+    names = ("request_index", "arrival_us", "prompt_tokens", "output_tokens", "status")
+    assert columns(back, *names) == columns(arrivals(), *names)
+    assert (back.ground_truth, back.model, done.requests) == (ARRIVALS, None, 4)
+    assert back.files[0].rejected_count == 0
+
+
+def test_parquet_carries_every_column(tmp_path: Path) -> None:
+    original = replace(served(), prefix=PrefixBlocks(512, "somewhere", BLOCKS))
+    done = export(original, "parquet", tmp_path / "out.parquet")
+    assert done.not_carried == (ENGINE_LOST,)
+    back = again(*done.files)
+    assert columns(back, *REQUEST_SCHEMA) == columns(original, *REQUEST_SCHEMA)
+    assert back.prefix is not None
+    assert (back.prefix.block_tokens, back.prefix.source) == (512, "somewhere")
+    assert back.prefix.blocks.rows() == BLOCKS.rows()
+    assert (back.clocks, back.model) == (original.clocks, "some/Model")
+
+
+def test_tracev2_carries_latencies_failures_and_the_server(tmp_path: Path) -> None:
+    """A failed request keeps how long its client held on, and no output: that is how TraceV2 is read."""
+    original = served()
+    done = export(original, "tracev2", tmp_path / "out")
+    assert [path.name for path in done.files] == ["trace.yaml", "trace.csv"]
+    assert done.not_carried == (
+        "output_tokens of 1 failed requests",
+        "request_id",
+        "output_tokens_source",
+        "engine arguments async_scheduling, max_num_batched_tokens",
+    )
+    back = again(*done.files)
+    names = ("arrival_us", "prompt_tokens", "ttft_us", "e2e_us", "status", "error")
+    assert columns(back, *names) == columns(original, *names)
+    assert back.requests["output_tokens"].to_list() == [5, 1, 7, None]
+    assert (back.model, back.tensor_parallelism, back.clocks) == ("some/Model", 1, original.clocks)
+    assert back.engine["max_num_seqs"].value == 128
+    header = (tmp_path / "out" / "trace.yaml").read_text("utf-8")
+    assert "mode: real" in header
+
+
+def test_tracev2_counts_from_0_where_there_is_no_epoch(tmp_path: Path) -> None:
+    original = replace(served(), clocks=(Clock("client", "monotonic", 77),))
+    done = export(original, "tracev2", tmp_path / "out")
+    assert "mode: generated" in (tmp_path / "out" / "trace.yaml").read_text("utf-8")
+    assert columns(again(*done.files), "arrival_us", "ttft_us", "e2e_us") == columns(
+        original, "arrival_us", "ttft_us", "e2e_us"
+    )
+
+
+def test_legacy_csv_is_cut_to_the_same_microsecond_by_any_reader(tmp_path: Path) -> None:
+    """A reader in doubles that truncates, as BLIS does, finds 1,234,567 us in what is written for it."""
+    done = export(served(), "legacy-csv", tmp_path / "out.csv")
+    with done.files[0].open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [int(float(row["arrival_time"]) * 1e6) for row in rows] == ARRIVED["arrival_us"]
+    assert [len(json.loads(row["prefill_tokens"])) for row in rows] == ARRIVED["prompt_tokens"]
+    assert [len(json.loads(row["decode_tokens"])) for row in rows] == ARRIVED["output_tokens"]
+    assert columns(again(*done.files), "request_id", "arrival_us") == columns(served(), "request_id", "arrival_us")
+    assert done.not_carried == ("ttft_us", "e2e_us", "status", "error", ENGINE_LOST)
+
+
+def test_mooncake_writes_whole_ms_as_such_and_block_ids_as_recorded(tmp_path: Path) -> None:
+    original = arrivals(prefix=PrefixBlocks(512, "hash_ids of the trace, one for 512 tokens", BLOCKS))
+    done = export(original, "mooncake", tmp_path / "out.jsonl")
+    lines = [json.loads(line) for line in done.files[0].read_text("utf-8").splitlines()]
+    assert [line["timestamp"] for line in lines] == [0, 1234.567, 1234.567, 9999.999]
+    assert [line.get("hash_ids") for line in lines] == [[4, 5], [4, 6, 7], None, None]
+    assert '"timestamp": 0,' in done.files[0].read_text("utf-8")
+    back = again(*done.files)
+    assert back.prefix is not None
+    assert back.prefix.blocks.rows() == BLOCKS.rows()
+    assert done.not_carried == ()
+
+
+def test_mooncake_ids_are_made_of_a_shared_prefix_workload(tmp_path: Path) -> None:
+    """Two prompts of one group in turn: 1,024 of 1,200 tokens are the group's, the third id is of the prompt."""
+    columns_ = {"arrival_us": range(4), "prompt_tokens": [1200] * 4, "output_tokens": [2] * 4}
+    workload = SharedPrefix(1, 2, 1024, 176, 2)
+    done = export(make_recording(columns_, shared_prefix=workload), "mooncake", tmp_path / "out.jsonl")
+    ids = [json.loads(line)["hash_ids"] for line in done.files[0].read_text("utf-8").splitlines()]
+    assert [row[:2] for row in ids] == [ids[0][:2]] * 4
+    assert len({row[2] for row in ids}) == 4
+    assert "prefixes that end within a block of 512 tokens" in done.not_carried
+
+
+def sharing(recording: Recording) -> list[list[int]]:
+    """For each two requests how many leading blocks of 16 are equal."""
+    keys = request_trace(recording, ReplayMode())[0].block_keys
+    assert keys is not None
+    rows = [keys.keys[s : s + c] for s, c in zip(keys.start, keys.count, strict=True)]
+    return [[int(np.cumprod(a[: min(len(a), len(b))] == b[: min(len(a), len(b))]).sum()) for b in rows] for a in rows]
+
+
+@settings(max_examples=25, deadline=None)
+@given(prompts=st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=4), min_size=2, max_size=5))
+def test_prefixes_shared_in_the_legacy_csv_are_those_that_were_recorded(
+    tmp_path_factory: pytest.TempPathFactory, prompts: list[list[int]]
+) -> None:
+    rows = [(i, j, key) for i, keys in enumerate(prompts) for j, key in enumerate(keys)]
+    prefix = PrefixBlocks(32, "test", pl.DataFrame(rows, PREFIX_BLOCK_SCHEMA, orient="row"))
+    given_ = {
+        "arrival_us": range(len(prompts)),
+        "prompt_tokens": [32 * len(keys) + 5 for keys in prompts],
+        "output_tokens": [1] * len(prompts),
+    }
+    original = replace(make_recording(given_), prefix=prefix)
+    done = export(original, "legacy-csv", tmp_path_factory.mktemp("legacy") / "out.csv")
+    recorded, back = sharing(original), sharing(again(*done.files))
+    # A prompt repeated whole shares its last block with itself only: a block of 16 that nobody named is its own.
+    assert [row[i + 1 :] for i, row in enumerate(recorded)] == [row[i + 1 :] for i, row in enumerate(back)]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_nothing_is_overwritten_without_being_asked_to(tmp_path: Path, target: str) -> None:
+    out = tmp_path / "out"
+    files = export(arrivals(), target, out).files
+    files[-1].write_text("mine", "utf-8")
+    with pytest.raises(FileExistsAlreadyError, match="give --force"):
+        export(arrivals(), target, out)
+    assert files[-1].read_text("utf-8") == "mine"
+    assert export(arrivals(), target, out, force=True).files == files
+    assert files[-1].read_bytes() != b"mine"
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_write_that_fails_leaves_no_file(tmp_path: Path, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Path, target: Path) -> Path:
+        raise OSError(28, "No space left on device", str(target))
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(OSError, match="No space left"):
+        export(arrivals(), target, tmp_path / "folder" / "out")
+    assert [name for _root, _folders, names in os.walk(tmp_path) for name in names] == []
+
+
+def test_a_recording_without_lengths_is_refused_but_for_parquet(tmp_path: Path) -> None:
+    unknown = make_recording({"arrival_us": [0], "prompt_tokens": [5], "output_tokens": [None]})
+    for target in set(TARGETS) - {"parquet"}:
+        with pytest.raises(ReplayError, match="no true decode length"):
+            export(unknown, target, tmp_path / target)
+    assert export(unknown, "parquet", tmp_path / "p").requests == 1
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["p"]
+
+
+def test_a_recording_without_requests_is_refused(tmp_path: Path) -> None:
+    nothing = replace(arrivals(), requests=arrivals().requests.clear())
+    with pytest.raises(ReplayError, match="no requests to export"):
+        export(nothing, "parquet", tmp_path / "p")
+
+
+def test_the_command_line_offers_every_target() -> None:
+    assert tuple(TARGETS) == export_verb.TARGETS

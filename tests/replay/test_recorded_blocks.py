@@ -1,0 +1,129 @@
+"""Recorded block identities at the engine's block size."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from recordings import make_recording
+
+from blis_replay.blis.block_keys import chain_blocks
+from blis_replay.blis.engine import simulate
+from blis_replay.blis.latency import LatencyModel
+from blis_replay.blis.trace import BlockKeys
+from blis_replay.ingest.readers.files import RecordedFile
+from blis_replay.ingest.readers.mooncake import read_requests
+from blis_replay.ingest.readers.requests_frame import in_send_order, prefix_in_send_order
+from blis_replay.ingest.recording import PREFIX_BLOCK_SCHEMA, PrefixBlocks
+from blis_replay.replay.mode import ReplayMode
+from blis_replay.replay.plan import plan_replay
+from blis_replay.replay.recorded_blocks import engine_block_keys
+
+
+def prefix_of(block_tokens: int, *requests: list[int]) -> PrefixBlocks:
+    rows = [(i, j, key) for i, keys in enumerate(requests) for j, key in enumerate(keys)]
+    return PrefixBlocks(block_tokens, "test", pl.DataFrame(rows, schema=PREFIX_BLOCK_SCHEMA, orient="row"))
+
+
+def rows_of(keys: BlockKeys) -> list[list[int]]:
+    return [keys.keys[s : s + c].tolist() for s, c in zip(keys.start, keys.count, strict=True)]
+
+
+def shared(first: list[int], second: list[int]) -> int:
+    """How many leading keys are equal."""
+    pairs = [a == b for a, b in zip(first, second, strict=False)]
+    return pairs.index(False) if False in pairs else len(pairs)
+
+
+def test_a_block_of_512_tokens_becomes_32_of_16() -> None:
+    """700 and 1,100 tokens share the first 512: 32 blocks; 700 // 16 = 43 and 1100 // 16 = 68 blocks."""
+    keys = engine_block_keys(prefix_of(512, [1, 2], [1, 3, 4]), np.array([700, 1100]), 16)
+    first, second = rows_of(keys)
+    assert (len(first), len(second), shared(first, second)) == (43, 68, 32)
+    assert len(set(first) | set(second)) == 43 + 68 - 32
+
+
+def test_a_key_after_other_keys_is_another_block() -> None:
+    """Key 2 after key 1 is not key 2 after key 3."""
+    first, second = rows_of(engine_block_keys(prefix_of(16, [1, 2], [3, 2]), np.array([32, 32]), 16))
+    assert set(first) & set(second) == set()
+
+
+def test_blocks_larger_than_recorded_ones_are_shared_when_all_in_them_are() -> None:
+    """Recorded by 16, engine by 32: three shared recorded blocks are one shared engine block."""
+    keys = engine_block_keys(prefix_of(16, [1, 2, 3, 4], [1, 2, 3, 5]), np.array([64, 64]), 32)
+    assert [shared(*rows_of(keys)), keys.count.tolist()] == [1, [2, 2]]
+
+
+def test_blocks_that_do_not_divide_are_shared_no_further_than_is_known() -> None:
+    """48-token blocks over 512-token ones: 10 full blocks end within the shared 512 tokens, the 11th does not."""
+    keys = engine_block_keys(prefix_of(512, [1, 2], [1, 3]), np.array([1024, 1024]), 48)
+    assert [shared(*rows_of(keys)), keys.count.tolist()] == [10, [21, 21]]
+
+
+def test_blocks_beyond_the_recorded_ones_have_no_key() -> None:
+    keys = engine_block_keys(prefix_of(512, [1], []), np.array([700, 700]), 16)
+    assert keys.count.tolist() == [32, 0]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    prompts=st.lists(st.lists(st.integers(0, 2), max_size=12), min_size=2, max_size=4),
+    recorded_tokens=st.sampled_from([2, 3, 4]),
+    block=st.sampled_from([1, 2, 3, 4, 6]),
+)
+def test_what_is_shared_is_what_tokens_say(prompts: list[list[int]], recorded_tokens: int, block: int) -> None:
+    """Against the tokens themselves: no more is shared, and no less than the recorded blocks tell."""
+    whole = [prompt[: len(prompt) // recorded_tokens * recorded_tokens] for prompt in prompts]
+    numbers: dict[tuple[int, ...], int] = {}
+    parts = [
+        [numbers.setdefault(tuple(p[i : i + recorded_tokens]), len(numbers)) for i in range(0, len(p), recorded_tokens)]
+        for p in whole
+    ]
+    rows = rows_of(engine_block_keys(prefix_of(recorded_tokens, *parts), np.array([len(p) for p in whole]), block))
+    for i in range(1, len(whole)):
+        tokens = shared(whole[0], whole[i])
+        told = shared(parts[0], parts[i]) * recorded_tokens
+        assert told // block == shared(rows[0], rows[i]) <= tokens // block
+
+
+def test_chained_numbers_are_small_and_dense() -> None:
+    assert chain_blocks([9, 9, 9, 9, 7], [2, 3]).tolist() == [0, 1, 0, 1, 2]
+
+
+def test_a_replay_finds_recorded_prefixes_in_the_simulated_cache() -> None:
+    """The second of two prompts that share 512 of 600 tokens hits 32 blocks of 16."""
+    columns = {"arrival_us": [0, 1_000_000], "prompt_tokens": [600, 600], "output_tokens": [2, 2]}
+    recording = replace(make_recording(columns), prefix=prefix_of(512, [1, 2], [1, 3]))
+    plan = plan_replay(recording, ReplayMode())
+    assert plan.basis["prefix cache"] == "test"
+    result = simulate(plan.trace, plan.engine, LatencyModel("blackbox", 1_000_000, 0, 0, 0))
+    assert result.cached_tokens.tolist() == [0, 512]
+
+
+@pytest.mark.realdata
+def test_hits_of_the_conversation_trace_in_an_endless_cache(data_pack: Path) -> None:
+    """Leading ids that an earlier request had, counted on the file's own lists, are the shared keys here."""
+    path = data_pack / "public-traces" / "mooncake" / "conversation_trace.jsonl.gz"
+    read = read_requests(RecordedFile(path, path.name))
+    _frame, order, _zero_us = in_send_order(read.frame)
+    assert read.prefix is not None
+    prompts = read.frame["prompt_tokens"].to_numpy()[order]
+    keys = engine_block_keys(prefix_in_send_order(read.prefix, order), prompts, 16)
+    seen_ids, seen_keys = set(), np.zeros(int(keys.keys.max()) + 1, np.bool_)
+    by_ids = by_keys = place = 0
+    for i, length in enumerate(prompts.tolist()):
+        ids = read.prefix.keys[place : place + int(read.prefix.counts[i])].tolist()
+        place += len(ids)
+        hits = next((j for j, key in enumerate(ids) if key not in seen_ids), len(ids))
+        by_ids += min(hits * 512, length) // 16
+        row = keys.keys[keys.start[i] : keys.start[i] + keys.count[i]]
+        by_keys += int(seen_keys[row].sum())
+        seen_ids.update(ids)
+        seen_keys[row] = True
+    assert by_keys == by_ids > 0

@@ -1,0 +1,113 @@
+"""Metrics that an instrument check forbids: which numbers go, and what the verdict becomes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from blis_replay.fixtures.bundled import bundled_recording
+from blis_replay.fixtures.catalogue import bundled_aliases
+from blis_replay.ingest.recording import Finding
+from blis_replay.replay.driver import ReplayRun, replay
+from blis_replay.replay.mode import ReplayMode
+from blis_replay.replay.release_file import load_release
+from blis_replay.validate.as_json import comparison_json
+from blis_replay.validate.cli.validate_verb import exit_code
+from blis_replay.validate.compare import Comparison, compare, mean_abs_errors
+from blis_replay.validate.comparison_text import comparison_text
+from blis_replay.validate.experiment import DEFAULT_RELEASE
+from blis_replay.validate.metrics import METRICS, STATISTICS
+from blis_replay.validate.unusable import unusable_cells
+
+
+@pytest.fixture(scope="module")
+def run() -> ReplayRun:
+    recording = bundled_recording(bundled_aliases()["34b-general"])
+    return replay(recording, load_release(DEFAULT_RELEASE), ReplayMode())
+
+
+def unusable(check: str, metric: str) -> Finding:
+    return Finding(check, "unusable", metric, f"no {metric}")
+
+
+def gone(comparison: Comparison) -> set[str]:
+    return {metric for metric in METRICS if comparison.metrics[metric]["mean"].unusable}
+
+
+@pytest.mark.parametrize(
+    ("metric", "token_times", "spoiled"),
+    [
+        ("itl", False, {"itl"}),
+        ("itl", True, {"itl"}),
+        ("output_tokens", False, {"itl", "tpot"}),  # (E2E - TTFT) / (output tokens - 1)
+        ("output_tokens", True, {"tpot"}),
+        ("ttft", False, {"ttft", "itl", "tpot"}),
+        ("e2e", True, {"e2e", "tpot"}),
+        ("", False, set()),  # of the recording as a whole
+        ("step_time", False, set()),
+    ],
+)
+def test_what_is_computed_from_a_spoiled_metric_is_spoiled_too(
+    metric: str, token_times: bool, spoiled: set[str]
+) -> None:
+    cells = unusable_cells([unusable("some_check", metric)], token_times=token_times)
+    assert set(cells) == {(name, statistic) for name in spoiled for statistic in STATISTICS}
+
+
+def test_only_unusable_findings_forbid() -> None:
+    assert unusable_cells([replace(unusable("c", "itl"), severity="corrected")], token_times=False) == {}
+
+
+def test_without_single_gaps_the_mean_is_left() -> None:
+    cells = unusable_cells([unusable("token_events", "itl quantiles")], token_times=False)
+    assert set(cells) == {("itl", name) for name in ("p50", "p90", "p99")}
+
+
+def test_a_gated_metric_that_must_not_be_used_is_not_judged(run: ReplayRun) -> None:
+    """34b-general passes; with its ITL forbidden it is exit code 3, and no ITL is printed."""
+    assert compare(run).verdict == "pass"
+    comparison = compare(run, [unusable("token_events", "itl")])
+    assert (comparison.verdict, comparison.unusable) == ("unusable", {"itl": "token_events: no itl"})
+    assert gone(comparison) == {"itl"}
+    assert exit_code([comparison.verdict]) == 3
+    text = comparison_text(comparison)
+    assert "verdict: could not be judged: ITL unusable (token_events: no itl)" in text
+    for name in ("mean", "p50", "p90", "p99"):
+        (row,) = [line for line in text.splitlines() if line.startswith(f"ITL {name} ")]
+        assert row.split() == ["ITL", name, "unusable:", "token_events"]
+    assert mean_abs_errors([comparison])["e2e"] is None
+
+
+def test_another_gated_metric_that_fails_is_a_failure(run: ReplayRun) -> None:
+    """With prefix caching ignored, 34b-general is far off: fail, whatever the ITL."""
+    mode = ReplayMode(prefix="none")
+    slow = replay(run.recording, load_release(DEFAULT_RELEASE), mode)
+    comparison = compare(slow, [unusable("token_events", "itl")])
+    assert (comparison.verdict, "itl" in comparison.failed_thresholds) == ("fail", False)
+    assert exit_code([comparison.verdict]) == 1
+    assert "; not judged: ITL unusable (token_events: no itl)" in " ".join(comparison_text(comparison).split())
+
+
+def test_a_metric_that_is_not_gated_does_not_hold_the_verdict_up(run: ReplayRun) -> None:
+    comparison = compare(run, [unusable("some_check", "itl quantiles")])
+    assert (comparison.verdict, comparison.unusable) == ("pass", {})
+    assert comparison.metrics["itl"]["p50"].unusable == "some_check"
+
+
+def test_overloaded_recordings_stay_ungated(run: ReplayRun) -> None:
+    assert compare(run, [unusable("clocks", "e2e")], overloaded=True).verdict == "overloaded"
+
+
+def test_the_json_has_null_and_the_reason(run: ReplayRun) -> None:
+    document = comparison_json(compare(run, [unusable("clocks", "ttft")]))
+    assert document["unusable"] == {"ttft": "clocks: no ttft", "itl": "clocks: no ttft"}
+    metrics = document["metrics"]
+    assert isinstance(metrics, dict)
+    cell = metrics["ttft"]["mean"]
+    assert (cell["observed_ms"], cell["error"], cell["reason"]) == (None, None, "unusable: clocks: no ttft")
+    assert metrics["e2e"]["mean"]["observed_ms"] is not None
+
+
+def test_one_that_cannot_be_judged_among_others_that_pass_is_3() -> None:
+    assert [exit_code(v) for v in (["pass", "unusable"], ["pass", "not judged"], ["unusable", "fail"])] == [3, 0, 1]

@@ -1,0 +1,90 @@
+"""The evidence of an instrument check, for a terminal and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from blis_replay.ingest.check_evidence import CheckEvidence
+from blis_replay.ingest.checks.pictures import Cell, Table
+from blis_replay.ingest.recording import Finding
+from blis_replay.validate.terminal import table, wrap
+
+_WIDTH = 80
+_LONGEST_BAR = 40
+
+
+def names_text(names: Mapping[str, str]) -> str:
+    """The instrument checks, a line or two each."""
+    return "\n".join(wrap(f"{name}: {measures}") for name, measures in names.items())
+
+
+def evidence_json(evidence: CheckEvidence) -> dict[str, object]:
+    """The check, its rule, findings and tables; a table has its rows by column name."""
+    return {
+        "slug": evidence.slug,
+        "alias": evidence.alias,
+        "check": evidence.check.name,
+        "measures": evidence.check.measures,
+        "rule": evidence.check.rule,
+        "findings": [vars(finding) for finding in evidence.findings],
+        "tables": [
+            {
+                "title": shown.title,
+                "note": shown.note,
+                "rows": [dict(zip(shown.columns, row, strict=True)) for row in shown.rows],
+            }
+            for shown in evidence.tables
+        ],
+    }
+
+
+def evidence_text(evidence: CheckEvidence) -> str:
+    """The same in 80 columns, with bars."""
+    parts = [
+        f"{evidence.check.name}: {evidence.alias}  ({evidence.slug})",
+        wrap(f"measures: {evidence.check.measures}"),
+        wrap(f"thresholds: {evidence.check.rule}"),
+        *(_finding(finding) for finding in evidence.findings),
+        *([] if evidence.findings else ["no finding"]),
+        *(_table(shown) for shown in evidence.tables),
+    ]
+    return "\n\n".join(parts)
+
+
+def _finding(finding: Finding) -> str:
+    of = f" of {finding.metric}" if finding.metric else ""
+    lines = [wrap(f"{finding.severity}{of}: {finding.message}")]
+    if finding.measured:
+        lines.append(table(["measured", ""], [[name, _cell(value)] for name, value in finding.measured.items()]))
+    return "\n".join(lines)
+
+
+def _table(shown: Table) -> str:
+    rows = [[_cell(cell) for cell in row] for row in shown.rows]
+    header = list(shown.columns)
+    if shown.bars:
+        bars = _bars([row[shown.columns.index(shown.bars)] for row in shown.rows], _room(header, rows))
+        header, rows = [*header, ""], [[*row, bar] for row, bar in zip(rows, bars, strict=True)]
+    note = [wrap(f"({shown.note})")] if shown.note else []
+    return "\n".join([wrap(f"{shown.title}:"), *note, table(header, rows)])
+
+
+def _room(header: list[str], rows: list[list[str]]) -> int:
+    used = sum(max(len(row[i]) for row in [header, *rows]) + 2 for i in range(len(header)))
+    return max(1, min(_LONGEST_BAR, _WIDTH - used))
+
+
+def _bars(values: list[Cell], longest: int) -> list[str]:
+    numbers = [float(value) if isinstance(value, int | float) else 0.0 for value in values]
+    most = max([*numbers, 0.0])
+    # Whatever is there at all is seen; padded, because the column is aligned to the right.
+    drawn = [0 if number <= 0 else max(1, round(longest * number / most)) for number in numbers]
+    return [("#" * length).ljust(longest) for length in drawn]
+
+
+def _cell(value: Cell) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else value
