@@ -20,7 +20,7 @@ import polars as pl
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from blis_replay.ingest.readers.documents import text
+from blis_replay.ingest.readers.documents import DECODE_ERRORS, text
 from blis_replay.ingest.readers.files import RecordedFile, is_large, json_objects
 from blis_replay.ingest.readers.numbers import MAX_INTEGER, microseconds, tokens, whole
 from blis_replay.ingest.readers.requests_frame import (
@@ -82,7 +82,6 @@ class _Body(Struct):
 
 _RECORD = msgspec.json.Decoder(_Record)
 _BODY = msgspec.json.Decoder(_Body)
-DECODE_ERRORS = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
 
 def recognises(head: bytes) -> bool:
