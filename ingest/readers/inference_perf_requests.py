@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -143,23 +142,25 @@ def decoded_parts(
     file: RecordedFile, objects: Iterable[tuple[int, bytes]], stream: BinaryIO, digest_of: Callable[[bytes], int]
 ) -> Iterator[Part]:
     """Records ``(ordinal, text)`` read by the decoder, in batches; their stamps are appended to ``stream``."""
-    waiting = iter(objects)
-    while batch := list(islice(waiting, BATCH_ROWS // 20)):
-        rows, kept, counts, model = [], [], [], None
-        first = stream.tell() // 8
-        for ordinal, raw in batch:
-            problem, row, stamps_us, body = _decoded(raw)
-            if problem:
-                file.tally.reject(f"record {ordinal}", problem)
-                continue
-            model = model or text(body.model)
-            stream.write(stamps_us.tobytes())
-            rows.append(row)
-            kept.append((ordinal, digest_of(raw)))
-            counts.append(len(stamps_us))
-        ordinals, digests = np.array(kept, np.int64).reshape(-1, 2).T
-        owned = np.array(counts, np.int64)
-        yield Part(frame_of(rows), ordinals, digests, first + np.cumsum(owned) - owned, owned, model)
+    rows: list[dict[str, object]] = []
+    kept: list[tuple[int, int, int, int]] = []
+    model = None
+    stamps_before = stream.tell() // 8
+    for ordinal, raw in objects:
+        problem, row, stamps_us, body = _decoded(raw)
+        if problem:
+            file.tally.reject(f"record {ordinal}", problem)
+            continue
+        model = model or text(body.model)
+        rows.append(row)
+        kept.append((ordinal, digest_of(raw), stamps_before, len(stamps_us)))
+        stream.write(stamps_us.tobytes())
+        stamps_before += len(stamps_us)
+        if len(rows) == BATCH_ROWS:
+            yield Part(frame_of(rows), *np.array(kept, np.int64).T, model)
+            rows, kept = [], []
+    if rows:
+        yield Part(frame_of(rows), *np.array(kept, np.int64).T, model)
 
 
 def _decoded(raw: bytes) -> tuple[str, dict[str, object], Int64s, _Body]:

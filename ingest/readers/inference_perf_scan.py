@@ -106,7 +106,7 @@ def _text_of(row: Int64s, field: str, window: Window) -> bytes:
 
 def _part(held: _Taken) -> Part:
     rows = np.concatenate(held.rows)
-    columns = {name: np.ascontiguousarray(rows[:, place]) for name, place in _FIELD.items()}
+    columns = dict(zip(FIELDS, rows.T.copy(), strict=True))
     errors = [held.errors.get(ordinal) for ordinal in columns["ordinal"].tolist()]
     ends = {
         "status": pl.Series(["ok" if error is None else failure_of(error) for error in errors], dtype=pl.String),
