@@ -157,10 +157,15 @@ def decoded_parts(
         stream.write(stamps_us.tobytes())
         stamps_before += len(stamps_us)
         if len(rows) == BATCH_ROWS:
-            yield Part(frame_of(rows), *np.array(kept, np.int64).T, model)
+            yield _part(rows, kept, model)
             rows, kept = [], []
     if rows:
-        yield Part(frame_of(rows), *np.array(kept, np.int64).T, model)
+        yield _part(rows, kept, model)
+
+
+def _part(rows: list[dict[str, object]], kept: list[tuple[int, int, int, int]], model: str | None) -> Part:
+    ordinals, digests, offsets, counts = np.array(kept, np.int64).T
+    return Part(frame_of(rows), ordinals, digests, offsets, counts, model)
 
 
 def _decoded(raw: bytes) -> tuple[str, dict[str, object], Int64s, _Body]:
