@@ -19,7 +19,7 @@ import polars as pl
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from blis_replay.ingest.readers.documents import text
+from blis_replay.ingest.readers.documents import DECODE_ERRORS, text
 from blis_replay.ingest.readers.files import RecordedFile, is_large, json_objects
 from blis_replay.ingest.readers.numbers import MAX_INTEGER, microseconds, tokens, whole
 from blis_replay.ingest.readers.requests_frame import (
@@ -81,7 +81,6 @@ class _Body(Struct):
 
 _RECORD = msgspec.json.Decoder(_Record)
 _BODY = msgspec.json.Decoder(_Body)
-DECODE_ERRORS = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
 
 def recognises(head: bytes) -> bool:
@@ -158,10 +157,15 @@ def decoded_parts(
         stream.write(stamps_us.tobytes())
         stamps_before += len(stamps_us)
         if len(rows) == BATCH_ROWS:
-            yield Part(frame_of(rows), *np.array(kept, np.int64).T, model)
+            yield _part(rows, kept, model)
             rows, kept = [], []
     if rows:
-        yield Part(frame_of(rows), *np.array(kept, np.int64).T, model)
+        yield _part(rows, kept, model)
+
+
+def _part(rows: list[dict[str, object]], kept: list[tuple[int, int, int, int]], model: str | None) -> Part:
+    ordinals, digests, offsets, counts = np.array(kept, np.int64).T
+    return Part(frame_of(rows), ordinals, digests, offsets, counts, model)
 
 
 def _decoded(raw: bytes) -> tuple[str, dict[str, object], Int64s, _Body]:

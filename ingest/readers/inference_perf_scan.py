@@ -11,10 +11,9 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from blis_replay.ingest.readers.documents import text
+from blis_replay.ingest.readers.documents import DECODE_ERRORS, text
 from blis_replay.ingest.readers.files import ObjectScan, RecordedFile, objects_of
 from blis_replay.ingest.readers.inference_perf_requests import (
-    DECODE_ERRORS,
     Int64s,
     Part,
     body_of,

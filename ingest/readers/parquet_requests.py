@@ -15,7 +15,7 @@ from blis_replay.ingest.readers.documents import text
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.numbers import MAX_INTEGER, MAX_TOKENS, tokens, whole
 from blis_replay.ingest.readers.requests_frame import READ_SCHEMA, RawPrefix, RequestsRead
-from blis_replay.ingest.recording import OUTPUT_LENGTH_SOURCES, REQUEST_SCHEMA
+from blis_replay.ingest.recording import OUTPUT_LENGTH_SOURCES, REQUEST_SCHEMA, STATUSES
 
 METADATA = b"blis-replay"
 BLOCKS = "prefix_blocks"
@@ -24,7 +24,6 @@ _BATCH_ROWS = 10_000
 _MAX_METADATA_BYTES = 1 << 16
 _LENGTHS = ("prompt_tokens", "output_tokens", "output_tokens_reported", "max_tokens", "cached_prompt_tokens")
 _TIMES = ("arrival_us", "ttft_us", "e2e_us", "queue_us", "prefill_us", "decode_us", "stage")
-_STATUSES = ("ok", "error", "timeout")
 _KINDS = ("epoch", "monotonic", "relative")
 
 
@@ -102,7 +101,7 @@ def _problems() -> list[pl.Expr]:
     blocks = pl.col(BLOCKS)
     bad = {
         "arrival_us": pl.col("arrival_us").is_null(),
-        "status": ~pl.col("status").is_in(_STATUSES),
+        "status": ~pl.col("status").is_in(STATUSES),
         "output_tokens_source": pl.col("output_tokens_source").is_null() != pl.col("output_tokens").is_null(),
         BLOCKS: (blocks.list.min() < 0) | blocks.list.eval(pl.element().is_null()).list.any(),
     }
