@@ -75,7 +75,7 @@ def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
 
 
 def _step_ids(recording: Recording) -> NDArray[np.int64]:
-    return np.unique(recording.steps["step_id"].drop_nulls().to_numpy())
+    return recording.steps["step_id"].drop_nulls().unique().sort().to_numpy()
 
 
 def _gaps(ids: NDArray[np.int64]) -> Measured:

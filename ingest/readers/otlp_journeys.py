@@ -19,10 +19,10 @@ from blis_replay.ingest.readers.otlp_places import (
     PLACE_COLUMNS,
     no_count,
     no_time,
-    one_line_text,
     placed_events,
     placed_spans,
     sound,
+    with_texts_on_one_line,
     without_repeated_spans,
 )
 from blis_replay.ingest.readers.otlp_requests import tokens
@@ -86,10 +86,9 @@ class Journeys:
 def parts_of(batch: TraceBatch, file: int, files: Sequence[RecordedFile], first_key: int) -> JourneyParts:
     """The journey spans and events of a batch; what makes no sense is rejected.  Keys start at ``first_key``."""
     names = (*JOURNEY_EVENTS, *API_EVENTS)
-    events = placed_events(batch, file, names).with_columns(
+    events = with_texts_on_one_line(placed_events(batch, file, names), _EVENT_TEXTS).with_columns(
         (pl.col("span_row") + first_key).alias("span_key"),
         _monotonic_ns().alias("monotonic_ns"),
-        *(one_line_text(name).alias(name) for name in _EVENT_TEXTS),
     )
     problems = [
         *no_count((*_EVENT_COUNTS, "monotonic_ns")),
@@ -178,18 +177,18 @@ def _spans(batch: TraceBatch, file: int, first_key: int) -> pl.DataFrame:
     of_events = events.group_by("span_row").agg(pl.col("content").sum().alias("of_events"), pl.len().alias("records"))
     spans = placed_spans(batch, file).with_row_index("span_row").with_columns(pl.col("span_row").cast(pl.Int64))
     own = batch.spans.drop("record", "span").hash_rows()
-    return (
+    journeys = (
         spans.with_columns(own.alias("own"), (pl.col("span_row") + first_key).alias("span_key"))
         .join(of_events, on="span_row", how="left", maintain_order="left")
         .filter(is_journey_span())
         .with_columns(
             pl.struct("own", "of_events").hash().alias("content"),
             pl.col("records").fill_null(0),
-            *(one_line_text(name).alias(name) for name in ("request_id", "model", "status_message")),
             *(tokens(name).alias(name) for name in ("prompt_tokens", "completion_tokens", "max_tokens")),
         )
         .select(*PLACE_COLUMNS, "content", "records", *_SPAN_COLUMNS)
     )
+    return with_texts_on_one_line(journeys, ("request_id", "model", "status_message"))
 
 
 def is_journey_span() -> pl.Expr:

@@ -12,6 +12,7 @@ from blis_replay.ingest.readers.otlp_columns import TraceBatch
 
 # Where a row came from: the number of its file, what a record of that file is called, and which one it is in.
 PLACE_COLUMNS = ("file", "unit", "record", "span")
+_LONGEST_TEXT = 500
 _MAX_NS = 1 << 62  # epoch stamps stay below it until 2116
 
 # When a row cannot be used, and why.  Texts are made of the rows that cannot, which hardly ever are any.
@@ -90,7 +91,23 @@ def without_repeated_spans(spans: pl.DataFrame, files: Sequence[RecordedFile]) -
     return told.filter(~pl.col("repeated")).drop("row", "repeated", "same")
 
 
-def one_line_text(column: str) -> pl.Expr:
-    """A column's text on one line, at most 500 characters, null if nothing is left (``documents.text`` on columns)."""
-    line = pl.col(column).str.slice(0, 500).str.replace_all(r"[\p{C}\p{Z}]", " ").str.strip_chars()
-    return pl.when(line != "").then(line)
+def with_texts_on_one_line(frame: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
+    """The texts of these columns on one line, at most 500 characters, null if nothing is left.
+
+    ``documents.text`` on columns.  Columns of printable ASCII alone, which nearly all are, are only looked at.
+    """
+    line = {
+        name: pl.col(name).str.slice(0, _LONGEST_TEXT).str.replace_all(r"[\p{C}\p{Z}]", " ").str.strip_chars()
+        for name in columns
+        if not _is_plain(frame[name])
+    }
+    return frame.with_columns(pl.when(text != "").then(text).alias(name) for name, text in line.items())
+
+
+def _is_plain(texts: pl.Series) -> bool:
+    known = texts.drop_nulls()
+    lengths = known.str.len_bytes()
+    if not len(known):
+        return True
+    short = int(lengths.min()) > 0 and int(lengths.max()) <= _LONGEST_TEXT  # type: ignore[arg-type]
+    return short and not known.str.contains("[^!-~]").any()

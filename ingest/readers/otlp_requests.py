@@ -9,7 +9,7 @@ import polars as pl
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.numbers import MAX_INTEGER, MAX_TOKENS
 from blis_replay.ingest.readers.otlp_columns import ENGINE_SCOPE, TraceBatch
-from blis_replay.ingest.readers.otlp_places import PLACE_COLUMNS, no_time, one_line_text, placed_spans, sound
+from blis_replay.ingest.readers.otlp_places import PLACE_COLUMNS, no_time, placed_spans, sound, with_texts_on_one_line
 from blis_replay.ingest.readers.requests_frame import READ_SCHEMA
 
 REQUEST_SPAN = "llm_request"
@@ -35,8 +35,9 @@ def request_spans_of(batch: TraceBatch, file: int, files: Sequence[RecordedFile]
     ]
     content = spans.drop(PLACE_COLUMNS).hash_rows()
     kept = sound(timed.with_columns(content.alias("content")), problems, files)
+    kept = with_texts_on_one_line(kept, ["request_id"])
     columns = {
-        "request_id": one_line_text("request_id"),
+        "request_id": pl.col("request_id"),
         "prompt_tokens": tokens("prompt_tokens"),
         "output_tokens_reported": tokens("completion_tokens"),
         "usage_output_tokens": tokens("completion_tokens"),

@@ -8,7 +8,7 @@ import polars as pl
 
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.otlp_columns import SNAPSHOT_EVENT, STEP_EVENT, TraceBatch
-from blis_replay.ingest.readers.otlp_places import no_count, no_time, one_line_text, placed_events, sound
+from blis_replay.ingest.readers.otlp_places import no_count, no_time, placed_events, sound, with_texts_on_one_line
 from blis_replay.ingest.recording import SNAPSHOT_SCHEMA
 
 _COUNTS = (
@@ -58,9 +58,7 @@ def steps_of(batch: TraceBatch, file: int, files: Sequence[RecordedFile]) -> pl.
 
 def snapshots_of(batch: TraceBatch, file: int, files: Sequence[RecordedFile]) -> pl.DataFrame:
     """The ``step.REQUEST_SNAPSHOT`` events of a batch as ``READ_SNAPSHOT_SCHEMA``; what makes no sense is rejected."""
-    events = placed_events(batch, file, [SNAPSHOT_EVENT]).with_columns(
-        one_line_text(name).alias(name) for name in ("request_id", "phase")
-    )
+    events = with_texts_on_one_line(placed_events(batch, file, [SNAPSHOT_EVENT]), ["request_id", "phase"])
     incomplete = pl.col("step_id").is_null() | pl.col("request_id").is_null()
     problems = [
         *no_count(_SNAPSHOT_COUNTS),
