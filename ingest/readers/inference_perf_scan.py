@@ -40,11 +40,13 @@ def scanned_parts(file: RecordedFile, stream: BinaryIO, limit_bytes: int) -> Ite
     """
     window, rest = Window(file.chunks()), ObjectScan(file.tally, limit_bytes)
     rows = np.empty((_ROWS, len(FIELDS)), np.int64)
+    stamps, body = np.empty(0, np.int64), np.empty(0, np.uint64)
     held = _Taken([], {}, None)
     while window.refill():
         if rest.base is None and not _opened(window, rest):
             break
-        stamps, body = np.empty(len(window.text) // 2, np.int64), np.empty_like(window.words)
+        if len(body) < len(window.words):  # memory that is fresh costs as much as reading into it
+            stamps, body = np.empty(len(window.text) // 2, np.int64), np.empty_like(window.words)
         why = FULL
         while why == FULL:
             scanned = (window.text, window.words, window.at, window.end, rows, stamps, body.view(np.uint8), body)
@@ -52,7 +54,7 @@ def scanned_parts(file: RecordedFile, stream: BinaryIO, limit_bytes: int) -> Ite
             rows[:found, _FIELD["ordinal"]] = np.arange(rest.count + 1, rest.count + 1 + found)
             rest.count += found
             rows[:found, _FIELD["stamps_at"]] += stream.tell() // 8
-            stream.write(stamps[:used].tobytes())
+            stream.write(stamps[:used].data)
             left = _hold(held, rows[:found], window)
             yield from decoded_parts(file, left, stream, _digest)
             if sum(map(len, held.rows)) >= BATCH_ROWS:
