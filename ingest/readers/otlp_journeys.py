@@ -86,7 +86,9 @@ class Journeys:
 def parts_of(batch: TraceBatch, file: int, files: Sequence[RecordedFile], first_key: int) -> JourneyParts:
     """The journey spans and events of a batch; what makes no sense is rejected.  Keys start at ``first_key``."""
     names = (*JOURNEY_EVENTS, *API_EVENTS)
-    events = with_texts_on_one_line(placed_events(batch, file, names), _EVENT_TEXTS).with_columns(
+    stamps = ("name", "time_ns", "monotonic_ns", "monotonic_s")
+    found = placed_events(batch, file, names, (*stamps, *_EVENT_COUNTS, *_EVENT_TEXTS))
+    events = with_texts_on_one_line(found, _EVENT_TEXTS).with_columns(
         (pl.col("span_row") + first_key).alias("span_key"),
         _monotonic_ns().alias("monotonic_ns"),
     )

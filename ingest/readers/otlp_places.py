@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import polars as pl
 
@@ -24,9 +24,9 @@ def placed_spans(batch: TraceBatch, file: int) -> pl.DataFrame:
     return batch.spans.with_columns(*_origin(batch, file))
 
 
-def placed_events(batch: TraceBatch, file: int, names: Sequence[str]) -> pl.DataFrame:
-    """The events of some names with their place (``PLACE_COLUMNS``; ``event`` is their own)."""
-    events = batch.events.filter(pl.col("name").is_in(names))
+def placed_events(batch: TraceBatch, file: int, names: Sequence[str], columns: Iterable[str]) -> pl.DataFrame:
+    """These columns of the events of some names, with ``span_row`` and their place (``PLACE_COLUMNS``, ``event``)."""
+    events = batch.events.lazy().filter(pl.col("name").is_in(names)).select("span_row", "event", *columns).collect()
     spans = batch.spans.select("record", "span")[events["span_row"]]
     return events.hstack(spans).with_columns(*_origin(batch, file))
 

@@ -17,8 +17,9 @@ from blis_replay.ingest.readers.otlp_rows import BATCH_ROWS, Rows
 from blis_replay.ingest.scan import otlp_rows
 from blis_replay.ingest.scan.json_text import Bytes
 from blis_replay.ingest.scan.otlp_attributes import FULL
-from blis_replay.ingest.scan.otlp_lines import gather_texts, scan_lines
+from blis_replay.ingest.scan.otlp_lines import scan_lines
 from blis_replay.ingest.scan.otlp_rows import EVENT_COUNTS, EVENT_TEXTS, NULL, SPAN_COUNTS, SPAN_TEXTS, Int64s
+from blis_replay.ingest.scan.otlp_turn import gather_texts, place_texts, turn_rows
 from blis_replay.ingest.scan.window import Window
 
 _UNIT = "line"
@@ -115,31 +116,33 @@ def _events(rows: Int64s, texts: Bytes) -> pl.DataFrame:
 
 
 def _frame(schema: _Schema, counts: tuple[str, ...], kept: tuple[str, ...], rows: Int64s, texts: Bytes) -> pl.DataFrame:
-    columns = rows[:, : len(counts)].T.copy()  # of its own: a frame can keep it, and the rows are filled again
-    series = [_counts(name, values) for name, values in zip(counts, columns, strict=True)]
-    series += [_texts(name, rows, len(counts) + 2 * place, texts) for place, name in enumerate(kept)]
+    # Memory of its own: a frame can keep it, and the rows are filled again.
+    columns, known = np.empty(rows.shape[::-1], np.int64), np.zeros(rows.shape[1], np.int64)
+    turn_rows(rows, columns, known)
+    series = [_counts(name, columns[place], int(known[place])) for place, name in enumerate(counts)]
+    for place, name in enumerate(kept):
+        at = len(counts) + 2 * place
+        series.append(_texts(name, columns[at], columns[at + 1], int(known[at]), texts))
     return pl.DataFrame(series).select(pl.col(name).cast(kind) for name, kind in schema.items())
 
 
-def _counts(name: str, values: Int64s) -> pl.Series:
-    if not len(values) or values.max() == NULL:
+def _counts(name: str, values: Int64s, known: int) -> pl.Series:
+    if known == 0:
         return _nothing(name, pl.Int64(), len(values))
     series = pl.Series(name, values, pl.Int64)
-    return series.set(series == NULL, None) if values.min() == NULL else series
+    return series if known == len(values) else series.set(series == NULL, None)
 
 
 def _nothing(name: str, kind: pl.DataType, length: int) -> pl.Series:
     return pl.Series(name, [None], kind).new_from_index(0, length)
 
 
-def _texts(name: str, rows: Int64s, column: int, texts: Bytes) -> pl.Series:
-    begins, ends = rows[:, column], rows[:, column + 1]
-    known = begins != NULL
-    if not known.any():
-        return _nothing(name, pl.String(), len(rows))
-    gathered = np.empty(int((ends - begins)[known].sum()), np.uint8)
-    offsets = np.empty(len(rows) + 1, np.int64)
-    gather_texts(rows, column, texts, offsets, gathered)
-    buffers = [pa.array(known).buffers()[1], pa.py_buffer(offsets), pa.py_buffer(gathered)]
-    array = pa.Array.from_buffers(pa.large_string(), len(rows), buffers)
-    return pl.Series(name, array, pl.String)
+def _texts(name: str, begins: Int64s, ends: Int64s, known: int, texts: Bytes) -> pl.Series:
+    if known == 0:
+        return _nothing(name, pl.String(), len(begins))
+    offsets = np.empty(len(begins) + 1, np.int64)
+    gathered = np.empty(place_texts(begins, ends, offsets), np.uint8)
+    gather_texts(begins, texts, offsets, gathered)
+    nulls = None if known == len(begins) else pa.array(begins != NULL).buffers()[1]
+    buffers = [nulls, pa.py_buffer(offsets), pa.py_buffer(gathered)]
+    return pl.Series(name, pa.Array.from_buffers(pa.large_string(), len(begins), buffers), pl.String)

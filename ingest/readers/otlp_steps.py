@@ -44,7 +44,7 @@ _REBOOT_NS = 1_000_000_000
 
 def steps_of(batch: TraceBatch, file: int, files: Sequence[RecordedFile]) -> pl.DataFrame:
     """The ``step.BATCH_SUMMARY`` events of a batch as ``READ_STEP_SCHEMA``; what makes no sense is rejected."""
-    events = placed_events(batch, file, [STEP_EVENT])
+    events = placed_events(batch, file, [STEP_EVENT], [*_COUNTS, "kv_usage", "time_ns"])
     no_step = pl.col("step_id").is_null() | pl.col("ts_start_ns").is_null()
     no_share = ~pl.col("kv_usage").is_between(0, 1)
     problems = [
@@ -58,7 +58,8 @@ def steps_of(batch: TraceBatch, file: int, files: Sequence[RecordedFile]) -> pl.
 
 def snapshots_of(batch: TraceBatch, file: int, files: Sequence[RecordedFile]) -> pl.DataFrame:
     """The ``step.REQUEST_SNAPSHOT`` events of a batch as ``READ_SNAPSHOT_SCHEMA``; what makes no sense is rejected."""
-    events = with_texts_on_one_line(placed_events(batch, file, [SNAPSHOT_EVENT]), ["request_id", "phase"])
+    found = placed_events(batch, file, [SNAPSHOT_EVENT], [*SNAPSHOT_SCHEMA, "time_ns"])
+    events = with_texts_on_one_line(found, ["request_id", "phase"])
     incomplete = pl.col("step_id").is_null() | pl.col("request_id").is_null()
     problems = [
         *no_count(_SNAPSHOT_COUNTS),

@@ -145,19 +145,6 @@ def scan_lines(
         line += 1
 
 
-@entry
-def gather_texts(rows: Int64s, field: int, texts: Bytes, offsets: Int64s, gathered: Bytes) -> int:
-    """The length of a field's texts, which are one behind the other in ``gathered`` now, and begin at ``offsets``."""
-    length = 0
-    for row in range(len(rows)):
-        offsets[row] = length
-        for place in range(max(rows[row, field], 0), rows[row, field + 1]):
-            gathered[length] = texts[place]
-            length += 1
-    offsets[len(rows)] = length
-    return length
-
-
 @compiled
 def _after_blank(text: Bytes, at: int) -> int:
     while text[at] == SPACE or text[at] == RETURN or text[at] == TAB:

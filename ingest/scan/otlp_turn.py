@@ -1,0 +1,36 @@
+"""From the rows of a scan to columns."""
+
+from __future__ import annotations
+
+from blis_replay.ingest.scan.compiled import entry
+from blis_replay.ingest.scan.json_text import Bytes
+from blis_replay.ingest.scan.otlp_rows import NULL, Int64s
+
+
+@entry
+def turn_rows(rows: Int64s, columns: Int64s, known: Int64s) -> None:
+    """Fill ``columns`` (int64[fields, rows]) from ``rows``, and count what is not null of each (from 0)."""
+    for row in range(rows.shape[0]):
+        for field in range(rows.shape[1]):
+            value = rows[row, field]
+            columns[field, row] = value
+            known[field] += value != NULL
+
+
+@entry
+def place_texts(begins: Int64s, ends: Int64s, offsets: Int64s) -> int:
+    """How long these texts are one behind the other; where each begins, and the last ends, goes to ``offsets``."""
+    length = 0
+    for row in range(len(begins)):
+        offsets[row] = length
+        length += ends[row] - begins[row] if begins[row] != NULL else 0
+    offsets[len(begins)] = length
+    return length
+
+
+@entry
+def gather_texts(begins: Int64s, texts: Bytes, offsets: Int64s, gathered: Bytes) -> None:
+    """Put the texts, which begin at ``begins`` among all, to their places (``offsets``)."""
+    for row in range(len(begins)):
+        for place in range(offsets[row + 1] - offsets[row]):
+            gathered[offsets[row] + place] = texts[begins[row] + place]
