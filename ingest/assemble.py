@@ -42,7 +42,6 @@ from blis_replay.ingest.readers.requests_frame import (
     with_summary,
 )
 from blis_replay.ingest.readers.server_clock import server_times, steps_on_zero
-from blis_replay.ingest.readers.token_events import write_token_events
 from blis_replay.ingest.recording import (
     AGGREGATE_SCHEMA,
     ARRIVALS,
@@ -56,6 +55,7 @@ from blis_replay.ingest.recording import (
     Recording,
     Setting,
     SourceFile,
+    TokenEvents,
     empty_frame,
 )
 
@@ -106,7 +106,7 @@ def read_recording(
     ``profile``: the bundled profile of the slug (optional keys ``model``, ``hardware``,
     ``tensor_parallelism``, ``vllm_version``, ``engine``); ``engine_file``: YAML of engine
     arguments that overrule all others; ``progress(file name, bytes done, bytes total)``.
-    The Parquet file of token events lives until the context ends.  Raises
+    The file of token events lives until the context ends.  Raises
     :class:`RecordingError` if a file cannot be read at all, or if there is nothing to judge.
     """
     if isinstance(source, Path):
@@ -292,7 +292,7 @@ class _Assembly:
 
     def _placed(
         self, found: RequestsRead | None, configured: _Configured
-    ) -> tuple[pl.DataFrame, Clock | None, Path | None, PrefixBlocks | None]:
+    ) -> tuple[pl.DataFrame, Clock | None, TokenEvents | None, PrefixBlocks | None]:
         """Requests in send order with stages and decode lengths, their clock, token events and prompt blocks."""
         if found is None or found.frame.is_empty():
             self.missing += [*(found.lacks if found and found.lacks else ("requests",)), "token times"]
@@ -308,10 +308,10 @@ class _Assembly:
         if stage is not None and ordered["stage"].null_count():
             ordered = ordered.with_columns(pl.Series("stage", stage, pl.Int64))
         ordered = with_decode_lengths(ordered, load.configured_output_tokens, load.ignore_eos)
-        events: Path | None = None
+        events: TokenEvents | None = None
         if found.events is not None:
-            events = self.scratch / "token_events.parquet"
-            write_token_events(found.events, order, zero_us, events)
+            raw = found.events
+            events = TokenEvents(raw.path, raw.offsets[order], raw.counts[order], zero_us)
             ordered = with_counted_lengths(ordered, events)
         else:
             self.missing.append("token times")

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import polars as pl
 
-from blis_replay.ingest.recording import COUNTED, RETOKENISED
-from blis_replay.ingest.token_layout import NO_EVENTS, detect_layout, tokens_of_requests
+from blis_replay.ingest.recording import COUNTED, RETOKENISED, TokenEvents
+from blis_replay.ingest.token_layout import NO_EVENTS, detect_layout, token_counts
 
 # Text tokenised again came out up to 3.7 % long where each token had its event (BOS, other splits);
 # beyond that, events carry several tokens or some tokens had none.
 MOST_LONGER = 0.05
 
 
-def with_counted_lengths(requests: pl.DataFrame, events: Path | None) -> pl.DataFrame:
+def with_counted_lengths(requests: pl.DataFrame, events: TokenEvents | None) -> pl.DataFrame:
     """``requests`` with lengths that were only re-tokenised replaced by the count of token events.
 
     A server sends an event for each token, so their number is the length, unless the
-    re-tokenised text is more than 5 % longer on average.  ``events``: Parquet of TOKEN_EVENT_SCHEMA.
+    re-tokenised text is more than 5 % longer on average.
     """
     doubtful = (pl.col("output_tokens_source") == RETOKENISED) & (pl.col("status") == "ok")
     if events is None or requests.filter(doubtful).is_empty():
@@ -26,9 +24,7 @@ def with_counted_lengths(requests: pl.DataFrame, events: Path | None) -> pl.Data
     layout = detect_layout(events, requests)
     if layout == NO_EVENTS or not layout.identified:
         return requests
-    counted = requests.join(
-        tokens_of_requests(events, requests, layout), on="request_index", how="left", maintain_order="left"
-    )
+    counted = requests.with_columns(pl.Series("tokens", token_counts(events, requests, layout)))
     compared = counted.filter(doubtful & (pl.col("tokens") > 0))
     reported_tokens, counted_tokens = (int(compared[name].sum()) for name in ("output_tokens_reported", "tokens"))
     if not counted_tokens or reported_tokens > (1 + MOST_LONGER) * counted_tokens:

@@ -15,7 +15,7 @@ RECORDING_TABLES = (
     "clocks",
     "requests",
     "aggregates",
-    "token_events",
+    "token_event_runs",
     "prefix_identity",
     "request_blocks",
     "kv_events",
@@ -28,34 +28,9 @@ RECORDING_TABLES = (
 
 RUN_TABLES = ("runs", "run_requests", "run_steps", "errors")
 
-# Stamps of each request, and how many of them are output tokens (``token_layout.TokenLayout``):
-# a token's first stamp is every ``stamps_per_token``-th one; the leading event and the closing one
-# of a completed stream are taken off, and nothing beyond a trusted length is a token.
-STAMPS_OF_REQUESTS = """
-WITH stamps AS (
-    SELECT request_index, count(*) AS stamps, min(time_us) AS first_us, max(time_us) AS last_us,
-           min(time_us) FILTER (WHERE event_index = $leading_events * $stamps_per_token) AS first_token_us
-    FROM read_parquet($events) GROUP BY request_index
-), lines AS (
-    SELECT s.*, r.trusted_tokens, r.completed,
-           (s.stamps + $stamps_per_token - 1) // $stamps_per_token AS data_lines
-    FROM stamps s LEFT JOIN lengths r USING (request_index)
-)
-SELECT request_index, stamps, first_us, last_us, first_token_us, completed,
-       greatest(0, CASE WHEN NOT $identified THEN 0
-            ELSE least(coalesce(trusted_tokens, data_lines),
-                       data_lines - $leading_events
-                       - CASE WHEN coalesce(completed, true) THEN $closing_events ELSE 0 END)
-            END) AS tokens
-FROM lines
-"""
-
 INSERT_STAMPS = """
-INSERT INTO token_events
-SELECT $slug, e.request_index, e.event_index, e.time_us,
-       CASE WHEN e.event_index % $per_token = 0 AND e.event_index // $per_token - $leading BETWEEN 0 AND c.tokens - 1
-            THEN e.event_index // $per_token - $leading END
-FROM read_parquet($events) e JOIN token_counts c USING (request_index)
+INSERT INTO token_event_runs
+SELECT $slug, request_index, first_event, tokens, $stamps_per_token, $leading_events, times_us FROM runs_to_store
 """
 
 # Gaps of a few hundred requests, to tell how a client stamped its stream.
@@ -63,7 +38,7 @@ SAMPLED_GAPS = """
 WITH gaps AS (
     SELECT request_index, event_index,
            lead(time_us) OVER (PARTITION BY request_index ORDER BY event_index) - time_us AS gap_us
-    FROM read_parquet($events) WHERE request_index IN (SELECT request_index FROM sampled)
+    FROM sampled
 )
 SELECT request_index, count(*) AS stamps,
        coalesce(avg((gap_us < $tiny_us)::INT) FILTER (WHERE event_index % 2 = 0 AND gap_us IS NOT NULL), 0)
@@ -75,16 +50,6 @@ SELECT request_index, count(*) AS stamps,
        arg_min(gap_us, event_index) FILTER (WHERE gap_us IS NOT NULL) AS first_gap_us,
        arg_max(gap_us, event_index) FILTER (WHERE gap_us IS NOT NULL) AS last_gap_us
 FROM gaps GROUP BY request_index ORDER BY request_index
-"""
-
-# Pooled mean gap as stamped and between output tokens, over completed requests.
-POOLED_GAPS = """
-SELECT count(*) AS requests, sum(c.stamps) AS stamps, sum(c.tokens) AS tokens,
-       sum(c.last_us - c.first_us) AS stamped_us, sum(c.stamps - 1) AS stamped_gaps,
-       sum(e.time_us - c.first_token_us) AS token_us, sum(c.tokens - 1) AS token_gaps
-FROM token_counts c JOIN read_parquet($events) e
-  ON e.request_index = c.request_index AND e.event_index = (c.tokens - 1 + $leading) * $per_token
-WHERE c.completed AND c.tokens > 0
 """
 
 OUTPUT_TIMES = """

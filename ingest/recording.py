@@ -13,8 +13,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import polars as pl
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 # One row a request, in send order (``request_index`` 0, 1, ...).
 REQUEST_SCHEMA: dict[str, type[pl.DataType]] = {
@@ -47,14 +52,6 @@ OUTPUT_LENGTH_SOURCES = (
     COUNTED,
     RETOKENISED,
 )
-
-# One row a stream event as the client stamped it (before any correction).  There can be
-# ten million of them, so they are kept in a Parquet file, never in memory at once.
-TOKEN_EVENT_SCHEMA: dict[str, type[pl.DataType]] = {
-    "request_index": pl.Int64,
-    "event_index": pl.Int64,
-    "time_us": pl.Int64,  # from the experiment's zero
-}
 
 # One row a sampled engine step.
 STEP_SCHEMA: dict[str, type[pl.DataType]] = {
@@ -250,6 +247,21 @@ CLOCK_PLACEMENTS = (BRIDGED, ONE_CLOCK, ESTIMATED, NOT_KNOWN)
 
 
 @dataclass(frozen=True)
+class TokenEvents:
+    """Stream events as the client stamped them (before any correction), in a flat file of int64.
+
+    There can be a hundred million of them, so they are never in memory at once.  Request
+    ``i`` (its ``request_index``) owns ``counts[i]`` stamps from ``offsets[i]``, in us on the
+    client's clock, which shows ``zero_us`` at the experiment's zero.
+    """
+
+    path: Path
+    offsets: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    zero_us: int
+
+
+@dataclass(frozen=True)
 class SourceFile:
     """A file that was read: its path inside the recording, size in bytes and SHA-256.
 
@@ -309,7 +321,7 @@ class Recording:
     ignore_eos: bool | None
     prefix_hit_rate: float | None  # 0..1, of an aggregate such as the server log; not per request
     requests: pl.DataFrame  # REQUEST_SCHEMA
-    token_events: Path | None  # Parquet, TOKEN_EVENT_SCHEMA, sorted; lives as long as read_recording's context
+    token_events: TokenEvents | None  # its file lives as long as read_recording's context
     steps: pl.DataFrame  # STEP_SCHEMA
     aggregates: pl.DataFrame  # AGGREGATE_SCHEMA
     clocks: tuple[Clock, ...]

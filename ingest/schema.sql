@@ -1,4 +1,4 @@
--- Ground-truth store, schema version 2 (store_file.SCHEMA_VERSION); schema_journeys.sql has the rest.
+-- Ground-truth store, schema version 2 (store_file.SCHEMA_VERSION); schema_journeys.sql and schema_token_events.sql have the rest.
 -- Times are int64 microseconds from the experiment's zero (the send of its first request).
 -- No primary keys: one writer replaces a recording as a whole inside one transaction.
 
@@ -91,14 +91,6 @@ CREATE TABLE IF NOT EXISTS requests (
 );
 
 CREATE TABLE IF NOT EXISTS aggregates (slug VARCHAR NOT NULL, stage BIGINT, metric VARCHAR, statistic VARCHAR, value DOUBLE);
-
-CREATE TABLE IF NOT EXISTS token_events (
-    slug VARCHAR NOT NULL,
-    request_index BIGINT NOT NULL,
-    event_index BIGINT NOT NULL,
-    time_us BIGINT NOT NULL,
-    token_index BIGINT                      -- null: a stamp that is not an output token
-);
 
 CREATE TABLE IF NOT EXISTS steps (
     slug VARCHAR NOT NULL,

@@ -10,13 +10,16 @@ majority of its requests.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from blis_replay.ingest import queries
-from blis_replay.ingest.store_file import fetch, first_row
+from blis_replay.ingest.recording import TokenEvents
+from blis_replay.ingest.store_file import fetch
+from blis_replay.ingest.token_events import runs, stamps_at, stamps_of
 
 if TYPE_CHECKING:
     import duckdb
@@ -101,19 +104,19 @@ def trusted_lengths(requests: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def detect_layout(events: Path | None, requests: pl.DataFrame) -> TokenLayout:
+def detect_layout(events: TokenEvents | None, requests: pl.DataFrame) -> TokenLayout:
     """The layout of a run's stamps, by majority of up to some 500 completed requests.
 
-    ``events``: Parquet of TOKEN_EVENT_SCHEMA; ``requests``: REQUEST_SCHEMA.
+    ``requests``: REQUEST_SCHEMA.
     """
     if events is None:
         return NO_EVENTS
     lengths = trusted_lengths(requests)
     candidates = lengths.filter("completed") if lengths["completed"].any() else lengths
-    sampled = candidates.gather_every(max(1, candidates.height // _SAMPLED_REQUESTS)).select("request_index")
+    chosen = candidates["request_index"].gather_every(max(1, candidates.height // _SAMPLED_REQUESTS))
+    sampled = stamps_of(events, chosen.to_numpy())
     with memory_connection({"sampled": sampled}) as connection:
-        bound: dict[str, object] = {"events": str(events), "tiny_us": TINY_GAP_US}
-        gaps = fetch(connection, queries.SAMPLED_GAPS, bound, _GAP_SCHEMA)
+        gaps = fetch(connection, queries.SAMPLED_GAPS, {"tiny_us": TINY_GAP_US}, _GAP_SCHEMA)
     if gaps.is_empty():
         return NO_EVENTS
     return _decide(gaps.join(lengths, on="request_index", how="left"))
@@ -167,60 +170,50 @@ def _majority(frame: pl.DataFrame, vote: pl.Expr) -> bool:
     return share is not None and share > 0.5
 
 
-def event_totals(events: Path, requests: pl.DataFrame, layout: TokenLayout) -> EventTotals:
+def event_totals(events: TokenEvents, requests: pl.DataFrame, layout: TokenLayout) -> EventTotals:
     """Stamps and gaps of a run pooled over its completed requests, as stamped and per token."""
-    lengths = trusted_lengths(requests)
-    with memory_connection({"lengths": lengths}) as connection:
-        connection.execute(f"CREATE TEMP TABLE token_counts AS {queries.STAMPS_OF_REQUESTS}", _bound(events, layout))
-        bound = {"events": str(events), "per_token": layout.stamps_per_token, "leading": layout.leading_events}
-        row = first_row(connection, queries.POOLED_GAPS, bound)
-    count, stamps, tokens, stamped_us, stamped_gaps, token_us, token_gaps = row or (0,) * 7
+    tokens = token_counts(events, requests, layout)
+    pooled = np.flatnonzero(trusted_lengths(requests)["completed"].to_numpy() & (tokens > 0))
+    stamps, tokens = events.counts[pooled], tokens[pooled]
+    first, last = (k * layout.stamps_per_token for k in (layout.leading_events, tokens - 1 + layout.leading_events))
+    stamped_us = stamps_at(events, pooled, stamps - 1) - stamps_at(events, pooled, np.zeros_like(stamps))
+    token_us = stamps_at(events, pooled, last) - stamps_at(events, pooled, np.full_like(stamps, first))
     return EventTotals(
-        requests=int(count or 0),
-        stamps=int(stamps or 0),
-        tokens=int(tokens or 0),
-        stamped_gap_us=float(stamped_us) / float(stamped_gaps) if stamped_gaps else None,
-        token_gap_us=float(token_us) / float(token_gaps) if token_gaps else None,
+        requests=len(pooled),
+        stamps=int(stamps.sum()),
+        tokens=int(tokens.sum()),
+        stamped_gap_us=_mean(stamped_us, stamps - 1),
+        token_gap_us=_mean(token_us, tokens - 1),
     )
 
 
-def tokens_of_requests(events: Path, requests: pl.DataFrame, layout: TokenLayout) -> pl.DataFrame:
-    """``request_index`` and ``tokens``: how many output tokens its stamps are, of each request that has any."""
-    with memory_connection({"lengths": trusted_lengths(requests)}) as connection:
-        schema: dict[str, type[pl.DataType]] = {"request_index": pl.Int64, "tokens": pl.Int64}
-        counts = f"SELECT request_index, tokens FROM ({queries.STAMPS_OF_REQUESTS}) ORDER BY request_index"  # noqa: S608 - constants
-        return fetch(connection, counts, _bound(events, layout), schema)
+def token_counts(events: TokenEvents, requests: pl.DataFrame, layout: TokenLayout) -> NDArray[np.int64]:
+    """int64[n]: how many of a request's stamps are output tokens.
+
+    A token's first stamp is every ``stamps_per_token``-th one; the leading event and the closing one
+    of a completed stream are taken off, and nothing beyond a trusted length is a token.
+    """
+    if not layout.identified:
+        return np.zeros_like(events.counts)
+    lengths = trusted_lengths(requests).sort("request_index")
+    data_lines = -(-events.counts // layout.stamps_per_token)
+    trusted = lengths["trusted_tokens"].fill_null(np.iinfo(np.int64).max).to_numpy()
+    closing = np.where(lengths["completed"].to_numpy(), layout.closing_events, 0)
+    return np.asarray(np.maximum(0, np.minimum(trusted, data_lines - layout.leading_events - closing)))
 
 
 def insert_token_events(
-    connection: duckdb.DuckDBPyConnection, slug: str, events: Path, requests: pl.DataFrame, layout: TokenLayout
+    connection: duckdb.DuckDBPyConnection, slug: str, events: TokenEvents, requests: pl.DataFrame, layout: TokenLayout
 ) -> None:
-    """Copy every stamp into ``token_events``, with the token it is or null."""
-    connection.register("lengths", trusted_lengths(requests).to_arrow())
-    connection.execute(
-        f"CREATE OR REPLACE TEMP TABLE token_counts AS {queries.STAMPS_OF_REQUESTS}", _bound(events, layout)
-    )
-    connection.execute(
-        queries.INSERT_STAMPS,
-        {
-            "slug": slug,
-            "events": str(events),
-            "per_token": layout.stamps_per_token,
-            "leading": layout.leading_events,
-        },
-    )
-    connection.execute("DROP TABLE token_counts")
-    connection.unregister("lengths")
+    """Copy every stamp into the store, with what tells which of them are tokens."""
+    connection.register("runs_to_store", runs(events, token_counts(events, requests, layout)))
+    bound = {"slug": slug, "stamps_per_token": layout.stamps_per_token, "leading_events": layout.leading_events}
+    connection.execute(queries.INSERT_STAMPS, bound)
+    connection.unregister("runs_to_store")
 
 
-def _bound(events: Path, layout: TokenLayout) -> dict[str, object]:
-    return {
-        "events": str(events),
-        "stamps_per_token": layout.stamps_per_token,
-        "leading_events": layout.leading_events,
-        "closing_events": layout.closing_events,
-        "identified": layout.identified,
-    }
+def _mean(total_us: NDArray[np.int64], gaps: NDArray[np.int64]) -> float | None:
+    return float(total_us.sum()) / float(gaps.sum()) if gaps.sum() else None
 
 
 def memory_connection(frames: dict[str, pl.DataFrame]) -> duckdb.DuckDBPyConnection:

@@ -11,8 +11,9 @@ ROOT = Path(__file__).parents[1]
 
 # Design, section 3: what each room may import from; validate is the top floor.
 MAY_IMPORT = {
-    "blis": {"blis"},
-    "ingest": {"ingest"},
+    "compiled": {"compiled"},
+    "blis": {"blis", "compiled"},
+    "ingest": {"ingest", "compiled"},
     "fixtures": {"fixtures", "blis", "ingest"},
     "replay": {"replay", "blis", "ingest"},
     "validate": {"validate", "replay", "fixtures", "blis", "ingest"},

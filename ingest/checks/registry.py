@@ -58,7 +58,7 @@ CHECKS = tuple(
 def run_checks(recording: Recording) -> tuple[tuple[Finding, ...], TokenLayout]:
     """What every check found, and the layout by which the store numbers token events.
 
-    Reads the recording's Parquet of token events, if it has one, and nothing else.
+    Reads the recording's file of token events, if it has one, and nothing else.
     """
     layout = detect_layout(recording.token_events, recording.requests)
     events = recording.token_events

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -27,6 +28,8 @@ MAX_EXPANDED_BYTES = 64 << 30
 MAX_EXPANSION_RATIO = 300
 FREE_EXPANSION_BYTES = 256 << 20
 KEPT_REJECTIONS = 20
+LARGE_BYTES = 32 << 20
+_USUAL_EXPANSION = 10
 GZIP_MAGIC = b"\x1f\x8b"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 # What is lost of a stream that breaks: the piece in which it does.
@@ -218,6 +221,17 @@ class RecordedFile:
             )
 
 
+def is_large(file: RecordedFile) -> bool:
+    """Whether compiled code reads this file sooner, although it has to be loaded (and compiled the first time)."""
+    try:
+        with file.path.open("rb") as stream:
+            packed = stream.read(4).startswith((GZIP_MAGIC, ZSTD_MAGIC))
+            size = stream.seek(0, os.SEEK_END)
+    except OSError:
+        return False  # whoever reads it says why
+    return size * (_USUAL_EXPANSION if packed else 1) >= LARGE_BYTES
+
+
 class _Packed(io.RawIOBase):
     """Pieces of bytes as the file that a decompressor reads."""
 
@@ -263,8 +277,14 @@ def lines(file: RecordedFile, limit_bytes: int) -> Iterator[tuple[int, bytes]]:
 
     The cut last line of a damaged stream is rejected with the damage as reason.
     """
-    number, pending, pending_bytes = 1, [], 0
-    for chunk in file.chunks():
+    return lines_of(file, file.chunks(), limit_bytes, 1)
+
+
+def lines_of(file: RecordedFile, chunks: Iterable[bytes], limit_bytes: int, number: int) -> Iterator[tuple[int, bytes]]:
+    """The lines in the chunks of a file from line ``number`` to its end, as :func:`lines` has them."""
+    pending: list[bytes] = []
+    pending_bytes = 0
+    for chunk in chunks:
         head, *rest = chunk.split(b"\n")
         pending_bytes += len(head)
         if pending_bytes <= limit_bytes:
@@ -294,28 +314,26 @@ def json_objects(file: RecordedFile, limit_bytes: int) -> Iterator[tuple[int, by
     that belongs to no object, an object that the file cuts off and one beyond the limit
     are rejected.
     """
-    scan = _ObjectScan(file.tally, limit_bytes)
+    return objects_of(file, file.chunks(), ObjectScan(file.tally, limit_bytes))
+
+
+def objects_of(file: RecordedFile, chunks: Iterable[bytes], scan: ObjectScan) -> Iterator[tuple[int, bytes]]:
+    """The objects that a scan finds in the chunks of a file, from where it stands to the end."""
     held: list[bytes] = []
     held_bytes = 0
-    for chunk in file.chunks():
+    for chunk in chunks:
         held.append(chunk)
         held_bytes += len(chunk)
         # Growing in proportion keeps the copying linear in the size of a large object.
         if held_bytes * 2 >= len(scan.buffer):
             yield from scan.feed(b"".join(held))
             held, held_bytes = [], 0
-            if len(scan.buffer) > limit_bytes:
-                raise RecordingError(
-                    file.path,
-                    scan.place(),
-                    f"a record of more than {limit_bytes} bytes",
-                    "check that the file is whole",
-                )
+            scan.check_size(file, len(scan.buffer))
     yield from scan.feed(b"".join(held))
     scan.finish(file.damage)
 
 
-class _ObjectScan:
+class ObjectScan:
     """Finds the objects in a growing buffer; the state between two feeds."""
 
     def __init__(self, tally: Tally, limit_bytes: int) -> None:
@@ -327,6 +345,20 @@ class _ObjectScan:
         self.depth = 0
         self.base: int | None = None  # depth at which records stand: 1 inside an array, else 0
         self.count = 0
+
+    def resume(self, *, inside_array: bool) -> None:
+        """Stand between two objects, of an array or of none."""
+        self.base = self.depth = int(inside_array)
+
+    def check_size(self, file: RecordedFile, size: int) -> None:
+        """:class:`RecordingError` if an object that has ``size`` bytes and no end yet is beyond the limit."""
+        if size > self.limit_bytes:
+            raise RecordingError(
+                file.path,
+                self.place(),
+                f"a record of more than {self.limit_bytes} bytes",
+                "check that the file is whole",
+            )
 
     def place(self) -> str:
         return f"record {self.count + 1}"

@@ -8,20 +8,36 @@ times, and the server's usage.  Stamps are kept as recorded.  Prompts and respon
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
 import numpy as np
+import polars as pl
 from msgspec import Struct
+from numpy.typing import NDArray
 
 from blis_replay.ingest.readers.documents import text
-from blis_replay.ingest.readers.files import RecordedFile, json_objects
+from blis_replay.ingest.readers.files import RecordedFile, is_large, json_objects
 from blis_replay.ingest.readers.numbers import MAX_INTEGER, microseconds, tokens, whole
-from blis_replay.ingest.readers.requests_frame import RawEvents, RequestsRead, frame_of, request_row
+from blis_replay.ingest.readers.requests_frame import (
+    BATCH_ROWS,
+    READ_SCHEMA,
+    RawEvents,
+    RequestsRead,
+    frame_of,
+    request_row,
+)
 
-MAX_RECORD_BYTES = 256 << 20
+# A token of a captured stream takes some 700 bytes.
+MAX_RECORD_BYTES = 64 << 20
+# What a decoder makes of a record can be 16 times as large (a list of one-digit stamps).
+MAX_DECODED_BYTES = 16 << 20
+
+Int64s = NDArray[np.int64]
 
 
 class _Details(Struct):
@@ -66,7 +82,7 @@ class _Body(Struct):
 
 _RECORD = msgspec.json.Decoder(_Record)
 _BODY = msgspec.json.Decoder(_Body)
-_DECODE_ERRORS = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
+DECODE_ERRORS = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
 
 def recognises(head: bytes) -> bool:
@@ -81,44 +97,86 @@ def read_requests(file: RecordedFile, events_path: Path) -> RequestsRead:
     time for which the client held on.  Memory is bounded by a batch of requests.  A
     record that cannot be used is rejected and counted by its ordinal.
     """
-    counts: list[int] = []
-    models: list[str] = []
     with events_path.open("wb") as stream:
-        frame = frame_of(_usable_rows(file, stream, counts, models))
-    file.tally.records = len(frame)
-    owned = np.array(counts, np.int64)
-    events = RawEvents(events_path, np.cumsum(owned) - owned, owned)
-    return RequestsRead(frame, "client", "monotonic", next(iter(models), None), events if owned.sum() else None)
+        if is_large(file):
+            from blis_replay.ingest.readers.inference_perf_scan import scanned_parts
+
+            parts = list(scanned_parts(file, stream, MAX_RECORD_BYTES))
+        else:
+            parts = list(decoded_parts(file, json_objects(file, MAX_RECORD_BYTES), stream, hash))
+    whole = in_file_order(file, parts)
+    file.tally.records = len(whole.frame)
+    events = RawEvents(events_path, whole.offsets, whole.counts) if whole.counts.any() else None
+    return RequestsRead(whole.frame, "client", "monotonic", whole.model, events)
 
 
-def _usable_rows(
-    file: RecordedFile, stream: BinaryIO, counts: list[int], models: list[str]
-) -> Iterator[dict[str, object]]:
-    seen: set[int] = set()
-    for ordinal, raw in json_objects(file, MAX_RECORD_BYTES):
-        place, content = f"record {ordinal}", hash(raw)
-        if content in seen:
-            file.tally.reject(place, "the same record again, identical")
-            continue
-        try:
-            record = _RECORD.decode(raw)
-        except _DECODE_ERRORS as error:
-            file.tally.reject(place, str(error))
-            continue
-        body = _body(record.request)
-        problem, row, stamps_us = _row(record, body)
-        if problem:
-            file.tally.reject(place, problem)
-            continue
-        seen.add(content)
-        if not models and (model := text(body.model)):
-            models.append(model)
-        counts.append(len(stamps_us))
-        stream.write(stamps_us.tobytes())
-        yield row
+@dataclass(frozen=True)
+class Part:
+    """Some requests of a file (``READ_SCHEMA``), and for each its ordinal, a hash of its text, and its stamps.
+
+    ``model``: the first that they name.
+    """
+
+    frame: pl.DataFrame
+    ordinals: Int64s
+    digests: Int64s
+    offsets: Int64s
+    counts: Int64s
+    model: str | None
 
 
-def _row(record: _Record, body: _Body) -> tuple[str, dict[str, object], np.ndarray[Any, np.dtype[np.int64]]]:
+def in_file_order(file: RecordedFile, parts: Sequence[Part]) -> Part:
+    """All parts as one; a record that is there before, identical, is rejected."""
+    frame = pl.concat([pl.DataFrame(schema=READ_SCHEMA), *(part.frame for part in parts)])
+    ordinals, digests, offsets, counts = (
+        np.concatenate([np.empty(0, np.int64), *(getattr(part, name) for part in parts)])
+        for name in ("ordinals", "digests", "offsets", "counts")
+    )
+    order = np.argsort(ordinals, kind="stable")
+    firsts = order[np.sort(np.unique(digests[order], return_index=True)[1])]
+    for ordinal in np.setdiff1d(ordinals, ordinals[firsts]).tolist():
+        file.tally.reject(f"record {ordinal}", "the same record again, identical")
+    model = next((part.model for part in parts if part.model), None)
+    return Part(frame[firsts], ordinals[firsts], digests[firsts], offsets[firsts], counts[firsts], model)
+
+
+def decoded_parts(
+    file: RecordedFile, objects: Iterable[tuple[int, bytes]], stream: BinaryIO, digest_of: Callable[[bytes], int]
+) -> Iterator[Part]:
+    """Records ``(ordinal, text)`` read by the decoder, in batches; their stamps are appended to ``stream``."""
+    waiting = iter(objects)
+    while batch := list(islice(waiting, BATCH_ROWS // 20)):
+        rows, kept, counts, model = [], [], [], None
+        first = stream.tell() // 8
+        for ordinal, raw in batch:
+            problem, row, stamps_us, body = _decoded(raw)
+            if problem:
+                file.tally.reject(f"record {ordinal}", problem)
+                continue
+            model = model or text(body.model)
+            stream.write(stamps_us.tobytes())
+            rows.append(row)
+            kept.append((ordinal, digest_of(raw)))
+            counts.append(len(stamps_us))
+        ordinals, digests = np.array(kept, np.int64).reshape(-1, 2).T
+        owned = np.array(counts, np.int64)
+        yield Part(frame_of(rows), ordinals, digests, first + np.cumsum(owned) - owned, owned, model)
+
+
+def _decoded(raw: bytes) -> tuple[str, dict[str, object], Int64s, _Body]:
+    """Why a record cannot be used (``""`` if it can), its row, its stamps and its body."""
+    nothing = np.empty(0, np.int64)
+    if len(raw) > MAX_DECODED_BYTES:
+        return f"{len(raw)} bytes in an unusual form", {}, nothing, _Body()
+    try:
+        record = _RECORD.decode(raw)
+    except DECODE_ERRORS as error:
+        return str(error), {}, nothing, _Body()
+    body = body_of(record.request)
+    return *_row(record, body), body
+
+
+def _row(record: _Record, body: _Body) -> tuple[str, dict[str, object], Int64s]:
     none = np.empty(0, np.int64)
     start_us, end_us = microseconds(record.start_time), microseconds(record.end_time)
     if start_us is None or end_us is None:
@@ -145,8 +203,8 @@ def _row(record: _Record, body: _Body) -> tuple[str, dict[str, object], np.ndarr
         ttft_us=int(stamps_us[0]) - start_us if ok and len(stamps_us) else None,
         e2e_us=end_us - start_us,
         cached_prompt_tokens=whole((usage.prompt_tokens_details or _Details()).cached_tokens),
-        status="ok" if ok else _failure(record.error),
-        error=None if ok else _message(record.error),
+        status="ok" if ok else failure_of(record.error),
+        error=None if ok else message_of(record.error),
         sent_us=start_us,
         usage_output_tokens=tokens(usage.completion_tokens) if ok else None,
         ignore_eos=body.ignore_eos if isinstance(body.ignore_eos, bool) else None,
@@ -154,21 +212,23 @@ def _row(record: _Record, body: _Body) -> tuple[str, dict[str, object], np.ndarr
     return "", row, stamps_us
 
 
-def _body(request: str | None) -> _Body:
+def body_of(request: str | None) -> _Body:
     """The fields of the request's body that matter; a body that is no JSON has none of them."""
     try:
         return _BODY.decode(request) if request else _Body()
-    except _DECODE_ERRORS:
+    except DECODE_ERRORS:
         return _Body()
 
 
-def _message(error: object) -> str | None:
+def message_of(error: object) -> str | None:
+    """An error in words, if it has any."""
     if isinstance(error, dict):
         parts = (text(error.get(key)) for key in ("error_type", "error_msg"))
         return text(": ".join(part for part in parts if part))
     return text(error)
 
 
-def _failure(error: object) -> str:
+def failure_of(error: object) -> str:
+    """The status of a request that ended with ``error``."""
     named = str(error.get("error_type", "")) if isinstance(error, dict) else str(error)[:200]
     return "timeout" if "timeout" in named.lower() else "error"

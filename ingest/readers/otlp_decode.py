@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from blis_replay.ingest.readers.files import RecordedFile
+from blis_replay.ingest.readers.files import RecordedFile, is_large
 from blis_replay.ingest.readers.otlp_columns import TraceBatch
 from blis_replay.ingest.readers.otlp_framing import records
 from blis_replay.ingest.readers.otlp_json import read_json
@@ -18,16 +18,22 @@ def trace_batches(file: RecordedFile) -> Iterator[TraceBatch]:
     :class:`RecordingError` if the file cannot be read at all.
     """
     framing = records(file)
+    if framing.unit == "line" and is_large(file):
+        from blis_replay.ingest.readers.otlp_scan import scanned_batches
+
+        yield from scanned_batches(file)
+        return
     rows = Rows()
     for number, content in framing.items:
-        for _ in _read(content, f"{framing.unit} {number}", number, rows, file):
+        for _ in read_record(content, f"{framing.unit} {number}", number, rows, file):
             if rows.full:
                 yield rows.batch(framing.unit)
                 rows.spans, rows.events = [], []
     yield rows.batch(framing.unit)
 
 
-def _read(content: bytes, place: str, number: int, rows: Rows, file: RecordedFile) -> Iterator[None]:
+def read_record(content: bytes, place: str, number: int, rows: Rows, file: RecordedFile) -> Iterator[None]:
+    """Add the spans of a record to ``rows``, with a pause after each; what is malformed is rejected."""
     if content[:1] in (b"\n", b"\x12", b"\x1a"):
         # A protobuf library takes a moment to load, and most files are JSON.
         from blis_replay.ingest.readers.otlp_protobuf import read_protobuf

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from blis_replay.ingest.readers.files import (
@@ -69,11 +69,12 @@ def records(file: RecordedFile) -> Records:
     text = head.removeprefix(_BYTE_ORDER_MARK).lstrip()
     if _spans_lines(text):
         return Records("object", json_objects(file, MAX_RECORD_BYTES))
-    return Records("line", _lines(file))
+    return Records("line", records_in_lines(lines(file, MAX_RECORD_BYTES)))
 
 
-def _lines(file: RecordedFile) -> Iterator[tuple[int, bytes]]:
-    for number, line in lines(file, MAX_RECORD_BYTES):
+def records_in_lines(numbered: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+    """The content of lines that are not blank."""
+    for number, line in numbered:
         content = (line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line).strip()
         if content:
             yield number, content

@@ -16,12 +16,12 @@ from blis_replay.ingest.recording import (
     REQUEST_SCHEMA,
     SNAPSHOT_SCHEMA,
     STEP_SCHEMA,
-    TOKEN_EVENT_SCHEMA,
     Clock,
     Recording,
     Setting,
     SourceFile,
     Stage,
+    TokenEvents,
     empty_frame,
 )
 
@@ -115,11 +115,11 @@ def aggregates(*rows: tuple[int, str, str, float]) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=AGGREGATE_SCHEMA, orient="row")
 
 
-def write_events(path: Path, stamps: Sequence[Sequence[int]]) -> Path:
-    """A Parquet file of token events; ``stamps[i]``: the times in us that request i has."""
-    rows = [(i, j, time_us) for i, times in enumerate(stamps) for j, time_us in enumerate(times)]
-    pl.DataFrame(rows, schema=TOKEN_EVENT_SCHEMA, orient="row").write_parquet(path)
-    return path
+def write_events(path: Path, stamps: Sequence[Sequence[int]]) -> TokenEvents:
+    """Token events in a file; ``stamps[i]``: the times in us that request i has."""
+    np.array([time_us for times in stamps for time_us in times], np.int64).tofile(path)
+    counts = np.array([len(times) for times in stamps], np.int64)
+    return TokenEvents(path, np.cumsum(counts) - counts, counts, 0)
 
 
 def recording(**fields: Any) -> Recording:

@@ -15,7 +15,7 @@ import pytest
 from builders import aggregates, recording, requests, server_traces, steps, write_events
 
 from blis_replay.ingest.errors import StoreError, UnknownExperimentError
-from blis_replay.ingest.recording import PREFIX_BLOCK_SCHEMA, Clock, Finding, PrefixBlocks, SharedPrefix
+from blis_replay.ingest.recording import PREFIX_BLOCK_SCHEMA, Clock, Finding, PrefixBlocks, SharedPrefix, TokenEvents
 from blis_replay.ingest.store import (
     SCHEMA_VERSION,
     ExperimentRow,
@@ -33,7 +33,7 @@ from blis_replay.ingest.store import (
     write_recording,
     write_run,
 )
-from blis_replay.ingest.token_layout import NO_EVENTS, PAIRED_WITH_DONE, PLAIN
+from blis_replay.ingest.token_layout import NO_EVENTS, PAIRED, PAIRED_WITH_DONE, PLAIN, TokenLayout
 
 FINDING = Finding("token_events", "corrected", "itl", "8.13 ms, 16.36 ms", {"ratio": 2.013, "layout": None}, "1.5")
 
@@ -98,7 +98,7 @@ def test_an_experiment_with_many_requests_keeps_its_neighbours(tmp_path: Path) -
 def test_every_stamp_is_kept_and_only_output_tokens_are_numbered(tmp_path: Path) -> None:
     # Two requests of 3 and 2 tokens, each token's data line followed by a blank one 30 us later, then [DONE].
     events = write_events(
-        tmp_path / "e.parquet",
+        tmp_path / "events",
         [[0, 30, 20_000, 20_030, 40_000, 40_030, 40_050, 40_060], [1000, 1030, 26_000, 26_030, 26_050, 26_060]],
     )
     made = recording(requests=requests(2, output_tokens=[3, 2]), token_events=events)
@@ -117,7 +117,7 @@ def test_every_stamp_is_kept_and_only_output_tokens_are_numbered(tmp_path: Path)
 
 
 def test_gaps_of_failed_requests_are_not_pooled(tmp_path: Path) -> None:
-    events = write_events(tmp_path / "e.parquet", [[0, 10], [0, 99]])
+    events = write_events(tmp_path / "events", [[0, 10], [0, 99]])
     made = recording(requests=requests(2, output_tokens=2, status=["ok", "timeout"]), token_events=events)
     with open_store(tmp_path / "s.duckdb") as store:
         write_recording(store, made, PLAIN)
@@ -207,13 +207,15 @@ ALTER TABLE clocks DROP COLUMN uncertainty_us;
 ALTER TABLE clocks DROP COLUMN placed;
 ALTER TABLE experiments DROP COLUMN dropped_step_events;
 ALTER TABLE experiments ALTER COLUMN model SET NOT NULL;
+CREATE TABLE single_stamps AS SELECT * FROM token_events; DROP VIEW token_events; DROP TABLE token_event_runs;
+ALTER TABLE single_stamps RENAME TO token_events;
 UPDATE meta SET value = '1' WHERE key = 'schema_version';
 """
 
 
-def of_version_1(path: Path) -> Path:
+def of_version_1(path: Path, events: TokenEvents | None = None, layout: TokenLayout = NO_EVENTS) -> Path:
     with open_store(path) as store:
-        write_recording(store, recording(), NO_EVENTS)
+        write_recording(store, recording(token_events=events), layout)
         store.connection.execute(VERSION_1)
     return path
 
@@ -235,6 +237,20 @@ def test_a_store_of_version_1_is_brought_up_to_date_and_keeps_what_it_has(tmp_pa
         read = read_stored(store, "trace")
     assert (read.model, read.prefix and read.prefix.blocks.rows()) == (None, [(0, 0, 2**63 - 1)])
     assert read.lifecycles.height == 1
+
+
+def test_the_stamps_of_a_store_of_version_1_are_the_same_in_runs(tmp_path: Path) -> None:
+    """Three requests of 11 tokens, one of them with 150 stamps: more than two runs of 64."""
+    counts = (25, 0, 150)
+    events = write_events(tmp_path / "events", [[i * 1000 + j for j in range(n)] for i, n in enumerate(counts)])
+    path = of_version_1(tmp_path / "s.duckdb", events, PAIRED)
+    every = "SELECT * FROM token_events ORDER BY ALL"
+    with duckdb.connect(str(path), read_only=True) as connection:
+        before = connection.execute(every).fetchall()
+    with open_store(path) as store:
+        assert store.connection.execute(every).fetchall() == before
+        assert token_times(store, recording().slug).height == 11 + 11
+        assert store.connection.execute("SELECT count(*) FROM token_event_runs").fetchall() == [(1 + 3,)]
 
 
 def test_an_update_that_fails_leaves_the_store_as_it_was(tmp_path: Path) -> None:
@@ -332,7 +348,8 @@ def test_a_killed_ingest_leaves_the_store_as_it_was(tmp_path: Path) -> None:
 
 
 def test_an_error_in_the_middle_leaves_the_store_as_it_was(tmp_path: Path) -> None:
-    gone = recording(content_hash="hash-2", token_events=tmp_path / "not-there.parquet")
+    events = replace(write_events(tmp_path / "events", [[0], [1], [2]]), path=tmp_path / "not-there")
+    gone = recording(content_hash="hash-2", token_events=events)
     with open_store(tmp_path / "s.duckdb") as store:
         write_recording(store, recording(), NO_EVENTS)
         with pytest.raises(StoreError, match="nothing was written"):

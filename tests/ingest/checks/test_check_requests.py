@@ -226,7 +226,7 @@ def test_checks_work_with_any_part_missing(ground_truth: str, tmp_path: Any) -> 
         "requests": requests(60),
         "steps": steps(range(0, 60 * SECOND, 20_000)),
         "stages": (Stage(0, 1.0, 60 * SECOND),),
-        "token_events": write_events(tmp_path / "e.parquet", [[0, 20_000]] * 60),
+        "token_events": write_events(tmp_path / "events", [[0, 20_000]] * 60),
         "aggregates": aggregates((-1, "itl_reported", "mean", 20_000.0)),
     }
     nothing = {
@@ -237,7 +237,9 @@ def test_checks_work_with_any_part_missing(ground_truth: str, tmp_path: Any) -> 
         "aggregates": aggregates(),
     }
     for mask in range(32):
-        parts = {name: (whole if mask >> i & 1 else nothing)[name] for i, name in enumerate(whole)}
+        parts: dict[str, Any] = {name: (whole if mask >> i & 1 else nothing)[name] for i, name in enumerate(whole)}
+        if parts["token_events"] is not None and parts["requests"].is_empty():  # there is no event without a request
+            parts["token_events"] = write_events(tmp_path / "none", [])
         findings, _ = run_checks(recording(ground_truth=ground_truth, **parts))
         assert {"token_events", "output_length", "step_cycle", "littles_law", "prefix_cache"} <= {
             finding.check for finding in findings

@@ -66,7 +66,7 @@ def test_a_paired_layout_gives_back_any_true_token_times(
     """2n+1 to 2n+3 stamps for n tokens; without a known length 2n+3 cannot be told from n+1 tokens."""
     if not known:
         closing = min(closing, 2)
-    events = write_events(tmp_path / "e.parquet", [paired(times_us, closing=closing) for times_us in times])
+    events = write_events(tmp_path / "events", [paired(times_us, closing=closing) for times_us in times])
     lengths = [len(times_us) if known else None for times_us in times]
     made = recording(requests=requests(len(times), output_tokens=lengths), token_events=events)
     layout = detect_layout(events, made.requests)
@@ -136,33 +136,33 @@ def test_another_definition_of_tpot_is_a_note_with_both_numbers(metric: str, say
 
 def test_pairs_without_a_closing_event(tmp_path: Path) -> None:
     times = [[i * 20_000 for i in range(11)]] * 3
-    events = write_events(tmp_path / "e.parquet", [paired(times_us, closing=0) for times_us in times])
+    events = write_events(tmp_path / "events", [paired(times_us, closing=0) for times_us in times])
     assert detect_layout(events, requests(3)) == PAIRED
     assert detect_layout(events, requests(3, output_tokens=None)) == PAIRED
 
 
 def test_a_minority_of_odd_requests_does_not_decide(tmp_path: Path) -> None:
     times = [i * 20_000 for i in range(11)]
-    events = write_events(tmp_path / "e.parquet", [paired(times), paired(times), times])
+    events = write_events(tmp_path / "events", [paired(times), paired(times), times])
     assert detect_layout(events, requests(3)) == PAIRED_WITH_DONE
 
 
 def test_very_short_outputs_are_paired_by_their_counts(tmp_path: Path) -> None:
     # Two tokens give 6 stamps: too few for gaps to decide, 2n + 2 for the known n.
-    events = write_events(tmp_path / "e.parquet", [paired([0, 20_000])] * 3)
+    events = write_events(tmp_path / "events", [paired([0, 20_000])] * 3)
     assert detect_layout(events, requests(3, output_tokens=2)) == PAIRED_WITH_DONE
 
 
 def test_a_retokenised_length_is_not_taken_for_the_count_of_tokens(tmp_path: Path) -> None:
     # 5 by re-tokenising, 11 by the stream: all 11 are numbered.
     times = [i * 20_000 for i in range(11)]
-    events = write_events(tmp_path / "e.parquet", [paired(times)])
+    events = write_events(tmp_path / "events", [paired(times)])
     made = requests(1, output_tokens=5, output_tokens_source="re-tokenised")
     assert event_totals(events, made, PAIRED_WITH_DONE).tokens == 11
 
 
 def test_several_tokens_in_an_event_are_not_numbered(tmp_path: Path) -> None:
-    events = write_events(tmp_path / "e.parquet", [[0, 60_000, 120_000]] * 3)
+    events = write_events(tmp_path / "events", [[0, 60_000, 120_000]] * 3)
     made = recording(token_events=events)
     assert run_checks(made)[1] == SEVERAL_TOKENS_PER_EVENT
     finding = token_finding(made)
@@ -207,7 +207,7 @@ def test_layouts_of_real_load_generators(data_pack: Path, tmp_path: Path, run: s
 def test_a_stream_that_broke_off_keeps_all_its_tokens(tmp_path: Path) -> None:
     # The third request timed out after 3 tokens, without [DONE].
     whole = [i * 20_000 for i in range(11)]
-    events = write_events(tmp_path / "e.parquet", [paired(whole), paired(whole), paired(whole[:3], closing=0)])
+    events = write_events(tmp_path / "events", [paired(whole), paired(whole), paired(whole[:3], closing=0)])
     made = recording(requests=requests(3, status=["ok", "ok", "timeout"]), token_events=events)
     with open_store(tmp_path / "s.duckdb") as store:
         write_recording(store, made, PAIRED_WITH_DONE)
@@ -218,7 +218,7 @@ def test_a_stream_that_broke_off_keeps_all_its_tokens(tmp_path: Path) -> None:
 def test_the_finding_from_events_keeps_both_numbers(tmp_path: Path) -> None:
     # 11 tokens 20 ms apart: 24 stamps over 200.051 ms are 23 gaps of 8.698 ms.
     times = [i * 20_000 for i in range(11)]
-    events = write_events(tmp_path / "e.parquet", [paired(times)] * 3)
+    events = write_events(tmp_path / "events", [paired(times)] * 3)
     finding = token_finding(recording(token_events=events))
     assert finding.severity == "corrected"
     assert finding.message == "reported ITL 8.70 ms, true gap 20.00 ms, two stream events per token"
@@ -228,7 +228,7 @@ def test_the_finding_from_events_keeps_both_numbers(tmp_path: Path) -> None:
 
 
 def test_no_events_at_all(tmp_path: Path) -> None:
-    empty = write_events(tmp_path / "e.parquet", [])
+    empty = write_events(tmp_path / "events", [[], [], []])
     assert detect_layout(None, requests()) == detect_layout(empty, requests()) == NO_EVENTS
     finding = token_finding(recording(token_events=empty))
     assert finding.message == "not checked: no stream events and no published ITL"

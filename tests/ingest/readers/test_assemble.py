@@ -6,13 +6,15 @@ import gzip
 import json
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 
 from blis_replay.ingest.assemble import alias_of, read_recording, workload_of
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.readers.load_stages import stage_of_requests
-from blis_replay.ingest.recording import AGGREGATE_SCHEMA, REQUEST_SCHEMA, STEP_SCHEMA, TOKEN_EVENT_SCHEMA
+from blis_replay.ingest.recording import AGGREGATE_SCHEMA, REQUEST_SCHEMA, STEP_SCHEMA
+from blis_replay.ingest.token_events import stamps_of
 
 HEADER = "request_id,input_tokens,output_tokens,send_time_us,first_chunk_time_us,last_chunk_time_us,status"
 PROFILE = {"hardware": "H100", "vllm_version": "0.15.1"}
@@ -96,11 +98,10 @@ def test_the_clients_records_win_over_the_trace_and_the_loser_is_named(tmp_path:
         assert recording.requests["e2e_us"].to_list() == [1_000_000]
         assert recording.requests["output_tokens_source"].to_list() == ["max_tokens with ignore_eos"]
         assert recording.token_events is not None
-        events = pl.read_parquet(recording.token_events)
-        assert events.schema == pl.Schema(TOKEN_EVENT_SCHEMA)
+        events = stamps_of(recording.token_events, np.array([0]))
         assert events.rows() == [(0, 0, 500_000), (0, 1, 900_000)]
         kinds = {file.name: file.kind for file in recording.files}
-        kept = recording.token_events
+        kept = recording.token_events.path
     assert "not used" in kinds["trace.csv"]
     assert not kept.exists()
 
@@ -110,7 +111,7 @@ def test_the_temporary_files_go_when_the_caller_fails(tmp_path: Path) -> None:
     kept: list[Path] = []
     with pytest.raises(KeyError), read_recording(directory) as recording:
         assert recording.token_events is not None
-        kept.append(recording.token_events)
+        kept.append(recording.token_events.path)
         raise KeyError
     assert not kept[0].parent.exists()
 

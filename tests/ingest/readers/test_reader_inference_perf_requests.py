@@ -14,10 +14,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from blis_replay.ingest.readers import files
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.inference_perf_requests import read_requests
 from blis_replay.ingest.readers.requests_frame import RequestsRead, in_send_order
-from blis_replay.ingest.readers.token_events import write_token_events
+from blis_replay.ingest.recording import TokenEvents
+from blis_replay.ingest.token_events import stamps_of
+
+
+@pytest.fixture(autouse=True, params=["decoded", "scanned"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Whatever is said here holds for the decoder of small files and for the compiled scan of large ones."""
+    monkeypatch.setattr(files, "LARGE_BYTES", 0 if request.param == "scanned" else 1 << 60)
+    return str(request.param)
 
 
 def record(i: int = 0, **changed: Any) -> dict[str, Any]:
@@ -43,11 +52,11 @@ def read(folder: Path, content: object) -> tuple[RequestsRead, RecordedFile]:
     return read_requests(file, folder / "stamps"), file
 
 
-def events_of(found: RequestsRead, folder: Path) -> pl.DataFrame:
+def events_of(found: RequestsRead) -> pl.DataFrame:
     assert found.events is not None
     _ordered, order, zero_us = in_send_order(found.frame)
-    write_token_events(found.events, order, zero_us, folder / "events.parquet")
-    return pl.read_parquet(folder / "events.parquet")
+    raw = found.events
+    return stamps_of(TokenEvents(raw.path, raw.offsets[order], raw.counts[order], zero_us), np.arange(len(order)))
 
 
 def test_a_record_of_the_paired_generation(tmp_path: Path) -> None:
@@ -57,7 +66,7 @@ def test_a_record_of_the_paired_generation(tmp_path: Path) -> None:
     assert (request["ttft_us"], request["e2e_us"], request["prompt_tokens"]) == (50_000, 95_000, 12)
     assert (request["output_tokens_reported"], request["max_tokens"], request["ignore_eos"]) == (4, 3, True)
     assert (request["status"], request["usage_output_tokens"], found.model) == ("ok", None, "org/m-7b")
-    assert events_of(found, tmp_path)["time_us"].to_list() == [
+    assert events_of(found)["time_us"].to_list() == [
         50_000,
         50_030,
         70_000,
@@ -81,7 +90,7 @@ def test_later_generations_give_chunk_times_and_server_usage(tmp_path: Path, gen
     found, _file = read(tmp_path, [record(info={"input_tokens": 12, generation: response})])
     request = found.frame.row(0, named=True)
     assert (request["usage_output_tokens"], request["prompt_tokens"], request["cached_prompt_tokens"]) == (3, 13, 8)
-    assert events_of(found, tmp_path)["time_us"].to_list() == [50_000, 70_000, 90_000]
+    assert events_of(found)["time_us"].to_list() == [50_000, 70_000, 90_000]
 
 
 def test_a_request_that_was_not_streamed_has_no_ttft(tmp_path: Path) -> None:
@@ -168,7 +177,7 @@ def test_events_follow_their_request_into_send_order(
     ]
     random.Random(seed).shuffle(records)  # noqa: S311 - a test
     found, _file = read(folder, records)
-    events = events_of(found, folder)
+    events = events_of(found)
     firsts = events.filter(pl.col("event_index") == 0)
     assert firsts["request_index"].to_list() == list(range(n))
     assert firsts["time_us"].to_list() == [i * 1_000_000 + 10_000 + i * 1000 for i in range(n)]

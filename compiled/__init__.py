@@ -1,0 +1,1 @@
+"""How numeric code is compiled, for every room that has some."""

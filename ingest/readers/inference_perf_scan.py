@@ -1,0 +1,163 @@
+"""inference-perf's per-request records by a compiled scan; what it does not take goes to the decoder."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import BinaryIO
+
+import msgspec
+import numpy as np
+import polars as pl
+
+from blis_replay.ingest.readers.documents import text
+from blis_replay.ingest.readers.files import ObjectScan, RecordedFile, objects_of
+from blis_replay.ingest.readers.inference_perf_requests import (
+    DECODE_ERRORS,
+    Int64s,
+    Part,
+    body_of,
+    decoded_parts,
+    failure_of,
+    message_of,
+)
+from blis_replay.ingest.readers.numbers import MAX_TOKENS
+from blis_replay.ingest.readers.requests_frame import BATCH_ROWS, READ_SCHEMA
+from blis_replay.ingest.scan.lifecycle_records import FIELDS, FULL, MORE, digest_of, scan_records
+from blis_replay.ingest.scan.window import Window
+
+_FIELD = {name: place for place, name in enumerate(FIELDS)}
+_ROWS = 8192
+_OPENING = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*(?:\[|(?=\{))")
+_OPENING_BYTES = 4096
+
+
+def scanned_parts(file: RecordedFile, stream: BinaryIO, limit_bytes: int) -> Iterator[Part]:
+    """The records of a file in batches, not in order; their stamps are appended to ``stream``.
+
+    Equal to what the decoder makes of them.  Where something stands between records that is
+    none, the rest of the file is read by the decoder alone.
+    """
+    window, rest = Window(file.chunks()), ObjectScan(file.tally, limit_bytes)
+    rows = np.empty((_ROWS, len(FIELDS)), np.int64)
+    held = _Taken([], {}, None)
+    while window.refill():
+        if rest.base is None and not _opened(window, rest):
+            break
+        stamps, body = np.empty(len(window.text) // 2, np.int64), np.empty_like(window.words)
+        why = FULL
+        while why == FULL:
+            scanned = (window.text, window.words, window.at, window.end, rows, stamps, body.view(np.uint8), body)
+            why, window.at, found, used = scan_records(*scanned)
+            rows[:found, _FIELD["ordinal"]] = np.arange(rest.count + 1, rest.count + 1 + found)
+            rest.count += found
+            rows[:found, _FIELD["stamps_at"]] += stream.tell() // 8
+            stream.write(stamps[:used].tobytes())
+            left = _hold(held, rows[:found], window)
+            yield from decoded_parts(file, left, stream, _digest)
+            if sum(map(len, held.rows)) >= BATCH_ROWS:
+                yield _part(held)
+                held = _Taken([], {}, held.model)
+        if why != MORE:
+            break
+        rest.check_size(file, window.end - window.at)
+    if held.rows:
+        yield _part(held)
+    yield from decoded_parts(file, objects_of(file, window.rest(), rest), stream, _digest)
+
+
+@dataclass
+class _Taken:
+    """What the scan took: ``rows`` (``FIELDS``), what failed requests ended with, by ordinal, and the first model."""
+
+    rows: list[Int64s]
+    errors: dict[int, object]
+    model: str | None
+
+
+def _opened(window: Window, rest: ObjectScan) -> bool:
+    """Whether the file starts as one with records does; the window then stands at the first."""
+    opening = _OPENING.match(window.take(window.at, min(window.end, window.at + _OPENING_BYTES)))
+    if opening is None:
+        return False
+    rest.resume(inside_array=opening[0].endswith(b"["))
+    window.at += opening.end()
+    return True
+
+
+def _hold(held: _Taken, rows: Int64s, window: Window) -> list[tuple[int, bytes]]:
+    """Keep what the scan took of these rows; the records, with their ordinals, that are left to the decoder."""
+    taken = rows[:, _FIELD["taken"]] == 1
+    for row in rows[taken & (rows[:, _FIELD["error_at"]] >= 0)]:
+        try:
+            held.errors[int(row[0])] = msgspec.json.decode(_text_of(row, "error", window)) or None
+        except DECODE_ERRORS:
+            taken[rows[:, 0] == row[0]] = False
+    named = rows[taken & (rows[:, _FIELD["model_at"]] >= 0)]
+    held.model = held.model or _first_model(_text_of(row, "request", window) for row in named)
+    held.rows.append(rows[taken])
+    return [(int(row[0]), _text_of(row, "record", window)) for row in rows[~taken]]
+
+
+def _text_of(row: Int64s, field: str, window: Window) -> bytes:
+    """The text from ``<field>_at`` to ``<field>_end``."""
+    return window.take(int(row[_FIELD[f"{field}_at"]]), int(row[_FIELD[f"{field}_end"]]))
+
+
+def _part(held: _Taken) -> Part:
+    rows = np.concatenate(held.rows)
+    columns = {name: np.ascontiguousarray(rows[:, place]) for name, place in _FIELD.items()}
+    errors = [held.errors.get(ordinal) for ordinal in columns["ordinal"].tolist()]
+    ends = {
+        "status": pl.Series(["ok" if error is None else failure_of(error) for error in errors], dtype=pl.String),
+        "error": pl.Series([None if error is None else message_of(error) for error in errors], dtype=pl.String),
+    }
+    return Part(
+        frame=_frame(pl.DataFrame(columns | ends)),
+        ordinals=columns["ordinal"],
+        digests=columns["digest"],
+        offsets=columns["stamps_at"],
+        counts=columns["stamps"],
+        model=held.model,
+    )
+
+
+def _frame(found: pl.DataFrame) -> pl.DataFrame:
+    """``READ_SCHEMA`` of the fields of the scan with ``first_us``, ``status`` and ``error``."""
+    ok = pl.col("status") == "ok"
+    known = found.select(
+        "status",
+        "error",
+        prompt_tokens=pl.coalesce(_tokens("usage_prompt_tokens"), _tokens("input_tokens")),
+        output_tokens_reported=pl.when(ok).then(pl.coalesce(_count("output_tokens"), _count("info_output_tokens"))),
+        max_tokens=pl.coalesce(_tokens("max_tokens"), _tokens("max_completion_tokens")),
+        ttft_us=pl.when(ok & (pl.col("stamps") > 0)).then(pl.col("first_us") - pl.col("start_us")),
+        e2e_us=pl.col("end_us") - pl.col("start_us"),
+        cached_prompt_tokens=_count("cached_tokens"),
+        sent_us="start_us",
+        usage_output_tokens=pl.when(ok).then(_tokens("usage_completion_tokens")),
+        ignore_eos=_count("ignore_eos").cast(pl.Boolean),
+    )
+    unknown = [pl.lit(None, kind).alias(name) for name, kind in READ_SCHEMA.items() if name not in known.columns]
+    return known.with_columns(unknown).select(READ_SCHEMA.keys())
+
+
+def _count(field: str) -> pl.Expr:
+    return pl.when(pl.col(field) >= 0).then(pl.col(field))
+
+
+def _tokens(field: str) -> pl.Expr:
+    return pl.when(pl.col(field).is_between(1, MAX_TOKENS - 1)).then(pl.col(field))
+
+
+def _first_model(requests: Iterable[bytes]) -> str | None:
+    """The first model that these bodies name."""
+    models = (text(body_of(msgspec.json.decode(request)).model) for request in requests)
+    return next((model for model in models if model), None)
+
+
+def _digest(record: bytes) -> int:
+    words = np.zeros(len(record) // 8 + 2, np.uint64)
+    words.view(np.uint8)[: len(record)] = np.frombuffer(record, np.uint8)
+    return digest_of(words, len(record))

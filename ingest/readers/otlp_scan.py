@@ -1,0 +1,134 @@
+"""OTLP traces in JSON lines by a compiled scan; a line that it does not take goes to the decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from blis_replay.ingest.readers.files import RecordedFile, lines_of
+from blis_replay.ingest.readers.otlp_columns import EVENT_SCHEMA, EVENTS, SPAN_SCHEMA, TraceBatch, with_plain_ids
+from blis_replay.ingest.readers.otlp_decode import read_record
+from blis_replay.ingest.readers.otlp_framing import MAX_RECORD_BYTES, records_in_lines
+from blis_replay.ingest.readers.otlp_rows import BATCH_ROWS, Rows
+from blis_replay.ingest.scan import otlp_rows
+from blis_replay.ingest.scan.json_text import Bytes
+from blis_replay.ingest.scan.otlp_attributes import FULL
+from blis_replay.ingest.scan.otlp_lines import gather_texts, scan_lines
+from blis_replay.ingest.scan.otlp_rows import EVENT_COUNTS, EVENT_TEXTS, NULL, SPAN_COUNTS, SPAN_TEXTS, Int64s
+from blis_replay.ingest.scan.window import Window
+
+_UNIT = "line"
+_ROOM_FOR_TEXTS = 8 << 20
+
+_Schema = Mapping[str, pl.DataType | type[pl.DataType]]
+
+
+def scanned_batches(file: RecordedFile) -> Iterator[TraceBatch]:
+    """The spans and events of a file of JSON lines in batches, equal to what the decoder makes of them."""
+    window, found, line = Window(file.chunks()), _Found(), 1
+    while window.end - window.at <= MAX_RECORD_BYTES and window.refill():
+        why = FULL
+        while why < 0:
+            scanned = (window.text, window.words, window.at, window.end, line)
+            why, window.at, line = scan_lines(*scanned, found.state, found.spans, found.events, found.texts)
+            if why == FULL and found.is_empty():
+                found.grow()
+            elif why == FULL:
+                yield found.taken()
+            elif why < 0:
+                end = int(found.state[otlp_rows.LINE_END])
+                yield from _decoded(file, [(line, window.take(window.at, end - 1))], found)
+                window.at, line = end, line + 1
+    yield from _decoded(file, lines_of(file, window.rest(), MAX_RECORD_BYTES, line), found)
+    yield found.taken()
+
+
+@dataclass
+class _Found:
+    """The rows of a batch so far: of the scan as ``spans``, ``events`` and ``texts``, and of the decoder."""
+
+    state: Int64s = field(default_factory=lambda: np.zeros(otlp_rows.STATE, np.int64))
+    spans: Int64s = field(default_factory=lambda: np.empty((BATCH_ROWS, otlp_rows.SPAN_WIDTH), np.int64))
+    events: Int64s = field(default_factory=lambda: np.empty((BATCH_ROWS, otlp_rows.EVENT_WIDTH), np.int64))
+    texts: Bytes = field(default_factory=lambda: np.empty(_ROOM_FOR_TEXTS, np.uint8))
+    decoded: Rows = field(default_factory=Rows)
+
+    def is_empty(self) -> bool:
+        """Whether the scan has found nothing yet."""
+        return not self.state[: otlp_rows.LINE_END].any()
+
+    def grow(self) -> None:
+        """Make twice the room; what is in it is lost."""
+        self.spans, self.events = (
+            np.empty((2 * len(rows), rows.shape[1]), np.int64) for rows in (self.spans, self.events)
+        )
+        self.texts = np.empty(2 * len(self.texts), np.uint8)
+
+    def taken(self) -> TraceBatch:
+        """The batch; there is nothing found any more."""
+        span_count, event_count = int(self.state[otlp_rows.SPANS]), int(self.state[otlp_rows.EVENTS])
+        batch = TraceBatch(
+            _UNIT,
+            with_plain_ids(_spans(self.spans[:span_count], self.texts)),
+            _events(self.events[:event_count], self.texts),
+        )
+        if self.decoded.spans:
+            batch = _in_file_order(batch, self.decoded.batch(_UNIT))
+        self.state[: otlp_rows.TEXT_BYTES + 1] = 0
+        self.decoded.spans, self.decoded.events = [], []
+        return batch
+
+
+def _decoded(file: RecordedFile, numbered: Iterable[tuple[int, bytes]], found: _Found) -> Iterator[TraceBatch]:
+    """Add lines by the decoder; a batch whenever there are enough rows."""
+    for number, content in records_in_lines(numbered):
+        for _ in read_record(content, f"{_UNIT} {number}", number, found.decoded, file):
+            if found.decoded.full:
+                yield found.taken()
+
+
+def _in_file_order(scanned: TraceBatch, decoded: TraceBatch) -> TraceBatch:
+    """Both batches as one; no line has spans in both."""
+    spans = pl.concat([scanned.spans, decoded.spans])
+    order = np.argsort(spans["record"].to_numpy(), kind="stable")
+    moved = decoded.events.with_columns(pl.col("span_row") + len(scanned.spans))
+    events = pl.concat([scanned.events, moved])
+    rows = pl.Series("span_row", np.argsort(order), pl.Int64)[events["span_row"]]
+    return TraceBatch(_UNIT, spans[order], events.with_columns(rows).sort("span_row", maintain_order=True))
+
+
+def _spans(rows: Int64s, texts: Bytes) -> pl.DataFrame:
+    frame = _frame(SPAN_SCHEMA, SPAN_COUNTS, SPAN_TEXTS, rows, texts)
+    message = pl.col("status_message")
+    return frame.with_columns(pl.when(message != "").then(message))
+
+
+def _events(rows: Int64s, texts: Bytes) -> pl.DataFrame:
+    names = pl.Series("name", EVENTS, EVENT_SCHEMA["name"])[rows[:, EVENT_COUNTS.index("name")]]
+    schema = EVENT_SCHEMA | {"name": pl.Int64}
+    return _frame(schema, EVENT_COUNTS, EVENT_TEXTS, rows, texts).with_columns(names)
+
+
+def _frame(schema: _Schema, counts: tuple[str, ...], kept: tuple[str, ...], rows: Int64s, texts: Bytes) -> pl.DataFrame:
+    columns = np.ascontiguousarray(rows[:, : len(counts)].T)
+    frame = pl.DataFrame(dict(zip(counts, columns, strict=True)), schema=dict.fromkeys(counts, pl.Int64))
+    known = frame.select(pl.when(pl.col(name) != NULL).then(pl.col(name)) for name in counts)
+    pieces = [_texts(name, rows, len(counts) + 2 * place, texts) for place, name in enumerate(kept)]
+    return known.with_columns(pieces).select(pl.col(name).cast(kind) for name, kind in schema.items())
+
+
+def _texts(name: str, rows: Int64s, column: int, texts: Bytes) -> pl.Series:
+    begins, ends = rows[:, column], rows[:, column + 1]
+    known = begins != NULL
+    if not known.any():
+        return pl.Series(name, [None], pl.String).new_from_index(0, len(rows))
+    gathered = np.empty(int((ends - begins)[known].sum()), np.uint8)
+    offsets = np.empty(len(rows) + 1, np.int64)
+    gather_texts(rows, column, texts, offsets, gathered)
+    buffers = [pa.array(known).buffers()[1], pa.py_buffer(offsets), pa.py_buffer(gathered)]
+    array = pa.Array.from_buffers(pa.large_string(), len(rows), buffers)
+    return pl.Series(name, array, pl.String)

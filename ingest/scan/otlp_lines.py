@@ -1,0 +1,324 @@
+"""A compiled scan of OTLP traces in JSON lines: spans and events, into rows and copies of their texts.
+
+What it takes is a line as the collector's file exporter writes it, with any white space, and any
+order of keys but that a scope comes before its spans and a key before its value.  All else (negative or
+fractional counts, escapes and letters beyond ASCII in texts that matter, keys given twice) is left to
+the decoder as a whole line.  Floats are kept as texts, for a library to read.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from blis_replay.ingest.readers import otlp_columns
+from blis_replay.ingest.readers.otlp_columns import SCOPES
+from blis_replay.ingest.scan.compiled import compiled, entry
+from blis_replay.ingest.scan.json_text import (
+    CLOSE_BRACE,
+    CLOSE_BRACKET,
+    NEWLINE,
+    NULL_LETTER,
+    OPEN_BRACE,
+    OPEN_BRACKET,
+    QUOTE,
+    RETURN,
+    SPACE,
+    TAB,
+    UNUSUAL,
+    Bytes,
+    Words,
+    after_colon,
+    after_newline,
+    after_null,
+    after_plain_text,
+    after_space,
+    after_value,
+    name_at,
+    names_of,
+    next_member,
+)
+from blis_replay.ingest.scan.otlp_attributes import FULL, OF_EVENT, OF_SPAN, after_attributes, keep_text, whole
+from blis_replay.ingest.scan.otlp_rows import (
+    EVENT_NUMBER,
+    EVENTS,
+    IS_READ,
+    LINE_END,
+    NULL,
+    SCOPE_BEGIN,
+    SCOPE_END,
+    SEEN,
+    SPAN_NUMBER,
+    SPANS,
+    TEXT_BYTES,
+    Int64s,
+    event_field,
+    span_field,
+)
+
+_RECORD, _NUMBER, _SCOPE, _NAME = (span_field(column) for column in ("record", "span", "scope", "name"))
+_STATUS_CODE, _DROPPED, _OTHERS = (span_field(column) for column in ("status_code", "dropped_events", "other_events"))
+_SPAN_ROW, _EVENT_NUMBER, _EVENT_NAME = (event_field(column) for column in ("span_row", "event", "name"))
+
+# Objects of a line, each in the one that _PARENT says.
+_LINE, _RESOURCE, _SCOPED, _SCOPE_OBJECT, _SPAN, _OTHER_SPAN, _STATUS, _EVENT = range(8)
+_PARENT = np.array([-1, _LINE, _RESOURCE, _SCOPED, _SCOPED, _SCOPED, _SPAN, _SPAN])
+_LISTED = np.isin(np.arange(len(_PARENT)), [_RESOURCE, _SCOPED, _SPAN, _OTHER_SPAN, _EVENT])
+
+# What to do with a value, and the object or field that it is.
+_SKIP, _REFUSE, _SPAN_COUNT, _EVENT_COUNT, _CODE, _TEXT, _SCOPE_NAME, _NAME_OF_EVENT = range(8)
+_SPAN_ATTRIBUTES, _EVENT_ATTRIBUTES, _WITHIN, _LIST = range(8, 12)
+_PLAN: dict[int, dict[str, tuple[int, int]]] = {
+    _LINE: {"resourceSpans": (_LIST, _RESOURCE)},
+    _RESOURCE: {"scopeSpans": (_LIST, _SCOPED), "instrumentationLibrarySpans": (_REFUSE, 0)},
+    _SCOPED: {"scope": (_WITHIN, _SCOPE_OBJECT), "instrumentationLibrary": (_REFUSE, 0), "spans": (_LIST, _SPAN)},
+    _SCOPE_OBJECT: {"name": (_SCOPE_NAME, 0)},
+    _SPAN: {
+        "name": (_TEXT, _NAME),
+        "traceId": (_TEXT, span_field("trace_id")),
+        "spanId": (_TEXT, span_field("span_id")),
+        "parentSpanId": (_TEXT, span_field("parent_span_id")),
+        "startTimeUnixNano": (_SPAN_COUNT, span_field("start_ns")),
+        "endTimeUnixNano": (_SPAN_COUNT, span_field("end_ns")),
+        "droppedEventsCount": (_SPAN_COUNT, _DROPPED),
+        "status": (_WITHIN, _STATUS),
+        "attributes": (_SPAN_ATTRIBUTES, 0),
+        "events": (_LIST, _EVENT),
+    },
+    _OTHER_SPAN: {"name": (_TEXT, _NAME)},
+    _STATUS: {"code": (_CODE, _STATUS_CODE), "message": (_TEXT, span_field("status_message"))},
+    _EVENT: {
+        "name": (_NAME_OF_EVENT, 0),
+        "timeUnixNano": (_EVENT_COUNT, event_field("time_ns")),
+        "attributes": (_EVENT_ATTRIBUTES, 0),
+    },
+}
+_KNOWN = list(dict.fromkeys([*(key for members in _PLAN.values() for key in members), *SCOPES, *otlp_columns.EVENTS]))
+_NAMES, _LENGTHS, _TABLE = names_of(_KNOWN)
+# By object and key; the last one, for all names that are no key of the object, is skipped.
+_ACTION = np.full((len(_PLAN), len(_KNOWN) + 1), _SKIP)
+_TARGET = np.zeros_like(_ACTION)
+_MARK = np.zeros_like(_ACTION)  # a bit for each key of an object
+for _object, _members in _PLAN.items():
+    for _bit, (_key, _entry) in enumerate(_members.items()):
+        _at = _object, _KNOWN.index(_key)
+        _ACTION[_at], _TARGET[_at] = _entry
+        _MARK[_at] = 1 << _bit
+_SCOPE_SEEN = int(_MARK[_SCOPED, _KNOWN.index("scope")])
+_IS_SCOPE = np.array([name in SCOPES for name in [*_KNOWN, ""]])
+_EVENT_CODE = np.array(
+    [otlp_columns.EVENTS.index(name) if name in otlp_columns.EVENTS else -1 for name in [*_KNOWN, ""]]
+)
+_LARGEST_DROPPED = (1 << 32) - 1  # the field has 32 bits
+
+
+@entry
+def scan_lines(
+    text: Bytes, words: Words, at: int, end: int, line: int, state: Int64s, spans: Int64s, events: Int64s, texts: Bytes
+) -> tuple[int, int, int]:
+    """``(why it ended, where, next line)``: the lines from ``at`` on, the first of which has number ``line``.
+
+    It ends at a line that has no end before ``end`` (0), that is left to the decoder (``UNUSUAL``) or for which
+    there is no room (``FULL``).  ``state``: of length ``STATE``; how many rows and bytes are filled so far.
+    """
+    while True:
+        stop = after_newline(text, words, at, end)
+        if stop < 0:
+            return 0, at, line
+        text[stop - 1] = 0  # nothing goes on beyond the line
+        begin = _after_blank(text, at)
+        ended = begin
+        if begin < stop - 1:
+            filled = state[SPANS], state[EVENTS], state[TEXT_BYTES]
+            ended = _line(text, words, begin, line, state, spans, events, texts)
+            if ended >= 0 and _after_blank(text, ended) != stop - 1:
+                ended = UNUSUAL
+            if ended < 0:
+                state[SPANS], state[EVENTS], state[TEXT_BYTES] = filled
+                state[LINE_END] = stop
+        text[stop - 1] = NEWLINE
+        if ended < 0:
+            return ended, at, line
+        at = stop
+        line += 1
+
+
+@entry
+def gather_texts(rows: Int64s, field: int, texts: Bytes, offsets: Int64s, gathered: Bytes) -> int:
+    """The length of a field's texts, which are one behind the other in ``gathered`` now, and begin at ``offsets``."""
+    length = 0
+    for row in range(len(rows)):
+        offsets[row] = length
+        for place in range(max(rows[row, field], 0), rows[row, field + 1]):
+            gathered[length] = texts[place]
+            length += 1
+    offsets[len(rows)] = length
+    return length
+
+
+@compiled
+def _after_blank(text: Bytes, at: int) -> int:
+    while text[at] in (SPACE, RETURN, TAB):
+        at += 1
+    return at
+
+
+@compiled
+def _line(
+    text: Bytes, words: Words, at: int, line: int, state: Int64s, spans: Int64s, events: Int64s, texts: Bytes
+) -> int:
+    """The end of a line's object, whose spans and events are now in the rows."""
+    if text[at] != OPEN_BRACE:
+        return UNUSUAL
+    at = after_space(text, at + 1)
+    inside = _LINE
+    state[SEEN], state[SPAN_NUMBER] = 0, 0
+    while True:
+        if text[at] == CLOSE_BRACE:
+            at += 1
+            _leave(inside, state, spans, events)
+            if inside == _LINE:
+                return at if state[SEEN] else UNUSUAL
+            if _LISTED[inside]:
+                at = next_member(text, at, CLOSE_BRACKET)
+                if at < 0:
+                    return UNUSUAL
+                if text[at] == OPEN_BRACE:
+                    if not _enter(inside, line, state, spans, events):
+                        return FULL
+                    at = after_space(text, at + 1)
+                    continue
+                if text[at] != CLOSE_BRACKET:
+                    return UNUSUAL
+                at += 1
+            inside = _PARENT[inside]
+        else:
+            if text[at] != QUOTE:
+                return UNUSUAL
+            key, at = name_at(words, at + 1, _NAMES, _LENGTHS, _TABLE)
+            if at < 0:
+                return UNUSUAL
+            at = after_colon(text, at)
+            if at < 0 or state[SEEN + inside] & _MARK[inside, key]:
+                return UNUSUAL
+            state[SEEN + inside] |= _MARK[inside, key]
+            action, target = _ACTION[inside, key], _TARGET[inside, key]
+            within = _members_of(text, at, action)
+            if within > 0:
+                if target == _SPAN:
+                    if not state[SEEN + _SCOPED] & _SCOPE_SEEN:
+                        return UNUSUAL
+                    target = _SPAN if state[IS_READ] else _OTHER_SPAN
+                inside = target
+                if not _enter(inside, line, state, spans, events):
+                    return FULL
+                at = after_space(text, within)
+                continue
+            at = _value(text, words, at, action, target, state, spans, events, texts)
+            if at < 0:
+                return at
+        at = next_member(text, at, CLOSE_BRACE)
+        if at < 0:
+            return UNUSUAL
+
+
+@compiled
+def _members_of(text: Bytes, at: int, action: int) -> int:
+    """Where the members of an object begin that the plan goes into, or of the first of a list; 0 if there is none."""
+    if action == _LIST and text[at] == OPEN_BRACKET:
+        at = after_space(text, at + 1)
+    return at + 1 if action >= _WITHIN and text[at] == OPEN_BRACE else 0
+
+
+@compiled
+def _enter(inside: int, line: int, state: Int64s, spans: Int64s, events: Int64s) -> bool:
+    """Begin an object; whether there is room for its row."""
+    state[SEEN + inside] = 0
+    if inside in (_SPAN, _OTHER_SPAN):
+        if state[SPANS] == len(spans):
+            return False
+        row = spans[state[SPANS]]
+        for place in range(len(row)):
+            row[place] = NULL
+        state[SPAN_NUMBER] += 1
+        state[EVENT_NUMBER] = 0
+        row[_RECORD], row[_NUMBER] = line, state[SPAN_NUMBER]
+        row[_SCOPE], row[_SCOPE + 1] = state[SCOPE_BEGIN], state[SCOPE_END]
+        row[_NAME], row[_NAME + 1] = 0, 0  # one that is missing is empty
+        if inside == _SPAN:
+            row[_STATUS_CODE], row[_DROPPED], row[_OTHERS] = 0, 0, 0
+    elif inside == _EVENT:
+        if state[EVENTS] == len(events):
+            return False
+        row = events[state[EVENTS]]
+        for place in range(len(row)):
+            row[place] = NULL
+        state[EVENT_NUMBER] += 1
+        row[_SPAN_ROW], row[_EVENT_NUMBER] = state[SPANS], state[EVENT_NUMBER]
+    elif inside == _SCOPED:
+        state[SCOPE_BEGIN], state[SCOPE_END], state[IS_READ] = 0, 0, 0
+    return True
+
+
+@compiled
+def _leave(inside: int, state: Int64s, spans: Int64s, events: Int64s) -> None:
+    """End an object: its row is kept, but of an event that nobody reads."""
+    if inside in (_SPAN, _OTHER_SPAN):
+        state[SPANS] += 1
+    elif inside == _EVENT and events[state[EVENTS], _EVENT_NAME] < 0:
+        spans[state[SPANS], _OTHERS] += 1
+    elif inside == _EVENT:
+        state[EVENTS] += 1
+
+
+@compiled
+def _value(
+    text: Bytes,
+    words: Words,
+    at: int,
+    action: int,
+    target: int,
+    state: Int64s,
+    spans: Int64s,
+    events: Int64s,
+    texts: Bytes,
+) -> int:
+    """The end of a value with which was done what the plan says."""
+    if action == _SKIP:
+        return after_value(text, words, at)
+    if action == _SPAN_ATTRIBUTES:
+        return after_attributes(text, words, at, OF_SPAN, spans[state[SPANS]], state, texts)
+    if action == _EVENT_ATTRIBUTES:
+        return after_attributes(text, words, at, OF_EVENT, events[state[EVENTS]], state, texts)
+    if text[at] == NULL_LETTER and action != _REFUSE:
+        return after_null(text, at)
+    if action == _LIST and text[at] == OPEN_BRACKET:
+        at = after_space(text, at + 1)
+        return at + 1 if text[at] == CLOSE_BRACKET else UNUSUAL
+    if action == _SPAN_COUNT or (action == _CODE and text[at] != QUOTE):
+        return _count(text, at, spans[state[SPANS]], target, _LARGEST_DROPPED if target == _DROPPED else -1)
+    if action == _EVENT_COUNT:
+        return _count(text, at, events[state[EVENTS]], target, -1)
+    if text[at] != QUOTE or action not in (_TEXT, _SCOPE_NAME, _NAME_OF_EVENT):
+        return UNUSUAL
+    end = after_plain_text(text, at + 1)
+    if end < 0:
+        return UNUSUAL
+    if action == _TEXT:
+        return end if keep_text(text, at + 1, end - 1, spans[state[SPANS]], target, state, texts) else FULL
+    name, _ = name_at(words, at + 1, _NAMES, _LENGTHS, _TABLE)
+    if action == _NAME_OF_EVENT:
+        events[state[EVENTS], _EVENT_NAME] = _EVENT_CODE[name]
+        return end
+    state[IS_READ] = _IS_SCOPE[name]
+    return end if keep_text(text, at + 1, end - 1, state, SCOPE_BEGIN, state, texts) else FULL
+
+
+@compiled
+def _count(text: Bytes, at: int, row: Int64s, field: int, largest: int) -> int:
+    """The end of a time or count, which is in ``row`` unless it is 0: a time of 0 is null, a count is 0 already."""
+    value, at = whole(text, at)
+    if at < 0 or (largest >= 0 and np.int64(value) > largest):
+        return UNUSUAL
+    if value > 0:
+        row[field] = np.int64(value)
+    return at

@@ -1,0 +1,201 @@
+"""Recordings of any size for measurements, written as a stream: the two kinds of large file, as the tools print them.
+
+    python scripts/large_recordings.py FOLDER MB    # FOLDER/per-request JSON and FOLDER/OTLP JSON
+
+The values are plausible and not true to anything; an experiment has the large file and its configuration.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+SLUG = "20260101-000000-llama-2-7b-tp1-general"
+CONFIGURATION = "model: meta-llama/Llama-2-7b-hf\ntensor_parallelism: 1\nmax_num_seqs: 128\n"
+MODEL, TOKENS, PROMPT_WORDS = "meta-llama/Llama-2-7b-hf", 248, 450
+STEPS_PER_SPAN, SPANS_PER_LINE, STEPS_PER_REQUEST = 10, 4, 5
+
+STEP_ATTRIBUTES = (
+    "step.id",
+    "step.ts_start_ns",
+    "step.ts_end_ns",
+    "step.duration_us",
+    "queue.running_depth",
+    "queue.waiting_depth",
+    "batch.num_prefill_reqs",
+    "batch.num_decode_reqs",
+    "batch.scheduled_tokens",
+    "batch.prefill_tokens",
+    "batch.decode_tokens",
+    "batch.num_finished",
+    "batch.num_preempted",
+)
+JOURNEY = ("QUEUED", "SCHEDULED", "FIRST_TOKEN", "FINISHED")
+
+
+def per_request_records() -> Iterator[str]:
+    """The text of one record after another of inference-perf 0.2: two stamps a token, and two for [DONE]."""
+    draw = np.random.default_rng(0)
+    words = [f"word{i}" for i in range(100)]
+    sent_s = 8515.0
+    for number in range(1 << 62):
+        sent_s += float(draw.exponential(0.04))
+        tokens_s = sent_s + 0.05 + np.cumsum(draw.normal(0.0163, 0.0005, TOKENS + 1))
+        stamps_s = np.repeat(tokens_s, 2)
+        stamps_s[1::2] += 25e-6
+        prompt = f'system {number % 10} "\ufffd" ' + " ".join(words[i] for i in draw.integers(0, 100, PROMPT_WORDS))
+        body = {"model": MODEL, "prompt": prompt, "max_tokens": TOKENS, "ignore_eos": True, "stream": True}
+        stamps = ",\n        ".join(["%.9f"] * len(stamps_s)) % tuple(stamps_s)
+        yield f"""{{
+    "start_time": {sent_s:.9f},
+    "end_time": {stamps_s[-1] + 0.001:.9f},
+    "request": {json.dumps(json.dumps(body))},
+    "response": "",
+    "info": {{
+      "input_tokens": 575,
+      "output_tokens": 250,
+      "output_token_times": [
+        {stamps}
+      ]
+    }},
+    "error": null
+  }}"""
+
+
+def otlp_lines() -> Iterator[str]:
+    """Lines of step spans with ten summaries each, and of the journeys of a request for every five steps."""
+    step, request = 1, 0
+    while True:
+        yield _line("vllm.scheduler.step", [_step_span(step + STEPS_PER_SPAN * i) for i in range(SPANS_PER_LINE)])
+        step += STEPS_PER_SPAN * SPANS_PER_LINE
+        requests = range(request, request + STEPS_PER_SPAN * SPANS_PER_LINE // STEPS_PER_REQUEST)
+        yield _line("vllm.api", [_api_span(number) for number in requests])
+        yield _line("vllm.scheduler", [_core_span(number) for number in requests])
+        request = requests.stop
+
+
+def write(folder: Path, size_bytes: int) -> dict[str, Path]:
+    """An experiment directory of about that size for each kind of file; by kind."""
+    kinds = {"per-request JSON": _write_requests, "OTLP JSON": _write_traces}
+    directories = {}
+    for kind, write_large_file in kinds.items():
+        directories[kind] = folder / kind / SLUG
+        (directories[kind] / "results").mkdir(parents=True)
+        (directories[kind] / "exp-config.yaml").write_text(CONFIGURATION)
+        write_large_file(directories[kind], size_bytes)
+    return directories
+
+
+def _write_requests(directory: Path, size_bytes: int) -> None:
+    with (directory / "results" / "per_request_lifecycle_metrics.json").open("w") as file:
+        separator = "[\n  "
+        for record in per_request_records():
+            file.write(separator + record)
+            separator = ",\n  "
+            if file.tell() >= size_bytes:
+                break
+        file.write("\n]")
+
+
+def _write_traces(directory: Path, size_bytes: int) -> None:
+    with (directory / "traces.json").open("w") as file:
+        for line in otlp_lines():
+            file.write(line)
+            if file.tell() >= size_bytes:
+                break
+
+
+def _line(scope: str, spans: list[str]) -> str:
+    resource = '{"attributes":[{"key":"service.name","value":{"stringValue":"vllm"}}]}'
+    scoped = f'{{"scope":{{"name":"{scope}"}},"spans":[{",".join(spans)}]}}'
+    return f'{{"resourceSpans":[{{"resource":{resource},"scopeSpans":[{scoped}]}}]}}\n'
+
+
+def _integers(names: tuple[str, ...]) -> str:
+    return ",".join(f'{{"key":"{name}","value":{{"intValue":"%d"}}}}' for name in names)
+
+
+_SUMMARY = (
+    '{"timeUnixNano":"%d","name":"step.BATCH_SUMMARY","attributes":['
+    + _integers(STEP_ATTRIBUTES)
+    + ',{"key":"kv.usage_gpu_ratio","value":{"doubleValue":%r}},'
+    + _integers(("kv.blocks_total_gpu", "kv.blocks_free_gpu"))
+    + "]}"
+)
+_SPAN = (
+    '{"traceId":"%032x","spanId":"%016x",%s"flags":256,"name":"%s","kind":1,"startTimeUnixNano":"%d",'
+    '"endTimeUnixNano":"%d","attributes":[%s],"events":[%s],"status":{}}'
+)
+_EVENT = '{"timeUnixNano":"%d","name":"%s","attributes":[%s]}'
+_ZERO_NS, _MONOTONIC_NS, _STEP_NS = 1_771_430_000_000_000_000, 226_106_700_000_000, 16_000_000
+
+
+def _step_span(first: int) -> str:
+    events = [_summary(step) for step in range(first, first + STEPS_PER_SPAN)]
+    names = ("scheduler.span_sequence", "scheduler.step_range_start", "scheduler.step_range_end")
+    attributes = _integers(names) % (first // STEPS_PER_SPAN, first, first + STEPS_PER_SPAN - 1)
+    at_ns = _ZERO_NS + first * _STEP_NS
+    identity = (first * 0x9E3779B97F4A7C15) % (1 << 64)
+    span = (identity << 64 | identity, identity, "", f"scheduler_steps_{first}", at_ns, at_ns + _STEP_NS)
+    return _SPAN % (*span, attributes, ",".join(events))
+
+
+def _summary(step: int) -> str:
+    start_ns = _MONOTONIC_NS + step * _STEP_NS
+    depth, free = 40 + step % 17, 20_000 - step % 1_111
+    counts = (depth, 0, step % 2, depth - step % 2, depth + 9, 10, depth - 1, 0, 0)
+    stamps = (step, start_ns, start_ns + 240_000, 240)
+    return _SUMMARY % (
+        _ZERO_NS + step * _STEP_NS + 250_000,
+        *stamps,
+        *counts,
+        1 - free / 26_602,
+        26_602,
+        free,
+    )
+
+
+def _times_ns(request: int) -> tuple[int, int]:
+    since_ns = request * STEPS_PER_REQUEST * _STEP_NS
+    return _ZERO_NS + since_ns, _MONOTONIC_NS + since_ns
+
+
+def _api_span(request: int) -> str:
+    epoch_ns, monotonic_ns = _times_ns(request)
+    events = []
+    for name, later_ns in (("api.ARRIVED", 0), ("api.DEPARTED", 3_000_000_000)):
+        stamp = f'{{"key":"event.ts.monotonic","value":{{"doubleValue":{(monotonic_ns + later_ns) / 1e9!r}}}}}'
+        events.append(_EVENT % (epoch_ns + later_ns, name, stamp))
+    names = ("gen_ai.usage.prompt_tokens", "gen_ai.request.max_tokens")
+    identity = f'{{"key":"gen_ai.request.id","value":{{"stringValue":"cmpl-{request:032x}"}}}}'
+    attributes = f"{identity},{_integers(names) % (575, TOKENS)}"
+    ids = (request + 1, request + 1, "")
+    return _SPAN % (*ids, "llm_request", epoch_ns, epoch_ns + 3_000_000_000, attributes, ",".join(events))
+
+
+def _core_span(request: int) -> str:
+    epoch_ns, monotonic_ns = _times_ns(request)
+    events = []
+    for place, kind in enumerate(JOURNEY):
+        later_ns = 10_000_000 + place * 900_000_000
+        texts = {"event.type": kind, "phase": "WAITING" if place == 0 else "DECODE"}
+        texts |= {"SCHEDULED": {"schedule.kind": "FIRST"}, "FINISHED": {"finish.status": "length"}}.get(kind, {})
+        values = [f'{{"key":"{key}","value":{{"stringValue":"{text}"}}}}' for key, text in texts.items()]
+        values.append(f'{{"key":"ts.monotonic","value":{{"doubleValue":{(monotonic_ns + later_ns) / 1e9!r}}}}}')
+        names = ("ts.monotonic_ns", "scheduler.step", "prefill.done_tokens", "prefill.total_tokens")
+        names += ("decode.done_tokens", "decode.max_tokens", "num_preemptions")
+        done = (0, 0, 1, TOKENS)[place]
+        step = request * STEPS_PER_REQUEST + place * 60 + 1
+        values.append(_integers(names) % (monotonic_ns + later_ns, step, 575, 575, done, TOKENS, 0))
+        events.append(_EVENT % (epoch_ns + later_ns, f"journey.{kind}", ",".join(values)))
+    identity = f'{{"key":"gen_ai.request.id","value":{{"stringValue":"cmpl-{request:032x}-0-1a2b3c4d"}}}}'
+    ids = (request + 1, (1 << 60) + request, f'"parentSpanId":"{request + 1:016x}",')
+    return _SPAN % (*ids, "llm_core", epoch_ns, epoch_ns + 3_000_000_000, identity, ",".join(events))
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]), int(float(sys.argv[2]) * 1e6))
