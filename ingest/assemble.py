@@ -38,7 +38,6 @@ from blis_replay.ingest.readers.numbers import tokens
 from blis_replay.ingest.readers.requests_frame import (
     RequestsRead,
     in_send_order,
-    prefix_in_send_order,
     with_summary,
 )
 from blis_replay.ingest.readers.server_clock import server_times, steps_on_zero
@@ -51,7 +50,7 @@ from blis_replay.ingest.recording import (
     RECORDED,
     REQUEST_SCHEMA,
     Clock,
-    PrefixBlocks,
+    PromptTree,
     Recording,
     Setting,
     SourceFile,
@@ -292,7 +291,7 @@ class _Assembly:
 
     def _placed(
         self, found: RequestsRead | None, configured: _Configured
-    ) -> tuple[pl.DataFrame, Clock | None, TokenEvents | None, PrefixBlocks | None]:
+    ) -> tuple[pl.DataFrame, Clock | None, TokenEvents | None, PromptTree | None]:
         """Requests in send order with stages and decode lengths, their clock, token events and prompt blocks."""
         if found is None or found.frame.is_empty():
             self.missing += [*(found.lacks if found and found.lacks else ("requests",)), "token times"]
@@ -315,7 +314,7 @@ class _Assembly:
             ordered = with_counted_lengths(ordered, events)
         else:
             self.missing.append("token times")
-        prefix = None if found.prefix is None else prefix_in_send_order(found.prefix, order)
+        prefix = None if found.prefix is None else found.prefix.in_order(order)
         return ordered.select(REQUEST_SCHEMA.keys()), client, events, prefix
 
     def _kv_events(self, client: Clock | None) -> tuple[Path | None, Clock | None]:
