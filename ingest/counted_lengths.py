@@ -24,7 +24,7 @@ def with_counted_lengths(requests: pl.DataFrame, events: TokenEvents | None) -> 
     layout = detect_layout(events, requests)
     if layout == NO_EVENTS or not layout.identified:
         return requests
-    counted = requests.with_columns(pl.Series("tokens", token_counts(events, requests, layout)))
+    counted = requests.with_columns(pl.Series("tokens", token_counts(events, requests, layout), pl.Int64))
     compared = counted.filter(doubtful & (pl.col("tokens") > 0))
     reported_tokens, counted_tokens = (int(compared[name].sum()) for name in ("output_tokens_reported", "tokens"))
     if not counted_tokens or reported_tokens > (1 + MOST_LONGER) * counted_tokens:

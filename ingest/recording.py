@@ -38,9 +38,11 @@ REQUEST_SCHEMA: dict[str, type[pl.DataType]] = {
     "prefill_us": pl.Int64,  # server: first scheduled to first token
     "decode_us": pl.Int64,  # server: first token to last token
     "cached_prompt_tokens": pl.Int64,  # prefix-cache hit where the server reported it
-    "status": pl.String,  # ok | error | timeout | aborted (the client ended the run, or was told to give up)
+    "status": pl.String,  # one of STATUSES; aborted: the client ended the run, or was told to give up
     "error": pl.String,
 }
+
+STATUSES = ("ok", "error", "timeout", "aborted")
 
 # Where a decode length comes from, best first (issue of the re-tokenised lengths:
 # Llama-2-7B replies re-tokenise 20-26 % short).

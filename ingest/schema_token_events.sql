@@ -6,16 +6,16 @@ CREATE TABLE IF NOT EXISTS token_event_runs (
     request_index BIGINT NOT NULL,
     first_event BIGINT NOT NULL,            -- event_index of the first of them
     tokens BIGINT NOT NULL,                 -- of the request
-    stamps_per_token BIGINT NOT NULL,
-    leading_events BIGINT NOT NULL,         -- token k is event (k + leading_events) * stamps_per_token
+    stamps_per_token BIGINT NOT NULL,       -- token k is event (k + leading_events) * stamps_per_token
+    leading_events BIGINT NOT NULL,
     times_us BIGINT[] NOT NULL
 );
 
 CREATE VIEW IF NOT EXISTS token_events AS
 SELECT slug, request_index, event_index, time_us,
        CASE WHEN event_index % stamps_per_token = 0
-             AND event_index // stamps_per_token - leading_events BETWEEN 0 AND tokens - 1
-            THEN event_index // stamps_per_token - leading_events END AS token_index -- null: no output token
+                 AND event_index // stamps_per_token - leading_events BETWEEN 0 AND tokens - 1
+            THEN event_index // stamps_per_token - leading_events END AS token_index -- null: not an output token
 FROM (
     SELECT slug, request_index, tokens, stamps_per_token, leading_events, unnest(times_us) AS time_us,
            first_event + generate_subscripts(times_us, 1) - 1 AS event_index

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     import duckdb
 
 SCHEMA_VERSION = 2
+
 _SCHEMA = ("schema.sql", "schema_journeys.sql", "schema_token_events.sql")
-# An older version -> what makes its tables into those of the next one before the schema adds
-# new ones, and what fills the new ones afterwards.
-_UPGRADES = {1: ("upgrade_1_to_2.sql", "upgrade_1_to_2_stamps.sql")}
+# An older version -> what brings its file to the next one.
+_UPGRADES = {1: ("upgrade_1_to_2.sql", *_SCHEMA, "upgrade_1_to_2_stamps.sql")}
 
 
 @dataclass(frozen=True)
@@ -173,9 +173,8 @@ def _check_schema(connection: duckdb.DuckDBPyConnection, path: Path) -> int:
 
 def _upgrade(connection: duckdb.DuckDBPyConnection) -> None:
     (version,) = first_row(connection, "SELECT value::BIGINT FROM meta WHERE key = 'schema_version'") or (0,)
-    upgrades = [_UPGRADES[older] for older in range(version, SCHEMA_VERSION)]
-    files = [*(before for before, _ in upgrades), *_SCHEMA, *(after for _, after in upgrades)]
-    _run(connection, files, "UPDATE meta SET value = ? WHERE key = 'schema_version'")
+    upgrades = [name for older in range(version, SCHEMA_VERSION) for name in _UPGRADES[older]]
+    _run(connection, upgrades, "UPDATE meta SET value = ? WHERE key = 'schema_version'")
 
 
 def _create(connection: duckdb.DuckDBPyConnection) -> None:

@@ -175,9 +175,10 @@ def event_totals(events: TokenEvents, requests: pl.DataFrame, layout: TokenLayou
     tokens = token_counts(events, requests, layout)
     pooled = np.flatnonzero(trusted_lengths(requests)["completed"].to_numpy() & (tokens > 0))
     stamps, tokens = events.counts[pooled], tokens[pooled]
-    first, last = (k * layout.stamps_per_token for k in (layout.leading_events, tokens - 1 + layout.leading_events))
     stamped_us = stamps_at(events, pooled, stamps - 1) - stamps_at(events, pooled, np.zeros_like(stamps))
-    token_us = stamps_at(events, pooled, last) - stamps_at(events, pooled, np.full_like(stamps, first))
+    first = np.full_like(stamps, layout.leading_events * layout.stamps_per_token)
+    first_us = stamps_at(events, pooled, first)
+    token_us = stamps_at(events, pooled, first + (tokens - 1) * layout.stamps_per_token) - first_us
     return EventTotals(
         requests=len(pooled),
         stamps=int(stamps.sum()),
@@ -190,8 +191,8 @@ def event_totals(events: TokenEvents, requests: pl.DataFrame, layout: TokenLayou
 def token_counts(events: TokenEvents, requests: pl.DataFrame, layout: TokenLayout) -> NDArray[np.int64]:
     """int64[n]: how many of a request's stamps are output tokens.
 
-    A token's first stamp is every ``stamps_per_token``-th one; the leading event and the closing one
-    of a completed stream are taken off, and nothing beyond a trusted length is a token.
+    A token's first stamp is every ``stamps_per_token``-th one; the leading event and the closing
+    one of a completed stream are taken off, and nothing beyond a trusted length is a token.
     """
     if not layout.identified:
         return np.zeros_like(events.counts)
@@ -207,8 +208,8 @@ def insert_token_events(
 ) -> None:
     """Copy every stamp into the store, with what tells which of them are tokens."""
     connection.register("runs_to_store", runs(events, token_counts(events, requests, layout)))
-    bound = {"slug": slug, "stamps_per_token": layout.stamps_per_token, "leading_events": layout.leading_events}
-    connection.execute(queries.INSERT_STAMPS, bound)
+    layout_of = {"stamps_per_token": layout.stamps_per_token, "leading_events": layout.leading_events}
+    connection.execute(queries.INSERT_STAMPS, {"slug": slug, **layout_of})
     connection.unregister("runs_to_store")
 
 

@@ -1,5 +1,4 @@
--- From schema version 1 to 2, followed by the schema itself and upgrade_1_to_2_stamps.sql.  Version 1 never
--- filled its journey_events.
+-- From schema version 1 to 2, followed by the schema itself and upgrade_1_to_2_stamps.sql.  Version 1 never filled its journey_events.
 ALTER TABLE clocks ADD COLUMN placed VARCHAR DEFAULT '';
 ALTER TABLE clocks ADD COLUMN uncertainty_us BIGINT;
 ALTER TABLE clocks ADD COLUMN stamped_zero_us BIGINT;

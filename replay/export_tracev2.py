@@ -57,7 +57,7 @@ def _rows(recording: Recording, trace: RequestTrace, zero_us: int) -> Iterator[d
             "send_time_us": sent_us,
             "first_chunk_time_us": 0 if ttft_us is None or e2e_us is None else sent_us + ttft_us,
             "last_chunk_time_us": 0 if e2e_us is None else sent_us + e2e_us,
-            "status": status,
+            "status": "incomplete" if status == "aborted" else status,
             "error_message": error or "",
         }
 

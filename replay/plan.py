@@ -101,7 +101,9 @@ def _prefix(recording: Recording, mode: ReplayMode, prompts: Int64s) -> tuple[In
 
 def _output_tokens(recording: Recording, mode: ReplayMode) -> tuple[Int64s, str]:
     column = "output_tokens" if mode.lengths == "true" else "output_tokens_reported"
-    lengths = recording.requests[column]
+    lengths, remark = recording.requests[column], ""
+    if mode.lengths == "true":
+        lengths, remark = _with_those_given_up(recording.requests, lengths)
     if lengths.null_count():
         raise ReplayError(
             f"{recording.slug}: {lengths.null_count()} of {len(lengths)} requests have no {mode.lengths} decode "
@@ -109,11 +111,22 @@ def _output_tokens(recording: Recording, mode: ReplayMode) -> tuple[Int64s, str]
         )
     if mode.lengths == "true":
         sources = recording.requests["output_tokens_source"].drop_nulls().unique(maintain_order=True).to_list()
-        basis = " and ".join(sources)
+        basis = " and ".join(sources) + remark
     else:
         basis = "counted by tokenising the returned text again"
     # An empty reply counts 0 tokens when tokenised again; the engine yields at least one.
     return np.maximum(lengths.to_numpy().astype(np.int64), 1), basis
+
+
+def _with_those_given_up(requests: pl.DataFrame, lengths: pl.Series) -> tuple[pl.Series, str]:
+    """Lengths with what failed requests would have gone on to, had their clients held on; and that in words."""
+    unknown = int((lengths.is_null() & (requests["status"] != "ok")).sum())
+    if not unknown or lengths.null_count() == len(lengths):
+        return lengths, ""
+    until_given_up = requests["max_tokens"].fill_null(lengths.max())
+    completed = (requests["status"] == "ok").fill_null(False)
+    filled = pl.select(pl.when(lengths.is_null() & ~completed).then(until_given_up).otherwise(lengths)).to_series()
+    return filled, f"; {unknown} that were given up: what they asked for, else the longest"
 
 
 def _arrivals(recording: Recording, mode: ReplayMode) -> tuple[Int64s, str]:

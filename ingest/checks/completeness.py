@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import polars as pl
 
-from blis_replay.ingest.checks.evidence import Context, Measured, completed_requests, recorded_requests
+from blis_replay.ingest.checks.evidence import (
+    Context,
+    Measured,
+    completed_requests,
+    failed_requests,
+    recorded_requests,
+)
 from blis_replay.ingest.checks.pictures import Table
 from blis_replay.ingest.published_itl import published
 from blis_replay.ingest.recording import Finding, Recording
@@ -71,7 +77,7 @@ def _rejected(recording: Recording) -> list[Finding]:
 
 def _failures(recording: Recording) -> list[Finding]:
     requests = recorded_requests(recording)
-    failed = _failed(requests)
+    failed = failed_requests(requests)
     if failed.is_empty():
         return []
     timeouts = failed.filter(pl.col("status") == "timeout").height
@@ -91,10 +97,6 @@ def _failures(recording: Recording) -> list[Finding]:
         "without_prompt_length": no_prompt,
     }
     return [Finding(CHECK, "note", "", message, measured, "any failed request")]
-
-
-def _failed(requests: pl.DataFrame) -> pl.DataFrame:
-    return requests.filter(~pl.col("status").is_in(["ok", "aborted"]).fill_null(False))
 
 
 def _aborted(recording: Recording) -> list[Finding]:
@@ -153,7 +155,7 @@ def _published_counts(recording: Recording) -> list[Finding]:
         return []
     succeeded = requests.filter(pl.col("status") == "ok").height
     findings = []
-    counts = (("sent", requests.height), ("failed", _failed(requests).height), ("succeeded", succeeded))
+    counts = (("sent", requests.height), ("failed", failed_requests(requests).height), ("succeeded", succeeded))
     for statistic, counted in counts:
         count = published(recording.aggregates, -1, "requests", statistic)
         if count is not None and int(count) != counted:

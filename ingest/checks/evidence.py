@@ -52,6 +52,11 @@ def completed_requests(recording: Recording) -> pl.DataFrame:
     return recorded_requests(recording).filter(pl.col("status") == "ok")
 
 
+def failed_requests(requests: pl.DataFrame) -> pl.DataFrame:
+    """Requests that the server did not serve; those that the client gave up itself are not among them."""
+    return requests.filter(~pl.col("status").is_in(["ok", "aborted"]).fill_null(False))
+
+
 def true_output_tokens(recording: Recording, stage: int = -1) -> float | None:
     """Mean decode length from a trusted source (never re-tokenised), None if there is none."""
     trusted = recording.requests.filter(

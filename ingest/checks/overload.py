@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import polars as pl
 
-from blis_replay.ingest.checks.evidence import Context, completed_requests, recorded_requests, request_count
+from blis_replay.ingest.checks.evidence import (
+    Context,
+    completed_requests,
+    failed_requests,
+    recorded_requests,
+    request_count,
+)
 from blis_replay.ingest.checks.pictures import Table
 from blis_replay.ingest.published_itl import published
 from blis_replay.ingest.recording import Finding, Recording
@@ -63,18 +69,13 @@ def failed_share(recording: Recording) -> float | None:
     """Failed requests over all, 0..1; published counts where there are no recorded requests."""
     requests = recorded_requests(recording)
     if not requests.is_empty():
-        return _failed(requests) / requests.height
+        return failed_requests(requests).height / requests.height
     failures, count = published(recording.aggregates, -1, "requests", "failed"), request_count(recording)
     if failures is not None and count:
         return failures / count
     if recording.requests.is_empty():
         return None
-    return _failed(recording.requests) / recording.requests.height
-
-
-def _failed(requests: pl.DataFrame) -> int:
-    """Requests that the server did not serve; those that the client gave up itself are not among them."""
-    return requests.filter(~pl.col("status").is_in(["ok", "aborted"]).fill_null(False)).height
+    return failed_requests(recording.requests).height / recording.requests.height
 
 
 def _slow_median(recording: Recording) -> tuple[bool, str]:

@@ -21,8 +21,6 @@ MEASURES = "stream stamps per output token, and the reported ITL against the tru
 RULE = (
     "true gap / reported ITL above 1.5: one stamp per token gives 1.00, two give (2n+1)/(n-1), about 2.01 for n = 248"
 )
-
-
 _AGREES = 0.01
 # How tools that mean something else by the time per output token compute it.
 _TPOT_DEFINITIONS = {

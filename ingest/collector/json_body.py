@@ -13,7 +13,7 @@ from google.protobuf import json_format
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from blis_replay.ingest.collector.batches import MalformedError
-from blis_replay.ingest.readers.otlp_values import DECODE_ERRORS
+from blis_replay.ingest.readers.documents import DECODE_ERRORS
 
 _OBJECT = msgspec.json.Decoder(dict[str, Any])
 _HEX = re.compile(r"(?:[0-9a-fA-F]{2})*")

@@ -18,7 +18,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from blis_replay.ingest.readers.documents import text
+from blis_replay.ingest.readers.documents import DECODE_ERRORS, text
 from blis_replay.ingest.readers.files import RecordedFile, lines
 from blis_replay.ingest.readers.numbers import MAX_INTEGER, finite, tokens, whole
 from blis_replay.ingest.readers.requests_frame import RawEvents, RequestsRead, frame_of, request_row
@@ -55,7 +55,6 @@ class _Record(Struct):
 
 
 _RECORD = msgspec.json.Decoder(_Record)
-_DECODE_ERRORS = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
 
 def recognises(head: bytes) -> bool:
@@ -87,7 +86,7 @@ def _usable_rows(file: RecordedFile, stream: BinaryIO, counts: list[int]) -> Ite
             continue
         try:
             record = _RECORD.decode(line)
-        except _DECODE_ERRORS as error:
+        except DECODE_ERRORS as error:
             file.tally.reject(place, str(error))
             continue
         if record.metadata.benchmark_phase == "warmup":

@@ -95,6 +95,14 @@ def sources_of(named: Sequence[str | Path], *, slug: str = "", form: str = "") -
     return [Source(slug, whole[0].root, whole[0].paths, form)]
 
 
+def refuse_unnamable(source: Source) -> None:
+    """Raise :class:`RecordingError` if the name of a source cannot stand for an experiment."""
+    if not source.slug or printable(source.slug) != source.slug:
+        raise RecordingError(
+            source.root, "", "its name becomes the name of the experiment, and is no plain text", "rename the directory"
+        )
+
+
 def find(source: Source, progress: Progress | None) -> tuple[dict[str, list[RecordedFile]], tuple[SourceFile, ...]]:
     """The known files of a recording by kind, in the order of their names, and the others.
 
@@ -103,10 +111,7 @@ def find(source: Source, progress: Progress | None) -> tuple[dict[str, list[Reco
     compressed twin.  Raises :class:`RecordingError` if there is no such directory, or its
     name cannot stand for an experiment.
     """
-    if not source.slug or printable(source.slug) != source.slug:
-        raise RecordingError(
-            source.root, "", "its name becomes the name of the experiment, and is no plain text", "rename the directory"
-        )
+    refuse_unnamable(source)
     known: dict[str, list[RecordedFile]] = {}
     others: list[SourceFile] = []
     for path in _walk(source.root) if source.paths is None else source.paths:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import yaml
 
 from blis_replay.ingest.errors import RecordingError
@@ -13,6 +14,9 @@ from blis_replay.ingest.readers.files import RecordedFile
 
 MAX_YAML_BYTES = 1 << 20
 MAX_JSON_BYTES = 64 << 20
+
+# What msgspec can raise over bytes that are no JSON of the form wanted.
+DECODE_ERRORS = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
 # PyYAML's constructors raise all of these on tagged or overlong scalars.
 _YAML_ERRORS = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError, OverflowError)

@@ -148,7 +148,8 @@ def _row(record: object, listed: str, benchmark: int, results: _Results) -> tupl
     if not isinstance(record, Mapping):
         return "no object", {}
     timings = section(record, "info", "timings")
-    results.timed = timed = bool(timings)
+    timed = bool(timings)
+    results.timed = results.timed or timed
     sent_us, first_us, end_us = _times(record, timings)
     if sent_us is None:
         return "was never sent", {}

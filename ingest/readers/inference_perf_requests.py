@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,7 +19,7 @@ import polars as pl
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from blis_replay.ingest.readers.documents import text
+from blis_replay.ingest.readers.documents import DECODE_ERRORS, text
 from blis_replay.ingest.readers.files import RecordedFile, is_large, json_objects
 from blis_replay.ingest.readers.numbers import MAX_INTEGER, microseconds, tokens, whole
 from blis_replay.ingest.readers.requests_frame import (
@@ -82,7 +81,6 @@ class _Body(Struct):
 
 _RECORD = msgspec.json.Decoder(_Record)
 _BODY = msgspec.json.Decoder(_Body)
-DECODE_ERRORS = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
 
 def recognises(head: bytes) -> bool:
@@ -144,23 +142,30 @@ def decoded_parts(
     file: RecordedFile, objects: Iterable[tuple[int, bytes]], stream: BinaryIO, digest_of: Callable[[bytes], int]
 ) -> Iterator[Part]:
     """Records ``(ordinal, text)`` read by the decoder, in batches; their stamps are appended to ``stream``."""
-    waiting = iter(objects)
-    while batch := list(islice(waiting, BATCH_ROWS // 20)):
-        rows, kept, counts, model = [], [], [], None
-        first = stream.tell() // 8
-        for ordinal, raw in batch:
-            problem, row, stamps_us, body = _decoded(raw)
-            if problem:
-                file.tally.reject(f"record {ordinal}", problem)
-                continue
-            model = model or text(body.model)
-            stream.write(stamps_us.tobytes())
-            rows.append(row)
-            kept.append((ordinal, digest_of(raw)))
-            counts.append(len(stamps_us))
-        ordinals, digests = np.array(kept, np.int64).reshape(-1, 2).T
-        owned = np.array(counts, np.int64)
-        yield Part(frame_of(rows), ordinals, digests, first + np.cumsum(owned) - owned, owned, model)
+    rows: list[dict[str, object]] = []
+    kept: list[tuple[int, int, int, int]] = []
+    model = None
+    stamps_before = stream.tell() // 8
+    for ordinal, raw in objects:
+        problem, row, stamps_us, body = _decoded(raw)
+        if problem:
+            file.tally.reject(f"record {ordinal}", problem)
+            continue
+        model = model or text(body.model)
+        rows.append(row)
+        kept.append((ordinal, digest_of(raw), stamps_before, len(stamps_us)))
+        stream.write(stamps_us.tobytes())
+        stamps_before += len(stamps_us)
+        if len(rows) == BATCH_ROWS:
+            yield _part(rows, kept, model)
+            rows, kept = [], []
+    if rows:
+        yield _part(rows, kept, model)
+
+
+def _part(rows: list[dict[str, object]], kept: list[tuple[int, int, int, int]], model: str | None) -> Part:
+    ordinals, digests, offsets, counts = np.array(kept, np.int64).T
+    return Part(frame_of(rows), ordinals, digests, offsets, counts, model)
 
 
 def _decoded(raw: bytes) -> tuple[str, dict[str, object], Int64s, _Body]:

@@ -11,10 +11,9 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from blis_replay.ingest.readers.documents import text
+from blis_replay.ingest.readers.documents import DECODE_ERRORS, text
 from blis_replay.ingest.readers.files import ObjectScan, RecordedFile, objects_of
 from blis_replay.ingest.readers.inference_perf_requests import (
-    DECODE_ERRORS,
     Int64s,
     Part,
     body_of,
@@ -107,7 +106,7 @@ def _text_of(row: Int64s, field: str, window: Window) -> bytes:
 
 def _part(held: _Taken) -> Part:
     rows = np.concatenate(held.rows)
-    columns = {name: np.ascontiguousarray(rows[:, place]) for name, place in _FIELD.items()}
+    columns = dict(zip(FIELDS, rows.T.copy(), strict=True))
     errors = [held.errors.get(ordinal) for ordinal in columns["ordinal"].tolist()]
     ends = {
         "status": pl.Series(["ok" if error is None else failure_of(error) for error in errors], dtype=pl.String),

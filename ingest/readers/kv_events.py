@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from blis_replay.ingest.readers.documents import quoted, text
+from blis_replay.ingest.readers.documents import DECODE_ERRORS, quoted, text
 from blis_replay.ingest.readers.files import RecordedFile, lines
 from blis_replay.ingest.readers.numbers import microseconds, whole
 from blis_replay.ingest.recording import KV_EVENT_SCHEMA
@@ -53,7 +53,6 @@ _FIELDS: dict[str, tuple[str, ...]] = {
 _COUNTS = ("blocks", "step_id", "transfer_id", "source_rank", "target_rank")
 _WORDS = ("request_id", "medium", "target_medium", "detail")
 _BATCH = msgspec.json.Decoder(list[Any])
-_DECODE_ERRORS = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 _LINE = re.compile(rb'(?:\xef\xbb\xbf)?\s*\[\s*[0-9][0-9.eE+-]*\s*,\s*\[\s*(?:\]|\[\s*"(\w+)")')
 
 
@@ -135,7 +134,7 @@ def _batch(line: bytes) -> tuple[str, int, list[object], dict[str, int | None]]:
     """What is wrong with a line, or its time (us of the epoch), its events, and what holds for all of them."""
     try:
         values = _BATCH.decode(line)
-    except _DECODE_ERRORS as error:
+    except DECODE_ERRORS as error:
         return str(error), 0, [], {}
     if not 2 <= len(values) <= 4 or not isinstance(values[1], list):
         return "no batch of a time, events, a rank and a step", 0, [], {}

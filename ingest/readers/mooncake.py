@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from blis_replay.ingest.readers.documents import DECODE_ERRORS
 from blis_replay.ingest.readers.files import RecordedFile, lines
 from blis_replay.ingest.readers.numbers import microseconds
 from blis_replay.ingest.readers.requests_frame import RawPrefix, RequestsRead, arrival_row, frame_of
@@ -32,7 +33,6 @@ class _Record(msgspec.Struct, gc=False):
 
 
 _RECORD = msgspec.json.Decoder(_Record)
-_DECODE_ERRORS = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
 
 @dataclass
@@ -59,7 +59,7 @@ def recognises(head: bytes) -> bool:
         return False
     try:
         return _RECORD.decode(line).input_length is not None
-    except _DECODE_ERRORS:
+    except DECODE_ERRORS:
         return len(line) == len(head)  # longer than the head, so cut
 
 
@@ -84,7 +84,7 @@ def _usable_rows(file: RecordedFile, blocks: _Blocks) -> Iterator[dict[str, obje
             continue
         try:
             record = _RECORD.decode(content)
-        except _DECODE_ERRORS as error:
+        except DECODE_ERRORS as error:
             file.tally.reject(place, str(error))
             continue
         problem, row = arrival_row(_arrival_us(record.timestamp), record.input_length, record.output_length)

@@ -16,6 +16,7 @@ from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.numbers import MAX_INTEGER
 from blis_replay.ingest.readers.otlp_columns import API_EVENTS, API_SCOPE, CORE_SCOPE, JOURNEY_EVENTS, TraceBatch
 from blis_replay.ingest.readers.otlp_places import (
+    PLACE_COLUMNS,
     no_count,
     no_time,
     one_line_text,
@@ -90,12 +91,12 @@ def parts_of(batch: TraceBatch, file: int, files: Sequence[RecordedFile], first_
         _monotonic_ns().alias("monotonic_ns"),
         *(one_line_text(name).alias(name) for name in _EVENT_TEXTS),
     )
-    problem = pl.coalesce(
-        no_count((*_EVENT_COUNTS, "monotonic_ns")),
+    problems = [
+        *no_count((*_EVENT_COUNTS, "monotonic_ns")),
         no_time("time_ns"),
-        pl.when(pl.col("monotonic_ns").is_null()).then(pl.lit("an event without a usable monotonic time")),
-    )
-    kept = sound(events, problem, files)
+        (pl.col("monotonic_ns").is_null(), pl.lit("an event without a usable monotonic time")),
+    ]
+    kept = sound(events, problems, files)
     columns = ("span_key", "name", "time_ns", "monotonic_ns", *_EVENT_COUNTS, *_EVENT_TEXTS)
     return JourneyParts(_spans(batch, file, first_key), kept.select(columns))
 
@@ -179,7 +180,7 @@ def _spans(batch: TraceBatch, file: int, first_key: int) -> pl.DataFrame:
             *(one_line_text(name).alias(name) for name in ("request_id", "model", "status_message")),
             *(tokens(name).alias(name) for name in ("prompt_tokens", "completion_tokens", "max_tokens")),
         )
-        .select("file", "place", "content", "records", *_SPAN_COLUMNS)
+        .select(*PLACE_COLUMNS, "content", "records", *_SPAN_COLUMNS)
     )
 
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
+from blis_replay.ingest.readers.documents import DECODE_ERRORS
 from blis_replay.ingest.readers.files import Tally
 from blis_replay.ingest.readers.otlp_columns import EVENTS, SCOPES
 from blis_replay.ingest.readers.otlp_rows import (
@@ -27,7 +28,6 @@ from blis_replay.ingest.readers.otlp_rows import (
 )
 
 # What a decoder can raise over bytes that are no such JSON.
-_DECODE_ERRORS = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
 _Int64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 _Nanoseconds = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
@@ -138,7 +138,7 @@ def read_json(content: bytes, place: str, record: int, rows: Rows, tally: Tally)
     """
     try:
         traces = _TRACES.decode(content)
-    except _DECODE_ERRORS as error:
+    except DECODE_ERRORS as error:
         tally.reject(place, f"no OTLP JSON ({error})")
         return
     number = 0
@@ -149,7 +149,7 @@ def read_json(content: bytes, place: str, record: int, rows: Rows, tally: Tally)
                 number += 1
                 try:
                     _read_span(span, scope, record, number, rows, tally, f"{place}, span {number}")
-                except (*_DECODE_ERRORS, Malformed) as error:
+                except (*DECODE_ERRORS, Malformed) as error:
                     tally.reject(f"{place}, span {number}", str(error))
                 yield
 
@@ -159,11 +159,11 @@ def _spans(spans: Raw, scope: str, place: str, tally: Tally) -> list[_Span] | li
     if scope in SCOPES:
         try:
             return _SPANS.decode(spans) or []
-        except _DECODE_ERRORS:
+        except DECODE_ERRORS:
             pass
     try:
         return _RAWS.decode(spans) or []
-    except _DECODE_ERRORS as error:
+    except DECODE_ERRORS as error:
         tally.reject(place, f"spans that cannot be read ({error})")
         return []
 
@@ -185,7 +185,7 @@ def _read_span(found: _Span | Raw, scope: str, record: int, number: int, rows: R
                 continue
             values = attribute_values(EVENT_LAYOUT, _scalars(event.attributes, EVENT_LAYOUT))
             events.append((index, event.name, event.timeUnixNano or None, *values))
-        except (*_DECODE_ERRORS, Malformed) as error:
+        except (*DECODE_ERRORS, Malformed) as error:
             tally.reject(f"{place}, event {index}", str(error))
     times = (span.startTimeUnixNano or None, span.endTimeUnixNano or None)
     ids = (span.traceId, span.spanId, span.parentSpanId)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import polars as pl
 
@@ -10,46 +10,62 @@ from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.numbers import MAX_INTEGER
 from blis_replay.ingest.readers.otlp_columns import TraceBatch
 
-# Where a row came from: the number of its file, and its place there in words.
-PLACE_SCHEMA = {"file": pl.Int64, "place": pl.String}
+# Where a row came from: the number of its file, what a record of that file is called, and which one it is in.
+PLACE_COLUMNS = ("file", "unit", "record", "span")
 _MAX_NS = 1 << 62  # epoch stamps stay below it until 2116
+
+# When a row cannot be used, and why.  Texts are made of the rows that cannot, which hardly ever are any.
+Problem = tuple[pl.Expr, pl.Expr]
 
 
 def placed_spans(batch: TraceBatch, file: int) -> pl.DataFrame:
-    """The spans with their place (``PLACE_SCHEMA``)."""
-    place = pl.format("{} {}, span {}", pl.lit(batch.unit), "record", "span")
-    return batch.spans.with_columns(pl.lit(file, pl.Int64).alias("file"), place.alias("place"))
+    """The spans with their place (``PLACE_COLUMNS``)."""
+    return batch.spans.with_columns(*_origin(batch, file))
 
 
 def placed_events(batch: TraceBatch, file: int, names: Sequence[str]) -> pl.DataFrame:
-    """The events of some names with their place (``PLACE_SCHEMA``)."""
+    """The events of some names with their place (``PLACE_COLUMNS``; ``event`` is their own)."""
     events = batch.events.filter(pl.col("name").is_in(names))
     spans = batch.spans.select("record", "span")[events["span_row"]]
-    place = pl.format("{} {}, span {}, event {}", pl.lit(batch.unit), "record", "span", "event")
-    return events.hstack(spans).with_columns(pl.lit(file, pl.Int64).alias("file"), place.alias("place"))
+    return events.hstack(spans).with_columns(*_origin(batch, file))
 
 
-def no_count(columns: Sequence[str]) -> pl.Expr:
-    """What is wrong with the first of these columns that holds no number from 0 to 2^61, null if none is."""
-    return pl.coalesce(
-        pl.when((pl.col(name) < 0) | (pl.col(name) >= MAX_INTEGER)).then(
-            pl.format("{} is {}, which is no count", pl.lit(name), name)
+def _origin(batch: TraceBatch, file: int) -> tuple[pl.Expr, pl.Expr]:
+    return pl.lit(file, pl.Int64).alias("file"), pl.lit(batch.unit).alias("unit")
+
+
+def _in_words(row: Mapping[str, object]) -> str:
+    place = f"{row['unit']} {row['record']}, span {row['span']}"
+    return f"{place}, event {row['event']}" if "event" in row else place
+
+
+def no_count(columns: Sequence[str]) -> list[Problem]:
+    """That one of these columns holds no number from 0 to 2^61."""
+    return [
+        (
+            (pl.col(name) < 0) | (pl.col(name) >= MAX_INTEGER),
+            pl.format("{} is {}, which is no count", pl.lit(name), name),
         )
         for name in columns
-    )
+    ]
 
 
-def no_time(column: str) -> pl.Expr:
-    """That a column holds no epoch time, null if it does or is null."""
-    return pl.when(pl.col(column) >= _MAX_NS).then(pl.lit("a timeUnixNano that is no epoch time"))
+def no_time(column: str) -> Problem:
+    """That a column holds no epoch time."""
+    return pl.col(column) >= _MAX_NS, pl.lit("a timeUnixNano that is no epoch time")
 
 
-def sound(frame: pl.DataFrame, problem: pl.Expr, files: Sequence[RecordedFile]) -> pl.DataFrame:
-    """The rows without a ``problem``; the others are rejected in their files, the sound ones counted there."""
-    judged = frame.with_columns(problem.alias("problem"))
-    kept = judged.filter(pl.col("problem").is_null()).drop("problem")
-    for file, place, reason in judged.drop_nulls("problem").select("file", "place", "problem").iter_rows():
-        files[file].tally.reject(place, reason)
+def sound(frame: pl.DataFrame, problems: Sequence[Problem], files: Sequence[RecordedFile]) -> pl.DataFrame:
+    """The rows without a problem; the others are rejected in their files, the sound ones counted there."""
+    wrong = frame.select(pl.any_horizontal(pl.lit(False), *(when.fill_null(False) for when, _why in problems)))
+    flags = wrong.to_series()
+    kept = frame
+    if flags.any():
+        kept = frame.filter(~flags)
+        reason = pl.coalesce(pl.when(when).then(why) for when, why in problems).alias("reason")
+        place = [name for name in (*PLACE_COLUMNS, "event") if name in frame.columns]
+        for row in frame.filter(flags).select(*place, reason).iter_rows(named=True):
+            files[row["file"]].tally.reject(_in_words(row), row["reason"])
     for file, count in kept["file"].value_counts().iter_rows():
         files[file].tally.records += count
     return kept
@@ -66,10 +82,11 @@ def without_repeated_spans(spans: pl.DataFrame, files: Sequence[RecordedFile]) -
         (pl.col("span_id").is_not_null() & (pl.col("row") != pl.col("row").min().over(key))).alias("repeated"),
         (pl.col("content") == pl.col("content").first().over(key)).alias("same"),
     )
-    repeated = told.filter("repeated").select("file", "place", "span_id", "same", "records")
-    for file, place, span_id, same, records in repeated.iter_rows():
-        files[file].tally.reject(place, f"span {span_id[:40]} again, {'identical' if same else 'with other values'}")
-        files[file].tally.records -= records
+    repeated = told.filter("repeated").select(*PLACE_COLUMNS, "span_id", "same", "records")
+    for row in repeated.iter_rows(named=True):
+        how = "identical" if row["same"] else "with other values"
+        files[row["file"]].tally.reject(_in_words(row), f"span {row['span_id'][:40]} again, {how}")
+        files[row["file"]].tally.records -= row["records"]
     return told.filter(~pl.col("repeated")).drop("row", "repeated", "same")
 
 

@@ -9,7 +9,7 @@ import polars as pl
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.numbers import MAX_INTEGER, MAX_TOKENS
 from blis_replay.ingest.readers.otlp_columns import ENGINE_SCOPE, TraceBatch
-from blis_replay.ingest.readers.otlp_places import no_time, one_line_text, placed_spans, sound
+from blis_replay.ingest.readers.otlp_places import PLACE_COLUMNS, no_time, one_line_text, placed_spans, sound
 from blis_replay.ingest.readers.requests_frame import READ_SCHEMA
 
 REQUEST_SPAN = "llm_request"
@@ -27,14 +27,14 @@ def request_spans_of(batch: TraceBatch, file: int, files: Sequence[RecordedFile]
     spans = placed_spans(batch, file).filter(pl.col("scope") == ENGINE_SCOPE, pl.col("name") == REQUEST_SPAN)
     timed = spans.with_columns(_microseconds(seconds).alias(name) for name, seconds in _LATENCIES.items())
     negative = pl.any_horizontal(pl.col(name) < 0 for name in _LATENCIES)
-    problem = pl.coalesce(
-        pl.when(pl.col("start_ns").is_null()).then(pl.lit("a start that is no epoch time")),
+    problems = [
+        (pl.col("start_ns").is_null(), pl.lit("a start that is no epoch time")),
         no_time("start_ns"),
-        pl.when(pl.col("e2e_us").is_null()).then(pl.lit("no usable gen_ai.latency.e2e")),
-        pl.when(negative).then(pl.lit("a negative latency")),
-    )
-    content = spans.drop("record", "span", "file", "place").hash_rows()
-    kept = sound(timed.with_columns(content.alias("content")), problem, files)
+        (pl.col("e2e_us").is_null(), pl.lit("no usable gen_ai.latency.e2e")),
+        (negative, pl.lit("a negative latency")),
+    ]
+    content = spans.drop(PLACE_COLUMNS).hash_rows()
+    kept = sound(timed.with_columns(content.alias("content")), problems, files)
     columns = {
         "request_id": one_line_text("request_id"),
         "prompt_tokens": tokens("prompt_tokens"),
@@ -47,7 +47,7 @@ def request_spans_of(batch: TraceBatch, file: int, files: Sequence[RecordedFile]
         **{name: pl.col(name) for name in _LATENCIES},
     }
     read = [columns.get(name, pl.lit(None)).cast(kind).alias(name) for name, kind in READ_SCHEMA.items()]
-    return kept.select("file", "place", "trace_id", "span_id", "content", pl.lit(1).alias("records"), *read)
+    return kept.select(*PLACE_COLUMNS, "trace_id", "span_id", "content", pl.lit(1).alias("records"), *read)
 
 
 def tokens(column: str) -> pl.Expr:

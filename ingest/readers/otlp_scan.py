@@ -114,18 +114,28 @@ def _events(rows: Int64s, texts: Bytes) -> pl.DataFrame:
 
 
 def _frame(schema: _Schema, counts: tuple[str, ...], kept: tuple[str, ...], rows: Int64s, texts: Bytes) -> pl.DataFrame:
-    columns = np.ascontiguousarray(rows[:, : len(counts)].T)
-    frame = pl.DataFrame(dict(zip(counts, columns, strict=True)), schema=dict.fromkeys(counts, pl.Int64))
-    known = frame.select(pl.when(pl.col(name) != NULL).then(pl.col(name)) for name in counts)
-    pieces = [_texts(name, rows, len(counts) + 2 * place, texts) for place, name in enumerate(kept)]
-    return known.with_columns(pieces).select(pl.col(name).cast(kind) for name, kind in schema.items())
+    columns = rows[:, : len(counts)].T.copy()  # of its own: a frame can keep it, and the rows are filled again
+    series = [_counts(name, values) for name, values in zip(counts, columns, strict=True)]
+    series += [_texts(name, rows, len(counts) + 2 * place, texts) for place, name in enumerate(kept)]
+    return pl.DataFrame(series).select(pl.col(name).cast(kind) for name, kind in schema.items())
+
+
+def _counts(name: str, values: Int64s) -> pl.Series:
+    if not len(values) or values.max() == NULL:
+        return _nothing(name, pl.Int64(), len(values))
+    series = pl.Series(name, values, pl.Int64)
+    return series.set(series == NULL, None) if values.min() == NULL else series
+
+
+def _nothing(name: str, kind: pl.DataType, length: int) -> pl.Series:
+    return pl.Series(name, [None], kind).new_from_index(0, length)
 
 
 def _texts(name: str, rows: Int64s, column: int, texts: Bytes) -> pl.Series:
     begins, ends = rows[:, column], rows[:, column + 1]
     known = begins != NULL
     if not known.any():
-        return pl.Series(name, [None], pl.String).new_from_index(0, len(rows))
+        return _nothing(name, pl.String(), len(rows))
     gathered = np.empty(int((ends - begins)[known].sum()), np.uint8)
     offsets = np.empty(len(rows) + 1, np.int64)
     gather_texts(rows, column, texts, offsets, gathered)

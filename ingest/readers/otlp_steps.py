@@ -47,13 +47,13 @@ def steps_of(batch: TraceBatch, file: int, files: Sequence[RecordedFile]) -> pl.
     events = placed_events(batch, file, [STEP_EVENT])
     no_step = pl.col("step_id").is_null() | pl.col("ts_start_ns").is_null()
     no_share = ~pl.col("kv_usage").is_between(0, 1)
-    problem = pl.coalesce(
-        no_count(_COUNTS),
-        pl.when(no_step).then(pl.lit("a step without step.id or step.ts_start_ns")),
-        pl.when(no_share).then(pl.format("kv.usage_gpu_ratio is {}, which is no share", "kv_usage")),
+    problems = [
+        *no_count(_COUNTS),
+        (no_step, pl.lit("a step without step.id or step.ts_start_ns")),
+        (no_share, pl.format("kv.usage_gpu_ratio is {}, which is no share", "kv_usage")),
         no_time("time_ns"),
-    )
-    return sound(events, problem, files).rename({"time_ns": "epoch_ns"}).select(READ_STEP_SCHEMA.keys())
+    ]
+    return sound(events, problems, files).rename({"time_ns": "epoch_ns"}).select(READ_STEP_SCHEMA.keys())
 
 
 def snapshots_of(batch: TraceBatch, file: int, files: Sequence[RecordedFile]) -> pl.DataFrame:
@@ -62,12 +62,12 @@ def snapshots_of(batch: TraceBatch, file: int, files: Sequence[RecordedFile]) ->
         one_line_text(name).alias(name) for name in ("request_id", "phase")
     )
     incomplete = pl.col("step_id").is_null() | pl.col("request_id").is_null()
-    problem = pl.coalesce(
-        no_count(_SNAPSHOT_COUNTS),
-        pl.when(incomplete).then(pl.lit("a snapshot without step.id or request.id")),
+    problems = [
+        *no_count(_SNAPSHOT_COUNTS),
+        (incomplete, pl.lit("a snapshot without step.id or request.id")),
         no_time("time_ns"),
-    )
-    return sound(events, problem, files).rename({"time_ns": "epoch_ns"}).select(READ_SNAPSHOT_SCHEMA.keys())
+    ]
+    return sound(events, problems, files).rename({"time_ns": "epoch_ns"}).select(READ_SNAPSHOT_SCHEMA.keys())
 
 
 def end_of_earlier_starts(steps: pl.DataFrame) -> int | None:

@@ -17,7 +17,7 @@ from blis_replay.ingest.readers.documents import text
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.numbers import MAX_INTEGER, MAX_TOKENS, whole
 from blis_replay.ingest.readers.requests_frame import READ_SCHEMA, RawPrompts, RequestsRead
-from blis_replay.ingest.recording import OUTPUT_LENGTH_SOURCES, PROMPT_SCHEMA, REQUEST_SCHEMA
+from blis_replay.ingest.recording import OUTPUT_LENGTH_SOURCES, PROMPT_SCHEMA, REQUEST_SCHEMA, STATUSES
 
 METADATA = b"blis-replay"
 # Of PROMPT_SCHEMA, the names under which a row has them of its request's prompt.
@@ -29,7 +29,6 @@ _BATCH_ROWS = 10_000
 _MAX_METADATA_BYTES = 1 << 16
 _LENGTHS = ("prompt_tokens", "output_tokens", "output_tokens_reported", "max_tokens", "cached_prompt_tokens")
 _TIMES = ("arrival_us", "ttft_us", "e2e_us", "queue_us", "prefill_us", "decode_us", "stage")
-_STATUSES = ("ok", "error", "timeout")
 _KINDS = ("epoch", "monotonic", "relative")
 
 
@@ -107,7 +106,7 @@ def _problems() -> list[pl.Expr]:
     prompt, parent, shared, known = (pl.col(name) for name in _PROMPT)
     bad = {
         "arrival_us": pl.col("arrival_us").is_null(),
-        "status": ~pl.col("status").is_in(_STATUSES),
+        "status": ~pl.col("status").is_in(STATUSES),
         "output_tokens_source": pl.col("output_tokens_source").is_null() != pl.col("output_tokens").is_null(),
         "prefix_prompt": prompt.is_not_null() & ~prompt.is_between(0, MAX_INTEGER).fill_null(False),
         "prefix_parent": parent.is_not_null() & ~parent.is_between(0, prompt - 1).fill_null(False),

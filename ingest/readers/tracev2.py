@@ -26,7 +26,7 @@ from blis_replay.ingest.readers.requests_frame import RawPrompts, RequestsRead, 
 _REQUIRED = ("input_tokens", "output_tokens", "send_time_us", "first_chunk_time_us", "last_chunk_time_us", "status")
 # 2001: stamps before that count from the start of the trace (of a generated or replayed one).
 _EARLIEST_EPOCH_US = 1_000_000_000_000_000
-_STATUS = {"ok": "ok", "error": "error", "timeout": "timeout", "incomplete": "error"}
+_STATUS = {"ok": "ok", "error": "error", "timeout": "timeout", "incomplete": "aborted"}
 
 
 @dataclass(frozen=True)

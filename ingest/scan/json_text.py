@@ -273,7 +273,8 @@ def digest(words: Words, begin: int, end: int) -> int:
             first = (first << np.uint64(31)) | (first >> np.uint64(33))
             at += 1
     mixed = (first ^ (second >> np.uint64(32))) * _FACTOR ^ second
-    return np.int64((mixed ^ (mixed >> np.uint64(29))) * _FACTOR)
+    digest: Any = np.int64((mixed ^ (mixed >> np.uint64(29))) * _FACTOR)
+    return digest
 
 
 @inlined
@@ -426,7 +427,7 @@ def name_at(words: Words, at: int, names: Words, lengths: Any, table: Any) -> tu
             # The lowest byte that is marked is what it seems; its place is read off a multiplication.
             first = (special & (~special + np.uint64(1))) >> np.uint64(7)
             word &= first - np.uint64(1)
-            at += np.int64((first * _PLACES) >> np.uint64(56))
+            at += np.int64((first * _PLACES) >> np.uint64(56))  # type: ignore[assignment]
         code = (code ^ word) * _FACTOR
         code ^= code >> np.uint64(32)
         if special:

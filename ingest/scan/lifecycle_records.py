@@ -217,7 +217,8 @@ def _microseconds(text: Bytes, at: int) -> tuple[int, int]:
     seconds = as_double(mantissa, decimals)
     if not seconds < _LARGEST_S:
         return 0, UNUSUAL
-    return np.int64(np.rint(seconds * 1e6)), at
+    whole_us: Any = np.int64(np.rint(seconds * 1e6))
+    return whole_us, at
 
 
 @compiled

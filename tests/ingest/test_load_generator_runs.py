@@ -26,7 +26,7 @@ from blis_replay.ingest.checks.evidence import decode_gap_us
 from blis_replay.ingest.checks.registry import run_checks
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.ingest import ingest_source
-from blis_replay.ingest.readers import guidellm, otlp_json
+from blis_replay.ingest.readers import guidellm, otlp_traces
 from blis_replay.ingest.readers.files import RecordedFile
 
 pytestmark = pytest.mark.realdata
@@ -305,7 +305,7 @@ def test_guidellm_0_6_against_the_spans_of_a_real_vllm(data_pack: Path, tmp_path
     """
     folder = data_pack / "blis-eval" / "jan20-prefill-llama7b-tp1-1"
     read = guidellm.read_requests(RecordedFile(folder / "guidellm-results.json.gz", "g"), tmp_path / "stamps")
-    spans = otlp_json.read_traces([RecordedFile(folder / "traces.json.gz", "t")]).requests
+    spans = otlp_traces.read_traces([RecordedFile(folder / "traces.json.gz", "t")]).requests
     assert spans is not None
     assert (read.version, len(read.stages), len(read.frame)) == ("guidellm 0.6.0.dev2", 5, 200)
     both = read.frame.with_columns(pl.col("request_id") + "-0").join(spans.frame, on="request_id", suffix="_server")

@@ -113,6 +113,15 @@ def test_tracev2_carries_latencies_failures_and_the_server(tmp_path: Path) -> No
     assert "mode: real" in header
 
 
+def test_a_request_that_the_client_gave_up_is_incomplete_in_tracev2(tmp_path: Path) -> None:
+    original = served()
+    given_up = original.requests["status"].replace({"error": "aborted", "timeout": "aborted"})
+    original = replace(original, requests=original.requests.with_columns(given_up.alias("status")))
+    done = export(original, "tracev2", tmp_path / "out")
+    assert ",incomplete," in (tmp_path / "out" / "trace.csv").read_text("utf-8")
+    assert columns(again(*done.files), "status") == columns(original, "status")
+
+
 def test_tracev2_counts_from_0_where_there_is_no_epoch(tmp_path: Path) -> None:
     original = replace(served(), clocks=(Clock("client", "monotonic", 77),))
     done = export(original, "tracev2", tmp_path / "out")

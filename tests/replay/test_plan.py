@@ -89,3 +89,17 @@ def test_what_is_no_mode_is_refused(text: str, complaint: str) -> None:
     with pytest.raises(ReplayError) as refused:
         parse_mode(text, {})
     assert complaint in str(refused.value)
+
+
+def test_a_request_that_was_given_up_goes_on_as_long_as_it_was_asked_to() -> None:
+    """One asked for 20 tokens; of the other nothing is known, so it takes the longest length there is, 8."""
+    columns = COLUMNS | {
+        "status": ["error", "ok", "error"],
+        "output_tokens": [None, 8, None],
+        "max_tokens": [20, None, None],
+        "e2e_us": [500, 900, 700],
+    }
+    plan = plan_replay(make_recording(columns), ReplayMode())
+    assert plan.trace.output_tokens.tolist() == [20, 8, 8]
+    assert (plan.trace.abort_us < 2**40).tolist() == [True, False, True]
+    assert plan.basis["output tokens"].endswith("; 2 that were given up: what they asked for, else the longest")

@@ -84,12 +84,14 @@ def command(
     """
     # What gRPC has to say on standard error is said here, in one line; it reads this when it is imported.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    from blis_replay.ingest.assemble import experiment_directory
     from blis_replay.ingest.collector.collector import Address, CollectorSettings
     from blis_replay.ingest.collector.segments import segments
+    from blis_replay.ingest.readers.discovery import refuse_unnamable, sources_of
     from blis_replay.validate.cli import ingest_verb
 
-    settings = CollectorSettings(experiment_directory(directory), Address(*grpc), Address(*http))
+    (source,) = sources_of([directory])
+    refuse_unnamable(source)
+    settings = CollectorSettings(source.root, Address(*grpc), Address(*http))
     for host in {grpc[0], http[0]}:
         if not ipaddress.ip_address(host).is_loopback:
             click.echo(f"warning: {host} is open to other machines, without encryption or password", err=True)
@@ -98,7 +100,7 @@ def command(
     if not ingest or not segments(settings.directory):
         return 0
     code: int = ctx.invoke(
-        ingest_verb.command, directories=(settings.directory,), store_path=store_path, as_json=as_json
+        ingest_verb.command, paths=(str(settings.directory),), store_path=store_path, as_json=as_json
     )
     return code
 

@@ -12,6 +12,7 @@ import pytest
 
 from blis_replay.ingest.assemble import alias_of, read_recording, workload_of
 from blis_replay.ingest.errors import RecordingError
+from blis_replay.ingest.ingest import ingest_source
 from blis_replay.ingest.readers.load_stages import stage_of_requests
 from blis_replay.ingest.recording import AGGREGATE_SCHEMA, REQUEST_SCHEMA, STEP_SCHEMA
 from blis_replay.ingest.token_events import stamps_of
@@ -225,6 +226,54 @@ def test_every_real_directory_is_read_without_a_rejected_record(data_pack: Path)
     assert failed.pop("34b-reasoning") == 4
     assert set(failed.values()) == {0}
     assert len(failed) == 8
+
+
+BENCH = {
+    "backend": "openai",
+    "model_id": "org/m-7b",
+    "tokenizer_id": "x",
+    "num_prompts": 3,
+    "completed": 2,
+    "failed": 1,
+}
+
+
+def test_a_benchmark_without_detail_is_an_experiment_of_aggregates(tmp_path: Path) -> None:
+    """``vllm bench serve`` without --save-detailed: findings and stored, but nothing to replay."""
+    document = BENCH | {"request_rate": 4.0, "duration": 5.0, "mean_e2el_ms": 500.0, "mean_itl_ms": 15.0}
+    directory = make(tmp_path, result_DOT_json=json.dumps(document))
+    with read_recording(directory) as recording:
+        assert (recording.ground_truth, len(recording.requests)) == ("published aggregates", 0)
+        assert any("without --save-detailed" in line for line in recording.missing)
+        assert len(recording.stages) == 1
+    outcome = ingest_source(tmp_path / "s.duckdb", directory)
+    assert (outcome.outcome, outcome.requests, outcome.rejected) == ("new", 0, 0)
+
+
+def test_a_summary_adds_to_the_records_of_its_tool(tmp_path: Path) -> None:
+    """AIPerf's records have no model and no configuration; its summary has both, the nearest to the top is taken."""
+    times = {"request_start_ns": 1_770_000_000_000_000_000, "request_end_ns": 1_770_000_001_000_000_000}
+    latency = {"value": 900.0, "unit": "ms"}
+    record = {"metadata": {"x_request_id": "r0", **times}, "metrics": {"request_latency": latency}}
+    said = {"request_throughput": {"unit": "x"}, "request_latency": {"unit": "ms", "avg": 900.0}}
+    fixed = {"output_tokens": {"mean": 35, "stddev": 0}}
+    configured = {
+        "endpoint": {"model_names": ["org/m-7b"]},
+        "input": {"extra": [["ignore_eos", True]], "prompt": fixed},
+    }
+    part = json.dumps(said | {"request_latency": {"unit": "ms", "avg": 1.0}})
+    directory = make(
+        tmp_path,
+        run__profile_export_DOT_jsonl=json.dumps(record) + "\n",
+        run__phases__warmup__profile_export_aiperf_DOT_json=part,
+        run__profile_export_aiperf_DOT_json=json.dumps(said | {"input_config": configured, "aiperf_version": "0.6.0"}),
+    )
+    with read_recording(directory) as recording:
+        assert recording.model == "org/m-7b"
+        assert recording.requests["output_tokens"].to_list() == [35]
+        assert recording.requests["output_tokens_source"].to_list() == ["configured with ignore_eos"]
+        assert recording.aggregates["value"].to_list() == [900_000.0]
+        assert {"aiperf", "aiperf 0.6.0"} <= {file.kind for file in recording.files}
 
 
 @pytest.mark.realdata

@@ -36,7 +36,9 @@ def read(path: Path, *, scanned: bool, window_bytes: int = 1 << 12) -> Read:
         flat = np.fromfile(found.events.path, np.int64)
         pairs = zip(found.events.offsets, found.events.counts, strict=True)
         stamps = [flat[at : at + count].tolist() for at, count in pairs]
-    return found.frame, stamps, found.model, file.tally.rejected_count, sorted(file.tally.rejected)
+    # Only the first are kept in words, and the scan finds duplicates last.
+    rejected = sorted(file.tally.rejected) if file.tally.rejected_count < files.KEPT_REJECTIONS else []
+    return found.frame, stamps, found.model, file.tally.rejected_count, rejected
 
 
 def assert_same(path: Path, content: bytes) -> Read:

@@ -1,0 +1,228 @@
+"""The compiled scan of OTLP JSON lines makes of any bytes what the decoder makes of them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import polars as pl
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from blis_replay.ingest.readers import files, otlp_columns, otlp_scan
+from blis_replay.ingest.readers.files import RecordedFile
+from blis_replay.ingest.readers.otlp_decode import trace_batches
+from blis_replay.ingest.scan import window
+
+Read = tuple[pl.DataFrame, pl.DataFrame, int, list[tuple[str, str]]]
+
+
+def read(path: Path, *, scanned: bool, window_bytes: int = 1 << 12, batch_rows: int = 8) -> Read:
+    """All spans, all events (``span_row`` among all spans), and what was rejected."""
+    file = RecordedFile(path, path.name)
+    spans, events, count = [], [], 0
+    with (
+        patch.object(files, "LARGE_BYTES", 0 if scanned else 1 << 60),
+        patch.object(files, "CHUNK_BYTES", window_bytes // 2),
+        patch.object(window, "_USUAL_BYTES", window_bytes),
+        patch.object(otlp_scan, "BATCH_ROWS", batch_rows),
+        patch.object(otlp_scan, "_ROOM_FOR_TEXTS", 40 * batch_rows),
+    ):
+        for batch in trace_batches(file):
+            assert batch.unit == "line"
+            spans.append(batch.spans)
+            events.append(batch.events.with_columns(pl.col("span_row") + count))
+            count += len(batch.spans)
+    return pl.concat(spans), pl.concat(events), file.tally.rejected_count, file.tally.rejected
+
+
+def assert_same(path: Path, content: bytes) -> Read:
+    path.write_bytes(content)
+    decoded, scanned = read(path, scanned=False), read(path, scanned=True)
+    for of_decoder, of_scan in zip(decoded[:2], scanned[:2], strict=True):
+        assert of_scan.schema == of_decoder.schema
+        assert of_scan.equals(of_decoder)
+    assert scanned[2:] == decoded[2:]
+    return scanned
+
+
+# Mostly as vLLM writes them; some that no writer should.
+TEXTS = ["llm_request", "DECODE", "", "a \\ b", 'a "b"', "é", "cmpl-0", "x" * 30]
+INTEGERS = [
+    "1771430000140574000",
+    "0",
+    17,
+    0,
+    "9223372036854775807",
+    "9223372036854775808",
+    "-5",
+    -5,
+    1.0,
+    "007",
+    "1e3",
+]
+DOUBLES = [0.5, 0, 1e-05, 1.2345678901234567e-7, 226106.840574, 3.0, 1e22, 1e300, -0.25, "NaN", "0.5"]
+ODD = [
+    {},
+    {"boolValue": True},
+    {"arrayValue": {"values": []}},
+    {"intValue": None},
+    None,
+    {"intValue": "1", "doubleValue": 2},
+]
+
+
+def value(rng: random.Random, usual: str) -> Any:
+    kind = usual if rng.random() < 0.97 else rng.choice(["intValue", "doubleValue", "stringValue", "odd"])
+    if kind == "odd":
+        return rng.choice(ODD)
+    among = {"intValue": INTEGERS[:4], "doubleValue": DOUBLES[:5], "stringValue": TEXTS[:3]}[kind]
+    if rng.random() < 0.03:
+        among = {"intValue": INTEGERS, "doubleValue": DOUBLES, "stringValue": TEXTS}[kind]
+    return {kind: rng.choice(among)}
+
+
+def attributes(rng: random.Random, integers: Any, floats: Any, strings: Any) -> list[dict[str, Any]]:
+    usual = (
+        dict.fromkeys(integers, "intValue")
+        | dict.fromkeys(floats, "doubleValue")
+        | dict.fromkeys(strings, "stringValue")
+    )
+    usual |= {"event.type": "stringValue", "http.route": "stringValue", "gen_ai.request.n": "intValue"}
+    keys = rng.choices(list(usual), k=rng.randint(0, 8))
+    return [{"key": key, "value": value(rng, usual[key])} for key in keys]
+
+
+def event(rng: random.Random) -> dict[str, Any]:
+    of_event = (otlp_columns.EVENT_INTEGERS, otlp_columns.EVENT_FLOATS, otlp_columns.EVENT_STRINGS)
+    made = {
+        "timeUnixNano": rng.choice(INTEGERS[:4]),
+        "name": rng.choice([*otlp_columns.EVENTS, "exception"]),
+        "attributes": attributes(rng, *of_event),
+    }
+    return some_of(rng, made)
+
+
+def span(rng: random.Random) -> dict[str, Any]:
+    of_span = (otlp_columns.SPAN_INTEGERS, otlp_columns.SPAN_FLOATS, otlp_columns.SPAN_STRINGS)
+    status = rng.choice([{}, {"code": 2, "message": "gone"}, {"code": 1}, {"message": ""}, None])
+    odd_status = rng.choice([{"code": "STATUS_CODE_ERROR"}, {"code": "2"}, {"code": -1}])
+    made = {
+        "traceId": rng.choice(["af816aef93aa13972e000fda74a21a71", "r4Fq75OqE5cuAA/adKIacQ==", "", "AB"]),
+        "spanId": rng.choice(["1ad93d0fa2eb94a3", "", None]),
+        "parentSpanId": rng.choice(["1AD93D0FA2EB94A3", "", None]),
+        "flags": 256,
+        "name": rng.choice(TEXTS[:3] if rng.random() < 0.98 else TEXTS),
+        "startTimeUnixNano": rng.choice(INTEGERS[:4] if rng.random() < 0.98 else INTEGERS),
+        "endTimeUnixNano": rng.choice(INTEGERS[:4]),
+        "attributes": attributes(rng, *of_span),
+        "events": [event(rng) for _ in range(rng.randint(0, 5))],
+        "links": [{"traceId": "00", "attributes": [1, [], {}]}],
+        "droppedEventsCount": rng.choice([0, 3, "4", 1 << 32] if rng.random() < 0.05 else [0, 3]),
+        "status": status if rng.random() < 0.97 else odd_status,
+    }
+    return some_of(rng, made)
+
+
+def some_of(rng: random.Random, made: dict[str, Any]) -> dict[str, Any]:
+    """An object without some of its members, now and then in another order."""
+    kept = {key: made[key] for key in made if rng.random() < 0.95}
+    return dict(rng.sample(list(kept.items()), len(kept))) if rng.random() < 0.3 else kept
+
+
+def line(rng: random.Random) -> bytes:
+    scopes = [*otlp_columns.SCOPES, "other", "vllm.api"]
+    scoped = [
+        {"scope": {"name": rng.choice(scopes), "version": "1"}, "spans": [span(rng) for _ in range(rng.randint(0, 4))]}
+        for _ in range(rng.randint(0, 3))
+    ]
+    if rng.random() < 0.05:
+        scoped.append({"spans": [span(rng)], "scope": {"name": "vllm.api"}})
+    key = "scopeSpans" if rng.random() < 0.97 else "instrumentationLibrarySpans"
+    made = {"resourceSpans": [{"resource": {"attributes": attributes(rng, {}, {}, {})}, key: scoped}]}
+    style = {"separators": (",", ":")} if rng.random() < 0.7 else {}
+    return json.dumps(made, ensure_ascii=rng.random() < 0.9, **style).encode()  # type: ignore[arg-type]
+
+
+def document(rng: random.Random) -> bytes:
+    lines = [line(rng) for _ in range(rng.randint(1, 9))]
+    lines += rng.choices([b"", b"  ", b"{}", b"null", b"[]", b'{"resourceSpans":null}'], k=rng.randint(0, 2))
+    opening = b"\xef\xbb\xbf" if rng.random() < 0.1 else b""
+    first = b'{"resourceSpans":[]}'  # so that the framing is told from the beginning
+    return (
+        opening + rng.choice([b"\n", b"\r\n"]).join([first, *rng.sample(lines, len(lines))]) + rng.choice([b"", b"\n"])
+    )
+
+
+SEEDS = st.integers(0, 1 << 32)
+
+
+@settings(max_examples=200, deadline=None)
+@given(seed=SEEDS)
+def test_any_sound_file_is_read_alike(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
+    assert_same(tmp_path_factory.mktemp("sound") / "traces.json", document(random.Random(seed)))  # noqa: S311
+
+
+# Bytes that mean something to JSON, and some that do not.
+PIECES = [bytes([byte]) for byte in b'"\\{}[]:,0123456789.eE-+ \n\tnulltrefas\x00\x1f\x80\xff'] + [
+    b"null",
+    b"\\u",
+    b'""',
+]
+
+
+@settings(max_examples=500, deadline=None)
+@given(seed=SEEDS, places=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 3), st.sampled_from(PIECES)), max_size=4))
+@example(seed=1, places=[(1.0, 0, b"\n\n{")])
+def test_any_damage_is_read_alike(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, places: list[tuple[float, int, bytes]]
+) -> None:
+    """Up to four times some bytes are left out and others put in their place, behind the first line."""
+    content = document(random.Random(seed))  # noqa: S311
+    start = content.index(b"\n") if b"\n" in content else len(content)
+    for share, left_out, piece in places:
+        at = start + int(share * (len(content) - start))
+        content = content[:at] + piece + content[at + left_out :]
+    assert_same(tmp_path_factory.mktemp("damaged") / "traces.json", content)
+
+
+def test_most_lines_of_the_collector_are_taken_by_the_scan(tmp_path: Path) -> None:
+    """A scan that left everything to the decoder would pass all other tests."""
+    rng = random.Random(3)  # noqa: S311
+    spans = [span(rng) | {"name": "llm_core", "status": {}, "droppedEventsCount": 1, "startTimeUnixNano": "5"}]
+    spans[0]["attributes"] = [{"key": "gen_ai.request.id", "value": {"stringValue": "cmpl-1"}}]
+    stamp = {"key": "ts.monotonic_ns", "value": {"intValue": "226106840574000"}}
+    ratio = {"key": "kv.usage_gpu_ratio", "value": {"doubleValue": 1e-05}}
+    spans[0]["events"] = [{"timeUnixNano": "7", "name": "journey.QUEUED", "attributes": [stamp, ratio]}]
+    whole = {"resourceSpans": [{"scopeSpans": [{"scope": {"name": "vllm.scheduler"}, "spans": spans}]}]}
+    (tmp_path / "traces.json").write_text(json.dumps(whole) + "\n")
+    with patch.object(otlp_scan, "read_record", side_effect=AssertionError("left to the decoder")):
+        found = read(tmp_path / "traces.json", scanned=True)
+    assert found[0].select("name", "start_ns", "request_id").row(0) == ("llm_core", 5, "cmpl-1")
+    assert found[1].select("name", "time_ns", "monotonic_ns", "kv_usage").row(0) == (
+        "journey.QUEUED",
+        7,
+        226106840574000,
+        1e-05,
+    )
+
+
+@pytest.mark.realdata
+def test_real_traces_are_read_alike(data_pack: Path, tmp_path: Path) -> None:
+    paths = [
+        path for place in ("vllm-traces", "blis-eval", "h100") for path in (data_pack / place).glob("*/traces.json.gz")
+    ]
+    assert len(paths) == 5 + 3 + 3
+    for path in paths:
+        plain = tmp_path / "traces.json"
+        plain.write_bytes(gzip.decompress(path.read_bytes()))
+        usual = {"window_bytes": 1 << 20, "batch_rows": 1_000}
+        decoded, scanned = read(plain, scanned=False), read(plain, scanned=True, **usual)
+        assert scanned[0].equals(decoded[0]), path
+        assert scanned[1].equals(decoded[1]), path
+        assert scanned[2:] == decoded[2:] == (0, [])
