@@ -1,0 +1,123 @@
+"""Distinct prompts of a file by hashes of their text: which are repeated, and how far others begin alike.
+
+No tokenizer is at hand, so what two texts share is turned into tokens at the ratio of
+text to tokens of the prompts that share it.  The text is that of the request's body, in JSON:
+of a chat, its messages.  Prompts for different models, with different tools or salts,
+share nothing.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blis_replay.ingest.prompt_tree import NONE, shared_units
+from blis_replay.ingest.readers.requests_frame import RawPrompts
+
+Int64s = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+# A text is compared in pieces of so many bytes, some four tokens.
+PIECE_BYTES = 16
+# Of a hash so much is kept.  Two texts with one by chance part at the next piece.
+HASH = np.uint32
+Hashes = NDArray[np.uint32]
+
+# How far the ratio of text to tokens scatters cannot be told from fewer prompts.
+_FEWEST_PROMPTS = 10
+_WRITTEN_BYTES = 1 << 20
+
+
+@dataclass
+class PromptTexts:
+    """The distinct prompts so far; the chained hashes of their pieces are appended to the flat file ``stream``."""
+
+    stream: BinaryIO
+    numbers: dict[int, int] = field(default_factory=dict)
+    text_bytes: array[int] = field(default_factory=lambda: array("q"))
+    unwritten: bytearray = field(default_factory=bytearray)
+
+    def number(self, digest: int, text_bytes: int, hashes: Hashes) -> int:
+        """The number of the prompt with that digest; ``hashes``: of all up to each of its whole pieces."""
+        known = self.numbers.setdefault(digest, len(self.numbers))
+        if known == len(self.text_bytes):
+            self.text_bytes.append(text_bytes)
+            self.unwritten += hashes.tobytes()
+            if len(self.unwritten) >= _WRITTEN_BYTES:
+                self.flush()
+        return known
+
+    def flush(self) -> None:
+        """Write what is not written yet."""
+        self.stream.write(self.unwritten)
+        self.unwritten.clear()
+
+
+def raw_prompts(texts: PromptTexts, path: Path, prompt: Int64s, prompt_tokens: Int64s) -> RawPrompts | None:
+    """The prompts as a tree; None if there are none, or no length is known.
+
+    ``path``: the file of ``texts.stream``, flushed; ``prompt``, ``prompt_tokens``: int64[n] of
+    the requests, the prompt or ``NONE``, the tokens or 0 where they are not known.
+    """
+    text = np.array(texts.text_bytes, np.int64)
+    named = prompt != NONE
+    tokens = np.zeros(len(text), np.int64)
+    np.maximum.at(tokens, prompt[named], prompt_tokens[named])
+    if not tokens.any():
+        return None
+    known = tokens > 0
+    bytes_per_token = float(text[known].sum() / tokens[known].sum())
+    tokens[~known] = np.maximum(text[~known] / bytes_per_token, 1).astype(np.int64)
+    pieces = text // PIECE_BYTES
+    hashes = np.asarray(np.memmap(path, HASH, "r")) if pieces.any() else np.empty(0, HASH)
+    parent, shared = shared_units(np.cumsum(pieces) - pieces, pieces, hashes)
+    estimate, error = _shared_tokens(parent, shared, text, tokens)
+    source = (
+        f"prompt texts, {len(text):,} distinct ones of {bytes_per_token:.2f} bytes a token: "
+        f"repeated ones are exact, {_how_sure(estimate, error, known)}"
+    )
+    return RawPrompts(source, prompt, parent, estimate, tokens)
+
+
+def _shared_tokens(parent: Int64s, shared: Int64s, text: Int64s, tokens: Int64s) -> tuple[Int64s, Floats]:
+    """Tokens that each prompt shares with its parent, and their standard error.
+
+    Those that share the same text are taken together with their parent: the text that they share
+    is to all of theirs as its tokens are to all of theirs.  Where tokens have a length of their own
+    each, the number of those in a part of a text has the variance of a bridge between the ends,
+    ``T (1 - T / n)`` times that of one token's length.
+    """
+    children = np.flatnonzero(parent != NONE)
+    estimate, error = np.zeros(len(parent), np.int64), np.zeros(len(parent))
+    if not len(children):
+        return estimate, error
+    own = np.column_stack([parent[children], shared[children]])
+    groups, group = np.unique(own, axis=0, return_inverse=True)
+    group = group.reshape(-1)
+    together_tokens = np.bincount(group, tokens[children]) + tokens[groups[:, 0]]
+    together_text = np.bincount(group, text[children]) + text[groups[:, 0]]
+    # Texts part somewhere in the piece after the last one that they share.
+    known_text = shared[children] * PIECE_BYTES + PIECE_BYTES // 2
+    exact = known_text * together_tokens[group] / together_text[group]
+    most = np.minimum(tokens[children], tokens[parent[children]])
+    estimate[children] = np.minimum(exact.astype(np.int64), most)
+    members = np.bincount(group) + 1
+    mean = together_tokens / members
+    ratio = text.sum() / tokens.sum()
+    variance = float(np.sum((text - ratio * tokens) ** 2) / tokens.sum())
+    bridge = variance * exact * np.maximum(1 - exact / mean[group], 0) / members[group]
+    error[children] = np.sqrt(bridge + PIECE_BYTES**2 / 12) / ratio
+    return estimate, error
+
+
+def _how_sure(estimate: Int64s, error: Floats, known: NDArray[np.bool_]) -> str:
+    if not estimate.any():
+        return "no two others begin alike"
+    if np.count_nonzero(known) < _FEWEST_PROMPTS:
+        return "how exact shared beginnings are is not known"
+    return f"shared beginnings to {np.ceil(2 * error.max()):.0f} tokens"
