@@ -175,11 +175,10 @@ def _in_order(anchors: pl.DataFrame) -> pl.DataFrame:
     believed = _ascending(ordered.filter(sampled))
     near = believed.select("step_id", pl.col("start_us").alias("near_us"))
     others = ordered.filter(~sampled)
-    for strategy, fits in (
-        ("backward", pl.col("start_us") >= pl.col("near_us")),
-        ("forward", pl.col("start_us") <= pl.col("near_us")),
-    ):
-        others = others.join_asof(near, on="step_id", strategy=strategy).filter(fits.fill_null(True)).drop("near_us")
+    start, near_us = pl.col("start_us"), pl.col("near_us")
+    for strategy, fits in (("backward", start >= near_us), ("forward", start <= near_us)):
+        others = others.join_asof(near, on="step_id", strategy=strategy)  # type: ignore[arg-type]
+        others = others.filter(fits.fill_null(True)).drop("near_us")
     return _ascending(pl.concat([believed, others]).sort("step_id"))
 
 
