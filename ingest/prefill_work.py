@@ -35,7 +35,7 @@ def prefill_work(
     """
     rows = admissions.with_row_index("admission").with_columns(pl.col("admission").cast(pl.Int64))
     known = _on_record(recording, rows)
-    solved = _solved(known, _left_by_step(recording, chunks, counts))
+    solved = _solved(known, _left_by_step(recording, known, chunks, counts))
     return _assumed(solved).select(pl.col("work_tokens").clip(1, pl.col("known_tokens")), "hit_source")
 
 
@@ -62,26 +62,35 @@ def _on_record(recording: Recording, rows: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _left_by_step(recording: Recording, chunks: ChunkSteps, counts: pl.DataFrame) -> pl.DataFrame:
-    """``step_id``, ``had_tokens``, ``left``: the recorded prefill tokens of requests that had no token yet, and that had.
+def _left_by_step(recording: Recording, rows: pl.DataFrame, chunks: ChunkSteps, counts: pl.DataFrame) -> pl.DataFrame:
+    """``step_id``, ``had_tokens``, ``left``: recorded prefill tokens of requests without a token yet, and with some.
 
-    Of the sampled steps whose requests are those of the journeys, and in which every prefill is of one chunk.
+    Of the sampled steps whose requests are those of the journeys, and where no such prefill has several chunks.
     """
-    several = chunks.step_id[np.bincount(chunks.admission)[chunks.admission] > 1] if len(chunks.admission) else []
-    steps = recording.steps.unique("step_id").join(counts, on="step_id")
-    complete = steps.filter(
-        pl.col("running_depth") == pl.col("running"),
-        pl.col("prefill_requests") == pl.col("fresh") + pl.col("lagging"),
-        pl.col("decode_requests") == pl.col("again") + pl.col("decodes") - pl.col("lagging"),
-        pl.col("doubtful") == 0,
-        ~pl.col("step_id").is_in(pl.Series(several, dtype=pl.Int64).implode()),
+    several = np.bincount(chunks.admission, minlength=len(rows))[chunks.admission] > 1
+    chunked = pl.DataFrame(
+        {
+            "step_id": chunks.step_id[several],
+            "had_tokens": rows["output_tokens"].to_numpy()[chunks.admission[several]] > 0,
+        }
+    )
+    complete = (
+        recording.steps.unique("step_id")
+        .join(counts, on="step_id")
+        .filter(
+            pl.col("running_depth") == pl.col("running"),
+            pl.col("prefill_requests") == pl.col("fresh") + pl.col("lagging"),
+            pl.col("decode_requests") == pl.col("again") + pl.col("decodes") - pl.col("lagging"),
+            pl.col("doubtful") == 0,
+        )
     )
     fresh = pl.col("prefill_tokens") - pl.col("lagging")
     again = pl.col("decode_tokens") - pl.col("decodes") + pl.col("lagging")
-    return pl.concat(
-        complete.select("step_id", pl.lit(had).alias("had_tokens"), left.alias("left"))
-        for had, left in ((False, fresh), (True, again))
+    left = pl.concat(
+        complete.select("step_id", pl.lit(had).alias("had_tokens"), tokens.alias("left"))
+        for had, tokens in ((False, fresh), (True, again))
     )
+    return left.join(chunked, on=["step_id", "had_tokens"], how="anti")
 
 
 def _solved(known: pl.DataFrame, left: pl.DataFrame) -> pl.DataFrame:
