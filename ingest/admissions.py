@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from blis_replay.ingest.recording import Recording
+from blis_replay.ingest.scheduling_mode import is_asynchronous
 
 ADMISSION_SCHEMA: dict[str, type[pl.DataType]] = {
     "journey": pl.Int64,
@@ -38,7 +39,7 @@ _TURN = ("journey.PREEMPTED", "journey.SCHEDULED", "journey.FIRST_TOKEN", "journ
 NO_PROMPT = "the prompt length is not recorded"
 NOT_ADMITTED = "the first journey.SCHEDULED is not recorded: they count from their first token on"
 NO_END = "they have no end: they count to their last recorded step"
-PASSED_OVER = "tokens are fewer than steps: they were passed over in some, which ones is not known"
+PASSED_OVER = "they were or may have been passed over in some of their steps, in which is not known"
 IMPOSSIBLE = "their steps contradict each other"
 SEVERAL_TOKENS = "several tokens a step"
 
@@ -65,7 +66,9 @@ def admissions_of(recording: Recording) -> Admissions:
         .join(known, on="journey", how="left")
         .with_columns((pl.col("prompt_tokens") + pl.col("output_tokens")).alias("known_tokens"))
     )
-    judged = found.with_columns(_problem(asynchronous).alias("problem"))
+    policy = recording.engine.get("scheduling_policy")
+    first_come = policy is None or policy.value == "fcfs"
+    judged = found.with_columns(_problem(first_come).alias("problem"))
     remarks = judged.drop_nulls("problem").group_by("problem").agg(pl.col("journey").n_unique()).sort("problem")
     unusable = pl.col("problem").is_in([NO_PROMPT, IMPOSSIBLE, SEVERAL_TOKENS])
     usable = (
@@ -77,12 +80,6 @@ def admissions_of(recording: Recording) -> Admissions:
     chunked = pl.col("prefill_end_step").is_null() | (pl.col("prefill_end_step") > pl.col("start_step"))
     frame = usable.sort("start_step", chunked, "scheduled_us", "scheduled_at").select(ADMISSION_SCHEMA.keys())
     return Admissions(frame, int(events["journey"].n_unique()), dict(remarks.iter_rows()))
-
-
-def is_asynchronous(recording: Recording) -> bool:
-    """Whether the engine scheduled the next step while one ran, by its arguments (which journeys tell as well)."""
-    setting = recording.engine.get("async_scheduling")
-    return setting is not None and bool(setting.value)
 
 
 def _grouped(events: pl.DataFrame) -> pl.DataFrame:
@@ -136,31 +133,38 @@ def _bounded(grouped: pl.DataFrame, asynchronous: bool) -> pl.DataFrame:
     )
 
 
-def _problem(asynchronous: bool) -> pl.Expr:
+def _problem(first_come: bool) -> pl.Expr:
+    """Why an admission is left out or not certain, null if it is neither."""
     decodes, given = pl.col("last_step") - pl.col("prefill_end_step"), pl.col("given_tokens") - 1
     told = ~pl.col("aborted") & ~pl.col("open") & pl.col("prefill_end_step").is_not_null()
     many = (pl.col("first_tokens") > 1) | (
         told & ((given > decodes) | (pl.col("prefill_end_step") < pl.col("start_step")))
     )
     longer = pl.coalesce("prefill_end_step", "last_step") - pl.col("start_step") >= pl.col("known_tokens")
-    wrong = (pl.col("last_step") < pl.col("start_step")) | (pl.col("start_step") < 1) | longer | (decodes < 0)
+    went_on = (pl.col("finished_step") >= pl.col("preempted_step")) & (pl.col("finish_status") != "aborted")
+    backwards = (pl.col("last_step") < pl.col("start_step")) | (pl.col("start_step") < 1) | (decodes < 0)
+    # With priorities a request may be passed over, so that steps without a token need not be prefill.
+    unsure = pl.lit(not first_come) & pl.col("resumed") & (pl.col("prefill_end_step") > pl.col("start_step"))
     given_up_waiting = pl.col("aborted") & pl.col("first_token_step").is_null()
     reasons = {
         NO_PROMPT: pl.col("known_tokens").is_null(),
+        IMPOSSIBLE: went_on.fill_null(False) | longer.fill_null(False) | backwards.fill_null(False),
         SEVERAL_TOKENS: many,
-        IMPOSSIBLE: wrong,
         NOT_ADMITTED: pl.col("scheduled_step").is_null() & ~given_up_waiting,
         NO_END: pl.col("open"),
-        PASSED_OVER: told & (given < decodes),
+        PASSED_OVER: (told & (given < decodes)).fill_null(False) | unsure,
     }
     return pl.coalesce(pl.when(flag.fill_null(False)).then(pl.lit(reason)) for reason, flag in reasons.items())
 
 
 def _last_steps(asynchronous: bool) -> tuple[pl.Expr, pl.Expr]:
     """``last_step`` and ``held_until_step``."""
-    last = pl.col("last_step")
-    left_alone = pl.col("preempted_step").is_null() & ~pl.col("open") & ~pl.col("aborted")
+    last, aborted = pl.col("last_step"), pl.col("aborted")
+    # Given up with its last token on the way, it had no more to do.
+    most = pl.col("prefill_end_step") + pl.col("max_tokens") - pl.col("output_tokens") - 1
+    ran = pl.when(aborted).then(pl.min_horizontal(last, most)).otherwise(last)
     if not asynchronous:
-        return last, last.alias("held_until_step")
+        return ran, last.alias("held_until_step")
+    left_alone = pl.col("preempted_step").is_null() & ~pl.col("open") & ~aborted
     stopped = left_alone & (pl.col("finish_status") == "stopped") & (pl.col("final_tokens") < pl.col("max_tokens"))
-    return last + stopped.fill_null(False).cast(pl.Int64), (last + left_alone.cast(pl.Int64)).alias("held_until_step")
+    return ran + stopped.fill_null(False).cast(pl.Int64), (last + left_alone.cast(pl.Int64)).alias("held_until_step")

@@ -58,7 +58,7 @@ from blis_replay.ingest.recording import (
     SourceFile,
     empty_frame,
 )
-from blis_replay.ingest.step_timeline import detected_async
+from blis_replay.ingest.scheduling_mode import detected_async
 
 _SLUG = re.compile(r"\d{8}-\d{6}-(?P<model>.+)-tp\d+-.+")
 # A bare number there counts runs and names no workload.

@@ -94,12 +94,20 @@ def lay_chunks(
     inside = number >= 0
     shared = np.minimum(reached[steps.admission], high) - np.maximum(begun[steps.admission], low)
     tokens = np.where(inside, np.maximum(shared, 0), work_tokens[steps.admission])
-    sound = np.ones(int(stretch[-1]) + 1 if len(full) else 0, bool)
-    np.logical_and.at(sound, number[inside], (fits & work_certain)[steps.admission[inside]])
-    np.logical_and.at(sound, stretch, free_certain)
+    count = int(stretch[-1]) + 1 if len(full) else 0
+
+    def all_of(where: Int64s, flags: Bools) -> Bools:
+        agreed = np.ones(count, bool)
+        np.logical_and.at(agreed, where, flags)
+        return agreed
+
+    admission, where = steps.admission[inside], number[inside]
+    known, agreed = all_of(where, work_certain[admission]), all_of(where, fits[admission])
     certain = work_certain[steps.admission]
-    certain[inside] = sound[number[inside]]
-    sum_certain = of(free_certain.astype(np.int64), steps.step_id, certain.astype(np.int64)) == 1
+    certain[inside] = (known & agreed & all_of(stretch, free_certain))[where]
+    # The budget was used up whatever a hit was, unless what is known contradicts the steps.
+    full_certain = free_certain & (agreed | ~known)[stretch]
+    sum_certain = of(full_certain.astype(np.int64), steps.step_id, certain.astype(np.int64)) == 1
     return Chunks(steps, tokens, certain, sum_certain)
 
 

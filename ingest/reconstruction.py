@@ -19,12 +19,13 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from blis_replay.ingest.admissions import SEVERAL_TOKENS, Admissions, admissions_of, is_asynchronous
+from blis_replay.ingest.admissions import SEVERAL_TOKENS, Admissions, admissions_of
 from blis_replay.ingest.batch_counts import Decodes, batch_counts, decodes_of, sum_at
 from blis_replay.ingest.errors import ReconstructionError
 from blis_replay.ingest.prefill_chunks import Budget, Chunks, chunk_steps, lay_chunks
 from blis_replay.ingest.prefill_work import CERTAIN_SOURCES, DEALT_OUT, prefill_work
 from blis_replay.ingest.recording import Recording
+from blis_replay.ingest.scheduling_mode import is_asynchronous
 
 Int64s = NDArray[np.int64]
 

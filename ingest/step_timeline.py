@@ -22,6 +22,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from blis_replay.ingest.recording import Recording
+from blis_replay.ingest.scheduling_mode import inside_schedule, is_asynchronous, of_output
 
 Int64s = NDArray[np.int64]
 
@@ -64,9 +65,8 @@ class StepAnchors:
 
 def step_anchors(recording: Recording) -> StepAnchors:
     """The anchors of a recording's step clock; as large as its records, whatever their step ids."""
-    asynchronous = bool(recording.engine["async_scheduling"].value) if "async_scheduling" in recording.engine else False
     sampled = recording.steps.select("step_id", "start_us").drop_nulls().unique("step_id").sort("step_id")
-    events = _event_anchors(recording.journey_events, asynchronous)
+    events = _event_anchors(recording.journey_events, is_asynchronous(recording))
     lags = _lags(sampled, events)
     taken_off = pl.when(pl.col("steps") >= _FEWEST_LAGS).then(pl.col("lag_us")).otherwise(0)
     placed = events.join(lags.select("source", taken_off.alias("lag")), on="source", how="left").with_columns(
@@ -107,41 +107,14 @@ def timeline_of(anchors: StepAnchors) -> pl.DataFrame:
     )
 
 
-def detected_async(steps: pl.DataFrame, journey_events: pl.DataFrame) -> bool | None:
-    """Whether the output of most steps was processed only after the next one had begun; ``None`` if nothing tells.
-
-    ``steps``: ``STEP_SCHEMA``; ``journey_events``: ``JOURNEY_EVENT_SCHEMA``.
-    """
-    events = journey_events.drop_nulls(["step_id", "time_us"])
-    begun = pl.concat(
-        [
-            steps.select("step_id", "start_us").drop_nulls(),
-            events.filter(_inside()).select("step_id", pl.col("time_us").alias("start_us")),
-        ]
-    )
-    starts = begun.group_by("step_id").agg(pl.col("start_us").min())
-    outputs = events.filter(_of_output()).select("time_us", (pl.col("step_id") + 1).alias("step_id"))
-    late = outputs.join(starts, on="step_id").select(pl.col("time_us") > pl.col("start_us")).to_series()
-    return None if late.is_empty() else 2 * int(late.sum()) > len(late)
-
-
-def _inside() -> pl.Expr:
-    return pl.col("event").is_in(["journey.SCHEDULED", "journey.PREEMPTED"])
-
-
-def _of_output() -> pl.Expr:
-    ended = (pl.col("event") == "journey.FINISHED") & pl.col("finish_status").ne_missing("aborted")
-    return ended | (pl.col("event") == "journey.FIRST_TOKEN")
-
-
 def _event_anchors(journey_events: pl.DataFrame, asynchronous: bool) -> pl.DataFrame:
     """``step_id``, ``start_us``, ``source``: the event of each kind that comes nearest to the start of a step."""
     events = journey_events.drop_nulls(["step_id", "time_us"])
-    between = pl.col("event").is_in(["journey.QUEUED", "journey.FINISHED"]) & ~_of_output()
+    between = pl.col("event").is_in(["journey.QUEUED", "journey.FINISHED"]) & ~of_output()
     kinds = (
-        (SCHEDULED, _inside(), 0, pl.col("time_us").min()),
+        (SCHEDULED, inside_schedule(), 0, pl.col("time_us").min()),
         (QUEUED, between, 1, pl.col("time_us").max()),
-        (OUTPUT, _of_output(), 2 if asynchronous else 1, pl.col("time_us").max()),
+        (OUTPUT, of_output(), 2 if asynchronous else 1, pl.col("time_us").max()),
     )
     return pl.concat(
         events.filter(chosen)

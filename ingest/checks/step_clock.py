@@ -87,8 +87,8 @@ def _largest(gaps: pl.DataFrame) -> Measured:
 
 def _sentence(measured: Measured) -> str:
     message = (
-        f"{measured['recorded']:,} of {measured['steps']:,} steps ({_percent(measured['coverage'])} %) have "
-        f"a recorded time, {measured.get('from_sampled', 0):,} of them from step records"
+        f"{measured['recorded']:,} of {measured['steps']:,} steps ({100 * float(measured['coverage'] or 0):.1f} %) "
+        f"have a recorded time, {measured.get('from_sampled', 0):,} of them from step records"
     )
     if (us := measured["largest_gap_us"]) is not None:
         message += f"; the largest gap is {measured['largest_gap_steps']:,} steps, the longest {float(us) / 1e6:.3f} s"
