@@ -57,6 +57,7 @@ from blis_replay.ingest.recording import (
     TokenEvents,
     empty_frame,
 )
+from blis_replay.ingest.scheduling_mode import detected_async
 
 _SLUG = re.compile(r"\d{8}-\d{6}-(?P<model>.+)-tp\d+-.+")
 # A bare number there counts runs and names no workload.
@@ -171,7 +172,7 @@ class _Assembly:
         requests, client, events, prefix = self._placed(found, configured)
         server = self._server(traces, requests, client)
         cache_events, cache_clock = self._kv_events(client)
-        engine = self._engine(configured, server.steps)
+        engine = self._engine(configured, server)
         slug, hardware = self.source.slug, text(self.profile.get("hardware"))
         workload = workload_of(slug, configured.experiment.app)
         files = self._files()
@@ -359,7 +360,7 @@ class _Assembly:
         if remark:
             self.missing.append(remark)
 
-    def _engine(self, configured: _Configured, steps: pl.DataFrame) -> dict[str, Setting]:
+    def _engine(self, configured: _Configured, server: _Server) -> dict[str, Setting]:
         override: dict[str, object] = {}
         if self.engine_file is not None:
             override = read_engine_file(RecordedFile(self.engine_file, self.engine_file.name))
@@ -378,7 +379,11 @@ class _Assembly:
         block_size = int(engine_settings(sources, hardware)[0]["block_size"].value)
         if blocks := log.num_gpu_blocks(block_size):
             sources.insert(3, ("recorded", "server log", {"num_gpu_blocks": blocks}))
-        totals = steps["kv_blocks_total"].drop_nulls()
+        asynchronous = detected_async(server.steps, server.journey_events)
+        if asynchronous is not None:
+            detail = "journeys (whether outputs are processed after the next step began)"
+            sources.insert(3, ("recorded", detail, {"async_scheduling": asynchronous}))
+        totals = server.steps["kv_blocks_total"].drop_nulls()
         if len(totals):
             # The pool without its reserved block, so vLLM's own count is one more.
             blocks = int(totals.mode().sort()[0]) + 1

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import duckdb
 
 SCHEMA_VERSION = 2
+_WRITING_MEMORY = "300MB"
 
 _SCHEMA = ("schema.sql", "schema_journeys.sql", "schema_token_events.sql")
 # An older version -> what brings its file to the next one.
@@ -60,6 +61,11 @@ def open_store(path: Path | str, *, read_only: bool = False) -> Iterator[Store]:
         raise StoreError(f"{path}: {_why_not_opened(path, one_line(error))}") from error
     finally:
         connection.close()
+
+
+def limit_memory(store: Store) -> None:
+    """Keep little of what is written in memory: by default DuckDB takes most of the machine's for its buffers."""
+    store.connection.execute("SET memory_limit = ?", [_WRITING_MEMORY])
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+KINDS = ("per-request JSON", "OTLP JSON")
 SLUG = "20260101-000000-llama-2-7b-tp1-general"
 CONFIGURATION = "model: meta-llama/Llama-2-7b-hf\ntensor_parallelism: 1\nmax_num_seqs: 128\n"
 MODEL, TOKENS, PROMPT_WORDS = "meta-llama/Llama-2-7b-hf", 248, 450
@@ -80,9 +81,8 @@ def otlp_lines() -> Iterator[str]:
 
 def write(folder: Path, size_bytes: int) -> dict[str, Path]:
     """An experiment directory of about that size for each kind of file; by kind."""
-    kinds = {"per-request JSON": _write_requests, "OTLP JSON": _write_traces}
     directories = {}
-    for kind, write_large_file in kinds.items():
+    for kind, write_large_file in zip(KINDS, (_write_requests, _write_traces), strict=True):
         directories[kind] = folder / kind / SLUG
         (directories[kind] / "results").mkdir(parents=True)
         (directories[kind] / "exp-config.yaml").write_text(CONFIGURATION)

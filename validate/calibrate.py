@@ -73,6 +73,8 @@ def fit_model(
     if data == "latencies" or (data == "auto" and sum(len(part.cycle_us) for part in rows) < _FEWEST_WINDOWS):
         kind, used = "latencies", recordings
         rows = [rows_from_latencies(recording, window) for recording in recordings]
+    for recording in used:
+        _refuse_unusable(recording, kind)
     _refuse_too_few(recordings, kind, sum(len(part.cycle_us) for part in rows))
     coefficients_us, mape = fit_line(rows)
     ns = [round(float(value) * 1000) for value in coefficients_us]
@@ -94,6 +96,17 @@ def _refuse_without_prompts(recordings: Sequence[Recording]) -> None:
             raise ValidateError(
                 f"{recording.slug}: no request with a known prompt length, so prefills cannot be told from decodes; "
                 "ingest its per-request records"
+            )
+
+
+def _refuse_unusable(recording: Recording, kind: Data) -> None:
+    """Raise if an instrument check says that what is fitted to must not be used."""
+    fitted_to = ("step_time",) if kind == "steps" else ("e2e", "ttft", "output_tokens")
+    for finding in recording.findings:
+        if finding.severity == "unusable" and finding.metric in fitted_to:
+            raise ValidateError(
+                f"{recording.slug}: {finding.metric} unusable ({finding.check}: {finding.message}); "
+                "leave the experiment out, or mend the recording"
             )
 
 

@@ -110,7 +110,9 @@ def joined(
     if known.  Spans that were recorded twice are rejected in their files.
     """
     spans = without_repeated_spans(parts.spans, files).select(_SPAN_COLUMNS)
-    events = parts.events.join(spans.select("span_key"), on="span_key", how="semi")
+    events = parts.events
+    if len(spans) < len(parts.spans):
+        events = events.join(spans.select("span_key"), on="span_key", how="semi")
     spans = spans.join(_stamps(events), on="span_key", how="left")
     core = spans.filter(pl.col("scope") == CORE_SCOPE)
     api = spans.filter(pl.col("scope") == API_SCOPE).drop("parent_span_id")
@@ -129,17 +131,23 @@ def joined(
             for key in ("span_key", "span_key_api")
         ]
     )
-    named = pl.col("name").cast(pl.String)
-    long = events.with_columns(named.alias("event"), named.cast(pl.Enum(_SEQUENCE)).alias("turn"))
-    ordered = long.join(keyed, on="span_key").sort("journey", "monotonic_ns", "turn")
-    ordered = ordered.drop("time_ns").rename({"monotonic_ns": "time_ns"})
     model = spans["model"].drop_nulls().mode().sort()
     return Journeys(
         lifecycles.drop("span_key", "span_key_api"),
-        ordered.select("time_ns" if name == "time_us" else name for name in JOURNEY_EVENT_SCHEMA),
+        _in_order(events, keyed),
         str(model[0]) if len(model) else None,
         _remarks(lifecycles),
     )
+
+
+def _in_order(events: pl.DataFrame, keyed: pl.DataFrame) -> pl.DataFrame:
+    """The events by journey (``keyed``: of each span) and time, ``JOURNEY_EVENT_SCHEMA`` with ``time_ns``."""
+    turn = pl.col("name").cast(pl.String).cast(pl.Enum(_SEQUENCE))
+    kept = [name for name in JOURNEY_EVENT_SCHEMA if name in events.columns]
+    narrow = events.select("span_key", pl.col("monotonic_ns").alias("time_ns"), turn.alias("event"), *kept)
+    ordered = narrow.join(keyed, on="span_key").sort("journey", "time_ns", "event")
+    columns = ["time_ns" if name == "time_us" else name for name in JOURNEY_EVENT_SCHEMA]
+    return ordered.select(columns).with_columns(pl.col("event").cast(pl.String))
 
 
 def on_zero(journeys: Journeys, zero_us: int) -> tuple[pl.DataFrame, pl.DataFrame]:

@@ -79,11 +79,11 @@ def _read_span(content: bytes, scope: str, record: int, number: int, rows: Rows,
     end_ns = checked_ns(span.end_time_unix_nano, "endTimeUnixNano")
     events, others = [], 0
     for index, event in enumerate(span.events, 1):
-        if event.name not in _EVENTS:
-            others += 1
-            continue
         try:
             time_ns = checked_ns(event.time_unix_nano, "timeUnixNano")
+            if event.name not in _EVENTS:
+                others += 1
+                continue
             events.append((index, event.name, time_ns, *attribute_values(EVENT_LAYOUT, _scalars(event.attributes))))
         except Malformed as error:
             tally.reject(f"{place}, event {index}", str(error))

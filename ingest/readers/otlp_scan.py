@@ -34,7 +34,8 @@ def scanned_batches(file: RecordedFile) -> Iterator[TraceBatch]:
         why = FULL
         while why < 0:
             scanned = (window.text, window.words, window.at, window.end, line)
-            why, window.at, line = scan_lines(*scanned, found.state, found.spans, found.events, found.texts)
+            rows = found.spans.reshape(-1), found.events.reshape(-1)
+            why, window.at, line = scan_lines(*scanned, found.state, *rows, found.texts)
             if why == FULL and found.is_empty():
                 found.grow()
             elif why == FULL:

@@ -76,7 +76,7 @@ def end_of_earlier_starts(steps: pl.DataFrame) -> int | None:
     A start shows where, in the order of the epoch stamps, the step number goes down while
     monotonic time goes on, or falls back to another boot's.
     """
-    stamped = steps.drop_nulls("epoch_ns").sort("epoch_ns", "ts_start_ns")
+    stamped = steps.select("epoch_ns", "ts_start_ns", "step_id").drop_nulls("epoch_ns").sort("epoch_ns", "ts_start_ns")
     moved_ns = pl.col("ts_start_ns") - pl.col("ts_start_ns").shift(1)
     restart = (pl.col("step_id") < pl.col("step_id").shift(1)) & ((moved_ns > 0) | (moved_ns < -_REBOOT_NS))
     before = stamped.select(pl.col("epoch_ns").shift(1).filter(restart)).to_series()

@@ -86,8 +86,8 @@ def read_traces(files: Sequence[RecordedFile]) -> TracesRead:
         return TracesRead(
             empty_frame(READ_STEP_SCHEMA), empty_frame(SNAPSHOT_SCHEMA), None, None, None, 0, {}, False, ()
         )
-    steps, snapshots = pl.concat(found.steps), pl.concat(found.snapshots)
-    parts = JourneyParts(pl.concat(found.journey_spans), pl.concat(found.journey_events))
+    steps, snapshots = _whole(found.steps), _whole(found.snapshots)
+    parts = JourneyParts(_whole(found.journey_spans), _whole(found.journey_events))
     ended_ns = otlp_steps.end_of_earlier_starts(steps)
     remarks = [*_unread_events(found)]
     if ended_ns is not None:
@@ -101,7 +101,7 @@ def read_traces(files: Sequence[RecordedFile]) -> TracesRead:
     if len(parts.spans):
         journeys = otlp_journeys.joined(parts, snapshots, bridge.offset_ns if bridge else None, files)
         remarks += journeys.remarks
-    step_spans = pl.concat(found.step_spans).unique(["trace_id", "span_id"], keep="last")
+    step_spans = _whole(found.step_spans).unique(["trace_id", "span_id"], keep="last")
     return TracesRead(
         steps=steps,
         snapshots=snapshots.select(SNAPSHOT_SCHEMA.keys()),
@@ -115,8 +115,15 @@ def read_traces(files: Sequence[RecordedFile]) -> TracesRead:
     )
 
 
+def _whole(frames: list[pl.DataFrame]) -> pl.DataFrame:
+    """The frames as one; the list lets go of them, so that what is made of the whole takes their place."""
+    whole = pl.concat(frames)
+    frames.clear()
+    return whole
+
+
 def _upstream(found: _Collected, files: Sequence[RecordedFile]) -> RequestsRead | None:
-    spans = without_repeated_spans(pl.concat(found.requests), files)
+    spans = without_repeated_spans(_whole(found.requests), files)
     return RequestsRead(spans.select(READ_SCHEMA.keys()), "server", "epoch") if len(spans) else None
 
 

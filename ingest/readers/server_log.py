@@ -26,12 +26,13 @@ _ASYNC = re.compile(r"Asynchronous scheduling is (enabled|disabled)")
 _CHUNKED = re.compile(r"Chunked prefill is enabled with max_num_batched_tokens=(\d{1,12})")
 _HIT_RATE = re.compile(r"Prefix cache hit rate: (\d{1,3}(?:\.\d+)?)%")
 
-# Engine configuration line -> engine argument.
+# Engine configuration line -> engine argument; chunked prefill is named one way in 0.11 and another in 0.15.
 _CONFIG_FIELDS = {
     "max_seq_len": "max_model_len",
     "tensor_parallel_size": "tensor_parallel_size",
     "enable_prefix_caching": "enable_prefix_caching",
     "chunked_prefill_enabled": "enable_chunked_prefill",
+    "enable_chunked_prefill": "enable_chunked_prefill",
 }
 _KEPT_ARGUMENTS = (
     "max_num_seqs",

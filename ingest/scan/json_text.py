@@ -25,7 +25,8 @@ QUOTE, BACKSLASH, COMMA, COLON, MINUS, POINT, ZERO, NINE = (ord(c) for c in '"\\
 OPEN_BRACE, CLOSE_BRACE, OPEN_BRACKET, CLOSE_BRACKET = (ord(c) for c in "{}[]")
 SPACE, TAB, NEWLINE, RETURN = (ord(c) for c in " \t\n\r")
 BEYOND_ASCII = 0x80
-EXPONENTS, PLUS, NULL_LETTER = (ord("e"), ord("E")), ord("+"), ord("n")
+_EITHER = 0x20  # which sets a brace off from a bracket, and a small letter from a capital one
+PLUS, NULL_LETTER = ord("+"), ord("n")
 _T, _R, _U, _E, _F, _A, _L, _S = (ord(c) for c in "truefals")
 
 _DEEPEST = 64
@@ -146,12 +147,18 @@ def after_number(text: Bytes, at: int) -> int:
     at = at + 1 if text[at] == ZERO else _after_digits(text, at)
     if at >= 0 and text[at] == POINT:
         at = _after_digits(text, at + 1)
-    if at >= 0 and text[at] in EXPONENTS:
+    if at >= 0 and is_exponent(text[at]):
         at += 1
         if text[at] == PLUS or text[at] == MINUS:
             at += 1
         at = _after_digits(text, at)
     return at
+
+
+@inlined
+def is_exponent(byte: int) -> bool:
+    """Whether this letter stands before an exponent."""
+    return byte | _EITHER == _E
 
 
 @compiled
@@ -211,7 +218,7 @@ def after_value(text: Bytes, words: Words, at: int) -> int:
     depth, kinds = 0, np.uint64(0)  # a bit for each open bracket, 1 for an object
     while True:
         byte = text[at]
-        if byte in (OPEN_BRACE, OPEN_BRACKET):
+        if byte | _EITHER == OPEN_BRACE:
             inside = after_space(text, at + 1)
             if text[inside] != byte + 2:  # the closing one of either
                 if depth == _DEEPEST:
@@ -255,9 +262,9 @@ def after_brackets(text: Bytes, at: int, end: int) -> int:
             while at < end and text[at] != QUOTE:
                 at += 2 if text[at] == BACKSLASH else 1
             at += 1
-        elif byte in (OPEN_BRACE, OPEN_BRACKET):
+        elif byte | _EITHER == OPEN_BRACE:
             depth += 1
-        elif byte in (CLOSE_BRACE, CLOSE_BRACKET):
+        elif byte | _EITHER == CLOSE_BRACE:
             depth -= 1
             if depth == 0:
                 return at
@@ -362,7 +369,7 @@ def decimal(text: Bytes, at: int) -> tuple[int, int, int]:
         decimals = at - begin
         if decimals == 0:
             return 0, 0, UNUSUAL
-    if digits + decimals > _MOST_DIGITS or text[at] in EXPONENTS:
+    if digits + decimals > _MOST_DIGITS or is_exponent(text[at]):
         return 0, 0, UNUSUAL
     return mantissa, decimals, at
 
@@ -474,6 +481,17 @@ def _is_name(words: Words, begin: int, length: int, names: Words, lengths: Any, 
     rest = np.uint64(8 * (length & 7))
     last = _word_at(words, begin + (length & -8)) & ((np.uint64(1) << rest) - np.uint64(1))
     return rest == 0 or last == names[number, length >> 3]
+
+
+def word_of(text: str) -> np.uint64:
+    """Up to eight letters as the word that they are in memory, for :func:`stands_at`."""
+    return np.uint64(int.from_bytes(text.encode(), "little"))
+
+
+@inlined
+def stands_at(words: Words, at: int, word: Any, length: int) -> bool:
+    """Whether these letters stand at a position; ``length``: how many they are."""
+    return (_word_at(words, at) ^ word) << np.uint64(64 - 8 * length) == 0
 
 
 @inlined

@@ -19,7 +19,6 @@ from blis_replay.ingest.scan.json_text import (
     CLOSE_BRACE,
     CLOSE_BRACKET,
     COMMA,
-    EXPONENTS,
     MINUS,
     NINE,
     NULL_LETTER,
@@ -38,9 +37,12 @@ from blis_replay.ingest.scan.json_text import (
     after_plain_text,
     after_space,
     after_value,
+    is_exponent,
     name_at,
     names_of,
     next_member,
+    stands_at,
+    word_of,
 )
 from blis_replay.ingest.scan.otlp_rows import (
     EVENT_COUNTS,
@@ -55,9 +57,9 @@ from blis_replay.ingest.scan.otlp_rows import (
 FULL = -2  # a position, as UNUSUAL is: there is no room for another row or text
 OF_SPAN, OF_EVENT = 0, 1
 
-_INTEGER, _DOUBLE, _STRING, _KEY, _VALUE = range(5)
+_INTEGER, _DOUBLE, _STRING = range(3)
 _ATTRIBUTES = [*SPAN_INTEGERS, *SPAN_FLOATS, *SPAN_STRINGS, *EVENT_INTEGERS, *EVENT_FLOATS, *EVENT_STRINGS]
-_KNOWN = list(dict.fromkeys(["intValue", "doubleValue", "stringValue", "key", "value", *_ATTRIBUTES]))
+_KNOWN = list(dict.fromkeys(_ATTRIBUTES))
 _NAMES, _LENGTHS, _TABLE = names_of(_KNOWN)
 # By whose attribute it is and its name (the last one: any other): where its value goes, and the kinds it can have.
 _FIELD = np.full((2, len(_KNOWN) + 1), -1)
@@ -73,34 +75,50 @@ for _whose, _place, _tables in (
 _FIRST_TEXT = np.array([len(SPAN_COUNTS), len(EVENT_COUNTS)])
 _LARGEST = np.uint64((1 << 63) - 1)
 _MOST_DIGITS = 19  # fewer than 2^64
+_KEY, _VALUE, _INT_VALU, _E, _DOUBLE_, _STRING_, _ALUE = (
+    word_of(name) for name in ('"key"', '"value"', '"intValu', 'e"', '"doubleV', '"stringV', 'alue"')
+)
 _LONGEST_DOUBLE = 40  # one is printed with 25 at most
 
 
 @compiled
-def after_attributes(text: Bytes, words: Words, at: int, whose: int, row: Any, state: Int64s, texts: Bytes) -> int:
-    """The end of a list of attributes or ``null``; the values of those that have a column are in ``row``."""
+def after_attributes(
+    text: Bytes, words: Words, at: int, whose: int, rows: Int64s, first: int, state: Int64s, texts: Bytes
+) -> int:
+    """The end of a list of attributes or ``null``; the values that have a column are in the row from ``first`` on."""
     if text[at] != OPEN_BRACKET:
         return after_null(text, at)
     at = after_space(text, at + 1)
     while text[at] != CLOSE_BRACKET:
-        at = _after_name(text, words, at, OPEN_BRACE, _KEY)
+        if text[at] != OPEN_BRACE:
+            return UNUSUAL
+        at = after_space(text, at + 1)
+        if not stands_at(words, at, _KEY, 5):
+            return UNUSUAL
+        at = after_colon(text, at + 5)
         if at < 0 or text[at] != QUOTE:
             return UNUSUAL
         name, at = name_at(words, at + 1, _NAMES, _LENGTHS, _TABLE)
         if at < 0:
             return UNUSUAL
-        at = _after_name(text, words, after_space(text, at), COMMA, _VALUE)
+        at = after_space(text, at)
+        if text[at] != COMMA:
+            return UNUSUAL
+        at = after_space(text, at + 1)
+        if not stands_at(words, at, _VALUE, 7):
+            return UNUSUAL
+        at = after_colon(text, at + 7)
         if at < 0:
             return UNUSUAL
         field = _FIELD[whose, name]
         if field < 0:
             at = after_value(text, words, at)
         elif text[at] == NULL_LETTER:
-            row[field] = NULL
+            rows[first + field] = NULL
             at = after_null(text, at)
         else:
             as_text = field >= _FIRST_TEXT[whose]
-            at = _after_scalar(text, words, at, _KINDS[whose, name], as_text, row, field, state, texts)
+            at = _after_scalar(text, words, at, _KINDS[whose, name], as_text, rows, first + field, state, texts)
         if at < 0:
             return at
         at = after_space(text, at)
@@ -113,28 +131,34 @@ def after_attributes(text: Bytes, words: Words, at: int, whose: int, row: Any, s
 
 
 @inlined
-def _after_name(text: Bytes, words: Words, at: int, opening: int, wanted: int) -> int:
-    """Where the value of the wanted member starts, which is behind a brace or a comma."""
-    if text[at] != opening:
-        return UNUSUAL
-    at = after_space(text, at + 1)
-    if text[at] != QUOTE:
-        return UNUSUAL
-    name, at = name_at(words, at + 1, _NAMES, _LENGTHS, _TABLE)
-    return after_colon(text, at) if name == wanted else UNUSUAL
+def _kind_at(words: Words, at: int) -> tuple[int, int]:
+    """``(kind, end)`` of the name of a value's one member, which is left to the decoder if it is of another kind."""
+    if stands_at(words, at, _INT_VALU, 8) and stands_at(words, at + 8, _E, 2):
+        return _INTEGER, at + 10
+    if stands_at(words, at, _DOUBLE_, 8) and stands_at(words, at + 8, _ALUE, 5):
+        return _DOUBLE, at + 13
+    if stands_at(words, at, _STRING_, 8) and stands_at(words, at + 8, _ALUE, 5):
+        return _STRING, at + 13
+    return -1, UNUSUAL
 
 
 @inlined
 def _after_scalar(
-    text: Bytes, words: Words, at: int, kinds: int, as_text: bool, row: Any, field: int, state: Int64s, texts: Bytes
+    text: Bytes,
+    words: Words,
+    at: int,
+    kinds: int,
+    as_text: bool,
+    rows: Int64s,
+    place: int,
+    state: Int64s,
+    texts: Bytes,
 ) -> int:
-    """The end of a value of one of the kinds, which is in ``row``."""
+    """The end of a value of one of the kinds, which is at ``place`` of the rows."""
     if text[at] != OPEN_BRACE:
         return UNUSUAL
     at = after_space(text, at + 1)
-    if text[at] != QUOTE:
-        return UNUSUAL
-    kind, at = name_at(words, at + 1, _NAMES, _LENGTHS, _TABLE)
+    kind, at = _kind_at(words, at)
     if kind < 0 or not kinds >> kind & 1:
         return UNUSUAL
     at = after_colon(text, at)
@@ -152,23 +176,23 @@ def _after_scalar(
     if at < 0:
         return UNUSUAL
     if not as_text:
-        row[field] = np.int64(value)
-    elif not keep_text(text, begin, at - quoted, row, field, state, texts):
+        rows[place] = np.int64(value)
+    elif not keep_text(text, begin, at - quoted, rows, place, state, texts):
         return FULL
     at = after_space(text, at)
     return at + 1 if text[at] == CLOSE_BRACE else UNUSUAL
 
 
 @compiled
-def keep_text(text: Bytes, begin: int, end: int, row: Any, field: int, state: Int64s, texts: Bytes) -> bool:
-    """Whether there was room to copy a text behind the others; where it is then stands in ``row``."""
+def keep_text(text: Bytes, begin: int, end: int, rows: Int64s, place: int, state: Int64s, texts: Bytes) -> bool:
+    """Whether there was room to copy a text behind the others; where it is then stands at ``place``."""
     first = state[TEXT_BYTES]
     if first + end - begin > len(texts):
         return False
-    for place in range(end - begin):
-        texts[first + place] = text[begin + place]
-    row[field], row[field + 1] = first, first + end - begin
-    state[TEXT_BYTES] = row[field + 1]
+    for letter in range(end - begin):
+        texts[first + letter] = text[begin + letter]
+    rows[place], rows[place + 1] = first, first + end - begin
+    state[TEXT_BYTES] = first + end - begin
     return True
 
 
@@ -183,7 +207,7 @@ def whole(text: Bytes, at: int) -> tuple[Any, int]:
         at += 1
     digits = at - begin
     plain = 0 < digits <= _MOST_DIGITS and (digits == 1 or text[begin] != ZERO) and value <= _LARGEST
-    if not plain or text[at] == POINT or text[at] in EXPONENTS or (quoted and text[at] != QUOTE):
+    if not plain or text[at] == POINT or is_exponent(text[at]) or (quoted and text[at] != QUOTE):
         return np.uint64(0), UNUSUAL
     return value, at + quoted
 
@@ -194,7 +218,7 @@ def _after_double(text: Bytes, at: int) -> int:
     end = after_number(text, at)
     if end - at > _LONGEST_DOUBLE:
         return UNUSUAL
-    while at < end and text[at] not in EXPONENTS:
+    while at < end and not is_exponent(text[at]):
         at += 1
-    signed = text[at + 1] in (MINUS, PLUS)
+    signed = text[at + 1] == MINUS or text[at + 1] == PLUS
     return end if end - at - 1 - signed <= 2 else UNUSUAL

@@ -40,6 +40,7 @@ from blis_replay.ingest.scan.json_text import (
 from blis_replay.ingest.scan.otlp_attributes import FULL, OF_EVENT, OF_SPAN, after_attributes, keep_text, whole
 from blis_replay.ingest.scan.otlp_rows import (
     EVENT_NUMBER,
+    EVENT_WIDTH,
     EVENTS,
     IS_READ,
     LINE_END,
@@ -48,6 +49,7 @@ from blis_replay.ingest.scan.otlp_rows import (
     SCOPE_END,
     SEEN,
     SPAN_NUMBER,
+    SPAN_WIDTH,
     SPANS,
     TEXT_BYTES,
     Int64s,
@@ -119,6 +121,7 @@ def scan_lines(
 
     It ends at a line that has no end before ``end`` (0), that is left to the decoder (``UNUSUAL``) or for which
     there is no room (``FULL``).  ``state``: of length ``STATE``; how many rows and bytes are filled so far.
+    ``spans`` and ``events``: rows one behind the other.
     """
     while True:
         stop = after_newline(text, words, at, end)
@@ -157,7 +160,7 @@ def gather_texts(rows: Int64s, field: int, texts: Bytes, offsets: Int64s, gather
 
 @compiled
 def _after_blank(text: Bytes, at: int) -> int:
-    while text[at] in (SPACE, RETURN, TAB):
+    while text[at] == SPACE or text[at] == RETURN or text[at] == TAB:
         at += 1
     return at
 
@@ -233,27 +236,27 @@ def _members_of(text: Bytes, at: int, action: int) -> int:
 def _enter(inside: int, line: int, state: Int64s, spans: Int64s, events: Int64s) -> bool:
     """Begin an object; whether there is room for its row."""
     state[SEEN + inside] = 0
-    if inside in (_SPAN, _OTHER_SPAN):
-        if state[SPANS] == len(spans):
+    if _SPAN <= inside <= _OTHER_SPAN:
+        row = state[SPANS] * SPAN_WIDTH
+        if row == len(spans):
             return False
-        row = spans[state[SPANS]]
-        for place in range(len(row)):
-            row[place] = NULL
+        for place in range(row, row + SPAN_WIDTH):
+            spans[place] = NULL
         state[SPAN_NUMBER] += 1
         state[EVENT_NUMBER] = 0
-        row[_RECORD], row[_NUMBER] = line, state[SPAN_NUMBER]
-        row[_SCOPE], row[_SCOPE + 1] = state[SCOPE_BEGIN], state[SCOPE_END]
-        row[_NAME], row[_NAME + 1] = 0, 0  # one that is missing is empty
+        spans[row + _RECORD], spans[row + _NUMBER] = line, state[SPAN_NUMBER]
+        spans[row + _SCOPE], spans[row + _SCOPE + 1] = state[SCOPE_BEGIN], state[SCOPE_END]
+        spans[row + _NAME], spans[row + _NAME + 1] = 0, 0  # one that is missing is empty
         if inside == _SPAN:
-            row[_STATUS_CODE], row[_DROPPED], row[_OTHERS] = 0, 0, 0
+            spans[row + _STATUS_CODE], spans[row + _DROPPED], spans[row + _OTHERS] = 0, 0, 0
     elif inside == _EVENT:
-        if state[EVENTS] == len(events):
+        row = state[EVENTS] * EVENT_WIDTH
+        if row == len(events):
             return False
-        row = events[state[EVENTS]]
-        for place in range(len(row)):
-            row[place] = NULL
+        for place in range(row, row + EVENT_WIDTH):
+            events[place] = NULL
         state[EVENT_NUMBER] += 1
-        row[_SPAN_ROW], row[_EVENT_NUMBER] = state[SPANS], state[EVENT_NUMBER]
+        events[row + _SPAN_ROW], events[row + _EVENT_NUMBER] = state[SPANS], state[EVENT_NUMBER]
     elif inside == _SCOPED:
         state[SCOPE_BEGIN], state[SCOPE_END], state[IS_READ] = 0, 0, 0
     return True
@@ -262,10 +265,10 @@ def _enter(inside: int, line: int, state: Int64s, spans: Int64s, events: Int64s)
 @compiled
 def _leave(inside: int, state: Int64s, spans: Int64s, events: Int64s) -> None:
     """End an object: its row is kept, but of an event that nobody reads."""
-    if inside in (_SPAN, _OTHER_SPAN):
+    if _SPAN <= inside <= _OTHER_SPAN:
         state[SPANS] += 1
-    elif inside == _EVENT and events[state[EVENTS], _EVENT_NAME] < 0:
-        spans[state[SPANS], _OTHERS] += 1
+    elif inside == _EVENT and events[state[EVENTS] * EVENT_WIDTH + _EVENT_NAME] < 0:
+        spans[state[SPANS] * SPAN_WIDTH + _OTHERS] += 1
     elif inside == _EVENT:
         state[EVENTS] += 1
 
@@ -285,40 +288,41 @@ def _value(
     """The end of a value with which was done what the plan says."""
     if action == _SKIP:
         return after_value(text, words, at)
+    span, event = state[SPANS] * SPAN_WIDTH, state[EVENTS] * EVENT_WIDTH
     if action == _SPAN_ATTRIBUTES:
-        return after_attributes(text, words, at, OF_SPAN, spans[state[SPANS]], state, texts)
+        return after_attributes(text, words, at, OF_SPAN, spans, span, state, texts)
     if action == _EVENT_ATTRIBUTES:
-        return after_attributes(text, words, at, OF_EVENT, events[state[EVENTS]], state, texts)
+        return after_attributes(text, words, at, OF_EVENT, events, event, state, texts)
     if text[at] == NULL_LETTER and action != _REFUSE:
         return after_null(text, at)
     if action == _LIST and text[at] == OPEN_BRACKET:
         at = after_space(text, at + 1)
         return at + 1 if text[at] == CLOSE_BRACKET else UNUSUAL
     if action == _SPAN_COUNT or (action == _CODE and text[at] != QUOTE):
-        return _count(text, at, spans[state[SPANS]], target, _LARGEST_DROPPED if target == _DROPPED else -1)
+        return _count(text, at, spans, span + target, _LARGEST_DROPPED if target == _DROPPED else -1)
     if action == _EVENT_COUNT:
-        return _count(text, at, events[state[EVENTS]], target, -1)
-    if text[at] != QUOTE or action not in (_TEXT, _SCOPE_NAME, _NAME_OF_EVENT):
+        return _count(text, at, events, event + target, -1)
+    if text[at] != QUOTE or not _TEXT <= action <= _NAME_OF_EVENT:
         return UNUSUAL
     end = after_plain_text(text, at + 1)
     if end < 0:
         return UNUSUAL
     if action == _TEXT:
-        return end if keep_text(text, at + 1, end - 1, spans[state[SPANS]], target, state, texts) else FULL
+        return end if keep_text(text, at + 1, end - 1, spans, span + target, state, texts) else FULL
     name, _ = name_at(words, at + 1, _NAMES, _LENGTHS, _TABLE)
     if action == _NAME_OF_EVENT:
-        events[state[EVENTS], _EVENT_NAME] = _EVENT_CODE[name]
+        events[event + _EVENT_NAME] = _EVENT_CODE[name]
         return end
     state[IS_READ] = _IS_SCOPE[name]
     return end if keep_text(text, at + 1, end - 1, state, SCOPE_BEGIN, state, texts) else FULL
 
 
 @compiled
-def _count(text: Bytes, at: int, row: Int64s, field: int, largest: int) -> int:
-    """The end of a time or count, which is in ``row`` unless it is 0: a time of 0 is null, a count is 0 already."""
+def _count(text: Bytes, at: int, rows: Int64s, place: int, largest: int) -> int:
+    """The end of a time or count, which is at ``place`` unless it is 0: a time of 0 is null, a count is 0 already."""
     value, at = whole(text, at)
     if at < 0 or (largest >= 0 and np.int64(value) > largest):
         return UNUSUAL
     if value > 0:
-        row[field] = np.int64(value)
+        rows[place] = np.int64(value)
     return at

@@ -6,14 +6,21 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 from command_line import Run
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import TraceServiceStub
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+
+from blis_replay.ingest.assemble import read_recording
+from blis_replay.ingest.store import open_store, read_stored
 
 COMMAND = (sys.executable, "-m", "blis_replay.validate.cli.main", "collect", "--http", "127.0.0.1:0")
 
@@ -62,3 +69,39 @@ def test_other_machines_are_warned_of(run: Run, tmp_path: Path) -> None:
     answer = run("collect", "--out", tmp_path / "file" / "run", "--listen", "0.0.0.0:0", "--http", "[::1]:0")
     assert "warning: 0.0.0.0 is open to other machines" in answer.err
     assert "::1 is open" not in answer.err
+
+
+@pytest.mark.realdata
+def test_what_a_real_server_exported_is_in_the_store_as_from_its_file(data_pack: Path, tmp_path: Path) -> None:
+    """The messages of a recorded run, sent again, every third one twice: steps and journeys are those of the file."""
+    recorded, direct, live = data_pack / "vllm-traces" / "fcfs-async", tmp_path / "direct", tmp_path / "live"
+    for folder in (direct, live):
+        folder.mkdir()
+        (folder / "exp-config.yaml").write_bytes((recorded / "exp-config.yaml").read_bytes())
+    (direct / "traces.pb").write_bytes((recorded / "traces.pb").read_bytes())
+    arguments = ("--out", str(live), "--listen", "127.0.0.1:0", "--store", str(tmp_path / "store.duckdb"))
+    with subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        where = re.search(r"127\.0\.0\.1:\d+", process.stdout.readline())
+        assert where
+        with grpc.insecure_channel(where[0]) as channel:
+            for number, message in enumerate(frames((direct / "traces.pb").read_bytes())):
+                for _ in range(2 if number % 3 == 0 else 1):
+                    TraceServiceStub(channel).Export(ExportTraceServiceRequest.FromString(message))
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "")
+    assert "new; 495 requests, 464 steps" in out
+    with open_store(tmp_path / "store.duckdb") as store, read_recording(direct) as expected:
+        stored = read_stored(store, "live")
+        assert stored.steps.equals(expected.steps)
+        assert stored.lifecycles.equals(expected.lifecycles)
+        assert stored.requests.equals(expected.requests)
+
+
+def frames(content: bytes) -> Iterator[bytes]:
+    """Messages behind their lengths of 4 bytes."""
+    while content:
+        length = int.from_bytes(content[:4], "big")
+        yield content[4 : 4 + length]
+        content = content[4 + length :]

@@ -13,8 +13,8 @@ from blis_replay.blis.release_text import format_release
 from blis_replay.fixtures.synthetic import generate, write_experiment
 from blis_replay.fixtures.truth import SyntheticExperiment
 from blis_replay.ingest.assemble import read_recording
-from blis_replay.ingest.recording import Recording, SharedPrefix, Stage
-from blis_replay.validate.calibrate import PUBLISHED_PRE_QUEUE_US, calibrate, fit_line
+from blis_replay.ingest.recording import Finding, Recording, SharedPrefix, Stage
+from blis_replay.validate.calibrate import PUBLISHED_PRE_QUEUE_US, DataChoice, calibrate, fit_line
 from blis_replay.validate.cycle_rows import CycleRows
 from blis_replay.validate.errors import ValidateError
 
@@ -103,3 +103,14 @@ def test_without_steps_or_latencies_there_is_nothing_to_fit(busy: Recording) -> 
     empty = replace(busy, steps=busy.steps.clear(), requests=busy.requests.with_columns(ttft_us=pl.lit(None, pl.Int64)))
     with pytest.raises(ValidateError, match="no latencies to fit"):
         calibrate([empty], "fit")
+
+
+@pytest.mark.parametrize(
+    ("data", "metric"), [("latencies", "e2e"), ("latencies", "output_tokens"), ("steps", "step_time")]
+)
+def test_what_a_check_calls_unusable_is_not_fitted_to(busy: Recording, data: DataChoice, metric: str) -> None:
+    broken = replace(busy, findings=(Finding("clocks", "unusable", metric, "3 requests end before they begin"),))
+    with pytest.raises(ValidateError, match=f"{metric} unusable \\(clocks: 3 requests end before they begin"):
+        calibrate([broken], "fit", data)
+    other: DataChoice = "steps" if data == "latencies" else "latencies"
+    assert calibrate([broken], "fit", other)[1][0].data == other

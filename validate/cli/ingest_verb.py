@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,9 @@ from blis_replay.validate.cli.options import json_option, print_json, store_opti
 
 if TYPE_CHECKING:
     from blis_replay.ingest.ingest import IngestOutcome
+
+
+_SHOWN_EVERY_S = 0.2
 
 
 @click.command("ingest")
@@ -71,17 +75,31 @@ def command(
 
 
 class _Progress:
-    """A line on the terminal that says how far the reading of a directory is."""
+    """A line on the terminal that says how far the reading of a file is, how fast, and how long it will take."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.shown = name, -1
+        self.name, self.file_name, self.begin, self.shown = name, "", 0.0, 0.0
 
     def __call__(self, file_name: str, bytes_done: int, bytes_total: int) -> None:
         """Called by the readers with the bytes of the file read so far."""
-        share = 100 if bytes_total == 0 else 100 * bytes_done // bytes_total
-        if share != self.shown:
-            self.shown = share
-            click.echo(f"\r{self.name}: {file_name} {share:3d} %\x1b[K", err=True, nl=share == 100)
+        now = time.monotonic()
+        if file_name != self.file_name:
+            self.file_name, self.begin, self.shown = file_name, now, 0.0
+        ended = bytes_done == bytes_total
+        if ended or now - self.shown >= _SHOWN_EVERY_S:
+            self.shown = now
+            text = progress_text(bytes_done, bytes_total, now - self.begin)
+            click.echo(f"\r{self.name}: {file_name} {text}\x1b[K", err=True, nl=ended)
+
+
+def progress_text(bytes_done: int, bytes_total: int, seconds: float) -> str:
+    """Share, rate and remaining time of a file of which so much was read in so many seconds."""
+    share = 100 if bytes_total == 0 else 100 * bytes_done // bytes_total
+    if seconds < _SHOWN_EVERY_S or bytes_done == 0:
+        return f"{share:3d} %"
+    rate = bytes_done / seconds
+    left = "" if bytes_done == bytes_total else f", {(bytes_total - bytes_done) / rate:.0f} s left"
+    return f"{share:3d} %, {rate / 1e6:.0f} MB/s{left}"
 
 
 def _line(outcome: IngestOutcome) -> str:

@@ -214,6 +214,13 @@ def test_a_time_beyond_int64_costs_its_span_in_protobuf_too() -> None:
     assert (len(batch.spans), tally.rejected_count) == (0, 1)
 
 
+def test_a_time_beyond_int64_costs_its_event_in_both_forms_also_one_that_is_not_read() -> None:
+    document = one_span()
+    document["resourceSpans"][0]["scopeSpans"][0]["spans"][0]["events"] = [{"name": "mine", "timeUnixNano": str(2**63)}]
+    for batch, tally in (decoded(document), decoded(as_protobuf(document))):
+        assert (len(batch.spans), [place for place, _ in tally.rejected]) == (1, ["line 7, span 1, event 1"])
+
+
 @settings(max_examples=400, deadline=None)
 @given(document=documents)
 def test_json_and_protobuf_agree_on_random_span_trees(document: dict[str, Any]) -> None:
