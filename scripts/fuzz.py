@@ -9,6 +9,7 @@ path in place of ``--seconds`` to see it again.
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import sys
 import tempfile
@@ -25,16 +26,14 @@ except ModuleNotFoundError:
     sys.exit("this needs atheris, which is not among the project's requirements: python -m pip install atheris")
 
 sys.path.append(str(Path(__file__).parent.parent / "tests/ingest/readers"))
+os.environ.setdefault("POLARS_MAX_THREADS", "1")  # inputs are too small to be shared among threads
 
-with atheris.instrument_imports(
-    include=[
-        "blis_replay.ingest.assemble",
-        "blis_replay.ingest.collector.batches",
-        "blis_replay.ingest.collector.json_body",
-        "blis_replay.ingest.readers",
-    ],
-    enable_loader_override=False,
-):
+# What is compiled is imported before, because it cannot be instrumented.
+import blis_replay.ingest.scan.lifecycle_records
+import blis_replay.ingest.scan.otlp_lines
+import blis_replay.ingest.scan.window  # noqa: F401
+
+with atheris.instrument_imports(include=["blis_replay"], enable_loader_override=False):
     import fuzz_seeds as seeds
     import polars as pl
     import test_inference_perf_scan
@@ -59,13 +58,13 @@ with atheris.instrument_imports(
     from blis_replay.ingest.readers.formats import REQUEST_FORMATS, RequestFormat
     from blis_replay.ingest.readers.otlp_journeys import on_zero
     from blis_replay.ingest.readers.otlp_rows import Rows
-    from blis_replay.ingest.readers.otlp_decode import read_record
+    from blis_replay.ingest.readers.otlp_decode import read_record, trace_batches
     from blis_replay.ingest.readers.otlp_traces import read_traces
     from blis_replay.ingest.readers.requests_frame import READ_SCHEMA, RequestsRead, in_send_order, prefix_in_send_order
 
 SECONDS_AN_INPUT = 10
 RSS_LIMIT_MB = 2500
-MAX_INPUT_BYTES = 1 << 16
+MAX_INPUT_BYTES = 1 << 14
 _LONGEST_LINE = 2_000
 
 
@@ -114,7 +113,12 @@ def _file(content: bytes, folder: Path) -> Iterator[RecordedFile]:
         _check_tally(file)
 
 
-def _otlp_file(content: bytes, folder: Path) -> None:
+def _otlp_framing(content: bytes, folder: Path) -> None:
+    with _file(content, folder) as file:
+        assert sum(1 for _ in trace_batches(file)) > 0, "not even an empty batch"
+
+
+def _otlp_traces(content: bytes, folder: Path) -> None:
     with _file(content, folder) as file:
         found = read_traces([file])
         assert len(found.remarks) < 20, "remarks without bound"
@@ -176,7 +180,7 @@ def _server_log(content: bytes, folder: Path) -> None:
     with _file(content, folder) as file:
         log = server_log.read_server_log(file)
         log.num_gpu_blocks(16)
-        rate = log.prefix_hit_rate()
+        rate = log.prefix_hit_rate
         assert rate is None or 0 <= rate <= 1, "a share beyond 1"
 
 
@@ -217,7 +221,8 @@ def _scan_lifecycle(content: bytes, folder: Path) -> None:
 TARGETS: dict[str, Target] = {
     "otlp-json": Target(_otlp_record, seeds.otlp_messages, (mutated_json,)),
     "otlp-protobuf": Target(_otlp_record, seeds.otlp_protobuf, (mutated_protobuf,)),
-    "otlp-framing": Target(_otlp_file, seeds.otlp_framing, (mutated_file,)),
+    "otlp-framing": Target(_otlp_framing, seeds.otlp_framing, (mutated_file,)),
+    "otlp-traces": Target(_otlp_traces, seeds.otlp_json, (mutated_json,)),
     "scan-otlp": Target(_scan_otlp, seeds.otlp_json, (mutated_json, mutated_bytes)),
     "scan-lifecycle": Target(_scan_lifecycle, seeds.lifecycle_records, (mutated_json, mutated_bytes)),
     "collector-json": Target(_collector_json, seeds.otlp_messages, (mutated_json,)),

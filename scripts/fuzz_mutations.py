@@ -6,11 +6,13 @@ the form of its own it leaves to :func:`mutated_bytes`.
 
 from __future__ import annotations
 
+import copy
 import gzip
 import io
 import json
 import random
 import sys
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -108,7 +110,7 @@ def _odd(value: Any, rng: random.Random) -> Any:
     among: list[Any] = [*ODD_VALUES, *_EDGES, *_FLOATS, *_WORDS, *map(str, _EDGES)]
     if isinstance(value, int | float) and rng.random() < 0.5:
         return rng.choice([value + 1, -value, value * 1000, str(value), float(value) if abs(value) < 1e300 else 0])
-    return rng.choice(among)
+    return copy.deepcopy(rng.choice(among))
 
 
 def _written(document: Any, rng: random.Random) -> bytes:
@@ -257,7 +259,7 @@ def mutated_file(data: bytes, rng: random.Random) -> bytes:
         if data.startswith(magic):
             try:
                 return pack(mutated_file(unpack(data), rng))
-            except (OSError, EOFError, zstandard.ZstdError, ValueError):
+            except (OSError, EOFError, zlib.error, zstandard.ZstdError):
                 return mutated_bytes(data, rng)
     size = int.from_bytes(data[:4], "big")
     if 0 < size <= len(data) - 4:
@@ -298,7 +300,12 @@ def mutated_table(data: bytes, rng: random.Random) -> bytes:
         return mutated_bytes(data, rng)
     place, rows = rng.randrange(table.num_columns), table.num_rows
     kind = rng.choice([pa.int64(), pa.uint64(), pa.float64(), pa.string(), pa.binary(), pa.bool_(), pa.timestamp("ns")])
-    odd = {pa.string(): ["", "ok", "\x00", "\x1b[31m", "7"], pa.binary(): [b"\xff", b""], pa.bool_(): [True, False]}
+    odd: dict[Any, list[Any]] = {
+        pa.string(): ["", "ok", "\x00", "\x1b[31m", "7"],
+        pa.binary(): [b"\xff", b""],
+        pa.bool_(): [True, False],
+        pa.float64(): [*_FLOATS, 0.0, 5.0],
+    }
     among = odd.get(kind, [0, 1, -1, (1 << 61), (1 << 62), (1 << 63) - 1])
     among = [abs(value) for value in among] if kind == pa.uint64() else among
     column = pa.array([rng.choice([*among, None]) for _ in range(rows)], kind)
