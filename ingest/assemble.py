@@ -189,7 +189,7 @@ class _Assembly:
             stages=configured.load.stages,
             shared_prefix=configured.load.shared_prefix,
             ignore_eos=configured.load.ignore_eos,
-            prefix_hit_rate=configured.log.prefix_hit_rate(),
+            prefix_hit_rate=configured.log.prefix_hit_rate,
             requests=requests,
             token_events=events,
             steps=server.steps,
@@ -354,7 +354,7 @@ class _Assembly:
             self.missing.append("step records")
         if traces.dropped_events:
             self.missing.append(f"{traces.dropped_events} step span events that the tracing SDK discarded")
-        for (scope, name), count in sorted(_families(traces.other_spans).items()):
+        for (scope, name), count in sorted(traces.other_spans.items()):
             self.missing.append(f"{count} spans {name!r} of scope {scope!r}: not read")
         self.missing += traces.remarks
         if remark:
@@ -446,12 +446,3 @@ def _with_reported(configured: _Configured, found: RequestsRead) -> _Configured:
             ignore_eos=found.ignore_eos if load.ignore_eos is None else load.ignore_eos,
         ),
     )
-
-
-def _families(spans: Mapping[tuple[str, str], int]) -> dict[tuple[str, str], int]:
-    """Span counts with the running numbers in names folded together (``step_7`` -> ``step_*``)."""
-    folded: dict[tuple[str, str], int] = {}
-    for (scope, name), count in spans.items():
-        key = (scope, re.sub(r"\d+", "*", name))
-        folded[key] = folded.get(key, 0) + count
-    return folded

@@ -136,7 +136,7 @@ def _row(values: dict[str, str]) -> tuple[str, dict[str, object]]:
         return "the first chunk does not lie between the send and the last chunk", {}
     incomplete = "not finished at the horizon" if values["status"] == "incomplete" else None
     return "", request_row(
-        request_id=values.get("request_id") or None,
+        request_id=text(values.get("request_id")),
         prompt_tokens=tokens(values.get("server_input_tokens")) or _requested_tokens(values),
         output_tokens_reported=whole(values["output_tokens"]) if ok else None,
         ttft_us=first_us - sent_us if ok and first_us else None,

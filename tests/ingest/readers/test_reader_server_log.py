@@ -47,7 +47,7 @@ def test_the_last_of_several_starts_counts(tmp_path: Path) -> None:
         )
     )
     assert (log.starts, log.engine["max_model_len"], log.model) == (2, 4096, "a/a-7b")
-    assert (log.kv_tokens, log.prefix_hit_rate()) == (None, None)
+    assert (log.kv_tokens, log.prefix_hit_rate) == (None, None)
 
 
 def test_version_switches_and_hit_rate(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_version_switches_and_hit_rate(tmp_path: Path) -> None:
         "enable_chunked_prefill": False,
         "async_scheduling": True,
     }
-    assert log.prefix_hit_rate() == pytest.approx(0.331)
+    assert log.prefix_hit_rate == pytest.approx(0.331)
 
 
 @pytest.mark.parametrize(
