@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
@@ -12,7 +14,7 @@ Int64s = NDArray[np.int64]
 NONE = -1
 
 
-def shared_units(offsets: Int64s, counts: Int64s, units: Int64s) -> tuple[Int64s, Int64s]:
+def shared_units(offsets: Int64s, counts: Int64s, units: NDArray[Any]) -> tuple[Int64s, Int64s]:
     """For each sequence the first that shares the most leading units with it, and how many these are.
 
     Sequence i has ``counts[i]`` of ``units`` from ``offsets[i]``; only sequences before it are
@@ -46,7 +48,8 @@ def tree_of_blocks(source: str, block_tokens: int, counts: Int64s, keys: Int64s)
     """
     starts = np.cumsum(counts) - counts
     numbers: dict[bytes, int] = {}
-    prompt, first = np.full(len(counts), NONE, np.int64), []
+    prompt = np.full(len(counts), NONE, np.int64)
+    first: list[int] = []
     for i in np.flatnonzero(counts).tolist():
         own = keys[starts[i] : starts[i] + counts[i]].tobytes()
         prompt[i] = numbers.setdefault(own, len(numbers))

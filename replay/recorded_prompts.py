@@ -64,4 +64,5 @@ def cached_tokens(keys: BlockKeys, prompt_tokens: Int64s) -> Int64s:
         row = keys.keys[start : start + count]
         found[i] = np.count_nonzero(seen[row])  # where a block was seen, all before it were
         seen[row] = True
-    return np.minimum(found, np.maximum(prompt_tokens - 1, 0) // keys.block_size) * keys.block_size
+    cached: Int64s = np.minimum(found, np.maximum(prompt_tokens - 1, 0) // keys.block_size) * keys.block_size
+    return cached

@@ -56,9 +56,9 @@ with atheris.instrument_imports(include=["blis_replay"], enable_loader_override=
     from blis_replay.ingest.readers import discovery, kv_events, server_log
     from blis_replay.ingest.readers.files import KEPT_REJECTIONS, RecordedFile
     from blis_replay.ingest.readers.formats import REQUEST_FORMATS, RequestFormat
+    from blis_replay.ingest.readers.otlp_decode import read_record, trace_batches
     from blis_replay.ingest.readers.otlp_journeys import on_zero
     from blis_replay.ingest.readers.otlp_rows import Rows
-    from blis_replay.ingest.readers.otlp_decode import read_record, trace_batches
     from blis_replay.ingest.readers.otlp_traces import read_traces
     from blis_replay.ingest.readers.requests_frame import READ_SCHEMA, RequestsRead, in_send_order, prefix_in_send_order
 

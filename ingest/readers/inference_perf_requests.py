@@ -161,15 +161,17 @@ class Part:
 def in_file_order(file: RecordedFile, parts: Sequence[Part]) -> Part:
     """All parts as one; a record that is there before, identical, is rejected."""
     frame = pl.concat([pl.DataFrame(schema=READ_SCHEMA), *(part.frame for part in parts)])
-    names = ("ordinals", "digests", "offsets", "counts", "prompts")
-    of_all = [np.concatenate([np.empty(0, np.int64), *(getattr(part, name) for part in parts)]) for name in names]
-    ordinals, digests = of_all[:2]
+    ordinals, digests, offsets, counts, prompts = (
+        np.concatenate([np.empty(0, np.int64), *(getattr(part, name) for part in parts)])
+        for name in ("ordinals", "digests", "offsets", "counts", "prompts")
+    )
     order = np.argsort(ordinals, kind="stable")
     firsts = order[np.sort(np.unique(digests[order], return_index=True)[1])]
     for ordinal in np.setdiff1d(ordinals, ordinals[firsts]).tolist():
         file.tally.reject(f"record {ordinal}", "the same record again, identical")
     model = next((part.model for part in parts if part.model), None)
-    return Part(frame[firsts], *(column[firsts] for column in of_all), model)
+    owned = offsets[firsts], counts[firsts], prompts[firsts]
+    return Part(frame[firsts], ordinals[firsts], digests[firsts], *owned, model)
 
 
 def decoded_parts(
@@ -202,7 +204,8 @@ def decoded_parts(
 
 
 def _part(rows: list[dict[str, object]], kept: list[tuple[int, ...]], model: str | None) -> Part:
-    return Part(frame_of(rows), *np.array(kept, np.int64).T, model)
+    ordinals, digests, offsets, counts, prompts = np.array(kept, np.int64).T
+    return Part(frame_of(rows), ordinals, digests, offsets, counts, prompts, model)
 
 
 def _prompt_of(body: _Body, texts: PromptTexts, hashing: Hashing) -> int:

@@ -143,7 +143,7 @@ def _read_runs(file: RecordedFile, stream: BinaryIO) -> list[_Run]:
 
 
 def _plain(value: object) -> object:
-    """A number or the end of a text (of a traceback, the last line says what happened); of an array, only that it is."""
+    """A number or the end of a text (the last line of a traceback says what happened); of an array, only that it is."""
     if isinstance(value, str):
         return value.strip()[-500:]
     return value if value is None or isinstance(value, int | float) else ()
