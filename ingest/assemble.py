@@ -35,6 +35,7 @@ from blis_replay.ingest.readers.formats import REQUEST_FORMATS
 from blis_replay.ingest.readers.journey_requests import with_request_indices
 from blis_replay.ingest.readers.load_stages import stage_of_requests
 from blis_replay.ingest.readers.numbers import tokens
+from blis_replay.ingest.readers.paired_requests import Alignment, paired
 from blis_replay.ingest.readers.requests_frame import (
     RequestsRead,
     in_send_order,
@@ -44,6 +45,7 @@ from blis_replay.ingest.readers.server_clock import server_times, steps_on_zero
 from blis_replay.ingest.recording import (
     AGGREGATE_SCHEMA,
     ARRIVALS,
+    IDENTITIES,
     JOURNEY_EVENT_SCHEMA,
     LIFECYCLE_SCHEMA,
     PUBLISHED,
@@ -153,6 +155,7 @@ class _Assembly:
         self.versions: dict[str, str] = {}  # file -> the tool and version that wrote it
         self.unused: dict[str, str] = {}  # file -> why its requests were not used
         self.missing: list[str] = []
+        self.alignment: Alignment | None = None  # of the server's clock, where it recorded the client's requests too
 
     def recording(self) -> Recording:
         configured = self._configured()
@@ -262,10 +265,13 @@ class _Assembly:
             return found
         if found is None or found.frame.is_empty():
             return traces.requests
-        self.missing.append(
-            f"{len(traces.requests.frame)} requests as the server traced them: the requests are those of {used}"
-        )
-        return found
+        frame, self.alignment = paired(found.frame, traces.requests.frame, traces.requests.clock_kind)
+        if self.alignment is None:
+            self.missing.append(
+                f"{len(traces.requests.frame)} requests as the server traced them: the requests are those of {used}, "
+                "and their ids are others"
+            )
+        return replace(found, frame=frame)
 
     def _model(self, configured: _Configured, found: RequestsRead | None, ground_truth: str) -> str | None:
         candidates = {
@@ -337,10 +343,15 @@ class _Assembly:
         arrivals_ns = pl.Series(dtype=pl.Int64)
         if journeys is not None:
             arrivals_ns = journeys.lifecycles.select(pl.coalesce("arrived_ns", "queued_ns")).to_series()
-        times = server_times(traces.steps, arrivals_ns, traces.bridge, client, requests, traces.sequential_span_ids)
+        of_pairs = self._clock_by_identities(client)
+        times = server_times(
+            traces.steps, arrivals_ns, traces.bridge, client, requests, traces.sequential_span_ids, of_pairs
+        )
         self._note_traces(traces, times.remark if times else "")
         zero_us = times.zero_us if times else 0
         steps, clocks = steps_on_zero(traces.steps, zero_us), times.clocks if times else ()
+        if of_pairs is not None:
+            clocks = (*(clock for clock in clocks if clock.name != of_pairs.name), of_pairs)
         if journeys is None:
             return _Server(steps, empty_frame(LIFECYCLE_SCHEMA), empty_frame(JOURNEY_EVENT_SCHEMA), clocks)
         lifecycles, events = otlp_journeys.on_zero(journeys, zero_us)
@@ -348,6 +359,21 @@ class _Assembly:
         if unknown := lifecycles["request_index"].null_count():
             self.missing.append(f"which requests {unknown} journeys belong to: their ids are not those of the requests")
         return _Server(steps, lifecycles, events, clocks)
+
+    def _clock_by_identities(self, client: Clock | None) -> Clock | None:
+        """The server's clock by the requests that it and the client both recorded."""
+        alignment = self.alignment
+        if alignment is None or client is None:
+            return None
+        if alignment.crossed:
+            self.missing.append(
+                f"one offset between the clocks of client and server: by the {alignment.pairs:,} requests that both "
+                f"recorded it is at least {alignment.low_us:,} us and at most {alignment.high_us:,} us"
+            )
+        name = "step" if alignment.clock_kind == "monotonic" else "server"
+        zero_us = client.zero_us + alignment.offset_us
+        uncertainty_us = alignment.uncertainty_us
+        return Clock(name, alignment.clock_kind, zero_us, placed=IDENTITIES, uncertainty_us=uncertainty_us)
 
     def _note_traces(self, traces: otlp_traces.TracesRead, remark: str) -> None:
         if traces.steps.is_empty():

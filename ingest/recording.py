@@ -248,7 +248,8 @@ class Clock:
 # How a clock was laid beside that of the requests: by events that carry both, because both are one
 # clock of one host, by matching running depth with requests in flight, or not at all.
 BRIDGED, ONE_CLOCK, ESTIMATED, NOT_KNOWN = "bridged by pairs", "one clock", "estimated from depth", "not known"
-CLOCK_PLACEMENTS = (BRIDGED, ONE_CLOCK, ESTIMATED, NOT_KNOWN)
+IDENTITIES = "bridged by identities"  # requests that client and server both recorded bound it from both sides
+CLOCK_PLACEMENTS = (BRIDGED, ONE_CLOCK, ESTIMATED, IDENTITIES, NOT_KNOWN)
 
 
 @dataclass(frozen=True)
