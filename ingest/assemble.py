@@ -41,7 +41,7 @@ from blis_replay.ingest.readers.requests_frame import (
     in_send_order,
     with_summary,
 )
-from blis_replay.ingest.readers.server_clock import server_times, steps_on_zero
+from blis_replay.ingest.readers.server_clock import Bridge, server_times, steps_on_zero
 from blis_replay.ingest.recording import (
     AGGREGATE_SCHEMA,
     ARRIVALS,
@@ -343,7 +343,7 @@ class _Assembly:
         arrivals_ns = pl.Series(dtype=pl.Int64)
         if journeys is not None:
             arrivals_ns = journeys.lifecycles.select(pl.coalesce("arrived_ns", "queued_ns")).to_series()
-        of_pairs = self._clock_by_identities(client)
+        of_pairs = self._clock_by_identities(client, traces.bridge)
         times = server_times(
             traces.steps, arrivals_ns, traces.bridge, client, requests, traces.sequential_span_ids, of_pairs
         )
@@ -360,8 +360,8 @@ class _Assembly:
             self.missing.append(f"which requests {unknown} journeys belong to: their ids are not those of the requests")
         return _Server(steps, lifecycles, events, clocks)
 
-    def _clock_by_identities(self, client: Clock | None) -> Clock | None:
-        """The server's clock by the requests that it and the client both recorded."""
+    def _clock_by_identities(self, client: Clock | None, bridge: Bridge | None) -> Clock | None:
+        """The server's clock by the requests that it and the client both recorded: its stamps, if those allow them."""
         alignment = self.alignment
         if alignment is None or client is None:
             return None
@@ -371,8 +371,12 @@ class _Assembly:
                 f"recorded it is at least {alignment.low_us:,} us and at most {alignment.high_us:,} us"
             )
         name = "step" if alignment.clock_kind == "monotonic" else "server"
-        zero_us = client.zero_us + alignment.offset_us
-        uncertainty_us = alignment.uncertainty_us
+        stamped_us = 0 if client.kind == alignment.clock_kind else None
+        if client.kind == "epoch" and alignment.clock_kind == "monotonic" and bridge is not None:
+            stamped_us = -bridge.offset_us
+        offset_us = alignment.offset_us(stamped_us)
+        uncertainty_us = alignment.uncertainty_us(offset_us)
+        zero_us = client.zero_us + offset_us
         return Clock(name, alignment.clock_kind, zero_us, placed=IDENTITIES, uncertainty_us=uncertainty_us)
 
     def _note_traces(self, traces: otlp_traces.TracesRead, remark: str) -> None:

@@ -131,7 +131,7 @@ def _server_clock(recording: Recording) -> list[Finding]:
     measured: Measured = {"server_ahead_us": ahead_us, "uncertainty_us": found.uncertainty_us}
     said = "lies beside the client's" if ahead_us is None else f"is {_ms(ahead_us)} ahead of the client's"
     message = f"the server's clock {said}, +- {_ms(found.uncertainty_us)}, by the requests that both recorded"
-    rule = "a server has a request after its send and is done with it before its end: each pair bounds the offset"
+    rule = "a server has a request after its send, and its first token before the client: each pair bounds the offset"
     return [Finding(CHECK, "note", "", message, measured, rule)]
 
 

@@ -17,8 +17,9 @@ _PREFIX, _SUFFIX = "^(?:chat)?cmpl-", r"-\d+(?:-[0-9a-f]{8})?$"
 class Alignment:
     """The server's clock less the client's: between ``low_us`` and ``high_us``, by ``pairs`` requests.
 
-    A server has a request after its client sent it, and is done with it before the client has
-    its end: each pair bounds the offset from both sides.  Bounds that cross (``low_us`` above
+    A server has a request after its client sent it, and its first token before the client has
+    it: each pair bounds the offset from both sides.  (Ends tell less: a server may note that it is
+    done after the client has the last token.)  Bounds that cross (``low_us`` above
     ``high_us``) mean clocks that drift, or ids that are not of the same requests.
     ``clock_kind``: of the server (epoch | monotonic).
     """
@@ -28,15 +29,15 @@ class Alignment:
     pairs: int
     clock_kind: str
 
-    @property
-    def offset_us(self) -> int:
-        """The middle of the bounds."""
+    def offset_us(self, stamped_us: int | None) -> int:
+        """What the stamps say (``stamped_us``) if the bounds allow it, else the middle of the bounds."""
+        if stamped_us is not None and self.low_us <= stamped_us <= self.high_us:
+            return stamped_us
         return (self.low_us + self.high_us) // 2
 
-    @property
-    def uncertainty_us(self) -> int:
-        """Half of what lies between the bounds; never more certain than to the microsecond."""
-        return max(abs(self.high_us - self.low_us + 1) // 2, 1)
+    def uncertainty_us(self, offset_us: int) -> int:
+        """How far the true offset can be from this one; at least a microsecond."""
+        return max(abs(self.high_us - offset_us), abs(offset_us - self.low_us), 1)
 
     @property
     def crossed(self) -> bool:
@@ -69,20 +70,17 @@ def _pairs(client: pl.DataFrame, server: pl.DataFrame) -> pl.DataFrame:
         found = server.select(name.alias("id")).join(known, on="id", how="left", maintain_order="left")
         rows.append(found["row"])
     row = pl.DataFrame({str(i): series for i, series in enumerate(rows)}).select(pl.coalesce(pl.all())).to_series()
-    columns = ("sent_us", "ttft_us", "e2e_us", *SERVER_COLUMNS)
+    columns = ("sent_us", "ttft_us", *SERVER_COLUMNS)
     of_server = server.select(row.alias("row"), *(pl.col(name).alias(f"{name}_server") for name in columns))
     return of_server.drop_nulls("row").filter(~pl.col("row").is_duplicated())
 
 
 def _alignment(joined: pl.DataFrame, clock_kind: str) -> Alignment | None:
-    """The bounds over all pairs: sends bound from above, first tokens and ends from below."""
+    """The bounds over all pairs: sends bound from above, first tokens from below."""
     begun = pl.col("sent_us_server") - pl.col("sent_us")
     bounds = joined.filter(pl.col("sent_us_server").is_not_null()).select(
         begun.min().alias("high"),
-        pl.max_horizontal(
-            (begun + pl.col("ttft_us_server") - pl.col("ttft_us")).max(),
-            (begun + pl.col("e2e_us_server") - pl.col("e2e_us")).max(),
-        ).alias("low"),
+        (begun + pl.col("ttft_us_server") - pl.col("ttft_us")).max().alias("low"),
         pl.len().alias("pairs"),
     )
     high, low, pairs = bounds.row(0)

@@ -64,7 +64,9 @@ def raw_prompts(texts: PromptTexts, path: Path, prompt: Int64s, prompt_tokens: I
     ``path``: the file of ``texts.stream``, flushed; ``prompt``, ``prompt_tokens``: int64[n] of
     the requests, the prompt or ``NONE``, the tokens or 0 where they are not known.
     """
-    text = np.array(texts.text_bytes, np.int64)
+    prompt, order = _by_first_use(prompt)
+    every = np.array(texts.text_bytes, np.int64)
+    text = every[order]
     named = prompt != NONE
     tokens = np.zeros(len(text), np.int64)
     np.maximum.at(tokens, prompt[named], prompt_tokens[named])
@@ -75,13 +77,24 @@ def raw_prompts(texts: PromptTexts, path: Path, prompt: Int64s, prompt_tokens: I
     tokens[~known] = np.maximum(text[~known] / bytes_per_token, 1).astype(np.int64)
     pieces = text // PIECE_BYTES
     hashes = np.asarray(np.memmap(path, HASH, "r")) if pieces.any() else np.empty(0, HASH)
-    parent, shared = shared_units(np.cumsum(pieces) - pieces, pieces, hashes)
+    offsets = np.cumsum(every // PIECE_BYTES) - every // PIECE_BYTES
+    parent, shared = shared_units(offsets[order], pieces, hashes)
     estimate, error = _shared_tokens(parent, shared, text, tokens)
     source = (
         f"prompt texts, {len(text):,} distinct ones of {bytes_per_token:.2f} bytes a token: "
         f"repeated ones are exact, {_how_sure(estimate, error, known)}"
     )
     return RawPrompts(source, prompt, parent, estimate, tokens)
+
+
+def _by_first_use(prompt: Int64s) -> tuple[Int64s, Int64s]:
+    """The prompts of requests numbered in the order of their first use, and the numbers that these had."""
+    used, first, inverse = np.unique(prompt, return_index=True, return_inverse=True)
+    first[used == NONE] = len(prompt)
+    order = np.argsort(first, kind="stable")[: np.count_nonzero(used != NONE)]
+    numbers = np.full(len(used), NONE, np.int64)
+    numbers[order] = np.arange(len(order))
+    return numbers[inverse.reshape(-1)], used[order]
 
 
 def _shared_tokens(parent: Int64s, shared: Int64s, text: Int64s, tokens: Int64s) -> tuple[Int64s, Floats]:
