@@ -78,7 +78,7 @@ def lay_chunks(
     if budget.chunk_tokens:
         return _of_one_length(steps, work_tokens, work_certain, budget, free_tokens)
     full = steps.unfinished_steps()
-    stretch = np.cumsum(np.diff(full, prepend=full[:1]) > 1)
+    stretch = np.cumsum(np.diff(full, prepend=full[:1]) > 1, dtype=np.int64)
     free = np.cumsum(free_tokens)
     starts = np.flatnonzero(np.diff(stretch, prepend=-1))
     upto = free - np.repeat((free - free_tokens)[starts], np.diff(np.append(starts, len(full))))

@@ -166,11 +166,12 @@ def reconstructed_steps(built: Reconstruction, step_ids: Int64s | None = None) -
     at, had = chunks.steps.step_id, frame["output_tokens"].to_numpy()[chunks.steps.admission] > 0
     # One token at the end of what is known, beyond the prompt, is a decode, however it came about.
     short = chunks.steps.last & had & (chunks.tokens == 1)
+    unsure = ~chunks.sum_certain | (chunks.steps.last & had & ~chunks.certain)
     known = frame["known_tokens"].to_numpy()[chunks.steps.admission]
     fresh, again = (sum_at(at[chosen], steps, chunks.tokens[chosen]) for chosen in (~had, had))
     shorter = sum_at(at[short], steps)
     decoding = counts["decodes"].to_numpy() + shorter
-    lagging, doubtful = counts["lagging"].to_numpy(), sum_at(at[~chunks.sum_certain], steps)
+    lagging, doubtful = counts["lagging"].to_numpy(), sum_at(at[unsure], steps)
     columns = {
         "step_id": steps,
         "running": counts["running"],

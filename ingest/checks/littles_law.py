@@ -51,7 +51,7 @@ def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
     """Depth and requests in flight in the steady windows and in twelfths of the run."""
     if recording.steps.is_empty() or completed_requests(recording).is_empty():
         return ()
-    rows = []
+    rows: list[tuple[str | float, ...]] = []
     for window in (*context.windows, *equal_windows(recording, 12)):
         finding = _of_window(recording, window)
         if finding is not None:

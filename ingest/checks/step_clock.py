@@ -82,7 +82,7 @@ def _largest(gaps: pl.DataFrame) -> Measured:
     if wide.is_empty():
         return {"largest_gap_steps": None, "largest_gap_us": None, "largest_gap_after_step": None}
     step, _, us = wide.row(0)
-    return {"largest_gap_steps": wide["steps"].max(), "largest_gap_us": us, "largest_gap_after_step": step}  # type: ignore[dict-item]
+    return {"largest_gap_steps": wide["steps"].max(), "largest_gap_us": us, "largest_gap_after_step": step}
 
 
 def _sentence(measured: Measured) -> str:
