@@ -57,7 +57,7 @@ BATCH_SCHEMA: dict[str, type[pl.DataType]] = {
 
 # Chunks and steps beyond which records are taken for mistaken rather than worked on.
 MOST_CHUNKS = 20_000_000
-MOST_STEPS = 50_000_000
+MOST_STEPS = 5_000_000
 
 
 # Journeys with more tokens than steps, beyond which it is no mistake in some of them.
@@ -98,7 +98,8 @@ def reconstruct(recording: Recording) -> Reconstruction:
     start, last = frame["start_step"].to_numpy(), frame["last_step"].to_numpy()
     ended = frame["prefill_end_step"].is_not_null().to_numpy()
     end = np.where(ended, frame["prefill_end_step"].fill_null(0).to_numpy(), last)
-    if int((end - start + 1).sum()) > MOST_CHUNKS:
+    # As a double, because mistaken step ids may add up to more than an integer holds.
+    if float((end - start + 1).sum(dtype=np.float64)) > MOST_CHUNKS:
         raise ReconstructionError(f"journeys with more than {MOST_CHUNKS} prefill chunks: their steps are mistaken")
     steps, decodes = chunk_steps(start, end, ended), decodes_of(frame, is_asynchronous(recording))
     sampled = np.unique(recording.steps["step_id"].drop_nulls().to_numpy())

@@ -11,6 +11,7 @@ from engine_journeys import journeys, settings_of
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blis_replay.ingest.errors import ReconstructionError
 from blis_replay.ingest.scheduling_mode import detected_async
 from blis_replay.ingest.step_timeline import SAMPLED, step_anchors, step_timeline
 
@@ -79,8 +80,10 @@ def test_one_mistaken_stamp_costs_one_step(wrong_us: int) -> None:
 
 def test_nothing_recorded_is_no_timeline_and_far_apart_ids_take_no_room() -> None:
     assert step_timeline(recording()).is_empty()
-    anchors = step_anchors(recording(steps=steps([0, 1000], [1, 2**50])))
-    assert (anchors.steps, anchors.frame.height) == (2**50, 2)
+    far = recording(steps=steps([0, 1000], [1, 2**50]))
+    assert (step_anchors(far).steps, step_anchors(far).frame.height) == (2**50, 2)
+    with pytest.raises(ReconstructionError, match="more than 20000000: their ids are mistaken"):
+        step_timeline(far)
 
 
 @given(st.sets(st.integers(1, 3000), min_size=2, max_size=200), st.integers(1, 50_000))

@@ -151,7 +151,7 @@ odd_events = st.lists(
 @given(
     odd_events, st.lists(st.tuples(numbers, numbers), min_size=3, max_size=3), st.booleans(), st.sampled_from([0, 7])
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_no_journey_breaks_a_check(
     events: list[dict[str, Any]], lengths: list[tuple[int | None, int | None]], asynchronous: bool, threshold: int
 ) -> None:
