@@ -112,7 +112,7 @@ class _Stretches:
         return np.where(self.full[place] == step_id, values[place], other)
 
     def number_at(self, step_id: Int64s) -> Int64s:
-        """The stretch of a step, else -1.  It ends with the step after its last full one, where its last prefill ends."""
+        """The stretch of a step, else -1; it goes on to the step after its last full one, where a prefill ends."""
         return self.at(self.number, step_id, self.at(self.number, step_id - 1, -1))
 
     def used_before(self, step_id: Int64s) -> Int64s:

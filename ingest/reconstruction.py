@@ -173,7 +173,7 @@ def _had_tokens(built: Reconstruction) -> NDArray[np.bool_]:
 
 def _is_decode(built: Reconstruction) -> NDArray[np.bool_]:
     """bool[chunks]: one token at the end of what is known, beyond the prompt, is a decode, however it came about."""
-    return built.chunks.steps.last & _had_tokens(built) & (built.chunks.tokens == 1)
+    return np.asarray(built.chunks.steps.last & _had_tokens(built) & (built.chunks.tokens == 1))
 
 
 def _refuse(admissions: Admissions) -> None:
