@@ -40,6 +40,7 @@ NO_PROMPT = "the prompt length is not recorded"
 NOT_ADMITTED = "the first journey.SCHEDULED is not recorded: they count from their first token on"
 NO_END = "they have no end: they count to their last recorded step"
 PASSED_OVER = "they were or may have been passed over in some of their steps, in which is not known"
+GIVEN_UP = "they were given up in prefill: whether it had ended is not known"
 IMPOSSIBLE = "their steps contradict each other"
 SEVERAL_TOKENS = "several tokens a step"
 
@@ -118,7 +119,7 @@ def _bounded(grouped: pl.DataFrame, asynchronous: bool) -> pl.DataFrame:
     ended = pl.min_horizontal(pl.col("preempted_step") - 1, "finished_step")
     running = pl.col("preempted_step").is_null()
     aborted = (pl.col("finish_status") == "aborted").fill_null(False) & running
-    # The output of the last step of an aborted request is not waited for.
+    # The output of the last step of an aborted request is not waited for.  It may have ended its prefill.
     unprocessed = aborted.cast(pl.Int64) if asynchronous else pl.lit(0, pl.Int64)
     last = pl.coalesce(ended, "seen_step")
     given = pl.col("given_tokens")
@@ -130,6 +131,7 @@ def _bounded(grouped: pl.DataFrame, asynchronous: bool) -> pl.DataFrame:
         last.alias("last_step"),
         aborted.alias("aborted"),
         ended.is_null().alias("open"),
+        (aborted & (unprocessed == 1) & (given < 1) & pl.col("first_token_step").is_null()).alias("in_prefill"),
     )
 
 
@@ -144,7 +146,8 @@ def _problem(first_come: bool) -> pl.Expr:
     went_on = (pl.col("finished_step") >= pl.col("preempted_step")) & (pl.col("finish_status") != "aborted")
     backwards = (pl.col("last_step") < pl.col("start_step")) | (pl.col("start_step") < 1) | (decodes < 0)
     # With priorities a request may be passed over, so that steps without a token need not be prefill.
-    unsure = pl.lit(not first_come) & pl.col("resumed") & (pl.col("prefill_end_step") > pl.col("start_step"))
+    chunked = pl.coalesce("prefill_end_step", "last_step") > pl.col("start_step")
+    unsure = pl.lit(not first_come) & (chunked | pl.col("aborted"))
     given_up_waiting = pl.col("aborted") & pl.col("first_token_step").is_null()
     reasons = {
         NO_PROMPT: pl.col("known_tokens").is_null(),
@@ -152,6 +155,7 @@ def _problem(first_come: bool) -> pl.Expr:
         SEVERAL_TOKENS: many,
         NOT_ADMITTED: pl.col("scheduled_step").is_null() & ~given_up_waiting,
         NO_END: pl.col("open"),
+        GIVEN_UP: pl.col("in_prefill"),
         PASSED_OVER: (told & (given < decodes)).fill_null(False) | unsure,
     }
     return pl.coalesce(pl.when(flag.fill_null(False)).then(pl.lit(reason)) for reason, flag in reasons.items())

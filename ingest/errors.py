@@ -5,7 +5,7 @@
     IngestError
     ├── RecordingError    a file of a recording: file, place, problem, mend
     ├── CollectorError    the live collector: its directory or its addresses are not to be had
-    ├── ReconstructionError   batches that the journeys of a recording do not tell
+    ├── ReconstructionError   steps and batches that a recording does not tell
     ├── UnknownCheckError a name that is no instrument check
     └── StoreError        the ground-truth store itself: locked, newer, damaged
         └── UnknownExperimentError    a name that stands for none or for several experiments
@@ -51,7 +51,7 @@ class UnknownExperimentError(StoreError):
 
 
 class ReconstructionError(IngestError):
-    """The batches of a recording cannot be reconstructed, with the reason."""
+    """The steps or batches of a recording cannot be reconstructed, with the reason."""
 
 
 class UnknownCheckError(IngestError):

@@ -77,38 +77,72 @@ def lay_chunks(
     """
     if budget.chunk_tokens:
         return _of_one_length(steps, work_tokens, work_certain, budget, free_tokens)
-    full = steps.unfinished_steps()
-    stretch = np.cumsum(np.diff(full, prepend=full[:1]) > 1, dtype=np.int64)
-    free = np.cumsum(free_tokens)
-    starts = np.flatnonzero(np.diff(stretch, prepend=-1))
-    upto = free - np.repeat((free - free_tokens)[starts], np.diff(np.append(starts, len(full))))
-
-    def of(values: Int64s, at: Int64s, other: int | Int64s) -> Int64s:
-        place = np.minimum(np.searchsorted(full, at), len(full) - 1)
-        return np.where(full[place] == at, values[place], other) if len(full) else np.full(len(at), other)
-
-    # A stretch ends with the step after its last full one, where its last prefill ends.
-    number = of(stretch, steps.step_id, of(stretch, steps.step_id - 1, -1))
-    low, high = of(upto, steps.step_id - 1, 0), of(upto, steps.step_id, _WITHOUT_LIMIT)
+    stretches = _Stretches.of(steps.unfinished_steps(), free_tokens)
+    number = stretches.number_at(steps.step_id)
+    low, high = stretches.used_before(steps.step_id), stretches.used_with(steps.step_id)
     begun, reached, fits = _first_come_first_served(steps, number, low, high, work_tokens)
-    inside = number >= 0
     shared = np.minimum(reached[steps.admission], high) - np.maximum(begun[steps.admission], low)
-    tokens = np.where(inside, np.maximum(shared, 0), work_tokens[steps.admission])
-    count = int(stretch[-1]) + 1 if len(full) else 0
+    tokens = np.where(number >= 0, np.maximum(shared, 0), work_tokens[steps.admission])
+    return Chunks(steps, tokens, *_certainty(steps, stretches, work_certain, fits, free_certain))
 
-    def all_of(where: Int64s, flags: Bools) -> Bools:
-        agreed = np.ones(count, bool)
-        np.logical_and.at(agreed, where, flags)
+
+@dataclass(frozen=True)
+class _Stretches:
+    """Stretches of consecutive steps that used up their budget.
+
+    ``full``: those steps, ascending; ``number``: the stretch of each; ``used``: its budget up to and with each.
+    """
+
+    full: Int64s
+    number: Int64s
+    used: Int64s
+
+    @staticmethod
+    def of(full: Int64s, free_tokens: Int64s) -> _Stretches:
+        number = np.cumsum(np.diff(full, prepend=full[:1]) > 1, dtype=np.int64)
+        used, starts = np.cumsum(free_tokens), np.flatnonzero(np.diff(number, prepend=-1))
+        before = (used - free_tokens)[starts]
+        return _Stretches(full, number, used - np.repeat(before, np.diff(np.append(starts, len(full)))))
+
+    def at(self, values: Int64s, step_id: Int64s, other: int | Int64s) -> Int64s:
+        """The value of each step that is full, of others ``other``."""
+        if not len(self.full):
+            return np.full(len(step_id), other)
+        place = np.minimum(np.searchsorted(self.full, step_id), len(self.full) - 1)
+        return np.where(self.full[place] == step_id, values[place], other)
+
+    def number_at(self, step_id: Int64s) -> Int64s:
+        """The stretch of a step, else -1; it goes on to the step after its last full one, where a prefill ends."""
+        return self.at(self.number, step_id, self.at(self.number, step_id - 1, -1))
+
+    def used_before(self, step_id: Int64s) -> Int64s:
+        return self.at(self.used, step_id - 1, 0)
+
+    def used_with(self, step_id: Int64s) -> Int64s:
+        return self.at(self.used, step_id, _WITHOUT_LIMIT)
+
+    def where_all(self, number: Int64s, flags: Bools) -> Bools:
+        """bool[stretches]: all flags of a stretch."""
+        agreed = np.ones(int(self.number[-1]) + 1 if len(self.full) else 0, bool)
+        np.logical_and.at(agreed, number, flags)
         return agreed
 
+
+def _certainty(
+    steps: ChunkSteps, stretches: _Stretches, work_certain: Bools, fits: Bools, free_certain: Bools
+) -> tuple[Bools, Bools]:
+    """``certain`` and ``sum_certain`` of each chunk."""
+    number = stretches.number_at(steps.step_id)
+    inside = number >= 0
     admission, where = steps.admission[inside], number[inside]
-    known, agreed = all_of(where, work_certain[admission]), all_of(where, fits[admission])
+    known = stretches.where_all(where, work_certain[admission])
+    agreed = stretches.where_all(where, fits[admission])
     certain = work_certain[steps.admission]
-    certain[inside] = (known & agreed & all_of(stretch, free_certain))[where]
+    certain[inside] = (known & agreed & stretches.where_all(stretches.number, free_certain))[where]
     # The budget was used up whatever a hit was, unless what is known contradicts the steps.
-    full_certain = free_certain & (agreed | ~known)[stretch]
-    sum_certain = of(full_certain.astype(np.int64), steps.step_id, certain.astype(np.int64)) == 1
-    return Chunks(steps, tokens, certain, sum_certain)
+    full_certain = free_certain & (agreed | ~known)[stretches.number]
+    sums = stretches.at(full_certain.astype(np.int64), steps.step_id, certain.astype(np.int64))
+    return certain, sums == 1
 
 
 def _first_come_first_served(

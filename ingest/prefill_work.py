@@ -121,8 +121,9 @@ def _assumed(rows: pl.DataFrame) -> pl.DataFrame:
     """The rest with the mean hit of those on record, first and later admissions apart; without any, with none."""
     known = pl.col("work_tokens").is_not_null()
     work, reach = (pl.col(name).filter(known).sum().over("resumed") for name in ("work_tokens", "known_tokens"))
-    assumed = (pl.col("known_tokens") * work / reach).ceil().cast(pl.Int64)
+    # Null where none is on record: whole-number division by 0.
+    assumed = pl.col("known_tokens") - pl.col("known_tokens") * (reach - work) // reach
     return rows.with_columns(
-        pl.coalesce("work_tokens", pl.when(reach > 0).then(assumed), "known_tokens").alias("work_tokens"),
+        pl.coalesce("work_tokens", assumed, "known_tokens").alias("work_tokens"),
         pl.col("hit_source").fill_null(ASSUMED),
     )

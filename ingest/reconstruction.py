@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from blis_replay.ingest.admissions import SEVERAL_TOKENS, Admissions, admissions_of
 from blis_replay.ingest.batch_counts import Decodes, batch_counts, decodes_of, sum_at
 from blis_replay.ingest.errors import ReconstructionError
-from blis_replay.ingest.prefill_chunks import Budget, Chunks, chunk_steps, lay_chunks
+from blis_replay.ingest.prefill_chunks import Budget, Chunks, ChunkSteps, chunk_steps, lay_chunks
 from blis_replay.ingest.prefill_work import CERTAIN_SOURCES, DEALT_OUT, prefill_work
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.scheduling_mode import is_asynchronous
@@ -57,9 +57,7 @@ BATCH_SCHEMA: dict[str, type[pl.DataType]] = {
 
 # Chunks and steps beyond which records are taken for mistaken rather than worked on.
 MOST_CHUNKS = 20_000_000
-MOST_STEPS = 50_000_000
-
-
+MOST_STEPS = 5_000_000
 # Journeys with more tokens than steps, beyond which it is no mistake in some of them.
 _FEW = 0.01
 _STEPS_A_BATCH = 2048
@@ -95,17 +93,66 @@ def reconstruct(recording: Recording) -> Reconstruction:
     admissions = admissions_of(recording)
     _refuse(admissions)
     frame = admissions.frame
+    steps, decodes = _prefill_steps(frame), decodes_of(frame, is_asynchronous(recording))
+    sampled = np.unique(recording.steps["step_id"].drop_nulls().to_numpy())
+    work = prefill_work(recording, frame, steps, batch_counts(frame, decodes, steps, sampled))
+    chunks = _laid(recording, frame, steps, decodes, work)
+    hit_tokens = frame["known_tokens"].to_numpy() - work["work_tokens"].to_numpy()
+    return Reconstruction(admissions, decodes, chunks, _context(chunks, hit_tokens), work["hit_source"])
+
+
+def reconstructed_steps(built: Reconstruction, step_ids: Int64s | None = None) -> pl.DataFrame:
+    """``TOTALS_SCHEMA`` of the given steps, or of all in which a request of the journeys ran.
+
+    Raises ``ReconstructionError`` for more than MOST_STEPS steps.
+    """
+    steps = _steps(built) if step_ids is None else np.asarray(step_ids, np.int64)
+    decodes, chunks = built.decodes, built.chunks
+    counts = batch_counts(built.admissions.frame, decodes, chunks.steps, steps)
+    at, had, short = chunks.steps.step_id, _had_tokens(built), _is_decode(built)
+    fresh, again = (sum_at(at[chosen], steps, chunks.tokens[chosen]) for chosen in (~had, had))
+    shorter = sum_at(at[short], steps)
+    decoding, lagging = counts["decodes"].to_numpy() + shorter, counts["lagging"].to_numpy()
+    # Whether a recompute is a decode depends on its own tokens, not on the sum.
+    unsure = sum_at(at[~chunks.sum_certain | (chunks.steps.last & had & ~chunks.certain)], steps)
+    columns = {
+        "step_id": steps,
+        "running": counts["running"],
+        "prefill_requests": counts["fresh"] + counts["again"] - shorter,
+        "decode_requests": decoding,
+        "prefill_tokens": fresh + again - shorter,
+        "decode_tokens": decoding,
+        "decode_context_tokens": decodes.context_at(steps)
+        + sum_at(at[short], steps, built.chunk_context_tokens[short]),
+        "labelled_prefill_requests": counts["fresh"] + lagging,
+        "labelled_decode_requests": counts["again"] + counts["decodes"] - lagging,
+        "labelled_prefill_tokens": fresh + lagging,
+        "labelled_decode_tokens": again + counts["decodes"] - lagging,
+        "certain": (counts["doubtful"] == 0).to_numpy() & (unsure == 0),
+    }
+    return pl.DataFrame(columns, schema=TOTALS_SCHEMA)
+
+
+def reconstructed_batches(built: Reconstruction, steps_a_batch: int = _STEPS_A_BATCH) -> Iterator[pl.DataFrame]:
+    """``BATCH_SCHEMA`` by step and order of admission, so many steps at a time; the same error as above."""
+    steps = _steps(built)
+    for start in range(0, len(steps), steps_a_batch):
+        yield _batch(built, int(steps[start]), int(steps[min(start + steps_a_batch, len(steps)) - 1]))
+
+
+def _prefill_steps(frame: pl.DataFrame) -> ChunkSteps:
     start, last = frame["start_step"].to_numpy(), frame["last_step"].to_numpy()
     ended = frame["prefill_end_step"].is_not_null().to_numpy()
     end = np.where(ended, frame["prefill_end_step"].fill_null(0).to_numpy(), last)
-    if int((end - start + 1).sum()) > MOST_CHUNKS:
+    # As a double, because mistaken step ids may add up to more than an integer holds.
+    if float((end - start + 1).sum(dtype=np.float64)) > MOST_CHUNKS:
         raise ReconstructionError(f"journeys with more than {MOST_CHUNKS} prefill chunks: their steps are mistaken")
-    steps, decodes = chunk_steps(start, end, ended), decodes_of(frame, is_asynchronous(recording))
-    sampled = np.unique(recording.steps["step_id"].drop_nulls().to_numpy())
-    work = prefill_work(recording, frame, steps, batch_counts(frame, decodes, steps, sampled))
-    full = steps.unfinished_steps()
-    counts = batch_counts(frame, decodes, steps, full)
+    return chunk_steps(start, end, ended)
+
+
+def _laid(recording: Recording, frame: pl.DataFrame, steps: ChunkSteps, decodes: Decodes, work: pl.DataFrame) -> Chunks:
     budget = _budget(recording)
+    counts = batch_counts(frame, decodes, steps, steps.unfinished_steps())
     chunks = lay_chunks(
         steps,
         work["work_tokens"].to_numpy(),
@@ -116,9 +163,17 @@ def reconstruct(recording: Recording) -> Reconstruction:
     )
     # What a step's records leave for several admissions is certain as a sum.
     dealt = (work["hit_source"] == DEALT_OUT).to_numpy()[steps.admission]
-    chunks = replace(chunks, sum_certain=chunks.sum_certain | dealt)
-    context = frame["known_tokens"].to_numpy() - work["work_tokens"].to_numpy()
-    return Reconstruction(admissions, decodes, chunks, _context(chunks, context), work["hit_source"])
+    return replace(chunks, sum_certain=chunks.sum_certain | dealt)
+
+
+def _had_tokens(built: Reconstruction) -> NDArray[np.bool_]:
+    """bool[chunks]: of a request that had generated tokens."""
+    return np.asarray(built.admissions.frame["output_tokens"].to_numpy()[built.chunks.steps.admission] > 0)
+
+
+def _is_decode(built: Reconstruction) -> NDArray[np.bool_]:
+    """bool[chunks]: one token at the end of what is known, beyond the prompt, is a decode, however it came about."""
+    return np.asarray(built.chunks.steps.last & _had_tokens(built) & (built.chunks.tokens == 1))
 
 
 def _refuse(admissions: Admissions) -> None:
@@ -155,46 +210,6 @@ def _steps(built: Reconstruction) -> Int64s:
     return np.arange(first, last + 1)
 
 
-def reconstructed_steps(built: Reconstruction, step_ids: Int64s | None = None) -> pl.DataFrame:
-    """``TOTALS_SCHEMA`` of the given steps, or of all in which a request of the journeys ran.
-
-    Raises ``ReconstructionError`` for more than MOST_STEPS steps.
-    """
-    steps = _steps(built) if step_ids is None else np.asarray(step_ids, np.int64)
-    frame, decodes, chunks = built.admissions.frame, built.decodes, built.chunks
-    counts = batch_counts(frame, decodes, chunks.steps, steps)
-    at, had = chunks.steps.step_id, frame["output_tokens"].to_numpy()[chunks.steps.admission] > 0
-    # One token at the end of what is known, beyond the prompt, is a decode, however it came about.
-    short = chunks.steps.last & had & (chunks.tokens == 1)
-    known = frame["known_tokens"].to_numpy()[chunks.steps.admission]
-    fresh, again = (sum_at(at[chosen], steps, chunks.tokens[chosen]) for chosen in (~had, had))
-    shorter = sum_at(at[short], steps)
-    decoding = counts["decodes"].to_numpy() + shorter
-    lagging, doubtful = counts["lagging"].to_numpy(), sum_at(at[~chunks.sum_certain], steps)
-    columns = {
-        "step_id": steps,
-        "running": counts["running"],
-        "prefill_requests": counts["fresh"] + counts["again"] - shorter,
-        "decode_requests": decoding,
-        "prefill_tokens": fresh + again - shorter,
-        "decode_tokens": decoding,
-        "decode_context_tokens": decodes.context_at(steps) + sum_at(at[short], steps, known[short]),
-        "labelled_prefill_requests": counts["fresh"] + lagging,
-        "labelled_decode_requests": counts["again"] + counts["decodes"] - lagging,
-        "labelled_prefill_tokens": fresh + lagging,
-        "labelled_decode_tokens": again + counts["decodes"] - lagging,
-        "certain": (counts["doubtful"] == 0).to_numpy() & (doubtful == 0),
-    }
-    return pl.DataFrame(columns, schema=TOTALS_SCHEMA)
-
-
-def reconstructed_batches(built: Reconstruction, steps_a_batch: int = _STEPS_A_BATCH) -> Iterator[pl.DataFrame]:
-    """``BATCH_SCHEMA`` by step and order of admission, so many steps at a time; the same error as above."""
-    steps = _steps(built)
-    for start in range(0, len(steps), steps_a_batch):
-        yield _batch(built, int(steps[start]), int(steps[min(start + steps_a_batch, len(steps)) - 1]))
-
-
 def _batch(built: Reconstruction, first: int, last: int) -> pl.DataFrame:
     """The requests of the steps from ``first`` to ``last``."""
     frame, decodes, chunks = built.admissions.frame, built.decodes, built.chunks
@@ -205,7 +220,7 @@ def _batch(built: Reconstruction, first: int, last: int) -> pl.DataFrame:
     inside = np.flatnonzero((chunks.steps.step_id >= first) & (chunks.steps.step_id <= last))
     admission = chunks.steps.admission[inside]
     tokens = chunks.tokens[inside]
-    short = chunks.steps.last[inside] & (frame["output_tokens"].to_numpy()[admission] > 0) & (tokens == 1)
+    short = _is_decode(built)[inside]
     certain = frame["certain"].to_numpy()
     prefills = {
         "step_id": chunks.steps.step_id[inside],

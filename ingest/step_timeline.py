@@ -21,6 +21,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from blis_replay.ingest.errors import ReconstructionError
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.scheduling_mode import inside_schedule, is_asynchronous, of_output
 
@@ -40,6 +41,8 @@ TIMELINE_SCHEMA: dict[str, pl.DataType | type[pl.DataType]] = {
 }
 # The lag of a kind of event is the median over steps that were sampled as well, if there are so many.
 _FEWEST_LAGS = 5
+# Steps beyond which ids are taken for mistaken: they would take more than 1 GB.
+MOST_STEPS = 20_000_000
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,7 @@ def step_anchors(recording: Recording) -> StepAnchors:
 def step_timeline(recording: Recording) -> pl.DataFrame:
     """Every step from the first anchor to the last, ``TIMELINE_SCHEMA``; empty without an anchor.
 
-    Steps between two anchors lie evenly between them.
+    Steps between two anchors lie evenly between them.  Raises ``ReconstructionError`` for more than MOST_STEPS steps.
     """
     return timeline_of(step_anchors(recording))
 
@@ -95,6 +98,8 @@ def timeline_of(anchors: StepAnchors) -> pl.DataFrame:
     at = anchors.frame
     if at.is_empty():
         return pl.DataFrame(schema=TIMELINE_SCHEMA)
+    if anchors.steps > MOST_STEPS:
+        raise ReconstructionError(f"{anchors.steps} steps are more than {MOST_STEPS}: their ids are mistaken")
     ids, start_us = at["step_id"].to_numpy(), at["start_us"].to_numpy()
     every = np.arange(ids[0], ids[-1] + 1)
     starts = np.rint(np.interp(every, ids, start_us)).astype(np.int64)

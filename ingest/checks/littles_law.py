@@ -24,7 +24,7 @@ from blis_replay.ingest.checks.evidence import (
     step_intervals,
     steps_in,
 )
-from blis_replay.ingest.checks.pictures import Cell, Table
+from blis_replay.ingest.checks.pictures import Table
 from blis_replay.ingest.recording import Finding, Recording
 
 CHECK = "littles_law"
@@ -51,7 +51,7 @@ def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
     """Depth and requests in flight in the steady windows and in twelfths of the run."""
     if recording.steps.is_empty() or completed_requests(recording).is_empty():
         return ()
-    rows: list[tuple[Cell, ...]] = []
+    rows: list[tuple[str | float, ...]] = []
     for window in (*context.windows, *equal_windows(recording, 12)):
         finding = _of_window(recording, window)
         if finding is not None:
