@@ -89,6 +89,7 @@ class _Body(Struct):
 
 _RECORD = msgspec.json.Decoder(_Record)
 _NULL = msgspec.Raw(b"null")
+_MODEL = msgspec.json.Decoder(str)
 _BODY = msgspec.json.Decoder(_Body)
 
 
@@ -118,9 +119,10 @@ def read_requests(file: RecordedFile, events_path: Path) -> RequestsRead:
     whole = in_file_order(file, parts)
     file.tally.records = len(whole.frame)
     events = RawEvents(events_path, whole.offsets, whole.counts) if whole.counts.any() else None
+    model = whole.model[1] if whole.model else None
     prompt_tokens = whole.frame["prompt_tokens"].fill_null(0).to_numpy()
     prefix = raw_prompts(texts, hashes_path, whole.prompts, prompt_tokens)
-    return RequestsRead(whole.frame, "client", "monotonic", whole.model, events, prefix=prefix)
+    return RequestsRead(whole.frame, "client", "monotonic", model, events, prefix=prefix)
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,8 @@ def _prompt_hashes(parts: Sequence[bytes]) -> tuple[int, Hashes]:
 class Part:
     """Some requests of a file (``READ_SCHEMA``), and for each its ordinal, a hash of its text, and its stamps.
 
-    ``prompts``: the number of each one's prompt, or ``NONE``.  ``model``: the first that they name.
+    ``prompts``: the number of each one's prompt, or ``NONE``.  ``model``: the first that they
+    name, after the ordinal of that record.
     """
 
     frame: pl.DataFrame
@@ -155,7 +158,7 @@ class Part:
     offsets: Int64s
     counts: Int64s
     prompts: Int64s
-    model: str | None
+    model: tuple[int, str] | None
 
 
 def in_file_order(file: RecordedFile, parts: Sequence[Part]) -> Part:
@@ -168,7 +171,7 @@ def in_file_order(file: RecordedFile, parts: Sequence[Part]) -> Part:
     firsts = order[np.sort(np.unique(digests[order], return_index=True)[1])]
     for ordinal in np.setdiff1d(ordinals, ordinals[firsts]).tolist():
         file.tally.reject(f"record {ordinal}", "the same record again, identical")
-    model = next((part.model for part in parts if part.model), None)
+    model = min((part.model for part in parts if part.model), default=None)
     return Part(frame[firsts], *(column[firsts] for column in of_all), model)
 
 
@@ -182,14 +185,14 @@ def decoded_parts(
     """Records ``(ordinal, text)`` read by the decoder, in batches; their stamps are appended to ``stream``."""
     rows: list[dict[str, object]] = []
     kept: list[tuple[int, ...]] = []
-    model = None
+    model: tuple[int, str] | None = None
     stamps_before = stream.tell() // 8
     for ordinal, raw in objects:
         problem, row, stamps_us, body = _decoded(raw)
         if problem:
             file.tally.reject(f"record {ordinal}", problem)
             continue
-        model = model or model_of(body)
+        model = model or model_of(ordinal, body)
         rows.append(row)
         kept.append((ordinal, hashing.record(raw), stamps_before, len(stamps_us), _prompt_of(body, texts, hashing)))
         stream.write(stamps_us.tobytes())
@@ -201,7 +204,7 @@ def decoded_parts(
         yield _part(rows, kept, model)
 
 
-def _part(rows: list[dict[str, object]], kept: list[tuple[int, ...]], model: str | None) -> Part:
+def _part(rows: list[dict[str, object]], kept: list[tuple[int, ...]], model: tuple[int, str] | None) -> Part:
     return Part(frame_of(rows), *np.array(kept, np.int64).T, model)
 
 
@@ -266,9 +269,13 @@ def _row(record: _Record, body: _Body) -> tuple[str, dict[str, object], Int64s]:
     return "", row, stamps_us
 
 
-def model_of(body: _Body) -> str | None:
-    """The model that a body names."""
-    return text(msgspec.json.decode(body.model)) if len(bytes(body.model)) else None
+def model_of(ordinal: int, body: _Body) -> tuple[int, str] | None:
+    """The ordinal of a record and the model that its body names, if it names one."""
+    try:
+        model = text(_MODEL.decode(body.model))
+    except DECODE_ERRORS:
+        return None
+    return (ordinal, model) if model else None
 
 
 def body_of(request: str | None) -> _Body:

@@ -80,7 +80,7 @@ class _Taken:
 
     rows: list[Int64s]
     errors: dict[int, object]
-    model: str | None
+    model: tuple[int, str] | None
 
 
 def _opened(window: Window, rest: ObjectScan) -> bool:
@@ -102,7 +102,7 @@ def _hold(held: _Taken, rows: Int64s, window: Window) -> list[tuple[int, bytes]]
         except DECODE_ERRORS:
             taken[rows[:, 0] == row[0]] = False
     named = rows[taken & (rows[:, _FIELD["model_at"]] >= 0)]
-    held.model = held.model or _first_model(_text_of(row, "request", window) for row in named)
+    held.model = held.model or _first_model((int(row[0]), _text_of(row, "request", window)) for row in named)
     held.rows.append(rows[taken])
     return [(int(row[0]), _text_of(row, "record", window)) for row in rows[~taken]]
 
@@ -169,9 +169,9 @@ def _tokens(field: str) -> pl.Expr:
     return pl.when(pl.col(field).is_between(1, MAX_TOKENS - 1)).then(pl.col(field))
 
 
-def _first_model(requests: Iterable[bytes]) -> str | None:
-    """The first model that these bodies name."""
-    models = (model_of(body_of(msgspec.json.decode(request))) for request in requests)
+def _first_model(requests: Iterable[tuple[int, bytes]]) -> tuple[int, str] | None:
+    """The first model that these bodies name, after the ordinal of its record."""
+    models = (model_of(ordinal, body_of(msgspec.json.decode(request))) for ordinal, request in requests)
     return next((model for model in models if model), None)
 
 
