@@ -30,6 +30,8 @@ Hashes = NDArray[np.uint32]
 
 # How far the ratio of text to tokens scatters cannot be told from fewer prompts.
 _FEWEST_PROMPTS = 10
+# In so many lie 99.7 % of what scatters evenly.
+_STANDARD_ERRORS = 3
 _WRITTEN_BYTES = 1 << 20
 
 
@@ -100,32 +102,40 @@ def _by_first_use(prompt: Int64s) -> tuple[Int64s, Int64s]:
 def _shared_tokens(parent: Int64s, shared: Int64s, text: Int64s, tokens: Int64s) -> tuple[Int64s, Floats]:
     """Tokens that each prompt shares with its parent, and their standard error.
 
-    Those that share the same text are taken together with their parent: the text that they share
-    is to all of theirs as its tokens are to all of theirs.  Where tokens have a length of their own
-    each, the number of those in a part of a text has the variance of a bridge between the ends,
-    ``T (1 - T / n)`` times that of one token's length.
+    Those that share the same text are taken together with their parent.  Let the bytes of a
+    token scatter about ``ratio`` with some variance, each token by itself.  Then the T shared
+    tokens are told by the text that is shared, with T times the variance, and by what the m prompts have
+    beyond it, ``n - T`` tokens on average, with (n - T) / m times it; the two are weighted by that.
     """
     children = np.flatnonzero(parent != NONE)
     estimate, error = np.zeros(len(parent), np.int64), np.zeros(len(parent))
     if not len(children):
         return estimate, error
-    own = np.column_stack([parent[children], shared[children]])
-    groups, group = np.unique(own, axis=0, return_inverse=True)
+    groups, group = np.unique(np.column_stack([parent, shared])[children], axis=0, return_inverse=True)
     group = group.reshape(-1)
-    together_tokens = np.bincount(group, tokens[children]) + tokens[groups[:, 0]]
-    together_text = np.bincount(group, text[children]) + text[groups[:, 0]]
-    # Texts part somewhere in the piece after the last one that they share.
-    known_text = shared[children] * PIECE_BYTES + PIECE_BYTES // 2
-    exact = known_text * together_tokens[group] / together_text[group]
-    most = np.minimum(tokens[children], tokens[parent[children]])
-    estimate[children] = np.minimum(exact.astype(np.int64), most)
     members = np.bincount(group) + 1
-    mean = together_tokens / members
-    ratio = text.sum() / tokens.sum()
-    variance = float(np.sum((text - ratio * tokens) ** 2) / tokens.sum())
-    bridge = variance * exact * np.maximum(1 - exact / mean[group], 0) / members[group]
-    error[children] = np.sqrt(bridge + PIECE_BYTES**2 / 12) / ratio
+    mean_tokens = (np.bincount(group, tokens[children]) + tokens[groups[:, 0]]) / members
+    mean_text = (np.bincount(group, text[children]) + text[groups[:, 0]]) / members
+    # Texts part somewhere in the piece after the last one that they share.
+    same = np.minimum(groups[:, 1] * PIECE_BYTES + PIECE_BYTES / 2, mean_text)
+    roughly = np.maximum(same * mean_tokens / mean_text, 1)
+    ratio = _bytes_per_token(text, tokens, children, same[group], roughly[group])
+    variance = float(np.sum((text - ratio * tokens) ** 2) / tokens.sum()) / ratio**2
+    by_shared, by_own = 1 / roughly, members / np.maximum(mean_tokens - roughly, 1)
+    beyond = mean_tokens - (mean_text - same) / ratio
+    exact = (by_shared * same / ratio + by_own * beyond) / (by_shared + by_own)
+    most = np.minimum(tokens[children], tokens[parent[children]])
+    estimate[children] = np.clip(exact[group], 0, most).astype(np.int64)
+    error[children] = np.sqrt(variance / (by_shared + by_own) + (PIECE_BYTES / ratio) ** 2 / 12)[group]
     return estimate, error
+
+
+def _bytes_per_token(text: Int64s, tokens: Int64s, children: Int64s, shared_text: Floats, shared: Floats) -> float:
+    """Bytes of a token, over texts without what they share with their parent."""
+    own_text, own_tokens = text.astype(np.float64), tokens.astype(np.float64)
+    own_text[children] -= shared_text
+    own_tokens[children] -= shared
+    return float(own_text.sum() / own_tokens.sum())
 
 
 def _how_sure(estimate: Int64s, error: Floats, known: NDArray[np.bool_]) -> str:
@@ -133,4 +143,4 @@ def _how_sure(estimate: Int64s, error: Floats, known: NDArray[np.bool_]) -> str:
         return "no two others begin alike"
     if np.count_nonzero(known) < _FEWEST_PROMPTS:
         return "how exact shared beginnings are is not known"
-    return f"shared beginnings to {np.ceil(2 * error.max()):.0f} tokens"
+    return f"shared beginnings to {np.ceil(_STANDARD_ERRORS * error.max()):.0f} tokens"

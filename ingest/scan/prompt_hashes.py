@@ -13,6 +13,8 @@ from blis_replay.ingest.scan.json_text import Words, digest, rotated_product, sh
 Int64s = NDArray[np.int64]
 Hashes = NDArray[np.uint32]
 
+_LOW_HALF = np.uint64(0xFFFFFFFF)
+
 
 @compiled
 def prompt_hashes(words: Words, spans: Any, hashes: Any, place: int) -> int:
@@ -31,7 +33,7 @@ def prompt_hashes(words: Words, spans: Any, hashes: Any, place: int) -> int:
     so_far, at = other, begin >> 3
     for _ in range((end - begin) >> 4):
         so_far = rotated_product(rotated_product(so_far ^ shifted(words, at, shift)) ^ shifted(words, at + 1, shift))
-        hashes[place] = so_far >> np.uint64(32)
+        hashes[place] = so_far & _LOW_HALF  # which the rotation has made of the high bits: all others bear on them
         at += 2
         place += 1
     whole: Any = np.int64(rotated_product(np.uint64(digest(words, begin, end)) ^ other))
