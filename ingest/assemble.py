@@ -35,29 +35,31 @@ from blis_replay.ingest.readers.formats import REQUEST_FORMATS
 from blis_replay.ingest.readers.journey_requests import with_request_indices
 from blis_replay.ingest.readers.load_stages import stage_of_requests
 from blis_replay.ingest.readers.numbers import tokens
+from blis_replay.ingest.readers.paired_requests import Alignment, paired
 from blis_replay.ingest.readers.requests_frame import (
     RequestsRead,
     in_send_order,
-    prefix_in_send_order,
     with_summary,
 )
-from blis_replay.ingest.readers.server_clock import server_times, steps_on_zero
+from blis_replay.ingest.readers.server_clock import Bridge, server_times, steps_on_zero
 from blis_replay.ingest.recording import (
     AGGREGATE_SCHEMA,
     ARRIVALS,
+    IDENTITIES,
     JOURNEY_EVENT_SCHEMA,
     LIFECYCLE_SCHEMA,
     PUBLISHED,
     RECORDED,
     REQUEST_SCHEMA,
     Clock,
-    PrefixBlocks,
+    PromptTree,
     Recording,
     Setting,
     SourceFile,
     TokenEvents,
     empty_frame,
 )
+from blis_replay.ingest.scheduling_mode import detected_async
 
 _SLUG = re.compile(r"\d{8}-\d{6}-(?P<model>.+)-tp\d+-.+")
 # A bare number there counts runs and names no workload.
@@ -153,6 +155,7 @@ class _Assembly:
         self.versions: dict[str, str] = {}  # file -> the tool and version that wrote it
         self.unused: dict[str, str] = {}  # file -> why its requests were not used
         self.missing: list[str] = []
+        self.alignment: Alignment | None = None  # of the server's clock, where it recorded the client's requests too
 
     def recording(self) -> Recording:
         configured = self._configured()
@@ -172,7 +175,7 @@ class _Assembly:
         requests, client, events, prefix = self._placed(found, configured)
         server = self._server(traces, requests, client)
         cache_events, cache_clock = self._kv_events(client)
-        engine = self._engine(configured, server.steps)
+        engine = self._engine(configured, server)
         slug, hardware = self.source.slug, text(self.profile.get("hardware"))
         workload = workload_of(slug, configured.experiment.app)
         files = self._files()
@@ -189,7 +192,7 @@ class _Assembly:
             stages=configured.load.stages,
             shared_prefix=configured.load.shared_prefix,
             ignore_eos=configured.load.ignore_eos,
-            prefix_hit_rate=configured.log.prefix_hit_rate(),
+            prefix_hit_rate=configured.log.prefix_hit_rate,
             requests=requests,
             token_events=events,
             steps=server.steps,
@@ -262,10 +265,13 @@ class _Assembly:
             return found
         if found is None or found.frame.is_empty():
             return traces.requests
-        self.missing.append(
-            f"{len(traces.requests.frame)} requests as the server traced them: the requests are those of {used}"
-        )
-        return found
+        frame, self.alignment = paired(found.frame, traces.requests.frame, traces.requests.clock_kind)
+        if self.alignment is None:
+            self.missing.append(
+                f"{len(traces.requests.frame)} requests as the server traced them: the requests are those of {used}, "
+                "and their ids are others"
+            )
+        return replace(found, frame=frame)
 
     def _model(self, configured: _Configured, found: RequestsRead | None, ground_truth: str) -> str | None:
         candidates = {
@@ -292,7 +298,7 @@ class _Assembly:
 
     def _placed(
         self, found: RequestsRead | None, configured: _Configured
-    ) -> tuple[pl.DataFrame, Clock | None, TokenEvents | None, PrefixBlocks | None]:
+    ) -> tuple[pl.DataFrame, Clock | None, TokenEvents | None, PromptTree | None]:
         """Requests in send order with stages and decode lengths, their clock, token events and prompt blocks."""
         if found is None or found.frame.is_empty():
             self.missing += [*(found.lacks if found and found.lacks else ("requests",)), "token times"]
@@ -315,7 +321,7 @@ class _Assembly:
             ordered = with_counted_lengths(ordered, events)
         else:
             self.missing.append("token times")
-        prefix = None if found.prefix is None else prefix_in_send_order(found.prefix, order)
+        prefix = None if found.prefix is None else found.prefix.in_order(order)
         return ordered.select(REQUEST_SCHEMA.keys()), client, events, prefix
 
     def _kv_events(self, client: Clock | None) -> tuple[Path | None, Clock | None]:
@@ -337,10 +343,15 @@ class _Assembly:
         arrivals_ns = pl.Series(dtype=pl.Int64)
         if journeys is not None:
             arrivals_ns = journeys.lifecycles.select(pl.coalesce("arrived_ns", "queued_ns")).to_series()
-        times = server_times(traces.steps, arrivals_ns, traces.bridge, client, requests, traces.sequential_span_ids)
+        of_pairs = self._clock_by_identities(client, traces.bridge)
+        times = server_times(
+            traces.steps, arrivals_ns, traces.bridge, client, requests, traces.sequential_span_ids, of_pairs
+        )
         self._note_traces(traces, times.remark if times else "")
         zero_us = times.zero_us if times else 0
         steps, clocks = steps_on_zero(traces.steps, zero_us), times.clocks if times else ()
+        if of_pairs is not None:
+            clocks = (*(clock for clock in clocks if clock.name != of_pairs.name), of_pairs)
         if journeys is None:
             return _Server(steps, empty_frame(LIFECYCLE_SCHEMA), empty_frame(JOURNEY_EVENT_SCHEMA), clocks)
         lifecycles, events = otlp_journeys.on_zero(journeys, zero_us)
@@ -349,18 +360,37 @@ class _Assembly:
             self.missing.append(f"which requests {unknown} journeys belong to: their ids are not those of the requests")
         return _Server(steps, lifecycles, events, clocks)
 
+    def _clock_by_identities(self, client: Clock | None, bridge: Bridge | None) -> Clock | None:
+        """The server's clock by the requests that it and the client both recorded: its stamps, if those allow them."""
+        alignment = self.alignment
+        if alignment is None or client is None:
+            return None
+        if alignment.crossed:
+            self.missing.append(
+                f"one offset between the clocks of client and server: by the {alignment.pairs:,} requests that both "
+                f"recorded it is at least {alignment.low_us:,} us and at most {alignment.high_us:,} us"
+            )
+        name = "step" if alignment.clock_kind == "monotonic" else "server"
+        stamped_us = 0 if client.kind == alignment.clock_kind else None
+        if client.kind == "epoch" and alignment.clock_kind == "monotonic" and bridge is not None:
+            stamped_us = -bridge.offset_us
+        offset_us = alignment.offset_us(stamped_us)
+        uncertainty_us = alignment.uncertainty_us(offset_us)
+        zero_us = client.zero_us + offset_us
+        return Clock(name, alignment.clock_kind, zero_us, placed=IDENTITIES, uncertainty_us=uncertainty_us)
+
     def _note_traces(self, traces: otlp_traces.TracesRead, remark: str) -> None:
         if traces.steps.is_empty():
             self.missing.append("step records")
         if traces.dropped_events:
             self.missing.append(f"{traces.dropped_events} step span events that the tracing SDK discarded")
-        for (scope, name), count in sorted(_families(traces.other_spans).items()):
+        for (scope, name), count in sorted(traces.other_spans.items()):
             self.missing.append(f"{count} spans {name!r} of scope {scope!r}: not read")
         self.missing += traces.remarks
         if remark:
             self.missing.append(remark)
 
-    def _engine(self, configured: _Configured, steps: pl.DataFrame) -> dict[str, Setting]:
+    def _engine(self, configured: _Configured, server: _Server) -> dict[str, Setting]:
         override: dict[str, object] = {}
         if self.engine_file is not None:
             override = read_engine_file(RecordedFile(self.engine_file, self.engine_file.name))
@@ -379,7 +409,11 @@ class _Assembly:
         block_size = int(engine_settings(sources, hardware)[0]["block_size"].value)
         if blocks := log.num_gpu_blocks(block_size):
             sources.insert(3, ("recorded", "server log", {"num_gpu_blocks": blocks}))
-        totals = steps["kv_blocks_total"].drop_nulls()
+        asynchronous = detected_async(server.steps, server.journey_events)
+        if asynchronous is not None:
+            detail = "journeys (whether outputs are processed after the next step began)"
+            sources.insert(3, ("recorded", detail, {"async_scheduling": asynchronous}))
+        totals = server.steps["kv_blocks_total"].drop_nulls()
         if len(totals):
             # The pool without its reserved block, so vLLM's own count is one more.
             blocks = int(totals.mode().sort()[0]) + 1
@@ -442,12 +476,3 @@ def _with_reported(configured: _Configured, found: RequestsRead) -> _Configured:
             ignore_eos=found.ignore_eos if load.ignore_eos is None else load.ignore_eos,
         ),
     )
-
-
-def _families(spans: Mapping[tuple[str, str], int]) -> dict[tuple[str, str], int]:
-    """Span counts with the running numbers in names folded together (``step_7`` -> ``step_*``)."""
-    folded: dict[tuple[str, str], int] = {}
-    for (scope, name), count in spans.items():
-        key = (scope, re.sub(r"\d+", "*", name))
-        folded[key] = folded.get(key, 0) + count
-    return folded

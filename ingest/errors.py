@@ -5,6 +5,7 @@
     IngestError
     ├── RecordingError    a file of a recording: file, place, problem, mend
     ├── CollectorError    the live collector: its directory or its addresses are not to be had
+    ├── ReconstructionError   steps and batches that a recording does not tell
     ├── UnknownCheckError a name that is no instrument check
     └── StoreError        the ground-truth store itself: locked, newer, damaged
         └── UnknownExperimentError    a name that stands for none or for several experiments
@@ -47,6 +48,10 @@ class StoreError(IngestError):
 
 class UnknownExperimentError(StoreError):
     """A name that is no experiment of the store, or an alias of several."""
+
+
+class ReconstructionError(IngestError):
+    """The steps or batches of a recording cannot be reconstructed, with the reason."""
 
 
 class UnknownCheckError(IngestError):

@@ -17,7 +17,8 @@ RECORDING_TABLES = (
     "aggregates",
     "token_event_runs",
     "prefix_identity",
-    "request_blocks",
+    "prompts",
+    "request_prompts",
     "kv_events",
     "steps",
     "snapshots",
@@ -78,15 +79,15 @@ SELECT floor(4 * log10(greatest(gap_us, 1)))::BIGINT AS bin, count(*) AS count
 FROM gaps WHERE gap_us IS NOT NULL GROUP BY bin
 """
 
-PREFIX_IDENTITY = "SELECT block_tokens, source FROM prefix_identity WHERE slug = ?"
+PREFIX_IDENTITY = "SELECT source FROM prefix_identity WHERE slug = ?"
 
-REQUEST_BLOCKS = """
-SELECT request_index, block_index, block_key FROM request_blocks WHERE slug = $slug ORDER BY request_index, block_index
-"""
+PROMPTS = "SELECT prompt, parent, shared_tokens, tokens FROM prompts WHERE slug = $slug ORDER BY prompt"
 
-INSERT_REQUEST_BLOCKS = """
-INSERT INTO request_blocks SELECT ?, request_index, block_index, block_key FROM blocks_to_store
-"""
+INSERT_PROMPTS = "INSERT INTO prompts SELECT ?, prompt, parent, shared_tokens, tokens FROM prompts_to_store"
+
+REQUEST_PROMPTS = "SELECT request_index, prompt FROM request_prompts WHERE slug = $slug ORDER BY request_index"
+
+INSERT_REQUEST_PROMPTS = "INSERT INTO request_prompts SELECT ?, request_index, prompt FROM prompts_to_store"
 
 # One row a kind of KV-cache event and medium, blocks and tokens summed.
 KV_EVENT_COUNTS = """

@@ -93,12 +93,14 @@ KV_EVENT_SCHEMA: dict[str, type[pl.DataType] | pl.DataType] = {
     "parent_block_hash": pl.UInt64,
 }
 
-# Which blocks the prompts of requests are made of, one row a block.
-PREFIX_BLOCK_SCHEMA: dict[str, type[pl.DataType]] = {
-    "request_index": pl.Int64,
-    "block_index": pl.Int64,  # 0, 1, ... without a gap
-    "block_key": pl.Int64,
+# Which prompts begin alike, one row a distinct prompt.
+PROMPT_SCHEMA: dict[str, type[pl.DataType]] = {
+    "prompt": pl.Int64,  # 0, 1, ...
+    "parent": pl.Int64,  # an earlier prompt with which it begins, null if there is none
+    "shared_tokens": pl.Int64,  # how far the two are equal
+    "tokens": pl.Int64,  # how far requests with this prompt are equal; beyond, they are like no other
 }
+REQUEST_PROMPT_SCHEMA: dict[str, type[pl.DataType]] = {"request_index": pl.Int64, "prompt": pl.Int64}
 
 # One row a running request in a step that was recorded in full.
 SNAPSHOT_SCHEMA: dict[str, type[pl.DataType]] = {
@@ -206,17 +208,18 @@ class SharedPrefix:
 
 
 @dataclass(frozen=True)
-class PrefixBlocks:
-    """Identities of prompt blocks: two requests share a prefix as far as their leading keys are equal.
+class PromptTree:
+    """Identities of prompts: what two requests share follows from the tree of their prompts.
 
-    ``block_tokens``: prompt tokens that one key stands for; the last key of a prompt may
-    stand for fewer.  ``source``: in words, where the keys come from.  ``blocks``:
-    ``PREFIX_BLOCK_SCHEMA`` in order of request and block; a request without rows is not known.
+    Two prompts share what both share with the prompt at which their ways up the tree meet.
+    ``source``: in words, where the identities come from and how sure they are.  ``prompts``:
+    ``PROMPT_SCHEMA``, each after its parent.  ``requests``: ``REQUEST_PROMPT_SCHEMA`` in send order;
+    the prompt of a request without a row is not known.
     """
 
-    block_tokens: int
     source: str
-    blocks: pl.DataFrame
+    prompts: pl.DataFrame
+    requests: pl.DataFrame
 
 
 @dataclass(frozen=True)
@@ -245,7 +248,8 @@ class Clock:
 # How a clock was laid beside that of the requests: by events that carry both, because both are one
 # clock of one host, by matching running depth with requests in flight, or not at all.
 BRIDGED, ONE_CLOCK, ESTIMATED, NOT_KNOWN = "bridged by pairs", "one clock", "estimated from depth", "not known"
-CLOCK_PLACEMENTS = (BRIDGED, ONE_CLOCK, ESTIMATED, NOT_KNOWN)
+IDENTITIES = "bridged by identities"  # requests that client and server both recorded bound it from both sides
+CLOCK_PLACEMENTS = (BRIDGED, ONE_CLOCK, ESTIMATED, IDENTITIES, NOT_KNOWN)
 
 
 @dataclass(frozen=True)
@@ -331,7 +335,7 @@ class Recording:
     missing: tuple[str, ...]  # what the recording does not have, in words
     dropped_step_events: int = 0  # events of step spans that the tracing SDK discarded
     findings: tuple[Finding, ...] = ()
-    prefix: PrefixBlocks | None = None
+    prefix: PromptTree | None = None
     kv_events: Path | None = None  # Parquet, KV_EVENT_SCHEMA; lives as long as read_recording's context
     profile_differences: tuple[str, ...] = ()  # what the load profile asked for and the run did otherwise
     snapshots: pl.DataFrame = field(default_factory=lambda: empty_frame(SNAPSHOT_SCHEMA))

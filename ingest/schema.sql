@@ -110,18 +110,17 @@ CREATE TABLE IF NOT EXISTS steps (
     kv_blocks_free BIGINT
 );
 
-CREATE TABLE IF NOT EXISTS prefix_identity (
+CREATE TABLE IF NOT EXISTS prefix_identity (slug VARCHAR NOT NULL, source VARCHAR NOT NULL);
+
+CREATE TABLE IF NOT EXISTS prompts (        -- distinct ones, as a tree of what they share (recording.PROMPT_SCHEMA)
     slug VARCHAR NOT NULL,
-    block_tokens BIGINT NOT NULL,           -- prompt tokens that one block key stands for
-    source VARCHAR NOT NULL
+    prompt BIGINT NOT NULL,
+    parent BIGINT,                          -- an earlier prompt with which it begins
+    shared_tokens BIGINT NOT NULL,          -- how far the two are equal
+    tokens BIGINT NOT NULL                  -- how far requests with this prompt are equal
 );
 
-CREATE TABLE IF NOT EXISTS request_blocks ( -- equal leading keys: a shared prefix
-    slug VARCHAR NOT NULL,
-    request_index BIGINT NOT NULL,
-    block_index BIGINT NOT NULL,
-    block_key BIGINT NOT NULL
-);
+CREATE TABLE IF NOT EXISTS request_prompts (slug VARCHAR NOT NULL, request_index BIGINT NOT NULL, prompt BIGINT NOT NULL);
 
 CREATE TABLE IF NOT EXISTS kv_events (
     slug VARCHAR NOT NULL,

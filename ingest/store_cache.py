@@ -1,4 +1,4 @@
-"""What the store holds about the server's prefix cache: block identities of prompts, and KV-cache events."""
+"""What the store holds about the server's prefix cache: identities of prompts, and KV-cache events."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from blis_replay.ingest import queries
-from blis_replay.ingest.recording import KV_EVENT_SCHEMA, PREFIX_BLOCK_SCHEMA, PrefixBlocks, Recording
+from blis_replay.ingest.recording import KV_EVENT_SCHEMA, PROMPT_SCHEMA, REQUEST_PROMPT_SCHEMA, PromptTree, Recording
 from blis_replay.ingest.store_file import Store, fetch, first_row, typed
 
 if TYPE_CHECKING:
@@ -31,23 +31,26 @@ def kv_event_counts(store: Store, slug: str) -> tuple[KvEventCount, ...]:
     return tuple(KvEventCount(*row) for row in store.connection.execute(queries.KV_EVENT_COUNTS, [slug]).fetchall())
 
 
-def read_prefix(store: Store, slug: str) -> PrefixBlocks | None:
-    """The block identities of an experiment's prompts, None if it has none."""
+def read_prefix(store: Store, slug: str) -> PromptTree | None:
+    """The identities of an experiment's prompts, None if it has none."""
     row = first_row(store.connection, queries.PREFIX_IDENTITY, [slug])
     if row is None:
         return None
-    blocks = fetch(store.connection, queries.REQUEST_BLOCKS, {"slug": slug}, PREFIX_BLOCK_SCHEMA)
-    return PrefixBlocks(int(row[0]), str(row[1]), blocks)
+    prompts = fetch(store.connection, queries.PROMPTS, {"slug": slug}, PROMPT_SCHEMA)
+    requests = fetch(store.connection, queries.REQUEST_PROMPTS, {"slug": slug}, REQUEST_PROMPT_SCHEMA)
+    return PromptTree(str(row[0]), prompts, requests)
 
 
 def insert_cache_evidence(connection: duckdb.DuckDBPyConnection, recording: Recording) -> None:
-    """Add block identities and KV-cache events of a recording, within the caller's transaction."""
+    """Add prompt identities and KV-cache events of a recording, within the caller's transaction."""
     slug, prefix = recording.slug, recording.prefix
     if prefix is not None:
-        connection.execute("INSERT INTO prefix_identity VALUES (?, ?, ?)", [slug, prefix.block_tokens, prefix.source])
-        connection.register("blocks_to_store", typed(prefix.blocks, PREFIX_BLOCK_SCHEMA).to_arrow())
-        connection.execute(queries.INSERT_REQUEST_BLOCKS, [slug])
-        connection.unregister("blocks_to_store")
+        connection.execute("INSERT INTO prefix_identity VALUES (?, ?)", [slug, prefix.source])
+        connection.register("prompts_to_store", typed(prefix.prompts, PROMPT_SCHEMA).to_arrow())
+        connection.execute(queries.INSERT_PROMPTS, [slug])
+        connection.register("prompts_to_store", typed(prefix.requests, REQUEST_PROMPT_SCHEMA).to_arrow())
+        connection.execute(queries.INSERT_REQUEST_PROMPTS, [slug])
+        connection.unregister("prompts_to_store")
     if recording.kv_events is not None:
         columns = ", ".join(KV_EVENT_SCHEMA)
         connection.execute(

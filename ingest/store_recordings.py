@@ -338,7 +338,7 @@ def _derived_hash(recording: Recording, layout: TokenLayout) -> str:
         recording.missing,
         recording.clocks,
         recording.findings,
-        recording.prefix and (recording.prefix.block_tokens, recording.prefix.source, recording.prefix.blocks.height),
+        recording.prefix and (recording.prefix.source, recording.prefix.prompts.height),
         recording.kv_events is not None,
         layout,
     )

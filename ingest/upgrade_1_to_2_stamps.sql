@@ -1,4 +1,4 @@
--- From a row for every stamp, as schema version 1 had it, to runs of 64.
+-- From a row for every stamp, as schema version 1 had it, to runs of 64; it knew no leading events.
 INSERT INTO token_event_runs
 SELECT slug, request_index, min(event_index), any_value(tokens), any_value(stamps_per_token), 0,
        list(time_us ORDER BY event_index)

@@ -16,7 +16,7 @@ import polars as pl
 from blis_replay.blis.trace import BlockKeys, Int64s
 from blis_replay.ingest.recording import Recording, Setting, SharedPrefix
 from blis_replay.replay.errors import ReplayError
-from blis_replay.replay.recorded_blocks import engine_block_keys
+from blis_replay.replay.recorded_prompts import cached_tokens, engine_block_keys
 
 # Which prompt belongs to which group is not recorded, so it is drawn.
 _MEMBERSHIP_SEED = 42
@@ -62,14 +62,17 @@ def estimate_prefix(recording: Recording) -> PrefixEstimate:
     """How many prompt tokens of each request no prefix cache held.
 
     The first of these that the recording supports: the server's own count per request;
-    the cycle of a shared-prefix workload (see ``_shared_prefix``); an aggregate hit rate,
-    the same share for all; the whole prompt.
+    recorded prompt identities in a cache that never forgets; the cycle of a shared-prefix
+    workload (see ``_shared_prefix``); an aggregate hit rate, the same share for all; the whole prompt.
     """
     prompts = prompt_tokens(recording)
     cached = recording.requests["cached_prompt_tokens"]
     block = int(recording.engine["block_size"].value)
     if cached.null_count() == 0 and len(cached):
         return PrefixEstimate(np.maximum(prompts - cached.to_numpy(), 1), "cached prompt tokens as the server reported")
+    if recording.prefix is not None:
+        found = cached_tokens(engine_block_keys(recording.prefix, prompts, block), prompts)
+        return PrefixEstimate(prompts - found, f"found in an endless cache by {recording.prefix.source}")
     if recording.shared_prefix and _cycles(prompts.astype(float), _period(recording.shared_prefix)):
         return _shared_prefix(prompts, recording.shared_prefix, block)
     if recording.prefix_hit_rate:

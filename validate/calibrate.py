@@ -101,7 +101,7 @@ def _refuse_without_prompts(recordings: Sequence[Recording]) -> None:
 
 def _refuse_unusable(recording: Recording, kind: Data) -> None:
     """Raise if an instrument check says that what is fitted to must not be used."""
-    fitted_to = ("step_time",) if kind == "steps" else ("e2e", "ttft", "output_tokens")
+    fitted_to = ("step_time",) if kind == "steps" else ("e2e", "ttft")
     for finding in recording.findings:
         if finding.severity == "unusable" and finding.metric in fitted_to:
             raise ValidateError(

@@ -30,8 +30,8 @@ def inspection_json(
         "clocks": [vars(clock) for clock in recording.clocks],
         "files": [vars(file) for file in recording.files],
         "missing": list(recording.missing),
-        "prefix_blocks": prefix
-        and {"source": prefix.source, "block_tokens": prefix.block_tokens, "blocks": prefix.blocks.height},
+        "prefix_identity": prefix
+        and {"source": prefix.source, "requests": prefix.requests.height, "prompts": prefix.prompts.height},
         "kv_events": [vars(count) for count in cache],
         "findings": [vars(finding) for finding in findings],
     }
@@ -51,7 +51,7 @@ def inspection_text(recording: Recording, findings: Sequence[Finding], cache: Se
         f"  step records: {recording.steps.height:,}",
     ]
     if recording.prefix is not None:
-        lines.append(f"  prefix identity: {recording.prefix.blocks.height:,} blocks ({recording.prefix.source})")
+        lines.append(f"  prefix identity: {recording.prefix.prompts.height:,} prompts ({recording.prefix.source})")
     lines += [f"  stage {s.stage}: {s.rate_per_s:g} requests/s for {s.duration_us / 1e6:g} s" for s in recording.stages]
     engine = [
         [name, str(setting.value), setting.source, setting.detail] for name, setting in sorted(recording.engine.items())

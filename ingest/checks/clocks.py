@@ -9,7 +9,7 @@ from blis_replay.ingest.checks.evidence import Context, Measured, completed_requ
 from blis_replay.ingest.checks.pictures import Table
 from blis_replay.ingest.clock_offset import MIXED_US, DepthOffset, depth_mismatch, estimate_offset
 from blis_replay.ingest.published_itl import published
-from blis_replay.ingest.recording import ESTIMATED, NOT_KNOWN, Clock, Finding, Recording
+from blis_replay.ingest.recording import ESTIMATED, IDENTITIES, NOT_KNOWN, Clock, Finding, Recording
 
 CHECK = "clocks"
 MEASURES = "segments that cannot be, stamps of different clocks in one difference, the step clock's offset and drift"
@@ -27,7 +27,7 @@ def check(recording: Recording, context: Context) -> list[Finding]:
     """Impossible times, and how the step clock was placed with both numbers; one note if nothing is amiss."""
     requests = completed_requests(recording)
     wrong = [*_latencies(requests), *_segments(requests), *_mixed(recording), *_published(recording)]
-    findings = [*wrong, *_step_clock(recording)]
+    findings = [*wrong, *_server_clock(recording), *_step_clock(recording)]
     return findings or [Finding(CHECK, "note", "", "no segment is negative, no stamps are mixed", {}, RULE)]
 
 
@@ -118,6 +118,21 @@ def _published(recording: Recording) -> list[Finding]:
             measured: Measured = {"min_us": least, "mean_ttft_us": ttft, "mean_e2e_us": e2e}
             findings.append(Finding(CHECK, "unusable", metric, message, measured, RULE))
     return findings
+
+
+def _server_clock(recording: Recording) -> list[Finding]:
+    """The server's clock beside the client's, by requests that both recorded."""
+    clocks = {clock.name: clock for clock in recording.clocks}
+    found = next((clock for clock in recording.clocks if clock.placed == IDENTITIES), None)
+    if found is None:
+        return []
+    client = clocks.get("client")
+    ahead_us = found.zero_us - client.zero_us if client is not None and client.kind == found.kind else None
+    measured: Measured = {"server_ahead_us": ahead_us, "uncertainty_us": found.uncertainty_us}
+    said = "lies beside the client's" if ahead_us is None else f"is {_ms(ahead_us)} ahead of the client's"
+    message = f"the server's clock {said}, +- {_ms(found.uncertainty_us)}, by the requests that both recorded"
+    rule = "a server has a request after its send, and its first token before the client: each pair bounds the offset"
+    return [Finding(CHECK, "note", "", message, measured, rule)]
 
 
 def _step_clock(recording: Recording) -> list[Finding]:

@@ -1,4 +1,9 @@
-"""Check 4: mean running depth against throughput times residence (Little's law)."""
+"""Check 4: requests in the engine by its step records against requests in flight by their sends and ends.
+
+Little's law, depth = throughput times residence, without its steady state: over any window, throughput times
+residence is the time that requests were in flight in it over its length.  A residence begins with
+the send, so depth counts the waiting requests too.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +18,7 @@ from blis_replay.ingest.checks.evidence import (
     mean,
     named,
     not_checked,
+    recorded_requests,
     requests_in,
     seconds,
     step_intervals,
@@ -22,7 +28,7 @@ from blis_replay.ingest.checks.pictures import Table
 from blis_replay.ingest.recording import Finding, Recording
 
 CHECK = "littles_law"
-MEASURES = "mean running depth against throughput times residence, per load stage in its steady window"
+MEASURES = "running and waiting depth against requests in flight (throughput times residence), per load stage"
 CONSISTENT = 0.03
 CONTRADICTORY = 0.10
 _FEWEST = 30
@@ -42,47 +48,61 @@ def check(recording: Recording, context: Context) -> list[Finding]:
 
 
 def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
-    """Depth and throughput times residence in the steady windows and in twelfths of the run."""
+    """Depth and requests in flight in the steady windows and in twelfths of the run."""
     if recording.steps.is_empty() or completed_requests(recording).is_empty():
         return ()
-    rows = []
+    rows: list[tuple[str | float, ...]] = []
     for window in (*context.windows, *equal_windows(recording, 12)):
         finding = _of_window(recording, window)
         if finding is not None:
             of = finding.measured
-            depth, ratio = float(of["mean_depth"] or 0), float(of["ratio"] or 0)
-            rows.append((seconds(window), round(depth, 2), round(depth / ratio, 2) if ratio else None, round(ratio, 3)))
-    columns = ("seconds", "running depth", "rate x E2E", "ratio")
-    note = "the steady windows of the load stages, then twelfths of the run (a ramp is no steady state)"
+            shown = [float(of[name] or 0) for name in ("mean_depth", "mean_waiting", "in_flight")]
+            rows.append((seconds(window), *(round(value, 2) for value in shown), round(float(of["ratio"] or 0), 3)))
+    columns = ("seconds", "running", "waiting", "in flight", "ratio")
+    note = "the steady windows of the load stages, then twelfths of the run"
     return (Table("Little's law by window", columns, tuple(rows), bars="ratio", note=note),) if rows else ()
 
 
 def _of_window(recording: Recording, window: Window) -> Finding | None:
     intervals = step_intervals(steps_in(recording, window)).drop_nulls("running_depth")
-    requests = requests_in(completed_requests(recording), window).drop_nulls("e2e_us")
-    if intervals.height < _FEWEST or requests.height < _FEWEST:
+    sent = requests_in(completed_requests(recording), window).drop_nulls("e2e_us")
+    if intervals.height < _FEWEST or sent.height < _FEWEST:
         return None
-    weighted = (pl.col("running_depth") * pl.col("elapsed_us")).sum() / pl.col("elapsed_us").sum()
-    depth = float(intervals.select(weighted).item())
-    rate_per_us = requests.height / (window.end_us - window.start_us)
-    expected = rate_per_us * float(mean(requests, "e2e_us") or 0)
-    if expected <= 0:
-        return None
-    ratio = depth / expected
+    depth, waiting = (_over_time(intervals, name) for name in ("running_depth", "waiting_depth"))
+    in_flight = _in_flight(recording, window)
+    ratio = (depth + waiting) / in_flight
     measured: Measured = {
         "stage": window.stage,
         "mean_depth": depth,
-        "throughput_per_s": rate_per_us * 1e6,
-        "residence_us": mean(requests, "e2e_us"),
+        "mean_waiting": waiting,
+        "in_flight": in_flight,
+        "throughput_per_s": 1e6 * sent.height / (window.end_us - window.start_us),
+        "residence_us": mean(sent, "e2e_us"),
         "ratio": ratio,
         **_as_published(recording, window),
     }
     message = (
-        f"{named(window)}: mean running depth {depth:.1f} is {ratio:.3f} of throughput times residence "
-        f"({expected:.1f}): {_verdict(ratio)}"
+        f"{named(window)}: {depth:.1f} running and {waiting:.1f} waiting requests are {ratio:.3f} of those in flight "
+        f"({in_flight:.1f}): {_verdict(ratio)}"
     )
     severity = "unusable" if abs(ratio - 1) > CONTRADICTORY else "note"
     return Finding(CHECK, severity, "", message, measured, RULE)
+
+
+def _over_time(intervals: pl.DataFrame, column: str) -> float:
+    """The mean of a depth, each step weighted by the time to the next; 0 where it is not recorded."""
+    known = intervals.drop_nulls(column)
+    weighted = (pl.col(column) * pl.col("elapsed_us")).sum() / pl.col("elapsed_us").sum()
+    return float(known.select(weighted).item() or 0) if len(known) else 0.0
+
+
+def _in_flight(recording: Recording, window: Window) -> float:
+    """Mean number of requests between their send and their end, however they ended; at least one is."""
+    sent_us = pl.col("arrival_us")
+    until_us = pl.min_horizontal(sent_us + pl.col("e2e_us"), window.end_us)
+    within_us = (until_us - pl.max_horizontal(sent_us, window.start_us)).clip(0)
+    total_us = recorded_requests(recording).select(within_us.sum()).item()
+    return max(float(total_us), 1.0) / (window.end_us - window.start_us)
 
 
 def _verdict(ratio: float) -> str:

@@ -12,7 +12,8 @@ import yaml
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.readers.files import RecordedFile
 
-MAX_YAML_BYTES = 1 << 20
+# Real ones have a few KB; a MB of one number in base 60 takes a minute.
+MAX_YAML_BYTES = 256 << 10
 MAX_JSON_BYTES = 64 << 20
 
 # What msgspec can raise over bytes that are no JSON of the form wanted.

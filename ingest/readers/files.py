@@ -32,6 +32,8 @@ LARGE_BYTES = 32 << 20
 _USUAL_EXPANSION = 10
 GZIP_MAGIC = b"\x1f\x8b"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+# What is behind the end of a member is copied, and an empty member has 20 bytes.
+_GZIP_PIECE_BYTES = 64 << 10
 # What is lost of a stream that breaks: the piece in which it does.
 ZSTD_PIECE_BYTES = 64 << 10
 _ZSTD_HEAD_PIECE_BYTES = 4 << 10
@@ -86,7 +88,7 @@ class RecordedFile:
         if first.startswith(ZSTD_MAGIC):
             yield from self._unzstd(chain((first,), raw))
         elif first.startswith(GZIP_MAGIC):
-            yield from self._gunzip(first, raw)
+            yield from self._gunzip(chain((first,), raw))
         elif first:
             yield first
             yield from raw
@@ -118,7 +120,7 @@ class RecordedFile:
                 raise RecordingError(
                     self.path,
                     "",
-                    f"larger than the {limit_bytes >> 20} MB such a file can have",
+                    f"larger than the {limit_bytes:,} bytes such a file can have",
                     "check that it is what its name says",
                 )
         if self.damage:
@@ -165,7 +167,9 @@ class RecordedFile:
         problem = f"cannot be read ({error.strerror or error})"
         return RecordingError(self.path, "", problem, "check the path and its permissions")
 
-    def _gunzip(self, packed: bytes, raw: Iterator[bytes]) -> Iterator[bytes]:
+    def _gunzip(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
+        raw = (chunk[at : at + _GZIP_PIECE_BYTES] for chunk in chunks for at in range(0, len(chunk), _GZIP_PIECE_BYTES))
+        packed = next(raw, b"")
         unpack = zlib.decompressobj(wbits=31)
         packed_bytes, expanded_bytes = len(packed), 0
         while packed:

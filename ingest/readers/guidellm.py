@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ from blis_replay.ingest.readers.reported_numbers import (
 from blis_replay.ingest.readers.requests_frame import RequestsRead, frame_of, request_row
 from blis_replay.ingest.recording import Stage
 
+# An empty object is a benchmark, so a small file could have any number.
+MAX_BENCHMARKS = 10_000
 _STATUS = {"successful": "ok", "errored": "error", "incomplete": "aborted"}
 # Of a benchmark: where its strategy, length and metrics stand in one generation or the other.
 _SECTIONS = ("args", "config", "duration", "request_loader", "worker")
@@ -129,12 +132,16 @@ def _wanted(path: JsonPath) -> bool:
 def _usable_rows(file: RecordedFile, results: _Results) -> Iterator[dict[str, object]]:
     for path, value in wanted_values(file, _wanted):
         if len(path) == 3:
-            results.top[str(path[2])] = value
+            results.top[str(path[2])] = _small(value)
             continue
         benchmark = int(path[2])
+        if benchmark >= MAX_BENCHMARKS:
+            raise RecordingError(
+                file.path, place_of(path), f"more than {MAX_BENCHMARKS:,} benchmarks", "give the file of one run"
+            )
         known = results.benchmarks.setdefault(benchmark, {})
         if path[3] != "requests":
-            known[str(path[4] if path[3] == "metrics" else path[3])] = value
+            known[str(path[4] if path[3] == "metrics" else path[3])] = _small(value)
             continue
         problem, row = _row(value, str(path[4]), benchmark, results)
         if problem:
@@ -142,6 +149,15 @@ def _usable_rows(file: RecordedFile, results: _Results) -> Iterator[dict[str, ob
             continue
         results.sent[benchmark] = results.sent.get(benchmark, 0) + 1
         yield row
+
+
+def _small(value: Any, depth: int = 2) -> Any:
+    """A value without what is deep in it or long: it is kept until the end of the file."""
+    if isinstance(value, Mapping):
+        return {key: _small(inner, depth - 1) for key, inner in islice(value.items(), 100)} if depth else {}
+    if isinstance(value, str):
+        return value[:500]
+    return value if value is None or isinstance(value, int | float) else ()
 
 
 def _row(record: object, listed: str, benchmark: int, results: _Results) -> tuple[str, dict[str, object]]:

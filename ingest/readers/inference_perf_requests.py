@@ -3,13 +3,15 @@
 Three generations: up to 0.4 (``info.output_token_times``: one stamp a stream event, of
 which there can be two a token), 0.5 (``info.response_info``), from 0.6
 (``info.response_metrics``).  The later ones also have ``chunk_times``, the plain arrival
-times, and the server's usage.  Stamps are kept as recorded.  Prompts and responses are never kept.
+times, and the server's usage.  Stamps are kept as recorded.  Of prompts hashes are kept, of
+responses nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,9 +21,11 @@ import polars as pl
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from blis_replay.ingest.prompt_tree import NONE
 from blis_replay.ingest.readers.documents import DECODE_ERRORS, text
 from blis_replay.ingest.readers.files import RecordedFile, is_large, json_objects
 from blis_replay.ingest.readers.numbers import MAX_INTEGER, microseconds, tokens, whole
+from blis_replay.ingest.readers.prompt_texts import HASH, PIECE_BYTES, Hashes, PromptTexts, raw_prompts
 from blis_replay.ingest.readers.requests_frame import (
     BATCH_ROWS,
     READ_SCHEMA,
@@ -73,13 +77,19 @@ class _Record(Struct):
 
 
 class _Body(Struct):
-    model: Any = None
+    model: msgspec.Raw = msgspec.Raw()
     max_tokens: Any = None
     max_completion_tokens: Any = None
     ignore_eos: Any = None
+    prompt: msgspec.Raw = msgspec.Raw()
+    messages: msgspec.Raw = msgspec.Raw()
+    tools: msgspec.Raw = msgspec.Raw()
+    cache_salt: msgspec.Raw = msgspec.Raw()
 
 
 _RECORD = msgspec.json.Decoder(_Record)
+_NULL = msgspec.Raw(b"null")
+_MODEL = msgspec.json.Decoder(str)
 _BODY = msgspec.json.Decoder(_Body)
 
 
@@ -95,24 +105,51 @@ def read_requests(file: RecordedFile, events_path: Path) -> RequestsRead:
     time for which the client held on.  Memory is bounded by a batch of requests.  A
     record that cannot be used is rejected and counted by its ordinal.
     """
-    with events_path.open("wb") as stream:
+    hashes_path = events_path.with_suffix(".prompts")
+    with events_path.open("wb") as stream, hashes_path.open("wb") as hashes:
+        texts = PromptTexts(hashes)
         if is_large(file):
             from blis_replay.ingest.readers.inference_perf_scan import scanned_parts
 
-            parts = list(scanned_parts(file, stream, MAX_RECORD_BYTES))
+            parts = list(scanned_parts(file, stream, texts, MAX_RECORD_BYTES))
         else:
-            parts = list(decoded_parts(file, json_objects(file, MAX_RECORD_BYTES), stream, hash))
+            decoded = json_objects(file, MAX_RECORD_BYTES)
+            parts = list(decoded_parts(file, decoded, stream, texts, Hashing(hash, _prompt_hashes)))
+        texts.flush()
     whole = in_file_order(file, parts)
     file.tally.records = len(whole.frame)
     events = RawEvents(events_path, whole.offsets, whole.counts) if whole.counts.any() else None
-    return RequestsRead(whole.frame, "client", "monotonic", whole.model, events)
+    model = whole.model[1] if whole.model else None
+    prompt_tokens = whole.frame["prompt_tokens"].fill_null(0).to_numpy()
+    prefix = raw_prompts(texts, hashes_path, whole.prompts, prompt_tokens)
+    return RequestsRead(whole.frame, "client", "monotonic", model, events, prefix=prefix)
+
+
+@dataclass(frozen=True)
+class Hashing:
+    """How records and prompts are told apart: equal hashes of one file mean equal bytes.
+
+    ``record(text)``: its hash; ``prompt(parts)``: that of a prompt, and those of all up to each whole
+    piece of it (``prompt_texts``).  Its parts: its text, then all else that sets prompts apart.
+    """
+
+    record: Callable[[bytes], int]
+    prompt: Callable[[Sequence[bytes]], tuple[int, Hashes]]
+
+
+def _prompt_hashes(parts: Sequence[bytes]) -> tuple[int, Hashes]:
+    prompt, others = parts[0], hash(tuple(parts[1:]))
+    pieces = (prompt[at : at + PIECE_BYTES] for at in range(0, len(prompt) - PIECE_BYTES + 1, PIECE_BYTES))
+    chain = accumulate(pieces, lambda before, piece: hash((before, piece)), initial=others)
+    return hash(tuple(parts)), np.array(list(chain)[1:], np.int64).astype(HASH)
 
 
 @dataclass(frozen=True)
 class Part:
     """Some requests of a file (``READ_SCHEMA``), and for each its ordinal, a hash of its text, and its stamps.
 
-    ``model``: the first that they name.
+    ``prompts``: the number of each one's prompt, or ``NONE``.  ``model``: the first that they name, after the
+    ordinal of that record.
     """
 
     frame: pl.DataFrame
@@ -120,40 +157,46 @@ class Part:
     digests: Int64s
     offsets: Int64s
     counts: Int64s
-    model: str | None
+    prompts: Int64s
+    model: tuple[int, str] | None
 
 
 def in_file_order(file: RecordedFile, parts: Sequence[Part]) -> Part:
     """All parts as one; a record that is there before, identical, is rejected."""
     frame = pl.concat([pl.DataFrame(schema=READ_SCHEMA), *(part.frame for part in parts)])
-    ordinals, digests, offsets, counts = (
+    ordinals, digests, offsets, counts, prompts = (
         np.concatenate([np.empty(0, np.int64), *(getattr(part, name) for part in parts)])
-        for name in ("ordinals", "digests", "offsets", "counts")
+        for name in ("ordinals", "digests", "offsets", "counts", "prompts")
     )
     order = np.argsort(ordinals, kind="stable")
     firsts = order[np.sort(np.unique(digests[order], return_index=True)[1])]
     for ordinal in np.setdiff1d(ordinals, ordinals[firsts]).tolist():
         file.tally.reject(f"record {ordinal}", "the same record again, identical")
-    model = next((part.model for part in parts if part.model), None)
-    return Part(frame[firsts], ordinals[firsts], digests[firsts], offsets[firsts], counts[firsts], model)
+    model = min((part.model for part in parts if part.model), default=None)
+    owned = offsets[firsts], counts[firsts], prompts[firsts]
+    return Part(frame[firsts], ordinals[firsts], digests[firsts], *owned, model)
 
 
 def decoded_parts(
-    file: RecordedFile, objects: Iterable[tuple[int, bytes]], stream: BinaryIO, digest_of: Callable[[bytes], int]
+    file: RecordedFile,
+    objects: Iterable[tuple[int, bytes]],
+    stream: BinaryIO,
+    texts: PromptTexts,
+    hashing: Hashing,
 ) -> Iterator[Part]:
     """Records ``(ordinal, text)`` read by the decoder, in batches; their stamps are appended to ``stream``."""
     rows: list[dict[str, object]] = []
-    kept: list[tuple[int, int, int, int]] = []
-    model = None
+    kept: list[tuple[int, ...]] = []
+    model: tuple[int, str] | None = None
     stamps_before = stream.tell() // 8
     for ordinal, raw in objects:
         problem, row, stamps_us, body = _decoded(raw)
         if problem:
             file.tally.reject(f"record {ordinal}", problem)
             continue
-        model = model or text(body.model)
+        model = model or model_of(ordinal, body)
         rows.append(row)
-        kept.append((ordinal, digest_of(raw), stamps_before, len(stamps_us)))
+        kept.append((ordinal, hashing.record(raw), stamps_before, len(stamps_us), _prompt_of(body, texts, hashing)))
         stream.write(stamps_us.tobytes())
         stamps_before += len(stamps_us)
         if len(rows) == BATCH_ROWS:
@@ -163,9 +206,21 @@ def decoded_parts(
         yield _part(rows, kept, model)
 
 
-def _part(rows: list[dict[str, object]], kept: list[tuple[int, int, int, int]], model: str | None) -> Part:
-    ordinals, digests, offsets, counts = np.array(kept, np.int64).T
-    return Part(frame_of(rows), ordinals, digests, offsets, counts, model)
+def _part(rows: list[dict[str, object]], kept: list[tuple[int, ...]], model: tuple[int, str] | None) -> Part:
+    ordinals, digests, offsets, counts, prompts = np.array(kept, np.int64).T
+    return Part(frame_of(rows), ordinals, digests, offsets, counts, prompts, model)
+
+
+def _prompt_of(body: _Body, texts: PromptTexts, hashing: Hashing) -> int:
+    """The number of a body's prompt, or of its messages; ``NONE`` if it has neither."""
+    prompt, messages, *others = (
+        b"" if raw == _NULL else bytes(raw)
+        for raw in (body.prompt, body.messages, body.model, body.tools, body.cache_salt)
+    )
+    if not prompt and not messages:
+        return NONE
+    digest, chain = hashing.prompt([prompt or messages, *others])
+    return texts.number(digest, len(prompt or messages), chain)
 
 
 def _decoded(raw: bytes) -> tuple[str, dict[str, object], Int64s, _Body]:
@@ -215,6 +270,15 @@ def _row(record: _Record, body: _Body) -> tuple[str, dict[str, object], Int64s]:
         ignore_eos=body.ignore_eos if isinstance(body.ignore_eos, bool) else None,
     )
     return "", row, stamps_us
+
+
+def model_of(ordinal: int, body: _Body) -> tuple[int, str] | None:
+    """The ordinal of a record and the model that its body names, if it names one."""
+    try:
+        model = text(_MODEL.decode(body.model))
+    except DECODE_ERRORS:
+        return None
+    return (ordinal, model) if model else None
 
 
 def body_of(request: str | None) -> _Body:

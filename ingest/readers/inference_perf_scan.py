@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
 import msgspec
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
-from blis_replay.ingest.readers.documents import DECODE_ERRORS, text
+from blis_replay.ingest.prompt_tree import NONE
+from blis_replay.ingest.readers.documents import DECODE_ERRORS
 from blis_replay.ingest.readers.files import ObjectScan, RecordedFile, objects_of
 from blis_replay.ingest.readers.inference_perf_requests import (
+    Hashing,
     Int64s,
     Part,
     body_of,
     decoded_parts,
     failure_of,
     message_of,
+    model_of,
 )
 from blis_replay.ingest.readers.numbers import MAX_TOKENS
+from blis_replay.ingest.readers.prompt_texts import HASH, PIECE_BYTES, Hashes, PromptTexts
 from blis_replay.ingest.readers.requests_frame import BATCH_ROWS, READ_SCHEMA
 from blis_replay.ingest.scan.lifecycle_records import FIELDS, FULL, MORE, digest_of, scan_records
+from blis_replay.ingest.scan.prompt_hashes import hashes_of
 from blis_replay.ingest.scan.window import Window
 
 _FIELD = {name: place for place, name in enumerate(FIELDS)}
@@ -32,7 +38,7 @@ _OPENING = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*(?:\[|(?=\{))")
 _OPENING_BYTES = 4096
 
 
-def scanned_parts(file: RecordedFile, stream: BinaryIO, limit_bytes: int) -> Iterator[Part]:
+def scanned_parts(file: RecordedFile, stream: BinaryIO, texts: PromptTexts, limit_bytes: int) -> Iterator[Part]:
     """The records of a file in batches, not in order; their stamps are appended to ``stream``.
 
     Equal to what the decoder makes of them.  Where something stands between records that is
@@ -40,23 +46,25 @@ def scanned_parts(file: RecordedFile, stream: BinaryIO, limit_bytes: int) -> Ite
     """
     window, rest = Window(file.chunks()), ObjectScan(file.tally, limit_bytes)
     rows = np.empty((_ROWS, len(FIELDS)), np.int64)
-    stamps, body = np.empty(0, np.int64), np.empty(0, np.uint64)
+    stamps, body, hashes = np.empty(0, np.int64), np.empty(0, np.uint64), np.empty(0, HASH)
     held = _Taken([], {}, None)
     while window.refill():
         if rest.base is None and not _opened(window, rest):
             break
         if len(body) < len(window.words):  # memory that is fresh costs as much as reading into it
             stamps, body = np.empty(len(window.text) // 2, np.int64), np.empty_like(window.words)
+            hashes = np.empty(len(window.text) // PIECE_BYTES + 1, HASH)
         why = FULL
         while why == FULL:
-            scanned = (window.text, window.words, window.at, window.end, rows, stamps, body.view(np.uint8), body)
-            why, window.at, found, used = scan_records(*scanned)
+            read = (window.text, window.words, window.at, window.end)
+            why, window.at, found, used = scan_records(*read, rows, stamps, hashes, body.view(np.uint8), body)
             rows[:found, _FIELD["ordinal"]] = np.arange(rest.count + 1, rest.count + 1 + found)
             rest.count += found
             rows[:found, _FIELD["stamps_at"]] += stream.tell() // 8
             stream.write(stamps[:used].data)
             left = _hold(held, rows[:found], window)
-            yield from decoded_parts(file, left, stream, _digest)
+            _number_prompts(held.rows[-1], hashes, texts)
+            yield from decoded_parts(file, left, stream, texts, _HASHING)
             if sum(map(len, held.rows)) >= BATCH_ROWS:
                 yield _part(held)
                 held = _Taken([], {}, held.model)
@@ -65,7 +73,7 @@ def scanned_parts(file: RecordedFile, stream: BinaryIO, limit_bytes: int) -> Ite
         rest.check_size(file, window.end - window.at)
     if held.rows:
         yield _part(held)
-    yield from decoded_parts(file, objects_of(file, window.rest(), rest), stream, _digest)
+    yield from decoded_parts(file, objects_of(file, window.rest(), rest), stream, texts, _HASHING)
 
 
 @dataclass
@@ -74,7 +82,7 @@ class _Taken:
 
     rows: list[Int64s]
     errors: dict[int, object]
-    model: str | None
+    model: tuple[int, str] | None
 
 
 def _opened(window: Window, rest: ObjectScan) -> bool:
@@ -96,9 +104,19 @@ def _hold(held: _Taken, rows: Int64s, window: Window) -> list[tuple[int, bytes]]
         except DECODE_ERRORS:
             taken[rows[:, 0] == row[0]] = False
     named = rows[taken & (rows[:, _FIELD["model_at"]] >= 0)]
-    held.model = held.model or _first_model(_text_of(row, "request", window) for row in named)
+    held.model = held.model or _first_model((int(row[0]), _text_of(row, "request", window)) for row in named)
     held.rows.append(rows[taken])
     return [(int(row[0]), _text_of(row, "record", window)) for row in rows[~taken]]
+
+
+def _number_prompts(rows: Int64s, hashes: Hashes, texts: PromptTexts) -> None:
+    """Put the number of each row's prompt in the place of its digest."""
+    names = ("prompt", "prompt_at", "prompt_end", "hashes_at", "hashes")
+    found = rows[:, [_FIELD[name] for name in names]].tolist()
+    rows[:, _FIELD["prompt"]] = [
+        NONE if begin < 0 else texts.number(digest, end - begin, hashes[at : at + count])
+        for digest, begin, end, at, count in found
+    ]
 
 
 def _text_of(row: Int64s, field: str, window: Window) -> bytes:
@@ -120,6 +138,7 @@ def _part(held: _Taken) -> Part:
         digests=columns["digest"],
         offsets=columns["stamps_at"],
         counts=columns["stamps"],
+        prompts=columns["prompt"],
         model=held.model,
     )
 
@@ -152,13 +171,28 @@ def _tokens(field: str) -> pl.Expr:
     return pl.when(pl.col(field).is_between(1, MAX_TOKENS - 1)).then(pl.col(field))
 
 
-def _first_model(requests: Iterable[bytes]) -> str | None:
-    """The first model that these bodies name."""
-    models = (text(body_of(msgspec.json.decode(request)).model) for request in requests)
+def _first_model(requests: Iterable[tuple[int, bytes]]) -> tuple[int, str] | None:
+    """The first model that these bodies name, after the ordinal of its record."""
+    models = (model_of(ordinal, body_of(msgspec.json.decode(request))) for ordinal, request in requests)
     return next((model for model in models if model), None)
 
 
-def _digest(record: bytes) -> int:
-    words = np.zeros(len(record) // 8 + 2, np.uint64)
-    words.view(np.uint8)[: len(record)] = np.frombuffer(record, np.uint8)
-    return digest_of(words, len(record))
+def _record_hash(record: bytes) -> int:
+    return digest_of(_words(record), len(record))
+
+
+def _prompt_hashes(parts: Sequence[bytes]) -> tuple[int, Hashes]:
+    ends = np.cumsum([len(part) for part in parts])
+    spans = np.column_stack([ends - [len(part) for part in parts], ends])
+    spans[[not part for part in parts]] = -1
+    chain = np.empty(len(parts[0]) // PIECE_BYTES, HASH)
+    return hashes_of(_words(b"".join(parts)), spans.reshape(-1), chain), chain
+
+
+def _words(content: bytes) -> NDArray[np.uint64]:
+    words = np.zeros(len(content) // 8 + 2, np.uint64)
+    words.view(np.uint8)[: len(content)] = np.frombuffer(content, np.uint8)
+    return words
+
+
+_HASHING = Hashing(_record_hash, _prompt_hashes)

@@ -27,12 +27,14 @@ from blis_replay.ingest.readers.files import (
 from blis_replay.ingest.readers.formats import HEAD_BYTES
 from blis_replay.ingest.readers.protobuf_wire import MAX_VARINT_BYTES, WireError, messages, varint
 
-MAX_RECORD_BYTES = 512 << 20
+# Cut out, copied and decoded, a record takes five times its size.
+MAX_RECORD_BYTES = 128 << 20
 _LENGTH_BYTES = 4
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # ``resource_spans`` of TracesData: field 1, length-delimited.
 _RESOURCE_SPANS_TAG = 0x0A
-_JSON_START = re.compile(rb'(?:\A|\n)[\s\[,]*\{\s*"resourceSpans"\s*:')
+_JSON_START = re.compile(rb'\{\s*+"resourceSpans"\s*+:')
+_BEFORE_JSON = b" \t\r\n\f\v[,"
 
 
 @dataclass(frozen=True)
@@ -48,18 +50,18 @@ class Records:
 
 def recognises(head: bytes) -> bool:
     """Whether a file whose (decompressed) content starts with ``head`` holds OTLP traces; never raises."""
-    if _JSON_START.search(head[:HEAD_BYTES].removeprefix(_BYTE_ORDER_MARK)):
+    if _begins_a_line(head[:HEAD_BYTES].removeprefix(_BYTE_ORDER_MARK)):
         return True
     if _is_bare(head):
         return True
     framed = _first_framed(head)
-    return bool(_JSON_START.match(framed)) or _is_bare(framed)
+    return _begins_with_json(framed) or _is_bare(framed)
 
 
 def records(file: RecordedFile) -> Records:
     """The records of an OTLP file, JSON lines where nothing speaks for another framing.
 
-    What the file cuts off, and what is longer than 512 MB, is rejected with its place; the rest is used.
+    What the file cuts off, and what is longer than 128 MB, is rejected with its place; the rest is used.
     """
     head = file.head(HEAD_BYTES)
     if _is_bare(head):
@@ -78,6 +80,23 @@ def records_in_lines(numbered: Iterable[tuple[int, bytes]]) -> Iterator[tuple[in
         content = (line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line).strip()
         if content:
             yield number, content
+
+
+def _begins_with_json(content: bytes) -> bool:
+    return _JSON_START.match(content.lstrip(_BEFORE_JSON)) is not None
+
+
+def _begins_a_line(text: bytes) -> bool:
+    """Whether a JSON record stands at the beginning of a line, or of the text.
+
+    Looked for from the record backwards: blank lines cost a pattern that begins at each of them their square.
+    """
+    for match in _JSON_START.finditer(text):
+        before = text[: match.start()]
+        kept = len(before.rstrip(_BEFORE_JSON))
+        if not kept or b"\n" in before[kept:]:
+            return True
+    return False
 
 
 def _spans_lines(text: bytes) -> bool:
@@ -119,7 +138,7 @@ def _first_framed(head: bytes) -> bytes:
         # Framed it is, even if nothing can be unpacked.
         return zstd_head(content[:size], HEAD_BYTES) or ZSTD_MAGIC
     framed = content[:size]
-    return framed if _JSON_START.match(framed) or _is_bare(framed) else b""
+    return framed if _begins_with_json(framed) or _is_bare(framed) else b""
 
 
 def _framed(file: RecordedFile) -> Iterator[tuple[int, bytes]]:

@@ -99,7 +99,7 @@ def parts_of(batch: TraceBatch, file: int, files: Sequence[RecordedFile], first_
     ]
     kept = sound(events, problems, files)
     columns = ("span_key", "name", "time_ns", "monotonic_ns", *_EVENT_COUNTS, *_EVENT_TEXTS)
-    return JourneyParts(_spans(batch, file, first_key), kept.select(columns))
+    return JourneyParts(_spans(batch, file, first_key, kept), kept.select(columns))
 
 
 def joined(
@@ -173,15 +173,18 @@ def _monotonic_ns() -> pl.Expr:
     return pl.coalesce(pl.when(pl.col("monotonic_ns") != 0).then(pl.col("monotonic_ns")), seconds)
 
 
-def _spans(batch: TraceBatch, file: int, first_key: int) -> pl.DataFrame:
-    """The journey spans of a batch with their key and what ``without_repeated_spans`` needs."""
+def _spans(batch: TraceBatch, file: int, first_key: int, kept: pl.DataFrame) -> pl.DataFrame:
+    """The journey spans of a batch with their key and what ``without_repeated_spans`` needs; ``kept``: their events."""
     events = batch.events.select("span_row").with_columns(content=batch.events.drop("span_row").hash_rows())
-    of_events = events.group_by("span_row").agg(pl.col("content").sum().alias("of_events"), pl.len().alias("records"))
+    of_events = events.group_by("span_row").agg(pl.col("content").sum().alias("of_events"))
     spans = placed_spans(batch, file).with_row_index("span_row").with_columns(pl.col("span_row").cast(pl.Int64))
     own = batch.spans.drop("record", "span").hash_rows()
     journeys = (
         spans.with_columns(own.alias("own"), (pl.col("span_row") + first_key).alias("span_key"))
         .join(of_events, on="span_row", how="left", maintain_order="left")
+        .join(
+            kept.group_by("span_key").agg(pl.len().alias("records")), on="span_key", how="left", maintain_order="left"
+        )
         .filter(is_journey_span())
         .with_columns(
             pl.struct("own", "of_events").hash().alias("content"),

@@ -1,7 +1,7 @@
 """OTLP traces in JSON, decoded into rows; numbers may be numbers or decimal strings, 64 bits exact.
 
 Sound spans of a scope are decoded at once; where one is malformed they are taken one by one, and
-so are the events of a malformed one.
+so are the events of a malformed one.  Of a large record nothing is decoded at once but a span.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from blis_replay.ingest.readers.documents import DECODE_ERRORS
-from blis_replay.ingest.readers.files import Tally
+from blis_replay.ingest.readers.files import ObjectScan, Tally
 from blis_replay.ingest.readers.otlp_columns import EVENTS, SCOPES
 from blis_replay.ingest.readers.otlp_rows import (
     EVENT_LAYOUT,
@@ -25,9 +25,11 @@ from blis_replay.ingest.readers.otlp_rows import (
     Rows,
     Value,
     attribute_values,
+    check_size,
 )
 
-# What a decoder can raise over bytes that are no such JSON.
+# Decoded at once, a list of empty objects takes 60 times its size.
+LARGE_BYTES = 4 << 20
 
 _Int64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 _Nanoseconds = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
@@ -121,8 +123,20 @@ class _Traces(Struct):
     resourceSpans: list[_ResourceSpans] | None
 
 
+class _LargeResource(Struct):
+    scopeSpans: Raw = Raw(b"null")
+    instrumentationLibrarySpans: Raw = Raw(b"null")
+
+
+class _LargeTraces(Struct):
+    resourceSpans: Raw
+
+
 # Not strict: protobuf JSON prints 64-bit integers as strings, and readers must take both.
 _TRACES = msgspec.json.Decoder(_Traces)
+_LARGE_TRACES = msgspec.json.Decoder(_LargeTraces)
+_LARGE_RESOURCE = msgspec.json.Decoder(_LargeResource)
+_SCOPED = msgspec.json.Decoder(_ScopeSpans)
 _RAWS = msgspec.json.Decoder(list[Raw] | None)
 _SPANS = msgspec.json.Decoder(list[_Span] | None, strict=False)
 _LOOSE_SPAN = msgspec.json.Decoder(_LooseSpan, strict=False)
@@ -136,14 +150,9 @@ def read_json(content: bytes, place: str, record: int, rows: Rows, tally: Tally)
 
     What is malformed, and what breaks the rules of ``otlp_columns``, is rejected with its place.
     """
-    try:
-        traces = _TRACES.decode(content)
-    except DECODE_ERRORS as error:
-        tally.reject(place, f"no OTLP JSON ({error})")
-        return
     number = 0
-    for resource in traces.resourceSpans or ():
-        for scoped in (*(resource.scopeSpans or ()), *(resource.instrumentationLibrarySpans or ())):
+    try:
+        for scoped in _scopes(content, place, tally):
             scope = (scoped.scope or scoped.instrumentationLibrary or _Scope()).name or ""
             for span in _spans(scoped.spans, scope, place, tally):
                 number += 1
@@ -152,10 +161,37 @@ def read_json(content: bytes, place: str, record: int, rows: Rows, tally: Tally)
                 except (*DECODE_ERRORS, Malformed) as error:
                     tally.reject(f"{place}, span {number}", str(error))
                 yield
+    except DECODE_ERRORS as error:
+        tally.reject(place, f"no OTLP JSON ({error})")
 
 
-def _spans(spans: Raw, scope: str, place: str, tally: Tally) -> list[_Span] | list[Raw]:
+def _scopes(content: bytes, place: str, tally: Tally) -> Iterator[_ScopeSpans]:
+    if len(content) <= LARGE_BYTES:
+        for resource in _TRACES.decode(content).resourceSpans or ():
+            yield from (*(resource.scopeSpans or ()), *(resource.instrumentationLibrarySpans or ()))
+        return
+    for text in _members(_LARGE_TRACES.decode(content).resourceSpans, place, tally):
+        large = _LARGE_RESOURCE.decode(text)
+        for listed in (large.scopeSpans, large.instrumentationLibrarySpans):
+            yield from map(_SCOPED.decode, _members(listed, place, tally))
+
+
+def _members(listed: Raw, place: str, tally: Tally) -> Iterator[Raw]:
+    """The objects of a list, one at a time; what is none in it is rejected."""
+    text = bytes(listed)
+    if text == b"null":
+        return
+    scan = ObjectScan(Tally(), len(text))
+    yield from (Raw(member) for _number, member in scan.feed(text))
+    scan.finish("")
+    if scan.tally.rejected_count:
+        tally.reject(place, "members of a list that are no objects")
+
+
+def _spans(spans: Raw, scope: str, place: str, tally: Tally) -> Iterable[_Span | Raw]:
     """The spans of a scope, undecoded if one of them is malformed or if they are not ours."""
+    if len(memoryview(spans)) > LARGE_BYTES:
+        return _members(spans, place, tally)
     if scope in SCOPES:
         try:
             return _SPANS.decode(spans) or []
@@ -172,6 +208,8 @@ def _read_span(found: _Span | Raw, scope: str, record: int, number: int, rows: R
     if scope not in SCOPES:
         rows.add_other(record, number, scope, _OTHER_SPAN.decode(found).name or "")  # type: ignore[arg-type]
         return
+    if isinstance(found, Raw):
+        check_size(memoryview(found))
     span = _LOOSE_SPAN.decode(found) if isinstance(found, Raw) else found
     attributes = attribute_values(SPAN_LAYOUT, _scalars(span.attributes, SPAN_LAYOUT))
     found_events: Iterable[_Event | Raw] = span.events or ()

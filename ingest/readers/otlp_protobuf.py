@@ -19,6 +19,7 @@ from blis_replay.ingest.readers.otlp_rows import (
     Rows,
     Value,
     attribute_values,
+    check_size,
     checked_ns,
 )
 from blis_replay.ingest.readers.protobuf_wire import WireError, messages
@@ -70,6 +71,7 @@ def _parts(content: bytes, wanted: int) -> Iterator[bytes]:
 
 
 def _read_span(content: bytes, scope: str, record: int, number: int, rows: Rows, tally: Tally, place: str) -> None:
+    check_size(content)
     span = Span.FromString(content)
     if scope not in SCOPES:
         rows.add_other(record, number, scope, span.name)

@@ -21,6 +21,8 @@ from blis_replay.ingest.readers.otlp_columns import (
 )
 
 BATCH_ROWS = 50_000
+# The 128 events that an SDK keeps of a span take some 300 KB.  Decoded, empty events take 60 times their size.
+MAX_SPAN_BYTES = 4 << 20
 _MAX_EXACT = 1 << 53
 _MAX_INT64 = (1 << 63) - 1
 
@@ -77,6 +79,12 @@ def _converted(key: str, value: Value | OtherValue, kind: type[int] | type[float
         return int(value)
     said = "no number and no text" if isinstance(value, OtherValue) else f"{value!r:.30}"
     raise Malformed(f"{key} is {said}, which is no {kind.__name__}")
+
+
+def check_size(span: bytes | memoryview) -> None:
+    """Raises :class:`Malformed` if a span is larger than any that is decoded."""
+    if len(span) > MAX_SPAN_BYTES:
+        raise Malformed(f"a span of {len(span)} bytes")
 
 
 def checked_ns(ns: int, what: str) -> int | None:

@@ -24,6 +24,8 @@ from blis_replay.ingest.scan.window import Window
 
 _UNIT = "line"
 _ROOM_FOR_TEXTS = 8 << 20
+# A line that needs more room is taken by the decoder, which does it in batches.
+_MOST_ROWS = 4 * BATCH_ROWS
 
 _Schema = Mapping[str, pl.DataType | type[pl.DataType]]
 
@@ -37,10 +39,10 @@ def scanned_batches(file: RecordedFile) -> Iterator[TraceBatch]:
             scanned = (window.text, window.words, window.at, window.end, line)
             rows = found.spans.reshape(-1), found.events.reshape(-1)
             why, window.at, line = scan_lines(*scanned, found.state, *rows, found.texts)
-            if why == FULL and found.is_empty():
-                found.grow()
-            elif why == FULL:
+            if why == FULL and not found.is_empty():
                 yield found.taken()
+            elif why == FULL and len(found.spans) < _MOST_ROWS:
+                found.grow()
             elif why < 0:
                 end = int(found.state[otlp_rows.LINE_END])
                 yield from _decoded(file, [(line, window.take(window.at, end - 1))], found)

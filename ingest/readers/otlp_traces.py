@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,11 @@ from blis_replay.ingest.readers.requests_frame import READ_SCHEMA, RequestsRead
 from blis_replay.ingest.readers.server_clock import Bridge, bridge_of
 from blis_replay.ingest.recording import SNAPSHOT_SCHEMA, empty_frame
 
+# Names can be as many as spans; so many are told apart, running numbers aside.
+MAX_OTHER_NAMES = 100
+_FURTHER = ("(further)", "(further)")
+_NUMBER = re.compile(r"\d+")
+
 
 @dataclass(frozen=True)
 class TracesRead:
@@ -29,8 +35,9 @@ class TracesRead:
     ``journeys``: ``None`` if there are none.  ``requests``: those of the journeys, else upstream
     ``llm_request`` spans, ``None`` if there are neither.  ``bridge``: monotonic to epoch clock, ``None`` if no event
     has both.  ``dropped_events``: step events that the tracing SDK says it discarded.  ``other_spans``:
-    spans that are not read, by (scope, name).  ``sequential_span_ids``: the ids of the step spans are
-    small counting numbers, so somebody made them up.  ``remarks``: what else is missing or odd, in words.
+    spans that are not read, by scope and name with ``*`` for its numbers, from 100 of these on together.
+    ``sequential_span_ids``: the ids of the step spans are small counting numbers, so somebody
+    made them up.  ``remarks``: what else is missing or odd, in words.
     """
 
     steps: pl.DataFrame
@@ -67,7 +74,9 @@ class _Collected:
         self.journey_spans.append(parts.spans)
         self.journey_events.append(parts.events)
         for scope, name, count in _others(batch).iter_rows():
-            self.others[scope[:100], name[:100]] += count
+            family = scope[:100], _NUMBER.sub("*", name[:100])
+            known = family in self.others or len(self.others) < MAX_OTHER_NAMES
+            self.others[family if known else _FURTHER] += count
         self.other_events += int(batch.spans["other_events"].sum())
         self.spans += len(batch.spans)
 

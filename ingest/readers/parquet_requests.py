@@ -9,16 +9,21 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from blis_replay.ingest.errors import RecordingError
+from blis_replay.ingest.prompt_tree import NONE
 from blis_replay.ingest.readers.documents import text
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.numbers import MAX_INTEGER, MAX_TOKENS, tokens, whole
-from blis_replay.ingest.readers.requests_frame import READ_SCHEMA, RawPrefix, RequestsRead
-from blis_replay.ingest.recording import OUTPUT_LENGTH_SOURCES, REQUEST_SCHEMA, STATUSES
+from blis_replay.ingest.readers.numbers import MAX_INTEGER, MAX_TOKENS, whole
+from blis_replay.ingest.readers.requests_frame import READ_SCHEMA, RawPrompts, RequestsRead
+from blis_replay.ingest.recording import OUTPUT_LENGTH_SOURCES, PROMPT_SCHEMA, REQUEST_SCHEMA, STATUSES
 
 METADATA = b"blis-replay"
-BLOCKS = "prefix_blocks"
+# Of PROMPT_SCHEMA, the names under which a row has them of its request's prompt.
+PROMPT_COLUMNS = {name: f"prefix_{name}" for name in PROMPT_SCHEMA}
+_PROMPT = {PROMPT_COLUMNS[name]: kind for name, kind in PROMPT_SCHEMA.items()}
+_READ = READ_SCHEMA | _PROMPT
 _MAGIC = b"PAR1"
 _BATCH_ROWS = 10_000
 _MAX_METADATA_BYTES = 1 << 16
@@ -50,15 +55,15 @@ def read_requests(file: RecordedFile, _stamps_path: Path | None = None) -> Reque
     except (pyarrow.ArrowException, pl.exceptions.PolarsError, ValueError, OverflowError, OSError) as error:
         problem = " ".join(str(error).split())[:120]
         raise RecordingError(file.path, "", f"no sound table of requests ({problem})", "export it again") from error
-    read = pl.concat([pl.DataFrame(schema=READ_SCHEMA | {BLOCKS: pl.List(pl.Int64)}), *frames])
+    read = pl.concat([pl.DataFrame(schema=_READ), *frames])
     file.tally.records = len(read)
     zero_us = whole(told["clock"].get("zero_us")) or 0
     return RequestsRead(
-        read.drop(BLOCKS).with_columns(pl.col("sent_us") + zero_us),
+        read.select(READ_SCHEMA.keys()).with_columns(pl.col("sent_us") + zero_us),
         "server" if told["clock"].get("name") == "server" else "client",
         kind if (kind := told["clock"].get("kind")) in _KINDS else "relative",
         text(told.get("model")),
-        prefix=_prefix(read[BLOCKS], told),
+        prefix=_prefix(read.select(_PROMPT.keys()), text(told.get("prefix_source")) or "prompts of the table"),
     )
 
 
@@ -71,8 +76,8 @@ def _told(metadata: dict[bytes, bytes] | None) -> dict[str, Any]:
 
 
 def _frames(file: RecordedFile, table: Any) -> Iterator[pl.DataFrame]:
-    """The usable rows, a batch at a time, as ``READ_SCHEMA`` with times from 0, and their blocks."""
-    schema = REQUEST_SCHEMA | {BLOCKS: pl.List(pl.Int64)}
+    """The usable rows, a batch at a time, as ``READ_SCHEMA`` with times from 0, and their prompts."""
+    schema = REQUEST_SCHEMA | _PROMPT
     if "arrival_us" not in table.schema_arrow.names:
         raise ValueError("there is no column arrival_us")
     first = 1
@@ -92,18 +97,20 @@ def _frames(file: RecordedFile, table: Any) -> Iterator[pl.DataFrame]:
         first += len(frame)
         usable = frame.filter(problems.is_null()).with_columns(pl.col("arrival_us").alias("sent_us"))
         more = [pl.lit(None).cast(kind).alias(name) for name, kind in READ_SCHEMA.items() if name not in usable.columns]
-        yield usable.with_columns(more).select(*READ_SCHEMA, BLOCKS)
+        yield usable.with_columns(more).select(_READ.keys())
 
 
 def _problems() -> list[pl.Expr]:
     """For each column its name where its value cannot be, else null."""
     beyond = dict.fromkeys(_TIMES, MAX_INTEGER) | dict.fromkeys(_LENGTHS, MAX_TOKENS)
-    blocks = pl.col(BLOCKS)
+    prompt, parent, shared, known = (pl.col(name) for name in _PROMPT)
     bad = {
         "arrival_us": pl.col("arrival_us").is_null(),
         "status": ~pl.col("status").is_in(STATUSES),
         "output_tokens_source": pl.col("output_tokens_source").is_null() != pl.col("output_tokens").is_null(),
-        BLOCKS: (blocks.list.min() < 0) | blocks.list.eval(pl.element().is_null()).list.any(),
+        "prefix_prompt": prompt.is_not_null() & ~prompt.is_between(0, MAX_INTEGER).fill_null(False),
+        "prefix_parent": parent.is_not_null() & ~parent.is_between(0, prompt - 1).fill_null(False),
+        "prefix_shared_tokens": prompt.is_not_null() & ~shared.is_between(0, known).fill_null(False),
     }
     named = pl.col("output_tokens_source")
     rules = [*bad.items(), ("output_tokens_source", named.is_not_null() & ~named.is_in(OUTPUT_LENGTH_SOURCES))]
@@ -111,10 +118,18 @@ def _problems() -> list[pl.Expr]:
     return [pl.when(rule.fill_null(False)).then(pl.lit(name)) for name, rule in rules]
 
 
-def _prefix(blocks: pl.Series, told: dict[str, Any]) -> RawPrefix | None:
-    block_tokens = tokens(told.get("block_tokens"))
-    if block_tokens is None:
+def _prefix(rows: pl.DataFrame, source: str) -> RawPrompts | None:
+    """The prompts of the rows, numbered anew without gaps; a prompt whose parent is not there has none."""
+    named = rows.rename({column: name for name, column in PROMPT_COLUMNS.items()})
+    prompts = named.drop_nulls("prompt").unique("prompt", keep="first").sort("prompt")
+    if prompts.is_empty():
         return None
-    counts = blocks.list.len().fill_null(0).to_numpy().astype(np.int64)
-    keys = blocks.explode().drop_nulls().to_numpy().astype(np.int64)
-    return RawPrefix(block_tokens, text(told.get("prefix_source")) or "blocks of the table", counts, keys)
+    numbers = prompts.select(pl.col("prompt"), pl.int_range(pl.len(), dtype=pl.Int64).alias("number"))
+    parent, prompt = (_numbered(frame[name], numbers) for frame, name in ((prompts, "parent"), (named, "prompt")))
+    tokens = np.minimum(prompts["tokens"].to_numpy(), MAX_TOKENS)
+    shared = np.where(parent == NONE, 0, np.minimum(prompts["shared_tokens"].to_numpy(), tokens))
+    return RawPrompts(source, prompt, parent, np.minimum(shared, tokens[parent]), tokens)
+
+
+def _numbered(values: pl.Series, numbers: pl.DataFrame) -> NDArray[np.int64]:
+    return values.replace_strict(numbers["prompt"], numbers["number"], default=NONE).fill_null(NONE).to_numpy()

@@ -11,13 +11,13 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from blis_replay.ingest.prompt_tree import prompt_tree, tree_of_blocks
 from blis_replay.ingest.readers.documents import quoted
 from blis_replay.ingest.readers.numbers import tokens
 from blis_replay.ingest.recording import (
     AGGREGATE_SCHEMA,
-    PREFIX_BLOCK_SCHEMA,
     REQUEST_SCHEMA,
-    PrefixBlocks,
+    PromptTree,
     Stage,
     empty_frame,
 )
@@ -50,13 +50,39 @@ class RawEvents:
 class RawPrefix:
     """Prompt blocks as a file names them: request ``i`` of the frame, in file order, owns ``counts[i]`` of ``keys``.
 
-    ``block_tokens``, ``source``: as in ``PrefixBlocks``.
+    ``block_tokens``: prompt tokens that a key stands for; the last of a prompt may stand for fewer.
+    ``source``: as in ``PromptTree``.
     """
 
     block_tokens: int
     source: str
     counts: NDArray[np.int64]
     keys: NDArray[np.int64]
+
+    def in_order(self, order: NDArray[np.int64]) -> PromptTree:
+        """The tree of the prompts of requests in send order; ``order`` as :func:`in_send_order` returns it."""
+        counts = self.counts[order]
+        starts = (np.cumsum(self.counts) - self.counts)[order]
+        block = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+        return tree_of_blocks(self.source, self.block_tokens, counts, self.keys[np.repeat(starts, counts) + block])
+
+
+@dataclass(frozen=True)
+class RawPrompts:
+    """Prompts as a file repeats them: request ``i`` of the frame, in file order, carries ``prompt[i]``, if any (-1).
+
+    The other columns are those of ``PROMPT_SCHEMA``, a row for each prompt (no parent: -1).
+    """
+
+    source: str
+    prompt: NDArray[np.int64]
+    parent: NDArray[np.int64]
+    shared_tokens: NDArray[np.int64]
+    tokens: NDArray[np.int64]
+
+    def in_order(self, order: NDArray[np.int64]) -> PromptTree:
+        """The same tree with the requests in send order; ``order`` as :func:`in_send_order` returns it."""
+        return prompt_tree(self.source, self.prompt[order], self.parent, self.shared_tokens, self.tokens)
 
 
 @dataclass(frozen=True)
@@ -65,7 +91,7 @@ class RequestsRead:
 
     ``version``: tool and version that wrote the file, as far as it tells (``guidellm 0.5.4``).
     ``stages``: load stages that the file itself names.  ``aggregates``: what the tool itself
-    reports in this file (``AGGREGATE_SCHEMA``), for the checks to compare with.  ``prefix``: block
+    reports in this file (``AGGREGATE_SCHEMA``), for the checks to compare with.  ``prefix``:
     identities of the prompts, if the file tells them.  ``remarks``: what of the file was not used.
     ``configured_output_tokens`` and ``ignore_eos``: what all requests of the run asked for.
     ``lacks``: what such a file should have and this one does not, in words.
@@ -79,7 +105,7 @@ class RequestsRead:
     version: str = ""
     stages: tuple[Stage, ...] = ()
     aggregates: pl.DataFrame = field(default_factory=lambda: empty_frame(AGGREGATE_SCHEMA))
-    prefix: RawPrefix | None = None
+    prefix: RawPrefix | RawPrompts | None = None
     remarks: tuple[str, ...] = ()
     configured_output_tokens: int | None = None
     ignore_eos: bool | None = None
@@ -130,19 +156,6 @@ def arrival_row(arrival_us: int | None, prompt: object, output: object) -> tuple
         output_tokens_reported=output_tokens,
         status="ok",
     )
-
-
-def prefix_in_send_order(raw: RawPrefix, order: NDArray[np.int64]) -> PrefixBlocks:
-    """The block identities of requests in send order; ``order`` as :func:`in_send_order` returns it."""
-    counts = raw.counts[order]
-    starts = (np.cumsum(raw.counts) - raw.counts)[order]
-    block = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-    columns = {
-        "request_index": np.repeat(np.arange(len(order)), counts),
-        "block_index": block,
-        "block_key": raw.keys[np.repeat(starts, counts) + block],
-    }
-    return PrefixBlocks(raw.block_tokens, raw.source, pl.DataFrame(columns, schema=PREFIX_BLOCK_SCHEMA))
 
 
 def in_send_order(frame: pl.DataFrame) -> tuple[pl.DataFrame, NDArray[np.int64], int]:

@@ -73,14 +73,16 @@ def server_times(
     client: Clock | None,
     requests: pl.DataFrame,
     sequential_span_ids: bool,
+    of_pairs: Clock | None = None,
 ) -> ServerTimes | None:
     """The server's clock beside the requests', ``None`` if nothing was stamped by it.
 
     ``steps``: ``READ_STEP_SCHEMA`` by step id; ``arrivals_ns``: of journeys, on the server's clock; ``client``: the
     clock of ``requests`` (``REQUEST_SCHEMA``).  Stamps bridge the clocks unless they were
     constructed or, where there are only steps, running depth contradicts them; then depth says
-    the offset.  Where nothing does, the first journey's arrival, else the first sampled
-    step, is put at the experiment's zero.
+    the offset.  ``of_pairs``: the server's clock (monotonic or epoch) as requests have it that client and
+    server both recorded, which overrules them.  Where nothing tells, the first journey's arrival, else
+    the first sampled step, is put at the experiment's zero.
     """
     journeys_us = arrivals_ns.drop_nulls().sort() // 1000
     stamps_us = pl.concat([steps["ts_start_ns"] // 1000, journeys_us])
@@ -88,14 +90,17 @@ def server_times(
         return None
     constructed = not len(arrivals_ns) and (sequential_span_ids or _set_on_first_send(steps, client))
     stamped_us = _stamped_zero(stamps_us, bridge, client, requests)
-    if stamped_us is None or constructed or client is None:
+    paired_us = _paired_zero(of_pairs, bridge)
+    if of_pairs is not None and paired_us is not None:
+        clock = replace(of_pairs, name="step", kind="monotonic", zero_us=paired_us, stamped_zero_us=stamped_us)
+    elif stamped_us is None or constructed or client is None:
         first_us = int(journeys_us[0] if len(journeys_us) else stamps_us[0])
         clock = Clock("step", "monotonic", first_us, constructed, NOT_KNOWN, stamped_zero_us=stamped_us)
     else:
         placed = BRIDGED if client.kind == "epoch" else ONE_CLOCK
         clock = Clock("step", "monotonic", stamped_us, constructed, placed, stamped_zero_us=stamped_us)
     why = "no pair of stamps"
-    if client is not None and journeys_us.is_empty():
+    if client is not None and journeys_us.is_empty() and paired_us is None:
         clock, why = _checked_by_depth(clock, steps, requests)
     what = "sampled step" if journeys_us.is_empty() else "journey"
     remark = ""
@@ -113,6 +118,13 @@ def steps_on_zero(steps: pl.DataFrame, zero_us: int) -> pl.DataFrame:
     """``READ_STEP_SCHEMA`` as ``STEP_SCHEMA``, from the zero at which the monotonic clock shows ``zero_us``."""
     moved = steps.with_columns((pl.col("ts_start_ns") // 1000 - zero_us).alias("start_us"))
     return moved.select(pl.col(name).cast(kind) for name, kind in STEP_SCHEMA.items())
+
+
+def _paired_zero(of_pairs: Clock | None, bridge: Bridge | None) -> int | None:
+    """What the monotonic clock showed at the experiment's zero by requests that both sides recorded."""
+    if of_pairs is None or of_pairs.kind == "monotonic":
+        return None if of_pairs is None else of_pairs.zero_us
+    return None if bridge is None else of_pairs.zero_us - bridge.offset_us
 
 
 def _set_on_first_send(steps: pl.DataFrame, client: Clock | None) -> bool:

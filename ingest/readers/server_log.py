@@ -18,7 +18,8 @@ MAX_LINE_BYTES = 1 << 20
 MAX_ARGUMENTS_CHARS = 64 << 10
 
 _VERSION = re.compile(r"vLLM API server version (\S{1,60})|Initializing a V\d LLM engine \(v([^)]{1,60})\)")
-_ARGUMENTS = re.compile(r"non-default args: (\{.*\})")
+# To the end of the line: a search for the closing brace from each of many openings would take their square.
+_ARGUMENTS = re.compile(r"non-default args: (\{.*)")
 _CONFIG = re.compile(r"with config: (.*)")
 _KV_TOKENS = re.compile(r"GPU KV cache size: ([\d,]{1,20}) tokens")
 _KV_BLOCKS = re.compile(r"num_gpu_blocks is: (\d{1,12})\b")
@@ -26,12 +27,13 @@ _ASYNC = re.compile(r"Asynchronous scheduling is (enabled|disabled)")
 _CHUNKED = re.compile(r"Chunked prefill is enabled with max_num_batched_tokens=(\d{1,12})")
 _HIT_RATE = re.compile(r"Prefix cache hit rate: (\d{1,3}(?:\.\d+)?)%")
 
-# Engine configuration line -> engine argument.
+# Engine configuration line -> engine argument; chunked prefill is named one way in 0.11 and another in 0.15.
 _CONFIG_FIELDS = {
     "max_seq_len": "max_model_len",
     "tensor_parallel_size": "tensor_parallel_size",
     "enable_prefix_caching": "enable_prefix_caching",
     "chunked_prefill_enabled": "enable_chunked_prefill",
+    "enable_chunked_prefill": "enable_chunked_prefill",
 }
 _KEPT_ARGUMENTS = (
     "max_num_seqs",
@@ -51,20 +53,16 @@ _KEPT_ARGUMENTS = (
 class ServerLog:
     """What the last start in the log says; ``engine`` by vLLM's argument names.
 
-    ``hit_rates``: the prefix-cache hit rates of the throughput lines, 0..1, in order; each
-    is over a sliding window of recent queries, none is per request.
+    ``prefix_hit_rate``: that of the last throughput line, 0..1; it is over a sliding window of
+    recent queries and not per request.
     """
 
     version: str | None = None
     model: str | None = None
     engine: dict[str, object] = field(default_factory=dict)
     kv_tokens: int | None = None
-    hit_rates: list[float] = field(default_factory=list)
+    prefix_hit_rate: float | None = None
     starts: int = 0
-
-    def prefix_hit_rate(self) -> float | None:
-        """The last hit rate (0..1) that the log reports, ``None`` if it reports none."""
-        return self.hit_rates[-1] if self.hit_rates else None
 
     def num_gpu_blocks(self, block_size: int) -> int | None:
         """KV blocks including the reserved one: as logged, else KV tokens over the block size."""
@@ -96,9 +94,9 @@ def read_server_log(file: RecordedFile) -> ServerLog:
 
 def _read_line(file: RecordedFile, log: ServerLog, place: str, line: str) -> bool:
     if match := _HIT_RATE.search(line):
-        log.hit_rates.append(min(1.0, float(match[1]) / 100))
+        log.prefix_hit_rate = min(1.0, float(match[1]) / 100)
     elif match := _ARGUMENTS.search(line):
-        _start(log, _literal(file, place, match[1]))
+        _start(log, _literal(file, place, match[1].rpartition("}")[0] + "}"))
     elif match := _VERSION.search(line):
         log.version = text(match[1] or match[2])
         if config := _CONFIG.search(line):
@@ -119,7 +117,7 @@ def _read_line(file: RecordedFile, log: ServerLog, place: str, line: str) -> boo
 def _start(log: ServerLog, arguments: Mapping[str, object]) -> None:
     """A server start: what an earlier start said no longer holds."""
     log.starts += 1
-    log.kv_tokens, log.hit_rates = None, []
+    log.kv_tokens = log.prefix_hit_rate = None
     log.engine = {key: arguments[key] for key in _KEPT_ARGUMENTS if arguments.get(key) is not None}
     served = arguments.get("served_model_name")
     log.model = text(served[0] if isinstance(served, list) and served else served) or text(arguments.get("model"))

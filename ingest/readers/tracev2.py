@@ -12,13 +12,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from blis_replay.ingest.errors import RecordingError
+from blis_replay.ingest.prompt_tree import NONE
 from blis_replay.ingest.readers.csv_rows import named_rows
 from blis_replay.ingest.readers.documents import quoted, section, text, yaml_mapping
 from blis_replay.ingest.readers.experiment_config import ENGINE_KEYS
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.numbers import tokens, whole
-from blis_replay.ingest.readers.requests_frame import RequestsRead, frame_of, request_row
+from blis_replay.ingest.readers.requests_frame import RawPrompts, RequestsRead, frame_of, request_row
 
 _REQUIRED = ("input_tokens", "output_tokens", "send_time_us", "first_chunk_time_us", "last_chunk_time_us", "status")
 # 2001: stamps before that count from the start of the trace (of a generated or replayed one).
@@ -65,14 +68,41 @@ def read_requests(file: RecordedFile, _stamps_path: Path | None = None) -> Reque
     column is missing; rows that cannot be used are rejected and counted by line.
     """
     models: list[str] = []
-    frame = frame_of(_usable_rows(file, models))
+    groups: list[tuple[str, int | None]] = []
+    frame = frame_of(_usable_rows(file, models, groups))
     file.tally.records = len(frame)
     sent_us = frame["sent_us"].min() or 0
     kind = "epoch" if sent_us >= _EARLIEST_EPOCH_US else "relative"  # type: ignore[operator]  # the column is int64
-    return RequestsRead(frame, "client", kind, next(iter(models), None))
+    prefix, remarks = _prefixes(groups)
+    return RequestsRead(frame, "client", kind, next(iter(models), None), prefix=prefix, remarks=remarks)
 
 
-def _usable_rows(file: RecordedFile, models: list[str]) -> Iterator[dict[str, object]]:
+def _prefixes(groups: list[tuple[str, int | None]]) -> tuple[RawPrompts | None, tuple[str, ...]]:
+    """What requests share by the group and prefix length of each; of the rest of a prompt nothing is known."""
+    named = [(group, length) for group, length in groups if group]
+    unknown = sum(length is None for _, length in named)
+    remarks = (f"prefix identity of {unknown} requests: a prefix_group without prefix_length",) if unknown else ()
+    if unknown == len(named):
+        return None, remarks
+    numbers: dict[tuple[str, int], int] = {}
+    longest: dict[str, tuple[int, int]] = {}  # of a group so far: tokens and prompt
+    rows: list[tuple[int, int, int]] = []
+    prompt = np.full(len(groups), NONE, np.int64)
+    for i, (group, length) in enumerate(groups):
+        if not group or length is None:
+            continue
+        prompt[i] = numbers.setdefault((group, length), len(numbers))
+        if prompt[i] == len(rows):
+            before, parent = longest.get(group, (0, NONE))
+            rows.append((parent, min(before, length), length))
+            longest[group] = max((before, parent), (length, len(rows) - 1))
+    parents, shared, tokens_ = np.array(rows, np.int64).T
+    return RawPrompts("prefix_group and prefix_length of TraceV2", prompt, parents, shared, tokens_), remarks
+
+
+def _usable_rows(
+    file: RecordedFile, models: list[str], groups: list[tuple[str, int | None]]
+) -> Iterator[dict[str, object]]:
     seen: dict[str, int] = {}
     for place, cells, values in named_rows(file, _REQUIRED, "write it as TraceV2"):
         name, content = values.get("request_id", ""), hash(tuple(cells))
@@ -87,6 +117,7 @@ def _usable_rows(file: RecordedFile, models: list[str]) -> Iterator[dict[str, ob
         seen[name] = content
         if not models and (model := text(values.get("model"))):
             models.append(model)
+        groups.append((values.get("prefix_group", ""), tokens(values.get("prefix_length"))))
         yield row
 
 
@@ -105,7 +136,7 @@ def _row(values: dict[str, str]) -> tuple[str, dict[str, object]]:
         return "the first chunk does not lie between the send and the last chunk", {}
     incomplete = "not finished at the horizon" if values["status"] == "incomplete" else None
     return "", request_row(
-        request_id=values.get("request_id") or None,
+        request_id=text(values.get("request_id")),
         prompt_tokens=tokens(values.get("server_input_tokens")) or _requested_tokens(values),
         output_tokens_reported=whole(values["output_tokens"]) if ok else None,
         ttft_us=first_us - sent_us if ok and first_us else None,

@@ -18,9 +18,10 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.readers.documents import text
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.nested_json import JsonPath, wanted_values
+from blis_replay.ingest.readers.nested_json import JsonPath, place_of, wanted_values
 from blis_replay.ingest.readers.numbers import finite, microseconds, tokens, whole
 from blis_replay.ingest.readers.reported_numbers import (
     US_PER_MS,
@@ -44,6 +45,9 @@ _STATISTICS = {"median": "p50"}
 # A server counts at least one token for an event.  More requests than this share with fewer: the client counted.
 _UNDERCOUNTED = 0.05
 _LONGEST_S = 1e9
+# An empty object is a run, and an empty array of gaps a request, so a small file could have any number.
+MAX_RUNS = 10_000
+MAX_REQUESTS = 2_000_000
 
 
 @dataclass
@@ -115,11 +119,18 @@ def _read_runs(file: RecordedFile, stream: BinaryIO) -> list[_Run]:
     runs: list[_Run] = []
     written = 0
     for path, value in wanted_values(file, _wanted):
+        if int(path[0]) >= MAX_RUNS or int(path[-1] if len(path) == 3 else 0) >= MAX_REQUESTS:
+            raise RecordingError(
+                file.path,
+                place_of(path),
+                f"more than {MAX_RUNS:,} runs, or {MAX_REQUESTS:,} requests",
+                "split the file",
+            )
         while len(runs) <= int(path[0]):
             runs.append(_Run())
         run, column = runs[-1], str(path[1])
         if len(path) == 2:
-            run.scalars[column] = value
+            run.scalars[column] = _plain(value)
         elif column == "itls":
             gaps = _gaps(value)
             run.columns[column].append(None if gaps is None else (written, len(gaps)))
@@ -127,9 +138,15 @@ def _read_runs(file: RecordedFile, stream: BinaryIO) -> list[_Run]:
                 stream.write(gaps.tobytes())
                 written += len(gaps)
         else:
-            # Of a traceback, the last line says what happened.
-            run.columns[column].append(value.strip()[-500:] if isinstance(value, str) else value)
+            run.columns[column].append(_plain(value))
     return runs
+
+
+def _plain(value: object) -> object:
+    """A number or the end of a text (the last line of a traceback says what happened); of an array, only that it is."""
+    if isinstance(value, str):
+        return value.strip()[-500:]
+    return value if value is None or isinstance(value, int | float) else ()
 
 
 def _gaps(value: object) -> NDArray[np.float64] | None:

@@ -91,6 +91,20 @@ def escaped_code(text: Bytes, at: int) -> int:
 
 
 @compiled
+def put_escaped(text: Bytes, at: int, out: Any, place: int) -> tuple[int, int]:
+    r"""``(where it ends in out, where in text)``: the letter of a valid escape ``\uXXXX``, or of two, as UTF-8."""
+    code, at = escaped_code(text, at), at + 6
+    if code >> 10 == _FIRST_HALF:
+        code, at = 0x10000 + ((code & 0x3FF) << 10) + (escaped_code(text, at) & 0x3FF), at + 6
+    followers = (code >= 0x80) + (code >= 0x800) + (code >= 0x10000)
+    # As many high bits as there are bytes, if more than one; each that follows carries six bits.
+    out[place] = (code >> 6 * followers) | ((0xF00 >> (followers + 1)) & 0xF0 if followers else 0)
+    for follower in range(1, followers + 1):
+        out[place + follower] = BEYOND_ASCII | ((code >> 6 * (followers - follower)) & 0x3F)
+    return place + followers + 1, at
+
+
+@compiled
 def after_string(text: Bytes, words: Words, at: int) -> int:
     """The end of a string, behind its closing quote; ``at``: behind its opening one."""
     while True:
@@ -266,14 +280,14 @@ def digest(words: Words, begin: int, end: int) -> int:
     second = _FACTOR
     at = begin >> 3
     for _ in range(length >> 4):
-        first = (first ^ _shifted(words, at, shift)) * _FACTOR
-        second = (second ^ _shifted(words, at + 1, shift)) * _FACTOR
+        first = (first ^ shifted(words, at, shift)) * _FACTOR
+        second = (second ^ shifted(words, at + 1, shift)) * _FACTOR
         first = (first << np.uint64(31)) | (first >> np.uint64(33))
         second = (second << np.uint64(29)) | (second >> np.uint64(35))
         at += 2
     for rest in (length & 15, (length & 15) - 8):
         if rest > 0:
-            last = _shifted(words, at, shift)
+            last = shifted(words, at, shift)
             if rest < 8:
                 last &= (np.uint64(1) << np.uint64(8 * rest)) - np.uint64(1)
             first = (first ^ last) * _FACTOR
@@ -285,7 +299,14 @@ def digest(words: Words, begin: int, end: int) -> int:
 
 
 @inlined
-def _shifted(words: Words, at: int, shift: Any) -> Any:
+def rotated_product(value: Any) -> Any:
+    """A step of a multiplicative hash: one to one, and it carries what is high back to what is low."""
+    product = value * _FACTOR
+    return (product << np.uint64(31)) | (product >> np.uint64(33))
+
+
+@inlined
+def shifted(words: Words, at: int, shift: Any) -> Any:
     """The eight bytes that start ``shift`` bits into a word."""
     if shift == 0:
         return words[at]
@@ -476,7 +497,7 @@ def stands_at(words: Words, at: int, word: Any, length: int) -> bool:
 @inlined
 def _word_at(words: Words, at: int) -> Any:
     """The eight bytes from any position."""
-    return _shifted(words, at >> 3, np.uint64((at & 7) * 8))
+    return shifted(words, at >> 3, np.uint64((at & 7) * 8))
 
 
 @inlined

@@ -37,12 +37,13 @@ from blis_replay.ingest.scan.json_text import (
     as_double,
     decimal,
     digest,
-    escaped_code,
     integer,
     name_at,
     names_of,
     next_member,
+    put_escaped,
 )
+from blis_replay.ingest.scan.prompt_hashes import Hashes, prompt_hashes
 
 Int64s = NDArray[np.int64]
 
@@ -73,18 +74,32 @@ FIELDS = (
     "cached_tokens",
     "request_at",  # its body, a string with its quotes
     "request_end",
-    "model_at",  # in the body without escapes, so only whether there is one
-    "model_end",
     "max_tokens",
     "max_completion_tokens",
     "ignore_eos",
     "error_at",
     "error_end",
+    "hashes_at",  # place of the first hash of its prompt among those of this call
+    "hashes",
+    "prompt",  # its digest; for the caller to number
+    "prompt_at",  # in the body without escapes, as all that follows
+    "prompt_end",
+    "model_at",
+    "model_end",
+    "tools_at",
+    "tools_end",
+    "cache_salt_at",
+    "cache_salt_end",
+    "messages_at",
+    "messages_end",
 )
 _FIELD = {name: place for place, name in enumerate(FIELDS)}
 _, _BEGIN, _END, _TAKEN, _DIGEST, _START_US, _END_US, _FIRST_US, _STAMPS_AT, _STAMPS = range(10)
 _INFO_TIMES, _TOKEN_TIMES, _CHUNK_TIMES, _FREE, _REQUEST = (
     _FIELD[name] for name in ("info_times_at", "token_times_at", "chunk_times_at", "free_at", "request_at")
+)
+_HASHES_AT, _HASHES, _PROMPT_DIGEST, _PROMPT, _MESSAGES = (
+    _FIELD[name] for name in ("hashes_at", "hashes", "prompt", "prompt_at", "messages_at")
 )
 
 # What to do with a value; a nested object may be null where that says so.
@@ -120,6 +135,10 @@ _PLAN: dict[int, dict[str, tuple[int, str | int]]] = {
     _DETAILS: {"cached_tokens": (_COUNT, "cached_tokens")},
     _IN_BODY: {
         "model": (_SPAN, "model_at"),
+        "prompt": (_SPAN, "prompt_at"),
+        "messages": (_SPAN, "messages_at"),
+        "tools": (_SPAN, "tools_at"),
+        "cache_salt": (_SPAN, "cache_salt_at"),
         "max_tokens": (_COUNT, "max_tokens"),
         "max_completion_tokens": (_COUNT, "max_completion_tokens"),
         "ignore_eos": (_TRUTH, "ignore_eos"),
@@ -142,7 +161,6 @@ for _object, _members in _PLAN.items():
         _REQUIRED[_object] |= _MARK[_at] if _key in ("start_time", "end_time", "info") else 0
 
 _LARGEST_S = float(1 << 61) / 1e6
-_QUESTION_MARK = ord("?")
 _UNESCAPED = np.zeros(256, np.uint8)  # what a letter behind a backslash stands for
 for _letter, _meant in zip('"\\/bfnrt', '"\\/\b\f\n\r\t', strict=True):
     _UNESCAPED[ord(_letter)] = ord(_meant)
@@ -153,13 +171,22 @@ MORE, FULL, OTHER = range(3)
 
 @entry
 def scan_records(
-    text: Bytes, words: Words, at: int, end: int, rows: Int64s, stamps: Int64s, body: Bytes, body_words: Words
+    text: Bytes,
+    words: Words,
+    at: int,
+    end: int,
+    rows: Int64s,
+    stamps: Int64s,
+    hashes: Hashes,
+    body: Bytes,
+    body_words: Words,
 ) -> tuple[int, int, int, int]:
     """``(why it ended, where, rows filled, stamps filled)``: the records from ``at`` on, with commas between them.
 
-    ``stamps``: room for half as many as ``text`` has bytes; ``body``: for a body without escapes, as large as ``text``.
+    ``stamps``: room for half as many as ``text`` has bytes; ``hashes``: for one in 16; ``body``: for
+    a body without escapes, as large as ``text``.
     """
-    count, used = 0, 0
+    count, used, hashed = 0, 0, 0
     while True:
         before = at
         at = after_space(text, at)
@@ -178,6 +205,8 @@ def scan_records(
         stop = _object_at(text, words, at, _RECORD, row, stamps)
         if stop >= 0 and not (_in_order(row, stamps) and _with_body(text, row, stamps, body, body_words)):
             stop = UNUSUAL
+        if stop >= 0:
+            hashed = _with_prompt(body_words, row, hashes, hashed)
         row[_TAKEN] = stop >= 0
         if stop < 0:
             stop = after_brackets(text, at, end)
@@ -335,26 +364,39 @@ def _with_body(text: Bytes, row: Any, stamps: Any, body: Bytes, body_words: Word
 
 
 @compiled
+def _with_prompt(body_words: Words, row: Any, hashes: Any, place: int) -> int:
+    """Hash the prompt of the body, or its messages, if it has any; where further hashes go."""
+    row[_HASHES_AT], row[_HASHES] = place, 0
+    if row[_REQUEST] < 0:
+        return place
+    if row[_PROMPT] < 0:
+        row[_PROMPT], row[_PROMPT + 1] = row[_MESSAGES], row[_MESSAGES + 1]
+    if row[_PROMPT] < 0:
+        return place
+    row[_PROMPT_DIGEST] = prompt_hashes(body_words, row[_PROMPT:_MESSAGES], hashes, place)
+    row[_HASHES] = (row[_PROMPT + 1] - row[_PROMPT]) >> 4
+    return place + row[_HASHES]
+
+
+@compiled
 def _unescaped(text: Bytes, at: int, end: int, body: Bytes) -> int:
-    """How long a string is without its escapes; a letter beyond ASCII becomes a ``?``, which no key has."""
+    """How long a string is without its escapes, in UTF-8."""
     length = 0
     while at < end:
         byte = text[at]
-        if byte != BACKSLASH:
-            if byte >= BEYOND_ASCII:
-                return UNUSUAL
-            at += 1
-        elif _UNESCAPED[text[at + 1]]:
+        if byte >= BEYOND_ASCII:
+            return UNUSUAL
+        if byte == BACKSLASH:
             byte = _UNESCAPED[text[at + 1]]
-            at += 2
-        else:
-            code = escaped_code(text, at)
-            if code == 0:
-                return UNUSUAL
-            byte = np.uint8(code if code < BEYOND_ASCII else _QUESTION_MARK)
-            at += 6
+            at += 1
+            if byte == 0:
+                length, at = put_escaped(text, at - 1, body, length)
+                if body[length - 1] == 0:
+                    return UNUSUAL
+                continue
         body[length] = byte
         length += 1
+        at += 1
     for place in range(length, length + PADDING_BYTES):
         body[place] = 0
     return length

@@ -11,6 +11,7 @@ import pytest
 from command_line import Run
 from test_cli_simulate import ENGINE, RELEASE
 
+from blis_replay.ingest.readers.parquet_requests import PROMPT_COLUMNS
 from blis_replay.ingest.recording import REQUEST_SCHEMA
 
 TRACE = "".join(
@@ -39,9 +40,11 @@ def test_an_export_ingested_again_has_the_same_rows(run: Run, mooncake: Path, ta
     assert answer.code == 0
     assert answer.out.startswith("mooncake: 3 requests in out/")
     assert run("ingest", f"out/{target}", "--name", "back").code == 0
-    # Block keys of the legacy CSV are hashes; TraceV2 numbers its requests and does not say where lengths come from.
-    other = {"legacy-csv": ["prefix_blocks"], "tracev2": ["request_id", "output_tokens_source", "prefix_blocks"]}
-    same = sorted({*REQUEST_SCHEMA, "prefix_blocks"} - set(other.get(target, [])))
+    # The legacy CSV knows prompts by whole blocks of 16; TraceV2 numbers its requests, does not say where
+    # lengths come from, and knows prompts as far as they are shared.
+    prompts = PROMPT_COLUMNS.values()
+    other = {"legacy-csv": ["prefix_tokens"], "tracev2": ["request_id", "output_tokens_source", *prompts]}
+    same = sorted({*REQUEST_SCHEMA, *prompts} - set(other.get(target, [])))
     assert table(run, "back").select(same).rows() == table(run, "mooncake").select(same).rows()
 
 
@@ -115,17 +118,14 @@ def test_inspect_shows_identities_and_kv_events(run: Run, mooncake: Path) -> Non
     (mooncake / "kv_events.jsonl.gz").write_bytes(packed)
     assert run("ingest", "trace.jsonl", "kv_events.jsonl.gz", "--name", "mooncake").code == 0
     document = run("inspect", "--experiment", "mooncake", "--json").json
-    assert document["prefix_blocks"] == {
-        "source": "hash_ids of the trace, one for 512 tokens",
-        "block_tokens": 512,
-        "blocks": 6,
-    }
+    source = "hash_ids of the trace, one for 512 tokens"
+    assert document["prefix_identity"] == {"source": source, "requests": 3, "prompts": 3}
     assert [(c["event"], c["events"], c["blocks"], c["tokens"]) for c in document["kv_events"]] == [
         ("BlockStored", 1, 2, 32),
         ("CacheEviction", 1, 3, None),
     ]
     text = run("inspect", "--experiment", "mooncake").out
     assert "model: not recorded" in text
-    assert "prefix identity: 6 blocks" in text
+    assert "prefix identity: 3 prompts" in text
     assert "BlockStored" in text
     assert max(len(line) for line in text.splitlines()) <= 80

@@ -12,6 +12,7 @@ from blis_replay.ingest.checks.step_cycle import cycle_us
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.ingest import ingest_recording, ingest_source
 from blis_replay.ingest.recording import Finding
+from blis_replay.ingest.step_timeline import SAMPLED, step_timeline
 from blis_replay.ingest.store import list_experiments, open_store, read_findings, read_stored, resolve
 
 GENERAL_34B = "20260218-150304-codellama-34b-tp2-general"
@@ -126,6 +127,23 @@ def test_cycles_in_the_published_windows_are_equal(ingested: Path, name: str, pu
         window = steps.filter(since_us.is_between(low_s * 10**6, high_s * 10**6, closed="left"))
         assert cycle_us(window) == pytest.approx(cycle, abs=1)
         assert window["duration_us"].mean() == pytest.approx(duration_us, abs=1)
+
+
+@pytest.mark.realdata
+@pytest.mark.parametrize("name", ["34b-general", "70b-general", "70b-hf-codegen"])
+def test_the_step_clock_has_the_recorded_starts_and_their_cycles(ingested: Path, name: str) -> None:
+    """About 10 % of the steps were sampled (NOTES, section 2): their starts stand, and over any stretch between two of
+    them the timeline has their mean cycle."""
+    with open_store(ingested, read_only=True) as store:
+        recording = read_stored(store, resolve(list_experiments(store), name))
+    timeline, steps = step_timeline(recording), recording.steps.sort("step_id")
+    known = timeline.filter(pl.col("source") == SAMPLED)
+    assert known.select("step_id", "start_us").rows() == steps.select("step_id", "start_us").rows()
+    assert timeline.height == steps["step_id"][-1] - steps["step_id"][0] + 1
+    assert 0.09 < known.height / timeline.height < 0.11
+    (finding,) = findings_of(ingested, recording.slug, "step_clock")
+    assert finding.measured["largest_gap_steps"] == steps["step_id"].diff().max()
+    assert cycle_us(timeline) == pytest.approx(cycle_us(steps))
 
 
 @pytest.mark.realdata

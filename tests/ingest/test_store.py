@@ -15,7 +15,8 @@ import pytest
 from builders import aggregates, recording, requests, server_traces, steps, write_events
 
 from blis_replay.ingest.errors import StoreError, UnknownExperimentError
-from blis_replay.ingest.recording import PREFIX_BLOCK_SCHEMA, Clock, Finding, PrefixBlocks, SharedPrefix, TokenEvents
+from blis_replay.ingest.prompt_tree import tree_of_blocks
+from blis_replay.ingest.recording import Clock, Finding, SharedPrefix, TokenEvents
 from blis_replay.ingest.store import (
     SCHEMA_VERSION,
     ExperimentRow,
@@ -198,7 +199,7 @@ def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
 # What version 1 of the schema had and version 2 changed.
 VERSION_1 = """
 DROP TABLE snapshots; DROP TABLE lifecycles; DROP TABLE journey_events;
-DROP TABLE prefix_identity; DROP TABLE request_blocks; DROP TABLE kv_events;
+DROP TABLE prefix_identity; DROP TABLE prompts; DROP TABLE request_prompts; DROP TABLE kv_events;
 CREATE TABLE journey_events (slug VARCHAR NOT NULL, request_id VARCHAR NOT NULL, event VARCHAR NOT NULL,
     time_us BIGINT, step_id BIGINT, attributes VARCHAR);
 ALTER TABLE clocks DROP COLUMN spread_us;
@@ -230,12 +231,15 @@ def test_a_store_of_version_1_is_brought_up_to_date_and_keeps_what_it_has(tmp_pa
         assert old.clocks == tuple(replace(clock, spread_us=None) for clock in recording().clocks)
         assert old.lifecycles.is_empty()
         assert store.connection.execute("SELECT value FROM meta").fetchall() == [(str(SCHEMA_VERSION),)]
-    blocks = pl.DataFrame([(0, 0, 2**63 - 1)], PREFIX_BLOCK_SCHEMA, orient="row")
-    unnamed = recording(slug="trace", model=None, prefix=PrefixBlocks(512, "somewhere", blocks), **server_traces())
+    tree = tree_of_blocks("somewhere", 512, np.array([2, 0, 3]), np.array([5, 6, 5, 7, 8]))
+    unnamed = recording(slug="trace", model=None, prefix=tree, **server_traces())
     with open_store(path) as store:
         assert write_recording(store, unnamed, NO_EVENTS) == "new"
         read = read_stored(store, "trace")
-    assert (read.model, read.prefix and read.prefix.blocks.rows()) == (None, [(0, 0, 2**63 - 1)])
+    assert read.model is None
+    assert read.prefix is not None
+    assert (read.prefix.source, read.prefix.requests.rows()) == ("somewhere", [(0, 0), (2, 1)])
+    assert read.prefix.prompts.rows() == [(0, None, 0, 1024), (1, 0, 512, 1536)]
     assert read.lifecycles.height == 1
 
 

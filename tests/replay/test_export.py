@@ -9,20 +9,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from recordings import make_recording
 
 from blis_replay.ingest.assemble import read_recording
+from blis_replay.ingest.prompt_tree import tree_of_blocks
 from blis_replay.ingest.readers.discovery import sources_of
 from blis_replay.ingest.recording import (
     ARRIVALS,
-    PREFIX_BLOCK_SCHEMA,
     REQUEST_SCHEMA,
     Clock,
-    PrefixBlocks,
     Recording,
     SharedPrefix,
 )
@@ -44,7 +42,9 @@ SERVED = ARRIVED | {
     "error": [None, None, None, "gave, up"],
 }
 ENGINE_LOST = "engine arguments async_scheduling, block_size, max_model_len, max_num_batched_tokens, max_num_seqs"
-BLOCKS = pl.DataFrame([(0, 0, 4), (0, 1, 5), (1, 0, 4), (1, 1, 6), (1, 2, 7)], PREFIX_BLOCK_SCHEMA, orient="row")
+# The first prompt has blocks 4 and 5 of 512 tokens, the second 4, 6 and 7: it begins with one of the first's.
+KEYS = np.array([4, 5, 4, 6, 7])
+TREE = tree_of_blocks("hash_ids of the trace, one for 512 tokens", 512, np.array([2, 3, 0, 0]), KEYS)
 
 
 def arrivals(**more: object) -> Recording:
@@ -80,14 +80,15 @@ def test_arrivals_and_lengths_come_back_from_every_target(tmp_path: Path, target
 
 
 def test_parquet_carries_every_column(tmp_path: Path) -> None:
-    original = replace(served(), prefix=PrefixBlocks(512, "somewhere", BLOCKS))
+    original = replace(served(), prefix=TREE)
     done = export(original, "parquet", tmp_path / "out.parquet")
     assert done.not_carried == (ENGINE_LOST,)
     back = again(*done.files)
     assert columns(back, *REQUEST_SCHEMA) == columns(original, *REQUEST_SCHEMA)
     assert back.prefix is not None
-    assert (back.prefix.block_tokens, back.prefix.source) == (512, "somewhere")
-    assert back.prefix.blocks.rows() == BLOCKS.rows()
+    assert back.prefix.source == TREE.source
+    assert back.prefix.requests.rows() == TREE.requests.rows() == [(0, 0), (1, 1)]
+    assert back.prefix.prompts.rows() == TREE.prompts.rows() == [(0, None, 0, 1024), (1, 0, 512, 1536)]
     assert (back.clocks, back.model) == (original.clocks, "some/Model")
 
 
@@ -142,16 +143,16 @@ def test_legacy_csv_is_cut_to_the_same_microsecond_by_any_reader(tmp_path: Path)
     assert done.not_carried == ("ttft_us", "e2e_us", "status", "error", ENGINE_LOST)
 
 
-def test_mooncake_writes_whole_ms_as_such_and_block_ids_as_recorded(tmp_path: Path) -> None:
-    original = arrivals(prefix=PrefixBlocks(512, "hash_ids of the trace, one for 512 tokens", BLOCKS))
+def test_mooncake_writes_whole_ms_as_such_and_an_id_for_each_recorded_block(tmp_path: Path) -> None:
+    original = arrivals(prefix=TREE)
     done = export(original, "mooncake", tmp_path / "out.jsonl")
     lines = [json.loads(line) for line in done.files[0].read_text("utf-8").splitlines()]
     assert [line["timestamp"] for line in lines] == [0, 1234.567, 1234.567, 9999.999]
-    assert [line.get("hash_ids") for line in lines] == [[4, 5], [4, 6, 7], None, None]
+    assert [line.get("hash_ids") for line in lines] == [[0, 1], [0, 2, 3], None, None]
     assert '"timestamp": 0,' in done.files[0].read_text("utf-8")
     back = again(*done.files)
     assert back.prefix is not None
-    assert back.prefix.blocks.rows() == BLOCKS.rows()
+    assert back.prefix.prompts.rows() == TREE.prompts.rows()
     assert done.not_carried == ()
 
 
@@ -179,8 +180,8 @@ def sharing(recording: Recording) -> list[list[int]]:
 def test_prefixes_shared_in_the_legacy_csv_are_those_that_were_recorded(
     tmp_path_factory: pytest.TempPathFactory, prompts: list[list[int]]
 ) -> None:
-    rows = [(i, j, key) for i, keys in enumerate(prompts) for j, key in enumerate(keys)]
-    prefix = PrefixBlocks(32, "test", pl.DataFrame(rows, PREFIX_BLOCK_SCHEMA, orient="row"))
+    counts = np.array([len(keys) for keys in prompts])
+    prefix = tree_of_blocks("test", 32, counts, np.concatenate([np.array(keys, np.int64) for keys in prompts]))
     given_ = {
         "arrival_us": range(len(prompts)),
         "prompt_tokens": [32 * len(keys) + 5 for keys in prompts],

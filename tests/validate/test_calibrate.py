@@ -105,9 +105,7 @@ def test_without_steps_or_latencies_there_is_nothing_to_fit(busy: Recording) -> 
         calibrate([empty], "fit")
 
 
-@pytest.mark.parametrize(
-    ("data", "metric"), [("latencies", "e2e"), ("latencies", "output_tokens"), ("steps", "step_time")]
-)
+@pytest.mark.parametrize(("data", "metric"), [("latencies", "e2e"), ("latencies", "ttft"), ("steps", "step_time")])
 def test_what_a_check_calls_unusable_is_not_fitted_to(busy: Recording, data: DataChoice, metric: str) -> None:
     broken = replace(busy, findings=(Finding("clocks", "unusable", metric, "3 requests end before they begin"),))
     with pytest.raises(ValidateError, match=f"{metric} unusable \\(clocks: 3 requests end before they begin"):

@@ -103,6 +103,18 @@ def test_steps_of_another_run_contradict_littles_law() -> None:
     assert "contradictory" in finding.message
 
 
+def test_littles_law_counts_those_who_wait() -> None:
+    """4 requests/s that stay 0.5 s: two are in flight, of which one waits."""
+    made = recording(
+        stages=(Stage(0, 4.0, 120 * SECOND),),
+        requests=steady(4, 500_000),
+        steps=steps(range(0, 120 * SECOND, 20_000), running_depth=1, waiting_depth=1),
+    )
+    (finding,) = findings_of(made, "littles_law")
+    assert finding.measured["ratio"] == pytest.approx(1.0, abs=0.005)
+    assert finding.message.startswith("stage 0 (4 requests/s): 1.0 running and 1.0 waiting requests are 1.0")
+
+
 def test_windows_leave_out_the_ramp_of_each_stage_and_follow_its_real_start() -> None:
     """Stages of 600 s: 20 to 590 s; a stage that begins 30 s late is measured from 10 s after its first send."""
     made = recording(

@@ -286,10 +286,7 @@ def test_the_clients_records_of_blis_eval_win_over_the_servers_spans(data_pack: 
             "client",
             False,
         )
-        assert any(
-            line.startswith("197 requests as the server traced them: the requests are those of")
-            for line in recording.missing
-        )
+        assert recording.requests["queue_us"].count() == 197  # what the server measured of them
         assert recording.engine["num_gpu_blocks"].value == 2537
         completed = recording.requests.filter(pl.col("status") == "ok")
         assert completed["output_tokens_source"].unique().to_list() == ["server usage"]

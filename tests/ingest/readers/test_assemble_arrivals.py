@@ -59,11 +59,9 @@ def test_an_arrival_trace_has_no_model_and_says_so(tmp_path: Path) -> None:
 def test_block_identities_follow_the_requests_into_send_order(tmp_path: Path) -> None:
     recording, _cache = stored(tmp_path, {"trace.jsonl": lines([*MOONCAKE])})
     assert recording.prefix is not None
-    assert (recording.prefix.block_tokens, recording.prefix.source) == (
-        512,
-        "hash_ids of the trace, one for 512 tokens",
-    )
-    assert recording.prefix.blocks.rows() == [(0, 0, 1), (0, 1, 2), (1, 0, 1), (1, 1, 3)]
+    assert recording.prefix.source == "hash_ids of the trace, one for 512 tokens"
+    assert recording.prefix.requests.rows() == [(0, 0), (1, 1)]
+    assert recording.prefix.prompts.rows() == [(0, None, 0, 1024), (1, 0, 512, 1024)]
 
 
 def test_a_generated_tracev2_is_an_arrival_trace(tmp_path: Path) -> None:

@@ -17,13 +17,14 @@ from hypothesis import strategies as st
 from blis_replay.ingest.readers import files
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.inference_perf_requests import read_requests
+from blis_replay.ingest.readers.requests_frame import RawPrefix, RawPrompts
 from blis_replay.ingest.scan import window
 
-Read = tuple[pl.DataFrame, list[list[int]], str | None, int, list[tuple[str, str]]]
+Read = tuple[pl.DataFrame, list[list[int]], RawPrompts | None, str | None, int, list[tuple[str, str]]]
 
 
 def read(path: Path, *, scanned: bool, window_bytes: int = 1 << 12) -> Read:
-    """Requests, the stamps of each, their model, and what was rejected."""
+    """Requests, the stamps of each, their prompts, their model, and what was rejected."""
     file = RecordedFile(path, path.name)
     with (
         patch.object(files, "LARGE_BYTES", 0 if scanned else 1 << 60),
@@ -38,7 +39,17 @@ def read(path: Path, *, scanned: bool, window_bytes: int = 1 << 12) -> Read:
         stamps = [flat[at : at + count].tolist() for at, count in pairs]
     # Only the first are kept in words, and the scan finds duplicates last.
     rejected = sorted(file.tally.rejected) if file.tally.rejected_count < files.KEPT_REJECTIONS else []
-    return found.frame, stamps, found.model, file.tally.rejected_count, rejected
+    assert not isinstance(found.prefix, RawPrefix)
+    return found.frame, stamps, found.prefix, found.model, file.tally.rejected_count, rejected
+
+
+def assert_same_prompts(scanned: RawPrompts | None, decoded: RawPrompts | None) -> None:
+    if scanned is None or decoded is None:
+        assert scanned is decoded
+        return
+    assert scanned.source == decoded.source
+    for name in ("prompt", "parent", "shared_tokens", "tokens"):
+        assert getattr(scanned, name).tolist() == getattr(decoded, name).tolist(), name
 
 
 def assert_same(path: Path, content: bytes) -> Read:
@@ -46,7 +57,8 @@ def assert_same(path: Path, content: bytes) -> Read:
     decoded, scanned = read(path, scanned=False), read(path, scanned=True)
     assert scanned[0].equals(decoded[0])
     assert scanned[0].schema == decoded[0].schema
-    assert scanned[1:] == decoded[1:]
+    assert_same_prompts(scanned[2], decoded[2])
+    assert (scanned[1], *scanned[3:]) == (decoded[1], *decoded[3:])
     return scanned
 
 
@@ -55,7 +67,10 @@ def record(rng: random.Random, generation: str) -> dict[str, Any]:
     start = round(rng.uniform(1, 1e7), rng.randint(0, 9))
     stamps = [start + 0.05 + i * rng.uniform(0.001, 0.02) for i in range(rng.randint(0, 6))]
     stamps = sorted(round(stamp, rng.choice([6, 9, 17])) for stamp in stamps)
-    body = {"model": "org/m", "prompt": 'a "quote" \\ é \n 🙂 ' * rng.randint(0, 9), "ignore_eos": rng.random() < 0.5}
+    content = 'a "quote" \\ é \n 🙂 ' * rng.randint(0, 9)
+    prompt: dict[str, Any] = rng.choice([{"prompt": content}, {"messages": [{"role": "user", "content": content}]}, {}])
+    body = {"model": rng.choice(["org/m", "org/other"]), "ignore_eos": rng.random() < 0.5, **prompt}
+    body |= rng.choice([{}, {}, {"tools": [{"type": "function"}]}, {"cache_salt": "s"}, {"prompt": None}])
     body |= {rng.choice(["max_tokens", "max_completion_tokens"]): rng.choice([3, 0, None, 300])}
     usage = {
         "prompt_tokens": 13,

@@ -14,6 +14,7 @@ from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.readers.block_hashes import block_hashes
 from blis_replay.ingest.readers.files import GZIP_MAGIC, ZSTD_MAGIC, RecordedFile
 from blis_replay.ingest.readers.legacy_blis_csv import read_requests, recognises
+from blis_replay.ingest.readers.requests_frame import RawPrefix
 
 HEADER = "arrival_time,request_id,model,prefill_tokens,decode_tokens"
 
@@ -45,7 +46,7 @@ def test_equal_token_ids_are_equal_blocks_as_far_as_all_before_are_equal(tmp_pat
     """Blocks of 16: 40 tokens have 2; a token that differs in the first block makes both differ."""
     same, other = list(range(40)), [99, *range(1, 40)]
     read = read_requests(recorded(tmp_path, HEADER, *(request(0, ids, [1]) for ids in (same, same[:20] * 2, other))))
-    assert read.prefix is not None
+    assert isinstance(read.prefix, RawPrefix)
     first, second, third = np.split(read.prefix.keys, np.cumsum(read.prefix.counts)[:-1])
     assert [len(first), len(second), len(third)] == [2, 2, 2]
     assert first[0] == second[0]
@@ -55,7 +56,7 @@ def test_equal_token_ids_are_equal_blocks_as_far_as_all_before_are_equal(tmp_pat
 
 def test_no_token_is_kept(tmp_path: Path) -> None:
     read = read_requests(recorded(tmp_path, HEADER, request(0, [123_456_789] * 32, [1])))
-    assert read.prefix is not None
+    assert isinstance(read.prefix, RawPrefix)
     assert 123_456_789 not in read.prefix.keys
     assert "123456789" not in str(read.frame.rows())
 

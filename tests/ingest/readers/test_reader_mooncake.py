@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from blis_replay.ingest.readers.files import GZIP_MAGIC, ZSTD_MAGIC, RecordedFile
 from blis_replay.ingest.readers.mooncake import read_requests, recognises
-from blis_replay.ingest.readers.requests_frame import in_send_order, prefix_in_send_order
+from blis_replay.ingest.readers.requests_frame import RawPrefix, in_send_order
 
 
 def recorded(folder: Path, *rows: object) -> RecordedFile:
@@ -38,16 +38,12 @@ def test_arrivals_are_in_ms_and_keep_their_decimals(tmp_path: Path) -> None:
 def test_block_ids_are_those_of_512_tokens_the_last_one_partial(tmp_path: Path) -> None:
     """Format notes, section 5.4: ids = ceil(input_length / 512); 600 tokens have 2, 1,300 have 3."""
     read = read_requests(recorded(tmp_path, request(5, hash_ids=[7, 9]), request(0, 1300, hash_ids=[7, 8, 2**63 - 1])))
-    assert read.prefix is not None
+    assert isinstance(read.prefix, RawPrefix)
     assert (read.prefix.block_tokens, read.prefix.counts.tolist()) == (512, [2, 3])
     _ordered, order, _zero_us = in_send_order(read.frame)
-    assert prefix_in_send_order(read.prefix, order).blocks.rows() == [
-        (0, 0, 7),
-        (0, 1, 8),
-        (0, 2, 2**63 - 1),
-        (1, 0, 7),
-        (1, 1, 9),
-    ]
+    tree = read.prefix.in_order(order)
+    assert tree.requests.rows() == [(0, 0), (1, 1)]
+    assert tree.prompts.rows() == [(0, None, 0, 1536), (1, 0, 512, 1024)]  # both begin with block 7
     assert read.remarks == ()
 
 
@@ -55,7 +51,7 @@ def test_traces_made_from_qwens_have_blocks_of_16_tokens(tmp_path: Path) -> None
     read = read_requests(
         recorded(tmp_path, request(prompt=40, hash_ids=[1, 2, 3]), request(prompt=32, hash_ids=[1, 2]))
     )
-    assert read.prefix is not None
+    assert isinstance(read.prefix, RawPrefix)
     assert read.prefix.block_tokens == 16
 
 
@@ -143,7 +139,7 @@ def test_every_line_is_read_or_rejected(tmp_path_factory: pytest.TempPathFactory
     # A byte order mark stands at the start of a file; elsewhere it is content.
     lines = file.path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
     assert len(read.frame) + file.tally.rejected_count == len([line for line in lines if line.strip()])
-    if read.prefix is not None:
+    if isinstance(read.prefix, RawPrefix):
         assert len(read.prefix.counts) == len(read.frame)
         assert read.prefix.counts.sum() == len(read.prefix.keys)
 
@@ -160,7 +156,7 @@ def test_the_conversation_trace(data_pack: Path) -> None:
     assert read.frame["sent_us"].max() == 3_536_999_000
     assert read.frame["prompt_tokens"].sum() == truth["input_length"].sum()
     assert read.frame["usage_output_tokens"].sum() == truth["output_length"].sum()
-    assert read.prefix is not None
+    assert isinstance(read.prefix, RawPrefix)
     assert read.prefix.keys[:14].tolist() == list(range(14))
     assert read.prefix.keys.tolist() == truth["hash_ids"].explode().to_list()
     assert read.prefix.block_tokens == 512

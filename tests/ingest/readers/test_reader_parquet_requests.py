@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.parquet_requests import METADATA, read_requests, recognises
+from blis_replay.ingest.readers.requests_frame import RawPrompts
 
 PLAIN = {"arrival_us": [0, 5], "prompt_tokens": [10, 20], "output_tokens": [3, 4]} | {
     "output_tokens_source": ["server usage"] * 2
@@ -38,18 +39,32 @@ def test_columns_that_are_not_there_are_not_known(tmp_path: Path) -> None:
     assert (read.clock_name, read.clock_kind, read.model, read.prefix) == ("client", "relative", None, None)
 
 
-def test_clock_model_and_blocks_come_from_what_the_table_tells(tmp_path: Path) -> None:
+def test_clock_model_and_prompts_come_from_what_the_table_tells(tmp_path: Path) -> None:
     told = {
         "model": "m",
         "clock": {"name": "server", "kind": "epoch", "zero_us": 1000},
-        "block_tokens": 16,
         "prefix_source": "s",
     }
-    read = read_requests(recorded(tmp_path, PLAIN | {"prefix_blocks": [[7, 8], None]}, told))
+    tree = {
+        "prefix_prompt": [7, 9],
+        "prefix_parent": [None, 7],
+        "prefix_shared_tokens": [0, 16],
+        "prefix_tokens": [40, 32],
+    }
+    read = read_requests(recorded(tmp_path, PLAIN | tree, told))
     assert read.frame["sent_us"].to_list() == [1000, 1005]
     assert (read.clock_name, read.clock_kind, read.model) == ("server", "epoch", "m")
-    assert read.prefix is not None
-    assert (read.prefix.counts.tolist(), read.prefix.keys.tolist()) == ([2, 0], [7, 8])
+    assert isinstance(read.prefix, RawPrompts)
+    found = (read.prefix.prompt, read.prefix.parent, read.prefix.shared_tokens, read.prefix.tokens)
+    assert [column.tolist() for column in found] == [[0, 1], [-1, 0], [0, 16], [40, 32]]
+
+
+def test_a_prompt_whose_parent_is_not_in_the_table_shares_with_none(tmp_path: Path) -> None:
+    tree = {"prefix_prompt": [7, None], "prefix_parent": [3, None], "prefix_shared_tokens": [16, None]}
+    read = read_requests(recorded(tmp_path, PLAIN | tree | {"prefix_tokens": [40, None]}))
+    assert isinstance(read.prefix, RawPrompts)
+    assert (read.prefix.prompt.tolist(), read.prefix.parent.tolist()) == ([0, -1], [-1])
+    assert read.prefix.shared_tokens.tolist() == [0]
 
 
 @pytest.mark.parametrize(
@@ -62,8 +77,7 @@ def test_clock_model_and_blocks_come_from_what_the_table_tells(tmp_path: Path) -
         ("status", ["ok", "perhaps"]),
         ("output_tokens_source", ["server usage", "guessed"]),
         ("output_tokens_source", ["server usage", None]),
-        ("prefix_blocks", [[1], [-1]]),
-        ("prefix_blocks", [[1], [2, None]]),
+        ("prefix_prompt", [None, -1]),
     ],
 )
 def test_a_row_that_cannot_be_used_is_counted(tmp_path: Path, column: str, values: list[object]) -> None:

@@ -26,6 +26,16 @@ def test_kv_tokens_over_the_block_size_count_the_reserved_block(tmp_path: Path) 
     assert log.num_gpu_blocks(16) == 2790
 
 
+@pytest.mark.parametrize("name", ["chunked_prefill_enabled", "enable_chunked_prefill"])
+def test_the_configuration_line_names_chunked_prefill_in_two_ways(tmp_path: Path, name: str) -> None:
+    """Up to 0.11 as the property of the scheduler's configuration, in the 0.15 era as the argument."""
+    config = f"Initializing a V1 LLM engine (v0.15.1) with config: max_seq_len=4096, {name}=False, pooler_config=None"
+    assert read_server_log(recorded(tmp_path, config)).engine == {
+        "max_model_len": 4096,
+        "enable_chunked_prefill": False,
+    }
+
+
 def test_the_last_of_several_starts_counts(tmp_path: Path) -> None:
     log = read_server_log(
         recorded(
@@ -37,7 +47,7 @@ def test_the_last_of_several_starts_counts(tmp_path: Path) -> None:
         )
     )
     assert (log.starts, log.engine["max_model_len"], log.model) == (2, 4096, "a/a-7b")
-    assert (log.kv_tokens, log.prefix_hit_rate()) == (None, None)
+    assert (log.kv_tokens, log.prefix_hit_rate) == (None, None)
 
 
 def test_version_switches_and_hit_rate(tmp_path: Path) -> None:
@@ -59,7 +69,7 @@ def test_version_switches_and_hit_rate(tmp_path: Path) -> None:
         "enable_chunked_prefill": False,
         "async_scheduling": True,
     }
-    assert log.prefix_hit_rate() == pytest.approx(0.331)
+    assert log.prefix_hit_rate == pytest.approx(0.331)
 
 
 @pytest.mark.parametrize(

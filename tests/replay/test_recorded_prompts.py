@@ -1,4 +1,4 @@
-"""Recorded block identities at the engine's block size."""
+"""Recorded prompt identities at the engine's block size."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,18 +15,19 @@ from blis_replay.blis.block_keys import chain_blocks
 from blis_replay.blis.engine import simulate
 from blis_replay.blis.latency import LatencyModel
 from blis_replay.blis.trace import BlockKeys
+from blis_replay.ingest.prompt_tree import tree_of_blocks
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.mooncake import read_requests
-from blis_replay.ingest.readers.requests_frame import in_send_order, prefix_in_send_order
-from blis_replay.ingest.recording import PREFIX_BLOCK_SCHEMA, PrefixBlocks
+from blis_replay.ingest.readers.requests_frame import RawPrefix, in_send_order
+from blis_replay.ingest.recording import PromptTree
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import plan_replay
-from blis_replay.replay.recorded_blocks import engine_block_keys
+from blis_replay.replay.recorded_prompts import cached_tokens, engine_block_keys
 
 
-def prefix_of(block_tokens: int, *requests: list[int]) -> PrefixBlocks:
-    rows = [(i, j, key) for i, keys in enumerate(requests) for j, key in enumerate(keys)]
-    return PrefixBlocks(block_tokens, "test", pl.DataFrame(rows, schema=PREFIX_BLOCK_SCHEMA, orient="row"))
+def prefix_of(block_tokens: int, *requests: list[int]) -> PromptTree:
+    counts = np.array([len(keys) for keys in requests])
+    return tree_of_blocks("test", block_tokens, counts, np.array([key for keys in requests for key in keys], np.int64))
 
 
 def rows_of(keys: BlockKeys) -> list[list[int]]:
@@ -96,6 +96,13 @@ def test_chained_numbers_are_small_and_dense() -> None:
     assert chain_blocks([9, 9, 9, 9, 7], [2, 3]).tolist() == [0, 1, 0, 1, 2]
 
 
+def test_the_last_token_is_computed_even_of_a_prompt_that_was_there_before() -> None:
+    """48 tokens are 3 blocks, of which a repetition finds 2; of 49 tokens it finds 3."""
+    prompts = np.array([48, 48, 49])
+    keys = engine_block_keys(prefix_of(16, [1, 2, 3], [1, 2, 3], [1, 2, 3]), prompts, 16)
+    assert cached_tokens(keys, prompts).tolist() == [0, 32, 48]
+
+
 def test_a_replay_finds_recorded_prefixes_in_the_simulated_cache() -> None:
     """The second of two prompts that share 512 of 600 tokens hits 32 blocks of 16."""
     columns = {"arrival_us": [0, 1_000_000], "prompt_tokens": [600, 600], "output_tokens": [2, 2]}
@@ -112,9 +119,9 @@ def test_hits_of_the_conversation_trace_in_an_endless_cache(data_pack: Path) -> 
     path = data_pack / "public-traces" / "mooncake" / "conversation_trace.jsonl.gz"
     read = read_requests(RecordedFile(path, path.name))
     _frame, order, _zero_us = in_send_order(read.frame)
-    assert read.prefix is not None
+    assert isinstance(read.prefix, RawPrefix)
     prompts = read.frame["prompt_tokens"].to_numpy()[order]
-    keys = engine_block_keys(prefix_in_send_order(read.prefix, order), prompts, 16)
+    keys = engine_block_keys(read.prefix.in_order(order), prompts, 16)
     seen_ids, seen_keys = set(), np.zeros(int(keys.keys.max()) + 1, np.bool_)
     by_ids = by_keys = place = 0
     for i, length in enumerate(prompts.tolist()):
@@ -127,3 +134,4 @@ def test_hits_of_the_conversation_trace_in_an_endless_cache(data_pack: Path) -> 
         seen_ids.update(ids)
         seen_keys[row] = True
     assert by_keys == by_ids > 0
+    assert cached_tokens(keys, prompts + 1).sum() == 16 * by_ids  # the last token aside

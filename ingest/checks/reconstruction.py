@@ -1,0 +1,163 @@
+"""Batches reconstructed from journeys against the sampled records of the same steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import polars as pl
+
+from blis_replay.ingest.checks.evidence import Context, Measured, not_checked
+from blis_replay.ingest.checks.pictures import Table
+from blis_replay.ingest.errors import ReconstructionError
+from blis_replay.ingest.prefill_work import DEALT_OUT, STEP_TOTALS
+from blis_replay.ingest.reconstruction import Reconstruction, reconstruct, reconstructed_steps
+from blis_replay.ingest.recording import Finding, Recording
+
+CHECK = "reconstruction"
+MEASURES = "batches reconstructed from journeys against the records of the steps that were sampled"
+_METRIC = "batch_composition"
+_LOWER_BOUND = 0.9
+_WRONG = 0.1
+_EXAMPLES = 5
+RULE = (
+    "step records label a request prefill until one of its tokens was processed, and decode while it is recomputed: "
+    "the split is corrected to what ran.  Journeys that hold less than 90 % of the recorded running requests "
+    "were sampled: their totals are a lower bound and are not compared.  More than 10 % of steps that disagree "
+    "though nothing in them had to be assumed: journeys and steps are not of one run, or the "
+    "engine arguments (async_scheduling, max_num_batched_tokens) are not those of the server"
+)
+# Column of a step record -> of a reconstructed step.
+_SAME = {
+    "running_depth": "running",
+    "prefill_requests": "labelled_prefill_requests",
+    "decode_requests": "labelled_decode_requests",
+    "prefill_tokens": "labelled_prefill_tokens",
+    "decode_tokens": "labelled_decode_tokens",
+}
+_RECORDED = {name: f"recorded_{name}" for name in _SAME}
+
+
+def check(recording: Recording, context: Context) -> list[Finding]:
+    """One finding: steps compared, equal, corrected, and examples of those that disagree."""
+    if recording.journey_events.is_empty():
+        return [not_checked(CHECK, _METRIC, "no journeys")]
+    try:
+        built = reconstruct(recording)
+    except ReconstructionError as error:
+        return [Finding(CHECK, "unusable", _METRIC, f"not reconstructed: {error}", {}, RULE)]
+    compared = _Compared.of(recording, built)
+    if compared.steps.is_empty():
+        return [not_checked(CHECK, _METRIC, f"no records of the steps of {built.admissions.journeys} journeys")]
+    return [_finding(compared, built)]
+
+
+def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
+    """Equal steps by quantity, steps that disagree, where the prefix-cache hits come from."""
+    try:
+        built = reconstruct(recording)
+    except ReconstructionError:
+        return ()
+    compared = _Compared.of(recording, built)
+    whole = compared.steps.filter(~pl.col("missing"))
+    rows = tuple(
+        (name, int((whole[_RECORDED[name]] == whole[same]).sum()), whole.height) for name, same in _SAME.items()
+    )
+    sources = built.hit_sources.value_counts(sort=True).iter_rows()
+    disagree = tuple((step, f"{recorded}", f"{made}") for step, recorded, made in compared.examples(20))
+    note = "running, prefill and decode requests, prefill and decode tokens, as labelled"
+    return (
+        Table("steps in which no request is missing", ("quantity", "equal", "steps"), rows),
+        Table("steps that disagree", ("step", "recorded", "reconstructed"), disagree, note=note),
+        Table("prefix-cache hits of admissions", ("known from", "admissions"), tuple((str(s), n) for s, n in sources)),
+    )
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """Sampled steps beside the reconstructed ones: ``recorded_*``, ``TOTALS_SCHEMA``, and ``missing`` (requests are
+    in the record that are in no journey), ``equal``, ``corrected`` (the true split is another), ``assumed`` (a hit that
+    is not known has a part in it)."""
+
+    steps: pl.DataFrame
+
+    @staticmethod
+    def of(recording: Recording, built: Reconstruction) -> _Compared:
+        first, last = built.step_range()
+        recorded = recording.steps.select("step_id", *_SAME).drop_nulls().unique("step_id").sort("step_id")
+        recorded = recorded.filter(pl.col("step_id").is_between(first, last)).rename(_RECORDED)
+        totals = reconstructed_steps(built, recorded["step_id"].to_numpy())
+        equal = pl.all_horizontal(pl.col(_RECORDED[name]) == pl.col(same) for name, same in _SAME.items())
+        assumed = pl.Series(built.chunks.steps.step_id[~built.chunks.certain]).unique().implode()
+        split = ("prefill_requests", "decode_requests", "prefill_tokens", "decode_tokens")
+        steps = recorded.join(totals, on="step_id", maintain_order="left").with_columns(
+            (pl.col(_RECORDED["running_depth"]) > pl.col("running")).alias("missing"),
+            equal.alias("equal"),
+            (pl.col("step_id").is_in(assumed) | ~pl.col("certain")).alias("assumed"),
+            pl.any_horizontal(pl.col(name) != pl.col(f"labelled_{name}") for name in split).alias("corrected"),
+        )
+        return _Compared(steps)
+
+    def examples(self, count: int) -> list[tuple[int, tuple[int, ...], tuple[int, ...]]]:
+        """``(step, recorded, reconstructed)`` of steps that disagree, those in which nothing was assumed first."""
+        wrong = self.steps.filter(~pl.col("equal") & ~pl.col("missing"))
+        chosen = wrong.sort("assumed", "step_id").head(count)
+        recorded, made = (chosen.select(names).rows() for names in ([*_RECORDED.values()], [*_SAME.values()]))
+        return list(zip(chosen["step_id"].to_list(), recorded, made, strict=True))
+
+
+def _finding(compared: _Compared, built: Reconstruction) -> Finding:
+    steps = compared.steps
+    held, had = int(steps["running"].sum()), int(steps[_RECORDED["running_depth"]].sum())
+    sources = dict(built.hit_sources.value_counts().iter_rows())
+    measured: Measured = {
+        "journeys": built.admissions.journeys,
+        "admissions": built.admissions.frame.height,
+        "steps_compared": steps.height,
+        "running_requests_in_journeys": held / had if had else 1.0,
+        "hits_from_tokens_of_the_step": sources.get(STEP_TOTALS, 0) + sources.get(DEALT_OUT, 0),
+        **built.admissions.remarks,
+    }
+    if had and held < _LOWER_BOUND * had:
+        message = (
+            f"{built.admissions.journeys:,} journeys hold {100 * held / had:.1f} % of the recorded running requests: "
+            "reconstructed batches are a lower bound, their totals are not compared"
+        )
+        return Finding(CHECK, "note", _METRIC, message, measured, RULE)
+    whole = steps.filter(~pl.col("missing"))
+    wrong = whole.filter(~pl.col("equal"))
+    unexplained = wrong.filter(~pl.col("assumed")).height
+    corrected = int(steps["corrected"].sum())
+    measured |= {
+        "steps_with_requests_of_no_journey": steps.height - whole.height,
+        "equal": whole.height - wrong.height,
+        "disagree_with_an_assumed_hit": wrong.height - unexplained,
+        "disagree": unexplained,
+        "split_corrected": corrected,
+        "share_corrected": corrected / steps.height,
+        **{
+            f"example_{i}": f"step {step}: recorded {recorded}, reconstructed {made}"
+            for i, (step, recorded, made) in enumerate(compared.examples(_EXAMPLES), 1)
+        },
+    }
+    severity = "unusable" if unexplained > _WRONG * steps.height else "corrected" if corrected else "note"
+    return Finding(CHECK, severity, _METRIC, _sentence(measured), measured, RULE)
+
+
+def _sentence(measured: Measured) -> str:
+    parts = [
+        f"{measured['equal']:,} of {measured['steps_compared']:,} recorded steps are reconstructed from "
+        f"{measured['journeys']:,} journeys as recorded"
+    ]
+    if corrected := measured["split_corrected"]:
+        share = 100 * float(measured["share_corrected"] or 0)
+        parts.append(f"the recorded split of {corrected:,} ({share:.1f} %) into prefill and decode is not what ran")
+    for name, words in {
+        "steps_with_requests_of_no_journey": "hold requests of no journey",
+        "disagree_with_an_assumed_hit": "disagree where a prefix-cache hit had to be assumed",
+        "disagree": "disagree",
+    }.items():
+        if count := measured[name]:
+            parts.append(f"{count:,} {words}")
+    if "example_1" in measured:
+        parts.append(f"for example {measured['example_1']}")
+    return "; ".join(parts)

@@ -1,0 +1,129 @@
+"""How many tokens each admission had to compute: its known tokens less what it found in the prefix cache.
+
+The hit is recorded of some admissions only: by a snapshot of the step of the admission, by any snapshot (of the
+first admission), or as what the recorded tokens of a step leave for the only admission in
+it whose hit is not known.  Where they leave it to several, it is dealt out in proportion.  All others are
+assumed to have found the share that those on record found.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from blis_replay.ingest.prefill_chunks import ChunkSteps
+from blis_replay.ingest.recording import Recording
+
+CACHING_OFF, SNAPSHOT, STEP_TOTALS, DEALT_OUT, ASSUMED = (
+    "prefix caching is off",
+    "snapshot",
+    "tokens of its step",
+    "share of the tokens of its step",
+    "assumed",
+)
+HIT_SOURCES = (CACHING_OFF, SNAPSHOT, STEP_TOTALS, DEALT_OUT, ASSUMED)
+CERTAIN_SOURCES = (CACHING_OFF, SNAPSHOT, STEP_TOTALS)
+_SOURCE = pl.Enum(HIT_SOURCES)
+
+
+def prefill_work(
+    recording: Recording, admissions: pl.DataFrame, chunks: ChunkSteps, counts: pl.DataFrame
+) -> pl.DataFrame:
+    """One row an admission: ``work_tokens``, at least 1, and ``hit_source``, one of HIT_SOURCES.
+
+    ``admissions``: ``ADMISSION_SCHEMA``; ``counts``: ``batch_counts`` of the sampled steps.
+    """
+    rows = admissions.with_row_index("admission").with_columns(pl.col("admission").cast(pl.Int64))
+    known = _on_record(recording, rows)
+    solved = _solved(known, _left_by_step(recording, known, chunks, counts))
+    return _assumed(solved).select(pl.col("work_tokens").clip(1, pl.col("known_tokens")), "hit_source")
+
+
+def _on_record(recording: Recording, rows: pl.DataFrame) -> pl.DataFrame:
+    """With ``work_tokens`` and ``hit_source`` where the hit itself is recorded."""
+    caching = recording.engine.get("enable_prefix_caching")
+    if caching is not None and not caching.value:
+        return rows.with_columns(
+            pl.col("known_tokens").alias("work_tokens"), pl.lit(CACHING_OFF, _SOURCE).alias("hit_source")
+        )
+    journeys = recording.lifecycles.select("journey", pl.col("core_request_id").alias("request_id"))
+    shown = recording.snapshots.join(journeys, on="request_id").select(
+        "journey", pl.col("step_id").alias("start_step"), "computed_tokens"
+    )
+    first = recording.lifecycles.select("journey", pl.lit(False).alias("resumed"), "cached_prompt_tokens")
+    joined = rows.join(
+        shown.unique(["journey", "start_step"], keep="first"), on=["journey", "start_step"], how="left"
+    ).join(first, on=["journey", "resumed"], how="left")
+    hit = pl.coalesce("computed_tokens", "cached_prompt_tokens")
+    return joined.sort("admission").select(
+        *rows.columns,
+        (pl.col("known_tokens") - hit).alias("work_tokens"),
+        pl.when(hit.is_not_null()).then(pl.lit(SNAPSHOT)).cast(_SOURCE).alias("hit_source"),
+    )
+
+
+def _left_by_step(recording: Recording, rows: pl.DataFrame, chunks: ChunkSteps, counts: pl.DataFrame) -> pl.DataFrame:
+    """``step_id``, ``had_tokens``, ``left``: recorded prefill tokens of requests without a token yet, and with some.
+
+    Of the sampled steps whose requests are those of the journeys, and where no such prefill has several chunks.
+    """
+    several = np.bincount(chunks.admission, minlength=len(rows))[chunks.admission] > 1
+    chunked = pl.DataFrame(
+        {
+            "step_id": chunks.step_id[several],
+            "had_tokens": rows["output_tokens"].to_numpy()[chunks.admission[several]] > 0,
+        }
+    )
+    complete = (
+        recording.steps.unique("step_id")
+        .join(counts, on="step_id")
+        .filter(
+            pl.col("running_depth") == pl.col("running"),
+            pl.col("prefill_requests") == pl.col("fresh") + pl.col("lagging"),
+            pl.col("decode_requests") == pl.col("again") + pl.col("decodes") - pl.col("lagging"),
+            pl.col("doubtful") == 0,
+        )
+    )
+    fresh = pl.col("prefill_tokens") - pl.col("lagging")
+    again = pl.col("decode_tokens") - pl.col("decodes") + pl.col("lagging")
+    left = pl.concat(
+        complete.select("step_id", pl.lit(had).alias("had_tokens"), tokens.alias("left"))
+        for had, tokens in ((False, fresh), (True, again))
+    )
+    return left.join(chunked, on=["step_id", "had_tokens"], how="anti")
+
+
+def _solved(known: pl.DataFrame, left: pl.DataFrame) -> pl.DataFrame:
+    """With the work that the recorded tokens of a step leave for those of its admissions whose hit is not known."""
+    group, unknown = ["start_step", "had_tokens"], pl.col("work_tokens").is_null()
+    rows = known.with_columns((pl.col("output_tokens") > 0).alias("had_tokens")).join(
+        left.rename({"step_id": "start_step"}), on=group, how="left", maintain_order="left"
+    )
+    open_tokens = pl.when(unknown).then(pl.col("known_tokens")).otherwise(0)
+    rows = rows.with_columns(
+        open_tokens.sum().over(group).alias("asked"),
+        open_tokens.cum_sum().over(group).alias("upto"),
+        unknown.sum().over(group).alias("unknown"),
+        (pl.col("left") - pl.col("work_tokens").sum().over(group)).alias("rest"),
+    )
+    possible = unknown & pl.col("rest").is_between(pl.col("unknown"), pl.col("asked"))
+    # Dealt out as differences of a rounded sum, so that the shares add up to it.
+    share = pl.col("rest") * pl.col("upto") // pl.col("asked")
+    share -= pl.col("rest") * (pl.col("upto") - pl.col("known_tokens")) // pl.col("asked")
+    source = pl.when(pl.col("unknown") == 1).then(pl.lit(STEP_TOTALS)).otherwise(pl.lit(DEALT_OUT)).cast(_SOURCE)
+    return rows.with_columns(
+        pl.when(possible).then(share).otherwise("work_tokens").alias("work_tokens"),
+        pl.when(possible).then(source).otherwise("hit_source").alias("hit_source"),
+    )
+
+
+def _assumed(rows: pl.DataFrame) -> pl.DataFrame:
+    """The rest with the mean hit of those on record, first and later admissions apart; without any, with none."""
+    known = pl.col("work_tokens").is_not_null()
+    work, reach = (pl.col(name).filter(known).sum().over("resumed") for name in ("work_tokens", "known_tokens"))
+    # Null where none is on record: whole-number division by 0.
+    assumed = pl.col("known_tokens") - pl.col("known_tokens") * (reach - work) // reach
+    return rows.with_columns(
+        pl.coalesce("work_tokens", assumed, "known_tokens").alias("work_tokens"),
+        pl.col("hit_source").fill_null(ASSUMED),
+    )

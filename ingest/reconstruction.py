@@ -1,0 +1,244 @@
+"""The batch of every engine step, reconstructed from journeys (teacher forcing: what ran, not what should have).
+
+::
+
+    built = reconstruct(recording)
+    reconstructed_steps(built)              # totals of every step
+    for batch in reconstructed_batches(built): ...      # which request had what in which step
+
+What is exact and what is not is said row by row (``certain``): hits in the prefix cache are recorded of some
+admissions only (``prefill_work``), and journeys that were not recorded are in no total.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from blis_replay.ingest.admissions import SEVERAL_TOKENS, Admissions, admissions_of
+from blis_replay.ingest.batch_counts import Decodes, batch_counts, decodes_of, sum_at
+from blis_replay.ingest.errors import ReconstructionError
+from blis_replay.ingest.prefill_chunks import Budget, Chunks, ChunkSteps, chunk_steps, lay_chunks
+from blis_replay.ingest.prefill_work import CERTAIN_SOURCES, DEALT_OUT, prefill_work
+from blis_replay.ingest.recording import Recording
+from blis_replay.ingest.scheduling_mode import is_asynchronous
+
+Int64s = NDArray[np.int64]
+
+# One row a step.  A decode is one token, the last known one, at or past the end of the prompt; recomputing is prefill.
+TOTALS_SCHEMA: dict[str, type[pl.DataType]] = {
+    "step_id": pl.Int64,
+    "running": pl.Int64,  # in the running list after schedule(), with tokens or without
+    "prefill_requests": pl.Int64,
+    "decode_requests": pl.Int64,
+    "prefill_tokens": pl.Int64,
+    "decode_tokens": pl.Int64,
+    "decode_context_tokens": pl.Int64,  # KV tokens that the decodes attend to, each one's own included
+    "labelled_prefill_requests": pl.Int64,  # the same split as a step record labels it
+    "labelled_decode_requests": pl.Int64,
+    "labelled_prefill_tokens": pl.Int64,
+    "labelled_decode_tokens": pl.Int64,
+    "certain": pl.Boolean,  # they follow from the records, if all journeys were recorded
+}
+
+# One row a request in a step.
+BATCH_SCHEMA: dict[str, type[pl.DataType]] = {
+    "step_id": pl.Int64,
+    "journey": pl.Int64,
+    "prefill_tokens": pl.Int64,
+    "decode_tokens": pl.Int64,
+    "context_tokens": pl.Int64,  # KV tokens of the request with those of this step
+    "certain": pl.Boolean,
+}
+
+# Chunks and steps beyond which records are taken for mistaken rather than worked on.
+MOST_CHUNKS = 20_000_000
+MOST_STEPS = 5_000_000
+# Journeys with more tokens than steps, beyond which it is no mistake in some of them.
+_FEW = 0.01
+_STEPS_A_BATCH = 2048
+
+
+@dataclass(frozen=True)
+class Reconstruction:
+    """What is known of all batches, in the size of the journeys.
+
+    ``hit_sources``: of each admission, one of ``prefill_work.HIT_SOURCES``; ``chunk_context_tokens``: of each chunk,
+    KV tokens of its request with those of the chunk.
+    """
+
+    admissions: Admissions
+    decodes: Decodes
+    chunks: Chunks
+    chunk_context_tokens: Int64s
+    hit_sources: pl.Series
+
+    def step_range(self) -> tuple[int, int]:
+        """The first and the last step in which a request of the journeys ran."""
+        frame = self.admissions.frame
+        first, last = frame["start_step"].min(), frame["last_step"].max()
+        return (int(first), int(last)) if isinstance(first, int) and isinstance(last, int) else (1, 0)
+
+
+def reconstruct(recording: Recording) -> Reconstruction:
+    """The batches of a recording with journeys.
+
+    Raises ``ReconstructionError`` without journeys, where requests got several tokens a step (speculative
+    decoding), and where there would be more than MOST_CHUNKS prefill chunks.
+    """
+    admissions = admissions_of(recording)
+    _refuse(admissions)
+    frame = admissions.frame
+    steps, decodes = _prefill_steps(frame), decodes_of(frame, is_asynchronous(recording))
+    sampled = np.unique(recording.steps["step_id"].drop_nulls().to_numpy())
+    work = prefill_work(recording, frame, steps, batch_counts(frame, decodes, steps, sampled))
+    chunks = _laid(recording, frame, steps, decodes, work)
+    hit_tokens = frame["known_tokens"].to_numpy() - work["work_tokens"].to_numpy()
+    return Reconstruction(admissions, decodes, chunks, _context(chunks, hit_tokens), work["hit_source"])
+
+
+def reconstructed_steps(built: Reconstruction, step_ids: Int64s | None = None) -> pl.DataFrame:
+    """``TOTALS_SCHEMA`` of the given steps, or of all in which a request of the journeys ran.
+
+    Raises ``ReconstructionError`` for more than MOST_STEPS steps.
+    """
+    steps = _steps(built) if step_ids is None else np.asarray(step_ids, np.int64)
+    decodes, chunks = built.decodes, built.chunks
+    counts = batch_counts(built.admissions.frame, decodes, chunks.steps, steps)
+    at, had, short = chunks.steps.step_id, _had_tokens(built), _is_decode(built)
+    fresh, again = (sum_at(at[chosen], steps, chunks.tokens[chosen]) for chosen in (~had, had))
+    shorter = sum_at(at[short], steps)
+    decoding, lagging = counts["decodes"].to_numpy() + shorter, counts["lagging"].to_numpy()
+    # Whether a recompute is a decode depends on its own tokens, not on the sum.
+    unsure = sum_at(at[~chunks.sum_certain | (chunks.steps.last & had & ~chunks.certain)], steps)
+    columns = {
+        "step_id": steps,
+        "running": counts["running"],
+        "prefill_requests": counts["fresh"] + counts["again"] - shorter,
+        "decode_requests": decoding,
+        "prefill_tokens": fresh + again - shorter,
+        "decode_tokens": decoding,
+        "decode_context_tokens": decodes.context_at(steps)
+        + sum_at(at[short], steps, built.chunk_context_tokens[short]),
+        "labelled_prefill_requests": counts["fresh"] + lagging,
+        "labelled_decode_requests": counts["again"] + counts["decodes"] - lagging,
+        "labelled_prefill_tokens": fresh + lagging,
+        "labelled_decode_tokens": again + counts["decodes"] - lagging,
+        "certain": (counts["doubtful"] == 0).to_numpy() & (unsure == 0),
+    }
+    return pl.DataFrame(columns, schema=TOTALS_SCHEMA)
+
+
+def reconstructed_batches(built: Reconstruction, steps_a_batch: int = _STEPS_A_BATCH) -> Iterator[pl.DataFrame]:
+    """``BATCH_SCHEMA`` by step and order of admission, so many steps at a time; the same error as above."""
+    steps = _steps(built)
+    for start in range(0, len(steps), steps_a_batch):
+        yield _batch(built, int(steps[start]), int(steps[min(start + steps_a_batch, len(steps)) - 1]))
+
+
+def _prefill_steps(frame: pl.DataFrame) -> ChunkSteps:
+    start, last = frame["start_step"].to_numpy(), frame["last_step"].to_numpy()
+    ended = frame["prefill_end_step"].is_not_null().to_numpy()
+    end = np.where(ended, frame["prefill_end_step"].fill_null(0).to_numpy(), last)
+    # As a double, because mistaken step ids may add up to more than an integer holds.
+    if float((end - start + 1).sum(dtype=np.float64)) > MOST_CHUNKS:
+        raise ReconstructionError(f"journeys with more than {MOST_CHUNKS} prefill chunks: their steps are mistaken")
+    return chunk_steps(start, end, ended)
+
+
+def _laid(recording: Recording, frame: pl.DataFrame, steps: ChunkSteps, decodes: Decodes, work: pl.DataFrame) -> Chunks:
+    budget = _budget(recording)
+    counts = batch_counts(frame, decodes, steps, steps.unfinished_steps())
+    chunks = lay_chunks(
+        steps,
+        work["work_tokens"].to_numpy(),
+        (work["hit_source"].is_in([*CERTAIN_SOURCES]) & frame["certain"]).to_numpy(),
+        budget,
+        budget.step_tokens - counts["decodes"].to_numpy(),
+        (counts["doubtful"] == 0).to_numpy(),
+    )
+    # What a step's records leave for several admissions is certain as a sum.
+    dealt = (work["hit_source"] == DEALT_OUT).to_numpy()[steps.admission]
+    return replace(chunks, sum_certain=chunks.sum_certain | dealt)
+
+
+def _had_tokens(built: Reconstruction) -> NDArray[np.bool_]:
+    """bool[chunks]: of a request that had generated tokens."""
+    return np.asarray(built.admissions.frame["output_tokens"].to_numpy()[built.chunks.steps.admission] > 0)
+
+
+def _is_decode(built: Reconstruction) -> NDArray[np.bool_]:
+    """bool[chunks]: one token at the end of what is known, beyond the prompt, is a decode, however it came about."""
+    return np.asarray(built.chunks.steps.last & _had_tokens(built) & (built.chunks.tokens == 1))
+
+
+def _refuse(admissions: Admissions) -> None:
+    if not admissions.journeys:
+        raise ReconstructionError("no journeys were recorded")
+    several = admissions.remarks.get(SEVERAL_TOKENS, 0)
+    if several > _FEW * admissions.journeys:
+        raise ReconstructionError(
+            f"{several} of {admissions.journeys} requests got more tokens than they ran steps: speculative decoding is "
+            "not reconstructed"
+        )
+
+
+def _budget(recording: Recording) -> Budget:
+    engine = recording.engine
+    tokens, threshold = (
+        int(engine[name].value) if name in engine else 0
+        for name in ("max_num_batched_tokens", "long_prefill_token_threshold")
+    )
+    return Budget(tokens, threshold)
+
+
+def _context(chunks: Chunks, hit_tokens: Int64s) -> Int64s:
+    """int64[chunks]: the hit and all chunks of the request so far."""
+    upto, admission = np.cumsum(chunks.tokens), chunks.steps.admission
+    first = np.searchsorted(admission, admission)
+    return np.asarray(hit_tokens[admission] + upto - upto[first] + chunks.tokens[first], np.int64)
+
+
+def _steps(built: Reconstruction) -> Int64s:
+    first, last = built.step_range()
+    if last - first >= MOST_STEPS:
+        raise ReconstructionError(f"steps {first} to {last} are more than {MOST_STEPS}: name the steps that are wanted")
+    return np.arange(first, last + 1)
+
+
+def _batch(built: Reconstruction, first: int, last: int) -> pl.DataFrame:
+    """The requests of the steps from ``first`` to ``last``."""
+    frame, decodes, chunks = built.admissions.frame, built.decodes, built.chunks
+    open_now = np.flatnonzero((decodes.first <= last) & (decodes.last >= first))
+    begin, end = np.maximum(decodes.first[open_now], first), np.minimum(decodes.last[open_now], last)
+    decoded = chunk_steps(begin, end, np.ones(len(begin), bool))
+    which = open_now[decoded.admission]
+    inside = np.flatnonzero((chunks.steps.step_id >= first) & (chunks.steps.step_id <= last))
+    admission = chunks.steps.admission[inside]
+    tokens = chunks.tokens[inside]
+    short = _is_decode(built)[inside]
+    certain = frame["certain"].to_numpy()
+    prefills = {
+        "step_id": chunks.steps.step_id[inside],
+        "admission": admission,
+        "prefill_tokens": np.where(short, 0, tokens),
+        "decode_tokens": short.astype(np.int64),
+        "context_tokens": built.chunk_context_tokens[inside],
+        "certain": chunks.certain[inside],
+    }
+    decoding = {
+        "step_id": decoded.step_id,
+        "admission": decodes.admission[which],
+        "prefill_tokens": np.zeros(len(which), np.int64),
+        "decode_tokens": np.ones(len(which), np.int64),
+        "context_tokens": decodes.context_less_step[which] + decoded.step_id,
+        "certain": certain[decodes.admission[which]],
+    }
+    both = pl.concat([pl.DataFrame(prefills), pl.DataFrame(decoding)]).sort("step_id", "admission")
+    return both.with_columns(frame["journey"].gather(both["admission"]).alias("journey")).select(
+        pl.col(name).cast(kind) for name, kind in BATCH_SCHEMA.items()
+    )

@@ -1,0 +1,179 @@
+"""Small sound inputs to begin with, a list for each target; they are those of the readers' own tests."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import random
+from collections.abc import Callable, Iterable
+
+import polars as pl
+import pyarrow.parquet as pq
+import test_inference_perf_scan
+import test_otlp_journeys
+import test_otlp_scan
+import test_reader_aiperf
+import test_reader_guidellm
+import test_reader_kv_events
+import test_reader_mooncake
+import test_reader_otlp_json
+import test_reader_tracev2
+import test_reader_vllm_bench
+import zstandard
+from test_reader_parquet_requests import PLAIN
+
+from blis_replay.fixtures.otlp_forms import as_protobuf
+from blis_replay.ingest.readers.parquet_requests import METADATA
+
+
+def _lines(records: Iterable[object]) -> bytes:
+    return b"\n".join(json.dumps(record).encode() for record in records)
+
+
+def _journeys() -> bytes:
+    spans = [*test_otlp_journeys.whole(1), *test_otlp_journeys.whole(2, 100)]
+    return _lines(test_reader_otlp_json.traces(scope, span) for scope, span in spans)
+
+
+def otlp_json() -> list[bytes]:
+    steps = [test_reader_otlp_json.step_line(1, 2, 5).encode(), test_reader_otlp_json.step_line(9, dropped=3).encode()]
+    made = [test_otlp_scan.document(random.Random(seed)) for seed in range(12)]  # noqa: S311 - the same every time
+    return [*steps, test_reader_otlp_json.request_line(3).encode(), _journeys(), *made]
+
+
+def otlp_messages() -> list[bytes]:
+    return [line for content in otlp_json() for line in content.splitlines() if len(line) > 30]
+
+
+def otlp_protobuf() -> list[bytes]:
+    lines = [line for content in otlp_json()[:4] for line in content.splitlines()]
+    return [as_protobuf(json.loads(line)) for line in lines]
+
+
+def otlp_framing() -> list[bytes]:
+    messages, text = otlp_protobuf(), otlp_json()[3]
+    squeeze = zstandard.ZstdCompressor(level=1)
+    packed = [squeeze.compress(message) for message in messages]
+    framed = [b"".join(len(part).to_bytes(4, "big") + part for part in parts) for parts in (messages, packed)]
+    array = json.dumps([json.loads(line) for line in text.splitlines()]).encode()
+    spread = json.dumps(json.loads(otlp_json()[0]), indent=2).encode()
+    return [
+        *framed,
+        messages[0],
+        messages[0] + messages[1],
+        text,
+        array,
+        spread,
+        gzip.compress(text),
+        squeeze.compress(text),
+    ]
+
+
+def lifecycle_records() -> list[bytes]:
+    return [test_inference_perf_scan.document(random.Random(seed)) for seed in range(12)]  # noqa: S311
+
+
+def server_log() -> list[bytes]:
+    return [
+        b"INFO vLLM API server version 0.15.1\n"
+        b"INFO non-default args: {'model': '/m/a-7b', 'served_model_name': ['a/a-7b'], 'max_model_len': 4096}\n"
+        b"INFO Initializing a V1 LLM engine (v0.15.1) with config: model='/m/a', max_seq_len=4096, "
+        b"tensor_parallel_size=2, enable_prefix_caching=True, chunked_prefill_enabled=False\n"
+        b"INFO GPU KV cache size: 44,640 tokens\nnum_gpu_blocks is: 2790\n"
+        b"Chunked prefill is enabled with max_num_batched_tokens=2048.\nAsynchronous scheduling is enabled\n"
+        b"Running: 1 reqs, Prefix cache hit rate: 33.1%\n"
+    ]
+
+
+def kv_events() -> list[bytes]:
+    events = [
+        ["BlockStored", [1234567890123456789], None, [5, 6, 7, 8], 4, None, "GPU", None],
+        ["BlockRemoved", [1, 2], "GPU"],
+        ["AllBlocksCleared"],
+        ["TransferInitiated", 7, "r", "GPU", "CPU", 5, 12],
+        ["TransferCompleted", 7, "r", "GPU", "CPU", 5, True, 12],
+        ["RemoteTransferCompleted", 8, "r", "NIXL", 0, 1, 5, True],
+        ["CacheEviction", "GPU", 2, "lru", 9, ["AAAAAAAAAAE=", 5]],
+    ]
+    t = test_reader_kv_events.T
+    return [_lines([[t, events[:3], 0, None], [t + 1, events[3:], 0, 33]])]
+
+
+def parquet() -> list[bytes]:
+    told = {"model": "m", "clock": {"name": "server", "kind": "epoch", "zero_us": 1000}, "block_tokens": 16}
+    files = []
+    for columns in (PLAIN, PLAIN | {"prefix_blocks": [[7, 8], None], "ttft_us": [5, 6], "status": ["ok", "error"]}):
+        written = io.BytesIO()
+        table = pl.DataFrame(columns).to_arrow()
+        pq.write_table(table.replace_schema_metadata({METADATA: json.dumps(told).encode()}), written)
+        files.append(written.getvalue())
+    return files
+
+
+def tracev2() -> list[bytes]:
+    header = ",".join(test_reader_tracev2.NEW)
+    return ["\n".join([header, *map(test_reader_tracev2.ok, range(3))]).encode()]
+
+
+def guidellm() -> list[bytes]:
+    return [json.dumps(test_reader_guidellm.WHOLE).encode()]
+
+
+def vllm_bench() -> list[bytes]:
+    return [_lines([test_reader_vllm_bench.result(3)]), _lines([test_reader_vllm_bench.result(2)] * 2)]
+
+
+def aiperf() -> list[bytes]:
+    return [
+        _lines([test_reader_aiperf.record(0), test_reader_aiperf.with_metrics(1, usage_prompt_tokens={"value": 9})])
+    ]
+
+
+def aiperf_summary() -> list[bytes]:
+    return [json.dumps(test_reader_aiperf.SUMMARY).encode()]
+
+
+def mooncake() -> list[bytes]:
+    request = test_reader_mooncake.request
+    return [_lines([request(5, hash_ids=[7, 9]), request(0, 1300, hash_ids=[7, 8, 2**63 - 1]), request(9.5)])]
+
+
+def azure_llm() -> list[bytes]:
+    return [
+        b"TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-11-16 18:17:03.9799600,4808,10\r\n2023-11-16T18:17:04Z,3,8"
+    ]
+
+
+def burstgpt() -> list[bytes]:
+    return [b"Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,472,18,490,API log\n"]
+
+
+def legacy_blis_csv() -> list[bytes]:
+    return [b'arrival_time,request_id,model,prefill_tokens,decode_tokens\n0.5,r0,m,"[11, 12, 13]","[7, 8]"\n']
+
+
+def guidellm_csv() -> list[bytes]:
+    return [b"Type,Run Id,Id,Name,x\n1,2,3,4,5\n"]
+
+
+# Format -> its seeds, under the names of the registry.
+BY_FORMAT: dict[str, Callable[[], list[bytes]]] = {
+    "inference-perf": lifecycle_records,
+    "guidellm": guidellm,
+    "vllm-bench": vllm_bench,
+    "aiperf": aiperf,
+    "tracev2": tracev2,
+    "parquet": parquet,
+    "mooncake": mooncake,
+    "azure-llm": azure_llm,
+    "burstgpt": burstgpt,
+    "legacy-blis-csv": legacy_blis_csv,
+    "aiperf-summary": aiperf_summary,
+    "guidellm-csv": guidellm_csv,
+}
+
+
+def of_every_kind() -> list[bytes]:
+    every = [otlp_framing, kv_events, server_log, *BY_FORMAT.values()]
+    return [content for made in every for content in made()[:2]]

@@ -1,0 +1,111 @@
+"""Requests that client and server both recorded: what pairs of them say of the two clocks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blis_replay.ingest.assemble import read_recording
+from blis_replay.ingest.readers.paired_requests import Alignment, paired
+from blis_replay.ingest.readers.requests_frame import frame_of, request_row
+
+
+def client_row(name: str | None, sent_us: int, ttft_us: int = 100, e2e_us: int = 1000) -> dict[str, object]:
+    return request_row(request_id=name, sent_us=sent_us, ttft_us=ttft_us, e2e_us=e2e_us, status="ok")
+
+
+def server_row(name: str, sent_us: int, ttft_us: int = 80, e2e_us: int = 950) -> dict[str, object]:
+    return request_row(request_id=name, sent_us=sent_us, ttft_us=ttft_us, e2e_us=e2e_us, queue_us=7, status="ok")
+
+
+def test_bounds_by_hand() -> None:
+    """Server 1,000,000 us ahead; it has the first request 10 us after its send, its first token 10 us early.
+
+    Sends: at most 1,000,010 and 1,000,030.  First tokens: at least 1,000,010 + 80 - 100 = 999,990, and of
+    the second 1,000,030 + 60 - 100 = 999,990.
+    """
+    client = frame_of([client_row("a", 0), client_row("b", 500)])
+    server = frame_of([server_row("cmpl-b-0", 1_000_530, 60, 960), server_row("cmpl-a-0", 1_000_010)])
+    joined, alignment = paired(client, server, "epoch")
+    assert alignment == Alignment(999_990, 1_000_010, 2, "epoch")
+    assert (alignment.offset_us(None), alignment.uncertainty_us(1_000_000), alignment.crossed) == (1_000_000, 10, False)
+    assert (alignment.offset_us(999_999), alignment.uncertainty_us(999_999)) == (999_999, 11), "as stamped, and allowed"
+    assert alignment.offset_us(0) == 1_000_000, "as stamped, and contradicted"
+    assert joined["queue_us"].to_list() == [7, 7]
+    assert joined["sent_us"].to_list() == [0, 500]
+
+
+@pytest.mark.parametrize(
+    ("client_id", "server_id"),
+    [
+        ("r-1", "r-1"),
+        ("r-1", "cmpl-r-1"),
+        ("r-1", "chatcmpl-r-1"),
+        ("r-1", "cmpl-r-1-0-0f0f0f0f"),
+        ("cmpl-95322c", "cmpl-95322c-0"),
+        ("5b8e2a-11", "cmpl-5b8e2a-11-0"),
+    ],
+)
+def test_ids_are_matched_through_what_the_server_adds(client_id: str, server_id: str) -> None:
+    client = frame_of([client_row(client_id, 0), client_row("other", 1)])
+    server = frame_of([server_row(server_id, 0), server_row("other", 1)])
+    _joined, alignment = paired(client, server, "epoch")
+    assert alignment is not None
+    assert alignment.pairs == 2
+
+
+def test_ids_that_occur_twice_and_single_pairs_tell_nothing() -> None:
+    client = frame_of([client_row("a", 0), client_row("a", 1), client_row("b", 2), client_row(None, 3)])
+    server = frame_of([server_row("a", 0), server_row("b", 2)])
+    joined, alignment = paired(client, server, "epoch")
+    assert alignment is None
+    assert joined.equals(client)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    offset_us=st.integers(-(10**12), 10**12),
+    requests=st.lists(
+        st.tuples(st.integers(0, 10**9), st.integers(0, 9000), st.integers(1, 10**6), st.integers(0, 9000)),
+        min_size=2,
+        max_size=30,
+        unique_by=lambda row: row[0],
+    ),
+)
+def test_a_planted_offset_lies_within_the_bounds(offset_us: int, requests: list[tuple[int, int, int, int]]) -> None:
+    """Whatever the delays on the way there and back are, as long as nothing arrives before it was sent."""
+    client = frame_of(client_row(str(i), s, d + e // 2 + b, d + e + b) for i, (s, d, e, b) in enumerate(requests))
+    server = frame_of(server_row(str(i), s + d + offset_us, e // 2, e) for i, (s, d, e, _b) in enumerate(requests))
+    _joined, alignment = paired(client, server, "monotonic")
+    assert alignment is not None
+    assert alignment.low_us <= offset_us <= alignment.high_us
+    estimate_us = alignment.offset_us(None)
+    assert abs(estimate_us - offset_us) <= alignment.uncertainty_us(estimate_us)
+
+
+def test_a_clock_that_drifts_makes_the_bounds_cross() -> None:
+    """1 % fast over 100 s: the first pair says 0 to 100 us, the last 1,000,000 us."""
+    client = frame_of(client_row(str(i), i * 10_000_000) for i in range(11))
+    server = frame_of(server_row(str(i), i * 10_100_000 + 20) for i in range(11))
+    _joined, alignment = paired(client, server, "epoch")
+    assert alignment is not None
+    assert alignment.crossed
+
+
+@pytest.mark.realdata
+def test_guidellm_and_the_spans_of_a_real_server(data_pack: Path) -> None:
+    """200 requests of the client, 197 spans; both clocks are of the epoch and agree to -1.6 to 4.9 ms."""
+    folder = data_pack / "blis-eval" / "jan20-prefill-llama7b-tp1-1"
+    with read_recording(folder) as recording:
+        assert recording.requests["queue_us"].count() == 197
+        (server,) = [clock for clock in recording.clocks if clock.name == "server"]
+        client = recording.clocks[0]
+        assert (server.placed, server.kind, client.name) == ("bridged by identities", "epoch", "client")
+        assert server.zero_us == client.zero_us, "the bounds allow one clock"
+        assert server.uncertainty_us == 4859
+        queued = recording.requests.filter(pl.col("queue_us").is_not_null())
+        assert (queued["queue_us"] + queued["prefill_us"] <= queued["ttft_us"] + 7000).all()

@@ -1,0 +1,124 @@
+"""Batches reconstructed from the journeys of random simulated runs equal the engine's own table of steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import polars as pl
+from engine_journeys import serve
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blis_replay.blis.block_keys import intern_blocks
+from blis_replay.blis.latency import BatchFeatures
+from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
+from blis_replay.ingest.reconstruction import (
+    TOTALS_SCHEMA,
+    Reconstruction,
+    reconstruct,
+    reconstructed_batches,
+    reconstructed_steps,
+)
+from blis_replay.ingest.recording import Recording
+
+# Prompts are paths in a tree of blocks of 4 tokens, so that some share their beginning.
+REQUESTS = st.lists(
+    st.tuples(
+        st.integers(0, 60_000),  # arrival, us
+        st.lists(st.integers(0, 1), min_size=1, max_size=9),  # contents of its blocks
+        st.integers(1, 3),  # tokens in its last block
+        st.integers(1, 14),  # output
+        st.integers(0, 2),  # priority
+        st.one_of(st.none(), st.integers(0, 60_000)),  # gives up after, us
+    ),
+    min_size=1,
+    max_size=16,
+)
+ENGINES = st.builds(
+    EngineConfig,
+    max_num_seqs=st.integers(1, 5),
+    max_num_batched_tokens=st.integers(5, 40),
+    max_model_len=st.just(64),
+    async_scheduling=st.booleans(),
+    block_size=st.just(4),
+    num_gpu_blocks=st.integers(17, 40),  # one request takes up to 13: preemptions
+    enable_prefix_caching=st.booleans(),
+    long_prefill_token_threshold=st.sampled_from([0, 0, 3, 8]),
+    scheduling_policy=st.sampled_from(["fcfs", "fcfs", "priority"]),
+)
+COUNTS = ("running", "prefill_requests", "decode_requests")
+TOKENS = ("prefill_tokens", "decode_context_tokens")
+Rows = list[tuple[int, list[int], int, int, int, int | None]]
+
+
+def trace_of(rows: Rows) -> RequestTrace:
+    rows = sorted(rows, key=lambda row: row[0])
+    arrival_us = np.array([row[0] for row in rows], np.int64) + np.arange(len(rows))
+    prompts = [np.repeat(blocks, 4)[: 4 * len(blocks) - 4 + last] for _, blocks, last, *_ in rows]
+    prompt_tokens = np.array([len(prompt) for prompt in prompts], np.int64)
+    give_up_us = [NEVER_US if row[5] is None else int(at) + row[5] for row, at in zip(rows, arrival_us, strict=True)]
+    return RequestTrace(
+        arrival_us,
+        prompt_tokens,
+        prompt_tokens,
+        np.array([row[3] for row in rows], np.int64),
+        np.array(give_up_us, np.int64),
+        np.array([row[4] for row in rows], np.int64),
+        intern_blocks(prompts, 4),
+    )
+
+
+def step_us(batch: BatchFeatures) -> int:
+    return 900 + 20 * batch.prefill_tokens + 30 * batch.decode_tokens
+
+
+def compared(recording: Recording, truth: pl.DataFrame) -> pl.DataFrame:
+    """Steps of the engine beside the reconstructed ones (``_right``)."""
+    built = reconstruct(recording)
+    _batches_sum_up(built)
+    return truth.join(reconstructed_steps(built, truth["step_id"].to_numpy()), on="step_id")
+
+
+def _batches_sum_up(built: Reconstruction) -> None:
+    """The requests of each step, step by step, add up to its totals."""
+    decoding = pl.col("decode_tokens") > 0
+    sums = (
+        pl.concat(reconstructed_batches(built, steps_a_batch=7))
+        .group_by("step_id")
+        .agg(
+            (~decoding).sum().cast(pl.Int64).alias("prefill_requests"),
+            pl.col("prefill_tokens").sum(),
+            pl.col("decode_tokens").sum(),
+            pl.col("context_tokens").filter(decoding).sum().alias("decode_context_tokens"),
+        )
+    )
+    names = [name for name in sums.columns if name in TOTALS_SCHEMA]
+    busy = reconstructed_steps(built).filter(pl.col("prefill_requests") + pl.col("decode_requests") > 0)
+    assert sums.sort("step_id").select(names).equals(busy.select(names))
+
+
+def differing(steps: pl.DataFrame, names: tuple[str, ...]) -> list[dict[str, int]]:
+    return steps.filter(pl.any_horizontal(pl.col(name) != pl.col(f"{name}_right") for name in names)).to_dicts()
+
+
+@given(REQUESTS, ENGINES)
+@settings(max_examples=60, deadline=None)
+def test_whatever_is_certain_is_what_the_engine_ran(rows: Rows, engine: EngineConfig) -> None:
+    recording, truth = serve(trace_of(rows), engine, step_us)
+    if recording.journey_events["event"].is_in(["journey.SCHEDULED"]).any():
+        steps = compared(recording, truth)
+        assert differing(steps.filter(pl.col("certain")), COUNTS + TOKENS) == []
+
+
+@given(REQUESTS, ENGINES)
+@settings(max_examples=60, deadline=None)
+def test_first_come_first_served_without_hits_is_certain_altogether(rows: Rows, engine: EngineConfig) -> None:
+    """With no hit in a prefix cache and no threshold nothing has to be assumed, through preemptions and chunks."""
+    engine = replace(engine, enable_prefix_caching=False, scheduling_policy="fcfs", long_prefill_token_threshold=0)
+    recording, truth = serve(trace_of(rows), engine, step_us)
+    if recording.journey_events["event"].is_in(["journey.SCHEDULED"]).any():
+        steps = compared(recording, truth)
+        assert differing(steps, COUNTS) == differing(steps.filter(pl.col("certain")), TOKENS) == []
+        # A client that gives up in the middle of a prefill leaves open whether that had ended.
+        assert steps["certain"].all() or (recording.journey_events["finish_status"] == "aborted").any()
