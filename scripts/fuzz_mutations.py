@@ -32,12 +32,58 @@ _EDGES = [
     *(-(1 << 63), -(1 << 63) - 1, -1, 0, 1, 10**18, 10**19, 10**25, 10**400, 1_771_430_000_140_574_000),
 ]
 _FLOATS = [float("nan"), float("inf"), -float("inf"), 1e308, -1e308, 5e-324, 1e19, 9.3e12, 2.4e12, -2.4e12, 1e-9, 0.1]
-_WORDS = ["\x00", "\ud800", "\ufeff", "\x1b[31m", "\u202e", "a\nb", "NaN", "-0", "1e999", "９", " 7 ", "x" * 600, "=" * 4]
+_WORDS = [
+    "\x00",
+    "\ud800",
+    "\ufeff",
+    "\x1b[31m",
+    "\u202e",
+    "a\nb",
+    "NaN",
+    "-0",
+    "1e999",
+    "９",
+    " 7 ",
+    "x" * 600,
+    "=" * 4,
+]
 _CELLS = [
     *map(str, _EDGES[:20]),
-    *("", '"', '""', '"a', "a\nb", "nan", "inf", "1e30", "-0.0", "0x10", "[1, 2]", "[", "\x00", "\x1b[31m", "é", "9" * 400),
+    *(
+        "",
+        '"',
+        '""',
+        '"a',
+        "a\nb",
+        "nan",
+        "inf",
+        "1e30",
+        "-0.0",
+        "0x10",
+        "[1, 2]",
+        "[",
+        "\x00",
+        "\x1b[31m",
+        "é",
+        "9" * 400,
+    ),
 ]
-_PIECES = [b"\xef\xbb\xbf", b"\r", b"\n", b"\x00", b"\xff", b'"', b"\\u", b"\\ud800", b"[", b"]", b"{", b"}", b",", b":"]
+_PIECES = [
+    b"\xef\xbb\xbf",
+    b"\r",
+    b"\n",
+    b"\x00",
+    b"\xff",
+    b'"',
+    b"\\u",
+    b"\\ud800",
+    b"[",
+    b"]",
+    b"{",
+    b"}",
+    b",",
+    b":",
+]
 _MAGICS = [b"\x28\xb5\x2f\xfd", b"\x1f\x8b", b"\xff\xff\xff\xff", b"\x20\x00\x00\x00", b"PAR1", b"\x50\x2a\x4d\x18"]
 
 
@@ -200,7 +246,9 @@ def _message(fields: _Fields, rng: random.Random) -> bytes:
         if kind == 0:
             content = _as_varint(content)
         elif kind == 2:
-            size = len(content) if rng.random() < 0.999 else rng.choice([0, 1, 1 << 31, (1 << 64) - 1, len(content) + 1])
+            size = (
+                len(content) if rng.random() < 0.999 else rng.choice([0, 1, 1 << 31, (1 << 64) - 1, len(content) + 1])
+            )
             content = _as_varint(size) + content
         parts.append(_as_varint(number << 3 | kind) + content)
     return b"".join(parts)
@@ -308,9 +356,10 @@ def mutated_table(data: bytes, rng: random.Random) -> bytes:
     }
     among = odd.get(kind, [0, 1, -1, (1 << 61), (1 << 62), (1 << 63) - 1])
     among = [abs(value) for value in among] if kind == pa.uint64() else among
-    column = pa.array([rng.choice([*among, None]) for _ in range(rows)], kind)
+    values = [rng.choice([*among, None]) for _ in range(rows)]
+    column = pa.array(values, kind)
     if rng.random() < 0.2:
-        column = pa.array([[value] for value in column.to_pylist()], pa.list_(kind))
+        column = pa.array([[value] for value in values], pa.list_(kind))
     name = rng.choice(table.column_names)
     written = io.BytesIO()
     pq.write_table(table.set_column(place, name, column), written)

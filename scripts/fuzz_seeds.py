@@ -58,7 +58,16 @@ def otlp_framing() -> list[bytes]:
     framed = [b"".join(len(part).to_bytes(4, "big") + part for part in parts) for parts in (messages, packed)]
     array = json.dumps([json.loads(line) for line in text.splitlines()]).encode()
     spread = json.dumps(json.loads(otlp_json()[0]), indent=2).encode()
-    return [*framed, messages[0], messages[0] + messages[1], text, array, spread, gzip.compress(text), squeeze.compress(text)]
+    return [
+        *framed,
+        messages[0],
+        messages[0] + messages[1],
+        text,
+        array,
+        spread,
+        gzip.compress(text),
+        squeeze.compress(text),
+    ]
 
 
 def lifecycle_records() -> list[bytes]:
@@ -116,7 +125,9 @@ def vllm_bench() -> list[bytes]:
 
 
 def aiperf() -> list[bytes]:
-    return [_lines([test_reader_aiperf.record(0), test_reader_aiperf.with_metrics(1, usage_prompt_tokens={"value": 9})])]
+    return [
+        _lines([test_reader_aiperf.record(0), test_reader_aiperf.with_metrics(1, usage_prompt_tokens={"value": 9})])
+    ]
 
 
 def aiperf_summary() -> list[bytes]:
@@ -129,7 +140,9 @@ def mooncake() -> list[bytes]:
 
 
 def azure_llm() -> list[bytes]:
-    return [b"TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-11-16 18:17:03.9799600,4808,10\r\n2023-11-16T18:17:04Z,3,8"]
+    return [
+        b"TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-11-16 18:17:03.9799600,4808,10\r\n2023-11-16T18:17:04Z,3,8"
+    ]
 
 
 def burstgpt() -> list[bytes]:

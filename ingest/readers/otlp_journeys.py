@@ -173,7 +173,9 @@ def _spans(batch: TraceBatch, file: int, first_key: int, kept: pl.DataFrame) -> 
     return (
         spans.with_columns(own.alias("own"), (pl.col("span_row") + first_key).alias("span_key"))
         .join(of_events, on="span_row", how="left", maintain_order="left")
-        .join(kept.group_by("span_key").agg(pl.len().alias("records")), on="span_key", how="left", maintain_order="left")
+        .join(
+            kept.group_by("span_key").agg(pl.len().alias("records")), on="span_key", how="left", maintain_order="left"
+        )
         .filter(is_journey_span())
         .with_columns(
             pl.struct("own", "of_events").hash().alias("content"),
