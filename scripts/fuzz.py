@@ -86,21 +86,26 @@ def _complaint() -> Iterator[None]:
         _check_line(str(error))
 
 
+def _check(holds: bool, problem: str) -> None:
+    if not holds:
+        raise AssertionError(problem)
+
+
 def _check_line(text: str) -> None:
-    assert text, "an empty line"
-    assert text == printable(text), f"not printable: {text!r}"
-    assert len(text) < _LONGEST_LINE, f"a line of {len(text)} characters"
+    _check(text, "an empty line")
+    _check(text == printable(text), f"not printable: {text!r}")
+    _check(len(text) < _LONGEST_LINE, f"a line of {len(text)} characters")
 
 
 def _check_tally(file: RecordedFile) -> None:
     tally = file.tally
-    assert tally.records >= 0, "a negative number of records"
-    assert len(tally.rejected) == min(tally.rejected_count, KEPT_REJECTIONS), "rejections that are not in words"
+    _check(tally.records >= 0, "a negative number of records")
+    _check(len(tally.rejected) == min(tally.rejected_count, KEPT_REJECTIONS), "rejections that are not in words")
     for place, reason in tally.rejected:
         _check_line(f"{place}: {reason}")
-        assert place, "a rejection without a place"
-        assert reason, "a rejection without a reason"
-    assert file.source("kind").bytes == file.path.stat().st_size, "not all of the file is in its hash"
+        _check(place, "a rejection without a place")
+        _check(reason, "a rejection without a reason")
+    _check(file.source("kind").bytes == file.path.stat().st_size, "not all of the file is in its hash")
 
 
 @contextmanager
@@ -115,18 +120,18 @@ def _file(content: bytes, folder: Path) -> Iterator[RecordedFile]:
 
 def _otlp_framing(content: bytes, folder: Path) -> None:
     with _file(content, folder) as file:
-        assert sum(1 for _ in trace_batches(file)) > 0, "not even an empty batch"
+        _check(sum(1 for _ in trace_batches(file)) > 0, "not even an empty batch")
 
 
 def _otlp_traces(content: bytes, folder: Path) -> None:
     with _file(content, folder) as file:
         found = read_traces([file])
-        assert len(found.remarks) < 20, "remarks without bound"
+        _check(len(found.remarks) < 20, "remarks without bound")
         for remark in found.remarks:
             _check_line(remark)
         if found.journeys is not None:
             lifecycles, _events = on_zero(found.journeys, 0)
-            assert lifecycles["journey"].to_list() == list(range(len(lifecycles))), "journeys that are not numbered"
+            _check(lifecycles["journey"].to_list() == list(range(len(lifecycles))), "journeys that are not numbered")
         if found.requests is not None:
             _check_requests(found.requests, folder)
 
@@ -136,32 +141,32 @@ def _otlp_record(content: bytes, folder: Path) -> None:
     file, rows = RecordedFile(folder / "input", "input"), Rows()
     steps = sum(1 for _ in read_record(content, "line 1", 1, rows, file))
     batch = rows.batch("line")
-    assert len(batch.spans) <= steps, "more rows than spans"
-    assert len(batch.spans) + file.tally.rejected_count >= steps, "a span was lost"
-    assert batch.events["span_row"].is_between(0, len(batch.spans) - 1).all(), "an event of no span"
+    _check(len(batch.spans) <= steps, "more rows than spans")
+    _check(len(batch.spans) + file.tally.rejected_count >= steps, "a span was lost")
+    _check(batch.events["span_row"].is_between(0, len(batch.spans) - 1).all(), "an event of no span")
 
 
 def _requests(form: RequestFormat, content: bytes, folder: Path) -> None:
     form.recognises(content)
     with _file(content, folder) as file:
         read = form.read(file, folder / "stamps")
-        assert file.tally.records in (len(read.frame), len(read.aggregates), 1), "records that are no rows"
+        _check(file.tally.records in (len(read.frame), len(read.aggregates), 1), "records that are no rows")
         _check_requests(read, folder)
 
 
 def _check_requests(read: RequestsRead, folder: Path) -> None:
-    assert read.frame.schema == pl.Schema(READ_SCHEMA), "another schema"
-    assert read.frame["sent_us"].null_count() == 0, "a request that was never sent"
+    _check(read.frame.schema == pl.Schema(READ_SCHEMA), "another schema")
+    _check(read.frame["sent_us"].null_count() == 0, "a request that was never sent")
     ordered, order, _zero_us = in_send_order(read.frame)
-    assert ordered["arrival_us"].is_between(0, (1 << 63) - 1).all(), "an arrival before the first"
+    _check(ordered["arrival_us"].is_between(0, (1 << 63) - 1).all(), "an arrival before the first")
     for name in ("ttft_us", "e2e_us"):
-        assert (read.frame[name].drop_nulls() >= 0).all(), f"a negative {name}"
+        _check((read.frame[name].drop_nulls() >= 0).all(), f"a negative {name}")
     if read.prefix is not None:
-        assert len(prefix_in_send_order(read.prefix, order).blocks) == len(read.prefix.keys), "lost blocks"
+        _check(len(prefix_in_send_order(read.prefix, order).blocks) == len(read.prefix.keys), "lost blocks")
     if read.events is not None:
         stamps = (folder / "stamps").stat().st_size // 8
-        assert len(read.events.counts) == len(read.frame), "stamps of no request"
-        assert (read.events.offsets + read.events.counts <= stamps).all(), "stamps behind the end"
+        _check(len(read.events.counts) == len(read.frame), "stamps of no request")
+        _check((read.events.offsets + read.events.counts <= stamps).all(), "stamps behind the end")
     for text in (*read.remarks, *read.lacks, read.version or "-", read.model or "-"):
         _check_line(text)
     for text in [*read.frame["request_id"].drop_nulls(), *read.frame["error"].drop_nulls()]:
@@ -172,7 +177,7 @@ def _kv_events(content: bytes, folder: Path) -> None:
     kv_events.recognises(content)
     with _file(content, folder) as file:
         read = kv_events.read_kv_events([file], None, folder / "events.parquet")
-        assert read.events == file.tally.records, "events that are not counted"
+        _check(read.events == file.tally.records, "events that are not counted")
 
 
 def _server_log(content: bytes, folder: Path) -> None:
@@ -181,14 +186,14 @@ def _server_log(content: bytes, folder: Path) -> None:
         log = server_log.read_server_log(file)
         log.num_gpu_blocks(16)
         rate = log.prefix_hit_rate
-        assert rate is None or 0 <= rate <= 1, "a share beyond 1"
+        _check(rate is None or 0 <= rate <= 1, "a share beyond 1")
 
 
 def _discovery(content: bytes, folder: Path) -> None:
     (folder / "input").write_bytes(content)
     with _complaint():
         known, others = discovery.find(discovery.Source("slug", folder, (folder / "input",)), None)
-        assert sum(map(len, known.values())) + len(others) == 1, "a file was lost"
+        _check(sum(map(len, known.values())) + len(others) == 1, "a file was lost")
 
 
 def _collector_json(content: bytes, _folder: Path) -> None:
@@ -203,7 +208,7 @@ def _collector_protobuf(content: bytes, _folder: Path) -> None:
 
 def _check_batch(batch: Batch) -> None:
     again = batch_of(batch.message)
-    assert (again.spans, again.rejected_spans) == (batch.spans, 0), "what is stored is not what was counted"
+    _check((again.spans, again.rejected_spans) == (batch.spans, 0), "what is stored is not what was counted")
     for text in (batch.reason or "-", *batch.services):
         _check_line(text)
 

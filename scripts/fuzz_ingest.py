@@ -1,9 +1,9 @@
 """Whole recordings, damaged: ``python scripts/fuzz_ingest.py RECORDING... [--seconds N] [--seed N]``.
 
 Each round copies one of the directories (of its large files only the beginning), damages one file or two, and
-runs ``blis-replay ingest`` and ``inspect`` on it in this process.  They may answer 0 or 3, with one line of complaint
-at most; what was stored before must be there as it was.  A round that breaks a rule stops
-the run with the directory left in place.
+runs ``blis-replay ingest`` and ``inspect`` on it in this process.  They may answer 0 or 3, with one
+line of complaint at most; what was stored before must be there as it was.  A round that breaks a
+rule stops the run with the directory left in place.
 """
 
 from __future__ import annotations

@@ -356,9 +356,10 @@ def mutated_table(data: bytes, rng: random.Random) -> bytes:
     }
     among = odd.get(kind, [0, 1, -1, (1 << 61), (1 << 62), (1 << 63) - 1])
     among = [abs(value) for value in among] if kind == pa.uint64() else among
-    column = pa.array([rng.choice([*among, None]) for _ in range(rows)], kind)
+    values = [rng.choice([*among, None]) for _ in range(rows)]
+    column = pa.array(values, kind)
     if rng.random() < 0.2:
-        column = pa.array([[value] for value in column.to_pylist()], pa.list_(kind))
+        column = pa.array([[value] for value in values], pa.list_(kind))
     name = rng.choice(table.column_names)
     written = io.BytesIO()
     pq.write_table(table.set_column(place, name, column), written)

@@ -13,6 +13,7 @@ from google.protobuf import json_format
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from blis_replay.ingest.collector.batches import MalformedError
+from blis_replay.ingest.printable import printable
 from blis_replay.ingest.readers.documents import DECODE_ERRORS
 
 _OBJECT = msgspec.json.Decoder(dict[str, Any])
@@ -36,7 +37,7 @@ def protobuf_of(text: bytes) -> bytes:
             request = ExportTraceServiceRequest()
             json_format.ParseDict(document, request, ignore_unknown_fields=True)
         except (*DECODE_ERRORS, json_format.ParseError) as error:
-            raise MalformedError(f"no OTLP JSON: {' '.join(str(error).split())[:200]}") from error
+            raise MalformedError(printable(f"no OTLP JSON: {' '.join(str(error).split())[:200]}")) from error
         message: bytes = request.SerializeToString()
         return message
 

@@ -23,7 +23,8 @@ from blis_replay.ingest.readers.files import RecordedFile, lines
 from blis_replay.ingest.readers.numbers import MAX_INTEGER, finite, tokens, whole
 from blis_replay.ingest.readers.requests_frame import RawEvents, RequestsRead, frame_of, request_row
 
-MAX_LINE_BYTES = 64 << 20
+# A list of empty arrays takes 25 times its text.
+MAX_LINE_BYTES = 16 << 20
 US_OF = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6, "sec": 1e6}
 _LONGEST_US = 1e15
 _NO_STAMPS = np.empty(0, np.int64)

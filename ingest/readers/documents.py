@@ -14,7 +14,7 @@ from blis_replay.ingest.readers.files import RecordedFile
 
 # Real ones have a few KB; a MB of one number in base 60 takes a minute.
 MAX_YAML_BYTES = 256 << 10
-MAX_JSON_BYTES = 64 << 20
+MAX_JSON_BYTES = 16 << 20
 
 # What msgspec can raise over bytes that are no JSON of the form wanted.
 DECODE_ERRORS = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)

@@ -17,7 +17,8 @@ from blis_replay.ingest.readers.files import RecordedFile, lines
 from blis_replay.ingest.readers.numbers import microseconds
 from blis_replay.ingest.readers.requests_frame import RawPrefix, RequestsRead, arrival_row, frame_of
 
-MAX_LINE_BYTES = 64 << 20
+# A list of empty arrays takes 25 times its text.
+MAX_LINE_BYTES = 16 << 20
 # Tokens of a block: in the released traces, and in those made from Qwen's.
 BLOCK_TOKENS = (512, 16)
 _LARGEST_KEY = (1 << 63) - 1

@@ -205,11 +205,11 @@ def _spans(spans: Raw, scope: str, place: str, tally: Tally) -> Iterable[_Span |
 
 
 def _read_span(found: _Span | Raw, scope: str, record: int, number: int, rows: Rows, tally: Tally, place: str) -> None:
+    if isinstance(found, Raw):
+        check_size(memoryview(found))
     if scope not in SCOPES:
         rows.add_other(record, number, scope, _OTHER_SPAN.decode(found).name or "")  # type: ignore[arg-type]
         return
-    if isinstance(found, Raw):
-        check_size(memoryview(found))
     span = _LOOSE_SPAN.decode(found) if isinstance(found, Raw) else found
     attributes = attribute_values(SPAN_LAYOUT, _scalars(span.attributes, SPAN_LAYOUT))
     found_events: Iterable[_Event | Raw] = span.events or ()

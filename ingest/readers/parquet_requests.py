@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.prompt_tree import NONE
 from blis_replay.ingest.readers.documents import text
-from blis_replay.ingest.readers.files import RecordedFile
+from blis_replay.ingest.readers.files import FREE_EXPANSION_BYTES, MAX_EXPANSION_RATIO, RecordedFile
 from blis_replay.ingest.readers.numbers import MAX_INTEGER, MAX_TOKENS, whole
 from blis_replay.ingest.readers.requests_frame import READ_SCHEMA, RawPrompts, RequestsRead
 from blis_replay.ingest.recording import OUTPUT_LENGTH_SOURCES, PROMPT_SCHEMA, REQUEST_SCHEMA, STATUSES
@@ -29,6 +30,9 @@ _BATCH_ROWS = 10_000
 _MAX_METADATA_BYTES = 1 << 16
 _LENGTHS = ("prompt_tokens", "output_tokens", "output_tokens_reported", "max_tokens", "cached_prompt_tokens")
 _TIMES = ("arrival_us", "ttft_us", "e2e_us", "queue_us", "prefill_us", "decode_us", "stage")
+_TEXTS = tuple(name for name, kind in REQUEST_SCHEMA.items() if kind == pl.String)
+_MAX_TEXT_CHARS = 500
+_FREE_VALUES = 16_000_000
 _KINDS = ("epoch", "monotonic", "relative")
 
 
@@ -48,10 +52,15 @@ def read_requests(file: RecordedFile, _stamps_path: Path | None = None) -> Reque
 
     frames: list[pl.DataFrame] = []
     try:
-        with file.path.open("rb") as raw, parquet.ParquetFile(raw) as table:
-            told = _told(table.schema_arrow.metadata)
-            for frame in _frames(file, table):
-                frames.append(frame)
+        with file.path.open("rb") as raw:
+            metadata = parquet.read_metadata(raw)
+            _check_bounds(metadata, raw.seek(0, os.SEEK_END))
+            columns = {metadata.schema.column(i).path for i in range(metadata.num_columns)}
+            # A text that all rows share is one in the file, and would be as many as there are rows.
+            shared = [name for name in _TEXTS if name in columns]
+            with parquet.ParquetFile(raw, metadata=metadata, read_dictionary=shared) as table:
+                told = _told(table.schema_arrow.metadata)
+                frames += _frames(file, table)
     except (pyarrow.ArrowException, pl.exceptions.PolarsError, ValueError, OverflowError, OSError) as error:
         problem = " ".join(str(error).split())[:120]
         raise RecordingError(file.path, "", f"no sound table of requests ({problem})", "export it again") from error
@@ -75,16 +84,44 @@ def _told(metadata: dict[bytes, bytes] | None) -> dict[str, Any]:
     return told | {"clock": told["clock"] if isinstance(told.get("clock"), dict) else {}}
 
 
+def _check_bounds(metadata: Any, file_bytes: int) -> None:
+    """Raises ``ValueError`` if there is much more in the columns than in the file, where runs of a value are free."""
+    expanded_bytes = 0
+    for place in range(metadata.num_columns):
+        chunks = [metadata.row_group(group).column(place) for group in range(metadata.num_row_groups)]
+        expanded_bytes += sum(chunk.total_uncompressed_size for chunk in chunks)
+        if max(metadata.num_rows, sum(chunk.num_values for chunk in chunks)) > max(_FREE_VALUES, file_bytes):
+            raise ValueError("more values in a column than the file has bytes")
+    if expanded_bytes > max(FREE_EXPANSION_BYTES, MAX_EXPANSION_RATIO * file_bytes):
+        raise ValueError(f"more than {MAX_EXPANSION_RATIO} times the size of the file in it")
+
+
+def _as_stored(batch: Any, kinds: Any) -> Any:
+    """The batch with checked texts and the types that ``kinds`` has; raises ``ArrowException`` if it cannot."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    columns = {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        column.validate(full=True)  # Polars breaks off over a text that is no UTF-8
+        if pa.types.is_dictionary(column.type) and name in _TEXTS:
+            cut = compute.utf8_slice_codeunits(column.dictionary, 0, _MAX_TEXT_CHARS)
+            column = pa.DictionaryArray.from_arrays(column.indices, cut)
+        columns[name] = column.cast(kinds.field(name).type)
+    return pa.RecordBatch.from_pydict(columns)
+
+
 def _frames(file: RecordedFile, table: Any) -> Iterator[pl.DataFrame]:
     """The usable rows, a batch at a time, as ``READ_SCHEMA`` with times from 0, and their prompts."""
     schema = REQUEST_SCHEMA | _PROMPT
+    kinds = pl.DataFrame(schema=schema).to_arrow().schema
     if "arrival_us" not in table.schema_arrow.names:
         raise ValueError("there is no column arrival_us")
     first = 1
     for batch in table.iter_batches(
         batch_size=_BATCH_ROWS, columns=[n for n in table.schema_arrow.names if n in schema]
     ):
-        given = pl.DataFrame(pl.from_arrow(batch))
+        given = pl.DataFrame(pl.from_arrow(_as_stored(batch, kinds)))
         absent = [pl.lit(None).alias(name) for name in schema if name not in given.columns]
         frame = given.with_columns(absent).select(pl.col(name).cast(kind) for name, kind in schema.items())
         frame = frame.with_columns(

@@ -120,12 +120,8 @@ def _read_runs(file: RecordedFile, stream: BinaryIO) -> list[_Run]:
     written = 0
     for path, value in wanted_values(file, _wanted):
         if int(path[0]) >= MAX_RUNS or int(path[-1] if len(path) == 3 else 0) >= MAX_REQUESTS:
-            raise RecordingError(
-                file.path,
-                place_of(path),
-                f"more than {MAX_RUNS:,} runs, or {MAX_REQUESTS:,} requests",
-                "split the file",
-            )
+            problem = f"more than {MAX_RUNS:,} runs, or {MAX_REQUESTS:,} requests"
+            raise RecordingError(file.path, place_of(path), problem, "split the file")
         while len(runs) <= int(path[0]):
             runs.append(_Run())
         run, column = runs[-1], str(path[1])
@@ -143,7 +139,7 @@ def _read_runs(file: RecordedFile, stream: BinaryIO) -> list[_Run]:
 
 
 def _plain(value: object) -> object:
-    """A number or the end of a text (the last line of a traceback says what happened); of an array, only that it is."""
+    """A number, or the end of a text (of a traceback, the last line says what happened); of all else, that it is."""
     if isinstance(value, str):
         return value.strip()[-500:]
     return value if value is None or isinstance(value, int | float) else ()

@@ -99,3 +99,9 @@ def test_no_document_breaks_it(value: Any) -> None:
 
 def test_an_empty_object_is_an_empty_request() -> None:
     assert protobuf_of(b"{}") == b""
+
+
+def test_a_client_cannot_write_to_the_terminal_through_an_error() -> None:
+    with pytest.raises(MalformedError, match=r"\\u202e") as told:
+        protobuf_of('{"resourceSpans": [{"scopeSpans": "\u202e"}]}'.encode())
+    assert str(told.value).isprintable()

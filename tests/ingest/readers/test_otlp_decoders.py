@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from typing import Any
+from unittest.mock import patch
 
 import polars as pl
 import pytest
@@ -14,6 +15,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 from otlp_trees import MAX_INT64, documents
 
 from blis_replay.fixtures.otlp_forms import as_protobuf
+from blis_replay.ingest.readers import otlp_json, otlp_rows
 from blis_replay.ingest.readers.files import Tally
 from blis_replay.ingest.readers.otlp_columns import EVENT_SCHEMA, SPAN_SCHEMA, TraceBatch
 from blis_replay.ingest.readers.otlp_json import read_json
@@ -243,3 +245,44 @@ def test_mutated_messages_never_raise(document: dict[str, Any], edits: list[tupl
             if mutated:
                 mutated[position % len(mutated)] = byte
         decoded(bytes(mutated))
+
+
+@settings(max_examples=40, deadline=None)
+@given(document=documents)
+def test_a_large_record_is_read_as_a_small_one(document: dict[str, Any]) -> None:
+    """A large one in pieces, because a list of empty objects takes 60 times its text when it is decoded at once."""
+    at_once, tally = decoded(document)
+    with patch.object(otlp_json, "LARGE_BYTES", 0):
+        in_pieces, tally_of_pieces = decoded(document)
+    assert in_pieces.spans.equals(at_once.spans)
+    assert in_pieces.events.equals(at_once.events)
+    assert tally_of_pieces == tally
+
+
+@pytest.mark.parametrize(
+    ("document", "reason"),
+    [
+        ({"resourceSpans": [5]}, "members of a list that are no objects"),
+        ({"resourceSpans": "x"}, "members of a list that are no objects"),
+        ({"resourceSpans": [{"scopeSpans": [[]]}]}, "no OTLP JSON"),
+        ({"resourceSpans": [{"scopeSpans": [{"scope": {"name": "mine"}, "spans": [None, 7]}]}]}, "no objects"),
+    ],
+)
+def test_what_a_large_record_has_in_place_of_objects_is_rejected(document: dict[str, Any], reason: str) -> None:
+    with patch.object(otlp_json, "LARGE_BYTES", 0):
+        batch, tally = decoded(document)
+    assert (len(batch.spans), tally.rejected_count) == (0, 1)
+    assert reason in tally.rejected[0][1]
+
+
+@pytest.mark.parametrize("scope", ["vllm.api", "mine"])
+def test_a_span_larger_than_any_is_rejected(scope: str) -> None:
+    """A real one is smaller than the record from which on spans are taken one by one."""
+    assert otlp_rows.MAX_SPAN_BYTES >= otlp_json.LARGE_BYTES
+    document = one_span(scope, attributes=[attribute("mine", stringValue="x" * 1000)])
+    with patch.object(otlp_json, "LARGE_BYTES", 0), patch.object(otlp_rows, "MAX_SPAN_BYTES", 1000):
+        for content in (document, as_protobuf(document)):
+            batch, tally = decoded(content)
+            assert (len(batch.spans), tally.rejected_count) == (0, 1)
+            place, reason = tally.rejected[0]
+            assert (place, reason[:11]) == ("line 7, span 1", "a span of 1")

@@ -349,3 +349,14 @@ def test_mutated_journeys_are_a_recording_or_one_line(
     for position, byte in edits:
         content[position % len(content)] = byte
     ingested(folder, [bytes(content)])
+
+
+def test_a_repeated_span_takes_back_no_more_than_was_counted(tmp_path: Path) -> None:
+    """Its event has no monotonic time, so it was rejected both times and never counted as a record."""
+    scope, span = api_span(1, {"name": "api.ARRIVED", "timeUnixNano": str(EPOCH_NS)})
+    document = {"resourceSpans": [{"scopeSpans": [{"scope": {"name": scope}, "spans": [span, span]}]}]}
+    path = tmp_path / "traces.json"
+    path.write_text(json.dumps(document))
+    file = RecordedFile(path, path.name)
+    read_traces([file])
+    assert (file.tally.records, file.tally.rejected_count) == (0, 3)

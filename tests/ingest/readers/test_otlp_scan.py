@@ -226,3 +226,15 @@ def test_real_traces_are_read_alike(data_pack: Path, tmp_path: Path) -> None:
         assert scanned[0].equals(decoded[0]), path
         assert scanned[1].equals(decoded[1]), path
         assert scanned[2:] == decoded[2:] == (0, [])
+
+
+def test_a_line_that_needs_too_much_room_is_left_to_the_decoder(tmp_path: Path) -> None:
+    """Rows have a fixed width, which is more than a hundred times an empty span."""
+    spans = ",".join(["{}"] * 100)
+    line = '{"resourceSpans":[{"scopeSpans":[{"scope":{"name":"vllm.api"},"spans":[' + spans + "]}]}]}"
+    with (
+        patch.object(otlp_scan, "_MOST_ROWS", 16),
+        patch.object(otlp_scan, "read_record", side_effect=otlp_scan.read_record) as decoder,
+    ):
+        found = assert_same(tmp_path / "traces.json", (line + "\n").encode() * 3)
+    assert (len(found[0]), decoder.call_count) == (300, 3)

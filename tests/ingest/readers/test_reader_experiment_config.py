@@ -140,3 +140,9 @@ def test_a_model_that_is_no_text_is_rejected(tmp_path: Path) -> None:
     file = recorded(tmp_path, f"model: {HUGE}\n")
     assert read_experiment_config(file).model is None
     assert file.tally.rejected == [("field model", "a number of thousands of digits is no name")]
+
+
+def test_yaml_larger_than_any_configuration_is_refused(tmp_path: Path) -> None:
+    """A number in base 60 takes the square of its length; a MB of one took a minute."""
+    with pytest.raises(RecordingError, match="larger than the 262,144 bytes such a file can have"):
+        read_experiment_config(recorded(tmp_path, "model: 1" + ":1" * 200_000))

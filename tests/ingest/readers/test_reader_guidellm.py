@@ -245,3 +245,10 @@ def test_damaged_bytes_never_break_the_reader(tmp_path_factory: pytest.TempPathF
         return
     assert len(found.frame) <= 5
     assert file.tally.records == len(found.frame)
+
+
+def test_there_are_no_more_benchmarks_than_a_run_has(tmp_path: Path) -> None:
+    """15 MB of them with a duration each took 600 MB."""
+    many = b'{"benchmarks": [' + b'{"duration":1},' * 10_000 + b'{"duration":1}]}'
+    with pytest.raises(RecordingError, match="more than 10,000 benchmarks"):
+        read(tmp_path, many)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.otlp_traces import TracesRead, read_traces
+from blis_replay.ingest.readers.otlp_traces import MAX_OTHER_NAMES, TracesRead, read_traces
 
 COUNTS = [
     "queue.running_depth",
@@ -349,3 +349,14 @@ def test_the_steps_that_the_forks_own_code_emitted(data_pack: Path) -> None:
     joined = found.steps.join(truth, left_on="step_id", right_on=truth.columns[0], how="inner")
     assert len(joined) == len(found.steps) > 0
     assert found.dropped_events >= 0
+
+
+def test_names_of_unread_spans_are_told_apart_as_far_as_there_are_not_too_many(tmp_path: Path) -> None:
+    """Without numbers they would be the words of as many remarks as there are spans."""
+    names = [*(chr(ord("a") + i // 20) + "x" * (i % 20) for i in range(120)), "step 7", "step 8"]
+    found, _file = read(tmp_path, "\n".join(json.dumps(traces("mine", {"name": name})) for name in names))
+    assert len(found.other_spans) == MAX_OTHER_NAMES + 1
+    assert sum(found.other_spans.values()) == len(names)
+    (tmp_path / "few").mkdir()
+    found, _file = read(tmp_path / "few", "\n".join(json.dumps(traces("mine", {"name": name})) for name in names[-2:]))
+    assert found.other_spans == {("mine", "step *"): 2}

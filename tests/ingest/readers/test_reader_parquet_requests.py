@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
@@ -118,3 +119,30 @@ def test_damage_is_a_recording_error_or_leaves_usable_rows(
 def test_it_is_known_by_its_first_bytes() -> None:
     assert recognises(b"PAR1\x15\x04")
     assert not recognises(b"PAR")
+
+
+def test_a_text_that_is_no_utf8_is_refused(tmp_path: Path) -> None:
+    """Polars breaks off over one, which no handler of errors sees."""
+    table = pl.DataFrame(PLAIN | {"error": ["ab", "cd"]}).to_arrow()
+    pq.write_table(table, tmp_path / "requests.parquet", use_dictionary=False)
+    content = (tmp_path / "requests.parquet").read_bytes()
+    (tmp_path / "requests.parquet").write_bytes(content.replace(b"ab", b"\xff\xfe"))
+    with pytest.raises(RecordingError, match=r"no sound table of requests .*UTF8"):
+        read_requests(RecordedFile(tmp_path / "requests.parquet", "requests.parquet"))
+
+
+def test_a_text_that_all_rows_share_is_not_as_many_texts(tmp_path: Path) -> None:
+    """2 MB in the file; a copy for each of the 10,000 rows of a batch would be 20 GB."""
+    shared = pa.DictionaryArray.from_arrays(pa.array([0] * 10_000), pa.array(["x" * (2 << 20)]))
+    table = pa.table({"arrival_us": list(range(10_000)), "error": shared})
+    pq.write_table(table, tmp_path / "requests.parquet", dictionary_pagesize_limit=1 << 30)
+    frame = read_requests(RecordedFile(tmp_path / "requests.parquet", "requests.parquet")).frame
+    assert frame["error"].str.len_chars().unique().to_list() == [500]
+
+
+def test_a_run_of_one_value_is_no_hundred_million_requests(tmp_path: Path) -> None:
+    """Parquet writes equal values as their number: these are some 100 KB."""
+    arrivals = pa.chunked_array([pa.array([1] * 1_000_000)] * 17)
+    pq.write_table(pa.table({"arrival_us": arrivals}), tmp_path / "requests.parquet")
+    with pytest.raises(RecordingError, match="more values in a column than the file has bytes"):
+        read_requests(RecordedFile(tmp_path / "requests.parquet", "requests.parquet"))

@@ -182,3 +182,9 @@ def test_the_recorded_failures_of_the_reasoning_runs(data_pack: Path) -> None:
         folder = next(folder for folder in (data_pack / "h100").iterdir() if folder.name.endswith(slug))
         frame = read_requests(RecordedFile(folder / "trace.csv.gz", "trace.csv.gz")).frame
         assert (len(frame), (frame["status"] == "timeout").sum()) == (4800, failed)
+
+
+def test_a_request_id_is_text_on_one_line(tmp_path: Path) -> None:
+    """Everything in the store can be shown; a NUL alone is no name."""
+    file = recorded(tmp_path, ok(0).replace("0,", "\0,", 1), ok(1).replace("1,", "a\x1b[31m,", 1))
+    assert read_requests(file).frame["request_id"].to_list() == [None, "a [31m"]

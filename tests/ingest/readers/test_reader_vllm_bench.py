@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from mutations import damaged, mutated
 
 from blis_replay.ingest.errors import RecordingError
+from blis_replay.ingest.readers import vllm_bench
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.requests_frame import RequestsRead
 from blis_replay.ingest.readers.vllm_bench import read_requests, recognises
@@ -184,3 +185,19 @@ def test_damaged_bytes_never_break_the_reader(tmp_path_factory: pytest.TempPathF
         return
     if found.events is not None:
         assert len(found.events.counts) == len(found.frame)
+
+
+def test_there_are_no_more_runs_and_requests_than_a_file_can_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """15 MB of empty objects took 6 GB."""
+    with pytest.raises(RecordingError, match="document 10001, duration: more than 10,000 runs"):
+        read(tmp_path, b"{}" * 10_000 + b'{"duration": 1}')
+    monkeypatch.setattr(vllm_bench, "MAX_REQUESTS", 2)
+    with pytest.raises(RecordingError, match="or 2 requests; split the file"):
+        read(tmp_path, result(3))
+
+
+def test_what_is_no_number_and_no_text_is_not_kept(tmp_path: Path) -> None:
+    _found, file = read(tmp_path, result(1, ttfts=[[0.05] * 9], duration=[1]))
+    assert file.tally.rejected == [("request 0", "a ttft that is no usable time")]
