@@ -105,14 +105,14 @@ def read_requests(file: RecordedFile, events_path: Path) -> RequestsRead:
     whole = in_file_order(file, parts)
     file.tally.records = len(whole.frame)
     events = RawEvents(events_path, whole.offsets, whole.counts) if whole.counts.any() else None
-    return RequestsRead(whole.frame, "client", "monotonic", whole.model, events)
+    return RequestsRead(whole.frame, "client", "monotonic", whole.model[1] if whole.model else None, events)
 
 
 @dataclass(frozen=True)
 class Part:
     """Some requests of a file (``READ_SCHEMA``), and for each its ordinal, a hash of its text, and its stamps.
 
-    ``model``: the first that they name.
+    ``model``: the first that they name, behind the ordinal of the request that does.
     """
 
     frame: pl.DataFrame
@@ -120,7 +120,7 @@ class Part:
     digests: Int64s
     offsets: Int64s
     counts: Int64s
-    model: str | None
+    model: tuple[int, str] | None
 
 
 def in_file_order(file: RecordedFile, parts: Sequence[Part]) -> Part:
@@ -134,7 +134,7 @@ def in_file_order(file: RecordedFile, parts: Sequence[Part]) -> Part:
     firsts = order[np.sort(np.unique(digests[order], return_index=True)[1])]
     for ordinal in np.setdiff1d(ordinals, ordinals[firsts]).tolist():
         file.tally.reject(f"record {ordinal}", "the same record again, identical")
-    model = next((part.model for part in parts if part.model), None)
+    model = min((part.model for part in parts if part.model), default=None)
     return Part(frame[firsts], ordinals[firsts], digests[firsts], offsets[firsts], counts[firsts], model)
 
 
@@ -144,14 +144,15 @@ def decoded_parts(
     """Records ``(ordinal, text)`` read by the decoder, in batches; their stamps are appended to ``stream``."""
     rows: list[dict[str, object]] = []
     kept: list[tuple[int, int, int, int]] = []
-    model = None
+    model: tuple[int, str] | None = None
     stamps_before = stream.tell() // 8
     for ordinal, raw in objects:
         problem, row, stamps_us, body = _decoded(raw)
         if problem:
             file.tally.reject(f"record {ordinal}", problem)
             continue
-        model = model or text(body.model)
+        if model is None and (named := text(body.model)):
+            model = ordinal, named
         rows.append(row)
         kept.append((ordinal, digest_of(raw), stamps_before, len(stamps_us)))
         stream.write(stamps_us.tobytes())
@@ -163,7 +164,7 @@ def decoded_parts(
         yield _part(rows, kept, model)
 
 
-def _part(rows: list[dict[str, object]], kept: list[tuple[int, int, int, int]], model: str | None) -> Part:
+def _part(rows: list[dict[str, object]], kept: list[tuple[int, int, int, int]], model: tuple[int, str] | None) -> Part:
     ordinals, digests, offsets, counts = np.array(kept, np.int64).T
     return Part(frame_of(rows), ordinals, digests, offsets, counts, model)
 

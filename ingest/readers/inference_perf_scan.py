@@ -72,7 +72,7 @@ class _Taken:
 
     rows: list[Int64s]
     errors: dict[int, object]
-    model: str | None
+    model: tuple[int, str] | None
 
 
 def _opened(window: Window, rest: ObjectScan) -> bool:
@@ -94,7 +94,7 @@ def _hold(held: _Taken, rows: Int64s, window: Window) -> list[tuple[int, bytes]]
         except DECODE_ERRORS:
             taken[rows[:, 0] == row[0]] = False
     named = rows[taken & (rows[:, _FIELD["model_at"]] >= 0)]
-    held.model = held.model or _first_model(_text_of(row, "request", window) for row in named)
+    held.model = held.model or _first_model((int(row[0]), _text_of(row, "request", window)) for row in named)
     held.rows.append(rows[taken])
     return [(int(row[0]), _text_of(row, "record", window)) for row in rows[~taken]]
 
@@ -150,10 +150,10 @@ def _tokens(field: str) -> pl.Expr:
     return pl.when(pl.col(field).is_between(1, MAX_TOKENS - 1)).then(pl.col(field))
 
 
-def _first_model(requests: Iterable[bytes]) -> str | None:
-    """The first model that these bodies name."""
-    models = (text(body_of(msgspec.json.decode(request)).model) for request in requests)
-    return next((model for model in models if model), None)
+def _first_model(requests: Iterable[tuple[int, bytes]]) -> tuple[int, str] | None:
+    """The first model that these bodies name, behind the ordinal of its record."""
+    models = ((ordinal, text(body_of(msgspec.json.decode(request)).model)) for ordinal, request in requests)
+    return next(((ordinal, model) for ordinal, model in models if model), None)
 
 
 def _digest(record: bytes) -> int:
