@@ -342,7 +342,8 @@ def mutated_table(data: bytes, rng: random.Random) -> bytes:
     """A Parquet table with a column of another type or with odd values; its bytes changed at times."""
     try:
         table = pq.read_table(io.BytesIO(data))
-    except (pa.ArrowException, OSError, ValueError):
+        names = table.column_names
+    except (pa.ArrowException, OSError, ValueError):  # ValueError: also a name that is no UTF-8
         return mutated_bytes(data, rng)
     if rng.random() < 0.2 or not table.num_columns or table.num_rows > 1000:
         return mutated_bytes(data, rng)
@@ -360,7 +361,7 @@ def mutated_table(data: bytes, rng: random.Random) -> bytes:
     column = pa.array(values, kind)
     if rng.random() < 0.2:
         column = pa.array([[value] for value in values], pa.list_(kind))
-    name = rng.choice(table.column_names)
+    name = rng.choice(names)
     written = io.BytesIO()
     pq.write_table(table.set_column(place, name, column), written)
     return written.getvalue()

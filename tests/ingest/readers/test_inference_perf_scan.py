@@ -175,6 +175,13 @@ def test_a_record_larger_than_the_window_is_read_alike(tmp_path: Path) -> None:
     assert len(found[0]) == 3
 
 
+def test_the_model_is_that_of_the_first_record_that_names_one(tmp_path: Path) -> None:
+    """Of two records one has an escape in a key; the scan leaves it to the decoder, which reads it before the other."""
+    first, second = ({"start_time": 1, "end_time": 2, "info": {}, "request": json.dumps({"model": m})} for m in "ab")
+    for records in ([{**first, 'a"': 0}, second], [first, {**second, 'a"': 0}]):
+        assert assert_same(tmp_path / "r.json", json.dumps(records).encode())[2] == "a"
+
+
 @pytest.mark.realdata
 def test_real_records_are_read_alike(data_pack: Path, tmp_path: Path) -> None:
     paths = sorted((data_pack / "clients").glob("inference-perf-*/*/reports/per_request_lifecycle_metrics.json*"))

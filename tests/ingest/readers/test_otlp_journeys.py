@@ -360,3 +360,17 @@ def test_a_repeated_span_takes_back_no_more_than_was_counted(tmp_path: Path) -> 
     file = RecordedFile(path, path.name)
     read_traces([file])
     assert (file.tally.records, file.tally.rejected_count) == (0, 3)
+
+
+def test_a_start_that_is_no_epoch_time_is_no_arrival(tmp_path: Path) -> None:
+    """2^63 - 1 ns less an offset below 0 (an epoch that stood at 1970) would come out before all times."""
+    scope, span = api_span(1, event("api.HANDOFF_TO_CORE", 0))
+    span |= {"startTimeUnixNano": str(2**63 - 1)}
+    span["events"][0]["timeUnixNano"] = "1"
+    (tmp_path / "traces.json").write_text(
+        json.dumps({"resourceSpans": [{"scopeSpans": [{"scope": {"name": scope}, "spans": [span]}]}]})
+    )
+    journeys = read_traces([RecordedFile(tmp_path / "traces.json", "traces.json")]).journeys
+    assert journeys is not None
+    assert journeys.lifecycles["arrived_ns"].to_list() == [None]
+    assert journeys.lifecycles["handoff_ns"].to_list() == [MONOTONIC_NS]
