@@ -189,11 +189,7 @@ def _spans(batch: TraceBatch, file: int, first_key: int, kept: pl.DataFrame) -> 
         .with_columns(
             pl.struct("own", "of_events").hash().alias("content"),
             pl.col("records").fill_null(0),
-<<<<<<< HEAD
-=======
             pl.when(~no_time("start_ns")[0]).then("start_ns"),  # less a negative offset it would not fit int64
-            *(one_line_text(name).alias(name) for name in ("request_id", "model", "status_message")),
->>>>>>> fuzz
             *(tokens(name).alias(name) for name in ("prompt_tokens", "completion_tokens", "max_tokens")),
         )
         .select(*PLACE_COLUMNS, "content", "records", *_SPAN_COLUMNS)
