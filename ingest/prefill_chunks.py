@@ -56,7 +56,8 @@ class Chunks:
 
 def chunk_steps(start_step: Int64s, end_step: Int64s, ended: Bools) -> ChunkSteps:
     """A chunk for each step from start to end of each admission; the last one ends the prefill if it ``ended``."""
-    count = end_step - start_step + 1
+    # Odd records can say that a prefill ended before it began: it has no chunk then.
+    count = np.maximum(end_step - start_step + 1, 0)
     admission = np.repeat(np.arange(len(count)), count)
     step_id = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count - start_step, count)
     return ChunkSteps(admission, step_id, ended[admission] & (step_id == end_step[admission]))

@@ -169,6 +169,19 @@ def test_no_journey_breaks_a_check(
         pictures_of(made, check)
 
 
+def test_a_prefill_that_ended_before_it_began_breaks_no_check() -> None:
+    """Scheduled first, so it says, with 2^31 tokens behind it: its prefill would have begun long before step 1."""
+    odd = {"journey": 0, "event": "journey.SCHEDULED", "time_us": 0, "step_id": 1, "output_tokens": 2**31}
+    again = {**odd, "output_tokens": None}
+    made = journeys(
+        [{**again, "step_id": None}] * 3 + [again, odd],
+        lifecycles=[{"journey": 0, "core_request_id": "r0", "prompt_tokens": 0}],
+        engine=settings_of(max_num_batched_tokens=9, async_scheduling=False),
+        steps=steps([1000, 2000, 3000]),
+    )
+    assert finding_of(made, "reconstruction").message
+
+
 @pytest.mark.parametrize("check", ["step_clock", "reconstruction"])
 def test_without_records_nothing_is_claimed(check: str) -> None:
     assert finding_of(recording(), check).message.startswith("not checked: ")
