@@ -16,32 +16,28 @@ import polars as pl
 
 from blis_replay.ingest.counted_lengths import with_counted_lengths
 from blis_replay.ingest.errors import RecordingError
-from blis_replay.ingest.readers import (
-    discovery,
-    experiment_config,
-    inference_perf_aggregates,
-    kv_events,
-    otlp_journeys,
-    otlp_traces,
-    server_log,
-    tracev2,
-)
-from blis_replay.ingest.readers.decode_lengths import with_decode_lengths
+from blis_replay.ingest.readers import discovery, experiment_config
+from blis_replay.ingest.readers.clients import inference_perf_aggregates
+from blis_replay.ingest.readers.clients.decode_lengths import with_decode_lengths
+from blis_replay.ingest.readers.clients.load_stages import stage_of_requests
+from blis_replay.ingest.readers.clients.paired_requests import Alignment, paired
 from blis_replay.ingest.readers.discovery import Source
 from blis_replay.ingest.readers.documents import text
-from blis_replay.ingest.readers.engine_settings import engine_settings, profile_arguments, read_engine_file
 from blis_replay.ingest.readers.files import Progress, RecordedFile
 from blis_replay.ingest.readers.formats import REQUEST_FORMATS
-from blis_replay.ingest.readers.journey_requests import with_request_indices
-from blis_replay.ingest.readers.load_stages import stage_of_requests
 from blis_replay.ingest.readers.numbers import tokens
-from blis_replay.ingest.readers.paired_requests import Alignment, paired
+from blis_replay.ingest.readers.otlp import journeys as otlp_journeys
+from blis_replay.ingest.readers.otlp import traces as otlp_traces
 from blis_replay.ingest.readers.requests_frame import (
     RequestsRead,
     in_send_order,
     with_summary,
 )
-from blis_replay.ingest.readers.server_clock import Bridge, server_times, steps_on_zero
+from blis_replay.ingest.readers.server import kv_events, server_log
+from blis_replay.ingest.readers.server.engine_settings import engine_settings, profile_arguments, read_engine_file
+from blis_replay.ingest.readers.server.journey_requests import with_request_indices
+from blis_replay.ingest.readers.server.server_clock import Bridge, server_times, steps_on_zero
+from blis_replay.ingest.readers.simulators import tracev2
 from blis_replay.ingest.recording import (
     AGGREGATE_SCHEMA,
     ARRIVALS,

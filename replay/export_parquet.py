@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from blis_replay.ingest.readers.parquet_requests import METADATA, PROMPT_COLUMNS
+from blis_replay.ingest.readers.simulators.parquet_requests import METADATA, PROMPT_COLUMNS
 from blis_replay.ingest.recording import Recording
 
 

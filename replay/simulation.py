@@ -17,8 +17,8 @@ from blis_replay.blis.errors import TraceError
 from blis_replay.blis.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.result import SimResult
 from blis_replay.blis.trace import EngineConfig
-from blis_replay.ingest.readers.engine_settings import read_engine_file
 from blis_replay.ingest.readers.files import RecordedFile
+from blis_replay.ingest.readers.server.engine_settings import read_engine_file
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.errors import ReplayError, UnknownNameError
 from blis_replay.replay.mode import ReplayMode

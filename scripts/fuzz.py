@@ -53,14 +53,15 @@ with atheris.instrument_imports(include=["blis_replay"], enable_loader_override=
     from blis_replay.ingest.collector.json_body import protobuf_of
     from blis_replay.ingest.errors import RecordingError
     from blis_replay.ingest.printable import printable
-    from blis_replay.ingest.readers import discovery, kv_events, server_log
+    from blis_replay.ingest.readers import discovery
     from blis_replay.ingest.readers.files import KEPT_REJECTIONS, RecordedFile
     from blis_replay.ingest.readers.formats import REQUEST_FORMATS, RequestFormat
-    from blis_replay.ingest.readers.otlp_decode import read_record, trace_batches
-    from blis_replay.ingest.readers.otlp_journeys import on_zero
-    from blis_replay.ingest.readers.otlp_rows import Rows
-    from blis_replay.ingest.readers.otlp_traces import read_traces
+    from blis_replay.ingest.readers.otlp.decode import read_record, trace_batches
+    from blis_replay.ingest.readers.otlp.journeys import on_zero
+    from blis_replay.ingest.readers.otlp.rows import Rows
+    from blis_replay.ingest.readers.otlp.traces import read_traces
     from blis_replay.ingest.readers.requests_frame import READ_SCHEMA, RequestsRead, in_send_order, prefix_in_send_order
+    from blis_replay.ingest.readers.server import kv_events, server_log
 
 SECONDS_AN_INPUT = 10
 RSS_LIMIT_MB = 2500

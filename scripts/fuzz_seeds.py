@@ -24,7 +24,7 @@ import zstandard
 from test_reader_parquet_requests import PLAIN
 
 from blis_replay.fixtures.otlp_forms import as_protobuf
-from blis_replay.ingest.readers.parquet_requests import METADATA
+from blis_replay.ingest.readers.simulators.parquet_requests import METADATA
 
 
 def _lines(records: Iterable[object]) -> bytes:

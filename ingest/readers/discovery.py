@@ -15,9 +15,10 @@ from pathlib import Path
 
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.printable import printable
-from blis_replay.ingest.readers import kv_events, otlp_framing, server_log
 from blis_replay.ingest.readers.files import Progress, RecordedFile
 from blis_replay.ingest.readers.formats import HEAD_BYTES, REQUEST_FORMATS
+from blis_replay.ingest.readers.otlp import framing as otlp_framing
+from blis_replay.ingest.readers.server import kv_events, server_log
 from blis_replay.ingest.recording import SourceFile
 
 MAX_FILES = 10_000

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from blis_replay.compiled.cache import cached_njit
-from blis_replay.ingest.readers import otlp_columns
+from blis_replay.ingest.readers.otlp import columns as otlp_columns
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

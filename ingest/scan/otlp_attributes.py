@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from blis_replay.ingest.readers.otlp_columns import (
+from blis_replay.ingest.readers.otlp.columns import (
     EVENT_FLOATS,
     EVENT_INTEGERS,
     EVENT_STRINGS,

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from blis_replay.ingest.readers import otlp_columns
-from blis_replay.ingest.readers.otlp_columns import SCOPES
+from blis_replay.ingest.readers.otlp import columns as otlp_columns
+from blis_replay.ingest.readers.otlp.columns import SCOPES
 from blis_replay.ingest.scan.compiled import compiled, entry
 from blis_replay.ingest.scan.json_text import (
     CLOSE_BRACE,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from blis_replay.ingest.readers.otlp_columns import (
+from blis_replay.ingest.readers.otlp.columns import (
     EVENT_FLOATS,
     EVENT_INTEGERS,
     EVENT_STRINGS,

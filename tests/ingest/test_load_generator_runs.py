@@ -26,8 +26,9 @@ from blis_replay.ingest.checks.evidence import decode_gap_us
 from blis_replay.ingest.checks.registry import run_checks
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.ingest import ingest_source
-from blis_replay.ingest.readers import guidellm, otlp_traces
+from blis_replay.ingest.readers.clients import guidellm
 from blis_replay.ingest.readers.files import RecordedFile
+from blis_replay.ingest.readers.otlp import traces as otlp_traces
 
 pytestmark = pytest.mark.realdata
 

@@ -16,8 +16,8 @@ from blis_replay.blis.engine import simulate
 from blis_replay.blis.latency import LatencyModel
 from blis_replay.blis.trace import BlockKeys
 from blis_replay.ingest.prompt_tree import tree_of_blocks
+from blis_replay.ingest.readers.arrivals.mooncake import read_requests
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.mooncake import read_requests
 from blis_replay.ingest.readers.requests_frame import RawPrefix, in_send_order
 from blis_replay.ingest.recording import PromptTree
 from blis_replay.replay.mode import ReplayMode

@@ -13,7 +13,7 @@ import pytest
 from blis_replay.ingest.assemble import alias_of, read_recording, workload_of
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.ingest import ingest_source
-from blis_replay.ingest.readers.load_stages import stage_of_requests
+from blis_replay.ingest.readers.clients.load_stages import stage_of_requests
 from blis_replay.ingest.recording import AGGREGATE_SCHEMA, REQUEST_SCHEMA, STEP_SCHEMA
 from blis_replay.ingest.token_events import stamps_of
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from blis_replay.ingest.readers.decode_lengths import with_decode_lengths
-from blis_replay.ingest.readers.load_stages import stage_of_requests
+from blis_replay.ingest.readers.clients.decode_lengths import with_decode_lengths
+from blis_replay.ingest.readers.clients.load_stages import stage_of_requests
 from blis_replay.ingest.readers.requests_frame import frame_of, in_send_order, request_row
 from blis_replay.ingest.recording import Stage
 

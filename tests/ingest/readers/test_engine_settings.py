@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from blis_replay.ingest.errors import RecordingError
-from blis_replay.ingest.readers.engine_settings import engine_settings, profile_arguments, read_engine_file
 from blis_replay.ingest.readers.files import RecordedFile
+from blis_replay.ingest.readers.server.engine_settings import engine_settings, profile_arguments, read_engine_file
 from blis_replay.ingest.recording import Setting
 
 

@@ -15,8 +15,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from blis_replay.ingest.readers import files
+from blis_replay.ingest.readers.clients.inference_perf_requests import read_requests
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.inference_perf_requests import read_requests
 from blis_replay.ingest.readers.requests_frame import RawPrefix, RawPrompts
 from blis_replay.ingest.scan import window
 

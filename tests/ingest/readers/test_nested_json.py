@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blis_replay.ingest.errors import RecordingError
-from blis_replay.ingest.readers import nested_json
+from blis_replay.ingest.readers.clients import nested_json
+from blis_replay.ingest.readers.clients.nested_json import JsonPath, place_of, wanted_values
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.nested_json import JsonPath, place_of, wanted_values
 
 
 def taken(folder: Path, content: bytes, depth: int) -> tuple[list[tuple[JsonPath, Any]], RecordedFile]:

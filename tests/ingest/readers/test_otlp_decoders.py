@@ -15,12 +15,13 @@ from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 from otlp_trees import MAX_INT64, documents
 
 from blis_replay.fixtures.otlp_forms import as_protobuf
-from blis_replay.ingest.readers import otlp_json, otlp_rows
 from blis_replay.ingest.readers.files import Tally
-from blis_replay.ingest.readers.otlp_columns import EVENT_SCHEMA, SPAN_SCHEMA, TraceBatch
-from blis_replay.ingest.readers.otlp_json import read_json
-from blis_replay.ingest.readers.otlp_protobuf import read_protobuf
-from blis_replay.ingest.readers.otlp_rows import Rows
+from blis_replay.ingest.readers.otlp import json_decoder as otlp_json
+from blis_replay.ingest.readers.otlp import rows as otlp_rows
+from blis_replay.ingest.readers.otlp.columns import EVENT_SCHEMA, SPAN_SCHEMA, TraceBatch
+from blis_replay.ingest.readers.otlp.json_decoder import read_json
+from blis_replay.ingest.readers.otlp.protobuf_decoder import read_protobuf
+from blis_replay.ingest.readers.otlp.rows import Rows
 
 
 def decoded(document: dict[str, Any] | bytes) -> tuple[TraceBatch, Tally]:

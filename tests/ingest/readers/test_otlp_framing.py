@@ -15,11 +15,11 @@ from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
 from blis_replay.fixtures.otlp_forms import as_protobuf
 from blis_replay.ingest.errors import RecordingError
-from blis_replay.ingest.readers import otlp_framing
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.formats import HEAD_BYTES
-from blis_replay.ingest.readers.otlp_decode import trace_batches
-from blis_replay.ingest.readers.otlp_framing import recognises, records
+from blis_replay.ingest.readers.otlp import framing as otlp_framing
+from blis_replay.ingest.readers.otlp.decode import trace_batches
+from blis_replay.ingest.readers.otlp.framing import recognises, records
 
 
 def message(number: int) -> dict[str, object]:

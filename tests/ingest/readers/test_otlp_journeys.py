@@ -19,9 +19,9 @@ from blis_replay.fixtures.otlp_forms import Values, attributes
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.journey_requests import with_request_indices
-from blis_replay.ingest.readers.otlp_journeys import on_zero
-from blis_replay.ingest.readers.otlp_traces import TracesRead, read_traces
+from blis_replay.ingest.readers.otlp.journeys import on_zero
+from blis_replay.ingest.readers.otlp.traces import TracesRead, read_traces
+from blis_replay.ingest.readers.server.journey_requests import with_request_indices
 
 EPOCH_NS, MONOTONIC_NS = 1_770_000_000_000_000_000, 1_000_000_000_000
 

@@ -14,9 +14,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from blis_replay.ingest.readers import files, otlp_columns, otlp_scan
+from blis_replay.ingest.readers import files
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.otlp_decode import trace_batches
+from blis_replay.ingest.readers.otlp import columns as otlp_columns
+from blis_replay.ingest.readers.otlp import scan as otlp_scan
+from blis_replay.ingest.readers.otlp.decode import trace_batches
 from blis_replay.ingest.scan import window
 
 Read = tuple[pl.DataFrame, pl.DataFrame, int, list[tuple[str, str]]]

@@ -16,7 +16,7 @@ import pytest
 
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.otlp_decode import trace_batches
+from blis_replay.ingest.readers.otlp.decode import trace_batches
 from blis_replay.ingest.recording import Recording
 
 pytestmark = pytest.mark.realdata

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blis_replay.ingest.assemble import read_recording
-from blis_replay.ingest.readers.paired_requests import Alignment, paired
+from blis_replay.ingest.readers.clients.paired_requests import Alignment, paired
 from blis_replay.ingest.readers.requests_frame import frame_of, request_row
 
 

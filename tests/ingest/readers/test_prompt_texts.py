@@ -17,8 +17,8 @@ from blis_replay.fixtures.client_truth import compare
 from blis_replay.fixtures.synthetic import SyntheticExperiment, SyntheticTruth, generate, write_experiment
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.readers import files
+from blis_replay.ingest.readers.clients.inference_perf_requests import read_requests
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.inference_perf_requests import read_requests
 from blis_replay.ingest.readers.requests_frame import RawPrompts
 from blis_replay.ingest.recording import PromptTree, Recording, SharedPrefix
 from blis_replay.replay.mode import ReplayMode

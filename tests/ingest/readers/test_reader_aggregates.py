@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blis_replay.ingest.errors import RecordingError
+from blis_replay.ingest.readers.clients.inference_perf_aggregates import count_of, read_aggregates
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.inference_perf_aggregates import count_of, read_aggregates
 
 
 def recorded(folder: Path, content: bytes) -> RecordedFile:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from mutations import damaged, mutated
 
 from blis_replay.ingest.errors import RecordingError
-from blis_replay.ingest.readers import aiperf, aiperf_summary
-from blis_replay.ingest.readers.aiperf import read_requests, recognises
+from blis_replay.ingest.readers.clients import aiperf, aiperf_summary
+from blis_replay.ingest.readers.clients.aiperf import read_requests, recognises
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.requests_frame import RequestsRead
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from mutations import damaged, mutated
 
 from blis_replay.ingest.errors import RecordingError
+from blis_replay.ingest.readers.clients.guidellm import read_requests, recognises, recognises_table, refuse_table
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.guidellm import read_requests, recognises, recognises_table, refuse_table
 from blis_replay.ingest.readers.requests_frame import RequestsRead
 from blis_replay.ingest.recording import Stage
 

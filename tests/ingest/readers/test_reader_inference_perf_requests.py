@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blis_replay.ingest.readers import files
+from blis_replay.ingest.readers.clients.inference_perf_requests import read_requests
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.inference_perf_requests import read_requests
 from blis_replay.ingest.readers.requests_frame import RequestsRead, in_send_order
 from blis_replay.ingest.recording import TokenEvents
 from blis_replay.ingest.token_events import stamps_of

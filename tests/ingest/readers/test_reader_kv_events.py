@@ -13,7 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from blis_replay.ingest.readers.files import GZIP_MAGIC, ZSTD_MAGIC, RecordedFile
-from blis_replay.ingest.readers.kv_events import KvEventsRead, read_kv_events, recognises
+from blis_replay.ingest.readers.server.kv_events import KvEventsRead, read_kv_events, recognises
 from blis_replay.ingest.recording import KV_EVENT_SCHEMA
 
 T = 1_770_000_000.25

@@ -11,10 +11,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from blis_replay.ingest.errors import RecordingError
-from blis_replay.ingest.readers.block_hashes import block_hashes
 from blis_replay.ingest.readers.files import GZIP_MAGIC, ZSTD_MAGIC, RecordedFile
-from blis_replay.ingest.readers.legacy_blis_csv import read_requests, recognises
 from blis_replay.ingest.readers.requests_frame import RawPrefix
+from blis_replay.ingest.readers.simulators.block_hashes import block_hashes
+from blis_replay.ingest.readers.simulators.legacy_blis_csv import read_requests, recognises
 
 HEADER = "arrival_time,request_id,model,prefill_tokens,decode_tokens"
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.otlp_traces import MAX_OTHER_NAMES, TracesRead, read_traces
+from blis_replay.ingest.readers.otlp.traces import MAX_OTHER_NAMES, TracesRead, read_traces
 
 COUNTS = [
     "queue.running_depth",

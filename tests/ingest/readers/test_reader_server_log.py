@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.server_log import read_server_log
+from blis_replay.ingest.readers.server.server_log import read_server_log
 
 START = "INFO x: non-default args: {{'model': '/m/a-7b', 'served_model_name': ['a/a-7b'], 'max_model_len': {}}}"
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.tracev2 import read_header, read_requests
+from blis_replay.ingest.readers.simulators.tracev2 import read_header, read_requests
 
 OLD = [
     "request_id",

@@ -6,8 +6,8 @@ import polars as pl
 import pytest
 from builders import requests, run_of_steps
 
-from blis_replay.ingest.readers.otlp_steps import READ_STEP_SCHEMA
-from blis_replay.ingest.readers.server_clock import Bridge, ServerTimes, bridge_of, server_times, steps_on_zero
+from blis_replay.ingest.readers.otlp.steps import READ_STEP_SCHEMA
+from blis_replay.ingest.readers.server.server_clock import Bridge, ServerTimes, bridge_of, server_times, steps_on_zero
 from blis_replay.ingest.recording import REQUEST_SCHEMA, STEP_SCHEMA, Clock, empty_frame
 
 NO_JOURNEYS = pl.Series(dtype=pl.Int64)

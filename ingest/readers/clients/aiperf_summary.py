@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from blis_replay.ingest.readers.aiperf import US_OF
+from blis_replay.ingest.readers.clients.aiperf import US_OF
+from blis_replay.ingest.readers.clients.reported_numbers import WHOLE_RUN, Reported, aggregate_frame, reported_number
 from blis_replay.ingest.readers.documents import json_mapping, section, text
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.numbers import finite, tokens
-from blis_replay.ingest.readers.reported_numbers import WHOLE_RUN, Reported, aggregate_frame, reported_number
 from blis_replay.ingest.readers.requests_frame import RequestsRead, frame_of
 
 _LATENCIES = {"request_latency": "e2e", "time_to_first_token": "ttft", "inter_token_latency": "itl_reported"}

@@ -10,10 +10,10 @@ import polars as pl
 import pyarrow as pa
 
 from blis_replay.ingest.readers.files import RecordedFile, lines_of
-from blis_replay.ingest.readers.otlp_columns import EVENT_SCHEMA, EVENTS, SPAN_SCHEMA, TraceBatch, with_plain_ids
-from blis_replay.ingest.readers.otlp_decode import read_record
-from blis_replay.ingest.readers.otlp_framing import MAX_RECORD_BYTES, records_in_lines
-from blis_replay.ingest.readers.otlp_rows import BATCH_ROWS, Rows
+from blis_replay.ingest.readers.otlp.columns import EVENT_SCHEMA, EVENTS, SPAN_SCHEMA, TraceBatch, with_plain_ids
+from blis_replay.ingest.readers.otlp.decode import read_record
+from blis_replay.ingest.readers.otlp.framing import MAX_RECORD_BYTES, records_in_lines
+from blis_replay.ingest.readers.otlp.rows import BATCH_ROWS, Rows
 from blis_replay.ingest.scan import otlp_rows
 from blis_replay.ingest.scan.json_text import Bytes
 from blis_replay.ingest.scan.otlp_attributes import FULL

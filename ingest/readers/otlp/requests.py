@@ -8,8 +8,8 @@ import polars as pl
 
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.numbers import MAX_INTEGER, MAX_TOKENS
-from blis_replay.ingest.readers.otlp_columns import ENGINE_SCOPE, TraceBatch
-from blis_replay.ingest.readers.otlp_places import PLACE_COLUMNS, no_time, placed_spans, sound, with_texts_on_one_line
+from blis_replay.ingest.readers.otlp.columns import ENGINE_SCOPE, TraceBatch
+from blis_replay.ingest.readers.otlp.places import PLACE_COLUMNS, no_time, placed_spans, sound, with_texts_on_one_line
 from blis_replay.ingest.readers.requests_frame import READ_SCHEMA
 
 REQUEST_SPAN = "llm_request"

@@ -11,15 +11,15 @@ from typing import Any
 
 import polars as pl
 
-from blis_replay.ingest.readers.documents import json_mapping, section
-from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.reported_numbers import (
+from blis_replay.ingest.readers.clients.reported_numbers import (
     US_PER_S,
     WHOLE_RUN,
     Reported,
     aggregate_frame,
     reported_number,
 )
+from blis_replay.ingest.readers.documents import json_mapping, section
+from blis_replay.ingest.readers.files import RecordedFile
 
 _LATENCIES = {
     "request_latency": "e2e",

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import polars as pl
 
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.otlp_columns import SNAPSHOT_EVENT, STEP_EVENT, TraceBatch
-from blis_replay.ingest.readers.otlp_places import no_count, no_time, placed_events, sound, with_texts_on_one_line
+from blis_replay.ingest.readers.otlp.columns import SNAPSHOT_EVENT, STEP_EVENT, TraceBatch
+from blis_replay.ingest.readers.otlp.places import no_count, no_time, placed_events, sound, with_texts_on_one_line
 from blis_replay.ingest.recording import SNAPSHOT_SCHEMA
 
 _COUNTS = (

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import polars as pl
 
-from blis_replay.ingest.readers.otlp_columns import (
+from blis_replay.ingest.readers.otlp.columns import (
     EVENT_FLOATS,
     EVENT_INTEGERS,
     EVENT_SCHEMA,

@@ -19,11 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blis_replay.ingest.errors import RecordingError
-from blis_replay.ingest.readers.documents import text
-from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.nested_json import JsonPath, place_of, wanted_values
-from blis_replay.ingest.readers.numbers import finite, microseconds, tokens, whole
-from blis_replay.ingest.readers.reported_numbers import (
+from blis_replay.ingest.readers.clients.nested_json import JsonPath, place_of, wanted_values
+from blis_replay.ingest.readers.clients.reported_numbers import (
     US_PER_MS,
     US_PER_S,
     WHOLE_RUN,
@@ -31,6 +28,9 @@ from blis_replay.ingest.readers.reported_numbers import (
     aggregate_frame,
     reported_number,
 )
+from blis_replay.ingest.readers.documents import text
+from blis_replay.ingest.readers.files import RecordedFile
+from blis_replay.ingest.readers.numbers import finite, microseconds, tokens, whole
 from blis_replay.ingest.readers.requests_frame import RawEvents, RequestsRead, frame_of, request_row
 from blis_replay.ingest.recording import Stage
 

@@ -12,12 +12,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from blis_replay.ingest.readers.block_hashes import block_hashes
 from blis_replay.ingest.readers.csv_rows import cells_of, text_lines
 from blis_replay.ingest.readers.documents import text
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.numbers import MAX_INTEGER, finite
 from blis_replay.ingest.readers.requests_frame import RawPrefix, RequestsRead, arrival_row, frame_of
+from blis_replay.ingest.readers.simulators.block_hashes import block_hashes
 
 # A prompt of a million token ids fits.
 MAX_LINE_BYTES = 16 << 20

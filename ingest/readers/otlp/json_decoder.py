@@ -14,8 +14,8 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from blis_replay.ingest.readers.documents import DECODE_ERRORS
 from blis_replay.ingest.readers.files import ObjectScan, Tally
-from blis_replay.ingest.readers.otlp_columns import EVENTS, SCOPES
-from blis_replay.ingest.readers.otlp_rows import (
+from blis_replay.ingest.readers.otlp.columns import EVENTS, SCOPES
+from blis_replay.ingest.readers.otlp.rows import (
     EVENT_LAYOUT,
     OTHER_VALUE,
     SPAN_LAYOUT,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from blis_replay.ingest.readers.files import RecordedFile, is_large
-from blis_replay.ingest.readers.otlp_columns import TraceBatch
-from blis_replay.ingest.readers.otlp_framing import records
-from blis_replay.ingest.readers.otlp_json import read_json
-from blis_replay.ingest.readers.otlp_rows import Rows
+from blis_replay.ingest.readers.otlp.columns import TraceBatch
+from blis_replay.ingest.readers.otlp.framing import records
+from blis_replay.ingest.readers.otlp.json_decoder import read_json
+from blis_replay.ingest.readers.otlp.rows import Rows
 
 
 def trace_batches(file: RecordedFile) -> Iterator[TraceBatch]:
@@ -19,7 +19,7 @@ def trace_batches(file: RecordedFile) -> Iterator[TraceBatch]:
     """
     framing = records(file)
     if framing.unit == "line" and is_large(file):
-        from blis_replay.ingest.readers.otlp_scan import scanned_batches
+        from blis_replay.ingest.readers.otlp.scan import scanned_batches
 
         yield from scanned_batches(file)
         return
@@ -36,7 +36,7 @@ def read_record(content: bytes, place: str, number: int, rows: Rows, file: Recor
     """Add the spans of a record to ``rows``, with a pause after each; what is malformed is rejected."""
     if content[:1] in (b"\n", b"\x12", b"\x1a"):
         # A protobuf library takes a moment to load, and most files are JSON.
-        from blis_replay.ingest.readers.otlp_protobuf import read_protobuf
+        from blis_replay.ingest.readers.otlp.protobuf_decoder import read_protobuf
 
         return read_protobuf(content, place, number, rows, file.tally)
     return read_json(content, place, number, rows, file.tally)

@@ -14,8 +14,8 @@ import polars as pl
 
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.numbers import MAX_INTEGER
-from blis_replay.ingest.readers.otlp_columns import API_EVENTS, API_SCOPE, CORE_SCOPE, JOURNEY_EVENTS, TraceBatch
-from blis_replay.ingest.readers.otlp_places import (
+from blis_replay.ingest.readers.otlp.columns import API_EVENTS, API_SCOPE, CORE_SCOPE, JOURNEY_EVENTS, TraceBatch
+from blis_replay.ingest.readers.otlp.places import (
     PLACE_COLUMNS,
     no_count,
     no_time,
@@ -25,7 +25,7 @@ from blis_replay.ingest.readers.otlp_places import (
     with_texts_on_one_line,
     without_repeated_spans,
 )
-from blis_replay.ingest.readers.otlp_requests import tokens
+from blis_replay.ingest.readers.otlp.requests import tokens
 from blis_replay.ingest.recording import JOURNEY_EVENT_SCHEMA, LIFECYCLE_SCHEMA
 
 CORE_SPAN, API_SPAN = "llm_core", "llm_request"

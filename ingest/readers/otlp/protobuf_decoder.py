@@ -9,8 +9,9 @@ from google.protobuf.message import DecodeError
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from blis_replay.ingest.readers.files import Tally
-from blis_replay.ingest.readers.otlp_columns import EVENTS, SCOPES
-from blis_replay.ingest.readers.otlp_rows import (
+from blis_replay.ingest.readers.otlp.columns import EVENTS, SCOPES
+from blis_replay.ingest.readers.otlp.protobuf_wire import WireError, messages
+from blis_replay.ingest.readers.otlp.rows import (
     EVENT_LAYOUT,
     OTHER_VALUE,
     SPAN_LAYOUT,
@@ -22,7 +23,6 @@ from blis_replay.ingest.readers.otlp_rows import (
     check_size,
     checked_ns,
 )
-from blis_replay.ingest.readers.protobuf_wire import WireError, messages
 
 if TYPE_CHECKING:
     from opentelemetry.proto.common.v1.common_pb2 import KeyValue

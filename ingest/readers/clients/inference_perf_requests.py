@@ -22,10 +22,10 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from blis_replay.ingest.prompt_tree import NONE
+from blis_replay.ingest.readers.clients.prompt_texts import HASH, PIECE_BYTES, Hashes, PromptTexts, raw_prompts
 from blis_replay.ingest.readers.documents import DECODE_ERRORS, text
 from blis_replay.ingest.readers.files import RecordedFile, is_large, json_objects
 from blis_replay.ingest.readers.numbers import MAX_INTEGER, microseconds, tokens, whole
-from blis_replay.ingest.readers.prompt_texts import HASH, PIECE_BYTES, Hashes, PromptTexts, raw_prompts
 from blis_replay.ingest.readers.requests_frame import (
     BATCH_ROWS,
     READ_SCHEMA,
@@ -109,7 +109,7 @@ def read_requests(file: RecordedFile, events_path: Path) -> RequestsRead:
     with events_path.open("wb") as stream, hashes_path.open("wb") as hashes:
         texts = PromptTexts(hashes)
         if is_large(file):
-            from blis_replay.ingest.readers.inference_perf_scan import scanned_parts
+            from blis_replay.ingest.readers.clients.inference_perf_scan import scanned_parts
 
             parts = list(scanned_parts(file, stream, texts, MAX_RECORD_BYTES))
         else:

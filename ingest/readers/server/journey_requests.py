@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import polars as pl
 
-from blis_replay.ingest.readers.otlp_journeys import Journeys
-from blis_replay.ingest.readers.otlp_requests import tokens
+from blis_replay.ingest.readers.otlp.journeys import Journeys
+from blis_replay.ingest.readers.otlp.requests import tokens
 from blis_replay.ingest.readers.requests_frame import READ_SCHEMA, RequestsRead
 from blis_replay.ingest.recording import LIFECYCLE_SCHEMA
 

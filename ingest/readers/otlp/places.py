@@ -8,7 +8,7 @@ import polars as pl
 
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.numbers import MAX_INTEGER
-from blis_replay.ingest.readers.otlp_columns import TraceBatch
+from blis_replay.ingest.readers.otlp.columns import TraceBatch
 
 # Where a row came from: the number of its file, what a record of that file is called, and which one it is in.
 PLACE_COLUMNS = ("file", "unit", "record", "span")

@@ -13,9 +13,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from blis_replay.ingest.prompt_tree import NONE
-from blis_replay.ingest.readers.documents import DECODE_ERRORS
-from blis_replay.ingest.readers.files import ObjectScan, RecordedFile, objects_of
-from blis_replay.ingest.readers.inference_perf_requests import (
+from blis_replay.ingest.readers.clients.inference_perf_requests import (
     Hashing,
     Int64s,
     Part,
@@ -25,8 +23,10 @@ from blis_replay.ingest.readers.inference_perf_requests import (
     message_of,
     model_of,
 )
+from blis_replay.ingest.readers.clients.prompt_texts import HASH, PIECE_BYTES, Hashes, PromptTexts
+from blis_replay.ingest.readers.documents import DECODE_ERRORS
+from blis_replay.ingest.readers.files import ObjectScan, RecordedFile, objects_of
 from blis_replay.ingest.readers.numbers import MAX_TOKENS
-from blis_replay.ingest.readers.prompt_texts import HASH, PIECE_BYTES, Hashes, PromptTexts
 from blis_replay.ingest.readers.requests_frame import BATCH_ROWS, READ_SCHEMA
 from blis_replay.ingest.scan.lifecycle_records import FIELDS, FULL, MORE, digest_of, scan_records
 from blis_replay.ingest.scan.prompt_hashes import hashes_of

@@ -9,16 +9,18 @@ from dataclasses import dataclass, field
 
 import polars as pl
 
-from blis_replay.ingest.readers import otlp_journeys, otlp_requests, otlp_steps
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.journey_requests import requests_of
-from blis_replay.ingest.readers.otlp_columns import ENGINE_SCOPE, STEP_SCOPE, TraceBatch
-from blis_replay.ingest.readers.otlp_decode import trace_batches
-from blis_replay.ingest.readers.otlp_journeys import JourneyParts, Journeys
-from blis_replay.ingest.readers.otlp_places import without_repeated_spans
-from blis_replay.ingest.readers.otlp_steps import READ_STEP_SCHEMA
+from blis_replay.ingest.readers.otlp import journeys as otlp_journeys
+from blis_replay.ingest.readers.otlp import requests as otlp_requests
+from blis_replay.ingest.readers.otlp import steps as otlp_steps
+from blis_replay.ingest.readers.otlp.columns import ENGINE_SCOPE, STEP_SCOPE, TraceBatch
+from blis_replay.ingest.readers.otlp.decode import trace_batches
+from blis_replay.ingest.readers.otlp.journeys import JourneyParts, Journeys
+from blis_replay.ingest.readers.otlp.places import without_repeated_spans
+from blis_replay.ingest.readers.otlp.steps import READ_STEP_SCHEMA
 from blis_replay.ingest.readers.requests_frame import READ_SCHEMA, RequestsRead
-from blis_replay.ingest.readers.server_clock import Bridge, bridge_of
+from blis_replay.ingest.readers.server.journey_requests import requests_of
+from blis_replay.ingest.readers.server.server_clock import Bridge, bridge_of
 from blis_replay.ingest.recording import SNAPSHOT_SCHEMA, empty_frame
 
 # Names can be as many as spans; so many are told apart, running numbers aside.

@@ -1,0 +1,1 @@
+"""Published arrival traces without latencies."""

@@ -1,0 +1,1 @@
+"""What load generators leave behind."""

@@ -1,0 +1,1 @@
+"""OpenTelemetry traces: step records, journeys and request spans, in every framing."""

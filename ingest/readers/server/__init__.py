@@ -1,0 +1,1 @@
+"""What the server itself says besides traces: its log, its cache events, its clock."""

@@ -1,0 +1,1 @@
+"""Request tables of simulators, and our own."""
