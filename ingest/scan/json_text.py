@@ -495,6 +495,14 @@ def stands_at(words: Words, at: int, word: Any, length: int) -> bool:
 
 
 @inlined
+def is_plain_word(words: Words, at: int) -> bool:
+    """Whether none of the eight bytes from here is a backslash or beyond ASCII."""
+    word = _word_at(words, at)
+    slashes = word ^ _BACKSLASHES
+    return (((slashes - _ONES) & ~slashes) | word) & _HIGH == 0
+
+
+@inlined
 def _word_at(words: Words, at: int) -> Any:
     """The eight bytes from any position."""
     return shifted(words, at >> 3, np.uint64((at & 7) * 8))

@@ -38,6 +38,7 @@ from blis_replay.ingest.scan.json_text import (
     decimal,
     digest,
     integer,
+    is_plain_word,
     name_at,
     names_of,
     next_member,
@@ -203,7 +204,7 @@ def scan_records(
             row[field] = -1
         row[_FREE] = used
         stop = _object_at(text, words, at, _RECORD, row, stamps)
-        if stop >= 0 and not (_in_order(row, stamps) and _with_body(text, row, stamps, body, body_words)):
+        if stop >= 0 and not (_in_order(row, stamps) and _with_body(text, words, row, stamps, body, body_words)):
             stop = UNUSUAL
         if stop >= 0:
             hashed = _with_prompt(body_words, row, hashes, hashed)
@@ -352,11 +353,11 @@ def _truth(text: Bytes, at: int) -> tuple[int, int]:
 
 
 @compiled
-def _with_body(text: Bytes, row: Any, stamps: Any, body: Bytes, body_words: Words) -> bool:
+def _with_body(text: Bytes, words: Words, row: Any, stamps: Any, body: Bytes, body_words: Words) -> bool:
     """Whether the request's body is an object, whose numbers are now in ``row``, or there is none."""
     if row[_REQUEST] < 0:
         return True
-    length = _unescaped(text, row[_REQUEST] + 1, row[_REQUEST + 1] - 1, body)
+    length = _unescaped(text, words, row[_REQUEST] + 1, row[_REQUEST + 1] - 1, body)
     if length <= 0:
         return length == 0
     end = _object_at(body, body_words, after_space(body, 0), _IN_BODY, row, stamps)
@@ -379,10 +380,15 @@ def _with_prompt(body_words: Words, row: Any, hashes: Any, place: int) -> int:
 
 
 @compiled
-def _unescaped(text: Bytes, at: int, end: int, body: Bytes) -> int:
+def _unescaped(text: Bytes, words: Words, at: int, end: int, body: Bytes) -> int:
     """How long a string is without its escapes, in UTF-8."""
     length = 0
     while at < end:
+        if is_plain_word(words, at) and at + 8 <= end:
+            for letter in range(8):
+                body[length + letter] = text[at + letter]
+            at, length = at + 8, length + 8
+            continue
         byte = text[at]
         if byte >= BEYOND_ASCII:
             return UNUSUAL

@@ -220,7 +220,7 @@ def _prompt_of(body: _Body, texts: PromptTexts, hashing: Hashing) -> int:
     if not prompt and not messages:
         return NONE
     digest, chain = hashing.prompt([prompt or messages, *others])
-    return texts.number(digest, len(prompt or messages), chain)
+    return texts.number(digest, len(prompt or messages), chain.data)
 
 
 def _decoded(raw: bytes) -> tuple[str, dict[str, object], Int64s, _Body]:

@@ -44,12 +44,12 @@ class PromptTexts:
     text_bytes: array[int] = field(default_factory=lambda: array("q"))
     unwritten: bytearray = field(default_factory=bytearray)
 
-    def number(self, digest: int, text_bytes: int, hashes: Hashes) -> int:
-        """The number of the prompt with that digest; ``hashes``: of all up to each of its whole pieces."""
+    def number(self, digest: int, text_bytes: int, hashes: memoryview) -> int:
+        """The number of the prompt with that digest; ``hashes``: the memory of those of all up to each whole piece."""
         known = self.numbers.setdefault(digest, len(self.numbers))
         if known == len(self.text_bytes):
             self.text_bytes.append(text_bytes)
-            self.unwritten += hashes.tobytes()
+            self.unwritten += hashes
             if len(self.unwritten) >= _WRITTEN_BYTES:
                 self.flush()
         return known
