@@ -94,7 +94,7 @@ def reconstruct(recording: Recording) -> Reconstruction:
     _refuse(admissions)
     frame = admissions.frame
     steps, decodes = _prefill_steps(frame), decodes_of(frame, is_asynchronous(recording))
-    sampled = np.unique(recording.steps["step_id"].drop_nulls().to_numpy())
+    sampled = recording.steps["step_id"].drop_nulls().unique().sort().to_numpy()
     work = prefill_work(recording, frame, steps, batch_counts(frame, decodes, steps, sampled))
     chunks = _laid(recording, frame, steps, decodes, work)
     hit_tokens = frame["known_tokens"].to_numpy() - work["work_tokens"].to_numpy()
