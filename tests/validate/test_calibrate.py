@@ -14,8 +14,8 @@ from blis_replay.fixtures.synthetic import generate, write_experiment
 from blis_replay.fixtures.truth import SyntheticExperiment
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.recording import Finding, Recording, SharedPrefix, Stage
-from blis_replay.validate.calibrate import PUBLISHED_PRE_QUEUE_US, DataChoice, calibrate, fit_line
-from blis_replay.validate.cycle_rows import CycleRows
+from blis_replay.validate.calibration.calibrate import PUBLISHED_PRE_QUEUE_US, DataChoice, calibrate, fit_line
+from blis_replay.validate.calibration.cycle_rows import CycleRows
 from blis_replay.validate.errors import ValidateError
 
 # A busy server: 8 and 16 requests/s of 100 tokens at 9 to 11 ms a step.

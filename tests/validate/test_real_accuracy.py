@@ -7,7 +7,7 @@ import pytest
 from blis_replay.ingest.store import Store, read_stored
 from blis_replay.replay.mode import parse_mode
 from blis_replay.replay.release_file import load_release
-from blis_replay.validate.calibrate import calibrate
+from blis_replay.validate.calibration.calibrate import calibrate
 from blis_replay.validate.compare import Comparison
 from blis_replay.validate.experiment import DEFAULT_RELEASE, by_stage, find_experiment, validate_experiment
 

@@ -49,7 +49,7 @@ def command(
     """
     from blis_replay.blis.release_text import format_release
     from blis_replay.ingest.store import open_store, read_stored
-    from blis_replay.validate.calibrate import calibrate, fits_json, fits_text
+    from blis_replay.validate.calibration.calibrate import calibrate, fits_json, fits_text
     from blis_replay.validate.experiment import find_experiment
 
     with open_store(store_path) as store:

@@ -14,7 +14,7 @@ from blis_replay.blis.release import CoefficientRelease, FittedOn, ModelEntry
 from blis_replay.blis.release_text import format_release
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.simulator import model_of
-from blis_replay.validate.cycle_rows import CycleRows, Floats, rows_from_latencies, rows_from_steps
+from blis_replay.validate.calibration.cycle_rows import CycleRows, Floats, rows_from_latencies, rows_from_steps
 from blis_replay.validate.errors import ValidateError
 from blis_replay.validate.terminal import table
 

@@ -1,0 +1,1 @@
+"""Which part of the simulator an error comes from: segments and counterfactuals."""

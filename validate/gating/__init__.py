@@ -1,0 +1,1 @@
+"""Whether a coefficient release may replace another."""
