@@ -1,4 +1,4 @@
-"""Replay modes: which part of a replay is observed and which is put in its place."""
+"""Replay modes: which part of a replay is observed and which is modelled."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "prefix": ("recorded", "none"),
     "scheduling": ("recorded", "synchronous", "asynchronous"),
     "surplus_steps": ("0", "1"),
+    "pre_queue": ("modelled", "recorded"),
+    "schedule": ("modelled", "recorded"),
+    "step_time": ("modelled", "recorded"),
+    "output_processing": ("modelled", "recorded"),
 }
 
 
@@ -34,6 +38,10 @@ class ReplayMode:
     prefix: Literal["recorded", "none"] = "recorded"
     scheduling: Literal["recorded", "synchronous", "asynchronous"] = "recorded"
     surplus_steps: Literal[0, 1] = 0
+    pre_queue: Literal["modelled", "recorded"] = "modelled"
+    schedule: Literal["modelled", "recorded"] = "modelled"
+    step_time: Literal["modelled", "recorded"] = "modelled"
+    output_processing: Literal["modelled", "recorded"] = "modelled"
 
     @property
     def name(self) -> str:
