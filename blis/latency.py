@@ -132,6 +132,25 @@ class ObservedCycles:
 
 
 @dataclass(frozen=True)
+class CorrectedModel:
+    """Teacher forcing of a model: its step time, and what the observed one exceeded it by at that time of the run.
+
+    Unlike ``ObservedCycles`` it still answers to what is in a batch.  ``from_us``: int64, ascending;
+    ``correction_us``: int64 of the same length, of either sign.
+    """
+
+    model: LatencyModel | RegimeModel
+    from_us: Int64s
+    correction_us: Int64s
+
+    def for_kernel(self) -> KernelModel:
+        """Kind, integer and real coefficients as ``kernel.step_time`` reads them."""
+        kind, whole, real = self.model.for_kernel()
+        parts = [whole, self.from_us, self.correction_us, np.array([len(whole)])]
+        return step_time.CORRECTED + kind, np.concatenate(parts).astype(np.int64), real
+
+
+@dataclass(frozen=True)
 class BatchFeatures:
     """What a step-time function sees of a batch: token and request counts.
 
@@ -170,7 +189,7 @@ FEATURE_NAMES = (
 )
 _OPERATORS = ("==", "<", "<=", ">", ">=")
 
-Latency = LatencyModel | RegimeModel | ObservedCycles
+Latency = LatencyModel | RegimeModel | ObservedCycles | CorrectedModel
 
 
 @dataclass(frozen=True)

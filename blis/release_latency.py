@@ -6,7 +6,15 @@ import re
 from typing import Literal
 
 from blis_replay.blis.errors import ReleaseError
-from blis_replay.blis.latency import FEATURE_NAMES, Latency, LatencyModel, ObservedCycles, Regime, RegimeModel
+from blis_replay.blis.latency import (
+    FEATURE_NAMES,
+    CorrectedModel,
+    Latency,
+    LatencyModel,
+    ObservedCycles,
+    Regime,
+    RegimeModel,
+)
 from blis_replay.blis.release_fields import NS, NS_PER_TOKEN, Fields
 
 _KINDS: tuple[Literal["blackbox", "floor", "regimes"], ...] = ("blackbox", "floor", "regimes")
@@ -49,7 +57,7 @@ def parse_latency(fields: Fields) -> Latency:
 
 def format_latency(model: Latency) -> dict[str, object]:
     """The fields that ``parse_latency`` reads.  Observed cycles belong to a recording, not to a release."""
-    if isinstance(model, ObservedCycles):
+    if isinstance(model, ObservedCycles | CorrectedModel):
         raise ReleaseError("observed cycles are of one recording; a release needs a fitted model")
     if isinstance(model, RegimeModel):
         return {

@@ -108,9 +108,14 @@ class SimResult:
         parts = [self.step_end_us[first : first + rows] for r, first, rows in self.segments if r == request]
         return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
-    def token_gaps(self) -> TokenGaps:
-        """The gaps between consecutive output tokens of all requests; count completed ones only."""
-        return token_gaps(self.segments, self.step_end_us, self.post_token_us)
+    def token_gaps(self, post_token_us: int | None = None) -> TokenGaps:
+        """The gaps between consecutive output tokens of all requests; count completed ones only.
+
+        ``post_token_us``: how much later than the one before each token comes out, as the lifecycle has it if None.
+        """
+        return token_gaps(
+            self.segments, self.step_end_us, self.post_token_us if post_token_us is None else post_token_us
+        )
 
     def inter_token_gaps(self, chosen: NDArray[np.bool_]) -> tuple[Int64s, Int64s]:
         """Pooled gaps between consecutive output tokens as ``(gap_us, count)``.

@@ -72,12 +72,11 @@ def observed_delivery(recording: Recording) -> tuple[Int64s, Int64s, str]:
     return _filled(recording, first_us, what), _filled(recording, last_us, what), _basis(last_us, stamps.source)
 
 
-def recorded_components(recording: Recording) -> tuple[dict[str, str], dict[str, str]]:
-    """Which modelled components the recording can replace: by mode key, the basis; and of the others, why not."""
+def recorded_delays(recording: Recording) -> tuple[dict[str, str], dict[str, str]]:
+    """Which delays and decisions the recording can replace: by mode key, the basis; and of the others, why not."""
     ask: dict[str, Callable[[], str]] = {
         "pre_queue": lambda: observed_pre_queue(recording)[-1],
         "schedule": lambda: observed_hold(recording, observed_cycles(recording)[0])[-1],
-        "step_time": lambda: observed_cycles(recording)[-1],
         "output_processing": lambda: observed_delivery(recording)[-1],
     }
     able: dict[str, str] = {}

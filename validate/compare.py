@@ -167,8 +167,10 @@ def mean_abs_errors(comparisons: Sequence[Comparison]) -> dict[str, float | None
 def _simulated_statistics(
     run: ReplayRun, samples: LatencySamples, chosen: NDArray[np.bool_]
 ) -> dict[str, dict[str, float]]:
-    engine = run.simulated.engine
-    itl = {} if engine is None else pooled_quantiles(*engine.inter_token_gaps(chosen))
+    itl: dict[str, float] = {}
+    if run.simulated.engine is not None:
+        gaps = run.token_gaps()
+        itl = pooled_quantiles(gaps.gap_us, gaps.counts(chosen))
     if samples.itl_mean_us is not None:
         itl["mean"] = samples.itl_mean_us
     return {

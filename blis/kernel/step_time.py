@@ -38,6 +38,10 @@ REGIME_SIZE = 5 + FEATURES
 
 # -- OBSERVED: whole = times (us, ascending), then the cycle (us) from each of them on.
 
+# -- CORRECTED + another kind: whole = that kind's, then times (us, ascending), then what to add (us) from each of
+#    them on, then the length of that kind's.
+CORRECTED = 100
+
 
 @entry
 def step_duration_us(kind: int, whole: Int64s, real: Floats, batch: Int64s, start_us: int) -> int:
@@ -48,11 +52,21 @@ def step_duration_us(kind: int, whole: Int64s, real: Floats, batch: Int64s, star
 @compiled
 def batch_duration_us(kind: int, whole: Int64s, real: Floats, batch: Int64s, start_us: int) -> int:
     """Duration of the batch in whole us, at least 1."""
+    if kind < CORRECTED:
+        return modelled_us(kind, whole, real, batch, start_us)
+    own = whole[-1]
+    modelled = modelled_us(kind - CORRECTED, whole[:own], real, batch, start_us)
+    return max(modelled + at_time(whole[own:-1], start_us), 1)
+
+
+@compiled
+def modelled_us(kind: int, whole: Int64s, real: Floats, batch: Int64s, start_us: int) -> int:
+    """What the model of a kind makes of the batch, in whole us, at least 1."""
     if kind == LINEAR:
         return linear_us(whole, batch)
     if kind == REGIMES:
         return regimes_us(real, batch)
-    return observed_us(whole, start_us)
+    return max(at_time(whole, start_us), 1)
 
 
 @compiled
@@ -125,8 +139,8 @@ def batch_features(batch: Int64s, x: Floats) -> None:
 
 
 @compiled
-def observed_us(whole: Int64s, start_us: int) -> int:
-    """The cycle that was observed at this time of the run: that of the last anchor before it."""
+def at_time(whole: Int64s, start_us: int) -> int:
+    """The value (second half) of the last time (first half) at or before ``start_us``; the first one before all."""
     anchors = len(whole) // 2
     low, high = 0, anchors - 1  # the answer is within
     while low < high:
@@ -135,4 +149,4 @@ def observed_us(whole: Int64s, start_us: int) -> int:
             low = middle
         else:
             high = middle - 1
-    return max(whole[anchors + low], 1)
+    return whole[anchors + low]

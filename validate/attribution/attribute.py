@@ -19,8 +19,7 @@ from blis_replay.ingest.recording import Finding, Recording
 from blis_replay.replay.driver import replay
 from blis_replay.replay.executors import map_jobs
 from blis_replay.replay.mode import ReplayMode
-from blis_replay.replay.simulator import model_of
-from blis_replay.validate.attribution.components import Component, components_of, substituted
+from blis_replay.validate.attribution.components import Component, Replayed, components_of, entry_of, substituted
 from blis_replay.validate.attribution.resampled import QUANTITIES, Floats, PooledGaps, draws, quantities
 from blis_replay.validate.attribution.shapley import Subset, all_subsets, shapley_values
 from blis_replay.validate.bootstrap import SEED, interval
@@ -50,7 +49,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Cause:
-    """A component and its share of each error, by place in QUANTITIES; positive: it makes the simulated value larger."""
+    """A component and its share of each error, by place in QUANTITIES; positive: it adds to the simulated value."""
 
     component: Component
     shares: tuple[Estimate, ...]
@@ -84,11 +83,9 @@ class Attribution:
 
 @dataclass(frozen=True)
 class _Shared:
-    recording: Recording
+    replayed: Replayed
     release: CoefficientRelease
-    entry: ModelEntry
     reference: ModelEntry | None
-    mode: ReplayMode
     components: tuple[Component, ...]
     chosen: NDArray[np.bool_]
     resamples: int
@@ -116,16 +113,15 @@ def attribute(
     release.refuse_if_invalid()
     if reference is not None and reference.sha256 == release.sha256:
         reference = None
-    entry, other = (_entry(r, recording) for r in (release, reference))
-    if entry is None:
-        raise AssertionError("a release is given")
-    components, not_replaced = components_of(recording, mode, reference)
+    replayed = Replayed(recording, mode, entry_of(release, recording))
+    components, not_replaced = components_of(replayed, reference)
     chosen, observed = _observed(recording, token_gaps, resamples, seed)
     forbidden = unusable_cells(recording.findings, token_times=token_gaps is not None)
     for column, quantity in enumerate(QUANTITIES):
         if quantity in forbidden:
             observed[:, column] = np.nan
-    shared = _Shared(recording, release, entry, other, mode, tuple(components), chosen, resamples, seed)
+    other = entry_of(reference, recording) if reference else None
+    shared = _Shared(replayed, release, other, tuple(components), chosen, resamples, seed)
     subsets = all_subsets(len(components))
     answers = map_jobs(partial(_replayed, shared), subsets, progress=progress)
     value = dict(zip(subsets, answers, strict=True))
@@ -147,12 +143,6 @@ def attribute(
         not_replaced=not_replaced,
         unusable=_reasons(forbidden),
     )
-
-
-def _entry(release: CoefficientRelease | None, recording: Recording) -> ModelEntry | None:
-    if release is None:
-        return None
-    return release.entry_for(model_of(recording), recording.tensor_parallelism, recording.alias)
 
 
 def _observed(
@@ -180,10 +170,10 @@ def _number(value_us: float | None) -> float:
 def _replayed(shared: _Shared, subset: Subset) -> Floats:
     """float64[1 + resamples, QUANTITIES]: simulated, with the components of ``subset`` replaced."""
     components = [shared.components[i] for i in sorted(subset)]
-    mode, entry = substituted(components, shared.mode, shared.entry, shared.reference)
-    run = replay(shared.recording, replace(shared.release, models=(entry,)), mode)
+    changed = substituted(components, shared.replayed, shared.reference)
+    run = replay(changed.recording, replace(shared.release, models=(changed.entry,)), changed.mode)
     times = draws(int(shared.chosen.sum()), shared.resamples, shared.seed)
-    gaps = PooledGaps(run.result.token_gaps(), np.flatnonzero(shared.chosen))
+    gaps = PooledGaps(run.token_gaps(), np.flatnonzero(shared.chosen))
     return quantities(simulated_samples(run, shared.chosen), times, gaps)
 
 
