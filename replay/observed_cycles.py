@@ -10,7 +10,7 @@ from blis_replay.blis.trace import Int64s
 from blis_replay.ingest.recording import NOT_KNOWN, Recording
 from blis_replay.ingest.step_timeline import step_anchors
 from blis_replay.replay.errors import ReplayError
-from blis_replay.replay.server_stamps import Floats
+from blis_replay.replay.server_stamps import Floats, server_stamps
 
 # Fewer say little about a run.
 _FEWEST_ANCHORS = 20
@@ -54,29 +54,39 @@ def _anchors(recording: Recording) -> pl.DataFrame:
 def _between(anchors: pl.DataFrame, recording: Recording) -> ObservedCycles:
     start_us = anchors["start_us"].to_numpy().astype(np.float64)
     steps = np.diff(anchors["step_id"].to_numpy())
-    busy_us = np.diff(start_us - _idle_until(recording, start_us))
-    known = steps > 0
-    cycle_us = np.maximum(np.rint(busy_us[known] / steps[known]), 1)
-    return ObservedCycles(start_us[:-1][known].astype(np.int64), cycle_us.astype(np.int64))
+    idle_us = np.diff(_idle_until(*_in_engine(recording), start_us))
+    usable = (steps > 0) & (idle_us == 0)
+    # When exactly a server fell idle is known less well than when it was busy.
+    if usable.sum() < _FEWEST_ANCHORS:
+        usable = steps > 0
+    cycle_us = np.maximum(np.rint((np.diff(start_us) - idle_us)[usable] / steps[usable]), 1)
+    return ObservedCycles(start_us[:-1][usable].astype(np.int64), cycle_us.astype(np.int64))
 
 
-def _idle_until(recording: Recording, at_us: Floats) -> Floats:
-    """float64: how long, up to each time, no request was in flight."""
-    sent = recording.requests.select("arrival_us", end=pl.col("arrival_us") + pl.col("e2e_us")).drop_nulls()
-    begin_us = sent["arrival_us"].to_numpy().astype(np.float64)
-    end_us = np.maximum.accumulate(sent["end"].to_numpy().astype(np.float64)) if len(sent) else begin_us
-    if len(sent) < 2:
-        return np.zeros(len(at_us))
-    gap_us = np.maximum(begin_us[1:] - end_us[:-1], 0)
-    idle = gap_us > 0
-    gap_start, gap_us = end_us[:-1][idle], gap_us[idle]
+def _in_engine(recording: Recording) -> tuple[Floats, Floats]:
+    """From when to when (us) each request was in the engine, by its stamps; else, in flight for the client."""
+    stamps = server_stamps(recording)
+    sent = recording.requests.select("arrival_us", end=pl.col("arrival_us") + pl.col("e2e_us")).cast(pl.Float64)
+    begin_us, end_us = (sent[name].fill_null(np.nan).to_numpy() for name in ("arrival_us", "end"))
+    begin_us = np.where(np.isnan(stamps.queued_us), begin_us, stamps.queued_us)
+    end_us = np.where(np.isnan(stamps.finished_us), end_us, stamps.finished_us)
+    known = ~np.isnan(begin_us + end_us)
+    order = np.argsort(begin_us[known], kind="stable")
+    return begin_us[known][order], end_us[known][order]
+
+
+def _idle_until(begin_us: Floats, end_us: Floats, at_us: Floats) -> Floats:
+    """float64: how long, up to each time, no request was there."""
+    gap_us = np.maximum(begin_us[1:] - np.maximum.accumulate(end_us)[:-1], 0) if len(end_us) else end_us
+    gap_end_us, gap_us = begin_us[1:][gap_us > 0], gap_us[gap_us > 0]
     if not len(gap_us):
         return np.zeros(len(at_us))
-    passed = np.searchsorted(gap_start, at_us, side="right")
-    whole = np.concatenate([[0.0], np.cumsum(gap_us)])
+    gap_start_us = gap_end_us - gap_us
+    passed = np.searchsorted(gap_start_us, at_us, side="right")
+    before = np.concatenate([[0.0], np.cumsum(gap_us)])
     last = np.maximum(passed - 1, 0)
-    within = np.where(passed > 0, np.minimum(at_us - gap_start[last], gap_us[last]), 0.0)
-    return np.asarray(whole[last] + within, np.float64)
+    within = np.where(passed > 0, np.minimum(at_us - gap_start_us[last], gap_us[last]), 0.0)
+    return np.asarray(before[last] + within, np.float64)
 
 
 def _from_latencies(rows: pl.DataFrame) -> ObservedCycles:

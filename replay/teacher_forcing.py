@@ -97,7 +97,7 @@ def _filled(recording: Recording, values_us: Floats, what: str) -> Int64s:
     known = ~np.isnan(values_us)
     if known.sum() < min(_FEWEST_STAMPS, len(values_us)) or not known.any():
         raise ReplayError(
-            f"{recording.alias}: {what} is recorded of {int(known.sum())} requests; record journeys of more"
+            f"{recording.alias}: {what} is recorded of {int(known.sum()) or 'no'} requests; record journeys"
         )
     return np.rint(np.where(known, values_us, np.median(values_us[known]))).astype(np.int64)
 
