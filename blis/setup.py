@@ -26,9 +26,11 @@ def queueing_times(trace: RequestTrace, lifecycle: Lifecycle) -> Int64s:
     one takes its place, and never leads back before the start of the run.
     """
     if trace.pre_queue_us is not None:
-        return np.maximum(trace.arrival_us + trace.pre_queue_us, 0)
+        observed_us: Int64s = np.maximum(trace.arrival_us + trace.pre_queue_us, 0)
+        return observed_us
     delay_us = lifecycle.pre_queue_us + lifecycle.pre_queue_per_prompt_token_us * trace.prompt_tokens
-    return trace.arrival_us + np.trunc(delay_us).astype(np.int64)
+    queued_us: Int64s = trace.arrival_us + np.trunc(delay_us).astype(np.int64)
+    return queued_us
 
 
 def looked_at_times(trace: RequestTrace, queued_us: Int64s) -> Int64s:

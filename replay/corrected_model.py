@@ -35,7 +35,8 @@ def corrected_model(recording: Recording, mode: ReplayMode, entry: ModelEntry) -
     count = np.bincount(place, minlength=len(cycles.from_us))
     modelled_us = np.bincount(place, steps.modelled_us, len(cycles.from_us))
     asked = count > 0
-    correction_us = cycles.cycle_us - np.divide(modelled_us, count, out=np.zeros(len(count)), where=asked)
+    mean_us = np.divide(modelled_us, count, out=np.zeros(len(count)), where=asked)
+    correction_us = cycles.cycle_us.astype(np.float64) - mean_us
     return CorrectedModel(entry.latency, cycles.from_us, _carried(correction_us, asked)), basis
 
 

@@ -46,7 +46,7 @@ def server_stamps(recording: Recording) -> ServerStamps:
     if requests["prefill_us"].null_count() < requests.height:
         return _stamps(_of_durations(requests), ok, SPANS)
     nothing = np.full(requests.height, np.nan)
-    return ServerStamps(*[nothing] * 6, source=CLIENT_ONLY)
+    return ServerStamps(nothing, nothing, nothing, nothing, nothing, nothing, CLIENT_ONLY)
 
 
 def _stamps(own: pl.DataFrame, ok: NDArray[np.bool_], source: str) -> ServerStamps:
@@ -54,9 +54,15 @@ def _stamps(own: pl.DataFrame, ok: NDArray[np.bool_], source: str) -> ServerStam
         values = own.select(expression.cast(pl.Float64).fill_null(np.nan)).to_series().to_numpy()
         return np.where(ok, values, np.nan)
 
-    names = ("arrived_us", "queued_us", "scheduled_us", "first_token_us", "finished_us")
-    stamps = [of(pl.col(name)) for name in names]
-    return ServerStamps(*stamps, of(pl.col("scheduled_step") - pl.col("queued_step")), source)
+    return ServerStamps(
+        arrived_us=of(pl.col("arrived_us")),
+        queued_us=of(pl.col("queued_us")),
+        scheduled_us=of(pl.col("scheduled_us")),
+        first_token_us=of(pl.col("first_token_us")),
+        finished_us=of(pl.col("finished_us")),
+        steps_waited=of(pl.col("scheduled_step") - pl.col("queued_step")),
+        source=source,
+    )
 
 
 def _of_durations(requests: pl.DataFrame) -> pl.DataFrame:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import polars as pl
 
 from blis_replay.blis.latency import ObservedCycles
 from blis_replay.blis.trace import Int64s
@@ -64,7 +65,7 @@ def observed_delivery(recording: Recording) -> tuple[Int64s, Int64s, str]:
         raise ReplayError(
             f"{recording.alias}: {SPANS} do not tell when a token left the engine; record journeys for that"
         )
-    latencies = recording.requests.select("ttft_us", "e2e_us").cast(float).fill_null(np.nan)
+    latencies = recording.requests.select(pl.col("ttft_us", "e2e_us").cast(pl.Float64).fill_null(np.nan))
     sent_us = _arrival_us(recording)
     first_us = sent_us + latencies["ttft_us"].to_numpy() - stamps.first_token_us
     last_us = sent_us + latencies["e2e_us"].to_numpy() - stamps.finished_us
