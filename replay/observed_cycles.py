@@ -59,8 +59,10 @@ def _between(anchors: pl.DataFrame, recording: Recording) -> ObservedCycles:
     # When exactly a server fell idle is known less well than when it was busy.
     if usable.sum() < _FEWEST_ANCHORS:
         usable = steps > 0
-    cycle_us = np.maximum(np.rint((np.diff(start_us) - idle_us)[usable] / steps[usable]), 1)
-    return ObservedCycles(start_us[:-1][usable].astype(np.int64), cycle_us.astype(np.int64))
+    cycle_us = np.rint((np.diff(start_us) - idle_us) / np.maximum(steps, 1))
+    latest = np.maximum.accumulate(np.where(usable, np.arange(len(steps)), int(np.argmax(usable))))
+    cycles = np.maximum(cycle_us[latest], 1).astype(np.int64)
+    return ObservedCycles(start_us[:-1].astype(np.int64), cycles, usable & (idle_us == 0))
 
 
 def _in_engine(recording: Recording) -> tuple[Floats, Floats]:
