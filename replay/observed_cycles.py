@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from blis_replay.blis.latency import ObservedCycles
 from blis_replay.blis.trace import Int64s
 from blis_replay.ingest.recording import NOT_KNOWN, Recording
+from blis_replay.ingest.scheduling_mode import is_asynchronous
 from blis_replay.ingest.step_timeline import step_anchors
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.server_stamps import Floats, server_stamps
@@ -15,6 +17,8 @@ from blis_replay.replay.server_stamps import Floats, server_stamps
 # Fewer say little about a run.
 _FEWEST_ANCHORS = 20
 _FEWEST_REQUESTS = 20
+# The cost of schedule() is a few hundred us, of which no step makes ten.
+_WAKE_PARTS = 10
 # At a few requests in flight a second holds some 50 to 150 steps, and tens of requests cross it.
 _BIN_US = 1_000_000
 _MOST_BINS = 20_000
@@ -62,7 +66,26 @@ def _between(anchors: pl.DataFrame, recording: Recording) -> ObservedCycles:
     cycle_us = np.rint((np.diff(start_us) - idle_us) / np.maximum(steps, 1))
     latest = np.maximum.accumulate(np.where(usable, np.arange(len(steps)), int(np.argmax(usable))))
     cycles = np.maximum(cycle_us[latest], 1).astype(np.int64)
-    return ObservedCycles(start_us[:-1].astype(np.int64), cycles, usable & (idle_us == 0))
+    begins = start_us[:-1].astype(np.int64)
+    if is_asynchronous(recording):
+        begins, cycles, usable, idle_us = _one_at_a_wake(begins, cycles, usable, idle_us)
+    return ObservedCycles(begins, cycles, usable & (idle_us == 0))
+
+
+def _one_at_a_wake(
+    from_us: Int64s, cycle_us: Int64s, usable: NDArray[np.bool_], idle_us: Floats
+) -> tuple[Int64s, Int64s, NDArray[np.bool_], Floats]:
+    """The anchors without those from which the next step was scheduled at once.
+
+    A server that schedules asynchronously and was idle has room for two batches: nothing ran between
+    the two calls, so their distance is no cycle and counts with the one that follows.
+    """
+    wake = np.flatnonzero(usable & (cycle_us * _WAKE_PARTS < np.median(cycle_us[usable])))
+    wake = wake[wake + 1 < len(cycle_us)]
+    from_us, cycle_us = from_us.copy(), cycle_us.copy()
+    cycle_us[wake + 1] += from_us[wake + 1] - from_us[wake]
+    from_us[wake + 1] = from_us[wake]
+    return np.delete(from_us, wake), np.delete(cycle_us, wake), np.delete(usable, wake), np.delete(idle_us, wake)
 
 
 def _in_engine(recording: Recording) -> tuple[Floats, Floats]:
