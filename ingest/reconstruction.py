@@ -141,7 +141,7 @@ def reconstructed_batches(built: Reconstruction, steps_a_batch: int = _STEPS_A_B
 
 
 def computed_prompts(built: Reconstruction) -> pl.DataFrame:
-    """A row a journey: ``journey``, ``computed_tokens`` of its prompt at its first admission, and the ``hit_source``."""
+    """A row a journey: ``journey``, and of its first admission ``computed_tokens`` and the ``hit_source``."""
     admissions = built.admissions.frame
     tokens = np.bincount(built.chunks.steps.admission, built.chunks.tokens, len(admissions)).astype(np.int64)
     rows = admissions.select("journey").with_columns(

@@ -58,7 +58,7 @@ def _anchors(recording: Recording) -> pl.DataFrame:
 def _between(anchors: pl.DataFrame, recording: Recording) -> ObservedCycles:
     start_us = anchors["start_us"].to_numpy().astype(np.float64)
     steps = np.diff(anchors["step_id"].to_numpy())
-    idle_us = np.diff(_idle_until(*_in_engine(recording), start_us))
+    idle_us = np.diff(_idle_until(*in_engine(recording), start_us))
     usable = (steps > 0) & (idle_us == 0)
     # When exactly a server fell idle is known less well than when it was busy.
     if usable.sum() < _FEWEST_ANCHORS:
@@ -88,7 +88,7 @@ def _one_at_a_wake(
     return np.delete(from_us, wake), np.delete(cycle_us, wake), np.delete(usable, wake), np.delete(idle_us, wake)
 
 
-def _in_engine(recording: Recording) -> tuple[Floats, Floats]:
+def in_engine(recording: Recording) -> tuple[Floats, Floats]:
     """From when to when (us) each request was in the engine, by its stamps; else, in flight for the client."""
     stamps = server_stamps(recording)
     sent = recording.requests.select("arrival_us", end=pl.col("arrival_us") + pl.col("e2e_us")).cast(pl.Float64)

@@ -15,7 +15,7 @@ from blis_replay.blis.latency import ObservedCycles
 from blis_replay.blis.trace import Int64s
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.errors import ReplayError
-from blis_replay.replay.observed_cycles import observed_cycles
+from blis_replay.replay.observed_cycles import in_engine, observed_cycles
 from blis_replay.replay.server_stamps import SPANS, Floats, server_stamps
 
 # A request without a stamp gets the median of the others: of a sample, not of a handful.
@@ -25,9 +25,13 @@ _MOST_WITHOUT_DECISION = 0.1
 
 
 def observed_pre_queue(recording: Recording) -> tuple[Int64s, str]:
-    """int64[n] us from send to the waiting queue, and its basis; raises ``ReplayError`` if not recorded."""
+    """int64[n] us from send to the waiting queue, and its basis; raises ``ReplayError`` if not recorded.
+
+    A busy server takes a request in, and stamps it as queued, between two steps: when it was sent to the engine is
+    up to a cycle earlier, half a cycle on average, which the simulator's own loop adds again.
+    """
     stamps = server_stamps(recording)
-    delay_us = stamps.queued_us - _arrival_us(recording)
+    delay_us = stamps.queued_us - _arrival_us(recording) - _before_its_turn(recording, stamps.queued_us)
     merged = ", with the way of the first token to the client" if stamps.source == SPANS else ""
     return _filled(recording, delay_us, "the delay before the queue"), _basis(delay_us, stamps.source) + merged
 
@@ -88,6 +92,16 @@ def recorded_delays(recording: Recording) -> tuple[dict[str, str], dict[str, str
         except ReplayError as error:
             unable[key] = str(error)
     return able, unable
+
+
+def _before_its_turn(recording: Recording, queued_us: Floats) -> Floats:
+    """float64[n] us: half of the cycle at the time, where another request was in the engine."""
+    cycles = observed_cycles(recording)[0]
+    begin_us, end_us = in_engine(recording)
+    known = np.nan_to_num(queued_us)
+    there = np.searchsorted(begin_us, known, side="left") - np.searchsorted(np.sort(end_us), known, side="right")
+    place = np.maximum(np.searchsorted(cycles.from_us, known, side="left") - 1, 0)
+    return np.where(there > 0, cycles.cycle_us[place] / 2.0, 0.0)
 
 
 def _arrival_us(recording: Recording) -> Floats:
