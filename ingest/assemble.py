@@ -48,6 +48,7 @@ from blis_replay.ingest.recording import (
     RECORDED,
     REQUEST_SCHEMA,
     Clock,
+    LoadProfile,
     PromptTree,
     Recording,
     Setting,
@@ -119,6 +120,7 @@ class _Configured:
 
     experiment: experiment_config.ExperimentConfig
     load: experiment_config.LoadConfig
+    declared: LoadProfile | None
     profile_differences: tuple[str, ...]
     log: server_log.ServerLog
     header: tracev2.TraceHeader
@@ -202,6 +204,7 @@ class _Assembly:
             dropped_step_events=traces.dropped_events,
             prefix=prefix,
             kv_events=cache_events,
+            load_profile=configured.declared,
             profile_differences=configured.profile_differences,
         )
 
@@ -218,6 +221,9 @@ class _Assembly:
         )
         load, resolved = experiment_config.read_load_config(resolved_file) if resolved_file else (_NO_LOAD, {})
         asked, wanted = experiment_config.read_load_config(profile_file) if profile_file else (_NO_LOAD, {})
+        declared = experiment_config.declared_load(
+            asked, profile_file.name if profile_file else "", load, resolved_file.name if resolved_file else ""
+        )
         if resolved_file is None:
             self.missing.append(
                 "resolved load configuration (results/config.yaml): what the profile asks for is not taken for run"
@@ -226,6 +232,7 @@ class _Assembly:
         return _Configured(
             experiment=experiment_config.read_experiment_config(experiment_file) if experiment_file else _NO_CONFIG,
             load=load,
+            declared=declared,
             profile_differences=experiment_config.profile_differences(wanted, resolved) if resolved else (),
             log=server_log.read_server_log(log_file) if log_file else server_log.ServerLog(),
             header=tracev2.read_header(header_file) if header_file else tracev2.TraceHeader(),
