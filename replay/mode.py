@@ -11,7 +11,7 @@ from blis_replay.replay.errors import UnknownNameError
 ALLOWED: dict[str, tuple[str, ...]] = {
     "arrivals": ("recorded", "flat", "profile", "blis-spec"),
     "lengths": ("true", "re-tokenised", "profile", "blis-spec"),
-    "prefix": ("recorded", "none", "profile"),
+    "prefix": ("recorded", "none", "profile", "blis-spec"),
     "scheduling": ("recorded", "synchronous", "asynchronous"),
     "surplus_steps": ("0", "1"),
 }
@@ -19,7 +19,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
 # Requests generated from the load profile: as its load generator declares them, and as BLIS expands it.
 _SHORTHANDS = {
     "spec": {"arrivals": "profile", "lengths": "profile", "prefix": "profile"},
-    "blis-spec": {"arrivals": "blis-spec", "lengths": "blis-spec", "prefix": "none"},
+    "blis-spec": {"arrivals": "blis-spec", "lengths": "blis-spec", "prefix": "blis-spec"},
 }
 
 
@@ -30,17 +30,17 @@ class ReplayMode:
     ``arrivals``: ``recorded``, or ``flat``: Poisson at the mean rate over the planned
     length of the run, whatever its stages (seed 42).  ``lengths``: the true decode
     lengths, or the ``re-tokenised`` counts.  ``prefix``: cached prompts as far as the
-    recording tells, or ``none``.  ``profile`` for any of the three: as the load profile of the
-    recording declares it, which is not what ran (``workload``).  ``blis-spec``: as BLIS
-    expands that profile (``workload_blis``); lengths are then those of prompts, too.
-    ``scheduling``: as the server ran, or forced.
+    recording tells, or ``none``.  For each of these three ``profile``: as the recording's load
+    profile declares it, which is not what ran (``workload``, ``workload_prompts``); and
+    ``blis-spec``: as BLIS expands that profile (``workload_blis``); lengths are then those of
+    prompts, too.  ``scheduling``: as the server ran, or forced.
     ``surplus_steps``: 1 reports every request one step longer, as BLIS did before March
     2026 (blis-semantics 1.7); the schedule is unchanged.
     """
 
     arrivals: Literal["recorded", "flat", "profile", "blis-spec"] = "recorded"
     lengths: Literal["true", "re-tokenised", "profile", "blis-spec"] = "true"
-    prefix: Literal["recorded", "none", "profile"] = "recorded"
+    prefix: Literal["recorded", "none", "profile", "blis-spec"] = "recorded"
     scheduling: Literal["recorded", "synchronous", "asynchronous"] = "recorded"
     surplus_steps: Literal[0, 1] = 0
 

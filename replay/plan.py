@@ -13,7 +13,7 @@ from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.prefix import estimate_prefix, prefix_identity, prompt_tokens
 from blis_replay.replay.workload import profile_arrivals
-from blis_replay.replay.workload_blis import blis_spec
+from blis_replay.replay.workload_blis import blis_blocks, blis_spec
 from blis_replay.replay.workload_prompts import profile_blocks, profile_lengths
 
 _FLAT_ARRIVALS_SEED = 42
@@ -97,6 +97,8 @@ def _prefix(recording: Recording, mode: ReplayMode, prompts: Int64s) -> tuple[In
         return prompts, None, "whole prompts"
     if mode.prefix == "profile":
         return prompts, *profile_blocks(recording, prompts)
+    if mode.prefix == "blis-spec":
+        return prompts, *blis_blocks(recording, prompts)
     identity = prefix_identity(recording, prompts)
     if identity is not None:
         return prompts, *identity
@@ -118,7 +120,7 @@ def _output_tokens(recording: Recording, mode: ReplayMode) -> tuple[Int64s, str]
         return lengths_of_profile.output_tokens, lengths_of_profile.basis
     if mode.lengths == "blis-spec":
         expanded = blis_spec(recording)
-        return expanded.output_tokens, expanded.basis
+        return expanded.output_tokens, expanded.length_basis
     column = "output_tokens" if mode.lengths == "true" else "output_tokens_reported"
     lengths, remark = recording.requests[column], ""
     if mode.lengths == "true":
@@ -157,7 +159,7 @@ def _arrivals(recording: Recording, mode: ReplayMode) -> tuple[Int64s, str]:
         return profile_arrivals(recording)
     if mode.arrivals == "blis-spec":
         expanded = blis_spec(recording)
-        return expanded.arrival_us, expanded.basis
+        return expanded.arrival_us, expanded.arrival_basis
     planned_us = sum(stage.duration_us for stage in recording.stages) or int(recorded[-1])
     rng = np.random.default_rng(_FLAT_ARRIVALS_SEED)
     gaps = rng.exponential(planned_us / len(recorded), len(recorded))

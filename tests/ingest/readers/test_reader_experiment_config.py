@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.readers.experiment_config import (
+    declared_load,
     profile_differences,
     read_experiment_config,
     read_load_config,
 )
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.recording import SharedPrefix, Stage
+from blis_replay.ingest.recording import LoadProfile, SharedPrefix, Stage
 
 RESOLVED = """
 data:
@@ -53,6 +54,28 @@ def test_a_profile_that_asks_for_something_else_is_told_by_key(tmp_path: Path) -
     profile = {"data": {"shared_prefix": {"num_unique_system_prompts": 9, "output_len": 248}}}
     _config, resolved = read_load_config(recorded(tmp_path, RESOLVED))
     assert profile_differences(profile, resolved) == ("num_groups: the profile asks for 9, the run had 10",)
+
+
+def test_what_is_declared_is_the_profile_and_else_the_resolved_configuration(tmp_path: Path) -> None:
+    """A pause between stages that the profile leaves open is the one that the configuration resolved it to."""
+    asked = (
+        "data: {shared_prefix: {num_unique_system_prompts: 9, num_users_per_system_prompt: 5, system_prompt_len: 100, "
+        "question_len: 447, output_len: 248, enable_multi_turn_chat: true}}\n"
+        "load: {type: constant, stages: [{rate: 8, duration: 600}]}\n"
+    )
+    profile, _ = read_load_config(recorded(tmp_path, asked))
+    resolved, _ = read_load_config(
+        recorded(tmp_path, RESOLVED.replace("load:", "load:\n  type: poisson\n  interval: 2.5"))
+    )
+    stages = (Stage(0, 8.0, 600_000_000), Stage(1, 20.0, 600_000_000))
+    assert declared_load(profile, "p.yaml", resolved, "c.yaml") == LoadProfile(
+        "p.yaml", "constant", stages[:1], 2_500_000, SharedPrefix(9, 5, 100, 447, 248), multi_turn=True
+    )
+    nothing, _ = read_load_config(recorded(tmp_path, "rate-type: sweep\n"))
+    assert declared_load(nothing, "p.yaml", resolved, "c.yaml") == LoadProfile(
+        "c.yaml", "poisson", stages, 2_500_000, SharedPrefix(10, 10, 100, 447, 248), multi_turn=False
+    )
+    assert declared_load(nothing, "p.yaml", nothing, "c.yaml") is None
 
 
 def test_a_profile_of_another_load_generator_has_no_stages(tmp_path: Path) -> None:
