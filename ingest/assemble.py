@@ -121,7 +121,6 @@ class _Configured:
     experiment: experiment_config.ExperimentConfig
     load: experiment_config.LoadConfig
     declared: LoadProfile | None
-    profile_differences: tuple[str, ...]
     log: server_log.ServerLog
     header: tracev2.TraceHeader
     aggregates: pl.DataFrame
@@ -205,7 +204,6 @@ class _Assembly:
             prefix=prefix,
             kv_events=cache_events,
             load_profile=configured.declared,
-            profile_differences=configured.profile_differences,
         )
 
     def _one(self, kind: str) -> RecordedFile | None:
@@ -219,8 +217,8 @@ class _Assembly:
         profile_file, log_file, header_file = (
             self._one(kind) for kind in ("load profile", discovery.SERVER_LOG, "TraceV2 header")
         )
-        load, resolved = experiment_config.read_load_config(resolved_file) if resolved_file else (_NO_LOAD, {})
-        asked, wanted = experiment_config.read_load_config(profile_file) if profile_file else (_NO_LOAD, {})
+        load = experiment_config.read_load_config(resolved_file) if resolved_file else _NO_LOAD
+        asked = experiment_config.read_load_config(profile_file) if profile_file else _NO_LOAD
         declared = experiment_config.declared_load(
             asked, profile_file.name if profile_file else "", load, resolved_file.name if resolved_file else ""
         )
@@ -233,7 +231,6 @@ class _Assembly:
             experiment=experiment_config.read_experiment_config(experiment_file) if experiment_file else _NO_CONFIG,
             load=load,
             declared=declared,
-            profile_differences=experiment_config.profile_differences(wanted, resolved) if resolved else (),
             log=server_log.read_server_log(log_file) if log_file else server_log.ServerLog(),
             header=tracev2.read_header(header_file) if header_file else tracev2.TraceHeader(),
             aggregates=self._aggregates(),

@@ -358,7 +358,6 @@ class Recording:
     prefix: PromptTree | None = None
     kv_events: Path | None = None  # Parquet, KV_EVENT_SCHEMA; lives as long as read_recording's context
     load_profile: LoadProfile | None = None
-    profile_differences: tuple[str, ...] = ()  # what the load profile asked for and the run did otherwise
     snapshots: pl.DataFrame = field(default_factory=lambda: empty_frame(SNAPSHOT_SCHEMA))
     lifecycles: pl.DataFrame = field(default_factory=lambda: empty_frame(LIFECYCLE_SCHEMA))
     journey_events: pl.DataFrame = field(default_factory=lambda: empty_frame(JOURNEY_EVENT_SCHEMA))

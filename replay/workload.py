@@ -63,7 +63,8 @@ def stage_counts(recording: Recording, stages: tuple[Stage, ...]) -> Int64s:
     if recorded.null_count() == 0 and recorded.is_in(numbers).all():
         return np.array([int((recorded == number).sum()) for number in numbers], np.int64)
     declared = np.cumsum([stage.rate_per_s * stage.duration_us for stage in stages])
-    return np.diff(np.rint(declared / declared[-1] * n).astype(np.int64), prepend=0)
+    counts: Int64s = np.diff(np.rint(declared / declared[-1] * n).astype(np.int64), prepend=0)
+    return counts
 
 
 def _basis(recording: Recording, profile: LoadProfile, counts: Int64s) -> str:

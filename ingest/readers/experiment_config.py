@@ -75,8 +75,8 @@ def read_experiment_config(file: RecordedFile) -> ExperimentConfig:
     )
 
 
-def read_load_config(file: RecordedFile) -> tuple[LoadConfig, dict[str, Any]]:
-    """A resolved inference-perf configuration or a profile, and the document itself.
+def read_load_config(file: RecordedFile) -> LoadConfig:
+    """A resolved inference-perf configuration or a profile.
 
     A profile of another load generator (GuideLLM) is accepted and simply has no stages.
     Raises :class:`RecordingError` if the file is no YAML mapping.  A stage without a usable
@@ -85,7 +85,7 @@ def read_load_config(file: RecordedFile) -> tuple[LoadConfig, dict[str, Any]]:
     document = yaml_mapping(file)
     asked, load = section(document, "data", "shared_prefix"), section(document, "load")
     ignore_eos = section(document, "server").get("ignore_eos")
-    config = LoadConfig(
+    return LoadConfig(
         model=text(section(document, "server").get("model_name")),
         stages=_stages(file, load.get("stages")),
         shared_prefix=_shared_prefix(asked),
@@ -95,7 +95,6 @@ def read_load_config(file: RecordedFile) -> tuple[LoadConfig, dict[str, Any]]:
         stage_gap_us=microseconds(load.get("interval")),
         multi_turn=asked.get("enable_multi_turn_chat") is True,
     )
-    return config, document
 
 
 def declared_load(
@@ -113,19 +112,6 @@ def declared_load(
                 source, config.arrivals, config.stages, stage_gap_us, config.shared_prefix, config.multi_turn
             )
     return None
-
-
-def profile_differences(profile: Mapping[str, Any], resolved: Mapping[str, Any]) -> tuple[str, ...]:
-    """What the profile asked for and the run did otherwise, in words, by key."""
-    asked, ran = section(profile, "data", "shared_prefix"), section(resolved, "data", "shared_prefix")
-    differences = []
-    for keys in _SHARED_PREFIX_KEYS.values():
-        wanted, got = _first(asked, keys), _first(ran, keys)
-        if wanted is not None and wanted != got:
-            differences.append(f"{keys[0]}: the profile asks for {wanted}, the run had {got}")
-    if asked.get("enable_multi_turn_chat") and not ran.get("enable_multi_turn_chat"):
-        differences.append("enable_multi_turn_chat: the profile asks for it, the run did without")
-    return tuple(differences)
 
 
 def _first(mapping: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:
