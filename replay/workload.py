@@ -16,6 +16,9 @@ from blis_replay.replay.errors import ReplayError
 
 SEED = 42
 _PROCESSES = ("constant", "poisson")
+_MOST_KEYS = 1 << 28
+# 30 years: a rate or pause beyond that is a slip, and times would leave int64 soon.
+_LONGEST_US = 1e15
 
 
 def declared_profile(recording: Recording) -> LoadProfile:
@@ -26,6 +29,28 @@ def declared_profile(recording: Recording) -> LoadProfile:
             "recording with its profile.yaml or results/config.yaml"
         )
     return recording.load_profile
+
+
+def declared_model_len(recording: Recording) -> int:
+    """``max_model_len``, which bounds what a conversation can grow to; ``ReplayError`` if it is not known."""
+    if "max_model_len" not in recording.engine:
+        raise ReplayError(f"{recording.slug}: max_model_len is not known; ingest the recording with --engine FILE.yaml")
+    return int(recording.engine["max_model_len"].value)
+
+
+def refuse_too_many_keys(recording: Recording, keys: int) -> None:
+    """Raise ``ReplayError`` for more block identities than fit in 1 GB."""
+    if keys > _MOST_KEYS:
+        raise ReplayError(
+            f"{recording.alias}: the prompts of the load profile have {keys:,} different blocks, more than "
+            f"{_MOST_KEYS:,}; use prefix=recorded"
+        )
+
+
+def refuse_decades(recording: Recording, profile: LoadProfile, length_us: float) -> None:
+    """Raise ``ReplayError`` for a load that takes longer than 30 years."""
+    if not length_us < _LONGEST_US:
+        raise ReplayError(f"{recording.alias}: the stages of {profile.source} last for decades; mend their rates")
 
 
 def profile_arrivals(recording: Recording) -> tuple[Int64s, str]:
@@ -44,6 +69,8 @@ def profile_arrivals(recording: Recording) -> tuple[Int64s, str]:
             f"{' and '.join(_PROCESSES)} ones can be generated, use arrivals=recorded"
         )
     counts = stage_counts(recording, profile.stages)
+    lengths_us = (max(s.duration_us, n * 1e6 / s.rate_per_s) for s, n in zip(profile.stages, counts, strict=True))
+    refuse_decades(recording, profile, sum(lengths_us) + len(counts) * profile.stage_gap_us)
     random = np.random.default_rng(SEED)
     parts, start_us = [], 0
     for stage, count in zip(profile.stages, counts.tolist(), strict=True):
@@ -62,7 +89,9 @@ def stage_counts(recording: Recording, stages: tuple[Stage, ...]) -> Int64s:
     numbers = [stage.stage for stage in stages]
     if recorded.null_count() == 0 and recorded.is_in(numbers).all():
         return np.array([int((recorded == number).sum()) for number in numbers], np.int64)
-    declared = np.cumsum([stage.rate_per_s * stage.duration_us for stage in stages])
+    # Of the largest, so that no product is too large for a float.
+    most = max(stage.rate_per_s for stage in stages)
+    declared = np.cumsum([stage.rate_per_s / most * stage.duration_us for stage in stages])
     counts: Int64s = np.diff(np.rint(declared / declared[-1] * n).astype(np.int64), prepend=0)
     return counts
 

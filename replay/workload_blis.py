@@ -15,7 +15,13 @@ import numpy as np
 from blis_replay.blis.trace import BlockKeys, Int64s
 from blis_replay.ingest.recording import Recording, SharedPrefix
 from blis_replay.replay.errors import ReplayError
-from blis_replay.replay.workload import SEED, declared_profile
+from blis_replay.replay.workload import (
+    SEED,
+    declared_model_len,
+    declared_profile,
+    refuse_decades,
+    refuse_too_many_keys,
+)
 
 _TURNS, _TURN_GAP_US = 5, 500_000
 
@@ -52,6 +58,7 @@ def blis_spec(recording: Recording) -> BlisSpec:
         )
     duration_us = sum(stage.duration_us for stage in profile.stages)
     per_us = sum(stage.rate_per_s * stage.duration_us for stage in profile.stages) / 1e6 / duration_us
+    refuse_decades(recording, profile, n / per_us)
     turns = _TURNS if profile.multi_turn else 1
     conversation, turn = np.repeat(np.arange(n), turns), np.tile(np.arange(turns), n)
     first_us = np.cumsum(np.random.default_rng(SEED).exponential(1 / per_us, n))
@@ -76,15 +83,15 @@ def blis_blocks(recording: Recording, prompts: Int64s) -> tuple[BlockKeys, str]:
     spec, block = blis_spec(recording), int(recording.engine["block_size"].value)
     count = (prompts + spec.output_tokens) // block
     length = int(count.max(initial=0))
-    keys = np.arange((int(spec.conversation.max(initial=-1)) + 1) * length, dtype=np.int32)
-    return BlockKeys(
-        spec.conversation * length, count, keys, block
-    ), "own prompts for every arrival, shared by its turns"
+    different = (int(spec.conversation.max(initial=-1)) + 1) * length
+    refuse_too_many_keys(recording, different)
+    keys = BlockKeys(spec.conversation * length, count, np.arange(different, dtype=np.int32), block)
+    return keys, "own prompts for every arrival, shared by its turns"
 
 
 def _prompts(recording: Recording, workload: SharedPrefix, turn: Int64s) -> tuple[Int64s, str]:
     prompts = workload.question_tokens + turn * (workload.question_tokens + workload.output_tokens)
-    room = max(int(recording.engine["max_model_len"].value) - workload.output_tokens, 1)
+    room = max(declared_model_len(recording) - workload.output_tokens, 1)
     too_long = int((prompts > room).sum())
     basis = f"{workload.output_tokens}, prompts of {workload.question_tokens}, the next turn's after all before it"
     if too_long:

@@ -16,9 +16,7 @@ from blis_replay.blis.trace import BlockKeys, Int64s
 from blis_replay.ingest.recording import LoadProfile, Recording, SharedPrefix
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.prefix import group_of_prompts, prompt_tokens
-from blis_replay.replay.workload import declared_profile
-
-_MOST_KEYS = 1 << 31
+from blis_replay.replay.workload import declared_model_len, declared_profile, refuse_too_many_keys
 
 
 @dataclass(frozen=True)
@@ -38,12 +36,19 @@ class _Turns:
     conversation: Int64s
     turn: Int64s
     turns_each: int
+    users: int
+
+    @property
+    def conversations(self) -> int:
+        """Most of one user."""
+        return int(self.conversation.max(initial=0)) + 1
 
 
 def profile_lengths(recording: Recording) -> GeneratedLengths:
     """Prompt and output tokens of all requests as declared.
 
-    Raises ``ReplayError`` without a profile, or if its prompts are no shared-prefix ones.
+    Raises ``ReplayError`` without a profile, if its prompts are no shared-prefix ones, or if they grow
+    and ``max_model_len`` is not known.
     """
     profile, workload = _declared(recording)
     turns = _turns(recording, profile, workload)
@@ -59,13 +64,15 @@ def profile_lengths(recording: Recording) -> GeneratedLengths:
 def profile_blocks(recording: Recording, prompts: Int64s) -> tuple[BlockKeys, str]:
     """Block identities of prompts of these lengths (int64[n]) as declared, and in words what they are.
 
-    Raises ``ReplayError`` as ``profile_lengths`` does, or for more than 2^31 blocks.
+    Raises ``ReplayError`` as ``profile_lengths`` does, or for more than 2^28 blocks.
     """
     profile, workload = _declared(recording)
     turns = _turns(recording, profile, workload)
     block = int(recording.engine["block_size"].value)
     # Answers belong to the conversation: the next turn repeats them.
     tokens = prompts + (workload.output_tokens if profile.multi_turn else 0)
+    longest = int((tokens // block).max(initial=0))
+    refuse_too_many_keys(recording, turns.users * turns.conversations * max(longest, 1))
     keys = _keys(workload, turns, tokens // block, block)
     groups = f"{workload.num_groups} groups of {workload.num_prompts_per_group}"
     kind = f"users with {turns.turns_each} turns a conversation" if profile.multi_turn else "prompts in turn"
@@ -94,19 +101,15 @@ def _turns(recording: Recording, profile: LoadProfile, workload: SharedPrefix) -
     index = np.arange(recording.requests.height)
     user, sent = index % users, index // users
     if not profile.multi_turn:
-        return _Turns(user, np.zeros_like(user), np.zeros_like(user), 1)
-    room = int(recording.engine["max_model_len"].value) - workload.system_prompt_tokens
+        return _Turns(user, np.zeros_like(user), np.zeros_like(user), 1, users)
+    room = declared_model_len(recording) - workload.system_prompt_tokens
     turns_each = max(room // (workload.question_tokens + workload.output_tokens), 1)
-    return _Turns(user, sent // turns_each, sent % turns_each, turns_each)
+    return _Turns(user, sent // turns_each, sent % turns_each, turns_each, users)
 
 
 def _keys(workload: SharedPrefix, turns: _Turns, count: Int64s, block: int) -> BlockKeys:
     """A row of keys for each conversation: its group's system prompt, its user's first question, then its own."""
-    conversations = int(turns.conversation.max(initial=0)) + 1
-    users = workload.num_groups * workload.num_prompts_per_group
-    length = int(count.max(initial=0))
-    if users * conversations * length >= _MOST_KEYS:
-        raise ReplayError("the prompts of the load profile have more than 2^31 different blocks; use prefix=recorded")
+    users, conversations, length = turns.users, turns.conversations, int(count.max(initial=0))
     asked = workload.system_prompt_tokens + workload.question_tokens
     of_group = min(workload.system_prompt_tokens // block, length)
     of_user = min(asked // block, length) - of_group

@@ -81,6 +81,9 @@ def test_unknown_stages_are_dealt_out_as_declared() -> None:
     [
         (None, "spec", "some-test: no load profile is recorded, so no requests can be generated from it; ingest"),
         (None, "blis-spec", "no load profile is recorded"),
+        (replace(PROFILE, stages=(Stage(0, 1e-300, 1_000_000),)), "arrivals=profile", "profile.yaml last for decades"),
+        (replace(PROFILE, stages=(Stage(0, 1e-300, 1_000_000),)), "blis-spec", "profile.yaml last for decades"),
+        (replace(PROFILE, shared_prefix=replace(PROMPTS, num_groups=1 << 30)), "prefix=profile", "different blocks"),
         (replace(PROFILE, stages=()), "arrivals=profile", "profile.yaml declares no load stages"),
         (replace(PROFILE, arrivals="trace"), "arrivals=profile", "profile.yaml declares trace arrivals; only constant"),
         (replace(PROFILE, arrivals=None), "arrivals=profile", "declares no arrivals"),
@@ -94,6 +97,13 @@ def test_what_is_not_declared_is_one_line(profile: LoadProfile | None, mode: str
         plan_replay(declared(profile), parse_mode(mode, {}))
     assert complaint in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_conversations_need_to_know_what_the_model_can_hold() -> None:
+    recording = declared(replace(PROFILE, multi_turn=True))
+    unknown = {name: setting for name, setting in recording.engine.items() if name != "max_model_len"}
+    with pytest.raises(ReplayError, match="max_model_len is not known"):
+        plan_replay(replace(recording, engine=unknown), parse_mode("spec", {}))
 
 
 def test_prompts_without_turns_have_one_length() -> None:
