@@ -69,7 +69,9 @@ def profile_arrivals(recording: Recording) -> tuple[Int64s, str]:
             f"{' and '.join(_PROCESSES)} ones can be generated, use arrivals=recorded"
         )
     counts = stage_counts(recording, profile.stages)
-    lengths_us = (max(s.duration_us, n * 1e6 / s.rate_per_s) for s, n in zip(profile.stages, counts, strict=True))
+    lengths_us = (
+        max(s.duration_us, n * 1e6 / s.rate_per_s) for s, n in zip(profile.stages, counts.tolist(), strict=True)
+    )
     refuse_decades(recording, profile, sum(lengths_us) + len(counts) * profile.stage_gap_us)
     random = np.random.default_rng(SEED)
     parts, start_us = [], 0
@@ -101,9 +103,10 @@ def _basis(recording: Recording, profile: LoadProfile, counts: Int64s) -> str:
     text = f"{profile.arrivals} at {rates} requests/s as {profile.source} declares"
     if len(profile.stages) > 1:
         text += f", {profile.stage_gap_us / 1e6:g} s between stages"
-    asked = [round(stage.rate_per_s * stage.duration_us / 1e6) for stage in profile.stages]
-    if asked != counts.tolist():
-        text += f"; {counts.tolist()} requests a stage as recorded, not the {asked} declared"
+    asked = [f"{stage.rate_per_s * stage.duration_us / 1e6:.0f}" for stage in profile.stages]
+    sent = [f"{count}" for count in counts.tolist()]
+    if asked != sent:
+        text += f"; {' and '.join(sent)} requests a stage as recorded, not the {' and '.join(asked)} declared"
     return f"{text}; {_effective(recording)}"
 
 

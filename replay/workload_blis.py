@@ -58,7 +58,7 @@ def blis_spec(recording: Recording) -> BlisSpec:
         )
     duration_us = sum(stage.duration_us for stage in profile.stages)
     per_us = sum(stage.rate_per_s * stage.duration_us for stage in profile.stages) / 1e6 / duration_us
-    refuse_decades(recording, profile, n / per_us)
+    refuse_decades(recording, profile, n / per_us if per_us else np.inf)
     turns = _TURNS if profile.multi_turn else 1
     conversation, turn = np.repeat(np.arange(n), turns), np.tile(np.arange(turns), n)
     first_us = np.cumsum(np.random.default_rng(SEED).exponential(1 / per_us, n))
