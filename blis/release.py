@@ -13,8 +13,6 @@ from fnmatch import fnmatchcase
 from importlib import resources
 from typing import Literal
 
-import yaml
-
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.latency import Latency, LatencyModel, Lifecycle
 from blis_replay.blis.release_fields import NS, NS_PER_TOKEN, Fields
@@ -138,12 +136,7 @@ def parse_release(text: str, origin: str) -> CoefficientRelease:
 
     Raises ``ReleaseError`` naming the field and what is wrong with it.
     """
-    try:
-        document = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        problem = " ".join(str(error).split())[:120]
-        raise ReleaseError(f"{origin}: not YAML ({problem}); mend or replace the file") from None
-    top = Fields(document, origin, "")
+    top = Fields.of_yaml(text, origin)
     if top.text("schema") != SCHEMA:
         top.refuse("schema", f"is not {SCHEMA!r}", "this program reads no other")
     status = top.choice("status", _STATUSES)

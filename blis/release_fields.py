@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import NoReturn, Self, TypeVar
 
+import yaml
+
 from blis_replay.blis.errors import ReleaseError
 
 Choice = TypeVar("Choice", bound=str)
@@ -32,6 +34,15 @@ class Fields:
         if not all(isinstance(key, str) for key in values):
             raise self.error(f"{origin}: a field name is no text; write `name: value` lines")
         self.values: dict[str, object] = dict(values)
+
+    @classmethod
+    def of_yaml(cls, text: str, origin: str) -> Self:
+        """The mapping that a YAML text is; ``origin`` names it in errors."""
+        try:
+            return cls(yaml.safe_load(text), origin, "")
+        except (yaml.YAMLError, RecursionError, ValueError) as error:
+            problem = " ".join(str(error).split())[:120]
+            raise cls.error(f"{origin}: not YAML ({problem}); mend or replace the file") from None
 
     def refuse(self, name: str, problem: str, mend: str) -> NoReturn:
         raise self.error(f"{self.origin}, field {self.path}{name}: {problem}; {mend}")

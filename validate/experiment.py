@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import polars as pl
@@ -12,6 +13,7 @@ from blis_replay.blis.errors import SimulatorError
 from blis_replay.blis.release import CoefficientRelease
 from blis_replay.fixtures.bundled import bundled_recording
 from blis_replay.fixtures.catalogue import bundled_aliases
+from blis_replay.ingest.errors import UnknownExperimentError
 from blis_replay.ingest.ingest import ingest_recording
 from blis_replay.ingest.recording import ARRIVALS, Recording
 from blis_replay.ingest.store import (
@@ -68,6 +70,25 @@ def all_experiments(store: Store) -> list[str]:
     for experiment in _bundled_not_stored(store):
         ingest_recording(store, bundled_recording(experiment.slug))
     return [row.slug for row in list_experiments(store)]
+
+
+def select_experiments(store: Store, selectors: Sequence[str]) -> list[str]:
+    """Slugs that a list of slugs, aliases and patterns (``34b-*``) means, without repetition.
+
+    A pattern is matched against aliases and slugs of stored and bundled experiments.  Raises
+    ``UnknownExperimentError`` for a name that is none and for a pattern that matches nothing.
+    """
+    known: list[ExperimentRow | BundledExperiment] = [*list_experiments(store), *_bundled_not_stored(store)]
+    slugs: list[str] = []
+    for selector in selectors:
+        if not set(selector) & set("*?["):
+            slugs.append(find_experiment(store, selector))
+            continue
+        matched = [e.slug for e in known if fnmatchcase(e.alias, selector) or fnmatchcase(e.slug, selector)]
+        if not matched:
+            raise UnknownExperimentError(f"no experiment matches {selector}; list them with `blis-replay experiments`")
+        slugs += [find_experiment(store, slug) for slug in sorted(matched)]
+    return list(dict.fromkeys(slugs))
 
 
 def _bundled_not_stored(store: Store) -> list[BundledExperiment]:

@@ -1,0 +1,146 @@
+"""One experiment under a gate: thresholds, and the change against the baseline with its interval."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from blis_replay.blis.errors import ReleaseError
+from blis_replay.blis.release import CoefficientRelease
+from blis_replay.ingest.recording import Finding, Recording
+from blis_replay.replay.driver import ReplayRun, replay
+from blis_replay.replay.errors import ReplayError
+from blis_replay.replay.simulator import EmbeddedEngine
+from blis_replay.validate.bootstrap import interval
+from blis_replay.validate.compare import Comparison, compare
+from blis_replay.validate.errors import NothingToJudgeError
+from blis_replay.validate.gating.policy import Policy
+from blis_replay.validate.gating.regression import regressions
+from blis_replay.validate.gating.verdicts import Check, Judgement, Ordered, Outcome, Standing
+from blis_replay.validate.observed import Gaps, observed_requests, samples_of
+from blis_replay.validate.resampling import resamplable, resampled_values
+
+
+@dataclass(frozen=True)
+class GateJob:
+    """Everything it takes to judge one experiment, so that any process can."""
+
+    recording: Recording
+    findings: tuple[Finding, ...]
+    overloaded: bool
+    token_gaps: Gaps | None
+    candidate: CoefficientRelease
+    baseline: CoefficientRelease | None
+    policy: Policy
+    extrapolate: bool
+
+
+def judge_experiment(job: GateJob) -> Judgement:
+    """Replay one experiment with the candidate, and with the baseline if there is one, and judge it."""
+    try:
+        if not job.extrapolate:
+            _refuse_other_hardware(job.candidate, job.recording)
+        run = _replayed(job, job.candidate)
+        comparison = compare(run, job.findings, overloaded=job.overloaded, token_gaps=job.token_gaps)
+    except (ReleaseError, ReplayError, NothingToJudgeError) as error:
+        return _refused(job, str(error))
+    standing, reason = _standing(job, comparison)
+    checks: list[Check] = []
+    if standing == "gated":
+        checks = [*_thresholds(comparison, job.policy), *_regressions(job, comparison)]
+    return Judgement(
+        slug=comparison.slug,
+        alias=comparison.alias,
+        model=job.recording.model or "",
+        ground_truth=comparison.ground_truth,
+        uses=comparison.uses,
+        standing=standing,
+        reason=reason,
+        errors={(m, s): cell.error for m, cells in comparison.metrics.items() for s, cell in cells.items()},
+        ordered={metric: _ordered(comparison, metric) for metric in job.policy.ranking.metrics},
+        checks=tuple(checks),
+        requests=comparison.requests,
+    )
+
+
+def _refuse_other_hardware(release: CoefficientRelease, recording: Recording) -> None:
+    if recording.hardware is None or _same_gpu(release.hardware, recording.hardware):
+        return
+    raise ReleaseError(
+        f"release {release.name} is for {release.hardware}, and {recording.alias} was recorded on "
+        f"{recording.hardware}; gate it with --extrapolate if that is meant"
+    )
+
+
+def _same_gpu(one: str, other: str) -> bool:
+    """Whether all words of the shorter name are in the longer: H100 is H100-SXM-80GB, H100-PCIe is not."""
+    first, second = (set(re.findall(r"[a-z0-9]+", name.lower())) - {"nvidia", "amd"} for name in (one, other))
+    return first <= second or second <= first
+
+
+def _refused(job: GateJob, why: str) -> Judgement:
+    recording = job.recording
+    check = Check("release", recording.alias, "", "", "not judged", why)
+    return Judgement(
+        slug=recording.slug,
+        alias=recording.alias,
+        model=recording.model or "",
+        ground_truth=recording.ground_truth,
+        uses="not stated",
+        standing="refused",
+        reason=why,
+        errors={},
+        ordered={},
+        checks=(check,),
+    )
+
+
+def _standing(job: GateJob, comparison: Comparison) -> tuple[Standing, str]:
+    if job.overloaded:
+        return "overloaded", "the recording is overloaded (see `inspect`)"
+    if job.policy.held_out_only and comparison.uses == "own latencies":
+        return "fitted", "the release was fitted on its own latencies"
+    if job.policy.held_out_only and comparison.uses == "not stated":
+        return "fitted", "the release does not say what it was fitted on"
+    return "gated", ""
+
+
+def _thresholds(comparison: Comparison, policy: Policy) -> list[Check]:
+    checks = []
+    for (metric, statistic), limit in policy.thresholds.items():
+        cell, named = comparison.metrics[metric][statistic], f"{metric.upper()} {statistic}"
+        if cell.error is None:
+            outcome: Outcome = "not judged"
+            message = f"{named}: {cell.reason or 'nothing observed'}"
+        else:
+            outcome = "fail" if abs(cell.error) > limit else "pass"
+            message = f"{named}: error {100 * cell.error:+.2f} %, at most {100 * limit:g} % either way"
+        checks.append(Check("threshold", comparison.alias, metric, statistic, outcome, message, cell.error, limit))
+    return checks
+
+
+def _regressions(job: GateJob, candidate: Comparison) -> list[Check]:
+    if job.baseline is None:
+        return []
+    try:
+        baseline = _replayed(job, job.baseline)
+    except (ReleaseError, ReplayError) as error:
+        why = f"the baseline cannot be replayed: {error}"
+        return [Check("regression", candidate.alias, "", "", "not judged", why)]
+    return regressions(candidate, baseline, job.policy)
+
+
+def _replayed(job: GateJob, release: CoefficientRelease) -> ReplayRun:
+    return replay(job.recording, release, simulator=EmbeddedEngine(release, job.extrapolate))
+
+
+def _ordered(comparison: Comparison, metric: str) -> Ordered:
+    cell, recording = comparison.metrics[metric]["p99"], comparison.run.recording
+    if cell.unusable:
+        return Ordered(None, cell.simulated_us, unusable=cell.reason)
+    chosen = observed_requests(recording)
+    if cell.observed_us is None or not chosen.any() or not resamplable((metric, "p99")):
+        return Ordered(cell.observed_us, cell.simulated_us)
+    samples = samples_of(recording, chosen)
+    (draws,) = resampled_values([samples], [(metric, "p99")], paired=True)
+    return Ordered(cell.observed_us, cell.simulated_us, interval(draws[:, 0]))
