@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.release import CoefficientRelease
+from blis_replay.ingest.readers.formats import REQUEST_FORMATS
 from blis_replay.ingest.recording import Finding, Recording
 from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.errors import ReplayError
@@ -19,6 +20,9 @@ from blis_replay.validate.gating.regression import regressions
 from blis_replay.validate.gating.verdicts import Check, Judgement, Ordered, Outcome, Standing
 from blis_replay.validate.observed import Gaps, observed_requests, samples_of
 from blis_replay.validate.resampling import resamplable, resampled_values
+
+# Without one request in a hundred the queue is another; fewer are a recorder's hiccup.
+_MOST_REJECTED = 0.01
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ def judge_experiment(job: GateJob) -> Judgement:
     standing, reason = _standing(job, comparison)
     checks: list[Check] = []
     if standing == "gated":
-        checks = [*_thresholds(comparison, job.policy), *_regressions(job, comparison)]
+        checks = _recording(job) or [*_thresholds(comparison, job.policy), *_regressions(job, comparison)]
     return Judgement(
         slug=comparison.slug,
         alias=comparison.alias,
@@ -103,6 +107,24 @@ def _standing(job: GateJob, comparison: Comparison) -> tuple[Standing, str]:
     if job.policy.held_out_only and comparison.uses == "not stated":
         return "fitted", "the release does not say what it was fitted on"
     return "gated", ""
+
+
+def _recording(job: GateJob) -> list[Check]:
+    """What forbids to judge by the recording at all: a check says so of the whole, or too many requests are lost."""
+    reasons = [f"{f.check}: {f.message}" for f in job.findings if f.severity == "unusable" and not f.metric]
+    requests, rejected = job.recording.requests.height, _rejected_requests(job.recording)
+    if rejected > _MOST_REJECTED * (requests + rejected):
+        reasons.append(
+            f"{rejected} of {requests + rejected} request records were rejected when they were read (see `inspect`), "
+            "so what can be replayed is not the load that was served"
+        )
+    return [Check("recording", job.recording.alias, "", "", "not judged", reason) for reason in reasons]
+
+
+def _rejected_requests(recording: Recording) -> int:
+    """Rejected records of the files that the requests are from."""
+    formats = {form.name for form in REQUEST_FORMATS}
+    return sum(file.rejected_count for file in recording.files if file.kind.split(" ")[0] in formats)
 
 
 def _thresholds(comparison: Comparison, policy: Policy) -> list[Check]:

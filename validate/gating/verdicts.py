@@ -18,7 +18,7 @@ Interval = tuple[float, float]
 class Check:
     """One thing that a gate judged; fractions of the observed value.
 
-    ``rule``: ``threshold``, ``regression``, ``ranking``, ``coverage`` or ``release``.
+    ``rule``: ``recording``, ``release``, ``threshold``, ``regression``, ``ranking`` or ``coverage``.
     ``experiment``: alias, or empty for the gate as a whole.  ``value``: the error
     (threshold) or the change of the absolute error (regression), with its ``interval``;
     ``limit``: what it was held against.  ``message``: one sentence with the numbers.
