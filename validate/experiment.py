@@ -15,7 +15,7 @@ from blis_replay.fixtures.bundled import bundled_recording
 from blis_replay.fixtures.catalogue import bundled_aliases
 from blis_replay.ingest.errors import UnknownExperimentError
 from blis_replay.ingest.ingest import ingest_recording
-from blis_replay.ingest.recording import ARRIVALS, Recording
+from blis_replay.ingest.recording import ARRIVALS, Finding, Recording
 from blis_replay.ingest.store import (
     ExperimentRow,
     Store,
@@ -33,7 +33,7 @@ from blis_replay.replay.simulator import Simulator
 from blis_replay.replay.store import store_run
 from blis_replay.validate.compare import Comparison, compare
 from blis_replay.validate.errors import NothingToJudgeError, ValidateError
-from blis_replay.validate.observed import Selection
+from blis_replay.validate.observed import Gaps, Selection
 
 DEFAULT_RELEASE = "h100-vllm-0.15.1"
 
@@ -99,6 +99,32 @@ def _bundled_not_stored(store: Store) -> list[BundledExperiment]:
 def experiment_row(store: Store, slug: str) -> ExperimentRow:
     """The short form of a stored experiment."""
     return next(row for row in list_experiments(store) if row.slug == slug)
+
+
+@dataclass(frozen=True)
+class StoredExperiment:
+    """A recording with what else a comparison of its whole run takes, so that any process can make one."""
+
+    recording: Recording
+    findings: tuple[Finding, ...]
+    overloaded: bool
+    token_gaps: Gaps | None
+
+
+def read_experiment(store: Store, slug: str) -> StoredExperiment:
+    """A stored experiment; raises ``UnknownExperimentError`` if there is none of that slug."""
+    gaps = inter_token_gaps(store, slug)
+    return StoredExperiment(
+        recording=read_stored(store, slug),
+        findings=read_findings(store, slug),
+        overloaded=experiment_row(store, slug).overloaded,
+        token_gaps=gaps if len(gaps[0]) else None,
+    )
+
+
+def compare_whole(experiment: StoredExperiment, run: ReplayRun) -> Comparison:
+    """Compare a replay with the whole of its recording; raises as ``compare`` does."""
+    return compare(run, experiment.findings, overloaded=experiment.overloaded, token_gaps=experiment.token_gaps)
 
 
 def validate_experiment(

@@ -84,7 +84,7 @@ def test_the_example_workflow_works_command_by_command(tmp_path: Path, demo: Pat
     def shell(command: str) -> int:
         ended = subprocess.run(
             ["bash", "-e", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True
-        )  # noqa: E501
+        )
         return ended.returncode
 
     assert shell(commands[0]) == 0

@@ -7,16 +7,12 @@ from collections.abc import Callable, Sequence
 from blis_replay.blis.release import CoefficientRelease
 from blis_replay.ingest.recording import ARRIVALS
 from blis_replay.ingest.store import (
-    ExperimentRow,
     Store,
-    inter_token_gaps,
     list_experiments,
-    read_findings,
-    read_stored,
 )
 from blis_replay.replay.executors import map_jobs
 from blis_replay.validate.errors import NothingToJudgeError
-from blis_replay.validate.experiment import all_experiments, select_experiments
+from blis_replay.validate.experiment import all_experiments, read_experiment, select_experiments
 from blis_replay.validate.gating.judging import GateJob, judge_experiment
 from blis_replay.validate.gating.policy import Coverage, Policy
 from blis_replay.validate.gating.ranking import ranking_checks
@@ -46,8 +42,7 @@ def gate(
         if release is not None:
             release.refuse_if_invalid()
     slugs, left_out = _chosen(store, candidate, selectors)
-    rows = {row.slug: row for row in list_experiments(store)}
-    jobs = [_job(store, rows[slug], candidate, baseline, policy, extrapolate) for slug in slugs]
+    jobs = [GateJob(read_experiment(store, slug), candidate, baseline, policy, extrapolate) for slug in slugs]
     judgements = map_jobs(judge_experiment, jobs, progress=progress)
     ordered = tuple(sorted(judgements, key=lambda judgement: (judgement.alias, judgement.slug)))
     checks = (*ranking_checks(ordered, policy.ranking), _covered(ordered, policy.coverage))
@@ -74,27 +69,6 @@ def _chosen(store: Store, candidate: CoefficientRelease, selectors: Sequence[str
             "ingest a recording of one"
         )
     return sorted(slugs), left_out
-
-
-def _job(
-    store: Store,
-    row: ExperimentRow,
-    candidate: CoefficientRelease,
-    baseline: CoefficientRelease | None,
-    policy: Policy,
-    extrapolate: bool,
-) -> GateJob:
-    gaps = inter_token_gaps(store, row.slug)
-    return GateJob(
-        recording=read_stored(store, row.slug),
-        findings=read_findings(store, row.slug),
-        overloaded=row.overloaded,
-        token_gaps=gaps if len(gaps[0]) else None,
-        candidate=candidate,
-        baseline=baseline,
-        policy=policy,
-        extrapolate=extrapolate,
-    )
 
 
 def _covered(judgements: Sequence[Judgement], coverage: Coverage) -> Check:

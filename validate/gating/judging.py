@@ -8,17 +8,18 @@ from dataclasses import dataclass
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.release import CoefficientRelease
 from blis_replay.ingest.readers.formats import REQUEST_FORMATS
-from blis_replay.ingest.recording import Finding, Recording
+from blis_replay.ingest.recording import Recording
 from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.simulator import EmbeddedEngine
 from blis_replay.validate.bootstrap import interval
-from blis_replay.validate.compare import Comparison, compare
+from blis_replay.validate.compare import Comparison
 from blis_replay.validate.errors import NothingToJudgeError
+from blis_replay.validate.experiment import StoredExperiment, compare_whole
 from blis_replay.validate.gating.policy import Policy
 from blis_replay.validate.gating.regression import regressions
 from blis_replay.validate.gating.verdicts import Check, Judgement, Ordered, Outcome, Standing
-from blis_replay.validate.observed import Gaps, observed_requests, samples_of
+from blis_replay.validate.observed import observed_requests, samples_of
 from blis_replay.validate.resampling import resamplable, resampled_values
 
 # Without one request in a hundred the queue is another; fewer are a recorder's hiccup.
@@ -29,10 +30,7 @@ _MOST_REJECTED = 0.01
 class GateJob:
     """Everything it takes to judge one experiment, so that any process can."""
 
-    recording: Recording
-    findings: tuple[Finding, ...]
-    overloaded: bool
-    token_gaps: Gaps | None
+    experiment: StoredExperiment
     candidate: CoefficientRelease
     baseline: CoefficientRelease | None
     policy: Policy
@@ -43,9 +41,9 @@ def judge_experiment(job: GateJob) -> Judgement:
     """Replay one experiment with the candidate, and with the baseline if there is one, and judge it."""
     try:
         if not job.extrapolate:
-            _refuse_other_hardware(job.candidate, job.recording)
+            _refuse_other_hardware(job.candidate, job.experiment.recording)
         run = _replayed(job, job.candidate)
-        comparison = compare(run, job.findings, overloaded=job.overloaded, token_gaps=job.token_gaps)
+        comparison = compare_whole(job.experiment, run)
     except (ReleaseError, ReplayError, NothingToJudgeError) as error:
         return _refused(job, str(error))
     standing, reason = _standing(job, comparison)
@@ -55,7 +53,7 @@ def judge_experiment(job: GateJob) -> Judgement:
     return Judgement(
         slug=comparison.slug,
         alias=comparison.alias,
-        model=job.recording.model or "",
+        model=job.experiment.recording.model or "",
         ground_truth=comparison.ground_truth,
         uses=comparison.uses,
         standing=standing,
@@ -83,7 +81,7 @@ def _same_gpu(one: str, other: str) -> bool:
 
 
 def _refused(job: GateJob, why: str) -> Judgement:
-    recording = job.recording
+    recording = job.experiment.recording
     check = Check("release", recording.alias, "", "", "not judged", why)
     return Judgement(
         slug=recording.slug,
@@ -100,7 +98,7 @@ def _refused(job: GateJob, why: str) -> Judgement:
 
 
 def _standing(job: GateJob, comparison: Comparison) -> tuple[Standing, str]:
-    if job.overloaded:
+    if job.experiment.overloaded:
         return "overloaded", "the recording is overloaded (see `inspect`)"
     if job.policy.held_out_only and comparison.uses == "own latencies":
         return "fitted", "the release was fitted on its own latencies"
@@ -111,14 +109,14 @@ def _standing(job: GateJob, comparison: Comparison) -> tuple[Standing, str]:
 
 def _recording(job: GateJob) -> list[Check]:
     """What forbids to judge by the recording at all: a check says so of the whole, or too many requests are lost."""
-    reasons = [f"{f.check}: {f.message}" for f in job.findings if f.severity == "unusable" and not f.metric]
-    requests, rejected = job.recording.requests.height, _rejected_requests(job.recording)
+    reasons = [f"{f.check}: {f.message}" for f in job.experiment.findings if f.severity == "unusable" and not f.metric]
+    requests, rejected = job.experiment.recording.requests.height, _rejected_requests(job.experiment.recording)
     if rejected > _MOST_REJECTED * (requests + rejected):
         reasons.append(
             f"{rejected} of {requests + rejected} request records were rejected when they were read (see `inspect`), "
             "so what can be replayed is not the load that was served"
         )
-    return [Check("recording", job.recording.alias, "", "", "not judged", reason) for reason in reasons]
+    return [Check("recording", job.experiment.recording.alias, "", "", "not judged", reason) for reason in reasons]
 
 
 def _rejected_requests(recording: Recording) -> int:
@@ -153,7 +151,7 @@ def _regressions(job: GateJob, candidate: Comparison) -> list[Check]:
 
 
 def _replayed(job: GateJob, release: CoefficientRelease) -> ReplayRun:
-    return replay(job.recording, release, simulator=EmbeddedEngine(release, job.extrapolate))
+    return replay(job.experiment.recording, release, simulator=EmbeddedEngine(release, job.extrapolate))
 
 
 def _ordered(comparison: Comparison, metric: str) -> Ordered:
