@@ -12,7 +12,7 @@ from blis_replay.blis.trace import Int64s
 from blis_replay.validate.bootstrap import interval
 from blis_replay.validate.inputs import changed_inputs, only_on_one_side
 from blis_replay.validate.metrics import METRICS, STATISTICS, LatencySamples, correlation, paired_mape
-from blis_replay.validate.resampling import Cell, Floats, resamplable, resampled_values
+from blis_replay.validate.resampling import Cell, Floats, numbers_of, resamplable, resampled_values
 from blis_replay.validate.sides import Numbers, Side
 
 CELLS: tuple[Cell, ...] = tuple((metric, statistic) for metric in METRICS for statistic in STATISTICS)
@@ -105,7 +105,10 @@ def _same_requests(a: Side, b: Side) -> NDArray[np.bool_] | None:
 def _over(side: Side, chosen: NDArray[np.bool_]) -> Numbers:
     if side.requests is not None and np.array_equal(side.requests, chosen):
         return side.numbers
-    return side.numbers if side.recount is None else side.recount(chosen)
+    if side.recount is not None:
+        return side.recount(chosen)
+    samples = _samples(side, chosen)
+    return side.numbers if samples is None else numbers_of(samples)
 
 
 def _samples(side: Side, chosen: NDArray[np.bool_]) -> LatencySamples | None:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blis_replay.validate.bootstrap import RESAMPLES, SEED, resampled
-from blis_replay.validate.metrics import LatencySamples, Values, statistics
+from blis_replay.validate.metrics import METRICS, STATISTICS, LatencySamples, Values, statistics
 
 Cell = tuple[str, str]  # metric, statistic
 Floats = NDArray[np.float64]
@@ -26,6 +26,16 @@ def cell_values(samples: LatencySamples, cells: Sequence[Cell]) -> Floats:
     for metric in {metric for metric, _ in cells}:
         tables[metric] = _table(samples, metric, means_only=all(s == "mean" for m, s in cells if m == metric))
     return np.array([tables[metric].get(statistic, np.nan) for metric, statistic in cells])
+
+
+def numbers_of(samples: LatencySamples) -> dict[str, dict[str, float]]:
+    """All that ``cell_values`` can say of the samples, us by metric and statistic; absent where there is none."""
+    cells = [(m, s) for m in METRICS for s in STATISTICS if resamplable((m, s))]
+    numbers: dict[str, dict[str, float]] = {metric: {} for metric in METRICS}
+    for (metric, statistic), value_us in zip(cells, cell_values(samples, cells), strict=True):
+        if not np.isnan(value_us):
+            numbers[metric][statistic] = float(value_us)
+    return numbers
 
 
 def resampled_values(sides: Sequence[LatencySamples], cells: Sequence[Cell], *, paired: bool) -> list[Floats]:

@@ -31,6 +31,7 @@ from blis_replay.validate.observed import (
     observed_requests,
     samples_of,
 )
+from blis_replay.validate.resampling import numbers_of
 from blis_replay.validate.unusable import unusable_cells
 
 Numbers = dict[str, dict[str, float]]
@@ -177,10 +178,10 @@ def _of_stored_run(store: Store, name: str, run: RunRecord) -> Side:
         raise NothingToJudgeError(f"{name}: the recording was replaced after this run was stored; validate it again")
     chosen = (requests["state"] == "completed").to_numpy()
     samples = _stored_samples(experiment.recording, run, requests, chosen)
-    known = errors.filter(pl.col("simulated_us").is_not_null())
-    numbers: Numbers = {metric: {} for metric in METRICS}
-    for metric, statistic, value_us in known.select("metric", "statistic", "simulated_us").iter_rows():
-        numbers[metric][statistic] = value_us
+    numbers = numbers_of(samples)
+    pooled = errors.filter(pl.col("simulated_us").is_not_null() & (pl.col("metric") == "itl"))
+    for statistic, value_us in pooled.select("statistic", "simulated_us").iter_rows():
+        numbers["itl"].setdefault(statistic, value_us)  # single tokens are not stored with a run
     return Side(
         name=name,
         what=f"{experiment.recording.alias} replayed ({run.replay_mode}) by {run.simulator} with {run.release}, stored",

@@ -18,8 +18,9 @@ from blis_replay.ingest.errors import UnknownExperimentError
 from blis_replay.ingest.ingest import ingest_source
 from blis_replay.ingest.store import Store, open_store
 from blis_replay.replay.release_file import load_release
-from blis_replay.validate.experiment import DEFAULT_RELEASE
+from blis_replay.validate.experiment import DEFAULT_RELEASE, read_experiment
 from blis_replay.validate.gating.gate import gate
+from blis_replay.validate.gating.judging import GateJob, judge_experiment
 from blis_replay.validate.gating.policy import Coverage, Policy, Ranking, Regression
 from blis_replay.validate.gating.ranking import ranking_checks
 from blis_replay.validate.gating.report_json import gate_json
@@ -122,7 +123,7 @@ def test_a_recording_that_lost_requests_cannot_be_judged(tmp_path: Path) -> None
     assert report.verdict == "not judged"
     assert report.judgements[0].errors["e2e", "mean"] == pytest.approx(-0.0084, abs=0.001)
     (check,) = report.judgements[0].checks
-    assert (check.rule, check.outcome) == ("recording", "not judged")
+    assert (check.rule, check.outcome, report.judgements[0].standing) == ("recording", "not judged", "refused")
     assert "20 of 200 request records were rejected" in check.message
 
 
@@ -228,6 +229,22 @@ def test_published_aggregates_are_judged_by_resampling_the_simulated_requests(tm
     assert {rule for rule, _, _ in failed(report.all_checks)} == {"regression"}
     assert {alias for _, alias, _ in failed(report.all_checks)} == {"34b-codegen", "34b-general", "34b-roleplay"}
     assert "the published number held fixed" in " ".join(gate_text(report).split())
+
+
+def test_an_overloaded_recording_that_cannot_be_replayed_does_not_hold_the_verdict_up(store: Store) -> None:
+    job = GateJob(
+        replace(read_experiment(store, LARGE.slug), overloaded=True), release("new", dtype="fp8"), None, Policy(), False
+    )
+    found = judge_experiment(job)
+    assert (found.standing, found.outcome, found.checks) == ("overloaded", None, ())
+    assert "the recording is overloaded; release new has no coefficients" in found.reason
+
+
+def test_two_experiments_of_one_alias_are_both_ranked() -> None:
+    """Slower in the recording, faster in the simulator, and called alike."""
+    pair = [replace(judgement(slug, *p99), alias="x") for slug, p99 in (("a", (100.0, 9.0)), ("b", (200.0, 8.0)))]
+    (check,) = ranking_checks(pair, Ranking(("e2e",)))
+    assert (check.outcome, check.value) == ("fail", 1.0)
 
 
 def test_a_margin_is_what_a_significant_change_must_exceed(store: Store) -> None:

@@ -57,11 +57,12 @@ def _chosen(store: Store, candidate: CoefficientRelease, selectors: Sequence[str
     slugs, left_out = set(all_experiments(store)), {}
     for row in list_experiments(store):
         if row.ground_truth == ARRIVALS:
-            left_out[row.alias] = "an arrival trace, without latencies"
+            why = "an arrival trace, without latencies"
         elif (row.model or "").lower() not in known:
-            left_out[row.alias] = f"{candidate.name} has no coefficients for {row.model}"
+            why = f"{candidate.name} has no coefficients for {row.model}"
         else:
             continue
+        left_out[row.slug if row.alias in left_out else row.alias] = why
         slugs.discard(row.slug)
     if not slugs:
         raise NothingToJudgeError(

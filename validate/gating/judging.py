@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from blis_replay.blis.errors import ReleaseError
+from blis_replay.blis.errors import ReleaseError, SimulatorError
 from blis_replay.blis.release import CoefficientRelease
 from blis_replay.ingest.readers.formats import REQUEST_FORMATS
 from blis_replay.ingest.recording import Recording
@@ -44,12 +44,14 @@ def judge_experiment(job: GateJob) -> Judgement:
             _refuse_other_hardware(job.candidate, job.experiment.recording)
         run = _replayed(job, job.candidate)
         comparison = compare_whole(job.experiment, run)
-    except (ReleaseError, ReplayError, NothingToJudgeError) as error:
+    except (SimulatorError, ReplayError, NothingToJudgeError) as error:
         return _refused(job, str(error))
     standing, reason = _standing(job, comparison)
     checks: list[Check] = []
-    if standing == "gated":
-        checks = _recording(job) or [*_thresholds(comparison, job.policy), *_regressions(job, comparison)]
+    if standing == "gated" and (checks := _recording(job)):
+        standing, reason = "refused", checks[0].message
+    elif standing == "gated":
+        checks = [*_thresholds(comparison, job.policy), *_regressions(job, comparison)]
     return Judgement(
         slug=comparison.slug,
         alias=comparison.alias,
@@ -81,7 +83,8 @@ def _same_gpu(one: str, other: str) -> bool:
 
 
 def _refused(job: GateJob, why: str) -> Judgement:
-    recording = job.experiment.recording
+    """An experiment that could not be replayed; an overloaded one would not be gated either way."""
+    recording, overloaded = job.experiment.recording, job.experiment.overloaded
     check = Check("release", recording.alias, "", "", "not judged", why)
     return Judgement(
         slug=recording.slug,
@@ -89,11 +92,11 @@ def _refused(job: GateJob, why: str) -> Judgement:
         model=recording.model or "",
         ground_truth=recording.ground_truth,
         uses="not stated",
-        standing="refused",
-        reason=why,
+        standing="overloaded" if overloaded else "refused",
+        reason=f"the recording is overloaded; {why}" if overloaded else why,
         errors={},
         ordered={},
-        checks=(check,),
+        checks=() if overloaded else (check,),
     )
 
 
@@ -144,7 +147,7 @@ def _regressions(job: GateJob, candidate: Comparison) -> list[Check]:
         return []
     try:
         baseline = _replayed(job, job.baseline)
-    except (ReleaseError, ReplayError) as error:
+    except (SimulatorError, ReplayError) as error:
         why = f"the baseline cannot be replayed: {error}"
         return [Check("regression", candidate.alias, "", "", "not judged", why)]
     return regressions(candidate, baseline, job.policy)

@@ -21,15 +21,18 @@ def ranking_checks(judgements: Sequence[Judgement], ranking: Ranking) -> list[Ch
 
 
 def _check(metric: str, gated: Sequence[Judgement], tolerance: float) -> Check:
-    p99s = {judgement.alias: judgement.ordered[metric] for judgement in gated}
+    p99s = {judgement.slug: judgement.ordered[metric] for judgement in gated}
+    aliases = {judgement.slug: judgement.alias for judgement in gated}
     named = f"{metric.upper()} p99"
-    unusable = [f"{alias} ({p99.unusable})" for alias, p99 in p99s.items() if p99.unusable]
+    unusable = [f"{aliases[slug]} ({p99.unusable})" for slug, p99 in p99s.items() if p99.unusable]
     pairs = [pair for pair in combinations(p99s, 2) if _have_order(p99s[pair[0]], p99s[pair[1]], tolerance)]
     inverted = [pair for pair in pairs if _inverted(p99s[pair[0]], p99s[pair[1]])]
     absent = sum(p99.observed_us is None and not p99.unusable for p99 in p99s.values())
     message = f"{named}: {len(inverted)} of {len(pairs)} pairs of experiments with an observed order are inverted"
     message += f"; {absent} experiments have no observed p99" if absent else ""
-    message += "".join(f"; {_said(*pair, p99s)}" for pair in inverted)
+    message += "".join(
+        f"; {' / '.join(aliases[slug] for slug in pair)}: {_said(p99s[pair[0]], p99s[pair[1]])}" for pair in inverted
+    )
     message += f"; not to be used: {', '.join(unusable)}" if unusable else ""
     outcome: Outcome = "fail" if inverted else "not judged" if unusable else "pass"
     return Check("ranking", "", metric, "p99", outcome, message, float(len(inverted)), 0.0)
@@ -52,9 +55,7 @@ def _inverted(one: Ordered, other: Ordered) -> bool:
     return (one.observed_us - other.observed_us) * (one.simulated_us - other.simulated_us) < 0
 
 
-def _said(one: str, other: str, p99s: dict[str, Ordered]) -> str:
-    seen, made = (
-        " / ".join(milliseconds(getattr(p99s[alias], field)) for alias in (one, other))
-        for field in ("observed_us", "simulated_us")
-    )
-    return f"{one} / {other}: observed {seen} ms, simulated {made} ms"
+def _said(one: Ordered, other: Ordered) -> str:
+    seen = " / ".join(milliseconds(p99.observed_us) for p99 in (one, other))
+    made = " / ".join(milliseconds(p99.simulated_us) for p99 in (one, other))
+    return f"observed {seen} ms, simulated {made} ms"

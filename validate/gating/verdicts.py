@@ -53,7 +53,8 @@ class Judgement:
     """What a gate found of one experiment.
 
     ``standing``: ``gated``; ``overloaded`` or ``fitted`` (its own latencies, under
-    ``held_out_only``): shown and not gated; ``refused``: the release is not for it.
+    ``held_out_only``): shown and not gated; ``refused``: the release is not for it, or the recording
+    not to be judged by.
     ``errors``: signed error by ``(metric, statistic)``, None where there is none.
     ``resampled``: ``recorded requests``, or ``simulated requests`` against published numbers.
     """
