@@ -173,7 +173,7 @@ class _Assembly:
         server = self._server(traces, requests, client)
         cache_events, cache_clock = self._kv_events(client)
         engine = self._engine(configured, server)
-        slug, hardware = self.source.slug, text(self.profile.get("hardware"))
+        slug, hardware = self.source.slug, self._hardware(configured)
         workload = workload_of(slug, configured.experiment.app)
         files = self._files()
         return Recording(
@@ -405,7 +405,7 @@ class _Assembly:
             ("recorded", "trace header", dict(configured.header.engine)),
             ("profile", "bundled profile", profile_arguments(self.profile)),
         ]
-        hardware = text(self.profile.get("hardware"))
+        hardware = self._hardware(configured)
         block_size = int(engine_settings(sources, hardware)[0]["block_size"].value)
         if blocks := log.num_gpu_blocks(block_size):
             sources.insert(3, ("recorded", "server log", {"num_gpu_blocks": blocks}))
@@ -424,6 +424,9 @@ class _Assembly:
             f"engine argument {name}" for name in ("max_model_len", "num_gpu_blocks") if name not in settings
         ]
         return settings
+
+    def _hardware(self, configured: _Configured) -> str | None:
+        return configured.experiment.hardware or text(self.profile.get("hardware"))
 
     def _tensor_parallelism(self, configured: _Configured) -> int | None:
         said = (

@@ -24,17 +24,18 @@ _SHARED_PREFIX_KEYS: dict[str, tuple[str, ...]] = {
     "question_tokens": ("question_len",),
     "output_tokens": ("output_len",),
 }
-ENGINE_KEYS = ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "block_size")
+ENGINE_KEYS = ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "block_size", "dtype")
 
 
 @dataclass(frozen=True)
 class ExperimentConfig:
-    """``exp-config.yaml``: the model and engine arguments of the run (absent ones are ``None``)."""
+    """``exp-config.yaml``: model, GPU and engine arguments of the run (absent ones are ``None``)."""
 
     model: str | None
     app: str | None
     tensor_parallelism: int | None
     engine: Mapping[str, object]  # as recorded, by vLLM's names
+    hardware: str | None = None
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ def read_experiment_config(file: RecordedFile) -> ExperimentConfig:
         app=text(document.get("app")),
         tensor_parallelism=tensor_parallelism,
         engine={key: document[key] for key in ENGINE_KEYS if document.get(key) is not None},
+        hardware=text(document.get("hardware")),
     )
 
 

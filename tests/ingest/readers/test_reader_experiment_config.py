@@ -87,10 +87,13 @@ def test_a_stage_without_a_rate_is_rejected_and_the_others_keep_their_numbers(tm
 
 def test_the_experiment_configuration_keeps_only_what_it_says(tmp_path: Path) -> None:
     config = read_experiment_config(
-        recorded(tmp_path, "model: a/b-7b\ntensor_parallelism: 2\nmax_num_seqs: 128\napp: x\n")
+        recorded(
+            tmp_path, "model: a/b-7b\ntensor_parallelism: 2\nmax_num_seqs: 128\napp: x\nhardware: H100\ndtype: half\n"
+        )
     )
     assert (config.model, config.tensor_parallelism, config.app) == ("a/b-7b", 2, "x")
-    assert dict(config.engine) == {"max_num_seqs": 128}
+    assert config.hardware == "H100"
+    assert dict(config.engine) == {"max_num_seqs": 128, "dtype": "half"}
 
 
 @pytest.mark.parametrize(
