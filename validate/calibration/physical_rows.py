@@ -21,6 +21,9 @@ Floats = NDArray[np.float64]
 # Fewer windows of step records than this say little; latencies do better then.
 _FEWEST_WINDOWS = 20
 
+# Rows of neighbouring requests tell the same; this many, spread over the run, are enough.
+_MOST_ROWS = 2_000
+
 
 @dataclass(frozen=True)
 class PhysicalRows:
@@ -35,7 +38,8 @@ class PhysicalRows:
 def physical_rows(recording: Recording, architecture: Architecture) -> PhysicalRows | None:
     """What the physical model is fitted to: step cycles where there are step records, else latencies.
 
-    None where the recording has neither (published aggregates), or no GPU with a datasheet here.
+    None where the recording has neither (published aggregates).  Raises ``ReleaseError`` for
+    hardware whose datasheet is not known here.
     """
     kind, rows = "steps", None
     if recording.steps.height > 1:
@@ -44,11 +48,12 @@ def physical_rows(recording: Recording, architecture: Architecture) -> PhysicalR
         kind, rows = "latencies", rows_from_latencies(recording)
     if not len(rows.cycle_us):
         return None
-    times_us = batch_times_us(
-        architecture, gpu_named(recording.hardware), recording.tensor_parallelism or 1, mean_batches(recording, rows)
-    )
+    batches = mean_batches(recording, rows)
+    chosen = np.arange(0, len(batches), -(-len(batches) // _MOST_ROWS))
+    gpu, tensor_parallelism = gpu_named(recording.hardware), recording.tensor_parallelism or 1
+    times_us = batch_times_us(architecture, gpu, tensor_parallelism, batches[chosen])
     fitted_on = FittedOn(recording.slug, recording.content_hash, "steps" if kind == "steps" else "latencies")
-    return PhysicalRows(model_of(recording), fitted_on, times_us, rows.cycle_us)
+    return PhysicalRows(model_of(recording), fitted_on, times_us, rows.cycle_us[chosen])
 
 
 def mean_batches(recording: Recording, rows: CycleRows) -> Floats:
