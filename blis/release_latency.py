@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.architecture import format_architecture, parse_architecture
+from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.gpu import format_gpu, parse_gpu
 from blis_replay.blis.latency import FEATURE_NAMES, Latency, LatencyModel, ObservedCycles, Regime, RegimeModel
 from blis_replay.blis.physical import COEFFICIENT_NAMES, PhysicalCoefficients, PhysicalModel

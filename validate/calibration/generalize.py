@@ -103,7 +103,7 @@ class FoldResult:
 
 @dataclass(frozen=True)
 class Generalisation:
-    """All folds; ``in_distribution`` is fitted to every case.  ``not_used``: experiments left aside, with the reason."""
+    """All folds; ``in_distribution`` is fitted to every case.  ``not_used``: experiments left aside, and why."""
 
     by: LeaveOut
     form: ModelForm

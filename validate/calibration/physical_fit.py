@@ -89,7 +89,9 @@ def fit_physical(parts: Sequence[PhysicalRows], priors: Mapping[str, Prior] = PR
         solution = _non_negative(np.vstack([system, np.diag(precision)]), np.concatenate([right, precision * belief]))
         trust = 1 / np.sqrt(1 + ((times @ solution - target) / _ROBUST) ** 2)
     spread = np.sqrt(np.diag(np.linalg.inv(system.T @ system + np.diag(precision**2))))
-    coefficients = PhysicalCoefficients(**dict(zip(COEFFICIENT_NAMES, map(_rounded, solution), strict=True)))
+    coefficients = PhysicalCoefficients(
+        **{name: _rounded(name, value) for name, value in zip(COEFFICIENT_NAMES, solution, strict=True)}
+    )
     return PhysicalFit(
         coefficients=coefficients,
         spread=dict(zip(COEFFICIENT_NAMES, map(float, spread), strict=True)),
@@ -99,8 +101,8 @@ def fit_physical(parts: Sequence[PhysicalRows], priors: Mapping[str, Prior] = PR
     )
 
 
-def _rounded(value: float) -> float:
-    return round(float(value), 3 if value > 10 else 4)
+def _rounded(name: str, value: float) -> float:
+    return round(float(value), 3 if name.endswith("_us") else 4)
 
 
 def _relative(parts: Sequence[PhysicalRows]) -> tuple[Floats, Floats, Floats]:
@@ -113,7 +115,7 @@ def _relative(parts: Sequence[PhysicalRows]) -> tuple[Floats, Floats, Floats]:
 
 def _compact(system: Floats, right: Floats) -> tuple[Floats, Floats]:
     """As many rows as columns with the same least-squares solutions (the triangle of a QR decomposition)."""
-    triangle = np.linalg.qr(np.column_stack([system, right]), mode="r")
+    triangle: Floats = np.asarray(np.linalg.qr(np.column_stack([system, right]), mode="r"))
     return triangle[:, :-1], triangle[:, -1]
 
 
