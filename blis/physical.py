@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blis_replay.blis.architecture import Architecture
+from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.gpu import Gpu
 from blis_replay.blis.kernel import step_time
 
@@ -28,6 +29,10 @@ _PS_PER_US = step_time.PS_PER_US
 
 # An all-reduce after attention and one after the feed-forward network (Megatron-LM, arXiv:1909.08053).
 _ALL_REDUCES_PER_LAYER = 2
+
+# What is beyond is no server, and its sums would not fit 64 bits.
+_LONGEST_TOKEN_US = 1e5
+_LONGEST_STEP_US = 8.64e10
 
 # Batches beyond this have touched every expert of any model.
 _LONGEST_TABLE = 100_000
@@ -77,12 +82,18 @@ class PhysicalModel:
     coefficients: PhysicalCoefficients
 
     def for_kernel(self) -> step_time.KernelModel:
-        """Kind, integer and real coefficients as ``kernel.step_time`` reads them."""
+        """Kind, integer and real coefficients as ``kernel.step_time`` reads them.
+
+        Raises ``ReleaseError`` if a token costs more than 0.1 s or a step more than a day.
+        """
         shared = self.coefficients.as_array()
         costs_us = shared @ unit_times_us(self.architecture, self.gpu, self.tensor_parallelism)
         read_us = self.coefficients.weight_read * expert_read_us(self.architecture, self.gpu, self.tensor_parallelism)
+        experts_us = read_us * touched_table(self.architecture)
+        if not (max(costs_us[1:]) <= _LONGEST_TOKEN_US and max(costs_us[STEP], experts_us[-1]) <= _LONGEST_STEP_US):
+            raise ReleaseError("a token takes more than 0.1 s or a step more than a day; check architecture and GPU")
         head = [*(round(float(cost) * _PS_PER_US) for cost in costs_us), _PS_PER_US // 2]
-        table = np.rint(read_us * touched_table(self.architecture) * _PS_PER_US).astype(np.int64)
+        table = np.rint(experts_us * _PS_PER_US).astype(np.int64)
         return step_time.PHYSICAL, np.concatenate([np.array(head, np.int64), table]), np.zeros(0)
 
 

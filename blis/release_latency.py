@@ -88,6 +88,10 @@ def _parse_physical(fields: Fields, tensor_parallelism: int) -> PhysicalModel:
         coefficients=_parse_coefficients(fields.mapping("coefficients")),
     )
     fields.refuse_unknown()
+    try:
+        model.for_kernel()
+    except ReleaseError as error:
+        raise ReleaseError(f"{fields.origin}, field {fields.path.rstrip('.')}: {error}") from None
     return model
 
 

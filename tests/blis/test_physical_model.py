@@ -148,17 +148,17 @@ COEFFICIENTS = st.builds(
 )
 
 
-@given(
-    ARCHITECTURES,
-    COEFFICIENTS,
-    st.sampled_from([1, 2, 4, 8]),
-    *[st.integers(0, 2048)] * 2,
-    *[st.integers(0, 10**6)] * 2,
-)
+TOKENS, MANY_TOKENS = st.integers(0, 2048), st.integers(0, 10**6)
+
+
+@given(ARCHITECTURES, COEFFICIENTS, st.sampled_from([1, 2, 4, 8]), TOKENS, TOKENS, MANY_TOKENS, MANY_TOKENS)
 def test_the_kernel_is_the_formula(
     a: Architecture, c: PhysicalCoefficients, gpus: int, prefill: int, decode: int, context: int, attended: int
 ) -> None:
-    """Written out once more, cost by cost, in plain Python; and as a matrix, for fitting.  Half a us either way."""
+    """Written out once more, cost by cost, in plain Python; and as a matrix, for fitting.
+
+    Off by half a us, and half a ps for each token: costs a token are whole ps.
+    """
     requests = decode + (prefill > 0)
     byte_us, flop_us = 1 / H100.memory_bytes_per_s * 1e6, 1 / gpus / H100.flops_per_s * 1e6
     touched = a.experts * (1 - (1 - a.experts_per_token / a.experts) ** (prefill + decode)) if a.experts else 0
@@ -178,7 +178,8 @@ def test_the_kernel_is_the_formula(
         + c.per_request_us * requests
     )
     model = PhysicalModel(a, H100, gpus, c)
-    assert abs(duration_us(model, prefill, decode, context, attended, int(prefill > 0)) - expected_us) <= 0.501
+    rounding_us = 0.501 + 5e-7 * (prefill + decode + context + attended + requests)
+    assert abs(duration_us(model, prefill, decode, context, attended, int(prefill > 0)) - expected_us) <= rounding_us
     batch = np.array([[1, prefill, decode, context, attended, requests]], float)
     assert batch_times_us(a, H100, gpus, batch)[0] @ c.as_array() == pytest.approx(expected_us)
 
@@ -221,6 +222,8 @@ def test_a_physical_release_survives_being_written() -> None:
         ("weight_read: 1", "weight_read: -1", "coefficients.weight_read: is negative"),
         ("weight_read: 1\n", "weight_read: 1 us\n", "coefficients.weight_read: is no number"),
         ("per_layer: 0 us", "per_layer: 0", "coefficients.per_layer: is missing or no number with a unit"),
+        ("layers: 32", "layers: 9999999", "models[0].latency: a token takes more than 0.1 s or a step more than a"),
+        ("3350 GB/s", "1e-99 GB/s", "models[0].latency: a token takes more than 0.1 s or a step more than a day"),
         ("weight_read: 1", "weight_reed: 1", "coefficients.weight_read: is no number"),
     ],
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Literal
 
@@ -146,10 +146,11 @@ def generalize(
     return Generalisation(by, form, tuple(results), everything, not_used)
 
 
-def read_cases(store: Store, patterns: Sequence[str] = ()) -> list[Case]:
+def read_cases(store: Store, patterns: Sequence[str] = (), gpu: str | None = None) -> list[Case]:
     """Stored and bundled experiments whose alias or slug matches one of the patterns (``7b-*``); all without any.
 
-    Arrival traces have nothing to compare and are left aside.  Raises ``NothingToJudgeError`` if none is left.
+    ``gpu``: that of recordings which do not say.  Arrival traces have nothing to compare and are
+    left aside.  Raises ``NothingToJudgeError`` if none is left.
     """
     cases = []
     for slug in all_experiments(store):
@@ -158,6 +159,7 @@ def read_cases(store: Store, patterns: Sequence[str] = ()) -> list[Case]:
         if not named or row.ground_truth == ARRIVALS:
             continue
         recording = read_stored(store, slug)
+        recording = replace(recording, hardware=recording.hardware or gpu)
         gaps = inter_token_gaps(store, slug, Selection().of(recording.requests))
         findings = tuple(read_findings(store, slug))
         cases.append(Case(recording, findings, row.overloaded, gaps if len(gaps[0]) else None))
@@ -192,6 +194,9 @@ def _usable(
         return list(cases), {}
     usable, not_used = [], {}
     for case in cases:
+        if case.recording.hardware is None:
+            not_used[case.recording.alias] = "the recording does not name its GPU; do so with --gpu H100-SXM"
+            continue
         try:
             known_architecture(architectures, model_of(case.recording))
             gpu_named(case.recording.hardware)

@@ -27,7 +27,7 @@ class PublishedScore:
 
 
 PUBLISHED_SOURCE = (
-    "StepML leaderboard of all rounds, the same H100 experiments but for overloaded ones; its step MAPE is against "
+    "StepML leaderboard of all rounds, on the H100 experiments that are bundled here; its step MAPE is against "
     "step.duration_us, which is not the step cycle"
 )
 PUBLISHED_SCORES = (

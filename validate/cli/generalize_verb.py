@@ -35,6 +35,7 @@ from blis_replay.validate.cli.options import json_option, print_json, store_opti
     metavar="MODEL=PATH",
     help="The config.json of a model whose architecture does not ship; may be given several times.",
 )
+@click.option("--gpu", default=None, metavar="NAME", help="The GPU of recordings that do not name it, e.g. H100-SXM.")
 @click.option(
     "--out", type=click.Path(path_type=Path, file_okay=False), default=None, help="Folder for a release of each fit."
 )
@@ -45,6 +46,7 @@ def command(
     patterns: tuple[str, ...],
     form: str,
     configs: tuple[str, ...],
+    gpu: str | None,
     out: Path | None,
     store_path: Path,
     as_json: bool,
@@ -79,7 +81,7 @@ def command(
         raise click.UsageError("--config takes MODEL=PATH, e.g. org/new-3b=config.json")
     architectures = bundled_architectures() | {model: architecture_of_file(Path(path)) for model, path in pairs}
     with open_store(store_path) as store:
-        cases = read_cases(store, patterns)
+        cases = read_cases(store, patterns, gpu)
     with click.progressbar(length=1, label="fitting", file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
 
         def progress(done: int, jobs: int) -> None:
