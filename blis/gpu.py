@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib import resources
 
 import yaml
@@ -21,7 +23,8 @@ class Gpu:
     link_bytes_per_s: float
 
 
-def bundled_gpus() -> dict[str, Gpu]:
+@cache
+def bundled_gpus() -> Mapping[str, Gpu]:
     """The GPUs that are known, by name and by the other names that recordings give them."""
     text = (resources.files("blis_replay.blis") / "gpus.yaml").read_text("utf-8")
     top = Fields(yaml.safe_load(text), "gpus.yaml", "")
@@ -36,7 +39,7 @@ def bundled_gpus() -> dict[str, Gpu]:
 def gpu_named(name: str | None) -> Gpu:
     """A GPU by name; raises ``ReleaseError`` for one whose datasheet is not known here."""
     gpus = bundled_gpus()
-    if name not in gpus:
+    if name is None or name not in gpus:
         raise ReleaseError(f"no datasheet of the hardware {name or '(not recorded)'}; known are {', '.join(gpus)}")
     return gpus[name]
 

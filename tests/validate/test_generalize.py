@@ -201,7 +201,7 @@ def test_what_the_form_cannot_take_is_named(cases: list[Case]) -> None:
     assert "--config org/model-1b=config.json" in result.not_used["1b-chat"]
     with pytest.raises(ValidateError, match="do not transfer to another"):
         generalize(cases, "model", "per-model", ARCHITECTURES)
-    with pytest.raises(NothingToJudgeError, match="fewer than two models"):
+    with pytest.raises(NothingToJudgeError, match="recordings of at least two models are needed"):
         generalize(cases[:2], "model", "physical", ARCHITECTURES)
 
 

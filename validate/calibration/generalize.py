@@ -11,8 +11,9 @@ from blis_replay.blis.architecture import Architecture
 from blis_replay.blis.errors import ReleaseError, SimulatorError
 from blis_replay.blis.gpu import gpu_named
 from blis_replay.blis.release import CoefficientRelease
+from blis_replay.fixtures.catalogue import bundled_aliases
 from blis_replay.ingest.recording import ARRIVALS, PUBLISHED, Finding, Recording
-from blis_replay.ingest.store import Store, inter_token_gaps, read_findings, read_stored
+from blis_replay.ingest.store import Store, inter_token_gaps, list_experiments, read_findings, read_stored
 from blis_replay.replay.driver import replay
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.executors import ExecutorName, map_jobs
@@ -23,7 +24,7 @@ from blis_replay.validate.calibration.physical_release import calibrate_physical
 from blis_replay.validate.calibration.step_error import step_mape
 from blis_replay.validate.compare import compare
 from blis_replay.validate.errors import NothingToJudgeError, ValidateError
-from blis_replay.validate.experiment import all_experiments, experiment_row
+from blis_replay.validate.experiment import experiment_row, find_experiment
 from blis_replay.validate.observed import Gaps, Selection
 
 LeaveOut = Literal["model", "workload"]
@@ -140,7 +141,11 @@ def generalize(
     usable, not_used = _usable(cases, form, architectures)
     left_out = folds(usable, by)
     if not left_out:
-        raise NothingToJudgeError(f"fewer than two {by}s to leave out one of; name more experiments")
+        others = "".join(f"; {alias} left aside: {why}" for alias, why in list(not_used.items())[:1])
+        raise NothingToJudgeError(
+            f"recordings of at least two {by}s are needed, one to leave out and one to fit to; overloaded runs and "
+            f"published aggregates are never fitted to{others}"
+        )
     jobs = [_Job(fold, form, architectures) for fold in [*left_out, _nothing_left_out(usable, by)]]
     *results, everything = map_jobs(_run, jobs, executor=executor, progress=progress)
     return Generalisation(by, form, tuple(results), everything, not_used)
@@ -152,11 +157,14 @@ def read_cases(store: Store, patterns: Sequence[str] = (), gpu: str | None = Non
     ``gpu``: that of recordings which do not say.  Arrival traces have nothing to compare and are
     left aside.  Raises ``NothingToJudgeError`` if none is left.
     """
+    names = {row.slug: row.alias for row in list_experiments(store)}
+    names |= {slug: alias for alias, slug in bundled_aliases().items() if slug not in names}
     cases = []
-    for slug in all_experiments(store):
-        row = experiment_row(store, slug)
-        named = not patterns or any(fnmatchcase(name, p) for name in (slug, row.alias) for p in patterns)
-        if not named or row.ground_truth == ARRIVALS:
+    for slug, alias in names.items():
+        if patterns and not any(fnmatchcase(name, pattern) for name in (slug, alias) for pattern in patterns):
+            continue
+        row = experiment_row(store, find_experiment(store, slug))
+        if row.ground_truth == ARRIVALS:
             continue
         recording = read_stored(store, slug)
         recording = replace(recording, hardware=recording.hardware or gpu)

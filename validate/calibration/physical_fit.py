@@ -48,7 +48,8 @@ _MODEL_SCATTER = 0.02
 
 # Beyond this share of a cycle a row counts linearly, not squared, so that stalls do not bend the fit.
 _ROBUST = 0.05
-_ROUNDS = 20
+_ROUNDS = 50
+_SETTLED = 1e-4
 
 # A coefficient whose spread the recordings did not halve is its prior's, not theirs.
 _IDENTIFIED_BELOW = 0.5
@@ -87,7 +88,9 @@ def fit_physical(parts: Sequence[PhysicalRows], priors: Mapping[str, Prior] = PR
         scale = np.sqrt(weight * trust) / _MODEL_SCATTER
         system, right = _compact(times * scale[:, None], target * scale)
         solution = _non_negative(np.vstack([system, np.diag(precision)]), np.concatenate([right, precision * belief]))
-        trust = 1 / np.sqrt(1 + ((times @ solution - target) / _ROBUST) ** 2)
+        before, trust = trust, 1 / np.sqrt(1 + ((times @ solution - target) / _ROBUST) ** 2)
+        if np.abs(trust - before).max() < _SETTLED:
+            break
     spread = np.sqrt(np.diag(np.linalg.inv(system.T @ system + np.diag(precision**2))))
     coefficients = PhysicalCoefficients(
         **{name: _rounded(name, value) for name, value in zip(COEFFICIENT_NAMES, solution, strict=True)}
