@@ -178,7 +178,7 @@ def _model_entry(fields: Fields) -> ModelEntry:
     entry = ModelEntry(
         model=fields.text("model"),
         tensor_parallelism=tensor_parallelism,
-        latency=parse_latency(fields.mapping("latency")),
+        latency=parse_latency(fields.mapping("latency"), tensor_parallelism),
         lifecycle=Lifecycle(**delays),
         applies_to=tuple(patterns),
         sources=sources,

@@ -16,6 +16,10 @@ Choice = TypeVar("Choice", bound=str)
 NS = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 NS_PER_TOKEN = {f"{unit}/token": ns for unit, ns in NS.items()}
 
+# Bytes and floating-point operations a second.
+BYTES_PER_S = {"GB/s": 10**9, "TB/s": 10**12}
+FLOPS_PER_S = {"TFLOP/s": 10**12, "PFLOP/s": 10**15}
+
 
 class Fields:
     """A YAML mapping being read: typed access that names the field when it refuses.
@@ -52,9 +56,11 @@ class Fields:
             if name not in self.seen:
                 self.refuse(name, f"is not a field of {self.document}", "remove it or correct its spelling")
 
-    def text(self, name: str) -> str:
+    def text(self, name: str, *, optional: bool = False) -> str:
         self.seen.add(name)
         value = self.values.get(name)
+        if value is None and optional:
+            return ""
         if not isinstance(value, str) or not value.strip():
             self.refuse(name, "is missing or no text", "add it")
         return value
@@ -100,12 +106,38 @@ class Fields:
         self.seen.add(name)
         return type(self)({name: self.values.get(name)}, self.origin, self.path).numbers()[name]
 
-    def quantity(self, name: str, units: Mapping[str, int], *, optional: bool = False) -> int:
-        """A number with a unit, in whole nanoseconds (per token)."""
+    def count(self, name: str, smallest: int, largest: int, *, optional: bool = False) -> int:
+        """A whole number between two others; 0 where it is optional and absent."""
         self.seen.add(name)
         value = self.values.get(name)
         if value is None and optional:
             return 0
+        if not isinstance(value, int) or isinstance(value, bool) or not smallest <= value <= largest:
+            self.refuse(name, f"is missing or no whole number from {smallest} to {largest:,}", "correct it")
+        return value
+
+    def flag(self, name: str) -> bool:
+        """True or false, false where it is absent."""
+        self.seen.add(name)
+        value = self.values.get(name, False)
+        if not isinstance(value, bool):
+            self.refuse(name, "is neither true nor false", "write one of them")
+        return value
+
+    def quantity(self, name: str, units: Mapping[str, int], *, optional: bool = False) -> int:
+        """A number with a unit, in whole nanoseconds (per token)."""
+        if self.values.get(name) is None and optional:
+            self.seen.add(name)
+            return 0
+        ns = self.in_unit(name, units)
+        if abs(ns) > 10**15:
+            self.refuse(name, "is larger than eleven days", "check its unit")
+        return round(ns)
+
+    def in_unit(self, name: str, units: Mapping[str, int]) -> float:
+        """A number with a unit, times what the unit stands for."""
+        self.seen.add(name)
+        value = self.values.get(name)
         match = isinstance(value, str) and re.fullmatch(
             r"\s*([-+]?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]{1,2})?)\s+(\S+)\s*", value
         )
@@ -113,7 +145,4 @@ class Fields:
             self.refuse(name, "is missing or no number with a unit", f"write e.g. '12.5 {next(iter(units))}'")
         if match[2] not in units:
             self.refuse(name, f"has the unknown unit {match[2]!r}", f"use one of {', '.join(units)}")
-        ns = float(match[1]) * units[match[2]]
-        if abs(ns) > 10**15:
-            self.refuse(name, "is larger than eleven days", "check its unit")
-        return round(ns)
+        return float(match[1]) * units[match[2]]

@@ -28,6 +28,7 @@ VERBS = {
     "compare": ("compare_verb", "Two recordings, runs, releases or simulators side by side."),
     "gate": ("gate_verb", "May a coefficient release be used?"),
     "calibrate": ("calibrate_verb", "Fit coefficients to recordings."),
+    "generalize": ("generalize_verb", "Do coefficients hold for a model or a workload never seen?"),
     "simulate": ("simulate_verb", "Simulate any request table, without a recording."),
     "export": ("export_verb", "Write the requests of an experiment for other simulators."),
     "verify": ("verify_verb", "Check the simulator itself: conservation, causality, queueing theory."),
