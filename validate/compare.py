@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,9 @@ from blis_replay.validate.observed import (
     samples_of,
 )
 from blis_replay.validate.unusable import unusable_cells
+
+if TYPE_CHECKING:
+    from blis_replay.validate.saturation import Saturation
 
 _REQUESTS_ONLY = "the simulator reports requests only, no times of single tokens"
 
@@ -74,7 +78,8 @@ class Comparison:
     and none of the others fails).  ``unusable``: those metrics, each with check and reason.
     ``uses``: what of this experiment the coefficients were fitted on: ``own steps``, ``own
     latencies``, ``held out``, or ``not stated`` by the release.
-    ``excluded``: requests left out of the comparison, by reason.
+    ``excluded``: requests left out of the comparison, by reason.  ``saturation``: of a whole
+    run that queues, or its recording does.
     """
 
     slug: str
@@ -91,6 +96,7 @@ class Comparison:
     findings: tuple[Finding, ...]
     selection: Selection
     run: ReplayRun
+    saturation: Saturation | None = None
 
 
 def compare(

@@ -1,0 +1,275 @@
+"""A recording and its replay under more load than can be served: what explains their difference, and since when.
+
+A request waits from its arrival in the queue to its first place in a batch.  While requests come
+faster than they are served the wait grows without end, so it measures how long that has lasted and
+no longer the server: with r requests offered for each one served, 1 % of throughput is
+1/(r - 1) % of the wait.  The comparison is meaningless from the last request on that found a
+place at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from blis_replay.blis.result import SimResult
+from blis_replay.blis.trace import Int64s
+from blis_replay.ingest.recording import Recording
+from blis_replay.replay.driver import ReplayRun
+from blis_replay.validate.compare import THRESHOLDS
+from blis_replay.validate.metrics import relative_error
+from blis_replay.validate.observed import observed_requests
+
+# A place at once: the step that runs and, if scheduling is asynchronous, one more.
+_AT_ONCE_US = 250_000
+# What is said of a queue at all; as the instrument check of overload has it.
+_QUEUE_US = 1_000_000
+# Single requests that are late for other reasons make no queue.
+_NEIGHBOURS = 5
+_FEWEST = 20
+# Largest error of the throughput of a simulator that is not to blame.
+THROUGHPUT_TOLERANCE = 0.05
+_BEFORE = ("e2e", "ttft")
+# More than so many failures say that the server was overloaded, also without a queue that is seen.
+_FAILED_SHARE = 0.10
+# In flight at its largest number for so much of the time: a client that sends when another is done.
+_LIMITED_SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class Queue:
+    """How requests waited on one side.
+
+    ``from_us``: arrival of the last request that found a place at once before requests came to
+    wait longer than they are served; ``until_us``: of the first that did so again, None if there
+    was none.  Both None if it never came so far.  ``longest_us``: the longest wait.
+    ``touched_us``: time in shorter queues, of over a second, that went away.
+    """
+
+    from_us: int | None
+    until_us: int | None
+    longest_us: int
+    touched_us: int
+
+
+@dataclass(frozen=True)
+class ClientLimit:
+    """A load generator that sent only when another request was done: its limit, reached first at ``from_us``."""
+
+    in_flight: int
+    from_us: int
+
+
+@dataclass(frozen=True)
+class Saturation:
+    """What there is to say of a saturated recording or replay.
+
+    ``from_us``, ``until_us``: between them the comparison is meaningless, None: nowhere, or until the
+    end.  ``in_flight``: requests in flight at ``from_us`` as recorded.  ``before``: signed error of the
+    mean of ``e2e`` and ``ttft`` over the ``requests_before``, None of fewer than 20.
+    ``throughput_error``: simulated over observed requests a second less one, while the recording
+    queues and nobody has given up.  ``offered``: requests that came for each one served meanwhile, as
+    recorded.  ``explains``: what explains the difference: the ``simulator``, whose errors before
+    the queue or of the throughput are too large; the ``recording``, if they are not; ``neither``
+    if nothing is meaningless; ``not told`` if there is nothing to tell it by.
+    """
+
+    observed: Queue
+    simulated: Queue
+    client_limit: ClientLimit | None
+    failed: int
+    first_failure_us: int | None
+    from_us: int | None
+    until_us: int | None
+    in_flight: int
+    requests_before: int
+    before: dict[str, float | None]
+    throughput_error: float | None
+    offered: float | None
+    explains: Literal["simulator", "recording", "neither", "not told"]
+
+
+def saturation(run: ReplayRun) -> Saturation | None:
+    """What can be said of queues in a recording and its replay; None where there is none, or none can be seen.
+
+    Needs requests recorded one by one and a simulator that reports steps.
+    """
+    recording, result = run.recording, run.simulated.engine
+    known = observed_requests(recording)
+    if result is None or not known.any():
+        return None
+    arrival_us = recording.requests["arrival_us"].to_numpy().astype(np.int64)
+    served_us = _served_us(result)
+    observed = queue(arrival_us[known], observed_wait_us(run, known), served_us)
+    simulated = queue(run.plan.trace.arrival_us, simulated_wait_us(run.plan.trace.abort_us, result), served_us)
+    limit = client_limit(recording)
+    failures_us = arrival_us[(recording.requests["status"] != "ok").to_numpy()]
+    from_us, until_us = _meaningless(observed, simulated, failures_us, len(arrival_us))
+    if from_us is None and limit is None and not (observed.touched_us or simulated.touched_us):
+        return None
+    before = _errors_before(run, known, from_us)
+    throughput_error, offered = _throughputs(run, observed, failures_us)
+    return Saturation(
+        observed=observed,
+        simulated=simulated,
+        client_limit=limit,
+        failed=len(failures_us),
+        first_failure_us=int(failures_us[0]) if len(failures_us) else None,
+        from_us=from_us,
+        until_us=until_us,
+        in_flight=in_flight_at(recording, from_us) if from_us is not None else 0,
+        requests_before=int((known & (arrival_us < (from_us or 0))).sum()),
+        before=before,
+        throughput_error=throughput_error,
+        offered=offered,
+        explains=_explanation(from_us, observed, before, throughput_error),
+    )
+
+
+def queue(arrival_us: Int64s, wait_us: Int64s, served_us: int) -> Queue:
+    """The queue that shows in the waits of requests in order of arrival; ``served_us``: how long one is served.
+
+    Waits are smoothed by the median of 5 neighbours.
+    """
+    if len(wait_us) < _NEIGHBOURS:
+        return Queue(None, None, int(wait_us.max(initial=0)), 0)
+    padded = np.pad(wait_us, _NEIGHBOURS // 2, mode="edge")
+    wait_us = np.median(np.lib.stride_tricks.sliding_window_view(padded, _NEIGHBOURS), axis=1).astype(np.int64)
+    from_us, until_us, touched_us = None, None, 0
+    for first, last in _stretches(wait_us > _AT_ONCE_US):
+        longest_us = int(wait_us[first : last + 1].max())
+        start_us = int(arrival_us[max(first - 1, 0)])
+        end_us = int(arrival_us[last + 1]) if last + 1 < len(arrival_us) else None
+        if longest_us > max(served_us, _QUEUE_US):
+            from_us = start_us if from_us is None else from_us
+            until_us = end_us
+        elif longest_us > _QUEUE_US:
+            touched_us += (int(arrival_us[-1]) if end_us is None else end_us) - start_us
+    return Queue(from_us, until_us, int(wait_us.max()), touched_us)
+
+
+def observed_wait_us(run: ReplayRun, chosen: NDArray[np.bool_]) -> Int64s:
+    """int64[chosen]: how long requests waited for their first place, as recorded.
+
+    Where the server did not say, it is the TTFT less what the replay takes for anything else
+    (its median where the replay did not serve the request).
+    """
+    result, requests = run.result, run.recording.requests
+    other_us = (result.first_token_us - result.scheduled_us) + (result.queued_us - result.arrival_us)
+    served = run.simulated.completed
+    other_us = np.where(served, other_us, int(np.median(other_us[served])))
+    inferred = pl.Series(requests["ttft_us"] - pl.Series(other_us))
+    waits = requests["queue_us"].fill_null(inferred).fill_null(0).clip(0)
+    return waits.to_numpy().astype(np.int64)[chosen]
+
+
+def simulated_wait_us(abort_us: Int64s, result: SimResult) -> Int64s:
+    """int64[n]: how long requests waited for their first place in the replay, or until they were given up."""
+    until_us = np.where(result.scheduled_us >= 0, result.scheduled_us, abort_us)
+    return np.maximum(until_us - result.queued_us, 0)
+
+
+def in_flight_at(recording: Recording, time_us: int) -> int:
+    """Requests that were sent by then, and neither done nor given up, as recorded."""
+    sent_us, done_us = _sent_and_done(recording)
+    return int(((sent_us <= time_us) & (done_us > time_us)).sum())
+
+
+def client_limit(recording: Recording) -> ClientLimit | None:
+    """The number of requests in flight at which the client stood for most of the run, if there is one.
+
+    Between the first time at its largest number and the last arrival.
+    """
+    sent_us, done_us = _sent_and_done(recording)
+    times_us = np.concatenate([done_us, sent_us])
+    # Of what is sent when another is done, the end comes first.
+    order = np.argsort(times_us, kind="stable")
+    in_flight = np.cumsum(np.repeat([-1, 1], [len(done_us), len(sent_us)])[order])
+    times_us = times_us[order]
+    largest = int(in_flight.max(initial=0))
+    first = int(np.argmax(in_flight == largest)) if largest else 0
+    held_us = np.diff(np.minimum(times_us, sent_us.max(initial=0)), append=sent_us.max(initial=0))
+    at_largest_us = int(held_us[in_flight == largest].sum())
+    if not largest or at_largest_us <= _LIMITED_SHARE * int(held_us[first:].sum()) or len(sent_us) < _FEWEST:
+        return None
+    return ClientLimit(largest, int(times_us[first]))
+
+
+def _sent_and_done(recording: Recording) -> tuple[Int64s, Int64s]:
+    requests = recording.requests.drop_nulls(["arrival_us", "e2e_us"])
+    sent_us = requests["arrival_us"].to_numpy().astype(np.int64)
+    return sent_us, sent_us + requests["e2e_us"].to_numpy().astype(np.int64)
+
+
+def _served_us(result: SimResult) -> int:
+    """Median time from first place to last token in the replay."""
+    done = result.completed
+    return int(np.median((result.finished_us - result.scheduled_us)[done])) if done.any() else 0
+
+
+def _stretches(long: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """First and last place of each run of true values."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], long, [False]]).astype(np.int8)))
+    return [(int(first), int(last) - 1) for first, last in edges.reshape(-1, 2)]
+
+
+def _meaningless(
+    observed: Queue, simulated: Queue, failures_us: Int64s, requests: int
+) -> tuple[int | None, int | None]:
+    sides = [side for side in (observed, simulated) if side.from_us is not None]
+    if sides:
+        ends = [side.until_us for side in sides]
+        last = None if None in ends else max(end for end in ends if end is not None)
+        return min(side.from_us for side in sides if side.from_us is not None), last
+    if len(failures_us) > _FAILED_SHARE * requests:
+        return int(failures_us[0]), None
+    return None, None
+
+
+def _errors_before(run: ReplayRun, known: NDArray[np.bool_], from_us: int | None) -> dict[str, float | None]:
+    requests = run.recording.requests
+    early = known & run.simulated.completed & (requests["arrival_us"].to_numpy() < (from_us or 0))
+    if early.sum() < _FEWEST:
+        return dict.fromkeys(_BEFORE)
+    sides = {"e2e": run.e2e_us, "ttft": run.ttft_us}
+    return {
+        metric: relative_error(float(requests[f"{metric}_us"].to_numpy()[early].mean()), float(values[early].mean()))
+        for metric, values in sides.items()
+    }
+
+
+def _throughputs(run: ReplayRun, observed: Queue, failures_us: Int64s) -> tuple[float | None, float | None]:
+    """Error of the throughput, and requests offered for each one served, while the recording queues."""
+    if observed.from_us is None:
+        return None, None
+    requests = run.recording.requests
+    arrival_us = requests["arrival_us"].to_numpy()
+    failed = (requests["status"] != "ok").to_numpy()
+    done_us = (requests["arrival_us"] + requests["e2e_us"]).fill_null(-1).to_numpy()
+    start_us, end_us = observed.from_us, observed.until_us or int(arrival_us[-1])
+    if failed.any():  # from then on places are taken by requests that nobody waits for
+        end_us = min(end_us, int(done_us[failed].min()))
+    served = int((~failed & (done_us > start_us) & (done_us <= end_us)).sum())
+    simulated_us = (run.plan.trace.arrival_us + run.e2e_us)[run.simulated.completed]
+    simulated = int(((simulated_us > start_us) & (simulated_us <= end_us)).sum())
+    if served < _FEWEST:
+        return None, None
+    came = int(((arrival_us > start_us) & (arrival_us <= end_us)).sum())
+    return simulated / served - 1, came / served
+
+
+def _explanation(
+    from_us: int | None, observed: Queue, before: dict[str, float | None], throughput_error: float | None
+) -> Literal["simulator", "recording", "neither", "not told"]:
+    if from_us is None:
+        return "neither"
+    too_large = any(abs(before[metric] or 0.0) > THRESHOLDS[metric] for metric in _BEFORE)
+    if too_large or abs(throughput_error or 0.0) > THROUGHPUT_TOLERANCE:
+        return "simulator"
+    if observed.from_us is None:
+        return "simulator"  # it queues and the server did not
+    return "not told" if throughput_error is None and before["e2e"] is None else "recording"
