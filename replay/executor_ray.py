@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -47,7 +48,7 @@ def _mapped(
 ) -> list[Answer]:
     ledger, key = Ledger(len(jobs), progress), uuid4().hex
     # In a list, a task is given the reference, and the worker fetches what is behind it once.
-    shipped = [ray.put(pickle.dumps(work))]
+    shipped = [ray.put((sys.path, pickle.dumps(work)))]
     task = ray.remote(num_cpus=1, max_retries=0)(_attempt)
     at_once = workers or max(int(ray.cluster_resources().get("CPU", 1)), 1)
     out: dict[Any, int] = {}
@@ -71,7 +72,8 @@ def _attempt(key: str, shipped: list[Any], job: bytes) -> bytes:
     """In a worker of Ray, which outlives the task."""
     if key not in _held:
         _held.clear()
-        _held[key] = _imported().get(shipped[0])
+        paths, _held[key] = _imported().get(shipped[0])
+        sys.path.extend(path for path in paths if path not in sys.path)  # as the processes of a local pool get it
         os.environ[INSIDE_A_WORKER] = "1"
         os.environ.setdefault("POLARS_MAX_THREADS", "1")
     return attempt(_held[key], job)

@@ -16,8 +16,8 @@ Answer = TypeVar("Answer")
 ExecutorName = Literal["local", "serial", "ray"]
 EXECUTORS: tuple[ExecutorName, ...] = ("local", "serial", "ray")
 
-# What a pool costs: its processes import numpy, polars and the engine.
-POOL_START_S = 1.5
+# What a pool costs: its processes import numpy, polars and the engine (2.3 s measured for two on two processors).
+POOL_START_S = 2.0
 # The first job of a process loads compiled code; one that takes longer than this is long by itself.
 WARM_UP_S = 1.0
 

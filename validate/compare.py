@@ -17,10 +17,9 @@ from blis_replay.validate.metrics import (
     STATISTICS,
     LatencySamples,
     correlation,
+    latency_statistics,
     paired_mape,
-    pooled_quantiles,
     relative_error,
-    statistics,
 )
 from blis_replay.validate.observed import (
     Cells,
@@ -133,7 +132,9 @@ def compare(
             )
         observed = cells_from_aggregates(recording, selection.stage)
     simulated = simulated_samples(run, compared)
-    metrics = _table(observed, _simulated_statistics(run, simulated, compared), run.simulated.engine is None)
+    engine = run.simulated.engine
+    answered = latency_statistics(simulated, None if engine is None else engine.inter_token_gaps(compared))
+    metrics = _table(observed, answered, engine is None)
     forbidden = unusable_cells(findings, token_times=per_request and has_gaps(token_gaps))
     metrics = _refused(metrics, forbidden)
     unusable = {m: _said(forbidden[m, "mean"]) for m in THRESHOLDS if (m, "mean") in forbidden}
@@ -168,21 +169,6 @@ def mean_abs_errors(comparisons: Sequence[Comparison]) -> dict[str, float | None
         metric: [abs(e) for c in gated if (e := c.metrics[metric]["mean"].error) is not None] for metric in METRICS
     }
     return {metric: float(np.mean(values)) if values else None for metric, values in errors.items()}
-
-
-def _simulated_statistics(
-    run: ReplayRun, samples: LatencySamples, chosen: NDArray[np.bool_]
-) -> dict[str, dict[str, float]]:
-    engine = run.simulated.engine
-    itl = {} if engine is None else pooled_quantiles(*engine.inter_token_gaps(chosen))
-    if samples.itl_mean_us is not None:
-        itl["mean"] = samples.itl_mean_us
-    return {
-        "e2e": statistics(samples.e2e_us),
-        "ttft": statistics(samples.ttft_us),
-        "tpot": statistics(samples.tpot_us),
-        "itl": itl,
-    }
 
 
 def _table(observed: Cells, simulated: dict[str, dict[str, float]], without_tokens: bool) -> dict[str, dict[str, Cell]]:

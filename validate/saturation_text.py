@@ -39,7 +39,7 @@ def _verdict(found: Saturation) -> str:
     where = f"from second {found.from_us / 1e6:,.1f} on{until} latencies measure how long the queue has grown, "
     cause = {
         "recording": "the recording is saturated, and the simulator not to blame for the difference",
-        "simulator": "the simulator explains the difference, saturated or not",
+        "simulator": "the simulator is wrong by more than a queue explains",
         "not told": "too little was served to tell whether the simulator is to blame",
         "neither": "",
     }[found.explains]
@@ -58,8 +58,8 @@ def _queues(found: Saturation) -> list[str]:
             )
         elif side.touched_us:
             lines.append(
-                f"{name} has shorter queues, {side.touched_us / 1e6:,.1f} s in all, that go away again (longest wait "
-                f"{side.longest_us / 1e6:,.1f} s); they make its p99 of TTFT"
+                f"{name} has shorter queues, {side.touched_us / 1e6:,.1f} s in all, that go away again; the longest "
+                f"wait is {side.longest_us / 1e6:,.1f} s"
             )
         elif found.from_us is not None:
             lines.append(f"{name} does not queue")
@@ -79,8 +79,8 @@ def _judged_by(found: Saturation) -> list[str]:
         lines.append(f"before that, over {found.requests_before:,} requests, the errors of the mean are {errors}")
     if found.throughput_error is not None and found.offered is not None:
         lines.append(
-            f"while the recording queues the simulator serves {percent(found.throughput_error)} requests; for each one "
-            f"that the server served, {found.offered:.2f} came"
+            f"while the recording queues, the error of the throughput is {percent(found.throughput_error)}; for each "
+            f"request that the server served, {found.offered:.2f} came"
         )
     return lines
 
