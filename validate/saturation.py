@@ -2,9 +2,8 @@
 
 A request waits from its arrival in the queue to its first place in a batch.  While requests come
 faster than they are served the wait grows without end, so it measures how long that has lasted and
-no longer the server: with r requests offered for each one served, 1 % of throughput is
-1/(r - 1) % of the wait.  The comparison is meaningless from the last request on that found a
-place at once.
+no longer the server.  The comparison is meaningless from the last request on that found a place
+at once; what can still be compared is how much is served meanwhile.
 """
 
 from __future__ import annotations
@@ -46,13 +45,15 @@ class Queue:
 
     ``from_us``: arrival of the last request that found a place at once before requests came to
     wait longer than they are served; ``until_us``: of the first that did so again, None if there
-    was none.  Both None if it never came so far.  ``longest_us``: the longest wait.
-    ``touched_us``: time in shorter queues, of over a second, that went away.
+    was none.  Both None if it never came so far.  ``longest_us``: the longest wait, that of the
+    request that arrived at ``longest_at_us``.  ``touched_us``: time in shorter queues, of over a
+    second, that went away.
     """
 
     from_us: int | None
     until_us: int | None
     longest_us: int
+    longest_at_us: int
     touched_us: int
 
 
@@ -71,9 +72,9 @@ class Saturation:
     ``from_us``, ``until_us``: between them the comparison is meaningless, None: nowhere, or until the
     end.  ``in_flight``: requests in flight at ``from_us`` as recorded.  ``before``: signed error of the
     mean of ``e2e`` and ``ttft`` over the ``requests_before``, None of fewer than 20.
-    ``throughput_error``: simulated over observed requests a second less one, while the recording
-    queues and nobody has given up.  ``offered``: requests that came for each one served meanwhile, as
-    recorded.  ``explains``: what explains the difference: the ``simulator``, whose errors before
+    ``throughput_error``: simulated over observed output tokens a second less one, while
+    the recorded queue grows and nobody has given up.  ``offered``: tokens asked for each one served
+    meanwhile, as recorded.  ``explains``: what explains the difference: the ``simulator``, whose errors before
     the queue or of the throughput are too large; the ``recording``, if they are not; ``neither``
     if nothing is meaningless; ``not told`` if there is nothing to tell it by.
     """
@@ -112,7 +113,7 @@ def saturation(run: ReplayRun) -> Saturation | None:
     if from_us is None and limit is None and not (observed.touched_us or simulated.touched_us):
         return None
     before = _errors_before(run, known, from_us)
-    throughput_error, offered = _throughputs(run, observed, failures_us)
+    throughput_error, offered = _throughputs(run, observed)
     return Saturation(
         observed=observed,
         simulated=simulated,
@@ -133,10 +134,10 @@ def saturation(run: ReplayRun) -> Saturation | None:
 def queue(arrival_us: Int64s, wait_us: Int64s, served_us: int) -> Queue:
     """The queue that shows in the waits of requests in order of arrival; ``served_us``: how long one is served.
 
-    Waits are smoothed by the median of 5 neighbours.
+    Waits are smoothed by the median of 5 neighbours; fewer requests make no queue.
     """
     if len(wait_us) < _NEIGHBOURS:
-        return Queue(None, None, int(wait_us.max(initial=0)), 0)
+        return Queue(None, None, 0, 0, 0)
     padded = np.pad(wait_us, _NEIGHBOURS // 2, mode="edge")
     wait_us = np.median(np.lib.stride_tricks.sliding_window_view(padded, _NEIGHBOURS), axis=1).astype(np.int64)
     from_us, until_us, touched_us = None, None, 0
@@ -149,7 +150,7 @@ def queue(arrival_us: Int64s, wait_us: Int64s, served_us: int) -> Queue:
             until_us = end_us
         elif longest_us > _QUEUE_US:
             touched_us += (int(arrival_us[-1]) if end_us is None else end_us) - start_us
-    return Queue(from_us, until_us, int(wait_us.max()), touched_us)
+    return Queue(from_us, until_us, int(wait_us.max()), int(arrival_us[np.argmax(wait_us)]), touched_us)
 
 
 def observed_wait_us(run: ReplayRun, chosen: NDArray[np.bool_]) -> Int64s:
@@ -242,24 +243,37 @@ def _errors_before(run: ReplayRun, known: NDArray[np.bool_], from_us: int | None
     }
 
 
-def _throughputs(run: ReplayRun, observed: Queue, failures_us: Int64s) -> tuple[float | None, float | None]:
-    """Error of the throughput, and requests offered for each one served, while the recording queues."""
+def _throughputs(run: ReplayRun, observed: Queue) -> tuple[float | None, float | None]:
+    """Error of the throughput, and tokens asked for each one served, while the queue grows and nobody gave up."""
     if observed.from_us is None:
         return None, None
     requests = run.recording.requests
     arrival_us = requests["arrival_us"].to_numpy()
-    failed = (requests["status"] != "ok").to_numpy()
-    done_us = (requests["arrival_us"] + requests["e2e_us"]).fill_null(-1).to_numpy()
-    start_us, end_us = observed.from_us, observed.until_us or int(arrival_us[-1])
-    if failed.any():  # from then on places are taken by requests that nobody waits for
-        end_us = min(end_us, int(done_us[failed].min()))
-    served = int((~failed & (done_us > start_us) & (done_us <= end_us)).sum())
-    simulated_us = (run.plan.trace.arrival_us + run.e2e_us)[run.simulated.completed]
-    simulated = int(((simulated_us > start_us) & (simulated_us <= end_us)).sum())
-    if served < _FEWEST:
+    end_us = observed.longest_at_us  # later it shrinks, and a faster simulator may have nothing left to serve
+    given_up = requests.filter(pl.col("status") != "ok")
+    if given_up.height:  # from then on places are taken by requests that nobody waits for
+        end_us = min(end_us, int((given_up["arrival_us"] + given_up["e2e_us"].fill_null(0)).min()))  # type: ignore[arg-type]
+    window = observed.from_us, end_us
+    known, done = observed_requests(run.recording), run.simulated.completed
+    timed = requests.filter(known)
+    served = _tokens_within(
+        *(timed[name].to_numpy() for name in ("arrival_us", "ttft_us", "e2e_us", "output_tokens")), window
+    )
+    if end_us - observed.from_us < _QUEUE_US or served < _FEWEST:
         return None, None
-    came = int(((arrival_us > start_us) & (arrival_us <= end_us)).sum())
-    return simulated / served - 1, came / served
+    answered = run.plan.trace.arrival_us, run.ttft_us, run.e2e_us, run.simulated.output_tokens
+    simulated = _tokens_within(*(values[done] for values in answered), window)
+    came = (arrival_us > window[0]) & (arrival_us <= window[1])
+    return simulated / served - 1, float(run.plan.trace.output_tokens[came].sum()) / served
+
+
+def _tokens_within(
+    arrival_us: Int64s, ttft_us: Int64s, e2e_us: Int64s, output_tokens: Int64s, window: tuple[int, int]
+) -> float:
+    """Output tokens that came within a window, those of a request evenly from its first to its last."""
+    first_us, last_us = arrival_us + ttft_us, np.maximum(arrival_us + e2e_us, arrival_us + ttft_us + 1)
+    within_us = np.minimum(last_us, window[1]) - np.maximum(first_us, window[0])
+    return float((output_tokens * np.maximum(within_us, 0) / (last_us - first_us)).sum())
 
 
 def _explanation(

@@ -79,8 +79,8 @@ def _judged_by(found: Saturation) -> list[str]:
         lines.append(f"before that, over {found.requests_before:,} requests, the errors of the mean are {errors}")
     if found.throughput_error is not None and found.offered is not None:
         lines.append(
-            f"while the recording queues, the error of the throughput is {percent(found.throughput_error)}; for each "
-            f"request that the server served, {found.offered:.2f} came"
+            f"while the recorded queue grows, the error of the throughput is {percent(found.throughput_error)}; for "
+            f"each token that the server gave, {found.offered:.2f} were asked"
         )
     return lines
 
