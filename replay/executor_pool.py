@@ -37,7 +37,7 @@ def pool_map(
     """``work`` of every job in a pool of spawned processes; see ``executors.map_jobs``."""
     ledger, shipped = Ledger(len(jobs), progress), pickle.dumps(work)
     crew: list[_Worker] = []
-    busy: dict[Connection[Any, Any], tuple[_Worker, int]] = {}
+    busy: dict[object, tuple[_Worker, int]] = {}  # by wire
     try:
         # All start before the first is waited for.
         crew += (_start() for _ in range(min(workers, len(jobs))))
@@ -49,8 +49,8 @@ def pool_map(
                 worker = idle.pop()
                 busy[worker.wire] = worker, job
                 _send(worker, pickle.dumps(jobs[job]))
-            for wire in connection.wait(list(busy)):
-                worker, job = busy.pop(wire)  # type: ignore[index]  # we gave it connections only
+            for wire in connection.wait([worker.wire for worker, _ in busy.values()]):
+                worker, job = busy.pop(wire)
                 if (outcome := _received(worker)) is not None:
                     ledger.done(job, outcome)
                 else:

@@ -256,19 +256,18 @@ def _throughputs(run: ReplayRun, observed: Queue) -> tuple[float | None, float |
     window = observed.from_us, end_us
     known, done = observed_requests(run.recording), run.simulated.completed
     timed = requests.filter(known)
-    served = _tokens_within(
-        *(timed[name].to_numpy() for name in ("arrival_us", "ttft_us", "e2e_us", "output_tokens")), window
-    )
+    columns = ("arrival_us", "ttft_us", "e2e_us", "output_tokens")
+    served = _tokens_within(window, *(timed[name].to_numpy() for name in columns))
     if end_us - observed.from_us < _QUEUE_US or served < _FEWEST:
         return None, None
     answered = run.plan.trace.arrival_us, run.ttft_us, run.e2e_us, run.simulated.output_tokens
-    simulated = _tokens_within(*(values[done] for values in answered), window)
+    simulated = _tokens_within(window, *(values[done] for values in answered))
     came = (arrival_us > window[0]) & (arrival_us <= window[1])
     return simulated / served - 1, float(run.plan.trace.output_tokens[came].sum()) / served
 
 
 def _tokens_within(
-    arrival_us: Int64s, ttft_us: Int64s, e2e_us: Int64s, output_tokens: Int64s, window: tuple[int, int]
+    window: tuple[int, int], arrival_us: Int64s, ttft_us: Int64s, e2e_us: Int64s, output_tokens: Int64s
 ) -> float:
     """Output tokens that came within a window, those of a request evenly from its first to its last."""
     first_us, last_us = arrival_us + ttft_us, np.maximum(arrival_us + e2e_us, arrival_us + ttft_us + 1)
