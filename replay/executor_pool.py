@@ -39,8 +39,8 @@ def pool_map(
     crew: list[_Worker] = []
     busy: dict[object, tuple[_Worker, int]] = {}  # by wire
     try:
-        # All start before the first is waited for.
-        crew += (_start() for _ in range(min(workers, len(jobs))))
+        for _ in range(min(workers, len(jobs))):  # all start before the first is waited for
+            _start(crew)
         idle = list(crew)
         for worker in crew:
             _send(worker, shipped)
@@ -74,23 +74,25 @@ def serve(wire: Connection[Any, Any]) -> None:
             wire.send_bytes(attempt(work, wire.recv_bytes()))
 
 
-def _start() -> _Worker:
+def _start(crew: list[_Worker]) -> _Worker:
+    """A new member of the crew."""
     context = get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=serve, args=(theirs,), daemon=True)
+    worker = _Worker(context.Process(target=serve, args=(theirs,), daemon=True), ours)
     with _interrupts_held():
-        process.start()
+        worker.process.start()
+        crew.append(worker)
     theirs.close()
-    return _Worker(process, ours)
+    return worker
 
 
 def _replaced(lost: _Worker, crew: list[_Worker], shipped: bytes) -> _Worker:
     """A new member of the crew in place of a lost one."""
     crew.remove(lost)
     _end(lost)
-    crew.append(_start())
-    _send(crew[-1], shipped)
-    return crew[-1]
+    worker = _start(crew)
+    _send(worker, shipped)
+    return worker
 
 
 @contextmanager

@@ -59,8 +59,12 @@ class Queue:
 
 @dataclass(frozen=True)
 class ClientLimit:
-    """A load generator that sent only when another request was done: its limit, reached first at ``from_us``."""
+    """A load generator that sent only when another request was done: its limit, reached first at ``from_us``.
 
+    ``stage``: the load stage in which it did, None where stages are not known.
+    """
+
+    stage: int | None
     in_flight: int
     from_us: int
 
@@ -81,7 +85,7 @@ class Saturation:
 
     observed: Queue
     simulated: Queue
-    client_limit: ClientLimit | None
+    client_limits: tuple[ClientLimit, ...]
     failed: int
     first_failure_us: int | None
     from_us: int | None
@@ -107,17 +111,17 @@ def saturation(run: ReplayRun) -> Saturation | None:
     served_us = _served_us(result)
     observed = queue(arrival_us[known], observed_wait_us(run, known), served_us)
     simulated = queue(run.plan.trace.arrival_us, simulated_wait_us(run.plan.trace.abort_us, result), served_us)
-    limit = client_limit(recording)
+    limits = client_limits(recording)
     failures_us = arrival_us[(recording.requests["status"] != "ok").to_numpy()]
     from_us, until_us = _meaningless(observed, simulated, failures_us, len(arrival_us))
-    if from_us is None and limit is None and not (observed.touched_us or simulated.touched_us):
+    if from_us is None and not limits and not (observed.touched_us or simulated.touched_us):
         return None
     before = _errors_before(run, known, from_us)
     throughput_error, offered = _throughputs(run, observed)
     return Saturation(
         observed=observed,
         simulated=simulated,
-        client_limit=limit,
+        client_limits=limits,
         failed=len(failures_us),
         first_failure_us=int(failures_us[0]) if len(failures_us) else None,
         from_us=from_us,
@@ -176,32 +180,39 @@ def simulated_wait_us(abort_us: Int64s, result: SimResult) -> Int64s:
 
 def in_flight_at(recording: Recording, time_us: int) -> int:
     """Requests that were sent by then, and neither done nor given up, as recorded."""
-    sent_us, done_us = _sent_and_done(recording)
+    sent_us, done_us = _sent_and_done(recording.requests)
     return int(((sent_us <= time_us) & (done_us > time_us)).sum())
 
 
-def client_limit(recording: Recording) -> ClientLimit | None:
-    """The number of requests in flight at which the client stood for most of the run, if there is one.
+def client_limits(recording: Recording) -> tuple[ClientLimit, ...]:
+    """The number of requests in flight at which the client stood for most of a load stage, where there is one.
 
-    Between the first time at its largest number and the last arrival.
+    Between the first time at its largest number and the last arrival of the stage.
     """
-    sent_us, done_us = _sent_and_done(recording)
-    times_us = np.concatenate([done_us, sent_us])
-    # Of what is sent when another is done, the end comes first.
-    order = np.argsort(times_us, kind="stable")
-    in_flight = np.cumsum(np.repeat([-1, 1], [len(done_us), len(sent_us)])[order])
-    times_us = times_us[order]
-    largest = int(in_flight.max(initial=0))
-    first = int(np.argmax(in_flight == largest)) if largest else 0
-    held_us = np.diff(np.minimum(times_us, sent_us.max(initial=0)), append=sent_us.max(initial=0))
-    at_largest_us = int(held_us[in_flight == largest].sum())
-    if not largest or at_largest_us <= _LIMITED_SHARE * int(held_us[first:].sum()) or len(sent_us) < _FEWEST:
+    stages = recording.requests.group_by("stage", maintain_order=True)
+    limits = (_client_limit(stage, requests) for (stage,), requests in stages)
+    return tuple(limit for limit in limits if limit is not None)
+
+
+def _client_limit(stage: int | None, requests: pl.DataFrame) -> ClientLimit | None:
+    sent_us, done_us = _sent_and_done(requests)
+    if len(sent_us) < _FEWEST:
         return None
-    return ClientLimit(largest, int(times_us[first]))
+    # Of what is sent when another is done, the end comes first.
+    times_us = np.concatenate([done_us, sent_us])
+    order = np.argsort(times_us, kind="stable")
+    in_flight = np.cumsum(np.repeat([-1, 1], len(sent_us))[order])
+    largest = int(in_flight.max())
+    first = int(np.argmax(in_flight == largest))
+    until_us = np.minimum(times_us[order], sent_us.max())
+    lasted_us = np.diff(until_us, append=sent_us.max())
+    if lasted_us[in_flight == largest].sum() <= _LIMITED_SHARE * lasted_us[first:].sum():
+        return None
+    return ClientLimit(stage, largest, int(until_us[first]))
 
 
-def _sent_and_done(recording: Recording) -> tuple[Int64s, Int64s]:
-    requests = recording.requests.drop_nulls(["arrival_us", "e2e_us"])
+def _sent_and_done(requests: pl.DataFrame) -> tuple[Int64s, Int64s]:
+    requests = requests.drop_nulls(["arrival_us", "e2e_us"])
     sent_us = requests["arrival_us"].to_numpy().astype(np.int64)
     return sent_us, sent_us + requests["e2e_us"].to_numpy().astype(np.int64)
 

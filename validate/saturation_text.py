@@ -8,13 +8,12 @@ from blis_replay.validate.terminal import percent, wrap
 
 def saturation_text(found: Saturation) -> str:
     """The verdict, and below it what it rests on, in 80 columns."""
-    reasons = [*_queues(found), *_failures(found), *_judged_by(found), *_limit(found)]
+    reasons = [*_queues(found), *_failures(found), *_judged_by(found), *_limits(found)]
     return "\n".join([wrap(f"saturation: {_verdict(found)}"), *(wrap(f"- {reason}", "  ") for reason in reasons)])
 
 
 def saturation_json(found: Saturation) -> dict[str, object]:
     """Times in s of the recording, errors as fractions."""
-    limit = found.client_limit
     return {
         "explains": found.explains,
         "meaningless_from_s": _s(found.from_us),
@@ -22,7 +21,10 @@ def saturation_json(found: Saturation) -> dict[str, object]:
         "in_flight": found.in_flight,
         "observed": _queue_json(found.observed),
         "simulated": _queue_json(found.simulated),
-        "client_limit": limit and {"in_flight": limit.in_flight, "from_s": _s(limit.from_us)},
+        "client_limits": [
+            {"stage": limit.stage, "in_flight": limit.in_flight, "from_s": _s(limit.from_us)}
+            for limit in found.client_limits
+        ],
         "failed": found.failed,
         "first_failure_s": _s(found.first_failure_us),
         "requests_before": found.requests_before,
@@ -85,13 +87,18 @@ def _judged_by(found: Saturation) -> list[str]:
     return lines
 
 
-def _limit(found: Saturation) -> list[str]:
-    if found.client_limit is None:
+def _limits(found: Saturation) -> list[str]:
+    held = [
+        ("" if limit.stage is None else f"in stage {limit.stage}, ")
+        + f"from second {limit.from_us / 1e6:,.1f} on, {limit.in_flight:,}"
+        for limit in found.client_limits
+    ]
+    if not held:
         return []
     return [
-        f"from second {found.client_limit.from_us / 1e6:,.1f} on the client held {found.client_limit.in_flight:,} "
-        "requests in flight and sent one when another was done: its arrivals carry the server's speed, so a slower "
-        "simulator builds a queue that this client would not have built, and a faster one idles"
+        f"the client held its requests in flight at a limit ({'; '.join(held)}) and sent one when another was done: "
+        "its arrivals carry the server's speed, so a slower simulator builds a queue that this client would not have "
+        "built, and a faster one idles"
     ]
 
 

@@ -23,7 +23,7 @@ from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.release_file import load_release
 from blis_replay.validate.experiment import DEFAULT_RELEASE, find_experiment
-from blis_replay.validate.saturation import Saturation, client_limit, queue, saturation
+from blis_replay.validate.saturation import Saturation, client_limits, queue, saturation
 from blis_replay.validate.saturation_text import saturation_json, saturation_text
 
 # 8 places, 24 tokens at 8.5 ms a step, and asynchronous admission: about 37 requests a second at most.
@@ -157,14 +157,13 @@ def closed_loop(clients: int, requests: int) -> Recording:
 
 def test_a_client_at_its_limit_is_seen() -> None:
     """The fourth client sends first at 0.3 s; from then on there are 4 in flight."""
-    limit = client_limit(closed_loop(4, 80))
-    assert limit is not None
-    assert (limit.in_flight, limit.from_us) == (4, 300_000)
+    (limit,) = client_limits(closed_loop(4, 80))
+    assert (limit.stage, limit.in_flight, limit.from_us) == (0, 4, 300_000)
 
 
 @pytest.mark.parametrize("rate_per_s", [20, 60])
 def test_an_open_load_has_no_limit(rate_per_s: float) -> None:
-    assert client_limit(made(loaded(rate_per_s))[1]) is None
+    assert client_limits(made(loaded(rate_per_s))[1]) == ()
 
 
 def test_the_sentence_names_cause_and_second_and_json_has_the_numbers() -> None:
@@ -191,6 +190,20 @@ def test_overloaded_recordings_queue_when_their_places_are_taken(real_store: Sto
     assert found.in_flight == pytest.approx(in_flight, abs=2)
     assert found.observed.from_us == pytest.approx(in_flight / 4 * 1e6, rel=0.45)  # 4 requests a second, some done
     assert found.observed.until_us is None
+
+
+@pytest.mark.realdata
+def test_a_sweep_of_guidellm_is_serial_first_and_then_a_burst(real_store: Store) -> None:
+    """Its strategies in order (data notes, section 3): synchronous, throughput (40 at once), three constant rates."""
+    recording = read_stored(real_store, find_experiment(real_store, "34b-prefillheavy"))
+    fitted = LatencyModel("blackbox", 25_600_000, 95_500, 205_800)  # a line through its own latencies
+    entry = ModelEntry(str(recording.model), 1, fitted)
+    release = CoefficientRelease("own", "valid", "s", "s", "H100", "0" * 64, (entry,), (), {}, {})
+    found = saturation(replay(recording, release))
+    assert found is not None
+    assert [(limit.stage, limit.in_flight) for limit in found.client_limits] == [(0, 1)]
+    burst_us = recording.requests.filter(pl.col("stage") == 1)["arrival_us"]
+    assert burst_us.min() <= found.observed.from_us <= burst_us.max()  # type: ignore[operator]  # there are some
 
 
 @pytest.mark.realdata
