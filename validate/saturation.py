@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from blis_replay.blis.result import SimResult
 from blis_replay.blis.trace import Int64s
-from blis_replay.ingest.recording import Recording
 from blis_replay.replay.driver import ReplayRun
+from blis_replay.validate.client_limit import ClientLimit, client_limits, in_flight_at
 from blis_replay.validate.compare import THRESHOLDS
 from blis_replay.validate.metrics import relative_error
 from blis_replay.validate.observed import observed_requests
@@ -35,8 +35,6 @@ THROUGHPUT_TOLERANCE = 0.05
 _BEFORE = ("e2e", "ttft")
 # More than so many failures say that the server was overloaded, also without a queue that is seen.
 _FAILED_SHARE = 0.10
-# In flight at its largest number for so much of the time: a client that sends when another is done.
-_LIMITED_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -46,8 +44,8 @@ class Queue:
     ``from_us``: arrival of the last request that found a place at once before requests came to
     wait longer than they are served; ``until_us``: of the first that did so again, None if there
     was none.  Both None if it never came so far.  ``longest_us``: the longest wait, that of the
-    request that arrived at ``longest_at_us``.  ``touched_us``: time in shorter queues, of over a
-    second, that went away.
+    request that arrived at ``longest_at_us``; both 0 where nobody waits for a second.
+    ``touched_us``: time in shorter queues, of over a second, that went away.
     """
 
     from_us: int | None
@@ -55,18 +53,6 @@ class Queue:
     longest_us: int
     longest_at_us: int
     touched_us: int
-
-
-@dataclass(frozen=True)
-class ClientLimit:
-    """A load generator that sent only when another request was done: its limit, reached first at ``from_us``.
-
-    ``stage``: the load stage in which it did, None where stages are not known.
-    """
-
-    stage: int | None
-    in_flight: int
-    from_us: int
 
 
 @dataclass(frozen=True)
@@ -138,9 +124,9 @@ def saturation(run: ReplayRun) -> Saturation | None:
 def queue(arrival_us: Int64s, wait_us: Int64s, served_us: int) -> Queue:
     """The queue that shows in the waits of requests in order of arrival; ``served_us``: how long one is served.
 
-    Waits are smoothed by the median of 5 neighbours; fewer requests make no queue.
+    Waits are smoothed by the median of 5 neighbours.
     """
-    if len(wait_us) < _NEIGHBOURS:
+    if (wait_us > _QUEUE_US).sum() <= _NEIGHBOURS // 2:
         return Queue(None, None, 0, 0, 0)
     padded = np.pad(wait_us, _NEIGHBOURS // 2, mode="edge")
     wait_us = np.median(np.lib.stride_tricks.sliding_window_view(padded, _NEIGHBOURS), axis=1).astype(np.int64)
@@ -161,12 +147,12 @@ def observed_wait_us(run: ReplayRun, chosen: NDArray[np.bool_]) -> Int64s:
     """int64[chosen]: how long requests waited for their first place, as recorded.
 
     Where the server did not say, it is the TTFT less what the replay takes for anything else
-    (its median where the replay did not serve the request).
+    (its mean where the replay did not serve the request).
     """
     result, requests = run.result, run.recording.requests
     other_us = (result.first_token_us - result.scheduled_us) + (result.queued_us - result.arrival_us)
     served = run.simulated.completed
-    other_us = np.where(served, other_us, int(np.median(other_us[served])))
+    other_us = np.where(served, other_us, int(other_us[served].mean()))
     inferred = pl.Series(requests["ttft_us"] - pl.Series(other_us))
     waits = requests["queue_us"].fill_null(inferred).fill_null(0).clip(0)
     return waits.to_numpy().astype(np.int64)[chosen]
@@ -178,49 +164,10 @@ def simulated_wait_us(abort_us: Int64s, result: SimResult) -> Int64s:
     return np.maximum(until_us - result.queued_us, 0)
 
 
-def in_flight_at(recording: Recording, time_us: int) -> int:
-    """Requests that were sent by then, and neither done nor given up, as recorded."""
-    sent_us, done_us = _sent_and_done(recording.requests)
-    return int(((sent_us <= time_us) & (done_us > time_us)).sum())
-
-
-def client_limits(recording: Recording) -> tuple[ClientLimit, ...]:
-    """The number of requests in flight at which the client stood for most of a load stage, where there is one.
-
-    Between the first time at its largest number and the last arrival of the stage.
-    """
-    stages = recording.requests.group_by("stage", maintain_order=True)
-    limits = (_client_limit(stage, requests) for (stage,), requests in stages)
-    return tuple(limit for limit in limits if limit is not None)
-
-
-def _client_limit(stage: int | None, requests: pl.DataFrame) -> ClientLimit | None:
-    sent_us, done_us = _sent_and_done(requests)
-    if len(sent_us) < _FEWEST:
-        return None
-    # Of what is sent when another is done, the end comes first.
-    times_us = np.concatenate([done_us, sent_us])
-    order = np.argsort(times_us, kind="stable")
-    in_flight = np.cumsum(np.repeat([-1, 1], len(sent_us))[order])
-    largest = int(in_flight.max())
-    first = int(np.argmax(in_flight == largest))
-    until_us = np.minimum(times_us[order], sent_us.max())
-    lasted_us = np.diff(until_us, append=sent_us.max())
-    if lasted_us[in_flight == largest].sum() <= _LIMITED_SHARE * lasted_us[first:].sum():
-        return None
-    return ClientLimit(stage, largest, int(until_us[first]))
-
-
-def _sent_and_done(requests: pl.DataFrame) -> tuple[Int64s, Int64s]:
-    requests = requests.drop_nulls(["arrival_us", "e2e_us"])
-    sent_us = requests["arrival_us"].to_numpy().astype(np.int64)
-    return sent_us, sent_us + requests["e2e_us"].to_numpy().astype(np.int64)
-
-
 def _served_us(result: SimResult) -> int:
-    """Median time from first place to last token in the replay."""
+    """Mean time from first place to last token in the replay."""
     done = result.completed
-    return int(np.median((result.finished_us - result.scheduled_us)[done])) if done.any() else 0
+    return int((result.finished_us - result.scheduled_us)[done].mean()) if done.any() else 0
 
 
 def _stretches(long: NDArray[np.bool_]) -> list[tuple[int, int]]:

@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from blis_replay.blis.latency import LatencyModel
+from blis_replay.blis.latency import LatencyModel, Lifecycle
 from blis_replay.blis.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.trace import EngineConfig
 from blis_replay.fixtures.synthetic import generate, write_experiment
@@ -22,8 +22,9 @@ from blis_replay.ingest.store import Store, read_stored
 from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.release_file import load_release
+from blis_replay.validate.client_limit import client_limits
 from blis_replay.validate.experiment import DEFAULT_RELEASE, find_experiment
-from blis_replay.validate.saturation import Saturation, client_limits, queue, saturation
+from blis_replay.validate.saturation import Saturation, queue, saturation
 from blis_replay.validate.saturation_text import saturation_json, saturation_text
 
 # 8 places, 24 tokens at 8.5 ms a step, and asynchronous admission: about 37 requests a second at most.
@@ -197,7 +198,7 @@ def test_a_sweep_of_guidellm_is_serial_first_and_then_a_burst(real_store: Store)
     """Its strategies in order (data notes, section 3): synchronous, throughput (40 at once), three constant rates."""
     recording = read_stored(real_store, find_experiment(real_store, "34b-prefillheavy"))
     fitted = LatencyModel("blackbox", 25_600_000, 95_500, 205_800)  # a line through its own latencies
-    entry = ModelEntry(str(recording.model), 1, fitted)
+    entry = ModelEntry(str(recording.model), 1, fitted, Lifecycle())
     release = CoefficientRelease("own", "valid", "s", "s", "H100", "0" * 64, (entry,), (), {}, {})
     found = saturation(replay(recording, release))
     assert found is not None
