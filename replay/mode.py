@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Literal
 
+from blis_replay.replay.engine_overrides import ENGINE_ARGUMENTS, EngineOverrides, override_text, parse_overrides
 from blis_replay.replay.errors import UnknownNameError
 
 ALLOWED: dict[str, tuple[str, ...]] = {
@@ -35,7 +36,8 @@ class ReplayMode:
     ``blis-spec``: as BLIS expands that profile (``workload_blis``); lengths are then those of
     prompts, too.  ``scheduling``: as the server ran, or forced.
     ``surplus_steps``: 1 reports every request one step longer, as BLIS did before March
-    2026 (blis-semantics 1.7); the schedule is unchanged.
+    2026 (blis-semantics 1.7); the schedule is unchanged.  ``engine``: engine arguments in the
+    place of the recorded ones.
     """
 
     arrivals: Literal["recorded", "flat", "profile", "blis-spec"] = "recorded"
@@ -43,6 +45,7 @@ class ReplayMode:
     prefix: Literal["recorded", "none", "profile", "blis-spec"] = "recorded"
     scheduling: Literal["recorded", "synchronous", "asynchronous"] = "recorded"
     surplus_steps: Literal[0, 1] = 0
+    engine: EngineOverrides = ()
 
     @property
     def name(self) -> str:
@@ -51,9 +54,9 @@ class ReplayMode:
         changed = [
             f"{f.name}={getattr(self, f.name)}"
             for f in fields(self)
-            if getattr(self, f.name) != getattr(default, f.name)
+            if f.name != "engine" and getattr(self, f.name) != getattr(default, f.name)
         ]
-        return ",".join(changed) or "exact"
+        return ",".join([*changed, *(override_text(*override) for override in self.engine)]) or "exact"
 
 
 def parse_mode(text: str, published: Mapping[str, str | int]) -> ReplayMode:
@@ -86,7 +89,11 @@ def parse_mode(text: str, published: Mapping[str, str | int]) -> ReplayMode:
     return _mode(settings)
 
 
-def _mode(settings: Mapping[str, str]) -> ReplayMode:
+def _mode(given: Mapping[str, str]) -> ReplayMode:
+    engine = {key: value for key, value in given.items() if key in ENGINE_ARGUMENTS}
+    settings = {key: value for key, value in given.items() if key not in engine}
+    if "async_scheduling" in engine and settings.get("scheduling", "recorded") != "recorded":
+        raise UnknownNameError("scheduling and async_scheduling are one thing; give one of them")
     for key, value in settings.items():
         if key not in ALLOWED:
             raise UnknownNameError(f"{key!r} cannot be substituted; use {_keys()}")
@@ -95,8 +102,8 @@ def _mode(settings: Mapping[str, str]) -> ReplayMode:
     typed: dict[str, object] = dict(settings)
     if "surplus_steps" in typed:
         typed["surplus_steps"] = int(settings["surplus_steps"])
-    return ReplayMode(**typed)  # type: ignore[arg-type]  # the loop above checked every value
+    return ReplayMode(**typed, engine=parse_overrides(engine))  # type: ignore[arg-type]  # the loop above checked every value
 
 
 def _keys() -> str:
-    return ", ".join(ALLOWED)
+    return f"{', '.join(ALLOWED)}, or an engine argument such as max_num_seqs"

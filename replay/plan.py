@@ -9,6 +9,7 @@ import polars as pl
 
 from blis_replay.blis.trace import NEVER_US, BlockKeys, EngineConfig, Int64s, RequestTrace
 from blis_replay.ingest.recording import PUBLISHED, Recording
+from blis_replay.replay.engine_overrides import with_engine
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.prefix import estimate_prefix, prefix_identity, prompt_tokens
@@ -35,8 +36,15 @@ class ReplayPlan:
 
 def plan_replay(recording: Recording, mode: ReplayMode) -> ReplayPlan:
     """Build the trace and engine arguments of a replay; raises ``ReplayError`` as the two functions below do."""
+    recording = replayed_engine(recording, mode)
+    engine = engine_config(recording, mode)  # first: blocks are counted in its terms
     trace, basis = request_trace(recording, mode)
-    return ReplayPlan(trace, engine_config(recording, mode), basis)
+    return ReplayPlan(trace, engine, basis)
+
+
+def replayed_engine(recording: Recording, mode: ReplayMode) -> Recording:
+    """The recording with the engine arguments that the mode puts in place of its own."""
+    return with_engine(recording, dict(mode.engine), "replay") if mode.engine else recording
 
 
 def request_trace(recording: Recording, mode: ReplayMode) -> tuple[RequestTrace, dict[str, str]]:
@@ -95,6 +103,9 @@ def _prefix(recording: Recording, mode: ReplayMode, prompts: Int64s) -> tuple[In
     """Uncached prompt tokens where they are numbers, block identities where those are known, and the basis."""
     if mode.prefix == "none":
         return prompts, None, "whole prompts"
+    caching = recording.engine.get("enable_prefix_caching")
+    if caching is not None and not caching.value:
+        return prompts, None, "whole prompts: the engine caches no prefixes"
     if mode.prefix == "profile":
         return prompts, *profile_blocks(recording, prompts)
     if mode.prefix == "blis-spec":

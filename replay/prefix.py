@@ -7,14 +7,14 @@ a replay as the number of uncached prompt tokens (``estimate_prefix``).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import comb
 
 import numpy as np
 import polars as pl
 
 from blis_replay.blis.trace import BlockKeys, Int64s
-from blis_replay.ingest.recording import Recording, Setting, SharedPrefix
+from blis_replay.ingest.recording import Recording, SharedPrefix
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.recorded_prompts import cached_tokens, engine_block_keys
 
@@ -82,11 +82,6 @@ def estimate_prefix(recording: Recording, prompts: Int64s | None = None) -> Pref
         basis = f"aggregate hit rate of {rate:.1%}, the same for all: not identified per request"
         return PrefixEstimate(np.clip(np.rint(prompts * (1 - rate)).astype(np.int64), 1, prompts), basis)
     return PrefixEstimate(prompts, "no prefix information: whole prompts")
-
-
-def with_block_size(recording: Recording, block_tokens: int) -> Recording:
-    """The recording as of an engine with blocks of this size."""
-    return replace(recording, engine=recording.engine | {"block_size": Setting(block_tokens, "file")})
 
 
 def prefix_identity(recording: Recording, prompts: Int64s | None = None) -> tuple[BlockKeys, str] | None:

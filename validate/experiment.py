@@ -34,6 +34,7 @@ from blis_replay.replay.store import store_run
 from blis_replay.validate.compare import Comparison, compare
 from blis_replay.validate.errors import NothingToJudgeError, ValidateError
 from blis_replay.validate.observed import Gaps, Selection
+from blis_replay.validate.saturation import saturation
 
 DEFAULT_RELEASE = "h100-vllm-0.15.1"
 
@@ -177,13 +178,14 @@ def judge(store: Store, run: ReplayRun, selection: Selection) -> Comparison:
     """Compare a replay with what the store holds of its recording."""
     slug = run.recording.slug
     gaps = inter_token_gaps(store, slug, selection.of(run.recording.requests))
-    return compare(
+    comparison = compare(
         run,
         read_findings(store, slug),
         overloaded=experiment_row(store, slug).overloaded,
         selection=selection,
         token_gaps=gaps if len(gaps[0]) else None,
     )
+    return replace(comparison, saturation=saturation(run)) if selection.stage is None else comparison
 
 
 def by_stage(store: Store, comparison: Comparison) -> list[Comparison]:

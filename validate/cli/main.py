@@ -29,6 +29,7 @@ VERBS = {
     "gate": ("gate_verb", "May a coefficient release be used?"),
     "calibrate": ("calibrate_verb", "Fit coefficients to recordings."),
     "generalize": ("generalize_verb", "Do coefficients hold for a model or a workload never seen?"),
+    "whatif": ("whatif_verb", "The same requests with other engine arguments."),
     "simulate": ("simulate_verb", "Simulate any request table, without a recording."),
     "export": ("export_verb", "Write the requests of an experiment for other simulators."),
     "verify": ("verify_verb", "Check the simulator itself: conservation, causality, queueing theory."),

@@ -34,6 +34,20 @@ def json_option(command: Command) -> Command:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")(command)
 
 
+def executor_options(command: Command) -> Command:
+    """``--executor`` and ``--workers``: how a verb that runs many replays runs them."""
+    chosen = click.option(
+        "--executor",
+        type=click.Choice(["local", "serial", "ray"]),
+        default="local",
+        show_default=True,
+        help="Processes of this machine where they save time, this one only, or a Ray cluster (RAY_ADDRESS; "
+        "without it a Ray of this machine).",
+    )
+    workers = click.option("--workers", type=click.IntRange(1), default=None, help="[default: one a processor]")
+    return chosen(workers(command))
+
+
 def progress_line(label: str) -> Callable[[int, int], None] | None:
     """``progress(done, all)`` that writes on a terminal's standard error; None, silence, in a pipe."""
     if not sys.stderr.isatty():
