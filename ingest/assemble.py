@@ -220,7 +220,7 @@ class _Assembly:
         asked, wanted = experiment_config.read_load_config(profile_file) if profile_file else (_NO_LOAD, {})
         if resolved_file is None:
             self.missing.append(
-                "resolved load configuration (results/config.yaml): what the profile asks for is not taken for run"
+                "resolved load configuration (results/config.yaml): what the profile asks for need not be what was run"
             )
             load = replace(_NO_LOAD, model=asked.model)
         return _Configured(

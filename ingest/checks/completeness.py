@@ -42,12 +42,11 @@ def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
     completed = completed_requests(recording)
     lacking = tuple((name, completed[name].null_count()) for name in _NEEDED) if completed.height else ()
     rejected = tuple((file.name, file.records, file.rejected_count) for file in recording.files)
-    tables = (
+    return (
         Table("how requests ended", ("status", "requests"), tuple(ended), bars="requests"),
         Table("completed requests without a field", ("field", "requests"), lacking),
         Table("records by file", ("file", "read", "rejected"), rejected),
     )
-    return tuple(table for table in tables if table.rows)
 
 
 def _complete(recording: Recording) -> Finding:
