@@ -62,15 +62,12 @@ def _rejected(recording: Recording) -> list[Finding]:
     for file in recording.files:
         if not file.rejected_count:
             continue
-        place, reason = file.rejected[0] if file.rejected else ("", "")
-        first = f", the first at {place}: {reason}" if file.rejected else ""
-        message = f"{file.name}: {file.rejected_count} of {file.records + file.rejected_count} records rejected{first}"
         measured: Measured = {
             "file": file.name,
             "rejected": file.rejected_count,
             "records": file.records,
         }
-        findings.append(Finding(CHECK, "note", "", message, measured, "any rejected record"))
+        findings.append(Finding(CHECK, "note", "", file.loss(), measured, "any rejected record"))
     return findings
 
 
