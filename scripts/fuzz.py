@@ -8,6 +8,7 @@ path in place of ``--seconds`` to see it again.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import random
 import sys
@@ -69,6 +70,14 @@ def _fuzz(target: Target, seconds: int, corpus: Path, folder: Path) -> None:
         (folder / "seeds" / f"{number:03d}").write_bytes(content)
     warnings.simplefilter("error")
 
+    def run(data: bytes) -> None:
+        try:
+            target.run(data, folder / "work")
+        except BaseException:
+            # The alarm that watches for hangs can end the process before the fuzzer has kept the input.
+            Path(f"crash-{hashlib.sha1(data, usedforsecurity=False).hexdigest()}").write_bytes(data)
+            raise
+
     def mutate(data: bytes, max_size: int, seed: int) -> bytes:
         rng = random.Random(seed)  # noqa: S311 - the fuzzer's own seed
         if rng.random() < 0.1:
@@ -77,11 +86,7 @@ def _fuzz(target: Target, seconds: int, corpus: Path, folder: Path) -> None:
 
     limits = [f"-max_total_time={seconds}", f"-timeout={SECONDS_AN_INPUT}", f"-rss_limit_mb={RSS_LIMIT_MB}"]
     options = [*limits, f"-max_len={MAX_INPUT_BYTES}", "-print_final_stats=1", "-len_control=0"]
-    atheris.Setup(
-        [sys.argv[0], *options, str(corpus), str(folder / "seeds")],
-        lambda data: target.run(data, folder / "work"),
-        custom_mutator=mutate,
-    )
+    atheris.Setup([sys.argv[0], *options, str(corpus), str(folder / "seeds")], run, custom_mutator=mutate)
     atheris.Fuzz()
 
 
