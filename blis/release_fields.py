@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import NoReturn, TypeVar
+from typing import NoReturn, Self, TypeVar
+
+import yaml
 
 from blis_replay.blis.errors import ReleaseError
 
@@ -16,24 +18,39 @@ NS_PER_TOKEN = {f"{unit}/token": ns for unit, ns in NS.items()}
 
 
 class Fields:
-    """A YAML mapping being read: typed access that names the field when it refuses."""
+    """A YAML mapping being read: typed access that names the field when it refuses.
+
+    ``document``: what the whole is, and ``error``: what is raised where it is none.
+    """
+
+    document = "a release"
+    error: type[Exception] = ReleaseError
 
     def __init__(self, values: object, origin: str, path: str) -> None:
         self.origin, self.path, self.seen = origin, path, set[str]()
         if not isinstance(values, dict):
             place = f"{origin}, field {path.rstrip('.')}" if path else origin
-            raise ReleaseError(f"{place}: is no mapping of fields; write `name: value` lines")
+            raise self.error(f"{place}: is no mapping of fields; write `name: value` lines")
         if not all(isinstance(key, str) for key in values):
-            raise ReleaseError(f"{origin}: a field name is no text; write `name: value` lines")
+            raise self.error(f"{origin}: a field name is no text; write `name: value` lines")
         self.values: dict[str, object] = dict(values)
 
+    @classmethod
+    def of_yaml(cls, text: str, origin: str) -> Self:
+        """The mapping that a YAML text is; ``origin`` names it in errors."""
+        try:
+            return cls(yaml.safe_load(text), origin, "")
+        except (yaml.YAMLError, RecursionError, ValueError) as error:
+            problem = " ".join(str(error).split())[:120]
+            raise cls.error(f"{origin}: not YAML ({problem}); mend or replace the file") from None
+
     def refuse(self, name: str, problem: str, mend: str) -> NoReturn:
-        raise ReleaseError(f"{self.origin}, field {self.path}{name}: {problem}; {mend}")
+        raise self.error(f"{self.origin}, field {self.path}{name}: {problem}; {mend}")
 
     def refuse_unknown(self) -> None:
         for name in self.values:
             if name not in self.seen:
-                self.refuse(name, "is not a field of a release", "remove it or correct its spelling")
+                self.refuse(name, f"is not a field of {self.document}", "remove it or correct its spelling")
 
     def text(self, name: str) -> str:
         self.seen.add(name)
@@ -49,17 +66,17 @@ class Fields:
                 return option
         self.refuse(name, f"is {value!r}", f"use one of {', '.join(allowed)}")
 
-    def mapping(self, name: str, *, optional: bool = False) -> Fields:
+    def mapping(self, name: str, *, optional: bool = False) -> Self:
         self.seen.add(name)
         value = self.values.get(name)
-        return Fields({} if value is None and optional else value, self.origin, f"{self.path}{name}.")
+        return type(self)({} if value is None and optional else value, self.origin, f"{self.path}{name}.")
 
-    def list(self, name: str, *, optional: bool = False) -> list[Fields]:
+    def list(self, name: str, *, optional: bool = False) -> list[Self]:
         self.seen.add(name)
         value = self.values.get(name, [] if optional else None)
         if not isinstance(value, list):
             self.refuse(name, "is missing or no list", "add it")
-        return [Fields(item, self.origin, f"{self.path}{name}[{i}].") for i, item in enumerate(value)]
+        return [type(self)(item, self.origin, f"{self.path}{name}[{i}].") for i, item in enumerate(value)]
 
     def settings(self) -> dict[str, str | int]:
         """Replay settings: words and whole numbers."""
@@ -81,7 +98,7 @@ class Fields:
     def number(self, name: str) -> float:
         """A plain number."""
         self.seen.add(name)
-        return Fields({name: self.values.get(name)}, self.origin, self.path).numbers()[name]
+        return type(self)({name: self.values.get(name)}, self.origin, self.path).numbers()[name]
 
     def quantity(self, name: str, units: Mapping[str, int], *, optional: bool = False) -> int:
         """A number with a unit, in whole nanoseconds (per token)."""

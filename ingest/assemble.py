@@ -44,6 +44,7 @@ from blis_replay.ingest.recording import (
     RECORDED,
     REQUEST_SCHEMA,
     Clock,
+    LoadProfile,
     PromptTree,
     Recording,
     Setting,
@@ -85,7 +86,7 @@ class _Configured:
 
     experiment: experiment_config.ExperimentConfig
     load: experiment_config.LoadConfig
-    profile_differences: tuple[str, ...]
+    declared: LoadProfile | None
     log: server_log.ServerLog
     header: tracev2.TraceHeader
     aggregates: pl.DataFrame
@@ -133,7 +134,7 @@ class _Assembly:
         server = self._server(traces, requests, client)
         cache_events, cache_clock = self._kv_events(client)
         engine = self._engine(configured, server)
-        slug, hardware = self.source.slug, text(self.profile.get("hardware"))
+        slug, hardware = self.source.slug, self._hardware(configured)
         workload = workload_of(slug, configured.experiment.app)
         files = self._files()
         return Recording(
@@ -163,7 +164,7 @@ class _Assembly:
             dropped_step_events=traces.dropped_events,
             prefix=prefix,
             kv_events=cache_events,
-            profile_differences=configured.profile_differences,
+            load_profile=configured.declared,
         )
 
     def _nothing_found(self) -> RecordingError:
@@ -186,8 +187,11 @@ class _Assembly:
         profile_file, log_file, header_file = (
             self._one(kind) for kind in ("load profile", discovery.SERVER_LOG, "TraceV2 header")
         )
-        load, resolved = experiment_config.read_load_config(resolved_file) if resolved_file else (_NO_LOAD, {})
-        asked, wanted = experiment_config.read_load_config(profile_file) if profile_file else (_NO_LOAD, {})
+        load = experiment_config.read_load_config(resolved_file) if resolved_file else _NO_LOAD
+        asked = experiment_config.read_load_config(profile_file) if profile_file else _NO_LOAD
+        declared = experiment_config.declared_load(
+            asked, profile_file.name if profile_file else "", load, resolved_file.name if resolved_file else ""
+        )
         if resolved_file is None:
             self.missing.append(
                 "resolved load configuration (results/config.yaml): what the profile asks for need not be what was run"
@@ -196,7 +200,7 @@ class _Assembly:
         return _Configured(
             experiment=experiment_config.read_experiment_config(experiment_file) if experiment_file else _NO_CONFIG,
             load=load,
-            profile_differences=experiment_config.profile_differences(wanted, resolved) if resolved else (),
+            declared=declared,
             log=server_log.read_server_log(log_file) if log_file else server_log.ServerLog(),
             header=tracev2.read_header(header_file) if header_file else tracev2.TraceHeader(),
             aggregates=self._aggregates(),
@@ -362,6 +366,7 @@ class _Assembly:
             configured.log,
             dict(configured.header.engine),
             self.profile,
+            self._hardware(configured),
             server.steps,
             server.journey_events,
         )
@@ -371,6 +376,9 @@ class _Assembly:
             f"engine argument {name}" for name in ("max_model_len", "num_gpu_blocks") if name not in settings
         ]
         return settings
+
+    def _hardware(self, configured: _Configured) -> str | None:
+        return configured.experiment.hardware or text(self.profile.get("hardware"))
 
     def _tensor_parallelism(self, configured: _Configured) -> int | None:
         said = (

@@ -12,6 +12,9 @@ from blis_replay.ingest.recording import PUBLISHED, Recording
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.prefix import estimate_prefix, prefix_identity, prompt_tokens
+from blis_replay.replay.workload import profile_arrivals
+from blis_replay.replay.workload_blis import blis_blocks, blis_spec
+from blis_replay.replay.workload_prompts import profile_blocks, profile_lengths
 
 _FLAT_ARRIVALS_SEED = 42
 
@@ -45,7 +48,7 @@ def request_trace(recording: Recording, mode: ReplayMode) -> tuple[RequestTrace,
     requests = recording.requests
     if requests.height == 0:
         raise ReplayError(f"{recording.slug}: the recording has no requests to replay; ingest its per-request records")
-    prompts = prompt_tokens(recording)
+    prompts = _prompt_tokens(recording, mode)
     prefill_tokens, block_keys, prefix_basis = _prefix(recording, mode, prompts)
     lengths, length_basis = _output_tokens(recording, mode)
     arrival_us, arrival_basis = _arrivals(recording, mode)
@@ -92,14 +95,32 @@ def _prefix(recording: Recording, mode: ReplayMode, prompts: Int64s) -> tuple[In
     """Uncached prompt tokens where they are numbers, block identities where those are known, and the basis."""
     if mode.prefix == "none":
         return prompts, None, "whole prompts"
-    identity = prefix_identity(recording)
+    if mode.prefix == "profile":
+        return prompts, *profile_blocks(recording, prompts)
+    if mode.prefix == "blis-spec":
+        return prompts, *blis_blocks(recording, prompts)
+    identity = prefix_identity(recording, prompts)
     if identity is not None:
         return prompts, *identity
-    estimate = estimate_prefix(recording)
+    estimate = estimate_prefix(recording, prompts)
     return estimate.prefill_tokens, None, estimate.basis
 
 
+def _prompt_tokens(recording: Recording, mode: ReplayMode) -> Int64s:
+    if mode.lengths == "profile":
+        return profile_lengths(recording).prompt_tokens
+    if mode.lengths == "blis-spec":
+        return blis_spec(recording).prompt_tokens
+    return prompt_tokens(recording)
+
+
 def _output_tokens(recording: Recording, mode: ReplayMode) -> tuple[Int64s, str]:
+    if mode.lengths == "profile":
+        lengths_of_profile = profile_lengths(recording)
+        return lengths_of_profile.output_tokens, lengths_of_profile.basis
+    if mode.lengths == "blis-spec":
+        expanded = blis_spec(recording)
+        return expanded.output_tokens, expanded.length_basis
     column = "output_tokens" if mode.lengths == "true" else "output_tokens_reported"
     lengths, remark = recording.requests[column], ""
     if mode.lengths == "true":
@@ -134,6 +155,11 @@ def _arrivals(recording: Recording, mode: ReplayMode) -> tuple[Int64s, str]:
     if mode.arrivals == "recorded":
         kind = "reconstructed from published rates" if recording.ground_truth == PUBLISHED else "as recorded"
         return recorded, kind
+    if mode.arrivals == "profile":
+        return profile_arrivals(recording)
+    if mode.arrivals == "blis-spec":
+        expanded = blis_spec(recording)
+        return expanded.arrival_us, expanded.arrival_basis
     planned_us = sum(stage.duration_us for stage in recording.stages) or int(recorded[-1])
     rng = np.random.default_rng(_FLAT_ARRIVALS_SEED)
     gaps = rng.exponential(planned_us / len(recorded), len(recorded))

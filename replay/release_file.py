@@ -12,7 +12,7 @@ from blis_replay.blis.release_text import format_release
 from blis_replay.blis.stepml import import_stepml
 from blis_replay.replay.errors import UnknownNameError
 
-# A release is a page of text; a larger file is something else.
+# A release, or a policy, is a page of text; a larger file is something else.
 _LARGEST_BYTES = 1_000_000
 
 
@@ -28,7 +28,7 @@ def load_release(name_or_path: str) -> CoefficientRelease:
     path = Path(name_or_path)
     if not path.exists():
         raise UnknownNameError(f"no release or file is called {name_or_path}; releases that ship: {', '.join(bundled)}")
-    return parse_release(_page_of_text(path), str(path))
+    return parse_release(page_of_text(path, "coefficients"), str(path))
 
 
 def release_of_stepml(path: Path, name: str, model: str, tensor_parallelism: int, hardware: str) -> CoefficientRelease:
@@ -37,7 +37,7 @@ def release_of_stepml(path: Path, name: str, model: str, tensor_parallelism: int
     An artifact names neither model nor hardware, so the caller does.  Raises ``ReleaseError``
     if the file is no artifact, or has features that a batch does not keep.
     """
-    text = _page_of_text(path)
+    text = page_of_text(path, "coefficients")
     try:
         artifact = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -59,12 +59,13 @@ def release_of_stepml(path: Path, name: str, model: str, tensor_parallelism: int
     return parse_release(format_release(release), str(path))
 
 
-def _page_of_text(path: Path) -> str:
+def page_of_text(path: Path, what: str, error: type[Exception] = ReleaseError) -> str:
+    """The text of a file that holds ``what``; raises ``error`` if it cannot be read, is no text, or too large."""
     try:
         if path.stat().st_size > _LARGEST_BYTES:
-            raise ReleaseError(f"{path}: too large for coefficients; name another file")
+            raise error(f"{path}: too large for {what}; name another file")
         return path.read_text("utf-8")
-    except OSError as error:
-        raise ReleaseError(f"{path}: cannot be read ({error.strerror}); name a readable file") from None
+    except OSError as problem:
+        raise error(f"{path}: cannot be read ({problem.strerror}); name a readable file") from None
     except UnicodeDecodeError:
-        raise ReleaseError(f"{path}: not UTF-8 text; name a file of coefficients") from None
+        raise error(f"{path}: not UTF-8 text; name a file of {what}") from None

@@ -127,7 +127,7 @@ def compare(
             )
         observed = cells_from_aggregates(recording, selection.stage)
     simulated = simulated_samples(run, compared)
-    metrics = _table(observed, _simulated_statistics(run, simulated, compared), run.simulated.engine is None)
+    metrics = _table(observed, simulated_statistics(run, simulated, compared), run.simulated.engine is None)
     forbidden = unusable_cells(findings, token_times=per_request and has_gaps(token_gaps))
     metrics = _refused(metrics, forbidden)
     unusable = {m: _said(forbidden[m, "mean"]) for m in THRESHOLDS if (m, "mean") in forbidden}
@@ -164,9 +164,10 @@ def mean_abs_errors(comparisons: Sequence[Comparison]) -> dict[str, float | None
     return {metric: float(np.mean(values)) if values else None for metric, values in errors.items()}
 
 
-def _simulated_statistics(
+def simulated_statistics(
     run: ReplayRun, samples: LatencySamples, chosen: NDArray[np.bool_]
 ) -> dict[str, dict[str, float]]:
+    """Each metric's mean and quantiles in us for the chosen requests, whose ``samples`` these are; absent if none."""
     engine = run.simulated.engine
     itl = {} if engine is None else pooled_quantiles(*engine.inter_token_gaps(chosen))
     if samples.itl_mean_us is not None:

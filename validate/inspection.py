@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from blis_replay.ingest.printable import printable
-from blis_replay.ingest.recording import Finding, Recording
+from blis_replay.ingest.recording import Finding, Recording, SharedPrefix
 from blis_replay.ingest.store import KvEventCount
 from blis_replay.validate.terminal import LINE_COLUMNS, table, wrap
 
@@ -28,6 +29,8 @@ def inspection_json(
         "steps": recording.steps.height,
         "engine": {name: vars(setting) for name, setting in sorted(recording.engine.items())},
         "stages": [vars(stage) for stage in recording.stages],
+        "shared_prefix": recording.shared_prefix and vars(recording.shared_prefix),
+        "load_profile": recording.load_profile and asdict(recording.load_profile),
         "clocks": [vars(clock) for clock in recording.clocks],
         "files": [vars(file) for file in recording.files],
         "missing": list(recording.missing),
@@ -55,6 +58,7 @@ def inspection_text(recording: Recording, findings: Sequence[Finding], cache: Se
         prompts = f"{recording.prefix.prompts.height:,} prompts"
         lines.append(wrap(f"  prefix identity: {prompts} ({recording.prefix.source})", "    "))
     lines += [f"  stage {s.stage}: {s.rate_per_s:g} requests/s for {s.duration_us / 1e6:g} s" for s in recording.stages]
+    lines += [wrap(line, "    ") for line in _load(recording)]
     engine = [
         [name, str(setting.value), setting.source, setting.detail] for name, setting in sorted(recording.engine.items())
     ]
@@ -69,6 +73,26 @@ def inspection_text(recording: Recording, findings: Sequence[Finding], cache: Se
         parts.append("not in the recording:\n" + "\n".join(wrap(f"- {line}") for line in recording.missing))
     parts.append("instrument checks:\n" + "\n".join(wrap(_finding(finding)) for finding in findings))
     return "\n\n".join(parts)
+
+
+def _load(recording: Recording) -> list[str]:
+    """The prompts that ran, and the load as it was declared."""
+    lines, declared = [], recording.load_profile
+    if recording.shared_prefix is not None:
+        lines.append(f"  shared prefixes: {_prompts(recording.shared_prefix)}")
+    if declared is not None:
+        said = [f"{declared.arrivals} arrivals"] if declared.arrivals else []
+        said += [_prompts(declared.shared_prefix)] if declared.shared_prefix else []
+        said += ["conversations of several turns"] if declared.multi_turn else []
+        lines.append(f"  declared in {declared.source}: {'; '.join(said) or 'load stages'}")
+    return lines
+
+
+def _prompts(workload: SharedPrefix) -> str:
+    return (
+        f"{workload.num_groups} groups of {workload.num_prompts_per_group} prompts, "
+        f"{workload.system_prompt_tokens} + {workload.question_tokens} tokens"
+    )
 
 
 def _cache(counts: Sequence[KvEventCount]) -> list[list[str]]:

@@ -25,6 +25,8 @@ VERBS = {
     "ingest": ("ingest_verb", "Read recordings of a real server into the store."),
     "collect": ("collect_verb", "Receive the traces of a running server (OTLP)."),
     "coefficients": ("coefficients_verb", "List and show coefficient releases."),
+    "compare": ("compare_verb", "Two recordings, runs, releases or simulators side by side."),
+    "gate": ("gate_verb", "May a coefficient release be used?"),
     "calibrate": ("calibrate_verb", "Fit coefficients to recordings."),
     "simulate": ("simulate_verb", "Simulate any request table, without a recording."),
     "export": ("export_verb", "Write the requests of an experiment for other simulators."),

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import polars as pl
 
-from blis_replay.ingest.readers.documents import text
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.server.engine_settings import (
     Source,
@@ -33,6 +32,7 @@ class EngineEvidence:
     log: ServerLog
     header: Mapping[str, object]
     profile: Mapping[str, object]
+    hardware: str | None
     steps: pl.DataFrame
     journey_events: pl.DataFrame
 
@@ -54,10 +54,9 @@ def engine_of(said: EngineEvidence, engine_file: Path | None) -> tuple[dict[str,
         ("recorded", "trace header", said.header),
         ("profile", "bundled profile", profile_arguments(said.profile)),
     ]
-    hardware = text(said.profile.get("hardware"))
-    block_size = int(engine_settings(sources, hardware)[0]["block_size"].value)
+    block_size = int(engine_settings(sources, said.hardware)[0]["block_size"].value)
     sources[3:3] = _of_the_run(said, block_size)
-    return engine_settings(sources, hardware)
+    return engine_settings(sources, said.hardware)
 
 
 def _of_the_run(said: EngineEvidence, block_size: int) -> list[Source]:
