@@ -303,6 +303,13 @@ class SourceFile:
     rejected_count: int = 0
     rejected: tuple[tuple[str, str], ...] = ()
 
+    def loss(self) -> str:
+        """How many of its records were rejected, and the first of them with its reason; empty if none was."""
+        if not self.rejected_count:
+            return ""
+        first = "".join(f", the first at {place}: {reason}" for place, reason in self.rejected[:1])
+        return f"{self.name}: {self.rejected_count} of {self.records + self.rejected_count} records rejected{first}"
+
 
 @dataclass(frozen=True)
 class Finding:

@@ -78,7 +78,7 @@ def read_engine(path: Path) -> EngineFile:
     given = read_engine_file(RecordedFile(path, path.name))
     missing = [name for name in _REQUIRED if given.get(name) is None]
     if missing:
-        raise ReplayError(f"{path}: {', '.join(missing)} missing; add a line such as `max_num_seqs: 128`")
+        raise ReplayError(f"{path}: {', '.join(missing)} missing; add a line for each, such as `max_num_seqs: 128`")
     arguments: dict[str, Any] = {k: v for k, v in given.items() if k not in _NOT_OF_THE_ENGINE and v is not None}
     tensor_parallelism = given.get("tensor_parallel_size")
     try:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from blis_replay.ingest.printable import printable
 from blis_replay.ingest.recording import Finding, Recording, SharedPrefix
 from blis_replay.ingest.store import KvEventCount
-from blis_replay.validate.terminal import table, wrap
+from blis_replay.validate.terminal import LINE_COLUMNS, table, wrap
 
 
 def inspection_json(
@@ -54,7 +55,8 @@ def inspection_text(recording: Recording, findings: Sequence[Finding], cache: Se
         f"  step records: {recording.steps.height:,}",
     ]
     if recording.prefix is not None:
-        lines.append(f"  prefix identity: {recording.prefix.prompts.height:,} prompts ({recording.prefix.source})")
+        prompts = f"{recording.prefix.prompts.height:,} prompts"
+        lines.append(wrap(f"  prefix identity: {prompts} ({recording.prefix.source})", "    "))
     lines += [f"  stage {s.stage}: {s.rate_per_s:g} requests/s for {s.duration_us / 1e6:g} s" for s in recording.stages]
     lines += [wrap(line, "    ") for line in _load(recording)]
     engine = [
@@ -109,6 +111,13 @@ def _finding(finding: Finding) -> str:
 
 
 def _columns(header: list[str], rows: list[list[str]], left: int) -> str:
-    """A table whose long cells are cut, so that it keeps to 80 columns; --json has them whole."""
-    short = [[cell if len(cell) <= 34 else cell[:31] + "..." for cell in row] for row in rows]
-    return table(header, short, left=left)
+    """A table whose longest cells are cut, so that it keeps to 80 columns; --json has them whole."""
+    cells = [[printable(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
+    while sum(widths) + 2 * (len(widths) - 1) > LINE_COLUMNS:
+        widths[widths.index(max(widths))] -= 1
+    return table(header, [[_cut(cell, width) for cell, width in zip(row, widths, strict=True)] for row in cells], left)
+
+
+def _cut(cell: str, width: int) -> str:
+    return cell if len(cell) <= width else cell[: width - 3] + "..."
