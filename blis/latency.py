@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.kernel import step_time
+from blis_replay.blis.kernel.step_time import KernelModel
+from blis_replay.blis.physical import PhysicalModel
 from blis_replay.blis.trace import Int64s
-
-Floats = NDArray[np.float64]
-KernelModel = tuple[int, Int64s, Floats]
 
 
 @dataclass(frozen=True)
@@ -144,7 +143,7 @@ class CorrectedModel:
     length, what to add further from each of these times of the run on.  All of either sign.
     """
 
-    model: LatencyModel | RegimeModel
+    model: LatencyModel | RegimeModel | PhysicalModel
     line_ns: tuple[int, int, int, int]
     from_us: Int64s
     correction_us: Int64s
@@ -195,7 +194,7 @@ FEATURE_NAMES = (
 )
 _OPERATORS = ("==", "<", "<=", ">", ">=")
 
-Latency = LatencyModel | RegimeModel | ObservedCycles | CorrectedModel
+Latency = LatencyModel | RegimeModel | ObservedCycles | CorrectedModel | PhysicalModel
 
 
 @dataclass(frozen=True)

@@ -106,6 +106,11 @@ def _inputs(recording: Recording, mode: ReplayMode) -> list[Component]:
     if mode.surplus_steps:
         why = "it reports every request one step longer than it took"
         found.append(_input("surplus step", "requests end with their last token", why, surplus_steps=0))
+    if mode.engine:
+        arguments = ", ".join(f"{name}={value}" for name, value in mode.engine)
+        why = f"it runs with {arguments}, which the server did not"
+        mend = f"replay it as recorded, without {arguments}"
+        found.append(Component("engine arguments", "the recorded arguments", why, mend, {"engine": ()}))
     found += _kv_blocks(recording)
     asynchronous = engine_config(recording, replace(mode, scheduling="recorded")).async_scheduling
     if engine_config(recording, mode).async_scheduling != asynchronous:

@@ -129,11 +129,7 @@ def _simulated_marks(run: ReplayRun) -> list[Floats]:
     # As the server stamps it: when its loop takes the request in, just before the next schedule().
     calls_us = result.steps["scheduled_us"]
     turn = np.minimum(np.searchsorted(calls_us, result.queued_us), len(calls_us) - 1)
-    marks = (
-        result.arrival_us,
-        np.maximum(calls_us[turn], result.queued_us),
-        result.scheduled_us,
-        result.first_token_us,
-        result.finished_us,
-    )
-    return [*(mark.astype(np.float64) for mark in marks), (result.arrival_us + run.e2e_us).astype(np.float64)]
+    taken_in_us = np.maximum(calls_us[turn], result.queued_us)
+    served = (result.scheduled_us, result.first_token_us, result.finished_us)
+    marks = (result.arrival_us, taken_in_us, *served, result.arrival_us + run.e2e_us)
+    return [mark.astype(np.float64) for mark in marks]

@@ -58,9 +58,9 @@ def test_at_least_90_percent_of_the_error_is_put_on_the_planted_component(plante
     assert f"points by {COMPONENTS[cause]}: " in first
 
 
-@pytest.mark.parametrize(("sample_rate", "most"), [(1.0, 0.01), (0.1, 0.02)])
+@pytest.mark.parametrize(("sample_rate", "most"), [(1.0, 0.01), (0.1, 0.03)])
 def test_nothing_is_invented_on_a_perfect_simulator(sample_rate: float, most: float) -> None:
-    """No share of a mean reaches 1 % of the observed value with all steps recorded, 2 % with a tenth of them.
+    """No share of a mean reaches 1 % of the observed value with all steps recorded, 3 % with a tenth of them.
 
     A server stamps a request as queued between two steps, so the delay before that is known to half a step only.
     """
