@@ -127,7 +127,11 @@ def test_every_field_of_the_json_is_documented_and_every_documented_field_exists
     run("calibrate", "--train", "1b-general", "--out", "mine.yaml")
     bundled = run("validate", "--experiment", "34b-general", "--by-stage", "--json").json
     recorded = run("validate", "--experiment", "1b-general", "--coefficients", "mine.yaml", "--json").json
-    fields = {key for document in (bundled, recorded) for key in _keys(document)}
+    queueing = run(
+        *("validate", "--experiment", "1b-general", "--coefficients", "mine.yaml"),
+        *("--replay", "max_num_seqs=2", "--json"),
+    ).json
+    fields = {key for document in (bundled, recorded, queueing) for key in _keys(document)}
     section = next(
         part for part in _JSON_DOCS.read_text("utf-8").split("# JSON of ") if part.startswith("`blis-replay v")
     )
