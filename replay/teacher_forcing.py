@@ -22,13 +22,16 @@ from blis_replay.replay.server_stamps import SPANS, Floats, server_stamps
 _FEWEST_STAMPS = 20
 # Decisions are taken over whole: to hold some requests and not the others changes who is first.
 _MOST_WITHOUT_DECISION = 0.1
+# Multiples of it, less their whole parts, lie evenly between 0 and 1, any run of neighbours too.
+_GOLDEN = (5**0.5 - 1) / 2
 
 
 def observed_pre_queue(recording: Recording) -> tuple[Int64s, str]:
     """int64[n] us from send to the waiting queue, and its basis; raises ``ReplayError`` if not recorded.
 
-    A busy server takes a request in, and stamps it as queued, between two steps: when it was sent to the engine is
-    up to a cycle earlier, half a cycle on average, which the simulator's own loop adds again.
+    A busy server takes a request in, and stamps it as queued, between two steps: it was sent to the engine up to a
+    cycle earlier, which the simulator's own loop adds again.  When in the cycle is not recorded; the requests
+    are spread over it evenly, half a cycle on average.
     """
     stamps = server_stamps(recording)
     delay_us = stamps.queued_us - _arrival_us(recording) - _before_its_turn(recording, stamps.queued_us)
@@ -95,13 +98,16 @@ def recorded_delays(recording: Recording) -> tuple[dict[str, str], dict[str, str
 
 
 def _before_its_turn(recording: Recording, queued_us: Floats) -> Floats:
-    """float64[n] us: half of the cycle at the time, where another request was in the engine."""
+    """float64[n] us: a part of the cycle at the time, where another request was in the engine."""
     cycles = observed_cycles(recording)[0]
     begin_us, end_us = in_engine(recording)
     known = np.nan_to_num(queued_us)
     there = np.searchsorted(begin_us, known, side="left") - np.searchsorted(np.sort(end_us), known, side="right")
     place = np.maximum(np.searchsorted(cycles.from_us, known, side="left") - 1, 0)
-    return np.where(there > 0, cycles.cycle_us[place] / 2.0, 0.0)
+    # The same part for all would put every request at one point of the cycle, where a simulator whose
+    # cycles begin at other times has it wait always long, or never.
+    part = (np.arange(len(known)) + 0.5) * _GOLDEN % 1.0
+    return np.where(there > 0, cycles.cycle_us[place] * part, 0.0)
 
 
 def _arrival_us(recording: Recording) -> Floats:
