@@ -7,9 +7,10 @@ replaced sum to the error exactly.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,8 @@ from numpy.typing import NDArray
 from blis_replay.blis.release import CoefficientRelease, ModelEntry
 from blis_replay.ingest.recording import Finding, Recording
 from blis_replay.replay.driver import replay
-from blis_replay.replay.executors import map_jobs
+from blis_replay.replay.executor_ledger import Progress
+from blis_replay.replay.executors import ExecutorName, map_jobs
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.validate.attribution.components import Component, Replayed, components_of, entry_of, substituted
 from blis_replay.validate.attribution.resampled import QUANTITIES, Floats, PooledGaps, draws, quantities
@@ -37,6 +39,9 @@ from blis_replay.validate.unusable import unusable_cells
 
 ATTRIBUTION_RESAMPLES = 100
 
+# A server that keeps up has no component that doubles the time of a whole request by itself.
+_FAR_ABOVE = 2.0
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -49,10 +54,15 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Cause:
-    """A component and its share of each error, by place in QUANTITIES; positive: it adds to the simulated value."""
+    """A component and what it adds to the simulated value, by place in QUANTITIES.
+
+    ``shares``: Shapley values.  ``changes``: in the one order in which the causes stand: what replacing it takes
+    away when all before it are replaced already.
+    """
 
     component: Component
     shares: tuple[Estimate, ...]
+    changes: tuple[Estimate, ...]
 
 
 @dataclass(frozen=True)
@@ -60,7 +70,9 @@ class Attribution:
     """Where the errors of a replay come from, by place in QUANTITIES.
 
     ``error``: simulated less observed; ``residual``: the same with every component replaced, which no component
-    explains.  error = sum of the causes' shares + residual.  ``observed_us`` is nan where the recording
+    explains.  error = sum of the causes' shares + residual = sum of their changes + residual.
+    ``replays`` were made, and in ``overloaded`` of them latencies are those of a queue that grows, which neither
+    the replay nor the recording has: causes that hide one another.  ``observed_us`` is nan where the recording
     has no such number, or an instrument check (``unusable``) forbids it; the shares are known even then.
     ``not_replaced``: components of which the recording says nothing, and why.
     """
@@ -72,6 +84,8 @@ class Attribution:
     mode: str
     requests: int
     resamples: int
+    replays: int
+    overloaded: int
     observed_us: tuple[float, ...]
     simulated_us: tuple[float, ...]
     error: tuple[Estimate, ...]
@@ -101,12 +115,15 @@ def attribute(
     token_gaps: Gaps | None = None,
     resamples: int = ATTRIBUTION_RESAMPLES,
     seed: int = SEED,
-    progress: Callable[[int, int], None] | None = None,
+    executor: ExecutorName = "local",
+    workers: int | None = None,
+    progress: Progress | None = None,
 ) -> Attribution:
     """Attribute the errors of a replay to its components.
 
     ``mode``: the replay to explain, exact replay if None.  ``reference``: its coefficients replace those of
-    which nothing was recorded.  ``token_gaps``: observed gaps, for the p99 of ITL.  Raises
+    which nothing was recorded.  ``token_gaps``: observed gaps, for the p99 of ITL.
+    ``executor``, ``workers``, ``progress``: of ``map_jobs``.  Raises
     ``NothingToJudgeError`` without observed latencies, and what ``replay`` raises.
     """
     mode = mode or ReplayMode()
@@ -123,10 +140,12 @@ def attribute(
     other = entry_of(reference, recording) if reference else None
     shared = _Shared(replayed, release, other, tuple(components), chosen, resamples, seed)
     subsets = all_subsets(len(components))
-    answers = map_jobs(partial(_replayed, shared), subsets, progress=progress)
+    answers = map_jobs(partial(_replayed, shared), subsets, executor=executor, workers=workers, progress=progress)
     value = dict(zip(subsets, answers, strict=True))
     shares = -shapley_values(len(components), value)
-    first, last = value[subsets[0]], value[subsets[-1]]
+    one_by_one = [value[frozenset(range(replaced))] for replaced in range(len(components) + 1)]
+    first, last = one_by_one[0], one_by_one[-1]
+    changes = [before - after for before, after in pairwise(one_by_one)]
     return Attribution(
         slug=recording.slug,
         alias=recording.alias,
@@ -135,10 +154,15 @@ def attribute(
         mode=mode.name,
         requests=int(chosen.sum()),
         resamples=resamples,
+        replays=len(subsets),
+        overloaded=_overloaded(answers, np.vstack([first[0], last[0], observed[0]])),
         observed_us=tuple(map(float, observed[0])),
         simulated_us=tuple(map(float, first[0])),
         error=_estimates(first - observed),
-        causes=tuple(Cause(c, _estimates(share)) for c, share in zip(components, shares, strict=True)),
+        causes=tuple(
+            Cause(component, _estimates(share), _estimates(change))
+            for component, share, change in zip(components, shares, changes, strict=True)
+        ),
         residual=_estimates(last - observed),
         not_replaced=not_replaced,
         unusable=_reasons(forbidden),
@@ -175,6 +199,13 @@ def _replayed(shared: _Shared, subset: Subset) -> Floats:
     times = draws(int(shared.chosen.sum()), shared.resamples, shared.seed)
     gaps = PooledGaps(run.token_gaps(), np.flatnonzero(shared.chosen))
     return quantities(simulated_samples(run, shared.chosen), times, gaps)
+
+
+def _overloaded(answers: Sequence[Floats], ends: Floats) -> int:
+    """How many of the replays have a mean E2E and TTFT far above both ends of the attribution and the recording."""
+    means = [QUANTITIES.index((metric, "mean")) for metric in ("e2e", "ttft")]
+    most = _FAR_ABOVE * np.nanmax(ends[:, means], axis=0)
+    return sum(bool((answer[0, means] > most).all()) for answer in answers)
 
 
 def _estimates(values_us: Floats) -> tuple[Estimate, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import isnan
 from typing import Any
 
-from blis_replay.validate.attribution.attribute import Attribution, Estimate
+from blis_replay.validate.attribution.attribute import Attribution, Cause, Estimate
 from blis_replay.validate.attribution.resampled import QUANTITIES
 from blis_replay.validate.terminal import milliseconds, table, wrap
 
@@ -30,7 +30,8 @@ def explanations(attribution: Attribution) -> list[str]:
 def attribution_text(attribution: Attribution) -> str:
     """The page: tables of shares of the means and of the p99s, what they rest on, and the sentences."""
     replaced = [f"- {cause.component.name}: {cause.component.basis}" for cause in attribution.causes]
-    left = [f"- {name}: {why}" for name, why in attribution.not_replaced.items()]
+    reasons = dict.fromkeys(attribution.not_replaced.values())
+    left = [f"- {', '.join(n for n, w in attribution.not_replaced.items() if w == why)}: {why}" for why in reasons]
     parts = [
         f"{attribution.alias}  ({attribution.slug})\n"
         + wrap(f"  coefficients: {attribution.release}; replay {attribution.mode}", "    ")
@@ -39,6 +40,8 @@ def attribution_text(attribution: Attribution) -> str:
         _shares_table(attribution, "mean"),
         _shares_table(attribution, "p99"),
     ]
+    if len(attribution.causes) > 1:
+        parts.append(_one_by_one(attribution))
     if replaced:
         parts.append("each component in turn replaced by:\n" + "\n".join(map(wrap, replaced)))
     if left:
@@ -48,7 +51,7 @@ def attribution_text(attribution: Attribution) -> str:
 
 
 def attribution_json(attribution: Attribution) -> dict[str, Any]:
-    """The same for programs; times in us, null where nothing was observed."""
+    """The same for programs; times in ms, null where nothing was observed."""
     return {
         "experiment": attribution.slug,
         "alias": attribution.alias,
@@ -57,6 +60,8 @@ def attribution_json(attribution: Attribution) -> dict[str, Any]:
         "replay": attribution.mode,
         "requests": attribution.requests,
         "resamples": attribution.resamples,
+        "replays": attribution.replays,
+        "overloaded_replays": attribution.overloaded,
         "errors": [_quantity_json(attribution, i) for i in range(len(QUANTITIES))],
         "components": [
             {"name": cause.component.name, "basis": cause.component.basis, "mend": cause.component.mend}
@@ -73,17 +78,22 @@ def _quantity_json(attribution: Attribution, i: int) -> dict[str, Any]:
     return {
         "metric": metric,
         "statistic": statistic,
-        "observed_us": _known(attribution.observed_us[i]),
-        "simulated_us": _known(attribution.simulated_us[i]),
-        "error_us": _estimate_json(attribution.error[i]),
-        "shares_us": {cause.component.name: _estimate_json(cause.shares[i]) for cause in attribution.causes},
-        "residual_us": _estimate_json(attribution.residual[i]),
+        "observed_ms": _ms(attribution.observed_us[i]),
+        "simulated_ms": _ms(attribution.simulated_us[i]),
+        "error_ms": _estimate_json(attribution.error[i]),
+        "shares_ms": {cause.component.name: _estimate_json(cause.shares[i]) for cause in attribution.causes},
+        "changes_ms": {cause.component.name: _estimate_json(cause.changes[i]) for cause in attribution.causes},
+        "residual_ms": _estimate_json(attribution.residual[i]),
     }
 
 
 def _estimate_json(estimate: Estimate) -> dict[str, float | None]:
     values = {"value": estimate.value_us, "low": estimate.low_us, "high": estimate.high_us}
-    return {name: _known(value) for name, value in values.items()}
+    return {name: _ms(value) for name, value in values.items()}
+
+
+def _ms(value_us: float) -> float | None:
+    return None if isnan(value_us) else value_us / 1000
 
 
 def _known(value: float) -> float | None:
@@ -94,11 +104,15 @@ def _explained(attribution: Attribution, i: int, error: float) -> str:
     metric = f"{QUANTITIES[i][0].upper()} {QUANTITIES[i][1]}"
     off = f"{metric} is {100 * abs(error):.1f} % {'too long' if error > 0 else 'short'}"
     sign = 1 if error > 0 else -1
-    largest = max(attribution.causes, key=lambda cause: sign * cause.shares[i].value_us, default=None)
-    residual = sign * attribution.residual[i].value_us
-    if largest is None or sign * largest.shares[i].value_us < max(residual, 0.0):
+
+    def part(cause: Cause) -> float:
+        # Shares over orders in which the server is overloaded say how much it would be, not what is wrong now.
+        return sign * (cause.changes if attribution.overloaded else cause.shares)[i].value_us
+
+    largest = max(attribution.causes, key=part, default=None)
+    if largest is None or part(largest) < max(sign * attribution.residual[i].value_us, 0.0):
         return f"{off}; most of it no component explains that this recording can replace."
-    points = 100 * sign * largest.shares[i].value_us / attribution.observed_us[i]
+    points = 100 * part(largest) / attribution.observed_us[i]
     return f"{off}, {points:.1f} points by {largest.component.name}: {largest.component.why}; {largest.component.mend}"
 
 
@@ -117,6 +131,34 @@ def _shares_table(attribution: Attribution, statistic: str) -> str:
         _shares_row(f"  {_NO_COMPONENT}", attribution.residual, attribution, columns),
     ]
     return table(header, rows)
+
+
+def _one_by_one(attribution: Attribution) -> str:
+    """The means on the way from the replay to the recording, and why the way is worth a look."""
+    columns = [i for i, quantity in enumerate(QUANTITIES) if quantity[1] == "mean"]
+    reached, rows = list(attribution.simulated_us), []
+    for cause in attribution.causes:
+        reached = [value - change.value_us for value, change in zip(reached, cause.changes, strict=True)]
+        moved = [_percent_of(-cause.changes[i].value_us, attribution.observed_us[i]) for i in columns]
+        cells = [f"{milliseconds(_known(reached[i]))} {m:>9}" for i, m in zip(columns, moved, strict=True)]
+        rows.append([f"- {cause.component.name}", *cells])
+    simulated = [f"{milliseconds(_known(attribution.simulated_us[i]))} {'':9}" for i in columns]
+    header = ["one after the other, ms", *(f"{QUANTITIES[i][0].upper()} mean" for i in columns)]
+    observed = [f"{milliseconds(_known(attribution.observed_us[i]))} {'':9}" for i in columns]
+    path = table(header, [["as replayed", *simulated], *rows, ["as recorded", *observed]])
+    if not attribution.overloaded:
+        return path
+    hidden = (
+        f"In {attribution.overloaded} of {attribution.replays} replays the simulated server does not keep up: some "
+        "components are wrong in opposite directions and hide one another, so their shares are larger than the error. "
+        "What each changes on one way from the replay to the recording:"
+    )
+    return f"{wrap(hidden, '')}\n\n{path}"
+
+
+def _percent_of(change_us: float, observed_us: float) -> str:
+    fraction = _fraction(change_us, observed_us)
+    return "" if fraction is None else f"{100 * fraction + 0.0:+.1f} %"
 
 
 def _shares_row(

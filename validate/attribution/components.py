@@ -63,7 +63,7 @@ def components_of(replayed: Replayed, reference: CoefficientRelease | None) -> t
             forced.append(step_time)
         else:
             unable[STEP_TIME] = step_time
-    return [*inputs, *forced], unable
+    return [*inputs, *forced], {name: why.removeprefix(f"{recording.alias}: ") for name, why in unable.items()}
 
 
 def substituted(components: Iterable[Component], replayed: Replayed, reference: ModelEntry | None) -> Replayed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from blis_replay.validate.attribution.resampled import Floats
 from blis_replay.validate.attribution.segments import Segment, Segments
 from blis_replay.validate.metrics import statistics
 from blis_replay.validate.terminal import milliseconds, table, wrap
@@ -30,7 +31,7 @@ def segments_text(segments: Segments) -> str:
 
 
 def segments_json(segments: Segments) -> dict[str, Any]:
-    """The same for programs; us."""
+    """The same for programs; ms."""
     return {
         "experiment": segments.slug,
         "alias": segments.alias,
@@ -41,13 +42,17 @@ def segments_json(segments: Segments) -> dict[str, Any]:
         "segments": [
             {
                 "name": part.name,
-                "observed_us": statistics(part.observed_us),
-                "simulated_us": statistics(part.simulated_us),
-                "difference_us": statistics(part.difference_us),
+                "observed_ms": _in_ms(part.observed_us),
+                "simulated_ms": _in_ms(part.simulated_us),
+                "difference_ms": _in_ms(part.difference_us),
             }
             for part in (*segments.segments, segments.whole)
         ],
     }
+
+
+def _in_ms(values_us: Floats) -> dict[str, float]:
+    return {name: value / 1000 for name, value in statistics(values_us).items()}
 
 
 def _row(part: Segment) -> list[str]:

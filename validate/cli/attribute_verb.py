@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from blis_replay.validate.cli.options import json_option, print_json, store_option
+from blis_replay.validate.cli.options import executor_options, json_option, print_json, progress_line, store_option
+
+if TYPE_CHECKING:
+    from blis_replay.replay.executors import ExecutorName
 
 
 @click.command("attribute")
@@ -20,6 +23,7 @@ from blis_replay.validate.cli.options import json_option, print_json, store_opti
     help="Release whose coefficients stand in for what was not recorded, or none.  [default: the bundled one]",
 )
 @click.option("--seed", type=int, default=42, show_default=True, help="Of the resampling.")
+@executor_options
 @store_option
 @json_option
 def command(
@@ -28,6 +32,8 @@ def command(
     mode_text: str,
     reference: str | None,
     seed: int,
+    executor: ExecutorName,
+    workers: int | None,
     store_path: Path,
     as_json: bool,
 ) -> None:
@@ -40,7 +46,8 @@ def command(
     \b
     Examples:
       blis-replay attribute --experiment 34b-general --replay scheduling=synchronous
-      blis-replay attribute --experiment 34b-general --coefficients stepml-direct --replay as-published
+      blis-replay attribute --experiment 34b-general --coefficients stepml-direct \\
+          --replay as-published
       blis-replay attribute --experiment 34b-general --coefficients mine.yaml --json
     """
     from blis_replay.ingest.store import inter_token_gaps, open_store, read_stored
@@ -56,21 +63,17 @@ def command(
     with open_store(store_path) as store:
         recording = read_stored(store, find_experiment(store, name))
         gaps = inter_token_gaps(store, recording.slug, observed_requests(recording))
-    with click.progressbar(length=1, label="replaying", file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
-
-        def progress(done: int, count: int) -> None:
-            bar.length = count
-            bar.update(done - bar.pos)
-
-        attribution = attribute(
-            recording,
-            release,
-            mode,
-            reference=None if reference == "none" else load_release(reference or DEFAULT_RELEASE),
-            token_gaps=gaps if len(gaps[0]) else None,
-            seed=seed,
-            progress=progress,
-        )
+    attribution = attribute(
+        recording,
+        release,
+        mode,
+        reference=None if reference == "none" else load_release(reference or DEFAULT_RELEASE),
+        token_gaps=gaps if len(gaps[0]) else None,
+        seed=seed,
+        executor=executor,
+        workers=workers,
+        progress=progress_line("replaying"),
+    )
     if as_json:
         print_json(attribution_json(attribution))
     else:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from blis_replay.fixtures.planted import CAUSES, PLANTED, Planted, planted_recording, wrong_simulator
+from blis_replay.ingest.recording import SharedPrefix, Stage
 from blis_replay.replay.mode import parse_mode
 from blis_replay.validate.attribution.attribute import Attribution, attribute
 from blis_replay.validate.attribution.attribution_text import attribution_json, attribution_text, explanations
@@ -95,12 +96,50 @@ def test_the_shares_and_the_rest_sum_to_the_error_of_every_quantity(planted: Pla
         )
 
 
+def test_the_way_from_the_replay_to_the_recording_sums_to_the_error_too(planted: Planted) -> None:
+    """Wrong in what comes first and last of the causes; the way starts as replayed and ends at what is left."""
+    attribution = explained(planted, "arrivals", "step_time")
+    for i in range(len(QUANTITIES)):
+        changes = sum(cause.changes[i].value_us for cause in attribution.causes)
+        assert changes + attribution.residual[i].value_us == pytest.approx(attribution.error[i].value_us, abs=1e-6)
+    assert attribution.replays == 2 ** len(attribution.causes)
+    assert attribution.overloaded == 0
+
+
+def test_causes_that_hide_one_another_are_told_in_the_order_of_the_way() -> None:
+    """20 requests a second of 1,200 tokens with a cached prefix of 1,120 (1.6 prefill seconds a second without it).
+
+    The simulator prefills all of them, in a tenth of the time a token takes: either mistake alone costs
+    more than both, as only true costs and a cache that is ignored overload it.
+    """
+    spec = replace(
+        PLANTED,
+        stages=(Stage(0, 20.0, 20_000_000),),
+        shared_prefix=SharedPrefix(
+            num_groups=2, num_prompts_per_group=2, system_prompt_tokens=1_120, question_tokens=80, output_tokens=20
+        ),
+        latency=replace(PLANTED.latency, per_prefill_token_ns=60_000),
+    )
+    planted = planted_recording(seed=3, spec=spec)
+    entry = planted.release.models[0]
+    cheap = replace(entry, latency=replace(spec.latency, per_prefill_token_ns=6_000))
+    mode = parse_mode("prefix=none", {})
+    attribution = attribute(planted.recording, replace(planted.release, models=(cheap,)), mode, resamples=5)
+    assert attribution.overloaded > 0
+    error_us = attribution.error[0].value_us
+    assert share(attribution, "prefix cache", ("e2e", "mean")) > 3 * abs(error_us)
+    page = " ".join(attribution_text(attribution).split())
+    assert f"In {attribution.overloaded} of {attribution.replays} replays the simulated server does not keep up" in page
+    most = max(abs(cause.changes[0].value_us) for cause in attribution.causes)
+    assert most < 2 * abs(error_us) + 5_000
+
+
 def test_the_page_fits_80_columns_and_the_json_has_the_same_numbers(planted: Planted) -> None:
     attribution = explained(planted, "scheduling")
     page, document = attribution_text(attribution), attribution_json(attribution)
     assert max(map(len, page.splitlines())) <= 80
     ttft = next(e for e in document["errors"] if (e["metric"], e["statistic"]) == ("ttft", "mean"))
-    percent = 100 * ttft["shares_us"]["scheduling mode"]["value"] / ttft["observed_us"]
+    percent = 100 * ttft["shares_ms"]["scheduling mode"]["value"] / ttft["observed_ms"]
     assert f"{percent:+.1f}" in page
     assert "it lacks one cycle of asynchronous scheduling" in " ".join(page.split())
 
