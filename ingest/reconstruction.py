@@ -155,7 +155,7 @@ def _prefill_steps(frame: pl.DataFrame) -> ChunkSteps:
     ended = frame["prefill_end_step"].is_not_null().to_numpy()
     end = np.where(ended, frame["prefill_end_step"].fill_null(0).to_numpy(), last)
     # As a double, because mistaken step ids may add up to more than an integer holds.
-    if float((end - start + 1).sum(dtype=np.float64)) > MOST_CHUNKS:
+    if float(np.maximum(end - start + 1, 0).sum(dtype=np.float64)) > MOST_CHUNKS:
         raise ReconstructionError(f"journeys with more than {MOST_CHUNKS} prefill chunks: their steps are mistaken")
     return chunk_steps(start, end, ended)
 
