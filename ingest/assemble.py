@@ -55,6 +55,7 @@ from blis_replay.ingest.recording import (
     TokenEvents,
     empty_frame,
 )
+from blis_replay.ingest.row_parts import RowParts, in_one_part
 from blis_replay.ingest.scheduling_mode import detected_async
 
 _SLUG = re.compile(r"\d{8}-\d{6}-(?P<model>.+)-tp\d+-.+")
@@ -104,7 +105,7 @@ def read_recording(
     ``profile``: the bundled profile of the slug (optional keys ``model``, ``hardware``,
     ``tensor_parallelism``, ``vllm_version``, ``engine``); ``engine_file``: YAML of engine
     arguments that overrule all others; ``progress(file name, bytes done, bytes total)``.
-    The file of token events lives until the context ends.  Raises
+    Files of token events, journey events and snapshots live until the context ends.  Raises
     :class:`RecordingError` if a file cannot be read at all, or if there is nothing to judge.
     """
     if isinstance(source, Path):
@@ -131,7 +132,7 @@ class _Server:
 
     steps: pl.DataFrame
     lifecycles: pl.DataFrame
-    journey_events: pl.DataFrame
+    journey_events: RowParts
     clocks: tuple[Clock, ...]
 
 
@@ -155,7 +156,7 @@ class _Assembly:
 
     def recording(self) -> Recording:
         configured = self._configured()
-        traces = otlp_traces.read_traces(self.known.get(discovery.OTLP, []))
+        traces = otlp_traces.read_traces(self.known.get(discovery.OTLP, []), self.scratch)
         found = self._requests(configured, traces)
         if found is not None:
             configured = _with_reported(configured, found)
@@ -349,8 +350,9 @@ class _Assembly:
         if of_pairs is not None:
             clocks = (*(clock for clock in clocks if clock.name != of_pairs.name), of_pairs)
         if journeys is None:
-            return _Server(steps, empty_frame(LIFECYCLE_SCHEMA), empty_frame(JOURNEY_EVENT_SCHEMA), clocks)
-        lifecycles, events = otlp_journeys.on_zero(journeys, zero_us)
+            nothing = in_one_part(empty_frame(JOURNEY_EVENT_SCHEMA))
+            return _Server(steps, empty_frame(LIFECYCLE_SCHEMA), nothing, clocks)
+        lifecycles, events = otlp_journeys.on_zero(journeys, zero_us, self.scratch)
         lifecycles = with_request_indices(lifecycles, requests)
         if unknown := lifecycles["request_index"].null_count():
             self.missing.append(f"which requests {unknown} journeys belong to: their ids are not those of the requests")

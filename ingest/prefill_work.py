@@ -47,8 +47,13 @@ def _on_record(recording: Recording, rows: pl.DataFrame) -> pl.DataFrame:
             pl.col("known_tokens").alias("work_tokens"), pl.lit(CACHING_OFF, _SOURCE).alias("hit_source")
         )
     journeys = recording.lifecycles.select("journey", pl.col("core_request_id").alias("request_id"))
-    shown = recording.snapshots.join(journeys, on="request_id").select(
-        "journey", pl.col("step_id").alias("start_step"), "computed_tokens"
+    # Only those of the steps in which admissions began: there can be many more snapshots.
+    begun = rows.select("journey", "start_step").unique()
+    shown = pl.concat(
+        part.join(journeys, on="request_id")
+        .select("journey", pl.col("step_id").alias("start_step"), "computed_tokens")
+        .join(begun, on=["journey", "start_step"], how="semi")
+        for part in recording.snapshots.frames(["step_id", "request_id", "computed_tokens"])
     )
     first = recording.lifecycles.select("journey", pl.lit(False).alias("resumed"), "cached_prompt_tokens")
     joined = rows.join(

@@ -5,6 +5,9 @@ from __future__ import annotations
 import polars as pl
 
 from blis_replay.ingest.recording import Recording
+from blis_replay.ingest.row_parts import RowParts
+
+_COLUMNS = ("event", "time_us", "step_id", "finish_status")
 
 
 def is_asynchronous(recording: Recording) -> bool:
@@ -13,22 +16,24 @@ def is_asynchronous(recording: Recording) -> bool:
     return setting is not None and bool(setting.value)
 
 
-def detected_async(steps: pl.DataFrame, journey_events: pl.DataFrame) -> bool | None:
+def detected_async(steps: pl.DataFrame, journey_events: RowParts) -> bool | None:
     """Whether the output of most steps was processed only after the next one had begun; ``None`` if nothing tells.
 
     ``steps``: ``STEP_SCHEMA``; ``journey_events``: ``JOURNEY_EVENT_SCHEMA``.
     """
-    events = journey_events.drop_nulls(["step_id", "time_us"])
-    begun = pl.concat(
-        [
-            steps.select("step_id", "start_us").drop_nulls(),
-            events.filter(inside_schedule()).select("step_id", pl.col("time_us").alias("start_us")),
-        ]
-    )
-    starts = begun.group_by("step_id").agg(pl.col("start_us").min())
-    outputs = events.filter(of_output()).select("time_us", (pl.col("step_id") + 1).alias("step_id"))
-    late = outputs.join(starts, on="step_id").select(pl.col("time_us") > pl.col("start_us")).to_series()
-    return None if late.is_empty() else 2 * int(late.sum()) > len(late)
+    begun, ended = [steps.select("step_id", "start_us").drop_nulls()], []
+    for part in journey_events.frames(_COLUMNS):
+        events = part.drop_nulls(["step_id", "time_us"])
+        scheduled = events.filter(inside_schedule()).group_by("step_id").agg(pl.col("time_us").min().alias("start_us"))
+        begun.append(scheduled)
+        ended.append(events.filter(of_output()).select("time_us", (pl.col("step_id") + 1).alias("step_id")))
+    starts = pl.concat(begun).group_by("step_id").agg(pl.col("start_us").min())
+    late = [
+        outputs.join(starts, on="step_id").select(pl.col("time_us") > pl.col("start_us")).to_series()
+        for outputs in ended
+    ]
+    count = sum(map(len, late))
+    return None if not count else 2 * sum(int(part.sum()) for part in late) > count
 
 
 def inside_schedule() -> pl.Expr:

@@ -29,6 +29,7 @@ from blis_replay.ingest.recording import (
     SourceFile,
     Stage,
 )
+from blis_replay.ingest.row_parts import in_one_part
 from blis_replay.ingest.store_cache import insert_cache_evidence, read_prefix
 from blis_replay.ingest.store_file import SCHEMA_VERSION, Store, fetch, first_row, transaction, typed
 from blis_replay.ingest.token_layout import LAYOUTS, TokenLayout, insert_token_events
@@ -142,9 +143,9 @@ def read_stored(store: Store, slug: str) -> Recording:
         requests=_frame(store, "requests", slug, REQUEST_SCHEMA, "request_index"),
         token_events=None,
         steps=_frame(store, "steps", slug, STEP_SCHEMA, "start_us, step_id"),
-        snapshots=_frame(store, "snapshots", slug, SNAPSHOT_SCHEMA, "step_id, request_id"),
+        snapshots=in_one_part(_frame(store, "snapshots", slug, SNAPSHOT_SCHEMA, "step_id, request_id")),
         lifecycles=_frame(store, "lifecycles", slug, LIFECYCLE_SCHEMA, "journey"),
-        journey_events=_frame(store, "journey_events", slug, JOURNEY_EVENT_SCHEMA, "rowid"),
+        journey_events=in_one_part(_frame(store, "journey_events", slug, JOURNEY_EVENT_SCHEMA, "rowid")),
         aggregates=_frame(store, "aggregates", slug, AGGREGATE_SCHEMA, "stage, metric, statistic"),
         clocks=tuple(Clock(*r) for r in _rows(store, _CLOCK, "clocks", slug, "position")),
         files=_read_files(store, slug),
@@ -240,9 +241,11 @@ def _insert(
     _insert_frame(connection, "requests", slug, recording.requests, REQUEST_SCHEMA)
     _insert_frame(connection, "aggregates", slug, recording.aggregates, AGGREGATE_SCHEMA)
     _insert_frame(connection, "steps", slug, recording.steps, STEP_SCHEMA)
-    _insert_frame(connection, "snapshots", slug, recording.snapshots, SNAPSHOT_SCHEMA)
+    for snapshots in recording.snapshots.frames():
+        _insert_frame(connection, "snapshots", slug, snapshots, SNAPSHOT_SCHEMA)
     _insert_frame(connection, "lifecycles", slug, recording.lifecycles, LIFECYCLE_SCHEMA)
-    _insert_frame(connection, "journey_events", slug, recording.journey_events, JOURNEY_EVENT_SCHEMA)
+    for events in recording.journey_events.frames():
+        _insert_frame(connection, "journey_events", slug, events, JOURNEY_EVENT_SCHEMA)
     if recording.token_events is not None:
         insert_token_events(connection, slug, recording.token_events, recording.requests, layout)
     insert_cache_evidence(connection, recording)
