@@ -24,6 +24,7 @@ CACHING_OFF, SNAPSHOT, STEP_TOTALS, DEALT_OUT, ASSUMED = (
 HIT_SOURCES = (CACHING_OFF, SNAPSHOT, STEP_TOTALS, DEALT_OUT, ASSUMED)
 CERTAIN_SOURCES = (CACHING_OFF, SNAPSHOT, STEP_TOTALS)
 _SOURCE = pl.Enum(HIT_SOURCES)
+_STEP_COUNTS = ("running_depth", "prefill_requests", "decode_requests", "prefill_tokens", "decode_tokens")
 
 
 def prefill_work(
@@ -80,7 +81,8 @@ def _left_by_step(recording: Recording, rows: pl.DataFrame, chunks: ChunkSteps, 
         }
     )
     complete = (
-        recording.steps.unique("step_id")
+        recording.steps.select("step_id", *_STEP_COUNTS)
+        .unique("step_id")
         .join(counts, on="step_id")
         .filter(
             pl.col("running_depth") == pl.col("running"),

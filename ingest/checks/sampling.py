@@ -103,7 +103,8 @@ def _favour(recording: Recording, ids: NDArray[np.int64]) -> Measured:
     """Whether some times or some depths were sampled more than others."""
     rates = _rates(ids)
     pairs = (
-        recording.steps.drop_nulls(["step_id", "running_depth"])
+        recording.steps.select("step_id", "running_depth")
+        .drop_nulls()
         .unique("step_id")
         .sort("step_id")
         .select(
@@ -123,7 +124,7 @@ def _decoded(recording: Recording, ids: NDArray[np.int64]) -> Measured:
     """Decode tokens a request by the steps, scaled by the rate, and by the requests' own lengths."""
     completed = completed_requests(recording)
     length = true_output_tokens(recording)
-    sampled = recording.steps.unique("step_id")["decode_tokens"]
+    sampled = recording.steps.select("step_id", "decode_tokens").unique("step_id")["decode_tokens"]
     if length is None or not length > 1 or completed.height < max(1, recorded_requests(recording).height):
         return {}
     if sampled.null_count() or not sampled.sum():
