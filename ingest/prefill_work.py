@@ -13,6 +13,7 @@ import polars as pl
 
 from blis_replay.ingest.prefill_chunks import ChunkSteps
 from blis_replay.ingest.recording import Recording
+from blis_replay.ingest.step_records import one_a_step
 
 CACHING_OFF, SNAPSHOT, STEP_TOTALS, DEALT_OUT, ASSUMED = (
     "prefix caching is off",
@@ -81,8 +82,7 @@ def _left_by_step(recording: Recording, rows: pl.DataFrame, chunks: ChunkSteps, 
         }
     )
     complete = (
-        recording.steps.select("step_id", *_STEP_COUNTS)
-        .unique("step_id")
+        one_a_step(recording.steps.select("step_id", *_STEP_COUNTS))
         .join(counts, on="step_id")
         .filter(
             pl.col("running_depth") == pl.col("running"),

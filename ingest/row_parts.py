@@ -128,23 +128,13 @@ def _ranges(keys: pl.Series, part_rows: int) -> Iterator[tuple[int, int]]:
         yield from ((low, following - 1) for low, following in pairwise([*lowest, int(ordered[-1]) + 1]))
 
 
-def in_order(frames: list[pl.DataFrame], *keys: str | pl.Expr) -> pl.DataFrame:
-    """The rows of all frames by these keys, nulls last, equal ones as they stood.
+def in_order(rows: RowParts, keys: Sequence[str]) -> pl.DataFrame:
+    """The rows as one frame by these keys, nulls last, equal ones as they stood.
 
-    The frames are taken apart column by column, and the list is empty afterwards: at no time are there two of
-    more than one column.
+    It is put together column by column, so that parts in files are in memory only once.
     """
-    by = pl.concat(frame.select(keys) for frame in frames)
-    order = by.select(pl.arg_sort_by(by.columns, nulls_last=True, maintain_order=True)).to_series()
-    del by
-    columns = []
-    for name in frames[0].columns:
-        column = pl.concat([frame.get_column(name) for frame in frames])
-        frames[:] = [frame.drop(name) for frame in frames]
-        columns.append(column.gather(order))
-        del column
-    frames.clear()
-    return pl.DataFrame(columns)
+    order = rows.whole(keys).select(pl.arg_sort_by(keys, nulls_last=True, maintain_order=True)).to_series()
+    return pl.DataFrame([rows.whole([name]).to_series().gather(order) for name in rows.schema])
 
 
 def by_hash(rows: RowParts, column: str, folder: Path | None, name: str, part_rows: int) -> Iterator[pl.DataFrame]:

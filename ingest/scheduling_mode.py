@@ -24,16 +24,14 @@ def detected_async(steps: pl.DataFrame, journey_events: RowParts) -> bool | None
     begun, ended = [steps.select("step_id", "start_us").drop_nulls()], []
     for part in journey_events.frames(_COLUMNS):
         events = part.drop_nulls(["step_id", "time_us"])
-        scheduled = events.filter(inside_schedule()).group_by("step_id").agg(pl.col("time_us").min().alias("start_us"))
-        begun.append(scheduled)
+        begun.append(events.filter(inside_schedule()).select("step_id", pl.col("time_us").alias("start_us")))
         ended.append(events.filter(of_output()).select("time_us", (pl.col("step_id") + 1).alias("step_id")))
-    starts = pl.concat(begun).group_by("step_id").agg(pl.col("start_us").min())
-    late = [
-        outputs.join(starts, on="step_id").select(pl.col("time_us") > pl.col("start_us")).to_series()
-        for outputs in ended
-    ]
-    count = sum(map(len, late))
-    return None if not count else 2 * sum(int(part.sum()) for part in late) > count
+    outputs = pl.concat(ended)
+    next_steps = outputs.select("step_id").unique()
+    starts = pl.concat(frame.join(next_steps, on="step_id", how="semi") for frame in begun)
+    first = starts.group_by("step_id").agg(pl.col("start_us").min())
+    late = outputs.join(first, on="step_id").select(pl.col("time_us") > pl.col("start_us")).to_series()
+    return None if late.is_empty() else 2 * int(late.sum()) > len(late)
 
 
 def inside_schedule() -> pl.Expr:

@@ -25,6 +25,7 @@ from blis_replay.ingest.errors import ReconstructionError
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.row_parts import RowParts
 from blis_replay.ingest.scheduling_mode import inside_schedule, is_asynchronous, of_output
+from blis_replay.ingest.step_records import one_a_step
 
 Int64s = NDArray[np.int64]
 
@@ -69,7 +70,7 @@ class StepAnchors:
 
 def step_anchors(recording: Recording) -> StepAnchors:
     """The anchors of a recording's step clock; as large as its records, whatever their step ids."""
-    sampled = recording.steps.select("step_id", "start_us").drop_nulls().unique("step_id").sort("step_id")
+    sampled = one_a_step(recording.steps.select("step_id", "start_us").drop_nulls())
     events = _event_anchors(recording.journey_events, is_asynchronous(recording))
     lags = _lags(sampled, events)
     taken_off = pl.when(pl.col("steps") >= _FEWEST_LAGS).then(pl.col("lag_us")).otherwise(0)
@@ -79,7 +80,7 @@ def step_anchors(recording: Recording) -> StepAnchors:
     every = pl.concat(
         [sampled.with_columns(pl.lit(SAMPLED, TIMELINE_SCHEMA["source"]).alias("source")), placed.drop("lag")]
     )
-    best = every.sort("step_id", "source").unique("step_id", keep="first", maintain_order=True)
+    best = one_a_step(every.sort("source", maintain_order=True))
     known = [recording.steps["step_id"], *(part["step_id"] for part in recording.journey_events.frames(["step_id"]))]
     begun = best.filter(pl.col("step_id").is_between(1, max(int(ids.max() or 0) for ids in known)))
     kept = _in_order(begun)

@@ -17,6 +17,7 @@ from blis_replay.ingest.checks.evidence import (
 )
 from blis_replay.ingest.checks.pictures import Table
 from blis_replay.ingest.recording import Finding, Recording
+from blis_replay.ingest.step_records import one_a_step
 
 CHECK = "prefix_cache"
 MEASURES = "prompt tokens that were computed against prompt tokens that were sent"
@@ -75,7 +76,7 @@ def uncached_prompt_tokens(recording: Recording) -> float | None:
 
 def _prefill_tokens(recording: Recording) -> pl.DataFrame:
     """``step_id`` and ``prefill_tokens``, one row a step."""
-    return recording.steps.select("step_id", "prefill_tokens").drop_nulls().unique("step_id")
+    return one_a_step(recording.steps.select("step_id", "prefill_tokens").drop_nulls())
 
 
 def _from_steps(recording: Recording, requests: pl.DataFrame, prompts: pl.DataFrame) -> Finding | None:

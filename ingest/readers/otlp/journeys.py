@@ -77,6 +77,16 @@ EVENT_SCHEMA: Schema = {
     **{"span_key": pl.Int64, "event": pl.Enum(_SEQUENCE), "time_ns": pl.Int64, "offset_ns": pl.Int64},
     **{name: kind for name, kind in JOURNEY_EVENT_SCHEMA.items() if name not in ("journey", "event", "time_us")},
 }
+# Journeys that are not numbered yet, with the keys of their two spans and what orders them.
+_ARRIVAL = ("arrival_ns", "trace_id", "first_span")
+_LIFECYCLE_SCHEMA: Schema = {
+    **{
+        name.removesuffix("_us") + "_ns" if name.endswith("_us") else name: kind
+        for name, kind in LIFECYCLE_SCHEMA.items()
+    },
+    **{"span_key": pl.Int64, "span_key_api": pl.Int64},
+    **dict(zip(_ARRIVAL, (pl.Int64, pl.String, pl.Int64), strict=True)),
+}
 
 
 @dataclass(frozen=True)
@@ -161,14 +171,15 @@ def joined(
     ``hits``: :func:`cache_hits`; ``offset_ns``: epoch less monotonic clock, if known; ``ended_ns``: the end of earlier
     starts of the server, whose journeys are left out.  Spans that were recorded twice are rejected in their files.
     """
-    found, repeated, models = [], [], []
+    repeated, models = [], []
+    found = PartWriter(_LIFECYCLE_SCHEMA, scratch, "journeys", part_rows)
     for frame in by_hash(parts.spans, "trace_id", scratch, "journey-spans-by-trace", part_rows):
         spans, later = first_spans(frame if ended_ns is None else frame.filter(is_since(ended_ns)))
         repeated.append(later)
         models.append(spans["model"].drop_nulls().value_counts())
-        found.append(_lifecycles(_both_halves(spans).join(hits, on="request_id", how="left"), offset_ns))
+        found.add(_lifecycles(_both_halves(spans).join(hits, on="request_id", how="left"), offset_ns))
     reject_repeated(repeated, files)
-    lifecycles = _numbered(found)
+    lifecycles = _numbered(found.done())
     return Journeys(
         lifecycles.drop("span_key", "span_key_api"),
         parts.events,
@@ -191,11 +202,9 @@ def _most_named(models: pl.DataFrame) -> str | None:
     return str(counts["model"][0]) if len(counts) else None
 
 
-def _numbered(found: list[pl.DataFrame]) -> pl.DataFrame:
+def _numbered(found: RowParts) -> pl.DataFrame:
     """Lifecycles in order of arrival, with their number."""
-    first_span = pl.min_horizontal("span_key", "span_key_api").alias("first_span")
-    arrival_ns = pl.coalesce("arrived_ns", "queued_ns").alias("arrival_ns")
-    ordered = in_order(found, arrival_ns, "trace_id", first_span).drop("trace_id")
+    ordered = in_order(found, _ARRIVAL).drop(_ARRIVAL)
     return ordered.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("journey"))
 
 
@@ -340,9 +349,11 @@ def _lifecycles(both: pl.DataFrame, offset_ns: int | None) -> pl.DataFrame:
         "output_tokens": pl.coalesce("output_tokens", "completion_tokens_api"),
         "dropped_events": pl.sum_horizontal("dropped_events", "dropped_events_api"),
     }
-    names = [name.removesuffix("_us") + "_ns" if name.endswith("_us") else name for name in LIFECYCLE_SCHEMA]
-    told = both.with_columns(expression.alias(name) for name, expression in columns.items())
-    return told.select(*names, "trace_id", "span_key", "span_key_api")
+    told = both.with_columns(expression.alias(name) for name, expression in columns.items()).with_columns(
+        pl.coalesce("arrived_ns", "queued_ns").alias("arrival_ns"),
+        pl.min_horizontal("span_key", "span_key_api").alias("first_span"),
+    )
+    return told.select(pl.col(name).cast(kind) for name, kind in _LIFECYCLE_SCHEMA.items())
 
 
 def _status() -> pl.Expr:

@@ -11,6 +11,7 @@ from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.otlp.columns import SNAPSHOT_EVENT, STEP_EVENT, TraceBatch
 from blis_replay.ingest.readers.otlp.places import no_count, no_time, placed_events, sound, with_texts_on_one_line
 from blis_replay.ingest.recording import SNAPSHOT_SCHEMA
+from blis_replay.ingest.row_parts import RowParts
 
 _COUNTS = (
     "step_id",
@@ -70,14 +71,13 @@ def snapshots_of(batch: TraceBatch, file: int, files: Sequence[RecordedFile]) ->
     return sound(events, problems, files).rename({"time_ns": "epoch_ns"}).select(READ_SNAPSHOT_SCHEMA.keys())
 
 
-def end_of_earlier_starts(steps: Sequence[pl.DataFrame]) -> int | None:
+def end_of_earlier_starts(steps: RowParts) -> int | None:
     """When (epoch ns) the server was last seen before its last start, ``None`` if it started once.
 
     A start shows where, in the order of the epoch stamps, the step number goes down while
     monotonic time goes on, or falls back to another boot's.
     """
-    stamps = pl.concat(frame.select("epoch_ns", "ts_start_ns", "step_id") for frame in steps)
-    stamped = stamps.drop_nulls("epoch_ns").sort("epoch_ns", "ts_start_ns")
+    stamped = steps.whole(["epoch_ns", "ts_start_ns", "step_id"]).drop_nulls("epoch_ns").sort("epoch_ns", "ts_start_ns")
     moved_ns = pl.col("ts_start_ns") - pl.col("ts_start_ns").shift(1)
     restart = (pl.col("step_id") < pl.col("step_id").shift(1)) & ((moved_ns > 0) | (moved_ns < -_REBOOT_NS))
     before = stamped.select(pl.col("epoch_ns").shift(1).filter(restart)).to_series()

@@ -57,10 +57,10 @@ class TracesRead:
 
 @dataclass
 class _Collected:
+    steps: PartWriter
     snapshots: PartWriter
     journey_spans: PartWriter
     journey_events: PartWriter
-    steps: list[pl.DataFrame] = field(default_factory=list)
     requests: list[pl.DataFrame] = field(default_factory=list)
     step_spans: list[pl.DataFrame] = field(default_factory=list)
     others: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -68,7 +68,7 @@ class _Collected:
     spans: int = 0
 
     def add(self, batch: TraceBatch, file: int, files: Sequence[RecordedFile]) -> None:
-        self.steps.append(otlp_steps.steps_of(batch, file, files))
+        self.steps.add(otlp_steps.steps_of(batch, file, files))
         self.snapshots.add(otlp_steps.snapshots_of(batch, file, files))
         self.requests.append(otlp_requests.request_spans_of(batch, file, files))
         self.step_spans.append(
@@ -89,14 +89,15 @@ def read_traces(files: Sequence[RecordedFile], scratch: Path | None = None, part
     """What all OTLP files of a recording hold together (collectors rotate them).
 
     Malformed lines, spans and events are rejected and counted with their place; identical
-    duplicates are dropped and counted, records that contradict each other are rejected.  Snapshots, spans and events
-    go to files of the folder ``scratch``, which have to stay, whenever there are ``part_rows``; without it they are in
-    memory.
+    duplicates are dropped and counted, records that contradict each other are rejected.  Whenever there are
+    ``part_rows`` of them, steps, snapshots, spans and events go to files of the folder ``scratch``, which have to
+    stay; without it they are in memory.
     """
     if not files:
         nothing = empty_frame(READ_STEP_SCHEMA), in_one_part(empty_frame(SNAPSHOT_SCHEMA))
         return TracesRead(*nothing, None, None, None, 0, {}, False, ())
     found = _Collected(
+        PartWriter(READ_STEP_SCHEMA, scratch, "read-steps", part_rows),
         PartWriter(READ_SNAPSHOT_SCHEMA, scratch, "read-snapshots", part_rows),
         PartWriter(otlp_journeys.SPAN_SCHEMA, scratch, "journey-spans", part_rows),
         PartWriter(otlp_journeys.EVENT_SCHEMA, scratch, "read-journey-events", part_rows),
@@ -104,12 +105,12 @@ def read_traces(files: Sequence[RecordedFile], scratch: Path | None = None, part
     for index, file in enumerate(files):
         for batch in trace_batches(file):
             found.add(batch, index, files)
-    parts = JourneyParts(found.journey_spans.done(), found.journey_events.done())
-    ended_ns = otlp_steps.end_of_earlier_starts(found.steps)
+    read_steps, parts = found.steps.done(), JourneyParts(found.journey_spans.done(), found.journey_events.done())
+    ended_ns = otlp_steps.end_of_earlier_starts(read_steps)
     remarks = [*_unread_events(found)]
     if ended_ns is not None:
-        remarks.append(_earlier(found.steps, parts, ended_ns))
-    steps = _steps(found.steps, ended_ns, files[0])
+        remarks.append(_earlier(read_steps, parts, ended_ns))
+    steps = _steps(read_steps, ended_ns, files[0])
     snapshots = _snapshots(found.snapshots.done(), ended_ns, files[0], scratch, part_rows)
     bridge = bridge_of(otlp_journeys.bridging_offsets(parts, ended_ns), steps)
     journeys = None
@@ -131,12 +132,12 @@ def read_traces(files: Sequence[RecordedFile], scratch: Path | None = None, part
     )
 
 
-def _steps(found: list[pl.DataFrame], ended_ns: int | None, file: RecordedFile) -> pl.DataFrame:
-    """The steps since then by id, none twice; the list is empty afterwards."""
+def _steps(found: RowParts, ended_ns: int | None, file: RecordedFile) -> pl.DataFrame:
+    """The steps since then by id, none twice."""
+    steps, repeats = in_order(found, ["step_id"]), Repeats()
     if ended_ns is not None:
-        found[:] = [frame.filter(is_since(ended_ns, "epoch_ns")) for frame in found]
-    repeats = Repeats()
-    steps = otlp_steps.without_repeats(in_order(found, "step_id"), ["step_id"], repeats)
+        steps = steps.filter(is_since(ended_ns, "epoch_ns"))
+    steps = otlp_steps.without_repeats(steps, ["step_id"], repeats)
     repeats.reject(file, "step")
     return steps
 
@@ -179,9 +180,9 @@ def _unread_events(found: _Collected) -> list[str]:
     return [f"{found.other_events} span events of unknown names: not read"] if found.other_events else []
 
 
-def _earlier(steps: list[pl.DataFrame], parts: JourneyParts, ended_ns: int) -> str:
+def _earlier(steps: RowParts, parts: JourneyParts, ended_ns: int) -> str:
     left = sum(frame.filter(~is_since(ended_ns)).height for frame in parts.spans.frames(["last_ns"]))
-    count = sum(frame.filter(~is_since(ended_ns, "epoch_ns")).height for frame in steps)
+    count = sum(frame.filter(~is_since(ended_ns, "epoch_ns")).height for frame in steps.frames(["epoch_ns"]))
     return f"{count} steps and {left} journey spans of earlier starts of the server: not used, the last one is"
 
 
