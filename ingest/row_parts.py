@@ -134,6 +134,8 @@ def in_order(rows: RowParts, keys: Sequence[str]) -> pl.DataFrame:
     It is put together column by column, so that parts in files are in memory only once.
     """
     order = rows.whole(keys).select(pl.arg_sort_by(keys, nulls_last=True, maintain_order=True)).to_series()
+    if order.is_sorted():
+        return rows.whole().rechunk()
     return pl.DataFrame([rows.whole([name]).to_series().gather(order) for name in rows.schema])
 
 

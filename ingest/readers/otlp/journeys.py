@@ -258,15 +258,17 @@ def _monotonic_ns() -> pl.Expr:
 
 def _spans(batch: TraceBatch, file: int, first_key: int, kept: pl.DataFrame) -> pl.DataFrame:
     """The journey spans of a batch with their key and what :func:`first_spans` needs; ``kept``: their events."""
-    events = batch.events.select("span_row").with_columns(content=batch.events.drop("span_row").hash_rows())
-    of_events = events.group_by("span_row").agg(pl.col("content").sum().alias("of_events"))
-    spans = placed_spans(batch, file).with_row_index("span_row").with_columns(pl.col("span_row").cast(pl.Int64))
-    own = batch.spans.drop("record", "span").hash_rows()
+    chosen = batch.spans.select(is_journey_span()).to_series()
+    events = batch.events.filter(chosen.gather(batch.events["span_row"]))
+    hashed = events.select("span_row").with_columns(content=events.drop("span_row").hash_rows())
+    of_events = hashed.group_by("span_row").agg(pl.col("content").sum().alias("of_events"))
+    spans = placed_spans(batch, file).with_row_index("span_row").filter(chosen)
+    own = spans.select(name for name in batch.spans.columns if name not in ("record", "span")).hash_rows()
     journeys = (
-        spans.with_columns(own.alias("own"), (pl.col("span_row") + first_key).alias("span_key"))
+        spans.with_columns(own.alias("own"), pl.col("span_row").cast(pl.Int64))
         .join(of_events, on="span_row", how="left", maintain_order="left")
-        .filter(is_journey_span())
         .with_columns(
+            (pl.col("span_row") + first_key).alias("span_key"),
             pl.struct("own", "of_events").hash().alias("content"),
             pl.when(~no_time("start_ns")[0]).then("start_ns"),  # less a negative offset it would not fit int64
             *(tokens(name).alias(name) for name in ("prompt_tokens", "completion_tokens", "max_tokens")),
@@ -292,11 +294,13 @@ def _stamps(events: pl.DataFrame) -> pl.DataFrame:
     when["scheduled"] = (name == "journey.SCHEDULED") & first
     when["departed"] = name.is_in(["api.DEPARTED", "api.ABORTED"])
     aborted = name == "api.ABORTED"
+    stamped = [pl.when(chosen).then("monotonic_ns").alias(f"{stamp}_ns") for stamp, chosen in when.items()]
     return (
         events.sort("span_key", "monotonic_ns")
+        .with_columns(stamped)
         .group_by("span_key")
         .agg(
-            *(pl.col("monotonic_ns").filter(chosen).first().alias(f"{stamp}_ns") for stamp, chosen in when.items()),
+            *(pl.col(f"{stamp}_ns").min() for stamp in when),
             *(pl.col("step_id").filter(when[stamp]).first().alias(f"{stamp}_step") for stamp in _STEPS),
             pl.col("finish_status").drop_nulls().first(),
             aborted.any().alias("aborted"),

@@ -14,7 +14,7 @@ from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.otlp import journeys as otlp_journeys
 from blis_replay.ingest.readers.otlp import requests as otlp_requests
 from blis_replay.ingest.readers.otlp import steps as otlp_steps
-from blis_replay.ingest.readers.otlp.columns import ENGINE_SCOPE, STEP_SCOPE, TraceBatch
+from blis_replay.ingest.readers.otlp.columns import ENGINE_SCOPE, SNAPSHOT_EVENT, STEP_EVENT, STEP_SCOPE, TraceBatch
 from blis_replay.ingest.readers.otlp.decode import trace_batches
 from blis_replay.ingest.readers.otlp.journeys import JourneyParts, Journeys, is_since
 from blis_replay.ingest.readers.otlp.places import first_spans, reject_repeated
@@ -68,15 +68,19 @@ class _Collected:
     spans: int = 0
 
     def add(self, batch: TraceBatch, file: int, files: Sequence[RecordedFile]) -> None:
-        self.steps.add(otlp_steps.steps_of(batch, file, files))
-        self.snapshots.add(otlp_steps.snapshots_of(batch, file, files))
-        self.requests.append(otlp_requests.request_spans_of(batch, file, files))
+        events = set(batch.events["name"].unique().to_list())
+        if STEP_EVENT in events:
+            self.steps.add(otlp_steps.steps_of(batch, file, files))
+        if SNAPSHOT_EVENT in events:
+            self.snapshots.add(otlp_steps.snapshots_of(batch, file, files))
+        if (batch.spans["scope"] == ENGINE_SCOPE).any():
+            self.requests.append(otlp_requests.request_spans_of(batch, file, files))
         self.step_spans.append(
             batch.spans.filter(pl.col("scope") == STEP_SCOPE).select("trace_id", "span_id", "dropped_events")
         )
-        spans, events = otlp_journeys.spans_and_events_of(batch, file, files, self.spans)
+        spans, stamped = otlp_journeys.spans_and_events_of(batch, file, files, self.spans)
         self.journey_spans.add(spans)
-        self.journey_events.add(events)
+        self.journey_events.add(stamped)
         for scope, name, count in _others(batch).iter_rows():
             family = scope[:100], _NUMBER.sub("*", name[:100])
             known = family in self.others or len(self.others) < MAX_OTHER_NAMES
@@ -164,6 +168,8 @@ def _whole(frames: list[pl.DataFrame]) -> pl.DataFrame:
 
 
 def _upstream(found: _Collected, files: Sequence[RecordedFile]) -> RequestsRead | None:
+    if not found.requests:
+        return None
     spans, repeated = first_spans(_whole(found.requests))
     reject_repeated([repeated], files)
     return RequestsRead(spans.select(READ_SCHEMA.keys()), "server", "epoch") if len(spans) else None
