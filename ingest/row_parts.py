@@ -134,9 +134,9 @@ def in_order(rows: RowParts, keys: Sequence[str]) -> pl.DataFrame:
     It is put together column by column, so that parts in files are in memory only once.
     """
     order = rows.whole(keys).select(pl.arg_sort_by(keys, nulls_last=True, maintain_order=True)).to_series()
-    if order.is_sorted():
-        return rows.whole().rechunk()
-    return pl.DataFrame([rows.whole([name]).to_series().gather(order) for name in rows.schema])
+    as_they_stand = order.is_sorted()
+    columns = (rows.whole([name]).to_series() for name in rows.schema)
+    return pl.DataFrame([column.rechunk() if as_they_stand else column.gather(order) for column in columns])
 
 
 def by_hash(rows: RowParts, column: str, folder: Path | None, name: str, part_rows: int) -> Iterator[pl.DataFrame]:
@@ -155,6 +155,6 @@ def by_hash(rows: RowParts, column: str, folder: Path | None, name: str, part_ro
         taken = writer.done()
         writers[place] = PartWriter({}, None, "")  # lets go of what it held
         yield taken.whole()
-        for part in taken.parts:
-            if isinstance(part, Path):
-                part.unlink()
+        for path in taken.parts:
+            if isinstance(path, Path):
+                path.unlink()

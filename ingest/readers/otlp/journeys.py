@@ -192,8 +192,8 @@ def joined(
 def _both_halves(spans: pl.DataFrame) -> pl.DataFrame:
     core = spans.filter(pl.col("scope") == CORE_SCOPE)
     api = spans.filter(pl.col("scope") == API_SCOPE).drop("parent_span_id")
-    ids = {"left_on": ["trace_id", "parent_span_id"], "right_on": ["trace_id", "span_id"]}
-    return core.join(api, **ids, how="full", suffix="_api")
+    of_core, of_api = ["trace_id", "parent_span_id"], ["trace_id", "span_id"]
+    return core.join(api, left_on=of_core, right_on=of_api, how="full", suffix="_api")
 
 
 def _most_named(models: pl.DataFrame) -> str | None:
