@@ -82,7 +82,7 @@ def step_anchors(recording: Recording) -> StepAnchors:
     )
     best = one_a_step(every.sort("source", maintain_order=True))
     known = [recording.steps["step_id"], *(part["step_id"] for part in recording.journey_events.frames(["step_id"]))]
-    last = max(int(ids.max() or 0) for ids in known)  # type: ignore[call-overload]
+    last = max(int(ids.max() or 0) for ids in known)  # type: ignore[arg-type]
     begun = best.filter(pl.col("step_id").is_between(1, last))
     kept = _in_order(begun)
     return StepAnchors(kept, lags, len(begun) - len(kept))
