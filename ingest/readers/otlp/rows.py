@@ -20,7 +20,7 @@ from blis_replay.ingest.readers.otlp.columns import (
     with_plain_ids,
 )
 
-BATCH_ROWS = 25_000
+BATCH_ROWS = 50_000
 # The 128 events that an SDK keeps of a span take some 300 KB.  Decoded, empty events take 60 times their size.
 MAX_SPAN_BYTES = 4 << 20
 _MAX_EXACT = 1 << 53
