@@ -26,6 +26,7 @@ from blis_replay.ingest.prefill_chunks import Budget, Chunks, ChunkSteps, chunk_
 from blis_replay.ingest.prefill_work import CERTAIN_SOURCES, DEALT_OUT, prefill_work
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.scheduling_mode import is_asynchronous
+from blis_replay.ingest.step_records import one_a_step
 
 Int64s = NDArray[np.int64]
 
@@ -94,7 +95,7 @@ def reconstruct(recording: Recording) -> Reconstruction:
     _refuse(admissions)
     frame = admissions.frame
     steps, decodes = _prefill_steps(frame), decodes_of(frame, is_asynchronous(recording))
-    sampled = recording.steps["step_id"].drop_nulls().unique().sort().to_numpy()
+    sampled = one_a_step(recording.steps.select("step_id").drop_nulls())["step_id"].to_numpy()
     work = prefill_work(recording, frame, steps, batch_counts(frame, decodes, steps, sampled))
     chunks = _laid(recording, frame, steps, decodes, work)
     hit_tokens = frame["known_tokens"].to_numpy() - work["work_tokens"].to_numpy()

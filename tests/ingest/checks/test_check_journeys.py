@@ -120,7 +120,9 @@ def test_several_tokens_a_step_are_named() -> None:
     made = three_steps()
     several = pl.col("output_tokens") * 4
     made = journeys(
-        made.journey_events.with_columns(several).to_dicts(), lifecycles=made.lifecycles.to_dicts(), engine=ENGINE
+        made.journey_events.whole().with_columns(several).to_dicts(),
+        lifecycles=made.lifecycles.to_dicts(),
+        engine=ENGINE,
     )
     finding = finding_of(made, "reconstruction")
     assert finding.severity == "unusable"
