@@ -54,12 +54,12 @@ def _finding(finding: Finding) -> str:
     of = f" of {finding.metric}" if finding.metric else ""
     lines = [wrap(f"{finding.severity}{of}: {finding.message}")]
     if finding.measured:
-        lines.append(table(["measured", ""], [[name, _cell(value)] for name, value in finding.measured.items()]))
+        lines.append(table(["measured", ""], [[name, cell_text(value)] for name, value in finding.measured.items()]))
     return "\n".join(lines)
 
 
 def _table(shown: Table) -> str:
-    rows = [[_cell(cell) for cell in row] for row in shown.rows]
+    rows = [[cell_text(cell) for cell in row] for row in shown.rows]
     header = list(shown.columns)
     if shown.bars:
         bars = _bars([row[shown.columns.index(shown.bars)] for row in shown.rows], _room(header, rows))
@@ -81,7 +81,8 @@ def _bars(values: list[Cell], longest: int) -> list[str]:
     return [("#" * length).ljust(longest) for length in drawn]
 
 
-def _cell(value: Cell) -> str:
+def cell_text(value: Cell) -> str:
+    """One cell of a check's table, or one measured value, as text."""
     if value is None:
         return "-"
     if isinstance(value, float):

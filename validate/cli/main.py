@@ -23,6 +23,7 @@ VERBS = {
     "attribute": ("attribute_verb", "Which component of the simulator does its error come from?"),
     "segments": ("segments_verb", "Where the time of a request goes, observed and simulated."),
     "experiments": ("experiments_verb", "List stored and bundled experiments."),
+    "report": ("report_verb", "One HTML page with the verdicts and all of their evidence."),
     "inspect": ("inspect_verb", "What a recording holds, and whether its instruments can be trusted."),
     "ingest": ("ingest_verb", "Read recordings of a real server into the store."),
     "collect": ("collect_verb", "Receive the traces of a running server (OTLP)."),

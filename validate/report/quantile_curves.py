@@ -42,7 +42,8 @@ def quantile_curve(values_us: Values, counts: NDArray[np.int64] | None = None) -
     size = int(times.sum())
     if size == 0:
         return None
-    level = LEVELS[LEVELS <= max(1 - 1 / size, 0.0) + 1e-12]
+    told = max(1 - 1 / size, 0.0) + 1e-12
+    level = LEVELS[told >= LEVELS]
     return QuantileCurve(level, weighted_quantiles(values_us[times > 0], times[times > 0], level))
 
 
