@@ -39,6 +39,14 @@ def band_by(edges: Floats, x: NDArray[np.int64], y: NDArray[np.int64] | Floats) 
     return _banded(x[inside], y[inside], place[inside])
 
 
+def depth_edges(deepest: int) -> Floats:
+    """Edges of bins of depths from 0 on: single ones up to 4, then two for each doubling."""
+    edges = [0, 1, 2, 3, 4]
+    while edges[-1] <= deepest:
+        edges += [edges[-1] * 3 // 2, edges[-1] * 2]
+    return np.array(edges, np.float64)
+
+
 def _banded(x: NDArray[np.int64], y: NDArray[np.int64] | Floats, place: NDArray[np.intp]) -> Band:
     order = np.argsort(place, kind="stable")
     bins, first = np.unique(place[order], return_index=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from blis_replay.validate.compare import simulated_samples
 from blis_replay.validate.observed import samples_of
-from blis_replay.validate.report.bands import band, waiting_at_arrival
+from blis_replay.validate.report.bands import band, band_by, depth_edges, waiting_at_arrival
 from blis_replay.validate.report.engine_charts import depth_chart, step_chart
 from blis_replay.validate.report.evidence import Evidence
 from blis_replay.validate.report.latency_charts import distribution_chart, errors_chart, ttft_chart
@@ -31,7 +31,7 @@ def charts_of(evidence: Evidence) -> Charts:
     """All pictures that the recording and the replay have numbers for."""
     shown: list[Chart] = []
     absent: dict[str, str] = {}
-    for part in (_distributions, _over_time, _ttft, _engine, _waterfall):
+    for part in (_distributions, _ttft, _steps, _over_time, _depth, _waterfall):
         charts, reasons = part(evidence)
         shown += charts
         absent |= reasons
@@ -99,28 +99,27 @@ def _ttft(evidence: Evidence) -> _Part:
     arrival_us = run.recording.requests["arrival_us"].to_numpy()[compared], run.plan.trace.arrival_us[compared]
     prompts = run.plan.trace.prompt_tokens[compared]
     by_prompt = [band(prompts, side) for side in ttft_us]
-    by_depth = [
-        band(waiting_at_arrival(sent, sent + side), side) for sent, side in zip(arrival_us, ttft_us, strict=True)
-    ]
+    depths = [waiting_at_arrival(sent, sent + side) for sent, side in zip(arrival_us, ttft_us, strict=True)]
+    edges = depth_edges(max(int(depth.max()) for depth in depths))
+    by_depth = [band_by(edges, depth, side) for depth, side in zip(depths, ttft_us, strict=True)]
     return [
         ttft_chart("TTFT against prompt tokens", "prompt tokens", *by_prompt),
         ttft_chart("TTFT against queue depth", "requests without a first token at the send", *by_depth),
     ], {}
 
 
-def _engine(evidence: Evidence) -> _Part:
-    shown, absent = [], {}
+def _steps(evidence: Evidence) -> _Part:
     cycles = step_cycles(evidence.run)
     if cycles is None:
-        absent["step cycle against batch size"] = "no step records with 20 or more consecutive steps"
-    else:
-        shown.append(step_chart(cycles))
+        return [], {"step cycle against batch size": "fewer than 20 pairs of consecutive steps were recorded"}
+    return [step_chart(cycles)], {}
+
+
+def _depth(evidence: Evidence) -> _Part:
     depth = depth_over_time(evidence.run, evidence.compared)
     if depth is None:
-        absent["running and waiting depth"] = "neither steps on the requests' clock nor single requests were recorded"
-    else:
-        shown.append(depth_chart(depth, stage_starts(evidence.run.recording)))
-    return shown, absent
+        return [], {"running and waiting depth": f"no steps on the requests' clock, and {_NO_REQUESTS}"}
+    return [depth_chart(depth, stage_starts(evidence.run.recording))], {}
 
 
 def _waterfall(evidence: Evidence) -> _Part:

@@ -46,7 +46,7 @@ def distribution_chart(metric: str, observed: QuantileCurve | None, simulated: Q
         axes.minorticks_off()
         axes.set_xlabel(f"{name}, ms")
         axes.set_ylabel("percentile")
-        axes.legend(loc="lower right")
+        axes.legend(loc="upper left")
 
     numbers = _quantile_table(f"{name}: quantiles", observed, simulated)
     what = "gap between two output tokens" if metric == "itl" else "request"

@@ -32,6 +32,7 @@ _STYLE: Mapping[str, object] = {
     "text.parse_math": False,
     "axes.edgecolor": MUTED,
     "axes.facecolor": "none",
+    "axes.axisbelow": True,
     "axes.grid": True,
     "axes.labelcolor": INK,
     "axes.spines.right": False,

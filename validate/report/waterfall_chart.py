@@ -95,6 +95,7 @@ def _draw_bars(axes: Axes, bars: list[Fall]) -> None:
     for row, bar in enumerate(bars[:-1]):
         axes.plot([100 * bar.end] * 2, [row + 0.3, row + 0.7], color=MUTED, linewidth=0.8)
     axes.axvline(0, color=INK, linewidth=0.8)
+    axes.use_sticky_edges = False
     axes.margins(x=0.25)
     axes.set_yticks(range(len(bars)), [bar.name for bar in bars])
     axes.set_ylim(len(bars) - 0.5, -0.5)
