@@ -53,7 +53,8 @@ def _banded(x: NDArray[np.int64], y: NDArray[np.int64] | Floats, place: NDArray[
     parts = np.split(order, first[1:]) if len(bins) else []
     quantiles = np.array([np.quantile(y[part], _SHARES) for part in parts]).reshape(-1, 3)
     middles = np.array([np.median(x[part]) for part in parts])
-    return Band(middles, *quantiles.T, np.array([len(part) for part in parts], np.int64))
+    low, middle, high = quantiles.T
+    return Band(middles, low, middle, high, np.array([len(part) for part in parts], np.int64))
 
 
 def waiting_at_arrival(arrival_us: Int64s, first_token_us: Int64s) -> Int64s:

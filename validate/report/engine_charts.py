@@ -58,7 +58,7 @@ def step_chart(cycles: StepCycles) -> Chart:
         "Step cycle against batch size",
         f"{int(shown.count.sum()):,} cycles between consecutive recorded steps, as a density and as medians by running "
         f"requests, and the latency model's step time in the replay. {left}{beyond}".strip(),
-        drawn(draw, 4.2, 3.6),
+        drawn(draw, 3.7, 2.9),
         Table("step cycle by running requests", columns, rows),
     )
 

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from blis_replay.blis.errors import SimulatorError
+from blis_replay.blis.errors import ReleaseError, SimulatorError
 from blis_replay.blis.release import CoefficientRelease
 from blis_replay.ingest.check_evidence import CheckEvidence, check_evidence, named_check
+from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.store import Store, inter_token_gaps
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode
+from blis_replay.replay.simulator import entry_of
 from blis_replay.validate.attribution.attribute import Attribution, attribute
 from blis_replay.validate.bootstrap import interval
 from blis_replay.validate.compare import Comparison, simulated_samples
@@ -21,7 +23,7 @@ from blis_replay.validate.errors import ValidateError
 from blis_replay.validate.experiment import by_stage, validate_experiment
 from blis_replay.validate.metrics import METRICS, STATISTICS
 from blis_replay.validate.observed import Gaps, has_gaps, observed_requests, samples_of
-from blis_replay.validate.resampling import Cell, resamplable, resampled_values
+from blis_replay.validate.resampling import Cell, cell_values, resamplable, resampled_values
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,8 @@ class Evidence:
 def gather(
     store: Store, slug: str, release: CoefficientRelease, mode: ReplayMode, reference: CoefficientRelease
 ) -> Evidence:
-    """Replay a stored experiment and collect the evidence; ``reference`` as for ``attribute``.
+    """Replay a stored experiment and collect the evidence; ``reference`` as for
+    ``attribute``, where it has the model.
 
     Raises as ``validate_experiment`` does.
     """
@@ -86,14 +89,18 @@ def error_intervals(comparison: Comparison, compared: NDArray[np.bool_]) -> dict
     run = comparison.run
     if not cells:
         return {}
+    error = np.array([known[cell].error for cell in cells], np.float64)
     if compared.any():
         sides = [samples_of(run.recording, compared), simulated_samples(run, compared)]
         observed, simulated = resampled_values(sides, cells, paired=True)
+        of_samples = cell_values(sides[1], cells) / cell_values(sides[0], cells) - 1
     else:
         chosen = run.simulated.completed & (run.recording.requests["status"] == "ok").to_numpy()
         (simulated,) = resampled_values([simulated_samples(run, chosen)], cells, paired=True)
-        observed = np.array([[known[cell].observed_us for cell in cells]], np.float64)
-    errors = simulated / observed - 1
+        observed, of_samples = np.array([[known[cell].observed_us for cell in cells]], np.float64), error
+    # The table takes the mean ITL from token times where it can, which end a little before the request does: the
+    # spread around its error is that of the latencies.
+    errors = error + (simulated / observed - 1 - of_samples)
     return {cell: interval(errors[:, i]) for i, cell in enumerate(cells)}
 
 
@@ -101,9 +108,16 @@ def _attributed(
     run: ReplayRun, token_gaps: Gaps | None, reference: CoefficientRelease
 ) -> tuple[Attribution | None, str]:
     """Without intervals: they are those of ``blis-replay attribute``, and take most of its time."""
+    known = reference if _has_entry(reference, run.recording) else None
     try:
-        return attribute(
-            run.recording, run.release, run.mode, reference=reference, token_gaps=token_gaps, resamples=0
-        ), ""
+        return attribute(run.recording, run.release, run.mode, reference=known, token_gaps=token_gaps, resamples=0), ""
     except (SimulatorError, ReplayError, ValidateError) as error:
         return None, str(error)
+
+
+def _has_entry(release: CoefficientRelease, recording: Recording) -> bool:
+    try:
+        entry_of(release, recording)
+    except ReleaseError:
+        return False
+    return True

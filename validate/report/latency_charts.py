@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ Floats = NDArray[np.float64]
 _NAMES = {"e2e": "E2E", "ttft": "TTFT", "itl": "ITL"}
 _PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
 # Which line is which is told by the dashes, too.
-_LOOKS: dict[str, dict[str, object]] = {
+_LOOKS: dict[str, dict[str, Any]] = {
     "observed": {"color": OBSERVED, "label": "observed"},
     "simulated": {"color": SIMULATED, "linestyle": (0, (4, 2)), "label": "simulated"},
 }
@@ -53,7 +53,7 @@ def distribution_chart(metric: str, observed: QuantileCurve | None, simulated: Q
     return Chart(
         f"Distribution of {name}",
         f"Share of {what}s that are faster, on a logarithmic axis of those that are slower. {_told(numbers)}",
-        drawn(draw, 4.2, 2.9),
+        drawn(draw, 3.7, 2.7),
         numbers,
     )
 
@@ -103,7 +103,7 @@ def errors_chart(errors: ErrorsOverTime, stages: Sequence[tuple[float, str]], me
         axes.set_ylabel("error of the mean, %")
         axes.legend(loc="best", ncols=3)
 
-    rows = tuple(
+    rows: tuple[tuple[Cell, ...], ...] = tuple(
         (f"{at:.0f}", int(count), *(_percent_at(errors.errors[metric], i) for metric in metrics))
         for i, (at, count) in enumerate(zip(errors.at_s, errors.requests, strict=True))
     )
@@ -150,9 +150,7 @@ def ttft_chart(title: str, x_label: str, observed: Band, simulated: Band) -> Cha
         axes = figure.add_subplot()
         for side, shown in (("observed", observed), ("simulated", simulated)):
             look = _LOOKS[side]
-            axes.fill_between(
-                shown.x, shown.low / 1e3, shown.high / 1e3, color=str(look["color"]), alpha=0.18, linewidth=0
-            )
+            axes.fill_between(shown.x, shown.low / 1e3, shown.high / 1e3, color=look["color"], alpha=0.18, linewidth=0)
             axes.plot(shown.x, shown.middle / 1e3, marker="o", markersize=2.5, **look)
         axes.set_xlabel(x_label)
         axes.set_ylabel("TTFT, ms")
@@ -164,7 +162,7 @@ def ttft_chart(title: str, x_label: str, observed: Band, simulated: Band) -> Cha
         title,
         f"Medians of TTFT in bins of {x_label}, with the middle 80 % of the requests. Observed {_range(observed)}; "
         f"simulated {_range(simulated)}.",
-        drawn(draw, 4.2, 2.9),
+        drawn(draw, 3.7, 2.7),
         Table(title, ("side", x_label, "requests", "p10 ms", "p50 ms", "p90 ms"), rows),
     )
 

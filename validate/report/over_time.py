@@ -42,7 +42,7 @@ def errors_over_time(arrival_us: Int64s, observed: LatencySamples, simulated: La
     place = np.searchsorted(edges, arrival_us, side="right") - 1
 
     def total(values: Values) -> Floats:
-        return np.bincount(place, np.asarray(values, np.float64), bins)
+        return np.bincount(place, np.asarray(values, np.float64), bins).astype(np.float64)
 
     def decode_us(samples: LatencySamples) -> Values:
         return np.where(samples.output_tokens > 1, samples.e2e_us - samples.ttft_us, 0)
@@ -150,4 +150,4 @@ def _in_flight(edges: Floats, begin_us: Int64s, end_us: Int64s) -> Floats:
 
 
 def _ratio(above: Values, below: Values) -> Floats:
-    return np.divide(above, below, out=np.full(len(above), np.nan), where=np.asarray(below) > 0)
+    return np.asarray(np.divide(above, below, out=np.full(len(above), np.nan), where=np.asarray(below) > 0), np.float64)

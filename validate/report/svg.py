@@ -10,7 +10,7 @@ import io
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from blis_replay.ingest.checks.pictures import Table
 
@@ -24,7 +24,7 @@ COLOURS: Mapping[str, str] = {
 }
 INK, MUTED, GRID, OBSERVED, SIMULATED, ACCENT, OVER, UNDER = COLOURS.values()
 
-_STYLE: Mapping[str, object] = {
+_STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "blis-replay",
     "font.size": 9,
@@ -45,6 +45,7 @@ _STYLE: Mapping[str, object] = {
     "legend.frameon": False,
     "legend.fontsize": 8,
     "lines.linewidth": 1.4,
+    "path.simplify": False,
     "savefig.facecolor": "none",
     "xtick.color": MUTED,
     "xtick.labelcolor": INK,
