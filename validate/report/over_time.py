@@ -103,11 +103,11 @@ def depth_over_time(run: ReplayRun, compared: NDArray[np.bool_]) -> DepthOverTim
 def _of_steps(run: ReplayRun, steps: pl.DataFrame) -> DepthOverTime:
     simulated = run.result.steps
     observed_us = steps["start_us"].to_numpy()
-    edges = _edges(max(int(observed_us.max()), int(simulated["start_us"].max(initial=0))))
+    edges = _edges(max(int(observed_us.max()), int(simulated["scheduled_us"].max(initial=0))))
 
     def both(column: str) -> tuple[Floats, Floats]:
         seen = _mean_in(edges, observed_us, steps[column].to_numpy())
-        return seen, _mean_in(edges, simulated["start_us"], simulated[column])
+        return seen, _mean_in(edges, simulated["scheduled_us"], simulated[column])
 
     return DepthOverTime(_middles_s(edges), both("running_depth"), both("waiting_depth"), in_flight=False)
 

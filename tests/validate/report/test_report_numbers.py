@@ -92,8 +92,9 @@ def test_depths_of_a_true_replay_are_the_recorded_ones(planted_page: PlantedPage
     assert depth is not None
     assert not depth.in_flight
     assert np.nanmax(depth.running[0]) > 20
-    # Recorded steps start when they are scheduled, simulated ones when the device begins: a step apart.
-    np.testing.assert_allclose(depth.running[0], depth.running[1], atol=1.0)
+    np.testing.assert_allclose(depth.running[0], depth.running[1])
+    assert depth.waiting is not None
+    np.testing.assert_allclose(*depth.waiting)
 
 
 def test_the_model_lies_on_the_cycles_of_the_server_that_follows_it(planted_page: PlantedPage) -> None:

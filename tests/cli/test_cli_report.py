@@ -1,0 +1,54 @@
+"""``blis-replay report`` as a user meets it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from command_line import Run
+
+
+def test_a_page_is_written_and_said_in_one_line(run: Run, demo: Path) -> None:
+    run("ingest", demo)
+    run("calibrate", "--train", "1b-general", "--out", "mine.yaml")
+    asked = ("report", "--experiment", "1b-general", "--coefficients", "mine.yaml", "--out")
+    answer = run(*asked, "report.html")
+    assert (answer.code, answer.err) == (0, "")
+    assert answer.out.startswith("report.html: 1 pass; 0.") or answer.out.startswith("report.html: 1 fail; 0.")
+    html = Path("report.html").read_text("utf-8")
+    command = "blis-replay report --experiment 1b-general --coefficients mine.yaml --replay exact --out report.html"
+    assert command in html
+    assert "two stream events per token" in html
+    assert "gaps between stream stamps" in html, "the histogram with two modes"
+    run(*asked, "report.html")
+    assert Path("report.html").read_text("utf-8") == html
+
+
+def test_what_cannot_be_judged_is_named_on_the_page(run: Run, demo: Path) -> None:
+    """The release that ships has no coefficients for the synthetic model."""
+    run("ingest", demo)
+    answer = run("report", "--experiment", "1b-general", "--experiment", "34b-roleplay", "--out", "report.html")
+    assert answer.out.startswith("report.html: 1 pass, 1 not judged; ")
+    assert "has no coefficients for synthetic/synthetic-1b" in Path("report.html").read_text("utf-8")
+    alone = run("report", "--experiment", "1b-general", "--out", "alone.html")
+    assert (alone.code, alone.out) == (3, "")
+    assert "has no coefficients for synthetic/synthetic-1b" in alone.err
+    assert not Path("alone.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "complaint"),
+    [
+        (("--out", "report.html"), 2, "name experiments with --experiment, or use --all"),
+        (("--all", "--experiment", "34b-general", "--out", "report.html"), 2, "or use --all"),
+        (("--experiment", "34b-general"), 2, "--out"),
+        (("--experiment", "nothing", "--out", "report.html"), 2, "nothing"),
+        (("--experiment", "34b-roleplay", "--replay", "speed=2", "--out", "report.html"), 2, "speed"),
+        (("--experiment", "34b-roleplay", "--out", "absent/report.html"), 3, "absent/report.html: No such"),
+    ],
+)
+def test_wrong_use_is_told(run: Run, arguments: tuple[str, ...], code: int, complaint: str) -> None:
+    answer = run("report", *arguments)
+    assert (answer.code, answer.out) == (code, "")
+    assert complaint in answer.err
+    assert "Traceback" not in answer.err
