@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blis_replay.ingest.checks.pictures import Table
-from blis_replay.validate.report.latency_charts import mark_stages
+from blis_replay.validate.report.latency_charts import ABOVE, mark_stages
 from blis_replay.validate.report.over_time import DepthOverTime
 from blis_replay.validate.report.step_cycles import StepCycles
 from blis_replay.validate.report.svg import INK, OBSERVED, SIMULATED, Chart, drawn
@@ -37,7 +37,7 @@ def step_chart(cycles: StepCycles) -> Chart:
         upper.plot(shown.x, cycles.model_us / 1e3, color=SIMULATED, linestyle=_DASHED, label="latency model, median")
         upper.set_ylabel("step cycle, ms")
         upper.set_ylim(0, cycles.cycle_edges_us[-1] / 1e3)
-        upper.legend(loc="lower right")
+        upper.legend(loc="best")
         lower.axhline(0, color=SIMULATED, linestyle=_DASHED)
         lower.plot(shown.x, cycles.residual_us / 1e3, "o", markersize=3, color=INK)
         lower.set_ylabel("residual, ms")
@@ -104,7 +104,7 @@ def depth_chart(depth: DepthOverTime, stages: Sequence[tuple[float, str]]) -> Ch
             axes.set_ylabel(name)
             axes.set_ylim(bottom=0)
         mark_stages(rows[0], stages)
-        rows[0].legend(loc="lower right")
+        rows[0].legend(**ABOVE)
         rows[-1].set_xlabel("time of the run, s")
 
     columns = [f"{side} {name}" for name in panels for side in ("observed", "simulated")]

@@ -28,6 +28,8 @@ _LOOKS: dict[str, dict[str, Any]] = {
     "observed": {"color": OBSERVED, "label": "observed"},
     "simulated": {"color": SIMULATED, "linestyle": (0, (4, 2)), "label": "simulated"},
 }
+# Where the legend of a wide picture stands: above its right end.
+ABOVE: dict[str, Any] = {"loc": "lower right", "bbox_to_anchor": (1.0, 1.0), "ncols": 3, "borderaxespad": 0.0}
 _METRIC_LOOKS = {"e2e": (OBSERVED, "-"), "ttft": (SIMULATED, (0, (4, 2))), "itl": (ACCENT, (0, (1, 1.5)))}
 
 
@@ -46,7 +48,7 @@ def distribution_chart(metric: str, observed: QuantileCurve | None, simulated: Q
         axes.minorticks_off()
         axes.set_xlabel(f"{name}, ms")
         axes.set_ylabel("percentile")
-        axes.legend(loc="upper left")
+        axes.legend(loc="best")
 
     numbers = _quantile_table(f"{name}: quantiles", observed, simulated)
     what = "gap between two output tokens" if metric == "itl" else "request"
@@ -101,7 +103,7 @@ def errors_chart(errors: ErrorsOverTime, stages: Sequence[tuple[float, str]], me
         mark_stages(axes, stages)
         axes.set_xlabel("time of the run at which requests were sent, s")
         axes.set_ylabel("error of the mean, %")
-        axes.legend(loc="best", ncols=3)
+        axes.legend(**ABOVE)
 
     rows: tuple[tuple[Cell, ...], ...] = tuple(
         (f"{at:.0f}", int(count), *(_percent_at(errors.errors[metric], i) for metric in metrics))

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 # By the name of the page's CSS variable.
 COLOURS: Mapping[str, str] = {
     name: f"#0a0b{number:02x}"
-    for number, name in enumerate(("ink", "muted", "grid", "observed", "simulated", "accent", "over", "under"))
+    for number, name in enumerate(("ink", "muted", "grid", "panel", "observed", "simulated", "accent", "over", "under"))
 }
-INK, MUTED, GRID, OBSERVED, SIMULATED, ACCENT, OVER, UNDER = COLOURS.values()
+INK, MUTED, GRID, PANEL, OBSERVED, SIMULATED, ACCENT, OVER, UNDER = COLOURS.values()
 
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",

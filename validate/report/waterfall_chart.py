@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from blis_replay.ingest.checks.pictures import Table
 from blis_replay.validate.attribution.attribute import Attribution
 from blis_replay.validate.attribution.resampled import QUANTITIES
-from blis_replay.validate.report.svg import INK, MUTED, OVER, UNDER, Chart, drawn
+from blis_replay.validate.report.svg import INK, MUTED, OVER, PANEL, UNDER, Chart, drawn
 from blis_replay.validate.terminal import percent
 
 if TYPE_CHECKING:
@@ -91,6 +91,7 @@ def _draw_bars(axes: Axes, bars: list[Fall]) -> None:
             va="center",
             fontsize=8,
             color=INK,
+            bbox={"facecolor": PANEL, "edgecolor": "none", "pad": 0.5},
         )
     for row, bar in enumerate(bars[:-1]):
         axes.plot([100 * bar.end] * 2, [row + 0.3, row + 0.7], color=MUTED, linewidth=0.8)
