@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,20 @@ def test_a_page_is_written_and_said_in_one_line(run: Run, demo: Path) -> None:
     assert "gaps between stream stamps" in html, "the histogram with two modes"
     run(*asked, "report.html")
     assert Path("report.html").read_text("utf-8") == html
+
+
+def test_errors_with_another_release_stand_below(run: Run) -> None:
+    """70b-general by the release that ships, and by the published direct calibration; both as validate has them."""
+    releases = ("h100-vllm-0.15.1", "stepml-direct")
+    asked = ("--experiment", "70b-general", "--coefficients")
+    answer = run("report", *asked, releases[0], "--baseline", releases[1], "--out", "report.html")
+    assert answer.code == 0
+    rows = re.findall(r"<tr.*?</tr>", Path("report.html").read_text("utf-8").split("</table>")[0], re.DOTALL)[1:]
+    for row, release in zip(rows, releases, strict=True):
+        errors = run("validate", *asked, release, "--json").json["experiments"][0]["metrics"]
+        expected = [errors[m][s]["error"] for m, s in (("e2e", "mean"), ("e2e", "p99"), ("ttft", "mean"))]
+        assert re.findall(r">([-+][\d.]+ %)<", row)[:3] == [f"{100 * error:+.1f} %" for error in expected]
+    assert "with stepml-direct" in rows[1]
 
 
 def test_what_cannot_be_judged_is_named_on_the_page(run: Run, demo: Path) -> None:

@@ -33,10 +33,12 @@ _LONGEST_TEXT = 2_000
 class Section:
     """One experiment as the page shows it: sentences and tables, not yet escaped.
 
-    ``why``: what explains the verdict.  ``notes``: what the numbers rest on.
+    ``before``: the row with another release, or why there is none.  ``why``: what explains the verdict.
+    ``notes``: what the numbers rest on.
     """
 
     row: OverviewRow
+    before: OverviewRow | str | None
     verdict: str
     why: tuple[str, ...]
     notes: tuple[str, ...]
@@ -47,7 +49,7 @@ class Section:
     provenance: tuple[Table, ...]
 
 
-def section_of(evidence: Evidence, command: str) -> Section:
+def section_of(evidence: Evidence, command: str, before: OverviewRow | str | None = None) -> Section:
     """What the page says of an experiment; small, however large the recording."""
     comparison = evidence.comparison
     why = [] if evidence.attribution is None else explanations(evidence.attribution)
@@ -56,6 +58,7 @@ def section_of(evidence: Evidence, command: str) -> Section:
     stages = stage_table(evidence)
     return Section(
         row=overview_row(comparison),
+        before=before,
         verdict=verdict_sentence(comparison).removeprefix("verdict: "),
         why=tuple(why),
         notes=(*([pairs] if pairs else []), *notes(comparison)),
@@ -67,22 +70,32 @@ def section_of(evidence: Evidence, command: str) -> Section:
     )
 
 
-def page(sections: Sequence[Section], not_judged: Mapping[str, str], release: str, mode: str) -> str:
+def page(
+    sections: Sequence[Section], not_judged: Mapping[str, str], release: str, mode: str, baseline: str | None = None
+) -> str:
     """The HTML document: the overview, worst first, and the experiments in its order; equal input, equal bytes."""
     ordered = sorted(sections, key=lambda section: by_worst(section.row))
-    means = mean_abs_errors([section.row for section in sections])
+    means = _means([section.row for section in sections])
+    means_before = _means([section.before for section in sections if isinstance(section.before, OverviewRow)])
     return (
         _environment()
         .get_template("page.html")
         .render(
             header=header(),
-            means={metric: percent_plain(value) for metric, value in means.items() if value is not None},
+            means=means,
+            means_before=means_before,
+            baseline=baseline,
             sections=ordered,
             not_judged=not_judged,
             release=release,
             mode=mode,
         )
     )
+
+
+def _means(rows: Sequence[OverviewRow]) -> dict[str, str]:
+    known = {metric: value for metric, value in mean_abs_errors(rows).items() if value is not None}
+    return {metric.upper(): percent_plain(value) for metric, value in known.items()}
 
 
 def _environment() -> Environment:

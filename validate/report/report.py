@@ -12,8 +12,9 @@ from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.release_file import load_release
 from blis_replay.validate.errors import NothingToJudgeError, ValidateError
-from blis_replay.validate.experiment import DEFAULT_RELEASE, experiment_row
+from blis_replay.validate.experiment import DEFAULT_RELEASE, experiment_row, validate_experiment
 from blis_replay.validate.report.evidence import gather
+from blis_replay.validate.report.overview import OverviewRow, overview_row
 from blis_replay.validate.report.page import Section, page, section_of
 
 
@@ -32,16 +33,21 @@ def report(
     release: CoefficientRelease,
     mode: ReplayMode | None = None,
     *,
+    baseline: CoefficientRelease | None = None,
     command: str = "",
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
     """One self-contained HTML page over these stored experiments, the same for the same input.
 
-    ``command``: what the page gives as the way to make it again.  ``progress``: told (done, all).  Those that
-    cannot be judged are named with the reason; raises ``NothingToJudgeError`` if that is all of them.
+    ``baseline``: another release, whose errors stand below those of ``release`` in the overview.  ``command``: what
+    the page gives as the way to make it again.  ``progress``: told (done, all).  Those that cannot be judged are
+    named with the reason; raises ``NothingToJudgeError`` if that is all of them, ``ReleaseError`` for an invalid
+    release.
     """
-    mode, reference = mode or ReplayMode(), load_release(DEFAULT_RELEASE)
-    release.refuse_if_invalid()
+    asked = _Asked(release, baseline, load_release(DEFAULT_RELEASE), mode or ReplayMode(), command)
+    for used in (release, baseline):
+        if used is not None:
+            used.refuse_if_invalid()
     sections: list[Section] = []
     not_judged: dict[str, str] = {}
     for done, slug in enumerate(slugs):
@@ -49,13 +55,35 @@ def report(
             progress(done, len(slugs))
         try:
             # Only the section is kept: a recording and its replay are large.
-            sections.append(section_of(gather(store, slug, release, mode, reference), command))
+            sections.append(_section(store, slug, asked))
         except (SimulatorError, ReplayError, ValidateError) as error:
             not_judged[slug] = str(error)
     if progress:
         progress(len(slugs), len(slugs))
     if not sections:
-        alias = {slug: experiment_row(store, slug).alias for slug in not_judged}
-        raise NothingToJudgeError("; ".join(f"{alias[slug]}: {why}" for slug, why in not_judged.items()))
-    html = page(sections, not_judged, release.name, mode.name)
+        raise NothingToJudgeError("; ".join(f"{experiment_row(store, s).alias}: {w}" for s, w in not_judged.items()))
+    html = page(sections, not_judged, asked.release.name, asked.mode.name, baseline.name if baseline else None)
     return Report(html, {section.row.slug: section.row.verdict for section in sections}, not_judged)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    release: CoefficientRelease
+    baseline: CoefficientRelease | None
+    reference: CoefficientRelease
+    mode: ReplayMode
+    command: str
+
+
+def _section(store: Store, slug: str, asked: _Asked) -> Section:
+    evidence = gather(store, slug, asked.release, asked.mode, asked.reference)
+    before = None if asked.baseline is None else _before(store, slug, asked.baseline, asked.mode)
+    return section_of(evidence, asked.command, before)
+
+
+def _before(store: Store, slug: str, baseline: CoefficientRelease, mode: ReplayMode) -> OverviewRow | str:
+    """The row with the baseline, or why there is none."""
+    try:
+        return overview_row(validate_experiment(store, slug, baseline, mode))
+    except (SimulatorError, ReplayError) as error:
+        return str(error)
