@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Literal
@@ -16,6 +16,7 @@ from blis_replay.ingest.recording import ARRIVALS, PUBLISHED, Finding, Recording
 from blis_replay.ingest.store import Store, inter_token_gaps, list_experiments, read_findings, read_stored
 from blis_replay.replay.driver import replay
 from blis_replay.replay.errors import ReplayError
+from blis_replay.replay.executor_ledger import Progress
 from blis_replay.replay.executors import ExecutorName, map_jobs
 from blis_replay.replay.simulator import model_of
 from blis_replay.validate.calibration.calibrate import calibrate
@@ -126,14 +127,16 @@ def generalize(
     form: ModelForm,
     architectures: Mapping[str, Architecture],
     *,
-    executor: ExecutorName = "serial",
-    progress: Callable[[int, int], None] | None = None,
+    executor: ExecutorName = "local",
+    workers: int | None = None,
+    progress: Progress | None = None,
 ) -> Generalisation:
     """Fit and predict every fold, and once with nothing left out.
 
     ``form`` ``physical``: coefficients that all models share, on each architecture of
     ``architectures`` (by model name); ``per-model``: a line for each model, which can leave out
-    workloads only.  Raises ``ValidateError`` if the form cannot do it, ``NothingToJudgeError`` if
+    workloads only.  ``executor``, ``workers``, ``progress``: of ``map_jobs``.
+    Raises ``ValidateError`` if the form cannot do it, ``NothingToJudgeError`` if
     there is nothing to leave out.
     """
     if by == "model" and form == "per-model":
@@ -147,7 +150,7 @@ def generalize(
             f"published aggregates are never fitted to{others}"
         )
     jobs = [_Job(fold, form, architectures) for fold in [*left_out, _nothing_left_out(usable, by)]]
-    *results, everything = map_jobs(_run, jobs, executor=executor, progress=progress)
+    *results, everything = map_jobs(_run, jobs, executor=executor, workers=workers, progress=progress)
     return Generalisation(by, form, tuple(results), everything, not_used)
 
 
