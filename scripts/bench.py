@@ -70,7 +70,7 @@ def startup(folder: Path) -> Iterator[Row]:
 
 
 def ingest(folder: Path) -> Iterator[Row]:
-    """MB/s of the two large kinds of file at 1 GB, on one core; the first ingest of all compiles the scan."""
+    """MB/s of the large kinds of file at 1 GB, on one core; the first ingest of all compiles the scan."""
     # In a process of its own: a child's peak memory is never below that of its parent.
     maker = multiprocessing.get_context("spawn").Process(target=large_recordings.write, args=(folder, INGEST_BYTES))
     maker.start()
