@@ -11,6 +11,7 @@ import pytest
 from blis_replay.blis.latency import ObservedCycles
 from blis_replay.fixtures.planted import PLANTED, Planted, planted_recording
 from blis_replay.ingest.recording import JOURNEY_EVENT_SCHEMA, LIFECYCLE_SCHEMA, STEP_SCHEMA, Recording, empty_frame
+from blis_replay.ingest.row_parts import in_one_part
 from blis_replay.replay.driver import replay
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import parse_mode
@@ -35,7 +36,7 @@ def client_only(recording: Recording) -> Recording:
         requests=recording.requests.with_columns(spans),
         steps=empty_frame(STEP_SCHEMA),
         lifecycles=empty_frame(LIFECYCLE_SCHEMA),
-        journey_events=empty_frame(JOURNEY_EVENT_SCHEMA),
+        journey_events=in_one_part(empty_frame(JOURNEY_EVENT_SCHEMA)),
     )
 
 
