@@ -18,6 +18,7 @@ import yaml
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.latency import Latency, LatencyModel, Lifecycle
 from blis_replay.blis.release_fields import NS, NS_PER_TOKEN, Fields
+from blis_replay.blis.release_fit import FitRecord, parse_fit
 from blis_replay.blis.release_latency import parse_latency
 
 SCHEMA = "blis-replay/coefficients/1"
@@ -40,7 +41,8 @@ class ModelEntry:
     """Coefficients of one model on one tensor parallelism.
 
     ``applies_to``: alias patterns (``70b-hf-*``) that narrow the entry further; empty for
-    all experiments of the model.  ``sources``: per delay, where its value is from.
+    all experiments of the model.  ``sources``: per delay, where its value is from.  ``fit``: how
+    the coefficients came about, where that is recorded.
     """
 
     model: str
@@ -49,6 +51,7 @@ class ModelEntry:
     lifecycle: Lifecycle
     applies_to: tuple[str, ...] = ()
     sources: Mapping[str, str] | None = None
+    fit: FitRecord | None = None
 
 
 @dataclass(frozen=True)
@@ -181,6 +184,7 @@ def _model_entry(fields: Fields) -> ModelEntry:
         lifecycle=Lifecycle(**delays),
         applies_to=tuple(patterns),
         sources=sources,
+        fit=parse_fit(fields.mapping("fit")) if "fit" in fields.values else None,
     )
     fields.seen |= {"tensor_parallelism", "applies_to"}
     fields.refuse_unknown()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import yaml
 
 from blis_replay.blis.release import SCHEMA, CoefficientRelease, ModelEntry
+from blis_replay.blis.release_fit import format_fit
 from blis_replay.blis.release_latency import format_latency
 
 
@@ -42,4 +43,6 @@ def _entry(entry: ModelEntry) -> dict[str, object]:
     }
     sources = {f"{name}_source": text for name, text in (entry.sources or {}).items()}
     fields["lifecycle"] = {**delays, **sources}
+    if entry.fit is not None:
+        fields["fit"] = format_fit(entry.fit)
     return fields

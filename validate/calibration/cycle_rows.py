@@ -34,7 +34,7 @@ class CycleRows:
     """``batch``: float64[rows, 4]: 1, prefill, decode and context tokens of a mean step.
 
     ``cycle_us``: float64[rows], mean step cycle.  ``context_known``: whether the last
-    column was observed (it is 0 otherwise).
+    column was observed (it is that of an average request for each decode otherwise).
     """
 
     batch: Floats
@@ -56,6 +56,7 @@ def rows_from_steps(recording: Recording, window: tuple[float, float] = (0.0, 1.
     running = steps["running_depth"].to_numpy()
     arrival_us = recording.requests["arrival_us"].to_numpy()
     prefilled = np.concatenate([[0], np.cumsum(estimate_prefix(recording).prefill_tokens)])
+    context = _mean_context(recording)
     low, high = (start_us[0] + share * (start_us[-1] - start_us[0]) for share in window)
     rows: list[tuple[float, float, float, float]] = []
     cycles: list[float] = []
@@ -68,10 +69,22 @@ def rows_from_steps(recording: Recording, window: tuple[float, float] = (0.0, 1.
         if count > 0 and running[first:last].min() >= _BUSY_DEPTH:
             arrived = np.searchsorted(arrival_us, [start_us[first], start_us[last]])
             prefill = float(prefilled[arrived[1]] - prefilled[arrived[0]]) / count
-            rows.append((1.0, prefill, float(decode[first:last].mean()), 0.0))
+            decodes = float(decode[first:last].mean())
+            rows.append((1.0, prefill, decodes, decodes * context))
             cycles.append(float(span_us / count))
         first = last
     return CycleRows(np.array(rows).reshape(-1, 4), np.array(cycles), context_known=False)
+
+
+def _mean_context(recording: Recording) -> float:
+    """Mean context of a decode, in tokens: its prompt and half its output; 0 if no output length is known."""
+    output_tokens = recording.requests["output_tokens"].to_numpy().astype(np.float64)
+    known = output_tokens > 1
+    if not known.any():
+        return 0.0
+    # A request decodes as often as it has outputs.
+    context = prompt_tokens(recording)[known] + output_tokens[known] / 2
+    return float(np.average(context, weights=output_tokens[known]))
 
 
 def rows_from_latencies(recording: Recording, window: tuple[float, float] = (0.0, 1.0)) -> CycleRows:
