@@ -13,11 +13,11 @@ Part = Literal["fit", "choose", "test"]
 
 _STATUSES: tuple[Status, ...] = ("fitted", "measured", "prior")
 _PARTS: tuple[Part, ...] = ("fit", "choose", "test")
-_SCHEDULING: tuple[Literal["asynchronous", "synchronous", "not told apart"], ...] = (
-    "asynchronous",
-    "synchronous",
-    "not told apart",
-)
+Scheduling = Literal["asynchronous", "synchronous"]
+Told = Literal["asynchronous", "synchronous", "not told apart"]
+
+_SCHEDULING: tuple[Scheduling, ...] = ("asynchronous", "synchronous")
+_TOLD: tuple[Told, ...] = (*_SCHEDULING, "not told apart")
 
 
 @dataclass(frozen=True)
@@ -55,14 +55,15 @@ class FitRecord:
     """``form`` of the step time, shares of the runs used (``fitted_until``, ``chosen_until``), and what came out.
 
     The form was chosen by what it scored from ``fitted_until`` to ``chosen_until``, after a fit to what
-    is before; then it was fitted to all before ``chosen_until``.  ``scheduling``: as the latencies
-    tell, with the ``evidence`` in words.
+    is before; then it was fitted to all before ``chosen_until``.  ``scheduling``: the mode of the engine
+    that was fitted with; ``scheduling_told``: what the latencies tell, with the evidence in words.
     """
 
     form: str
     fitted_until: float
     chosen_until: float
-    scheduling: Literal["asynchronous", "synchronous", "not told apart"]
+    scheduling: Scheduling
+    scheduling_told: Told
     scheduling_evidence: str
     coefficients: tuple[CoefficientFit, ...]
     scores: tuple[PartScore, ...]
@@ -75,6 +76,7 @@ def parse_fit(fields: Fields) -> FitRecord:
         fitted_until=fields.number("fitted_until"),
         chosen_until=fields.number("chosen_until"),
         scheduling=fields.choice("scheduling", _SCHEDULING),
+        scheduling_told=fields.choice("scheduling_told", _TOLD),
         scheduling_evidence=fields.text("scheduling_evidence"),
         coefficients=tuple(_coefficient(item) for item in fields.list("coefficients")),
         scores=tuple(_score(item) for item in fields.list("scores")),

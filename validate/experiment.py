@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import polars as pl
@@ -12,8 +13,9 @@ from blis_replay.blis.errors import SimulatorError
 from blis_replay.blis.release import CoefficientRelease
 from blis_replay.fixtures.bundled import bundled_recording
 from blis_replay.fixtures.catalogue import bundled_aliases
+from blis_replay.ingest.errors import UnknownExperimentError
 from blis_replay.ingest.ingest import ingest_recording
-from blis_replay.ingest.recording import ARRIVALS, Recording
+from blis_replay.ingest.recording import ARRIVALS, RECORDED, Recording
 from blis_replay.ingest.store import (
     ExperimentRow,
     Store,
@@ -55,6 +57,29 @@ def find_experiment(store: Store, name: str) -> str:
     if slug in {experiment.slug for experiment in bundled}:
         ingest_recording(store, bundled_recording(slug))
     return slug
+
+
+def find_experiments(store: Store, names: Iterable[str]) -> list[str]:
+    """Slugs of the experiments that names and patterns (``34b-*``, of alias or slug) stand for, each once.
+
+    A pattern takes stored recordings of single requests that are not overloaded; others only where it finds none.
+    Raises ``UnknownExperimentError`` for a name or pattern that nothing answers to.
+    """
+    slugs: dict[str, None] = {}
+    for name in names:
+        slugs |= dict.fromkeys(_matching(store, name) if set(name) & set("*?[") else [find_experiment(store, name)])
+    return list(slugs)
+
+
+def _matching(store: Store, pattern: str) -> list[str]:
+    rows = [*list_experiments(store), *_bundled_not_stored(store)]
+    fitting = [row for row in rows if fnmatchcase(row.alias, pattern) or fnmatchcase(row.slug, pattern)]
+    if not fitting:
+        raise UnknownExperimentError(f"no experiment matches {pattern!r}; see `blis-replay experiments`")
+    recorded = [
+        row for row in fitting if isinstance(row, ExperimentRow) and row.ground_truth == RECORDED and not row.overloaded
+    ]
+    return [find_experiment(store, row.slug) for row in recorded or fitting]
 
 
 def stored_experiment(store_path: Path, name: str) -> Recording:

@@ -116,7 +116,10 @@ def _judged(requests: pl.DataFrame, window: tuple[float, float]) -> NDArray[np.b
     arrival_us = requests["arrival_us"]
     low, high = (share * float(arrival_us[-1]) for share in window)
     timed = pl.all_horizontal(
-        pl.col("status") == "ok", pl.col("ttft_us") > 0, pl.col("e2e_us") > 0, pl.col("arrival_us").is_between(low, high)
+        pl.col("status") == "ok",
+        pl.col("ttft_us") > 0,
+        pl.col("e2e_us") > 0,
+        pl.col("arrival_us").is_between(low, high),
     )
     return requests.select(timed.fill_null(False)).to_series().to_numpy()
 
@@ -138,5 +141,7 @@ def _first(trace: RequestTrace, count: int) -> RequestTrace:
         output_tokens=trace.output_tokens[:count],
         abort_us=trace.abort_us[:count],
         priority=None if trace.priority is None else trace.priority[:count],
-        block_keys=None if keys is None else BlockKeys(keys.start[:count], keys.count[:count], keys.keys, keys.block_size),
+        block_keys=None
+        if keys is None
+        else BlockKeys(keys.start[:count], keys.count[:count], keys.keys, keys.block_size),
     )

@@ -57,10 +57,10 @@ def confidence(minimum: Minimum, free: NDArray[np.bool_], group: Int64s, seed: i
         step = np.linalg.lstsq(
             columns.T @ (times[:, None] * columns), columns.T @ (times * minimum.residuals), rcond=None
         )[0]
-        draws[i] = np.maximum(minimum.vector[chosen] - step, 0)
+        draws[i] = minimum.vector[chosen] - step
     low, high = minimum.vector.copy(), minimum.vector.copy()
     for place, i in enumerate(chosen):
-        low[i], high[i] = interval(draws[:, place])
-        # The minimum is found on a grid of probes and so may lie a little beside the draws.
-        low[i], high[i] = min(low[i], minimum.vector[i]), max(high[i], minimum.vector[i])
+        # The search ends a little beside where the linear step would take it; the spread is what counts.
+        off = minimum.vector[i] - float(draws[:, place].mean())
+        low[i], high[i] = (max(bound + off, 0.0) for bound in interval(draws[:, place]))
     return Confidence(low, high)

@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Residuals = Callable[[Floats], Floats]
 
+# Residuals come in units of what is wanted of a window; beyond three of those something else is going on.
+_TAIL = 3.0
+
 _MOST_ROUNDS = 15
 _LEAST_GAIN = 3e-4
 _DAMPING = 1e-2
@@ -28,7 +31,7 @@ class Minimum:
     """Where the search ended.
 
     ``vector``; ``residuals`` there, float64[rows]; ``slopes``: float64[rows, coefficients], change of a
-    residual per unit of a coefficient; ``cost``: ``soft_l1`` of the residuals; ``evaluations`` made.
+    residual per unit of a coefficient; ``cost``: their robust cost; ``evaluations`` made.
     """
 
     vector: Floats
@@ -39,22 +42,26 @@ class Minimum:
 
 
 def losses(residuals: Floats) -> Floats:
-    """float64[rows]: ``2 * (sqrt(1 + r*r) - 1)``, squares near 0, absolute values far from it."""
-    return np.asarray(2 * (np.sqrt(1 + residuals * residuals) - 1), np.float64)
+    """float64[rows]: Cauchy's loss, squares up to ``_TAIL`` and then ever flatter.
+
+    A stall of a second costs little more than one of half a second, so what happens once at start-up
+    (kernels compiled, caches filled) does not turn into the price of every step.
+    """
+    return np.asarray(_TAIL**2 * np.log1p((residuals / _TAIL) ** 2), np.float64)
 
 
-def soft_l1(residuals: Floats) -> float:
+def robust_cost(residuals: Floats) -> float:
     """The sum of ``losses``."""
     return float(losses(residuals).sum())
 
 
 def weights(residuals: Floats) -> Floats:
-    """float64[rows]: the weight of each row in the squares that have ``soft_l1``'s gradient."""
-    return np.asarray(1 / np.sqrt(1 + residuals * residuals), np.float64)
+    """float64[rows]: the weight of each row in the squares that have the gradient of ``losses``."""
+    return np.asarray(1 / (1 + (residuals / _TAIL) ** 2), np.float64)
 
 
 def minimise(residuals: Residuals, start: Floats, probe: Floats, free: NDArray[np.bool_]) -> Minimum:
-    """The least ``soft_l1`` of non-negative coefficients near ``start``.
+    """The least robust cost with non-negative coefficients near ``start``.
 
     ``probe``: float64[coefficients], a change of each that the residuals show.  ``free``: which may move.
     Damped Gauss-Newton on slopes over probes, then a pattern of single coefficients.
@@ -65,7 +72,7 @@ def minimise(residuals: Residuals, start: Floats, probe: Floats, free: NDArray[n
     for size in _PATTERN:
         x, r = search.newton(x, r)
         x, r = search.pattern(x, r, size)
-    return Minimum(x, r, search.slopes(x, r), soft_l1(r), search.evaluations)
+    return Minimum(x, r, search.slopes(x, r), robust_cost(r), search.evaluations)
 
 
 class _Search:
@@ -94,20 +101,20 @@ class _Search:
     def newton(self, x: Floats, r: Floats) -> tuple[Floats, Floats]:
         damping = _DAMPING
         for _ in range(_MOST_ROUNDS if len(self.free) else 0):
-            before = soft_l1(r)
+            before = robust_cost(r)
             x, r, damping = self._damped_step(x, r, damping)
-            if before - soft_l1(r) <= _LEAST_GAIN * before:
+            if before - robust_cost(r) <= _LEAST_GAIN * before:
                 break
         return x, r
 
     def _damped_step(self, x: Floats, r: Floats, damping: float) -> tuple[Floats, Floats, float]:
-        columns, w, cost = self.slopes(x, r)[:, self.free] * self.probe[self.free], weights(r), soft_l1(r)
+        columns, w, cost = self.slopes(x, r)[:, self.free] * self.probe[self.free], weights(r), robust_cost(r)
         square, gradient = columns.T @ (w[:, None] * columns), columns.T @ (w * r)
         for _ in range(_TRIES):
             by = _bounded_step(square, gradient, damping, x[self.free] / self.probe[self.free])
             near = self.moved(x, by * self.probe[self.free])
             r_near = self.at(near)
-            if soft_l1(r_near) < cost:
+            if robust_cost(r_near) < cost:
                 return near, r_near, max(damping / 10, 1e-6)
             damping *= 10
         return x, r, damping
@@ -119,7 +126,7 @@ class _Search:
                 by[i] = sign * size * self.probe[self.free[i]]
                 near = self.moved(x, by)
                 r_near = self.at(near)
-                if soft_l1(r_near) < soft_l1(r):
+                if robust_cost(r_near) < robust_cost(r):
                     x, r = near, r_near
                     break
         return x, r

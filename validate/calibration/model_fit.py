@@ -23,7 +23,7 @@ from blis_replay.validate.calibration.evidence import (
 )
 from blis_replay.validate.calibration.identifiability import ALIKE_FROM, Confidence, confidence, variance_inflation
 from blis_replay.validate.calibration.line_fit import fit_line
-from blis_replay.validate.calibration.minimise import Minimum, Residuals, losses, minimise, soft_l1
+from blis_replay.validate.calibration.minimise import Minimum, Residuals, losses, minimise, robust_cost
 from blis_replay.validate.calibration.prior import Prior
 from blis_replay.validate.calibration.step_form import CONTEXT, DECODE, INTERCEPT, PRE_QUEUE, PREFILL, StepForm
 
@@ -31,6 +31,9 @@ from blis_replay.validate.calibration.step_form import CONTEXT, DECODE, INTERCEP
 _BENDS: tuple[tuple[int, ...], ...] = ((16,), (32,), (64,), (32, 64))
 # A slope is worth having where this share of the windows lies on either side of its bend.
 _BEND_SHARE = 0.1
+
+# A coefficient is not determined if its bounds of 95 % are further apart than this share of it.
+_WIDE = 1.0
 
 # What the line through latencies makes of a prefill token can be far off where the first requests stalled.
 _PREFILL_STARTS = (0.25, 0.5, 1.0, 2.0)
@@ -52,6 +55,10 @@ class Gathered:
         """float64[rows] of all parts, one after the other."""
         return np.concatenate([part.residuals(form, vector, delays) for part in self.parts])
 
+    def with_scheduling(self, asynchronous: bool) -> Gathered:
+        """The same for engines of this scheduling mode."""
+        return replace(self, latencies=tuple(part.with_scheduling(asynchronous) for part in self.latencies))
+
     def groups(self) -> Int64s:
         """int64[rows]: rows of one window of one part have one number."""
         numbers, first = [], 0
@@ -71,6 +78,11 @@ class Fitted:
     free: NDArray[np.bool_]
     held: dict[int, tuple[Status, str]]
     bounds: Confidence
+
+    @property
+    def pre_queue_us(self) -> float:
+        """The pre-queue delay that came out."""
+        return float(self.minimum.vector[PRE_QUEUE])
 
 
 def gather(
@@ -138,7 +150,8 @@ def fit_form(
         minimum = minimise(residuals, vector, probe, free)
         bounds = confidence(minimum, free, gathered.groups(), seed)
         width = bounds.high - bounds.low
-        wide = width > np.maximum(np.maximum(minimum.vector, at_prior), probe)
+        # Without a prior the fitted value stays: its bounds say how little it is worth.
+        wide = (width > _WIDE * np.maximum(minimum.vector, probe)) & (at_prior > 0)
         if not wide.any():
             return Fitted(form, minimum, free, held, bounds)
         i = int(np.argmax(np.where(wide, width / probe, 0)))
@@ -163,14 +176,14 @@ def _held_from_the_start(
         vector[i] = prior.vector[i] if i == PREFILL else vector[i]
     if DECODE in start.alike:
         vector[DECODE:] = 0.0 if CONTEXT not in start.alike else prior.vector[DECODE]
-        held |= {i: held[DECODE] for i in range(DECODE, len(form.names))}
+        held |= dict.fromkeys(range(DECODE, len(form.names)), held[DECODE])
     return held, vector
 
 
 def _best_prefill(residuals: Residuals, vector: Floats, prior: Prior) -> Floats:
     prefills = {vector[PREFILL] * share for share in _PREFILL_STARTS} | {prior.vector[PREFILL] or vector[PREFILL]}
     starts = [np.where(np.arange(len(vector)) == PREFILL, value, vector) for value in sorted(prefills)]
-    return min(starts, key=lambda x: soft_l1(residuals(x)))
+    return min(starts, key=lambda x: robust_cost(residuals(x)))
 
 
 def lifecycle_of(measured: dict[str, MeasuredDelay]) -> Lifecycle:

@@ -8,42 +8,48 @@ varies, with the load, the two can be told apart, whatever the delay.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from blis_replay.blis.latency import Lifecycle
+from blis_replay.blis.release_fit import Scheduling, Told
+from blis_replay.blis.trace import Int64s
+from blis_replay.ingest.recording import Recording
 from blis_replay.validate.bootstrap import RESAMPLES, resampled
-from blis_replay.validate.calibration.evidence import LatencyEvidence
-from blis_replay.validate.calibration.minimise import Floats, losses, minimise, soft_l1
-from blis_replay.validate.calibration.step_form import INTERCEPT, PRE_QUEUE, StepForm
+from blis_replay.validate.calibration.minimise import Floats, losses
 
 # Share of resamples that one mode has to win.
 _SURE_FROM = 0.975
-_START_US = (500.0, 5_000.0, 15_000.0, 30_000.0)
 
 
 @dataclass(frozen=True)
 class SchedulingEvidence:
-    """``detected``: ``asynchronous``, ``synchronous`` or ``not told apart``; ``configured``: as the recording says.
+    """``told``: ``asynchronous``, ``synchronous`` or ``not told apart``; ``configured``: as the recording says, and
+    by what source.
 
-    ``cost``: mean robust cost of a window's TTFT under (asynchronous, synchronous) scheduling, each with the
-    pre-queue delay that suits it best (``pre_queue_us``).  ``asynchronous_share``: of resamples of the
-    windows, those in which asynchronous scheduling fits better.
+    ``cost``: mean robust cost of a window when all is fitted under (asynchronous, synchronous) scheduling, and
+    the pre-queue delays that come out.  ``asynchronous_share``: of resamples of the windows, those in which
+    asynchronous scheduling fits better.
     """
 
-    detected: str
-    configured: str
+    told: Told
+    configured: Scheduling
     configured_source: str
     cost: tuple[float, float]
     pre_queue_us: tuple[float, float]
     asynchronous_share: float
 
     @property
+    def used(self) -> Scheduling:
+        """The mode to fit with: what the recording says, unless that is only a default and the latencies tell."""
+        if self.told == "not told apart" or self.configured_source != "default":
+            return self.configured
+        return self.told
+
+    @property
     def contradicts(self) -> bool:
         """Whether the latencies say otherwise than the recording."""
-        return self.detected not in ("not told apart", self.configured)
+        return self.told not in ("not told apart", self.configured)
 
     @property
     def text(self) -> str:
@@ -53,48 +59,39 @@ class SchedulingEvidence:
             for mode, cost, delay in zip(("asynchronous", "synchronous"), self.cost, self.pre_queue_us, strict=True)
         ]
         return (
-            f"cost of a window's TTFT: {best[0]}, {best[1]}; asynchronous fits better in "
+            f"cost of a window: {best[0]}, {best[1]}; asynchronous fits better in "
             f"{self.asynchronous_share:.0%} of resamples"
         )
 
 
+def configured_scheduling(recording: Recording) -> tuple[Scheduling, str]:
+    """``asynchronous`` or ``synchronous`` as the engine arguments have it, and the source of that argument."""
+    setting = recording.engine["async_scheduling"]
+    return ("asynchronous" if setting.value else "synchronous"), setting.source
+
+
 def scheduling_evidence(
-    latencies: Sequence[LatencyEvidence],
-    configured: str,
-    configured_source: str,
-    form: StepForm,
-    vector: Floats,
+    residuals: tuple[Floats, Floats],
+    pre_queue_us: tuple[float, float],
+    window: Int64s,
+    configured: tuple[Scheduling, str],
     seed: int,
 ) -> SchedulingEvidence:
-    """Tell the mode from TTFT, given the step time (``vector`` of ``form``).
+    """Tell the mode from two fits, one under asynchronous and one under synchronous scheduling.
 
-    Raises ``ValueError`` without latencies.
+    ``residuals``: float64[rows] each, and ``window``: int64[rows], rows that are drawn together.
     """
-    tried = [_best_delay(latencies, asynchronous, form, vector) for asynchronous in (True, False)]
-    cost = [losses(residuals) for _, residuals in tried]
+    cost = [np.bincount(window, losses(part)) for part in residuals]
     gain = cost[1] - cost[0]
     share = float(np.mean([gain[draw].sum() > 0 for draw in resampled(len(gain), RESAMPLES, seed)]))
-    detected = "asynchronous" if share >= _SURE_FROM else "synchronous" if share <= 1 - _SURE_FROM else "not told apart"
+    told: Told = (
+        "asynchronous" if share >= _SURE_FROM else "synchronous" if share <= 1 - _SURE_FROM else "not told apart"
+    )
     return SchedulingEvidence(
-        detected=detected,
-        configured=configured,
-        configured_source=configured_source,
+        told=told,
+        configured=configured[0],
+        configured_source=configured[1],
         cost=(float(cost[0].mean()), float(cost[1].mean())),
-        pre_queue_us=(tried[0][0], tried[1][0]),
+        pre_queue_us=pre_queue_us,
         asynchronous_share=share,
     )
-
-
-def _best_delay(
-    latencies: Sequence[LatencyEvidence], asynchronous: bool, form: StepForm, vector: Floats
-) -> tuple[float, Floats]:
-    """The pre-queue delay (us) that suits a mode best, and the TTFT residuals with it."""
-    forced = [part.with_scheduling(asynchronous) for part in latencies]
-
-    def residuals(x: Floats) -> Floats:
-        return np.concatenate([p.residuals(form, x, Lifecycle()).reshape(2, -1)[1] for p in forced])
-
-    starts = [np.where(np.arange(len(vector)) == PRE_QUEUE, start_us, vector) for start_us in _START_US]
-    start = min(starts, key=lambda x: soft_l1(residuals(x)))
-    found = minimise(residuals, start, form.probe_us(vector[INTERCEPT]), np.arange(len(vector)) == PRE_QUEUE)
-    return float(found.vector[PRE_QUEUE]), found.residuals

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,7 +52,7 @@ class StepForm:
     def design(self, batch: Floats) -> Floats:
         """float64[rows, coefficients] for ``batch`` of float64[rows, 4]: 1, prefill, decode, context tokens."""
         edges = (0.0, *map(float, self.bends), np.inf)
-        decodes = [np.clip(batch[:, 2] - low, 0, high - low) for low, high in zip(edges, edges[1:], strict=False)]
+        decodes = [np.clip(batch[:, 2] - low, 0, high - low) for low, high in pairwise(edges)]
         return np.column_stack([batch[:, 0], batch[:, 1], batch[:, 3], np.zeros(len(batch)), *decodes])
 
     def vector(self, coefficients: Sequence[float]) -> Floats:
