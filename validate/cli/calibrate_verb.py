@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import click
@@ -95,7 +96,7 @@ def command(
     with open_store(store_path) as store:
         recordings = [read_stored(store, slug) for slug in find_experiments(store, names)]
     options = Options(load_release(prior or DEFAULT_PRIOR), data, split, seed)  # type: ignore[arg-type]  # click checked it
-    trained = " ".join(f"--train '{train}'" if "*" in train else f"--train {train}" for train in names)
+    trained = " ".join(f"--train {quote(train)}" for train in names)
     release, fits = calibrate(recordings, name or out.stem, options, f"blis-replay calibrate {trained}")
     out.write_text(format_release(release), "utf-8")
     if as_json:
