@@ -125,8 +125,10 @@ def test_the_parts_of_the_split_are_scored_by_themselves(busy: Recording) -> Non
 
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_the_scheduling_mode_is_told_from_ttft(tmp_path: Path, asynchronous: bool) -> None:
-    """Two loads, so cycles of 5.3 and 15 ms: 5000 us + 150 us a decode.  What the recording says is used, and contradicted; what is
-    only a default of vLLM's gives way."""
+    """Two loads, so cycles of 5.3 and 15 ms: 5000 us + 150 us a decode.
+
+    What the recording says is used, and contradicted; what is only a default of vLLM's gives way.
+    """
     spec = replace(
         BUSY,
         stages=(Stage(0, 4.0, 30_000_000), Stage(1, 45.0, 30_000_000)),

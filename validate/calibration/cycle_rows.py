@@ -56,7 +56,7 @@ def rows_from_steps(recording: Recording, window: tuple[float, float] = (0.0, 1.
     running = steps["running_depth"].to_numpy()
     arrival_us = recording.requests["arrival_us"].to_numpy()
     prefilled = np.concatenate([[0], np.cumsum(estimate_prefix(recording).prefill_tokens)])
-    context = _mean_context(recording)
+    context = mean_context(recording)
     low, high = (start_us[0] + share * (start_us[-1] - start_us[0]) for share in window)
     rows: list[tuple[float, float, float, float]] = []
     cycles: list[float] = []
@@ -76,7 +76,7 @@ def rows_from_steps(recording: Recording, window: tuple[float, float] = (0.0, 1.
     return CycleRows(np.array(rows).reshape(-1, 4), np.array(cycles), context_known=False)
 
 
-def _mean_context(recording: Recording) -> float:
+def mean_context(recording: Recording) -> float:
     """Mean context of a decode, in tokens: its prompt and half its output; 0 if no output length is known."""
     output_tokens = recording.requests["output_tokens"].to_numpy().astype(np.float64)
     known = output_tokens > 1

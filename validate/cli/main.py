@@ -26,6 +26,7 @@ VERBS = {
     "collect": ("collect_verb", "Receive the traces of a running server (OTLP)."),
     "coefficients": ("coefficients_verb", "List and show coefficient releases."),
     "calibrate": ("calibrate_verb", "Fit coefficients to recordings."),
+    "steps": ("steps_verb", "How well do coefficients predict single engine steps?"),
     "simulate": ("simulate_verb", "Simulate any request table, without a recording."),
     "export": ("export_verb", "Write the requests of an experiment for other simulators."),
     "verify": ("verify_verb", "Check the simulator itself: conservation, causality, queueing theory."),
