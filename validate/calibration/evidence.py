@@ -105,7 +105,7 @@ def latency_evidence(recording: Recording, window: tuple[float, float]) -> Laten
     count = max(int(np.searchsorted(arrival_us, end_us)), last + 1)
     numbers = np.full(count, -1, np.int64)
     numbers[judged[:count]] = _windows(np.flatnonzero(judged[:count]))
-    plan = plan_replay(recording, ReplayMode())
+    plan = plan_replay(with_lengths(recording), ReplayMode())
     observed_us = window_means(numbers, e2e_us[:count], ttft_us[:count])
     in_flight = np.arange(count) - np.searchsorted(np.sort((arrival_us + e2e_us)[:count]), arrival_us[:count])
     decodes = window_means(numbers, in_flight, in_flight)[0]
@@ -119,9 +119,24 @@ def _judged(requests: pl.DataFrame, window: tuple[float, float]) -> NDArray[np.b
         pl.col("status") == "ok",
         pl.col("ttft_us") > 0,
         pl.col("e2e_us") > 0,
+        pl.col("output_tokens") > 0,
         pl.col("arrival_us").is_between(low, high),
     )
     return requests.select(timed.fill_null(False)).to_series().to_numpy()
+
+
+def with_lengths(recording: Recording) -> Recording:
+    """The recording with succeeded requests of unknown output length, of which there are few, at the median.
+
+    They load the server, but are not judged.
+    """
+    requests = recording.requests
+    unknown = (pl.col("status") == "ok") & pl.col("output_tokens").is_null()
+    if not requests.select(unknown.any()).item():
+        return recording
+    median = pl.col("output_tokens").median().round().cast(pl.Int64)
+    filled = pl.when(unknown).then(median).otherwise(pl.col("output_tokens")).alias("output_tokens")
+    return replace(recording, requests=requests.with_columns(filled))
 
 
 def _windows(places: Int64s) -> Int64s:

@@ -3,7 +3,9 @@
 A batch that is scheduled while the one before runs gives every first token one more whole cycle to
 wait.  So TTFT has about 2.5 cycles of an asynchronous server (half a running step, one whole, its
 own), 1.5 of a synchronous one, and a delay that does not depend on the cycle.  Where the cycle
-varies, with the load, the two can be told apart, whatever the delay.
+varies, with the load, the two can be told apart, whatever the delay; provided that no other wait
+grows with the load as the cycle does.  The delay that each mode would need is reported too: one
+that is a cycle longer than requests take to a server's queue speaks against synchronous scheduling.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from blis_replay.blis.release_fit import Part, PartScore
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import plan_replay
+from blis_replay.validate.calibration.evidence import with_lengths
 from blis_replay.validate.metrics import LatencySamples, relative_error, statistics
 from blis_replay.validate.observed import Selection, observed_requests, samples_of
 
@@ -35,10 +36,13 @@ def part_scores(
     """
     scores = []
     for recording in recordings:
-        recorded = observed_requests(recording)
+        known = (recording.requests["output_tokens"] > 0).fill_null(False).to_numpy()
+        recorded = observed_requests(recording) & known
         if not recorded.any():
             continue
-        plan = plan_replay(recording, ReplayMode(scheduling="asynchronous" if asynchronous else "synchronous"))
+        plan = plan_replay(
+            with_lengths(recording), ReplayMode(scheduling="asynchronous" if asynchronous else "synchronous")
+        )
         result = simulate(plan.trace, plan.engine, entry.latency, entry.lifecycle)
         for part, window in part_windows(fitted_until, chosen_until).items():
             chosen = recorded & result.completed & Selection(window=window).of(recording.requests)
