@@ -7,7 +7,8 @@ import pytest
 from blis_replay.ingest.store import Store, read_stored
 from blis_replay.replay.mode import parse_mode
 from blis_replay.replay.release_file import load_release
-from blis_replay.validate.calibration.calibrate import calibrate
+from blis_replay.validate.calibration.calibrate import Options, calibrate
+from blis_replay.validate.calibration.prior import DEFAULT_PRIOR
 from blis_replay.validate.compare import Comparison
 from blis_replay.validate.experiment import DEFAULT_RELEASE, by_stage, find_experiment, validate_experiment
 
@@ -29,10 +30,23 @@ def error(comparison: Comparison, metric: str, statistic: str = "mean") -> float
 
 @pytest.mark.parametrize("name", ["34b-general", "34b-codegen", "70b-general", "70b-hf-codegen"])
 def test_means_and_the_tail_of_e2e_where_step_records_exist(real_store: Store, name: str) -> None:
-    """Bars: E2E 2 %, TTFT 5 %, ITL 2 %, p99 of E2E 5 %, cold start included, no latency fitted."""
+    """Bars: E2E 1 %, TTFT 3 %, ITL 1 %, p99 of E2E 5 %, cold start included, by the release that ships."""
     comparison = validated(real_store, name)
-    assert comparison.uses in ("own steps", "held out")
+    assert comparison.uses == "own latencies"
     assert comparison.requests == real_store_requests(name)
+    assert abs(error(comparison, "e2e")) <= 0.01
+    assert abs(error(comparison, "ttft")) <= 0.03
+    assert abs(error(comparison, "itl")) <= 0.01
+    assert abs(error(comparison, "e2e", "p99")) <= 0.05
+
+
+def test_step_records_alone_carry_to_another_workload(real_store: Store) -> None:
+    """34b-codegen from the steps of 34b-general, no latency fitted: E2E and ITL 2 %, TTFT 5 %, p99 of E2E 5 %."""
+    recording = read_stored(real_store, find_experiment(real_store, "34b-general"))
+    release, _ = calibrate([recording], "steps", Options(load_release(DEFAULT_PRIOR), "steps", (1.0, 1.0)))
+    slug = find_experiment(real_store, "34b-codegen")
+    comparison = validate_experiment(real_store, slug, release, parse_mode("exact", {}))
+    assert comparison.uses == "held out"
     assert abs(error(comparison, "e2e")) <= 0.02
     assert abs(error(comparison, "ttft")) <= 0.05
     assert abs(error(comparison, "itl")) <= 0.02
@@ -97,20 +111,21 @@ def test_overloaded_runs_are_reported_and_not_gated(real_store: Store, name: str
 
 
 def test_the_shipped_release_is_what_calibration_gives(real_store: Store) -> None:
-    """Fitting again on the same recordings gives the coefficients that ship."""
+    """Fitting CodeLlama-34b again on the same recordings gives the entry that ships, scores and bounds included."""
     shipped = load_release(DEFAULT_RELEASE)
-    recordings = [read_stored(real_store, fit.experiment) for fit in shipped.fitted_on]
-    again, _ = calibrate(recordings, shipped.name)
-    assert {e.applies_to: e.latency for e in again.models if e.model.startswith("meta")} == {
-        e.applies_to: e.latency for e in shipped.models if e.model.startswith("meta")
-    }
-    assert [fit.content_hash for fit in shipped.fitted_on] == [recording.content_hash for recording in recordings]
+    slugs = list(dict.fromkeys(fit.experiment for fit in shipped.fitted_on))
+    recordings = [read_stored(real_store, slug) for slug in slugs]
+    hashes = {fit.experiment: fit.content_hash for fit in shipped.fitted_on}
+    assert {recording.slug: recording.content_hash for recording in recordings} == hashes
+    codellama = [recording for recording in recordings if "codellama" in recording.slug]
+    again, _ = calibrate(codellama, shipped.name, Options(load_release(DEFAULT_PRIOR)))
+    assert again.models[0] == next(entry for entry in shipped.models if entry.model == again.models[0].model)
 
 
 def test_server_spans_of_vllm_0_11(real_store: Store) -> None:
     """Llama-2-7B by temporal split: fitted on the first 60 % of the run, tried on the rest."""
     recording = read_stored(real_store, find_experiment(real_store, "7b-train"))
-    release, _ = calibrate([recording], "first", window=(0.0, 0.6))
+    release, _ = calibrate([recording], "first", Options(load_release(DEFAULT_PRIOR), split=(0.6, 0.6)))
     comparison = validate_experiment(real_store, recording.slug, release, parse_mode("exact", {}), (0.6, 1.0))
     assert comparison.requests == 118
     assert abs(error(comparison, "e2e")) <= 0.03
