@@ -10,14 +10,12 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.kernel import step_time
+from blis_replay.blis.kernel.step_time import KernelModel
+from blis_replay.blis.physical import PhysicalModel
 from blis_replay.blis.trace import Int64s
-
-Floats = NDArray[np.float64]
-KernelModel = tuple[int, Int64s, Floats]
 
 
 @dataclass(frozen=True)
@@ -170,7 +168,7 @@ FEATURE_NAMES = (
 )
 _OPERATORS = ("==", "<", "<=", ">", ">=")
 
-Latency = LatencyModel | RegimeModel | ObservedCycles
+Latency = LatencyModel | RegimeModel | ObservedCycles | PhysicalModel
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,6 @@ from fnmatch import fnmatchcase
 from importlib import resources
 from typing import Literal
 
-import yaml
-
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.latency import Latency, LatencyModel, Lifecycle
 from blis_replay.blis.release_fields import NS, NS_PER_TOKEN, Fields
@@ -44,6 +42,8 @@ class ModelEntry:
     ``applies_to``: alias patterns (``70b-hf-*``) that narrow the entry further; empty for
     all experiments of the model.  ``sources``: per delay, where its value is from.  ``fit``: how
     the coefficients came about, where that is recorded.
+    all experiments of the model.  ``sources``: per delay, where its value is from.
+    ``dtype``: the data type served (``bfloat16``, ``fp8``), None if the release does not say.
     """
 
     model: str
@@ -53,6 +53,7 @@ class ModelEntry:
     applies_to: tuple[str, ...] = ()
     sources: Mapping[str, str] | None = None
     fit: FitRecord | None = None
+    dtype: str | None = None
 
 
 @dataclass(frozen=True)
@@ -87,17 +88,23 @@ class CoefficientRelease:
     published_replay: Mapping[str, str | int]
     published_errors: Mapping[str, float]
 
-    def entry_for(self, model: str, tensor_parallelism: int | None, alias: str) -> ModelEntry:
-        """The coefficients for a recording.  Raises ``ReleaseError`` if there are none."""
+    def entry_for(self, model: str, tensor_parallelism: int | None, alias: str, dtype: str | None = None) -> ModelEntry:
+        """The coefficients for a recording; what it does not know (None) fits any.
+
+        Raises ``ReleaseError`` if there are none.
+        """
         for entry in self.models:
             if entry.model.lower() != model.lower() or tensor_parallelism not in (None, entry.tensor_parallelism):
                 continue
+            if dtype is not None and entry.dtype not in (None, dtype):
+                continue
             if not entry.applies_to or any(fnmatchcase(alias, pattern) for pattern in entry.applies_to):
                 return entry
-        known = ", ".join(sorted({f"{e.model} tp {e.tensor_parallelism}" for e in self.models}))
+        has = {f"{e.model} tp {e.tensor_parallelism}" + (f" {e.dtype}" if e.dtype else "") for e in self.models}
         raise ReleaseError(
-            f"release {self.name} has no coefficients for {model} with tensor parallelism {tensor_parallelism} "
-            f"(it has {known}); fit some with `blis-replay calibrate --train {alias} --out FILE.yaml`"
+            f"release {self.name} has no coefficients for {model} with tensor parallelism {tensor_parallelism}"
+            f"{f' and data type {dtype}' if dtype else ''} "
+            f"(it has {', '.join(sorted(has))}); fit some with `blis-replay calibrate --train {alias} --out FILE.yaml`"
         )
 
     def refuse_if_invalid(self) -> None:
@@ -134,12 +141,7 @@ def parse_release(text: str, origin: str) -> CoefficientRelease:
 
     Raises ``ReleaseError`` naming the field and what is wrong with it.
     """
-    try:
-        document = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        problem = " ".join(str(error).split())[:120]
-        raise ReleaseError(f"{origin}: not YAML ({problem}); mend or replace the file") from None
-    top = Fields(document, origin, "")
+    top = Fields.of_yaml(text, origin)
     if top.text("schema") != SCHEMA:
         top.refuse("schema", f"is not {SCHEMA!r}", "this program reads no other")
     status = top.choice("status", _STATUSES)
@@ -181,11 +183,12 @@ def _model_entry(fields: Fields) -> ModelEntry:
     entry = ModelEntry(
         model=fields.text("model"),
         tensor_parallelism=tensor_parallelism,
-        latency=parse_latency(fields.mapping("latency")),
+        latency=parse_latency(fields.mapping("latency"), tensor_parallelism),
         lifecycle=Lifecycle(**delays),
         applies_to=tuple(patterns),
         sources=sources,
         fit=parse_fit(fields.mapping("fit")) if "fit" in fields.values else None,
+        dtype=fields.text("dtype") if "dtype" in fields.values else None,
     )
     fields.seen |= {"tensor_parallelism", "applies_to"}
     fields.refuse_unknown()

@@ -5,11 +5,15 @@ from __future__ import annotations
 import re
 from typing import Literal
 
+from blis_replay.blis.architecture import format_architecture, parse_architecture
 from blis_replay.blis.errors import ReleaseError
+from blis_replay.blis.gpu import format_gpu, parse_gpu
 from blis_replay.blis.latency import FEATURE_NAMES, Latency, LatencyModel, ObservedCycles, Regime, RegimeModel
+from blis_replay.blis.physical import COEFFICIENT_NAMES, PhysicalCoefficients, PhysicalModel
 from blis_replay.blis.release_fields import NS, NS_PER_TOKEN, Fields
 
-_KINDS: tuple[Literal["blackbox", "floor", "regimes"], ...] = ("blackbox", "floor", "regimes")
+_Kind = Literal["blackbox", "floor", "regimes", "physical"]
+_KINDS: tuple[_Kind, ...] = ("blackbox", "floor", "regimes", "physical")
 _ROUNDINGS: tuple[Literal["round_half_up", "truncate"], ...] = ("round_half_up", "truncate")
 _UNITS: tuple[Literal["us", "log1p us"], ...] = ("us", "log1p us")
 
@@ -24,9 +28,11 @@ _LINEAR_FIELDS = {
 _REQUIRED = {"blackbox": ("intercept", "per_prefill_token", "per_decode_token"), "floor": ("floor",)}
 
 
-def parse_latency(fields: Fields) -> Latency:
+def parse_latency(fields: Fields, tensor_parallelism: int) -> Latency:
     """The latency model of a release entry.  Raises ``ReleaseError`` naming the field."""
     kind = fields.choice("kind", _KINDS)
+    if kind == "physical":
+        return _parse_physical(fields, tensor_parallelism)
     if kind == "regimes":
         return _parse_regimes(fields)
     ns = {
@@ -51,6 +57,8 @@ def format_latency(model: Latency) -> dict[str, object]:
     """The fields that ``parse_latency`` reads.  Observed cycles belong to a recording, not to a release."""
     if isinstance(model, ObservedCycles):
         raise ReleaseError("observed cycles are of one recording; a release needs a fitted model")
+    if isinstance(model, PhysicalModel):
+        return _format_physical(model)
     if isinstance(model, RegimeModel):
         return {
             "kind": "regimes",
@@ -70,6 +78,47 @@ def format_latency(model: Latency) -> dict[str, object]:
     if model.cap_ns:
         fields["cap"] = f"{model.cap_ns / 1000:.10g} us"
     return fields
+
+
+def _parse_physical(fields: Fields, tensor_parallelism: int) -> PhysicalModel:
+    model = PhysicalModel(
+        architecture=parse_architecture(fields.mapping("architecture")),
+        gpu=parse_gpu(fields.mapping("gpu")),
+        tensor_parallelism=tensor_parallelism,
+        coefficients=_parse_coefficients(fields.mapping("coefficients")),
+    )
+    fields.refuse_unknown()
+    try:
+        model.for_kernel()
+    except ReleaseError as error:
+        raise ReleaseError(f"{fields.origin}, field {fields.path.rstrip('.')}: {error}") from None
+    return model
+
+
+def _parse_coefficients(fields: Fields) -> PhysicalCoefficients:
+    values = {}
+    for name in COEFFICIENT_NAMES:
+        key = name.removesuffix("_us")
+        values[name] = fields.number(key) if key == name else fields.quantity(key, NS) / 1000
+        if values[name] < 0:
+            fields.refuse(key, "is negative", "fit it again")
+    fields.refuse_unknown()
+    if not any(values.values()):
+        fields.refuse(COEFFICIENT_NAMES[0], "and all others are 0", "fit them again")
+    return PhysicalCoefficients(**values)
+
+
+def _format_physical(model: PhysicalModel) -> dict[str, object]:
+    values = vars(model.coefficients)
+    return {
+        "kind": "physical",
+        "architecture": format_architecture(model.architecture),
+        "gpu": format_gpu(model.gpu),
+        "coefficients": {
+            name.removesuffix("_us"): f"{value:.10g} us" if name.endswith("_us") else value
+            for name, value in values.items()
+        },
+    }
 
 
 def _parse_regimes(fields: Fields) -> RegimeModel:

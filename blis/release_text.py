@@ -30,6 +30,8 @@ def format_release(release: CoefficientRelease) -> str:
 
 def _entry(entry: ModelEntry) -> dict[str, object]:
     fields: dict[str, object] = {"model": entry.model, "tensor_parallelism": entry.tensor_parallelism}
+    if entry.dtype:
+        fields["dtype"] = entry.dtype
     if entry.applies_to:
         fields["applies_to"] = list(entry.applies_to)
     fields["latency"] = format_latency(entry.latency)

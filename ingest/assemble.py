@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ import polars as pl
 
 from blis_replay.ingest.counted_lengths import with_counted_lengths
 from blis_replay.ingest.errors import RecordingError
+from blis_replay.ingest.experiment_name import alias_of, workload_of
 from blis_replay.ingest.readers import discovery, experiment_config
 from blis_replay.ingest.readers.clients import inference_perf_aggregates
 from blis_replay.ingest.readers.clients.decode_lengths import with_decode_lengths
@@ -28,13 +28,9 @@ from blis_replay.ingest.readers.formats import REQUEST_FORMATS
 from blis_replay.ingest.readers.numbers import tokens
 from blis_replay.ingest.readers.otlp import journeys as otlp_journeys
 from blis_replay.ingest.readers.otlp import traces as otlp_traces
-from blis_replay.ingest.readers.requests_frame import (
-    RequestsRead,
-    in_send_order,
-    with_summary,
-)
+from blis_replay.ingest.readers.requests_frame import RequestsRead, in_send_order, with_summary
 from blis_replay.ingest.readers.server import kv_events, server_log
-from blis_replay.ingest.readers.server.engine_settings import engine_settings, profile_arguments, read_engine_file
+from blis_replay.ingest.readers.server.engine_evidence import EngineEvidence, engine_of
 from blis_replay.ingest.readers.server.journey_requests import with_request_indices
 from blis_replay.ingest.readers.server.server_clock import Bridge, server_times, steps_on_zero
 from blis_replay.ingest.readers.simulators import tracev2
@@ -48,6 +44,7 @@ from blis_replay.ingest.recording import (
     RECORDED,
     REQUEST_SCHEMA,
     Clock,
+    LoadProfile,
     PromptTree,
     Recording,
     Setting,
@@ -55,39 +52,9 @@ from blis_replay.ingest.recording import (
     TokenEvents,
     empty_frame,
 )
-from blis_replay.ingest.scheduling_mode import detected_async
 
-_SLUG = re.compile(r"\d{8}-\d{6}-(?P<model>.+)-tp\d+-.+")
-# A bare number there counts runs and names no workload.
-_WORKLOAD = re.compile(r".*-tp\d+-(?P<workload>(?!\d+$).+)")
-_SIZE = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)b(?![a-z0-9])", re.IGNORECASE)
 _NO_LOAD = experiment_config.LoadConfig(None, (), None, None, None)
 _NO_CONFIG = experiment_config.ExperimentConfig(None, None, None, {})
-
-
-def alias_of(slug: str, model: str | None, workload: str) -> str:
-    """The short name of an experiment: model size or family, ``-hf`` where the slug says so, workload.
-
-    Size and family come from the configured ``model``; a folder's name can be wrong about them.
-    Without a model the workload has to do.
-    """
-    if model is None:
-        return workload
-    name = model.rstrip("/").rsplit("/", 1)[-1].lower()
-    size = _SIZE.search(name.replace("-", " "))
-    if "mixtral" in name:
-        short = "mixtral"
-    else:
-        short = size[0].strip() if size else re.sub(r"[^a-z0-9.]+", "-", name).strip("-") or "model"
-    match = _SLUG.fullmatch(slug)
-    hf = "-hf" if match and match["model"].endswith("-hf") else ""
-    return f"{short}{hf}-{workload}"
-
-
-def workload_of(directory_name: str, app: str | None) -> str:
-    """The workload: what follows the last ``-tp<N>-`` of the directory's name, else ``app``, else that name."""
-    match = _WORKLOAD.fullmatch(directory_name)
-    return match["workload"] if match else app or directory_name
 
 
 @contextmanager
@@ -119,7 +86,7 @@ class _Configured:
 
     experiment: experiment_config.ExperimentConfig
     load: experiment_config.LoadConfig
-    profile_differences: tuple[str, ...]
+    declared: LoadProfile | None
     log: server_log.ServerLog
     header: tracev2.TraceHeader
     aggregates: pl.DataFrame
@@ -160,19 +127,14 @@ class _Assembly:
         if found is not None:
             configured = _with_reported(configured, found)
         if found is None and configured.aggregates.is_empty() and traces.steps.is_empty():
-            raise RecordingError(
-                self.source.root,
-                "",
-                "no requests, no aggregates and no steps in it",
-                "give the directory of one experiment",
-            )
+            raise self._nothing_found()
         ground_truth = _ground_truth(found, configured.aggregates)
         model = self._model(configured, found, ground_truth)
         requests, client, events, prefix = self._placed(found, configured)
         server = self._server(traces, requests, client)
         cache_events, cache_clock = self._kv_events(client)
         engine = self._engine(configured, server)
-        slug, hardware = self.source.slug, text(self.profile.get("hardware"))
+        slug, hardware = self.source.slug, self._hardware(configured)
         workload = workload_of(slug, configured.experiment.app)
         files = self._files()
         return Recording(
@@ -202,8 +164,17 @@ class _Assembly:
             dropped_step_events=traces.dropped_events,
             prefix=prefix,
             kv_events=cache_events,
-            profile_differences=configured.profile_differences,
+            load_profile=configured.declared,
         )
+
+    def _nothing_found(self) -> RecordingError:
+        """Why there is nothing to judge: every record was lost, or no file is of a kind that has any."""
+        files = self._files()
+        lost = next((f" ({file.loss()})" for file in files if file.rejected_count), "")
+        unknown = "" if self.known else " (none of its files is of a known format)"
+        problem = f"no requests, no aggregates and no steps in it{lost or unknown}"
+        mend = "mend or copy the file again" if lost else "give the directory of one experiment"
+        return RecordingError(self.source.root, "", problem, mend)
 
     def _one(self, kind: str) -> RecordedFile | None:
         return next(iter(self.known.get(kind, [])), None)
@@ -216,17 +187,20 @@ class _Assembly:
         profile_file, log_file, header_file = (
             self._one(kind) for kind in ("load profile", discovery.SERVER_LOG, "TraceV2 header")
         )
-        load, resolved = experiment_config.read_load_config(resolved_file) if resolved_file else (_NO_LOAD, {})
-        asked, wanted = experiment_config.read_load_config(profile_file) if profile_file else (_NO_LOAD, {})
+        load = experiment_config.read_load_config(resolved_file) if resolved_file else _NO_LOAD
+        asked = experiment_config.read_load_config(profile_file) if profile_file else _NO_LOAD
+        declared = experiment_config.declared_load(
+            asked, profile_file.name if profile_file else "", load, resolved_file.name if resolved_file else ""
+        )
         if resolved_file is None:
             self.missing.append(
-                "resolved load configuration (results/config.yaml): what the profile asks for is not taken for run"
+                "resolved load configuration (results/config.yaml): what the profile asks for need not be what was run"
             )
             load = replace(_NO_LOAD, model=asked.model)
         return _Configured(
             experiment=experiment_config.read_experiment_config(experiment_file) if experiment_file else _NO_CONFIG,
             load=load,
-            profile_differences=experiment_config.profile_differences(wanted, resolved) if resolved else (),
+            declared=declared,
             log=server_log.read_server_log(log_file) if log_file else server_log.ServerLog(),
             header=tracev2.read_header(header_file) if header_file else tracev2.TraceHeader(),
             aggregates=self._aggregates(),
@@ -387,39 +361,24 @@ class _Assembly:
             self.missing.append(remark)
 
     def _engine(self, configured: _Configured, server: _Server) -> dict[str, Setting]:
-        override: dict[str, object] = {}
-        if self.engine_file is not None:
-            override = read_engine_file(RecordedFile(self.engine_file, self.engine_file.name))
-        log = configured.log
-        logged = {key: value for key, value in log.engine.items() if key != "num_gpu_blocks"}
-        if log.version:
-            logged["vllm_version"] = log.version
-        sources = [
-            ("file", self.engine_file.name if self.engine_file else "", override),
-            ("recorded", "exp-config.yaml", configured.experiment.engine),
-            ("recorded", "server log", logged),
-            ("recorded", "trace header", dict(configured.header.engine)),
-            ("profile", "bundled profile", profile_arguments(self.profile)),
-        ]
-        hardware = text(self.profile.get("hardware"))
-        block_size = int(engine_settings(sources, hardware)[0]["block_size"].value)
-        if blocks := log.num_gpu_blocks(block_size):
-            sources.insert(3, ("recorded", "server log", {"num_gpu_blocks": blocks}))
-        asynchronous = detected_async(server.steps, server.journey_events)
-        if asynchronous is not None:
-            detail = "journeys (whether outputs are processed after the next step began)"
-            sources.insert(3, ("recorded", detail, {"async_scheduling": asynchronous}))
-        totals = server.steps["kv_blocks_total"].drop_nulls()
-        if len(totals):
-            # The pool without its reserved block, so vLLM's own count is one more.
-            blocks = int(totals.mode().sort()[0]) + 1
-            sources.insert(4, ("recorded", "step records (kv.blocks_total_gpu + 1)", {"num_gpu_blocks": blocks}))
-        settings, remarks = engine_settings(sources, hardware)
+        said = EngineEvidence(
+            configured.experiment.engine,
+            configured.log,
+            dict(configured.header.engine),
+            self.profile,
+            self._hardware(configured),
+            server.steps,
+            server.journey_events,
+        )
+        settings, remarks = engine_of(said, self.engine_file)
         self.missing += [f"agreement on engine arguments: {remark}" for remark in remarks]
         self.missing += [
             f"engine argument {name}" for name in ("max_model_len", "num_gpu_blocks") if name not in settings
         ]
         return settings
+
+    def _hardware(self, configured: _Configured) -> str | None:
+        return configured.experiment.hardware or text(self.profile.get("hardware"))
 
     def _tensor_parallelism(self, configured: _Configured) -> int | None:
         said = (

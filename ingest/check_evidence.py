@@ -16,7 +16,7 @@ from blis_replay.ingest.store_tokens import stamp_gaps
 
 @dataclass(frozen=True)
 class CheckEvidence:
-    """A check with its findings in one stored experiment, and tables of what it looked at."""
+    """A check with its findings in one stored experiment, and tables of what it looked at; none is empty."""
 
     slug: str
     alias: str
@@ -43,4 +43,5 @@ def check_evidence(store: Store, slug: str, check: InstrumentCheck) -> CheckEvid
     recording = read_stored(store, slug)
     context = Context(read_token_layout(store, slug), None, stage_windows(recording), stamp_gaps(store, slug))
     found = tuple(finding for finding in recording.findings if finding.check == check.name)
-    return CheckEvidence(slug, recording.alias, check, found, check.pictures(recording, context))
+    tables = tuple(table for table in check.pictures(recording, context) if table.rows)
+    return CheckEvidence(slug, recording.alias, check, found, tables)

@@ -198,13 +198,33 @@ class Stage:
 
 @dataclass(frozen=True)
 class SharedPrefix:
-    """The shared-prefix workload as the load generator ran it (not as its profile asked)."""
+    """A shared-prefix workload: groups of prompts that begin with one system prompt.
+
+    In a :class:`Recording` as the load generator ran it, in a :class:`LoadProfile` as it was asked for.
+    """
 
     num_groups: int
     num_prompts_per_group: int
     system_prompt_tokens: int
     question_tokens: int
     output_tokens: int
+
+
+@dataclass(frozen=True)
+class LoadProfile:
+    """The load as it was declared, which is not always what ran.
+
+    ``source``: the file that declares it.  ``arrivals``: the load generator's word (``constant``,
+    ``poisson``), null if it has none.  ``stage_gap_us``: the pause after a stage.  ``multi_turn``: each
+    prompt of ``shared_prefix`` is a user who goes on with one conversation.
+    """
+
+    source: str
+    arrivals: str | None
+    stages: tuple[Stage, ...]
+    stage_gap_us: int
+    shared_prefix: SharedPrefix | None
+    multi_turn: bool
 
 
 @dataclass(frozen=True)
@@ -283,6 +303,13 @@ class SourceFile:
     rejected_count: int = 0
     rejected: tuple[tuple[str, str], ...] = ()
 
+    def loss(self) -> str:
+        """How many of its records were rejected, and the first of them with its reason; empty if none was."""
+        if not self.rejected_count:
+            return ""
+        first = "".join(f", the first at {place}: {reason}" for place, reason in self.rejected[:1])
+        return f"{self.name}: {self.rejected_count} of {self.records + self.rejected_count} records rejected{first}"
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -337,7 +364,7 @@ class Recording:
     findings: tuple[Finding, ...] = ()
     prefix: PromptTree | None = None
     kv_events: Path | None = None  # Parquet, KV_EVENT_SCHEMA; lives as long as read_recording's context
-    profile_differences: tuple[str, ...] = ()  # what the load profile asked for and the run did otherwise
+    load_profile: LoadProfile | None = None
     snapshots: pl.DataFrame = field(default_factory=lambda: empty_frame(SNAPSHOT_SCHEMA))
     lifecycles: pl.DataFrame = field(default_factory=lambda: empty_frame(LIFECYCLE_SCHEMA))
     journey_events: pl.DataFrame = field(default_factory=lambda: empty_frame(JOURNEY_EVENT_SCHEMA))

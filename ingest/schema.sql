@@ -1,4 +1,4 @@
--- Ground-truth store, schema version 2 (store_file.SCHEMA_VERSION); schema_journeys.sql and schema_token_events.sql have the rest.
+-- Ground-truth store, schema version 3 (store_file.SCHEMA_VERSION); schema_journeys.sql and schema_token_events.sql have the rest.
 -- Times are int64 microseconds from the experiment's zero (the send of its first request).
 -- No primary keys: one writer replaces a recording as a whole inside one transaction.
 
@@ -23,7 +23,8 @@ CREATE TABLE IF NOT EXISTS experiments (
     system_prompt_tokens BIGINT,
     question_tokens BIGINT,
     output_tokens BIGINT,
-    dropped_step_events BIGINT NOT NULL     -- events of step spans that the tracing SDK discarded
+    dropped_step_events BIGINT NOT NULL,    -- events of step spans that the tracing SDK discarded
+    load_profile VARCHAR                    -- the load as declared: JSON object, recording.LoadProfile
 );
 
 CREATE TABLE IF NOT EXISTS source_files (

@@ -15,12 +15,15 @@ from blis_replay.ingest.errors import StoreError
 if TYPE_CHECKING:
     import duckdb
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 _WRITING_MEMORY = "300MB"
 
 _SCHEMA = ("schema.sql", "schema_journeys.sql", "schema_token_events.sql")
 # An older version -> what brings its file to the next one.
-_UPGRADES = {1: ("upgrade_1_to_2.sql", *_SCHEMA, "upgrade_1_to_2_stamps.sql")}
+_UPGRADES = {
+    1: ("upgrade_1_to_2.sql", *_SCHEMA, "upgrade_1_to_2_stamps.sql"),
+    2: ("upgrade_2_to_3.sql",),
+}
 
 
 @dataclass(frozen=True)

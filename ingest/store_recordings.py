@@ -6,7 +6,7 @@ import difflib
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import asdict, astuple, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import polars as pl
@@ -23,6 +23,7 @@ from blis_replay.ingest.recording import (
     STEP_SCHEMA,
     Clock,
     Finding,
+    LoadProfile,
     Recording,
     Setting,
     SharedPrefix,
@@ -150,6 +151,7 @@ def read_stored(store: Store, slug: str) -> Recording:
         files=_read_files(store, slug),
         missing=tuple(json.loads(row["missing"])),
         dropped_step_events=row["dropped_step_events"],
+        load_profile=_load_profile(row["load_profile"]),
         findings=read_findings(store, slug),
         prefix=read_prefix(store, slug),
     )
@@ -215,6 +217,15 @@ def _shared_prefix(row: dict[str, Any]) -> SharedPrefix | None:
     return SharedPrefix(*(row[name] for name in _SHARED_PREFIX))
 
 
+def _load_profile(stored: str | None) -> LoadProfile | None:
+    if stored is None:
+        return None
+    declared = json.loads(stored)
+    shared = declared["shared_prefix"]
+    stages = tuple(Stage(**stage) for stage in declared["stages"])
+    return LoadProfile(**declared | {"stages": stages, "shared_prefix": shared and SharedPrefix(**shared)})
+
+
 def _delete(connection: duckdb.DuckDBPyConnection, slug: str) -> None:
     for table in queries.RECORDING_TABLES:
         connection.execute(f"DELETE FROM {table} WHERE slug = ?", [slug])  # noqa: S608 (constants of this package)
@@ -269,6 +280,7 @@ def _insert_experiment(
         json.dumps(list(recording.missing)),
         *(None if shared is None else getattr(shared, name) for name in _SHARED_PREFIX),
         recording.dropped_step_events,
+        None if recording.load_profile is None else json.dumps(asdict(recording.load_profile)),
     )
     _insert_rows(connection, "experiments", [row])
 
@@ -333,6 +345,7 @@ def _derived_hash(recording: Recording, layout: TokenLayout) -> str:
         sorted(recording.engine.items()),
         recording.stages,
         recording.shared_prefix,
+        recording.load_profile,
         recording.ignore_eos,
         recording.prefix_hit_rate,
         recording.missing,

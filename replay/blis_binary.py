@@ -29,7 +29,7 @@ from blis_replay.replay.blis_files import (
 )
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.plan import ReplayPlan
-from blis_replay.replay.simulator import Simulated, model_of
+from blis_replay.replay.simulator import Simulated, entry_of, model_of
 
 DEFAULT_TIMEOUT_S = 600.0
 _HELP_TIMEOUT_S = 30.0
@@ -83,7 +83,7 @@ class BlisBinary:
         if self.own_model:
             return None
         self.release.refuse_if_invalid()
-        entry = self.release.entry_for(model_of(recording), recording.tensor_parallelism, recording.alias)
+        entry = entry_of(self.release, recording)
         _blackbox(self.build, self.release.name, entry)
         return entry
 

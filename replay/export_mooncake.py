@@ -9,10 +9,10 @@ from pathlib import Path
 
 from blis_replay.blis.trace import BlockKeys, RequestTrace
 from blis_replay.ingest.recording import PromptTree, Recording
+from blis_replay.replay.engine_overrides import with_engine
 from blis_replay.replay.export_arrivals import lost_of_arrivals
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import request_trace
-from blis_replay.replay.prefix import with_block_size
 from blis_replay.replay.recorded_prompts import recorded_block_keys
 
 COLUMNS = ("arrival_us", "prompt_tokens", "output_tokens")
@@ -27,7 +27,7 @@ def write(recording: Recording, folder: Path) -> list[str]:
     known there are none.
     Raises ``ReplayError`` as ``request_trace`` does.
     """
-    trace, _basis = request_trace(with_block_size(recording, BLOCK_TOKENS), ReplayMode())
+    trace, _basis = request_trace(with_engine(recording, {"block_size": BLOCK_TOKENS}, "file"), ReplayMode())
     identities = recording.prefix
     keys = trace.block_keys if identities is None else recorded_block_keys(identities, len(trace), BLOCK_TOKENS)
     ids = ([] for _ in range(len(trace))) if keys is None else _ids(keys, trace)

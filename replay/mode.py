@@ -6,14 +6,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Literal
 
+from blis_replay.replay.engine_overrides import ENGINE_ARGUMENTS, EngineOverrides, override_text, parse_overrides
 from blis_replay.replay.errors import UnknownNameError
 
 ALLOWED: dict[str, tuple[str, ...]] = {
-    "arrivals": ("recorded", "flat"),
-    "lengths": ("true", "re-tokenised"),
-    "prefix": ("recorded", "none"),
+    "arrivals": ("recorded", "flat", "profile", "blis-spec"),
+    "lengths": ("true", "re-tokenised", "profile", "blis-spec"),
+    "prefix": ("recorded", "none", "profile", "blis-spec"),
     "scheduling": ("recorded", "synchronous", "asynchronous"),
     "surplus_steps": ("0", "1"),
+}
+
+# Requests generated from the load profile: as its load generator declares them, and as BLIS expands it.
+_SHORTHANDS = {
+    "spec": {"arrivals": "profile", "lengths": "profile", "prefix": "profile"},
+    "blis-spec": {"arrivals": "blis-spec", "lengths": "blis-spec", "prefix": "blis-spec"},
 }
 
 
@@ -24,16 +31,21 @@ class ReplayMode:
     ``arrivals``: ``recorded``, or ``flat``: Poisson at the mean rate over the planned
     length of the run, whatever its stages (seed 42).  ``lengths``: the true decode
     lengths, or the ``re-tokenised`` counts.  ``prefix``: cached prompts as far as the
-    recording tells, or ``none``.  ``scheduling``: as the server ran, or forced.
+    recording tells, or ``none``.  For each of these three ``profile``: as the recording's load
+    profile declares it, which is not what ran (``workload``, ``workload_prompts``); and
+    ``blis-spec``: as BLIS expands that profile (``workload_blis``); lengths are then those of
+    prompts, too.  ``scheduling``: as the server ran, or forced.
     ``surplus_steps``: 1 reports every request one step longer, as BLIS did before March
-    2026 (blis-semantics 1.7); the schedule is unchanged.
+    2026 (blis-semantics 1.7); the schedule is unchanged.  ``engine``: engine arguments in the
+    place of the recorded ones.
     """
 
-    arrivals: Literal["recorded", "flat"] = "recorded"
-    lengths: Literal["true", "re-tokenised"] = "true"
-    prefix: Literal["recorded", "none"] = "recorded"
+    arrivals: Literal["recorded", "flat", "profile", "blis-spec"] = "recorded"
+    lengths: Literal["true", "re-tokenised", "profile", "blis-spec"] = "true"
+    prefix: Literal["recorded", "none", "profile", "blis-spec"] = "recorded"
     scheduling: Literal["recorded", "synchronous", "asynchronous"] = "recorded"
     surplus_steps: Literal[0, 1] = 0
+    engine: EngineOverrides = ()
 
     @property
     def name(self) -> str:
@@ -42,17 +54,18 @@ class ReplayMode:
         changed = [
             f"{f.name}={getattr(self, f.name)}"
             for f in fields(self)
-            if getattr(self, f.name) != getattr(default, f.name)
+            if f.name != "engine" and getattr(self, f.name) != getattr(default, f.name)
         ]
-        return ",".join(changed) or "exact"
+        return ",".join([*changed, *(override_text(*override) for override in self.engine)]) or "exact"
 
 
 def parse_mode(text: str, published: Mapping[str, str | int]) -> ReplayMode:
-    """The mode that ``text`` names: ``exact``, ``as-published``, or ``key=value,...``.
+    """The mode that ``text`` names: ``exact``, ``as-published``, ``spec``, ``blis-spec``, or ``key=value,...``.
 
-    ``published``: the settings of the coefficient release, for ``as-published``.  Later
-    items override earlier ones, so ``as-published,lengths=true`` works.  Raises
-    ``UnknownNameError`` for an unknown name, key or value.
+    ``spec`` and ``blis-spec`` stand for arrivals, lengths and prefix of that kind.  ``published``:
+    the settings of the coefficient release, for ``as-published``.  Later items override earlier
+    ones, so ``as-published,lengths=true`` works.  Raises ``UnknownNameError`` for an unknown name,
+    key or value.
     """
     settings: dict[str, str] = {}
     for item in (part.strip() for part in text.split(",")):
@@ -64,15 +77,23 @@ def parse_mode(text: str, published: Mapping[str, str | int]) -> ReplayMode:
                     "the release does not say how its published numbers were replayed; use --replay exact"
                 )
             settings = {key: str(value) for key, value in published.items()}
+        elif item in _SHORTHANDS:
+            settings |= _SHORTHANDS[item]
         elif "=" in item:
             key, value = item.split("=", 1)
             settings[key] = value
         else:
-            raise UnknownNameError(f"{item!r} is no replay mode; use exact, as-published, or key=value with {_keys()}")
+            raise UnknownNameError(
+                f"{item!r} is no replay mode; use exact, as-published, spec, blis-spec, or key=value with {_keys()}"
+            )
     return _mode(settings)
 
 
-def _mode(settings: Mapping[str, str]) -> ReplayMode:
+def _mode(given: Mapping[str, str]) -> ReplayMode:
+    engine = {key: value for key, value in given.items() if key in ENGINE_ARGUMENTS}
+    settings = {key: value for key, value in given.items() if key not in engine}
+    if "async_scheduling" in engine and settings.get("scheduling", "recorded") != "recorded":
+        raise UnknownNameError("scheduling and async_scheduling are one thing; give one of them")
     for key, value in settings.items():
         if key not in ALLOWED:
             raise UnknownNameError(f"{key!r} cannot be substituted; use {_keys()}")
@@ -81,8 +102,8 @@ def _mode(settings: Mapping[str, str]) -> ReplayMode:
     typed: dict[str, object] = dict(settings)
     if "surplus_steps" in typed:
         typed["surplus_steps"] = int(settings["surplus_steps"])
-    return ReplayMode(**typed)  # type: ignore[arg-type]  # the loop above checked every value
+    return ReplayMode(**typed, engine=parse_overrides(engine))  # type: ignore[arg-type]  # the loop above checked every value
 
 
 def _keys() -> str:
-    return ", ".join(ALLOWED)
+    return f"{', '.join(ALLOWED)}, or an engine argument such as max_num_seqs"

@@ -9,9 +9,13 @@ import polars as pl
 
 from blis_replay.blis.trace import NEVER_US, BlockKeys, EngineConfig, Int64s, RequestTrace
 from blis_replay.ingest.recording import PUBLISHED, Recording
+from blis_replay.replay.engine_overrides import with_engine
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.prefix import estimate_prefix, prefix_identity, prompt_tokens
+from blis_replay.replay.workload import profile_arrivals
+from blis_replay.replay.workload_blis import blis_blocks, blis_spec
+from blis_replay.replay.workload_prompts import profile_blocks, profile_lengths
 
 _FLAT_ARRIVALS_SEED = 42
 
@@ -32,8 +36,15 @@ class ReplayPlan:
 
 def plan_replay(recording: Recording, mode: ReplayMode) -> ReplayPlan:
     """Build the trace and engine arguments of a replay; raises ``ReplayError`` as the two functions below do."""
+    recording = replayed_engine(recording, mode)
+    engine = engine_config(recording, mode)  # first: blocks are counted in its terms
     trace, basis = request_trace(recording, mode)
-    return ReplayPlan(trace, engine_config(recording, mode), basis)
+    return ReplayPlan(trace, engine, basis)
+
+
+def replayed_engine(recording: Recording, mode: ReplayMode) -> Recording:
+    """The recording with the engine arguments that the mode puts in place of its own."""
+    return with_engine(recording, dict(mode.engine), "replay") if mode.engine else recording
 
 
 def request_trace(recording: Recording, mode: ReplayMode) -> tuple[RequestTrace, dict[str, str]]:
@@ -45,7 +56,7 @@ def request_trace(recording: Recording, mode: ReplayMode) -> tuple[RequestTrace,
     requests = recording.requests
     if requests.height == 0:
         raise ReplayError(f"{recording.slug}: the recording has no requests to replay; ingest its per-request records")
-    prompts = prompt_tokens(recording)
+    prompts = _prompt_tokens(recording, mode)
     prefill_tokens, block_keys, prefix_basis = _prefix(recording, mode, prompts)
     lengths, length_basis = _output_tokens(recording, mode)
     arrival_us, arrival_basis = _arrivals(recording, mode)
@@ -92,14 +103,35 @@ def _prefix(recording: Recording, mode: ReplayMode, prompts: Int64s) -> tuple[In
     """Uncached prompt tokens where they are numbers, block identities where those are known, and the basis."""
     if mode.prefix == "none":
         return prompts, None, "whole prompts"
-    identity = prefix_identity(recording)
+    caching = recording.engine.get("enable_prefix_caching")
+    if caching is not None and not caching.value:
+        return prompts, None, "whole prompts: the engine caches no prefixes"
+    if mode.prefix == "profile":
+        return prompts, *profile_blocks(recording, prompts)
+    if mode.prefix == "blis-spec":
+        return prompts, *blis_blocks(recording, prompts)
+    identity = prefix_identity(recording, prompts)
     if identity is not None:
         return prompts, *identity
-    estimate = estimate_prefix(recording)
+    estimate = estimate_prefix(recording, prompts)
     return estimate.prefill_tokens, None, estimate.basis
 
 
+def _prompt_tokens(recording: Recording, mode: ReplayMode) -> Int64s:
+    if mode.lengths == "profile":
+        return profile_lengths(recording).prompt_tokens
+    if mode.lengths == "blis-spec":
+        return blis_spec(recording).prompt_tokens
+    return prompt_tokens(recording)
+
+
 def _output_tokens(recording: Recording, mode: ReplayMode) -> tuple[Int64s, str]:
+    if mode.lengths == "profile":
+        lengths_of_profile = profile_lengths(recording)
+        return lengths_of_profile.output_tokens, lengths_of_profile.basis
+    if mode.lengths == "blis-spec":
+        expanded = blis_spec(recording)
+        return expanded.output_tokens, expanded.length_basis
     column = "output_tokens" if mode.lengths == "true" else "output_tokens_reported"
     lengths, remark = recording.requests[column], ""
     if mode.lengths == "true":
@@ -134,6 +166,11 @@ def _arrivals(recording: Recording, mode: ReplayMode) -> tuple[Int64s, str]:
     if mode.arrivals == "recorded":
         kind = "reconstructed from published rates" if recording.ground_truth == PUBLISHED else "as recorded"
         return recorded, kind
+    if mode.arrivals == "profile":
+        return profile_arrivals(recording)
+    if mode.arrivals == "blis-spec":
+        expanded = blis_spec(recording)
+        return expanded.arrival_us, expanded.arrival_basis
     planned_us = sum(stage.duration_us for stage in recording.stages) or int(recorded[-1])
     rng = np.random.default_rng(_FLAT_ARRIVALS_SEED)
     gaps = rng.exponential(planned_us / len(recorded), len(recorded))

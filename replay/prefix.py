@@ -7,14 +7,14 @@ a replay as the number of uncached prompt tokens (``estimate_prefix``).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import comb
 
 import numpy as np
 import polars as pl
 
 from blis_replay.blis.trace import BlockKeys, Int64s
-from blis_replay.ingest.recording import Recording, Setting, SharedPrefix
+from blis_replay.ingest.recording import Recording, SharedPrefix
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.recorded_prompts import cached_tokens, engine_block_keys
 
@@ -58,14 +58,16 @@ def prompt_tokens(recording: Recording) -> Int64s:
     return filled
 
 
-def estimate_prefix(recording: Recording) -> PrefixEstimate:
+def estimate_prefix(recording: Recording, prompts: Int64s | None = None) -> PrefixEstimate:
     """How many prompt tokens of each request no prefix cache held.
 
     The first of these that the recording supports: the server's own count per request;
     recorded prompt identities in a cache that never forgets; the cycle of a shared-prefix
     workload (see ``_shared_prefix``); an aggregate hit rate, the same share for all; the whole prompt.
+    ``prompts``: int64[n], prompt tokens in place of the recorded ones.
     """
-    prompts = prompt_tokens(recording)
+    recorded = prompt_tokens(recording)
+    prompts = recorded if prompts is None else prompts
     cached = recording.requests["cached_prompt_tokens"]
     block = int(recording.engine["block_size"].value)
     if cached.null_count() == 0 and len(cached):
@@ -73,7 +75,7 @@ def estimate_prefix(recording: Recording) -> PrefixEstimate:
     if recording.prefix is not None:
         found = cached_tokens(engine_block_keys(recording.prefix, prompts, block), prompts)
         return PrefixEstimate(prompts - found, f"found in an endless cache by {recording.prefix.source}")
-    if recording.shared_prefix and _cycles(prompts.astype(float), _period(recording.shared_prefix)):
+    if recording.shared_prefix and _cycles(recorded.astype(float), _period(recording.shared_prefix)):
         return _shared_prefix(prompts, recording.shared_prefix, block)
     if recording.prefix_hit_rate:
         rate = recording.prefix_hit_rate
@@ -82,30 +84,26 @@ def estimate_prefix(recording: Recording) -> PrefixEstimate:
     return PrefixEstimate(prompts, "no prefix information: whole prompts")
 
 
-def with_block_size(recording: Recording, block_tokens: int) -> Recording:
-    """The recording as of an engine with blocks of this size."""
-    return replace(recording, engine=recording.engine | {"block_size": Setting(block_tokens, "file")})
-
-
-def prefix_identity(recording: Recording) -> tuple[BlockKeys, str] | None:
+def prefix_identity(recording: Recording, prompts: Int64s | None = None) -> tuple[BlockKeys, str] | None:
     """Block identities of the prompts, and how they are known.
 
     They are the recorded ones if there are some, else those of a shared-prefix workload:
     request i carries prompt i modulo the number of prompts; prompts of a group begin with
     the same system prompt.  Membership is drawn (seeded): it matters to the first round of
     prompts only.  None where the workload is no such cycle, or the server counted hits itself.
+    ``prompts`` as in ``estimate_prefix``.
     """
-    workload, prompts = recording.shared_prefix, prompt_tokens(recording)
+    workload, recorded = recording.shared_prefix, prompt_tokens(recording)
+    prompts = recorded if prompts is None else prompts
     cached = recording.requests["cached_prompt_tokens"]
     if cached.null_count() == 0 and len(cached):
         return None
     block, period = int(recording.engine["block_size"].value), _period(workload)
     if recording.prefix is not None:
         return engine_block_keys(recording.prefix, prompts, block), recording.prefix.source
-    if workload is None or not _cycles(prompts.astype(float), period):
+    if workload is None or not _cycles(recorded.astype(float), period):
         return None
-    groups = np.repeat(np.arange(workload.num_groups), workload.num_prompts_per_group)
-    group = np.random.default_rng(_MEMBERSHIP_SEED).permutation(groups)
+    group = group_of_prompts(workload)
     shared = workload.system_prompt_tokens // block
     longest = max(int(prompts.max()) // block, shared)
     rows = np.empty((period, longest), np.int32)
@@ -115,6 +113,13 @@ def prefix_identity(recording: Recording) -> tuple[BlockKeys, str] | None:
     prompt = np.arange(len(prompts)) % period
     keys = BlockKeys(prompt * longest, prompts // block, rows.reshape(-1), block)
     return keys, f"{period} prompts in turn, {workload.num_groups} groups; which prompt is in which group is drawn"
+
+
+def group_of_prompts(workload: SharedPrefix) -> Int64s:
+    """int64[prompts]: the group of each distinct prompt, in the order in which they take turns; drawn (seeded)."""
+    groups = np.repeat(np.arange(workload.num_groups), workload.num_prompts_per_group)
+    drawn: Int64s = np.random.default_rng(_MEMBERSHIP_SEED).permutation(groups)
+    return drawn
 
 
 def _shared_prefix(prompts: Int64s, workload: SharedPrefix, block: int) -> PrefixEstimate:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
+from blis_replay.blis.architecture import Architecture, architecture_of_config
 from blis_replay.blis.errors import ReleaseError
+from blis_replay.blis.gpu import gpu_named
+from blis_replay.blis.physical import PhysicalModel
 from blis_replay.blis.release import CoefficientRelease, ModelEntry, bundled_releases, parse_release
 from blis_replay.blis.release_text import format_release
 from blis_replay.blis.stepml import import_stepml
 from blis_replay.replay.errors import UnknownNameError
 
-# A release is a page of text; a larger file is something else.
+# A release, or a policy, is a page of text; a larger file is something else.
 _LARGEST_BYTES = 1_000_000
 
 
@@ -28,7 +32,7 @@ def load_release(name_or_path: str) -> CoefficientRelease:
     path = Path(name_or_path)
     if not path.exists():
         raise UnknownNameError(f"no release or file is called {name_or_path}; releases that ship: {', '.join(bundled)}")
-    return parse_release(_page_of_text(path), str(path))
+    return parse_release(page_of_text(path, "coefficients"), str(path))
 
 
 def release_of_stepml(path: Path, name: str, model: str, tensor_parallelism: int, hardware: str) -> CoefficientRelease:
@@ -37,17 +41,13 @@ def release_of_stepml(path: Path, name: str, model: str, tensor_parallelism: int
     An artifact names neither model nor hardware, so the caller does.  Raises ``ReleaseError``
     if the file is no artifact, or has features that a batch does not keep.
     """
-    text = _page_of_text(path)
-    try:
-        artifact = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ReleaseError(f"{path}: no valid JSON ({error}); name a StepML artifact") from None
+    artifact = _json(path, "name a StepML artifact")
     latency, lifecycle = import_stepml(artifact, str(path))
     release = CoefficientRelease(
         name=name,
         status="valid",
         summary=f"StepML artifact {path.name}, imported.",
-        source=f"{path.name}, sha256 {hashlib.sha256(text.encode()).hexdigest()}",
+        source=f"{path.name}, sha256 {hashlib.sha256(path.read_bytes()).hexdigest()}",
         hardware=hardware,
         sha256="",
         models=(ModelEntry(model, tensor_parallelism, latency, lifecycle),),
@@ -59,12 +59,65 @@ def release_of_stepml(path: Path, name: str, model: str, tensor_parallelism: int
     return parse_release(format_release(release), str(path))
 
 
-def _page_of_text(path: Path) -> str:
+def architecture_of_file(path: Path) -> Architecture:
+    """The architecture that a model's ``config.json`` describes.
+
+    Raises ``ReleaseError`` if the file cannot be read or lacks a field.
+    """
+    return architecture_of_config(_json(path, "name the config.json of a model"), str(path))
+
+
+def release_for_model(
+    shared: CoefficientRelease,
+    name: str,
+    model: str,
+    tensor_parallelism: int,
+    hardware: str,
+    architecture: Architecture,
+) -> CoefficientRelease:
+    """The shared coefficients of a physical release on another model, without a recording of it.
+
+    Raises ``ReleaseError`` if the release is not physical, its models do not share their
+    coefficients, or the hardware has no datasheet here.
+    """
+    latencies = [entry.latency for entry in shared.models]
+    physical = [latency for latency in latencies if isinstance(latency, PhysicalModel)]
+    if len(physical) < len(latencies) or len({latency.coefficients for latency in physical}) != 1:
+        raise ReleaseError(
+            f"release {shared.name} has no coefficients that its models share; use h100-physical or one of "
+            "`blis-replay generalize --out`"
+        )
+    latency = PhysicalModel(architecture, gpu_named(hardware), tensor_parallelism, physical[0].coefficients)
+    entry = replace(
+        shared.models[0], model=model, tensor_parallelism=tensor_parallelism, latency=latency, applies_to=()
+    )
+    text = format_release(
+        replace(
+            shared,
+            name=name,
+            summary=f"Coefficients of {shared.name}, fitted to other models, on the architecture of {model}.",
+            hardware=hardware,
+            models=(entry,),
+        )
+    )
+    return parse_release(text, name)
+
+
+def _json(path: Path, mend: str) -> object:
+    try:
+        document: object = json.loads(page_of_text(path, "coefficients"))
+    except (ValueError, RecursionError) as error:
+        raise ReleaseError(f"{path}: no valid JSON ({error}); {mend}") from None
+    return document
+
+
+def page_of_text(path: Path, what: str, error: type[Exception] = ReleaseError) -> str:
+    """The text of a file that holds ``what``; raises ``error`` if it cannot be read, is no text, or too large."""
     try:
         if path.stat().st_size > _LARGEST_BYTES:
-            raise ReleaseError(f"{path}: too large for coefficients; name another file")
+            raise error(f"{path}: too large for {what}; name another file")
         return path.read_text("utf-8")
-    except OSError as error:
-        raise ReleaseError(f"{path}: cannot be read ({error.strerror}); name a readable file") from None
+    except OSError as problem:
+        raise error(f"{path}: cannot be read ({problem.strerror}); name a readable file") from None
     except UnicodeDecodeError:
-        raise ReleaseError(f"{path}: not UTF-8 text; name a file of coefficients") from None
+        raise error(f"{path}: not UTF-8 text; name a file of {what}") from None

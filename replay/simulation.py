@@ -20,10 +20,10 @@ from blis_replay.blis.trace import EngineConfig
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.server.engine_settings import read_engine_file
 from blis_replay.ingest.recording import Recording
+from blis_replay.replay.engine_overrides import with_engine
 from blis_replay.replay.errors import ReplayError, UnknownNameError
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import request_trace
-from blis_replay.replay.prefix import with_block_size
 from blis_replay.replay.request_table import RequestTable
 
 _REQUIRED = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "async_scheduling")
@@ -78,7 +78,7 @@ def read_engine(path: Path) -> EngineFile:
     given = read_engine_file(RecordedFile(path, path.name))
     missing = [name for name in _REQUIRED if given.get(name) is None]
     if missing:
-        raise ReplayError(f"{path}: {', '.join(missing)} missing; add a line such as `max_num_seqs: 128`")
+        raise ReplayError(f"{path}: {', '.join(missing)} missing; add a line for each, such as `max_num_seqs: 128`")
     arguments: dict[str, Any] = {k: v for k, v in given.items() if k not in _NOT_OF_THE_ENGINE and v is not None}
     tensor_parallelism = given.get("tensor_parallel_size")
     try:
@@ -112,7 +112,7 @@ def recorded_table(recording: Recording, engine: EngineConfig) -> RequestTable:
 
     Raises ``ReplayError`` if it has none, or does not say how long they were.
     """
-    trace, _basis = request_trace(with_block_size(recording, engine.block_size), ReplayMode())
+    trace, _basis = request_trace(with_engine(recording, {"block_size": engine.block_size}, "file"), ReplayMode())
     rows = np.arange(len(trace))
     names = recording.requests["request_id"]
     ids = None if names.null_count() else names.to_list()

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blis_replay.blis.engine import simulate
+from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.result import SimResult
 from blis_replay.blis.trace import Int64s
@@ -71,18 +72,37 @@ def model_of(recording: Recording) -> str:
     return recording.model
 
 
+def entry_of(release: CoefficientRelease, recording: Recording, extrapolate: bool = False) -> ModelEntry:
+    """The coefficients of a release for a recording; raises ``ReleaseError`` if it has none.
+
+    ``extrapolate``: where none were fitted to its tensor parallelism and data type, those of its model on others.
+    """
+    model, dtype = model_of(recording), recording.engine.get("dtype")
+    try:
+        served = None if dtype is None else str(dtype.value)
+        return release.entry_for(model, recording.tensor_parallelism, recording.alias, served)
+    except ReleaseError:
+        if not extrapolate:
+            raise
+        return release.entry_for(model, None, recording.alias)
+
+
 @dataclass(frozen=True)
 class EmbeddedEngine:
-    """The engine of this package with a coefficient release."""
+    """The engine of this package with a coefficient release.
+
+    ``extrapolate``: take the coefficients of the model whatever its tensor parallelism and data type.
+    """
 
     release: CoefficientRelease
+    extrapolate: bool = False
     name: str = "embedded"
     reports_steps: bool = True
 
     def entry_for(self, recording: Recording) -> ModelEntry:
         """The release's entry; ``ReleaseError`` if it is invalid or has none."""
         self.release.refuse_if_invalid()
-        return self.release.entry_for(model_of(recording), recording.tensor_parallelism, recording.alias)
+        return entry_of(self.release, recording, self.extrapolate)
 
     def serve(self, recording: Recording, plan: ReplayPlan) -> Simulated:
         """The plan through the engine; raises ``TraceError`` if it cannot be run."""

@@ -10,10 +10,12 @@ from blis_replay.blis.result import SimResult
 from blis_replay.ingest.recording import empty_frame
 from blis_replay.ingest.store import RUN_STEP_SCHEMA, RunRecord, Store, is_stored, write_run
 from blis_replay.replay.driver import ReplayRun
+from blis_replay.replay.plan import replayed_engine
 
 
 def provenance_of(run: ReplayRun) -> dict[str, object]:
     """Everything a result depends on: versions, hashes, substitutions, engine arguments."""
+    engine = replayed_engine(run.recording, run.mode).engine
     return {
         "blis_replay": version("blis-replay"),
         "simulator": run.simulator,
@@ -23,7 +25,7 @@ def provenance_of(run: ReplayRun) -> dict[str, object]:
         "replay": run.mode.name,
         "basis": run.plan.basis,
         "scheduling": "asynchronous" if run.simulated.asynchronous else "synchronous",
-        "engine": {name: {"value": s.value, "source": s.source} for name, s in sorted(run.recording.engine.items())},
+        "engine": {name: {"value": s.value, "source": s.source} for name, s in sorted(engine.items())},
         "delays": dict((run.entry.sources if run.entry else None) or {}),
     }
 

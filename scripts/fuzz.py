@@ -1,7 +1,6 @@
 """Coverage-guided fuzzing of the readers: ``python scripts/fuzz.py TARGET [--seconds N] [--corpus DIR]``.
 
-Nothing but ``RecordingError`` may leave a reader (``MalformedError`` the collector), in one line; what
-was read and what was rejected must add up; an input may take a second or so, and a bounded
+The rules are those of ``fuzz_targets``; besides, an input may take a second or so, and a bounded
 memory.  An input that breaks a rule is left in the working directory (``crash-*``, ``timeout-*``, ``oom-*``); give its
 path in place of ``--seconds`` to see it again.
 """
@@ -9,242 +8,36 @@ path in place of ``--seconds`` to see it again.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import random
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 
 try:
     import atheris
 except ModuleNotFoundError:
     sys.exit("this needs atheris, which is not among the project's requirements: python -m pip install atheris")
 
-sys.path.append(str(Path(__file__).parent.parent / "tests/ingest/readers"))
+import blis_replay.ingest.scan
+
 os.environ.setdefault("POLARS_MAX_THREADS", "1")  # inputs are too small to be shared among threads
 
 # What is compiled is imported before, because it cannot be instrumented.
-import blis_replay.ingest.scan.lifecycle_records
-import blis_replay.ingest.scan.otlp_lines
-import blis_replay.ingest.scan.window  # noqa: F401
+for module in iter_modules(blis_replay.ingest.scan.__path__, "blis_replay.ingest.scan."):
+    import_module(module.name)
 
 with atheris.instrument_imports(include=["blis_replay"], enable_loader_override=False):
-    import fuzz_seeds as seeds
-    import polars as pl
-    import test_inference_perf_scan
-    import test_otlp_scan
-    from fuzz_mutations import (
-        Mutator,
-        mutated_bytes,
-        mutated_file,
-        mutated_json,
-        mutated_message,
-        mutated_protobuf,
-        mutated_rows,
-        mutated_table,
-    )
-
-    from blis_replay.ingest.collector.batches import Batch, MalformedError, batch_of
-    from blis_replay.ingest.collector.json_body import protobuf_of
-    from blis_replay.ingest.errors import RecordingError
-    from blis_replay.ingest.printable import printable
-    from blis_replay.ingest.readers import discovery
-    from blis_replay.ingest.readers.files import KEPT_REJECTIONS, RecordedFile
-    from blis_replay.ingest.readers.formats import REQUEST_FORMATS, RequestFormat
-    from blis_replay.ingest.readers.otlp.decode import read_record, trace_batches
-    from blis_replay.ingest.readers.otlp.journeys import on_zero
-    from blis_replay.ingest.readers.otlp.rows import Rows
-    from blis_replay.ingest.readers.otlp.traces import read_traces
-    from blis_replay.ingest.readers.requests_frame import READ_SCHEMA, RequestsRead, in_send_order, prefix_in_send_order
-    from blis_replay.ingest.readers.server import kv_events, server_log
+    from fuzz_targets import TARGETS, Target
 
 SECONDS_AN_INPUT = 10
 RSS_LIMIT_MB = 2500
 MAX_INPUT_BYTES = 1 << 14
-_LONGEST_LINE = 2_000
-
-
-@dataclass(frozen=True)
-class Target:
-    """What is done with the bytes of an input, and how inputs are made: changed by ``mutators`` from ``seeds``."""
-
-    run: Callable[[bytes, Path], None]
-    seeds: Callable[[], list[bytes]]
-    mutators: tuple[Mutator, ...]
-
-
-@contextmanager
-def _complaint() -> Iterator[None]:
-    """What a user may be told: one line of printable text."""
-    try:
-        yield
-    except (RecordingError, MalformedError) as error:
-        _check_line(str(error))
-
-
-def _check(holds: bool, problem: str) -> None:
-    if not holds:
-        raise AssertionError(problem)
-
-
-def _check_line(text: str) -> None:
-    _check(text, "an empty line")
-    _check(text == printable(text), f"not printable: {text!r}")
-    _check(len(text) < _LONGEST_LINE, f"a line of {len(text)} characters")
-
-
-def _check_tally(file: RecordedFile) -> None:
-    tally = file.tally
-    _check(tally.records >= 0, "a negative number of records")
-    _check(len(tally.rejected) == min(tally.rejected_count, KEPT_REJECTIONS), "rejections that are not in words")
-    for place, reason in tally.rejected:
-        _check_line(f"{place}: {reason}")
-        _check(place, "a rejection without a place")
-        _check(reason, "a rejection without a reason")
-    _check(file.source("kind").bytes == file.path.stat().st_size, "not all of the file is in its hash")
-
-
-@contextmanager
-def _file(content: bytes, folder: Path) -> Iterator[RecordedFile]:
-    path = folder / "input"
-    path.write_bytes(content)
-    file = RecordedFile(path, path.name)
-    with _complaint():
-        yield file
-        _check_tally(file)
-
-
-def _otlp_framing(content: bytes, folder: Path) -> None:
-    with _file(content, folder) as file:
-        _check(sum(1 for _ in trace_batches(file)) > 0, "not even an empty batch")
-
-
-def _otlp_traces(content: bytes, folder: Path) -> None:
-    with _file(content, folder) as file:
-        found = read_traces([file])
-        _check(len(found.remarks) < 20, "remarks without bound")
-        for remark in found.remarks:
-            _check_line(remark)
-        if found.journeys is not None:
-            lifecycles, _events = on_zero(found.journeys, 0)
-            _check(lifecycles["journey"].to_list() == list(range(len(lifecycles))), "journeys that are not numbered")
-        if found.requests is not None:
-            _check_requests(found.requests, folder)
-
-
-def _otlp_record(content: bytes, folder: Path) -> None:
-    """One message: each of its spans is a row or rejected, and no row has an event of another's."""
-    file, rows = RecordedFile(folder / "input", "input"), Rows()
-    steps = sum(1 for _ in read_record(content, "line 1", 1, rows, file))
-    batch = rows.batch("line")
-    _check(len(batch.spans) <= steps, "more rows than spans")
-    _check(len(batch.spans) + file.tally.rejected_count >= steps, "a span was lost")
-    _check(batch.events["span_row"].is_between(0, len(batch.spans) - 1).all(), "an event of no span")
-
-
-def _requests(form: RequestFormat, content: bytes, folder: Path) -> None:
-    form.recognises(content)
-    with _file(content, folder) as file:
-        read = form.read(file, folder / "stamps")
-        _check(file.tally.records in (len(read.frame), len(read.aggregates), 1), "records that are no rows")
-        _check_requests(read, folder)
-
-
-def _check_requests(read: RequestsRead, folder: Path) -> None:
-    _check(read.frame.schema == pl.Schema(READ_SCHEMA), "another schema")
-    _check(read.frame["sent_us"].null_count() == 0, "a request that was never sent")
-    ordered, order, _zero_us = in_send_order(read.frame)
-    _check(ordered["arrival_us"].is_between(0, (1 << 63) - 1).all(), "an arrival before the first")
-    for name in ("ttft_us", "e2e_us"):
-        _check((read.frame[name].drop_nulls() >= 0).all(), f"a negative {name}")
-    if read.prefix is not None:
-        _check(len(prefix_in_send_order(read.prefix, order).blocks) == len(read.prefix.keys), "lost blocks")
-    if read.events is not None:
-        stamps = (folder / "stamps").stat().st_size // 8
-        _check(len(read.events.counts) == len(read.frame), "stamps of no request")
-        _check((read.events.offsets + read.events.counts <= stamps).all(), "stamps behind the end")
-    for text in (*read.remarks, *read.lacks, read.version or "-", read.model or "-"):
-        _check_line(text)
-    for text in [*read.frame["request_id"].drop_nulls(), *read.frame["error"].drop_nulls()]:
-        _check_line(text)
-
-
-def _kv_events(content: bytes, folder: Path) -> None:
-    kv_events.recognises(content)
-    with _file(content, folder) as file:
-        read = kv_events.read_kv_events([file], None, folder / "events.parquet")
-        _check(read.events == file.tally.records, "events that are not counted")
-
-
-def _server_log(content: bytes, folder: Path) -> None:
-    server_log.recognises(content)
-    with _file(content, folder) as file:
-        log = server_log.read_server_log(file)
-        log.num_gpu_blocks(16)
-        rate = log.prefix_hit_rate
-        _check(rate is None or 0 <= rate <= 1, "a share beyond 1")
-
-
-def _discovery(content: bytes, folder: Path) -> None:
-    (folder / "input").write_bytes(content)
-    with _complaint():
-        known, others = discovery.find(discovery.Source("slug", folder, (folder / "input",)), None)
-        _check(sum(map(len, known.values())) + len(others) == 1, "a file was lost")
-
-
-def _collector_json(content: bytes, _folder: Path) -> None:
-    with _complaint():
-        _check_batch(batch_of(protobuf_of(content)))
-
-
-def _collector_protobuf(content: bytes, _folder: Path) -> None:
-    with _complaint():
-        _check_batch(batch_of(content))
-
-
-def _check_batch(batch: Batch) -> None:
-    again = batch_of(batch.message)
-    _check((again.spans, again.rejected_spans) == (batch.spans, 0), "what is stored is not what was counted")
-    for text in (batch.reason or "-", *batch.services):
-        _check_line(text)
-
-
-def _scan_otlp(content: bytes, folder: Path) -> None:
-    # A first line that tells the framing: only lines are scanned.
-    test_otlp_scan.assert_same(folder / "traces.json", b'{"resourceSpans":[]}\n' + content)
-
-
-def _scan_lifecycle(content: bytes, folder: Path) -> None:
-    with _complaint():
-        test_inference_perf_scan.assert_same(folder / "records.json", content)
-
-
-TARGETS: dict[str, Target] = {
-    "otlp-json": Target(_otlp_record, seeds.otlp_messages, (mutated_json,)),
-    "otlp-protobuf": Target(_otlp_record, seeds.otlp_protobuf, (mutated_protobuf,)),
-    "otlp-framing": Target(_otlp_framing, seeds.otlp_framing, (mutated_file,)),
-    "otlp-traces": Target(_otlp_traces, seeds.otlp_json, (mutated_json,)),
-    "scan-otlp": Target(_scan_otlp, seeds.otlp_json, (mutated_json, mutated_bytes)),
-    "scan-lifecycle": Target(_scan_lifecycle, seeds.lifecycle_records, (mutated_json, mutated_bytes)),
-    "collector-json": Target(_collector_json, seeds.otlp_messages, (mutated_json,)),
-    "collector-protobuf": Target(_collector_protobuf, seeds.otlp_protobuf, (mutated_protobuf,)),
-    "kv-events": Target(_kv_events, seeds.kv_events, (mutated_json, mutated_bytes)),
-    "server-log": Target(_server_log, seeds.server_log, (mutated_rows, mutated_bytes)),
-    "discovery": Target(_discovery, seeds.of_every_kind, (mutated_file, mutated_message, mutated_rows)),
-}
-_MUTATORS: dict[str, tuple[Mutator, ...]] = {
-    "parquet": (mutated_table,),
-    **dict.fromkeys(("tracev2", "azure-llm", "burstgpt", "legacy-blis-csv", "guidellm-csv"), (mutated_rows,)),
-}
-TARGETS |= {
-    form.name: Target(partial(_requests, form), seeds.BY_FORMAT[form.name], _MUTATORS.get(form.name, (mutated_json,)))
-    for form in REQUEST_FORMATS
-}
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -263,7 +56,10 @@ def main(arguments: Sequence[str]) -> None:
             for path in given.inputs:
                 target.run(path.read_bytes(), folder / "work")
             return
-        _fuzz(target, given.seconds, given.corpus or folder / "corpus", folder)
+        # The fuzzer ends its process where it stands: a child, so that the folder is taken away.
+        if not (child := os.fork()):
+            _fuzz(target, given.seconds, given.corpus or folder / "corpus", folder)
+        sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 def _fuzz(target: Target, seconds: int, corpus: Path, folder: Path) -> None:
@@ -274,6 +70,14 @@ def _fuzz(target: Target, seconds: int, corpus: Path, folder: Path) -> None:
         (folder / "seeds" / f"{number:03d}").write_bytes(content)
     warnings.simplefilter("error")
 
+    def run(data: bytes) -> None:
+        try:
+            target.run(data, folder / "work")
+        except BaseException:
+            # The alarm that watches for hangs can end the process before the fuzzer has kept the input.
+            Path(f"crash-{hashlib.sha1(data, usedforsecurity=False).hexdigest()}").write_bytes(data)
+            raise
+
     def mutate(data: bytes, max_size: int, seed: int) -> bytes:
         rng = random.Random(seed)  # noqa: S311 - the fuzzer's own seed
         if rng.random() < 0.1:
@@ -282,11 +86,7 @@ def _fuzz(target: Target, seconds: int, corpus: Path, folder: Path) -> None:
 
     limits = [f"-max_total_time={seconds}", f"-timeout={SECONDS_AN_INPUT}", f"-rss_limit_mb={RSS_LIMIT_MB}"]
     options = [*limits, f"-max_len={MAX_INPUT_BYTES}", "-print_final_stats=1", "-len_control=0"]
-    atheris.Setup(
-        [sys.argv[0], *options, str(corpus), str(folder / "seeds")],
-        lambda data: target.run(data, folder / "work"),
-        custom_mutator=mutate,
-    )
+    atheris.Setup([sys.argv[0], *options, str(corpus), str(folder / "seeds")], run, custom_mutator=mutate)
     atheris.Fuzz()
 
 

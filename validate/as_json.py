@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from blis_replay.replay.store import provenance_of
 from blis_replay.validate.compare import THRESHOLDS, Cell, Comparison, mean_abs_errors
+from blis_replay.validate.saturation_text import saturation_json
 
 
 def comparison_json(comparison: Comparison) -> dict[str, object]:
@@ -26,6 +27,7 @@ def comparison_json(comparison: Comparison) -> dict[str, object]:
         "failed_thresholds": list(comparison.failed_thresholds),
         "unusable": comparison.unusable,
         "findings": [vars(finding) for finding in comparison.findings],
+        "saturation": comparison.saturation and saturation_json(comparison.saturation),
         "known_differences": list(comparison.run.simulated.differences),
         "provenance": provenance_of(comparison.run),
     }

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from blis_replay.ingest.check_evidence import CheckEvidence
 from blis_replay.ingest.checks.pictures import Cell, Table
 from blis_replay.ingest.recording import Finding
-from blis_replay.validate.terminal import table, wrap
+from blis_replay.validate.terminal import LINE_COLUMNS, table, wrap
 
-_WIDTH = 80
 _LONGEST_BAR = 40
 
 
@@ -41,7 +40,7 @@ def evidence_json(evidence: CheckEvidence) -> dict[str, object]:
 def evidence_text(evidence: CheckEvidence) -> str:
     """The same in 80 columns, with bars."""
     parts = [
-        f"{evidence.check.name}: {evidence.alias}  ({evidence.slug})",
+        wrap(f"{evidence.check.name}: {evidence.alias}  ({evidence.slug})"),
         wrap(f"measures: {evidence.check.measures}"),
         wrap(f"thresholds: {evidence.check.rule}"),
         *(_finding(finding) for finding in evidence.findings),
@@ -71,7 +70,7 @@ def _table(shown: Table) -> str:
 
 def _room(header: list[str], rows: list[list[str]]) -> int:
     used = sum(max(len(row[i]) for row in [header, *rows]) + 2 for i in range(len(header)))
-    return max(1, min(_LONGEST_BAR, _WIDTH - used))
+    return max(1, min(_LONGEST_BAR, LINE_COLUMNS - used))
 
 
 def _bars(values: list[Cell], longest: int) -> list[str]:

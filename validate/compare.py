@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +17,9 @@ from blis_replay.validate.metrics import (
     STATISTICS,
     LatencySamples,
     correlation,
+    latency_statistics,
     paired_mape,
-    pooled_quantiles,
     relative_error,
-    statistics,
 )
 from blis_replay.validate.observed import (
     Cells,
@@ -32,6 +32,9 @@ from blis_replay.validate.observed import (
     samples_of,
 )
 from blis_replay.validate.unusable import unusable_cells
+
+if TYPE_CHECKING:
+    from blis_replay.validate.saturation import Saturation
 
 _REQUESTS_ONLY = "the simulator reports requests only, no times of single tokens"
 
@@ -74,7 +77,8 @@ class Comparison:
     and none of the others fails).  ``unusable``: those metrics, each with check and reason.
     ``uses``: what of this experiment the coefficients were fitted on: ``own steps``, ``own
     latencies``, ``held out``, or ``not stated`` by the release.
-    ``excluded``: requests left out of the comparison, by reason.
+    ``excluded``: requests left out of the comparison, by reason.  ``saturation``: of a whole
+    run that queues, or its recording does.
     """
 
     slug: str
@@ -91,6 +95,7 @@ class Comparison:
     findings: tuple[Finding, ...]
     selection: Selection
     run: ReplayRun
+    saturation: Saturation | None = None
 
 
 def compare(
@@ -127,7 +132,7 @@ def compare(
             )
         observed = cells_from_aggregates(recording, selection.stage)
     simulated = simulated_samples(run, compared)
-    metrics = _table(observed, _simulated_statistics(run, simulated, compared), run.simulated.engine is None)
+    metrics = _table(observed, simulated_statistics(run, simulated, compared), run.simulated.engine is None)
     forbidden = unusable_cells(findings, token_times=per_request and has_gaps(token_gaps))
     metrics = _refused(metrics, forbidden)
     unusable = {m: _said(forbidden[m, "mean"]) for m in THRESHOLDS if (m, "mean") in forbidden}
@@ -164,19 +169,12 @@ def mean_abs_errors(comparisons: Sequence[Comparison]) -> dict[str, float | None
     return {metric: float(np.mean(values)) if values else None for metric, values in errors.items()}
 
 
-def _simulated_statistics(
+def simulated_statistics(
     run: ReplayRun, samples: LatencySamples, chosen: NDArray[np.bool_]
 ) -> dict[str, dict[str, float]]:
+    """Each metric's mean and quantiles in us for the chosen requests, whose ``samples`` these are; absent if none."""
     engine = run.simulated.engine
-    itl = {} if engine is None else pooled_quantiles(*engine.inter_token_gaps(chosen))
-    if samples.itl_mean_us is not None:
-        itl["mean"] = samples.itl_mean_us
-    return {
-        "e2e": statistics(samples.e2e_us),
-        "ttft": statistics(samples.ttft_us),
-        "tpot": statistics(samples.tpot_us),
-        "itl": itl,
-    }
+    return latency_statistics(samples, None if engine is None else engine.inter_token_gaps(chosen))
 
 
 def _table(observed: Cells, simulated: dict[str, dict[str, float]], without_tokens: bool) -> dict[str, dict[str, Cell]]:

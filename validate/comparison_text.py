@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from blis_replay.validate.compare import THRESHOLDS, Cell, Comparison, mean_abs_errors
 from blis_replay.validate.metrics import METRICS
+from blis_replay.validate.saturation_text import saturation_text
 from blis_replay.validate.terminal import milliseconds, percent, percent_plain, table, wrap
 
 _NAMES = {"e2e": "E2E", "ttft": "TTFT", "itl": "ITL", "tpot": "TPOT"}
@@ -15,7 +16,9 @@ _SEVERITY_ORDER = ("unusable", "corrected")
 def comparison_text(comparison: Comparison) -> str:
     """The page of one experiment: head, metric table, pairs, verdict, findings that changed a number."""
     parts = [_head(comparison), _metric_table(comparison), _pairs(comparison), _notes(comparison)]
-    parts += [verdict_sentence(comparison), _findings(comparison)]
+    parts += [verdict_sentence(comparison)]
+    parts += [saturation_text(comparison.saturation)] if comparison.saturation else []
+    parts += [_findings(comparison)]
     return "\n\n".join(part for part in parts if part)
 
 

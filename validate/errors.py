@@ -1,4 +1,4 @@
-"""What can be wrong with a comparison or a calibration, as an error a user can act on."""
+"""What can be wrong with a comparison, a calibration or a gate, as an error a user can act on."""
 
 from __future__ import annotations
 
@@ -9,3 +9,7 @@ class ValidateError(Exception):
 
 class NothingToJudgeError(ValidateError):
     """No request is left to compare."""
+
+
+class PolicyError(ValidateError):
+    """A gate policy that is none: the file, the field, what is wrong, what to do."""

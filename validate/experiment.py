@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -15,7 +15,7 @@ from blis_replay.fixtures.bundled import bundled_recording
 from blis_replay.fixtures.catalogue import bundled_aliases
 from blis_replay.ingest.errors import UnknownExperimentError
 from blis_replay.ingest.ingest import ingest_recording
-from blis_replay.ingest.recording import ARRIVALS, RECORDED, Recording
+from blis_replay.ingest.recording import ARRIVALS, RECORDED, Finding, Recording
 from blis_replay.ingest.store import (
     ExperimentRow,
     Store,
@@ -33,7 +33,8 @@ from blis_replay.replay.simulator import Simulator
 from blis_replay.replay.store import store_run
 from blis_replay.validate.compare import Comparison, compare
 from blis_replay.validate.errors import NothingToJudgeError, ValidateError
-from blis_replay.validate.observed import Selection
+from blis_replay.validate.observed import Gaps, Selection
+from blis_replay.validate.saturation import saturation
 
 DEFAULT_RELEASE = "h100-vllm-0.15.1"
 
@@ -95,6 +96,25 @@ def all_experiments(store: Store) -> list[str]:
     return [row.slug for row in list_experiments(store)]
 
 
+def select_experiments(store: Store, selectors: Sequence[str]) -> list[str]:
+    """Slugs that a list of slugs, aliases and patterns (``34b-*``) means, without repetition.
+
+    A pattern is matched against aliases and slugs of stored and bundled experiments.  Raises
+    ``UnknownExperimentError`` for a name that is none and for a pattern that matches nothing.
+    """
+    known: list[ExperimentRow | BundledExperiment] = [*list_experiments(store), *_bundled_not_stored(store)]
+    slugs: list[str] = []
+    for selector in selectors:
+        if not set(selector) & set("*?["):
+            slugs.append(find_experiment(store, selector))
+            continue
+        matched = [e.slug for e in known if fnmatchcase(e.alias, selector) or fnmatchcase(e.slug, selector)]
+        if not matched:
+            raise UnknownExperimentError(f"no experiment matches {selector}; list them with `blis-replay experiments`")
+        slugs += [find_experiment(store, slug) for slug in sorted(matched)]
+    return list(dict.fromkeys(slugs))
+
+
 def _bundled_not_stored(store: Store) -> list[BundledExperiment]:
     stored = {row.slug for row in list_experiments(store)}
     return [BundledExperiment(slug, alias) for alias, slug in bundled_aliases().items() if slug not in stored]
@@ -103,6 +123,32 @@ def _bundled_not_stored(store: Store) -> list[BundledExperiment]:
 def experiment_row(store: Store, slug: str) -> ExperimentRow:
     """The short form of a stored experiment."""
     return next(row for row in list_experiments(store) if row.slug == slug)
+
+
+@dataclass(frozen=True)
+class StoredExperiment:
+    """A recording with what else a comparison of its whole run takes, so that any process can make one."""
+
+    recording: Recording
+    findings: tuple[Finding, ...]
+    overloaded: bool
+    token_gaps: Gaps | None
+
+
+def read_experiment(store: Store, slug: str) -> StoredExperiment:
+    """A stored experiment; raises ``UnknownExperimentError`` if there is none of that slug."""
+    gaps = inter_token_gaps(store, slug)
+    return StoredExperiment(
+        recording=read_stored(store, slug),
+        findings=read_findings(store, slug),
+        overloaded=experiment_row(store, slug).overloaded,
+        token_gaps=gaps if len(gaps[0]) else None,
+    )
+
+
+def compare_whole(experiment: StoredExperiment, run: ReplayRun) -> Comparison:
+    """Compare a replay with the whole of its recording; raises as ``compare`` does."""
+    return compare(run, experiment.findings, overloaded=experiment.overloaded, token_gaps=experiment.token_gaps)
 
 
 def validate_experiment(
@@ -155,13 +201,14 @@ def judge(store: Store, run: ReplayRun, selection: Selection) -> Comparison:
     """Compare a replay with what the store holds of its recording."""
     slug = run.recording.slug
     gaps = inter_token_gaps(store, slug, selection.of(run.recording.requests))
-    return compare(
+    comparison = compare(
         run,
         read_findings(store, slug),
         overloaded=experiment_row(store, slug).overloaded,
         selection=selection,
         token_gaps=gaps if len(gaps[0]) else None,
     )
+    return replace(comparison, saturation=saturation(run)) if selection.stage is None else comparison
 
 
 def by_stage(store: Store, comparison: Comparison) -> list[Comparison]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 
-from blis_replay.ingest.recording import Finding, Recording
+from blis_replay.ingest.printable import printable
+from blis_replay.ingest.recording import Finding, Recording, SharedPrefix
 from blis_replay.ingest.store import KvEventCount
-from blis_replay.validate.terminal import table, wrap
+from blis_replay.validate.terminal import LINE_COLUMNS, table, wrap
 
 
 def inspection_json(
@@ -27,6 +29,8 @@ def inspection_json(
         "steps": recording.steps.height,
         "engine": {name: vars(setting) for name, setting in sorted(recording.engine.items())},
         "stages": [vars(stage) for stage in recording.stages],
+        "shared_prefix": recording.shared_prefix and vars(recording.shared_prefix),
+        "load_profile": recording.load_profile and asdict(recording.load_profile),
         "clocks": [vars(clock) for clock in recording.clocks],
         "files": [vars(file) for file in recording.files],
         "missing": list(recording.missing),
@@ -51,8 +55,10 @@ def inspection_text(recording: Recording, findings: Sequence[Finding], cache: Se
         f"  step records: {recording.steps.height:,}",
     ]
     if recording.prefix is not None:
-        lines.append(f"  prefix identity: {recording.prefix.prompts.height:,} prompts ({recording.prefix.source})")
+        prompts = f"{recording.prefix.prompts.height:,} prompts"
+        lines.append(wrap(f"  prefix identity: {prompts} ({recording.prefix.source})", "    "))
     lines += [f"  stage {s.stage}: {s.rate_per_s:g} requests/s for {s.duration_us / 1e6:g} s" for s in recording.stages]
+    lines += [wrap(line, "    ") for line in _load(recording)]
     engine = [
         [name, str(setting.value), setting.source, setting.detail] for name, setting in sorted(recording.engine.items())
     ]
@@ -67,6 +73,26 @@ def inspection_text(recording: Recording, findings: Sequence[Finding], cache: Se
         parts.append("not in the recording:\n" + "\n".join(wrap(f"- {line}") for line in recording.missing))
     parts.append("instrument checks:\n" + "\n".join(wrap(_finding(finding)) for finding in findings))
     return "\n\n".join(parts)
+
+
+def _load(recording: Recording) -> list[str]:
+    """The prompts that ran, and the load as it was declared."""
+    lines, declared = [], recording.load_profile
+    if recording.shared_prefix is not None:
+        lines.append(f"  shared prefixes: {_prompts(recording.shared_prefix)}")
+    if declared is not None:
+        said = [f"{declared.arrivals} arrivals"] if declared.arrivals else []
+        said += [_prompts(declared.shared_prefix)] if declared.shared_prefix else []
+        said += ["conversations of several turns"] if declared.multi_turn else []
+        lines.append(f"  declared in {declared.source}: {'; '.join(said) or 'load stages'}")
+    return lines
+
+
+def _prompts(workload: SharedPrefix) -> str:
+    return (
+        f"{workload.num_groups} groups of {workload.num_prompts_per_group} prompts, "
+        f"{workload.system_prompt_tokens} + {workload.question_tokens} tokens"
+    )
 
 
 def _cache(counts: Sequence[KvEventCount]) -> list[list[str]]:
@@ -85,6 +111,13 @@ def _finding(finding: Finding) -> str:
 
 
 def _columns(header: list[str], rows: list[list[str]], left: int) -> str:
-    """A table whose long cells are cut, so that it keeps to 80 columns; --json has them whole."""
-    short = [[cell if len(cell) <= 34 else cell[:31] + "..." for cell in row] for row in rows]
-    return table(header, short, left=left)
+    """A table whose longest cells are cut, so that it keeps to 80 columns; --json has them whole."""
+    cells = [[printable(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
+    while sum(widths) + 2 * (len(widths) - 1) > LINE_COLUMNS:
+        widths[widths.index(max(widths))] -= 1
+    return table(header, [[_cut(cell, width) for cell, width in zip(row, widths, strict=True)] for row in cells], left)
+
+
+def _cut(cell: str, width: int) -> str:
+    return cell if len(cell) <= width else cell[: width - 3] + "..."

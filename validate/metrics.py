@@ -57,6 +57,21 @@ def statistics(values: Values) -> dict[str, float]:
     return {"mean": float(finite.mean()), **dict(zip(_QUANTILES, map(float, quantiles), strict=True))}
 
 
+def latency_statistics(
+    samples: LatencySamples, gaps: tuple[Values, NDArray[np.int64]] | None
+) -> dict[str, dict[str, float]]:
+    """Statistics of all metrics, us; ``gaps``: pooled gaps between tokens as ``(gap_us, count)``, None if not known."""
+    itl = {} if gaps is None else pooled_quantiles(*gaps)
+    if samples.itl_mean_us is not None:
+        itl["mean"] = samples.itl_mean_us
+    return {
+        "e2e": statistics(samples.e2e_us),
+        "ttft": statistics(samples.ttft_us),
+        "tpot": statistics(samples.tpot_us),
+        "itl": itl,
+    }
+
+
 def pooled_quantiles(values: Values, counts: NDArray[np.int64]) -> dict[str, float]:
     """p50, p90, p99 of a sample in which ``values[i]`` occurs ``counts[i]`` times.
 

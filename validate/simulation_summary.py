@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from blis_replay.replay.simulation import Simulation
-from blis_replay.validate.metrics import METRICS, STATISTICS, LatencySamples, pooled_quantiles, statistics
+from blis_replay.validate.metrics import METRICS, STATISTICS, LatencySamples, latency_statistics
 from blis_replay.validate.terminal import percent_plain, table, wrap
 
 
@@ -66,24 +66,10 @@ def summary_text(values: dict[str, Any]) -> str:
     return "\n\n".join([wrap(head), table(["ms", *STATISTICS], rows), "\n".join(map(wrap, lines))])
 
 
-def _latencies_us(simulation: Simulation) -> dict[str, dict[str, float]]:
-    """Statistics of each metric (us), by the definitions that a comparison uses."""
-    result = simulation.result
-    done = result.completed
-    samples = LatencySamples(result.ttft_us[done], result.e2e_us[done], result.output_tokens[done])
-    itl = pooled_quantiles(*result.inter_token_gaps(done))
-    if samples.itl_mean_us is not None:
-        itl["mean"] = samples.itl_mean_us
-    return {
-        "e2e": statistics(samples.e2e_us),
-        "ttft": statistics(samples.ttft_us),
-        "tpot": statistics(samples.tpot_us),
-        "itl": itl,
-    }
-
-
 def _latencies_ms(simulation: Simulation) -> dict[str, dict[str, float | None]]:
-    latencies = _latencies_us(simulation)
+    result, done = simulation.result, simulation.result.completed
+    samples = LatencySamples(result.ttft_us[done], result.e2e_us[done], result.output_tokens[done])
+    latencies = latency_statistics(samples, result.inter_token_gaps(done))
     return {
         metric: {
             name: round(us / 1000, 6) if (us := latencies[metric].get(name)) is not None else None

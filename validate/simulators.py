@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from blis_replay.blis.release import CoefficientRelease
-from blis_replay.replay.blis_binary import BlisBinary, find_build, own_release
+from blis_replay.replay.blis_binary import DEFAULT_TIMEOUT_S, BlisBinary, find_build, own_release
 from blis_replay.replay.blis_differences import restarted_outputs_elsewhere
+from blis_replay.replay.errors import UnknownNameError
+from blis_replay.replay.release_file import load_release
 from blis_replay.replay.simulator import EmbeddedEngine, Simulator
 from blis_replay.validate.compare import Comparison
 from blis_replay.validate.comparison_text import comparison_text, observed_text, verdict_sentence
@@ -29,6 +31,18 @@ def chosen_simulators(
     build = find_build(binary)
     blis = BlisBinary(build, own_release(build) if own_model else release, own_model, timeout_s)
     return (blis,) if choice == "blis" else (EmbeddedEngine(release), blis)
+
+
+def simulator_named(name: str, coefficients: str | None, default: str, binary: str | None) -> Simulator:
+    """``embedded`` or ``blis`` with a release (``default`` if None; then BLIS runs its own model).
+
+    Raises ``UnknownNameError`` for ``blis`` without a binary, and as ``chosen_simulators`` does.
+    """
+    if name == "blis" and binary is None:
+        raise UnknownNameError("the simulator blis needs --blis-binary PATH")
+    release = load_release(coefficients or default)
+    (simulator,) = chosen_simulators(name, release, binary or "", DEFAULT_TIMEOUT_S, coefficients is None)
+    return simulator
 
 
 def informed(blis: Comparison, embedded: Comparison) -> Comparison:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from blis_replay.ingest.printable import printable
 
+LINE_COLUMNS = 80
+
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
     """Columns padded to their content, the first ``left`` of them left-aligned; cells made printable."""
@@ -38,4 +40,6 @@ def milliseconds(value_us: float | None) -> str:
 
 def wrap(text: str, indent: str = "  ") -> str:
     """Text made printable and broken at 80 columns, later lines indented."""
-    return textwrap.fill(printable(text), 80, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
+    return textwrap.fill(
+        printable(text), LINE_COLUMNS, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from blis_replay.blis.kernel.compiled import compiled
 from blis_replay.blis.kernel.pool import enter_cache
 from blis_replay.blis.kernel.state import (
+    BATCH_ATTENDED_TOKENS,
     BATCH_CONTEXT_TOKENS,
     BATCH_DECODE_TOKENS,
     BATCH_PREFILL_REQUESTS,
@@ -76,6 +77,8 @@ def count(state: State, request: int, computed: int, tokens: int, sign: int) -> 
     else:
         batch[BATCH_PREFILL_TOKENS] += sign * tokens
         batch[BATCH_PREFILL_REQUESTS] += sign
+        # Token number n of a request attends to n tokens.
+        batch[BATCH_ATTENDED_TOKENS] += sign * (tokens * computed + tokens * (tokens + 1) // 2)
 
 
 @compiled

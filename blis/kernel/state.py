@@ -84,8 +84,9 @@ AT_SIZE = 29
     BATCH_FREE_BEFORE,
     BATCH_SERVED,  # decoding requests that got their token
     BATCH_FIRST_TOKENS,  # prefills that end with this batch, each with a token
-) = range(8)
-BATCH_SIZE = 8
+    BATCH_ATTENDED_TOKENS,  # KV tokens that its prefill tokens attend to, each one's own included, summed
+) = range(9)
+BATCH_SIZE = 9
 
 # -- State.steps: one row a step; empty turns have none.  Counts of requests have two bytes, so a row
 #    fills one line of the processor's cache --------------------------------------------------------

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from blis_replay.blis.kernel.compiled import compiled, entry
 from blis_replay.blis.kernel.state import (
+    BATCH_ATTENDED_TOKENS,
     BATCH_CONTEXT_TOKENS,
     BATCH_DECODE_TOKENS,
     BATCH_PREFILL_REQUESTS,
@@ -20,8 +21,9 @@ from blis_replay.blis.kernel.state import (
 )
 
 Floats = NDArray[np.float64]
+KernelModel = tuple[int, Int64s, Floats]
 
-LINEAR, REGIMES, OBSERVED = range(3)
+LINEAR, REGIMES, OBSERVED, PHYSICAL = range(4)
 
 # -- LINEAR: whole = intercept, per prefill, decode and context token, floor, cap (0: none),
 #    all ns, and the ns added before the division (500 rounds half up, 0 truncates).
@@ -38,6 +40,12 @@ REGIME_SIZE = 5 + FEATURES
 
 # -- OBSERVED: whole = times (us, ascending), then the cycle (us) from each of them on.
 
+# -- PHYSICAL: whole, all ps = a step, per prefill token, decode token, context token of a decode, token attended to
+#    by prefill, and request; the ps added before the division (half a us rounds half up); then the time to read the
+#    experts that 0, 1, 2, ... batch tokens touch, the last one for all longer batches.
+PHYSICAL_HEAD = 7
+PS_PER_US = 1_000_000
+
 
 @entry
 def step_duration_us(kind: int, whole: Int64s, real: Floats, batch: Int64s, start_us: int) -> int:
@@ -52,6 +60,8 @@ def batch_duration_us(kind: int, whole: Int64s, real: Floats, batch: Int64s, sta
         return linear_us(whole, batch)
     if kind == REGIMES:
         return regimes_us(real, batch)
+    if kind == PHYSICAL:
+        return physical_us(whole, batch)
     return observed_us(whole, start_us)
 
 
@@ -68,6 +78,22 @@ def linear_us(whole: Int64s, batch: Int64s) -> int:
     if whole[5] > 0:
         total_ns = min(total_ns, whole[5])
     return max((total_ns + whole[6]) // 1000, 1)
+
+
+@compiled
+def physical_us(whole: Int64s, batch: Int64s) -> int:
+    """Costs that are linear in the batch, and the experts that its tokens touch; rounded once."""
+    tokens = batch[BATCH_PREFILL_TOKENS] + batch[BATCH_DECODE_TOKENS]
+    total_ps = (
+        whole[0]
+        + whole[1] * batch[BATCH_PREFILL_TOKENS]
+        + whole[2] * batch[BATCH_DECODE_TOKENS]
+        + whole[3] * batch[BATCH_CONTEXT_TOKENS]
+        + whole[4] * batch[BATCH_ATTENDED_TOKENS]
+        + whole[5] * (batch[BATCH_PREFILL_REQUESTS] + batch[BATCH_DECODE_TOKENS])
+        + whole[PHYSICAL_HEAD + min(tokens, len(whole) - PHYSICAL_HEAD - 1)]
+    )
+    return max((total_ps + whole[6]) // PS_PER_US, 1)
 
 
 @compiled

@@ -42,12 +42,11 @@ def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
     completed = completed_requests(recording)
     lacking = tuple((name, completed[name].null_count()) for name in _NEEDED) if completed.height else ()
     rejected = tuple((file.name, file.records, file.rejected_count) for file in recording.files)
-    tables = (
+    return (
         Table("how requests ended", ("status", "requests"), tuple(ended), bars="requests"),
         Table("completed requests without a field", ("field", "requests"), lacking),
         Table("records by file", ("file", "read", "rejected"), rejected),
     )
-    return tuple(table for table in tables if table.rows)
 
 
 def _complete(recording: Recording) -> Finding:
@@ -63,15 +62,12 @@ def _rejected(recording: Recording) -> list[Finding]:
     for file in recording.files:
         if not file.rejected_count:
             continue
-        place, reason = file.rejected[0] if file.rejected else ("", "")
-        first = f", the first at {place}: {reason}" if file.rejected else ""
-        message = f"{file.name}: {file.rejected_count} of {file.records + file.rejected_count} records rejected{first}"
         measured: Measured = {
             "file": file.name,
             "rejected": file.rejected_count,
             "records": file.records,
         }
-        findings.append(Finding(CHECK, "note", "", message, measured, "any rejected record"))
+        findings.append(Finding(CHECK, "note", "", file.loss(), measured, "any rejected record"))
     return findings
 
 

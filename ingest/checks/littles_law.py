@@ -60,7 +60,7 @@ def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
             rows.append((seconds(window), *(round(value, 2) for value in shown), round(float(of["ratio"] or 0), 3)))
     columns = ("seconds", "running", "waiting", "in flight", "ratio")
     note = "the steady windows of the load stages, then twelfths of the run"
-    return (Table("Little's law by window", columns, tuple(rows), bars="ratio", note=note),) if rows else ()
+    return (Table("Little's law by window", columns, tuple(rows), bars="ratio", note=note),)
 
 
 def _of_window(recording: Recording, window: Window) -> Finding | None:

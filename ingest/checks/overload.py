@@ -46,7 +46,7 @@ def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
             median_us = float(of_stage[low:high]["ttft_us"].median())  # type: ignore[arg-type]
             rows.append(("the run" if stage is None else f"stage {stage}", fifth + 1, round(median_us / 1e3, 1)))
     columns = ("part", "fifth", "median TTFT ms")
-    return (Table("TTFT through the load stages", columns, tuple(rows), bars="median TTFT ms"),) if rows else ()
+    return (Table("TTFT through the load stages", columns, tuple(rows), bars="median TTFT ms"),)
 
 
 def overloaded(recording: Recording) -> tuple[bool, str]:

@@ -55,7 +55,7 @@ def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
         tokens = int(steps_in(recording, window)["prefill_tokens"].sum() or 0) * per_step
         rows.append((seconds(window), sent, round(tokens / sent, 1) if sent else None))
     columns = ("seconds", "requests", "tokens a request")
-    return (Table("prompt tokens computed", columns, tuple(rows), bars="tokens a request"),) if rows else ()
+    return (Table("prompt tokens computed", columns, tuple(rows), bars="tokens a request"),)
 
 
 def uncached_prompt_tokens(recording: Recording) -> float | None:

@@ -74,7 +74,7 @@ def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
             (seconds(window), sent.height, *(None if v is None else round(v / 1e3, 1) for v in (ttft_us, e2e_us)))
         )
     columns = ("seconds", "requests", "TTFT ms", "E2E ms")
-    return (Table("latency along the run", columns, tuple(rows), bars="E2E ms"),) if rows else ()
+    return (Table("latency along the run", columns, tuple(rows), bars="E2E ms"),)
 
 
 def _of_stage(requests: pl.DataFrame, window: Window) -> pl.DataFrame:

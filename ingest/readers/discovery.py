@@ -10,7 +10,7 @@ import glob
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from blis_replay.ingest.errors import RecordingError
@@ -69,16 +69,17 @@ class Source:
 def sources_of(named: Sequence[str | Path], *, slug: str = "", form: str = "") -> list[Source]:
     """The recordings that directories, files and patterns (``runs/*.json``) on a command line stand for.
 
-    A directory is one recording.  Files of one folder are one, called like the folder (like the
-    one above it for ``results`` and ``reports``).  ``slug`` is a name of the caller's for the only one.
+    A directory is one recording.  Files of one folder are one, called like the folder, and those in
+    its ``results`` or ``reports`` with them.  ``slug`` is a name of the caller's for the only one.
+    Raises :class:`RecordingError` where two would have one name: the second would take the place of the first.
     """
     sources: list[Source] = []
     files: dict[Path, list[Path]] = {}
     for path in _expanded(named):
         if path.is_file():
-            folder = Path(os.path.realpath(path)).parent
+            folder = _recording_folder(Path(os.path.realpath(path)).parent)
             if folder not in files:
-                sources.append(Source(_folder_name(folder), folder, (), form))
+                sources.append(Source(folder.name, folder, (), form))
             files.setdefault(folder, []).append(path)
         else:
             # A loop of links is kept as it is, and is then no directory.
@@ -88,12 +89,20 @@ def sources_of(named: Sequence[str | Path], *, slug: str = "", form: str = "") -
         raise RecordingError(
             f"--format {form}", "", "a format is given to files, and here is a directory", "name the files in it"
         )
-    whole = [s if s.paths is None else Source(s.slug, s.root, tuple(files[s.root]), form) for s in sources]
-    if not slug:
-        return whole
-    if len(whole) != 1:
+    whole = [s if s.paths is None else replace(s, paths=tuple(files[s.root])) for s in dict.fromkeys(sources)]
+    if slug and len(whole) != 1:
         raise RecordingError(f"--name {slug}", "", f"one name for {len(whole)} recordings", "ingest them one by one")
-    return [Source(slug, whole[0].root, whole[0].paths, form)]
+    return [replace(whole[0], slug=slug)] if slug else _of_different_names(whole)
+
+
+def _of_different_names(sources: list[Source]) -> list[Source]:
+    first: dict[str, Source] = {}
+    for source in sources:
+        other = first.setdefault(source.slug, source)
+        if other is not source:
+            problem = f"it has the name of {printable(str(other.root))}, and would take its place"
+            raise RecordingError(source.root, "", problem, "ingest them one by one, each with a --name")
+    return sources
 
 
 def refuse_unnamable(source: Source) -> None:
@@ -163,8 +172,8 @@ def _expanded(named: Iterable[str | Path]) -> Iterable[Path]:
         yield from map(Path, found or [str(name)])
 
 
-def _folder_name(folder: Path) -> str:
-    return folder.parent.name if folder.name in ("results", "reports") else folder.name
+def _recording_folder(folder: Path) -> Path:
+    return folder.parent if folder.name in ("results", "reports") else folder
 
 
 def _twin(found: list[RecordedFile], kind: str, name: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from blis_replay.ingest.readers.documents import quoted, section, text, yaml_mapping
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.numbers import finite, microseconds, tokens
-from blis_replay.ingest.recording import SharedPrefix, Stage
+from blis_replay.ingest.recording import LoadProfile, SharedPrefix, Stage
 
 # v0.4.0 of inference-perf renamed the first two.
 _SHARED_PREFIX_KEYS: dict[str, tuple[str, ...]] = {
@@ -24,28 +24,35 @@ _SHARED_PREFIX_KEYS: dict[str, tuple[str, ...]] = {
     "question_tokens": ("question_len",),
     "output_tokens": ("output_len",),
 }
-ENGINE_KEYS = ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "block_size")
+ENGINE_KEYS = ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "block_size", "dtype")
 
 
 @dataclass(frozen=True)
 class ExperimentConfig:
-    """``exp-config.yaml``: the model and engine arguments of the run (absent ones are ``None``)."""
+    """``exp-config.yaml``: model, GPU and engine arguments of the run (absent ones are ``None``)."""
 
     model: str | None
     app: str | None
     tensor_parallelism: int | None
     engine: Mapping[str, object]  # as recorded, by vLLM's names
+    hardware: str | None = None
 
 
 @dataclass(frozen=True)
 class LoadConfig:
-    """The load as configured: stages, shared-prefix workload, whether EOS was ignored."""
+    """The load as configured: stages, shared-prefix workload, whether EOS was ignored.
+
+    ``arrivals``, ``stage_gap_us`` and ``multi_turn`` as in ``recording.LoadProfile``.
+    """
 
     model: str | None
     stages: tuple[Stage, ...]
     shared_prefix: SharedPrefix | None
     configured_output_tokens: int | None
     ignore_eos: bool | None
+    arrivals: str | None = None
+    stage_gap_us: int | None = None
+    multi_turn: bool = False
 
 
 def read_experiment_config(file: RecordedFile) -> ExperimentConfig:
@@ -66,40 +73,47 @@ def read_experiment_config(file: RecordedFile) -> ExperimentConfig:
         app=text(document.get("app")),
         tensor_parallelism=tensor_parallelism,
         engine={key: document[key] for key in ENGINE_KEYS if document.get(key) is not None},
+        hardware=text(document.get("hardware")),
     )
 
 
-def read_load_config(file: RecordedFile) -> tuple[LoadConfig, dict[str, Any]]:
-    """A resolved inference-perf configuration or a profile, and the document itself.
+def read_load_config(file: RecordedFile) -> LoadConfig:
+    """A resolved inference-perf configuration or a profile.
 
     A profile of another load generator (GuideLLM) is accepted and simply has no stages.
     Raises :class:`RecordingError` if the file is no YAML mapping.  A stage without a usable
     rate and duration is rejected and counted.
     """
     document = yaml_mapping(file)
-    asked = section(document, "data", "shared_prefix")
+    asked, load = section(document, "data", "shared_prefix"), section(document, "load")
     ignore_eos = section(document, "server").get("ignore_eos")
-    config = LoadConfig(
+    return LoadConfig(
         model=text(section(document, "server").get("model_name")),
-        stages=_stages(file, section(document, "load").get("stages")),
+        stages=_stages(file, load.get("stages")),
         shared_prefix=_shared_prefix(asked),
         configured_output_tokens=tokens(asked.get("output_len")),
         ignore_eos=ignore_eos if isinstance(ignore_eos, bool) else None,
+        arrivals=text(load.get("type")),
+        stage_gap_us=microseconds(load.get("interval")),
+        multi_turn=asked.get("enable_multi_turn_chat") is True,
     )
-    return config, document
 
 
-def profile_differences(profile: Mapping[str, Any], resolved: Mapping[str, Any]) -> tuple[str, ...]:
-    """What the profile asked for and the run did otherwise, in words, by key."""
-    asked, ran = section(profile, "data", "shared_prefix"), section(resolved, "data", "shared_prefix")
-    differences = []
-    for keys in _SHARED_PREFIX_KEYS.values():
-        wanted, got = _first(asked, keys), _first(ran, keys)
-        if wanted is not None and wanted != got:
-            differences.append(f"{keys[0]}: the profile asks for {wanted}, the run had {got}")
-    if asked.get("enable_multi_turn_chat") and not ran.get("enable_multi_turn_chat"):
-        differences.append("enable_multi_turn_chat: the profile asks for it, the run did without")
-    return tuple(differences)
+def declared_load(
+    profile: LoadConfig, profile_name: str, resolved: LoadConfig, resolved_name: str
+) -> LoadProfile | None:
+    """The load as the profile declares it, else the resolved configuration; None if neither declares one.
+
+    The pause between stages is that of the resolved configuration where the profile leaves it to the default.
+    """
+    for config, source in ((profile, profile_name), (resolved, resolved_name)):
+        if config.stages or config.shared_prefix:
+            gaps_us = [gap_us for gap_us in (config.stage_gap_us, resolved.stage_gap_us) if gap_us is not None]
+            stage_gap_us = next(iter(gaps_us), 0)
+            return LoadProfile(
+                source, config.arrivals, config.stages, stage_gap_us, config.shared_prefix, config.multi_turn
+            )
+    return None
 
 
 def _first(mapping: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:

@@ -163,6 +163,19 @@ def test_an_unknown_model_is_refused_with_what_there_is() -> None:
         release.entry_for("some/Model", 4, "x")
 
 
+def test_a_release_may_name_its_data_type_and_is_then_refused_on_another() -> None:
+    """A recording that does not know its own fits any, as with tensor parallelism."""
+    release = parse_release(SOUND.replace("    latency:", "    dtype: bfloat16\n    latency:"), "x")
+    assert release.models[0].dtype == "bfloat16"
+    assert parse_release(format_release(release), "x").models == release.models
+    assert release.entry_for("some/Model", 2, "x", "bfloat16") == release.entry_for("some/Model", 2, "x", None)
+    with pytest.raises(ReleaseError, match=r"tensor parallelism 2 and data type fp8 \(it has some/Model tp 2 bfloat16"):
+        release.entry_for("some/Model", 2, "x", "fp8")
+    assert parse_release(SOUND, "x").entry_for("some/Model", 2, "x", "fp8").dtype is None
+    with pytest.raises(ReleaseError, match=r"models\[0\]\.dtype: is missing or no text"):
+        parse_release(SOUND.replace("    latency:", "    dtype: 16\n    latency:"), "x")
+
+
 def test_what_a_release_was_fitted_on_is_remembered() -> None:
     kinds = {"a": "steps", "b": "latencies"}
     rows = ", ".join(f"{{experiment: {slug}, content_hash: h, data: {data}}}" for slug, data in kinds.items())

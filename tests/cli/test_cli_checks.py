@@ -47,6 +47,20 @@ def test_the_evidence_of_each_check_on_aggregates_alone_and_on_a_recording(run: 
     assert document["tables"] or check == "reconstruction"
 
 
+def test_a_recording_with_long_names_is_shown_in_80_columns(run: Run, demo: Path) -> None:
+    """What does not fit is cut at its end, and whole in --json."""
+    long_name = "what-somebody-left-here-" + "x" * 90 + ".txt"
+    (demo / long_name).write_text("no format\n")
+    run("ingest", demo)
+    shown = run("inspect", "--experiment", "1b-general").out
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "what-somebody" in shown
+    files = run("inspect", "--experiment", "1b-general", "--json").json["files"]
+    assert long_name in [file["name"] for file in files]
+    engine = run("inspect", "--experiment", "34b-general").out
+    assert max(map(len, engine.splitlines())) <= 80
+
+
 def test_the_gap_histogram_has_its_two_modes(run: Run, demo: Path) -> None:
     """300 streams of 24 tokens: 23 gaps of a step of 8 ms and more, and 26 of some tens of us: each token's blank
     line, the closing [DONE] right behind the last token, and its blank line."""

@@ -60,6 +60,21 @@ def test_inspect_names_sources_and_findings(run: Run, demo: Path) -> None:
     assert "two stream events per token" in " ".join(text.split())
 
 
+def test_inspect_tells_what_was_declared_beside_what_ran(run: Run) -> None:
+    """The profile of the run asks for 9 groups of 5 users with conversations; a build that ignored it ran 10 x 10."""
+    document = run("inspect", "--experiment", "34b-general", "--json").json
+    assert document["shared_prefix"]["num_groups"] == 10
+    declared = document["load_profile"]
+    assert (declared["arrivals"], declared["multi_turn"], declared["shared_prefix"]["num_groups"]) == (
+        "constant",
+        True,
+        9,
+    )
+    text = run("inspect", "--experiment", "34b-general").out
+    assert "  shared prefixes: 10 groups of 10 prompts, 100 + 447 tokens\n" in text
+    assert "  declared in profile.yaml: constant arrivals; 9 groups of 5 prompts, 100 + 447\n    tokens; conv" in text
+
+
 def test_inspect_works_on_a_bundled_experiment(run: Run) -> None:
     answer = run("inspect", "--experiment", "mixtral-roleplay")
     assert answer.code == 0

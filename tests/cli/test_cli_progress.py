@@ -61,3 +61,10 @@ def test_a_terminal_is_told_and_a_pipe_is_not(recording: Path, tmp_path: Path) -
     assert on_terminal([*arguments, "--json"]) == ""
     piped = subprocess.run(arguments, capture_output=True, text=True, check=True)
     assert piped.stderr == ""
+
+
+def test_a_sweep_counts_its_replays_on_a_terminal_and_wipes_the_line(tmp_path: Path) -> None:
+    whatif = [*COMMAND[:-1], "whatif", "--experiment", "34b-codegen", "--sweep", "max_num_seqs=64,128"]
+    said = on_terminal([*whatif, "--store", str(tmp_path / "s.duckdb")])
+    assert "replaying: 1 of 2" in said
+    assert said.endswith("\r\x1b[K")

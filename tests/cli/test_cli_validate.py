@@ -93,6 +93,7 @@ def test_ones_own_recording_end_to_end(run: Run, demo: Path) -> None:
         (["--all", "--experiment", "34b-general"], 2, "name experiments with --experiment, or use --all"),
         (["--experiment", "34b-general", "--window", "1:0"], 2, "use 0 <= from < to <= 1"),
         (["--experiment", "34b-general", "--replay", "fast"], 2, "'fast' is no replay mode"),
+        (["--experiment", "34b-roleplay", "--replay", "spec"], 3, "34b-roleplay: no load profile is recorded"),
         (["--experiment", "34b-general", "--coefficients", "none.yaml"], 2, "no release or file is called none.yaml"),
         (
             ["--experiment", "34b-general", "--coefficients", "stepml-per-model-linear"],
@@ -125,10 +126,17 @@ def test_every_field_of_the_json_is_documented_and_every_documented_field_exists
     run("calibrate", "--train", "1b-general", "--out", "mine.yaml")
     bundled = run("validate", "--experiment", "34b-general", "--by-stage", "--json").json
     recorded = run("validate", "--experiment", "1b-general", "--coefficients", "mine.yaml", "--json").json
-    fields = {key for document in (bundled, recorded) for key in _keys(document)}
-    documented = set(re.findall(r"[a-z_0-9]+", " ".join(re.findall(r"`([^`]+)`", _JSON_DOCS.read_text("utf-8")))))
+    queueing = run(
+        *("validate", "--experiment", "1b-general", "--coefficients", "mine.yaml"),
+        *("--replay", "max_num_seqs=2", "--json"),
+    ).json
+    fields = {key for document in (bundled, recorded, queueing) for key in _keys(document)}
+    section = next(
+        part for part in _JSON_DOCS.read_text("utf-8").split("# JSON of ") if part.startswith("`blis-replay v")
+    )
+    documented = set(re.findall(r"[a-z_0-9]+", " ".join(re.findall(r"`([^`]+)`", section))))
     assert sorted(fields - documented) == []
-    first_column = " ".join(line.split("|")[1] for line in _JSON_DOCS.read_text("utf-8").splitlines() if "|" in line)
+    first_column = " ".join(line.split("|")[1] for line in section.splitlines() if "|" in line)
     named = set(re.findall(r"[a-z_0-9]+", " ".join(re.findall(r"`([^`]+)`", first_column))))
     assert sorted(named - fields) == []
 

@@ -16,7 +16,7 @@ from builders import aggregates, recording, requests, server_traces, steps, writ
 
 from blis_replay.ingest.errors import StoreError, UnknownExperimentError
 from blis_replay.ingest.prompt_tree import tree_of_blocks
-from blis_replay.ingest.recording import Clock, Finding, SharedPrefix, TokenEvents
+from blis_replay.ingest.recording import Clock, Finding, LoadProfile, SharedPrefix, Stage, TokenEvents
 from blis_replay.ingest.store import (
     SCHEMA_VERSION,
     ExperimentRow,
@@ -196,7 +196,12 @@ def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
     assert f"schema version {SCHEMA_VERSION + 1} is newer than this program's {SCHEMA_VERSION}" in one_line_of(error)
 
 
-# What version 1 of the schema had and version 2 changed.
+# What version 2 of the schema had and version 3 changed, and so on down.
+VERSION_2 = """
+ALTER TABLE experiments DROP COLUMN load_profile;
+UPDATE experiments SET derived_hash = 'of an older program';
+UPDATE meta SET value = '2' WHERE key = 'schema_version';
+"""
 VERSION_1 = """
 DROP TABLE snapshots; DROP TABLE lifecycles; DROP TABLE journey_events;
 DROP TABLE prefix_identity; DROP TABLE prompts; DROP TABLE request_prompts; DROP TABLE kv_events;
@@ -217,8 +222,14 @@ UPDATE meta SET value = '1' WHERE key = 'schema_version';
 def of_version_1(path: Path, events: TokenEvents | None = None, layout: TokenLayout = NO_EVENTS) -> Path:
     with open_store(path) as store:
         write_recording(store, recording(token_events=events), layout)
+        store.connection.execute(VERSION_2)
         store.connection.execute(VERSION_1)
     return path
+
+
+PROFILE = LoadProfile(
+    "profile.yaml", "constant", (Stage(0, 8.0, 600_000_000),), 1_000_000, SharedPrefix(9, 5, 100, 447, 248), True
+)
 
 
 @pytest.mark.parametrize("read_only", [False, True])
@@ -241,6 +252,19 @@ def test_a_store_of_version_1_is_brought_up_to_date_and_keeps_what_it_has(tmp_pa
     assert (read.prefix.source, read.prefix.requests.rows()) == ("somewhere", [(0, 0), (2, 1)])
     assert read.prefix.prompts.rows() == [(0, None, 0, 1024), (1, 0, 512, 1536)]
     assert read.lifecycles.height == 1
+
+
+def test_a_store_of_version_2_takes_the_load_profile_when_it_is_ingested_again(tmp_path: Path) -> None:
+    path, declared = tmp_path / "s.duckdb", replace(recording(), load_profile=PROFILE)
+    with open_store(path) as store:
+        write_recording(store, declared, NO_EVENTS)
+        assert read_stored(store, declared.slug).load_profile == PROFILE
+        store.connection.execute(VERSION_2)
+    with open_store(path) as store:
+        assert read_stored(store, declared.slug).load_profile is None
+        assert write_recording(store, declared, NO_EVENTS) == "replaced"
+        assert read_stored(store, declared.slug).load_profile == PROFILE
+        assert write_recording(store, declared, NO_EVENTS) == "unchanged"
 
 
 def test_the_stamps_of_a_store_of_version_1_are_the_same_in_runs(tmp_path: Path) -> None:

@@ -74,6 +74,11 @@ def test_modes_have_one_name_each() -> None:
     assert parse_mode("exact", published).name == "exact"
     assert parse_mode("as-published", published).name == "arrivals=flat,surplus_steps=1"
     assert parse_mode("as-published,arrivals=recorded", published).name == "surplus_steps=1"
+    assert parse_mode("spec", {}).name == "arrivals=profile,lengths=profile,prefix=profile"
+    assert parse_mode("spec,arrivals=recorded,scheduling=synchronous", {}) == ReplayMode(
+        lengths="profile", prefix="profile", scheduling="synchronous"
+    )
+    assert parse_mode("blis-spec", {}).name == "arrivals=blis-spec,lengths=blis-spec,prefix=blis-spec"
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,14 @@ from blis_replay.validate.cli.options import json_option, print_json
 
 @click.group("coefficients")
 def command() -> None:
-    """List, show and import coefficient releases.
+    """List, show, import and scale coefficient releases.
 
     \b
     Examples:
       blis-replay coefficients list
       blis-replay coefficients show stepml-direct
       blis-replay coefficients import-stepml FILE --model NAME --tensor-parallelism 2 --out OUT
+      blis-replay coefficients for-model config.json --model NAME --out OUT
     """
 
 
@@ -103,3 +104,45 @@ def import_stepml(artifact: Path, model: str, tensor_parallelism: int, hardware:
         print_json({"release": str(out), "model": model, "sha256": release.sha256})
     else:
         click.echo(f"wrote {out}; look at it: blis-replay coefficients show {out}")
+
+
+@command.command("for-model")
+@click.argument("config", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--model", required=True, help="The model's name, as recordings have it.")
+@click.option("--tensor-parallelism", type=click.IntRange(min=1), default=1, show_default=True, help="Its GPUs.")
+@click.option("--hardware", default="H100-SXM", show_default=True, help="And their kind.")
+@click.option(
+    "--shared", default="h100-physical", show_default=True, help="The physical release whose coefficients to take."
+)
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The release to write.")
+@json_option
+def for_model(
+    config: Path, model: str, tensor_parallelism: int, hardware: str, shared: str, out: Path, as_json: bool
+) -> None:
+    """Make a release for a model that nobody recorded, from its CONFIG (config.json).
+
+    Step times follow from its architecture, the GPU's datasheet and coefficients that were
+    fitted to other models; `blis-replay generalize --lomo` says how far off that is.
+
+    \b
+    Example:
+      blis-replay coefficients for-model config.json --model org/new-13b \\
+          --tensor-parallelism 2 --out new-13b.yaml
+      blis-replay simulate --requests load.csv --engine engine.yaml \\
+          --coefficients new-13b.yaml --out run
+    """
+    from blis_replay.blis.release_text import format_release
+    from blis_replay.replay.release_file import architecture_of_file, load_release, release_for_model
+
+    architecture = architecture_of_file(config)
+    release = release_for_model(load_release(shared), out.stem, model, tensor_parallelism, hardware, architecture)
+    out.write_text(format_release(release), "utf-8")
+    if as_json:
+        print_json(
+            {"release": str(out), "model": model, "parameters": architecture.parameters, "sha256": release.sha256}
+        )
+    else:
+        click.echo(
+            f"wrote {out} for {model} ({architecture.parameters / 1e9:.2f} billion parameters); "
+            f"look at it: blis-replay coefficients show {out}"
+        )

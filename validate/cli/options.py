@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,6 +32,31 @@ def store_option(command: Command) -> Command:
 def json_option(command: Command) -> Command:
     """``--json``: machine-readable output."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")(command)
+
+
+def executor_options(command: Command) -> Command:
+    """``--executor`` and ``--workers``: how a verb that runs many replays runs them."""
+    chosen = click.option(
+        "--executor",
+        type=click.Choice(["local", "serial", "ray"]),
+        default="local",
+        show_default=True,
+        help="Processes of this machine where they save time, this one only, or a Ray cluster (RAY_ADDRESS; "
+        "without it a Ray of this machine).",
+    )
+    workers = click.option("--workers", type=click.IntRange(1), default=None, help="[default: one a processor]")
+    return chosen(workers(command))
+
+
+def progress_line(label: str) -> Callable[[int, int], None] | None:
+    """``progress(done, all)`` that writes on a terminal's standard error; None, silence, in a pipe."""
+    if not sys.stderr.isatty():
+        return None
+
+    def write(done: int, total: int) -> None:
+        click.echo(f"\r\033[K{label}: {done:,} of {total:,}" if done < total else "\r\033[K", nl=False, err=True)
+
+    return write
 
 
 def print_json(document: object) -> None:

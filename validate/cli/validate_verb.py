@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     default="exact",
     show_default=True,
     metavar="MODE",
-    help="exact, as-published, or substitutions: arrivals=flat, lengths=re-tokenised, prefix=none, "
+    help="exact, as-published, spec (requests generated from the load profile), blis-spec (as BLIS expands it), "
+    "or substitutions: arrivals=flat|profile, lengths=re-tokenised|profile, prefix=none|profile, "
     "scheduling=synchronous, surplus_steps=1, joined by commas.",
 )
 @click.option(
@@ -91,6 +92,7 @@ def command(
       blis-replay validate --experiment 34b-general --by-stage
       blis-replay validate --experiment 34b-general --coefficients mine.yaml
       blis-replay validate --experiment 34b-general --coefficients stepml-direct --replay as-published
+      blis-replay validate --experiment 34b-general --replay spec
       blis-replay validate --experiment 34b-general --simulator both --blis-binary ./blis
       blis-replay validate --all --json
     """

@@ -118,7 +118,7 @@ def read_requests(file: RecordedFile, _events_path: Path) -> RequestsRead:
 def _wanted(path: JsonPath) -> bool:
     if len(path) == 3:
         return path[1:] in (("metadata", "guidellm_version"), ("args", "model"), ("args", "prefer_response_metrics"))
-    if path[1:2] != ("benchmarks",) or len(path) < 4:
+    if path[1:2] != ("benchmarks",) or len(path) < 4 or not isinstance(path[2], int):
         return False
     if len(path) == 4:
         return path[3] in _SECTIONS

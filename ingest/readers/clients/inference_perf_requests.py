@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from blis_replay.ingest.prompt_tree import NONE
 from blis_replay.ingest.readers.clients.prompt_texts import HASH, PIECE_BYTES, Hashes, PromptTexts, raw_prompts
 from blis_replay.ingest.readers.documents import DECODE_ERRORS, text
-from blis_replay.ingest.readers.files import RecordedFile, is_large, json_objects
+from blis_replay.ingest.readers.files import RecordedFile, is_large
+from blis_replay.ingest.readers.json_records import json_objects
 from blis_replay.ingest.readers.numbers import MAX_INTEGER, microseconds, tokens, whole
 from blis_replay.ingest.readers.requests_frame import (
     BATCH_ROWS,

@@ -25,7 +25,8 @@ from blis_replay.ingest.readers.clients.inference_perf_requests import (
 )
 from blis_replay.ingest.readers.clients.prompt_texts import HASH, PIECE_BYTES, Hashes, PromptTexts
 from blis_replay.ingest.readers.documents import DECODE_ERRORS
-from blis_replay.ingest.readers.files import ObjectScan, RecordedFile, objects_of
+from blis_replay.ingest.readers.files import RecordedFile
+from blis_replay.ingest.readers.json_records import ObjectScan, objects_of
 from blis_replay.ingest.readers.numbers import MAX_TOKENS
 from blis_replay.ingest.readers.requests_frame import BATCH_ROWS, READ_SCHEMA
 from blis_replay.ingest.scan.lifecycle_records import FIELDS, FULL, MORE, digest_of, scan_records

@@ -1,7 +1,7 @@
 """Values at chosen places of a JSON document of any size, without holding the document.
 
 For results that are one object with the records deep inside it, or with one array a
-column; flat records are read with ``files.json_objects``.
+column; flat records are read with ``json_records.json_objects``.
 """
 
 from __future__ import annotations

@@ -19,12 +19,12 @@ from blis_replay.ingest.readers.files import (
     MAX_EXPANSION_RATIO,
     ZSTD_MAGIC,
     RecordedFile,
-    json_objects,
     lines,
     zstd_head,
     zstd_pieces,
 )
 from blis_replay.ingest.readers.formats import HEAD_BYTES
+from blis_replay.ingest.readers.json_records import json_objects
 from blis_replay.ingest.readers.otlp.protobuf_wire import MAX_VARINT_BYTES, WireError, messages, varint
 
 # Cut out, copied and decoded, a record takes five times its size.

@@ -13,7 +13,8 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from blis_replay.ingest.readers.documents import DECODE_ERRORS
-from blis_replay.ingest.readers.files import ObjectScan, Tally
+from blis_replay.ingest.readers.files import Tally
+from blis_replay.ingest.readers.json_records import ObjectScan
 from blis_replay.ingest.readers.otlp.columns import EVENTS, SCOPES
 from blis_replay.ingest.readers.otlp.rows import (
     EVENT_LAYOUT,

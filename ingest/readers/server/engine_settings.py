@@ -28,12 +28,15 @@ _COUNTS = (
     "long_prefill_token_threshold",
 )
 _SWITCHES = ("async_scheduling", "enable_prefix_caching", "enable_chunked_prefill")
-_WORDS = ("vllm_version", "scheduling_policy")
+_WORDS = ("vllm_version", "scheduling_policy", "dtype")
 ARGUMENTS = (*_COUNTS, *_SWITCHES, *_WORDS)
 
 # GPUs of at least 70 GiB for which vLLM takes the larger defaults.
 _LARGE_GPUS = re.compile(r"\b(H100|H200|H20|H800|GH200|B100|B200|GB200|B300|MI300X?|MI325X?|MI355X?)\b", re.IGNORECASE)
 _ASYNC_BY_DEFAULT_FROM = (0, 15)
+
+# vLLM's other names of a data type; "auto" is whatever the model's own files say.
+_DTYPES = {"half": "float16", "float": "float32", "bf16": "bfloat16", "fp16": "float16", "auto": None}
 
 Source = tuple[str, str, Mapping[str, object]]  # source, detail, arguments
 
@@ -98,11 +101,19 @@ def _checked(path: Path, given: Mapping[str, object]) -> dict[str, object]:
 def _value(name: str, raw: object) -> int | bool | str | None:
     if name in _SWITCHES:
         return raw if isinstance(raw, bool) else None
+    if name == "dtype":
+        return _dtype(raw)
     if name in _WORDS:
         return text(str(raw)) if isinstance(raw, str | float) else None
     if name == "long_prefill_token_threshold":
         return whole(raw)
     return tokens(raw)
+
+
+def _dtype(raw: object) -> str | None:
+    """The data type served as vLLM names it: a quantization (``fp8``), else the type of the weights."""
+    said = (text(raw) or "auto").lower().removeprefix("torch.")
+    return _DTYPES.get(said, said)
 
 
 def _defaults(settings: Mapping[str, Setting], hardware: str | None) -> dict[str, Setting]:

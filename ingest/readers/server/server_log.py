@@ -47,6 +47,8 @@ _KEPT_ARGUMENTS = (
     "scheduling_policy",
     "tensor_parallel_size",
 )
+# The data type served: a quantization, else the type of the weights.
+_QUANTIZATION, _DTYPE = (re.compile(rf"\b{name}=(?:torch\.)?(\w{{1,40}})") for name in ("quantization", "dtype"))
 
 
 @dataclass
@@ -119,6 +121,9 @@ def _start(log: ServerLog, arguments: Mapping[str, object]) -> None:
     log.starts += 1
     log.kv_tokens = log.prefix_hit_rate = None
     log.engine = {key: arguments[key] for key in _KEPT_ARGUMENTS if arguments.get(key) is not None}
+    for named in (arguments.get("quantization"), arguments.get("dtype")):
+        if named not in (None, "auto"):
+            log.engine.setdefault("dtype", named)
     served = arguments.get("served_model_name")
     log.model = text(served[0] if isinstance(served, list) and served else served) or text(arguments.get("model"))
 
@@ -144,5 +149,8 @@ def _read_config(log: ServerLog, config: str) -> None:
         if match := re.search(rf"\b{name}=(\d{{1,12}}|True|False)\b", config):
             value: object = match[1] == "True" if match[1] in ("True", "False") else int(match[1])
             log.engine.setdefault(argument, value)
+    for pattern in (_QUANTIZATION, _DTYPE):
+        if (match := pattern.search(config)) and match[1] != "None":
+            log.engine.setdefault("dtype", match[1])
     if log.model is None and (match := re.search(r"\bmodel='([^']{1,500})'", config)):
         log.model = text(match[1])

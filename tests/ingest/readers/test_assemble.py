@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from blis_replay.ingest.assemble import alias_of, read_recording, workload_of
+from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.ingest import ingest_source
 from blis_replay.ingest.readers.clients.load_stages import stage_of_requests
@@ -42,38 +42,6 @@ RECORD = json.dumps(
         }
     ]
 )
-
-
-@pytest.mark.parametrize(
-    ("slug", "model", "workload", "alias"),
-    [
-        ("20260218-150304-codellama-34b-tp2-general", "codellama/CodeLlama-34b-Instruct-hf", "general", "34b-general"),
-        ("20260217-203421-llama-2-70b-hf-tp4-codegen", "meta-llama/Llama-2-70b-hf", "codegen", "70b-hf-codegen"),
-        ("20260217-202857-llama-2-70b-tp4-general", "meta-llama/Llama-2-70b-hf", "general", "70b-general"),
-        ("20260217-155451-llama-2-7b-tp1-codegen", "meta-llama/Llama-2-7b-hf", "codegen", "7b-codegen"),
-        ("20260218-120914-mixtral-8x7b-v0-1-tp2-codegen", "mistralai/Mixtral-8x7B-v0.1", "codegen", "mixtral-codegen"),
-        ("jan20-prefill-llama7b-tp1-1", "codellama/CodeLlama-34b-Instruct-hf", "prefillheavy", "34b-prefillheavy"),
-        ("x", "Qwen/Qwen2.5-7B-Instruct", "x", "7b-x"),
-        ("x", "Qwen/Qwen2.5-1.5B", "x", "1.5b-x"),
-        ("x", "openai/gpt_oss", "x", "gpt-oss-x"),
-    ],
-)
-def test_the_alias_takes_the_size_from_the_configured_model(slug: str, model: str, workload: str, alias: str) -> None:
-    assert alias_of(slug, model, workload) == alias
-
-
-@pytest.mark.parametrize(
-    ("name", "app", "workload"),
-    [
-        ("20260217-203421-llama-2-70b-hf-tp4-codegen", "inference-perf", "codegen"),
-        ("a-tp1-x-tp2-long-chat", None, "long-chat"),
-        ("jan20-codellama-train-1", "train", "train"),
-        ("jan20-prefill-llama7b-tp1-1", "prefillheavy", "prefillheavy"),
-        ("mine", None, "mine"),
-    ],
-)
-def test_the_workload_is_what_follows_the_parallelism(name: str, app: str | None, workload: str) -> None:
-    assert workload_of(name, app) == workload
 
 
 def test_a_small_directory_has_the_schemas_of_the_store(tmp_path: Path) -> None:
@@ -170,15 +138,29 @@ def test_progress_reaches_the_size_of_every_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "problem"),
     [
-        ({"notes_DOT_txt": "x"}, "no requests, no aggregates and no steps"),
-        ({"trace_DOT_yaml": "server: {model: m}\n"}, "no requests, no aggregates and no steps"),
+        (
+            {"notes_DOT_txt": "x"},
+            r"no steps in it \(none of its files is of a known format\); give",
+        ),
+        (
+            {"trace_DOT_yaml": "server: {model: m}\n"},
+            "no requests, no aggregates and no steps in it; give",
+        ),
         ({"trace_DOT_csv": TRACE}, "no file in it names the model"),
         (
             {"trace_DOT_csv": TRACE, "profile_DOT_yaml": "a: [", "trace_DOT_yaml": "server: {model: m}\n"},
             "profile.yaml",
         ),
         ({"trace_DOT_csv": b"\x28\xb5\x2f\xfd", "trace_DOT_yaml": "server: {model: m}\n"}, "no header line"),
-        ({"traces_DOT_json": b"\x00" * 100, "trace_DOT_yaml": "server: {model: m}\n"}, "no requests"),
+        # What was rejected is counted and located in the complaint too.
+        (
+            {"traces_DOT_json": b"\x00" * 100, "trace_DOT_yaml": "server: {model: m}\n"},
+            r"no steps in it \(traces.json: 1 of 1 records rejected, the first at line 1: no OTLP JSON .*; mend",
+        ),
+        (
+            {"trace_DOT_csv": TRACE.replace("0500,", "x,"), "trace_DOT_yaml": "server: {model: m}\n"},
+            r"no steps in it \(trace.csv: 2 of 2 records rejected, the first at line 2: a time that is no whole number",
+        ),
     ],
 )
 def test_what_cannot_be_judged_is_one_line(tmp_path: Path, files: dict[str, str | bytes], problem: str) -> None:

@@ -52,15 +52,23 @@ def test_a_damaged_file_keeps_the_kind_of_its_name(tmp_path: Path) -> None:
     assert kinds(sources_of([folder])[0]) == {"trace.csv.gz": "tracev2", "traces.json": "otlp"}
 
 
-def test_files_of_one_folder_are_one_recording_called_like_the_folder(tmp_path: Path) -> None:
+def test_files_of_one_folder_and_its_results_are_one_recording_called_like_the_folder(tmp_path: Path) -> None:
     folder = write(tmp_path / "run", a=TRACE, b=LOG, c=RECORDS)
     write(folder / "results", d=RECORDS)
-    sources = sources_of([folder / "a", folder / "b", folder / "results" / "d"])
+    sources = sources_of([folder / "a", folder / "b", folder / "results" / "d", write(tmp_path / "other", e=LOG) / "e"])
     assert [(source.slug, [path.name for path in source.paths or ()]) for source in sources] == [
-        ("run", ["a", "b"]),
-        ("run", ["d"]),
+        ("run", ["a", "b", "d"]),
+        ("other", ["e"]),
     ]
-    assert set(kinds(sources[0])) == {"a", "b"}, "what was not named is not read"
+    assert set(kinds(sources[0])) == {"a", "b", "d"}, "what was not named is not read"
+
+
+def test_two_recordings_of_one_name_are_refused_together(tmp_path: Path) -> None:
+    """The second would take the place of the first in the store; the same one twice is one."""
+    one, two = write(tmp_path / "a" / "run", t=TRACE), write(tmp_path / "b" / "run", t=RECORDS)
+    with pytest.raises(RecordingError, match=r"b/run: it has the name of .*a/run, and would take its place; .* --name"):
+        sources_of([one, two])
+    assert [source.root for source in sources_of([one, one])] == [one]
 
 
 def test_patterns_stand_for_what_they_match(tmp_path: Path) -> None:

@@ -55,6 +55,20 @@ def test_defaults_depend_on_the_gpu(hardware: str | None, seqs: int, tokens: int
     assert "num_gpu_blocks" not in settings
 
 
+@pytest.mark.parametrize(
+    ("said", "dtype"), [("torch.bfloat16", "bfloat16"), ("half", "float16"), ("FP8", "fp8"), ("float", "float32")]
+)
+def test_a_data_type_has_one_name(said: str, dtype: str) -> None:
+    """vLLM's --dtype has two names for two of them, and its log a prefix."""
+    assert engine_settings([("recorded", "exp-config.yaml", {"dtype": said})], None)[0]["dtype"].value == dtype
+
+
+def test_a_data_type_chosen_by_the_server_is_not_known() -> None:
+    settings, remarks = engine_settings([("recorded", "exp-config.yaml", {"dtype": "auto"})], None)
+    assert "dtype" not in settings
+    assert remarks == ("dtype in exp-config.yaml is not usable ('auto')",)
+
+
 def test_a_recorded_value_that_is_no_count_is_passed_over_and_told() -> None:
     settings, remarks = engine_settings([("recorded", "exp-config.yaml", {"max_num_seqs": -3})], None)
     assert settings["max_num_seqs"].source == "default"

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.readers.experiment_config import (
-    profile_differences,
+    declared_load,
     read_experiment_config,
     read_load_config,
 )
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.recording import SharedPrefix, Stage
+from blis_replay.ingest.recording import LoadProfile, SharedPrefix, Stage
 
 RESOLVED = """
 data:
@@ -36,7 +36,7 @@ def recorded(folder: Path, content: str | bytes) -> RecordedFile:
 
 
 def test_the_resolved_configuration_gives_stages_prefix_and_eos(tmp_path: Path) -> None:
-    config, _document = read_load_config(recorded(tmp_path, RESOLVED))
+    config = read_load_config(recorded(tmp_path, RESOLVED))
     assert config.stages == (Stage(0, 8.0, 600_000_000), Stage(1, 20.0, 600_000_000))
     assert config.shared_prefix == SharedPrefix(10, 10, 100, 447, 248)
     assert (config.configured_output_tokens, config.ignore_eos, config.model) == (248, True, "org/model-34b")
@@ -46,18 +46,34 @@ def test_the_newer_key_names_mean_the_same(tmp_path: Path) -> None:
     newer = RESOLVED.replace("num_groups", "num_unique_system_prompts").replace(
         "num_prompts_per_group", "num_users_per_system_prompt"
     )
-    assert read_load_config(recorded(tmp_path, newer))[0].shared_prefix == SharedPrefix(10, 10, 100, 447, 248)
+    assert read_load_config(recorded(tmp_path, newer)).shared_prefix == SharedPrefix(10, 10, 100, 447, 248)
 
 
-def test_a_profile_that_asks_for_something_else_is_told_by_key(tmp_path: Path) -> None:
-    profile = {"data": {"shared_prefix": {"num_unique_system_prompts": 9, "output_len": 248}}}
-    _config, resolved = read_load_config(recorded(tmp_path, RESOLVED))
-    assert profile_differences(profile, resolved) == ("num_groups: the profile asks for 9, the run had 10",)
+def test_what_is_declared_is_the_profile_and_else_the_resolved_configuration(tmp_path: Path) -> None:
+    """A pause between stages that the profile leaves open is the one that the configuration resolved it to."""
+    asked = (
+        "data: {shared_prefix: {num_unique_system_prompts: 9, num_users_per_system_prompt: 5, system_prompt_len: 100, "
+        "question_len: 447, output_len: 248, enable_multi_turn_chat: true}}\n"
+        "load: {type: constant, stages: [{rate: 8, duration: 600}]}\n"
+    )
+    profile = read_load_config(recorded(tmp_path, asked))
+    resolved = read_load_config(
+        recorded(tmp_path, RESOLVED.replace("load:", "load:\n  type: poisson\n  interval: 2.5"))
+    )
+    stages = (Stage(0, 8.0, 600_000_000), Stage(1, 20.0, 600_000_000))
+    assert declared_load(profile, "p.yaml", resolved, "c.yaml") == LoadProfile(
+        "p.yaml", "constant", stages[:1], 2_500_000, SharedPrefix(9, 5, 100, 447, 248), multi_turn=True
+    )
+    nothing = read_load_config(recorded(tmp_path, "rate-type: sweep\n"))
+    assert declared_load(nothing, "p.yaml", resolved, "c.yaml") == LoadProfile(
+        "c.yaml", "poisson", stages, 2_500_000, SharedPrefix(10, 10, 100, 447, 248), multi_turn=False
+    )
+    assert declared_load(nothing, "p.yaml", nothing, "c.yaml") is None
 
 
 def test_a_profile_of_another_load_generator_has_no_stages(tmp_path: Path) -> None:
     text = "rate-type: sweep\nmax-requests: 25\ndata: {prompt_tokens: 3500, output_tokens: 800}\n"
-    config, _document = read_load_config(recorded(tmp_path, text))
+    config = read_load_config(recorded(tmp_path, text))
     assert (config.stages, config.shared_prefix, config.ignore_eos) == ((), None, None)
 
 
@@ -65,16 +81,19 @@ def test_a_stage_without_a_rate_is_rejected_and_the_others_keep_their_numbers(tm
     file = recorded(
         tmp_path, "load: {stages: [{rate: .nan, duration: 5}, {rate: 2, duration: -1}, {rate: 2, duration: 3}]}"
     )
-    assert read_load_config(file)[0].stages == (Stage(2, 2.0, 3_000_000),)
+    assert read_load_config(file).stages == (Stage(2, 2.0, 3_000_000),)
     assert [place for place, _why in file.tally.rejected] == ["load.stages[0]", "load.stages[1]"]
 
 
 def test_the_experiment_configuration_keeps_only_what_it_says(tmp_path: Path) -> None:
     config = read_experiment_config(
-        recorded(tmp_path, "model: a/b-7b\ntensor_parallelism: 2\nmax_num_seqs: 128\napp: x\n")
+        recorded(
+            tmp_path, "model: a/b-7b\ntensor_parallelism: 2\nmax_num_seqs: 128\napp: x\nhardware: H100\ndtype: half\n"
+        )
     )
     assert (config.model, config.tensor_parallelism, config.app) == ("a/b-7b", 2, "x")
-    assert dict(config.engine) == {"max_num_seqs": 128}
+    assert config.hardware == "H100"
+    assert dict(config.engine) == {"max_num_seqs": 128, "dtype": "half"}
 
 
 @pytest.mark.parametrize(
@@ -105,7 +124,7 @@ def test_any_bytes_are_a_configuration_or_a_recording_error(
 ) -> None:
     file = recorded(tmp_path_factory.mktemp("any"), content)
     try:
-        config, _document = read_load_config(file)
+        config = read_load_config(file)
     except RecordingError as error:
         assert "\n" not in str(error)
     else:
@@ -116,11 +135,14 @@ def test_any_bytes_are_a_configuration_or_a_recording_error(
 def test_the_run_had_ten_by_ten_prompts_whatever_its_profile_asked_for(data_pack: Path) -> None:
     """trace-formats, section 4.1: builds of the time ignored the newer key names."""
     for folder in sorted((data_pack / "h100").iterdir()):
-        config, resolved = read_load_config(RecordedFile(folder / "results" / "config.yaml", "c"))
-        _asked, profile = read_load_config(RecordedFile(folder / "profile.yaml", "p"))
+        config, profile = (
+            read_load_config(RecordedFile(folder / name, name)) for name in ("results/config.yaml", "profile.yaml")
+        )
         assert config.shared_prefix is not None
         assert (config.shared_prefix.num_groups, config.shared_prefix.num_prompts_per_group) == (10, 10)
-        assert len(profile_differences(profile, resolved)) >= 2
+        assert profile.shared_prefix is not None
+        assert (profile.shared_prefix.num_groups, profile.shared_prefix.num_prompts_per_group) != (10, 10)
+        assert (profile.multi_turn, config.multi_turn) == (True, False)
 
 
 # YAML reads a hexadecimal integer of any length, which Python then refuses to print in decimal.

@@ -247,6 +247,11 @@ def test_damaged_bytes_never_break_the_reader(tmp_path_factory: pytest.TempPathF
     assert file.tally.records == len(found.frame)
 
 
+def test_benchmarks_that_are_no_list_have_no_requests(tmp_path: Path) -> None:
+    found, file = read(tmp_path, b'{"benchmarks": {"a": {"metrics": {"request_totals": {"successful": 1}}}}}')
+    assert (len(found.frame), found.stages, file.tally.rejected_count) == (0, (), 0)
+
+
 def test_there_are_no_more_benchmarks_than_a_run_has(tmp_path: Path) -> None:
     """15 MB of them with a duration each took 600 MB."""
     many = b'{"benchmarks": [' + b'{"duration":1},' * 10_000 + b'{"duration":1}]}'

@@ -131,6 +131,25 @@ def test_a_text_that_is_no_utf8_is_refused(tmp_path: Path) -> None:
         read_requests(RecordedFile(tmp_path / "requests.parquet", "requests.parquet"))
 
 
+def test_column_metadata_that_end_the_process_are_not_looked_at(tmp_path: Path) -> None:
+    """The column is made one that is never null, for which its histogram of levels is one too long: read as the
+    metadata of a column, pyarrow 26 does not raise but terminates."""
+    file = recorded(tmp_path, PLAIN)
+    optional, required = b"\x25\x02\x18\x0aarrival_us", b"\x25\x00\x18\x0aarrival_us"  # Thrift: repetition, name
+    content = file.path.read_bytes()
+    assert content.count(optional) == 1
+    file.path.write_bytes(content.replace(optional, required))
+    with pytest.raises(RecordingError, match=r"no sound table of requests \(Definition level histogram"):
+        read_requests(file)
+
+
+def test_a_table_with_two_columns_of_one_name_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "requests.parquet"
+    pq.write_table(pa.table([pa.array([1]), pa.array([2])], names=["arrival_us", "arrival_us"]), path)
+    with pytest.raises(RecordingError, match="two columns have one name"):
+        read_requests(RecordedFile(path, path.name))
+
+
 def test_a_text_that_all_rows_share_is_not_as_many_texts(tmp_path: Path) -> None:
     """2 MB in the file; a copy for each of the 10,000 rows of a batch would be 20 GB."""
     shared = pa.DictionaryArray.from_arrays(pa.array([0] * 10_000), pa.array(["x" * (2 << 20)]))

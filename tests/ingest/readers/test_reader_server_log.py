@@ -37,6 +37,19 @@ def test_the_configuration_line_names_chunked_prefill_in_two_ways(tmp_path: Path
     }
 
 
+@pytest.mark.parametrize(
+    ("said", "dtype"),
+    [
+        ("dtype=torch.bfloat16, quantization=None, kv_cache_dtype=fp8", "bfloat16"),
+        ("dtype=torch.bfloat16, quantization=fp8, kv_cache_dtype=auto", "fp8"),
+        ("kv_cache_dtype=fp8", None),
+    ],
+)
+def test_the_data_type_is_the_quantization_or_that_of_the_weights(tmp_path: Path, said: str, dtype: str | None) -> None:
+    log = read_server_log(recorded(tmp_path, f"Initializing a V1 LLM engine (v0.15.1) with config: {said}"))
+    assert log.engine.get("dtype") == dtype
+
+
 def test_the_last_of_several_starts_counts(tmp_path: Path) -> None:
     log = read_server_log(
         recorded(

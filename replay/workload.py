@@ -1,0 +1,124 @@
+"""Arrivals as the load profile of a recording declares them: what a simulator would be given without a trace.
+
+Request i of what is generated stands for request i of the recording, and as many are sent in each stage as
+were recorded, so that a replay can be compared request by request.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+
+from blis_replay.blis.trace import Int64s
+from blis_replay.ingest.recording import PUBLISHED, LoadProfile, Recording, Stage
+from blis_replay.replay.errors import ReplayError
+
+SEED = 42
+_PROCESSES = ("constant", "poisson")
+_MOST_KEYS = 1 << 28
+# 30 years: a rate or pause beyond that is a slip, and times would leave int64 soon.
+_LONGEST_US = 1e15
+
+
+def declared_profile(recording: Recording) -> LoadProfile:
+    """The load profile of a recording; raises ``ReplayError`` if it has none."""
+    if recording.load_profile is None:
+        raise ReplayError(
+            f"{recording.alias}: no load profile is recorded, so no requests can be generated from it; ingest the "
+            "recording with its profile.yaml or results/config.yaml"
+        )
+    return recording.load_profile
+
+
+def declared_model_len(recording: Recording) -> int:
+    """``max_model_len``, which bounds what a conversation can grow to; ``ReplayError`` if it is not known."""
+    if "max_model_len" not in recording.engine:
+        raise ReplayError(f"{recording.slug}: max_model_len is not known; ingest the recording with --engine FILE.yaml")
+    return int(recording.engine["max_model_len"].value)
+
+
+def refuse_too_many_keys(recording: Recording, keys: int) -> None:
+    """Raise ``ReplayError`` for more block identities than fit in 1 GB."""
+    if keys > _MOST_KEYS:
+        raise ReplayError(
+            f"{recording.alias}: the prompts of the load profile have {keys:,} different blocks, more than "
+            f"{_MOST_KEYS:,}; use prefix=recorded"
+        )
+
+
+def refuse_decades(recording: Recording, profile: LoadProfile, length_us: float) -> None:
+    """Raise ``ReplayError`` for a load that takes longer than 30 years."""
+    if not length_us < _LONGEST_US:
+        raise ReplayError(f"{recording.alias}: the stages of {profile.source} last for decades; mend their rates")
+
+
+def profile_arrivals(recording: Recording) -> tuple[Int64s, str]:
+    """int64[n] us: arrivals as declared, and in words how they differ from those that were recorded.
+
+    ``constant``: equal gaps at the rate of the stage; ``poisson``: a Poisson process over the stage that
+    gives as many requests (seeded).  A stage begins when the time of the one before and the declared pause are
+    over.  Raises ``ReplayError`` without a profile, stages or a known process.
+    """
+    profile = declared_profile(recording)
+    if not profile.stages:
+        raise ReplayError(f"{recording.alias}: {profile.source} declares no load stages; use arrivals=recorded")
+    if profile.arrivals not in _PROCESSES:
+        raise ReplayError(
+            f"{recording.alias}: {profile.source} declares {profile.arrivals or 'no'} arrivals; only "
+            f"{' and '.join(_PROCESSES)} ones can be generated, use arrivals=recorded"
+        )
+    counts = stage_counts(recording, profile.stages)
+    lengths_us = (
+        max(s.duration_us, n * 1e6 / s.rate_per_s) for s, n in zip(profile.stages, counts.tolist(), strict=True)
+    )
+    refuse_decades(recording, profile, sum(lengths_us) + len(counts) * profile.stage_gap_us)
+    random = np.random.default_rng(SEED)
+    parts, start_us = [], 0
+    for stage, count in zip(profile.stages, counts.tolist(), strict=True):
+        length_us = count * 1e6 / stage.rate_per_s
+        share = np.arange(count) / max(count, 1) if profile.arrivals == "constant" else np.sort(random.random(count))
+        parts.append(start_us + np.floor(share * length_us).astype(np.int64))
+        start_us += stage.duration_us + profile.stage_gap_us
+    # A stage with more requests than it declares runs into the next one.
+    arrival_us = np.sort(np.concatenate(parts), kind="stable")
+    return arrival_us - arrival_us[0], _basis(recording, profile, counts)
+
+
+def stage_counts(recording: Recording, stages: tuple[Stage, ...]) -> Int64s:
+    """int64[stages]: requests to send in each; as many as recorded, which are dealt out as declared if that is not."""
+    recorded, n = recording.requests["stage"], recording.requests.height
+    numbers = [stage.stage for stage in stages]
+    if recorded.null_count() == 0 and recorded.is_in(numbers).all():
+        return np.array([int((recorded == number).sum()) for number in numbers], np.int64)
+    # Of the largest, so that no product is too large for a float.
+    most = max(stage.rate_per_s for stage in stages)
+    declared = np.cumsum([stage.rate_per_s / most * stage.duration_us for stage in stages])
+    counts: Int64s = np.diff(np.rint(declared / declared[-1] * n).astype(np.int64), prepend=0)
+    return counts
+
+
+def _basis(recording: Recording, profile: LoadProfile, counts: Int64s) -> str:
+    rates = " and ".join(f"{stage.rate_per_s:g}" for stage in profile.stages)
+    text = f"{profile.arrivals} at {rates} requests/s as {profile.source} declares"
+    if len(profile.stages) > 1:
+        text += f", {profile.stage_gap_us / 1e6:g} s between stages"
+    asked = [f"{stage.rate_per_s * stage.duration_us / 1e6:.0f}" for stage in profile.stages]
+    sent = [f"{count}" for count in counts.tolist()]
+    if asked != sent:
+        text += f"; {' and '.join(sent)} requests a stage as recorded, not the {' and '.join(asked)} declared"
+    return f"{text}; {_effective(recording)}"
+
+
+def _effective(recording: Recording) -> str:
+    """How requests really arrived: the variation of their gaps within stages, and the pauses between those."""
+    requests = recording.requests.select("stage", "arrival_us")
+    stages = [of_stage["arrival_us"].to_numpy() for of_stage in requests.partition_by("stage", maintain_order=True)]
+    gaps = [np.diff(arrivals) for arrivals in stages if len(arrivals) > 2]
+    if not gaps:
+        return "too few were recorded to tell how they really came"
+    word = "reconstructed" if recording.ground_truth == PUBLISHED else "recorded"
+    variation = np.mean([gap.std() / max(gap.mean(), 1.0) for gap in gaps])
+    pauses = ", ".join(f"{(b[0] - a[-1]) / 1e6:.1f}" for a, b in pairwise(stages))
+    apart = f", stages {pauses} s apart" if pauses else ""
+    return f"{word} gaps vary by {variation:.2f} of their mean (constant 0, Poisson 1){apart}"

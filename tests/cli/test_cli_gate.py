@@ -1,0 +1,106 @@
+"""``blis-replay gate`` as a user and a CI job meet it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import yaml
+from command_line import Run
+
+_DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_exit_codes_and_files(run: Run, tmp_path: Path) -> None:
+    """Against the published direct calibration, ours is better on all of 34b; the other way round it is worse."""
+    files = ("--junit", "gate.xml", "--markdown", "gate.md")
+    chosen = ("--experiments", "34b-codegen", "--experiments", "34b-gen*")
+    passed = run("gate", "--coefficients", "h100-vllm-0.15.1", "--baseline", "stepml-direct", *chosen, *files)
+    assert (passed.code, passed.err) == (0, "")
+    assert "verdict: pass" in passed.out
+    assert max(len(line) for line in passed.out.splitlines()) <= 80
+    assert ElementTree.parse(tmp_path / "gate.xml").getroot().get("failures") == "0"  # noqa: S314 (our own file)
+    assert (tmp_path / "gate.md").read_text("utf-8").startswith("## Coefficient gate: pass")
+    failed = run("gate", "--coefficients", "stepml-direct", "--baseline", "h100-vllm-0.15.1", *chosen, *files, "--json")
+    assert (failed.code, failed.json["verdict"]) == (1, "fail")
+    assert (tmp_path / "gate.md").read_text("utf-8").startswith("## Coefficient gate: fail")
+
+
+def test_json_has_the_documented_form(run: Run) -> None:
+    document = run("gate", "--coefficients", "h100-vllm-0.15.1", "--experiments", "34b-general", "--json").json
+    assert set(document) == {"verdict", "candidate", "baseline", "policy", "experiments", "checks", "left_out"}
+    (experiment,) = document["experiments"]
+    assert (experiment["alias"], experiment["outcome"], experiment["requests"]) == ("34b-general", "pass", 16_800)
+    check = next(c for c in experiment["checks"] if (c["rule"], c["metric"]) == ("threshold", "e2e"))
+    assert check["limit"] == 0.1
+    assert abs(check["value"]) < 0.01
+    described = (_DOCS / "json.md").read_text("utf-8").split("# JSON of `blis-replay gate --json`")[1].split("\n# ")[0]
+    documented = set(re.findall(r"[a-z_0-9]+", " ".join(re.findall(r"`([^`]+)`", described))))
+    fields = {*document, *experiment, *check, *document["policy"], *document["candidate"], *experiment["p99"]["e2e"]}
+    assert sorted(fields - documented) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "complaint"),
+    [
+        ([], 2, "--coefficients"),
+        (["--coefficients", "none.yaml"], 2, "no release or file is called none.yaml"),
+        (["--coefficients", "h100-vllm-0.15.1", "--experiments", "35b-general"], 2, "did you mean"),
+        (["--coefficients", "h100-vllm-0.15.1", "--experiments", "99b-*"], 2, "no experiment matches 99b-*"),
+        (["--coefficients", "h100-vllm-0.15.1", "--policy", "none.yaml"], 3, "none.yaml: cannot be read"),
+        (["--coefficients", "stepml-per-model-linear"], 3, "is marked invalid"),
+    ],
+)
+def test_wrong_use_is_one_line(run: Run, arguments: list[str], code: int, complaint: str) -> None:
+    answer = run("gate", *arguments)
+    assert (answer.code, answer.out) == (code, "")
+    assert complaint in " ".join(answer.err.split())
+    assert "Traceback" not in answer.err
+
+
+def test_the_example_workflow_works_command_by_command(tmp_path: Path, demo: Path) -> None:
+    """The steps of docs/gating.md in a repository as it describes, but for those that install."""
+    (block,) = re.findall(r"```yaml\n(name: .*?)```", (_DOCS / "gating.md").read_text("utf-8"), re.DOTALL)
+    job = yaml.safe_load(block)["jobs"]["gate"]
+    commands = [step["run"] for step in job["steps"] if "run" in step and step["name"] != "Install"]
+    assert len(commands) == 4
+    (tmp_path / "recordings").mkdir()
+    shutil.move(demo, tmp_path / "recordings")
+    (tmp_path / "coefficients").mkdir()
+    (tmp_path / "coefficients" / "policy.yaml").write_text("schema: blis-replay/gate-policy/1\n")
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "BASE_REF": "main",
+        "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md"),
+    }
+
+    def shell(command: str) -> int:
+        ended = subprocess.run(
+            ["bash", "-e", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        return ended.returncode
+
+    assert shell(commands[0]) == 0
+    assert shell("blis-replay calibrate --train 1b-general --out coefficients/h100.yaml --name h100") == 0
+    # What `actions/checkout` leaves of the target branch.
+    commit = "git -c user.name=test -c user.email=test@localhost commit -qm release"
+    assert (
+        shell(f"git init -q . && git add -f coefficients && {commit} && git update-ref refs/remotes/origin/main HEAD")
+        == 0
+    )
+    assert [shell(command) for command in commands[1:]] == [0, 0, 0]
+    assert (tmp_path / "summary.md").read_text("utf-8").startswith("## Coefficient gate: pass")
+
+    release = tmp_path / "coefficients" / "h100.yaml"
+    text = release.read_text("utf-8")
+    intercept_us = float(re.findall(r"intercept: ([\d.]+) us", text)[0])
+    release.write_text(re.sub(r"intercept: [\d.]+ us", f"intercept: {1.05 * intercept_us} us", text))
+    assert [shell(command) for command in commands[1:]] == [0, 1, 0]
+    assert (tmp_path / "summary.md").read_text("utf-8").count("## Coefficient gate: fail") == 1

@@ -1,0 +1,104 @@
+"""Engine arguments in the place of recorded ones: what a mode takes, shows, and hands to the engine."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import polars as pl
+import pytest
+from blis_runs import release_of, small_recording
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blis_replay.blis.errors import TraceError
+from blis_replay.blis.trace import EngineConfig
+from blis_replay.replay.driver import replay
+from blis_replay.replay.engine_overrides import ENGINE_ARGUMENTS, EngineValue
+from blis_replay.replay.errors import UnknownNameError
+from blis_replay.replay.mode import ReplayMode, parse_mode
+from blis_replay.replay.plan import plan_replay
+from blis_replay.replay.store import provenance_of
+
+# One other value for each argument than small_recording has.
+OTHERS: dict[str, tuple[str, EngineValue]] = {
+    "max_num_seqs": ("64", 64),
+    "max_num_batched_tokens": ("8192", 8192),
+    "max_model_len": ("5000", 5000),
+    "async_scheduling": ("true", True),
+    "block_size": ("32", 32),
+    "num_gpu_blocks": ("700", 700),
+    "enable_prefix_caching": ("false", False),
+    "enable_chunked_prefill": ("false", False),
+    "long_prefill_token_threshold": ("128", 128),
+    "scheduling_policy": ("priority", "priority"),
+}
+
+
+def test_every_engine_argument_has_a_case_here() -> None:
+    assert tuple(OTHERS) == ENGINE_ARGUMENTS == tuple(field.name for field in fields(EngineConfig))
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_an_argument_reaches_the_engine_and_no_other_changes(name: str) -> None:
+    text, value = OTHERS[name]
+    mode = parse_mode(f"{name}={text}", {})
+    before, after = (vars(plan_replay(small_recording(), m).engine) for m in (ReplayMode(), mode))
+    assert before[name] != value
+    assert after == before | {name: value}
+
+
+@given(st.sets(st.sampled_from(sorted(OTHERS))), st.sampled_from(["", "prefix=none", "lengths=re-tokenised"]))
+def test_the_name_of_a_mode_is_the_mode(names: set[str], other: str) -> None:
+    text = ",".join([*([other] if other else []), *(f"{name}={OTHERS[name][0]}" for name in sorted(names))])
+    mode = parse_mode(text or "exact", {})
+    assert mode.name == (text or "exact")
+    assert parse_mode(mode.name, {}) == mode
+
+
+def test_unbound_memory_is_none() -> None:
+    assert plan_replay(small_recording(), parse_mode("num_gpu_blocks=none", {})).engine.num_gpu_blocks is None
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("max_num_sequences=3", "'max_num_sequences' cannot be substituted; use .* an engine argument such as"),
+        ("max_num_seqs=many", "max_num_seqs=many is not possible; give a whole number"),
+        ("max_num_seqs=-1", "max_num_seqs=-1 is not possible"),
+        ("max_num_seqs=none", "max_num_seqs=none is not possible"),
+        ("max_num_seqs=" + "9" * 5000, "is not possible"),
+        ("num_gpu_blocks=all", "give a whole number, or none"),
+        ("async_scheduling=1", r"use async_scheduling=true\|false"),
+        ("scheduling=synchronous,async_scheduling=true", "are one thing; give one of them"),
+    ],
+)
+def test_what_is_no_override_is_one_line(text: str, complaint: str) -> None:
+    with pytest.raises(UnknownNameError, match=complaint) as raised:
+        parse_mode(text, {})
+    assert len(str(raised.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("text", ["block_size=0", "max_num_seqs=0", "max_num_batched_tokens=16", "num_gpu_blocks=1"])
+def test_an_engine_that_cannot_be_is_said_to_be_none(text: str) -> None:
+    """16 tokens a step are fewer than 128 sequences."""
+    with pytest.raises(TraceError, match=text.split("=")[0]):
+        plan_replay(small_recording(), parse_mode(text, {}))
+
+
+def test_a_server_without_prefix_cache_computes_whole_prompts() -> None:
+    """The recorded server found 96 of 100 tokens in its cache."""
+    recording = small_recording()
+    recording = replace(recording, requests=recording.requests.with_columns(cached_prompt_tokens=pl.lit(96, pl.Int64)))
+    assert plan_replay(recording, ReplayMode()).trace.prefill_tokens.tolist() == [4, 4, 4]
+    plan = plan_replay(recording, parse_mode("enable_prefix_caching=false", {}))
+    assert plan.trace.prefill_tokens.tolist() == [100, 100, 100]
+
+
+def test_provenance_says_what_was_put_in_place() -> None:
+    run = replay(small_recording(), release_of(), parse_mode("max_num_seqs=64", {}))
+    provenance = provenance_of(run)
+    assert provenance["replay"] == "max_num_seqs=64"
+    engine = provenance["engine"]
+    assert isinstance(engine, dict)
+    assert engine["max_num_seqs"] == {"value": 64, "source": "replay"}
+    assert engine["block_size"] == {"value": 16, "source": "recorded"}

@@ -1,0 +1,202 @@
+"""Two sides compared: planted differences are found, equal sides differ in nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gating_cases import LARGE, SMALL, release, written
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blis_replay.blis.latency import Lifecycle
+from blis_replay.blis.release import CoefficientRelease, parse_release
+from blis_replay.blis.release_text import format_release
+from blis_replay.ingest.ingest import ingest_source
+from blis_replay.ingest.store import Store, open_store
+from blis_replay.replay.errors import UnknownNameError
+from blis_replay.replay.mode import ReplayMode
+from blis_replay.replay.simulator import EmbeddedEngine
+from blis_replay.validate.differences import CELLS, Differences, differences
+from blis_replay.validate.differences_text import differences_json, differences_text
+from blis_replay.validate.errors import NothingToJudgeError
+from blis_replay.validate.experiment import validate_experiment
+from blis_replay.validate.metrics import LatencySamples
+from blis_replay.validate.resampling import resampled_values
+from blis_replay.validate.sides import Choice, runs_json, side_of
+
+
+def shifted(lifecycle: Lifecycle, **delays_us: float) -> CoefficientRelease:
+    made = release("shifted")
+    entries = tuple(replace(entry, lifecycle=replace(lifecycle, **delays_us)) for entry in made.models)
+    return parse_release(format_release(replace(made, models=entries)), "shifted")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Both synthetic recordings in a store, and three releases: true, 1.5 ms late on arrival, 5 % slow."""
+    directory = tmp_path_factory.mktemp("compare")
+    for spec in (SMALL, LARGE):
+        ingest_source(directory / "s.duckdb", written(spec, directory), engine_file=directory / "engine.yaml")
+    (directory / "true.yaml").write_text(format_release(release("true")))
+    later = shifted(SMALL.lifecycle, pre_queue_us=SMALL.lifecycle.pre_queue_us + 1500)
+    (directory / "late.yaml").write_text(format_release(replace(later, name="late")))
+    (directory / "slow.yaml").write_text(format_release(release("slow", slower=SMALL.model, by=1.05)))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def store(folder: Path) -> Iterator[Store]:
+    with open_store(folder / "s.duckdb") as opened:
+        yield opened
+
+
+def compared(store: Store, a: str, b: str) -> Differences:
+    choice = Choice("1b-general", lambda _name: EmbeddedEngine(release("true")))
+    return differences(side_of(store, a, choice), side_of(store, b, choice))
+
+
+@pytest.mark.parametrize("name", ["1b-general", "1b-general@{}/true.yaml", "{}/true.yaml", "embedded"])
+def test_a_side_against_itself_differs_in_nothing(store: Store, folder: Path, name: str) -> None:
+    name = name.format(folder)
+    answer = compared(store, name, name)
+    for metric, statistic in CELLS:
+        difference = answer.table[metric][statistic]
+        assert difference.value_us == 0
+        assert difference.interval_us in ((0.0, 0.0), None)
+    assert answer.changed == []
+    assert answer.pairs is not None
+    assert (answer.pairs.mape["e2e"], answer.pairs.mape["ttft"]) == (0, 0)
+    assert "inputs: nothing that both sides say differs" in differences_text(answer)
+
+
+def test_a_delay_on_arrival_of_1500_us_is_in_every_request_and_in_the_interval(store: Store, folder: Path) -> None:
+    """All requests reach the engine 1,500 us later, so the whole schedule moves by that and no gap changes."""
+    answer = compared(store, f"{folder}/true.yaml", f"{folder}/late.yaml")
+    for metric in ("e2e", "ttft"):
+        for difference in answer.table[metric].values():
+            assert difference.value_us == pytest.approx(1500, abs=1e-6)
+            assert difference.interval_us == pytest.approx((1500, 1500), abs=1e-6)
+    assert answer.table["itl"]["mean"].value_us == pytest.approx(0, abs=1e-9)
+    assert answer.changed == [
+        ("coefficients", *(f"{n} {sha(folder, n)}" for n in ("true", "late"))),
+        ("delay pre_queue", "5000 us", "6500 us"),
+    ]
+
+
+def sha(folder: Path, name: str) -> str:
+    return parse_release((folder / f"{name}.yaml").read_text(), name).sha256[:12]
+
+
+def test_a_recording_against_its_replay_with_true_coefficients(store: Store, folder: Path) -> None:
+    """The synthetic client stamps in whole us, so the replay is that of the recording to the rounding."""
+    answer = compared(store, "1b-general", f"1b-general@{folder}/true.yaml")
+    assert answer.resampled == "requests drawn with both their latencies"
+    assert answer.requests == (200, 200)
+    for metric in ("e2e", "ttft"):
+        assert abs(answer.table[metric]["mean"].value_us or 0.0) < 20
+
+
+def test_the_requests_that_differ_most_come_first(store: Store, folder: Path) -> None:
+    """5 % longer steps: the difference grows with the E2E, so the longest request is among the first."""
+    pairs = compared(store, f"{folder}/true.yaml", f"{folder}/slow.yaml").pairs
+    assert pairs is not None
+    gap = np.abs(pairs.e2e_us[1] - pairs.e2e_us[0])
+    assert (np.diff(gap) <= 0).all()
+    assert sorted(pairs.request_index) == list(range(200))
+
+
+def test_different_recordings_are_drawn_by_themselves(store: Store) -> None:
+    """Two servers with 9 and 17 ms cycles: no request of one is one of the other; the interval holds the difference."""
+    answer = compared(store, "1b-general", "2b-general")
+    assert (answer.resampled, answer.pairs) == ("requests of each side drawn by themselves", None)
+    difference = answer.table["e2e"]["mean"]
+    assert difference.interval_us is not None and difference.value_us is not None
+    assert difference.interval_us[0] < difference.value_us < difference.interval_us[1]
+    assert {name for name, _, _ in answer.changed} == {"experiment", "recording", "model", "arrivals", "prompt tokens"}
+
+
+def test_published_numbers_stand_fixed(store: Store) -> None:
+    choice = Choice(None, lambda _name: EmbeddedEngine(release("true")))
+    sides = [side_of(store, name, choice) for name in ("34b-general", "34b-general@h100-vllm-0.15.1", "34b-codegen")]
+    one, none = differences(sides[0], sides[1]), differences(sides[0], sides[2])
+    assert one.resampled == "requests drawn on the side that has them, the published numbers held fixed"
+    difference = one.table["e2e"]["mean"]
+    assert difference.interval_us is not None and difference.value_us is not None
+    assert difference.interval_us[0] < difference.value_us < difference.interval_us[1]
+    assert "bracket" in (one.table["itl"]["p99"].reason or "")
+    assert none.resampled.startswith("none")
+    assert none.table["e2e"]["mean"].interval_us is None
+    assert none.table["e2e"]["mean"].value_us == pytest.approx(1000 * (3722.9 - 4092.5))  # both as published
+
+
+def test_a_stored_run_is_the_replay_that_was_stored(store: Store, folder: Path) -> None:
+    slow = parse_release((folder / "slow.yaml").read_text(), "slow")
+    validate_experiment(store, SMALL.slug, slow, ReplayMode())
+    (run,) = [run for run in runs_json(store, SMALL.slug) if run["coefficients"] == "slow"]
+    answer = compared(store, str(run["id"]), f"1b-general@{folder}/slow.yaml")
+    assert {answer.table[metric][statistic].value_us for metric, statistic in CELLS} == {0.0}
+
+
+def test_a_stored_run_of_a_replaced_recording_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "s.duckdb"
+    ingest_source(path, written(SMALL, tmp_path), engine_file=tmp_path / "engine.yaml")
+    with open_store(path) as store:
+        validate_experiment(store, SMALL.slug, release("true"), ReplayMode())
+        (run,) = runs_json(store, None)
+    config = tmp_path / SMALL.slug / "exp-config.yaml"
+    config.write_text(config.read_text() + "hardware: H100\n")
+    ingest_source(path, tmp_path / SMALL.slug, engine_file=tmp_path / "engine.yaml")
+    with open_store(path) as store, pytest.raises(NothingToJudgeError, match="validate it again"):
+        compared(store, str(run["id"]), "1b-general")
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("nothing", "is no simulator .*no stored run .*no experiment is called nothing"),
+        ("abcdef012345", "is no simulator"),
+        ("h100-vllm-0.15.1", "the release h100-vllm-0.15.1 alone is nothing to compare; name an experiment"),
+        ("blis", "the simulator blis alone is nothing to compare"),
+        ("1b-general@none", "no release or file is called none"),
+    ],
+)
+def test_what_a_name_cannot_mean_is_said(store: Store, name: str, complaint: str) -> None:
+    choice = Choice(None, lambda _name: EmbeddedEngine(release("true")))
+    with pytest.raises(UnknownNameError, match=complaint):
+        side_of(store, name, choice)
+
+
+def test_the_page_fits_a_terminal(store: Store, folder: Path) -> None:
+    choice = Choice("34b-reasoning", lambda _name: EmbeddedEngine(release("true")))
+    pairs = [
+        ("1b-general", f"1b-general@{folder}/slow.yaml"),
+        ("34b-reasoning", "34b-reasoning@h100-vllm-0.15.1"),
+        ("h100-vllm-0.15.1", "stepml-overhead-floor"),
+    ]
+    for a, b in pairs:
+        answer = differences(side_of(store, a, choice), side_of(store, b, choice))
+        assert max(len(line) for line in differences_text(answer).splitlines()) <= 80
+
+
+def test_json_has_every_number(store: Store, folder: Path) -> None:
+    document = differences_json(compared(store, f"{folder}/true.yaml", f"{folder}/late.yaml"))
+    metrics, pairs = document["metrics"], document["pairs"]
+    assert isinstance(metrics, dict) and isinstance(pairs, dict)
+    assert metrics["ttft"]["p99"]["difference_ms"] == pytest.approx(1.5)
+    assert len(pairs["most"]) == 10
+    assert pairs["most"][0]["e2e_ms"][1] - pairs["most"][0]["e2e_ms"][0] == pytest.approx(1.5)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(-5000, 5000), st.integers(0, 1_000_000))
+def test_any_planted_shift_is_in_the_interval_of_paired_draws(shift_us: int, seed: int) -> None:
+    """A constant shift is the difference of every mean and quantile of E2E, whatever the draw."""
+    rng = np.random.default_rng(seed)
+    e2e_us = rng.integers(100_000, 900_000, 50)
+    sides = [LatencySamples(e2e_us // 9, e2e_us + extra, np.full(50, 9)) for extra in (0, shift_us)]
+    one, other = resampled_values(sides, [("e2e", "mean"), ("e2e", "p99")], paired=True)
+    assert np.allclose(other - one, shift_us)

@@ -1,0 +1,348 @@
+"""The gate: what it fails, what it passes, what it cannot judge."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from gating_cases import LARGE, SMALL, corrupted, release, written
+
+from blis_replay.blis.errors import ReleaseError
+from blis_replay.blis.release import FittedOn, parse_release
+from blis_replay.blis.release_text import format_release
+from blis_replay.ingest.errors import UnknownExperimentError
+from blis_replay.ingest.ingest import ingest_source
+from blis_replay.ingest.store import Store, open_store
+from blis_replay.replay.release_file import load_release
+from blis_replay.validate.experiment import DEFAULT_RELEASE, read_experiment
+from blis_replay.validate.gating.gate import gate
+from blis_replay.validate.gating.judging import GateJob, judge_experiment
+from blis_replay.validate.gating.policy import Coverage, Policy, Ranking, Regression
+from blis_replay.validate.gating.ranking import ranking_checks
+from blis_replay.validate.gating.report_json import gate_json
+from blis_replay.validate.gating.report_junit import gate_junit
+from blis_replay.validate.gating.report_markdown import gate_markdown
+from blis_replay.validate.gating.report_text import gate_text
+from blis_replay.validate.gating.verdicts import Check, GateReport, Judgement, Ordered
+
+BOTH = (SMALL.slug, LARGE.slug)
+
+
+def stored(folder: Path, path: Path) -> None:
+    ingest_source(path, folder, engine_file=folder.parent / "engine.yaml")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """Both servers as they were recorded; the second one says its GPU and data type."""
+    directory = tmp_path_factory.mktemp("gate")
+    path = directory / "store.duckdb"
+    stored(written(SMALL, directory), path)
+    stored(written(LARGE, directory, hardware="H100", dtype="bfloat16"), path)
+    with open_store(path) as opened:
+        yield opened
+
+
+def failed(checks: tuple[Check, ...]) -> set[tuple[str, str, str]]:
+    return {(check.rule, check.experiment, check.metric) for check in checks if check.outcome == "fail"}
+
+
+def change_of(report: GateReport, experiment: str, metric: str) -> Check:
+    wanted = ("regression", experiment, metric)
+    (check,) = [c for c in report.all_checks if (c.rule, c.experiment, c.metric) == wanted]
+    return check
+
+
+def test_a_step_time_5_percent_worse_on_one_model_fails(store: Store) -> None:
+    """Every step 5 % longer: all of E2E but the 5.4 ms of fixed delays, so E2E and ITL errors grow by 4.5 to 6 points.
+
+    That is within the thresholds, so only the baseline can tell; the other model is as good as before.
+    """
+    report = gate(store, release("new", slower=LARGE.model, by=1.05), release("old"), selectors=BOTH)
+    assert report.verdict == "fail"
+    assert {check[:2] for check in failed(report.all_checks)} == {("regression", "2b-general")}
+    assert {metric for _, _, metric in failed(report.all_checks)} >= {"e2e", "itl"}
+    (change,) = [
+        c for c in report.all_checks if (c.rule, c.experiment, c.metric) == ("regression", "2b-general", "e2e")
+    ]
+    assert change.interval is not None and change.value is not None
+    assert 0.045 < change.value < 0.06
+    assert change.interval[0] <= change.value <= change.interval[1]
+
+
+def test_a_reissue_of_the_same_release_passes(store: Store) -> None:
+    """Another name and summary, the same coefficients: no error changes at all, whatever is drawn."""
+    report = gate(store, release("reissued"), release("old"), selectors=BOTH)
+    assert report.verdict == "pass"
+    changes = [check for check in report.all_checks if check.rule == "regression"]
+    assert len(changes) == 6
+    assert {(check.value, check.interval) for check in changes} == {(0.0, (0.0, 0.0))}
+    assert "6 of 6 errors are those of the baseline to the last digit" in gate_text(report)
+
+
+def test_a_better_release_passes_and_the_worse_one_it_replaces_is_shown(store: Store) -> None:
+    report = gate(store, release("new"), release("old", slower=LARGE.model, by=1.05), selectors=BOTH)
+    assert report.verdict == "pass"
+    (change,) = [
+        c for c in report.all_checks if (c.rule, c.experiment, c.metric) == ("regression", "2b-general", "e2e")
+    ]
+    assert change.value is not None and -0.06 < change.value < -0.045
+
+
+def test_an_experiment_with_corrupted_timings_cannot_be_judged(tmp_path: Path) -> None:
+    """Ends stamped on another clock: the clocks check marks TTFT and E2E unusable.
+
+    The ITL is from the token times of single requests, which still differ rightly, so it is judged.
+    """
+    folder = corrupted(written(SMALL, tmp_path), crossed=False)
+    stored(folder, tmp_path / "s.duckdb")
+    with open_store(tmp_path / "s.duckdb") as store:
+        report = gate(store, release("new"), release("old"), selectors=[SMALL.slug])
+    assert report.verdict == "not judged"
+    outcomes = {(check.rule, check.metric): check.outcome for check in report.all_checks}
+    for rule in ("threshold", "regression", "ranking"):
+        assert (outcomes[rule, "e2e"], outcomes[rule, "ttft"]) == ("not judged", "not judged")
+    assert outcomes["threshold", "itl"] == "pass"
+    text = " ".join(gate_text(report).split())
+    assert "verdict: could not be judged" in text
+    assert "E2E mean: unusable: clocks: 20 requests have a E2E of more than 30 days apart" in text
+
+
+def test_a_recording_that_lost_requests_cannot_be_judged(tmp_path: Path) -> None:
+    """Twenty of 200 requests end before they start and are rejected: the other 180 waited for more than is left.
+
+    True coefficients, exact on the whole load, are 0.8 % short on what is left of it.
+    """
+    stored(corrupted(written(SMALL, tmp_path), crossed=True), tmp_path / "s.duckdb")
+    with open_store(tmp_path / "s.duckdb") as store:
+        report = gate(store, release("new"), release("old"), selectors=[SMALL.slug])
+    assert report.verdict == "not judged"
+    assert report.judgements[0].errors["e2e", "mean"] == pytest.approx(-0.0084, abs=0.001)
+    (check,) = report.judgements[0].checks
+    assert (check.rule, check.outcome, report.judgements[0].standing) == ("recording", "not judged", "refused")
+    assert "20 of 200 request records were rejected" in check.message
+
+
+def test_a_failure_counts_more_than_what_cannot_be_judged(store: Store, tmp_path: Path) -> None:
+    slow = release("new", slower=SMALL.model, by=1.05)
+    other_dtype = release("new", slower=SMALL.model, by=1.05, dtype="fp8")
+    assert gate(store, slow, release("old"), selectors=BOTH).verdict == "fail"
+    report = gate(store, other_dtype, release("old"), selectors=BOTH)
+    assert [judgement.outcome for judgement in report.judgements] == ["fail", "not judged"]
+    assert report.verdict == "fail"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "complaint"),
+    [
+        ("hardware", "A100-80GB", "release new is for A100-80GB, and 2b-general was recorded on H100"),
+        ("hardware", "H200", "release new is for H200"),
+        ("dtype", "fp8", "no coefficients for synthetic/synthetic-2b with tensor parallelism 1 and data type bfloat16"),
+    ],
+)
+def test_a_release_for_another_gpu_or_data_type_is_refused_unless_extrapolated(
+    store: Store, field: str, value: str, complaint: str
+) -> None:
+    new = release("new", **{field: value})  # type: ignore[arg-type]
+    report = gate(store, new, selectors=[LARGE.slug])
+    (judgement,) = report.judgements
+    assert (report.verdict, judgement.standing) == ("not judged", "refused")
+    assert complaint in judgement.reason
+    assert gate(store, new, selectors=[LARGE.slug], extrapolate=True).verdict == "pass"
+
+
+def test_another_tensor_parallelism_is_refused_unless_extrapolated(store: Store) -> None:
+    made = release("new")
+    entries = tuple(replace(entry, tensor_parallelism=4) for entry in made.models)
+    new = parse_release(format_release(replace(made, models=entries)), "new")
+    report = gate(store, new, selectors=[SMALL.slug])
+    assert report.verdict == "not judged"
+    assert "with tensor parallelism 1 (it has synthetic/synthetic-1b tp 4" in report.judgements[0].reason
+    assert gate(store, new, selectors=[SMALL.slug], extrapolate=True).verdict == "pass"
+
+
+def test_a_recording_that_does_not_say_its_gpu_is_judged(store: Store) -> None:
+    assert gate(store, release("new", hardware="A100-80GB", dtype="fp8"), selectors=[SMALL.slug]).verdict == "pass"
+
+
+def test_what_a_release_was_fitted_on_is_shown_and_with_held_out_only_not_gated(store: Store) -> None:
+    fitted = [FittedOn(SMALL.slug, "h", "latencies"), FittedOn(LARGE.slug, "h", "steps")]
+    new = release("new", slower=SMALL.model, by=1.5, fitted_on=fitted)
+    report = gate(store, new, selectors=BOTH)
+    assert [(j.uses, j.outcome) for j in report.judgements] == [("own latencies", "fail"), ("own steps", "pass")]
+    strict = gate(store, new, policy=Policy(held_out_only=True), selectors=BOTH)
+    assert strict.verdict == "pass"
+    assert [(j.standing, j.outcome) for j in strict.judgements] == [("fitted", None), ("gated", "pass")]
+    assert "not gated: 1b-general: the release was fitted on its own latencies" in " ".join(gate_text(strict).split())
+
+
+def test_a_release_that_does_not_say_what_it_saw_is_not_held_out(store: Store) -> None:
+    report = gate(store, release("new"), policy=Policy(held_out_only=True), selectors=BOTH)
+    assert (report.verdict, {j.standing for j in report.judgements}) == ("not judged", {"fitted"})
+    assert "0 experiments judged, at least 1 asked for" in gate_text(report)
+
+
+@pytest.mark.parametrize(
+    ("coverage", "verdict"),
+    [
+        (Coverage(2), "pass"),
+        (Coverage(3), "not judged"),
+        (Coverage(1, (SMALL.model, LARGE.model.upper())), "pass"),
+        (Coverage(1, ("other/Model",)), "not judged"),
+    ],
+)
+def test_too_few_experiments_or_models_is_no_verdict(store: Store, coverage: Coverage, verdict: str) -> None:
+    assert gate(store, release("new"), policy=Policy(coverage=coverage), selectors=BOTH).verdict == verdict
+
+
+def test_overloaded_recordings_are_reported_and_not_gated(tmp_path: Path) -> None:
+    """34b-reasoning is overloaded: an error of -84 % does not fail the gate, and does not cover anything."""
+    with open_store(tmp_path / "s.duckdb") as store:
+        report = gate(store, load_release(DEFAULT_RELEASE), selectors=["34b-reasoning"])
+    (judgement,) = report.judgements
+    assert (judgement.standing, judgement.checks, judgement.outcome) == ("overloaded", (), None)
+    assert abs(judgement.errors["e2e", "mean"] or 0.0) > 0.5
+    assert report.verdict == "not judged"
+
+
+def test_published_aggregates_are_judged_by_resampling_the_simulated_requests(tmp_path: Path) -> None:
+    """34b-*: a reissue passes; with every step 5 % longer E2E is off by +5 % where it was +0.1 to -0.8 %."""
+    shipped = load_release(DEFAULT_RELEASE)
+    slow = []
+    for entry in shipped.models:
+        latency = entry.latency
+        if "34b" in entry.model.lower():
+            fields = ("intercept_ns", "per_prefill_token_ns", "per_decode_token_ns")
+            latency = replace(latency, **{f: round(getattr(latency, f) * 1.05) for f in fields})  # type: ignore[arg-type]
+        slow.append(replace(entry, latency=latency))
+    worse = parse_release(format_release(replace(shipped, name="worse", models=tuple(slow))), "worse")
+    with open_store(tmp_path / "s.duckdb") as store:
+        reissued = gate(store, replace(shipped, name="reissued"), shipped, selectors=["34b-*"])
+        report = gate(store, worse, shipped, selectors=["34b-*"])
+    assert reissued.verdict == "pass"
+    assert [judgement.outcome for judgement in reissued.judgements] == ["pass", "pass", None, "pass"]
+    assert report.verdict == "fail"
+    assert {rule for rule, _, _ in failed(report.all_checks)} == {"regression"}
+    assert {alias for _, alias, _ in failed(report.all_checks)} == {"34b-codegen", "34b-general", "34b-roleplay"}
+    assert "the published number held fixed" in " ".join(gate_text(report).split())
+
+
+def test_an_overloaded_recording_that_cannot_be_replayed_does_not_hold_the_verdict_up(store: Store) -> None:
+    job = GateJob(
+        replace(read_experiment(store, LARGE.slug), overloaded=True), release("new", dtype="fp8"), None, Policy(), False
+    )
+    found = judge_experiment(job)
+    assert (found.standing, found.outcome, found.checks) == ("overloaded", None, ())
+    assert "the recording is overloaded; release new has no coefficients" in found.reason
+
+
+def test_two_experiments_of_one_alias_are_both_ranked() -> None:
+    """Slower in the recording, faster in the simulator, and called alike."""
+    pair = [replace(judgement(slug, *p99), alias="x") for slug, p99 in (("a", (100.0, 9.0)), ("b", (200.0, 8.0)))]
+    (check,) = ranking_checks(pair, Ranking(("e2e",)))
+    assert (check.outcome, check.value) == ("fail", 1.0)
+
+
+def test_a_margin_is_what_a_significant_change_must_exceed(store: Store) -> None:
+    new, old = release("new", slower=LARGE.model, by=1.05), release("old")
+    lenient = Policy(regression=Regression(margin=0.5))
+    assert gate(store, new, old, lenient, BOTH).verdict == "pass"
+
+
+def judgement(alias: str, observed_us: float | None, simulated_us: float, **more: object) -> Judgement:
+    p99 = Ordered(observed_us, simulated_us, **more)  # type: ignore[arg-type]
+    return Judgement(alias, alias, "m", "recorded", "held out", "gated", "", {}, {"e2e": p99}, ())
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "outcome", "inverted"),
+    [
+        (judgement("a", 100.0, 90.0), judgement("b", 120.0, 130.0), "pass", 0),
+        (judgement("a", 100.0, 140.0), judgement("b", 120.0, 130.0), "fail", 1),
+        (judgement("a", 100.0, 130.0), judgement("b", 120.0, 130.0), "pass", 0),  # a tie is no inversion
+        (judgement("a", 100.0, 140.0), judgement("b", 104.0, 130.0), "pass", 0),  # within 5 %
+        # 20 % apart, but each p99 could be the other
+        (
+            judgement("a", 100.0, 140.0, interval_us=(80.0, 125.0)),
+            judgement("b", 120.0, 130.0, interval_us=(110.0, 140.0)),
+            "pass",
+            0,
+        ),
+        (judgement("a", None, 140.0), judgement("b", 120.0, 130.0), "pass", 0),
+        (judgement("a", None, 140.0, unusable="clocks"), judgement("b", 120.0, 130.0), "not judged", 0),
+    ],
+)
+def test_the_order_of_p99s(first: Judgement, second: Judgement, outcome: str, inverted: int) -> None:
+    (check,) = ranking_checks([first, second], Ranking(("e2e",), 0.05))
+    assert (check.outcome, check.value) == (outcome, inverted)
+
+
+def test_an_inverted_order_fails_the_gate(store: Store) -> None:
+    """The second server is twice as slow; with 0.3 of its step time it comes out as the faster one."""
+    swapped = release("new", slower=LARGE.model, by=0.3)
+    policy = Policy(thresholds={}, regression=Regression(cells=()))
+    report = gate(store, swapped, policy=policy, selectors=BOTH)
+    assert ("ranking", "", "e2e") in failed(report.all_checks)
+    assert "1 of 1 pairs of experiments with an observed order are inverted" in " ".join(gate_text(report).split())
+    assert gate(store, release("new"), policy=policy, selectors=BOTH).verdict == "pass"
+
+
+def test_without_a_selection_experiments_of_other_models_are_left_out_and_said(store: Store) -> None:
+    report = gate(store, release("new"))
+    assert [j.alias for j in report.judgements] == ["1b-general", "2b-general"]
+    assert "34b-general" in report.left_out
+
+
+def test_a_selection_that_selects_nothing_is_refused(store: Store) -> None:
+    with pytest.raises(UnknownExperimentError, match="no experiment matches 99b-"):
+        gate(store, release("new"), selectors=["99b-*"])
+
+
+def test_an_invalid_release_is_refused(store: Store) -> None:
+    with pytest.raises(ReleaseError, match="marked invalid"):
+        gate(store, load_release("stepml-per-model-linear"), selectors=BOTH)
+
+
+def test_equal_input_gives_equal_output(store: Store) -> None:
+    new, old = release("new", slower=LARGE.model, by=1.01), release("old")
+    first, second = (json.dumps(gate_json(gate(store, new, old, selectors=BOTH))) for _ in range(2))
+    assert first == second
+
+
+def test_junit_has_a_case_a_check(store: Store) -> None:
+    """Two experiments of three thresholds and three changes, two rankings and the coverage: 15."""
+    report = gate(store, release("new", slower=LARGE.model, by=1.05), release("old"), selectors=BOTH)
+    root = ElementTree.fromstring(gate_junit(report))  # noqa: S314 (our own text)
+    failures = sum(check.outcome == "fail" for check in report.all_checks)
+    assert (root.get("tests"), root.get("failures"), root.get("errors")) == ("15", str(failures), "0")
+    (case,) = root.findall(".//testcase[@classname='2b-general'][@name='regression e2e mean']")
+    failure = case.find("failure")
+    assert failure is not None and "E2E mean: |error|" in failure.get("message", "")
+
+
+def test_junit_tells_what_was_not_judged_and_what_is_not_gated(store: Store) -> None:
+    fitted = [FittedOn(SMALL.slug, "h", "latencies")]
+    new = release("new", hardware="A100-80GB", fitted_on=fitted)
+    root = ElementTree.fromstring(gate_junit(gate(store, new, policy=Policy(held_out_only=True), selectors=BOTH)))  # noqa: S314
+    assert [suite.get("skipped") for suite in root] == ["1", "0", "0"]
+    assert root.findall(".//testcase[@classname='2b-general']/error")
+
+
+def test_markdown_has_no_name_that_could_be_markup(store: Store) -> None:
+    report = gate(store, release("a|b<i>@all", slower=LARGE.model, by=1.05), release("old"), selectors=BOTH)
+    text = gate_markdown(report)
+    assert text.startswith("## Coefficient gate: fail\n")
+    assert "a\\|b&lt;i>\\@all" in text
+    assert "| 2b-general | not stated |" in text
+    rows = [line for line in text.splitlines() if line.startswith("| 2b-general")]
+    assert [row.replace("\\|", "").count("|") for row in rows] == [7, 6, 6, 6]
+
+
+def test_the_table_fits_a_terminal_whatever_is_gated(store: Store) -> None:
+    cells = {(metric, statistic): 0.5 for metric in ("e2e", "ttft", "tpot") for statistic in ("mean", "p50", "p99")}
+    report = gate(store, release("new"), release("old"), Policy(thresholds=cells), BOTH)
+    assert max(len(line) for line in gate_text(report).splitlines()) <= 80

@@ -1,0 +1,228 @@
+"""Which explains the difference, a wrong simulator or a saturated recording, and since when."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import polars as pl
+import pytest
+
+from blis_replay.blis.latency import LatencyModel, Lifecycle
+from blis_replay.blis.release import CoefficientRelease, ModelEntry
+from blis_replay.blis.trace import EngineConfig
+from blis_replay.fixtures.synthetic import generate, write_experiment
+from blis_replay.fixtures.truth import SyntheticExperiment, SyntheticTruth
+from blis_replay.ingest.assemble import read_recording
+from blis_replay.ingest.recording import Recording, Stage
+from blis_replay.ingest.store import Store, read_stored
+from blis_replay.replay.driver import ReplayRun, replay
+from blis_replay.replay.mode import ReplayMode
+from blis_replay.replay.release_file import load_release
+from blis_replay.validate.client_limit import client_limits
+from blis_replay.validate.experiment import DEFAULT_RELEASE, find_experiment
+from blis_replay.validate.saturation import Saturation, queue, saturation
+from blis_replay.validate.saturation_text import saturation_json, saturation_text
+
+# 8 places, 24 tokens at 8.5 ms a step, and asynchronous admission: about 37 requests a second at most.
+ENGINE = EngineConfig(8, 2048, 4096, async_scheduling=True, num_gpu_blocks=10_001)
+FILES = ("exp-config.yaml", "profile.yaml", "results/config.yaml", "trace.yaml", "trace.csv.gz")
+
+
+def loaded(rate_per_s: float, seed: int = 1, **more: int) -> SyntheticExperiment:
+    """15 requests a second for 20 s, then so many for 30 s, then 10 a second for 20 s."""
+    rates = (Stage(0, 15.0, 20_000_000), Stage(1, rate_per_s, 30_000_000), Stage(2, 10.0, 20_000_000))
+    return SyntheticExperiment(stages=rates, engine=ENGINE, seed=seed, **more)  # type: ignore[arg-type]
+
+
+@lru_cache
+def made(spec: SyntheticExperiment) -> tuple[SyntheticTruth, Recording]:
+    truth = generate(spec)
+    with TemporaryDirectory() as folder:
+        write_experiment(truth, Path(folder) / spec.slug, files=FILES)
+        with read_recording(Path(folder) / spec.slug) as recording:
+            return truth, replace(recording, token_events=None)
+
+
+def replayed(spec: SyntheticExperiment, slower: float = 1.0) -> ReplayRun:
+    """The replay with the true coefficients, every step ``slower`` times as long."""
+    true = spec.latency
+    steps = (true.intercept_ns, true.per_prefill_token_ns, true.per_decode_token_ns)
+    latency = LatencyModel("blackbox", *(int(ns * slower) for ns in steps))
+    entry = ModelEntry(spec.model, 1, latency, spec.lifecycle)
+    release = CoefficientRelease("ours", "valid", "s", "s", "H100", "0" * 64, (entry,), (), {}, {})
+    return replay(made(spec)[1], release, ReplayMode(scheduling="asynchronous"))
+
+
+def judged(spec: SyntheticExperiment, slower: float = 1.0) -> Saturation:
+    found = saturation(replayed(spec, slower))
+    assert found is not None
+    return found
+
+
+def true_queue_s(truth: SyntheticTruth) -> tuple[float, float]:
+    """From when to when the true waiting queue was never empty, the longest time of that kind."""
+    steps = truth.result.steps
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], steps["waiting_depth"] > 0, [False]]).astype(np.int8)))
+    at_s = np.append(steps["scheduled_us"], steps["end_us"][-1:])[edges].reshape(-1, 2) / 1e6
+    first, last = at_s[np.argmax(at_s[:, 1] - at_s[:, 0])]
+    return float(first), float(last)
+
+
+@pytest.mark.parametrize(("rate_per_s", "seed"), [(40, 0), (40, 2), (45, 1), (60, 0), (60, 1), (60, 2)])
+def test_the_onset_is_found_within_three_seconds_and_not_blamed_on_a_true_simulator(
+    rate_per_s: float, seed: int
+) -> None:
+    """Overload begins with the second stage, at second 21 (its first second is a pause), or when that piles up."""
+    spec = loaded(rate_per_s, seed)
+    found, (from_s, _) = judged(spec), true_queue_s(made(spec)[0])
+    assert found.explains == "recording"
+    assert found.from_us is not None
+    assert 0 <= found.from_us / 1e6 - from_s < 3
+    assert found.from_us == found.simulated.from_us
+    assert found.throughput_error == 0
+    assert found.before["e2e"] == pytest.approx(0, abs=0.002)
+
+
+def test_the_end_of_a_queue_is_found_too() -> None:
+    spec = loaded(45)
+    assert judged(spec).until_us == pytest.approx(true_queue_s(made(spec)[0])[1] * 1e6, abs=1_000_000)
+
+
+def test_a_queue_that_stands_at_the_end_has_no_end() -> None:
+    assert judged(loaded(60)).until_us is None
+
+
+@pytest.mark.parametrize(
+    ("rate_per_s", "slower", "throughput"),
+    # A full batch serves in proportion to 1 / step; a server that is not full serves what comes:
+    # at 45 a second the fast one is faster than needed, and serves the 1.2 asked for each one served.
+    [(60, 0.8, 1 / 0.8 - 1), (60, 1.2, 1 / 1.2 - 1), (45, 1.2, 1 / 1.2 - 1), (45, 0.8, 0.2)],
+)
+def test_a_wrong_step_time_is_blamed_in_a_saturated_recording_too(
+    rate_per_s: float, slower: float, throughput: float
+) -> None:
+    found = judged(loaded(rate_per_s), slower)
+    assert found.explains == "simulator"
+    assert found.throughput_error == pytest.approx(throughput, abs=0.01)
+
+
+def test_a_queue_of_the_simulator_alone_is_the_simulators() -> None:
+    """At 36 a second the server keeps up, and one that is a fifth slower does not."""
+    found = judged(loaded(36), 1.2)
+    assert (found.explains, found.observed.from_us) == ("simulator", None)
+    assert found.from_us == found.simulated.from_us
+
+
+def test_of_what_never_queues_nothing_is_said() -> None:
+    assert saturation(replayed(loaded(20))) is None
+
+
+def test_many_failures_without_a_queue_count_from_the_first() -> None:
+    """A fifth of 1,050 requests is given up after 100 ms, without a queue."""
+    spec = loaded(15, failures=210)
+    first_us = int(made(spec)[0].trace.arrival_us[~made(spec)[0].ok][0])
+    found = judged(spec)
+    assert (found.failed, found.first_failure_us, found.from_us) == (210, first_us, first_us)
+
+
+def test_a_wait_counts_from_the_last_request_that_found_a_place() -> None:
+    """One arrival a second; waits of 2, 3, ... s from the sixth on against 1 s of service, until the last five."""
+    arrival_us = np.arange(20) * 1_000_000
+    wait_us = np.array([0] * 5 + [1_000_000 * i for i in range(1, 11)] + [0] * 5)
+    assert queue(arrival_us, wait_us, 1_000_000).from_us == 4_000_000
+    assert queue(arrival_us, wait_us, 1_000_000).until_us == 15_000_000
+    # Nobody waits longer than 20 s of service: a queue of 11 s that went away.
+    assert queue(arrival_us, wait_us, 20_000_000).from_us is None
+    assert queue(arrival_us, wait_us, 20_000_000).touched_us == 11_000_000
+
+
+def test_two_late_requests_are_no_queue() -> None:
+    wait_us = np.zeros(20, np.int64)
+    wait_us[[7, 8]] = 60_000_000
+    assert queue(np.arange(20) * 1_000_000, wait_us, 1_000_000).from_us is None
+
+
+def closed_loop(clients: int, requests: int) -> Recording:
+    """Each client sends its next request when its last one is done, after 1 s."""
+    _, recording = made(loaded(20))
+    frame = recording.requests.head(requests).with_columns(
+        arrival_us=pl.Series([(i % clients) * 100_000 + i // clients * 1_000_000 for i in range(requests)]),
+        e2e_us=pl.lit(1_000_000, pl.Int64),
+    )
+    return replace(recording, requests=frame)
+
+
+def test_a_client_at_its_limit_is_seen() -> None:
+    """The fourth client sends first at 0.3 s; from then on there are 4 in flight."""
+    (limit,) = client_limits(closed_loop(4, 80))
+    assert (limit.stage, limit.in_flight, limit.from_us) == (0, 4, 300_000)
+
+
+@pytest.mark.parametrize("rate_per_s", [20, 60])
+def test_an_open_load_has_no_limit(rate_per_s: float) -> None:
+    assert client_limits(made(loaded(rate_per_s))[1]) == ()
+
+
+def test_the_sentence_names_cause_and_second_and_json_has_the_numbers() -> None:
+    found = judged(loaded(60), 1.2)
+    text, document = saturation_text(found), saturation_json(found)
+    assert max(map(len, text.splitlines())) <= 80
+    sentence = "saturation: the simulator is wrong by more than a queue explains; from second 21."
+    assert " ".join(text.split()).startswith(sentence)
+    assert document["explains"] == "simulator"
+    assert document["meaningless_from_s"] == pytest.approx(21.3, abs=0.3)
+
+
+@pytest.mark.realdata
+@pytest.mark.parametrize(
+    ("name", "in_flight"),
+    # Llama-2-7B has 7,462 KV blocks of 16 tokens: 1,550 a request, a prompt of 1,082 and a third of the output.
+    # The others queue when as many are in flight as max_num_seqs allows.
+    [("7b-reasoning", 77), ("34b-reasoning", 128), ("70b-hf-reasoning", 128), ("mixtral-reasoning", 128)],
+)
+def test_overloaded_recordings_queue_when_their_places_are_taken(real_store: Store, name: str, in_flight: int) -> None:
+    recording = read_stored(real_store, find_experiment(real_store, name))
+    found = saturation(replay(recording, load_release(DEFAULT_RELEASE)))
+    assert found is not None
+    assert found.in_flight == pytest.approx(in_flight, abs=2)
+    assert found.observed.from_us == pytest.approx(in_flight / 4 * 1e6, rel=0.45)  # 4 requests a second, some done
+    assert found.observed.until_us is None
+
+
+@pytest.mark.realdata
+def test_a_sweep_of_guidellm_is_serial_first_and_then_a_burst(real_store: Store) -> None:
+    """Its strategies in order (data notes, section 3): synchronous, throughput (40 at once), three constant rates."""
+    recording = read_stored(real_store, find_experiment(real_store, "34b-prefillheavy"))
+    fitted = LatencyModel("blackbox", 25_600_000, 95_500, 205_800)  # a line through its own latencies
+    entry = ModelEntry(str(recording.model), 1, fitted, Lifecycle())
+    release = CoefficientRelease("own", "valid", "s", "s", "H100", "0" * 64, (entry,), (), {}, {})
+    found = saturation(replay(recording, release))
+    assert found is not None
+    assert [(limit.stage, limit.in_flight) for limit in found.client_limits] == [(0, 1)]
+    burst_us = recording.requests.filter(pl.col("stage") == 1)["arrival_us"]
+    assert burst_us.min() <= found.observed.from_us <= burst_us.max()  # type: ignore[operator]  # there are some
+
+
+@pytest.mark.realdata
+def test_llama_2_7b_is_saturated_and_its_simulator_right(real_store: Store) -> None:
+    recording = read_stored(real_store, find_experiment(real_store, "7b-reasoning"))
+    found = saturation(replay(recording, load_release(DEFAULT_RELEASE)))
+    assert found is not None
+    assert found.explains == "recording"
+    assert found.throughput_error == pytest.approx(0, abs=0.05)
+    assert found.failed == 4068  # data notes, section 1
+
+
+@pytest.mark.realdata
+def test_a_recording_that_only_touches_its_limit_is_not_meaningless(real_store: Store) -> None:
+    """70b-general: waiting in 4.5 % of the steps of its second stage (data notes, section 2), of 600 s that is 27 s."""
+    recording = read_stored(real_store, find_experiment(real_store, "70b-general"))
+    found = saturation(replay(recording, load_release(DEFAULT_RELEASE)))
+    assert found is not None
+    assert (found.explains, found.from_us) == ("neither", None)
+    assert found.observed.touched_us == pytest.approx(27e6, rel=0.25)
+    assert found.simulated.touched_us == pytest.approx(found.observed.touched_us, rel=0.1)

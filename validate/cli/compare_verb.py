@@ -1,0 +1,108 @@
+"""``blis-replay compare``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from blis_replay.validate.cli.options import json_option, print_json, progress_line, store_option
+
+if TYPE_CHECKING:
+    from blis_replay.ingest.store import Store
+
+
+@click.command("compare")
+@click.argument("sides", nargs=-1, metavar="[A B]")
+@click.option("--experiment", default=None, help="The experiment for a side that is a release or a simulator.")
+@click.option("--coefficients", default=None, help="The release for a side that is a simulator.  [default: our own]")
+@click.option("--blis-binary", default=None, metavar="PATH", help="The BLIS binary, for a side that is blis.")
+@click.option("--published", is_flag=True, help="Our errors beside those that other simulators published.")
+@click.option("--runs", "list_them", is_flag=True, help="List the stored runs and their ids.")
+@store_option
+@json_option
+def command(
+    sides: tuple[str, ...],
+    experiment: str | None,
+    coefficients: str | None,
+    blis_binary: str | None,
+    published: bool,
+    list_them: bool,
+    store_path: Path,
+    as_json: bool,
+) -> None:
+    """Two of anything side by side: which numbers differ, by how much, and what changed.
+
+    A and B are each an experiment (its recording), EXPERIMENT@RELEASE (replayed now),
+    the id of a stored run, a coefficient release or a simulator (embedded, blis; both
+    with --experiment).  Shown are all metrics with bootstrap intervals of the
+    difference, the inputs that differ, and the requests that differ most.
+
+    \b
+    Examples:
+      blis-replay compare 34b-general 34b-general@h100-vllm-0.15.1
+      blis-replay compare old.yaml new.yaml --experiment 34b-general
+      blis-replay compare embedded blis --experiment 34b-general --blis-binary ./blis
+      blis-replay compare 34b-codegen 34b-general
+      blis-replay compare --runs
+      blis-replay compare --published
+    """
+    from blis_replay.ingest.store import open_store
+
+    if (len(sides) == 2) + published + list_them != 1 or len(sides) not in (0, 2):
+        raise click.UsageError("name two sides, A and B; or use --published, or --runs")
+    with open_store(store_path) as store:
+        if published:
+            _published(store, coefficients, as_json)
+        elif list_them:
+            _runs(store, experiment, as_json)
+        else:
+            _two(store, sides, experiment, coefficients, blis_binary, as_json)
+
+
+def _two(
+    store: Store,
+    sides: tuple[str, ...],
+    experiment: str | None,
+    coefficients: str | None,
+    blis_binary: str | None,
+    as_json: bool,
+) -> None:
+    from blis_replay.validate.differences import differences
+    from blis_replay.validate.differences_text import differences_json, differences_text
+    from blis_replay.validate.experiment import DEFAULT_RELEASE
+    from blis_replay.validate.sides import Choice, side_of
+    from blis_replay.validate.simulators import simulator_named
+
+    choice = Choice(experiment, lambda name: simulator_named(name, coefficients, DEFAULT_RELEASE, blis_binary))
+    compared = differences(*(side_of(store, side, choice) for side in sides))
+    if as_json:
+        print_json(differences_json(compared))
+    else:
+        click.echo(differences_text(compared))
+
+
+def _published(store: Store, coefficients: str | None, as_json: bool) -> None:
+    from blis_replay.replay.release_file import load_release
+    from blis_replay.validate.experiment import DEFAULT_RELEASE
+    from blis_replay.validate.published import compare_published, published_json, published_text
+
+    release = load_release(coefficients or DEFAULT_RELEASE)
+    compared = compare_published(store, release, progress_line("experiments replayed"))
+    if as_json:
+        print_json(published_json(compared))
+    else:
+        click.echo(published_text(compared))
+
+
+def _runs(store: Store, experiment: str | None, as_json: bool) -> None:
+    from blis_replay.validate.differences_text import runs_text
+    from blis_replay.validate.experiment import find_experiment
+    from blis_replay.validate.sides import runs_json
+
+    runs = runs_json(store, find_experiment(store, experiment) if experiment else None)
+    if as_json:
+        print_json({"runs": runs})
+    else:
+        click.echo(runs_text(runs))

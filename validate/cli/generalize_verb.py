@@ -1,0 +1,100 @@
+"""``blis-replay generalize``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from blis_replay.validate.cli.options import json_option, print_json, store_option
+
+
+@click.command("generalize")
+@click.option("--lomo", "by", flag_value="model", help="Leave one model out at a time.")
+@click.option("--lowo", "by", flag_value="workload", help="Leave one workload out at a time.")
+@click.option(
+    "--experiments",
+    "patterns",
+    multiple=True,
+    metavar="SELECTOR",
+    help="Slug, alias or pattern such as '7b-*'; may be given several times.  [default: all, stored and bundled]",
+)
+@click.option(
+    "--model-form",
+    "form",
+    type=click.Choice(["per-model", "physical"]),
+    default="physical",
+    show_default=True,
+    help="Coefficients of each model, or what all models share on each one's architecture.",
+)
+@click.option(
+    "--config",
+    "configs",
+    multiple=True,
+    metavar="MODEL=PATH",
+    help="The config.json of a model whose architecture does not ship; may be given several times.",
+)
+@click.option("--gpu", default=None, metavar="NAME", help="The GPU of recordings that do not name it, e.g. H100-SXM.")
+@click.option(
+    "--out", type=click.Path(path_type=Path, file_okay=False), default=None, help="Folder for a release of each fit."
+)
+@store_option
+@json_option
+def command(
+    by: str | None,
+    patterns: tuple[str, ...],
+    form: str,
+    configs: tuple[str, ...],
+    gpu: str | None,
+    out: Path | None,
+    store_path: Path,
+    as_json: bool,
+) -> None:
+    """Do coefficients hold for a model, or a workload, that they were not fitted to?
+
+    Fits to all but one model or workload and predicts that one, in turn, beside a fit to
+    everything. Step records are fitted to where there are some, else latencies. The
+    physical form takes a model's architecture and the GPU's datasheet, and nothing else
+    of it. Overloaded runs are predicted, never fitted to, and not averaged.
+
+    \b
+    Examples:
+      blis-replay generalize --lomo
+      blis-replay generalize --lowo --model-form per-model
+      blis-replay generalize --lomo --experiments '7b-*' --experiments '34b-*'
+      blis-replay generalize --lomo --config org/new-3b=config.json --out releases
+    """
+    from blis_replay.blis.architecture import bundled_architectures
+    from blis_replay.blis.release_text import format_release
+    from blis_replay.ingest.store import open_store
+    from blis_replay.replay.release_file import architecture_of_file
+    from blis_replay.validate.calibration.generalize import generalize, read_cases
+    from blis_replay.validate.calibration.generalize_text import generalisation_json, generalisation_text
+
+    if by is None:
+        raise click.UsageError("say what to leave out: --lomo (a model) or --lowo (a workload)")
+    if by == "model" and form == "per-model":
+        raise click.UsageError("coefficients of one model do not transfer to another; use --model-form physical")
+    pairs = [config.split("=", 1) for config in configs]
+    if any(len(pair) != 2 for pair in pairs):
+        raise click.UsageError("--config takes MODEL=PATH, e.g. org/new-3b=config.json")
+    architectures = bundled_architectures() | {model: architecture_of_file(Path(path)) for model, path in pairs}
+    with open_store(store_path) as store:
+        cases = read_cases(store, patterns, gpu)
+    with click.progressbar(length=1, label="fitting", file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
+
+        def progress(done: int, jobs: int) -> None:
+            bar.length = jobs
+            bar.update(done - bar.pos)
+
+        result = generalize(cases, by, form, architectures, progress=progress)  # type: ignore[arg-type]  # click checked
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        for fold in (*result.folds, result.in_distribution):
+            if fold.release is not None:
+                (out / f"{fold.release.name}.yaml").write_text(format_release(fold.release), "utf-8")
+    if as_json:
+        print_json(generalisation_json(result))
+    else:
+        click.echo(generalisation_text(result))

@@ -1,0 +1,167 @@
+"""Our errors beside those that other simulators published for the same recordings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from blis_replay.blis.release import CoefficientRelease
+from blis_replay.fixtures.published_simulators import PublishedSimulator, PublishedSimulators, published_simulators
+from blis_replay.ingest.published_itl import published
+from blis_replay.ingest.store import Store
+from blis_replay.replay.driver import replay
+from blis_replay.replay.executors import map_jobs
+from blis_replay.validate.compare import Cell, Comparison
+from blis_replay.validate.experiment import StoredExperiment, compare_whole, find_experiment, read_experiment
+from blis_replay.validate.metrics import relative_error
+from blis_replay.validate.terminal import table, wrap
+
+# Columns: the published numbers, ITL against the publisher's truth and against the true gap.
+COLUMNS = ("e2e mean", "ttft mean", "itl mean", "itl mean, true gap", "e2e p99", "ttft p99")
+_TRUE_GAP = COLUMNS[3]
+
+Errors = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class PublishedRow:
+    """One simulator beside ours, on the experiments that it covers.
+
+    ``theirs``, ``ours``: by slug, the signed error of each number of ``COLUMNS`` that is there
+    on both sides.
+    """
+
+    name: str
+    source: str
+    itl_truth: str
+    theirs: Mapping[str, Errors]
+    ours: Mapping[str, Errors]
+
+
+@dataclass(frozen=True)
+class PublishedTable:
+    """Rows, one a simulator, and what our coefficients were fitted on, by slug."""
+
+    coefficients: str
+    rows: tuple[PublishedRow, ...]
+    uses: Mapping[str, str]
+
+
+def compare_published(
+    store: Store, release: CoefficientRelease, progress: Callable[[int, int], None] | None = None
+) -> PublishedTable:
+    """Replay every recording that others published answers for, and set the errors side by side.
+
+    Observed numbers are those of the stored recording, or the bundled aggregates.  Raises
+    ``ReleaseError`` if the release is invalid or lacks one of the models.
+    """
+    known = published_simulators()
+    slugs = sorted({slug for simulator in known.simulators for slug in simulator.predicted_us})
+    release.refuse_if_invalid()
+    experiments = [read_experiment(store, find_experiment(store, slug)) for slug in slugs]
+    compared = map_jobs(partial(_compared, release), experiments, progress=progress)
+    comparisons = dict(zip(slugs, compared, strict=True))
+    return PublishedTable(
+        coefficients=release.name,
+        rows=tuple(_row(simulator, known, comparisons) for simulator in known.simulators),
+        uses={slug: comparison.uses for slug, comparison in comparisons.items()},
+    )
+
+
+def mean_abs(errors: Sequence[Errors], column: str) -> float | None:
+    """Mean of the absolute errors of a column over experiments; None if none has it."""
+    values = [abs(error[column]) for error in errors if column in error]
+    return sum(values) / len(values) if values else None
+
+
+def _compared(release: CoefficientRelease, experiment: StoredExperiment) -> Comparison:
+    return compare_whole(experiment, replay(experiment.recording, release))
+
+
+def _row(
+    simulator: PublishedSimulator, known: PublishedSimulators, comparisons: Mapping[str, Comparison]
+) -> PublishedRow:
+    theirs, ours = {}, {}
+    for slug, predicted_us in simulator.predicted_us.items():
+        truth_us = _truths(comparisons[slug], simulator, known)
+        simulated_us = _simulated(comparisons[slug])
+        predicted_us = {**predicted_us, _TRUE_GAP: predicted_us["itl mean"]}
+        theirs[slug] = _errors(truth_us, predicted_us)
+        ours[slug] = {name: e for name, e in _errors(truth_us, simulated_us).items() if name in theirs[slug]}
+    return PublishedRow(simulator.name, simulator.source, simulator.itl_truth, theirs, ours)
+
+
+def _truths(
+    comparison: Comparison, simulator: PublishedSimulator, known: PublishedSimulators
+) -> dict[str, float | None]:
+    observed = {name: cell.observed_us for name, cell in _cells_of(comparison).items()}
+    if simulator.itl_truth == "reported":
+        itl_us = published(comparison.run.recording.aggregates, -1, "itl_reported", "mean")
+    else:
+        itl_us = known.re_tokenised_itl_us[comparison.slug]
+    return {**observed, "itl mean": itl_us, _TRUE_GAP: observed["itl mean"]}
+
+
+def _simulated(comparison: Comparison) -> dict[str, float | None]:
+    simulated = {name: cell.simulated_us for name, cell in _cells_of(comparison).items()}
+    return {**simulated, _TRUE_GAP: simulated["itl mean"]}
+
+
+def _cells_of(comparison: Comparison) -> dict[str, Cell]:
+    named = [(name, *name.split()) for name in COLUMNS if name != _TRUE_GAP]
+    return {name: comparison.metrics[metric][statistic] for name, metric, statistic in named}
+
+
+def _errors(truth_us: Mapping[str, float | None], answer_us: Mapping[str, float | None]) -> dict[str, float]:
+    errors = {name: relative_error(truth_us[name], answer_us.get(name)) for name in COLUMNS}
+    return {name: error for name, error in errors.items() if error is not None}
+
+
+def published_text(compared: PublishedTable) -> str:
+    """The table in 80 columns: each simulator and, below it, ours on the same experiments."""
+    rows = []
+    for row in compared.rows:
+        rows.append([row.name, str(len(row.theirs)), *_cells(list(row.theirs.values()))])
+        rows.append(["  ours on the same", "", *_cells(list(row.ours.values()))])
+    header = ["mean |error| in %", "n", "E2E", "TTFT", "ITL", "true gap", "E2E p99", "TTFT p99"]
+    counts = {use: list(compared.uses.values()).count(use) for use in sorted(set(compared.uses.values()))}
+    fits = ", ".join(f"{count} {use}" for use, count in counts.items())
+    return "\n\n".join(
+        [
+            table(header, rows),
+            wrap(f"ours: {compared.coefficients}; of the {len(compared.uses)} experiments: {fits}"),
+            wrap(
+                "ITL: against what its publisher took for true: the reported ITL, half the true gap (step-model "
+                "studies), or the gap by re-tokenised lengths (the others); true gap: against (E2E - TTFT) / "
+                "(output tokens - 1) with the lengths that were decoded"
+            ),
+        ]
+    )
+
+
+def _cells(errors: Sequence[Errors]) -> list[str]:
+    means = [mean_abs(errors, column) for column in COLUMNS]
+    return ["-" if mean is None else f"{100 * mean:,.1f}" for mean in means]
+
+
+def published_json(compared: PublishedTable) -> dict[str, object]:
+    """The same with every experiment; errors as signed fractions."""
+    return {
+        "coefficients": compared.coefficients,
+        "coefficients_use": dict(compared.uses),
+        "simulators": [
+            {
+                "name": row.name,
+                "source": row.source,
+                "itl_truth": row.itl_truth,
+                "theirs": {slug: dict(errors) for slug, errors in row.theirs.items()},
+                "ours": {slug: dict(errors) for slug, errors in row.ours.items()},
+                "mean_abs_error": {
+                    side: {column: mean_abs(list(errors.values()), column) for column in COLUMNS}
+                    for side, errors in (("theirs", row.theirs), ("ours", row.ours))
+                },
+            }
+            for row in compared.rows
+        ],
+    }

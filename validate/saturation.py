@@ -1,0 +1,246 @@
+"""A recording and its replay under more load than can be served: what explains their difference, and since when.
+
+A request waits from its arrival in the queue to its first place in a batch.  While requests come
+faster than they are served the wait grows without end, so it measures how long that has lasted and
+no longer the server.  The comparison is meaningless from the last request on that found a place
+at once; what can still be compared is how much is served meanwhile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from blis_replay.blis.result import SimResult
+from blis_replay.blis.trace import Int64s
+from blis_replay.replay.driver import ReplayRun
+from blis_replay.validate.client_limit import ClientLimit, client_limits, in_flight_at
+from blis_replay.validate.compare import THRESHOLDS
+from blis_replay.validate.metrics import relative_error
+from blis_replay.validate.observed import observed_requests
+
+# A place at once: the step that runs and, if scheduling is asynchronous, one more.
+_AT_ONCE_US = 250_000
+# What is said of a queue at all; as the instrument check of overload has it.
+_QUEUE_US = 1_000_000
+# Single requests that are late for other reasons make no queue.
+_NEIGHBOURS = 5
+_FEWEST = 20
+# Largest error of the throughput of a simulator that is not to blame.
+THROUGHPUT_TOLERANCE = 0.05
+_BEFORE = ("e2e", "ttft")
+# More than so many failures say that the server was overloaded, also without a queue that is seen.
+_FAILED_SHARE = 0.10
+
+
+@dataclass(frozen=True)
+class Queue:
+    """How requests waited on one side.
+
+    ``from_us``: arrival of the last request that found a place at once before requests came to
+    wait longer than they are served; ``until_us``: of the first that did so again, None if there
+    was none.  Both None if it never came so far.  ``longest_us``: the longest wait, that of the
+    request that arrived at ``longest_at_us``; both 0 where nobody waits for a second.
+    ``touched_us``: time in shorter queues, of over a second, that went away.
+    """
+
+    from_us: int | None
+    until_us: int | None
+    longest_us: int
+    longest_at_us: int
+    touched_us: int
+
+
+@dataclass(frozen=True)
+class Saturation:
+    """What there is to say of a saturated recording or replay.
+
+    ``from_us``, ``until_us``: between them the comparison is meaningless, None: nowhere, or until the
+    end.  ``in_flight``: requests in flight at ``from_us`` as recorded.  ``before``: signed error of the
+    mean of ``e2e`` and ``ttft`` over the ``requests_before``, None of fewer than 20.
+    ``throughput_error``: simulated over observed output tokens a second less one, while
+    the recorded queue grows and nobody has given up.  ``offered``: tokens asked for each one served
+    meanwhile, as recorded.  ``explains``: what explains the difference: the ``simulator``, whose errors before
+    the queue or of the throughput are too large; the ``recording``, if they are not; ``neither``
+    if nothing is meaningless; ``not told`` if there is nothing to tell it by.
+    """
+
+    observed: Queue
+    simulated: Queue
+    client_limits: tuple[ClientLimit, ...]
+    failed: int
+    first_failure_us: int | None
+    from_us: int | None
+    until_us: int | None
+    in_flight: int
+    requests_before: int
+    before: dict[str, float | None]
+    throughput_error: float | None
+    offered: float | None
+    explains: Literal["simulator", "recording", "neither", "not told"]
+
+
+def saturation(run: ReplayRun) -> Saturation | None:
+    """What can be said of queues in a recording and its replay; None where there is none, or none can be seen.
+
+    Needs requests recorded one by one and a simulator that reports steps.
+    """
+    recording, result = run.recording, run.simulated.engine
+    known = observed_requests(recording)
+    if result is None or not known.any():
+        return None
+    arrival_us = recording.requests["arrival_us"].to_numpy().astype(np.int64)
+    served_us = _served_us(result)
+    observed = queue(arrival_us[known], observed_wait_us(run, known), served_us)
+    simulated = queue(run.plan.trace.arrival_us, simulated_wait_us(run.plan.trace.abort_us, result), served_us)
+    limits = client_limits(recording)
+    failures_us = arrival_us[(recording.requests["status"] != "ok").to_numpy()]
+    from_us, until_us = _meaningless(observed, simulated, failures_us, len(arrival_us))
+    if from_us is None and not limits and not (observed.touched_us or simulated.touched_us):
+        return None
+    before = _errors_before(run, known, from_us)
+    throughput_error, offered = _throughputs(run, observed)
+    return Saturation(
+        observed=observed,
+        simulated=simulated,
+        client_limits=limits,
+        failed=len(failures_us),
+        first_failure_us=int(failures_us[0]) if len(failures_us) else None,
+        from_us=from_us,
+        until_us=until_us,
+        in_flight=in_flight_at(recording, from_us) if from_us is not None else 0,
+        requests_before=int((known & (arrival_us < (from_us or 0))).sum()),
+        before=before,
+        throughput_error=throughput_error,
+        offered=offered,
+        explains=_explanation(from_us, observed, before, throughput_error),
+    )
+
+
+def queue(arrival_us: Int64s, wait_us: Int64s, served_us: int) -> Queue:
+    """The queue that shows in the waits of requests in order of arrival; ``served_us``: how long one is served.
+
+    Waits are smoothed by the median of 5 neighbours.
+    """
+    if (wait_us > _QUEUE_US).sum() <= _NEIGHBOURS // 2:
+        return Queue(None, None, 0, 0, 0)
+    padded = np.pad(wait_us, _NEIGHBOURS // 2, mode="edge")
+    wait_us = np.median(np.lib.stride_tricks.sliding_window_view(padded, _NEIGHBOURS), axis=1).astype(np.int64)
+    from_us, until_us, touched_us = None, None, 0
+    for first, last in _stretches(wait_us > _AT_ONCE_US):
+        longest_us = int(wait_us[first : last + 1].max())
+        start_us = int(arrival_us[max(first - 1, 0)])
+        end_us = int(arrival_us[last + 1]) if last + 1 < len(arrival_us) else None
+        if longest_us > max(served_us, _QUEUE_US):
+            from_us = start_us if from_us is None else from_us
+            until_us = end_us
+        elif longest_us > _QUEUE_US:
+            touched_us += (int(arrival_us[-1]) if end_us is None else end_us) - start_us
+    return Queue(from_us, until_us, int(wait_us.max()), int(arrival_us[np.argmax(wait_us)]), touched_us)
+
+
+def observed_wait_us(run: ReplayRun, chosen: NDArray[np.bool_]) -> Int64s:
+    """int64[chosen]: how long requests waited for their first place, as recorded.
+
+    Where the server did not say, it is the TTFT less what the replay takes for anything else
+    (its mean where the replay did not serve the request).
+    """
+    result, requests = run.result, run.recording.requests
+    other_us = (result.first_token_us - result.scheduled_us) + (result.queued_us - result.arrival_us)
+    served = run.simulated.completed
+    other_us = np.where(served, other_us, int(other_us[served].mean()))
+    inferred = pl.Series(requests["ttft_us"] - pl.Series(other_us))
+    waits = requests["queue_us"].fill_null(inferred).fill_null(0).clip(0)
+    return waits.to_numpy().astype(np.int64)[chosen]
+
+
+def simulated_wait_us(abort_us: Int64s, result: SimResult) -> Int64s:
+    """int64[n]: how long requests waited for their first place in the replay, or until they were given up."""
+    until_us = np.where(result.scheduled_us >= 0, result.scheduled_us, abort_us)
+    return np.maximum(until_us - result.queued_us, 0)
+
+
+def _served_us(result: SimResult) -> int:
+    """Mean time from first place to last token in the replay."""
+    done = result.completed
+    return int((result.finished_us - result.scheduled_us)[done].mean()) if done.any() else 0
+
+
+def _stretches(long: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """First and last place of each run of true values."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], long, [False]]).astype(np.int8)))
+    return [(int(first), int(last) - 1) for first, last in edges.reshape(-1, 2)]
+
+
+def _meaningless(
+    observed: Queue, simulated: Queue, failures_us: Int64s, requests: int
+) -> tuple[int | None, int | None]:
+    sides = [side for side in (observed, simulated) if side.from_us is not None]
+    if sides:
+        ends = [side.until_us for side in sides]
+        last = None if None in ends else max(end for end in ends if end is not None)
+        return min(side.from_us for side in sides if side.from_us is not None), last
+    if len(failures_us) > _FAILED_SHARE * requests:
+        return int(failures_us[0]), None
+    return None, None
+
+
+def _errors_before(run: ReplayRun, known: NDArray[np.bool_], from_us: int | None) -> dict[str, float | None]:
+    requests = run.recording.requests
+    early = known & run.simulated.completed & (requests["arrival_us"].to_numpy() < (from_us or 0))
+    if early.sum() < _FEWEST:
+        return dict.fromkeys(_BEFORE)
+    sides = {"e2e": run.e2e_us, "ttft": run.ttft_us}
+    return {
+        metric: relative_error(float(requests[f"{metric}_us"].to_numpy()[early].mean()), float(values[early].mean()))
+        for metric, values in sides.items()
+    }
+
+
+def _throughputs(run: ReplayRun, observed: Queue) -> tuple[float | None, float | None]:
+    """Error of the throughput, and tokens asked for each one served, while the queue grows and nobody gave up."""
+    if observed.from_us is None:
+        return None, None
+    requests = run.recording.requests
+    arrival_us = requests["arrival_us"].to_numpy()
+    end_us = observed.longest_at_us  # later it shrinks, and a faster simulator may have nothing left to serve
+    given_up = requests.filter(pl.col("status") != "ok")
+    if given_up.height:  # from then on places are taken by requests that nobody waits for
+        end_us = min(end_us, int((given_up["arrival_us"] + given_up["e2e_us"].fill_null(0)).min()))  # type: ignore[arg-type]
+    window = observed.from_us, end_us
+    known, done = observed_requests(run.recording), run.simulated.completed
+    timed = requests.filter(known)
+    columns = ("arrival_us", "ttft_us", "e2e_us", "output_tokens")
+    served = _tokens_within(window, *(timed[name].to_numpy() for name in columns))
+    if end_us - observed.from_us < _QUEUE_US or served < _FEWEST:
+        return None, None
+    answered = run.plan.trace.arrival_us, run.ttft_us, run.e2e_us, run.simulated.output_tokens
+    simulated = _tokens_within(window, *(values[done] for values in answered))
+    came = (arrival_us > window[0]) & (arrival_us <= window[1])
+    return simulated / served - 1, float(run.plan.trace.output_tokens[came].sum()) / served
+
+
+def _tokens_within(
+    window: tuple[int, int], arrival_us: Int64s, ttft_us: Int64s, e2e_us: Int64s, output_tokens: Int64s
+) -> float:
+    """Output tokens that came within a window, those of a request evenly from its first to its last."""
+    first_us, last_us = arrival_us + ttft_us, np.maximum(arrival_us + e2e_us, arrival_us + ttft_us + 1)
+    within_us = np.minimum(last_us, window[1]) - np.maximum(first_us, window[0])
+    return float((output_tokens * np.maximum(within_us, 0) / (last_us - first_us)).sum())
+
+
+def _explanation(
+    from_us: int | None, observed: Queue, before: dict[str, float | None], throughput_error: float | None
+) -> Literal["simulator", "recording", "neither", "not told"]:
+    if from_us is None:
+        return "neither"
+    too_large = any(abs(before[metric] or 0.0) > THRESHOLDS[metric] for metric in _BEFORE)
+    if too_large or abs(throughput_error or 0.0) > THROUGHPUT_TOLERANCE:
+        return "simulator"
+    if observed.from_us is None:
+        return "simulator"  # it queues and the server did not
+    return "not told" if throughput_error is None and before["e2e"] is None else "recording"

@@ -1,0 +1,115 @@
+"""What there is to say of a saturated recording or replay, in words and as JSON."""
+
+from __future__ import annotations
+
+from blis_replay.validate.saturation import Queue, Saturation
+from blis_replay.validate.terminal import percent, wrap
+
+
+def saturation_text(found: Saturation) -> str:
+    """The verdict, and below it what it rests on, in 80 columns."""
+    reasons = [*_queues(found), *_failures(found), *_judged_by(found), *_limits(found)]
+    return "\n".join([wrap(f"saturation: {_verdict(found)}"), *(wrap(f"- {reason}", "  ") for reason in reasons)])
+
+
+def saturation_json(found: Saturation) -> dict[str, object]:
+    """Times in s of the recording, errors as fractions."""
+    return {
+        "explains": found.explains,
+        "meaningless_from_s": _s(found.from_us),
+        "meaningless_until_s": _s(found.until_us),
+        "in_flight": found.in_flight,
+        "observed": _queue_json(found.observed),
+        "simulated": _queue_json(found.simulated),
+        "client_limits": [
+            {"stage": limit.stage, "in_flight": limit.in_flight, "from_s": _s(limit.from_us)}
+            for limit in found.client_limits
+        ],
+        "failed": found.failed,
+        "first_failure_s": _s(found.first_failure_us),
+        "requests_before": found.requests_before,
+        "error_before": found.before,
+        "throughput_error": found.throughput_error,
+        "offered_per_served": found.offered,
+    }
+
+
+def _verdict(found: Saturation) -> str:
+    if found.from_us is None:
+        return "nothing is meaningless, but mind:"
+    until = "" if found.until_us is None else f" to second {found.until_us / 1e6:,.1f}"
+    where = f"from second {found.from_us / 1e6:,.1f} on{until} latencies measure how long the queue has grown, "
+    cause = {
+        "recording": "the recording is saturated, and the simulator not to blame for the difference",
+        "simulator": "the simulator is wrong by more than a queue explains",
+        "not told": "too little was served to tell whether the simulator is to blame",
+        "neither": "",
+    }[found.explains]
+    return f"{cause}; {where}and their comparison is meaningless"
+
+
+def _queues(found: Saturation) -> list[str]:
+    sides = [("the recording", found.observed), ("the replay", found.simulated)]
+    lines = []
+    for name, side in sides:
+        if side.from_us is not None:
+            flight = f", with {found.in_flight:,} requests in flight" if side is found.observed else ""
+            lines.append(
+                f"{name} queues from second {side.from_us / 1e6:,.1f} on{flight}; "
+                f"the longest wait is {side.longest_us / 1e6:,.1f} s"
+            )
+        elif side.touched_us:
+            lines.append(
+                f"{name} has shorter queues, {side.touched_us / 1e6:,.1f} s in all, that go away again; the longest "
+                f"wait is {side.longest_us / 1e6:,.1f} s"
+            )
+        elif found.from_us is not None:
+            lines.append(f"{name} does not queue")
+    return lines
+
+
+def _failures(found: Saturation) -> list[str]:
+    if not found.failed or found.first_failure_us is None:
+        return []
+    return [f"{found.failed:,} requests failed, the first one sent at second {found.first_failure_us / 1e6:,.1f}"]
+
+
+def _judged_by(found: Saturation) -> list[str]:
+    lines = []
+    if found.before["e2e"] is not None:
+        errors = f"E2E {percent(found.before['e2e'])}, TTFT {percent(found.before['ttft'])}"
+        lines.append(f"before that, over {found.requests_before:,} requests, the errors of the mean are {errors}")
+    if found.throughput_error is not None and found.offered is not None:
+        lines.append(
+            f"while the recorded queue grows, the error of the throughput is {percent(found.throughput_error)}; for "
+            f"each token that the server gave, {found.offered:.2f} were asked"
+        )
+    return lines
+
+
+def _limits(found: Saturation) -> list[str]:
+    held = [
+        ("" if limit.stage is None else f"in stage {limit.stage}, ")
+        + f"from second {limit.from_us / 1e6:,.1f} on, {limit.in_flight:,}"
+        for limit in found.client_limits
+    ]
+    if not held:
+        return []
+    return [
+        f"the client held its requests in flight at a limit ({'; '.join(held)}) and sent one when another was done: "
+        "its arrivals carry the server's speed, so a slower simulator builds a queue that this client would not have "
+        "built, and a faster one idles"
+    ]
+
+
+def _queue_json(side: Queue) -> dict[str, float | None]:
+    return {
+        "from_s": _s(side.from_us),
+        "until_s": _s(side.until_us),
+        "longest_wait_s": side.longest_us / 1e6,
+        "shorter_queues_s": side.touched_us / 1e6,
+    }
+
+
+def _s(time_us: int | None) -> float | None:
+    return None if time_us is None else time_us / 1e6
