@@ -28,7 +28,6 @@ _LIFECYCLE_FIELDS = {
     "pre_queue": ("pre_queue_us", NS),
     "pre_queue_per_prompt_token": ("pre_queue_per_prompt_token_us", NS_PER_TOKEN),
     "post_token": ("post_token_us", NS),
-    "first_token_per_decode": ("first_token_per_decode_us", NS_PER_TOKEN),
     "post_request": ("post_request_us", NS),
     "scheduling": ("scheduling_us", NS),
     "preemption": ("preemption_us", NS),
@@ -42,7 +41,6 @@ class ModelEntry:
     ``applies_to``: alias patterns (``70b-hf-*``) that narrow the entry further; empty for
     all experiments of the model.  ``sources``: per delay, where its value is from.  ``fit``: how
     the coefficients came about, where that is recorded.
-    all experiments of the model.  ``sources``: per delay, where its value is from.
     ``dtype``: the data type served (``bfloat16``, ``fp8``), None if the release does not say.
     """
 

@@ -71,17 +71,17 @@ def test_what_is_wrong_is_named(old: str, new: str, complaint: str) -> None:
 
 
 FIT = """
-  fit:
-    form: line
-    fitted_until: 0.6
-    chosen_until: 0.8
-    scheduling: asynchronous
-    scheduling_told: not told apart
-    scheduling_evidence: too few requests
-    coefficients:
-    - {name: intercept, value_us: 13546.0, low_us: 13500.5, high_us: 13600.0, status: fitted, remark: to cycles}
-    scores:
-    - {experiment: a, part: test, from: 0.8, until: 1.0, requests: 12, errors: {e2e: -0.01, ttft: 0.2}}
+    fit:
+      form: line
+      fitted_until: 0.6
+      chosen_until: 0.8
+      scheduling: asynchronous
+      scheduling_told: not told apart
+      scheduling_evidence: too few requests
+      coefficients:
+      - {name: intercept, value_us: 13546.0, low_us: 13500.5, high_us: 13600.0, status: fitted, remark: to cycles}
+      scores:
+      - {experiment: a, part: test, from: 0.8, until: 1.0, requests: 12, errors: {e2e: -0.01, ttft: 0.2}}
 """
 
 
@@ -103,8 +103,8 @@ def test_how_coefficients_came_about_is_read_and_written() -> None:
         ("status: fitted", "status: guessed", "fit.coefficients[0].status: is 'guessed'; use one of fitted, measured"),
         ("part: test", "part: rest", "fit.scores[0].part: is 'rest'; use one of fit, choose, test"),
         ("value_us: 13546.0", "value_us: much", "fit.coefficients[0].value_us: is no number"),
-        ("    form: line\n", "", "fit.form: is missing"),
-        ("    form: line\n", "    form: line\n    shape: round\n", "fit.shape: is not a field of a release"),
+        ("      form: line\n", "", "fit.form: is missing"),
+        ("      form: line\n", "      form: line\n      shape: round\n", "fit.shape: is not a field of a release"),
     ],
 )
 def test_what_is_wrong_with_the_record_of_a_fit_is_named(old: str, new: str, complaint: str) -> None:
