@@ -2,30 +2,64 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from blis_replay.fixtures.bundled import bundled_recording
 from blis_replay.fixtures.catalogue import bundled_aliases
+from blis_replay.ingest.store import Store, read_stored
 from blis_replay.replay.driver import replay
 from blis_replay.replay.release_file import load_release
-from blis_replay.validate.compare import compare
-from blis_replay.validate.experiment import DEFAULT_RELEASE
+from blis_replay.validate.calibration.calibrate import Options, calibrate
+from blis_replay.validate.calibration.prior import DEFAULT_PRIOR
+from blis_replay.validate.compare import Comparison, compare
+from blis_replay.validate.experiment import DEFAULT_RELEASE, find_experiments
+
+BARS = {("e2e", "mean"): 0.015, ("itl", "mean"): 0.015, ("ttft", "mean"): 0.04, ("e2e", "p99"): 0.05}
+
+# Missed, and by how much: the first requests of Mixtral wait half a second while the server warms up, which is
+# 5 of the 60.5 ms of its published mean TTFT (published median: 55.5); docs/calibration.md has the evidence.
+MISSED = {"mixtral": {("ttft", "mean"): -0.054}}
+
+TRAINED_ON = {
+    "7b": ("7b-codegen", "7b-general"),
+    "34b": ("34b-codegen", "34b-general"),
+    "70b": ("70b-hf-codegen", "70b-general"),
+    "mixtral": ("mixtral-codegen", "mixtral-general"),
+}
 
 
-@pytest.mark.parametrize(
-    ("model", "ttft_bar"),
-    # The first requests of Mixtral stall for a second each time while its kernels are compiled.  That is 5 of its
-    # 60.5 ms of mean TTFT (published median: 55.5), which no coefficient stands for, so its bar is that gap and 2 %.
-    [("7b", 0.04), ("34b", 0.04), ("70b", 0.04), ("mixtral", 0.10)],
-)
-def test_roleplay_was_never_fitted(model: str, ttft_bar: float) -> None:
+def on_roleplay(model: str) -> Comparison:
+    return compare(replay(bundled_recording(bundled_aliases()[f"{model}-roleplay"]), load_release(DEFAULT_RELEASE)))
+
+
+@pytest.mark.parametrize("model", sorted(TRAINED_ON))
+def test_roleplay_was_never_fitted(model: str) -> None:
     """Bars: mean E2E and ITL 1.5 %, mean TTFT 4 %, p99 of E2E 5 %; medians, where stalls do not count, 4 %."""
-    run = replay(bundled_recording(bundled_aliases()[f"{model}-roleplay"]), load_release(DEFAULT_RELEASE))
-    comparison = compare(run)
+    comparison = on_roleplay(model)
     assert comparison.uses == "held out"
     errors = {(m, s): cell.error for m, cells in comparison.metrics.items() for s, cell in cells.items()}
-    bars = {("e2e", "mean"): 0.015, ("itl", "mean"): 0.015, ("ttft", "mean"): ttft_bar, ("e2e", "p99"): 0.05}
-    for cell, bar in {**bars, ("ttft", "p50"): 0.04}.items():
+    missed = MISSED.get(model, {})
+    for cell, bar in (BARS | {("ttft", "p50"): 0.04}).items():
         error = errors[cell]
         assert error is not None
-        assert abs(error) <= bar, cell
+        if cell in missed:
+            assert error == pytest.approx(missed[cell], abs=0.002), cell
+        else:
+            assert abs(error) <= bar, cell
+
+
+@pytest.mark.realdata
+@pytest.mark.parametrize("model", sorted(TRAINED_ON))
+def test_calibration_of_a_model_takes_seconds_and_gives_what_ships(real_store: Store, model: str) -> None:
+    """Codegen and general again: the entry that ships, scores and bounds included, in less than 10 s of processor."""
+    on_roleplay(model)  # compiles the engine where it has not been
+    shipped = load_release(DEFAULT_RELEASE)
+    recordings = [read_stored(real_store, slug) for slug in find_experiments(real_store, TRAINED_ON[model])]
+    before = time.process_time()
+    again, _ = calibrate(recordings, shipped.name, Options(load_release(DEFAULT_PRIOR)))
+    assert time.process_time() - before < 10
+    assert again.models[0] == next(entry for entry in shipped.models if entry.model == again.models[0].model)
+    hashes = {fit.experiment: fit.content_hash for fit in shipped.fitted_on}
+    assert {r.slug: r.content_hash for r in recordings}.items() <= hashes.items()

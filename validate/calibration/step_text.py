@@ -10,20 +10,7 @@ from blis_replay.validate.terminal import milliseconds, percent, percent_plain, 
 
 
 def steps_text(title: str, cycle: Sequence[StepError], duration: Sequence[StepError], lines: Sequence[LineFit]) -> str:
-    """Errors against the cycle and, beside them, against ``step.duration_us``; then lines fitted to each target."""
-    by_group = {error.group: error for error in duration}
-    rows = [
-        [
-            error.group,
-            f"{error.steps:,}",
-            milliseconds(error.recorded_us),
-            percent_plain(error.mape),
-            percent(error.signed),
-            "-" if error.correlation is None else f"{error.correlation:.2f}",
-            percent_plain(by_group[error.group].mape) if error.group in by_group else "-",
-        ]
-        for error in cycle
-    ]
+    """Errors against the cycle, then against ``step.duration_us``; then lines fitted to each target."""
     fits = [
         [
             fit.target,
@@ -39,11 +26,17 @@ def steps_text(title: str, cycle: Sequence[StepError], duration: Sequence[StepEr
         [
             title,
             "",
-            table(["steps", "n", "cycle ms", "MAPE", "signed", "r", "MAPE of dur."], rows),
+            _errors("against the step cycle", "cycle ms", cycle),
             "",
             wrap(
-                "step cycle: start to start of consecutive sampled steps, with the batch of the later one; dur.: "
-                "step.duration_us, CPU time inside the scheduling call, which is no step time and stands here for "
+                "step cycle: start to start of consecutive sampled steps, with the batch of the later one; r: "
+                "Pearson's correlation; signed: of the mean"
+            ),
+            "",
+            _errors("against step.duration_us", "dur. ms", duration),
+            "",
+            wrap(
+                "step.duration_us: CPU time inside the scheduling call, which is no step time; it stands here for "
                 "comparison with work that was fitted to it"
             ),
             "",
@@ -52,6 +45,21 @@ def steps_text(title: str, cycle: Sequence[StepError], duration: Sequence[StepEr
             table(["target", "n", "b0 us", "us/prefill", "us/decode", "MAPE", "median", "R2"], fits),
         ]
     )
+
+
+def _errors(against: str, time: str, errors: Sequence[StepError]) -> str:
+    rows = [
+        [
+            error.group,
+            f"{error.steps:,}",
+            milliseconds(error.recorded_us),
+            percent_plain(error.mape),
+            percent(error.signed),
+            "-" if error.correlation is None else f"{error.correlation:.2f}",
+        ]
+        for error in errors
+    ]
+    return table([against, "n", time, "MAPE", "signed", "r"], rows)
 
 
 def steps_json(

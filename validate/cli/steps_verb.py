@@ -39,6 +39,8 @@ def command(name: str, coefficients: str | None, store_path: Path, as_json: bool
     targets = step_targets(recording)
     answer = step_errors(latency, targets.cycle), step_errors(latency, targets.duration), line_fits(targets)
     if as_json:
-        print_json({"slug": recording.slug, "coefficients": release.name, **steps_json(*answer)})
+        print_json(
+            {"slug": recording.slug, "alias": recording.alias, "coefficients": release.name, **steps_json(*answer)}
+        )
     else:
         click.echo(steps_text(f"{recording.alias}: steps by {release.name}", *answer))
