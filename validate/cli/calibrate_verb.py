@@ -82,8 +82,21 @@ def command(
     \b
     Examples:
       blis-replay calibrate --train 34b-general --out mine.yaml
-      blis-replay calibrate --train '7b-*' --out 7b.yaml
+      blis-replay calibrate --train '*-codegen' --train '*-general' --out all.yaml
+      blis-replay calibrate --train '7b-*' --from latencies --json --out 7b.yaml
       blis-replay calibrate --train 7b-train --split 0.6:0.6 --out first.yaml
+      blis-replay calibrate --train mine --prior old.yaml --split 1:1 --out new.yaml
+
+    \b
+    Of the first one, abridged:
+      coefficient            us  95 % from      to                 status
+      -----------------  ------  ---------  ------  ---------------------
+      intercept          13,488     13,465  13,508                 fitted
+      per_context_token   0.029          -       -  prior: not identified
+      pre_queue           9,494      9,309   9,692                 fitted
+      experiment   part       E2E     p99    TTFT      p99     ITL
+      -----------  ------  ------  ------  ------  -------  ------
+      34b-general  test    +0.4 %  +0.5 %  -2.8 %  -17.2 %  +0.4 %
     """
     from blis_replay.blis.release_text import format_release
     from blis_replay.ingest.store import open_store, read_stored
@@ -104,5 +117,5 @@ def command(
     else:
         click.echo(fits_text(fits, {recording.slug: recording.alias for recording in recordings}))
         click.echo(
-            f"\nwrote {out}; try it: blis-replay validate --experiment {recordings[0].alias} --coefficients {out}"
+            f"\nwrote {out}; try it:\n  blis-replay validate --experiment {recordings[0].alias} --coefficients {out}"
         )

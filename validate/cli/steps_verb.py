@@ -18,14 +18,23 @@ def command(name: str, coefficients: str | None, store_path: Path, as_json: bool
     """How well do coefficients predict single engine steps?
 
     MAPE, signed error of the mean and Pearson's r, by regime (decode-only, mixed with few
-    or many prefill tokens) and by batch size, against the step cycle; and lines fitted to
-    the cycle and to step.duration_us, to show which of the two is a step time.
+    or many prefill tokens) and by batch size: against the step cycle, and against
+    step.duration_us, which published step models were fitted to. And lines fitted to
+    either, to show which of the two is a step time.
 
     \b
     Examples:
       blis-replay steps --experiment 34b-general
       blis-replay steps --experiment 34b-general --coefficients stepml-per-model-linear
       blis-replay steps --experiment 70b-general --json
+
+    \b
+    Of the first one, abridged:
+      against the step cycle     n  cycle ms    MAPE   signed     r
+      -----------------------  ---  --------  ------  -------  ----
+      all                      716     15.74   2.5 %   +0.1 %  0.76
+      decode-only              495     15.47   2.4 %   -0.4 %  0.67
+      mixed, light (< 256)     220     16.28   2.8 %   +1.0 %  0.86
     """
     from blis_replay.replay.release_file import load_release
     from blis_replay.replay.simulator import EmbeddedEngine
