@@ -21,7 +21,7 @@ def test_a_fit_is_told_in_eighty_columns_and_kept_in_the_release(run: Run, demo:
     assert max(len(line) for line in answer.out.splitlines()) <= 80
     assert "coefficient" in answer.out
     assert "1b-general  test" in answer.out
-    assert "wrote mine.yaml; try it: blis-replay validate --experiment 1b-general" in answer.out
+    assert "wrote mine.yaml; try it:\n  blis-replay validate --experiment 1b-general" in answer.out
     fit = parse_release(Path("mine.yaml").read_text("utf-8"), "mine.yaml").models[0].fit
     assert fit is not None
     assert {score.part for score in fit.scores} == {"fit", "choose", "test"}
