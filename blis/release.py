@@ -28,6 +28,7 @@ _LIFECYCLE_FIELDS = {
     "pre_queue": ("pre_queue_us", NS),
     "pre_queue_per_prompt_token": ("pre_queue_per_prompt_token_us", NS_PER_TOKEN),
     "post_token": ("post_token_us", NS),
+    "first_token_per_decode": ("first_token_per_decode_us", NS_PER_TOKEN),
     "post_request": ("post_request_us", NS),
     "scheduling": ("scheduling_us", NS),
     "preemption": ("preemption_us", NS),

@@ -38,6 +38,8 @@ from blis_replay.validate.saturation import saturation
 
 DEFAULT_RELEASE = "h100-vllm-0.15.1"
 
+_WILDCARDS = set("*?[")
+
 
 @dataclass(frozen=True)
 class BundledExperiment:
@@ -58,29 +60,6 @@ def find_experiment(store: Store, name: str) -> str:
     if slug in {experiment.slug for experiment in bundled}:
         ingest_recording(store, bundled_recording(slug))
     return slug
-
-
-def find_experiments(store: Store, names: Iterable[str]) -> list[str]:
-    """Slugs of the experiments that names and patterns (``34b-*``, of alias or slug) stand for, each once.
-
-    A pattern takes stored recordings of single requests that are not overloaded; others only where it finds none.
-    Raises ``UnknownExperimentError`` for a name or pattern that nothing answers to.
-    """
-    slugs: dict[str, None] = {}
-    for name in names:
-        slugs |= dict.fromkeys(_matching(store, name) if set(name) & set("*?[") else [find_experiment(store, name)])
-    return list(slugs)
-
-
-def _matching(store: Store, pattern: str) -> list[str]:
-    rows = [*list_experiments(store), *_bundled_not_stored(store)]
-    fitting = [row for row in rows if fnmatchcase(row.alias, pattern) or fnmatchcase(row.slug, pattern)]
-    if not fitting:
-        raise UnknownExperimentError(f"no experiment matches {pattern!r}; see `blis-replay experiments`")
-    recorded = [
-        row for row in fitting if isinstance(row, ExperimentRow) and row.ground_truth == RECORDED and not row.overloaded
-    ]
-    return [find_experiment(store, row.slug) for row in recorded or fitting]
 
 
 def stored_experiment(store_path: Path, name: str) -> Recording:
@@ -105,13 +84,28 @@ def select_experiments(store: Store, selectors: Sequence[str]) -> list[str]:
     known: list[ExperimentRow | BundledExperiment] = [*list_experiments(store), *_bundled_not_stored(store)]
     slugs: list[str] = []
     for selector in selectors:
-        if not set(selector) & set("*?["):
+        if not set(selector) & _WILDCARDS:
             slugs.append(find_experiment(store, selector))
             continue
         matched = [e.slug for e in known if fnmatchcase(e.alias, selector) or fnmatchcase(e.slug, selector)]
         if not matched:
             raise UnknownExperimentError(f"no experiment matches {selector}; list them with `blis-replay experiments`")
         slugs += [find_experiment(store, slug) for slug in sorted(matched)]
+    return list(dict.fromkeys(slugs))
+
+
+def recorded_experiments(store: Store, selectors: Sequence[str]) -> list[str]:
+    """As ``select_experiments``; of a pattern only recordings of single requests, not overloaded, if it has any.
+
+    Raises ``UnknownExperimentError`` as that does.
+    """
+    slugs: list[str] = []
+    for selector in selectors:
+        matched = select_experiments(store, [selector])
+        rows = [row for row in list_experiments(store) if row.slug in matched]
+        recorded = {row.slug for row in rows if row.ground_truth == RECORDED and not row.overloaded}
+        named = not set(selector) & _WILDCARDS
+        slugs += matched if named or not recorded else [slug for slug in matched if slug in recorded]
     return list(dict.fromkeys(slugs))
 
 

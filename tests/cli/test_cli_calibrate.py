@@ -42,8 +42,8 @@ def test_steps_need_step_records(run: Run) -> None:
     answer = run("steps", "--experiment", "34b-general")
     assert (answer.code, answer.out) == (3, "")
     assert answer.err == (
-        "error: 34b-general: no two consecutive steps were sampled, so no step cycle is known; ingest step records "
-        "(traces), or sample more of them\n"
+        "error: 34b-general: no two consecutive steps of a busy engine were sampled, so no step cycle is known; ingest "
+        "step records (traces), or sample more of them\n"
     )
 
 

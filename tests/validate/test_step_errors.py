@@ -17,6 +17,7 @@ from blis_replay.validate.calibration.step_errors import (
     line_fits,
     predicted_us,
     step_errors,
+    step_mape,
     step_targets,
 )
 from blis_replay.validate.errors import ValidateError
@@ -26,7 +27,7 @@ LINE = LatencyModel("blackbox", 5_000_000, 30_000, 60_000)
 
 
 def steps_of(prefill: list[int], decode: list[int], time_us: list[int]) -> RecordedSteps:
-    batch = np.column_stack([prefill, decode, np.zeros(len(prefill), int)])
+    batch = np.column_stack([prefill, decode, np.zeros((len(prefill), 3), int)])
     return RecordedSteps(batch.astype(np.int64), np.array(time_us, np.int64))
 
 
@@ -75,6 +76,21 @@ def test_the_cycle_runs_from_start_to_start_with_the_batch_of_the_later_step() -
     assert targets.duration.time_us.tolist() == [100, 100, 100]
 
 
+def test_a_cycle_in_which_the_engine_may_have_idled_is_no_step_time() -> None:
+    """Three steps in a row, of which the second ran 3 requests: only the first cycle is sure to have no pause."""
+    steps = recording_with([1, 2, 3], [0, 8_000, 2_000_000], [0, 0, 0], [7, 8, 9])
+    depth = pl.Series("running_depth", [4, 3, 4])
+    targets = step_targets(replace(steps, steps=steps.steps.with_columns(depth)))
+    assert targets.cycle.time_us.tolist() == [8_000]
+    assert targets.cycle_after.time_us.tolist() == [8_000, 1_992_000]
+
+
+def test_the_mean_error_of_single_cycles_by_hand() -> None:
+    """5000 + 60 * 8 = 5480 us of 8000: 31.5 % short."""
+    assert step_mape(recording_with([1, 2], [0, 8_000], [0, 0], [7, 8]), LINE) == pytest.approx(1 - 5_480 / 8_000)
+    assert step_mape(recording_with([1, 3], [0, 8_000], [0, 0], [7, 8]), LINE) is None
+
+
 def test_a_line_through_lines_fits_them() -> None:
     """Cycles of exactly 9000 + 20 * prefill + 50 * decode us."""
     prefill, decode = [0, 5, 0, 8, 3, 0, 12], [3, 9, 4, 1, 7, 2, 5]
@@ -86,7 +102,7 @@ def test_a_line_through_lines_fits_them() -> None:
 
 
 def test_without_consecutive_steps_there_is_no_cycle() -> None:
-    with pytest.raises(ValidateError, match="34b-general: no two consecutive steps were sampled"):
+    with pytest.raises(ValidateError, match="34b-general: no two consecutive steps of a busy engine were sampled"):
         step_targets(recording_with([1, 3], [0, 9_000], [0, 0], [1, 1]))
 
 

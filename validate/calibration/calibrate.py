@@ -136,7 +136,9 @@ def _first_fit(
     modes = {"asynchronous": gathered.with_scheduling(True), "synchronous": gathered.with_scheduling(False)}
     if not gathered.latencies:
         return None, fit_form(gathered, StepForm(), start, prior, measured, options.seed), start
-    lines = {mode: fit_form(part, StepForm(), start, prior, measured, options.seed) for mode, part in modes.items()}
+    # A wait that grows with the batch looks much like one more cycle, so the modes are compared without it.
+    plain = replace(start, first_token_waits=False)
+    lines = {mode: fit_form(part, StepForm(), plain, prior, measured, options.seed) for mode, part in modes.items()}
     told = scheduling_evidence(
         (lines["asynchronous"].minimum.residuals, lines["synchronous"].minimum.residuals),
         (lines["asynchronous"].pre_queue_us, lines["synchronous"].pre_queue_us),
@@ -144,7 +146,8 @@ def _first_fit(
         configured,
         options.seed,
     )
-    return told, lines[told.used], start
+    again = replace(start, vector=lines[told.used].minimum.vector)
+    return told, fit_form(modes[told.used], StepForm(), again, prior, measured, options.seed), again
 
 
 def _gathered(

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from blis_replay.blis.trace import Int64s
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.prefix import estimate_prefix, prompt_tokens
+from blis_replay.validate.calibration.mean_lengths import mean_lengths
 
 Floats = NDArray[np.float64]
 
@@ -56,7 +57,7 @@ def rows_from_steps(recording: Recording, window: tuple[float, float] = (0.0, 1.
     running = steps["running_depth"].to_numpy()
     arrival_us = recording.requests["arrival_us"].to_numpy()
     prefilled = np.concatenate([[0], np.cumsum(estimate_prefix(recording).prefill_tokens)])
-    context = mean_context(recording)
+    context = mean_lengths(recording).context_tokens
     low, high = (start_us[0] + share * (start_us[-1] - start_us[0]) for share in window)
     rows: list[tuple[float, float, float, float]] = []
     cycles: list[float] = []
@@ -74,17 +75,6 @@ def rows_from_steps(recording: Recording, window: tuple[float, float] = (0.0, 1.
             cycles.append(float(span_us / count))
         first = last
     return CycleRows(np.array(rows).reshape(-1, 4), np.array(cycles), context_known=False)
-
-
-def mean_context(recording: Recording) -> float:
-    """Mean context of a decode, in tokens: its prompt and half its output; 0 if no output length is known."""
-    output_tokens = recording.requests["output_tokens"].to_numpy().astype(np.float64)
-    known = output_tokens > 1
-    if not known.any():
-        return 0.0
-    # A request decodes as often as it has outputs.
-    context = prompt_tokens(recording)[known] + output_tokens[known] / 2
-    return float(np.average(context, weights=output_tokens[known]))
 
 
 def rows_from_latencies(recording: Recording, window: tuple[float, float] = (0.0, 1.0)) -> CycleRows:

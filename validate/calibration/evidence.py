@@ -63,7 +63,7 @@ class LatencyEvidence:
         means = window_means(self.window, result.e2e_us, result.ttft_us)
         scale = np.array([[SCALE["e2e"]], [SCALE["ttft"]]])
         # A run that overflows its server gives latencies without bound; any such one is equally wrong.
-        return np.clip((means / self.observed_us - 1) / scale, -1e4, 1e4).reshape(-1)
+        return np.asarray(np.clip((means / self.observed_us - 1) / scale, -1e4, 1e4), np.float64).reshape(-1)
 
     def with_scheduling(self, asynchronous: bool) -> LatencyEvidence:
         """The same evidence for an engine of this scheduling mode."""

@@ -59,7 +59,7 @@ def confidence(minimum: Minimum, free: NDArray[np.bool_], group: Int64s, seed: i
         )[0]
         draws[i] = minimum.vector[chosen] - step
     low, high = minimum.vector.copy(), minimum.vector.copy()
-    for place, i in enumerate(chosen):
+    for place, i in enumerate(chosen.tolist()):
         # The search ends a little beside where the linear step would take it; the spread is what counts.
         off = minimum.vector[i] - float(draws[:, place].mean())
         low[i], high[i] = (max(bound + off, 0.0) for bound in interval(draws[:, place]))

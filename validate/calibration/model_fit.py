@@ -28,6 +28,7 @@ from blis_replay.validate.calibration.prior import Prior
 from blis_replay.validate.calibration.step_form import (
     CONTEXT,
     DECODE,
+    FIRST_TOKEN,
     INTERCEPT,
     PRE_QUEUE,
     PREFILL,
@@ -106,10 +107,12 @@ class Start:
     """Where a search starts: the vector of a line through ``batch`` (float64[rows, 4]), and what the batches show.
 
     ``alike``: coefficients that the others can stand in for, as in every batch they cost in proportion.
+    ``first_token_waits``: whether it may wait for the decodes of its step.
     """
 
     vector: Floats
     alike: tuple[int, ...]
+    first_token_waits: bool = True
 
 
 def line_start(recordings: Sequence[Recording], window: tuple[float, float], prior: Prior, gathered: Gathered) -> Start:
@@ -151,14 +154,16 @@ def fit_form(
 
     held, vector = _held_from_the_start(gathered, form, start, prior, measured)
     at_prior, probe = form.vector(prior.vector), form.probe_us(start.vector[INTERCEPT])
+    has_prior = (at_prior > 0) | (np.arange(len(at_prior)) == FIRST_TOKEN)
     vector = _best_prefill(residuals, vector, prior)
     while True:
         free = np.array([i not in held for i in range(len(form.names))])
         minimum = minimise(residuals, vector, probe, free)
         bounds = confidence(minimum, free, gathered.groups(), seed)
         width = bounds.high - bounds.low
-        # Without a prior the fitted value stays: its bounds say how little it is worth.
-        wide = (width > _WIDE * np.maximum(minimum.vector, probe)) & (at_prior > 0)
+        # Without a prior the fitted value stays: its bounds say how little it is worth.  That a first token
+        # waits for others is no prior knowledge, so the prior of that is 0.
+        wide = (width > _WIDE * np.maximum(minimum.vector, probe)) & has_prior
         if not wide.any():
             return Fitted(form, minimum, free, held, bounds)
         i = int(np.argmax(np.where(wide, width / probe, 0)))
@@ -177,6 +182,10 @@ def _held_from_the_start(
     elif not gathered.latencies:
         held[PRE_QUEUE] = ("prior", f"no latencies to fit it to; {prior.pre_queue_source}")
         vector[PRE_QUEUE] = prior.vector[PRE_QUEUE]
+    if not gathered.latencies:
+        held[FIRST_TOKEN] = ("prior", f"no latencies to fit it to; {prior.source}")
+    elif not start.first_token_waits:
+        held[FIRST_TOKEN] = ("prior", "left out")
     for i in start.alike:
         held[i] = ("prior", f"the recordings do not tell it from other costs of a step; {prior.source}")
         # The start has already given the context its prior, or all that decodes cost to the context.

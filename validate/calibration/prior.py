@@ -14,6 +14,7 @@ from blis_replay.replay.simulator import model_of
 from blis_replay.validate.calibration.step_form import (
     CONTEXT,
     DECODE,
+    FIRST_TOKEN,
     INTERCEPT,
     PRE_QUEUE,
     PREFILL,
@@ -34,7 +35,7 @@ PUBLISHED_PRE_QUEUE_SOURCE = (
 
 @dataclass(frozen=True)
 class Prior:
-    """A line's vector (us, float64[5]) and in words where it comes from; 0 where nothing is known."""
+    """A line's vector (us, float64[6]) and in words where it comes from; 0 where nothing is known."""
 
     vector: Floats
     source: str
@@ -59,6 +60,7 @@ def prior_for(release: CoefficientRelease, recording: Recording) -> Prior:
 def _vector(entry: ModelEntry, name: str) -> Floats:
     vector = np.zeros(len(StepForm().names))
     vector[PRE_QUEUE] = entry.lifecycle.pre_queue_us
+    vector[FIRST_TOKEN] = entry.lifecycle.first_token_per_decode_us
     latency = entry.latency
     if isinstance(latency, LatencyModel) and latency.kind == "blackbox":
         vector[INTERCEPT], vector[PREFILL] = latency.intercept_ns / 1000, latency.per_prefill_token_ns / 1000

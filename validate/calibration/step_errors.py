@@ -11,27 +11,40 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
 from blis_replay.blis.kernel import state as k
 from blis_replay.blis.kernel.step_time import step_duration_us
 from blis_replay.blis.latency import Latency
 from blis_replay.ingest.recording import Recording
-from blis_replay.validate.calibration.cycle_rows import Floats, mean_context
+from blis_replay.validate.calibration.cycle_rows import Floats
+from blis_replay.validate.calibration.mean_lengths import mean_lengths
 from blis_replay.validate.errors import ValidateError
 from blis_replay.validate.metrics import correlation
 
 # Below this many prefill tokens a mixed step is light (the regimes of the published step models).
 HEAVY_FROM = 256
+# With fewer requests running, the engine may have been idle between two steps.
+_BUSY_DEPTH = 4
 _BATCH_EDGES = (1, 16, 32, 48, 64, 80, 96, 112, 2**31)
+
+
+_COLUMNS = [
+    k.BATCH_PREFILL_TOKENS,
+    k.BATCH_DECODE_TOKENS,
+    k.BATCH_PREFILL_REQUESTS,
+    k.BATCH_CONTEXT_TOKENS,
+    k.BATCH_ATTENDED_TOKENS,
+]
 
 
 @dataclass(frozen=True)
 class RecordedSteps:
-    """Steps with a batch and a time: ``batch`` int64[rows, 3], ``time_us`` int64[rows].
+    """Steps with a batch and a time: ``batch`` int64[rows, 5], ``time_us`` int64[rows].
 
-    Columns of a batch: prefill, decode and context tokens.  The context is that of an average request
-    for each decode: steps do not record it.
+    Columns of a batch as ``_COLUMNS``: prefill and decode tokens, prefilling requests, context tokens of the decodes
+    and of the prefills.  Steps do not record contexts: they are those of an average request.
     """
 
     batch: NDArray[np.int64]
@@ -42,12 +55,14 @@ class RecordedSteps:
 class StepTargets:
     """What step times can be held against.
 
-    ``cycle``: consecutive sampled steps, with the batch of the later one, because under asynchronous
-    scheduling it is the step with a prefill that is long in coming; ``cycle_before``: with that of the
-    earlier one; ``cycle_mean``: adjacent samples, whatever lies between; ``duration``: ``step.duration_us``.
+    ``cycle``: consecutive sampled steps of a busy engine, with the batch of the later one, because under asynchronous
+    scheduling it is the step with a prefill that is long in coming.  As published fits had them, idle or not:
+    ``cycle_after``: the same; ``cycle_before``: with the batch of the earlier one; ``cycle_mean``: adjacent samples,
+    whatever lies between; ``duration``: ``step.duration_us``.
     """
 
     cycle: RecordedSteps
+    cycle_after: RecordedSteps
     cycle_before: RecordedSteps
     cycle_mean: RecordedSteps
     duration: RecordedSteps
@@ -78,16 +93,16 @@ class StepError:
 
 
 def step_targets(recording: Recording) -> StepTargets:
-    """The targets of a recording.  Raises ``ValidateError`` if no two consecutive steps were sampled."""
+    """The targets of a recording.  Raises ``ValidateError`` without two consecutive sampled steps of a busy engine."""
     steps = recording.steps.unique("step_id").sort("step_id")
     step_id, start_us = steps["step_id"].to_numpy(), steps["start_us"].to_numpy()
-    tokens = steps.select("prefill_tokens", "decode_tokens").fill_null(0).to_numpy().astype(np.int64)
-    batch = np.column_stack([tokens, np.rint(tokens[:, 1] * mean_context(recording)).astype(np.int64)])
+    batch = _batches(recording, steps)
     apart, elapsed_us = np.diff(step_id), np.diff(start_us)
     consecutive = (apart == 1) & (elapsed_us > 0)
-    if not consecutive.any():
+    busy = consecutive & (steps["running_depth"].fill_null(0).to_numpy()[:-1] >= _BUSY_DEPTH)
+    if not busy.any():
         raise ValidateError(
-            f"{recording.alias}: no two consecutive steps were sampled, so no step cycle is known; "
+            f"{recording.alias}: no two consecutive steps of a busy engine were sampled, so no step cycle is known; "
             "ingest step records (traces), or sample more of them"
         )
     adjacent = elapsed_us > 0
@@ -95,11 +110,19 @@ def step_targets(recording: Recording) -> StepTargets:
     duration_us = steps["duration_us"].fill_null(0).to_numpy()
     timed = duration_us > 0
     return StepTargets(
-        cycle=RecordedSteps(batch[1:][consecutive], elapsed_us[consecutive]),
+        cycle=RecordedSteps(batch[1:][busy], elapsed_us[busy]),
+        cycle_after=RecordedSteps(batch[1:][consecutive], elapsed_us[consecutive]),
         cycle_before=RecordedSteps(batch[:-1][consecutive], elapsed_us[consecutive]),
         cycle_mean=RecordedSteps(batch[1:][adjacent], mean_us),
         duration=RecordedSteps(batch[timed], duration_us[timed]),
     )
+
+
+def _batches(recording: Recording, steps: pl.DataFrame) -> NDArray[np.int64]:
+    counts = steps.select("prefill_tokens", "decode_tokens", "prefill_requests").fill_null(0).to_numpy()
+    lengths = mean_lengths(recording)
+    contexts = counts[:, [1, 0]] * np.array([lengths.context_tokens, lengths.prompt_tokens])
+    return np.column_stack([counts, np.rint(contexts)]).astype(np.int64)
 
 
 def line_fits(targets: StepTargets) -> list[LineFit]:
@@ -107,7 +130,7 @@ def line_fits(targets: StepTargets) -> list[LineFit]:
     named = {
         "duration": targets.duration,
         "cycle, batch before": targets.cycle_before,
-        "cycle, batch after": targets.cycle,
+        "cycle, batch after": targets.cycle_after,
         "cycle, samples": targets.cycle_mean,
     }
     return [_line(name, steps) for name, steps in named.items() if len(steps.time_us) > 2]
@@ -129,11 +152,19 @@ def predicted_us(latency: Latency, steps: RecordedSteps) -> Floats:
     kind, whole, real = latency.for_kernel()
     batch = np.zeros(k.BATCH_SIZE, np.int64)
     times = np.empty(len(steps.batch))
-    for i, (prefill, decode, context) in enumerate(steps.batch):
-        batch[k.BATCH_PREFILL_TOKENS], batch[k.BATCH_PREFILL_REQUESTS] = prefill, int(prefill > 0)
-        batch[k.BATCH_DECODE_TOKENS], batch[k.BATCH_CONTEXT_TOKENS] = decode, context
+    for i, row in enumerate(steps.batch):
+        batch[_COLUMNS] = row
         times[i] = step_duration_us(kind, whole, real, batch, 0)
     return times
+
+
+def step_mape(recording: Recording, latency: Latency) -> float | None:
+    """Mean absolute error of single step cycles, as a fraction; None where no cycle is known."""
+    try:
+        steps = step_targets(recording).cycle
+    except ValidateError:
+        return None
+    return float(np.abs(predicted_us(latency, steps) / steps.time_us - 1).mean())
 
 
 def step_errors(latency: Latency, steps: RecordedSteps) -> list[StepError]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -13,20 +12,21 @@ from blis_replay.blis.latency import Latency, LatencyModel, Lifecycle, Regime, R
 
 Floats = NDArray[np.float64]
 
-INTERCEPT, PREFILL, CONTEXT, PRE_QUEUE, DECODE = range(5)
+INTERCEPT, PREFILL, CONTEXT, PRE_QUEUE, FIRST_TOKEN, DECODE = range(6)
 _FIXED_NAMES = (
     "intercept",
     "per_prefill_token",
     "per_context_token",
     "pre_queue",
+    "first_token_per_decode",
     "per_decode_token",
 )
 
 # A change of each that shows in a simulated run above the whole us to which it rounds and the chance of
-# which request just catches a step, and that is small against the whole: as shares of an empty step, the pre-queue
-# delay in us.
-_PROBE_SHARE = (1e-2, 7e-4, 6e-7, 0.0, 4e-4)
-_PROBE_PRE_QUEUE_US = 300.0
+# which request just catches a step, and that is small against the whole: as shares of an empty step, delays
+# in us.
+_PROBE_SHARE = (1e-2, 7e-4, 6e-7, 0.0, 0.0, 4e-4)
+_PROBE_PRE_QUEUE_US, _PROBE_FIRST_TOKEN_US = 300.0, 5.0
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class StepForm:
     """A step time linear in prefill, context and decode tokens, the last with bends.
 
     ``bends``: decode batch sizes, ascending, at which the cost of one more decode may change; none
-    for a line.  A vector of coefficients is float64[5 + bends], us: ``names`` in their order.
+    for a line.  A vector of coefficients is float64[6 + bends], us: ``names`` in their order.
     """
 
     bends: tuple[int, ...] = ()
@@ -52,16 +52,17 @@ class StepForm:
     def probe_us(self, intercept_us: float) -> Floats:
         """float64[coefficients]: a change of each that a simulated run can show."""
         probe = intercept_us * np.array([*_PROBE_SHARE, *([_PROBE_SHARE[DECODE]] * len(self.bends))])
-        probe[PRE_QUEUE] = _PROBE_PRE_QUEUE_US
+        probe[PRE_QUEUE], probe[FIRST_TOKEN] = _PROBE_PRE_QUEUE_US, _PROBE_FIRST_TOKEN_US
         return probe
 
     def design(self, batch: Floats) -> Floats:
         """float64[rows, coefficients] for ``batch`` of float64[rows, 4]: 1, prefill, decode, context tokens."""
+        none = np.zeros(len(batch))
         edges = (0.0, *map(float, self.bends), np.inf)
         decodes = [np.clip(batch[:, 2] - low, 0, high - low) for low, high in pairwise(edges)]
-        return np.column_stack([batch[:, 0], batch[:, 1], batch[:, 3], np.zeros(len(batch)), *decodes])
+        return np.column_stack([batch[:, 0], batch[:, 1], batch[:, 3], none, none, *decodes])
 
-    def vector(self, coefficients: Sequence[float]) -> Floats:
+    def vector(self, coefficients: Floats) -> Floats:
         """The vector of this form that a line's vector (or one of this form) stands for."""
         return np.array([*coefficients, *([coefficients[DECODE]] * (len(self.names) - len(coefficients)))])
 
@@ -79,8 +80,12 @@ class StepForm:
         return RegimeModel(tuple(regimes))
 
     def lifecycle(self, vector: Floats, measured: Lifecycle) -> Lifecycle:
-        """``measured`` with the pre-queue delay of the vector, in whole us."""
-        return replace(measured, pre_queue_us=float(round(float(vector[PRE_QUEUE]))))
+        """``measured`` with the delays of the vector: pre-queue in whole us, first token in ns a decode."""
+        return replace(
+            measured,
+            pre_queue_us=float(round(float(vector[PRE_QUEUE]))),
+            first_token_per_decode_us=round(float(vector[FIRST_TOKEN]), 3),
+        )
 
 
 def _segment(intercept_us: float, slope_us: float, vector: Floats, low: int, bend: int | None) -> Regime:

@@ -104,10 +104,10 @@ def command(
     from blis_replay.validate.calibration.calibrate import Options, calibrate
     from blis_replay.validate.calibration.fit_text import fits_json, fits_text
     from blis_replay.validate.calibration.prior import DEFAULT_PRIOR
-    from blis_replay.validate.experiment import find_experiments
+    from blis_replay.validate.experiment import recorded_experiments
 
     with open_store(store_path) as store:
-        recordings = [read_stored(store, slug) for slug in find_experiments(store, names)]
+        recordings = [read_stored(store, slug) for slug in recorded_experiments(store, names)]
     options = Options(load_release(prior or DEFAULT_PRIOR), data, split, seed)  # type: ignore[arg-type]  # click checked it
     trained = " ".join(f"--train {quote(train)}" for train in names)
     release, fits = calibrate(recordings, name or out.stem, options, f"blis-replay calibrate {trained}")
