@@ -37,7 +37,7 @@ def test_one_declared_component_alone_costs_little() -> None:
 def test_longer_prompts_load_the_engine_with_their_context_even_if_the_cache_has_them() -> None:
     """A decode costs 18.4 us + 0.029 us for each of 1932 + 124 tokens, 78 us.  At 20 requests/s of 248 tokens a cycle c
     serves 4.96 c decodes (c in ms): 13.6 / (1 - 4.96 * 0.078) = 22 ms and 110 decodes; at 8/s 16.1 ms.  Weighed by
-    requests (4,800 and 12,000) that is 25 % more than the true gap of 16.36 ms, and 128 are reached, so a queue grows."""
+    requests (4,800 and 12,000) that is 25 % more than the true gap of 16.36 ms; bursts reach 128, and a queue grows."""
     assert 0.25 < error_of_the_mean("lengths=profile", "itl") < 0.50
     assert error_of_the_mean("lengths=profile", "ttft") > 5
 

@@ -89,14 +89,14 @@ def command(
 
     \b
     Of the first one, abridged:
-      coefficient            us  95 % from      to                 status
-      -----------------  ------  ---------  ------  ---------------------
-      intercept          13,488     13,465  13,508                 fitted
-      per_context_token   0.029          -       -  prior: not identified
-      pre_queue           9,494      9,309   9,692                 fitted
+      coefficient                 us  95 % from      to                 status
+      ----------------------  ------  ---------  ------  ---------------------
+      intercept               13,484     13,471  13,496                 fitted
+      per_context_token        0.029          -       -  prior: not identified
+      pre_queue                6,927      6,680   7,173                 fitted
       experiment   part       E2E     p99    TTFT      p99     ITL
       -----------  ------  ------  ------  ------  -------  ------
-      34b-general  test    +0.4 %  +0.5 %  -2.8 %  -17.2 %  +0.4 %
+      34b-general  test    +0.3 %  +0.2 %  -0.6 %  -14.6 %  +0.3 %
     """
     from blis_replay.blis.release_text import format_release
     from blis_replay.ingest.store import open_store, read_stored

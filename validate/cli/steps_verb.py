@@ -34,7 +34,7 @@ def command(name: str, coefficients: str | None, store_path: Path, as_json: bool
       -----------------------  ---  --------  ------  -------  ----
       all                      716     15.74   2.5 %   +0.1 %  0.76
       decode-only              495     15.47   2.4 %   -0.4 %  0.67
-      mixed, light (< 256)     220     16.28   2.8 %   +1.0 %  0.86
+      mixed, light (< 256)     220     16.28   2.8 %   +0.9 %  0.85
     """
     from blis_replay.replay.release_file import load_release
     from blis_replay.replay.simulator import EmbeddedEngine
