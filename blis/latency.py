@@ -187,7 +187,7 @@ class Lifecycle:
     pre_queue_us: float = 0.0
     pre_queue_per_prompt_token_us: float = 0.0
     post_token_us: float = 0.0
-    first_token_per_decode_us: float = 0.0
     post_request_us: float = 0.0
     scheduling_us: float = 0.0
     preemption_us: float = 0.0
+    first_token_per_decode_us: float = 0.0

@@ -91,10 +91,9 @@ class SimResult:
         The post-token delay counts once a token, as BLIS bills it (blis-semantics 1.7).
         """
         after_us = self.output_tokens * self.post_token_us + int(self.lifecycle.post_request_us)
-        only_token_us = np.where(self.output_tokens == 1, self.first_token_wait_us, 0)
         # No later token overtakes the first.
-        last_us: Int64s = self.finished_us - self.arrival_us + after_us + only_token_us
-        return np.maximum(last_us, self.ttft_us).astype(np.int64)
+        last_us = np.maximum(self.finished_us, self.first_token_us + self.first_token_wait_us)
+        return np.asarray(last_us - self.arrival_us + after_us, np.int64)
 
     @property
     def scheduling_delay_us(self) -> Int64s:
