@@ -15,7 +15,7 @@ from blis_replay.blis.kernel import loop
 from blis_replay.blis.kernel import state as k
 from blis_replay.blis.latency import BatchFeatures, Latency, Lifecycle, StepTime
 from blis_replay.blis.result import SimResult
-from blis_replay.blis.setup import new_state, queueing_order, with_room
+from blis_replay.blis.setup import looked_at_times, new_state, queueing_times, with_room
 from blis_replay.blis.trace import NEVER_US, EngineConfig, Int64s, RequestTrace
 
 
@@ -46,8 +46,10 @@ class Engine:
     def __init__(self, trace: RequestTrace, engine: EngineConfig, lifecycle: Lifecycle | None = None) -> None:
         self.trace = trace
         self.lifecycle = lifecycle or Lifecycle()
-        self.queued_us, self.order = queueing_order(trace, self.lifecycle)
-        self.state = new_state(trace, engine, self.queued_us, self.order)
+        self.queued_us = queueing_times(trace, self.lifecycle)
+        looked_at_us = looked_at_times(trace, self.queued_us)
+        self.order = np.argsort(looked_at_us, kind="stable")
+        self.state = new_state(trace, engine, looked_at_us, self.order)
 
     @property
     def now_us(self) -> int:

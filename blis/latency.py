@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.kernel import step_time
@@ -116,17 +117,42 @@ class ObservedCycles:
     """Teacher forcing: the step cycles that were observed, by the time of the run.
 
     A step that starts at t takes the cycle of the last anchor at or before t.  ``from_us``:
-    int64, ascending; ``cycle_us``: int64 of the same length.
+    int64, ascending; ``cycle_us``: int64 of the same length.  ``begins``: bool of the same length, whether
+    a step began at that anchor, so that the next ones began whole cycles later: a step then
+    ends where one of these did, the nearest to a cycle after its start.  None: that is known of no anchor.
     """
 
     from_us: Int64s
     cycle_us: Int64s
+    begins: NDArray[np.bool_] | None = None
 
     def for_kernel(self) -> KernelModel:
         """Kind, integer and real coefficients as ``kernel.step_time`` reads them."""
         if len(self.from_us) == 0 or len(self.from_us) != len(self.cycle_us):
             raise ReleaseError("observed cycles need at least one anchor and a cycle for each; give step records")
-        return step_time.OBSERVED, np.concatenate([self.from_us, self.cycle_us]).astype(np.int64), np.zeros(0)
+        begins = np.zeros(len(self.from_us)) if self.begins is None else self.begins.astype(np.float64)
+        return step_time.OBSERVED, np.concatenate([self.from_us, self.cycle_us]).astype(np.int64), begins
+
+
+@dataclass(frozen=True)
+class CorrectedModel:
+    """Teacher forcing of a model: its step time, and what observed ones exceeded it by.
+
+    Unlike ``ObservedCycles`` it still answers to what is in a batch.  ``line_ns``: what to add to each step, and
+    per prefill, decode and context token (ns).  ``from_us``: int64, ascending; ``correction_us``: int64 of the same
+    length, what to add further from each of these times of the run on.  All of either sign.
+    """
+
+    model: LatencyModel | RegimeModel | PhysicalModel
+    line_ns: tuple[int, int, int, int]
+    from_us: Int64s
+    correction_us: Int64s
+
+    def for_kernel(self) -> KernelModel:
+        """Kind, integer and real coefficients as ``kernel.step_time`` reads them."""
+        kind, whole, real = self.model.for_kernel()
+        parts = [whole, np.array(self.line_ns), self.from_us, self.correction_us, np.array([len(whole)])]
+        return step_time.CORRECTED + kind, np.concatenate(parts).astype(np.int64), real
 
 
 @dataclass(frozen=True)
@@ -168,7 +194,7 @@ FEATURE_NAMES = (
 )
 _OPERATORS = ("==", "<", "<=", ">", ">=")
 
-Latency = LatencyModel | RegimeModel | ObservedCycles | PhysicalModel
+Latency = LatencyModel | RegimeModel | ObservedCycles | CorrectedModel | PhysicalModel
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,15 @@ from typing import Literal
 from blis_replay.blis.architecture import format_architecture, parse_architecture
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.gpu import format_gpu, parse_gpu
-from blis_replay.blis.latency import FEATURE_NAMES, Latency, LatencyModel, ObservedCycles, Regime, RegimeModel
+from blis_replay.blis.latency import (
+    FEATURE_NAMES,
+    CorrectedModel,
+    Latency,
+    LatencyModel,
+    ObservedCycles,
+    Regime,
+    RegimeModel,
+)
 from blis_replay.blis.physical import COEFFICIENT_NAMES, PhysicalCoefficients, PhysicalModel
 from blis_replay.blis.release_fields import NS, NS_PER_TOKEN, Fields
 
@@ -55,7 +63,7 @@ def parse_latency(fields: Fields, tensor_parallelism: int) -> Latency:
 
 def format_latency(model: Latency) -> dict[str, object]:
     """The fields that ``parse_latency`` reads.  Observed cycles belong to a recording, not to a release."""
-    if isinstance(model, ObservedCycles):
+    if isinstance(model, ObservedCycles | CorrectedModel):
         raise ReleaseError("observed cycles are of one recording; a release needs a fitted model")
     if isinstance(model, PhysicalModel):
         return _format_physical(model)

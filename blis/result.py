@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from blis_replay.blis.kernel import state as k
 from blis_replay.blis.latency import Lifecycle
+from blis_replay.blis.token_gaps import TokenGaps, token_gaps
 from blis_replay.blis.trace import Int64s
 
 
@@ -117,24 +118,22 @@ class SimResult:
         parts = [self.step_end_us[first : first + rows] for r, first, rows in self.segments if r == request]
         return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
+    def token_gaps(self, post_token_us: int | None = None) -> TokenGaps:
+        """The gaps between consecutive output tokens of all requests; count completed ones only.
+
+        ``post_token_us``: how much later than the one before each token comes out, as the lifecycle has it if None.
+        """
+        return token_gaps(
+            self.segments, self.step_end_us, self.post_token_us if post_token_us is None else post_token_us
+        )
+
     def inter_token_gaps(self, chosen: NDArray[np.bool_]) -> tuple[Int64s, Int64s]:
         """Pooled gaps between consecutive output tokens as ``(gap_us, count)``.
 
-        ``chosen``: bool[n], completed requests to pool.  Within a segment the gap that ends
-        with a step is its end less that of the step before; between two segments of a
-        request (it was passed over or preempted) there is one gap more.
+        ``chosen``: bool[n], completed requests to pool.
         """
-        segments = self.segments[chosen[self.segments[:, 0]]]
-        first, last = segments[:, 1], segments[:, 1] + segments[:, 2] - 1
-        ends = self.step_end_us
-        change = np.bincount(first + 1, minlength=len(ends) + 1) - np.bincount(last + 1, minlength=len(ends) + 1)
-        gap_us, count = np.diff(ends, prepend=ends[:1]), np.cumsum(change)[: len(ends)]
-        order = np.argsort(segments[:, 0], kind="stable")
-        request, first, last = segments[order, 0], first[order], last[order]
-        broken = request[1:] == request[:-1]
-        breaks = ends[first[1:][broken]] - ends[last[:-1][broken]]
-        gaps = np.concatenate([gap_us, breaks]) + self.post_token_us
-        return gaps, np.concatenate([count, np.ones(len(breaks), np.int64)]).astype(np.int64)
+        gaps = self.token_gaps()
+        return gaps.gap_us, gaps.counts(chosen)
 
     def _end_of(self, step: Int64s) -> Int64s:
         if len(self.steps) == 0:

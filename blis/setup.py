@@ -19,18 +19,27 @@ _STEPS_AT_FIRST = 4_096
 _STEPS_PER_REQUEST = 24
 
 
-def queueing_order(trace: RequestTrace, lifecycle: Lifecycle) -> tuple[Int64s, Int64s]:
-    """When each request reaches the waiting queue (us), and the requests in that order.
+def queueing_times(trace: RequestTrace, lifecycle: Lifecycle) -> Int64s:
+    """int64[n]: when each request reaches the waiting queue, us, in the order of the trace.
 
-    The delay before the queue is truncated to whole microseconds, as BLIS does.
+    The delay before the queue is truncated to whole microseconds, as BLIS does; an observed
+    one takes its place, and never leads back before the start of the run.
     """
+    if trace.pre_queue_us is not None:
+        observed_us: Int64s = np.maximum(trace.arrival_us + trace.pre_queue_us, 0)
+        return observed_us
     delay_us = lifecycle.pre_queue_us + lifecycle.pre_queue_per_prompt_token_us * trace.prompt_tokens
-    queued_us = trace.arrival_us + np.trunc(delay_us).astype(np.int64)
-    return queued_us, np.argsort(queued_us, kind="stable")
+    queued_us: Int64s = trace.arrival_us + np.trunc(delay_us).astype(np.int64)
+    return queued_us
 
 
-def new_state(trace: RequestTrace, engine: EngineConfig, queued_us: Int64s, order: Int64s) -> k.State:
-    """The state before the first arrival; requests are numbered in queueing order (``queueing_order``).
+def looked_at_times(trace: RequestTrace, queued_us: Int64s) -> Int64s:
+    """int64[n]: from when on the scheduler looks at each request, us: once it is queued, and not held back."""
+    return queued_us if trace.held_us is None else queued_us + trace.held_us
+
+
+def new_state(trace: RequestTrace, engine: EngineConfig, looked_at_us: Int64s, order: Int64s) -> k.State:
+    """The state before the first arrival; requests are numbered in the order in which the scheduler meets them.
 
     Raises ``TraceError`` for a request that this engine can never serve.
     """
@@ -61,7 +70,7 @@ def new_state(trace: RequestTrace, engine: EngineConfig, queued_us: Int64s, orde
         batch=np.zeros(k.BATCH_SIZE, np.int64),
         flight=np.zeros((2, 2), np.int64),
         request=request,
-        queued_us=queued_us[order],
+        queued_us=looked_at_us[order],
         abort_us=abort_us,
         scheduled_us=np.full(n, k.NONE, np.int64),
         link=_links(n, k.LINK_COLUMNS),

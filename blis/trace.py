@@ -60,6 +60,9 @@ class BlockKeys:
             )
 
 
+_COLUMNS = ("prompt_tokens", "prefill_tokens", "output_tokens", "abort_us")
+
+
 @dataclass(frozen=True)
 class RequestTrace:
     """Requests to simulate: int64 arrays of one length, in order of arrival.
@@ -70,6 +73,10 @@ class RequestTrace:
     find out.  ``output_tokens``: tokens to generate, >= 1.  ``abort_us``: when the client
     gives up, ``NEVER_US`` if it does not.  ``priority``: lower is served first; all 0 if None.
     Ties in priority and arrival go by place in the trace.
+
+    What was observed and is to be taken over (teacher forcing): ``pre_queue_us``, from send to
+    the waiting queue, in place of the lifecycle's delay; ``held_us``, how long after that the
+    scheduler does not yet look at the request.
     """
 
     arrival_us: Int64s
@@ -79,10 +86,12 @@ class RequestTrace:
     abort_us: Int64s
     priority: Int64s | None = None
     block_keys: BlockKeys | None = None
+    pre_queue_us: Int64s | None = None
+    held_us: Int64s | None = None
 
     def __post_init__(self) -> None:
         n = len(self.arrival_us)
-        for name in ("prompt_tokens", "prefill_tokens", "output_tokens", "abort_us", "priority"):
+        for name in (*_COLUMNS, "priority", "pre_queue_us", "held_us"):
             values = getattr(self, name)
             if values is not None and len(values) != n:
                 raise TraceError(f"{name} has {len(values)} values for {n} requests; give one a request")
@@ -92,6 +101,8 @@ class RequestTrace:
             return
         _refuse(np.diff(self.arrival_us) < 0, "arrival_us runs backwards", "sort the requests by arrival", 1)
         _refuse(self.arrival_us < 0, "arrival_us is negative", "count from the first arrival")
+        if self.held_us is not None:
+            _refuse(self.held_us < 0, "held_us is negative", "0 holds nothing back")
         _refuse(self.output_tokens < 1, "output_tokens is below 1", "every request yields at least one token")
         _refuse(
             (self.prefill_tokens < 1) | (self.prefill_tokens > self.prompt_tokens),

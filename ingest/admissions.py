@@ -33,6 +33,9 @@ ADMISSION_SCHEMA: dict[str, type[pl.DataType]] = {
 }
 
 _CORE = {f"journey.{name}": name for name in ("SCHEDULED", "FIRST_TOKEN", "PREEMPTED", "FINISHED")}
+_COLUMNS = (
+    *("journey", "event", "time_us", "step_id", "schedule_kind", "output_tokens", "preemptions", "finish_status"),
+)
 # Order of events that carry one step.
 _TURN = ("journey.PREEMPTED", "journey.SCHEDULED", "journey.FIRST_TOKEN", "journey.FINISHED")
 
@@ -60,10 +63,14 @@ class Admissions:
 def admissions_of(recording: Recording) -> Admissions:
     """The admissions of all journeys; those that contradict themselves are left out and counted."""
     asynchronous = is_asynchronous(recording)
-    events = recording.journey_events.filter(pl.col("event").is_in(_TURN), pl.col("step_id").is_not_null())
+    grouped, journeys, before = [], 0, 0
+    for part in recording.journey_events.frames(_COLUMNS):
+        events = part.filter(pl.col("event").is_in(_TURN), pl.col("step_id").is_not_null())
+        grouped.append(_grouped(events, before))
+        journeys, before = journeys + events["journey"].n_unique(), before + events.height
     known = recording.lifecycles.select("journey", "prompt_tokens", "max_tokens")
     found = (
-        _bounded(_grouped(events), asynchronous)
+        _bounded(pl.concat(grouped), asynchronous)
         .join(known, on="journey", how="left")
         .with_columns((pl.col("prompt_tokens") + pl.col("output_tokens")).alias("known_tokens"))
     )
@@ -80,14 +87,17 @@ def admissions_of(recording: Recording) -> Admissions:
     # A chunk that does not end its prefill takes all that is left: it was the last to be admitted in its step.
     chunked = pl.col("prefill_end_step").is_null() | (pl.col("prefill_end_step") > pl.col("start_step"))
     frame = usable.sort("start_step", chunked, "scheduled_us", "scheduled_at").select(ADMISSION_SCHEMA.keys())
-    return Admissions(frame, int(events["journey"].n_unique()), dict(remarks.iter_rows()))
+    return Admissions(frame, journeys, dict(remarks.iter_rows()))
 
 
-def _grouped(events: pl.DataFrame) -> pl.DataFrame:
-    """One row an admission; those before the first recorded ``SCHEDULED`` have no ``scheduled_step``."""
+def _grouped(events: pl.DataFrame, before: int) -> pl.DataFrame:
+    """One row an admission; those before the first recorded ``SCHEDULED`` have no ``scheduled_step``.
+
+    ``before``: how many events stand before these.
+    """
     ordered = (
         events.rename({"time_us": "scheduled_us"})
-        .with_row_index("scheduled_at")
+        .with_row_index("scheduled_at", before)
         .sort("journey", "step_id", pl.col("event").cast(pl.Enum(_TURN)), "scheduled_at")
     )
     of = {name: pl.col("event") == event for event, name in _CORE.items()}

@@ -52,6 +52,7 @@ from blis_replay.ingest.recording import (
     TokenEvents,
     empty_frame,
 )
+from blis_replay.ingest.row_parts import RowParts, in_one_part
 
 _NO_LOAD = experiment_config.LoadConfig(None, (), None, None, None)
 _NO_CONFIG = experiment_config.ExperimentConfig(None, None, None, {})
@@ -71,7 +72,7 @@ def read_recording(
     ``profile``: the bundled profile of the slug (optional keys ``model``, ``hardware``,
     ``tensor_parallelism``, ``vllm_version``, ``engine``); ``engine_file``: YAML of engine
     arguments that overrule all others; ``progress(file name, bytes done, bytes total)``.
-    The file of token events lives until the context ends.  Raises
+    Files of token events, journey events and snapshots live until the context ends.  Raises
     :class:`RecordingError` if a file cannot be read at all, or if there is nothing to judge.
     """
     if isinstance(source, Path):
@@ -98,7 +99,7 @@ class _Server:
 
     steps: pl.DataFrame
     lifecycles: pl.DataFrame
-    journey_events: pl.DataFrame
+    journey_events: RowParts
     clocks: tuple[Clock, ...]
 
 
@@ -122,7 +123,7 @@ class _Assembly:
 
     def recording(self) -> Recording:
         configured = self._configured()
-        traces = otlp_traces.read_traces(self.known.get(discovery.OTLP, []))
+        traces = otlp_traces.read_traces(self.known.get(discovery.OTLP, []), self.scratch)
         found = self._requests(configured, traces)
         if found is not None:
             configured = _with_reported(configured, found)
@@ -323,8 +324,9 @@ class _Assembly:
         if of_pairs is not None:
             clocks = (*(clock for clock in clocks if clock.name != of_pairs.name), of_pairs)
         if journeys is None:
-            return _Server(steps, empty_frame(LIFECYCLE_SCHEMA), empty_frame(JOURNEY_EVENT_SCHEMA), clocks)
-        lifecycles, events = otlp_journeys.on_zero(journeys, zero_us)
+            nothing = in_one_part(empty_frame(JOURNEY_EVENT_SCHEMA))
+            return _Server(steps, empty_frame(LIFECYCLE_SCHEMA), nothing, clocks)
+        lifecycles, events = otlp_journeys.on_zero(journeys, zero_us, self.scratch)
         lifecycles = with_request_indices(lifecycles, requests)
         if unknown := lifecycles["request_index"].null_count():
             self.missing.append(f"which requests {unknown} journeys belong to: their ids are not those of the requests")

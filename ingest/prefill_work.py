@@ -13,6 +13,7 @@ import polars as pl
 
 from blis_replay.ingest.prefill_chunks import ChunkSteps
 from blis_replay.ingest.recording import Recording
+from blis_replay.ingest.step_records import one_a_step
 
 CACHING_OFF, SNAPSHOT, STEP_TOTALS, DEALT_OUT, ASSUMED = (
     "prefix caching is off",
@@ -24,6 +25,7 @@ CACHING_OFF, SNAPSHOT, STEP_TOTALS, DEALT_OUT, ASSUMED = (
 HIT_SOURCES = (CACHING_OFF, SNAPSHOT, STEP_TOTALS, DEALT_OUT, ASSUMED)
 CERTAIN_SOURCES = (CACHING_OFF, SNAPSHOT, STEP_TOTALS)
 _SOURCE = pl.Enum(HIT_SOURCES)
+_STEP_COUNTS = ("running_depth", "prefill_requests", "decode_requests", "prefill_tokens", "decode_tokens")
 
 
 def prefill_work(
@@ -47,8 +49,13 @@ def _on_record(recording: Recording, rows: pl.DataFrame) -> pl.DataFrame:
             pl.col("known_tokens").alias("work_tokens"), pl.lit(CACHING_OFF, _SOURCE).alias("hit_source")
         )
     journeys = recording.lifecycles.select("journey", pl.col("core_request_id").alias("request_id"))
-    shown = recording.snapshots.join(journeys, on="request_id").select(
-        "journey", pl.col("step_id").alias("start_step"), "computed_tokens"
+    # Only those of the steps in which admissions began: there can be many more snapshots.
+    begun = rows.select("journey", "start_step").unique()
+    shown = pl.concat(
+        part.join(journeys, on="request_id")
+        .select("journey", pl.col("step_id").alias("start_step"), "computed_tokens")
+        .join(begun, on=["journey", "start_step"], how="semi")
+        for part in recording.snapshots.frames(["step_id", "request_id", "computed_tokens"])
     )
     first = recording.lifecycles.select("journey", pl.lit(False).alias("resumed"), "cached_prompt_tokens")
     joined = rows.join(
@@ -75,7 +82,7 @@ def _left_by_step(recording: Recording, rows: pl.DataFrame, chunks: ChunkSteps, 
         }
     )
     complete = (
-        recording.steps.unique("step_id")
+        one_a_step(recording.steps.select("step_id", *_STEP_COUNTS))
         .join(counts, on="step_id")
         .filter(
             pl.col("running_depth") == pl.col("running"),

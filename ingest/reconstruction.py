@@ -26,6 +26,7 @@ from blis_replay.ingest.prefill_chunks import Budget, Chunks, ChunkSteps, chunk_
 from blis_replay.ingest.prefill_work import CERTAIN_SOURCES, DEALT_OUT, prefill_work
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.scheduling_mode import is_asynchronous
+from blis_replay.ingest.step_records import one_a_step
 
 Int64s = NDArray[np.int64]
 
@@ -94,7 +95,7 @@ def reconstruct(recording: Recording) -> Reconstruction:
     _refuse(admissions)
     frame = admissions.frame
     steps, decodes = _prefill_steps(frame), decodes_of(frame, is_asynchronous(recording))
-    sampled = recording.steps["step_id"].drop_nulls().unique().sort().to_numpy()
+    sampled = one_a_step(recording.steps.select("step_id").drop_nulls())["step_id"].to_numpy()
     work = prefill_work(recording, frame, steps, batch_counts(frame, decodes, steps, sampled))
     chunks = _laid(recording, frame, steps, decodes, work)
     hit_tokens = frame["known_tokens"].to_numpy() - work["work_tokens"].to_numpy()
@@ -140,12 +141,22 @@ def reconstructed_batches(built: Reconstruction, steps_a_batch: int = _STEPS_A_B
         yield _batch(built, int(steps[start]), int(steps[min(start + steps_a_batch, len(steps)) - 1]))
 
 
+def computed_prompts(built: Reconstruction) -> pl.DataFrame:
+    """A row a journey: ``journey``, and of its first admission ``computed_tokens`` and the ``hit_source``."""
+    admissions = built.admissions.frame
+    tokens = np.bincount(built.chunks.steps.admission, built.chunks.tokens, len(admissions)).astype(np.int64)
+    rows = admissions.select("journey").with_columns(
+        pl.Series("computed_tokens", tokens), built.hit_sources.alias("hit_source")
+    )
+    return rows.unique("journey", keep="first", maintain_order=True)
+
+
 def _prefill_steps(frame: pl.DataFrame) -> ChunkSteps:
     start, last = frame["start_step"].to_numpy(), frame["last_step"].to_numpy()
     ended = frame["prefill_end_step"].is_not_null().to_numpy()
     end = np.where(ended, frame["prefill_end_step"].fill_null(0).to_numpy(), last)
     # As a double, because mistaken step ids may add up to more than an integer holds.
-    if float((end - start + 1).sum(dtype=np.float64)) > MOST_CHUNKS:
+    if float(np.maximum(end - start + 1, 0).sum(dtype=np.float64)) > MOST_CHUNKS:
         raise ReconstructionError(f"journeys with more than {MOST_CHUNKS} prefill chunks: their steps are mistaken")
     return chunk_steps(start, end, ended)
 

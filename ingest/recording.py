@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from blis_replay.ingest.row_parts import RowParts, in_one_part
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -364,10 +366,13 @@ class Recording:
     findings: tuple[Finding, ...] = ()
     prefix: PromptTree | None = None
     kv_events: Path | None = None  # Parquet, KV_EVENT_SCHEMA; lives as long as read_recording's context
+    snapshots: RowParts = field(
+        default_factory=lambda: in_one_part(empty_frame(SNAPSHOT_SCHEMA))
+    )  # by step and request
     load_profile: LoadProfile | None = None
-    snapshots: pl.DataFrame = field(default_factory=lambda: empty_frame(SNAPSHOT_SCHEMA))
     lifecycles: pl.DataFrame = field(default_factory=lambda: empty_frame(LIFECYCLE_SCHEMA))
-    journey_events: pl.DataFrame = field(default_factory=lambda: empty_frame(JOURNEY_EVENT_SCHEMA))
+    # Those of a journey are in one part.  Parts in files live as long as read_recording's context.
+    journey_events: RowParts = field(default_factory=lambda: in_one_part(empty_frame(JOURNEY_EVENT_SCHEMA)))
 
 
 def empty_frame(schema: Mapping[str, type[pl.DataType] | pl.DataType]) -> pl.DataFrame:

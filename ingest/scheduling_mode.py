@@ -5,6 +5,9 @@ from __future__ import annotations
 import polars as pl
 
 from blis_replay.ingest.recording import Recording
+from blis_replay.ingest.row_parts import RowParts
+
+_COLUMNS = ("event", "time_us", "step_id", "finish_status")
 
 
 def is_asynchronous(recording: Recording) -> bool:
@@ -13,21 +16,21 @@ def is_asynchronous(recording: Recording) -> bool:
     return setting is not None and bool(setting.value)
 
 
-def detected_async(steps: pl.DataFrame, journey_events: pl.DataFrame) -> bool | None:
+def detected_async(steps: pl.DataFrame, journey_events: RowParts) -> bool | None:
     """Whether the output of most steps was processed only after the next one had begun; ``None`` if nothing tells.
 
     ``steps``: ``STEP_SCHEMA``; ``journey_events``: ``JOURNEY_EVENT_SCHEMA``.
     """
-    events = journey_events.drop_nulls(["step_id", "time_us"])
-    begun = pl.concat(
-        [
-            steps.select("step_id", "start_us").drop_nulls(),
-            events.filter(inside_schedule()).select("step_id", pl.col("time_us").alias("start_us")),
-        ]
-    )
-    starts = begun.group_by("step_id").agg(pl.col("start_us").min())
-    outputs = events.filter(of_output()).select("time_us", (pl.col("step_id") + 1).alias("step_id"))
-    late = outputs.join(starts, on="step_id").select(pl.col("time_us") > pl.col("start_us")).to_series()
+    begun, ended = [steps.select("step_id", "start_us").drop_nulls()], []
+    for part in journey_events.frames(_COLUMNS):
+        events = part.drop_nulls(["step_id", "time_us"])
+        begun.append(events.filter(inside_schedule()).select("step_id", pl.col("time_us").alias("start_us")))
+        ended.append(events.filter(of_output()).select("time_us", (pl.col("step_id") + 1).alias("step_id")))
+    outputs = pl.concat(ended)
+    next_steps = outputs.select("step_id").unique()
+    starts = pl.concat(frame.join(next_steps, on="step_id", how="semi") for frame in begun)
+    first = starts.group_by("step_id").agg(pl.col("start_us").min())
+    late = outputs.join(first, on="step_id").select(pl.col("time_us") > pl.col("start_us")).to_series()
     return None if late.is_empty() else 2 * int(late.sum()) > len(late)
 
 

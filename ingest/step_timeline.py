@@ -23,7 +23,9 @@ from numpy.typing import NDArray
 
 from blis_replay.ingest.errors import ReconstructionError
 from blis_replay.ingest.recording import Recording
+from blis_replay.ingest.row_parts import RowParts
 from blis_replay.ingest.scheduling_mode import inside_schedule, is_asynchronous, of_output
+from blis_replay.ingest.step_records import one_a_step
 
 Int64s = NDArray[np.int64]
 
@@ -68,7 +70,7 @@ class StepAnchors:
 
 def step_anchors(recording: Recording) -> StepAnchors:
     """The anchors of a recording's step clock; as large as its records, whatever their step ids."""
-    sampled = recording.steps.select("step_id", "start_us").drop_nulls().unique("step_id").sort("step_id")
+    sampled = one_a_step(recording.steps.select("step_id", "start_us").drop_nulls())
     events = _event_anchors(recording.journey_events, is_asynchronous(recording))
     lags = _lags(sampled, events)
     taken_off = pl.when(pl.col("steps") >= _FEWEST_LAGS).then(pl.col("lag_us")).otherwise(0)
@@ -78,9 +80,10 @@ def step_anchors(recording: Recording) -> StepAnchors:
     every = pl.concat(
         [sampled.with_columns(pl.lit(SAMPLED, TIMELINE_SCHEMA["source"]).alias("source")), placed.drop("lag")]
     )
-    best = every.sort("step_id", "source").unique("step_id", keep="first", maintain_order=True)
-    known = int(recording.steps["step_id"].max() or 0), int(recording.journey_events["step_id"].max() or 0)  # type: ignore[arg-type]
-    begun = best.filter(pl.col("step_id").is_between(1, max(known)))
+    best = one_a_step(every.sort("source", maintain_order=True))
+    known = [recording.steps["step_id"], *(part["step_id"] for part in recording.journey_events.frames(["step_id"]))]
+    last = max(int(ids.max() or 0) for ids in known)  # type: ignore[arg-type]
+    begun = best.filter(pl.col("step_id").is_between(1, last))
     kept = _in_order(begun)
     return StepAnchors(kept, lags, len(begun) - len(kept))
 
@@ -112,21 +115,26 @@ def timeline_of(anchors: StepAnchors) -> pl.DataFrame:
     )
 
 
-def _event_anchors(journey_events: pl.DataFrame, asynchronous: bool) -> pl.DataFrame:
+def _event_anchors(journey_events: RowParts, asynchronous: bool) -> pl.DataFrame:
     """``step_id``, ``start_us``, ``source``: the event of each kind that comes nearest to the start of a step."""
-    events = journey_events.drop_nulls(["step_id", "time_us"])
     between = pl.col("event").is_in(["journey.QUEUED", "journey.FINISHED"]) & ~of_output()
     kinds = (
-        (SCHEDULED, inside_schedule(), 0, pl.col("time_us").min()),
-        (QUEUED, between, 1, pl.col("time_us").max()),
-        (OUTPUT, of_output(), 2 if asynchronous else 1, pl.col("time_us").max()),
+        (SCHEDULED, inside_schedule(), 0, pl.col("start_us").min()),
+        (QUEUED, between, 1, pl.col("start_us").max()),
+        (OUTPUT, of_output(), 2 if asynchronous else 1, pl.col("start_us").max()),
     )
+    found: dict[str, list[pl.DataFrame]] = {source: [] for source, *_ in kinds}
+    for part in journey_events.frames(["event", "time_us", "step_id", "finish_status"]):
+        events = part.drop_nulls(["step_id", "time_us"]).rename({"time_us": "start_us"})
+        for source, chosen, later, nearest in kinds:
+            of_kind = events.filter(chosen).with_columns(pl.col("step_id") + later)
+            found[source].append(of_kind.group_by("step_id").agg(nearest))
     return pl.concat(
-        events.filter(chosen)
-        .group_by((pl.col("step_id") + later).alias("step_id"))
-        .agg(nearest.alias("start_us"))
+        pl.concat(found[source])
+        .group_by("step_id")
+        .agg(nearest)
         .with_columns(pl.lit(source, TIMELINE_SCHEMA["source"]).alias("source"))
-        for source, chosen, later, nearest in kinds
+        for source, _chosen, _later, nearest in kinds
     )
 
 

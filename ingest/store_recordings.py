@@ -29,7 +29,9 @@ from blis_replay.ingest.recording import (
     SharedPrefix,
     SourceFile,
     Stage,
+    empty_frame,
 )
+from blis_replay.ingest.row_parts import RowParts, in_one_part
 from blis_replay.ingest.store_cache import insert_cache_evidence, read_prefix
 from blis_replay.ingest.store_file import SCHEMA_VERSION, Store, fetch, first_row, transaction, typed
 from blis_replay.ingest.token_layout import LAYOUTS, TokenLayout, insert_token_events
@@ -143,9 +145,9 @@ def read_stored(store: Store, slug: str) -> Recording:
         requests=_frame(store, "requests", slug, REQUEST_SCHEMA, "request_index"),
         token_events=None,
         steps=_frame(store, "steps", slug, STEP_SCHEMA, "start_us, step_id"),
-        snapshots=_frame(store, "snapshots", slug, SNAPSHOT_SCHEMA, "step_id, request_id"),
+        snapshots=in_one_part(_frame(store, "snapshots", slug, SNAPSHOT_SCHEMA, "step_id, request_id")),
         lifecycles=_frame(store, "lifecycles", slug, LIFECYCLE_SCHEMA, "journey"),
-        journey_events=_frame(store, "journey_events", slug, JOURNEY_EVENT_SCHEMA, "rowid"),
+        journey_events=in_one_part(_frame(store, "journey_events", slug, JOURNEY_EVENT_SCHEMA, "rowid")),
         aggregates=_frame(store, "aggregates", slug, AGGREGATE_SCHEMA, "stage, metric, statistic"),
         clocks=tuple(Clock(*r) for r in _rows(store, _CLOCK, "clocks", slug, "position")),
         files=_read_files(store, slug),
@@ -251,9 +253,9 @@ def _insert(
     _insert_frame(connection, "requests", slug, recording.requests, REQUEST_SCHEMA)
     _insert_frame(connection, "aggregates", slug, recording.aggregates, AGGREGATE_SCHEMA)
     _insert_frame(connection, "steps", slug, recording.steps, STEP_SCHEMA)
-    _insert_frame(connection, "snapshots", slug, recording.snapshots, SNAPSHOT_SCHEMA)
+    _insert_parts(connection, "snapshots", slug, recording.snapshots, SNAPSHOT_SCHEMA)
     _insert_frame(connection, "lifecycles", slug, recording.lifecycles, LIFECYCLE_SCHEMA)
-    _insert_frame(connection, "journey_events", slug, recording.journey_events, JOURNEY_EVENT_SCHEMA)
+    _insert_parts(connection, "journey_events", slug, recording.journey_events, JOURNEY_EVENT_SCHEMA)
     if recording.token_events is not None:
         insert_token_events(connection, slug, recording.token_events, recording.requests, layout)
     insert_cache_evidence(connection, recording)
@@ -324,13 +326,24 @@ def _insert_frame(
     frame: pl.DataFrame,
     schema: dict[str, type[pl.DataType]],
 ) -> None:
+    _insert_parts(connection, table, slug, in_one_part(frame), schema)
+
+
+def _insert_parts(
+    connection: duckdb.DuckDBPyConnection, table: str, slug: str, rows: RowParts, schema: dict[str, type[pl.DataType]]
+) -> None:
+    """Insert rows as one stream: what an INSERT leaves of a row group stays in memory until the commit."""
+    import pyarrow as pa
+
     columns = ", ".join(schema)
-    connection.register("frame_to_store", typed(frame, schema).to_arrow())
+    batches = (batch for frame in rows.frames() for batch in typed(frame, schema).to_arrow().to_batches())
+    stream = pa.RecordBatchReader.from_batches(empty_frame(schema).to_arrow().schema, batches)
+    connection.register("rows_to_store", stream)
     connection.execute(
-        f"INSERT INTO {table} (slug, {columns}) SELECT ?, {columns} FROM frame_to_store",  # noqa: S608
+        f"INSERT INTO {table} (slug, {columns}) SELECT ?, {columns} FROM rows_to_store",  # noqa: S608
         [slug],
     )
-    connection.unregister("frame_to_store")
+    connection.unregister("rows_to_store")
 
 
 def _derived_hash(recording: Recording, layout: TokenLayout) -> str:

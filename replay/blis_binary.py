@@ -274,6 +274,8 @@ def _beyond_blackbox(model: LatencyModel) -> bool:
 
 def _refuse_engine(plan: ReplayPlan) -> None:
     engine = plan.engine
+    if plan.teacher_forced:
+        raise BlisError("observed times cannot be forced on BLIS; use --simulator embedded")
     if engine.scheduling_policy != "fcfs":
         raise BlisError("the server scheduled by priority, which is not passed on to BLIS; use --simulator embedded")
     if not engine.enable_chunked_prefill:

@@ -8,6 +8,7 @@ import numpy as np
 
 from blis_replay.blis.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.result import SimResult
+from blis_replay.blis.token_gaps import TokenGaps
 from blis_replay.blis.trace import Int64s
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.errors import ReplayError
@@ -41,6 +42,18 @@ class ReplayRun:
         if self.simulated.engine is None:
             raise ReplayError(f"the simulator {self.simulator} reports no steps; use --simulator embedded")
         return self.simulated.engine
+
+    def token_gaps(self) -> TokenGaps:
+        """Gaps between output tokens as the client sees them; count completed requests only.
+
+        With observed ways to the client, every token is as much later than the one before as the last is
+        than the first, on average over all requests.  Raises ``ReplayError`` as ``result`` does.
+        """
+        if self.plan.delivery_us is None:
+            return self.result.token_gaps()
+        first_us, last_us = self.plan.delivery_us
+        tokens = int(np.maximum(self.simulated.output_tokens - 1, 0).sum())
+        return self.result.token_gaps(round(int((last_us - first_us).sum()) / max(tokens, 1)))
 
 
 def replay(

@@ -1,4 +1,4 @@
-"""Replay modes: which part of a replay is observed and which is put in its place."""
+"""Replay modes: which part of a replay is observed and which is modelled."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "prefix": ("recorded", "none", "profile", "blis-spec"),
     "scheduling": ("recorded", "synchronous", "asynchronous"),
     "surplus_steps": ("0", "1"),
+    "pre_queue": ("modelled", "recorded"),
+    "schedule": ("modelled", "recorded"),
+    "step_time": ("modelled", "recorded"),
+    "output_processing": ("modelled", "recorded"),
 }
 
 # Requests generated from the load profile: as its load generator declares them, and as BLIS expands it.
@@ -45,6 +49,10 @@ class ReplayMode:
     prefix: Literal["recorded", "none", "profile", "blis-spec"] = "recorded"
     scheduling: Literal["recorded", "synchronous", "asynchronous"] = "recorded"
     surplus_steps: Literal[0, 1] = 0
+    pre_queue: Literal["modelled", "recorded"] = "modelled"
+    schedule: Literal["modelled", "recorded"] = "modelled"
+    step_time: Literal["modelled", "recorded"] = "modelled"
+    output_processing: Literal["modelled", "recorded"] = "modelled"
     engine: EngineOverrides = ()
 
     @property

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
 
+from blis_replay.blis.latency import ObservedCycles
 from blis_replay.blis.trace import NEVER_US, BlockKeys, EngineConfig, Int64s, RequestTrace
 from blis_replay.ingest.recording import PUBLISHED, Recording
 from blis_replay.replay.engine_overrides import with_engine
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode
+from blis_replay.replay.observed_cycles import observed_cycles
 from blis_replay.replay.prefix import estimate_prefix, prefix_identity, prompt_tokens
+from blis_replay.replay.teacher_forcing import observed_delivery, observed_hold, observed_pre_queue
 from blis_replay.replay.workload import profile_arrivals
 from blis_replay.replay.workload_blis import blis_blocks, blis_spec
 from blis_replay.replay.workload_prompts import profile_blocks, profile_lengths
@@ -26,20 +29,50 @@ class ReplayPlan:
 
     Request i of ``trace`` is request i of the recording (send order), also where the
     arrivals were replaced.  ``basis``: in words, where arrivals, lengths and prefix hits
-    come from.
+    come from, and what is forced.  ``cycles``: observed step cycles in place of the latency
+    model.  ``delivery_us``: observed us from the engine's first and last token to the client,
+    int64[n] each, in place of the delays after the engine.
     """
 
     trace: RequestTrace
     engine: EngineConfig
     basis: dict[str, str]
+    cycles: ObservedCycles | None = None
+    delivery_us: tuple[Int64s, Int64s] | None = None
+
+    @property
+    def teacher_forced(self) -> bool:
+        """Whether observed quantities take the place of modelled ones."""
+        traced = self.trace.pre_queue_us is not None or self.trace.held_us is not None
+        return traced or self.cycles is not None or self.delivery_us is not None
 
 
 def plan_replay(recording: Recording, mode: ReplayMode) -> ReplayPlan:
-    """Build the trace and engine arguments of a replay; raises ``ReplayError`` as the two functions below do."""
+    """Build the trace and engine arguments of a replay.
+
+    Raises ``ReplayError`` as the two functions below do, or if what is to be forced was not recorded.
+    """
     recording = replayed_engine(recording, mode)
     engine = engine_config(recording, mode)  # first: blocks are counted in its terms
     trace, basis = request_trace(recording, mode)
-    return ReplayPlan(trace, engine, basis)
+    return _forced(ReplayPlan(trace, engine, basis), recording, mode)
+
+
+def _forced(plan: ReplayPlan, recording: Recording, mode: ReplayMode) -> ReplayPlan:
+    trace, basis, delivery_us = plan.trace, dict(plan.basis), None
+    cycles = None
+    if mode.step_time == "recorded":
+        cycles, basis["step time"] = observed_cycles(recording)
+    if mode.pre_queue == "recorded":
+        delay_us, basis["delay before the queue"] = observed_pre_queue(recording)
+        trace = replace(trace, pre_queue_us=delay_us)
+    if mode.schedule == "recorded":
+        held_us, basis["schedule"] = observed_hold(recording, cycles or observed_cycles(recording)[0])
+        trace = replace(trace, held_us=held_us)
+    if mode.output_processing == "recorded":
+        first_us, last_us, basis["output processing"] = observed_delivery(recording)
+        delivery_us = first_us, last_us
+    return replace(plan, trace=trace, basis=basis, cycles=cycles, delivery_us=delivery_us)
 
 
 def replayed_engine(recording: Recording, mode: ReplayMode) -> Recording:

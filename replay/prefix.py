@@ -14,6 +14,10 @@ import numpy as np
 import polars as pl
 
 from blis_replay.blis.trace import BlockKeys, Int64s
+from blis_replay.ingest.checks.prefix_cache import uncached_prompt_tokens
+from blis_replay.ingest.errors import ReconstructionError
+from blis_replay.ingest.prefill_work import ASSUMED
+from blis_replay.ingest.reconstruction import computed_prompts, reconstruct
 from blis_replay.ingest.recording import Recording, SharedPrefix
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.recorded_prompts import cached_tokens, engine_block_keys
@@ -24,6 +28,7 @@ _MEMBERSHIP_SEED = 42
 # A load generator that cycles through its prompts repeats the prompt length exactly;
 # recordings show 98 to 99.7 % (failed rows say 0), unrelated prompts about 4 %.
 _CYCLES_FROM = 0.9
+_FEWEST_HITS = 0.03
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,8 @@ def estimate_prefix(recording: Recording, prompts: Int64s | None = None) -> Pref
 
     The first of these that the recording supports: the server's own count per request;
     recorded prompt identities in a cache that never forgets; the cycle of a shared-prefix
-    workload (see ``_shared_prefix``); an aggregate hit rate, the same share for all; the whole prompt.
+    workload (see ``_shared_prefix``); what journeys and step records leave for each prefill; an aggregate hit
+    rate, of step records or of the server, the same share for all; the whole prompt.
     ``prompts``: int64[n], prompt tokens in place of the recorded ones.
     """
     recorded = prompt_tokens(recording)
@@ -77,11 +83,36 @@ def estimate_prefix(recording: Recording, prompts: Int64s | None = None) -> Pref
         return PrefixEstimate(prompts - found, f"found in an endless cache by {recording.prefix.source}")
     if recording.shared_prefix and _cycles(recorded.astype(float), _period(recording.shared_prefix)):
         return _shared_prefix(prompts, recording.shared_prefix, block)
-    if recording.prefix_hit_rate:
-        rate = recording.prefix_hit_rate
-        basis = f"aggregate hit rate of {rate:.1%}, the same for all: not identified per request"
+    if (reconstructed := _from_journeys(recording, prompts)) is not None:
+        return reconstructed
+    computed = uncached_prompt_tokens(recording)
+    rate = recording.prefix_hit_rate if computed is None else 1 - computed / float(prompts.mean())
+    # Below, it is the decodes that a server under asynchronous scheduling counts as prefill.
+    if rate is not None and rate > _FEWEST_HITS:
+        source = "aggregate hit rate" if computed is None else "hit rate by the step records"
+        basis = f"{source} of {rate:.1%}, the same for all: not identified per request"
         return PrefixEstimate(np.clip(np.rint(prompts * (1 - rate)).astype(np.int64), 1, prompts), basis)
     return PrefixEstimate(prompts, "no prefix information: whole prompts")
+
+
+def _from_journeys(recording: Recording, prompts: Int64s) -> PrefixEstimate | None:
+    """By the tokens that the steps of an admission have left for it; None where no step tells."""
+    journeys = recording.lifecycles.drop_nulls("request_index").select("journey", "request_index")
+    if journeys.is_empty():
+        return None
+    try:
+        work = computed_prompts(reconstruct(recording)).join(journeys, on="journey")
+    except ReconstructionError:
+        return None
+    told = int((work["hit_source"] != ASSUMED).sum())
+    if not told:
+        return None
+    computed = work["computed_tokens"].to_numpy()
+    share = float(computed.sum() / prompts[work["request_index"].to_numpy()].sum())
+    prefill = np.rint(prompts * share).astype(np.int64)
+    prefill[work["request_index"].to_numpy()] = computed
+    basis = f"tokens that its steps leave for {told:,} of {len(prompts):,} prefills; of the others, the share of those"
+    return PrefixEstimate(np.clip(prefill, 1, prompts), basis)
 
 
 def prefix_identity(recording: Recording, prompts: Int64s | None = None) -> tuple[BlockKeys, str] | None:

@@ -107,13 +107,23 @@ class EmbeddedEngine:
     def serve(self, recording: Recording, plan: ReplayPlan) -> Simulated:
         """The plan through the engine; raises ``TraceError`` if it cannot be run."""
         entry = self.entry_for(recording)
-        result = simulate(plan.trace, plan.engine, entry.latency, entry.lifecycle)
+        result = simulate(plan.trace, plan.engine, plan.cycles or entry.latency, entry.lifecycle)
+        ttft_us, e2e_us = _client_latencies(result, plan)
         return Simulated(
             completed=result.completed,
-            ttft_us=result.ttft_us,
-            e2e_us=result.e2e_us,
+            ttft_us=ttft_us,
+            e2e_us=e2e_us,
             output_tokens=result.output_tokens,
             engine=result,
             preemptions=int(result.preemptions.sum()),
             asynchronous=plan.engine.async_scheduling,
         )
+
+
+def _client_latencies(result: SimResult, plan: ReplayPlan) -> tuple[Int64s, Int64s]:
+    """TTFT and E2E as the client sees them, with observed ways to it where the plan has those."""
+    if plan.delivery_us is None:
+        return result.ttft_us, result.e2e_us
+    first_us, last_us = plan.delivery_us
+    ttft_us = result.first_token_us - result.arrival_us + first_us
+    return ttft_us, np.maximum(result.finished_us - result.arrival_us + last_us, ttft_us)

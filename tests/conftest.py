@@ -6,6 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# A busy machine makes an example slow, which is no failure of what it shows.
+settings.register_profile("no_deadline", deadline=None)
+settings.load_profile("no_deadline")
 
 DATA_PACK = Path(os.environ.get("BLIS_REPLAY_DATA", Path(__file__).parents[2] / "shared" / "data"))
 _outcomes = {"passed": 0, "failed": 0, "skipped": 0}

@@ -173,8 +173,10 @@ def simulated_statistics(
     run: ReplayRun, samples: LatencySamples, chosen: NDArray[np.bool_]
 ) -> dict[str, dict[str, float]]:
     """Each metric's mean and quantiles in us for the chosen requests, whose ``samples`` these are; absent if none."""
-    engine = run.simulated.engine
-    return latency_statistics(samples, None if engine is None else engine.inter_token_gaps(chosen))
+    if run.simulated.engine is None:
+        return latency_statistics(samples, None)
+    gaps = run.token_gaps()
+    return latency_statistics(samples, (gaps.gap_us, gaps.counts(chosen)))
 
 
 def _table(observed: Cells, simulated: dict[str, dict[str, float]], without_tokens: bool) -> dict[str, dict[str, Cell]]:

@@ -38,7 +38,13 @@ EQUAL, BELOW, AT_MOST, ABOVE, AT_LEAST = range(5)
 REGIME_HEAD = 2
 REGIME_SIZE = 5 + FEATURES
 
-# -- OBSERVED: whole = times (us, ascending), then the cycle (us) from each of them on.
+# -- OBSERVED: whole = times (us, ascending), then the cycle (us) from each of them on; real = for each of them
+#    whether a step began there.
+
+# -- CORRECTED + another kind: whole = that kind's, then what to add (ns) to each step, and per prefill, decode and
+#    context token; then times (us, ascending) and what to add (us) from each of them on; then that kind's length.
+CORRECTED = 100
+CORRECTION_LINE = 4
 
 # -- PHYSICAL: whole, all ps = a step, per prefill token, decode token, context token of a decode, token attended to
 #    by prefill, and request; the ps added before the division (half a us rounds half up); then the time to read the
@@ -56,13 +62,30 @@ def step_duration_us(kind: int, whole: Int64s, real: Floats, batch: Int64s, star
 @compiled
 def batch_duration_us(kind: int, whole: Int64s, real: Floats, batch: Int64s, start_us: int) -> int:
     """Duration of the batch in whole us, at least 1."""
+    if kind < CORRECTED:
+        return modelled_us(kind, whole, real, batch, start_us)
+    own = whole[-1]
+    modelled = modelled_us(kind - CORRECTED, whole[:own], real, batch, start_us)
+    line_ns = (
+        whole[own]
+        + whole[own + 1] * batch[BATCH_PREFILL_TOKENS]
+        + whole[own + 2] * batch[BATCH_DECODE_TOKENS]
+        + whole[own + 3] * batch[BATCH_CONTEXT_TOKENS]
+    )
+    then_us = at_time(whole[own + CORRECTION_LINE : -1], start_us)
+    return max(modelled + (line_ns + 500) // 1000 + then_us, 1)
+
+
+@compiled
+def modelled_us(kind: int, whole: Int64s, real: Floats, batch: Int64s, start_us: int) -> int:
+    """What the model of a kind makes of the batch, in whole us, at least 1."""
     if kind == LINEAR:
         return linear_us(whole, batch)
     if kind == REGIMES:
         return regimes_us(real, batch)
     if kind == PHYSICAL:
         return physical_us(whole, batch)
-    return observed_us(whole, start_us)
+    return observed_us(whole, real, start_us)
 
 
 @compiled
@@ -151,14 +174,31 @@ def batch_features(batch: Int64s, x: Floats) -> None:
 
 
 @compiled
-def observed_us(whole: Int64s, start_us: int) -> int:
-    """The cycle that was observed at this time of the run: that of the last anchor before it."""
-    anchors = len(whole) // 2
-    low, high = 0, anchors - 1  # the answer is within
+def observed_us(whole: Int64s, real: Floats, start_us: int) -> int:
+    """The cycle observed at this time; where steps began is known, up to the observed start that is nearest to it."""
+    anchor = last_before(whole, start_us)
+    cycle_us = max(whole[len(whole) // 2 + anchor], 1)
+    if real[anchor] == 0 or start_us < whole[anchor]:
+        return cycle_us
+    past_us = (start_us - whole[anchor]) % cycle_us
+    to_next_us = cycle_us - past_us
+    return to_next_us if 2 * past_us <= cycle_us else to_next_us + cycle_us
+
+
+@compiled
+def at_time(whole: Int64s, start_us: int) -> int:
+    """The value (second half) of the last time (first half) at or before ``start_us``; the first one before all."""
+    return whole[len(whole) // 2 + last_before(whole, start_us)]
+
+
+@compiled
+def last_before(whole: Int64s, start_us: int) -> int:
+    """The place of the last time (first half of ``whole``) at or before ``start_us``, 0 if there is none."""
+    low, high = 0, len(whole) // 2 - 1  # the answer is within
     while low < high:
         middle = (low + high + 1) // 2
         if whole[middle] <= start_us:
             low = middle
         else:
             high = middle - 1
-    return max(whole[anchors + low], 1)
+    return low

@@ -64,7 +64,9 @@ def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
 
 
 def _of_window(recording: Recording, window: Window) -> Finding | None:
-    intervals = step_intervals(steps_in(recording, window)).drop_nulls("running_depth")
+    intervals = step_intervals(steps_in(recording, window, "running_depth", "waiting_depth")).drop_nulls(
+        "running_depth"
+    )
     sent = requests_in(completed_requests(recording), window).drop_nulls("e2e_us")
     if intervals.height < _FEWEST or sent.height < _FEWEST:
         return None
@@ -113,12 +115,11 @@ def _verdict(ratio: float) -> str:
 
 def _as_published(recording: Recording, window: Window) -> Measured:
     """The coarser form in use elsewhere: mean over sampled steps, requested rate, whole stage."""
-    steps = steps_in(recording, window)
     requests = completed_requests(recording)
     if window.stage < 0 or not window.rate_per_s:
         return {}
     residence_us = mean(requests.filter(pl.col("stage") == window.stage), "e2e_us")
-    depth = mean(steps, "running_depth")
+    depth = mean(steps_in(recording, window, "running_depth"), "running_depth")
     if not residence_us or depth is None:
         return {}
     return {"ratio_requested_rate_whole_stage": depth / (window.rate_per_s * residence_us / 1e6)}

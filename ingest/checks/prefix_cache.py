@@ -17,6 +17,7 @@ from blis_replay.ingest.checks.evidence import (
 )
 from blis_replay.ingest.checks.pictures import Table
 from blis_replay.ingest.recording import Finding, Recording
+from blis_replay.ingest.step_records import one_a_step
 
 CHECK = "prefix_cache"
 MEASURES = "prompt tokens that were computed against prompt tokens that were sent"
@@ -44,15 +45,14 @@ def check(recording: Recording, context: Context) -> list[Finding]:
 
 def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
     """Prompt tokens computed a request along the run: the cold start is where the cache is filled."""
-    requests, steps = recorded_requests(recording), recording.steps.drop_nulls(["step_id", "prefill_tokens"])
-    once = steps.unique("step_id")
+    requests, once = recorded_requests(recording), _prefill_tokens(recording)
     if once.height < 2 or requests.is_empty():
         return ()
     per_step = (int(once["step_id"].max()) - int(once["step_id"].min()) + 1) / once.height  # type: ignore[arg-type]
     rows = []
     for window in equal_windows(recording, 24):
         sent = requests_in(requests, window).height
-        tokens = int(steps_in(recording, window)["prefill_tokens"].sum() or 0) * per_step
+        tokens = int(steps_in(recording, window, "prefill_tokens")["prefill_tokens"].sum() or 0) * per_step
         rows.append((seconds(window), sent, round(tokens / sent, 1) if sent else None))
     columns = ("seconds", "requests", "tokens a request")
     return (Table("prompt tokens computed", columns, tuple(rows), bars="tokens a request"),)
@@ -64,10 +64,9 @@ def uncached_prompt_tokens(recording: Recording) -> float | None:
     Sampled steps over the range of step numbers is the sampling rate.
     """
     requests = recorded_requests(recording)
-    steps = recording.steps.drop_nulls(["step_id", "prefill_tokens"])
-    if steps.is_empty() or requests.is_empty():
+    once = _prefill_tokens(recording)
+    if once.is_empty() or requests.is_empty():
         return None
-    once = steps.unique("step_id")
     first, last, tokens = once.select(
         pl.col("step_id").min().alias("first"), pl.col("step_id").max().alias("last"), pl.col("prefill_tokens").sum()
     ).row(0)
@@ -75,17 +74,21 @@ def uncached_prompt_tokens(recording: Recording) -> float | None:
     return int(tokens) / sampled / requests.height
 
 
+def _prefill_tokens(recording: Recording) -> pl.DataFrame:
+    """``step_id`` and ``prefill_tokens``, one row a step."""
+    return one_a_step(recording.steps.select("step_id", "prefill_tokens").drop_nulls())
+
+
 def _from_steps(recording: Recording, requests: pl.DataFrame, prompts: pl.DataFrame) -> Finding | None:
     uncached = uncached_prompt_tokens(recording)
     prompt = mean(prompts, "prompt_tokens")
     if uncached is None or not prompt:
         return None
-    steps = recording.steps
     measured: Measured = {
         "uncached_tokens_per_request": uncached,
         "prompt_tokens_per_request": prompt,
         "hit_rate": 1 - uncached / prompt,
-        "steps_sampled": steps.height,
+        "steps_sampled": recording.steps.height,
     }
     if uncached > 0.97 * prompt:
         message = f"prompts were computed whole ({uncached:.1f} of {prompt:.1f} tokens a request): no prefix-cache hits"

@@ -12,6 +12,7 @@ from blis_replay.ingest.errors import ReconstructionError
 from blis_replay.ingest.prefill_work import DEALT_OUT, STEP_TOTALS
 from blis_replay.ingest.reconstruction import Reconstruction, reconstruct, reconstructed_steps
 from blis_replay.ingest.recording import Finding, Recording
+from blis_replay.ingest.step_records import one_a_step
 
 CHECK = "reconstruction"
 MEASURES = "batches reconstructed from journeys against the records of the steps that were sampled"
@@ -83,7 +84,7 @@ class _Compared:
     @staticmethod
     def of(recording: Recording, built: Reconstruction) -> _Compared:
         first, last = built.step_range()
-        recorded = recording.steps.select("step_id", *_SAME).drop_nulls().unique("step_id").sort("step_id")
+        recorded = one_a_step(recording.steps.select("step_id", *_SAME).drop_nulls())
         recorded = recorded.filter(pl.col("step_id").is_between(first, last)).rename(_RECORDED)
         totals = reconstructed_steps(built, recorded["step_id"].to_numpy())
         equal = pl.all_horizontal(pl.col(_RECORDED[name]) == pl.col(same) for name, same in _SAME.items())

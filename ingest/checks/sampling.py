@@ -19,6 +19,7 @@ from blis_replay.ingest.checks.evidence import (
 )
 from blis_replay.ingest.checks.pictures import Table
 from blis_replay.ingest.recording import Finding, Recording
+from blis_replay.ingest.step_records import one_a_step
 
 CHECK = "sampling"
 MEASURES = "rate, randomness and bias of the sampled steps, and events that the tracing SDK dropped"
@@ -75,7 +76,7 @@ def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
 
 
 def _step_ids(recording: Recording) -> NDArray[np.int64]:
-    return recording.steps["step_id"].drop_nulls().unique().sort().to_numpy()
+    return one_a_step(recording.steps.select("step_id").drop_nulls())["step_id"].to_numpy()
 
 
 def _gaps(ids: NDArray[np.int64]) -> Measured:
@@ -103,9 +104,9 @@ def _favour(recording: Recording, ids: NDArray[np.int64]) -> Measured:
     """Whether some times or some depths were sampled more than others."""
     rates = _rates(ids)
     pairs = (
-        recording.steps.drop_nulls(["step_id", "running_depth"])
-        .unique("step_id")
-        .sort("step_id")
+        recording.steps.select("step_id", "running_depth")
+        .drop_nulls()
+        .pipe(one_a_step)
         .select(
             pl.col("running_depth").cast(pl.Float64), (pl.col("step_id").shift(-1) - pl.col("step_id")).alias("gap")
         )
@@ -123,7 +124,7 @@ def _decoded(recording: Recording, ids: NDArray[np.int64]) -> Measured:
     """Decode tokens a request by the steps, scaled by the rate, and by the requests' own lengths."""
     completed = completed_requests(recording)
     length = true_output_tokens(recording)
-    sampled = recording.steps.unique("step_id")["decode_tokens"]
+    sampled = one_a_step(recording.steps.select("step_id", "decode_tokens"))["decode_tokens"]
     if length is None or not length > 1 or completed.height < max(1, recorded_requests(recording).height):
         return {}
     if sampled.null_count() or not sampled.sum():

@@ -164,7 +164,7 @@ def _finish_gaps(requests: pl.DataFrame, window: Window) -> list[Finding]:
 def _step_stalls(recording: Recording, context: Context) -> list[Finding]:
     findings = []
     for window in context.windows:
-        intervals = step_intervals(steps_in(recording, window)).filter(pl.col("running_depth") > 0)
+        intervals = step_intervals(steps_in(recording, window, "running_depth")).filter(pl.col("running_depth") > 0)
         if intervals.height < _FEWEST:
             continue
         cycles = intervals.with_columns((pl.col("elapsed_us") / pl.col("elapsed_steps")).alias("cycle_us"))

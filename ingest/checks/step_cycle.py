@@ -14,6 +14,7 @@ from blis_replay.ingest.checks.evidence import (
     named,
     not_checked,
     step_intervals,
+    steps_by_start,
     steps_in,
 )
 from blis_replay.ingest.checks.pictures import Table
@@ -39,7 +40,7 @@ def check(recording: Recording, context: Context) -> list[Finding]:
 
 def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
     """Cycle and duration by running depth, over all steps with a next one sampled within ten."""
-    pairs = step_intervals(recording.steps.drop_nulls(["step_id", "start_us"]).sort("start_us", "step_id"))
+    pairs = step_intervals(steps_by_start(recording, "running_depth", "duration_us"))
     near = pairs.filter((pl.col("elapsed_steps") <= 10) & (pl.col("running_depth") > 0))
     binned = (
         near.group_by((pl.col("running_depth") // 16 * 16).alias("depth"))
@@ -64,7 +65,7 @@ def cycle_us(steps: pl.DataFrame) -> float | None:
 
 
 def _of_window(recording: Recording, window: Window) -> Finding | None:
-    steps = steps_in(recording, window)
+    steps = steps_in(recording, window, "duration_us")
     cycle = cycle_us(steps)
     if steps.height < _FEWEST_STEPS or cycle is None:
         return None

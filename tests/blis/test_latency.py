@@ -6,9 +6,20 @@ import numpy as np
 import pytest
 
 from blis_replay.blis.errors import ReleaseError
+from blis_replay.blis.forced import forced_steps
 from blis_replay.blis.kernel import state as k
 from blis_replay.blis.kernel.step_time import step_duration_us
-from blis_replay.blis.latency import FEATURE_NAMES, Latency, LatencyModel, ObservedCycles, Regime, RegimeModel
+from blis_replay.blis.latency import (
+    FEATURE_NAMES,
+    CorrectedModel,
+    Latency,
+    LatencyModel,
+    Lifecycle,
+    ObservedCycles,
+    Regime,
+    RegimeModel,
+)
+from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
 
 
 def duration_us(
@@ -109,3 +120,43 @@ def test_observed_cycles_are_those_of_the_last_anchor() -> None:
     assert [duration_us(model, 0, 1, start_us=t) for t in (0, 999, 1000, 1500, 2000, 9999)] == [11, 11, 12, 12, 13, 13]
     with pytest.raises(ReleaseError, match="at least one anchor"):
         ObservedCycles(np.array([]), np.array([])).for_kernel()
+
+
+def test_observed_cycles_end_where_an_observed_step_did() -> None:
+    """Steps began at 1,000 us and every 10 after it; the second anchor (2,000 us, 20) is of an unknown beginning."""
+    observed = ObservedCycles(np.array([1_000, 2_000]), np.array([10, 20]), np.array([True, False]))
+    # At 1,003 the nearest end to a cycle later (1,013) is 1,010; at 1,007 (1,017) it is 1,020; at 1,005 the earlier.
+    ends = [(1_000, 10), (1_003, 7), (1_007, 13), (1_005, 5), (2_003, 20), (990, 10)]
+    assert [duration_us(observed, 0, 1, start_us=start) for start, _ in ends] == [lasts for _, lasts in ends]
+
+
+def test_a_corrected_model_is_the_model_and_what_it_lacked() -> None:
+    """1000 + 3 * 10 + 2 * 20 = 1,070; the line adds 100 - 3 * 5 + 2 * 1 + 50 * 0.1 = 92; then 7, and from 500 us -9."""
+    model = LatencyModel("blackbox", 1_000_000, 10_000, 20_000)
+    corrected = CorrectedModel(model, (100_000, -5_000, 1_000, 100), np.array([0, 500]), np.array([7, -9]))
+    assert duration_us(corrected, 3, 2, 50) == 1_169
+    assert duration_us(corrected, 3, 2, 50, start_us=499) == 1_169
+    assert duration_us(corrected, 3, 2, 50, start_us=500) == 1_153
+    least = CorrectedModel(model, (-2_000_000, 0, 0, 0), np.array([0]), np.array([0]))
+    assert duration_us(least, 3, 2) == 1
+
+
+def test_a_forced_run_asks_the_model_about_the_servers_batches() -> None:
+    """Two requests of 10 and 20 prompt tokens and 3 output tokens; each step really takes 2,000 us.
+
+    The model makes 1000 + 10 * 10 = 1,100 of the first prefill, 1000 + 10 * 20 + 20 of the second beside a decode.
+    """
+    trace = RequestTrace(
+        np.array([0, 100]),
+        np.array([10, 20]),
+        np.array([10, 20]),
+        np.array([3, 3]),
+        np.array([NEVER_US, NEVER_US]),
+    )
+    engine = EngineConfig(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=100, async_scheduling=False)
+    cycles = ObservedCycles(np.array([0]), np.array([2_000]))
+    steps = forced_steps(trace, engine, Lifecycle(), cycles, LatencyModel("blackbox", 1_000_000, 10_000, 20_000))
+    assert steps.start_us.tolist() == [0, 2_000, 4_000, 6_000]
+    assert steps.batch[:, :2].tolist() == [[10, 0], [20, 1], [0, 2], [0, 1]]
+    assert steps.observed_us.tolist() == [2_000] * 4
+    assert steps.modelled_us.tolist() == [1_100, 1_220, 1_040, 1_020]

@@ -24,6 +24,7 @@ from blis_replay.ingest.recording import (
     TokenEvents,
     empty_frame,
 )
+from blis_replay.ingest.row_parts import RowParts, in_one_part
 
 
 def requests(count: int = 3, **columns: Any) -> pl.DataFrame:
@@ -95,7 +96,7 @@ def run_of_steps(
     return sent, steps((at_us - later_us).tolist(), (ids + 1).tolist(), running_depth=depth, decode_tokens=depth)
 
 
-def server_traces() -> dict[str, pl.DataFrame]:
+def server_traces() -> dict[str, pl.DataFrame | RowParts]:
     """Snapshots, lifecycles and journey events of one request, as fields of a recording."""
     snapshot = {"step_id": 1, "request_id": "r0-1234abcd", "phase": "PREFILL", "prompt_tokens": 100}
     lifecycle = {"journey": 0, "request_index": 0, "core_request_id": "r0-1234abcd", "arrived_us": 0, "status": "ok"}
@@ -104,9 +105,9 @@ def server_traces() -> dict[str, pl.DataFrame]:
         {"journey": 0, "event": "api.DEPARTED", "time_us": 9},
     ]
     return {
-        "snapshots": pl.DataFrame([snapshot], schema=SNAPSHOT_SCHEMA),
+        "snapshots": in_one_part(pl.DataFrame([snapshot], schema=SNAPSHOT_SCHEMA)),
         "lifecycles": pl.DataFrame([lifecycle], schema=LIFECYCLE_SCHEMA),
-        "journey_events": pl.DataFrame(events, schema=JOURNEY_EVENT_SCHEMA),
+        "journey_events": in_one_part(pl.DataFrame(events, schema=JOURNEY_EVENT_SCHEMA)),
     }
 
 

@@ -14,6 +14,7 @@ from blis_replay.blis.engine import Engine
 from blis_replay.blis.kernel import state as k
 from blis_replay.blis.trace import EngineConfig, RequestTrace
 from blis_replay.ingest.recording import JOURNEY_EVENT_SCHEMA, LIFECYCLE_SCHEMA, Recording, Setting
+from blis_replay.ingest.row_parts import in_one_part
 
 RUNNING = (k.PREFILLING, k.DECODING, k.LAST_IN_FLIGHT)
 ARGUMENTS = (
@@ -31,7 +32,7 @@ def journeys(rows: list[dict[str, Any]], **fields: Any) -> Recording:
     """A recording of journeys; ``rows``: JOURNEY_EVENT_SCHEMA, sorted here by journey and time."""
     events = pl.DataFrame(rows, schema=JOURNEY_EVENT_SCHEMA).sort("journey", "time_us", maintain_order=True)
     lifecycles = pl.DataFrame(fields.pop("lifecycles"), schema=LIFECYCLE_SCHEMA)
-    return recording(journey_events=events, lifecycles=lifecycles, **fields)
+    return recording(journey_events=in_one_part(events), lifecycles=lifecycles, **fields)
 
 
 @dataclass

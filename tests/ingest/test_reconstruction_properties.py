@@ -106,7 +106,7 @@ def differing(steps: pl.DataFrame, names: tuple[str, ...]) -> list[dict[str, int
 @settings(max_examples=60, deadline=None)
 def test_whatever_is_certain_is_what_the_engine_ran(rows: Rows, engine: EngineConfig) -> None:
     recording, truth = serve(trace_of(rows), engine, step_us)
-    if recording.journey_events["event"].is_in(["journey.SCHEDULED"]).any():
+    if recording.journey_events.whole()["event"].is_in(["journey.SCHEDULED"]).any():
         steps = compared(recording, truth)
         assert differing(steps.filter(pl.col("certain")), COUNTS + TOKENS) == []
 
@@ -117,8 +117,8 @@ def test_first_come_first_served_without_hits_is_certain_altogether(rows: Rows, 
     """With no hit in a prefix cache and no threshold nothing has to be assumed, through preemptions and chunks."""
     engine = replace(engine, enable_prefix_caching=False, scheduling_policy="fcfs", long_prefill_token_threshold=0)
     recording, truth = serve(trace_of(rows), engine, step_us)
-    if recording.journey_events["event"].is_in(["journey.SCHEDULED"]).any():
+    if recording.journey_events.whole()["event"].is_in(["journey.SCHEDULED"]).any():
         steps = compared(recording, truth)
         assert differing(steps, COUNTS) == differing(steps.filter(pl.col("certain")), TOKENS) == []
         # A client that gives up in the middle of a prefill leaves open whether that had ended.
-        assert steps["certain"].all() or (recording.journey_events["finish_status"] == "aborted").any()
+        assert steps["certain"].all() or (recording.journey_events.whole()["finish_status"] == "aborted").any()

@@ -183,8 +183,10 @@ def test_chunks_follow_the_snapshots(recordings: dict[str, Recording]) -> None:
     recording = recordings["long-prompts-sync"]
     rows = pl.concat(reconstructed_batches(reconstruct(recording)))
     ids = recording.lifecycles.select("journey", pl.col("core_request_id").alias("request_id"))
-    seen = recording.snapshots.join(ids, on="request_id").join(
-        rows, on=["journey", "step_id"], how="full", suffix="_made"
+    seen = (
+        recording.snapshots.whole()
+        .join(ids, on="request_id")
+        .join(rows, on=["journey", "step_id"], how="full", suffix="_made")
     )
     seen = seen.filter(pl.col("request_id").is_not_null())
     assert seen.height == recording.snapshots.height == 1987

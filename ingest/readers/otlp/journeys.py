@@ -9,24 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+import numpy as np
 import polars as pl
 
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.numbers import MAX_INTEGER
 from blis_replay.ingest.readers.otlp.columns import API_EVENTS, API_SCOPE, CORE_SCOPE, JOURNEY_EVENTS, TraceBatch
 from blis_replay.ingest.readers.otlp.places import (
-    PLACE_COLUMNS,
+    first_spans,
     no_count,
     no_time,
     placed_events,
     placed_spans,
+    reject_repeated,
     sound,
     with_texts_on_one_line,
-    without_repeated_spans,
 )
 from blis_replay.ingest.readers.otlp.requests import tokens
 from blis_replay.ingest.recording import JOURNEY_EVENT_SCHEMA, LIFECYCLE_SCHEMA
+from blis_replay.ingest.row_parts import PART_ROWS, PartWriter, RowParts, Schema, by_hash, by_ranges, in_order
 
 CORE_SPAN, API_SPAN = "llm_core", "llm_request"
 _FROM_START = "span start"
@@ -54,18 +57,44 @@ _ORDER = (
 )
 _EVENT_COUNTS = ("step_id", "prompt_tokens", "prefill_done_tokens", "output_tokens", "max_tokens", "preemptions")
 _EVENT_TEXTS = ("phase", "schedule_kind", "finish_status", "reason", "error")
-_SPAN_COLUMNS = (
-    *("span_key", "scope", "trace_id", "span_id", "parent_span_id", "start_ns", "dropped_events"),
-    *("prompt_tokens", "completion_tokens", "max_tokens", "request_id", "model", "status_message"),
-)
+_STEPS = ("queued", "scheduled", "first_token", "finished")
+
+
+# Spans as read, in the order of the files: where they stand, what they say, and what their events say (_stamps).
+SPAN_SCHEMA: Schema = {
+    **{"file": pl.Int64, "unit": pl.String, "record": pl.Int64, "span": pl.Int64},
+    **{"content": pl.UInt64, "records": pl.UInt32, "span_key": pl.Int64},
+    **dict.fromkeys(("scope", "trace_id", "span_id", "parent_span_id", "request_id"), pl.String),
+    **dict.fromkeys(("model", "status_message", "finish_status", "reason"), pl.String),
+    **dict.fromkeys(("start_ns", "dropped_events", "prompt_tokens", "completion_tokens", "max_tokens"), pl.Int64),
+    **{f"{stamp}_ns": pl.Int64 for stamp in (*_STAMPS, "scheduled", "departed", "last")},
+    **{f"{stamp}_step": pl.Int64 for stamp in _STEPS},
+    **dict.fromkeys(("preemptions", "event_prompt_tokens", "event_max_tokens", "output_tokens"), pl.Int64),
+    "aborted": pl.Boolean,
+}
+# Events as read.  ``offset_ns``: epoch less monotonic time.
+EVENT_SCHEMA: Schema = {
+    **{"span_key": pl.Int64, "event": pl.Enum(_SEQUENCE), "time_ns": pl.Int64, "offset_ns": pl.Int64},
+    **{name: kind for name, kind in JOURNEY_EVENT_SCHEMA.items() if name not in ("journey", "event", "time_us")},
+}
+# Journeys that are not numbered yet, with the keys of their two spans and what orders them.
+_ARRIVAL = ("arrival_ns", "trace_id", "first_span")
+_LIFECYCLE_SCHEMA: Schema = {
+    **{
+        name.removesuffix("_us") + "_ns" if name.endswith("_us") else name: kind
+        for name, kind in LIFECYCLE_SCHEMA.items()
+    },
+    **{"span_key": pl.Int64, "span_key_api": pl.Int64},
+    **dict(zip(_ARRIVAL, (pl.Int64, pl.String, pl.Int64), strict=True)),
+}
 
 
 @dataclass(frozen=True)
 class JourneyParts:
-    """Spans and events of journeys, batch by batch; ``span_key`` numbers the spans through."""
+    """Spans (``SPAN_SCHEMA``) and events (``EVENT_SCHEMA``) of journeys; ``span_key`` numbers all spans through."""
 
-    spans: pl.DataFrame
-    events: pl.DataFrame
+    spans: RowParts
+    events: RowParts
 
 
 @dataclass(frozen=True)
@@ -73,18 +102,24 @@ class Journeys:
     """Journeys in order of arrival.
 
     ``lifecycles``: ``LIFECYCLE_SCHEMA`` with times ``*_ns`` on the server's monotonic clock; ``events``:
-    ``JOURNEY_EVENT_SCHEMA`` with ``time_ns`` alike.  ``model``: that the API server named.
-    ``remarks``: what is missing or odd, in words.
+    ``EVENT_SCHEMA`` on the same, in the order of the files; ``journey_of_span``: by span key, null for spans that are
+    not used.  ``model``: that the API server named.  ``remarks``: what is missing or odd, in words.
     """
 
     lifecycles: pl.DataFrame
-    events: pl.DataFrame
+    events: RowParts
+    journey_of_span: pl.Series
     model: str | None
     remarks: tuple[str, ...]
 
 
-def parts_of(batch: TraceBatch, file: int, files: Sequence[RecordedFile], first_key: int) -> JourneyParts:
-    """The journey spans and events of a batch; what makes no sense is rejected.  Keys start at ``first_key``."""
+def spans_and_events_of(
+    batch: TraceBatch, file: int, files: Sequence[RecordedFile], first_key: int
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The journey spans (``SPAN_SCHEMA``) and events (``EVENT_SCHEMA``) of a batch.
+
+    What makes no sense is rejected.  Keys start at ``first_key``.
+    """
     names = (*JOURNEY_EVENTS, *API_EVENTS)
     stamps = ("name", "time_ns", "monotonic_ns", "monotonic_s")
     found = placed_events(batch, file, names, (*stamps, *_EVENT_COUNTS, *_EVENT_TEXTS))
@@ -98,71 +133,119 @@ def parts_of(batch: TraceBatch, file: int, files: Sequence[RecordedFile], first_
         (pl.col("monotonic_ns").is_null(), pl.lit("an event without a usable monotonic time")),
     ]
     kept = sound(events, problems, files)
-    columns = ("span_key", "name", "time_ns", "monotonic_ns", *_EVENT_COUNTS, *_EVENT_TEXTS)
-    return JourneyParts(_spans(batch, file, first_key, kept), kept.select(columns))
+    narrow = kept.with_columns(
+        pl.col("name").cast(pl.String).cast(pl.Enum(_SEQUENCE)).alias("event"),
+        pl.col("monotonic_ns").alias("time_ns"),
+        (pl.col("time_ns") - pl.col("monotonic_ns")).alias("offset_ns"),
+    )
+    return _spans(batch, file, first_key, kept), narrow.select(EVENT_SCHEMA.keys())
+
+
+def bridging_offsets(parts: JourneyParts, ended_ns: int | None) -> pl.Series:
+    """Epoch less monotonic time (ns) of the events, without those of journeys of earlier starts (:func:`is_since`)."""
+    if ended_ns is None:
+        return parts.events.whole(["offset_ns"]).to_series()
+    spans = pl.concat(
+        frame.filter(is_since(ended_ns)).select("span_key") for frame in parts.spans.frames(["span_key", "last_ns"])
+    )
+    events = parts.events.frames(["span_key", "offset_ns"])
+    return pl.concat(frame.join(spans, on="span_key", how="semi").get_column("offset_ns") for frame in events)
+
+
+def is_since(ended_ns: int, last: str = "last_ns") -> pl.Expr:
+    """Whether a span was not over when an earlier start of the server was last seen (epoch ns)."""
+    return pl.col(last).is_null() | (pl.col(last) > ended_ns)
 
 
 def joined(
-    parts: JourneyParts, snapshots: pl.DataFrame, offset_ns: int | None, files: Sequence[RecordedFile]
+    parts: JourneyParts,
+    hits: pl.DataFrame,
+    offset_ns: int | None,
+    ended_ns: int | None,
+    files: Sequence[RecordedFile],
+    scratch: Path | None = None,
+    part_rows: int = PART_ROWS,
 ) -> Journeys:
     """Each API span with its engine span as one journey.
 
-    ``snapshots``: ``SNAPSHOT_SCHEMA``, which know prefix-cache hits; ``offset_ns``: epoch less monotonic clock,
-    if known.  Spans that were recorded twice are rejected in their files.
+    ``hits``: :func:`cache_hits`; ``offset_ns``: epoch less monotonic clock, if known; ``ended_ns``: the end of earlier
+    starts of the server, whose journeys are left out.  Spans that were recorded twice are rejected in their files.
     """
-    spans = without_repeated_spans(parts.spans, files).select(_SPAN_COLUMNS)
-    events = parts.events
-    if len(spans) < len(parts.spans):
-        events = events.join(spans.select("span_key"), on="span_key", how="semi")
-    spans = spans.join(_stamps(events), on="span_key", how="left")
-    core = spans.filter(pl.col("scope") == CORE_SCOPE)
-    api = spans.filter(pl.col("scope") == API_SCOPE).drop("parent_span_id")
-    both = core.join(
-        api,
-        left_on=["trace_id", "parent_span_id"],
-        right_on=["trace_id", "span_id"],
-        how="full",
-        suffix="_api",
-    )
-    hits = _cache_hits(snapshots)
-    lifecycles = _lifecycles(both.join(hits, left_on="request_id", right_on="request_id", how="left"), offset_ns)
-    keyed = pl.concat(
-        [
-            lifecycles.select("journey", pl.col(key).alias("span_key")).drop_nulls("span_key")
-            for key in ("span_key", "span_key_api")
-        ]
-    )
-    model = spans["model"].drop_nulls().mode().sort()
+    repeated, models = [], []
+    found = PartWriter(_LIFECYCLE_SCHEMA, scratch, "journeys", part_rows)
+    for frame in by_hash(parts.spans, "trace_id", scratch, "journey-spans-by-trace", part_rows):
+        spans, later = first_spans(frame if ended_ns is None else frame.filter(is_since(ended_ns)))
+        repeated.append(later)
+        models.append(spans["model"].drop_nulls().value_counts())
+        found.add(_lifecycles(_both_halves(spans).join(hits, on="request_id", how="left"), offset_ns))
+    reject_repeated(repeated, files)
+    lifecycles = _numbered(found.done())
     return Journeys(
         lifecycles.drop("span_key", "span_key_api"),
-        _in_order(events, keyed),
-        str(model[0]) if len(model) else None,
+        parts.events,
+        _journey_of_span(lifecycles),
+        _most_named(pl.concat(models)),
         _remarks(lifecycles),
     )
 
 
-def _in_order(events: pl.DataFrame, keyed: pl.DataFrame) -> pl.DataFrame:
-    """The events by journey (``keyed``: of each span) and time, ``JOURNEY_EVENT_SCHEMA`` with ``time_ns``."""
-    turn = pl.col("name").cast(pl.String).cast(pl.Enum(_SEQUENCE))
-    kept = [name for name in JOURNEY_EVENT_SCHEMA if name in events.columns]
-    narrow = events.select("span_key", pl.col("monotonic_ns").alias("time_ns"), turn.alias("event"), *kept)
-    ordered = narrow.join(keyed, on="span_key").sort("journey", "time_ns", "event")
-    columns = ["time_ns" if name == "time_us" else name for name in JOURNEY_EVENT_SCHEMA]
-    return ordered.select(columns).with_columns(pl.col("event").cast(pl.String))
+def _both_halves(spans: pl.DataFrame) -> pl.DataFrame:
+    core = spans.filter(pl.col("scope") == CORE_SCOPE)
+    api = spans.filter(pl.col("scope") == API_SCOPE).drop("parent_span_id")
+    of_core, of_api = ["trace_id", "parent_span_id"], ["trace_id", "span_id"]
+    return core.join(api, left_on=of_core, right_on=of_api, how="full", suffix="_api")
 
 
-def on_zero(journeys: Journeys, zero_us: int) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """``(LIFECYCLE_SCHEMA, JOURNEY_EVENT_SCHEMA)`` from the zero at which the monotonic clock shows ``zero_us``."""
+def _most_named(models: pl.DataFrame) -> str | None:
+    """The name with the highest count, the first in the alphabet of several."""
+    counts = models.group_by("model").agg(pl.col("count").sum()).sort("count", "model", descending=[True, False])
+    return str(counts["model"][0]) if len(counts) else None
 
-    def placed(frame: pl.DataFrame, schema: dict[str, type[pl.DataType]]) -> pl.DataFrame:
-        moved = frame.with_columns(
-            (pl.col(name) // 1000 - zero_us).alias(name.removesuffix("_ns") + "_us")
-            for name in frame.columns
-            if name.endswith("_ns")
-        )
-        return moved.select(pl.col(name).cast(kind) for name, kind in schema.items())
 
-    return placed(journeys.lifecycles, LIFECYCLE_SCHEMA), placed(journeys.events, JOURNEY_EVENT_SCHEMA)
+def _numbered(found: RowParts) -> pl.DataFrame:
+    """Lifecycles in order of arrival, with their number."""
+    ordered = in_order(found, _ARRIVAL).drop(_ARRIVAL)
+    return ordered.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("journey"))
+
+
+def _journey_of_span(lifecycles: pl.DataFrame) -> pl.Series:
+    """The journey of each span, by its key; null where it is of none."""
+    keys = lifecycles.select(pl.max_horizontal(pl.col("span_key", "span_key_api").max()))
+    journeys = np.full(int(keys.item() or 0) + 1, -1)
+    for key in ("span_key", "span_key_api"):
+        known = lifecycles.select("journey", key).drop_nulls()
+        journeys[known[key].to_numpy()] = known["journey"].to_numpy()
+    return pl.Series("journey", journeys).set(pl.Series(journeys < 0), None)
+
+
+def on_zero(
+    journeys: Journeys, zero_us: int, scratch: Path | None = None, part_rows: int = PART_ROWS
+) -> tuple[pl.DataFrame, RowParts]:
+    """``(LIFECYCLE_SCHEMA, JOURNEY_EVENT_SCHEMA)`` from the zero at which the monotonic clock shows ``zero_us``.
+
+    Events are in order of journey and time, and those of a journey in one part.
+    """
+    lifecycles = _moved(journeys.lifecycles, zero_us).select(
+        pl.col(n).cast(kind) for n, kind in LIFECYCLE_SCHEMA.items()
+    )
+    writer = PartWriter(JOURNEY_EVENT_SCHEMA, scratch, "journey-events", part_rows)
+
+    def journey(frame: pl.DataFrame) -> pl.Series:
+        return journeys.journey_of_span.gather(frame["span_key"], null_on_oob=True)
+
+    for events in by_ranges(journeys.events, journey, ["span_key"], part_rows):
+        ordered = events.with_columns(journey(events)).sort("journey", "time_ns", "event", maintain_order=True)
+        writer.add(_moved(ordered, zero_us).select(JOURNEY_EVENT_SCHEMA.keys()))
+    return lifecycles, writer.done()
+
+
+def _moved(frame: pl.DataFrame, zero_us: int) -> pl.DataFrame:
+    """With ``*_us`` from that zero for each ``*_ns``."""
+    return frame.with_columns(
+        (pl.col(name) // 1000 - zero_us).alias(name.removesuffix("_ns") + "_us")
+        for name in frame.columns
+        if name.endswith("_ns")
+    )
 
 
 def _monotonic_ns() -> pl.Expr:
@@ -174,27 +257,26 @@ def _monotonic_ns() -> pl.Expr:
 
 
 def _spans(batch: TraceBatch, file: int, first_key: int, kept: pl.DataFrame) -> pl.DataFrame:
-    """The journey spans of a batch with their key and what ``without_repeated_spans`` needs; ``kept``: their events."""
-    events = batch.events.select("span_row").with_columns(content=batch.events.drop("span_row").hash_rows())
-    of_events = events.group_by("span_row").agg(pl.col("content").sum().alias("of_events"))
-    spans = placed_spans(batch, file).with_row_index("span_row").with_columns(pl.col("span_row").cast(pl.Int64))
-    own = batch.spans.drop("record", "span").hash_rows()
+    """The journey spans of a batch with their key and what :func:`first_spans` needs; ``kept``: their events."""
+    chosen = batch.spans.select(is_journey_span()).to_series()
+    events = batch.events.filter(chosen.gather(batch.events["span_row"]))
+    hashed = events.select("span_row").with_columns(content=events.drop("span_row").hash_rows())
+    of_events = hashed.group_by("span_row").agg(pl.col("content").sum().alias("of_events"))
+    spans = placed_spans(batch, file).with_row_index("span_row").filter(chosen)
+    own = spans.select(name for name in batch.spans.columns if name not in ("record", "span")).hash_rows()
     journeys = (
-        spans.with_columns(own.alias("own"), (pl.col("span_row") + first_key).alias("span_key"))
+        spans.with_columns(own.alias("own"), pl.col("span_row").cast(pl.Int64))
         .join(of_events, on="span_row", how="left", maintain_order="left")
-        .join(
-            kept.group_by("span_key").agg(pl.len().alias("records")), on="span_key", how="left", maintain_order="left"
-        )
-        .filter(is_journey_span())
         .with_columns(
+            (pl.col("span_row") + first_key).alias("span_key"),
             pl.struct("own", "of_events").hash().alias("content"),
-            pl.col("records").fill_null(0),
             pl.when(~no_time("start_ns")[0]).then("start_ns"),  # less a negative offset it would not fit int64
             *(tokens(name).alias(name) for name in ("prompt_tokens", "completion_tokens", "max_tokens")),
         )
-        .select(*PLACE_COLUMNS, "content", "records", *_SPAN_COLUMNS)
+        .join(_stamps(kept), on="span_key", how="left", maintain_order="left")
+        .with_columns(pl.col("records").fill_null(0))
     )
-    return with_texts_on_one_line(journeys, ("request_id", "model", "status_message"))
+    return with_texts_on_one_line(journeys, ("request_id", "model", "status_message")).select(SPAN_SCHEMA.keys())
 
 
 def is_journey_span() -> pl.Expr:
@@ -212,13 +294,14 @@ def _stamps(events: pl.DataFrame) -> pl.DataFrame:
     when["scheduled"] = (name == "journey.SCHEDULED") & first
     when["departed"] = name.is_in(["api.DEPARTED", "api.ABORTED"])
     aborted = name == "api.ABORTED"
-    steps = ("queued", "scheduled", "first_token", "finished")
+    stamped = [pl.when(chosen).then("monotonic_ns").alias(f"{stamp}_ns") for stamp, chosen in when.items()]
     return (
         events.sort("span_key", "monotonic_ns")
+        .with_columns(stamped)
         .group_by("span_key")
         .agg(
-            *(pl.col("monotonic_ns").filter(chosen).first().alias(f"{stamp}_ns") for stamp, chosen in when.items()),
-            *(pl.col("step_id").filter(when[stamp]).first().alias(f"{stamp}_step") for stamp in steps),
+            *(pl.col(f"{stamp}_ns").min() for stamp in when),
+            *(pl.col("step_id").filter(when[stamp]).first().alias(f"{stamp}_step") for stamp in _STEPS),
             pl.col("finish_status").drop_nulls().first(),
             aborted.any().alias("aborted"),
             pl.coalesce("reason", "error").filter(aborted).first().alias("reason"),
@@ -226,22 +309,34 @@ def _stamps(events: pl.DataFrame) -> pl.DataFrame:
             pl.col("prompt_tokens").max().alias("event_prompt_tokens"),
             pl.col("max_tokens").max().alias("event_max_tokens"),
             pl.col("output_tokens").max(),
+            pl.col("time_ns").max().alias("last_ns"),
+            pl.len().alias("records"),
         )
     )
 
 
-def _cache_hits(snapshots: pl.DataFrame) -> pl.DataFrame:
-    """Engine request id -> tokens that its first admission found in the prefix cache."""
+def cache_hits(snapshots: RowParts) -> pl.DataFrame:
+    """``request_id`` of the engine, and ``cached_prompt_tokens`` that its first admission found in the prefix cache.
+
+    ``snapshots``: ``SNAPSHOT_SCHEMA`` by step.
+    """
     hit = pl.col("prompt_tokens") - pl.col("effective_prompt_tokens")
-    known = snapshots.with_columns(hit.alias("cached_prompt_tokens")).filter(hit >= 0)
-    return known.sort("step_id").group_by("request_id").agg(pl.col("cached_prompt_tokens").first())
+    columns = ["request_id", "prompt_tokens", "effective_prompt_tokens"]
+    known = pl.concat(
+        frame.filter(hit >= 0)
+        .select("request_id", hit.alias("cached_prompt_tokens"))
+        .unique("request_id", keep="first", maintain_order=True)
+        for frame in snapshots.frames(columns)
+    )
+    return known.unique("request_id", keep="first", maintain_order=True)
 
 
 def _lifecycles(both: pl.DataFrame, offset_ns: int | None) -> pl.DataFrame:
-    """``LIFECYCLE_SCHEMA`` with times in ns, and the keys of the two spans."""
+    """``LIFECYCLE_SCHEMA`` with times in ns, not numbered yet, and the trace and the keys of the two spans."""
     started_ns = pl.col("start_ns_api") - offset_ns if offset_ns is not None else pl.lit(None, pl.Int64)
     arrived = pl.col("arrived_ns_api")
     columns = {
+        "journey": pl.lit(None, pl.Int64),
         "request_index": pl.lit(None, pl.Int64),
         "api_request_id": pl.col("request_id_api"),
         "core_request_id": pl.col("request_id"),
@@ -258,12 +353,11 @@ def _lifecycles(both: pl.DataFrame, offset_ns: int | None) -> pl.DataFrame:
         "output_tokens": pl.coalesce("output_tokens", "completion_tokens_api"),
         "dropped_events": pl.sum_horizontal("dropped_events", "dropped_events_api"),
     }
-    ordered = both.with_columns(expression.alias(name) for name, expression in columns.items()).sort(
-        pl.coalesce("arrived_ns", "queued_ns"), "trace_id", nulls_last=True, maintain_order=True
+    told = both.with_columns(expression.alias(name) for name, expression in columns.items()).with_columns(
+        pl.coalesce("arrived_ns", "queued_ns").alias("arrival_ns"),
+        pl.min_horizontal("span_key", "span_key_api").alias("first_span"),
     )
-    numbered = ordered.with_row_index("journey").with_columns(pl.col("journey").cast(pl.Int64))
-    names = [name.removesuffix("_us") + "_ns" if name.endswith("_us") else name for name in LIFECYCLE_SCHEMA]
-    return numbered.select(*names, "span_key", "span_key_api")
+    return told.select(pl.col(name).cast(kind) for name, kind in _LIFECYCLE_SCHEMA.items())
 
 
 def _status() -> pl.Expr:

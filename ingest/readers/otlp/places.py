@@ -72,8 +72,8 @@ def sound(frame: pl.DataFrame, problems: Sequence[Problem], files: Sequence[Reco
     return kept
 
 
-def without_repeated_spans(spans: pl.DataFrame, files: Sequence[RecordedFile]) -> pl.DataFrame:
-    """The first span of each (trace, span) id; later ones are rejected as identical or as contradicting it.
+def first_spans(spans: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The first span of each (trace, span) id, and the later ones (for :func:`reject_repeated`).
 
     ``spans`` has its place, ``trace_id``, ``span_id``, ``content`` (a hash of all there is of it) and ``records``
     (how many records of its file were counted for it).  A span without an id is kept.
@@ -84,11 +84,15 @@ def without_repeated_spans(spans: pl.DataFrame, files: Sequence[RecordedFile]) -
         (pl.col("content") == pl.col("content").first().over(key)).alias("same"),
     )
     repeated = told.filter("repeated").select(*PLACE_COLUMNS, "span_id", "same", "records")
-    for row in repeated.iter_rows(named=True):
+    return spans.filter(~told["repeated"]) if len(repeated) else spans, repeated
+
+
+def reject_repeated(repeated: Sequence[pl.DataFrame], files: Sequence[RecordedFile]) -> None:
+    """Reject spans of :func:`first_spans` as identical to the first one or as contradicting it."""
+    for row in pl.concat(repeated).sort("file", "record", "span").iter_rows(named=True):
         how = "identical" if row["same"] else "with other values"
         files[row["file"]].tally.reject(_in_words(row), f"span {row['span_id'][:40]} again, {how}")
         files[row["file"]].tally.records -= row["records"]
-    return told.filter(~pl.col("repeated")).drop("row", "repeated", "same")
 
 
 def with_texts_on_one_line(frame: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:

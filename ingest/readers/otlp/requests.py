@@ -19,7 +19,7 @@ _LATENCIES = {"ttft_us": "ttft_s", "e2e_us": "e2e_s", "queue_us": "queue_s", "pr
 
 
 def request_spans_of(batch: TraceBatch, file: int, files: Sequence[RecordedFile]) -> pl.DataFrame:
-    """The request spans of a batch as ``READ_SCHEMA`` with what ``without_repeated_spans`` needs.
+    """The request spans of a batch as ``READ_SCHEMA`` with what ``first_spans`` needs.
 
     The arrival is the start of the span (epoch), to the microsecond; latencies are those the server
     measured.  What makes no sense is rejected.

@@ -125,7 +125,11 @@ def _frame(schema: _Schema, counts: tuple[str, ...], kept: tuple[str, ...], rows
     for place, name in enumerate(kept):
         at = len(counts) + 2 * place
         series.append(_texts(name, columns[at], columns[at + 1], int(known[at]), texts))
-    return pl.DataFrame(series).select(pl.col(name).cast(kind) for name, kind in schema.items())
+    named = {one.name: one for one in series}
+    # Nearly all are of their type already, and a cast of many columns takes longer than it looks.
+    return pl.DataFrame(
+        [named[name] if named[name].dtype == kind else named[name].cast(kind) for name, kind in schema.items()]
+    )
 
 
 def _counts(name: str, values: Int64s, known: int) -> pl.Series:

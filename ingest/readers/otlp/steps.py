@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import polars as pl
 
@@ -10,6 +11,7 @@ from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.otlp.columns import SNAPSHOT_EVENT, STEP_EVENT, TraceBatch
 from blis_replay.ingest.readers.otlp.places import no_count, no_time, placed_events, sound, with_texts_on_one_line
 from blis_replay.ingest.recording import SNAPSHOT_SCHEMA
+from blis_replay.ingest.row_parts import RowParts
 
 _COUNTS = (
     "step_id",
@@ -69,31 +71,57 @@ def snapshots_of(batch: TraceBatch, file: int, files: Sequence[RecordedFile]) ->
     return sound(events, problems, files).rename({"time_ns": "epoch_ns"}).select(READ_SNAPSHOT_SCHEMA.keys())
 
 
-def end_of_earlier_starts(steps: pl.DataFrame) -> int | None:
+def end_of_earlier_starts(steps: RowParts) -> int | None:
     """When (epoch ns) the server was last seen before its last start, ``None`` if it started once.
 
     A start shows where, in the order of the epoch stamps, the step number goes down while
     monotonic time goes on, or falls back to another boot's.
     """
-    stamped = steps.select("epoch_ns", "ts_start_ns", "step_id").drop_nulls("epoch_ns").sort("epoch_ns", "ts_start_ns")
+    stamped = steps.whole(["epoch_ns", "ts_start_ns", "step_id"]).drop_nulls("epoch_ns").sort("epoch_ns", "ts_start_ns")
     moved_ns = pl.col("ts_start_ns") - pl.col("ts_start_ns").shift(1)
     restart = (pl.col("step_id") < pl.col("step_id").shift(1)) & ((moved_ns > 0) | (moved_ns < -_REBOOT_NS))
     before = stamped.select(pl.col("epoch_ns").shift(1).filter(restart)).to_series()
     return int(before[-1]) if len(before) else None
 
 
-def without_duplicates(file: RecordedFile, rows: pl.DataFrame, key: Sequence[str], what: str) -> pl.DataFrame:
-    """Steps or snapshots by ``key``: identical duplicates dropped, contradicting ones rejected, both counted."""
-    if rows.n_unique(key) == len(rows):
-        return rows.sort(key)
-    distinct = rows.unique()
-    contradicting = distinct.filter(pl.struct(key).is_duplicated()).sort(key)
-    dropped = len(rows) - len(distinct)
-    file.tally.records -= dropped + len(contradicting)
-    if dropped:
-        first = rows.filter(rows.is_duplicated()).sort(key)[key[0]][0]
-        for _ in range(dropped):
-            file.tally.reject(f"{what} {first} and following", f"the same {what} again, identical")
-    for number in contradicting[key[0]]:
-        file.tally.reject(f"{what} {number}", "recorded more than once with other values")
-    return distinct.filter(~pl.struct(key).is_duplicated()).sort(key)
+@dataclass
+class Repeats:
+    """Steps or snapshots that were recorded again.
+
+    ``dropped``: identical ones, ``first_step`` the lowest step of any; ``contradicting``: step of each that has
+    others values than another one.
+    """
+
+    dropped: int = 0
+    first_step: int | None = None
+    contradicting: list[int] = field(default_factory=list)
+
+    def reject(self, file: RecordedFile, what: str) -> None:
+        """Count them in the file; ``what``: what they are called."""
+        file.tally.records -= self.dropped + len(self.contradicting)
+        for _ in range(self.dropped):
+            file.tally.reject(f"{what} {self.first_step} and following", f"the same {what} again, identical")
+        for number in self.contradicting:
+            file.tally.reject(f"{what} {number}", "recorded more than once with other values")
+
+
+def without_repeats(rows: pl.DataFrame, key: Sequence[str], repeats: Repeats) -> pl.DataFrame:
+    """Steps or snapshots in order of ``key``, which begins with the step: identical ones once, contradicting ones not.
+
+    What is left out is noted in ``repeats``.
+    """
+    again = rows.select(pl.all_horizontal(pl.col(name) == pl.col(name).shift() for name in key).fill_null(False))
+    repeated = again.to_series()
+    if not repeated.any():
+        return rows
+    touched = repeated | repeated.shift(-1, fill_value=False)
+    found = rows.filter(touched)
+    distinct = found.unique()
+    several = pl.struct(key).is_duplicated()
+    contradicting = distinct.filter(several).sort(key)
+    if dropped := len(found) - len(distinct):
+        first = int(found.filter(found.is_duplicated())[key[0]].min())  # type: ignore[arg-type]
+        repeats.first_step = first if repeats.first_step is None else min(repeats.first_step, first)
+        repeats.dropped += dropped
+    repeats.contradicting += contradicting[key[0]].to_list()
+    return pl.concat([rows.filter(~touched), distinct.filter(~several)]).sort(key)

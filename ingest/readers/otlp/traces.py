@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import polars as pl
 
@@ -13,15 +14,16 @@ from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.otlp import journeys as otlp_journeys
 from blis_replay.ingest.readers.otlp import requests as otlp_requests
 from blis_replay.ingest.readers.otlp import steps as otlp_steps
-from blis_replay.ingest.readers.otlp.columns import ENGINE_SCOPE, STEP_SCOPE, TraceBatch
+from blis_replay.ingest.readers.otlp.columns import ENGINE_SCOPE, SNAPSHOT_EVENT, STEP_EVENT, STEP_SCOPE, TraceBatch
 from blis_replay.ingest.readers.otlp.decode import trace_batches
-from blis_replay.ingest.readers.otlp.journeys import JourneyParts, Journeys
-from blis_replay.ingest.readers.otlp.places import without_repeated_spans
-from blis_replay.ingest.readers.otlp.steps import READ_STEP_SCHEMA
+from blis_replay.ingest.readers.otlp.journeys import JourneyParts, Journeys, is_since
+from blis_replay.ingest.readers.otlp.places import first_spans, reject_repeated
+from blis_replay.ingest.readers.otlp.steps import READ_SNAPSHOT_SCHEMA, READ_STEP_SCHEMA, Repeats
 from blis_replay.ingest.readers.requests_frame import READ_SCHEMA, RequestsRead
 from blis_replay.ingest.readers.server.journey_requests import requests_of
 from blis_replay.ingest.readers.server.server_clock import Bridge, bridge_of
 from blis_replay.ingest.recording import SNAPSHOT_SCHEMA, empty_frame
+from blis_replay.ingest.row_parts import PART_ROWS, PartWriter, RowParts, by_ranges, in_one_part, in_order
 
 # Names can be as many as spans; so many are told apart, running numbers aside.
 MAX_OTHER_NAMES = 100
@@ -43,7 +45,7 @@ class TracesRead:
     """
 
     steps: pl.DataFrame
-    snapshots: pl.DataFrame
+    snapshots: RowParts
     journeys: Journeys | None
     requests: RequestsRead | None
     bridge: Bridge | None
@@ -55,26 +57,30 @@ class TracesRead:
 
 @dataclass
 class _Collected:
-    steps: list[pl.DataFrame] = field(default_factory=list)
-    snapshots: list[pl.DataFrame] = field(default_factory=list)
+    steps: PartWriter
+    snapshots: PartWriter
+    journey_spans: PartWriter
+    journey_events: PartWriter
     requests: list[pl.DataFrame] = field(default_factory=list)
     step_spans: list[pl.DataFrame] = field(default_factory=list)
-    journey_spans: list[pl.DataFrame] = field(default_factory=list)
-    journey_events: list[pl.DataFrame] = field(default_factory=list)
     others: Counter[tuple[str, str]] = field(default_factory=Counter)
     other_events: int = 0
     spans: int = 0
 
     def add(self, batch: TraceBatch, file: int, files: Sequence[RecordedFile]) -> None:
-        self.steps.append(otlp_steps.steps_of(batch, file, files))
-        self.snapshots.append(otlp_steps.snapshots_of(batch, file, files))
-        self.requests.append(otlp_requests.request_spans_of(batch, file, files))
+        events = set(batch.events["name"].unique().to_list())
+        if STEP_EVENT in events:
+            self.steps.add(otlp_steps.steps_of(batch, file, files))
+        if SNAPSHOT_EVENT in events:
+            self.snapshots.add(otlp_steps.snapshots_of(batch, file, files))
+        if (batch.spans["scope"] == ENGINE_SCOPE).any():
+            self.requests.append(otlp_requests.request_spans_of(batch, file, files))
         self.step_spans.append(
             batch.spans.filter(pl.col("scope") == STEP_SCOPE).select("trace_id", "span_id", "dropped_events")
         )
-        parts = otlp_journeys.parts_of(batch, file, files, self.spans)
-        self.journey_spans.append(parts.spans)
-        self.journey_events.append(parts.events)
+        spans, stamped = otlp_journeys.spans_and_events_of(batch, file, files, self.spans)
+        self.journey_spans.add(spans)
+        self.journey_events.add(stamped)
         for scope, name, count in _others(batch).iter_rows():
             family = scope[:100], _NUMBER.sub("*", name[:100])
             known = family in self.others or len(self.others) < MAX_OTHER_NAMES
@@ -83,40 +89,44 @@ class _Collected:
         self.spans += len(batch.spans)
 
 
-def read_traces(files: Sequence[RecordedFile]) -> TracesRead:
+def read_traces(files: Sequence[RecordedFile], scratch: Path | None = None, part_rows: int = PART_ROWS) -> TracesRead:
     """What all OTLP files of a recording hold together (collectors rotate them).
 
     Malformed lines, spans and events are rejected and counted with their place; identical
-    duplicates are dropped and counted, records that contradict each other are rejected.
+    duplicates are dropped and counted, records that contradict each other are rejected.  Whenever there are
+    ``part_rows`` of them, steps, snapshots, spans and events go to files of the folder ``scratch``, which have to
+    stay; without it they are in memory.
     """
-    found = _Collected()
+    if not files:
+        nothing = empty_frame(READ_STEP_SCHEMA), in_one_part(empty_frame(SNAPSHOT_SCHEMA))
+        return TracesRead(*nothing, None, None, None, 0, {}, False, ())
+    found = _Collected(
+        PartWriter(READ_STEP_SCHEMA, scratch, "read-steps", part_rows),
+        PartWriter(READ_SNAPSHOT_SCHEMA, scratch, "read-snapshots", part_rows),
+        PartWriter(otlp_journeys.SPAN_SCHEMA, scratch, "journey-spans", part_rows),
+        PartWriter(otlp_journeys.EVENT_SCHEMA, scratch, "read-journey-events", part_rows),
+    )
     for index, file in enumerate(files):
         for batch in trace_batches(file):
             found.add(batch, index, files)
-    if not files:
-        return TracesRead(
-            empty_frame(READ_STEP_SCHEMA), empty_frame(SNAPSHOT_SCHEMA), None, None, None, 0, {}, False, ()
-        )
-    steps, snapshots = _whole(found.steps), _whole(found.snapshots)
-    parts = JourneyParts(_whole(found.journey_spans), _whole(found.journey_events))
-    ended_ns = otlp_steps.end_of_earlier_starts(steps)
+    read_steps, parts = found.steps.done(), JourneyParts(found.journey_spans.done(), found.journey_events.done())
+    ended_ns = otlp_steps.end_of_earlier_starts(read_steps)
     remarks = [*_unread_events(found)]
     if ended_ns is not None:
-        remarks.append(_earlier(steps, parts, ended_ns))
-        steps, snapshots = (frame.filter(_after(ended_ns, "epoch_ns")) for frame in (steps, snapshots))
-        parts = _since(parts, ended_ns)
-    steps = otlp_steps.without_duplicates(files[0], steps, ["step_id"], "step")
-    snapshots = otlp_steps.without_duplicates(files[0], snapshots, ["step_id", "request_id"], "snapshot of step")
-    bridge = bridge_of(parts.events, steps)
+        remarks.append(_earlier(read_steps, parts, ended_ns))
+    steps = _steps(read_steps, ended_ns, files[0])
+    snapshots = _snapshots(found.snapshots.done(), ended_ns, files[0], scratch, part_rows)
+    bridge = bridge_of(otlp_journeys.bridging_offsets(parts, ended_ns), steps)
     journeys = None
-    if len(parts.spans):
-        journeys = otlp_journeys.joined(parts, snapshots, bridge.offset_ns if bridge else None, files)
+    if not parts.spans.is_empty():
+        offset_ns, hits = bridge.offset_ns if bridge else None, otlp_journeys.cache_hits(snapshots)
+        journeys = otlp_journeys.joined(parts, hits, offset_ns, ended_ns, files, scratch, part_rows)
         remarks += journeys.remarks
     step_spans = _whole(found.step_spans).unique(["trace_id", "span_id"], keep="last")
     return TracesRead(
         steps=steps,
-        snapshots=snapshots.select(SNAPSHOT_SCHEMA.keys()),
-        journeys=journeys,
+        snapshots=snapshots,
+        journeys=journeys if journeys and len(journeys.lifecycles) else None,
         requests=(requests_of(journeys) if journeys else None) or _upstream(found, files),
         bridge=bridge,
         dropped_events=int(step_spans["dropped_events"].sum()),
@@ -124,6 +134,30 @@ def read_traces(files: Sequence[RecordedFile]) -> TracesRead:
         sequential_span_ids=_counting(step_spans["span_id"].drop_nulls()),
         remarks=tuple(remarks),
     )
+
+
+def _steps(found: RowParts, ended_ns: int | None, file: RecordedFile) -> pl.DataFrame:
+    """The steps since then by id, none twice."""
+    steps, repeats = in_order(found, ["step_id"]), Repeats()
+    if ended_ns is not None:
+        steps = steps.filter(is_since(ended_ns, "epoch_ns"))
+    steps = otlp_steps.without_repeats(steps, ["step_id"], repeats)
+    repeats.reject(file, "step")
+    return steps
+
+
+def _snapshots(
+    found: RowParts, ended_ns: int | None, file: RecordedFile, scratch: Path | None, part_rows: int
+) -> RowParts:
+    """The snapshots since then by step and request, none twice."""
+    key, repeats = ["step_id", "request_id"], Repeats()
+    writer = PartWriter(SNAPSHOT_SCHEMA, scratch, "snapshots", part_rows)
+    for frame in by_ranges(found, lambda part: part["step_id"], ["step_id"], part_rows):
+        since = frame if ended_ns is None else frame.filter(is_since(ended_ns, "epoch_ns"))
+        once = otlp_steps.without_repeats(since.sort(key), key, repeats)
+        writer.add(once.select(SNAPSHOT_SCHEMA.keys()))
+    repeats.reject(file, "snapshot of step")
+    return writer.done()
 
 
 def _whole(frames: list[pl.DataFrame]) -> pl.DataFrame:
@@ -134,7 +168,10 @@ def _whole(frames: list[pl.DataFrame]) -> pl.DataFrame:
 
 
 def _upstream(found: _Collected, files: Sequence[RecordedFile]) -> RequestsRead | None:
-    spans = without_repeated_spans(_whole(found.requests), files)
+    if not found.requests:
+        return None
+    spans, repeated = first_spans(_whole(found.requests))
+    reject_repeated([repeated], files)
     return RequestsRead(spans.select(READ_SCHEMA.keys()), "server", "epoch") if len(spans) else None
 
 
@@ -149,21 +186,9 @@ def _unread_events(found: _Collected) -> list[str]:
     return [f"{found.other_events} span events of unknown names: not read"] if found.other_events else []
 
 
-def _after(ended_ns: int, column: str) -> pl.Expr:
-    return pl.col(column).is_null() | (pl.col(column) > ended_ns)
-
-
-def _since(parts: JourneyParts, ended_ns: int) -> JourneyParts:
-    """The journeys that were not over when an earlier start of the server was last seen."""
-    over = parts.events.group_by("span_key").agg(pl.col("time_ns").max()).filter(~_after(ended_ns, "time_ns"))
-    return JourneyParts(
-        parts.spans.join(over, on="span_key", how="anti"), parts.events.join(over, on="span_key", how="anti")
-    )
-
-
-def _earlier(steps: pl.DataFrame, parts: JourneyParts, ended_ns: int) -> str:
-    left = len(parts.spans) - len(_since(parts, ended_ns).spans)
-    count = steps.filter(~_after(ended_ns, "epoch_ns")).height
+def _earlier(steps: RowParts, parts: JourneyParts, ended_ns: int) -> str:
+    left = sum(frame.filter(~is_since(ended_ns)).height for frame in parts.spans.frames(["last_ns"]))
+    count = sum(frame.filter(~is_since(ended_ns, "epoch_ns")).height for frame in steps.frames(["epoch_ns"]))
     return f"{count} steps and {left} journey spans of earlier starts of the server: not used, the last one is"
 
 

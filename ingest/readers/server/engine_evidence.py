@@ -17,6 +17,7 @@ from blis_replay.ingest.readers.server.engine_settings import (
 )
 from blis_replay.ingest.readers.server.server_log import ServerLog
 from blis_replay.ingest.recording import Setting
+from blis_replay.ingest.row_parts import RowParts
 from blis_replay.ingest.scheduling_mode import detected_async
 
 
@@ -34,7 +35,7 @@ class EngineEvidence:
     profile: Mapping[str, object]
     hardware: str | None
     steps: pl.DataFrame
-    journey_events: pl.DataFrame
+    journey_events: RowParts
 
 
 def engine_of(said: EngineEvidence, engine_file: Path | None) -> tuple[dict[str, Setting], tuple[str, ...]]:

@@ -36,16 +36,17 @@ class Bridge:
         return (self.offset_ns + 500) // 1000
 
 
-def bridge_of(journey_events: pl.DataFrame, steps: pl.DataFrame) -> Bridge | None:
-    """The bridge over journey events, else over steps (``READ_STEP_SCHEMA``); ``None`` without a pair of stamps.
+def bridge_of(of_journeys: pl.Series, steps: pl.DataFrame) -> Bridge | None:
+    """The bridge over journey events, else over steps; ``None`` without a pair of stamps.
 
-    A journey event's two stamps are read one after the other; a step's epoch stamp is taken when
-    its summary has been put together, some time after the end of ``schedule()`` (trace-formats 0.1).
+    ``of_journeys``: epoch less monotonic time of each event, in ns; ``steps``: ``READ_STEP_SCHEMA``.  A journey event's
+    two stamps are read one after the other; a step's epoch stamp is taken when its summary has been put
+    together, some time after the end of ``schedule()`` (trace-formats 0.1).
     """
-    of_journeys = journey_events.select(pl.col("time_ns") - pl.col("monotonic_ns")).to_series().drop_nulls()
     ended_ns = pl.coalesce("ts_end_ns", "ts_start_ns")
     of_steps = steps.select(pl.col("epoch_ns") - ended_ns).to_series().drop_nulls()
-    offsets_ns = (of_journeys if len(of_journeys) else of_steps).sort().to_numpy()
+    known = of_journeys.drop_nulls()
+    offsets_ns = (known if len(known) else of_steps).sort().to_numpy()
     if not len(offsets_ns):
         return None
     # By position, not by interpolation: a double has no room for epoch ns.

@@ -120,7 +120,9 @@ def test_several_tokens_a_step_are_named() -> None:
     made = three_steps()
     several = pl.col("output_tokens") * 4
     made = journeys(
-        made.journey_events.with_columns(several).to_dicts(), lifecycles=made.lifecycles.to_dicts(), engine=ENGINE
+        made.journey_events.whole().with_columns(several).to_dicts(),
+        lifecycles=made.lifecycles.to_dicts(),
+        engine=ENGINE,
     )
     finding = finding_of(made, "reconstruction")
     assert finding.severity == "unusable"
@@ -180,6 +182,20 @@ def test_a_prefill_that_ended_before_it_began_breaks_no_check() -> None:
         steps=steps([1000, 2000, 3000]),
     )
     assert finding_of(made, "reconstruction").message
+
+
+def test_a_prefill_without_end_is_not_made_up_for_by_one_that_ended_before_it_began() -> None:
+    """Journey 2 prefills for 2^40 steps, and 2^31 tokens later would have begun as long before: 10 TB of chunks."""
+    scheduled = {"journey": 2, "event": "journey.SCHEDULED", "time_us": 0, "step_id": 1, "output_tokens": None}
+    first_token = {**scheduled, "event": "journey.FIRST_TOKEN", "step_id": 2**40}
+    again = {**scheduled, "step_id": 2**31, "output_tokens": 2**40}
+    made = journeys(
+        [scheduled, first_token, again],
+        lifecycles=[{"journey": 2, "core_request_id": "r2", "prompt_tokens": 0}],
+        engine=settings_of(max_num_batched_tokens=9, async_scheduling=False),
+        steps=steps([1000, 2000, 3000]),
+    )
+    assert "prefill chunks: their steps are mistaken" in finding_of(made, "reconstruction").message
 
 
 @pytest.mark.parametrize("check", ["step_clock", "reconstruction"])

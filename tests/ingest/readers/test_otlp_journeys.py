@@ -307,7 +307,8 @@ def test_requests_of_the_client_are_found_by_id(tmp_path: Path) -> None:
 def test_events_of_a_journey_stand_in_order_of_time(tmp_path: Path) -> None:
     found, _file = read(tmp_path, *whole(1))
     assert found.journeys is not None
-    assert found.journeys.events["event"].to_list() == [
+    _lifecycles, events = on_zero(found.journeys, 0)
+    assert events.whole()["event"].to_list() == [
         "api.ARRIVED",
         "journey.QUEUED",
         "journey.SCHEDULED",
@@ -325,7 +326,7 @@ def ingested(directory: Path, lines: list[bytes]) -> None:
     try:
         with read_recording(directory) as recording:
             assert recording.requests.height <= recording.lifecycles.height or recording.lifecycles.is_empty()
-            assert recording.journey_events["journey"].is_sorted()
+            assert recording.journey_events.whole()["journey"].is_sorted()
     except RecordingError as error:
         assert "\n" not in str(error)
 

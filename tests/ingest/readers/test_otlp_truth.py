@@ -158,7 +158,7 @@ def test_snapshots_know_the_prefix_cache_hits_and_every_running_request(
     data_pack: Path, scenario: str, tmp_path: Path
 ) -> None:
     with recorded(data_pack, scenario, tmp_path) as recording:
-        snapshots, lifecycles = recording.snapshots, recording.lifecycles
+        snapshots, lifecycles = recording.snapshots.whole(), recording.lifecycles
         truth = true_requests(data_pack, scenario, recording)
     seen = lifecycles["cached_prompt_tokens"].is_not_null()
     assert lifecycles.filter(seen)["cached_prompt_tokens"].to_list() == truth.filter(seen)["cached_tokens"].to_list()
@@ -179,7 +179,7 @@ def test_snapshots_know_the_prefix_cache_hits_and_every_running_request(
 def test_preempted_requests_keep_every_preemption_and_resumption(data_pack: Path, tmp_path: Path) -> None:
     """kv-tight-sync: 79 preemptions; truth has their steps and those of the resumptions."""
     with recorded(data_pack, "kv-tight-sync", tmp_path) as recording:
-        events, truth = recording.journey_events, true_requests(data_pack, "kv-tight-sync", recording)
+        events, truth = recording.journey_events.whole(), true_requests(data_pack, "kv-tight-sync", recording)
     preempted = events.filter(pl.col("event") == "journey.PREEMPTED")
     resumed = events.filter(pl.col("schedule_kind") == "RESUME")
     assert preempted.height == truth["num_preemptions"].sum() == 79

@@ -12,7 +12,7 @@ from blis_replay.ingest.recording import REQUEST_SCHEMA, STEP_SCHEMA, Clock, emp
 
 NO_JOURNEYS = pl.Series(dtype=pl.Int64)
 NO_REQUESTS = empty_frame(REQUEST_SCHEMA)
-NO_EVENTS = pl.DataFrame(schema={"time_ns": pl.Int64, "monotonic_ns": pl.Int64})
+NO_EVENTS = pl.Series(dtype=pl.Int64)
 
 
 def steps(*starts_us: int, epoch_offset_us: int = 0) -> pl.DataFrame:
@@ -72,12 +72,7 @@ def test_two_monotonic_clocks_are_one_where_they_overlap() -> None:
 def test_journey_events_are_preferred_and_the_median_is_exact() -> None:
     """Offsets of 100 events: 90 of 10^18 + 1 ns, ten late by 1 to 10 us; a step's stamp is later still."""
     late = [0] * 90 + [1000 * i for i in range(1, 11)]
-    events = pl.DataFrame(
-        {
-            "monotonic_ns": [i * 10**6 for i in range(100)],
-            "time_ns": [i * 10**6 + 10**18 + 1 + late[i] for i in range(100)],
-        }
-    )
+    events = pl.Series([10**18 + 1 + late[i] for i in range(100)])
     # The 98 % band over 100 sorted offsets reaches from the 1st to the 99th: 0 to 9 us late.
     assert bridge_of(events, steps(5_000_000, epoch_offset_us=10**15)) == Bridge(10**18 + 1, 9000, 100)
     assert bridge_of(NO_EVENTS, steps()) is None

@@ -1,0 +1,74 @@
+"""``blis-replay attribute`` and ``segments`` as a user meets them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import polars as pl
+import pytest
+from command_line import Run
+
+_JSON_DOCS = Path(__file__).parents[2] / "docs" / "json.md"
+
+
+def documented(verb: str) -> set[str]:
+    described = _JSON_DOCS.read_text("utf-8").split(f"# JSON of `blis-replay {verb} --json`")[1].split("\n# ")[0]
+    return set(re.findall(r"[a-z_0-9]+", " ".join(re.findall(r"`([^`]+)`", described))))
+
+
+def test_the_missing_cycle_is_named_with_the_command_that_mends_it(run: Run) -> None:
+    """34b-general with synchronous scheduling: published TTFT 51.59 ms, a third more than is simulated."""
+    answer = run("attribute", "--experiment", "34b-general", "--replay", "scheduling=synchronous")
+    assert (answer.code, answer.err) == (0, "")
+    text = " ".join(answer.out.split())
+    assert re.search(r"TTFT mean is 33\.\d % short, 3\d\.\d points by scheduling mode: it lacks one cycle of", text)
+    assert text.endswith("asynchronous scheduling; replay it as recorded: --replay scheduling=recorded")
+    assert max(len(line) for line in answer.out.splitlines()) <= 80
+
+
+def test_every_field_of_the_json_is_documented(run: Run, demo: Path) -> None:
+    run("ingest", demo)
+    run("calibrate", "--train", "1b-general", "--out", "mine.yaml")
+    own = ("--experiment", "1b-general", "--coefficients", "mine.yaml", "--json")
+    document = run("attribute", *own, "--replay", "scheduling=synchronous", "--reference", "none").json
+    error = document["errors"][0]
+    fields = {*document, *error, *error["error_ms"], *document["components"][0]}
+    assert sorted(fields - documented("attribute")) == []
+    shares = sum(share["value"] for share in error["shares_ms"].values()) + error["residual_ms"]["value"]
+    assert shares == pytest.approx(error["error_ms"]["value"])
+    segments = run("segments", *own).json
+    assert sorted({*segments, *segments["segments"][0]} - documented("segments")) == []
+
+
+def test_the_answer_does_not_depend_on_the_executor(run: Run) -> None:
+    asked = ("attribute", "--experiment", "34b-codegen", "--replay", "scheduling=synchronous,prefix=none", "--json")
+    assert run(*asked, "--executor", "serial").out == run(*asked, "--workers", "2").out
+
+
+def test_segments_of_every_request_are_written(run: Run, demo: Path) -> None:
+    run("ingest", demo)
+    run("calibrate", "--train", "1b-general", "--out", "mine.yaml")
+    own = ("--experiment", "1b-general", "--coefficients", "mine.yaml")
+    answer = run("segments", *own, "--out", "requests.csv")
+    assert (answer.code, answer.err) == (0, "")
+    frame = pl.read_csv("requests.csv")
+    parts, whole = frame.filter(pl.col("segment") != "E2E"), frame.filter(pl.col("segment") == "E2E")
+    assert parts["difference_us"].sum() == pytest.approx(whole["difference_us"].sum())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "complaint"),
+    [
+        (["attribute", "--experiment", "34b-generl"], 2, "did you mean 34b-general"),
+        (["attribute", "--experiment", "34b-general", "--replay", "scheduling=x"], 2, "scheduling"),
+        (["attribute", "--experiment", "34b-general", "--reference", "nothing"], 2, "nothing"),
+        (["segments", "--experiment", "34b-general"], 3, "no latencies of single requests were recorded"),
+        (["segments", "--experiment", "34b-general", "--out", "x.txt"], 2, "name a .parquet or a .csv file"),
+    ],
+)
+def test_wrong_use_is_one_line(run: Run, arguments: list[str], code: int, complaint: str) -> None:
+    answer = run(*arguments)
+    assert (answer.code, answer.out) == (code, "")
+    assert complaint in answer.err
+    assert "Traceback" not in answer.err

@@ -1,0 +1,106 @@
+"""Rows in parts: the same rows, whatever the parts, and in memory no more than a few of them."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import polars as pl
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from blis_replay.ingest.row_parts import PartWriter, RowParts, by_hash, by_ranges, in_one_part, in_order
+
+SCHEMA = {"key": pl.Int64, "name": pl.String, "row": pl.Int64}
+rows = st.lists(st.tuples(st.none() | st.integers(-5, 5), st.none() | st.sampled_from("abc")), max_size=40)
+quick = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def framed(values: list[tuple[int | None, str | None]]) -> pl.DataFrame:
+    numbered = [(*pair, row) for row, pair in enumerate(values)]
+    return pl.DataFrame(numbered, schema=SCHEMA, orient="row")
+
+
+def in_parts(frame: pl.DataFrame, folder: Path, part_rows: int) -> RowParts:
+    """Added three rows at a time."""
+    writer = PartWriter(SCHEMA, folder, "rows", part_rows)
+    for part in frame.iter_slices(3):
+        writer.add(part)
+    return writer.done()
+
+
+@quick
+@given(values=rows, part_rows=st.integers(1, 7))
+def test_parts_are_the_rows_in_their_order(tmp_path: Path, values: list, part_rows: int) -> None:
+    frame = framed(values)
+    parts = in_parts(frame, tmp_path, part_rows)
+    assert parts.whole().equals(frame)
+    assert parts.whole(["row"]).equals(frame.select("row"))
+    assert (parts.height, parts.is_empty()) == (len(values), not values)
+
+
+@quick
+@given(values=rows, part_rows=st.integers(1, 7))
+def test_ranges_of_a_key_follow_each_other_and_keep_the_order_within(
+    tmp_path: Path, values: list, part_rows: int
+) -> None:
+    """One after the other and sorted by key they are what a stable sort makes of the rows with a key."""
+    frame = framed(values)
+    parts = in_parts(frame, tmp_path, part_rows)
+    ranges = list(by_ranges(parts, lambda part: part["key"], ["key"], part_rows))
+    found = pl.concat([*ranges, frame.clear()])
+    expected = frame.drop_nulls("key").sort("key", maintain_order=True)
+    assert found.sort("key", maintain_order=True).equals(expected)
+    ends = [(part["key"].min(), part["key"].max()) for part in ranges if len(part)]
+    assert all(before[1] < after[0] for before, after in pairwise(ends))
+
+
+@quick
+@given(values=rows, part_rows=st.integers(1, 7))
+def test_rows_of_one_name_come_together_and_in_order(tmp_path: Path, values: list, part_rows: int) -> None:
+    frame = framed(values)
+    parts = list(by_hash(in_parts(frame, tmp_path, part_rows), "name", tmp_path, "by-name", part_rows))
+    assert pl.concat(parts).sort("row").equals(frame)
+    for part in parts:
+        assert part["row"].is_sorted()
+    of_part = [set(part["name"].to_list()) for part in parts]
+    assert sum(map(len, of_part)) == len(set().union(*of_part))
+
+
+@quick
+@given(values=rows, part_rows=st.integers(1, 7))
+def test_parts_are_put_in_order_as_one_frame(tmp_path: Path, values: list, part_rows: int) -> None:
+    frame = framed(values)
+    ordered = in_order(in_parts(frame, tmp_path, part_rows), ["name", "key"])
+    assert ordered.equals(frame.sort("name", "key", nulls_last=True, maintain_order=True))
+
+
+def test_only_the_last_part_stays_in_memory(tmp_path: Path) -> None:
+    """Of 50,010 rows, 1,000 a part, there are 50 files; columns that are not asked for are not read."""
+    writer = PartWriter({"a": pl.Int64, "b": pl.Int64}, tmp_path, "rows", 1000)
+    part = pl.DataFrame({"a": range(1000), "b": range(1000)})
+    for _ in range(50):
+        writer.add(part)
+    writer.add(part.head(10))
+    parts = writer.done()
+    in_memory = [held for held in parts.parts if isinstance(held, pl.DataFrame)]
+    assert [held.height for held in in_memory] == [10]
+    assert len(parts.parts) == 51
+    assert [frame.columns for frame in parts.frames(["b"])] == [["b"]] * 51
+
+
+def test_types_are_those_of_the_schema_wherever_a_part_stands(tmp_path: Path) -> None:
+    narrow = pl.DataFrame({"name": ["x", "y"]}, schema={"name": pl.Enum(["x", "y"])})
+    for part_rows in (1, 100):
+        writer = PartWriter({"name": pl.String}, tmp_path, f"part-{part_rows}", part_rows)
+        writer.add(narrow)
+        (frame,) = writer.done().frames()
+        assert frame.schema == {"name": pl.String}
+        assert frame["name"].to_list() == ["x", "y"]
+
+
+@pytest.mark.parametrize("rows", [in_one_part(framed([])), RowParts(SCHEMA, (), 0)])
+def test_no_rows_are_a_frame_without_rows(rows: RowParts) -> None:
+    assert rows.whole().schema == SCHEMA
+    assert next(rows.frames(["row"])).columns == ["row"]

@@ -1,0 +1,138 @@
+"""What was recorded takes the place of what is modelled; the recordings are those of the engine itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import polars as pl
+import pytest
+
+from blis_replay.blis.latency import ObservedCycles
+from blis_replay.fixtures.planted import PLANTED, Planted, planted_recording
+from blis_replay.ingest.recording import JOURNEY_EVENT_SCHEMA, LIFECYCLE_SCHEMA, STEP_SCHEMA, Recording, empty_frame
+from blis_replay.ingest.row_parts import in_one_part
+from blis_replay.replay.driver import replay
+from blis_replay.replay.errors import ReplayError
+from blis_replay.replay.mode import parse_mode
+from blis_replay.replay.observed_cycles import observed_cycles
+from blis_replay.replay.teacher_forcing import (
+    observed_delivery,
+    observed_hold,
+    observed_pre_queue,
+    recorded_delays,
+)
+
+
+@pytest.fixture(scope="module")
+def planted() -> Planted:
+    return planted_recording(seed=6)
+
+
+def client_only(recording: Recording) -> Recording:
+    spans = [pl.lit(None, pl.Int64).alias(name) for name in ("queue_us", "prefill_us", "decode_us")]
+    return replace(
+        recording,
+        requests=recording.requests.with_columns(spans),
+        steps=empty_frame(STEP_SCHEMA),
+        lifecycles=empty_frame(LIFECYCLE_SCHEMA),
+        journey_events=in_one_part(empty_frame(JOURNEY_EVENT_SCHEMA)),
+    )
+
+
+def cycle_by_second(cycles: ObservedCycles, start_us: np.ndarray) -> np.ndarray:
+    """The mean over the true steps of each second of what the observed cycles say of them."""
+    place = np.maximum(np.searchsorted(cycles.from_us, start_us, side="right") - 1, 0)
+    return mean_by_second(start_us, cycles.cycle_us[place])
+
+
+def mean_by_second(start_us: np.ndarray, values: np.ndarray) -> np.ndarray:
+    second = start_us // 1_000_000
+    return np.bincount(second, values)[np.unique(second)] / np.bincount(second)[np.unique(second)]
+
+
+def true_cycles(planted: Planted) -> tuple[np.ndarray, np.ndarray]:
+    """Starts of the server's steps and their durations, without those after which it stood idle."""
+    steps = planted.truth.result.steps
+    return steps["start_us"], steps["end_us"] - steps["start_us"]
+
+
+@pytest.mark.parametrize(
+    ("sample_rate", "tolerance"),
+    # Every step; a tenth of them, with journey events between; a hundredth.
+    [(1.0, 0.005), (0.1, 0.02), (0.01, 0.02)],
+)
+def test_cycles_between_anchors_are_those_of_the_server(sample_rate: float, tolerance: float) -> None:
+    planted = planted_recording(seed=6, spec=replace(PLANTED, step_sample_rate=sample_rate))
+    cycles, basis = observed_cycles(planted.recording)
+    start_us, duration_us = true_cycles(planted)
+    off = cycle_by_second(cycles, start_us) / mean_by_second(start_us, duration_us) - 1
+    assert np.abs(off).mean() < tolerance
+    assert basis.endswith("anchors of the step clock")
+
+
+def test_without_steps_the_cycles_are_solved_from_latencies(planted: Planted) -> None:
+    """The decode of each request is its steps in a row: tens of requests a second tell what a step took then."""
+    cycles, basis = observed_cycles(client_only(planted.recording))
+    start_us, duration_us = true_cycles(planted)
+    off = cycle_by_second(cycles, start_us) / mean_by_second(start_us, duration_us) - 1
+    assert np.abs(off).mean() < 0.03
+    assert basis == "recorded: solved from the decode times of 600 requests, second by second"
+
+
+def test_too_little_to_tell_the_cycles_is_said(planted: Planted) -> None:
+    few = replace(client_only(planted.recording), requests=planted.recording.requests.head(5))
+    with pytest.raises(ReplayError, match=r"step cycles were not recorded, and 5 requests .* do not tell them; record"):
+        observed_cycles(few)
+
+
+def test_the_delay_before_the_queue_is_right_on_average(planted: Planted) -> None:
+    """5 ms planted; the stamp is taken up to a step of 10.6 ms later, of which half is taken off on average."""
+    delay_us, basis = observed_pre_queue(planted.recording)
+    assert delay_us.mean() == pytest.approx(5_000, abs=300)  # 600 requests, a spread of 4.4 ms: 3 sigma is 540 us
+    assert basis == "recorded: journeys of 600 of 600 requests"
+
+
+def test_a_server_that_keeps_up_passes_nobody_over(planted: Planted) -> None:
+    hold_us, _ = observed_hold(planted.recording, observed_cycles(planted.recording)[0])
+    assert not hold_us.any()
+
+
+def test_a_server_with_two_places_passes_requests_over_for_as_long_as_they_wait() -> None:
+    """All of the wait but the turn of the loop, which the simulator has too."""
+    busy = replace(PLANTED, engine=replace(PLANTED.engine, max_num_seqs=8))
+    planted = planted_recording(seed=6, spec=busy)
+    hold_us, _ = observed_hold(planted.recording, observed_cycles(planted.recording)[0])
+    wait_us = planted.truth.result.scheduled_us - planted.truth.taken_in_us
+    waited = wait_us > 100_000
+    assert waited.sum() > 100
+    assert hold_us[waited].sum() == pytest.approx(wait_us[waited].sum(), rel=0.02)
+
+
+def test_the_way_to_the_client_is_what_was_planted(planted: Planted) -> None:
+    """150 us a token, and 400 us more at the end of a request of 160 tokens or so: 550 us after the last."""
+    first_us, last_us, _ = observed_delivery(planted.recording)
+    assert set(first_us.tolist()) == {150}
+    ok = planted.truth.ok
+    expected = planted.truth.client_end_us[ok] - planted.truth.result.finished_us[ok]
+    assert np.array_equal(last_us[ok], expected)
+
+
+def test_what_was_not_recorded_cannot_be_forced(planted: Planted) -> None:
+    able, unable = recorded_delays(client_only(planted.recording))
+    assert able == {}
+    assert sorted(unable) == ["output_processing", "pre_queue", "schedule"]
+    with pytest.raises(ReplayError, match="1b-general: the delay before the queue is recorded of no requests"):
+        replay(client_only(planted.recording), planted.release, parse_mode("pre_queue=recorded", {}))
+
+
+def test_a_replay_with_everything_forced_is_the_recording(planted: Planted) -> None:
+    """Means within 0.5 %, also with coefficients that are wrong by half."""
+    latency = replace(PLANTED.latency, intercept_ns=4_000_000)
+    wrong = replace(planted.release, models=(replace(planted.release.models[0], latency=latency),))
+    forced = "pre_queue=recorded,schedule=recorded,step_time=recorded,output_processing=recorded"
+    run = replay(planted.recording, wrong, parse_mode(forced, {}))
+    requests = planted.recording.requests
+    assert run.e2e_us.mean() == pytest.approx(requests["e2e_us"].mean(), rel=0.005)
+    assert run.ttft_us.mean() == pytest.approx(requests["ttft_us"].mean(), rel=0.005)
+    assert set(run.plan.basis) >= {"delay before the queue", "schedule", "step time", "output processing"}

@@ -1,0 +1,64 @@
+"""Segments: what each holds, that they sum to E2E, and that they agree with the counterfactuals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import polars as pl
+import pytest
+
+from blis_replay.fixtures.planted import Planted, planted_recording, with_wrong_pre_queue
+from blis_replay.ingest.recording import LIFECYCLE_SCHEMA, empty_frame
+from blis_replay.replay.driver import replay
+from blis_replay.validate.attribution.segments import Segments, segment_frame, segments_of
+from blis_replay.validate.attribution.segments_text import segments_json, segments_text
+
+
+@pytest.fixture(scope="module")
+def planted() -> Planted:
+    return planted_recording(seed=7)
+
+
+def named(segments: Segments) -> dict[str, np.ndarray]:
+    return {part.name: part.difference_us for part in segments.segments}
+
+
+def test_a_delay_that_was_planted_shows_in_its_segment_alone(planted: Planted) -> None:
+    """12 ms more before the queue: send to queue differs by 12,000 us for every request; decode not on average."""
+    run = replay(planted.recording, with_wrong_pre_queue(planted.release, 12_000))
+    segments = segments_of(run)
+    assert named(segments)["send to queue"].tolist() == [12_000.0] * len(segments.request_index)
+    assert abs(named(segments)["decode"].mean()) < 120  # 1 % of what was planted
+
+
+def test_the_segments_sum_to_e2e_on_both_sides_for_every_request(planted: Planted) -> None:
+    run = replay(planted.recording, with_wrong_pre_queue(planted.release, 3_000))
+    segments = segments_of(run)
+    e2e_us = planted.recording.requests["e2e_us"].to_numpy()[segments.request_index]
+    assert segments.whole.observed_us.tolist() == e2e_us.tolist()
+    assert segments.whole.simulated_us.tolist() == run.e2e_us[segments.request_index].tolist()
+
+
+def test_a_perfect_simulator_differs_in_no_segment(planted: Planted) -> None:
+    for name, difference_us in named(segments_of(replay(planted.recording, planted.release))).items():
+        assert np.abs(difference_us).max() == 0, name
+
+
+def test_what_was_not_recorded_is_merged_and_named(planted: Planted) -> None:
+    recording = replace(planted.recording, lifecycles=empty_frame(LIFECYCLE_SCHEMA))
+    recording = replace(recording, requests=recording.requests.with_columns(prefill_us=pl.lit(None, pl.Int64)))
+    segments = segments_of(replay(recording, planted.release))
+    assert list(named(segments)) == ["to first token", "to last token"]
+    assert "not recorded" in segments.merged[0]
+    assert np.abs(segments.whole.difference_us).max() == 0
+
+
+def test_table_frame_and_json_have_the_same_means(planted: Planted) -> None:
+    segments = segments_of(replay(planted.recording, with_wrong_pre_queue(planted.release, 12_000)))
+    page, document, frame = segments_text(segments), segments_json(segments), segment_frame(segments)
+    assert max(map(len, page.splitlines())) <= 80
+    assert "+12.00" in page
+    assert document["segments"][0]["difference_ms"]["mean"] == 12
+    means = dict(frame.group_by("segment").agg(pl.col("difference_us").mean()).iter_rows())
+    assert means["E2E"] == pytest.approx(sum(part.difference_us.mean() for part in segments.segments))

@@ -1,0 +1,36 @@
+"""Means and p99s over drawn requests against the same numbers of repeated arrays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from blis_replay.fixtures.planted import planted_recording
+from blis_replay.replay.driver import replay
+from blis_replay.validate.attribution.resampled import PooledGaps, draws, quantities
+from blis_replay.validate.compare import simulated_samples
+from blis_replay.validate.metrics import pooled_quantiles, statistics
+
+
+def test_each_draw_is_what_numpy_says_of_the_repeated_requests() -> None:
+    """Row 0 counts every request once; row 1 is the first draw of the seed, checked against np.repeat."""
+    planted = planted_recording(seed=5)
+    run = replay(planted.recording, planted.release)
+    chosen = run.simulated.completed
+    samples, times = simulated_samples(run, chosen), draws(int(chosen.sum()), 3, seed=1)
+    table = quantities(samples, times, PooledGaps(run.token_gaps(), np.flatnonzero(chosen)))
+    assert times[0].tolist() == [1] * int(chosen.sum())
+    for row, count in zip(table, times, strict=True):
+        e2e_us, ttft_us, tokens = (
+            np.repeat(v, count) for v in (samples.e2e_us, samples.ttft_us, samples.output_tokens)
+        )
+        drawn = replace(samples, e2e_us=e2e_us, ttft_us=ttft_us, output_tokens=tokens)
+        assert row[[0, 1]] == pytest.approx([statistics(e2e_us)[name] for name in ("mean", "p99")])
+        assert row[[2, 3]] == pytest.approx([statistics(ttft_us)[name] for name in ("mean", "p99")])
+        assert row[4] == pytest.approx(drawn.itl_mean_us)
+    assert table[0, 5] == pytest.approx(pooled_quantiles(*run.result.inter_token_gaps(chosen))["p99"])
+    twice = [np.diff(run.result.token_times_us(r)) for r in np.repeat(np.flatnonzero(chosen), times[1])]
+    delay_us = run.result.post_token_us
+    assert table[1, 5] == pytest.approx(np.quantile(np.concatenate(twice), 0.99) + delay_us)

@@ -1,0 +1,218 @@
+"""Counterfactual attribution: which component of a replay an error comes from.
+
+Every set of components is replaced by what was recorded, and replayed.  A component's share of an
+error is its Shapley value over these replays; the shares and what is left when everything is
+replaced sum to the error exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blis_replay.blis.release import CoefficientRelease, ModelEntry
+from blis_replay.ingest.recording import Finding, Recording
+from blis_replay.replay.driver import replay
+from blis_replay.replay.executor_ledger import Progress
+from blis_replay.replay.executors import ExecutorName, map_jobs
+from blis_replay.replay.mode import ReplayMode
+from blis_replay.validate.attribution.components import Component, Replayed, components_of, entry_of, substituted
+from blis_replay.validate.attribution.resampled import QUANTITIES, Floats, PooledGaps, draws, quantities
+from blis_replay.validate.attribution.shapley import Subset, all_subsets, shapley_values
+from blis_replay.validate.bootstrap import SEED, interval
+from blis_replay.validate.compare import simulated_samples
+from blis_replay.validate.errors import NothingToJudgeError
+from blis_replay.validate.observed import (
+    Gaps,
+    Selection,
+    cells_from_aggregates,
+    cells_from_requests,
+    observed_requests,
+    samples_of,
+)
+from blis_replay.validate.unusable import unusable_cells
+
+ATTRIBUTION_RESAMPLES = 100
+
+# A server that keeps up has no component that doubles the time of a whole request by itself.
+_FAR_ABOVE = 2.0
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number in us with its 95 % interval over resampled requests; nan where it is not known."""
+
+    value_us: float
+    low_us: float
+    high_us: float
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A component and what it adds to the simulated value, by place in QUANTITIES.
+
+    ``shares``: Shapley values.  ``changes``: in the one order in which the causes stand: what replacing it takes
+    away when all before it are replaced already.
+    """
+
+    component: Component
+    shares: tuple[Estimate, ...]
+    changes: tuple[Estimate, ...]
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """Where the errors of a replay come from, by place in QUANTITIES.
+
+    ``error``: simulated less observed; ``residual``: the same with every component replaced, which no component
+    explains.  error = sum of the causes' shares + residual = sum of their changes + residual.
+    ``replays`` were made, and in ``overloaded`` of them latencies are those of a queue that grows, which neither
+    the replay nor the recording has: causes that hide one another.  ``observed_us`` is nan where the recording
+    has no such number, or an instrument check (``unusable``) forbids it; the shares are known even then.
+    ``not_replaced``: components of which the recording says nothing, and why.
+    """
+
+    slug: str
+    alias: str
+    release: str
+    reference: str | None
+    mode: str
+    requests: int
+    resamples: int
+    replays: int
+    overloaded: int
+    observed_us: tuple[float, ...]
+    simulated_us: tuple[float, ...]
+    error: tuple[Estimate, ...]
+    causes: tuple[Cause, ...]
+    residual: tuple[Estimate, ...]
+    not_replaced: dict[str, str]
+    unusable: dict[str, str]
+
+
+@dataclass(frozen=True)
+class _Shared:
+    replayed: Replayed
+    release: CoefficientRelease
+    reference: ModelEntry | None
+    components: tuple[Component, ...]
+    chosen: NDArray[np.bool_]
+    resamples: int
+    seed: int
+
+
+def attribute(
+    recording: Recording,
+    release: CoefficientRelease,
+    mode: ReplayMode | None = None,
+    *,
+    reference: CoefficientRelease | None = None,
+    token_gaps: Gaps | None = None,
+    resamples: int = ATTRIBUTION_RESAMPLES,
+    seed: int = SEED,
+    executor: ExecutorName = "local",
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> Attribution:
+    """Attribute the errors of a replay to its components.
+
+    ``mode``: the replay to explain, exact replay if None.  ``reference``: its coefficients replace those of
+    which nothing was recorded.  ``token_gaps``: observed gaps, for the p99 of ITL.
+    ``executor``, ``workers``, ``progress``: of ``map_jobs``.  Raises
+    ``NothingToJudgeError`` without observed latencies, and what ``replay`` raises.
+    """
+    mode = mode or ReplayMode()
+    release.refuse_if_invalid()
+    if reference is not None and reference.sha256 == release.sha256:
+        reference = None
+    replayed = Replayed(recording, mode, entry_of(release, recording))
+    components, not_replaced = components_of(replayed, reference)
+    chosen, observed = _observed(recording, token_gaps, resamples, seed)
+    forbidden = unusable_cells(recording.findings, token_times=token_gaps is not None)
+    for column, quantity in enumerate(QUANTITIES):
+        if quantity in forbidden:
+            observed[:, column] = np.nan
+    other = entry_of(reference, recording) if reference else None
+    shared = _Shared(replayed, release, other, tuple(components), chosen, resamples, seed)
+    subsets = all_subsets(len(components))
+    answers = map_jobs(partial(_replayed, shared), subsets, executor=executor, workers=workers, progress=progress)
+    value = dict(zip(subsets, answers, strict=True))
+    shares = -shapley_values(len(components), value)
+    one_by_one = [value[frozenset(range(replaced))] for replaced in range(len(components) + 1)]
+    first, last = one_by_one[0], one_by_one[-1]
+    changes = [before - after for before, after in pairwise(one_by_one)]
+    return Attribution(
+        slug=recording.slug,
+        alias=recording.alias,
+        release=release.name,
+        reference=reference.name if reference else None,
+        mode=mode.name,
+        requests=int(chosen.sum()),
+        resamples=resamples,
+        replays=len(subsets),
+        overloaded=_overloaded(answers, np.vstack([first[0], last[0], observed[0]])),
+        observed_us=tuple(map(float, observed[0])),
+        simulated_us=tuple(map(float, first[0])),
+        error=_estimates(first - observed),
+        causes=tuple(
+            Cause(component, _estimates(share), _estimates(change))
+            for component, share, change in zip(components, shares, changes, strict=True)
+        ),
+        residual=_estimates(last - observed),
+        not_replaced=not_replaced,
+        unusable=_reasons(forbidden),
+    )
+
+
+def _observed(
+    recording: Recording, token_gaps: Gaps | None, resamples: int, seed: int
+) -> tuple[NDArray[np.bool_], Floats]:
+    """bool[n] requests to compare, and float64[1 + resamples, QUANTITIES] of what was observed of them."""
+    chosen = observed_requests(recording)
+    if chosen.any():
+        samples = samples_of(recording, chosen)
+        observed = quantities(samples, draws(int(chosen.sum()), resamples, seed), None)
+        cells = cells_from_requests(recording, samples, Selection(), token_gaps)
+        observed[:, QUANTITIES.index(("itl", "p99"))] = _number(cells["itl"]["p99"].value_us)
+        return chosen, observed
+    if recording.aggregates.is_empty():
+        raise NothingToJudgeError(f"{recording.alias}: no latencies were recorded, so there is no error to attribute")
+    cells = cells_from_aggregates(recording, None)
+    row = [_number(cells[metric][statistic].value_us) for metric, statistic in QUANTITIES]
+    return (recording.requests["status"] == "ok").to_numpy(), np.tile(row, (1 + resamples, 1))
+
+
+def _number(value_us: float | None) -> float:
+    return float("nan") if value_us is None else value_us
+
+
+def _replayed(shared: _Shared, subset: Subset) -> Floats:
+    """float64[1 + resamples, QUANTITIES]: simulated, with the components of ``subset`` replaced."""
+    components = [shared.components[i] for i in sorted(subset)]
+    changed = substituted(components, shared.replayed, shared.reference)
+    run = replay(changed.recording, replace(shared.release, models=(changed.entry,)), changed.mode)
+    times = draws(int(shared.chosen.sum()), shared.resamples, shared.seed)
+    gaps = PooledGaps(run.token_gaps(), np.flatnonzero(shared.chosen))
+    return quantities(simulated_samples(run, shared.chosen), times, gaps)
+
+
+def _overloaded(answers: Sequence[Floats], ends: Floats) -> int:
+    """How many of the replays have a mean E2E and TTFT far above both ends of the attribution and the recording."""
+    means = [QUANTITIES.index((metric, "mean")) for metric in ("e2e", "ttft")]
+    most = _FAR_ABOVE * np.nanmax(ends[:, means], axis=0)
+    return sum(bool((answer[0, means] > most).all()) for answer in answers)
+
+
+def _estimates(values_us: Floats) -> tuple[Estimate, ...]:
+    """The first row with the intervals of the others."""
+    return tuple(Estimate(float(column[0]), *interval(column[1:])) for column in values_us.T)
+
+
+def _reasons(forbidden: dict[tuple[str, str], Finding]) -> dict[str, str]:
+    named: Sequence[tuple[str, str]] = [q for q in QUANTITIES if q in forbidden]
+    return {f"{metric} {statistic}": forbidden[metric, statistic].message for metric, statistic in named}

@@ -1,0 +1,189 @@
+"""What of a replay can be replaced by what was recorded, one component at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from blis_replay.blis.latency import CorrectedModel
+from blis_replay.blis.release import CoefficientRelease, ModelEntry
+from blis_replay.ingest.recording import Recording, Setting
+from blis_replay.replay.corrected_model import corrected_model
+from blis_replay.replay.errors import ReplayError
+from blis_replay.replay.mode import ReplayMode
+from blis_replay.replay.plan import engine_config
+from blis_replay.replay.simulator import model_of
+from blis_replay.replay.teacher_forcing import recorded_delays
+
+_CALIBRATE = "calibrate: blis-replay calibrate --train {} --out mine.yaml"
+STEP_TIME, PRE_QUEUE, OUTPUT = "step time", "delay before the queue", "output processing"
+
+
+@dataclass(frozen=True)
+class Component:
+    """One replaceable part of a replay.
+
+    ``basis``: in words, what takes its place.  ``why``: half a sentence that explains an error that
+    it makes.  ``mend``: what to do about it.  ``mode``: fields of the replay mode to change; ``engine``:
+    engine arguments to change.  ``from_reference``: whether coefficients of the reference release take
+    the place of its own.  ``latency``: a step-time model that does.
+    """
+
+    name: str
+    basis: str
+    why: str
+    mend: str
+    mode: Mapping[str, Any] = field(default_factory=dict)
+    engine: Mapping[str, int] = field(default_factory=dict)
+    from_reference: bool = False
+    latency: CorrectedModel | None = None
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What a replay is made of: the recording's requests and engine, the mode, the coefficients."""
+
+    recording: Recording
+    mode: ReplayMode
+    entry: ModelEntry
+
+
+def components_of(replayed: Replayed, reference: CoefficientRelease | None) -> tuple[list[Component], dict[str, str]]:
+    """The components in which this replay differs from the recording, and why others cannot be replaced.
+
+    ``reference``: a release whose coefficients stand in for what was not recorded; None: nothing does.
+    """
+    recording, mode = replayed.recording, replayed.mode
+    inputs = _inputs(recording, mode)
+    forced, unable = _modelled(replayed, reference)
+    if mode.step_time == "modelled":
+        step_time = _step_time(substituted([*inputs, *forced], replayed, None), reference)
+        if isinstance(step_time, Component):
+            forced.append(step_time)
+        else:
+            unable[STEP_TIME] = step_time
+    return [*inputs, *forced], {name: why.removeprefix(f"{recording.alias}: ") for name, why in unable.items()}
+
+
+def substituted(components: Iterable[Component], replayed: Replayed, reference: ModelEntry | None) -> Replayed:
+    """The same replay with these components replaced."""
+    recording, mode, entry = replayed.recording, replayed.mode, replayed.entry
+    for component in components:
+        mode = replace(mode, **component.mode)
+        observed = {name: Setting(value, "recorded", component.basis) for name, value in component.engine.items()}
+        recording = replace(recording, engine=recording.engine | observed)
+        if component.from_reference and reference is not None:
+            entry = _with_coefficients_of(reference, entry, component.name)
+        if component.latency is not None:
+            entry = replace(entry, latency=component.latency)
+    return Replayed(recording, mode, entry)
+
+
+def _with_coefficients_of(reference: ModelEntry, entry: ModelEntry, name: str) -> ModelEntry:
+    if name == STEP_TIME:
+        return replace(entry, latency=reference.latency)
+    fields = ("pre_queue_us", "pre_queue_per_prompt_token_us") if name == PRE_QUEUE else _AFTER_ENGINE
+    changes = {field: getattr(reference.lifecycle, field) for field in fields}
+    return replace(entry, lifecycle=replace(entry.lifecycle, **changes))
+
+
+_AFTER_ENGINE = ("post_token_us", "post_request_us", "first_token_per_decode_us")
+
+
+def _inputs(recording: Recording, mode: ReplayMode) -> list[Component]:
+    """What the replay was given otherwise than it was recorded."""
+    found = []
+    if mode.arrivals != "recorded":
+        why = "its requests do not come when they were sent"
+        found.append(_input("arrivals", "the recorded arrivals", why, arrivals="recorded"))
+    if mode.lengths != "true":
+        why = "its requests do not decode as many tokens as the server did"
+        found.append(_input("output lengths", "the true decode lengths", why, lengths="true"))
+    if mode.prefix != "recorded":
+        why = "it prefills prompts that the server had in its prefix cache"
+        found.append(_input("prefix cache", "prompts cached as far as the recording tells", why, prefix="recorded"))
+    if mode.surplus_steps:
+        why = "it reports every request one step longer than it took"
+        found.append(_input("surplus step", "requests end with their last token", why, surplus_steps=0))
+    if mode.engine:
+        arguments = ", ".join(f"{name}={value}" for name, value in mode.engine)
+        why = f"it runs with {arguments}, which the server did not"
+        mend = f"replay it as recorded, without {arguments}"
+        found.append(Component("engine arguments", "the recorded arguments", why, mend, {"engine": ()}))
+    found += _kv_blocks(recording)
+    asynchronous = engine_config(recording, replace(mode, scheduling="recorded")).async_scheduling
+    if engine_config(recording, mode).async_scheduling != asynchronous:
+        lacks = "it lacks one cycle of asynchronous scheduling"
+        why = lacks if asynchronous else "it has one cycle of asynchronous scheduling that the server has not"
+        basis = f"{'asynchronous' if asynchronous else 'synchronous'} scheduling, as recorded"
+        found.append(_input("scheduling mode", basis, why, scheduling="recorded"))
+    return found
+
+
+def _kv_blocks(recording: Recording) -> list[Component]:
+    """The number of KV blocks, where step records count another than the engine is told of."""
+    counted, told = recording.steps["kv_blocks_total"].drop_nulls(), recording.engine.get("num_gpu_blocks")
+    if counted.is_empty() or told is None:
+        return []
+    blocks = int(counted.max()) + 1  # type: ignore[arg-type]  # the null block is not counted
+    if blocks == told.value:
+        return []
+    why = f"it has {int(told.value):,} KV blocks and the server had {blocks:,}"
+    mend = f"tell it: num_gpu_blocks: {blocks} in a file for blis-replay ingest --engine"
+    return [Component("KV blocks", "the blocks that step records count", why, mend, engine={"num_gpu_blocks": blocks})]
+
+
+def _input(name: str, basis: str, why: str, **change: Any) -> Component:
+    ((key, value),) = change.items()
+    return Component(name, basis, why, f"replay it as recorded: --replay {key}={value}", change)
+
+
+def _modelled(replayed: Replayed, reference: CoefficientRelease | None) -> tuple[list[Component], dict[str, str]]:
+    recording = replayed.recording
+    able, unable = recorded_delays(recording)
+    calibrate = _CALIBRATE.format(recording.alias)
+    look = f"see what is waited for: blis-replay segments --experiment {recording.alias}"
+    known = {
+        "pre_queue": (PRE_QUEUE, "its delay before the queue is not the server's", calibrate),
+        "schedule": ("scheduling decisions", "it admits requests that the server passed over", look),
+        "output_processing": (OUTPUT, "its delays after the engine are not the server's", calibrate),
+    }
+    components, left = [], {}
+    for key, (name, why, mend) in known.items():
+        if getattr(replayed.mode, key) == "recorded":
+            continue
+        if key in able:
+            components.append(Component(name, able[key], why, mend, {key: "recorded"}))
+        elif reference is None or key == "schedule":
+            left[name] = unable[key]
+        else:
+            stand_in = _stand_in(replayed, reference, name, why, mend)
+            if stand_in is None:
+                left[name] = f"{unable[key]}; and coefficients {reference.name} have the same"
+            else:
+                components.append(stand_in)
+    return components, left
+
+
+def _step_time(server: Replayed, reference: CoefficientRelease | None) -> Component | str:
+    """The step time of the server; ``server``: the replay with all else replaced.  Else why it is not known."""
+    why, mend = "its steps do not take as long as the server's", _CALIBRATE.format(server.recording.alias)
+    try:
+        latency, basis = corrected_model(server.recording, server.mode, server.entry)
+    except ReplayError as error:
+        stand_in = _stand_in(server, reference, STEP_TIME, why, mend) if reference else None
+        return stand_in or str(error)
+    return Component(STEP_TIME, basis, why, mend, latency=latency)
+
+
+def _stand_in(replayed: Replayed, reference: CoefficientRelease, name: str, why: str, mend: str) -> Component | None:
+    """A component with the coefficients of the reference, None if they are the same."""
+    if _with_coefficients_of(entry_of(reference, replayed.recording), replayed.entry, name) == replayed.entry:
+        return None
+    return Component(name, f"not recorded; as coefficients {reference.name} have it", why, mend, from_reference=True)
+
+
+def entry_of(release: CoefficientRelease, recording: Recording) -> ModelEntry:
+    """The coefficients of a release for a recording; raises ``ReleaseError`` if there are none."""
+    return release.entry_for(model_of(recording), recording.tensor_parallelism, recording.alias)

@@ -1,0 +1,63 @@
+"""Segments as a table and as JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from blis_replay.validate.attribution.resampled import Floats
+from blis_replay.validate.attribution.segments import Segment, Segments
+from blis_replay.validate.metrics import statistics
+from blis_replay.validate.terminal import milliseconds, table, wrap
+
+_SHOWN = ("mean", "p50", "p99")
+
+
+def segments_text(segments: Segments) -> str:
+    """Mean, median and p99 of every segment as observed, and how much more the simulated one has; the means sum up."""
+    header = ["observed ms", *(column for name in _SHOWN for column in (name, "diff."))]
+    rows = [_row(part) for part in (*segments.segments, segments.whole)]
+    head = f"{segments.alias}  ({segments.slug})\n  {len(segments.request_index):,} requests; stamps: {segments.source}"
+    notes = [f"- {line}" for line in segments.merged]
+    if segments.left_out:
+        notes.append(f"- {segments.left_out:,} requests left out: a stamp of theirs was not recorded")
+    return "\n\n".join(
+        [
+            head,
+            table(header, rows),
+            "diff.: simulated less observed; the differences of the means sum to that of E2E\n\nmerged:\n"
+            + "\n".join(map(wrap, notes)),
+        ]
+    )
+
+
+def segments_json(segments: Segments) -> dict[str, Any]:
+    """The same for programs; ms."""
+    return {
+        "experiment": segments.slug,
+        "alias": segments.alias,
+        "requests": len(segments.request_index),
+        "stamps": segments.source,
+        "left_out": segments.left_out,
+        "merged": list(segments.merged),
+        "segments": [
+            {
+                "name": part.name,
+                "observed_ms": _in_ms(part.observed_us),
+                "simulated_ms": _in_ms(part.simulated_us),
+                "difference_ms": _in_ms(part.difference_us),
+            }
+            for part in (*segments.segments, segments.whole)
+        ],
+    }
+
+
+def _in_ms(values_us: Floats) -> dict[str, float]:
+    return {name: value / 1000 for name, value in statistics(values_us).items()}
+
+
+def _row(part: Segment) -> list[str]:
+    observed, simulated = statistics(part.observed_us), statistics(part.simulated_us)
+    cells = [part.name]
+    for name in _SHOWN:
+        cells += [milliseconds(observed[name]), f"{(simulated[name] - observed[name]) / 1000:+,.2f}"]
+    return cells

@@ -1,0 +1,52 @@
+"""``blis-replay segments``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from blis_replay.validate.cli.options import json_option, print_json, store_option
+
+
+@click.command("segments")
+@click.option("--experiment", "name", required=True, help="Slug or alias of the experiment.")
+@click.option("--coefficients", default=None, help="Release to replay with: a name or a file.")
+@click.option("--replay", "mode_text", default="exact", show_default=True, help="Replay mode, as for validate.")
+@click.option(
+    "--out", type=click.Path(path_type=Path, dir_okay=False), default=None, help="Write every request (.parquet, .csv)."
+)
+@store_option
+@json_option
+def command(
+    name: str, coefficients: str | None, mode_text: str, out: Path | None, store_path: Path, as_json: bool
+) -> None:
+    """Lay the way of a request side by side, observed and simulated.
+
+    Send to queue, queue wait, prefill, decode, delivery: on either side they sum to E2E.  What
+    was not recorded is merged into its neighbour and named.
+
+    \b
+    Examples:
+      blis-replay segments --experiment 34b-general
+      blis-replay segments --experiment mine --replay scheduling=synchronous --out requests.csv
+    """
+    from blis_replay.replay.driver import replay
+    from blis_replay.replay.mode import parse_mode
+    from blis_replay.replay.release_file import load_release
+    from blis_replay.validate.attribution.segments import segment_frame, segments_of
+    from blis_replay.validate.attribution.segments_text import segments_json, segments_text
+    from blis_replay.validate.experiment import DEFAULT_RELEASE, stored_experiment
+
+    if out is not None and out.suffix not in (".parquet", ".csv"):
+        raise click.UsageError(f"--out {out}: name a .parquet or a .csv file")
+    release = load_release(coefficients or DEFAULT_RELEASE)
+    recording = stored_experiment(store_path, name)
+    segments = segments_of(replay(recording, release, parse_mode(mode_text, release.published_replay)))
+    if out is not None:
+        frame = segment_frame(segments)
+        frame.write_parquet(out) if out.suffix == ".parquet" else frame.write_csv(out)
+    if as_json:
+        print_json(segments_json(segments))
+    else:
+        click.echo(segments_text(segments))
