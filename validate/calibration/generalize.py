@@ -18,11 +18,13 @@ from blis_replay.replay.driver import replay
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.executor_ledger import Progress
 from blis_replay.replay.executors import ExecutorName, map_jobs
+from blis_replay.replay.release_file import load_release
 from blis_replay.replay.simulator import model_of
-from blis_replay.validate.calibration.calibrate import calibrate
+from blis_replay.validate.calibration.calibrate import DEFAULT_SPLIT, Options, calibrate
 from blis_replay.validate.calibration.physical_fit import PhysicalFit, known_architecture
 from blis_replay.validate.calibration.physical_release import calibrate_physical
-from blis_replay.validate.calibration.step_error import step_mape
+from blis_replay.validate.calibration.prior import DEFAULT_PRIOR
+from blis_replay.validate.calibration.step_errors import step_mape
 from blis_replay.validate.compare import compare
 from blis_replay.validate.errors import NothingToJudgeError, ValidateError
 from blis_replay.validate.experiment import experiment_row, find_experiment
@@ -235,7 +237,8 @@ def _fit(
 ) -> tuple[CoefficientRelease, PhysicalFit | None]:
     if job.form == "physical":
         return calibrate_physical(training, targets, job.architectures, name)
-    release, _fits = calibrate(training, name)
+    # What was left out is the test, so all of the training runs may be used.
+    release, _fits = calibrate(training, name, Options(load_release(DEFAULT_PRIOR), split=(DEFAULT_SPLIT[0], 1.0)))
     return release, None
 
 
