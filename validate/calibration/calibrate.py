@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -13,6 +14,8 @@ from blis_replay.blis.release import CoefficientRelease, FittedOn, ModelEntry
 from blis_replay.blis.release_fit import CoefficientFit, FitRecord
 from blis_replay.blis.release_text import format_release
 from blis_replay.ingest.recording import Recording
+from blis_replay.replay.executor_ledger import Progress
+from blis_replay.replay.executors import ExecutorName, map_jobs
 from blis_replay.replay.simulator import model_of
 from blis_replay.validate.bootstrap import SEED
 from blis_replay.validate.calibration.cycle_rows import Floats
@@ -74,17 +77,27 @@ class ModelFit:
 
 
 def calibrate(
-    recordings: Sequence[Recording], name: str, options: Options, source: str = "fitted by blis-replay calibrate"
+    recordings: Sequence[Recording],
+    name: str,
+    options: Options,
+    source: str = "fitted by blis-replay calibrate",
+    *,
+    executor: ExecutorName = "local",
+    workers: int | None = None,
+    progress: Progress | None = None,
 ) -> tuple[CoefficientRelease, list[ModelFit]]:
     """Fit every model of the recordings and make a release of the fits.
 
-    Recordings are grouped by model and tensor parallelism.  Equal input and seed, equal release.  Raises
-    ``ValidateError`` if a group cannot be fitted.
+    Recordings are grouped by model and tensor parallelism.  Equal input and seed, equal release, whatever the
+    ``executor`` (with ``workers`` and ``progress`` of ``map_jobs``; a job is a model).  Raises ``ValidateError`` if
+    a group cannot be fitted.
     """
     groups: dict[tuple[str, int | None], list[Recording]] = {}
     for recording in recordings:
         groups.setdefault((model_of(recording), recording.tensor_parallelism), []).append(recording)
-    fits = sorted((fit_model(group, options) for group in groups.values()), key=lambda fit: fit.entry.model)
+    fit_group = partial(fit_model, options=options)
+    fitted = map_jobs(fit_group, list(groups.values()), executor=executor, workers=workers, progress=progress)
+    fits = sorted(fitted, key=lambda fit: fit.entry.model)
     trained_on = ", ".join(recording.alias for recording in recordings)
     hardware = ", ".join(sorted({recording.hardware or "not recorded" for recording in recordings}))
     release = CoefficientRelease(

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from blis_replay.validate.cli.options import json_option, print_json, store_option
+from blis_replay.validate.cli.options import executor_options, json_option, print_json, progress_line, store_option
+
+if TYPE_CHECKING:
+    from blis_replay.replay.executors import ExecutorName
 
 
 class Split(click.ParamType[tuple[float, float]]):
@@ -58,6 +61,7 @@ class Split(click.ParamType[tuple[float, float]]):
     "--prior", default=None, help="Release whose values stand for what cannot be determined.  [default: h100-datasheet]"
 )
 @click.option("--seed", type=click.IntRange(min=0), default=42, show_default=True, help="Of the intervals.")
+@executor_options
 @store_option
 @json_option
 def command(
@@ -68,6 +72,8 @@ def command(
     split: tuple[float, float],
     prior: str | None,
     seed: int,
+    executor: ExecutorName,
+    workers: int | None,
     store_path: Path,
     as_json: bool,
 ) -> None:
@@ -110,7 +116,15 @@ def command(
         recordings = [read_stored(store, slug) for slug in recorded_experiments(store, names)]
     options = Options(load_release(prior or DEFAULT_PRIOR), data, split, seed)  # type: ignore[arg-type]  # click checked it
     trained = " ".join(f"--train {quote(train)}" for train in names)
-    release, fits = calibrate(recordings, name or out.stem, options, f"blis-replay calibrate {trained}")
+    release, fits = calibrate(
+        recordings,
+        name or out.stem,
+        options,
+        f"blis-replay calibrate {trained}",
+        executor=executor,
+        workers=workers,
+        progress=progress_line("models fitted"),
+    )
     out.write_text(format_release(release), "utf-8")
     if as_json:
         print_json({"release": str(out), "fits": fits_json(fits)})
