@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from blis_replay.replay.prefix import prompt_tokens
 from blis_replay.validate.compare import simulated_samples
 from blis_replay.validate.observed import samples_of
 from blis_replay.validate.report.bands import band, band_by, depth_edges, waiting_at_arrival
@@ -97,8 +98,8 @@ def _ttft(evidence: Evidence) -> _Part:
         return [], {title: evidence.comparison.unusable["ttft"]}
     ttft_us = run.recording.requests["ttft_us"].to_numpy()[compared], run.ttft_us[compared]
     arrival_us = run.recording.requests["arrival_us"].to_numpy()[compared], run.plan.trace.arrival_us[compared]
-    prompts = run.plan.trace.prompt_tokens[compared]
-    by_prompt = [band(prompts, side) for side in ttft_us]
+    prompts = prompt_tokens(run.recording)[compared], run.plan.trace.prompt_tokens[compared]
+    by_prompt = [band(tokens, side) for tokens, side in zip(prompts, ttft_us, strict=True)]
     depths = [waiting_at_arrival(sent, sent + side) for sent, side in zip(arrival_us, ttft_us, strict=True)]
     edges = depth_edges(max(int(depth.max()) for depth in depths))
     by_depth = [band_by(edges, depth, side) for depth, side in zip(depths, ttft_us, strict=True)]

@@ -11,7 +11,7 @@ from blis_replay.ingest.check_evidence import CheckEvidence
 from blis_replay.ingest.checks.pictures import Table
 from blis_replay.ingest.printable import printable
 from blis_replay.validate.attribution.attribution_text import explanations
-from blis_replay.validate.check_text import cell_text
+from blis_replay.validate.check_text import bar_lengths, cell_text
 from blis_replay.validate.compare import mean_abs_errors
 from blis_replay.validate.comparison_text import notes, pairs_sentence, verdict_sentence
 from blis_replay.validate.report.charts import Charts, charts_of
@@ -117,7 +117,7 @@ def _environment() -> Environment:
     def drawing(chart: Chart, prefix: str) -> Markup:
         return Markup(inline(chart, prefix))  # noqa: S704
 
-    environment.filters |= {"drawing": drawing, "cell": cell_text, "bars": _bar_percents}
+    environment.filters |= {"drawing": drawing, "cell": cell_text, "bars": bar_lengths}
     return environment
 
 
@@ -127,13 +127,3 @@ def _safe(value: Any) -> Any:
         return value
     left = len(value) - _LONGEST_TEXT
     return printable(value) if left <= 0 else f"{printable(value[:_LONGEST_TEXT])}… ({left:,} characters more)"
-
-
-def _bar_percents(table: Table) -> list[str]:
-    """The length of each row's bar in percent of the longest; none of a table without bars."""
-    if not table.bars:
-        return []
-    values = [row[table.columns.index(table.bars)] for row in table.rows]
-    numbers = [float(value) if isinstance(value, int | float) else 0.0 for value in values]
-    most = max([*numbers, 0.0])
-    return [f"{100 * max(number, 0.0) / most if most else 0.0:.1f}" for number in numbers]
