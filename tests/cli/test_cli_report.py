@@ -20,7 +20,14 @@ def test_a_page_is_written_and_said_in_one_line(run: Run, demo: Path) -> None:
     command = "blis-replay report --experiment 1b-general --coefficients mine.yaml --replay exact --out report.html"
     assert command in html
     assert "two stream events per token" in html
-    assert "gaps between stream stamps" in html, "the histogram with two modes"
+    histogram = html.split("<caption>gaps between stream stamps")[1].split("</table>")[0]
+    bars = [
+        (int(count.replace(",", "")), "<span" in row)
+        for row in histogram.split("<tr>")[2:]
+        for count in re.findall(r"<td>([\d,]+)</td>", row)
+    ]
+    assert sum(count > 1_000 for count, _ in bars) == 2, "two stamps a token make two modes"
+    assert all(drawn == (count > 0) for count, drawn in bars)
     run(*asked, "report.html")
     assert Path("report.html").read_text("utf-8") == html
 
