@@ -7,15 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from blis_replay.blis.errors import ReleaseError, SimulatorError
+from blis_replay.blis.errors import SimulatorError
 from blis_replay.blis.release import CoefficientRelease
 from blis_replay.ingest.check_evidence import CheckEvidence, check_evidence, named_check
-from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.store import Store, inter_token_gaps
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode
-from blis_replay.replay.simulator import entry_of
 from blis_replay.validate.attribution.attribute import Attribution, attribute
 from blis_replay.validate.bootstrap import interval
 from blis_replay.validate.compare import Comparison, simulated_samples
@@ -108,16 +106,8 @@ def _attributed(
     run: ReplayRun, token_gaps: Gaps | None, reference: CoefficientRelease
 ) -> tuple[Attribution | None, str]:
     """Without intervals: they are those of ``blis-replay attribute``, and take most of its time."""
-    known = reference if _has_entry(reference, run.recording) else None
     try:
-        return attribute(run.recording, run.release, run.mode, reference=known, token_gaps=token_gaps, resamples=0), ""
+        found = attribute(run.recording, run.release, run.mode, reference=reference, token_gaps=token_gaps, resamples=0)
     except (SimulatorError, ReplayError, ValidateError) as error:
         return None, str(error)
-
-
-def _has_entry(release: CoefficientRelease, recording: Recording) -> bool:
-    try:
-        entry_of(release, recording)
-    except ReleaseError:
-        return False
-    return True
+    return found, ""
