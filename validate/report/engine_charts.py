@@ -102,7 +102,8 @@ def depth_chart(depth: DepthOverTime, stages: Sequence[tuple[float, str]]) -> Ch
             axes.plot(depth.at_s, observed, color=OBSERVED, label="observed")
             axes.plot(depth.at_s, simulated, color=SIMULATED, linestyle=_DASHED, label="simulated")
             axes.set_ylabel(name)
-            axes.set_ylim(bottom=0)
+            # A queue that is empty throughout is no line along fractions of a request.
+            axes.set_ylim(0, max(axes.get_ylim()[1], 1.0))
         mark_stages(rows[0], stages)
         rows[0].legend(**ABOVE)
         rows[-1].set_xlabel("time of the run, s")
