@@ -21,6 +21,7 @@ SEND_TO_QUEUE, QUEUE_WAIT, PREFILL, DECODE, DELIVERY = (
     *("send to queue", "queue wait", "prefill", "decode"),
     "delivery",
 )
+SERVER_SEGMENTS = (SEND_TO_QUEUE, QUEUE_WAIT, PREFILL, DECODE, DELIVERY)
 TO_FIRST_TOKEN, TO_LAST_TOKEN = "to first token", "to last token"
 
 _SIMULATED_ARRIVAL = "send to server arrival: the simulator has one delay before the queue; in send to queue"
@@ -82,11 +83,10 @@ def segments_of(run: ReplayRun) -> Segments:
         merged = (_NO_STEPS if run.simulated.engine is None else _NO_STAMPS,)
         return _of_client(run, recorded, merged)
     merged = (_NO_ARRIVAL if stamps.source == SPANS else _SIMULATED_ARRIVAL,)
-    observed, simulated = _observed_marks(run, stamps), _simulated_marks(run)
-    names = (SEND_TO_QUEUE, QUEUE_WAIT, PREFILL, DECODE, DELIVERY)
+    observed, simulated = observed_marks(run, stamps), simulated_marks(run)
     parts = tuple(
         Segment(name, (observed[i + 1] - observed[i])[whole], (simulated[i + 1] - simulated[i])[whole])
-        for i, name in enumerate(names)
+        for i, name in enumerate(SERVER_SEGMENTS)
     )
     left_out = int(recorded.sum() - whole.sum())
     return Segments(recording.slug, recording.alias, stamps.source, np.flatnonzero(whole), parts, merged, left_out)
@@ -117,14 +117,16 @@ def _of_client(run: ReplayRun, recorded: NDArray[np.bool_], merged: tuple[str, .
     return Segments(slug, alias, CLIENT_ONLY, np.flatnonzero(recorded), parts, merged, 0)
 
 
-def _observed_marks(run: ReplayRun, stamps: ServerStamps) -> list[Floats]:
+def observed_marks(run: ReplayRun, stamps: ServerStamps) -> list[Floats]:
+    """Where ``SERVER_SEGMENTS`` begin and the last one ends, float64[n] each, us of the recording; nan: not recorded."""
     requests = run.recording.requests
     sent_us = requests["arrival_us"].to_numpy().astype(np.float64)
     end_us = sent_us + requests["e2e_us"].cast(pl.Float64).fill_null(np.nan).to_numpy()
     return [sent_us, stamps.queued_us, stamps.scheduled_us, stamps.first_token_us, stamps.finished_us, end_us]
 
 
-def _simulated_marks(run: ReplayRun) -> list[Floats]:
+def simulated_marks(run: ReplayRun) -> list[Floats]:
+    """The same of the replay, meaningful where ``simulated.completed``; raises ``ReplayError`` as ``run.result``."""
     result = run.result
     # As the server stamps it: when its loop takes the request in, just before the next schedule().
     calls_us = result.steps["scheduled_us"]

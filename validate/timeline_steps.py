@@ -1,0 +1,172 @@
+"""The engine's steps and its counters on either side, from call to call of ``schedule()``."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from blis_replay.ingest.checks.reconstruction import CHECK, LOWER_BOUND
+from blis_replay.ingest.errors import ReconstructionError
+from blis_replay.ingest.reconstruction import reconstruct, reconstructed_steps
+from blis_replay.ingest.recording import Recording
+from blis_replay.ingest.step_records import one_a_step
+from blis_replay.ingest.step_timeline import timeline_of
+from blis_replay.replay.driver import ReplayRun
+from blis_replay.replay.observed_cycles import in_engine, placed_anchors
+from blis_replay.validate.timeline_lanes import OBSERVED, SIMULATED
+
+# One row a step: from its schedule() to that of the next one, or until the server was idle.  Null: not recorded.
+STEP_SPAN_SCHEMA: dict[str, type[pl.DataType]] = {
+    "side": pl.String,
+    "step": pl.Int64,  # as recorded, or the place in the run from 1 on
+    "start_us": pl.Int64,
+    "end_us": pl.Int64,
+    "source": pl.String,  # of the start: simulated, or one of ingest.step_timeline.SOURCES
+    "batch": pl.String,  # where the composition is from: simulated | recorded | reconstructed
+    "prefill_requests": pl.Int64,
+    "prefill_tokens": pl.Int64,
+    "decode_requests": pl.Int64,
+    "decode_tokens": pl.Int64,
+    "decode_context_tokens": pl.Int64,
+    "running": pl.Int64,  # after schedule()
+    "waiting": pl.Int64,
+    "device_start_us": pl.Int64,
+    "device_end_us": pl.Int64,
+}
+# One row a value of a counter, which holds until the next one.
+COUNTER_SCHEMA: dict[str, type[pl.DataType]] = {
+    "side": pl.String,
+    "counter": pl.String,
+    "at_us": pl.Int64,
+    "value": pl.Float64,
+}
+RUNNING, WAITING, KV_USE = "running requests", "waiting requests", "KV cache use (%)"
+COUNTERS = (RUNNING, WAITING, KV_USE)
+_COMPOSITION = ("prefill_requests", "prefill_tokens", "decode_requests", "decode_tokens")
+
+
+def simulated_steps(run: ReplayRun) -> pl.DataFrame:
+    """``STEP_SPAN_SCHEMA`` of the replay.  Batches without tokens are no steps."""
+    steps = run.result.steps
+    start_us, end_us = steps["scheduled_us"], steps["end_us"]
+    columns = {
+        "step": np.arange(1, len(steps) + 1),
+        "start_us": start_us,
+        # Two batches are scheduled at once where a server that schedules ahead was idle.
+        "end_us": np.maximum(np.minimum(np.append(start_us[1:], end_us[-1:]), end_us), start_us),
+        "source": np.full(len(steps), SIMULATED),
+        "batch": np.full(len(steps), SIMULATED),
+        "prefill_requests": steps["prefill_requests"],
+        "prefill_tokens": steps["prefill_tokens"],
+        "decode_requests": steps["decode_tokens"],
+        "decode_tokens": steps["decode_tokens"],
+        "decode_context_tokens": steps["context_tokens"],
+        "running": steps["running_depth"],
+        "waiting": steps["waiting_depth"],
+        "device_start_us": steps["start_us"],
+        "device_end_us": end_us,
+    }
+    return _in_schema(SIMULATED, pl.DataFrame(columns), STEP_SPAN_SCHEMA)
+
+
+def simulated_counters(run: ReplayRun) -> pl.DataFrame:
+    """``COUNTER_SCHEMA`` of the replay, a value a step; no KV use where the number of blocks is not known."""
+    steps, blocks = run.result.steps, run.plan.engine.num_gpu_blocks
+    values = {RUNNING: steps["running_depth"], WAITING: steps["waiting_depth"]}
+    if blocks is not None:  # one is reserved; as vLLM has its kv_cache_usage
+        values[KV_USE] = 100 * (1 - steps["free_blocks"] / (blocks - 1))
+    columns = pl.DataFrame({"at_us": steps["scheduled_us"], **values})
+    return _samples(SIMULATED, columns)
+
+
+def observed_steps(recording: Recording) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Starts of all steps (``TIMELINE_SCHEMA``), and their spans with what step records say of them.
+
+    Empty without a step clock that is tied to that of the requests.  Between recorded starts steps lie evenly.
+    """
+    starts = timeline_of(placed_anchors(recording))
+    records = one_a_step(recording.steps).select(
+        pl.col("step_id").alias("step"),
+        *_COMPOSITION,
+        pl.col("running_depth").alias("running"),
+        pl.col("waiting_depth").alias("waiting"),
+        pl.when(pl.col("decode_tokens").is_not_null()).then(pl.lit("recorded")).alias("batch"),
+    )
+    spans = starts.select(
+        pl.col("step_id").alias("step"),
+        "start_us",
+        pl.Series("end_us", _busy_until(recording, starts["start_us"].to_numpy())),
+        pl.col("source").cast(pl.String),
+    ).join(records, on="step", how="left", maintain_order="left")
+    return starts, _in_schema(OBSERVED, spans, STEP_SPAN_SCHEMA)
+
+
+def observed_counters(recording: Recording) -> pl.DataFrame:
+    """``COUNTER_SCHEMA`` of the step records, none if their clock is not tied to that of the requests."""
+    steps = one_a_step(recording.steps)
+    if placed_anchors(recording).frame.is_empty():
+        steps = steps.clear()
+    free = 1 - pl.col("kv_blocks_free") / pl.col("kv_blocks_total")
+    columns = steps.select(
+        pl.col("start_us").alias("at_us"),
+        pl.col("running_depth").alias(RUNNING),
+        pl.col("waiting_depth").alias(WAITING),
+        (100 * pl.coalesce("kv_usage", free)).alias(KV_USE),
+    )
+    return _samples(OBSERVED, columns.drop_nulls("at_us"))
+
+
+def with_reconstruction(spans: pl.DataFrame, recording: Recording) -> pl.DataFrame:
+    """Observed spans in which batches that no step record tells are reconstructed from journeys, where those can tell.
+
+    Journeys of a sample of the requests tell no batches.
+    """
+    unknown = spans.filter(pl.col("batch").is_null())
+    if recording.journey_events.is_empty() or unknown.is_empty() or not _hold_all(recording):
+        return spans
+    try:
+        totals = reconstructed_steps(reconstruct(recording), unknown["step"].to_numpy())
+    except ReconstructionError:
+        return spans
+    known = totals.filter(pl.col("certain")).select(
+        pl.col("step_id").alias("step"),
+        *_COMPOSITION,
+        "decode_context_tokens",
+        "running",
+        pl.lit("reconstructed").alias("batch"),
+    )
+    names = [name for name in known.columns if name != "step"]
+    joined = spans.join(known, on="step", how="left", suffix="_made", maintain_order="left")
+    return joined.with_columns(pl.coalesce(name, f"{name}_made").alias(name) for name in names).select(spans.columns)
+
+
+def _hold_all(recording: Recording) -> bool:
+    """Whether, as far as the check of reconstruction saw, the journeys are of all requests and of this run."""
+    found = [finding for finding in recording.findings if finding.check == CHECK]
+    shares = [float(finding.measured.get("running_requests_in_journeys") or 1.0) for finding in found]
+    return min(shares, default=1.0) >= LOWER_BOUND and all(finding.severity != "unusable" for finding in found)
+
+
+def _busy_until(recording: Recording, start_us: np.ndarray[tuple[int], np.dtype[np.int64]]) -> pl.Series:
+    """The start of the next step, or when the last request left, if none was there for a while before it."""
+    following = np.append(start_us[1:], start_us[-1:])
+    begin_us, end_us = in_engine(recording)
+    if len(begin_us):
+        there = np.searchsorted(begin_us, start_us, side="right")
+        left_us = np.maximum.accumulate(end_us)[np.maximum(there - 1, 0)]
+        idle = (there > 0) & (left_us > start_us) & (left_us < following)
+        following = np.where(idle, left_us, following).astype(np.int64)
+    return pl.Series(following, dtype=pl.Int64)
+
+
+def _samples(side: str, columns: pl.DataFrame) -> pl.DataFrame:
+    long = columns.unpivot(index="at_us", variable_name="counter", value_name="value").drop_nulls("value")
+    return _in_schema(side, long, COUNTER_SCHEMA)
+
+
+def _in_schema(side: str, frame: pl.DataFrame, schema: dict[str, type[pl.DataType]]) -> pl.DataFrame:
+    there = frame.with_columns(pl.lit(side).alias("side"))
+    return there.select(
+        (pl.col(name) if name in there.columns else pl.lit(None)).cast(kind).alias(name)
+        for name, kind in schema.items()
+    )
