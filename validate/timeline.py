@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
 from blis_replay.ingest.recording import ESTIMATED, IDENTITIES, PUBLISHED, Recording
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.validate.errors import NothingToJudgeError, ValidateError
-from blis_replay.validate.timeline_lanes import LANE_SCHEMA, OBSERVED, observed_lanes, simulated_lanes
+from blis_replay.validate.terminal import wrap
+from blis_replay.validate.timeline_lanes import SIDES, observed_lanes, simulated_lanes
 from blis_replay.validate.timeline_preemptions import observed_preemptions, simulated_preemptions, with_preemptions
 from blis_replay.validate.timeline_steps import (
     COUNTERS,
@@ -110,6 +112,35 @@ def write_timeline(shown: Timeline, path: Path) -> None:
         (write_json if path.suffix == ".json" else write_protobuf)(shown, file)
 
 
+def timeline_text(shown: Timeline, path: Path) -> str:
+    """What a file holds, in a line, and what to know of it."""
+    counts = _counts(shown)
+    line = (
+        f"{path}: {shown.alias} from {shown.from_us / 1e6:g} s to {shown.until_us / 1e6:g} s, {counts['requests']:,} "
+        f"requests, {counts['observed_steps']:,} observed and {counts['simulated_steps']:,} simulated steps"
+    )
+    return "\n".join(map(wrap, [line, *shown.remarks, "open it at ui.perfetto.dev or in chrome://tracing"]))
+
+
+def timeline_json(shown: Timeline, path: Path) -> dict[str, Any]:
+    """The same for programs; ms."""
+    return {
+        "alias": shown.alias,
+        "file": str(path),
+        "from_ms": shown.from_us / 1000,
+        "until_ms": shown.until_us / 1000,
+        "events": shown.events,
+        **_counts(shown),
+        "absent": list(shown.absent),
+        "remarks": list(shown.remarks),
+    }
+
+
+def _counts(shown: Timeline) -> dict[str, int]:
+    steps = {f"{side}_steps": int((shown.steps["side"] == side).sum()) for side in SIDES}
+    return {"requests": len(shown.request_ids), **steps}
+
+
 def _reaching_into(frame: pl.DataFrame, window: tuple[int, int]) -> pl.DataFrame:
     return frame.filter(pl.col("start_us") < window[1], pl.col("end_us") > window[0])
 
@@ -155,7 +186,7 @@ def _rounded_down(length_us: int) -> str:
 def _absent(starts: pl.DataFrame, counters: pl.DataFrame) -> list[str]:
     absent = ["the observed step track"] if starts.is_empty() else []
     there = set(counters.select("side", "counter").unique().rows())
-    return absent + [f"{side} {name}" for side in (OBSERVED, "simulated") for name in COUNTERS if (side, name) not in there]
+    return absent + [f"{side} {name}" for side in SIDES for name in COUNTERS if (side, name) not in there]
 
 
 def _remarks(recording: Recording, starts: pl.DataFrame) -> tuple[str, ...]:
@@ -167,6 +198,3 @@ def _remarks(recording: Recording, starts: pl.DataFrame) -> tuple[str, ...]:
     if recording.ground_truth == PUBLISHED:
         remarks.append("requests are reconstructed from published aggregates")
     return tuple(remarks)
-
-
-__all__ = ["DEFAULT_LENGTH_US", "FORMATS", "LANE_SCHEMA", "MOST_EVENTS", "Timeline", "timeline", "write_timeline"]

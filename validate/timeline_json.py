@@ -10,12 +10,15 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from blis_replay.validate.timeline_tracks import Track, process_names, tracks
+from blis_replay.validate.timeline_tracks import Track, group_names, tracks
 
 if TYPE_CHECKING:
     from blis_replay.validate.timeline import Timeline
 
 Event = dict[str, Any]
+
+# One for all: viewers keep the order of threads, but put processes into one of their own.
+_PROCESS = 1
 
 
 def write_json(shown: Timeline, file: BinaryIO) -> None:
@@ -29,30 +32,22 @@ def write_json(shown: Timeline, file: BinaryIO) -> None:
 
 def trace_events(shown: Timeline) -> Iterator[Event]:
     """The events, track by track, in order of time within each."""
-    for process, name in process_names(shown).items():
-        yield _metadata("process_name", process, 0, {"name": name})
-        yield _metadata("process_sort_index", process, 0, {"sort_index": process})
+    yield _metadata("process_name", 0, {"name": ", ".join(group_names(shown).values())})
     for track in tracks(shown):
         yield from _events(track)
 
 
 def _events(track: Track) -> Iterator[Event]:
-    place = {"pid": track.process, "tid": track.number}
+    place = {"pid": _PROCESS, "tid": track.number}
     for at_us, value in track.samples:
         yield {"ph": "C", "name": track.name, "ts": at_us, **place, "args": {"value": value}}
     if track.slices:
-        yield _metadata("thread_name", *place.values(), {"name": track.name})
-        yield _metadata("thread_sort_index", *place.values(), {"sort_index": track.number})
+        yield _metadata("thread_name", track.number, {"name": track.name})
+        yield _metadata("thread_sort_index", track.number, {"sort_index": track.number})
     for part in track.slices:
-        yield {
-            "ph": "X",
-            "name": part.name,
-            "ts": part.start_us,
-            "dur": part.end_us - part.start_us,
-            **place,
-            "args": dict(part.arguments),
-        }
+        times = {"ts": part.start_us, "dur": part.end_us - part.start_us}
+        yield {"ph": "X", "name": part.name, **times, **place, "args": dict(part.arguments)}
 
 
-def _metadata(name: str, process: int, thread: int, arguments: dict[str, str | int]) -> Event:
-    return {"ph": "M", "name": name, "pid": process, "tid": thread, "args": arguments}
+def _metadata(name: str, thread: int, arguments: dict[str, str | int]) -> Event:
+    return {"ph": "M", "name": name, "pid": _PROCESS, "tid": thread, "args": arguments}

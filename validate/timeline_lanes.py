@@ -111,7 +111,9 @@ def _spans(marks: Floats, chosen: NDArray[np.bool_], names: Sequence[str]) -> pl
 def _absent(requests: int, by_server: int, with_lane: int) -> tuple[str, ...]:
     absent = []
     if with_lane < requests:
-        absent.append("observed lanes" + (f" of {requests - with_lane:,} of {requests:,} requests" if with_lane else ""))
+        absent.append(
+            "observed lanes" + (f" of {requests - with_lane:,} of {requests:,} requests" if with_lane else "")
+        )
     if with_lane and not by_server:
         absent.append("observed queue wait and prefill of requests (no stamps of the server)")
     return tuple(absent)

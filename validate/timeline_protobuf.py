@@ -1,7 +1,7 @@
 """A timeline as Perfetto's trace packets.
 
 The messages are the few that are needed of ``trace_packet.proto``, ``track_descriptor.proto``,
-``process_descriptor.proto``, ``counter_descriptor.proto``, ``track_event.proto`` and ``debug_annotation.proto``,
+``counter_descriptor.proto``, ``track_event.proto`` and ``debug_annotation.proto``,
 with the numbers that Perfetto's reference documents (perfetto.dev/docs/reference/trace-packet-proto).
 """
 
@@ -11,19 +11,17 @@ from collections.abc import Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from blis_replay.validate.timeline_tracks import Slice, Track, process_names, tracks
+from blis_replay.validate.timeline_tracks import Slice, Track, group_names, tracks
 
 if TYPE_CHECKING:
     from blis_replay.validate.timeline import Timeline
 
 # message -> field -> (number, type); a type is a scalar's name or a message.
 _MESSAGES: dict[str, dict[str, tuple[int, str]]] = {
-    "ProcessDescriptor": {"pid": (1, "INT32"), "process_name": (6, "STRING")},
-    "CounterDescriptor": {"unit_name": (6, "STRING")},
+    "CounterDescriptor": {},
     "TrackDescriptor": {
         "uuid": (1, "UINT64"),
         "name": (2, "STRING"),
-        "process": (3, "ProcessDescriptor"),
         "parent_uuid": (5, "UINT64"),
         "counter": (8, "CounterDescriptor"),
         "child_ordering": (11, "INT32"),
@@ -60,21 +58,16 @@ def write_protobuf(shown: Timeline, file: BinaryIO) -> None:
 
 
 def _packets(shown: Timeline) -> Iterator[dict[str, Any]]:
-    for process, name in process_names(shown).items():
-        descriptor = {
-            "uuid": process,
-            "process": {"pid": process, "process_name": name},
-            "child_ordering": _EXPLICIT,
-            "sibling_order_rank": process,
-        }
-        yield {"trusted_packet_sequence_id": _SEQUENCE, "track_descriptor": descriptor}
+    for number, name in group_names(shown).items():
+        group = {"uuid": number, "name": name, "child_ordering": _EXPLICIT, "sibling_order_rank": number}
+        yield {"trusted_packet_sequence_id": _SEQUENCE, "track_descriptor": group}
     for track in tracks(shown):
         yield from _of_track(track)
 
 
 def _of_track(track: Track) -> Iterator[dict[str, Any]]:
     uuid = _uuid(track)
-    descriptor = {"uuid": uuid, "parent_uuid": track.process, "name": track.name, "sibling_order_rank": track.number}
+    descriptor = {"uuid": uuid, "parent_uuid": track.group, "name": track.name, "sibling_order_rank": track.number}
     if track.samples:
         descriptor["counter"] = {}
     yield {"trusted_packet_sequence_id": _SEQUENCE, "track_descriptor": descriptor}
@@ -87,7 +80,7 @@ def _of_track(track: Track) -> Iterator[dict[str, Any]]:
 
 
 def _uuid(track: Track) -> int:
-    """Beside those of the processes."""
+    """Beside those of the groups."""
     return 1000 + track.number
 
 
@@ -104,7 +97,7 @@ def _arguments(part: Slice) -> list[dict[str, int | str]]:
 
 @cache
 def _trace_class() -> Any:
-    """The class of ``Trace``, made of the table above; in a pool of its own, so that it meets nobody else's Perfetto."""
+    """The class of ``Trace``, of the table above; in a pool of its own, so that it meets nobody else's Perfetto."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
     file = descriptor_pb2.FileDescriptorProto(name="blis_replay/timeline.proto", package=_PACKAGE, syntax="proto2")

@@ -1,27 +1,35 @@
-"""The engine's steps and its counters on either side, from call to call of ``schedule()``."""
+"""The engine's steps and its counters on either side.
+
+A step is drawn while its batch runs.  A recording has the calls of ``schedule()`` only: the loop goes on with one when
+a batch is done, with that of the next step or, where scheduling is asynchronous, of the one after it.  So a
+batch runs from the call before that one to that one.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import polars as pl
 
+from blis_replay.blis.trace import NEVER_US
 from blis_replay.ingest.checks.reconstruction import CHECK, LOWER_BOUND
 from blis_replay.ingest.errors import ReconstructionError
 from blis_replay.ingest.reconstruction import reconstruct, reconstructed_steps
 from blis_replay.ingest.recording import Recording
+from blis_replay.ingest.scheduling_mode import is_asynchronous
 from blis_replay.ingest.step_records import one_a_step
 from blis_replay.ingest.step_timeline import timeline_of
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.replay.observed_cycles import in_engine, placed_anchors
 from blis_replay.validate.timeline_lanes import OBSERVED, SIMULATED
 
-# One row a step: from its schedule() to that of the next one, or until the server was idle.  Null: not recorded.
+# One row a step, while its batch runs.  Null: not recorded.
 STEP_SPAN_SCHEMA: dict[str, type[pl.DataType]] = {
     "side": pl.String,
     "step": pl.Int64,  # as recorded, or the place in the run from 1 on
     "start_us": pl.Int64,
     "end_us": pl.Int64,
-    "source": pl.String,  # of the start: simulated, or one of ingest.step_timeline.SOURCES
+    "scheduled_us": pl.Int64,  # its schedule()
+    "source": pl.String,  # of scheduled_us: simulated, or one of ingest.step_timeline.SOURCES
     "batch": pl.String,  # where the composition is from: simulated | recorded | reconstructed
     "prefill_requests": pl.Int64,
     "prefill_tokens": pl.Int64,
@@ -30,8 +38,6 @@ STEP_SPAN_SCHEMA: dict[str, type[pl.DataType]] = {
     "decode_context_tokens": pl.Int64,
     "running": pl.Int64,  # after schedule()
     "waiting": pl.Int64,
-    "device_start_us": pl.Int64,
-    "device_end_us": pl.Int64,
 }
 # One row a value of a counter, which holds until the next one.
 COUNTER_SCHEMA: dict[str, type[pl.DataType]] = {
@@ -48,12 +54,11 @@ _COMPOSITION = ("prefill_requests", "prefill_tokens", "decode_requests", "decode
 def simulated_steps(run: ReplayRun) -> pl.DataFrame:
     """``STEP_SPAN_SCHEMA`` of the replay.  Batches without tokens are no steps."""
     steps = run.result.steps
-    start_us, end_us = steps["scheduled_us"], steps["end_us"]
     columns = {
         "step": np.arange(1, len(steps) + 1),
-        "start_us": start_us,
-        # Two batches are scheduled at once where a server that schedules ahead was idle.
-        "end_us": np.maximum(np.minimum(np.append(start_us[1:], end_us[-1:]), end_us), start_us),
+        "start_us": steps["start_us"],
+        "end_us": steps["end_us"],
+        "scheduled_us": steps["scheduled_us"],
         "source": np.full(len(steps), SIMULATED),
         "batch": np.full(len(steps), SIMULATED),
         "prefill_requests": steps["prefill_requests"],
@@ -63,8 +68,6 @@ def simulated_steps(run: ReplayRun) -> pl.DataFrame:
         "decode_context_tokens": steps["context_tokens"],
         "running": steps["running_depth"],
         "waiting": steps["waiting_depth"],
-        "device_start_us": steps["start_us"],
-        "device_end_us": end_us,
     }
     return _in_schema(SIMULATED, pl.DataFrame(columns), STEP_SPAN_SCHEMA)
 
@@ -80,9 +83,9 @@ def simulated_counters(run: ReplayRun) -> pl.DataFrame:
 
 
 def observed_steps(recording: Recording) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Starts of all steps (``TIMELINE_SCHEMA``), and their spans with what step records say of them.
+    """Calls of all steps (``TIMELINE_SCHEMA``), and ``STEP_SPAN_SCHEMA`` with what step records say of them.
 
-    Empty without a step clock that is tied to that of the requests.  Between recorded starts steps lie evenly.
+    Empty without a step clock that is tied to that of the requests.  Between recorded calls steps lie evenly.
     """
     starts = timeline_of(placed_anchors(recording))
     records = one_a_step(recording.steps).select(
@@ -92,12 +95,7 @@ def observed_steps(recording: Recording) -> tuple[pl.DataFrame, pl.DataFrame]:
         pl.col("waiting_depth").alias("waiting"),
         pl.when(pl.col("decode_tokens").is_not_null()).then(pl.lit("recorded")).alias("batch"),
     )
-    spans = starts.select(
-        pl.col("step_id").alias("step"),
-        "start_us",
-        pl.Series("end_us", _busy_until(recording, starts["start_us"].to_numpy())),
-        pl.col("source").cast(pl.String),
-    ).join(records, on="step", how="left", maintain_order="left")
+    spans = _running(starts, recording).join(records, on="step", how="left", maintain_order="left")
     return starts, _in_schema(OBSERVED, spans, STEP_SPAN_SCHEMA)
 
 
@@ -147,16 +145,25 @@ def _hold_all(recording: Recording) -> bool:
     return min(shares, default=1.0) >= LOWER_BOUND and all(finding.severity != "unusable" for finding in found)
 
 
-def _busy_until(recording: Recording, start_us: np.ndarray[tuple[int], np.dtype[np.int64]]) -> pl.Series:
-    """The start of the next step, or when the last request left, if none was there for a while before it."""
-    following = np.append(start_us[1:], start_us[-1:])
-    begin_us, end_us = in_engine(recording)
-    if len(begin_us):
-        there = np.searchsorted(begin_us, start_us, side="right")
-        left_us = np.maximum.accumulate(end_us)[np.maximum(there - 1, 0)]
-        idle = (there > 0) & (left_us > start_us) & (left_us < following)
-        following = np.where(idle, left_us, following).astype(np.int64)
-    return pl.Series(following, dtype=pl.Int64)
+def _running(starts: pl.DataFrame, recording: Recording) -> pl.DataFrame:
+    """From when to when the batch of each step ran, for lack of a later call until the last request left."""
+    calls_us = starts["start_us"].to_numpy().astype(np.int64)
+    ahead = int(is_asynchronous(recording))
+    begin_us = np.append(calls_us[ahead:], calls_us[len(calls_us) - ahead :])
+    done_us = np.append(calls_us[ahead + 1 :], np.full(min(ahead + 1, len(calls_us)), NEVER_US))
+    entered_us, left_us = in_engine(recording)
+    if len(entered_us):
+        there = np.searchsorted(entered_us, begin_us, side="right")
+        last_us = np.maximum.accumulate(left_us)[np.maximum(there - 1, 0)]
+        idle = (there > 0) & (last_us > begin_us) & (last_us < done_us)
+        done_us = np.where(idle, last_us, done_us).astype(np.int64)
+    return starts.select(
+        pl.col("step_id").alias("step"),
+        pl.Series("start_us", begin_us, dtype=pl.Int64),
+        pl.Series("end_us", np.where(done_us == NEVER_US, begin_us, done_us), dtype=pl.Int64),
+        pl.col("start_us").alias("scheduled_us"),
+        pl.col("source").cast(pl.String),
+    )
 
 
 def _samples(side: str, columns: pl.DataFrame) -> pl.DataFrame:

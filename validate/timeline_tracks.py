@@ -33,17 +33,17 @@ class Slice:
 class Track:
     """One line of the viewer: slices one after the other, or ``(at_us, value)`` of a counter.
 
-    ``process``: ENGINE or REQUESTS; ``number``: its place, unique over both.
+    ``group``: ENGINE or REQUESTS; ``number``: its place, unique over both.
     """
 
-    process: int
+    group: int
     number: int
     name: str
     slices: tuple[Slice, ...] = ()
     samples: tuple[tuple[int, float], ...] = ()
 
 
-def process_names(shown: Timeline) -> dict[int, str]:
+def group_names(shown: Timeline) -> dict[int, str]:
     """What the two groups of tracks are called."""
     return {ENGINE: _text(f"engine, {shown.alias}"), REQUESTS: _text(f"requests, {shown.alias}")}
 
@@ -58,11 +58,15 @@ def tracks(shown: Timeline) -> Iterator[Track]:
         steps = shown.steps.filter(pl.col("side") == side)
         if steps.height:
             number += 1
-            yield Track(ENGINE, number, f"steps {side}", tuple(_step(row, shown) for row in steps.iter_rows(named=True)))
+            yield Track(
+                ENGINE, number, f"steps {side}", tuple(_step(row, shown) for row in steps.iter_rows(named=True))
+            )
     # Ordered by counter, so that the two sides of one are neighbours.
     for (counter, side), rows in _parts(shown.counters.sort("counter", "side", "at_us"), "counter", "side"):
         number += 1
-        samples = tuple((max(at_us, shown.from_us), value) for at_us, value in rows.select("at_us", "value").iter_rows())
+        samples = tuple(
+            (max(at_us, shown.from_us), value) for at_us, value in rows.select("at_us", "value").iter_rows()
+        )
         yield Track(ENGINE, number, f"{counter} {side}", samples=samples)
     for (request, side), rows in _parts(shown.lanes.sort("request_index", "side", "start_us"), "request_index", "side"):
         number += 1
@@ -91,7 +95,9 @@ def _segment(row: dict[str, Any], shown: Timeline) -> Slice:
 
 
 def _slice(name: str, row: dict[str, Any], more: dict[str, int | str], shown: Timeline) -> Slice:
-    arguments = {key: value for key, value in row.items() if value is not None and key not in (*_TIMES, "segment")} | more
+    arguments = {
+        key: value for key, value in row.items() if value is not None and key not in (*_TIMES, "segment")
+    } | more
     start_us, end_us = max(row["start_us"], shown.from_us), min(row["end_us"], shown.until_us)
     if (start_us, end_us) != (row["start_us"], row["end_us"]):
         arguments |= {"whole_start_us": row["start_us"], "whole_duration_us": row["end_us"] - row["start_us"]}

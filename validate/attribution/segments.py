@@ -118,7 +118,7 @@ def _of_client(run: ReplayRun, recorded: NDArray[np.bool_], merged: tuple[str, .
 
 
 def observed_marks(run: ReplayRun, stamps: ServerStamps) -> list[Floats]:
-    """Where ``SERVER_SEGMENTS`` begin and the last one ends, float64[n] each, us of the recording; nan: not recorded."""
+    """Where ``SERVER_SEGMENTS`` begin and the last one ends, float64[n] each, us; nan: not recorded."""
     requests = run.recording.requests
     sent_us = requests["arrival_us"].to_numpy().astype(np.float64)
     end_us = sent_us + requests["e2e_us"].cast(pl.Float64).fill_null(np.nan).to_numpy()

@@ -22,6 +22,7 @@ VERBS = {
     "validate": ("validate_verb", "How far is the simulator from a recorded experiment?"),
     "attribute": ("attribute_verb", "Which component of the simulator does its error come from?"),
     "segments": ("segments_verb", "Where the time of a request goes, observed and simulated."),
+    "timeline": ("timeline_verb", "A window of a run for a trace viewer, observed and simulated."),
     "experiments": ("experiments_verb", "List stored and bundled experiments."),
     "inspect": ("inspect_verb", "What a recording holds, and whether its instruments can be trusted."),
     "ingest": ("ingest_verb", "Read recordings of a real server into the store."),

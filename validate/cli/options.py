@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import click
 
@@ -82,4 +83,21 @@ class Window(click.ParamType[tuple[float, float]]):
         return low, high
 
 
+class Duration(click.ParamType[int]):
+    """A time, written ``600s``, ``2.5s`` or ``250ms``; in whole us."""
+
+    name = "time"
+    _UNITS: ClassVar[dict[str, int]] = {"ms": 1_000, "s": 1_000_000}
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Microseconds, 0 or more."""
+        if isinstance(value, int):
+            return value
+        matched = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?)(ms|s)", str(value))
+        if matched is None:
+            self.fail(f"{value!r} is no time; write e.g. 600s, 2.5s or 250ms", param, ctx)
+        return round(float(matched[1]) * self._UNITS[matched[2]])
+
+
 WINDOW = Window()
+DURATION = Duration()
