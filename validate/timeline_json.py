@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from blis_replay.validate.timeline_tracks import Track, group_names, tracks
+from blis_replay.validate.timeline_tracks import Track, title, tracks
 
 if TYPE_CHECKING:
     from blis_replay.validate.timeline import Timeline
@@ -32,7 +32,7 @@ def write_json(shown: Timeline, file: BinaryIO) -> None:
 
 def trace_events(shown: Timeline) -> Iterator[Event]:
     """The events, track by track, in order of time within each."""
-    yield _metadata("process_name", 0, {"name": ", ".join(group_names(shown).values())})
+    yield _metadata("process_name", 0, {"name": title(shown)})
     for track in tracks(shown):
         yield from _events(track)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from blis_replay.validate.timeline_tracks import Slice, Track, group_names, tracks
+from blis_replay.validate.timeline_tracks import GROUPS, Slice, Track, title, tracks
 
 if TYPE_CHECKING:
     from blis_replay.validate.timeline import Timeline
@@ -58,8 +58,8 @@ def write_protobuf(shown: Timeline, file: BinaryIO) -> None:
 
 
 def _packets(shown: Timeline) -> Iterator[dict[str, Any]]:
-    for number, name in group_names(shown).items():
-        group = {"uuid": number, "name": name, "child_ordering": _EXPLICIT, "sibling_order_rank": number}
+    for number, name in GROUPS.items():
+        group = {"uuid": number, "name": f"{name}, {title(shown)}", "child_ordering": _EXPLICIT, "sibling_order_rank": number}
         yield {"trusted_packet_sequence_id": _SEQUENCE, "track_descriptor": group}
     for track in tracks(shown):
         yield from _of_track(track)

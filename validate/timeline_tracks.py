@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from blis_replay.validate.timeline import Timeline
 
 ENGINE, REQUESTS = 1, 2
+GROUPS = {ENGINE: "engine", REQUESTS: "requests"}
 _LONGEST_TEXT = 200
 _TIMES = ("side", "start_us", "end_us", "step")
 
@@ -43,9 +44,9 @@ class Track:
     samples: tuple[tuple[int, float], ...] = ()
 
 
-def group_names(shown: Timeline) -> dict[int, str]:
-    """What the two groups of tracks are called."""
-    return {ENGINE: _text(f"engine, {shown.alias}"), REQUESTS: _text(f"requests, {shown.alias}")}
+def title(shown: Timeline) -> str:
+    """The experiment, made printable."""
+    return _text(shown.alias)
 
 
 def tracks(shown: Timeline) -> Iterator[Track]:
