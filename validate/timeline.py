@@ -15,6 +15,7 @@ from typing import Any
 
 import polars as pl
 
+from blis_replay.ingest.checks.reconstruction import CHECK
 from blis_replay.ingest.recording import ESTIMATED, IDENTITIES, PUBLISHED, Recording
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.validate.errors import NothingToJudgeError, ValidateError
@@ -195,6 +196,11 @@ def _remarks(recording: Recording, starts: pl.DataFrame) -> tuple[str, ...]:
         estimated = clock.name == "step" and clock.placed in (ESTIMATED, IDENTITIES) and not starts.is_empty()
         if estimated and clock.uncertainty_us is not None:
             remarks.append(f"the observed step track may be {clock.uncertainty_us / 1000:.1f} ms off the lanes")
+    for finding in recording.findings:
+        missing = finding.measured.get("steps_with_requests_of_no_journey") if finding.check == CHECK else None
+        if missing and finding.measured["steps_compared"]:
+            share = float(missing) / float(finding.measured["steps_compared"])
+            remarks.append(f"in some {100 * share:.0f} % of steps a reconstructed batch lacks requests of no journey")
     if recording.ground_truth == PUBLISHED:
         remarks.append("requests are reconstructed from published aggregates")
     return tuple(remarks)

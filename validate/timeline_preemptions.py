@@ -112,11 +112,13 @@ def _overlaid(lane: list[dict[str, object]], preemptions: pl.DataFrame) -> list[
     """The segments of a request with holes cut into them, and what fills those."""
     template, lane_end_us = lane[0], max(_us(row["end_us"]) for row in lane)
     over: list[tuple[str, int, int]] = []
-    for _, since_us, resumed_us, token_us in preemptions.iter_rows():
-        back_us = lane_end_us if resumed_us is None else min(resumed_us, lane_end_us)
-        over.append((PREEMPTED, since_us, back_us))
-        if token_us is not None:
-            over.append((PREFILL, back_us, min(token_us, lane_end_us)))
+    rows = preemptions.sort("preempted_us").rows()
+    # Without a token it was computing until it was preempted again, or to its end.
+    next_us = [row[1] for row in rows[1:]] + [lane_end_us]
+    for (_, since_us, resumed_us, token_us), again_us in zip(rows, next_us, strict=True):
+        back_us = min(lane_end_us if resumed_us is None else resumed_us, lane_end_us)
+        done_us = min(again_us if token_us is None else token_us, lane_end_us)
+        over += [(PREEMPTED, since_us, back_us), (PREFILL, back_us, done_us)]
     for _, low_us, high_us in over:
         lane = [piece for row in lane for piece in _without(row, low_us, high_us)]
     filled = [{**template, "segment": name, "start_us": low, "end_us": high} for name, low, high in over if high > low]

@@ -59,7 +59,12 @@ def write_protobuf(shown: Timeline, file: BinaryIO) -> None:
 
 def _packets(shown: Timeline) -> Iterator[dict[str, Any]]:
     for number, name in GROUPS.items():
-        group = {"uuid": number, "name": f"{name}, {title(shown)}", "child_ordering": _EXPLICIT, "sibling_order_rank": number}
+        group = {
+            "uuid": number,
+            "name": f"{name}, {title(shown)}",
+            "child_ordering": _EXPLICIT,
+            "sibling_order_rank": number,
+        }
         yield {"trusted_packet_sequence_id": _SEQUENCE, "track_descriptor": group}
     for track in tracks(shown):
         yield from _of_track(track)

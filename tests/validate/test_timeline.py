@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from blis_replay.fixtures.planted import PLANTED, Planted, planted_recording, wrong_simulator
+from blis_replay.fixtures.planted import PLANTED, Planted, planted_recording, with_engine
 from blis_replay.ingest.recording import (
     JOURNEY_EVENT_SCHEMA,
     LIFECYCLE_SCHEMA,
@@ -22,6 +22,7 @@ from blis_replay.ingest.recording import (
 )
 from blis_replay.ingest.row_parts import in_one_part
 from blis_replay.replay.driver import ReplayRun, replay
+from blis_replay.replay.mode import ReplayMode
 from blis_replay.validate import timeline as module
 from blis_replay.validate.errors import NothingToJudgeError, ValidateError
 from blis_replay.validate.timeline import Timeline, timeline
@@ -87,7 +88,9 @@ def test_the_steps_of_the_replay_are_those_of_the_engine(planted: Planted, run: 
     assert drawn["waiting"].to_list() == steps["waiting_depth"].tolist()
 
 
-def test_recorded_steps_run_when_they_did_though_only_their_calls_were_recorded(planted: Planted, run: ReplayRun) -> None:
+def test_recorded_steps_run_when_they_did_though_only_their_calls_were_recorded(
+    planted: Planted, run: ReplayRun
+) -> None:
     """Scheduled ahead: a batch runs from the call after its own to the one after that.
 
     Where the server falls idle there is no such call; its last batches of a busy period are told by the last token.
@@ -145,23 +148,16 @@ def test_a_counter_begins_with_the_value_that_held_before_the_window(run: Replay
 def test_the_missing_cycle_can_be_seen(planted: Planted) -> None:
     """Recorded asynchronously, a prefill spans the rest of the step that runs and its own; replayed synchronously its
     own only, so it is shorter by about a step (10 to 12 ms of 160 decodes at most)."""
-    run = replay(planted.recording, planted.release, mode=wrong_mode())
+    run = replay(planted.recording, planted.release, ReplayMode(scheduling="synchronous"))
     prefills = timeline(run, 0, ALL_US).lanes.filter(pl.col("segment") == "prefill")
     lasts = prefills.with_columns(lasts=pl.col("end_us") - pl.col("start_us"))
     medians = dict(lasts.group_by("side").agg(pl.col("lasts").median()).iter_rows())
     assert 8_000 < medians["observed"] - medians["simulated"] < 14_000
 
 
-def wrong_mode():  # type: ignore[no-untyped-def]
-    from blis_replay.replay.mode import parse_mode
-
-    return parse_mode("scheduling=synchronous", {})
-
-
 def test_a_preempted_request_has_no_tokens_until_its_prefill_is_done_again(planted: Planted) -> None:
-    """Half of the KV blocks: as many holes as the run counts preemptions, and every token lies outside of them."""
-    wrong = wrong_simulator(planted, "kv_blocks")
-    run = replay(wrong.recording, wrong.release)
+    """With 200 KV blocks: as many holes as the run counts preemptions, and every token lies outside of them."""
+    run = replay(with_engine(planted.recording, {"num_gpu_blocks": 200}), planted.release)
     result = run.result
     assert result.preemptions.sum() > 10
     holes = simulated_preemptions(run, ALL_US)
@@ -207,7 +203,9 @@ def test_steps_on_a_clock_of_their_own_are_not_drawn(planted: Planted) -> None:
 
 def test_a_window_with_too_much_is_refused_with_one_that_fits(run: ReplayRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_EVENTS", 3_000)
-    with pytest.raises(ValidateError, match=r"more than the 3,000 that a viewer takes well; --for \d+m?s would fit") as no:
+    with pytest.raises(
+        ValidateError, match=r"more than the 3,000 that a viewer takes well; --for \d+m?s would fit"
+    ) as no:
         timeline(run, 1_000_000, ALL_US)
     length, unit = re.findall(r"--for (\d+)(m?s)", str(no.value))[0]
     fits = timeline(run, 1_000_000, 1_000_000 + int(length) * {"ms": 1_000, "s": 1_000_000}[unit])
