@@ -143,7 +143,8 @@ def _counts(shown: Timeline) -> dict[str, int]:
 
 
 def _reaching_into(frame: pl.DataFrame, window: tuple[int, int]) -> pl.DataFrame:
-    return frame.filter(pl.col("start_us") < window[1], pl.col("end_us") > window[0])
+    start, end = pl.col("start_us"), pl.col("end_us")
+    return frame.filter(start < window[1], end > window[0], end > start)
 
 
 def _values_in(counters: pl.DataFrame, window: tuple[int, int]) -> pl.DataFrame:

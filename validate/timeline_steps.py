@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from blis_replay.blis.trace import NEVER_US
+from blis_replay.blis.trace import NEVER_US, Int64s
 from blis_replay.ingest.checks.reconstruction import CHECK, LOWER_BOUND
 from blis_replay.ingest.errors import ReconstructionError
 from blis_replay.ingest.reconstruction import reconstruct, reconstructed_steps
@@ -115,27 +115,25 @@ def observed_counters(recording: Recording) -> pl.DataFrame:
 
 
 def with_reconstruction(spans: pl.DataFrame, recording: Recording) -> pl.DataFrame:
-    """Observed spans in which batches that no step record tells are reconstructed from journeys, where those can tell.
+    """Observed spans with the batches that journeys tell for certain, where those are of all requests.
 
-    Journeys of a sample of the requests tell no batches.
+    A step record labels a request prefill for a step too long, so it stands only where there is no such batch, or
+    where it counts requests of no journey.
     """
-    unknown = spans.filter(pl.col("batch").is_null())
-    if recording.journey_events.is_empty() or unknown.is_empty() or not _hold_all(recording):
+    if recording.journey_events.is_empty() or spans.is_empty() or not _hold_all(recording):
         return spans
     try:
-        totals = reconstructed_steps(reconstruct(recording), unknown["step"].to_numpy())
+        totals = reconstructed_steps(reconstruct(recording), spans["step"].to_numpy())
     except ReconstructionError:
         return spans
-    known = totals.filter(pl.col("certain")).select(
-        pl.col("step_id").alias("step"),
-        *_COMPOSITION,
-        "decode_context_tokens",
-        "running",
-        pl.lit("reconstructed").alias("batch"),
+    made = totals.filter("certain").with_columns(pl.lit("reconstructed").alias("batch"))
+    names = (*_COMPOSITION, "decode_context_tokens", "batch", "running")
+    joined = spans.join(made, left_on="step", right_on="step_id", how="left", suffix="_made", maintain_order="left")
+    whole = pl.col("batch_made").is_not_null() & (
+        pl.col("running").is_null() | (pl.col("running") == pl.col("running_made"))
     )
-    names = [name for name in known.columns if name != "step"]
-    joined = spans.join(known, on="step", how="left", suffix="_made", maintain_order="left")
-    return joined.with_columns(pl.coalesce(name, f"{name}_made").alias(name) for name in names).select(spans.columns)
+    chosen = (pl.when(whole).then(f"{name}_made").otherwise(name).alias(name) for name in names)
+    return joined.with_columns(*chosen).select(spans.columns)
 
 
 def _hold_all(recording: Recording) -> bool:
@@ -146,24 +144,37 @@ def _hold_all(recording: Recording) -> bool:
 
 
 def _running(starts: pl.DataFrame, recording: Recording) -> pl.DataFrame:
-    """From when to when the batch of each step ran, for lack of a later call until the last request left."""
+    """From when to when the batch of each step ran: to the last token where the server then fell idle."""
     calls_us = starts["start_us"].to_numpy().astype(np.int64)
-    ahead = int(is_asynchronous(recording))
-    begin_us = np.append(calls_us[ahead:], calls_us[len(calls_us) - ahead :])
-    done_us = np.append(calls_us[ahead + 1 :], np.full(min(ahead + 1, len(calls_us)), NEVER_US))
-    entered_us, left_us = in_engine(recording)
-    if len(entered_us):
-        there = np.searchsorted(entered_us, begin_us, side="right")
-        last_us = np.maximum.accumulate(left_us)[np.maximum(there - 1, 0)]
-        idle = (there > 0) & (last_us > begin_us) & (last_us < done_us)
-        done_us = np.where(idle, last_us, done_us).astype(np.int64)
+    following_us = np.append(calls_us[1:], NEVER_US)[: len(calls_us)]
+    left_us = _left_by_then(recording, calls_us)
+    # A request that is in no record may still be there, but not for long without a call.
+    usual_us = np.median(np.diff(calls_us)) if len(calls_us) > 1 else 0
+    idle = (calls_us < left_us) & (left_us < following_us) & (following_us - calls_us > 2 * usual_us)
+    done_us = np.where(idle | (following_us == NEVER_US), np.maximum(left_us, calls_us), following_us)
+    begin_us = calls_us
+    if is_asynchronous(recording):  # the last two batches of a busy period lie evenly in what is left of it
+        begin_us = np.where(idle, (calls_us + left_us) // 2, done_us)
+        done_us = np.append(done_us[1:], done_us[-1:])
+        done_us[idle] = left_us[idle]
+    done_us = np.minimum(done_us, np.append(begin_us[1:], NEVER_US)[: len(calls_us)])
     return starts.select(
         pl.col("step_id").alias("step"),
         pl.Series("start_us", begin_us, dtype=pl.Int64),
-        pl.Series("end_us", np.where(done_us == NEVER_US, begin_us, done_us), dtype=pl.Int64),
+        pl.Series("end_us", np.maximum(done_us, begin_us), dtype=pl.Int64),
         pl.col("start_us").alias("scheduled_us"),
         pl.col("source").cast(pl.String),
     )
+
+
+def _left_by_then(recording: Recording, at_us: Int64s) -> Int64s:
+    """int64: when the last of the requests left that had come by each time; -NEVER_US before the first."""
+    entered_us, left_us = in_engine(recording)
+    if not len(entered_us):
+        return np.full(len(at_us), -NEVER_US)
+    came = np.searchsorted(entered_us, at_us, side="right")
+    last_us = np.maximum.accumulate(left_us)[np.maximum(came - 1, 0)].astype(np.int64)
+    return np.where(came > 0, last_us, -NEVER_US)
 
 
 def _samples(side: str, columns: pl.DataFrame) -> pl.DataFrame:

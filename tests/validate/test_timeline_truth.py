@@ -87,7 +87,9 @@ def test_preemptions_begin_and_end_with_the_steps_of_the_truth(recorded: tuple[R
 
 
 @pytest.mark.parametrize("recorded", ["long-prompts-sync"], indirect=True)
-def test_batches_of_steps_that_were_not_sampled_are_those_of_the_truth(recorded: tuple[Recording, Path]) -> None:
+def test_batches_are_those_of_the_truth_whether_their_steps_were_sampled_or_not(
+    recorded: tuple[Recording, Path],
+) -> None:
     """10 % of the steps were sampled; the others are reconstructed, all but a few where a cancel leaves a doubt."""
     recording, source = recorded
     drawn = with_reconstruction(observed_steps(recording)[1], recording).filter(pl.col("batch") == "reconstructed")
