@@ -201,11 +201,13 @@ Latency = LatencyModel | RegimeModel | ObservedCycles | CorrectedModel | Physica
 class Lifecycle:
     """Delays around the engine, us; none of them ever blocks the server.
 
-    With ``Latency`` these are the five methods of BLIS.  ``pre_queue_us`` +
+    With ``Latency`` these are the five methods of BLIS, and one more delay.  ``pre_queue_us`` +
     ``pre_queue_per_prompt_token_us`` * prompt tokens: client send to the waiting queue (alpha0,
     alpha1).  ``post_token_us``: added to every token on its way out (alpha2).
-    ``post_request_us``: added once at the end.  ``scheduling_us`` and ``preemption_us``: as in
-    BLIS only reported, in ``SimResult.scheduling_delay_us`` and ``preemption_delay_us``.
+    ``first_token_per_decode_us``: a first token waits for the tokens of the decodes of its step, which the
+    server hands out one after the other, a new request's last.  ``post_request_us``: added once at the end.
+    ``scheduling_us`` and ``preemption_us``: as in BLIS only reported, in ``SimResult.scheduling_delay_us`` and
+    ``preemption_delay_us``.
     """
 
     pre_queue_us: float = 0.0
@@ -214,3 +216,4 @@ class Lifecycle:
     post_request_us: float = 0.0
     scheduling_us: float = 0.0
     preemption_us: float = 0.0
+    first_token_per_decode_us: float = 0.0

@@ -16,6 +16,7 @@ from typing import Literal
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.latency import Latency, LatencyModel, Lifecycle
 from blis_replay.blis.release_fields import NS, NS_PER_TOKEN, Fields
+from blis_replay.blis.release_fit import FitRecord, parse_fit
 from blis_replay.blis.release_latency import parse_latency
 
 SCHEMA = "blis-replay/coefficients/1"
@@ -27,6 +28,7 @@ _LIFECYCLE_FIELDS = {
     "pre_queue": ("pre_queue_us", NS),
     "pre_queue_per_prompt_token": ("pre_queue_per_prompt_token_us", NS_PER_TOKEN),
     "post_token": ("post_token_us", NS),
+    "first_token_per_decode": ("first_token_per_decode_us", NS_PER_TOKEN),
     "post_request": ("post_request_us", NS),
     "scheduling": ("scheduling_us", NS),
     "preemption": ("preemption_us", NS),
@@ -38,7 +40,8 @@ class ModelEntry:
     """Coefficients of one model on one tensor parallelism.
 
     ``applies_to``: alias patterns (``70b-hf-*``) that narrow the entry further; empty for
-    all experiments of the model.  ``sources``: per delay, where its value is from.
+    all experiments of the model.  ``sources``: per delay, where its value is from.  ``fit``: how
+    the coefficients came about, where that is recorded.
     ``dtype``: the data type served (``bfloat16``, ``fp8``), None if the release does not say.
     """
 
@@ -48,6 +51,7 @@ class ModelEntry:
     lifecycle: Lifecycle
     applies_to: tuple[str, ...] = ()
     sources: Mapping[str, str] | None = None
+    fit: FitRecord | None = None
     dtype: str | None = None
 
 
@@ -182,6 +186,7 @@ def _model_entry(fields: Fields) -> ModelEntry:
         lifecycle=Lifecycle(**delays),
         applies_to=tuple(patterns),
         sources=sources,
+        fit=parse_fit(fields.mapping("fit")) if "fit" in fields.values else None,
         dtype=fields.text("dtype") if "dtype" in fields.values else None,
     )
     fields.seen |= {"tensor_parallelism", "applies_to"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import yaml
 
 from blis_replay.blis.release import SCHEMA, CoefficientRelease, ModelEntry
+from blis_replay.blis.release_fit import format_fit
 from blis_replay.blis.release_latency import format_latency
 
 
@@ -42,6 +43,10 @@ def _entry(entry: ModelEntry) -> dict[str, object]:
         "scheduling": f"{entry.lifecycle.scheduling_us:.10g} us",
         "preemption": f"{entry.lifecycle.preemption_us:.10g} us",
     }
+    if entry.lifecycle.first_token_per_decode_us:
+        delays["first_token_per_decode"] = f"{entry.lifecycle.first_token_per_decode_us:.10g} us/token"
     sources = {f"{name}_source": text for name, text in (entry.sources or {}).items()}
     fields["lifecycle"] = {**delays, **sources}
+    if entry.fit is not None:
+        fields["fit"] = format_fit(entry.fit)
     return fields

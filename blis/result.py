@@ -75,7 +75,15 @@ class SimResult:
     @property
     def ttft_us(self) -> Int64s:
         """int64[n]: send to first token at the client; meaningful where ``completed``."""
-        return self.first_token_us - self.arrival_us + self.post_token_us
+        return self.first_token_us - self.arrival_us + self.post_token_us + self.first_token_wait_us
+
+    @property
+    def first_token_wait_us(self) -> Int64s:
+        """int64[n]: a first token waits for those of its step's decodes; meaningful where ``completed``."""
+        each_us = self.lifecycle.first_token_per_decode_us
+        if each_us == 0 or len(self.steps) == 0:
+            return np.zeros(len(self.first_step), np.int64)
+        return np.rint(self.steps["decode_tokens"][self.first_step] * each_us).astype(np.int64)
 
     @property
     def e2e_us(self) -> Int64s:
@@ -84,7 +92,9 @@ class SimResult:
         The post-token delay counts once a token, as BLIS bills it (blis-semantics 1.7).
         """
         after_us = self.output_tokens * self.post_token_us + int(self.lifecycle.post_request_us)
-        return self.finished_us - self.arrival_us + after_us
+        # No later token overtakes the first.
+        last_us = np.maximum(self.finished_us, self.first_token_us + self.first_token_wait_us)
+        return np.asarray(last_us - self.arrival_us + after_us, np.int64)
 
     @property
     def scheduling_delay_us(self) -> Int64s:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import duckdb
 
 SCHEMA_VERSION = 3
-_WRITING_MEMORY = "300MB"
+_WRITING_MEMORY = "200MB"
 
 _SCHEMA = ("schema.sql", "schema_journeys.sql", "schema_token_events.sql")
 # An older version -> what brings its file to the next one.

@@ -108,6 +108,10 @@ def _prefixes(plan: ReplayPlan, form: TraceForm) -> list[str]:
 
 def _scheduling(plan: ReplayPlan, entry: ModelEntry | None) -> list[str]:
     said = []
+    if entry is not None and entry.lifecycle.first_token_per_decode_us:
+        said.append(
+            "BLIS hands a first token out at once; this release lets it wait for those of the decodes in its step"
+        )
     if plan.engine.async_scheduling:
         said.append("BLIS has no asynchronous scheduling: it schedules a step when the one before has ended")
     if entry is not None and isinstance(entry.latency, LatencyModel) and entry.latency.rounding != "truncate":

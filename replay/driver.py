@@ -78,7 +78,7 @@ def replay(
             "leave it out, or use --simulator embedded"
         )
     entry = simulator.entry_for(recording)
-    plan = plan_replay(recording, mode)
+    plan = _as_fitted(plan_replay(recording, mode), recording, mode, entry)
     simulated = simulator.serve(recording, plan)
     completed_in_recording = (recording.requests["status"] == "ok").to_numpy()
     lost = completed_in_recording & ~simulated.completed
@@ -99,6 +99,16 @@ def replay(
         e2e_us=simulated.e2e_us,
     )
     return _with_surplus_steps(run)
+
+
+def _as_fitted(plan: ReplayPlan, recording: Recording, mode: ReplayMode, entry: ModelEntry | None) -> ReplayPlan:
+    """The plan with the scheduling that the coefficients were fitted under, where the recording says nothing of it."""
+    known = recording.engine["async_scheduling"].source != "default"
+    if known or mode.scheduling != "recorded" or entry is None or entry.fit is None:
+        return plan
+    engine = replace(plan.engine, async_scheduling=entry.fit.scheduling == "asynchronous")
+    said = f"{entry.fit.scheduling}, as the coefficients were fitted; the recording does not say"
+    return replace(plan, engine=engine, basis=plan.basis | {"scheduling": said})
 
 
 def _with_surplus_steps(run: ReplayRun) -> ReplayRun:

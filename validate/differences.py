@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blis_replay.blis.trace import Int64s
+from blis_replay.validate.attribution.segments import Segments, segments_between
 from blis_replay.validate.bootstrap import interval
 from blis_replay.validate.inputs import changed_inputs, only_on_one_side
 from blis_replay.validate.metrics import METRICS, STATISTICS, LatencySamples, correlation, paired_mape
@@ -50,7 +51,7 @@ class Differences:
     """Two sides compared.
 
     ``resampled``: in words, what the intervals rest on.  ``requests``: compared on each side.
-    ``pairs``: None where the sides do not have the same requests.
+    ``pairs``, ``segments``: None where the sides do not have the same requests.
     """
 
     a: Side
@@ -61,6 +62,7 @@ class Differences:
     changed: list[tuple[str, str, str]]
     one_sided: list[str]
     pairs: RequestPairs | None
+    segments: Segments | None
 
 
 def differences(a: Side, b: Side) -> Differences:
@@ -91,6 +93,7 @@ def differences(a: Side, b: Side) -> Differences:
         changed=changed_inputs(a.inputs, b.inputs),
         one_sided=only_on_one_side(a.inputs, b.inputs),
         pairs=None if paired is None else _pairs(a, b, paired),
+        segments=None if paired is None else _segments(a, b, paired),
     )
 
 
@@ -160,6 +163,10 @@ def _count(side: Side, paired: NDArray[np.bool_] | None) -> int:
     if paired is not None:
         return int(paired.sum())
     return side.recording.requests.height if side.requests is None else int(side.requests.sum())
+
+
+def _segments(a: Side, b: Side, both: NDArray[np.bool_]) -> Segments | None:
+    return None if a.way is None or b.way is None else segments_between(a.recording, a.way, b.way, both)
 
 
 def _pairs(a: Side, b: Side, both: NDArray[np.bool_]) -> RequestPairs | None:

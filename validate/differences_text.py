@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
+from blis_replay.validate.attribution.segments import Segments
 from blis_replay.validate.differences import PAIRS_SHOWN, Difference, Differences, RequestPairs
 from blis_replay.validate.metrics import relative_error
+from blis_replay.validate.resampling import Floats
 from blis_replay.validate.sides import Side
 from blis_replay.validate.terminal import milliseconds, percent, percent_plain, table, wrap
 
 
 def differences_text(compared: Differences) -> str:
-    """Head, metric table, what changed in the inputs, the requests that differ most."""
+    """Head, metric table, what changed in the inputs, the segments, the requests that differ most."""
     parts = [_head(compared), _metric_table(compared), _remarks(compared), _inputs(compared)]
+    if compared.segments is not None:
+        parts.append(_segment_table(compared.segments))
     if compared.pairs is not None:
         parts += [_agreement(compared.pairs), _pair_table(compared.pairs)]
     return "\n\n".join(part for part in parts if part)
@@ -76,6 +82,20 @@ def _inputs(compared: Differences) -> str:
     return "\n".join(lines)
 
 
+def _segment_table(segments: Segments) -> str:
+    rows = [
+        [part.name, *(milliseconds(float(us.mean())) for us in (part.a_us, part.b_us)), *_spread(part.difference_us)]
+        for part in (*segments.segments, segments.whole)
+    ]
+    header = ["where the time goes", "A ms", "B ms", "B - A ms", "p50", "p99"]
+    lacking = "\n".join(wrap(f"merged: {line}") for line in segments.merged)
+    return f"{table(header, rows)}\n{lacking}"
+
+
+def _spread(difference_us: Floats) -> list[str]:
+    return [_signed(float(value)) for value in (difference_us.mean(), *np.quantile(difference_us, (0.5, 0.99)))]
+
+
 def _agreement(pairs: RequestPairs) -> str:
     parts = []
     for metric, mape in pairs.mape.items():
@@ -106,12 +126,25 @@ def differences_json(compared: Differences) -> dict[str, object]:
         "resampled": compared.resampled,
         "inputs_changed": [{"input": name, "a": one, "b": other} for name, one, other in compared.changed],
         "inputs_one_sided": compared.one_sided,
+        "segments": compared.segments and _segments_json(compared.segments),
         "pairs": None if compared.pairs is None else _pairs(compared.pairs),
     }
 
 
 def _side(side: Side, requests: int) -> dict[str, object]:
     return {"name": side.name, "what": side.what, "slug": side.recording.slug, "requests": requests}
+
+
+def _segments_json(segments: Segments) -> list[dict[str, object]]:
+    return [
+        {
+            "segment": part.name,
+            "a_ms": _ms(float(part.a_us.mean())),
+            "b_ms": _ms(float(part.b_us.mean())),
+            "difference_ms": _ms(float(part.difference_us.mean())),
+        }
+        for part in (*segments.segments, segments.whole)
+    ]
 
 
 def _difference(d: Difference) -> dict[str, object]:

@@ -15,7 +15,7 @@ from blis_replay.fixtures.bundled import bundled_recording
 from blis_replay.fixtures.catalogue import bundled_aliases
 from blis_replay.ingest.errors import UnknownExperimentError
 from blis_replay.ingest.ingest import ingest_recording
-from blis_replay.ingest.recording import ARRIVALS, Finding, Recording
+from blis_replay.ingest.recording import ARRIVALS, RECORDED, Finding, Recording
 from blis_replay.ingest.store import (
     ExperimentRow,
     Store,
@@ -37,6 +37,8 @@ from blis_replay.validate.observed import Gaps, Selection
 from blis_replay.validate.saturation import saturation
 
 DEFAULT_RELEASE = "h100-vllm-0.15.1"
+
+_WILDCARDS = set("*?[")
 
 
 @dataclass(frozen=True)
@@ -82,13 +84,28 @@ def select_experiments(store: Store, selectors: Sequence[str]) -> list[str]:
     known: list[ExperimentRow | BundledExperiment] = [*list_experiments(store), *_bundled_not_stored(store)]
     slugs: list[str] = []
     for selector in selectors:
-        if not set(selector) & set("*?["):
+        if not set(selector) & _WILDCARDS:
             slugs.append(find_experiment(store, selector))
             continue
         matched = [e.slug for e in known if fnmatchcase(e.alias, selector) or fnmatchcase(e.slug, selector)]
         if not matched:
             raise UnknownExperimentError(f"no experiment matches {selector}; list them with `blis-replay experiments`")
         slugs += [find_experiment(store, slug) for slug in sorted(matched)]
+    return list(dict.fromkeys(slugs))
+
+
+def recorded_experiments(store: Store, selectors: Sequence[str]) -> list[str]:
+    """As ``select_experiments``; of a pattern only recordings of single requests, not overloaded, if it has any.
+
+    Raises ``UnknownExperimentError`` as that does.
+    """
+    slugs: list[str] = []
+    for selector in selectors:
+        matched = select_experiments(store, [selector])
+        rows = [row for row in list_experiments(store) if row.slug in matched]
+        recorded = {row.slug for row in rows if row.ground_truth == RECORDED and not row.overloaded}
+        named = not set(selector) & _WILDCARDS
+        slugs += matched if named or not recorded else [slug for slug in matched if slug in recorded]
     return list(dict.fromkeys(slugs))
 
 

@@ -18,6 +18,7 @@ from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.errors import UnknownNameError
 from blis_replay.replay.release_file import load_release
 from blis_replay.replay.simulator import Simulator
+from blis_replay.validate.attribution.segments import Way, way_of_recording, way_of_run
 from blis_replay.validate.compare import simulated_samples, simulated_statistics
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.experiment import StoredExperiment, find_experiment, read_experiment
@@ -48,6 +49,7 @@ class Side:
     here, and ``samples`` theirs; both None where only aggregates are known.  ``numbers``: us by
     metric and statistic; ``missing``: why one is absent.  ``recount``: the numbers over fewer
     requests (bool[n]), where both sides must have them.  ``run``: the replay, if it is one.
+    ``way``: when each request reached what, where single requests are known.
     """
 
     name: str
@@ -60,6 +62,7 @@ class Side:
     inputs: Inputs
     recount: Callable[[NDArray[np.bool_]], Numbers] | None = None
     run: ReplayRun | None = None
+    way: Way | None = None
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,7 @@ def _of_recording(name: str, experiment: StoredExperiment) -> Side:
         missing=missing,
         inputs=inputs_of_recording(recording),
         recount=None if not chosen.any() else lambda fewer: _observed(experiment, fewer)[0],
+        way=way_of_recording(recording) if chosen.any() else None,
     )
 
 
@@ -159,6 +163,7 @@ def _replayed(store: Store, name: str, experiment: str, simulator: Simulator | N
         inputs=inputs_of_run(run),
         recount=lambda fewer: simulated_statistics(run, simulated_samples(run, fewer), fewer),
         run=run,
+        way=way_of_run(run),
     )
 
 
@@ -191,7 +196,16 @@ def _of_stored_run(store: Store, name: str, run: RunRecord) -> Side:
         numbers=numbers,
         missing=_absent(numbers, "not stored with the run"),
         inputs=inputs_of_stored_run(experiment.recording, run),
+        way=_stored_way(requests, chosen),
     )
+
+
+def _stored_way(requests: pl.DataFrame, chosen: NDArray[np.bool_]) -> Way:
+    """The client's two latencies: of the loop that takes requests in, a stored run knows nothing."""
+    sent_us = np.where(chosen, 0.0, np.nan)
+    ttft_us, e2e_us = (requests[name].cast(pl.Float64).fill_null(np.nan).to_numpy() for name in ("ttft_us", "e2e_us"))
+    lacks = "queued, scheduled, first token and finished: not told of a stored run; only the two latencies are left"
+    return Way(sent_us, None, ttft_us, e2e_us, "a stored run", lacks)
 
 
 def _stored_samples(

@@ -10,14 +10,8 @@ from numpy.typing import NDArray
 
 from blis_replay.blis.trace import Int64s
 from blis_replay.replay.driver import ReplayRun
-from blis_replay.replay.server_stamps import Floats, server_stamps
-from blis_replay.validate.attribution.segments import (
-    SERVER_SEGMENTS,
-    TO_FIRST_TOKEN,
-    TO_LAST_TOKEN,
-    observed_marks,
-    simulated_marks,
-)
+from blis_replay.replay.server_stamps import Floats
+from blis_replay.validate.attribution.segments import OF_CLIENT, OF_SERVER, way_of_recording, way_of_run
 
 OBSERVED, SIMULATED = "observed", "simulated"
 SIDES = (OBSERVED, SIMULATED)
@@ -42,20 +36,20 @@ def observed_lanes(run: ReplayRun) -> tuple[pl.DataFrame, tuple[str, ...]]:
     A request without stamps of the server has the two segments that its client saw, one that failed a single
     one, called like its status.  Preemptions are not told apart (``timeline_preemptions``).
     """
-    requests = run.recording.requests
+    requests, way = run.recording.requests, way_of_recording(run.recording)
     ok = (requests["status"] == "ok").to_numpy()
-    marks = np.column_stack(observed_marks(run, server_stamps(run.recording)))
-    sent_us, end_us = marks[:, 0], marks[:, -1]
-    first_us = sent_us + requests["ttft_us"].cast(pl.Float64).fill_null(np.nan).to_numpy()
+    sent_us, end_us = way.sent_us, way.end_us
+    marks = np.column_stack(way.marks) if way.stamps else np.full((len(ok), len(OF_SERVER) + 1), np.nan)
+    client_marks = np.column_stack([sent_us, way.first_token_at_client_us, end_us])
     by_server = ok & ~np.isnan(marks).any(axis=1)
-    by_client = ok & ~by_server & ~np.isnan(first_us + end_us)
+    by_client = ok & ~by_server & ~np.isnan(client_marks).any(axis=1)
     failed = ~ok & ~np.isnan(end_us)
     whole = _spans(np.column_stack([sent_us, end_us]), failed, ("failed",)).join(
         requests.select("request_index", "status"), on="request_index", how="left", maintain_order="left"
     )
     spans = [
-        _spans(marks, by_server, SERVER_SEGMENTS),
-        _spans(np.column_stack([sent_us, first_us, end_us]), by_client, (TO_FIRST_TOKEN, TO_LAST_TOKEN)),
+        _spans(marks, by_server, OF_SERVER),
+        _spans(client_marks, by_client, OF_CLIENT),
         whole.with_columns(pl.col("status").alias("segment")).select(_SPAN),
     ]
     known = requests.select("request_index", "prompt_tokens", "output_tokens", "cached_prompt_tokens")
@@ -66,7 +60,7 @@ def observed_lanes(run: ReplayRun) -> tuple[pl.DataFrame, tuple[str, ...]]:
 def simulated_lanes(run: ReplayRun) -> pl.DataFrame:
     """``LANE_SCHEMA`` of the replay; requests that were given up end when their client gave up."""
     result, trace = run.result, run.plan.trace
-    marks = np.column_stack(simulated_marks(run))
+    marks = np.column_stack(way_of_run(run).marks)
     for column, reached_us in ((2, result.scheduled_us), (3, result.first_token_us), (4, result.finished_us)):
         marks[reached_us < 0, column] = np.nan
     given_up = result.aborted
@@ -80,7 +74,7 @@ def simulated_lanes(run: ReplayRun) -> pl.DataFrame:
             "cached_prompt_tokens": np.maximum(result.cached_tokens, trace.prompt_tokens - trace.prefill_tokens),
         }
     )
-    return _lanes(SIMULATED, _spans(marks, result.completed | given_up, SERVER_SEGMENTS), known)
+    return _lanes(SIMULATED, _spans(marks, result.completed | given_up, OF_SERVER), known)
 
 
 def _lanes(side: str, spans: pl.DataFrame, known: pl.DataFrame) -> pl.DataFrame:

@@ -12,10 +12,9 @@ from blis_replay.ingest.admissions import admissions_of
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.scheduling_mode import is_asynchronous
 from blis_replay.replay.driver import ReplayRun
-from blis_replay.validate.attribution.segments import PREFILL
 from blis_replay.validate.timeline_lanes import LANE_SCHEMA
 
-PREEMPTED = "preempted"
+PREEMPTED, PREFILL = "preempted", "prefill"
 
 # One row a preemption; null: it did not come to that, or it was not recorded.
 PREEMPTION_SCHEMA: dict[str, type[pl.DataType]] = {

@@ -40,6 +40,17 @@ def test_prefill_and_decode_share_a_step_v3() -> None:
     assert result.e2e_us.tolist() == [5270, 2430]
 
 
+def test_a_first_token_waits_for_those_of_the_decodes_in_its_step() -> None:
+    """B's prefill shares a step with one decode, A's: 30 us more than 2430; A's own prefill was alone.
+
+    B has one token only, so its end waits as well; A's later tokens do not.
+    """
+    handing_out = replace(ALPHA, first_token_per_decode_us=30)
+    result = simulate(make_trace([0, 2800], [100, 100], [3, 1]), ENGINE, BETA, handing_out)
+    assert result.ttft_us.tolist() == [2220, 2460]
+    assert result.e2e_us.tolist() == [5270, 2460]
+
+
 def test_a_long_prompt_is_chunked_by_the_budget_v4() -> None:
     """3000 tokens in chunks of 2048 and 952: 21480 + 10520 us, queued at 3100."""
     result = simulate(make_trace([0], [3000], [1]), ENGINE, BETA, ALPHA)

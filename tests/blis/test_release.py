@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.release import bundled_releases, parse_release
+from blis_replay.blis.release_fit import CoefficientFit, PartScore
 from blis_replay.blis.release_text import format_release
 
 SOUND = """
@@ -67,6 +68,50 @@ def test_what_is_wrong_is_named(old: str, new: str, complaint: str) -> None:
     assert str(refused.value).startswith("mine.yaml")
     assert complaint in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+FIT = """
+    fit:
+      form: line
+      fitted_until: 0.6
+      chosen_until: 0.8
+      scheduling: asynchronous
+      scheduling_told: not told apart
+      scheduling_evidence: too few requests
+      coefficients:
+      - {name: intercept, value_us: 13546.0, low_us: 13500.5, high_us: 13600.0, status: fitted, remark: to cycles}
+      scores:
+      - {experiment: a, part: test, from: 0.8, until: 1.0, requests: 12, errors: {e2e: -0.01, ttft: 0.2}}
+"""
+
+
+def test_how_coefficients_came_about_is_read_and_written() -> None:
+    release = parse_release(SOUND.rstrip() + FIT, "x")
+    fit = release.models[0].fit
+    assert fit is not None
+    assert (fit.form, fit.fitted_until, fit.chosen_until) == ("line", 0.6, 0.8)
+    assert (fit.scheduling, fit.scheduling_told) == ("asynchronous", "not told apart")
+    assert fit.coefficients == (CoefficientFit("intercept", 13546.0, 13500.5, 13600.0, "fitted", "to cycles"),)
+    assert fit.scores == (PartScore("a", "test", (0.8, 1.0), 12, {"e2e": -0.01, "ttft": 0.2}),)
+    assert parse_release(format_release(release), "x").models == release.models
+    assert parse_release(SOUND, "x").models[0].fit is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ("status: fitted", "status: guessed", "fit.coefficients[0].status: is 'guessed'; use one of fitted, measured"),
+        ("part: test", "part: rest", "fit.scores[0].part: is 'rest'; use one of fit, choose, test"),
+        ("value_us: 13546.0", "value_us: much", "fit.coefficients[0].value_us: is no number"),
+        ("      form: line\n", "", "fit.form: is missing"),
+        ("      form: line\n", "      form: line\n      shape: round\n", "fit.shape: is not a field of a release"),
+    ],
+)
+def test_what_is_wrong_with_the_record_of_a_fit_is_named(old: str, new: str, complaint: str) -> None:
+    assert old in FIT
+    with pytest.raises(ReleaseError) as refused:
+        parse_release(SOUND.rstrip() + FIT.replace(old, new), "mine.yaml")
+    assert f"mine.yaml, field models[0].{complaint}" in str(refused.value)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "a: b: c", "{" * 5000, "!!python/object:os.system {}", "\x00", "models: 3"])

@@ -50,12 +50,14 @@ def test_a_recording_in_which_all_failed_has_nothing_to_judge(run: Run, demo: Pa
 
 @pytest.mark.parametrize("kept", [0, 1, 3])
 def test_too_few_requests_are_not_fitted(run: Run, demo: Path, kept: int) -> None:
-    """Four coefficients take four rows at least."""
+    """Four coefficients take four windows at least; these make one, or none."""
     _rewrite(demo, _lines(demo)[: 1 + kept])
     (demo / "traces.json.gz").unlink()
     run("ingest", demo)
     answer = run("calibrate", "--train", "1b-general", "--out", "mine.yaml")
-    _is_one_line(answer, 3, "no request with a known prompt length" if kept == 0 else f"{kept} rows of latencies")
+    _is_one_line(
+        answer, 3, "no request with a known prompt length" if kept == 0 else "1 window(s) of steps or latencies"
+    )
     assert not Path("mine.yaml").exists()
 
 
@@ -76,8 +78,8 @@ def test_requests_of_unknown_output_length_are_left_out_of_a_fit(run: Run, demo:
     (demo / "results" / "config.yaml").unlink()
     (demo / "traces.json.gz").unlink()
     run("ingest", demo)
-    fits = run("calibrate", "--train", "1b-general", "--out", "mine.yaml", "--json").json["fits"]
-    assert fits[0]["rows"] == 299
+    fits = run("calibrate", "--train", "1b-general", "--out", "mine.yaml", "--split", "1:1", "--json").json["fits"]
+    assert [(score["part"], score["requests"]) for score in fits[0]["scores"]] == [("fit", 299)]
 
 
 def _release(run: Run) -> Path:

@@ -100,6 +100,28 @@ def test_a_recording_against_its_replay_with_true_coefficients(store: Store, fol
         assert abs(answer.table[metric]["mean"].value_us or 0.0) < 20
 
 
+def test_a_delay_on_arrival_is_in_the_segment_before_the_queue(store: Store, folder: Path) -> None:
+    """1.5 ms in every request, as the whole schedule moves by that; the segments sum to E2E on either side."""
+    found = compared(store, str(folder / "true.yaml"), str(folder / "late.yaml"))
+    assert found.segments is not None
+    shifts_us = [(part.name, *set(part.difference_us.tolist())) for part in found.segments.segments]
+    unchanged = [(name, 0.0) for name in ("queue wait", "prefill", "decode", "delivery")]
+    assert shifts_us == [("send to queue", 1500.0), *unchanged]
+    e2e = found.table["e2e"]["mean"]
+    assert found.segments.whole.a_us.mean() == pytest.approx(e2e.a_us)
+
+
+def test_a_stored_run_has_the_two_latencies_of_its_client(store: Store, folder: Path) -> None:
+    """Of the loop of the engine it tells nothing."""
+    late = parse_release((folder / "late.yaml").read_text(), "late")
+    validate_experiment(store, SMALL.slug, late, ReplayMode())
+    (run,) = [run for run in runs_json(store, SMALL.slug) if run["coefficients"] == "late"]
+    found = compared(store, f"{folder}/true.yaml", str(run["id"]))
+    assert found.segments is not None
+    assert [part.name for part in found.segments.segments] == ["to first token", "to last token"]
+    assert "not told of a stored run" in found.segments.merged[0]
+
+
 def test_the_requests_that_differ_most_come_first(store: Store, folder: Path) -> None:
     """5 % longer steps: the difference grows with the E2E, so the longest request is among the first."""
     pairs = compared(store, f"{folder}/true.yaml", f"{folder}/slow.yaml").pairs

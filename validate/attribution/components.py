@@ -88,7 +88,7 @@ def _with_coefficients_of(reference: ModelEntry, entry: ModelEntry, name: str) -
     return replace(entry, lifecycle=replace(entry.lifecycle, **changes))
 
 
-_AFTER_ENGINE = ("post_token_us", "post_request_us")
+_AFTER_ENGINE = ("post_token_us", "post_request_us", "first_token_per_decode_us")
 
 
 def _inputs(recording: Recording, mode: ReplayMode) -> list[Component]:

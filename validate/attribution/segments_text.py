@@ -42,8 +42,8 @@ def segments_json(segments: Segments) -> dict[str, Any]:
         "segments": [
             {
                 "name": part.name,
-                "observed_ms": _in_ms(part.observed_us),
-                "simulated_ms": _in_ms(part.simulated_us),
+                "observed_ms": _in_ms(part.a_us),
+                "simulated_ms": _in_ms(part.b_us),
                 "difference_ms": _in_ms(part.difference_us),
             }
             for part in (*segments.segments, segments.whole)
@@ -56,7 +56,7 @@ def _in_ms(values_us: Floats) -> dict[str, float]:
 
 
 def _row(part: Segment) -> list[str]:
-    observed, simulated = statistics(part.observed_us), statistics(part.simulated_us)
+    observed, simulated = statistics(part.a_us), statistics(part.b_us)
     cells = [part.name]
     for name in _SHOWN:
         cells += [milliseconds(observed[name]), f"{(simulated[name] - observed[name]) / 1000:+,.2f}"]

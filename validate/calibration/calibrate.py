@@ -1,268 +1,292 @@
-"""Coefficients from recordings: a robust, non-negative line per model."""
+"""Coefficients from recordings: a release with one entry a model, and how each came about."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
 
-from blis_replay.blis.latency import LatencyModel, Lifecycle
 from blis_replay.blis.release import CoefficientRelease, FittedOn, ModelEntry
+from blis_replay.blis.release_fit import CoefficientFit, FitRecord
 from blis_replay.blis.release_text import format_release
 from blis_replay.ingest.recording import Recording
+from blis_replay.replay.executor_ledger import Progress
+from blis_replay.replay.executors import ExecutorName, map_jobs
 from blis_replay.replay.simulator import model_of
-from blis_replay.validate.calibration.cycle_rows import CycleRows, Floats, rows_from_latencies, rows_from_steps
+from blis_replay.validate.bootstrap import SEED
+from blis_replay.validate.calibration.cycle_rows import Floats
+from blis_replay.validate.calibration.delays import MeasuredDelay, measured_delays
+from blis_replay.validate.calibration.evidence import SCALE
+from blis_replay.validate.calibration.line_fit import COEFFICIENTS
+from blis_replay.validate.calibration.model_fit import (
+    Fitted,
+    Gathered,
+    Start,
+    choose_form,
+    fit_form,
+    gather,
+    lifecycle_of,
+    line_start,
+)
+from blis_replay.validate.calibration.prior import Prior, prior_for
+from blis_replay.validate.calibration.scheduling_evidence import (
+    SchedulingEvidence,
+    configured_scheduling,
+    scheduling_evidence,
+)
+from blis_replay.validate.calibration.scores import part_scores
+from blis_replay.validate.calibration.step_form import StepForm
 from blis_replay.validate.errors import ValidateError
-from blis_replay.validate.terminal import table
 
 Data = Literal["steps", "latencies"]
 DataChoice = Literal["auto", "steps", "latencies"]
+Split = tuple[float, float]
 
-# Cycles scatter by 1-3 % of 8 to 20 ms; beyond this residual a row counts linearly, not
-# squared, so that stalls do not bend the line.
-_ROBUST_US = 200.0
+# Fit to the first 60 %, choose by the next 20 %, test on the last 20 %.
+DEFAULT_SPLIT: Split = (0.6, 0.8)
 
-# Fewer windows of step records than this do not make a line; latencies do better then.
-_FEWEST_WINDOWS = 20
 
-# Intercept, and per prefill, decode and context token.
-_COEFFICIENTS = 4
+@dataclass(frozen=True)
+class Options:
+    """How to calibrate.  ``split``: shares of a run by time (equal: no choice of form); ``prior``: a release."""
 
-# Correlation of two columns from which a fit cannot share a cost between them.
-_ALIKE_FROM = 0.99
-
-# One constant that its publisher fitted over the journeys of all 16 H100 experiments.
-PUBLISHED_PRE_QUEUE_US = 9_300.0
-PUBLISHED_PRE_QUEUE_SOURCE = (
-    "published constant (alpha 0 of the trained roofline, fitted to journeys of 16 H100 experiments, mean absolute "
-    "error 4.6 ms); not identified from these recordings"
-)
+    prior: CoefficientRelease
+    data: DataChoice = "auto"
+    split: Split = DEFAULT_SPLIT
+    seed: int = SEED
 
 
 @dataclass(frozen=True)
 class ModelFit:
-    """A fitted model: its entry, the data used, rows, and the mean absolute error of a row in %."""
+    """A fitted model: its entry, what was used of which recording, and how it agrees with that.
+
+    ``rows``: windows fitted to; ``agreement``: mean absolute error of a window in percent, by ``cycle``,
+    ``e2e``, ``ttft``.  ``scheduling``: None without latencies.
+    """
 
     entry: ModelEntry
-    latency: LatencyModel
-    data: Data
-    recordings: tuple[Recording, ...]
+    record: FitRecord
+    used: tuple[tuple[Recording, Data], ...]
     rows: int
-    mape_percent: float
+    agreement: dict[str, float]
+    scheduling: SchedulingEvidence | None
 
 
-def fit_model(
+def calibrate(
     recordings: Sequence[Recording],
-    data: DataChoice = "auto",
-    window: tuple[float, float] = (0.0, 1.0),
-) -> ModelFit:
+    name: str,
+    options: Options,
+    source: str = "fitted by blis-replay calibrate",
+    *,
+    executor: ExecutorName = "local",
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> tuple[CoefficientRelease, list[ModelFit]]:
+    """Fit every model of the recordings and make a release of the fits.
+
+    Recordings are grouped by model and tensor parallelism.  Equal input and seed, equal release, whatever the
+    ``executor`` (with ``workers`` and ``progress`` of ``map_jobs``; a job is a model).  Raises ``ValidateError`` if
+    a group cannot be fitted.
+    """
+    groups: dict[tuple[str, int | None], list[Recording]] = {}
+    for recording in recordings:
+        groups.setdefault((model_of(recording), recording.tensor_parallelism), []).append(recording)
+    fit_group = partial(fit_model, options=options)
+    fitted = map_jobs(fit_group, list(groups.values()), executor=executor, workers=workers, progress=progress)
+    fits = sorted(fitted, key=lambda fit: fit.entry.model)
+    trained_on = ", ".join(recording.alias for recording in recordings)
+    hardware = ", ".join(sorted({recording.hardware or "not recorded" for recording in recordings}))
+    release = CoefficientRelease(
+        name=name,
+        status="valid",
+        summary=f"Step times and delays fitted to {trained_on}.",
+        source=source,
+        hardware=hardware,
+        sha256="",
+        models=tuple(fit.entry for fit in fits),
+        fitted_on=tuple(FittedOn(r.slug, r.content_hash, kind) for fit in fits for r, kind in fit.used),
+        published_replay={},
+        published_errors={},
+    )
+    return replace(release, sha256=hashlib.sha256(format_release(release).encode()).hexdigest()), fits
+
+
+def fit_model(recordings: Sequence[Recording], options: Options) -> ModelFit:
     """Fit one model from its recordings.
 
-    ``auto`` uses step records of the recordings that have them, and latencies where there
-    are none, or too few of a busy server.  Raises ``ValidateError`` if the recordings hold
-    neither, fewer rows than coefficients, or no prompt lengths.
+    ``auto`` uses all there is, step cycles and latencies.  Raises ``ValidateError`` if there is neither,
+    fewer windows than coefficients, no prompt lengths, or a check calls what would be used unusable.
     """
-    _refuse_without_prompts(recordings)
-    with_steps = [recording for recording in recordings if recording.steps.height > 1]
-    kind: Data = "steps"
-    used: Sequence[Recording] = with_steps
-    rows = [rows_from_steps(recording, window) for recording in with_steps] if data != "latencies" else []
-    if data == "latencies" or (data == "auto" and sum(len(part.cycle_us) for part in rows) < _FEWEST_WINDOWS):
-        kind, used = "latencies", recordings
-        rows = [rows_from_latencies(recording, window) for recording in recordings]
-    for recording in used:
-        _refuse_unusable(recording, kind)
-    _refuse_too_few(recordings, kind, sum(len(part.cycle_us) for part in rows))
-    coefficients_us, mape = fit_line(rows)
-    ns = [round(float(value) * 1000) for value in coefficients_us]
-    latency = LatencyModel("blackbox", ns[0], ns[1], ns[2], ns[3])
-    lifecycle, sources = _lifecycle(used)
+    used = _usable(recordings, options.data)
+    fitted_until, chosen_until = options.split
+    prior = prior_for(options.prior, recordings[0])
+    measured = measured_delays(recordings, options.seed)
+    told, fitted, start = _first_fit(recordings, prior, measured, options)
+    asynchronous = (told.used if told else configured_scheduling(recordings[0])[0]) == "asynchronous"
+    gathered = _gathered(recordings, (0.0, fitted_until), options).with_scheduling(asynchronous)
+    if chosen_until > fitted_until:
+        later = _gathered(recordings, options.split, options, needed=False).with_scheduling(asynchronous)
+        if later.parts:
+            fitted = choose_form(gathered, later, fitted, start, prior, measured, options.seed)
+        gathered = _gathered(recordings, (0.0, chosen_until), options).with_scheduling(asynchronous)
+        again = replace(start, vector=fitted.minimum.vector)
+        fitted = fit_form(gathered, fitted.form, again, prior, measured, options.seed)
+    return _described(recordings, used, gathered, fitted, measured, told, asynchronous, options)
+
+
+def _first_fit(
+    recordings: Sequence[Recording], prior: Prior, measured: dict[str, MeasuredDelay], options: Options
+) -> tuple[SchedulingEvidence | None, Fitted, Start]:
+    """A line under each scheduling mode, which mode the latencies tell, and the line under the one to use."""
+    window = (0.0, options.split[0])
+    gathered = _gathered(recordings, window, options)
+    start = line_start(recordings, window, prior, gathered)
+    configured = configured_scheduling(recordings[0])
+    modes = {"asynchronous": gathered.with_scheduling(True), "synchronous": gathered.with_scheduling(False)}
+    if not gathered.latencies:
+        return None, fit_form(gathered, StepForm(), start, prior, measured, options.seed), start
+    # A wait that grows with the batch looks much like one more cycle, so the modes are compared without it.
+    plain = replace(start, first_token_waits=False)
+    lines = {mode: fit_form(part, StepForm(), plain, prior, measured, options.seed) for mode, part in modes.items()}
+    told = scheduling_evidence(
+        (lines["asynchronous"].minimum.residuals, lines["synchronous"].minimum.residuals),
+        (lines["asynchronous"].pre_queue_us, lines["synchronous"].pre_queue_us),
+        gathered.groups(),
+        configured,
+        options.seed,
+    )
+    again = replace(start, vector=lines[told.used].minimum.vector)
+    return told, fit_form(modes[told.used], StepForm(), again, prior, measured, options.seed), again
+
+
+def _gathered(
+    recordings: Sequence[Recording], window: tuple[float, float], options: Options, *, needed: bool = True
+) -> Gathered:
+    found = gather(recordings, window, steps=options.data != "latencies", latencies=options.data != "steps")
+    rows = sum(len(part.decodes) for part in found.parts)
+    if needed and rows < COEFFICIENTS:
+        names = ", ".join(recording.alias for recording in recordings)
+        raise ValidateError(
+            f"{names}: {rows} window(s) of {_words(options.data)} between {window[0]:.0%} and {window[1]:.0%} of the "
+            f"run do not determine {COEFFICIENTS} coefficients; use a wider --split or more recordings"
+        )
+    return found
+
+
+def _described(
+    recordings: Sequence[Recording],
+    used: tuple[tuple[Recording, Data], ...],
+    gathered: Gathered,
+    fitted: Fitted,
+    measured: dict[str, MeasuredDelay],
+    told: SchedulingEvidence | None,
+    asynchronous: bool,
+    options: Options,
+) -> ModelFit:
+    """The entry of a fit with its record: coefficients, scheduling and scores."""
+    vector, form = fitted.minimum.vector, fitted.form
+    coefficients = _coefficients(fitted, measured)
     entry = ModelEntry(
         model=model_of(recordings[0]),
         tensor_parallelism=recordings[0].tensor_parallelism or 1,
-        latency=latency,
-        lifecycle=lifecycle,
-        sources=sources,
+        latency=form.latency(vector),
+        lifecycle=form.lifecycle(vector, lifecycle_of(measured)),
+        sources={fit.name: fit.remark for fit in coefficients if fit.name in ("pre_queue", "post_request")},
     )
-    return ModelFit(entry, latency, kind, tuple(used), sum(len(part.cycle_us) for part in rows), mape)
+    record = FitRecord(
+        form=form.name,
+        fitted_until=options.split[0],
+        chosen_until=options.split[1],
+        scheduling="asynchronous" if asynchronous else "synchronous",
+        scheduling_told=told.told if told else "not told apart",
+        scheduling_evidence=told.text if told else "no latencies to tell it from",
+        coefficients=coefficients,
+        scores=part_scores(recordings, entry, asynchronous, *options.split),
+    )
+    return ModelFit(
+        entry=replace(entry, fit=record),
+        record=record,
+        used=used,
+        rows=sum(len(part.decodes) for part in gathered.parts),
+        agreement=_agreement(gathered, fitted, measured),
+        scheduling=told,
+    )
 
 
-def _refuse_without_prompts(recordings: Sequence[Recording]) -> None:
+def _coefficients(fitted: Fitted, measured: dict[str, MeasuredDelay]) -> tuple[CoefficientFit, ...]:
+    vector, bounds = fitted.minimum.vector, fitted.bounds
+    fits = []
+    for i, name in enumerate(fitted.form.names):
+        status, remark = fitted.held.get(i, ("fitted", "fitted to step cycles and latencies"))
+        low, high = float(bounds.low[i]), float(bounds.high[i])
+        if status == "measured":
+            low, high = measured[name].low_us, measured[name].high_us
+        fits.append(CoefficientFit(name, _rounded(vector[i]), _rounded(low), _rounded(high), status, remark))
+    if "post_request" in measured:
+        delay = measured["post_request"]
+        fits.append(
+            CoefficientFit("post_request", delay.value_us, delay.low_us, delay.high_us, "measured", delay.source)
+        )
+    return tuple(fits)
+
+
+def _rounded(value_us: float) -> float:
+    return round(float(value_us), 6)
+
+
+def _agreement(gathered: Gathered, fitted: Fitted, measured: dict[str, MeasuredDelay]) -> dict[str, float]:
+    rows: dict[str, list[Floats]] = {"cycle": [], "e2e": [], "ttft": []}
+    delays = lifecycle_of(measured)
+    for cycles in gathered.cycles:
+        rows["cycle"].append(cycles.residuals(fitted.form, fitted.minimum.vector, delays))
+    for latencies in gathered.latencies:
+        e2e, ttft = latencies.residuals(fitted.form, fitted.minimum.vector, delays).reshape(2, -1)
+        rows["e2e"].append(e2e)
+        rows["ttft"].append(ttft)
+    return {
+        name: float(100 * SCALE[name] * np.abs(np.concatenate(parts)).mean()) for name, parts in rows.items() if parts
+    }
+
+
+def _usable(recordings: Sequence[Recording], data: DataChoice) -> tuple[tuple[Recording, Data], ...]:
+    """What of which recording is used.  Raises ``ValidateError`` if that is nothing, or must not be used."""
     for recording in recordings:
         if recording.requests["prompt_tokens"].drop_nulls().is_empty():
             raise ValidateError(
                 f"{recording.slug}: no request with a known prompt length, so prefills cannot be told from decodes; "
                 "ingest its per-request records"
             )
+    used: list[tuple[Recording, Data]] = []
+    for recording in recordings:
+        if data != "latencies" and recording.steps.height > 1:
+            used.append((recording, "steps"))
+        if data != "steps" and not recording.requests.select("ttft_us", "e2e_us").drop_nulls().is_empty():
+            used.append((recording, "latencies"))
+    if not used:
+        names = ", ".join(recording.alias for recording in recordings)
+        raise ValidateError(
+            f"{names}: no {_words(data)} to fit; ingest step records or per-request latencies of {recordings[0].model}"
+        )
+    for recording, kind in used:
+        _refuse_unusable(recording, kind)
+    return tuple(used)
+
+
+def _words(data: DataChoice) -> str:
+    return "steps or latencies" if data == "auto" else data
 
 
 def _refuse_unusable(recording: Recording, kind: Data) -> None:
     """Raise if an instrument check says that what is fitted to must not be used."""
     fitted_to = ("step_time",) if kind == "steps" else ("e2e", "ttft")
+    other = "latencies" if kind == "steps" else "steps"
     for finding in recording.findings:
         if finding.severity == "unusable" and finding.metric in fitted_to:
             raise ValidateError(
                 f"{recording.slug}: {finding.metric} unusable ({finding.check}: {finding.message}); "
-                "leave the experiment out, or mend the recording"
+                f"leave the experiment out, mend the recording, or fit with --from {other}"
             )
-
-
-def _refuse_too_few(recordings: Sequence[Recording], kind: Data, rows: int) -> None:
-    names = ", ".join(recording.alias for recording in recordings)
-    if not rows:
-        raise ValidateError(
-            f"{names}: no {kind} to fit; ingest step records or per-request latencies of {recordings[0].model}"
-        )
-    if rows < _COEFFICIENTS:
-        raise ValidateError(
-            f"{names}: {rows} rows of {kind} do not determine {_COEFFICIENTS} coefficients; "
-            "use a wider --window or more recordings"
-        )
-
-
-def fit_line(parts: Sequence[CycleRows]) -> tuple[Floats, float]:
-    """Non-negative coefficients (us: intercept, per prefill, decode, context token) and MAPE in %.
-
-    Least squares with a soft-l1 loss.  The context column takes part only where every
-    part observed it.  Where all requests are alike, decodes and context are one column
-    under two names; the context keeps the cost then, because a step reads the KV cache of
-    its context whatever the model, and that is what carries over to other lengths.
-    """
-    from scipy.optimize import least_squares  # heavy, and only calibration needs it
-
-    batch = np.vstack([part.batch for part in parts])
-    cycle_us = np.concatenate([part.cycle_us for part in parts])
-    columns = [0, 1, 2, 3] if all(part.context_known for part in parts) else [0, 1, 2]
-    if 3 in columns and _alike(batch[:, 2], batch[:, 3]):
-        columns.remove(2)
-    # Columns of like size: context runs to 100,000 tokens, prefill to single ones.
-    scale = np.maximum(np.abs(batch[:, columns]).mean(axis=0), 1e-9)
-    scaled = batch[:, columns] / scale
-    start = np.maximum(np.linalg.lstsq(scaled, cycle_us, rcond=None)[0], 1e-6)
-    fit = least_squares(
-        lambda x: scaled @ x - cycle_us, start, bounds=(0, np.inf), loss="soft_l1", f_scale=_ROBUST_US, x_scale="jac"
-    )
-    coefficients_us = np.zeros(_COEFFICIENTS)
-    coefficients_us[columns] = fit.x / scale
-    mape = 100 * float(np.abs(batch @ coefficients_us / cycle_us - 1).mean())
-    return coefficients_us, mape
-
-
-def _alike(decode: Floats, context: Floats) -> bool:
-    """Whether the context of a batch tells no more than its number of decodes."""
-    constant = np.ptp(decode) == 0 or np.ptp(context) == 0
-    return bool(constant or np.corrcoef(decode, context)[0, 1] > _ALIKE_FROM)
-
-
-def calibrate(
-    recordings: Sequence[Recording], name: str, data: DataChoice = "auto", window: tuple[float, float] = (0.0, 1.0)
-) -> tuple[CoefficientRelease, list[ModelFit]]:
-    """Fit every model of the recordings and make a release of the fits.
-
-    Recordings are grouped by model, tensor parallelism and deployment (the alias without
-    its workload: two servers of one model, as ``70b`` and ``70b-hf``, need not be equally
-    fast).  Raises ``ValidateError`` if a group cannot be fitted.
-    """
-    groups: dict[tuple[str, int | None, str], list[Recording]] = {}
-    for recording in recordings:
-        groups.setdefault((model_of(recording), recording.tensor_parallelism, deployment(recording)), []).append(
-            recording
-        )
-    fits = [fit_model(group, data, window) for group in groups.values()]
-    models = [(model, tensor_parallelism) for model, tensor_parallelism, _ in groups]
-    for i, (model, tensor_parallelism, name_of_deployment) in enumerate(groups):
-        if models.count((model, tensor_parallelism)) > 1:
-            entry = replace(fits[i].entry, applies_to=(f"{name_of_deployment}-*",))
-            fits[i] = replace(fits[i], entry=entry)
-    # The first entry that applies is used, and "70b-*" also matches "70b-hf-general".
-    fits.sort(key=lambda fit: (fit.entry.model, -len("".join(fit.entry.applies_to))))
-    hardware = sorted({recording.hardware or "not recorded" for recording in recordings})
-    trained_on = ", ".join(recording.alias for recording in recordings)
-    summary = f"Step-time lines fitted to {trained_on}."
-    return build_release(name, summary, fits, ", ".join(hardware)), fits
-
-
-def deployment(recording: Recording) -> str:
-    """The alias without its workload."""
-    return recording.alias.removesuffix(f"-{recording.workload}")
-
-
-def fits_json(fits: Sequence[ModelFit]) -> list[dict[str, object]]:
-    """Fits for ``--json``: coefficients in us, MAPE of a row in percent."""
-    return [
-        {
-            "model": fit.entry.model,
-            "tensor_parallelism": fit.entry.tensor_parallelism,
-            "applies_to": list(fit.entry.applies_to),
-            "data": fit.data,
-            "experiments": [recording.slug for recording in fit.recordings],
-            "rows": fit.rows,
-            "mape_percent": fit.mape_percent,
-            "intercept_us": fit.latency.intercept_ns / 1000,
-            "per_prefill_token_us": fit.latency.per_prefill_token_ns / 1000,
-            "per_decode_token_us": fit.latency.per_decode_token_ns / 1000,
-            "per_context_token_us": fit.latency.per_context_token_ns / 1000,
-            "pre_queue_us": fit.entry.lifecycle.pre_queue_us,
-            "pre_queue_source": (fit.entry.sources or {}).get("pre_queue"),
-        }
-        for fit in fits
-    ]
-
-
-def fits_text(fits: Sequence[ModelFit]) -> str:
-    """A table of fits: coefficients in us, MAPE of a row."""
-    header = ["model", "tp", "data", "rows", "MAPE", "b0 us", "us/prefill", "us/decode", "us/context"]
-    rows = [
-        [
-            (fit.entry.applies_to or (fit.entry.model.split("/")[-1],))[0],
-            str(fit.entry.tensor_parallelism),
-            fit.data,
-            f"{fit.rows:,}",
-            f"{fit.mape_percent:.2f} %",
-            f"{fit.latency.intercept_ns / 1000:,.0f}",
-            f"{fit.latency.per_prefill_token_ns / 1000:.1f}",
-            f"{fit.latency.per_decode_token_ns / 1000:.1f}",
-            f"{fit.latency.per_context_token_ns / 1000:.3f}",
-        ]
-        for fit in fits
-    ]
-    return table(header, rows)
-
-
-def build_release(name: str, summary: str, fits: Sequence[ModelFit], hardware: str) -> CoefficientRelease:
-    """A valid release made of fitted models."""
-    fitted_on = [
-        FittedOn(recording.slug, recording.content_hash, fit.data) for fit in fits for recording in fit.recordings
-    ]
-    release = CoefficientRelease(
-        name=name,
-        status="valid",
-        summary=summary,
-        source="fitted by blis-replay calibrate",
-        hardware=hardware,
-        sha256="",
-        models=tuple(fit.entry for fit in fits),
-        fitted_on=tuple(fitted_on),
-        published_replay={},
-        published_errors={},
-    )
-    return replace(release, sha256=hashlib.sha256(format_release(release).encode()).hexdigest())
-
-
-def _lifecycle(recordings: Sequence[Recording]) -> tuple[Lifecycle, dict[str, str]]:
-    """The pre-queue delay: from server stamps where there are some, else the published one."""
-    delays = np.concatenate(
-        [
-            r.requests.select(delay=r.requests["ttft_us"] - r.requests["queue_us"] - r.requests["prefill_us"])["delay"]
-            .drop_nulls()
-            .to_numpy()
-            for r in recordings
-        ]
-    )
-    if len(delays) == 0:
-        return Lifecycle(pre_queue_us=PUBLISHED_PRE_QUEUE_US), {"pre_queue": PUBLISHED_PRE_QUEUE_SOURCE}
-    source = f"median of TTFT - queue - prefill over {len(delays)} server-side requests"
-    return Lifecycle(pre_queue_us=float(round(float(np.median(delays))))), {"pre_queue": source}

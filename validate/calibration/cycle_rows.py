@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from blis_replay.blis.trace import Int64s
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.prefix import estimate_prefix, prompt_tokens
+from blis_replay.validate.calibration.mean_lengths import mean_lengths
 
 Floats = NDArray[np.float64]
 
@@ -34,7 +35,7 @@ class CycleRows:
     """``batch``: float64[rows, 4]: 1, prefill, decode and context tokens of a mean step.
 
     ``cycle_us``: float64[rows], mean step cycle.  ``context_known``: whether the last
-    column was observed (it is 0 otherwise).
+    column was observed (it is that of an average request for each decode otherwise).
     """
 
     batch: Floats
@@ -56,6 +57,7 @@ def rows_from_steps(recording: Recording, window: tuple[float, float] = (0.0, 1.
     running = steps["running_depth"].to_numpy()
     arrival_us = recording.requests["arrival_us"].to_numpy()
     prefilled = np.concatenate([[0], np.cumsum(estimate_prefix(recording).prefill_tokens)])
+    context = mean_lengths(recording).context_tokens
     low, high = (start_us[0] + share * (start_us[-1] - start_us[0]) for share in window)
     rows: list[tuple[float, float, float, float]] = []
     cycles: list[float] = []
@@ -68,7 +70,8 @@ def rows_from_steps(recording: Recording, window: tuple[float, float] = (0.0, 1.
         if count > 0 and running[first:last].min() >= _BUSY_DEPTH:
             arrived = np.searchsorted(arrival_us, [start_us[first], start_us[last]])
             prefill = float(prefilled[arrived[1]] - prefilled[arrived[0]]) / count
-            rows.append((1.0, prefill, float(decode[first:last].mean()), 0.0))
+            decodes = float(decode[first:last].mean())
+            rows.append((1.0, prefill, decodes, decodes * context))
             cycles.append(float(span_us / count))
         first = last
     return CycleRows(np.array(rows).reshape(-1, 4), np.array(cycles), context_known=False)

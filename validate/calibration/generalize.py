@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Literal
@@ -16,12 +16,15 @@ from blis_replay.ingest.recording import ARRIVALS, PUBLISHED, Finding, Recording
 from blis_replay.ingest.store import Store, inter_token_gaps, list_experiments, read_findings, read_stored
 from blis_replay.replay.driver import replay
 from blis_replay.replay.errors import ReplayError
+from blis_replay.replay.executor_ledger import Progress
 from blis_replay.replay.executors import ExecutorName, map_jobs
+from blis_replay.replay.release_file import load_release
 from blis_replay.replay.simulator import model_of
-from blis_replay.validate.calibration.calibrate import calibrate
+from blis_replay.validate.calibration.calibrate import DEFAULT_SPLIT, Options, calibrate
 from blis_replay.validate.calibration.physical_fit import PhysicalFit, known_architecture
 from blis_replay.validate.calibration.physical_release import calibrate_physical
-from blis_replay.validate.calibration.step_error import step_mape
+from blis_replay.validate.calibration.prior import DEFAULT_PRIOR
+from blis_replay.validate.calibration.step_errors import step_mape
 from blis_replay.validate.compare import compare
 from blis_replay.validate.errors import NothingToJudgeError, ValidateError
 from blis_replay.validate.experiment import experiment_row, find_experiment
@@ -126,14 +129,16 @@ def generalize(
     form: ModelForm,
     architectures: Mapping[str, Architecture],
     *,
-    executor: ExecutorName = "serial",
-    progress: Callable[[int, int], None] | None = None,
+    executor: ExecutorName = "local",
+    workers: int | None = None,
+    progress: Progress | None = None,
 ) -> Generalisation:
     """Fit and predict every fold, and once with nothing left out.
 
     ``form`` ``physical``: coefficients that all models share, on each architecture of
     ``architectures`` (by model name); ``per-model``: a line for each model, which can leave out
-    workloads only.  Raises ``ValidateError`` if the form cannot do it, ``NothingToJudgeError`` if
+    workloads only.  ``executor``, ``workers``, ``progress``: of ``map_jobs``.
+    Raises ``ValidateError`` if the form cannot do it, ``NothingToJudgeError`` if
     there is nothing to leave out.
     """
     if by == "model" and form == "per-model":
@@ -147,7 +152,7 @@ def generalize(
             f"published aggregates are never fitted to{others}"
         )
     jobs = [_Job(fold, form, architectures) for fold in [*left_out, _nothing_left_out(usable, by)]]
-    *results, everything = map_jobs(_run, jobs, executor=executor, progress=progress)
+    *results, everything = map_jobs(_run, jobs, executor=executor, workers=workers, progress=progress)
     return Generalisation(by, form, tuple(results), everything, not_used)
 
 
@@ -232,7 +237,8 @@ def _fit(
 ) -> tuple[CoefficientRelease, PhysicalFit | None]:
     if job.form == "physical":
         return calibrate_physical(training, targets, job.architectures, name)
-    release, _fits = calibrate(training, name)
+    # What was left out is the test, so all of the training runs may be used.
+    release, _fits = calibrate(training, name, Options(load_release(DEFAULT_PRIOR), split=(DEFAULT_SPLIT[0], 1.0)))
     return release, None
 
 

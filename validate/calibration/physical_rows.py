@@ -12,9 +12,9 @@ from blis_replay.blis.gpu import gpu_named
 from blis_replay.blis.physical import ATTENDED, CONTEXT, DECODE, PREFILL, QUANTITIES, REQUESTS, STEP, batch_times_us
 from blis_replay.blis.release import FittedOn
 from blis_replay.ingest.recording import Recording
-from blis_replay.replay.prefix import prompt_tokens
 from blis_replay.replay.simulator import model_of
 from blis_replay.validate.calibration.cycle_rows import CycleRows, rows_from_latencies, rows_from_steps
+from blis_replay.validate.calibration.mean_lengths import mean_lengths
 
 Floats = NDArray[np.float64]
 
@@ -73,23 +73,3 @@ def mean_batches(recording: Recording, rows: CycleRows) -> Floats:
     batches[:, ATTENDED] = prefill * lengths.prompt_tokens
     batches[:, REQUESTS] = decode * lengths.output_tokens / max(lengths.output_tokens - 1, 1)
     return batches
-
-
-@dataclass(frozen=True)
-class MeanLengths:
-    """Means over requests: prompt and output tokens, and the context of a decode."""
-
-    prompt_tokens: float
-    output_tokens: float
-    context_tokens: float
-
-
-def mean_lengths(recording: Recording) -> MeanLengths:
-    """Mean lengths of a recording; long outputs decode in more steps, so they weigh more in the context."""
-    known = recording.requests["output_tokens"].is_not_null().to_numpy()
-    prompts = prompt_tokens(recording)[known]
-    outputs = recording.requests["output_tokens"].drop_nulls().to_numpy().astype(np.float64)
-    if not outputs.sum() > 0:
-        return MeanLengths(float(prompt_tokens(recording).mean()), 1.0, float(prompt_tokens(recording).mean()))
-    context = float((outputs * (prompts + outputs / 2)).sum() / outputs.sum())
-    return MeanLengths(float(prompts.mean()), float(outputs.mean()), context)

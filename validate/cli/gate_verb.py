@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from blis_replay.validate.cli.options import json_option, print_json, progress_line, store_option
+from blis_replay.validate.cli.options import executor_options, json_option, print_json, progress_line, store_option
+
+if TYPE_CHECKING:
+    from blis_replay.replay.executors import ExecutorName
 
 _EXIT_CODES = {"pass": 0, "fail": 1, "not judged": 3}
 _FILE = click.Path(path_type=Path, dir_okay=False)
@@ -33,6 +37,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option("--extrapolate", is_flag=True, help="Judge also on another GPU, data type or tensor parallelism.")
 @click.option("--junit", type=_FILE, default=None, metavar="FILE", help="Write the checks as JUnit XML too.")
 @click.option("--markdown", type=_FILE, default=None, metavar="FILE", help="Write a summary for a pull request too.")
+@executor_options
 @store_option
 @json_option
 def command(
@@ -43,6 +48,8 @@ def command(
     extrapolate: bool,
     junit: Path | None,
     markdown: Path | None,
+    executor: ExecutorName,
+    workers: int | None,
     store_path: Path,
     as_json: bool,
 ) -> int:
@@ -71,8 +78,17 @@ def command(
     candidate = load_release(coefficients)
     baseline = load_release(baseline_name) if baseline_name else None
     with open_store(store_path) as store:
-        told = progress_line("experiments judged")
-        report = gate(store, candidate, baseline, policy, selectors, extrapolate=extrapolate, progress=told)
+        report = gate(
+            store,
+            candidate,
+            baseline,
+            policy,
+            selectors,
+            extrapolate=extrapolate,
+            executor=executor,
+            workers=workers,
+            progress=progress_line("experiments judged"),
+        )
     if junit is not None:
         from blis_replay.validate.gating.report_junit import gate_junit
 

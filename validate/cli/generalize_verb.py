@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from blis_replay.validate.cli.options import json_option, print_json, store_option
+from blis_replay.validate.cli.options import executor_options, json_option, print_json, progress_line, store_option
+
+if TYPE_CHECKING:
+    from blis_replay.replay.executors import ExecutorName
 
 
 @click.command("generalize")
@@ -39,6 +42,7 @@ from blis_replay.validate.cli.options import json_option, print_json, store_opti
 @click.option(
     "--out", type=click.Path(path_type=Path, file_okay=False), default=None, help="Folder for a release of each fit."
 )
+@executor_options
 @store_option
 @json_option
 def command(
@@ -48,6 +52,8 @@ def command(
     configs: tuple[str, ...],
     gpu: str | None,
     out: Path | None,
+    executor: ExecutorName,
+    workers: int | None,
     store_path: Path,
     as_json: bool,
 ) -> None:
@@ -82,13 +88,15 @@ def command(
     architectures = bundled_architectures() | {model: architecture_of_file(Path(path)) for model, path in pairs}
     with open_store(store_path) as store:
         cases = read_cases(store, patterns, gpu)
-    with click.progressbar(length=1, label="fitting", file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
-
-        def progress(done: int, jobs: int) -> None:
-            bar.length = jobs
-            bar.update(done - bar.pos)
-
-        result = generalize(cases, by, form, architectures, progress=progress)  # type: ignore[arg-type]  # click checked
+    result = generalize(
+        cases,
+        by,  # type: ignore[arg-type]  # click checked
+        form,  # type: ignore[arg-type]
+        architectures,
+        executor=executor,
+        workers=workers,
+        progress=progress_line("fitting"),
+    )
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         for fold in (*result.folds, result.in_distribution):

@@ -31,6 +31,7 @@ VERBS = {
     "compare": ("compare_verb", "Two recordings, runs, releases or simulators side by side."),
     "gate": ("gate_verb", "May a coefficient release be used?"),
     "calibrate": ("calibrate_verb", "Fit coefficients to recordings."),
+    "steps": ("steps_verb", "How well do coefficients predict single engine steps?"),
     "generalize": ("generalize_verb", "Do coefficients hold for a model or a workload never seen?"),
     "whatif": ("whatif_verb", "The same requests with other engine arguments."),
     "simulate": ("simulate_verb", "Simulate any request table, without a recording."),

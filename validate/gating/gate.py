@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from blis_replay.blis.release import CoefficientRelease
 from blis_replay.ingest.recording import ARRIVALS
@@ -10,7 +10,8 @@ from blis_replay.ingest.store import (
     Store,
     list_experiments,
 )
-from blis_replay.replay.executors import map_jobs
+from blis_replay.replay.executor_ledger import Progress
+from blis_replay.replay.executors import ExecutorName, map_jobs
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.experiment import all_experiments, read_experiment, select_experiments
 from blis_replay.validate.gating.judging import GateJob, judge_experiment
@@ -27,13 +28,16 @@ def gate(
     selectors: Sequence[str] = (),
     *,
     extrapolate: bool = False,
-    progress: Callable[[int, int], None] | None = None,
+    executor: ExecutorName = "local",
+    workers: int | None = None,
+    progress: Progress | None = None,
 ) -> GateReport:
     """Judge a candidate release on experiments.
 
     ``selectors``: as ``select_experiments``; without any, all stored and bundled experiments
     of the models that the candidate has.  ``extrapolate``: judge also where GPU, data type or
-    tensor parallelism are not those of the release.  Raises ``ReleaseError`` for an invalid
+    tensor parallelism are not those of the release.
+    ``executor``, ``workers``, ``progress``: of ``map_jobs``.  Raises ``ReleaseError`` for an invalid
     release, ``UnknownExperimentError`` for a selector that selects nothing,
     ``NothingToJudgeError`` if no experiment is left.
     """
@@ -43,7 +47,7 @@ def gate(
             release.refuse_if_invalid()
     slugs, left_out = _chosen(store, candidate, selectors)
     jobs = [GateJob(read_experiment(store, slug), candidate, baseline, policy, extrapolate) for slug in slugs]
-    judgements = map_jobs(judge_experiment, jobs, progress=progress)
+    judgements = map_jobs(judge_experiment, jobs, executor=executor, workers=workers, progress=progress)
     ordered = tuple(sorted(judgements, key=lambda judgement: (judgement.alias, judgement.slug)))
     checks = (*ranking_checks(ordered, policy.ranking), _covered(ordered, policy.coverage))
     return GateReport(candidate, baseline, policy, ordered, checks, left_out)

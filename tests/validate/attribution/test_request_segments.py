@@ -36,8 +36,8 @@ def test_the_segments_sum_to_e2e_on_both_sides_for_every_request(planted: Plante
     run = replay(planted.recording, with_wrong_pre_queue(planted.release, 3_000))
     segments = segments_of(run)
     e2e_us = planted.recording.requests["e2e_us"].to_numpy()[segments.request_index]
-    assert segments.whole.observed_us.tolist() == e2e_us.tolist()
-    assert segments.whole.simulated_us.tolist() == run.e2e_us[segments.request_index].tolist()
+    assert segments.whole.a_us.tolist() == e2e_us.tolist()
+    assert segments.whole.b_us.tolist() == run.e2e_us[segments.request_index].tolist()
 
 
 def test_a_perfect_simulator_differs_in_no_segment(planted: Planted) -> None:

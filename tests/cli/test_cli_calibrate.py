@@ -1,0 +1,78 @@
+"""``calibrate`` and ``steps``: what they print, and the documented form of their JSON."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from command_line import Run
+
+from blis_replay.blis.release import parse_release
+
+_JSON_DOCS = Path(__file__).parents[2] / "docs" / "json.md"
+
+
+def test_a_fit_is_told_in_eighty_columns_and_kept_in_the_release(run: Run, demo: Path) -> None:
+    """A table, why a coefficient is held, the scheduling mode, and the scores of each part of the split."""
+    run("ingest", demo)
+    answer = run("calibrate", "--train", "1b-*", "--out", "mine.yaml")
+    assert (answer.code, answer.err) == (0, "")
+    assert max(len(line) for line in answer.out.splitlines()) <= 80
+    assert "coefficient" in answer.out
+    assert "1b-general  test" in answer.out
+    assert "wrote mine.yaml; try it:\n  blis-replay validate --experiment 1b-general" in answer.out
+    fit = parse_release(Path("mine.yaml").read_text("utf-8"), "mine.yaml").models[0].fit
+    assert fit is not None
+    assert {score.part for score in fit.scores} == {"fit", "choose", "test"}
+
+
+def test_steps_are_told_in_eighty_columns_for_both_targets(run: Run, demo: Path) -> None:
+    run("ingest", demo)
+    run("calibrate", "--train", "1b-general", "--out", "mine.yaml")
+    answer = run("steps", "--experiment", "1b-general", "--coefficients", "mine.yaml")
+    assert (answer.code, answer.err) == (0, "")
+    assert max(len(line) for line in answer.out.splitlines()) <= 80
+    assert "against the step cycle" in answer.out
+    assert "against step.duration_us" in answer.out
+    assert "\ncycle, batch after " in answer.out
+
+
+def test_steps_need_step_records(run: Run) -> None:
+    answer = run("steps", "--experiment", "34b-general")
+    assert (answer.code, answer.out) == (3, "")
+    assert answer.err == (
+        "error: 34b-general: no two consecutive steps of a busy engine were sampled, so no step cycle is known; ingest "
+        "step records (traces), or sample more of them\n"
+    )
+
+
+@pytest.mark.parametrize("split", ["0.6", "0.8:0.6", "0:1", "a:b", "0.5:1.5"])
+def test_what_is_no_split_is_wrong_use(run: Run, split: str) -> None:
+    answer = run("calibrate", "--train", "34b-general", "--out", "x.yaml", "--split", split)
+    assert answer.code == 2
+    assert f"{split!r} is no split" in answer.err
+
+
+@pytest.mark.parametrize("verb", ["calibrate", "steps"])
+def test_every_field_of_the_json_is_documented_and_every_documented_field_exists(
+    run: Run, demo: Path, verb: str
+) -> None:
+    """Names in the first column are fields; other names in back quotes may be values."""
+    run("ingest", demo)
+    fitted = run("calibrate", "--train", "1b-general", "--out", "mine.yaml", "--json").json
+    stepped = run("steps", "--experiment", "1b-general", "--coefficients", "mine.yaml", "--json").json
+    fields = _fields(fitted if verb == "calibrate" else stepped)
+    section = _JSON_DOCS.read_text("utf-8").split(f"# JSON of `blis-replay {verb} --json`")[1].split("\n# ")[0]
+    documented = set(re.findall(r"[a-z_0-9]+", " ".join(re.findall(r"`([^`]+)`", section))))
+    assert sorted(fields - documented) == []
+    first_column = " ".join(line.split("|")[1] for line in section.splitlines() if "|" in line)
+    assert sorted(set(re.findall(r"[a-z_0-9]+", " ".join(re.findall(r"`([^`]+)`", first_column)))) - fields) == []
+
+
+def _fields(value: object) -> set[str]:
+    if isinstance(value, list):
+        return {name for item in value for name in _fields(item)}
+    if not isinstance(value, dict):
+        return set()
+    return set(value) | {name for item in value.values() for name in _fields(item)}

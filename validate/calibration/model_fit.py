@@ -1,0 +1,240 @@
+"""Coefficients of one model from its recordings: gather, search, choose a form, and say how sure they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blis_replay.blis.latency import Lifecycle
+from blis_replay.blis.release_fit import Status
+from blis_replay.blis.trace import Int64s
+from blis_replay.ingest.recording import Recording
+from blis_replay.validate.calibration.cycle_rows import Floats, rows_from_latencies, rows_from_steps
+from blis_replay.validate.calibration.delays import MeasuredDelay
+from blis_replay.validate.calibration.evidence import (
+    CycleEvidence,
+    Evidence,
+    LatencyEvidence,
+    cycle_evidence,
+    latency_evidence,
+)
+from blis_replay.validate.calibration.identifiability import ALIKE_FROM, Confidence, confidence, variance_inflation
+from blis_replay.validate.calibration.line_fit import fit_line
+from blis_replay.validate.calibration.minimise import Minimum, Residuals, losses, minimise, robust_cost
+from blis_replay.validate.calibration.prior import Prior
+from blis_replay.validate.calibration.step_form import (
+    CONTEXT,
+    DECODE,
+    FIRST_TOKEN,
+    INTERCEPT,
+    PRE_QUEUE,
+    PREFILL,
+    StepForm,
+)
+
+# Where dense and mixture models may cost more or less per further decode: tiles of 16, 32 and 64 rows.
+_BENDS: tuple[tuple[int, ...], ...] = ((16,), (32,), (64,), (32, 64))
+# A slope is worth having where this share of the windows lies on either side of its bend.
+_BEND_SHARE = 0.1
+
+# A coefficient is not determined if its bounds of 95 % are further apart than this share of it.
+_WIDE = 1.0
+
+# What the line through latencies makes of a prefill token can be far off where the first requests stalled.
+_PREFILL_STARTS = (0.25, 0.5, 1.0, 2.0)
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What a share of the runs has to say: cycles and latencies, some of either or none."""
+
+    cycles: tuple[CycleEvidence, ...]
+    latencies: tuple[LatencyEvidence, ...]
+
+    @property
+    def parts(self) -> tuple[Evidence, ...]:
+        """All of it."""
+        return (*self.cycles, *self.latencies)
+
+    def residuals(self, form: StepForm, vector: Floats, delays: Lifecycle) -> Floats:
+        """float64[rows] of all parts, one after the other."""
+        return np.concatenate([part.residuals(form, vector, delays) for part in self.parts])
+
+    def with_scheduling(self, asynchronous: bool) -> Gathered:
+        """The same for engines of this scheduling mode."""
+        return replace(self, latencies=tuple(part.with_scheduling(asynchronous) for part in self.latencies))
+
+    def groups(self) -> Int64s:
+        """int64[rows]: rows of one window of one part have one number."""
+        numbers, first = [], 0
+        for part in self.parts:
+            rows = len(part.cycle_us) if isinstance(part, CycleEvidence) else part.observed_us.shape[1]
+            numbers += [np.arange(first, first + rows)] * (1 if isinstance(part, CycleEvidence) else 2)
+            first += rows
+        return np.concatenate(numbers).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A form with its coefficients (``minimum.vector``), their bounds, which were free, and why the others were not."""
+
+    form: StepForm
+    minimum: Minimum
+    free: NDArray[np.bool_]
+    held: dict[int, tuple[Status, str]]
+    bounds: Confidence
+
+    @property
+    def pre_queue_us(self) -> float:
+        """The pre-queue delay that came out."""
+        return float(self.minimum.vector[PRE_QUEUE])
+
+
+def gather(
+    recordings: Sequence[Recording], window: tuple[float, float], *, steps: bool = True, latencies: bool = True
+) -> Gathered:
+    """The evidence in a share of the runs, by time."""
+    cycles = [cycle_evidence(recording, window) for recording in recordings] if steps else []
+    parts = [latency_evidence(recording, window) for recording in recordings] if latencies else []
+    return Gathered(tuple(c for c in cycles if c is not None), tuple(p for p in parts if p is not None))
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a search starts: the vector of a line through ``batch`` (float64[rows, 4]), and what the batches show.
+
+    ``alike``: coefficients that the others can stand in for, as in every batch they cost in proportion.
+    ``first_token_waits``: whether it may wait for the decodes of its step.
+    """
+
+    vector: Floats
+    alike: tuple[int, ...]
+    first_token_waits: bool = True
+
+
+def line_start(recordings: Sequence[Recording], window: tuple[float, float], prior: Prior, gathered: Gathered) -> Start:
+    """A line through step cycles if there are some, else through client gaps."""
+    with_steps = [r for r in recordings if r.steps.height > 1] if gathered.cycles else []
+    rows = [rows_from_steps(r, window) for r in with_steps] or [rows_from_latencies(r, window) for r in recordings]
+    intercept, prefill, decode, context = map(float, fit_line(rows)[0])
+    batch = np.vstack([part.batch for part in rows])
+    a_decode = float(batch[:, 3].sum() / max(batch[:, 2].sum(), 1e-9))  # context tokens
+    vector = prior.vector.copy()
+    vector[INTERCEPT], vector[PREFILL] = intercept, max(prefill, 1.0)
+    # The prior takes its part of what decodes and their context cost together.
+    vector[DECODE] = max(decode + (context - vector[CONTEXT]) * a_decode, 0.0)
+    if prior.vector[CONTEXT] == 0 and a_decode:
+        vector[CONTEXT], vector[DECODE] = vector[DECODE] / a_decode, 0.0
+    return Start(vector, _alike(StepForm().design(batch), keep_context=prior.vector[CONTEXT] == 0))
+
+
+def _alike(design: Floats, *, keep_context: bool) -> tuple[int, ...]:
+    """Coefficients that have to be held so that the rest can be told apart, the least trusted first."""
+    # A step reads the KV cache of its context whatever the model; without a prior for that the context
+    # keeps what the two cost together, because it is what carries over to other lengths.
+    order = (DECODE, CONTEXT, PREFILL) if keep_context else (CONTEXT, DECODE, PREFILL)
+    free = np.array([i in (INTERCEPT, PREFILL, CONTEXT, DECODE) for i in range(design.shape[1])])
+    for i in order:
+        if variance_inflation(design, free)[i] > ALIKE_FROM:
+            free[i] = False
+    return tuple(i for i in order if not free[i])
+
+
+def fit_form(
+    gathered: Gathered, form: StepForm, start: Start, prior: Prior, measured: dict[str, MeasuredDelay], seed: int
+) -> Fitted:
+    """Fit the coefficients of a form that the evidence determines; the others stay at what is measured or prior."""
+    delays = lifecycle_of(measured)
+
+    def residuals(x: Floats) -> Floats:
+        return gathered.residuals(form, x, delays)
+
+    held, vector = _held_from_the_start(gathered, form, start, prior, measured)
+    at_prior, probe = form.vector(prior.vector), form.probe_us(start.vector[INTERCEPT])
+    has_prior = (at_prior > 0) | (np.arange(len(at_prior)) == FIRST_TOKEN)
+    vector = _best_prefill(residuals, vector, prior)
+    while True:
+        free = np.array([i not in held for i in range(len(form.names))])
+        minimum = minimise(residuals, vector, probe, free)
+        bounds = confidence(minimum, free, gathered.groups(), seed)
+        width = bounds.high - bounds.low
+        # Without a prior the fitted value stays: its bounds say how little it is worth.  That a first token
+        # waits for others is no prior knowledge, so the prior of that is 0.
+        wide = (width > _WIDE * np.maximum(minimum.vector, probe)) & has_prior
+        if not wide.any():
+            return Fitted(form, minimum, free, held, bounds)
+        i = int(np.argmax(np.where(wide, width / probe, 0)))
+        why = f"not determined: between {bounds.low[i]:.4g} and {bounds.high[i]:.4g} us"
+        held[i], vector = ("prior", f"{why}; {prior.source}"), minimum.vector.copy()
+        vector[i] = at_prior[i]
+
+
+def _held_from_the_start(
+    gathered: Gathered, form: StepForm, start: Start, prior: Prior, measured: dict[str, MeasuredDelay]
+) -> tuple[dict[int, tuple[Status, str]], Floats]:
+    """Coefficients that the recordings cannot determine, with the reason, and the vector with their values."""
+    vector, held = form.vector(start.vector), dict[int, tuple[Status, str]]()
+    if "pre_queue" in measured:
+        held[PRE_QUEUE], vector[PRE_QUEUE] = ("measured", measured["pre_queue"].source), measured["pre_queue"].value_us
+    elif not gathered.latencies:
+        held[PRE_QUEUE] = ("prior", f"no latencies to fit it to; {prior.pre_queue_source}")
+        vector[PRE_QUEUE] = prior.vector[PRE_QUEUE]
+    if not gathered.latencies:
+        held[FIRST_TOKEN] = ("prior", f"no latencies to fit it to; {prior.source}")
+    elif not start.first_token_waits:
+        held[FIRST_TOKEN] = ("prior", "left out")
+    for i in start.alike:
+        held[i] = ("prior", f"the recordings do not tell it from other costs of a step; {prior.source}")
+        # The start has already given the context its prior, or all that decodes cost to the context.
+        vector[i] = prior.vector[i] if i == PREFILL else vector[i]
+    if DECODE in start.alike:
+        vector[DECODE:] = 0.0 if CONTEXT not in start.alike else prior.vector[DECODE]
+        held |= dict.fromkeys(range(DECODE, len(form.names)), held[DECODE])
+    return held, vector
+
+
+def _best_prefill(residuals: Residuals, vector: Floats, prior: Prior) -> Floats:
+    prefills = {vector[PREFILL] * share for share in _PREFILL_STARTS} | {prior.vector[PREFILL] or vector[PREFILL]}
+    starts = [np.where(np.arange(len(vector)) == PREFILL, value, vector) for value in sorted(prefills)]
+    return min(starts, key=lambda x: robust_cost(residuals(x)))
+
+
+def lifecycle_of(measured: dict[str, MeasuredDelay]) -> Lifecycle:
+    """The delays that were measured."""
+    return Lifecycle(**{f"{name}_us": delay.value_us for name, delay in measured.items()})
+
+
+def choose_form(
+    gathered: Gathered,
+    later: Gathered,
+    line: Fitted,
+    start: Start,
+    prior: Prior,
+    measured: dict[str, MeasuredDelay],
+    seed: int,
+) -> Fitted:
+    """The line, or a bent form that does better on later windows by more than one standard error."""
+    best, delays = line, lifecycle_of(measured)
+    cost = _losses(later, line, delays)
+    for bends in _BENDS:
+        if DECODE in start.alike or not _supported(gathered, bends):
+            continue
+        bent = fit_form(gathered, StepForm(bends), replace(start, vector=line.minimum.vector), prior, measured, seed)
+        gain = cost - (new := _losses(later, bent, delays))
+        if gain.sum() > gain.std() * np.sqrt(len(gain)):
+            best, cost = bent, new
+    return best
+
+
+def _losses(gathered: Gathered, fitted: Fitted, delays: Lifecycle) -> Floats:
+    return losses(gathered.residuals(fitted.form, fitted.minimum.vector, delays))
+
+
+def _supported(gathered: Gathered, bends: tuple[int, ...]) -> bool:
+    """Whether enough windows lie on either side of each bend."""
+    decodes = np.concatenate([part.decodes for part in gathered.parts])
+    edges = np.searchsorted(np.sort(decodes), [0, *bends, np.inf])
+    return bool((np.diff(edges) >= _BEND_SHARE * len(decodes)).all())
