@@ -7,9 +7,12 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import click
+
+if TYPE_CHECKING:
+    import polars as pl
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -33,6 +36,31 @@ def store_option(command: Command) -> Command:
 def json_option(command: Command) -> Command:
     """``--json``: machine-readable output."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")(command)
+
+
+def form_options(command: Command) -> Command:
+    """``--json``, ``--csv`` and ``--markdown`` as ``form``, None for a table: of verbs that print metrics."""
+    for form, what in (("markdown", "a Markdown table"), ("csv", "CSV, a row a number"), ("json", "JSON")):
+        told = f"Print {what} instead of a table."
+        command = click.option(f"--{form}", "form", flag_value=form, type=str, default=None, help=told)(command)
+    return command
+
+
+def print_frame(frame: pl.DataFrame, form: str) -> None:
+    """Print a frame (no nested columns) as ``csv``, numbers in full, or ``markdown``, with six digits."""
+    from blis_replay.validate.terminal import markdown_table
+
+    if form == "csv":
+        click.echo(frame.write_csv(), nl=False)
+    else:
+        rows = [[_cell(value) for value in row] for row in frame.iter_rows()]
+        click.echo(markdown_table(frame.columns, rows))
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def executor_options(command: Command) -> Command:
