@@ -82,7 +82,7 @@ def timeline(run: ReplayRun, from_us: int = 0, until_us: int | None = None) -> T
     lanes = pl.concat(
         [
             with_preemptions(lanes_seen, observed_preemptions(recording, starts)),
-            with_preemptions(lanes_made, simulated_preemptions(run, window[1])),
+            with_preemptions(lanes_made, simulated_preemptions(run)),
         ]
     )
     chosen = recording.requests.filter(pl.col("request_index").is_in(lanes["request_index"].unique().implode()))

@@ -58,8 +58,8 @@ def observed_preemptions(recording: Recording, step_starts: pl.DataFrame) -> pl.
     )
 
 
-def simulated_preemptions(run: ReplayRun, until_us: int) -> pl.DataFrame:
-    """``PREEMPTION_SCHEMA`` of the replay, of preemptions before ``until_us``.
+def simulated_preemptions(run: ReplayRun) -> pl.DataFrame:
+    """``PREEMPTION_SCHEMA`` of the replay.
 
     A run does not keep which request was preempted in which step, so it is made once more, from one step with
     preemptions or readmissions to the next.
@@ -71,18 +71,16 @@ def simulated_preemptions(run: ReplayRun, until_us: int) -> pl.DataFrame:
     seen: Int64s = np.zeros(len(run.plan.trace), np.int64)
     out: dict[int, int] = {}
     rows: list[tuple[int, int, int | None, int | None]] = []
-    steps = result.steps[result.steps["scheduled_us"] < until_us]
-    for now_us, preempted, admitted in zip(
-        *(steps[name].tolist() for name in ("scheduled_us", "preempted", "admitted")), strict=True
-    ):
+    columns = (result.steps[name].tolist() for name in ("scheduled_us", "preempted", "admitted"))
+    for now_us, preempted, admitted in zip(*columns, strict=True):
         if not preempted and not (out and admitted):
             continue
         engine.advance(run.plan.cycles or entry.latency, now_us + 1)
         status, count = engine.state.request[:, k.STATUS], engine.state.request[:, k.PREEMPTIONS].astype(np.int64)
         for place in [place for place in out if status[place] != k.WAITING]:
-            rows.append(_row(run, int(engine.order[place]), out.pop(place), now_us))
-        for place in np.flatnonzero(count > seen).tolist():
-            out[place] = now_us
+            request = int(engine.order[place])
+            rows.append((request, out.pop(place), now_us, _next_token_us(run, request, now_us)))
+        out |= dict.fromkeys(np.flatnonzero(count > seen).tolist(), now_us)
         seen = count
     rows += [(int(engine.order[place]), since_us, None, None) for place, since_us in out.items()]
     return pl.DataFrame(rows, schema=PREEMPTION_SCHEMA, orient="row").sort("request_index", "preempted_us")
@@ -101,10 +99,12 @@ def with_preemptions(lanes: pl.DataFrame, preemptions: pl.DataFrame) -> pl.DataF
     return pl.concat([lanes.filter(~touched), changed]).sort("request_index", "start_us")
 
 
-def _row(run: ReplayRun, request: int, since_us: int, resumed_us: int) -> tuple[int, int, int | None, int | None]:
-    times_us = run.result.token_times_us(request)
-    after = np.sort(times_us[times_us > resumed_us])
-    return request, since_us, resumed_us, int(after[0]) if len(after) else None
+def _next_token_us(run: ReplayRun, request: int, resumed_us: int) -> int | None:
+    """The first token after a readmission, with which a run of steps that all gave one begins."""
+    segments = run.result.segments
+    begin_us = run.result.step_end_us[segments[segments[:, 0] == request, 1]]
+    after_us = begin_us[begin_us > resumed_us]
+    return int(after_us.min()) if len(after_us) else None
 
 
 def _overlaid(lane: list[dict[str, object]], preemptions: pl.DataFrame) -> list[dict[str, object]]:

@@ -160,7 +160,7 @@ def test_a_preempted_request_has_no_tokens_until_its_prefill_is_done_again(plant
     run = replay(with_engine(planted.recording, {"num_gpu_blocks": 200}), planted.release)
     result = run.result
     assert result.preemptions.sum() > 10
-    holes = simulated_preemptions(run, ALL_US)
+    holes = simulated_preemptions(run)
     counts = np.bincount(holes["request_index"].to_numpy(), minlength=len(result.preemptions))
     assert counts.tolist() == result.preemptions.tolist()
     for request, preempted_us, resumed_us, token_us in holes.iter_rows():
