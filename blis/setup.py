@@ -204,7 +204,7 @@ def _config(engine: EngineConfig, ring: int, usable_blocks: int) -> Int64s:
 def _at(requests: int, usable_blocks: int, rows: int, static_keys: int) -> Int64s:
     at = np.zeros(k.AT_SIZE, np.int64)
     at[k.SUBMITTED] = requests
-    at[k.FREE_BLOCKS] = usable_blocks
+    at[k.FREE_BLOCKS] = at[k.FREE_BEFORE] = usable_blocks
     at[k.PIECES_USED] = 1  # the blocks that were never used, at the head and the tail of the queue
     at[k.SPARE_PIECE] = k.NONE
     at[[k.RUN_HEAD, k.RUN_TAIL, k.PREFILL_HEAD, k.PREFILL_TAIL]] = k.NONE

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -112,6 +112,25 @@ class RequestTrace:
 
     def __len__(self) -> int:
         return len(self.arrival_us)
+
+    def part(self, chosen: slice | NDArray[np.bool_]) -> RequestTrace:
+        """The trace of some of its requests, in their order."""
+
+        def of(values: Int64s | None) -> Int64s | None:
+            return None if values is None else values[chosen]
+
+        keys = self.block_keys
+        return RequestTrace(
+            arrival_us=self.arrival_us[chosen],
+            prompt_tokens=self.prompt_tokens[chosen],
+            prefill_tokens=self.prefill_tokens[chosen],
+            output_tokens=self.output_tokens[chosen],
+            abort_us=self.abort_us[chosen],
+            priority=of(self.priority),
+            block_keys=None if keys is None else replace(keys, start=keys.start[chosen], count=keys.count[chosen]),
+            pre_queue_us=of(self.pre_queue_us),
+            held_us=of(self.held_us),
+        )
 
 
 @dataclass(frozen=True)
