@@ -14,7 +14,7 @@ from blis_replay.blis.kernel.state import BLOCK_SIZE, KEY_COUNT, KEY_START, PROM
 @compiled
 def prompt_blocks(stack: State, front: Front, request: int) -> int:
     """Full blocks of a prompt, of a request by its number by queueing."""
-    return front.row[request, PROMPT_TOKENS] // stack.config[BLOCK_SIZE]
+    return front.columns[PROMPT_TOKENS, request] // stack.config[BLOCK_SIZE]
 
 
 @compiled
@@ -23,7 +23,7 @@ def remembered_share(stack: State, front: Front, request: int, i: int) -> float:
     blocks = prompt_blocks(stack, front, request)
     if blocks == 0:
         return 0.0
-    start, known = front.row[request, KEY_START], min(blocks, front.row[request, KEY_COUNT])
+    start, known = front.columns[KEY_START, request], min(blocks, front.columns[KEY_COUNT, request])
     matched = 0
     while matched < known and front.older[i, stack.keys[start + matched] + 1] != 0:
         matched += 1
@@ -33,8 +33,8 @@ def remembered_share(stack: State, front: Front, request: int, i: int) -> float:
 @compiled
 def remember(stack: State, front: Front, request: int, i: int) -> None:
     """A prompt is sent to an instance; its first block is the last to be forgotten."""
-    start = front.row[request, KEY_START]
-    for block in range(min(prompt_blocks(stack, front, request), front.row[request, KEY_COUNT]) - 1, -1, -1):
+    start = front.columns[KEY_START, request]
+    for block in range(min(prompt_blocks(stack, front, request), front.columns[KEY_COUNT, request]) - 1, -1, -1):
         node = stack.keys[start + block] + 1
         if front.older[i, node] != 0:
             unlink(front, i, node)

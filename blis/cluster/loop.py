@@ -85,12 +85,12 @@ def queue_at(stack: State, front: Front, request: int, i: int) -> None:
     """Make a request, by its number by queueing, the next one of an instance."""
     local = stack.at[i, SUBMITTED]
     for column in range(REQUEST_COLUMNS):
-        stack.request[i, column, local] = front.row[request, column]
+        stack.request[i, column, local] = front.columns[column, request]
     for column in range(LINK_COLUMNS):
         stack.link[i, local, column] = NONE
     stack.queued_us[i, local] = front.queued_us[request]
     stack.scheduled_us[i, local] = NONE
-    stack.by_rank[i, front.row[request, RANK]] = local
+    stack.by_rank[i, front.columns[RANK, request]] = local
     front.member[i, local] = request
     note_abort(stack, i, local, front.abort_us[request])
     stack.at[i, SUBMITTED] += 1

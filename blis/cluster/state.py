@@ -50,7 +50,7 @@ class Front(NamedTuple):
     target: Int64s  # [requests, by arrival] the instance; given to a router that reads no state
     place: Int64s  # [requests, by arrival] its number by queueing
     order: Int64s  # [requests, by queueing] its number by arrival
-    row: Int32s  # [requests, by queueing; REQUEST_COLUMNS] its row in State.request before it queues
+    columns: Int32s  # [REQUEST_COLUMNS; requests, by queueing] its row in State.request before it queues
     queued_us: Int64s  # [requests, by queueing]
     abort_us: Int64s  # [requests, by queueing]
     member: Int64s  # [instances, requests] number by queueing of an instance's requests
