@@ -56,7 +56,7 @@ engines = st.builds(
     max_model_len=st.just(1000),
     async_scheduling=st.booleans(),
     num_gpu_blocks=st.integers(20, 40),
-    scheduling_policy=st.sampled_from(["fcfs", "priority"]),
+    scheduling_policy=st.sampled_from(["fcfs", "priority", "sjf"]),
 )
 snapshot_rules = st.builds(Snapshots, st.sampled_from([0, 1, 20_000, 100_000]), st.booleans())
 clusters = st.builds(
