@@ -104,7 +104,7 @@ def _front(trace: RequestTrace, cluster: ClusterConfig, alone: k.State, order: I
     place = np.empty(n, np.int64)
     place[order] = np.arange(n)
     policy = np.zeros(c.POLICY_SIZE, np.int64)
-    policy[c.ROUTER] = c.GIVEN if given is not None else _KINDS[type(router)]  # type: ignore[index]  # all that read
+    policy[c.ROUTER] = c.GIVEN if given is not None else _KINDS[type(router)]
     policy[c.INTERVAL_US] = cluster.snapshots.interval_us
     policy[c.LIVE_DEPTHS] = cluster.snapshots.live_depths
     policy[c.MEMORY_BLOCKS] = ROUTER_MEMORY_BLOCKS
