@@ -69,7 +69,11 @@ def advance_all(stack: State, front: Front, until_us: int, kind: int, whole: Int
     """
     progress = front.progress
     while progress[QUEUED] < len(front.queued_us) and front.queued_us[progress[QUEUED]] < until_us:
-        queue_at(stack, front, progress[QUEUED], front.target[front.order[progress[QUEUED]]])
+        i = front.target[front.order[progress[QUEUED]]]
+        if stack.at[i, SUBMITTED] == stack.queued_us.shape[1]:
+            progress[STOPPED_AT] = i
+            return NEEDS_ROOM
+        queue_at(stack, front, progress[QUEUED], i)
         progress[QUEUED] += 1
     for i in range(len(stack.at)):
         if stack.at[i, NOW] < until_us:
@@ -90,8 +94,7 @@ def queue_at(stack: State, front: Front, request: int, i: int) -> None:
         stack.link[i, local, column] = NONE
     stack.queued_us[i, local] = front.queued_us[request]
     stack.scheduled_us[i, local] = NONE
-    stack.by_rank[i, front.columns[RANK, request]] = local
-    front.member[i, local] = request
+    stack.by_rank[front.columns[RANK, request]] = local
     note_abort(stack, i, local, front.abort_us[request])
     stack.at[i, SUBMITTED] += 1
 

@@ -24,9 +24,10 @@ from blis_replay.blis.setup import looked_at_times, new_state, with_room
 from blis_replay.blis.trace import EngineConfig, Int64s, RequestTrace
 
 _KINDS = {LeastLoaded: c.LEAST_LOADED, AlwaysBusiest: c.ALWAYS_BUSIEST, Weighted: c.WEIGHTED}
-# Of an instance's state: written before they are read, so copies of them would be of nothing.
-_UNWRITTEN = ("queued_us", "abort_us", "scheduled_us", "link", "abort_order", "by_rank", "heap", "piece", "segments")
-_SHARED = ("config", "keys")
+# Of an instance's state, by request: written before they are read, so copies of them would be of nothing.
+_BY_REQUEST = ("request", "queued_us", "abort_us", "scheduled_us", "link", "abort_order", "heap")
+_LAST_AXIS = ("request",)  # column after column
+_SHARED = ("config", "keys", "by_rank")
 
 
 def new_run(
@@ -61,41 +62,50 @@ def given_instances(router: StateFreeRouter, instances: int, requests: int) -> I
 
 def with_room_for(stack: k.State, i: int) -> k.State:
     """The same states with the arrays that are nearly full for instance ``i`` made longer for all."""
+    submitted, capacity = stack.at[:, k.SUBMITTED], stack.queued_us.shape[1]
+    if submitted[i] == capacity:
+        length = capacity + capacity // 2 + 1
+        return stack._replace(**{name: _longer(stack, name, length, submitted) for name in _BY_REQUEST})
     wanted = with_room(c.instance_view(stack, i))
-    used = {"steps": k.ROWS, "segments": k.SEGMENTS}
-    longer = {}
-    for name in ("steps", "segments", "found"):
-        table, length = getattr(stack, name), len(getattr(wanted, name))
-        if length > table.shape[1]:
-            rows = stack.at[:, used[name]].tolist() if name in used else [table.shape[1]] * len(table)
-            longer[name] = _longer(table, length, rows)
-    return stack._replace(**longer)
+    all_keys = np.full(len(stack.at), stack.found.shape[1])
+    used = {"steps": stack.at[:, k.ROWS], "segments": stack.at[:, k.SEGMENTS], "found": all_keys}
+    short = [name for name in used if len(getattr(wanted, name)) > getattr(stack, name).shape[1]]
+    return stack._replace(**{name: _longer(stack, name, len(getattr(wanted, name)), used[name]) for name in short})
 
 
-def _longer(table: NDArray[Any], length: int, rows: list[int]) -> NDArray[Any]:
-    """Tables of ``length`` rows with the rows that each has; the new ones take no memory unless read as "none"."""
-    shape = (len(table), length, *table.shape[2:])
-    longer = np.full(shape, k.NONE, table.dtype) if table.dtype == np.int32 else np.empty(shape, table.dtype)
-    for old, new, count in zip(table, longer, rows, strict=True):
-        new[:count] = old[:count]
+def _longer(stack: k.State, name: str, length: int, rows: Int64s) -> NDArray[Any]:
+    """An array with room for ``length`` rows an instance, and the rows that each has."""
+    table = getattr(stack, name)
+    axis = table.ndim - 1 if name in _LAST_AXIS else 1
+    longer = np.empty((*table.shape[:axis], length, *table.shape[axis + 1 :]), table.dtype)
+    if name == "found":
+        longer[:] = k.NONE
+    for old, new, count in zip(table, longer, rows.tolist(), strict=True):
+        held = (*[slice(None)] * (axis - 1), slice(count))
+        new[held] = old[held]
     return longer
 
 
 def _stacked(alone: k.State, instances: int) -> k.State:
-    """As many states as instances, without a request, from one that knows them all."""
-    at = alone.at.copy()
-    at[k.SUBMITTED] = 0
+    """As many states as instances, without a request, from one that knows them all.
+
+    There is room for an even share of the requests and some; an instance that gets more makes it longer.
+    """
+    requests = len(alone.queued_us)
+    share = min(requests, requests // instances * 2 + 16)
     fields: dict[str, NDArray[Any]] = {name: getattr(alone, name) for name in _SHARED}
-    for name in _UNWRITTEN:
-        array = getattr(alone, name)
-        fields[name] = np.empty((instances, *array.shape), array.dtype)
+    for name in _BY_REQUEST:
+        array = getattr(alone, name).T if name in _LAST_AXIS else getattr(alone, name)
+        shape = (*array.shape[:-1], share) if name in _LAST_AXIS else (share, *array.shape[1:])
+        fields[name] = np.empty((instances, *shape), array.dtype)
+    fields["piece"] = np.empty((instances, *alone.piece.shape), np.int32)
     fields["piece"][:, 0] = alone.piece[0]
-    fields["request"] = np.empty((instances, *alone.request.T.shape), np.int32)
+    fields["segments"] = np.empty((instances, len(alone.segments) - requests + share, 3), np.int64)
     fields["steps"] = np.empty((instances, len(alone.steps) // instances + 1), k.STEP_DTYPE)
     for name in k.State._fields:
         if name not in fields:
-            array = at if name == "at" else getattr(alone, name)
-            fields[name] = np.repeat(array[np.newaxis], instances, axis=0)
+            fields[name] = np.repeat(getattr(alone, name)[np.newaxis], instances, axis=0)
+    fields["at"][:, k.SUBMITTED] = 0
     return k.State(**fields)
 
 
@@ -125,7 +135,6 @@ def _front(trace: RequestTrace, cluster: ClusterConfig, alone: k.State, order: I
         columns=alone.request.T,
         queued_us=alone.queued_us,
         abort_us=alone.abort_us,
-        member=np.empty((instances, n), np.int64),
         routed=np.zeros(instances, np.int64),
         snapshot=np.zeros((instances, c.SNAPSHOT_COLUMNS), np.int64),
         newer=newer,

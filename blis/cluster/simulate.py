@@ -95,7 +95,8 @@ def _instance_result(
     chosen = np.flatnonzero(front.target == i)
     state = c.instance_view(stack, i)
     state = state._replace(request=state.request[: len(chosen)], scheduled_us=state.scheduled_us[: len(chosen)])
-    order = np.searchsorted(chosen, front.order[front.member[i, : len(chosen)]])
+    by_queueing = front.order[front.target[front.order] == i]
+    order = np.searchsorted(chosen, by_queueing)
     result = read_result(state, order, served.arrival_us[chosen], queued_us[chosen], lifecycle)
     check_conservation(served.abort_us[chosen], state, result)
     return result

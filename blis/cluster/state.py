@@ -1,8 +1,9 @@
 """What a run of a cluster is made of: the states of its instances, stacked, and the front before them.
 
 The states of all instances are one ``kernel.state.State`` whose arrays have the instance as a further, first axis,
-so that compiled code can go from one to the next; ``request`` is column after column there too.  ``config`` and
-``keys`` are the same for all.  An instance numbers its requests in the order in which they reach its queue.
+so that compiled code can go from one to the next; ``request`` is column after column there too.  An instance numbers
+its requests in the order in which they reach its queue.  ``config``, ``keys`` and ``by_rank`` are the same for all:
+ranks are those among all requests, and a rank leads to the number that its request has in its instance.
 """
 
 from __future__ import annotations
@@ -53,7 +54,6 @@ class Front(NamedTuple):
     columns: Int32s  # [REQUEST_COLUMNS; requests, by queueing] its row in State.request before it queues
     queued_us: Int64s  # [requests, by queueing]
     abort_us: Int64s  # [requests, by queueing]
-    member: Int64s  # [instances, requests] number by queueing of an instance's requests
     routed: Int64s  # [instances] requests sent there
     snapshot: Int64s  # [instances, SNAPSHOT_COLUMNS]
     newer: Int32s  # [instances, keys + 1] the router's memory of blocks sent, see affinity
@@ -74,7 +74,7 @@ def instance_view(stack: State, i: int) -> State:
         scheduled_us=stack.scheduled_us[i],
         link=stack.link[i],
         abort_order=stack.abort_order[i],
-        by_rank=stack.by_rank[i],
+        by_rank=stack.by_rank,
         heap=stack.heap[i],
         growth_head=stack.growth_head[i],
         growth_count=stack.growth_count[i],

@@ -194,6 +194,15 @@ def test_long_runs_find_room() -> None:
     assert result.instances[0].steps.tobytes() == simulate(trace, engine, TEN_MS).steps.tobytes()
 
 
+def test_one_instance_may_get_more_than_its_share() -> None:
+    """All 200 requests to the last of four: more than twice the even share, for which there is room at first."""
+    trace = make_trace(list(range(0, 200_000, 1_000)), [20] * 200, [3] * 200)
+    trace = replace(trace, priority=np.arange(200) % 3)
+    engine = replace(ENGINE, scheduling_policy="priority", max_num_seqs=4)
+    result = simulate_cluster(trace, ClusterConfig(4, Recorded(np.full(200, 3))), engine, TEN_MS)
+    assert (result.e2e_us == simulate(trace, engine, TEN_MS).e2e_us).all()
+
+
 # -- What it refuses ----------------------------------------------------------------------------
 
 
