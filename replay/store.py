@@ -62,7 +62,7 @@ def store_run(store: Store, run: ReplayRun, errors: pl.DataFrame) -> None:
         *(pl.when("completed").then(name) for name in ("ttft_us", "e2e_us")),
         state=pl.when("completed").then(pl.lit("completed")).otherwise(pl.lit("aborted")),
     )
-    table = empty_frame(RUN_STEP_SCHEMA) if engine is None else _step_table(engine)
+    table = empty_frame(RUN_STEP_SCHEMA) if engine is None else step_table(engine)
     write_run(store, record, requests.drop("completed"), table, errors)
 
 
@@ -84,7 +84,8 @@ def _engine_times(result: SimResult) -> dict[str, pl.Series]:
     return {column.name: column for column in times.drop("completed")}
 
 
-def _step_table(result: SimResult) -> pl.DataFrame:
+def step_table(result: SimResult) -> pl.DataFrame:
+    """The steps of a run, a row each: ``step``, ``start_us``, ``end_us``, tokens of the batch, and queue depths."""
     steps = result.steps
     return pl.DataFrame(
         {

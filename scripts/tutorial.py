@@ -1,0 +1,41 @@
+"""A tour in Python: from a recording to the sentence that names the cause.
+
+    python scripts/tutorial.py            # runs in CI; every number that it prints comes from the call above it
+
+The same steps work in a notebook, line by line.  It uses an experiment that ships; for your own
+recording, put ``br.ingest("runs/my-run")`` first and its name in the place of ``34b-general``.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import polars as pl
+
+from blis_replay.validate import notebook as br
+
+
+def main(store: Path) -> None:
+    """Walk through one experiment; ``store``: a file that may not exist yet."""
+    print("1. How far is the simulator from the server?")
+    means = br.metrics("34b-general", store=store).filter(pl.col("statistic") == "mean")
+    print(means.select("metric", "observed_us", "simulated_us", "error"))
+
+    print("2. The same with synchronous scheduling, as many simulators have it:")
+    synchronous = br.metrics("34b-general", replay="scheduling=synchronous", store=store)
+    print(synchronous.filter(pl.col("statistic") == "mean").select("metric", "observed_us", "simulated_us", "error"))
+
+    print("3. Where does that error come from?")
+    parts = br.attribution("34b-general", replay="scheduling=synchronous", store=store)
+    print(parts.filter((pl.col("metric") == "ttft") & (pl.col("statistic") == "mean")).select("part", "share_us"))
+
+    print("4. What did the simulated server do?  Its batches by number of decodes:")
+    batches = br.steps("34b-general", store=store).with_columns(cycle_us=pl.col("end_us") - pl.col("start_us"))
+    tens = (pl.col("decode_tokens") // 20 * 20).alias("decodes_from")
+    print(batches.group_by(tens).agg(pl.len(), pl.col("cycle_us").mean()).sort("decodes_from"))
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        main(Path(folder) / "store.duckdb")

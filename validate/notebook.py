@@ -1,0 +1,154 @@
+"""The same as the command line, from Python: functions that return polars frames.
+
+::
+
+    from blis_replay.validate import notebook as br
+    br.metrics("34b-general")                                     # observed, simulated, error
+    br.attribution("34b-general", replay="scheduling=synchronous")  # and what the error comes from
+
+``name`` is a slug or alias of an experiment, stored or bundled; ``coefficients`` a release that ships or a YAML file,
+``replay`` a mode as ``validate --replay`` takes it.  ``store`` is the file of the ground-truth store, by default the
+one of the command line.  Times are us.  Errors are those of the command line, one line each: ``IngestError``,
+``ReplayError``, ``SimulatorError``, ``ValidateError``.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import polars as pl
+
+from blis_replay.fixtures.catalogue import profile_of
+from blis_replay.ingest.ingest import ingest_source
+from blis_replay.ingest.readers.discovery import sources_of
+from blis_replay.ingest.recording import Recording
+from blis_replay.ingest.store import inter_token_gaps, open_store, read_stored
+from blis_replay.replay import driver
+from blis_replay.replay.driver import ReplayRun
+from blis_replay.replay.mode import parse_mode
+from blis_replay.replay.release_file import load_release
+from blis_replay.replay.store import step_table
+from blis_replay.validate.attribution.attribute import Attribution, Estimate, attribute
+from blis_replay.validate.attribution.resampled import QUANTITIES
+from blis_replay.validate.attribution.segments import segment_frame, segments_of
+from blis_replay.validate.cli.options import STORE_DEFAULT
+from blis_replay.validate.experiment import (
+    DEFAULT_RELEASE,
+    compare_whole,
+    errors_frame,
+    find_experiment,
+    read_experiment,
+    stored_experiment,
+)
+from blis_replay.validate.observed import observed_requests
+
+StorePath = Path | str | None
+
+
+def ingest(*paths: Path | str, engine: Path | str | None = None, store: StorePath = None) -> pl.DataFrame:
+    """Read experiments into the store; a row each: slug, alias, outcome, and how much was read.
+
+    ``paths``: directories, files and patterns, as ``blis-replay ingest`` takes them; ``engine``: a YAML file of engine
+    arguments.  Raises ``RecordingError`` for the first that cannot be read.
+    """
+    outcomes = [
+        ingest_source(
+            _store(store), source, profile=profile_of(source.slug), engine_file=Path(engine) if engine else None
+        )
+        for source in sources_of([str(path) for path in paths])
+    ]
+    return pl.DataFrame([vars(outcome) for outcome in outcomes])
+
+
+def recording(name: str, store: StorePath = None) -> Recording:
+    """The recording itself; ``.requests``, ``.steps``, ``.lifecycles``, ``.aggregates`` are frames."""
+    return stored_experiment(_store(store), name)
+
+
+def replay(name: str, coefficients: str = DEFAULT_RELEASE, replay: str = "exact", store: StorePath = None) -> ReplayRun:
+    """A replay of an experiment, with everything that was simulated."""
+    return _replayed(stored_experiment(_store(store), name), coefficients, replay)
+
+
+def metrics(
+    name: str, coefficients: str = DEFAULT_RELEASE, replay: str = "exact", store: StorePath = None
+) -> pl.DataFrame:
+    """``metric, statistic, observed_us, simulated_us, error``, and the ``reason`` where a number is missing."""
+    with open_store(_store(store)) as opened:
+        experiment = read_experiment(opened, find_experiment(opened, name))
+    return errors_frame(compare_whole(experiment, _replayed(experiment.recording, coefficients, replay)))
+
+
+def requests(
+    name: str, coefficients: str = DEFAULT_RELEASE, replay: str = "exact", store: StorePath = None
+) -> pl.DataFrame:
+    """The recorded requests, with ``simulated_ttft_us`` and ``simulated_e2e_us`` (null where it did not finish)."""
+    experiment = stored_experiment(_store(store), name)
+    run = _replayed(experiment, coefficients, replay)
+    done = pl.Series(run.simulated.completed)
+    simulated = {"simulated_ttft_us": run.ttft_us, "simulated_e2e_us": run.e2e_us}
+    return experiment.requests.with_columns(
+        pl.when(done).then(pl.Series(values)).alias(column) for column, values in simulated.items()
+    )
+
+
+def steps(
+    name: str, coefficients: str = DEFAULT_RELEASE, replay: str = "exact", store: StorePath = None
+) -> pl.DataFrame:
+    """The simulated steps: start, end, batch, queue and KV use."""
+    return step_table(_replayed(stored_experiment(_store(store), name), coefficients, replay).result)
+
+
+def segments(
+    name: str, coefficients: str = DEFAULT_RELEASE, replay: str = "exact", store: StorePath = None
+) -> pl.DataFrame:
+    """A row a request and segment of its way, ``observed_us``, ``simulated_us`` and their difference."""
+    return segment_frame(segments_of(_replayed(stored_experiment(_store(store), name), coefficients, replay)))
+
+
+def attribution(
+    name: str, coefficients: str = DEFAULT_RELEASE, replay: str = "exact", store: StorePath = None
+) -> pl.DataFrame:
+    """Where each error comes from: ``metric, statistic, part, share_us, low_us, high_us, change_us``.
+
+    ``part``: ``error``, each component, and ``no component``; ``share_us``: of a component its Shapley value with
+    bounds of 95 %; ``change_us``: what it changes one after the other in this order.
+    """
+    release = load_release(coefficients)
+    with open_store(_store(store)) as opened:
+        experiment = read_stored(opened, find_experiment(opened, name))
+        gaps = inter_token_gaps(opened, experiment.slug, observed_requests(experiment))
+    found = attribute(
+        experiment,
+        release,
+        parse_mode(replay, release.published_replay),
+        reference=load_release(DEFAULT_RELEASE),
+        token_gaps=gaps if len(gaps[0]) else None,
+    )
+    return pl.DataFrame(
+        [row for i in range(len(QUANTITIES)) for row in _parts(found, i)], orient="row", schema=_ATTRIBUTION_SCHEMA
+    )
+
+
+_ATTRIBUTION_SCHEMA = {
+    **dict.fromkeys(("metric", "statistic", "part"), pl.String),
+    **dict.fromkeys(("share_us", "low_us", "high_us", "change_us"), pl.Float64),
+}
+
+
+def _parts(found: Attribution, i: int) -> list[tuple[str | float | None, ...]]:
+    def row(part: str, share: Estimate, change_us: float | None) -> tuple[str | float | None, ...]:
+        return *QUANTITIES[i], part, share.value_us, share.low_us, share.high_us, change_us
+
+    causes = [row(c.component.name, c.shares[i], c.changes[i].value_us) for c in found.causes]
+    return [row("error", found.error[i], None), *causes, row("no component", found.residual[i], None)]
+
+
+def _replayed(experiment: Recording, coefficients: str, replay: str) -> ReplayRun:
+    release = load_release(coefficients)
+    return driver.replay(experiment, release, parse_mode(replay, release.published_replay))
+
+
+def _store(store: StorePath) -> Path:
+    return Path(store or os.environ.get("BLIS_REPLAY_STORE") or STORE_DEFAULT)
