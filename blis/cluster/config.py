@@ -61,9 +61,7 @@ class Weighted:
             raise TraceError(f"weights of the router are {weights}; none may be negative, and one must be positive")
 
 
-StateFreeRouter = RoundRobin | Random | Recorded
-StateReadingRouter = LeastLoaded | AlwaysBusiest | Weighted
-Router = StateFreeRouter | StateReadingRouter
+Router = RoundRobin | Random | Recorded | LeastLoaded | AlwaysBusiest | Weighted
 
 ROUTER_MEMORY_BLOCKS = 10_000
 

@@ -13,12 +13,10 @@ from blis_replay.blis.cluster.config import (
     AlwaysBusiest,
     ClusterConfig,
     LeastLoaded,
-    Random,
-    Recorded,
-    StateFreeRouter,
+    Router,
+    Snapshots,
     Weighted,
 )
-from blis_replay.blis.errors import TraceError
 from blis_replay.blis.kernel import state as k
 from blis_replay.blis.setup import looked_at_times, new_state, with_room
 from blis_replay.blis.trace import EngineConfig, Int64s, RequestTrace
@@ -42,22 +40,6 @@ def new_run(
     order = np.argsort(looked_at_us, kind="stable")
     alone = new_state(trace, engine, looked_at_us, order)
     return _stacked(alone, cluster.instances), _front(trace, cluster, alone, order, given)
-
-
-def given_instances(router: StateFreeRouter, instances: int, requests: int) -> Int64s:
-    """int64[requests]: where a router that looks at nothing sends each request.
-
-    Raises ``TraceError`` if a recorded assignment is not of these requests and instances.
-    """
-    if isinstance(router, Recorded):
-        if len(router.instance) != requests:
-            raise TraceError(f"an assignment of {len(router.instance)} requests for {requests}; give an instance each")
-        if requests and (router.instance.min() < 0 or router.instance.max() >= instances):
-            raise TraceError(f"the assignment names an instance that is not within 0 and {instances - 1}")
-        return router.instance.astype(np.int64)
-    if isinstance(router, Random):
-        return np.random.default_rng(router.seed).integers(instances, size=requests)
-    return np.arange(requests, dtype=np.int64) % instances
 
 
 def with_room_for(stack: k.State, i: int) -> k.State:
@@ -110,23 +92,15 @@ def _stacked(alone: k.State, instances: int) -> k.State:
 
 
 def _front(trace: RequestTrace, cluster: ClusterConfig, alone: k.State, order: Int64s, given: Int64s | None) -> c.Front:
-    n, instances, router = len(trace), cluster.instances, cluster.router
+    n, instances = len(trace), cluster.instances
     place = np.empty(n, np.int64)
     place[order] = np.arange(n)
-    policy = np.zeros(c.POLICY_SIZE, np.int64)
-    policy[c.ROUTER] = c.GIVEN if given is not None else _KINDS[type(router)]
-    policy[c.INTERVAL_US] = cluster.snapshots.interval_us
-    policy[c.LIVE_DEPTHS] = cluster.snapshots.live_depths
-    policy[c.MEMORY_BLOCKS] = ROUTER_MEMORY_BLOCKS
-    weights = np.zeros(3)
-    if isinstance(router, Weighted):
-        weights[:] = router.prefix_affinity, router.queue_depth, router.kv_utilization
-        weights /= weights.sum()
+    weights = _weights(cluster.router)
     newer = np.zeros((instances, int(alone.at[k.KEYS_USED]) + 1 if weights[c.PREFIX_AFFINITY] > 0 else 1), np.int32)
     newer[:, 0] = 1
     return c.Front(
         progress=np.zeros(c.PROGRESS_SIZE, np.int64),
-        policy=policy,
+        policy=_policy(c.GIVEN if given is not None else _KINDS[type(cluster.router)], cluster.snapshots),
         weights=weights,
         routed_us=np.ascontiguousarray(trace.arrival_us),
         target=np.full(n, k.NONE, np.int64) if given is None else given.copy(),
@@ -141,3 +115,25 @@ def _front(trace: RequestTrace, cluster: ClusterConfig, alone: k.State, order: I
         older=newer.copy(),
         remembered=np.zeros(instances, np.int64),
     )
+
+
+def _policy(kind: int, snapshots: Snapshots) -> Int64s:
+    policy = np.zeros(c.POLICY_SIZE, np.int64)
+    policy[c.ROUTER] = kind
+    policy[c.INTERVAL_US] = snapshots.interval_us
+    policy[c.LIVE_DEPTHS] = snapshots.live_depths
+    policy[c.MEMORY_BLOCKS] = ROUTER_MEMORY_BLOCKS
+    return policy
+
+
+def _weights(router: Router) -> c.Floats:
+    """By scorer, their sum 1; all 0 for a router that has none."""
+    weights = np.zeros(3)
+    if isinstance(router, Weighted):
+        weights[[c.PREFIX_AFFINITY, c.QUEUE_DEPTH, c.KV_UTILIZATION]] = (
+            router.prefix_affinity,
+            router.queue_depth,
+            router.kv_utilization,
+        )
+        weights /= weights.sum()
+    return weights

@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 
 from blis_replay.blis.cluster import state as c
 from blis_replay.blis.cluster.admission import admitted
-from blis_replay.blis.cluster.config import ClusterConfig, Random, Recorded, RoundRobin, Weighted
+from blis_replay.blis.cluster.assignment import given_instances
+from blis_replay.blis.cluster.config import ClusterConfig, Weighted
 from blis_replay.blis.cluster.loop import run
-from blis_replay.blis.cluster.setup import given_instances, new_run, with_room_for
+from blis_replay.blis.cluster.setup import new_run, with_room_for
 from blis_replay.blis.errors import TraceError
 from blis_replay.blis.kernel import loop
 from blis_replay.blis.kernel import state as k
@@ -59,21 +60,12 @@ def simulate_cluster(
     served = trace if let_in.all() else trace.part(let_in)
     # A request is in no queue before the router has seen it, whatever delay was observed.
     queued_us = np.maximum(queueing_times(served, lifecycle), served.arrival_us)
-    stack, front = new_run(served, cluster, engine, queued_us, _given(cluster, let_in))
+    stack, front = new_run(served, cluster, engine, queued_us, given_instances(cluster, let_in))
     stack = _run(stack, front, latency)
     instance = np.full(len(trace), REFUSED, np.int64)
     instance[let_in] = front.target
     results = tuple(_instance_result(served, stack, front, queued_us, i, lifecycle) for i in range(cluster.instances))
     return _pooled(instance, results)
-
-
-def _given(cluster: ClusterConfig, let_in: NDArray[np.bool_]) -> Int64s | None:
-    """Where the requests that are let in go, if the router looks at nothing to know it."""
-    if isinstance(cluster.router, Recorded):
-        return given_instances(cluster.router, cluster.instances, len(let_in))[let_in]
-    if isinstance(cluster.router, RoundRobin | Random):
-        return given_instances(cluster.router, cluster.instances, int(let_in.sum()))
-    return None
 
 
 def _run(stack: k.State, front: c.Front, latency: Latency) -> k.State:

@@ -210,8 +210,8 @@ def test_one_instance_may_get_more_than_its_share() -> None:
     ("router", "message"),
     [
         (Recorded(np.array([0])), "an assignment of 1 requests for 2"),
-        (Recorded(np.array([0, 2])), "not within 0 and 1"),
-        (Recorded(np.array([-1, 0])), "not within 0 and 1"),
+        (Recorded(np.array([0, 2])), "request 1: it was on instance 2; name one from 0 to 1"),
+        (Recorded(np.array([-1, 0])), "request 0: it was on instance -1"),
         (Weighted(), "prefix affinity needs to know which prompts are alike"),
     ],
 )
