@@ -27,7 +27,7 @@ def cached_njit(package: Path, *others: Path) -> Callable[..., Decorator]:
     ``others``: files beyond it whose constants or functions are part of the compiled code.
     The decorator that it returns takes the options of ``numba.njit`` but for ``cache``.
     """
-    folder = _cache_folder(_sources_hash([*sorted(package.glob("*.py")), *others]))
+    folder = cache_folder(package, *others)
     njit: Any = numba.njit  # its stubs do not know all of its options
 
     def decorator(**options: Any) -> Decorator:
@@ -40,6 +40,11 @@ def cached_njit(package: Path, *others: Path) -> Callable[..., Decorator]:
         return jitted
 
     return decorator
+
+
+def cache_folder(package: Path, *others: Path) -> Path | None:
+    """Where the compiled functions of a package are kept; None where no folder can be written."""
+    return _cache_folder(_sources_hash([*sorted(package.glob("*.py")), *others]))
 
 
 def _sources_hash(sources: Iterable[Path]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
@@ -10,7 +12,7 @@ from blis_replay.blis.latency import ObservedCycles
 from blis_replay.blis.trace import Int64s
 from blis_replay.ingest.recording import NOT_KNOWN, Recording
 from blis_replay.ingest.scheduling_mode import is_asynchronous
-from blis_replay.ingest.step_timeline import step_anchors
+from blis_replay.ingest.step_timeline import StepAnchors, step_anchors
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.server_stamps import Floats, server_stamps
 
@@ -35,7 +37,7 @@ def observed_cycles(recording: Recording) -> tuple[ObservedCycles, str]:
     requests: the steps a second with which each request got its tokens between its first and last.
     Raises ``ReplayError`` if the recording has neither.
     """
-    anchors = _anchors(recording)
+    anchors = placed_anchors(recording).frame
     if len(anchors) >= _FEWEST_ANCHORS:
         return _between(anchors, recording), f"recorded: {len(anchors):,} anchors of the step clock"
     rows = recording.requests.filter(pl.col("status") == "ok").drop_nulls(["ttft_us", "e2e_us", "output_tokens"])
@@ -48,11 +50,11 @@ def observed_cycles(recording: Recording) -> tuple[ObservedCycles, str]:
     return _from_latencies(rows), f"recorded: solved from the decode times of {len(rows):,} requests, second by second"
 
 
-def _anchors(recording: Recording) -> pl.DataFrame:
-    """The recorded starts of steps, if their clock is tied to that of the requests."""
-    anchors = step_anchors(recording).frame
+def placed_anchors(recording: Recording) -> StepAnchors:
+    """The recorded starts of steps; none if their clock is not tied to that of the requests."""
+    anchors = step_anchors(recording)
     loose = any(clock.name == "step" and clock.placed == NOT_KNOWN for clock in recording.clocks)
-    return anchors.clear() if loose else anchors
+    return replace(anchors, frame=anchors.frame.clear()) if loose else anchors
 
 
 def _between(anchors: pl.DataFrame, recording: Recording) -> ObservedCycles:

@@ -54,15 +54,15 @@ def _finding(finding: Finding) -> str:
     of = f" of {finding.metric}" if finding.metric else ""
     lines = [wrap(f"{finding.severity}{of}: {finding.message}")]
     if finding.measured:
-        lines.append(table(["measured", ""], [[name, _cell(value)] for name, value in finding.measured.items()]))
+        lines.append(table(["measured", ""], [[name, cell_text(value)] for name, value in finding.measured.items()]))
     return "\n".join(lines)
 
 
 def _table(shown: Table) -> str:
-    rows = [[_cell(cell) for cell in row] for row in shown.rows]
+    rows = [[cell_text(cell) for cell in row] for row in shown.rows]
     header = list(shown.columns)
     if shown.bars:
-        bars = _bars([row[shown.columns.index(shown.bars)] for row in shown.rows], _room(header, rows))
+        bars = _bars(bar_lengths(shown), _room(header, rows))
         header, rows = [*header, ""], [[*row, bar] for row, bar in zip(rows, bars, strict=True)]
     note = [wrap(f"({shown.note})")] if shown.note else []
     return "\n".join([wrap(f"{shown.title}:"), *note, table(header, rows)])
@@ -73,15 +73,22 @@ def _room(header: list[str], rows: list[list[str]]) -> int:
     return max(1, min(_LONGEST_BAR, LINE_COLUMNS - used))
 
 
-def _bars(values: list[Cell], longest: int) -> list[str]:
-    numbers = [float(value) if isinstance(value, int | float) else 0.0 for value in values]
+def bar_lengths(shown: Table) -> list[float]:
+    """The length of each row's bar as a share of the longest (0..1); 0 for what is no positive number."""
+    values = [row[shown.columns.index(shown.bars)] for row in shown.rows]
+    numbers = [max(float(value), 0.0) if isinstance(value, int | float) else 0.0 for value in values]
     most = max([*numbers, 0.0])
+    return [number / most if most else 0.0 for number in numbers]
+
+
+def _bars(lengths: list[float], longest: int) -> list[str]:
     # Whatever is there at all is seen; padded, because the column is aligned to the right.
-    drawn = [0 if number <= 0 else max(1, round(longest * number / most)) for number in numbers]
+    drawn = [max(1, round(longest * length)) if length else 0 for length in lengths]
     return [("#" * length).ljust(longest) for length in drawn]
 
 
-def _cell(value: Cell) -> str:
+def cell_text(value: Cell) -> str:
+    """One cell of a check's table, or one measured value, as text."""
     if value is None:
         return "-"
     if isinstance(value, float):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -160,7 +160,19 @@ def simulated_samples(run: ReplayRun, chosen: NDArray[np.bool_]) -> LatencySampl
     return LatencySamples(run.ttft_us[chosen], run.e2e_us[chosen], run.simulated.output_tokens[chosen])
 
 
-def mean_abs_errors(comparisons: Sequence[Comparison]) -> dict[str, float | None]:
+class Judged(Protocol):
+    """What a mean over experiments takes of each: its verdict and its table."""
+
+    @property
+    def verdict(self) -> str:
+        """As ``Comparison.verdict``."""
+
+    @property
+    def metrics(self) -> Mapping[str, Mapping[str, Cell]]:
+        """As ``Comparison.metrics``."""
+
+
+def mean_abs_errors(comparisons: Sequence[Judged]) -> dict[str, float | None]:
     """Per metric, the mean over gated experiments of the absolute error of the mean."""
     gated = [c for c in comparisons if c.verdict in ("pass", "fail")]
     errors = {

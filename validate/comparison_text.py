@@ -15,8 +15,8 @@ _SEVERITY_ORDER = ("unusable", "corrected")
 
 def comparison_text(comparison: Comparison) -> str:
     """The page of one experiment: head, metric table, pairs, verdict, findings that changed a number."""
-    parts = [_head(comparison), _metric_table(comparison), _pairs(comparison), _notes(comparison)]
-    parts += [verdict_sentence(comparison)]
+    parts = [_head(comparison), _metric_table(comparison), wrap(pairs_sentence(comparison))]
+    parts += ["\n".join(map(wrap, notes(comparison))), wrap(verdict_sentence(comparison))]
     parts += [saturation_text(comparison.saturation)] if comparison.saturation else []
     parts += [_findings(comparison)]
     return "\n\n".join(part for part in parts if part)
@@ -61,9 +61,9 @@ def verdict_sentence(comparison: Comparison) -> str:
     )
     refused = "; ".join(f"{_NAMES[m]} unusable ({why})" for m, why in comparison.unusable.items())
     if comparison.verdict == "unusable":
-        return wrap(f"verdict: could not be judged: {refused} (errors of the mean: {judged})")
+        return f"verdict: could not be judged: {refused} (errors of the mean: {judged})"
     also = f"; not judged: {refused}" if refused else ""
-    return wrap(f"verdict: {comparison.verdict} (errors of the mean: {judged}){also}")
+    return f"verdict: {comparison.verdict} (errors of the mean: {judged}){also}"
 
 
 def _head(comparison: Comparison) -> str:
@@ -101,17 +101,19 @@ def observed_text(cell: Cell) -> str:
     return milliseconds(cell.observed_us)
 
 
-def _pairs(comparison: Comparison) -> str:
+def pairs_sentence(comparison: Comparison) -> str:
+    """How well single requests agree; empty where none were recorded."""
     parts = [
         f"{_NAMES[metric]} MAPE {percent_plain(pair.mape)}, r {pair.correlation:.3f}"
         if pair.correlation is not None
         else f"{_NAMES[metric]} MAPE {percent_plain(pair.mape)}"
         for metric, pair in comparison.paired.items()
     ]
-    return wrap("request by request: " + "; ".join(parts)) if parts else ""
+    return "request by request: " + "; ".join(parts) if parts else ""
 
 
-def _notes(comparison: Comparison) -> str:
+def notes(comparison: Comparison) -> list[str]:
+    """What the numbers rest on, who was left out, and why a number is missing, a line each."""
     lines = [f"{what}: {how}" for what, how in comparison.run.plan.basis.items()]
     lines += [f"left out: {count:,} requests {reason}" for reason, count in comparison.excluded.items()]
     lines += [f"known difference: {difference}" for difference in comparison.run.simulated.differences]
@@ -121,7 +123,7 @@ def _notes(comparison: Comparison) -> str:
         for name, cell in cells.items()
         if cell.reason and not cell.unusable
     }
-    return "\n".join(wrap(line) for line in [*lines, *sorted(reasons)])
+    return [*lines, *sorted(reasons)]
 
 
 def _findings(comparison: Comparison) -> str:

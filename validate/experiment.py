@@ -217,6 +217,25 @@ def by_stage(store: Store, comparison: Comparison) -> list[Comparison]:
     return stages
 
 
+def comparison_frame(comparison: Comparison) -> pl.DataFrame:
+    """A row a metric and statistic, named by experiment, stage (null: the whole run) and simulator; times in ms."""
+    named = {
+        "experiment": comparison.slug,
+        "alias": comparison.alias,
+        "simulator": comparison.run.simulator,
+        "stage": comparison.selection.stage,
+        "verdict": comparison.verdict,
+    }
+    return errors_frame(comparison).select(
+        *(pl.lit(value, pl.Int64 if name == "stage" else pl.String).alias(name) for name, value in named.items()),
+        "metric",
+        "statistic",
+        *((pl.col(f"{side}_us").cast(pl.Float64) / 1000).alias(f"{side}_ms") for side in ("observed", "simulated")),
+        pl.col("error").cast(pl.Float64),
+        pl.col("reason").cast(pl.String),
+    )
+
+
 def errors_frame(comparison: Comparison) -> pl.DataFrame:
     """The table of a comparison in the store's form."""
     return pl.DataFrame(

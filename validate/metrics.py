@@ -82,11 +82,16 @@ def pooled_quantiles(values: Values, counts: NDArray[np.int64]) -> dict[str, flo
 
 def weighted_quantile(values: Values, counts: NDArray[np.int64], q: float) -> float:
     """Quantile ``q`` (0..1) of ``np.repeat(values, counts)``, linear interpolation."""
+    return float(weighted_quantiles(values, counts, np.array([q]))[0])
+
+
+def weighted_quantiles(values: Values, counts: NDArray[np.int64], levels: NDArray[np.float64]) -> NDArray[np.float64]:
+    """float64[k]: the quantiles at ``levels`` (float64[k], 0..1) of ``np.repeat(values, counts)``."""
     order = np.argsort(values, kind="stable")
     ranked, upto = np.asarray(values)[order], np.cumsum(counts[order])
-    rank = q * (int(upto[-1]) - 1)
-    low, high = np.searchsorted(upto, [np.floor(rank), np.ceil(rank)], side="right")
-    return float(ranked[low] + (ranked[high] - ranked[low]) * (rank - np.floor(rank)))
+    rank = levels * (int(upto[-1]) - 1)
+    low, high = (np.searchsorted(upto, at, side="right") for at in (np.floor(rank), np.ceil(rank)))
+    return np.asarray(ranked[low] + (ranked[high] - ranked[low]) * (rank - np.floor(rank)), np.float64)
 
 
 def relative_error(observed: float | None, simulated: float | None) -> float | None:

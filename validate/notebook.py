@@ -42,6 +42,8 @@ from blis_replay.validate.experiment import (
     stored_experiment,
 )
 from blis_replay.validate.observed import observed_requests
+from blis_replay.validate.timeline import Timeline
+from blis_replay.validate.timeline import timeline as window_of
 
 StorePath = Path | str | None
 
@@ -105,6 +107,18 @@ def segments(
 ) -> pl.DataFrame:
     """A row a request and segment of its way, ``observed_us``, ``simulated_us`` and their difference."""
     return segment_frame(segments_of(_replayed(stored_experiment(_store(store), name), coefficients, replay)))
+
+
+def timeline(
+    name: str,
+    from_us: int = 0,
+    until_us: int | None = None,
+    coefficients: str = DEFAULT_RELEASE,
+    replay: str = "exact",
+    store: StorePath = None,
+) -> Timeline:
+    """A window of the recording and its replay: ``.lanes``, ``.steps``, ``.counters`` are frames."""
+    return window_of(_replayed(stored_experiment(_store(store), name), coefficients, replay), from_us, until_us)
 
 
 def attribution(

@@ -8,8 +8,13 @@ from blis_replay.validate.terminal import percent, wrap
 
 def saturation_text(found: Saturation) -> str:
     """The verdict, and below it what it rests on, in 80 columns."""
-    reasons = [*_queues(found), *_failures(found), *_judged_by(found), *_limits(found)]
-    return "\n".join([wrap(f"saturation: {_verdict(found)}"), *(wrap(f"- {reason}", "  ") for reason in reasons)])
+    verdict, *reasons = saturation_sentences(found)
+    return "\n".join([wrap(f"saturation: {verdict}"), *(wrap(f"- {reason}", "  ") for reason in reasons)])
+
+
+def saturation_sentences(found: Saturation) -> list[str]:
+    """The verdict, and then what it rests on."""
+    return [_verdict(found), *_queues(found), *_failures(found), *_judged_by(found), *_limits(found)]
 
 
 def saturation_json(found: Saturation) -> dict[str, object]:

@@ -71,7 +71,7 @@ def side_by_side_text(embedded: Comparison, blis: Comparison) -> str:
         [
             comparison_text(embedded),
             table(["side by side", "observed ms", "embedded ms", "error", "BLIS ms", "error"], rows),
-            f"BLIS ran with coefficients: {blis.run.release.name}\n{verdict_sentence(blis)}",
+            f"BLIS ran with coefficients: {blis.run.release.name}\n{wrap(verdict_sentence(blis))}",
             differences_text(blis),
         ]
     )

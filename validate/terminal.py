@@ -23,6 +23,19 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -
     return "\n".join(lines)
 
 
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown; cells are only text in it."""
+    lines = [[markdown_text(cell) for cell in header], ["---"] * len(header)]
+    lines += [[markdown_text(cell) for cell in row] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def markdown_text(text: str) -> str:
+    """Text that is only text in Markdown: names come from files that others wrote."""
+    shown = printable(text).replace("&", "&amp;").replace("<", "&lt;")
+    return "".join(f"\\{c}" if c in "\\`*_[]|#@" else c for c in shown)
+
+
 def percent(fraction: float | None, digits: int = 1) -> str:
     """A signed percentage, ``-`` where there is none."""
     return "-" if fraction is None else f"{100 * fraction:+.{digits}f} %"

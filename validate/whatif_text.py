@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 from blis_replay.replay.engine_overrides import EngineOverrides, EngineValue, override_text
 from blis_replay.validate.metrics import relative_error
 from blis_replay.validate.terminal import percent, table, wrap
 from blis_replay.validate.whatif import WhatIf, WhatIfPoint
+
+if TYPE_CHECKING:
+    import polars as pl
 
 _LABELS = {
     "ttft_mean_ms": "TTFT mean ms",
@@ -58,6 +62,22 @@ def whatif_json(found: WhatIf) -> dict[str, object]:
             "basis": found.basis,
         },
     }
+
+
+def whatif_frame(found: WhatIf) -> pl.DataFrame:
+    """A row a point, the recorded arguments first: ``overrides``, its values, and ``reason`` where it has none."""
+    import polars as pl
+
+    rows = [
+        {
+            "overrides": _written(point.overrides),
+            **dict.fromkeys(_LABELS),
+            **(point.values or {}),
+            "reason": point.reason,
+        }
+        for point in (found.recorded, *found.points)
+    ]
+    return pl.DataFrame(rows, infer_schema_length=None)
 
 
 def _head(found: WhatIf) -> str:

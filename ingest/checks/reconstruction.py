@@ -17,7 +17,8 @@ from blis_replay.ingest.step_records import one_a_step
 CHECK = "reconstruction"
 MEASURES = "batches reconstructed from journeys against the records of the steps that were sampled"
 _METRIC = "batch_composition"
-_LOWER_BOUND = 0.9
+# Journeys that hold less of the recorded running requests were sampled.
+LOWER_BOUND = 0.9
 _WRONG = 0.1
 _EXAMPLES = 5
 RULE = (
@@ -118,7 +119,7 @@ def _finding(compared: _Compared, built: Reconstruction) -> Finding:
         "hits_from_tokens_of_the_step": sources.get(STEP_TOTALS, 0) + sources.get(DEALT_OUT, 0),
         **built.admissions.remarks,
     }
-    if had and held < _LOWER_BOUND * had:
+    if had and held < LOWER_BOUND * had:
         message = (
             f"{built.admissions.journeys:,} journeys hold {100 * held / had:.1f} % of the recorded running requests: "
             "reconstructed batches are a lower bound, their totals are not compared"

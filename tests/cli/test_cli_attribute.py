@@ -41,6 +41,17 @@ def test_every_field_of_the_json_is_documented(run: Run, demo: Path) -> None:
     assert sorted({*segments, *segments["segments"][0]} - documented("segments")) == []
 
 
+def test_a_model_that_the_bundled_release_lacks_has_no_stand_in(run: Run, demo: Path) -> None:
+    """By default that is no matter; a reference that is named must have the model."""
+    run("ingest", demo)
+    run("calibrate", "--train", "1b-general", "--out", "mine.yaml")
+    own = ("attribute", "--experiment", "1b-general", "--coefficients", "mine.yaml", "--json")
+    assert run(*own).json["reference"] is None
+    named = run(*own, "--reference", "stepml-direct")
+    assert (named.code, named.out) == (3, "")
+    assert "release stepml-direct has no coefficients for synthetic/synthetic-1b" in named.err
+
+
 def test_the_answer_does_not_depend_on_the_executor(run: Run) -> None:
     asked = ("attribute", "--experiment", "34b-codegen", "--replay", "scheduling=synchronous,prefix=none", "--json")
     assert run(*asked, "--executor", "serial").out == run(*asked, "--workers", "2").out

@@ -116,7 +116,7 @@ def test_every_verb_has_help_with_an_example(run: Run, verb: str) -> None:
 
 def test_help_imports_nothing_heavy() -> None:
     """Help must be instant, so no data or array library may be loaded for it."""
-    heavy = ("numpy", "polars", "duckdb", "numba", "scipy", "yaml", "pyarrow")
+    heavy = ("numpy", "polars", "duckdb", "numba", "scipy", "yaml", "pyarrow", "matplotlib", "jinja2")
     code = (
         "import sys\nfrom blis_replay.validate.cli.main import cli\n"
         "try: cli(['--help'])\nexcept SystemExit: pass\n"

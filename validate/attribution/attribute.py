@@ -21,7 +21,14 @@ from blis_replay.replay.driver import replay
 from blis_replay.replay.executor_ledger import Progress
 from blis_replay.replay.executors import ExecutorName, map_jobs
 from blis_replay.replay.mode import ReplayMode
-from blis_replay.validate.attribution.components import Component, Replayed, components_of, entry_of, substituted
+from blis_replay.validate.attribution.components import (
+    Component,
+    Replayed,
+    components_of,
+    entry_of,
+    has_entry,
+    substituted,
+)
 from blis_replay.validate.attribution.resampled import QUANTITIES, Floats, PooledGaps, draws, quantities
 from blis_replay.validate.attribution.shapley import Subset, all_subsets, shapley_values
 from blis_replay.validate.bootstrap import SEED, interval
@@ -121,14 +128,14 @@ def attribute(
 ) -> Attribution:
     """Attribute the errors of a replay to its components.
 
-    ``mode``: the replay to explain, exact replay if None.  ``reference``: its coefficients replace those of
-    which nothing was recorded.  ``token_gaps``: observed gaps, for the p99 of ITL.
+    ``mode``: the replay to explain, exact replay if None.  ``reference``: its coefficients, if it has the model,
+    replace those of which nothing was recorded.  ``token_gaps``: observed gaps, for the p99 of ITL.
     ``executor``, ``workers``, ``progress``: of ``map_jobs``.  Raises
     ``NothingToJudgeError`` without observed latencies, and what ``replay`` raises.
     """
     mode = mode or ReplayMode()
     release.refuse_if_invalid()
-    if reference is not None and reference.sha256 == release.sha256:
+    if reference is not None and (reference.sha256 == release.sha256 or not has_entry(reference, recording)):
         reference = None
     replayed = Replayed(recording, mode, entry_of(release, recording))
     components, not_replaced = components_of(replayed, reference)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.latency import CorrectedModel
 from blis_replay.blis.release import CoefficientRelease, ModelEntry
 from blis_replay.ingest.recording import Recording, Setting
@@ -187,3 +188,12 @@ def _stand_in(replayed: Replayed, reference: CoefficientRelease, name: str, why:
 def entry_of(release: CoefficientRelease, recording: Recording) -> ModelEntry:
     """The coefficients of a release for a recording; raises ``ReleaseError`` if there are none."""
     return release.entry_for(model_of(recording), recording.tensor_parallelism, recording.alias)
+
+
+def has_entry(release: CoefficientRelease, recording: Recording) -> bool:
+    """Whether a release has coefficients for a recording."""
+    try:
+        entry_of(release, recording)
+    except ReleaseError:
+        return False
+    return True

@@ -18,8 +18,8 @@ from blis_replay.replay.server_stamps import CLIENT_ONLY, SPANS, Floats, server_
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.observed import observed_requests
 
-_OF_SERVER = ("send to queue", "queue wait", "prefill", "decode", "delivery")
-_OF_CLIENT = ("to first token", "to last token")
+OF_SERVER = ("send to queue", "queue wait", "prefill", "decode", "delivery")
+OF_CLIENT = ("to first token", "to last token")
 
 _SERVER_ARRIVAL = "send to server arrival: the simulator has one delay before the queue; in send to queue"
 _OF_SPANS = "server arrival: spans do not tell it, nor a token's way to the client; both are in send to queue"
@@ -113,7 +113,7 @@ def segments_between(recording: Recording, a: Way, b: Way, chosen: NDArray[np.bo
         lacks = (a if a.stamps is None else b).lacks if a.stamps is None or b.stamps is None else _NO_STAMPS
         a, b = a.of_client(lacks), b.of_client(lacks)
         known = chosen & ~np.isnan(sum(a.marks) + sum(b.marks))
-    names = _OF_CLIENT if a.stamps is None else _OF_SERVER
+    names = OF_CLIENT if a.stamps is None else OF_SERVER
     a_marks, b_marks = a.marks, b.marks
     parts = tuple(
         Segment(name, (a_marks[i + 1] - a_marks[i])[known], (b_marks[i + 1] - b_marks[i])[known])

@@ -55,6 +55,7 @@ def command(
     from blis_replay.replay.release_file import load_release
     from blis_replay.validate.attribution.attribute import attribute
     from blis_replay.validate.attribution.attribution_text import attribution_json, attribution_text
+    from blis_replay.validate.attribution.components import entry_of
     from blis_replay.validate.experiment import DEFAULT_RELEASE, find_experiment
     from blis_replay.validate.observed import observed_requests
 
@@ -63,11 +64,14 @@ def command(
     with open_store(store_path) as store:
         recording = read_stored(store, find_experiment(store, name))
         gaps = inter_token_gaps(store, recording.slug, observed_requests(recording))
+    stand_in = None if reference == "none" else load_release(reference or DEFAULT_RELEASE)
+    if stand_in and reference:
+        entry_of(stand_in, recording)  # one that was named must have the model
     attribution = attribute(
         recording,
         release,
         mode,
-        reference=None if reference == "none" else load_release(reference or DEFAULT_RELEASE),
+        reference=stand_in,
         token_gaps=gaps if len(gaps[0]) else None,
         seed=seed,
         executor=executor,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from blis_replay.validate.cli.options import json_option, print_json
+from blis_replay.validate.cli.options import form_options, json_option, print_frame, print_json
 
 
 @click.group("coefficients")
@@ -23,25 +23,30 @@ def command() -> None:
 
 
 @command.command("list")
-@json_option
-def list_releases(as_json: bool) -> None:
+@form_options
+def list_releases(form: str | None) -> None:
     """List the releases that ship with the package."""
     from blis_replay.blis.release import bundled_releases, parse_release
     from blis_replay.validate.terminal import table, wrap
 
     releases = [parse_release(text, name) for name, text in bundled_releases().items()]
-    if as_json:
-        rows = [
-            {
-                "name": r.name,
-                "status": r.status,
-                "summary": r.summary,
-                "models": [e.model for e in r.models],
-                "sha256": r.sha256,
-            }
-            for r in releases
-        ]
+    rows = [
+        {
+            "name": r.name,
+            "status": r.status,
+            "summary": r.summary,
+            "models": [e.model for e in r.models],
+            "sha256": r.sha256,
+        }
+        for r in releases
+    ]
+    if form == "json":
         print_json({"releases": rows})
+        return
+    if form is not None:
+        import polars as pl
+
+        print_frame(pl.DataFrame(rows).with_columns(pl.col("models").list.join(" ")), form)
         return
     click.echo(
         table(["release", "status", "models"], [[r.name, r.status, str(len(r.models))] for r in releases], left=2)

@@ -6,25 +6,30 @@ from pathlib import Path
 
 import click
 
-from blis_replay.validate.cli.options import json_option, print_json, store_option
+from blis_replay.validate.cli.options import form_options, print_frame, print_json, store_option
 
 
 @click.command("experiments")
 @store_option
-@json_option
-def command(store_path: Path, as_json: bool) -> None:
+@form_options
+def command(store_path: Path, form: str | None) -> None:
     """List the experiments of the store and those that ship with the package.
 
     \b
     Examples:
       blis-replay experiments
-      blis-replay experiments --json
+      blis-replay experiments --csv
     """
     from blis_replay.validate.terminal import table
 
     rows = _rows(store_path)
-    if as_json:
+    if form == "json":
         print_json({"experiments": rows})
+        return
+    if form is not None:
+        import polars as pl
+
+        print_frame(pl.DataFrame(rows, infer_schema_length=None), form)
         return
     header = ["alias", "model", "tp", "requests", "failed", "ground truth", ""]
     click.echo(table(header, [_line(row) for row in rows], left=2))

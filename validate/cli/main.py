@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from contextlib import suppress
 from importlib import import_module
 from io import TextIOWrapper
@@ -22,7 +23,9 @@ VERBS = {
     "validate": ("validate_verb", "How far is the simulator from a recorded experiment?"),
     "attribute": ("attribute_verb", "Which component of the simulator does its error come from?"),
     "segments": ("segments_verb", "Where the time of a request goes, observed and simulated."),
+    "timeline": ("timeline_verb", "A window of a run for a trace viewer, observed and simulated."),
     "experiments": ("experiments_verb", "List stored and bundled experiments."),
+    "report": ("report_verb", "One HTML page with the verdicts and all of their evidence."),
     "inspect": ("inspect_verb", "What a recording holds, and whether its instruments can be trusted."),
     "ingest": ("ingest_verb", "Read recordings of a real server into the store."),
     "collect": ("collect_verb", "Receive the traces of a running server (OTLP)."),
@@ -35,8 +38,13 @@ VERBS = {
     "whatif": ("whatif_verb", "The same requests with other engine arguments."),
     "simulate": ("simulate_verb", "Simulate any request table, without a recording."),
     "export": ("export_verb", "Write the requests of an experiment for other simulators."),
+    "doctor": ("doctor_verb", "What is installed, where things are kept, and what stands in the way."),
     "verify": ("verify_verb", "Check the simulator itself: conservation, causality, queueing theory."),
 }
+
+WRONG_USE = (UnknownCheckError, UnknownExperimentError, UnknownNameError, FileExistsAlreadyError)
+BAD_DATA = (IngestError, SimulatorError, ReplayError, ValidateError)
+USER_ERRORS = (*WRONG_USE, *BAD_DATA, OSError)
 
 EXIT_PASS, EXIT_FAIL, EXIT_USAGE, EXIT_BAD_DATA = 0, 1, 2, 3
 # As a shell reports the signals: neither is a verdict.
@@ -70,6 +78,10 @@ class LazyGroup(click.Group):
                 sys.stdout.flush()
         except BrokenPipeError as error:
             raise ReaderGoneError from error
+        except USER_ERRORS:
+            if ctx.params["debug"]:
+                click.echo(traceback.format_exc(), err=True)
+            raise
         return result
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -80,7 +92,8 @@ class LazyGroup(click.Group):
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="blis-replay")
-def cli() -> None:
+@click.option("--debug", is_flag=True, help="Show where an error comes from, before its line.")
+def cli(debug: bool) -> None:
     """Replay a recording of a real vLLM server through a simulator, and see how far
     the simulator is from it.
 
@@ -111,16 +124,16 @@ def main() -> None:
 
 def _exit_code() -> int:
     try:
-        code = cli(standalone_mode=False)
+        code = cli(prog_name="blis-replay", standalone_mode=False)
     except click.ClickException as error:
         error.show()
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted; what was finished is stored whole, the rest not at all", err=True)
         return EXIT_INTERRUPTED
-    except (UnknownCheckError, UnknownExperimentError, UnknownNameError, FileExistsAlreadyError) as error:
+    except WRONG_USE as error:
         return _complain(str(error), EXIT_USAGE)
-    except (IngestError, SimulatorError, ReplayError, ValidateError) as error:
+    except BAD_DATA as error:
         return _complain(str(error), EXIT_BAD_DATA)
     except BrokenPipeError:
         raise

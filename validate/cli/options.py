@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import click
+
+if TYPE_CHECKING:
+    import polars as pl
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -32,6 +36,31 @@ def store_option(command: Command) -> Command:
 def json_option(command: Command) -> Command:
     """``--json``: machine-readable output."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")(command)
+
+
+def form_options(command: Command) -> Command:
+    """``--json``, ``--csv`` and ``--markdown`` as ``form``, None for a table: of verbs that print metrics."""
+    for form, what in (("markdown", "a Markdown table"), ("csv", "CSV, a row a number"), ("json", "JSON")):
+        told = f"Print {what} instead of a table."
+        command = click.option(f"--{form}", "form", flag_value=form, type=str, default=None, help=told)(command)
+    return command
+
+
+def print_frame(frame: pl.DataFrame, form: str) -> None:
+    """Print a frame (no nested columns) as ``csv``, numbers in full, or ``markdown``, with six digits."""
+    from blis_replay.validate.terminal import markdown_table
+
+    if form == "csv":
+        click.echo(frame.write_csv(), nl=False)
+    else:
+        rows = [[_cell(value) for value in row] for row in frame.iter_rows()]
+        click.echo(markdown_table(frame.columns, rows))
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def executor_options(command: Command) -> Command:
@@ -82,4 +111,21 @@ class Window(click.ParamType[tuple[float, float]]):
         return low, high
 
 
+class Duration(click.ParamType[int]):
+    """A time, written ``600s``, ``2.5s`` or ``250ms``; in whole us."""
+
+    name = "time"
+    _UNITS: ClassVar[dict[str, int]] = {"ms": 1_000, "s": 1_000_000}
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Microseconds, 0 or more."""
+        if isinstance(value, int):
+            return value
+        matched = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?)(ms|s)", str(value))
+        if matched is None:
+            self.fail(f"{value!r} is no time; write e.g. 600s, 2.5s or 250ms", param, ctx)
+        return round(float(matched[1]) * self._UNITS[matched[2]])
+
+
 WINDOW = Window()
+DURATION = Duration()

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from blis_replay.validate.cli.options import WINDOW, json_option, print_json, store_option
+from blis_replay.ingest.printable import printable
+from blis_replay.validate.cli.options import WINDOW, form_options, print_frame, print_json, store_option
 
 if TYPE_CHECKING:
     from blis_replay.blis.release import CoefficientRelease
@@ -62,7 +63,7 @@ if TYPE_CHECKING:
     "--window", type=WINDOW, default=(0.0, 1.0), help="Compare only requests of this share of the run, e.g. 0.6:1."
 )
 @store_option
-@json_option
+@form_options
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -77,7 +78,7 @@ def command(
     by_stage: bool,
     window: tuple[float, float],
     store_path: Path,
-    as_json: bool,
+    form: str | None,
 ) -> int:
     """Replay recorded requests through the simulator and compare.
 
@@ -94,7 +95,7 @@ def command(
       blis-replay validate --experiment 34b-general --coefficients stepml-direct --replay as-published
       blis-replay validate --experiment 34b-general --replay spec
       blis-replay validate --experiment 34b-general --simulator both --blis-binary ./blis
-      blis-replay validate --all --json
+      blis-replay validate --all --csv
     """
     from blis_replay.ingest.store import open_store
     from blis_replay.replay.mode import parse_mode
@@ -120,7 +121,7 @@ def command(
         embedded = {c.slug: c for c in reports[0].comparisons}
         known = [informed(c, embedded[c.slug]) if c.slug in embedded else c for c in reports[1].comparisons]
         reports[1] = replace(reports[1], comparisons=known)
-    _print(reports, everything, as_json)
+    _print(reports, everything, form)
     return exit_code([c.verdict for report in reports for c in report.comparisons])
 
 
@@ -158,13 +159,16 @@ def _report(
     return _Report(simulator.name, comparisons, stages, not_judged)
 
 
-def _print(reports: list[_Report], everything: bool, as_json: bool) -> None:
+def _print(reports: list[_Report], everything: bool, form: str | None) -> None:
     from blis_replay.validate import as_json as json_form
     from blis_replay.validate import comparison_text as text
     from blis_replay.validate.simulators import side_by_side_text
 
     first, *others = reports
-    if as_json:
+    if form is not None and form != "json":
+        _print_rows(reports, form)
+        return
+    if form == "json":
         whole = json_form.report_json(first.comparisons, first.stages, first.not_judged)
         for report in others:
             whole[report.simulator] = json_form.report_json(report.comparisons, report.stages, report.not_judged)
@@ -184,6 +188,20 @@ def _print(reports: list[_Report], everything: bool, as_json: bool) -> None:
         for comparison in report.comparisons if report.stages else ():
             title = f"simulator {report.simulator}: " if others else ""
             click.echo(f"\n{title}" + text.stages_text(comparison, report.stages[comparison.slug]))
+
+
+def _print_rows(reports: list[_Report], form: str) -> None:
+    """A row a number; what could not be judged has none, and is named on standard error."""
+    import polars as pl
+
+    from blis_replay.validate.experiment import comparison_frame
+
+    for report in reports:
+        for name, reason in report.not_judged.items():
+            click.echo(f"not judged: {printable(name)}: {printable(reason)}", err=True)
+    compared = [part for report in reports for c in report.comparisons for part in (c, *report.stages.get(c.slug, []))]
+    if compared:
+        print_frame(pl.concat(map(comparison_frame, compared)), form)
 
 
 def exit_code(verdicts: list[str]) -> int:

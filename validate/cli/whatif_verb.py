@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from blis_replay.validate.cli.options import executor_options, json_option, print_json, progress_line, store_option
+from blis_replay.validate.cli.options import (
+    executor_options,
+    form_options,
+    print_frame,
+    print_json,
+    progress_line,
+    store_option,
+)
 
 if TYPE_CHECKING:
     from blis_replay.replay.executors import ExecutorName
@@ -22,7 +29,7 @@ if TYPE_CHECKING:
 @click.option("--coefficients", default=None, help="A release that ships, or a YAML file.  [default: our own]")
 @executor_options
 @store_option
-@json_option
+@form_options
 def command(
     name: str,
     fixed: tuple[str, ...],
@@ -31,7 +38,7 @@ def command(
     executor: ExecutorName,
     workers: int | None,
     store_path: Path,
-    as_json: bool,
+    form: str | None,
 ) -> None:
     """Replay the same requests with other engine arguments.
 
@@ -51,7 +58,7 @@ def command(
     from blis_replay.replay.release_file import load_release
     from blis_replay.validate.experiment import DEFAULT_RELEASE, stored_experiment
     from blis_replay.validate.whatif import grid, what_if
-    from blis_replay.validate.whatif_text import whatif_json, whatif_text
+    from blis_replay.validate.whatif_text import whatif_frame, whatif_json, whatif_text
 
     settings, values = _pairs("--set", fixed), _pairs("--sweep", swept)
     if not (settings or values):
@@ -65,8 +72,10 @@ def command(
     found = what_if(
         recording, release, changes, executor=executor, workers=workers, progress=progress_line("replaying")
     )
-    if as_json:
+    if form == "json":
         print_json(whatif_json(found))
+    elif form is not None:
+        print_frame(whatif_frame(found), form)
     else:
         click.echo(whatif_text(found))
 

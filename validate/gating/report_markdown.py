@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from blis_replay.ingest.printable import printable
 from blis_replay.validate.gating.report_text import (
     VERDICTS,
     against,
@@ -15,16 +12,20 @@ from blis_replay.validate.gating.report_text import (
     place,
 )
 from blis_replay.validate.gating.verdicts import GateReport
-from blis_replay.validate.terminal import percent
+from blis_replay.validate.terminal import markdown_table, markdown_text, percent
 
 
 def gate_markdown(report: GateReport) -> str:
     """Verdict, what stands in the way of a pass, and the tables of errors and of changes."""
-    parts = [f"## Coefficient gate: {VERDICTS[report.verdict]}", _text(against(report))]
-    parts.append("\n".join(f"- **{_text(place(c))}** ({c.outcome}): {_text(c.message)}" for c in in_the_way(report)))
+    parts = [f"## Coefficient gate: {VERDICTS[report.verdict]}", markdown_text(against(report))]
+    parts.append(
+        "\n".join(
+            f"- **{markdown_text(place(c))}** ({c.outcome}): {markdown_text(c.message)}" for c in in_the_way(report)
+        )
+    )
     parts.append(_errors(report))
     parts.append(_changes(report))
-    parts.append("\n".join(f"- {check.rule}: {_text(check.message)}" for check in report.checks))
+    parts.append("\n".join(f"- {check.rule}: {markdown_text(check.message)}" for check in report.checks))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -35,7 +36,7 @@ def _errors(report: GateReport) -> str:
         [j.alias, j.uses.removeprefix("own "), *(percent(j.errors.get(cell)) for cell in cells), outcome(j)]
         for j in report.judgements
     ]
-    return _table([*header, "outcome"], rows)
+    return markdown_table([*header, "outcome"], rows)
 
 
 def _changes(report: GateReport) -> str:
@@ -52,16 +53,4 @@ def _changes(report: GateReport) -> str:
     ]
     if not rows:
         return ""
-    return _table(["change of \\|error\\|", "", "points", "interval", "outcome"], rows, escaped=True)
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]], *, escaped: bool = False) -> str:
-    head = header if escaped else [_text(cell) for cell in header]
-    lines = [head, ["---"] * len(header), *([_text(cell) for cell in row] for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _text(text: str) -> str:
-    """Text that is only text in Markdown: names come from files that others wrote."""
-    shown = printable(text).replace("&", "&amp;").replace("<", "&lt;")
-    return "".join(f"\\{c}" if c in "\\`*_[]|#@" else c for c in shown)
+    return markdown_table(["change of |error|", "", "points", "interval", "outcome"], rows)

@@ -1,0 +1,76 @@
+"""``blis-replay report`` as a user meets it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from command_line import Run
+
+
+def test_a_page_is_written_and_said_in_one_line(run: Run, demo: Path) -> None:
+    run("ingest", demo)
+    run("calibrate", "--train", "1b-general", "--out", "mine.yaml")
+    asked = ("report", "--experiment", "1b-general", "--coefficients", "mine.yaml", "--out")
+    answer = run(*asked, "report.html")
+    assert (answer.code, answer.err) == (0, "")
+    assert answer.out.startswith("report.html: 1 pass; 0.") or answer.out.startswith("report.html: 1 fail; 0.")
+    html = Path("report.html").read_text("utf-8")
+    command = "blis-replay report --experiment 1b-general --coefficients mine.yaml --replay exact --out report.html"
+    assert command in html
+    assert "two stream events per token" in html
+    histogram = html.split("<caption>gaps between stream stamps")[1].split("</table>")[0]
+    bars = [
+        (int(count.replace(",", "")), "<span" in row)
+        for row in histogram.split("<tr>")[2:]
+        for count in re.findall(r"<td>([\d,]+)</td>", row)
+    ]
+    assert sum(count > 1_000 for count, _ in bars) == 2, "two stamps a token make two modes"
+    assert all(drawn == (count > 0) for count, drawn in bars)
+    run(*asked, "report.html")
+    assert Path("report.html").read_text("utf-8") == html
+
+
+def test_errors_with_another_release_stand_below(run: Run) -> None:
+    """70b-general by the release that ships, and by the published direct calibration; both as validate has them."""
+    releases = ("h100-vllm-0.15.1", "stepml-direct")
+    asked = ("--experiment", "70b-general", "--coefficients")
+    answer = run("report", *asked, releases[0], "--baseline", releases[1], "--out", "report.html")
+    assert answer.code == 0
+    rows = re.findall(r"<tr.*?</tr>", Path("report.html").read_text("utf-8").split("</table>")[0], re.DOTALL)[1:]
+    for row, release in zip(rows, releases, strict=True):
+        errors = run("validate", *asked, release, "--json").json["experiments"][0]["metrics"]
+        expected = [errors[m][s]["error"] for m, s in (("e2e", "mean"), ("e2e", "p99"), ("ttft", "mean"))]
+        assert re.findall(r">([-+][\d.]+ %)<", row)[:3] == [f"{100 * error:+.1f} %" for error in expected]
+    assert "with stepml-direct" in rows[1]
+
+
+def test_what_cannot_be_judged_is_named_on_the_page(run: Run, demo: Path) -> None:
+    """The release that ships has no coefficients for the synthetic model."""
+    run("ingest", demo)
+    answer = run("report", "--experiment", "1b-general", "--experiment", "34b-roleplay", "--out", "report.html")
+    assert answer.out.startswith("report.html: 1 pass, 1 not judged; ")
+    assert "has no coefficients for synthetic/synthetic-1b" in Path("report.html").read_text("utf-8")
+    alone = run("report", "--experiment", "1b-general", "--out", "alone.html")
+    assert (alone.code, alone.out) == (3, "")
+    assert "has no coefficients for synthetic/synthetic-1b" in alone.err
+    assert not Path("alone.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "complaint"),
+    [
+        (("--out", "report.html"), 2, "name experiments with --experiment, or use --all"),
+        (("--all", "--experiment", "34b-general", "--out", "report.html"), 2, "or use --all"),
+        (("--experiment", "34b-general"), 2, "--out"),
+        (("--experiment", "nothing", "--out", "report.html"), 2, "nothing"),
+        (("--experiment", "34b-roleplay", "--replay", "speed=2", "--out", "report.html"), 2, "speed"),
+        (("--experiment", "34b-roleplay", "--out", "absent/report.html"), 3, "absent/report.html: No such"),
+    ],
+)
+def test_wrong_use_is_told(run: Run, arguments: tuple[str, ...], code: int, complaint: str) -> None:
+    answer = run("report", *arguments)
+    assert (answer.code, answer.out) == (code, "")
+    assert complaint in answer.err
+    assert "Traceback" not in answer.err

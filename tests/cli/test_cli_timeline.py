@@ -1,0 +1,64 @@
+"""``blis-replay timeline`` as a user calls it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from command_line import Run
+
+
+@pytest.fixture
+def mine(run: Run, demo: Path) -> str:
+    """A release for the demo, which is in the store."""
+    run("ingest", demo)
+    run("calibrate", "--train", "1b-general", "--out", "mine.yaml")
+    return "mine.yaml"
+
+
+def test_both_sides_of_a_recording_are_written(run: Run, mine: str) -> None:
+    answer = run(
+        *("timeline", "--experiment", "1b-general", "--coefficients", mine),
+        *("--from", "5s", "--for", "1500ms", "--out", "trace.json", "--json"),
+    )
+    assert answer.code == 0
+    document = answer.json
+    assert (document["from_ms"], document["until_ms"], document["file"]) == (5000.0, 6500.0, "trace.json")
+    events = json.loads(Path("trace.json").read_text())["traceEvents"]
+    assert document["events"] == sum(event["ph"] != "M" for event in events)
+    names = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert {"steps observed", "steps simulated"} < names
+    assert document["requests"] == len({name.split()[1] for name in names if name.startswith("request")})
+    # Its steps are a sample of a tenth, its requests have no stamps of the server.
+    assert document["absent"] == ["observed queue wait and prefill of requests (no stamps of the server)"]
+    assert answer.err.strip() == "absent, because not recorded: " + document["absent"][0]
+
+
+def test_a_published_experiment_has_the_simulated_side_only(run: Run) -> None:
+    answer = run("timeline", "--experiment", "34b-general", "--for", "500ms", "--out", "trace.pftrace")
+    assert answer.code == 0
+    assert "0 observed" in answer.out and "reconstructed from published aggregates" in answer.out
+    assert max(map(len, answer.out.splitlines())) <= 80
+    assert answer.err.startswith("absent, because not recorded: observed lanes; the observed step track; ")
+    assert len(answer.err.splitlines()) == 1
+    assert Path("trace.pftrace").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "complaint"),
+    [
+        (("--from", "soon"), 2, "write e.g. 600s, 2.5s or 250ms"),
+        (("--from", "-1s"), 2, "write e.g. 600s, 2.5s or 250ms"),
+        (("--for", "0s"), 2, "--for 0 is no window"),
+        (("--out", "trace.txt"), 2, "name a .json"),
+        (("--from", "9000s"), 3, "choose an earlier --from"),
+        (("--out", "nowhere/trace.json"), 3, "nowhere/trace.json: No such file"),
+        (("--for", "1200s"), 3, "would fit"),
+    ],
+)
+def test_wrong_use_is_one_line(run: Run, arguments: tuple[str, ...], code: int, complaint: str) -> None:
+    answer = run("timeline", "--experiment", "34b-general", "--out", "trace.json", *arguments)
+    assert (answer.code, answer.out) == (code, "")
+    assert complaint in answer.err
+    assert not Path("trace.json").exists()

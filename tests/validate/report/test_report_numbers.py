@@ -1,0 +1,147 @@
+"""The numbers that are drawn: each against what it is by definition, or against what was planted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from planted_pages import PlantedPage
+
+from blis_replay.blis.latency import LatencyModel
+from blis_replay.replay.driver import replay
+from blis_replay.validate.attribution.resampled import QUANTITIES
+from blis_replay.validate.metrics import LatencySamples
+from blis_replay.validate.report.bands import band, band_by, depth_edges, waiting_at_arrival
+from blis_replay.validate.report.evidence import Evidence
+from blis_replay.validate.report.over_time import depth_over_time, errors_over_time, stage_starts
+from blis_replay.validate.report.quantile_curves import quantile_curve
+from blis_replay.validate.report.step_cycles import recorded_cycles, step_cycles
+from blis_replay.validate.report.waterfall_chart import falls
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**7), st.integers(0, 5)), min_size=1, max_size=60))
+def test_a_curve_has_the_quantiles_of_the_sample_written_out(pairs: list[tuple[int, int]]) -> None:
+    values, counts = (np.array(column, np.int64) for column in zip(*pairs, strict=True))
+    curve, sample = quantile_curve(values, counts), np.repeat(values, counts)
+    if not len(sample):
+        assert curve is None
+        return
+    assert curve is not None
+    assert curve.level[-1] <= 1 - 1 / len(sample) + 1e-9, "a sample of n tells nothing beyond 1 - 1/n"
+    np.testing.assert_allclose(curve.value_us, np.quantile(sample, curve.level), rtol=1e-12, atol=1e-6)
+
+
+def test_the_tail_of_a_curve_has_as_many_points_as_the_rest() -> None:
+    """45 levels below p90, 41 from there to p99.9, of a sample that is large enough."""
+    curve = quantile_curve(np.arange(10_000))
+    assert curve is not None
+    assert (int((curve.level < 0.899).sum()), int((curve.level >= 0.899).sum())) == (45, 41)
+
+
+def test_errors_over_time_are_those_of_the_requests_sent_then() -> None:
+    """40 requests: the first 20 simulated 10 % long, the others 25 % short; two bins of 20."""
+    arrival_us = np.arange(40) * 1_000_000
+    observed = LatencySamples(np.full(40, 100_000), np.full(40, 1_100_000), np.full(40, 11))
+    factor = np.where(arrival_us < 20_000_000, 1.1, 0.75)
+    simulated = LatencySamples(observed.ttft_us * factor, observed.e2e_us * factor, observed.output_tokens)
+    errors = errors_over_time(arrival_us, observed, simulated)
+    assert errors.requests.tolist() == [20, 20]
+    for metric in ("e2e", "ttft", "itl"):
+        np.testing.assert_allclose(errors.errors[metric], [0.1, -0.25])
+
+
+def test_requests_that_wait_at_a_send() -> None:
+    """Sent at 0, 10, 20, 30; first tokens at 25, 12, 40, 50: at 10 one waits, at 20 the first, at 30 the third."""
+    waiting = waiting_at_arrival(np.array([0, 10, 20, 30]), np.array([25, 12, 40, 50]))
+    assert waiting.tolist() == [0, 1, 1, 1]
+
+
+def test_bands_hold_every_point_once() -> None:
+    rng = np.random.default_rng(1)
+    x, y = rng.integers(0, 500, 3_000), rng.integers(0, 10**6, 3_000)
+    shown = band(x, y)
+    assert len(shown.x) == 20
+    assert shown.count.sum() == 3_000
+    assert band_by(depth_edges(499), x, y).count.sum() == 3_000
+    assert depth_edges(5).tolist() == [0, 1, 2, 3, 4, 6, 8]
+
+
+def test_depth_from_clients_is_the_time_requests_are_there(wrong_evidence: Evidence) -> None:
+    """Little's law, exactly: the depth integrated over the run is the sum of the times of all requests."""
+    run = wrong_evidence.run
+    no_steps = run.recording.steps.clear()
+
+    clients_only = replace(run, recording=replace(run.recording, steps=no_steps))
+    depth = depth_over_time(clients_only, wrong_evidence.compared)
+    assert depth is not None
+    assert depth.in_flight
+    width_us = 1e6 * float(depth.at_s[1] - depth.at_s[0])
+    observed, simulated = depth.running
+    assert observed.sum() * width_us == pytest.approx(run.recording.requests["e2e_us"].sum(), rel=1e-6)
+    assert simulated.sum() * width_us == pytest.approx(run.e2e_us.sum(), rel=1e-6)
+
+
+def test_depths_of_a_true_replay_are_the_recorded_ones(planted_page: PlantedPage) -> None:
+    """The server was the engine: every step has the same depth at the same time on both sides."""
+    run = replay(planted_page.recording, planted_page.true)
+    depth = depth_over_time(run, run.simulated.completed)
+    assert depth is not None
+    assert not depth.in_flight
+    assert np.nanmax(depth.running[0]) > 20
+    np.testing.assert_allclose(depth.running[0], depth.running[1])
+    assert depth.waiting is not None
+    np.testing.assert_allclose(*depth.waiting)
+
+
+def test_the_model_lies_on_the_cycles_of_the_server_that_follows_it(planted_page: PlantedPage) -> None:
+    """8 ms + 150 us a decode was planted; medians of cycles of decodes alone are within 2 % of it."""
+    run = replay(planted_page.recording, planted_page.true)
+    cycles = step_cycles(run)
+    assert cycles is not None
+    latency = planted_page.true.models[0].latency
+    assert isinstance(latency, LatencyModel)
+    known = ~np.isnan(cycles.model_us) & (cycles.observed.count > 50)
+    planted_us = (latency.intercept_ns + latency.per_decode_token_ns * cycles.observed.x[known]) / 1e3
+    np.testing.assert_allclose(cycles.model_us[known], planted_us, rtol=0.02)
+    assert np.abs(cycles.residual_us[known] / cycles.model_us[known]).max() < 0.02
+
+
+def test_every_recorded_cycle_is_in_the_density_or_counted_beyond_it(wrong_evidence: Evidence) -> None:
+    cycles = step_cycles(wrong_evidence.run)
+    assert cycles is not None
+    batch, _ = recorded_cycles(wrong_evidence.run.recording)
+    assert cycles.density.sum() + cycles.beyond == len(batch) == cycles.observed.count.sum()
+
+
+def test_stages_begin_with_their_first_request(planted_page: PlantedPage) -> None:
+    """Two stages of 40 s, 4 and 11 requests a second: the second begins 40 s after the first."""
+    (first, _), (second, name) = stage_starts(planted_page.recording)
+    assert first == 0
+    assert second == pytest.approx(40, abs=1)
+    assert name == "stage 1, 11/s"
+
+
+def test_a_waterfall_goes_from_the_error_through_the_planted_cause_to_nothing(wrong_evidence: Evidence) -> None:
+    """30 ms before the queue were planted: that bar is 30 ms of the observed TTFT, and nothing is left."""
+    attribution = wrong_evidence.attribution
+    assert attribution is not None
+    column = QUANTITIES.index(("ttft", "mean"))
+    bars = falls(attribution, column)
+    assert bars[0].end == pytest.approx(attribution.error[column].value_us / attribution.observed_us[column])
+    assert all(before.end == pytest.approx(after.start) for before, after in pairwise(bars))
+    planted = next(bar for bar in bars if bar.name == "delay before the queue")
+    part_us = (planted.start - planted.end) * attribution.observed_us[column]
+    assert part_us == pytest.approx(30_000, rel=0.01)
+    assert bars[-1].start == pytest.approx(0, abs=0.01)
+
+
+def test_intervals_hold_the_error(wrong_evidence: Evidence) -> None:
+    for (metric, statistic), (low, high) in wrong_evidence.intervals.items():
+        if statistic == "mean":
+            error = wrong_evidence.comparison.metrics[metric][statistic].error
+            assert error is not None
+            assert low <= error <= high

@@ -1,0 +1,239 @@
+"""The page as a document: what is drawn is what was computed, nothing recorded is obeyed, nothing is loaded."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from blis_replay.replay.mode import ReplayMode
+from blis_replay.validate.compare import THRESHOLDS
+from blis_replay.validate.metrics import METRICS, STATISTICS
+from blis_replay.validate.observed import samples_of
+from blis_replay.validate.report.charts import charts_of
+from blis_replay.validate.report.evidence import Evidence
+from blis_replay.validate.report.latency_charts import distribution_chart
+from blis_replay.validate.report.overview import by_worst, overview_row
+from blis_replay.validate.report.page import section_of
+from blis_replay.validate.report.quantile_curves import QuantileCurve, quantile_curve
+from blis_replay.validate.report.report import Report, report
+from blis_replay.validate.report.svg import COLOURS
+from blis_replay.validate.report.tables import metric_table
+from blis_replay.validate.terminal import milliseconds, percent
+
+_VOID = {"meta", "link", "img", "br", "path", "use", "rect"}
+
+
+@dataclass
+class Element:
+    """A start tag: its name, attributes, the names of what it stands in, and the text directly inside."""
+
+    name: str
+    attributes: dict[str, str]
+    inside: tuple[str, ...]
+    text: str = ""
+
+
+@dataclass
+class Document(HTMLParser):
+    """The elements of a page, as a parser that is not ours reads them."""
+
+    elements: list[Element] = field(default_factory=list)
+    stack: list[Element] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        inside = tuple(element.name for element in self.stack)
+        element = Element(tag, {name: value or "" for name, value in attrs}, inside)
+        self.elements.append(element)
+        if tag not in _VOID:
+            self.stack.append(element)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append(Element(tag, {n: v or "" for n, v in attrs}, tuple(e.name for e in self.stack)))
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in _VOID:
+            assert self.stack.pop().name == tag, "every element is closed where it was opened"
+
+    def handle_data(self, data: str) -> None:
+        if self.stack:
+            self.stack[-1].text += data
+
+    def named(self, name: str) -> list[Element]:
+        """All elements of a name."""
+        return [element for element in self.elements if element.name == name]
+
+
+def read(html: str) -> Document:
+    document = Document()
+    document.feed(html)
+    document.close()
+    assert document.stack == []
+    return document
+
+
+def _path(svg: str, colour: str) -> np.ndarray:
+    """float[k, 2]: the points of the longest line of a colour."""
+    found = re.findall(rf'<path d="([^"]*)"[^>]*style="fill: none; stroke[^"]*var\(--{colour}\)', svg)
+    longest = max(found, key=len)
+    return np.array(re.findall(r"[ML] ([\d.]+) ([\d.]+)", longest), np.float64)
+
+
+def test_the_line_that_is_drawn_is_the_curve_that_was_computed() -> None:
+    """x is linear in ms and y in the logarithm of the share that is slower: every point of the path, to 0.02 pt."""
+    rng = np.random.default_rng(7)
+    curve = quantile_curve(rng.gamma(4, 10_000, 5_000).astype(np.int64))
+    assert curve is not None
+    points = _path(distribution_chart("ttft", curve, None).svg, "observed")
+    assert len(points) == len(curve.level)
+    for drawn, value in ((points[:, 0], curve.value_us), (points[:, 1], np.log(1 - curve.level))):
+        scale = (drawn[-1] - drawn[0]) / (value[-1] - value[0])
+        np.testing.assert_allclose(drawn, drawn[0] + scale * (value - value[0]), atol=0.02)
+
+
+def test_the_numbers_of_a_distribution_are_its_quantiles(wrong_evidence: Evidence) -> None:
+    """600 requests: p50, p90 and p99 are those of the table; p99.9 is beyond what 600 can tell."""
+    observed = samples_of(wrong_evidence.run.recording, wrong_evidence.compared).ttft_us
+    chart = next(c for c in charts_of(wrong_evidence).shown if c.title == "Distribution of TTFT")
+    rows = {row[0]: row for row in chart.numbers.rows}
+    for name, level in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
+        seen = float(str(rows[name][1]).replace(",", ""))
+        assert seen == pytest.approx(np.quantile(observed, level) / 1e3, rel=0.005)
+    assert rows["p99.9"][1:] == ("-", "-", "-")
+
+
+def test_published_quantiles_are_points_and_nothing_between_them_is_claimed() -> None:
+    published = QuantileCurve(np.array([0.5, 0.98]), np.array([16_360.0, 20_130.0]), published=True)
+    chart = distribution_chart("itl", published, None)
+    assert [row[1] for row in chart.numbers.rows] == ["16.36", "-", "-", "-"]
+    assert "observed (published)" in chart.svg
+
+
+def test_the_metric_table_is_that_of_the_comparison(wrong_evidence: Evidence) -> None:
+    rows = {row[0]: row for row in metric_table(wrong_evidence).rows}
+    for metric in METRICS:
+        for statistic in STATISTICS:
+            cell = wrong_evidence.comparison.metrics[metric][statistic]
+            numbers = (milliseconds(cell.observed_us), milliseconds(cell.simulated_us), percent(cell.error))
+            assert rows[f"{metric.upper()} {statistic}"][1:4] == numbers
+
+
+def test_the_verdict_is_followed_by_the_planted_cause(planted_report: Report) -> None:
+    """30 ms before the queue against a TTFT of 31 ms: TTFT is some 95 % too long, and the sentence says by what."""
+    text = " ".join(read(planted_report.html).named("p")[i].text for i in range(6))
+    assert "fail (errors of the mean: E2E +1.7 % of ±10 %, TTFT +95.5 % of ±15 %" in text
+    assert re.search(r"TTFT mean is 95\.5 % too long, 95\.5 points by delay before the queue", text)
+
+
+def test_the_worst_comes_first_and_is_the_hottest(planted_report: Report, wrong_evidence: Evidence) -> None:
+    document = read(planted_report.html)
+    links = [element.text for element in document.named("a")]
+    assert links == ["1b-general", "34b-roleplay"]
+    row = overview_row(wrong_evidence.comparison)
+    error = wrong_evidence.comparison.metrics["ttft"]["mean"].error
+    assert error is not None
+    assert row.worst == pytest.approx(error / THRESHOLDS["ttft"])
+    assert [cell.heat for cell in row.cells] == [1, 0, 4, 4, 0]
+    assert by_worst(row)[0] == 0
+
+
+def test_published_aggregates_make_a_page_that_says_what_it_cannot_draw(planted_report: Report) -> None:
+    html = planted_report.html.split('aria-labelledby="experiment-2"')[1]
+    document = read("<section>" + html.split(">", 1)[1].split("</main>")[0])
+    titles = [element.text for element in document.named("title")]
+    assert titles[:3] == ["Distribution of E2E", "Distribution of TTFT", "Distribution of ITL"]
+    absent = [e.text for e in document.named("li") if "no latencies of single requests were recorded" in e.text]
+    assert len(absent) == 3  # errors over time, TTFT, depths
+    assert any("fewer than 20 pairs of consecutive steps" in e.text for e in document.named("li"))
+
+
+def test_nothing_recorded_becomes_a_tag_an_attribute_or_a_control_character(hostile_html: str) -> None:
+    document = read(hostile_html)
+    names = Counter(element.name for element in document.elements)
+    assert (names["script"], names["img"], names["iframe"], names["style"]) == (0, 0, 0, 1)
+    assert not [a for e in document.elements for a in e.attributes if a.startswith("on")]
+    assert set(re.findall(r"[^\x20-\x7e]", hostile_html)) <= set("\n×±…·’–"), "no control or direction character"
+    assert "{{ 7 * 7 }}" in hostile_html, "text is no template"
+    for place in ("slug", "alias", "model", "hardware", "release"):
+        assert any(f"{place}-<script>alert(1)</script>" in e.text for e in document.elements), place
+
+
+def test_a_text_of_a_million_characters_is_cut_and_says_so(hostile_html: str) -> None:
+    assert "(998,000 characters more)" in hostile_html
+    assert len(hostile_html) < 600_000
+
+
+@pytest.fixture(params=["planted", "hostile"])
+def html(request: pytest.FixtureRequest) -> str:
+    if request.param == "hostile":
+        return str(request.getfixturevalue("hostile_html"))
+    return str(request.getfixturevalue("planted_report").html)
+
+
+def test_the_page_loads_nothing_and_runs_nothing(html: str) -> None:
+    document = read(html)
+    policy = next(e for e in document.named("meta") if e.attributes.get("http-equiv") == "Content-Security-Policy")
+    assert policy.attributes["content"] == "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+    targets = [v for e in document.elements for a, v in e.attributes.items() if a in ("href", "src", "xlink:href")]
+    assert [target for target in targets if not target.startswith(("#", "data:,"))] == []
+    assert not re.search(r"url\((?!#)|@import", html)
+
+
+def test_every_picture_and_table_can_be_read_without_seeing_it(html: str) -> None:
+    document = read(html)
+    by_id = {e.attributes["id"]: e for e in document.elements if "id" in e.attributes}
+    assert len(by_id) == len([e for e in document.elements if "id" in e.attributes]), "no id stands twice"
+    pictures = document.named("svg")
+    assert pictures
+    for picture in pictures:
+        assert picture.attributes["role"] == "img"
+        assert by_id[picture.attributes["aria-labelledby"]].text.strip()
+        assert re.search(r"\d", by_id[picture.attributes["aria-describedby"]].text), "told with numbers"
+    references = re.findall(r'(?:url\(|href=")#([^)"]+)', html)
+    assert set(references) <= set(by_id)
+    assert len(document.named("caption")) == len(document.named("table"))
+    assert all(e.attributes.get("scope") in ("col", "row") for e in document.named("th"))
+
+
+def test_every_colour_of_a_picture_is_one_of_the_page(html: str) -> None:
+    """So that light, dark and paper each have their own."""
+    for svg in re.findall(r"<svg.*?</svg>", html, re.DOTALL):
+        assert set(re.findall(r"(?:fill|stroke): ([^;\"]+)", svg)) <= {"none", *(f"var(--{n})" for n in COLOURS)}
+    style = read(html).named("style")[0].text
+    for scheme in style.split("@media"):
+        if "--page" in scheme:
+            assert all(f"--{name}:" in scheme for name in COLOURS)
+
+
+def test_equal_input_gives_equal_bytes(wrong_evidence: Evidence) -> None:
+    first, second = section_of(wrong_evidence, ""), section_of(wrong_evidence, "")
+    assert first.charts == second.charts
+    assert first == second
+
+
+def test_the_size_of_a_picture_does_not_grow_with_the_recording() -> None:
+    few, many = (
+        quantile_curve(np.random.default_rng(1).gamma(4, 10_000, n).astype(np.int64)) for n in (1_000, 100_000)
+    )
+    sizes = [len(distribution_chart("e2e", curve, curve).svg) for curve in (few, many)]
+    assert max(sizes) < 20_000
+    assert abs(sizes[1] - sizes[0]) < 500
+
+
+@pytest.mark.realdata
+def test_twelve_real_experiments_are_below_five_megabytes(real_store) -> None:  # type: ignore[no-untyped-def]
+    """Two recorded ones with all their pictures, one of them with step records, times six."""
+    from blis_replay.replay.release_file import load_release
+    from blis_replay.validate.experiment import DEFAULT_RELEASE, find_experiment
+
+    slugs = [find_experiment(real_store, name) for name in ("34b-general", "mixtral-codegen")]
+    made = report(real_store, slugs, load_release(DEFAULT_RELEASE), ReplayMode())
+    assert len(made.html.encode()) * 6 < 5_000_000
+    assert made.html.count("<svg") == 9 + 8  # no step cycles of the second

@@ -1,0 +1,223 @@
+"""A window of a run for a trace viewer: both sides tell the times of the truth, a window cuts, bounds hold."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import polars as pl
+import pytest
+
+from blis_replay.fixtures.planted import PLANTED, Planted, planted_recording, with_engine
+from blis_replay.ingest.recording import (
+    JOURNEY_EVENT_SCHEMA,
+    LIFECYCLE_SCHEMA,
+    NOT_KNOWN,
+    STEP_SCHEMA,
+    Clock,
+    Recording,
+    Stage,
+    empty_frame,
+)
+from blis_replay.ingest.row_parts import in_one_part
+from blis_replay.replay.driver import ReplayRun, replay
+from blis_replay.replay.mode import ReplayMode
+from blis_replay.validate import timeline as module
+from blis_replay.validate.errors import NothingToJudgeError, ValidateError
+from blis_replay.validate.timeline import Timeline, timeline
+from blis_replay.validate.timeline_lanes import SIDES, simulated_lanes
+from blis_replay.validate.timeline_preemptions import simulated_preemptions, with_preemptions
+from blis_replay.validate.timeline_steps import KV_USE, RUNNING, WAITING
+from blis_replay.validate.timeline_tracks import tracks
+
+# 160 requests in 20 s, up to some 20 at a time; journeys of all of them and every step are recorded.
+SPEC = replace(PLANTED, stages=(Stage(0, 8.0, 20_000_000),))
+ALL_US = 600_000_000
+
+
+@pytest.fixture(scope="module")
+def planted() -> Planted:
+    return planted_recording(seed=7, spec=SPEC)
+
+
+@pytest.fixture(scope="module")
+def run(planted: Planted) -> ReplayRun:
+    """A perfect simulator: the recorded run again, to the microsecond."""
+    return replay(planted.recording, planted.release)
+
+
+def of_side(frame: pl.DataFrame, side: str) -> pl.DataFrame:
+    return frame.filter(pl.col("side") == side).drop("side")
+
+
+def client_only(recording: Recording) -> Recording:
+    """The same without anything of the server."""
+    return replace(
+        recording,
+        lifecycles=empty_frame(LIFECYCLE_SCHEMA),
+        journey_events=in_one_part(empty_frame(JOURNEY_EVENT_SCHEMA)),
+        steps=empty_frame(STEP_SCHEMA),
+        requests=recording.requests.with_columns(prefill_us=pl.lit(None, pl.Int64)),
+    )
+
+
+def test_the_lanes_of_both_sides_have_the_times_of_the_truth(planted: Planted, run: ReplayRun) -> None:
+    """Send, taken in, scheduled, first and last token, client's end: those of the engine that made the recording."""
+    truth, shown = planted.truth, timeline(run, 0, ALL_US)
+    spans = ("request_index", "segment", "start_us", "end_us")
+    observed, simulated = (of_side(shown.lanes, side).select(spans) for side in SIDES)
+    assert observed.equals(simulated)
+    expected = {
+        "send to queue": (truth.trace.arrival_us, truth.taken_in_us),
+        "prefill": (truth.result.scheduled_us, truth.result.first_token_us),
+        "decode": (truth.result.first_token_us, truth.result.finished_us),
+        "delivery": (truth.result.finished_us, truth.client_end_us),
+    }
+    for segment, (start_us, end_us) in expected.items():
+        drawn = simulated.filter(pl.col("segment") == segment)
+        assert drawn["start_us"].to_list() == start_us.tolist(), segment
+        assert drawn["end_us"].to_list() == end_us.tolist(), segment
+
+
+def test_the_steps_of_the_replay_are_those_of_the_engine(planted: Planted, run: ReplayRun) -> None:
+    steps, drawn = planted.truth.result.steps, of_side(timeline(run, 0, ALL_US).steps, "simulated")
+    for name in ("start_us", "end_us", "scheduled_us", "prefill_tokens", "prefill_requests", "decode_tokens"):
+        assert drawn[name].to_list() == steps[name].tolist(), name
+    assert drawn["running"].to_list() == steps["running_depth"].tolist()
+    assert drawn["waiting"].to_list() == steps["waiting_depth"].tolist()
+
+
+def test_recorded_steps_run_when_they_did_though_only_their_calls_were_recorded(
+    planted: Planted, run: ReplayRun
+) -> None:
+    """Scheduled ahead: a batch runs from the call after its own to the one after that.
+
+    Where the server falls idle there is no such call; its last batches of a busy period are told by the last token.
+    """
+    steps, drawn = planted.truth.result.steps, of_side(timeline(run, 0, ALL_US).steps, "observed")
+    assert drawn["scheduled_us"].to_list() == steps["scheduled_us"].tolist()
+    right = (drawn["start_us"].to_numpy() == steps["start_us"]) & (drawn["end_us"].to_numpy() == steps["end_us"])
+    assert right.mean() > 0.98
+    assert (drawn["end_us"][:-1] <= drawn["start_us"][1:]).all()
+    for name, column in {"running": "running_depth", "prefill_tokens": "", "decode_tokens": ""}.items():
+        assert drawn[name].to_list() == steps[column or name].tolist(), name
+
+
+def test_counters_of_both_sides_are_those_of_the_engine(planted: Planted, run: ReplayRun) -> None:
+    steps = planted.truth.result.steps
+    expected = {
+        RUNNING: steps["running_depth"],
+        WAITING: steps["waiting_depth"],
+        KV_USE: 100 * (1 - steps["free_blocks"] / 1_300),  # of 1,301 blocks one is reserved
+    }
+    counters = timeline(run, 0, ALL_US).counters
+    for side in SIDES:
+        for counter, values in expected.items():
+            drawn = counters.filter(pl.col("side") == side, pl.col("counter") == counter)
+            assert np.allclose(drawn["value"].to_numpy(), values), (side, counter)
+
+
+def test_a_window_cuts_slices_off_and_keeps_their_whole_time(run: ReplayRun) -> None:
+    """10 s to 10.5 s: what reaches in is drawn within, each track without overlaps, and says how long it was."""
+    shown = timeline(run, 10_000_000, 10_500_000)
+    whole = timeline(run, 0, ALL_US)
+    reaching = whole.lanes.filter(pl.col("start_us") < 10_500_000, pl.col("end_us") > 10_000_000)
+    assert shown.lanes.equals(reaching)
+    lengths = 0
+    for track in tracks(shown):
+        for part in track.slices:
+            assert 10_000_000 <= part.start_us < part.end_us <= 10_500_000
+            if "whole_duration_us" in part.arguments:
+                assert part.end_us - part.start_us < int(part.arguments["whole_duration_us"])
+        assert all(a.end_us <= b.start_us for a, b in zip(track.slices, track.slices[1:], strict=False)), track.name
+        lengths += len(track.slices)
+        assert all(10_000_000 <= at_us < 10_500_000 for at_us, _ in track.samples)
+    assert lengths == shown.lanes.height + shown.steps.height
+
+
+def test_a_counter_begins_with_the_value_that_held_before_the_window(run: ReplayRun) -> None:
+    whole = timeline(run, 0, ALL_US).counters
+    for side in SIDES:
+        running = whole.filter(pl.col("side") == side, pl.col("counter") == RUNNING)
+        before = running.filter(pl.col("at_us") <= 10_000_000)["value"][-1]
+        (track,) = (t for t in tracks(timeline(run, 10_000_000, 10_500_000)) if t.name == f"{RUNNING} {side}")
+        assert track.samples[0] == (10_000_000, before)
+
+
+def test_the_missing_cycle_can_be_seen(planted: Planted) -> None:
+    """Recorded asynchronously, a prefill spans the rest of the step that runs and its own; replayed synchronously its
+    own only, so it is shorter by about a step (10 to 12 ms of 160 decodes at most)."""
+    run = replay(planted.recording, planted.release, ReplayMode(scheduling="synchronous"))
+    prefills = timeline(run, 0, ALL_US).lanes.filter(pl.col("segment") == "prefill")
+    lasts = prefills.with_columns(lasts=pl.col("end_us") - pl.col("start_us"))
+    medians = dict(lasts.group_by("side").agg(pl.col("lasts").median()).iter_rows())
+    assert 8_000 < medians["observed"] - medians["simulated"] < 14_000
+
+
+def test_a_preempted_request_has_no_tokens_until_its_prefill_is_done_again(planted: Planted) -> None:
+    """With 200 KV blocks: as many holes as the run counts preemptions, and every token lies outside of them."""
+    run = replay(with_engine(planted.recording, {"num_gpu_blocks": 200}), planted.release)
+    result = run.result
+    assert result.preemptions.sum() > 10
+    holes = simulated_preemptions(run)
+    counts = np.bincount(holes["request_index"].to_numpy(), minlength=len(result.preemptions))
+    assert counts.tolist() == result.preemptions.tolist()
+    for request, preempted_us, resumed_us, token_us in holes.iter_rows():
+        times_us = result.token_times_us(request)
+        # A batch in flight at the preemption still brings its token.
+        in_flight = result.steps["end_us"][np.searchsorted(result.steps["scheduled_us"], preempted_us) - 1]
+        inside = times_us[(times_us > in_flight) & (times_us < token_us)]
+        assert preempted_us < resumed_us < token_us
+        assert not len(inside)
+        assert token_us in times_us
+    lanes = with_preemptions(simulated_lanes(run), holes)
+    lost = lanes.filter(pl.col("segment") == "preempted")
+    assert (lost["end_us"] - lost["start_us"]).sum() == (holes["resumed_us"] - holes["preempted_us"]).sum()
+    lasts = pl.col("end_us") - pl.col("start_us")
+    e2e = lanes.group_by("request_index").agg(lasts.sum()).sort("request_index")["end_us"]
+    assert e2e.to_list() == run.e2e_us.tolist()
+
+
+def test_what_was_not_recorded_is_absent_and_named(planted: Planted) -> None:
+    shown = timeline(replay(client_only(planted.recording), planted.release), 0, ALL_US)
+    assert of_side(shown.lanes, "observed")["segment"].unique().sort().to_list() == ["to first token", "to last token"]
+    assert of_side(shown.steps, "observed").is_empty()
+    assert shown.counters["side"].unique().to_list() == ["simulated"]
+    assert shown.absent == (
+        "observed queue wait and prefill of requests (no stamps of the server)",
+        "the observed step track",
+        f"observed {RUNNING}",
+        f"observed {WAITING}",
+        f"observed {KV_USE}",
+    )
+
+
+def test_steps_on_a_clock_of_their_own_are_not_drawn(planted: Planted) -> None:
+    """A step clock that nothing ties to that of the requests would put them anywhere."""
+    loose = replace(planted.recording, clocks=(Clock("step", "monotonic", 0, placed=NOT_KNOWN),))
+    shown = timeline(replay(loose, planted.release), 0, ALL_US)
+    assert of_side(shown.steps, "observed").is_empty()
+    assert of_side(shown.counters, "observed").is_empty()
+
+
+def test_a_window_with_too_much_is_refused_with_one_that_fits(run: ReplayRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_EVENTS", 3_000)
+    with pytest.raises(
+        ValidateError, match=r"more than the 3,000 that a viewer takes well; --for \d+m?s would fit"
+    ) as no:
+        timeline(run, 1_000_000, ALL_US)
+    length, unit = re.findall(r"--for (\d+)(m?s)", str(no.value))[0]
+    fits = timeline(run, 1_000_000, 1_000_000 + int(length) * {"ms": 1_000, "s": 1_000_000}[unit])
+    # The last values before the window, one a counter, come on top; a second more would not have fitted.
+    assert 2_000 < fits.events <= 3_000 + 6
+
+
+def test_a_window_after_the_end_says_when_the_run_ends(run: ReplayRun) -> None:
+    with pytest.raises(NothingToJudgeError, match=r"nothing happens from 500 s on .* the run ends at 2\d\.\d s"):
+        timeline(run, 500_000_000)
+
+
+def test_the_default_window_is_five_seconds(run: ReplayRun) -> None:
+    shown: Timeline = timeline(run, 3_000_000)
+    assert (shown.from_us, shown.until_us) == (3_000_000, 8_000_000)

@@ -1,0 +1,142 @@
+"""The two file forms of a timeline, read by what is not ours: Chrome's rules, and Perfetto's own protobuf classes."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as perfetto
+
+from blis_replay.fixtures.planted import PLANTED, Planted, planted_recording
+from blis_replay.ingest.recording import Stage
+from blis_replay.replay.driver import replay
+from blis_replay.validate.errors import ValidateError
+from blis_replay.validate.timeline import Timeline, timeline, write_timeline
+from blis_replay.validate.timeline_tracks import GROUPS, tracks
+
+SPEC = replace(PLANTED, stages=(Stage(0, 8.0, 6_000_000),))
+HOSTILE = '</script><script>alert(1)</script>","ph":"B"}\x1b[31m\x00\ud800\u202e' + "x" * 100_000
+
+
+@pytest.fixture(scope="module")
+def planted() -> Planted:
+    return planted_recording(seed=3, spec=SPEC)
+
+
+@pytest.fixture(scope="module")
+def shown(planted: Planted) -> Timeline:
+    return timeline(replay(planted.recording, planted.release), 1_000_000, 4_000_000)
+
+
+def as_json(shown: Timeline, folder: Path) -> list[dict[str, Any]]:
+    write_timeline(shown, folder / "trace.json")
+    events: list[dict[str, Any]] = json.loads((folder / "trace.json").read_bytes())["traceEvents"]
+    return events
+
+
+def as_packets(shown: Timeline, folder: Path) -> Any:
+    write_timeline(shown, folder / "trace.pftrace")
+    return perfetto.Trace.FromString((folder / "trace.pftrace").read_bytes()).packet
+
+
+def slices_of_json(events: list[dict[str, Any]]) -> dict[str, list[tuple[str, int, int]]]:
+    """By the name of a thread: name, begin and end of its slices, us."""
+    names = {e["tid"]: e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
+    found = defaultdict(list)
+    for event in events:
+        if event["ph"] == "X":
+            found[names[event["tid"]]].append((event["name"], event["ts"], event["ts"] + event["dur"]))
+    return dict(found)
+
+
+def slices_of_packets(packets: Any) -> dict[str, list[tuple[str, int, int]]]:
+    """The same, from begins and ends in ns."""
+    names = {p.track_descriptor.uuid: p.track_descriptor.name for p in packets if p.HasField("track_descriptor")}
+    found = defaultdict(list)
+    open_on: dict[int, tuple[str, int]] = {}
+    for packet in packets:
+        event = packet.track_event
+        if event.type == perfetto.TrackEvent.TYPE_SLICE_BEGIN:
+            assert event.track_uuid not in open_on
+            open_on[event.track_uuid] = (event.name, packet.timestamp)
+        elif event.type == perfetto.TrackEvent.TYPE_SLICE_END:
+            name, begin_ns = open_on.pop(event.track_uuid)
+            found[names[event.track_uuid]].append((name, begin_ns // 1000, packet.timestamp // 1000))
+    assert not open_on
+    return dict(found)
+
+
+def test_json_follows_the_rules_of_chrome_trace_events(shown: Timeline, tmp_path: Path) -> None:
+    """Trace Event Format: every event has a phase, a name, process and thread; X has ts and dur, C numbers, M names."""
+    events = as_json(shown, tmp_path)
+    assert {event["ph"] for event in events} == {"X", "C", "M"}
+    for event in events:
+        assert isinstance(event["name"], str) and isinstance(event["pid"], int) and isinstance(event["tid"], int)
+        if event["ph"] == "X":
+            assert event["dur"] > 0 and 1_000_000 <= event["ts"] <= event["ts"] + event["dur"] <= 4_000_000
+        if event["ph"] == "C":
+            assert all(isinstance(value, float) for value in event["args"].values())
+    assert sum(event["ph"] == "X" for event in events) == shown.lanes.height + shown.steps.height
+    assert sum(event["ph"] == "C" for event in events) == shown.counters.height
+
+
+def test_both_forms_hold_the_slices_of_the_timeline(shown: Timeline, tmp_path: Path) -> None:
+    expected = {t.name: [(s.name, s.start_us, s.end_us) for s in t.slices] for t in tracks(shown) if t.slices}
+    assert slices_of_json(as_json(shown, tmp_path)) == expected
+    assert slices_of_packets(as_packets(shown, tmp_path)) == expected
+
+
+def test_perfetto_reads_counters_groups_and_order(shown: Timeline, tmp_path: Path) -> None:
+    packets = as_packets(shown, tmp_path)
+    described = [p.track_descriptor for p in packets if p.HasField("track_descriptor")]
+    groups, rest = described[: len(GROUPS)], described[len(GROUPS) :]
+    assert [group.name for group in groups] == ["engine, 1b-general", "requests, 1b-general"]
+    explicit = perfetto.TrackDescriptor.ChildTracksOrdering.EXPLICIT
+    assert {group.child_ordering for group in groups} == {explicit}
+    assert {track.parent_uuid for track in rest} == {group.uuid for group in groups}
+    assert len({track.uuid for track in described}) == len(described)
+    assert [track.name for track in sorted(rest, key=lambda t: t.sibling_order_rank)] == [t.name for t in tracks(shown)]
+    counters = {track.uuid: track.name for track in rest if track.HasField("counter")}
+    read: dict[str, list[tuple[int, float]]] = defaultdict(list)
+    for packet in packets:
+        if packet.track_event.type == perfetto.TrackEvent.TYPE_COUNTER:
+            at_us = packet.timestamp // 1000
+            read[counters[packet.track_event.track_uuid]].append((at_us, packet.track_event.double_counter_value))
+    assert read == {track.name: list(track.samples) for track in tracks(shown) if track.samples}
+
+
+def test_a_step_says_what_was_in_its_batch(shown: Timeline, tmp_path: Path) -> None:
+    """The first one with prefill; a perfect simulator has it on both sides."""
+    row = shown.steps.filter(pl.col("side") == "simulated", pl.col("prefill_tokens") > 0).row(0, named=True)
+    name, told = f"mixed step {row['step']}", ("prefill_tokens", "decode_tokens", "running")
+    in_json = [event["args"] for event in as_json(shown, tmp_path) if event["name"] == name]
+    events = [packet.track_event for packet in as_packets(shown, tmp_path)]
+    in_packets = [{a.name: a.int_value for a in e.debug_annotations} for e in events if e.name == name]
+    for arguments in (*in_json, *in_packets):
+        assert [arguments[key] for key in told] == [row[key] for key in told]
+    assert (len(in_json), len(in_packets)) == (2, 2)
+
+
+def test_hostile_names_are_text_and_nothing_else(planted: Planted, tmp_path: Path) -> None:
+    """An alias and request ids with markup, quotes, control characters, half a surrogate pair and 100,000 letters."""
+    requests = planted.recording.requests.with_columns(pl.lit(HOSTILE.replace("\ud800", "")).alias("request_id"))
+    run = replay(replace(planted.recording, alias=HOSTILE, requests=requests), planted.release)
+    hostile = timeline(run, 1_000_000, 4_000_000)
+    events = as_json(hostile, tmp_path)
+    text = (tmp_path / "trace.json").read_bytes()
+    assert max(text) < 128 and not [c for c in text if c < 32 and c != ord("\n")]
+    assert {event["ph"] for event in events} == {"X", "C", "M"}
+    ids = {event["args"]["request_id"] for event in events if "request_id" in event.get("args", {})}
+    assert {len(name) < 300 and name.isprintable() for name in ids} == {True}
+    assert slices_of_json(events) == slices_of_packets(as_packets(hostile, tmp_path))
+
+
+def test_another_suffix_is_refused(shown: Timeline, tmp_path: Path) -> None:
+    with pytest.raises(ValidateError, match=r"trace\.txt: name a \.json .* or a \.pftrace"):
+        write_timeline(shown, tmp_path / "trace.txt")
+    assert not list(tmp_path.iterdir())

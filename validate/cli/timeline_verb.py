@@ -1,0 +1,67 @@
+"""``blis-replay timeline``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from blis_replay.validate.cli.options import DURATION, json_option, print_json, store_option
+
+
+@click.command("timeline")
+@click.option("--experiment", "name", required=True, help="Slug or alias of the experiment.")
+@click.option("--from", "from_us", type=DURATION, default="0s", show_default=True, help="Where the window begins.")
+@click.option("--for", "length_us", type=DURATION, default="5s", show_default=True, help="How long it is.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    required=True,
+    help="The file: .json (Chrome trace events) or .pftrace (Perfetto).",
+)
+@click.option("--coefficients", default=None, help="Release to replay with: a name or a file.")
+@click.option("--replay", "mode_text", default="exact", show_default=True, help="Replay mode, as for validate.")
+@store_option
+@json_option
+def command(
+    name: str,
+    from_us: int,
+    length_us: int,
+    out: Path,
+    coefficients: str | None,
+    mode_text: str,
+    store_path: Path,
+    as_json: bool,
+) -> None:
+    """Write a window of a run for a trace viewer, observed and simulated on one clock.
+
+    Open the file at ui.perfetto.dev or in chrome://tracing.  It has the steps of either side with
+    their batches, running and waiting requests and KV cache use, and two lanes a request: queue wait,
+    prefill, decode, preempted.  What was not recorded is absent, and named on standard error.
+
+    \b
+    Examples:
+      blis-replay timeline --experiment 34b-general --out trace.json
+      blis-replay timeline --experiment 34b-general --from 600s --for 500ms --out trace.pftrace
+      blis-replay timeline --experiment 34b-general --replay scheduling=synchronous --out trace.json
+    """
+    from blis_replay.replay.driver import replay
+    from blis_replay.replay.mode import parse_mode
+    from blis_replay.replay.release_file import load_release
+    from blis_replay.validate.experiment import DEFAULT_RELEASE, stored_experiment
+    from blis_replay.validate.timeline import FORMATS, timeline, timeline_json, timeline_text, write_timeline
+
+    if out.suffix not in FORMATS:
+        raise click.UsageError(f"--out {out}: name a .json (Chrome trace events) or a .pftrace (Perfetto) file")
+    if not length_us:
+        raise click.UsageError("--for 0 is no window; give a time such as 500ms")
+    release = load_release(coefficients or DEFAULT_RELEASE)
+    run = replay(stored_experiment(store_path, name), release, parse_mode(mode_text, release.published_replay))
+    shown = timeline(run, from_us, from_us + length_us)
+    write_timeline(shown, out)
+    if shown.absent:
+        click.echo(f"absent, because not recorded: {'; '.join(shown.absent)}", err=True)
+    if as_json:
+        print_json(timeline_json(shown, out))
+    else:
+        click.echo(timeline_text(shown, out))

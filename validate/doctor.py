@@ -1,0 +1,126 @@
+"""What this installation is made of, where it keeps things, and what stands in the way."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal
+
+from blis_replay.validate.terminal import wrap
+
+_PACKAGES = ("click", "duckdb", "grpcio", "numba", "numpy", "polars", "protobuf", "pyarrow", "scipy")
+# What changes where things are kept or run.
+_VARIABLES = ("BLIS_REPLAY_STORE", "NUMBA_CACHE_DIR", "XDG_CACHE_HOME", "RAY_ADDRESS")
+
+
+@dataclass(frozen=True)
+class Found:
+    """One thing looked at.
+
+    ``state``: ``ok``, ``absent`` (optional, or not there yet: ``mend`` says how to get it) or ``problem`` (``mend``
+    says what to do).
+    """
+
+    topic: str
+    name: str
+    state: Literal["ok", "absent", "problem"]
+    value: str
+    mend: str = ""
+
+
+def diagnose(store_path: Path) -> list[Found]:
+    """Versions, store, compiled code, optional parts, settings; nothing is made or compiled."""
+    return [
+        Found("versions", "python", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
+        *(_package(name) for name in ("blis-replay", *_PACKAGES)),
+        _store(store_path),
+        *_compiled(),
+        *_optional(),
+        Found("settings", "processors", "ok", str(os.cpu_count() or 1)),
+        *(Found("settings", name, "ok", os.environ[name]) for name in _VARIABLES if name in os.environ),
+    ]
+
+
+def doctor_text(found: list[Found]) -> str:
+    """A line each under its topic; what is absent or wrong is followed by the mend."""
+    lines: list[str] = []
+    width = max(len(one.name) for one in found)
+    for i, one in enumerate(found):
+        if i == 0 or found[i - 1].topic != one.topic:
+            lines += ([""] if lines else []) + [one.topic]
+        mark = {"ok": "", "absent": "absent: ", "problem": "PROBLEM: "}[one.state]
+        mend = f"; {one.mend}" if one.mend else ""
+        lines.append(wrap(f"  {one.name.ljust(width)}  {mark}{one.value}{mend}", " " * (width + 4)))
+    problems = sum(one.state == "problem" for one in found)
+    return "\n".join([*lines, "", f"{problems} problems" if problems != 1 else "1 problem"])
+
+
+def doctor_json(found: list[Found]) -> dict[str, Any]:
+    """The same for programs."""
+    return {"problems": sum(one.state == "problem" for one in found), "found": [asdict(one) for one in found]}
+
+
+def _package(name: str) -> Found:
+    try:
+        return Found("versions", name, "ok", version(name))
+    except PackageNotFoundError:
+        return Found("versions", name, "problem", "not installed", "install blis-replay again")
+
+
+def _store(path: Path) -> Found:
+    from blis_replay.ingest.errors import IngestError
+    from blis_replay.ingest.store import SCHEMA_VERSION, list_experiments, open_store
+
+    if not path.exists():
+        return Found("kept", "store", "absent", str(path), "the first ingest or validation makes it; --store moves it")
+    try:
+        with open_store(path, read_only=True) as store:
+            count = len(list_experiments(store))
+    except IngestError as error:
+        return Found("kept", "store", "problem", str(error))
+    size_mb = path.stat().st_size / 1e6
+    return Found("kept", "store", "ok", f"{path}: {size_mb:,.1f} MB, schema {SCHEMA_VERSION}, experiments: {count:,}")
+
+
+def _compiled() -> list[Found]:
+    from blis_replay.blis.kernel import compiled as kernel
+    from blis_replay.ingest.scan import compiled as scan
+
+    return [_cache("compiled engine", kernel.kept_in), _cache("compiled scans", scan.kept_in)]
+
+
+def _cache(name: str, kept_in: Callable[[], Path | None]) -> Found:
+    folder = kept_in()
+    if folder is None:
+        mend = "every process compiles afresh; point NUMBA_CACHE_DIR at a folder that can be written"
+        return Found("kept", name, "problem", "no folder can be written", mend)
+    kept = list(folder.rglob("*.nbc"))
+    if not kept:
+        return Found("kept", name, "absent", str(folder), "the first use compiles for some 10 seconds")
+    size_mb = sum(file.stat().st_size for file in kept) / 1e6
+    return Found("kept", name, "ok", f"{folder}: warm, {len(kept)} functions, {size_mb:,.1f} MB")
+
+
+def _optional() -> list[Found]:
+    binary = shutil.which("blis")
+    return [
+        _extra("ray", "for --executor ray: pip install 'blis-replay[ray]'"),
+        Found("optional", "blis", "ok", binary)
+        if binary
+        else Found(
+            *("optional", "blis", "absent", "no binary on the PATH"),
+            "for --simulator blis: build it from inference-sim and give --blis-binary PATH",
+        ),
+    ]
+
+
+def _extra(name: str, mend: str) -> Found:
+    try:
+        return Found("optional", name, "ok", version(name))
+    except PackageNotFoundError:
+        return Found("optional", name, "absent", "not installed", mend)

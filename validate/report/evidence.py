@@ -1,0 +1,113 @@
+"""Everything a page says about one experiment, before it is drawn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blis_replay.blis.errors import SimulatorError
+from blis_replay.blis.release import CoefficientRelease
+from blis_replay.ingest.check_evidence import CheckEvidence, check_evidence, named_check
+from blis_replay.ingest.store import Store, inter_token_gaps
+from blis_replay.replay.driver import ReplayRun
+from blis_replay.replay.errors import ReplayError
+from blis_replay.replay.mode import ReplayMode
+from blis_replay.validate.attribution.attribute import Attribution, attribute
+from blis_replay.validate.bootstrap import interval
+from blis_replay.validate.compare import Comparison, simulated_samples
+from blis_replay.validate.errors import ValidateError
+from blis_replay.validate.experiment import by_stage, validate_experiment
+from blis_replay.validate.metrics import METRICS, STATISTICS
+from blis_replay.validate.observed import Gaps, has_gaps, observed_requests, samples_of
+from blis_replay.validate.resampling import Cell, cell_values, resamplable, resampled_values
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A comparison with what explains it.
+
+    ``compared``: bool[n], requests with observed and simulated latencies; none of published aggregates.
+    ``intervals``: 95 % of the signed error by number, over resampled requests.  ``token_gaps``: observed,
+    pooled, of the compared requests.  ``attribution``: None for the reason ``not_attributed``.
+    ``checks``: those with a finding, with their tables.
+    """
+
+    comparison: Comparison
+    stages: tuple[Comparison, ...]
+    compared: NDArray[np.bool_]
+    intervals: dict[Cell, tuple[float, float]]
+    token_gaps: Gaps | None
+    attribution: Attribution | None
+    not_attributed: str
+    checks: tuple[CheckEvidence, ...]
+
+    @property
+    def run(self) -> ReplayRun:
+        """The replay."""
+        return self.comparison.run
+
+
+def gather(
+    store: Store, slug: str, release: CoefficientRelease, mode: ReplayMode, reference: CoefficientRelease
+) -> Evidence:
+    """Replay a stored experiment and collect the evidence; ``reference`` as for
+    ``attribute``, where it has the model.
+
+    Raises as ``validate_experiment`` does.
+    """
+    comparison = validate_experiment(store, slug, release, mode)
+    run = comparison.run
+    compared = observed_requests(run.recording) & run.simulated.completed
+    gaps = inter_token_gaps(store, slug, compared) if compared.any() else None
+    token_gaps = gaps if has_gaps(gaps) else None
+    attribution, reason = _attributed(run, token_gaps, reference)
+    names = dict.fromkeys(finding.check for finding in comparison.findings)
+    return Evidence(
+        comparison=comparison,
+        stages=tuple(by_stage(store, comparison)) if len(run.recording.stages) > 1 else (),
+        compared=compared,
+        intervals=error_intervals(comparison, compared),
+        token_gaps=token_gaps,
+        attribution=attribution,
+        not_attributed=reason,
+        checks=tuple(check_evidence(store, slug, named_check(name)) for name in names),
+    )
+
+
+def error_intervals(comparison: Comparison, compared: NDArray[np.bool_]) -> dict[Cell, tuple[float, float]]:
+    """95 % intervals of the signed errors, fractions, where requests can be resampled and the error is known.
+
+    Recorded requests are drawn with their simulated twins; of published aggregates the twins alone are drawn,
+    and the published numbers stand fixed.
+    """
+    known = {(m, s): comparison.metrics[m][s] for m in METRICS for s in STATISTICS if resamplable((m, s))}
+    cells = [cell for cell, number in known.items() if number.error is not None]
+    run = comparison.run
+    if not cells:
+        return {}
+    error = np.array([known[cell].error for cell in cells], np.float64)
+    if compared.any():
+        sides = [samples_of(run.recording, compared), simulated_samples(run, compared)]
+        observed, simulated = resampled_values(sides, cells, paired=True)
+        of_samples = cell_values(sides[1], cells) / cell_values(sides[0], cells) - 1
+    else:
+        chosen = run.simulated.completed & (run.recording.requests["status"] == "ok").to_numpy()
+        (simulated,) = resampled_values([simulated_samples(run, chosen)], cells, paired=True)
+        observed, of_samples = np.array([[known[cell].observed_us for cell in cells]], np.float64), error
+    # The table takes the mean ITL from token times where it can, which end a little before the request does: the
+    # spread around its error is that of the latencies.
+    errors = error + (simulated / observed - 1 - of_samples)
+    return {cell: interval(errors[:, i]) for i, cell in enumerate(cells)}
+
+
+def _attributed(
+    run: ReplayRun, token_gaps: Gaps | None, reference: CoefficientRelease
+) -> tuple[Attribution | None, str]:
+    """Without intervals: they are those of ``blis-replay attribute``, and take most of its time."""
+    try:
+        found = attribute(run.recording, run.release, run.mode, reference=reference, token_gaps=token_gaps, resamples=0)
+    except (SimulatorError, ReplayError, ValidateError) as error:
+        return None, str(error)
+    return found, ""

@@ -1,0 +1,180 @@
+"""Pictures of client latencies: distributions, errors over time, TTFT against what it may depend on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blis_replay.ingest.checks.pictures import Cell, Table
+from blis_replay.validate.report.bands import Band
+from blis_replay.validate.report.over_time import ErrorsOverTime
+from blis_replay.validate.report.quantile_curves import QuantileCurve
+from blis_replay.validate.report.svg import ACCENT, INK, MUTED, OBSERVED, SIMULATED, Chart, drawn
+from blis_replay.validate.terminal import milliseconds, percent
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Floats = NDArray[np.float64]
+
+_NAMES = {"e2e": "E2E", "ttft": "TTFT", "itl": "ITL"}
+_PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
+# Which line is which is told by the dashes, too.
+_LOOKS: dict[str, dict[str, Any]] = {
+    "observed": {"color": OBSERVED, "label": "observed"},
+    "simulated": {"color": SIMULATED, "linestyle": (0, (4, 2)), "label": "simulated"},
+}
+# Where the legend of a wide picture stands: above its right end.
+ABOVE: dict[str, Any] = {"loc": "lower right", "bbox_to_anchor": (1.0, 1.0), "ncols": 3, "borderaxespad": 0.0}
+_METRIC_LOOKS = {"e2e": (OBSERVED, "-"), "ttft": (SIMULATED, (0, (4, 2))), "itl": (ACCENT, (0, (1, 1.5)))}
+
+
+def distribution_chart(metric: str, observed: QuantileCurve | None, simulated: QuantileCurve | None) -> Chart:
+    """Observed and simulated distribution of ``e2e``, ``ttft`` or ``itl``, on an axis that spreads the tail."""
+    name = _NAMES[metric]
+
+    def draw(figure: Figure) -> None:
+        axes = figure.add_subplot()
+        for side, curve in (("observed", observed), ("simulated", simulated)):
+            if curve is not None:
+                _draw_curve(axes, curve, side)
+        axes.set_yscale("log")
+        axes.set_ylim(1.0, 0.0008)
+        axes.set_yticks([1 - share for share in _PERCENTILES.values()], list(_PERCENTILES))
+        axes.minorticks_off()
+        axes.set_xlabel(f"{name}, ms")
+        axes.set_ylabel("percentile")
+        axes.legend(loc="best")
+
+    numbers = _quantile_table(f"{name}: quantiles", observed, simulated)
+    what = "gap between two output tokens" if metric == "itl" else "request"
+    return Chart(
+        f"Distribution of {name}",
+        f"Share of {what}s that are faster, on a logarithmic axis of those that are slower. {_told(numbers)}",
+        drawn(draw, 3.7, 2.7),
+        numbers,
+    )
+
+
+def _draw_curve(axes: Axes, curve: QuantileCurve, side: str) -> None:
+    look = dict(_LOOKS[side])
+    if curve.published:
+        look |= {"linestyle": "none", "marker": "o", "markersize": 4, "label": f"{side} (published)"}
+    inside = curve.level < 1
+    axes.plot(curve.value_us[inside] / 1e3, 1 - curve.level[inside], **look)
+
+
+def _quantile_table(title: str, observed: QuantileCurve | None, simulated: QuantileCurve | None) -> Table:
+    rows = []
+    for name, level in _PERCENTILES.items():
+        seen, value = (None if curve is None else _at(curve, level) for curve in (observed, simulated))
+        error = None if seen is None or value is None or seen == 0 else value / seen - 1
+        rows.append((name, milliseconds(seen), milliseconds(value), percent(error)))
+    return Table(title, ("", "observed ms", "simulated ms", "error"), tuple(rows))
+
+
+def _at(curve: QuantileCurve, level: float) -> float | None:
+    """The curve at a level; None beyond its end, and between the points of a published one."""
+    if level > curve.level[-1] + 1e-9:
+        return None
+    if curve.published:
+        found = np.flatnonzero(np.isclose(curve.level, level))
+        return float(curve.value_us[found[0]]) if len(found) else None
+    return float(np.interp(level, curve.level, curve.value_us))
+
+
+def _told(table: Table) -> str:
+    return " ".join(f"{name}: observed {seen} ms, simulated {value} ms." for name, seen, value, _ in table.rows)
+
+
+def errors_chart(errors: ErrorsOverTime, stages: Sequence[tuple[float, str]], metrics: Sequence[str]) -> Chart:
+    """Signed errors over the time of the run, with the starts of load stages."""
+
+    def draw(figure: Figure) -> None:
+        axes = figure.add_subplot()
+        axes.axhline(0, color=INK, linewidth=0.8)
+        for metric in metrics:
+            colour, dashes = _METRIC_LOOKS[metric]
+            axes.plot(errors.at_s, 100 * errors.errors[metric], color=colour, linestyle=dashes, label=_NAMES[metric])
+        mark_stages(axes, stages)
+        axes.set_xlabel("time of the run at which requests were sent, s")
+        axes.set_ylabel("error of the mean, %")
+        axes.legend(**ABOVE)
+
+    rows: tuple[tuple[Cell, ...], ...] = tuple(
+        (f"{at:.0f}", int(count), *(_percent_at(errors.errors[metric], i) for metric in metrics))
+        for i, (at, count) in enumerate(zip(errors.at_s, errors.requests, strict=True))
+    )
+    return Chart(
+        "Error over the time of the run",
+        f"Signed errors of the mean of requests sent in each of {len(errors.at_s)} parts of the run. "
+        + " ".join(_extremes(errors, metric) for metric in metrics),
+        drawn(draw, 8.6, 2.8),
+        Table("error of the mean by time", ("from s", "requests", *(_NAMES[m] for m in metrics)), rows),
+        wide=True,
+    )
+
+
+def mark_stages(axes: Axes, stages: Sequence[tuple[float, str]]) -> None:
+    """A line and the name at the start of each load stage."""
+    for start_s, name in stages:
+        axes.axvline(start_s, color=MUTED, linewidth=0.8, linestyle=(0, (2, 2)))
+        axes.annotate(
+            name,
+            (start_s, 1.0),
+            xycoords=("data", "axes fraction"),
+            xytext=(3, 2),
+            textcoords="offset points",
+            color=MUTED,
+            fontsize=8,
+        )
+
+
+def _percent_at(errors: Floats, i: int) -> str:
+    return percent(None if np.isnan(errors[i]) else float(errors[i]))
+
+
+def _extremes(errors: ErrorsOverTime, metric: str) -> str:
+    known = errors.errors[metric][~np.isnan(errors.errors[metric])]
+    if not len(known):
+        return f"{_NAMES[metric]}: nothing known."
+    return f"{_NAMES[metric]} between {percent(float(known.min()))} and {percent(float(known.max()))}."
+
+
+def ttft_chart(title: str, x_label: str, observed: Band, simulated: Band) -> Chart:
+    """TTFT against something that requests differ in: medians, and the middle 80 % as an area."""
+
+    def draw(figure: Figure) -> None:
+        axes = figure.add_subplot()
+        for side, shown in (("observed", observed), ("simulated", simulated)):
+            look = _LOOKS[side]
+            axes.fill_between(shown.x, shown.low / 1e3, shown.high / 1e3, color=look["color"], alpha=0.18, linewidth=0)
+            axes.plot(shown.x, shown.middle / 1e3, marker="o", markersize=2.5, **look)
+        axes.set_xlabel(x_label)
+        axes.set_ylabel("TTFT, ms")
+        axes.set_ylim(bottom=0)
+        axes.legend(loc="best")
+
+    rows = (*_band_rows("observed", observed), *_band_rows("simulated", simulated))
+    return Chart(
+        title,
+        f"Medians of TTFT in bins of {x_label}, with the middle 80 % of the requests. Observed {_range(observed)}; "
+        f"simulated {_range(simulated)}.",
+        drawn(draw, 3.7, 2.7),
+        Table(title, ("side", x_label, "requests", "p10 ms", "p50 ms", "p90 ms"), rows),
+    )
+
+
+def _band_rows(side: str, shown: Band) -> tuple[tuple[Cell, ...], ...]:
+    return tuple(
+        (side, f"{x:,.0f}", int(count), milliseconds(low), milliseconds(middle), milliseconds(high))
+        for x, low, middle, high, count in zip(shown.x, shown.low, shown.middle, shown.high, shown.count, strict=True)
+    )
+
+
+def _range(shown: Band) -> str:
+    return f"medians between {milliseconds(float(shown.middle.min()))} and {milliseconds(float(shown.middle.max()))} ms"

@@ -1,0 +1,112 @@
+"""Figures as text: SVG for the inside of a page, the same bytes for the same numbers.
+
+Colours are drawn as stand-ins and become CSS variables of the page, so that one drawing is
+legible in light, in dark and on paper.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from blis_replay.ingest.checks.pictures import Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# By the name of the page's CSS variable.
+COLOURS: Mapping[str, str] = {
+    name: f"#0a0b{number:02x}"
+    for number, name in enumerate(("ink", "muted", "grid", "panel", "observed", "simulated", "accent", "over", "under"))
+}
+INK, MUTED, GRID, PANEL, OBSERVED, SIMULATED, ACCENT, OVER, UNDER = COLOURS.values()
+
+_STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "blis-replay",
+    "font.size": 9,
+    "text.color": INK,
+    "text.parse_math": False,
+    "axes.edgecolor": MUTED,
+    "axes.facecolor": "none",
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.labelcolor": INK,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlesize": 9,
+    "axes.unicode_minus": False,
+    "figure.facecolor": "none",
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "lines.linewidth": 1.4,
+    "path.simplify": False,
+    "savefig.facecolor": "none",
+    "xtick.color": MUTED,
+    "xtick.labelcolor": INK,
+    "ytick.color": MUTED,
+    "ytick.labelcolor": INK,
+}
+_NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A picture with its numbers: ``svg`` without title and with ids of its own, see ``inline``.
+
+    ``title``, ``description``: what a screen reader says of it.  ``numbers``: the same as a table.
+    ``wide``: whether it takes the whole width of the page.
+    """
+
+    title: str
+    description: str
+    svg: str
+    numbers: Table
+    wide: bool = False
+
+
+def drawn(draw: Callable[[Figure], None], width_in: float, height_in: float) -> str:
+    """The SVG element of what ``draw`` puts on an empty figure; it must use the colours of this module only."""
+    import matplotlib
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # never the style of whoever runs this
+        matplotlib.rcParams.update(_STYLE)
+        figure = Figure(figsize=(width_in, height_in), layout="constrained")
+        FigureCanvasSVG(figure)
+        draw(figure)
+        text = io.StringIO()
+        figure.savefig(text, format="svg", metadata=_NO_METADATA)
+    return _bare(text.getvalue())
+
+
+def inline(chart: Chart, prefix: str) -> str:
+    """The chart's element for a page: ids begin with ``prefix``, title and description (escaped) inside."""
+    from markupsafe import escape
+
+    svg = re.sub(r'\bid="', f'id="{prefix}-', chart.svg)
+    svg = re.sub(r'(href="#|url\(#)', rf"\g<1>{prefix}-", svg)
+    names = f'<title id="{prefix}-title">{escape(chart.title)}</title>'
+    names += f'<desc id="{prefix}-desc">{escape(chart.description)}</desc>'
+    head = f'<svg role="img" aria-labelledby="{prefix}-title" aria-describedby="{prefix}-desc" '
+    return re.sub(r"<svg ([^>]*)>", lambda found: f"{head}{found[1]}>{names}", svg, count=1)
+
+
+def _bare(document: str) -> str:
+    """The element alone: no prolog, no metadata, no style sheet for the whole page, no size of its own."""
+    svg = document[document.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>|<style[^>]*>.*?</style>|<!--.*?-->", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
+    svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
+    for name, stand_in in COLOURS.items():
+        svg = svg.replace(stand_in, f"var(--{name})")
+    svg = re.sub(r"font-family: [^;\"]*; ", "", svg)  # the page's
+    svg = re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", svg)
+    return re.sub(r"\s*\n\s*", " ", svg).strip()

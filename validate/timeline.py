@@ -1,0 +1,207 @@
+"""A window of a run, observed and simulated on one clock, for a trace viewer.
+
+::
+
+    shown = timeline(run, from_us=600_000_000, until_us=605_000_000)
+    shown.lanes, shown.steps, shown.counters       # polars frames
+    write_timeline(shown, Path("trace.json"))
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from blis_replay.ingest.checks.reconstruction import CHECK
+from blis_replay.ingest.recording import ESTIMATED, IDENTITIES, PUBLISHED, Recording
+from blis_replay.replay.driver import ReplayRun
+from blis_replay.validate.errors import NothingToJudgeError, ValidateError
+from blis_replay.validate.terminal import wrap
+from blis_replay.validate.timeline_lanes import SIDES, observed_lanes, simulated_lanes
+from blis_replay.validate.timeline_preemptions import observed_preemptions, simulated_preemptions, with_preemptions
+from blis_replay.validate.timeline_steps import (
+    COUNTERS,
+    observed_counters,
+    observed_steps,
+    simulated_counters,
+    simulated_steps,
+    with_reconstruction,
+)
+
+DEFAULT_LENGTH_US = 5_000_000
+# A viewer in a browser stays quick with so many.
+MOST_EVENTS = 200_000
+FORMATS = (".json", ".pftrace")
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A window of a run, us from the experiment's zero.
+
+    ``lanes``: ``LANE_SCHEMA``, ``steps``: ``STEP_SPAN_SCHEMA``: all that reach into the window, with their whole
+    times.  ``counters``: ``COUNTER_SCHEMA``, and of each the last value before the window.  ``request_ids``:
+    the recording's names of the requests of the lanes.  ``absent``: what was not recorded, in words;
+    ``remarks``: what to know of what was.
+    """
+
+    alias: str
+    from_us: int
+    until_us: int
+    lanes: pl.DataFrame
+    steps: pl.DataFrame
+    counters: pl.DataFrame
+    request_ids: dict[int, str | None]
+    absent: tuple[str, ...]
+    remarks: tuple[str, ...]
+
+    @property
+    def events(self) -> int:
+        """Segments, steps and counter values."""
+        return self.lanes.height + self.steps.height + self.counters.height
+
+
+def timeline(run: ReplayRun, from_us: int = 0, until_us: int | None = None) -> Timeline:
+    """The window of a replay and its recording; ``until_us``: ``DEFAULT_LENGTH_US`` later if None.
+
+    Raises ``NothingToJudgeError`` if nothing lies in the window, ``ValidateError`` if it holds more than
+    ``MOST_EVENTS``, ``ReplayError`` if the simulator reports no steps.
+    """
+    recording = run.recording
+    window = from_us, from_us + DEFAULT_LENGTH_US if until_us is None else until_us
+    lanes_seen, absent = observed_lanes(run)
+    starts, steps_seen = observed_steps(recording)
+    lanes_made, steps_made = simulated_lanes(run), simulated_steps(run)
+    counters = pl.concat([observed_counters(recording), simulated_counters(run)])
+    _refuse(recording.alias, window, [lanes_seen, lanes_made, steps_seen, steps_made], counters)
+    lanes_seen, lanes_made, steps_seen, steps_made = (
+        _reaching_into(frame, window) for frame in (lanes_seen, lanes_made, steps_seen, steps_made)
+    )
+    lanes = pl.concat(
+        [
+            with_preemptions(lanes_seen, observed_preemptions(recording, starts)),
+            with_preemptions(lanes_made, simulated_preemptions(run)),
+        ]
+    )
+    chosen = recording.requests.filter(pl.col("request_index").is_in(lanes["request_index"].unique().implode()))
+    return Timeline(
+        alias=recording.alias,
+        from_us=window[0],
+        until_us=window[1],
+        lanes=_reaching_into(lanes, window),
+        steps=pl.concat([with_reconstruction(steps_seen, recording), steps_made]),
+        counters=_values_in(counters, window),
+        request_ids=dict(chosen.select("request_index", "request_id").iter_rows()),
+        absent=(*absent, *_absent(starts, counters)),
+        remarks=_remarks(recording, starts),
+    )
+
+
+def write_timeline(shown: Timeline, path: Path) -> None:
+    """Write it as Chrome trace events (``.json``) or Perfetto's trace packets (``.pftrace``).
+
+    Raises ``ValidateError`` for another suffix.
+    """
+    from blis_replay.validate.timeline_json import write_json
+    from blis_replay.validate.timeline_protobuf import write_protobuf
+
+    if path.suffix not in FORMATS:
+        raise ValidateError(f"{path}: name a .json (Chrome trace events) or a .pftrace (Perfetto) file")
+    with path.open("wb") as file:
+        (write_json if path.suffix == ".json" else write_protobuf)(shown, file)
+
+
+def timeline_text(shown: Timeline, path: Path) -> str:
+    """What a file holds, in a line, and what to know of it."""
+    counts = _counts(shown)
+    line = (
+        f"{path}: {shown.alias} from {shown.from_us / 1e6:g} s to {shown.until_us / 1e6:g} s, {counts['requests']:,} "
+        f"requests, {counts['observed_steps']:,} observed and {counts['simulated_steps']:,} simulated steps"
+    )
+    return "\n".join(map(wrap, [line, *shown.remarks, "open it at ui.perfetto.dev or in chrome://tracing"]))
+
+
+def timeline_json(shown: Timeline, path: Path) -> dict[str, Any]:
+    """The same for programs; ms."""
+    return {
+        "alias": shown.alias,
+        "file": str(path),
+        "from_ms": shown.from_us / 1000,
+        "until_ms": shown.until_us / 1000,
+        "events": shown.events,
+        **_counts(shown),
+        "absent": list(shown.absent),
+        "remarks": list(shown.remarks),
+    }
+
+
+def _counts(shown: Timeline) -> dict[str, int]:
+    steps = {f"{side}_steps": int((shown.steps["side"] == side).sum()) for side in SIDES}
+    return {"requests": len(shown.request_ids), **steps}
+
+
+def _reaching_into(frame: pl.DataFrame, window: tuple[int, int]) -> pl.DataFrame:
+    start, end = pl.col("start_us"), pl.col("end_us")
+    return frame.filter(start < window[1], end > window[0], end > start)
+
+
+def _values_in(counters: pl.DataFrame, window: tuple[int, int]) -> pl.DataFrame:
+    """Values within the window, and of each counter the one that holds at its begin."""
+    at = pl.col("at_us")
+    latest = at.filter(at <= window[0]).max().over("side", "counter")
+    return counters.filter(at < window[1], (at > window[0]) | (at == latest).fill_null(False))
+
+
+def _count(window: tuple[int, int], spans: list[pl.DataFrame], counters: pl.DataFrame) -> int:
+    inside = pl.col("at_us").is_between(*window).sum()
+    return sum(_reaching_into(frame, window).height for frame in spans) + int(counters.select(inside).item())
+
+
+def _refuse(alias: str, window: tuple[int, int], spans: list[pl.DataFrame], counters: pl.DataFrame) -> None:
+    count = _count(window, spans, counters)
+    if not count:
+        ends_us = max(int(frame["end_us"].max() or 0) for frame in spans)  # type: ignore[arg-type]
+        raise NothingToJudgeError(
+            f"{alias}: nothing happens from {window[0] / 1e6:g} s on for {(window[1] - window[0]) / 1e6:g} s; "
+            f"the run ends at {ends_us / 1e6:.1f} s, choose an earlier --from"
+        )
+    if count <= MOST_EVENTS:
+        return
+    fits_us, too_long_us = 0, window[1] - window[0]
+    while too_long_us - fits_us > max(fits_us // 100, 1):
+        middle_us = (fits_us + too_long_us) // 2
+        fits = _count((window[0], window[0] + middle_us), spans, counters) <= MOST_EVENTS
+        fits_us, too_long_us = (middle_us, too_long_us) if fits else (fits_us, middle_us)
+    raise ValidateError(
+        f"{alias}: {(window[1] - window[0]) / 1e6:g} s hold {count:,} events, more than the {MOST_EVENTS:,} that a "
+        f"viewer takes well; --for {_rounded_down(fits_us)} would fit"
+    )
+
+
+def _rounded_down(length_us: int) -> str:
+    """Seconds, or milliseconds below two of them."""
+    return f"{length_us // 1_000_000}s" if length_us >= 2_000_000 else f"{length_us // 1000}ms"
+
+
+def _absent(starts: pl.DataFrame, counters: pl.DataFrame) -> list[str]:
+    absent = ["the observed step track"] if starts.is_empty() else []
+    there = set(counters.select("side", "counter").unique().rows())
+    return absent + [f"{side} {name}" for side in SIDES for name in COUNTERS if (side, name) not in there]
+
+
+def _remarks(recording: Recording, starts: pl.DataFrame) -> tuple[str, ...]:
+    remarks = []
+    for clock in recording.clocks:
+        estimated = clock.name == "step" and clock.placed in (ESTIMATED, IDENTITIES) and not starts.is_empty()
+        if estimated and clock.uncertainty_us is not None:
+            remarks.append(f"the observed step track may be {clock.uncertainty_us / 1000:.1f} ms off the lanes")
+    for finding in recording.findings:
+        missing = finding.measured.get("steps_with_requests_of_no_journey") if finding.check == CHECK else None
+        if missing and finding.measured["steps_compared"]:
+            share = float(missing) / float(finding.measured["steps_compared"])
+            remarks.append(f"in some {100 * share:.0f} % of steps a reconstructed batch lacks requests of no journey")
+    if recording.ground_truth == PUBLISHED:
+        remarks.append("requests are reconstructed from published aggregates")
+    return tuple(remarks)

@@ -1,0 +1,190 @@
+"""The engine's steps and its counters on either side.
+
+A step is drawn while its batch runs.  A recording has the calls of ``schedule()`` only: the loop goes on with one when
+a batch is done, with that of the next step or, where scheduling is asynchronous, of the one after it.  So a
+batch runs from the call before that one to that one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from blis_replay.blis.trace import NEVER_US, Int64s
+from blis_replay.ingest.checks.reconstruction import CHECK, LOWER_BOUND
+from blis_replay.ingest.errors import ReconstructionError
+from blis_replay.ingest.reconstruction import reconstruct, reconstructed_steps
+from blis_replay.ingest.recording import Recording
+from blis_replay.ingest.scheduling_mode import is_asynchronous
+from blis_replay.ingest.step_records import one_a_step
+from blis_replay.ingest.step_timeline import timeline_of
+from blis_replay.replay.driver import ReplayRun
+from blis_replay.replay.observed_cycles import in_engine, placed_anchors
+from blis_replay.validate.timeline_lanes import OBSERVED, SIMULATED
+
+# One row a step, while its batch runs.  Null: not recorded.
+STEP_SPAN_SCHEMA: dict[str, type[pl.DataType]] = {
+    "side": pl.String,
+    "step": pl.Int64,  # as recorded, or the place in the run from 1 on
+    "start_us": pl.Int64,
+    "end_us": pl.Int64,
+    "scheduled_us": pl.Int64,  # its schedule()
+    "source": pl.String,  # of scheduled_us: simulated, or one of ingest.step_timeline.SOURCES
+    "batch": pl.String,  # where the composition is from: simulated | recorded | reconstructed
+    "prefill_requests": pl.Int64,
+    "prefill_tokens": pl.Int64,
+    "decode_requests": pl.Int64,
+    "decode_tokens": pl.Int64,
+    "decode_context_tokens": pl.Int64,
+    "running": pl.Int64,  # after schedule()
+    "waiting": pl.Int64,
+}
+# One row a value of a counter, which holds until the next one.
+COUNTER_SCHEMA: dict[str, type[pl.DataType]] = {
+    "side": pl.String,
+    "counter": pl.String,
+    "at_us": pl.Int64,
+    "value": pl.Float64,
+}
+RUNNING, WAITING, KV_USE = "running requests", "waiting requests", "KV cache use (%)"
+COUNTERS = (RUNNING, WAITING, KV_USE)
+_COMPOSITION = ("prefill_requests", "prefill_tokens", "decode_requests", "decode_tokens")
+
+
+def simulated_steps(run: ReplayRun) -> pl.DataFrame:
+    """``STEP_SPAN_SCHEMA`` of the replay.  Batches without tokens are no steps."""
+    steps = run.result.steps
+    columns = {
+        "step": np.arange(1, len(steps) + 1),
+        "start_us": steps["start_us"],
+        "end_us": steps["end_us"],
+        "scheduled_us": steps["scheduled_us"],
+        "source": np.full(len(steps), SIMULATED),
+        "batch": np.full(len(steps), SIMULATED),
+        "prefill_requests": steps["prefill_requests"],
+        "prefill_tokens": steps["prefill_tokens"],
+        "decode_requests": steps["decode_tokens"],
+        "decode_tokens": steps["decode_tokens"],
+        "decode_context_tokens": steps["context_tokens"],
+        "running": steps["running_depth"],
+        "waiting": steps["waiting_depth"],
+    }
+    return _in_schema(SIMULATED, pl.DataFrame(columns), STEP_SPAN_SCHEMA)
+
+
+def simulated_counters(run: ReplayRun) -> pl.DataFrame:
+    """``COUNTER_SCHEMA`` of the replay, a value a step; no KV use where the number of blocks is not known."""
+    steps, blocks = run.result.steps, run.plan.engine.num_gpu_blocks
+    values = {RUNNING: steps["running_depth"], WAITING: steps["waiting_depth"]}
+    if blocks is not None:  # one is reserved; as vLLM has its kv_cache_usage
+        values[KV_USE] = 100 * (1 - steps["free_blocks"] / (blocks - 1))
+    columns = pl.DataFrame({"at_us": steps["scheduled_us"], **values})
+    return _samples(SIMULATED, columns)
+
+
+def observed_steps(recording: Recording) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Calls of all steps (``TIMELINE_SCHEMA``), and ``STEP_SPAN_SCHEMA`` with what step records say of them.
+
+    Empty without a step clock that is tied to that of the requests.  Between recorded calls steps lie evenly.
+    """
+    starts = timeline_of(placed_anchors(recording))
+    records = one_a_step(recording.steps).select(
+        pl.col("step_id").alias("step"),
+        *_COMPOSITION,
+        pl.col("running_depth").alias("running"),
+        pl.col("waiting_depth").alias("waiting"),
+        pl.when(pl.col("decode_tokens").is_not_null()).then(pl.lit("recorded")).alias("batch"),
+    )
+    spans = _running(starts, recording).join(records, on="step", how="left", maintain_order="left")
+    return starts, _in_schema(OBSERVED, spans, STEP_SPAN_SCHEMA)
+
+
+def observed_counters(recording: Recording) -> pl.DataFrame:
+    """``COUNTER_SCHEMA`` of the step records, none if their clock is not tied to that of the requests."""
+    steps = one_a_step(recording.steps)
+    if placed_anchors(recording).frame.is_empty():
+        steps = steps.clear()
+    free = 1 - pl.col("kv_blocks_free") / pl.col("kv_blocks_total")
+    columns = steps.select(
+        pl.col("start_us").alias("at_us"),
+        pl.col("running_depth").alias(RUNNING),
+        pl.col("waiting_depth").alias(WAITING),
+        (100 * pl.coalesce("kv_usage", free)).alias(KV_USE),
+    )
+    return _samples(OBSERVED, columns.drop_nulls("at_us"))
+
+
+def with_reconstruction(spans: pl.DataFrame, recording: Recording) -> pl.DataFrame:
+    """Observed spans with the batches that journeys tell for certain, where those are of all requests.
+
+    A step record labels a request prefill for a step too long, so it stands only where there is no such batch, or
+    where it counts requests of no journey.
+    """
+    if recording.journey_events.is_empty() or spans.is_empty() or not _hold_all(recording):
+        return spans
+    try:
+        totals = reconstructed_steps(reconstruct(recording), spans["step"].to_numpy())
+    except ReconstructionError:
+        return spans
+    made = totals.filter("certain").with_columns(pl.lit("reconstructed").alias("batch"))
+    names = (*_COMPOSITION, "decode_context_tokens", "batch", "running")
+    joined = spans.join(made, left_on="step", right_on="step_id", how="left", suffix="_made", maintain_order="left")
+    whole = pl.col("batch_made").is_not_null() & (
+        pl.col("running").is_null() | (pl.col("running") == pl.col("running_made"))
+    )
+    chosen = (pl.when(whole).then(f"{name}_made").otherwise(name).alias(name) for name in names)
+    return joined.with_columns(*chosen).select(spans.columns)
+
+
+def _hold_all(recording: Recording) -> bool:
+    """Whether, as far as the check of reconstruction saw, the journeys are of all requests and of this run."""
+    found = [finding for finding in recording.findings if finding.check == CHECK]
+    shares = [float(finding.measured.get("running_requests_in_journeys") or 1.0) for finding in found]
+    return min(shares, default=1.0) >= LOWER_BOUND and all(finding.severity != "unusable" for finding in found)
+
+
+def _running(starts: pl.DataFrame, recording: Recording) -> pl.DataFrame:
+    """From when to when the batch of each step ran: to the last token where the server then fell idle."""
+    calls_us = starts["start_us"].to_numpy().astype(np.int64)
+    following_us = np.append(calls_us[1:], NEVER_US)[: len(calls_us)]
+    left_us = _left_by_then(recording, calls_us)
+    # A request that is in no record may still be there, but not for long without a call.
+    usual_us = np.median(np.diff(calls_us)) if len(calls_us) > 1 else 0
+    idle = (calls_us < left_us) & (left_us < following_us) & (following_us - calls_us > 2 * usual_us)
+    done_us = np.where(idle | (following_us == NEVER_US), np.maximum(left_us, calls_us), following_us)
+    begin_us = calls_us
+    if is_asynchronous(recording):  # the last two batches of a busy period lie evenly in what is left of it
+        begin_us = np.where(idle, (calls_us + left_us) // 2, done_us)
+        done_us = np.append(done_us[1:], done_us[-1:])
+        done_us[idle] = left_us[idle]
+    done_us = np.minimum(done_us, np.append(begin_us[1:], NEVER_US)[: len(calls_us)])
+    return starts.select(
+        pl.col("step_id").alias("step"),
+        pl.Series("start_us", begin_us, dtype=pl.Int64),
+        pl.Series("end_us", np.maximum(done_us, begin_us), dtype=pl.Int64),
+        pl.col("start_us").alias("scheduled_us"),
+        pl.col("source").cast(pl.String),
+    )
+
+
+def _left_by_then(recording: Recording, at_us: Int64s) -> Int64s:
+    """int64: when the last of the requests left that had come by each time; -NEVER_US before the first."""
+    entered_us, left_us = in_engine(recording)
+    if not len(entered_us):
+        return np.full(len(at_us), -NEVER_US)
+    came = np.searchsorted(entered_us, at_us, side="right")
+    last_us = np.maximum.accumulate(left_us)[np.maximum(came - 1, 0)].astype(np.int64)
+    return np.where(came > 0, last_us, -NEVER_US)
+
+
+def _samples(side: str, columns: pl.DataFrame) -> pl.DataFrame:
+    long = columns.unpivot(index="at_us", variable_name="counter", value_name="value").drop_nulls("value")
+    return _in_schema(side, long, COUNTER_SCHEMA)
+
+
+def _in_schema(side: str, frame: pl.DataFrame, schema: dict[str, type[pl.DataType]]) -> pl.DataFrame:
+    there = frame.with_columns(pl.lit(side).alias("side"))
+    return there.select(
+        (pl.col(name) if name in there.columns else pl.lit(None)).cast(kind).alias(name)
+        for name, kind in schema.items()
+    )
