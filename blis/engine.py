@@ -14,9 +14,9 @@ from blis_replay.blis.errors import TraceError
 from blis_replay.blis.kernel import loop
 from blis_replay.blis.kernel import state as k
 from blis_replay.blis.latency import BatchFeatures, Latency, Lifecycle, StepTime
-from blis_replay.blis.result import SimResult
+from blis_replay.blis.result import SimResult, check_conservation, read_result
 from blis_replay.blis.setup import looked_at_times, new_state, queueing_times, with_room
-from blis_replay.blis.trace import NEVER_US, EngineConfig, Int64s, RequestTrace
+from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
 
 
 def simulate(
@@ -32,7 +32,7 @@ def simulate(
     running = Engine(trace, engine, lifecycle)
     running.advance(latency)
     result = running.result()
-    _check_conservation(trace, running.state, result)
+    check_conservation(trace.abort_us, running.state, result)
     return result
 
 
@@ -84,32 +84,7 @@ class Engine:
 
     def result(self) -> SimResult:
         """What has happened so far; requests in the order of the trace."""
-        in_order = bool((self.order[1:] > self.order[:-1]).all())
-        place = np.empty(len(self.order), np.int64)
-        place[self.order] = np.arange(len(self.order))
-        segments = self.state.segments[: self.state.at[k.SEGMENTS]].copy()
-        segments[:, 0] = self.order[segments[:, 0]]
-
-        def column(number: int) -> Int64s:
-            values = self.state.request[:, number].astype(np.int64)
-            return values if in_order else values[place]
-
-        return SimResult(
-            arrival_us=self.trace.arrival_us,
-            queued_us=self.queued_us,
-            scheduled_us=self.state.scheduled_us.copy() if in_order else self.state.scheduled_us[place],
-            scheduled_step=column(k.SCHEDULED_STEP),
-            first_step=column(k.FIRST_STEP),
-            last_step=column(k.LAST_STEP),
-            status=column(k.STATUS),
-            output_tokens=column(k.TOTAL_TOKENS) - column(k.PROMPT_TOKENS),
-            preemptions=column(k.PREEMPTIONS),
-            cached_tokens=column(k.CACHED_TOKENS),
-            resume_cached_tokens=column(k.RESUME_CACHED_TOKENS),
-            steps=self.state.steps[: self.state.at[k.ROWS]],
-            segments=segments,
-            lifecycle=self.lifecycle,
-        )
+        return read_result(self.state, self.order, self.trace.arrival_us, self.queued_us, self.lifecycle)
 
     def __deepcopy__(self, memo: dict[int, object]) -> Engine:
         twin = copy.copy(self)
@@ -139,18 +114,3 @@ class Engine:
             waiting=int(at[k.WAITING_DEPTH]),
             start_us=int(max(at[k.NOW], at[k.DEVICE_FREE])),
         )
-
-
-def _check_conservation(trace: RequestTrace, state: k.State, result: SimResult) -> None:
-    """Requests in = out, tokens in = out, all blocks free again: a break is an error, always."""
-    left = int((~(result.completed | result.aborted)).sum())
-    if left:
-        raise TraceError(f"{left} requests neither completed nor were given up: an engine defect")
-    never_aborted = trace.abort_us == NEVER_US
-    if (never_aborted & ~result.completed).any():
-        raise TraceError("a request that nobody gave up did not complete: an engine defect")
-    if state.at[k.FREE_BLOCKS] != state.config[k.NUM_BLOCKS]:
-        raise TraceError("blocks were lost or freed twice: an engine defect")
-    tokens = np.bincount(result.segments[:, 0], result.segments[:, 2], minlength=len(trace))
-    if (tokens[result.completed] != result.output_tokens[result.completed]).any():
-        raise TraceError("a completed request has not all of its tokens: an engine defect")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from blis_replay.blis.errors import TraceError
 from blis_replay.blis.kernel import state as k
 from blis_replay.blis.latency import Lifecycle
 from blis_replay.blis.token_gaps import TokenGaps, token_gaps
@@ -139,3 +140,56 @@ class SimResult:
         if len(self.steps) == 0:
             return np.full(len(step), -1, np.int64)
         return np.where(step >= 0, self.step_end_us[step], -1)
+
+
+def read_result(
+    state: k.State, order: Int64s, arrival_us: Int64s, queued_us: Int64s, lifecycle: Lifecycle
+) -> SimResult:
+    """What has happened so far in a kernel's state.
+
+    ``order``: int64[n], the request, by its place in the result, of each of the kernel's.  ``arrival_us``,
+    ``queued_us``: int64[n] in the order of the result.
+    """
+    in_order = bool((order[1:] > order[:-1]).all())
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    segments = state.segments[: state.at[k.SEGMENTS]].copy()
+    segments[:, 0] = order[segments[:, 0]]
+
+    def column(number: int) -> Int64s:
+        values = state.request[:, number].astype(np.int64)
+        return values if in_order else values[place]
+
+    return SimResult(
+        arrival_us=arrival_us,
+        queued_us=queued_us,
+        scheduled_us=state.scheduled_us.copy() if in_order else state.scheduled_us[place],
+        scheduled_step=column(k.SCHEDULED_STEP),
+        first_step=column(k.FIRST_STEP),
+        last_step=column(k.LAST_STEP),
+        status=column(k.STATUS),
+        output_tokens=column(k.TOTAL_TOKENS) - column(k.PROMPT_TOKENS),
+        preemptions=column(k.PREEMPTIONS),
+        cached_tokens=column(k.CACHED_TOKENS),
+        resume_cached_tokens=column(k.RESUME_CACHED_TOKENS),
+        steps=state.steps[: state.at[k.ROWS]],
+        segments=segments,
+        lifecycle=lifecycle,
+    )
+
+
+def check_conservation(abort_us: Int64s, state: k.State, result: SimResult) -> None:
+    """Requests in = out, tokens in = out, all blocks free again: a break is an error, always.
+
+    ``abort_us``: int64[n] in the order of the result.  Raises ``TraceError``.
+    """
+    left = int((~(result.completed | result.aborted)).sum())
+    if left:
+        raise TraceError(f"{left} requests neither completed nor were given up: an engine defect")
+    if (np.equal(abort_us, k.NEVER) & ~result.completed).any():
+        raise TraceError("a request that nobody gave up did not complete: an engine defect")
+    if state.at[k.FREE_BLOCKS] != state.config[k.NUM_BLOCKS]:
+        raise TraceError("blocks were lost or freed twice: an engine defect")
+    tokens = np.bincount(result.segments[:, 0], result.segments[:, 2], minlength=len(abort_us))
+    if (tokens[result.completed] != result.output_tokens[result.completed]).any():
+        raise TraceError("a completed request has not all of its tokens: an engine defect")

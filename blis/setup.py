@@ -150,8 +150,11 @@ def _waiting_order(trace: RequestTrace, engine: EngineConfig, order: Int64s) -> 
     if engine.scheduling_policy == "fcfs":
         places = np.arange(n)
         return places, places.copy(), places.copy()
-    priority = (np.zeros(n, np.int64) if trace.priority is None else trace.priority)[order]
     arrival_us = trace.arrival_us[order]
+    if engine.scheduling_policy == "sjf":
+        priority = trace.prompt_tokens[order]
+    else:
+        priority = (np.zeros(n, np.int64) if trace.priority is None else trace.priority)[order]
     by_rank = np.lexsort((order, arrival_us, priority))
     rank = np.empty(n, np.int64)
     rank[by_rank] = np.arange(n)
@@ -204,7 +207,7 @@ def _config(engine: EngineConfig, ring: int, usable_blocks: int) -> Int64s:
 def _at(requests: int, usable_blocks: int, rows: int, static_keys: int) -> Int64s:
     at = np.zeros(k.AT_SIZE, np.int64)
     at[k.SUBMITTED] = requests
-    at[k.FREE_BLOCKS] = usable_blocks
+    at[k.FREE_BLOCKS] = at[k.FREE_BEFORE] = usable_blocks
     at[k.PIECES_USED] = 1  # the blocks that were never used, at the head and the tail of the queue
     at[k.SPARE_PIECE] = k.NONE
     at[[k.RUN_HEAD, k.RUN_TAIL, k.PREFILL_HEAD, k.PREFILL_TAIL]] = k.NONE

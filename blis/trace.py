@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -113,6 +113,25 @@ class RequestTrace:
     def __len__(self) -> int:
         return len(self.arrival_us)
 
+    def part(self, chosen: slice | NDArray[np.bool_]) -> RequestTrace:
+        """The trace of some of its requests, in their order."""
+
+        def of(values: Int64s | None) -> Int64s | None:
+            return None if values is None else values[chosen]
+
+        keys = self.block_keys
+        return RequestTrace(
+            arrival_us=self.arrival_us[chosen],
+            prompt_tokens=self.prompt_tokens[chosen],
+            prefill_tokens=self.prefill_tokens[chosen],
+            output_tokens=self.output_tokens[chosen],
+            abort_us=self.abort_us[chosen],
+            priority=of(self.priority),
+            block_keys=None if keys is None else replace(keys, start=keys.start[chosen], count=keys.count[chosen]),
+            pre_queue_us=of(self.pre_queue_us),
+            held_us=of(self.held_us),
+        )
+
 
 @dataclass(frozen=True)
 class EngineConfig:
@@ -120,7 +139,8 @@ class EngineConfig:
 
     ``num_gpu_blocks`` counts the reserved null block, as vLLM does; with ``None`` there are
     as many blocks as the requests could ever take, up to a million.
-    ``long_prefill_token_threshold`` 0 is off.
+    ``long_prefill_token_threshold`` 0 is off.  ``scheduling_policy`` ``sjf``, shortest prompt first, is BLIS's and not
+    vLLM's: waiting requests go by prompt tokens, arrival, place in the trace; all else is as under ``fcfs``.
     """
 
     max_num_seqs: int
@@ -132,7 +152,7 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0
-    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    scheduling_policy: Literal["fcfs", "priority", "sjf"] = "fcfs"
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size"):
@@ -146,8 +166,8 @@ class EngineConfig:
             raise TraceError(
                 f"num_gpu_blocks is {self.num_gpu_blocks}; one block is reserved, so at least 2 are needed"
             )
-        if self.scheduling_policy not in ("fcfs", "priority"):
-            raise TraceError(f"scheduling_policy is {self.scheduling_policy!r}; use fcfs or priority")
+        if self.scheduling_policy not in ("fcfs", "priority", "sjf"):
+            raise TraceError(f"scheduling_policy is {self.scheduling_policy!r}; use fcfs, priority or sjf")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise TraceError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) is below max_num_seqs "

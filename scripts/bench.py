@@ -1,7 +1,7 @@
 """Measure blis-replay: start-up, ingest, validate, the engine, the collector; warm and cold apart.
 
     python scripts/bench.py            # everything, a Markdown table on standard output
-    python scripts/bench.py engine     # one part: startup, ingest, validate, engine, growth, collect
+    python scripts/bench.py engine     # one part: startup, ingest, validate, engine, growth, cluster, collect
 
 Whole commands run as processes of their own; their times and peak memory are the
 operating system's.  "Cold" is the first run with an empty cache of compiled code.
@@ -28,7 +28,8 @@ from typing import TYPE_CHECKING
 import large_recordings
 
 if TYPE_CHECKING:
-    from blis_replay.blis.trace import RequestTrace
+    from blis_replay.blis.latency import LatencyModel
+    from blis_replay.blis.trace import EngineConfig, RequestTrace
 
 REPEATS = 5
 INGEST_BYTES = 1_000_000_000
@@ -179,10 +180,24 @@ def growth(folder: Path) -> Iterator[Row]:
 
 def grow(requests: int, rate_per_s: float) -> None:
     """Simulate requests like those of 34b-general and print ``seconds|remark``."""
+    from blis_replay.blis.engine import simulate
+    from blis_replay.blis.latency import Lifecycle
+
+    trace, *job = plain_job(requests, rate_per_s)
+    simulate(trace.part(slice(10)), *job, Lifecycle(9_300))  # loads the compiled code
+    begin = time.perf_counter()
+    result = simulate(trace, *job, Lifecycle(9_300))
+    seconds = time.perf_counter() - begin
+    hours = result.step_end_us[-1] / 3.6e9
+    each = f"{1e6 * seconds / requests:.2f} us a request, {len(result.steps):,} steps"
+    print(f"{seconds}|{each}, {hours:.1f} simulated hours")
+
+
+def plain_job(requests: int, rate_per_s: float) -> tuple[RequestTrace, EngineConfig, LatencyModel]:
+    """Requests like those of 34b-general, its engine, and about its step time."""
     import numpy as np
 
-    from blis_replay.blis.engine import simulate
-    from blis_replay.blis.latency import LatencyModel, Lifecycle
+    from blis_replay.blis.latency import LatencyModel
     from blis_replay.blis.trace import NEVER_US, BlockKeys, EngineConfig, RequestTrace
 
     gaps_us = np.random.default_rng(0).exponential(1e6 / rate_per_s, requests)
@@ -193,25 +208,27 @@ def grow(requests: int, rate_per_s: float) -> None:
     trace = RequestTrace(
         arrival_us, prompts, prompts, np.full(requests, 248), np.full(requests, NEVER_US), block_keys=keys
     )
-    job = (EngineConfig(128, 2048, 4096, True, 16, 26_603), LatencyModel("blackbox", 13_487_000, 41_900, 40_100))
-    simulate(first_requests(trace, 10), *job, Lifecycle(9_300))  # loads the compiled code
-    begin = time.perf_counter()
-    result = simulate(trace, *job, Lifecycle(9_300))
-    seconds = time.perf_counter() - begin
-    hours = result.step_end_us[-1] / 3.6e9
-    each = f"{1e6 * seconds / requests:.2f} us a request, {len(result.steps):,} steps"
-    print(f"{seconds}|{each}, {hours:.1f} simulated hours")
+    return trace, EngineConfig(128, 2048, 4096, True, 16, 26_603), LatencyModel("blackbox", 13_487_000, 41_900, 40_100)
 
 
-def first_requests(trace: RequestTrace, count: int) -> RequestTrace:
-    """The first requests of a trace."""
-    keys = trace.block_keys
-    if keys is not None:
-        keys = replace(keys, start=keys.start[:count], count=keys.count[:count])
-    first = {name: getattr(trace, name)[:count] for name in ("arrival_us", "prompt_tokens", "prefill_tokens")}
-    return replace(
-        trace, **first, output_tokens=trace.output_tokens[:count], abort_us=trace.abort_us[:count], block_keys=keys
-    )
+def cluster(folder: Path) -> Iterator[Row]:
+    """Eight instances and 100,000 requests at 14/s an instance, by router, compiled and warm."""
+    from blis_replay.blis.cluster.config import ClusterConfig, LeastLoaded, RoundRobin, Snapshots, Weighted
+    from blis_replay.blis.cluster.simulate import simulate_cluster
+
+    requests, instances = 100_000, 8
+    job = plain_job(requests, 14 * instances)
+    for what, config in (
+        ("round-robin", ClusterConfig(instances, RoundRobin())),
+        ("least-loaded, every decision sees the moment", ClusterConfig(instances, LeastLoaded())),
+        ("weighted, every decision sees the moment", ClusterConfig(instances, Weighted())),
+        ("weighted, snapshots of 50 ms", ClusterConfig(instances, Weighted(), snapshots=Snapshots(50_000))),
+    ):
+        trace, engine, latency = job
+        steps = sum(len(run.steps) for run in simulate_cluster(trace, config, engine, latency).instances)
+        seconds = timed(partial(simulate_cluster, trace, config, engine, latency))
+        remark = f"{1e9 * seconds / steps:.0f} ns a step ({steps:,}), {1e6 * seconds / requests:.2f} us a request"
+        yield Row(f"cluster of {instances}, {requests:,} requests, {what}", seconds, remark=remark)
 
 
 def timed(work: Callable[[], object]) -> float:
@@ -239,6 +256,7 @@ PARTS = {
     "validate": validate,
     "engine": engine,
     "growth": growth,
+    "cluster": cluster,
     "collect": collect,
 }
 

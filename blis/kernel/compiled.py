@@ -16,7 +16,7 @@ _njit = cached_njit(*_SOURCES)
 # The kernel allocates nothing, so references need not be counted (_nrt): counting would
 # take ten times as long as the work, and most of the time of compiling.  None of its
 # divisions can be by zero (error_model).
-_OPTIONS: dict[str, Any] = {"error_model": "numpy", "_nrt": False, "no_cfunc_wrapper": True}
+OPTIONS: dict[str, Any] = {"error_model": "numpy", "_nrt": False, "no_cfunc_wrapper": True}
 
 
 def kept_in() -> Path | None:
@@ -26,11 +26,11 @@ def kept_in() -> Path | None:
 
 def compiled(function: Function) -> Function:
     """Decorator: a function that only compiled functions call; there is no way in from Python."""
-    jitted: Function = _njit(no_cpython_wrapper=True, forceinline=True, **_OPTIONS)(function)
+    jitted: Function = _njit(no_cpython_wrapper=True, forceinline=True, **OPTIONS)(function)
     return jitted
 
 
 def entry(function: Function) -> Function:
     """Decorator: a compiled function that Python calls."""
-    jitted: Function = _njit(**_OPTIONS)(function)
+    jitted: Function = _njit(**OPTIONS)(function)
     return jitted

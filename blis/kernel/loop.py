@@ -35,6 +35,7 @@ from blis_replay.blis.kernel.state import (
     DEVICE_FREE,
     FINISH_NEXT,
     FINISH_PREV,
+    FREE_BEFORE,
     FREE_BLOCKS,
     GROWTH_SLOT,
     IN_FLIGHT,
@@ -52,6 +53,7 @@ from blis_replay.blis.kernel.state import (
     PREFIX_CACHING,
     RING_MASK,
     ROWS,
+    RUNNING_BEFORE,
     RUNNING_DEPTH,
     SEGMENTS,
     STATUS,
@@ -59,6 +61,7 @@ from blis_replay.blis.kernel.state import (
     SUBMITTED,
     TOTAL_TOKENS,
     WAITING,
+    WAITING_BEFORE,
     WAITING_DEPTH,
     Int64s,
     State,
@@ -170,6 +173,9 @@ def update(state: State) -> None:
     """The tokens of the oldest batch are in: requests with their last token finish, in batch order."""
     at, flight = state.at, state.flight
     row, end_us = flight[0, 0], flight[0, 1]
+    at[WAITING_BEFORE] = at[WAITING_DEPTH]
+    at[RUNNING_BEFORE] = at[RUNNING_DEPTH]
+    at[FREE_BEFORE] = at[FREE_BLOCKS]
     turn = at[STEP] - at[IN_FLIGHT]
     at[IN_FLIGHT] -= 1
     flight[0, 0] = flight[1, 0]

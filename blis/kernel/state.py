@@ -71,8 +71,11 @@ CONFIG_SIZE = 12
     IN_FLIGHT,  # batches scheduled whose tokens are not in yet
     PREEMPTED_IN_CALL,
     BARREN_TURNS,  # turns since one gave a token
-) = range(29)
-AT_SIZE = 29
+    WAITING_BEFORE,  # depths and free blocks before the tokens of the last batch came in, which may be
+    RUNNING_BEFORE,  # later than the time that a run was advanced to
+    FREE_BEFORE,
+) = range(32)
+AT_SIZE = 32
 
 # -- State.batch: the batch just scheduled ------------------------------------------------
 (

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from blis_replay.blis.engine import simulate
 from blis_replay.blis.latency import Lifecycle
-from blis_replay.blis.trace import BlockKeys, Int64s, RequestTrace
+from blis_replay.blis.trace import Int64s
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import ReplayPlan, plan_replay
@@ -109,7 +109,7 @@ def latency_evidence(recording: Recording, window: tuple[float, float]) -> Laten
     observed_us = window_means(numbers, e2e_us[:count], ttft_us[:count])
     in_flight = np.arange(count) - np.searchsorted(np.sort((arrival_us + e2e_us)[:count]), arrival_us[:count])
     decodes = window_means(numbers, in_flight, in_flight)[0]
-    return LatencyEvidence(replace(plan, trace=_first(plan.trace, count)), numbers, observed_us, decodes)
+    return LatencyEvidence(replace(plan, trace=plan.trace.part(slice(count))), numbers, observed_us, decodes)
 
 
 def _judged(requests: pl.DataFrame, window: tuple[float, float]) -> NDArray[np.bool_]:
@@ -145,18 +145,3 @@ def _windows(places: Int64s) -> Int64s:
     later = _COLD_REQUESTS // _COLD_WINDOW + (places - _COLD_REQUESTS) // _WINDOW
     raw = np.where(places < _COLD_REQUESTS, cold, later)
     return np.unique(raw, return_inverse=True)[1].astype(np.int64)
-
-
-def _first(trace: RequestTrace, count: int) -> RequestTrace:
-    keys = trace.block_keys
-    return RequestTrace(
-        arrival_us=trace.arrival_us[:count],
-        prompt_tokens=trace.prompt_tokens[:count],
-        prefill_tokens=trace.prefill_tokens[:count],
-        output_tokens=trace.output_tokens[:count],
-        abort_us=trace.abort_us[:count],
-        priority=None if trace.priority is None else trace.priority[:count],
-        block_keys=None
-        if keys is None
-        else BlockKeys(keys.start[:count], keys.count[:count], keys.keys, keys.block_size),
-    )

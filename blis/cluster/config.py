@@ -1,0 +1,115 @@
+"""What a cluster is: instances, how they are chosen, who is let in.
+
+Names and rules are those of blis-semantics, section 4; a rule of ours is marked so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from blis_replay.blis.errors import TraceError
+from blis_replay.blis.trace import Int64s
+
+
+@dataclass(frozen=True)
+class RoundRobin:
+    """Instance 0, 1, ..., and 0 again, over the requests that are let in."""
+
+
+@dataclass(frozen=True)
+class Random:
+    """Every instance with the same probability, from a seed.  BLIS has no such router."""
+
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Each request goes where it went: ``instance``, int64[n] in the order of the trace."""
+
+    instance: Int64s
+
+
+@dataclass(frozen=True)
+class LeastLoaded:
+    """The instance with the least load; the first of them on a tie."""
+
+
+@dataclass(frozen=True)
+class AlwaysBusiest:
+    """The instance with the greatest load, the first on a tie: what a router must never do."""
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """The instance with the greatest weighted mean of scores within 0 and 1; the first on a tie.
+
+    ``prefix_affinity``: share of the prompt's full blocks, from the first on, that the router remembers to have
+    sent there (``ROUTER_MEMORY_BLOCKS`` of each instance, the least recently sent forgotten).  ``queue_depth``: 1
+    for the least load, 0 for the greatest, linear between; 1 for all if they are equal.  ``kv_utilization``: share
+    of KV blocks that are free.
+    """
+
+    prefix_affinity: float = 3.0
+    queue_depth: float = 2.0
+    kv_utilization: float = 2.0
+
+    def __post_init__(self) -> None:
+        weights = (self.prefix_affinity, self.queue_depth, self.kv_utilization)
+        if min(weights) < 0 or not 0 < sum(weights) < float("inf"):
+            raise TraceError(f"weights of the router are {weights}; none may be negative, and one must be positive")
+
+
+Router = RoundRobin | Random | Recorded | LeastLoaded | AlwaysBusiest | Weighted
+
+ROUTER_MEMORY_BLOCKS = 10_000
+
+
+@dataclass(frozen=True)
+class TokenBucket:
+    """Admission: a bucket that is full at time 0, refills steadily, and pays for each request or refuses it.
+
+    ``cost``: what a request costs: its prompt tokens, or 1.
+    """
+
+    capacity_tokens: float = 10_000.0
+    refill_tokens_per_s: float = 1_000.0
+    cost: Literal["prompt_tokens", "request"] = "prompt_tokens"
+
+    def __post_init__(self) -> None:
+        if not (self.capacity_tokens >= 0 and self.refill_tokens_per_s >= 0):
+            raise TraceError("a token bucket has a negative capacity or refill rate; 0 is the least")
+        if self.cost not in ("prompt_tokens", "request"):
+            raise TraceError(f"a request costs {self.cost!r}; use prompt_tokens or request")
+
+
+@dataclass(frozen=True)
+class Snapshots:
+    """How old the router's view of the instances may be.
+
+    A decision takes a new one if the last is at least ``interval_us`` old; the first is of time 0 and empty.
+    ``live_depths``: queue and running depth are always those of the moment, and only the KV utilisation may be old
+    (BLIS until March 2026); otherwise all of it (BLIS since).
+    """
+
+    interval_us: int = 0
+    live_depths: bool = False
+
+    def __post_init__(self) -> None:
+        if self.interval_us < 0:
+            raise TraceError(f"a snapshot interval of {self.interval_us} us; 0 makes every decision see the moment")
+
+
+@dataclass(frozen=True)
+class ClusterConfig:
+    """``instances`` equal engines behind a router; ``admission`` None lets everybody in."""
+
+    instances: int
+    router: Router = field(default_factory=RoundRobin)
+    admission: TokenBucket | None = None
+    snapshots: Snapshots = field(default_factory=Snapshots)
+
+    def __post_init__(self) -> None:
+        if self.instances < 1:
+            raise TraceError(f"a cluster of {self.instances} instances; it needs at least 1")

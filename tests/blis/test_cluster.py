@@ -1,0 +1,239 @@
+"""A cluster by hand: who is let in, who goes where, and what it refuses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from engine_cases import ENGINE, make_trace
+
+from blis_replay.blis.block_keys import intern_blocks
+from blis_replay.blis.cluster.admission import admitted
+from blis_replay.blis.cluster.config import (
+    AlwaysBusiest,
+    ClusterConfig,
+    LeastLoaded,
+    Random,
+    Recorded,
+    RoundRobin,
+    Router,
+    Snapshots,
+    TokenBucket,
+    Weighted,
+)
+from blis_replay.blis.cluster.simulate import REFUSED, simulate_cluster
+from blis_replay.blis.engine import simulate
+from blis_replay.blis.errors import TraceError
+from blis_replay.blis.latency import LatencyModel, Lifecycle
+from blis_replay.blis.trace import RequestTrace
+
+# Every step takes 10 ms, whatever is in it.
+TEN_MS = LatencyModel("blackbox", 10_000_000, 0, 0)
+
+
+def instances_chosen(
+    trace: RequestTrace, router: Router, instances: int = 2, snapshots: Snapshots | None = None
+) -> list[int]:
+    cluster = ClusterConfig(instances, router, snapshots=snapshots or Snapshots())
+    return simulate_cluster(trace, cluster, ENGINE, TEN_MS).instance.tolist()
+
+
+# -- Admission: level after each arrival, by hand -----------------------------------------------
+
+
+def test_token_bucket_pays_with_prompt_tokens() -> None:
+    """Capacity 100, 10 a second.  0 s: 100 - 60 = 40; 1 s: 50 < 60; 2 s: 60 - 60 = 0, then 0 < 1; 20 s: full."""
+    trace = make_trace([0, 1_000_000, 2_000_000, 2_000_000, 20_000_000, 20_000_000], [60, 60, 60, 1, 101, 100], [1] * 6)
+    assert admitted(trace, TokenBucket(100, 10)).tolist() == [True, False, True, False, False, True]
+
+
+def test_token_bucket_pays_a_request_each() -> None:
+    """Capacity 2, 1 a second: two at once, half a token after half a second, one after a whole one."""
+    trace = make_trace([0, 0, 0, 500_000, 1_000_000], [900] * 5, [1] * 5)
+    bucket = TokenBucket(2, 1, cost="request")
+    assert admitted(trace, bucket).tolist() == [True, True, False, False, True]
+
+
+def test_refused_requests_are_served_nowhere_and_take_no_turn() -> None:
+    """Round-robin counts those let in: 0, 1, 0; the second is refused (10 prompt tokens are paid, none refills)."""
+    trace = make_trace([0, 1, 2, 3], [4, 8, 4, 2], [1, 1, 1, 1])
+    cluster = ClusterConfig(2, RoundRobin(), TokenBucket(10, 0))
+    result = simulate_cluster(trace, cluster, ENGINE, TEN_MS)
+    assert result.instance.tolist() == [0, REFUSED, 1, 0]
+    assert result.completed.tolist() == [True, False, True, True]
+    assert result.ttft_us.tolist() == [10_000, -1, 10_000, 19_997]  # 3 us after the first step began, it waits for it
+    assert result.e2e_us[1] == -1
+
+
+def test_recorded_assignment_keeps_its_places_when_some_are_refused() -> None:
+    trace = make_trace([0, 1, 2], [4, 8, 4], [1, 1, 1])
+    cluster = ClusterConfig(3, Recorded(np.array([2, 1, 0])), TokenBucket(8, 0))
+    assert simulate_cluster(trace, cluster, ENGINE, TEN_MS).instance.tolist() == [2, REFUSED, 0]
+
+
+# -- Routers ------------------------------------------------------------------------------------
+
+
+def test_round_robin() -> None:
+    assert instances_chosen(make_trace([0] * 5, [1] * 5, [1] * 5), RoundRobin(), 3) == [0, 1, 2, 0, 1]
+
+
+def test_random_is_seeded_and_even() -> None:
+    """400 draws over 4: 100 each on average, standard deviation sqrt(400 * 1/4 * 3/4) = 8.7; four of those."""
+    trace = make_trace(list(range(400)), [1] * 400, [1] * 400)
+    chosen = instances_chosen(trace, Random(seed=1), 4)
+    assert chosen == instances_chosen(trace, Random(seed=1), 4)
+    assert chosen != instances_chosen(trace, Random(seed=2), 4)
+    assert np.abs(np.bincount(chosen, minlength=4) - 100).max() <= 35
+
+
+# Instance 0 gets A, busy for 30 ms (three tokens); instance 1 gets B, whose one token is in at 11 ms.
+STAGGERED = [0, 1_000]
+
+
+def test_least_loaded_sees_a_completion_only_after_it() -> None:
+    """At 11 ms, a tie with B's end, the router comes first: 1 against 1: the first.  1 us later 1 against 0."""
+    at_its_end = make_trace([*STAGGERED, 11_000], [5] * 3, [3, 1, 1])
+    assert instances_chosen(at_its_end, LeastLoaded()) == [0, 1, 0]
+    after_it = make_trace([*STAGGERED, 11_001], [5] * 3, [3, 1, 1])
+    assert instances_chosen(after_it, LeastLoaded()) == [0, 1, 1]
+
+
+def test_always_busiest_piles_up() -> None:
+    """All equal: the first.  It has one from then on, until it is idle again."""
+    trace = make_trace([0, 1, 2, 500_000], [5] * 4, [3, 1, 1, 1])
+    assert instances_chosen(trace, AlwaysBusiest(), 3) == [0, 0, 0, 0]
+
+
+def test_old_snapshot_hides_a_completion_but_not_what_the_router_sent() -> None:
+    """Snapshots of 0 and, 20 ms old enough, of 20 ms.
+
+    At 12 ms the snapshot of 0 has nobody; of those sent since both have one: the first.  At 13 ms 2:1.  At 20 ms the
+    new one sees that B (11 ms) is over; A, and the third (from 12 ms, in the step of 20 ms), and the fourth (13 to
+    23 ms) are not: 2:1.  At 39 ms nothing new: 2:2, the first.
+    """
+    trace = make_trace([*STAGGERED, 12_000, 13_000, 20_000, 39_000], [5] * 6, [3, 1, 1, 1, 1, 1])
+    assert instances_chosen(trace, LeastLoaded(), snapshots=Snapshots(20_000)) == [0, 1, 0, 1, 1, 0]
+    # Seen as it is, all but the fourth's successor at 20 ms (23 to 33 ms) and A's third token are over at 39 ms: idle.
+    assert instances_chosen(trace, LeastLoaded(), snapshots=Snapshots(20_000, live_depths=True))[-1] == 0
+
+
+def test_kv_utilisation_prefers_the_emptier_cache() -> None:
+    """160 prompt tokens hold 10 blocks of 16, 20 tokens hold 2."""
+    trace = make_trace([0, 0, 1, 2], [160, 20, 20, 20], [9] * 4)
+    # At 0 nothing is scheduled: a tie, twice.  Then the first instance holds 12 and the second 0, then 2.
+    assert instances_chosen(trace, Weighted(0, 0, 1)) == [0, 0, 1, 1]
+    spread = make_trace([0, 1, 2, 30_000], [160, 160, 20, 20], [9, 9, 9, 9])
+    # At 1 us instance 0 holds 10 blocks, at 2 us both do (a tie); at 30 ms, 3 tokens later, 11 + 2 against 11.
+    assert instances_chosen(spread, Weighted(0, 0, 1)) == [0, 1, 0, 1]
+
+
+def test_kv_snapshot_ages_while_depths_are_live() -> None:
+    """At 5 ms the KV view of 0 is empty for both, so weight on KV alone goes to the first, busy as it is."""
+    trace = make_trace([0, 5_000, 5_001], [160, 20, 20], [9, 9, 9])
+    assert instances_chosen(trace, Weighted(0, 0, 1), snapshots=Snapshots(50_000, live_depths=True)) == [0, 0, 0]
+    assert instances_chosen(trace, Weighted(0, 1, 0), snapshots=Snapshots(50_000, live_depths=True)) == [0, 1, 0]
+
+
+def test_prefix_affinity_follows_the_prompt() -> None:
+    """A and B share no block; the third begins as B did, with 2 of its 3 blocks: score 2/3 against 0."""
+    rows = [np.arange(48), np.arange(100, 148), np.concatenate([np.arange(100, 132), np.arange(16)])]
+    trace = replace(make_trace([0, 1, 2], [48] * 3, [4] * 3), block_keys=intern_blocks(rows, 16))
+    assert instances_chosen(trace, Weighted(1, 1, 0)) == [0, 1, 1]  # depths equal: 1/2 against 1/2 + 1/3
+
+
+def test_weights_decide_between_affinity_and_load() -> None:
+    """The same prompt again: affinity 1 for the instance that has it, queue depth 1 for the other, idle one."""
+    rows = [np.arange(48)] * 2
+    trace = replace(make_trace([0, 1], [48] * 2, [4] * 2), block_keys=intern_blocks(rows, 16))
+    assert instances_chosen(trace, Weighted(3, 2, 0)) == [0, 0]
+    assert instances_chosen(trace, Weighted(2, 3, 0)) == [0, 1]
+
+
+# -- The engines behind it ----------------------------------------------------------------------
+
+
+def test_round_robin_of_twins_is_two_single_runs() -> None:
+    """Each request is sent twice; each instance then has one instance's requests, to the microsecond."""
+    rng = np.random.default_rng(5)
+    arrival_us = np.sort(rng.integers(0, 3_000_000, 200))
+    prompts, outputs = rng.integers(1, 400, 200), rng.integers(1, 60, 200)
+    latency = LatencyModel("blackbox", 6_910_420, 17_670, 2_840)
+    lifecycle = Lifecycle(pre_queue_us=1_601.35, pre_queue_per_prompt_token_us=3.51, post_token_us=1_805.54)
+    engine = replace(ENGINE, num_gpu_blocks=120, async_scheduling=True)
+    single = simulate(make_trace(*(a.tolist() for a in (arrival_us, prompts, outputs))), engine, latency, lifecycle)
+    twins = make_trace(*(np.repeat(a, 2).tolist() for a in (arrival_us, prompts, outputs)))
+    result = simulate_cluster(twins, ClusterConfig(2, RoundRobin()), engine, latency, lifecycle)
+    assert single.preemptions.sum() > 0, "so that KV pressure is compared too"
+    for i in (0, 1):
+        assert (result.ttft_us[i::2] == single.ttft_us).all()
+        assert (result.e2e_us[i::2] == single.e2e_us).all()
+        assert result.instances[i].steps.tobytes() == single.steps.tobytes()
+
+
+def test_nobody_queues_before_the_router_has_seen_it() -> None:
+    """An observed delay may be negative (clocks); in a cluster the request queues when it is routed."""
+    trace = replace(make_trace([0, 50_000], [5, 5], [1, 1]), pre_queue_us=np.array([0, -20_000]))
+    result = simulate_cluster(trace, ClusterConfig(1), ENGINE, TEN_MS)
+    assert result.ttft_us.tolist() == [10_000, 10_000]
+
+
+def test_an_empty_trace_has_an_empty_result() -> None:
+    result = simulate_cluster(make_trace([], [], []), ClusterConfig(2, LeastLoaded()), ENGINE, TEN_MS)
+    assert len(result.instance) == 0
+    assert [len(run.steps) for run in result.instances] == [0, 0]
+
+
+def test_long_runs_find_room() -> None:
+    """9,000 tokens one after the other on the instance that gets all: more steps than there is room for at first."""
+    engine = replace(ENGINE, max_model_len=20_000, max_num_batched_tokens=20_000)
+    trace = make_trace([0, 1, 2], [5] * 3, [9_000, 1, 1])
+    result = simulate_cluster(trace, ClusterConfig(4, AlwaysBusiest()), engine, TEN_MS)
+    assert result.e2e_us[0] == 9_000 * 10_000
+    assert result.instances[0].steps.tobytes() == simulate(trace, engine, TEN_MS).steps.tobytes()
+
+
+def test_one_instance_may_get_more_than_its_share() -> None:
+    """All 200 requests to the last of four: more than twice the even share, for which there is room at first."""
+    trace = make_trace(list(range(0, 200_000, 1_000)), [20] * 200, [3] * 200)
+    trace = replace(trace, priority=np.arange(200) % 3)
+    engine = replace(ENGINE, scheduling_policy="priority", max_num_seqs=4)
+    result = simulate_cluster(trace, ClusterConfig(4, Recorded(np.full(200, 3))), engine, TEN_MS)
+    assert (result.e2e_us == simulate(trace, engine, TEN_MS).e2e_us).all()
+
+
+# -- What it refuses ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("router", "message"),
+    [
+        (Recorded(np.array([0])), "an assignment of 1 requests for 2"),
+        (Recorded(np.array([0, 2])), "request 1: it was on instance 2; name one from 0 to 1"),
+        (Recorded(np.array([-1, 0])), "request 0: it was on instance -1"),
+        (Weighted(), "prefix affinity needs to know which prompts are alike"),
+    ],
+)
+def test_router_that_does_not_fit(router: Router, message: str) -> None:
+    with pytest.raises(TraceError, match=message):
+        instances_chosen(make_trace([0, 1], [5, 5], [1, 1]), router)
+
+
+def test_settings_that_make_no_sense() -> None:
+    with pytest.raises(TraceError, match="a cluster of 0 instances"):
+        ClusterConfig(0)
+    with pytest.raises(TraceError, match="none may be negative"):
+        Weighted(1, -1, 1)
+    with pytest.raises(TraceError, match="one must be positive"):
+        Weighted(0, 0, 0)
+    with pytest.raises(TraceError, match="a snapshot interval of -1 us"):
+        Snapshots(-1)
+    with pytest.raises(TraceError, match="negative capacity or refill"):
+        TokenBucket(-1, 1)
+
+
+def test_a_request_too_large_for_any_instance_is_named() -> None:
+    with pytest.raises(TraceError, match="request 1: it needs 7 KV blocks and the engine has 3"):
+        engine = replace(ENGINE, num_gpu_blocks=4)
+        simulate_cluster(make_trace([0, 1], [16, 100], [1, 1]), ClusterConfig(2), engine, TEN_MS)
