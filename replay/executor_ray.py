@@ -17,8 +17,13 @@ from blis_replay.replay.executor_ledger import INSIDE_A_WORKER, Ledger, Progress
 Job = TypeVar("Job")
 Answer = TypeVar("Answer")
 
-# Of Ray itself, where it is not set: no statistics sent to its makers, no advice on accelerators.
-_QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+# Of Ray itself, where it is not set: no statistics sent to its makers, no advice on accelerators; and two minutes
+# for its server to come up, as a busy machine takes more than the 30 s that it has by default.
+_SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_gcs_server_port_wait_time_s": "120",
+}
 
 # In a worker: the work of the map that it serves, by the map's key.
 _held: dict[str, bytes] = {}
@@ -80,7 +85,7 @@ def _attempt(key: str, shipped: list[Any], job: bytes) -> bytes:
 
 
 def _imported() -> Any:
-    os.environ.update({name: value for name, value in _QUIET.items() if name not in os.environ})
+    os.environ.update({name: value for name, value in _SETTINGS.items() if name not in os.environ})
     try:
         import ray
     except ImportError:
@@ -101,6 +106,6 @@ def _start(ray: Any, workers: int | None) -> None:
                 ray.init(address=address, logging_level="ERROR", log_to_driver=False)
             else:
                 ray.init(num_cpus=workers, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
-        except (ConnectionError, ValueError, ray.exceptions.RayError) as error:
+        except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             where = f"the cluster at {address}" if address else "a Ray of this machine"
             raise ReplayError(f"{where} does not answer ({str(error).splitlines()[0]}); use --executor local") from None

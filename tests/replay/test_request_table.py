@@ -304,7 +304,7 @@ class TestEngineFile:
             ("max_seqs: 3\n", "max_seqs"),
             ("block_size: big\n", "block_size"),
             ("num_gpu_blocks: 1\n", "one block is reserved"),
-            ("scheduling_policy: sjf\n", "scheduling_policy"),
+            ("scheduling_policy: lottery\n", "scheduling_policy"),
         ],
     )
     def test_refused(self, tmp_path: Path, more: str, problem: str) -> None:
