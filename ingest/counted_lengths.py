@@ -18,7 +18,10 @@ def with_counted_lengths(requests: pl.DataFrame, events: TokenEvents | None) -> 
     A server sends an event for each token, so their number is the length, unless the
     re-tokenised text is more than 5 % longer on average.
     """
-    doubtful = (pl.col("output_tokens_source") == RETOKENISED) & (pl.col("status") == "ok")
+    # A text that is re-tokenised to nothing is no count at all; there was a token of it all the same.
+    emptied = pl.col("output_tokens").is_null() & (pl.col("output_tokens_reported") == 0)
+    retokenised = (pl.col("output_tokens_source") == RETOKENISED).fill_null(False)
+    doubtful = (retokenised | emptied.fill_null(False)) & (pl.col("status") == "ok")
     if events is None or requests.filter(doubtful).is_empty():
         return requests
     layout = detect_layout(events, requests)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import polars as pl
 import pytest
 from builders import requests, write_events
 
@@ -51,3 +52,16 @@ def test_a_request_without_events_keeps_what_it_had(tmp_path: Path) -> None:
     events = write_events(tmp_path / "e", [stream(12), stream(12), []])
     counted = with_counted_lengths(requests(3, **RETOKENISED), events)
     assert counted["output_tokens_source"].to_list() == ["counted stream events"] * 2 + ["re-tokenised"]
+
+
+def test_a_text_that_is_re_tokenised_to_nothing_had_the_tokens_of_its_stream(tmp_path: Path) -> None:
+    """A single token of white space is no token of the text; readers leave its length open."""
+    events = write_events(tmp_path / "e", [stream(12), stream(11), stream(1)])
+    made = requests(3, **RETOKENISED).with_columns(
+        output_tokens=pl.Series([12, 12, None], dtype=pl.Int64),
+        output_tokens_reported=pl.Series([12, 12, 0], dtype=pl.Int64),
+        output_tokens_source=pl.Series(["re-tokenised", "re-tokenised", None], dtype=pl.String),
+    )
+    counted = with_counted_lengths(made, events)
+    assert counted["output_tokens"].to_list() == [12, 11, 1]
+    assert counted["output_tokens_source"].unique().to_list() == ["counted stream events"]
