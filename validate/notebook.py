@@ -24,6 +24,7 @@ from blis_replay.ingest.ingest import ingest_source
 from blis_replay.ingest.readers.discovery import sources_of
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.store import inter_token_gaps, open_store, read_stored
+from blis_replay.ingest.store_place import STORE_DEFAULT
 from blis_replay.replay import driver
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.replay.mode import parse_mode
@@ -32,7 +33,6 @@ from blis_replay.replay.store import step_table
 from blis_replay.validate.attribution.attribute import Attribution, Estimate, attribute
 from blis_replay.validate.attribution.resampled import QUANTITIES
 from blis_replay.validate.attribution.segments import segment_frame, segments_of
-from blis_replay.validate.cli.options import STORE_DEFAULT
 from blis_replay.validate.experiment import (
     DEFAULT_RELEASE,
     compare_whole,

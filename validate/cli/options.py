@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import click
 
+from blis_replay.ingest.store_place import STORE_DEFAULT
+
 if TYPE_CHECKING:
     import polars as pl
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-
-STORE_DEFAULT = Path(".blis-replay") / "store.duckdb"
 
 
 def store_option(command: Command) -> Command:
