@@ -31,10 +31,10 @@ from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.simulator import Simulator
 from blis_replay.replay.store import store_run
-from blis_replay.validate.compare import Comparison, compare
+from blis_replay.validate.comparison.compare import Comparison, compare
+from blis_replay.validate.comparison.saturation import saturation
 from blis_replay.validate.errors import NothingToJudgeError, ValidateError
 from blis_replay.validate.observed import Gaps, Selection
-from blis_replay.validate.saturation import saturation
 
 DEFAULT_RELEASE = "h100-vllm-0.15.1"
 

@@ -42,8 +42,8 @@ from blis_replay.validate.experiment import (
     stored_experiment,
 )
 from blis_replay.validate.observed import observed_requests
-from blis_replay.validate.timeline import Timeline
-from blis_replay.validate.timeline import timeline as window_of
+from blis_replay.validate.timeline.window import Timeline
+from blis_replay.validate.timeline.window import timeline as window_of
 
 StorePath = Path | str | None
 

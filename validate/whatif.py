@@ -18,7 +18,7 @@ from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.executor_ledger import Progress
 from blis_replay.replay.executors import ExecutorName, map_jobs
 from blis_replay.replay.mode import ReplayMode
-from blis_replay.validate.compare import simulated_samples
+from blis_replay.validate.comparison.compare import simulated_samples
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.metrics import latency_statistics
 

@@ -24,7 +24,7 @@ from blis_replay.replay.blis_files import COLUMNS_22, COLUMNS_27, read_results, 
 from blis_replay.replay.driver import replay
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode
-from blis_replay.validate.compare import compare
+from blis_replay.validate.comparison.compare import compare
 
 
 class TestAnswers:

@@ -12,8 +12,8 @@ from recordings import make_recording
 from blis_replay.blis.latency import LatencyModel, Lifecycle
 from blis_replay.replay.blis_differences import overlapping_last_steps
 from blis_replay.replay.driver import replay
-from blis_replay.validate.compare import compare
-from blis_replay.validate.simulators import informed
+from blis_replay.validate.comparison.compare import compare
+from blis_replay.validate.comparison.simulators import informed
 
 
 class TestKnownDifferences:

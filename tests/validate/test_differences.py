@@ -20,13 +20,13 @@ from blis_replay.ingest.store import Store, open_store
 from blis_replay.replay.errors import UnknownNameError
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.simulator import EmbeddedEngine
-from blis_replay.validate.differences import CELLS, Differences, differences
-from blis_replay.validate.differences_text import differences_json, differences_text
+from blis_replay.validate.comparison.differences import CELLS, Differences, differences
+from blis_replay.validate.comparison.differences_text import differences_json, differences_text
+from blis_replay.validate.comparison.resampling import resampled_values
+from blis_replay.validate.comparison.sides import Choice, runs_json, side_of
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.experiment import validate_experiment
 from blis_replay.validate.metrics import LatencySamples
-from blis_replay.validate.resampling import resampled_values
-from blis_replay.validate.sides import Choice, runs_json, side_of
 
 
 def shifted(lifecycle: Lifecycle, **delays_us: float) -> CoefficientRelease:

@@ -13,7 +13,7 @@ from blis_replay.replay.driver import replay
 from blis_replay.replay.release_file import load_release
 from blis_replay.validate.calibration.calibrate import Options, calibrate
 from blis_replay.validate.calibration.prior import DEFAULT_PRIOR
-from blis_replay.validate.compare import Comparison, compare
+from blis_replay.validate.comparison.compare import Comparison, compare
 from blis_replay.validate.experiment import DEFAULT_RELEASE, find_experiment
 
 BARS = {("e2e", "mean"): 0.015, ("itl", "mean"): 0.015, ("ttft", "mean"): 0.04, ("e2e", "p99"): 0.05}

@@ -12,8 +12,7 @@ from blis_replay.fixtures.bundled import bundled_slugs
 from blis_replay.fixtures.published_simulators import published_simulators
 from blis_replay.ingest.store import open_store
 from blis_replay.replay.release_file import load_release
-from blis_replay.validate.experiment import DEFAULT_RELEASE
-from blis_replay.validate.published import (
+from blis_replay.validate.comparison.published import (
     COLUMNS,
     PublishedTable,
     compare_published,
@@ -21,6 +20,7 @@ from blis_replay.validate.published import (
     published_json,
     published_text,
 )
+from blis_replay.validate.experiment import DEFAULT_RELEASE
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from blis_replay.replay.mode import parse_mode
 from blis_replay.replay.release_file import load_release
 from blis_replay.validate.calibration.calibrate import Options, calibrate
 from blis_replay.validate.calibration.prior import DEFAULT_PRIOR
-from blis_replay.validate.compare import Comparison
+from blis_replay.validate.comparison.compare import Comparison
 from blis_replay.validate.experiment import DEFAULT_RELEASE, by_stage, find_experiment, validate_experiment
 
 pytestmark = pytest.mark.realdata

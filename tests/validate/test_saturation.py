@@ -22,10 +22,10 @@ from blis_replay.ingest.store import Store, read_stored
 from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.release_file import load_release
-from blis_replay.validate.client_limit import client_limits
+from blis_replay.validate.comparison.client_limit import client_limits
+from blis_replay.validate.comparison.saturation import Saturation, queue, saturation
+from blis_replay.validate.comparison.saturation_text import saturation_json, saturation_text
 from blis_replay.validate.experiment import DEFAULT_RELEASE, find_experiment
-from blis_replay.validate.saturation import Saturation, queue, saturation
-from blis_replay.validate.saturation_text import saturation_json, saturation_text
 
 # 8 places, 24 tokens at 8.5 ms a step, and asynchronous admission: about 37 requests a second at most.
 ENGINE = EngineConfig(8, 2048, 4096, async_scheduling=True, num_gpu_blocks=10_001)

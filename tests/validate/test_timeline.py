@@ -23,13 +23,13 @@ from blis_replay.ingest.recording import (
 from blis_replay.ingest.row_parts import in_one_part
 from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.mode import ReplayMode
-from blis_replay.validate import timeline as module
 from blis_replay.validate.errors import NothingToJudgeError, ValidateError
-from blis_replay.validate.timeline import Timeline, timeline
-from blis_replay.validate.timeline_lanes import SIDES, simulated_lanes
-from blis_replay.validate.timeline_preemptions import simulated_preemptions, with_preemptions
-from blis_replay.validate.timeline_steps import KV_USE, RUNNING, WAITING
-from blis_replay.validate.timeline_tracks import tracks
+from blis_replay.validate.timeline import window as module
+from blis_replay.validate.timeline.lanes import SIDES, simulated_lanes
+from blis_replay.validate.timeline.preemptions import simulated_preemptions, with_preemptions
+from blis_replay.validate.timeline.steps import KV_USE, RUNNING, WAITING
+from blis_replay.validate.timeline.tracks import tracks
+from blis_replay.validate.timeline.window import Timeline, timeline
 
 # 160 requests in 20 s, up to some 20 at a time; journeys of all of them and every step are recorded.
 SPEC = replace(PLANTED, stages=(Stage(0, 8.0, 20_000_000),))

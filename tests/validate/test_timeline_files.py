@@ -16,8 +16,8 @@ from blis_replay.fixtures.planted import PLANTED, Planted, planted_recording
 from blis_replay.ingest.recording import Stage
 from blis_replay.replay.driver import replay
 from blis_replay.validate.errors import ValidateError
-from blis_replay.validate.timeline import Timeline, timeline, write_timeline
-from blis_replay.validate.timeline_tracks import GROUPS, tracks
+from blis_replay.validate.timeline.tracks import GROUPS, tracks
+from blis_replay.validate.timeline.window import Timeline, timeline, write_timeline
 
 SPEC = replace(PLANTED, stages=(Stage(0, 8.0, 6_000_000),))
 HOSTILE = '</script><script>alert(1)</script>","ph":"B"}\x1b[31m\x00\ud800\u202e' + "x" * 100_000

@@ -15,8 +15,8 @@ import pytest
 
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.recording import Recording
-from blis_replay.validate.timeline_preemptions import observed_preemptions
-from blis_replay.validate.timeline_steps import observed_steps, with_reconstruction
+from blis_replay.validate.timeline.preemptions import observed_preemptions
+from blis_replay.validate.timeline.steps import observed_steps, with_reconstruction
 
 pytestmark = pytest.mark.realdata
 

@@ -12,13 +12,13 @@ from blis_replay.ingest.recording import Finding
 from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.release_file import load_release
-from blis_replay.validate.as_json import comparison_json
 from blis_replay.validate.cli.validate_verb import exit_code
-from blis_replay.validate.compare import Comparison, compare, mean_abs_errors
-from blis_replay.validate.comparison_text import comparison_text
+from blis_replay.validate.comparison.as_json import comparison_json
+from blis_replay.validate.comparison.compare import Comparison, compare, mean_abs_errors
+from blis_replay.validate.comparison.comparison_text import comparison_text
+from blis_replay.validate.comparison.unusable import unusable_cells
 from blis_replay.validate.experiment import DEFAULT_RELEASE
 from blis_replay.validate.metrics import METRICS, STATISTICS
-from blis_replay.validate.unusable import unusable_cells
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from blis_replay.replay.driver import replay
 from blis_replay.replay.mode import parse_mode
 from blis_replay.replay.plan import plan_replay
 from blis_replay.replay.release_file import load_release
-from blis_replay.validate.compare import compare
+from blis_replay.validate.comparison.compare import compare
 from blis_replay.validate.experiment import DEFAULT_RELEASE
 from blis_replay.validate.observed import Selection
 

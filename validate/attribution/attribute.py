@@ -32,7 +32,8 @@ from blis_replay.validate.attribution.components import (
 from blis_replay.validate.attribution.resampled import QUANTITIES, Floats, PooledGaps, draws, quantities
 from blis_replay.validate.attribution.shapley import Subset, all_subsets, shapley_values
 from blis_replay.validate.bootstrap import SEED, interval
-from blis_replay.validate.compare import simulated_samples
+from blis_replay.validate.comparison.compare import simulated_samples
+from blis_replay.validate.comparison.unusable import unusable_cells
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.observed import (
     Gaps,
@@ -42,7 +43,6 @@ from blis_replay.validate.observed import (
     observed_requests,
     samples_of,
 )
-from blis_replay.validate.unusable import unusable_cells
 
 ATTRIBUTION_RESAMPLES = 100
 

@@ -25,7 +25,7 @@ from blis_replay.validate.calibration.physical_fit import PhysicalFit, known_arc
 from blis_replay.validate.calibration.physical_release import calibrate_physical
 from blis_replay.validate.calibration.prior import DEFAULT_PRIOR
 from blis_replay.validate.calibration.step_errors import step_mape
-from blis_replay.validate.compare import compare
+from blis_replay.validate.comparison.compare import compare
 from blis_replay.validate.errors import NothingToJudgeError, ValidateError
 from blis_replay.validate.experiment import experiment_row, find_experiment
 from blis_replay.validate.observed import Gaps, Selection

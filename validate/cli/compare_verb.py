@@ -69,11 +69,11 @@ def _two(
     blis_binary: str | None,
     as_json: bool,
 ) -> None:
-    from blis_replay.validate.differences import differences
-    from blis_replay.validate.differences_text import differences_json, differences_text
+    from blis_replay.validate.comparison.differences import differences
+    from blis_replay.validate.comparison.differences_text import differences_json, differences_text
+    from blis_replay.validate.comparison.sides import Choice, side_of
+    from blis_replay.validate.comparison.simulators import simulator_named
     from blis_replay.validate.experiment import DEFAULT_RELEASE
-    from blis_replay.validate.sides import Choice, side_of
-    from blis_replay.validate.simulators import simulator_named
 
     choice = Choice(experiment, lambda name: simulator_named(name, coefficients, DEFAULT_RELEASE, blis_binary))
     compared = differences(*(side_of(store, side, choice) for side in sides))
@@ -85,8 +85,8 @@ def _two(
 
 def _published(store: Store, coefficients: str | None, as_json: bool) -> None:
     from blis_replay.replay.release_file import load_release
+    from blis_replay.validate.comparison.published import compare_published, published_json, published_text
     from blis_replay.validate.experiment import DEFAULT_RELEASE
-    from blis_replay.validate.published import compare_published, published_json, published_text
 
     release = load_release(coefficients or DEFAULT_RELEASE)
     compared = compare_published(store, release, progress_line("experiments replayed"))
@@ -97,9 +97,9 @@ def _published(store: Store, coefficients: str | None, as_json: bool) -> None:
 
 
 def _runs(store: Store, experiment: str | None, as_json: bool) -> None:
-    from blis_replay.validate.differences_text import runs_text
+    from blis_replay.validate.comparison.differences_text import runs_text
+    from blis_replay.validate.comparison.sides import runs_json
     from blis_replay.validate.experiment import find_experiment
-    from blis_replay.validate.sides import runs_json
 
     runs = runs_json(store, find_experiment(store, experiment) if experiment else None)
     if as_json:

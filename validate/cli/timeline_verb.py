@@ -49,7 +49,7 @@ def command(
     from blis_replay.replay.mode import parse_mode
     from blis_replay.replay.release_file import load_release
     from blis_replay.validate.experiment import DEFAULT_RELEASE, stored_experiment
-    from blis_replay.validate.timeline import FORMATS, timeline, timeline_json, timeline_text, write_timeline
+    from blis_replay.validate.timeline.window import FORMATS, timeline, timeline_json, timeline_text, write_timeline
 
     if out.suffix not in FORMATS:
         raise click.UsageError(f"--out {out}: name a .json (Chrome trace events) or a .pftrace (Perfetto) file")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from blis_replay.ingest.store import Store
     from blis_replay.replay.mode import ReplayMode
     from blis_replay.replay.simulator import Simulator
-    from blis_replay.validate.compare import Comparison
+    from blis_replay.validate.comparison.compare import Comparison
 
 
 @click.command("validate")
@@ -100,8 +100,8 @@ def command(
     from blis_replay.ingest.store import open_store
     from blis_replay.replay.mode import parse_mode
     from blis_replay.replay.release_file import load_release
+    from blis_replay.validate.comparison.simulators import chosen_simulators, informed
     from blis_replay.validate.experiment import DEFAULT_RELEASE, all_experiments, find_experiment
-    from blis_replay.validate.simulators import chosen_simulators, informed
 
     if bool(names) == everything:
         raise click.UsageError("name experiments with --experiment, or use --all")
@@ -160,9 +160,9 @@ def _report(
 
 
 def _print(reports: list[_Report], everything: bool, form: str | None) -> None:
-    from blis_replay.validate import as_json as json_form
-    from blis_replay.validate import comparison_text as text
-    from blis_replay.validate.simulators import side_by_side_text
+    from blis_replay.validate.comparison import as_json as json_form
+    from blis_replay.validate.comparison import comparison_text as text
+    from blis_replay.validate.comparison.simulators import side_by_side_text
 
     first, *others = reports
     if form is not None and form != "json":

@@ -13,14 +13,14 @@ from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.simulator import EmbeddedEngine
 from blis_replay.validate.bootstrap import interval
-from blis_replay.validate.compare import Comparison
+from blis_replay.validate.comparison.compare import Comparison
+from blis_replay.validate.comparison.resampling import resamplable, resampled_values
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.experiment import StoredExperiment, compare_whole
 from blis_replay.validate.gating.policy import Policy
 from blis_replay.validate.gating.regression import regressions
 from blis_replay.validate.gating.verdicts import Check, Judgement, Ordered, Outcome, Standing
 from blis_replay.validate.observed import observed_requests, samples_of
-from blis_replay.validate.resampling import resamplable, resampled_values
 
 # Without one request in a hundred the queue is another; fewer are a recorder's hiccup.
 _MOST_REJECTED = 0.01

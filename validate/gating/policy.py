@@ -14,10 +14,10 @@ from pathlib import Path
 
 from blis_replay.blis.release_fields import Fields
 from blis_replay.replay.release_file import page_of_text
-from blis_replay.validate.compare import THRESHOLDS
+from blis_replay.validate.comparison.compare import THRESHOLDS
+from blis_replay.validate.comparison.resampling import resamplable
 from blis_replay.validate.errors import PolicyError
 from blis_replay.validate.metrics import METRICS, STATISTICS
-from blis_replay.validate.resampling import resamplable
 
 SCHEMA = "blis-replay/gate-policy/1"
 DEFAULT_NAME = "default"

@@ -9,12 +9,12 @@ import numpy as np
 
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.validate.bootstrap import interval
-from blis_replay.validate.compare import Comparison, simulated_samples
+from blis_replay.validate.comparison.compare import Comparison, simulated_samples
+from blis_replay.validate.comparison.resampling import Cell, Floats, cell_values, resampled_values
 from blis_replay.validate.gating.policy import Policy
 from blis_replay.validate.gating.verdicts import Check, Interval, Outcome
 from blis_replay.validate.metrics import LatencySamples
 from blis_replay.validate.observed import observed_requests, samples_of
-from blis_replay.validate.resampling import Cell, Floats, cell_values, resampled_values
 
 
 def regressions(candidate: Comparison, baseline: ReplayRun, policy: Policy) -> list[Check]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from blis_replay.replay.prefix import prompt_tokens
-from blis_replay.validate.compare import simulated_samples
+from blis_replay.validate.comparison.compare import simulated_samples
 from blis_replay.validate.observed import samples_of
 from blis_replay.validate.report.bands import band, band_by, depth_edges, waiting_at_arrival
 from blis_replay.validate.report.engine_charts import depth_chart, step_chart

@@ -16,12 +16,12 @@ from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.validate.attribution.attribute import Attribution, attribute
 from blis_replay.validate.bootstrap import interval
-from blis_replay.validate.compare import Comparison, simulated_samples
+from blis_replay.validate.comparison.compare import Comparison, simulated_samples
+from blis_replay.validate.comparison.resampling import Cell, cell_values, resamplable, resampled_values
 from blis_replay.validate.errors import ValidateError
 from blis_replay.validate.experiment import by_stage, validate_experiment
 from blis_replay.validate.metrics import METRICS, STATISTICS
 from blis_replay.validate.observed import Gaps, has_gaps, observed_requests, samples_of
-from blis_replay.validate.resampling import Cell, cell_values, resamplable, resampled_values
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from blis_replay.validate.compare import THRESHOLDS, Cell, Comparison
+from blis_replay.validate.comparison.compare import THRESHOLDS, Cell, Comparison
 from blis_replay.validate.terminal import percent
 
 # What is shown of each experiment, with the error at which a cell is as hot as can be.

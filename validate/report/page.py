@@ -12,14 +12,14 @@ from blis_replay.ingest.checks.pictures import Table
 from blis_replay.ingest.printable import printable
 from blis_replay.validate.attribution.attribution_text import explanations
 from blis_replay.validate.check_text import bar_lengths, cell_text
-from blis_replay.validate.compare import mean_abs_errors
-from blis_replay.validate.comparison_text import notes, pairs_sentence, verdict_sentence
+from blis_replay.validate.comparison.compare import mean_abs_errors
+from blis_replay.validate.comparison.comparison_text import notes, pairs_sentence, verdict_sentence
+from blis_replay.validate.comparison.saturation_text import saturation_sentences
 from blis_replay.validate.report.charts import Charts, charts_of
 from blis_replay.validate.report.evidence import Evidence
 from blis_replay.validate.report.overview import OverviewRow, by_worst, header, overview_row
 from blis_replay.validate.report.svg import Chart, inline
 from blis_replay.validate.report.tables import metric_table, provenance_tables, stage_table
-from blis_replay.validate.saturation_text import saturation_sentences
 from blis_replay.validate.terminal import percent_plain
 
 if TYPE_CHECKING:

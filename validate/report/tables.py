@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from blis_replay.ingest.checks.pictures import Cell, Table
 from blis_replay.replay.store import provenance_of
-from blis_replay.validate.compare import Comparison
-from blis_replay.validate.comparison_text import observed_text
+from blis_replay.validate.comparison.compare import Comparison
+from blis_replay.validate.comparison.comparison_text import observed_text
 from blis_replay.validate.metrics import METRICS, STATISTICS
 from blis_replay.validate.report.evidence import Evidence
 from blis_replay.validate.report.overview import COLUMNS, header

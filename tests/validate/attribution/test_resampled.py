@@ -10,7 +10,7 @@ import pytest
 from blis_replay.fixtures.planted import planted_recording
 from blis_replay.replay.driver import replay
 from blis_replay.validate.attribution.resampled import PooledGaps, draws, quantities
-from blis_replay.validate.compare import simulated_samples
+from blis_replay.validate.comparison.compare import simulated_samples
 from blis_replay.validate.metrics import pooled_quantiles, statistics
 
 

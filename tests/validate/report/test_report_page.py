@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from blis_replay.replay.mode import ReplayMode
-from blis_replay.validate.compare import THRESHOLDS
+from blis_replay.validate.comparison.compare import THRESHOLDS
 from blis_replay.validate.metrics import METRICS, STATISTICS
 from blis_replay.validate.observed import samples_of
 from blis_replay.validate.report.charts import charts_of

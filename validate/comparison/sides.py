@@ -19,10 +19,12 @@ from blis_replay.replay.errors import UnknownNameError
 from blis_replay.replay.release_file import load_release
 from blis_replay.replay.simulator import Simulator
 from blis_replay.validate.attribution.segments import Way, way_of_recording, way_of_run
-from blis_replay.validate.compare import simulated_samples, simulated_statistics
+from blis_replay.validate.comparison.compare import simulated_samples, simulated_statistics
+from blis_replay.validate.comparison.inputs import Inputs, inputs_of_recording, inputs_of_run, inputs_of_stored_run
+from blis_replay.validate.comparison.resampling import numbers_of
+from blis_replay.validate.comparison.unusable import unusable_cells
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.experiment import StoredExperiment, find_experiment, read_experiment
-from blis_replay.validate.inputs import Inputs, inputs_of_recording, inputs_of_run, inputs_of_stored_run
 from blis_replay.validate.metrics import METRICS, STATISTICS, LatencySamples
 from blis_replay.validate.observed import (
     Selection,
@@ -32,8 +34,6 @@ from blis_replay.validate.observed import (
     observed_requests,
     samples_of,
 )
-from blis_replay.validate.resampling import numbers_of
-from blis_replay.validate.unusable import unusable_cells
 
 Numbers = dict[str, dict[str, float]]
 SIMULATORS = ("embedded", "blis")

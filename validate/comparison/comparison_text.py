@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from blis_replay.validate.compare import THRESHOLDS, Cell, Comparison, mean_abs_errors
+from blis_replay.validate.comparison.compare import THRESHOLDS, Cell, Comparison, mean_abs_errors
+from blis_replay.validate.comparison.saturation_text import saturation_text
 from blis_replay.validate.metrics import METRICS
-from blis_replay.validate.saturation_text import saturation_text
 from blis_replay.validate.terminal import milliseconds, percent, percent_plain, table, wrap
 
 _NAMES = {"e2e": "E2E", "ttft": "TTFT", "itl": "ITL", "tpot": "TPOT"}

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from blis_replay.ingest.recording import Finding
 from blis_replay.replay.driver import ReplayRun
+from blis_replay.validate.comparison.unusable import unusable_cells
 from blis_replay.validate.errors import NothingToJudgeError, ValidateError
 from blis_replay.validate.metrics import (
     METRICS,
@@ -31,10 +32,9 @@ from blis_replay.validate.observed import (
     observed_requests,
     samples_of,
 )
-from blis_replay.validate.unusable import unusable_cells
 
 if TYPE_CHECKING:
-    from blis_replay.validate.saturation import Saturation
+    from blis_replay.validate.comparison.saturation import Saturation
 
 _REQUESTS_ONLY = "the simulator reports requests only, no times of single tokens"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from blis_replay.validate.saturation import Queue, Saturation
+from blis_replay.validate.comparison.saturation import Queue, Saturation
 from blis_replay.validate.terminal import percent, wrap
 
 

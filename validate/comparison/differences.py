@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from blis_replay.blis.trace import Int64s
 from blis_replay.validate.attribution.segments import Segments, segments_between
 from blis_replay.validate.bootstrap import interval
-from blis_replay.validate.inputs import changed_inputs, only_on_one_side
+from blis_replay.validate.comparison.inputs import changed_inputs, only_on_one_side
+from blis_replay.validate.comparison.resampling import Cell, Floats, numbers_of, resamplable, resampled_values
+from blis_replay.validate.comparison.sides import Numbers, Side
 from blis_replay.validate.metrics import METRICS, STATISTICS, LatencySamples, correlation, paired_mape
-from blis_replay.validate.resampling import Cell, Floats, numbers_of, resamplable, resampled_values
-from blis_replay.validate.sides import Numbers, Side
 
 CELLS: tuple[Cell, ...] = tuple((metric, statistic) for metric in METRICS for statistic in STATISTICS)
 PAIRS_SHOWN = 10

@@ -34,7 +34,7 @@ def observed_lanes(run: ReplayRun) -> tuple[pl.DataFrame, tuple[str, ...]]:
     """``LANE_SCHEMA`` of the recording, and in words what of it was not recorded.
 
     A request without stamps of the server has the two segments that its client saw, one that failed a single
-    one, called like its status.  Preemptions are not told apart (``timeline_preemptions``).
+    one, called like its status.  Preemptions are not told apart (``preemptions``).
     """
     requests, way = run.recording.requests, way_of_recording(run.recording)
     ok = (requests["status"] == "ok").to_numpy()

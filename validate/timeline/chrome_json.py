@@ -10,10 +10,10 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from blis_replay.validate.timeline_tracks import Track, title, tracks
+from blis_replay.validate.timeline.tracks import Track, title, tracks
 
 if TYPE_CHECKING:
-    from blis_replay.validate.timeline import Timeline
+    from blis_replay.validate.timeline.window import Timeline
 
 Event = dict[str, Any]
 

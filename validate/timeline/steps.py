@@ -20,7 +20,7 @@ from blis_replay.ingest.step_records import one_a_step
 from blis_replay.ingest.step_timeline import timeline_of
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.replay.observed_cycles import in_engine, placed_anchors
-from blis_replay.validate.timeline_lanes import OBSERVED, SIMULATED
+from blis_replay.validate.timeline.lanes import OBSERVED, SIMULATED
 
 # One row a step, while its batch runs.  Null: not recorded.
 STEP_SPAN_SCHEMA: dict[str, type[pl.DataType]] = {

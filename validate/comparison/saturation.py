@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from blis_replay.blis.result import SimResult
 from blis_replay.blis.trace import Int64s
 from blis_replay.replay.driver import ReplayRun
-from blis_replay.validate.client_limit import ClientLimit, client_limits, in_flight_at
-from blis_replay.validate.compare import THRESHOLDS
+from blis_replay.validate.comparison.client_limit import ClientLimit, client_limits, in_flight_at
+from blis_replay.validate.comparison.compare import THRESHOLDS
 from blis_replay.validate.metrics import relative_error
 from blis_replay.validate.observed import observed_requests
 

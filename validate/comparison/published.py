@@ -12,7 +12,7 @@ from blis_replay.ingest.published_itl import published
 from blis_replay.ingest.store import Store
 from blis_replay.replay.driver import replay
 from blis_replay.replay.executors import map_jobs
-from blis_replay.validate.compare import Cell, Comparison
+from blis_replay.validate.comparison.compare import Cell, Comparison
 from blis_replay.validate.experiment import StoredExperiment, compare_whole, find_experiment, read_experiment
 from blis_replay.validate.metrics import relative_error
 from blis_replay.validate.terminal import table, wrap

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from blis_replay.ingest.printable import printable
-from blis_replay.validate.timeline_lanes import SIDES
+from blis_replay.validate.timeline.lanes import SIDES
 
 if TYPE_CHECKING:
-    from blis_replay.validate.timeline import Timeline
+    from blis_replay.validate.timeline.window import Timeline
 
 ENGINE, REQUESTS = 1, 2
 GROUPS = {ENGINE: "engine", REQUESTS: "requests"}

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from blis_replay.validate.timeline_tracks import GROUPS, Slice, Track, title, tracks
+from blis_replay.validate.timeline.tracks import GROUPS, Slice, Track, title, tracks
 
 if TYPE_CHECKING:
-    from blis_replay.validate.timeline import Timeline
+    from blis_replay.validate.timeline.window import Timeline
 
 # message -> field -> (number, type); a type is a scalar's name or a message.
 _MESSAGES: dict[str, dict[str, tuple[int, str]]] = {

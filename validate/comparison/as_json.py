@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from blis_replay.replay.store import provenance_of
-from blis_replay.validate.compare import THRESHOLDS, Cell, Comparison, mean_abs_errors
-from blis_replay.validate.saturation_text import saturation_json
+from blis_replay.validate.comparison.compare import THRESHOLDS, Cell, Comparison, mean_abs_errors
+from blis_replay.validate.comparison.saturation_text import saturation_json
 
 
 def comparison_json(comparison: Comparison) -> dict[str, object]:

@@ -12,7 +12,7 @@ from blis_replay.ingest.admissions import admissions_of
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.scheduling_mode import is_asynchronous
 from blis_replay.replay.driver import ReplayRun
-from blis_replay.validate.timeline_lanes import LANE_SCHEMA
+from blis_replay.validate.timeline.lanes import LANE_SCHEMA
 
 PREEMPTED, PREFILL = "preempted", "prefill"
 

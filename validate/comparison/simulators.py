@@ -11,8 +11,8 @@ from blis_replay.replay.blis_differences import restarted_outputs_elsewhere
 from blis_replay.replay.errors import UnknownNameError
 from blis_replay.replay.release_file import load_release
 from blis_replay.replay.simulator import EmbeddedEngine, Simulator
-from blis_replay.validate.compare import Comparison
-from blis_replay.validate.comparison_text import comparison_text, observed_text, verdict_sentence
+from blis_replay.validate.comparison.compare import Comparison
+from blis_replay.validate.comparison.comparison_text import comparison_text, observed_text, verdict_sentence
 from blis_replay.validate.metrics import METRICS
 from blis_replay.validate.terminal import milliseconds, percent, table, wrap
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from blis_replay.validate.attribution.segments import Segments
-from blis_replay.validate.differences import PAIRS_SHOWN, Difference, Differences, RequestPairs
+from blis_replay.validate.comparison.differences import PAIRS_SHOWN, Difference, Differences, RequestPairs
+from blis_replay.validate.comparison.resampling import Floats
+from blis_replay.validate.comparison.sides import Side
 from blis_replay.validate.metrics import relative_error
-from blis_replay.validate.resampling import Floats
-from blis_replay.validate.sides import Side
 from blis_replay.validate.terminal import milliseconds, percent, percent_plain, table, wrap
 
 

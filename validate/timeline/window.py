@@ -20,9 +20,9 @@ from blis_replay.ingest.recording import ESTIMATED, IDENTITIES, PUBLISHED, Recor
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.validate.errors import NothingToJudgeError, ValidateError
 from blis_replay.validate.terminal import wrap
-from blis_replay.validate.timeline_lanes import SIDES, observed_lanes, simulated_lanes
-from blis_replay.validate.timeline_preemptions import observed_preemptions, simulated_preemptions, with_preemptions
-from blis_replay.validate.timeline_steps import (
+from blis_replay.validate.timeline.lanes import SIDES, observed_lanes, simulated_lanes
+from blis_replay.validate.timeline.preemptions import observed_preemptions, simulated_preemptions, with_preemptions
+from blis_replay.validate.timeline.steps import (
     COUNTERS,
     observed_counters,
     observed_steps,
@@ -104,8 +104,8 @@ def write_timeline(shown: Timeline, path: Path) -> None:
 
     Raises ``ValidateError`` for another suffix.
     """
-    from blis_replay.validate.timeline_json import write_json
-    from blis_replay.validate.timeline_protobuf import write_protobuf
+    from blis_replay.validate.timeline.chrome_json import write_json
+    from blis_replay.validate.timeline.perfetto import write_protobuf
 
     if path.suffix not in FORMATS:
         raise ValidateError(f"{path}: name a .json (Chrome trace events) or a .pftrace (Perfetto) file")

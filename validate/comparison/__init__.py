@@ -1,0 +1,1 @@
+"""Two sides beside each other: a recording and its replay, or any two of them."""

@@ -1,0 +1,1 @@
+"""A window of a run, observed and simulated, for trace viewers."""
