@@ -16,35 +16,24 @@ import polars as pl
 
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.numbers import MAX_INTEGER
-from blis_replay.ingest.readers.otlp.columns import API_EVENTS, API_SCOPE, CORE_SCOPE, JOURNEY_EVENTS, TraceBatch
+from blis_replay.ingest.readers.otlp.columns import API_SCOPE, CORE_SCOPE, EVENT_SEQUENCE, TraceBatch
 from blis_replay.ingest.readers.otlp.places import (
     first_spans,
     no_count,
     no_time,
-    placed_events,
     placed_spans,
     reject_repeated,
     sound,
     with_texts_on_one_line,
 )
 from blis_replay.ingest.readers.otlp.requests import tokens
+from blis_replay.ingest.readers.otlp.span_events import STAMPED_STEPS, STAMPS, content_of_spans, stamps_of_spans
 from blis_replay.ingest.recording import JOURNEY_EVENT_SCHEMA, LIFECYCLE_SCHEMA
 from blis_replay.ingest.row_parts import PART_ROWS, PartWriter, RowParts, Schema, by_hash, by_ranges, in_order
 
 CORE_SPAN, API_SPAN = "llm_core", "llm_request"
 _FROM_START = "span start"
 
-# Lifecycle stamp -> its event.  The first SCHEDULED and the way a request left are told apart below.
-_STAMPS = {
-    "arrived": "api.ARRIVED",
-    "handoff": "api.HANDOFF_TO_CORE",
-    "queued": "journey.QUEUED",
-    "first_token": "journey.FIRST_TOKEN",
-    "first_response": "api.FIRST_RESPONSE_FROM_CORE",
-    "finished": "journey.FINISHED",
-}
-# Order of events with one stamp.
-_SEQUENCE = (*API_EVENTS[:2], *JOURNEY_EVENTS[:3], API_EVENTS[2], *JOURNEY_EVENTS[3:], *API_EVENTS[3:])
 # What follows what; an abort reaches the engine after the API server has let go of the request.
 _ORDER = (
     ("arrived", "handoff"),
@@ -57,24 +46,23 @@ _ORDER = (
 )
 _EVENT_COUNTS = ("step_id", "prompt_tokens", "prefill_done_tokens", "output_tokens", "max_tokens", "preemptions")
 _EVENT_TEXTS = ("phase", "schedule_kind", "finish_status", "reason", "error")
-_STEPS = ("queued", "scheduled", "first_token", "finished")
 
 
-# Spans as read, in the order of the files: where they stand, what they say, and what their events say (_stamps).
+# Spans as read, in the order of the files: where they stand, what they say, and what their events say (span_events).
 SPAN_SCHEMA: Schema = {
     **{"file": pl.Int64, "unit": pl.String, "record": pl.Int64, "span": pl.Int64},
     **{"content": pl.UInt64, "records": pl.UInt32, "span_key": pl.Int64},
     **dict.fromkeys(("scope", "trace_id", "span_id", "parent_span_id", "request_id"), pl.String),
     **dict.fromkeys(("model", "status_message", "finish_status", "reason"), pl.String),
     **dict.fromkeys(("start_ns", "dropped_events", "prompt_tokens", "completion_tokens", "max_tokens"), pl.Int64),
-    **{f"{stamp}_ns": pl.Int64 for stamp in (*_STAMPS, "scheduled", "departed", "last")},
-    **{f"{stamp}_step": pl.Int64 for stamp in _STEPS},
+    **{f"{stamp}_ns": pl.Int64 for stamp in (*STAMPS, "scheduled", "departed", "last")},
+    **{f"{stamp}_step": pl.Int64 for stamp in STAMPED_STEPS},
     **dict.fromkeys(("preemptions", "event_prompt_tokens", "event_max_tokens", "output_tokens"), pl.Int64),
     "aborted": pl.Boolean,
 }
 # Events as read.  ``offset_ns``: epoch less monotonic time.
 EVENT_SCHEMA: Schema = {
-    **{"span_key": pl.Int64, "event": pl.Enum(_SEQUENCE), "time_ns": pl.Int64, "offset_ns": pl.Int64},
+    **{"span_key": pl.Int64, "event": pl.Enum(EVENT_SEQUENCE), "time_ns": pl.Int64, "offset_ns": pl.Int64},
     **{name: kind for name, kind in JOURNEY_EVENT_SCHEMA.items() if name not in ("journey", "event", "time_us")},
 }
 # Journeys that are not numbered yet, with the keys of their two spans and what orders them.
@@ -114,31 +102,29 @@ class Journeys:
 
 
 def spans_and_events_of(
-    batch: TraceBatch, file: int, files: Sequence[RecordedFile], first_key: int
+    batch: TraceBatch, number: int, file: RecordedFile, first_key: int
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """The journey spans (``SPAN_SCHEMA``) and events (``EVENT_SCHEMA``) of a batch.
+    """The journey spans (``SPAN_SCHEMA``) and events (``EVENT_SCHEMA``) of a batch of file ``number``.
 
     What makes no sense is rejected.  Keys start at ``first_key``.
     """
-    names = (*JOURNEY_EVENTS, *API_EVENTS)
-    stamps = ("name", "time_ns", "monotonic_ns", "monotonic_s")
-    found = placed_events(batch, file, names, (*stamps, *_EVENT_COUNTS, *_EVENT_TEXTS))
-    events = with_texts_on_one_line(found, _EVENT_TEXTS).with_columns(
-        (pl.col("span_row") + first_key).alias("span_key"),
-        _monotonic_ns().alias("monotonic_ns"),
+    events = with_texts_on_one_line(batch.journey_events, _EVENT_TEXTS).with_columns(
+        _monotonic_ns().alias("monotonic_ns")
     )
     problems = [
         *no_count((*_EVENT_COUNTS, "monotonic_ns")),
         no_time("time_ns"),
         (pl.col("monotonic_ns").is_null(), pl.lit("an event without a usable monotonic time")),
     ]
-    kept = sound(events, problems, files)
-    narrow = kept.with_columns(
-        pl.col("name").cast(pl.String).cast(pl.Enum(_SEQUENCE)).alias("event"),
-        pl.col("monotonic_ns").alias("time_ns"),
-        (pl.col("time_ns") - pl.col("monotonic_ns")).alias("offset_ns"),
-    )
-    return _spans(batch, file, first_key, kept), narrow.select(EVENT_SCHEMA.keys())
+    kept = sound(batch, events, problems, file)
+    columns = {
+        "span_key": pl.col("span_row") + first_key,
+        "event": pl.col("name"),
+        "time_ns": pl.col("monotonic_ns"),
+        "offset_ns": pl.col("time_ns") - pl.col("monotonic_ns"),
+    }
+    narrow = kept.select(columns.get(name, pl.col(name)).alias(name) for name in EVENT_SCHEMA)
+    return _spans(batch, number, first_key, kept), narrow
 
 
 def bridging_offsets(parts: JourneyParts, ended_ns: int | None) -> pl.Series:
@@ -256,63 +242,30 @@ def _monotonic_ns() -> pl.Expr:
     return pl.coalesce(pl.when(pl.col("monotonic_ns") != 0).then(pl.col("monotonic_ns")), seconds)
 
 
-def _spans(batch: TraceBatch, file: int, first_key: int, kept: pl.DataFrame) -> pl.DataFrame:
-    """The journey spans of a batch with their key and what :func:`first_spans` needs; ``kept``: their events."""
-    chosen = batch.spans.select(is_journey_span()).to_series()
-    events = batch.events.filter(chosen.gather(batch.events["span_row"]))
-    hashed = events.select("span_row").with_columns(content=events.drop("span_row").hash_rows())
-    of_events = hashed.group_by("span_row").agg(pl.col("content").sum().alias("of_events"))
-    spans = placed_spans(batch, file).with_row_index("span_row").filter(chosen)
+def _spans(batch: TraceBatch, number: int, first_key: int, kept: pl.DataFrame) -> pl.DataFrame:
+    """The journey spans of a batch with their key and what :func:`first_spans` needs; ``kept``: their sound events."""
+    spans = placed_spans(batch, number).filter(is_journey_span())
     own = spans.select(name for name in batch.spans.columns if name not in ("record", "span")).hash_rows()
+    of_events = content_of_spans(batch.journey_events).join(stamps_of_spans(kept), on="span_row", how="left")
+    counts = ("prompt_tokens", "completion_tokens", "max_tokens")
     journeys = (
-        spans.with_columns(own.alias("own"), pl.col("span_row").cast(pl.Int64))
+        with_texts_on_one_line(spans, ("request_id", "model", "status_message"))
+        .with_columns(own.alias("own"), *(tokens(name).alias(name) for name in counts))
         .join(of_events, on="span_row", how="left", maintain_order="left")
-        .with_columns(
-            (pl.col("span_row") + first_key).alias("span_key"),
-            pl.struct("own", "of_events").hash().alias("content"),
-            pl.when(~no_time("start_ns")[0]).then("start_ns"),  # less a negative offset it would not fit int64
-            *(tokens(name).alias(name) for name in ("prompt_tokens", "completion_tokens", "max_tokens")),
-        )
-        .join(_stamps(kept), on="span_key", how="left", maintain_order="left")
-        .with_columns(pl.col("records").fill_null(0))
     )
-    return with_texts_on_one_line(journeys, ("request_id", "model", "status_message")).select(SPAN_SCHEMA.keys())
+    columns = {
+        "span_key": pl.col("span_row") + first_key,
+        "content": pl.struct("own", "of_events").hash(),
+        "start_ns": pl.when(~no_time("start_ns")[0]).then("start_ns"),  # less a negative offset it would not fit int64
+        "records": pl.col("records").fill_null(0),
+    }
+    return journeys.select(columns.get(name, pl.col(name)).cast(kind).alias(name) for name, kind in SPAN_SCHEMA.items())
 
 
 def is_journey_span() -> pl.Expr:
     """Whether a span is one half of a journey."""
     core = (pl.col("scope") == CORE_SCOPE) & (pl.col("name") == CORE_SPAN)
     return core | ((pl.col("scope") == API_SCOPE) & (pl.col("name") == API_SPAN))
-
-
-def _stamps(events: pl.DataFrame) -> pl.DataFrame:
-    """One row a span: when and in which step each lifecycle event was, and what the events say of the request."""
-    name, kind = pl.col("name"), pl.col("schedule_kind")
-    when = {column: name == event for column, event in _STAMPS.items()}
-    # The event of the first admission may have been dropped, and a later SCHEDULED be left.
-    first = (kind == "FIRST") | (kind.is_null() & (pl.col("preemptions") == 0))
-    when["scheduled"] = (name == "journey.SCHEDULED") & first
-    when["departed"] = name.is_in(["api.DEPARTED", "api.ABORTED"])
-    aborted = name == "api.ABORTED"
-    stamped = [pl.when(chosen).then("monotonic_ns").alias(f"{stamp}_ns") for stamp, chosen in when.items()]
-    return (
-        events.sort("span_key", "monotonic_ns")
-        .with_columns(stamped)
-        .group_by("span_key")
-        .agg(
-            *(pl.col(f"{stamp}_ns").min() for stamp in when),
-            *(pl.col("step_id").filter(when[stamp]).first().alias(f"{stamp}_step") for stamp in _STEPS),
-            pl.col("finish_status").drop_nulls().first(),
-            aborted.any().alias("aborted"),
-            pl.coalesce("reason", "error").filter(aborted).first().alias("reason"),
-            pl.col("preemptions").max(),
-            pl.col("prompt_tokens").max().alias("event_prompt_tokens"),
-            pl.col("max_tokens").max().alias("event_max_tokens"),
-            pl.col("output_tokens").max(),
-            pl.col("time_ns").max().alias("last_ns"),
-            pl.len().alias("records"),
-        )
-    )
 
 
 def cache_hits(snapshots: RowParts) -> pl.DataFrame:
@@ -342,7 +295,7 @@ def _lifecycles(both: pl.DataFrame, offset_ns: int | None) -> pl.DataFrame:
         "core_request_id": pl.col("request_id"),
         "arrived_ns": pl.coalesce(arrived, started_ns),
         "arrived_stamp": pl.when(arrived.is_not_null())
-        .then(pl.lit(_STAMPS["arrived"]))
+        .then(pl.lit(STAMPS["arrived"]))
         .when(started_ns.is_not_null())
         .then(pl.lit(_FROM_START)),
         **{f"{stamp}_ns": pl.col(f"{stamp}_ns_api") for stamp in ("handoff", "first_response", "departed")},

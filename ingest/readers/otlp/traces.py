@@ -14,7 +14,7 @@ from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.otlp import journeys as otlp_journeys
 from blis_replay.ingest.readers.otlp import requests as otlp_requests
 from blis_replay.ingest.readers.otlp import steps as otlp_steps
-from blis_replay.ingest.readers.otlp.columns import ENGINE_SCOPE, SNAPSHOT_EVENT, STEP_EVENT, STEP_SCOPE, TraceBatch
+from blis_replay.ingest.readers.otlp.columns import ENGINE_SCOPE, STEP_SCOPE, TraceBatch
 from blis_replay.ingest.readers.otlp.decode import trace_batches
 from blis_replay.ingest.readers.otlp.journeys import JourneyParts, Journeys, is_since
 from blis_replay.ingest.readers.otlp.places import first_spans, reject_repeated
@@ -67,18 +67,16 @@ class _Collected:
     other_events: int = 0
     spans: int = 0
 
-    def add(self, batch: TraceBatch, file: int, files: Sequence[RecordedFile]) -> None:
-        events = set(batch.events["name"].unique().to_list())
-        if STEP_EVENT in events:
-            self.steps.add(otlp_steps.steps_of(batch, file, files))
-        if SNAPSHOT_EVENT in events:
-            self.snapshots.add(otlp_steps.snapshots_of(batch, file, files))
+    def add(self, batch: TraceBatch, number: int, file: RecordedFile) -> None:
+        """Keep what is read of a batch of file ``number``."""
+        self.steps.add(otlp_steps.steps_of(batch, file))
+        self.snapshots.add(otlp_steps.snapshots_of(batch, file))
         if (batch.spans["scope"] == ENGINE_SCOPE).any():
-            self.requests.append(otlp_requests.request_spans_of(batch, file, files))
+            self.requests.append(otlp_requests.request_spans_of(batch, number, file))
         self.step_spans.append(
             batch.spans.filter(pl.col("scope") == STEP_SCOPE).select("trace_id", "span_id", "dropped_events")
         )
-        spans, stamped = otlp_journeys.spans_and_events_of(batch, file, files, self.spans)
+        spans, stamped = otlp_journeys.spans_and_events_of(batch, number, file, self.spans)
         self.journey_spans.add(spans)
         self.journey_events.add(stamped)
         for scope, name, count in _others(batch).iter_rows():
@@ -106,9 +104,9 @@ def read_traces(files: Sequence[RecordedFile], scratch: Path | None = None, part
         PartWriter(otlp_journeys.SPAN_SCHEMA, scratch, "journey-spans", part_rows),
         PartWriter(otlp_journeys.EVENT_SCHEMA, scratch, "read-journey-events", part_rows),
     )
-    for index, file in enumerate(files):
+    for number, file in enumerate(files):
         for batch in trace_batches(file):
-            found.add(batch, index, files)
+            found.add(batch, number, file)
     read_steps, parts = found.steps.done(), JourneyParts(found.journey_spans.done(), found.journey_events.done())
     ended_ns = otlp_steps.end_of_earlier_starts(read_steps)
     remarks = [*_unread_events(found)]
