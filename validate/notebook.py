@@ -64,7 +64,7 @@ def ingest(*paths: Path | str, engine: Path | str | None = None, store: StorePat
 
 
 def recording(name: str, store: StorePath = None) -> Recording:
-    """The recording itself; ``.requests``, ``.steps``, ``.lifecycles``, ``.aggregates`` are frames."""
+    """The recording itself; ``.requests`` and ``.aggregates`` are frames, ``.steps.whole()`` and others too."""
     return stored_experiment(_store(store), name)
 
 

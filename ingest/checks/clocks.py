@@ -148,7 +148,7 @@ def _step_clock(recording: Recording) -> list[Finding]:
 
 def _measured(recording: Recording, clock: Clock, found: DepthOffset | None) -> Measured:
     """First step after the first send, in us, by the stamps and by depth."""
-    first_us = int(recording.steps["start_us"].min() or 0)  # type: ignore[arg-type]
+    first_us = int(recording.steps.column("start_us").min() or 0)  # type: ignore[arg-type]
     stamped_us = clock.stamped_zero_us
     return {
         "placed": clock.placed or NOT_KNOWN,

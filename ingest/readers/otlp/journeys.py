@@ -7,8 +7,8 @@ experiment's zero is known (:func:`on_zero`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +29,7 @@ from blis_replay.ingest.readers.otlp.places import (
 from blis_replay.ingest.readers.otlp.requests import tokens
 from blis_replay.ingest.readers.otlp.span_events import STAMPED_STEPS, STAMPS, content_of_spans, stamps_of_spans
 from blis_replay.ingest.recording import JOURNEY_EVENT_SCHEMA, LIFECYCLE_SCHEMA
-from blis_replay.ingest.row_parts import PART_ROWS, PartWriter, RowParts, Schema, by_hash, by_ranges, in_order
+from blis_replay.ingest.row_parts import PART_ROWS, PartWriter, RowParts, Schema, by_ranges
 
 CORE_SPAN, API_SPAN = "llm_core", "llm_request"
 _FROM_START = "span start"
@@ -67,6 +67,7 @@ EVENT_SCHEMA: Schema = {
 }
 # Journeys that are not numbered yet, with the keys of their two spans and what orders them.
 _ARRIVAL = ("arrival_ns", "trace_id", "first_span")
+_NEVER = (1 << 63) - 1
 _LIFECYCLE_SCHEMA: Schema = {
     **{
         name.removesuffix("_us") + "_ns" if name.endswith("_us") else name: kind
@@ -94,7 +95,7 @@ class Journeys:
     not used.  ``model``: that the API server named.  ``remarks``: what is missing or odd, in words.
     """
 
-    lifecycles: pl.DataFrame
+    lifecycles: RowParts
     events: RowParts
     journey_of_span: pl.Series
     model: str | None
@@ -159,20 +160,27 @@ def joined(
     """
     repeated, models = [], []
     found = PartWriter(_LIFECYCLE_SCHEMA, scratch, "journeys", part_rows)
-    for frame in by_hash(parts.spans, "trace_id", scratch, "journey-spans-by-trace", part_rows):
+    for frame in by_ranges(parts.spans, _first_of_trace(parts.spans), ["trace_id"], part_rows):
         spans, later = first_spans(frame if ended_ns is None else frame.filter(is_since(ended_ns)))
         repeated.append(later)
         models.append(spans["model"].drop_nulls().value_counts())
         found.add(_lifecycles(_both_halves(spans).join(hits, on="request_id", how="left"), offset_ns))
     reject_repeated(repeated, files)
-    lifecycles = _numbered(found.done())
+    lifecycles = _numbered(found.done(), scratch, part_rows)
     return Journeys(
-        lifecycles.drop("span_key", "span_key_api"),
+        lifecycles,
         parts.events,
         _journey_of_span(lifecycles),
         _most_named(pl.concat(models)),
         _remarks(lifecycles),
     )
+
+
+def _first_of_trace(spans: RowParts) -> Callable[[pl.DataFrame], pl.Series]:
+    """What tells for each span of a part how many spans stand before the first one of its trace."""
+    hashes = spans.column("trace_id").hash().to_numpy()
+    traces, first = np.unique(hashes, return_index=True)
+    return lambda part: pl.Series(first[np.searchsorted(traces, part["trace_id"].hash().to_numpy())])
 
 
 def _both_halves(spans: pl.DataFrame) -> pl.DataFrame:
@@ -188,50 +196,54 @@ def _most_named(models: pl.DataFrame) -> str | None:
     return str(counts["model"][0]) if len(counts) else None
 
 
-def _numbered(found: RowParts) -> pl.DataFrame:
+def _numbered(found: RowParts, scratch: Path | None, part_rows: int) -> RowParts:
     """Lifecycles in order of arrival, with their number."""
-    ordered = in_order(found, _ARRIVAL).drop(_ARRIVAL)
-    return ordered.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("journey"))
+    writer, count = PartWriter(_LIFECYCLE_SCHEMA, scratch, "numbered-journeys", part_rows), 0
+    for frame in by_ranges(found, lambda part: part["arrival_ns"].fill_null(_NEVER), ["arrival_ns"], part_rows):
+        ordered = frame.sort(_ARRIVAL, nulls_last=True, maintain_order=True)
+        writer.add(ordered.with_columns(pl.int_range(count, count + pl.len(), dtype=pl.Int64).alias("journey")))
+        count += frame.height
+    return writer.done()
 
 
-def _journey_of_span(lifecycles: pl.DataFrame) -> pl.Series:
+def _journey_of_span(lifecycles: RowParts) -> pl.Series:
     """The journey of each span, by its key; null where it is of none."""
-    keys = lifecycles.select(pl.max_horizontal(pl.col("span_key", "span_key_api").max()))
-    journeys = np.full(int(keys.item() or 0) + 1, -1)
+    of_spans = lifecycles.whole(["journey", "span_key", "span_key_api"])
+    last = of_spans.select(pl.max_horizontal(pl.col("span_key", "span_key_api").max())).item()
+    journeys = np.full(int(last or 0) + 1, -1)
     for key in ("span_key", "span_key_api"):
-        known = lifecycles.select("journey", key).drop_nulls()
+        known = of_spans.select("journey", key).drop_nulls()
         journeys[known[key].to_numpy()] = known["journey"].to_numpy()
     return pl.Series("journey", journeys).set(pl.Series(journeys < 0), None)
 
 
 def on_zero(
     journeys: Journeys, zero_us: int, scratch: Path | None = None, part_rows: int = PART_ROWS
-) -> tuple[pl.DataFrame, RowParts]:
+) -> tuple[RowParts, RowParts]:
     """``(LIFECYCLE_SCHEMA, JOURNEY_EVENT_SCHEMA)`` from the zero at which the monotonic clock shows ``zero_us``.
 
     Events are in order of journey and time, and those of a journey in one part.
     """
-    lifecycles = _moved(journeys.lifecycles, zero_us).select(
-        pl.col(n).cast(kind) for n, kind in LIFECYCLE_SCHEMA.items()
-    )
     writer = PartWriter(JOURNEY_EVENT_SCHEMA, scratch, "journey-events", part_rows)
 
     def journey(frame: pl.DataFrame) -> pl.Series:
         return journeys.journey_of_span.gather(frame["span_key"], null_on_oob=True)
 
+    moved = {"time_us": _moved("time_us", zero_us)}
     for events in by_ranges(journeys.events, journey, ["span_key"], part_rows):
         ordered = events.with_columns(journey(events)).sort("journey", "time_ns", "event", maintain_order=True)
-        writer.add(_moved(ordered, zero_us).select(JOURNEY_EVENT_SCHEMA.keys()))
+        writer.add(ordered.select(moved.get(name, pl.col(name)) for name in JOURNEY_EVENT_SCHEMA))
+    lifecycles = replace(
+        journeys.lifecycles,
+        schema=LIFECYCLE_SCHEMA,
+        made={name: _moved(name, zero_us) for name in LIFECYCLE_SCHEMA if name.endswith("_us")},
+    )
     return lifecycles, writer.done()
 
 
-def _moved(frame: pl.DataFrame, zero_us: int) -> pl.DataFrame:
-    """With ``*_us`` from that zero for each ``*_ns``."""
-    return frame.with_columns(
-        (pl.col(name) // 1000 - zero_us).alias(name.removesuffix("_ns") + "_us")
-        for name in frame.columns
-        if name.endswith("_ns")
-    )
+def _moved(name: str, zero_us: int) -> pl.Expr:
+    """``*_us`` from that zero of ``*_ns``."""
+    return (pl.col(name.removesuffix("_us") + "_ns") // 1000 - zero_us).alias(name)
 
 
 def _monotonic_ns() -> pl.Expr:
@@ -326,7 +338,7 @@ def _status() -> pl.Expr:
     )
 
 
-def _remarks(lifecycles: pl.DataFrame) -> tuple[str, ...]:
+def _remarks(lifecycles: RowParts) -> tuple[str, ...]:
     """What the journeys lack, a sentence each, and which stamps stand for what."""
     core, api = pl.col("span_key").is_not_null(), pl.col("span_key_api").is_not_null()
     dropped = pl.col("dropped_events") > 0
@@ -348,5 +360,7 @@ def _remarks(lifecycles: pl.DataFrame) -> tuple[str, ...]:
         "api.FIRST_RESPONSE_FROM_CORE of {} requests: their TTFT ends with journey.FIRST_TOKEN": answered
         & pl.col("first_response_ns").is_null(),
     }
-    counts = lifecycles.select(flag.sum().alias(sentence) for sentence, flag in counted.items()).row(0)
-    return tuple(sentence.format(count) for sentence, count in zip(counted, counts, strict=True) if count)
+    counts = pl.concat(
+        frame.select(flag.sum().alias(sentence) for sentence, flag in counted.items()) for frame in lifecycles.frames()
+    )
+    return tuple(sentence.format(count) for sentence, count in zip(counted, counts.sum().row(0), strict=True) if count)

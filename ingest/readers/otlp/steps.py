@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import polars as pl
 
@@ -11,7 +11,7 @@ from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.otlp.columns import STEP_EVENT_SCHEMA, TraceBatch
 from blis_replay.ingest.readers.otlp.places import no_count, no_time, sound, with_texts_on_one_line
 from blis_replay.ingest.recording import SNAPSHOT_SCHEMA
-from blis_replay.ingest.row_parts import RowParts
+from blis_replay.ingest.row_parts import RowParts, by_ranges
 
 _PLACE = ("span_row", "event", "time_ns")
 _COUNTS = tuple(name for name, kind in STEP_EVENT_SCHEMA.items() if kind == pl.Int64 and name not in _PLACE)
@@ -58,17 +58,21 @@ def _stamped(events: pl.DataFrame) -> pl.DataFrame:
     return events.rename({"time_ns": "epoch_ns"})
 
 
-def end_of_earlier_starts(steps: RowParts) -> int | None:
+def end_of_earlier_starts(steps: RowParts, part_rows: int) -> int | None:
     """When (epoch ns) the server was last seen before its last start, ``None`` if it started once.
 
     A start shows where, in the order of the epoch stamps, the step number goes down while
     monotonic time goes on, or falls back to another boot's.
     """
-    stamped = steps.whole(["epoch_ns", "ts_start_ns", "step_id"]).drop_nulls("epoch_ns").sort("epoch_ns", "ts_start_ns")
+    stamps = replace(steps, schema={name: READ_STEP_SCHEMA[name] for name in ("epoch_ns", "ts_start_ns", "step_id")})
     moved_ns = pl.col("ts_start_ns") - pl.col("ts_start_ns").shift(1)
     restart = (pl.col("step_id") < pl.col("step_id").shift(1)) & ((moved_ns > 0) | (moved_ns < -_REBOOT_NS))
-    before = stamped.select(pl.col("epoch_ns").shift(1).filter(restart)).to_series()
-    return int(before[-1]) if len(before) else None
+    ended_ns, last = None, pl.DataFrame(schema=stamps.schema)
+    for frame in by_ranges(stamps, lambda part: part["epoch_ns"], ["epoch_ns"], part_rows):
+        stamped = pl.concat([last, frame.sort("epoch_ns", "ts_start_ns")])
+        before = stamped.select(pl.col("epoch_ns").shift(1).filter(restart)).to_series()
+        ended_ns, last = int(before[-1]) if len(before) else ended_ns, stamped.tail(1)
+    return ended_ns
 
 
 @dataclass

@@ -23,7 +23,7 @@ from blis_replay.ingest.readers.requests_frame import READ_SCHEMA, RequestsRead
 from blis_replay.ingest.readers.server.journey_requests import requests_of
 from blis_replay.ingest.readers.server.server_clock import Bridge, bridge_of
 from blis_replay.ingest.recording import SNAPSHOT_SCHEMA, empty_frame
-from blis_replay.ingest.row_parts import PART_ROWS, PartWriter, RowParts, by_ranges, in_one_part, in_order
+from blis_replay.ingest.row_parts import PART_ROWS, PartWriter, RowParts, by_ranges, in_one_part
 
 # Names can be as many as spans; so many are told apart, running numbers aside.
 MAX_OTHER_NAMES = 100
@@ -44,7 +44,7 @@ class TracesRead:
     made them up.  ``remarks``: what else is missing or odd, in words.
     """
 
-    steps: pl.DataFrame
+    steps: RowParts
     snapshots: RowParts
     journeys: Journeys | None
     requests: RequestsRead | None
@@ -96,7 +96,7 @@ def read_traces(files: Sequence[RecordedFile], scratch: Path | None = None, part
     stay; without it they are in memory.
     """
     if not files:
-        nothing = empty_frame(READ_STEP_SCHEMA), in_one_part(empty_frame(SNAPSHOT_SCHEMA))
+        nothing = in_one_part(empty_frame(READ_STEP_SCHEMA)), in_one_part(empty_frame(SNAPSHOT_SCHEMA))
         return TracesRead(*nothing, None, None, None, 0, {}, False, ())
     found = _Collected(
         PartWriter(READ_STEP_SCHEMA, scratch, "read-steps", part_rows),
@@ -108,11 +108,11 @@ def read_traces(files: Sequence[RecordedFile], scratch: Path | None = None, part
         for batch in trace_batches(file):
             found.add(batch, number, file)
     read_steps, parts = found.steps.done(), JourneyParts(found.journey_spans.done(), found.journey_events.done())
-    ended_ns = otlp_steps.end_of_earlier_starts(read_steps)
+    ended_ns = otlp_steps.end_of_earlier_starts(read_steps, part_rows)
     remarks = [*_unread_events(found)]
     if ended_ns is not None:
         remarks.append(_earlier(read_steps, parts, ended_ns))
-    steps = _steps(read_steps, ended_ns, files[0])
+    steps = _steps(read_steps, ended_ns, files[0], scratch, part_rows)
     snapshots = _snapshots(found.snapshots.done(), ended_ns, files[0], scratch, part_rows)
     bridge = bridge_of(otlp_journeys.bridging_offsets(parts, ended_ns), steps)
     journeys = None
@@ -124,7 +124,7 @@ def read_traces(files: Sequence[RecordedFile], scratch: Path | None = None, part
     return TracesRead(
         steps=steps,
         snapshots=snapshots,
-        journeys=journeys if journeys and len(journeys.lifecycles) else None,
+        journeys=journeys if journeys and journeys.lifecycles.height else None,
         requests=(requests_of(journeys) if journeys else None) or _upstream(found, files),
         bridge=bridge,
         dropped_events=int(step_spans["dropped_events"].sum()),
@@ -134,14 +134,16 @@ def read_traces(files: Sequence[RecordedFile], scratch: Path | None = None, part
     )
 
 
-def _steps(found: RowParts, ended_ns: int | None, file: RecordedFile) -> pl.DataFrame:
+def _steps(found: RowParts, ended_ns: int | None, file: RecordedFile, scratch: Path | None, part_rows: int) -> RowParts:
     """The steps since then by id, none twice."""
-    steps, repeats = in_order(found, ["step_id"]), Repeats()
-    if ended_ns is not None:
-        steps = steps.filter(is_since(ended_ns, "epoch_ns"))
-    steps = otlp_steps.without_repeats(steps, ["step_id"], repeats)
+    if ended_ns is None and (found.column("step_id").diff().drop_nulls() > 0).all():
+        return found
+    writer, repeats = PartWriter(READ_STEP_SCHEMA, scratch, "steps", part_rows), Repeats()
+    for frame in by_ranges(found, lambda part: part["step_id"], ["step_id"], part_rows):
+        since = frame if ended_ns is None else frame.filter(is_since(ended_ns, "epoch_ns"))
+        writer.add(otlp_steps.without_repeats(since.sort("step_id", maintain_order=True), ["step_id"], repeats))
     repeats.reject(file, "step")
-    return steps
+    return writer.done()
 
 
 def _snapshots(

@@ -21,13 +21,15 @@ from blis_replay.ingest.readers.otlp import scan as otlp_scan
 from blis_replay.ingest.readers.otlp.decode import trace_batches
 from blis_replay.ingest.scan import window
 
-Read = tuple[pl.DataFrame, pl.DataFrame, int, list[tuple[str, str]]]
+EVENTS = ("steps", "snapshots", "journey_events")
+Read = tuple[dict[str, pl.DataFrame], int, list[tuple[str, str]]]
 
 
 def read(path: Path, *, scanned: bool, window_bytes: int = 1 << 12, batch_rows: int = 8) -> Read:
-    """All spans, all events (``span_row`` among all spans), and what was rejected."""
+    """All spans and events by their kind (``span_row`` among all spans), and what was rejected."""
     file = RecordedFile(path, path.name)
-    spans, events, count = [], [], 0
+    found: dict[str, list[pl.DataFrame]] = {kind: [] for kind in ("spans", *EVENTS)}
+    count = 0
     with (
         patch.object(files, "LARGE_BYTES", 0 if scanned else 1 << 60),
         patch.object(files, "CHUNK_BYTES", window_bytes // 2),
@@ -37,19 +39,21 @@ def read(path: Path, *, scanned: bool, window_bytes: int = 1 << 12, batch_rows: 
     ):
         for batch in trace_batches(file):
             assert batch.unit == "line"
-            spans.append(batch.spans)
-            events.append(batch.events.with_columns(pl.col("span_row") + count))
+            found["spans"].append(batch.spans)
+            for kind in EVENTS:
+                found[kind].append(getattr(batch, kind).with_columns(pl.col("span_row") + count))
             count += len(batch.spans)
-    return pl.concat(spans), pl.concat(events), file.tally.rejected_count, file.tally.rejected
+    whole = {kind: pl.concat(frames) for kind, frames in found.items()}
+    return whole, file.tally.rejected_count, file.tally.rejected
 
 
 def assert_same(path: Path, content: bytes) -> Read:
     path.write_bytes(content)
     decoded, scanned = read(path, scanned=False), read(path, scanned=True)
-    for of_decoder, of_scan in zip(decoded[:2], scanned[:2], strict=True):
-        assert of_scan.schema == of_decoder.schema
-        assert of_scan.equals(of_decoder)
-    assert scanned[2:] == decoded[2:]
+    for kind, of_decoder in decoded[0].items():
+        assert scanned[0][kind].schema == of_decoder.schema
+        assert scanned[0][kind].equals(of_decoder)
+    assert scanned[1:] == decoded[1:]
     return scanned
 
 
