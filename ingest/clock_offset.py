@@ -16,8 +16,6 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from blis_replay.ingest.row_parts import RowParts
-
 Int64s = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
@@ -25,6 +23,8 @@ FEWEST_STEPS = 50
 FEWEST_REQUESTS = 20
 # No run takes this long; Unix time less time since boot is decades.
 MIXED_US = 30 * 86_400 * 1_000_000
+# Columns of step records that it takes.
+DEPTH_COLUMNS = ("start_us", "running_depth", "waiting_depth")
 # Below this share the two curves are not of the same requests.
 EXPLAINED = 0.8
 _MOST_STEPS = 20_000
@@ -81,10 +81,10 @@ class _Depths:
         return _Depths(self.time_us[first:last], self.depth[first:last], self.sent_us, self.ended_us)
 
 
-def estimate_offset(steps: RowParts, requests: pl.DataFrame) -> tuple[DepthOffset | None, str]:
+def estimate_offset(steps: pl.DataFrame, requests: pl.DataFrame) -> tuple[DepthOffset | None, str]:
     """The offset of the steps' clock against the requests', or None and why it is not identified.
 
-    ``steps``: ``start_us``, ``running_depth``, ``waiting_depth``; ``requests``:
+    ``steps``: ``DEPTH_COLUMNS``; ``requests``:
     ``arrival_us``, ``e2e_us``, failed ones included: the engine counted them too.
     """
     depths = _depths(steps, requests)
@@ -110,16 +110,16 @@ def estimate_offset(steps: RowParts, requests: pl.DataFrame) -> tuple[DepthOffse
     return DepthOffset(low_us, high_us, early, late, explained, len(depths.depth)), ""
 
 
-def depth_mismatch(steps: RowParts, requests: pl.DataFrame, offsets_us: Int64s) -> Floats:
+def depth_mismatch(steps: pl.DataFrame, requests: pl.DataFrame, offsets_us: Int64s) -> Floats:
     """Mean squared difference of depth and requests in flight with the steps shifted by each offset, requests^2."""
     depths = _depths(steps, requests)
     sent, ended = (_counts(times, depths.time_us, offsets_us) for times in (depths.sent_us, depths.ended_us))
     return np.asarray(((depths.depth - sent + ended) ** 2).mean(axis=1), np.float64)
 
 
-def _depths(steps: RowParts, requests: pl.DataFrame) -> _Depths:
+def _depths(steps: pl.DataFrame, requests: pl.DataFrame) -> _Depths:
     # Waiting requests are in the engine too: with them, a full batch hides no arrival.
-    known = steps.whole(["start_us", "running_depth", "waiting_depth"]).drop_nulls(["start_us", "running_depth"])
+    known = steps.select(DEPTH_COLUMNS).drop_nulls(["start_us", "running_depth"])
     known = known.sort("start_us")
     known = known.gather_every(max(1, -(-known.height // _MOST_STEPS)))
     depth = known["running_depth"] + known["waiting_depth"].fill_null(0)

@@ -67,9 +67,8 @@ def test_columns_that_are_made_are_worked_out_of_those_of_the_parts(
     parts = in_parts(frame, tmp_path, part_rows)
     made = {"twice": 2 * pl.col("key"), "third": pl.col("row") // 3}
     worked_out = replace(parts, schema={"third": pl.Int64, "twice": pl.Int64, "name": pl.String}, made=made)
-    assert worked_out.whole().equals(
-        frame.select(pl.col("row").alias("third") // 3, 2 * pl.col("key").alias("twice"), "name")
-    )
+    expected = frame.select((pl.col("row") // 3).alias("third"), (2 * pl.col("key")).alias("twice"), "name")
+    assert worked_out.whole().equals(expected)
     assert worked_out.column("twice").to_list() == [None if key is None else 2 * key for key, _name in values]
 
 

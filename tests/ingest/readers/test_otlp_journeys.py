@@ -116,7 +116,7 @@ def read(folder: Path, *spans: tuple[str, dict[str, Any]]) -> tuple[TracesRead, 
 def only(found: TracesRead) -> dict[str, Any]:
     assert found.journeys is not None
     lifecycles, _events = on_zero(found.journeys, MONOTONIC_NS // 1000)
-    (row,) = lifecycles.rows(named=True)
+    (row,) = lifecycles.whole().rows(named=True)
     return row
 
 
@@ -300,8 +300,8 @@ def test_requests_of_the_client_are_found_by_id(tmp_path: Path) -> None:
     assert found.journeys is not None
     lifecycles, _events = on_zero(found.journeys, 0)
     ids = ["load-3", "cmpl-load-1", "load-2", "load-2"]
-    told = with_request_indices(lifecycles, pl.DataFrame({"request_index": [0, 1, 2, 3], "request_id": ids}))
-    assert told["request_index"].to_list() == [1, None, 0]
+    told = with_request_indices(lifecycles, pl.DataFrame({"request_index": [0, 1, 2, 3], "request_id": ids}), tmp_path)
+    assert told.column("request_index").to_list() == [1, None, 0]
 
 
 def test_events_of_a_journey_stand_in_order_of_time(tmp_path: Path) -> None:
