@@ -125,6 +125,7 @@ class _Assembly:
         configured = self._configured()
         traces = otlp_traces.read_traces(self.known.get(discovery.OTLP, []), self.scratch)
         found = self._requests(configured, traces)
+        traces = replace(traces, requests=None)
         if found is not None:
             configured = _with_reported(configured, found)
         if found is None and configured.aggregates.is_empty() and traces.steps.is_empty():
@@ -132,6 +133,7 @@ class _Assembly:
         ground_truth = _ground_truth(found, configured.aggregates)
         model = self._model(configured, found, ground_truth)
         requests, client, events, prefix = self._placed(found, configured)
+        del found  # a row for each request, which there need not be twice
         server = self._server(traces, requests, client)
         cache_events, cache_clock = self._kv_events(client)
         engine = self._engine(configured, server)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import cast
 
 import polars as pl
 
@@ -57,9 +58,8 @@ def _mapped(path: Path, columns: Sequence[str]) -> pl.DataFrame:
     import pyarrow as pa
 
     with pa.memory_map(str(path)) as source:
-        names = pa.ipc.open_file(source).schema.names
-        options = pa.ipc.IpcReadOptions(included_fields=sorted(names.index(name) for name in columns))
-        return pl.DataFrame(pa.ipc.open_file(source, options=options).read_all())
+        table = pa.ipc.open_file(source).read_all().select(list(columns))  # asked for alone, they would be copied
+    return cast("pl.DataFrame", pl.from_arrow(table))
 
 
 def in_one_part(frame: pl.DataFrame) -> RowParts:
@@ -126,10 +126,10 @@ def by_ranges(
     spans = [(low, high) for low, high in ((series.min(), series.max()) for series in keys)]
     for low, high in _ranges(pl.concat(keys), part_rows):
         within = []
-        for part, (first, last) in zip(rows.parts, spans, strict=True):
+        for part, of_part, (first, last) in zip(rows.parts, keys, spans, strict=True):
             if first is not None and first <= high and last >= low:  # type: ignore[operator]
-                (frame,) = RowParts(rows.schema, (part,), 0).frames()
-                within.append(frame.filter(key(frame.select(key_columns)).is_between(low, high)))
+                (frame,) = replace(rows, parts=(part,)).frames()
+                within.append(frame.filter(of_part.is_between(low, high)))
         yield pl.concat(within)
 
 

@@ -67,8 +67,12 @@ def open_store(path: Path | str, *, read_only: bool = False) -> Iterator[Store]:
 
 
 def limit_memory(store: Store) -> None:
-    """Keep little of what is written in memory: by default DuckDB takes most of the machine's for its buffers."""
+    """Keep little of what is written in memory: by default DuckDB takes most of the machine's for its buffers.
+
+    Rows come as one stream, so that further threads would have buffers of their own and wait for one another.
+    """
     store.connection.execute("SET memory_limit = ?", [_WRITING_MEMORY])
+    store.connection.execute("SET threads = 1")
 
 
 @contextmanager

@@ -43,6 +43,8 @@ API_EVENTS = (
     "api.DEPARTED",
     "api.ABORTED",
 )
+# What a record of a file is called, by its framing.
+UNITS = ("line", "object", "frame", "resource")
 EVENTS = (STEP_EVENT, SNAPSHOT_EVENT, *JOURNEY_EVENTS, *API_EVENTS)
 # Journey events of both scopes, in the order in which those with one stamp happen.
 EVENT_SEQUENCE = (*API_EVENTS[:2], *JOURNEY_EVENTS[:3], API_EVENTS[2], *JOURNEY_EVENTS[3:], *API_EVENTS[3:])

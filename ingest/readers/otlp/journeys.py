@@ -16,7 +16,7 @@ import polars as pl
 
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.numbers import MAX_INTEGER
-from blis_replay.ingest.readers.otlp.columns import API_SCOPE, CORE_SCOPE, EVENT_SEQUENCE, TraceBatch
+from blis_replay.ingest.readers.otlp.columns import API_SCOPE, CORE_SCOPE, EVENT_SEQUENCE, UNITS, TraceBatch
 from blis_replay.ingest.readers.otlp.places import (
     first_spans,
     no_count,
@@ -50,9 +50,10 @@ _EVENT_TEXTS = ("phase", "schedule_kind", "finish_status", "reason", "error")
 
 # Spans as read, in the order of the files: where they stand, what they say, and what their events say (span_events).
 SPAN_SCHEMA: Schema = {
-    **{"file": pl.Int64, "unit": pl.String, "record": pl.Int64, "span": pl.Int64},
+    **{"file": pl.Int64, "unit": pl.Enum(UNITS), "record": pl.Int64, "span": pl.Int64},
     **{"content": pl.UInt64, "records": pl.UInt32, "span_key": pl.Int64},
-    **dict.fromkeys(("scope", "trace_id", "span_id", "parent_span_id", "request_id"), pl.String),
+    "scope": pl.Enum((CORE_SCOPE, API_SCOPE)),
+    **dict.fromkeys(("trace_id", "span_id", "parent_span_id", "request_id"), pl.String),
     **dict.fromkeys(("model", "status_message", "finish_status", "reason"), pl.String),
     **dict.fromkeys(("start_ns", "dropped_events", "prompt_tokens", "completion_tokens", "max_tokens"), pl.Int64),
     **{f"{stamp}_ns": pl.Int64 for stamp in (*STAMPS, "scheduled", "departed", "last")},
@@ -68,6 +69,7 @@ EVENT_SCHEMA: Schema = {
 # Journeys that are not numbered yet, with the keys of their two spans and what orders them.
 _ARRIVAL = ("arrival_ns", "trace_id", "first_span")
 _NEVER = (1 << 63) - 1
+_WIDE = 4  # spans and what they are joined to are so many times as wide as other rows
 _LIFECYCLE_SCHEMA: Schema = {
     **{
         name.removesuffix("_us") + "_ns" if name.endswith("_us") else name: kind
@@ -160,7 +162,7 @@ def joined(
     """
     repeated, models = [], []
     found = PartWriter(_LIFECYCLE_SCHEMA, scratch, "journeys", part_rows)
-    for frame in by_ranges(parts.spans, _first_of_trace(parts.spans), ["trace_id"], part_rows):
+    for frame in by_ranges(parts.spans, _first_of_trace(parts.spans), ["trace_id"], -(-part_rows // _WIDE)):
         spans, later = first_spans(frame if ended_ns is None else frame.filter(is_since(ended_ns)))
         repeated.append(later)
         models.append(spans["model"].drop_nulls().value_counts())

@@ -73,9 +73,7 @@ class _Collected:
         self.snapshots.add(otlp_steps.snapshots_of(batch, file))
         if (batch.spans["scope"] == ENGINE_SCOPE).any():
             self.requests.append(otlp_requests.request_spans_of(batch, number, file))
-        self.step_spans.append(
-            batch.spans.filter(pl.col("scope") == STEP_SCOPE).select("trace_id", "span_id", "dropped_events")
-        )
+        self.step_spans.append(_step_spans(batch))
         spans, stamped = otlp_journeys.spans_and_events_of(batch, number, file, self.spans)
         self.journey_spans.add(spans)
         self.journey_events.add(stamped)
@@ -120,7 +118,7 @@ def read_traces(files: Sequence[RecordedFile], scratch: Path | None = None, part
         offset_ns, hits = bridge.offset_ns if bridge else None, otlp_journeys.cache_hits(snapshots)
         journeys = otlp_journeys.joined(parts, hits, offset_ns, ended_ns, files, scratch, part_rows)
         remarks += journeys.remarks
-    step_spans = _whole(found.step_spans).unique(["trace_id", "span_id"], keep="last")
+    step_spans = _whole(found.step_spans).unique("identity", keep="last")
     return TracesRead(
         steps=steps,
         snapshots=snapshots,
@@ -129,7 +127,7 @@ def read_traces(files: Sequence[RecordedFile], scratch: Path | None = None, part
         bridge=bridge,
         dropped_events=int(step_spans["dropped_events"].sum()),
         other_spans=dict(found.others),
-        sequential_span_ids=_counting(step_spans["span_id"].drop_nulls()),
+        sequential_span_ids=_counting(step_spans.filter("named")["number"]),
         remarks=tuple(remarks),
     )
 
@@ -192,9 +190,18 @@ def _earlier(steps: RowParts, parts: JourneyParts, ended_ns: int) -> str:
     return f"{count} steps and {left} journey spans of earlier starts of the server: not used, the last one is"
 
 
-def _counting(span_ids: pl.Series) -> bool:
+def _step_spans(batch: TraceBatch) -> pl.DataFrame:
+    """Of each step span a hash of its ids, its own id as a number (null: it is none), and what the SDK discarded."""
+    return batch.spans.filter(pl.col("scope") == STEP_SCOPE).select(
+        pl.struct("trace_id", "span_id").hash().alias("identity"),
+        pl.col("span_id").is_not_null().alias("named"),
+        pl.col("span_id").str.to_integer(base=16, strict=False).alias("number"),
+        "dropped_events",
+    )
+
+
+def _counting(numbers: pl.Series) -> bool:
     """Whether span ids count 1, 2, 3, ...: real ones are random."""
-    numbers = span_ids.unique().str.to_integer(base=16, strict=False)
     if numbers.is_empty() or numbers.null_count():
         return False
-    return int(numbers.max()) <= 2 * len(numbers)  # type: ignore[arg-type]
+    return int(numbers.max()) <= 2 * numbers.n_unique()  # type: ignore[arg-type]
