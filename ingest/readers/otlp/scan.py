@@ -169,6 +169,8 @@ def _events(rows: Int64s, texts: Bytes) -> tuple[pl.DataFrame, pl.DataFrame, pl.
 
 
 def _frame(wanted: _Columns, rows: Int64s, chosen: Int64s, texts: Bytes) -> pl.DataFrame:
+    if not len(chosen):
+        return pl.DataFrame(schema=wanted.schema)
     # Memory of its own: a frame can keep it, and the rows are filled again.
     columns = np.empty((len(wanted.fields), len(chosen)), np.int64)
     known = np.zeros(len(columns), np.int64)

@@ -32,6 +32,8 @@ _HIGHEST = {
 
 Int64s = NDArray[np.int64]
 
+_NONE = -1
+
 
 @dataclass(frozen=True)
 class _Spans:
@@ -40,26 +42,24 @@ class _Spans:
     begins: Int64s
     of: Int64s
 
-    def first(self, chosen: pl.Series) -> pl.Series:
-        """The row of the first chosen event of each span, null where none is."""
-        rows = np.flatnonzero(chosen.fill_null(False).to_numpy())
-        first = np.full(len(self.begins), -1)
+    def first(self, chosen: NDArray[np.bool_]) -> Int64s:
+        """The row of the first chosen event of each span, ``_NONE`` where none is."""
+        rows = np.flatnonzero(chosen)
+        first = np.full(len(self.begins), _NONE)
         first[self.of[rows[::-1]]] = rows[::-1]  # what is written last stays
-        return _known(first)
+        return first
 
-    def highest(self, values: pl.Series) -> pl.Series:
-        """The highest value of each span, null where none is known."""
-        return _known(np.maximum.reduceat(values.fill_null(-1).to_numpy(), self.begins))
+    def highest(self, values: pl.Series) -> Int64s:
+        """The highest value of each span, ``_NONE`` where none is known."""
+        return np.maximum.reduceat(values.to_numpy(), self.begins)
 
 
 def content_of_spans(events: pl.DataFrame) -> pl.DataFrame:
     """``span_row`` and ``of_events``: a hash of all there is of its events, in whatever order."""
-    spans = _spans_of(events["span_row"].to_numpy())
+    rows = events["span_row"].to_numpy()
+    spans = _spans_of(rows)
     hashes = events.drop("span_row").hash_rows().to_numpy()
-    return pl.DataFrame(
-        {"span_row": events["span_row"].gather(spans.begins), "of_events": np.add.reduceat(hashes, spans.begins)},
-        schema_overrides={"of_events": pl.UInt64},
-    )
+    return pl.DataFrame({"span_row": rows[spans.begins], "of_events": np.add.reduceat(hashes, spans.begins)})
 
 
 def stamps_of_spans(events: pl.DataFrame) -> pl.DataFrame:
@@ -67,33 +67,43 @@ def stamps_of_spans(events: pl.DataFrame) -> pl.DataFrame:
 
     ``events``: sound ones of ``JOURNEY_EVENT_SCHEMA``, by span, each with its ``monotonic_ns``.
     """
-    events = _by_time(events)
-    spans = _spans_of(events["span_row"].to_numpy())
-    at = {stamp: spans.first(chosen) for stamp, chosen in _chosen(events).items()}
-    aborted = spans.first(events["name"] == "api.ABORTED")
-    return pl.DataFrame(
-        {
-            "span_row": events["span_row"].gather(spans.begins),
-            **{f"{stamp}_ns": events["monotonic_ns"].gather(rows) for stamp, rows in at.items()},
-            **{f"{stamp}_step": events["step_id"].gather(at[stamp]) for stamp in STAMPED_STEPS},
-            "finish_status": events["finish_status"].gather(spans.first(events["finish_status"].is_not_null())),
-            "aborted": aborted.is_not_null(),
-            "reason": events.select(pl.coalesce("reason", "error")).to_series().gather(aborted),
-            **{name: spans.highest(events[column]) for name, column in _HIGHEST.items()},
-            "records": np.diff(spans.begins, append=len(events)),
-        }
+    told = _told(_by_time(events))
+    rows, time_ns, step = (told[name].to_numpy() for name in ("span_row", "monotonic_ns", "step_id"))
+    spans = _spans_of(rows)
+    at = {stamp: spans.first(told[f"is_{stamp}"].to_numpy()) for stamp in (*STAMPS, "scheduled", "departed")}
+    counts = {
+        **{f"{stamp}_ns": _taken(time_ns, first) for stamp, first in at.items()},
+        **{f"{stamp}_step": _taken(step, at[stamp]) for stamp in STAMPED_STEPS},
+        **{name: spans.highest(told[column]) for name, column in _HIGHEST.items()},
+    }
+    aborted, finished = (spans.first(told[name].to_numpy()) for name in ("is_aborted", "has_finish_status"))
+    said = pl.DataFrame({"span_row": rows[spans.begins], **counts, "aborted": aborted != _NONE}).with_columns(
+        pl.when(pl.col(name) != _NONE).then(name) for name in counts
+    )
+    texts = {"finish_status": finished, "reason": aborted}
+    return said.with_columns(
+        *(told[name].gather(_or_null(first)) for name, first in texts.items()),
+        pl.Series("records", np.diff(spans.begins, append=len(told))),
     )
 
 
-def _chosen(events: pl.DataFrame) -> dict[str, pl.Series]:
-    """Lifecycle stamp -> which events make it."""
+def _told(events: pl.DataFrame) -> pl.DataFrame:
+    """What is asked of the events, worked out at once: numbers, ``_NONE`` for null, and which events make a stamp."""
     name, kind = pl.col("name"), pl.col("schedule_kind")
     # The event of the first admission may have been dropped, and a later SCHEDULED be left.
     first = (kind == "FIRST") | (kind.is_null() & (pl.col("preemptions") == 0))
     when = {stamp: name == event for stamp, event in STAMPS.items()}
-    when["scheduled"] = (name == "journey.SCHEDULED") & first
-    when["departed"] = (name == "api.DEPARTED") | (name == "api.ABORTED")
-    return events.select(chosen.alias(stamp) for stamp, chosen in when.items()).to_dict()
+    when["scheduled"] = (name == "journey.SCHEDULED") & first.fill_null(False)
+    when["aborted"] = name == "api.ABORTED"
+    when["departed"] = (name == "api.DEPARTED") | when["aborted"]
+    return events.select(
+        "span_row",
+        *(pl.col(column).fill_null(_NONE) for column in ("monotonic_ns", "step_id", *_HIGHEST.values())),
+        *(chosen.alias(f"is_{stamp}") for stamp, chosen in when.items()),
+        "finish_status",
+        pl.col("finish_status").is_not_null().alias("has_finish_status"),
+        pl.coalesce("reason", "error").alias("reason"),
+    )
 
 
 def _by_time(events: pl.DataFrame) -> pl.DataFrame:
@@ -109,7 +119,11 @@ def _spans_of(rows: Int64s) -> _Spans:
     return _Spans(np.flatnonzero(begin), np.cumsum(begin) - 1)
 
 
-def _known(values: Int64s) -> pl.Series:
-    """The values, null where they are negative."""
-    series = pl.Series(values, dtype=pl.Int64)
-    return series.set(series < 0, None) if (values < 0).any() else series
+def _or_null(rows: Int64s) -> pl.Series:
+    series = pl.Series(rows)
+    return series.set(series == _NONE, None)
+
+
+def _taken(values: Int64s, rows: Int64s) -> Int64s:
+    """The values in these rows, ``_NONE`` for no row."""
+    return np.where(rows == _NONE, _NONE, values[rows]) if len(values) else rows

@@ -70,7 +70,8 @@ class _Collected:
     def add(self, batch: TraceBatch, number: int, file: RecordedFile) -> None:
         """Keep what is read of a batch of file ``number``."""
         self.steps.add(otlp_steps.steps_of(batch, file))
-        self.snapshots.add(otlp_steps.snapshots_of(batch, file))
+        if batch.snapshots.height:
+            self.snapshots.add(otlp_steps.snapshots_of(batch, file))
         if (batch.spans["scope"] == ENGINE_SCOPE).any():
             self.requests.append(otlp_requests.request_spans_of(batch, number, file))
         self.step_spans.append(_step_spans(batch))
