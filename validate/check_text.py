@@ -1,8 +1,10 @@
-"""The evidence of an instrument check, for a terminal and as JSON."""
+"""The evidence of an instrument check, for a terminal, as a frame and as JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+
+import polars as pl
 
 from blis_replay.ingest.check_evidence import CheckEvidence
 from blis_replay.ingest.checks.pictures import Cell, Table
@@ -15,6 +17,11 @@ _LONGEST_BAR = 40
 def names_text(names: Mapping[str, str]) -> str:
     """The instrument checks, a line or two each."""
     return "\n".join(wrap(f"{name}: {measures}") for name, measures in names.items())
+
+
+def names_frame(names: Mapping[str, str]) -> pl.DataFrame:
+    """The same as a frame."""
+    return pl.DataFrame({"check": list(names), "measures": list(names.values())})
 
 
 def evidence_json(evidence: CheckEvidence) -> dict[str, object]:
@@ -35,6 +42,29 @@ def evidence_json(evidence: CheckEvidence) -> dict[str, object]:
             for shown in evidence.tables
         ],
     }
+
+
+def evidence_frame(evidence: CheckEvidence) -> pl.DataFrame:
+    """A row a number or word: of ``finding`` i its measured values, of each table its cells.
+
+    ``table`` is the table's title or ``finding``, ``row`` counts from 0, ``column`` names the cell, ``value`` is text.
+    """
+    found = [
+        ("finding", i, name, value) for i, finding in enumerate(evidence.findings) for name, value in _told(finding)
+    ]
+    cells = [
+        (shown.title, i, name, value)
+        for shown in evidence.tables
+        for i, row in enumerate(shown.rows)
+        for name, value in zip(shown.columns, row, strict=True)
+    ]
+    rows = [(title, i, name, None if value is None else str(value)) for title, i, name, value in [*found, *cells]]
+    schema = {"table": pl.String, "row": pl.Int64, "column": pl.String, "value": pl.String}
+    return pl.DataFrame(rows, orient="row", schema=schema)
+
+
+def _told(finding: Finding) -> list[tuple[str, Cell]]:
+    return [("severity", finding.severity), ("message", finding.message), *finding.measured.items()]
 
 
 def evidence_text(evidence: CheckEvidence) -> str:

@@ -9,9 +9,12 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from blis_replay.validate.terminal import wrap
+from blis_replay.validate.terminal import Toned, toned, wrap
+
+if TYPE_CHECKING:
+    import polars as pl
 
 _PACKAGES = ("click", "duckdb", "grpcio", "numba", "numpy", "polars", "protobuf", "pyarrow", "scipy")
 # What changes where things are kept or run.
@@ -63,6 +66,13 @@ def doctor_text(found: list[Found]) -> str:
 def doctor_json(found: list[Found]) -> dict[str, Any]:
     """The same for programs."""
     return {"problems": sum(one.state == "problem" for one in found), "found": [asdict(one) for one in found]}
+
+
+def doctor_frame(found: list[Found]) -> pl.DataFrame:
+    """The same, a row a thing."""
+    import polars as pl
+
+    return pl.DataFrame([asdict(one) for one in found])
 
 
 def _package(name: str) -> Found:

@@ -1,8 +1,10 @@
-"""Segments as a table and as JSON."""
+"""Segments as a table, a frame and JSON."""
 
 from __future__ import annotations
 
 from typing import Any
+
+import polars as pl
 
 from blis_replay.validate.attribution.resampled import Floats
 from blis_replay.validate.attribution.segments import Segment, Segments
@@ -49,6 +51,21 @@ def segments_json(segments: Segments) -> dict[str, Any]:
             for part in (*segments.segments, segments.whole)
         ],
     }
+
+
+def segments_frame(segments: Segments) -> pl.DataFrame:
+    """The same: ``segment, statistic, observed_ms, simulated_ms, difference_ms``; the last segment is E2E."""
+    return pl.DataFrame(
+        [
+            {
+                "segment": part["name"],
+                "statistic": statistic,
+                **{f"{side}_ms": part[f"{side}_ms"][statistic] for side in ("observed", "simulated", "difference")},
+            }
+            for part in segments_json(segments)["segments"]
+            for statistic in part["observed_ms"]
+        ]
+    )
 
 
 def _in_ms(values_us: Floats) -> dict[str, float]:

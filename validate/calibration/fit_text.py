@@ -1,9 +1,11 @@
-"""Fits as tables, sentences and JSON."""
+"""Fits as tables, sentences, a frame and JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+
+import polars as pl
 
 from blis_replay.blis.release_fit import CoefficientFit, PartScore
 from blis_replay.validate.calibration.calibrate import ModelFit
@@ -85,3 +87,15 @@ def fits_json(fits: Sequence[ModelFit]) -> list[dict[str, object]]:
         }
         for fit in fits
     ]
+
+
+def fits_frame(fits: Sequence[ModelFit]) -> pl.DataFrame:
+    """A row a coefficient of a model: ``name, value_us, low_us, high_us, status, remark``."""
+    return pl.DataFrame(
+        [
+            {"model": fit.entry.model, "tensor_parallelism": fit.entry.tensor_parallelism, **asdict(coefficient)}
+            for fit in fits
+            for coefficient in fit.record.coefficients
+        ],
+        infer_schema_length=None,
+    )

@@ -1,4 +1,4 @@
-"""A generalisation as tables of 80 columns, and as JSON."""
+"""A generalisation as tables, as a frame and as JSON."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import polars as pl
 
 from blis_replay.ingest.recording import RECORDED
 from blis_replay.validate.calibration.generalize import FoldResult, Generalisation, LeaveOut, Score
@@ -86,6 +87,33 @@ def generalisation_json(result: Generalisation) -> dict[str, object]:
         "published": [vars(p) for p in PUBLISHED_SCORES if p.left_out == result.by],
         "published_source": PUBLISHED_SOURCE,
     }
+
+
+_FRAME_COLUMNS = {
+    **dict.fromkeys(("left_out", "experiment", "alias", "ground_truth"), pl.String),
+    "overloaded": pl.Boolean,
+    **dict.fromkeys(("metric", "statistic"), pl.String),
+    **dict.fromkeys(("error", "seen_error"), pl.Float64),
+    "problem": pl.String,
+}
+
+
+def generalisation_frame(result: Generalisation) -> pl.DataFrame:
+    """A row a number of an experiment that was left out; ``seen_error``: by a fit to all; ``step`` is a MAPE."""
+    seen = {score.slug: _score_errors(score) for score in result.in_distribution.scores}
+    rows = [
+        (fold.name, score.slug, score.alias, score.ground_truth, score.overloaded, *cell, error, before, score.problem)
+        for fold in result.folds
+        for score in fold.scores
+        for cell, error in _score_errors(score).items()
+        for before in [seen.get(score.slug, {}).get(cell)]
+    ]
+    return pl.DataFrame(rows, orient="row", schema=_FRAME_COLUMNS)
+
+
+def _score_errors(score: Score) -> dict[tuple[str, str], float | None]:
+    errors = {(metric, name): error for metric, cells in score.errors.items() for name, error in cells.items()}
+    return {**errors, ("step", "mape"): score.step_mape}
 
 
 def _fold_rows(fold: FoldResult, seen: dict[str, Score]) -> list[list[str]]:

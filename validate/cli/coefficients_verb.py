@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from blis_replay.validate.cli.options import form_options, json_option, print_frame, print_json
+from blis_replay.validate.cli.options import form_options, print_answer
 
 
 @click.group("coefficients")
@@ -25,60 +25,47 @@ def command() -> None:
 @command.command("list")
 @form_options
 def list_releases(form: str | None) -> None:
-    """List the releases that ship with the package."""
-    from blis_replay.blis.release import bundled_releases, parse_release
-    from blis_replay.validate.terminal import table, wrap
+    """List the releases that ship with the package.
 
-    releases = [parse_release(text, name) for name, text in bundled_releases().items()]
-    rows = [
-        {
-            "name": r.name,
-            "status": r.status,
-            "summary": r.summary,
-            "models": [e.model for e in r.models],
-            "sha256": r.sha256,
-        }
-        for r in releases
-    ]
-    if form == "json":
-        print_json({"releases": rows})
-        return
-    if form is not None:
-        import polars as pl
+    \b
+    Examples:
+      blis-replay coefficients list
+      blis-replay coefficients list --markdown
+    """
+    from blis_replay.validate.releases import bundled, releases_frame, releases_json, releases_text
 
-        print_frame(pl.DataFrame(rows).with_columns(pl.col("models").list.join(" ")), form)
-        return
-    click.echo(
-        table(["release", "status", "models"], [[r.name, r.status, str(len(r.models))] for r in releases], left=2)
+    releases = bundled()
+    print_answer(
+        form,
+        text=lambda: releases_text(releases),
+        document=lambda: {"releases": releases_json(releases)},
+        frame=lambda: releases_frame(releases),
     )
-    for release in releases:
-        click.echo("\n" + wrap(f"{release.name}: {release.summary}"))
 
 
 @command.command("show")
 @click.argument("release")
-@json_option
-def show(release: str, as_json: bool) -> None:
+@form_options
+def show(release: str, form: str | None) -> None:
     """Show a release: its models, coefficients with units, origin and scores.
 
     RELEASE is a name from `coefficients list`, or a YAML file.
-    """
-    import yaml
 
-    from blis_replay.blis.errors import ReleaseError
-    from blis_replay.blis.release_text import format_release
+    \b
+    Examples:
+      blis-replay coefficients show h100-vllm-0.15.1
+      blis-replay coefficients show mine.yaml --csv
+    """
     from blis_replay.replay.release_file import load_release
+    from blis_replay.validate.releases import coefficients_frame, release_json, release_text
 
     loaded = load_release(release)
-    text = format_release(loaded)
-    if as_json:
-        print_json({**yaml.safe_load(text), "sha256": loaded.sha256})
-        return
-    click.echo(text, nl=False)
-    try:
-        loaded.refuse_if_invalid()
-    except ReleaseError as error:
-        click.echo(f"# {error}")
+    print_answer(
+        form,
+        text=lambda: release_text(loaded),
+        document=lambda: release_json(loaded),
+        frame=lambda: coefficients_frame(loaded),
+    )
 
 
 @command.command("import-stepml")
@@ -87,8 +74,10 @@ def show(release: str, as_json: bool) -> None:
 @click.option("--tensor-parallelism", type=click.IntRange(min=1), required=True, help="And its GPUs.")
 @click.option("--hardware", default="not stated", help="And their kind, e.g. H100.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The release to write.")
-@json_option
-def import_stepml(artifact: Path, model: str, tensor_parallelism: int, hardware: str, out: Path, as_json: bool) -> None:
+@form_options
+def import_stepml(
+    artifact: Path, model: str, tensor_parallelism: int, hardware: str, out: Path, form: str | None
+) -> None:
     """Turn a StepML artifact (JSON) into a release that every verb takes.
 
     Regimes, `expm1`, floor with cap, and the five delays are kept. An artifact does not say
@@ -105,10 +94,11 @@ def import_stepml(artifact: Path, model: str, tensor_parallelism: int, hardware:
 
     release = release_of_stepml(artifact, out.stem, model, tensor_parallelism, hardware)
     out.write_text(format_release(release), "utf-8")
-    if as_json:
-        print_json({"release": str(out), "model": model, "sha256": release.sha256})
-    else:
-        click.echo(f"wrote {out}; look at it: blis-replay coefficients show {out}")
+    print_answer(
+        form,
+        text=lambda: f"wrote {out}; look at it: blis-replay coefficients show {out}",
+        document=lambda: {"release": str(out), "model": model, "sha256": release.sha256},
+    )
 
 
 @command.command("for-model")
@@ -120,9 +110,9 @@ def import_stepml(artifact: Path, model: str, tensor_parallelism: int, hardware:
     "--shared", default="h100-physical", show_default=True, help="The physical release whose coefficients to take."
 )
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The release to write.")
-@json_option
+@form_options
 def for_model(
-    config: Path, model: str, tensor_parallelism: int, hardware: str, shared: str, out: Path, as_json: bool
+    config: Path, model: str, tensor_parallelism: int, hardware: str, shared: str, out: Path, form: str | None
 ) -> None:
     """Make a release for a model that nobody recorded, from its CONFIG (config.json).
 
@@ -142,12 +132,16 @@ def for_model(
     architecture = architecture_of_file(config)
     release = release_for_model(load_release(shared), out.stem, model, tensor_parallelism, hardware, architecture)
     out.write_text(format_release(release), "utf-8")
-    if as_json:
-        print_json(
-            {"release": str(out), "model": model, "parameters": architecture.parameters, "sha256": release.sha256}
-        )
-    else:
-        click.echo(
+    print_answer(
+        form,
+        text=lambda: (
             f"wrote {out} for {model} ({architecture.parameters / 1e9:.2f} billion parameters); "
             f"look at it: blis-replay coefficients show {out}"
-        )
+        ),
+        document=lambda: {
+            "release": str(out),
+            "model": model,
+            "parameters": architecture.parameters,
+            "sha256": release.sha256,
+        },
+    )

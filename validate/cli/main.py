@@ -93,7 +93,15 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="blis-replay")
 @click.option("--debug", is_flag=True, help="Show where an error comes from, before its line.")
-def cli(debug: bool) -> None:
+@click.option(
+    "--color",
+    type=click.Choice(["auto", "always", "never"]),
+    default="auto",
+    show_default=True,
+    help="Colour; auto: on a terminal, or as NO_COLOR and FORCE_COLOR say.",
+)
+@click.pass_context
+def cli(ctx: click.Context, debug: bool, color: str) -> None:
     """Replay a recording of a real vLLM server through a simulator, and see how far
     the simulator is from it.
 
@@ -106,6 +114,18 @@ def cli(debug: bool) -> None:
 
     Exit codes: 0 fine, 1 a threshold failed, 2 wrong use, 3 bad data or nothing to judge.
     """
+    ctx.color = _in_colour(color)
+
+
+def _in_colour(choice: str) -> bool | None:
+    """Whether output is coloured; None: where it goes to a terminal."""
+    if choice != "auto":
+        return choice == "always"
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR", "0") not in ("", "0"):
+        return True
+    return False if os.environ.get("TERM") == "dumb" else None
 
 
 def main() -> None:
@@ -125,9 +145,13 @@ def main() -> None:
 def _exit_code() -> int:
     try:
         code = cli(prog_name="blis-replay", standalone_mode=False)
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
-        return error.exit_code
+        return EXIT_USAGE
+    except click.UsageError as error:
+        return _complain(_with_help(error), EXIT_USAGE)
+    except click.ClickException as error:
+        return _complain(error.format_message(), EXIT_BAD_DATA)
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted; what was finished is stored whole, the rest not at all", err=True)
         return EXIT_INTERRUPTED
@@ -144,8 +168,15 @@ def _exit_code() -> int:
     return code if isinstance(code, int) else EXIT_PASS
 
 
+def _with_help(error: click.UsageError) -> str:
+    """What is wrong, and the command that says what is right."""
+    command = error.ctx.command_path if error.ctx else "blis-replay"
+    message = error.format_message().rstrip(".")
+    return f"{message}{'' if message.endswith('?') else ';'} see `{command} --help`"
+
+
 def _complain(text: str, code: int) -> int:
-    click.echo(f"error: {printable(text)}", err=True)
+    click.echo(f"{click.style('error:', fg='red', bold=True)} {printable(text)}", err=True, color=_in_colour("auto"))
     return code
 
 
