@@ -176,7 +176,10 @@ def _calibrate(replayed: Replayed, verb: str) -> str:
 
 def _step_time(server: Replayed, reference: CoefficientRelease | None) -> Component | str:
     """The step time of the server; ``server``: the replay with all else replaced.  Else why it is not known."""
-    why, mend = "its steps do not take as long as the server's", _calibrate(server, "steps")
+    why, mend = (
+        "its steps do not take as long as the server's",
+        _calibrate(server, "segments" if server.recording.steps.is_empty() else "steps"),
+    )
     try:
         latency, basis = corrected_model(server.recording, server.mode, server.entry)
     except ReplayError as error:
