@@ -161,7 +161,7 @@ def test_another_tensor_parallelism_is_refused_unless_extrapolated(store: Store)
     new = parse_release(format_release(replace(made, models=entries)), "new")
     report = gate(store, new, selectors=[SMALL.slug])
     assert report.verdict == "not judged"
-    assert "with tensor parallelism 1 (it has synthetic/synthetic-1b tp 4" in report.judgements[0].reason
+    assert " tp 1 (it has synthetic/synthetic-1b tp 4" in report.judgements[0].reason
     assert gate(store, new, selectors=[SMALL.slug], extrapolate=True).verdict == "pass"
 
 
