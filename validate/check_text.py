@@ -9,7 +9,7 @@ import polars as pl
 from blis_replay.ingest.check_evidence import CheckEvidence
 from blis_replay.ingest.checks.pictures import Cell, Table
 from blis_replay.ingest.recording import Finding
-from blis_replay.validate.terminal import LINE_COLUMNS, table, wrap
+from blis_replay.validate.terminal import Toned, line_columns, table, wrap
 
 _LONGEST_BAR = 40
 
@@ -70,7 +70,7 @@ def _told(finding: Finding) -> list[tuple[str, Cell]]:
 def evidence_text(evidence: CheckEvidence) -> str:
     """The same in 80 columns, with bars."""
     parts = [
-        wrap(f"{evidence.check.name}: {evidence.alias}  ({evidence.slug})"),
+        wrap(f"{evidence.check.name}: {evidence.alias}  ({evidence.slug})", mark=Toned(evidence.check.name, "heading")),
         wrap(f"measures: {evidence.check.measures}"),
         wrap(f"thresholds: {evidence.check.rule}"),
         *(_finding(finding) for finding in evidence.findings),
@@ -80,9 +80,21 @@ def evidence_text(evidence: CheckEvidence) -> str:
     return "\n\n".join(parts)
 
 
+def finding_line(finding: Finding) -> str:
+    """A finding in a list of them; its severity stands out unless it is only a note."""
+    severity = f"({finding.severity})"
+    return wrap(f"- {finding.check} {severity}: {finding.message}", mark=_severity(severity, finding))
+
+
+def _severity(text: str, finding: Finding) -> Toned | None:
+    if finding.severity == "note":
+        return None
+    return Toned(text, "bad" if finding.severity == "unusable" else "caution")
+
+
 def _finding(finding: Finding) -> str:
     of = f" of {finding.metric}" if finding.metric else ""
-    lines = [wrap(f"{finding.severity}{of}: {finding.message}")]
+    lines = [wrap(f"{finding.severity}{of}: {finding.message}", mark=_severity(finding.severity, finding))]
     if finding.measured:
         lines.append(table(["measured", ""], [[name, cell_text(value)] for name, value in finding.measured.items()]))
     return "\n".join(lines)
@@ -95,12 +107,12 @@ def _table(shown: Table) -> str:
         bars = _bars(bar_lengths(shown), _room(header, rows))
         header, rows = [*header, ""], [[*row, bar] for row, bar in zip(rows, bars, strict=True)]
     note = [wrap(f"({shown.note})")] if shown.note else []
-    return "\n".join([wrap(f"{shown.title}:"), *note, table(header, rows)])
+    return "\n".join([wrap(f"{shown.title}:", mark=Toned(shown.title, "heading")), *note, table(header, rows)])
 
 
 def _room(header: list[str], rows: list[list[str]]) -> int:
     used = sum(max(len(row[i]) for row in [header, *rows]) + 2 for i in range(len(header)))
-    return max(1, min(_LONGEST_BAR, LINE_COLUMNS - used))
+    return max(1, min(_LONGEST_BAR, line_columns() - used))
 
 
 def bar_lengths(shown: Table) -> list[float]:

@@ -55,10 +55,13 @@ def doctor_text(found: list[Found]) -> str:
     width = max(len(one.name) for one in found)
     for i, one in enumerate(found):
         if i == 0 or found[i - 1].topic != one.topic:
-            lines += ([""] if lines else []) + [one.topic]
+            lines += ([""] if lines else []) + [toned(one.topic, "heading")]
         mark = {"ok": "", "absent": "absent: ", "problem": "PROBLEM: "}[one.state]
+        shown = Toned(mark.strip(), "bad" if one.state == "problem" else "caution")
         mend = f"; {one.mend}" if one.mend else ""
-        lines.append(wrap(f"  {one.name.ljust(width)}  {mark}{one.value}{mend}", " " * (width + 4)))
+        lines.append(
+            wrap(f"  {one.name.ljust(width)}  {mark}{one.value}{mend}", " " * (width + 4), shown if mark else None)
+        )
     problems = sum(one.state == "problem" for one in found)
     return "\n".join([*lines, "", f"{problems} problems" if problems != 1 else "1 problem"])
 

@@ -9,7 +9,8 @@ import polars as pl
 
 from blis_replay.ingest.recording import Finding, Recording, SharedPrefix
 from blis_replay.ingest.store import KvEventCount
-from blis_replay.validate.terminal import Toned, cut_table, wrap
+from blis_replay.validate.check_text import finding_line
+from blis_replay.validate.terminal import cut_table, toned, wrap
 
 
 def inspection_json(
@@ -54,7 +55,7 @@ def inspection_text(recording: Recording, findings: Sequence[Finding], cache: Se
     statuses = recording.requests["status"].value_counts(sort=True).iter_rows()
     counts = ", ".join(f"{count:,} {status}" for status, count in statuses)
     lines = [
-        f"{recording.alias}  ({recording.slug})",
+        f"{toned(recording.alias, 'heading')}  ({recording.slug})",
         f"  model: {recording.model or 'not recorded'}",
         f"  tensor parallelism: {recording.tensor_parallelism or 'not recorded'}",
         f"  hardware: {recording.hardware or 'not recorded'}",
@@ -71,15 +72,21 @@ def inspection_text(recording: Recording, findings: Sequence[Finding], cache: Se
         [name, str(setting.value), setting.source, setting.detail] for name, setting in sorted(recording.engine.items())
     ]
     parts = ["\n".join(lines), cut_table(["engine argument", "value", "source", ""], engine, left=4)]
-    files = [[f.name, f.kind, f"{f.bytes:,}", f"{f.records:,}", f"{f.rejected_count:,}"] for f in recording.files]
-    parts.append(cut_table(["file", "kind", "bytes", "records", "rejected"], files, left=2))
+    files = [
+        [f.name, f.kind, f"{f.bytes:,}", f"{f.records:,}", f"{f.rejected_count:,}", f.sha256] for f in recording.files
+    ]
+    parts.append(cut_table(["file", "kind", "bytes", "records", "rejected", "sha256"], files, left=2, wide=(5,)))
     if cache:
         parts.append(
             cut_table(["KV-cache event", "medium", "events", "blocks", "tokens", "failed"], _cache(cache), left=2)
         )
     if recording.missing:
-        parts.append("not in the recording:\n" + "\n".join(wrap(f"- {line}") for line in recording.missing))
-    parts.append("instrument checks:\n" + "\n".join(wrap(_finding(finding)) for finding in findings))
+        parts.append(
+            toned("not in the recording:", "heading")
+            + "\n"
+            + "\n".join(wrap(f"- {line}") for line in recording.missing)
+        )
+    parts.append("\n".join([toned("instrument checks:", "heading"), *map(finding_line, findings)]))
     return "\n\n".join(parts)
 
 
@@ -112,7 +119,3 @@ def _cache(counts: Sequence[KvEventCount]) -> list[list[str]]:
         ]
         for count in counts
     ]
-
-
-def _finding(finding: Finding) -> str:
-    return f"- {finding.check} ({finding.severity}): {finding.message}"

@@ -80,28 +80,37 @@ def table(
     more room than 80 columns, in the order in which they are wanted.
     """
     kept = _kept(_widths(header, rows), wide)
-    shown = [[row[i] for i in kept] for row in [header, *rows]]
-    flush = set(range(left)) if isinstance(left, int) else set(left)
-    return _laid_out(shown[0], shown[1:], {at for at, i in enumerate(kept) if i in flush})
+    flush = range(left) if isinstance(left, int) else left
+    return _laid_out(*_chosen(header, rows, kept), {at for at, i in enumerate(kept) if i in flush})
 
 
-def tables(header: Sequence[str], rows: Sequence[Sequence[Cell]], parts: Sequence[Sequence[int]], left: int = 1) -> str:
-    """One table of all columns where there is more room than 80 columns and it fits, else one of each part's."""
-    together = sorted(set(chain(*parts)))
-    if has_room() and _total(_widths(header, rows)[i] for i in together) <= line_columns():
+def tables(
+    header: Sequence[str], rows: Sequence[Sequence[Cell]], parts: Sequence[Sequence[int]], left: Collection[int] = (0,)
+) -> list[str]:
+    """One table of all columns where there is more room than 80 columns and it fits, else one of each part's.
+
+    ``parts``: the columns of each; ``left``: which are left-aligned.
+    """
+    together, widths = sorted(set(chain(*parts))), _widths(header, rows)
+    if has_room() and _total(widths[i] for i in together) <= line_columns():
         parts = [together]
-    return "\n\n".join(
-        table([header[i] for i in part], [[row[i] for i in part] for row in rows], left) for part in parts
-    )
+    return [_laid_out(*_chosen(header, rows, part), {at for at, i in enumerate(part) if i in left}) for part in parts]
 
 
-def cut_table(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """A table whose longest cells are cut, so that it keeps to the width there is; --json has them whole."""
-    cells = [[printable(cell) for cell in row] for row in rows]
+def cut_table(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, wide: Sequence[int] = ()) -> str:
+    """A ``table`` whose longest cells are cut, so that it keeps to the width there is; --json has them whole."""
+    kept = _kept(_widths(header, rows), wide)
+    header, *cells = [[printable(row[i]) for i in kept] for row in [header, *rows]]
     widths = _widths(header, cells)
     while _total(widths) > max(line_columns(), LINE_COLUMNS):
         widths[widths.index(max(widths))] -= 1
     return table(header, [[_cut(cell, width) for cell, width in zip(row, widths, strict=True)] for row in cells], left)
+
+
+def _chosen(
+    header: Sequence[str], rows: Sequence[Sequence[Cell]], columns: Sequence[int]
+) -> tuple[list[str], list[list[Cell]]]:
+    return [header[i] for i in columns], [[row[i] for i in columns] for row in rows]
 
 
 def _cut(cell: str, width: int) -> str:

@@ -11,10 +11,15 @@ import polars as pl
 from blis_replay.ingest.recording import RECORDED
 from blis_replay.validate.calibration.generalize import FoldResult, Generalisation, LeaveOut, Score
 from blis_replay.validate.calibration.physical_fit import PRIORS, PhysicalFit
-from blis_replay.validate.terminal import table, wrap
+from blis_replay.validate.terminal import table, toned, wrap
 
 _COLUMNS = (("e2e", "mean"), ("e2e", "p99"), ("ttft", "mean"), ("ttft", "p99"), ("itl", "mean"))
-_HEADER = ("experiment", "E2E", "p99", "TTFT", "p99", "ITL", "step", "seen E2E", "TTFT", "step")
+_MORE = (("e2e", "p50"), ("ttft", "p50"), ("itl", "p50"), ("tpot", "mean"))
+_HEADER = (
+    *("experiment", "E2E", "p99", "TTFT", "p99", "ITL", "step", "seen E2E", "TTFT", "step"),
+    *("E2E p50", "TTFT p50", "ITL p50", "TPOT", "slug"),
+)
+_WIDE = (10, 11, 12, 13, 14)
 
 
 @dataclass(frozen=True)
@@ -49,14 +54,20 @@ def generalisation_text(result: Generalisation) -> str:
             f"One {result.by} left out at a time, model form {result.form}. Signed errors in %; step: mean absolute "
             "error of single step cycles, where there are step records; seen: by a fit to all experiments"
         ),
-        table(_HEADER, [row for fold in result.folds for row in _fold_rows(fold, seen)]),
+        table(_HEADER, [row for fold in result.folds for row in _fold_rows(fold, seen)], (0, 14), _WIDE),
     ]
     if apart:
         rows = [_row(score, seen.get(score.slug)) for score in apart]
-        parts.append("overloaded, reported and not averaged:\n" + table(_HEADER, rows))
+        parts.append(
+            toned("overloaded, reported and not averaged:", "heading") + "\n" + table(_HEADER, rows, (0, 14), _WIDE)
+        )
     problems = {score.alias: score.problem for score in scores if score.problem} | dict(result.not_used)
     if problems:
-        parts.append("not predicted:\n" + "\n".join(wrap(f"{alias}: {why}") for alias, why in problems.items()))
+        parts.append(
+            toned("not predicted:", "heading")
+            + "\n"
+            + "\n".join(wrap(f"{alias}: {why}") for alias, why in problems.items())
+        )
     if any(score.ground_truth != RECORDED for score in scores):
         parts.append("* ground truth: published aggregates, requests reconstructed from them")
     parts += [text for text in (_coefficients_text(result), _published_text(result)) if text]
@@ -129,14 +140,18 @@ def _row(score: Score, seen: Score | None) -> list[str]:
     errors = [_percent(score.errors[metric][statistic]) for metric, statistic in _COLUMNS]
     known = seen.errors if seen else {}
     before = [_percent(known.get(metric, {}).get("mean")) for metric in ("e2e", "ttft")]
-    return [score.alias + mark, *errors, _plain(score.step_mape), *before, _plain(seen.step_mape if seen else None)]
+    step = [_plain(score.step_mape), *before, _plain(seen.step_mape if seen else None)]
+    more = [_percent(score.errors.get(metric, {}).get(statistic)) for metric, statistic in _MORE]
+    return [score.alias + mark, *errors, *step, *more, score.slug]
 
 
 def _mean_row(label: str, scores: Sequence[Score], seen: dict[str, Score]) -> list[str]:
     before = [seen[score.slug] for score in scores if score.slug in seen]
     errors = [_plain(mean_abs_error(scores, metric, statistic)) for metric, statistic in _COLUMNS]
     step = _plain(mean_abs_error(scores, "step"))
-    return [label, *errors, step, *(_plain(mean_abs_error(before, metric)) for metric in ("e2e", "ttft", "step"))]
+    seen_errors = [_plain(mean_abs_error(before, metric)) for metric in ("e2e", "ttft", "step")]
+    more = [_plain(mean_abs_error(scores, metric, statistic)) for metric, statistic in _MORE]
+    return [label, *errors, step, *seen_errors, *more, ""]
 
 
 def _published_text(result: Generalisation) -> str:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 import polars as pl
 
 from blis_replay.validate.calibration.step_errors import LineFit, StepError
-from blis_replay.validate.terminal import milliseconds, percent, percent_plain, table, wrap
+from blis_replay.validate.terminal import milliseconds, percent, percent_plain, table, toned, wrap
 
 
 def steps_text(title: str, cycle: Sequence[StepError], duration: Sequence[StepError], lines: Sequence[LineFit]) -> str:
@@ -26,7 +26,7 @@ def steps_text(title: str, cycle: Sequence[StepError], duration: Sequence[StepEr
     ]
     return "\n".join(
         [
-            title,
+            toned(title, "heading"),
             "",
             _errors("against the step cycle", "cycle ms", cycle),
             "",

@@ -12,8 +12,7 @@ from blis_replay.validate.comparison.differences import PAIRS_SHOWN, Difference,
 from blis_replay.validate.comparison.resampling import Floats
 from blis_replay.validate.comparison.sides import Side
 from blis_replay.validate.metrics import relative_error
-from blis_replay.validate.terminal import milliseconds, percent, percent_plain, table, wrap
-
+from blis_replay.validate.terminal import Toned, milliseconds, percent, percent_plain, table, toned, wrap
 
 _RUN_COLUMNS = ("id", "slug", "simulator", "coefficients", "replay")
 
@@ -38,7 +37,10 @@ def runs_text(runs: Sequence[dict[str, object]]) -> str:
 
 def _head(compared: Differences) -> str:
     sides = (("A", compared.a, compared.requests[0]), ("B", compared.b, compared.requests[1]))
-    return "\n".join(wrap(f"{letter}: {side.what} ({count:,} requests)", "   ") for letter, side, count in sides)
+    return "\n".join(
+        wrap(f"{letter}: {side.what} ({count:,} requests)", "   ", Toned(f"{letter}:", "heading"))
+        for letter, side, count in sides
+    )
 
 
 def _metric_table(compared: Differences) -> str:
@@ -78,7 +80,7 @@ def _inputs(compared: Differences) -> str:
     if not compared.changed:
         lines = ["inputs: nothing that both sides say differs"]
     else:
-        lines = ["inputs that differ:"]
+        lines = [toned("inputs that differ:", "heading")]
         for name, one, other in compared.changed:
             lines += [f"  {name}", wrap(f"    A: {one}", "       "), wrap(f"    B: {other}", "       ")]
     if compared.one_sided and all("simulator" in side.inputs for side in (compared.a, compared.b)):
@@ -115,7 +117,7 @@ def _pair_table(pairs: RequestPairs) -> str:
         numbers = [milliseconds(e2e_a), milliseconds(e2e_b), _signed(e2e_b - e2e_a), _signed(ttft_b - ttft_a)]
         rows.append([f"{pairs.request_index[i]}", f"{pairs.arrival_us[i] / 1e6:,.2f}", *numbers])
     header = ["request", "sent s", "E2E A ms", "E2E B ms", "B - A ms", "TTFT B - A ms"]
-    return "the requests that differ most in E2E:\n" + table(header, rows)
+    return toned("the requests that differ most in E2E:", "heading") + "\n" + table(header, rows)
 
 
 def differences_json(compared: Differences) -> dict[str, object]:
