@@ -12,6 +12,8 @@ from blis_replay.ingest.store import KvEventCount
 from blis_replay.validate.check_text import finding_line
 from blis_replay.validate.terminal import cut_table, toned, wrap
 
+_SHORT_HASH = 12
+
 
 def inspection_json(
     recording: Recording, findings: Sequence[Finding], cache: Sequence[KvEventCount] = ()
@@ -73,7 +75,8 @@ def inspection_text(recording: Recording, findings: Sequence[Finding], cache: Se
     ]
     parts = ["\n".join(lines), cut_table(["engine argument", "value", "source", ""], engine, left=4)]
     files = [
-        [f.name, f.kind, f"{f.bytes:,}", f"{f.records:,}", f"{f.rejected_count:,}", f.sha256] for f in recording.files
+        [f.name, f.kind, f"{f.bytes:,}", f"{f.records:,}", f"{f.rejected_count:,}", f.sha256[:_SHORT_HASH]]
+        for f in recording.files
     ]
     parts.append(cut_table(["file", "kind", "bytes", "records", "rejected", "sha256"], files, left=2, wide=(5,)))
     if cache:

@@ -97,14 +97,17 @@ def tables(
     return [_laid_out(*_chosen(header, rows, part), {at for at, i in enumerate(part) if i in left}) for part in parts]
 
 
-def cut_table(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, wide: Sequence[int] = ()) -> str:
+def cut_table(
+    header: Sequence[str], rows: Sequence[Sequence[Cell]], left: int | Collection[int] = 1, wide: Sequence[int] = ()
+) -> str:
     """A ``table`` whose longest cells are cut, so that it keeps to the width there is; --json has them whole."""
-    kept = _kept(_widths(header, rows), wide)
-    header, *cells = [[printable(row[i]) for i in kept] for row in [header, *rows]]
-    widths = _widths(header, cells)
-    while _total(widths) > max(line_columns(), LINE_COLUMNS):
-        widths[widths.index(max(widths))] -= 1
-    return table(header, [[_cut(cell, width) for cell, width in zip(row, widths, strict=True)] for row in cells], left)
+    widths = _widths(header, rows)
+    kept = _kept(widths, wide)
+    while _total(widths[i] for i in kept) > max(line_columns(), LINE_COLUMNS):
+        widths[max(kept, key=widths.__getitem__)] -= 1
+    return table(
+        header, [[_cut(cell, width) for cell, width in zip(row, widths, strict=True)] for row in rows], left, wide
+    )
 
 
 def _chosen(
@@ -113,8 +116,10 @@ def _chosen(
     return [header[i] for i in columns], [[row[i] for i in columns] for row in rows]
 
 
-def _cut(cell: str, width: int) -> str:
-    return cell if len(cell) <= width else cell[: width - 3] + "..."
+def _cut(cell: Cell, width: int) -> Cell:
+    text = printable(_text(cell))
+    shown = text if len(text) <= width else text[: width - 3] + "..."
+    return shown if isinstance(cell, str) else Toned(shown, cell.tone)
 
 
 def _kept(widths: Sequence[int], wide: Sequence[int]) -> list[int]:

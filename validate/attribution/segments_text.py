@@ -28,8 +28,8 @@ def segments_text(segments: Segments) -> str:
         [
             head,
             table(header, rows, wide=_WIDE),
-            "diff.: simulated less observed; the differences of the means sum to that of E2E\n\nmerged:\n"
-            + "\n".join(map(wrap, notes)),
+            "diff.: simulated less observed; the differences of the means sum to that of E2E",
+            "\n".join([toned("merged:", "heading"), *map(wrap, notes)]),
         ]
     )
 

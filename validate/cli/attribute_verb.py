@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     metavar="RELEASE",
     help="Release whose coefficients stand in for what was not recorded, or none.  [default: our own]",
 )
-@click.option("--seed", type=int, default=42, show_default=True, help="Of the resampling.")
+@click.option("--seed", type=click.IntRange(min=0), default=42, show_default=True, help="Of the resampling.")
 @executor_options
 @store_option
 @form_options

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from blis_replay.validate.cli.options import executor_options, form_options, print_answer, store_option
+from blis_replay.validate.cli.options import OUT_FILE, executor_options, form_options, print_answer, store_option
 from blis_replay.validate.cli.progress import progress_line
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Split(click.ParamType[tuple[float, float]]):
     metavar="NAME",
     help="Slug, alias or pattern such as '34b-*' to fit on; may be given several times.",
 )
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The release to write.")
+@click.option("--out", type=OUT_FILE, required=True, help="The release to write.")
 @click.option("--name", default=None, help="Name of the release.  [default: the file's]")
 @click.option(
     "--from",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from blis_replay.validate.cli.options import form_options, print_answer
+from blis_replay.validate.cli.options import OUT_FILE, form_options, print_answer
 
 
 @click.group("coefficients")
@@ -43,7 +43,7 @@ def list_releases(form: str | None) -> None:
     )
 
 
-@command.command("show")
+@command.command("show", short_help="Show the coefficients of a release, their origin and scores.")
 @click.argument("release")
 @form_options
 def show(release: str, form: str | None) -> None:
@@ -68,12 +68,12 @@ def show(release: str, form: str | None) -> None:
     )
 
 
-@command.command("import-stepml")
+@command.command("import-stepml", short_help="Turn a StepML artifact into a release.")
 @click.argument("artifact", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--model", required=True, help="The model that these coefficients are of.")
+@click.option("--model", required=True, metavar="NAME", help="The model that these coefficients are of.")
 @click.option("--tensor-parallelism", type=click.IntRange(min=1), required=True, help="And its GPUs.")
 @click.option("--hardware", default="not stated", help="And their kind, e.g. H100.")
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The release to write.")
+@click.option("--out", type=OUT_FILE, required=True, help="The release to write.")
 @form_options
 def import_stepml(
     artifact: Path, model: str, tensor_parallelism: int, hardware: str, out: Path, form: str | None
@@ -101,15 +101,19 @@ def import_stepml(
     )
 
 
-@command.command("for-model")
+@command.command("for-model", short_help="Make a release for a model that nobody recorded.")
 @click.argument("config", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--model", required=True, help="The model's name, as recordings have it.")
+@click.option("--model", required=True, metavar="NAME", help="The model's name, as recordings have it.")
 @click.option("--tensor-parallelism", type=click.IntRange(min=1), default=1, show_default=True, help="Its GPUs.")
 @click.option("--hardware", default="H100-SXM", show_default=True, help="And their kind.")
 @click.option(
-    "--shared", default="h100-physical", show_default=True, help="The physical release whose coefficients to take."
+    "--shared",
+    metavar="RELEASE",
+    default="h100-physical",
+    show_default=True,
+    help="The physical release whose coefficients to take.",
 )
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The release to write.")
+@click.option("--out", type=OUT_FILE, required=True, help="The release to write.")
 @form_options
 def for_model(
     config: Path, model: str, tensor_parallelism: int, hardware: str, shared: str, out: Path, form: str | None

@@ -7,14 +7,20 @@ from typing import TYPE_CHECKING
 
 import click
 
-from blis_replay.validate.cli.options import executor_options, form_options, print_answer, selector_option, store_option
+from blis_replay.validate.cli.options import (
+    OUT_FILE,
+    executor_options,
+    form_options,
+    print_answer,
+    selector_option,
+    store_option,
+)
 from blis_replay.validate.cli.progress import progress_line
 
 if TYPE_CHECKING:
     from blis_replay.replay.executors import ExecutorName
 
 _EXIT_CODES = {"pass": 0, "fail": 1, "not judged": 3}
-_FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 @click.command("gate")
@@ -32,13 +38,13 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option(
     "--policy",
     "policy_path",
-    type=_FILE,
+    type=click.Path(path_type=Path, dir_okay=False),
     default=None,
     help="A gate policy.  [default: means within E2E 10 %, TTFT 15 %, ITL 15 %]",
 )
 @click.option("--extrapolate", is_flag=True, help="Judge also on another GPU, data type or tensor parallelism.")
-@click.option("--junit", type=_FILE, default=None, metavar="FILE", help="Write the checks as JUnit XML too.")
-@click.option("--summary", type=_FILE, default=None, metavar="FILE", help="Write Markdown for a pull request too.")
+@click.option("--junit", type=OUT_FILE, default=None, metavar="FILE", help="Write the checks as JUnit XML too.")
+@click.option("--summary", type=OUT_FILE, default=None, metavar="FILE", help="Write Markdown for a pull request too.")
 @executor_options
 @store_option
 @form_options

@@ -49,6 +49,8 @@ USER_ERRORS = (*WRONG_USE, *BAD_DATA, OSError)
 EXIT_PASS, EXIT_FAIL, EXIT_USAGE, EXIT_BAD_DATA = 0, 1, 2, 3
 # As a shell reports the signals: neither is a verdict.
 EXIT_INTERRUPTED, EXIT_READER_GONE = 130, 141
+# What DuckDB makes of Ctrl-C during a query.
+_DUCKDB_INTERRUPTED = "Query interrupted"
 
 
 class ReaderGoneError(Exception):
@@ -69,6 +71,13 @@ class LazyGroup(click.Group):
         module = import_module(f"blis_replay.validate.cli.{VERBS[cmd_name][0]}")
         command: click.Command = module.command
         return command
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        """As of any group; its help may be read by a closed pipe as well."""
+        try:
+            return super().make_context(*args, **kwargs)
+        except BrokenPipeError as error:
+            raise ReaderGoneError from error
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the verb and hand all output over; click itself would end a closed pipe with 1, a failed threshold."""
@@ -153,8 +162,11 @@ def _exit_code() -> int:
     except click.ClickException as error:
         return _complain(error.format_message(), EXIT_BAD_DATA)
     except (click.Abort, KeyboardInterrupt):
-        click.echo("interrupted; what was finished is stored whole, the rest not at all", err=True)
-        return EXIT_INTERRUPTED
+        return _interrupted()
+    except RuntimeError as error:
+        if str(error) != _DUCKDB_INTERRUPTED:
+            raise
+        return _interrupted()
     except WRONG_USE as error:
         return _complain(str(error), EXIT_USAGE)
     except BAD_DATA as error:
@@ -166,6 +178,11 @@ def _exit_code() -> int:
         where = f"{error.filename}: " if error.filename else ""
         return _complain(f"{where}{error.strerror or error}; check the path and the room left there", EXIT_BAD_DATA)
     return code if isinstance(code, int) else EXIT_PASS
+
+
+def _interrupted() -> int:
+    click.echo("interrupted; what was finished is stored whole, the rest not at all", err=True)
+    return EXIT_INTERRUPTED
 
 
 def _with_help(error: click.UsageError) -> str:

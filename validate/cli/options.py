@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -121,6 +122,22 @@ def _cell(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
+class OutFile(click.Path):
+    """A file to write: its folder is there and can be written, which is known before the work and not after it."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path, dir_okay=False)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path; fails if nothing could be written there."""
+        path = Path(super().convert(value, param, ctx))
+        if not path.parent.is_dir():
+            self.fail(f"{str(path)!r}: there is no folder {str(path.parent)!r}; make it first", param, ctx)
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            self.fail(f"{str(path)!r} cannot be written; choose another place", param, ctx)
+        return path
+
+
 def executor_options(command: Command) -> Command:
     """``--executor`` and ``--workers``: how a verb that runs many replays runs them."""
     chosen = click.option(
@@ -131,7 +148,9 @@ def executor_options(command: Command) -> Command:
         help="Processes of this machine where they save time, this one only, or a Ray cluster (RAY_ADDRESS; "
         "without it a Ray of this machine).",
     )
-    workers = click.option("--workers", type=click.IntRange(1), default=None, help="[default: one a processor]")
+    workers = click.option(
+        "--workers", type=click.IntRange(1), default=None, help="Processes at most.  [default: one a processor]"
+    )
     return chosen(workers(command))
 
 
@@ -175,4 +194,5 @@ class Duration(click.ParamType[int]):
 
 
 WINDOW = Window()
+OUT_FILE = OutFile()
 DURATION = Duration()

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from blis_replay.validate.cli.options import (
+    OUT_FILE,
     coefficients_option,
     experiments_options,
     form_options,
@@ -25,7 +26,7 @@ from blis_replay.validate.cli.progress import progress_line
     "--baseline", default=None, metavar="RELEASE", help="Another one, whose errors are shown below in the overview."
 )
 @replay_option
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The HTML file to write.")
+@click.option("--out", type=OUT_FILE, required=True, help="The HTML file to write.")
 @store_option
 @form_options
 def command(

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from blis_replay.validate.cli.options import (
+    OUT_FILE,
     coefficients_option,
     experiment_option,
     form_options,
@@ -20,9 +21,7 @@ from blis_replay.validate.cli.options import (
 @experiment_option
 @coefficients_option
 @replay_option
-@click.option(
-    "--out", type=click.Path(path_type=Path, dir_okay=False), default=None, help="Write every request (.parquet, .csv)."
-)
+@click.option("--out", type=OUT_FILE, default=None, help="Write every request (.parquet, .csv).")
 @store_option
 @form_options
 def command(

@@ -8,6 +8,7 @@ import click
 
 from blis_replay.validate.cli.options import (
     DURATION,
+    OUT_FILE,
     coefficients_option,
     experiment_option,
     form_options,
@@ -25,7 +26,7 @@ from blis_replay.validate.cli.options import (
 @click.option("--for", "length_us", type=DURATION, default="5s", show_default=True, help="How long it is.")
 @click.option(
     "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=OUT_FILE,
     required=True,
     help="The file: .json (Chrome trace events) or .pftrace (Perfetto).",
 )
