@@ -14,6 +14,12 @@ from blis_replay.blis.release_text import format_release
 from blis_replay.validate.terminal import Toned, table, wrap
 
 _SHORT_HASH = 12
+_NAMES = ("model", "tensor_parallelism", "applies_to")
+_COLUMNS = {
+    "model": pl.String,
+    "tensor_parallelism": pl.Int64,
+    **dict.fromkeys(("applies_to", "field", "value"), pl.String),
+}
 
 
 def bundled() -> list[CoefficientRelease]:
@@ -89,11 +95,7 @@ def coefficients_frame(release: CoefficientRelease) -> pl.DataFrame:
         for entry in release_json(release)["models"]
         for field, value in _fields({k: v for k, v in entry.items() if k not in _NAMES}, "")
     ]
-    return pl.DataFrame(rows, schema=dict.fromkeys(("model",), pl.String) | _COLUMNS)
-
-
-_NAMES = ("model", "tensor_parallelism", "applies_to")
-_COLUMNS = {"tensor_parallelism": pl.Int64, **dict.fromkeys(("applies_to", "field", "value"), pl.String)}
+    return pl.DataFrame(rows, schema=_COLUMNS)
 
 
 def _fields(value: Any, place: str) -> list[tuple[str, str]]:

@@ -142,33 +142,27 @@ def _widths(header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[int]:
     return [max(len(printable(_text(row[i]))) for row in [header, *rows]) for i in range(len(header))]
 
 
-def _laid_out(header: Sequence[Cell], rows: Sequence[Sequence[Cell]], left: Collection[int]) -> str:
-    widths = _widths([_text(cell) for cell in header], rows)
-    titles = [Toned(_text(cell), "heading") for cell in header]
-    lines = []
-    for row in [titles, ["-" * width for width in widths], *rows]:
-        padded = [_padded(cell, w, i in left) for i, (cell, w) in enumerate(zip(row, widths, strict=True))]
-        lines.append(_line(row, padded))
-    return "\n".join(lines)
+def _laid_out(header: Sequence[str], rows: Sequence[Sequence[Cell]], left: Collection[int]) -> str:
+    widths = _widths(header, rows)
+    titles: list[Cell] = [Toned(title, "heading") for title in header]
+    lines: list[Sequence[Cell]] = [titles, ["-" * width for width in widths], *rows]
+    return "\n".join(_line(line, widths, left) for line in lines)
 
 
-def _padded(cell: Cell, width: int, left: bool) -> str:
-    shown = printable(_text(cell))
-    return shown.ljust(width) if left else shown.rjust(width)
+def _line(row: Sequence[Cell], widths: Sequence[int], left: Collection[int]) -> str:
+    """Cells beside each other, with nothing after the last one that says something."""
+    texts = [printable(_text(cell)) for cell in row]
+    last = max((i for i, text in enumerate(texts) if text.strip()), default=-1)
+    shown = []
+    for i in range(last + 1):
+        room = widths[i] - len(texts[i])
+        before, after = (0, room if i < last else 0) if i in left else (room, 0)
+        shown.append(" " * before + _painted(row[i], texts[i]) + " " * after)
+    return _GAP.join(shown).rstrip()
 
 
-def _line(row: Sequence[Cell], padded: Sequence[str]) -> str:
-    """Cells beside each other; colour ends where the text does, so that the end of a line can be stripped."""
-    last = max((i for i, cell in enumerate(padded) if cell.strip()), default=-1)
-    shown = [cell if i < last else cell.rstrip() for i, cell in enumerate(padded[: last + 1])]
-    return _GAP.join(_painted(cell, text) for cell, text in zip(row, shown, strict=False))
-
-
-def _painted(cell: Cell, shown: str) -> str:
-    if isinstance(cell, str) or not shown.strip():
-        return shown
-    text = shown.strip()
-    return shown.replace(text, toned(text, cell.tone))
+def _painted(cell: Cell, text: str) -> str:
+    return text if isinstance(cell, str) or not text else toned(text, cell.tone)
 
 
 def _text(cell: Cell) -> str:

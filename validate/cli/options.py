@@ -130,7 +130,7 @@ class OutFile(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The path; fails if nothing could be written there."""
-        path = Path(super().convert(value, param, ctx))
+        path: Path = Path(os.fsdecode(super().convert(value, param, ctx)))
         if not path.parent.is_dir():
             self.fail(f"{str(path)!r}: there is no folder {str(path.parent)!r}; make it first", param, ctx)
         if not os.access(path if path.exists() else path.parent, os.W_OK):

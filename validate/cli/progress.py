@@ -17,7 +17,7 @@ Item = TypeVar("Item")
 
 _SHOWN_EVERY_S = 0.1
 _WIPE = "\r\033[K"
-_BAR_COLUMNS = 24
+_BAR_COLUMNS = 16
 
 
 class Told(Protocol):
