@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from blis_replay.blis.architecture import Architecture, architecture_of_config
+from blis_replay.blis.defaults_yaml import parse_defaults, rows_of
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.gpu import gpu_named
 from blis_replay.blis.physical import PhysicalModel
@@ -43,14 +44,33 @@ def release_of_stepml(path: Path, name: str, model: str, tensor_parallelism: int
     """
     artifact = _json(path, "name a StepML artifact")
     latency, lifecycle = import_stepml(artifact, str(path))
+    return _imported(
+        path, name, "StepML artifact", hardware, (ModelEntry(model, tensor_parallelism, latency, lifecycle),)
+    )
+
+
+def release_of_defaults(
+    path: Path, name: str, gpu: str | None = None, vllm_version: str | None = None
+) -> CoefficientRelease:
+    """The coefficients of a ``defaults.yaml`` of BLIS as a release, of one GPU and one version of vLLM.
+
+    Either may be left out where the file has only one.  Raises ``ReleaseError`` if the file is none, or
+    leaves a choice.
+    """
+    rows = rows_of(parse_defaults(page_of_text(path, "coefficients"), str(path)), gpu, vllm_version, str(path))
+    versions = ", ".join(sorted({row.vllm_version for row in rows}))
+    return _imported(path, name, f"BLIS (vLLM {versions})", rows[0].gpu, tuple(row.entry for row in rows))
+
+
+def _imported(path: Path, name: str, what: str, hardware: str, models: tuple[ModelEntry, ...]) -> CoefficientRelease:
     release = CoefficientRelease(
         name=name,
         status="valid",
-        summary=f"StepML artifact {path.name}, imported.",
+        summary=f"{what} {path.name}, imported.",
         source=f"{path.name}, sha256 {hashlib.sha256(path.read_bytes()).hexdigest()}",
         hardware=hardware,
         sha256="",
-        models=(ModelEntry(model, tensor_parallelism, latency, lifecycle),),
+        models=models,
         fitted_on=(),
         published_replay={},
         published_errors={},

@@ -11,13 +11,15 @@ from blis_replay.validate.cli.options import form_options, json_option, print_fr
 
 @click.group("coefficients")
 def command() -> None:
-    """List, show, import and scale coefficient releases.
+    """List, show, import, export and scale coefficient releases.
 
     \b
     Examples:
       blis-replay coefficients list
       blis-replay coefficients show stepml-direct
       blis-replay coefficients import-stepml FILE --model NAME --tensor-parallelism 2 --out OUT
+      blis-replay coefficients import-defaults defaults.yaml --gpu H100 --out OUT
+      blis-replay coefficients export-defaults RELEASE --out defaults.yaml
       blis-replay coefficients for-model config.json --model NAME --out OUT
     """
 
@@ -109,6 +111,70 @@ def import_stepml(artifact: Path, model: str, tensor_parallelism: int, hardware:
         print_json({"release": str(out), "model": model, "sha256": release.sha256})
     else:
         click.echo(f"wrote {out}; look at it: blis-replay coefficients show {out}")
+
+
+@command.command("import-defaults")
+@click.argument("defaults", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--gpu", default=None, help="As the file calls it, e.g. H100; needed where it has several.")
+@click.option("--vllm-version", default=None, help="Needed where the file has several of one model.")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The release to write.")
+@json_option
+def import_defaults(defaults: Path, gpu: str | None, vllm_version: str | None, out: Path, as_json: bool) -> None:
+    """Turn a BLIS defaults.yaml (of a build with blackbox models) into a release.
+
+    Alphas and betas are kept, to whole ns; KV blocks, losses and workload presets are not
+    of a release.
+
+    \b
+    Example:
+      blis-replay coefficients import-defaults defaults.yaml --gpu H100 --out blis-h100.yaml
+    """
+    from blis_replay.blis.release_text import format_release
+    from blis_replay.replay.release_file import release_of_defaults
+
+    release = release_of_defaults(defaults, out.stem, gpu, vllm_version)
+    out.write_text(format_release(release), "utf-8")
+    models = [f"{entry.model} tp {entry.tensor_parallelism}" for entry in release.models]
+    if as_json:
+        print_json({"release": str(out), "models": models, "hardware": release.hardware, "sha256": release.sha256})
+    else:
+        click.echo(f"wrote {out} ({len(models)} models); look at it: blis-replay coefficients show {out}")
+
+
+@command.command("export-defaults")
+@click.argument("release")
+@click.option("--vllm-version", default="not stated", show_default=True, help="By which BLIS looks up its rows.")
+@click.option(
+    "--context-tokens",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    help="KV tokens of a mean decode: BLIS has no cost per context token, so that of so many goes into each decode.",
+)
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The file to write.")
+@json_option
+def export_defaults(release: str, vllm_version: str, context_tokens: float, out: Path, as_json: bool) -> None:
+    """Write a release as the defaults.yaml of BLIS (of a build with blackbox models).
+
+    What BLIS does not have, and models that are no line, are named on standard error.
+
+    \b
+    Example:
+      blis-replay coefficients export-defaults mine.yaml --context-tokens 700 --out defaults.yaml
+    """
+    from blis_replay.blis.defaults_yaml import format_defaults
+    from blis_replay.replay.release_file import load_release
+    from blis_replay.validate.terminal import wrap
+
+    loaded = load_release(release)
+    loaded.refuse_if_invalid()
+    defaults = format_defaults(loaded, vllm_version, context_tokens)
+    out.write_text(defaults.text, "utf-8")
+    for sentence in defaults.not_carried:
+        click.echo(wrap(f"not carried: {sentence}"), err=True)
+    if as_json:
+        print_json({"defaults": str(out), "release": loaded.name, "not_carried": list(defaults.not_carried)})
+    else:
+        click.echo(f"wrote {out}; BLIS takes it with --defaults-filepath {out}")
 
 
 @command.command("for-model")
