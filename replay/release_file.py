@@ -11,9 +11,11 @@ from blis_replay.blis.architecture import Architecture, architecture_of_config
 from blis_replay.blis.defaults_yaml import parse_defaults, rows_of
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.gpu import gpu_named
+from blis_replay.blis.latency import Lifecycle
 from blis_replay.blis.physical import PhysicalModel
 from blis_replay.blis.release import CoefficientRelease, ModelEntry, bundled_releases, parse_release
 from blis_replay.blis.release_text import format_release
+from blis_replay.blis.roofline import RooflineModel
 from blis_replay.blis.stepml import import_stepml
 from blis_replay.replay.errors import UnknownNameError
 
@@ -121,6 +123,32 @@ def release_for_model(
         )
     )
     return parse_release(text, name)
+
+
+def roofline_release(
+    name: str,
+    model: str,
+    hardware: str,
+    latency: RooflineModel,
+) -> CoefficientRelease:
+    """A release with the roofline of one model, without delays: nothing of it is fitted.
+
+    Raises ``ReleaseError`` if a step of it takes too long to be one.
+    """
+    rests_on = "smooth efficiencies" if latency.efficiency is None else "efficiency tables"
+    release = CoefficientRelease(
+        name=name,
+        status="valid",
+        summary=f"Roofline of {model}, {rests_on}, mixed steps {latency.mixed}.",
+        source="architecture and datasheet, nothing fitted",
+        hardware=hardware,
+        sha256="",
+        models=(ModelEntry(model, latency.tensor_parallelism, latency, Lifecycle()),),
+        fitted_on=(),
+        published_replay={},
+        published_errors={},
+    )
+    return parse_release(format_release(release), name)
 
 
 def _json(path: Path, mend: str) -> object:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from blis_replay.validate.cli.options import form_options, json_option, print_frame, print_json
+
+if TYPE_CHECKING:
+    from blis_replay.blis.roofline import Mixed
 
 
 @click.group("coefficients")
@@ -21,6 +25,7 @@ def command() -> None:
       blis-replay coefficients import-defaults defaults.yaml --gpu H100 --out OUT
       blis-replay coefficients export-defaults RELEASE --out defaults.yaml
       blis-replay coefficients for-model config.json --model NAME --out OUT
+      blis-replay coefficients roofline config.json --model NAME --out OUT
     """
 
 
@@ -217,3 +222,61 @@ def for_model(
             f"wrote {out} for {model} ({architecture.parameters / 1e9:.2f} billion parameters); "
             f"look at it: blis-replay coefficients show {out}"
         )
+
+
+@command.command("roofline")
+@click.argument("config", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--model", required=True, help="The model's name, as recordings have it.")
+@click.option("--tensor-parallelism", type=click.IntRange(min=1), default=1, show_default=True, help="Its GPUs.")
+@click.option("--hardware", default="H100-SXM", show_default=True, help="And their kind.")
+@click.option(
+    "--efficiency",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=None,
+    help="Folder of measured kernel efficiencies (gemm/, mha/).  [default: smooth curves]",
+)
+@click.option(
+    "--mixed",
+    type=click.Choice(["weighted", "token_proportional", "additive", "largest"]),
+    default="weighted",
+    show_default=True,
+    help="How a step with prefills and decodes takes its time from one with either.",
+)
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The release to write.")
+@json_option
+def roofline(
+    config: Path,
+    model: str,
+    tensor_parallelism: int,
+    hardware: str,
+    efficiency: Path | None,
+    mixed: Mixed,
+    out: Path,
+    as_json: bool,
+) -> None:
+    """Make a release of the roofline of a model, from its CONFIG (config.json); nothing is fitted.
+
+    The parameters are BLIS's: 82 % of the bandwidth, 100 us a layer, kernels by efficiency.
+
+    \b
+    Example:
+      blis-replay coefficients roofline config.json --model org/new-13b --out roofline.yaml
+      blis-replay validate --experiment mine --coefficients roofline.yaml
+    """
+    from blis_replay.blis.gpu import gpu_named
+    from blis_replay.blis.release_text import format_release
+    from blis_replay.blis.roofline import RooflineModel
+    from blis_replay.replay.efficiency_files import efficiency_of_folder
+    from blis_replay.replay.release_file import architecture_of_file, roofline_release
+
+    architecture, gpu = architecture_of_file(config), gpu_named(hardware)
+    tables = (
+        None if efficiency is None else efficiency_of_folder(efficiency, architecture, gpu.name, tensor_parallelism)
+    )
+    latency = RooflineModel(architecture, gpu, tensor_parallelism, mixed, tables)
+    release = roofline_release(out.stem, model, hardware, latency)
+    out.write_text(format_release(release), "utf-8")
+    if as_json:
+        print_json({"release": str(out), "model": model, "sha256": release.sha256})
+    else:
+        click.echo(f"wrote {out}; look at it: blis-replay coefficients show {out}")
