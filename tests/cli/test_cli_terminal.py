@@ -52,8 +52,6 @@ def test_a_160_column_terminal_shows_percentiles_beside_each_other(shot: ModuleT
     header = next(line for line in shown if "by load stage" in line)
     percentiles = ["p50", "p90", "p99"]
     assert header.split()[5:] == ["E2E", *percentiles, "TTFT", *percentiles, "ITL", *percentiles, "TPOT"]
-        *["E2E", "p50", "p90", "p99", "TTFT", "p50", "p90", "p99", "ITL", "p50", "p90", "p99", "TPOT"]
-    ]
     assert max(map(len, shown)) <= 160
     wide, narrow = ([line for line in page if line.startswith("stage 1")] for page in (shown, piped))
     assert set(narrow[0].split()) < set(wide[0].split())

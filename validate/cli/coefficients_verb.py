@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from blis_replay.validate.cli.options import OUT_FILE, form_options, print_answer
 
+if TYPE_CHECKING:
+    from blis_replay.blis.roofline import Mixed
+
 
 @click.group("coefficients")
 def command() -> None:
-    """List, show, import and scale coefficient releases.
+    """List, show, import, export and scale coefficient releases.
 
     \b
     Examples:
       blis-replay coefficients list
       blis-replay coefficients show stepml-direct
       blis-replay coefficients import-stepml FILE --model NAME --tensor-parallelism 2 --out OUT
+      blis-replay coefficients import-defaults defaults.yaml --gpu H100 --out OUT
+      blis-replay coefficients export-defaults RELEASE --out defaults.yaml
       blis-replay coefficients for-model config.json --model NAME --out OUT
+      blis-replay coefficients roofline config.json --model NAME --out OUT
     """
 
 
@@ -101,6 +108,77 @@ def import_stepml(
     )
 
 
+@command.command("import-defaults", short_help="Turn a BLIS defaults.yaml into a release.")
+@click.argument("defaults", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--gpu", default=None, help="As the file calls it, e.g. H100; needed where it has several.")
+@click.option("--vllm-version", default=None, help="Needed where the file has several of one model.")
+@click.option("--out", type=OUT_FILE, required=True, help="The release to write.")
+@form_options
+def import_defaults(defaults: Path, gpu: str | None, vllm_version: str | None, out: Path, form: str | None) -> None:
+    """Turn a BLIS defaults.yaml (of a build with blackbox models) into a release.
+
+    Alphas and betas are kept, to whole ns; KV blocks, losses and workload presets are not
+    of a release.
+
+    \b
+    Example:
+      blis-replay coefficients import-defaults defaults.yaml --gpu H100 --out blis-h100.yaml
+    """
+    from blis_replay.blis.release_text import format_release
+    from blis_replay.replay.release_file import release_of_defaults
+
+    release = release_of_defaults(defaults, out.stem, gpu, vllm_version)
+    out.write_text(format_release(release), "utf-8")
+    models = [f"{entry.model} tp {entry.tensor_parallelism}" for entry in release.models]
+    print_answer(
+        form,
+        text=lambda: f"wrote {out} ({len(models)} models); look at it: blis-replay coefficients show {out}",
+        document=lambda: {
+            "release": str(out),
+            "models": models,
+            "hardware": release.hardware,
+            "sha256": release.sha256,
+        },
+    )
+
+
+@command.command("export-defaults", short_help="Write a release as the defaults.yaml of BLIS.")
+@click.argument("release")
+@click.option("--vllm-version", default="not stated", show_default=True, help="By which BLIS looks up its rows.")
+@click.option(
+    "--context-tokens",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    help="KV tokens of a mean decode: BLIS has no cost per context token, so that of so many goes into each decode.",
+)
+@click.option("--out", type=OUT_FILE, required=True, help="The file to write.")
+@form_options
+def export_defaults(release: str, vllm_version: str, context_tokens: float, out: Path, form: str | None) -> None:
+    """Write a release as the defaults.yaml of BLIS (of a build with blackbox models).
+
+    What BLIS does not have, and models that are no line, are named on standard error.
+
+    \b
+    Example:
+      blis-replay coefficients export-defaults mine.yaml --context-tokens 700 --out defaults.yaml
+    """
+    from blis_replay.blis.defaults_yaml import format_defaults
+    from blis_replay.replay.release_file import load_release
+    from blis_replay.validate.terminal import wrap
+
+    loaded = load_release(release)
+    loaded.refuse_if_invalid()
+    defaults = format_defaults(loaded, vllm_version, context_tokens)
+    out.write_text(defaults.text, "utf-8")
+    for sentence in defaults.not_carried:
+        click.echo(wrap(f"not carried: {sentence}"), err=True)
+    print_answer(
+        form,
+        text=lambda: f"wrote {out}; BLIS takes it with --defaults-filepath {out}",
+        document=lambda: {"defaults": str(out), "release": loaded.name, "not_carried": list(defaults.not_carried)},
+    )
+
+
 @command.command("for-model", short_help="Make a release for a model that nobody recorded.")
 @click.argument("config", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--model", required=True, metavar="NAME", help="The model's name, as recordings have it.")
@@ -148,4 +226,63 @@ def for_model(
             "parameters": architecture.parameters,
             "sha256": release.sha256,
         },
+    )
+
+
+@command.command("roofline", short_help="Make a release of the roofline of a model.")
+@click.argument("config", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--model", required=True, metavar="NAME", help="The model's name, as recordings have it.")
+@click.option("--tensor-parallelism", type=click.IntRange(min=1), default=1, show_default=True, help="Its GPUs.")
+@click.option("--hardware", default="H100-SXM", show_default=True, help="And their kind.")
+@click.option(
+    "--efficiency",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=None,
+    help="Folder of measured kernel efficiencies (gemm/, mha/).  [default: smooth curves]",
+)
+@click.option(
+    "--mixed",
+    type=click.Choice(["weighted", "token_proportional", "additive", "largest"]),
+    default="weighted",
+    show_default=True,
+    help="How a step with prefills and decodes takes its time from one with either.",
+)
+@click.option("--out", type=OUT_FILE, required=True, help="The release to write.")
+@form_options
+def roofline(
+    config: Path,
+    model: str,
+    tensor_parallelism: int,
+    hardware: str,
+    efficiency: Path | None,
+    mixed: Mixed,
+    out: Path,
+    form: str | None,
+) -> None:
+    """Make a release of the roofline of a model, from its CONFIG (config.json); nothing is fitted.
+
+    The parameters are BLIS's: 82 % of the bandwidth, 100 us a layer, kernels by efficiency.
+
+    \b
+    Example:
+      blis-replay coefficients roofline config.json --model org/new-13b --out roofline.yaml
+      blis-replay validate --experiment mine --coefficients roofline.yaml
+    """
+    from blis_replay.blis.gpu import gpu_named
+    from blis_replay.blis.release_text import format_release
+    from blis_replay.blis.roofline import RooflineModel
+    from blis_replay.replay.efficiency_files import efficiency_of_folder
+    from blis_replay.replay.release_file import architecture_of_file, roofline_release
+
+    architecture, gpu = architecture_of_file(config), gpu_named(hardware)
+    tables = (
+        None if efficiency is None else efficiency_of_folder(efficiency, architecture, gpu.name, tensor_parallelism)
+    )
+    latency = RooflineModel(architecture, gpu, tensor_parallelism, mixed, tables)
+    release = roofline_release(out.stem, model, hardware, latency)
+    out.write_text(format_release(release), "utf-8")
+    print_answer(
+        form,
+        text=lambda: f"wrote {out}; look at it: blis-replay coefficients show {out}",
+        document=lambda: {"release": str(out), "model": model, "sha256": release.sha256},
     )
