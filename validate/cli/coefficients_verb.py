@@ -110,7 +110,9 @@ def import_stepml(
 
 @command.command("import-defaults", short_help="Turn a BLIS defaults.yaml into a release.")
 @click.argument("defaults", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--gpu", default=None, help="As the file calls it, e.g. H100; needed where it has several.")
+@click.option(
+    "--gpu", default=None, metavar="NAME", help="As the file calls it, e.g. H100; needed where it has several."
+)
 @click.option("--vllm-version", default=None, help="Needed where the file has several of one model.")
 @click.option("--out", type=OUT_FILE, required=True, help="The release to write.")
 @form_options
