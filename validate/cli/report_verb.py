@@ -56,9 +56,9 @@ def command(
     again = shlex.join(["blis-replay", "report", *asked, *chosen])
     with open_store(store_path) as store:
         slugs = all_experiments(store) if everything else [find_experiment(store, n) for n in dict.fromkeys(names)]
-        told = progress_line("reporting")
-        before = load_release(baseline) if baseline else None
-        written = report(store, slugs, release, mode, baseline=before, command=again, progress=told)
+    before = load_release(baseline) if baseline else None
+    told = progress_line("reporting")
+    written = report(store_path, slugs, release, mode, baseline=before, command=again, progress=told)
     size = out.write_text(written.html, "utf-8")
     counts = {verdict: list(written.verdicts.values()).count(verdict) for verdict in written.verdicts.values()}
     counts |= {"not judged": len(written.not_judged)} if written.not_judged else {}

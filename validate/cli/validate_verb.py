@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from blis_replay.ingest.store import Store
     from blis_replay.replay.mode import ReplayMode
     from blis_replay.replay.simulator import Simulator
-    from blis_replay.validate.comparison.compare import Comparison
+    from blis_replay.validate.experiment import Validated
 
 
 @click.command("validate")
@@ -116,7 +116,7 @@ def command(
     simulators = chosen_simulators(choice, release, blis_binary or "", blis_timeout, own_model)
     with open_store(store_path) as store:
         slugs = all_experiments(store) if everything else [find_experiment(store, n) for n in dict.fromkeys(names)]
-        reports = [_report(store, slugs, everything, release, mode, window, by_stage, s) for s in simulators]
+        reports = [_validated(store, slugs, everything, release, mode, window, by_stage, s) for s in simulators]
     if choice == "both":
         embedded = {c.slug: c for c in reports[0].comparisons}
         known = [informed(c, embedded[c.slug]) if c.slug in embedded else c for c in reports[1].comparisons]
@@ -125,17 +125,7 @@ def command(
     return exit_code([c.verdict for report in reports for c in report.comparisons])
 
 
-@dataclass(frozen=True)
-class _Report:
-    """What one simulator answered: comparisons, the stages of each, and what could not be judged."""
-
-    simulator: str
-    comparisons: list[Comparison]
-    stages: dict[str, list[Comparison]]
-    not_judged: dict[str, str]
-
-
-def _report(
+def _validated(
     store: Store,
     slugs: list[str],
     tolerant: bool,
@@ -144,22 +134,17 @@ def _report(
     window: tuple[float, float],
     by_stage: bool,
     simulator: Simulator,
-) -> _Report:
+) -> Validated:
     """Validate experiments with one simulator; ``tolerant``: those that cannot be judged are listed."""
-    from blis_replay.validate import experiment
+    from blis_replay.validate.experiment import validate_many
 
-    if tolerant:
-        label = f"validating ({simulator.name})"
-        with click.progressbar(slugs, label=label, file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
-            comparisons, not_judged = experiment.validate_many(store, bar, release, mode, window, simulator)
-    else:
-        comparisons = [experiment.validate_experiment(store, s, release, mode, window, simulator) for s in slugs]
-        not_judged = {}
-    stages = {c.slug: experiment.by_stage(store, c) for c in comparisons} if by_stage else {}
-    return _Report(simulator.name, comparisons, stages, not_judged)
+    label = f"validating ({simulator.name})"
+    hidden = not (tolerant and sys.stderr.isatty())
+    with click.progressbar(slugs, label=label, file=sys.stderr, hidden=hidden) as bar:
+        return validate_many(store, bar, release, mode, window, simulator, stages=by_stage, tolerant=tolerant)
 
 
-def _print(reports: list[_Report], everything: bool, form: str | None) -> None:
+def _print(reports: list[Validated], everything: bool, form: str | None) -> None:
     from blis_replay.validate.comparison import as_json as json_form
     from blis_replay.validate.comparison import comparison_text as text
     from blis_replay.validate.comparison.simulators import side_by_side_text
@@ -190,7 +175,7 @@ def _print(reports: list[_Report], everything: bool, form: str | None) -> None:
             click.echo(f"\n{title}" + text.stages_text(comparison, report.stages[comparison.slug]))
 
 
-def _print_rows(reports: list[_Report], form: str) -> None:
+def _print_rows(reports: list[Validated], form: str) -> None:
     """A row a number; what could not be judged has none, and is named on standard error."""
     import polars as pl
 
