@@ -9,15 +9,13 @@ import polars as pl
 import pytest
 from planted_pages import HOSTILE, HOSTILE_PLACES, PlantedPage
 
-from blis_replay.fixtures.catalogue import bundled_aliases
 from blis_replay.fixtures.planted import planted_recording, with_wrong_pre_queue
 from blis_replay.ingest.ingest import ingest_recording
 from blis_replay.ingest.recording import JOURNEY_EVENT_SCHEMA, REQUEST_SCHEMA, Setting, SourceFile, empty_frame
 from blis_replay.ingest.row_parts import in_one_part
 from blis_replay.ingest.store import open_store
 from blis_replay.replay.mode import ReplayMode
-from blis_replay.replay.release_file import load_release
-from blis_replay.validate.experiment import DEFAULT_RELEASE, find_experiment
+from blis_replay.validate.experiment import find_experiment
 from blis_replay.validate.report.evidence import Evidence, gather
 from blis_replay.validate.report.report import Report, report
 
@@ -44,10 +42,7 @@ def wrong_evidence(planted_page: PlantedPage) -> Evidence:
 @pytest.fixture(scope="session")
 def planted_report(planted_page: PlantedPage) -> Report:
     """The page of it, and of a bundled experiment of which only aggregates are known."""
-    bundled = bundled_aliases()["34b-roleplay"]
-    models = (*planted_page.wrong.models, *load_release(DEFAULT_RELEASE).models)
-    both = replace(planted_page.wrong, models=models)
-    return report(planted_page.store, [bundled, planted_page.recording.slug], both, command="blis-replay report")
+    return report(planted_page.store, planted_page.slugs, planted_page.both, command="blis-replay report")
 
 
 @pytest.fixture(scope="session")
@@ -76,7 +71,7 @@ def hostile_html(planted_page: PlantedPage, tmp_path_factory: pytest.TempPathFac
         measured = json.dumps({bad["measured"]: bad["measured"], "huge": 1e308, long: long})
         store.connection.execute(
             "UPDATE findings SET message = ?, measured = ?, threshold = ?, metric = ?",
-            [bad["message"], measured, bad["threshold"], HOSTILE],
+            [bad["message"], measured, HOSTILE, HOSTILE],
         )
     return report(path, [recording.slug], release, command=bad["command"], baseline=planted_page.true).html
 

@@ -72,6 +72,7 @@ def test_what_is_folded_on_the_screen_is_printed(browser, planted_report: Report
     assert page.evaluate(seen % "contentVisibilityAuto: true") == 0
     page.emulate_media(media="print")
     assert page.evaluate(seen % "contentVisibilityAuto: true") == of_all > 20
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), "a sheet has no scroll bar"
     assert page.evaluate("[...document.querySelectorAll('.scroll')].every(s => s.scrollHeight <= s.clientHeight + 1)")
     page.close()
 
