@@ -110,7 +110,9 @@ def without_rows(run: ReplayRun) -> ReplayRun:
     return replace(
         run,
         recording=replace(recording, **rows, **parts, prefix=None),
-        plan=replace(plan, trace=RequestTrace(*[nothing] * 5), cycles=None, delivery_us=None),
+        plan=replace(
+            plan, trace=RequestTrace(nothing, nothing, nothing, nothing, nothing), cycles=None, delivery_us=None
+        ),
         simulated=replace(
             simulated,
             completed=nothing.astype(np.bool_),
