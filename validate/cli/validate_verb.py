@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from blis_replay.ingest.printable import printable
-from blis_replay.validate.cli.options import WINDOW, form_options, print_frame, print_json, store_option
+from blis_replay.validate.cli.options import WINDOW, first_line, form_options, print_frame, print_json, store_option
 
 if TYPE_CHECKING:
     from blis_replay.blis.release import CoefficientRelease
@@ -97,18 +97,20 @@ def command(
       blis-replay validate --experiment 34b-general --simulator both --blis-binary ./blis
       blis-replay validate --all --csv
     """
-    from blis_replay.ingest.store import open_store
-    from blis_replay.replay.mode import parse_mode
-    from blis_replay.replay.release_file import load_release
-    from blis_replay.validate.comparison.simulators import chosen_simulators, informed
-    from blis_replay.validate.experiment import DEFAULT_RELEASE, all_experiments, find_experiment
-
     if bool(names) == everything:
         raise click.UsageError("name experiments with --experiment, or use --all")
     if choice != "embedded" and blis_binary is None:
         raise click.UsageError(f"--simulator {choice} needs --blis-binary PATH")
     if not blis_timeout > 0:  # not a number is no limit either
         raise click.UsageError(f"--blis-timeout {blis_timeout} is no time; give seconds")
+    if everything:
+        first_line("reading the store")
+    from blis_replay.ingest.store import open_store
+    from blis_replay.replay.mode import parse_mode
+    from blis_replay.replay.release_file import load_release
+    from blis_replay.validate.comparison.simulators import chosen_simulators, informed
+    from blis_replay.validate.experiment import DEFAULT_RELEASE, all_experiments, find_experiment
+
     own_model = blis_model == "own" if blis_model else coefficients is None
     release = load_release(coefficients or DEFAULT_RELEASE)
     release.refuse_if_invalid()
