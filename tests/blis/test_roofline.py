@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blis_replay.blis.architecture import Architecture, bundled_architectures
@@ -105,6 +105,7 @@ def test_the_weights_of_the_published_average(prefill: int, decode: int, share: 
 TOKENS, CONTEXT = st.integers(1, 4096), st.integers(0, 10**6)
 
 
+@settings(max_examples=30)  # each makes four tables
 @given(st.sampled_from(sorted(bundled_architectures())), st.sampled_from([1, 2, 4]), TOKENS, CONTEXT)
 def test_modes_are_equal_where_no_batch_is_mixed(model: str, gpus: int, tokens: int, context: int) -> None:
     """So nothing that a client sends one at a time can tell them apart."""
@@ -113,6 +114,7 @@ def test_modes_are_equal_where_no_batch_is_mixed(model: str, gpus: int, tokens: 
     assert len({duration_us(m, 0, tokens, tokens + context) for m in models}) == 1
 
 
+@settings(max_examples=30)
 @given(TOKENS, st.integers(1, 256), st.integers(1, 2000))
 def test_a_mixed_step_is_between_its_phases_and_their_sum(prefill: int, decode: int, context: int) -> None:
     """Means are between the two phases, the largest is one of them, and adding is at most both.
