@@ -131,13 +131,8 @@ def mode_errors(
     recording, latency = recordings[slug], replace(models[slug], mixed=mode)
     points = sweep_points(recording)
     run = _replay(recording, points, latency)
-    about: dict[str, object] = {
-        "experiment": slug,
-        "alias": recording.alias,
-        "workload": recording.workload,
-        "mode": mode,
-    }
-    about["per_layer_us"] = latency.per_layer_us
+    about: dict[str, object] = {"experiment": slug, "alias": recording.alias, "workload": recording.workload}
+    about |= {"mode": mode, "per_layer_us": latency.per_layer_us}
     return [
         about | {"point": i, "kind": point.kind, "rate_per_s": point.rate_per_s} | errors
         for i, point in enumerate(points)
