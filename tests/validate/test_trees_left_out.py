@@ -10,12 +10,15 @@ import polars as pl
 import pytest
 from recordings import make_recording
 
+from blis_replay.blis.release import bundled_releases, parse_release
 from blis_replay.ingest.recording import STEP_SCHEMA, Recording
 from blis_replay.ingest.store import Store, read_stored
+from blis_replay.validate.calibration.step_errors import RecordedSteps, predicted_us
 from blis_replay.validate.errors import NothingToJudgeError, ValidateError
 from blis_replay.validate.experiment import find_experiment
 from blis_replay.validate.trees.fit import STEP_FEATURES
 from blis_replay.validate.trees.left_out import Stability, rank_correlation, trees_left_out
+from blis_replay.validate.trees.release import trees_release
 
 
 def recorded(model: str, workload: str, cycle_us: int, seed: int) -> Recording:
@@ -113,6 +116,19 @@ def test_without_lightgbm_it_says_what_to_install(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "lightgbm", None)
     with pytest.raises(ValidateError, match=r"LightGBM is not installed.*pip install 'blis-replay\[trees\]'"):
         trees_left_out(PLANTED)
+
+
+def test_a_release_of_trees_has_each_model_and_what_it_was_fitted_on() -> None:
+    """The fast model at 54 decodes: 12.7 ms, and no trees of the slow one in it.  Without a release's delays: none."""
+    pytest.importorskip("lightgbm")
+    delays = parse_release(bundled_releases()["stepml-direct"], "stepml-direct")
+    release = trees_release(PLANTED, "planted", delays)
+    assert [(entry.model, entry.lifecycle.pre_queue_us) for entry in release.models] == [("slow", 0), ("fast", 0)]
+    assert {fit.experiment for fit in release.fitted_on} == {"slow-chat", "fast-chat", "fast-code"}
+    steps = RecordedSteps(np.array([[0, 54, 0, 54 * 10, 0]]), np.array([12_700]))
+    assert predicted_us(release.models[1].latency, steps)[0] == pytest.approx(12_700, rel=0.02)
+    with pytest.raises(ValidateError, match="no recordings to fit trees to"):
+        trees_release([], "none", delays)
 
 
 RECORDED = ("34b-general", "70b-general", "70b-hf-codegen")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +51,11 @@ def step_features(steps: RecordedSteps) -> Floats:
     """float64[rows, 6]: ``STEP_FEATURES`` of recorded steps, as the kernel has them of a batch."""
     prefill, decode, prefills, _context, _attended = steps.batch.astype(np.float64).T
     return np.column_stack([prefill, decode, prefills, prefill + decode, prefill * decode, prefill**2])
+
+
+def joined_steps(parts: Sequence[RecordedSteps]) -> RecordedSteps:
+    """The steps of several recordings, one after the other."""
+    return RecordedSteps(np.vstack([p.batch for p in parts]), np.concatenate([p.time_us for p in parts]))
 
 
 def fit_trees(steps: RecordedSteps, rounds: int = TREES) -> TreeFit:

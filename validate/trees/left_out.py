@@ -19,7 +19,7 @@ from blis_replay.replay.simulator import model_of
 from blis_replay.validate.calibration.cycle_rows import Floats
 from blis_replay.validate.calibration.step_errors import RecordedSteps, predicted_us, step_targets
 from blis_replay.validate.errors import NothingToJudgeError
-from blis_replay.validate.trees.fit import STEP_FEATURES, TreeFit, fit_trees, step_features
+from blis_replay.validate.trees.fit import STEP_FEATURES, TreeFit, fit_trees, joined_steps, step_features
 
 LeftOut = Literal["model", "workload"]
 Target = Literal["cycle", "duration"]
@@ -91,7 +91,7 @@ _GROUPS: Mapping[LeftOut, Callable[[Recording], str]] = {"model": model_of, "wor
 
 
 def _fold(steps: Mapping[str, RecordedSteps], left_out: set[str]) -> tuple[TreeFit, list[dict[str, object]]]:
-    training = _joined([part for slug, part in steps.items() if slug not in left_out])
+    training = joined_steps([part for slug, part in steps.items() if slug not in left_out])
     trees = fit_trees(training)
     methods: dict[str, Callable[[RecordedSteps], Floats]] = {
         "trees": lambda part: predicted_us(trees.model, part),
@@ -103,10 +103,6 @@ def _fold(steps: Mapping[str, RecordedSteps], left_out: set[str]) -> tuple[TreeF
         for slug in sorted(left_out)
         for method, predict in methods.items()
     ]
-
-
-def _joined(parts: Sequence[RecordedSteps]) -> RecordedSteps:
-    return RecordedSteps(np.vstack([p.batch for p in parts]), np.concatenate([p.time_us for p in parts]))
 
 
 def _linear(training: RecordedSteps, names: Sequence[str]) -> Callable[[RecordedSteps], Floats]:
