@@ -40,9 +40,9 @@ def without_terms(
         )
         for fold in result.folds:
             for score in fold.scores:
-                errors = {metric: score.errors.get(metric, {}).get("mean") for metric in ("e2e", "ttft")}
-                about = {"term": term, "left_out": fold.name, "alias": score.alias, "overloaded": score.overloaded}
-                rows.append(about | errors)
+                row: dict[str, object] = {"term": term, "left_out": fold.name, "alias": score.alias}
+                row["overloaded"] = score.overloaded
+                rows.append(row | {metric: score.errors.get(metric, {}).get("mean") for metric in ("e2e", "ttft")})
         if progress is not None:
             progress(done + 1, len(terms) + 1)
     return pl.DataFrame(rows, infer_schema_length=None)
