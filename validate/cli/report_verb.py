@@ -52,24 +52,25 @@ def command(
       blis-replay report --experiment 34b-general --replay scheduling=synchronous --out report.html
       blis-replay report --all --coefficients mine.yaml --baseline h100-vllm-0.15.1 --out report.html
     """
-    from blis_replay.ingest.store import open_store
-    from blis_replay.replay.mode import parse_mode
-    from blis_replay.replay.release_file import load_release
-    from blis_replay.validate.experiment import DEFAULT_RELEASE, named_experiments
-    from blis_replay.validate.report.report import report, verdicts_frame
-
     if bool(names) == everything:
         raise click.UsageError("name experiments with --experiment, or use --all")
-    release = load_release(coefficients or DEFAULT_RELEASE)
-    mode = parse_mode(mode_text, release.published_replay)
-    asked = ["--all"] if everything else [part for name in names for part in ("--experiment", name)]
-    given = {"--coefficients": coefficients, "--baseline": baseline, "--replay": mode_text, "--out": out.name}
-    chosen = [part for option, value in given.items() if value for part in (option, value)]
-    again = shlex.join(["blis-replay", "report", *asked, *chosen])
-    with open_store(store_path) as store, progress_line("reporting") as told:
-        slugs = named_experiments(store, None if everything else names)
+    with progress_line("reporting") as told:
+        from blis_replay.ingest.store import open_store
+        from blis_replay.replay.mode import parse_mode
+        from blis_replay.replay.release_file import load_release
+        from blis_replay.validate.experiment import DEFAULT_RELEASE, named_experiments
+        from blis_replay.validate.report.report import report, verdicts_frame
+
+        release = load_release(coefficients or DEFAULT_RELEASE)
+        mode = parse_mode(mode_text, release.published_replay)
+        asked = ["--all"] if everything else [part for name in names for part in ("--experiment", name)]
+        given = {"--coefficients": coefficients, "--baseline": baseline, "--replay": mode_text, "--out": out.name}
+        chosen = [part for option, value in given.items() if value for part in (option, value)]
+        again = shlex.join(["blis-replay", "report", *asked, *chosen])
+        with open_store(store_path) as store:
+            slugs = named_experiments(store, None if everything else names)
         before = load_release(baseline) if baseline else None
-        written = report(store, slugs, release, mode, baseline=before, command=again, progress=told)
+        written = report(store_path, slugs, release, mode, baseline=before, command=again, progress=told)
     size = out.write_text(written.html, "utf-8")
     counts = {verdict: list(written.verdicts.values()).count(verdict) for verdict in written.verdicts.values()}
     counts |= {"not judged": len(written.not_judged)} if written.not_judged else {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,11 +23,7 @@ from blis_replay.validate.cli.progress import counted, progress_line
 if TYPE_CHECKING:
     import polars as pl
 
-    from blis_replay.blis.release import CoefficientRelease
-    from blis_replay.ingest.store import Store
-    from blis_replay.replay.mode import ReplayMode
-    from blis_replay.replay.simulator import Simulator
-    from blis_replay.validate.comparison.compare import Comparison
+    from blis_replay.validate.experiment import Validated
 
 
 @click.command("validate")
@@ -97,26 +93,32 @@ def command(
       blis-replay validate --experiment 34b-general --simulator both --blis-binary ./blis
       blis-replay validate --all --csv
     """
-    from blis_replay.ingest.store import open_store
-    from blis_replay.replay.mode import parse_mode
-    from blis_replay.replay.release_file import load_release
-    from blis_replay.validate.comparison.simulators import chosen_simulators, informed
-    from blis_replay.validate.experiment import DEFAULT_RELEASE, named_experiments
-
     if bool(names) == everything:
         raise click.UsageError("name experiments with --experiment, or use --all")
     if choice != "embedded" and blis_binary is None:
         raise click.UsageError(f"--simulator {choice} needs --blis-binary PATH")
     if not blis_timeout > 0:  # not a number is no limit either
         raise click.UsageError(f"--blis-timeout {blis_timeout} is no time; give seconds")
-    own_model = blis_model == "own" if blis_model else coefficients is None
-    release = load_release(coefficients or DEFAULT_RELEASE)
-    release.refuse_if_invalid()
-    mode = parse_mode(mode_text, release.published_replay)
-    simulators = chosen_simulators(choice, release, blis_binary or "", blis_timeout, own_model)
-    with open_store(store_path) as store:
-        slugs = named_experiments(store, None if everything else names)
-        reports = [_report(store, slugs, everything, release, mode, window, by_stage, s) for s in simulators]
+    with progress_line("validating") as told:
+        from blis_replay.ingest.store import open_store
+        from blis_replay.replay.mode import parse_mode
+        from blis_replay.replay.release_file import load_release
+        from blis_replay.validate.comparison.simulators import chosen_simulators, informed
+        from blis_replay.validate.experiment import DEFAULT_RELEASE, named_experiments, validate_many
+
+        own_model = blis_model == "own" if blis_model else coefficients is None
+        release = load_release(coefficients or DEFAULT_RELEASE)
+        release.refuse_if_invalid()
+        mode = parse_mode(mode_text, release.published_replay)
+        simulators = chosen_simulators(choice, release, blis_binary or "", blis_timeout, own_model)
+        with open_store(store_path) as store:
+            slugs = named_experiments(store, None if everything else names)
+            reports = [
+                validate_many(
+                    store, counted(slugs, told), release, mode, window, s, stages=by_stage, tolerant=everything
+                )
+                for s in simulators
+            ]
     if choice == "both":
         embedded = {c.slug: c for c in reports[0].comparisons}
         known = [informed(c, embedded[c.slug]) if c.slug in embedded else c for c in reports[1].comparisons]
@@ -130,41 +132,7 @@ def command(
     return exit_code([c.verdict for report in reports for c in report.comparisons])
 
 
-@dataclass(frozen=True)
-class _Report:
-    """What one simulator answered: comparisons, the stages of each, and what could not be judged."""
-
-    simulator: str
-    comparisons: list[Comparison]
-    stages: dict[str, list[Comparison]]
-    not_judged: dict[str, str]
-
-
-def _report(
-    store: Store,
-    slugs: list[str],
-    tolerant: bool,
-    release: CoefficientRelease,
-    mode: ReplayMode,
-    window: tuple[float, float],
-    by_stage: bool,
-    simulator: Simulator,
-) -> _Report:
-    """Validate experiments with one simulator; ``tolerant``: those that cannot be judged are listed."""
-    from blis_replay.validate import experiment
-
-    if tolerant:
-        with progress_line(f"validating ({simulator.name})") as told:
-            chosen = counted(slugs, told)
-            comparisons, not_judged = experiment.validate_many(store, chosen, release, mode, window, simulator)
-    else:
-        comparisons = [experiment.validate_experiment(store, s, release, mode, window, simulator) for s in slugs]
-        not_judged = {}
-    stages = {c.slug: experiment.by_stage(store, c) for c in comparisons} if by_stage else {}
-    return _Report(simulator.name, comparisons, stages, not_judged)
-
-
-def _text(reports: list[_Report], everything: bool) -> str:
+def _text(reports: list[Validated], everything: bool) -> str:
     from blis_replay.validate.comparison import comparison_text as text
     from blis_replay.validate.comparison.simulators import side_by_side_text
 
@@ -187,14 +155,14 @@ def _text(reports: list[_Report], everything: bool) -> str:
     return "\n".join(pages)
 
 
-def _document(reports: list[_Report]) -> dict[str, object]:
+def _document(reports: list[Validated]) -> dict[str, object]:
     from blis_replay.validate.comparison.as_json import report_json
 
     first, *others = (report_json(report.comparisons, report.stages, report.not_judged) for report in reports)
     return {**first, **{report.simulator: other for report, other in zip(reports[1:], others, strict=True)}}
 
 
-def _frame(reports: list[_Report]) -> pl.DataFrame:
+def _frame(reports: list[Validated]) -> pl.DataFrame:
     """A row a number; what could not be judged has none, and is named on standard error."""
     from blis_replay.validate.experiment import comparisons_frame
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from blis_replay.validate.check_text import finding_line
 from blis_replay.validate.comparison.compare import THRESHOLDS, Cell, Comparison, mean_abs_errors
@@ -23,15 +23,9 @@ _NAMES = {"e2e": "E2E", "ttft": "TTFT", "itl": "ITL", "tpot": "TPOT"}
 _SEVERITY_ORDER = ("unusable", "corrected")
 
 
-Intervals = Mapping[tuple[str, str], tuple[float, float]]
-
-
-def comparison_text(comparison: Comparison, intervals: Intervals | None = None) -> str:
-    """The page of one experiment: head, metric table, pairs, verdict, findings that changed a number.
-
-    ``intervals``: bounds of the errors (fractions) by metric and statistic, shown where there is room.
-    """
-    parts = [_head(comparison), _metric_table(comparison, intervals or {}), wrap(pairs_sentence(comparison))]
+def comparison_text(comparison: Comparison) -> str:
+    """The page of one experiment: head, metric table, pairs, verdict, findings that changed a number."""
+    parts = [_head(comparison), _metric_table(comparison), wrap(pairs_sentence(comparison))]
     parts += ["\n".join(map(wrap, notes(comparison))), verdict_line(comparison)]
     parts += [saturation_text(comparison.saturation)] if comparison.saturation else []
     parts += [_findings(comparison)]
@@ -118,33 +112,20 @@ def _head(comparison: Comparison) -> str:
     return "\n".join(lines)
 
 
-def _metric_table(comparison: Comparison, intervals: Intervals) -> str:
+def _metric_table(comparison: Comparison) -> str:
     rows: list[list[str | Toned]] = []
     for metric in METRICS:
         for name, cell in comparison.metrics[metric].items():
             numbers = [milliseconds(cell.simulated_us), error_cell(comparison, metric, name), _difference(cell)]
-            numbers += [_bounds(intervals.get((metric, name)))] if intervals else []
             shown = ["" for _ in numbers] if cell.unusable else numbers
             rows.append([f"{_NAMES[metric]} {name}", observed_text(cell), *shown])
-    header = [
-        "",
-        "observed ms",
-        "simulated ms",
-        "error",
-        "difference ms",
-        *(["95 % of the error"] if intervals else []),
-    ]
-    return table(header, rows, wide=range(4, len(header)))
+    return table(["", "observed ms", "simulated ms", "error", "difference ms"], rows, wide=(4,))
 
 
 def _difference(cell: Cell) -> str:
     if cell.observed_us is None or cell.simulated_us is None:
         return "-"
     return f"{(cell.simulated_us - cell.observed_us) / 1000:+,.2f}"
-
-
-def _bounds(interval: tuple[float, float] | None) -> str:
-    return "-" if interval is None else " .. ".join(percent(bound) for bound in interval)
 
 
 def observed_text(cell: Cell) -> str:
