@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import polars as pl
+
 from blis_replay.ingest.checks.registry import run_checks
 from blis_replay.ingest.recording import Recording
-from blis_replay.ingest.store_file import Store, limit_memory, open_store
+from blis_replay.ingest.store_file import Store, limit_writing, open_store
 from blis_replay.ingest.store_recordings import WriteOutcome, write_recording
 from blis_replay.ingest.token_layout import TokenLayout
 
@@ -34,6 +36,18 @@ class IngestOutcome:
     seconds: float
 
 
+_OUTCOME_COLUMNS = {
+    **dict.fromkeys(("slug", "alias", "outcome"), pl.String),
+    **dict.fromkeys(("requests", "steps", "findings", "rejected", "bytes"), pl.Int64),
+    "seconds": pl.Float64,
+}
+
+
+def outcomes_frame(outcomes: Sequence[IngestOutcome]) -> pl.DataFrame:
+    """A row an ingest."""
+    return pl.DataFrame([asdict(outcome) for outcome in outcomes], schema=_OUTCOME_COLUMNS)
+
+
 def ingest_source(
     store_path: Path | str,
     source: Source | Path | str,
@@ -55,7 +69,7 @@ def ingest_source(
     with read_recording(source, profile=profile, engine_file=engine_file, progress=progress) as recording:
         checked, layout = _checked(recording)
         with open_store(store_path) as store:
-            limit_memory(store)
+            limit_writing(store)
             outcome = write_recording(store, checked, layout)
     return _outcome(checked, outcome, time.perf_counter() - begin)
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import duckdb
 
 SCHEMA_VERSION = 3
+# By default DuckDB takes most of the machine's memory for its buffers, and keeps in them what it once read.
+_MEMORY = "400MB"
 _WRITING_MEMORY = "200MB"
 
 _SCHEMA = ("schema.sql", "schema_journeys.sql", "schema_token_events.sql")
@@ -66,10 +68,10 @@ def open_store(path: Path | str, *, read_only: bool = False) -> Iterator[Store]:
         connection.close()
 
 
-def limit_memory(store: Store) -> None:
-    """Keep little of what is written in memory: by default DuckDB takes most of the machine's for its buffers.
+def limit_writing(store: Store) -> None:
+    """Keep less of what is written in memory than of what is read, and write with one thread.
 
-    Rows come as one stream, so that further threads would have buffers of their own and wait for one another.
+    Rows come as one stream: further threads would have buffers of their own and wait for one another.
     """
     store.connection.execute("SET memory_limit = ?", [_WRITING_MEMORY])
     store.connection.execute("SET threads = 1")
@@ -140,7 +142,10 @@ def _connect(path: Path, read_only: bool) -> duckdb.DuckDBPyConnection:
     try:
         if not read_only:
             path.parent.mkdir(parents=True, exist_ok=True)
-        return duckdb.connect(str(path), read_only=read_only)
+        connection = duckdb.connect(str(path), read_only=read_only, config={"memory_limit": _MEMORY})
+        # Its own progress bar goes to the standard output, in a pipe too, in the middle of what is printed there.
+        connection.execute("SET enable_progress_bar = false")
+        return connection
     except OSError as error:
         raise StoreError(
             f"{path}: its folder cannot be made ({error.strerror or error}); choose another place with --store"

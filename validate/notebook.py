@@ -1,10 +1,11 @@
-"""The same as the command line, from Python: functions that return polars frames.
+"""The same as the command line, from Python: functions that return polars frames and pictures.
 
 ::
 
     from blis_replay.validate import notebook as br
     br.metrics("34b-general")                                     # observed, simulated, error
     br.attribution("34b-general", replay="scheduling=synchronous")  # and what the error comes from
+    br.figure("34b-general", "ttft")                              # a picture of the report, by itself
 
 ``name`` is a slug or alias of an experiment, stored or bundled; ``coefficients`` a release that ships or a YAML file,
 ``replay`` a mode as ``validate --replay`` takes it.  ``store`` is the file of the ground-truth store, by default the
@@ -20,7 +21,7 @@ from pathlib import Path
 import polars as pl
 
 from blis_replay.fixtures.catalogue import profile_of
-from blis_replay.ingest.ingest import ingest_source
+from blis_replay.ingest.ingest import ingest_source, outcomes_frame
 from blis_replay.ingest.readers.discovery import sources_of
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.store import inter_token_gaps, open_store, read_stored
@@ -30,18 +31,25 @@ from blis_replay.replay.driver import ReplayRun
 from blis_replay.replay.mode import parse_mode
 from blis_replay.replay.release_file import load_release
 from blis_replay.replay.store import step_table
-from blis_replay.validate.attribution.attribute import Attribution, Estimate, attribute
-from blis_replay.validate.attribution.resampled import QUANTITIES
+from blis_replay.validate.attribution.attribute import attribute
+from blis_replay.validate.attribution.attribution_frame import attribution_frame
 from blis_replay.validate.attribution.segments import segment_frame, segments_of
 from blis_replay.validate.experiment import (
     DEFAULT_RELEASE,
+    all_experiments,
     compare_whole,
     errors_frame,
     find_experiment,
     read_experiment,
     stored_experiment,
 )
+from blis_replay.validate.experiment_list import experiment_list, experiments_frame
+from blis_replay.validate.inspection import findings_frame
 from blis_replay.validate.observed import observed_requests
+from blis_replay.validate.report.evidence import gather
+from blis_replay.validate.report.picture import Picture, picture
+from blis_replay.validate.report.report import Report
+from blis_replay.validate.report.report import report as make_report
 from blis_replay.validate.timeline.window import Timeline
 from blis_replay.validate.timeline.window import timeline as window_of
 
@@ -60,7 +68,12 @@ def ingest(*paths: Path | str, engine: Path | str | None = None, store: StorePat
         )
         for source in sources_of([str(path) for path in paths])
     ]
-    return pl.DataFrame([vars(outcome) for outcome in outcomes])
+    return outcomes_frame(outcomes)
+
+
+def experiments(store: StorePath = None) -> pl.DataFrame:
+    """A row an experiment, stored or bundled."""
+    return experiments_frame(experiment_list(_store(store)))
 
 
 def recording(name: str, store: StorePath = None) -> Recording:
@@ -140,23 +153,49 @@ def attribution(
         reference=load_release(DEFAULT_RELEASE),
         token_gaps=gaps if len(gaps[0]) else None,
     )
-    return pl.DataFrame(
-        [row for i in range(len(QUANTITIES)) for row in _parts(found, i)], orient="row", schema=_ATTRIBUTION_SCHEMA
-    )
+    return attribution_frame(found)
 
 
-_ATTRIBUTION_SCHEMA = {
-    **dict.fromkeys(("metric", "statistic", "part"), pl.String),
-    **dict.fromkeys(("share_us", "low_us", "high_us", "change_us"), pl.Float64),
-}
+def findings(name: str, store: StorePath = None) -> pl.DataFrame:
+    """What the instrument checks found: ``check, severity, metric, message, threshold``."""
+    return findings_frame(stored_experiment(_store(store), name).findings)
 
 
-def _parts(found: Attribution, i: int) -> list[tuple[str | float | None, ...]]:
-    def row(part: str, share: Estimate, change_us: float | None) -> tuple[str | float | None, ...]:
-        return *QUANTITIES[i], part, share.value_us, share.low_us, share.high_us, change_us
+def figure(
+    name: str, what: str, coefficients: str = DEFAULT_RELEASE, replay: str = "exact", store: StorePath = None
+) -> Picture:
+    """One picture of the report, which a notebook shows; ``.numbers`` is what it draws, a polars frame.
 
-    causes = [row(c.component.name, c.shares[i], c.changes[i].value_us) for c in found.causes]
-    return [row("error", found.error[i], None), *causes, row("no component", found.residual[i], None)]
+    ``what``: ``e2e``, ``ttft`` or ``itl`` (distributions), ``ttft by prompt``, ``ttft by queue``, ``steps``,
+    ``errors`` (over time), ``depth`` or ``attribution``.  Raises ``ValidateError`` for another word, and with the
+    reason where the recording has no numbers for it.
+    """
+    path, release = _store(store), load_release(coefficients)
+    with open_store(path) as opened:
+        slug, mode = find_experiment(opened, name), parse_mode(replay, release.published_replay)
+        return picture(gather(opened, slug, release, mode, load_release(DEFAULT_RELEASE)), what)
+
+
+def report(
+    *names: str,
+    coefficients: str = DEFAULT_RELEASE,
+    baseline: str | None = None,
+    replay: str = "exact",
+    out: Path | str | None = None,
+    store: StorePath = None,
+) -> Report:
+    """The page of these experiments, of all without a name: ``.html``, ``.verdicts``, ``.not_judged``.
+
+    ``baseline``: another release, whose errors stand below.  ``out``: a file to write the page to.
+    """
+    path, release = _store(store), load_release(coefficients)
+    with open_store(path) as opened:
+        slugs = [find_experiment(opened, name) for name in dict.fromkeys(names)] or all_experiments(opened)
+    before = load_release(baseline) if baseline else None
+    made = make_report(path, slugs, release, parse_mode(replay, release.published_replay), baseline=before)
+    if out is not None:
+        Path(out).write_text(made.html, "utf-8")
+    return made
 
 
 def _replayed(experiment: Recording, coefficients: str, replay: str) -> ReplayRun:
