@@ -14,7 +14,6 @@ import argparse
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from difflib import unified_diff
 from pathlib import Path
 from time import perf_counter
 
@@ -22,7 +21,7 @@ from docs_fences import parts_of
 from docs_html import build_site
 from docs_pages import ROOT, Page, all_pages
 from docs_rooms import rooms_svg
-from docs_run import HAS_RECORDINGS, PageError, current_text
+from docs_run import HAS_RECORDINGS, refresh
 
 _SITE = ROOT / "build" / "site"
 # Pictures that are drawn from the code.
@@ -42,6 +41,8 @@ def main() -> int:
     print(f"{len(all_pages())} pages in {_SITE.relative_to(ROOT)}")
     for problem in problems:
         print(problem, file=sys.stderr)
+    if problems and not given.update:
+        print("if what is printed is right: python scripts/docs.py --update", file=sys.stderr)
     return 1 if problems else 0
 
 
@@ -61,18 +62,10 @@ def _run(pages: list[Page], update: bool) -> list[str]:
 
 
 def _one(page: Page, update: bool) -> str:
-    name, before, start = page.source.relative_to(ROOT).as_posix(), page.text, perf_counter()
-    try:
-        now = current_text(page)
-    except PageError as error:
-        return str(error)
-    print(f"{name}: {perf_counter() - start:.1f} s{'' if now == before else ', changed'}", flush=True)
-    if now == before:
-        return ""
-    if update:
-        page.source.write_text(now, "utf-8")
-        return ""
-    return "\n".join(unified_diff(before.splitlines(), now.splitlines(), name, "what is printed", lineterm=""))
+    start = perf_counter()
+    problem = refresh(page, update=update)
+    print(f"{page.source.name}: {perf_counter() - start:.1f} s{', not current' if problem else ''}", flush=True)
+    return problem
 
 
 def _drawn(update: bool) -> list[str]:

@@ -33,14 +33,12 @@ def metric_definitions() -> list[str]:
 def replay_modes() -> list[str]:
     """What a replay can substitute: a row a key of `--replay`, its default first."""
     default = ReplayMode()
-    rows = [
-        f"| `{key}` | `{getattr(default, key)}` | {_others(values, default, key)} |" for key, values in ALLOWED.items()
-    ]
+    rows = [f"| `{key}` | `{getattr(default, key)}` | {_others(key, default)} |" for key in ALLOWED]
     return ["| key | default | can be replaced by |", "|---|---|---|", *rows]
 
 
-def _others(values: tuple[str, ...], default: ReplayMode, key: str) -> str:
-    return ", ".join(f"`{value}`" for value in values if value != str(getattr(default, key)))
+def _others(key: str, default: ReplayMode) -> str:
+    return ", ".join(f"`{value}`" for value in ALLOWED[key] if value != str(getattr(default, key)))
 
 
 def commands() -> list[str]:

@@ -32,9 +32,10 @@ class Heading:
 
 @dataclass(frozen=True)
 class Rendered:
-    """A page in HTML with its headings, and the links that lead to nothing."""
+    """A page in HTML, its ``top`` the first heading, with its headings, and the links that lead to nothing."""
 
     page: Page
+    top: str
     body: str
     headings: tuple[Heading, ...]
     broken: tuple[str, ...]
@@ -130,8 +131,8 @@ def _rendered(page: Page, anchors: dict[Path, set[str]]) -> Rendered:
                     broken.append(f"{page.source.relative_to(ROOT)}: {child.attrs[name]} leads to nothing")
                 child.attrSet(name, target or "")
     parser = _parser()
-    body = parser.renderer.render(tokens, parser.options, {})
-    return Rendered(page, body, tuple(headings), tuple(broken))
+    top, end, body = parser.renderer.render(tokens, parser.options, {}).partition("</h1>")
+    return Rendered(page, top + end, body, tuple(headings), tuple(broken))
 
 
 def _headings(tokens: Sequence[Token]) -> list[Heading]:
@@ -154,9 +155,3 @@ def _target(link: str, page: Page, anchors: dict[Path, set[str]]) -> str | None:
         html = page_of(source.relative_to(ROOT).as_posix()).html
         return (f"{html}#{anchor}" if anchor else html) if known else None
     return source.name if source.suffix in (".png", ".svg") and source.is_file() else None
-
-
-def shown_commands(page: Page) -> list[str]:
-    """The lines of a page's `sh` blocks, each with its continuations in one."""
-    blocks = [part for part in parts_of(page.text) if part.language == "sh"]
-    return [line for part in blocks for line in "\n".join(part.body).replace("\\\n", " ").splitlines() if line.strip()]

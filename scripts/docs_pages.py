@@ -40,7 +40,7 @@ class Page:
     @property
     def title(self) -> str:
         """The first heading."""
-        return next(line[2:].strip() for line in self.text.splitlines() if line.startswith("# "))
+        return next(line[2:].strip() for line in self.text.splitlines() if line.startswith("# ")).replace("`", "")
 
 
 def page_of(name: str) -> Page:

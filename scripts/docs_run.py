@@ -6,11 +6,13 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from difflib import unified_diff
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from docs_fences import Command, Part, commands_of, parts_of, text_of
 from docs_generated import GENERATED
+from docs_options import refuse_unknown_options
 from docs_outputs import refreshed
 from docs_pages import ROOT, Page
 
@@ -40,6 +42,21 @@ def current_text(page: Page) -> str:
         raise PageError(f"{page.source.name}: {error}") from None
 
 
+def refresh(page: Page, *, update: bool) -> str:
+    """Run a page; what is wrong with it, as text, and "" if nothing is.  ``update``: write what should stand there."""
+    before = page.text
+    try:
+        now = current_text(page)
+    except PageError as error:
+        return str(error)
+    if update and now != before:
+        page.source.write_text(now, "utf-8")
+    changes = (
+        [] if update else unified_diff(before.splitlines(), now.splitlines(), page.source.name, "printed", lineterm="")
+    )
+    return "\n".join(changes)
+
+
 @dataclass(frozen=True)
 class _Runner:
     page: Page
@@ -63,7 +80,8 @@ class _Runner:
             if part.language not in GENERATED:
                 raise ValueError(f"line {part.line}: nothing generates {part.language!r}")
             return part.with_body(GENERATED[part.language]())
-        if part.kind == "prose":
+        if part.kind == "prose" or part.language == "sh":
+            refuse_unknown_options(part)
             return part
         if part.language == "console":
             return part if self._skipped(part) else part.with_body(self._console(part))
@@ -77,7 +95,13 @@ class _Runner:
         return "recordings" in part.words and not HAS_RECORDINGS
 
     def _console(self, part: Part) -> list[str]:
-        return [line for command in commands_of(part) for line in [*command.written, *self._output(command)]]
+        lines = [line for command in commands_of(part) for line in [*command.written, *self._output(command)]]
+        private = [line for line in lines if str(self.folder) in line or str(Path.home()) in line]
+        if private:
+            raise ValueError(
+                f"line {part.line}: a path of this machine is printed; leave it out with ...: {private[0]}"
+            )
+        return lines
 
     def _output(self, command: Command) -> list[str]:
         """What should stand below a command; errors come where they come, an exit code other than 0 last."""
