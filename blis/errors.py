@@ -13,3 +13,7 @@ class TraceError(SimulatorError):
 
 class ReleaseError(SimulatorError):
     """A coefficient release that is malformed, invalid, or has no entry for the model."""
+
+
+class WorkloadError(SimulatorError):
+    """A workload that is malformed, or too large to make."""

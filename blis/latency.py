@@ -16,6 +16,7 @@ from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.kernel import step_time
 from blis_replay.blis.kernel.step_time import KernelModel
 from blis_replay.blis.physical import PhysicalModel
+from blis_replay.blis.roofline import RooflineModel
 from blis_replay.blis.trace import Int64s
 
 
@@ -143,7 +144,7 @@ class CorrectedModel:
     length, what to add further from each of these times of the run on.  All of either sign.
     """
 
-    model: LatencyModel | RegimeModel | PhysicalModel
+    model: LatencyModel | RegimeModel | PhysicalModel | RooflineModel
     line_ns: tuple[int, int, int, int]
     from_us: Int64s
     correction_us: Int64s
@@ -194,7 +195,7 @@ FEATURE_NAMES = (
 )
 _OPERATORS = ("==", "<", "<=", ">", ">=")
 
-Latency = LatencyModel | RegimeModel | ObservedCycles | CorrectedModel | PhysicalModel
+Latency = LatencyModel | RegimeModel | ObservedCycles | CorrectedModel | PhysicalModel | RooflineModel
 
 
 @dataclass(frozen=True)

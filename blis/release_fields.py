@@ -96,7 +96,7 @@ class Fields:
     def numbers(self) -> dict[str, float]:
         numbers: dict[str, float] = {}
         for name, value in self.values.items():
-            if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 1e15:
+            if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= 1e15:
                 self.refuse(name, "is no number", "write a number")
             numbers[name] = float(value)
         return numbers

@@ -19,7 +19,7 @@ NAVIGATION: dict[str, tuple[str, ...]] = {
     "Coefficients": ("docs/calibration.md", "docs/gating.md", "docs/physical.md"),
     "What is measured": ("docs/metrics.md", "docs/checks.md", "docs/load-generators.md"),
     "Recordings": ("docs/formats.md", "docs/collector.md", "docs/fuzzing.md"),
-    "The simulator": ("docs/engine.md", "docs/cluster.md"),
+    "The simulator": ("docs/engine.md", "docs/workloads.md", "docs/cluster.md"),
     "Using it": ("docs/commands.md", "docs/terminal.md", "docs/json.md", "docs/python.md"),
     "Inside": ("docs/architecture.md", "docs/extending.md", "docs/documentation.md"),
 }

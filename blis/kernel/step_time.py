@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blis_replay.blis.kernel.compiled import compiled, entry
+from blis_replay.blis.kernel.roofline import roofline_us
 from blis_replay.blis.kernel.state import (
     BATCH_ATTENDED_TOKENS,
     BATCH_CONTEXT_TOKENS,
@@ -23,7 +24,9 @@ from blis_replay.blis.kernel.state import (
 Floats = NDArray[np.float64]
 KernelModel = tuple[int, Int64s, Floats]
 
-LINEAR, REGIMES, OBSERVED, PHYSICAL = range(4)
+LINEAR, REGIMES, OBSERVED, PHYSICAL, ROOFLINE = range(5)
+
+# -- ROOFLINE: see kernel.roofline.
 
 # -- LINEAR: whole = intercept, per prefill, decode and context token, floor, cap (0: none),
 #    all ns, and the ns added before the division (500 rounds half up, 0 truncates).
@@ -85,6 +88,8 @@ def modelled_us(kind: int, whole: Int64s, real: Floats, batch: Int64s, start_us:
         return regimes_us(real, batch)
     if kind == PHYSICAL:
         return physical_us(whole, batch)
+    if kind == ROOFLINE:
+        return roofline_us(whole, real, batch)
     return observed_us(whole, real, start_us)
 
 

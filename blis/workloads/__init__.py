@@ -1,0 +1,1 @@
+"""Requests made up from a description: arrival processes, lengths, shared prefixes, conversations."""
