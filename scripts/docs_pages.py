@@ -16,7 +16,7 @@ NAVIGATION: dict[str, tuple[str, ...]] = {
         "docs/report.md",
         "docs/workload-spec.md",
     ),
-    "Coefficients": ("docs/calibration.md", "docs/gating.md", "docs/physical.md"),
+    "Coefficients": ("docs/cookbook.md", "docs/calibration.md", "docs/gating.md", "docs/physical.md"),
     "What is measured": ("docs/metrics.md", "docs/checks.md", "docs/load-generators.md"),
     "Recordings": ("docs/formats.md", "docs/collector.md", "docs/fuzzing.md"),
     "The simulator": ("docs/engine.md", "docs/workloads.md", "docs/cluster.md"),
