@@ -101,6 +101,15 @@ class Fields:
             numbers[name] = float(value)
         return numbers
 
+    def numbers_of(self, name: str) -> tuple[float, ...]:
+        """A list of plain numbers."""
+        self.seen.add(name)
+        values = self.values.get(name)
+        if not isinstance(values, list):
+            self.refuse(name, "is missing or no list of numbers", "add it")
+        places = {str(i): value for i, value in enumerate(values)}
+        return tuple(type(self)(places, self.origin, f"{self.path}{name}.").numbers().values())
+
     def number(self, name: str) -> float:
         """A plain number."""
         self.seen.add(name)

@@ -99,23 +99,14 @@ def _parse_product(fields: Fields) -> ProductCurve:
 
 
 def _knots(fields: Fields, name: str) -> tuple[float, ...]:
-    knots = _numbers(fields, name)
+    knots = fields.numbers_of(name)
     if not knots or knots[0] <= 0 or any(low >= high for low, high in pairwise(knots)):
         fields.refuse(name, "is empty or does not ascend from above 0", "correct it")
     return knots
 
 
 def _mfu(fields: Fields, name: str, count: int) -> tuple[float, ...]:
-    values = _numbers(fields, name)
+    values = fields.numbers_of(name)
     if len(values) != count or not all(0 < value <= _LARGEST_MFU for value in values):
         fields.refuse(name, f"is not {count} shares above 0 and at most {_LARGEST_MFU:g}", "correct it")
     return values
-
-
-def _numbers(fields: Fields, name: str) -> tuple[float, ...]:
-    fields.seen.add(name)
-    values = fields.values.get(name)
-    if not isinstance(values, list):
-        fields.refuse(name, "is missing or no list of numbers", "add it")
-    listed = type(fields)({str(i): v for i, v in enumerate(values)}, fields.origin, f"{fields.path}{name}.")
-    return tuple(listed.numbers().values())

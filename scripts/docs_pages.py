@@ -16,12 +16,19 @@ NAVIGATION: dict[str, tuple[str, ...]] = {
         "docs/report.md",
         "docs/workload-spec.md",
     ),
-    "Coefficients": ("docs/cookbook.md", "docs/calibration.md", "docs/gating.md", "docs/physical.md"),
+    "Coefficients": (
+        "docs/cookbook.md",
+        "docs/calibration.md",
+        "docs/gating.md",
+        "docs/physical.md",
+        "docs/roofline.md",
+        "docs/trees.md",
+    ),
     "What is measured": ("docs/metrics.md", "docs/checks.md", "docs/load-generators.md"),
     "Recordings": ("docs/formats.md", "docs/collector.md", "docs/fuzzing.md"),
     "The simulator": ("docs/engine.md", "docs/workloads.md", "docs/cluster.md"),
     "Using it": ("docs/commands.md", "docs/terminal.md", "docs/json.md", "docs/python.md"),
-    "Inside": ("docs/architecture.md", "docs/extending.md", "docs/documentation.md"),
+    "Inside": ("docs/architecture.md", "docs/extending.md", "docs/documentation.md", "docs/benchmarks.md"),
 }
 
 

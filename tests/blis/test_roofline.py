@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blis_replay.blis.architecture import Architecture, bundled_architectures
 from blis_replay.blis.efficiency import Efficiency, ProductCurve, smooth_efficiency
+from blis_replay.blis.engine import simulate
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.gpu import Gpu, gpu_named
 from blis_replay.blis.kernel import state as k
@@ -19,6 +20,7 @@ from blis_replay.blis.latency import Lifecycle
 from blis_replay.blis.release import CoefficientRelease, ModelEntry, parse_release
 from blis_replay.blis.release_text import format_release
 from blis_replay.blis.roofline import MIXED_MODES, Mixed, RooflineModel
+from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
 
 H100 = gpu_named("H100-SXM")
 # 1 layer of 100: query and output 100 x 100, key and value 100 x 100, network 3 times 100 x 400; 1,600 head sizes.
@@ -105,6 +107,7 @@ def test_the_weights_of_the_published_average(prefill: int, decode: int, share: 
 TOKENS, CONTEXT = st.integers(1, 4096), st.integers(0, 10**6)
 
 
+@settings(max_examples=30)  # each makes four tables
 @given(st.sampled_from(sorted(bundled_architectures())), st.sampled_from([1, 2, 4]), TOKENS, CONTEXT)
 def test_modes_are_equal_where_no_batch_is_mixed(model: str, gpus: int, tokens: int, context: int) -> None:
     """So nothing that a client sends one at a time can tell them apart."""
@@ -113,6 +116,7 @@ def test_modes_are_equal_where_no_batch_is_mixed(model: str, gpus: int, tokens: 
     assert len({duration_us(m, 0, tokens, tokens + context) for m in models}) == 1
 
 
+@settings(max_examples=30)
 @given(TOKENS, st.integers(1, 256), st.integers(1, 2000))
 def test_a_mixed_step_is_between_its_phases_and_their_sum(prefill: int, decode: int, context: int) -> None:
     """Means are between the two phases, the largest is one of them, and adding is at most both.
@@ -130,6 +134,16 @@ def test_a_mixed_step_is_between_its_phases_and_their_sum(prefill: int, decode: 
     for mixed in ("weighted", "token_proportional", "largest"):
         assert min(alone) - 1 <= took[mixed] <= max(alone) + traffic_us + 1
     assert max(alone) - traffic_us <= took["additive"] <= sum(alone) + 2
+
+
+def test_the_engine_runs_it() -> None:
+    """One request of 1,000 tokens and 3 outputs.  Prefill: products 640 us, attention over 1,000 * 1,001 / 2 pairs
+    800.8.  Decodes attend to 1,001 and 1,002 tokens: 320.4 + 0.6 + 400.4 us, and 0.4 more.
+    """
+    zeros = np.zeros(1, np.int64)
+    trace = RequestTrace(zeros, zeros + 1_000, zeros + 1_000, zeros + 3, zeros + NEVER_US)
+    result = simulate(trace, EngineConfig(8, 2048, 4096, async_scheduling=False), plain(), Lifecycle())
+    assert (result.ttft_us[0], result.e2e_us[0]) == (1_441, 1_441 + 721 + 722)
 
 
 def test_experts_that_a_batch_touches_are_read() -> None:

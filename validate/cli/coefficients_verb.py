@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from blis_replay.validate.cli.options import form_options, json_option, print_frame, print_json
+from blis_replay.validate.cli.options import form_options, json_option, print_frame, print_json, store_option
 
 if TYPE_CHECKING:
     from blis_replay.blis.roofline import Mixed
@@ -26,6 +26,7 @@ def command() -> None:
       blis-replay coefficients export-defaults RELEASE --out defaults.yaml
       blis-replay coefficients for-model config.json --model NAME --out OUT
       blis-replay coefficients roofline config.json --model NAME --out OUT
+      blis-replay coefficients trees --train 34b-general --out OUT
     """
 
 
@@ -280,3 +281,38 @@ def roofline(
         print_json({"release": str(out), "model": model, "sha256": release.sha256})
     else:
         click.echo(f"wrote {out}; look at it: blis-replay coefficients show {out}")
+
+
+@command.command("trees")
+@click.option(
+    "--train", "names", multiple=True, required=True, help="Recording with step records; may be given several times."
+)
+@click.option("--delays", default=None, help="Release whose delays around the engine to take.  [default: our own]")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The release to write.")
+@store_option
+@json_option
+def trees(names: tuple[str, ...], delays: str | None, out: Path, store_path: Path, as_json: bool) -> None:
+    """Fit gradient-boosted trees to recorded step cycles, and make a release of them.
+
+    Needs LightGBM (pip install 'blis-replay[trees]') to fit, and nothing to run. They do not
+    carry to a model that they have not seen.
+
+    \b
+    Example:
+      blis-replay coefficients trees --train 34b-general --out trees.yaml
+      blis-replay validate --experiment 34b-codegen --coefficients trees.yaml
+    """
+    from blis_replay.blis.release_text import format_release
+    from blis_replay.ingest.store import open_store, read_stored
+    from blis_replay.replay.release_file import load_release
+    from blis_replay.validate.experiment import DEFAULT_RELEASE, recorded_experiments
+    from blis_replay.validate.trees.release import trees_release
+
+    with open_store(store_path) as store:
+        recordings = [read_stored(store, slug) for slug in recorded_experiments(store, names)]
+    release = trees_release(recordings, out.stem, load_release(delays or DEFAULT_RELEASE))
+    out.write_text(format_release(release), "utf-8")
+    if as_json:
+        print_json({"release": str(out), "models": [e.model for e in release.models], "sha256": release.sha256})
+    else:
+        click.echo(f"wrote {out}; hold it against steps: blis-replay steps --experiment NAME --coefficients {out}")
