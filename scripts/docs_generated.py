@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 
 import click
@@ -10,7 +11,7 @@ from docs_rooms import rooms_table
 
 from blis_replay.ingest.checks.registry import CHECKS
 from blis_replay.replay.mode import ALLOWED, ReplayMode
-from blis_replay.validate import metrics
+from blis_replay.validate import metrics, notebook
 from blis_replay.validate.cli.main import cli
 
 
@@ -46,6 +47,13 @@ def commands() -> list[str]:
     return [line for name, command in _verbs(cli, "blis-replay") for line in _help_of(name, command)]
 
 
+def notebook_functions() -> list[str]:
+    """The public functions of `validate/notebook.py`, with the first sentence of each."""
+    functions = [f for f in vars(notebook).values() if inspect.isfunction(f) and f.__module__ == notebook.__name__]
+    shown = [(f.__name__, _first_line(f)) for f in functions if not f.__name__.startswith("_")]
+    return ["| function | returns |", "|---|---|", *(f"| `br.{name}` | {_cell(line)} |" for name, line in shown)]
+
+
 def contents() -> list[str]:
     """Every page of the documentation, under its section."""
     return [
@@ -75,6 +83,10 @@ def _paragraph(text: str) -> list[str]:
     return text.strip().split("\n\n", 1)[1].splitlines()
 
 
+def _first_line(function: Callable[..., object]) -> str:
+    return (function.__doc__ or "").strip().splitlines()[0].replace("``", "`")
+
+
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
@@ -84,6 +96,7 @@ GENERATED: dict[str, Callable[[], list[str]]] = {
     "metrics": metric_definitions,
     "replay-modes": replay_modes,
     "commands": commands,
+    "notebook": notebook_functions,
     "contents": contents,
     "rooms": rooms_table,
 }
