@@ -44,7 +44,7 @@ def inputs(tmp_path: Path) -> Path:
 
 def test_tables_and_summary(run: Run, inputs: Path) -> None:
     """Worked example V1, twice: TTFT 2.22 ms, E2E 4.27 ms, ITL 1.025 ms."""
-    answer = run("simulate", *ARGUMENTS, "--csv")
+    answer = run("simulate", *ARGUMENTS, "--csv-tables")
     assert (answer.code, answer.err) == (0, "")
     lines = {line.split()[0]: line.split()[1:] for line in answer.out.splitlines() if line}
     assert lines["TTFT"] == ["2.22"] * 4

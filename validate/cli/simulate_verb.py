@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from blis_replay.validate.cli.options import json_option, print_json, store_option
+from blis_replay.validate.cli.options import form_options, print_answer, store_option
 
 
 @click.command("simulate")
@@ -18,7 +18,9 @@ from blis_replay.validate.cli.options import json_option, print_json, store_opti
     default=None,
     help="Request table: .csv, .jsonl or .parquet.",
 )
-@click.option("--experiment", "name", default=None, help="Or the requests of a recording: slug or alias.")
+@click.option(
+    "--experiment", "name", default=None, metavar="NAME", help="Or the requests of a recording: slug or alias."
+)
 @click.option(
     "--engine",
     "engine_path",
@@ -26,26 +28,28 @@ from blis_replay.validate.cli.options import json_option, print_json, store_opti
     required=True,
     help="YAML with engine arguments under vLLM's names.",
 )
-@click.option("--coefficients", required=True, help="A release that ships, or a YAML file.")
+@click.option("--coefficients", required=True, metavar="RELEASE", help="A release that ships, or a YAML file.")
 @click.option("--model", default=None, metavar="NAME", help="Which model of the release, where it has several.")
-@click.option("--tp", type=click.IntRange(1), default=None, help="Its tensor parallelism, where that is not enough.")
+@click.option(
+    "--tensor-parallelism", type=click.IntRange(1), default=None, help="And on how many GPUs, where that is not enough."
+)
 @click.option(
     "--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder for the tables and summary."
 )
-@click.option("--csv", "as_csv", is_flag=True, help="Write the tables as CSV too.")
+@click.option("--csv-tables", is_flag=True, help="Write the tables as CSV too.")
 @store_option
-@json_option
+@form_options
 def command(
     requests_path: Path | None,
     name: str | None,
     engine_path: Path,
     coefficients: str,
     model: str | None,
-    tp: int | None,
+    tensor_parallelism: int | None,
     out: Path,
-    as_csv: bool,
+    csv_tables: bool,
     store_path: Path,
-    as_json: bool,
+    form: str | None,
 ) -> None:
     """Simulate any request table, or the requests of a recording on another engine.
 
@@ -62,7 +66,7 @@ def command(
       blis-replay simulate --requests load.csv --engine engine.yaml \\
           --coefficients h100-vllm-0.15.1 --model codellama-34b-instruct-hf --out run
       blis-replay simulate --requests load.jsonl --engine engine.yaml \\
-          --coefficients mine.yaml --out run --csv --json
+          --coefficients mine.yaml --out run --csv-tables --json
       blis-replay simulate --experiment mooncake --engine engine.yaml \\
           --coefficients mine.yaml --out run
     """
@@ -70,22 +74,21 @@ def command(
     from blis_replay.replay.request_table import read_request_table
     from blis_replay.replay.simulation import choose_entry, read_engine, recorded_table, simulate_table, write_tables
     from blis_replay.validate.experiment import stored_experiment
-    from blis_replay.validate.simulation_summary import summary, summary_text
+    from blis_replay.validate.simulation_summary import summary, summary_frame, summary_text
 
     if (requests_path is None) == (name is None):
         raise click.UsageError("name the requests with --requests FILE or with --experiment NAME")
     release = load_release(coefficients)
     given = read_engine(engine_path)
-    entry = choose_entry(release, model, tp or given.tensor_parallelism)
+    entry = choose_entry(release, model, tensor_parallelism or given.tensor_parallelism)
     if requests_path is not None:
         table = read_request_table(requests_path, given.engine.block_size)
     else:
         table = recorded_table(stored_experiment(store_path, str(name)), given.engine)
     simulation = simulate_table(table, given.engine, release, entry)
-    write_tables(simulation, out, as_csv)
+    write_tables(simulation, out, csv_tables)
     document = summary(simulation)
     (out / "summary.json").write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", "utf-8")
-    if as_json:
-        print_json(document)
-    else:
-        click.echo(summary_text(document))
+    print_answer(
+        form, text=lambda: summary_text(document), document=lambda: document, frame=lambda: summary_frame(document)
+    )
