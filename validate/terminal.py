@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 import textwrap
@@ -20,6 +21,9 @@ LINE_COLUMNS = 80
 # Longer lines of prose are hard to follow, and shorter ones are no lines.
 _PROSE_COLUMNS, _FEWEST_COLUMNS = 100, 40
 _GAP = "  "
+
+# What a sentence ends with to say what to do.
+_COMMAND = re.compile(r": (blis-replay [^:]*)$")
 
 Tone = Literal["good", "bad", "caution", "heading"]
 
@@ -183,8 +187,8 @@ def markdown_text(text: str) -> str:
 
 
 def percent(fraction: float | None, digits: int = 1) -> str:
-    """A signed percentage, ``-`` where there is none."""
-    return "-" if fraction is None else f"{100 * fraction:+.{digits}f} %"
+    """A signed percentage, ``-`` where there is none; what rounds to nothing is positive."""
+    return "-" if fraction is None else f"{round(100 * fraction, digits) + 0.0:+.{digits}f} %"
 
 
 def percent_plain(fraction: float | None) -> str:
@@ -200,10 +204,15 @@ def milliseconds(value_us: float | None) -> str:
 def wrap(text: str, indent: str = "  ", mark: Toned | None = None) -> str:
     """Text made printable and broken at the width there is (100 columns at most), later lines indented.
 
-    ``mark``: words in it to be shown in their tone.
+    A command at its end that would be broken has a line of its own, to be copied.  ``mark``: words in it to be
+    shown in their tone.
     """
-    columns = max(min(line_columns(), _PROSE_COLUMNS), _FEWEST_COLUMNS)
-    filled = textwrap.fill(
-        printable(text), columns, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
-    )
+    filled, command = _filled(printable(text), indent), _COMMAND.search(printable(text))
+    if command and command[1] not in filled:
+        filled = _filled(printable(text)[: command.start(1)].rstrip(), indent) + f"\n{indent}{command[1]}"
     return filled if mark is None else filled.replace(printable(mark.text), toned(mark.text, mark.tone), 1)
+
+
+def _filled(text: str, indent: str) -> str:
+    columns = max(min(line_columns(), _PROSE_COLUMNS), _FEWEST_COLUMNS)
+    return textwrap.fill(text, columns, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)

@@ -74,7 +74,7 @@ def test_a_terminal_hears_something_before_the_store_is_read(tmp_path: Path) -> 
     """Opening a large store takes its time; the line is overwritten by what comes next."""
     page = [*COMMAND[:-1], "report", "--experiment", "34b-roleplay", "--out", str(tmp_path / "page.html")]
     said = on_terminal([*page, "--store", str(tmp_path / "s.duckdb")])
-    assert said.startswith("\r\x1b[Kreading the store")
+    assert said.startswith("\r\x1b[Kreporting ...")
     assert said.endswith("\r\x1b[K")
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blis_replay.validate.cli.main import cli
-from blis_replay.validate.terminal import Toned, cut_table, table, tables, toned, wrap
+from blis_replay.validate.terminal import Toned, cut_table, percent, table, tables, toned, wrap
 
 HEADER = ["name", "number", "detail", "hash"]
 ROWS = [["a", "1", "x" * 30, "y" * 40], ["b", Toned("-20 %", "bad"), "x" * 30, "y" * 40]]
@@ -120,3 +120,16 @@ def test_colour_is_where_it_was_asked_for(
         context.invoke(cli.callback, **context.params)  # type: ignore[arg-type]
     assert context.color is coloured
     assert isinstance(context, click.Context)
+
+
+def test_a_command_that_would_be_broken_has_a_line_of_its_own() -> None:
+    command = "blis-replay calibrate --train 7b-fcfs-async --out mine.yaml"
+    assert wrap(f"calibrate: {command}") == f"calibrate: {command}"
+    assert wrap(f"its steps do not take as long as the server's; calibrate: {command}").splitlines() == [
+        "its steps do not take as long as the server's; calibrate:",
+        f"  {command}",
+    ]
+
+
+def test_what_rounds_to_nothing_has_no_minus() -> None:
+    assert [percent(error) for error in (-0.0004, -0.0006, 0.0, None)] == ["+0.0 %", "-0.1 %", "+0.0 %", "-"]
