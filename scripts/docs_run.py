@@ -96,11 +96,10 @@ class _Runner:
 
     def _console(self, part: Part) -> list[str]:
         lines = [line for command in commands_of(part) for line in [*command.written, *self._output(command)]]
-        private = [line for line in lines if str(self.folder) in line or str(Path.home()) in line]
-        if private:
-            raise ValueError(
-                f"line {part.line}: a path of this machine is printed; leave it out with ...: {private[0]}"
-            )
+        never = (str(self.folder), str(Path.home()), "Traceback (most recent call last)")
+        unfit = [line for line in lines if any(text in line for text in never)]
+        if unfit:
+            raise ValueError(f"line {part.line}: a traceback, or a path of this machine; put ... there: {unfit[0]}")
         return lines
 
     def _output(self, command: Command) -> list[str]:
