@@ -23,7 +23,8 @@ MEASURES = (
     "output_tokens_per_s",
     "preemptions_per_request",
     "prefix_hit_share",
-    "computed_prompt_tokens",
+    "computed_prefill_tokens",
+    "fetched_blocks",
     "jain_index",
     "gap_mean_ms",
     "gap_cv",
@@ -39,7 +40,8 @@ def measures(trace: RequestTrace, result: ClusterResult, counted_at_s: float | N
     """All of ``MEASURES`` by name; nan where a run does not give one.
 
     ``unserved``: admitted and not completed.  ``decode_mean_ms``: first to last token.  ``prefix_hit_share``: prompt
-    tokens found in the cache at the first admission, of all admitted; ``computed_prompt_tokens``: the others.
+    tokens found in the cache at the first admission, of all admitted.  ``computed_prefill_tokens``: of all steps, what
+    is computed again after a preemption included.  ``fetched_blocks``: from the CPU tier.
     ``jain_index``: ``(sum x)^2 / (n sum x^2)`` of the requests that each instance completed (Jain, Chiu, Hawe 1984).
     ``gap_*``: of arrivals: mean, standard deviation over mean, and the Kolmogorov-Smirnov distance from an
     exponential law of that mean.  ``counted_*``: see ``counted``.
@@ -63,7 +65,8 @@ def measures(trace: RequestTrace, result: ClusterResult, counted_at_s: float | N
         "output_tokens_per_s": float(trace.output_tokens[done].sum() / (last_us - trace.arrival_us[0]) * 1e6),
         "preemptions_per_request": sum(int(run.preemptions.sum()) for run in result.instances) / int(admitted.sum()),
         "prefix_hit_share": cached / prompts,
-        "computed_prompt_tokens": float(prompts - cached),
+        "computed_prefill_tokens": float(sum(int(run.steps["prefill_tokens"].sum()) for run in result.instances)),
+        "fetched_blocks": float(sum(run.fetched_blocks for run in result.instances)),
         "jain_index": jain_index([int(run.completed.sum()) for run in result.instances]),
         **arrival_gaps(trace),
     }

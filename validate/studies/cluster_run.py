@@ -95,6 +95,9 @@ def _engine_arguments(fields: Fields) -> dict[str, Any]:
     for name in ("max_num_seqs", "max_num_batched_tokens", "kv_blocks"):
         if name in fields.values:
             arguments[name] = fields.count(name, 1, 10_000_000)
+    for name in ("num_cpu_blocks", "cpu_fetch_us_per_block"):
+        if name in fields.values:
+            arguments[name] = fields.count(name, 0, 10_000_000)
     for name in ("async_scheduling", "enable_prefix_caching"):
         if name in fields.values:
             arguments[name] = fields.flag(name)
