@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.kernel import step_time
-from blis_replay.blis.kernel.step_time import KernelModel
+from blis_replay.blis.kernel.step_time import FEATURE_NAMES, KernelModel
 from blis_replay.blis.physical import PhysicalModel
+from blis_replay.blis.roofline import RooflineModel
 from blis_replay.blis.trace import Int64s
+from blis_replay.blis.trees import TreesModel
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,7 @@ class CorrectedModel:
     length, what to add further from each of these times of the run on.  All of either sign.
     """
 
-    model: LatencyModel | RegimeModel | PhysicalModel
+    model: LatencyModel | RegimeModel | PhysicalModel | RooflineModel | TreesModel
     line_ns: tuple[int, int, int, int]
     from_us: Int64s
     correction_us: Int64s
@@ -179,22 +181,9 @@ class StepTime(Protocol):
         """Duration of the batch in us; truncated to whole us, at least 1."""
 
 
-# Names of ``kernel.step_time`` features, in its order.
-FEATURE_NAMES = (
-    "prefill_tokens",
-    "decode_tokens",
-    "num_prefill_reqs",
-    "num_decode_reqs",
-    "scheduled_tokens",
-    "kv_sum",
-    "kv_mean",
-    "prefill_x_decode",
-    "decode_x_kv_mean",
-    "prefill_sq",
-)
 _OPERATORS = ("==", "<", "<=", ">", ">=")
 
-Latency = LatencyModel | RegimeModel | ObservedCycles | CorrectedModel | PhysicalModel
+Latency = LatencyModel | RegimeModel | ObservedCycles | CorrectedModel | PhysicalModel | RooflineModel | TreesModel
 
 
 @dataclass(frozen=True)

@@ -101,9 +101,8 @@ def unit_times_us(architecture: Architecture, gpu: Gpu, tensor_parallelism: int)
     """float64[10, 6]: us that a unit of each quantity costs for each coefficient at 1.
 
     Weights and KV cache are read once a step, split over the GPUs; FLOPs and all-reduced bytes
-    are counted per token (a ring moves 2 (n - 1) / n of each message over every link; Patarasuk
-    and Yuan, 2009); the output projection runs once a request.  A row per coefficient, a column
-    per quantity; experts are not in it (``expert_read_us``).
+    are counted per token; the output projection runs once a request.  A row per coefficient, a
+    column per quantity; experts are not in it (``expert_read_us``).
     """
     gpus, width = tensor_parallelism, architecture.bytes_per_parameter
     memory, compute, link = gpu.memory_bytes_per_s / _US, gpus * gpu.flops_per_s / _US, gpu.link_bytes_per_s / _US
@@ -118,15 +117,19 @@ def unit_times_us(architecture: Architecture, gpu: Gpu, tensor_parallelism: int)
         pair_us,
         2 * architecture.embedding_parameters / compute,
     )
-    all_reduces = _ALL_REDUCES_PER_LAYER * architecture.layers
-    message = all_reduces * architecture.hidden_size * width * 2 * (gpus - 1) / gpus
-    rows["traffic"][[PREFILL, DECODE]] = message / link
+    rows["traffic"][[PREFILL, DECODE]] = all_reduced_bytes_per_token(architecture, gpus) / link
     rows["per_layer_us"][STEP] = architecture.layers
-    rows["per_exchange_us"][STEP] = all_reduces * (gpus - 1).bit_length()
+    rows["per_exchange_us"][STEP] = _ALL_REDUCES_PER_LAYER * architecture.layers * (gpus - 1).bit_length()
     rows["per_moe_layer_us"][STEP] = architecture.layers if architecture.experts else 0
     rows["per_step_us"][STEP] = 1
     rows["per_request_us"][REQUESTS] = 1
     return np.array([rows[name] for name in COEFFICIENT_NAMES])
+
+
+def all_reduced_bytes_per_token(architecture: Architecture, gpus: int) -> float:
+    """Bytes that each link carries for a token; a ring moves 2 (n - 1) / n of a message (Patarasuk and Yuan, 2009)."""
+    message = architecture.hidden_size * architecture.bytes_per_parameter
+    return _ALL_REDUCES_PER_LAYER * architecture.layers * message * 2 * (gpus - 1) / gpus
 
 
 def expert_read_us(architecture: Architecture, gpu: Gpu, tensor_parallelism: int) -> float:

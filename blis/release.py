@@ -101,8 +101,8 @@ class CoefficientRelease:
                 return entry
         has = {f"{e.model} tp {e.tensor_parallelism}" + (f" {e.dtype}" if e.dtype else "") for e in self.models}
         raise ReleaseError(
-            f"release {self.name} has no coefficients for {model} with tensor parallelism {tensor_parallelism}"
-            f"{f' and data type {dtype}' if dtype else ''} "
+            f"release {self.name} has no coefficients for {model}"
+            f"{f' tp {tensor_parallelism}' if tensor_parallelism else ''}{f' {dtype}' if dtype else ''} "
             f"(it has {', '.join(sorted(has))}); fit some with `blis-replay calibrate --train {alias} --out FILE.yaml`"
         )
 

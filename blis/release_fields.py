@@ -96,10 +96,19 @@ class Fields:
     def numbers(self) -> dict[str, float]:
         numbers: dict[str, float] = {}
         for name, value in self.values.items():
-            if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 1e15:
+            if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= 1e15:
                 self.refuse(name, "is no number", "write a number")
             numbers[name] = float(value)
         return numbers
+
+    def numbers_of(self, name: str) -> tuple[float, ...]:
+        """A list of plain numbers."""
+        self.seen.add(name)
+        values = self.values.get(name)
+        if not isinstance(values, list):
+            self.refuse(name, "is missing or no list of numbers", "add it")
+        places = {str(i): value for i, value in enumerate(values)}
+        return tuple(type(self)(places, self.origin, f"{self.path}{name}.").numbers().values())
 
     def number(self, name: str) -> float:
         """A plain number."""

@@ -8,8 +8,8 @@ from typing import Literal
 from blis_replay.blis.architecture import format_architecture, parse_architecture
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.gpu import format_gpu, parse_gpu
+from blis_replay.blis.kernel.step_time import FEATURE_NAMES
 from blis_replay.blis.latency import (
-    FEATURE_NAMES,
     CorrectedModel,
     Latency,
     LatencyModel,
@@ -19,9 +19,13 @@ from blis_replay.blis.latency import (
 )
 from blis_replay.blis.physical import COEFFICIENT_NAMES, PhysicalCoefficients, PhysicalModel
 from blis_replay.blis.release_fields import NS, NS_PER_TOKEN, Fields
+from blis_replay.blis.release_roofline import format_roofline, parse_roofline
+from blis_replay.blis.release_trees import format_trees, parse_trees
+from blis_replay.blis.roofline import RooflineModel
+from blis_replay.blis.trees import TreesModel
 
-_Kind = Literal["blackbox", "floor", "regimes", "physical"]
-_KINDS: tuple[_Kind, ...] = ("blackbox", "floor", "regimes", "physical")
+_Kind = Literal["blackbox", "floor", "regimes", "physical", "roofline", "trees"]
+_KINDS: tuple[_Kind, ...] = ("blackbox", "floor", "regimes", "physical", "roofline", "trees")
 _ROUNDINGS: tuple[Literal["round_half_up", "truncate"], ...] = ("round_half_up", "truncate")
 _UNITS: tuple[Literal["us", "log1p us"], ...] = ("us", "log1p us")
 
@@ -41,6 +45,10 @@ def parse_latency(fields: Fields, tensor_parallelism: int) -> Latency:
     kind = fields.choice("kind", _KINDS)
     if kind == "physical":
         return _parse_physical(fields, tensor_parallelism)
+    if kind == "roofline":
+        return parse_roofline(fields, tensor_parallelism)
+    if kind == "trees":
+        return parse_trees(fields)
     if kind == "regimes":
         return _parse_regimes(fields)
     ns = {
@@ -67,6 +75,10 @@ def format_latency(model: Latency) -> dict[str, object]:
         raise ReleaseError("observed cycles are of one recording; a release needs a fitted model")
     if isinstance(model, PhysicalModel):
         return _format_physical(model)
+    if isinstance(model, RooflineModel):
+        return format_roofline(model)
+    if isinstance(model, TreesModel):
+        return format_trees(model)
     if isinstance(model, RegimeModel):
         return {
             "kind": "regimes",

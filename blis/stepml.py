@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from blis_replay.blis.errors import ReleaseError
-from blis_replay.blis.latency import FEATURE_NAMES, Lifecycle, Regime, RegimeModel
+from blis_replay.blis.kernel.step_time import FEATURE_NAMES
+from blis_replay.blis.latency import Lifecycle, Regime, RegimeModel
 from blis_replay.blis.release_fields import Fields
 
 

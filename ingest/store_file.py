@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     import duckdb
 
 SCHEMA_VERSION = 3
-_WRITING_MEMORY = "200MB"
+# By default DuckDB takes most of the machine's memory for its buffers, and keeps in them what it once read.
+_MEMORY = "400MB"
 
 _SCHEMA = ("schema.sql", "schema_journeys.sql", "schema_token_events.sql")
 # An older version -> what brings its file to the next one.
@@ -64,11 +65,6 @@ def open_store(path: Path | str, *, read_only: bool = False) -> Iterator[Store]:
         raise StoreError(f"{path}: {_why_not_opened(path, one_line(error))}") from error
     finally:
         connection.close()
-
-
-def limit_memory(store: Store) -> None:
-    """Keep little of what is written in memory: by default DuckDB takes most of the machine's for its buffers."""
-    store.connection.execute("SET memory_limit = ?", [_WRITING_MEMORY])
 
 
 @contextmanager
@@ -136,7 +132,7 @@ def _connect(path: Path, read_only: bool) -> duckdb.DuckDBPyConnection:
     try:
         if not read_only:
             path.parent.mkdir(parents=True, exist_ok=True)
-        return duckdb.connect(str(path), read_only=read_only)
+        return duckdb.connect(str(path), read_only=read_only, config={"memory_limit": _MEMORY})
     except OSError as error:
         raise StoreError(
             f"{path}: its folder cannot be made ({error.strerror or error}); choose another place with --store"

@@ -12,8 +12,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from blis_replay.blis.blackbox import blackbox_coefficients
 from blis_replay.blis.errors import ReleaseError
-from blis_replay.blis.latency import LatencyModel
 from blis_replay.blis.release import CoefficientRelease, ModelEntry
 from blis_replay.ingest.printable import printable
 from blis_replay.ingest.recording import Recording
@@ -245,19 +245,18 @@ def _own_model_flags(recording: Recording) -> list[str]:
 
 def _blackbox(build: BlisBuild, release: str, entry: ModelEntry) -> list[str]:
     """The flags of a blackbox model; ``ReleaseError`` if it is none, or the build has none any more."""
-    model, delays = entry.latency, entry.lifecycle
-    if not isinstance(model, LatencyModel) or model.kind != "blackbox" or _beyond_blackbox(model):
+    try:
+        alpha, beta = blackbox_coefficients(entry)
+    except ReleaseError:
         raise ReleaseError(
             f"release {release} for {entry.model} is no blackbox model (it has a context term, a floor or regimes), "
             "which no BLIS build runs; use --blis-model own, or --coefficients with a blackbox release"
-        )
+        ) from None
     if not build.blackbox:
         raise ReleaseError(
             f"{build.path}: this BLIS build has no blackbox model and cannot run release {release}; use a build "
             "from before 2026-04-23, or --blis-model own"
         )
-    alpha = (delays.pre_queue_us, delays.pre_queue_per_prompt_token_us, delays.post_token_us)
-    beta = (model.intercept_ns / 1000, model.per_prefill_token_ns / 1000, model.per_decode_token_ns / 1000)
     return [
         "--latency-model",
         "blackbox",
@@ -266,10 +265,6 @@ def _blackbox(build: BlisBuild, release: str, entry: ModelEntry) -> list[str]:
         "--beta-coeffs",
         ",".join(f"{value:.15g}" for value in beta),
     ]
-
-
-def _beyond_blackbox(model: LatencyModel) -> bool:
-    return bool(model.per_context_token_ns or model.floor_ns or model.cap_ns)
 
 
 def _refuse_engine(plan: ReplayPlan) -> None:

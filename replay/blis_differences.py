@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from blis_replay.blis.latency import LatencyModel
 from blis_replay.blis.release import ModelEntry
 from blis_replay.blis.trace import NEVER_US, Int64s
 from blis_replay.replay.blis_files import BlisResults, TraceForm, output_lengths, shared_prefixes
@@ -114,8 +113,6 @@ def _scheduling(plan: ReplayPlan, entry: ModelEntry | None) -> list[str]:
         )
     if plan.engine.async_scheduling:
         said.append("BLIS has no asynchronous scheduling: it schedules a step when the one before has ended")
-    if entry is not None and isinstance(entry.latency, LatencyModel) and entry.latency.rounding != "truncate":
-        said.append("BLIS truncates step times to whole microseconds; this release rounds them")
     return said
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from blis_replay.blis.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.result import SimResult
 from blis_replay.blis.token_gaps import TokenGaps
-from blis_replay.blis.trace import Int64s
+from blis_replay.blis.trace import Int64s, RequestTrace
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode
@@ -99,6 +99,31 @@ def replay(
         e2e_us=simulated.e2e_us,
     )
     return _with_surplus_steps(run)
+
+
+def without_rows(run: ReplayRun) -> ReplayRun:
+    """What a run was of, by whom and how, without its requests and steps: small enough to keep hundreds of them."""
+    recording, plan, simulated = run.recording, run.plan, run.simulated
+    nothing = np.empty(0, np.int64)
+    rows = {name: getattr(recording, name).clear() for name in ("requests", "steps", "lifecycles")}
+    parts = {name: replace(getattr(recording, name), parts=(), height=0) for name in ("snapshots", "journey_events")}
+    return replace(
+        run,
+        recording=replace(recording, **rows, **parts, prefix=None),
+        plan=replace(
+            plan, trace=RequestTrace(nothing, nothing, nothing, nothing, nothing), cycles=None, delivery_us=None
+        ),
+        simulated=replace(
+            simulated,
+            completed=nothing.astype(np.bool_),
+            ttft_us=nothing,
+            e2e_us=nothing,
+            output_tokens=nothing,
+            engine=None,
+        ),
+        ttft_us=nothing,
+        e2e_us=nothing,
+    )
 
 
 def _as_fitted(plan: ReplayPlan, recording: Recording, mode: ReplayMode, entry: ModelEntry | None) -> ReplayPlan:

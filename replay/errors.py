@@ -13,3 +13,11 @@ class FileExistsAlreadyError(ReplayError):
 
 class UnknownNameError(ReplayError):
     """A replay mode or a coefficient release that does not exist."""
+
+
+def argument_not_known(experiment: str, argument: str) -> ReplayError:
+    """The error of a replay that an engine argument is missing for, with how to give it."""
+    return ReplayError(
+        f"{experiment}: {argument} is not known; write `{argument}: VALUE` into a file and ingest the recording again "
+        "with --engine FILE.yaml"
+    )

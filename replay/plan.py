@@ -11,7 +11,7 @@ from blis_replay.blis.latency import ObservedCycles
 from blis_replay.blis.trace import NEVER_US, BlockKeys, EngineConfig, Int64s, RequestTrace
 from blis_replay.ingest.recording import PUBLISHED, Recording
 from blis_replay.replay.engine_overrides import with_engine
-from blis_replay.replay.errors import ReplayError
+from blis_replay.replay.errors import ReplayError, argument_not_known
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.observed_cycles import observed_cycles
 from blis_replay.replay.prefix import estimate_prefix, prefix_identity, prompt_tokens
@@ -112,7 +112,7 @@ def engine_config(recording: Recording, mode: ReplayMode) -> EngineConfig:
     value = {name: setting.value for name, setting in recording.engine.items()}
     for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "async_scheduling"):
         if name not in value:
-            raise ReplayError(f"{recording.slug}: {name} is not known; ingest the recording with --engine FILE.yaml")
+            raise argument_not_known(recording.slug, name)
     scheduling = {"synchronous": False, "asynchronous": True}
     blocks = value.get("num_gpu_blocks")
     policy = str(value.get("scheduling_policy", "fcfs"))

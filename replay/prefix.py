@@ -111,7 +111,7 @@ def _from_journeys(recording: Recording, prompts: Int64s) -> PrefixEstimate | No
     share = float(computed.sum() / prompts[work["request_index"].to_numpy()].sum())
     prefill = np.rint(prompts * share).astype(np.int64)
     prefill[work["request_index"].to_numpy()] = computed
-    basis = f"tokens that its steps leave for {told:,} of {len(prompts):,} prefills; of the others, the share of those"
+    basis = f"of {told:,} of {len(prompts):,} prompts, what the recorded steps computed; of the others, the same share"
     return PrefixEstimate(np.clip(prefill, 1, prompts), basis)
 
 

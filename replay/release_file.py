@@ -8,11 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from blis_replay.blis.architecture import Architecture, architecture_of_config
+from blis_replay.blis.defaults_yaml import parse_defaults, rows_of
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.gpu import gpu_named
+from blis_replay.blis.latency import Lifecycle
 from blis_replay.blis.physical import PhysicalModel
 from blis_replay.blis.release import CoefficientRelease, ModelEntry, bundled_releases, parse_release
 from blis_replay.blis.release_text import format_release
+from blis_replay.blis.roofline import RooflineModel
 from blis_replay.blis.stepml import import_stepml
 from blis_replay.replay.errors import UnknownNameError
 
@@ -43,14 +46,33 @@ def release_of_stepml(path: Path, name: str, model: str, tensor_parallelism: int
     """
     artifact = _json(path, "name a StepML artifact")
     latency, lifecycle = import_stepml(artifact, str(path))
+    return _imported(
+        path, name, "StepML artifact", hardware, (ModelEntry(model, tensor_parallelism, latency, lifecycle),)
+    )
+
+
+def release_of_defaults(
+    path: Path, name: str, gpu: str | None = None, vllm_version: str | None = None
+) -> CoefficientRelease:
+    """The coefficients of a ``defaults.yaml`` of BLIS as a release, of one GPU and one version of vLLM.
+
+    Either may be left out where the file has only one.  Raises ``ReleaseError`` if the file is none, or
+    leaves a choice.
+    """
+    rows = rows_of(parse_defaults(page_of_text(path, "coefficients"), str(path)), gpu, vllm_version, str(path))
+    versions = ", ".join(sorted({row.vllm_version for row in rows}))
+    return _imported(path, name, f"BLIS (vLLM {versions})", rows[0].gpu, tuple(row.entry for row in rows))
+
+
+def _imported(path: Path, name: str, what: str, hardware: str, models: tuple[ModelEntry, ...]) -> CoefficientRelease:
     release = CoefficientRelease(
         name=name,
         status="valid",
-        summary=f"StepML artifact {path.name}, imported.",
+        summary=f"{what} {path.name}, imported.",
         source=f"{path.name}, sha256 {hashlib.sha256(path.read_bytes()).hexdigest()}",
         hardware=hardware,
         sha256="",
-        models=(ModelEntry(model, tensor_parallelism, latency, lifecycle),),
+        models=models,
         fitted_on=(),
         published_replay={},
         published_errors={},
@@ -101,6 +123,32 @@ def release_for_model(
         )
     )
     return parse_release(text, name)
+
+
+def roofline_release(
+    name: str,
+    model: str,
+    hardware: str,
+    latency: RooflineModel,
+) -> CoefficientRelease:
+    """A release with the roofline of one model, without delays: nothing of it is fitted.
+
+    Raises ``ReleaseError`` if a step of it takes too long to be one.
+    """
+    rests_on = "smooth efficiencies" if latency.efficiency is None else "efficiency tables"
+    release = CoefficientRelease(
+        name=name,
+        status="valid",
+        summary=f"Roofline of {model}, {rests_on}, mixed steps {latency.mixed}.",
+        source="architecture and datasheet, nothing fitted",
+        hardware=hardware,
+        sha256="",
+        models=(ModelEntry(model, latency.tensor_parallelism, latency, Lifecycle()),),
+        fitted_on=(),
+        published_replay={},
+        published_errors={},
+    )
+    return parse_release(format_release(release), name)
 
 
 def _json(path: Path, mend: str) -> object:

@@ -12,7 +12,7 @@ import numpy as np
 
 from blis_replay.blis.trace import Int64s
 from blis_replay.ingest.recording import PUBLISHED, LoadProfile, Recording, Stage
-from blis_replay.replay.errors import ReplayError
+from blis_replay.replay.errors import ReplayError, argument_not_known
 
 SEED = 42
 _PROCESSES = ("constant", "poisson")
@@ -34,7 +34,7 @@ def declared_profile(recording: Recording) -> LoadProfile:
 def declared_model_len(recording: Recording) -> int:
     """``max_model_len``, which bounds what a conversation can grow to; ``ReplayError`` if it is not known."""
     if "max_model_len" not in recording.engine:
-        raise ReplayError(f"{recording.slug}: max_model_len is not known; ingest the recording with --engine FILE.yaml")
+        raise argument_not_known(recording.slug, "max_model_len")
     return int(recording.engine["max_model_len"].value)
 
 

@@ -1,7 +1,7 @@
 """Measure blis-replay: start-up, ingest, validate, the engine, the collector; warm and cold apart.
 
     python scripts/bench.py            # everything, a Markdown table on standard output
-    python scripts/bench.py engine     # one part: startup, ingest, validate, engine, growth, cluster, collect
+    python scripts/bench.py engine     # one part: startup, ingest, validate, report, large, engine, growth, ...
 
 Whole commands run as processes of their own; their times and peak memory are the
 operating system's.  "Cold" is the first run with an empty cache of compiled code.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import platform
 import resource
 import statistics
 import subprocess
@@ -107,6 +108,24 @@ def validate(folder: Path) -> Iterator[Row]:
     yield Row("validate 34b-general, again", *median_of("validate", "--experiment", "34b-general", env=fresh))
     yield Row("validate --all, first (fills the store)", *command("validate", "--all", env=fresh))
     yield Row("validate --all, again (16 experiments)", *median_of("validate", "--all", env=fresh))
+
+
+def report(folder: Path) -> Iterator[Row]:
+    """The page of one experiment and of all that ship, compiled code loaded; its size is that of the file."""
+    env = {"BLIS_REPLAY_STORE": str(folder / "report.duckdb")}
+    page = folder / "report.html"
+    command("validate", "--all", env=env)  # brings in what ships
+    for what, asked in (("34b-general", ("--experiment", "34b-general")), ("--all (16 experiments)", ("--all",))):
+        seconds, peak = command("report", *asked, "--out", str(page), env=env)
+        yield Row(f"report {what}", seconds, peak, f"{page.stat().st_size / 1e6:.2f} MB")
+
+
+def large(folder: Path) -> Iterator[Row]:
+    """100 recordings of 15,000 requests in one store, validated with the progress that a terminal sees."""
+    import bench_large
+
+    for row in bench_large.large(folder):
+        yield Row(*row)
 
 
 def engine(folder: Path) -> Iterator[Row]:
@@ -231,6 +250,15 @@ def cluster(folder: Path) -> Iterator[Row]:
         yield Row(f"cluster of {instances}, {requests:,} requests, {what}", seconds, remark=remark)
 
 
+def machine() -> str:
+    """What this runs on, in words."""
+    cpus = [
+        line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
+    ]
+    memory_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+    return f"{cpus[0]}, {len(cpus)} processors, {memory_gb:.0f} GB, Python {platform.python_version()}"
+
+
 def timed(work: Callable[[], object]) -> float:
     """Median seconds of a function over 20 calls, after one that is not counted."""
     work()
@@ -254,6 +282,8 @@ PARTS = {
     "startup": startup,
     "ingest": ingest,
     "validate": validate,
+    "report": report,
+    "large": large,
     "engine": engine,
     "growth": growth,
     "cluster": cluster,
@@ -269,6 +299,7 @@ def main(names: list[str]) -> None:
     unknown = [name for name in names if name not in PARTS]
     if unknown:
         sys.exit(f"no such part: {', '.join(unknown)}; choose from {', '.join(PARTS)}")
+    print(f"{machine()}; `python scripts/bench.py{''.join(f' {name}' for name in names)}`.\n")
     print("| what | seconds | peak MB | |\n|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         for name in names or PARTS:

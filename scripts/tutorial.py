@@ -17,7 +17,11 @@ from blis_replay.validate import notebook as br
 
 
 def main(store: Path) -> None:
-    """Walk through one experiment; ``store``: a file that may not exist yet."""
+    """Walk through one experiment; ``store``: a file that may not exist yet, what is made stands beside it."""
+    print("0. What is there, and can it be trusted?")
+    print(br.experiments(store).select("alias", "requests", "overloaded").head(3))
+    print(br.findings("34b-general", store).filter(pl.col("severity") == "corrected").select("check", "message"))
+
     print("1. How far is the simulator from the server?")
     means = br.metrics("34b-general", store=store).filter(pl.col("statistic") == "mean")
     print(means.select("metric", "observed_us", "simulated_us", "error"))
@@ -30,7 +34,13 @@ def main(store: Path) -> None:
     parts = br.attribution("34b-general", replay="scheduling=synchronous", store=store)
     print(parts.filter((pl.col("metric") == "ttft") & (pl.col("statistic") == "mean")).select("part", "share_us"))
 
-    print("4. What did the simulated server do?  Its batches by number of decodes:")
+    print("4. The same as a picture, and as a page for others:")
+    causes = br.figure("34b-general", "attribution", replay="scheduling=synchronous", store=store)
+    causes.save(store.with_name("causes.svg"))
+    page = br.report("34b-general", replay="scheduling=synchronous", out=store.with_name("report.html"), store=store)
+    print(causes.description, page.verdicts)
+
+    print("5. What did the simulated server do?  Its batches by number of decodes:")
     batches = br.steps("34b-general", store=store).with_columns(cycle_us=pl.col("end_us") - pl.col("start_us"))
     tens = (pl.col("decode_tokens") // 20 * 20).alias("decodes_from")
     print(batches.group_by(tens).agg(pl.len(), pl.col("cycle_us").mean()).sort("decodes_from"))

@@ -13,6 +13,7 @@ from blis_replay.blis.errors import SimulatorError
 from blis_replay.blis.release import CoefficientRelease
 from blis_replay.fixtures.bundled import bundled_recording
 from blis_replay.fixtures.catalogue import bundled_aliases
+from blis_replay.ingest.checks import overload
 from blis_replay.ingest.errors import UnknownExperimentError
 from blis_replay.ingest.ingest import ingest_recording
 from blis_replay.ingest.recording import ARRIVALS, RECORDED, Finding, Recording
@@ -26,7 +27,7 @@ from blis_replay.ingest.store import (
     read_stored,
     resolve,
 )
-from blis_replay.replay.driver import ReplayRun, replay
+from blis_replay.replay.driver import ReplayRun, replay, without_rows
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.simulator import Simulator
@@ -132,10 +133,11 @@ class StoredExperiment:
 def read_experiment(store: Store, slug: str) -> StoredExperiment:
     """A stored experiment; raises ``UnknownExperimentError`` if there is none of that slug."""
     gaps = inter_token_gaps(store, slug)
+    recording = read_stored(store, slug)
     return StoredExperiment(
-        recording=read_stored(store, slug),
-        findings=read_findings(store, slug),
-        overloaded=experiment_row(store, slug).overloaded,
+        recording=recording,
+        findings=recording.findings,
+        overloaded=_overloaded(recording.findings),
         token_gaps=gaps if len(gaps[0]) else None,
     )
 
@@ -145,7 +147,7 @@ def compare_whole(experiment: StoredExperiment, run: ReplayRun) -> Comparison:
     return compare(run, experiment.findings, overloaded=experiment.overloaded, token_gaps=experiment.token_gaps)
 
 
-def validate_experiment(
+def compare_experiment(
     store: Store,
     slug: str,
     release: CoefficientRelease,
@@ -153,7 +155,7 @@ def validate_experiment(
     window: tuple[float, float] = (0.0, 1.0),
     simulator: Simulator | None = None,
 ) -> Comparison:
-    """Replay a stored experiment, compare it with its recording, and store run and errors of whole runs.
+    """Replay a stored experiment and compare it with its recording; the store is only read.
 
     ``simulator``: the embedded engine with ``release`` if None.  Raises ``NothingToJudgeError``
     for an arrival trace.
@@ -164,11 +166,37 @@ def validate_experiment(
             f"{recording.alias}: an arrival trace: it has no latencies to compare; replay it with "
             f"`blis-replay simulate --experiment {recording.alias} --engine FILE --coefficients NAME --out DIR`"
         )
-    run = replay(recording, release, mode, simulator)
-    comparison = judge(store, run, Selection(window=window))
+    return judge(store, replay(recording, release, mode, simulator), Selection(window=window))
+
+
+def validate_experiment(
+    store: Store,
+    slug: str,
+    release: CoefficientRelease,
+    mode: ReplayMode,
+    window: tuple[float, float] = (0.0, 1.0),
+    simulator: Simulator | None = None,
+) -> Comparison:
+    """As ``compare_experiment``, and run and errors of a whole run are stored."""
+    comparison = compare_experiment(store, slug, release, mode, window, simulator)
     if comparison.selection.everything:
-        store_run(store, run, errors_frame(comparison))
+        store_run(store, comparison.run, errors_frame(comparison))
     return comparison
+
+
+@dataclass(frozen=True)
+class Validated:
+    """What one simulator answered for several experiments.
+
+    ``comparisons``: their runs are without rows (``without_rows``), so that memory does not grow with their number.
+    ``stages``: by slug, the same of each load stage, where asked for.  ``not_judged``: alias (slug, where two share
+    it) to reason.
+    """
+
+    simulator: str
+    comparisons: list[Comparison]
+    stages: dict[str, list[Comparison]]
+    not_judged: dict[str, str]
 
 
 def validate_many(
@@ -176,33 +204,52 @@ def validate_many(
     slugs: Iterable[str],
     release: CoefficientRelease,
     mode: ReplayMode,
-    window: tuple[float, float] = (0.0, 1.0),
-    simulator: Simulator | None = None,
-) -> tuple[list[Comparison], dict[str, str]]:
-    """Validate several experiments; those that cannot be judged are returned with the reason."""
-    comparisons: list[Comparison] = []
-    not_judged: dict[str, str] = {}
+    window: tuple[float, float],
+    simulator: Simulator,
+    *,
+    stages: bool = False,
+    tolerant: bool = True,
+) -> Validated:
+    """Validate several experiments, with their ``stages``.
+
+    ``tolerant``: those that cannot be judged are returned with the reason; else it is raised.
+    """
+    answer = Validated(simulator.name, [], {}, {})
     for slug in slugs:
         try:
-            comparisons.append(validate_experiment(store, slug, release, mode, window, simulator))
+            whole = validate_experiment(store, slug, release, mode, window, simulator)
         except (SimulatorError, ReplayError, ValidateError) as error:
+            if not tolerant:
+                raise
             alias = experiment_row(store, slug).alias
-            not_judged[slug if alias in not_judged else alias] = str(error)
-    return comparisons, not_judged
+            answer.not_judged[slug if alias in answer.not_judged else alias] = str(error)
+            continue
+        if stages:
+            answer.stages[slug] = [_light(stage) for stage in by_stage(store, whole)]
+        answer.comparisons.append(_light(whole))
+    return answer
+
+
+def _light(comparison: Comparison) -> Comparison:
+    return replace(comparison, run=without_rows(comparison.run))
 
 
 def judge(store: Store, run: ReplayRun, selection: Selection) -> Comparison:
     """Compare a replay with what the store holds of its recording."""
-    slug = run.recording.slug
-    gaps = inter_token_gaps(store, slug, selection.of(run.recording.requests))
+    findings = read_findings(store, run.recording.slug)
+    gaps = inter_token_gaps(store, run.recording.slug, selection.of(run.recording.requests))
     comparison = compare(
         run,
-        read_findings(store, slug),
-        overloaded=experiment_row(store, slug).overloaded,
+        findings,
+        overloaded=_overloaded(findings),
         selection=selection,
         token_gaps=gaps if len(gaps[0]) else None,
     )
     return replace(comparison, saturation=saturation(run)) if selection.stage is None else comparison
+
+
+def _overloaded(findings: Iterable[Finding]) -> bool:
+    return any(finding.check == overload.CHECK for finding in findings)
 
 
 def by_stage(store: Store, comparison: Comparison) -> list[Comparison]:

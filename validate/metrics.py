@@ -77,12 +77,10 @@ def pooled_quantiles(values: Values, counts: NDArray[np.int64]) -> dict[str, flo
 
     Equal to the quantiles of ``np.repeat(values, counts)``, without making that array.
     """
-    return {name: weighted_quantile(values, counts, q) for name, q in _QUANTILES.items() if counts.sum() > 0}
-
-
-def weighted_quantile(values: Values, counts: NDArray[np.int64], q: float) -> float:
-    """Quantile ``q`` (0..1) of ``np.repeat(values, counts)``, linear interpolation."""
-    return float(weighted_quantiles(values, counts, np.array([q]))[0])
+    if counts.sum() == 0:
+        return {}
+    quantiles = weighted_quantiles(values, counts, np.array(list(_QUANTILES.values())))
+    return dict(zip(_QUANTILES, quantiles.tolist(), strict=True))
 
 
 def weighted_quantiles(values: Values, counts: NDArray[np.int64], levels: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -1,10 +1,11 @@
-"""The same as the command line, from Python: functions that return polars frames.
+"""The same as the command line, from Python: functions that return polars frames and pictures.
 
 ::
 
     from blis_replay.validate import notebook as br
     br.metrics("34b-general")                                     # observed, simulated, error
     br.attribution("34b-general", replay="scheduling=synchronous")  # and what the error comes from
+    br.figure("34b-general", "ttft")                              # a picture of the report, by itself
 
 ``name`` is a slug or alias of an experiment, stored or bundled; ``coefficients`` a release that ships or a YAML file,
 ``replay`` a mode as ``validate --replay`` takes it.  ``store`` is the file of the ground-truth store, by default the
@@ -23,7 +24,7 @@ from blis_replay.fixtures.catalogue import profile_of
 from blis_replay.ingest.ingest import ingest_source
 from blis_replay.ingest.readers.discovery import sources_of
 from blis_replay.ingest.recording import Recording
-from blis_replay.ingest.store import inter_token_gaps, open_store, read_stored
+from blis_replay.ingest.store import inter_token_gaps, list_experiments, open_store, read_stored
 from blis_replay.ingest.store_place import STORE_DEFAULT
 from blis_replay.replay import driver
 from blis_replay.replay.driver import ReplayRun
@@ -35,6 +36,7 @@ from blis_replay.validate.attribution.resampled import QUANTITIES
 from blis_replay.validate.attribution.segments import segment_frame, segments_of
 from blis_replay.validate.experiment import (
     DEFAULT_RELEASE,
+    all_experiments,
     compare_whole,
     errors_frame,
     find_experiment,
@@ -42,6 +44,10 @@ from blis_replay.validate.experiment import (
     stored_experiment,
 )
 from blis_replay.validate.observed import observed_requests
+from blis_replay.validate.report.evidence import gather
+from blis_replay.validate.report.picture import Picture, picture
+from blis_replay.validate.report.report import Report
+from blis_replay.validate.report.report import report as make_report
 from blis_replay.validate.timeline.window import Timeline
 from blis_replay.validate.timeline.window import timeline as window_of
 
@@ -143,6 +149,58 @@ def attribution(
     return pl.DataFrame(
         [row for i in range(len(QUANTITIES)) for row in _parts(found, i)], orient="row", schema=_ATTRIBUTION_SCHEMA
     )
+
+
+def experiments(store: StorePath = None) -> pl.DataFrame:
+    """A row an experiment, those that ship included: slug, alias, model, hardware, requests, failed, findings."""
+    with open_store(_store(store)) as opened:
+        all_experiments(opened)  # which brings in those that ship
+        return pl.DataFrame([vars(row) for row in list_experiments(opened)])
+
+
+def findings(name: str, store: StorePath = None) -> pl.DataFrame:
+    """What the instrument checks found: ``check, severity, metric, message, threshold``."""
+    columns = ("check", "severity", "metric", "message", "threshold")
+    found = stored_experiment(_store(store), name).findings
+    rows = [[getattr(finding, column) for column in columns] for finding in found]
+    return pl.DataFrame(rows, orient="row", schema=dict.fromkeys(columns, pl.String))
+
+
+def figure(
+    name: str, what: str, coefficients: str = DEFAULT_RELEASE, replay: str = "exact", store: StorePath = None
+) -> Picture:
+    """One picture of the report, which a notebook shows; ``.numbers`` is what it draws, a polars frame.
+
+    ``what``: ``e2e``, ``ttft`` or ``itl`` (distributions), ``ttft by prompt``, ``ttft by queue``, ``steps``,
+    ``errors`` (over time), ``depth`` or ``attribution``.  Raises ``ValidateError`` for another word, and with the
+    reason where the recording has no numbers for it.
+    """
+    path, release = _store(store), load_release(coefficients)
+    with open_store(path) as opened:
+        slug, mode = find_experiment(opened, name), parse_mode(replay, release.published_replay)
+        return picture(gather(opened, slug, release, mode, load_release(DEFAULT_RELEASE)), what)
+
+
+def report(
+    *names: str,
+    coefficients: str = DEFAULT_RELEASE,
+    baseline: str | None = None,
+    replay: str = "exact",
+    out: Path | str | None = None,
+    store: StorePath = None,
+) -> Report:
+    """The page of these experiments, of all without a name: ``.html``, ``.verdicts``, ``.not_judged``.
+
+    ``baseline``: another release, whose errors stand below.  ``out``: a file to write the page to.
+    """
+    path, release = _store(store), load_release(coefficients)
+    with open_store(path) as opened:
+        slugs = [find_experiment(opened, name) for name in dict.fromkeys(names)] or all_experiments(opened)
+    before = load_release(baseline) if baseline else None
+    made = make_report(path, slugs, release, parse_mode(replay, release.published_replay), baseline=before)
+    if out is not None:
+        Path(out).write_text(made.html, "utf-8")
+    return made
 
 
 _ATTRIBUTION_SCHEMA = {

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blis_replay.blis.kernel.compiled import compiled, entry
+from blis_replay.blis.kernel.roofline import roofline_us
 from blis_replay.blis.kernel.state import (
     BATCH_ATTENDED_TOKENS,
     BATCH_CONTEXT_TOKENS,
@@ -19,11 +20,14 @@ from blis_replay.blis.kernel.state import (
     BATCH_PREFILL_TOKENS,
     Int64s,
 )
+from blis_replay.blis.kernel.trees import trees_us
 
 Floats = NDArray[np.float64]
 KernelModel = tuple[int, Int64s, Floats]
 
-LINEAR, REGIMES, OBSERVED, PHYSICAL = range(4)
+LINEAR, REGIMES, OBSERVED, PHYSICAL, ROOFLINE, TREES = range(6)
+
+# -- ROOFLINE, TREES: see kernel.roofline and kernel.trees.
 
 # -- LINEAR: whole = intercept, per prefill, decode and context token, floor, cap (0: none),
 #    all ns, and the ns added before the division (500 rounds half up, 0 truncates).
@@ -34,6 +38,18 @@ LINEAR, REGIMES, OBSERVED, PHYSICAL = range(4)
 PREFILL_TOKENS, DECODE_TOKENS, PREFILL_REQUESTS, DECODE_REQUESTS, SCHEDULED_TOKENS, KV_SUM, KV_MEAN = range(7)
 PREFILL_X_DECODE, DECODE_X_KV_MEAN, PREFILL_SQUARED = range(7, 10)
 FEATURES = 10
+FEATURE_NAMES = (
+    "prefill_tokens",
+    "decode_tokens",
+    "num_prefill_reqs",
+    "num_decode_reqs",
+    "scheduled_tokens",
+    "kv_sum",
+    "kv_mean",
+    "prefill_x_decode",
+    "decode_x_kv_mean",
+    "prefill_sq",
+)
 EQUAL, BELOW, AT_MOST, ABOVE, AT_LEAST = range(5)
 REGIME_HEAD = 2
 REGIME_SIZE = 5 + FEATURES
@@ -85,6 +101,12 @@ def modelled_us(kind: int, whole: Int64s, real: Floats, batch: Int64s, start_us:
         return regimes_us(real, batch)
     if kind == PHYSICAL:
         return physical_us(whole, batch)
+    if kind == ROOFLINE:
+        return roofline_us(whole, real, batch)
+    if kind == TREES:
+        features = real[-FEATURES:]
+        batch_features(batch, features)
+        return trees_us(whole, real, features)
     return observed_us(whole, real, start_us)
 
 

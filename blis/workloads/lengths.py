@@ -77,8 +77,8 @@ def draw_lengths(distribution: LengthDistribution, count: int, random: np.random
     if isinstance(distribution, Empirical):
         edges = np.cumsum(distribution.weights)
         places = np.searchsorted(edges, random.random(count) * edges[-1], side="right")
-        values = np.array(distribution.values, np.int64)
-        return values[np.minimum(places, len(edges) - 1)]
+        chosen: Int64s = np.array(distribution.values, np.int64)[np.minimum(places, len(edges) - 1)]
+        return chosen
     if isinstance(distribution, Normal):
         drawn = random.normal(distribution.mean, distribution.deviation, count)
     elif isinstance(distribution, Lognormal):

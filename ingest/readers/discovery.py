@@ -69,7 +69,8 @@ class Source:
 def sources_of(named: Sequence[str | Path], *, slug: str = "", form: str = "") -> list[Source]:
     """The recordings that directories, files and patterns (``runs/*.json``) on a command line stand for.
 
-    A directory is one recording.  Files of one folder are one, called like the folder, and those in
+    A directory is one recording; one that holds several with an ``exp-config.yaml`` each, and none of its own,
+    stands for those.  Files of one folder are one, called like the folder, and those in
     its ``results`` or ``reports`` with them.  ``slug`` is a name of the caller's for the only one.
     Raises :class:`RecordingError` where two would have one name: the second would take the place of the first.
     """
@@ -84,7 +85,7 @@ def sources_of(named: Sequence[str | Path], *, slug: str = "", form: str = "") -
         else:
             # A loop of links is kept as it is, and is then no directory.
             root = Path(os.path.realpath(path))
-            sources.append(Source(root.name, root, None, form))
+            sources += [Source(folder.name, folder, None, form) for folder in _experiments_in(root)]
     if form and any(source.paths is None for source in sources):
         raise RecordingError(
             f"--format {form}", "", "a format is given to files, and here is a directory", "name the files in it"
@@ -170,6 +171,21 @@ def _expanded(named: Iterable[str | Path]) -> Iterable[Path]:
         # Path.glob knows no patterns that begin at the root.
         found = [] if os.path.lexists(name) else sorted(glob.glob(str(name), recursive=True))  # noqa: PTH207
         yield from map(Path, found or [str(name)])
+
+
+def _experiments_in(root: Path) -> list[Path]:
+    """The directory itself; or its subdirectories with a configuration of their own, if it has none and they are many.
+
+    Read as one recording, several experiments would be mixed: same request, other server.
+    """
+    if not root.is_dir() or _configured(root):
+        return [root]
+    configured = sorted(folder for folder in root.iterdir() if folder.is_dir() and _configured(folder))
+    return configured if len(configured) > 1 else [root]
+
+
+def _configured(folder: Path) -> bool:
+    return any(folder.glob("exp-config.y*ml*"))
 
 
 def _recording_folder(folder: Path) -> Path:

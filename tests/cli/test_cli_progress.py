@@ -63,6 +63,14 @@ def test_a_terminal_is_told_and_a_pipe_is_not(recording: Path, tmp_path: Path) -
     assert piped.stderr == ""
 
 
+def test_a_terminal_hears_something_before_the_store_is_read(tmp_path: Path) -> None:
+    """Opening a large store takes its time; the line is overwritten by what comes next."""
+    page = [*COMMAND[:-1], "report", "--experiment", "34b-roleplay", "--out", str(tmp_path / "page.html")]
+    said = on_terminal([*page, "--store", str(tmp_path / "s.duckdb")])
+    assert said.startswith("\r\x1b[Kreading the store")
+    assert said.endswith("\r\x1b[K")
+
+
 def test_a_sweep_counts_its_replays_on_a_terminal_and_wipes_the_line(tmp_path: Path) -> None:
     whatif = [*COMMAND[:-1], "whatif", "--experiment", "34b-codegen", "--sweep", "max_num_seqs=64,128"]
     said = on_terminal([*whatif, "--store", str(tmp_path / "s.duckdb")])

@@ -194,7 +194,7 @@ def _started(tmp_path: Path, jobs: list[int]) -> tuple[subprocess.Popen[str], li
     return program, [int(note.name) for note in notes.iterdir()]
 
 
-def _until(holds: Callable[[], bool], seconds: float = 20) -> None:
+def _until(holds: Callable[[], bool], seconds: float = 60) -> None:
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, f"not so after {seconds} s"

@@ -141,7 +141,7 @@ def test_a_failure_counts_more_than_what_cannot_be_judged(store: Store, tmp_path
     [
         ("hardware", "A100-80GB", "release new is for A100-80GB, and 2b-general was recorded on H100"),
         ("hardware", "H200", "release new is for H200"),
-        ("dtype", "fp8", "no coefficients for synthetic/synthetic-2b with tensor parallelism 1 and data type bfloat16"),
+        ("dtype", "fp8", "no coefficients for synthetic/synthetic-2b tp 1 bfloat16"),
     ],
 )
 def test_a_release_for_another_gpu_or_data_type_is_refused_unless_extrapolated(
@@ -161,7 +161,7 @@ def test_another_tensor_parallelism_is_refused_unless_extrapolated(store: Store)
     new = parse_release(format_release(replace(made, models=entries)), "new")
     report = gate(store, new, selectors=[SMALL.slug])
     assert report.verdict == "not judged"
-    assert "with tensor parallelism 1 (it has synthetic/synthetic-1b tp 4" in report.judgements[0].reason
+    assert " tp 1 (it has synthetic/synthetic-1b tp 4" in report.judgements[0].reason
     assert gate(store, new, selectors=[SMALL.slug], extrapolate=True).verdict == "pass"
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 
 from blis_replay.blis.architecture import Architecture, bundled_architectures
@@ -34,6 +35,7 @@ from blis_replay.validate.calibration.generalize_text import (
     generalisation_text,
     mean_abs_error,
 )
+from blis_replay.validate.calibration.physical_terms import without_terms
 from blis_replay.validate.errors import NothingToJudgeError, ValidateError
 
 PLANTED = PhysicalCoefficients(1.08, 1.1, 1.6, 0.2, 1.3, 62.0, 6.5, 0.0, 150.0, 18.0)
@@ -221,6 +223,19 @@ def test_text_and_json_have_every_experiment_and_the_published_errors(left_out: 
     assert document["left_out"] == "model"
     assert sorted(100 * score.error for score in PUBLISHED_SCORES) == pytest.approx([14.8, 30.7, 108.6, 117.4])
     assert len(document["published"]) == 3  # type: ignore[arg-type]  # one of the four left workloads out
+
+
+def test_a_cost_that_is_left_out_is_missed(cases: list[Case]) -> None:
+    """Planted: 62 us a layer and KV bytes at 1.1 times the bandwidth's time, which nothing can stand in for on another
+    model: without either the models left out are off by more than twice as much.  A decode token computes for
+    0.2 * 2 * parameters / 989.5 TFLOP/s, 0.07 % of what reading the weights takes, and is not missed.
+    """
+    dense = [case for case in cases if not case.overloaded]
+    errors = without_terms(dense, ARCHITECTURES, ("per_layer_us", "kv_read", "decode_compute"), executor="serial")
+    assert errors.filter(pl.col("term").is_null()).height == errors.filter(pl.col("term") == "per_layer_us").height
+    by_term = dict(errors.group_by("term").agg(pl.col("e2e").abs().mean()).iter_rows())
+    assert min(by_term["per_layer_us"], by_term["kv_read"]) > 2 * by_term[None]
+    assert by_term["decode_compute"] < by_term[None] + 0.01
 
 
 @pytest.fixture(scope="module")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from importlib import resources
 from pathlib import Path
+from xml.etree import ElementTree
 
 import polars as pl
 import pytest
@@ -12,6 +15,8 @@ import pytest
 from blis_replay.fixtures.synthetic import write_demo
 from blis_replay.ingest.errors import UnknownExperimentError
 from blis_replay.validate import notebook as br
+from blis_replay.validate.errors import ValidateError
+from blis_replay.validate.report.svg import COLOURS, ON_PAPER
 
 _TUTORIAL = Path(__file__).parents[2] / "scripts" / "tutorial.py"
 
@@ -57,6 +62,53 @@ def test_the_environment_names_the_store_as_for_the_command_line(store: Path, mo
     assert br.recording("1b-general").requests.height == 300
     with pytest.raises(UnknownExperimentError, match="did you mean 1b-general"):
         br.recording("1b-generl")
+
+
+def test_a_picture_is_that_of_the_report(store: Path) -> None:
+    """The same drawing in other colours: a file of its own that a parser that is not ours reads."""
+    shown = br.figure("34b-codegen", "e2e", store=store)
+    drawn = ElementTree.fromstring(shown._repr_svg_())  # noqa: S314 (our own drawing)
+    assert drawn.tag == "{http://www.w3.org/2000/svg}svg"
+    assert "var(" not in shown.svg
+    html = br.report("34b-codegen", store=store).html
+    lines = re.findall(r' d="(M[^"]{200,})"', shown.svg)
+    assert lines
+    assert all(line in html for line in lines)
+    p50 = shown.numbers.row(0, named=True)
+    means = br.metrics("34b-codegen", store=store).filter((pl.col("metric") == "e2e") & (pl.col("statistic") == "p50"))
+    assert p50["observed ms"] == f"{means['observed_us'][0] / 1000:,.2f}"
+
+
+@pytest.mark.parametrize("what", ["steps", "depth", "a picture"])
+def test_a_picture_that_there_is_not_is_named_with_the_reason(store: Path, what: str) -> None:
+    with pytest.raises(ValidateError, match="there are e2e, ttft" if what == "a picture" else "cannot be drawn"):
+        br.figure("34b-codegen", what, store=store)
+
+
+def test_what_there_is_and_what_is_wrong_with_it(store: Path) -> None:
+    """16 experiments ship and one was ingested; two stamps a token are the finding of all that were published."""
+    assert br.experiments(store).filter(pl.col("alias").is_in(["1b-general", "34b-general"]))["requests"].to_list() == [
+        16_800,
+        300,
+    ]
+    found = br.findings("34b-general", store).filter(pl.col("check") == "token_events")
+    assert found["severity"].to_list() == ["corrected"]
+
+
+def test_colours_on_paper_are_those_of_the_page_in_print() -> None:
+    style = (resources.files("blis_replay.validate.report") / "page.css").read_text("utf-8")
+    printed = style.split("@media print")[1]
+    assert {name: found for name, found in re.findall(r"--(\w+): (#\w{6})", printed) if name in COLOURS} == ON_PAPER
+
+
+def test_three_lines_do_in_a_fresh_interpreter(tmp_path: Path) -> None:
+    lines = (
+        "from blis_replay.validate import notebook as br\n"
+        "frame = br.metrics('34b-codegen', store='s.duckdb')\n"
+        "print(frame.filter(frame['metric'] == 'e2e').height)"
+    )
+    ended = subprocess.run([sys.executable, "-c", lines], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "4\n", "")
 
 
 def test_the_tutorial_runs_to_its_end() -> None:

@@ -17,7 +17,6 @@ from blis_replay.replay.plan import engine_config
 from blis_replay.replay.simulator import model_of
 from blis_replay.replay.teacher_forcing import recorded_delays
 
-_CALIBRATE = "calibrate: blis-replay calibrate --train {} --out mine.yaml"
 STEP_TIME, PRE_QUEUE, OUTPUT = "step time", "delay before the queue", "output processing"
 
 
@@ -143,7 +142,7 @@ def _input(name: str, basis: str, why: str, **change: Any) -> Component:
 def _modelled(replayed: Replayed, reference: CoefficientRelease | None) -> tuple[list[Component], dict[str, str]]:
     recording = replayed.recording
     able, unable = recorded_delays(recording)
-    calibrate = _CALIBRATE.format(recording.alias)
+    calibrate = _calibrate(replayed, "segments")
     look = f"see what is waited for: blis-replay segments --experiment {recording.alias}"
     known = {
         "pre_queue": (PRE_QUEUE, "its delay before the queue is not the server's", calibrate),
@@ -167,9 +166,20 @@ def _modelled(replayed: Replayed, reference: CoefficientRelease | None) -> tuple
     return components, left
 
 
+def _calibrate(replayed: Replayed, verb: str) -> str:
+    """What to do about coefficients: fit them; where that is done, let ``verb`` show what is left."""
+    alias, fit = replayed.recording.alias, replayed.entry.fit
+    if fit is not None and any(score.experiment == replayed.recording.slug for score in fit.scores):
+        return f"it is calibrated to this recording; see what is left: blis-replay {verb} --experiment {alias}"
+    return f"calibrate: blis-replay calibrate --train {alias} --out mine.yaml"
+
+
 def _step_time(server: Replayed, reference: CoefficientRelease | None) -> Component | str:
     """The step time of the server; ``server``: the replay with all else replaced.  Else why it is not known."""
-    why, mend = "its steps do not take as long as the server's", _CALIBRATE.format(server.recording.alias)
+    why, mend = (
+        "its steps do not take as long as the server's",
+        _calibrate(server, "segments" if server.recording.steps.is_empty() else "steps"),
+    )
     try:
         latency, basis = corrected_model(server.recording, server.mode, server.entry)
     except ReplayError as error:

@@ -21,7 +21,7 @@ from blis_replay.replay.executors import ExecutorName, map_jobs
 from blis_replay.replay.release_file import load_release
 from blis_replay.replay.simulator import model_of
 from blis_replay.validate.calibration.calibrate import DEFAULT_SPLIT, Options, calibrate
-from blis_replay.validate.calibration.physical_fit import PhysicalFit, known_architecture
+from blis_replay.validate.calibration.physical_fit import PRIORS, PhysicalFit, Prior, known_architecture
 from blis_replay.validate.calibration.physical_release import calibrate_physical
 from blis_replay.validate.calibration.prior import DEFAULT_PRIOR
 from blis_replay.validate.calibration.step_errors import step_mape
@@ -121,6 +121,7 @@ class _Job:
     fold: Fold
     form: ModelForm
     architectures: Mapping[str, Architecture]
+    priors: Mapping[str, Prior]
 
 
 def generalize(
@@ -129,6 +130,7 @@ def generalize(
     form: ModelForm,
     architectures: Mapping[str, Architecture],
     *,
+    priors: Mapping[str, Prior] = PRIORS,
     executor: ExecutorName = "local",
     workers: int | None = None,
     progress: Progress | None = None,
@@ -137,7 +139,8 @@ def generalize(
 
     ``form`` ``physical``: coefficients that all models share, on each architecture of
     ``architectures`` (by model name); ``per-model``: a line for each model, which can leave out
-    workloads only.  ``executor``, ``workers``, ``progress``: of ``map_jobs``.
+    workloads only.  ``priors``: of the shared coefficients.  ``executor``, ``workers``,
+    ``progress``: of ``map_jobs``.
     Raises ``ValidateError`` if the form cannot do it, ``NothingToJudgeError`` if
     there is nothing to leave out.
     """
@@ -151,7 +154,7 @@ def generalize(
             f"recordings of at least two {by}s are needed, one to leave out and one to fit to; overloaded runs and "
             f"published aggregates are never fitted to{others}"
         )
-    jobs = [_Job(fold, form, architectures) for fold in [*left_out, _nothing_left_out(usable, by)]]
+    jobs = [_Job(fold, form, architectures, priors) for fold in [*left_out, _nothing_left_out(usable, by)]]
     *results, everything = map_jobs(_run, jobs, executor=executor, workers=workers, progress=progress)
     return Generalisation(by, form, tuple(results), everything, not_used)
 
@@ -236,7 +239,7 @@ def _fit(
     job: _Job, training: Sequence[Recording], targets: Sequence[Recording], name: str
 ) -> tuple[CoefficientRelease, PhysicalFit | None]:
     if job.form == "physical":
-        return calibrate_physical(training, targets, job.architectures, name)
+        return calibrate_physical(training, targets, job.architectures, name, job.priors)
     # What was left out is the test, so all of the training runs may be used.
     release, _fits = calibrate(training, name, Options(load_release(DEFAULT_PRIOR), split=(DEFAULT_SPLIT[0], 1.0)))
     return release, None

@@ -17,7 +17,7 @@ from blis_replay.blis.release_text import format_release
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.driver import replay
 from blis_replay.replay.simulator import model_of
-from blis_replay.validate.calibration.physical_fit import PhysicalFit, fit_physical, known_architecture
+from blis_replay.validate.calibration.physical_fit import PRIORS, PhysicalFit, Prior, fit_physical, known_architecture
 from blis_replay.validate.calibration.physical_rows import physical_rows
 from blis_replay.validate.observed import observed_requests
 
@@ -27,6 +27,7 @@ def calibrate_physical(
     targets: Sequence[Recording],
     architectures: Mapping[str, Architecture],
     name: str,
+    priors: Mapping[str, Prior] = PRIORS,
 ) -> tuple[CoefficientRelease, PhysicalFit]:
     """Fit to ``training`` and make a release that serves the models of ``training`` and ``targets``.
 
@@ -36,7 +37,7 @@ def calibrate_physical(
     for hardware without a datasheet.
     """
     rows = [physical_rows(r, known_architecture(architectures, model_of(r))) for r in training]
-    fit = fit_physical([part for part in rows if part is not None])
+    fit = fit_physical([part for part in rows if part is not None], priors)
     release = _release(name, fit, [*training, *targets], architectures, Lifecycle(), {})
     measured = [recording for recording, part in zip(training, rows, strict=True) if part is not None]
     delays_us = {recording.slug: _lacking_us(recording, release) for recording in measured}

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from blis_replay.validate.cli.options import form_options, json_option, print_frame, print_json
+from blis_replay.validate.cli.options import form_options, json_option, print_frame, print_json, store_option
+
+if TYPE_CHECKING:
+    from blis_replay.blis.roofline import Mixed
 
 
 @click.group("coefficients")
 def command() -> None:
-    """List, show, import and scale coefficient releases.
+    """List, show, import, export and scale coefficient releases.
 
     \b
     Examples:
       blis-replay coefficients list
       blis-replay coefficients show stepml-direct
       blis-replay coefficients import-stepml FILE --model NAME --tensor-parallelism 2 --out OUT
+      blis-replay coefficients import-defaults defaults.yaml --gpu H100 --out OUT
+      blis-replay coefficients export-defaults RELEASE --out defaults.yaml
       blis-replay coefficients for-model config.json --model NAME --out OUT
+      blis-replay coefficients roofline config.json --model NAME --out OUT
+      blis-replay coefficients trees --train 34b-general --out OUT
     """
 
 
@@ -111,6 +119,70 @@ def import_stepml(artifact: Path, model: str, tensor_parallelism: int, hardware:
         click.echo(f"wrote {out}; look at it: blis-replay coefficients show {out}")
 
 
+@command.command("import-defaults")
+@click.argument("defaults", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--gpu", default=None, help="As the file calls it, e.g. H100; needed where it has several.")
+@click.option("--vllm-version", default=None, help="Needed where the file has several of one model.")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The release to write.")
+@json_option
+def import_defaults(defaults: Path, gpu: str | None, vllm_version: str | None, out: Path, as_json: bool) -> None:
+    """Turn a BLIS defaults.yaml (of a build with blackbox models) into a release.
+
+    Alphas and betas are kept, to whole ns; KV blocks, losses and workload presets are not
+    of a release.
+
+    \b
+    Example:
+      blis-replay coefficients import-defaults defaults.yaml --gpu H100 --out blis-h100.yaml
+    """
+    from blis_replay.blis.release_text import format_release
+    from blis_replay.replay.release_file import release_of_defaults
+
+    release = release_of_defaults(defaults, out.stem, gpu, vllm_version)
+    out.write_text(format_release(release), "utf-8")
+    models = [f"{entry.model} tp {entry.tensor_parallelism}" for entry in release.models]
+    if as_json:
+        print_json({"release": str(out), "models": models, "hardware": release.hardware, "sha256": release.sha256})
+    else:
+        click.echo(f"wrote {out} ({len(models)} models); look at it: blis-replay coefficients show {out}")
+
+
+@command.command("export-defaults")
+@click.argument("release")
+@click.option("--vllm-version", default="not stated", show_default=True, help="By which BLIS looks up its rows.")
+@click.option(
+    "--context-tokens",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    help="KV tokens of a mean decode: BLIS has no cost per context token, so that of so many goes into each decode.",
+)
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The file to write.")
+@json_option
+def export_defaults(release: str, vllm_version: str, context_tokens: float, out: Path, as_json: bool) -> None:
+    """Write a release as the defaults.yaml of BLIS (of a build with blackbox models).
+
+    What BLIS does not have, and models that are no line, are named on standard error.
+
+    \b
+    Example:
+      blis-replay coefficients export-defaults mine.yaml --context-tokens 700 --out defaults.yaml
+    """
+    from blis_replay.blis.defaults_yaml import format_defaults
+    from blis_replay.replay.release_file import load_release
+    from blis_replay.validate.terminal import wrap
+
+    loaded = load_release(release)
+    loaded.refuse_if_invalid()
+    defaults = format_defaults(loaded, vllm_version, context_tokens)
+    out.write_text(defaults.text, "utf-8")
+    for sentence in defaults.not_carried:
+        click.echo(wrap(f"not carried: {sentence}"), err=True)
+    if as_json:
+        print_json({"defaults": str(out), "release": loaded.name, "not_carried": list(defaults.not_carried)})
+    else:
+        click.echo(f"wrote {out}; BLIS takes it with --defaults-filepath {out}")
+
+
 @command.command("for-model")
 @click.argument("config", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--model", required=True, help="The model's name, as recordings have it.")
@@ -151,3 +223,96 @@ def for_model(
             f"wrote {out} for {model} ({architecture.parameters / 1e9:.2f} billion parameters); "
             f"look at it: blis-replay coefficients show {out}"
         )
+
+
+@command.command("roofline")
+@click.argument("config", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--model", required=True, help="The model's name, as recordings have it.")
+@click.option("--tensor-parallelism", type=click.IntRange(min=1), default=1, show_default=True, help="Its GPUs.")
+@click.option("--hardware", default="H100-SXM", show_default=True, help="And their kind.")
+@click.option(
+    "--efficiency",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=None,
+    help="Folder of measured kernel efficiencies (gemm/, mha/).  [default: smooth curves]",
+)
+@click.option(
+    "--mixed",
+    type=click.Choice(["weighted", "token_proportional", "additive", "largest"]),
+    default="weighted",
+    show_default=True,
+    help="How a step with prefills and decodes takes its time from one with either.",
+)
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The release to write.")
+@json_option
+def roofline(
+    config: Path,
+    model: str,
+    tensor_parallelism: int,
+    hardware: str,
+    efficiency: Path | None,
+    mixed: Mixed,
+    out: Path,
+    as_json: bool,
+) -> None:
+    """Make a release of the roofline of a model, from its CONFIG (config.json); nothing is fitted.
+
+    The parameters are BLIS's: 82 % of the bandwidth, 100 us a layer, kernels by efficiency.
+
+    \b
+    Example:
+      blis-replay coefficients roofline config.json --model org/new-13b --out roofline.yaml
+      blis-replay validate --experiment mine --coefficients roofline.yaml
+    """
+    from blis_replay.blis.gpu import gpu_named
+    from blis_replay.blis.release_text import format_release
+    from blis_replay.blis.roofline import RooflineModel
+    from blis_replay.replay.efficiency_files import efficiency_of_folder
+    from blis_replay.replay.release_file import architecture_of_file, roofline_release
+
+    architecture, gpu = architecture_of_file(config), gpu_named(hardware)
+    tables = (
+        None if efficiency is None else efficiency_of_folder(efficiency, architecture, gpu.name, tensor_parallelism)
+    )
+    latency = RooflineModel(architecture, gpu, tensor_parallelism, mixed, tables)
+    release = roofline_release(out.stem, model, hardware, latency)
+    out.write_text(format_release(release), "utf-8")
+    if as_json:
+        print_json({"release": str(out), "model": model, "sha256": release.sha256})
+    else:
+        click.echo(f"wrote {out}; look at it: blis-replay coefficients show {out}")
+
+
+@command.command("trees")
+@click.option(
+    "--train", "names", multiple=True, required=True, help="Recording with step records; may be given several times."
+)
+@click.option("--delays", default=None, help="Release whose delays around the engine to take.  [default: our own]")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The release to write.")
+@store_option
+@json_option
+def trees(names: tuple[str, ...], delays: str | None, out: Path, store_path: Path, as_json: bool) -> None:
+    """Fit gradient-boosted trees to recorded step cycles, and make a release of them.
+
+    Needs LightGBM (pip install 'blis-replay[trees]') to fit, and nothing to run. They do not
+    carry to a model that they have not seen.
+
+    \b
+    Example:
+      blis-replay coefficients trees --train 34b-general --out trees.yaml
+      blis-replay validate --experiment 34b-codegen --coefficients trees.yaml
+    """
+    from blis_replay.blis.release_text import format_release
+    from blis_replay.ingest.store import open_store, read_stored
+    from blis_replay.replay.release_file import load_release
+    from blis_replay.validate.experiment import DEFAULT_RELEASE, recorded_experiments
+    from blis_replay.validate.trees.release import trees_release
+
+    with open_store(store_path) as store:
+        recordings = [read_stored(store, slug) for slug in recorded_experiments(store, names)]
+    release = trees_release(recordings, out.stem, load_release(delays or DEFAULT_RELEASE))
+    out.write_text(format_release(release), "utf-8")
+    if as_json:
+        print_json({"release": str(out), "models": [e.model for e in release.models], "sha256": release.sha256})
+    else:
+        click.echo(f"wrote {out}; hold it against steps: blis-replay steps --experiment NAME --coefficients {out}")

@@ -36,7 +36,8 @@ def command(
 ) -> int:
     """Read experiments, as load generators and vLLM leave them, into the store.
 
-    A directory is one experiment; files of one folder are one, called like the folder.
+    A directory is one experiment, or holds several with an exp-config.yaml each; files of
+    one folder are one, called like the folder.
     Formats are found out by content. Each experiment is read in one transaction; reading
     the same content again changes nothing. Instrument checks run at once; see
     `blis-replay inspect`. One that cannot be read is reported, the others are read all the

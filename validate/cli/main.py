@@ -146,7 +146,8 @@ def _exit_code() -> int:
 
 
 def _complain(text: str, code: int) -> int:
-    click.echo(f"error: {printable(text)}", err=True)
+    over_progress = "\r\033[K" if sys.stderr.isatty() else ""
+    click.echo(f"{over_progress}error: {printable(text)}", err=True)
     return code
 
 

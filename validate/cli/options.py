@@ -88,6 +88,12 @@ def progress_line(label: str) -> Callable[[int, int], None] | None:
     return write
 
 
+def first_line(text: str) -> None:
+    """Say on a terminal's standard error what is being done while there is nothing to count; progress replaces it."""
+    if sys.stderr.isatty():
+        click.echo(f"\r\033[K{text}", nl=False, err=True)
+
+
 def print_json(document: object) -> None:
     """Print a document as JSON; a number that is not finite would be no JSON, and is an error."""
     click.echo(json.dumps(document, indent=2, allow_nan=False))

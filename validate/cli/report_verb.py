@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from blis_replay.validate.cli.options import progress_line, store_option
+from blis_replay.validate.cli.options import first_line, progress_line, store_option
 
 
 @click.command("report")
@@ -40,14 +40,15 @@ def command(
       blis-replay report --experiment 34b-general --replay scheduling=synchronous --out report.html
       blis-replay report --all --coefficients mine.yaml --baseline h100-vllm-0.15.1 --out report.html
     """
+    if bool(names) == everything:
+        raise click.UsageError("name experiments with --experiment, or use --all")
+    first_line("reading the store")
     from blis_replay.ingest.store import open_store
     from blis_replay.replay.mode import parse_mode
     from blis_replay.replay.release_file import load_release
     from blis_replay.validate.experiment import DEFAULT_RELEASE, all_experiments, find_experiment
     from blis_replay.validate.report.report import report
 
-    if bool(names) == everything:
-        raise click.UsageError("name experiments with --experiment, or use --all")
     release = load_release(coefficients or DEFAULT_RELEASE)
     mode = parse_mode(mode_text, release.published_replay)
     asked = ["--all"] if everything else [part for name in names for part in ("--experiment", name)]
@@ -56,9 +57,9 @@ def command(
     again = shlex.join(["blis-replay", "report", *asked, *chosen])
     with open_store(store_path) as store:
         slugs = all_experiments(store) if everything else [find_experiment(store, n) for n in dict.fromkeys(names)]
-        told = progress_line("reporting")
-        before = load_release(baseline) if baseline else None
-        written = report(store, slugs, release, mode, baseline=before, command=again, progress=told)
+    before = load_release(baseline) if baseline else None
+    told = progress_line("reporting")
+    written = report(store_path, slugs, release, mode, baseline=before, command=again, progress=told)
     size = out.write_text(written.html, "utf-8")
     counts = {verdict: list(written.verdicts.values()).count(verdict) for verdict in written.verdicts.values()}
     counts |= {"not judged": len(written.not_judged)} if written.not_judged else {}

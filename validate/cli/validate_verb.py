@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from blis_replay.ingest.printable import printable
-from blis_replay.validate.cli.options import WINDOW, form_options, print_frame, print_json, store_option
+from blis_replay.validate.cli.options import WINDOW, first_line, form_options, print_frame, print_json, store_option
 
 if TYPE_CHECKING:
     from blis_replay.blis.release import CoefficientRelease
     from blis_replay.ingest.store import Store
     from blis_replay.replay.mode import ReplayMode
     from blis_replay.replay.simulator import Simulator
-    from blis_replay.validate.comparison.compare import Comparison
+    from blis_replay.validate.experiment import Validated
 
 
 @click.command("validate")
@@ -97,18 +97,20 @@ def command(
       blis-replay validate --experiment 34b-general --simulator both --blis-binary ./blis
       blis-replay validate --all --csv
     """
-    from blis_replay.ingest.store import open_store
-    from blis_replay.replay.mode import parse_mode
-    from blis_replay.replay.release_file import load_release
-    from blis_replay.validate.comparison.simulators import chosen_simulators, informed
-    from blis_replay.validate.experiment import DEFAULT_RELEASE, all_experiments, find_experiment
-
     if bool(names) == everything:
         raise click.UsageError("name experiments with --experiment, or use --all")
     if choice != "embedded" and blis_binary is None:
         raise click.UsageError(f"--simulator {choice} needs --blis-binary PATH")
     if not blis_timeout > 0:  # not a number is no limit either
         raise click.UsageError(f"--blis-timeout {blis_timeout} is no time; give seconds")
+    if everything:
+        first_line("reading the store")
+    from blis_replay.ingest.store import open_store
+    from blis_replay.replay.mode import parse_mode
+    from blis_replay.replay.release_file import load_release
+    from blis_replay.validate.comparison.simulators import chosen_simulators, informed
+    from blis_replay.validate.experiment import DEFAULT_RELEASE, all_experiments, find_experiment
+
     own_model = blis_model == "own" if blis_model else coefficients is None
     release = load_release(coefficients or DEFAULT_RELEASE)
     release.refuse_if_invalid()
@@ -116,7 +118,7 @@ def command(
     simulators = chosen_simulators(choice, release, blis_binary or "", blis_timeout, own_model)
     with open_store(store_path) as store:
         slugs = all_experiments(store) if everything else [find_experiment(store, n) for n in dict.fromkeys(names)]
-        reports = [_report(store, slugs, everything, release, mode, window, by_stage, s) for s in simulators]
+        reports = [_validated(store, slugs, everything, release, mode, window, by_stage, s) for s in simulators]
     if choice == "both":
         embedded = {c.slug: c for c in reports[0].comparisons}
         known = [informed(c, embedded[c.slug]) if c.slug in embedded else c for c in reports[1].comparisons]
@@ -125,17 +127,7 @@ def command(
     return exit_code([c.verdict for report in reports for c in report.comparisons])
 
 
-@dataclass(frozen=True)
-class _Report:
-    """What one simulator answered: comparisons, the stages of each, and what could not be judged."""
-
-    simulator: str
-    comparisons: list[Comparison]
-    stages: dict[str, list[Comparison]]
-    not_judged: dict[str, str]
-
-
-def _report(
+def _validated(
     store: Store,
     slugs: list[str],
     tolerant: bool,
@@ -144,22 +136,17 @@ def _report(
     window: tuple[float, float],
     by_stage: bool,
     simulator: Simulator,
-) -> _Report:
+) -> Validated:
     """Validate experiments with one simulator; ``tolerant``: those that cannot be judged are listed."""
-    from blis_replay.validate import experiment
+    from blis_replay.validate.experiment import validate_many
 
-    if tolerant:
-        label = f"validating ({simulator.name})"
-        with click.progressbar(slugs, label=label, file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
-            comparisons, not_judged = experiment.validate_many(store, bar, release, mode, window, simulator)
-    else:
-        comparisons = [experiment.validate_experiment(store, s, release, mode, window, simulator) for s in slugs]
-        not_judged = {}
-    stages = {c.slug: experiment.by_stage(store, c) for c in comparisons} if by_stage else {}
-    return _Report(simulator.name, comparisons, stages, not_judged)
+    label = f"validating ({simulator.name})"
+    hidden = not (tolerant and sys.stderr.isatty())
+    with click.progressbar(slugs, label=label, file=sys.stderr, hidden=hidden) as bar:
+        return validate_many(store, bar, release, mode, window, simulator, stages=by_stage, tolerant=tolerant)
 
 
-def _print(reports: list[_Report], everything: bool, form: str | None) -> None:
+def _print(reports: list[Validated], everything: bool, form: str | None) -> None:
     from blis_replay.validate.comparison import as_json as json_form
     from blis_replay.validate.comparison import comparison_text as text
     from blis_replay.validate.comparison.simulators import side_by_side_text
@@ -190,7 +177,7 @@ def _print(reports: list[_Report], everything: bool, form: str | None) -> None:
             click.echo(f"\n{title}" + text.stages_text(comparison, report.stages[comparison.slug]))
 
 
-def _print_rows(reports: list[_Report], form: str) -> None:
+def _print_rows(reports: list[Validated], form: str) -> None:
     """A row a number; what could not be judged has none, and is named on standard error."""
     import polars as pl
 

@@ -115,15 +115,32 @@ def pairs_sentence(comparison: Comparison) -> str:
 def notes(comparison: Comparison) -> list[str]:
     """What the numbers rest on, who was left out, and why a number is missing, a line each."""
     lines = [f"{what}: {how}" for what, how in comparison.run.plan.basis.items()]
+    lines += _other_hardware(comparison)
     lines += [f"left out: {count:,} requests {reason}" for reason, count in comparison.excluded.items()]
     lines += [f"known difference: {difference}" for difference in comparison.run.simulated.differences]
-    reasons = {
-        f"{_NAMES[metric]} {name} not {'observed' if cell.simulated_us is not None else 'compared'}: {cell.reason}"
-        for metric, cells in comparison.metrics.items()
-        for name, cell in cells.items()
-        if cell.reason and not cell.unusable
-    }
-    return [*lines, *sorted(reasons)]
+    return [*lines, *_missing(comparison)]
+
+
+def _other_hardware(comparison: Comparison) -> list[str]:
+    """Coefficients are of one GPU: said where the recording ran on another, or does not tell on which."""
+    recorded, fitted = comparison.run.recording.hardware or "not recorded", comparison.run.release.hardware
+    # A recording may say H100 where a release says H100-SXM-80GB, which is no contradiction.
+    if any(recorded.lower() in name or name in recorded.lower() for name in fitted.lower().split(", ")):
+        return []
+    return [f"hardware: {recorded}; the coefficients are for {fitted}"]
+
+
+def _missing(comparison: Comparison) -> list[str]:
+    """Why numbers are missing: a line for those of a metric that share a reason."""
+    missing: dict[tuple[str, str, str], list[str]] = {}
+    for metric, cells in comparison.metrics.items():
+        for name, cell in cells.items():
+            if cell.reason and not cell.unusable:
+                lacks = "observed" if cell.simulated_us is not None else "compared"
+                missing.setdefault((_NAMES[metric], lacks, cell.reason), []).append(name)
+    return [
+        f"{metric} {', '.join(names)} not {lacks}: {why}" for (metric, lacks, why), names in sorted(missing.items())
+    ]
 
 
 def _findings(comparison: Comparison) -> str:

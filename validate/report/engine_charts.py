@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blis_replay.ingest.checks.pictures import Table
-from blis_replay.validate.report.latency_charts import ABOVE, mark_stages
+from blis_replay.validate.report.latency_charts import ABOVE, mark_stages, told_stages
 from blis_replay.validate.report.over_time import DepthOverTime
 from blis_replay.validate.report.step_cycles import StepCycles
 from blis_replay.validate.report.svg import INK, OBSERVED, SIMULATED, Chart, drawn
@@ -120,7 +120,7 @@ def depth_chart(depth: DepthOverTime, stages: Sequence[tuple[float, str]]) -> Ch
         f"Means of {len(depth.at_s)} parts of the run, {over}. "
         + " ".join(f"{name}: {_mean(values)}." for name, values in zip(columns, series, strict=True)),
         drawn(draw, 8.6, 1.6 + 1.2 * len(panels)),
-        Table("depth by time", ("s", *columns), rows),
+        Table("depth by time", ("middle, s", *columns), rows, note=told_stages(stages)),
         wide=True,
     )
 

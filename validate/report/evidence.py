@@ -19,7 +19,7 @@ from blis_replay.validate.bootstrap import interval
 from blis_replay.validate.comparison.compare import Comparison, simulated_samples
 from blis_replay.validate.comparison.resampling import Cell, cell_values, resamplable, resampled_values
 from blis_replay.validate.errors import ValidateError
-from blis_replay.validate.experiment import by_stage, validate_experiment
+from blis_replay.validate.experiment import by_stage, compare_experiment
 from blis_replay.validate.metrics import METRICS, STATISTICS
 from blis_replay.validate.observed import Gaps, has_gaps, observed_requests, samples_of
 
@@ -55,9 +55,9 @@ def gather(
     """Replay a stored experiment and collect the evidence; ``reference`` as for
     ``attribute``, where it has the model.
 
-    Raises as ``validate_experiment`` does.
+    The store is only read.  Raises as ``compare_experiment`` does.
     """
-    comparison = validate_experiment(store, slug, release, mode)
+    comparison = compare_experiment(store, slug, release, mode)
     run = comparison.run
     compared = observed_requests(run.recording) & run.simulated.completed
     gaps = inter_token_gaps(store, slug, compared) if compared.any() else None
@@ -105,9 +105,8 @@ def error_intervals(comparison: Comparison, compared: NDArray[np.bool_]) -> dict
 def _attributed(
     run: ReplayRun, token_gaps: Gaps | None, reference: CoefficientRelease
 ) -> tuple[Attribution | None, str]:
-    """Without intervals: they are those of ``blis-replay attribute``, and take most of its time."""
     try:
-        found = attribute(run.recording, run.release, run.mode, reference=reference, token_gaps=token_gaps, resamples=0)
+        found = attribute(run.recording, run.release, run.mode, reference=reference, token_gaps=token_gaps)
     except (SimulatorError, ReplayError, ValidateError) as error:
         return None, str(error)
     return found, ""

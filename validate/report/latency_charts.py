@@ -28,8 +28,10 @@ _LOOKS: dict[str, dict[str, Any]] = {
     "observed": {"color": OBSERVED, "label": "observed"},
     "simulated": {"color": SIMULATED, "linestyle": (0, (4, 2)), "label": "simulated"},
 }
-# Where the legend of a wide picture stands: above its right end.
-ABOVE: dict[str, Any] = {"loc": "lower right", "bbox_to_anchor": (1.0, 1.0), "ncols": 3, "borderaxespad": 0.0}
+# Where the legend of a wide picture stands: above its right end and the names of the load stages.
+ABOVE: dict[str, Any] = {"loc": "lower right", "bbox_to_anchor": (1.0, 1.0), "ncols": 3, "borderaxespad": 1.6}
+# A stage's name: its size, the width of a letter of that size, and what share of a picture lies between its axes.
+_STAGE_FONT_PT, _LETTER_PT, _PLOTTED_SHARE = 8, 4.4, 0.9
 _METRIC_LOOKS = {"e2e": (OBSERVED, "-"), "ttft": (SIMULATED, (0, (4, 2))), "itl": (ACCENT, (0, (1, 1.5)))}
 
 
@@ -114,15 +116,31 @@ def errors_chart(errors: ErrorsOverTime, stages: Sequence[tuple[float, str]], me
         f"Signed errors of the mean of requests sent in each of {len(errors.at_s)} parts of the run. "
         + " ".join(_extremes(errors, metric) for metric in metrics),
         drawn(draw, 8.6, 2.8),
-        Table("error of the mean by time", ("from s", "requests", *(_NAMES[m] for m in metrics)), rows),
+        Table(
+            "error of the mean by time",
+            ("middle, s", "requests", *(_NAMES[m] for m in metrics)),
+            rows,
+            note=told_stages(stages),
+        ),
         wide=True,
     )
 
 
 def mark_stages(axes: Axes, stages: Sequence[tuple[float, str]]) -> None:
-    """A line and the name at the start of each load stage."""
+    """A line at the start of each load stage, and its name where it does not run into the one before it.
+
+    After what is plotted: the limits of the axis tell how much room there is.
+    """
+    low_s, high_s = axes.get_xlim()
+    width_pt = 72 * _PLOTTED_SHARE * axes.figure.get_figwidth()  # type: ignore[union-attr]
+    taken_pt = float("-inf")
     for start_s, name in stages:
         axes.axvline(start_s, color=MUTED, linewidth=0.8, linestyle=(0, (2, 2)))
+        at_pt = width_pt * (start_s - low_s) / (high_s - low_s)
+        name_pt = _LETTER_PT * len(name)
+        if at_pt < taken_pt or at_pt + name_pt > width_pt:
+            continue
+        taken_pt = at_pt + name_pt + 2 * _LETTER_PT
         axes.annotate(
             name,
             (start_s, 1.0),
@@ -130,8 +148,14 @@ def mark_stages(axes: Axes, stages: Sequence[tuple[float, str]]) -> None:
             xytext=(3, 2),
             textcoords="offset points",
             color=MUTED,
-            fontsize=8,
+            fontsize=_STAGE_FONT_PT,
         )
+    axes.set_xlim(low_s, high_s)
+
+
+def told_stages(stages: Sequence[tuple[float, str]]) -> str:
+    """When every load stage began, in words, also those whose names a picture has no room for."""
+    return "load stages: " + "; ".join(f"{name} from {start_s:.0f} s" for start_s, name in stages) if stages else ""
 
 
 def _percent_at(errors: Floats, i: int) -> str:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 from blis_replay.blis.errors import SimulatorError
 from blis_replay.blis.release import CoefficientRelease
-from blis_replay.ingest.store import Store
+from blis_replay.ingest.store import Store, open_store
 from blis_replay.replay.errors import ReplayError
+from blis_replay.replay.executor_ledger import Progress
+from blis_replay.replay.executors import map_jobs
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.release_file import load_release
 from blis_replay.validate.errors import NothingToJudgeError, ValidateError
-from blis_replay.validate.experiment import DEFAULT_RELEASE, experiment_row, validate_experiment
+from blis_replay.validate.experiment import DEFAULT_RELEASE, compare_experiment
 from blis_replay.validate.report.evidence import gather
 from blis_replay.validate.report.overview import OverviewRow, overview_row
 from blis_replay.validate.report.page import Section, page, section_of
@@ -28,46 +32,39 @@ class Report:
 
 
 def report(
-    store: Store,
+    store: Path,
     slugs: Sequence[str],
     release: CoefficientRelease,
     mode: ReplayMode | None = None,
     *,
     baseline: CoefficientRelease | None = None,
     command: str = "",
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Report:
     """One self-contained HTML page over these stored experiments, the same for the same input.
 
+    ``store``: the file, which this process must not have open: several processes read it side by side.
     ``baseline``: another release, whose errors stand below those of ``release`` in the overview.  ``command``: what
     the page gives as the way to make it again.  ``progress``: told (done, all).  Those that cannot be judged are
     named with the reason; raises ``NothingToJudgeError`` if that is all of them, ``ReleaseError`` for an invalid
     release.
     """
-    asked = _Asked(release, baseline, load_release(DEFAULT_RELEASE), mode or ReplayMode(), command)
+    asked = _Asked(store, release, baseline, load_release(DEFAULT_RELEASE), mode or ReplayMode(), command)
     for used in (release, baseline):
         if used is not None:
             used.refuse_if_invalid()
-    sections: list[Section] = []
-    not_judged: dict[str, str] = {}
-    for done, slug in enumerate(slugs):
-        if progress:
-            progress(done, len(slugs))
-        try:
-            # Only the section is kept: a recording and its replay are large.
-            sections.append(_section(store, slug, asked))
-        except (SimulatorError, ReplayError, ValidateError) as error:
-            not_judged[slug] = str(error)
-    if progress:
-        progress(len(slugs), len(slugs))
+    answers = dict(zip(slugs, map_jobs(partial(_answer, asked), slugs, progress=progress), strict=True))
+    not_judged = {slug: answer for slug, answer in answers.items() if isinstance(answer, str)}
+    sections = [answer for answer in answers.values() if isinstance(answer, Section)]
     if not sections:
-        raise NothingToJudgeError("; ".join(f"{experiment_row(store, s).alias}: {w}" for s, w in not_judged.items()))
+        raise NothingToJudgeError("; ".join(f"{slug}: {why}" for slug, why in not_judged.items()))
     html = page(sections, not_judged, asked.release.name, asked.mode.name, baseline.name if baseline else None)
     return Report(html, {section.row.slug: section.row.verdict for section in sections}, not_judged)
 
 
 @dataclass(frozen=True)
 class _Asked:
+    store: Path
     release: CoefficientRelease
     baseline: CoefficientRelease | None
     reference: CoefficientRelease
@@ -75,15 +72,21 @@ class _Asked:
     command: str
 
 
-def _section(store: Store, slug: str, asked: _Asked) -> Section:
-    evidence = gather(store, slug, asked.release, asked.mode, asked.reference)
-    before = None if asked.baseline is None else _before(store, slug, asked.baseline, asked.mode)
-    return section_of(evidence, asked.command, before)
+def _answer(asked: _Asked, slug: str) -> Section | str:
+    """The section of an experiment, or why it cannot be judged; a recording and its replay are large and not kept."""
+    with open_store(asked.store, read_only=True) as store:
+        try:
+            evidence = gather(store, slug, asked.release, asked.mode, asked.reference)
+            return section_of(evidence, asked.command, _before(store, slug, asked))
+        except (SimulatorError, ReplayError, ValidateError) as error:
+            return str(error)
 
 
-def _before(store: Store, slug: str, baseline: CoefficientRelease, mode: ReplayMode) -> OverviewRow | str:
-    """The row with the baseline, or why there is none."""
+def _before(store: Store, slug: str, asked: _Asked) -> OverviewRow | str | None:
+    """The row with the baseline, or why there is none; None where none is asked for."""
+    if asked.baseline is None:
+        return None
     try:
-        return overview_row(validate_experiment(store, slug, baseline, mode))
+        return overview_row(compare_experiment(store, slug, asked.baseline, asked.mode))
     except (SimulatorError, ReplayError) as error:
         return str(error)

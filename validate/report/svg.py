@@ -99,6 +99,27 @@ def inline(chart: Chart, prefix: str) -> str:
     return re.sub(r"<svg ([^>]*)>", lambda found: f"{head}{found[1]}>{names}", svg, count=1)
 
 
+# As on paper (``page.css``).
+ON_PAPER = {
+    **{"ink": "#000000", "muted": "#444444", "grid": "#cccccc", "panel": "#ffffff"},
+    **{"observed": "#1f5fa8", "simulated": "#b4450b", "accent": "#0b7568", "over": "#b4450b", "under": "#1f5fa8"},
+}
+
+
+def standalone(chart: Chart) -> str:
+    """The chart as an SVG file of its own: on white, in the colours that the page has in print."""
+    svg = inline(chart, "chart")
+    for name, colour in ON_PAPER.items():
+        svg = svg.replace(f"var(--{name})", colour)
+    head = 'xmlns:xlink="http://www.w3.org/1999/xlink" style="background: #ffffff; font-family: sans-serif"'
+    return re.sub(r"^<svg ([^>]*)>", lambda found: f"<svg {_with_namespace(found[1])} {head}>", svg, count=1)
+
+
+def _with_namespace(attributes: str) -> str:
+    bare = re.sub(r' ?xmlns(:xlink)?="[^"]*"', "", attributes)
+    return f'xmlns="http://www.w3.org/2000/svg" {bare}'
+
+
 def _bare(document: str) -> str:
     """The element alone: no prolog, no metadata, no style sheet for the whole page, no size of its own."""
     svg = document[document.index("<svg") :]

@@ -7,7 +7,7 @@ from math import isnan
 from typing import TYPE_CHECKING
 
 from blis_replay.ingest.checks.pictures import Table
-from blis_replay.validate.attribution.attribute import Attribution
+from blis_replay.validate.attribution.attribute import Attribution, Estimate
 from blis_replay.validate.attribution.resampled import QUANTITIES
 from blis_replay.validate.report.svg import INK, MUTED, OVER, PANEL, UNDER, Chart, drawn
 from blis_replay.validate.terminal import percent
@@ -16,33 +16,49 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_NO_COMPONENT = "no component"
+_ERROR, _NO_COMPONENT = "error", "no component"
 
 
 @dataclass(frozen=True)
 class Fall:
-    """One bar, in fractions of the observed value: from ``start`` to ``end``."""
+    """One bar, in fractions of the observed value: ``part`` of the error, with its 95 % interval (nan if unknown).
+
+    It begins at ``start``, and all parts but the error itself lead from there towards the recording.
+    """
 
     name: str
     start: float
-    end: float
+    part: float
+    low: float
+    high: float
+
+    @property
+    def end(self) -> float:
+        """Where the bar ends: at the error, or closer to the recording by its part."""
+        return self.at(self.part)
+
+    def at(self, part: float) -> float:
+        """Where it would end if its part were ``part``."""
+        return self.start + part if self.name == _ERROR else self.start - part
 
 
 def falls(attribution: Attribution, quantity: int) -> list[Fall]:
     """The bars of one number of QUANTITIES: the error, each replaced component, what is left; empty if not observed.
 
-    The ends of the first bar and the sum of all others agree: error = changes + residual.
+    The error is the sum of all other parts.
     """
     observed_us = attribution.observed_us[quantity]
     if isnan(observed_us) or observed_us == 0:
         return []
-    error = attribution.error[quantity].value_us / observed_us
-    bars, at = [Fall("error", 0.0, error)], error
-    for cause in attribution.causes:
-        change = cause.changes[quantity].value_us / observed_us
-        bars.append(Fall(cause.component.name, at, at - change))
-        at -= change
-    return [*bars, Fall(_NO_COMPONENT, at, 0.0)]
+    named = [(cause.component.name, cause.changes[quantity]) for cause in attribution.causes]
+    bars = [_fall(_ERROR, 0.0, attribution.error[quantity], observed_us)]
+    for name, estimate in [*named, (_NO_COMPONENT, attribution.residual[quantity])]:
+        bars.append(_fall(name, bars[-1].end, estimate, observed_us))
+    return bars
+
+
+def _fall(name: str, start: float, estimate: Estimate, observed_us: float) -> Fall:
+    return Fall(name, start, *(value / observed_us for value in (estimate.value_us, estimate.low_us, estimate.high_us)))
 
 
 def waterfall_chart(attribution: Attribution) -> Chart | None:
@@ -61,32 +77,41 @@ def waterfall_chart(attribution: Attribution) -> Chart | None:
             axes.set_title(f"{metric} mean", color=INK)
             axes.set_xlabel("% of observed")
 
-    rows = tuple((name, *(_cell(bars[i]) for bars in shown.values())) for i, name in enumerate(names))
+    columns = [text for metric in shown for text in (metric, "95 % interval")]
+    rows = tuple(
+        (name, *(text for bars in shown.values() for text in (percent(bars[i].part + 0.0), _interval(bars[i]))))
+        for i, name in enumerate(names)
+    )
     told = "; ".join(
-        f"{metric}: " + ", ".join(f"{bar.name} {_cell(bar)}" for bar in bars) for metric, bars in shown.items()
+        f"{metric}: " + ", ".join(f"{bar.name} {percent(bar.part + 0.0)}" for bar in bars)
+        for metric, bars in shown.items()
     )
     return Chart(
         "Where the error comes from",
-        f"From the error of the replay to the recording, replacing one component after the other. {told}.",
+        "From the error of the replay to the recording, replacing one component after the other; the whiskers are 95 % "
+        f"intervals over resampled requests. {told}.",
         drawn(draw, 8.6, 1.1 + 0.3 * len(names)),
-        Table("parts of the error of the mean, in % of observed", ("", *shown), rows),
+        Table("parts of the error of the mean, in % of observed", ("", *columns), rows),
         wide=True,
     )
 
 
-def _cell(bar: Fall) -> str:
-    """What a bar adds to the error: the error itself, or what replacing the component takes away."""
-    return percent((bar.end if bar.name == "error" else bar.start - bar.end) + 0.0)
+def _interval(bar: Fall) -> str:
+    return "-" if isnan(bar.low) else f"{percent(bar.low + 0.0)} .. {percent(bar.high + 0.0)}"
 
 
 def _draw_bars(axes: Axes, bars: list[Fall]) -> None:
     for row, bar in enumerate(bars):
-        part = bar.end if bar.name == "error" else bar.start - bar.end
-        axes.barh(row, 100 * (bar.end - bar.start), left=100 * bar.start, color=OVER if part > 0 else UNDER, height=0.6)
+        colour = OVER if bar.part > 0 else UNDER
+        axes.barh(row, 100 * (bar.end - bar.start), left=100 * bar.start, color=colour, height=0.6)
+        ends = [bar.start, bar.end]
+        if not isnan(bar.low):
+            ends += [bar.at(bar.low), bar.at(bar.high)]
+            axes.errorbar(100 * bar.end, row, xerr=_whiskers(bar), color=INK, elinewidth=1, capsize=2.5)
         axes.annotate(
-            _cell(bar),
-            (100 * max(bar.start, bar.end), row),
-            xytext=(3, 0),
+            percent(bar.part + 0.0),
+            (100 * max(ends), row),
+            xytext=(4, 0),
             textcoords="offset points",
             va="center",
             fontsize=8,
@@ -101,3 +126,9 @@ def _draw_bars(axes: Axes, bars: list[Fall]) -> None:
     axes.set_yticks(range(len(bars)), [bar.name for bar in bars])
     axes.set_ylim(len(bars) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
+
+
+def _whiskers(bar: Fall) -> list[list[float]]:
+    """How far the interval reaches to the left and to the right of the bar's end, in %; never less than nothing."""
+    left, right = sorted((bar.at(bar.low), bar.at(bar.high)))
+    return [[100 * max(bar.end - left, 0.0)], [100 * max(right - bar.end, 0.0)]]

@@ -108,3 +108,23 @@ def test_a_name_that_is_no_plain_text_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecordingError, match="rename the directory") as caught:
         find(sources_of([folder])[0], None)
     assert "\x1b" not in str(caught.value)
+
+
+def test_a_directory_of_experiments_stands_for_them(tmp_path: Path) -> None:
+    """Two servers read as one recording would be neither. What lies beside them without a configuration is none."""
+    for name in ("b", "a"):
+        write(tmp_path / "runs" / name, **{"exp-config.yaml": b"model: m"})
+    write(tmp_path / "runs" / "notes", **{"readme.txt": b"x"})
+    assert [source.slug for source in sources_of([tmp_path / "runs"])] == ["a", "b"]
+
+
+def test_a_directory_with_a_configuration_of_its_own_is_one_experiment(tmp_path: Path) -> None:
+    folder = write(tmp_path / "run", **{"exp-config.yaml": b"model: m"})
+    for part in ("first", "second"):
+        write(folder / part, **{"exp-config.yaml": b"model: m"})
+    assert [source.slug for source in sources_of([folder])] == ["run"]
+
+
+def test_one_configured_subdirectory_is_a_part_of_the_experiment_around_it(tmp_path: Path) -> None:
+    write(tmp_path / "run" / "server", **{"exp-config.yaml": b"model: m"})
+    assert [source.slug for source in sources_of([tmp_path / "run"])] == ["run"]

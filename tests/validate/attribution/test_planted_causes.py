@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from blis_replay.blis.release_fit import FitRecord, PartScore
 from blis_replay.fixtures.planted import CAUSES, PLANTED, Planted, planted_recording, wrong_simulator
 from blis_replay.ingest.recording import SharedPrefix, Stage
 from blis_replay.replay.mode import parse_mode
@@ -72,6 +73,19 @@ def test_nothing_is_invented_on_a_perfect_simulator(sample_rate: float, most: fl
         for i in means:
             assert abs(cause.shares[i].value_us) < most * attribution.observed_us[i], cause.component.name
     assert explanations(attribution) == ["no mean is off by 1 % or more: there is nothing to blame"]
+
+
+def test_who_has_calibrated_to_the_recording_is_not_sent_to_do_it_again(planted: Planted) -> None:
+    wrong = wrong_simulator(planted, "step_time")
+    score = PartScore(wrong.recording.slug, "fit", (0.0, 0.6), 100, {})
+    record = FitRecord("line", 0.6, 0.8, "asynchronous", "asynchronous", "", coefficients=(), scores=(score,))
+    fitted = replace(wrong.release, models=tuple(replace(entry, fit=record) for entry in wrong.release.models))
+    for release, mend in (
+        (wrong.release, f"calibrate: blis-replay calibrate --train {wrong.recording.alias} --out mine.yaml"),
+        (fitted, f"see what is left: blis-replay steps --experiment {wrong.recording.alias}"),
+    ):
+        attribution = attribute(wrong.recording, release, parse_mode(wrong.replay, {}), resamples=2)
+        assert explanations(attribution)[0].endswith(mend)
 
 
 def test_two_planted_causes_are_told_apart(planted: Planted) -> None:

@@ -2,66 +2,98 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
 from dataclasses import replace
 
+import polars as pl
 import pytest
-from planted_pages import HOSTILE, SCRIPT, PlantedPage
+from planted_pages import HOSTILE, HOSTILE_PLACES, PlantedPage
 
 from blis_replay.fixtures.planted import planted_recording, with_wrong_pre_queue
 from blis_replay.ingest.ingest import ingest_recording
-from blis_replay.ingest.recording import Setting, SourceFile
+from blis_replay.ingest.recording import JOURNEY_EVENT_SCHEMA, REQUEST_SCHEMA, Setting, SourceFile, empty_frame
+from blis_replay.ingest.row_parts import in_one_part
 from blis_replay.ingest.store import open_store
 from blis_replay.replay.mode import ReplayMode
-from blis_replay.replay.release_file import load_release
-from blis_replay.validate.experiment import DEFAULT_RELEASE, find_experiment
+from blis_replay.validate.experiment import find_experiment
 from blis_replay.validate.report.evidence import Evidence, gather
 from blis_replay.validate.report.report import Report, report
 
 
 @pytest.fixture(scope="session")
-def planted_page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlantedPage]:
+def planted_page(tmp_path_factory: pytest.TempPathFactory) -> PlantedPage:
     """The recording planted with every token time, ingested."""
     folder = tmp_path_factory.mktemp("report")
     planted = planted_recording(seed=3, token_file=folder / "tokens")
     with open_store(folder / "store.duckdb") as store:
         ingest_recording(store, planted.recording)
-        wrong = with_wrong_pre_queue(planted.release, 30_000)
-        yield PlantedPage(store, planted.recording, planted.release, wrong)
+        find_experiment(store, "34b-roleplay")  # which brings it in
+    wrong = with_wrong_pre_queue(planted.release, 30_000)
+    return PlantedPage(store.path, planted.recording, planted.release, wrong)
 
 
 @pytest.fixture(scope="session")
 def wrong_evidence(planted_page: PlantedPage) -> Evidence:
     """What there is to say of the planted recording replayed with the wrong release."""
-    return gather(planted_page.store, planted_page.recording.slug, planted_page.wrong, ReplayMode(), planted_page.true)
+    with open_store(planted_page.store, read_only=True) as store:
+        return gather(store, planted_page.recording.slug, planted_page.wrong, ReplayMode(), planted_page.true)
 
 
 @pytest.fixture(scope="session")
 def planted_report(planted_page: PlantedPage) -> Report:
     """The page of it, and of a bundled experiment of which only aggregates are known."""
-    bundled = find_experiment(planted_page.store, "34b-roleplay")
-    models = (*planted_page.wrong.models, *load_release(DEFAULT_RELEASE).models)
-    both = replace(planted_page.wrong, models=models)
-    return report(planted_page.store, [bundled, planted_page.recording.slug], both, command="blis-replay report")
+    return report(planted_page.store, planted_page.slugs, planted_page.both, command="blis-replay report")
 
 
 @pytest.fixture(scope="session")
 def hostile_html(planted_page: PlantedPage, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The page of a recording in which every text is an attack, and one has a million characters."""
-    files = (SourceFile(HOSTILE, SCRIPT, 1, "0" * 64), SourceFile("long" * 250_000, "x", 1, "0" * 64))
+    """The page of a recording and a release in which every text is an attack, and some have a million characters."""
+    bad = {place: f"{place}-{HOSTILE}" for place in HOSTILE_PLACES}
+    long = "long" * 250_000
     recording = replace(
         planted_page.recording,
-        slug=f"slug-{HOSTILE}",
-        alias=f"alias-{HOSTILE}",
-        model=f"model-{HOSTILE}",
-        hardware=f"hardware-{HOSTILE}",
+        slug=bad["slug"],
+        alias=bad["alias"],
+        model=bad["model"],
+        hardware=bad["hardware"],
         token_events=None,
-        files=files,
+        files=(SourceFile(bad["file"], bad["kind"], 1, "0" * 64), SourceFile(long, "x", 1, "0" * 64)),
         missing=(HOSTILE,),
-        engine=planted_page.recording.engine | {HOSTILE: Setting(HOSTILE, "recorded", HOSTILE)},
+        engine=planted_page.recording.engine | {bad["argument"]: Setting(bad["value"], "recorded", bad["detail"])},
+        stages=tuple(replace(stage, rate_per_s=1e300) for stage in planted_page.recording.stages),
     )
-    entry = replace(planted_page.true.models[0], model=recording.model or "")
-    release = replace(planted_page.true, name=f"release-{HOSTILE}", sha256=HOSTILE, models=(entry,))
-    with open_store(tmp_path_factory.mktemp("hostile") / "store.duckdb") as store:
+    sources = {"pre_queue_us": bad["delay"]}
+    entry = replace(planted_page.wrong.models[0], model=bad["model"], sources=sources)
+    release = replace(planted_page.wrong, name=bad["release"], sha256=HOSTILE, models=(entry,))
+    path = tmp_path_factory.mktemp("hostile") / "store.duckdb"
+    with open_store(path) as store:
         ingest_recording(store, recording)
-        return report(store, [recording.slug], release, command=f"blis-replay report {HOSTILE}").html
+        measured = json.dumps({bad["measured"]: bad["measured"], "huge": 1e308, long: long})
+        store.connection.execute(
+            "UPDATE findings SET message = ?, measured = ?, threshold = ?, metric = ?",
+            [bad["message"], measured, HOSTILE, HOSTILE],
+        )
+    return report(path, [recording.slug], release, command=bad["command"], baseline=planted_page.true).html
+
+
+@pytest.fixture(scope="session")
+def bare_html(planted_page: PlantedPage, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The page of a recording of which only arrivals, lengths and two latencies of each request are known."""
+    recording = planted_page.recording
+    kept = ("request_index", "arrival_us", "prompt_tokens", "output_tokens", "ttft_us", "e2e_us", "status")
+    nothing = [pl.lit(None, kind).alias(name) for name, kind in REQUEST_SCHEMA.items() if name not in kept]
+    bare = replace(
+        recording,
+        requests=recording.requests.with_columns(nothing),
+        steps=recording.steps.clear(),
+        lifecycles=recording.lifecycles.clear(),
+        journey_events=in_one_part(empty_frame(JOURNEY_EVENT_SCHEMA)),
+        token_events=None,
+        prefix=None,
+        hardware=None,
+        stages=(),
+    )
+    path = tmp_path_factory.mktemp("bare") / "store.duckdb"
+    with open_store(path) as store:
+        ingest_recording(store, bare)
+    return report(path, [bare.slug], planted_page.true).html

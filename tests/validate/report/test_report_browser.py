@@ -6,11 +6,16 @@ import re
 import shutil
 from collections.abc import Iterator
 from importlib import resources
+from itertools import combinations
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from blis_replay.validate.report.latency_charts import errors_chart
+from blis_replay.validate.report.over_time import ErrorsOverTime
 from blis_replay.validate.report.report import Report
+from blis_replay.validate.report.svg import inline
 
 playwright = pytest.importorskip("playwright.sync_api")
 _CHROMIUM = shutil.which("chromium")
@@ -27,33 +32,71 @@ def browser() -> Iterator[object]:
         launched.close()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("which", ["planted", "hostile"])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 400)])
+@pytest.mark.parametrize("which", ["planted", "hostile", "bare"])
 def test_a_browser_has_nothing_to_say_and_asks_nobody(
     browser,
     which: str,
     scheme: str,
+    width: int,
     request: pytest.FixtureRequest,
     tmp_path: Path,  # type: ignore[no-untyped-def]
 ) -> None:
     """No console message (a refused script would be one), no dialog, no request but the file itself."""
-    html = request.getfixturevalue("hostile_html" if which == "hostile" else "planted_report")
+    html = request.getfixturevalue("planted_report" if which == "planted" else f"{which}_html")
     path = tmp_path / "report.html"
     path.write_text(html.html if isinstance(html, Report) else html, "utf-8")
     said, asked = [], []
-    page = browser.new_page(color_scheme=scheme, viewport={"width": 1280, "height": 900})
+    page = browser.new_page(color_scheme=scheme, viewport={"width": width, "height": 900})
     for event in ("console", "pageerror", "dialog"):
         page.on(event, lambda what: said.append(str(what)))
     page.on("request", lambda made: asked.append(made.url))
     page.goto(path.as_uri())
     assert (said, asked) == ([], [path.as_uri()])
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), "nothing sticks out"
-    for picture in page.locator("figure > svg").all():
-        box = picture.bounding_box()
-        assert box is not None
-        assert box["width"] > 250
-        assert box["height"] > 100
+    assert page.locator("h3", has_text="Provenance").count() == page.locator("section.experiment").count(), "complete"
+    scales = page.locator("figure svg").evaluate_all(
+        "drawn => drawn.map(svg => svg.getBoundingClientRect().width / svg.viewBox.baseVal.width)"
+    )
+    assert min(scales) > 0.98, "texts of 8 pt or more in a picture stay 8 px or more on a narrow screen"
     page.close()
+
+
+def test_what_is_folded_on_the_screen_is_printed(browser, planted_report: Report, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    path = tmp_path / "report.html"
+    path.write_text(planted_report.html, "utf-8")
+    page = browser.new_page(viewport={"width": 794, "height": 1123})  # A4 at 96 px an inch
+    page.goto(path.as_uri())
+    seen = "[...document.querySelectorAll('details:not([open]) table')].filter(t => t.checkVisibility({%s})).length"
+    of_all = page.evaluate("document.querySelectorAll('details:not([open]) table').length")
+    assert page.evaluate(seen % "contentVisibilityAuto: true") == 0
+    page.emulate_media(media="print")
+    assert page.evaluate(seen % "contentVisibilityAuto: true") == of_all > 20
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), "a sheet has no scroll bar"
+    assert page.evaluate("[...document.querySelectorAll('.scroll')].every(s => s.scrollHeight <= s.clientHeight + 1)")
+    page.close()
+
+
+def test_names_of_many_stages_do_not_run_into_each_other(browser, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """40 stages in 1,000 s: some names are left out of the picture, all of them stand with the numbers."""
+    stages = [(25.0 * stage, f"stage {stage}, {stage}/s") for stage in range(40)]
+    of_each = {metric: np.zeros(80) for metric in ("e2e", "ttft", "itl")}
+    errors = ErrorsOverTime(np.linspace(0, 1_000, 80), np.full(80, 20), of_each)
+    chart = errors_chart(errors, stages, ("e2e", "ttft", "itl"))
+    path = tmp_path / "chart.html"
+    path.write_text(f"<style>{_STYLE}</style><figure>{inline(chart, 'c')}</figure>")
+    page = browser.new_page()
+    page.goto(path.as_uri())
+    boxes = page.locator("svg text").evaluate_all(
+        "texts => texts.map(text => [text.textContent.trim(), text.getBoundingClientRect()])"
+        ".map(([said, box]) => [said, box.left, box.right, box.top, box.bottom])"
+    )
+    names = [box for box in boxes if box[0].startswith("stage")]
+    assert 5 <= len(names) < 40
+    for one, other in combinations([box for box in boxes if re.match("stage|E2E|TTFT|ITL", box[0])], 2):
+        apart = one[2] <= other[1] or other[2] <= one[1] or one[4] <= other[3] or other[4] <= one[3]
+        assert apart, (one, other)
+    assert all(name in chart.numbers.note for _, name in stages)
 
 
 def test_pictures_follow_the_colour_scheme(browser, planted_report: Report, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

@@ -134,8 +134,10 @@ def test_a_waterfall_goes_from_the_error_through_the_planted_cause_to_nothing(wr
     assert bars[0].end == pytest.approx(attribution.error[column].value_us / attribution.observed_us[column])
     assert all(before.end == pytest.approx(after.start) for before, after in pairwise(bars))
     planted = next(bar for bar in bars if bar.name == "delay before the queue")
-    part_us = (planted.start - planted.end) * attribution.observed_us[column]
+    part_us = planted.part * attribution.observed_us[column]
     assert part_us == pytest.approx(30_000, rel=0.01)
+    assert planted.end == pytest.approx(planted.start - planted.part)
+    assert all(bar.low <= bar.part <= bar.high for bar in bars), "each with its 95 % interval"
     assert bars[-1].start == pytest.approx(0, abs=0.01)
 
 

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
+from planted_pages import HOSTILE_PLACES, PlantedPage
 
+from blis_replay.ingest.store import list_runs, open_store
+from blis_replay.replay.executor_ledger import Progress
+from blis_replay.replay.executor_pool import pool_map
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.validate.comparison.compare import THRESHOLDS
 from blis_replay.validate.metrics import METRICS, STATISTICS
@@ -25,6 +33,7 @@ from blis_replay.validate.report.svg import COLOURS
 from blis_replay.validate.report.tables import metric_table
 from blis_replay.validate.terminal import milliseconds, percent
 
+Work = Callable[[str], object]
 _VOID = {"meta", "link", "img", "br", "path", "use", "rect"}
 
 
@@ -161,7 +170,7 @@ def test_nothing_recorded_becomes_a_tag_an_attribute_or_a_control_character(host
     assert not [a for e in document.elements for a in e.attributes if a.startswith("on")]
     assert set(re.findall(r"[^\x20-\x7e]", hostile_html)) <= set("\n×±…·’–"), "no control or direction character"
     assert "{{ 7 * 7 }}" in hostile_html, "text is no template"
-    for place in ("slug", "alias", "model", "hardware", "release"):
+    for place in HOSTILE_PLACES:
         assert any(f"{place}-<script>alert(1)</script>" in e.text for e in document.elements), place
 
 
@@ -170,11 +179,39 @@ def test_a_text_of_a_million_characters_is_cut_and_says_so(hostile_html: str) ->
     assert len(hostile_html) < 600_000
 
 
-@pytest.fixture(params=["planted", "hostile"])
+def test_a_recording_with_hardly_a_column_makes_a_page_that_says_so(bare_html: str) -> None:
+    """Latencies are compared and drawn; what takes steps is named with the reason, and depths are those of clients."""
+    document = read(bare_html)
+    titles = [element.text for element in document.named("title")[1:]]
+    assert titles == [
+        *("Distribution of E2E", "Distribution of TTFT", "Distribution of ITL"),
+        *("TTFT against prompt tokens", "TTFT against queue depth"),
+        *("Error over the time of the run", "Requests in flight", "Where the error comes from"),
+    ]
+    absent = [element.text for element in document.named("li") if element.text.startswith("step cycle against")]
+    assert absent == ["step cycle against batch size: fewer than 20 pairs of consecutive steps were recorded"]
+
+
+def test_a_page_is_the_same_from_several_processes(
+    planted_page: PlantedPage, planted_report: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Experiments are computed side by side, each process reading the store; order and bytes stay."""
+
+    def in_two_processes(work: Work, slugs: Sequence[str], progress: Progress | None) -> list[object]:
+        return pool_map(work, slugs, 2, progress)
+
+    monkeypatch.setattr("blis_replay.validate.report.report.map_jobs", in_two_processes)
+    again = report(planted_page.store, planted_page.slugs, planted_page.both, command="blis-replay report")
+    assert again == planted_report
+    with open_store(planted_page.store, read_only=True) as store:
+        assert list_runs(store) == [], "a report only reads"
+
+
+@pytest.fixture(params=["planted", "hostile", "bare"])
 def html(request: pytest.FixtureRequest) -> str:
-    if request.param == "hostile":
-        return str(request.getfixturevalue("hostile_html"))
-    return str(request.getfixturevalue("planted_report").html)
+    if request.param == "planted":
+        return str(request.getfixturevalue("planted_report").html)
+    return str(request.getfixturevalue(f"{request.param}_html"))
 
 
 def test_the_page_loads_nothing_and_runs_nothing(html: str) -> None:
@@ -200,6 +237,17 @@ def test_every_picture_and_table_can_be_read_without_seeing_it(html: str) -> Non
     assert set(references) <= set(by_id)
     assert len(document.named("caption")) == len(document.named("table"))
     assert all(e.attributes.get("scope") in ("col", "row") for e in document.named("th"))
+    levels = [int(e.name[1]) for e in document.elements if re.fullmatch("h[1-6]", e.name)]
+    assert levels[0] == 1
+    assert all(after <= before + 1 for before, after in pairwise(levels)), "no level of headings is left out"
+
+
+def test_what_scrolls_can_be_reached_and_is_named(html: str) -> None:
+    for element in read(html).elements:
+        if "scroll" in element.attributes.get("class", "").split():
+            assert element.attributes["tabindex"] == "0"
+            assert element.attributes["role"] == "group"
+            assert element.attributes.get("aria-label", "").strip() or element.attributes["aria-labelledby"]
 
 
 def test_every_colour_of_a_picture_is_one_of_the_page(html: str) -> None:
@@ -228,12 +276,14 @@ def test_the_size_of_a_picture_does_not_grow_with_the_recording() -> None:
 
 
 @pytest.mark.realdata
-def test_twelve_real_experiments_are_below_five_megabytes(real_store) -> None:  # type: ignore[no-untyped-def]
+def test_twelve_real_experiments_are_below_five_megabytes(real_store, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     """Two recorded ones with all their pictures, one of them with step records, times six."""
     from blis_replay.replay.release_file import load_release
     from blis_replay.validate.experiment import DEFAULT_RELEASE, find_experiment
 
     slugs = [find_experiment(real_store, name) for name in ("34b-general", "mixtral-codegen")]
-    made = report(real_store, slugs, load_release(DEFAULT_RELEASE), ReplayMode())
+    real_store.connection.execute("CHECKPOINT")
+    copied = shutil.copy(real_store.path, tmp_path / "store.duckdb")  # that one is open for all tests
+    made = report(copied, slugs, load_release(DEFAULT_RELEASE), ReplayMode())
     assert len(made.html.encode()) * 6 < 5_000_000
     assert made.html.count("<svg") == 9 + 8  # no step cycles of the second

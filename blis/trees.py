@@ -1,0 +1,85 @@
+"""Step time by gradient-boosted trees, as plain arrays: no library is needed to run them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from blis_replay.blis.errors import ReleaseError
+from blis_replay.blis.kernel import step_time
+
+LEAF = -1
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A binary tree, node by node, the root first and children after their parents.
+
+    ``feature``: place in ``TreesModel.features``, ``LEAF`` for a leaf.  Where the feature is at most ``threshold``,
+    ``left`` is the next node, else ``right``.  ``value``: of a leaf.
+    """
+
+    feature: tuple[int, ...]
+    threshold: tuple[float, ...]
+    left: tuple[int, ...]
+    right: tuple[int, ...]
+    value: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class TreesModel:
+    """Step time as the exponential of the sum of trees, in us, truncated, 1 us to an hour.
+
+    ``features``: names of ``kernel.step_time.FEATURE_NAMES``.
+    """
+
+    features: tuple[str, ...]
+    trees: tuple[Tree, ...]
+
+    def for_kernel(self) -> step_time.KernelModel:
+        """Kind, integer and real coefficients as ``kernel.trees`` reads them; ``ReleaseError`` for an unsound tree."""
+        places = [step_time.FEATURE_NAMES.index(name) for name in self.features]
+        for number, tree in enumerate(self.trees):
+            if problem := _unsound(tree, len(places)):
+                raise ReleaseError(f"tree {number} {problem}; fit the trees again")
+        sizes = [len(tree.feature) for tree in self.trees]
+        roots = np.concatenate([[0], np.cumsum(sizes)])[:-1] if sizes else np.zeros(0)
+        pairs = [(tree, int(root)) for tree, root in zip(self.trees, roots, strict=True)]
+        feature = [LEAF if f == LEAF else places[f] for tree in self.trees for f in tree.feature]
+        left, right = ([root + child for tree, root in pairs for child in side(tree)] for side in (_left, _right))
+        threshold = [
+            value if f == LEAF else limit
+            for tree in self.trees
+            for f, limit, value in zip(tree.feature, tree.threshold, tree.value, strict=True)
+        ]
+        whole = np.concatenate([[len(self.trees)], roots, feature, left, right]).astype(np.int64)
+        return step_time.TREES, whole, np.array(threshold + [0.0] * step_time.FEATURES, np.float64)
+
+
+def _left(tree: Tree) -> tuple[int, ...]:
+    return tree.left
+
+
+def _right(tree: Tree) -> tuple[int, ...]:
+    return tree.right
+
+
+def _unsound(tree: Tree, features: int) -> str:
+    """What is wrong with a tree, empty if nothing is: a walk from the root must end in a leaf."""
+    size = len(tree.feature)
+    columns = (tree.threshold, tree.left, tree.right, tree.value)
+    if size == 0 or any(len(column) != size for column in columns):
+        return "has no nodes, or lists of different lengths"
+    for node, feature in enumerate(tree.feature):
+        if feature == LEAF:
+            if not math.isfinite(tree.value[node]):
+                return f"has no finite value at node {node}"
+        elif not 0 <= feature < features:
+            return f"names no feature at node {node}"
+        elif not all(node < child < size for child in (tree.left[node], tree.right[node])):
+            return f"has a child of node {node} that does not come after it"
+        elif not math.isfinite(tree.threshold[node]):
+            return f"has no finite threshold at node {node}"
+    return ""

@@ -1,0 +1,50 @@
+"""``coefficients export-defaults`` and ``import-defaults``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import yaml
+from command_line import Run
+
+
+def test_a_release_goes_to_blis_and_comes_back(run: Run, tmp_path: Path) -> None:
+    """CodeLlama-34B of the published direct calibration: 14,196.05 us and 25.803 us a decode."""
+    out, back = tmp_path / "defaults.yaml", tmp_path / "back.yaml"
+    written = run("coefficients", "export-defaults", "stepml-direct", "--out", out, "--json")
+    assert written.code == 0
+    assert "not carried: total_kv_blocks" in written.err
+    assert written.json["not_carried"][-1].startswith("total_kv_blocks")
+    read = run("coefficients", "import-defaults", out, "--out", back, "--json").json
+    assert "codellama/CodeLlama-34b-Instruct-hf tp 2" in read["models"]
+    rows = {row["model"]: row["latency"] for row in yaml.safe_load(back.read_text())["models"]}
+    assert rows["codellama/CodeLlama-34b-Instruct-hf"]["intercept"] == "14196.05 us"
+    assert run("coefficients", "show", back).code == 0
+
+
+def test_what_cannot_be_exported_is_bad_data(run: Run, tmp_path: Path) -> None:
+    answer = run("coefficients", "export-defaults", "h100-physical", "--out", tmp_path / "defaults.yaml")
+    assert (answer.code, (tmp_path / "defaults.yaml").exists()) == (3, False)
+    assert len(answer.err.strip().splitlines()) == 1
+    missing = run("coefficients", "import-defaults", tmp_path / "none.yaml", "--out", tmp_path / "x.yaml")
+    assert missing.code == 3
+    assert "none.yaml: cannot be read" in missing.err
+
+
+def test_the_roofline_of_a_model_from_its_configuration(run: Run, tmp_path: Path) -> None:
+    """It is validated with like any release; one GPU, and tables are refused where there are none."""
+    config = {
+        **{"hidden_size": 8192, "intermediate_size": 22016, "num_attention_heads": 64, "num_hidden_layers": 48},
+        **{"num_key_value_heads": 8, "torch_dtype": "bfloat16", "vocab_size": 32000},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    out = tmp_path / "roofline.yaml"
+    asked = ["coefficients", "roofline", tmp_path / "config.json", "--model", "codellama/CodeLlama-34b-Instruct-hf"]
+    asked += ["--tensor-parallelism", "2", "--out", out]
+    assert run(*asked, "--mixed", "additive").code == 0
+    latency = yaml.safe_load(out.read_text())["models"][0]["latency"]
+    assert (latency["kind"], latency["mixed"], latency["per_layer"]) == ("roofline", "additive", "100 us")
+    errors = run("validate", "--experiment", "34b-roleplay", "--coefficients", out, "--json").json
+    assert errors["experiments"][0]["metrics"]["e2e"]["mean"]["simulated_ms"] > 1_000
+    assert run(*asked, "--efficiency", tmp_path).code == 3

@@ -1,0 +1,52 @@
+"""What a page says below its numbers: on what they rest, and why some are missing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from blis_replay.fixtures.bundled import bundled_recording
+from blis_replay.replay.driver import replay
+from blis_replay.replay.mode import ReplayMode
+from blis_replay.replay.release_file import load_release
+from blis_replay.validate.comparison.compare import Comparison, compare
+from blis_replay.validate.comparison.comparison_text import notes
+from blis_replay.validate.experiment import DEFAULT_RELEASE
+
+SLUG = "20260218-150304-codellama-34b-tp2-general"
+
+
+@pytest.fixture(scope="module")
+def comparison() -> Comparison:
+    run = replay(bundled_recording(SLUG), load_release(DEFAULT_RELEASE), ReplayMode())
+    return compare(run, findings=(), overloaded=False)
+
+
+def on(comparison: Comparison, hardware: str | None) -> list[str]:
+    """The notes, had the recording named this hardware."""
+    recording = replace(comparison.run.recording, hardware=hardware)
+    return notes(replace(comparison, run=replace(comparison.run, recording=recording)))
+
+
+def test_coefficients_of_another_gpu_are_said(comparison: Comparison) -> None:
+    assert "hardware: A100-SXM4-80GB; the coefficients are for H100-SXM-80GB" in on(comparison, "A100-SXM4-80GB")
+    assert "hardware: not recorded; the coefficients are for H100-SXM-80GB" in on(comparison, None)
+
+
+@pytest.mark.parametrize("hardware", ["H100-SXM-80GB", "H100", "h100"])
+def test_the_same_gpu_by_a_shorter_name_is_no_other(comparison: Comparison, hardware: str) -> None:
+    assert not [note for note in on(comparison, hardware) if note.startswith("hardware")]
+
+
+def test_numbers_that_are_missing_for_one_reason_share_a_line(comparison: Comparison) -> None:
+    """Published quantiles bracket the gaps of 34b-general; without them, all are named at once."""
+    cells = comparison.metrics["itl"]
+    stripped = {
+        name: replace(cell, observed_us=None, error=None, reason="no token times recorded") if name != "mean" else cell
+        for name, cell in cells.items()
+    }
+    shown = notes(replace(comparison, metrics={**comparison.metrics, "itl": stripped}))
+    assert [note for note in shown if note.startswith("ITL")] == [
+        "ITL p50, p90, p99 not observed: no token times recorded"
+    ]
