@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -129,7 +131,11 @@ def in_system_by_steps(run: SimResult, at_us: int) -> int:
 
 def differing_arrays(one: ClusterResult, other: ClusterResult) -> float:
     """How many arrays of two results are not equal to the byte."""
-    pairs = [(one.instance, other.instance), (one.ttft_us, other.ttft_us), (one.e2e_us, other.e2e_us)]
+    pairs: list[tuple[NDArray[Any], NDArray[Any]]] = [
+        (one.instance, other.instance),
+        (one.ttft_us, other.ttft_us),
+        (one.e2e_us, other.e2e_us),
+    ]
     pairs += [(a.steps, b.steps) for a, b in zip(one.instances, other.instances, strict=True)]
     pairs += [(a.segments, b.segments) for a, b in zip(one.instances, other.instances, strict=True)]
     return float(sum(a.tobytes() != b.tobytes() for a, b in pairs))

@@ -7,17 +7,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
-from blis_replay.blis.cluster.config import (
-    AlwaysBusiest,
-    ClusterConfig,
-    LeastLoaded,
-    Random,
-    RoundRobin,
-    Router,
-    Snapshots,
-    TokenBucket,
-    Weighted,
-)
+from blis_replay.blis.cluster.config import ClusterConfig
+from blis_replay.blis.cluster.read import cluster_of
 from blis_replay.blis.cluster.simulate import simulate_cluster
 from blis_replay.blis.release_fields import Fields
 from blis_replay.blis.trace import EngineConfig
@@ -31,12 +22,6 @@ from blis_replay.validate.studies.systems import System
 __all__ = ["MEASURES", "ClusterRun", "read", "run"]
 
 _POLICIES: tuple[Literal["fcfs", "sjf", "priority"], ...] = ("fcfs", "sjf", "priority")
-_PLAIN_ROUTERS: dict[str, Router] = {
-    "round-robin": RoundRobin(),
-    "least-loaded": LeastLoaded(),
-    "always-busiest": AlwaysBusiest(),
-}
-_SCORERS = ("prefix_affinity", "queue_depth", "kv_utilization")
 # BLIS has no limit of its own on the length of a request.
 _MAX_MODEL_LEN = 16_384
 
@@ -59,7 +44,7 @@ def read(fields: Fields) -> Run:
     """The run that a mapping describes."""
     described = ClusterRun(
         workload=workload_of(fields.mapping("workload"), 0),
-        cluster=_cluster(fields),
+        cluster=cluster_of(fields),
         engine=_engine_arguments(fields.mapping("engine", optional=True)),
         counted_at_s=fields.number("counted_at_s") if "counted_at_s" in fields.values else None,
         twice=fields.flag("twice"),
@@ -105,37 +90,3 @@ def _engine_arguments(fields: Fields) -> dict[str, Any]:
         arguments["scheduling_policy"] = fields.choice("scheduling_policy", _POLICIES)
     fields.refuse_unknown()
     return arguments
-
-
-def _cluster(fields: Fields) -> ClusterConfig:
-    return ClusterConfig(
-        fields.count("instances", 1, 1_000),
-        _router(fields.mapping("router", optional=True)),
-        _admission(fields.mapping("admission")) if "admission" in fields.values else None,
-        _snapshots(fields.mapping("snapshots", optional=True)),
-    )
-
-
-def _router(fields: Fields) -> Router:
-    if not fields.values:
-        return RoundRobin()
-    kind = fields.choice("kind", (*_PLAIN_ROUTERS, "random", "weighted"))
-    router = _PLAIN_ROUTERS.get(kind)
-    if kind == "random":
-        router = Random(fields.count("seed", 0, 2**32 - 1, optional=True))
-    elif router is None:
-        router = Weighted(**{name: fields.number(name) if name in fields.values else 0.0 for name in _SCORERS})
-    fields.refuse_unknown()
-    return router
-
-
-def _admission(fields: Fields) -> TokenBucket:
-    bucket = TokenBucket(fields.number("capacity_tokens"), fields.number("refill_tokens_per_s"))
-    fields.refuse_unknown()
-    return bucket
-
-
-def _snapshots(fields: Fields) -> Snapshots:
-    snapshots = Snapshots(fields.count("interval_us", 0, 10**9, optional=True), fields.flag("live_depths"))
-    fields.refuse_unknown()
-    return snapshots
