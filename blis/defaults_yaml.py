@@ -68,15 +68,18 @@ def format_defaults(
             "export another release"
         )
     not_carried.append("total_kv_blocks are not in a release: give BLIS --total-kv-blocks from the server's log")
-    # The first entry of a model is the one that a release takes, too.
-    named = {entry.model.lower(): entry for entry in reversed(release.models)}
-    chosen = {str(row["id"]): row for row in reversed(rows)}
-    defaults = {
-        name: {key: row[key] for key in ("GPU", "tensor_parallelism", "vllm_version")} | {"hf_repo": named[name].model}
-        for name, row in sorted(chosen.items())
-    }
-    document = {"defaults": defaults, "models": rows}
+    document = {"defaults": _chosen(release, rows), "models": rows}
     return DefaultsText(yaml.safe_dump(document, sort_keys=False, allow_unicode=True), tuple(not_carried))
+
+
+def _chosen(release: CoefficientRelease, rows: list[dict[str, object]]) -> dict[str, object]:
+    """Of each model its first row, as a release takes its first entry, and how the release spells it."""
+    spelled = {entry.model.lower(): entry.model for entry in release.models}
+    first = {str(row["id"]): row for row in reversed(rows)}
+    return {
+        name: {key: row[key] for key in ("GPU", "tensor_parallelism", "vllm_version")} | {"hf_repo": spelled[name]}
+        for name, row in sorted(first.items())
+    }
 
 
 def _row(entry: ModelEntry, gpu: str, vllm_version: str, context_tokens: float) -> dict[str, object]:

@@ -20,8 +20,6 @@ def parse_trees(fields: Fields) -> TreesModel:
         fields.refuse("features", "are no list of features of a batch", f"use {', '.join(FEATURE_NAMES)}")
     model = TreesModel(tuple(map(str, names)), tuple(_parse_tree(tree) for tree in fields.list("trees")))
     fields.refuse_unknown()
-    if not model.trees:
-        fields.refuse("trees", "is empty", "fit some")
     try:
         model.for_kernel()
     except ReleaseError as error:

@@ -16,6 +16,7 @@ from blis_replay.blis.efficiency import Efficiency, Floats, layer_products, netw
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.gpu import Gpu
 from blis_replay.blis.kernel import roofline, step_time
+from blis_replay.blis.kernel.state import LONGEST_STEP_US
 from blis_replay.blis.physical import all_reduced_bytes_per_token, expert_read_us, touched_table
 
 Mixed = Literal["weighted", "token_proportional", "additive", "largest"]
@@ -57,23 +58,29 @@ class RooflineModel:
         """
         a, gpus = self.architecture, self.tensor_parallelism
         efficiency = self.efficiency or smooth_efficiency(a, self.gpu, gpus)
-        products = self._products_us(efficiency)
+        head, products = self._head_us(), self._products_us(efficiency)
         experts = expert_read_us(a, self.gpu, gpus) / self.bandwidth_efficiency * touched_table(a)
-        head = np.zeros(roofline.HEAD)
-        head[roofline.STEP_US] = self.per_layer_us * a.layers / gpus
-        head[roofline.WEIGHTS_US] = self._bandwidth_us(a.always_read_parameters * a.bytes_per_parameter / gpus)
-        head[roofline.KV_US] = self._bandwidth_us(a.kv_bytes_per_token(gpus))
-        passed_on = a.layers * a.hidden_size * a.bytes_per_parameter / gpus
-        head[roofline.TOKEN_US] = self._bandwidth_us(a.kv_bytes_per_token(gpus) + passed_on)
-        head[roofline.TRAFFIC_US] = all_reduced_bytes_per_token(a, gpus) / self.gpu.link_bytes_per_s * _US
-        head[roofline.PAIR_US] = a.attention_flops_per_pair / gpus / self.gpu.flops_per_s * _US
         curves = [efficiency.prefill_tokens, efficiency.prefill_mfu, efficiency.decode_requests]
         curves += [efficiency.decode_context_tokens, *efficiency.decode_mfu]
         real = np.concatenate([head, products, experts, *curves])
-        if not np.isfinite(real).all() or head.sum() + products[-1] + experts[-1] > roofline.LONGEST_US:
+        if not np.isfinite(real).all() or head.sum() + products[-1] + experts[-1] > LONGEST_STEP_US:
             raise ReleaseError("a step takes more than an hour; check architecture, GPU and efficiencies")
         sizes = [len(products), len(experts), *(len(curves[i]) for i in (0, 2, 3))]
         return step_time.ROOFLINE, np.array([MIXED_MODES.index(self.mixed), *sizes], np.int64), real
+
+    def _head_us(self) -> Floats:
+        """What a step, a token and a pair of tokens cost, in the places of ``kernel.roofline``."""
+        a, gpus = self.architecture, self.tensor_parallelism
+        kv_bytes = a.kv_bytes_per_token(gpus)
+        passed_on_bytes = a.layers * a.hidden_size * a.bytes_per_parameter / gpus
+        head = np.zeros(roofline.HEAD)
+        head[roofline.STEP_US] = self.per_layer_us * a.layers / gpus
+        head[roofline.WEIGHTS_US] = self._bandwidth_us(a.always_read_parameters * a.bytes_per_parameter / gpus)
+        head[roofline.KV_US] = self._bandwidth_us(kv_bytes)
+        head[roofline.TOKEN_US] = self._bandwidth_us(kv_bytes + passed_on_bytes)
+        head[roofline.TRAFFIC_US] = all_reduced_bytes_per_token(a, gpus) / self.gpu.link_bytes_per_s * _US
+        head[roofline.PAIR_US] = a.attention_flops_per_pair / gpus / self.gpu.flops_per_s * _US
+        return head
 
     def _bandwidth_us(self, size_bytes: float) -> float:
         return size_bytes / (self.gpu.memory_bytes_per_s * self.bandwidth_efficiency) * _US

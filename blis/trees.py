@@ -40,30 +40,21 @@ class TreesModel:
 
     def for_kernel(self) -> step_time.KernelModel:
         """Kind, integer and real coefficients as ``kernel.trees`` reads them; ``ReleaseError`` for an unsound tree."""
+        if not self.trees:
+            raise ReleaseError("there are no trees; fit some")
         places = [step_time.FEATURE_NAMES.index(name) for name in self.features]
         for number, tree in enumerate(self.trees):
             if problem := _unsound(tree, len(places)):
                 raise ReleaseError(f"tree {number} {problem}; fit the trees again")
-        sizes = [len(tree.feature) for tree in self.trees]
-        roots = np.concatenate([[0], np.cumsum(sizes)])[:-1] if sizes else np.zeros(0)
-        pairs = [(tree, int(root)) for tree, root in zip(self.trees, roots, strict=True)]
-        feature = [LEAF if f == LEAF else places[f] for tree in self.trees for f in tree.feature]
-        left, right = ([root + child for tree, root in pairs for child in side(tree)] for side in (_left, _right))
-        threshold = [
-            value if f == LEAF else limit
-            for tree in self.trees
-            for f, limit, value in zip(tree.feature, tree.threshold, tree.value, strict=True)
+        roots = np.cumsum([0, *(len(tree.feature) for tree in self.trees)])[:-1]
+        nodes = [
+            (LEAF, LEAF, LEAF, value) if feature == LEAF else (places[feature], root + left, root + right, threshold)
+            for tree, root in zip(self.trees, roots, strict=True)
+            for feature, threshold, left, right, value in zip(*vars(tree).values(), strict=True)
         ]
+        feature, left, right, real = zip(*nodes, strict=True)
         whole = np.concatenate([[len(self.trees)], roots, feature, left, right]).astype(np.int64)
-        return step_time.TREES, whole, np.array(threshold + [0.0] * step_time.FEATURES, np.float64)
-
-
-def _left(tree: Tree) -> tuple[int, ...]:
-    return tree.left
-
-
-def _right(tree: Tree) -> tuple[int, ...]:
-    return tree.right
+        return step_time.TREES, whole, np.array([*real, *[0.0] * step_time.FEATURES])
 
 
 def _unsound(tree: Tree, features: int) -> str:

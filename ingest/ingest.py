@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import polars as pl
 
 from blis_replay.ingest.checks.registry import run_checks
 from blis_replay.ingest.recording import Recording
@@ -32,6 +34,18 @@ class IngestOutcome:
     rejected: int
     bytes: int
     seconds: float
+
+
+_OUTCOME_COLUMNS = {
+    **dict.fromkeys(("slug", "alias", "outcome"), pl.String),
+    **dict.fromkeys(("requests", "steps", "findings", "rejected", "bytes"), pl.Int64),
+    "seconds": pl.Float64,
+}
+
+
+def outcomes_frame(outcomes: Sequence[IngestOutcome]) -> pl.DataFrame:
+    """A row an ingest."""
+    return pl.DataFrame([asdict(outcome) for outcome in outcomes], schema=_OUTCOME_COLUMNS)
 
 
 def ingest_source(

@@ -132,7 +132,10 @@ def _connect(path: Path, read_only: bool) -> duckdb.DuckDBPyConnection:
     try:
         if not read_only:
             path.parent.mkdir(parents=True, exist_ok=True)
-        return duckdb.connect(str(path), read_only=read_only, config={"memory_limit": _MEMORY})
+        connection = duckdb.connect(str(path), read_only=read_only, config={"memory_limit": _MEMORY})
+        # Its own progress bar goes to the standard output, in a pipe too, in the middle of what is printed there.
+        connection.execute("SET enable_progress_bar = false")
+        return connection
     except OSError as error:
         raise StoreError(
             f"{path}: its folder cannot be made ({error.strerror or error}); choose another place with --store"

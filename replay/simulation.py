@@ -107,7 +107,9 @@ def choose_entry(release: CoefficientRelease, model: str | None, tensor_parallel
         return fitting[0]
     problem = "has several models" if fitting else "has no such model"
     entries = ", ".join(_label(entry) for entry in fitting or release.models)
-    raise UnknownNameError(f"release {release.name} {problem}: {entries}; choose one with --model and --tp")
+    raise UnknownNameError(
+        f"release {release.name} {problem}: {entries}; choose one with --model and --tensor-parallelism"
+    )
 
 
 def recorded_table(recording: Recording, engine: EngineConfig) -> RequestTable:

@@ -1,13 +1,15 @@
-"""The evidence of an instrument check, for a terminal and as JSON."""
+"""The evidence of an instrument check, for a terminal, as a frame and as JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+import polars as pl
+
 from blis_replay.ingest.check_evidence import CheckEvidence
 from blis_replay.ingest.checks.pictures import Cell, Table
 from blis_replay.ingest.recording import Finding
-from blis_replay.validate.terminal import LINE_COLUMNS, table, wrap
+from blis_replay.validate.terminal import Toned, line_columns, table, wrap
 
 _LONGEST_BAR = 40
 
@@ -15,6 +17,11 @@ _LONGEST_BAR = 40
 def names_text(names: Mapping[str, str]) -> str:
     """The instrument checks, a line or two each."""
     return "\n".join(wrap(f"{name}: {measures}") for name, measures in names.items())
+
+
+def names_frame(names: Mapping[str, str]) -> pl.DataFrame:
+    """The same as a frame."""
+    return pl.DataFrame({"check": list(names), "measures": list(names.values())})
 
 
 def evidence_json(evidence: CheckEvidence) -> dict[str, object]:
@@ -37,10 +44,33 @@ def evidence_json(evidence: CheckEvidence) -> dict[str, object]:
     }
 
 
+def evidence_frame(evidence: CheckEvidence) -> pl.DataFrame:
+    """A row a number or word: of ``finding`` i its measured values, of each table its cells.
+
+    ``table`` is the table's title or ``finding``, ``row`` counts from 0, ``column`` names the cell, ``value`` is text.
+    """
+    found = [
+        ("finding", i, name, value) for i, finding in enumerate(evidence.findings) for name, value in _told(finding)
+    ]
+    cells = [
+        (shown.title, i, name, value)
+        for shown in evidence.tables
+        for i, row in enumerate(shown.rows)
+        for name, value in zip(shown.columns, row, strict=True)
+    ]
+    rows = [(title, i, name, None if value is None else str(value)) for title, i, name, value in [*found, *cells]]
+    schema = {"table": pl.String, "row": pl.Int64, "column": pl.String, "value": pl.String}
+    return pl.DataFrame(rows, orient="row", schema=schema)
+
+
+def _told(finding: Finding) -> list[tuple[str, Cell]]:
+    return [("severity", finding.severity), ("message", finding.message), *finding.measured.items()]
+
+
 def evidence_text(evidence: CheckEvidence) -> str:
     """The same in 80 columns, with bars."""
     parts = [
-        wrap(f"{evidence.check.name}: {evidence.alias}  ({evidence.slug})"),
+        wrap(f"{evidence.check.name}: {evidence.alias}  ({evidence.slug})", mark=Toned(evidence.check.name, "heading")),
         wrap(f"measures: {evidence.check.measures}"),
         wrap(f"thresholds: {evidence.check.rule}"),
         *(_finding(finding) for finding in evidence.findings),
@@ -50,9 +80,21 @@ def evidence_text(evidence: CheckEvidence) -> str:
     return "\n\n".join(parts)
 
 
+def finding_line(finding: Finding) -> str:
+    """A finding in a list of them; its severity stands out unless it is only a note."""
+    severity = f"({finding.severity})"
+    return wrap(f"- {finding.check} {severity}: {finding.message}", mark=_severity(severity, finding))
+
+
+def _severity(text: str, finding: Finding) -> Toned | None:
+    if finding.severity == "note":
+        return None
+    return Toned(text, "bad" if finding.severity == "unusable" else "caution")
+
+
 def _finding(finding: Finding) -> str:
     of = f" of {finding.metric}" if finding.metric else ""
-    lines = [wrap(f"{finding.severity}{of}: {finding.message}")]
+    lines = [wrap(f"{finding.severity}{of}: {finding.message}", mark=_severity(finding.severity, finding))]
     if finding.measured:
         lines.append(table(["measured", ""], [[name, cell_text(value)] for name, value in finding.measured.items()]))
     return "\n".join(lines)
@@ -65,12 +107,12 @@ def _table(shown: Table) -> str:
         bars = _bars(bar_lengths(shown), _room(header, rows))
         header, rows = [*header, ""], [[*row, bar] for row, bar in zip(rows, bars, strict=True)]
     note = [wrap(f"({shown.note})")] if shown.note else []
-    return "\n".join([wrap(f"{shown.title}:"), *note, table(header, rows)])
+    return "\n".join([wrap(f"{shown.title}:", mark=Toned(shown.title, "heading")), *note, table(header, rows)])
 
 
 def _room(header: list[str], rows: list[list[str]]) -> int:
     used = sum(max(len(row[i]) for row in [header, *rows]) + 2 for i in range(len(header)))
-    return max(1, min(_LONGEST_BAR, LINE_COLUMNS - used))
+    return max(1, min(_LONGEST_BAR, line_columns() - used))
 
 
 def bar_lengths(shown: Table) -> list[float]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import polars as pl
 
 from blis_replay.replay.cluster_simulation import ClusterSimulation
 from blis_replay.validate.metrics import LatencySamples
-from blis_replay.validate.simulation_summary import hundredths, latencies_ms, summary
+from blis_replay.validate.simulation_summary import hundredths, latencies_ms, summary, summary_frame
 from blis_replay.validate.terminal import percent_plain, table, wrap
 
 # The same for all instances.
@@ -30,7 +31,6 @@ def cluster_summary(simulation: ClusterSimulation) -> dict[str, Any]:
     hits = sum((one["prefix_hit_rate"] or 0) * tokens for one, tokens in zip(instances, prompts, strict=True))
     return {
         **{name: sum(one[name] for one in instances) for name in _SUMS},
-        "router": type(simulation.cluster.router).__name__,
         "duration_s": duration_s,
         "requests_per_s": int(done.sum()) / duration_s if duration_s else None,
         "output_tokens_per_s": int(samples.output_tokens.sum()) / duration_s if duration_s else None,
@@ -38,7 +38,7 @@ def cluster_summary(simulation: ClusterSimulation) -> dict[str, Any]:
         "prefix_hit_rate": hits / sum(prompts),
         "instances": [{name: one[name] for name in one if name not in _ONCE} for one in instances],
         "ignored_columns": instances[0]["ignored_columns"],
-        "provenance": instances[0]["provenance"],
+        "provenance": instances[0]["provenance"] | {"router": type(simulation.cluster.router).__name__},
     }
 
 
@@ -57,9 +57,15 @@ def cluster_summary_text(values: dict[str, Any]) -> str:
         lines.append(f"columns not used: {', '.join(values['ignored_columns'])}")
     head = (
         f"coefficients: {source['coefficients']}, {source['model']} tp {source['tensor_parallelism']}; "
-        f"{len(instances)} instances, router {values['router']}"
+        f"{len(instances)} instances, router {source['router']}"
     )
     return "\n\n".join([wrap(head), table(header, rows), "\n".join(map(wrap, lines))])
+
+
+def cluster_frame(values: dict[str, Any]) -> pl.DataFrame:
+    """``instance, quantity, value``: the numbers of all together (``all``), then of each instance."""
+    parts = [("all", values), *((str(i), one) for i, one in enumerate(values["instances"]))]
+    return pl.concat([summary_frame(one).select(pl.lit(name).alias("instance"), "*") for name, one in parts])
 
 
 def _row(values: dict[str, Any]) -> list[str]:

@@ -9,9 +9,12 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from blis_replay.validate.terminal import wrap
+from blis_replay.validate.terminal import Toned, toned, wrap
+
+if TYPE_CHECKING:
+    import polars as pl
 
 _PACKAGES = ("click", "duckdb", "grpcio", "numba", "numpy", "polars", "protobuf", "pyarrow", "scipy")
 # What changes where things are kept or run.
@@ -52,10 +55,13 @@ def doctor_text(found: list[Found]) -> str:
     width = max(len(one.name) for one in found)
     for i, one in enumerate(found):
         if i == 0 or found[i - 1].topic != one.topic:
-            lines += ([""] if lines else []) + [one.topic]
+            lines += ([""] if lines else []) + [toned(one.topic, "heading")]
         mark = {"ok": "", "absent": "absent: ", "problem": "PROBLEM: "}[one.state]
+        shown = Toned(mark.strip(), "bad" if one.state == "problem" else "caution")
         mend = f"; {one.mend}" if one.mend else ""
-        lines.append(wrap(f"  {one.name.ljust(width)}  {mark}{one.value}{mend}", " " * (width + 4)))
+        lines.append(
+            wrap(f"  {one.name.ljust(width)}  {mark}{one.value}{mend}", " " * (width + 4), shown if mark else None)
+        )
     problems = sum(one.state == "problem" for one in found)
     return "\n".join([*lines, "", f"{problems} problems" if problems != 1 else "1 problem"])
 
@@ -63,6 +69,13 @@ def doctor_text(found: list[Found]) -> str:
 def doctor_json(found: list[Found]) -> dict[str, Any]:
     """The same for programs."""
     return {"problems": sum(one.state == "problem" for one in found), "found": [asdict(one) for one in found]}
+
+
+def doctor_frame(found: list[Found]) -> pl.DataFrame:
+    """The same, a row a thing."""
+    import polars as pl
+
+    return pl.DataFrame([asdict(one) for one in found])
 
 
 def _package(name: str) -> Found:

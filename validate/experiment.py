@@ -95,6 +95,11 @@ def select_experiments(store: Store, selectors: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(slugs))
 
 
+def named_experiments(store: Store, selectors: Sequence[str] | None) -> list[str]:
+    """Slugs as ``select_experiments`` finds them; of None, all stored and bundled experiments."""
+    return all_experiments(store) if selectors is None else select_experiments(store, selectors)
+
+
 def recorded_experiments(store: Store, selectors: Sequence[str]) -> list[str]:
     """As ``select_experiments``; of a pattern only recordings of single requests, not overloaded, if it has any.
 
@@ -264,8 +269,22 @@ def by_stage(store: Store, comparison: Comparison) -> list[Comparison]:
     return stages
 
 
-def comparison_frame(comparison: Comparison) -> pl.DataFrame:
+_NUMBERS = {
+    **dict.fromkeys(("experiment", "alias", "simulator"), pl.String),
+    "stage": pl.Int64,
+    **dict.fromkeys(("verdict", "metric", "statistic"), pl.String),
+    **dict.fromkeys(("observed_ms", "simulated_ms", "error"), pl.Float64),
+    "reason": pl.String,
+}
+
+
+def comparisons_frame(comparisons: Sequence[Comparison]) -> pl.DataFrame:
     """A row a metric and statistic, named by experiment, stage (null: the whole run) and simulator; times in ms."""
+    frames = [_named_errors(comparison) for comparison in comparisons]
+    return pl.concat([pl.DataFrame(schema=_NUMBERS), *frames])
+
+
+def _named_errors(comparison: Comparison) -> pl.DataFrame:
     named = {
         "experiment": comparison.slug,
         "alias": comparison.alias,
@@ -273,13 +292,13 @@ def comparison_frame(comparison: Comparison) -> pl.DataFrame:
         "stage": comparison.selection.stage,
         "verdict": comparison.verdict,
     }
-    return errors_frame(comparison).select(
-        *(pl.lit(value, pl.Int64 if name == "stage" else pl.String).alias(name) for name, value in named.items()),
-        "metric",
-        "statistic",
-        *((pl.col(f"{side}_us").cast(pl.Float64) / 1000).alias(f"{side}_ms") for side in ("observed", "simulated")),
-        pl.col("error").cast(pl.Float64),
-        pl.col("reason").cast(pl.String),
+    return (
+        errors_frame(comparison)
+        .with_columns(
+            *(pl.lit(value).alias(name) for name, value in named.items()),
+            *((pl.col(f"{side}_us").cast(pl.Float64) / 1000).alias(f"{side}_ms") for side in ("observed", "simulated")),
+        )
+        .select(pl.col(name).cast(kind) for name, kind in _NUMBERS.items())
     )
 
 

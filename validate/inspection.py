@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from blis_replay.ingest.printable import printable
+import polars as pl
+
 from blis_replay.ingest.recording import Finding, Recording, SharedPrefix
 from blis_replay.ingest.store import KvEventCount
-from blis_replay.validate.terminal import LINE_COLUMNS, table, wrap
+from blis_replay.validate.check_text import finding_line
+from blis_replay.validate.terminal import cut_table, toned, wrap
+
+_SHORT_HASH = 12
 
 
 def inspection_json(
@@ -41,12 +45,19 @@ def inspection_json(
     }
 
 
+def findings_frame(findings: Sequence[Finding]) -> pl.DataFrame:
+    """What the instrument checks found, a row each: ``check, severity, metric, message, threshold``."""
+    columns = ("check", "severity", "metric", "message", "threshold")
+    rows = [[getattr(finding, name) for name in columns] for finding in findings]
+    return pl.DataFrame(rows, orient="row", schema=dict.fromkeys(columns, pl.String))
+
+
 def inspection_text(recording: Recording, findings: Sequence[Finding], cache: Sequence[KvEventCount] = ()) -> str:
     """The same for a terminal, in 80 columns."""
     statuses = recording.requests["status"].value_counts(sort=True).iter_rows()
     counts = ", ".join(f"{count:,} {status}" for status, count in statuses)
     lines = [
-        f"{recording.alias}  ({recording.slug})",
+        f"{toned(recording.alias, 'heading')}  ({recording.slug})",
         f"  model: {recording.model or 'not recorded'}",
         f"  tensor parallelism: {recording.tensor_parallelism or 'not recorded'}",
         f"  hardware: {recording.hardware or 'not recorded'}",
@@ -62,16 +73,23 @@ def inspection_text(recording: Recording, findings: Sequence[Finding], cache: Se
     engine = [
         [name, str(setting.value), setting.source, setting.detail] for name, setting in sorted(recording.engine.items())
     ]
-    parts = ["\n".join(lines), _columns(["engine argument", "value", "source", ""], engine, left=4)]
-    files = [[f.name, f.kind, f"{f.bytes:,}", f"{f.records:,}", f"{f.rejected_count:,}"] for f in recording.files]
-    parts.append(_columns(["file", "kind", "bytes", "records", "rejected"], files, left=2))
+    parts = ["\n".join(lines), cut_table(["engine argument", "value", "source", ""], engine, left=4)]
+    files = [
+        [f.name, f.kind, f"{f.bytes:,}", f"{f.records:,}", f"{f.rejected_count:,}", f.sha256[:_SHORT_HASH]]
+        for f in recording.files
+    ]
+    parts.append(cut_table(["file", "kind", "bytes", "records", "rejected", "sha256"], files, left=2, wide=(5,)))
     if cache:
         parts.append(
-            _columns(["KV-cache event", "medium", "events", "blocks", "tokens", "failed"], _cache(cache), left=2)
+            cut_table(["KV-cache event", "medium", "events", "blocks", "tokens", "failed"], _cache(cache), left=2)
         )
     if recording.missing:
-        parts.append("not in the recording:\n" + "\n".join(wrap(f"- {line}") for line in recording.missing))
-    parts.append("instrument checks:\n" + "\n".join(wrap(_finding(finding)) for finding in findings))
+        parts.append(
+            toned("not in the recording:", "heading")
+            + "\n"
+            + "\n".join(wrap(f"- {line}") for line in recording.missing)
+        )
+    parts.append("\n".join([toned("instrument checks:", "heading"), *map(finding_line, findings)]))
     return "\n\n".join(parts)
 
 
@@ -104,20 +122,3 @@ def _cache(counts: Sequence[KvEventCount]) -> list[list[str]]:
         ]
         for count in counts
     ]
-
-
-def _finding(finding: Finding) -> str:
-    return f"- {finding.check} ({finding.severity}): {finding.message}"
-
-
-def _columns(header: list[str], rows: list[list[str]], left: int) -> str:
-    """A table whose longest cells are cut, so that it keeps to 80 columns; --json has them whole."""
-    cells = [[printable(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
-    while sum(widths) + 2 * (len(widths) - 1) > LINE_COLUMNS:
-        widths[widths.index(max(widths))] -= 1
-    return table(header, [[_cut(cell, width) for cell, width in zip(row, widths, strict=True)] for row in cells], left)
-
-
-def _cut(cell: str, width: int) -> str:
-    return cell if len(cell) <= width else cell[: width - 3] + "..."

@@ -21,18 +21,18 @@ from pathlib import Path
 import polars as pl
 
 from blis_replay.fixtures.catalogue import profile_of
-from blis_replay.ingest.ingest import ingest_source
+from blis_replay.ingest.ingest import ingest_source, outcomes_frame
 from blis_replay.ingest.readers.discovery import sources_of
 from blis_replay.ingest.recording import Recording
-from blis_replay.ingest.store import inter_token_gaps, list_experiments, open_store, read_stored
+from blis_replay.ingest.store import inter_token_gaps, open_store, read_stored
 from blis_replay.ingest.store_place import STORE_DEFAULT
 from blis_replay.replay import driver
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.replay.mode import parse_mode
 from blis_replay.replay.release_file import load_release
 from blis_replay.replay.store import step_table
-from blis_replay.validate.attribution.attribute import Attribution, Estimate, attribute
-from blis_replay.validate.attribution.resampled import QUANTITIES
+from blis_replay.validate.attribution.attribute import attribute
+from blis_replay.validate.attribution.attribution_frame import attribution_frame
 from blis_replay.validate.attribution.segments import segment_frame, segments_of
 from blis_replay.validate.experiment import (
     DEFAULT_RELEASE,
@@ -43,6 +43,8 @@ from blis_replay.validate.experiment import (
     read_experiment,
     stored_experiment,
 )
+from blis_replay.validate.experiment_list import experiment_list, experiments_frame
+from blis_replay.validate.inspection import findings_frame
 from blis_replay.validate.observed import observed_requests
 from blis_replay.validate.report.evidence import gather
 from blis_replay.validate.report.picture import Picture, picture
@@ -66,7 +68,12 @@ def ingest(*paths: Path | str, engine: Path | str | None = None, store: StorePat
         )
         for source in sources_of([str(path) for path in paths])
     ]
-    return pl.DataFrame([vars(outcome) for outcome in outcomes])
+    return outcomes_frame(outcomes)
+
+
+def experiments(store: StorePath = None) -> pl.DataFrame:
+    """A row an experiment, stored or bundled."""
+    return experiments_frame(experiment_list(_store(store)))
 
 
 def recording(name: str, store: StorePath = None) -> Recording:
@@ -146,24 +153,12 @@ def attribution(
         reference=load_release(DEFAULT_RELEASE),
         token_gaps=gaps if len(gaps[0]) else None,
     )
-    return pl.DataFrame(
-        [row for i in range(len(QUANTITIES)) for row in _parts(found, i)], orient="row", schema=_ATTRIBUTION_SCHEMA
-    )
-
-
-def experiments(store: StorePath = None) -> pl.DataFrame:
-    """A row an experiment, those that ship included: slug, alias, model, hardware, requests, failed, findings."""
-    with open_store(_store(store)) as opened:
-        all_experiments(opened)  # which brings in those that ship
-        return pl.DataFrame([vars(row) for row in list_experiments(opened)])
+    return attribution_frame(found)
 
 
 def findings(name: str, store: StorePath = None) -> pl.DataFrame:
     """What the instrument checks found: ``check, severity, metric, message, threshold``."""
-    columns = ("check", "severity", "metric", "message", "threshold")
-    found = stored_experiment(_store(store), name).findings
-    rows = [[getattr(finding, column) for column in columns] for finding in found]
-    return pl.DataFrame(rows, orient="row", schema=dict.fromkeys(columns, pl.String))
+    return findings_frame(stored_experiment(_store(store), name).findings)
 
 
 def figure(
@@ -201,20 +196,6 @@ def report(
     if out is not None:
         Path(out).write_text(made.html, "utf-8")
     return made
-
-
-_ATTRIBUTION_SCHEMA = {
-    **dict.fromkeys(("metric", "statistic", "part"), pl.String),
-    **dict.fromkeys(("share_us", "low_us", "high_us", "change_us"), pl.Float64),
-}
-
-
-def _parts(found: Attribution, i: int) -> list[tuple[str | float | None, ...]]:
-    def row(part: str, share: Estimate, change_us: float | None) -> tuple[str | float | None, ...]:
-        return *QUANTITIES[i], part, share.value_us, share.low_us, share.high_us, change_us
-
-    causes = [row(c.component.name, c.shares[i], c.changes[i].value_us) for c in found.causes]
-    return [row("error", found.error[i], None), *causes, row("no component", found.residual[i], None)]
 
 
 def _replayed(experiment: Recording, coefficients: str, replay: str) -> ReplayRun:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
 from blis_replay.replay.simulation import Simulation
@@ -67,6 +68,13 @@ def summary_text(values: dict[str, Any]) -> str:
         lines.append(f"columns not used: {', '.join(values['ignored_columns'])}")
     head = f"coefficients: {source['coefficients']}, {source['model']} tp {source['tensor_parallelism']}"
     return "\n\n".join([wrap(head), table(["ms", *STATISTICS], rows), "\n".join(map(wrap, lines))])
+
+
+def summary_frame(values: dict[str, Any]) -> pl.DataFrame:
+    """``quantity, value``: the numbers of a summary, latencies as ``e2e_p99_ms``; null where there is none."""
+    rows = {name: value for name, value in values.items() if not isinstance(value, dict | list)}
+    rows |= {f"{m}_{s}_ms": values["latencies_ms"][m][s] for m in METRICS for s in STATISTICS}
+    return pl.DataFrame(list(rows.items()), orient="row", schema={"quantity": pl.String, "value": pl.Float64})
 
 
 def latencies_ms(samples: LatencySamples, gaps: tuple[Values, NDArray[np.int64]]) -> dict[str, dict[str, float | None]]:

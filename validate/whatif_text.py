@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from blis_replay.replay.engine_overrides import EngineOverrides, EngineValue, override_text
 from blis_replay.validate.metrics import relative_error
-from blis_replay.validate.terminal import percent, table, wrap
+from blis_replay.validate.terminal import Toned, percent, table, tables, wrap
 from blis_replay.validate.whatif import WhatIf, WhatIfPoint
 
 if TYPE_CHECKING:
@@ -83,7 +83,10 @@ def whatif_frame(found: WhatIf) -> pl.DataFrame:
 def _head(found: WhatIf) -> str:
     common = _common(found)
     changed = f" with {_written(common)}" if common else ""
-    return wrap(f"{found.recording.alias}  ({found.recording.slug}){changed}, simulated")
+    return wrap(
+        f"{found.recording.alias}  ({found.recording.slug}){changed}, simulated",
+        mark=Toned(found.recording.alias, "heading"),
+    )
 
 
 def _beside(recorded: WhatIfPoint, changed: WhatIfPoint) -> str:
@@ -96,16 +99,14 @@ def _beside(recorded: WhatIfPoint, changed: WhatIfPoint) -> str:
 
 
 def _grid(found: WhatIf) -> str:
-    """Two tables of 80 columns, with a number a point."""
+    """The points by number, and their values: latencies and load beside each other where there is room."""
     points = [found.recorded, *found.points]
     rows = [["0", "as recorded"], *([str(i), _name(found, p)] for i, p in enumerate(found.points, 1))]
     names = table(["", "engine arguments"], rows, left=2)
-    served = [(i, point) for i, point in enumerate(points) if point.values is not None]
-    tables = [
-        table(["", *(_LABELS[name] for name in part)], [[str(i), *(_cell(p, n) for n in part)] for i, p in served])
-        for part in (_LATENCIES, _LOAD)
-    ]
-    return "\n\n".join([names, *tables])
+    values = [[str(i), *(_cell(p, name) for name in _LABELS)] for i, p in enumerate(points) if p.values is not None]
+    columns = {name: i for i, name in enumerate(_LABELS, 1)}
+    parts = [[0, *(columns[name] for name in part)] for part in (_LATENCIES, _LOAD)]
+    return "\n\n".join([names, *tables(["", *_LABELS.values()], values, parts)])
 
 
 def _remarks(found: WhatIf) -> list[str]:

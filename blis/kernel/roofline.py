@@ -16,6 +16,7 @@ from blis_replay.blis.kernel.state import (
     BATCH_DECODE_TOKENS,
     BATCH_PREFILL_REQUESTS,
     BATCH_PREFILL_TOKENS,
+    LONGEST_STEP_US,
     Int64s,
 )
 
@@ -34,9 +35,6 @@ MODE, PRODUCT_ROWS, EXPERT_ROWS, PREFILL_KNOTS, BATCH_KNOTS, CONTEXT_KNOTS = ran
 STEP_US, WEIGHTS_US, KV_US, TOKEN_US, TRAFFIC_US, PAIR_US = range(6)
 HEAD = 6
 
-# Beyond any step: an hour.
-LONGEST_US = 3.6e9
-
 
 @compiled
 def roofline_us(whole: Int64s, real: Floats, batch: Int64s) -> int:
@@ -53,7 +51,7 @@ def roofline_us(whole: Int64s, real: Floats, batch: Int64s) -> int:
         decode_us = phase_us(whole, real, batch, False, True)
         us = joined_us(whole[MODE], prefill, decode, prefill_us, decode_us)
     us += real[STEP_US] + real[TRAFFIC_US] * (prefill + decode)
-    return int(min(max(us + 0.5, 1.0), LONGEST_US))
+    return int(min(max(us + 0.5, 1.0), LONGEST_STEP_US))
 
 
 @compiled

@@ -18,6 +18,8 @@ Int32s = NDArray[np.int32]
 index = np.uint64
 
 NEVER = 2**62
+# A step by a model of real numbers takes an hour at most: an exponential can overflow.
+LONGEST_STEP_US = 3.6e9
 NONE = -1
 
 # -- Request status ------------------------------------------------------------------

@@ -18,6 +18,7 @@ from blis_replay.blis.kernel.state import (
     BATCH_DECODE_TOKENS,
     BATCH_PREFILL_REQUESTS,
     BATCH_PREFILL_TOKENS,
+    LONGEST_STEP_US,
     Int64s,
 )
 from blis_replay.blis.kernel.trees import trees_us
@@ -159,8 +160,7 @@ def regimes_us(real: Floats, batch: Int64s) -> int:
         us = min(max(us, real[0]), 3 * real[0])
     if real[1] > 0:
         us += real[1] * (features[PREFILL_REQUESTS] + features[DECODE_REQUESTS])
-    # An exponential can overflow; an hour is beyond any step.
-    return int(min(max(us, 1.0), 3.6e9))
+    return int(min(max(us, 1.0), LONGEST_STEP_US))
 
 
 @compiled

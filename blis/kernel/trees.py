@@ -13,12 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blis_replay.blis.kernel.compiled import compiled
-from blis_replay.blis.kernel.state import Int64s
+from blis_replay.blis.kernel.state import LONGEST_STEP_US, Int64s
 
 Floats = NDArray[np.float64]
-
-# Beyond any step: an hour.
-LONGEST_US = 3.6e9
 
 
 @compiled
@@ -35,4 +32,4 @@ def trees_us(whole: Int64s, real: Floats, x: Floats) -> int:
             below = x[whole[feature + node]] <= real[node]
             node = whole[left + node] if below else whole[right + node]
         total += real[node]
-    return int(min(max(math.exp(total), 1.0), LONGEST_US))
+    return int(min(max(math.exp(total), 1.0), LONGEST_STEP_US))

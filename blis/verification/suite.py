@@ -47,8 +47,12 @@ def checks(seed: int, quick: bool) -> list[tuple[str, Check]]:
     ]
 
 
-def verify(seed: int, quick: bool, progress: Callable[[str], None] = lambda name: None) -> Iterator[VerificationRow]:
-    """Run all checks; ``progress`` is told the name of each before it starts."""
-    for name, check in checks(seed, quick):
-        progress(name)
+def verify(
+    seed: int, quick: bool, progress: Callable[[int, int, str], None] | None = None
+) -> Iterator[VerificationRow]:
+    """Run all checks; ``progress`` is told before each: how many are done, of how many, and its name."""
+    chosen = checks(seed, quick)
+    for done, (name, check) in enumerate(chosen):
+        if progress is not None:
+            progress(done, len(chosen), name)
         yield from check()

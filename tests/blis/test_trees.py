@@ -91,6 +91,11 @@ def test_a_tree_that_has_no_end_is_refused(tree: Tree, complaint: str) -> None:
     assert complaint in str(refused.value)
 
 
+def test_no_trees_are_refused() -> None:
+    with pytest.raises(ReleaseError, match=r"mine\.yaml, field models\[0\]\.latency: there are no trees; fit some"):
+        parse_release(format_release(release_of(replace(MODEL, trees=()))), "mine.yaml")
+
+
 @pytest.mark.parametrize(
     ("old", "new", "complaint"),
     [

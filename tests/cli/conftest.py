@@ -16,7 +16,8 @@ from blis_replay.validate.cli.main import main
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Call blis-replay with these arguments, in an empty folder with a store of its own."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("BLIS_REPLAY_STORE", raising=False)
+    for name in ("BLIS_REPLAY_STORE", "NO_COLOR", "FORCE_COLOR", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
 
     def call(*arguments: object) -> Answer:
         monkeypatch.setattr(sys, "argv", ["blis-replay", *map(str, arguments)])

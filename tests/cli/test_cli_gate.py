@@ -19,8 +19,8 @@ _DOCS = Path(__file__).parents[2] / "docs"
 
 def test_exit_codes_and_files(run: Run, tmp_path: Path) -> None:
     """Against the published direct calibration, ours is better on all of 34b; the other way round it is worse."""
-    files = ("--junit", "gate.xml", "--markdown", "gate.md")
-    chosen = ("--experiments", "34b-codegen", "--experiments", "34b-gen*")
+    files = ("--junit", "gate.xml", "--summary", "gate.md")
+    chosen = ("--experiment", "34b-codegen", "--experiment", "34b-gen*")
     passed = run("gate", "--coefficients", "h100-vllm-0.15.1", "--baseline", "stepml-direct", *chosen, *files)
     assert (passed.code, passed.err) == (0, "")
     assert "verdict: pass" in passed.out
@@ -33,7 +33,7 @@ def test_exit_codes_and_files(run: Run, tmp_path: Path) -> None:
 
 
 def test_json_has_the_documented_form(run: Run) -> None:
-    document = run("gate", "--coefficients", "h100-vllm-0.15.1", "--experiments", "34b-general", "--json").json
+    document = run("gate", "--coefficients", "h100-vllm-0.15.1", "--experiment", "34b-general", "--json").json
     assert set(document) == {"verdict", "candidate", "baseline", "policy", "experiments", "checks", "left_out"}
     (experiment,) = document["experiments"]
     assert (experiment["alias"], experiment["outcome"], experiment["requests"]) == ("34b-general", "pass", 16_800)
@@ -51,8 +51,8 @@ def test_json_has_the_documented_form(run: Run) -> None:
     [
         ([], 2, "--coefficients"),
         (["--coefficients", "none.yaml"], 2, "no release or file is called none.yaml"),
-        (["--coefficients", "h100-vllm-0.15.1", "--experiments", "35b-general"], 2, "did you mean"),
-        (["--coefficients", "h100-vllm-0.15.1", "--experiments", "99b-*"], 2, "no experiment matches 99b-*"),
+        (["--coefficients", "h100-vllm-0.15.1", "--experiment", "35b-general"], 2, "did you mean"),
+        (["--coefficients", "h100-vllm-0.15.1", "--experiment", "99b-*"], 2, "no experiment matches 99b-*"),
         (["--coefficients", "h100-vllm-0.15.1", "--policy", "none.yaml"], 3, "none.yaml: cannot be read"),
         (["--coefficients", "stepml-per-model-linear"], 3, "is marked invalid"),
     ],

@@ -34,7 +34,7 @@ def two_models(run: Run, tmp_path: Path) -> list[object]:
     """Recordings of two models in the store, and the options that say what they are."""
     config = tmp_path / "config.json"
     config.write_text(json.dumps(CONFIG))
-    options: list[object] = ["--gpu", "H100-SXM", "--experiments", "1b-*", "--experiments", "2b-*"]
+    options: list[object] = ["--gpu", "H100-SXM", "--experiment", "1b-*", "--experiment", "2b-*"]
     for size, per_step_ns in (("1b", 4_000_000), ("2b", 6_000_000)):
         spec = replace(
             SyntheticExperiment(),
@@ -92,7 +92,7 @@ def _fields(value: object) -> set[str]:
 
 
 def test_published_aggregates_alone_are_nothing_to_fit_to(run: Run) -> None:
-    answer = run("generalize", "--lomo", "--experiments", "34b-roleplay", "--experiments", "7b-roleplay")
+    answer = run("generalize", "--lomo", "--experiment", "34b-roleplay", "--experiment", "7b-roleplay")
     assert (answer.code, answer.out) == (3, "")
     assert "published aggregates are never fitted to" in answer.err
     assert len(answer.err.strip().splitlines()) == 1
@@ -105,7 +105,7 @@ def test_published_aggregates_alone_are_nothing_to_fit_to(run: Run) -> None:
         (["--lomo", "--model-form", "per-model"], 2, "coefficients of one model do not transfer to another"),
         (["--lowo", "--config", "config.json"], 2, "--config takes MODEL=PATH"),
         (["--lowo", "--config", "m=absent.json"], 3, "absent.json: cannot be read"),
-        (["--lowo", "--experiments", "nothing-*"], 3, "no experiment matches nothing-*"),
+        (["--lowo", "--experiment", "nothing-*"], 3, "no experiment matches nothing-*"),
     ],
 )
 def test_wrong_use_of_generalize_is_one_line(run: Run, arguments: list[str], code: int, complaint: str) -> None:

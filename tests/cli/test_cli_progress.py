@@ -1,33 +1,39 @@
-"""How far an ingest is: rate and remaining time on a terminal, silence in a pipe and with --json."""
+"""How far long work is: a bar, rate and remaining time on a terminal, gone at the end; silence in a pipe."""
 
 from __future__ import annotations
 
+import io
 import os
 import pty
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from blis_replay.validate.cli.ingest_verb import progress_text
+from blis_replay.validate.cli.progress import progress_line, progress_text
 
 COMMAND = [sys.executable, "-m", "blis_replay.validate.cli.main", "ingest"]
 
 
 @pytest.mark.parametrize(
-    ("done", "total", "seconds", "text"),
+    ("done", "total", "seconds", "unit", "text"),
     [
-        # 250 MB of 1 GB in 2 s are 125 MB/s, and 750 MB are 6 s more.
-        (250_000_000, 1_000_000_000, 2.0, " 25 %, 125 MB/s, 6 s left"),
-        (1_000_000_000, 1_000_000_000, 4.0, "100 %, 250 MB/s"),
+        # 250 MB of 1 GB in 2 s are 125 MB/s, and 750 MB are 6 s more; a quarter of 16 columns is 4.
+        (250_000_000, 1_000_000_000, 2.0, "B", f"[{'#' * 4}{'.' * 12}] 250 of 1,000 MB, 125 MB/s, 6 s left"),
+        (1_000_000_000, 1_000_000_000, 4.0, "B", f"[{'#' * 16}] 1,000 of 1,000 MB, 250 MB/s"),
+        # 3 of 12 replays in 30 s take 10 s each, and the other 9 take 90 s.
+        (3, 12, 30.0, "", f"[{'#' * 4}{'.' * 12}] 3 of 12, 10 s each, 1 min 30 s left"),
+        (1, 721, 10.0, "", f"[{'.' * 16}] 1 of 721, 10 s each, 2 h 0 min left"),
         # What a first moment says of the rate means nothing.
-        (1_000_000, 1_000_000_000, 0.01, "  0 %"),
-        (0, 0, 0.0, "100 %"),
+        (1_000_000, 1_000_000_000, 0.01, "B", f"[{'.' * 16}] 1.0 of 1,000 MB"),
+        (0, 12, 5.0, "", f"[{'.' * 16}] 0 of 12"),
+        (0, 0, 0.0, "B", f"[{'#' * 16}] 0.0 of 0.0 MB"),
     ],
 )
-def test_share_rate_and_remaining_time(done: int, total: int, seconds: float, text: str) -> None:
-    assert progress_text(done, total, seconds) == text
+def test_a_bar_a_rate_and_the_remaining_time(done: int, total: int, seconds: float, unit: str, text: str) -> None:
+    assert progress_text(done, total, seconds, unit) == text
 
 
 @pytest.fixture
@@ -57,8 +63,9 @@ def on_terminal(arguments: list[str]) -> str:
 
 def test_a_terminal_is_told_and_a_pipe_is_not(recording: Path, tmp_path: Path) -> None:
     arguments = [*COMMAND, str(recording), "--store", str(tmp_path / "s.duckdb")]
-    assert "trace.csv 100 %" in on_terminal(arguments)
-    assert on_terminal([*arguments, "--json"]) == ""
+    said = on_terminal(arguments)
+    assert "0.0 of 0.0 MB trace.csv" in said
+    assert said.endswith("\r\x1b[K")
     piped = subprocess.run(arguments, capture_output=True, text=True, check=True)
     assert piped.stderr == ""
 
@@ -67,12 +74,66 @@ def test_a_terminal_hears_something_before_the_store_is_read(tmp_path: Path) -> 
     """Opening a large store takes its time; the line is overwritten by what comes next."""
     page = [*COMMAND[:-1], "report", "--experiment", "34b-roleplay", "--out", str(tmp_path / "page.html")]
     said = on_terminal([*page, "--store", str(tmp_path / "s.duckdb")])
-    assert said.startswith("\r\x1b[Kreading the store")
+    assert said.startswith("\r\x1b[Kreporting ...")
     assert said.endswith("\r\x1b[K")
 
 
 def test_a_sweep_counts_its_replays_on_a_terminal_and_wipes_the_line(tmp_path: Path) -> None:
     whatif = [*COMMAND[:-1], "whatif", "--experiment", "34b-codegen", "--sweep", "max_num_seqs=64,128"]
     said = on_terminal([*whatif, "--store", str(tmp_path / "s.duckdb")])
-    assert "replaying: 1 of 2" in said
+    assert "] 1 of 2" in said
     assert said.endswith("\r\x1b[K")
+
+
+@pytest.mark.parametrize("raised", [ValueError, KeyboardInterrupt])
+def test_the_line_is_wiped_before_an_error_is_printed(
+    monkeypatch: pytest.MonkeyPatch, raised: type[BaseException]
+) -> None:
+    shown = io.StringIO()
+    shown.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr(sys, "stderr", shown)
+
+    def fails() -> None:
+        with progress_line("replaying") as told:
+            assert told is not None
+            told(1, 4)
+            raise raised
+
+    with pytest.raises(raised):
+        fails()
+    assert "replaying [####...." in shown.getvalue()
+    assert shown.getvalue().endswith("\r\x1b[K")
+
+
+def test_the_line_is_cut_at_the_edge_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line that wraps leaves its first part behind when it is wiped."""
+    shown = io.StringIO()
+    shown.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr(sys, "stderr", shown)
+    monkeypatch.setenv("COLUMNS", "40")
+    with progress_line("experiment-" * 10) as told:
+        assert told is not None
+        told(1, 4)
+    assert max(len(part.replace("\x1b[K", "")) for part in shown.getvalue().split("\r")) == 39
+
+
+def test_interrupted_work_ends_with_130_and_a_clean_line(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    verify = subprocess.Popen(
+        [*COMMAND[:-1], "verify"], stderr=theirs, stdout=subprocess.DEVNULL, start_new_session=True
+    )
+    os.close(theirs)
+    said = b""
+    while b"verifying [" not in said:
+        said += os.read(ours, 1 << 16)
+    os.killpg(verify.pid, signal.SIGINT)
+    try:
+        while piece := os.read(ours, 1 << 16):
+            said += piece
+    except OSError:
+        pass  # how a terminal says that nobody writes to it any more
+    os.close(ours)
+    assert verify.wait() == 130
+    *_, before, message = said.decode().strip().splitlines()
+    assert message == "interrupted; what was finished is stored whole, the rest not at all"
+    assert before.endswith("\x1b[K") or not before

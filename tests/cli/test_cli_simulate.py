@@ -44,7 +44,7 @@ def inputs(tmp_path: Path) -> Path:
 
 def test_tables_and_summary(run: Run, inputs: Path) -> None:
     """Worked example V1, twice: TTFT 2.22 ms, E2E 4.27 ms, ITL 1.025 ms."""
-    answer = run("simulate", *ARGUMENTS, "--csv")
+    answer = run("simulate", *ARGUMENTS, "--csv-tables")
     assert (answer.code, answer.err) == (0, "")
     lines = {line.split()[0]: line.split()[1:] for line in answer.out.splitlines() if line}
     assert lines["TTFT"] == ["2.22"] * 4
@@ -126,7 +126,7 @@ clients:
 
 def test_two_instances_behind_round_robin(run: Run, inputs: Path) -> None:
     """Each of the two requests of worked example V1 on an instance of its own: the same latencies."""
-    answer = run("simulate", *CLUSTER, "--csv")
+    answer = run("simulate", *CLUSTER, "--csv-tables")
     assert (answer.code, answer.err) == (0, "")
     rows = [line.split() for line in answer.out.splitlines()]
     assert ["all", "2", "2.22", "2.22", "4.27", "4.27", "0", "0.0", "%"] in rows
@@ -155,6 +155,12 @@ def test_the_pooled_summary_is_that_of_all_requests(run: Run, inputs: Path) -> N
     hits = requests["cached_tokens"].sum() / requests["prompt_tokens"].sum()
     assert document["prefix_hit_rate"] == pytest.approx(hits)
     assert hits > 0.5  # 64 of 100 tokens, but for the first on each instance
+
+
+def test_numbers_of_all_and_of_each_as_csv(run: Run, inputs: Path) -> None:
+    lines = run("simulate", *CLUSTER, "--csv").out.splitlines()
+    assert lines[0] == "instance,quantity,value"
+    assert {"all,completed,2.0", "0,completed,1.0", "1,e2e_p99_ms,4.27"} <= set(lines)
 
 
 def test_an_instance_without_a_request_has_nothing_to_show(run: Run, inputs: Path) -> None:

@@ -12,14 +12,8 @@ from blis_replay.fixtures.bundled import bundled_slugs
 from blis_replay.fixtures.published_simulators import published_simulators
 from blis_replay.ingest.store import open_store
 from blis_replay.replay.release_file import load_release
-from blis_replay.validate.comparison.published import (
-    COLUMNS,
-    PublishedTable,
-    compare_published,
-    mean_abs,
-    published_json,
-    published_text,
-)
+from blis_replay.validate.comparison.published import COLUMNS, PublishedTable, compare_published, mean_abs
+from blis_replay.validate.comparison.published_text import published_json, published_text
 from blis_replay.validate.experiment import DEFAULT_RELEASE
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from blis_replay.validate.attribution.attribute import Attribution, Cause, Estimate
 from blis_replay.validate.attribution.resampled import QUANTITIES
-from blis_replay.validate.terminal import milliseconds, table, wrap
+from blis_replay.validate.terminal import Toned, milliseconds, table, tables, toned, wrap
 
 # Errors of a mean below this are not worth a cause.
 _WORTH_NAMING = 0.01
@@ -33,21 +33,20 @@ def attribution_text(attribution: Attribution) -> str:
     reasons = dict.fromkeys(attribution.not_replaced.values())
     left = [f"- {', '.join(n for n, w in attribution.not_replaced.items() if w == why)}: {why}" for why in reasons]
     parts = [
-        f"{attribution.alias}  ({attribution.slug})\n"
+        f"{toned(attribution.alias, 'heading')}  ({attribution.slug})\n"
         + wrap(f"  coefficients: {attribution.release}; replay {attribution.mode}", "    ")
         + f"\n  {attribution.requests:,} requests; shares in % of the observed value, each with half of"
         + f"\n    its 95 % interval over {attribution.resamples} resamplings of the requests",
-        _shares_table(attribution, "mean"),
-        _shares_table(attribution, "p99"),
+        *_shares_tables(attribution),
     ]
     if len(attribution.causes) > 1:
         parts.append(_one_by_one(attribution))
     if replaced:
-        parts.append("each component in turn replaced by:\n" + "\n".join(map(wrap, replaced)))
+        parts.append("\n".join([toned("each component in turn replaced by:", "heading"), *map(wrap, replaced)]))
     if left:
-        parts.append("not replaced:\n" + "\n".join(map(wrap, left)))
+        parts.append("\n".join([toned("not replaced:", "heading"), *map(wrap, left)]))
     parts += [wrap(f"{name} must not be used: {why}") for name, why in attribution.unusable.items()]
-    return "\n\n".join([*parts, "\n".join(wrap(sentence) for sentence in explanations(attribution))])
+    return "\n\n".join([*parts, "\n".join(map(_sentence, explanations(attribution)))])
 
 
 def attribution_json(attribution: Attribution) -> dict[str, Any]:
@@ -120,9 +119,15 @@ def _fraction(value_us: float, observed_us: float) -> float | None:
     return None if isnan(value_us) or isnan(observed_us) or observed_us == 0 else value_us / observed_us
 
 
-def _shares_table(attribution: Attribution, statistic: str) -> str:
-    columns = [i for i, quantity in enumerate(QUANTITIES) if quantity[1] == statistic]
-    header = ["", *(f"{QUANTITIES[i][0].upper()} {statistic}" for i in columns)]
+def _sentence(sentence: str) -> str:
+    """What is off stands out, up to the first comma or semicolon."""
+    return wrap(sentence, mark=Toned(sentence.partition(",")[0].partition(";")[0], "heading"))
+
+
+def _shares_tables(attribution: Attribution) -> list[str]:
+    """Means beside p99s where there is room, else below each other."""
+    columns = range(len(QUANTITIES))
+    header = ["", *(f"{metric.upper()} {statistic}" for metric, statistic in QUANTITIES)]
     rows = [
         ["observed ms", *(milliseconds(_known(attribution.observed_us[i])) for i in columns)],
         ["simulated ms", *(milliseconds(_known(attribution.simulated_us[i])) for i in columns)],
@@ -130,7 +135,8 @@ def _shares_table(attribution: Attribution, statistic: str) -> str:
         *(_shares_row(f"  {cause.component.name}", cause.shares, attribution, columns) for cause in attribution.causes),
         _shares_row(f"  {_NO_COMPONENT}", attribution.residual, attribution, columns),
     ]
-    return table(header, rows)
+    parts = [[0, *(1 + i for i in columns if QUANTITIES[i][1] == statistic)] for statistic in ("mean", "p99")]
+    return tables(header, rows, parts)
 
 
 def _one_by_one(attribution: Attribution) -> str:

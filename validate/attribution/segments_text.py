@@ -1,31 +1,35 @@
-"""Segments as a table and as JSON."""
+"""Segments as a table, a frame and JSON."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import polars as pl
+
 from blis_replay.validate.attribution.resampled import Floats
 from blis_replay.validate.attribution.segments import Segment, Segments
 from blis_replay.validate.metrics import statistics
-from blis_replay.validate.terminal import milliseconds, table, wrap
+from blis_replay.validate.terminal import milliseconds, table, toned, wrap
 
-_SHOWN = ("mean", "p50", "p99")
+_SHOWN = ("mean", "p50", "p90", "p99")
+_WIDE = (5, 6)  # the p90
 
 
 def segments_text(segments: Segments) -> str:
     """Mean, median and p99 of every segment as observed, and how much more the simulated one has; the means sum up."""
     header = ["observed ms", *(column for name in _SHOWN for column in (name, "diff."))]
     rows = [_row(part) for part in (*segments.segments, segments.whole)]
-    head = f"{segments.alias}  ({segments.slug})\n  {len(segments.request_index):,} requests; stamps: {segments.source}"
+    title = f"{toned(segments.alias, 'heading')}  ({segments.slug})"
+    head = f"{title}\n  {len(segments.request_index):,} requests; stamps: {segments.source}"
     notes = [f"- {line}" for line in segments.merged]
     if segments.left_out:
         notes.append(f"- {segments.left_out:,} requests left out: a stamp of theirs was not recorded")
     return "\n\n".join(
         [
             head,
-            table(header, rows),
-            "diff.: simulated less observed; the differences of the means sum to that of E2E\n\nmerged:\n"
-            + "\n".join(map(wrap, notes)),
+            table(header, rows, wide=_WIDE),
+            "diff.: simulated less observed; the differences of the means sum to that of E2E",
+            "\n".join([toned("merged:", "heading"), *map(wrap, notes)]),
         ]
     )
 
@@ -49,6 +53,21 @@ def segments_json(segments: Segments) -> dict[str, Any]:
             for part in (*segments.segments, segments.whole)
         ],
     }
+
+
+def segments_frame(segments: Segments) -> pl.DataFrame:
+    """The same: ``segment, statistic, observed_ms, simulated_ms, difference_ms``; the last segment is E2E."""
+    return pl.DataFrame(
+        [
+            {
+                "segment": part["name"],
+                "statistic": statistic,
+                **{f"{side}_ms": part[f"{side}_ms"][statistic] for side in ("observed", "simulated", "difference")},
+            }
+            for part in segments_json(segments)["segments"]
+            for statistic in part["observed_ms"]
+        ]
+    )
 
 
 def _in_ms(values_us: Floats) -> dict[str, float]:

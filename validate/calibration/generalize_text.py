@@ -1,4 +1,4 @@
-"""A generalisation as tables of 80 columns, and as JSON."""
+"""A generalisation as tables, as a frame and as JSON."""
 
 from __future__ import annotations
 
@@ -6,14 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import polars as pl
 
 from blis_replay.ingest.recording import RECORDED
 from blis_replay.validate.calibration.generalize import FoldResult, Generalisation, LeaveOut, Score
 from blis_replay.validate.calibration.physical_fit import PRIORS, PhysicalFit
-from blis_replay.validate.terminal import table, wrap
+from blis_replay.validate.terminal import table, toned, wrap
 
 _COLUMNS = (("e2e", "mean"), ("e2e", "p99"), ("ttft", "mean"), ("ttft", "p99"), ("itl", "mean"))
-_HEADER = ("experiment", "E2E", "p99", "TTFT", "p99", "ITL", "step", "seen E2E", "TTFT", "step")
+_MORE = (("e2e", "p50"), ("ttft", "p50"), ("itl", "p50"), ("tpot", "mean"))
+_HEADER = (
+    *("experiment", "E2E", "p99", "TTFT", "p99", "ITL", "step", "seen E2E", "TTFT", "step"),
+    *("E2E p50", "TTFT p50", "ITL p50", "TPOT", "slug"),
+)
+_WIDE = (10, 11, 12, 13, 14)
 
 
 @dataclass(frozen=True)
@@ -48,14 +54,20 @@ def generalisation_text(result: Generalisation) -> str:
             f"One {result.by} left out at a time, model form {result.form}. Signed errors in %; step: mean absolute "
             "error of single step cycles, where there are step records; seen: by a fit to all experiments"
         ),
-        table(_HEADER, [row for fold in result.folds for row in _fold_rows(fold, seen)]),
+        table(_HEADER, [row for fold in result.folds for row in _fold_rows(fold, seen)], (0, 14), _WIDE),
     ]
     if apart:
         rows = [_row(score, seen.get(score.slug)) for score in apart]
-        parts.append("overloaded, reported and not averaged:\n" + table(_HEADER, rows))
+        parts.append(
+            toned("overloaded, reported and not averaged:", "heading") + "\n" + table(_HEADER, rows, (0, 14), _WIDE)
+        )
     problems = {score.alias: score.problem for score in scores if score.problem} | dict(result.not_used)
     if problems:
-        parts.append("not predicted:\n" + "\n".join(wrap(f"{alias}: {why}") for alias, why in problems.items()))
+        parts.append(
+            toned("not predicted:", "heading")
+            + "\n"
+            + "\n".join(wrap(f"{alias}: {why}") for alias, why in problems.items())
+        )
     if any(score.ground_truth != RECORDED for score in scores):
         parts.append("* ground truth: published aggregates, requests reconstructed from them")
     parts += [text for text in (_coefficients_text(result), _published_text(result)) if text]
@@ -88,6 +100,33 @@ def generalisation_json(result: Generalisation) -> dict[str, object]:
     }
 
 
+_FRAME_COLUMNS = {
+    **dict.fromkeys(("left_out", "experiment", "alias", "ground_truth"), pl.String),
+    "overloaded": pl.Boolean,
+    **dict.fromkeys(("metric", "statistic"), pl.String),
+    **dict.fromkeys(("error", "seen_error"), pl.Float64),
+    "problem": pl.String,
+}
+
+
+def generalisation_frame(result: Generalisation) -> pl.DataFrame:
+    """A row a number of an experiment that was left out; ``seen_error``: by a fit to all; ``step`` is a MAPE."""
+    seen = {score.slug: _score_errors(score) for score in result.in_distribution.scores}
+    rows = [
+        (fold.name, score.slug, score.alias, score.ground_truth, score.overloaded, *cell, error, before, score.problem)
+        for fold in result.folds
+        for score in fold.scores
+        for cell, error in _score_errors(score).items()
+        for before in [seen.get(score.slug, {}).get(cell)]
+    ]
+    return pl.DataFrame(rows, orient="row", schema=_FRAME_COLUMNS)
+
+
+def _score_errors(score: Score) -> dict[tuple[str, str], float | None]:
+    errors = {(metric, name): error for metric, cells in score.errors.items() for name, error in cells.items()}
+    return {**errors, ("step", "mape"): score.step_mape}
+
+
 def _fold_rows(fold: FoldResult, seen: dict[str, Score]) -> list[list[str]]:
     judged = [score for score in fold.scores if not score.overloaded and not score.problem]
     rows = [_row(score, seen.get(score.slug)) for score in sorted(judged, key=lambda score: score.alias)]
@@ -101,14 +140,18 @@ def _row(score: Score, seen: Score | None) -> list[str]:
     errors = [_percent(score.errors[metric][statistic]) for metric, statistic in _COLUMNS]
     known = seen.errors if seen else {}
     before = [_percent(known.get(metric, {}).get("mean")) for metric in ("e2e", "ttft")]
-    return [score.alias + mark, *errors, _plain(score.step_mape), *before, _plain(seen.step_mape if seen else None)]
+    step = [_plain(score.step_mape), *before, _plain(seen.step_mape if seen else None)]
+    more = [_percent(score.errors.get(metric, {}).get(statistic)) for metric, statistic in _MORE]
+    return [score.alias + mark, *errors, *step, *more, score.slug]
 
 
 def _mean_row(label: str, scores: Sequence[Score], seen: dict[str, Score]) -> list[str]:
     before = [seen[score.slug] for score in scores if score.slug in seen]
     errors = [_plain(mean_abs_error(scores, metric, statistic)) for metric, statistic in _COLUMNS]
     step = _plain(mean_abs_error(scores, "step"))
-    return [label, *errors, step, *(_plain(mean_abs_error(before, metric)) for metric in ("e2e", "ttft", "step"))]
+    seen_errors = [_plain(mean_abs_error(before, metric)) for metric in ("e2e", "ttft", "step")]
+    more = [_plain(mean_abs_error(scores, metric, statistic)) for metric, statistic in _MORE]
+    return [label, *errors, step, *seen_errors, *more, ""]
 
 
 def _published_text(result: Generalisation) -> str:

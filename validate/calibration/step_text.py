@@ -1,12 +1,14 @@
-"""Step errors as tables and JSON."""
+"""Step errors as tables, a frame and JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
 
+import polars as pl
+
 from blis_replay.validate.calibration.step_errors import LineFit, StepError
-from blis_replay.validate.terminal import milliseconds, percent, percent_plain, table, wrap
+from blis_replay.validate.terminal import milliseconds, percent, percent_plain, table, toned, wrap
 
 
 def steps_text(title: str, cycle: Sequence[StepError], duration: Sequence[StepError], lines: Sequence[LineFit]) -> str:
@@ -24,7 +26,7 @@ def steps_text(title: str, cycle: Sequence[StepError], duration: Sequence[StepEr
     ]
     return "\n".join(
         [
-            title,
+            toned(title, "heading"),
             "",
             _errors("against the step cycle", "cycle ms", cycle),
             "",
@@ -71,3 +73,11 @@ def steps_json(
         "duration": [asdict(error) for error in duration],
         "lines": [asdict(fit) for fit in lines],
     }
+
+
+def steps_frame(cycle: Sequence[StepError], duration: Sequence[StepError], lines: Sequence[LineFit]) -> pl.DataFrame:
+    """A row a group of steps, and one a line (``line on ...``) with its own MAPE; errors as fractions, times in us."""
+    against = (("cycle", cycle), ("duration", duration))
+    errors = [{"against": target, **asdict(error)} for target, group in against for error in group]
+    fits = [{"against": f"line on {f.target}", "group": "all", "steps": f.steps, "mape": f.mape} for f in lines]
+    return pl.DataFrame([*errors, *fits], infer_schema_length=None)

@@ -7,25 +7,35 @@ from typing import TYPE_CHECKING
 
 import click
 
-from blis_replay.validate.cli.options import executor_options, json_option, print_json, progress_line, store_option
+from blis_replay.validate.cli.options import (
+    coefficients_option,
+    executor_options,
+    experiment_option,
+    form_options,
+    print_answer,
+    replay_option,
+    store_option,
+)
+from blis_replay.validate.cli.progress import progress_line
 
 if TYPE_CHECKING:
     from blis_replay.replay.executors import ExecutorName
 
 
 @click.command("attribute")
-@click.option("--experiment", "name", required=True, help="Slug or alias of the experiment.")
-@click.option("--coefficients", default=None, help="Release to explain: a name or a file.  [default: the bundled one]")
-@click.option("--replay", "mode_text", default="exact", show_default=True, help="Replay to explain, as for validate.")
+@experiment_option
+@coefficients_option
+@replay_option
 @click.option(
     "--reference",
     default=None,
-    help="Release whose coefficients stand in for what was not recorded, or none.  [default: the bundled one]",
+    metavar="RELEASE",
+    help="Release whose coefficients stand in for what was not recorded, or none.  [default: our own]",
 )
-@click.option("--seed", type=int, default=42, show_default=True, help="Of the resampling.")
+@click.option("--seed", type=click.IntRange(min=0), default=42, show_default=True, help="Of the resampling.")
 @executor_options
 @store_option
-@json_option
+@form_options
 def command(
     name: str,
     coefficients: str | None,
@@ -35,7 +45,7 @@ def command(
     executor: ExecutorName,
     workers: int | None,
     store_path: Path,
-    as_json: bool,
+    form: str | None,
 ) -> None:
     """Say which component of the simulator its error comes from.
 
@@ -54,6 +64,7 @@ def command(
     from blis_replay.replay.mode import parse_mode
     from blis_replay.replay.release_file import load_release
     from blis_replay.validate.attribution.attribute import attribute
+    from blis_replay.validate.attribution.attribution_frame import attribution_frame
     from blis_replay.validate.attribution.attribution_text import attribution_json, attribution_text
     from blis_replay.validate.attribution.components import entry_of
     from blis_replay.validate.experiment import DEFAULT_RELEASE, find_experiment
@@ -67,18 +78,21 @@ def command(
     stand_in = None if reference == "none" else load_release(reference or DEFAULT_RELEASE)
     if stand_in and reference:
         entry_of(stand_in, recording)  # one that was named must have the model
-    attribution = attribute(
-        recording,
-        release,
-        mode,
-        reference=stand_in,
-        token_gaps=gaps if len(gaps[0]) else None,
-        seed=seed,
-        executor=executor,
-        workers=workers,
-        progress=progress_line("replaying"),
+    with progress_line("replaying") as told:
+        attribution = attribute(
+            recording,
+            release,
+            mode,
+            reference=stand_in,
+            token_gaps=gaps if len(gaps[0]) else None,
+            seed=seed,
+            executor=executor,
+            workers=workers,
+            progress=told,
+        )
+    print_answer(
+        form,
+        text=lambda: attribution_text(attribution),
+        document=lambda: attribution_json(attribution),
+        frame=lambda: attribution_frame(attribution),
     )
-    if as_json:
-        print_json(attribution_json(attribution))
-    else:
-        click.echo(attribution_text(attribution))

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from blis_replay.validate.cli.options import executor_options, json_option, print_json, progress_line, store_option
+from blis_replay.validate.cli.options import OUT_FILE, executor_options, form_options, print_answer, store_option
+from blis_replay.validate.cli.progress import progress_line
 
 if TYPE_CHECKING:
     from blis_replay.replay.executors import ExecutorName
@@ -38,9 +39,10 @@ class Split(click.ParamType[tuple[float, float]]):
     "names",
     multiple=True,
     required=True,
-    help="Slug, alias or pattern to fit on; may be given several times.",
+    metavar="NAME",
+    help="Slug, alias or pattern such as '34b-*' to fit on; may be given several times.",
 )
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The release to write.")
+@click.option("--out", type=OUT_FILE, required=True, help="The release to write.")
 @click.option("--name", default=None, help="Name of the release.  [default: the file's]")
 @click.option(
     "--from",
@@ -58,12 +60,15 @@ class Split(click.ParamType[tuple[float, float]]):
     "1:1 fits to all.  [default: 0.6:0.8]",
 )
 @click.option(
-    "--prior", default=None, help="Release whose values stand for what cannot be determined.  [default: h100-datasheet]"
+    "--prior",
+    default=None,
+    metavar="RELEASE",
+    help="Release whose values stand for what cannot be determined.  [default: h100-datasheet]",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=42, show_default=True, help="Of the intervals.")
 @executor_options
 @store_option
-@json_option
+@form_options
 def command(
     names: tuple[str, ...],
     out: Path,
@@ -75,7 +80,7 @@ def command(
     executor: ExecutorName,
     workers: int | None,
     store_path: Path,
-    as_json: bool,
+    form: str | None,
 ) -> None:
     """Fit step times and delays per model and write a coefficient release.
 
@@ -108,7 +113,7 @@ def command(
     from blis_replay.ingest.store import open_store, read_stored
     from blis_replay.replay.release_file import load_release
     from blis_replay.validate.calibration.calibrate import Options, calibrate
-    from blis_replay.validate.calibration.fit_text import fits_json, fits_text
+    from blis_replay.validate.calibration.fit_text import fits_frame, fits_json, fits_text
     from blis_replay.validate.calibration.prior import DEFAULT_PRIOR
     from blis_replay.validate.experiment import recorded_experiments
 
@@ -116,20 +121,22 @@ def command(
         recordings = [read_stored(store, slug) for slug in recorded_experiments(store, names)]
     options = Options(load_release(prior or DEFAULT_PRIOR), data, split, seed)  # type: ignore[arg-type]  # click checked it
     trained = " ".join(f"--train {quote(train)}" for train in names)
-    release, fits = calibrate(
-        recordings,
-        name or out.stem,
-        options,
-        f"blis-replay calibrate {trained}",
-        executor=executor,
-        workers=workers,
-        progress=progress_line("models fitted"),
-    )
-    out.write_text(format_release(release), "utf-8")
-    if as_json:
-        print_json({"release": str(out), "fits": fits_json(fits)})
-    else:
-        click.echo(fits_text(fits, {recording.slug: recording.alias for recording in recordings}))
-        click.echo(
-            f"\nwrote {out}; try it:\n  blis-replay validate --experiment {recordings[0].alias} --coefficients {out}"
+    with progress_line("fitting models") as told:
+        release, fits = calibrate(
+            recordings,
+            name or out.stem,
+            options,
+            f"blis-replay calibrate {trained}",
+            executor=executor,
+            workers=workers,
+            progress=told,
         )
+    out.write_text(format_release(release), "utf-8")
+    again = f"blis-replay validate --experiment {recordings[0].alias} --coefficients {out}"
+    aliases = {recording.slug: recording.alias for recording in recordings}
+    print_answer(
+        form,
+        text=lambda: f"{fits_text(fits, aliases)}\n\nwrote {out}; try it:\n  {again}",
+        document=lambda: {"release": str(out), "fits": fits_json(fits)},
+        frame=lambda: fits_frame(fits),
+    )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from blis_replay.validate.cli.options import form_options, json_option, print_frame, print_json, store_option
+from blis_replay.validate.cli.options import OUT_FILE, form_options, print_answer, store_option
 
 if TYPE_CHECKING:
     from blis_replay.blis.roofline import Mixed
@@ -33,70 +33,59 @@ def command() -> None:
 @command.command("list")
 @form_options
 def list_releases(form: str | None) -> None:
-    """List the releases that ship with the package."""
-    from blis_replay.blis.release import bundled_releases, parse_release
-    from blis_replay.validate.terminal import table, wrap
+    """List the releases that ship with the package.
 
-    releases = [parse_release(text, name) for name, text in bundled_releases().items()]
-    rows = [
-        {
-            "name": r.name,
-            "status": r.status,
-            "summary": r.summary,
-            "models": [e.model for e in r.models],
-            "sha256": r.sha256,
-        }
-        for r in releases
-    ]
-    if form == "json":
-        print_json({"releases": rows})
-        return
-    if form is not None:
-        import polars as pl
+    \b
+    Examples:
+      blis-replay coefficients list
+      blis-replay coefficients list --markdown
+    """
+    from blis_replay.validate.releases import bundled, releases_frame, releases_json, releases_text
 
-        print_frame(pl.DataFrame(rows).with_columns(pl.col("models").list.join(" ")), form)
-        return
-    click.echo(
-        table(["release", "status", "models"], [[r.name, r.status, str(len(r.models))] for r in releases], left=2)
+    releases = bundled()
+    print_answer(
+        form,
+        text=lambda: releases_text(releases),
+        document=lambda: {"releases": releases_json(releases)},
+        frame=lambda: releases_frame(releases),
     )
-    for release in releases:
-        click.echo("\n" + wrap(f"{release.name}: {release.summary}"))
 
 
-@command.command("show")
+@command.command("show", short_help="Show the coefficients of a release, their origin and scores.")
 @click.argument("release")
-@json_option
-def show(release: str, as_json: bool) -> None:
+@form_options
+def show(release: str, form: str | None) -> None:
     """Show a release: its models, coefficients with units, origin and scores.
 
     RELEASE is a name from `coefficients list`, or a YAML file.
-    """
-    import yaml
 
-    from blis_replay.blis.errors import ReleaseError
-    from blis_replay.blis.release_text import format_release
+    \b
+    Examples:
+      blis-replay coefficients show h100-vllm-0.15.1
+      blis-replay coefficients show mine.yaml --csv
+    """
     from blis_replay.replay.release_file import load_release
+    from blis_replay.validate.releases import coefficients_frame, release_json, release_text
 
     loaded = load_release(release)
-    text = format_release(loaded)
-    if as_json:
-        print_json({**yaml.safe_load(text), "sha256": loaded.sha256})
-        return
-    click.echo(text, nl=False)
-    try:
-        loaded.refuse_if_invalid()
-    except ReleaseError as error:
-        click.echo(f"# {error}")
+    print_answer(
+        form,
+        text=lambda: release_text(loaded),
+        document=lambda: release_json(loaded),
+        frame=lambda: coefficients_frame(loaded),
+    )
 
 
-@command.command("import-stepml")
+@command.command("import-stepml", short_help="Turn a StepML artifact into a release.")
 @click.argument("artifact", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--model", required=True, help="The model that these coefficients are of.")
+@click.option("--model", required=True, metavar="NAME", help="The model that these coefficients are of.")
 @click.option("--tensor-parallelism", type=click.IntRange(min=1), required=True, help="And its GPUs.")
 @click.option("--hardware", default="not stated", help="And their kind, e.g. H100.")
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The release to write.")
-@json_option
-def import_stepml(artifact: Path, model: str, tensor_parallelism: int, hardware: str, out: Path, as_json: bool) -> None:
+@click.option("--out", type=OUT_FILE, required=True, help="The release to write.")
+@form_options
+def import_stepml(
+    artifact: Path, model: str, tensor_parallelism: int, hardware: str, out: Path, form: str | None
+) -> None:
     """Turn a StepML artifact (JSON) into a release that every verb takes.
 
     Regimes, `expm1`, floor with cap, and the five delays are kept. An artifact does not say
@@ -113,19 +102,22 @@ def import_stepml(artifact: Path, model: str, tensor_parallelism: int, hardware:
 
     release = release_of_stepml(artifact, out.stem, model, tensor_parallelism, hardware)
     out.write_text(format_release(release), "utf-8")
-    if as_json:
-        print_json({"release": str(out), "model": model, "sha256": release.sha256})
-    else:
-        click.echo(f"wrote {out}; look at it: blis-replay coefficients show {out}")
+    print_answer(
+        form,
+        text=lambda: f"wrote {out}; look at it: blis-replay coefficients show {out}",
+        document=lambda: {"release": str(out), "model": model, "sha256": release.sha256},
+    )
 
 
-@command.command("import-defaults")
+@command.command("import-defaults", short_help="Turn a BLIS defaults.yaml into a release.")
 @click.argument("defaults", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--gpu", default=None, help="As the file calls it, e.g. H100; needed where it has several.")
+@click.option(
+    "--gpu", default=None, metavar="NAME", help="As the file calls it, e.g. H100; needed where it has several."
+)
 @click.option("--vllm-version", default=None, help="Needed where the file has several of one model.")
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The release to write.")
-@json_option
-def import_defaults(defaults: Path, gpu: str | None, vllm_version: str | None, out: Path, as_json: bool) -> None:
+@click.option("--out", type=OUT_FILE, required=True, help="The release to write.")
+@form_options
+def import_defaults(defaults: Path, gpu: str | None, vllm_version: str | None, out: Path, form: str | None) -> None:
     """Turn a BLIS defaults.yaml (of a build with blackbox models) into a release.
 
     Alphas and betas are kept, to whole ns; KV blocks, losses and workload presets are not
@@ -141,13 +133,19 @@ def import_defaults(defaults: Path, gpu: str | None, vllm_version: str | None, o
     release = release_of_defaults(defaults, out.stem, gpu, vllm_version)
     out.write_text(format_release(release), "utf-8")
     models = [f"{entry.model} tp {entry.tensor_parallelism}" for entry in release.models]
-    if as_json:
-        print_json({"release": str(out), "models": models, "hardware": release.hardware, "sha256": release.sha256})
-    else:
-        click.echo(f"wrote {out} ({len(models)} models); look at it: blis-replay coefficients show {out}")
+    print_answer(
+        form,
+        text=lambda: f"wrote {out} ({len(models)} models); look at it: blis-replay coefficients show {out}",
+        document=lambda: {
+            "release": str(out),
+            "models": models,
+            "hardware": release.hardware,
+            "sha256": release.sha256,
+        },
+    )
 
 
-@command.command("export-defaults")
+@command.command("export-defaults", short_help="Write a release as the defaults.yaml of BLIS.")
 @click.argument("release")
 @click.option("--vllm-version", default="not stated", show_default=True, help="By which BLIS looks up its rows.")
 @click.option(
@@ -156,9 +154,9 @@ def import_defaults(defaults: Path, gpu: str | None, vllm_version: str | None, o
     default=0.0,
     help="KV tokens of a mean decode: BLIS has no cost per context token, so that of so many goes into each decode.",
 )
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The file to write.")
-@json_option
-def export_defaults(release: str, vllm_version: str, context_tokens: float, out: Path, as_json: bool) -> None:
+@click.option("--out", type=OUT_FILE, required=True, help="The file to write.")
+@form_options
+def export_defaults(release: str, vllm_version: str, context_tokens: float, out: Path, form: str | None) -> None:
     """Write a release as the defaults.yaml of BLIS (of a build with blackbox models).
 
     What BLIS does not have, and models that are no line, are named on standard error.
@@ -177,24 +175,29 @@ def export_defaults(release: str, vllm_version: str, context_tokens: float, out:
     out.write_text(defaults.text, "utf-8")
     for sentence in defaults.not_carried:
         click.echo(wrap(f"not carried: {sentence}"), err=True)
-    if as_json:
-        print_json({"defaults": str(out), "release": loaded.name, "not_carried": list(defaults.not_carried)})
-    else:
-        click.echo(f"wrote {out}; BLIS takes it with --defaults-filepath {out}")
+    print_answer(
+        form,
+        text=lambda: f"wrote {out}; BLIS takes it with --defaults-filepath {out}",
+        document=lambda: {"defaults": str(out), "release": loaded.name, "not_carried": list(defaults.not_carried)},
+    )
 
 
-@command.command("for-model")
+@command.command("for-model", short_help="Make a release for a model that nobody recorded.")
 @click.argument("config", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--model", required=True, help="The model's name, as recordings have it.")
+@click.option("--model", required=True, metavar="NAME", help="The model's name, as recordings have it.")
 @click.option("--tensor-parallelism", type=click.IntRange(min=1), default=1, show_default=True, help="Its GPUs.")
 @click.option("--hardware", default="H100-SXM", show_default=True, help="And their kind.")
 @click.option(
-    "--shared", default="h100-physical", show_default=True, help="The physical release whose coefficients to take."
+    "--shared",
+    metavar="RELEASE",
+    default="h100-physical",
+    show_default=True,
+    help="The physical release whose coefficients to take.",
 )
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The release to write.")
-@json_option
+@click.option("--out", type=OUT_FILE, required=True, help="The release to write.")
+@form_options
 def for_model(
-    config: Path, model: str, tensor_parallelism: int, hardware: str, shared: str, out: Path, as_json: bool
+    config: Path, model: str, tensor_parallelism: int, hardware: str, shared: str, out: Path, form: str | None
 ) -> None:
     """Make a release for a model that nobody recorded, from its CONFIG (config.json).
 
@@ -214,20 +217,24 @@ def for_model(
     architecture = architecture_of_file(config)
     release = release_for_model(load_release(shared), out.stem, model, tensor_parallelism, hardware, architecture)
     out.write_text(format_release(release), "utf-8")
-    if as_json:
-        print_json(
-            {"release": str(out), "model": model, "parameters": architecture.parameters, "sha256": release.sha256}
-        )
-    else:
-        click.echo(
+    print_answer(
+        form,
+        text=lambda: (
             f"wrote {out} for {model} ({architecture.parameters / 1e9:.2f} billion parameters); "
             f"look at it: blis-replay coefficients show {out}"
-        )
+        ),
+        document=lambda: {
+            "release": str(out),
+            "model": model,
+            "parameters": architecture.parameters,
+            "sha256": release.sha256,
+        },
+    )
 
 
-@command.command("roofline")
+@command.command("roofline", short_help="Make a release of the roofline of a model.")
 @click.argument("config", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--model", required=True, help="The model's name, as recordings have it.")
+@click.option("--model", required=True, metavar="NAME", help="The model's name, as recordings have it.")
 @click.option("--tensor-parallelism", type=click.IntRange(min=1), default=1, show_default=True, help="Its GPUs.")
 @click.option("--hardware", default="H100-SXM", show_default=True, help="And their kind.")
 @click.option(
@@ -243,8 +250,8 @@ def for_model(
     show_default=True,
     help="How a step with prefills and decodes takes its time from one with either.",
 )
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The release to write.")
-@json_option
+@click.option("--out", type=OUT_FILE, required=True, help="The release to write.")
+@form_options
 def roofline(
     config: Path,
     model: str,
@@ -253,7 +260,7 @@ def roofline(
     efficiency: Path | None,
     mixed: Mixed,
     out: Path,
-    as_json: bool,
+    form: str | None,
 ) -> None:
     """Make a release of the roofline of a model, from its CONFIG (config.json); nothing is fitted.
 
@@ -277,21 +284,32 @@ def roofline(
     latency = RooflineModel(architecture, gpu, tensor_parallelism, mixed, tables)
     release = roofline_release(out.stem, model, hardware, latency)
     out.write_text(format_release(release), "utf-8")
-    if as_json:
-        print_json({"release": str(out), "model": model, "sha256": release.sha256})
-    else:
-        click.echo(f"wrote {out}; look at it: blis-replay coefficients show {out}")
+    print_answer(
+        form,
+        text=lambda: f"wrote {out}; look at it: blis-replay coefficients show {out}",
+        document=lambda: {"release": str(out), "model": model, "sha256": release.sha256},
+    )
 
 
-@command.command("trees")
+@command.command("trees", short_help="Fit gradient-boosted trees to recorded step cycles.")
 @click.option(
-    "--train", "names", multiple=True, required=True, help="Recording with step records; may be given several times."
+    "--train",
+    "names",
+    multiple=True,
+    required=True,
+    metavar="NAME",
+    help="Slug, alias or pattern of recordings with step records; may be given several times.",
 )
-@click.option("--delays", default=None, help="Release whose delays around the engine to take.  [default: our own]")
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The release to write.")
+@click.option(
+    "--delays",
+    default=None,
+    metavar="RELEASE",
+    help="Release whose delays around the engine to take.  [default: our own]",
+)
+@click.option("--out", type=OUT_FILE, required=True, help="The release to write.")
 @store_option
-@json_option
-def trees(names: tuple[str, ...], delays: str | None, out: Path, store_path: Path, as_json: bool) -> None:
+@form_options
+def trees(names: tuple[str, ...], delays: str | None, out: Path, store_path: Path, form: str | None) -> None:
     """Fit gradient-boosted trees to recorded step cycles, and make a release of them.
 
     Needs LightGBM (pip install 'blis-replay[trees]') to fit, and nothing to run. They do not
@@ -312,7 +330,8 @@ def trees(names: tuple[str, ...], delays: str | None, out: Path, store_path: Pat
         recordings = [read_stored(store, slug) for slug in recorded_experiments(store, names)]
     release = trees_release(recordings, out.stem, load_release(delays or DEFAULT_RELEASE))
     out.write_text(format_release(release), "utf-8")
-    if as_json:
-        print_json({"release": str(out), "models": [e.model for e in release.models], "sha256": release.sha256})
-    else:
-        click.echo(f"wrote {out}; hold it against steps: blis-replay steps --experiment NAME --coefficients {out}")
+    print_answer(
+        form,
+        text=lambda: f"wrote {out}; hold it against steps: blis-replay steps --experiment NAME --coefficients {out}",
+        document=lambda: {"release": str(out), "models": [e.model for e in release.models], "sha256": release.sha256},
+    )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from blis_replay.validate.cli.options import json_option, store_option
+from blis_replay.validate.cli.options import store_option
 
 if TYPE_CHECKING:
     from blis_replay.ingest.collector.collector import CollectorSettings, Listening
@@ -56,7 +56,7 @@ ADDRESS = AddressType()
     "--ingest/--no-ingest", default=True, show_default=True, help="Read the directory into the store at the end."
 )
 @store_option
-@json_option
+@click.option("--json", "as_json", is_flag=True, help="Print JSON documents, a line each, instead of text.")
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -100,7 +100,7 @@ def command(
     if not ingest or not segments(settings.directory):
         return 0
     code: int = ctx.invoke(
-        ingest_verb.command, paths=(str(settings.directory),), store_path=store_path, as_json=as_json
+        ingest_verb.command, paths=(str(settings.directory),), store_path=store_path, form="json" if as_json else None
     )
     return code
 

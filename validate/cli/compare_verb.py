@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from blis_replay.validate.cli.options import json_option, print_json, progress_line, store_option
+from blis_replay.validate.cli.options import coefficients_option, form_options, print_answer, store_option
+from blis_replay.validate.cli.progress import progress_line
 
 if TYPE_CHECKING:
     from blis_replay.ingest.store import Store
@@ -15,13 +16,13 @@ if TYPE_CHECKING:
 
 @click.command("compare")
 @click.argument("sides", nargs=-1, metavar="[A B]")
-@click.option("--experiment", default=None, help="The experiment for a side that is a release or a simulator.")
-@click.option("--coefficients", default=None, help="The release for a side that is a simulator.  [default: our own]")
+@click.option("--experiment", default=None, metavar="NAME", help="Slug or alias, for a release or a simulator.")
+@coefficients_option
 @click.option("--blis-binary", default=None, metavar="PATH", help="The BLIS binary, for a side that is blis.")
 @click.option("--published", is_flag=True, help="Our errors beside those that other simulators published.")
 @click.option("--runs", "list_them", is_flag=True, help="List the stored runs and their ids.")
 @store_option
-@json_option
+@form_options
 def command(
     sides: tuple[str, ...],
     experiment: str | None,
@@ -30,7 +31,7 @@ def command(
     published: bool,
     list_them: bool,
     store_path: Path,
-    as_json: bool,
+    form: str | None,
 ) -> None:
     """Two of anything side by side: which numbers differ, by how much, and what changed.
 
@@ -54,11 +55,11 @@ def command(
         raise click.UsageError("name two sides, A and B; or use --published, or --runs")
     with open_store(store_path) as store:
         if published:
-            _published(store, coefficients, as_json)
+            _published(store, coefficients, form)
         elif list_them:
-            _runs(store, experiment, as_json)
+            _runs(store, experiment, form)
         else:
-            _two(store, sides, experiment, coefficients, blis_binary, as_json)
+            _two(store, sides, experiment, coefficients, blis_binary, form)
 
 
 def _two(
@@ -67,42 +68,45 @@ def _two(
     experiment: str | None,
     coefficients: str | None,
     blis_binary: str | None,
-    as_json: bool,
+    form: str | None,
 ) -> None:
     from blis_replay.validate.comparison.differences import differences
-    from blis_replay.validate.comparison.differences_text import differences_json, differences_text
+    from blis_replay.validate.comparison.differences_text import differences_frame, differences_json, differences_text
     from blis_replay.validate.comparison.sides import Choice, side_of
     from blis_replay.validate.comparison.simulators import simulator_named
     from blis_replay.validate.experiment import DEFAULT_RELEASE
 
     choice = Choice(experiment, lambda name: simulator_named(name, coefficients, DEFAULT_RELEASE, blis_binary))
     compared = differences(*(side_of(store, side, choice) for side in sides))
-    if as_json:
-        print_json(differences_json(compared))
-    else:
-        click.echo(differences_text(compared))
+    print_answer(
+        form,
+        text=lambda: differences_text(compared),
+        document=lambda: differences_json(compared),
+        frame=lambda: differences_frame(compared),
+    )
 
 
-def _published(store: Store, coefficients: str | None, as_json: bool) -> None:
+def _published(store: Store, coefficients: str | None, form: str | None) -> None:
     from blis_replay.replay.release_file import load_release
-    from blis_replay.validate.comparison.published import compare_published, published_json, published_text
+    from blis_replay.validate.comparison.published import compare_published
+    from blis_replay.validate.comparison.published_text import published_frame, published_json, published_text
     from blis_replay.validate.experiment import DEFAULT_RELEASE
 
     release = load_release(coefficients or DEFAULT_RELEASE)
-    compared = compare_published(store, release, progress_line("experiments replayed"))
-    if as_json:
-        print_json(published_json(compared))
-    else:
-        click.echo(published_text(compared))
+    with progress_line("replaying") as told:
+        compared = compare_published(store, release, told)
+    print_answer(
+        form,
+        text=lambda: published_text(compared),
+        document=lambda: published_json(compared),
+        frame=lambda: published_frame(compared),
+    )
 
 
-def _runs(store: Store, experiment: str | None, as_json: bool) -> None:
-    from blis_replay.validate.comparison.differences_text import runs_text
+def _runs(store: Store, experiment: str | None, form: str | None) -> None:
+    from blis_replay.validate.comparison.differences_text import runs_frame, runs_text
     from blis_replay.validate.comparison.sides import runs_json
     from blis_replay.validate.experiment import find_experiment
 
     runs = runs_json(store, find_experiment(store, experiment) if experiment else None)
-    if as_json:
-        print_json({"runs": runs})
-    else:
-        click.echo(runs_text(runs))
+    print_answer(form, text=lambda: runs_text(runs), document=lambda: {"runs": runs}, frame=lambda: runs_frame(runs))

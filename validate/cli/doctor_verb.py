@@ -6,13 +6,13 @@ from pathlib import Path
 
 import click
 
-from blis_replay.validate.cli.options import json_option, print_json, store_option
+from blis_replay.validate.cli.options import form_options, print_answer, store_option
 
 
 @click.command("doctor")
 @store_option
-@json_option
-def command(store_path: Path, as_json: bool) -> int:
+@form_options
+def command(store_path: Path, form: str | None) -> int:
     """Say what is installed, where things are kept, and what stands in the way.
 
     Versions, the store, the compiled code (and whether it is warm), optional parts with how to get
@@ -25,11 +25,13 @@ def command(store_path: Path, as_json: bool) -> int:
 
     Exit codes: 0 nothing stands in the way, 3 something does.
     """
-    from blis_replay.validate.doctor import diagnose, doctor_json, doctor_text
+    from blis_replay.validate.doctor import diagnose, doctor_frame, doctor_json, doctor_text
 
     found = diagnose(store_path)
-    if as_json:
-        print_json(doctor_json(found))
-    else:
-        click.echo(doctor_text(found))
+    print_answer(
+        form,
+        text=lambda: doctor_text(found),
+        document=lambda: doctor_json(found),
+        frame=lambda: doctor_frame(found),
+    )
     return 3 if any(one.state == "problem" for one in found) else 0

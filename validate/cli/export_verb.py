@@ -6,14 +6,14 @@ from pathlib import Path
 
 import click
 
-from blis_replay.validate.cli.options import json_option, print_json, store_option
+from blis_replay.validate.cli.options import experiment_option, form_options, print_answer, store_option
 
 # As in replay.export.TARGETS, whose import would make help slow; a test compares the two.
 TARGETS = ("tracev2", "legacy-csv", "mooncake", "parquet")
 
 
 @click.command("export")
-@click.option("--experiment", "name", required=True, help="Slug or alias.")
+@experiment_option
 @click.option("--to", "target", type=click.Choice(TARGETS), required=True, help="The format to write.")
 @click.option(
     "--out",
@@ -23,8 +23,8 @@ TARGETS = ("tracev2", "legacy-csv", "mooncake", "parquet")
 )
 @click.option("--force", is_flag=True, help="Replace what is there.")
 @store_option
-@json_option
-def command(name: str, target: str, out: Path | None, force: bool, store_path: Path, as_json: bool) -> None:
+@form_options
+def command(name: str, target: str, out: Path | None, force: bool, store_path: Path, form: str | None) -> None:
     """Write the requests of an experiment so that other simulators can replay them.
 
     tracev2 is BLIS's format (a folder with trace.yaml and trace.csv), legacy-csv the one
@@ -45,15 +45,15 @@ def command(name: str, target: str, out: Path | None, force: bool, store_path: P
     done = export(recording, target, out, force)
     if done.not_carried:
         click.echo(f"not carried by {target}: {', '.join(done.not_carried)}", err=True)
-    if as_json:
-        document = {
+    print_answer(
+        form,
+        text=lambda: f"{recording.alias}: {done.requests:,} requests in {', '.join(map(str, done.files))}",
+        document=lambda: {
             "slug": recording.slug,
             "alias": recording.alias,
             "to": target,
             "requests": done.requests,
             "files": [str(path) for path in done.files],
             "not_carried": list(done.not_carried),
-        }
-        print_json(document)
-    else:
-        click.echo(f"{recording.alias}: {done.requests:,} requests in {', '.join(map(str, done.files))}")
+        },
+    )

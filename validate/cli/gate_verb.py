@@ -7,51 +7,59 @@ from typing import TYPE_CHECKING
 
 import click
 
-from blis_replay.validate.cli.options import executor_options, json_option, print_json, progress_line, store_option
+from blis_replay.validate.cli.options import (
+    OUT_FILE,
+    executor_options,
+    form_options,
+    print_answer,
+    selector_option,
+    store_option,
+)
+from blis_replay.validate.cli.progress import progress_line
 
 if TYPE_CHECKING:
     from blis_replay.replay.executors import ExecutorName
 
 _EXIT_CODES = {"pass": 0, "fail": 1, "not judged": 3}
-_FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 @click.command("gate")
-@click.option("--coefficients", required=True, help="The candidate: a release that ships, or a YAML file.")
-@click.option("--baseline", "baseline_name", default=None, help="The release in use; the candidate must not be worse.")
+@selector_option("all of the models that the candidate has")
+@click.option(
+    "--coefficients", required=True, metavar="RELEASE", help="The candidate: a release that ships, or a YAML file."
+)
+@click.option(
+    "--baseline",
+    "baseline_name",
+    default=None,
+    metavar="RELEASE",
+    help="The release in use; the candidate must not be worse.",
+)
 @click.option(
     "--policy",
     "policy_path",
-    type=_FILE,
+    type=click.Path(path_type=Path, dir_okay=False),
     default=None,
     help="A gate policy.  [default: means within E2E 10 %, TTFT 15 %, ITL 15 %]",
 )
-@click.option(
-    "--experiments",
-    "selectors",
-    multiple=True,
-    metavar="SELECTOR",
-    help="Slug, alias or pattern such as '34b-*'; may be given several times.  "
-    "[default: all of the models that the candidate has]",
-)
 @click.option("--extrapolate", is_flag=True, help="Judge also on another GPU, data type or tensor parallelism.")
-@click.option("--junit", type=_FILE, default=None, metavar="FILE", help="Write the checks as JUnit XML too.")
-@click.option("--markdown", type=_FILE, default=None, metavar="FILE", help="Write a summary for a pull request too.")
+@click.option("--junit", type=OUT_FILE, default=None, metavar="FILE", help="Write the checks as JUnit XML too.")
+@click.option("--summary", type=OUT_FILE, default=None, metavar="FILE", help="Write Markdown for a pull request too.")
 @executor_options
 @store_option
-@json_option
+@form_options
 def command(
+    names: tuple[str, ...],
     coefficients: str,
     baseline_name: str | None,
     policy_path: Path | None,
-    selectors: tuple[str, ...],
     extrapolate: bool,
     junit: Path | None,
-    markdown: Path | None,
+    summary: Path | None,
     executor: ExecutorName,
     workers: int | None,
     store_path: Path,
-    as_json: bool,
+    form: str | None,
 ) -> int:
     """May this coefficient release be used?
 
@@ -66,43 +74,41 @@ def command(
     Examples:
       blis-replay gate --coefficients mine.yaml
       blis-replay gate --coefficients mine.yaml --baseline h100-vllm-0.15.1
-      blis-replay gate --coefficients mine.yaml --policy policy.yaml --experiments '34b-*'
-      blis-replay gate --coefficients mine.yaml --junit gate.xml --markdown summary.md
+      blis-replay gate --coefficients mine.yaml --policy policy.yaml --experiment '34b-*'
+      blis-replay gate --coefficients mine.yaml --junit gate.xml --summary gate.md
     """
     from blis_replay.ingest.store import open_store
     from blis_replay.replay.release_file import load_release
     from blis_replay.validate.gating.gate import gate
     from blis_replay.validate.gating.policy import load_policy
+    from blis_replay.validate.gating.report_json import checks_frame, gate_json
+    from blis_replay.validate.gating.report_junit import gate_junit
+    from blis_replay.validate.gating.report_markdown import gate_markdown
+    from blis_replay.validate.gating.report_text import gate_text
 
     policy = load_policy(policy_path)
     candidate = load_release(coefficients)
     baseline = load_release(baseline_name) if baseline_name else None
-    with open_store(store_path) as store:
+    with open_store(store_path) as store, progress_line("judging") as told:
         report = gate(
             store,
             candidate,
             baseline,
             policy,
-            selectors,
+            names,
             extrapolate=extrapolate,
             executor=executor,
             workers=workers,
-            progress=progress_line("experiments judged"),
+            progress=told,
         )
     if junit is not None:
-        from blis_replay.validate.gating.report_junit import gate_junit
-
         junit.write_text(gate_junit(report), "utf-8")
-    if markdown is not None:
-        from blis_replay.validate.gating.report_markdown import gate_markdown
-
-        markdown.write_text(gate_markdown(report), "utf-8")
-    if as_json:
-        from blis_replay.validate.gating.report_json import gate_json
-
-        print_json(gate_json(report))
-    else:
-        from blis_replay.validate.gating.report_text import gate_text
-
-        click.echo(gate_text(report))
+    if summary is not None:
+        summary.write_text(gate_markdown(report), "utf-8")
+    print_answer(
+        form,
+        text=lambda: gate_text(report),
+        document=lambda: gate_json(report),
+        frame=lambda: checks_frame(report),
+    )
     return _EXIT_CODES[report.verdict]

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from blis_replay.validate.cli.options import executor_options, json_option, print_json, progress_line, store_option
+from blis_replay.validate.cli.options import executor_options, form_options, print_answer, selector_option, store_option
+from blis_replay.validate.cli.progress import progress_line
 
 if TYPE_CHECKING:
     from blis_replay.replay.executors import ExecutorName
@@ -16,16 +17,10 @@ if TYPE_CHECKING:
 @click.command("generalize")
 @click.option("--lomo", "by", flag_value="model", help="Leave one model out at a time.")
 @click.option("--lowo", "by", flag_value="workload", help="Leave one workload out at a time.")
-@click.option(
-    "--experiments",
-    "patterns",
-    multiple=True,
-    metavar="SELECTOR",
-    help="Slug, alias or pattern such as '7b-*'; may be given several times.  [default: all, stored and bundled]",
-)
+@selector_option("all, stored and bundled")
 @click.option(
     "--model-form",
-    "form",
+    "model_form",
     type=click.Choice(["per-model", "physical"]),
     default="physical",
     show_default=True,
@@ -44,18 +39,18 @@ if TYPE_CHECKING:
 )
 @executor_options
 @store_option
-@json_option
+@form_options
 def command(
     by: str | None,
-    patterns: tuple[str, ...],
-    form: str,
+    names: tuple[str, ...],
+    model_form: str,
     configs: tuple[str, ...],
     gpu: str | None,
     out: Path | None,
     executor: ExecutorName,
     workers: int | None,
     store_path: Path,
-    as_json: bool,
+    form: str | None,
 ) -> None:
     """Do coefficients hold for a model, or a workload, that they were not fitted to?
 
@@ -68,7 +63,7 @@ def command(
     Examples:
       blis-replay generalize --lomo
       blis-replay generalize --lowo --model-form per-model
-      blis-replay generalize --lomo --experiments '7b-*' --experiments '34b-*'
+      blis-replay generalize --lomo --experiment '7b-*' --experiment '34b-*'
       blis-replay generalize --lomo --config org/new-3b=config.json --out releases
     """
     from blis_replay.blis.architecture import bundled_architectures
@@ -76,33 +71,40 @@ def command(
     from blis_replay.ingest.store import open_store
     from blis_replay.replay.release_file import architecture_of_file
     from blis_replay.validate.calibration.generalize import generalize, read_cases
-    from blis_replay.validate.calibration.generalize_text import generalisation_json, generalisation_text
+    from blis_replay.validate.calibration.generalize_text import (
+        generalisation_frame,
+        generalisation_json,
+        generalisation_text,
+    )
 
     if by is None:
         raise click.UsageError("say what to leave out: --lomo (a model) or --lowo (a workload)")
-    if by == "model" and form == "per-model":
+    if by == "model" and model_form == "per-model":
         raise click.UsageError("coefficients of one model do not transfer to another; use --model-form physical")
     pairs = [config.split("=", 1) for config in configs]
     if any(len(pair) != 2 for pair in pairs):
         raise click.UsageError("--config takes MODEL=PATH, e.g. org/new-3b=config.json")
     architectures = bundled_architectures() | {model: architecture_of_file(Path(path)) for model, path in pairs}
     with open_store(store_path) as store:
-        cases = read_cases(store, patterns, gpu)
-    result = generalize(
-        cases,
-        by,  # type: ignore[arg-type]  # click checked
-        form,  # type: ignore[arg-type]
-        architectures,
-        executor=executor,
-        workers=workers,
-        progress=progress_line("fitting"),
-    )
+        cases = read_cases(store, names, gpu)
+    with progress_line("fitting") as told:
+        result = generalize(
+            cases,
+            by,  # type: ignore[arg-type]  # click checked
+            model_form,  # type: ignore[arg-type]
+            architectures,
+            executor=executor,
+            workers=workers,
+            progress=told,
+        )
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         for fold in (*result.folds, result.in_distribution):
             if fold.release is not None:
                 (out / f"{fold.release.name}.yaml").write_text(format_release(fold.release), "utf-8")
-    if as_json:
-        print_json(generalisation_json(result))
-    else:
-        click.echo(generalisation_text(result))
+    print_answer(
+        form,
+        text=lambda: generalisation_text(result),
+        document=lambda: generalisation_json(result),
+        frame=lambda: generalisation_frame(result),
+    )

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from blis_replay.ingest.printable import printable
-from blis_replay.validate.cli.options import json_option, print_json, store_option
+from blis_replay.validate.cli.options import form_options, print_answer, store_option
+from blis_replay.validate.cli.progress import progress_line
 
 if TYPE_CHECKING:
     from blis_replay.ingest.ingest import IngestOutcome
 
 
-_SHOWN_EVERY_S = 0.2
-
-
 @click.command("ingest")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
-@click.option("--name", default="", help="Name of the experiment (default: that of its directory).")
-@click.option("--format", "form", default="", metavar="FORMAT", help="Format of the files named, if not found out.")
+@click.option("--name", default="", help="Name of the experiment.  [default: that of its directory]")
+@click.option(
+    "--format", "file_format", default="", metavar="FORMAT", help="Format of the files named, if not found out."
+)
 @click.option(
     "--engine",
     "engine_file",
@@ -30,9 +28,14 @@ _SHOWN_EVERY_S = 0.2
     help="YAML of engine arguments that the recording lacks, e.g. `num_gpu_blocks: 26603`.",
 )
 @store_option
-@json_option
+@form_options
 def command(
-    paths: tuple[str, ...], name: str, form: str, engine_file: Path | None, store_path: Path, as_json: bool
+    paths: tuple[str, ...],
+    name: str,
+    file_format: str,
+    engine_file: Path | None,
+    store_path: Path,
+    form: str | None,
 ) -> int:
     """Read experiments, as load generators and vLLM leave them, into the store.
 
@@ -51,56 +54,37 @@ def command(
     """
     from blis_replay.fixtures.catalogue import profile_of
     from blis_replay.ingest.errors import RecordingError
-    from blis_replay.ingest.ingest import ingest_source
+    from blis_replay.ingest.ingest import ingest_source, outcomes_frame
     from blis_replay.ingest.readers.discovery import FORMATS, sources_of
 
-    if form and form not in FORMATS:
-        raise click.BadParameter(f"{printable(form)} is none of {', '.join(FORMATS)}", param_hint="--format")
+    if file_format and file_format not in FORMATS:
+        raise click.BadParameter(f"{printable(file_format)} is none of {', '.join(FORMATS)}", param_hint="--format")
     outcomes, refused = [], []
-    for source in sources_of(paths, slug=name, form=form):
-        progress = _Progress(printable(source.slug)) if sys.stderr.isatty() and not as_json else None
+    for source in sources_of(paths, slug=name, form=file_format):
         try:
-            outcome = ingest_source(
-                store_path, source, profile=profile_of(source.slug), engine_file=engine_file, progress=progress
-            )
+            with progress_line(source.slug, "B") as told:
+                outcome = ingest_source(
+                    store_path,
+                    source,
+                    profile=profile_of(source.slug),
+                    engine_file=engine_file,
+                    progress=None if told is None else lambda name, done, total: told(done, total, name),
+                )
         except RecordingError as error:
             refused.append({"source": str(source.root), "error": str(error)})
             click.echo(f"error: {error}", err=True)
             continue
         outcomes.append(outcome)
-        if not as_json:
+        if form is None:
             click.echo(_line(outcome))
-    if as_json:
-        print_json({"ingested": [vars(outcome) for outcome in outcomes], "refused": refused})
+    if form is not None:
+        print_answer(
+            form,
+            text=str,
+            document=lambda: {"ingested": [vars(outcome) for outcome in outcomes], "refused": refused},
+            frame=lambda: outcomes_frame(outcomes),
+        )
     return 3 if refused else 0
-
-
-class _Progress:
-    """A line on the terminal that says how far the reading of a file is, how fast, and how long it will take."""
-
-    def __init__(self, name: str) -> None:
-        self.name, self.file_name, self.begin, self.shown = name, "", 0.0, 0.0
-
-    def __call__(self, file_name: str, bytes_done: int, bytes_total: int) -> None:
-        """Called by the readers with the bytes of the file read so far."""
-        now = time.monotonic()
-        if file_name != self.file_name:
-            self.file_name, self.begin, self.shown = file_name, now, 0.0
-        ended = bytes_done == bytes_total
-        if ended or now - self.shown >= _SHOWN_EVERY_S:
-            self.shown = now
-            text = progress_text(bytes_done, bytes_total, now - self.begin)
-            click.echo(f"\r{self.name}: {file_name} {text}\x1b[K", err=True, nl=ended)
-
-
-def progress_text(bytes_done: int, bytes_total: int, seconds: float) -> str:
-    """Share, rate and remaining time of a file of which so much was read in so many seconds."""
-    share = 100 if bytes_total == 0 else 100 * bytes_done // bytes_total
-    if seconds < _SHOWN_EVERY_S or bytes_done == 0:
-        return f"{share:3d} %"
-    rate = bytes_done / seconds
-    left = "" if bytes_done == bytes_total else f", {(bytes_total - bytes_done) / rate:.0f} s left"
-    return f"{share:3d} %, {rate / 1e6:.0f} MB/s{left}"
 
 
 def _line(outcome: IngestOutcome) -> str:

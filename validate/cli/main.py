@@ -50,6 +50,8 @@ USER_ERRORS = (*WRONG_USE, *BAD_DATA, OSError)
 EXIT_PASS, EXIT_FAIL, EXIT_USAGE, EXIT_BAD_DATA = 0, 1, 2, 3
 # As a shell reports the signals: neither is a verdict.
 EXIT_INTERRUPTED, EXIT_READER_GONE = 130, 141
+# What DuckDB makes of Ctrl-C during a query.
+_DUCKDB_INTERRUPTED = "Query interrupted"
 
 
 class ReaderGoneError(Exception):
@@ -70,6 +72,13 @@ class LazyGroup(click.Group):
         module = import_module(f"blis_replay.validate.cli.{VERBS[cmd_name][0]}")
         command: click.Command = module.command
         return command
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        """As of any group; its help may be read by a closed pipe as well."""
+        try:
+            return super().make_context(*args, **kwargs)
+        except BrokenPipeError as error:
+            raise ReaderGoneError from error
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the verb and hand all output over; click itself would end a closed pipe with 1, a failed threshold."""
@@ -94,7 +103,15 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="blis-replay")
 @click.option("--debug", is_flag=True, help="Show where an error comes from, before its line.")
-def cli(debug: bool) -> None:
+@click.option(
+    "--color",
+    type=click.Choice(["auto", "always", "never"]),
+    default="auto",
+    show_default=True,
+    help="Colour; auto: on a terminal, or as NO_COLOR and FORCE_COLOR say.",
+)
+@click.pass_context
+def cli(ctx: click.Context, debug: bool, color: str) -> None:
     """Replay a recording of a real vLLM server through a simulator, and see how far
     the simulator is from it.
 
@@ -107,6 +124,18 @@ def cli(debug: bool) -> None:
 
     Exit codes: 0 fine, 1 a threshold failed, 2 wrong use, 3 bad data or nothing to judge.
     """
+    ctx.color = _in_colour(color)
+
+
+def _in_colour(choice: str) -> bool | None:
+    """Whether output is coloured; None: where it goes to a terminal."""
+    if choice != "auto":
+        return choice == "always"
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR", "0") not in ("", "0"):
+        return True
+    return False if os.environ.get("TERM") == "dumb" else None
 
 
 def main() -> None:
@@ -126,12 +155,19 @@ def main() -> None:
 def _exit_code() -> int:
     try:
         code = cli(prog_name="blis-replay", standalone_mode=False)
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
-        return error.exit_code
+        return EXIT_USAGE
+    except click.UsageError as error:
+        return _complain(_with_help(error), EXIT_USAGE)
+    except click.ClickException as error:
+        return _complain(error.format_message(), EXIT_BAD_DATA)
     except (click.Abort, KeyboardInterrupt):
-        click.echo("interrupted; what was finished is stored whole, the rest not at all", err=True)
-        return EXIT_INTERRUPTED
+        return _interrupted()
+    except RuntimeError as error:
+        if str(error) != _DUCKDB_INTERRUPTED:
+            raise
+        return _interrupted()
     except WRONG_USE as error:
         return _complain(str(error), EXIT_USAGE)
     except BAD_DATA as error:
@@ -145,9 +181,20 @@ def _exit_code() -> int:
     return code if isinstance(code, int) else EXIT_PASS
 
 
+def _interrupted() -> int:
+    click.echo("interrupted; what was finished is stored whole, the rest not at all", err=True)
+    return EXIT_INTERRUPTED
+
+
+def _with_help(error: click.UsageError) -> str:
+    """What is wrong, and the command that says what is right."""
+    command = error.ctx.command_path if error.ctx else "blis-replay"
+    message = error.format_message().rstrip(".")
+    return f"{message}{'' if message.endswith('?') else ';'} see `{command} --help`"
+
+
 def _complain(text: str, code: int) -> int:
-    over_progress = "\r\033[K" if sys.stderr.isatty() else ""
-    click.echo(f"{over_progress}error: {printable(text)}", err=True)
+    click.echo(f"{click.style('error:', fg='red', bold=True)} {printable(text)}", err=True, color=_in_colour("auto"))
     return code
 
 

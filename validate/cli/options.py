@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -33,17 +33,76 @@ def store_option(command: Command) -> Command:
     )(command)
 
 
-def json_option(command: Command) -> Command:
-    """``--json``: machine-readable output."""
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")(command)
+def experiment_option(command: Command) -> Command:
+    """``--experiment`` as ``name``: the one recording that a verb is about."""
+    return click.option("--experiment", "name", required=True, metavar="NAME", help="Slug or alias of a recording.")(
+        command
+    )
+
+
+def experiments_options(command: Command) -> Command:
+    """``--experiment`` as ``names``, several of them, or ``--all`` as ``everything``."""
+    everything = click.option("--all", "everything", is_flag=True, help="All stored and bundled experiments.")
+    return selector_option("")(everything(command))
+
+
+def selector_option(default: str) -> Callable[[Command], Command]:
+    """``--experiment`` as ``names``, several of them, patterns too; ``default``: what is meant without it."""
+    told = f"Slug, alias or pattern such as '34b-*'; may be given several times.{default and f'  [default: {default}]'}"
+    return click.option("--experiment", "names", multiple=True, metavar="NAME", help=told)
+
+
+def coefficients_option(command: Command) -> Command:
+    """``--coefficients``: the release to replay with, None for our own."""
+    told = "A release that ships, or a YAML file.  [default: our own]"
+    return click.option("--coefficients", default=None, metavar="RELEASE", help=told)(command)
+
+
+def replay_option(command: Command) -> Command:
+    """``--replay`` as ``mode_text``."""
+    told = (
+        "exact, as-published, spec (requests generated from the load profile), blis-spec (as BLIS expands it), "
+        "or substitutions: arrivals=flat|profile, lengths=re-tokenised|profile, prefix=none|profile, "
+        "scheduling=synchronous, surplus_steps=1, joined by commas."
+    )
+    return click.option("--replay", "mode_text", default="exact", show_default=True, metavar="MODE", help=told)(command)
 
 
 def form_options(command: Command) -> Command:
-    """``--json``, ``--csv`` and ``--markdown`` as ``form``, None for a table: of verbs that print metrics."""
-    for form, what in (("markdown", "a Markdown table"), ("csv", "CSV, a row a number"), ("json", "JSON")):
-        told = f"Print {what} instead of a table."
+    """``--json``, ``--csv`` and ``--markdown`` as ``form``, None for a table: of every verb that prints something."""
+    for form, what in (("markdown", "a Markdown table"), ("csv", "CSV"), ("json", "JSON")):
+        told = f"Print {what} instead of text."
         command = click.option(f"--{form}", "form", flag_value=form, type=str, default=None, help=told)(command)
     return command
+
+
+def print_answer(
+    form: str | None,
+    *,
+    text: Callable[[], str],
+    document: Callable[[], object],
+    frame: Callable[[], pl.DataFrame] | None = None,
+) -> None:
+    """Print an answer in the form asked for: ``text`` for people, ``document`` as JSON, ``frame`` as CSV or Markdown.
+
+    Without a ``frame`` the document, an object, is its only row.  Only what is printed is made.
+    """
+    if form is None:
+        click.echo(text())
+    elif form == "json":
+        print_json(document())
+    else:
+        print_frame(frame() if frame is not None else _one_row(document()), form)
+
+
+def _one_row(document: Any) -> pl.DataFrame:
+    import polars as pl
+
+    return pl.DataFrame([{name: _joined(value) for name, value in document.items()}])
+
+
+def _joined(value: object) -> object:
+    return "; ".join(map(str, value)) if isinstance(value, list | tuple) else value
 
 
 def print_frame(frame: pl.DataFrame, form: str) -> None:
@@ -63,6 +122,22 @@ def _cell(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
+class OutFile(click.Path):
+    """A file to write: its folder is there and can be written, which is known before the work and not after it."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path, dir_okay=False)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path; fails if nothing could be written there."""
+        path: Path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if not path.parent.is_dir():
+            self.fail(f"{str(path)!r}: there is no folder {str(path.parent)!r}; make it first", param, ctx)
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            self.fail(f"{str(path)!r} cannot be written; choose another place", param, ctx)
+        return path
+
+
 def executor_options(command: Command) -> Command:
     """``--executor`` and ``--workers``: how a verb that runs many replays runs them."""
     chosen = click.option(
@@ -73,25 +148,10 @@ def executor_options(command: Command) -> Command:
         help="Processes of this machine where they save time, this one only, or a Ray cluster (RAY_ADDRESS; "
         "without it a Ray of this machine).",
     )
-    workers = click.option("--workers", type=click.IntRange(1), default=None, help="[default: one a processor]")
+    workers = click.option(
+        "--workers", type=click.IntRange(1), default=None, help="Processes at most.  [default: one a processor]"
+    )
     return chosen(workers(command))
-
-
-def progress_line(label: str) -> Callable[[int, int], None] | None:
-    """``progress(done, all)`` that writes on a terminal's standard error; None, silence, in a pipe."""
-    if not sys.stderr.isatty():
-        return None
-
-    def write(done: int, total: int) -> None:
-        click.echo(f"\r\033[K{label}: {done:,} of {total:,}" if done < total else "\r\033[K", nl=False, err=True)
-
-    return write
-
-
-def first_line(text: str) -> None:
-    """Say on a terminal's standard error what is being done while there is nothing to count; progress replaces it."""
-    if sys.stderr.isatty():
-        click.echo(f"\r\033[K{text}", nl=False, err=True)
 
 
 def print_json(document: object) -> None:
@@ -134,4 +194,5 @@ class Duration(click.ParamType[int]):
 
 
 WINDOW = Window()
+OUT_FILE = OutFile()
 DURATION = Duration()

@@ -7,17 +7,28 @@ from pathlib import Path
 
 import click
 
-from blis_replay.validate.cli.options import first_line, progress_line, store_option
+from blis_replay.validate.cli.options import (
+    OUT_FILE,
+    coefficients_option,
+    experiments_options,
+    form_options,
+    print_answer,
+    replay_option,
+    store_option,
+)
+from blis_replay.validate.cli.progress import progress_line
 
 
 @click.command("report")
-@click.option("--experiment", "names", multiple=True, help="Slug or alias; may be given several times.")
-@click.option("--all", "everything", is_flag=True, help="All stored and bundled experiments.")
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The HTML file to write.")
-@click.option("--coefficients", default=None, help="Release to replay with: a name or a file.  [default: bundled]")
-@click.option("--baseline", default=None, help="Another release, whose errors are shown below in the overview.")
-@click.option("--replay", "mode_text", default="exact", show_default=True, help="Replay mode, as for validate.")
+@experiments_options
+@coefficients_option
+@click.option(
+    "--baseline", default=None, metavar="RELEASE", help="Another one, whose errors are shown below in the overview."
+)
+@replay_option
+@click.option("--out", type=OUT_FILE, required=True, help="The HTML file to write.")
 @store_option
+@form_options
 def command(
     names: tuple[str, ...],
     everything: bool,
@@ -26,6 +37,7 @@ def command(
     baseline: str | None,
     mode_text: str,
     store_path: Path,
+    form: str | None,
 ) -> None:
     """Write one HTML page with the verdicts and all of their evidence.
 
@@ -42,26 +54,35 @@ def command(
     """
     if bool(names) == everything:
         raise click.UsageError("name experiments with --experiment, or use --all")
-    first_line("reading the store")
-    from blis_replay.ingest.store import open_store
-    from blis_replay.replay.mode import parse_mode
-    from blis_replay.replay.release_file import load_release
-    from blis_replay.validate.experiment import DEFAULT_RELEASE, all_experiments, find_experiment
-    from blis_replay.validate.report.report import report
+    with progress_line("reporting") as told:
+        from blis_replay.ingest.store import open_store
+        from blis_replay.replay.mode import parse_mode
+        from blis_replay.replay.release_file import load_release
+        from blis_replay.validate.experiment import DEFAULT_RELEASE, named_experiments
+        from blis_replay.validate.report.report import report, verdicts_frame
 
-    release = load_release(coefficients or DEFAULT_RELEASE)
-    mode = parse_mode(mode_text, release.published_replay)
-    asked = ["--all"] if everything else [part for name in names for part in ("--experiment", name)]
-    given = {"--coefficients": coefficients, "--baseline": baseline, "--replay": mode_text, "--out": out.name}
-    chosen = [part for option, value in given.items() if value for part in (option, value)]
-    again = shlex.join(["blis-replay", "report", *asked, *chosen])
-    with open_store(store_path) as store:
-        slugs = all_experiments(store) if everything else [find_experiment(store, n) for n in dict.fromkeys(names)]
-    before = load_release(baseline) if baseline else None
-    told = progress_line("reporting")
-    written = report(store_path, slugs, release, mode, baseline=before, command=again, progress=told)
+        release = load_release(coefficients or DEFAULT_RELEASE)
+        mode = parse_mode(mode_text, release.published_replay)
+        asked = ["--all"] if everything else [part for name in names for part in ("--experiment", name)]
+        given = {"--coefficients": coefficients, "--baseline": baseline, "--replay": mode_text, "--out": out.name}
+        chosen = [part for option, value in given.items() if value for part in (option, value)]
+        again = shlex.join(["blis-replay", "report", *asked, *chosen])
+        with open_store(store_path) as store:
+            slugs = named_experiments(store, None if everything else names)
+        before = load_release(baseline) if baseline else None
+        written = report(store_path, slugs, release, mode, baseline=before, command=again, progress=told)
     size = out.write_text(written.html, "utf-8")
     counts = {verdict: list(written.verdicts.values()).count(verdict) for verdict in written.verdicts.values()}
     counts |= {"not judged": len(written.not_judged)} if written.not_judged else {}
     verdicts = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-    click.echo(f"{out}: {verdicts}; {size / 1e6:.2f} MB")
+    print_answer(
+        form,
+        text=lambda: f"{out}: {verdicts}; {size / 1e6:.2f} MB",
+        document=lambda: {
+            "file": str(out),
+            "bytes": size,
+            "verdicts": written.verdicts,
+            "not_judged": written.not_judged,
+        },
+        frame=lambda: verdicts_frame(written),
+    )

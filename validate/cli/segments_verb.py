@@ -6,20 +6,26 @@ from pathlib import Path
 
 import click
 
-from blis_replay.validate.cli.options import json_option, print_json, store_option
+from blis_replay.validate.cli.options import (
+    OUT_FILE,
+    coefficients_option,
+    experiment_option,
+    form_options,
+    print_answer,
+    replay_option,
+    store_option,
+)
 
 
 @click.command("segments")
-@click.option("--experiment", "name", required=True, help="Slug or alias of the experiment.")
-@click.option("--coefficients", default=None, help="Release to replay with: a name or a file.")
-@click.option("--replay", "mode_text", default="exact", show_default=True, help="Replay mode, as for validate.")
-@click.option(
-    "--out", type=click.Path(path_type=Path, dir_okay=False), default=None, help="Write every request (.parquet, .csv)."
-)
+@experiment_option
+@coefficients_option
+@replay_option
+@click.option("--out", type=OUT_FILE, default=None, help="Write every request (.parquet, .csv).")
 @store_option
-@json_option
+@form_options
 def command(
-    name: str, coefficients: str | None, mode_text: str, out: Path | None, store_path: Path, as_json: bool
+    name: str, coefficients: str | None, mode_text: str, out: Path | None, store_path: Path, form: str | None
 ) -> None:
     """Lay the way of a request side by side, observed and simulated.
 
@@ -35,7 +41,7 @@ def command(
     from blis_replay.replay.mode import parse_mode
     from blis_replay.replay.release_file import load_release
     from blis_replay.validate.attribution.segments import segment_frame, segments_of
-    from blis_replay.validate.attribution.segments_text import segments_json, segments_text
+    from blis_replay.validate.attribution.segments_text import segments_frame, segments_json, segments_text
     from blis_replay.validate.experiment import DEFAULT_RELEASE, stored_experiment
 
     if out is not None and out.suffix not in (".parquet", ".csv"):
@@ -46,7 +52,9 @@ def command(
     if out is not None:
         frame = segment_frame(segments)
         frame.write_parquet(out) if out.suffix == ".parquet" else frame.write_csv(out)
-    if as_json:
-        print_json(segments_json(segments))
-    else:
-        click.echo(segments_text(segments))
+    print_answer(
+        form,
+        text=lambda: segments_text(segments),
+        document=lambda: segments_json(segments),
+        frame=lambda: segments_frame(segments),
+    )

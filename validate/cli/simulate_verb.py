@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from blis_replay.validate.cli.options import json_option, print_json, store_option
+from blis_replay.validate.cli.options import form_options, print_answer, store_option
 
 
 @click.command("simulate")
@@ -18,7 +18,9 @@ from blis_replay.validate.cli.options import json_option, print_json, store_opti
     default=None,
     help="Request table: .csv, .jsonl or .parquet.",
 )
-@click.option("--experiment", "name", default=None, help="Or the requests of a recording: slug or alias.")
+@click.option(
+    "--experiment", "name", default=None, metavar="NAME", help="Or the requests of a recording: slug or alias."
+)
 @click.option(
     "--workload",
     "workload_path",
@@ -33,9 +35,11 @@ from blis_replay.validate.cli.options import json_option, print_json, store_opti
     required=True,
     help="YAML with engine arguments under vLLM's names.",
 )
-@click.option("--coefficients", required=True, help="A release that ships, or a YAML file.")
+@click.option("--coefficients", required=True, metavar="RELEASE", help="A release that ships, or a YAML file.")
 @click.option("--model", default=None, metavar="NAME", help="Which model of the release, where it has several.")
-@click.option("--tp", type=click.IntRange(1), default=None, help="Its tensor parallelism, where that is not enough.")
+@click.option(
+    "--tensor-parallelism", type=click.IntRange(1), default=None, help="And on how many GPUs, where that is not enough."
+)
 @click.option(
     "--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder for the tables and summary."
 )
@@ -48,9 +52,9 @@ from blis_replay.validate.cli.options import json_option, print_json, store_opti
     help="Who gets a request: round-robin, least-loaded, random, always-busiest, or weighted, with weights as in "
     "weighted:prefix_affinity=3,queue_depth=2.  [default: round-robin]",
 )
-@click.option("--csv", "as_csv", is_flag=True, help="Write the tables as CSV too.")
+@click.option("--csv-tables", is_flag=True, help="Write the tables as CSV too.")
 @store_option
-@json_option
+@form_options
 def command(
     requests_path: Path | None,
     name: str | None,
@@ -58,13 +62,13 @@ def command(
     engine_path: Path,
     coefficients: str,
     model: str | None,
-    tp: int | None,
+    tensor_parallelism: int | None,
     out: Path,
     instances: int,
     router_text: str | None,
-    as_csv: bool,
+    csv_tables: bool,
     store_path: Path,
-    as_json: bool,
+    form: str | None,
 ) -> None:
     """Simulate any request table, or the requests of a recording on another engine.
 
@@ -82,7 +86,7 @@ def command(
       blis-replay simulate --requests load.csv --engine engine.yaml \\
           --coefficients h100-vllm-0.15.1 --model codellama-34b-instruct-hf --out run
       blis-replay simulate --requests load.jsonl --engine engine.yaml \\
-          --coefficients mine.yaml --out run --csv --json
+          --coefficients mine.yaml --out run --csv-tables --json
       blis-replay simulate --experiment mooncake --engine engine.yaml \\
           --coefficients mine.yaml --out run
       blis-replay simulate --workload load.yaml --engine engine.yaml \\
@@ -101,9 +105,9 @@ def command(
         simulate_table,
         write_tables,
     )
-    from blis_replay.validate.cluster_summary import cluster_summary, cluster_summary_text
+    from blis_replay.validate.cluster_summary import cluster_frame, cluster_summary, cluster_summary_text
     from blis_replay.validate.experiment import stored_experiment
-    from blis_replay.validate.simulation_summary import summary, summary_text
+    from blis_replay.validate.simulation_summary import summary, summary_frame, summary_text
 
     if sum(given is not None for given in (requests_path, name, workload_path)) != 1:
         raise click.UsageError("name the requests with one of --requests FILE, --experiment NAME, --workload FILE")
@@ -112,7 +116,7 @@ def command(
     router = router_of_text(router_text) if router_text else RoundRobin()
     release = load_release(coefficients)
     given = read_engine(engine_path)
-    entry = choose_entry(release, model, tp or given.tensor_parallelism)
+    entry = choose_entry(release, model, tensor_parallelism or given.tensor_parallelism)
     if requests_path is not None:
         table = read_request_table(requests_path, given.engine.block_size)
     elif workload_path is not None:
@@ -121,16 +125,11 @@ def command(
         table = recorded_table(stored_experiment(store_path, str(name)), given.engine)
     if instances > 1:
         pooled = simulate_on_cluster(table, ClusterConfig(instances, router), given.engine, release, entry)
-        write_cluster_tables(pooled, out, as_csv)
-        document = cluster_summary(pooled)
-        text = cluster_summary_text(document)
+        write_cluster_tables(pooled, out, csv_tables)
+        document, text, frame = cluster_summary(pooled), cluster_summary_text, cluster_frame
     else:
         simulation = simulate_table(table, given.engine, release, entry)
-        write_tables(simulation, out, as_csv)
-        document = summary(simulation)
-        text = summary_text(document)
+        write_tables(simulation, out, csv_tables)
+        document, text, frame = summary(simulation), summary_text, summary_frame
     (out / "summary.json").write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", "utf-8")
-    if as_json:
-        print_json(document)
-    else:
-        click.echo(text)
+    print_answer(form, text=lambda: text(document), document=lambda: document, frame=lambda: frame(document))

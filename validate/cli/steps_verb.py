@@ -6,15 +6,21 @@ from pathlib import Path
 
 import click
 
-from blis_replay.validate.cli.options import json_option, print_json, store_option
+from blis_replay.validate.cli.options import (
+    coefficients_option,
+    experiment_option,
+    form_options,
+    print_answer,
+    store_option,
+)
 
 
 @click.command("steps")
-@click.option("--experiment", "name", required=True, help="Slug or alias of a recording with step records.")
-@click.option("--coefficients", default=None, help="A release that ships, or a YAML file.  [default: our own]")
+@experiment_option
+@coefficients_option
 @store_option
-@json_option
-def command(name: str, coefficients: str | None, store_path: Path, as_json: bool) -> None:
+@form_options
+def command(name: str, coefficients: str | None, store_path: Path, form: str | None) -> None:
     """How well do coefficients predict single engine steps?
 
     MAPE, signed error of the mean and Pearson's r, by regime (decode-only, mixed with few
@@ -39,7 +45,7 @@ def command(name: str, coefficients: str | None, store_path: Path, as_json: bool
     from blis_replay.replay.release_file import load_release
     from blis_replay.replay.simulator import EmbeddedEngine
     from blis_replay.validate.calibration.step_errors import line_fits, step_errors, step_targets
-    from blis_replay.validate.calibration.step_text import steps_json, steps_text
+    from blis_replay.validate.calibration.step_text import steps_frame, steps_json, steps_text
     from blis_replay.validate.experiment import DEFAULT_RELEASE, stored_experiment
 
     recording = stored_experiment(store_path, name)
@@ -47,9 +53,10 @@ def command(name: str, coefficients: str | None, store_path: Path, as_json: bool
     latency = EmbeddedEngine(release).entry_for(recording).latency
     targets = step_targets(recording)
     answer = step_errors(latency, targets.cycle), step_errors(latency, targets.duration), line_fits(targets)
-    if as_json:
-        print_json(
-            {"slug": recording.slug, "alias": recording.alias, "coefficients": release.name, **steps_json(*answer)}
-        )
-    else:
-        click.echo(steps_text(f"{recording.alias}: steps by {release.name}", *answer))
+    named = {"slug": recording.slug, "alias": recording.alias, "coefficients": release.name}
+    print_answer(
+        form,
+        text=lambda: steps_text(f"{recording.alias}: steps by {release.name}", *answer),
+        document=lambda: {**named, **steps_json(*answer)},
+        frame=lambda: steps_frame(*answer),
+    )

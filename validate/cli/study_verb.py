@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from blis_replay.validate.cli.options import executor_options, form_options, print_frame, print_json, progress_line
+from blis_replay.validate.cli.options import executor_options, form_options, print_answer
+from blis_replay.validate.cli.progress import progress_line
 
 if TYPE_CHECKING:
     from blis_replay.replay.executors import ExecutorName
@@ -28,20 +29,26 @@ def command() -> None:
 @command.command("list")
 @form_options
 def list_studies(form: str | None) -> None:
-    """List the studies that ship with the package."""
+    """List the studies that ship with the package.
+
+    \b
+    Examples:
+      blis-replay study list
+      blis-replay study list --json
+    """
+    import polars as pl
+
     from blis_replay.validate.studies.read import load_study, study_names
     from blis_replay.validate.terminal import table
 
     studies = [load_study(name) for name in study_names()]
     rows = [{"name": s.name, "family": s.family, "title": s.title, "source": s.source} for s in studies]
-    if form == "json":
-        print_json({"studies": rows})
-    elif form is not None:
-        import polars as pl
-
-        print_frame(pl.DataFrame(rows), form)
-    else:
-        click.echo(table(["study", "what it says"], [[s.name, s.title] for s in studies], left=2))
+    print_answer(
+        form,
+        text=lambda: table(["study", "what it says"], [[s.name, s.title] for s in studies], left=2),
+        document=lambda: {"studies": rows},
+        frame=lambda: pl.DataFrame(rows),
+    )
 
 
 @command.command("run")
@@ -72,11 +79,12 @@ def run(names: tuple[str, ...], every: bool, executor: ExecutorName, workers: in
     if bool(names) == every:
         raise click.UsageError("name studies, or give --all; `blis-replay study list` names them")
     studies = [load_study(name) for name in dict.fromkeys(names or study_names())]
-    results = run_studies(studies, executor=executor, workers=workers, progress=progress_line("running"))
-    if form == "json":
-        print_json(suite_json(results))
-    elif form is not None:
-        print_frame(suite_frame(results), form)
-    else:
-        click.echo(suite_text(results) if every else "\n\n\n".join(study_text(result) for result in results))
+    with progress_line("running") as told:
+        results = run_studies(studies, executor=executor, workers=workers, progress=told)
+    print_answer(
+        form,
+        text=lambda: suite_text(results) if every else "\n\n\n".join(map(study_text, results)),
+        document=lambda: suite_json(results),
+        frame=lambda: suite_frame(results),
+    )
     return 0 if all(result.passed for result in results) else 1

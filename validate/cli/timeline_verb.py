@@ -6,23 +6,32 @@ from pathlib import Path
 
 import click
 
-from blis_replay.validate.cli.options import DURATION, json_option, print_json, store_option
+from blis_replay.validate.cli.options import (
+    DURATION,
+    OUT_FILE,
+    coefficients_option,
+    experiment_option,
+    form_options,
+    print_answer,
+    replay_option,
+    store_option,
+)
 
 
 @click.command("timeline")
-@click.option("--experiment", "name", required=True, help="Slug or alias of the experiment.")
+@experiment_option
+@coefficients_option
+@replay_option
 @click.option("--from", "from_us", type=DURATION, default="0s", show_default=True, help="Where the window begins.")
 @click.option("--for", "length_us", type=DURATION, default="5s", show_default=True, help="How long it is.")
 @click.option(
     "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=OUT_FILE,
     required=True,
     help="The file: .json (Chrome trace events) or .pftrace (Perfetto).",
 )
-@click.option("--coefficients", default=None, help="Release to replay with: a name or a file.")
-@click.option("--replay", "mode_text", default="exact", show_default=True, help="Replay mode, as for validate.")
 @store_option
-@json_option
+@form_options
 def command(
     name: str,
     from_us: int,
@@ -31,7 +40,7 @@ def command(
     coefficients: str | None,
     mode_text: str,
     store_path: Path,
-    as_json: bool,
+    form: str | None,
 ) -> None:
     """Write a window of a run for a trace viewer, observed and simulated on one clock.
 
@@ -61,7 +70,4 @@ def command(
     write_timeline(shown, out)
     if shown.absent:
         click.echo(f"absent, because not recorded: {'; '.join(shown.absent)}", err=True)
-    if as_json:
-        print_json(timeline_json(shown, out))
-    else:
-        click.echo(timeline_text(shown, out))
+    print_answer(form, text=lambda: timeline_text(shown, out), document=lambda: timeline_json(shown, out))

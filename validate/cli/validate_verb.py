@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,30 +9,27 @@ from typing import TYPE_CHECKING
 import click
 
 from blis_replay.ingest.printable import printable
-from blis_replay.validate.cli.options import WINDOW, first_line, form_options, print_frame, print_json, store_option
+from blis_replay.validate.cli.options import (
+    WINDOW,
+    coefficients_option,
+    experiments_options,
+    form_options,
+    print_answer,
+    replay_option,
+    store_option,
+)
+from blis_replay.validate.cli.progress import counted, progress_line
 
 if TYPE_CHECKING:
-    from blis_replay.blis.release import CoefficientRelease
-    from blis_replay.ingest.store import Store
-    from blis_replay.replay.mode import ReplayMode
-    from blis_replay.replay.simulator import Simulator
+    import polars as pl
+
     from blis_replay.validate.experiment import Validated
 
 
 @click.command("validate")
-@click.option("--experiment", "names", multiple=True, help="Slug or alias; may be given several times.")
-@click.option("--all", "everything", is_flag=True, help="All stored and bundled experiments.")
-@click.option("--coefficients", default=None, help="A release that ships, or a YAML file.  [default: our own]")
-@click.option(
-    "--replay",
-    "mode_text",
-    default="exact",
-    show_default=True,
-    metavar="MODE",
-    help="exact, as-published, spec (requests generated from the load profile), blis-spec (as BLIS expands it), "
-    "or substitutions: arrivals=flat|profile, lengths=re-tokenised|profile, prefix=none|profile, "
-    "scheduling=synchronous, surplus_steps=1, joined by commas.",
-)
+@experiments_options
+@coefficients_option
+@replay_option
 @click.option(
     "--simulator",
     "choice",
@@ -103,92 +99,77 @@ def command(
         raise click.UsageError(f"--simulator {choice} needs --blis-binary PATH")
     if not blis_timeout > 0:  # not a number is no limit either
         raise click.UsageError(f"--blis-timeout {blis_timeout} is no time; give seconds")
-    if everything:
-        first_line("reading the store")
-    from blis_replay.ingest.store import open_store
-    from blis_replay.replay.mode import parse_mode
-    from blis_replay.replay.release_file import load_release
-    from blis_replay.validate.comparison.simulators import chosen_simulators, informed
-    from blis_replay.validate.experiment import DEFAULT_RELEASE, all_experiments, find_experiment
+    with progress_line("validating") as told:
+        from blis_replay.ingest.store import open_store
+        from blis_replay.replay.mode import parse_mode
+        from blis_replay.replay.release_file import load_release
+        from blis_replay.validate.comparison.simulators import chosen_simulators, informed
+        from blis_replay.validate.experiment import DEFAULT_RELEASE, named_experiments, validate_many
 
-    own_model = blis_model == "own" if blis_model else coefficients is None
-    release = load_release(coefficients or DEFAULT_RELEASE)
-    release.refuse_if_invalid()
-    mode = parse_mode(mode_text, release.published_replay)
-    simulators = chosen_simulators(choice, release, blis_binary or "", blis_timeout, own_model)
-    with open_store(store_path) as store:
-        slugs = all_experiments(store) if everything else [find_experiment(store, n) for n in dict.fromkeys(names)]
-        reports = [_validated(store, slugs, everything, release, mode, window, by_stage, s) for s in simulators]
+        own_model = blis_model == "own" if blis_model else coefficients is None
+        release = load_release(coefficients or DEFAULT_RELEASE)
+        release.refuse_if_invalid()
+        mode = parse_mode(mode_text, release.published_replay)
+        simulators = chosen_simulators(choice, release, blis_binary or "", blis_timeout, own_model)
+        with open_store(store_path) as store:
+            slugs = named_experiments(store, None if everything else names)
+            reports = [
+                validate_many(
+                    store, counted(slugs, told), release, mode, window, s, stages=by_stage, tolerant=everything
+                )
+                for s in simulators
+            ]
     if choice == "both":
         embedded = {c.slug: c for c in reports[0].comparisons}
         known = [informed(c, embedded[c.slug]) if c.slug in embedded else c for c in reports[1].comparisons]
         reports[1] = replace(reports[1], comparisons=known)
-    _print(reports, everything, form)
+    print_answer(
+        form,
+        text=lambda: _text(reports, everything),
+        document=lambda: _document(reports),
+        frame=lambda: _frame(reports),
+    )
     return exit_code([c.verdict for report in reports for c in report.comparisons])
 
 
-def _validated(
-    store: Store,
-    slugs: list[str],
-    tolerant: bool,
-    release: CoefficientRelease,
-    mode: ReplayMode,
-    window: tuple[float, float],
-    by_stage: bool,
-    simulator: Simulator,
-) -> Validated:
-    """Validate experiments with one simulator; ``tolerant``: those that cannot be judged are listed."""
-    from blis_replay.validate.experiment import validate_many
-
-    label = f"validating ({simulator.name})"
-    hidden = not (tolerant and sys.stderr.isatty())
-    with click.progressbar(slugs, label=label, file=sys.stderr, hidden=hidden) as bar:
-        return validate_many(store, bar, release, mode, window, simulator, stages=by_stage, tolerant=tolerant)
-
-
-def _print(reports: list[Validated], everything: bool, form: str | None) -> None:
-    from blis_replay.validate.comparison import as_json as json_form
+def _text(reports: list[Validated], everything: bool) -> str:
     from blis_replay.validate.comparison import comparison_text as text
     from blis_replay.validate.comparison.simulators import side_by_side_text
 
     first, *others = reports
-    if form is not None and form != "json":
-        _print_rows(reports, form)
-        return
-    if form == "json":
-        whole = json_form.report_json(first.comparisons, first.stages, first.not_judged)
-        for report in others:
-            whole[report.simulator] = json_form.report_json(report.comparisons, report.stages, report.not_judged)
-        print_json(whole)
-        return
     if everything:
-        for report in reports:
-            title = f"simulator {report.simulator}\n\n" if others else ""
-            click.echo(title + text.summary_text(report.comparisons, report.not_judged))
+        titles = [f"simulator {report.simulator}\n\n" if others else "" for report in reports]
+        pages = [
+            title + text.summary_text(report.comparisons, report.not_judged)
+            for title, report in zip(titles, reports, strict=True)
+        ]
     elif others:
-        for embedded, blis in zip(first.comparisons, others[0].comparisons, strict=True):
-            click.echo(side_by_side_text(embedded, blis))
+        both = zip(first.comparisons, others[0].comparisons, strict=True)
+        pages = [side_by_side_text(embedded, blis) for embedded, blis in both]
     else:
-        for comparison in first.comparisons:
-            click.echo(text.comparison_text(comparison))
+        pages = [text.comparison_text(comparison) for comparison in first.comparisons]
     for report in reports:
         for comparison in report.comparisons if report.stages else ():
             title = f"simulator {report.simulator}: " if others else ""
-            click.echo(f"\n{title}" + text.stages_text(comparison, report.stages[comparison.slug]))
+            pages.append(f"\n{title}" + text.stages_text(comparison, report.stages[comparison.slug]))
+    return "\n".join(pages)
 
 
-def _print_rows(reports: list[Validated], form: str) -> None:
+def _document(reports: list[Validated]) -> dict[str, object]:
+    from blis_replay.validate.comparison.as_json import report_json
+
+    first, *others = (report_json(report.comparisons, report.stages, report.not_judged) for report in reports)
+    return {**first, **{report.simulator: other for report, other in zip(reports[1:], others, strict=True)}}
+
+
+def _frame(reports: list[Validated]) -> pl.DataFrame:
     """A row a number; what could not be judged has none, and is named on standard error."""
-    import polars as pl
-
-    from blis_replay.validate.experiment import comparison_frame
+    from blis_replay.validate.experiment import comparisons_frame
 
     for report in reports:
         for name, reason in report.not_judged.items():
             click.echo(f"not judged: {printable(name)}: {printable(reason)}", err=True)
-    compared = [part for report in reports for c in report.comparisons for part in (c, *report.stages.get(c.slug, []))]
-    if compared:
-        print_frame(pl.concat(map(comparison_frame, compared)), form)
+    return comparisons_frame([p for r in reports for c in r.comparisons for p in (c, *r.stages.get(c.slug, []))])
 
 
 def exit_code(verdicts: list[str]) -> int:

@@ -8,25 +8,26 @@ from typing import TYPE_CHECKING
 import click
 
 from blis_replay.validate.cli.options import (
+    coefficients_option,
     executor_options,
+    experiment_option,
     form_options,
-    print_frame,
-    print_json,
-    progress_line,
+    print_answer,
     store_option,
 )
+from blis_replay.validate.cli.progress import progress_line
 
 if TYPE_CHECKING:
     from blis_replay.replay.executors import ExecutorName
 
 
 @click.command("whatif")
-@click.option("--experiment", "name", required=True, help="Slug or alias of a recording.")
+@experiment_option
+@coefficients_option
 @click.option("--set", "fixed", multiple=True, metavar="ARGUMENT=VALUE", help="Change an engine argument.")
 @click.option(
     "--sweep", "swept", multiple=True, metavar="ARGUMENT=V1,V2,...", help="Try several values; all combinations."
 )
-@click.option("--coefficients", default=None, help="A release that ships, or a YAML file.  [default: our own]")
 @executor_options
 @store_option
 @form_options
@@ -69,15 +70,14 @@ def command(
     changes = grid(parse_overrides(settings), sweeps)
     release = load_release(coefficients or DEFAULT_RELEASE)
     recording = stored_experiment(store_path, name)
-    found = what_if(
-        recording, release, changes, executor=executor, workers=workers, progress=progress_line("replaying")
+    with progress_line("replaying") as told:
+        found = what_if(recording, release, changes, executor=executor, workers=workers, progress=told)
+    print_answer(
+        form,
+        text=lambda: whatif_text(found),
+        document=lambda: whatif_json(found),
+        frame=lambda: whatif_frame(found),
     )
-    if form == "json":
-        print_json(whatif_json(found))
-    elif form is not None:
-        print_frame(whatif_frame(found), form)
-    else:
-        click.echo(whatif_text(found))
 
 
 def _pairs(option: str, texts: tuple[str, ...]) -> dict[str, str]:

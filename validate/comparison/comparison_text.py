@@ -1,13 +1,23 @@
-"""A comparison as text: the page of one experiment, the table of all, in 80 columns."""
+"""A comparison as text: the page of one experiment, the table of all."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
+from blis_replay.validate.check_text import finding_line
 from blis_replay.validate.comparison.compare import THRESHOLDS, Cell, Comparison, mean_abs_errors
+from blis_replay.validate.comparison.error_columns import (
+    ERROR_COLUMNS,
+    error_cell,
+    error_cells,
+    error_header,
+    verdict_tone,
+    wide_columns,
+)
 from blis_replay.validate.comparison.saturation_text import saturation_text
 from blis_replay.validate.metrics import METRICS
-from blis_replay.validate.terminal import milliseconds, percent, percent_plain, table, wrap
+from blis_replay.validate.terminal import Toned, milliseconds, percent, percent_plain, table, toned, wrap
 
 _NAMES = {"e2e": "E2E", "ttft": "TTFT", "itl": "ITL", "tpot": "TPOT"}
 _SEVERITY_ORDER = ("unusable", "corrected")
@@ -16,7 +26,7 @@ _SEVERITY_ORDER = ("unusable", "corrected")
 def comparison_text(comparison: Comparison) -> str:
     """The page of one experiment: head, metric table, pairs, verdict, findings that changed a number."""
     parts = [_head(comparison), _metric_table(comparison), wrap(pairs_sentence(comparison))]
-    parts += ["\n".join(map(wrap, notes(comparison))), wrap(verdict_sentence(comparison))]
+    parts += ["\n".join(map(wrap, notes(comparison))), verdict_line(comparison)]
     parts += [saturation_text(comparison.saturation)] if comparison.saturation else []
     parts += [_findings(comparison)]
     return "\n\n".join(part for part in parts if part)
@@ -24,10 +34,10 @@ def comparison_text(comparison: Comparison) -> str:
 
 def stages_text(whole: Comparison, stages: Sequence[Comparison]) -> str:
     """A table with a row a load stage of the experiment, also where there was nothing to compare."""
-    compared = {c.selection.stage: [f"{c.requests:,}", *_errors(c)] for c in stages}
-    nothing = ["0", *("-" for _ in _error_header())]
+    compared = {c.selection.stage: [f"{c.requests:,}", *error_cells(c)] for c in stages}
+    nothing = ["0", *("-" for _ in ERROR_COLUMNS)]
     rows = [[f"stage {s.stage}", *compared.get(s.stage, nothing)] for s in whole.run.recording.stages]
-    return table([f"{whole.alias} by load stage", "requests", *_error_header()], rows)
+    return table([f"{whole.alias} by load stage", "requests", *error_header()], rows, wide=wide_columns(2))
 
 
 def summary_text(comparisons: Sequence[Comparison], not_judged: dict[str, str]) -> str:
@@ -36,17 +46,36 @@ def summary_text(comparisons: Sequence[Comparison], not_judged: dict[str, str]) 
     gated = [c for c in ordered if c.verdict != "overloaded"]
     apart = [c for c in ordered if c.verdict == "overloaded"]
     means = mean_abs_errors(comparisons)
-    mean_row = [percent_plain(means["e2e"]), "", percent_plain(means["ttft"]), "", percent_plain(means["itl"])]
-    rows = [[*_summary_row(c), c.verdict] for c in gated]
-    header = ["experiment", "fit on", *_error_header()]
-    parts = [table([*header, "verdict"], [*rows, ["mean |error|", "", *mean_row, ""]], left=2)]
+    mean_row = [percent_plain(means[metric]) if name == "mean" else "" for metric, name in ERROR_COLUMNS]
+    rows = [[*_summary_row(c), Toned(c.verdict, verdict_tone(c.verdict)), *_identity(c)] for c in gated]
+    header = ["experiment", "fit on", *error_header()]
+    last = len(header) + 1
+    left, wide = (0, 1, last + 1), [*wide_columns(2), last, last + 1]
+    mean = ["mean |error|", "", *mean_row, "", "", ""]
+    parts = [table([*header, "verdict", "requests", "slug"], [*rows, mean], left, wide)]
     if apart:
-        parts.append("overloaded, reported and not gated:\n" + table(header, [_summary_row(c) for c in apart], left=2))
+        parts.append(
+            toned("overloaded, reported and not gated:", "heading")
+            + "\n"
+            + table(header, [_summary_row(c) for c in apart], 2, wide_columns(2))
+        )
     if not_judged:
-        parts.append("not judged:\n" + "\n".join(wrap(f"{alias}: {why}") for alias, why in not_judged.items()))
+        parts.append(
+            toned("not judged:", "heading")
+            + "\n"
+            + "\n".join(wrap(f"{alias}: {why}") for alias, why in not_judged.items())
+        )
     if any(c.ground_truth != "recorded" for c in comparisons):
         parts.append("* ground truth: published aggregates, requests reconstructed from them")
     return "\n\n".join(parts)
+
+
+def verdict_line(comparison: Comparison) -> str:
+    """The verdict as a page has it: the verdict itself in its tone."""
+    sentence = verdict_sentence(comparison)
+    verdict = re.match(r"verdict: [^(:,]*[^(:, ]", sentence)
+    mark = Toned(verdict[0], verdict_tone(comparison.verdict)) if verdict else None
+    return wrap(sentence, mark=mark)
 
 
 def verdict_sentence(comparison: Comparison) -> str:
@@ -72,7 +101,7 @@ def _head(comparison: Comparison) -> str:
     by = "" if run.simulator == "embedded" else f"simulator: {run.simulator}; "
     scheduling = "asynchronous" if run.simulated.asynchronous else "synchronous"
     lines = [
-        f"{comparison.alias}  ({comparison.slug})",
+        f"{toned(comparison.alias, 'heading')}  ({comparison.slug})",
         wrap(f"  ground truth: {truth}; {comparison.requests:,} requests compared", "    "),
         wrap(
             f"  {by}coefficients: {run.release.name} (fit: {comparison.uses}); replay {run.mode.name}, "
@@ -84,12 +113,19 @@ def _head(comparison: Comparison) -> str:
 
 
 def _metric_table(comparison: Comparison) -> str:
-    rows = []
+    rows: list[list[str | Toned]] = []
     for metric in METRICS:
         for name, cell in comparison.metrics[metric].items():
-            numbers = [milliseconds(cell.simulated_us), percent(cell.error)] if not cell.unusable else ["", ""]
-            rows.append([f"{_NAMES[metric]} {name}", observed_text(cell), *numbers])
-    return table(["", "observed ms", "simulated ms", "error"], rows)
+            numbers = [milliseconds(cell.simulated_us), error_cell(comparison, metric, name), _difference(cell)]
+            shown = ["" for _ in numbers] if cell.unusable else numbers
+            rows.append([f"{_NAMES[metric]} {name}", observed_text(cell), *shown])
+    return table(["", "observed ms", "simulated ms", "error", "difference ms"], rows, wide=(4,))
+
+
+def _difference(cell: Cell) -> str:
+    if cell.observed_us is None or cell.simulated_us is None:
+        return "-"
+    return f"{(cell.simulated_us - cell.observed_us) / 1000:+,.2f}"
 
 
 def observed_text(cell: Cell) -> str:
@@ -147,19 +183,13 @@ def _findings(comparison: Comparison) -> str:
     changed = [f for severity in _SEVERITY_ORDER for f in comparison.findings if f.severity == severity]
     if not changed:
         return ""
-    lines = [wrap(f"- {f.check} ({f.severity}): {f.message}") for f in changed]
-    return "instrument findings that change a number:\n" + "\n".join(lines)
+    return "\n".join([toned("instrument findings that change a number:", "heading"), *map(finding_line, changed)])
 
 
-def _error_header() -> list[str]:
-    return ["E2E", "p99", "TTFT", "p99", "ITL"]
-
-
-def _errors(comparison: Comparison) -> list[str]:
-    cells = [("e2e", "mean"), ("e2e", "p99"), ("ttft", "mean"), ("ttft", "p99"), ("itl", "mean")]
-    return [percent(comparison.metrics[metric][name].error) for metric, name in cells]
-
-
-def _summary_row(c: Comparison) -> list[str]:
+def _summary_row(c: Comparison) -> list[str | Toned]:
     mark = "" if c.ground_truth == "recorded" else "*"
-    return [c.alias + mark, c.uses.removeprefix("own "), *_errors(c)]
+    return [c.alias + mark, c.uses.removeprefix("own "), *error_cells(c)]
+
+
+def _identity(c: Comparison) -> list[str]:
+    return [f"{c.requests:,}", c.slug]

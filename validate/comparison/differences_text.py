@@ -1,17 +1,20 @@
-"""Two sides beside each other for a terminal, in 80 columns, and as JSON."""
+"""Two sides beside each other for a terminal, as a frame and as JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import numpy as np
+import polars as pl
 
 from blis_replay.validate.attribution.segments import Segments
 from blis_replay.validate.comparison.differences import PAIRS_SHOWN, Difference, Differences, RequestPairs
 from blis_replay.validate.comparison.resampling import Floats
 from blis_replay.validate.comparison.sides import Side
 from blis_replay.validate.metrics import relative_error
-from blis_replay.validate.terminal import milliseconds, percent, percent_plain, table, wrap
+from blis_replay.validate.terminal import Toned, milliseconds, percent, percent_plain, table, toned, wrap
+
+_RUN_COLUMNS = ("id", "slug", "simulator", "coefficients", "replay")
 
 
 def differences_text(compared: Differences) -> str:
@@ -28,13 +31,16 @@ def runs_text(runs: Sequence[dict[str, object]]) -> str:
     """The stored runs, one a line."""
     if not runs:
         return "no run is stored yet; `blis-replay validate` stores one"
-    rows = [[str(run[name]) for name in ("id", "slug", "simulator", "coefficients", "replay")] for run in runs]
+    rows = [[str(run[name]) for name in _RUN_COLUMNS] for run in runs]
     return "\n".join(wrap("  ".join(row), " " * 14) for row in rows)
 
 
 def _head(compared: Differences) -> str:
     sides = (("A", compared.a, compared.requests[0]), ("B", compared.b, compared.requests[1]))
-    return "\n".join(wrap(f"{letter}: {side.what} ({count:,} requests)", "   ") for letter, side, count in sides)
+    return "\n".join(
+        wrap(f"{letter}: {side.what} ({count:,} requests)", "   ", Toned(f"{letter}:", "heading"))
+        for letter, side, count in sides
+    )
 
 
 def _metric_table(compared: Differences) -> str:
@@ -74,7 +80,7 @@ def _inputs(compared: Differences) -> str:
     if not compared.changed:
         lines = ["inputs: nothing that both sides say differs"]
     else:
-        lines = ["inputs that differ:"]
+        lines = [toned("inputs that differ:", "heading")]
         for name, one, other in compared.changed:
             lines += [f"  {name}", wrap(f"    A: {one}", "       "), wrap(f"    B: {other}", "       ")]
     if compared.one_sided and all("simulator" in side.inputs for side in (compared.a, compared.b)):
@@ -111,7 +117,7 @@ def _pair_table(pairs: RequestPairs) -> str:
         numbers = [milliseconds(e2e_a), milliseconds(e2e_b), _signed(e2e_b - e2e_a), _signed(ttft_b - ttft_a)]
         rows.append([f"{pairs.request_index[i]}", f"{pairs.arrival_us[i] / 1e6:,.2f}", *numbers])
     header = ["request", "sent s", "E2E A ms", "E2E B ms", "B - A ms", "TTFT B - A ms"]
-    return "the requests that differ most in E2E:\n" + table(header, rows)
+    return toned("the requests that differ most in E2E:", "heading") + "\n" + table(header, rows)
 
 
 def differences_json(compared: Differences) -> dict[str, object]:
@@ -129,6 +135,32 @@ def differences_json(compared: Differences) -> dict[str, object]:
         "segments": compared.segments and _segments_json(compared.segments),
         "pairs": None if compared.pairs is None else _pairs(compared.pairs),
     }
+
+
+_FRAME_COLUMNS = {
+    **dict.fromkeys(("metric", "statistic"), pl.String),
+    **dict.fromkeys(("a_ms", "b_ms", "difference_ms", "low_ms", "high_ms", "change"), pl.Float64),
+    "reason": pl.String,
+}
+
+
+def differences_frame(compared: Differences) -> pl.DataFrame:
+    """The metrics: ``a_ms, b_ms, difference_ms``, bounds of its 95 % interval, and ``change``, B over A less one."""
+    rows = [
+        (
+            *(metric, name, _ms(d.a_us), _ms(d.b_us), _ms(d.value_us)),
+            *map(_ms, d.interval_us or (None, None)),
+            *(relative_error(d.a_us, d.b_us), d.reason),
+        )
+        for metric, cells in compared.table.items()
+        for name, d in cells.items()
+    ]
+    return pl.DataFrame(rows, orient="row", schema=_FRAME_COLUMNS)
+
+
+def runs_frame(runs: Sequence[dict[str, object]]) -> pl.DataFrame:
+    """The stored runs, a row each."""
+    return pl.DataFrame(runs, schema=dict.fromkeys(_RUN_COLUMNS, pl.String))
 
 
 def _side(side: Side, requests: int) -> dict[str, object]:

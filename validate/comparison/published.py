@@ -15,7 +15,6 @@ from blis_replay.replay.executors import map_jobs
 from blis_replay.validate.comparison.compare import Cell, Comparison
 from blis_replay.validate.experiment import StoredExperiment, compare_whole, find_experiment, read_experiment
 from blis_replay.validate.metrics import relative_error
-from blis_replay.validate.terminal import table, wrap
 
 # Columns: the published numbers, ITL against the publisher's truth and against the true gap.
 COLUMNS = ("e2e mean", "ttft mean", "itl mean", "itl mean, true gap", "e2e p99", "ttft p99")
@@ -116,52 +115,3 @@ def _cells_of(comparison: Comparison) -> dict[str, Cell]:
 def _errors(truth_us: Mapping[str, float | None], answer_us: Mapping[str, float | None]) -> dict[str, float]:
     errors = {name: relative_error(truth_us[name], answer_us.get(name)) for name in COLUMNS}
     return {name: error for name, error in errors.items() if error is not None}
-
-
-def published_text(compared: PublishedTable) -> str:
-    """The table in 80 columns: each simulator and, below it, ours on the same experiments."""
-    rows = []
-    for row in compared.rows:
-        rows.append([row.name, str(len(row.theirs)), *_cells(list(row.theirs.values()))])
-        rows.append(["  ours on the same", "", *_cells(list(row.ours.values()))])
-    header = ["mean |error| in %", "n", "E2E", "TTFT", "ITL", "true gap", "E2E p99", "TTFT p99"]
-    counts = {use: list(compared.uses.values()).count(use) for use in sorted(set(compared.uses.values()))}
-    fits = ", ".join(f"{count} {use}" for use, count in counts.items())
-    return "\n\n".join(
-        [
-            table(header, rows),
-            wrap(f"ours: {compared.coefficients}; of the {len(compared.uses)} experiments: {fits}"),
-            wrap(
-                "ITL: against what its publisher took for true: the reported ITL, half the true gap (step-model "
-                "studies), or the gap by re-tokenised lengths (the others); true gap: against (E2E - TTFT) / "
-                "(output tokens - 1) with the lengths that were decoded"
-            ),
-        ]
-    )
-
-
-def _cells(errors: Sequence[Errors]) -> list[str]:
-    means = [mean_abs(errors, column) for column in COLUMNS]
-    return ["-" if mean is None else f"{100 * mean:,.1f}" for mean in means]
-
-
-def published_json(compared: PublishedTable) -> dict[str, object]:
-    """The same with every experiment; errors as signed fractions."""
-    return {
-        "coefficients": compared.coefficients,
-        "coefficients_use": dict(compared.uses),
-        "simulators": [
-            {
-                "name": row.name,
-                "source": row.source,
-                "itl_truth": row.itl_truth,
-                "theirs": {slug: dict(errors) for slug, errors in row.theirs.items()},
-                "ours": {slug: dict(errors) for slug, errors in row.ours.items()},
-                "mean_abs_error": {
-                    side: {column: mean_abs(list(errors.values()), column) for column in COLUMNS}
-                    for side, errors in (("theirs", row.theirs), ("ours", row.ours))
-                },
-            }
-            for row in compared.rows
-        ],
-    }

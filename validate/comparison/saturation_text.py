@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from blis_replay.validate.comparison.saturation import Queue, Saturation
-from blis_replay.validate.terminal import percent, wrap
+from blis_replay.validate.terminal import Toned, percent, wrap
 
 
 def saturation_text(found: Saturation) -> str:
     """The verdict, and below it what it rests on, in 80 columns."""
     verdict, *reasons = saturation_sentences(found)
-    return "\n".join([wrap(f"saturation: {verdict}"), *(wrap(f"- {reason}", "  ") for reason in reasons)])
+    return "\n".join(
+        [
+            wrap(f"saturation: {verdict}", mark=Toned("saturation:", "caution")),
+            *(wrap(f"- {reason}", "  ") for reason in reasons),
+        ]
+    )
 
 
 def saturation_sentences(found: Saturation) -> list[str]:

@@ -12,9 +12,10 @@ from blis_replay.replay.errors import UnknownNameError
 from blis_replay.replay.release_file import load_release
 from blis_replay.replay.simulator import EmbeddedEngine, Simulator
 from blis_replay.validate.comparison.compare import Comparison
-from blis_replay.validate.comparison.comparison_text import comparison_text, observed_text, verdict_sentence
+from blis_replay.validate.comparison.comparison_text import comparison_text, observed_text, verdict_line
+from blis_replay.validate.comparison.error_columns import error_cell
 from blis_replay.validate.metrics import METRICS
-from blis_replay.validate.terminal import milliseconds, percent, table, wrap
+from blis_replay.validate.terminal import milliseconds, table, wrap
 
 
 def chosen_simulators(
@@ -65,13 +66,14 @@ def side_by_side_text(embedded: Comparison, blis: Comparison) -> str:
         for name, cell in embedded.metrics[metric].items():
             other = blis.metrics[metric][name]
             ours, theirs = milliseconds(cell.simulated_us), milliseconds(other.simulated_us)
-            numbers = [ours, percent(cell.error), theirs, percent(other.error)] if not cell.unusable else [""] * 4
+            errors = [error_cell(side, metric, name) for side in (embedded, blis)]
+            numbers = [ours, errors[0], theirs, errors[1]] if not cell.unusable else [""] * 4
             rows.append([f"{metric.upper()} {name}", observed_text(cell), *numbers])
     return "\n\n".join(
         [
             comparison_text(embedded),
             table(["side by side", "observed ms", "embedded ms", "error", "BLIS ms", "error"], rows),
-            f"BLIS ran with coefficients: {blis.run.release.name}\n{wrap(verdict_sentence(blis))}",
+            f"BLIS ran with coefficients: {blis.run.release.name}\n{verdict_line(blis)}",
             differences_text(blis),
         ]
     )

@@ -1,8 +1,10 @@
-"""The answer of a gate as JSON: documented in docs/json.md, stable."""
+"""The answer of a gate as JSON and as a frame: documented in docs/json.md, stable."""
 
 from __future__ import annotations
 
 import math
+
+import polars as pl
 
 from blis_replay.blis.release import CoefficientRelease
 from blis_replay.validate.gating.policy import Policy
@@ -69,7 +71,6 @@ def _ordered(p99: Ordered) -> dict[str, object]:
 
 
 def _check(check: Check) -> dict[str, object]:
-    low, high = check.interval or (math.nan, math.nan)
     return {
         "rule": check.rule,
         "experiment": check.experiment,
@@ -78,10 +79,32 @@ def _check(check: Check) -> dict[str, object]:
         "outcome": check.outcome,
         "value": check.value,
         "limit": check.limit,
-        "interval": [low, high] if math.isfinite(low) and math.isfinite(high) else None,
+        "interval": _interval(check),
         "message": check.message,
     }
 
 
+def _interval(check: Check) -> list[float] | None:
+    finite = check.interval is not None and all(map(math.isfinite, check.interval))
+    return list(check.interval or ()) if finite else None
+
+
 def _ms(value_us: float | None) -> float | None:
     return None if value_us is None else round(value_us / 1000, 6)
+
+
+_COLUMNS = {
+    **dict.fromkeys(("rule", "experiment", "metric", "statistic", "outcome"), pl.String),
+    **dict.fromkeys(("value", "limit", "low", "high"), pl.Float64),
+    "message": pl.String,
+}
+
+
+def checks_frame(report: GateReport) -> pl.DataFrame:
+    """A row a check, of an experiment or of the gate as a whole (``experiment`` empty); fractions."""
+    rows = []
+    for check in report.all_checks:
+        low, high = _interval(check) or (None, None)
+        cell = (check.rule, check.experiment, check.metric, check.statistic, check.outcome)
+        rows.append((*cell, check.value, check.limit, low, high, check.message))
+    return pl.DataFrame(rows, orient="row", schema=_COLUMNS)

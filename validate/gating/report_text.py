@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+from blis_replay.validate.comparison.error_columns import verdict_tone
 from blis_replay.validate.gating.verdicts import Check, GateReport, Judgement
-from blis_replay.validate.terminal import percent, table, wrap
+from blis_replay.validate.terminal import Cell, Toned, percent, table, tables, toned, wrap
 
 VERDICTS = {"pass": "pass", "fail": "fail", "not judged": "could not be judged"}
 _MOST_COLUMNS = 4
@@ -20,7 +19,7 @@ def gate_text(report: GateReport) -> str:
 def verdict(report: GateReport) -> str:
     """The verdict, and a line for each check that stands in the way of a pass."""
     lines = [wrap(f"- {place(check)}: {check.message}") for check in in_the_way(report)]
-    return "\n".join([f"verdict: {VERDICTS[report.verdict]}", *lines])
+    return "\n".join([toned(f"verdict: {VERDICTS[report.verdict]}", verdict_tone(report.verdict)), *lines])
 
 
 def in_the_way(report: GateReport) -> list[Check]:
@@ -63,18 +62,28 @@ def _head(report: GateReport) -> str:
 
 
 def _error_tables(report: GateReport) -> list[str]:
+    """Few columns each in 80 columns, all in one table where there is room."""
     cells = list(report.policy.thresholds)
-    groups = [cells[i : i + _MOST_COLUMNS] for i in range(0, len(cells), _MOST_COLUMNS)] or [[]]
-    return [_error_table(report, group) for group in groups]
-
-
-def _error_table(report: GateReport, cells: Sequence[tuple[str, str]]) -> str:
     limits = ["at most", "", *(f"{100 * report.policy.thresholds[cell]:g} %" for cell in cells), ""]
     rows = [
-        [_named(j), j.uses.removeprefix("own "), *(percent(j.errors.get(cell)) for cell in cells), outcome(j)]
+        [_named(j), j.uses.removeprefix("own "), *(_error(j, cell) for cell in cells), _toned_outcome(outcome(j))]
         for j in report.judgements
     ]
-    return table(["error of", "fit on", *(cell_name(*cell) for cell in cells), "outcome"], [limits, *rows], left=2)
+    header = ["error of", "fit on", *(cell_name(*cell) for cell in cells), "outcome"]
+    last = len(header) - 1
+    parts = [[0, 1, *range(i, min(i + _MOST_COLUMNS, last)), last] for i in range(2, max(last, 3), _MOST_COLUMNS)]
+    return tables(header, [limits, *rows], parts, left=(0, 1))
+
+
+def _error(judgement: Judgement, cell: tuple[str, str]) -> Cell:
+    """An error; one that the policy does not let pass stands out."""
+    shown = percent(judgement.errors.get(cell))
+    failed = [check for check in judgement.checks if check.rule == "threshold" and check.outcome == "fail"]
+    return Toned(shown, "bad") if cell in {(check.metric, check.statistic) for check in failed} else shown
+
+
+def _toned_outcome(named: str) -> Toned:
+    return Toned(named, verdict_tone(named))
 
 
 def _named(judgement: Judgement) -> str:
@@ -93,10 +102,10 @@ def _changes(report: GateReport) -> str:
     return "\n".join([table([title, "", "points", "interval", "outcome"], rows, left=2), same])
 
 
-def _change_row(check: Check) -> list[str]:
+def _change_row(check: Check) -> list[Cell]:
     low, high = check.interval or (float("nan"), float("nan"))
     numbers = [f"{100 * (check.value or 0.0):+.2f}", f"{100 * low:+.2f} .. {100 * high:+.2f}"]
-    return [check.experiment, cell_name(check.metric, check.statistic), *numbers, check.outcome]
+    return [check.experiment, cell_name(check.metric, check.statistic), *numbers, _toned_outcome(check.outcome)]
 
 
 def _whole(report: GateReport) -> str:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import polars as pl
+
 from blis_replay.blis.errors import SimulatorError
 from blis_replay.blis.release import CoefficientRelease
 from blis_replay.ingest.store import Store, open_store
@@ -29,6 +31,14 @@ class Report:
     html: str
     verdicts: dict[str, str]
     not_judged: dict[str, str]
+
+
+def verdicts_frame(written: Report) -> pl.DataFrame:
+    """``experiment, verdict, reason``: a row an experiment, those that could not be judged with the reason."""
+    rows = [(slug, verdict, None) for slug, verdict in written.verdicts.items()]
+    refused = [(slug, "not judged", why) for slug, why in written.not_judged.items()]
+    columns = dict.fromkeys(("experiment", "verdict", "reason"), pl.String)
+    return pl.DataFrame([*rows, *refused], orient="row", schema=columns)
 
 
 def report(

@@ -1,0 +1,110 @@
+"""One grammar of all verbs: the same forms, the same names for the same things, in the same order."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator
+
+import click
+import pytest
+from command_line import Run
+
+from blis_replay.validate.cli.main import cli
+
+# What says what is looked at stands before what it is looked at with, where it goes, how it runs and how it is shown.
+ORDER = (
+    *("--requests", "--train", "--experiment", "--all"),
+    *("--coefficients", "--baseline", "--replay"),
+    *("--out", "--executor", "--workers", "--store", "--json", "--csv", "--markdown"),
+)
+# The forms of its output are documents one after the other while a server runs, which no table can be.
+STREAMS = {"collect"}
+
+
+def commands() -> Iterator[tuple[str, click.Command]]:
+    """Every command with its name, those of groups too."""
+    context = click.Context(cli)
+    for verb in cli.list_commands(context):
+        command = cli.get_command(context, verb)
+        assert command is not None
+        if isinstance(command, click.Group):
+            yield from ((f"{verb} {name}", part) for name, part in command.commands.items())
+        else:
+            yield verb, command
+
+
+COMMANDS = dict(commands())
+
+
+def options(command: click.Command) -> dict[str, click.Option]:
+    """The options of a command by their long name, in the order of its help."""
+    return {o.opts[0]: o for o in command.params if isinstance(o, click.Option)}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_prints_in_every_form(name: str) -> None:
+    forms = {"--json", "--csv", "--markdown"} & set(options(COMMANDS[name]))
+    assert forms == ({"--json"} if name in STREAMS else {"--json", "--csv", "--markdown"})
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_options_stand_in_one_order(name: str) -> None:
+    shared = [option for option in options(COMMANDS[name]) if option in ORDER]
+    assert shared == sorted(shared, key=ORDER.index)
+
+
+def test_one_name_has_one_kind_of_value() -> None:
+    """What an option is called in help is the same everywhere; --out is a file here and a folder there."""
+    shown: dict[str, set[str]] = {}
+    for command in COMMANDS.values():
+        context = click.Context(command)
+        for name, option in options(command).items():
+            if not option.is_flag and name not in ("--out", "--from"):
+                shown.setdefault(name, set()).add(option.make_metavar(context))
+    odd = {name: kinds for name, kinds in shown.items() if len(kinds) > 1}
+    assert odd == {}
+
+
+# A command each that is quick and needs no recording, with the rows that its table has.
+TABLES = {
+    ("experiments",): 16,
+    ("coefficients", "list"): 6,
+    # 4 models of 13 fields and more each
+    ("coefficients", "show", "stepml-direct"): None,
+    ("inspect", "--checks"): 12,
+    ("inspect", "--experiment", "34b-general"): None,
+    # severity and message of the finding, its measured values, and a table of published ITLs
+    ("inspect", "--experiment", "34b-general", "--check", "token_events"): None,
+    ("validate", "--experiment", "34b-codegen"): 16,
+    ("compare", "34b-codegen", "34b-general"): 16,
+    ("compare", "--runs"): 0,
+    # error, scheduling mode and no component, of mean and p99 of three metrics
+    ("attribute", "--experiment", "34b-codegen", "--replay", "scheduling=synchronous"): 18,
+    ("doctor",): None,
+}
+
+
+@pytest.mark.parametrize("command", TABLES, ids=" ".join)
+def test_forms_hold_the_same_rows(run: Run, command: tuple[str, ...]) -> None:
+    """CSV has a header and a row each, Markdown one line more, and JSON is JSON."""
+    answer = run(*command, "--csv")
+    rows = list(csv.DictReader(io.StringIO(answer.out)))
+    expected = TABLES[command]
+    assert len(rows) == expected if expected is not None else len(rows) > 3
+    assert None not in {key for row in rows for key in row}
+    assert len(run(*command, "--markdown").out.splitlines()) == len(rows) + 2
+    assert run(*command, "--json").json is not None
+
+
+def test_what_writes_files_answers_with_one_row(run: Run) -> None:
+    export = ("export", "--experiment", "34b-codegen", "--to", "tracev2", "--force")
+    (row,) = csv.DictReader(io.StringIO(run(*export, "--csv").out))
+    assert row["files"] == "34b-codegen-tracev2/trace.yaml; 34b-codegen-tracev2/trace.csv"
+    assert run(*export, "--json").json["requests"] == int(row["requests"]) == 9000
+
+
+def test_experiments_are_selected_by_patterns_everywhere(run: Run) -> None:
+    """34b-codegen and 34b-general, and none of the 34b runs that play roles or reason."""
+    answer = run("validate", "--experiment", "34b-[cg]*", "--csv")
+    assert {row["alias"] for row in csv.DictReader(io.StringIO(answer.out))} == {"34b-codegen", "34b-general"}
