@@ -68,7 +68,7 @@ def admissions_of(recording: Recording) -> Admissions:
         events = part.filter(pl.col("event").is_in(_TURN), pl.col("step_id").is_not_null())
         grouped.append(_grouped(events, before))
         journeys, before = journeys + events["journey"].n_unique(), before + events.height
-    known = recording.lifecycles.select("journey", "prompt_tokens", "max_tokens")
+    known = recording.lifecycles.whole(["journey", "prompt_tokens", "max_tokens"])
     found = (
         _bounded(pl.concat(grouped), asynchronous)
         .join(known, on="journey", how="left")

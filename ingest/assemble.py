@@ -97,8 +97,8 @@ class _Configured:
 class _Server:
     """What the server's traces say, from the experiment's zero."""
 
-    steps: pl.DataFrame
-    lifecycles: pl.DataFrame
+    steps: RowParts
+    lifecycles: RowParts
     journey_events: RowParts
     clocks: tuple[Clock, ...]
 
@@ -125,6 +125,7 @@ class _Assembly:
         configured = self._configured()
         traces = otlp_traces.read_traces(self.known.get(discovery.OTLP, []), self.scratch)
         found = self._requests(configured, traces)
+        traces = replace(traces, requests=None)
         if found is not None:
             configured = _with_reported(configured, found)
         if found is None and configured.aggregates.is_empty() and traces.steps.is_empty():
@@ -132,6 +133,7 @@ class _Assembly:
         ground_truth = _ground_truth(found, configured.aggregates)
         model = self._model(configured, found, ground_truth)
         requests, client, events, prefix = self._placed(found, configured)
+        del found  # a row for each request, which there need not be twice
         server = self._server(traces, requests, client)
         cache_events, cache_clock = self._kv_events(client)
         engine = self._engine(configured, server)
@@ -313,7 +315,8 @@ class _Assembly:
         journeys = traces.journeys
         arrivals_ns = pl.Series(dtype=pl.Int64)
         if journeys is not None:
-            arrivals_ns = journeys.lifecycles.select(pl.coalesce("arrived_ns", "queued_ns")).to_series()
+            arrived = journeys.lifecycles.whole(["arrived_ns", "queued_ns"])
+            arrivals_ns = arrived.select(pl.coalesce("arrived_ns", "queued_ns")).to_series()
         of_pairs = self._clock_by_identities(client, traces.bridge)
         times = server_times(
             traces.steps, arrivals_ns, traces.bridge, client, requests, traces.sequential_span_ids, of_pairs
@@ -324,11 +327,11 @@ class _Assembly:
         if of_pairs is not None:
             clocks = (*(clock for clock in clocks if clock.name != of_pairs.name), of_pairs)
         if journeys is None:
-            nothing = in_one_part(empty_frame(JOURNEY_EVENT_SCHEMA))
-            return _Server(steps, empty_frame(LIFECYCLE_SCHEMA), nothing, clocks)
+            lifecycles, events = (in_one_part(empty_frame(s)) for s in (LIFECYCLE_SCHEMA, JOURNEY_EVENT_SCHEMA))
+            return _Server(steps, lifecycles, events, clocks)
         lifecycles, events = otlp_journeys.on_zero(journeys, zero_us, self.scratch)
-        lifecycles = with_request_indices(lifecycles, requests)
-        if unknown := lifecycles["request_index"].null_count():
+        lifecycles = with_request_indices(lifecycles, requests, self.scratch)
+        if unknown := lifecycles.column("request_index").null_count():
             self.missing.append(f"which requests {unknown} journeys belong to: their ids are not those of the requests")
         return _Server(steps, lifecycles, events, clocks)
 

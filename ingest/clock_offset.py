@@ -23,6 +23,8 @@ FEWEST_STEPS = 50
 FEWEST_REQUESTS = 20
 # No run takes this long; Unix time less time since boot is decades.
 MIXED_US = 30 * 86_400 * 1_000_000
+# Columns of step records that it takes.
+DEPTH_COLUMNS = ("start_us", "running_depth", "waiting_depth")
 # Below this share the two curves are not of the same requests.
 EXPLAINED = 0.8
 _MOST_STEPS = 20_000
@@ -82,7 +84,7 @@ class _Depths:
 def estimate_offset(steps: pl.DataFrame, requests: pl.DataFrame) -> tuple[DepthOffset | None, str]:
     """The offset of the steps' clock against the requests', or None and why it is not identified.
 
-    ``steps``: ``start_us``, ``running_depth``, ``waiting_depth``; ``requests``:
+    ``steps``: ``DEPTH_COLUMNS``; ``requests``:
     ``arrival_us``, ``e2e_us``, failed ones included: the engine counted them too.
     """
     depths = _depths(steps, requests)
@@ -117,7 +119,7 @@ def depth_mismatch(steps: pl.DataFrame, requests: pl.DataFrame, offsets_us: Int6
 
 def _depths(steps: pl.DataFrame, requests: pl.DataFrame) -> _Depths:
     # Waiting requests are in the engine too: with them, a full batch hides no arrival.
-    known = steps.select("start_us", "running_depth", "waiting_depth").drop_nulls(["start_us", "running_depth"])
+    known = steps.select(DEPTH_COLUMNS).drop_nulls(["start_us", "running_depth"])
     known = known.sort("start_us")
     known = known.gather_every(max(1, -(-known.height // _MOST_STEPS)))
     depth = known["running_depth"] + known["waiting_depth"].fill_null(0)

@@ -12,7 +12,7 @@ import polars as pl
 
 from blis_replay.ingest.checks.registry import run_checks
 from blis_replay.ingest.recording import Recording
-from blis_replay.ingest.store_file import Store, open_store
+from blis_replay.ingest.store_file import Store, limit_writing, open_store
 from blis_replay.ingest.store_recordings import WriteOutcome, write_recording
 from blis_replay.ingest.token_layout import TokenLayout
 
@@ -69,6 +69,7 @@ def ingest_source(
     with read_recording(source, profile=profile, engine_file=engine_file, progress=progress) as recording:
         checked, layout = _checked(recording)
         with open_store(store_path) as store:
+            limit_writing(store)
             outcome = write_recording(store, checked, layout)
     return _outcome(checked, outcome, time.perf_counter() - begin)
 

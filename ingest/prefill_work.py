@@ -48,7 +48,7 @@ def _on_record(recording: Recording, rows: pl.DataFrame) -> pl.DataFrame:
         return rows.with_columns(
             pl.col("known_tokens").alias("work_tokens"), pl.lit(CACHING_OFF, _SOURCE).alias("hit_source")
         )
-    journeys = recording.lifecycles.select("journey", pl.col("core_request_id").alias("request_id"))
+    journeys = recording.lifecycles.whole(["journey", "core_request_id"]).rename({"core_request_id": "request_id"})
     # Only those of the steps in which admissions began: there can be many more snapshots.
     begun = rows.select("journey", "start_step").unique()
     shown = pl.concat(
@@ -57,7 +57,7 @@ def _on_record(recording: Recording, rows: pl.DataFrame) -> pl.DataFrame:
         .join(begun, on=["journey", "start_step"], how="semi")
         for part in recording.snapshots.frames(["step_id", "request_id", "computed_tokens"])
     )
-    first = recording.lifecycles.select("journey", pl.lit(False).alias("resumed"), "cached_prompt_tokens")
+    first = recording.lifecycles.whole(["journey", "cached_prompt_tokens"]).with_columns(pl.lit(False).alias("resumed"))
     joined = rows.join(
         shown.unique(["journey", "start_step"], keep="first"), on=["journey", "start_step"], how="left"
     ).join(first, on=["journey", "resumed"], how="left")
@@ -82,7 +82,7 @@ def _left_by_step(recording: Recording, rows: pl.DataFrame, chunks: ChunkSteps, 
         }
     )
     complete = (
-        one_a_step(recording.steps.select("step_id", *_STEP_COUNTS))
+        one_a_step(recording.steps.whole(["step_id", *_STEP_COUNTS]))
         .join(counts, on="step_id")
         .filter(
             pl.col("running_depth") == pl.col("running"),

@@ -95,7 +95,7 @@ def reconstruct(recording: Recording) -> Reconstruction:
     _refuse(admissions)
     frame = admissions.frame
     steps, decodes = _prefill_steps(frame), decodes_of(frame, is_asynchronous(recording))
-    sampled = one_a_step(recording.steps.select("step_id").drop_nulls())["step_id"].to_numpy()
+    sampled = one_a_step(recording.steps.whole(["step_id"]).drop_nulls())["step_id"].to_numpy()
     work = prefill_work(recording, frame, steps, batch_counts(frame, decodes, steps, sampled))
     chunks = _laid(recording, frame, steps, decodes, work)
     hit_tokens = frame["known_tokens"].to_numpy() - work["work_tokens"].to_numpy()

@@ -357,7 +357,7 @@ class Recording:
     prefix_hit_rate: float | None  # 0..1, of an aggregate such as the server log; not per request
     requests: pl.DataFrame  # REQUEST_SCHEMA
     token_events: TokenEvents | None  # its file lives as long as read_recording's context
-    steps: pl.DataFrame  # STEP_SCHEMA
+    steps: RowParts  # STEP_SCHEMA
     aggregates: pl.DataFrame  # AGGREGATE_SCHEMA
     clocks: tuple[Clock, ...]
     files: tuple[SourceFile, ...]
@@ -370,7 +370,7 @@ class Recording:
         default_factory=lambda: in_one_part(empty_frame(SNAPSHOT_SCHEMA))
     )  # by step and request
     load_profile: LoadProfile | None = None
-    lifecycles: pl.DataFrame = field(default_factory=lambda: empty_frame(LIFECYCLE_SCHEMA))
+    lifecycles: RowParts = field(default_factory=lambda: in_one_part(empty_frame(LIFECYCLE_SCHEMA)))
     # Those of a journey are in one part.  Parts in files live as long as read_recording's context.
     journey_events: RowParts = field(default_factory=lambda: in_one_part(empty_frame(JOURNEY_EVENT_SCHEMA)))
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import cast
 
 import polars as pl
 
@@ -20,12 +21,13 @@ class RowParts:
     """Rows of one schema in parts, in order.
 
     A part is a frame, or the path of an Arrow file that lives as long as the scratch folder in which it stands.
-    ``height``: rows of all parts.
+    ``height``: rows of all parts.  ``made``: columns that are worked out of those of the parts when they are read.
     """
 
     schema: Schema
     parts: tuple[pl.DataFrame | Path, ...]
     height: int
+    made: Mapping[str, pl.Expr] = field(default_factory=dict)
 
     def is_empty(self) -> bool:
         """Whether there are no rows."""
@@ -34,19 +36,30 @@ class RowParts:
     def frames(self, columns: Sequence[str] | None = None) -> Iterator[pl.DataFrame]:
         """One part after the other with these columns, or all; at least one."""
         names = list(self.schema) if columns is None else list(columns)
+        # Types that a file has narrower, such as names of events by number, become those of the schema.
+        wanted = [self.made.get(name, pl.col(name)).cast(self.schema[name]).alias(name) for name in names]
+        roots = list(dict.fromkeys(root for column in wanted for root in column.meta.root_names()))
         for part in self.parts:
-            if isinstance(part, pl.DataFrame):
-                yield part.select(names)
-            else:
-                # Types that the file has narrower, such as names of events by number, become those of the schema.
-                read = pl.read_ipc(part, columns=names)
-                yield read.select(pl.col(name).cast(self.schema[name]) for name in names)
+            yield (part if isinstance(part, pl.DataFrame) else _mapped(part, roots)).select(wanted)
         if not self.parts:
             yield pl.DataFrame(schema={name: self.schema[name] for name in names})
 
     def whole(self, columns: Sequence[str] | None = None) -> pl.DataFrame:
         """All parts as one frame."""
         return pl.concat(self.frames(columns))
+
+    def column(self, name: str) -> pl.Series:
+        """One column of all parts."""
+        return self.whole([name]).to_series()
+
+
+def _mapped(path: Path, columns: Sequence[str]) -> pl.DataFrame:
+    """Columns of an Arrow file where they are: pages of a file can go from memory, and are not copied."""
+    import pyarrow as pa
+
+    with pa.memory_map(str(path)) as source:
+        table = pa.ipc.open_file(source).read_all().select(list(columns))  # asked for alone, they would be copied
+    return cast("pl.DataFrame", pl.from_arrow(table))
 
 
 def in_one_part(frame: pl.DataFrame) -> RowParts:
@@ -113,10 +126,10 @@ def by_ranges(
     spans = [(low, high) for low, high in ((series.min(), series.max()) for series in keys)]
     for low, high in _ranges(pl.concat(keys), part_rows):
         within = []
-        for part, (first, last) in zip(rows.parts, spans, strict=True):
+        for part, of_part, (first, last) in zip(rows.parts, keys, spans, strict=True):
             if first is not None and first <= high and last >= low:  # type: ignore[operator]
-                (frame,) = RowParts(rows.schema, (part,), 0).frames()
-                within.append(frame.filter(key(frame.select(key_columns)).is_between(low, high)))
+                (frame,) = replace(rows, parts=(part,)).frames()
+                within.append(frame.filter(of_part.is_between(low, high)))
         yield pl.concat(within)
 
 
@@ -126,35 +139,3 @@ def _ranges(keys: pl.Series, part_rows: int) -> Iterator[tuple[int, int]]:
     lowest = ordered.gather_every(part_rows).unique(maintain_order=True).to_list()
     if lowest:
         yield from ((low, following - 1) for low, following in pairwise([*lowest, int(ordered[-1]) + 1]))
-
-
-def in_order(rows: RowParts, keys: Sequence[str]) -> pl.DataFrame:
-    """The rows as one frame by these keys, nulls last, equal ones as they stood.
-
-    It is put together column by column, so that parts in files are in memory only once.
-    """
-    order = rows.whole(keys).select(pl.arg_sort_by(keys, nulls_last=True, maintain_order=True)).to_series()
-    as_they_stand = order.is_sorted()
-    columns = (rows.whole([name]).to_series() for name in rows.schema)
-    return pl.DataFrame([column.rechunk() if as_they_stand else column.gather(order) for column in columns])
-
-
-def by_hash(rows: RowParts, column: str, folder: Path | None, name: str, part_rows: int) -> Iterator[pl.DataFrame]:
-    """The rows by a hash of a column, about ``part_rows`` at a time, all of one value together, as they stood."""
-    count = -(-rows.height // part_rows)
-    if folder is None or count <= 1:
-        yield rows.whole()
-        return
-    # Together they hold as much as one part.
-    writers = [PartWriter(rows.schema, folder, f"{name}-{part}", -(-part_rows // count)) for part in range(count)]
-    for frame in rows.frames():
-        which = frame[column].hash() % count
-        for part, writer in enumerate(writers):
-            writer.add(frame.filter(which == part))
-    for place, writer in enumerate(writers):
-        taken = writer.done()
-        writers[place] = PartWriter({}, None, "")  # lets go of what it held
-        yield taken.whole()
-        for path in taken.parts:
-            if isinstance(path, Path):
-                path.unlink()

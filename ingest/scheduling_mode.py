@@ -16,12 +16,12 @@ def is_asynchronous(recording: Recording) -> bool:
     return setting is not None and bool(setting.value)
 
 
-def detected_async(steps: pl.DataFrame, journey_events: RowParts) -> bool | None:
+def detected_async(steps: RowParts, journey_events: RowParts) -> bool | None:
     """Whether the output of most steps was processed only after the next one had begun; ``None`` if nothing tells.
 
     ``steps``: ``STEP_SCHEMA``; ``journey_events``: ``JOURNEY_EVENT_SCHEMA``.
     """
-    begun, ended = [steps.select("step_id", "start_us").drop_nulls()], []
+    begun, ended = [steps.whole(["step_id", "start_us"]).drop_nulls()], []
     for part in journey_events.frames(_COLUMNS):
         events = part.drop_nulls(["step_id", "time_us"])
         begun.append(events.filter(inside_schedule()).select("step_id", pl.col("time_us").alias("start_us")))

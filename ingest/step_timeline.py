@@ -70,7 +70,7 @@ class StepAnchors:
 
 def step_anchors(recording: Recording) -> StepAnchors:
     """The anchors of a recording's step clock; as large as its records, whatever their step ids."""
-    sampled = one_a_step(recording.steps.select("step_id", "start_us").drop_nulls())
+    sampled = one_a_step(recording.steps.whole(["step_id", "start_us"]).drop_nulls())
     events = _event_anchors(recording.journey_events, is_asynchronous(recording))
     lags = _lags(sampled, events)
     taken_off = pl.when(pl.col("steps") >= _FEWEST_LAGS).then(pl.col("lag_us")).otherwise(0)
@@ -81,7 +81,8 @@ def step_anchors(recording: Recording) -> StepAnchors:
         [sampled.with_columns(pl.lit(SAMPLED, TIMELINE_SCHEMA["source"]).alias("source")), placed.drop("lag")]
     )
     best = one_a_step(every.sort("source", maintain_order=True))
-    known = [recording.steps["step_id"], *(part["step_id"] for part in recording.journey_events.frames(["step_id"]))]
+    both = (recording.steps, recording.journey_events)
+    known = (part["step_id"] for rows in both for part in rows.frames(["step_id"]))
     last = max(int(ids.max() or 0) for ids in known)  # type: ignore[arg-type]
     begun = best.filter(pl.col("step_id").is_between(1, last))
     kept = _in_order(begun)

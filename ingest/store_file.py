@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 3
 # By default DuckDB takes most of the machine's memory for its buffers, and keeps in them what it once read.
 _MEMORY = "400MB"
+_WRITING_MEMORY = "200MB"
 
 _SCHEMA = ("schema.sql", "schema_journeys.sql", "schema_token_events.sql")
 # An older version -> what brings its file to the next one.
@@ -65,6 +66,15 @@ def open_store(path: Path | str, *, read_only: bool = False) -> Iterator[Store]:
         raise StoreError(f"{path}: {_why_not_opened(path, one_line(error))}") from error
     finally:
         connection.close()
+
+
+def limit_writing(store: Store) -> None:
+    """Keep less of what is written in memory than of what is read, and write with one thread.
+
+    Rows come as one stream: further threads would have buffers of their own and wait for one another.
+    """
+    store.connection.execute("SET memory_limit = ?", [_WRITING_MEMORY])
+    store.connection.execute("SET threads = 1")
 
 
 @contextmanager

@@ -144,9 +144,9 @@ def read_stored(store: Store, slug: str) -> Recording:
         prefix_hit_rate=row["prefix_hit_rate"],
         requests=_frame(store, "requests", slug, REQUEST_SCHEMA, "request_index"),
         token_events=None,
-        steps=_frame(store, "steps", slug, STEP_SCHEMA, "start_us, step_id"),
+        steps=in_one_part(_frame(store, "steps", slug, STEP_SCHEMA, "start_us, step_id")),
         snapshots=in_one_part(_frame(store, "snapshots", slug, SNAPSHOT_SCHEMA, "step_id, request_id")),
-        lifecycles=_frame(store, "lifecycles", slug, LIFECYCLE_SCHEMA, "journey"),
+        lifecycles=in_one_part(_frame(store, "lifecycles", slug, LIFECYCLE_SCHEMA, "journey")),
         journey_events=in_one_part(_frame(store, "journey_events", slug, JOURNEY_EVENT_SCHEMA, "rowid")),
         aggregates=_frame(store, "aggregates", slug, AGGREGATE_SCHEMA, "stage, metric, statistic"),
         clocks=tuple(Clock(*r) for r in _rows(store, _CLOCK, "clocks", slug, "position")),
@@ -250,11 +250,11 @@ def _insert(
         [(slug, i, *astuple(clock)) for i, clock in enumerate(recording.clocks)],
     )
     _insert_files(connection, recording)
-    _insert_frame(connection, "requests", slug, recording.requests, REQUEST_SCHEMA)
-    _insert_frame(connection, "aggregates", slug, recording.aggregates, AGGREGATE_SCHEMA)
-    _insert_frame(connection, "steps", slug, recording.steps, STEP_SCHEMA)
+    _insert_parts(connection, "requests", slug, in_one_part(recording.requests), REQUEST_SCHEMA)
+    _insert_parts(connection, "aggregates", slug, in_one_part(recording.aggregates), AGGREGATE_SCHEMA)
+    _insert_parts(connection, "steps", slug, recording.steps, STEP_SCHEMA)
     _insert_parts(connection, "snapshots", slug, recording.snapshots, SNAPSHOT_SCHEMA)
-    _insert_frame(connection, "lifecycles", slug, recording.lifecycles, LIFECYCLE_SCHEMA)
+    _insert_parts(connection, "lifecycles", slug, recording.lifecycles, LIFECYCLE_SCHEMA)
     _insert_parts(connection, "journey_events", slug, recording.journey_events, JOURNEY_EVENT_SCHEMA)
     if recording.token_events is not None:
         insert_token_events(connection, slug, recording.token_events, recording.requests, layout)
@@ -317,16 +317,6 @@ def _insert_rows(connection: duckdb.DuckDBPyConnection, table: str, rows: Sequen
     if rows:
         marks = ", ".join("?" * len(rows[0]))
         connection.executemany(f"INSERT INTO {table} VALUES ({marks})", rows)  # noqa: S608
-
-
-def _insert_frame(
-    connection: duckdb.DuckDBPyConnection,
-    table: str,
-    slug: str,
-    frame: pl.DataFrame,
-    schema: dict[str, type[pl.DataType]],
-) -> None:
-    _insert_parts(connection, table, slug, in_one_part(frame), schema)
 
 
 def _insert_parts(

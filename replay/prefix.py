@@ -97,7 +97,7 @@ def estimate_prefix(recording: Recording, prompts: Int64s | None = None) -> Pref
 
 def _from_journeys(recording: Recording, prompts: Int64s) -> PrefixEstimate | None:
     """By the tokens that the steps of an admission have left for it; None where no step tells."""
-    journeys = recording.lifecycles.drop_nulls("request_index").select("journey", "request_index")
+    journeys = recording.lifecycles.whole(["journey", "request_index"]).drop_nulls("request_index")
     if journeys.is_empty():
         return None
     try:

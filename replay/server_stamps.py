@@ -37,7 +37,7 @@ def server_stamps(recording: Recording) -> ServerStamps:
     """The server's stamps: of its journeys, else laid out from the durations that its spans carry."""
     requests = recording.requests
     ok = (requests["status"] == "ok").to_numpy()
-    journeys = recording.lifecycles.drop_nulls("request_index")
+    journeys = recording.lifecycles.whole().drop_nulls("request_index")
     if journeys.height:
         own = requests.select("request_index").join(
             journeys.unique("request_index", keep="none"), on="request_index", how="left", maintain_order="left"

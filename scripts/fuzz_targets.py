@@ -123,7 +123,8 @@ def _otlp_record(content: bytes, folder: Path) -> None:
     batch = rows.batch("line")
     _check(len(batch.spans) <= steps, "more rows than spans")
     _check(len(batch.spans) + file.tally.rejected_count >= steps, "a span was lost")
-    _check(batch.events["span_row"].is_between(0, len(batch.spans) - 1).all(), "an event of no span")
+    for events in (batch.steps, batch.snapshots, batch.journey_events):
+        _check(events["span_row"].is_between(0, len(batch.spans) - 1).all(), "an event of no span")
 
 
 def _requests(form: RequestFormat, content: bytes, folder: Path) -> None:

@@ -17,7 +17,14 @@ from blis_replay.blis.release import ModelEntry
 from blis_replay.fixtures.synthetic import SyntheticExperiment, generate
 from blis_replay.fixtures.truth_frames import recording_of
 from blis_replay.ingest.ingest import ingest_recording
-from blis_replay.ingest.recording import JOURNEY_EVENT_SCHEMA, SharedPrefix, Stage, empty_frame
+from blis_replay.ingest.recording import (
+    JOURNEY_EVENT_SCHEMA,
+    LIFECYCLE_SCHEMA,
+    STEP_SCHEMA,
+    SharedPrefix,
+    Stage,
+    empty_frame,
+)
 from blis_replay.ingest.row_parts import in_one_part
 from blis_replay.ingest.store import Store, open_store
 from blis_replay.replay.release_file import load_release
@@ -40,8 +47,8 @@ def write_store(path: Path, experiments: int = EXPERIMENTS, requests: int = REQU
 def _add(store: Store, number: int, spec: SyntheticExperiment, token_file: Path) -> None:
     recording = recording_of(generate(spec), token_file if number % _TOKENS_EVERY == 0 else None)
     if number % _TRACED_EVERY:
-        nothing = {"steps": recording.steps.clear(), "lifecycles": recording.lifecycles.clear()}
-        recording = replace(recording, **nothing, journey_events=in_one_part(empty_frame(JOURNEY_EVENT_SCHEMA)))
+        schemas = {"steps": STEP_SCHEMA, "lifecycles": LIFECYCLE_SCHEMA, "journey_events": JOURNEY_EVENT_SCHEMA}
+        recording = replace(recording, **{name: in_one_part(empty_frame(kind)) for name, kind in schemas.items()})
     ingest_recording(store, recording)
 
 

@@ -16,6 +16,7 @@ from blis_replay.ingest.recording import (
     Stage,
     empty_frame,
 )
+from blis_replay.ingest.row_parts import in_one_part
 
 ENGINE = {
     "max_num_seqs": 128,
@@ -64,7 +65,7 @@ def make_recording(
         prefix_hit_rate=prefix_hit_rate,
         requests=requests,
         token_events=None,
-        steps=empty_frame(STEP_SCHEMA),
+        steps=in_one_part(empty_frame(STEP_SCHEMA)),
         aggregates=empty_frame(AGGREGATE_SCHEMA),
         clocks=(),
         files=(),

@@ -77,7 +77,7 @@ def experiments(store: StorePath = None) -> pl.DataFrame:
 
 
 def recording(name: str, store: StorePath = None) -> Recording:
-    """The recording itself; ``.requests``, ``.steps``, ``.lifecycles``, ``.aggregates`` are frames."""
+    """The recording itself; ``.requests`` and ``.aggregates`` are frames, ``.steps.whole()`` and others too."""
     return stored_experiment(_store(store), name)
 
 

@@ -115,7 +115,7 @@ def stage_windows(recording: Recording) -> tuple[Window, ...]:
 def _whole_run(recording: Recording) -> tuple[Window, ...]:
     times = recorded_requests(recording)["arrival_us"].drop_nulls()
     if times.is_empty():
-        times = recording.steps["start_us"].drop_nulls()
+        times = recording.steps.column("start_us").drop_nulls()
     if times.is_empty():
         return ()
     low, high = int(times.min()), int(times.max())  # type: ignore[arg-type]
@@ -152,7 +152,8 @@ def seconds(window: Window) -> str:
 def steps_in(recording: Recording, window: Window, *columns: str) -> pl.DataFrame:
     """``steps_by_start`` inside a window, on the experiment's own time (see ``recording.Clock.placed``)."""
     inside = (pl.col("start_us") >= window.start_us) & (pl.col("start_us") < window.end_us)
-    return _by_start(_columns_of(recording, columns).filter(inside))
+    parts = recording.steps.frames(["step_id", "start_us", *columns])
+    return _by_start(pl.concat(part.filter(inside) for part in parts))
 
 
 def steps_by_start(recording: Recording, *columns: str) -> pl.DataFrame:
@@ -160,11 +161,7 @@ def steps_by_start(recording: Recording, *columns: str) -> pl.DataFrame:
 
     There can be millions of steps: only what is looked at is put in order.
     """
-    return _by_start(_columns_of(recording, columns))
-
-
-def _columns_of(recording: Recording, columns: tuple[str, ...]) -> pl.DataFrame:
-    return recording.steps.select("step_id", "start_us", *columns)
+    return _by_start(recording.steps.whole(["step_id", "start_us", *columns]))
 
 
 def _by_start(steps: pl.DataFrame) -> pl.DataFrame:

@@ -76,7 +76,7 @@ def uncached_prompt_tokens(recording: Recording) -> float | None:
 
 def _prefill_tokens(recording: Recording) -> pl.DataFrame:
     """``step_id`` and ``prefill_tokens``, one row a step."""
-    return one_a_step(recording.steps.select("step_id", "prefill_tokens").drop_nulls())
+    return one_a_step(recording.steps.whole(["step_id", "prefill_tokens"]).drop_nulls())
 
 
 def _from_steps(recording: Recording, requests: pl.DataFrame, prompts: pl.DataFrame) -> Finding | None:

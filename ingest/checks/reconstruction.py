@@ -85,7 +85,7 @@ class _Compared:
     @staticmethod
     def of(recording: Recording, built: Reconstruction) -> _Compared:
         first, last = built.step_range()
-        recorded = one_a_step(recording.steps.select("step_id", *_SAME).drop_nulls())
+        recorded = one_a_step(recording.steps.whole(["step_id", *_SAME]).drop_nulls())
         recorded = recorded.filter(pl.col("step_id").is_between(first, last)).rename(_RECORDED)
         totals = reconstructed_steps(built, recorded["step_id"].to_numpy())
         equal = pl.all_horizontal(pl.col(_RECORDED[name]) == pl.col(same) for name, same in _SAME.items())

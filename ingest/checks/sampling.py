@@ -76,7 +76,7 @@ def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
 
 
 def _step_ids(recording: Recording) -> NDArray[np.int64]:
-    return one_a_step(recording.steps.select("step_id").drop_nulls())["step_id"].to_numpy()
+    return one_a_step(recording.steps.whole(["step_id"]).drop_nulls())["step_id"].to_numpy()
 
 
 def _gaps(ids: NDArray[np.int64]) -> Measured:
@@ -104,7 +104,7 @@ def _favour(recording: Recording, ids: NDArray[np.int64]) -> Measured:
     """Whether some times or some depths were sampled more than others."""
     rates = _rates(ids)
     pairs = (
-        recording.steps.select("step_id", "running_depth")
+        recording.steps.whole(["step_id", "running_depth"])
         .drop_nulls()
         .pipe(one_a_step)
         .select(
@@ -124,7 +124,7 @@ def _decoded(recording: Recording, ids: NDArray[np.int64]) -> Measured:
     """Decode tokens a request by the steps, scaled by the rate, and by the requests' own lengths."""
     completed = completed_requests(recording)
     length = true_output_tokens(recording)
-    sampled = one_a_step(recording.steps.select("step_id", "decode_tokens"))["decode_tokens"]
+    sampled = one_a_step(recording.steps.whole(["step_id", "decode_tokens"]))["decode_tokens"]
     if length is None or not length > 1 or completed.height < max(1, recorded_requests(recording).height):
         return {}
     if sampled.null_count() or not sampled.sum():

@@ -8,13 +8,14 @@ from blis_replay.ingest.scan.otlp_rows import NULL, Int64s
 
 
 @entry
-def turn_rows(rows: Int64s, columns: Int64s, known: Int64s) -> None:
-    """Fill ``columns`` (int64[fields, rows]) from ``rows``, and count what is not null of each (from 0)."""
-    for row in range(rows.shape[0]):
-        for field in range(rows.shape[1]):
-            value = rows[row, field]
-            columns[field, row] = value
-            known[field] += value != NULL
+def turn_rows(rows: Int64s, chosen: Int64s, fields: Int64s, columns: Int64s, known: Int64s) -> None:
+    """Fill ``columns`` (int64[fields, chosen]) with some fields of some rows, and count what is not null (from 0)."""
+    for place in range(len(chosen)):
+        row = chosen[place]
+        for column in range(len(fields)):
+            value = rows[row, fields[column]]
+            columns[column, place] = value
+            known[column] += value != NULL
 
 
 @entry

@@ -147,4 +147,6 @@ def recording(**fields: Any) -> Recording:
         "files": (SourceFile("trace.csv", "TraceV2", 1000, "aa", 3, 1, (("line 3", "not a number"),)),),
         "missing": ("no step records",),
     }
-    return Recording(**(defaults | fields))
+    given = defaults | fields
+    in_parts = {name: in_one_part(value) for name, value in given.items() if name in ("steps", "lifecycles")}
+    return Recording(**(given | in_parts))

@@ -144,8 +144,8 @@ def test_the_constructed_stamps_of_the_h100_records_are_too_early(data_pack: Pat
     """NOTES, layout: about 0.89, 0.78 and 0.11 s, which were matched by eye; the interval is of 30 ms at most."""
     with read_recording(data_pack / "h100" / slug) as recording:
         (clock,) = [clock for clock in recording.clocks if clock.name == "step"]
-        first_us = recording.steps["start_us"][0]
-        found, _why = estimate_offset(recording.steps, recording.requests)
+        first_us = recording.steps.column("start_us")[0]
+        found, _why = estimate_offset(recording.steps.whole(), recording.requests)
         assert not [line for line in recording.missing if "clock" in line]
     assert clock.placed == "estimated from depth"
     assert clock.stamped_zero_us is not None

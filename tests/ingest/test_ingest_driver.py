@@ -121,7 +121,7 @@ def test_cycles_and_littles_law_by_stage_are_the_published_ones(
 def test_cycles_in_the_published_windows_are_equal(ingested: Path, name: str, published: list[tuple[int, int]]) -> None:
     """NOTES, section 2: 20 to 590 s and 620 to 1190 s after the first sampled step; cycle and duration in us."""
     with open_store(ingested, read_only=True) as store:
-        steps = read_stored(store, resolve(list_experiments(store), name)).steps
+        steps = read_stored(store, resolve(list_experiments(store), name)).steps.whole()
     since_us = pl.col("start_us") - pl.col("start_us").min()
     for (low_s, high_s), (cycle, duration_us) in zip([(20, 590), (620, 1190)], published, strict=True):
         window = steps.filter(since_us.is_between(low_s * 10**6, high_s * 10**6, closed="left"))
@@ -136,7 +136,7 @@ def test_the_step_clock_has_the_recorded_starts_and_their_cycles(ingested: Path,
     them the timeline has their mean cycle."""
     with open_store(ingested, read_only=True) as store:
         recording = read_stored(store, resolve(list_experiments(store), name))
-    timeline, steps = step_timeline(recording), recording.steps.sort("step_id")
+    timeline, steps = step_timeline(recording), recording.steps.whole().sort("step_id")
     known = timeline.filter(pl.col("source") == SAMPLED)
     assert known.select("step_id", "start_us").rows() == steps.select("step_id", "start_us").rows()
     assert timeline.height == steps["step_id"][-1] - steps["step_id"][0] + 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from blis_replay.ingest.row_parts import PartWriter, RowParts, by_hash, by_ranges, in_one_part, in_order
+from blis_replay.ingest.row_parts import PartWriter, RowParts, by_ranges, in_one_part
 
 SCHEMA = {"key": pl.Int64, "name": pl.String, "row": pl.Int64}
 rows = st.lists(st.tuples(st.none() | st.integers(-5, 5), st.none() | st.sampled_from("abc")), max_size=40)
@@ -58,22 +59,17 @@ def test_ranges_of_a_key_follow_each_other_and_keep_the_order_within(
 
 @quick
 @given(values=rows, part_rows=st.integers(1, 7))
-def test_rows_of_one_name_come_together_and_in_order(tmp_path: Path, values: list, part_rows: int) -> None:
+def test_columns_that_are_made_are_worked_out_of_those_of_the_parts(
+    tmp_path: Path, values: list, part_rows: int
+) -> None:
+    """A third of ``row`` and twice ``key``, neither of which stands in a file; ``name`` is not read for them."""
     frame = framed(values)
-    parts = list(by_hash(in_parts(frame, tmp_path, part_rows), "name", tmp_path, "by-name", part_rows))
-    assert pl.concat(parts).sort("row").equals(frame)
-    for part in parts:
-        assert part["row"].is_sorted()
-    of_part = [set(part["name"].to_list()) for part in parts]
-    assert sum(map(len, of_part)) == len(set().union(*of_part))
-
-
-@quick
-@given(values=rows, part_rows=st.integers(1, 7))
-def test_parts_are_put_in_order_as_one_frame(tmp_path: Path, values: list, part_rows: int) -> None:
-    frame = framed(values)
-    ordered = in_order(in_parts(frame, tmp_path, part_rows), ["name", "key"])
-    assert ordered.equals(frame.sort("name", "key", nulls_last=True, maintain_order=True))
+    parts = in_parts(frame, tmp_path, part_rows)
+    made = {"twice": 2 * pl.col("key"), "third": pl.col("row") // 3}
+    worked_out = replace(parts, schema={"third": pl.Int64, "twice": pl.Int64, "name": pl.String}, made=made)
+    expected = frame.select((pl.col("row") // 3).alias("third"), (2 * pl.col("key")).alias("twice"), "name")
+    assert worked_out.whole().equals(expected)
+    assert worked_out.column("twice").to_list() == [None if key is None else 2 * key for key, _name in values]
 
 
 def test_only_the_last_part_stays_in_memory(tmp_path: Path) -> None:

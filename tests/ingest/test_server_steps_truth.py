@@ -153,7 +153,7 @@ def test_requests_without_a_journey_are_all_that_is_missing(data_pack: Path, rec
     found = beside_truth(data_pack, "fcfs-async", recordings["fcfs-async"])
     requests = pl.read_csv(data_pack / "vllm-traces" / "fcfs-async" / "requests.csv")
     lost = requests.filter(
-        ~pl.col("core_request_id").is_in(recordings["fcfs-async"].lifecycles["core_request_id"].implode())
+        ~pl.col("core_request_id").is_in(recordings["fcfs-async"].lifecycles.column("core_request_id").implode())
     )
     assert lost.height == 5
     # Asynchronously a request stands in the running list one step longer than it runs.
@@ -182,7 +182,7 @@ def test_chunks_follow_the_snapshots(recordings: dict[str, Recording]) -> None:
     """long-prompts-sync: 3 to 5 chunks a prompt, and the snapshots of every sampled step say how far each one was."""
     recording = recordings["long-prompts-sync"]
     rows = pl.concat(reconstructed_batches(reconstruct(recording)))
-    ids = recording.lifecycles.select("journey", pl.col("core_request_id").alias("request_id"))
+    ids = recording.lifecycles.whole(["journey", "core_request_id"]).rename({"core_request_id": "request_id"})
     seen = (
         recording.snapshots.whole()
         .join(ids, on="request_id")

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blis_replay.ingest.errors import ReconstructionError
+from blis_replay.ingest.row_parts import in_one_part
 from blis_replay.ingest.scheduling_mode import detected_async
 from blis_replay.ingest.step_timeline import SAMPLED, step_anchors, step_timeline
 
@@ -99,7 +100,7 @@ def test_outputs_processed_after_the_next_step_began_are_asynchronous_scheduling
     records = steps([1000, 2000, 3000])
     for time_us, asynchronous in ((1900, False), (2900, True)):
         made = journeys([event("FIRST_TOKEN", time_us, 1)], lifecycles=[])
-        assert detected_async(records, made.journey_events) is asynchronous
+        assert detected_async(in_one_part(records), made.journey_events) is asynchronous
     # What became of a cancelled request is not processed as output.
     cancelled = journeys([event("FINISHED", 2900, 1, finish_status="aborted")], lifecycles=[])
-    assert detected_async(records, cancelled.journey_events) is None
+    assert detected_async(in_one_part(records), cancelled.journey_events) is None

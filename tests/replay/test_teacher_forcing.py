@@ -34,8 +34,8 @@ def client_only(recording: Recording) -> Recording:
     return replace(
         recording,
         requests=recording.requests.with_columns(spans),
-        steps=empty_frame(STEP_SCHEMA),
-        lifecycles=empty_frame(LIFECYCLE_SCHEMA),
+        steps=in_one_part(empty_frame(STEP_SCHEMA)),
+        lifecycles=in_one_part(empty_frame(LIFECYCLE_SCHEMA)),
         journey_events=in_one_part(empty_frame(JOURNEY_EVENT_SCHEMA)),
     )
 

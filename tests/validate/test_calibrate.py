@@ -15,7 +15,8 @@ from blis_replay.blis.release_text import format_release
 from blis_replay.fixtures.synthetic import generate, write_experiment
 from blis_replay.fixtures.truth import SyntheticExperiment
 from blis_replay.ingest.assemble import read_recording
-from blis_replay.ingest.recording import Finding, Recording, Setting, SharedPrefix, Stage
+from blis_replay.ingest.recording import STEP_SCHEMA, Finding, Recording, Setting, SharedPrefix, Stage, empty_frame
+from blis_replay.ingest.row_parts import in_one_part
 from blis_replay.replay.release_file import load_release
 from blis_replay.validate.calibration.calibrate import DataChoice, ModelFit, Options, calibrate
 from blis_replay.validate.calibration.cycle_rows import CycleRows
@@ -176,7 +177,11 @@ def test_a_stall_does_not_bend_the_line() -> None:
 def test_without_steps_or_latencies_there_is_nothing_to_fit(busy: Recording) -> None:
     import polars as pl
 
-    empty = replace(busy, steps=busy.steps.clear(), requests=busy.requests.with_columns(ttft_us=pl.lit(None, pl.Int64)))
+    empty = replace(
+        busy,
+        steps=in_one_part(empty_frame(STEP_SCHEMA)),
+        requests=busy.requests.with_columns(ttft_us=pl.lit(None, pl.Int64)),
+    )
     with pytest.raises(ValidateError, match="no steps or latencies to fit"):
         fitted(empty)
 

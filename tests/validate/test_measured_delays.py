@@ -10,7 +10,8 @@ import pytest
 
 from blis_replay.fixtures.bundled import bundled_recording
 from blis_replay.ingest.assemble import read_recording
-from blis_replay.ingest.recording import LIFECYCLE_SCHEMA, Recording
+from blis_replay.ingest.recording import LIFECYCLE_SCHEMA, Recording, empty_frame
+from blis_replay.ingest.row_parts import in_one_part
 from blis_replay.validate.calibration.delays import measured_delays
 
 # Three requests of 11 tokens, 10 ms apart: the first alone, the others together, one second later.
@@ -37,7 +38,7 @@ def journeys() -> Recording:
         arrival_us=pl.Series(ARRIVED_US), e2e_us=pl.Series(e2e_us), ttft_us=pl.lit(None, pl.Int64)
     )
     full = {name: columns.get(name, [None] * 3) for name in LIFECYCLE_SCHEMA}
-    return replace(made, requests=requests, lifecycles=pl.DataFrame(full, schema=LIFECYCLE_SCHEMA))
+    return replace(made, requests=requests, lifecycles=in_one_part(pl.DataFrame(full, schema=LIFECYCLE_SCHEMA)))
 
 
 def test_half_a_cycle_of_waiting_for_the_engine_is_no_delay() -> None:
@@ -54,7 +55,7 @@ def test_the_way_back_is_measured_too() -> None:
 
 def test_without_stamps_nothing_is_measured() -> None:
     recording = journeys()
-    assert measured_delays([replace(recording, lifecycles=recording.lifecycles.clear())]) == {}
+    assert measured_delays([replace(recording, lifecycles=in_one_part(empty_frame(LIFECYCLE_SCHEMA)))]) == {}
 
 
 @pytest.mark.realdata

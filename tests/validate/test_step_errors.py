@@ -11,6 +11,7 @@ import pytest
 from blis_replay.blis.latency import LatencyModel, Regime, RegimeModel
 from blis_replay.fixtures.bundled import bundled_recording
 from blis_replay.ingest.recording import STEP_SCHEMA, Recording
+from blis_replay.ingest.row_parts import in_one_part
 from blis_replay.ingest.store import Store, read_stored
 from blis_replay.validate.calibration.step_errors import (
     RecordedSteps,
@@ -36,7 +37,8 @@ def recording_with(step_id: list[int], start_us: list[int], prefill: list[int], 
     columns = {"step_id": step_id, "start_us": start_us, "prefill_tokens": prefill, "decode_tokens": decode}
     full = {name: columns.get(name, [100] * len(step_id)) for name in STEP_SCHEMA}
     return replace(
-        bundled_recording("20260218-150304-codellama-34b-tp2-general"), steps=pl.DataFrame(full, schema=STEP_SCHEMA)
+        bundled_recording("20260218-150304-codellama-34b-tp2-general"),
+        steps=in_one_part(pl.DataFrame(full, schema=STEP_SCHEMA)),
     )
 
 
@@ -80,7 +82,7 @@ def test_a_cycle_in_which_the_engine_may_have_idled_is_no_step_time() -> None:
     """Three steps in a row, of which the second ran 3 requests: only the first cycle is sure to have no pause."""
     steps = recording_with([1, 2, 3], [0, 8_000, 2_000_000], [0, 0, 0], [7, 8, 9])
     depth = pl.Series("running_depth", [4, 3, 4])
-    targets = step_targets(replace(steps, steps=steps.steps.with_columns(depth)))
+    targets = step_targets(replace(steps, steps=in_one_part(steps.steps.whole().with_columns(depth))))
     assert targets.cycle.time_us.tolist() == [8_000]
     assert targets.cycle_after.time_us.tolist() == [8_000, 1_992_000]
 

@@ -55,9 +55,9 @@ def client_only(recording: Recording) -> Recording:
     """The same without anything of the server."""
     return replace(
         recording,
-        lifecycles=empty_frame(LIFECYCLE_SCHEMA),
+        lifecycles=in_one_part(empty_frame(LIFECYCLE_SCHEMA)),
         journey_events=in_one_part(empty_frame(JOURNEY_EVENT_SCHEMA)),
-        steps=empty_frame(STEP_SCHEMA),
+        steps=in_one_part(empty_frame(STEP_SCHEMA)),
         requests=recording.requests.with_columns(prefill_us=pl.lit(None, pl.Int64)),
     )
 

@@ -69,7 +69,7 @@ def test_preemptions_begin_and_end_with_the_steps_of_the_truth(recorded: tuple[R
     truth = pl.read_csv(
         source / "requests.csv", schema_overrides={"preempted_steps": pl.String, "resumed_steps": pl.String}
     )
-    places = recording.lifecycles.select("api_request_id", "request_index")
+    places = recording.lifecycles.whole(["api_request_id", "request_index"])
     truth = truth.filter(pl.col("num_preemptions") > 0).join(places, on="api_request_id")
     expected = [
         (place, at_us[int(preempted)], at_us[int(resumed)])

@@ -123,7 +123,7 @@ def _inputs(recording: Recording, mode: ReplayMode) -> list[Component]:
 
 def _kv_blocks(recording: Recording) -> list[Component]:
     """The number of KV blocks, where step records count another than the engine is told of."""
-    counted, told = recording.steps["kv_blocks_total"].drop_nulls(), recording.engine.get("num_gpu_blocks")
+    counted, told = recording.steps.column("kv_blocks_total").drop_nulls(), recording.engine.get("num_gpu_blocks")
     if counted.is_empty() or told is None:
         return []
     blocks = int(counted.max()) + 1  # type: ignore[arg-type]  # the null block is not counted

@@ -29,7 +29,7 @@ def measured_delays(recordings: Sequence[Recording], seed: int = SEED) -> dict[s
     Pre-queue: arrival to queued in journeys less the wait for the engine's turn, else TTFT less queue and
     prefill time of the server.  Post-request: last token in the engine to answer sent, in journeys.
     """
-    journeys = pl.concat([recording.lifecycles for recording in recordings])
+    journeys = pl.concat([recording.lifecycles.whole() for recording in recordings])
     requests = pl.concat([recording.requests for recording in recordings])
     served = journeys.filter(pl.col("status") == "ok")
     sources = {
@@ -63,7 +63,7 @@ def _pre_queue_us(recording: Recording) -> Floats:
     it on average, which the simulator's own loop adds again.  The cycle is the mean gap of the request's own tokens.
     """
     stamps = ("arrived_us", "queued_us", "first_token_us", "finished_us")
-    journeys = recording.lifecycles.filter((pl.col("status") == "ok") & (pl.col("output_tokens") > 1))
+    journeys = recording.lifecycles.whole().filter((pl.col("status") == "ok") & (pl.col("output_tokens") > 1))
     stamped = journeys.drop_nulls(stamps)
     arrived, queued, first, finished = (stamped[name].to_numpy() for name in stamps)
     cycle_us = (finished - first) / (stamped["output_tokens"].to_numpy() - 1)

@@ -94,7 +94,7 @@ class StepError:
 
 def step_targets(recording: Recording) -> StepTargets:
     """The targets of a recording.  Raises ``ValidateError`` without two consecutive sampled steps of a busy engine."""
-    steps = recording.steps.unique("step_id").sort("step_id")
+    steps = recording.steps.whole().unique("step_id").sort("step_id")
     step_id, start_us = steps["step_id"].to_numpy(), steps["start_us"].to_numpy()
     batch = _batches(recording, steps)
     apart, elapsed_us = np.diff(step_id), np.diff(start_us)

@@ -91,7 +91,7 @@ def depth_over_time(run: ReplayRun, compared: NDArray[np.bool_]) -> DepthOverTim
 
     None where the recording has neither step records on the requests' clock nor latencies.
     """
-    steps = run.recording.steps.drop_nulls(["start_us", "running_depth", "waiting_depth"])
+    steps = run.recording.steps.whole(["start_us", "running_depth", "waiting_depth"]).drop_nulls()
     loose = any(clock.name == "step" and clock.placed == NOT_KNOWN for clock in run.recording.clocks)
     if steps.height and not loose:
         return _of_steps(run, steps)

@@ -63,9 +63,9 @@ def step_cycles(run: ReplayRun) -> StepCycles | None:
 
 def recorded_cycles(recording: Recording) -> tuple[Int64s, Int64s]:
     """Running requests in the later of two consecutive recorded steps, and us from start to start; while busy."""
-    known = recording.steps.drop_nulls(["step_id", "start_us", "running_depth"])
-    steps = one_a_step(known.select("step_id", "start_us", "running_depth"))
-    step_id, start_us, depth = (steps[name].to_numpy() for name in ("step_id", "start_us", "running_depth"))
+    names = ["step_id", "start_us", "running_depth"]
+    steps = one_a_step(recording.steps.whole(names).drop_nulls())
+    step_id, start_us, depth = (steps[name].to_numpy() for name in names)
     later = np.flatnonzero(np.diff(step_id) == 1) + 1
     cycle_us = start_us[later] - start_us[later - 1]
     usable = (depth[later - 1] >= _BUSY_DEPTH) & (cycle_us > 0)

@@ -48,7 +48,7 @@ def observed_preemptions(recording: Recording, step_starts: pl.DataFrame) -> pl.
     later = 2 if is_asynchronous(recording) else 1
     ends = admissions_of(recording).frame.select("journey", "start_step", pl.col("prefill_end_step") + later)
     starts = step_starts.select(pl.col("step_id").alias("prefill_end_step"), pl.col("start_us").alias("token_us"))
-    owners = recording.lifecycles.select("journey", "request_index").drop_nulls()
+    owners = recording.lifecycles.whole(["journey", "request_index"]).drop_nulls()
     return (
         preempted.join(owners, on="journey")
         .join(ends, on=["journey", "start_step"], how="left")

@@ -88,7 +88,7 @@ def observed_steps(recording: Recording) -> tuple[pl.DataFrame, pl.DataFrame]:
     Empty without a step clock that is tied to that of the requests.  Between recorded calls steps lie evenly.
     """
     starts = timeline_of(placed_anchors(recording))
-    records = one_a_step(recording.steps).select(
+    records = one_a_step(recording.steps.whole()).select(
         pl.col("step_id").alias("step"),
         *_COMPOSITION,
         pl.col("running_depth").alias("running"),
@@ -101,7 +101,7 @@ def observed_steps(recording: Recording) -> tuple[pl.DataFrame, pl.DataFrame]:
 
 def observed_counters(recording: Recording) -> pl.DataFrame:
     """``COUNTER_SCHEMA`` of the step records, none if their clock is not tied to that of the requests."""
-    steps = one_a_step(recording.steps)
+    steps = one_a_step(recording.steps.whole())
     if placed_anchors(recording).frame.is_empty():
         steps = steps.clear()
     free = 1 - pl.col("kv_blocks_free") / pl.col("kv_blocks_total")

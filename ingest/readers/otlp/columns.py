@@ -43,7 +43,11 @@ API_EVENTS = (
     "api.DEPARTED",
     "api.ABORTED",
 )
+# What a record of a file is called, by its framing.
+UNITS = ("line", "object", "frame", "resource")
 EVENTS = (STEP_EVENT, SNAPSHOT_EVENT, *JOURNEY_EVENTS, *API_EVENTS)
+# Journey events of both scopes, in the order in which those with one stamp happen.
+EVENT_SEQUENCE = (*API_EVENTS[:2], *JOURNEY_EVENTS[:3], API_EVENTS[2], *JOURNEY_EVENTS[3:], *API_EVENTS[3:])
 
 # Attribute of a span -> column.  Latencies are in seconds, as recorded.
 SPAN_INTEGERS = {
@@ -129,7 +133,7 @@ SPAN_SCHEMA: dict[str, pl.DataType | type[pl.DataType]] = {
     **dict.fromkeys(SPAN_STRINGS.values(), pl.String),
 }
 
-# One row an event of a name in EVENTS, in the order of the file.
+# Of any event in EVENTS: its place, its stamp, and the columns of all attributes.
 EVENT_SCHEMA: dict[str, pl.DataType | type[pl.DataType]] = {
     "span_row": pl.Int64,  # row of its span in the span frame of the same batch
     "event": pl.Int64,  # its number in that span, from 1, left-out ones counted
@@ -141,17 +145,55 @@ EVENT_SCHEMA: dict[str, pl.DataType | type[pl.DataType]] = {
 }
 
 
+def _of_event(*columns: str) -> dict[str, pl.DataType | type[pl.DataType]]:
+    return {name: EVENT_SCHEMA[name] for name in ("span_row", "event", "time_ns", *columns)}
+
+
+# What is kept of an event, by its kind: one row each, in the order of the file.
+STEP_EVENT_SCHEMA = _of_event(
+    *("step_id", "ts_start_ns", "ts_end_ns", "duration_us", "running_depth", "waiting_depth"),
+    *("prefill_requests", "decode_requests", "scheduled_tokens", "prefill_tokens", "decode_tokens"),
+    *("finished_requests", "preempted_requests", "kv_blocks_total", "kv_blocks_free", "kv_usage"),
+)
+SNAPSHOT_EVENT_SCHEMA = _of_event(
+    *("step_id", "request_id", "phase", "prompt_tokens", "effective_prompt_tokens", "computed_tokens"),
+    *("output_tokens", "scheduled_tokens", "preemptions", "kv_blocks_allocated", "kv_blocks_cached"),
+)
+JOURNEY_EVENT_SCHEMA = {"name": pl.Enum(EVENT_SEQUENCE)} | _of_event(
+    *("monotonic_ns", "monotonic_s", "step_id", "prompt_tokens", "prefill_done_tokens", "output_tokens"),
+    *("max_tokens", "preemptions", "phase", "schedule_kind", "finish_status", "reason", "error"),
+)
+
+
 @dataclass(frozen=True)
 class TraceBatch:
-    """A bounded part of one file: ``spans`` (``SPAN_SCHEMA``) and their ``events`` (``EVENT_SCHEMA``).
+    """A bounded part of one file: ``spans`` (``SPAN_SCHEMA``) and their events.
 
-    A span and its events are in one batch.  ``unit``: what a record of this file is, for
-    places (``line``, ``object``, ``frame``).
+    ``steps`` (``STEP_EVENT_SCHEMA``), ``snapshots`` (``SNAPSHOT_EVENT_SCHEMA``) and ``journey_events``
+    (``JOURNEY_EVENT_SCHEMA``), each by span.  A span and its events are in one batch.  ``unit``: what a record of this
+    file is, for places (``line``, ``object``, ``frame``).
     """
 
     unit: str
     spans: pl.DataFrame
-    events: pl.DataFrame
+    steps: pl.DataFrame
+    snapshots: pl.DataFrame
+    journey_events: pl.DataFrame
+
+
+def batch_of(unit: str, spans: pl.DataFrame, events: pl.DataFrame) -> TraceBatch:
+    """A batch of spans whose ids are as they were written, and of ``EVENT_SCHEMA`` by span."""
+    name = pl.col("name")
+    journey_events = events.filter(name.is_in([STEP_EVENT, SNAPSHOT_EVENT]).not_())
+    return TraceBatch(
+        unit,
+        with_plain_ids(spans),
+        events.filter(name == STEP_EVENT).select(STEP_EVENT_SCHEMA.keys()),
+        events.filter(name == SNAPSHOT_EVENT).select(SNAPSHOT_EVENT_SCHEMA.keys()),
+        journey_events.select(name.cast(pl.String).cast(pl.Enum(EVENT_SEQUENCE)), pl.exclude("name")).select(
+            JOURNEY_EVENT_SCHEMA.keys()
+        ),
+    )
 
 
 def with_plain_ids(spans: pl.DataFrame) -> pl.DataFrame:

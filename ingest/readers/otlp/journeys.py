@@ -7,8 +7,8 @@ experiment's zero is known (:func:`on_zero`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,35 +16,24 @@ import polars as pl
 
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.numbers import MAX_INTEGER
-from blis_replay.ingest.readers.otlp.columns import API_EVENTS, API_SCOPE, CORE_SCOPE, JOURNEY_EVENTS, TraceBatch
+from blis_replay.ingest.readers.otlp.columns import API_SCOPE, CORE_SCOPE, EVENT_SEQUENCE, UNITS, TraceBatch
 from blis_replay.ingest.readers.otlp.places import (
     first_spans,
     no_count,
     no_time,
-    placed_events,
     placed_spans,
     reject_repeated,
     sound,
     with_texts_on_one_line,
 )
 from blis_replay.ingest.readers.otlp.requests import tokens
+from blis_replay.ingest.readers.otlp.span_events import STAMPED_STEPS, STAMPS, content_of_spans, stamps_of_spans
 from blis_replay.ingest.recording import JOURNEY_EVENT_SCHEMA, LIFECYCLE_SCHEMA
-from blis_replay.ingest.row_parts import PART_ROWS, PartWriter, RowParts, Schema, by_hash, by_ranges, in_order
+from blis_replay.ingest.row_parts import PART_ROWS, PartWriter, RowParts, Schema, by_ranges
 
 CORE_SPAN, API_SPAN = "llm_core", "llm_request"
 _FROM_START = "span start"
 
-# Lifecycle stamp -> its event.  The first SCHEDULED and the way a request left are told apart below.
-_STAMPS = {
-    "arrived": "api.ARRIVED",
-    "handoff": "api.HANDOFF_TO_CORE",
-    "queued": "journey.QUEUED",
-    "first_token": "journey.FIRST_TOKEN",
-    "first_response": "api.FIRST_RESPONSE_FROM_CORE",
-    "finished": "journey.FINISHED",
-}
-# Order of events with one stamp.
-_SEQUENCE = (*API_EVENTS[:2], *JOURNEY_EVENTS[:3], API_EVENTS[2], *JOURNEY_EVENTS[3:], *API_EVENTS[3:])
 # What follows what; an abort reaches the engine after the API server has let go of the request.
 _ORDER = (
     ("arrived", "handoff"),
@@ -57,28 +46,30 @@ _ORDER = (
 )
 _EVENT_COUNTS = ("step_id", "prompt_tokens", "prefill_done_tokens", "output_tokens", "max_tokens", "preemptions")
 _EVENT_TEXTS = ("phase", "schedule_kind", "finish_status", "reason", "error")
-_STEPS = ("queued", "scheduled", "first_token", "finished")
 
 
-# Spans as read, in the order of the files: where they stand, what they say, and what their events say (_stamps).
+# Spans as read, in the order of the files: where they stand, what they say, and what their events say (span_events).
 SPAN_SCHEMA: Schema = {
-    **{"file": pl.Int64, "unit": pl.String, "record": pl.Int64, "span": pl.Int64},
+    **{"file": pl.Int64, "unit": pl.Enum(UNITS), "record": pl.Int64, "span": pl.Int64},
     **{"content": pl.UInt64, "records": pl.UInt32, "span_key": pl.Int64},
-    **dict.fromkeys(("scope", "trace_id", "span_id", "parent_span_id", "request_id"), pl.String),
+    "scope": pl.Enum((CORE_SCOPE, API_SCOPE)),
+    **dict.fromkeys(("trace_id", "span_id", "parent_span_id", "request_id"), pl.String),
     **dict.fromkeys(("model", "status_message", "finish_status", "reason"), pl.String),
     **dict.fromkeys(("start_ns", "dropped_events", "prompt_tokens", "completion_tokens", "max_tokens"), pl.Int64),
-    **{f"{stamp}_ns": pl.Int64 for stamp in (*_STAMPS, "scheduled", "departed", "last")},
-    **{f"{stamp}_step": pl.Int64 for stamp in _STEPS},
+    **{f"{stamp}_ns": pl.Int64 for stamp in (*STAMPS, "scheduled", "departed", "last")},
+    **{f"{stamp}_step": pl.Int64 for stamp in STAMPED_STEPS},
     **dict.fromkeys(("preemptions", "event_prompt_tokens", "event_max_tokens", "output_tokens"), pl.Int64),
     "aborted": pl.Boolean,
 }
 # Events as read.  ``offset_ns``: epoch less monotonic time.
 EVENT_SCHEMA: Schema = {
-    **{"span_key": pl.Int64, "event": pl.Enum(_SEQUENCE), "time_ns": pl.Int64, "offset_ns": pl.Int64},
+    **{"span_key": pl.Int64, "event": pl.Enum(EVENT_SEQUENCE), "time_ns": pl.Int64, "offset_ns": pl.Int64},
     **{name: kind for name, kind in JOURNEY_EVENT_SCHEMA.items() if name not in ("journey", "event", "time_us")},
 }
 # Journeys that are not numbered yet, with the keys of their two spans and what orders them.
 _ARRIVAL = ("arrival_ns", "trace_id", "first_span")
+_NEVER = (1 << 63) - 1
+_WIDE = 4  # spans and what they are joined to are so many times as wide as other rows
 _LIFECYCLE_SCHEMA: Schema = {
     **{
         name.removesuffix("_us") + "_ns" if name.endswith("_us") else name: kind
@@ -106,7 +97,7 @@ class Journeys:
     not used.  ``model``: that the API server named.  ``remarks``: what is missing or odd, in words.
     """
 
-    lifecycles: pl.DataFrame
+    lifecycles: RowParts
     events: RowParts
     journey_of_span: pl.Series
     model: str | None
@@ -114,31 +105,29 @@ class Journeys:
 
 
 def spans_and_events_of(
-    batch: TraceBatch, file: int, files: Sequence[RecordedFile], first_key: int
+    batch: TraceBatch, number: int, file: RecordedFile, first_key: int
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """The journey spans (``SPAN_SCHEMA``) and events (``EVENT_SCHEMA``) of a batch.
+    """The journey spans (``SPAN_SCHEMA``) and events (``EVENT_SCHEMA``) of a batch of file ``number``.
 
     What makes no sense is rejected.  Keys start at ``first_key``.
     """
-    names = (*JOURNEY_EVENTS, *API_EVENTS)
-    stamps = ("name", "time_ns", "monotonic_ns", "monotonic_s")
-    found = placed_events(batch, file, names, (*stamps, *_EVENT_COUNTS, *_EVENT_TEXTS))
-    events = with_texts_on_one_line(found, _EVENT_TEXTS).with_columns(
-        (pl.col("span_row") + first_key).alias("span_key"),
-        _monotonic_ns().alias("monotonic_ns"),
+    events = with_texts_on_one_line(batch.journey_events, _EVENT_TEXTS).with_columns(
+        _monotonic_ns().alias("monotonic_ns")
     )
     problems = [
         *no_count((*_EVENT_COUNTS, "monotonic_ns")),
         no_time("time_ns"),
         (pl.col("monotonic_ns").is_null(), pl.lit("an event without a usable monotonic time")),
     ]
-    kept = sound(events, problems, files)
-    narrow = kept.with_columns(
-        pl.col("name").cast(pl.String).cast(pl.Enum(_SEQUENCE)).alias("event"),
-        pl.col("monotonic_ns").alias("time_ns"),
-        (pl.col("time_ns") - pl.col("monotonic_ns")).alias("offset_ns"),
-    )
-    return _spans(batch, file, first_key, kept), narrow.select(EVENT_SCHEMA.keys())
+    kept = sound(batch, events, problems, file)
+    columns = {
+        "span_key": pl.col("span_row") + first_key,
+        "event": pl.col("name"),
+        "time_ns": pl.col("monotonic_ns"),
+        "offset_ns": pl.col("time_ns") - pl.col("monotonic_ns"),
+    }
+    narrow = kept.select(columns.get(name, pl.col(name)).alias(name) for name in EVENT_SCHEMA)
+    return _spans(batch, number, first_key, kept), narrow
 
 
 def bridging_offsets(parts: JourneyParts, ended_ns: int | None) -> pl.Series:
@@ -173,20 +162,27 @@ def joined(
     """
     repeated, models = [], []
     found = PartWriter(_LIFECYCLE_SCHEMA, scratch, "journeys", part_rows)
-    for frame in by_hash(parts.spans, "trace_id", scratch, "journey-spans-by-trace", part_rows):
+    for frame in by_ranges(parts.spans, _first_of_trace(parts.spans), ["trace_id"], -(-part_rows // _WIDE)):
         spans, later = first_spans(frame if ended_ns is None else frame.filter(is_since(ended_ns)))
         repeated.append(later)
         models.append(spans["model"].drop_nulls().value_counts())
         found.add(_lifecycles(_both_halves(spans).join(hits, on="request_id", how="left"), offset_ns))
     reject_repeated(repeated, files)
-    lifecycles = _numbered(found.done())
+    lifecycles = _numbered(found.done(), scratch, part_rows)
     return Journeys(
-        lifecycles.drop("span_key", "span_key_api"),
+        lifecycles,
         parts.events,
         _journey_of_span(lifecycles),
         _most_named(pl.concat(models)),
         _remarks(lifecycles),
     )
+
+
+def _first_of_trace(spans: RowParts) -> Callable[[pl.DataFrame], pl.Series]:
+    """What tells for each span of a part how many spans stand before the first one of its trace."""
+    hashes = spans.column("trace_id").hash().to_numpy()
+    traces, first = np.unique(hashes, return_index=True)
+    return lambda part: pl.Series(first[np.searchsorted(traces, part["trace_id"].hash().to_numpy())])
 
 
 def _both_halves(spans: pl.DataFrame) -> pl.DataFrame:
@@ -202,50 +198,54 @@ def _most_named(models: pl.DataFrame) -> str | None:
     return str(counts["model"][0]) if len(counts) else None
 
 
-def _numbered(found: RowParts) -> pl.DataFrame:
+def _numbered(found: RowParts, scratch: Path | None, part_rows: int) -> RowParts:
     """Lifecycles in order of arrival, with their number."""
-    ordered = in_order(found, _ARRIVAL).drop(_ARRIVAL)
-    return ordered.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("journey"))
+    writer, count = PartWriter(_LIFECYCLE_SCHEMA, scratch, "numbered-journeys", part_rows), 0
+    for frame in by_ranges(found, lambda part: part["arrival_ns"].fill_null(_NEVER), ["arrival_ns"], part_rows):
+        ordered = frame.sort(_ARRIVAL, nulls_last=True, maintain_order=True)
+        writer.add(ordered.with_columns(pl.int_range(count, count + pl.len(), dtype=pl.Int64).alias("journey")))
+        count += frame.height
+    return writer.done()
 
 
-def _journey_of_span(lifecycles: pl.DataFrame) -> pl.Series:
+def _journey_of_span(lifecycles: RowParts) -> pl.Series:
     """The journey of each span, by its key; null where it is of none."""
-    keys = lifecycles.select(pl.max_horizontal(pl.col("span_key", "span_key_api").max()))
-    journeys = np.full(int(keys.item() or 0) + 1, -1)
+    of_spans = lifecycles.whole(["journey", "span_key", "span_key_api"])
+    last = of_spans.select(pl.max_horizontal(pl.col("span_key", "span_key_api").max())).item()
+    journeys = np.full(int(last or 0) + 1, -1)
     for key in ("span_key", "span_key_api"):
-        known = lifecycles.select("journey", key).drop_nulls()
+        known = of_spans.select("journey", key).drop_nulls()
         journeys[known[key].to_numpy()] = known["journey"].to_numpy()
     return pl.Series("journey", journeys).set(pl.Series(journeys < 0), None)
 
 
 def on_zero(
     journeys: Journeys, zero_us: int, scratch: Path | None = None, part_rows: int = PART_ROWS
-) -> tuple[pl.DataFrame, RowParts]:
+) -> tuple[RowParts, RowParts]:
     """``(LIFECYCLE_SCHEMA, JOURNEY_EVENT_SCHEMA)`` from the zero at which the monotonic clock shows ``zero_us``.
 
     Events are in order of journey and time, and those of a journey in one part.
     """
-    lifecycles = _moved(journeys.lifecycles, zero_us).select(
-        pl.col(n).cast(kind) for n, kind in LIFECYCLE_SCHEMA.items()
-    )
     writer = PartWriter(JOURNEY_EVENT_SCHEMA, scratch, "journey-events", part_rows)
 
     def journey(frame: pl.DataFrame) -> pl.Series:
         return journeys.journey_of_span.gather(frame["span_key"], null_on_oob=True)
 
+    moved = {"time_us": _moved("time_us", zero_us)}
     for events in by_ranges(journeys.events, journey, ["span_key"], part_rows):
         ordered = events.with_columns(journey(events)).sort("journey", "time_ns", "event", maintain_order=True)
-        writer.add(_moved(ordered, zero_us).select(JOURNEY_EVENT_SCHEMA.keys()))
+        writer.add(ordered.select(moved.get(name, pl.col(name)) for name in JOURNEY_EVENT_SCHEMA))
+    lifecycles = replace(
+        journeys.lifecycles,
+        schema=LIFECYCLE_SCHEMA,
+        made={name: _moved(name, zero_us) for name in LIFECYCLE_SCHEMA if name.endswith("_us")},
+    )
     return lifecycles, writer.done()
 
 
-def _moved(frame: pl.DataFrame, zero_us: int) -> pl.DataFrame:
-    """With ``*_us`` from that zero for each ``*_ns``."""
-    return frame.with_columns(
-        (pl.col(name) // 1000 - zero_us).alias(name.removesuffix("_ns") + "_us")
-        for name in frame.columns
-        if name.endswith("_ns")
-    )
+def _moved(name: str, zero_us: int) -> pl.Expr:
+    """``*_us`` from that zero of ``*_ns``."""
+    return (pl.col(name.removesuffix("_us") + "_ns") // 1000 - zero_us).alias(name)
 
 
 def _monotonic_ns() -> pl.Expr:
@@ -256,63 +256,30 @@ def _monotonic_ns() -> pl.Expr:
     return pl.coalesce(pl.when(pl.col("monotonic_ns") != 0).then(pl.col("monotonic_ns")), seconds)
 
 
-def _spans(batch: TraceBatch, file: int, first_key: int, kept: pl.DataFrame) -> pl.DataFrame:
-    """The journey spans of a batch with their key and what :func:`first_spans` needs; ``kept``: their events."""
-    chosen = batch.spans.select(is_journey_span()).to_series()
-    events = batch.events.filter(chosen.gather(batch.events["span_row"]))
-    hashed = events.select("span_row").with_columns(content=events.drop("span_row").hash_rows())
-    of_events = hashed.group_by("span_row").agg(pl.col("content").sum().alias("of_events"))
-    spans = placed_spans(batch, file).with_row_index("span_row").filter(chosen)
+def _spans(batch: TraceBatch, number: int, first_key: int, kept: pl.DataFrame) -> pl.DataFrame:
+    """The journey spans of a batch with their key and what :func:`first_spans` needs; ``kept``: their sound events."""
+    spans = placed_spans(batch, number).filter(is_journey_span())
     own = spans.select(name for name in batch.spans.columns if name not in ("record", "span")).hash_rows()
+    of_events = content_of_spans(batch.journey_events).join(stamps_of_spans(kept), on="span_row", how="left")
+    counts = ("prompt_tokens", "completion_tokens", "max_tokens")
     journeys = (
-        spans.with_columns(own.alias("own"), pl.col("span_row").cast(pl.Int64))
+        with_texts_on_one_line(spans, ("request_id", "model", "status_message"))
+        .with_columns(own.alias("own"), *(tokens(name).alias(name) for name in counts))
         .join(of_events, on="span_row", how="left", maintain_order="left")
-        .with_columns(
-            (pl.col("span_row") + first_key).alias("span_key"),
-            pl.struct("own", "of_events").hash().alias("content"),
-            pl.when(~no_time("start_ns")[0]).then("start_ns"),  # less a negative offset it would not fit int64
-            *(tokens(name).alias(name) for name in ("prompt_tokens", "completion_tokens", "max_tokens")),
-        )
-        .join(_stamps(kept), on="span_key", how="left", maintain_order="left")
-        .with_columns(pl.col("records").fill_null(0))
     )
-    return with_texts_on_one_line(journeys, ("request_id", "model", "status_message")).select(SPAN_SCHEMA.keys())
+    columns = {
+        "span_key": pl.col("span_row") + first_key,
+        "content": pl.struct("own", "of_events").hash(),
+        "start_ns": pl.when(~no_time("start_ns")[0]).then("start_ns"),  # less a negative offset it would not fit int64
+        "records": pl.col("records").fill_null(0),
+    }
+    return journeys.select(columns.get(name, pl.col(name)).cast(kind).alias(name) for name, kind in SPAN_SCHEMA.items())
 
 
 def is_journey_span() -> pl.Expr:
     """Whether a span is one half of a journey."""
     core = (pl.col("scope") == CORE_SCOPE) & (pl.col("name") == CORE_SPAN)
     return core | ((pl.col("scope") == API_SCOPE) & (pl.col("name") == API_SPAN))
-
-
-def _stamps(events: pl.DataFrame) -> pl.DataFrame:
-    """One row a span: when and in which step each lifecycle event was, and what the events say of the request."""
-    name, kind = pl.col("name"), pl.col("schedule_kind")
-    when = {column: name == event for column, event in _STAMPS.items()}
-    # The event of the first admission may have been dropped, and a later SCHEDULED be left.
-    first = (kind == "FIRST") | (kind.is_null() & (pl.col("preemptions") == 0))
-    when["scheduled"] = (name == "journey.SCHEDULED") & first
-    when["departed"] = name.is_in(["api.DEPARTED", "api.ABORTED"])
-    aborted = name == "api.ABORTED"
-    stamped = [pl.when(chosen).then("monotonic_ns").alias(f"{stamp}_ns") for stamp, chosen in when.items()]
-    return (
-        events.sort("span_key", "monotonic_ns")
-        .with_columns(stamped)
-        .group_by("span_key")
-        .agg(
-            *(pl.col(f"{stamp}_ns").min() for stamp in when),
-            *(pl.col("step_id").filter(when[stamp]).first().alias(f"{stamp}_step") for stamp in _STEPS),
-            pl.col("finish_status").drop_nulls().first(),
-            aborted.any().alias("aborted"),
-            pl.coalesce("reason", "error").filter(aborted).first().alias("reason"),
-            pl.col("preemptions").max(),
-            pl.col("prompt_tokens").max().alias("event_prompt_tokens"),
-            pl.col("max_tokens").max().alias("event_max_tokens"),
-            pl.col("output_tokens").max(),
-            pl.col("time_ns").max().alias("last_ns"),
-            pl.len().alias("records"),
-        )
-    )
 
 
 def cache_hits(snapshots: RowParts) -> pl.DataFrame:
@@ -342,7 +309,7 @@ def _lifecycles(both: pl.DataFrame, offset_ns: int | None) -> pl.DataFrame:
         "core_request_id": pl.col("request_id"),
         "arrived_ns": pl.coalesce(arrived, started_ns),
         "arrived_stamp": pl.when(arrived.is_not_null())
-        .then(pl.lit(_STAMPS["arrived"]))
+        .then(pl.lit(STAMPS["arrived"]))
         .when(started_ns.is_not_null())
         .then(pl.lit(_FROM_START)),
         **{f"{stamp}_ns": pl.col(f"{stamp}_ns_api") for stamp in ("handoff", "first_response", "departed")},
@@ -373,7 +340,7 @@ def _status() -> pl.Expr:
     )
 
 
-def _remarks(lifecycles: pl.DataFrame) -> tuple[str, ...]:
+def _remarks(lifecycles: RowParts) -> tuple[str, ...]:
     """What the journeys lack, a sentence each, and which stamps stand for what."""
     core, api = pl.col("span_key").is_not_null(), pl.col("span_key_api").is_not_null()
     dropped = pl.col("dropped_events") > 0
@@ -395,5 +362,7 @@ def _remarks(lifecycles: pl.DataFrame) -> tuple[str, ...]:
         "api.FIRST_RESPONSE_FROM_CORE of {} requests: their TTFT ends with journey.FIRST_TOKEN": answered
         & pl.col("first_response_ns").is_null(),
     }
-    counts = lifecycles.select(flag.sum().alias(sentence) for sentence, flag in counted.items()).row(0)
-    return tuple(sentence.format(count) for sentence, count in zip(counted, counts, strict=True) if count)
+    counts = pl.concat(
+        frame.select(flag.sum().alias(sentence) for sentence, flag in counted.items()) for frame in lifecycles.frames()
+    )
+    return tuple(sentence.format(count) for sentence, count in zip(counted, counts.sum().row(0), strict=True) if count)

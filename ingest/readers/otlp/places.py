@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import polars as pl
 
@@ -19,20 +19,10 @@ _MAX_NS = 1 << 62  # epoch stamps stay below it until 2116
 Problem = tuple[pl.Expr, pl.Expr]
 
 
-def placed_spans(batch: TraceBatch, file: int) -> pl.DataFrame:
-    """The spans with their place (``PLACE_COLUMNS``)."""
-    return batch.spans.with_columns(*_origin(batch, file))
-
-
-def placed_events(batch: TraceBatch, file: int, names: Sequence[str], columns: Iterable[str]) -> pl.DataFrame:
-    """These columns of the events of some names, with ``span_row`` and their place (``PLACE_COLUMNS``, ``event``)."""
-    events = batch.events.lazy().filter(pl.col("name").is_in(names)).select("span_row", "event", *columns).collect()
-    spans = batch.spans.select("record", "span")[events["span_row"]]
-    return events.hstack(spans).with_columns(*_origin(batch, file))
-
-
-def _origin(batch: TraceBatch, file: int) -> tuple[pl.Expr, pl.Expr]:
-    return pl.lit(file, pl.Int64).alias("file"), pl.lit(batch.unit).alias("unit")
+def placed_spans(batch: TraceBatch, number: int) -> pl.DataFrame:
+    """The spans of a batch of file ``number`` with their place (``PLACE_COLUMNS``) and ``span_row``."""
+    rows = pl.int_range(pl.len(), dtype=pl.Int64).alias("span_row")
+    return batch.spans.with_columns(rows, pl.lit(number, pl.Int64).alias("file"), pl.lit(batch.unit).alias("unit"))
 
 
 def _in_words(row: Mapping[str, object]) -> str:
@@ -56,19 +46,22 @@ def no_time(column: str) -> Problem:
     return pl.col(column) >= _MAX_NS, pl.lit("a timeUnixNano that is no epoch time")
 
 
-def sound(frame: pl.DataFrame, problems: Sequence[Problem], files: Sequence[RecordedFile]) -> pl.DataFrame:
-    """The rows without a problem; the others are rejected in their files, the sound ones counted there."""
-    wrong = frame.select(pl.any_horizontal(pl.lit(False), *(when.fill_null(False) for when, _why in problems)))
+def sound(batch: TraceBatch, rows: pl.DataFrame, problems: Sequence[Problem], file: RecordedFile) -> pl.DataFrame:
+    """The rows without a problem; the others are rejected in the file of the batch, the sound ones counted there.
+
+    ``rows``: spans or events of the batch with ``span_row``, events with ``event`` too.
+    """
+    wrong = rows.select(pl.any_horizontal(pl.lit(False), *(when.fill_null(False) for when, _why in problems)))
     flags = wrong.to_series()
-    kept = frame
+    kept = rows
     if flags.any():
-        kept = frame.filter(~flags)
+        kept = rows.filter(~flags)
         reason = pl.coalesce(pl.when(when).then(why) for when, why in problems).alias("reason")
-        place = [name for name in (*PLACE_COLUMNS, "event") if name in frame.columns]
-        for row in frame.filter(flags).select(*place, reason).iter_rows(named=True):
-            files[row["file"]].tally.reject(_in_words(row), row["reason"])
-    for file, count in kept["file"].value_counts().iter_rows():
-        files[file].tally.records += count
+        names = [name for name in ("span_row", "event") if name in rows.columns]
+        for row in rows.filter(flags).select(*names, reason).iter_rows(named=True):
+            span = batch.spans.select("record", "span").row(row["span_row"], named=True)
+            file.tally.reject(_in_words({"unit": batch.unit, **span, **row}), row["reason"])
+    file.tally.records += kept.height
     return kept
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import polars as pl
 
 from blis_replay.ingest.readers.files import RecordedFile
@@ -18,13 +16,13 @@ _LATENCIES = {"ttft_us": "ttft_s", "e2e_us": "e2e_s", "queue_us": "queue_s", "pr
 }
 
 
-def request_spans_of(batch: TraceBatch, file: int, files: Sequence[RecordedFile]) -> pl.DataFrame:
-    """The request spans of a batch as ``READ_SCHEMA`` with what ``first_spans`` needs.
+def request_spans_of(batch: TraceBatch, number: int, file: RecordedFile) -> pl.DataFrame:
+    """The request spans of a batch as ``READ_SCHEMA`` with what ``first_spans`` needs; ``number``: of the file.
 
     The arrival is the start of the span (epoch), to the microsecond; latencies are those the server
     measured.  What makes no sense is rejected.
     """
-    spans = placed_spans(batch, file).filter(pl.col("scope") == ENGINE_SCOPE, pl.col("name") == REQUEST_SPAN)
+    spans = placed_spans(batch, number).filter(pl.col("scope") == ENGINE_SCOPE, pl.col("name") == REQUEST_SPAN)
     timed = spans.with_columns(_microseconds(seconds).alias(name) for name, seconds in _LATENCIES.items())
     negative = pl.any_horizontal(pl.col(name) < 0 for name in _LATENCIES)
     problems = [
@@ -33,8 +31,8 @@ def request_spans_of(batch: TraceBatch, file: int, files: Sequence[RecordedFile]
         (pl.col("e2e_us").is_null(), pl.lit("no usable gen_ai.latency.e2e")),
         (negative, pl.lit("a negative latency")),
     ]
-    content = spans.drop(PLACE_COLUMNS).hash_rows()
-    kept = sound(timed.with_columns(content.alias("content")), problems, files)
+    content = spans.drop("span_row", *PLACE_COLUMNS).hash_rows()
+    kept = sound(batch, timed.with_columns(content.alias("content")), problems, file)
     kept = with_texts_on_one_line(kept, ["request_id"])
     columns = {
         "request_id": pl.col("request_id"),

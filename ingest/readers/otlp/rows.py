@@ -17,7 +17,7 @@ from blis_replay.ingest.readers.otlp.columns import (
     SPAN_SCHEMA,
     SPAN_STRINGS,
     TraceBatch,
-    with_plain_ids,
+    batch_of,
 )
 
 BATCH_ROWS = 50_000
@@ -118,7 +118,7 @@ class Rows:
 
     def batch(self, unit: str) -> TraceBatch:
         """The rows as frames."""
-        return TraceBatch(unit, with_plain_ids(_frame(SPAN_SCHEMA, self.spans)), _frame(EVENT_SCHEMA, self.events))
+        return batch_of(unit, _frame(SPAN_SCHEMA, self.spans), _frame(EVENT_SCHEMA, self.events))
 
 
 def _frame(schema: Mapping[str, pl.DataType | type[pl.DataType]], rows: list[Row]) -> pl.DataFrame:

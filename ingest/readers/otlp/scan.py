@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,7 +10,18 @@ import polars as pl
 import pyarrow as pa
 
 from blis_replay.ingest.readers.files import RecordedFile, lines_of
-from blis_replay.ingest.readers.otlp.columns import EVENT_SCHEMA, EVENTS, SPAN_SCHEMA, TraceBatch, with_plain_ids
+from blis_replay.ingest.readers.otlp.columns import (
+    EVENT_SEQUENCE,
+    EVENTS,
+    JOURNEY_EVENT_SCHEMA,
+    SNAPSHOT_EVENT,
+    SNAPSHOT_EVENT_SCHEMA,
+    SPAN_SCHEMA,
+    STEP_EVENT,
+    STEP_EVENT_SCHEMA,
+    TraceBatch,
+    with_plain_ids,
+)
 from blis_replay.ingest.readers.otlp.decode import read_record
 from blis_replay.ingest.readers.otlp.framing import MAX_RECORD_BYTES, records_in_lines
 from blis_replay.ingest.readers.otlp.rows import BATCH_ROWS, Rows
@@ -18,7 +29,7 @@ from blis_replay.ingest.scan import otlp_rows
 from blis_replay.ingest.scan.json_text import Bytes
 from blis_replay.ingest.scan.otlp_attributes import FULL
 from blis_replay.ingest.scan.otlp_lines import scan_lines
-from blis_replay.ingest.scan.otlp_rows import EVENT_COUNTS, EVENT_TEXTS, NULL, SPAN_COUNTS, SPAN_TEXTS, Int64s
+from blis_replay.ingest.scan.otlp_rows import EVENT_COUNTS, NULL, SPAN_COUNTS, Int64s, event_field, span_field
 from blis_replay.ingest.scan.otlp_turn import gather_texts, place_texts, turn_rows
 from blis_replay.ingest.scan.window import Window
 
@@ -76,9 +87,7 @@ class _Found:
         """The batch; there is nothing found any more."""
         span_count, event_count = int(self.state[otlp_rows.SPANS]), int(self.state[otlp_rows.EVENTS])
         batch = TraceBatch(
-            _UNIT,
-            with_plain_ids(_spans(self.spans[:span_count], self.texts)),
-            _events(self.events[:event_count], self.texts),
+            _UNIT, _spans(self.spans[:span_count], self.texts), *_events(self.events[:event_count], self.texts)
         )
         if self.decoded.spans:
             batch = _in_file_order(batch, self.decoded.batch(_UNIT))
@@ -99,36 +108,81 @@ def _in_file_order(scanned: TraceBatch, decoded: TraceBatch) -> TraceBatch:
     """Both batches as one; no line has spans in both."""
     spans = pl.concat([scanned.spans, decoded.spans])
     order = np.argsort(spans["record"].to_numpy(), kind="stable")
-    moved = decoded.events.with_columns(pl.col("span_row") + len(scanned.spans))
-    events = pl.concat([scanned.events, moved])
-    rows = pl.Series("span_row", np.argsort(order), pl.Int64)[events["span_row"]]
-    return TraceBatch(_UNIT, spans[order], events.with_columns(rows).sort("span_row", maintain_order=True))
+    places = pl.Series("span_row", np.argsort(order), pl.Int64)
+
+    def joined(first: pl.DataFrame, second: pl.DataFrame) -> pl.DataFrame:
+        events = pl.concat([first, second.with_columns(pl.col("span_row") + len(scanned.spans))])
+        return events.with_columns(places[events["span_row"]]).sort("span_row", maintain_order=True)
+
+    return TraceBatch(
+        _UNIT,
+        spans[order],
+        joined(scanned.steps, decoded.steps),
+        joined(scanned.snapshots, decoded.snapshots),
+        joined(scanned.journey_events, decoded.journey_events),
+    )
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """Columns of a schema: the counts, the texts, and their fields in a row (of a text: begin and end)."""
+
+    schema: _Schema
+    counts: tuple[str, ...]
+    texts: tuple[str, ...]
+    fields: Int64s
+
+
+def _columns(schema: _Schema, all_counts: tuple[str, ...], place: Callable[[str], int]) -> _Columns:
+    counts = tuple(name for name in schema if name in all_counts)
+    texts = tuple(name for name in schema if name not in all_counts)
+    fields = [*map(place, counts), *(field for name in texts for field in (place(name), place(name) + 1))]
+    return _Columns(schema, counts, texts, np.array(fields))
+
+
+_SPAN = _columns(SPAN_SCHEMA, SPAN_COUNTS, span_field)
+_STEP, _SNAPSHOT, _JOURNEY = (
+    _columns(schema | {"name": pl.Int64} if "name" in schema else schema, EVENT_COUNTS, event_field)
+    for schema in (STEP_EVENT_SCHEMA, SNAPSHOT_EVENT_SCHEMA, JOURNEY_EVENT_SCHEMA)
+)
+_JOURNEY_NAMES = pl.Series(
+    "name", [name if name in EVENT_SEQUENCE else None for name in EVENTS], JOURNEY_EVENT_SCHEMA["name"]
+)
 
 
 def _spans(rows: Int64s, texts: Bytes) -> pl.DataFrame:
-    frame = _frame(SPAN_SCHEMA, SPAN_COUNTS, SPAN_TEXTS, rows, texts)
     message = pl.col("status_message")
-    return frame.with_columns(pl.when(message != "").then(message))
+    frame = _frame(_SPAN, rows, np.arange(len(rows)), texts)
+    return with_plain_ids(frame.with_columns(pl.when(message != "").then(message)))
 
 
-def _events(rows: Int64s, texts: Bytes) -> pl.DataFrame:
-    names = pl.Series("name", EVENTS, EVENT_SCHEMA["name"])[rows[:, EVENT_COUNTS.index("name")]]
-    schema = EVENT_SCHEMA | {"name": pl.Int64}
-    return _frame(schema, EVENT_COUNTS, EVENT_TEXTS, rows, texts).with_columns(names)
+def _events(rows: Int64s, texts: Bytes) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
+    """The steps, the snapshots and the events of journeys."""
+    names = rows[:, event_field("name")]
+    steps, snapshots = (EVENTS.index(name) for name in (STEP_EVENT, SNAPSHOT_EVENT))
+    chosen = names == steps, names == snapshots, (names != steps) & (names != snapshots)
+    of_steps, of_snapshots, of_journeys = (
+        _frame(columns, rows, np.flatnonzero(which), texts)
+        for columns, which in zip((_STEP, _SNAPSHOT, _JOURNEY), chosen, strict=True)
+    )
+    return of_steps, of_snapshots, of_journeys.with_columns(_JOURNEY_NAMES[of_journeys["name"]])
 
 
-def _frame(schema: _Schema, counts: tuple[str, ...], kept: tuple[str, ...], rows: Int64s, texts: Bytes) -> pl.DataFrame:
+def _frame(wanted: _Columns, rows: Int64s, chosen: Int64s, texts: Bytes) -> pl.DataFrame:
+    if not len(chosen):
+        return pl.DataFrame(schema=wanted.schema)
     # Memory of its own: a frame can keep it, and the rows are filled again.
-    columns, known = np.empty(rows.shape[::-1], np.int64), np.zeros(rows.shape[1], np.int64)
-    turn_rows(rows, columns, known)
-    series = [_counts(name, columns[place], int(known[place])) for place, name in enumerate(counts)]
-    for place, name in enumerate(kept):
-        at = len(counts) + 2 * place
+    columns = np.empty((len(wanted.fields), len(chosen)), np.int64)
+    known = np.zeros(len(columns), np.int64)
+    turn_rows(rows, chosen, wanted.fields, columns, known)
+    series = [_counts(name, columns[place], int(known[place])) for place, name in enumerate(wanted.counts)]
+    for place, name in enumerate(wanted.texts):
+        at = len(wanted.counts) + 2 * place
         series.append(_texts(name, columns[at], columns[at + 1], int(known[at]), texts))
     named = {one.name: one for one in series}
     # Nearly all are of their type already, and a cast of many columns takes longer than it looks.
     return pl.DataFrame(
-        [named[name] if named[name].dtype == kind else named[name].cast(kind) for name, kind in schema.items()]
+        [named[name] if named[name].dtype == kind else named[name].cast(kind) for name, kind in wanted.schema.items()]
     )
 
 

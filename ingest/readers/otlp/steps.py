@@ -3,33 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import polars as pl
 
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.otlp.columns import SNAPSHOT_EVENT, STEP_EVENT, TraceBatch
-from blis_replay.ingest.readers.otlp.places import no_count, no_time, placed_events, sound, with_texts_on_one_line
+from blis_replay.ingest.readers.otlp.columns import STEP_EVENT_SCHEMA, TraceBatch
+from blis_replay.ingest.readers.otlp.places import no_count, no_time, sound, with_texts_on_one_line
 from blis_replay.ingest.recording import SNAPSHOT_SCHEMA
-from blis_replay.ingest.row_parts import RowParts
+from blis_replay.ingest.row_parts import RowParts, by_ranges
 
-_COUNTS = (
-    "step_id",
-    "ts_start_ns",
-    "ts_end_ns",
-    "duration_us",
-    "running_depth",
-    "waiting_depth",
-    "prefill_requests",
-    "decode_requests",
-    "scheduled_tokens",
-    "prefill_tokens",
-    "decode_tokens",
-    "finished_requests",
-    "preempted_requests",
-    "kv_blocks_total",
-    "kv_blocks_free",
-)
+_PLACE = ("span_row", "event", "time_ns")
+_COUNTS = tuple(name for name, kind in STEP_EVENT_SCHEMA.items() if kind == pl.Int64 and name not in _PLACE)
 # Steps as read: on the server's monotonic clock, with the event's epoch stamp.
 READ_STEP_SCHEMA: dict[str, type[pl.DataType]] = {
     **dict.fromkeys(_COUNTS, pl.Int64),
@@ -44,9 +29,8 @@ _SNAPSHOT_COUNTS = tuple(name for name, kind in SNAPSHOT_SCHEMA.items() if kind 
 _REBOOT_NS = 1_000_000_000
 
 
-def steps_of(batch: TraceBatch, file: int, files: Sequence[RecordedFile]) -> pl.DataFrame:
+def steps_of(batch: TraceBatch, file: RecordedFile) -> pl.DataFrame:
     """The ``step.BATCH_SUMMARY`` events of a batch as ``READ_STEP_SCHEMA``; what makes no sense is rejected."""
-    events = placed_events(batch, file, [STEP_EVENT], [*_COUNTS, "kv_usage", "time_ns"])
     no_step = pl.col("step_id").is_null() | pl.col("ts_start_ns").is_null()
     no_share = ~pl.col("kv_usage").is_between(0, 1)
     problems = [
@@ -55,33 +39,40 @@ def steps_of(batch: TraceBatch, file: int, files: Sequence[RecordedFile]) -> pl.
         (no_share, pl.format("kv.usage_gpu_ratio is {}, which is no share", "kv_usage")),
         no_time("time_ns"),
     ]
-    return sound(events, problems, files).rename({"time_ns": "epoch_ns"}).select(READ_STEP_SCHEMA.keys())
+    return _stamped(sound(batch, batch.steps, problems, file)).select(READ_STEP_SCHEMA.keys())
 
 
-def snapshots_of(batch: TraceBatch, file: int, files: Sequence[RecordedFile]) -> pl.DataFrame:
+def snapshots_of(batch: TraceBatch, file: RecordedFile) -> pl.DataFrame:
     """The ``step.REQUEST_SNAPSHOT`` events of a batch as ``READ_SNAPSHOT_SCHEMA``; what makes no sense is rejected."""
-    found = placed_events(batch, file, [SNAPSHOT_EVENT], [*SNAPSHOT_SCHEMA, "time_ns"])
-    events = with_texts_on_one_line(found, ["request_id", "phase"])
+    events = with_texts_on_one_line(batch.snapshots, ["request_id", "phase"])
     incomplete = pl.col("step_id").is_null() | pl.col("request_id").is_null()
     problems = [
         *no_count(_SNAPSHOT_COUNTS),
         (incomplete, pl.lit("a snapshot without step.id or request.id")),
         no_time("time_ns"),
     ]
-    return sound(events, problems, files).rename({"time_ns": "epoch_ns"}).select(READ_SNAPSHOT_SCHEMA.keys())
+    return _stamped(sound(batch, events, problems, file)).select(READ_SNAPSHOT_SCHEMA.keys())
 
 
-def end_of_earlier_starts(steps: RowParts) -> int | None:
+def _stamped(events: pl.DataFrame) -> pl.DataFrame:
+    return events.rename({"time_ns": "epoch_ns"})
+
+
+def end_of_earlier_starts(steps: RowParts, part_rows: int) -> int | None:
     """When (epoch ns) the server was last seen before its last start, ``None`` if it started once.
 
     A start shows where, in the order of the epoch stamps, the step number goes down while
     monotonic time goes on, or falls back to another boot's.
     """
-    stamped = steps.whole(["epoch_ns", "ts_start_ns", "step_id"]).drop_nulls("epoch_ns").sort("epoch_ns", "ts_start_ns")
+    stamps = replace(steps, schema={name: READ_STEP_SCHEMA[name] for name in ("epoch_ns", "ts_start_ns", "step_id")})
     moved_ns = pl.col("ts_start_ns") - pl.col("ts_start_ns").shift(1)
     restart = (pl.col("step_id") < pl.col("step_id").shift(1)) & ((moved_ns > 0) | (moved_ns < -_REBOOT_NS))
-    before = stamped.select(pl.col("epoch_ns").shift(1).filter(restart)).to_series()
-    return int(before[-1]) if len(before) else None
+    ended_ns, last = None, pl.DataFrame(schema=stamps.schema)
+    for frame in by_ranges(stamps, lambda part: part["epoch_ns"], ["epoch_ns"], part_rows):
+        stamped = pl.concat([last, frame.sort("epoch_ns", "ts_start_ns")])
+        before = stamped.select(pl.col("epoch_ns").shift(1).filter(restart)).to_series()
+        ended_ns, last = int(before[-1]) if len(before) else ended_ns, stamped.tail(1)
+    return ended_ns
 
 
 @dataclass

@@ -14,7 +14,7 @@ from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.otlp import journeys as otlp_journeys
 from blis_replay.ingest.readers.otlp import requests as otlp_requests
 from blis_replay.ingest.readers.otlp import steps as otlp_steps
-from blis_replay.ingest.readers.otlp.columns import ENGINE_SCOPE, SNAPSHOT_EVENT, STEP_EVENT, STEP_SCOPE, TraceBatch
+from blis_replay.ingest.readers.otlp.columns import ENGINE_SCOPE, STEP_SCOPE, TraceBatch
 from blis_replay.ingest.readers.otlp.decode import trace_batches
 from blis_replay.ingest.readers.otlp.journeys import JourneyParts, Journeys, is_since
 from blis_replay.ingest.readers.otlp.places import first_spans, reject_repeated
@@ -23,7 +23,7 @@ from blis_replay.ingest.readers.requests_frame import READ_SCHEMA, RequestsRead
 from blis_replay.ingest.readers.server.journey_requests import requests_of
 from blis_replay.ingest.readers.server.server_clock import Bridge, bridge_of
 from blis_replay.ingest.recording import SNAPSHOT_SCHEMA, empty_frame
-from blis_replay.ingest.row_parts import PART_ROWS, PartWriter, RowParts, by_ranges, in_one_part, in_order
+from blis_replay.ingest.row_parts import PART_ROWS, PartWriter, RowParts, by_ranges, in_one_part
 
 # Names can be as many as spans; so many are told apart, running numbers aside.
 MAX_OTHER_NAMES = 100
@@ -44,7 +44,7 @@ class TracesRead:
     made them up.  ``remarks``: what else is missing or odd, in words.
     """
 
-    steps: pl.DataFrame
+    steps: RowParts
     snapshots: RowParts
     journeys: Journeys | None
     requests: RequestsRead | None
@@ -67,18 +67,15 @@ class _Collected:
     other_events: int = 0
     spans: int = 0
 
-    def add(self, batch: TraceBatch, file: int, files: Sequence[RecordedFile]) -> None:
-        events = set(batch.events["name"].unique().to_list())
-        if STEP_EVENT in events:
-            self.steps.add(otlp_steps.steps_of(batch, file, files))
-        if SNAPSHOT_EVENT in events:
-            self.snapshots.add(otlp_steps.snapshots_of(batch, file, files))
+    def add(self, batch: TraceBatch, number: int, file: RecordedFile) -> None:
+        """Keep what is read of a batch of file ``number``."""
+        self.steps.add(otlp_steps.steps_of(batch, file))
+        if batch.snapshots.height:
+            self.snapshots.add(otlp_steps.snapshots_of(batch, file))
         if (batch.spans["scope"] == ENGINE_SCOPE).any():
-            self.requests.append(otlp_requests.request_spans_of(batch, file, files))
-        self.step_spans.append(
-            batch.spans.filter(pl.col("scope") == STEP_SCOPE).select("trace_id", "span_id", "dropped_events")
-        )
-        spans, stamped = otlp_journeys.spans_and_events_of(batch, file, files, self.spans)
+            self.requests.append(otlp_requests.request_spans_of(batch, number, file))
+        self.step_spans.append(_step_spans(batch))
+        spans, stamped = otlp_journeys.spans_and_events_of(batch, number, file, self.spans)
         self.journey_spans.add(spans)
         self.journey_events.add(stamped)
         for scope, name, count in _others(batch).iter_rows():
@@ -98,7 +95,7 @@ def read_traces(files: Sequence[RecordedFile], scratch: Path | None = None, part
     stay; without it they are in memory.
     """
     if not files:
-        nothing = empty_frame(READ_STEP_SCHEMA), in_one_part(empty_frame(SNAPSHOT_SCHEMA))
+        nothing = in_one_part(empty_frame(READ_STEP_SCHEMA)), in_one_part(empty_frame(SNAPSHOT_SCHEMA))
         return TracesRead(*nothing, None, None, None, 0, {}, False, ())
     found = _Collected(
         PartWriter(READ_STEP_SCHEMA, scratch, "read-steps", part_rows),
@@ -106,15 +103,15 @@ def read_traces(files: Sequence[RecordedFile], scratch: Path | None = None, part
         PartWriter(otlp_journeys.SPAN_SCHEMA, scratch, "journey-spans", part_rows),
         PartWriter(otlp_journeys.EVENT_SCHEMA, scratch, "read-journey-events", part_rows),
     )
-    for index, file in enumerate(files):
+    for number, file in enumerate(files):
         for batch in trace_batches(file):
-            found.add(batch, index, files)
+            found.add(batch, number, file)
     read_steps, parts = found.steps.done(), JourneyParts(found.journey_spans.done(), found.journey_events.done())
-    ended_ns = otlp_steps.end_of_earlier_starts(read_steps)
+    ended_ns = otlp_steps.end_of_earlier_starts(read_steps, part_rows)
     remarks = [*_unread_events(found)]
     if ended_ns is not None:
         remarks.append(_earlier(read_steps, parts, ended_ns))
-    steps = _steps(read_steps, ended_ns, files[0])
+    steps = _steps(read_steps, ended_ns, files[0], scratch, part_rows)
     snapshots = _snapshots(found.snapshots.done(), ended_ns, files[0], scratch, part_rows)
     bridge = bridge_of(otlp_journeys.bridging_offsets(parts, ended_ns), steps)
     journeys = None
@@ -122,28 +119,30 @@ def read_traces(files: Sequence[RecordedFile], scratch: Path | None = None, part
         offset_ns, hits = bridge.offset_ns if bridge else None, otlp_journeys.cache_hits(snapshots)
         journeys = otlp_journeys.joined(parts, hits, offset_ns, ended_ns, files, scratch, part_rows)
         remarks += journeys.remarks
-    step_spans = _whole(found.step_spans).unique(["trace_id", "span_id"], keep="last")
+    step_spans = _whole(found.step_spans).unique("identity", keep="last")
     return TracesRead(
         steps=steps,
         snapshots=snapshots,
-        journeys=journeys if journeys and len(journeys.lifecycles) else None,
+        journeys=journeys if journeys and journeys.lifecycles.height else None,
         requests=(requests_of(journeys) if journeys else None) or _upstream(found, files),
         bridge=bridge,
         dropped_events=int(step_spans["dropped_events"].sum()),
         other_spans=dict(found.others),
-        sequential_span_ids=_counting(step_spans["span_id"].drop_nulls()),
+        sequential_span_ids=_counting(step_spans.filter("named")["number"]),
         remarks=tuple(remarks),
     )
 
 
-def _steps(found: RowParts, ended_ns: int | None, file: RecordedFile) -> pl.DataFrame:
+def _steps(found: RowParts, ended_ns: int | None, file: RecordedFile, scratch: Path | None, part_rows: int) -> RowParts:
     """The steps since then by id, none twice."""
-    steps, repeats = in_order(found, ["step_id"]), Repeats()
-    if ended_ns is not None:
-        steps = steps.filter(is_since(ended_ns, "epoch_ns"))
-    steps = otlp_steps.without_repeats(steps, ["step_id"], repeats)
+    if ended_ns is None and (found.column("step_id").diff().drop_nulls() > 0).all():
+        return found
+    writer, repeats = PartWriter(READ_STEP_SCHEMA, scratch, "steps", part_rows), Repeats()
+    for frame in by_ranges(found, lambda part: part["step_id"], ["step_id"], part_rows):
+        since = frame if ended_ns is None else frame.filter(is_since(ended_ns, "epoch_ns"))
+        writer.add(otlp_steps.without_repeats(since.sort("step_id", maintain_order=True), ["step_id"], repeats))
     repeats.reject(file, "step")
-    return steps
+    return writer.done()
 
 
 def _snapshots(
@@ -192,9 +191,18 @@ def _earlier(steps: RowParts, parts: JourneyParts, ended_ns: int) -> str:
     return f"{count} steps and {left} journey spans of earlier starts of the server: not used, the last one is"
 
 
-def _counting(span_ids: pl.Series) -> bool:
+def _step_spans(batch: TraceBatch) -> pl.DataFrame:
+    """Of each step span a hash of its ids, its own id as a number (null: it is none), and what the SDK discarded."""
+    return batch.spans.filter(pl.col("scope") == STEP_SCOPE).select(
+        pl.struct("trace_id", "span_id").hash().alias("identity"),
+        pl.col("span_id").is_not_null().alias("named"),
+        pl.col("span_id").str.to_integer(base=16, strict=False).alias("number"),
+        "dropped_events",
+    )
+
+
+def _counting(numbers: pl.Series) -> bool:
     """Whether span ids count 1, 2, 3, ...: real ones are random."""
-    numbers = span_ids.unique().str.to_integer(base=16, strict=False)
     if numbers.is_empty() or numbers.null_count():
         return False
-    return int(numbers.max()) <= 2 * len(numbers)  # type: ignore[arg-type]
+    return int(numbers.max()) <= 2 * numbers.n_unique()  # type: ignore[arg-type]

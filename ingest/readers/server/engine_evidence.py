@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import polars as pl
-
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.server.engine_settings import (
     Source,
@@ -34,7 +32,7 @@ class EngineEvidence:
     header: Mapping[str, object]
     profile: Mapping[str, object]
     hardware: str | None
-    steps: pl.DataFrame
+    steps: RowParts
     journey_events: RowParts
 
 
@@ -67,7 +65,7 @@ def _of_the_run(said: EngineEvidence, block_size: int) -> list[Source]:
     if asynchronous is not None:
         detail = "journeys (whether outputs are processed after the next step began)"
         sources.append(("recorded", detail, {"async_scheduling": asynchronous}))
-    totals = said.steps["kv_blocks_total"].drop_nulls()
+    totals = said.steps.column("kv_blocks_total").drop_nulls()
     if len(totals):
         # The pool without its reserved block, so vLLM's own count is one more.
         blocks = int(totals.mode().sort()[0]) + 1

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import polars as pl
 
 from blis_replay.ingest.readers.otlp.journeys import Journeys
 from blis_replay.ingest.readers.otlp.requests import tokens
 from blis_replay.ingest.readers.requests_frame import READ_SCHEMA, RequestsRead
 from blis_replay.ingest.recording import LIFECYCLE_SCHEMA
+from blis_replay.ingest.row_parts import PartWriter, RowParts
 
 
 def requests_of(journeys: Journeys) -> RequestsRead | None:
@@ -18,9 +21,7 @@ def requests_of(journeys: Journeys) -> RequestsRead | None:
     else with the scheduler's first token; E2E with the departure, which for a given-up
     request is when its client was gone.
     """
-    lifecycles = journeys.lifecycles.filter(pl.coalesce("arrived_ns", "queued_ns").is_not_null())
-    if lifecycles.is_empty():
-        return None
+    arrived = pl.coalesce("arrived_ns", "queued_ns").is_not_null()
     status = pl.col("status")
     columns = {
         "request_id": pl.coalesce("api_request_id", "core_request_id"),
@@ -40,17 +41,25 @@ def requests_of(journeys: Journeys) -> RequestsRead | None:
         "error": pl.when(status != "ok").then(pl.concat_str(status, pl.format(": {}", "reason"), ignore_nulls=True)),
     }
     read = [columns.get(name, pl.lit(None)).cast(kind).alias(name) for name, kind in READ_SCHEMA.items()]
-    return RequestsRead(lifecycles.select(read), "server", "monotonic", model=journeys.model)
+    requests = pl.concat(part.filter(arrived).select(read) for part in journeys.lifecycles.frames())
+    return RequestsRead(requests, "server", "monotonic", model=journeys.model) if requests.height else None
 
 
-def with_request_indices(lifecycles: pl.DataFrame, requests: pl.DataFrame) -> pl.DataFrame:
-    """The lifecycles with ``request_index``, by the ids that client and server share.
+def with_request_indices(lifecycles: RowParts, requests: pl.DataFrame, scratch: Path) -> RowParts:
+    """The lifecycles with ``request_index``, by the ids that client and server share; large ones in ``scratch``.
 
     The API server prefixes a client's ``X-Request-Id`` with ``cmpl-`` or ``chatcmpl-``.  An id
     that occurs twice tells nothing.
     """
     known = requests.select("request_index", pl.col("request_id").alias("id")).drop_nulls()
     unique = known.filter(~pl.col("id").is_duplicated())
+    writer = PartWriter(LIFECYCLE_SCHEMA, scratch, "lifecycles")
+    for part in lifecycles.frames():
+        writer.add(part.with_columns(_request_index(part, unique)))
+    return writer.done()
+
+
+def _request_index(lifecycles: pl.DataFrame, unique: pl.DataFrame) -> pl.Series:
     index = []
     for name in (
         pl.col("api_request_id"),
@@ -59,8 +68,8 @@ def with_request_indices(lifecycles: pl.DataFrame, requests: pl.DataFrame) -> pl
     ):
         found = lifecycles.select(name.alias("id")).join(unique, on="id", how="left", maintain_order="left")
         index.append(found["request_index"])
-    told = pl.DataFrame({str(i): series for i, series in enumerate(index)}).select(pl.coalesce(pl.all())).to_series()
-    return lifecycles.with_columns(told.alias("request_index")).select(LIFECYCLE_SCHEMA.keys())
+    told = pl.DataFrame({str(i): series for i, series in enumerate(index)}).select(pl.coalesce(pl.all()))
+    return told.to_series().alias("request_index")
 
 
 def _us(ns: pl.Expr) -> pl.Expr:

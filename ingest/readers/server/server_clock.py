@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 
 import polars as pl
 
-from blis_replay.ingest.clock_offset import estimate_offset
+from blis_replay.ingest.clock_offset import DEPTH_COLUMNS, estimate_offset
 from blis_replay.ingest.recording import BRIDGED, ESTIMATED, NOT_KNOWN, ONE_CLOCK, STEP_SCHEMA, Clock
+from blis_replay.ingest.row_parts import RowParts
 
 # How near the first step event has to be to the first send to be no coincidence: a
 # request takes longer than this to be sent, received and scheduled.
@@ -36,17 +37,18 @@ class Bridge:
         return (self.offset_ns + 500) // 1000
 
 
-def bridge_of(of_journeys: pl.Series, steps: pl.DataFrame) -> Bridge | None:
+def bridge_of(of_journeys: pl.Series, steps: RowParts) -> Bridge | None:
     """The bridge over journey events, else over steps; ``None`` without a pair of stamps.
 
     ``of_journeys``: epoch less monotonic time of each event, in ns; ``steps``: ``READ_STEP_SCHEMA``.  A journey event's
     two stamps are read one after the other; a step's epoch stamp is taken when its summary has been put
     together, some time after the end of ``schedule()`` (trace-formats 0.1).
     """
-    ended_ns = pl.coalesce("ts_end_ns", "ts_start_ns")
-    of_steps = steps.select(pl.col("epoch_ns") - ended_ns).to_series().drop_nulls()
     known = of_journeys.drop_nulls()
-    offsets_ns = (known if len(known) else of_steps).sort().to_numpy()
+    if known.is_empty():
+        after_ns = pl.col("epoch_ns") - pl.coalesce("ts_end_ns", "ts_start_ns")
+        known = steps.whole(["epoch_ns", "ts_end_ns", "ts_start_ns"]).select(after_ns).to_series().drop_nulls()
+    offsets_ns = known.sort().to_numpy()
     if not len(offsets_ns):
         return None
     # By position, not by interpolation: a double has no room for epoch ns.
@@ -68,7 +70,7 @@ class ServerTimes:
 
 
 def server_times(
-    steps: pl.DataFrame,
+    steps: RowParts,
     arrivals_ns: pl.Series,
     bridge: Bridge | None,
     client: Clock | None,
@@ -86,7 +88,7 @@ def server_times(
     the first sampled step, is put at the experiment's zero.
     """
     journeys_us = arrivals_ns.drop_nulls().sort() // 1000
-    stamps_us = pl.concat([steps["ts_start_ns"] // 1000, journeys_us])
+    stamps_us = pl.concat([steps.column("ts_start_ns") // 1000, journeys_us])
     if stamps_us.is_empty():
         return None
     constructed = not len(arrivals_ns) and (sequential_span_ids or _set_on_first_send(steps, client))
@@ -115,10 +117,9 @@ def server_times(
     return ServerTimes(clock.zero_us, tuple(clocks), remark)
 
 
-def steps_on_zero(steps: pl.DataFrame, zero_us: int) -> pl.DataFrame:
+def steps_on_zero(steps: RowParts, zero_us: int) -> RowParts:
     """``READ_STEP_SCHEMA`` as ``STEP_SCHEMA``, from the zero at which the monotonic clock shows ``zero_us``."""
-    moved = steps.with_columns((pl.col("ts_start_ns") // 1000 - zero_us).alias("start_us"))
-    return moved.select(pl.col(name).cast(kind) for name, kind in STEP_SCHEMA.items())
+    return replace(steps, schema=STEP_SCHEMA, made={"start_us": pl.col("ts_start_ns") // 1000 - zero_us})
 
 
 def _paired_zero(of_pairs: Clock | None, bridge: Bridge | None) -> int | None:
@@ -128,14 +129,15 @@ def _paired_zero(of_pairs: Clock | None, bridge: Bridge | None) -> int | None:
     return None if bridge is None else of_pairs.zero_us - bridge.offset_us
 
 
-def _set_on_first_send(steps: pl.DataFrame, client: Clock | None) -> bool:
-    if client is None or client.kind != "epoch" or steps.is_empty() or steps["epoch_ns"][0] is None:
+def _set_on_first_send(steps: RowParts, client: Clock | None) -> bool:
+    if client is None or client.kind != "epoch" or steps.is_empty():
         return False
-    return abs(int(steps["epoch_ns"][0]) // 1000 - client.zero_us) <= _CONSTRUCTED_WITHIN_US
+    first_ns = next(steps.frames(["epoch_ns"])).item(0, 0)
+    return first_ns is not None and abs(int(first_ns) // 1000 - client.zero_us) <= _CONSTRUCTED_WITHIN_US
 
 
-def _checked_by_depth(clock: Clock, steps: pl.DataFrame, requests: pl.DataFrame) -> tuple[Clock, str]:
-    found, why = estimate_offset(steps_on_zero(steps, clock.zero_us), requests)
+def _checked_by_depth(clock: Clock, steps: RowParts, requests: pl.DataFrame) -> tuple[Clock, str]:
+    found, why = estimate_offset(steps_on_zero(steps, clock.zero_us).whole(DEPTH_COLUMNS), requests)
     if found is None:
         return clock, why
     agrees = found.low_us - STAMPS_MAY_MISS_BY_US <= 0 <= found.high_us + STAMPS_MAY_MISS_BY_US

@@ -14,6 +14,7 @@ from blis_replay.ingest.checks.clocks import pictures
 from blis_replay.ingest.checks.evidence import Context
 from blis_replay.ingest.checks.registry import run_checks
 from blis_replay.ingest.recording import Clock, Finding, Recording
+from blis_replay.ingest.row_parts import in_one_part
 from blis_replay.ingest.token_layout import NO_EVENTS
 
 CONTEXT = Context(NO_EVENTS, None, ())
@@ -91,8 +92,8 @@ def test_stamps_that_the_depth_confirms_are_noted() -> None:
 
 def test_an_offset_that_nothing_tells_is_said_to_be_unknown() -> None:
     made = stepped(0, Clock("step", "monotonic", 0, placed="not known"))
-    flat = made.steps.with_columns(pl.lit(3, pl.Int64).alias("running_depth"))
-    (finding,) = clock_findings(Recording(**(vars(made) | {"steps": flat})))
+    flat = made.steps.whole().with_columns(pl.lit(3, pl.Int64).alias("running_depth"))
+    (finding,) = clock_findings(Recording(**(vars(made) | {"steps": in_one_part(flat)})))
     assert finding.severity == "note"
     assert finding.message == (
         "first sampled step after the first send: the stamps do not say, running depth cannot tell (the running depth "
@@ -103,8 +104,8 @@ def test_an_offset_that_nothing_tells_is_said_to_be_unknown() -> None:
 def test_clocks_that_drift_are_reported_with_the_drift() -> None:
     """A step clock that gains 1 in 1,000: the halves of 60 s are 30 s apart, 30 ms."""
     made = stepped(0, Clock("step", "monotonic", 0, placed="bridged by pairs", stamped_zero_us=0))
-    fast = made.steps.with_columns((pl.col("start_us") * 1.001).cast(pl.Int64))
-    placed, drift = clock_findings(Recording(**(vars(made) | {"steps": fast})))
+    fast = made.steps.whole().with_columns((pl.col("start_us") * 1.001).cast(pl.Int64))
+    placed, drift = clock_findings(Recording(**(vars(made) | {"steps": in_one_part(fast)})))
     assert placed.severity == drift.severity == "note"
     assert drift.measured["drift_us"] == pytest.approx(-30_000, abs=10_000)
 

@@ -121,7 +121,7 @@ def test_several_tokens_a_step_are_named() -> None:
     several = pl.col("output_tokens") * 4
     made = journeys(
         made.journey_events.whole().with_columns(several).to_dicts(),
-        lifecycles=made.lifecycles.to_dicts(),
+        lifecycles=made.lifecycles.whole().to_dicts(),
         engine=ENGINE,
     )
     finding = finding_of(made, "reconstruction")

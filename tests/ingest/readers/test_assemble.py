@@ -51,7 +51,7 @@ def test_a_small_directory_has_the_schemas_of_the_store(tmp_path: Path) -> None:
     )
     with read_recording(directory, profile=PROFILE) as recording:
         assert recording.requests.schema == pl.Schema(REQUEST_SCHEMA)
-        assert recording.steps.schema == pl.Schema(STEP_SCHEMA)
+        assert recording.steps.schema == STEP_SCHEMA
         assert recording.aggregates.schema == pl.Schema(AGGREGATE_SCHEMA)
         assert recording.requests["request_id"].to_list() == ["a", "b"]
         assert recording.requests["arrival_us"].to_list() == [0, 1_000_000]
@@ -188,7 +188,7 @@ def test_34b_general(data_pack: Path) -> None:
         assert recording.engine["num_gpu_blocks"].value == 26_603
         assert recording.engine["async_scheduling"].value is True
         assert all(clock.constructed for clock in recording.clocks)
-        assert len(recording.steps) == 7441
+        assert recording.steps.height == 7441
 
 
 @pytest.mark.realdata

@@ -18,7 +18,13 @@ from blis_replay.fixtures.otlp_forms import as_protobuf
 from blis_replay.ingest.readers.files import Tally
 from blis_replay.ingest.readers.otlp import json_decoder as otlp_json
 from blis_replay.ingest.readers.otlp import rows as otlp_rows
-from blis_replay.ingest.readers.otlp.columns import EVENT_SCHEMA, SPAN_SCHEMA, TraceBatch
+from blis_replay.ingest.readers.otlp.columns import (
+    JOURNEY_EVENT_SCHEMA,
+    SNAPSHOT_EVENT_SCHEMA,
+    SPAN_SCHEMA,
+    STEP_EVENT_SCHEMA,
+    TraceBatch,
+)
 from blis_replay.ingest.readers.otlp.json_decoder import read_json
 from blis_replay.ingest.readers.otlp.protobuf_decoder import read_protobuf
 from blis_replay.ingest.readers.otlp.rows import Rows
@@ -31,6 +37,12 @@ def decoded(document: dict[str, Any] | bytes) -> tuple[TraceBatch, Tally]:
     for _ in read(content, "line 7", 7, rows, tally):
         pass
     return rows.batch("line"), tally
+
+
+def assert_same_events(found: TraceBatch, expected: TraceBatch) -> None:
+    assert found.steps.equals(expected.steps)
+    assert found.snapshots.equals(expected.snapshots)
+    assert found.journey_events.equals(expected.journey_events)
 
 
 def one_span(scope: str = "vllm.api", **fields: Any) -> dict[str, Any]:
@@ -63,7 +75,9 @@ def test_a_span_and_its_event_fill_their_columns() -> None:
     )
     batch, tally = decoded(document)
     assert batch.spans.schema == pl.Schema(SPAN_SCHEMA)
-    assert batch.events.schema == pl.Schema(EVENT_SCHEMA)
+    assert batch.journey_events.schema == pl.Schema(JOURNEY_EVENT_SCHEMA)
+    assert batch.snapshots.schema == pl.Schema(SNAPSHOT_EVENT_SCHEMA)
+    assert batch.steps.schema == pl.Schema(STEP_EVENT_SCHEMA)
     span = {name: value for name, value in batch.spans.row(0, named=True).items() if value is not None}
     assert span == {
         "record": 7,
@@ -83,7 +97,7 @@ def test_a_span_and_its_event_fill_their_columns() -> None:
         "prompt_tokens": 900,
         "e2e_s": 2.0,
     }
-    (row,) = batch.events.rows(named=True)
+    (row,) = batch.journey_events.rows(named=True)
     assert {name: value for name, value in row.items() if value is not None} == {
         "span_row": 0,
         "event": 1,
@@ -131,7 +145,7 @@ def test_very_old_exports_call_a_scope_an_instrumentation_library() -> None:
 )
 def test_an_integer_comes_in_several_spellings(value: Any, read: int | None) -> None:
     batch, tally = decoded(one_span(events=[event({"key": "scheduler.step", "value": value})]))
-    assert batch.events["step_id"].to_list() == [read]
+    assert batch.journey_events["step_id"].to_list() == [read]
     assert tally.rejected_count == 0
 
 
@@ -153,14 +167,14 @@ def test_an_integer_comes_in_several_spellings(value: Any, read: int | None) -> 
 def test_a_known_attribute_of_another_type_costs_its_event(value: Any) -> None:
     events = [event(attribute("scheduler.step", intValue="1")), event({"key": "scheduler.step", "value": value})]
     batch, tally = decoded(one_span(events=[*events, events[0]]))
-    assert batch.events["event"].to_list() == [1, 3]
+    assert batch.journey_events["event"].to_list() == [1, 3]
     assert tally.rejected_count == 1
     assert tally.rejected[0][0] == "line 7, span 1, event 2"
 
 
 def test_a_malformed_attribute_that_nobody_reads_costs_nothing() -> None:
     batch, tally = decoded(one_span(events=[event({"key": "mine", "value": {"intValue": "x"}})]))
-    assert (len(batch.events), tally.rejected_count) == (1, 0)
+    assert (len(batch.journey_events), tally.rejected_count) == (1, 0)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +247,7 @@ def test_json_and_protobuf_agree_on_random_span_trees(document: dict[str, Any]) 
         return
     of_protobuf, protobuf_tally = decoded(serialised)
     assert of_protobuf.spans.equals(of_json.spans)
-    assert of_protobuf.events.equals(of_json.events)
+    assert_same_events(of_protobuf, of_json)
     assert [place for place, _ in protobuf_tally.rejected] == [place for place, _ in json_tally.rejected]
 
 
@@ -256,7 +270,7 @@ def test_a_large_record_is_read_as_a_small_one(document: dict[str, Any]) -> None
     with patch.object(otlp_json, "LARGE_BYTES", 0):
         in_pieces, tally_of_pieces = decoded(document)
     assert in_pieces.spans.equals(at_once.spans)
-    assert in_pieces.events.equals(at_once.events)
+    assert_same_events(in_pieces, at_once)
     assert tally_of_pieces == tally
 
 

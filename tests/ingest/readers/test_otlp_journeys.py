@@ -116,7 +116,7 @@ def read(folder: Path, *spans: tuple[str, dict[str, Any]]) -> tuple[TracesRead, 
 def only(found: TracesRead) -> dict[str, Any]:
     assert found.journeys is not None
     lifecycles, _events = on_zero(found.journeys, MONOTONIC_NS // 1000)
-    (row,) = lifecycles.rows(named=True)
+    (row,) = lifecycles.whole().rows(named=True)
     return row
 
 
@@ -141,7 +141,7 @@ def test_nothing_is_joined_by_cutting_ids(tmp_path: Path) -> None:
     core[1]["parentSpanId"] = "ff" * 8
     found, _file = read(tmp_path, core, api)
     assert found.journeys is not None
-    assert len(found.journeys.lifecycles) == 2
+    assert found.journeys.lifecycles.height == 2
     assert any("engine spans of 1 requests" in remark for remark in found.remarks)
     assert any("API spans of 1 requests" in remark for remark in found.remarks)
 
@@ -273,8 +273,8 @@ def test_only_the_last_start_of_a_server_is_used(tmp_path: Path, reboot: bool) -
     shift_ns = -100_000_000_000 if reboot else 0
     spans = [step_span(1, (1, 0), (2, 100), (3, 200)), step_span(2, (1, 10_000), (2, 10_100), mono_shift_ns=shift_ns)]
     found, file = read(tmp_path, *spans, *whole(1, 10), *whole(2, 10_020))
-    assert found.steps["step_id"].to_list() == [1, 2]
-    assert found.steps["ts_start_ns"][0] == MONOTONIC_NS + 10_000_000_000 + shift_ns
+    assert found.steps.column("step_id").to_list() == [1, 2]
+    assert found.steps.column("ts_start_ns")[0] == MONOTONIC_NS + 10_000_000_000 + shift_ns
     assert only(found)["api_request_id"] == "cmpl-load-2"
     assert "3 steps and 2 journey spans of earlier starts of the server: not used, the last one is" in found.remarks
     assert file.tally.rejected_count == 0
@@ -284,7 +284,7 @@ def test_an_epoch_clock_set_back_a_little_is_no_restart(tmp_path: Path) -> None:
     scope, span = step_span(1, (1, 0), (2, 100), (3, 200))
     span["events"][2]["timeUnixNano"] = str(EPOCH_NS + 50_000_000)
     found, _file = read(tmp_path, (scope, span))
-    assert found.steps["step_id"].to_list() == [1, 2, 3]
+    assert found.steps.column("step_id").to_list() == [1, 2, 3]
 
 
 def test_the_clock_bridge_is_that_of_the_journeys(tmp_path: Path) -> None:
@@ -300,8 +300,8 @@ def test_requests_of_the_client_are_found_by_id(tmp_path: Path) -> None:
     assert found.journeys is not None
     lifecycles, _events = on_zero(found.journeys, 0)
     ids = ["load-3", "cmpl-load-1", "load-2", "load-2"]
-    told = with_request_indices(lifecycles, pl.DataFrame({"request_index": [0, 1, 2, 3], "request_id": ids}))
-    assert told["request_index"].to_list() == [1, None, 0]
+    told = with_request_indices(lifecycles, pl.DataFrame({"request_index": [0, 1, 2, 3], "request_id": ids}), tmp_path)
+    assert told.column("request_index").to_list() == [1, None, 0]
 
 
 def test_events_of_a_journey_stand_in_order_of_time(tmp_path: Path) -> None:
@@ -373,5 +373,5 @@ def test_a_start_that_is_no_epoch_time_is_no_arrival(tmp_path: Path) -> None:
     )
     journeys = read_traces([RecordedFile(tmp_path / "traces.json", "traces.json")]).journeys
     assert journeys is not None
-    assert journeys.lifecycles["arrived_ns"].to_list() == [None]
-    assert journeys.lifecycles["handoff_ns"].to_list() == [MONOTONIC_NS]
+    assert journeys.lifecycles.column("arrived_ns").to_list() == [None]
+    assert journeys.lifecycles.column("handoff_ns").to_list() == [MONOTONIC_NS]

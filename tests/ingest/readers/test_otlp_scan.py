@@ -21,13 +21,15 @@ from blis_replay.ingest.readers.otlp import scan as otlp_scan
 from blis_replay.ingest.readers.otlp.decode import trace_batches
 from blis_replay.ingest.scan import window
 
-Read = tuple[pl.DataFrame, pl.DataFrame, int, list[tuple[str, str]]]
+EVENTS = ("steps", "snapshots", "journey_events")
+Read = tuple[dict[str, pl.DataFrame], int, list[tuple[str, str]]]
 
 
 def read(path: Path, *, scanned: bool, window_bytes: int = 1 << 12, batch_rows: int = 8) -> Read:
-    """All spans, all events (``span_row`` among all spans), and what was rejected."""
+    """All spans and events by their kind (``span_row`` among all spans), and what was rejected."""
     file = RecordedFile(path, path.name)
-    spans, events, count = [], [], 0
+    found: dict[str, list[pl.DataFrame]] = {kind: [] for kind in ("spans", *EVENTS)}
+    count = 0
     with (
         patch.object(files, "LARGE_BYTES", 0 if scanned else 1 << 60),
         patch.object(files, "CHUNK_BYTES", window_bytes // 2),
@@ -37,19 +39,21 @@ def read(path: Path, *, scanned: bool, window_bytes: int = 1 << 12, batch_rows: 
     ):
         for batch in trace_batches(file):
             assert batch.unit == "line"
-            spans.append(batch.spans)
-            events.append(batch.events.with_columns(pl.col("span_row") + count))
+            found["spans"].append(batch.spans)
+            for kind in EVENTS:
+                found[kind].append(getattr(batch, kind).with_columns(pl.col("span_row") + count))
             count += len(batch.spans)
-    return pl.concat(spans), pl.concat(events), file.tally.rejected_count, file.tally.rejected
+    whole = {kind: pl.concat(frames) for kind, frames in found.items()}
+    return whole, file.tally.rejected_count, file.tally.rejected
 
 
 def assert_same(path: Path, content: bytes) -> Read:
     path.write_bytes(content)
     decoded, scanned = read(path, scanned=False), read(path, scanned=True)
-    for of_decoder, of_scan in zip(decoded[:2], scanned[:2], strict=True):
-        assert of_scan.schema == of_decoder.schema
-        assert of_scan.equals(of_decoder)
-    assert scanned[2:] == decoded[2:]
+    for kind, of_decoder in decoded[0].items():
+        assert scanned[0][kind].schema == of_decoder.schema
+        assert scanned[0][kind].equals(of_decoder)
+    assert scanned[1:] == decoded[1:]
     return scanned
 
 
@@ -200,14 +204,14 @@ def test_most_lines_of_the_collector_are_taken_by_the_scan(tmp_path: Path) -> No
     spans = [span(rng) | {"name": "llm_core", "status": {}, "droppedEventsCount": 1, "startTimeUnixNano": "5"}]
     spans[0]["attributes"] = [{"key": "gen_ai.request.id", "value": {"stringValue": "cmpl-1"}}]
     stamp = {"key": "ts.monotonic_ns", "value": {"intValue": "226106840574000"}}
-    ratio = {"key": "kv.usage_gpu_ratio", "value": {"doubleValue": 1e-05}}
-    spans[0]["events"] = [{"timeUnixNano": "7", "name": "journey.QUEUED", "attributes": [stamp, ratio]}]
+    seconds = {"key": "ts.monotonic", "value": {"doubleValue": 1e-05}}
+    spans[0]["events"] = [{"timeUnixNano": "7", "name": "journey.QUEUED", "attributes": [stamp, seconds]}]
     whole = {"resourceSpans": [{"scopeSpans": [{"scope": {"name": "vllm.scheduler"}, "spans": spans}]}]}
     (tmp_path / "traces.json").write_text(json.dumps(whole) + "\n")
     with patch.object(otlp_scan, "read_record", side_effect=AssertionError("left to the decoder")):
         found = read(tmp_path / "traces.json", scanned=True)
-    assert found[0].select("name", "start_ns", "request_id").row(0) == ("llm_core", 5, "cmpl-1")
-    assert found[1].select("name", "time_ns", "monotonic_ns", "kv_usage").row(0) == (
+    assert found[0]["spans"].select("name", "start_ns", "request_id").row(0) == ("llm_core", 5, "cmpl-1")
+    assert found[0]["journey_events"].select("name", "time_ns", "monotonic_ns", "monotonic_s").row(0) == (
         "journey.QUEUED",
         7,
         226106840574000,
@@ -226,9 +230,8 @@ def test_real_traces_are_read_alike(data_pack: Path, tmp_path: Path) -> None:
         plain.write_bytes(gzip.decompress(path.read_bytes()))
         usual = {"window_bytes": 1 << 20, "batch_rows": 1_000}
         decoded, scanned = read(plain, scanned=False), read(plain, scanned=True, **usual)
-        assert scanned[0].equals(decoded[0]), path
-        assert scanned[1].equals(decoded[1]), path
-        assert scanned[2:] == decoded[2:] == (0, [])
+        assert all(frame.equals(decoded[0][kind]) for kind, frame in scanned[0].items()), path
+        assert scanned[1:] == decoded[1:] == (0, [])
 
 
 def test_a_line_that_needs_too_much_room_is_left_to_the_decoder(tmp_path: Path) -> None:
@@ -240,4 +243,4 @@ def test_a_line_that_needs_too_much_room_is_left_to_the_decoder(tmp_path: Path) 
         patch.object(otlp_scan, "read_record", side_effect=otlp_scan.read_record) as decoder,
     ):
         found = assert_same(tmp_path / "traces.json", (line + "\n").encode() * 3)
-    assert (len(found[0]), decoder.call_count) == (300, 3)
+    assert (len(found[0]["spans"]), decoder.call_count) == (300, 3)

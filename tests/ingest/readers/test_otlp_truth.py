@@ -52,8 +52,11 @@ def true_requests(data_pack: Path, scenario: str, recording: Recording) -> pl.Da
     zero_us = recording.clocks[0].zero_us - MONOTONIC_ZERO_US
     truth = pl.read_csv(folder_of(data_pack, scenario) / "requests.csv")
     moved = truth.with_columns((us(name) - zero_us).alias(name) for name in truth.columns if name.endswith("_us"))
-    ids = recording.lifecycles.select("api_request_id")
+    ids = recording.lifecycles.whole(["api_request_id"])
     return ids.join(moved, on="api_request_id", how="left", maintain_order="left")
+
+
+KINDS = ("spans", "steps", "snapshots", "journey_events")
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
@@ -62,19 +65,17 @@ def test_every_encoding_of_a_scenario_holds_the_same_columns(data_pack: Path, sc
     for path in sorted(folder_of(data_pack, scenario).glob("traces*")):
         file = RecordedFile(path, path.name)
         batches = list(trace_batches(file))
-        found.append((pl.concat(b.spans for b in batches), pl.concat(b.events for b in batches)))
+        found.append([pl.concat(getattr(batch, kind) for batch in batches) for kind in KINDS])
         assert file.tally.rejected_count == 0
     assert len(found) == (6 if scenario == "fcfs-async" else 3)
-    spans, events = found[0]
-    for other_spans, other_events in found[1:]:
-        assert other_spans.equals(spans)
-        assert other_events.equals(events)
+    for other in found[1:]:
+        assert all(frame.equals(expected) for frame, expected in zip(other, found[0], strict=True))
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_lifecycles_are_the_truth_to_the_microsecond(data_pack: Path, scenario: str, tmp_path: Path) -> None:
     with recorded(data_pack, scenario, tmp_path) as recording:
-        found, truth = recording.lifecycles, true_requests(data_pack, scenario, recording)
+        found, truth = recording.lifecycles.whole(), true_requests(data_pack, scenario, recording)
     # All journeys but those whose client's traceparent said "not sampled", or the 10 % that were drawn.
     sampled = {"fcfs-async": 495, "kv-tight-sync": 400, "shared-prefix-async": 500, "long-prompts-sync": 300}
     assert found.height == sampled.get(scenario, 50)
@@ -125,7 +126,7 @@ def test_requests_come_from_journeys_where_no_client_recorded_them(
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_steps_are_the_sampled_ones(data_pack: Path, scenario: str, tmp_path: Path) -> None:
     with recorded(data_pack, scenario, tmp_path) as recording:
-        steps, zero_us = recording.steps, recording.clocks[0].zero_us - MONOTONIC_ZERO_US
+        steps, zero_us = recording.steps.whole(), recording.clocks[0].zero_us - MONOTONIC_ZERO_US
         missing = " ".join(recording.missing)
     every = pl.read_csv(folder_of(data_pack, scenario) / "steps.csv")
     drawn = every.filter(pl.col("sampled") == 1)
@@ -158,7 +159,7 @@ def test_snapshots_know_the_prefix_cache_hits_and_every_running_request(
     data_pack: Path, scenario: str, tmp_path: Path
 ) -> None:
     with recorded(data_pack, scenario, tmp_path) as recording:
-        snapshots, lifecycles = recording.snapshots.whole(), recording.lifecycles
+        snapshots, lifecycles = recording.snapshots.whole(), recording.lifecycles.whole()
         truth = true_requests(data_pack, scenario, recording)
     seen = lifecycles["cached_prompt_tokens"].is_not_null()
     assert lifecycles.filter(seen)["cached_prompt_tokens"].to_list() == truth.filter(seen)["cached_tokens"].to_list()
@@ -203,7 +204,7 @@ def test_cancelled_requests_leave_the_api_server_before_the_engine(
 ) -> None:
     """Counts of the scenarios' READMEs; a cancel reaches the engine 0.4 ms later and is carried out after that."""
     with recorded(data_pack, scenario, tmp_path) as recording:
-        gone = recording.lifecycles.filter(pl.col("status") == "aborted")
+        gone = recording.lifecycles.whole().filter(pl.col("status") == "aborted")
         errors = recording.requests.filter(pl.col("status") == "error")["error"]
         assert not any("time order" in sentence for sentence in recording.missing)
     assert (gone.height, gone["first_token_us"].null_count()) == (cancelled, before_token)
@@ -213,7 +214,7 @@ def test_cancelled_requests_leave_the_api_server_before_the_engine(
 
 def test_a_request_of_one_token_has_its_first_token_last(data_pack: Path, tmp_path: Path) -> None:
     with recorded(data_pack, "fcfs-async", tmp_path) as recording:
-        one = recording.lifecycles.filter(pl.col("output_tokens") == 1, pl.col("status") == "ok")
+        one = recording.lifecycles.whole().filter(pl.col("output_tokens") == 1, pl.col("status") == "ok")
         requests = recording.requests
     assert one.height > 0
     for row in one.iter_rows(named=True):
@@ -225,10 +226,10 @@ def test_a_request_of_one_token_has_its_first_token_last(data_pack: Path, tmp_pa
 def test_two_encodings_of_a_run_in_one_directory_are_one_run(data_pack: Path, tmp_path: Path) -> None:
     with recorded(data_pack, "fcfs-async", tmp_path, "traces.pb", "traces.json.zst") as twice:
         rejected = {file.name: file.rejected_count for file in twice.files}
-        lifecycles, steps = twice.lifecycles, twice.steps
+        lifecycles, steps = twice.lifecycles.whole(), twice.steps.whole()
     with recorded(data_pack, "fcfs-async", tmp_path, "traces.pb") as once:
-        assert once.lifecycles.equals(lifecycles)
-        assert once.steps.equals(steps)
+        assert once.lifecycles.whole().equals(lifecycles)
+        assert once.steps.whole().equals(steps)
     # 464 steps and 353 snapshots are counted in the first file, 990 spans of journeys where they stand again.
     assert rejected["traces.json.zst"] + rejected["traces.pb"] == 464 + 353 + 990
 

@@ -10,6 +10,7 @@ import pytest
 
 from blis_replay.fixtures.planted import Planted, planted_recording, with_wrong_pre_queue
 from blis_replay.ingest.recording import LIFECYCLE_SCHEMA, empty_frame
+from blis_replay.ingest.row_parts import in_one_part
 from blis_replay.replay.driver import replay
 from blis_replay.validate.attribution.segments import Segments, segment_frame, segments_of
 from blis_replay.validate.attribution.segments_text import segments_json, segments_text
@@ -46,7 +47,7 @@ def test_a_perfect_simulator_differs_in_no_segment(planted: Planted) -> None:
 
 
 def test_what_was_not_recorded_is_merged_and_named(planted: Planted) -> None:
-    recording = replace(planted.recording, lifecycles=empty_frame(LIFECYCLE_SCHEMA))
+    recording = replace(planted.recording, lifecycles=in_one_part(empty_frame(LIFECYCLE_SCHEMA)))
     recording = replace(recording, requests=recording.requests.with_columns(prefill_us=pl.lit(None, pl.Int64)))
     segments = segments_of(replay(recording, planted.release))
     assert list(named(segments)) == ["to first token", "to last token"]

@@ -11,7 +11,15 @@ from planted_pages import HOSTILE, HOSTILE_PLACES, PlantedPage
 
 from blis_replay.fixtures.planted import planted_recording, with_wrong_pre_queue
 from blis_replay.ingest.ingest import ingest_recording
-from blis_replay.ingest.recording import JOURNEY_EVENT_SCHEMA, REQUEST_SCHEMA, Setting, SourceFile, empty_frame
+from blis_replay.ingest.recording import (
+    JOURNEY_EVENT_SCHEMA,
+    LIFECYCLE_SCHEMA,
+    REQUEST_SCHEMA,
+    STEP_SCHEMA,
+    Setting,
+    SourceFile,
+    empty_frame,
+)
 from blis_replay.ingest.row_parts import in_one_part
 from blis_replay.ingest.store import open_store
 from blis_replay.replay.mode import ReplayMode
@@ -85,8 +93,8 @@ def bare_html(planted_page: PlantedPage, tmp_path_factory: pytest.TempPathFactor
     bare = replace(
         recording,
         requests=recording.requests.with_columns(nothing),
-        steps=recording.steps.clear(),
-        lifecycles=recording.lifecycles.clear(),
+        steps=in_one_part(empty_frame(STEP_SCHEMA)),
+        lifecycles=in_one_part(empty_frame(LIFECYCLE_SCHEMA)),
         journey_events=in_one_part(empty_frame(JOURNEY_EVENT_SCHEMA)),
         token_events=None,
         prefix=None,
