@@ -27,7 +27,7 @@ _CONFIG = (
 NOT_RUN = (
     *("blis-replay ingest", "blis-replay collect", "blis-replay generalize", "compare --published"),
     *("--blis-binary", "--experiment mine", "--experiment mooncake", "--train mine", "--train 7b-train"),
-    *("FILE", "artifact.json", "defaults.yaml", "roofline.yaml"),
+    *("FILE", "artifact.json", "defaults.yaml", "roofline.yaml", "trees"),
 )
 # Slow, and the same verb runs in another example or in a test of its own.
 SLOW = (
