@@ -6,9 +6,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from blis_replay.validate.cli.options import executor_options, form_options, print_frame, print_json, progress_line
+from blis_replay.validate.cli.options import (
+    executor_options,
+    form_options,
+    print_frame,
+    print_json,
+    progress_line,
+    store_option,
+)
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from blis_replay.replay.executors import ExecutorName
 
 
@@ -48,8 +57,16 @@ def list_studies(form: str | None) -> None:
 @click.argument("names", nargs=-1)
 @click.option("--all", "every", is_flag=True, help="All studies that ship.")
 @executor_options
+@store_option
 @form_options
-def run(names: tuple[str, ...], every: bool, executor: ExecutorName, workers: int | None, form: str | None) -> int:
+def run(
+    names: tuple[str, ...],
+    every: bool,
+    executor: ExecutorName,
+    workers: int | None,
+    store_path: Path,
+    form: str | None,
+) -> int:
     """Run studies and judge them: what was measured, effects with intervals over seeds, verdicts.
 
     A check is confirmed if all of its 95 % interval is where it should be, refuted if all of it
@@ -62,7 +79,8 @@ def run(names: tuple[str, ...], every: bool, executor: ExecutorName, workers: in
       blis-replay study run --all --markdown
 
     Exit codes: 0 every verdict is the one on record and every difference from a published one
-    is explained by evidence, 1 one is not.
+    is explained by evidence, 1 one is not, 3 a study that was named needs recordings that are
+    not in the store (--all says so and goes on).
     """
     from blis_replay.validate.studies.read import load_study, study_names
     from blis_replay.validate.studies.study_data import suite_frame, suite_json
@@ -72,11 +90,13 @@ def run(names: tuple[str, ...], every: bool, executor: ExecutorName, workers: in
     if bool(names) == every:
         raise click.UsageError("name studies, or give --all; `blis-replay study list` names them")
     studies = [load_study(name) for name in dict.fromkeys(names or study_names())]
-    results = run_studies(studies, executor=executor, workers=workers, progress=progress_line("running"))
+    results = run_studies(studies, store_path, executor=executor, workers=workers, progress=progress_line("running"))
     if form == "json":
         print_json(suite_json(results))
     elif form is not None:
         print_frame(suite_frame(results), form)
     else:
         click.echo(suite_text(results) if every else "\n\n\n".join(study_text(result) for result in results))
-    return 0 if all(result.passed for result in results) else 1
+    if not all(result.passed for result in results):
+        return 1
+    return 3 if names and any(result.absent for result in results) else 0
