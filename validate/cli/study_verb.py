@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from blis_replay.validate.cli.options import executor_options, form_options, print_answer
+from blis_replay.validate.cli.options import executor_options, form_options, print_answer, store_option
 from blis_replay.validate.cli.progress import progress_line
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from blis_replay.replay.executors import ExecutorName
 
 
@@ -55,8 +57,16 @@ def list_studies(form: str | None) -> None:
 @click.argument("names", nargs=-1)
 @click.option("--all", "every", is_flag=True, help="All studies that ship.")
 @executor_options
+@store_option
 @form_options
-def run(names: tuple[str, ...], every: bool, executor: ExecutorName, workers: int | None, form: str | None) -> int:
+def run(
+    names: tuple[str, ...],
+    every: bool,
+    executor: ExecutorName,
+    workers: int | None,
+    store_path: Path,
+    form: str | None,
+) -> int:
     """Run studies and judge them: what was measured, effects with intervals over seeds, verdicts.
 
     A check is confirmed if all of its 95 % interval is where it should be, refuted if all of it
@@ -69,7 +79,8 @@ def run(names: tuple[str, ...], every: bool, executor: ExecutorName, workers: in
       blis-replay study run --all --markdown
 
     Exit codes: 0 every verdict is the one on record and every difference from a published one
-    is explained by evidence, 1 one is not.
+    is explained by evidence, 1 one is not, 3 a study that was named needs recordings that are
+    not in the store (--all says so and goes on).
     """
     from blis_replay.validate.studies.read import load_study, study_names
     from blis_replay.validate.studies.study_data import suite_frame, suite_json
@@ -80,11 +91,13 @@ def run(names: tuple[str, ...], every: bool, executor: ExecutorName, workers: in
         raise click.UsageError("name studies, or give --all; `blis-replay study list` names them")
     studies = [load_study(name) for name in dict.fromkeys(names or study_names())]
     with progress_line("running") as told:
-        results = run_studies(studies, executor=executor, workers=workers, progress=told)
+        results = run_studies(studies, store_path, executor=executor, workers=workers, progress=told)
     print_answer(
         form,
         text=lambda: suite_text(results) if every else "\n\n\n".join(map(study_text, results)),
         document=lambda: suite_json(results),
         frame=lambda: suite_frame(results),
     )
-    return 0 if all(result.passed for result in results) else 1
+    if not all(result.passed for result in results):
+        return 1
+    return 3 if names and any(result.absent for result in results) else 0

@@ -56,13 +56,14 @@ def parse_study(text: str, name: str) -> Study:
     systems = _systems(top, measurement)
     configurations = _configurations(top, measurement)
     published = top.mapping("published")
+    recordings = _words(top, "recordings") if measurement.of_recordings else ()
     study = Study(
         name=name,
         title=top.text("title"),
         family=top.text("family"),
         hypothesis=top.text("hypothesis"),
         systems=systems,
-        seeds=_seeds(top),
+        seeds=tuple(range(len(recordings))) if recordings else _seeds(top),
         configurations=configurations,
         shown=_shown(top, measurement),
         checks=_checks(top, "checks", configurations, measurement),
@@ -71,6 +72,8 @@ def parse_study(text: str, name: str) -> Study:
         published=_published(published, systems),
         recorded=_recorded(top, systems),
         explanation=top.text("explanation", optional=True),
+        recordings=recordings,
+        library=measurement.library,
     )
     if not study.checks:
         top.refuse("checks", "is empty", "a verdict needs at least one")

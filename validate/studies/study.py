@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
-
-from blis_replay.validate.studies.systems import System
+from typing import Any, Literal
 
 Verdict = Literal["confirmed", "refuted", "inconclusive"]
 VERDICTS: tuple[Verdict, ...] = ("confirmed", "refuted", "inconclusive")
 
 # One run of one configuration: what it measures, by name (``MEASURES`` of its module), from a system (None where
-# the measurement needs none) and a seed.  A function of a module or a partial of one, so that a process can get it.
-Run = Callable[[System | None, int], Mapping[str, float]]
+# the measurement needs none) and a seed; or from recordings and the place of one of them.  A function of a module or a
+# partial of one, so that a process can get it.
+Run = Callable[[Any, int], Mapping[str, float]]
 
 EffectKind = Literal["value", "ratio", "difference", "largest", "smallest", "least_step", "slope", "r2"]
 
@@ -57,7 +56,8 @@ class Study:
     ``systems``: names, or one empty name where the measurement needs none.  ``shown``: measures for the table.
     ``checks``: the hypothesis is confirmed if all are, refuted if one is, else inconclusive.  ``evidence``: what must
     come out for ``explanation``, of why the verdict is not the published one, to count.  ``recorded``: the verdict by
-    system that this simulator is known to give.
+    system that this simulator is known to give.  ``recordings``: what is measured on, by slug or alias; seeds are then
+    their places.  ``library``: an optional one that it takes.
     """
 
     name: str
@@ -74,3 +74,5 @@ class Study:
     published: Mapping[str, Published]
     recorded: Mapping[str, Verdict]
     explanation: str
+    recordings: tuple[str, ...] = ()
+    library: str = ""

@@ -57,6 +57,8 @@ def _study_json(result: StudyResult) -> dict[str, Any]:
         "seeds": list(study.seeds),
         "source": study.source,
         "explanation": study.explanation or None,
+        "recordings": list(study.recordings),
+        "not_judged": result.absent or None,
         "systems": [_system_json(study, system) for system in result.systems],
     }
 

@@ -16,6 +16,8 @@ def study_text(result: StudyResult) -> str:
     """One study: what was measured, the checks, the verdicts beside the published ones."""
     study = result.study
     parts = [wrap(f"{study.name}: {study.title}"), wrap(f"  {study.hypothesis}")]
+    if result.absent:
+        return "\n\n".join([*parts, wrap(f"not judged: {result.absent}")])
     parts += [_measured(result, measure) for measure in study.shown]
     parts += [_checks("checks", result, study.checks)]
     if study.evidence:
@@ -23,7 +25,10 @@ def study_text(result: StudyResult) -> str:
     parts += ["\n".join(_verdict(study, system) for system in result.systems)]
     if study.explanation:
         parts += [wrap(f"why: {study.explanation}")]
-    parts += [wrap(f"published: {study.source}; seeds {', '.join(map(str, study.seeds))}")]
+    over = (
+        f"recordings {', '.join(study.recordings)}" if study.recordings else f"seeds {', '.join(map(str, study.seeds))}"
+    )
+    parts += [wrap(f"published: {study.source}; {over}")]
     return "\n\n".join(parts)
 
 
@@ -41,12 +46,14 @@ def suite_text(results: Sequence[StudyResult]) -> str:
         for result in results
         for i, system in enumerate(result.systems)
     ]
+    rows += [[result.study.name, "", "not judged", "-", "-", "-"] for result in results if result.absent]
     header = ["study", "on", "verdict", "effect", "95 % interval", "published"]
     failed = [result.study.name for result in results if not result.passed]
     told = "every verdict is the one on record, and every difference from a published one is explained"
     if failed:
         told = f"not as on record, or different from published without a reason: {', '.join(failed)}"
-    return "\n\n".join([table(header, rows, left=3), wrap(f"{len(results)} studies; {told}")])
+    absent = [wrap(f"{result.study.name} is not judged: {result.absent}") for result in results if result.absent]
+    return "\n\n".join([table(header, rows, left=3), *absent, wrap(f"{len(results)} studies; {told}")])
 
 
 def number(value: float) -> str:
