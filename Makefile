@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 EXPERIMENT ?= 34b-general
 
-.PHONY: demo test lint types clean lock
+.PHONY: demo test lint types docs clean lock
 
 demo: $(VENV)/.installed
 	$(BIN)/blis-replay validate --experiment $(EXPERIMENT)
@@ -22,6 +22,10 @@ lint: $(VENV)/.installed-dev
 types: $(VENV)/.installed-dev
 	rm -rf build/typed && $(BIN)/pip install --quiet --no-deps --target build/typed .
 	cd build/typed && ../../$(BIN)/python -m mypy --config-file ../../pyproject.toml -p blis_replay
+
+# Runs every command of the documentation, fails where a page is not what it prints, and builds build/site.
+docs: $(VENV)/.installed-dev
+	$(BIN)/python scripts/docs.py
 
 $(VENV)/.installed: requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("blis-replay needs Python 3.11 or newer; set PYTHON=/path/to/python3.11" if sys.version_info < (3, 11) else 0)'

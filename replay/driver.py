@@ -105,11 +105,11 @@ def without_rows(run: ReplayRun) -> ReplayRun:
     """What a run was of, by whom and how, without its requests and steps: small enough to keep hundreds of them."""
     recording, plan, simulated = run.recording, run.plan, run.simulated
     nothing = np.empty(0, np.int64)
-    rows = {name: getattr(recording, name).clear() for name in ("requests", "steps", "lifecycles")}
-    parts = {name: replace(getattr(recording, name), parts=(), height=0) for name in ("snapshots", "journey_events")}
+    in_parts = ("steps", "lifecycles", "snapshots", "journey_events")
+    parts = {name: replace(getattr(recording, name), parts=(), height=0) for name in in_parts}
     return replace(
         run,
-        recording=replace(recording, **rows, **parts, prefix=None),
+        recording=replace(recording, requests=recording.requests.clear(), **parts, prefix=None),
         plan=replace(
             plan, trace=RequestTrace(nothing, nothing, nothing, nothing, nothing), cycles=None, delivery_us=None
         ),

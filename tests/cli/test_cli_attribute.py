@@ -13,7 +13,7 @@ _JSON_DOCS = Path(__file__).parents[2] / "docs" / "json.md"
 
 
 def documented(verb: str) -> set[str]:
-    described = _JSON_DOCS.read_text("utf-8").split(f"# JSON of `blis-replay {verb} --json`")[1].split("\n# ")[0]
+    described = _JSON_DOCS.read_text("utf-8").split(f"# JSON of `blis-replay {verb} --json`")[1].split("\n## ")[0]
     return set(re.findall(r"[a-z_0-9]+", " ".join(re.findall(r"`([^`]+)`", described))))
 
 

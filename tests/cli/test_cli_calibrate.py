@@ -63,7 +63,7 @@ def test_every_field_of_the_json_is_documented_and_every_documented_field_exists
     fitted = run("calibrate", "--train", "1b-general", "--out", "mine.yaml", "--json").json
     stepped = run("steps", "--experiment", "1b-general", "--coefficients", "mine.yaml", "--json").json
     fields = _fields(fitted if verb == "calibrate" else stepped)
-    section = _JSON_DOCS.read_text("utf-8").split(f"# JSON of `blis-replay {verb} --json`")[1].split("\n# ")[0]
+    section = _JSON_DOCS.read_text("utf-8").split(f"# JSON of `blis-replay {verb} --json`")[1].split("\n## ")[0]
     documented = set(re.findall(r"[a-z_0-9]+", " ".join(re.findall(r"`([^`]+)`", section))))
     assert sorted(fields - documented) == []
     first_column = " ".join(line.split("|")[1] for line in section.splitlines() if "|" in line)

@@ -1,0 +1,178 @@
+"""The documentation: its pages are what the commands print, and the builder notices where they are not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blis_replay.validate.cli.main import VERBS, cli
+
+sys.path.append(str(Path(__file__).parents[2] / "scripts"))
+import docs_html
+import docs_run
+from docs_fences import parts_of, text_of
+from docs_generated import GENERATED
+from docs_outputs import ELISION, is_current, refreshed
+from docs_pages import ROOT, Page, all_pages
+from docs_rooms import imports_between, rooms_svg
+from docs_run import PageError, current_text, refresh
+
+Write = Callable[[str], Page]
+
+# Pages that are run in every test run: they take seconds.  `make docs` runs all of them.
+QUICK = ("metrics.md", "checks.md", "commands.md", "engine.md", "architecture.md", "documentation.md")
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Write a page of this text into a folder of its own."""
+
+    def page(text: str) -> Page:
+        source = tmp_path / "page.md"
+        source.write_text(text, "utf-8")
+        return Page(source, "page.html")
+
+    return page
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_page_is_what_its_commands_print(name: str) -> None:
+    (page,) = [page for page in all_pages() if page.source.name == name]
+    assert current_text(page) == page.text
+
+
+def test_every_markdown_file_of_the_documentation_is_in_the_navigation() -> None:
+    assert {page.source for page in all_pages()} == {ROOT / "README.md", *(ROOT / "docs").glob("*.md")}
+
+
+def test_no_link_of_the_site_leads_to_nothing_and_nothing_is_loaded_from_elsewhere(tmp_path: Path) -> None:
+    assert docs_html.build_site(tmp_path / "site") == []
+    for page in (tmp_path / "site").glob("*.html"):
+        text = page.read_text("utf-8")
+        assert "<script" not in text
+        assert 'src="http' not in text and 'rel="stylesheet" href="style.css"' in text
+
+
+@pytest.mark.parametrize("page", all_pages(), ids=lambda page: page.source.name)
+def test_generated_parts_are_current_on_every_page(page: Page) -> None:
+    for part in parts_of(page.text):
+        if part.kind == "region":
+            assert list(part.body) == GENERATED[part.language]()
+
+
+def test_every_verb_has_its_help_on_the_page_of_commands() -> None:
+    text = (ROOT / "docs" / "commands.md").read_text("utf-8")
+    assert [verb for verb in VERBS if f"\n## blis-replay {verb}\n" not in text] == []
+    coefficients = cli.get_command(click.Context(cli), "coefficients")
+    assert isinstance(coefficients, click.Group)
+    assert [v for v in coefficients.commands if f"\n## blis-replay coefficients {v}\n" not in text] == []
+
+
+def test_the_picture_of_the_rooms_is_drawn_from_the_imports() -> None:
+    """tests/test_architecture.py says which imports there may be; each has an arrow, and no other has one."""
+    assert (ROOT / "docs" / "architecture.svg").read_text("utf-8") == rooms_svg()
+    assert ("validate", "replay") in imports_between()
+    assert ("ingest", "blis") not in imports_between()
+
+
+def test_output_that_has_changed_is_found_and_written(write: Write) -> None:
+    page = write("# Page\n\n```console\n$ echo one; echo two; exit 1\none\n2\n```\n")
+    assert current_text(page) == "# Page\n\n```console\n$ echo one; echo two; exit 1\none\ntwo\n# exit code 1\n```\n"
+
+
+def test_commands_of_a_page_share_a_folder_and_files_named_in_it(write: Write) -> None:
+    text = (
+        "# Page\n\n```yaml made.yaml\na: 1\n```\n\n```console\n$ cat made.yaml \\\n    > copy\n$ cat copy\na: 1\n```\n"
+        '\n```python\nprint(open("copy").read().strip())\n```\n\n```text\na: 1\n```\n'
+    )
+    assert current_text(write(text)) == text
+
+
+def test_what_a_program_prints_gets_a_block_of_its_own(write: Write) -> None:
+    page = write("# Page\n\n```python\nprint(1)\n```\n\nMore.\n")
+    assert current_text(page) == "# Page\n\n```python\nprint(1)\n```\n\n```text\n1\n```\n\nMore.\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("```\nls\n```\n", "no kind of block"),
+        ("```python\n1 / 0\n```\n", "ZeroDivisionError"),
+        ("```console\nno command\n```\n", "begins with a command"),
+        ("```text\n", "is not closed"),
+        ("```console\n$ pwd\n```\n", "a path of this machine"),
+        ("```console\n$ python -c 1/0\n```\n", "a traceback"),
+        ("<!-- begin nothing -->\n<!-- end nothing -->\n", "nothing generates 'nothing'"),
+        ("```sh\nblis-replay validate --experimint x\n```\n", "there is no --experimint"),
+        ("Use `blis-replay wrong --json`.\n", "there is no wrong"),
+    ],
+)
+def test_a_page_that_cannot_be_run_is_one_error_with_its_place(write: Write, text: str, problem: str) -> None:
+    with pytest.raises(PageError, match=r"page\.md: line \d") as error:
+        current_text(write(f"# Page\n\n{text}"))
+    assert problem in str(error.value)
+
+
+def test_blocks_that_need_recordings_stay_as_they_are_without_them(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(docs_run, "HAS_RECORDINGS", False)
+    text = "# Page\n\n```console recordings\n$ echo new\nold\n```\n"
+    assert current_text(write(text)) == text
+
+
+def test_three_dots_stand_for_lines_and_names_for_what_varies() -> None:
+    printed = ["head", "read in 1.25 s", "a", "b", "tail"]
+    assert is_current(["head", "read in <seconds> s", ELISION, "tail"], printed)
+    assert not is_current(["head", "read in <seconds> s", "tail"], printed)
+    assert not is_current(["head", "read in <seconds> m", ELISION, "tail"], printed)
+
+
+def test_a_changed_number_is_written_and_what_was_left_out_stays_out() -> None:
+    documented = ["mean  1.5", ELISION, "p99  2", "took <seconds> s"]
+    printed = ["mean  1.6", "p50  1", "p90  2", "p99  3", "took 4.2 s"]
+    assert refreshed(documented, printed) == ["mean  1.6", ELISION, "p99  3", "took <seconds> s"]
+
+
+@given(st.lists(st.text("ab.1 ", max_size=5)), st.lists(st.text("ab.1 ", max_size=5)))
+def test_what_is_written_is_current(documented: list[str], printed: list[str]) -> None:
+    """Whatever stood there: after an update the page stands for the output."""
+    assert is_current(refreshed(documented, printed), printed)
+
+
+@given(st.lists(st.sampled_from(["word", "", "```text", "```", "<!-- begin x -->", "<!-- end x -->", "$ ls"])))
+def test_a_page_is_its_parts(lines: list[str]) -> None:
+    text = "\n".join(lines) + "\n"
+    try:
+        parts = parts_of(text)
+    except ValueError:
+        return
+    assert text_of(parts) == text
+
+
+def test_headings_have_the_anchors_of_a_forge() -> None:
+    assert docs_html.anchor_of("Why is it `off`? 31,906 %") == "why-is-it-off-31906-"
+    assert docs_html.anchor_of("One", ["one", "one-1"]) == "one-2"
+
+
+def test_a_page_that_is_not_current_is_told_and_mended(write: Write) -> None:
+    page = write("# Page\n\n```console\n$ echo two\n2\n```\n")
+    assert "\n-2\n+two\n" in refresh(page, update=False)
+    assert "\n2\n" in page.text
+    assert refresh(page, update=True) == ""
+    assert refresh(page, update=False) == ""
+
+
+def test_the_script_builds_the_site() -> None:
+    """On a page that takes no time: exit code 0, and the pages are counted."""
+    command = [sys.executable, ROOT / "scripts" / "docs.py", ROOT / "docs" / "documentation.md"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert f"{len(all_pages())} pages in build/site" in ended.stdout
