@@ -24,7 +24,8 @@ class SimResult:
     named by ``kernel.state.STEP_DTYPE``.  ``segments``: int64, n x 3: request, first row, rows that
     all gave it a token, in the order in which they ended; a request that was never passed
     over nor preempted has one.  ``cached_tokens``: prefix-cache hit of the first admission;
-    ``resume_cached_tokens``: of later ones, summed.
+    ``resume_cached_tokens``: of later ones, summed; those fetched from a CPU tier are among both.
+    ``stored_blocks``, ``fetched_blocks``: KV blocks copied to that tier and back.
     """
 
     arrival_us: Int64s
@@ -41,6 +42,8 @@ class SimResult:
     steps: NDArray[np.void]
     segments: Int64s
     lifecycle: Lifecycle
+    stored_blocks: int = 0
+    fetched_blocks: int = 0
 
     @property
     def completed(self) -> NDArray[np.bool_]:
@@ -175,6 +178,8 @@ def read_result(
         steps=state.steps[: state.at[k.ROWS]],
         segments=segments,
         lifecycle=lifecycle,
+        stored_blocks=int(state.at[k.CPU_STORED]),
+        fetched_blocks=int(state.at[k.CPU_FETCHED]),
     )
 
 
@@ -190,6 +195,8 @@ def check_conservation(abort_us: Int64s, state: k.State, result: SimResult) -> N
         raise TraceError("a request that nobody gave up did not complete: an engine defect")
     if state.at[k.FREE_BLOCKS] != state.config[k.NUM_BLOCKS]:
         raise TraceError("blocks were lost or freed twice: an engine defect")
+    if not 0 <= state.at[k.CPU_USED] <= state.config[k.CPU_BLOCKS]:
+        raise TraceError("the CPU tier holds more blocks than it has: an engine defect")
     tokens = np.bincount(result.segments[:, 0], result.segments[:, 2], minlength=len(abort_us))
     if (tokens[result.completed] != result.output_tokens[result.completed]).any():
         raise TraceError("a completed request has not all of its tokens: an engine defect")

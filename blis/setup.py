@@ -54,6 +54,8 @@ def new_state(trace: RequestTrace, engine: EngineConfig, looked_at_us: Int64s, o
     rank, by_rank, urgency = _waiting_order(trace, engine, order)
     abort_us = trace.abort_us[order]
     static_keys = int(keys.max(initial=-1)) + 1
+    found = _links(static_keys + (engine.max_num_seqs + 2) * (2 * width + 1))
+    cpu_tier = _empty_list(len(found) if engine.num_cpu_blocks else 0)
     request = np.empty((n, k.REQUEST_COLUMNS), np.int32, order="F")
     request[:] = _new_request()
     request[:, k.PROMPT_TOKENS] = request[:, k.KNOWN] = prompt
@@ -82,7 +84,9 @@ def new_state(trace: RequestTrace, engine: EngineConfig, looked_at_us: Int64s, o
         finish_head=_links(ring),
         keys=keys,
         piece=_pieces(usable),
-        found=_links(static_keys + (engine.max_num_seqs + 2) * (2 * width + 1)),
+        found=found,
+        cpu_newer=cpu_tier,
+        cpu_older=cpu_tier.copy(),
         table=np.zeros((engine.max_num_seqs, 2 * width), np.int32),
         free_rows=np.arange(engine.max_num_seqs, dtype=np.int64),
         steps=np.empty(max(_STEPS_AT_FIRST, _STEPS_PER_REQUEST * n), k.STEP_DTYPE),
@@ -92,14 +96,18 @@ def new_state(trace: RequestTrace, engine: EngineConfig, looked_at_us: Int64s, o
 
 def with_room(state: k.State) -> k.State:
     """The same state with the arrays that are nearly full made longer by half."""
-    at, steps, segments, found = state.at, state.steps, state.segments, state.found
-    if at[k.ROWS] >= len(steps):
-        steps = _longer(steps)
-    elif at[k.SEGMENTS] + 2 * state.config[k.MAX_NUM_SEQS] + 2 > len(segments):
-        segments = _longer(segments)
-    else:
-        found = np.concatenate([found, _links(len(found))])
-    return state._replace(steps=steps, segments=segments, found=found)
+    at, found = state.at, state.found
+    if at[k.ROWS] >= len(state.steps):
+        return state._replace(steps=_longer(state.steps))
+    if at[k.SEGMENTS] + 2 * state.config[k.MAX_NUM_SEQS] + 2 > len(state.segments):
+        return state._replace(segments=_longer(state.segments))
+    state = state._replace(found=np.concatenate([found, _links(len(found))]))
+    if state.config[k.CPU_BLOCKS] == 0:
+        return state
+    none = np.zeros(len(found), np.int32)
+    return state._replace(
+        cpu_newer=np.concatenate([state.cpu_newer, none]), cpu_older=np.concatenate([state.cpu_older, none])
+    )
 
 
 def _longer(table: NDArray[Any]) -> NDArray[Any]:
@@ -201,6 +209,8 @@ def _config(engine: EngineConfig, ring: int, usable_blocks: int) -> Int64s:
     config[k.PATIENCE] = max(10_000, 4 * engine.max_model_len)
     config[k.NUM_BLOCKS] = usable_blocks
     config[k.RING_MASK] = ring - 1
+    config[k.CPU_BLOCKS] = engine.num_cpu_blocks
+    config[k.FETCH_US] = engine.cpu_fetch_us_per_block
     return config
 
 
@@ -229,3 +239,10 @@ def _pieces(usable: int) -> k.Int32s:
 
 def _links(*shape: int) -> k.Int32s:
     return np.full(shape, k.NONE, np.int32)
+
+
+def _empty_list(keys: int) -> k.Int32s:
+    """The links of ``kernel.recency`` for keys below a number, none of them in the list."""
+    links = np.zeros(keys + 1, np.int32)
+    links[0] = 1
+    return links

@@ -141,6 +141,8 @@ class EngineConfig:
     as many blocks as the requests could ever take, up to a million.
     ``long_prefill_token_threshold`` 0 is off.  ``scheduling_policy`` ``sjf``, shortest prompt first, is BLIS's and not
     vLLM's: waiting requests go by prompt tokens, arrival, place in the trace; all else is as under ``fcfs``.
+    ``num_cpu_blocks``: room of a CPU tier for evicted blocks, 0: there is none; ``cpu_fetch_us_per_block``: how long
+    the device takes to fetch one back, before the step that needs it.
     """
 
     max_num_seqs: int
@@ -153,6 +155,8 @@ class EngineConfig:
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0
     scheduling_policy: Literal["fcfs", "priority", "sjf"] = "fcfs"
+    num_cpu_blocks: int = 0
+    cpu_fetch_us_per_block: int = 0
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size"):
@@ -160,6 +164,9 @@ class EngineConfig:
                 raise TraceError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.max_num_seqs > MOST_SEQUENCES:
             raise TraceError(f"max_num_seqs is {self.max_num_seqs}; at most {MOST_SEQUENCES} can be simulated")
+        for name in ("num_cpu_blocks", "cpu_fetch_us_per_block"):
+            if not 0 <= getattr(self, name) < 2**31:
+                raise TraceError(f"{name} is {getattr(self, name)}; 0 is the least, and 2^31 too much")
         if self.long_prefill_token_threshold < 0:
             raise TraceError(f"long_prefill_token_threshold is {self.long_prefill_token_threshold}; 0 switches it off")
         if self.num_gpu_blocks is not None and self.num_gpu_blocks < 2:

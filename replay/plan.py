@@ -129,6 +129,8 @@ def engine_config(recording: Recording, mode: ReplayMode) -> EngineConfig:
         enable_chunked_prefill=bool(value.get("enable_chunked_prefill", True)),
         long_prefill_token_threshold=int(value.get("long_prefill_token_threshold", 0)),
         scheduling_policy="priority" if policy == "priority" else "fcfs",
+        num_cpu_blocks=int(value.get("num_cpu_blocks", 0)),
+        cpu_fetch_us_per_block=int(value.get("cpu_fetch_us_per_block", 0)),
     )
 
 

@@ -13,10 +13,12 @@ import numpy as np
 import polars as pl
 
 from blis_replay.blis.engine import simulate
-from blis_replay.blis.errors import TraceError
+from blis_replay.blis.errors import TraceError, WorkloadError
 from blis_replay.blis.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.result import SimResult
 from blis_replay.blis.trace import EngineConfig
+from blis_replay.blis.workloads.generate import generate
+from blis_replay.blis.workloads.read import parse_workload
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.server.engine_settings import read_engine_file
 from blis_replay.ingest.recording import Recording
@@ -24,6 +26,7 @@ from blis_replay.replay.engine_overrides import with_engine
 from blis_replay.replay.errors import ReplayError, UnknownNameError
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import request_trace
+from blis_replay.replay.release_file import page_of_text
 from blis_replay.replay.request_table import RequestTable
 
 _REQUIRED = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "async_scheduling")
@@ -121,6 +124,17 @@ def recorded_table(recording: Recording, engine: EngineConfig) -> RequestTable:
     return RequestTable(trace, rows, ids, (), Path(recording.alias), "request", rows)
 
 
+def generated_table(path: Path, engine: EngineConfig) -> RequestTable:
+    """The requests of a workload file (docs/workloads.md), for an engine of the caller's.
+
+    Raises ``WorkloadError`` naming the file, the field and what is wrong with it.
+    """
+    workload = parse_workload(page_of_text(path, "a workload", WorkloadError), str(path))
+    trace = generate(workload, engine.block_size).trace
+    rows = np.arange(len(trace))
+    return RequestTable(trace, rows, None, (), path, "request", rows)
+
+
 def simulate_table(
     table: RequestTable, engine: EngineConfig, release: CoefficientRelease, entry: ModelEntry
 ) -> Simulation:
@@ -197,11 +211,12 @@ def write_tables(simulation: Simulation, folder: Path, as_csv: bool) -> None:
     steps = len(simulation.result.steps)
     # A long run has more steps than should be in memory twice.
     parts = (step_frame(simulation, first, _STEPS_A_PART) for first in range(0, max(steps, 1), _STEPS_A_PART))
-    _write(folder / "requests", iter([request_frame(simulation)]), as_csv)
-    _write(folder / "steps", parts, as_csv)
+    write_frame(folder / "requests", iter([request_frame(simulation)]), as_csv)
+    write_frame(folder / "steps", parts, as_csv)
 
 
-def _write(stem: Path, parts: Iterator[pl.DataFrame], as_csv: bool) -> None:
+def write_frame(stem: Path, parts: Iterator[pl.DataFrame], as_csv: bool) -> None:
+    """Write the parts of a table, one at least, as ``stem.parquet`` (and ``.csv``)."""
     from pyarrow.parquet import ParquetWriter
 
     head = next(parts)

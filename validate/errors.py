@@ -13,3 +13,11 @@ class NothingToJudgeError(ValidateError):
 
 class PolicyError(ValidateError):
     """A gate policy that is none: the file, the field, what is wrong, what to do."""
+
+
+class StudyError(ValidateError):
+    """A study that is none: the file, the field, what is wrong, what to do."""
+
+
+class UnknownStudyError(ValidateError):
+    """A study that does not exist."""

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from blis_replay.replay.simulation import Simulation
-from blis_replay.validate.metrics import METRICS, STATISTICS, LatencySamples, latency_statistics
+from blis_replay.validate.metrics import METRICS, STATISTICS, LatencySamples, Values, latency_statistics
 from blis_replay.validate.terminal import percent_plain, table, wrap
 
 
@@ -17,12 +18,14 @@ def summary(simulation: Simulation) -> dict[str, Any]:
 
     ``duration_s``: first arrival to last token at a client.  ``prefix_hit_rate``: prompt tokens
     that were not computed at the first admission, known beforehand or found in the simulated
-    cache, over all.  ``min_free_blocks`` is null where memory has no bound.
+    cache, over all; null without a request.  ``min_free_blocks`` is null where memory has no bound.
     """
     result, trace, engine = simulation.result, simulation.table.trace, simulation.engine
     done, steps = result.completed, result.steps
-    duration_s = float((trace.arrival_us + result.e2e_us)[done].max(initial=0) - trace.arrival_us[0]) / 1e6
+    first_us = int(trace.arrival_us[0]) if len(trace) else 0
+    duration_s = float((trace.arrival_us + result.e2e_us)[done].max(initial=first_us) - first_us) / 1e6
     hits = np.maximum(result.cached_tokens, trace.prompt_tokens - trace.prefill_tokens)
+    samples = LatencySamples(result.ttft_us[done], result.e2e_us[done], result.output_tokens[done])
     bounded = engine.num_gpu_blocks is not None
     return {
         "requests": len(trace),
@@ -31,9 +34,9 @@ def summary(simulation: Simulation) -> dict[str, Any]:
         "duration_s": duration_s,
         "requests_per_s": int(done.sum()) / duration_s if duration_s else None,
         "output_tokens_per_s": int(result.output_tokens[done].sum()) / duration_s if duration_s else None,
-        "latencies_ms": _latencies_ms(simulation),
+        "latencies_ms": latencies_ms(samples, result.inter_token_gaps(done)),
         "preemptions": int(result.preemptions.sum()),
-        "prefix_hit_rate": int(hits.sum()) / int(trace.prompt_tokens.sum()),
+        "prefix_hit_rate": int(hits.sum()) / int(trace.prompt_tokens.sum()) if len(trace) else None,
         "peak_running": int(steps["running_depth"].max(initial=0)),
         "peak_waiting": int(steps["waiting_depth"].max(initial=0)),
         "min_free_blocks": int(steps["free_blocks"].min()) if bounded and len(steps) else None,
@@ -51,12 +54,12 @@ def summary(simulation: Simulation) -> dict[str, Any]:
 def summary_text(values: dict[str, Any]) -> str:
     """The page of a summary, in 80 columns."""
     latencies, free, source = values["latencies_ms"], values["min_free_blocks"], values["provenance"]
-    rows = [[metric.upper(), *(_hundredths(latencies[metric][s]) for s in STATISTICS)] for metric in METRICS]
+    rows = [[metric.upper(), *(hundredths(latencies[metric][s]) for s in STATISTICS)] for metric in METRICS]
     lines = [
         f"{values['completed']:,} of {values['requests']:,} requests completed in {values['duration_s']:,.1f} s "
         f"and {values['steps']:,} steps",
-        f"throughput {_hundredths(values['requests_per_s'])} requests/s, "
-        f"{_hundredths(values['output_tokens_per_s'])} output tokens/s",
+        f"throughput {hundredths(values['requests_per_s'])} requests/s, "
+        f"{hundredths(values['output_tokens_per_s'])} output tokens/s",
         f"preemptions {values['preemptions']:,}; prefix hit rate {percent_plain(values['prefix_hit_rate'])}",
         f"peak running {values['peak_running']:,}, peak waiting {values['peak_waiting']:,}, "
         + ("KV blocks without bound" if free is None else f"least free KV blocks {free:,}"),
@@ -74,10 +77,9 @@ def summary_frame(values: dict[str, Any]) -> pl.DataFrame:
     return pl.DataFrame(list(rows.items()), orient="row", schema={"quantity": pl.String, "value": pl.Float64})
 
 
-def _latencies_ms(simulation: Simulation) -> dict[str, dict[str, float | None]]:
-    result, done = simulation.result, simulation.result.completed
-    samples = LatencySamples(result.ttft_us[done], result.e2e_us[done], result.output_tokens[done])
-    latencies = latency_statistics(samples, result.inter_token_gaps(done))
+def latencies_ms(samples: LatencySamples, gaps: tuple[Values, NDArray[np.int64]]) -> dict[str, dict[str, float | None]]:
+    """Statistics of all metrics, ms, by metric and statistic; None where there are no samples."""
+    latencies = latency_statistics(samples, gaps)
     return {
         metric: {
             name: round(us / 1000, 6) if (us := latencies[metric].get(name)) is not None else None
@@ -87,5 +89,6 @@ def _latencies_ms(simulation: Simulation) -> dict[str, dict[str, float | None]]:
     }
 
 
-def _hundredths(value: float | None) -> str:
+def hundredths(value: float | None) -> str:
+    """Two decimals, ``-`` where there is nothing."""
     return "-" if value is None else f"{value:,.2f}"

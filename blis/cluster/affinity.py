@@ -1,13 +1,14 @@
 """What the router remembers to have sent to each instance: a list of blocks, the most recently sent first.
 
-It is the router's view, not what an instance still holds.  The list is circular through node 0; block key k is node
-k + 1.  A link holds the node and 1; 0: the block is not remembered.
+It is the router's view, not what an instance still holds.  Blocks are known by their keys; the list is that of
+``kernel.recency``.
 """
 
 from __future__ import annotations
 
 from blis_replay.blis.cluster.compiled import compiled
 from blis_replay.blis.cluster.state import MEMORY_BLOCKS, Front
+from blis_replay.blis.kernel.recency import drop, is_listed, list_first, oldest
 from blis_replay.blis.kernel.state import BLOCK_SIZE, KEY_COUNT, KEY_START, PROMPT_TOKENS, State
 
 
@@ -25,7 +26,7 @@ def remembered_share(stack: State, front: Front, request: int, i: int) -> float:
         return 0.0
     start, known = front.columns[KEY_START, request], min(blocks, front.columns[KEY_COUNT, request])
     matched = 0
-    while matched < known and front.older[i, stack.keys[start + matched] + 1] != 0:
+    while matched < known and is_listed(front.older[i], stack.keys[start + matched]):
         matched += 1
     return matched / blocks
 
@@ -33,32 +34,13 @@ def remembered_share(stack: State, front: Front, request: int, i: int) -> float:
 @compiled
 def remember(stack: State, front: Front, request: int, i: int) -> None:
     """A prompt is sent to an instance; its first block is the last to be forgotten."""
-    start = front.columns[KEY_START, request]
+    start, newer, older = front.columns[KEY_START, request], front.newer[i], front.older[i]
     for block in range(min(prompt_blocks(stack, front, request), front.columns[KEY_COUNT, request]) - 1, -1, -1):
-        node = stack.keys[start + block] + 1
-        if front.older[i, node] != 0:
-            unlink(front, i, node)
+        key = stack.keys[start + block]
+        if is_listed(older, key):
+            drop(newer, older, key)
         elif front.remembered[i] == front.policy[MEMORY_BLOCKS]:
-            unlink(front, i, front.newer[i, 0] - 1)
+            drop(newer, older, oldest(newer))
         else:
             front.remembered[i] += 1
-        link_first(front, i, node)
-
-
-@compiled
-def unlink(front: Front, i: int, node: int) -> None:
-    """Forget a block."""
-    newer, older = front.newer[i, node], front.older[i, node]
-    front.older[i, newer - 1] = older
-    front.newer[i, older - 1] = newer
-    front.older[i, node] = 0
-
-
-@compiled
-def link_first(front: Front, i: int, node: int) -> None:
-    """Remember a block as the most recent."""
-    second = front.older[i, 0]
-    front.newer[i, node] = 1
-    front.older[i, node] = second
-    front.newer[i, second - 1] = node + 1
-    front.older[i, 0] = node + 1
+        list_first(newer, older, key)

@@ -25,6 +25,8 @@ _KINDS = {LeastLoaded: c.LEAST_LOADED, AlwaysBusiest: c.ALWAYS_BUSIEST, Weighted
 # Of an instance's state, by request: written before they are read, so copies of them would be of nothing.
 _BY_REQUEST = ("request", "queued_us", "abort_us", "scheduled_us", "link", "abort_order", "heap")
 _LAST_AXIS = ("request",)  # column after column
+# By block key, with what stands for nothing.
+_PADDING = {"found": k.NONE, "cpu_newer": 0, "cpu_older": 0}
 _SHARED = ("config", "keys", "by_rank")
 
 
@@ -49,8 +51,8 @@ def with_room_for(stack: k.State, i: int) -> k.State:
         length = capacity + capacity // 2 + 1
         return stack._replace(**{name: _longer(stack, name, length, submitted) for name in _BY_REQUEST})
     wanted = with_room(c.instance_view(stack, i))
-    all_keys = np.full(len(stack.at), stack.found.shape[1])
-    used = {"steps": stack.at[:, k.ROWS], "segments": stack.at[:, k.SEGMENTS], "found": all_keys}
+    used = {"steps": stack.at[:, k.ROWS], "segments": stack.at[:, k.SEGMENTS]}
+    used |= {name: np.full(len(stack.at), getattr(stack, name).shape[1]) for name in _PADDING}
     short = [name for name in used if len(getattr(wanted, name)) > getattr(stack, name).shape[1]]
     return stack._replace(**{name: _longer(stack, name, len(getattr(wanted, name)), used[name]) for name in short})
 
@@ -60,8 +62,8 @@ def _longer(stack: k.State, name: str, length: int, rows: Int64s) -> NDArray[Any
     table = getattr(stack, name)
     axis = table.ndim - 1 if name in _LAST_AXIS else 1
     longer = np.empty((*table.shape[:axis], length, *table.shape[axis + 1 :]), table.dtype)
-    if name == "found":
-        longer[:] = k.NONE
+    if name in _PADDING:
+        longer[:] = _PADDING[name]
     for old, new, count in zip(table, longer, rows.tolist(), strict=True):
         held = (*[slice(None)] * (axis - 1), slice(count))
         new[held] = old[held]

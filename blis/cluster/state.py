@@ -82,6 +82,8 @@ def instance_view(stack: State, i: int) -> State:
         keys=stack.keys,
         piece=stack.piece[i],
         found=stack.found[i],
+        cpu_newer=stack.cpu_newer[i],
+        cpu_older=stack.cpu_older[i],
         table=stack.table[i],
         free_rows=stack.free_rows[i],
         steps=stack.steps[i],

@@ -8,8 +8,10 @@ piece of them is a mere number; two such pieces never stand side by side.
 from __future__ import annotations
 
 from blis_replay.blis.kernel.compiled import compiled
+from blis_replay.blis.kernel.cpu_tier import store_block
 from blis_replay.blis.kernel.state import (
     ALIKE,
+    CPU_BLOCKS,
     DEPTH,
     FREE_BLOCKS,
     KEYS_AT,
@@ -141,11 +143,16 @@ def key_in_piece(state: State, piece: int, i: int) -> int:
 
 @compiled
 def leave_cache(state: State, piece: int, i: int) -> None:
-    """The contents of the i-th block of a piece are lost; a twin, if it has one, is found in its place."""
+    """The contents of the i-th block of a piece are lost; a twin, if it has one, is found in its place.
+
+    Without a twin they go to the CPU tier, if there is one.
+    """
     key = index(key_in_piece(state, piece, i))
     this = index(piece)
     if state.piece[this, PIECE_BLOCKS] > 1 or state.found[key] == piece:
         state.found[key] = state.piece[this, TWIN]
+        if state.config[CPU_BLOCKS] > 0 and state.piece[this, TWIN] == NONE:
+            store_block(state, key_in_piece(state, piece, i))
         return
     before = index(state.found[key])
     while state.piece[before, TWIN] != piece:

@@ -19,6 +19,7 @@ a key, a piece that the block was cut off from: the way to it is the chain of RE
 from __future__ import annotations
 
 from blis_replay.blis.kernel.compiled import compiled
+from blis_replay.blis.kernel.cpu_tier import fetch_block, is_stored
 from blis_replay.blis.kernel.free_queue import append_alike, insert_before, key_in_piece, new_piece, take_blocks, unlink
 from blis_replay.blis.kernel.state import (
     BLOCK_SIZE,
@@ -140,14 +141,12 @@ def find_cached_blocks(state: State, request: int, row: int) -> tuple[int, int, 
     """The leading blocks of a request that the cache has: how many, how many of them are free, and their pieces.
 
     The pieces, and how many blocks of each, are noted in a row of the table; nothing is
-    held yet.  The last known token is always computed, so a block that holds it cannot hit.
+    held yet.
     """
     found, free, pieces = 0, 0, 0
     if state.config[PREFIX_CACHING] == 0:
         return found, free, pieces
-    most = (state.request[request, KNOWN] - 1) // state.config[BLOCK_SIZE]
-    if state.request[request, DYNAMIC_KEY] == NONE:
-        most = min(most, state.request[request, KEY_COUNT])
+    most = most_to_find(state, request)
     while found < most:
         piece = state.found[index(key_of(state, request, found))]
         if piece == NONE:
@@ -160,6 +159,33 @@ def find_cached_blocks(state: State, request: int, row: int) -> tuple[int, int, 
         if state.piece[index(piece), HOLDERS] == 0:
             free += blocks
     return found, free, pieces
+
+
+@compiled
+def most_to_find(state: State, request: int) -> int:
+    """Leading blocks of a request that may be found somewhere; the last known token is always computed."""
+    most = (state.request[request, KNOWN] - 1) // state.config[BLOCK_SIZE]
+    if state.request[request, DYNAMIC_KEY] == NONE:
+        most = min(most, state.request[request, KEY_COUNT])
+    return most
+
+
+@compiled
+def find_stored_blocks(state: State, request: int, found: int) -> int:
+    """How many blocks of a request that follow its ``found`` cached ones the CPU tier has."""
+    stored, most = 0, most_to_find(state, request) - found
+    if state.config[PREFIX_CACHING] == 0:
+        return stored
+    while stored < most and is_stored(state, key_of(state, request, found + stored)):
+        stored += 1
+    return stored
+
+
+@compiled
+def fetch_blocks(state: State, request: int, found: int, stored: int) -> None:
+    """Copy those blocks to the GPU; the first is the last to make room in the tier."""
+    for i in range(found + stored - 1, found - 1, -1):
+        fetch_block(state, key_of(state, request, i))
 
 
 @compiled

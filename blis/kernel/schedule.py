@@ -13,7 +13,9 @@ from blis_replay.blis.kernel.compiled import compiled
 from blis_replay.blis.kernel.free_queue import take_blocks
 from blis_replay.blis.kernel.pool import (
     blocks_for,
+    fetch_blocks,
     find_cached_blocks,
+    find_stored_blocks,
     get_blocks,
     hold_found_blocks,
 )
@@ -46,6 +48,7 @@ from blis_replay.blis.kernel.state import (
     CHUNK,
     CHUNKED_PREFILL,
     COMPUTED,
+    CPU_BLOCKS,
     DECODING,
     DECODING_CONTEXT,
     DECODING_REQUESTS,
@@ -228,7 +231,8 @@ def admit_waiting(state: State, budget: int) -> None:
         request = first_waiting(state)
         row = state.free_rows[at[FREE_ROWS] - 1]
         hits, free_hits, pieces = find_cached_blocks(state, request, row)
-        hit_tokens = max(hits * config[BLOCK_SIZE], state.request[request, GIVEN_HIT])
+        stored = find_stored_blocks(state, request, hits) if config[CPU_BLOCKS] > 0 else 0
+        hit_tokens = max((hits + stored) * config[BLOCK_SIZE], state.request[request, GIVEN_HIT])
         tokens = state.request[request, KNOWN] - hit_tokens
         if 0 < config[LONG_PREFILL_THRESHOLD] < tokens:
             tokens = config[LONG_PREFILL_THRESHOLD]
@@ -243,6 +247,8 @@ def admit_waiting(state: State, budget: int) -> None:
         state.request[request, BLOCKS_HELD] = hits
         state.request[request, BLOCKS_ENTERED] = hits
         hold_found_blocks(state, request, pieces)
+        if stored > 0:
+            fetch_blocks(state, request, hits, stored)
         get_blocks(state, request, hit_tokens + tokens)
         state.request[request, COMPUTED] = hit_tokens
         note_admission(state, request, hit_tokens)

@@ -39,8 +39,10 @@ NEW, WAITING, PREFILLING, DECODING, LAST_IN_FLIGHT, COMPLETED, ABORTED = range(7
     PATIENCE,  # barren turns after which nothing will ever move again
     NUM_BLOCKS,  # without the reserved one
     RING_MASK,  # State.finish_head has a power of two of slots, more than any request has steps
-) = range(12)
-CONFIG_SIZE = 12
+    CPU_BLOCKS,  # room of the CPU tier, 0: there is none
+    FETCH_US,  # that the device takes to fetch a block from there
+) = range(14)
+CONFIG_SIZE = 14
 
 # -- State.at: where the run stands ----------------------------------------------------
 (
@@ -76,8 +78,11 @@ CONFIG_SIZE = 12
     WAITING_BEFORE,  # depths and free blocks before the tokens of the last batch came in, which may be
     RUNNING_BEFORE,  # later than the time that a run was advanced to
     FREE_BEFORE,
-) = range(32)
-AT_SIZE = 32
+    CPU_USED,  # blocks in the CPU tier
+    CPU_STORED,  # blocks that were copied there, and back
+    CPU_FETCHED,
+) = range(35)
+AT_SIZE = 35
 
 # -- State.batch: the batch just scheduled ------------------------------------------------
 (
@@ -197,6 +202,8 @@ class State(NamedTuple):
     keys: Int32s  # block keys, see BlockKeys
     piece: Int32s  # [twice the blocks and some, PIECE_COLUMNS]
     found: Int32s  # [keys] the piece in the cache with this key, or the one it was cut off from
+    cpu_newer: Int32s  # [keys + 1] the CPU tier's blocks by last use, see recency; [1] without one
+    cpu_older: Int32s
     table: Int32s  # [rows, 2 * blocks of a request] cached pieces that a running request holds, and their blocks then
     free_rows: Int64s
     steps: NDArray[np.void]  # [capacity] of STEP_DTYPE, grows

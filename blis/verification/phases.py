@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from blis_replay.blis.engine import simulate
 from blis_replay.blis.latency import LatencyModel, Lifecycle
@@ -18,6 +19,8 @@ from blis_replay.blis.result import SimResult
 from blis_replay.blis.trace import EngineConfig, Int64s
 from blis_replay.blis.verification.row import VerificationRow
 from blis_replay.blis.verification.workloads import plain_trace
+
+Values = Int64s | NDArray[np.float64]
 
 # Of 1 - R2 and of slopes, relative.  One us at one point would be 1e-10.
 _FLOAT_ERROR = 1e-12
@@ -71,7 +74,7 @@ class Line:
     r2: float
 
 
-def fit_line(x: Int64s, y: Int64s) -> Line:
+def fit_line(x: Values, y: Values) -> Line:
     """The least-squares line through the points; x must vary."""
     dx, dy = x - x.mean(), y - y.mean()
     slope = float((dx * dy).sum() / (dx * dx).sum())

@@ -45,12 +45,10 @@ def parse_workload(text: str, origin: str) -> Workload:
 
 def workload_of(fields: Fields, seed: int) -> Workload:
     """The workload that a mapping describes, without schema and seed."""
-    clients = tuple(_client(client) for client in fields.list("clients"))
+    by_name = fields.mapping("clients")
+    clients = tuple(_client(name, by_name.mapping(name)) for name in by_name.values)
     if not clients:
         fields.refuse("clients", "is empty", "describe at least one")
-    names = [client.name for client in clients]
-    if len(set(names)) < len(names):
-        fields.refuse("clients", "have a name twice", "give each its own: its draws depend on it")
     if ("requests" in fields.values) == ("duration_s" in fields.values):
         fields.refuse("requests", "or duration_s, one of them, must say how much to send", "write one of them")
     requests = fields.count("requests", 1, MOST_REQUESTS) if "requests" in fields.values else None
@@ -59,9 +57,9 @@ def workload_of(fields: Fields, seed: int) -> Workload:
     return Workload(seed, clients, requests, duration_s)
 
 
-def _client(fields: Fields) -> Client:
+def _client(name: str, fields: Fields) -> Client:
     client = Client(
-        name=fields.text("name"),
+        name=name,
         rate_per_s=_positive(fields, "rate_per_s"),
         arrivals=_arrivals(fields),
         prompt_tokens=_lengths(fields.mapping("prompt_tokens")),

@@ -57,6 +57,8 @@ engines = st.builds(
     async_scheduling=st.booleans(),
     num_gpu_blocks=st.integers(24, 40),
     scheduling_policy=st.sampled_from(["fcfs", "priority", "sjf"]),
+    num_cpu_blocks=st.sampled_from([0, 0, 5, 500]),
+    cpu_fetch_us_per_block=st.sampled_from([0, 70]),
 )
 snapshot_rules = st.builds(Snapshots, st.sampled_from([0, 1, 20_000, 100_000]), st.booleans())
 clusters = st.builds(

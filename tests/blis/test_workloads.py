@@ -237,7 +237,7 @@ schema: blis-replay/workload/1
 seed: 42
 requests: 10
 clients:
-  - name: chat
+  chat:
     rate_per_s: 5
     arrivals: {process: gamma, cv: 3}
     prompt_tokens: {distribution: normal, mean: 256, deviation: 50, min: 64, max: 512}
@@ -269,13 +269,13 @@ def test_a_workload_is_read_from_yaml() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "place"),
     [
-        ("cv: 3", "cv: -3", "field clients[0].arrivals.cv: is not within 0.01 and 30"),
-        ("gamma", "gama", "field clients[0].arrivals.process: is 'gama'"),
-        ("mean: 256", "men: 256", "field clients[0].prompt_tokens.mean: is no number"),
+        ("cv: 3", "cv: -3", "field clients.chat.arrivals.cv: is not within 0.01 and 30"),
+        ("gamma", "gama", "field clients.chat.arrivals.process: is 'gama'"),
+        ("mean: 256", "men: 256", "field clients.chat.prompt_tokens.mean: is no number"),
         ("seed: 42", "seed: 42\nseeds: 1", "field seeds: is not a field of a workload"),
         ("requests: 10", "", "field requests: or duration_s, one of them"),
-        ("min: 64", "min: 640", "field clients[0].prompt_tokens.min: is above max"),
-        ("weights: [1, 3]", "weights: [1]", "field clients[0].output_tokens.weights: are 1 for 2 values"),
+        ("min: 64", "min: 640", "field clients.chat.prompt_tokens.min: is above max"),
+        ("weights: [1, 3]", "weights: [1]", "field clients.chat.output_tokens.weights: are 1 for 2 values"),
     ],
 )
 def test_a_mistake_is_named_with_its_place(old: str, new: str, place: str) -> None:

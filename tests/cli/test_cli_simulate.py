@@ -108,3 +108,81 @@ def test_files_that_are_not_there(run: Run, inputs: Path) -> None:
         answer = run("simulate", *arguments)
         assert (answer.code, answer.err.count("\n")) == (code, 1)
         assert "nowhere.csv" in answer.err
+
+
+CLUSTER = (*ARGUMENTS, "--instances", 2)
+WORKLOAD = """schema: blis-replay/workload/1
+seed: 1
+requests: 40
+clients:
+  chat:
+    rate_per_s: 200
+    arrivals: poisson
+    prompt_tokens: {distribution: constant, value: 100}
+    output_tokens: {distribution: constant, value: 3}
+    prefix: {group: system, tokens: 64, place: within}
+"""
+
+
+def test_two_instances_behind_round_robin(run: Run, inputs: Path) -> None:
+    """Each of the two requests of worked example V1 on an instance of its own: the same latencies."""
+    answer = run("simulate", *CLUSTER, "--csv-tables")
+    assert (answer.code, answer.err) == (0, "")
+    rows = [line.split() for line in answer.out.splitlines()]
+    assert ["all", "2", "2.22", "2.22", "4.27", "4.27", "0", "0.0", "%"] in rows
+    assert ["1", "1", "2.22", "2.22", "4.27", "4.27", "0", "0.0", "%"] in rows
+    assert max(len(line) for line in answer.out.splitlines()) <= 80
+    requests = pl.read_parquet(inputs / "run" / "requests.parquet")
+    assert requests.select("instance", "request_id", "e2e_us").rows() == [(0, "0", 4270), (1, "1", 4270)]
+    steps = pl.read_csv(inputs / "run" / "steps.csv")
+    assert steps["instance"].to_list() == [0, 0, 0, 1, 1, 1]
+
+
+def test_the_pooled_summary_is_that_of_all_requests(run: Run, inputs: Path) -> None:
+    """Sums of the instances; latencies those of the requests in the table."""
+    (inputs / "load.yaml").write_text(WORKLOAD, "utf-8")
+    router = "weighted:prefix-affinity=3,queue-depth=2"
+    answer = run("simulate", "--workload", "load.yaml", *ARGUMENTS[2:], "--instances", 3, "--router", router, "--json")
+    assert (answer.code, answer.err) == (0, "")
+    document = answer.json
+    assert document == json.loads((inputs / "run" / "summary.json").read_text("utf-8"))
+    assert document["requests"] == sum(one["requests"] for one in document["instances"]) == 40
+    requests = pl.read_parquet(inputs / "run" / "requests.parquet")
+    ttft_us, e2e_us = requests["ttft_us"].to_numpy(), requests["e2e_us"].to_numpy()
+    assert document["latencies_ms"]["ttft"]["mean"] == pytest.approx(ttft_us.mean() / 1000)
+    # Two gaps a request.
+    assert document["latencies_ms"]["itl"]["mean"] == pytest.approx((e2e_us - ttft_us).sum() / 80 / 1000)
+    hits = requests["cached_tokens"].sum() / requests["prompt_tokens"].sum()
+    assert document["prefix_hit_rate"] == pytest.approx(hits)
+    assert hits > 0.5  # 64 of 100 tokens, but for the first on each instance
+
+
+def test_numbers_of_all_and_of_each_as_csv(run: Run, inputs: Path) -> None:
+    lines = run("simulate", *CLUSTER, "--csv").out.splitlines()
+    assert lines[0] == "instance,quantity,value"
+    assert {"all,completed,2.0", "0,completed,1.0", "1,e2e_p99_ms,4.27"} <= set(lines)
+
+
+def test_an_instance_without_a_request_has_nothing_to_show(run: Run, inputs: Path) -> None:
+    answer = run("simulate", *ARGUMENTS, "--instances", 3, "--json")
+    idle = answer.json["instances"][2]
+    assert (idle["requests"], idle["prefix_hit_rate"], idle["latencies_ms"]["ttft"]["mean"]) == (0, None, None)
+    assert run("simulate", *ARGUMENTS, "--instances", 3).code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "problem"),
+    [
+        (("--router", "least-loaded"), 2, "--router chooses between instances"),
+        (("--instances", 2, "--router", "best"), 3, "field kind: is 'best'"),
+        (("--instances", 2, "--router", "weighted:depth=2"), 3, "field depth: is not a field of a router"),
+        (("--instances", 2, "--router", "weighted:queue_depth=x"), 3, "'queue_depth=x' is no weight"),
+        (("--instances", 2, "--router", "weighted"), 3, "prefix affinity needs to know which prompts are alike"),
+        (("--workload", "load.yaml"), 2, "name the requests with one of"),
+    ],
+)
+def test_a_cluster_that_cannot_be(
+    run: Run, inputs: Path, arguments: tuple[object, ...], code: int, problem: str
+) -> None:
+    answer = run("simulate", *ARGUMENTS, *arguments)
+    assert (answer.code, problem in answer.err) == (code, True)

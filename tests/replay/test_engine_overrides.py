@@ -31,6 +31,8 @@ OTHERS: dict[str, tuple[str, EngineValue]] = {
     "enable_chunked_prefill": ("false", False),
     "long_prefill_token_threshold": ("128", 128),
     "scheduling_policy": ("priority", "priority"),
+    "num_cpu_blocks": ("500", 500),
+    "cpu_fetch_us_per_block": ("40", 40),
 }
 
 

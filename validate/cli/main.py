@@ -16,7 +16,7 @@ from blis_replay.blis.errors import SimulatorError
 from blis_replay.ingest.errors import IngestError, UnknownCheckError, UnknownExperimentError
 from blis_replay.ingest.printable import printable
 from blis_replay.replay.errors import FileExistsAlreadyError, ReplayError, UnknownNameError
-from blis_replay.validate.errors import ValidateError
+from blis_replay.validate.errors import UnknownStudyError, ValidateError
 
 # verb -> (module, one line of help); the module defines `command`.
 VERBS = {
@@ -39,10 +39,11 @@ VERBS = {
     "simulate": ("simulate_verb", "Simulate any request table, without a recording."),
     "export": ("export_verb", "Write the requests of an experiment for other simulators."),
     "doctor": ("doctor_verb", "What is installed, where things are kept, and what stands in the way."),
+    "study": ("study_verb", "Published findings about the simulator, run again."),
     "verify": ("verify_verb", "Check the simulator itself: conservation, causality, queueing theory."),
 }
 
-WRONG_USE = (UnknownCheckError, UnknownExperimentError, UnknownNameError, FileExistsAlreadyError)
+WRONG_USE = (UnknownCheckError, UnknownExperimentError, UnknownNameError, FileExistsAlreadyError, UnknownStudyError)
 BAD_DATA = (IngestError, SimulatorError, ReplayError, ValidateError)
 USER_ERRORS = (*WRONG_USE, *BAD_DATA, OSError)
 

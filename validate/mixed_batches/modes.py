@@ -102,12 +102,7 @@ def mixed_batches(
     """
     by_slug = {recording.slug: recording for recording in recordings}
     models = {
-        slug: RooflineModel(
-            known_architecture(architectures, model_of(recording)),
-            gpu_named(recording.hardware or gpu),
-            recording.tensor_parallelism or 1,
-            efficiency=(efficiencies or {}).get(slug),
-        )
+        slug: roofline_of(recording, architectures, gpu, (efficiencies or {}).get(slug))
         for slug, recording in by_slug.items()
     }
     if levelled:
@@ -121,6 +116,21 @@ def mixed_batches(
         raise NothingToJudgeError("none of the recordings has a point of a load sweep; ingest the results of one")
     points = pl.DataFrame(rows, infer_schema_length=None)
     return MixedBatches(points, mode_differences(points))
+
+
+def roofline_of(
+    recording: Recording,
+    architectures: Mapping[str, Architecture],
+    gpu: str | None = None,
+    efficiency: Efficiency | None = None,
+) -> RooflineModel:
+    """The roofline of what a recording ran on; arguments and errors as of ``mixed_batches``."""
+    return RooflineModel(
+        known_architecture(architectures, model_of(recording)),
+        gpu_named(recording.hardware or gpu),
+        recording.tensor_parallelism or 1,
+        efficiency=efficiency,
+    )
 
 
 def mode_errors(

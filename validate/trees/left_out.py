@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 from typing import Literal
 
@@ -23,10 +24,24 @@ from blis_replay.validate.trees.fit import STEP_FEATURES, TreeFit, fit_trees, jo
 
 LeftOut = Literal["model", "workload"]
 Target = Literal["cycle", "duration"]
+Method = Literal["trees", "line", "linear"]
 TARGETS: tuple[Target, ...] = ("cycle", "duration")
+METHODS: tuple[Method, ...] = ("trees", "line", "linear")
 
 # Below this many folds the order of features in them says nothing of the next one.
 FEWEST_FOLDS = 3
+
+
+Predict = Callable[[RecordedSteps], Floats]
+
+
+@dataclass(frozen=True)
+class StepErrors:
+    """Over ``steps`` of a recording: mean absolute error, and signed error of the mean, in fractions."""
+
+    steps: int
+    mape: float
+    signed: float
 
 
 @dataclass(frozen=True)
@@ -90,22 +105,42 @@ def trees_left_out(recordings: Sequence[Recording]) -> LeftOutScores:
 _GROUPS: Mapping[LeftOut, Callable[[Recording], str]] = {"model": model_of, "workload": lambda r: r.workload}
 
 
+def errors_left_out(
+    recordings: Sequence[Recording], place: int, by: LeftOut, target: Target, method: Method
+) -> StepErrors:
+    """Of the recording at a place, after a fit to those of another model (workload).
+
+    Raises ``NothingToJudgeError`` if there are none, otherwise as ``trees_left_out``.
+    """
+    group = _GROUPS[by]
+    training = [recording for recording in recordings if group(recording) != group(recordings[place])]
+    if not training:
+        raise NothingToJudgeError(f"all recordings are of one {by}: nothing can be left out; give more")
+    seen, unseen = (
+        [getattr(step_targets(recording), target) for recording in part] for part in (training, [recordings[place]])
+    )
+    return _errors(_fitted(method, joined_steps(seen))(unseen[0]), unseen[0])
+
+
 def _fold(steps: Mapping[str, RecordedSteps], left_out: set[str]) -> tuple[TreeFit, list[dict[str, object]]]:
     training = joined_steps([part for slug, part in steps.items() if slug not in left_out])
     trees = fit_trees(training)
-    methods: dict[str, Callable[[RecordedSteps], Floats]] = {
-        "trees": lambda part: predicted_us(trees.model, part),
-        "line": _linear(training, ("prefill_tokens", "decode_tokens")),
-        "linear": _linear(training, STEP_FEATURES),
-    }
+    methods: dict[Method, Predict] = {"trees": partial(predicted_us, trees.model)}
+    methods |= {method: _fitted(method, training) for method in METHODS if method != "trees"}
     return trees, [
-        {"method": method, "experiment": slug, **_errors(predict(steps[slug]), steps[slug])}
+        {"method": method, "experiment": slug, **vars(_errors(predict(steps[slug]), steps[slug]))}
         for slug in sorted(left_out)
         for method, predict in methods.items()
     ]
 
 
-def _linear(training: RecordedSteps, names: Sequence[str]) -> Callable[[RecordedSteps], Floats]:
+def _fitted(method: Method, training: RecordedSteps) -> Predict:
+    if method == "trees":
+        return partial(predicted_us, fit_trees(training).model)
+    return _linear(training, ("prefill_tokens", "decode_tokens") if method == "line" else STEP_FEATURES)
+
+
+def _linear(training: RecordedSteps, names: Sequence[str]) -> Predict:
     """Least squares of relative errors, at least 1 us; of features that stand in for each other, the least solution."""
     places = [STEP_FEATURES.index(name) for name in names]
 
@@ -119,12 +154,12 @@ def _linear(training: RecordedSteps, names: Sequence[str]) -> Callable[[Recorded
     return lambda steps: np.maximum(design(steps) @ solution, 1.0)
 
 
-def _errors(predicted: Floats, steps: RecordedSteps) -> dict[str, object]:
-    return {
-        "steps": len(predicted),
-        "mape": float(np.abs(predicted / steps.time_us - 1).mean()),
-        "signed": float(predicted.mean() / steps.time_us.mean() - 1),
-    }
+def _errors(predicted: Floats, steps: RecordedSteps) -> StepErrors:
+    return StepErrors(
+        steps=len(predicted),
+        mape=float(np.abs(predicted / steps.time_us - 1).mean()),
+        signed=float(predicted.mean() / steps.time_us.mean() - 1),
+    )
 
 
 def _stability(importance: pl.DataFrame) -> tuple[Stability, ...]:

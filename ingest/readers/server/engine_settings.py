@@ -26,7 +26,11 @@ _COUNTS = (
     "num_gpu_blocks",
     "tensor_parallel_size",
     "long_prefill_token_threshold",
+    "num_cpu_blocks",
+    "cpu_fetch_us_per_block",
 )
+# Of these 0 switches something off.
+_MAY_BE_ZERO = ("long_prefill_token_threshold", "num_cpu_blocks", "cpu_fetch_us_per_block")
 _SWITCHES = ("async_scheduling", "enable_prefix_caching", "enable_chunked_prefill")
 _WORDS = ("vllm_version", "scheduling_policy", "dtype")
 ARGUMENTS = (*_COUNTS, *_SWITCHES, *_WORDS)
@@ -105,7 +109,7 @@ def _value(name: str, raw: object) -> int | bool | str | None:
         return _dtype(raw)
     if name in _WORDS:
         return text(str(raw)) if isinstance(raw, str | float) else None
-    if name == "long_prefill_token_threshold":
+    if name in _MAY_BE_ZERO:
         return whole(raw)
     return tokens(raw)
 

@@ -1,0 +1,77 @@
+"""``blis-replay study`` as a user calls it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from command_line import Run
+
+from blis_replay.validate.studies import read
+from blis_replay.validate.studies.read import study_names
+from blis_replay.validate.studies.study import Study
+
+_JSON_DOCS = Path(__file__).parents[2] / "docs" / "json.md"
+
+
+def test_the_list_names_every_study(run: Run) -> None:
+    answer = run("study", "list")
+    assert (answer.code, answer.err) == (0, "")
+    assert [line.split()[0] for line in answer.out.splitlines()[2:]] == study_names()
+    assert [study["name"] for study in run("study", "list", "--json").json["studies"]] == study_names()
+    assert run("study", "list", "--csv").out.splitlines()[0] == "name,family,title,source"
+
+
+def test_a_study_is_shown_whole(run: Run) -> None:
+    answer = run("study", "run", "shared-prefix")
+    assert (answer.code, answer.err) == (0, "")
+    assert re.search(r"^alone, prefix 512 +23\.86 +22\.74$", answer.out, re.MULTILINE)
+    assert "B: refuted; published: refuted (about 27 ms" in answer.out
+    assert max(len(line) for line in answer.out.splitlines()) <= 80
+
+
+def test_the_json_is_documented(run: Run) -> None:
+    document = run("study", "run", "determinism", "token-bucket", "--json").json
+    assert document["passed"] is True
+    assert [study["name"] for study in document["studies"]] == ["determinism", "token-bucket"]
+    section = _JSON_DOCS.read_text("utf-8").split("# JSON of `blis-replay study run --json`")[1].split("\n# ")[0]
+    named = set(re.findall(r"[a-z_]+", " ".join(re.findall(r"`([^`]+)`", section))))
+    study = document["studies"][0]
+    system = study["systems"][0]
+    for mapping in (document, study, system, system["checks"][0], document["studies"][1]["systems"][1]["published"]):
+        assert set(mapping) <= named
+    assert system["measured"]["round-robin fcfs"]["differing_arrays"] == [0.0, 0.0, 0.0]
+
+
+def test_csv_and_markdown_have_a_row_a_check(run: Run) -> None:
+    lines = run("study", "run", "sjf", "--csv").out.splitlines()
+    assert lines[0].split(",")[:5] == ["study", "system", "kind", "check", "effect"]
+    assert len(lines) == 1 + 4
+    assert len(run("study", "run", "sjf", "--markdown").out.splitlines()) == 2 + 4
+
+
+def test_another_verdict_than_on_record_ends_with_one(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    load = read.load_study
+
+    def otherwise(name: str) -> Study:
+        study = load(name)
+        return replace(study, recorded=dict.fromkeys(study.systems, "refuted"), seeds=(42, 123))
+
+    monkeypatch.setattr(read, "load_study", otherwise)
+    answer = run("study", "run", "determinism")
+    assert answer.code == 1
+    assert "ON RECORD: refuted" in answer.out
+
+
+@pytest.mark.parametrize("arguments", [(), ("sjf", "--all")])
+def test_names_or_all(run: Run, arguments: tuple[str, ...]) -> None:
+    answer = run("study", "run", *arguments)
+    assert (answer.code, "study list" in answer.err) == (2, True)
+
+
+def test_an_unknown_study_is_wrong_use(run: Run) -> None:
+    answer = run("study", "run", "nothing")
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err == "error: no study is called nothing; `blis-replay study list` names them\n"

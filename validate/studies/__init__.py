@@ -1,0 +1,1 @@
+"""Published findings about the simulator, each one a YAML file that can be run again."""
