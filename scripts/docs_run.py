@@ -38,7 +38,7 @@ def current_text(page: Page) -> str:
         with TemporaryDirectory() as folder:
             (Path(folder) / "scripts").symlink_to(ROOT / "scripts")
             return text_of(_Runner(page, Path(folder)).run(parts))
-    except ValueError as error:
+    except (ValueError, subprocess.TimeoutExpired) as error:
         raise PageError(f"{page.source.name}: {error}") from None
 
 
@@ -96,7 +96,7 @@ class _Runner:
 
     def _console(self, part: Part) -> list[str]:
         lines = [line for command in commands_of(part) for line in [*command.written, *self._output(command)]]
-        never = (str(self.folder), str(Path.home()), "Traceback (most recent call last)")
+        never = (str(self.folder), str(Path.home() / ".cache"), "Traceback (most recent call last)")
         unfit = [line for line in lines if any(text in line for text in never)]
         if unfit:
             raise ValueError(f"line {part.line}: a traceback, or a path of this machine; put ... there: {unfit[0]}")
