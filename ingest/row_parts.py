@@ -14,6 +14,8 @@ Schema = Mapping[str, pl.DataType | type[pl.DataType]]
 
 # What works part by part holds a few times this many rows.
 PART_ROWS = 100_000
+# Ranges are laid by every so many of the sorted keys of a part: all keys together would be as large as a column.
+_EVERY = 64
 
 
 @dataclass(frozen=True)
@@ -110,32 +112,45 @@ class PartWriter:
 
 
 def by_ranges(
-    rows: RowParts, key: Callable[[pl.DataFrame], pl.Series], key_columns: Sequence[str], part_rows: int
+    rows: RowParts | Sequence[RowParts],
+    key: Callable[[pl.DataFrame], pl.Series],
+    key_columns: Sequence[str],
+    part_rows: int,
 ) -> Iterator[pl.DataFrame]:
-    """The rows by ranges of a key, lowest first, about ``part_rows`` at a time; in a range they stand as they stood.
+    """The rows by ranges of a key, lowest first, about ``part_rows`` at a time; at least one range.
 
-    ``key``: of each row of a part with ``key_columns``, whole numbers; rows whose key is null are left out.  All rows
-    of one key are in one range.  A part is read again for each range of which it has rows: rows that come nearly in
-    order are read once or twice.
+    In a range they stand as they stood; of several ``rows`` (of one schema) those of the first before the others.
+    ``key``: of each row of a part with ``key_columns``, whole numbers; rows whose key is null are left out.  All rows of
+    one key are in one range.  A part is read again for each range of which it has rows: rows that come nearly in order
+    are read once or twice.
     """
-    if len(rows.parts) <= 1:
-        (frame,) = rows.frames()
+    several = [rows] if isinstance(rows, RowParts) else rows
+    parts = [replace(one, parts=(part,)) for one in several for part in one.parts]
+    if len(parts) <= 1:
+        (frame,) = (parts or several)[0].frames()
         yield frame.filter(key(frame.select(key_columns)).is_not_null())
         return
-    keys = [key(frame) for frame in rows.frames(key_columns)]
-    spans = [(low, high) for low, high in ((series.min(), series.max()) for series in keys)]
-    for low, high in _ranges(pl.concat(keys), part_rows):
+    samples, spans = [], []
+    for part in parts:
+        (frame,) = part.frames(key_columns)
+        keys = key(frame).drop_nulls().sort()
+        samples.append(keys.gather_every(_EVERY))
+        spans.append((keys[0], keys[-1]) if len(keys) else None)
+    ends = [span for span in spans if span is not None]
+    if not ends:
+        yield pl.DataFrame(schema=several[0].schema)
+        return
+    highest = max(high for _low, high in ends)
+    for low, high in _ranges(pl.concat(samples), highest, max(1, part_rows // _EVERY)):
         within = []
-        for part, of_part, (first, last) in zip(rows.parts, keys, spans, strict=True):
-            if first is not None and first <= high and last >= low:  # type: ignore[operator]
-                (frame,) = replace(rows, parts=(part,)).frames()
-                within.append(frame.filter(of_part.is_between(low, high)))
+        for part, span in zip(parts, spans, strict=True):
+            if span is not None and span[0] <= high and span[1] >= low:
+                (frame,) = part.frames()
+                within.append(frame.filter(key(frame.select(key_columns)).is_between(low, high)))
         yield pl.concat(within)
 
 
-def _ranges(keys: pl.Series, part_rows: int) -> Iterator[tuple[int, int]]:
-    """Lowest and highest key of ranges of about so many rows."""
-    ordered = keys.drop_nulls().sort()
-    lowest = ordered.gather_every(part_rows).unique(maintain_order=True).to_list()
-    if lowest:
-        yield from ((low, following - 1) for low, following in pairwise([*lowest, int(ordered[-1]) + 1]))
+def _ranges(sampled: pl.Series, highest: int, sampled_rows: int) -> Iterator[tuple[int, int]]:
+    """Lowest and highest key of ranges of about so many sampled rows."""
+    lowest = sampled.sort().gather_every(sampled_rows).unique(maintain_order=True).to_list()
+    yield from ((low, following - 1) for low, following in pairwise([*lowest, highest + 1]))

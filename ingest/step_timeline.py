@@ -15,7 +15,7 @@ taken off.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
@@ -23,11 +23,12 @@ from numpy.typing import NDArray
 
 from blis_replay.ingest.errors import ReconstructionError
 from blis_replay.ingest.recording import Recording
-from blis_replay.ingest.row_parts import RowParts
+from blis_replay.ingest.row_parts import PART_ROWS, RowParts, by_ranges
 from blis_replay.ingest.scheduling_mode import inside_schedule, is_asynchronous, of_output
 from blis_replay.ingest.step_records import one_a_step
 
 Int64s = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 SAMPLED, SCHEDULED, QUEUED, OUTPUT, INTERPOLATED = (
     *("sampled", "scheduled event", "queued event", "output event"),
@@ -41,6 +42,7 @@ TIMELINE_SCHEMA: dict[str, pl.DataType | type[pl.DataType]] = {
     "source": pl.Enum(SOURCES),
     "cycle_us": pl.Int64,  # to the start of the next step; null if either of the two was interpolated
 }
+_RECORD_SCHEMA = {name: TIMELINE_SCHEMA[name] for name in ("step_id", "start_us", "source")}
 # The lag of a kind of event is the median over steps that were sampled as well, if there are so many.
 _FEWEST_LAGS = 5
 # Steps beyond which ids are taken for mistaken: they would take more than 1 GB.
@@ -68,25 +70,25 @@ class StepAnchors:
         return int(ids[-1] - ids[0] + 1) if len(ids) else 0
 
 
-def step_anchors(recording: Recording) -> StepAnchors:
-    """The anchors of a recording's step clock; as large as its records, whatever their step ids."""
-    sampled = one_a_step(recording.steps.whole(["step_id", "start_us"]).drop_nulls())
-    events = _event_anchors(recording.journey_events, is_asynchronous(recording))
-    lags = _lags(sampled, events)
-    taken_off = pl.when(pl.col("steps") >= _FEWEST_LAGS).then(pl.col("lag_us")).otherwise(0)
-    placed = events.join(lags.select("source", taken_off.alias("lag")), on="source", how="left").with_columns(
-        pl.col("start_us") + pl.col("lag").fill_null(0)
-    )
-    every = pl.concat(
-        [sampled.with_columns(pl.lit(SAMPLED, TIMELINE_SCHEMA["source"]).alias("source")), placed.drop("lag")]
-    )
-    best = one_a_step(every.sort("source", maintain_order=True))
+def step_anchors(recording: Recording, part_rows: int = PART_ROWS) -> StepAnchors:
+    """The anchors of a recording's step clock; as large as its records, whatever their step ids.
+
+    Records are looked at by ranges of their steps, about ``part_rows`` at a time.
+    """
     both = (recording.steps, recording.journey_events)
-    known = (part["step_id"] for rows in both for part in rows.frames(["step_id"]))
-    last = max(int(ids.max() or 0) for ids in known)  # type: ignore[arg-type]
-    begun = best.filter(pl.col("step_id").is_between(1, last))
-    kept = _in_order(begun)
-    return StepAnchors(kept, lags, len(begun) - len(kept))
+    ids = (part["step_id"] for rows in both for part in rows.frames(["step_id"]))
+    last = max(int(part.max() or 0) for part in ids)  # type: ignore[arg-type]
+    begun: list[pl.DataFrame] = []
+    distances = []
+    for records in by_ranges(_records(recording), _step, ["step_id", "start_us"], part_rows):
+        sampled, events = one_a_step(records.filter(pl.col("source") == SAMPLED)), _nearest(records)
+        distances.append(_distances(sampled, events))
+        best = one_a_step(pl.concat([sampled, events]).sort("source", maintain_order=True))
+        begun.append(best.filter(pl.col("step_id").is_between(1, last)))
+    lags = _lags(pl.concat(distances))
+    anchors = _placed(begun, lags)
+    kept = _in_order(anchors)
+    return StepAnchors(anchors if kept.all() else anchors.filter(kept), lags, int((~kept).sum()))
 
 
 def step_timeline(recording: Recording) -> pl.DataFrame:
@@ -116,37 +118,50 @@ def timeline_of(anchors: StepAnchors) -> pl.DataFrame:
     )
 
 
-def _event_anchors(journey_events: RowParts, asynchronous: bool) -> pl.DataFrame:
-    """``step_id``, ``start_us``, ``source``: the event of each kind that comes nearest to the start of a step."""
-    between = pl.col("event").is_in(["journey.QUEUED", "journey.FINISHED"]) & ~of_output()
-    kinds = (
-        (SCHEDULED, inside_schedule(), 0, pl.col("start_us").min()),
-        (QUEUED, between, 1, pl.col("start_us").max()),
-        (OUTPUT, of_output(), 2 if asynchronous else 1, pl.col("start_us").max()),
-    )
-    found: dict[str, list[pl.DataFrame]] = {source: [] for source, *_ in kinds}
-    for part in journey_events.frames(["event", "time_us", "step_id", "finish_status"]):
-        events = part.drop_nulls(["step_id", "time_us"]).rename({"time_us": "start_us"})
-        for source, chosen, later, nearest in kinds:
-            of_kind = events.filter(chosen).with_columns(pl.col("step_id") + later)
-            found[source].append(of_kind.group_by("step_id").agg(nearest))
-    return pl.concat(
-        pl.concat(found[source])
-        .group_by("step_id")
-        .agg(nearest)
-        .with_columns(pl.lit(source, TIMELINE_SCHEMA["source"]).alias("source"))
-        for source, _chosen, _later, nearest in kinds
-    )
-
-
-def _lags(sampled: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
-    both = sampled.join(events, on="step_id", suffix="_event")
-    lag = pl.col("start_us") - pl.col("start_us_event")
+def _records(recording: Recording) -> tuple[RowParts, RowParts]:
+    """``step_id``, ``start_us``, ``source`` of the sampled steps, and of the events that tell the start of a step."""
+    begins, ends = pl.col("step_id"), pl.col("step_id") + (2 if is_asynchronous(recording) else 1)
+    between = pl.col("event").is_in(["journey.QUEUED", "journey.FINISHED"])
+    step_id = pl.when(inside_schedule()).then(begins).when(of_output()).then(ends).when(between).then(begins + 1)
+    kind = pl.when(inside_schedule()).then(_kind(SCHEDULED)).when(of_output()).then(_kind(OUTPUT))
+    events = {"step_id": step_id, "start_us": pl.col("time_us"), "source": kind.otherwise(_kind(QUEUED))}
     return (
-        both.group_by("source")
+        replace(recording.steps, schema=_RECORD_SCHEMA, made={**recording.steps.made, "source": _kind(SAMPLED)}),
+        replace(recording.journey_events, schema=_RECORD_SCHEMA, made=events),
+    )
+
+
+def _kind(source: str) -> pl.Expr:
+    return pl.lit(source, TIMELINE_SCHEMA["source"])
+
+
+def _step(records: pl.DataFrame) -> pl.Series:
+    """The step of each record that has a time."""
+    return records.select(pl.when(pl.col("start_us").is_not_null()).then("step_id")).to_series()
+
+
+def _nearest(records: pl.DataFrame) -> pl.DataFrame:
+    """The event of each kind that comes nearest to the start of a step."""
+    start = pl.col("start_us")
+    return pl.concat(
+        records.filter(pl.col("source") == source).group_by("step_id", "source").agg(nearest).select(records.columns)
+        for source, nearest in ((SCHEDULED, start.min()), (QUEUED, start.max()), (OUTPUT, start.max()))
+    )
+
+
+def _distances(sampled: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
+    """``source``, ``lag_us``: from each event to the start of its step, where that was sampled."""
+    both = events.join(sampled.select("step_id", pl.col("start_us").alias("began_us")), on="step_id")
+    return both.select("source", (pl.col("began_us") - pl.col("start_us")).alias("lag_us"))
+
+
+def _lags(distances: pl.DataFrame) -> pl.DataFrame:
+    lag = pl.col("lag_us")
+    return (
+        distances.group_by("source")
         .agg(
             pl.len().cast(pl.Int64).alias("steps"),
-            lag.median().round().cast(pl.Int64).alias("lag_us"),
+            lag.median().round().cast(pl.Int64),
             *(
                 lag.quantile(share, "lower").cast(pl.Int64).alias(name)
                 for share, name in ((0.01, "low_us"), (0.99, "high_us"))
@@ -156,21 +171,42 @@ def _lags(sampled: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _in_order(anchors: pl.DataFrame) -> pl.DataFrame:
-    """Anchors by step id without those against which time would run backwards; sampled steps are believed first."""
-    ordered, sampled = anchors.sort("step_id"), pl.col("source") == SAMPLED
-    believed = _ascending(ordered.filter(sampled))
-    near = believed.select("step_id", pl.col("start_us").alias("near_us"))
-    others = ordered.filter(~sampled)
-    start, near_us = pl.col("start_us"), pl.col("near_us")
-    for strategy, fits in (("backward", start >= near_us), ("forward", start <= near_us)):
-        others = others.join_asof(near, on="step_id", strategy=strategy)  # type: ignore[arg-type]
-        others = others.filter(fits.fill_null(True)).drop("near_us")
-    return _ascending(pl.concat([believed, others]).sort("step_id"))
+def _placed(begun: list[pl.DataFrame], lags: pl.DataFrame) -> pl.DataFrame:
+    """The ranges as one, events moved by the lag of their kind; the list is emptied."""
+    lag = pl.when(pl.col("steps") >= _FEWEST_LAGS).then(pl.col("lag_us")).otherwise(0)
+    of_kind = lags.select("source", lag.alias("lag_us"))
+    start = pl.col("start_us") + pl.col("lag_us").fill_null(0)
+    for number, anchors in enumerate(begun):
+        moved = anchors.join(of_kind, on="source", how="left", maintain_order="left")
+        begun[number] = moved.select("step_id", start, "source")
+    every = pl.concat(begun)
+    begun.clear()
+    return every
 
 
-def _ascending(anchors: pl.DataFrame) -> pl.DataFrame:
+def _in_order(anchors: pl.DataFrame) -> Bools:
+    """Which of the anchors, by step id, stay: those against which time would run backwards do not.
+
+    Sampled steps are believed first.
+    """
+    start_us, kept = anchors["start_us"].to_numpy(), (anchors["source"] == SAMPLED).to_numpy().copy()
+    others = np.flatnonzero(~kept)
+    kept[kept] = _ascending(start_us[kept])
+    believed = np.flatnonzero(kept)
+    if len(believed):
+        following = np.searchsorted(believed, others)
+        before, after = believed[np.maximum(following, 1) - 1], believed[np.minimum(following, len(believed) - 1)]
+        fits = (following == 0) | (start_us[others] >= start_us[before])
+        others = others[fits & ((following == len(believed)) | (start_us[others] <= start_us[after]))]
+    kept[others] = True
+    kept[kept] = _ascending(start_us[kept])
+    return kept
+
+
+def _ascending(start_us: Int64s) -> Bools:
     """Without those that begin before an earlier one, or after a later one, whichever leaves more."""
-    start = pl.col("start_us")
-    early, late = anchors.filter(start == start.cum_max()), anchors.filter(start == start.cum_min(reverse=True))
-    return early if len(early) >= len(late) else late
+    early = start_us == np.maximum.accumulate(start_us)
+    if early.all():
+        return early
+    late = start_us == np.minimum.accumulate(start_us[::-1])[::-1]
+    return early if np.count_nonzero(early) >= np.count_nonzero(late) else late
