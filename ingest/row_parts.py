@@ -120,9 +120,9 @@ def by_ranges(
     """The rows by ranges of a key, lowest first, about ``part_rows`` at a time; at least one range.
 
     In a range they stand as they stood; of several ``rows`` (of one schema) those of the first before the others.
-    ``key``: of each row of a part with ``key_columns``, whole numbers; rows whose key is null are left out.  All rows of
-    one key are in one range.  A part is read again for each range of which it has rows: rows that come nearly in order
-    are read once or twice.
+    ``key``: of each row of a part with ``key_columns``, whole numbers; rows whose key is null are left out.  All rows
+    of one key are in one range.  A part is read again for each range of which it has rows: rows that come nearly in
+    order are read once or twice.
     """
     several = [rows] if isinstance(rows, RowParts) else rows
     parts = [replace(one, parts=(part,)) for one in several for part in one.parts]

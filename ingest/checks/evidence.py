@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import polars as pl
 
 from blis_replay.ingest.published_itl import published
 from blis_replay.ingest.recording import Finding, Recording
+from blis_replay.ingest.row_parts import PART_ROWS, by_ranges
 from blis_replay.ingest.token_layout import EventTotals, TokenLayout
 
 Measured = dict[str, float | int | str | None]
@@ -151,9 +153,13 @@ def seconds(window: Window) -> str:
 
 def steps_in(recording: Recording, window: Window, *columns: str) -> pl.DataFrame:
     """``steps_by_start`` inside a window, on the experiment's own time (see ``recording.Clock.placed``)."""
-    inside = (pl.col("start_us") >= window.start_us) & (pl.col("start_us") < window.end_us)
-    parts = recording.steps.frames(["step_id", "start_us", *columns])
-    return _by_start(pl.concat(part.filter(inside) for part in parts))
+    return _by_start(pl.concat(step_parts(recording, window, *columns)))
+
+
+def step_parts(recording: Recording, window: Window, *columns: str) -> Iterator[pl.DataFrame]:
+    """The rows of ``steps_in`` as they stand in the parts of the recording."""
+    for part in recording.steps.frames(["step_id", "start_us", *columns]):
+        yield part.filter(_inside(window), pl.col("step_id").is_not_null())
 
 
 def steps_by_start(recording: Recording, *columns: str) -> pl.DataFrame:
@@ -184,6 +190,24 @@ def step_intervals(steps: pl.DataFrame) -> pl.DataFrame:
     ).filter((pl.col("elapsed_us") > 0) & (pl.col("elapsed_steps") > 0))
 
 
+def interval_parts(
+    recording: Recording, window: Window, *columns: str, part_rows: int = PART_ROWS
+) -> Iterator[pl.DataFrame]:
+    """``step_intervals`` of ``steps_in``, about ``part_rows`` at a time: there can be millions of steps."""
+    names = ["step_id", "start_us", *columns]
+    steps = replace(recording.steps, schema={name: recording.steps.schema[name] for name in names})
+    known = pl.when(_inside(window), pl.col("step_id").is_not_null()).then("start_us")
+    last = pl.DataFrame(schema=steps.schema)
+    for part in by_ranges(steps, lambda frame: frame.select(known).to_series(), ["step_id", "start_us"], part_rows):
+        ordered = pl.concat([last, _by_start(part)])
+        yield step_intervals(ordered)
+        last = ordered.tail(1)
+
+
+def _inside(window: Window) -> pl.Expr:
+    return (pl.col("start_us") >= window.start_us) & (pl.col("start_us") < window.end_us)
+
+
 def named(window: Window) -> str:
     """``stage 1 (20 requests/s)`` or ``the run``."""
     if window.stage < 0:
@@ -199,6 +223,13 @@ def not_checked(check: str, metric: str, reason: str) -> Finding:
 def mean(frame: pl.DataFrame, column: str) -> float | None:
     """The mean of a column, None for an empty one."""
     return _number(frame[column].mean())
+
+
+def mean_of(parts: Iterable[pl.DataFrame], column: str) -> float | None:
+    """The mean of a column of whole numbers over all parts, None for an empty one."""
+    sums = [(int(part[column].sum()), part[column].count()) for part in parts]
+    count = sum(rows for _total, rows in sums)
+    return sum(total for total, _rows in sums) / count if count else None
 
 
 def request_count(recording: Recording, stage: int = -1) -> int | None:

@@ -15,14 +15,15 @@ from blis_replay.ingest.checks.evidence import (
     Window,
     completed_requests,
     equal_windows,
+    interval_parts,
     mean,
+    mean_of,
     named,
     not_checked,
     recorded_requests,
     requests_in,
     seconds,
-    step_intervals,
-    steps_in,
+    step_parts,
 )
 from blis_replay.ingest.checks.pictures import Table
 from blis_replay.ingest.recording import Finding, Recording
@@ -64,13 +65,11 @@ def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
 
 
 def _of_window(recording: Recording, window: Window) -> Finding | None:
-    intervals = step_intervals(steps_in(recording, window, "running_depth", "waiting_depth")).drop_nulls(
-        "running_depth"
-    )
+    depths = _depths(recording, window)
     sent = requests_in(completed_requests(recording), window).drop_nulls("e2e_us")
-    if intervals.height < _FEWEST or sent.height < _FEWEST:
+    if depths["intervals"] < _FEWEST or sent.height < _FEWEST:
         return None
-    depth, waiting = (_over_time(intervals, name) for name in ("running_depth", "waiting_depth"))
+    depth, waiting = (_over_time(depths, name) for name in ("running_depth", "waiting_depth"))
     in_flight = _in_flight(recording, window)
     ratio = (depth + waiting) / in_flight
     measured: Measured = {
@@ -91,11 +90,22 @@ def _of_window(recording: Recording, window: Window) -> Finding | None:
     return Finding(CHECK, severity, "", message, measured, RULE)
 
 
-def _over_time(intervals: pl.DataFrame, column: str) -> float:
+def _depths(recording: Recording, window: Window) -> dict[str, int]:
+    """``intervals`` with a running depth; of each depth its sum over time, and ``*_us``, the time that it is known."""
+    names, elapsed_us = ("running_depth", "waiting_depth"), pl.col("elapsed_us")
+    sums = [pl.len().cast(pl.Int64).alias("intervals")]
+    for name in names:
+        sums += [
+            (pl.col(name) * elapsed_us).sum().alias(name),
+            elapsed_us.filter(pl.col(name).is_not_null()).sum().alias(f"{name}_us"),
+        ]
+    parts = interval_parts(recording, window, *names)
+    return pl.concat(part.drop_nulls("running_depth").select(sums) for part in parts).sum().row(0, named=True)
+
+
+def _over_time(depths: dict[str, int], name: str) -> float:
     """The mean of a depth, each step weighted by the time to the next; 0 where it is not recorded."""
-    known = intervals.drop_nulls(column)
-    weighted = (pl.col(column) * pl.col("elapsed_us")).sum() / pl.col("elapsed_us").sum()
-    return float(known.select(weighted).item() or 0) if len(known) else 0.0
+    return depths[name] / depths[f"{name}_us"] if depths[f"{name}_us"] else 0.0
 
 
 def _in_flight(recording: Recording, window: Window) -> float:
@@ -119,7 +129,7 @@ def _as_published(recording: Recording, window: Window) -> Measured:
     if window.stage < 0 or not window.rate_per_s:
         return {}
     residence_us = mean(requests.filter(pl.col("stage") == window.stage), "e2e_us")
-    depth = mean(steps_in(recording, window, "running_depth"), "running_depth")
+    depth = mean_of(step_parts(recording, window, "running_depth"), "running_depth")
     if not residence_us or depth is None:
         return {}
     return {"ratio_requested_rate_whole_stage": depth / (window.rate_per_s * residence_us / 1e6)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import polars as pl
 
 from blis_replay.ingest.checks.evidence import Context, Measured, not_checked
@@ -34,7 +35,7 @@ def check(recording: Recording, context: Context) -> list[Finding]:
         "recorded": recorded,
         "coverage": recorded / anchors.steps,
         **{f"from_{source.replace(' ', '_')}": counts[source] for source in SOURCES if source in counts},
-        "single_cycles": int((gaps["steps"] == 1).sum()),
+        "single_cycles": recorded - 1 - gaps.height,
         **_largest(gaps),
         "out_of_order": anchors.out_of_order,
         **{f"lag_of_{row['source'].replace(' ', '_')}_us": row["lag_us"] for row in anchors.lags.iter_rows(named=True)},
@@ -54,7 +55,8 @@ def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
     lags = counts.join(anchors.lags.rename({"steps": "both"}), on="source", how="left", maintain_order="left")
     gaps = _gaps(anchors)
     bins = gaps.group_by((pl.col("steps").log(2).floor()).cast(pl.Int64).alias("bin")).agg(pl.len()).sort("bin")
-    longest = gaps.filter(pl.col("steps") > 1).sort("us", descending=True).head(5)
+    single = [(0, single_cycles)] if (single_cycles := anchors.frame.height - 1 - gaps.height) else []
+    longest = gaps.sort("us", descending=True).head(5)
     return (
         Table(
             "steps with a recorded time, by source",
@@ -65,7 +67,10 @@ def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
         Table(
             "steps from one recorded time to the next",
             ("steps", "pairs"),
-            tuple((f"{2**i}" if i == 0 else f"{2**i} to {2 ** (i + 1) - 1}", count) for i, count in bins.iter_rows()),
+            tuple(
+                (f"{2**i}" if i == 0 else f"{2**i} to {2 ** (i + 1) - 1}", count)
+                for i, count in (*single, *bins.iter_rows())
+            ),
             bars="pairs",
         ),
         Table(
@@ -77,12 +82,11 @@ def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
 
 
 def _largest(gaps: pl.DataFrame) -> Measured:
-    """The gaps with a step in them that has no recorded time."""
-    wide = gaps.filter(pl.col("steps") > 1).sort("us", descending=True)
-    if wide.is_empty():
+    """The longest of the gaps, in steps and in time."""
+    if gaps.is_empty():
         return {"largest_gap_steps": None, "largest_gap_us": None, "largest_gap_after_step": None}
-    step, _, us = wide.row(0)
-    return {"largest_gap_steps": wide["steps"].max(), "largest_gap_us": us, "largest_gap_after_step": step}
+    step, _, us = gaps.sort("us", descending=True).row(0)
+    return {"largest_gap_steps": gaps["steps"].max(), "largest_gap_us": us, "largest_gap_after_step": step}
 
 
 def _sentence(measured: Measured) -> str:
@@ -102,9 +106,9 @@ def _sentence(measured: Measured) -> str:
 
 
 def _gaps(anchors: StepAnchors) -> pl.DataFrame:
-    """``step_id``, and ``steps`` and ``us`` to the next anchor."""
-    return anchors.frame.select(
-        "step_id",
-        (pl.col("step_id").shift(-1) - pl.col("step_id")).alias("steps"),
-        (pl.col("start_us").shift(-1) - pl.col("start_us")).alias("us"),
-    ).drop_nulls()
+    """``step_id``, and ``steps`` and ``us`` to the next anchor, where steps without a recorded time lie between."""
+    ids, start_us = anchors.frame["step_id"].to_numpy(), anchors.frame["start_us"].to_numpy()
+    before = np.flatnonzero(ids[1:] - ids[:-1] > 1)
+    after = before + 1
+    columns = {"step_id": ids[before], "steps": ids[after] - ids[before], "us": start_us[after] - start_us[before]}
+    return pl.DataFrame(columns)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import polars as pl
 
 from blis_replay.ingest.checks.evidence import (
@@ -10,12 +12,13 @@ from blis_replay.ingest.checks.evidence import (
     Window,
     completed_requests,
     decode_gap_us,
-    mean,
+    interval_parts,
+    mean_of,
     named,
     not_checked,
     step_intervals,
+    step_parts,
     steps_by_start,
-    steps_in,
 )
 from blis_replay.ingest.checks.pictures import Table
 from blis_replay.ingest.recording import Finding, Recording
@@ -58,24 +61,26 @@ def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
     return (Table("step cycle against step.duration_us", columns, rows, bars="cycle ms"),)
 
 
-def cycle_us(steps: pl.DataFrame) -> float | None:
-    """Mean step cycle: time between sampled steps over the steps between them, us."""
-    total = step_intervals(steps).select(pl.col("elapsed_us").sum(), pl.col("elapsed_steps").sum()).row(0)
-    return total[0] / total[1] if total[1] else None
+def cycle_us(intervals: Iterable[pl.DataFrame]) -> float | None:
+    """Mean step cycle, us: time between sampled steps over the steps between them (``step_intervals``, in parts)."""
+    sums = [(int(part["elapsed_us"].sum()), int(part["elapsed_steps"].sum())) for part in intervals]
+    steps = sum(elapsed_steps for _us, elapsed_steps in sums)
+    return sum(elapsed_us for elapsed_us, _steps in sums) / steps if steps else None
 
 
 def _of_window(recording: Recording, window: Window) -> Finding | None:
-    steps = steps_in(recording, window, "duration_us")
-    cycle = cycle_us(steps)
-    if steps.height < _FEWEST_STEPS or cycle is None:
+    steps = sum(part.height for part in step_parts(recording, window))
+    cycle = cycle_us(interval_parts(recording, window))
+    if steps < _FEWEST_STEPS or cycle is None:
         return None
     requests = completed_requests(recording)
     if window.stage >= 0:
         requests = requests.filter(pl.col("stage") == window.stage)
-    duration, gap = mean(steps, "duration_us"), decode_gap_us(requests)
+    duration = mean_of(step_parts(recording, window, "duration_us"), "duration_us")
+    gap = decode_gap_us(requests)
     measured: Measured = {
         "stage": window.stage,
-        "steps": steps.height,
+        "steps": steps,
         "cycle_us": cycle,
         "duration_us": duration,
         "cycle_over_duration": cycle / duration if duration else None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from blis_replay.ingest.recording import COUNTED, OUTPUT_LENGTH_SOURCES
+from blis_replay.ingest.row_parts import PART_ROWS
 
 # The others take the requests alone.
 _SOURCES = [name for name in OUTPUT_LENGTH_SOURCES if name != COUNTED]
@@ -30,6 +31,7 @@ def with_decode_lengths(frame: pl.DataFrame, configured_tokens: int | None, igno
     source = pl.coalesce(
         pl.when(tokens.is_not_null()).then(pl.lit(name)) for tokens, name in zip(usable, _SOURCES, strict=True)
     )
-    return frame.with_columns(
-        pl.coalesce("output_tokens", *usable), pl.coalesce("output_tokens_source", source).alias("output_tokens_source")
-    )
+    found = (pl.coalesce("output_tokens", *usable), pl.coalesce("output_tokens_source", source))
+    # Some of them at a time: on the way to two columns there are many.
+    parts = frame.iter_slices(PART_ROWS)
+    return frame.with_columns(pl.concat(part.select(found) for part in parts)) if len(frame) else frame

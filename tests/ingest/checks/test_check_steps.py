@@ -8,7 +8,7 @@ from builders import aggregates, recording, requests, steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blis_replay.ingest.checks.evidence import stage_windows
+from blis_replay.ingest.checks.evidence import stage_windows, step_intervals
 from blis_replay.ingest.checks.prefix_cache import uncached_prompt_tokens
 from blis_replay.ingest.checks.registry import run_checks
 from blis_replay.ingest.checks.step_cycle import cycle_us
@@ -33,13 +33,13 @@ def steady(rate_per_s: float, e2e_us: int, seconds: int = 120) -> pl.DataFrame:
 @given(st.sets(st.integers(1, 5000), min_size=2, max_size=300), st.integers(1, 50_000))
 def test_the_cycle_does_not_depend_on_which_steps_were_sampled(ids: set[int], cycle: int) -> None:
     sampled = sorted(ids)
-    assert cycle_us(steps([i * cycle for i in sampled], sampled)) == pytest.approx(cycle)
+    assert cycle_us([step_intervals(steps([i * cycle for i in sampled], sampled))]) == pytest.approx(cycle)
 
 
 def test_the_cycle_skips_a_restart_of_the_server() -> None:
     # Step numbers begin again after 10 s of silence: that pair says nothing.
     records = steps([0, 20_000, 10_000_000, 10_020_000], [100, 101, 1, 2])
-    assert cycle_us(records) == 20_000
+    assert cycle_us([step_intervals(records)]) == 20_000
 
 
 def test_a_duration_far_below_the_cycle_is_corrected() -> None:
