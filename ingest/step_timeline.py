@@ -205,8 +205,8 @@ def _in_order(anchors: pl.DataFrame) -> Bools:
 
 def _ascending(start_us: Int64s) -> Bools:
     """Without those that begin before an earlier one, or after a later one, whichever leaves more."""
-    early = start_us == np.maximum.accumulate(start_us)
+    early: Bools = start_us == np.maximum.accumulate(start_us)
     if early.all():
         return early
-    late = start_us == np.minimum.accumulate(start_us[::-1])[::-1]
+    late: Bools = start_us == np.minimum.accumulate(start_us[::-1])[::-1]
     return early if np.count_nonzero(early) >= np.count_nonzero(late) else late

@@ -6,7 +6,6 @@ import math
 from itertools import pairwise
 
 import numpy as np
-import polars as pl
 from numpy.typing import NDArray
 
 from blis_replay.ingest.checks.evidence import (
@@ -19,6 +18,7 @@ from blis_replay.ingest.checks.evidence import (
 )
 from blis_replay.ingest.checks.pictures import Table
 from blis_replay.ingest.recording import Finding, Recording
+from blis_replay.ingest.row_parts import PART_ROWS
 from blis_replay.ingest.step_records import one_a_step
 
 CHECK = "sampling"
@@ -103,21 +103,24 @@ def _rates(ids: NDArray[np.int64]) -> NDArray[np.float64]:
 def _favour(recording: Recording, ids: NDArray[np.int64]) -> Measured:
     """Whether some times or some depths were sampled more than others."""
     rates = _rates(ids)
-    pairs = (
-        recording.steps.whole(["step_id", "running_depth"])
-        .drop_nulls()
-        .pipe(one_a_step)
-        .select(
-            pl.col("running_depth").cast(pl.Float64), (pl.col("step_id").shift(-1) - pl.col("step_id")).alias("gap")
-        )
-        .drop_nulls()
-    )
-    varied = pairs.height > _FEWEST and pairs["running_depth"].n_unique() > 1 and pairs["gap"].n_unique() > 1
+    known = one_a_step(recording.steps.whole(["step_id", "running_depth"]).drop_nulls())
+    gaps, depths = np.diff(known["step_id"].to_numpy()), known["running_depth"].to_numpy()[:-1]
+    varied = len(gaps) > _FEWEST and gaps.min() < gaps.max() and depths.min() < depths.max()
     return {
         "rate_lowest_tenth": float(rates.min()),
         "rate_highest_tenth": float(rates.max()),
-        "correlation_of_gap_and_depth": float(pairs.select(pl.corr("running_depth", "gap")).item()) if varied else None,
+        "correlation_of_gap_and_depth": _correlation(depths, gaps) if varied else None,
     }
+
+
+def _correlation(x: NDArray[np.int64], y: NDArray[np.int64]) -> float:
+    """Pearson's, some at a time: as doubles and without their means all would be there twice more."""
+    middle, sums = np.array([[x.mean()], [y.mean()]]), np.zeros((2, 2))
+    for first in range(0, len(x), PART_ROWS):
+        rows = slice(first, first + PART_ROWS)
+        off = np.stack([x[rows], y[rows]]) - middle
+        sums += off @ off.T
+    return float(sums[0, 1] / math.sqrt(sums[0, 0] * sums[1, 1]))
 
 
 def _decoded(recording: Recording, ids: NDArray[np.int64]) -> Measured:

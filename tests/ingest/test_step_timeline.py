@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import polars as pl
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blis_replay.ingest.errors import ReconstructionError
-from blis_replay.ingest.row_parts import in_one_part
+from blis_replay.ingest.row_parts import RowParts, in_one_part
 from blis_replay.ingest.scheduling_mode import detected_async
 from blis_replay.ingest.step_timeline import SAMPLED, step_anchors, step_timeline
 
@@ -104,3 +105,39 @@ def test_outputs_processed_after_the_next_step_began_are_asynchronous_scheduling
     # What became of a cancelled request is not processed as output.
     cancelled = journeys([event("FINISHED", 2900, 1, finish_status="aborted")], lifecycles=[])
     assert detected_async(in_one_part(records), cancelled.journey_events) is None
+
+
+_NAMES = ("QUEUED", "SCHEDULED", "PREEMPTED", "FIRST_TOKEN", "FINISHED")
+_events = st.lists(
+    st.builds(
+        event,
+        st.sampled_from(_NAMES),
+        st.none() | st.integers(0, 30),
+        st.none() | st.integers(-1, 12),
+        finish_status=st.sampled_from(["aborted", "stopped"]),
+    ),
+    max_size=30,
+)
+_steps = st.lists(st.tuples(st.none() | st.integers(-1, 12), st.none() | st.integers(0, 30)), max_size=30)
+
+
+@given(_steps, _events, st.booleans(), st.integers(1, 200))
+def test_by_ranges_of_a_few_steps_anchors_are_those_of_all_at_once(
+    records: list[tuple[int | None, int | None]], rows: list[dict[str, Any]], asynchronous: bool, part_rows: int
+) -> None:
+    """In parts of three rows and in any order, steps twice and without id or time among them."""
+    ids, starts = [step for step, _ in records], [start for _, start in records]
+    sampled = steps([0] * len(records)).with_columns(
+        pl.Series("step_id", ids, pl.Int64), pl.Series("start_us", starts, pl.Int64)
+    )
+    engine = settings_of(async_scheduling=asynchronous)
+    at_once = journeys(rows, lifecycles=[], steps=sampled, engine=engine)
+    of_parts = replace(at_once, steps=_in_threes(sampled), journey_events=_in_threes(at_once.journey_events.whole()))
+    expected, found = step_anchors(at_once), step_anchors(of_parts, part_rows)
+    assert found.frame.equals(expected.frame)
+    assert found.lags.equals(expected.lags)
+    assert found.out_of_order == expected.out_of_order
+
+
+def _in_threes(frame: pl.DataFrame) -> RowParts:
+    return RowParts(frame.schema, tuple(frame.iter_slices(3)), frame.height)

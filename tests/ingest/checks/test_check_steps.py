@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import polars as pl
 import pytest
 from builders import aggregates, recording, requests, steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blis_replay.ingest.checks.evidence import stage_windows, step_intervals
+from blis_replay.ingest.checks.evidence import Window, interval_parts, stage_windows, step_intervals, steps_in
 from blis_replay.ingest.checks.prefix_cache import uncached_prompt_tokens
 from blis_replay.ingest.checks.registry import run_checks
 from blis_replay.ingest.checks.step_cycle import cycle_us
 from blis_replay.ingest.recording import Finding, Recording, Stage
+from blis_replay.ingest.row_parts import RowParts
 
 
 def findings_of(made: Recording, check: str) -> list[Finding]:
@@ -162,3 +165,20 @@ def test_without_steps_nothing_is_claimed() -> None:
     for check in ("step_cycle", "littles_law", "prefix_cache"):
         (finding,) = findings_of(made, check)
         assert finding.message.startswith("not checked: ")
+
+
+@given(
+    st.lists(st.tuples(st.none() | st.integers(0, 12), st.none() | st.integers(0, 40)), max_size=30),
+    st.integers(1, 200),
+)
+def test_intervals_by_ranges_of_time_are_those_of_all_at_once(
+    records: list[tuple[int | None, int | None]], part_rows: int
+) -> None:
+    """Steps of which some began at 10 to 29 us, in parts of three rows, in any order."""
+    columns = {"step_id": [step for step, _ in records], "start_us": [start for _, start in records]}
+    frame = steps([0] * len(records)).with_columns(pl.Series(name, of, pl.Int64) for name, of in columns.items())
+    made = recording(steps=frame)
+    of_parts = replace(made, steps=RowParts(frame.schema, tuple(frame.iter_slices(3)), frame.height))
+    window = Window(-1, 10, 30, None)
+    found = pl.concat(interval_parts(of_parts, window, part_rows=part_rows))
+    assert found.equals(step_intervals(steps_in(made, window)))
