@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import polars as pl
 
 from blis_replay.ingest.recording import Recording
@@ -21,14 +23,15 @@ def detected_async(steps: RowParts, journey_events: RowParts) -> bool | None:
 
     ``steps``: ``STEP_SCHEMA``; ``journey_events``: ``JOURNEY_EVENT_SCHEMA``.
     """
-    begun, ended = [steps.whole(["step_id", "start_us"]).drop_nulls()], []
+    begun, ended = [], []
     for part in journey_events.frames(_COLUMNS):
         events = part.drop_nulls(["step_id", "time_us"])
         begun.append(events.filter(inside_schedule()).select("step_id", pl.col("time_us").alias("start_us")))
         ended.append(events.filter(of_output()).select("time_us", (pl.col("step_id") + 1).alias("step_id")))
     outputs = pl.concat(ended)
     next_steps = outputs.select("step_id").unique()
-    starts = pl.concat(frame.join(next_steps, on="step_id", how="semi") for frame in begun)
+    sampled = (part.drop_nulls() for part in steps.frames(["step_id", "start_us"]))
+    starts = pl.concat(frame.join(next_steps, on="step_id", how="semi") for frame in chain(sampled, begun))
     first = starts.group_by("step_id").agg(pl.col("start_us").min())
     late = outputs.join(first, on="step_id").select(pl.col("time_us") > pl.col("start_us")).to_series()
     return None if late.is_empty() else 2 * int(late.sum()) > len(late)

@@ -88,7 +88,7 @@ def _slow_median(recording: Recording) -> tuple[bool, str]:
 
 
 def _growing_ttft(requests: pl.DataFrame) -> tuple[bool, str]:
-    timed = requests.drop_nulls(["ttft_us", "arrival_us"]).sort("arrival_us")
+    timed = requests.select("stage", "arrival_us", "ttft_us").drop_nulls(["ttft_us", "arrival_us"]).sort("arrival_us")
     for (stage,), of_stage in timed.group_by("stage", maintain_order=True):
         fifth = of_stage.height // 5
         if of_stage.height < _FEWEST:
