@@ -36,7 +36,7 @@ def test_the_json_is_documented(run: Run) -> None:
     document = run("study", "run", "determinism", "token-bucket", "--json").json
     assert document["passed"] is True
     assert [study["name"] for study in document["studies"]] == ["determinism", "token-bucket"]
-    section = _JSON_DOCS.read_text("utf-8").split("# JSON of `blis-replay study run --json`")[1].split("\n# ")[0]
+    section = _JSON_DOCS.read_text("utf-8").split("## JSON of `blis-replay study run --json`")[1].split("\n## ")[0]
     named = set(re.findall(r"[a-z_]+", " ".join(re.findall(r"`([^`]+)`", section))))
     study = document["studies"][0]
     system = study["systems"][0]
