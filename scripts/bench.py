@@ -19,31 +19,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import large_recordings
-
-if TYPE_CHECKING:
-    from blis_replay.blis.latency import LatencyModel
-    from blis_replay.blis.trace import EngineConfig, RequestTrace
+from bench_engine import cluster, engine, growth
+from bench_row import Row
 
 REPEATS = 5
 INGEST_BYTES = 1_000_000_000
-
-
-@dataclass(frozen=True)
-class Row:
-    """A line of the table: what, median seconds, peak memory in MB, a rate or remark."""
-
-    what: str
-    seconds: float
-    peak_mb: float | None = None
-    remark: str = ""
 
 
 def command(*arguments: str, env: dict[str, str] | None = None) -> tuple[float, float]:
@@ -128,128 +112,6 @@ def large(folder: Path) -> Iterator[Row]:
         yield Row(*row)
 
 
-def engine(folder: Path) -> Iterator[Row]:
-    """The engine alone, KV accounting and prefix caching on, compiled and warm."""
-    from blis_replay.blis.engine import simulate
-    from blis_replay.fixtures.bundled import bundled_recording
-    from blis_replay.fixtures.catalogue import bundled_aliases
-    from blis_replay.replay.mode import ReplayMode
-    from blis_replay.replay.plan import plan_replay
-    from blis_replay.replay.release_file import load_release
-
-    release = load_release("h100-vllm-0.15.1")
-    jobs = {}
-    for alias, slug in bundled_aliases().items():
-        if "reasoning" not in alias:
-            recording = bundled_recording(slug)
-            plan = plan_replay(recording, ReplayMode())
-            entry = release.entry_for(recording.model, recording.tensor_parallelism, alias)
-            jobs[alias] = (plan.trace, plan.engine, entry.latency, entry.lifecycle)
-    trace, config, latency, lifecycle = jobs["34b-general"]
-    result = simulate(trace, config, latency, lifecycle)  # compiles, or loads what is compiled
-
-    def row(what: str, work: Callable[[], object], requests: int, steps: int) -> Row:
-        seconds = timed(work)
-        remark = f"{1e9 * seconds / steps:.0f} ns a step ({steps:,}), {1e6 * seconds / requests:.2f} us a request"
-        return Row(what, seconds, remark=remark)
-
-    steps = len(result.steps)
-    yield row("engine, 34b-general", lambda: simulate(*jobs["34b-general"]), len(trace), steps)
-    for what, change in (
-        ("synchronous scheduling", {"async_scheduling": False}),
-        ("prefix caching off, nothing to prefill again", {"enable_prefix_caching": False}),
-        ("scarce blocks (5,000 instead of 26,603)", {"num_gpu_blocks": 5_000}),
-    ):
-        other = replace(config, **change)
-        lean = replace(trace, block_keys=None, prefill_tokens=1 + trace.prompt_tokens % 16)
-        chosen = lean if "prefix caching off" in what else trace
-        count = len(simulate(chosen, other, latency, lifecycle).steps)
-        work = partial(simulate, chosen, other, latency, lifecycle)
-        yield row(f"the same, {what}", work, len(trace), count)
-    everything = sum(len(simulate(*job).steps) for job in jobs.values())
-    requests = sum(len(job[0]) for job in jobs.values())
-    yield row(
-        f"engine, all {len(jobs)} experiments without overload",
-        lambda: deque((simulate(*job) for job in jobs.values()), maxlen=0),  # results are not kept
-        requests,
-        everything,
-    )
-
-
-def growth(folder: Path) -> Iterator[Row]:
-    """The engine with more requests, and with more load: each size in a process of its own."""
-    for requests, rate_per_s in (
-        (1_000, 14),
-        (10_000, 14),
-        (100_000, 14),
-        (1_000_000, 14),
-        (100_000, 5),
-        (100_000, 20),
-    ):
-        begin = time.perf_counter()
-        process = subprocess.Popen(
-            [sys.executable, __file__, f"grow={requests}@{rate_per_s}"], stdout=subprocess.PIPE, text=True
-        )
-        said = process.stdout.read() if process.stdout else ""
-        _, _, usage = os.wait4(process.pid, 0)
-        seconds, remark = said.strip().split("|")
-        what = f"engine, {requests:,} requests at {rate_per_s}/s (process {time.perf_counter() - begin:.1f} s)"
-        yield Row(what, float(seconds), usage.ru_maxrss / 1024, remark)
-
-
-def grow(requests: int, rate_per_s: float) -> None:
-    """Simulate requests like those of 34b-general and print ``seconds|remark``."""
-    from blis_replay.blis.engine import simulate
-    from blis_replay.blis.latency import Lifecycle
-
-    trace, *job = plain_job(requests, rate_per_s)
-    simulate(trace.part(slice(10)), *job, Lifecycle(9_300))  # loads the compiled code
-    begin = time.perf_counter()
-    result = simulate(trace, *job, Lifecycle(9_300))
-    seconds = time.perf_counter() - begin
-    hours = result.step_end_us[-1] / 3.6e9
-    each = f"{1e6 * seconds / requests:.2f} us a request, {len(result.steps):,} steps"
-    print(f"{seconds}|{each}, {hours:.1f} simulated hours")
-
-
-def plain_job(requests: int, rate_per_s: float) -> tuple[RequestTrace, EngineConfig, LatencyModel]:
-    """Requests like those of 34b-general, its engine, and about its step time."""
-    import numpy as np
-
-    from blis_replay.blis.latency import LatencyModel
-    from blis_replay.blis.trace import NEVER_US, BlockKeys, EngineConfig, RequestTrace
-
-    gaps_us = np.random.default_rng(0).exponential(1e6 / rate_per_s, requests)
-    prompts = np.full(requests, 575)
-    prompt = np.arange(requests) % 100
-    keys = BlockKeys(prompt * 35, np.full(requests, 35), np.arange(3500, dtype=np.int32), 16)
-    arrival_us = np.cumsum(gaps_us).astype(np.int64)
-    trace = RequestTrace(
-        arrival_us, prompts, prompts, np.full(requests, 248), np.full(requests, NEVER_US), block_keys=keys
-    )
-    return trace, EngineConfig(128, 2048, 4096, True, 16, 26_603), LatencyModel("blackbox", 13_487_000, 41_900, 40_100)
-
-
-def cluster(folder: Path) -> Iterator[Row]:
-    """Eight instances and 100,000 requests at 14/s an instance, by router, compiled and warm."""
-    from blis_replay.blis.cluster.config import ClusterConfig, LeastLoaded, RoundRobin, Snapshots, Weighted
-    from blis_replay.blis.cluster.simulate import simulate_cluster
-
-    requests, instances = 100_000, 8
-    job = plain_job(requests, 14 * instances)
-    for what, config in (
-        ("round-robin", ClusterConfig(instances, RoundRobin())),
-        ("least-loaded, every decision sees the moment", ClusterConfig(instances, LeastLoaded())),
-        ("weighted, every decision sees the moment", ClusterConfig(instances, Weighted())),
-        ("weighted, snapshots of 50 ms", ClusterConfig(instances, Weighted(), snapshots=Snapshots(50_000))),
-    ):
-        trace, engine, latency = job
-        steps = sum(len(run.steps) for run in simulate_cluster(trace, config, engine, latency).instances)
-        seconds = timed(partial(simulate_cluster, trace, config, engine, latency))
-        remark = f"{1e9 * seconds / steps:.0f} ns a step ({steps:,}), {1e6 * seconds / requests:.2f} us a request"
-        yield Row(f"cluster of {instances}, {requests:,} requests, {what}", seconds, remark=remark)
-
-
 def machine() -> str:
     """What this runs on, in words."""
     cpus = [
@@ -259,15 +121,11 @@ def machine() -> str:
     return f"{cpus[0]}, {len(cpus)} processors, {memory_gb:.0f} GB, Python {platform.python_version()}"
 
 
-def timed(work: Callable[[], object]) -> float:
-    """Median seconds of a function over 20 calls, after one that is not counted."""
-    work()
-    durations = []
-    for _ in range(20):
-        begin = time.perf_counter()
-        work()
-        durations.append(time.perf_counter() - begin)
-    return statistics.median(durations)
+def studies(folder: Path) -> Iterator[Row]:
+    """All studies that need no recording, on the processors there are, compiled code loaded."""
+    env = {"BLIS_REPLAY_STORE": str(folder / "studies.duckdb")}
+    command("study", "run", "sjf", env=env)
+    yield Row("study run --all", *command("study", "run", "--all", env=env))
 
 
 def collect(folder: Path) -> Iterator[Row]:
@@ -287,15 +145,13 @@ PARTS = {
     "engine": engine,
     "growth": growth,
     "cluster": cluster,
+    "studies": studies,
     "collect": collect,
 }
 
 
 def main(names: list[str]) -> None:
     """Run the named parts, or all."""
-    if len(names) == 1 and names[0].startswith("grow="):
-        requests, rate_per_s = names[0].removeprefix("grow=").split("@")
-        return grow(int(requests), float(rate_per_s))
     unknown = [name for name in names if name not in PARTS]
     if unknown:
         sys.exit(f"no such part: {', '.join(unknown)}; choose from {', '.join(PARTS)}")

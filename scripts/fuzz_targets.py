@@ -111,7 +111,8 @@ def _otlp_traces(content: bytes, folder: Path) -> None:
             _check_line(remark)
         if found.journeys is not None:
             lifecycles, _events = on_zero(found.journeys, 0)
-            _check(lifecycles["journey"].to_list() == list(range(len(lifecycles))), "journeys that are not numbered")
+            numbers = lifecycles.column("journey").to_list()
+            _check(numbers == list(range(lifecycles.height)), "journeys that are not numbered")
         if found.requests is not None:
             _check_requests(found.requests, folder)
 

@@ -14,10 +14,10 @@ from blis_replay.blis.verification.workloads import LATENCY, LIFECYCLE, Scenario
 
 
 def differing_fields(a: SimResult, b: SimResult) -> list[str]:
-    """Names of the arrays of two results that are not byte for byte the same."""
+    """Names of the arrays and counts of two results that are not byte for byte the same."""
     different = []
     for name in (field.name for field in fields(SimResult) if field.name != "lifecycle"):
-        left, right = getattr(a, name), getattr(b, name)
+        left, right = np.asarray(getattr(a, name)), np.asarray(getattr(b, name))
         if (left.shape, left.dtype, left.tobytes()) != (right.shape, right.dtype, right.tobytes()):
             different.append(f"{name} differs")
     return different

@@ -19,6 +19,11 @@ from blis_replay.validate.experiment import DEFAULT_RELEASE, stored_experiment
 _ENGINE = "max_num_seqs: 128\nmax_num_batched_tokens: 2048\nmax_model_len: 4096\nasync_scheduling: true\n"
 _REQUESTS = "arrival_s,prompt_tokens,output_tokens\n0,100,20\n0.5,200,30\n"
 _LINES = '{"arrival_s": 0, "prompt_tokens": 100, "output_tokens": 20}\n'
+_LOAD = (
+    "schema: blis-replay/workload/1\nseed: 1\nrequests: 20\nclients:\n  chat:\n    rate_per_s: 5\n"
+    "    arrivals: poisson\n"
+    "    prompt_tokens: {distribution: constant, value: 100}\n    output_tokens: {distribution: constant, value: 20}\n"
+)
 _CONFIG = (
     '{"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, '
     '"intermediate_size": 128, "vocab_size": 100, "torch_dtype": "bfloat16"}'
@@ -32,6 +37,7 @@ NOT_RUN = (
 # Slow, and the same verb runs in another example or in a test of its own.
 SLOW = (
     *("report --all", "report --experiment 34b-general --replay", "validate --all", "--sweep", "--replay spec"),
+    *("study run --all", "study run prefix-affinity"),
     *("blis-replay verify", "blis-replay gate", "attribute --experiment 34b-general --coefficients stepml-direct"),
 )
 # The experiments that ship have no steps and no single requests, which these verbs need.  The published calibration is
@@ -99,7 +105,13 @@ def test_an_example_runs(line: str, run: Run, store: Path, monkeypatch: pytest.M
     of_one_model = yaml.safe_dump({**release, "models": release["models"][:1]})
     for name in ("mine.yaml", "old.yaml", "new.yaml", "new-13b.yaml"):
         Path(name).write_text(of_one_model)
-    inputs = {"engine.yaml": _ENGINE, "load.csv": _REQUESTS, "load.jsonl": _LINES, "config.json": _CONFIG}
+    inputs = {
+        "engine.yaml": _ENGINE,
+        "load.csv": _REQUESTS,
+        "load.jsonl": _LINES,
+        "load.yaml": _LOAD,
+        "config.json": _CONFIG,
+    }
     for name, text in inputs.items():
         Path(name).write_text(text)
     answer = run(*shlex.split(line)[1:])

@@ -62,7 +62,7 @@ WRONG = [
     (("whatif", *GENERAL), 2, "--set max_num_seqs=256"),
     (("whatif", *GENERAL, "--set", "nope=1"), 2, "use max_num_seqs"),
     (("whatif", *GENERAL, "--set", "max_num_seqs=x"), 2, "give a whole number"),
-    ((*SIMULATE, "--engine", "engine.yaml"), 2, "--requests FILE or with --experiment NAME"),
+    ((*SIMULATE, "--engine", "engine.yaml"), 2, "--requests FILE, --experiment NAME, --workload FILE"),
     ((*SIMULATE, "--engine", "engine.yaml", "--requests", "absent.csv"), 3, "name a readable file"),
     ((*SIMULATE, "--engine", "broken.yaml", "--requests", "absent.csv"), 3, "mend it"),
     (("export", *GENERAL, "--to", "parquet", "--out", "folder"), 2, "give --force to replace it"),

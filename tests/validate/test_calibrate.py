@@ -81,6 +81,23 @@ def test_latencies_give_coefficients_and_delay_back(busy: Recording, split: tupl
     assert fit.agreement["ttft"] < 2.5  # which step a request just catches is chance
 
 
+def test_a_handful_of_step_windows_does_not_hold_what_latencies_tell(tmp_path: Path) -> None:
+    """A minute leaves few windows in which the engine was never idle; true: 8000 us and 30 us a prefill token."""
+    stages, recordings = (Stage(0, 10.0, 30_000_000), Stage(1, 15.0, 30_000_000)), []
+    for question_tokens, output_tokens in ((400, 24), (800, 80)):
+        load = SharedPrefix(10, 10, 100, question_tokens, output_tokens)
+        short = SyntheticExperiment(stages=stages, shared_prefix=load, latency=BUSY.latency)
+        directory = tmp_path / f"{output_tokens}" / short.slug
+        write_experiment(generate(short), directory)
+        with read_recording(directory) as recording:
+            recordings.append(as_configured(replace(recording, token_events=None), asynchronous=True))
+    fit = calibrate(recordings, "fit", Options(load_release(DEFAULT_PRIOR)))[1][0]
+    assert {kind for _, kind in fit.used} == {"steps", "latencies"}
+    assert value(fit, "intercept").value_us == pytest.approx(8_000, rel=0.01)
+    assert value(fit, "per_prefill_token").value_us == pytest.approx(30, rel=0.05)
+    assert fit.agreement["e2e"] < 1
+
+
 def test_what_the_recordings_cannot_tell_is_marked_and_kept(busy: Recording) -> None:
     """All requests are alike, so decodes and their context cost in proportion: one of the two is held."""
     fit = fitted(busy, "latencies")

@@ -12,6 +12,7 @@ from recordings import make_recording
 
 from blis_replay.blis.release import bundled_releases, parse_release
 from blis_replay.ingest.recording import STEP_SCHEMA, Recording
+from blis_replay.ingest.row_parts import in_one_part
 from blis_replay.ingest.store import Store, read_stored
 from blis_replay.validate.calibration.step_errors import RecordedSteps, predicted_us
 from blis_replay.validate.errors import NothingToJudgeError, ValidateError
@@ -51,7 +52,9 @@ def recorded(model: str, workload: str, cycle_us: int, seed: int) -> Recording:
         )
     )
     requests = {"arrival_us": [0, 1], "prompt_tokens": [9, 9], "output_tokens": [2, 2]}
-    return replace(make_recording(requests), slug=f"{model}-{workload}", model=model, workload=workload, steps=steps)
+    return replace(
+        make_recording(requests), slug=f"{model}-{workload}", model=model, workload=workload, steps=in_one_part(steps)
+    )
 
 
 PLANTED = [

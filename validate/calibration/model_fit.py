@@ -22,7 +22,7 @@ from blis_replay.validate.calibration.evidence import (
     latency_evidence,
 )
 from blis_replay.validate.calibration.identifiability import ALIKE_FROM, Confidence, confidence, variance_inflation
-from blis_replay.validate.calibration.line_fit import fit_line
+from blis_replay.validate.calibration.line_fit import COEFFICIENTS, fit_line
 from blis_replay.validate.calibration.minimise import Minimum, Residuals, losses, minimise, robust_cost
 from blis_replay.validate.calibration.prior import Prior
 from blis_replay.validate.calibration.step_form import (
@@ -116,9 +116,13 @@ class Start:
 
 
 def line_start(recordings: Sequence[Recording], window: tuple[float, float], prior: Prior, gathered: Gathered) -> Start:
-    """A line through step cycles if there are some, else through client gaps."""
+    """A line through step cycles if they are more than it has coefficients, else through client gaps."""
     with_steps = [r for r in recordings if r.steps.height > 1] if gathered.cycles else []
-    rows = [rows_from_steps(r, window) for r in with_steps] or [rows_from_latencies(r, window) for r in recordings]
+    rows = [rows_from_steps(r, window) for r in with_steps]
+    # Through as many windows as there are costs a line passes whatever they are, and all of them look alike: what the
+    # latencies tell apart would be held.
+    if gathered.latencies and sum(len(part.cycle_us) for part in rows) <= COEFFICIENTS:
+        rows = [rows_from_latencies(r, window) for r in recordings]
     intercept, prefill, decode, context = map(float, fit_line(rows)[0])
     batch = np.vstack([part.batch for part in rows])
     a_decode = float(batch[:, 3].sum() / max(batch[:, 2].sum(), 1e-9))  # context tokens

@@ -29,7 +29,7 @@ VERBS = {
     "inspect": ("inspect_verb", "What a recording holds, and whether its instruments can be trusted."),
     "ingest": ("ingest_verb", "Read recordings of a real server into the store."),
     "collect": ("collect_verb", "Receive the traces of a running server (OTLP)."),
-    "coefficients": ("coefficients_verb", "List and show coefficient releases."),
+    "coefficients": ("coefficients_verb", "Coefficient releases: list, show, exchange, make."),
     "compare": ("compare_verb", "Two recordings, runs, releases or simulators side by side."),
     "gate": ("gate_verb", "May a coefficient release be used?"),
     "calibrate": ("calibrate_verb", "Fit coefficients to recordings."),

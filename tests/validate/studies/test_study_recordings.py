@@ -11,6 +11,7 @@ import pytest
 from recordings import make_recording
 
 from blis_replay.ingest.recording import STEP_SCHEMA, Recording, Stage
+from blis_replay.ingest.row_parts import in_one_part
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.mixed_batches import study_run as sweep
 from blis_replay.validate.studies import suite
@@ -83,7 +84,7 @@ def stepped(model: str, cycle_us: int) -> Recording:
     known |= {"running_depth": decodes, "decode_requests": decodes, "decode_tokens": decodes}
     columns = {name: pl.Series(known.get(name, [None] * 200), dtype=kind) for name, kind in STEP_SCHEMA.items()}
     requests = {"arrival_us": [0, 1], "prompt_tokens": [9, 9], "output_tokens": [2, 2]}
-    return replace(make_recording(requests), slug=model, model=model, steps=pl.DataFrame(columns))
+    return replace(make_recording(requests), slug=model, model=model, steps=in_one_part(pl.DataFrame(columns)))
 
 
 @pytest.mark.parametrize("method", ["trees", "line", "linear"])

@@ -1,0 +1,168 @@
+"""``blis-replay coefficients for-model``, ``roofline`` and ``trees``: releases that are made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from blis_replay.validate.cli.options import OUT_FILE, form_options, print_answer, store_option
+
+if TYPE_CHECKING:
+    from blis_replay.blis.roofline import Mixed
+
+
+@click.command("for-model", short_help="Make a release for a model that nobody recorded.")
+@click.argument("config", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--model", required=True, metavar="NAME", help="The model's name, as recordings have it.")
+@click.option("--tensor-parallelism", type=click.IntRange(min=1), default=1, show_default=True, help="Its GPUs.")
+@click.option("--hardware", default="H100-SXM", show_default=True, help="And their kind.")
+@click.option(
+    "--shared",
+    metavar="RELEASE",
+    default="h100-physical",
+    show_default=True,
+    help="The physical release whose coefficients to take.",
+)
+@click.option("--out", type=OUT_FILE, required=True, help="The release to write.")
+@form_options
+def for_model(
+    config: Path, model: str, tensor_parallelism: int, hardware: str, shared: str, out: Path, form: str | None
+) -> None:
+    """Make a release for a model that nobody recorded, from its CONFIG (config.json).
+
+    Step times follow from its architecture, the GPU's datasheet and coefficients that were
+    fitted to other models; `blis-replay generalize --lomo` says how far off that is.
+
+    \b
+    Example:
+      blis-replay coefficients for-model config.json --model org/new-13b \\
+          --tensor-parallelism 2 --out new-13b.yaml
+      blis-replay simulate --requests load.csv --engine engine.yaml \\
+          --coefficients new-13b.yaml --out run
+    """
+    from blis_replay.blis.release_text import format_release
+    from blis_replay.replay.release_file import architecture_of_file, load_release, release_for_model
+
+    architecture = architecture_of_file(config)
+    release = release_for_model(load_release(shared), out.stem, model, tensor_parallelism, hardware, architecture)
+    out.write_text(format_release(release), "utf-8")
+    print_answer(
+        form,
+        text=lambda: (
+            f"wrote {out} for {model} ({architecture.parameters / 1e9:.2f} billion parameters); "
+            f"look at it: blis-replay coefficients show {out}"
+        ),
+        document=lambda: {
+            "release": str(out),
+            "model": model,
+            "parameters": architecture.parameters,
+            "sha256": release.sha256,
+        },
+    )
+
+
+@click.command("roofline", short_help="Make a release of the roofline of a model.")
+@click.argument("config", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--model", required=True, metavar="NAME", help="The model's name, as recordings have it.")
+@click.option("--tensor-parallelism", type=click.IntRange(min=1), default=1, show_default=True, help="Its GPUs.")
+@click.option("--hardware", default="H100-SXM", show_default=True, help="And their kind.")
+@click.option(
+    "--efficiency",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=None,
+    help="Folder of measured kernel efficiencies (gemm/, mha/).  [default: smooth curves]",
+)
+@click.option(
+    "--mixed",
+    type=click.Choice(["weighted", "token_proportional", "additive", "largest"]),
+    default="weighted",
+    show_default=True,
+    help="How a step with prefills and decodes takes its time from one with either.",
+)
+@click.option("--out", type=OUT_FILE, required=True, help="The release to write.")
+@form_options
+def roofline(
+    config: Path,
+    model: str,
+    tensor_parallelism: int,
+    hardware: str,
+    efficiency: Path | None,
+    mixed: Mixed,
+    out: Path,
+    form: str | None,
+) -> None:
+    """Make a release of the roofline of a model, from its CONFIG (config.json); nothing is fitted.
+
+    The parameters are BLIS's: 82 % of the bandwidth, 100 us a layer, kernels by efficiency.
+
+    \b
+    Example:
+      blis-replay coefficients roofline config.json --model org/new-13b --out roofline.yaml
+      blis-replay validate --experiment mine --coefficients roofline.yaml
+    """
+    from blis_replay.blis.gpu import gpu_named
+    from blis_replay.blis.release_text import format_release
+    from blis_replay.blis.roofline import RooflineModel
+    from blis_replay.replay.efficiency_files import efficiency_of_folder
+    from blis_replay.replay.release_file import architecture_of_file, roofline_release
+
+    architecture, gpu = architecture_of_file(config), gpu_named(hardware)
+    tables = (
+        None if efficiency is None else efficiency_of_folder(efficiency, architecture, gpu.name, tensor_parallelism)
+    )
+    latency = RooflineModel(architecture, gpu, tensor_parallelism, mixed, tables)
+    release = roofline_release(out.stem, model, hardware, latency)
+    out.write_text(format_release(release), "utf-8")
+    print_answer(
+        form,
+        text=lambda: f"wrote {out}; look at it: blis-replay coefficients show {out}",
+        document=lambda: {"release": str(out), "model": model, "sha256": release.sha256},
+    )
+
+
+@click.command("trees", short_help="Fit gradient-boosted trees to recorded step cycles.")
+@click.option(
+    "--train",
+    "names",
+    multiple=True,
+    required=True,
+    metavar="NAME",
+    help="Slug, alias or pattern of recordings with step records; may be given several times.",
+)
+@click.option(
+    "--delays",
+    default=None,
+    metavar="RELEASE",
+    help="Release whose delays around the engine to take.  [default: our own]",
+)
+@click.option("--out", type=OUT_FILE, required=True, help="The release to write.")
+@store_option
+@form_options
+def trees(names: tuple[str, ...], delays: str | None, out: Path, store_path: Path, form: str | None) -> None:
+    """Fit gradient-boosted trees to recorded step cycles, and make a release of them.
+
+    Needs LightGBM (pip install 'blis-replay[trees]') to fit, and nothing to run. They do not
+    carry to a model that they have not seen.
+
+    \b
+    Example:
+      blis-replay coefficients trees --train 34b-general --out trees.yaml
+      blis-replay validate --experiment 34b-codegen --coefficients trees.yaml
+    """
+    from blis_replay.blis.release_text import format_release
+    from blis_replay.ingest.store import open_store, read_stored
+    from blis_replay.replay.release_file import load_release
+    from blis_replay.validate.experiment import DEFAULT_RELEASE, recorded_experiments
+    from blis_replay.validate.trees.release import trees_release
+
+    with open_store(store_path) as store:
+        recordings = [read_stored(store, slug) for slug in recorded_experiments(store, names)]
+    release = trees_release(recordings, out.stem, load_release(delays or DEFAULT_RELEASE))
+    out.write_text(format_release(release), "utf-8")
+    print_answer(
+        form,
+        text=lambda: f"wrote {out}; hold it against steps: blis-replay steps --experiment NAME --coefficients {out}",
+        document=lambda: {"release": str(out), "models": [e.model for e in release.models], "sha256": release.sha256},
+    )
