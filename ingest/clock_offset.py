@@ -9,12 +9,15 @@ shift at which the rises match best and the one at which the falls do.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
+
+from blis_replay.ingest.row_parts import RowParts
 
 Int64s = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -23,8 +26,7 @@ FEWEST_STEPS = 50
 FEWEST_REQUESTS = 20
 # No run takes this long; Unix time less time since boot is decades.
 MIXED_US = 30 * 86_400 * 1_000_000
-# Columns of step records that it takes.
-DEPTH_COLUMNS = ("start_us", "running_depth", "waiting_depth")
+_DEPTH_COLUMNS = ("start_us", "running_depth", "waiting_depth")
 # Below this share the two curves are not of the same requests.
 EXPLAINED = 0.8
 _MOST_STEPS = 20_000
@@ -81,11 +83,11 @@ class _Depths:
         return _Depths(self.time_us[first:last], self.depth[first:last], self.sent_us, self.ended_us)
 
 
-def estimate_offset(steps: pl.DataFrame, requests: pl.DataFrame) -> tuple[DepthOffset | None, str]:
+def estimate_offset(steps: RowParts, requests: pl.DataFrame) -> tuple[DepthOffset | None, str]:
     """The offset of the steps' clock against the requests', or None and why it is not identified.
 
-    ``steps``: ``DEPTH_COLUMNS``; ``requests``:
-    ``arrival_us``, ``e2e_us``, failed ones included: the engine counted them too.
+    ``steps``: ``start_us``, ``running_depth``, ``waiting_depth``; ``requests``: ``arrival_us``, ``e2e_us``, failed ones
+    included: the engine counted them too.
     """
     depths = _depths(steps, requests)
     if len(depths.depth) < FEWEST_STEPS:
@@ -110,19 +112,16 @@ def estimate_offset(steps: pl.DataFrame, requests: pl.DataFrame) -> tuple[DepthO
     return DepthOffset(low_us, high_us, early, late, explained, len(depths.depth)), ""
 
 
-def depth_mismatch(steps: pl.DataFrame, requests: pl.DataFrame, offsets_us: Int64s) -> Floats:
+def depth_mismatch(steps: RowParts, requests: pl.DataFrame, offsets_us: Int64s) -> Floats:
     """Mean squared difference of depth and requests in flight with the steps shifted by each offset, requests^2."""
     depths = _depths(steps, requests)
     sent, ended = (_counts(times, depths.time_us, offsets_us) for times in (depths.sent_us, depths.ended_us))
     return np.asarray(((depths.depth - sent + ended) ** 2).mean(axis=1), np.float64)
 
 
-def _depths(steps: pl.DataFrame, requests: pl.DataFrame) -> _Depths:
+def _depths(steps: RowParts, requests: pl.DataFrame) -> _Depths:
     # Waiting requests are in the engine too: with them, a full batch hides no arrival.
-    known = steps.select(DEPTH_COLUMNS).drop_nulls(["start_us", "running_depth"])
-    # Mostly they are in order, and to sort them is to copy them.
-    known = known if known["start_us"].is_sorted() else known.sort("start_us")
-    known = known.gather_every(max(1, -(-known.height // _MOST_STEPS)))
+    known = _thinned(steps)
     depth = known["running_depth"] + known["waiting_depth"].fill_null(0)
     timed = requests.drop_nulls(["arrival_us", "e2e_us"])
     sent_us = timed["arrival_us"].to_numpy()
@@ -132,6 +131,29 @@ def _depths(steps: pl.DataFrame, requests: pl.DataFrame) -> _Depths:
         np.sort(sent_us),
         np.sort(sent_us + timed["e2e_us"].to_numpy()),
     )
+
+
+def _thinned(steps: RowParts) -> pl.DataFrame:
+    """Every k-th of the steps with a depth in order of time, ``_MOST_STEPS`` at most."""
+    height, before, ordered = 0, None, True
+    for part in _with_depth(steps):
+        start_us = part["start_us"]
+        if len(start_us):
+            ordered = ordered and start_us.is_sorted() and (before is None or before <= start_us[0])
+            height, before = height + len(start_us), start_us[-1]
+    every = max(1, -(-height // _MOST_STEPS))
+    if not ordered:
+        return pl.concat(_with_depth(steps)).sort("start_us").gather_every(every)
+    # Mostly they are in order, and then those that are not looked at need not be in memory.
+    kept, seen = [], 0
+    for part in _with_depth(steps):
+        kept.append(part.gather_every(every, -seen % every))
+        seen += part.height
+    return pl.concat(kept)
+
+
+def _with_depth(steps: RowParts) -> Iterator[pl.DataFrame]:
+    return (part.drop_nulls(["start_us", "running_depth"]) for part in steps.frames(_DEPTH_COLUMNS))
 
 
 def _impossible(depths: _Depths) -> str:

@@ -7,7 +7,7 @@ import polars as pl
 
 from blis_replay.ingest.checks.evidence import Context, Measured, completed_requests, recorded_requests
 from blis_replay.ingest.checks.pictures import Table
-from blis_replay.ingest.clock_offset import DEPTH_COLUMNS, MIXED_US, DepthOffset, depth_mismatch, estimate_offset
+from blis_replay.ingest.clock_offset import MIXED_US, DepthOffset, depth_mismatch, estimate_offset
 from blis_replay.ingest.published_itl import published
 from blis_replay.ingest.recording import ESTIMATED, IDENTITIES, NOT_KNOWN, Clock, Finding, Recording
 
@@ -33,12 +33,12 @@ def check(recording: Recording, context: Context) -> list[Finding]:
 
 def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
     """How well depth and requests in flight agree when the steps are shifted: the offset curve."""
-    found, _why = estimate_offset(recording.steps.whole(DEPTH_COLUMNS), recorded_requests(recording))
+    found, _why = estimate_offset(recording.steps, recorded_requests(recording))
     if found is None:
         return ()
     shifts_us = np.concatenate([np.arange(-1_000_000, 1_000_001, 100_000), np.arange(-50_000, 50_001, 10_000)])
     shifts_us = np.unique(shifts_us) + found.offset_us
-    mismatch = np.sqrt(depth_mismatch(recording.steps.whole(DEPTH_COLUMNS), recorded_requests(recording), shifts_us))
+    mismatch = np.sqrt(depth_mismatch(recording.steps, recorded_requests(recording), shifts_us))
     rows = tuple((round(int(s) / 1e3, 1), round(float(m), 3)) for s, m in zip(shifts_us, mismatch, strict=True))
     return (
         Table(
@@ -139,7 +139,7 @@ def _step_clock(recording: Recording) -> list[Finding]:
     clock = next((clock for clock in recording.clocks if clock.name == "step"), None)
     if clock is None or recording.steps.is_empty() or recorded_requests(recording).is_empty():
         return []
-    found, why = estimate_offset(recording.steps.whole(DEPTH_COLUMNS), recorded_requests(recording))
+    found, why = estimate_offset(recording.steps, recorded_requests(recording))
     measured = _measured(recording, clock, found)
     severity = "corrected" if clock.placed == ESTIMATED else "note"
     placed = Finding(CHECK, severity, "", _placement(clock, measured, why), measured, RULE)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.clock_offset import depth_mismatch, estimate_offset
+from blis_replay.ingest.row_parts import RowParts, in_one_part
 
 
 @settings(max_examples=25, deadline=None)
@@ -28,7 +29,7 @@ def test_a_planted_offset_is_found_to_its_stated_uncertainty(
 ) -> None:
     """60 s of 10 requests/s, 3,000 to 300 sampled steps; the interval is the delays and what sampling adds."""
     sent, sampled = run_of_steps(10.0, 60, later_us, seed=seed, pre_us=pre_us, post_us=post_us, every=every)
-    found, why = estimate_offset(sampled, sent)
+    found, why = estimate_offset(in_one_part(sampled), sent)
     assert found is not None, why
     assert abs(found.offset_us - later_us) <= found.uncertainty_us
     assert found.uncertainty_us <= 40_000
@@ -38,7 +39,7 @@ def test_a_planted_offset_is_found_to_its_stated_uncertainty(
 def test_the_interval_is_as_wide_as_the_delays_on_both_sides() -> None:
     """9 ms before the queue and 6 ms after the last token: sends match at -9 ms, ends at +6 ms, to 3 ms."""
     sent, sampled = run_of_steps(20.0, 120, 500_000, pre_us=9_000, post_us=6_000)
-    found, _why = estimate_offset(sampled, sent)
+    found, _why = estimate_offset(in_one_part(sampled), sent)
     assert found is not None
     assert found.low_us == pytest.approx(491_000, abs=3_000)
     assert found.high_us == pytest.approx(506_000, abs=3_000)
@@ -49,18 +50,31 @@ def test_clocks_that_drift_apart_have_halves_that_do_not_meet() -> None:
     """A step clock that gains 0.5 per thousand: 30 ms after 60 s in mid of the first half, 90 ms in the second's."""
     sent, sampled = run_of_steps(20.0, 120, 0)
     fast = sampled.with_columns((pl.col("start_us") * 1.0005).cast(pl.Int64))
-    found, _why = estimate_offset(fast, sent)
+    found, _why = estimate_offset(in_one_part(fast), sent)
     assert found is not None
     assert found.late_us[1] < found.early_us[0]
-    steady, _why = estimate_offset(sampled, sent)
+    steady, _why = estimate_offset(in_one_part(sampled), sent)
     assert steady is not None
     assert steady.late_us[1] >= steady.early_us[0]
+
+
+@pytest.mark.parametrize("part_rows", [701, 10_000])
+@pytest.mark.parametrize("ordered", [True, False])
+def test_steps_in_parts_are_laid_as_steps_at_once(part_rows: int, ordered: bool) -> None:
+    """25,000 steps, of which every second is looked at; the order of parts is that of time, or is not."""
+    sent, sampled = run_of_steps(10.0, 500, 250_000)
+    assert sampled.height > 20_000
+    if not ordered:
+        sampled = sampled.sample(fraction=1, shuffle=True, seed=1)
+    parts = tuple(sampled.slice(first, part_rows) for first in range(0, sampled.height, part_rows))
+    in_parts = RowParts(sampled.schema, parts, sampled.height)
+    assert estimate_offset(in_parts, sent) == estimate_offset(in_one_part(sampled), sent)
 
 
 def test_the_mismatch_is_least_at_the_offset() -> None:
     sent, sampled = run_of_steps(10.0, 60, 250_000)
     offsets_us = np.arange(-500_000, 1_000_001, 50_000)
-    assert offsets_us[depth_mismatch(sampled, sent, offsets_us).argmin()] == 250_000
+    assert offsets_us[depth_mismatch(in_one_part(sampled), sent, offsets_us).argmin()] == 250_000
 
 
 def test_a_full_batch_hides_no_arrival() -> None:
@@ -70,7 +84,7 @@ def test_a_full_batch_hides_no_arrival() -> None:
         pl.min_horizontal("running_depth", pl.lit(8)).alias("running_depth"),
         (pl.col("running_depth") - 8).clip(0).alias("waiting_depth"),
     )
-    found, why = estimate_offset(full, sent)
+    found, why = estimate_offset(in_one_part(full), sent)
     assert found is not None, why
     assert abs(found.offset_us) <= found.uncertainty_us
 
@@ -89,13 +103,13 @@ def test_too_little_to_go_by_is_said(change: dict[str, int], why: str) -> None:
     sent, sampled = sent.head(change.get("requests", 600)), sampled.head(change.get("steps", 3000))
     if depth := change.get("depth"):
         sampled = sampled.with_columns(pl.lit(depth, pl.Int64).alias("running_depth"))
-    assert estimate_offset(sampled, sent) == (None, why)
+    assert estimate_offset(in_one_part(sampled), sent) == (None, why)
 
 
 def test_unfinished_requests_without_an_end_are_said() -> None:
     sent, sampled = run_of_steps(10.0, 60, 0)
     lost = sent.with_columns(pl.when(pl.col("request_index") % 20 > 0).then("e2e_us"))
-    assert estimate_offset(sampled, lost) == (None, "more than 1 % of the requests have no recorded end")
+    assert estimate_offset(in_one_part(sampled), lost) == (None, "more than 1 % of the requests have no recorded end")
 
 
 def test_a_load_that_repeats_itself_fits_at_several_offsets() -> None:
@@ -103,13 +117,13 @@ def test_a_load_that_repeats_itself_fits_at_several_offsets() -> None:
     sent = requests(300, arrival_us=[i * 1_000_000 for i in range(300)], e2e_us=500_000)
     starts_us = list(range(100_000_000, 140_000_000, 20_000))
     sampled = steps(starts_us, running_depth=[int(t % 1_000_000 < 500_000) for t in starts_us])
-    assert estimate_offset(sampled, sent) == (None, "several offsets fit the running depth equally well")
+    assert estimate_offset(in_one_part(sampled), sent) == (None, "several offsets fit the running depth equally well")
 
 
 def test_steps_of_another_run_do_not_fit() -> None:
     sent, _sampled = run_of_steps(10.0, 60, 0, seed=1)
     _sent, other = run_of_steps(10.0, 60, 0, seed=2)
-    found, why = estimate_offset(other, sent)
+    found, why = estimate_offset(in_one_part(other), sent)
     assert found is None
     assert why
 
@@ -127,7 +141,7 @@ def test_no_times_break_it(data: st.DataObject) -> None:
     count = data.draw(st.integers(20, 60))
     arrival_us, e2e_us, starts_us, depth = drawn(count), drawn(count), drawn(60), drawn(60)
     sent = requests(count, arrival_us=arrival_us, e2e_us=e2e_us)
-    found, why = estimate_offset(steps(starts_us, running_depth=depth), sent)
+    found, why = estimate_offset(in_one_part(steps(starts_us, running_depth=depth)), sent)
     assert (found is None) == bool(why)
 
 
@@ -145,7 +159,7 @@ def test_the_constructed_stamps_of_the_h100_records_are_too_early(data_pack: Pat
     with read_recording(data_pack / "h100" / slug) as recording:
         (clock,) = [clock for clock in recording.clocks if clock.name == "step"]
         first_us = recording.steps.column("start_us")[0]
-        found, _why = estimate_offset(recording.steps.whole(), recording.requests)
+        found, _why = estimate_offset(recording.steps, recording.requests)
         assert not [line for line in recording.missing if "clock" in line]
     assert clock.placed == "estimated from depth"
     assert clock.stamped_zero_us is not None

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import polars as pl
 
-from blis_replay.ingest.clock_offset import DEPTH_COLUMNS, estimate_offset
+from blis_replay.ingest.clock_offset import estimate_offset
 from blis_replay.ingest.recording import BRIDGED, ESTIMATED, NOT_KNOWN, ONE_CLOCK, STEP_SCHEMA, Clock
 from blis_replay.ingest.row_parts import RowParts
 
@@ -137,7 +137,7 @@ def _set_on_first_send(steps: RowParts, client: Clock | None) -> bool:
 
 
 def _checked_by_depth(clock: Clock, steps: RowParts, requests: pl.DataFrame) -> tuple[Clock, str]:
-    found, why = estimate_offset(steps_on_zero(steps, clock.zero_us).whole(DEPTH_COLUMNS), requests)
+    found, why = estimate_offset(steps_on_zero(steps, clock.zero_us), requests)
     if found is None:
         return clock, why
     agrees = found.low_us - STAMPS_MAY_MISS_BY_US <= 0 <= found.high_us + STAMPS_MAY_MISS_BY_US
