@@ -71,6 +71,8 @@ def test_what_is_folded_on_the_screen_is_printed(browser, planted_report: Report
     of_all = page.evaluate("document.querySelectorAll('details:not([open]) table').length")
     assert page.evaluate(seen % "contentVisibilityAuto: true") == 0
     page.emulate_media(media="print")
+    # What is shown is known once it was laid out.
+    page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
     assert page.evaluate(seen % "contentVisibilityAuto: true") == of_all > 20
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), "a sheet has no scroll bar"
     assert page.evaluate("[...document.querySelectorAll('.scroll')].every(s => s.scrollHeight <= s.clientHeight + 1)")
