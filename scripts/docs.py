@@ -58,7 +58,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("pages", nargs="*", type=lambda name: Path(name).resolve(), help="run these pages only")
     parser.add_argument("--update", action="store_true", help="write what the commands print into the pages")
     parser.add_argument("--build-only", action="store_true", help="run nothing")
-    return parser.parse_args()
+    given = parser.parse_args()
+    for page in given.pages:
+        if page not in {known.source for known in all_pages()}:
+            parser.error(f"{page} is no page of the documentation; docs/NAME.md is one")
+    return given
 
 
 def _run(pages: list[Page], update: bool) -> list[str]:

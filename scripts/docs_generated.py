@@ -44,7 +44,9 @@ def _others(key: str, default: ReplayMode) -> str:
 
 def commands() -> list[str]:
     """The help of every verb."""
-    return [line for name, command in _verbs(cli, "blis-replay") for line in _help_of(name, command)]
+    settings = cli.context_settings
+    top = click.Context(cli, info_name="blis-replay", max_content_width=80, terminal_width=80, **settings)
+    return [line for verb in _verbs(cli, top) for line in _help_of(verb)]
 
 
 def notebook_functions() -> list[str]:
@@ -62,20 +64,22 @@ def contents() -> list[str]:
     ]
 
 
-def _verbs(group: click.Group, name: str) -> Iterator[tuple[str, click.Command]]:
-    context = click.Context(group)
-    for verb in group.list_commands(context):
-        command = group.get_command(context, verb)
-        if command is not None:
-            yield f"{name} {verb}", command
+def _verbs(group: click.Group, context: click.Context) -> Iterator[click.Context]:
+    """A context a verb, under its group's, as on the command line: what a group settles for its verbs holds."""
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if command is None:
+            continue
+        verb = click.Context(command, info_name=name, parent=context)
+        yield verb
         if isinstance(command, click.Group):
-            yield from _verbs(command, f"{name} {verb}")
+            yield from _verbs(command, verb)
 
 
-def _help_of(name: str, command: click.Command) -> list[str]:
-    with click.Context(command, info_name=name, max_content_width=80, terminal_width=80) as context:
-        text = command.get_help(context)
-    return ["", f"## {name}", "", "```text", *(line.rstrip() for line in text.splitlines()), "```"]
+def _help_of(verb: click.Context) -> list[str]:
+    with verb:
+        text = verb.get_help()
+    return ["", f"## {verb.command_path}", "", "```text", *(line.rstrip() for line in text.splitlines()), "```"]
 
 
 def _paragraph(text: str) -> list[str]:
