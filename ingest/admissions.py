@@ -13,6 +13,8 @@ vllm-scheduler-semantics 5, 7 and 9):
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import polars as pl
@@ -30,6 +32,13 @@ ADMISSION_SCHEMA: dict[str, type[pl.DataType]] = {
     "output_tokens": pl.Int64,  # generated before
     "known_tokens": pl.Int64,  # prompt and generated: what its prefill has to reach
     "certain": pl.Boolean,  # the steps follow from the events
+}
+
+# With what orders admissions of one step.
+UNORDERED_SCHEMA: dict[str, type[pl.DataType]] = {
+    **ADMISSION_SCHEMA,
+    "scheduled_us": pl.Int64,
+    "scheduled_at": pl.Int64,
 }
 
 _CORE = {f"journey.{name}": name for name in ("SCHEDULED", "FIRST_TOKEN", "PREEMPTED", "FINISHED")}
@@ -62,32 +71,64 @@ class Admissions:
 
 def admissions_of(recording: Recording) -> Admissions:
     """The admissions of all journeys; those that contradict themselves are left out and counted."""
-    asynchronous = is_asynchronous(recording)
-    grouped, journeys, before = [], 0, 0
+    parts = list(admission_parts(recording))
+    return Admissions(in_order(pl.concat(part.frame for part in parts)).select(ADMISSION_SCHEMA.keys()), *totals(parts))
+
+
+def admission_parts(recording: Recording) -> Iterator[Admissions]:
+    """The admissions of some journeys after the others: ``frame`` is of ``UNORDERED_SCHEMA``."""
+    asynchronous, policy = is_asynchronous(recording), recording.engine.get("scheduling_policy")
+    first_come, before = policy is None or policy.value == "fcfs", 0
     for part in recording.journey_events.frames(_COLUMNS):
         events = part.filter(pl.col("event").is_in(_TURN), pl.col("step_id").is_not_null())
-        grouped.append(_grouped(events, before))
-        journeys, before = journeys + events["journey"].n_unique(), before + events.height
-    known = recording.lifecycles.whole(["journey", "prompt_tokens", "max_tokens"])
-    found = (
-        _bounded(pl.concat(grouped), asynchronous)
-        .join(known, on="journey", how="left")
-        .with_columns((pl.col("prompt_tokens") + pl.col("output_tokens")).alias("known_tokens"))
+        grouped = _bounded(_grouped(events, before), asynchronous)
+        yield _judged(_with_known_tokens(recording, grouped), first_come, asynchronous, events["journey"].n_unique())
+        before += events.height
+
+
+def in_order(admissions: pl.DataFrame) -> pl.DataFrame:
+    """``UNORDERED_SCHEMA`` in order of admission."""
+    # A chunk that does not end its prefill takes all that is left: it was the last to be admitted in its step.
+    chunked = pl.col("prefill_end_step").is_null() | (pl.col("prefill_end_step") > pl.col("start_step"))
+    return admissions.sort("start_step", chunked, "scheduled_us", "scheduled_at")
+
+
+def totals(parts: Iterable[Admissions]) -> tuple[int, dict[str, int]]:
+    """``journeys`` and ``remarks`` of all parts."""
+    journeys, remarks = 0, Counter[str]()
+    for part in parts:
+        journeys += part.journeys
+        remarks.update(part.remarks)
+    return journeys, dict(sorted(remarks.items()))
+
+
+def _with_known_tokens(recording: Recording, grouped: pl.DataFrame) -> pl.DataFrame:
+    lifecycles = recording.lifecycles.only(["journey", "prompt_tokens", "max_tokens"])
+    known = lifecycles.where(of_journeys(grouped)).whole()
+    return grouped.join(known, on="journey", how="left").with_columns(
+        (pl.col("prompt_tokens") + pl.col("output_tokens")).alias("known_tokens")
     )
-    policy = recording.engine.get("scheduling_policy")
-    first_come = policy is None or policy.value == "fcfs"
+
+
+def of_journeys(admissions: pl.DataFrame) -> pl.Expr:
+    """Whether a row is of one of these journeys, or of one between them: they are numbered through."""
+    return pl.col("journey").is_between(admissions["journey"].min(), admissions["journey"].max())
+
+
+def _judged(found: pl.DataFrame, first_come: bool, asynchronous: bool, journeys: int) -> Admissions:
     judged = found.with_columns(_problem(first_come).alias("problem"))
-    remarks = judged.drop_nulls("problem").group_by("problem").agg(pl.col("journey").n_unique()).sort("problem")
+    remarks = judged.drop_nulls("problem").group_by("problem").agg(pl.col("journey").n_unique())
     unusable = pl.col("problem").is_in([NO_PROMPT, IMPOSSIBLE, SEVERAL_TOKENS])
     usable = (
         judged.drop_nulls("start_step")
         .filter(~unusable.fill_null(False))
         .with_columns(pl.col("problem").is_null().alias("certain"), *_last_steps(asynchronous))
     )
-    # A chunk that does not end its prefill takes all that is left: it was the last to be admitted in its step.
-    chunked = pl.col("prefill_end_step").is_null() | (pl.col("prefill_end_step") > pl.col("start_step"))
-    frame = usable.sort("start_step", chunked, "scheduled_us", "scheduled_at").select(ADMISSION_SCHEMA.keys())
-    return Admissions(frame, journeys, dict(remarks.iter_rows()))
+    return Admissions(
+        usable.select(pl.col(name).cast(kind) for name, kind in UNORDERED_SCHEMA.items()),
+        journeys,
+        dict(remarks.iter_rows()),
+    )
 
 
 def _grouped(events: pl.DataFrame, before: int) -> pl.DataFrame:

@@ -52,7 +52,7 @@ from blis_replay.ingest.recording import (
     TokenEvents,
     empty_frame,
 )
-from blis_replay.ingest.row_parts import RowParts, in_one_part
+from blis_replay.ingest.row_parts import PART_ROWS, RowParts, in_files, in_one_part
 
 _NO_LOAD = experiment_config.LoadConfig(None, (), None, None, None)
 _NO_CONFIG = experiment_config.ExperimentConfig(None, None, None, {})
@@ -277,7 +277,7 @@ class _Assembly:
             self.missing += [*(found.lacks if found and found.lacks else ("requests",)), "token times"]
             return empty_frame(REQUEST_SCHEMA), None, None, None
         self.missing += found.remarks
-        ordered, order, zero_us = in_send_order(found.frame)
+        ordered, order, zero_us = in_send_order(found.frame, self.scratch)
         # A clock that stands at a whole second at the first send was set there by hand.
         by_hand = found.clock_kind == "epoch" and zero_us % 1_000_000 == 0
         client = Clock(found.clock_name, found.clock_kind, zero_us, by_hand)
@@ -295,7 +295,8 @@ class _Assembly:
         else:
             self.missing.append("token times")
         prefix = None if found.prefix is None else found.prefix.in_order(order)
-        return ordered.select(REQUEST_SCHEMA.keys()), client, events, prefix
+        parts = (part.select(REQUEST_SCHEMA.keys()) for part in ordered.iter_slices(PART_ROWS))
+        return in_files(parts, REQUEST_SCHEMA, self.scratch, "requests"), client, events, prefix
 
     def _kv_events(self, client: Clock | None) -> tuple[Path | None, Clock | None]:
         """KV-cache events on the requests' clock where both are of the epoch, else from their own first."""

@@ -12,7 +12,7 @@ admissions only (``prefill_work``), and journeys that were not recorded are in n
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -92,7 +92,12 @@ def reconstruct(recording: Recording) -> Reconstruction:
     decoding), and where there would be more than MOST_CHUNKS prefill chunks.
     """
     admissions = admissions_of(recording)
-    _refuse(admissions)
+    refuse(admissions.journeys, admissions.remarks)
+    return reconstruction_of(recording, admissions)
+
+
+def reconstruction_of(recording: Recording, admissions: Admissions) -> Reconstruction:
+    """The batches of these admissions; ``recording``: with the records of their steps."""
     frame = admissions.frame
     steps, decodes = _prefill_steps(frame), decodes_of(frame, is_asynchronous(recording))
     sampled = one_a_step(recording.steps.whole(["step_id"]).drop_nulls())["step_id"].to_numpy()
@@ -187,13 +192,14 @@ def _is_decode(built: Reconstruction) -> NDArray[np.bool_]:
     return np.asarray(built.chunks.steps.last & _had_tokens(built) & (built.chunks.tokens == 1))
 
 
-def _refuse(admissions: Admissions) -> None:
-    if not admissions.journeys:
+def refuse(journeys: int, remarks: Mapping[str, int]) -> None:
+    """Raise ``ReconstructionError`` where there are no journeys, or too many of which batches cannot be told."""
+    if not journeys:
         raise ReconstructionError("no journeys were recorded")
-    several = admissions.remarks.get(SEVERAL_TOKENS, 0)
-    if several > _FEW * admissions.journeys:
+    several = remarks.get(SEVERAL_TOKENS, 0)
+    if several > _FEW * journeys:
         raise ReconstructionError(
-            f"{several} of {admissions.journeys} requests got more tokens than they ran steps: speculative decoding is "
+            f"{several} of {journeys} requests got more tokens than they ran steps: speculative decoding is "
             "not reconstructed"
         )
 

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import mmap
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
+from weakref import WeakSet
 
+import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 Schema = Mapping[str, pl.DataType | type[pl.DataType]]
 
 # What works part by part holds a few times this many rows.
 PART_ROWS = 100_000
+# Files that are mapped as long as something looks at their rows.
+_MAPS: WeakSet[mmap.mmap] = WeakSet()
+# What a map needs after it was made is not its file: there can be more parts than a process may have files open.
+_UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 # Ranges are laid by every so many of the sorted keys of a part: all keys together would be as large as a column.
 _EVERY = 64
 
@@ -48,20 +57,38 @@ class RowParts:
 
     def whole(self, columns: Sequence[str] | None = None) -> pl.DataFrame:
         """All parts as one frame."""
-        return pl.concat(self.frames(columns))
+        return pl.concat(self.frames(columns), rechunk=False)
 
     def column(self, name: str) -> pl.Series:
         """One column of all parts."""
         return self.whole([name]).to_series()
+
+    def only(self, columns: Sequence[str]) -> RowParts:
+        """The rows with these columns."""
+        return replace(self, schema={name: self.schema[name] for name in columns})
+
+    def where(self, chosen: pl.Expr) -> RowParts:
+        """The rows for which that is so, in memory."""
+        return in_one_part(pl.concat(frame.filter(chosen) for frame in self.frames()))
 
 
 def _mapped(path: Path, columns: Sequence[str]) -> pl.DataFrame:
     """Columns of an Arrow file where they are: pages of a file can go from memory, and are not copied."""
     import pyarrow as pa
 
-    with pa.memory_map(str(path)) as source:
-        table = pa.ipc.open_file(source).read_all().select(list(columns))  # asked for alone, they would be copied
+    give_back_pages()
+    with path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ, **_UNTRACKED)
+    _MAPS.add(mapped)
+    table = pa.ipc.open_file(pa.py_buffer(mapped)).read_all().select(list(columns))  # asked for alone, they are copied
     return cast("pl.DataFrame", pl.from_arrow(table))
+
+
+def give_back_pages() -> None:
+    """Let the system have back what was read of mapped files; looked at again, it mostly comes from its cache."""
+    if hasattr(mmap, "MADV_DONTNEED"):
+        for mapped in list(_MAPS):
+            mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def in_one_part(frame: pl.DataFrame) -> RowParts:
@@ -109,6 +136,28 @@ class PartWriter:
         self._held.clear()
         self._held_rows = 0
         return whole
+
+
+def in_files(frames: Iterable[pl.DataFrame], schema: Schema, folder: Path | None, name: str) -> pl.DataFrame:
+    """The rows of all frames as one of ``schema``, which stands in files of ``folder`` but for the last rows."""
+    writer = PartWriter(schema, folder, name)
+    for frame in frames:
+        writer.add(frame)
+    return writer.done().whole()
+
+
+def gathered(frame: pl.DataFrame, rows: NDArray[np.int64], folder: Path | None, name: str) -> pl.DataFrame:
+    """These rows of a frame in their order, which stand :func:`in_files`; the frame itself if they are all as it is."""
+    if len(rows) == frame.height and (rows[1:] > rows[:-1]).all():
+        return frame
+    slices = (rows[first : first + PART_ROWS] for first in range(0, len(rows), PART_ROWS))
+    return in_files((_gathered(frame, part) for part in slices), frame.schema, folder, name)
+
+
+def _gathered(frame: pl.DataFrame, rows: NDArray[np.int64]) -> pl.DataFrame:
+    # Of a frame of many parts all would be copied into one to pick rows; mostly these are near each other.
+    first, last = int(rows.min()), int(rows.max())
+    return frame.slice(first, last - first + 1)[rows - first]
 
 
 def by_ranges(

@@ -22,7 +22,10 @@ KINDS = ("per-request JSON", "OTLP JSON", "OTLP protobuf")
 SLUG = "20260101-000000-llama-2-7b-tp1-general"
 CONFIGURATION = "model: meta-llama/Llama-2-7b-hf\ntensor_parallelism: 1\nmax_num_seqs: 128\n"
 MODEL, TOKENS, PROMPT_WORDS = "meta-llama/Llama-2-7b-hf", 248, 450
-STEPS_PER_SPAN, SPANS_PER_LINE, STEPS_PER_REQUEST = 10, 4, 5
+PROMPT_TOKENS = 575
+STEPS_PER_SPAN, SPANS_PER_LINE = 10, 4
+# A request is admitted in every fifth step, computes its prompt in it, and then decodes a token a step.
+STEPS_PER_REQUEST = 5
 
 STEP_ATTRIBUTES = (
     "step.id",
@@ -61,7 +64,7 @@ def per_request_records() -> Iterator[str]:
     "request": {json.dumps(json.dumps(body))},
     "response": "",
     "info": {{
-      "input_tokens": 575,
+      "input_tokens": {PROMPT_TOKENS},
       "output_tokens": 250,
       "output_token_times": [
         {stamps}
@@ -195,8 +198,11 @@ def _step_span(first: int) -> str:
 
 def _summary(step: int) -> str:
     start_ns = _MONOTONIC_NS + step * _STEP_NS
-    depth, free = 40 + step % 17, 20_000 - step % 1_111
-    counts = (depth, 0, step % 2, depth - step % 2, depth + 9, 10, depth - 1, 0, 0)
+    admitted, finished = _admitted_until(step), _admitted_until(step - TOKENS)
+    prefills = admitted - _admitted_until(step - 1)
+    depth, free = admitted - finished, 20_000 - step % 1_111
+    work = (prefills * PROMPT_TOKENS, depth - prefills)
+    counts = (depth, 0, prefills, depth - prefills, sum(work), *work, finished - _admitted_until(step - TOKENS - 1), 0)
     stamps = (step, start_ns, start_ns + 240_000, 240)
     return _SUMMARY % (
         _ZERO_NS + step * _STEP_NS + 250_000,
@@ -208,42 +214,58 @@ def _summary(step: int) -> str:
     )
 
 
-def _times_ns(request: int) -> tuple[int, int]:
-    since_ns = request * STEPS_PER_REQUEST * _STEP_NS
+def _admitted_step(request: int) -> int:
+    return request * STEPS_PER_REQUEST + 1
+
+
+def _admitted_until(step: int) -> int:
+    """Requests admitted in this step and before."""
+    return max(0, -(-step // STEPS_PER_REQUEST))
+
+
+def _stamped(step: int, later_us: int) -> tuple[int, int]:
+    """The time so long after the start of a step: epoch, and monotonic."""
+    since_ns = step * _STEP_NS + later_us * 1000
     return _ZERO_NS + since_ns, _MONOTONIC_NS + since_ns
 
 
 def _api_span(request: int) -> str:
-    epoch_ns, monotonic_ns = _times_ns(request)
+    first = _admitted_step(request)
+    stamps = {"api.ARRIVED": (first, -600), "api.FIRST_RESPONSE_FROM_CORE": (first + 1, 100)}
     events = []
-    for name, later_ns in (("api.ARRIVED", 0), ("api.DEPARTED", 3_000_000_000)):
-        stamp = f'{{"key":"event.ts.monotonic","value":{{"doubleValue":{(monotonic_ns + later_ns) / 1e9!r}}}}}'
-        events.append(_EVENT % (epoch_ns + later_ns, name, stamp))
+    for name, place in (stamps | {"api.DEPARTED": (first + TOKENS, 200)}).items():
+        epoch_ns, monotonic_ns = _stamped(*place)
+        stamp = f'{{"key":"event.ts.monotonic","value":{{"doubleValue":{monotonic_ns / 1e9!r}}}}}'
+        events.append(_EVENT % (epoch_ns, name, stamp))
     names = ("gen_ai.usage.prompt_tokens", "gen_ai.request.max_tokens")
     identity = f'{{"key":"gen_ai.request.id","value":{{"stringValue":"cmpl-{request:032x}"}}}}'
-    attributes = f"{identity},{_integers(names) % (575, TOKENS)}"
+    attributes = f"{identity},{_integers(names) % (PROMPT_TOKENS, TOKENS)}"
     ids = (request + 1, request + 1, "")
-    return _SPAN % (*ids, "llm_request", epoch_ns, epoch_ns + 3_000_000_000, attributes, ",".join(events))
+    spanned = (_stamped(first, -600)[0], _stamped(first + TOKENS, 200)[0])
+    return _SPAN % (*ids, "llm_request", *spanned, attributes, ",".join(events))
 
 
 def _core_span(request: int) -> str:
-    epoch_ns, monotonic_ns = _times_ns(request)
+    first = _admitted_step(request)
+    last = first + TOKENS - 1
+    # The step that an event names, and the step from whose start its time is told.
+    places = ((first - 1, first, -200), (first, first, 50), (first, first + 1, -100), (last, last + 1, -100))
     events = []
-    for place, kind in enumerate(JOURNEY):
-        later_ns = 10_000_000 + place * 900_000_000
+    for place, (kind, (step, begun, later_us)) in enumerate(zip(JOURNEY, places, strict=True)):
+        epoch_ns, monotonic_ns = _stamped(begun, later_us)
         texts = {"event.type": kind, "phase": "WAITING" if place == 0 else "DECODE"}
         texts |= {"SCHEDULED": {"schedule.kind": "FIRST"}, "FINISHED": {"finish.status": "length"}}.get(kind, {})
         values = [f'{{"key":"{key}","value":{{"stringValue":"{text}"}}}}' for key, text in texts.items()]
-        values.append(f'{{"key":"ts.monotonic","value":{{"doubleValue":{(monotonic_ns + later_ns) / 1e9!r}}}}}')
+        values.append(f'{{"key":"ts.monotonic","value":{{"doubleValue":{monotonic_ns / 1e9!r}}}}}')
         names = ("ts.monotonic_ns", "scheduler.step", "prefill.done_tokens", "prefill.total_tokens")
         names += ("decode.done_tokens", "decode.max_tokens", "num_preemptions")
         done = (0, 0, 1, TOKENS)[place]
-        step = request * STEPS_PER_REQUEST + place * 60 + 1
-        values.append(_integers(names) % (monotonic_ns + later_ns, step, 575, 575, done, TOKENS, 0))
-        events.append(_EVENT % (epoch_ns + later_ns, f"journey.{kind}", ",".join(values)))
+        values.append(_integers(names) % (monotonic_ns, step, PROMPT_TOKENS, PROMPT_TOKENS, done, TOKENS, 0))
+        events.append(_EVENT % (epoch_ns, f"journey.{kind}", ",".join(values)))
     identity = f'{{"key":"gen_ai.request.id","value":{{"stringValue":"cmpl-{request:032x}-0-1a2b3c4d"}}}}'
     ids = (request + 1, (1 << 60) + request, f'"parentSpanId":"{request + 1:016x}",')
-    return _SPAN % (*ids, "llm_core", epoch_ns, epoch_ns + 3_000_000_000, identity, ",".join(events))
+    spanned = (_stamped(first, -200)[0], _stamped(last + 1, -100)[0])
+    return _SPAN % (*ids, "llm_core", *spanned, identity, ",".join(events))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 import polars as pl
@@ -194,8 +194,7 @@ def interval_parts(
     recording: Recording, window: Window, *columns: str, part_rows: int = PART_ROWS
 ) -> Iterator[pl.DataFrame]:
     """``step_intervals`` of ``steps_in``, about ``part_rows`` at a time: there can be millions of steps."""
-    names = ["step_id", "start_us", *columns]
-    steps = replace(recording.steps, schema={name: recording.steps.schema[name] for name in names})
+    steps = recording.steps.only(["step_id", "start_us", *columns])
     known = pl.when(_inside(window), pl.col("step_id").is_not_null()).then("start_us")
     last = pl.DataFrame(schema=steps.schema)
     for part in by_ranges(steps, lambda frame: frame.select(known).to_series(), ["step_id", "start_us"], part_rows):

@@ -21,6 +21,7 @@ from blis_replay.ingest.recording import (
     Stage,
     empty_frame,
 )
+from blis_replay.ingest.row_parts import gathered
 
 BATCH_ROWS = 20_000
 
@@ -158,16 +159,15 @@ def arrival_row(arrival_us: int | None, prompt: object, output: object) -> tuple
     )
 
 
-def in_send_order(frame: pl.DataFrame) -> tuple[pl.DataFrame, NDArray[np.int64], int]:
+def in_send_order(frame: pl.DataFrame, scratch: Path | None = None) -> tuple[pl.DataFrame, NDArray[np.int64], int]:
     """The requests in send order with ``request_index`` and ``arrival_us``; the order; the clock's zero (us).
 
-    The order is stable: equal send times keep their order in the file.
+    The order is stable: equal send times keep their order in the file.  Large ones stand in files of ``scratch``.
     """
     sent_us = frame["sent_us"].to_numpy()
     order = np.argsort(sent_us, kind="stable").astype(np.int64)
     zero_us = int(sent_us[order[0]]) if len(order) else 0
-    # Mostly they are in order, and a row of each is much to copy.
-    ordered = (frame if (order[1:] > order[:-1]).all() else frame[order]).with_columns(
+    ordered = gathered(frame, order, scratch, "requests-sent").with_columns(
         pl.int_range(len(order), dtype=pl.Int64).alias("request_index"),
         (pl.col("sent_us") - zero_us).alias("arrival_us"),
     )

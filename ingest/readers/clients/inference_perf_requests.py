@@ -35,6 +35,7 @@ from blis_replay.ingest.readers.requests_frame import (
     frame_of,
     request_row,
 )
+from blis_replay.ingest.row_parts import PartWriter, gathered
 
 # A token of a captured stream takes some 700 bytes.
 MAX_RECORD_BYTES = 64 << 20
@@ -112,12 +113,12 @@ def read_requests(file: RecordedFile, events_path: Path) -> RequestsRead:
         if is_large(file):
             from blis_replay.ingest.readers.clients.inference_perf_scan import scanned_parts
 
-            parts = list(scanned_parts(file, stream, texts, MAX_RECORD_BYTES))
+            parts = scanned_parts(file, stream, texts, MAX_RECORD_BYTES)
         else:
             decoded = json_objects(file, MAX_RECORD_BYTES)
-            parts = list(decoded_parts(file, decoded, stream, texts, Hashing(hash, _prompt_hashes)))
+            parts = decoded_parts(file, decoded, stream, texts, Hashing(hash, _prompt_hashes))
+        whole = in_file_order(file, parts, events_path.parent)
         texts.flush()
-    whole = in_file_order(file, parts)
     file.tally.records = len(whole.frame)
     events = RawEvents(events_path, whole.offsets, whole.counts) if whole.counts.any() else None
     model = whole.model[1] if whole.model else None
@@ -162,20 +163,26 @@ class Part:
     model: tuple[int, str] | None
 
 
-def in_file_order(file: RecordedFile, parts: Sequence[Part]) -> Part:
-    """All parts as one; a record that is there before, identical, is rejected."""
-    frame = pl.concat([pl.DataFrame(schema=READ_SCHEMA), *(part.frame for part in parts)])
-    ordinals, digests, offsets, counts, prompts = (
-        np.concatenate([np.empty(0, np.int64), *(getattr(part, name) for part in parts)])
-        for name in ("ordinals", "digests", "offsets", "counts", "prompts")
-    )
+# Of each request of a part, in the order of its fields.
+_NUMBERS = ("ordinals", "digests", "offsets", "counts", "prompts")
+_NO_NUMBERS = np.empty((len(_NUMBERS), 0), np.int64)
+
+
+def in_file_order(file: RecordedFile, parts: Iterable[Part], scratch: Path) -> Part:
+    """All parts as one, large ones in files of ``scratch``; a record that is there before, identical, is rejected."""
+    writer, numbers = PartWriter(READ_SCHEMA, scratch, "requests-read"), [_NO_NUMBERS]
+    model: tuple[int, str] | None = None
+    for part in parts:
+        writer.add(part.frame)
+        numbers.append(np.stack([getattr(part, name) for name in _NUMBERS]))
+        model = min((named for named in (model, part.model) if named), default=None)
+    ordinals, digests, *_ = every = np.concatenate(numbers, axis=1)
     order = np.argsort(ordinals, kind="stable")
     firsts = order[np.sort(np.unique(digests[order], return_index=True)[1])]
     for ordinal in np.setdiff1d(ordinals, ordinals[firsts]).tolist():
         file.tally.reject(f"record {ordinal}", "the same record again, identical")
-    model = min((part.model for part in parts if part.model), default=None)
-    owned = offsets[firsts], counts[firsts], prompts[firsts]
-    return Part(frame[firsts], ordinals[firsts], digests[firsts], *owned, model)
+    frame = gathered(writer.done().whole(), firsts, scratch, "requests-in-order")
+    return Part(frame=frame, model=model, **dict(zip(_NUMBERS, every[:, firsts], strict=True)))
 
 
 def decoded_parts(

@@ -10,11 +10,11 @@ from blis_replay.ingest.readers.otlp.journeys import Journeys
 from blis_replay.ingest.readers.otlp.requests import tokens
 from blis_replay.ingest.readers.requests_frame import READ_SCHEMA, RequestsRead
 from blis_replay.ingest.recording import LIFECYCLE_SCHEMA
-from blis_replay.ingest.row_parts import PartWriter, RowParts
+from blis_replay.ingest.row_parts import PartWriter, RowParts, in_files
 
 
-def requests_of(journeys: Journeys) -> RequestsRead | None:
-    """The journeys as requests on the server's monotonic clock, ``None`` if there are none.
+def requests_of(journeys: Journeys, scratch: Path | None) -> RequestsRead | None:
+    """The journeys as requests on the server's monotonic clock, ``None`` if there are none; large ones in ``scratch``.
 
     Arrival is that at the API server (of a request without its API span: when it was queued, and it
     has no TTFT and no E2E).  TTFT ends with the API server's first response where that is recorded,
@@ -41,7 +41,8 @@ def requests_of(journeys: Journeys) -> RequestsRead | None:
         "error": pl.when(status != "ok").then(pl.concat_str(status, pl.format(": {}", "reason"), ignore_nulls=True)),
     }
     read = [columns.get(name, pl.lit(None)).cast(kind).alias(name) for name, kind in READ_SCHEMA.items()]
-    requests = pl.concat(part.filter(arrived).select(read) for part in journeys.lifecycles.frames())
+    parts = (part.filter(arrived).select(read) for part in journeys.lifecycles.frames())
+    requests = in_files(parts, READ_SCHEMA, scratch, "journey-requests")
     return RequestsRead(requests, "server", "monotonic", model=journeys.model) if requests.height else None
 
 
