@@ -48,7 +48,7 @@ def reconstruct_by_stretches(recording: Recording, admissions: int = ADMISSIONS_
     stretch.  Where prefills follow each other without a break, it ends all the same after some times as many.
     """
     with TemporaryDirectory(prefix="blis-replay-") as folder:
-        writer, counted = PartWriter(UNORDERED_SCHEMA, Path(folder), "admissions"), []
+        writer, counted = PartWriter(UNORDERED_SCHEMA, Path(folder), "admissions", admissions), []
         for part in admission_parts(recording):
             writer.add(part.frame)
             counted.append(replace(part, frame=part.frame.clear()))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import chain
+from dataclasses import replace
 
 import polars as pl
 
 from blis_replay.ingest.recording import Recording
-from blis_replay.ingest.row_parts import RowParts
+from blis_replay.ingest.row_parts import PART_ROWS, RowParts, by_ranges
 
-_COLUMNS = ("event", "time_us", "step_id", "finish_status")
+_BEGUN_SCHEMA = {"step_id": pl.Int64, "start_us": pl.Int64, "begins": pl.Boolean}
 
 
 def is_asynchronous(recording: Recording) -> bool:
@@ -23,18 +23,31 @@ def detected_async(steps: RowParts, journey_events: RowParts) -> bool | None:
 
     ``steps``: ``STEP_SCHEMA``; ``journey_events``: ``JOURNEY_EVENT_SCHEMA``.
     """
-    begun, ended = [], []
-    for part in journey_events.frames(_COLUMNS):
-        events = part.drop_nulls(["step_id", "time_us"])
-        begun.append(events.filter(inside_schedule()).select("step_id", pl.col("time_us").alias("start_us")))
-        ended.append(events.filter(of_output()).select("time_us", (pl.col("step_id") + 1).alias("step_id")))
-    outputs = pl.concat(ended)
-    next_steps = outputs.select("step_id").unique()
-    sampled = (part.drop_nulls() for part in steps.frames(["step_id", "start_us"]))
-    starts = pl.concat(frame.join(next_steps, on="step_id", how="semi") for frame in chain(sampled, begun))
-    first = starts.group_by("step_id").agg(pl.col("start_us").min())
-    late = outputs.join(first, on="step_id").select(pl.col("time_us") > pl.col("start_us")).to_series()
-    return None if late.is_empty() else 2 * int(late.sum()) > len(late)
+    late = outputs = 0
+    records = _begun(steps, journey_events)
+    for part in by_ranges(records, step_with_time, ["step_id", "start_us"], PART_ROWS):
+        began = part.filter("begins").group_by("step_id").agg(pl.col("start_us").min().alias("began_us"))
+        output = part.filter(~pl.col("begins")).join(began, on="step_id")
+        late, outputs = late + int((output["start_us"] > output["began_us"]).sum()), outputs + output.height
+    return 2 * late > outputs if outputs else None
+
+
+def _begun(steps: RowParts, journey_events: RowParts) -> tuple[RowParts, RowParts]:
+    """``step_id``, ``start_us``: when a step began (``begins``), or the output of the step before was processed."""
+    events = {
+        "step_id": pl.when(inside_schedule()).then("step_id").when(of_output()).then(pl.col("step_id") + 1),
+        "start_us": pl.col("time_us"),
+        "begins": inside_schedule(),
+    }
+    return (
+        replace(steps, schema=_BEGUN_SCHEMA, made={**steps.made, "begins": pl.lit(True)}),
+        replace(journey_events, schema=_BEGUN_SCHEMA, made=events),
+    )
+
+
+def step_with_time(records: pl.DataFrame) -> pl.Series:
+    """The step of each record that has a time."""
+    return records.select(pl.when(pl.col("start_us").is_not_null()).then("step_id")).to_series()
 
 
 def inside_schedule() -> pl.Expr:

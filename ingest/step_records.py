@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import polars as pl
+
+from blis_replay.ingest.row_parts import PART_ROWS, RowParts, by_ranges
 
 
 def one_a_step(steps: pl.DataFrame) -> pl.DataFrame:
@@ -13,6 +17,24 @@ def one_a_step(steps: pl.DataFrame) -> pl.DataFrame:
     ordered = steps.sort("step_id", maintain_order=True)
     step = pl.col("step_id")
     return ordered.filter(step.ne_missing(step.shift()) | (pl.int_range(pl.len()) == 0))
+
+
+def steps_by_id(steps: RowParts, *columns: str) -> Iterator[pl.DataFrame]:
+    """``step_id`` and ``columns`` of the records that have them all, one a step, by id, some at a time."""
+    names = ["step_id", *columns]
+    for part in by_ranges(steps.only(names), lambda frame: frame["step_id"], ["step_id"], PART_ROWS):
+        yield one_a_step(part.drop_nulls())
+
+
+def gaps_by_id(steps: RowParts, *columns: str) -> Iterator[pl.DataFrame]:
+    """:func:`steps_by_id` with ``gap``, how many steps later the next one is; null of the last."""
+    gap, last = (pl.col("step_id").shift(-1) - pl.col("step_id")).alias("gap"), None
+    for part in steps_by_id(steps, *columns):
+        ordered = part if last is None else pl.concat([last, part])
+        last = ordered.tail(1)
+        yield ordered.with_columns(gap).head(-1)
+    if last is not None:
+        yield last.with_columns(gap)
 
 
 def _ascending(ids: pl.Series) -> bool:

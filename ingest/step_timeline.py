@@ -16,19 +16,18 @@ taken off.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
+from blis_replay.ingest.anchor_order import in_order
 from blis_replay.ingest.errors import ReconstructionError
 from blis_replay.ingest.recording import Recording
-from blis_replay.ingest.row_parts import PART_ROWS, RowParts, by_ranges
-from blis_replay.ingest.scheduling_mode import inside_schedule, is_asynchronous, of_output
+from blis_replay.ingest.row_parts import PART_ROWS, PartWriter, RowParts, by_ranges, in_files
+from blis_replay.ingest.scheduling_mode import inside_schedule, is_asynchronous, of_output, step_with_time
 from blis_replay.ingest.step_records import one_a_step
-
-Int64s = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 SAMPLED, SCHEDULED, QUEUED, OUTPUT, INTERPOLATED = (
     *("sampled", "scheduled event", "queued event", "output event"),
@@ -71,24 +70,32 @@ class StepAnchors:
 
 
 def step_anchors(recording: Recording, part_rows: int = PART_ROWS) -> StepAnchors:
-    """The anchors of a recording's step clock; as large as its records, whatever their step ids.
+    """The anchors of a recording's step clock; as many as its records, whatever their step ids.
 
-    Records are looked at by ranges of their steps, about ``part_rows`` at a time.
+    Records are looked at by ranges of their steps, about ``part_rows`` at a time; many anchors stand in a file
+    that has no name any more.
     """
+    with TemporaryDirectory(prefix="blis-replay-", ignore_cleanup_errors=True) as folder:
+        begun, lags = _begun(recording, Path(folder), part_rows)
+        anchors = replace(begun, made={"start_us": _on_time(lags)})
+        kept = in_order(anchors, pl.col("source") == SAMPLED)
+        frames = (frame.filter(stays) for frame, stays in zip(anchors.frames(), kept, strict=True))
+        frame = in_files(frames, _RECORD_SCHEMA, Path(folder), "anchors")
+        return StepAnchors(frame, lags, anchors.height - frame.height)
+
+
+def _begun(recording: Recording, folder: Path, part_rows: int) -> tuple[RowParts, pl.DataFrame]:
+    """The best record of each step, as stamped (``_RECORD_SCHEMA``), and ``StepAnchors.lags``."""
     both = (recording.steps, recording.journey_events)
     ids = (part["step_id"] for rows in both for part in rows.frames(["step_id"]))
     last = max(int(part.max() or 0) for part in ids)  # type: ignore[arg-type]
-    begun: list[pl.DataFrame] = []
-    distances = []
-    for records in by_ranges(_records(recording), _step, ["step_id", "start_us"], part_rows):
+    writer, distances = PartWriter(_RECORD_SCHEMA, folder, "begun", part_rows), []
+    for records in by_ranges(_records(recording), step_with_time, ["step_id", "start_us"], part_rows):
         sampled, events = one_a_step(records.filter(pl.col("source") == SAMPLED)), _nearest(records)
         distances.append(_distances(sampled, events))
         best = one_a_step(pl.concat([sampled, events]).sort("source", maintain_order=True))
-        begun.append(best.filter(pl.col("step_id").is_between(1, last)))
-    lags = _lags(pl.concat(distances))
-    anchors = _placed(begun, lags)
-    kept = _in_order(anchors)
-    return StepAnchors(anchors if kept.all() else anchors.filter(kept), lags, int((~kept).sum()))
+        writer.add(best.filter(pl.col("step_id").is_between(1, last)))
+    return writer.done(), _lags(pl.concat(distances))
 
 
 def step_timeline(recording: Recording) -> pl.DataFrame:
@@ -135,11 +142,6 @@ def _kind(source: str) -> pl.Expr:
     return pl.lit(source, TIMELINE_SCHEMA["source"])
 
 
-def _step(records: pl.DataFrame) -> pl.Series:
-    """The step of each record that has a time."""
-    return records.select(pl.when(pl.col("start_us").is_not_null()).then("step_id")).to_series()
-
-
 def _nearest(records: pl.DataFrame) -> pl.DataFrame:
     """The event of each kind that comes nearest to the start of a step."""
     start = pl.col("start_us")
@@ -171,42 +173,12 @@ def _lags(distances: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _placed(begun: list[pl.DataFrame], lags: pl.DataFrame) -> pl.DataFrame:
-    """The ranges as one, events moved by the lag of their kind; the list is emptied."""
-    lag = pl.when(pl.col("steps") >= _FEWEST_LAGS).then(pl.col("lag_us")).otherwise(0)
-    of_kind = lags.select("source", lag.alias("lag_us"))
-    start = pl.col("start_us") + pl.col("lag_us").fill_null(0)
-    for number, anchors in enumerate(begun):
-        moved = anchors.join(of_kind, on="source", how="left", maintain_order="left")
-        begun[number] = moved.select("step_id", start, "source")
-    every = pl.concat(begun)
-    begun.clear()
-    return every
-
-
-def _in_order(anchors: pl.DataFrame) -> Bools:
-    """Which of the anchors, by step id, stay: those against which time would run backwards do not.
-
-    Sampled steps are believed first.
-    """
-    start_us, kept = anchors["start_us"].to_numpy(), (anchors["source"] == SAMPLED).to_numpy().copy()
-    others = np.flatnonzero(~kept)
-    kept[kept] = _ascending(start_us[kept])
-    believed = np.flatnonzero(kept)
-    if len(believed):
-        following = np.searchsorted(believed, others)
-        before, after = believed[np.maximum(following, 1) - 1], believed[np.minimum(following, len(believed) - 1)]
-        fits = (following == 0) | (start_us[others] >= start_us[before])
-        others = others[fits & ((following == len(believed)) | (start_us[others] <= start_us[after]))]
-    kept[others] = True
-    kept[kept] = _ascending(start_us[kept])
-    return kept
-
-
-def _ascending(start_us: Int64s) -> Bools:
-    """Without those that begin before an earlier one, or after a later one, whichever leaves more."""
-    early: Bools = start_us == np.maximum.accumulate(start_us)
-    if early.all():
-        return early
-    late: Bools = start_us == np.minimum.accumulate(start_us[::-1])[::-1]
-    return early if np.count_nonzero(early) >= np.count_nonzero(late) else late
+def _on_time(lags: pl.DataFrame) -> pl.Expr:
+    """``start_us`` of records, events moved by the lag of their kind."""
+    lag_us = {
+        source: lag
+        for source, steps, lag in lags.select("source", "steps", "lag_us").iter_rows()
+        if steps >= _FEWEST_LAGS
+    }
+    moved = [pl.when(pl.col("source") == source).then(lag) for source, lag in lag_us.items()]
+    return pl.col("start_us") + pl.coalesce(*moved, 0)

@@ -64,14 +64,9 @@ def failed_requests(requests: pl.DataFrame) -> pl.DataFrame:
 
 def true_output_tokens(recording: Recording, stage: int = -1) -> float | None:
     """Mean decode length from a trusted source (never re-tokenised), None if there is none."""
-    trusted = recording.requests.filter(
-        pl.col("output_tokens").is_not_null()
-        & pl.col("output_tokens_source").ne_missing("re-tokenised")
-        & (pl.col("status") == "ok")
-    )
-    if stage >= 0:
-        trusted = trusted.filter(pl.col("stage") == stage)
-    mean = _number(trusted["output_tokens"].mean())
+    trusted = pl.col("output_tokens_source").ne_missing("re-tokenised") & (pl.col("status") == "ok")
+    of_stage = trusted & (pl.col("stage") == stage) if stage >= 0 else trusted
+    mean = _number(recording.requests.select(pl.col("output_tokens").filter(of_stage).mean()).item())
     if mean is None and recording.shared_prefix is not None and recording.ignore_eos:
         return float(recording.shared_prefix.output_tokens)
     return mean
@@ -79,9 +74,9 @@ def true_output_tokens(recording: Recording, stage: int = -1) -> float | None:
 
 def decode_gap_us(requests: pl.DataFrame) -> float | None:
     """Mean over requests of ``(E2E - TTFT) / (output_tokens - 1)``, us; None without such requests."""
-    timed = requests.filter((pl.col("output_tokens") > 1) & pl.col("output_tokens_source").ne_missing("re-tokenised"))
+    timed = (pl.col("output_tokens") > 1) & pl.col("output_tokens_source").ne_missing("re-tokenised")
     gap = (pl.col("e2e_us") - pl.col("ttft_us")) / (pl.col("output_tokens") - 1)
-    return _number(timed.select(gap.mean()).item())
+    return _number(requests.select(gap.filter(timed).mean()).item())
 
 
 def published_decode_gap_us(recording: Recording, stage: int) -> float | None:

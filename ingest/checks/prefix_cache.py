@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import polars as pl
 
 from blis_replay.ingest.checks.evidence import (
@@ -17,7 +19,7 @@ from blis_replay.ingest.checks.evidence import (
 )
 from blis_replay.ingest.checks.pictures import Table
 from blis_replay.ingest.recording import Finding, Recording
-from blis_replay.ingest.step_records import one_a_step
+from blis_replay.ingest.step_records import steps_by_id
 
 CHECK = "prefix_cache"
 MEASURES = "prompt tokens that were computed against prompt tokens that were sent"
@@ -45,10 +47,10 @@ def check(recording: Recording, context: Context) -> list[Finding]:
 
 def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
     """Prompt tokens computed a request along the run: the cold start is where the cache is filled."""
-    requests, once = recorded_requests(recording), _prefill_tokens(recording)
-    if once.height < 2 or requests.is_empty():
+    requests, recorded = recorded_requests(recording), _prefill_tokens(recording)
+    if recorded is None or recorded.steps < 2 or requests.is_empty():
         return ()
-    per_step = (int(once["step_id"].max()) - int(once["step_id"].min()) + 1) / once.height  # type: ignore[arg-type]
+    per_step = 1 / recorded.rate
     rows = []
     for window in equal_windows(recording, 24):
         sent = requests_in(requests, window).height
@@ -63,20 +65,28 @@ def uncached_prompt_tokens(recording: Recording) -> float | None:
 
     Sampled steps over the range of step numbers is the sampling rate.
     """
-    requests = recorded_requests(recording)
-    once = _prefill_tokens(recording)
-    if once.is_empty() or requests.is_empty():
-        return None
-    first, last, tokens = once.select(
-        pl.col("step_id").min().alias("first"), pl.col("step_id").max().alias("last"), pl.col("prefill_tokens").sum()
-    ).row(0)
-    sampled = once.height / (int(last) - int(first) + 1)
-    return int(tokens) / sampled / requests.height
+    requests, recorded = recorded_requests(recording), _prefill_tokens(recording)
+    return None if recorded is None or requests.is_empty() else recorded.tokens / recorded.rate / requests.height
 
 
-def _prefill_tokens(recording: Recording) -> pl.DataFrame:
-    """``step_id`` and ``prefill_tokens``, one row a step."""
-    return one_a_step(recording.steps.whole(["step_id", "prefill_tokens"]).drop_nulls())
+@dataclass(frozen=True)
+class _PrefillTokens:
+    """``tokens`` in the ``steps`` that were recorded, a share (``rate``) of all from the first to the last."""
+
+    steps: int
+    rate: float
+    tokens: int
+
+
+def _prefill_tokens(recording: Recording) -> _PrefillTokens | None:
+    steps = tokens = last = 0
+    first: int | None = None
+    for part in steps_by_id(recording.steps, "prefill_tokens"):
+        if part.height:
+            ids = part["step_id"]
+            first, last = int(ids[0]) if first is None else first, int(ids[-1])
+            steps, tokens = steps + part.height, tokens + int(part["prefill_tokens"].sum())
+    return None if first is None else _PrefillTokens(steps, steps / (last - first + 1), tokens)
 
 
 def _from_steps(recording: Recording, requests: pl.DataFrame, prompts: pl.DataFrame) -> Finding | None:

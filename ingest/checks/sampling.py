@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
+import polars as pl
 
 from blis_replay.ingest.checks.evidence import (
     Context,
@@ -16,10 +17,11 @@ from blis_replay.ingest.checks.evidence import (
     recorded_requests,
     true_output_tokens,
 )
+from blis_replay.ingest.checks.moments import Floats, Moments, moments_of
 from blis_replay.ingest.checks.pictures import Table
 from blis_replay.ingest.recording import Finding, Recording
-from blis_replay.ingest.row_parts import PART_ROWS
-from blis_replay.ingest.step_records import one_a_step
+from blis_replay.ingest.row_parts import RowParts
+from blis_replay.ingest.step_records import gaps_by_id, steps_by_id
 
 CHECK = "sampling"
 MEASURES = "rate, randomness and bias of the sampled steps, and events that the tracing SDK dropped"
@@ -38,101 +40,128 @@ _NOISE = 4.5
 
 def check(recording: Recording, context: Context) -> list[Finding]:
     """One finding on the sample of steps, with what is wrong with it in words."""
-    ids = _step_ids(recording)
-    if not len(ids):
+    sample = _Sample.of(recording.steps)
+    if not sample.steps:
         return [not_checked(CHECK, "", "no step records")]
-    if len(ids) <= _FEWEST:
+    if sample.steps <= _FEWEST:
         return [not_checked(CHECK, "", f"no more than {_FEWEST} step records")]
-    measured = {**_gaps(ids), **_favour(recording, ids), **_decoded(recording, ids)}
+    measured = {**sample.measured(), **_favour(recording.steps, sample), **_decoded(recording, sample)}
     measured["dropped_events"] = recording.dropped_step_events
-    rate = len(ids) / (int(ids[-1]) - int(ids[0]) + 1)
     message = (
         "every step of the range was recorded"
-        if rate == 1
-        else f"{len(ids)} steps of ids {ids[0]} to {ids[-1]}: {100 * rate:.1f} % of all, {_draw(measured, len(ids))}"
+        if sample.rate == 1
+        else f"{sample.steps} steps of ids {sample.first} to {sample.last}: {100 * sample.rate:.1f} % of all, "
+        f"{_draw(measured, sample.steps)}"
     )
-    remarks = [*_remarks(measured, rate, len(ids))]
+    remarks = [*_remarks(measured, sample.rate, sample.steps)]
     return [Finding(CHECK, "note", "", "; ".join([message, *remarks]), measured, RULE)]
 
 
 def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
     """Gaps between sampled ids beside those of a random draw of the same rate; the rate along the run."""
-    ids = _step_ids(recording)
-    if len(ids) <= _FEWEST:
+    sample = _Sample.of(recording.steps)
+    if sample.steps <= _FEWEST:
         return ()
-    gaps = np.diff(ids)
-    rate = float(1 / gaps.mean())
-    edges = np.unique(np.geomspace(1, int(gaps.max()) + 1, 16).astype(np.int64))
-    counts = np.histogram(gaps, edges)[0]
+    rate = 1 / float(sample.gaps.means[0])
+    edges = np.unique(np.geomspace(1, sample.largest_gap + 1, 16).astype(np.int64))
+    counts = np.zeros(len(edges) - 1, np.int64)
+    for part in gaps_by_id(recording.steps):
+        counts += np.histogram(part["gap"].drop_nulls().to_numpy(), edges)[0]
     rows = []
     for (low, high), count in zip(pairwise(edges.tolist()), counts.tolist(), strict=True):
-        expected = len(gaps) * ((1 - rate) ** (low - 1) - (1 - rate) ** (high - 1))
+        expected = sample.gaps.count * ((1 - rate) ** (low - 1) - (1 - rate) ** (high - 1))
         rows.append((f"{low}" if high == low + 1 else f"{low} to {high - 1}", count, round(expected, 1)))
-    tenths = tuple((f"{i + 1}", round(100 * share, 2)) for i, share in enumerate(_rates(ids)))
+    tenths = tuple((f"{i + 1}", round(100 * share, 2)) for i, share in enumerate(_rates(recording.steps, sample)))
     return (
         Table("gaps between sampled step ids", ("gap", "observed", "random draw"), tuple(rows), bars="observed"),
         Table("steps sampled by tenth of the ids", ("tenth", "sampled %"), tenths, bars="sampled %"),
     )
 
 
-def _step_ids(recording: Recording) -> NDArray[np.int64]:
-    return one_a_step(recording.steps.whole(["step_id"]).drop_nulls())["step_id"].to_numpy()
+@dataclass(frozen=True)
+class _Sample:
+    """The ids of the steps that were sampled, ``first`` to ``last``, and the gaps from one to the next."""
+
+    steps: int
+    first: int
+    last: int
+    smallest_gap: int
+    largest_gap: int
+    gaps_of_one: int
+    gaps: Moments
+
+    @staticmethod
+    def of(steps: RowParts) -> _Sample:
+        gap, step = pl.col("gap"), pl.col("step_id")
+        of_part = {
+            **{"steps": pl.len().cast(pl.Int64), "gaps_of_one": (gap == 1).sum()},
+            **{"first": step.min(), "smallest_gap": gap.min(), "last": step.max(), "largest_gap": gap.max()},
+        }
+        sums = pl.concat(part.select(**of_part) for part in gaps_by_id(steps))
+        counts = sums.select(
+            *(pl.col(name).sum() for name in ("steps", "gaps_of_one")),
+            *(pl.col(name).min().fill_null(0) for name in ("first", "smallest_gap")),
+            *(pl.col(name).max().fill_null(0) for name in ("last", "largest_gap")),
+        ).row(0, named=True)
+        gaps = moments_of((_rows(part, "gap") for part in gaps_by_id(steps)), 1)
+        return _Sample(**counts, gaps=gaps)
+
+    @property
+    def rate(self) -> float:
+        return self.steps / (self.last - self.first + 1)
+
+    def measured(self) -> Measured:
+        mean = float(self.gaps.means[0])
+        return {
+            "steps": self.steps,
+            "rate": self.rate,
+            # A draw with chance p is followed by another with chance p; the few gaps that stretches leave do not
+            # matter.
+            "rate_between_losses": self.gaps_of_one / self.gaps.count,
+            "gap_mean": mean,
+            "gap_variation": self.gaps.deviation(0) / mean,
+            "gap_variation_of_random_draw": math.sqrt(max(0.0, 1 - 1 / mean)),
+            "gap_largest_over_smallest": self.largest_gap / self.smallest_gap,
+        }
 
 
-def _gaps(ids: NDArray[np.int64]) -> Measured:
-    gaps = np.diff(ids)
-    rate = float(1 / gaps.mean())
-    return {
-        "steps": len(ids),
-        "rate": len(ids) / (int(ids[-1]) - int(ids[0]) + 1),
-        # A draw with chance p is followed by another with chance p; the few gaps that stretches leave do not matter.
-        "rate_between_losses": float((gaps == 1).mean()),
-        "gap_mean": float(gaps.mean()),
-        "gap_variation": float(gaps.std() / gaps.mean()),
-        "gap_variation_of_random_draw": math.sqrt(max(0.0, 1 - rate)),
-        "gap_largest_over_smallest": float(gaps.max() / gaps.min()),
-    }
+def _rows(part: pl.DataFrame, *columns: str) -> Floats:
+    """float64[columns, n]: of the steps that another follows."""
+    return part.drop_nulls("gap").select(columns).cast(pl.Float64).to_numpy().T
 
 
-def _rates(ids: NDArray[np.int64]) -> NDArray[np.float64]:
+def _rates(steps: RowParts, sample: _Sample) -> Floats:
     """Share of steps sampled in each tenth of the id range."""
-    edges = np.linspace(int(ids[0]), int(ids[-1]) + 1, _PARTS + 1)
-    return np.asarray(np.histogram(ids, edges)[0] / np.diff(edges), np.float64)
+    edges = np.linspace(sample.first, sample.last + 1, _PARTS + 1)
+    counts = np.zeros(_PARTS)
+    for part in steps_by_id(steps):
+        counts += np.histogram(part["step_id"].to_numpy(), edges)[0]
+    return counts / np.diff(edges)
 
 
-def _favour(recording: Recording, ids: NDArray[np.int64]) -> Measured:
+def _favour(steps: RowParts, sample: _Sample) -> Measured:
     """Whether some times or some depths were sampled more than others."""
-    rates = _rates(ids)
-    known = one_a_step(recording.steps.whole(["step_id", "running_depth"]).drop_nulls())
-    gaps, depths = np.diff(known["step_id"].to_numpy()), known["running_depth"].to_numpy()[:-1]
-    varied = len(gaps) > _FEWEST and gaps.min() < gaps.max() and depths.min() < depths.max()
+    rates = _rates(steps, sample)
+    known = moments_of((_rows(part, "running_depth", "gap") for part in gaps_by_id(steps, "running_depth")), 2)
     return {
         "rate_lowest_tenth": float(rates.min()),
         "rate_highest_tenth": float(rates.max()),
-        "correlation_of_gap_and_depth": _correlation(depths, gaps) if varied else None,
+        "correlation_of_gap_and_depth": known.correlation() if known.count > _FEWEST else None,
     }
 
 
-def _correlation(x: NDArray[np.int64], y: NDArray[np.int64]) -> float:
-    """Pearson's, some at a time: as doubles and without their means all would be there twice more."""
-    middle, sums = np.array([[x.mean()], [y.mean()]]), np.zeros((2, 2))
-    for first in range(0, len(x), PART_ROWS):
-        rows = slice(first, first + PART_ROWS)
-        off = np.stack([x[rows], y[rows]]) - middle
-        sums += off @ off.T
-    return float(sums[0, 1] / math.sqrt(sums[0, 0] * sums[1, 1]))
-
-
-def _decoded(recording: Recording, ids: NDArray[np.int64]) -> Measured:
+def _decoded(recording: Recording, sample: _Sample) -> Measured:
     """Decode tokens a request by the steps, scaled by the rate, and by the requests' own lengths."""
     completed = completed_requests(recording)
     length = true_output_tokens(recording)
-    sampled = one_a_step(recording.steps.whole(["step_id", "decode_tokens"]))["decode_tokens"]
     if length is None or not length > 1 or completed.height < max(1, recorded_requests(recording).height):
         return {}
-    if sampled.null_count() or not sampled.sum():
+    steps = tokens = 0
+    for part in steps_by_id(recording.steps, "decode_tokens"):
+        steps, tokens = steps + part.height, tokens + int(part["decode_tokens"].sum())
+    if steps < sample.steps or not tokens:
         return {}
-    scaled = int(sampled.sum()) * (int(ids[-1]) - int(ids[0]) + 1) / len(ids) / completed.height
+    scaled = tokens / sample.rate / completed.height
     # The first output token comes from the prefill.
     return {"decode_tokens_per_request": scaled, "decode_tokens_expected": length - 1}
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 import polars as pl
 
 from blis_replay.ingest.checks.evidence import Context, Measured, not_checked
 from blis_replay.ingest.checks.pictures import Table
 from blis_replay.ingest.recording import Finding, Recording
+from blis_replay.ingest.row_parts import PART_ROWS
 from blis_replay.ingest.step_timeline import SOURCES, StepAnchors, step_anchors
 
 CHECK = "step_clock"
@@ -107,8 +107,8 @@ def _sentence(measured: Measured) -> str:
 
 def _gaps(anchors: StepAnchors) -> pl.DataFrame:
     """``step_id``, and ``steps`` and ``us`` to the next anchor, where steps without a recorded time lie between."""
-    ids, start_us = anchors.frame["step_id"].to_numpy(), anchors.frame["start_us"].to_numpy()
-    before = np.flatnonzero(ids[1:] - ids[:-1] > 1)
-    after = before + 1
-    columns = {"step_id": ids[before], "steps": ids[after] - ids[before], "us": start_us[after] - start_us[before]}
-    return pl.DataFrame(columns)
+    frame, steps = anchors.frame, (pl.col("step_id").shift(-1) - pl.col("step_id")).alias("steps")
+    us = (pl.col("start_us").shift(-1) - pl.col("start_us")).alias("us")
+    # Some at a time, each with the first of the next.
+    parts = (frame.slice(first, PART_ROWS + 1) for first in range(0, max(frame.height, 1), PART_ROWS))
+    return pl.concat(part.select("step_id", steps, us).filter(pl.col("steps") > 1) for part in parts)

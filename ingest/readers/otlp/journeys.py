@@ -69,6 +69,7 @@ EVENT_SCHEMA: Schema = {
 # Journeys that are not numbered yet, with the keys of their two spans and what orders them.
 _ARRIVAL = ("arrival_ns", "trace_id", "first_span")
 _NEVER = (1 << 63) - 1
+_MOST_OFFSETS = 2_000_000
 _WIDE = 4  # spans and what they are joined to are so many times as wide as other rows
 _LIFECYCLE_SCHEMA: Schema = {
     **{
@@ -131,14 +132,19 @@ def spans_and_events_of(
 
 
 def bridging_offsets(parts: JourneyParts, ended_ns: int | None) -> pl.Series:
-    """Epoch less monotonic time (ns) of the events, without those of journeys of earlier starts (:func:`is_since`)."""
+    """Epoch less monotonic time (ns) of the events, without those of journeys of earlier starts (:func:`is_since`).
+
+    Of more than some million events every k-th: as many say no more about a median.
+    """
+    every = max(1, -(-parts.events.height // _MOST_OFFSETS))
     if ended_ns is None:
-        return parts.events.whole(["offset_ns"]).to_series()
-    spans = pl.concat(
-        frame.filter(is_since(ended_ns)).select("span_key") for frame in parts.spans.frames(["span_key", "last_ns"])
-    )
-    events = parts.events.frames(["span_key", "offset_ns"])
-    return pl.concat(frame.join(spans, on="span_key", how="semi").get_column("offset_ns") for frame in events)
+        frames = parts.events.frames(["offset_ns"])
+    else:
+        since = (frame.filter(is_since(ended_ns)) for frame in parts.spans.frames(["span_key", "last_ns"]))
+        spans = pl.concat(frame.select("span_key") for frame in since)
+        events = parts.events.frames(["span_key", "offset_ns"])
+        frames = (frame.join(spans, on="span_key", how="semi") for frame in events)
+    return pl.concat(frame["offset_ns"].gather_every(every) for frame in frames)
 
 
 def is_since(ended_ns: int, last: str = "last_ns") -> pl.Expr:

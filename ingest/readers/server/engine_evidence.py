@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,10 +66,12 @@ def _of_the_run(said: EngineEvidence, block_size: int) -> list[Source]:
     if asynchronous is not None:
         detail = "journeys (whether outputs are processed after the next step began)"
         sources.append(("recorded", detail, {"async_scheduling": asynchronous}))
-    totals = said.steps.column("kv_blocks_total").drop_nulls()
-    if len(totals):
+    totals = Counter[int]()
+    for part in said.steps.frames(["kv_blocks_total"]):
+        totals.update(dict(part.drop_nulls()["kv_blocks_total"].value_counts().iter_rows()))
+    if totals:
         # The pool without its reserved block, so vLLM's own count is one more.
-        blocks = int(totals.mode().sort()[0]) + 1
+        blocks = min(totals, key=lambda total: (-totals[total], total)) + 1
         sources.append(("recorded", "step records (kv.blocks_total_gpu + 1)", {"num_gpu_blocks": blocks}))
     if logged := said.log.num_gpu_blocks(block_size):
         sources.append(("recorded", "server log", {"num_gpu_blocks": logged}))

@@ -6,7 +6,9 @@ segments of a journey are differences on one clock and do not depend on it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import polars as pl
 
@@ -46,8 +48,9 @@ def bridge_of(of_journeys: pl.Series, steps: RowParts) -> Bridge | None:
     """
     known = of_journeys.drop_nulls()
     if known.is_empty():
-        after_ns = pl.col("epoch_ns") - pl.coalesce("ts_end_ns", "ts_start_ns")
-        known = steps.whole(["epoch_ns", "ts_end_ns", "ts_start_ns"]).select(after_ns).to_series().drop_nulls()
+        after_ns = (pl.col("epoch_ns") - pl.coalesce("ts_end_ns", "ts_start_ns")).alias("after_ns")
+        parts = steps.frames(["epoch_ns", "ts_end_ns", "ts_start_ns"])
+        known = pl.concat(part.select(after_ns).drop_nulls() for part in parts).to_series()
     offsets_ns = known.sort().to_numpy()
     if not len(offsets_ns):
         return None
@@ -87,17 +90,17 @@ def server_times(
     server both recorded, which overrules them.  Where nothing tells, the first journey's arrival, else
     the first sampled step, is put at the experiment's zero.
     """
-    journeys_us = arrivals_ns.drop_nulls().sort() // 1000
-    stamps_us = pl.concat([steps.column("ts_start_ns") // 1000, journeys_us])
-    if stamps_us.is_empty():
+    journeys_us = arrivals_ns.drop_nulls() // 1000
+    ends_us = [*_ends(journeys_us), *chain(*(_ends(frame["us"]) for frame in _begun_us(steps)))]
+    if not ends_us:
         return None
     constructed = not len(arrivals_ns) and (sequential_span_ids or _set_on_first_send(steps, client))
-    stamped_us = _stamped_zero(stamps_us, bridge, client, requests)
+    stamped_us = _stamped_zero(ends_us, bridge, client, requests)
     paired_us = _paired_zero(of_pairs, bridge)
     if of_pairs is not None and paired_us is not None:
         clock = replace(of_pairs, name="step", kind="monotonic", zero_us=paired_us, stamped_zero_us=stamped_us)
     elif stamped_us is None or constructed or client is None:
-        first_us = int(journeys_us[0] if len(journeys_us) else stamps_us[0])
+        first_us = min(_ends(journeys_us)) if len(journeys_us) else int(next(_begun_us(steps))["us"][0])
         clock = Clock("step", "monotonic", first_us, constructed, NOT_KNOWN, stamped_zero_us=stamped_us)
     else:
         placed = BRIDGED if client.kind == "epoch" else ONE_CLOCK
@@ -115,6 +118,16 @@ def server_times(
         zero_us = clock.zero_us + bridge.offset_us
         clocks.append(Clock("server", "epoch", zero_us, placed=BRIDGED, spread_us=bridge.spread_ns // 1000))
     return ServerTimes(clock.zero_us, tuple(clocks), remark)
+
+
+def _begun_us(steps: RowParts) -> Iterator[pl.DataFrame]:
+    """``us``: when the steps began, part by part."""
+    return (frame.select(us=pl.col("ts_start_ns") // 1000) for frame in steps.frames(["ts_start_ns"]))
+
+
+def _ends(times: pl.Series) -> list[int]:
+    """The first and the last of them, if there are any."""
+    return [end for end in (times.min(), times.max()) if isinstance(end, int)]
 
 
 def steps_on_zero(steps: RowParts, zero_us: int) -> RowParts:
@@ -148,13 +161,16 @@ def _checked_by_depth(clock: Clock, steps: RowParts, requests: pl.DataFrame) -> 
 
 
 def _stamped_zero(
-    stamps_us: pl.Series, bridge: Bridge | None, client: Clock | None, requests: pl.DataFrame
+    ends_us: Sequence[int], bridge: Bridge | None, client: Clock | None, requests: pl.DataFrame
 ) -> int | None:
-    """What the server's clock showed at the experiment's zero by the stamps, or ``None`` if they do not say."""
+    """What the server's clock showed at the experiment's zero by the stamps, or ``None`` if they do not say.
+
+    ``ends_us``: the first and the last stamps are among them.
+    """
     if client is None or client.kind == "relative":
         return None
     if client.kind == "monotonic":
-        first_us, final_us = int(stamps_us.min()), int(stamps_us.max())  # type: ignore[arg-type]
+        first_us, final_us = min(ends_us), max(ends_us)
         last_us = int(requests["arrival_us"].max() or 0) if len(requests) else 0  # type: ignore[arg-type]
         overlap = final_us >= client.zero_us - _SAME_HOST_WITHIN_US and first_us <= client.zero_us + last_us
         return client.zero_us if overlap else None
