@@ -123,7 +123,7 @@ def _depths(steps: RowParts, requests: pl.DataFrame) -> _Depths:
     # Waiting requests are in the engine too: with them, a full batch hides no arrival.
     known = _thinned(steps)
     depth = known["running_depth"] + known["waiting_depth"].fill_null(0)
-    timed = requests.drop_nulls(["arrival_us", "e2e_us"])
+    timed = requests.select("arrival_us", "e2e_us").drop_nulls()
     sent_us = timed["arrival_us"].to_numpy()
     return _Depths(
         known["start_us"].to_numpy(),

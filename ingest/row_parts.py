@@ -123,6 +123,7 @@ class PartWriter:
             path = self.folder / f"{self.name}-{len(self._parts)}.arrow"
             self._taken().write_ipc(path)
             self._parts.append(path)
+            give_back_pages()
 
     def done(self) -> RowParts:
         """The rows; the last ones stay in memory."""
@@ -132,7 +133,8 @@ class PartWriter:
         return RowParts(self.schema, tuple(self._parts), self._height)
 
     def _taken(self) -> pl.DataFrame:
-        whole = pl.concat(self._held)
+        # In one piece: where the pieces of columns differ, whoever looks at some of them copies all.
+        whole = pl.concat(self._held).rechunk()
         self._held.clear()
         self._held_rows = 0
         return whole

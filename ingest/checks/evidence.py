@@ -18,6 +18,7 @@ Measured = dict[str, float | int | str | None]
 WARM_UP_US = 20_000_000
 TAIL_US = 10_000_000
 _FIRST_ARRIVALS_US = 10_000_000
+_GAP_COLUMNS = ("output_tokens", "output_tokens_source", "ttft_us", "e2e_us")
 
 
 @dataclass(frozen=True)
@@ -49,12 +50,16 @@ def recorded_requests(recording: Recording) -> pl.DataFrame:
     return recording.requests if recording.ground_truth == "recorded" else recording.requests.clear()
 
 
-def completed_requests(recording: Recording) -> pl.DataFrame:
-    """Recorded requests with status ok."""
+def completed_requests(recording: Recording, *columns: str) -> pl.DataFrame:
+    """Recorded requests with status ok, with these columns: what is picked is copied."""
     requests = recorded_requests(recording)
-    completed = requests["status"] == "ok"
-    # Mostly all of them are, and a filter would copy them.
-    return requests if completed.all(ignore_nulls=False) else requests.filter(completed)
+    completed, chosen = requests["status"] == "ok", requests.select(columns)
+    return chosen if completed.all(ignore_nulls=False) else chosen.filter(completed)
+
+
+def failed_count(requests: pl.DataFrame) -> int:
+    """How many requests the server did not serve."""
+    return failed_requests(requests.select("status")).height
 
 
 def failed_requests(requests: pl.DataFrame) -> pl.DataFrame:
@@ -77,6 +82,12 @@ def decode_gap_us(requests: pl.DataFrame) -> float | None:
     timed = (pl.col("output_tokens") > 1) & pl.col("output_tokens_source").ne_missing("re-tokenised")
     gap = (pl.col("e2e_us") - pl.col("ttft_us")) / (pl.col("output_tokens") - 1)
     return _number(requests.select(gap.filter(timed).mean()).item())
+
+
+def recorded_decode_gap_us(recording: Recording, stage: int = -1) -> float | None:
+    """The same of the completed requests of a recording, or of one stage of it."""
+    requests = completed_requests(recording, "stage", *_GAP_COLUMNS)
+    return decode_gap_us(requests if stage < 0 else requests.filter(pl.col("stage") == stage))
 
 
 def published_decode_gap_us(recording: Recording, stage: int) -> float | None:

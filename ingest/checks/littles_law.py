@@ -41,7 +41,7 @@ RULE = (
 
 def check(recording: Recording, context: Context) -> list[Finding]:
     """Depth over (throughput x residence) per load stage, in its steady window."""
-    if recording.steps.is_empty() or completed_requests(recording).is_empty():
+    if recording.steps.is_empty() or completed_requests(recording, "status").is_empty():
         return [not_checked(CHECK, "", "it takes step records and completed requests")]
     findings = [_of_window(recording, window) for window in context.windows]
     found = [finding for finding in findings if finding is not None]
@@ -50,7 +50,7 @@ def check(recording: Recording, context: Context) -> list[Finding]:
 
 def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
     """Depth and requests in flight in the steady windows and in twelfths of the run."""
-    if recording.steps.is_empty() or completed_requests(recording).is_empty():
+    if recording.steps.is_empty() or completed_requests(recording, "status").is_empty():
         return ()
     rows: list[tuple[str | float, ...]] = []
     for window in (*context.windows, *equal_windows(recording, 12)):
@@ -66,7 +66,7 @@ def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
 
 def _of_window(recording: Recording, window: Window) -> Finding | None:
     depths = _depths(recording, window)
-    sent = requests_in(completed_requests(recording), window).drop_nulls("e2e_us")
+    sent = requests_in(completed_requests(recording, "arrival_us", "e2e_us"), window).drop_nulls("e2e_us")
     if depths["intervals"] < _FEWEST or sent.height < _FEWEST:
         return None
     depth, waiting = (_over_time(depths, name) for name in ("running_depth", "waiting_depth"))
@@ -125,7 +125,7 @@ def _verdict(ratio: float) -> str:
 
 def _as_published(recording: Recording, window: Window) -> Measured:
     """The coarser form in use elsewhere: mean over sampled steps, requested rate, whole stage."""
-    requests = completed_requests(recording)
+    requests = completed_requests(recording, "stage", "e2e_us")
     if window.stage < 0 or not window.rate_per_s:
         return {}
     residence_us = mean(requests.filter(pl.col("stage") == window.stage), "e2e_us")

@@ -13,10 +13,15 @@ CHECK = "output_length"
 MEASURES = "reported output lengths against those that were decoded"
 RULE = "any request whose re-tokenised count differs from the length it decoded (ignore_eos, or server usage)"
 
+_LENGTHS = (
+    *("output_tokens", "output_tokens_source", "output_tokens_reported"),
+    *("prompt_tokens", "ttft_us", "e2e_us"),
+)
+
 
 def check(recording: Recording, context: Context) -> list[Finding]:
     """Reported lengths against true ones: mean short-fall, share more than 10 % short, zeros."""
-    requests = completed_requests(recording)
+    requests = completed_requests(recording, *_LENGTHS)
     if requests.is_empty():
         return [_from_aggregates(recording)]
     trusted = requests.filter(
@@ -34,7 +39,8 @@ def check(recording: Recording, context: Context) -> list[Finding]:
 
 def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
     """Reported over decoded length, in tenths."""
-    both = completed_requests(recording).filter(pl.col("output_tokens") > 0).drop_nulls("output_tokens_reported")
+    completed = completed_requests(recording, *_LENGTHS)
+    both = completed.filter(pl.col("output_tokens") > 0).drop_nulls("output_tokens_reported")
     if both.is_empty():
         return ()
     tenth = (10 * pl.col("output_tokens_reported") / pl.col("output_tokens")).floor().clip(0, 15).cast(pl.Int64)

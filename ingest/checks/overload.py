@@ -7,7 +7,7 @@ import polars as pl
 from blis_replay.ingest.checks.evidence import (
     Context,
     completed_requests,
-    failed_requests,
+    failed_count,
     recorded_requests,
     request_count,
 )
@@ -21,6 +21,7 @@ FAILED_SHARE = 0.10
 GROWTH = 5.0
 SLOW_TTFT_US = 1_000_000
 _FEWEST = 25
+_TTFTS = ("stage", "arrival_us", "ttft_us")
 RULE = (
     "more than 10 % of requests fail, or the median TTFT of a load stage's last fifth is above 1 s and more than "
     "5 times that of its first fifth; with published aggregates only: a median TTFT above 1 s"
@@ -38,7 +39,7 @@ def check(recording: Recording, context: Context) -> list[Finding]:
 
 def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
     """Median TTFT of each fifth of each load stage, by order of sending."""
-    timed = completed_requests(recording).drop_nulls(["ttft_us", "arrival_us"]).sort("arrival_us")
+    timed = completed_requests(recording, *_TTFTS).drop_nulls(["ttft_us", "arrival_us"]).sort("arrival_us")
     rows = []
     for (stage,), of_stage in timed.group_by("stage", maintain_order=True):
         for fifth in range(5 if of_stage.height >= _FEWEST else 0):
@@ -62,20 +63,20 @@ def overloaded(recording: Recording) -> tuple[bool, str]:
         return True, f"{100 * share:.0f} % of requests failed"
     if recorded_requests(recording).is_empty():
         return _slow_median(recording)
-    return _growing_ttft(completed_requests(recording))
+    return _growing_ttft(completed_requests(recording, *_TTFTS))
 
 
 def failed_share(recording: Recording) -> float | None:
     """Failed requests over all, 0..1; published counts where there are no recorded requests."""
     requests = recorded_requests(recording)
     if not requests.is_empty():
-        return failed_requests(requests).height / requests.height
+        return failed_count(requests) / requests.height
     failures, count = published(recording.aggregates, -1, "requests", "failed"), request_count(recording)
     if failures is not None and count:
         return failures / count
     if recording.requests.is_empty():
         return None
-    return failed_requests(recording.requests).height / recording.requests.height
+    return failed_count(recording.requests) / recording.requests.height
 
 
 def _slow_median(recording: Recording) -> tuple[bool, str]:
@@ -88,7 +89,7 @@ def _slow_median(recording: Recording) -> tuple[bool, str]:
 
 
 def _growing_ttft(requests: pl.DataFrame) -> tuple[bool, str]:
-    timed = requests.select("stage", "arrival_us", "ttft_us").drop_nulls(["ttft_us", "arrival_us"]).sort("arrival_us")
+    timed = requests.drop_nulls(["ttft_us", "arrival_us"]).sort("arrival_us")
     for (stage,), of_stage in timed.group_by("stage", maintain_order=True):
         fifth = of_stage.height // 5
         if of_stage.height < _FEWEST:

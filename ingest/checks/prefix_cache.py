@@ -32,7 +32,7 @@ RULE = (
 def check(recording: Recording, context: Context) -> list[Finding]:
     """Prefix-cache hit rate: per request where reported, else from step records, else an aggregate."""
     requests = recorded_requests(recording)
-    prompts = requests.filter(pl.col("prompt_tokens") > 0)
+    prompts = requests.select("prompt_tokens", "cached_prompt_tokens").filter(pl.col("prompt_tokens") > 0)
     cached = prompts.drop_nulls("cached_prompt_tokens")
     if not cached.is_empty():
         return [_from_requests(cached)]
@@ -53,7 +53,7 @@ def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
     per_step = 1 / recorded.rate
     rows = []
     for window in equal_windows(recording, 24):
-        sent = requests_in(requests, window).height
+        sent = requests_in(requests.select("arrival_us"), window).height
         tokens = int(steps_in(recording, window, "prefill_tokens")["prefill_tokens"].sum() or 0) * per_step
         rows.append((seconds(window), sent, round(tokens / sent, 1) if sent else None))
     columns = ("seconds", "requests", "tokens a request")

@@ -23,6 +23,7 @@ from blis_replay.ingest.checks import (
 from blis_replay.ingest.checks.evidence import Context, stage_windows
 from blis_replay.ingest.checks.pictures import Table
 from blis_replay.ingest.recording import Finding, Recording
+from blis_replay.ingest.row_parts import give_back_pages
 from blis_replay.ingest.token_layout import TokenLayout, detect_layout, event_totals
 
 
@@ -68,7 +69,11 @@ def run_checks(recording: Recording) -> tuple[tuple[Finding, ...], TokenLayout]:
     events = recording.token_events
     totals = None if events is None else event_totals(events, recording.requests, layout)
     context = Context(layout, totals, stage_windows(recording))
-    return tuple(_finite(finding) for check in CHECKS for finding in check.run(recording, context)), layout
+    findings = []
+    for check in CHECKS:
+        findings += [_finite(finding) for finding in check.run(recording, context)]
+        give_back_pages()
+    return tuple(findings), layout
 
 
 def _finite(finding: Finding) -> Finding:

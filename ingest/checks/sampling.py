@@ -12,7 +12,6 @@ import polars as pl
 from blis_replay.ingest.checks.evidence import (
     Context,
     Measured,
-    completed_requests,
     not_checked,
     recorded_requests,
     true_output_tokens,
@@ -152,16 +151,17 @@ def _favour(steps: RowParts, sample: _Sample) -> Measured:
 
 def _decoded(recording: Recording, sample: _Sample) -> Measured:
     """Decode tokens a request by the steps, scaled by the rate, and by the requests' own lengths."""
-    completed = completed_requests(recording)
+    requests = recorded_requests(recording)
+    completed = int((requests["status"] == "ok").sum())
     length = true_output_tokens(recording)
-    if length is None or not length > 1 or completed.height < max(1, recorded_requests(recording).height):
+    if length is None or not length > 1 or completed < max(1, requests.height):
         return {}
     steps = tokens = 0
     for part in steps_by_id(recording.steps, "decode_tokens"):
         steps, tokens = steps + part.height, tokens + int(part["decode_tokens"].sum())
     if steps < sample.steps or not tokens:
         return {}
-    scaled = tokens / sample.rate / completed.height
+    scaled = tokens / sample.rate / completed
     # The first output token comes from the prefill.
     return {"decode_tokens_per_request": scaled, "decode_tokens_expected": length - 1}
 

@@ -44,7 +44,7 @@ _GAP_MARGIN = 7.0
 
 def check(recording: Recording, context: Context) -> list[Finding]:
     """Findings on cold start, on several load stages, on drift and on stalls."""
-    requests = completed_requests(recording).select(_COLUMNS).drop_nulls(["arrival_us", "e2e_us"])
+    requests = completed_requests(recording, *_COLUMNS).drop_nulls(["arrival_us", "e2e_us"])
     findings = [*_load_stages(requests), *_step_stalls(recording, context)]
     for window in context.windows:
         of_stage = _of_stage(requests, window)
@@ -66,7 +66,7 @@ def check(recording: Recording, context: Context) -> list[Finding]:
 
 def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
     """Mean TTFT and E2E of the requests sent in each of twenty-four windows of the run."""
-    requests = completed_requests(recording)
+    requests = completed_requests(recording, *_COLUMNS)
     rows = []
     for window in equal_windows(recording, 24):
         sent = requests_in(requests, window)

@@ -10,12 +10,11 @@ from blis_replay.ingest.checks.evidence import (
     Context,
     Measured,
     Window,
-    completed_requests,
-    decode_gap_us,
     interval_parts,
     mean_of,
     named,
     not_checked,
+    recorded_decode_gap_us,
     step_intervals,
     step_parts,
     steps_by_start,
@@ -73,11 +72,8 @@ def _of_window(recording: Recording, window: Window) -> Finding | None:
     cycle = cycle_us(interval_parts(recording, window))
     if steps < _FEWEST_STEPS or cycle is None:
         return None
-    requests = completed_requests(recording)
-    if window.stage >= 0:
-        requests = requests.filter(pl.col("stage") == window.stage)
     duration = mean_of(step_parts(recording, window, "duration_us"), "duration_us")
-    gap = decode_gap_us(requests)
+    gap = recorded_decode_gap_us(recording, window.stage)
     measured: Measured = {
         "stage": window.stage,
         "steps": steps,

@@ -5,10 +5,9 @@ from __future__ import annotations
 from blis_replay.ingest.checks.evidence import (
     Context,
     Measured,
-    completed_requests,
-    decode_gap_us,
     not_checked,
     published_decode_gap_us,
+    recorded_decode_gap_us,
     true_output_tokens,
 )
 from blis_replay.ingest.checks.pictures import Cell, Table
@@ -82,7 +81,7 @@ def _from_events(recording: Recording, layout: TokenLayout, totals: EventTotals)
         "true_gap_us": totals.token_gap_us,
     }
     if not layout.identified:
-        return _several_tokens(measured, decode_gap_us(completed_requests(recording)))
+        return _several_tokens(measured, recorded_decode_gap_us(recording))
     if totals.token_gap_us is None or totals.stamped_gap_us is None:
         return not_checked(CHECK, "itl", "no completed request has two output tokens")
     if layout.stamps_per_token > 1:
@@ -94,7 +93,7 @@ def _from_events(recording: Recording, layout: TokenLayout, totals: EventTotals)
     if layout.closing_events:
         message = f"one stream event per token and a closing one, which is left out: {_both(measured)}"
         return Finding(CHECK, "corrected", "itl", message, measured, "most requests end with an event that is no token")
-    return _one_by_one(measured, totals.token_gap_us, decode_gap_us(completed_requests(recording)))
+    return _one_by_one(measured, totals.token_gap_us, recorded_decode_gap_us(recording))
 
 
 def _several_tokens(measured: Measured, mean_gap_us: float | None) -> Finding:
@@ -124,7 +123,7 @@ def _other_tpot(recording: Recording) -> list[Finding]:
     findings = []
     for metric, definition in _TPOT_DEFINITIONS.items():
         reported_us = published(recording.aggregates, -1, metric, "mean")
-        true_us = decode_gap_us(completed_requests(recording))
+        true_us = recorded_decode_gap_us(recording)
         if reported_us is None or true_us is None:
             continue
         measured: Measured = {"reported_tpot_us": reported_us, "true_gap_us": true_us}
@@ -139,7 +138,7 @@ def _other_tpot(recording: Recording) -> list[Finding]:
 def _miscounted_tpot(recording: Recording) -> list[Finding]:
     """Time per output token over a count that is not the decoded one, where the ITL itself is right."""
     reported_us = published(recording.aggregates, -1, "tpot_reported", "mean")
-    true_us = decode_gap_us(completed_requests(recording))
+    true_us = recorded_decode_gap_us(recording)
     if reported_us is None or true_us is None or abs(reported_us - true_us) <= _AGREES * true_us:
         return []
     measured: Measured = {"reported_tpot_us": reported_us, "true_gap_us": true_us}
@@ -151,7 +150,7 @@ def _from_aggregates(recording: Recording) -> Finding:
     reported_us = published(recording.aggregates, -1, "itl_reported", "mean")
     if not reported_us:
         return not_checked(CHECK, "itl", "no stream events and no published ITL")
-    true_us = published_decode_gap_us(recording, -1) or decode_gap_us(completed_requests(recording))
+    true_us = published_decode_gap_us(recording, -1) or recorded_decode_gap_us(recording)
     tokens = true_output_tokens(recording)
     if true_us is None or tokens is None:
         if not is_paired(recording.aggregates):

@@ -167,14 +167,15 @@ def joined(
     starts of the server, whose journeys are left out.  Spans that were recorded twice are rejected in their files.
     """
     repeated, models = [], []
-    found = PartWriter(_LIFECYCLE_SCHEMA, scratch, "journeys", part_rows)
-    for frame in by_ranges(parts.spans, _first_of_trace(parts.spans), ["trace_id"], -(-part_rows // _WIDE)):
+    wide_rows = -(-part_rows // _WIDE)
+    found = PartWriter(_LIFECYCLE_SCHEMA, scratch, "journeys", wide_rows)
+    for frame in by_ranges(parts.spans, _first_of_trace(parts.spans), ["trace_id"], wide_rows):
         spans, later = first_spans(frame if ended_ns is None else frame.filter(is_since(ended_ns)))
         repeated.append(later)
         models.append(spans["model"].drop_nulls().value_counts())
         found.add(_lifecycles(_both_halves(spans).join(hits, on="request_id", how="left"), offset_ns))
     reject_repeated(repeated, files)
-    lifecycles = _numbered(found.done(), scratch, part_rows)
+    lifecycles = _numbered(found.done(), scratch, wide_rows)
     return Journeys(
         lifecycles,
         parts.events,

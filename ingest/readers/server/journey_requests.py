@@ -52,7 +52,8 @@ def with_request_indices(lifecycles: RowParts, requests: pl.DataFrame, scratch: 
     The API server prefixes a client's ``X-Request-Id`` with ``cmpl-`` or ``chatcmpl-``.  An id
     that occurs twice tells nothing.
     """
-    known = requests.select("request_index", pl.col("request_id").alias("id")).drop_nulls()
+    # Of the ids hashes: all ids of a recording are several times as large.
+    known = requests.select("request_index", _hash("request_id").alias("id")).drop_nulls()
     unique = known.filter(~pl.col("id").is_duplicated())
     writer = PartWriter(LIFECYCLE_SCHEMA, scratch, "lifecycles")
     for part in lifecycles.frames():
@@ -63,14 +64,19 @@ def with_request_indices(lifecycles: RowParts, requests: pl.DataFrame, scratch: 
 def _request_index(lifecycles: pl.DataFrame, unique: pl.DataFrame) -> pl.Series:
     index = []
     for name in (
-        pl.col("api_request_id"),
-        pl.col("api_request_id").str.replace("^(?:chat)?cmpl-", ""),
-        pl.col("core_request_id"),
+        _hash("api_request_id"),
+        _hash(pl.col("api_request_id").str.replace("^(?:chat)?cmpl-", "")),
+        _hash("core_request_id"),
     ):
         found = lifecycles.select(name.alias("id")).join(unique, on="id", how="left", maintain_order="left")
         index.append(found["request_index"])
     told = pl.DataFrame({str(i): series for i, series in enumerate(index)}).select(pl.coalesce(pl.all()))
     return told.to_series().alias("request_index")
+
+
+def _hash(name: str | pl.Expr) -> pl.Expr:
+    text = pl.col(name) if isinstance(name, str) else name
+    return pl.when(text.is_not_null()).then(text.hash())
 
 
 def _us(ns: pl.Expr) -> pl.Expr:
