@@ -142,22 +142,26 @@ def _grouped(events: pl.DataFrame, before: int) -> pl.DataFrame:
         .sort("journey", "step_id", pl.col("event").cast(pl.Enum(_TURN)), "scheduled_at")
     )
     of = {name: pl.col("event") == event for event, name in _CORE.items()}
-    number = of["SCHEDULED"].cum_sum().over("journey").alias("admission")
+    told = {
+        **{f"{name.lower()}_step": pl.when(chosen).then("step_id") for name, chosen in of.items()},
+        **{name: pl.when(of["SCHEDULED"]).then(name) for name in ("scheduled_at", "scheduled_us", "output_tokens")},
+        "resumed": pl.when(of["SCHEDULED"]).then(_resumed()),
+        "final_tokens": pl.when(of["FINISHED"]).then("output_tokens"),
+        "first_tokens": pl.when(of["FIRST_TOKEN"]).then("output_tokens"),
+    }
+    # Of each kind an admission has one event; of several the first counts, which are by step.
     grouped = (
-        ordered.with_columns(number)
+        ordered.select("journey", "step_id", "finish_status", of["SCHEDULED"].cum_sum().alias("admission"), **told)
         .group_by("journey", "admission", maintain_order=True)
         .agg(
-            *(pl.col("step_id").filter(chosen).first().alias(f"{name.lower()}_step") for name, chosen in of.items()),
-            *(pl.col(name).filter(of["SCHEDULED"]).first() for name in ("scheduled_at", "scheduled_us")),
-            pl.col("output_tokens").filter(of["SCHEDULED"]).first().fill_null(0),
-            _resumed().filter(of["SCHEDULED"]).first().alias("resumed"),
-            pl.col("output_tokens").filter(of["FINISHED"]).first().alias("final_tokens"),
-            pl.col("output_tokens").filter(of["FIRST_TOKEN"]).first().alias("first_tokens"),
+            *(pl.col(name).min() for name in told),
             pl.col("finish_status").drop_nulls().first(),
             pl.col("step_id").max().alias("seen_step"),
         )
+        .with_columns(pl.col("output_tokens").fill_null(0))
     )
-    after = pl.coalesce(pl.col("output_tokens").shift(-1).over("journey"), "final_tokens")
+    following = pl.when(pl.col("journey") == pl.col("journey").shift(-1)).then(pl.col("output_tokens").shift(-1))
+    after = pl.coalesce(following, "final_tokens")
     return grouped.with_columns((after - pl.col("output_tokens")).alias("given_tokens"))
 
 

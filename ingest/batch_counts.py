@@ -8,6 +8,7 @@ request computes again is labelled decode if it had generated anything.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import polars as pl
@@ -21,12 +22,13 @@ Bools = NDArray[np.bool_]
 
 def open_at(first: Int64s, last: Int64s, steps: Int64s, weight: Int64s | None = None) -> Int64s:
     """int64[steps]: how many spans from ``first`` to ``last`` hold each step, or the sum of their weights."""
-    weight = np.ones(len(first), np.int64) if weight is None else weight
 
-    def before(at: Int64s, side: str) -> Int64s:
+    def before(at: Int64s, side: Literal["left", "right"]) -> Int64s:
+        if weight is None:
+            return np.searchsorted(np.sort(at, kind="stable"), steps, side)
         order = np.argsort(at, kind="stable")
         sums = np.concatenate([[0], np.cumsum(weight[order])])
-        return np.asarray(sums[np.searchsorted(at[order], steps, side)])  # type: ignore[call-overload]
+        return np.asarray(sums[np.searchsorted(at[order], steps, side)])
 
     return np.asarray(before(first, "right") - before(last, "left"), np.int64)
 

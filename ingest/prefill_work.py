@@ -8,12 +8,17 @@ assumed to have found the share that those on record found.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from blis_replay.ingest.prefill_chunks import ChunkSteps
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.step_records import one_a_step
+
+Int64s = NDArray[np.int64]
 
 CACHING_OFF, SNAPSHOT, STEP_TOTALS, DEALT_OUT, ASSUMED = (
     "prefix caching is off",
@@ -97,31 +102,61 @@ def _left_by_step(recording: Recording, rows: pl.DataFrame, chunks: ChunkSteps, 
         complete.select("step_id", pl.lit(had).alias("had_tokens"), tokens.alias("left"))
         for had, tokens in ((False, fresh), (True, again))
     )
-    return left.join(chunked, on=["step_id", "had_tokens"], how="anti")
+    return left.drop_nulls().join(chunked, on=["step_id", "had_tokens"], how="anti")
 
 
 def _solved(known: pl.DataFrame, left: pl.DataFrame) -> pl.DataFrame:
     """With the work that the recorded tokens of a step leave for those of its admissions whose hit is not known."""
-    group, unknown = ["start_step", "had_tokens"], pl.col("work_tokens").is_null()
-    rows = known.with_columns((pl.col("output_tokens") > 0).alias("had_tokens")).join(
-        left.rename({"step_id": "start_step"}), on=group, how="left", maintain_order="left"
+    step, number = _step_and_kind(known["start_step"], known["output_tokens"] > 0), len(known)
+    groups, group = np.unique(step, return_inverse=True)
+    tokens, unknown = known["known_tokens"].to_numpy(), known["work_tokens"].is_null().to_numpy()
+    open_tokens = np.where(unknown, tokens, 0)
+    asked, unknowns, worked = (
+        _sums(group, values, len(groups))[group]
+        for values in (open_tokens, unknown, known["work_tokens"].fill_null(0).to_numpy())
     )
-    open_tokens = pl.when(unknown).then(pl.col("known_tokens")).otherwise(0)
-    rows = rows.with_columns(
-        open_tokens.sum().over(group).alias("asked"),
-        open_tokens.cum_sum().over(group).alias("upto"),
-        unknown.sum().over(group).alias("unknown"),
-        (pl.col("left") - pl.col("work_tokens").sum().over(group)).alias("rest"),
-    )
-    possible = unknown & pl.col("rest").is_between(pl.col("unknown"), pl.col("asked"))
+    told, total = _looked_up(groups, _step_and_kind(left["step_id"], left["had_tokens"]), left["left"].to_numpy())
+    rest = total[group] - worked
+    possible = unknown & told[group] & (rest >= unknowns) & (rest <= asked)
     # Dealt out as differences of a rounded sum, so that the shares add up to it.
-    share = pl.col("rest") * pl.col("upto") // pl.col("asked")
-    share -= pl.col("rest") * (pl.col("upto") - pl.col("known_tokens")) // pl.col("asked")
-    source = pl.when(pl.col("unknown") == 1).then(pl.lit(STEP_TOTALS)).otherwise(pl.lit(DEALT_OUT)).cast(_SOURCE)
-    return rows.with_columns(
-        pl.when(possible).then(share).otherwise("work_tokens").alias("work_tokens"),
-        pl.when(possible).then(source).otherwise("hit_source").alias("hit_source"),
+    upto, all_ = _sums_so_far(group, open_tokens), np.maximum(asked, 1)
+    share = rest * upto // all_ - rest * (upto - tokens) // all_
+    solved = pl.DataFrame({"possible": possible, "share": share, "alone": unknowns == 1}, height=number)
+    source = pl.when("alone").then(pl.lit(STEP_TOTALS)).otherwise(pl.lit(DEALT_OUT)).cast(_SOURCE)
+    return pl.concat([known, solved], how="horizontal").with_columns(
+        pl.when("possible").then("share").otherwise("work_tokens").alias("work_tokens"),
+        pl.when("possible").then(source).otherwise("hit_source").alias("hit_source"),
     )
+
+
+def _step_and_kind(step_id: pl.Series, had_tokens: pl.Series) -> Int64s:
+    """int64[n]: a step, and whether of requests that had tokens, as one number."""
+    return np.asarray(2 * step_id.to_numpy() + had_tokens.to_numpy(), np.int64)
+
+
+def _sums(group: Int64s, values: NDArray[Any], groups: int) -> Int64s:
+    # As doubles: of the tokens of a step nothing is lost in them.
+    return np.asarray(np.bincount(group, values, groups), np.int64)
+
+
+def _sums_so_far(group: Int64s, values: Int64s) -> Int64s:
+    """int64[n]: in each group the sum up to and with each value."""
+    order = np.argsort(group, kind="stable")
+    sums, sorted_group = np.cumsum(values[order]), group[order]
+    first = np.searchsorted(sorted_group, sorted_group)
+    so_far = np.empty_like(sums)
+    so_far[order] = sums - (sums - values[order])[first]
+    return so_far
+
+
+def _looked_up(keys: Int64s, known: Int64s, values: Int64s) -> tuple[NDArray[np.bool_], Int64s]:
+    """Whether each key is known, and its value, else 0."""
+    order = np.argsort(known)
+    place = np.minimum(np.searchsorted(known[order], keys), max(len(known) - 1, 0))
+    if not len(known):
+        return np.zeros(len(keys), bool), np.zeros(len(keys), np.int64)
+    told = known[order][place] == keys
+    return told, np.where(told, values[order][place], 0)
 
 
 def _assumed(rows: pl.DataFrame) -> pl.DataFrame:

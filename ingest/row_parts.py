@@ -47,13 +47,18 @@ class RowParts:
     def frames(self, columns: Sequence[str] | None = None) -> Iterator[pl.DataFrame]:
         """One part after the other with these columns, or all; at least one."""
         names = list(self.schema) if columns is None else list(columns)
-        # Types that a file has narrower, such as names of events by number, become those of the schema.
-        wanted = [self.made.get(name, pl.col(name)).cast(self.schema[name]).alias(name) for name in names]
-        roots = list(dict.fromkeys(root for column in wanted for root in column.meta.root_names()))
+        exprs = [self.made.get(name, pl.col(name)) for name in names]
+        roots = list(dict.fromkeys(root for column in exprs for root in column.meta.root_names()))
         for part in self.parts:
-            yield (part if isinstance(part, pl.DataFrame) else _mapped(part, roots)).select(wanted)
+            yield self._as_asked(part if isinstance(part, pl.DataFrame) else _mapped(part, roots), names)
         if not self.parts:
             yield pl.DataFrame(schema={name: self.schema[name] for name in names})
+
+    def _as_asked(self, part: pl.DataFrame, names: list[str]) -> pl.DataFrame:
+        # Mostly a part is as it should be; types that a file has narrower, such as names by number, are widened.
+        if part.columns == names and not self.made and part.schema == {name: self.schema[name] for name in names}:
+            return part
+        return part.select(self.made.get(name, pl.col(name)).cast(self.schema[name]).alias(name) for name in names)
 
     def whole(self, columns: Sequence[str] | None = None) -> pl.DataFrame:
         """All parts as one frame."""
