@@ -95,8 +95,9 @@ def _stretches(admissions: RowParts, rows: int) -> Iterator[tuple[pl.DataFrame, 
 def _last_break(begun: pl.DataFrame) -> int:
     """How many of the admissions, which are in order, had ended their prefill before the others began; 0: there is
     no such place."""
-    start, end = begun["start_step"].to_numpy(), begun.select(pl.coalesce("prefill_end_step", "last_step")).to_series()
-    breaks = np.flatnonzero(start[1:] > np.maximum.accumulate(end.to_numpy())[:-1])
+    # What a prefill that never ended left of the budget went to the next step.
+    end = begun.select(pl.coalesce("prefill_end_step", pl.col("last_step") + 1)).to_series().to_numpy()
+    breaks = np.flatnonzero(begun["start_step"].to_numpy()[1:] > np.maximum.accumulate(end)[:-1])
     return int(breaks[-1]) + 1 if len(breaks) else 0
 
 

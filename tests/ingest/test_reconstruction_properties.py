@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import polars as pl
@@ -20,7 +21,9 @@ from blis_replay.ingest.reconstruction import (
     reconstructed_batches,
     reconstructed_steps,
 )
+from blis_replay.ingest.reconstruction_stretches import reconstruct_by_stretches
 from blis_replay.ingest.recording import Recording
+from blis_replay.ingest.row_parts import RowParts
 
 # Prompts are paths in a tree of blocks of 4 tokens, so that some share their beginning.
 REQUESTS = st.lists(
@@ -122,3 +125,43 @@ def test_first_come_first_served_without_hits_is_certain_altogether(rows: Rows, 
         assert differing(steps, COUNTS) == differing(steps.filter(pl.col("certain")), TOKENS) == []
         # A client that gives up in the middle of a prefill leaves open whether that had ended.
         assert steps["certain"].all() or (recording.journey_events.whole()["finish_status"] == "aborted").any()
+
+
+def by_journey(recording: Recording) -> Recording:
+    """With the events of each journey in a part of their own: stretches are no shorter than a part."""
+    events = recording.journey_events.whole()
+    parts = tuple(events.partition_by("journey", maintain_order=True))
+    return replace(recording, journey_events=RowParts(events.schema, parts, events.height))
+
+
+@given(REQUESTS, ENGINES, st.integers(1, 6))
+@settings(max_examples=60, deadline=None)
+def test_stretch_by_stretch_the_batches_are_those_of_all_at_once(rows: Rows, engine: EngineConfig, few: int) -> None:
+    """Requests of every step, and tokens unless a prefill goes on from one stretch to the next."""
+    recording, _truth = serve(trace_of(rows), replace(engine, enable_prefix_caching=False), step_us)
+    if not recording.journey_events.whole()["event"].is_in(["journey.SCHEDULED"]).any():
+        return
+    whole, stretches = reconstruct(recording), [*reconstruct_by_stretches(by_journey(recording), few)]
+    ends = [(stretch.first_step, stretch.last_step) for stretch in stretches]
+    assert (ends[0][0], ends[-1][1]) == whole.step_range()
+    assert all(before[1] + 1 == after[0] for before, after in pairwise(ends))
+    built = pl.concat(
+        reconstructed_steps(stretch.built, np.arange(stretch.first_step, stretch.last_step + 1))
+        for stretch in stretches
+    )
+    admissions = whole.admissions.frame.with_columns(
+        pl.coalesce("prefill_end_step", pl.col("last_step") + 1).alias("end")
+    )
+    cut = any(((admissions["start_step"] < first) & (admissions["end"] >= first)).any() for first, _last in ends[1:])
+    names = [*COUNTS] if cut else [*TOTALS_SCHEMA]
+    assert built.select(names).equals(reconstructed_steps(whole).select(names))
+    assert [stretch.built.admissions.remarks for stretch in stretches] == [whole.admissions.remarks] * len(stretches)
+
+
+def test_a_stretch_ends_with_the_last_prefill_before_the_next_admission() -> None:
+    """Eight requests of one step of prefill each, 20 ms apart: of two admissions a stretch is cut before the second."""
+    rows: Rows = [(20_000 * i, [i % 2] * 3, 1, 4, 0, None) for i in range(8)]
+    recording, _truth = serve(trace_of(rows), EngineConfig(4, 40, 64, False, 4, 40), step_us)
+    starts = reconstruct(recording).admissions.frame["start_step"].to_list()
+    found = [stretch.first_step for stretch in reconstruct_by_stretches(by_journey(recording), 1)]
+    assert found == starts and len(starts) == 8

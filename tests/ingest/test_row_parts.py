@@ -5,13 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from blis_replay.ingest.row_parts import PartWriter, RowParts, by_ranges, in_one_part
+from blis_replay.ingest.row_parts import (
+    PartWriter,
+    RowParts,
+    by_ranges,
+    gathered,
+    give_back_pages,
+    in_files,
+    in_one_part,
+)
 
 SCHEMA = {"key": pl.Int64, "name": pl.String, "row": pl.Int64}
 rows = st.lists(st.tuples(st.none() | st.integers(-5, 5), st.none() | st.sampled_from("abc")), max_size=40)
@@ -100,3 +110,37 @@ def test_types_are_those_of_the_schema_wherever_a_part_stands(tmp_path: Path) ->
 def test_no_rows_are_a_frame_without_rows(rows: RowParts) -> None:
     assert rows.whole().schema == SCHEMA
     assert next(rows.frames(["row"])).columns == ["row"]
+
+
+@quick
+@given(values=rows, part_rows=st.integers(1, 7), order=st.randoms())
+def test_rows_that_are_picked_are_those_of_the_frame(tmp_path: Path, values: list, part_rows: int, order: Any) -> None:
+    frame = in_parts(framed(values), tmp_path, part_rows).whole()
+    picked = [i for i in range(len(values)) if order.random() < 0.7]
+    order.shuffle(picked)
+    found = gathered(frame, np.array(picked, np.int64), tmp_path, "picked")
+    assert found.equals(frame[picked])
+
+
+def test_rows_that_are_all_picked_as_they_stand_are_not_written_again(tmp_path: Path) -> None:
+    frame = framed([(1, "a"), (2, "b")])
+    assert gathered(frame, np.arange(2), tmp_path, "picked") is frame
+
+
+def test_columns_of_a_frame_in_files_are_cut_at_the_same_rows(tmp_path: Path) -> None:
+    """Or a look at one of them would copy them all: polars aligns the pieces of all columns first."""
+    long = framed([(i, "a") for i in range(250_000)])
+    pieces = pl.concat([long.head(99_000), long.slice(99_000)]).with_columns(pl.int_range(pl.len()).alias("row"))
+    frame = in_files(pieces.iter_slices(100_000), SCHEMA, tmp_path, "rows")
+    cuts = {tuple(map(len, frame[name].get_chunks())) for name in frame.columns}
+    assert cuts == {(100_000, 100_000, 50_000)}
+    assert frame.equals(pieces)
+
+
+def test_rows_can_be_read_after_their_pages_were_given_back_and_their_files_are_gone(tmp_path: Path) -> None:
+    frame = in_parts(framed([(i, "abc"[i % 3]) for i in range(9)]), tmp_path, 3).whole()
+    for path in tmp_path.iterdir():
+        path.unlink()
+    give_back_pages()
+    assert frame["key"].to_list() == list(range(9))
+    assert frame["name"].to_list() == list("abcabcabc")

@@ -1,0 +1,47 @@
+"""Which anchors of a step clock stay, against the rule written out over all of them at once."""
+
+from __future__ import annotations
+
+import polars as pl
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blis_replay.ingest.anchor_order import in_order
+from blis_replay.ingest.row_parts import RowParts
+
+SCHEMA = {"start_us": pl.Int64, "sampled": pl.Boolean}
+Anchors = list[tuple[int, bool]]
+
+
+def ascending(anchors: Anchors, among: list[int]) -> list[int]:
+    """Without those before which a later time stands, or those behind which an earlier one does."""
+    early = [i for i in among if all(anchors[j][0] <= anchors[i][0] for j in among if j < i)]
+    late = [i for i in among if all(anchors[j][0] >= anchors[i][0] for j in among if j > i)]
+    return early if len(early) >= len(late) else late
+
+
+def expected(anchors: Anchors) -> list[int]:
+    """Sampled ones are believed first; of the others those stay that fit between them."""
+    firsts = ascending(anchors, [i for i, (_, sampled) in enumerate(anchors) if sampled])
+    fitting = [
+        i
+        for i, (start_us, _) in enumerate(anchors)
+        if i in firsts
+        or (
+            all(anchors[j][0] <= start_us for j in firsts if j < i)
+            and all(anchors[j][0] >= start_us for j in firsts if j > i)
+            and not anchors[i][1]
+        )
+    ]
+    return ascending(anchors, fitting)
+
+
+@given(st.lists(st.tuples(st.integers(0, 12), st.booleans()), max_size=14), st.integers(1, 5))
+def test_whatever_the_parts_those_stay_against_which_time_does_not_run_backwards(
+    anchors: Anchors, part_rows: int
+) -> None:
+    frame = pl.DataFrame(anchors, schema=SCHEMA, orient="row")
+    parts = tuple(frame.iter_slices(part_rows)) if anchors else ()
+    kept = in_order(RowParts(SCHEMA, parts, frame.height), pl.col("sampled"))
+    flags = [bool(stays) for part in kept for stays in part]
+    assert [i for i, stays in enumerate(flags) if stays] == expected(anchors)
