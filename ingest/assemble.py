@@ -52,7 +52,7 @@ from blis_replay.ingest.recording import (
     TokenEvents,
     empty_frame,
 )
-from blis_replay.ingest.row_parts import PART_ROWS, RowParts, in_files, in_one_part
+from blis_replay.ingest.row_parts import RowParts, in_files, in_one_part, slices_of
 
 _NO_LOAD = experiment_config.LoadConfig(None, (), None, None, None)
 _NO_CONFIG = experiment_config.ExperimentConfig(None, None, None, {})
@@ -295,7 +295,7 @@ class _Assembly:
         else:
             self.missing.append("token times")
         prefix = None if found.prefix is None else found.prefix.in_order(order)
-        parts = (part.select(REQUEST_SCHEMA.keys()) for part in ordered.iter_slices(PART_ROWS))
+        parts = (part.select(REQUEST_SCHEMA.keys()) for part in slices_of(ordered))
         return in_files(parts, REQUEST_SCHEMA, self.scratch, "requests"), client, events, prefix
 
     def _kv_events(self, client: Clock | None) -> tuple[Path | None, Clock | None]:

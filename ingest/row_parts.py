@@ -96,6 +96,16 @@ def give_back_pages() -> None:
             mapped.madvise(mmap.MADV_DONTNEED)
 
 
+def slices_of(frame: pl.DataFrame, further: int = 0) -> Iterator[pl.DataFrame]:
+    """Some rows of a frame after the others, with so many ``further`` ones, which are those of the next slice too.
+
+    Once a slice was looked at, the system has its pages back where the frame stands in files.
+    """
+    for first in range(0, max(frame.height, 1), PART_ROWS):
+        yield frame.slice(first, PART_ROWS + further)
+        give_back_pages()
+
+
 def in_one_part(frame: pl.DataFrame) -> RowParts:
     """The rows of a frame."""
     return RowParts(frame.schema, (frame,), frame.height)

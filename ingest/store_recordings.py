@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, astuple, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -31,7 +31,7 @@ from blis_replay.ingest.recording import (
     Stage,
     empty_frame,
 )
-from blis_replay.ingest.row_parts import PART_ROWS, RowParts, give_back_pages, in_one_part
+from blis_replay.ingest.row_parts import RowParts, in_one_part, slices_of
 from blis_replay.ingest.store_cache import insert_cache_evidence, read_prefix
 from blis_replay.ingest.store_file import SCHEMA_VERSION, Store, fetch, first_row, transaction, typed
 from blis_replay.ingest.token_layout import LAYOUTS, TokenLayout, insert_token_events
@@ -326,7 +326,8 @@ def _insert_parts(
     import pyarrow as pa
 
     columns = ", ".join(schema)
-    batches = (batch for frame in _given_back(rows) for batch in typed(frame, schema).to_arrow().to_batches())
+    slices = (part for frame in rows.frames() for part in slices_of(frame))
+    batches = (batch for part in slices for batch in typed(part, schema).to_arrow().to_batches())
     stream = pa.RecordBatchReader.from_batches(empty_frame(schema).to_arrow().schema, batches)
     connection.register("rows_to_store", stream)
     connection.execute(
@@ -334,14 +335,6 @@ def _insert_parts(
         [slug],
     )
     connection.unregister("rows_to_store")
-
-
-def _given_back(rows: RowParts) -> Iterator[pl.DataFrame]:
-    """The rows a part at a time, those of a frame that is mapped as well, whose pages go once they are stored."""
-    for frame in rows.frames():
-        for part in frame.iter_slices(PART_ROWS):
-            yield part
-            give_back_pages()
 
 
 def _derived_hash(recording: Recording, layout: TokenLayout) -> str:

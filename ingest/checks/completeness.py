@@ -15,6 +15,7 @@ from blis_replay.ingest.checks.evidence import (
 from blis_replay.ingest.checks.pictures import Table
 from blis_replay.ingest.published_itl import published
 from blis_replay.ingest.recording import Finding, Recording
+from blis_replay.ingest.row_parts import slices_of
 
 CHECK = "completeness"
 MEASURES = "what the recording lacks or lost: rejected records, failures, missing fields, duplicates, published counts"
@@ -137,12 +138,17 @@ def _beyond_model_length(recording: Recording) -> list[Finding]:
 
 
 def _duplicates(recording: Recording) -> list[Finding]:
-    named = recorded_requests(recording)["request_id"].drop_nulls()
+    ids = recorded_requests(recording).select("request_id")
     # Hashes of all ids are smaller than the ids.
-    if named.hash().n_unique() == named.len() or not (repeated := named.len() - named.n_unique()):
+    hashes = pl.concat(part.drop_nulls().to_series().hash() for part in slices_of(ids))
+    if hashes.n_unique() == hashes.len():
         return []
-    first = str(named.filter(named.is_duplicated())[0])
-    message = f"{repeated} requests repeat the id of another, first {first}; each is kept"
+    named = ids.to_series().drop_nulls()
+    again = named.filter(named.is_duplicated())
+    if again.is_empty():
+        return []
+    repeated = named.len() - named.n_unique()
+    message = f"{repeated} requests repeat the id of another, first {again[0]}; each is kept"
     return [Finding(CHECK, "note", "", message, {"repeated": repeated}, "any request id that occurs twice")]
 
 

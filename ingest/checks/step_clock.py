@@ -7,7 +7,7 @@ import polars as pl
 from blis_replay.ingest.checks.evidence import Context, Measured, not_checked
 from blis_replay.ingest.checks.pictures import Table
 from blis_replay.ingest.recording import Finding, Recording
-from blis_replay.ingest.row_parts import PART_ROWS
+from blis_replay.ingest.row_parts import slices_of
 from blis_replay.ingest.step_timeline import SOURCES, StepAnchors, step_anchors
 
 CHECK = "step_clock"
@@ -109,6 +109,4 @@ def _gaps(anchors: StepAnchors) -> pl.DataFrame:
     """``step_id``, and ``steps`` and ``us`` to the next anchor, where steps without a recorded time lie between."""
     frame, steps = anchors.frame, (pl.col("step_id").shift(-1) - pl.col("step_id")).alias("steps")
     us = (pl.col("start_us").shift(-1) - pl.col("start_us")).alias("us")
-    # Some at a time, each with the first of the next.
-    parts = (frame.slice(first, PART_ROWS + 1) for first in range(0, max(frame.height, 1), PART_ROWS))
-    return pl.concat(part.select("step_id", steps, us).filter(pl.col("steps") > 1) for part in parts)
+    return pl.concat(part.select("step_id", steps, us).filter(pl.col("steps") > 1) for part in slices_of(frame, 1))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from blis_replay.ingest.readers.otlp.journeys import Journeys
 from blis_replay.ingest.readers.otlp.requests import tokens
 from blis_replay.ingest.readers.requests_frame import READ_SCHEMA, RequestsRead
 from blis_replay.ingest.recording import LIFECYCLE_SCHEMA
-from blis_replay.ingest.row_parts import PartWriter, RowParts, in_files
+from blis_replay.ingest.row_parts import PartWriter, RowParts, in_files, slices_of
 
 
 def requests_of(journeys: Journeys, scratch: Path | None) -> RequestsRead | None:
@@ -52,31 +55,47 @@ def with_request_indices(lifecycles: RowParts, requests: pl.DataFrame, scratch: 
     The API server prefixes a client's ``X-Request-Id`` with ``cmpl-`` or ``chatcmpl-``.  An id
     that occurs twice tells nothing.
     """
-    # Of the ids hashes: all ids of a recording are several times as large.
-    known = requests.select("request_index", _hash("request_id").alias("id")).drop_nulls()
-    unique = known.filter(~pl.col("id").is_duplicated())
+    ids = _Ids.of(requests)
     writer = PartWriter(LIFECYCLE_SCHEMA, scratch, "lifecycles")
     for part in lifecycles.frames():
-        writer.add(part.with_columns(_request_index(part, unique)))
+        writer.add(part.with_columns(_request_index(part, ids)))
     return writer.done()
 
 
-def _request_index(lifecycles: pl.DataFrame, unique: pl.DataFrame) -> pl.Series:
-    index = []
-    for name in (
-        _hash("api_request_id"),
-        _hash(pl.col("api_request_id").str.replace("^(?:chat)?cmpl-", "")),
-        _hash("core_request_id"),
-    ):
-        found = lifecycles.select(name.alias("id")).join(unique, on="id", how="left", maintain_order="left")
-        index.append(found["request_index"])
-    told = pl.DataFrame({str(i): series for i, series in enumerate(index)}).select(pl.coalesce(pl.all()))
-    return told.to_series().alias("request_index")
+@dataclass(frozen=True)
+class _Ids:
+    """Hashes of the ids that occur once, ascending, and the requests that have them: ids are several times as large."""
+
+    hashes: NDArray[np.uint64]
+    requests: NDArray[np.int64]
+
+    @staticmethod
+    def of(requests: pl.DataFrame) -> _Ids:
+        named = pl.concat(
+            part.drop_nulls().select(pl.col("request_id").hash(), "request_index")
+            for part in slices_of(requests.select("request_id", "request_index"))
+        ).sort("request_id")
+        hashes = named["request_id"].to_numpy()
+        first = np.append(True, hashes[1:] != hashes[:-1])[: len(hashes)]
+        once = first & np.append(first[1:], True)[: len(hashes)]
+        return _Ids(hashes[once], named["request_index"].to_numpy()[once])
+
+    def request_of(self, ids: pl.Series) -> pl.Series:
+        """The request of each id, null where there is none."""
+        if not len(self.hashes):
+            return pl.Series([None] * len(ids), dtype=pl.Int64)
+        wanted = ids.hash().to_numpy()
+        place = np.minimum(np.searchsorted(self.hashes, wanted), len(self.hashes) - 1)
+        found = (self.hashes[place] == wanted) & ids.is_not_null().to_numpy()
+        return pl.Series(self.requests[place]).set(pl.Series(~found), None)
 
 
-def _hash(name: str | pl.Expr) -> pl.Expr:
-    text = pl.col(name) if isinstance(name, str) else name
-    return pl.when(text.is_not_null()).then(text.hash())
+def _request_index(lifecycles: pl.DataFrame, ids: _Ids) -> pl.Series:
+    of_api = lifecycles["api_request_id"]
+    told = [ids.request_of(of_api), ids.request_of(of_api.str.replace("^(?:chat)?cmpl-", ""))]
+    told.append(ids.request_of(lifecycles["core_request_id"]))
+    columns = pl.DataFrame({str(i): series for i, series in enumerate(told)})
+    return columns.select(pl.coalesce(pl.all())).to_series().alias("request_index")
 
 
 def _us(ns: pl.Expr) -> pl.Expr:
