@@ -143,13 +143,13 @@ class PartWriter:
     def done(self) -> RowParts:
         """The rows; the last ones stay in memory."""
         if self._held:
-            last = self._taken()
+            # In one piece: where the pieces of columns differ, whoever looks at some of them copies all.
+            last = self._taken().rechunk()
             self._parts.append(last.select(pl.col(name).cast(kind) for name, kind in self.schema.items()))
         return RowParts(self.schema, tuple(self._parts), self._height)
 
     def _taken(self) -> pl.DataFrame:
-        # In one piece: where the pieces of columns differ, whoever looks at some of them copies all.
-        whole = pl.concat(self._held).rechunk()
+        whole = pl.concat(self._held)
         self._held.clear()
         self._held_rows = 0
         return whole
