@@ -21,6 +21,7 @@ from blis_replay.ingest.row_parts import (
     give_back_pages,
     in_files,
     in_one_part,
+    slices_of,
 )
 
 SCHEMA = {"key": pl.Int64, "name": pl.String, "row": pl.Int64}
@@ -130,8 +131,9 @@ def test_rows_that_are_all_picked_as_they_stand_are_not_written_again(tmp_path: 
 def test_columns_of_a_frame_in_files_are_cut_at_the_same_rows(tmp_path: Path) -> None:
     """Or a look at one of them would copy them all: polars aligns the pieces of all columns first."""
     pieces = (framed([(i, "a") for i in range(30_000)]) for _ in range(9))
-    numbered = in_files(pieces, SCHEMA, tmp_path, "pieces").with_columns(pl.int_range(pl.len()).alias("row"))
-    slices = (part.select(SCHEMA.keys()) for part in numbered.iter_slices(100_000))
+    frame = in_files(pieces, SCHEMA, tmp_path, "pieces")
+    numbered = frame.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("key"))
+    slices = (part.select(SCHEMA.keys()) for part in slices_of(numbered))
     frame = in_files(slices, SCHEMA, tmp_path, "rows")
     assert len({tuple(map(len, frame[name].get_chunks())) for name in frame.columns}) == 1
     assert frame.equals(numbered)
