@@ -7,17 +7,29 @@ from typing import TYPE_CHECKING
 
 import click
 
-from blis_replay.validate.cli.options import OUT_FILE, form_options, print_answer, store_option
+from blis_replay.validate.cli.options import OUT_FILE, Command, form_options, print_answer, store_option
 
 if TYPE_CHECKING:
     from blis_replay.blis.roofline import Mixed
 
 
+def _deployment(command: Command) -> Command:
+    """``CONFIG``, ``--model``, ``--tensor-parallelism`` and ``--hardware``: the model, and what it runs on."""
+    parts = (
+        click.argument("config", type=click.Path(path_type=Path, dir_okay=False)),
+        click.option("--model", required=True, metavar="NAME", help="The model's name, as recordings have it."),
+        click.option(
+            "--tensor-parallelism", type=click.IntRange(min=1), default=1, show_default=True, help="Its GPUs."
+        ),
+        click.option("--hardware", default="H100-SXM", show_default=True, help="And their kind."),
+    )
+    for part in reversed(parts):
+        command = part(command)
+    return command
+
+
 @click.command("for-model", short_help="Make a release for a model that nobody recorded.")
-@click.argument("config", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--model", required=True, metavar="NAME", help="The model's name, as recordings have it.")
-@click.option("--tensor-parallelism", type=click.IntRange(min=1), default=1, show_default=True, help="Its GPUs.")
-@click.option("--hardware", default="H100-SXM", show_default=True, help="And their kind.")
+@_deployment
 @click.option(
     "--shared",
     metavar="RELEASE",
@@ -64,10 +76,7 @@ def for_model(
 
 
 @click.command("roofline", short_help="Make a release of the roofline of a model.")
-@click.argument("config", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--model", required=True, metavar="NAME", help="The model's name, as recordings have it.")
-@click.option("--tensor-parallelism", type=click.IntRange(min=1), default=1, show_default=True, help="Its GPUs.")
-@click.option("--hardware", default="H100-SXM", show_default=True, help="And their kind.")
+@_deployment
 @click.option(
     "--efficiency",
     type=click.Path(path_type=Path, file_okay=False),
