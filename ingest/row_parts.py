@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import mmap
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, cast
-from weakref import WeakSet
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from blis_replay.ingest.part_files import Part, give_back_pages, kept
+
 Schema = Mapping[str, pl.DataType | type[pl.DataType]]
 
 # What works part by part holds a few times this many rows.
 PART_ROWS = 100_000
-# Files that are mapped as long as something looks at their rows.
-_MAPS: WeakSet[mmap.mmap] = WeakSet()
-# What a map needs after it was made is not its file: there can be more parts than a process may have files open.
-_UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 # Ranges are laid by every so many of the sorted keys of a part: all keys together would be as large as a column.
 _EVERY = 64
 
@@ -31,12 +25,12 @@ _EVERY = 64
 class RowParts:
     """Rows of one schema in parts, in order.
 
-    A part is a frame, or the path of an Arrow file that lives as long as the scratch folder in which it stands.
+    Parts that stand in files live as long as the scratch folder of these.
     ``height``: rows of all parts.  ``made``: columns that are worked out of those of the parts when they are read.
     """
 
     schema: Schema
-    parts: tuple[pl.DataFrame | Path, ...]
+    parts: tuple[Part, ...]
     height: int
     made: Mapping[str, pl.Expr] = field(default_factory=dict)
 
@@ -50,7 +44,7 @@ class RowParts:
         exprs = [self.made.get(name, pl.col(name)) for name in names]
         roots = list(dict.fromkeys(root for column in exprs for root in column.meta.root_names()))
         for part in self.parts:
-            yield self._as_asked(part if isinstance(part, pl.DataFrame) else _mapped(part, roots), names)
+            yield self._as_asked(part.frame(roots), names)
         if not self.parts:
             yield pl.DataFrame(schema={name: self.schema[name] for name in names})
 
@@ -77,25 +71,6 @@ class RowParts:
         return in_one_part(pl.concat(frame.filter(chosen) for frame in self.frames()))
 
 
-def _mapped(path: Path, columns: Sequence[str]) -> pl.DataFrame:
-    """Columns of an Arrow file where they are: pages of a file can go from memory, and are not copied."""
-    import pyarrow as pa
-
-    give_back_pages()
-    with path.open("rb") as file:
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ, **_UNTRACKED)
-    _MAPS.add(mapped)
-    table = pa.ipc.open_file(pa.py_buffer(mapped)).read_all().select(list(columns))  # asked for alone, they are copied
-    return cast("pl.DataFrame", pl.from_arrow(table))
-
-
-def give_back_pages() -> None:
-    """Let the system have back what was read of mapped files; looked at again, it mostly comes from its cache."""
-    if hasattr(mmap, "MADV_DONTNEED"):
-        for mapped in list(_MAPS):
-            mapped.madvise(mmap.MADV_DONTNEED)
-
-
 def slices_of(frame: pl.DataFrame, further: int = 0) -> Iterator[pl.DataFrame]:
     """Some rows of a frame after the others, with so many ``further`` ones, which are those of the next slice too.
 
@@ -108,21 +83,22 @@ def slices_of(frame: pl.DataFrame, further: int = 0) -> Iterator[pl.DataFrame]:
 
 def in_one_part(frame: pl.DataFrame) -> RowParts:
     """The rows of a frame."""
-    return RowParts(frame.schema, (frame,), frame.height)
+    return RowParts(frame.schema, (Part(frame),), frame.height)
 
 
 @dataclass
 class PartWriter:
-    """Gathers rows; as soon as there are ``part_rows`` of them, they go to a file of ``folder`` named after ``name``.
+    """Gathers rows; ``part_rows`` of them are a part, which stands in a file of ``folder`` named after ``name``.
 
-    Without a folder they stay in memory.  Frames are of ``schema``, or of types that can be cast to it.
+    They do so only if there are too many for the memory (``part_files``); without a folder they stay there.  Frames are
+    of ``schema``, or of types that can be cast to it.
     """
 
     schema: Schema
     folder: Path | None
     name: str
     part_rows: int = PART_ROWS
-    _parts: list[pl.DataFrame | Path] = field(default_factory=list)
+    _parts: list[Part] = field(default_factory=list)
     _held: list[pl.DataFrame] = field(default_factory=list)
     _held_rows: int = 0
     _height: int = 0
@@ -135,21 +111,18 @@ class PartWriter:
         self._held_rows += frame.height
         self._height += frame.height
         if self.folder is not None and self._held_rows >= self.part_rows:
-            path = self.folder / f"{self.name}-{len(self._parts)}.arrow"
-            self._taken().write_ipc(path)
-            self._parts.append(path)
-            give_back_pages()
+            self._parts.append(kept(self._taken(), self.folder / f"{self.name}-{len(self._parts)}.arrow"))
 
     def done(self) -> RowParts:
         """The rows; the last ones stay in memory."""
         if self._held:
-            # In one piece: where the pieces of columns differ, whoever looks at some of them copies all.
-            last = self._taken().rechunk()
-            self._parts.append(last.select(pl.col(name).cast(kind) for name, kind in self.schema.items()))
+            last = self._taken().select(pl.col(name).cast(kind) for name, kind in self.schema.items())
+            self._parts.append(Part(last))
         return RowParts(self.schema, tuple(self._parts), self._height)
 
     def _taken(self) -> pl.DataFrame:
-        whole = pl.concat(self._held)
+        # In one piece: where the pieces of columns differ, whoever looks at some of them copies all.
+        whole = pl.concat(self._held).rechunk()
         self._held.clear()
         self._held_rows = 0
         return whole

@@ -22,8 +22,8 @@ from blis_replay.ingest.checks import (
 )
 from blis_replay.ingest.checks.evidence import Context, stage_windows
 from blis_replay.ingest.checks.pictures import Table
+from blis_replay.ingest.part_files import give_back_pages
 from blis_replay.ingest.recording import Finding, Recording
-from blis_replay.ingest.row_parts import give_back_pages
 from blis_replay.ingest.token_layout import TokenLayout, detect_layout, event_totals
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
 
+from blis_replay.ingest.part_files import Part
 from blis_replay.ingest.recording import (
     AGGREGATE_SCHEMA,
     JOURNEY_EVENT_SCHEMA,
@@ -109,6 +110,12 @@ def server_traces() -> dict[str, pl.DataFrame | RowParts]:
         "lifecycles": pl.DataFrame([lifecycle], schema=LIFECYCLE_SCHEMA),
         "journey_events": in_one_part(pl.DataFrame(events, schema=JOURNEY_EVENT_SCHEMA)),
     }
+
+
+def in_parts(frame: pl.DataFrame, parts: int | Iterable[pl.DataFrame]) -> RowParts:
+    """The rows of a frame in these parts, or so many rows a part."""
+    frames = frame.iter_slices(parts) if isinstance(parts, int) else parts
+    return RowParts(frame.schema, tuple(map(Part, frames)), frame.height)
 
 
 def aggregates(*rows: tuple[int, str, str, float]) -> pl.DataFrame:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import polars as pl
+from builders import in_parts
 from hypothesis import given
 from hypothesis import strategies as st
 
 from blis_replay.ingest.anchor_order import in_order
-from blis_replay.ingest.row_parts import RowParts
 
 SCHEMA = {"start_us": pl.Int64, "sampled": pl.Boolean}
 Anchors = list[tuple[int, bool]]
@@ -41,7 +41,6 @@ def test_whatever_the_parts_those_stay_against_which_time_does_not_run_backwards
     anchors: Anchors, part_rows: int
 ) -> None:
     frame = pl.DataFrame(anchors, schema=SCHEMA, orient="row")
-    parts = tuple(frame.iter_slices(part_rows)) if anchors else ()
-    kept = in_order(RowParts(SCHEMA, parts, frame.height), pl.col("sampled"))
+    kept = in_order(in_parts(frame, part_rows), pl.col("sampled"))
     flags = [bool(stays) for part in kept for stays in part]
     assert [i for i, stays in enumerate(flags) if stays] == expected(anchors)

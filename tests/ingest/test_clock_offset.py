@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from builders import requests, run_of_steps, steps
+from builders import in_parts, requests, run_of_steps, steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.clock_offset import depth_mismatch, estimate_offset
-from blis_replay.ingest.row_parts import RowParts, in_one_part
+from blis_replay.ingest.row_parts import in_one_part
 
 
 @settings(max_examples=25, deadline=None)
@@ -66,9 +66,7 @@ def test_steps_in_parts_are_laid_as_steps_at_once(part_rows: int, ordered: bool)
     assert sampled.height > 20_000
     if not ordered:
         sampled = sampled.sample(fraction=1, shuffle=True, seed=1)
-    parts = tuple(sampled.slice(first, part_rows) for first in range(0, sampled.height, part_rows))
-    in_parts = RowParts(sampled.schema, parts, sampled.height)
-    assert estimate_offset(in_parts, sent) == estimate_offset(in_one_part(sampled), sent)
+    assert estimate_offset(in_parts(sampled, part_rows), sent) == estimate_offset(in_one_part(sampled), sent)
 
 
 def test_the_mismatch_is_least_at_the_offset() -> None:

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import polars as pl
+from builders import in_parts
 from engine_journeys import serve
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,7 +24,6 @@ from blis_replay.ingest.reconstruction import (
 )
 from blis_replay.ingest.reconstruction_stretches import reconstruct_by_stretches
 from blis_replay.ingest.recording import Recording
-from blis_replay.ingest.row_parts import RowParts
 
 # Prompts are paths in a tree of blocks of 4 tokens, so that some share their beginning.
 REQUESTS = st.lists(
@@ -130,8 +130,7 @@ def test_first_come_first_served_without_hits_is_certain_altogether(rows: Rows, 
 def by_journey(recording: Recording) -> Recording:
     """With the events of each journey in a part of their own: stretches are no shorter than a part."""
     events = recording.journey_events.whole()
-    parts = tuple(events.partition_by("journey", maintain_order=True))
-    return replace(recording, journey_events=RowParts(events.schema, parts, events.height))
+    return replace(recording, journey_events=in_parts(events, events.partition_by("journey", maintain_order=True)))
 
 
 @given(REQUESTS, ENGINES, st.integers(1, 6))

@@ -13,12 +13,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from blis_replay.ingest import part_files
+from blis_replay.ingest.part_files import give_back_pages
 from blis_replay.ingest.row_parts import (
     PartWriter,
     RowParts,
     by_ranges,
     gathered,
-    give_back_pages,
     in_files,
     in_one_part,
     slices_of,
@@ -27,6 +28,11 @@ from blis_replay.ingest.row_parts import (
 SCHEMA = {"key": pl.Int64, "name": pl.String, "row": pl.Int64}
 rows = st.lists(st.tuples(st.none() | st.integers(-5, 5), st.none() | st.sampled_from("abc")), max_size=40)
 quick = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture(params=[0, 1 << 30], ids=["in files", "in memory"], autouse=True)
+def memory_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(part_files, "MEMORY_BYTES", request.param)
 
 
 def framed(values: list[tuple[int | None, str | None]]) -> pl.DataFrame:
@@ -83,18 +89,47 @@ def test_columns_that_are_made_are_worked_out_of_those_of_the_parts(
     assert worked_out.column("twice").to_list() == [None if key is None else 2 * key for key, _name in values]
 
 
-def test_only_the_last_part_stays_in_memory(tmp_path: Path) -> None:
+def test_of_too_many_rows_only_the_last_part_stays_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 50,010 rows, 1,000 a part, there are 50 files; columns that are not asked for are not read."""
+    monkeypatch.setattr(part_files, "MEMORY_BYTES", 0)
     writer = PartWriter({"a": pl.Int64, "b": pl.Int64}, tmp_path, "rows", 1000)
     part = pl.DataFrame({"a": range(1000), "b": range(1000)})
     for _ in range(50):
         writer.add(part)
     writer.add(part.head(10))
     parts = writer.done()
-    in_memory = [held for held in parts.parts if isinstance(held, pl.DataFrame)]
-    assert [held.height for held in in_memory] == [10]
-    assert len(parts.parts) == 51
+    assert [part.rows.height for part in parts.parts if part.rows is not None] == [10]
+    assert len(parts.parts) == 51 == len(list(tmp_path.iterdir())) + 1
     assert [frame.columns for frame in parts.frames(["b"])] == [["b"]] * 51
+
+
+def test_as_soon_as_one_part_stands_in_a_file_all_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of 16 bytes, 100 a part: two parts have 3,200 bytes, and a third does not go into 4,000.
+
+    Those that follow stand in files too, whoever writes them; once the rows are gone there is room again.
+    """
+    monkeypatch.setattr(part_files, "MEMORY_BYTES", 4_000)
+    frame = pl.DataFrame({"a": range(100), "b": range(100)})
+
+    def written(name: str, parts: int) -> RowParts:
+        writer = PartWriter(frame.schema, tmp_path, name, 100)
+        for _ in range(parts):
+            writer.add(frame)
+        return writer.done()
+
+    def files() -> int:
+        return len(list(tmp_path.iterdir()))
+
+    few = written("few", 2)
+    assert files() == 0
+    more = written("more", 1)
+    assert files() == 3
+    last = written("last", 1)
+    assert files() == 4
+    assert all(rows.whole().equals(pl.concat([frame] * len(rows.parts))) for rows in (few, more, last))
+    del few, more, last
+    again = written("again", 2)
+    assert files() == 4 and again.height == 200
 
 
 def test_types_are_those_of_the_schema_wherever_a_part_stands(tmp_path: Path) -> None:

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from builders import in_parts
 
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.checks.registry import run_checks
 from blis_replay.ingest.reconstruction import reconstruct, reconstructed_batches, reconstructed_steps
 from blis_replay.ingest.recording import Finding, Recording
-from blis_replay.ingest.row_parts import RowParts
 from blis_replay.ingest.step_timeline import step_anchors, timeline_of
 
 pytestmark = pytest.mark.realdata
@@ -237,27 +237,22 @@ def test_findings_are_the_same_whatever_the_parts(recordings: dict[str, Recordin
     recording = recordings[scenario]
     events = recording.journey_events.whole()
     of_twenty = (pl.col("journey") // 20).alias("part")
-    groups = tuple(events.with_columns(of_twenty).partition_by("part", include_key=False, maintain_order=True))
-    in_parts = replace(
+    groups = events.with_columns(of_twenty).partition_by("part", include_key=False, maintain_order=True)
+    of_parts = replace(
         recording,
-        steps=_in_parts(recording.steps),
-        snapshots=_in_parts(recording.snapshots),
-        lifecycles=_in_parts(recording.lifecycles),
-        journey_events=RowParts(events.schema, groups, events.height),
+        steps=in_parts(recording.steps.whole(), 97),
+        snapshots=in_parts(recording.snapshots.whole(), 97),
+        lifecycles=in_parts(recording.lifecycles.whole(), 97),
+        journey_events=in_parts(events, groups),
     )
-    expected, found = run_checks(recording)[0], run_checks(in_parts)[0]
+    expected, found = run_checks(recording)[0], run_checks(of_parts)[0]
     assert [(f.check, f.severity, f.metric, f.message) for f in found] == [
         (f.check, f.severity, f.metric, f.message) for f in expected
     ]
-    for of_parts, of_all in zip(found, expected, strict=True):
-        assert _rounded(of_parts) == _rounded(of_all)
+    for of_97, of_all in zip(found, expected, strict=True):
+        assert _rounded(of_97) == _rounded(of_all)
 
 
 def _rounded(finding: Finding) -> dict[str, object]:
     """Sums in another order differ in the last digits."""
     return {name: f"{value:.9g}" if isinstance(value, float) else value for name, value in finding.measured.items()}
-
-
-def _in_parts(rows: RowParts) -> RowParts:
-    whole = rows.whole()
-    return RowParts(whole.schema, tuple(whole.iter_slices(97)), whole.height)

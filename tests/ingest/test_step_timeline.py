@@ -7,13 +7,13 @@ from typing import Any
 
 import polars as pl
 import pytest
-from builders import recording, steps
+from builders import in_parts, recording, steps
 from engine_journeys import journeys, settings_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 from blis_replay.ingest.errors import ReconstructionError
-from blis_replay.ingest.row_parts import RowParts, in_one_part
+from blis_replay.ingest.row_parts import in_one_part
 from blis_replay.ingest.scheduling_mode import detected_async
 from blis_replay.ingest.step_timeline import SAMPLED, step_anchors, step_timeline
 
@@ -132,12 +132,8 @@ def test_by_ranges_of_a_few_steps_anchors_are_those_of_all_at_once(
     )
     engine = settings_of(async_scheduling=asynchronous)
     at_once = journeys(rows, lifecycles=[], steps=sampled, engine=engine)
-    of_parts = replace(at_once, steps=_in_threes(sampled), journey_events=_in_threes(at_once.journey_events.whole()))
+    of_parts = replace(at_once, steps=in_parts(sampled, 3), journey_events=in_parts(at_once.journey_events.whole(), 3))
     expected, found = step_anchors(at_once), step_anchors(of_parts, part_rows)
     assert found.frame.equals(expected.frame)
     assert found.lags.equals(expected.lags)
     assert found.out_of_order == expected.out_of_order
-
-
-def _in_threes(frame: pl.DataFrame) -> RowParts:
-    return RowParts(frame.schema, tuple(frame.iter_slices(3)), frame.height)

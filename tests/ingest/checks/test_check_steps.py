@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import polars as pl
 import pytest
-from builders import aggregates, recording, requests, steps
+from builders import aggregates, in_parts, recording, requests, steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +15,6 @@ from blis_replay.ingest.checks.prefix_cache import uncached_prompt_tokens
 from blis_replay.ingest.checks.registry import run_checks
 from blis_replay.ingest.checks.step_cycle import cycle_us
 from blis_replay.ingest.recording import Finding, Recording, Stage
-from blis_replay.ingest.row_parts import RowParts
 
 
 def findings_of(made: Recording, check: str) -> list[Finding]:
@@ -178,7 +177,7 @@ def test_intervals_by_ranges_of_time_are_those_of_all_at_once(
     columns = {"step_id": [step for step, _ in records], "start_us": [start for _, start in records]}
     frame = steps([0] * len(records)).with_columns(pl.Series(name, of, pl.Int64) for name, of in columns.items())
     made = recording(steps=frame)
-    of_parts = replace(made, steps=RowParts(frame.schema, tuple(frame.iter_slices(3)), frame.height))
+    of_parts = replace(made, steps=in_parts(frame, 3))
     window = Window(-1, 10, 30, None)
     found = pl.concat(interval_parts(of_parts, window, part_rows=part_rows))
     assert found.equals(step_intervals(steps_in(made, window)))

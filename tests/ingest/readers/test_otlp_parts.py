@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_otlp_journeys import EPOCH_NS, api_span, event, step_span, whole
 
 from blis_replay.fixtures.otlp_forms import attributes
+from blis_replay.ingest import part_files
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.otlp import decode
 from blis_replay.ingest.readers.otlp.journeys import on_zero
@@ -87,6 +87,7 @@ def test_small_parts_in_files_are_the_same_traces(
     expected, tallies = read(paths)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(decode.Rows, "full", property(lambda rows: len(rows.spans) >= batch_spans))
+        patched.setattr(part_files, "MEMORY_BYTES", 0)
         found, found_tallies = read(paths, folder, part_rows)
     assert found_tallies == tallies
     assert sum(count for _records, count, _rejected in tallies) >= (2 if restarted else 17)
@@ -109,12 +110,13 @@ def test_small_parts_in_files_are_the_same_traces(
 
 
 def in_files(*rows: RowParts) -> int:
-    return sum(isinstance(part, Path) for kind in rows for part in kind.parts)
+    return sum(part.rows is None for kind in rows for part in kind.parts)
 
 
 def test_what_is_in_memory_does_not_follow_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four times the journeys: what is held of their events and spans is the last part, the rest stands in files."""
     monkeypatch.setattr(decode.Rows, "full", property(lambda rows: len(rows.spans) >= 5))
+    monkeypatch.setattr(part_files, "MEMORY_BYTES", 0)
     for journeys in (20, 80):
         found = [span for number in range(1, journeys + 1) for span in whole(number, number)]
         scratch = tmp_path / f"scratch-{journeys}"
@@ -124,4 +126,4 @@ def test_what_is_in_memory_does_not_follow_the_file(tmp_path: Path, monkeypatch:
         _lifecycles, events = on_zero(traces.journeys, 0, scratch, 20)
         for rows in (events, traces.journeys.events):
             assert rows.height == 7 * journeys
-            assert sum(part.height for part in rows.parts if isinstance(part, pl.DataFrame)) < 40
+            assert sum(part.rows.height for part in rows.parts if part.rows is not None) < 40
