@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blis_replay.ingest.scan.compiled import compiled, inlined
+from blis_replay.ingest.scan.words import HIGH, Words, first_marked, has_zero_byte, word_at
 
 Bytes = NDArray[np.uint8]
-Words = NDArray[np.uint64]
 
 UNUSUAL = -1
 PADDING_BYTES = 16
@@ -31,14 +31,11 @@ _T, _R, _U, _E, _F, _A, _L, _S = (ord(c) for c in "truefals")
 
 _DEEPEST = 64
 _FIRST_HALF, _SECOND_HALF = 0xD800 >> 10, 0xDC00 >> 10  # of a letter beyond 16 bits
-_ONES = np.uint64(0x0101010101010101)
-_HIGH = np.uint64(0x8080808080808080)
-_QUOTES = np.uint64(0x2222222222222222)
-_BACKSLASHES = np.uint64(0x5C5C5C5C5C5C5C5C)
-_SPACES = np.uint64(0x2020202020202020)
+QUOTES = np.uint64(0x2222222222222222)
+BACKSLASHES = np.uint64(0x5C5C5C5C5C5C5C5C)
+SPACES = np.uint64(0x2020202020202020)
 _NEWLINES = np.uint64(0x0A0A0A0A0A0A0A0A)
-_PLACES = np.uint64(0x0001020304050607)
-_FACTOR = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio, as in Fibonacci hashing
+FACTOR = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio, as in Fibonacci hashing
 _TENS = 10.0 ** np.arange(23)  # all of them exact
 _WHOLE_TENS = 10 ** np.arange(19)
 _EXACT = 1 << 53
@@ -108,27 +105,21 @@ def put_escaped(text: Bytes, at: int, out: Any, place: int) -> tuple[int, int]:
 def after_string(text: Bytes, words: Words, at: int) -> int:
     """The end of a string, behind its closing quote; ``at``: behind its opening one."""
     while True:
-        stop = at + 8 if at & 7 == 0 else (at | 7) + 1
-        if at & 7 == 0:
-            word = words[at >> 3]
-            quotes, slashes = word ^ _QUOTES, word ^ _BACKSLASHES
-            # A byte is 0 if subtracting 1 borrows from its top bit, and below 32 if subtracting 32 does.
-            special = ((quotes - _ONES) & ~quotes) | ((slashes - _ONES) & ~slashes) | ((word - _SPACES) & ~word)
-            if special & _HIGH == 0:
-                at = stop
-                continue
-        while at < stop:
-            byte = text[at]
-            if byte == QUOTE:
-                return at + 1
-            if byte == BACKSLASH:
-                at = after_escape(text, at)
-                if at < 0:
-                    return UNUSUAL
-            elif byte < SPACE:
-                return UNUSUAL
-            else:
-                at += 1
+        word = word_at(words, at)
+        special = has_zero_byte(word ^ QUOTES) | has_zero_byte(word ^ BACKSLASHES)
+        special |= (word - SPACES) & ~word & HIGH  # a byte is below 32 if subtracting 32 borrows from its top bit
+        if special == 0:
+            at += 8
+            continue
+        _bit, place = first_marked(special)
+        at += place
+        if text[at] == QUOTE:
+            return at + 1
+        if text[at] != BACKSLASH:
+            return UNUSUAL
+        at = after_escape(text, at)
+        if at < 0:
+            return UNUSUAL
 
 
 @compiled
@@ -274,57 +265,45 @@ def after_brackets(text: Bytes, at: int, end: int) -> int:
 @compiled
 def digest(words: Words, begin: int, end: int) -> int:
     """A 64-bit hash of the bytes from ``begin`` to ``end``, wherever in the memory they stand."""
-    shift = np.uint64((begin & 7) * 8)
     length = end - begin
     first = np.uint64(length)
-    second = _FACTOR
-    at = begin >> 3
+    second = FACTOR
+    at = begin
     for _ in range(length >> 4):
-        first = (first ^ shifted(words, at, shift)) * _FACTOR
-        second = (second ^ shifted(words, at + 1, shift)) * _FACTOR
+        first = (first ^ word_at(words, at)) * FACTOR
+        second = (second ^ word_at(words, at + 8)) * FACTOR
         first = (first << np.uint64(31)) | (first >> np.uint64(33))
         second = (second << np.uint64(29)) | (second >> np.uint64(35))
-        at += 2
+        at += 16
     for rest in (length & 15, (length & 15) - 8):
         if rest > 0:
-            last = shifted(words, at, shift)
+            last = word_at(words, at)
             if rest < 8:
                 last &= (np.uint64(1) << np.uint64(8 * rest)) - np.uint64(1)
-            first = (first ^ last) * _FACTOR
+            first = (first ^ last) * FACTOR
             first = (first << np.uint64(31)) | (first >> np.uint64(33))
-            at += 1
-    mixed = (first ^ (second >> np.uint64(32))) * _FACTOR ^ second
-    digest: Any = np.int64((mixed ^ (mixed >> np.uint64(29))) * _FACTOR)
+            at += 8
+    mixed = (first ^ (second >> np.uint64(32))) * FACTOR ^ second
+    digest: Any = np.int64((mixed ^ (mixed >> np.uint64(29))) * FACTOR)
     return digest
 
 
 @inlined
 def rotated_product(value: Any) -> Any:
     """A step of a multiplicative hash: one to one, and it carries what is high back to what is low."""
-    product = value * _FACTOR
+    product = value * FACTOR
     return (product << np.uint64(31)) | (product >> np.uint64(33))
-
-
-@inlined
-def shifted(words: Words, at: int, shift: Any) -> Any:
-    """The eight bytes that start ``shift`` bits into a word."""
-    if shift == 0:
-        return words[at]
-    return (words[at] >> shift) | (words[at + 1] << (np.uint64(64) - shift))
 
 
 @compiled
 def after_newline(text: Bytes, words: Words, at: int, end: int) -> int:
     """The position behind the next newline; -1 if there is none before ``end``."""
     while at < end:
-        if at & 7 == 0:
-            newlines = words[at >> 3] ^ _NEWLINES
-            if ((newlines - _ONES) & ~newlines) & _HIGH == 0:
-                at += 8
-                continue
-        at += 1
-        if text[at - 1] == NEWLINE:
-            return at if at <= end else UNUSUAL
+        newlines = has_zero_byte(word_at(words, at) ^ _NEWLINES)
+        if newlines:
+            _bit, place = first_marked(newlines)
+            return at + place + 1 if at + place < end else UNUSUAL
+        at += 8
     return UNUSUAL
 
 
@@ -409,105 +388,8 @@ def integer(text: Bytes, at: int) -> tuple[int, int]:
     return value, UNUSUAL if decimals else at
 
 
-_TABLE_BITS = 9
-
-
-def names_of(names: list[str]) -> tuple[Words, NDArray[np.int64], NDArray[np.int64]]:
-    """Names of ASCII, numbered in their order, for :func:`name_at`, as constants of compiled code.
-
-    Their bytes as uint64[n, w] with zeros behind them, their lengths, and int64[512]: their
-    numbers by their hash, -1 where there is none.
-    """
-    widest = max(len(name) for name in names) // 8 + 1
-    flat = np.frombuffer(b"".join(name.encode().ljust(8 * widest, b"\0") for name in names), np.uint64)
-    words = flat.reshape(-1, widest)
-    table = np.full(1 << _TABLE_BITS, -1, np.int64)
-    for number, name in enumerate(names):
-        place = _place_of(words[number, : len(name) // 8 + 1])
-        while table[place] >= 0:
-            place = (place + 1) % len(table)
-        table[place] = number
-    return words, np.array([len(name) for name in names]), table
-
-
-def _place_of(words: Words) -> int:
-    """What :func:`name_at` makes of the words of a name."""
-    code = 0
-    for word in words.tolist():
-        code = ((code ^ word) * int(_FACTOR)) % (1 << 64)
-        code ^= code >> 32
-    return code >> (64 - _TABLE_BITS)
-
-
-@compiled
-def name_at(words: Words, at: int, names: Words, lengths: Any, table: Any) -> tuple[int, int]:
-    """``(number, end)`` of the string behind whose opening quote ``at`` is; -1 if it is none of the names.
-
-    A string with an escape is left to the decoder, as it could be any name, and so is one beyond ASCII.
-    """
-    begin, code = at, np.uint64(0)
-    while True:
-        word = _word_at(words, at)
-        quotes, slashes = word ^ _QUOTES, word ^ _BACKSLASHES
-        special = ((quotes - _ONES) & ~quotes) | ((slashes - _ONES) & ~slashes) | (word - _SPACES) | word
-        special &= _HIGH
-        if special:
-            # The lowest byte that is marked is what it seems; its place is read off a multiplication.
-            first = (special & (~special + np.uint64(1))) >> np.uint64(7)
-            word &= first - np.uint64(1)
-            at += np.int64((first * _PLACES) >> np.uint64(56))  # type: ignore[assignment]
-        code = (code ^ word) * _FACTOR
-        code ^= code >> np.uint64(32)
-        if special:
-            break
-        at += 8
-    if _byte_at(words, at) != QUOTE:
-        return -1, UNUSUAL
-    place = np.int64(code >> np.uint64(64 - _TABLE_BITS))
-    while table[place] >= 0:
-        if _is_name(words, begin, at - begin, names, lengths, table[place]):
-            return table[place], at + 1
-        place = (place + 1) & ((1 << _TABLE_BITS) - 1)
-    return -1, at + 1
-
-
-@compiled
-def _is_name(words: Words, begin: int, length: int, names: Words, lengths: Any, number: int) -> bool:
-    if lengths[number] != length:
-        return False
-    for place in range(length >> 3):
-        if _word_at(words, begin + 8 * place) != names[number, place]:
-            return False
-    rest = np.uint64(8 * (length & 7))
-    last = _word_at(words, begin + (length & -8)) & ((np.uint64(1) << rest) - np.uint64(1))
-    return rest == 0 or last == names[number, length >> 3]
-
-
-def word_of(text: str) -> np.uint64:
-    """Up to eight letters as the word that they are in memory, for :func:`stands_at`."""
-    return np.uint64(int.from_bytes(text.encode(), "little"))
-
-
-@inlined
-def stands_at(words: Words, at: int, word: Any, length: int) -> bool:
-    """Whether these letters stand at a position; ``length``: how many they are."""
-    return (_word_at(words, at) ^ word) << np.uint64(64 - 8 * length) == 0
-
-
 @inlined
 def is_plain_word(words: Words, at: int) -> bool:
     """Whether none of the eight bytes from here is a backslash or beyond ASCII."""
-    word = _word_at(words, at)
-    slashes = word ^ _BACKSLASHES
-    return (((slashes - _ONES) & ~slashes) | word) & _HIGH == 0
-
-
-@inlined
-def _word_at(words: Words, at: int) -> Any:
-    """The eight bytes from any position."""
-    return shifted(words, at >> 3, np.uint64((at & 7) * 8))
-
-
-@inlined
-def _byte_at(words: Words, at: int) -> Any:
-    return (words[at >> 3] >> np.uint64((at & 7) * 8)) & np.uint64(0xFF)
+    word = word_at(words, at)
+    return has_zero_byte(word ^ BACKSLASHES) | (word & HIGH) == 0

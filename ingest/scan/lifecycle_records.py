@@ -26,7 +26,6 @@ from blis_replay.ingest.scan.json_text import (
     QUOTE,
     UNUSUAL,
     Bytes,
-    Words,
     after_brackets,
     after_colon,
     after_false,
@@ -39,12 +38,12 @@ from blis_replay.ingest.scan.json_text import (
     digest,
     integer,
     is_plain_word,
-    name_at,
-    names_of,
     next_member,
     put_escaped,
 )
+from blis_replay.ingest.scan.names import name_at, names_of
 from blis_replay.ingest.scan.prompt_hashes import Hashes, prompt_hashes
+from blis_replay.ingest.scan.words import Words
 
 Int64s = NDArray[np.int64]
 

@@ -30,7 +30,6 @@ from blis_replay.ingest.scan.json_text import (
     UNUSUAL,
     ZERO,
     Bytes,
-    Words,
     after_colon,
     after_null,
     after_number,
@@ -38,14 +37,14 @@ from blis_replay.ingest.scan.json_text import (
     after_space,
     after_value,
     is_exponent,
-    name_at,
-    names_of,
     next_member,
-    stands_at,
-    word_of,
 )
+from blis_replay.ingest.scan.names import name_at, names_of
 from blis_replay.ingest.scan.otlp_rows import (
+    ATTRIBUTES,
     EVENT_COUNTS,
+    FOLLOWERS,
+    FOLLOWERS_EACH,
     NULL,
     SPAN_COUNTS,
     TEXT_BYTES,
@@ -53,16 +52,25 @@ from blis_replay.ingest.scan.otlp_rows import (
     event_field,
     span_field,
 )
+from blis_replay.ingest.scan.words import (
+    Words,
+    are_digits,
+    eight_digits,
+    stands_at,
+    text_stands_at,
+    word_at,
+    word_of,
+    words_of,
+)
 
 FULL = -2  # a position, as UNUSUAL is: there is no room for another row or text
 OF_SPAN, OF_EVENT = 0, 1
 
-_INTEGER, _DOUBLE, _STRING = range(3)
-_ATTRIBUTES = [*SPAN_INTEGERS, *SPAN_FLOATS, *SPAN_STRINGS, *EVENT_INTEGERS, *EVENT_FLOATS, *EVENT_STRINGS]
-_KNOWN = list(dict.fromkeys(_ATTRIBUTES))
-_NAMES, _LENGTHS, _TABLE = names_of(_KNOWN)
+_ALL_KINDS = _INTEGER, _DOUBLE, _STRING = 0, 1, 2
+_NULL_OR_NOT_READ = -1
+_NAMES, _LENGTHS, _TABLE = names_of(ATTRIBUTES)
 # By whose attribute it is and its name (the last one: any other): where its value goes, and the kinds it can have.
-_FIELD = np.full((2, len(_KNOWN) + 1), -1)
+_FIELD = np.full((2, len(ATTRIBUTES) + 1), -1)
 _KINDS = np.zeros_like(_FIELD)
 for _whose, _place, _tables in (
     (OF_SPAN, span_field, (SPAN_INTEGERS, SPAN_FLOATS, SPAN_STRINGS)),
@@ -70,8 +78,8 @@ for _whose, _place, _tables in (
 ):
     for _table, _kinds in zip(_tables, (1 << _INTEGER, 1 << _INTEGER | 1 << _DOUBLE, 1 << _STRING), strict=True):
         for _name, _column in _table.items():
-            _FIELD[_whose, _KNOWN.index(_name)] = _place(_column)
-            _KINDS[_whose, _KNOWN.index(_name)] = _kinds
+            _FIELD[_whose, ATTRIBUTES.index(_name)] = _place(_column)
+            _KINDS[_whose, ATTRIBUTES.index(_name)] = _kinds
 _FIRST_TEXT = np.array([len(SPAN_COUNTS), len(EVENT_COUNTS)])
 _LARGEST = np.uint64((1 << 63) - 1)
 _MOST_DIGITS = 19  # fewer than 2^64
@@ -79,48 +87,62 @@ _KEY, _VALUE, _INT_VALU, _E, _DOUBLE_, _STRING_, _ALUE = (
     word_of(name) for name in ('"key"', '"value"', '"intValu', 'e"', '"doubleV', '"stringV', 'alue"')
 )
 _LONGEST_DOUBLE = 40  # one is printed with 25 at most
+# An attribute up to its scalar, as writers without white space write it, by its name and kind.
+_OPENINGS, _OPENING_LENGTHS = words_of(
+    [
+        f'{{"key":"{name}","value":{{"{kind}":'
+        for name in ATTRIBUTES
+        for kind in ("intValue", "doubleValue", "stringValue")
+    ]
+)
+_BETWEEN = word_of("}},{")
+_START = len(ATTRIBUTES) + 1
 
 
 @compiled
 def after_attributes(
     text: Bytes, words: Words, at: int, whose: int, rows: Int64s, first: int, state: Int64s, texts: Bytes
 ) -> int:
-    """The end of a list of attributes or ``null``; the values that have a column are in the row from ``first`` on."""
+    """The end of a list of attributes or ``null``; the values that have a column are in the row from ``first`` on.
+
+    Lists of one writer are alike: how the attribute began that came next the last time is looked for as a whole.
+    """
     if text[at] != OPEN_BRACKET:
         return after_null(text, at)
     at = after_space(text, at + 1)
+    name = _START
     while text[at] != CLOSE_BRACKET:
-        if text[at] != OPEN_BRACE:
-            return UNUSUAL
-        at = after_space(text, at + 1)
-        if not stands_at(words, at, _KEY, 5):
-            return UNUSUAL
-        at = after_colon(text, at + 5)
-        if at < 0 or text[at] != QUOTE:
-            return UNUSUAL
-        name, at = name_at(words, at + 1, _NAMES, _LENGTHS, _TABLE)
-        if at < 0:
-            return UNUSUAL
-        at = after_space(text, at)
-        if text[at] != COMMA:
-            return UNUSUAL
-        at = after_space(text, at + 1)
-        if not stands_at(words, at, _VALUE, 7):
-            return UNUSUAL
-        at = after_colon(text, at + 7)
-        if at < 0:
-            return UNUSUAL
+        follower = FOLLOWERS + FOLLOWERS_EACH * whose + name
+        opening = state[follower]
+        if opening >= 0 and text_stands_at(words, at, _OPENINGS, _OPENING_LENGTHS, opening):
+            name, kind = opening // len(_ALL_KINDS), opening % len(_ALL_KINDS)
+            at += _OPENING_LENGTHS[opening]
+        else:
+            name, kind, at = _after_opening(text, words, at, whose)
+            if at < 0:
+                return UNUSUAL
+            if kind >= 0:
+                state[follower] = len(_ALL_KINDS) * name + kind
         field = _FIELD[whose, name]
-        if field < 0:
+        if kind >= 0:
+            as_text = field >= _FIRST_TEXT[whose]
+            at = _after_scalar(text, words, at, kind, as_text, rows, first + field, state, texts)
+            if at < 0:
+                return at
+            if stands_at(words, at, _BETWEEN, 4):
+                at += 3
+                continue
+            at = after_space(text, at)
+            if text[at] != CLOSE_BRACE:
+                return UNUSUAL
+            at += 1
+        elif field < 0:
             at = after_value(text, words, at)
-        elif text[at] == NULL_LETTER:
+        else:
             rows[first + field] = NULL
             at = after_null(text, at)
-        else:
-            as_text = field >= _FIRST_TEXT[whose]
-            at = _after_scalar(text, words, at, _KINDS[whose, name], as_text, rows, first + field, state, texts)
         if at < 0:
-            return at
+            return UNUSUAL
         at = after_space(text, at)
         if text[at] != CLOSE_BRACE:
             return UNUSUAL
@@ -128,6 +150,41 @@ def after_attributes(
         if at < 0:
             return UNUSUAL
     return at + 1
+
+
+@compiled
+def _after_opening(text: Bytes, words: Words, at: int, whose: int) -> tuple[int, int, int]:
+    """``(name, kind, at)`` of an attribute up to its scalar, or up to a value that is null or has no column."""
+    wrong = 0, _NULL_OR_NOT_READ, UNUSUAL
+    if text[at] != OPEN_BRACE:
+        return wrong
+    at = after_space(text, at + 1)
+    if not stands_at(words, at, _KEY, 5):
+        return wrong
+    at = after_colon(text, at + 5)
+    if at < 0 or text[at] != QUOTE:
+        return wrong
+    name, at = name_at(words, at + 1, _NAMES, _LENGTHS, _TABLE)
+    if at < 0:
+        return wrong
+    at = after_space(text, at)
+    if text[at] != COMMA:
+        return wrong
+    at = after_space(text, at + 1)
+    if not stands_at(words, at, _VALUE, 7):
+        return wrong
+    at = after_colon(text, at + 7)
+    if at < 0:
+        return wrong
+    if _FIELD[whose, name] < 0 or text[at] == NULL_LETTER:
+        return name, _NULL_OR_NOT_READ, at
+    if text[at] != OPEN_BRACE:
+        return wrong
+    at = after_space(text, at + 1)
+    kind, at = _kind_at(words, at)
+    if kind < 0 or not _KINDS[whose, name] >> kind & 1:
+        return wrong
+    return name, kind, after_colon(text, at)
 
 
 @inlined
@@ -147,28 +204,19 @@ def _after_scalar(
     text: Bytes,
     words: Words,
     at: int,
-    kinds: int,
+    kind: int,
     as_text: bool,
     rows: Int64s,
     place: int,
     state: Int64s,
     texts: Bytes,
 ) -> int:
-    """The end of a value of one of the kinds, which is at ``place`` of the rows."""
-    if text[at] != OPEN_BRACE:
-        return UNUSUAL
-    at = after_space(text, at + 1)
-    kind, at = _kind_at(words, at)
-    if kind < 0 or not kinds >> kind & 1:
-        return UNUSUAL
-    at = after_colon(text, at)
-    if at < 0:
-        return UNUSUAL
+    """The end of a scalar of a kind, which is at ``place`` of the rows."""
     quoted = text[at] == QUOTE
     begin = at + quoted
     value = np.uint64(0)
     if kind == _INTEGER:
-        value, at = whole(text, at)
+        value, at = whole(text, words, at)
     elif kind == _DOUBLE:
         at = _after_double(text, at)
     else:
@@ -179,8 +227,7 @@ def _after_scalar(
         rows[place] = np.int64(value)
     elif not keep_text(text, begin, at - quoted, rows, place, state, texts):
         return FULL
-    at = after_space(text, at)
-    return at + 1 if text[at] == CLOSE_BRACE else UNUSUAL
+    return at
 
 
 @compiled
@@ -197,11 +244,16 @@ def keep_text(text: Bytes, begin: int, end: int, rows: Int64s, place: int, state
 
 
 @compiled
-def whole(text: Bytes, at: int) -> tuple[Any, int]:
+def whole(text: Bytes, words: Words, at: int) -> tuple[Any, int]:
     """``(value, end)`` of a whole number below 2^63 without sign, as a number or in quotes."""
     quoted = text[at] == QUOTE
     at += quoted
     begin, value = at, np.uint64(0)
+    eight = word_at(words, at)
+    while are_digits(eight) and at - begin <= _MOST_DIGITS:
+        value = value * np.uint64(100_000_000) + eight_digits(eight)
+        at += 8
+        eight = word_at(words, at)
     while ZERO <= text[at] <= NINE:
         value = value * np.uint64(10) + np.uint64(text[at] - ZERO)
         at += 1

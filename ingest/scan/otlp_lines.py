@@ -26,17 +26,15 @@ from blis_replay.ingest.scan.json_text import (
     TAB,
     UNUSUAL,
     Bytes,
-    Words,
     after_colon,
     after_newline,
     after_null,
     after_plain_text,
     after_space,
     after_value,
-    name_at,
-    names_of,
     next_member,
 )
+from blis_replay.ingest.scan.names import name_at, names_of
 from blis_replay.ingest.scan.otlp_attributes import FULL, OF_EVENT, OF_SPAN, after_attributes, keep_text, whole
 from blis_replay.ingest.scan.otlp_rows import (
     EVENT_NUMBER,
@@ -56,6 +54,7 @@ from blis_replay.ingest.scan.otlp_rows import (
     event_field,
     span_field,
 )
+from blis_replay.ingest.scan.words import Words
 
 _RECORD, _NUMBER, _SCOPE, _NAME = (span_field(column) for column in ("record", "span", "scope", "name"))
 _STATUS_CODE, _DROPPED, _OTHERS = (span_field(column) for column in ("status_code", "dropped_events", "other_events"))
@@ -120,8 +119,8 @@ def scan_lines(
     """``(why it ended, where, next line)``: the lines from ``at`` on, the first of which has number ``line``.
 
     It ends at a line that has no end before ``end`` (0), that is left to the decoder (``UNUSUAL``) or for which
-    there is no room (``FULL``).  ``state``: of length ``STATE``; how many rows and bytes are filled so far.
-    ``spans`` and ``events``: rows one behind the other.
+    there is no room (``FULL``).  ``state``: that of ``new_state``, or as the last scan left it.  ``spans`` and
+    ``events``: rows one behind the other.
     """
     while True:
         stop = after_newline(text, words, at, end)
@@ -286,9 +285,9 @@ def _value(
         at = after_space(text, at + 1)
         return at + 1 if text[at] == CLOSE_BRACKET else UNUSUAL
     if action == _SPAN_COUNT or (action == _CODE and text[at] != QUOTE):
-        return _count(text, at, spans, span + target, _LARGEST_DROPPED if target == _DROPPED else -1)
+        return _count(text, words, at, spans, span + target, _LARGEST_DROPPED if target == _DROPPED else -1)
     if action == _EVENT_COUNT:
-        return _count(text, at, events, event + target, -1)
+        return _count(text, words, at, events, event + target, -1)
     if text[at] != QUOTE or not _TEXT <= action <= _NAME_OF_EVENT:
         return UNUSUAL
     end = after_plain_text(text, at + 1)
@@ -305,9 +304,9 @@ def _value(
 
 
 @compiled
-def _count(text: Bytes, at: int, rows: Int64s, place: int, largest: int) -> int:
+def _count(text: Bytes, words: Words, at: int, rows: Int64s, place: int, largest: int) -> int:
     """The end of a time or count, which is at ``place`` unless it is 0: a time of 0 is null, a count is 0 already."""
-    value, at = whole(text, at)
+    value, at = whole(text, words, at)
     if at < 0 or (largest >= 0 and np.int64(value) > largest):
         return UNUSUAL
     if value > 0:

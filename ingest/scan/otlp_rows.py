@@ -33,6 +33,9 @@ SPAN_COUNTS = (*_SPAN_COUNTS, *_columns(SPAN_INTEGERS))
 SPAN_TEXTS = (*_SPAN_TEXTS, *_columns(SPAN_FLOATS, SPAN_STRINGS))
 EVENT_COUNTS = ("span_row", "event", "name", "time_ns", *_columns(EVENT_INTEGERS))
 EVENT_TEXTS = _columns(EVENT_FLOATS, EVENT_STRINGS)
+ATTRIBUTES = list(
+    dict.fromkeys([*SPAN_INTEGERS, *SPAN_FLOATS, *SPAN_STRINGS, *EVENT_INTEGERS, *EVENT_FLOATS, *EVENT_STRINGS])
+)
 SPAN_WIDTH = len(SPAN_COUNTS) + 2 * len(SPAN_TEXTS)
 EVENT_WIDTH = len(EVENT_COUNTS) + 2 * len(EVENT_TEXTS)
 
@@ -55,4 +58,13 @@ def _place(counts: tuple[str, ...], texts: tuple[str, ...], column: str) -> int:
 SPANS, EVENTS, TEXT_BYTES = range(3)
 LINE_END = 3  # ... what is behind the newline of the line at which the scan ended, and what the scan itself needs
 SCOPE_BEGIN, SCOPE_END, IS_READ, SPAN_NUMBER, EVENT_NUMBER, SEEN = range(4, 10)
-STATE = SEEN + 16
+# How the next attribute began last time (of a span, of an event) after each of these, any other, and at the start.
+FOLLOWERS = SEEN + 16
+FOLLOWERS_EACH = len(ATTRIBUTES) + 2
+
+
+def new_state() -> Int64s:
+    """What is known before the first line."""
+    state = np.zeros(FOLLOWERS + 2 * FOLLOWERS_EACH, np.int64)
+    state[FOLLOWERS:] = -1
+    return state

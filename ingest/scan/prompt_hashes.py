@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blis_replay.ingest.scan.compiled import compiled, entry
-from blis_replay.ingest.scan.json_text import Words, digest, rotated_product, shifted
+from blis_replay.ingest.scan.json_text import digest, rotated_product
+from blis_replay.ingest.scan.words import Words, word_at
 
 Int64s = NDArray[np.int64]
 Hashes = NDArray[np.uint32]
@@ -29,12 +30,11 @@ def prompt_hashes(words: Words, spans: Any, hashes: Any, place: int) -> int:
         if spans[span] >= 0:
             other = rotated_product(other ^ np.uint64(digest(words, spans[span], spans[span + 1])))
     begin, end = spans[0], spans[1]
-    shift = np.uint64((begin & 7) * 8)
-    so_far, at = other, begin >> 3
+    so_far, at = other, begin
     for _ in range((end - begin) >> 4):
-        so_far = rotated_product(rotated_product(so_far ^ shifted(words, at, shift)) ^ shifted(words, at + 1, shift))
+        so_far = rotated_product(rotated_product(so_far ^ word_at(words, at)) ^ word_at(words, at + 8))
         hashes[place] = so_far & _LOW_HALF  # which the rotation has made of the high bits: all others bear on them
-        at += 2
+        at += 16
         place += 1
     whole: Any = np.int64(rotated_product(np.uint64(digest(words, begin, end)) ^ other))
     return whole

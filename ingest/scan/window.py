@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from blis_replay.ingest.scan.json_text import PADDING_BYTES, Bytes, Words
+from blis_replay.ingest.scan.json_text import PADDING_BYTES, Bytes
+from blis_replay.ingest.scan.words import Words
 
 # Small enough to stay in a processor's cache from the reading to the scanning.
 _USUAL_BYTES = 2 << 20

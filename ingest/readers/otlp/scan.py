@@ -66,7 +66,7 @@ def scanned_batches(file: RecordedFile) -> Iterator[TraceBatch]:
 class _Found:
     """The rows of a batch so far: of the scan as ``spans``, ``events`` and ``texts``, and of the decoder."""
 
-    state: Int64s = field(default_factory=lambda: np.zeros(otlp_rows.STATE, np.int64))
+    state: Int64s = field(default_factory=otlp_rows.new_state)
     spans: Int64s = field(default_factory=lambda: np.empty((BATCH_ROWS, otlp_rows.SPAN_WIDTH), np.int64))
     events: Int64s = field(default_factory=lambda: np.empty((BATCH_ROWS, otlp_rows.EVENT_WIDTH), np.int64))
     texts: Bytes = field(default_factory=lambda: np.empty(_ROOM_FOR_TEXTS, np.uint8))
