@@ -24,7 +24,7 @@ from blis_replay.ingest.readers.otlp.columns import (
 )
 from blis_replay.ingest.readers.otlp.decode import read_record
 from blis_replay.ingest.readers.otlp.framing import MAX_RECORD_BYTES, records_in_lines
-from blis_replay.ingest.readers.otlp.rows import BATCH_ROWS, Rows
+from blis_replay.ingest.readers.otlp.rows import Rows
 from blis_replay.ingest.scan import otlp_rows
 from blis_replay.ingest.scan.json_text import Bytes
 from blis_replay.ingest.scan.otlp_attributes import FULL
@@ -34,7 +34,9 @@ from blis_replay.ingest.scan.otlp_turn import gather_texts, place_texts, turn_ro
 from blis_replay.ingest.scan.window import Window
 
 _UNIT = "line"
-_ROOM_FOR_TEXTS = 8 << 20
+# Of a scan they are cheap: larger batches than the decoders' spare a fifth of the work on columns.
+BATCH_ROWS = 100_000
+_ROOM_FOR_TEXTS = 16 << 20
 # A line that needs more room is taken by the decoder, which does it in batches.
 _MOST_ROWS = 4 * BATCH_ROWS
 
