@@ -121,11 +121,12 @@ class PartWriter:
         return RowParts(self.schema, tuple(self._parts), self._height)
 
     def _taken(self) -> pl.DataFrame:
-        # In one piece: where the pieces of columns differ, whoever looks at some of them copies all.
-        whole = pl.concat(self._held).rechunk()
+        whole = pl.concat(self._held)
         self._held.clear()
         self._held_rows = 0
-        return whole
+        # Where the pieces of columns differ, whoever looks at some of them copies all.
+        alike = len({tuple(column.chunk_lengths()) for column in whole.iter_columns()}) == 1
+        return whole if alike else whole.rechunk()
 
 
 def in_files(frames: Iterable[pl.DataFrame], schema: Schema, folder: Path | None, name: str) -> pl.DataFrame:

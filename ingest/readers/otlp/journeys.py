@@ -169,7 +169,7 @@ def joined(
     repeated, models = [], []
     wide_rows = -(-part_rows // _WIDE)
     found = PartWriter(_LIFECYCLE_SCHEMA, scratch, "journeys", wide_rows)
-    for frame in by_ranges(parts.spans, _first_of_trace(parts.spans), ["trace_id"], wide_rows):
+    for frame in by_ranges(parts.spans, _first_of_trace(parts.spans), ["span_key"], wide_rows):
         spans, later = first_spans(frame if ended_ns is None else frame.filter(is_since(ended_ns)))
         repeated.append(later)
         models.append(spans["model"].drop_nulls().value_counts())
@@ -187,9 +187,10 @@ def joined(
 
 def _first_of_trace(spans: RowParts) -> Callable[[pl.DataFrame], pl.Series]:
     """What tells for each span of a part how many spans stand before the first one of its trace."""
-    hashes = spans.column("trace_id").hash().to_numpy()
-    traces, first = np.unique(hashes, return_index=True)
-    return lambda part: pl.Series(first[np.searchsorted(traces, part["trace_id"].hash().to_numpy())])
+    whole = spans.whole(["span_key", "trace_id"])
+    _, first, trace = np.unique(whole["trace_id"].hash().to_numpy(), return_index=True, return_inverse=True)
+    keys, firsts = whole["span_key"].to_numpy(), first[trace]
+    return lambda part: pl.Series(firsts[np.searchsorted(keys, part["span_key"].to_numpy())])
 
 
 def _both_halves(spans: pl.DataFrame) -> pl.DataFrame:

@@ -30,7 +30,7 @@ from blis_replay.ingest.scan.json_text import Bytes
 from blis_replay.ingest.scan.otlp_attributes import FULL
 from blis_replay.ingest.scan.otlp_lines import scan_lines
 from blis_replay.ingest.scan.otlp_rows import EVENT_COUNTS, NULL, SPAN_COUNTS, Int64s, event_field, span_field
-from blis_replay.ingest.scan.otlp_turn import gather_texts, place_texts, turn_rows
+from blis_replay.ingest.scan.otlp_turn import turn_rows, view_texts
 from blis_replay.ingest.scan.window import Window
 
 _UNIT = "line"
@@ -88,9 +88,9 @@ class _Found:
     def taken(self) -> TraceBatch:
         """The batch; there is nothing found any more."""
         span_count, event_count = int(self.state[otlp_rows.SPANS]), int(self.state[otlp_rows.EVENTS])
-        batch = TraceBatch(
-            _UNIT, _spans(self.spans[:span_count], self.texts), *_events(self.events[:event_count], self.texts)
-        )
+        # Memory of its own: columns of texts are views of it, and there the next ones are filled in.
+        texts = self.texts[: self.state[otlp_rows.TEXT_BYTES]].copy()
+        batch = TraceBatch(_UNIT, _spans(self.spans[:span_count], texts), *_events(self.events[:event_count], texts))
         if self.decoded.spans:
             batch = _in_file_order(batch, self.decoded.batch(_UNIT))
         self.state[: otlp_rows.TEXT_BYTES + 1] = 0
@@ -173,19 +173,25 @@ def _events(rows: Int64s, texts: Bytes) -> tuple[pl.DataFrame, pl.DataFrame, pl.
 def _frame(wanted: _Columns, rows: Int64s, chosen: Int64s, texts: Bytes) -> pl.DataFrame:
     if not len(chosen):
         return pl.DataFrame(schema=wanted.schema)
-    # Memory of its own: a frame can keep it, and the rows are filled again.
-    columns = np.empty((len(wanted.fields), len(chosen)), np.int64)
-    known = np.zeros(len(columns), np.int64)
-    turn_rows(rows, chosen, wanted.fields, columns, known)
-    series = [_counts(name, columns[place], int(known[place])) for place, name in enumerate(wanted.counts)]
+    counts, known = _turned(rows, chosen, wanted.fields[: len(wanted.counts)])
+    series = [_counts(name, counts[place], known[place]) for place, name in enumerate(wanted.counts)]
+    places, known = _turned(rows, chosen, wanted.fields[len(wanted.counts) :])
     for place, name in enumerate(wanted.texts):
-        at = len(wanted.counts) + 2 * place
-        series.append(_texts(name, columns[at], columns[at + 1], int(known[at]), texts))
+        series.append(_texts(name, places[2 * place], places[2 * place + 1], known[2 * place], texts))
     named = {one.name: one for one in series}
     # Nearly all are of their type already, and a cast of many columns takes longer than it looks.
     return pl.DataFrame(
         [named[name] if named[name].dtype == kind else named[name].cast(kind) for name, kind in wanted.schema.items()]
     )
+
+
+def _turned(rows: Int64s, chosen: Int64s, fields: Int64s) -> tuple[Int64s, list[int]]:
+    """Fields of some rows as int64[fields, chosen], and how many of each are known."""
+    # Memory of its own: a frame can keep it, and the rows are filled again.
+    columns = np.empty((len(fields), len(chosen)), np.int64)
+    known = np.zeros(len(fields), np.int64)
+    turn_rows(rows, chosen, fields, columns, known)
+    return columns, known.tolist()
 
 
 def _counts(name: str, values: Int64s, known: int) -> pl.Series:
@@ -202,9 +208,8 @@ def _nothing(name: str, kind: pl.DataType, length: int) -> pl.Series:
 def _texts(name: str, begins: Int64s, ends: Int64s, known: int, texts: Bytes) -> pl.Series:
     if known == 0:
         return _nothing(name, pl.String(), len(begins))
-    offsets = np.empty(len(begins) + 1, np.int64)
-    gathered = np.empty(place_texts(begins, ends, offsets), np.uint8)
-    gather_texts(begins, texts, offsets, gathered)
+    views = np.empty((len(begins), 2), np.uint64)
+    view_texts(begins, ends, texts, views)
     nulls = None if known == len(begins) else pa.array(begins != NULL).buffers()[1]
-    buffers = [nulls, pa.py_buffer(offsets), pa.py_buffer(gathered)]
-    return pl.Series(name, pa.Array.from_buffers(pa.large_string(), len(begins), buffers), pl.String)
+    buffers = [nulls, pa.py_buffer(views), pa.py_buffer(texts)]
+    return pl.Series(name, pa.Array.from_buffers(pa.string_view(), len(begins), buffers), pl.String)
