@@ -13,7 +13,8 @@ from weakref import WeakSet
 import polars as pl
 
 # Of all parts together.  Rows of a larger recording come back more slowly, but memory does not grow with them.
-MEMORY_BYTES = 320 << 20
+MEMORY_BYTES = 300 << 20
+_VIEW_BYTES = 16
 # What a map needs after it was made is not its file: there can be more parts than a process may have files open.
 _UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 
@@ -34,7 +35,10 @@ class Part:
 
     def held_bytes(self) -> int:
         """What the rows take in memory."""
-        return 0 if self.rows is None else int(self.rows.estimated_size())
+        if self.rows is None:
+            return 0
+        texts = sum(kind == pl.String for kind in self.rows.dtypes)  # whose letters polars counts, not where they are
+        return int(self.rows.estimated_size()) + _VIEW_BYTES * texts * self.rows.height
 
 
 # Parts that something looks at, and the files that are mapped for it.

@@ -70,10 +70,28 @@ def name_at(words: Words, at: int, names: Words, lengths: Any, table: Any) -> tu
         at += 8
     if byte_at(words, at) != QUOTE:
         return -1, UNUSUAL
+    return _number_of(words, begin, at, code, names, lengths, table), at + 1
+
+
+@compiled
+def name_within(text: NDArray[Any], begin: int, end: int, names: Words, lengths: Any, table: Any) -> int:
+    """The number of the name that stands between two positions, -1 if it is none of the names."""
+    code = np.uint64(0)
+    for place in range(begin, end + 1, 8):
+        word = word_at(text, place)
+        if end - place < 8:
+            word &= (np.uint64(1) << np.uint64(8 * (end - place))) - np.uint64(1)
+        code = (code ^ word) * FACTOR
+        code ^= code >> np.uint64(32)
+    return _number_of(text, begin, end, code, names, lengths, table)
+
+
+@compiled
+def _number_of(text: NDArray[Any], begin: int, end: int, code: Any, names: Words, lengths: Any, table: Any) -> int:
     place = np.int64(code >> np.uint64(64 - _TABLE_BITS))
     while table[place] >= 0:
-        number = table[place]
-        if lengths[number] == at - begin and text_stands_at(words, begin, names, lengths, number):
-            return number, at + 1
+        number: int = table[place]
+        if lengths[number] == end - begin and text_stands_at(text, begin, names, lengths, number):
+            return number
         place = (place + 1) & ((1 << _TABLE_BITS) - 1)
-    return -1, at + 1
+    return -1

@@ -6,14 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from blis_replay.ingest.readers.otlp.columns import (
-    EVENT_FLOATS,
-    EVENT_INTEGERS,
-    EVENT_STRINGS,
-    SPAN_FLOATS,
-    SPAN_INTEGERS,
-    SPAN_STRINGS,
-)
 from blis_replay.ingest.scan.compiled import compiled, inlined
 from blis_replay.ingest.scan.json_text import (
     CLOSE_BRACE,
@@ -39,19 +31,21 @@ from blis_replay.ingest.scan.json_text import (
     is_exponent,
     next_member,
 )
-from blis_replay.ingest.scan.names import name_at, names_of
-from blis_replay.ingest.scan.otlp_rows import (
-    ATTRIBUTES,
-    EVENT_COUNTS,
-    FOLLOWERS,
-    FOLLOWERS_EACH,
-    NULL,
-    SPAN_COUNTS,
-    TEXT_BYTES,
-    Int64s,
-    event_field,
-    span_field,
+from blis_replay.ingest.scan.names import name_at
+from blis_replay.ingest.scan.otlp_fill import keep_text
+from blis_replay.ingest.scan.otlp_known import (
+    ALL_KINDS,
+    ATTRIBUTE_LENGTHS,
+    ATTRIBUTE_NAMES,
+    ATTRIBUTE_TABLE,
+    DOUBLE,
+    FIELD_OF,
+    FIRST_TEXT,
+    INTEGER,
+    KINDS_OF,
+    STRING,
 )
+from blis_replay.ingest.scan.otlp_rows import ATTRIBUTES, FOLLOWERS, FOLLOWERS_EACH, FULL, NULL, Int64s
 from blis_replay.ingest.scan.words import (
     Words,
     are_digits,
@@ -63,24 +57,7 @@ from blis_replay.ingest.scan.words import (
     words_of,
 )
 
-FULL = -2  # a position, as UNUSUAL is: there is no room for another row or text
-OF_SPAN, OF_EVENT = 0, 1
-
-_ALL_KINDS = _INTEGER, _DOUBLE, _STRING = 0, 1, 2
 _NULL_OR_NOT_READ = -1
-_NAMES, _LENGTHS, _TABLE = names_of(ATTRIBUTES)
-# By whose attribute it is and its name (the last one: any other): where its value goes, and the kinds it can have.
-_FIELD = np.full((2, len(ATTRIBUTES) + 1), -1)
-_KINDS = np.zeros_like(_FIELD)
-for _whose, _place, _tables in (
-    (OF_SPAN, span_field, (SPAN_INTEGERS, SPAN_FLOATS, SPAN_STRINGS)),
-    (OF_EVENT, event_field, (EVENT_INTEGERS, EVENT_FLOATS, EVENT_STRINGS)),
-):
-    for _table, _kinds in zip(_tables, (1 << _INTEGER, 1 << _INTEGER | 1 << _DOUBLE, 1 << _STRING), strict=True):
-        for _name, _column in _table.items():
-            _FIELD[_whose, ATTRIBUTES.index(_name)] = _place(_column)
-            _KINDS[_whose, ATTRIBUTES.index(_name)] = _kinds
-_FIRST_TEXT = np.array([len(SPAN_COUNTS), len(EVENT_COUNTS)])
 _LARGEST = np.uint64((1 << 63) - 1)
 _MOST_DIGITS = 19  # fewer than 2^64
 _KEY, _VALUE, _INT_VALU, _E, _DOUBLE_, _STRING_, _ALUE = (
@@ -115,17 +92,17 @@ def after_attributes(
         follower = FOLLOWERS + FOLLOWERS_EACH * whose + name
         opening = state[follower]
         if opening >= 0 and text_stands_at(words, at, _OPENINGS, _OPENING_LENGTHS, opening):
-            name, kind = opening // len(_ALL_KINDS), opening % len(_ALL_KINDS)
+            name, kind = opening // len(ALL_KINDS), opening % len(ALL_KINDS)
             at += _OPENING_LENGTHS[opening]
         else:
             name, kind, at = _after_opening(text, words, at, whose)
             if at < 0:
                 return UNUSUAL
             if kind >= 0:
-                state[follower] = len(_ALL_KINDS) * name + kind
-        field = _FIELD[whose, name]
+                state[follower] = len(ALL_KINDS) * name + kind
+        field = FIELD_OF[whose, name]
         if kind >= 0:
-            as_text = field >= _FIRST_TEXT[whose]
+            as_text = field >= FIRST_TEXT[whose]
             at = _after_scalar(text, words, at, kind, as_text, rows, first + field, state, texts)
             if at < 0:
                 return at
@@ -164,7 +141,7 @@ def _after_opening(text: Bytes, words: Words, at: int, whose: int) -> tuple[int,
     at = after_colon(text, at + 5)
     if at < 0 or text[at] != QUOTE:
         return wrong
-    name, at = name_at(words, at + 1, _NAMES, _LENGTHS, _TABLE)
+    name, at = name_at(words, at + 1, ATTRIBUTE_NAMES, ATTRIBUTE_LENGTHS, ATTRIBUTE_TABLE)
     if at < 0:
         return wrong
     at = after_space(text, at)
@@ -176,13 +153,13 @@ def _after_opening(text: Bytes, words: Words, at: int, whose: int) -> tuple[int,
     at = after_colon(text, at + 7)
     if at < 0:
         return wrong
-    if _FIELD[whose, name] < 0 or text[at] == NULL_LETTER:
+    if FIELD_OF[whose, name] < 0 or text[at] == NULL_LETTER:
         return name, _NULL_OR_NOT_READ, at
     if text[at] != OPEN_BRACE:
         return wrong
     at = after_space(text, at + 1)
     kind, at = _kind_at(words, at)
-    if kind < 0 or not _KINDS[whose, name] >> kind & 1:
+    if kind < 0 or not KINDS_OF[whose, name] >> kind & 1:
         return wrong
     return name, kind, after_colon(text, at)
 
@@ -191,11 +168,11 @@ def _after_opening(text: Bytes, words: Words, at: int, whose: int) -> tuple[int,
 def _kind_at(words: Words, at: int) -> tuple[int, int]:
     """``(kind, end)`` of the name of a value's one member, which is left to the decoder if it is of another kind."""
     if stands_at(words, at, _INT_VALU, 8) and stands_at(words, at + 8, _E, 2):
-        return _INTEGER, at + 10
+        return INTEGER, at + 10
     if stands_at(words, at, _DOUBLE_, 8) and stands_at(words, at + 8, _ALUE, 5):
-        return _DOUBLE, at + 13
+        return DOUBLE, at + 13
     if stands_at(words, at, _STRING_, 8) and stands_at(words, at + 8, _ALUE, 5):
-        return _STRING, at + 13
+        return STRING, at + 13
     return -1, UNUSUAL
 
 
@@ -215,9 +192,9 @@ def _after_scalar(
     quoted = text[at] == QUOTE
     begin = at + quoted
     value = np.uint64(0)
-    if kind == _INTEGER:
+    if kind == INTEGER:
         value, at = whole(text, words, at)
-    elif kind == _DOUBLE:
+    elif kind == DOUBLE:
         at = _after_double(text, at)
     else:
         at = after_plain_text(text, at + 1) if quoted else UNUSUAL
@@ -228,19 +205,6 @@ def _after_scalar(
     elif not keep_text(text, begin, at - quoted, rows, place, state, texts):
         return FULL
     return at
-
-
-@compiled
-def keep_text(text: Bytes, begin: int, end: int, rows: Int64s, place: int, state: Int64s, texts: Bytes) -> bool:
-    """Whether there was room to copy a text behind the others; where it is then stands at ``place``."""
-    first = state[TEXT_BYTES]
-    if first + end - begin > len(texts):
-        return False
-    for letter in range(end - begin):
-        texts[first + letter] = text[begin + letter]
-    rows[place], rows[place + 1] = first, first + end - begin
-    state[TEXT_BYTES] = first + end - begin
-    return True
 
 
 @compiled

@@ -35,14 +35,15 @@ from blis_replay.ingest.scan.json_text import (
     next_member,
 )
 from blis_replay.ingest.scan.names import name_at, names_of
-from blis_replay.ingest.scan.otlp_attributes import FULL, OF_EVENT, OF_SPAN, after_attributes, keep_text, whole
+from blis_replay.ingest.scan.otlp_attributes import after_attributes, whole
+from blis_replay.ingest.scan.otlp_fill import begin_event, begin_span, keep_text
+from blis_replay.ingest.scan.otlp_known import LARGEST_DROPPED, OF_EVENT, OF_SPAN
 from blis_replay.ingest.scan.otlp_rows import (
-    EVENT_NUMBER,
     EVENT_WIDTH,
     EVENTS,
+    FULL,
     IS_READ,
     LINE_END,
-    NULL,
     SCOPE_BEGIN,
     SCOPE_END,
     SEEN,
@@ -56,9 +57,10 @@ from blis_replay.ingest.scan.otlp_rows import (
 )
 from blis_replay.ingest.scan.words import Words
 
-_RECORD, _NUMBER, _SCOPE, _NAME = (span_field(column) for column in ("record", "span", "scope", "name"))
-_STATUS_CODE, _DROPPED, _OTHERS = (span_field(column) for column in ("status_code", "dropped_events", "other_events"))
-_SPAN_ROW, _EVENT_NUMBER, _EVENT_NAME = (event_field(column) for column in ("span_row", "event", "name"))
+_NAME, _STATUS_CODE, _DROPPED, _OTHERS = (
+    span_field(column) for column in ("name", "status_code", "dropped_events", "other_events")
+)
+_EVENT_NAME = event_field("name")
 
 # Objects of a line, each in the one that _PARENT says.
 _LINE, _RESOURCE, _SCOPED, _SCOPE_OBJECT, _SPAN, _OTHER_SPAN, _STATUS, _EVENT = range(8)
@@ -109,7 +111,6 @@ _IS_SCOPE = np.array([name in SCOPES for name in [*_KNOWN, ""]])
 _EVENT_CODE = np.array(
     [otlp_columns.EVENTS.index(name) if name in otlp_columns.EVENTS else -1 for name in [*_KNOWN, ""]]
 )
-_LARGEST_DROPPED = (1 << 32) - 1  # the field has 32 bits
 
 
 @entry
@@ -223,27 +224,10 @@ def _enter(inside: int, line: int, state: Int64s, spans: Int64s, events: Int64s)
     """Begin an object; whether there is room for its row."""
     state[SEEN + inside] = 0
     if _SPAN <= inside <= _OTHER_SPAN:
-        row = state[SPANS] * SPAN_WIDTH
-        if row == len(spans):
-            return False
-        for place in range(row, row + SPAN_WIDTH):
-            spans[place] = NULL
-        state[SPAN_NUMBER] += 1
-        state[EVENT_NUMBER] = 0
-        spans[row + _RECORD], spans[row + _NUMBER] = line, state[SPAN_NUMBER]
-        spans[row + _SCOPE], spans[row + _SCOPE + 1] = state[SCOPE_BEGIN], state[SCOPE_END]
-        spans[row + _NAME], spans[row + _NAME + 1] = 0, 0  # one that is missing is empty
-        if inside == _SPAN:
-            spans[row + _STATUS_CODE], spans[row + _DROPPED], spans[row + _OTHERS] = 0, 0, 0
-    elif inside == _EVENT:
-        row = state[EVENTS] * EVENT_WIDTH
-        if row == len(events):
-            return False
-        for place in range(row, row + EVENT_WIDTH):
-            events[place] = NULL
-        state[EVENT_NUMBER] += 1
-        events[row + _SPAN_ROW], events[row + _EVENT_NUMBER] = state[SPANS], state[EVENT_NUMBER]
-    elif inside == _SCOPED:
+        return begin_span(line, inside == _SPAN, state, spans)
+    if inside == _EVENT:
+        return begin_event(state, events)
+    if inside == _SCOPED:
         state[SCOPE_BEGIN], state[SCOPE_END], state[IS_READ] = 0, 0, 0
     return True
 
@@ -285,7 +269,7 @@ def _value(
         at = after_space(text, at + 1)
         return at + 1 if text[at] == CLOSE_BRACKET else UNUSUAL
     if action == _SPAN_COUNT or (action == _CODE and text[at] != QUOTE):
-        return _count(text, words, at, spans, span + target, _LARGEST_DROPPED if target == _DROPPED else -1)
+        return _count(text, words, at, spans, span + target, LARGEST_DROPPED if target == _DROPPED else -1)
     if action == _EVENT_COUNT:
         return _count(text, words, at, events, event + target, -1)
     if text[at] != QUOTE or not _TEXT <= action <= _NAME_OF_EVENT:

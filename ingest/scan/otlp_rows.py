@@ -20,6 +20,7 @@ from blis_replay.ingest.readers.otlp.columns import (
 
 Int64s = NDArray[np.int64]
 
+FULL = -2  # a position, as ``UNUSUAL`` is: there is no room for another row or text
 NULL = np.iinfo(np.int64).min  # no count that is taken is negative
 
 

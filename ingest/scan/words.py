@@ -1,7 +1,7 @@
 """Eight bytes of a text at once, for compiled scans, and what can be asked of all of them together.
 
-``words``: the memory of the text as uint64, the first letter in the lowest byte (little-endian); ``at``: the
-position of a byte, from which eight have to be there.
+``words``: the memory of the text as uint64, the first letter in the lowest byte (little-endian), or as uint8 where the
+type allows it; ``at``: the position of a byte, from which eight have to be there.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _word_at(typing_context: Any, words: Any, at: Any) -> Any:
 
 
 _made: Any = intrinsic(_word_at)
-word_at: Callable[[Words, int], Any] = _made
+word_at: Callable[[NDArray[Any], int], Any] = _made
 
 
 @inlined
@@ -95,7 +95,7 @@ def stands_at(words: Words, at: int, word: Any, length: int) -> bool:
 
 
 @compiled
-def text_stands_at(words: Words, at: int, texts: Words, lengths: Any, number: int) -> bool:
+def text_stands_at(words: NDArray[Any], at: int, texts: Words, lengths: Any, number: int) -> bool:
     """Whether a text of :func:`words_of` stands at a position; no word is read behind one that differs."""
     length = lengths[number]
     for place in range(length >> 3):

@@ -18,10 +18,10 @@ def trace_batches(file: RecordedFile) -> Iterator[TraceBatch]:
     :class:`RecordingError` if the file cannot be read at all.
     """
     framing = records(file)
-    if framing.unit == "line" and is_large(file):
-        from blis_replay.ingest.readers.otlp.scan import scanned_batches
+    if framing.unit != "object" and is_large(file):
+        from blis_replay.ingest.readers.otlp.scan import scanned_lines, scanned_messages
 
-        yield from scanned_batches(file)
+        yield from scanned_lines(file) if framing.unit == "line" else scanned_messages(file, framing)
         return
     rows = Rows()
     for number, content in framing.items:
@@ -32,9 +32,14 @@ def trace_batches(file: RecordedFile) -> Iterator[TraceBatch]:
     yield rows.batch(framing.unit)
 
 
+def is_protobuf(content: bytes) -> bool:
+    """Whether a record is protobuf and not JSON, by its first byte: the tag of field 1, 2 or 3 of a message."""
+    return content[:1] in (b"\n", b"\x12", b"\x1a")
+
+
 def read_record(content: bytes, place: str, number: int, rows: Rows, file: RecordedFile) -> Iterator[None]:
     """Add the spans of a record to ``rows``, with a pause after each; what is malformed is rejected."""
-    if content[:1] in (b"\n", b"\x12", b"\x1a"):
+    if is_protobuf(content):
         # A protobuf library takes a moment to load, and most files are JSON.
         from blis_replay.ingest.readers.otlp.protobuf_decoder import read_protobuf
 

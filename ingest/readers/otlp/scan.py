@@ -1,215 +1,76 @@
-"""OTLP traces in JSON lines by a compiled scan; a line that it does not take goes to the decoder."""
+"""OTLP traces by compiled scans, of JSON lines and of protobuf; what these do not take goes to the decoder."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
 
 import numpy as np
-import polars as pl
-import pyarrow as pa
 
 from blis_replay.ingest.readers.files import RecordedFile, lines_of
-from blis_replay.ingest.readers.otlp.columns import (
-    EVENT_SEQUENCE,
-    EVENTS,
-    JOURNEY_EVENT_SCHEMA,
-    SNAPSHOT_EVENT,
-    SNAPSHOT_EVENT_SCHEMA,
-    SPAN_SCHEMA,
-    STEP_EVENT,
-    STEP_EVENT_SCHEMA,
-    TraceBatch,
-    with_plain_ids,
-)
-from blis_replay.ingest.readers.otlp.decode import read_record
-from blis_replay.ingest.readers.otlp.framing import MAX_RECORD_BYTES, records_in_lines
-from blis_replay.ingest.readers.otlp.rows import Rows
+from blis_replay.ingest.readers.otlp.columns import TraceBatch
+from blis_replay.ingest.readers.otlp.decode import is_protobuf, read_record
+from blis_replay.ingest.readers.otlp.framing import MAX_RECORD_BYTES, Records, records_in_lines
+from blis_replay.ingest.readers.otlp.scan_columns import Found
 from blis_replay.ingest.scan import otlp_rows
-from blis_replay.ingest.scan.json_text import Bytes
-from blis_replay.ingest.scan.otlp_attributes import FULL
+from blis_replay.ingest.scan.json_text import PADDING_BYTES, Bytes
 from blis_replay.ingest.scan.otlp_lines import scan_lines
-from blis_replay.ingest.scan.otlp_rows import EVENT_COUNTS, NULL, SPAN_COUNTS, Int64s, event_field, span_field
-from blis_replay.ingest.scan.otlp_turn import turn_rows, view_texts
+from blis_replay.ingest.scan.otlp_messages import scan_message
+from blis_replay.ingest.scan.otlp_rows import FULL
 from blis_replay.ingest.scan.window import Window
 
-_UNIT = "line"
-# Of a scan they are cheap: larger batches than the decoders' spare a fifth of the work on columns.
-BATCH_ROWS = 100_000
-_ROOM_FOR_TEXTS = 16 << 20
-# A line that needs more room is taken by the decoder, which does it in batches.
-_MOST_ROWS = 4 * BATCH_ROWS
 
-_Schema = Mapping[str, pl.DataType | type[pl.DataType]]
-
-
-def scanned_batches(file: RecordedFile) -> Iterator[TraceBatch]:
+def scanned_lines(file: RecordedFile) -> Iterator[TraceBatch]:
     """The spans and events of a file of JSON lines in batches, equal to what the decoder makes of them."""
-    window, found, line = Window(file.chunks()), _Found(), 1
+    window, found, line = Window(file.chunks()), Found("line", floats_as_texts=True), 1
     while window.end - window.at <= MAX_RECORD_BYTES and window.refill():
         why = FULL
         while why < 0:
             scanned = (window.text, window.words, window.at, window.end, line)
-            rows = found.spans.reshape(-1), found.events.reshape(-1)
-            why, window.at, line = scan_lines(*scanned, found.state, *rows, found.texts)
+            why, window.at, line = scan_lines(*scanned, *found.rows())
             if why == FULL and not found.is_empty():
                 yield found.taken()
-            elif why == FULL and len(found.spans) < _MOST_ROWS:
+            elif why == FULL and found.can_grow():
                 found.grow()
             elif why < 0:
                 end = int(found.state[otlp_rows.LINE_END])
-                yield from _decoded(file, [(line, window.take(window.at, end - 1))], found)
+                yield from _decoded(file, records_in_lines([(line, window.take(window.at, end - 1))]), found)
                 window.at, line = end, line + 1
-    yield from _decoded(file, lines_of(file, window.rest(), MAX_RECORD_BYTES, line), found)
+    rest = lines_of(file, window.rest(), MAX_RECORD_BYTES, line)
+    yield from _decoded(file, records_in_lines(rest), found)
     yield found.taken()
 
 
-@dataclass
-class _Found:
-    """The rows of a batch so far: of the scan as ``spans``, ``events`` and ``texts``, and of the decoder."""
-
-    state: Int64s = field(default_factory=otlp_rows.new_state)
-    spans: Int64s = field(default_factory=lambda: np.empty((BATCH_ROWS, otlp_rows.SPAN_WIDTH), np.int64))
-    events: Int64s = field(default_factory=lambda: np.empty((BATCH_ROWS, otlp_rows.EVENT_WIDTH), np.int64))
-    texts: Bytes = field(default_factory=lambda: np.empty(_ROOM_FOR_TEXTS, np.uint8))
-    decoded: Rows = field(default_factory=Rows)
-
-    def is_empty(self) -> bool:
-        """Whether the scan has found nothing yet."""
-        return not self.state[: otlp_rows.LINE_END].any()
-
-    def grow(self) -> None:
-        """Make twice the room; what is in it is lost."""
-        self.spans, self.events = (
-            np.empty((2 * len(rows), rows.shape[1]), np.int64) for rows in (self.spans, self.events)
-        )
-        self.texts = np.empty(2 * len(self.texts), np.uint8)
-
-    def taken(self) -> TraceBatch:
-        """The batch; there is nothing found any more."""
-        span_count, event_count = int(self.state[otlp_rows.SPANS]), int(self.state[otlp_rows.EVENTS])
-        # Memory of its own: columns of texts are views of it, and there the next ones are filled in.
-        texts = self.texts[: self.state[otlp_rows.TEXT_BYTES]].copy()
-        batch = TraceBatch(_UNIT, _spans(self.spans[:span_count], texts), *_events(self.events[:event_count], texts))
-        if self.decoded.spans:
-            batch = _in_file_order(batch, self.decoded.batch(_UNIT))
-        self.state[: otlp_rows.TEXT_BYTES + 1] = 0
-        self.decoded.spans, self.decoded.events = [], []
-        return batch
+def scanned_messages(file: RecordedFile, framing: Records) -> Iterator[TraceBatch]:
+    """The spans and events of a file of protobuf messages in batches, equal to what the decoder makes of them."""
+    found, text = Found(framing.unit, floats_as_texts=False), np.empty(0, np.uint8)
+    for number, content in framing.items:
+        why = FULL
+        while why == FULL and is_protobuf(content):
+            text = _with_padding(content, text)
+            why = scan_message(text, len(content), number, *found.rows())
+            if why == FULL and not found.is_empty():
+                yield found.taken()
+            elif why == FULL and found.can_grow():
+                found.grow()
+            elif why == FULL:
+                break
+        if why < 0:
+            yield from _decoded(file, [(number, content)], found)
+    yield found.taken()
 
 
-def _decoded(file: RecordedFile, numbered: Iterable[tuple[int, bytes]], found: _Found) -> Iterator[TraceBatch]:
-    """Add lines by the decoder; a batch whenever there are enough rows."""
-    for number, content in records_in_lines(numbered):
-        for _ in read_record(content, f"{_UNIT} {number}", number, found.decoded, file):
+def _with_padding(content: bytes, room: Bytes) -> Bytes:
+    """The content with zeros behind it, in the same memory as the last one if it has room."""
+    if len(room) < len(content) + PADDING_BYTES:
+        room = np.empty(2 * len(content) + PADDING_BYTES, np.uint8)
+    room[: len(content)] = np.frombuffer(content, np.uint8)
+    room[len(content) : len(content) + PADDING_BYTES] = 0
+    return room
+
+
+def _decoded(file: RecordedFile, records: Iterable[tuple[int, bytes]], found: Found) -> Iterator[TraceBatch]:
+    """Add records by the decoder; a batch whenever there are enough rows."""
+    for number, content in records:
+        for _ in read_record(content, f"{found.unit} {number}", number, found.decoded, file):
             if found.decoded.full:
                 yield found.taken()
-
-
-def _in_file_order(scanned: TraceBatch, decoded: TraceBatch) -> TraceBatch:
-    """Both batches as one; no line has spans in both."""
-    spans = pl.concat([scanned.spans, decoded.spans])
-    order = np.argsort(spans["record"].to_numpy(), kind="stable")
-    places = pl.Series("span_row", np.argsort(order), pl.Int64)
-
-    def joined(first: pl.DataFrame, second: pl.DataFrame) -> pl.DataFrame:
-        events = pl.concat([first, second.with_columns(pl.col("span_row") + len(scanned.spans))])
-        return events.with_columns(places[events["span_row"]]).sort("span_row", maintain_order=True)
-
-    return TraceBatch(
-        _UNIT,
-        spans[order],
-        joined(scanned.steps, decoded.steps),
-        joined(scanned.snapshots, decoded.snapshots),
-        joined(scanned.journey_events, decoded.journey_events),
-    )
-
-
-@dataclass(frozen=True)
-class _Columns:
-    """Columns of a schema: the counts, the texts, and their fields in a row (of a text: begin and end)."""
-
-    schema: _Schema
-    counts: tuple[str, ...]
-    texts: tuple[str, ...]
-    fields: Int64s
-
-
-def _columns(schema: _Schema, all_counts: tuple[str, ...], place: Callable[[str], int]) -> _Columns:
-    counts = tuple(name for name in schema if name in all_counts)
-    texts = tuple(name for name in schema if name not in all_counts)
-    fields = [*map(place, counts), *(field for name in texts for field in (place(name), place(name) + 1))]
-    return _Columns(schema, counts, texts, np.array(fields))
-
-
-_SPAN = _columns(SPAN_SCHEMA, SPAN_COUNTS, span_field)
-_STEP, _SNAPSHOT, _JOURNEY = (
-    _columns(schema | {"name": pl.Int64} if "name" in schema else schema, EVENT_COUNTS, event_field)
-    for schema in (STEP_EVENT_SCHEMA, SNAPSHOT_EVENT_SCHEMA, JOURNEY_EVENT_SCHEMA)
-)
-_JOURNEY_NAMES = pl.Series(
-    "name", [name if name in EVENT_SEQUENCE else None for name in EVENTS], JOURNEY_EVENT_SCHEMA["name"]
-)
-
-
-def _spans(rows: Int64s, texts: Bytes) -> pl.DataFrame:
-    message = pl.col("status_message")
-    frame = _frame(_SPAN, rows, np.arange(len(rows)), texts)
-    return with_plain_ids(frame.with_columns(pl.when(message != "").then(message)))
-
-
-def _events(rows: Int64s, texts: Bytes) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
-    """The steps, the snapshots and the events of journeys."""
-    names = rows[:, event_field("name")]
-    steps, snapshots = (EVENTS.index(name) for name in (STEP_EVENT, SNAPSHOT_EVENT))
-    chosen = names == steps, names == snapshots, (names != steps) & (names != snapshots)
-    of_steps, of_snapshots, of_journeys = (
-        _frame(columns, rows, np.flatnonzero(which), texts)
-        for columns, which in zip((_STEP, _SNAPSHOT, _JOURNEY), chosen, strict=True)
-    )
-    return of_steps, of_snapshots, of_journeys.with_columns(_JOURNEY_NAMES[of_journeys["name"]])
-
-
-def _frame(wanted: _Columns, rows: Int64s, chosen: Int64s, texts: Bytes) -> pl.DataFrame:
-    if not len(chosen):
-        return pl.DataFrame(schema=wanted.schema)
-    counts, known = _turned(rows, chosen, wanted.fields[: len(wanted.counts)])
-    series = [_counts(name, counts[place], known[place]) for place, name in enumerate(wanted.counts)]
-    places, known = _turned(rows, chosen, wanted.fields[len(wanted.counts) :])
-    for place, name in enumerate(wanted.texts):
-        series.append(_texts(name, places[2 * place], places[2 * place + 1], known[2 * place], texts))
-    named = {one.name: one for one in series}
-    # Nearly all are of their type already, and a cast of many columns takes longer than it looks.
-    return pl.DataFrame(
-        [named[name] if named[name].dtype == kind else named[name].cast(kind) for name, kind in wanted.schema.items()]
-    )
-
-
-def _turned(rows: Int64s, chosen: Int64s, fields: Int64s) -> tuple[Int64s, list[int]]:
-    """Fields of some rows as int64[fields, chosen], and how many of each are known."""
-    # Memory of its own: a frame can keep it, and the rows are filled again.
-    columns = np.empty((len(fields), len(chosen)), np.int64)
-    known = np.zeros(len(fields), np.int64)
-    turn_rows(rows, chosen, fields, columns, known)
-    return columns, known.tolist()
-
-
-def _counts(name: str, values: Int64s, known: int) -> pl.Series:
-    if known == 0:
-        return _nothing(name, pl.Int64(), len(values))
-    series = pl.Series(name, values, pl.Int64)
-    return series if known == len(values) else series.set(series == NULL, None)
-
-
-def _nothing(name: str, kind: pl.DataType, length: int) -> pl.Series:
-    return pl.Series(name, [None], kind).new_from_index(0, length)
-
-
-def _texts(name: str, begins: Int64s, ends: Int64s, known: int, texts: Bytes) -> pl.Series:
-    if known == 0:
-        return _nothing(name, pl.String(), len(begins))
-    views = np.empty((len(begins), 2), np.uint64)
-    view_texts(begins, ends, texts, views)
-    nulls = None if known == len(begins) else pa.array(begins != NULL).buffers()[1]
-    buffers = [nulls, pa.py_buffer(views), pa.py_buffer(texts)]
-    return pl.Series(name, pa.Array.from_buffers(pa.string_view(), len(begins), buffers), pl.String)

@@ -18,6 +18,7 @@ from blis_replay.ingest.readers import files
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.otlp import columns as otlp_columns
 from blis_replay.ingest.readers.otlp import scan as otlp_scan
+from blis_replay.ingest.readers.otlp import scan_columns
 from blis_replay.ingest.readers.otlp.decode import trace_batches
 from blis_replay.ingest.scan import window
 
@@ -25,7 +26,7 @@ EVENTS = ("steps", "snapshots", "journey_events")
 Read = tuple[dict[str, pl.DataFrame], int, list[tuple[str, str]]]
 
 
-def read(path: Path, *, scanned: bool, window_bytes: int = 1 << 12, batch_rows: int = 8) -> Read:
+def read(path: Path, *, scanned: bool, window_bytes: int = 1 << 12, batch_rows: int = 8, unit: str = "line") -> Read:
     """All spans and events by their kind (``span_row`` among all spans), and what was rejected."""
     file = RecordedFile(path, path.name)
     found: dict[str, list[pl.DataFrame]] = {kind: [] for kind in ("spans", *EVENTS)}
@@ -34,11 +35,11 @@ def read(path: Path, *, scanned: bool, window_bytes: int = 1 << 12, batch_rows: 
         patch.object(files, "LARGE_BYTES", 0 if scanned else 1 << 60),
         patch.object(files, "CHUNK_BYTES", window_bytes // 2),
         patch.object(window, "_USUAL_BYTES", window_bytes),
-        patch.object(otlp_scan, "BATCH_ROWS", batch_rows),
-        patch.object(otlp_scan, "_ROOM_FOR_TEXTS", 40 * batch_rows),
+        patch.object(scan_columns, "BATCH_ROWS", batch_rows),
+        patch.object(scan_columns, "_ROOM_FOR_TEXTS", 40 * batch_rows),
     ):
         for batch in trace_batches(file):
-            assert batch.unit == "line"
+            assert batch.unit == unit
             found["spans"].append(batch.spans)
             for kind in EVENTS:
                 found[kind].append(getattr(batch, kind).with_columns(pl.col("span_row") + count))
@@ -47,9 +48,9 @@ def read(path: Path, *, scanned: bool, window_bytes: int = 1 << 12, batch_rows: 
     return whole, file.tally.rejected_count, file.tally.rejected
 
 
-def assert_same(path: Path, content: bytes) -> Read:
+def assert_same(path: Path, content: bytes, unit: str = "line") -> Read:
     path.write_bytes(content)
-    decoded, scanned = read(path, scanned=False), read(path, scanned=True)
+    decoded, scanned = read(path, scanned=False, unit=unit), read(path, scanned=True, unit=unit)
     for kind, of_decoder in decoded[0].items():
         assert scanned[0][kind].schema == of_decoder.schema
         assert scanned[0][kind].equals(of_decoder)
@@ -239,7 +240,7 @@ def test_a_line_that_needs_too_much_room_is_left_to_the_decoder(tmp_path: Path) 
     spans = ",".join(["{}"] * 100)
     line = '{"resourceSpans":[{"scopeSpans":[{"scope":{"name":"vllm.api"},"spans":[' + spans + "]}]}]}"
     with (
-        patch.object(otlp_scan, "_MOST_ROWS", 16),
+        patch.object(scan_columns, "_MOST_ROWS", 16),
         patch.object(otlp_scan, "read_record", side_effect=otlp_scan.read_record) as decoder,
     ):
         found = assert_same(tmp_path / "traces.json", (line + "\n").encode() * 3)
