@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import test_inference_perf_scan
 import test_otlp_journeys
 import test_otlp_scan
+import test_otlp_scan_protobuf
 import test_reader_aiperf
 import test_reader_guidellm
 import test_reader_kv_events
@@ -49,6 +50,11 @@ def otlp_messages() -> list[bytes]:
 def otlp_protobuf() -> list[bytes]:
     lines = [line for content in otlp_json()[:4] for line in content.splitlines()]
     return [as_protobuf(json.loads(line)) for line in lines]
+
+
+def scanned_protobuf() -> list[bytes]:
+    made = [test_otlp_scan_protobuf.message(random.Random(seed)) for seed in range(12)]  # noqa: S311
+    return [*otlp_protobuf(), *made]
 
 
 def otlp_framing() -> list[bytes]:

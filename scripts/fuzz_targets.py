@@ -19,6 +19,7 @@ import fuzz_seeds as seeds
 import polars as pl
 import test_inference_perf_scan
 import test_otlp_scan
+import test_otlp_scan_protobuf
 from fuzz_mutations import (
     Mutator,
     mutated_bytes,
@@ -209,6 +210,10 @@ def _scan_otlp(content: bytes, folder: Path) -> None:
     test_otlp_scan.assert_same(folder / "traces.json", b'{"resourceSpans":[]}\n' + content)
 
 
+def _scan_protobuf(content: bytes, folder: Path) -> None:
+    test_otlp_scan_protobuf.assert_alike(folder, [content])
+
+
 def _scan_lifecycle(content: bytes, folder: Path) -> None:
     with _complaint():
         test_inference_perf_scan.assert_same(folder / "records.json", content)
@@ -220,6 +225,7 @@ TARGETS: dict[str, Target] = {
     "otlp-framing": Target(_otlp_framing, seeds.otlp_framing, (mutated_file,)),
     "otlp-traces": Target(_otlp_traces, seeds.otlp_json, (mutated_json,)),
     "scan-otlp": Target(_scan_otlp, seeds.otlp_json, (mutated_json, mutated_bytes)),
+    "scan-otlp-protobuf": Target(_scan_protobuf, seeds.scanned_protobuf, (mutated_protobuf, mutated_bytes)),
     "scan-lifecycle": Target(_scan_lifecycle, seeds.lifecycle_records, (mutated_json, mutated_bytes)),
     "collector-json": Target(_collector_json, seeds.otlp_messages, (mutated_json,)),
     "collector-protobuf": Target(_collector_protobuf, seeds.otlp_protobuf, (mutated_protobuf,)),
