@@ -214,7 +214,9 @@ def _line(
 @compiled
 def _members_of(text: Bytes, at: int, action: int) -> int:
     """Where the members of an object begin that the plan goes into, or of the first of a list; 0 if there is none."""
-    if action == _LIST and text[at] == OPEN_BRACKET:
+    if action == _LIST:
+        if text[at] != OPEN_BRACKET:
+            return 0
         at = after_space(text, at + 1)
     return at + 1 if action >= _WITHIN and text[at] == OPEN_BRACE else 0
 

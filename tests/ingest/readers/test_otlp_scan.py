@@ -187,6 +187,7 @@ PIECES = [bytes([byte]) for byte in b'"\\{}[]:,0123456789.eE-+ \n\tnulltrefas\x0
 @given(seed=SEEDS, places=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 3), st.sampled_from(PIECES)), max_size=4))
 @example(seed=1, places=[(1.0, 0, b"\n\n{")])
 @example(seed=239, places=[(0.0, 0, b"{")])
+@example(seed=2, places=[(0.060546875, 2, b"{")])  # a list that ends and does not begin
 def test_any_damage_is_read_alike(
     tmp_path_factory: pytest.TempPathFactory, seed: int, places: list[tuple[float, int, bytes]]
 ) -> None:
