@@ -73,7 +73,7 @@ _OPENINGS, _OPENING_LENGTHS = words_of(
     ]
 )
 _BETWEEN = word_of("}},{")
-_START = len(ATTRIBUTES) + 1
+_ANY_OTHER, _START = len(ATTRIBUTES), len(ATTRIBUTES) + 1  # in the place of a name
 
 
 @compiled
@@ -141,9 +141,10 @@ def _after_opening(text: Bytes, words: Words, at: int, whose: int) -> tuple[int,
     at = after_colon(text, at + 5)
     if at < 0 or text[at] != QUOTE:
         return wrong
-    name, at = name_at(words, at + 1, ATTRIBUTE_NAMES, ATTRIBUTE_LENGTHS, ATTRIBUTE_TABLE)
+    known, at = name_at(words, at + 1, ATTRIBUTE_NAMES, ATTRIBUTE_LENGTHS, ATTRIBUTE_TABLE)
     if at < 0:
         return wrong
+    name = known if known >= 0 else _ANY_OTHER
     at = after_space(text, at)
     if text[at] != COMMA:
         return wrong

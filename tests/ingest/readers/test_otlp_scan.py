@@ -101,6 +101,7 @@ def attributes(rng: random.Random, integers: Any, floats: Any, strings: Any) -> 
         | dict.fromkeys(strings, "stringValue")
     )
     usual |= {"event.type": "stringValue", "http.route": "stringValue", "gen_ai.request.n": "intValue"}
+    usual |= {"gen_ai.request.id": "stringValue", "step.id": "intValue"}  # the other's, of spans and of events
     keys = rng.choices(list(usual), k=rng.randint(0, 8))
     return [{"key": key, "value": value(rng, usual[key])} for key in keys]
 
@@ -219,6 +220,19 @@ def test_most_lines_of_the_collector_are_taken_by_the_scan(tmp_path: Path) -> No
         226106840574000,
         1e-05,
     )
+
+
+def test_an_attribute_of_spans_in_an_event_is_none_of_it(tmp_path: Path) -> None:
+    """Nor where it follows an unknown one there, and all spans begin with it."""
+    identity = {"key": "gen_ai.request.id", "value": {"stringValue": "cmpl-1"}}
+    unknown = {"key": "event.type", "value": {"stringValue": "QUEUED"}}
+    step = {"key": "scheduler.step", "value": {"intValue": "7"}}
+    error = {"key": "error", "value": {"stringValue": "gone"}}  # the last field of a row
+    events = [{"name": "journey.QUEUED", "attributes": [error, unknown, identity, step]}] * 2
+    spans = [{"name": "llm_core", "attributes": [identity], "events": events}] * 3
+    whole = {"resourceSpans": [{"scopeSpans": [{"scope": {"name": "vllm.scheduler"}, "spans": spans}]}]}
+    found = assert_same(tmp_path / "traces.json", json.dumps(whole, separators=(",", ":")).encode() + b"\n")
+    assert found[0]["journey_events"].select("step_id", "error").rows() == [(7, "gone")] * 6
 
 
 @pytest.mark.realdata

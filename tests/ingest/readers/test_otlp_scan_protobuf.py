@@ -40,6 +40,7 @@ def set_value(attributes: Any, key: str, value: Any) -> None:
 def fill(rng: random.Random, attributes: Any, integers: Any, floats: Any, strings: Any) -> None:
     usual = dict.fromkeys(integers, INTEGERS) | dict.fromkeys(floats, DOUBLES) | dict.fromkeys(strings, TEXTS)
     usual |= {"event.type": TEXTS, "gen_ai.request.n": INTEGERS, "gen_ai.request.top_p": DOUBLES}
+    usual |= {"gen_ai.request.id": TEXTS, "step.id": INTEGERS}  # the other's, of spans and of events
     for key in rng.choices(list(usual), k=rng.randint(0, 8)):
         set_value(attributes, key, rng.choice(usual[key] if rng.random() < 0.98 else ODD))
 
