@@ -38,6 +38,8 @@ _FROM_START = "span start"
 _ORDER = (
     ("arrived", "handoff"),
     ("arrived", "queued"),
+    ("arrived", "first_response"),
+    ("arrived", "departed"),
     ("queued", "scheduled"),
     ("scheduled", "first_token"),
     ("first_token", "first_response"),

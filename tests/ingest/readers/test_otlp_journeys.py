@@ -222,6 +222,15 @@ def test_stamps_out_of_order_are_counted(tmp_path: Path) -> None:
     assert "time order in 1 journeys (a stamp before the one that it follows)" in found.remarks
 
 
+def test_an_answer_before_the_arrival_is_out_of_order_without_any_stamp_of_the_engine(tmp_path: Path) -> None:
+    """The request is kept with its negative TTFT, which check 6 finds."""
+    _core, api = whole(1)
+    api[1]["events"] = [event("api.ARRIVED", 5), event("api.FIRST_RESPONSE_FROM_CORE", 1), event("api.DEPARTED", 9)]
+    found, _file = read(tmp_path, api)
+    assert "time order in 1 journeys (a stamp before the one that it follows)" in found.remarks
+    assert found.requests is not None and found.requests.frame["ttft_us"].to_list() == [-4_000]
+
+
 def test_older_builds_have_the_monotonic_time_in_seconds_only(tmp_path: Path) -> None:
     core, api = whole(1)
     for recorded in core[1]["events"]:
