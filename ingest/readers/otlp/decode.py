@@ -12,7 +12,7 @@ from blis_replay.ingest.readers.otlp.rows import Rows
 
 
 def trace_batches(file: RecordedFile) -> Iterator[TraceBatch]:
-    """The spans and events of a file in batches of about 50,000 rows; at least one batch.
+    """The spans and events of a file in batches of about 50,000 rows, scanned ones of 100,000; at least one batch.
 
     What cannot be used is rejected with its place in the file.  Raises
     :class:`RecordingError` if the file cannot be read at all.

@@ -44,9 +44,9 @@ def scanned_messages(file: RecordedFile, framing: Records) -> Iterator[TraceBatc
     """The spans and events of a file of protobuf messages in batches, equal to what the decoder makes of them."""
     found, text = Found(framing.unit, floats_as_texts=False), np.empty(0, np.uint8)
     for number, content in framing.items:
+        text = _with_padding(content, text)
         why = FULL
         while why == FULL and is_protobuf(content):
-            text = _with_padding(content, text)
             why = scan_message(text, len(content), number, *found.rows())
             if why == FULL and not found.is_empty():
                 yield found.taken()
