@@ -50,6 +50,23 @@ def usage_of(*arguments: str, env: dict[str, str] | None = None) -> tuple[float,
     return time.perf_counter() - begin, usage.ru_maxrss / 1024, usage.ru_utime
 
 
+_READING = """
+import sys, time
+from pathlib import Path
+from blis_replay.ingest.assemble import read_recording
+
+begin = time.perf_counter()
+with read_recording(Path(sys.argv[1])):
+    print(time.perf_counter() - begin)
+"""
+
+
+def reading_s(directory: Path, env: dict[str, str]) -> float:
+    """Seconds from the files of a recording to its requests, steps and journeys in columns, in a process of its own."""
+    run = [sys.executable, "-c", _READING, str(directory)]
+    return float(subprocess.run(run, stdout=subprocess.PIPE, check=True, env={**os.environ, **env}).stdout)
+
+
 def median_of(*arguments: str, env: dict[str, str] | None = None) -> tuple[float, float]:
     """Medians over the repeats of a command."""
     runs = [command(*arguments, env=env) for _ in range(REPEATS)]
@@ -78,6 +95,9 @@ def ingest(folder: Path) -> Iterator[Row]:
             seconds, peak, user_s = usage_of("ingest", str(directory), "--store", str(store), env=fresh)
             rates = f"{size_mb / seconds:.0f} MB/s, {size_mb / user_s:.0f} MB/s of user CPU"
             yield Row(f"ingest, {kind}, {size_mb:.0f} MB, {what}", seconds, peak, rates)
+        seconds = reading_s(directory, fresh)
+        rates = f"{size_mb / seconds:.0f} MB/s without start-up, checks and store"
+        yield Row(f"read, {kind}, {size_mb:.0f} MB", seconds, None, rates)
         (folder / "again.duckdb").unlink()
     os.sched_setaffinity(0, cores)
 

