@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from blis_replay.ingest.readers.otlp.columns import EVENTS as EVENT_NAMES
-from blis_replay.ingest.readers.otlp.columns import SCOPES
-from blis_replay.ingest.readers.otlp.rows import MAX_SPAN_BYTES
+from blis_replay.ingest.readers.otlp.columns import MAX_SPAN_BYTES, SCOPES
 from blis_replay.ingest.scan.compiled import compiled, entry
 from blis_replay.ingest.scan.json_text import UNUSUAL, Bytes
 from blis_replay.ingest.scan.names import name_within, names_of

@@ -43,6 +43,8 @@ API_EVENTS = (
     "api.DEPARTED",
     "api.ABORTED",
 )
+# The 128 events that an SDK keeps of a span take some 300 KB.  Decoded, empty events take 60 times their size.
+MAX_SPAN_BYTES = 4 << 20
 # What a record of a file is called, by its framing.
 UNITS = ("line", "object", "frame", "resource")
 EVENTS = (STEP_EVENT, SNAPSHOT_EVENT, *JOURNEY_EVENTS, *API_EVENTS)

@@ -12,6 +12,7 @@ from blis_replay.ingest.readers.otlp.columns import (
     EVENT_INTEGERS,
     EVENT_SCHEMA,
     EVENT_STRINGS,
+    MAX_SPAN_BYTES,
     SPAN_FLOATS,
     SPAN_INTEGERS,
     SPAN_SCHEMA,
@@ -21,8 +22,6 @@ from blis_replay.ingest.readers.otlp.columns import (
 )
 
 BATCH_ROWS = 50_000
-# The 128 events that an SDK keeps of a span take some 300 KB.  Decoded, empty events take 60 times their size.
-MAX_SPAN_BYTES = 4 << 20
 _MAX_EXACT = 1 << 53
 _MAX_INT64 = (1 << 63) - 1
 

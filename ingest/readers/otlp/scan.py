@@ -12,7 +12,7 @@ from blis_replay.ingest.readers.otlp.decode import is_protobuf, read_record
 from blis_replay.ingest.readers.otlp.framing import MAX_RECORD_BYTES, Records, records_in_lines
 from blis_replay.ingest.readers.otlp.scan_columns import Found
 from blis_replay.ingest.scan import otlp_rows
-from blis_replay.ingest.scan.json_text import PADDING_BYTES, Bytes
+from blis_replay.ingest.scan.json_text import PADDING_BYTES
 from blis_replay.ingest.scan.otlp_lines import scan_lines
 from blis_replay.ingest.scan.otlp_messages import scan_message
 from blis_replay.ingest.scan.otlp_rows import FULL
@@ -42,9 +42,9 @@ def scanned_lines(file: RecordedFile) -> Iterator[TraceBatch]:
 
 def scanned_messages(file: RecordedFile, framing: Records) -> Iterator[TraceBatch]:
     """The spans and events of a file of protobuf messages in batches, equal to what the decoder makes of them."""
-    found, text = Found(framing.unit, floats_as_texts=False), np.empty(0, np.uint8)
+    found, padding = Found(framing.unit, floats_as_texts=False), bytes(PADDING_BYTES)
     for number, content in framing.items:
-        text = _with_padding(content, text)
+        text = np.frombuffer(content + padding, np.uint8)
         why = FULL
         while why == FULL and is_protobuf(content):
             why = scan_message(text, len(content), number, *found.rows())
@@ -57,15 +57,6 @@ def scanned_messages(file: RecordedFile, framing: Records) -> Iterator[TraceBatc
         if why < 0:
             yield from _decoded(file, [(number, content)], found)
     yield found.taken()
-
-
-def _with_padding(content: bytes, room: Bytes) -> Bytes:
-    """The content with zeros behind it, in the same memory as the last one if it has room."""
-    if len(room) < len(content) + PADDING_BYTES:
-        room = np.empty(2 * len(content) + PADDING_BYTES, np.uint8)
-    room[: len(content)] = np.frombuffer(content, np.uint8)
-    room[len(content) : len(content) + PADDING_BYTES] = 0
-    return room
 
 
 def _decoded(file: RecordedFile, records: Iterable[tuple[int, bytes]], found: Found) -> Iterator[TraceBatch]:
