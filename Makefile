@@ -4,24 +4,34 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 EXPERIMENT ?= 34b-general
+# The folders of the repository that are packages.
+ROOMS := $(patsubst %/__init__.py,%,$(wildcard */__init__.py))
+# Two workers; one that has nothing left takes tests of the other.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: demo test lint types docs clean lock
+.PHONY: demo test check lint types docs clean lock
 
 demo: $(VENV)/.installed
 	$(BIN)/blis-replay validate --experiment $(EXPERIMENT)
 
 test: $(VENV)/.installed-dev lint types
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(PYTEST)
+
+# For the loop of daily work: what needs no recording, no browser and less than a minute.  A test that takes long
+# is named at the end; mark it `slow`.
+check: $(VENV)/.installed-dev lint types
+	$(PYTEST) -q -m "not realdata and not browser and not slow" --durations=5 --durations-min=1
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-# A type checker cannot follow an editable install into the folders, so it gets a copy
-# as a user would install it; the copy also shows that the built package is complete.
+# A type checker cannot follow an editable install into the folders, so it gets a package of links to them.
+# What it knows of files that did not change is kept.
 types: $(VENV)/.installed-dev
-	rm -rf build/typed && $(BIN)/pip install --quiet --no-deps --target build/typed .
-	cd build/typed && ../../$(BIN)/python -m mypy --config-file ../../pyproject.toml -p blis_replay
+	rm -rf build/typed && mkdir -p build/typed/blis_replay
+	ln -s $(ROOMS:%=../../../%) build/typed/blis_replay
+	cd build/typed && ../../$(BIN)/python -m mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p blis_replay
 
 # Runs every command of the documentation, fails where a page is not what it prints, and builds build/site.
 docs: $(VENV)/.installed-dev

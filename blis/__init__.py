@@ -1,1 +1,4 @@
-"""The simulator: scheduler, latency models, coefficient releases.  Knows no recordings."""
+"""The simulator: scheduler, latency models, coefficient releases.  Knows no recordings.
+
+May import: compiled.
+"""

@@ -13,9 +13,9 @@ import numpy as np
 from blis_replay.blis.errors import TraceError
 from blis_replay.blis.kernel import loop
 from blis_replay.blis.kernel import state as k
-from blis_replay.blis.latency import BatchFeatures, Latency, Lifecycle, StepTime
+from blis_replay.blis.latency.models import BatchFeatures, Latency, Lifecycle, StepTime
 from blis_replay.blis.result import SimResult, check_conservation, read_result
-from blis_replay.blis.setup import looked_at_times, new_state, queueing_times, with_room
+from blis_replay.blis.setup import eligible_times, new_state, queueing_times, with_room
 from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
 
 
@@ -47,14 +47,14 @@ class Engine:
         self.trace = trace
         self.lifecycle = lifecycle or Lifecycle()
         self.queued_us = queueing_times(trace, self.lifecycle)
-        looked_at_us = looked_at_times(trace, self.queued_us)
-        self.order = np.argsort(looked_at_us, kind="stable")
-        self.state = new_state(trace, engine, looked_at_us, self.order)
+        eligible_us = eligible_times(trace, self.queued_us)
+        self.order = np.argsort(eligible_us, kind="stable")
+        self.state = new_state(trace, engine, eligible_us, self.order)
 
     @property
     def now_us(self) -> int:
         """Where the run stands."""
-        return int(self.state.at[k.NOW])
+        return int(self.state.at["now_us"].item())
 
     def advance(self, latency: Latency | StepTime, until_us: int = NEVER_US) -> None:
         """Go on until nothing is left to do, or no step can be scheduled before ``until_us``."""
@@ -62,8 +62,8 @@ class Engine:
             while (batch := self.schedule(until_us)) is not None:
                 self.run(max(int(latency.step_time(batch)), 1))
             return
-        kind, whole, real = latency.for_kernel()
-        while self._goes_on(loop.advance(self.state, until_us, kind, whole, real)):
+        kind, int_params, float_params = latency.for_kernel()
+        while self._goes_on(loop.advance(self.state, until_us, kind, int_params, float_params)):
             pass
 
     def schedule(self, until_us: int = NEVER_US) -> BatchFeatures | None:
@@ -88,7 +88,7 @@ class Engine:
 
     def __deepcopy__(self, memo: dict[int, object]) -> Engine:
         twin = copy.copy(self)
-        twin.state = k.State(*(array.copy("K") for array in self.state))  # type: ignore[arg-type]  # each as it was
+        twin.state = k.State(*(field.copy() for field in self.state))  # type: ignore[arg-type]  # each as it was
         return twin
 
     def _goes_on(self, answer: int) -> bool:
@@ -106,11 +106,11 @@ class Engine:
     def _features(self) -> BatchFeatures:
         at, batch = self.state.at, self.state.batch
         return BatchFeatures(
-            prefill_tokens=int(batch[k.BATCH_PREFILL_TOKENS]),
-            prefill_requests=int(batch[k.BATCH_PREFILL_REQUESTS]),
-            decode_tokens=int(batch[k.BATCH_DECODE_TOKENS]),
-            context_tokens=int(batch[k.BATCH_CONTEXT_TOKENS]),
-            running=int(at[k.RUNNING_DEPTH]),
-            waiting=int(at[k.WAITING_DEPTH]),
-            start_us=int(max(at[k.NOW], at[k.DEVICE_FREE])),
+            prefill_tokens=batch["prefill_tokens"].item(),
+            prefill_requests=batch["prefill_requests"].item(),
+            decode_tokens=batch["decode_tokens"].item(),
+            context_tokens=batch["context_tokens"].item(),
+            running=at["running_depth"].item(),
+            waiting=at["waiting_depth"].item(),
+            start_us=max(at["now_us"].item(), at["device_free_us"].item()),
         )

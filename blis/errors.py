@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from blis_replay.compiled.errors import ExperimentError
 
-class SimulatorError(Exception):
+
+class SimulatorError(ExperimentError, ValueError):
     """Base of the errors of this package; its text is one line for the user."""
 
 

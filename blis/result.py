@@ -9,9 +9,44 @@ from numpy.typing import NDArray
 
 from blis_replay.blis.errors import TraceError
 from blis_replay.blis.kernel import state as k
-from blis_replay.blis.latency import Lifecycle
-from blis_replay.blis.token_gaps import TokenGaps, token_gaps
-from blis_replay.blis.trace import Int64s
+from blis_replay.blis.latency.models import Lifecycle
+from blis_replay.compiled.arrays import Bools, Int64s
+
+
+@dataclass(frozen=True)
+class TokenGaps:
+    """The gaps of all requests of a run, each stored once for all requests that share it.
+
+    ``gap_us``: int64[steps + breaks].  Within a segment (request, first row, rows of the step table) the gap that
+    ends with a step is its end less that of the step before; between two segments of a request (it
+    was passed over or preempted) there is one gap more, a break.  ``request``, ``first``, ``last``:
+    int64[segments]; ``break_request``: int64[breaks].
+    """
+
+    gap_us: Int64s
+    request: Int64s
+    first: Int64s
+    last: Int64s
+    break_request: Int64s
+
+    def counts(self, times: Int64s | Bools) -> Int64s:
+        """int64[steps + breaks]: how often each gap occurs if request i counts ``times[i]`` times."""
+        steps = len(self.gap_us) - len(self.break_request)
+        weight = times[self.request].astype(np.float64)
+        change = np.bincount(self.first + 1, weight, steps + 1) - np.bincount(self.last + 1, weight, steps + 1)
+        within = np.cumsum(change)[:steps].astype(np.int64)
+        return np.concatenate([within, times[self.break_request].astype(np.int64)])
+
+
+def token_gaps(segments: Int64s, step_end_us: Int64s, post_token_us: int) -> TokenGaps:
+    """The gaps of the requests that have ``segments`` (int64, n x 3: request, first row, rows)."""
+    ordered = segments[np.argsort(segments[:, 0], kind="stable")]
+    request, first = ordered[:, 0], ordered[:, 1]
+    last = first + ordered[:, 2] - 1
+    broken = request[1:] == request[:-1]
+    breaks_us = step_end_us[first[1:][broken]] - step_end_us[last[:-1][broken]]
+    gap_us = np.concatenate([np.diff(step_end_us, prepend=step_end_us[:1]), breaks_us]) + post_token_us
+    return TokenGaps(gap_us, request, first, last, request[1:][broken])
 
 
 @dataclass(frozen=True)
@@ -21,7 +56,7 @@ class SimResult:
     ``scheduled_us`` / ``scheduled_step``: first admission, when ``schedule()`` ran and its step.
     ``first_step`` / ``last_step``: rows of ``steps`` that gave a request its first and last
     token, -1 where there is none (yet).  ``steps``: one record a step, fields
-    named by ``kernel.state.STEP_DTYPE``.  ``segments``: int64, n x 3: request, first row, rows that
+    named by ``kernel.state.Step``.  ``segments``: int64, n x 3: request, first row, rows that
     all gave it a token, in the order in which they ended; a request that was never passed
     over nor preempted has one.  ``cached_tokens``: prefix-cache hit of the first admission;
     ``resume_cached_tokens``: of later ones, summed; those fetched from a CPU tier are among both.
@@ -46,12 +81,12 @@ class SimResult:
     fetched_blocks: int = 0
 
     @property
-    def completed(self) -> NDArray[np.bool_]:
+    def completed(self) -> Bools:
         """bool[n]: requests that got their last token."""
         return np.equal(self.status, k.COMPLETED)
 
     @property
-    def aborted(self) -> NDArray[np.bool_]:
+    def aborted(self) -> Bools:
         """bool[n]: requests whose client gave up."""
         return np.equal(self.status, k.ABORTED)
 
@@ -131,7 +166,7 @@ class SimResult:
             self.segments, self.step_end_us, self.post_token_us if post_token_us is None else post_token_us
         )
 
-    def inter_token_gaps(self, chosen: NDArray[np.bool_]) -> tuple[Int64s, Int64s]:
+    def inter_token_gaps(self, chosen: Bools) -> tuple[Int64s, Int64s]:
         """Pooled gaps between consecutive output tokens as ``(gap_us, count)``.
 
         ``chosen``: bool[n], completed requests to pool.
@@ -156,30 +191,31 @@ def read_result(
     in_order = bool((order[1:] > order[:-1]).all())
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
-    segments = state.segments[: state.at[k.SEGMENTS]].copy()
+    segments = state.segments[: state.at[0].segments].copy()
     segments[:, 0] = order[segments[:, 0]]
 
-    def column(number: int) -> Int64s:
-        values = state.request[:, number].astype(np.int64)
+    def column(table: k.Table, name: str) -> Int64s:
+        values = table[name].astype(np.int64)
         return values if in_order else values[place]
 
+    facts, outcomes = state.facts, state.outcomes
     return SimResult(
         arrival_us=arrival_us,
         queued_us=queued_us,
-        scheduled_us=state.scheduled_us.copy() if in_order else state.scheduled_us[place],
-        scheduled_step=column(k.SCHEDULED_STEP),
-        first_step=column(k.FIRST_STEP),
-        last_step=column(k.LAST_STEP),
-        status=column(k.STATUS),
-        output_tokens=column(k.TOTAL_TOKENS) - column(k.PROMPT_TOKENS),
-        preemptions=column(k.PREEMPTIONS),
-        cached_tokens=column(k.CACHED_TOKENS),
-        resume_cached_tokens=column(k.RESUME_CACHED_TOKENS),
-        steps=state.steps[: state.at[k.ROWS]],
+        scheduled_us=column(outcomes, "scheduled_us"),
+        scheduled_step=column(outcomes, "scheduled_step"),
+        first_step=column(outcomes, "first_step"),
+        last_step=column(outcomes, "last_step"),
+        status=column(state.requests, "status"),
+        output_tokens=column(facts, "total_tokens") - column(facts, "prompt_tokens"),
+        preemptions=column(outcomes, "preemptions"),
+        cached_tokens=column(outcomes, "cached_tokens"),
+        resume_cached_tokens=column(outcomes, "resume_cached_tokens"),
+        steps=state.steps[: state.at[0].rows],
         segments=segments,
         lifecycle=lifecycle,
-        stored_blocks=int(state.at[k.CPU_STORED]),
-        fetched_blocks=int(state.at[k.CPU_FETCHED]),
+        stored_blocks=int(state.at[0].cpu_stored),
+        fetched_blocks=int(state.at[0].cpu_fetched),
     )
 
 
@@ -193,9 +229,9 @@ def check_conservation(abort_us: Int64s, state: k.State, result: SimResult) -> N
         raise TraceError(f"{left} requests neither completed nor were given up: an engine defect")
     if (np.equal(abort_us, k.NEVER) & ~result.completed).any():
         raise TraceError("a request that nobody gave up did not complete: an engine defect")
-    if state.at[k.FREE_BLOCKS] != state.config[k.NUM_BLOCKS]:
+    if state.at[0].free_blocks != state.config[0].num_blocks:
         raise TraceError("blocks were lost or freed twice: an engine defect")
-    if not 0 <= state.at[k.CPU_USED] <= state.config[k.CPU_BLOCKS]:
+    if not 0 <= state.at[0].cpu_used <= state.config[0].cpu_blocks:
         raise TraceError("the CPU tier holds more blocks than it has: an engine defect")
     tokens = np.bincount(result.segments[:, 0], result.segments[:, 2], minlength=len(abort_us))
     if (tokens[result.completed] != result.output_tokens[result.completed]).any():

@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from blis_replay.blis.errors import TraceError
 from blis_replay.blis.kernel import state as k
-from blis_replay.blis.latency import Lifecycle
-from blis_replay.blis.trace import EngineConfig, Int64s, RequestTrace
+from blis_replay.blis.latency.models import Lifecycle
+from blis_replay.blis.trace import EngineConfig, RequestTrace
+from blis_replay.compiled.arrays import Int32s, Int64s
 
 # Blocks of an engine whose number is not known.
 _MOST_BLOCKS = 1_000_000
@@ -33,12 +34,12 @@ def queueing_times(trace: RequestTrace, lifecycle: Lifecycle) -> Int64s:
     return queued_us
 
 
-def looked_at_times(trace: RequestTrace, queued_us: Int64s) -> Int64s:
+def eligible_times(trace: RequestTrace, queued_us: Int64s) -> Int64s:
     """int64[n]: from when on the scheduler looks at each request, us: once it is queued, and not held back."""
     return queued_us if trace.held_us is None else queued_us + trace.held_us
 
 
-def new_state(trace: RequestTrace, engine: EngineConfig, looked_at_us: Int64s, order: Int64s) -> k.State:
+def new_state(trace: RequestTrace, engine: EngineConfig, eligible_us: Int64s, order: Int64s) -> k.State:
     """The state before the first arrival; requests are numbered in the order in which the scheduler meets them.
 
     Raises ``TraceError`` for a request that this engine can never serve.
@@ -52,62 +53,58 @@ def new_state(trace: RequestTrace, engine: EngineConfig, looked_at_us: Int64s, o
     width = int(blocks_each.max(initial=1)) + 1
     key_start, key_count, keys = _keys(trace, engine, order, total)
     rank, by_rank, urgency = _waiting_order(trace, engine, order)
-    abort_us = trace.abort_us[order]
+    facts = np.zeros(n, k.FACTS)
+    facts["queued_us"] = eligible_us[order]
+    facts["abort_us"] = abort_us = trace.abort_us[order]
+    facts["prompt_tokens"] = prompt
+    facts["total_tokens"] = total
+    facts["given_hit"] = prompt - trace.prefill_tokens[order]
+    facts["key_start"] = key_start
+    facts["key_count"] = key_count
+    facts["rank"] = rank
+    facts["urgency"] = urgency
+    outcomes = np.zeros(n, k.OUTCOME)
+    for name in ("scheduled_us", "scheduled_step", "first_step", "last_step"):
+        outcomes[name] = k.NONE
     static_keys = int(keys.max(initial=-1)) + 1
-    found = _links(static_keys + (engine.max_num_seqs + 2) * (2 * width + 1))
-    cpu_tier = _empty_list(len(found) if engine.num_cpu_blocks else 0)
-    request = np.empty((n, k.REQUEST_COLUMNS), np.int32, order="F")
-    request[:] = _new_request()
-    request[:, k.PROMPT_TOKENS] = request[:, k.KNOWN] = prompt
-    request[:, k.TOTAL_TOKENS] = total
-    request[:, k.GIVEN_HIT] = prompt - trace.prefill_tokens[order]
-    request[:, k.RANK] = rank
-    request[:, k.URGENCY] = urgency
-    request[:, k.KEY_START] = key_start
-    request[:, k.KEY_COUNT] = key_count
-    request[:, k.KEYED] = key_count > prompt // engine.block_size
+    extent_of_key = _none(static_keys + (engine.max_num_seqs + 2) * (2 * width + 1))
     return k.State(
         config=_config(engine, ring, usable),
-        at=_at(n, usable, engine.max_num_seqs, static_keys),
-        batch=np.zeros(k.BATCH_SIZE, np.int64),
+        at=_progress(n, usable, engine.max_num_seqs, static_keys),
+        batch=np.zeros(1, k.BATCH),
         flight=np.zeros((2, 2), np.int64),
-        request=request,
-        queued_us=looked_at_us[order],
-        abort_us=abort_us,
-        scheduled_us=np.full(n, k.NONE, np.int64),
-        link=_links(n, k.LINK_COLUMNS),
+        facts=facts,
+        requests=np.zeros(n, k.REQUEST),
+        outcomes=outcomes,
+        links=_none(n * 8).view(k.LINKS),
         abort_order=np.argsort(abort_us, kind="stable"),
         by_rank=by_rank,
         heap=np.zeros(n, np.int64),
-        growth_head=_links(engine.block_size),
+        growth_head=_none(engine.block_size),
         growth_count=np.zeros(engine.block_size, np.int64),
-        finish_head=_links(ring),
+        finish_head=_none(ring),
         keys=keys,
-        piece=_pieces(usable),
-        found=found,
-        cpu_newer=cpu_tier,
-        cpu_older=cpu_tier.copy(),
+        extents=_extents(usable),
+        extent_of_key=extent_of_key,
+        cpu_lru=empty_lru(len(extent_of_key) if engine.num_cpu_blocks else 0),
         table=np.zeros((engine.max_num_seqs, 2 * width), np.int32),
         free_rows=np.arange(engine.max_num_seqs, dtype=np.int64),
-        steps=np.empty(max(_STEPS_AT_FIRST, _STEPS_PER_REQUEST * n), k.STEP_DTYPE),
+        steps=np.empty(max(_STEPS_AT_FIRST, _STEPS_PER_REQUEST * n), k.STEP),
         segments=np.empty((n + 2 * engine.max_num_seqs + 2, 3), np.int64),
     )
 
 
 def with_room(state: k.State) -> k.State:
     """The same state with the arrays that are nearly full made longer by half."""
-    at, found = state.at, state.found
-    if at[k.ROWS] >= len(state.steps):
+    at, config, keys = state.at[0], state.config[0], len(state.extent_of_key)
+    if at.rows >= len(state.steps):
         return state._replace(steps=_longer(state.steps))
-    if at[k.SEGMENTS] + 2 * state.config[k.MAX_NUM_SEQS] + 2 > len(state.segments):
+    if at.segments + 2 * config.max_num_seqs + 2 > len(state.segments):
         return state._replace(segments=_longer(state.segments))
-    state = state._replace(found=np.concatenate([found, _links(len(found))]))
-    if state.config[k.CPU_BLOCKS] == 0:
+    state = state._replace(extent_of_key=np.concatenate([state.extent_of_key, _none(keys)]))
+    if config.cpu_blocks == 0:
         return state
-    none = np.zeros(len(found), np.int32)
-    return state._replace(
-        cpu_newer=np.concatenate([state.cpu_newer, none]), cpu_older=np.concatenate([state.cpu_older, none])
-    )
+    return state._replace(cpu_lru=np.concatenate([state.cpu_lru, np.zeros(keys, k.LRU_LINK)]))
 
 
 def _longer(table: NDArray[Any]) -> NDArray[Any]:
@@ -170,7 +167,7 @@ def _waiting_order(trace: RequestTrace, engine: EngineConfig, order: Int64s) -> 
     return rank, by_rank.astype(np.int64), urgency.reshape(-1).astype(np.int64)
 
 
-def _keys(trace: RequestTrace, engine: EngineConfig, order: Int64s, total: Int64s) -> tuple[Int64s, Int64s, k.Int32s]:
+def _keys(trace: RequestTrace, engine: EngineConfig, order: Int64s, total: Int64s) -> tuple[Int64s, Int64s, Int32s]:
     blocks = trace.block_keys
     if blocks is None or not engine.enable_prefix_caching:
         zeros = np.zeros(len(order), np.int64)
@@ -185,64 +182,54 @@ def _keys(trace: RequestTrace, engine: EngineConfig, order: Int64s, total: Int64
     return blocks.start[order], count, blocks.keys
 
 
-def _new_request() -> k.Int32s:
-    """The row of a request that has not queued yet, without what is known of it."""
-    row = np.full(k.REQUEST_COLUMNS, k.NONE, np.int32)
-    row[k.STATUS] = k.NEW
-    row[[k.COMPUTED, k.CHUNK, k.BLOCKS_HELD, k.BLOCKS_ENTERED, k.PIECES_HELD]] = 0
-    row[[k.PREEMPTIONS, k.CACHED_TOKENS, k.RESUME_CACHED_TOKENS]] = 0
-    return row
-
-
-def _config(engine: EngineConfig, ring: int, usable_blocks: int) -> Int64s:
-    config = np.zeros(k.CONFIG_SIZE, np.int64)
-    config[k.MAX_NUM_SEQS] = engine.max_num_seqs
-    config[k.MAX_NUM_BATCHED_TOKENS] = engine.max_num_batched_tokens
-    config[k.MAX_MODEL_LEN] = engine.max_model_len
-    config[k.BLOCK_SIZE] = engine.block_size
-    config[k.LONG_PREFILL_THRESHOLD] = engine.long_prefill_token_threshold
-    config[k.CHUNKED_PREFILL] = engine.enable_chunked_prefill
-    config[k.PREFIX_CACHING] = engine.enable_prefix_caching
-    config[k.PRIORITY_POLICY] = engine.scheduling_policy == "priority"
-    config[k.BATCHES_IN_FLIGHT] = 2 if engine.async_scheduling else 1
+def _config(engine: EngineConfig, ring: int, usable_blocks: int) -> k.Table:
+    config = np.zeros(1, k.CONFIG)
+    config["max_num_seqs"] = engine.max_num_seqs
+    config["max_num_batched_tokens"] = engine.max_num_batched_tokens
+    config["max_model_len"] = engine.max_model_len
+    config["block_size"] = engine.block_size
+    config["long_prefill_threshold"] = engine.long_prefill_token_threshold
+    config["chunked_prefill"] = engine.enable_chunked_prefill
+    config["prefix_caching"] = engine.enable_prefix_caching
+    config["priority_policy"] = engine.scheduling_policy == "priority"
+    config["batches_in_flight"] = 2 if engine.async_scheduling else 1
     # A prompt may take a turn a token; nothing that will end goes longer without a token.
-    config[k.PATIENCE] = max(10_000, 4 * engine.max_model_len)
-    config[k.NUM_BLOCKS] = usable_blocks
-    config[k.RING_MASK] = ring - 1
-    config[k.CPU_BLOCKS] = engine.num_cpu_blocks
-    config[k.FETCH_US] = engine.cpu_fetch_us_per_block
+    config["max_steps_without_token"] = max(10_000, 4 * engine.max_model_len)
+    config["num_blocks"] = usable_blocks
+    config["ring_mask"] = ring - 1
+    config["cpu_blocks"] = engine.num_cpu_blocks
+    config["fetch_us"] = engine.cpu_fetch_us_per_block
     return config
 
 
-def _at(requests: int, usable_blocks: int, rows: int, static_keys: int) -> Int64s:
-    at = np.zeros(k.AT_SIZE, np.int64)
-    at[k.SUBMITTED] = requests
-    at[k.FREE_BLOCKS] = at[k.FREE_BEFORE] = usable_blocks
-    at[k.PIECES_USED] = 1  # the blocks that were never used, at the head and the tail of the queue
-    at[k.SPARE_PIECE] = k.NONE
-    at[[k.RUN_HEAD, k.RUN_TAIL, k.PREFILL_HEAD, k.PREFILL_TAIL]] = k.NONE
-    at[k.FREE_ROWS] = rows
-    at[k.KEYS_USED] = static_keys
+def _progress(requests: int, usable_blocks: int, rows: int, static_keys: int) -> k.Table:
+    at = np.zeros(1, k.PROGRESS)
+    at["submitted"] = requests
+    at["free_blocks"] = at["free_before"] = usable_blocks
+    at["extents_used"] = 1  # the blocks that were never used, at the head and the tail of the queue
+    at["spare_extent"] = k.NONE
+    at["running"] = at["prefilling"] = (k.NONE, k.NONE)
+    at["free_rows"] = rows
+    at["keys_used"] = static_keys
     return at
 
 
-def _pieces(usable: int) -> k.Int32s:
-    """A row for each piece that there can be: a cached one a block, and between two of them blocks without contents.
+def _extents(usable: int) -> k.Table:
+    """A row per extent that there can be: a cached one a block, and between two of them blocks without contents.
 
-    The first is all blocks, alike.  The others take no memory until they are used.
+    The first is all blocks.  The others take no memory until they are used.
     """
-    piece = np.empty((2 * usable + 2, k.PIECE_COLUMNS), np.int32)
-    piece[0] = k.NONE
-    piece[0, k.DEPTH], piece[0, k.PIECE_BLOCKS] = k.ALIKE, usable
-    return piece
+    extents = np.empty(2 * usable + 2, k.EXTENT)
+    extents[0] = (0, usable, k.UNKEYED, *[k.NONE] * 5)
+    return extents
 
 
-def _links(*shape: int) -> k.Int32s:
-    return np.full(shape, k.NONE, np.int32)
+def _none(count: int) -> Int32s:
+    return np.full(count, k.NONE, np.int32)
 
 
-def _empty_list(keys: int) -> k.Int32s:
-    """The links of ``kernel.recency`` for keys below a number, none of them in the list."""
-    links = np.zeros(keys + 1, np.int32)
-    links[0] = 1
-    return links
+def empty_lru(keys: int) -> k.Table:
+    """The table of ``kernel.lru`` for keys below a number, none of them in the list."""
+    lru = np.zeros(keys + 1, k.LRU_LINK)
+    lru[0] = (1, 1)
+    return lru

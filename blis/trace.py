@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from blis_replay.blis.errors import TraceError
-
-Int64s = NDArray[np.int64]
-Int32s = NDArray[np.int32]
+from blis_replay.compiled.arrays import Bools, Int32s, Int64s
 
 NEVER_US = 2**62
 # The table of steps counts requests in two bytes.
@@ -113,7 +112,7 @@ class RequestTrace:
     def __len__(self) -> int:
         return len(self.arrival_us)
 
-    def part(self, chosen: slice | NDArray[np.bool_]) -> RequestTrace:
+    def part(self, chosen: slice | Bools) -> RequestTrace:
         """The trace of some of its requests, in their order."""
 
         def of(values: Int64s | None) -> Int64s | None:
@@ -182,6 +181,45 @@ class EngineConfig:
             )
 
 
-def _refuse(bad: NDArray[np.bool_], problem: str, mend: str, offset: int = 0) -> None:
+def _refuse(bad: Bools, problem: str, mend: str, offset: int = 0) -> None:
     if bad.any():
         raise TraceError(f"request {int(np.argmax(bad)) + offset}: {problem}; {mend}")
+
+
+def intern_blocks(rows: Iterable[Int64s], block_size: int) -> BlockKeys:
+    """Number the full blocks of token sequences so that equal keys mean equal tokens so far.
+
+    ``rows``: token ids of each request (int64): its prompt, and its generated tokens too
+    where another request's prompt repeats them.
+    """
+    numbers: dict[tuple[int, bytes], int] = {}
+    starts: list[int] = []
+    counts: list[int] = []
+    keys: list[int] = []
+    for row in rows:
+        count = len(row) // block_size
+        blocks = np.ascontiguousarray(row[: count * block_size], np.int64).reshape(count, block_size)
+        starts.append(len(keys))
+        counts.append(count)
+        before = -1
+        for block in blocks:
+            before = numbers.setdefault((before, block.tobytes()), len(numbers))
+            keys.append(before)
+    return BlockKeys(np.array(starts, np.int64), np.array(counts, np.int64), np.array(keys, np.int32), block_size)
+
+
+def chain_blocks(identities: Iterable[int], count: Iterable[int]) -> Int64s:
+    """int64[sum of count]: identities numbered from 0 on, so that equal numbers mean equal blocks so far.
+
+    Request i owns the next ``count[i]`` identities, which are equal where the tokens
+    of a block are and the blocks before it are.
+    """
+    numbers: dict[tuple[int, int], int] = {}
+    chained: list[int] = []
+    values = iter(identities)
+    for length in count:
+        before = -1
+        for identity in islice(values, length):
+            before = numbers.setdefault((before, identity), len(numbers))
+            chained.append(before)
+    return np.array(chained, np.int64)

@@ -1,1 +1,4 @@
-"""How numeric code is compiled, for every room that has some."""
+"""What every room stands on: how numeric code is compiled, names of array types, the root of all errors.
+
+May import: nothing.
+"""

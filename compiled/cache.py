@@ -14,37 +14,53 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numba
 
-Decorator = Callable[[Callable[..., Any]], Any]
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+# Compiled functions allocate nothing, so references need not be counted (_nrt): counting takes most of the time of
+# compiling, and in short functions of running.  None of their divisions can be by zero (error_model).
+_OPTIONS: dict[str, Any] = {"error_model": "numpy", "_nrt": False, "no_cfunc_wrapper": True}
 
 
-def cached_njit(package: Path, *others: Path) -> Callable[..., Decorator]:
-    """``numba.njit`` for the functions of one package, a folder, with a cache of its own.
+class Decorator(Protocol):
+    """Compiles a function; to the type checker it stays what it is."""
 
-    ``others``: files beyond it whose constants or functions are part of the compiled code.
-    The decorator that it returns takes the options of ``numba.njit`` but for ``cache``.
+    def __call__(self, function: _Function, /) -> _Function:
+        """The compiled function."""
+
+
+def decorators(package: Path, *others: Path, inline: bool = False) -> tuple[Decorator, Decorator]:
+    """``entry``, for functions that Python calls, and ``compiled``, for those that only compiled functions call.
+
+    ``package``: the folder they are in.  ``others``: files beyond it whose constants or functions are part of the
+    compiled code, which is kept in ``cache_folder(package, *others)``.  ``inline``: what is ``compiled`` becomes part
+    of its callers.
     """
     folder = cache_folder(package, *others)
     njit: Any = numba.njit  # its stubs do not know all of its options
 
     def decorator(**options: Any) -> Decorator:
-        def jitted(function: Callable[..., Any]) -> Any:
+        def jitted(function: _Function, /) -> _Function:
             if folder is not None:
                 # Read when a function is decorated; another package may have set its own since.
                 numba.config.CACHE_DIR = str(folder)  # type: ignore[attr-defined]  # set by Numba from the environment
-            return njit(cache=folder is not None, **options)(function)
+            compiled: _Function = njit(cache=folder is not None, **options, **_OPTIONS)(function)
+            return compiled
 
         return jitted
 
-    return decorator
+    return decorator(), decorator(no_cpython_wrapper=True, **({"forceinline": True} if inline else {}))
 
 
 def cache_folder(package: Path, *others: Path) -> Path | None:
-    """Where the compiled functions of a package are kept; None where no folder can be written."""
-    return _cache_folder(_sources_hash([*sorted(package.glob("*.py")), *others]))
+    """Where the compiled functions of a package, and of the files they depend on, are kept.
+
+    None where no folder can be written.
+    """
+    return _cache_folder(_sources_hash([Path(__file__), *sorted(package.glob("*.py")), *others]))
 
 
 def _sources_hash(sources: Iterable[Path]) -> str:

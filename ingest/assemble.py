@@ -13,26 +13,22 @@ from typing import Any
 
 import polars as pl
 
-from blis_replay.ingest.counted_lengths import with_counted_lengths
 from blis_replay.ingest.errors import RecordingError
-from blis_replay.ingest.experiment_name import alias_of, workload_of
 from blis_replay.ingest.readers import discovery, experiment_config
-from blis_replay.ingest.readers.clients import inference_perf_aggregates
-from blis_replay.ingest.readers.clients.decode_lengths import with_decode_lengths
-from blis_replay.ingest.readers.clients.load_stages import stage_of_requests
-from blis_replay.ingest.readers.clients.paired_requests import Alignment, paired
+from blis_replay.ingest.readers.clients import inference_perf_reports as inference_perf_aggregates
+from blis_replay.ingest.readers.clients.inference_perf_reports import stage_of_requests
 from blis_replay.ingest.readers.discovery import Source
-from blis_replay.ingest.readers.documents import text
+from blis_replay.ingest.readers.documents import text, tokens
 from blis_replay.ingest.readers.files import Progress, RecordedFile
 from blis_replay.ingest.readers.formats import REQUEST_FORMATS
-from blis_replay.ingest.readers.numbers import tokens
 from blis_replay.ingest.readers.otlp import journeys as otlp_journeys
 from blis_replay.ingest.readers.otlp import traces as otlp_traces
-from blis_replay.ingest.readers.requests_frame import RequestsRead, in_send_order, with_summary
-from blis_replay.ingest.readers.server import kv_events, server_log
-from blis_replay.ingest.readers.server.engine_evidence import EngineEvidence, engine_of
-from blis_replay.ingest.readers.server.journey_requests import with_request_indices
-from blis_replay.ingest.readers.server.server_clock import Bridge, server_times, steps_on_zero
+from blis_replay.ingest.readers.pairing import Alignment, paired, with_request_indices
+from blis_replay.ingest.readers.requests import RequestsRead, in_send_order, with_summary
+from blis_replay.ingest.readers.server import kv_events
+from blis_replay.ingest.readers.server import log as server_log
+from blis_replay.ingest.readers.server.clock import Bridge, server_times, steps_on_zero
+from blis_replay.ingest.readers.server.engine_settings import EngineEvidence, engine_of
 from blis_replay.ingest.readers.simulators import tracev2
 from blis_replay.ingest.recording import (
     AGGREGATE_SCHEMA,
@@ -44,15 +40,19 @@ from blis_replay.ingest.recording import (
     RECORDED,
     REQUEST_SCHEMA,
     Clock,
+    GroundTruth,
     LoadProfile,
     PromptTree,
     Recording,
     Setting,
     SourceFile,
     TokenEvents,
+    alias_of,
     empty_frame,
+    workload_of,
 )
-from blis_replay.ingest.row_parts import RowParts, in_files, in_one_part, slices_of
+from blis_replay.ingest.rows import Rows, Scratch, no_rows, rows_of
+from blis_replay.ingest.stream.lengths import with_counted_lengths, with_decode_lengths
 
 _NO_LOAD = experiment_config.LoadConfig(None, (), None, None, None)
 _NO_CONFIG = experiment_config.ExperimentConfig(None, None, None, {})
@@ -81,6 +81,23 @@ def read_recording(
         yield _Assembly(source, Path(scratch), profile or {}, engine_file, progress).recording()
 
 
+def content_hash_of(
+    source: Source, profile: Mapping[str, object], engine_file: Path | None, progress: Progress | None
+) -> str:
+    """``content_hash`` that :func:`read_recording` would give a source, from the bytes of its files alone."""
+    known, others = discovery.find(source, progress)
+    read = [file.source(kind) for kind, files in known.items() for file in files]
+    return _content_hash((*read, *others), profile, engine_file)
+
+
+def _content_hash(files: Sequence[SourceFile], profile: Mapping[str, object], engine_file: Path | None) -> str:
+    """SHA-256 over the known files, the engine file and the profile: equal input, equal hash."""
+    engine = RecordedFile(engine_file, "").sha256() if engine_file else ""
+    read = sorted((file.name, file.sha256) for file in files if file.kind != "unknown")
+    content: Any = [read, engine, profile]
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+
+
 @dataclass(frozen=True)
 class _Configured:
     """What the small files say."""
@@ -97,9 +114,9 @@ class _Configured:
 class _Server:
     """What the server's traces say, from the experiment's zero."""
 
-    steps: RowParts
-    lifecycles: RowParts
-    journey_events: RowParts
+    steps: Rows
+    lifecycles: Rows
+    journey_events: Rows
     clocks: tuple[Clock, ...]
 
 
@@ -109,12 +126,13 @@ class _Assembly:
     def __init__(
         self,
         source: Source,
-        scratch: Path,
+        folder: Path,
         profile: Mapping[str, object],
         engine_file: Path | None,
         progress: Progress | None,
     ) -> None:
-        self.source, self.scratch, self.profile, self.engine_file = source, scratch, profile, engine_file
+        self.source, self.folder, self.profile, self.engine_file = source, folder, profile, engine_file
+        self.scratch = Scratch()
         self.known, self.others = discovery.find(source, progress)
         self.versions: dict[str, str] = {}  # file -> the tool and version that wrote it
         self.unused: dict[str, str] = {}  # file -> why its requests were not used
@@ -133,7 +151,7 @@ class _Assembly:
         ground_truth = _ground_truth(found, configured.aggregates)
         model = self._model(configured, found, ground_truth)
         requests, client, events, prefix = self._placed(found, configured)
-        del found  # a row for each request, which there need not be twice
+        del found
         server = self._server(traces, requests, client)
         cache_events, cache_clock = self._kv_events(client)
         engine = self._engine(configured, server)
@@ -148,7 +166,7 @@ class _Assembly:
             hardware=hardware,
             tensor_parallelism=self._tensor_parallelism(configured),
             ground_truth=ground_truth,
-            content_hash=self._content_hash(files),
+            content_hash=_content_hash(files, self.profile, self.engine_file),
             engine=engine,
             stages=configured.load.stages,
             shared_prefix=configured.load.shared_prefix,
@@ -225,28 +243,28 @@ class _Assembly:
             if not (file := self._one(form.name)):
                 continue
             sums_up = bool(form.sums_up) and form.sums_up == used_form
-            if found is not None and len(found.frame) and not sums_up:
+            if found is not None and found.rows.height and not sums_up:
                 self.unused[file.name] = f"the requests are those of {used}"
                 continue
-            read = form.read(file, self.scratch / "stamps.int64")
+            read = form.read(file, self.folder / "stamps.int64")
             self.versions[file.name] = read.version
             if found is not None and sums_up:
                 found = with_summary(found, read)
-            elif len(read.frame) or (found is None and len(read.aggregates)):
+            elif read.rows.height or (found is None and len(read.aggregates)):
                 found, used, used_form = read, file.name, form.name
         if traces.requests is None:
             return found
-        if found is None or found.frame.is_empty():
+        if found is None or found.rows.is_empty():
             return traces.requests
         frame, self.alignment = paired(found.frame, traces.requests.frame, traces.requests.clock_kind)
         if self.alignment is None:
             self.missing.append(
-                f"{len(traces.requests.frame)} requests as the server traced them: the requests are those of {used}, "
+                f"{traces.requests.rows.height} requests as the server traced them: the requests are those of {used}, "
                 "and their ids are others"
             )
-        return replace(found, frame=frame)
+        return replace(found, rows=rows_of(frame))
 
-    def _model(self, configured: _Configured, found: RequestsRead | None, ground_truth: str) -> str | None:
+    def _model(self, configured: _Configured, found: RequestsRead | None, ground_truth: GroundTruth) -> str | None:
         candidates = {
             "exp-config.yaml": configured.experiment.model,
             "the load configuration": configured.load.model,
@@ -271,36 +289,41 @@ class _Assembly:
 
     def _placed(
         self, found: RequestsRead | None, configured: _Configured
-    ) -> tuple[pl.DataFrame, Clock | None, TokenEvents | None, PromptTree | None]:
+    ) -> tuple[Rows, Clock | None, TokenEvents | None, PromptTree | None]:
         """Requests in send order with stages and decode lengths, their clock, token events and prompt blocks."""
-        if found is None or found.frame.is_empty():
+        if found is None or found.rows.is_empty():
             self.missing += [*(found.lacks if found and found.lacks else ("requests",)), "token times"]
-            return empty_frame(REQUEST_SCHEMA), None, None, None
+            return no_rows(REQUEST_SCHEMA), None, None, None
         self.missing += found.remarks
-        ordered, order, zero_us = in_send_order(found.frame, self.scratch)
+        ordered, order, zero_us = in_send_order(found.rows)
         # A clock that stands at a whole second at the first send was set there by hand.
         by_hand = found.clock_kind == "epoch" and zero_us % 1_000_000 == 0
         client = Clock(found.clock_name, found.clock_kind, zero_us, by_hand)
         load = configured.load
         counts = [inference_perf_aggregates.count_of(configured.aggregates, stage.stage) for stage in load.stages]
         stage = stage_of_requests(ordered["arrival_us"].to_numpy(), load.stages, counts)
-        if stage is not None and ordered["stage"].null_count():
-            ordered = ordered.with_columns(pl.Series("stage", stage, pl.Int64))
-        ordered = with_decode_lengths(ordered, load.configured_output_tokens, load.ignore_eos)
+        stages = None if stage is None else pl.Series("stage", stage, pl.Int64)
+        if not ordered["stage"].null_count():
+            stages = None
+        writer, first = self.scratch.writer(REQUEST_SCHEMA), 0
+        for batch in ordered.batches():
+            staged = batch if stages is None else batch.with_columns(stages.slice(first, batch.height))
+            writer.add(with_decode_lengths(staged, load.configured_output_tokens, load.ignore_eos))
+            first += batch.height
+        requests = writer.done()
         events: TokenEvents | None = None
         if found.events is not None:
             raw = found.events
             events = TokenEvents(raw.path, raw.offsets[order], raw.counts[order], zero_us)
-            ordered = with_counted_lengths(ordered, events)
+            requests = with_counted_lengths(requests, events)
         else:
             self.missing.append("token times")
         prefix = None if found.prefix is None else found.prefix.in_order(order)
-        parts = (part.select(REQUEST_SCHEMA.keys()) for part in slices_of(ordered))
-        return in_files(parts, REQUEST_SCHEMA, self.scratch, "requests"), client, events, prefix
+        return requests, client, events, prefix
 
     def _kv_events(self, client: Clock | None) -> tuple[Path | None, Clock | None]:
         """KV-cache events on the requests' clock where both are of the epoch, else from their own first."""
-        files, path = self.known.get(discovery.KV_EVENTS, []), self.scratch / "kv_events.parquet"
+        files, path = self.known.get(discovery.KV_EVENTS, []), self.folder / "kv_events.parquet"
         zero_us = client.zero_us if client and client.kind == "epoch" and not client.constructed else None
         read = kv_events.read_kv_events(files, zero_us, path) if files else None
         if read is None or not read.events:
@@ -311,13 +334,12 @@ class _Assembly:
             )
         return path, Clock("kv events", "epoch", read.zero_us)
 
-    def _server(self, traces: otlp_traces.TracesRead, requests: pl.DataFrame, client: Clock | None) -> _Server:
+    def _server(self, traces: otlp_traces.TracesRead, requests: Rows, client: Clock | None) -> _Server:
         """Steps and journeys beside the requests."""
         journeys = traces.journeys
         arrivals_ns = pl.Series(dtype=pl.Int64)
         if journeys is not None:
-            arrived = journeys.lifecycles.whole(["arrived_ns", "queued_ns"])
-            arrivals_ns = arrived.select(pl.coalesce("arrived_ns", "queued_ns")).to_series()
+            arrivals_ns = journeys.lifecycles.select(pl.coalesce("arrived_ns", "queued_ns")).to_series()
         of_pairs = self._clock_by_identities(client, traces.bridge)
         times = server_times(
             traces.steps, arrivals_ns, traces.bridge, client, requests, traces.sequential_span_ids, of_pairs
@@ -328,11 +350,11 @@ class _Assembly:
         if of_pairs is not None:
             clocks = (*(clock for clock in clocks if clock.name != of_pairs.name), of_pairs)
         if journeys is None:
-            lifecycles, events = (in_one_part(empty_frame(s)) for s in (LIFECYCLE_SCHEMA, JOURNEY_EVENT_SCHEMA))
+            lifecycles, events = (no_rows(schema) for schema in (LIFECYCLE_SCHEMA, JOURNEY_EVENT_SCHEMA))
             return _Server(steps, lifecycles, events, clocks)
         lifecycles, events = otlp_journeys.on_zero(journeys, zero_us, self.scratch)
         lifecycles = with_request_indices(lifecycles, requests, self.scratch)
-        if unknown := lifecycles.column("request_index").null_count():
+        if unknown := lifecycles.where("request_index IS NULL").height:
             self.missing.append(f"which requests {unknown} journeys belong to: their ids are not those of the requests")
         return _Server(steps, lifecycles, events, clocks)
 
@@ -407,21 +429,13 @@ class _Assembly:
         ]
         return tuple(sorted((*read, *self.others), key=lambda file: file.name))
 
-    def _content_hash(self, files: Sequence[SourceFile]) -> str:
-        """SHA-256 over the known files, the engine file and the profile: equal input, equal hash."""
-        engine = RecordedFile(self.engine_file, "").sha256() if self.engine_file else ""
-        read = sorted((file.name, file.sha256) for file in files if file.kind != "unknown")
-        content: Any = [read, engine, self.profile]
-        return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
-
-def _ground_truth(found: RequestsRead | None, aggregates: pl.DataFrame) -> str:
+def _ground_truth(found: RequestsRead | None, aggregates: pl.DataFrame) -> GroundTruth:
     """What there is to compare with: where requests were sent and not one was timed, nothing."""
-    if found is None or found.frame.is_empty():
+    if found is None or found.rows.is_empty():
         return PUBLISHED if len(aggregates) else RECORDED
-    requests = found.frame
-    timed = requests["ttft_us"].count() + requests["e2e_us"].count() > 0 or found.events is not None
-    return RECORDED if timed or (requests["status"] != "ok").any() else ARRIVALS
+    known = found.rows.aggregate(timed="count(ttft_us) + count(e2e_us)", failed="count(*) FILTER (status <> 'ok')")
+    return RECORDED if known["timed"] or known["failed"] or found.events is not None else ARRIVALS
 
 
 def _with_reported(configured: _Configured, found: RequestsRead) -> _Configured:

@@ -1,24 +1,18 @@
-"""What can be wrong with a recording or a store, as errors a user can act on.
-
-::
-
-    IngestError
-    ├── RecordingError    a file of a recording: file, place, problem, mend
-    ├── CollectorError    the live collector: its directory or its addresses are not to be had
-    ├── ReconstructionError   steps and batches that a recording does not tell
-    ├── UnknownCheckError a name that is no instrument check
-    └── StoreError        the ground-truth store itself: locked, newer, damaged
-        └── UnknownExperimentError    a name that stands for none or for several experiments
-"""
+"""What can be wrong with a recording or a store, as errors a user can act on."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from blis_replay.ingest.printable import printable
+from blis_replay.compiled.errors import WRONG_USE, BlisReplayError
 
 
-class IngestError(Exception):
+def printable(text: str) -> str:
+    r"""``text`` on one line, with what a terminal would obey or cannot show written out (``\x1b``)."""
+    return "".join(c if c.isprintable() else " " if c.isspace() else ascii(c)[1:-1] for c in text)
+
+
+class IngestError(BlisReplayError):
     """Base of the errors of this package; its text is one line for the user, free of control characters."""
 
     def __init__(self, text: str) -> None:
@@ -49,6 +43,8 @@ class StoreError(IngestError):
 class UnknownExperimentError(StoreError):
     """A name that is no experiment of the store, or an alias of several."""
 
+    exit_code = WRONG_USE
+
 
 class ReconstructionError(IngestError):
     """The steps or batches of a recording cannot be reconstructed, with the reason."""
@@ -56,3 +52,5 @@ class ReconstructionError(IngestError):
 
 class UnknownCheckError(IngestError):
     """A name that is no instrument check."""
+
+    exit_code = WRONG_USE

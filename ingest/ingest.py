@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import polars as pl
-
 from blis_replay.ingest.checks.registry import run_checks
 from blis_replay.ingest.recording import Recording
-from blis_replay.ingest.store_file import Store, limit_writing, open_store
-from blis_replay.ingest.store_recordings import WriteOutcome, write_recording
-from blis_replay.ingest.token_layout import TokenLayout
+from blis_replay.ingest.store.file import Store, limit_writing, open_store
+from blis_replay.ingest.store.recordings import WriteOutcome, is_stored_experiment, stored_unchanged, write_recording
+from blis_replay.ingest.stream.layout import TokenLayout
+from blis_replay.ingest.tables import Table, columns_named, table_of
 
 if TYPE_CHECKING:
     from blis_replay.ingest.readers.discovery import Source
@@ -36,16 +37,10 @@ class IngestOutcome:
     seconds: float
 
 
-_OUTCOME_COLUMNS = {
-    **dict.fromkeys(("slug", "alias", "outcome"), pl.String),
-    **dict.fromkeys(("requests", "steps", "findings", "rejected", "bytes"), pl.Int64),
-    "seconds": pl.Float64,
-}
-
-
-def outcomes_frame(outcomes: Sequence[IngestOutcome]) -> pl.DataFrame:
-    """A row an ingest."""
-    return pl.DataFrame([asdict(outcome) for outcome in outcomes], schema=_OUTCOME_COLUMNS)
+def outcomes_table(outcomes: Sequence[IngestOutcome]) -> Table:
+    """A row per ingest."""
+    columns = columns_named(*(field.name for field in fields(IngestOutcome)), kind="data")
+    return table_of((asdict(outcome) for outcome in outcomes), columns)
 
 
 def ingest_source(
@@ -58,20 +53,53 @@ def ingest_source(
 ) -> IngestOutcome:
     """Read an experiment directory, or files of one experiment, check them, and store them in one transaction.
 
-    ``source``, ``profile``, ``engine_file`` and ``progress`` as in ``assemble.read_recording``.  Raises
-    ``RecordingError`` (nothing to judge, unreadable file) or ``StoreError``; the store is
-    then as it was.
+    ``source``, ``profile``, ``engine_file`` and ``progress`` as in ``assemble.read_recording``.  What this program has
+    stored of the same bytes is not parsed again.  Raises ``RecordingError`` (nothing to judge, unreadable file) or
+    ``StoreError``; the store is then as it was.
     """
     from blis_replay.ingest.assemble import read_recording
+    from blis_replay.ingest.readers.discovery import Source, sources_of
 
     begin = time.perf_counter()
-    source = Path(source) if isinstance(source, str) else source
+    if not isinstance(source, Source):
+        (source,) = sources_of([source])
+    if known := _unchanged(Path(store_path), source, profile or {}, engine_file, progress):
+        return replace(known, seconds=time.perf_counter() - begin)
     with read_recording(source, profile=profile, engine_file=engine_file, progress=progress) as recording:
         checked, layout = _checked(recording)
         with open_store(store_path) as store:
             limit_writing(store)
-            outcome = write_recording(store, checked, layout)
+            outcome = write_recording(store, checked, layout, _reader_hash(source.form))
     return _outcome(checked, outcome, time.perf_counter() - begin)
+
+
+def _unchanged(
+    store_path: Path,
+    source: Source,
+    profile: Mapping[str, object],
+    engine_file: Path | None,
+    progress: Progress | None,
+) -> IngestOutcome | None:
+    """What is stored of a source, if this program read the same bytes before; its files are hashed, not parsed."""
+    from blis_replay.ingest.assemble import content_hash_of
+
+    if not store_path.exists():
+        return None
+    with open_store(store_path, read_only=True) as store:
+        if not is_stored_experiment(store, source.slug):
+            return None
+        content_hash = content_hash_of(source, profile, engine_file, progress)
+        counts = stored_unchanged(store, source.slug, content_hash, _reader_hash(source.form))
+    return None if counts is None else IngestOutcome(source.slug, outcome="unchanged", seconds=0.0, **asdict(counts))
+
+
+@cache
+def _reader_hash(form: str) -> str:
+    """SHA-256 over the program that reads (this room's files), and the format that its files are said to have."""
+    digest, room = hashlib.sha256(form.encode()), Path(__file__).parent
+    for path in sorted(path for path in room.rglob("*") if path.suffix in (".py", ".sql")):
+        digest.update(path.relative_to(room).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()
 
 
 def ingest_recording(store: Store, recording: Recording) -> IngestOutcome:

@@ -8,9 +8,9 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from blis_replay.compiled.arrays import Int64s
 from blis_replay.ingest.recording import PROMPT_SCHEMA, REQUEST_PROMPT_SCHEMA, PromptTree
 
-Int64s = NDArray[np.int64]
 NONE = -1
 
 

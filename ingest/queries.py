@@ -5,6 +5,14 @@ Where a table's name varies it comes from a constant of this module, never from 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+if TYPE_CHECKING:
+    import duckdb
+
 # Tables that hold one recording, all keyed by slug.
 RECORDING_TABLES = (
     "experiments",
@@ -96,6 +104,17 @@ SELECT event, medium, target_medium, count(*) AS events, sum(blocks)::BIGINT AS 
 FROM kv_events WHERE slug = ? GROUP BY ALL ORDER BY event, medium, target_medium
 """
 
+HASHES = "SELECT content_hash, derived_hash FROM experiments WHERE slug = ?"
+
+STORED_UNCHANGED = """
+SELECT alias, (SELECT count(*) FROM requests r WHERE r.slug = e.slug),
+       (SELECT count(*) FROM steps s WHERE s.slug = e.slug),
+       (SELECT count(*) FROM findings f WHERE f.slug = e.slug),
+       (SELECT coalesce(sum(rejected_count), 0)::BIGINT FROM source_files f WHERE f.slug = e.slug),
+       (SELECT coalesce(sum(bytes), 0)::BIGINT FROM source_files f WHERE f.slug = e.slug)
+FROM experiments e WHERE slug = ? AND content_hash = ? AND read_by = ?
+"""
+
 LIST_EXPERIMENTS = """
 SELECT e.slug, e.alias, e.model, e.hardware, e.tensor_parallelism, e.workload, e.ground_truth,
        (SELECT count(*) FROM requests r WHERE r.slug = e.slug) AS requests,
@@ -104,3 +123,24 @@ SELECT e.slug, e.alias, e.model, e.hardware, e.tensor_parallelism, e.workload, e
        (SELECT count(*) FROM findings f WHERE f.slug = e.slug) AS findings
 FROM experiments e ORDER BY e.slug
 """
+
+
+def fetch(
+    connection: duckdb.DuckDBPyConnection, sql: str, bound: dict[str, object], schema: Mapping[str, type[pl.DataType]]
+) -> pl.DataFrame:
+    """The rows of a query as a frame of ``schema``; values are bound by name."""
+    frame: pl.DataFrame = connection.sql(sql, params=bound).pl()
+    return typed(frame, schema)
+
+
+def first_row(
+    connection: duckdb.DuckDBPyConnection, sql: str, bound: Sequence[object] | dict[str, object] | None = None
+) -> tuple[Any, ...] | None:
+    """The first row of a query or None; the result is read to its end, which DuckDB asks for."""
+    rows: list[tuple[Any, ...]] = connection.execute(sql, bound).fetchall()
+    return rows[0] if rows else None
+
+
+def typed(frame: pl.DataFrame, schema: Mapping[str, type[pl.DataType]]) -> pl.DataFrame:
+    """The columns of ``schema`` out of a frame, in its order and types."""
+    return frame.select(pl.col(name).cast(kind) for name, kind in schema.items())

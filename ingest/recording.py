@@ -10,14 +10,15 @@ time of its first request.  The clocks they were read from are kept in ``clocks`
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import polars as pl
 
-from blis_replay.ingest.row_parts import RowParts, in_one_part
+from blis_replay.ingest.rows import Rows, no_rows
 
 if TYPE_CHECKING:
     import numpy as np
@@ -313,6 +314,9 @@ class SourceFile:
         return f"{self.name}: {self.rejected_count} of {self.records + self.rejected_count} records rejected{first}"
 
 
+Severity = Literal["note", "corrected", "unusable"]
+
+
 @dataclass(frozen=True)
 class Finding:
     """What an instrument check found.
@@ -324,7 +328,7 @@ class Finding:
     """
 
     check: str
-    severity: str
+    severity: Severity
     metric: str
     message: str
     measured: dict[str, float | int | str | None] = field(default_factory=dict)
@@ -332,7 +336,10 @@ class Finding:
 
 
 # What there is to compare a replay with.
-RECORDED, PUBLISHED, ARRIVALS = "recorded", "published aggregates", "arrival trace"
+GroundTruth = Literal["recorded", "published aggregates", "arrival trace"]
+RECORDED: GroundTruth = "recorded"
+PUBLISHED: GroundTruth = "published aggregates"
+ARRIVALS: GroundTruth = "arrival trace"
 
 
 @dataclass(frozen=True)
@@ -348,16 +355,16 @@ class Recording:
     model: str | None
     hardware: str | None
     tensor_parallelism: int | None
-    ground_truth: str  # RECORDED | PUBLISHED | ARRIVALS
+    ground_truth: GroundTruth
     content_hash: str
     engine: dict[str, Setting]  # max_num_seqs, max_num_batched_tokens, max_model_len, block_size, num_gpu_blocks, ...
     stages: tuple[Stage, ...]
     shared_prefix: SharedPrefix | None
     ignore_eos: bool | None
     prefix_hit_rate: float | None  # 0..1, of an aggregate such as the server log; not per request
-    requests: pl.DataFrame  # REQUEST_SCHEMA
+    requests: Rows  # REQUEST_SCHEMA, in send order
     token_events: TokenEvents | None  # its file lives as long as read_recording's context
-    steps: RowParts  # STEP_SCHEMA
+    steps: Rows  # STEP_SCHEMA
     aggregates: pl.DataFrame  # AGGREGATE_SCHEMA
     clocks: tuple[Clock, ...]
     files: tuple[SourceFile, ...]
@@ -366,15 +373,44 @@ class Recording:
     findings: tuple[Finding, ...] = ()
     prefix: PromptTree | None = None
     kv_events: Path | None = None  # Parquet, KV_EVENT_SCHEMA; lives as long as read_recording's context
-    snapshots: RowParts = field(
-        default_factory=lambda: in_one_part(empty_frame(SNAPSHOT_SCHEMA))
-    )  # by step and request
+    snapshots: Rows = field(default_factory=lambda: no_rows(SNAPSHOT_SCHEMA))  # by step and request
     load_profile: LoadProfile | None = None
-    lifecycles: RowParts = field(default_factory=lambda: in_one_part(empty_frame(LIFECYCLE_SCHEMA)))
-    # Those of a journey are in one part.  Parts in files live as long as read_recording's context.
-    journey_events: RowParts = field(default_factory=lambda: in_one_part(empty_frame(JOURNEY_EVENT_SCHEMA)))
+    lifecycles: Rows = field(default_factory=lambda: no_rows(LIFECYCLE_SCHEMA))
+    journey_events: Rows = field(default_factory=lambda: no_rows(JOURNEY_EVENT_SCHEMA))  # by journey and time
 
 
 def empty_frame(schema: Mapping[str, type[pl.DataType] | pl.DataType]) -> pl.DataFrame:
     """A frame of the given schema without rows."""
     return pl.DataFrame(schema=schema)
+
+
+_SLUG = re.compile(r"\d{8}-\d{6}-(?P<model>.+)-tp\d+-.+")
+# A bare number there counts runs and names no workload.
+_WORKLOAD = re.compile(r".*-tp\d+-(?P<workload>(?!\d+$).+)")
+_SIZE = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)b(?![a-z0-9])", re.IGNORECASE)
+
+
+def alias_of(slug: str, model: str | None, workload: str) -> str:
+    """The short name of an experiment: model size or family, ``-hf`` where the slug says so, workload.
+
+    Size and family come from the configured ``model``; a folder's name can be wrong about them.
+    Without a model the workload has to do.  Files are called like it, so it has no path separators.
+    """
+    workload = re.sub(r"[/\\]+", "-", workload)
+    if model is None:
+        return workload
+    name = model.rstrip("/").rsplit("/", 1)[-1].lower()
+    size = _SIZE.search(name.replace("-", " "))
+    if "mixtral" in name:
+        short = "mixtral"
+    else:
+        short = size[0].strip() if size else re.sub(r"[^a-z0-9.]+", "-", name).strip("-") or "model"
+    match = _SLUG.fullmatch(slug)
+    hf = "-hf" if match and match["model"].endswith("-hf") else ""
+    return f"{short}{hf}-{workload}"
+
+
+def workload_of(directory_name: str, app: str | None) -> str:
+    """The workload: what follows the last ``-tp<N>-`` of the directory's name, else ``app``, else that name."""
+    match = _WORKLOAD.fullmatch(directory_name)
+    return match["workload"] if match else app or directory_name

@@ -1,1 +1,4 @@
-"""The driver: observed requests through the simulator."""
+"""The driver: observed requests through the simulator.
+
+May import: blis, compiled, ingest.
+"""

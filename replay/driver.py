@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from blis_replay.blis.release import CoefficientRelease, ModelEntry
-from blis_replay.blis.result import SimResult
-from blis_replay.blis.token_gaps import TokenGaps
-from blis_replay.blis.trace import Int64s, RequestTrace
+from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
+from blis_replay.blis.result import SimResult, TokenGaps
+from blis_replay.blis.trace import RequestTrace
+from blis_replay.compiled.arrays import Int64s
 from blis_replay.ingest.recording import Recording
+from blis_replay.ingest.rows import no_rows
+from blis_replay.ingest.store import TABLES
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import ReplayPlan, plan_replay
@@ -105,11 +108,10 @@ def without_rows(run: ReplayRun) -> ReplayRun:
     """What a run was of, by whom and how, without its requests and steps: small enough to keep hundreds of them."""
     recording, plan, simulated = run.recording, run.plan, run.simulated
     nothing = np.empty(0, np.int64)
-    in_parts = ("steps", "lifecycles", "snapshots", "journey_events")
-    parts = {name: replace(getattr(recording, name), parts=(), height=0) for name in in_parts}
+    tables: dict[str, Any] = {name: no_rows(schema) for name, (schema, _order) in TABLES.items()}
     return replace(
         run,
-        recording=replace(recording, requests=recording.requests.clear(), **parts, prefix=None),
+        recording=replace(recording, **tables, prefix=None),
         plan=replace(
             plan, trace=RequestTrace(nothing, nothing, nothing, nothing, nothing), cycles=None, delivery_us=None
         ),
@@ -132,8 +134,8 @@ def _as_fitted(plan: ReplayPlan, recording: Recording, mode: ReplayMode, entry: 
     if known or mode.scheduling != "recorded" or entry is None or entry.fit is None:
         return plan
     engine = replace(plan.engine, async_scheduling=entry.fit.scheduling == "asynchronous")
-    said = f"{entry.fit.scheduling}, as the coefficients were fitted; the recording does not say"
-    return replace(plan, engine=engine, basis=plan.basis | {"scheduling": said})
+    scheduling = f"{entry.fit.scheduling}, as the coefficients were fitted; the recording does not say"
+    return replace(plan, engine=engine, basis=plan.basis | {"scheduling": scheduling})
 
 
 def _with_surplus_steps(run: ReplayRun) -> ReplayRun:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from blis_replay.compiled.errors import WRONG_USE, ExperimentError
 
-class ReplayError(Exception):
+
+class ReplayError(ExperimentError):
     """A replay that cannot be made from this recording; the text is one line for the user."""
 
 
 class FileExistsAlreadyError(ReplayError):
     """A file that would be overwritten without having been asked to."""
 
+    exit_code = WRONG_USE
+
 
 class UnknownNameError(ReplayError):
     """A replay mode or a coefficient release that does not exist."""
+
+    exit_code = WRONG_USE
 
 
 def argument_not_known(experiment: str, argument: str) -> ReplayError:

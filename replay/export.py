@@ -2,17 +2,211 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import polars as pl
 
-from blis_replay.ingest.recording import RECORDED, REQUEST_SCHEMA, Recording
-from blis_replay.replay import export_legacy_csv, export_mooncake, export_parquet, export_tracev2
+from blis_replay.blis.trace import BlockKeys, RequestTrace
+from blis_replay.ingest.readers.simulators.parquet_requests import METADATA, PROMPT_COLUMNS
+from blis_replay.ingest.recording import ARRIVALS, RECORDED, REQUEST_SCHEMA, PromptTree, Recording
+from blis_replay.replay.blis_binary.files import TRACE_FORMS, prefix_groups, trace_rows, write_rows
 from blis_replay.replay.errors import FileExistsAlreadyError, ReplayError
+from blis_replay.replay.mode import ReplayMode
+from blis_replay.replay.observed.prefix import recorded_block_keys
+from blis_replay.replay.plan import request_trace, with_engine
+
+
+def lost_of_arrivals(recording: Recording, trace: RequestTrace) -> list[str]:
+    """What such a format loses of a recording beside whole columns, in words."""
+    unknown = recording.requests["prompt_tokens"].null_count()
+    losses = {
+        f"that prompt_tokens of {unknown} requests are not known (estimated)": unknown > 0,
+        "prefix-cache hits, which are known as numbers only": bool((trace.prefill_tokens < trace.prompt_tokens).any()),
+    }
+    return [words for words, true in losses.items() if true]
+
+
+LEGACY_CSV_COLUMNS = ("arrival_us", "prompt_tokens", "output_tokens", "request_id")
+_HEADER = ("arrival_time", "request_id", "model", "prefill_tokens", "decode_tokens")
+
+
+def write_legacy_csv(recording: Recording, folder: Path) -> list[str]:
+    """Write ``requests.csv``; returns what was lost beside whole columns, in words.
+
+    All tokens of a block have its key as their id, so equal prefixes stay equal; what no block
+    names has an id of its own.  Raises ``ReplayError`` as ``request_trace`` does.
+    """
+    trace, _basis = request_trace(recording, ReplayMode())
+    names = recording.requests["request_id"].to_list()
+    first_own_id = 0 if trace.block_keys is None else int(trace.block_keys.keys.max(initial=-1)) + 1
+    with (folder / "requests.csv").open("w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(_HEADER)
+        for i, name in enumerate(names):
+            own_id = first_own_id + i
+            prompt, output = _prompt_ids(trace, i, own_id), _array([f"{own_id}, " * int(trace.output_tokens[i])])
+            table.writerow((_seconds(int(trace.arrival_us[i])), name or "", recording.model or "", prompt, output))
+    return lost_of_arrivals(recording, trace)
+
+
+def _seconds(arrival_us: int) -> str:
+    """The arrival with half a microsecond more, because readers cut to whole ones."""
+    return f"{arrival_us // 1_000_000}.{arrival_us % 1_000_000:06d}5"
+
+
+def _prompt_ids(trace: RequestTrace, i: int, own_id: int) -> str:
+    """The token ids of a prompt as a JSON array; ``own_id``: one that no other request has."""
+    keys, length = trace.block_keys, int(trace.prompt_tokens[i])
+    if keys is None:
+        return _array([f"{own_id}, " * length])
+    row = keys.keys[keys.start[i] : keys.start[i] + keys.count[i]]
+    rest = length - len(row) * keys.block_size
+    return _array([*(f"{key}, " * keys.block_size for key in row.tolist()), f"{own_id}, " * rest])
+
+
+def _array(parts: list[str]) -> str:
+    return "[" + "".join(parts)[:-2] + "]"
+
+
+MOONCAKE_COLUMNS = ("arrival_us", "prompt_tokens", "output_tokens")
+BLOCK_TOKENS = 512
+
+
+def write_mooncake(recording: Recording, folder: Path) -> list[str]:
+    """Write ``requests.jsonl``; returns what was lost beside whole columns, in words.
+
+    Timestamps are whole ms where arrivals are, and have decimals where they are not.  Ids are
+    numbered from 0 on, equal where blocks of 512 tokens are; where no identities are
+    known there are none.
+    Raises ``ReplayError`` as ``request_trace`` does.
+    """
+    trace, _basis = request_trace(with_engine(recording, {"block_size": BLOCK_TOKENS}, "file"), ReplayMode())
+    identities = recording.prefix
+    keys = trace.block_keys if identities is None else recorded_block_keys(identities, len(trace), BLOCK_TOKENS)
+    ids = ([] for _ in range(len(trace))) if keys is None else _ids(keys, trace)
+    with (folder / "requests.jsonl").open("w", encoding="utf-8") as file:
+        for i, hash_ids in enumerate(ids):
+            whole, part = divmod(int(trace.arrival_us[i]), 1000)
+            line: dict[str, object] = {
+                "timestamp": whole + part / 1000 if part else whole,
+                "input_length": int(trace.prompt_tokens[i]),
+                "output_length": int(trace.output_tokens[i]),
+            }
+            file.write(json.dumps(line | ({"hash_ids": hash_ids} if hash_ids else {})) + "\n")
+    lost = lost_of_arrivals(recording, trace)
+    if keys is not None and not (identities and _in_blocks(identities)):
+        lost.append(f"prefixes that end within a block of {BLOCK_TOKENS} tokens")
+    return lost
+
+
+def _in_blocks(tree: PromptTree) -> bool:
+    """Whether what prompts share ends with a block of this format."""
+    return bool((tree.prompts.select("shared_tokens", "tokens").to_numpy() % BLOCK_TOKENS == 0).all())
+
+
+def _ids(keys: BlockKeys, trace: RequestTrace) -> Iterator[list[int]]:
+    """An id for each block of a prompt, the last and partial one too: beyond its keys one like no other.
+
+    A prompt without any key has no ids.
+    """
+    fresh = count(int(keys.keys.max(initial=-1)) + 1)
+    for i, prompt_tokens in enumerate(trace.prompt_tokens.tolist()):
+        blocks = -(-prompt_tokens // BLOCK_TOKENS) if keys.count[i] else 0
+        known = keys.keys[keys.start[i] : keys.start[i] + min(keys.count[i], blocks)].tolist()
+        yield [*known, *(next(fresh) for _ in range(blocks - len(known)))]
+
+
+def write_parquet(recording: Recording, folder: Path) -> list[str]:
+    """Write ``requests.parquet``; nothing of the requests is lost."""
+    from pyarrow.parquet import write_table
+
+    prefix, frame = recording.prefix, recording.requests.frame()
+    clock = next((vars(c) for c in recording.clocks if c.name in ("client", "server")), None)
+    metadata: dict[str, object] = {"model": recording.model, "clock": clock}
+    if prefix is not None:
+        metadata |= {"prefix_source": prefix.source}
+        prompts = prefix.requests.join(prefix.prompts, on="prompt").rename(PROMPT_COLUMNS)
+        frame = frame.join(prompts, on="request_index", how="left", maintain_order="left")
+    table = frame.to_arrow()
+    write_table(
+        table.replace_schema_metadata({METADATA: json.dumps(metadata).encode()}),
+        folder / "requests.parquet",
+        compression="zstd",
+    )
+    return []
+
+
+FILES = ("trace.yaml", "trace.csv")
+TRACEV2_COLUMNS = ("arrival_us", "prompt_tokens", "output_tokens", "ttft_us", "e2e_us", "status", "error")
+# The first is read by the most builds.
+_FORM = TRACE_FORMS[0]
+ENGINE = ("max_num_seqs", "block_size", "max_model_len")
+
+
+def write_tracev2(recording: Recording, folder: Path) -> list[str]:
+    """Write ``trace.yaml`` and ``trace.csv``; returns what was lost beside whole columns, in words.
+
+    Mode is ``real`` where stamps are of the epoch and every request that was served has its
+    end, ``generated`` else.  Prefixes are groups of requests, as BLIS knows them.  Raises
+    ``ReplayError`` as ``request_trace`` does.
+    """
+    trace, _basis = request_trace(recording, ReplayMode())
+    zero_us = _epoch_zero_us(recording)
+    server = {name: recording.engine[name].value for name in ENGINE if name in recording.engine}
+    named = {"model": recording.model, "tensor_parallel": recording.tensor_parallelism}
+    server |= {name: value for name, value in named.items() if value is not None}
+    fields = {"mode": "generated" if zero_us is None else "real", "server": {"type": "vllm", **server}}
+    write_rows(_FORM, fields, _rows(recording, trace, zero_us or 0), folder / FILES[0], folder / FILES[1])
+    return _lost(recording, zero_us)
+
+
+def _epoch_zero_us(recording: Recording) -> int | None:
+    """What the clock of ``real`` stamps shows at the experiment's zero, None where there are no such stamps."""
+    served = recording.requests.where("status = 'ok'")
+    if recording.ground_truth == ARRIVALS or not served.where("e2e_us IS NULL").is_empty():
+        return None
+    return next((c.zero_us for c in recording.clocks if c.name in ("client", "server") and c.kind == "epoch"), None)
+
+
+def _rows(recording: Recording, trace: RequestTrace, zero_us: int) -> Iterator[dict[str, object]]:
+    groups = prefix_groups(trace, int(recording.engine["block_size"].value))
+    recorded = recording.requests.select("ttft_us", "e2e_us", "status", "error").iter_rows()
+    for row, (ttft_us, e2e_us, status, error) in zip(
+        trace_rows(trace, groups, trace.output_tokens, _FORM), recorded, strict=True
+    ):
+        sent_us = zero_us + int(str(row["arrival_time_us"]))
+        yield row | {
+            "model": recording.model or "",
+            "send_time_us": sent_us,
+            "first_chunk_time_us": 0 if ttft_us is None or e2e_us is None else sent_us + ttft_us,
+            "last_chunk_time_us": 0 if e2e_us is None else sent_us + e2e_us,
+            "status": "incomplete" if status == "aborted" else status,
+            "error_message": error or "",
+        }
+
+
+def _lost(recording: Recording, zero_us: int | None) -> list[str]:
+    requests = recording.requests
+    failed = requests.where("status <> 'ok' AND output_tokens IS NOT NULL").height
+    unknown = requests.where("prompt_tokens IS NULL").height
+    half = requests.where("e2e_us IS NULL AND ttft_us IS NOT NULL").height
+    shared = recording.prefix is not None or recording.shared_prefix is not None
+    losses = {
+        "the epoch of the clock": zero_us is None and any(clock.kind == "epoch" for clock in recording.clocks),
+        f"output_tokens of {failed} failed requests": failed > 0,
+        f"that prompt_tokens of {unknown} requests are not known (estimated)": unknown > 0,
+        f"ttft_us of {half} requests without e2e_us": half > 0,
+        "prefixes beyond one group a request": shared,
+    }
+    return [words for words, true in losses.items() if true]
+
 
 # Which place a request has is told by the order of the rows.
 _TOLD_BY_ORDER = ("request_index",)
@@ -40,15 +234,15 @@ class ExportTarget:
 TARGETS: dict[str, ExportTarget] = {
     "tracev2": ExportTarget(
         "-tracev2",
-        export_tracev2.FILES,
-        export_tracev2.write,
-        export_tracev2.COLUMNS,
+        FILES,
+        write_tracev2,
+        TRACEV2_COLUMNS,
         lengths="re-tokenised",
-        engine=export_tracev2.ENGINE,
+        engine=ENGINE,
     ),
-    "legacy-csv": ExportTarget(".csv", ("requests.csv",), export_legacy_csv.write, export_legacy_csv.COLUMNS),
-    "mooncake": ExportTarget(".jsonl", ("requests.jsonl",), export_mooncake.write, export_mooncake.COLUMNS),
-    "parquet": ExportTarget(".parquet", ("requests.parquet",), export_parquet.write, tuple(REQUEST_SCHEMA)),
+    "legacy-csv": ExportTarget(".csv", ("requests.csv",), write_legacy_csv, LEGACY_CSV_COLUMNS),
+    "mooncake": ExportTarget(".jsonl", ("requests.jsonl",), write_mooncake, MOONCAKE_COLUMNS),
+    "parquet": ExportTarget(".parquet", ("requests.parquet",), write_parquet, tuple(REQUEST_SCHEMA)),
 }
 
 
@@ -88,7 +282,7 @@ def export(recording: Recording, target: str, out: Path | None = None, force: bo
 
 def _not_carried(recording: Recording, form: ExportTarget) -> list[str]:
     """Columns that say something which the reader of the export cannot find out, and what is no request."""
-    requests = recording.requests.with_columns(
+    requests = recording.requests.frame().with_columns(
         # These are what a reader takes for granted.
         pl.col("status").replace("ok", None),
         pl.col("output_tokens_source").replace(form.lengths, None),

@@ -4,22 +4,53 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Literal, get_args, get_type_hints
 
-from blis_replay.replay.engine_overrides import ENGINE_ARGUMENTS, EngineOverrides, override_text, parse_overrides
+from blis_replay.blis.trace import EngineConfig
 from blis_replay.replay.errors import UnknownNameError
 
-ALLOWED: dict[str, tuple[str, ...]] = {
-    "arrivals": ("recorded", "flat", "profile", "blis-spec"),
-    "lengths": ("true", "re-tokenised", "profile", "blis-spec"),
-    "prefix": ("recorded", "none", "profile", "blis-spec"),
-    "scheduling": ("recorded", "synchronous", "asynchronous"),
-    "surplus_steps": ("0", "1"),
-    "pre_queue": ("modelled", "recorded"),
-    "schedule": ("modelled", "recorded"),
-    "step_time": ("modelled", "recorded"),
-    "output_processing": ("modelled", "recorded"),
-}
+EngineValue = int | bool | str | None
+# Argument and value, by the argument's name.
+EngineOverrides = tuple[tuple[str, EngineValue], ...]
+
+# Its annotations are text, as the module postpones them.
+_KINDS: dict[str, str] = {field.name: str(field.type) for field in fields(EngineConfig)}
+ENGINE_ARGUMENTS = tuple(_KINDS)
+_SWITCH = {"true": True, "false": False}
+
+
+def parse_engine_value(name: str, text: str) -> EngineValue:
+    """The value of an engine argument, written ``256``, ``true``, ``fcfs``, or ``none`` for KV memory without bound.
+
+    Raises ``UnknownNameError`` for an argument that the engine does not have, or a value of another
+    kind; whether the engine can run with it is seen when it is made.
+    """
+    kind = _KINDS.get(name)
+    if kind is None:
+        raise UnknownNameError(f"{name!r} is no engine argument; use {', '.join(ENGINE_ARGUMENTS)}")
+    if kind == "bool":
+        if text.lower() not in _SWITCH:
+            raise UnknownNameError(f"{name}={text} is not possible; use {name}=true|false")
+        return _SWITCH[text.lower()]
+    if kind.startswith("Literal"):
+        return text
+    if text.lower() == "none" and "None" in kind:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
+        or_none = ", or none" if "None" in kind else ""
+        raise UnknownNameError(f"{name}={text} is not possible; give a whole number{or_none}")
+    return int(text)
+
+
+def parse_overrides(texts: Mapping[str, str]) -> EngineOverrides:
+    """Overrides from values as text, sorted by argument; raises as ``parse_engine_value``."""
+    return tuple(sorted((name, parse_engine_value(name, text)) for name, text in texts.items()))
+
+
+def override_text(name: str, value: EngineValue) -> str:
+    """``name=value`` as ``parse_engine_value`` reads it."""
+    return f"{name}={str(value).lower() if value is None or isinstance(value, bool) else value}"
+
 
 # Requests generated from the load profile: as its load generator declares them, and as BLIS expands it.
 _SHORTHANDS = {
@@ -56,6 +87,12 @@ class ReplayMode:
     engine: EngineOverrides = ()
 
     @property
+    def teacher_forced(self) -> bool:
+        """Whether an observed quantity takes the place of a modelled one."""
+        forced = (self.pre_queue, self.schedule, self.step_time, self.output_processing)
+        return "recorded" in forced
+
+    @property
     def name(self) -> str:
         """``exact``, or the substitutions as ``key=value``, joined by commas."""
         default = ReplayMode()
@@ -65,6 +102,12 @@ class ReplayMode:
             if f.name != "engine" and getattr(self, f.name) != getattr(default, f.name)
         ]
         return ",".join([*changed, *(override_text(*override) for override in self.engine)]) or "exact"
+
+
+# Each substitution and what it can be, as text.
+ALLOWED: dict[str, tuple[str, ...]] = {
+    name: tuple(map(str, get_args(kind))) for name, kind in get_type_hints(ReplayMode).items() if name != "engine"
+}
 
 
 def parse_mode(text: str, published: Mapping[str, str | int]) -> ReplayMode:

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
 
-from blis_replay.blis.latency import ObservedCycles
-from blis_replay.blis.trace import NEVER_US, BlockKeys, EngineConfig, Int64s, RequestTrace
-from blis_replay.ingest.recording import PUBLISHED, Recording
-from blis_replay.replay.engine_overrides import with_engine
+from blis_replay.blis.latency.models import ObservedCycles
+from blis_replay.blis.trace import NEVER_US, BlockKeys, EngineConfig, RequestTrace
+from blis_replay.compiled.arrays import Int64s
+from blis_replay.ingest.recording import PUBLISHED, Recording, Setting
+from blis_replay.ingest.rows import Rows
 from blis_replay.replay.errors import ReplayError, argument_not_known
-from blis_replay.replay.mode import ReplayMode
-from blis_replay.replay.observed_cycles import observed_cycles
-from blis_replay.replay.prefix import estimate_prefix, prefix_identity, prompt_tokens
-from blis_replay.replay.teacher_forcing import observed_delivery, observed_hold, observed_pre_queue
-from blis_replay.replay.workload import profile_arrivals
-from blis_replay.replay.workload_blis import blis_blocks, blis_spec
-from blis_replay.replay.workload_prompts import profile_blocks, profile_lengths
+from blis_replay.replay.mode import EngineValue, ReplayMode
+from blis_replay.replay.observed.cycles import observed_cycles, server_stamps
+from blis_replay.replay.observed.prefix import estimate_prefix, prefix_identity, prompt_tokens
+from blis_replay.replay.observed.teacher_forcing import observed_delivery, observed_hold, observed_pre_queue
+from blis_replay.replay.profile.prompts import profile_blocks, profile_lengths
+from blis_replay.replay.profile.workload import blis_blocks, blis_spec, profile_arrivals
 
 _FLAT_ARRIVALS_SEED = 42
 
@@ -55,24 +56,36 @@ def plan_replay(recording: Recording, mode: ReplayMode) -> ReplayPlan:
     recording = replayed_engine(recording, mode)
     engine = engine_config(recording, mode)  # first: blocks are counted in its terms
     trace, basis = request_trace(recording, mode)
-    return _forced(ReplayPlan(trace, engine, basis), recording, mode)
+    plan = ReplayPlan(trace, engine, basis)
+    return _forced(plan, recording, mode) if mode.teacher_forced else plan
 
 
 def _forced(plan: ReplayPlan, recording: Recording, mode: ReplayMode) -> ReplayPlan:
+    """The plan with what the mode takes from the recording instead of a model."""
     trace, basis, delivery_us = plan.trace, dict(plan.basis), None
-    cycles = None
-    if mode.step_time == "recorded":
-        cycles, basis["step time"] = observed_cycles(recording)
-    if mode.pre_queue == "recorded":
-        delay_us, basis["delay before the queue"] = observed_pre_queue(recording)
+    forced = {name for name in ("step_time", "pre_queue", "schedule") if getattr(mode, name) == "recorded"}
+    cycles, cycles_basis = observed_cycles(recording) if forced else (None, "")
+    stamps = server_stamps(recording)
+    if "step_time" in forced:
+        basis["step time"] = cycles_basis
+    if cycles is not None and "pre_queue" in forced:
+        delay_us, basis["delay before the queue"] = observed_pre_queue(recording, stamps, cycles)
         trace = replace(trace, pre_queue_us=delay_us)
-    if mode.schedule == "recorded":
-        held_us, basis["schedule"] = observed_hold(recording, cycles or observed_cycles(recording)[0])
+    if cycles is not None and "schedule" in forced:
+        held_us, basis["schedule"] = observed_hold(recording, stamps, cycles)
         trace = replace(trace, held_us=held_us)
     if mode.output_processing == "recorded":
-        first_us, last_us, basis["output processing"] = observed_delivery(recording)
+        first_us, last_us, basis["output processing"] = observed_delivery(recording, stamps)
         delivery_us = first_us, last_us
-    return replace(plan, trace=trace, basis=basis, cycles=cycles, delivery_us=delivery_us)
+    used = cycles if "step_time" in forced else None
+    return replace(plan, trace=trace, basis=basis, cycles=used, delivery_us=delivery_us)
+
+
+def with_engine(recording: Recording, arguments: Mapping[str, EngineValue], source: str) -> Recording:
+    """The recording as of an engine with these arguments; ``source`` is that of their settings."""
+    engine = {name: setting for name, setting in recording.engine.items() if name not in arguments}
+    engine |= {name: Setting(value, source) for name, value in arguments.items() if value is not None}
+    return replace(recording, engine=engine)
 
 
 def replayed_engine(recording: Recording, mode: ReplayMode) -> Recording:
@@ -185,7 +198,7 @@ def _output_tokens(recording: Recording, mode: ReplayMode) -> tuple[Int64s, str]
     return np.maximum(lengths.to_numpy().astype(np.int64), 1), basis
 
 
-def _with_those_given_up(requests: pl.DataFrame, lengths: pl.Series) -> tuple[pl.Series, str]:
+def _with_those_given_up(requests: Rows, lengths: pl.Series) -> tuple[pl.Series, str]:
     """Lengths with what failed requests would have gone on to, had their clients held on; and that in words."""
     unknown = int((lengths.is_null() & (requests["status"] != "ok")).sum())
     if not unknown or lengths.null_count() == len(lengths):
@@ -212,7 +225,7 @@ def _arrivals(recording: Recording, mode: ReplayMode) -> tuple[Int64s, str]:
     return np.floor(np.cumsum(gaps)).astype(np.int64), "Poisson at the mean rate of the run, stages flattened"
 
 
-def _aborts(requests: pl.DataFrame, arrival_us: Int64s) -> Int64s:
+def _aborts(requests: Rows, arrival_us: Int64s) -> Int64s:
     """When clients gave up: a recorded failure holds on for its recorded duration."""
     failed = (requests["status"] != "ok").to_numpy()
     duration_us = requests["e2e_us"].fill_null(0).to_numpy()

@@ -13,9 +13,9 @@ from typing import NoReturn
 
 import numpy as np
 
-from blis_replay.blis.block_keys import chain_blocks
-from blis_replay.blis.trace import NEVER_US, BlockKeys, Int64s, RequestTrace
-from blis_replay.ingest.printable import printable
+from blis_replay.blis.trace import NEVER_US, BlockKeys, RequestTrace, chain_blocks
+from blis_replay.compiled.arrays import Int64s
+from blis_replay.ingest.errors import printable
 from blis_replay.replay.errors import ReplayError
 
 # Microseconds in a unit; a table has one of these columns.
@@ -51,9 +51,9 @@ class RequestTable:
     word: str
     numbers: Int64s
 
-    def refuse(self, request: int, problem: str, mend: str) -> NoReturn:
+    def refuse(self, request: int, problem: str, remedy: str) -> NoReturn:
         """Raise ``RequestTableError`` at a request, numbered as in ``trace``."""
-        _refuse(self.path, self.word, int(self.numbers[self.rows[request]]), problem, mend)
+        _refuse(self.path, self.word, int(self.numbers[self.rows[request]]), problem, remedy)
 
 
 def read_request_table(path: Path, block_size: int) -> RequestTable:
@@ -202,8 +202,8 @@ class _Builder:
         start = np.cumsum(count) - count
         return BlockKeys(start[order], count[order], keys, self.block_size)
 
-    def refuse(self, row: _Row, problem: str, mend: str) -> NoReturn:
-        _refuse(self.path, row.word, row.number, problem, mend)
+    def refuse(self, row: _Row, problem: str, remedy: str) -> NoReturn:
+        _refuse(self.path, row.word, row.number, problem, remedy)
 
 
 def _csv_rows(path: Path) -> Generator[_Row, None, None]:
@@ -282,8 +282,8 @@ def _parquet_rows(path: Path) -> Generator[_Row, None, None]:
         _refuse(path, "row", number + 1, f"no sound Parquet ({_first_line(error)})", "write it again")
 
 
-def _refuse(path: Path, word: str, number: int, problem: str, mend: str) -> NoReturn:
-    raise RequestTableError(printable(f"{path}, {word} {number}: {problem}; {mend}"))
+def _refuse(path: Path, word: str, number: int, problem: str, remedy: str) -> NoReturn:
+    raise RequestTableError(printable(f"{path}, {word} {number}: {problem}; {remedy}"))
 
 
 def _first_line(error: Exception) -> str:

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from blis_replay.blis.engine import simulate
 from blis_replay.blis.errors import ReleaseError
-from blis_replay.blis.release import CoefficientRelease, ModelEntry
+from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.result import SimResult
-from blis_replay.blis.trace import Int64s
+from blis_replay.compiled.arrays import Bools, Int64s
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.plan import ReplayPlan
@@ -30,7 +29,7 @@ class Simulated:
     engine, by its known semantics, a sentence each.
     """
 
-    completed: NDArray[np.bool_]
+    completed: Bools
     ttft_us: Int64s
     e2e_us: Int64s
     output_tokens: Int64s
@@ -85,6 +84,15 @@ def entry_of(release: CoefficientRelease, recording: Recording, extrapolate: boo
         if not extrapolate:
             raise
         return release.entry_for(model, None, recording.alias)
+
+
+def has_entry(release: CoefficientRelease, recording: Recording) -> bool:
+    """Whether a release has coefficients for a recording."""
+    try:
+        entry_of(release, recording)
+    except ReleaseError:
+        return False
+    return True
 
 
 @dataclass(frozen=True)

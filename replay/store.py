@@ -8,7 +8,7 @@ import polars as pl
 
 from blis_replay.blis.result import SimResult
 from blis_replay.ingest.recording import empty_frame
-from blis_replay.ingest.store import RUN_STEP_SCHEMA, RunRecord, Store, is_stored, write_run
+from blis_replay.ingest.store import RUN_STEP_SCHEMA, RunRecord
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.replay.plan import replayed_engine
 
@@ -30,13 +30,9 @@ def provenance_of(run: ReplayRun) -> dict[str, object]:
     }
 
 
-def store_run(store: Store, run: ReplayRun, errors: pl.DataFrame) -> None:
-    """Keep a replay with its per-request and per-step tables and its errors (ERROR_SCHEMA).
-
-    A simulator that reports requests only has no steps, and of a request only its latencies.
-    A run that is stored already is left as it is.
-    """
-    record = RunRecord(
+def record_of(run: ReplayRun) -> RunRecord:
+    """What identifies a replay in the store, and what it depends on."""
+    return RunRecord(
         slug=run.recording.slug,
         simulator=run.simulator,
         release=run.release.name,
@@ -45,8 +41,13 @@ def store_run(store: Store, run: ReplayRun, errors: pl.DataFrame) -> None:
         content_hash=run.recording.content_hash,
         provenance=provenance_of(run),
     )
-    if is_stored(store, record):
-        return  # equal input gives equal output
+
+
+def run_tables(run: ReplayRun) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Requests (RUN_REQUEST_SCHEMA) and steps (RUN_STEP_SCHEMA) of a replay, as they are stored.
+
+    A simulator that reports requests only has no steps, and of a request only its latencies.
+    """
     engine = run.simulated.engine
     completed = run.simulated.completed
     requests = pl.DataFrame(
@@ -62,8 +63,8 @@ def store_run(store: Store, run: ReplayRun, errors: pl.DataFrame) -> None:
         *(pl.when("completed").then(name) for name in ("ttft_us", "e2e_us")),
         state=pl.when("completed").then(pl.lit("completed")).otherwise(pl.lit("aborted")),
     )
-    table = empty_frame(RUN_STEP_SCHEMA) if engine is None else step_table(engine)
-    write_run(store, record, requests.drop("completed"), table, errors)
+    steps = empty_frame(RUN_STEP_SCHEMA) if engine is None else step_table(engine)
+    return requests.drop("completed"), steps
 
 
 def _engine_times(result: SimResult) -> dict[str, pl.Series]:

@@ -13,21 +13,26 @@ from __future__ import annotations
 import multiprocessing
 import os
 import platform
+import pty
 import resource
+import select
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import large_recordings
-from bench_engine import cluster, engine, growth
-from bench_row import Row
+from bench_collect import collect
+from bench_engine import Row, cluster, engine, growth
 
 REPEATS = 5
 INGEST_BYTES = 1_000_000_000
+_COMMAND = (sys.executable, "-m", "blis_replay.validate.cli.main")
+_LARGE_STORE = Path(__file__).with_name("large_store.py")
 
 
 def command(*arguments: str, env: dict[str, str] | None = None) -> tuple[float, float]:
@@ -40,7 +45,7 @@ def usage_of(*arguments: str, env: dict[str, str] | None = None) -> tuple[float,
     """The same, and its seconds of CPU time in user mode."""
     begin = time.perf_counter()
     process = subprocess.Popen(
-        [sys.executable, "-m", "blis_replay.validate.cli.main", *arguments],
+        [*_COMMAND, *arguments],
         stdout=subprocess.DEVNULL,
         env={**os.environ, **(env or {})},
     )
@@ -119,17 +124,52 @@ def report(folder: Path) -> Iterator[Row]:
     env = {"BLIS_REPLAY_STORE": str(folder / "report.duckdb")}
     page = folder / "report.html"
     command("validate", "--all", env=env)  # brings in what ships
-    for what, asked in (("34b-general", ("--experiment", "34b-general")), ("--all (16 experiments)", ("--all",))):
-        seconds, peak = command("report", *asked, "--out", str(page), env=env)
+    for what, options in (("34b-general", ("--experiment", "34b-general")), ("--all (16 experiments)", ("--all",))):
+        seconds, peak = command("report", *options, "--out", str(page), env=env)
         yield Row(f"report {what}", seconds, peak, f"{page.stat().st_size / 1e6:.2f} MB")
 
 
 def large(folder: Path) -> Iterator[Row]:
-    """100 recordings of 15,000 requests in one store, validated with the progress that a terminal sees."""
-    import bench_large
+    """100 recordings of 15,000 requests in one store: the first validation, which stores the runs, and another."""
+    store = folder / "large.duckdb"
+    begin = time.perf_counter()
+    experiments, requests = 100, 15_000
+    subprocess.run([sys.executable, _LARGE_STORE, store, str(experiments), str(requests)], check=True)
+    made = f"; store made in {time.perf_counter() - begin:.0f} s, {store.stat().st_size / 1e6:.0f} MB"
+    for run, remark in (("first", made), ("again", "")):
+        seconds, peak_mb, progress = watched("validate", "--all", "--store", str(store))
+        yield Row(f"validate --all, {experiments * requests:,} requests, {run}", seconds, peak_mb, progress + remark)
 
-    for row in bench_large.large(folder):
-        yield Row(*row)
+
+def watched(*arguments: str) -> tuple[float, float, str]:
+    """Seconds and peak MB of a blis-replay command with a terminal as its standard error, and its progress there."""
+    ours, theirs = pty.openpty()
+    begin = time.perf_counter()
+    process = subprocess.Popen([*_COMMAND, *arguments], stdout=subprocess.DEVNULL, stderr=theirs)
+    os.close(theirs)
+    written_s = []
+    while _more(ours):
+        written_s.append(time.perf_counter() - begin)
+    _, status, usage = os.wait4(process.pid, 0)
+    os.close(ours)
+    if os.waitstatus_to_exitcode(status) not in (0, 1) or not written_s:
+        sys.exit(f"blis-replay {' '.join(arguments)} ended with {os.waitstatus_to_exitcode(status)}")
+    seconds = time.perf_counter() - begin
+    silent_s = max((later - sooner for sooner, later in pairwise([*written_s, seconds])), default=0.0)
+    progress = (
+        f"{usage.ru_utime + usage.ru_stime:.0f} s of CPU; first progress after {written_s[0]:.1f} s, never silent for "
+        f"more than {silent_s:.1f} s"
+    )
+    return seconds, usage.ru_maxrss / 1024, progress
+
+
+def _more(terminal: int) -> bool:
+    """Whether something was written; False once nobody can write any more."""
+    select.select([terminal], [], [])
+    try:
+        return bool(os.read(terminal, 1 << 16))
+    except OSError:  # how a terminal says so
+        return False
 
 
 def machine() -> str:
@@ -146,14 +186,6 @@ def studies(folder: Path) -> Iterator[Row]:
     env = {"BLIS_REPLAY_STORE": str(folder / "studies.duckdb")}
     command("study", "run", "sjf", env=env)
     yield Row("study run --all", *command("study", "run", "--all", env=env))
-
-
-def collect(folder: Path) -> Iterator[Row]:
-    """Spans per second that the live collector takes on one core, and what it does beyond that."""
-    import bench_collect
-
-    for row in bench_collect.collect(folder):
-        yield Row(*row)
 
 
 PARTS = {

@@ -20,6 +20,8 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench_engine import Row
+
 SECONDS = 6.0
 COLLECTOR_CORE = 1
 
@@ -58,8 +60,8 @@ def message(load: Load) -> bytes:
     return request.SerializeToString()
 
 
-def collect(folder: Path) -> Iterator[tuple[str, float, float, str]]:
-    """``(what, seconds, peak MB, remark)`` for both kinds of span over both transports, and beyond saturation."""
+def collect(folder: Path) -> Iterator[Row]:
+    """Spans per second on one core: both kinds of span over both transports, and beyond saturation."""
     for load in (JOURNEY, STEP):
         for transport in ("grpc", "http"):
             yield measured(folder, load, transport, clients=4)
@@ -67,7 +69,7 @@ def collect(folder: Path) -> Iterator[tuple[str, float, float, str]]:
     yield measured(folder, JOURNEY, "http", clients=128)
 
 
-def measured(folder: Path, load: Load, transport: str, clients: int) -> tuple[str, float, float, str]:
+def measured(folder: Path, load: Load, transport: str, clients: int) -> Row:
     """One collector under one load; exits if a batch that was acknowledged is not on disk."""
     directory = folder / f"{transport}-{load.events}-{clients}"
     process = subprocess.Popen(
@@ -97,7 +99,7 @@ def measured(folder: Path, load: Load, transport: str, clients: int) -> tuple[st
         f"{cpu_us_a_span:.1f} us of CPU a span; {on_disk:,} spans, none lost, {refused:,} batches put off"
     )
     what = f"collect, {load.what} over {'gRPC' if transport == 'grpc' else 'HTTP'}, {clients} clients"
-    return what, SECONDS, usage.ru_maxrss / 1024, remark
+    return Row(what, SECONDS, usage.ru_maxrss / 1024, remark)
 
 
 def sent_to(where: str, load: Load, transport: str, clients: int) -> tuple[int, ...]:

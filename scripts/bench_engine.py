@@ -3,21 +3,41 @@
 from __future__ import annotations
 
 import os
+import statistics
 import subprocess
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench_row import Row, timed
-
 if TYPE_CHECKING:
-    from blis_replay.blis.latency import LatencyModel
+    from blis_replay.blis.latency.models import LatencyModel
     from blis_replay.blis.trace import EngineConfig, RequestTrace
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table: what, median seconds, peak memory in MB, a rate or remark."""
+
+    what: str
+    seconds: float
+    peak_mb: float | None = None
+    remark: str = ""
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Median seconds of a function over 20 calls, after one that is not counted."""
+    work()
+    durations = []
+    for _ in range(20):
+        begin = time.perf_counter()
+        work()
+        durations.append(time.perf_counter() - begin)
+    return statistics.median(durations)
 
 
 def engine(folder: Path) -> Iterator[Row]:
@@ -70,21 +90,15 @@ def engine(folder: Path) -> Iterator[Row]:
 
 def growth(folder: Path) -> Iterator[Row]:
     """The engine with more requests, and with more load: each size in a process of its own."""
-    for requests, rate_per_s in (
-        (1_000, 14),
-        (10_000, 14),
-        (100_000, 14),
-        (1_000_000, 14),
-        (100_000, 5),
-        (100_000, 20),
-    ):
+    sizes = [(requests, 14) for requests in (1_000, 10_000, 100_000, 1_000_000)]
+    for requests, rate_per_s in (*sizes, (100_000, 5), (100_000, 20)):
         begin = time.perf_counter()
         process = subprocess.Popen(
             [sys.executable, __file__, str(requests), str(rate_per_s)], stdout=subprocess.PIPE, text=True
         )
-        said = process.stdout.read() if process.stdout else ""
+        printed = process.stdout.read() if process.stdout else ""
         _, _, usage = os.wait4(process.pid, 0)
-        seconds, remark = said.strip().split("|")
+        seconds, remark = printed.strip().split("|")
         what = f"engine, {requests:,} requests at {rate_per_s}/s (process {time.perf_counter() - begin:.1f} s)"
         yield Row(what, float(seconds), usage.ru_maxrss / 1024, remark)
 
@@ -92,7 +106,7 @@ def growth(folder: Path) -> Iterator[Row]:
 def grow(requests: int, rate_per_s: float) -> None:
     """Simulate requests like those of 34b-general and print ``seconds|remark``."""
     from blis_replay.blis.engine import simulate
-    from blis_replay.blis.latency import Lifecycle
+    from blis_replay.blis.latency.models import Lifecycle
 
     trace, *job = plain_job(requests, rate_per_s)
     simulate(trace.part(slice(10)), *job, Lifecycle(9_300))  # loads the compiled code
@@ -108,7 +122,7 @@ def plain_job(requests: int, rate_per_s: float) -> tuple[RequestTrace, EngineCon
     """Requests like those of 34b-general, its engine, and about its step time."""
     import numpy as np
 
-    from blis_replay.blis.latency import LatencyModel
+    from blis_replay.blis.latency.models import LatencyModel
     from blis_replay.blis.trace import NEVER_US, BlockKeys, EngineConfig, RequestTrace
 
     gaps_us = np.random.default_rng(0).exponential(1e6 / rate_per_s, requests)

@@ -2,7 +2,7 @@
 
     python scripts/compare_oracle.py DIR...
 
-A line a scenario directory: equal, or the first difference.  Exit code 0 if all are
+One line per scenario directory: equal, or the first difference.  Exit code 0 if all are
 equal, 1 if one differs, 3 if one cannot be read.
 """
 

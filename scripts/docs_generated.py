@@ -1,22 +1,31 @@
-"""Parts of pages that are made of the code, so that they cannot fall behind it."""
+"""What pages take from the code, so that they cannot fall behind it.
+
+Generated regions, the rooms and their imports as a table and as a picture, and the options of commands that a page
+names but does not run.
+"""
 
 from __future__ import annotations
 
-import inspect
+import ast
+import re
+import shlex
 from collections.abc import Callable, Iterator
+from functools import cache
+from html import escape
+from pathlib import Path
 
 import click
-from docs_pages import NAVIGATION, page_of
-from docs_rooms import rooms_table
+from docs_pages import NAVIGATION, ROOT, Part, page_of
 
+import blis_replay.validate as face
 from blis_replay.ingest.checks.registry import CHECKS
 from blis_replay.replay.mode import ALLOWED, ReplayMode
-from blis_replay.validate import metrics, notebook
 from blis_replay.validate.cli.main import cli
+from blis_replay.validate.metrics import latency as metrics
 
 
 def checks() -> list[str]:
-    """A section an instrument check: what it measures, and its thresholds with the reason."""
+    """One section per instrument check: what it measures, and its thresholds with the reason."""
     rows = [f"| [`{check.name}`](#{check.name}) | {_cell(check.measures)} |" for check in CHECKS]
     sections = [
         line
@@ -27,19 +36,18 @@ def checks() -> list[str]:
 
 
 def metric_definitions() -> list[str]:
-    """The definitions of `validate/metrics.py`, as its docstring has them."""
-    return ["```text", *_paragraph(metrics.__doc__ or ""), "```"]
+    """The definitions of `validate/metrics/latency.py`, as its docstring has them."""
+    return ["```text", *(metrics.__doc__ or "").strip().split("\n\n", 1)[1].splitlines(), "```"]
 
 
 def replay_modes() -> list[str]:
-    """What a replay can substitute: a row a key of `--replay`, its default first."""
+    """What a replay can substitute: one row per key of `--replay`, its default first."""
     default = ReplayMode()
-    rows = [f"| `{key}` | `{getattr(default, key)}` | {_others(key, default)} |" for key in ALLOWED]
-    return ["| key | default | can be replaced by |", "|---|---|---|", *rows]
-
-
-def _others(key: str, default: ReplayMode) -> str:
-    return ", ".join(f"`{value}`" for value in ALLOWED[key] if value != str(getattr(default, key)))
+    rows = ["| key | default | can be replaced by |", "|---|---|---|"]
+    for key, values in ALLOWED.items():
+        usual = str(getattr(default, key))
+        rows.append(f"| `{key}` | `{usual}` | {', '.join(f'`{value}`' for value in values if value != usual)} |")
+    return rows
 
 
 def commands() -> list[str]:
@@ -49,10 +57,9 @@ def commands() -> list[str]:
     return [line for verb in _verbs(cli, top) for line in _help_of(verb)]
 
 
-def notebook_functions() -> list[str]:
-    """The public functions of `validate/notebook.py`, with the first sentence of each."""
-    functions = [f for f in vars(notebook).values() if inspect.isfunction(f) and f.__module__ == notebook.__name__]
-    shown = [(f.__name__, _first_line(f)) for f in functions if not f.__name__.startswith("_")]
+def public_functions() -> list[str]:
+    """The public face, `blis_replay.validate`, with the first sentence of each function."""
+    shown = [(name, _first_line(getattr(face, name))) for name in face.__all__]
     return ["| function | returns |", "|---|---|", *(f"| `br.{name}` | {_cell(line)} |" for name, line in shown)]
 
 
@@ -65,7 +72,7 @@ def contents() -> list[str]:
 
 
 def _verbs(group: click.Group, context: click.Context) -> Iterator[click.Context]:
-    """A context a verb, under its group's, as on the command line: what a group settles for its verbs holds."""
+    """One context per verb, under its group's, as on the command line: what a group settles for its verbs holds."""
     for name in group.list_commands(context):
         command = group.get_command(context, name)
         if command is None:
@@ -82,11 +89,6 @@ def _help_of(verb: click.Context) -> list[str]:
     return ["", f"## {verb.command_path}", "", "```text", *(line.rstrip() for line in text.splitlines()), "```"]
 
 
-def _paragraph(text: str) -> list[str]:
-    """The lines of a docstring's table, without its first sentence."""
-    return text.strip().split("\n\n", 1)[1].splitlines()
-
-
 def _first_line(function: Callable[..., object]) -> str:
     return (function.__doc__ or "").strip().splitlines()[0].replace("``", "`")
 
@@ -95,12 +97,136 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
+# From top to bottom: what imports stands above what it imports.
+_ROOMS = ("validate", "replay", "fixtures", "ingest", "blis", "strict", "compiled")
+_LEFT, _RIGHT, _HEIGHT, _PITCH = 20, 880, 92, 112
+_STYLE = """
+  text { font: 13px system-ui, sans-serif; fill: #1c1c1c } .name { font-weight: 700; font-size: 16px }
+  .small { font-size: 12px; fill: #555 } rect { fill: #f4f6f8; stroke: #7a8794 } .inner { fill: #fff; stroke: #c3cad1 }
+  path { stroke: #35618e; stroke-width: 1.6; fill: none } .head { fill: #35618e; stroke: none }
+  @media (prefers-color-scheme: dark) {
+    text { fill: #e6e6e6 } .small { fill: #a8b0b8 } rect { fill: #1f252b; stroke: #6b7782 }
+    .inner { fill: #171b20; stroke: #46505a } path { stroke: #7fb2e5 } .head { fill: #7fb2e5 }
+  }"""
+
+
+@cache
+def imports_between() -> frozenset[tuple[str, str]]:
+    """Each two rooms of which the first imports from the second."""
+    return frozenset(
+        (room, other)
+        for room in _ROOMS
+        for module in (ROOT / room).rglob("*.py")
+        for other in _imported_rooms(module) - {room}
+    )
+
+
+def rooms_table() -> list[str]:
+    """A row per room and per folder in it: what it is for, and what it may import."""
+    rows = [_row(folder) for room in _ROOMS for folder in [ROOT / room, *_folders(room)]]
+    return ["| room | what it is for | may import |", "|---|---|---|", *rows]
+
+
+def rooms_svg() -> str:
+    """The picture: one box per room below each other, and an arrow on the right for each two rooms with imports."""
+    label = "Rooms of the repository and the imports between them, which all point down"
+    shapes = "\n".join([*map(_box, _ROOMS), *map(_arrow, sorted(imports_between()))])
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1060 {len(_ROOMS) * _PITCH + 12}" role="img" '
+        f'aria-label="{label}">\n<title>{label}</title>\n<style>{_STYLE}\n</style>\n{shapes}\n</svg>\n'
+    )
+
+
+def _top(room: str) -> int:
+    return 16 + _ROOMS.index(room) * _PITCH
+
+
+def _box(room: str) -> str:
+    top, at = _top(room), _LEFT + 12
+    lines = [
+        f'<rect x="{_LEFT}" y="{top}" width="{_RIGHT - _LEFT}" height="{_HEIGHT}" rx="6"/>',
+        f'<text class="name" x="{at}" y="{top + 24}">{room}/</text>',
+        f'<text class="small" x="{at}" y="{top + 44}">{escape(_docstring(ROOT / room)[0])}</text>',
+    ]
+    for folder in _folders(room):
+        width = 7 * len(folder.name) + 16
+        lines.append(f'<rect class="inner" x="{at}" y="{top + 58}" width="{width}" height="24" rx="4"/>')
+        lines.append(f'<text class="small" x="{at + 8}" y="{top + 74}">{folder.name}</text>')
+        at += width + 8
+    return "\n".join(lines)
+
+
+def _arrow(pair: tuple[str, str]) -> str:
+    """A bow from the right side of the upper box to that of the lower one; no two begin or end at one point."""
+    above, below = map(_ROOMS.index, pair)
+    start, end = _top(pair[0]) + 12 + 11 * below, _top(pair[1]) + 12 + 11 * above
+    reach = _RIGHT + 40 + 28 * (below - above)
+    bow = f'<path d="M{_RIGHT} {start} C{reach} {start} {reach} {end} {_RIGHT + 8} {end}"/>'
+    return f'{bow}<path class="head" d="M{_RIGHT} {end} l9 -5 v10 z"/>'
+
+
+def _row(folder: Path) -> str:
+    purpose, *_, may_import = _docstring(folder)
+    names = may_import.removeprefix("May import: ").removesuffix(".")
+    return f"| `{folder.relative_to(ROOT).as_posix()}/` | {purpose} | {names} |"
+
+
+def _docstring(folder: Path) -> list[str]:
+    """The paragraphs of the folder's docstring, each in one line: what it is for first, what it may import last."""
+    docstring = ast.get_docstring(ast.parse((folder / "__init__.py").read_text("utf-8"))) or ""
+    return [" ".join(paragraph.split()) for paragraph in docstring.split("\n\n")]
+
+
+def _folders(room: str) -> list[Path]:
+    """The folders of a room that have modules, those inside of others left out."""
+    return sorted(path.parent for path in (ROOT / room).glob("*/__init__.py"))
+
+
+def _imported_rooms(module: Path) -> set[str]:
+    nodes = ast.walk(ast.parse(module.read_text("utf-8")))
+    names = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+    return {name.split(".")[1] for name in names if name.startswith("blis_replay.")}
+
+
+_IN_TEXT = re.compile(r"`(blis-replay [^`]+)`")
+
+
+def refuse_unknown_options(part: Part) -> None:
+    """Raise ``ValueError`` for a verb or an option that does not exist."""
+    for line in _named(part):
+        for problem in _problems(line):
+            raise ValueError(f"line {part.line} and on: `{line}`: {problem}")
+
+
+def _named(part: Part) -> Iterator[str]:
+    text = "\n".join(part.body).replace("\\\n", " ")
+    if part.kind == "prose":
+        yield from (" ".join(found.split()) for found in _IN_TEXT.findall(text))
+    else:
+        yield from (line for line in text.splitlines() if line.startswith("blis-replay "))
+
+
+def _problems(line: str) -> Iterator[str]:
+    words = shlex.split(line.partition(" | ")[0], comments=True)[1:]
+    command: click.Command | None = cli
+    while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+        verb = words.pop(0)
+        command = command.get_command(click.Context(command), verb)
+        if command is None and verb != "VERB":
+            yield f"there is no {verb}"
+    if command is not None:
+        known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)} | {"--help"}
+        yield from (
+            f"there is no {word}" for word in words if word.startswith("--") and word.split("=")[0] not in known
+        )
+
+
 GENERATED: dict[str, Callable[[], list[str]]] = {
     "checks": checks,
     "metrics": metric_definitions,
     "replay-modes": replay_modes,
     "commands": commands,
-    "notebook": notebook_functions,
+    "public-functions": public_functions,
     "contents": contents,
     "rooms": rooms_table,
 }

@@ -10,8 +10,7 @@ from html import escape
 from itertools import pairwise
 from pathlib import Path
 
-from docs_fences import Part, parts_of
-from docs_pages import NAVIGATION, ROOT, Page, all_pages, page_of
+from docs_pages import NAVIGATION, ROOT, Page, Part, all_pages, page_of, parts_of
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markdown_it import MarkdownIt
 from markdown_it.renderer import RendererHTML

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from fuzz_mutations import mutated_bytes, mutated_file, mutated_json, mutated_rows, mutated_table
 
-from blis_replay.ingest.printable import printable
+from blis_replay.ingest.errors import printable
 from blis_replay.ingest.readers.files import GZIP_MAGIC, ZSTD_MAGIC, RecordedFile
 from blis_replay.validate.cli.main import main as blis_replay
 
@@ -65,9 +65,9 @@ def _shortened(recording: Path, copy: Path) -> Path:
     """A copy of a recording whose files keep their first lines only."""
     for path in sorted(recording.rglob("*")):
         if path.is_file() and not path.name.startswith("truth"):
-            made = copy / recording.name / path.relative_to(recording)
-            made.parent.mkdir(parents=True, exist_ok=True)
-            made.write_bytes(_beginning(path))
+            copied = copy / recording.name / path.relative_to(recording)
+            copied.parent.mkdir(parents=True, exist_ok=True)
+            copied.write_bytes(_beginning(path))
     return copy / recording.name
 
 
@@ -96,15 +96,16 @@ def _round(rng: random.Random, recordings: Sequence[Path], copy: Path) -> int:
     for _ in range(rng.randint(1, 2)):
         _damage(rng, directory)
     begin = time.monotonic()
-    ended, said = _call("ingest", directory)
+    ended, complaint = _call("ingest", directory)
     if ended == 0:
-        _check(said == "", f"a success that complains: {said}")
-        inspected, said = _call("inspect", "--experiment", directory.name)
-        _check(inspected == 0, f"stored and not to be inspected: {said}")
+        _check(complaint == "", f"a success that complains: {complaint}")
+        inspected, complaint = _call("inspect", "--experiment", directory.name)
+        _check(inspected == 0, f"stored and not to be inspected: {complaint}")
     else:
-        _check(ended == 3, f"exit code {ended}: {said}")
-        _check(said.count("\n") == 1 and printable(said[:-1]) == said[:-1], f"not one printable line: {said!r}")
-        _check(len(said) < 2000, "an endless line")
+        _check(ended == 3, f"exit code {ended}: {complaint}")
+        _check(complaint.endswith("\n"), f"not one line: {complaint!r}")
+        _check(printable(complaint[:-1]) == complaint[:-1], f"not one printable line: {complaint!r}")
+        _check(len(complaint) < 2000, "an endless line")
     _check(time.monotonic() - begin < MAX_SECONDS_A_ROUND, "too slow")
     return ended
 
@@ -135,12 +136,12 @@ def _damage(rng: random.Random, directory: Path) -> None:
 def _call(*arguments: object) -> tuple[int, str]:
     """Exit code and standard error of a command."""
     sys.argv = ["blis-replay", *map(str, arguments)]
-    said = io.StringIO()
+    complaint = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+        with contextlib.redirect_stderr(complaint), contextlib.redirect_stdout(io.StringIO()):
             blis_replay()
     except SystemExit as ended:
-        return int(ended.code or 0), said.getvalue()
+        return int(ended.code or 0), complaint.getvalue()
     raise AssertionError("a command that does not end")
 
 

@@ -33,56 +33,17 @@ _EDGES = [
 ]
 _FLOATS = [float("nan"), float("inf"), -float("inf"), 1e308, -1e308, 5e-324, 1e19, 9.3e12, 2.4e12, -2.4e12, 1e-9, 0.1]
 _WORDS = [
-    "\x00",
-    "\ud800",
-    "\ufeff",
-    "\x1b[31m",
-    "\u202e",
-    "a\nb",
-    "NaN",
-    "-0",
-    "1e999",
-    "９",
-    " 7 ",
-    "x" * 600,
-    "=" * 4,
+    *("\x00", "\ud800", "\ufeff", "\x1b[31m", "\u202e", "a\nb", "NaN", "-0", "1e999", "９", " 7 "),
+    *("x" * 600, "=" * 4),
 ]
 _CELLS = [
     *map(str, _EDGES[:20]),
-    *(
-        "",
-        '"',
-        '""',
-        '"a',
-        "a\nb",
-        "nan",
-        "inf",
-        "1e30",
-        "-0.0",
-        "0x10",
-        "[1, 2]",
-        "[",
-        "\x00",
-        "\x1b[31m",
-        "é",
-        "9" * 400,
-    ),
+    *("", '"', '""', '"a', "a\nb", "nan", "inf", "1e30", "-0.0", "0x10"),
+    *("[1, 2]", "[", "\x00", "\x1b[31m", "é", "9" * 400),
 ]
 _PIECES = [
-    b"\xef\xbb\xbf",
-    b"\r",
-    b"\n",
-    b"\x00",
-    b"\xff",
-    b'"',
-    b"\\u",
-    b"\\ud800",
-    b"[",
-    b"]",
-    b"{",
-    b"}",
-    b",",
-    b":",
+    *(b"\xef\xbb\xbf", b"\r", b"\n", b"\x00", b"\xff", b'"', b"\\u", b"\\ud800"),
+    *(b"[", b"]", b"{", b"}", b",", b":"),
 ]
 _MAGICS = [b"\x28\xb5\x2f\xfd", b"\x1f\x8b", b"\xff\xff\xff\xff", b"\x20\x00\x00\x00", b"PAR1", b"\x50\x2a\x4d\x18"]
 
@@ -126,30 +87,30 @@ def _changed(document: Any, rng: random.Random) -> Any:
     paths = paths_of(document)
     if not paths or rng.random() < 0.02:
         return _odd(document, rng)
-    *way, last = rng.choice(paths)
-    holder = document
-    for key in way:
-        holder = holder[key]
+    *parents, last = rng.choice(paths)
+    container = document
+    for key in parents:
+        container = container[key]
     action = rng.choice(["odd", "odd", "nudge", "delete", "copy", "repeat", "nest"])
     if action == "delete":
-        del holder[last]
+        del container[last]
     elif action == "copy":
         other = document
         for key in rng.choice(paths):
             other = other[key] if isinstance(other, dict | list) and _has(other, key) else other
-        holder[last] = json.loads(json.dumps(other))
-    elif action == "repeat" and isinstance(holder, list):
-        holder[last:last] = [holder[last]] * rng.choice([1, 3, 50])
+        container[last] = json.loads(json.dumps(other))
+    elif action == "repeat" and isinstance(container, list):
+        container[last:last] = [container[last]] * rng.choice([1, 3, 50])
     elif action == "nest":
         for _ in range(rng.choice([1, 2, 70])):
-            holder[last] = rng.choice([[holder[last]], {"a": holder[last]}])
+            container[last] = rng.choice([[container[last]], {"a": container[last]}])
     else:
-        holder[last] = _odd(holder[last], rng)
+        container[last] = _odd(container[last], rng)
     return document
 
 
-def _has(holder: Any, key: Any) -> bool:
-    return key in holder if isinstance(holder, dict) else isinstance(key, int) and key < len(holder)
+def _has(container: Any, key: Any) -> bool:
+    return key in container if isinstance(container, dict) else isinstance(key, int) and key < len(container)
 
 
 def _odd(value: Any, rng: random.Random) -> Any:

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable
 
 import polars as pl
 import pyarrow.parquet as pq
-import test_inference_perf_scan
 import test_otlp_journeys
 import test_otlp_scan
 import test_otlp_scan_protobuf
 import test_reader_aiperf
 import test_reader_guidellm
+import test_reader_inference_perf_requests
 import test_reader_kv_events
 import test_reader_mooncake
 import test_reader_otlp_json
@@ -24,7 +24,7 @@ import test_reader_vllm_bench
 import zstandard
 from test_reader_parquet_requests import PLAIN
 
-from blis_replay.fixtures.otlp_forms import as_protobuf
+from blis_replay.fixtures.writers_otlp import as_protobuf
 from blis_replay.ingest.readers.simulators.parquet_requests import METADATA
 
 
@@ -39,8 +39,8 @@ def _journeys() -> bytes:
 
 def otlp_json() -> list[bytes]:
     steps = [test_reader_otlp_json.step_line(1, 2, 5).encode(), test_reader_otlp_json.step_line(9, dropped=3).encode()]
-    made = [test_otlp_scan.document(random.Random(seed)) for seed in range(12)]  # noqa: S311 - the same every time
-    return [*steps, test_reader_otlp_json.request_line(3).encode(), _journeys(), *made]
+    drawn = [test_otlp_scan.document(random.Random(seed)) for seed in range(12)]  # noqa: S311 - the same every time
+    return [*steps, test_reader_otlp_json.request_line(3).encode(), _journeys(), *drawn]
 
 
 def otlp_messages() -> list[bytes]:
@@ -53,8 +53,8 @@ def otlp_protobuf() -> list[bytes]:
 
 
 def scanned_protobuf() -> list[bytes]:
-    made = [test_otlp_scan_protobuf.message(random.Random(seed)) for seed in range(12)]  # noqa: S311
-    return [*otlp_protobuf(), *made]
+    drawn = [test_otlp_scan_protobuf.message(random.Random(seed)) for seed in range(12)]  # noqa: S311
+    return [*otlp_protobuf(), *drawn]
 
 
 def otlp_framing() -> list[bytes]:
@@ -77,7 +77,7 @@ def otlp_framing() -> list[bytes]:
 
 
 def lifecycle_records() -> list[bytes]:
-    return [test_inference_perf_scan.document(random.Random(seed)) for seed in range(12)]  # noqa: S311
+    return [test_reader_inference_perf_requests.document(random.Random(seed)) for seed in range(12)]  # noqa: S311
 
 
 def server_log() -> list[bytes]:
@@ -107,37 +107,14 @@ def kv_events() -> list[bytes]:
 
 
 def parquet() -> list[bytes]:
-    told = {"model": "m", "clock": {"name": "server", "kind": "epoch", "zero_us": 1000}, "block_tokens": 16}
+    metadata = {"model": "m", "clock": {"name": "server", "kind": "epoch", "zero_us": 1000}, "block_tokens": 16}
     files = []
     for columns in (PLAIN, PLAIN | {"prefix_blocks": [[7, 8], None], "ttft_us": [5, 6], "status": ["ok", "error"]}):
         written = io.BytesIO()
         table = pl.DataFrame(columns).to_arrow()
-        pq.write_table(table.replace_schema_metadata({METADATA: json.dumps(told).encode()}), written)
+        pq.write_table(table.replace_schema_metadata({METADATA: json.dumps(metadata).encode()}), written)
         files.append(written.getvalue())
     return files
-
-
-def tracev2() -> list[bytes]:
-    header = ",".join(test_reader_tracev2.NEW)
-    return ["\n".join([header, *map(test_reader_tracev2.ok, range(3))]).encode()]
-
-
-def guidellm() -> list[bytes]:
-    return [json.dumps(test_reader_guidellm.WHOLE).encode()]
-
-
-def vllm_bench() -> list[bytes]:
-    return [_lines([test_reader_vllm_bench.result(3)]), _lines([test_reader_vllm_bench.result(2)] * 2)]
-
-
-def aiperf() -> list[bytes]:
-    return [
-        _lines([test_reader_aiperf.record(0), test_reader_aiperf.with_metrics(1, usage_prompt_tokens={"value": 9})])
-    ]
-
-
-def aiperf_summary() -> list[bytes]:
-    return [json.dumps(test_reader_aiperf.SUMMARY).encode()]
 
 
 def mooncake() -> list[bytes]:
@@ -145,41 +122,33 @@ def mooncake() -> list[bytes]:
     return [_lines([request(5, hash_ids=[7, 9]), request(0, 1300, hash_ids=[7, 8, 2**63 - 1]), request(9.5)])]
 
 
-def azure_llm() -> list[bytes]:
-    return [
-        b"TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-11-16 18:17:03.9799600,4808,10\r\n2023-11-16T18:17:04Z,3,8"
-    ]
-
-
-def burstgpt() -> list[bytes]:
-    return [b"Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,472,18,490,API log\n"]
-
-
-def legacy_blis_csv() -> list[bytes]:
-    return [b'arrival_time,request_id,model,prefill_tokens,decode_tokens\n0.5,r0,m,"[11, 12, 13]","[7, 8]"\n']
-
-
-def guidellm_csv() -> list[bytes]:
-    return [b"Type,Run Id,Id,Name,x\n1,2,3,4,5\n"]
-
-
 # Format -> its seeds, under the names of the registry.
 BY_FORMAT: dict[str, Callable[[], list[bytes]]] = {
     "inference-perf": lifecycle_records,
-    "guidellm": guidellm,
-    "vllm-bench": vllm_bench,
-    "aiperf": aiperf,
-    "tracev2": tracev2,
+    "guidellm": lambda: [json.dumps(test_reader_guidellm.WHOLE).encode()],
+    "vllm-bench": lambda: [_lines([test_reader_vllm_bench.result(3)]), _lines([test_reader_vllm_bench.result(2)] * 2)],
+    "aiperf": lambda: [
+        _lines([test_reader_aiperf.record(0), test_reader_aiperf.with_metrics(1, usage_prompt_tokens={"value": 9})])
+    ],
+    "tracev2": lambda: [
+        "\n".join([",".join(test_reader_tracev2.NEW), *map(test_reader_tracev2.ok, range(3))]).encode()
+    ],
     "parquet": parquet,
     "mooncake": mooncake,
-    "azure-llm": azure_llm,
-    "burstgpt": burstgpt,
-    "legacy-blis-csv": legacy_blis_csv,
-    "aiperf-summary": aiperf_summary,
-    "guidellm-csv": guidellm_csv,
+    "azure-llm": lambda: [
+        b"TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-11-16 18:17:03.9799600,4808,10\r\n2023-11-16T18:17:04Z,3,8"
+    ],
+    "burstgpt": lambda: [
+        b"Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,472,18,490,API log\n"
+    ],
+    "legacy-blis-csv": lambda: [
+        b'arrival_time,request_id,model,prefill_tokens,decode_tokens\n0.5,r0,m,"[11, 12, 13]","[7, 8]"\n'
+    ],
+    "aiperf-summary": lambda: [json.dumps(test_reader_aiperf.SUMMARY).encode()],
+    "guidellm-csv": lambda: [b"Type,Run Id,Id,Name,x\n1,2,3,4,5\n"],
 }
 
 
 def of_every_kind() -> list[bytes]:
     every = [otlp_framing, kv_events, server_log, *BY_FORMAT.values()]
-    return [content for made in every for content in made()[:2]]
+    return [content for drawn in every for content in drawn()[:2]]

@@ -17,7 +17,6 @@ sys.path.append(str(Path(__file__).parent.parent / "tests/ingest/readers"))
 
 import fuzz_seeds as seeds
 import polars as pl
-import test_inference_perf_scan
 import test_otlp_scan
 import test_otlp_scan_protobuf
 from fuzz_mutations import (
@@ -32,19 +31,20 @@ from fuzz_mutations import (
 )
 
 from blis_replay.ingest.collector.batches import Batch, MalformedError, batch_of
-from blis_replay.ingest.collector.json_body import protobuf_of
-from blis_replay.ingest.errors import RecordingError
-from blis_replay.ingest.printable import printable
+from blis_replay.ingest.collector.http_service import protobuf_of
+from blis_replay.ingest.errors import RecordingError, printable
 from blis_replay.ingest.readers import discovery
 from blis_replay.ingest.readers.files import KEPT_REJECTIONS, RecordedFile
 from blis_replay.ingest.readers.formats import REQUEST_FORMATS, RequestFormat
-from blis_replay.ingest.readers.otlp.decode import read_record, trace_batches
+from blis_replay.ingest.readers.otlp.decode import read_record
 from blis_replay.ingest.readers.otlp.journeys import on_zero
-from blis_replay.ingest.readers.otlp.rows import Rows
-from blis_replay.ingest.readers.otlp.traces import read_traces
-from blis_replay.ingest.readers.requests_frame import READ_SCHEMA, RequestsRead, in_send_order
-from blis_replay.ingest.readers.server import kv_events, server_log
+from blis_replay.ingest.readers.otlp.rows import BatchRows
+from blis_replay.ingest.readers.otlp.traces import read_traces, trace_batches
+from blis_replay.ingest.readers.requests import READ_SCHEMA, RequestsRead, in_send_order
+from blis_replay.ingest.readers.server import kv_events
+from blis_replay.ingest.readers.server import log as server_log
 from blis_replay.ingest.recording import PromptTree
+from blis_replay.ingest.rows import Scratch
 
 _LONGEST_LINE = 2_000
 
@@ -60,7 +60,7 @@ class Target:
 
 @contextmanager
 def _complaint() -> Iterator[None]:
-    """What a user may be told: one line of printable text."""
+    """What a user may read: one line of printable text."""
     try:
         yield
     except (RecordingError, MalformedError) as error:
@@ -111,18 +111,18 @@ def _otlp_traces(content: bytes, folder: Path) -> None:
         for remark in found.remarks:
             _check_line(remark)
         if found.journeys is not None:
-            lifecycles, _events = on_zero(found.journeys, 0)
-            numbers = lifecycles.column("journey").to_list()
+            lifecycles, _events = on_zero(found.journeys, 0, Scratch())
+            numbers = lifecycles["journey"].to_list()
             _check(numbers == list(range(lifecycles.height)), "journeys that are not numbered")
         if found.requests is not None:
             # Stamps that contradict each other are kept as they are, and told.
-            told = any(remark.startswith("time order in") for remark in found.remarks)
-            _check_requests(found.requests, folder, may_be_negative=told)
+            contradictory = any(remark.startswith("time order in") for remark in found.remarks)
+            _check_requests(found.requests, folder, may_be_negative=contradictory)
 
 
 def _otlp_record(content: bytes, folder: Path) -> None:
     """One message: each of its spans is a row or rejected, and no row has an event of another's."""
-    file, rows = RecordedFile(folder / "input", "input"), Rows()
+    file, rows = RecordedFile(folder / "input", "input"), BatchRows()
     steps = sum(1 for _ in read_record(content, "line 1", 1, rows, file))
     batch = rows.batch("line")
     _check(len(batch.spans) <= steps, "more rows than spans")
@@ -142,7 +142,7 @@ def _requests(form: RequestFormat, content: bytes, folder: Path) -> None:
 def _check_requests(read: RequestsRead, folder: Path, may_be_negative: bool = False) -> None:
     _check(read.frame.schema == pl.Schema(READ_SCHEMA), "another schema")
     _check(read.frame["sent_us"].null_count() == 0, "a request that was never sent")
-    ordered, order, _zero_us = in_send_order(read.frame)
+    ordered, order, _zero_us = in_send_order(read.rows)
     _check(ordered["arrival_us"].is_between(0, (1 << 63) - 1).all(), "an arrival before the first")
     for name in ("ttft_us", "e2e_us"):
         _check(may_be_negative or (read.frame[name].drop_nulls() >= 0).all(), f"a negative {name}")
@@ -216,11 +216,6 @@ def _scan_protobuf(content: bytes, folder: Path) -> None:
     test_otlp_scan_protobuf.assert_alike(folder, [content])
 
 
-def _scan_lifecycle(content: bytes, folder: Path) -> None:
-    with _complaint():
-        test_inference_perf_scan.assert_same(folder / "records.json", content)
-
-
 TARGETS: dict[str, Target] = {
     "otlp-json": Target(_otlp_record, seeds.otlp_messages, (mutated_json,)),
     "otlp-protobuf": Target(_otlp_record, seeds.otlp_protobuf, (mutated_protobuf,)),
@@ -228,7 +223,6 @@ TARGETS: dict[str, Target] = {
     "otlp-traces": Target(_otlp_traces, seeds.otlp_json, (mutated_json,)),
     "scan-otlp": Target(_scan_otlp, seeds.otlp_json, (mutated_json, mutated_bytes)),
     "scan-otlp-protobuf": Target(_scan_protobuf, seeds.scanned_protobuf, (mutated_protobuf, mutated_bytes)),
-    "scan-lifecycle": Target(_scan_lifecycle, seeds.lifecycle_records, (mutated_json, mutated_bytes)),
     "collector-json": Target(_collector_json, seeds.otlp_messages, (mutated_json,)),
     "collector-protobuf": Target(_collector_protobuf, seeds.otlp_protobuf, (mutated_protobuf,)),
     "kv-events": Target(_kv_events, seeds.kv_events, (mutated_json, mutated_bytes)),

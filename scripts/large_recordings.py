@@ -24,23 +24,13 @@ CONFIGURATION = "model: meta-llama/Llama-2-7b-hf\ntensor_parallelism: 1\nmax_num
 MODEL, TOKENS, PROMPT_WORDS = "meta-llama/Llama-2-7b-hf", 248, 450
 PROMPT_TOKENS = 575
 STEPS_PER_SPAN, SPANS_PER_LINE = 10, 4
-# A request is admitted in every fifth step, computes its prompt in it, and then decodes a token a step.
+# A request is admitted in every fifth step, computes its prompt in it, and then decodes one token per step.
 STEPS_PER_REQUEST = 5
 
 STEP_ATTRIBUTES = (
-    "step.id",
-    "step.ts_start_ns",
-    "step.ts_end_ns",
-    "step.duration_us",
-    "queue.running_depth",
-    "queue.waiting_depth",
-    "batch.num_prefill_reqs",
-    "batch.num_decode_reqs",
-    "batch.scheduled_tokens",
-    "batch.prefill_tokens",
-    "batch.decode_tokens",
-    "batch.num_finished",
-    "batch.num_preempted",
+    *("step.id", "step.ts_start_ns", "step.ts_end_ns", "step.duration_us", "queue.running_depth"),
+    *("queue.waiting_depth", "batch.num_prefill_reqs", "batch.num_decode_reqs", "batch.scheduled_tokens"),
+    *("batch.prefill_tokens", "batch.decode_tokens", "batch.num_finished", "batch.num_preempted"),
 )
 JOURNEY = ("QUEUED", "SCHEDULED", "FIRST_TOKEN", "FINISHED")
 
@@ -152,13 +142,13 @@ def _copy_span(span: dict[str, Any], into: Span) -> None:
 
 def _copy_attributes(source: dict[str, Any], into: Span | Span.Event) -> None:
     for attribute in source["attributes"]:
-        value, made = attribute["value"], into.attributes.add(key=attribute["key"]).value
+        value, copied = attribute["value"], into.attributes.add(key=attribute["key"]).value
         if "intValue" in value:
-            made.int_value = int(value["intValue"])
+            copied.int_value = int(value["intValue"])
         elif "doubleValue" in value:
-            made.double_value = value["doubleValue"]
+            copied.double_value = value["doubleValue"]
         else:
-            made.string_value = value["stringValue"]
+            copied.string_value = value["stringValue"]
 
 
 def _line(scope: str, spans: list[str]) -> str:

@@ -13,8 +13,9 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from blis_replay.blis.release import ModelEntry
-from blis_replay.fixtures.synthetic import SyntheticExperiment, generate
+from blis_replay.blis.releases.release import ModelEntry
+from blis_replay.fixtures.synthetic import generate
+from blis_replay.fixtures.truth import SyntheticExperiment
 from blis_replay.fixtures.truth_frames import recording_of
 from blis_replay.ingest.ingest import ingest_recording
 from blis_replay.ingest.recording import (
@@ -23,9 +24,8 @@ from blis_replay.ingest.recording import (
     STEP_SCHEMA,
     SharedPrefix,
     Stage,
-    empty_frame,
 )
-from blis_replay.ingest.row_parts import in_one_part
+from blis_replay.ingest.rows import no_rows
 from blis_replay.ingest.store import Store, open_store
 from blis_replay.replay.release_file import load_release
 from blis_replay.validate.experiment import DEFAULT_RELEASE
@@ -48,7 +48,7 @@ def _add(store: Store, number: int, spec: SyntheticExperiment, token_file: Path)
     recording = recording_of(generate(spec), token_file if number % _TOKENS_EVERY == 0 else None)
     if number % _TRACED_EVERY:
         schemas = {"steps": STEP_SCHEMA, "lifecycles": LIFECYCLE_SCHEMA, "journey_events": JOURNEY_EVENT_SCHEMA}
-        recording = replace(recording, **{name: in_one_part(empty_frame(kind)) for name, kind in schemas.items()})
+        recording = replace(recording, **{name: no_rows(kind) for name, kind in schemas.items()})
     ingest_recording(store, recording)
 
 

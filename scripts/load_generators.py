@@ -17,29 +17,19 @@ from blis_replay.fixtures.client_truth import ClientRun, compare
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.checks.evidence import decode_gap_us
 from blis_replay.ingest.errors import RecordingError
-from blis_replay.ingest.published_itl import published
+from blis_replay.ingest.stream.layout import published
 
 VALUES = [
-    "run",
-    "requests",
-    "stamps a token",
-    "ITL reported",
-    "TPOT reported",
-    "gap true",
-    "gap ingested",
-    "output reported",
-    "output true",
-    "lengths right as reported",
-    "as ingested",
-    "prompts right",
+    *("run", "requests", "stamps a token", "ITL reported", "TPOT reported", "gap true", "gap ingested"),
+    *("output reported", "output true", "lengths right as reported", "as ingested", "prompts right"),
 ]
 CLOCKS = ["run", "send to arrival", "first token stamped late", "E2E past the last token", "E2E past the stream's end"]
 _TPOT = ("tpot_reported", "tpot_with_ttft_reported", "tpot_over_n_reported")
 
 
 def main(root: Path) -> None:
-    """Print a table of values and one of clocks, a row a run; a run without requests is named with the reason."""
-    values, clocks, without = [], [], []
+    """Print a table of values and one of clocks, one row per run; a run without requests is named with the reason."""
+    of_values, of_clocks, without = [], [], []
     for directory in sorted((path for path in root.glob("*/*") if path.is_dir()), key=_by_version):
         name = f"{directory.parent.name}/{directory.name}"
         try:
@@ -47,9 +37,9 @@ def main(root: Path) -> None:
         except RecordingError as error:
             without.append(f"- {name}: {error.problem}")
             continue
-        values.append((name, *_values(run)))
-        clocks.append((name, *_clocks(run)))
-    print("\n".join([*_table(VALUES, values), "", *_table(CLOCKS, clocks), "", *without]))
+        of_values.append(table_row(name, *values(run)))
+        of_clocks.append(table_row(name, *clocks(run)))
+    print("\n".join([*_head(VALUES), *of_values, "", *_head(CLOCKS), *of_clocks, "", *without]))
 
 
 def _by_version(directory: Path) -> tuple[str, list[int], str]:
@@ -62,7 +52,8 @@ def _read(directory: Path) -> ClientRun:
         return compare(recording, directory, Path(scratch) / "s.duckdb")
 
 
-def _values(run: ClientRun) -> Iterator[str]:
+def values(run: ClientRun) -> Iterator[str]:
+    """The cells of a run below ``VALUES``, but for its name."""
     done = run.pairs.filter(pl.col("status") == "ok")
     aggregates = run.recording.aggregates
     yield f"{len(run.pairs)}, {len(done)} completed"
@@ -80,8 +71,8 @@ def _values(run: ClientRun) -> Iterator[str]:
     yield _share(done["prompt_tokens"] == done["true_prompt_tokens"])
 
 
-def _clocks(run: ClientRun) -> Iterator[str]:
-    """Medians and, in brackets, the largest, in ms."""
+def clocks(run: ClientRun) -> Iterator[str]:
+    """The cells of a run below ``CLOCKS``, but for its name: medians and, in brackets, the largest, in ms."""
     done = run.pairs.filter(pl.col("status") == "ok")
     end_us = done["arrival_us"] + done["e2e_us"]
     yield _spread(run.pairs["received_us"] - run.pairs["arrival_us"])
@@ -107,8 +98,13 @@ def _spread(us: pl.Series) -> str:
     return "none" if known.is_empty() else f"{known.median() / 1e3:.2f} ({known.max() / 1e3:.1f})"  # type: ignore[operator]
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)]
+def table_row(*cells: str) -> str:
+    """A row of a Markdown table."""
+    return f"| {' | '.join(cells)} |"
+
+
+def _head(names: Sequence[str]) -> list[str]:
+    return [table_row(*names), table_row(*["---"] * len(names))]
 
 
 if __name__ == "__main__":

@@ -13,49 +13,16 @@ from pathlib import Path
 from typing import Any
 
 REQUEST_COLUMNS = [
-    "request_id",
-    "arrival_us",
-    "priority",
-    "prompt_tokens",
-    "output_tokens",
-    "prefix_group",
-    "prefix_len",
-    "queued_us",
-    "first_scheduled_us",
-    "first_scheduled_step",
-    "first_token_us",
-    "first_token_step",
-    "finished_us",
-    "finished_step",
-    "emitted_tokens",
-    "num_preemptions",
-    "num_cached_tokens",
-    "resume_cached_tokens",
-    "prefill_tokens_computed",
+    *("request_id", "arrival_us", "priority", "prompt_tokens", "output_tokens", "prefix_group", "prefix_len"),
+    *("queued_us", "first_scheduled_us", "first_scheduled_step", "first_token_us", "first_token_step"),
+    *("finished_us", "finished_step", "emitted_tokens", "num_preemptions", "num_cached_tokens"),
+    *("resume_cached_tokens", "prefill_tokens_computed"),
 ]
 STEP_COLUMNS = [
-    "step",
-    "t_sched_us",
-    "t_start_us",
-    "t_end_us",
-    "duration_us",
-    "running_before",
-    "waiting_before",
-    "running",
-    "waiting",
-    "num_prefill_reqs",
-    "num_decode_reqs",
-    "prefill_tokens",
-    "decode_tokens",
-    "decode_context_tokens",
-    "scheduled_tokens",
-    "num_admitted",
-    "num_preempted",
-    "num_finished",
-    "kv_total",
-    "kv_free_before",
-    "kv_free",
-    "kv_free_end",
+    *("step", "t_sched_us", "t_start_us", "t_end_us", "duration_us", "running_before", "waiting_before"),
+    *("running", "waiting", "num_prefill_reqs", "num_decode_reqs", "prefill_tokens", "decode_tokens"),
+    *("decode_context_tokens", "scheduled_tokens", "num_admitted", "num_preempted", "num_finished", "kv_total"),
+    *("kv_free_before", "kv_free", "kv_free_end"),
 ]
 TOKEN_COLUMNS = ["request_id", "token_index", "step", "time_us"]
 COMPARED_FILES = ("requests.csv", "steps.csv.gz", "tokens.csv.gz", "schedule.jsonl.gz")
@@ -83,7 +50,7 @@ INTEGER_RULE = (
 
 @dataclass(frozen=True)
 class Recording:
-    """What one run produced: rows in the order of the columns above, `schedule` one object a step."""
+    """What one run produced: rows in the order of the columns above, `schedule` one object per step."""
 
     requests: list[list[Any]]
     steps: list[list[int]]

@@ -13,31 +13,33 @@ from pathlib import Path
 
 import polars as pl
 
-from blis_replay.validate import notebook as br
+import blis_replay.validate as br
 
 
 def main(store: Path) -> None:
     """Walk through one experiment; ``store``: a file that may not exist yet, what is made stands beside it."""
     print("0. What is there, and can it be trusted?")
-    print(br.experiments(store).select("alias", "requests", "overloaded").head(3))
-    print(br.findings("34b-general", store).filter(pl.col("severity") == "corrected").select("check", "message"))
+    print(br.experiments(store).frame.select("alias", "requests", "overloaded").head(3))
+    print(br.inspect("34b-general", store).frame.filter(pl.col("severity") == "corrected").select("check", "message"))
 
     print("1. How far is the simulator from the server?")
-    means = br.metrics("34b-general", store=store).filter(pl.col("statistic") == "mean")
-    print(means.select("metric", "observed_us", "simulated_us", "error"))
+    means = br.validate("34b-general", store=store).frame.filter(pl.col("statistic") == "mean")
+    print(means.select("metric", "observed_ms", "simulated_ms", "error"))
 
     print("2. The same with synchronous scheduling, as many simulators have it:")
-    synchronous = br.metrics("34b-general", replay="scheduling=synchronous", store=store)
-    print(synchronous.filter(pl.col("statistic") == "mean").select("metric", "observed_us", "simulated_us", "error"))
+    synchronous = br.validate("34b-general", replay="scheduling=synchronous", store=store).frame
+    print(synchronous.filter(pl.col("statistic") == "mean").select("metric", "observed_ms", "simulated_ms", "error"))
 
     print("3. Where does that error come from?")
-    parts = br.attribution("34b-general", replay="scheduling=synchronous", store=store)
+    parts = br.attribute("34b-general", replay="scheduling=synchronous", store=store).frame
     print(parts.filter((pl.col("metric") == "ttft") & (pl.col("statistic") == "mean")).select("part", "share_us"))
 
     print("4. The same as a picture, and as a page for others:")
     causes = br.figure("34b-general", "attribution", replay="scheduling=synchronous", store=store)
     causes.save(store.with_name("causes.svg"))
-    page = br.report("34b-general", replay="scheduling=synchronous", out=store.with_name("report.html"), store=store)
+    page = br.report_page(
+        "34b-general", replay="scheduling=synchronous", out=store.with_name("report.html"), store=store
+    )
     print(causes.description, page.verdicts)
 
     print("5. What did the simulated server do?  Its batches by number of decodes:")

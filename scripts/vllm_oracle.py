@@ -27,10 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from oracle_engine import simulate
-from oracle_named import named_specs
 from oracle_record import first_difference, read_spec, write_scenario
 from oracle_vllm import SpecError, TooLongError, vllm_version
-from oracle_workloads import random_spec
+from oracle_workloads import named_specs, random_spec
 
 # Keeps a random workload to seconds; what thrashes beyond it is left out and named.
 RANDOM_MAX_STEPS = 12_000

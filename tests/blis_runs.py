@@ -8,10 +8,10 @@ from typing import Any
 
 from recordings import make_recording
 
-from blis_replay.blis.latency import LatencyModel, Lifecycle
-from blis_replay.blis.release import CoefficientRelease, ModelEntry
+from blis_replay.blis.latency.models import LatencyModel, Lifecycle
+from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.ingest.recording import Recording
-from blis_replay.replay.blis_binary import BlisBinary, find_build, own_release
+from blis_replay.replay.blis_binary.binary import BlisBinary, find_build, own_release
 from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.plan import ReplayPlan
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from pack import h100_folders
+
+from blis_replay.fixtures.catalogue import profile_of
+from blis_replay.ingest.ingest import ingest_source
 
 # A busy machine makes an example slow, which is no failure of what it shows.
 settings.register_profile("no_deadline", deadline=None)
@@ -24,18 +29,50 @@ def data_pack() -> Path:
     return DATA_PACK
 
 
+@pytest.fixture(scope="session")
+def h100_store(data_pack: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of the twelve recorded H100 experiments, ingested once for all workers: copy it before you write."""
+    base = tmp_path_factory.getbasetemp()
+    folder = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    path = folder / "h100.duckdb"
+    with (folder / "h100.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            made = folder / "h100-made.duckdb"
+            for directory in h100_folders(data_pack):
+                assert ingest_source(made, directory, profile=profile_of(directory.name)).outcome == "new"
+            made.rename(path)
+    return path
+
+
+# What a test needs is seen from its fixtures, so that no mark can be forgotten.
+_NEEDS = {"data_pack": "realdata", "browser": "browser"}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that need recordings or a browser, before `-m` chooses among them."""
+    for item in items:
+        for fixture, mark in _NEEDS.items():
+            if fixture in getattr(item, "fixturenames", ()):
+                item.add_marker(mark)
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Count what became of the tests on real recordings."""
     if "realdata" in report.keywords and (report.when == "call" or report.skipped):
         _outcomes[report.outcome] += 1
 
 
+def _missed() -> bool:
+    """Whether tests on recordings must run (BLIS_REPLAY_DATA_MUST_RUN), could, and did not."""
+    must = bool(os.environ.get("BLIS_REPLAY_DATA_MUST_RUN")) and (DATA_PACK / "NOTES.md").is_file()
+    return must and bool(_outcomes["skipped"] or not _outcomes["passed"])
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Where they must run (BLIS_REPLAY_DATA_MUST_RUN) and the folder is there, a run without them fails."""
-    is_worker = hasattr(session.config, "workerinput")
-    if is_worker or not os.environ.get("BLIS_REPLAY_DATA_MUST_RUN") or not (DATA_PACK / "NOTES.md").is_file():
-        return
-    if _outcomes["skipped"] or not _outcomes["passed"]:
+    """A run that should have used the recordings and did not fails."""
+    if not hasattr(session.config, "workerinput") and _missed():
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
@@ -43,3 +80,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say how many tests ran on real recordings."""
     counts = ", ".join(f"{count} {outcome}" for outcome, count in _outcomes.items())
     terminalreporter.write_line(f"on real recordings: {counts}")
+    if _missed():
+        terminalreporter.write_line("failed: BLIS_REPLAY_DATA_MUST_RUN is set, and not all tests on recordings ran")

@@ -16,7 +16,7 @@ from blis_replay.ingest.recording import (
     Stage,
     empty_frame,
 )
-from blis_replay.ingest.row_parts import in_one_part
+from blis_replay.ingest.rows import no_rows, rows_of
 
 ENGINE = {
     "max_num_seqs": 128,
@@ -63,9 +63,9 @@ def make_recording(
         shared_prefix=shared_prefix,
         ignore_eos=True,
         prefix_hit_rate=prefix_hit_rate,
-        requests=requests,
+        requests=rows_of(requests),
         token_events=None,
-        steps=in_one_part(empty_frame(STEP_SCHEMA)),
+        steps=no_rows(STEP_SCHEMA),
         aggregates=empty_frame(AGGREGATE_SCHEMA),
         clocks=(),
         files=(),

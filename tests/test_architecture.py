@@ -1,50 +1,124 @@
-"""The layers of the house: imports point down only."""
+"""The layers of the house: imports point down, between rooms, inside them, and from file to file.
+
+What a room may import stands in the docstring of its ``__init__`` (``May import: ...``), and only there.
+"""
 
 from __future__ import annotations
 
 import ast
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-
-# Design, section 3: what each room may import from; validate is the top floor.
-MAY_IMPORT = {
-    "compiled": {"compiled"},
-    "blis": {"blis", "compiled"},
-    "ingest": {"ingest", "compiled"},
-    "fixtures": {"fixtures", "blis", "ingest"},
-    "replay": {"replay", "blis", "ingest"},
-    "validate": {"validate", "replay", "fixtures", "blis", "ingest"},
-}
-MODULES = sorted(path for room in MAY_IMPORT for path in (ROOT / room).rglob("*.py"))
+PACKAGE = "blis_replay."
+ROOMS = ("compiled", "strict", "blis", "ingest", "fixtures", "replay", "validate")
+FILES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
+FOLDERS = sorted({path.parent for path in FILES})
+_MAY_IMPORT = re.compile(r"^May import: (.+?)\.$", re.MULTILINE | re.DOTALL)
 
 
-def imported(path: Path) -> set[str]:
-    """All modules that a file names in its import statements, wherever they stand."""
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+def dotted(path: Path) -> str:
+    """``ingest.store.file`` of its path; a package is named by its folder."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {dotted(path): path for path in FILES}
+
+
+@cache
+def imports(name: str) -> frozenset[str]:
+    """The modules of this project that a module names in an import statement, wherever it stands."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(MODULES[name].read_text("utf-8"))):
         if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
+            found |= {alias.name.removeprefix(PACKAGE) for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            names |= {f"{'.' * node.level}{node.module or ''}"} | {f"{node.module}.{a.name}" for a in node.names}
-    return names
+            assert node.level == 0, f"{name}: relative imports hide the layer"
+            module = (node.module or "").removeprefix(PACKAGE)
+            found |= {
+                f"{module}.{alias.name}" if f"{module}.{alias.name}" in MODULES else module for alias in node.names
+            }
+    return frozenset((found & MODULES.keys()) - {name})
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_point_down(path: Path) -> None:
-    room = path.relative_to(ROOT).parts[0]
-    names = imported(path)
-    assert not [name for name in names if name.startswith(".")], "relative imports hide the layer"
-    rooms = {name.split(".")[1] for name in names if name.startswith("blis_replay.")}
-    assert rooms <= MAY_IMPORT[room]
+def unit(name: str) -> str:
+    """The sub-room of a module, or the module itself where its folder has sub-rooms (what holds them together)."""
+    folder = MODULES[name].parent
+    return dotted(folder) if MODULES[name].name != "__init__.py" and not has_rooms(folder) else name
+
+
+def has_rooms(folder: Path) -> bool:
+    """Whether there are rooms inside this one."""
+    return any(other.parent == folder for other in FOLDERS)
+
+
+def circles(graph: Mapping[str, Iterable[str]]) -> list[str]:
+    """Nodes that can be reached from themselves."""
+
+    def reached(start: str) -> set[str]:
+        seen: set[str] = set()
+        open_ends = list(graph.get(start, ()))
+        while open_ends:
+            node = open_ends.pop()
+            if node not in seen:
+                seen.add(node)
+                open_ends += graph.get(node, ())
+        return seen
+
+    return sorted(node for node in graph if node in reached(node))
+
+
+def allowed(folder: Path) -> set[str]:
+    """What a room says that it may import."""
+    said = _MAY_IMPORT.search(ast.get_docstring(ast.parse((folder / "__init__.py").read_text("utf-8"))) or "")
+    assert said, f"{dotted(folder)}/__init__.py does not say what it may import"
+    names = said[1].replace("\n", " ")
+    return set() if names == "nothing" else {name.strip() for name in names.split(",")}
+
+
+def test_no_file_imports_itself_by_way_of_others() -> None:
+    """Imports inside functions and for type checkers count as well."""
+    assert circles({name: imports(name) for name in MODULES}) == []
+
+
+def test_no_room_imports_itself_by_way_of_others() -> None:
+    """A circle can close between rooms although none closes between files."""
+    graph: dict[str, set[str]] = {}
+    for name in MODULES:
+        graph.setdefault(unit(name), set()).update(unit(other) for other in imports(name))
+    assert circles({room: others - {room} for room, others in graph.items()}) == []
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: dotted(folder))
+def test_a_room_imports_what_it_says(folder: Path) -> None:
+    """Each name stands for a module, or for a room with all that is in it; none is said in vain."""
+    may, room = allowed(folder), dotted(folder)
+    for path in folder.glob("*.py"):
+        for other in imports(dotted(path)):
+            above = {other, *(".".join(other.split(".")[:depth]) for depth in range(1, other.count(".") + 1))}
+            assert room in above or above & may, f"{dotted(path)} imports {other}"
+    needed = {other for path in folder.glob("*.py") for other in imports(dotted(path))}
+    assert all(any(f"{other}.".startswith(f"{name}.") for other in needed) for name in may), "said in vain"
 
 
 def test_every_folder_with_modules_is_installed() -> None:
     """pyproject lists the packages by name (the import name differs from the folders')."""
-    import tomllib
-
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]["packages"]
-    folders = {".".join(["blis_replay", *path.parent.relative_to(ROOT).parts]) for path in MODULES}
-    assert set(listed) == folders
+    assert set(listed) == {f"{PACKAGE}{dotted(folder)}" for folder in FOLDERS}
+
+
+def test_the_spine_is_a_short_walk() -> None:
+    """The main job as docs/architecture.md lists it: at most twelve files, each imported by one above it."""
+    section = (ROOT / "docs" / "architecture.md").read_text("utf-8").split("## The spine")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `([\w/]+\.py)` \| (.+) \|$", section, re.MULTILINE)
+    walk = [dotted(ROOT / file) for file, _sentence in rows]
+    assert 1 < len(walk) <= 12
+    assert sum(len(MODULES[name].read_text("utf-8").splitlines()) for name in walk) <= 2500
+    assert [name for i, name in enumerate(walk) if i and not any(name in imports(above) for above in walk[:i])] == []
+    assert all(sentence.endswith(".") for _file, sentence in rows)

@@ -1,1 +1,359 @@
-"""Errors of a simulated run against a recorded one, calibration, and the command line."""
+"""How far a simulator is from a recorded server, and why: the functions that the command line calls.
+
+::
+
+    import blis_replay.validate as br
+
+    print(br.validate("34b-general"))                                 # the page of the command line
+    br.validate("34b-general").frame                                  # its numbers, a polars frame
+    br.attribute("34b-general", replay="scheduling=synchronous").document   # as --json has it
+    br.figure("34b-general", "ttft")                                  # a picture of the report, by itself
+
+Most return an ``Answer``: ``print`` shows its page, a notebook its tables; ``.frame`` are its rows, ``.document`` its
+JSON values, ``.exit_code`` what the command ends with.
+
+``name`` is a slug or alias of an experiment, stored or bundled; ``coefficients`` a release that ships or a YAML file;
+``replay`` a mode as ``validate --replay`` takes it.  ``store`` is the file of the ground-truth store, by default that
+of the command line.  Errors are ``BlisReplayError``, one line each that says what to do (``compiled/errors.py``).
+Nothing heavy is imported before a function is called.
+
+May import: blis, compiled, fixtures, ingest, replay.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import polars as pl
+
+    from blis_replay.ingest.recording import Recording
+    from blis_replay.replay.driver import ReplayRun
+    from blis_replay.replay.mode import EngineValue
+    from blis_replay.replay.simulator import Simulator
+    from blis_replay.validate.report.charts import Picture
+    from blis_replay.validate.report.report import Report
+    from blis_replay.validate.text.answer import Answer
+    from blis_replay.validate.timeline.window import Timeline
+
+__all__ = [
+    "attribute",
+    "calibrate",
+    "compare",
+    "experiments",
+    "figure",
+    "gate",
+    "ingest",
+    "inspect",
+    "load",
+    "replay",
+    "report_page",
+    "requests",
+    "segments",
+    "simulate",
+    "steps",
+    "timeline_window",
+    "validate",
+    "whatif",
+]
+
+_StorePath = Path | str | None
+# As in validate/experiment.py, whose import would make help slow; a test compares the two.
+_OURS = "h100-vllm-0.15.1"
+STORE_DEFAULT = Path(".blis-replay") / "store.duckdb"
+
+
+def ingest(*paths: Path | str, engine: Path | str | None = None, store: _StorePath = None) -> pl.DataFrame:
+    """Read experiments into the store; a row each: slug, alias, outcome, and how much was read.
+
+    ``paths``: directories, files and patterns, as ``blis-replay ingest`` takes them; ``engine``: a YAML file of engine
+    arguments.  Raises ``RecordingError`` for the first that cannot be read.
+    """
+    from blis_replay.fixtures.catalogue import profile_of
+    from blis_replay.ingest.ingest import ingest_source, outcomes_table
+    from blis_replay.ingest.readers.discovery import sources_of
+    from blis_replay.validate.text.answer import frame
+
+    path, engine_file = _store(store), Path(engine) if engine else None
+    outcomes = [
+        ingest_source(path, source, profile=profile_of(source.slug), engine_file=engine_file)
+        for source in sources_of([str(path) for path in paths])
+    ]
+    return frame(outcomes_table(outcomes))
+
+
+def experiments(store: _StorePath = None) -> Answer:
+    """What is stored and what ships; a row per experiment."""
+    from blis_replay.validate.inspection import experiments_answer
+
+    return experiments_answer(_store(store))
+
+
+def load(name: str, store: _StorePath = None) -> Recording:
+    """The recording of an experiment, as every function here reads it."""
+    from blis_replay.validate.experiment import stored_experiment
+
+    return stored_experiment(_store(store), name)
+
+
+def inspect(name: str, store: _StorePath = None) -> Answer:
+    """What a recording holds and what its instrument checks found; a row per finding."""
+    from blis_replay.ingest.store import kv_event_counts, open_store, read_findings, read_stored
+    from blis_replay.validate.experiment import find_experiment
+    from blis_replay.validate.inspection import inspection_answer
+
+    with open_store(_store(store)) as opened:
+        slug = find_experiment(opened, name)
+        return inspection_answer(read_stored(opened, slug), read_findings(opened, slug), kv_event_counts(opened, slug))
+
+
+def replay(name: str, coefficients: str = _OURS, replay: str = "exact", store: _StorePath = None) -> ReplayRun:
+    """A replay of an experiment, with everything that was simulated."""
+    return _replayed(name, coefficients, replay, store)
+
+
+def validate(
+    name: str,
+    coefficients: str = _OURS,
+    replay: str = "exact",
+    *,
+    simulator: Simulator | None = None,
+    store: _StorePath = None,
+) -> Answer:
+    """How far the simulator is from the recorded server: errors, verdict and what it rests on; the run is stored.
+
+    A row per metric and statistic, times in ms.  ``simulator``: another one than the embedded engine, with its own
+    release.  Raises ``NothingToJudgeError`` for a recording without latencies.
+    """
+    from blis_replay.ingest.store import open_store
+    from blis_replay.replay.mode import parse_mode
+    from blis_replay.replay.release_file import load_release
+    from blis_replay.validate.comparison.comparison_text import comparison_answer
+    from blis_replay.validate.comparison.validated import validate_experiment
+    from blis_replay.validate.experiment import find_experiment
+
+    release = load_release(coefficients) if simulator is None else simulator.release
+    release.refuse_if_invalid()
+    mode = parse_mode(replay, release.published_replay)
+    with open_store(_store(store)) as opened:
+        slug = find_experiment(opened, name)
+        return comparison_answer(validate_experiment(opened, slug, release, mode, simulator=simulator))
+
+
+def requests(name: str, coefficients: str = _OURS, replay: str = "exact", store: _StorePath = None) -> pl.DataFrame:
+    """The recorded requests, with ``simulated_ttft_us`` and ``simulated_e2e_us`` (null where it did not finish)."""
+    import polars as pl
+
+    run = _replayed(name, coefficients, replay, store)
+    done = pl.Series(run.simulated.completed)
+    simulated = {"simulated_ttft_us": run.ttft_us, "simulated_e2e_us": run.e2e_us}
+    return run.recording.requests.frame().with_columns(
+        pl.when(done).then(pl.Series(values)).alias(column) for column, values in simulated.items()
+    )
+
+
+def steps(name: str, coefficients: str = _OURS, replay: str = "exact", store: _StorePath = None) -> pl.DataFrame:
+    """The simulated steps: start, end, batch, queue and KV use."""
+    from blis_replay.replay.store import step_table
+
+    return step_table(_replayed(name, coefficients, replay, store).result)
+
+
+def segments(name: str, coefficients: str = _OURS, replay: str = "exact", store: _StorePath = None) -> pl.DataFrame:
+    """A row per request and segment of its time, ``observed_us``, ``simulated_us`` and their difference."""
+    from blis_replay.validate.comparison.segments import segment_frame, segments_of
+
+    return segment_frame(segments_of(_replayed(name, coefficients, replay, store)))
+
+
+def timeline_window(
+    name: str,
+    from_us: int = 0,
+    until_us: int | None = None,
+    coefficients: str = _OURS,
+    replay: str = "exact",
+    store: _StorePath = None,
+) -> Timeline:
+    """A window of the recording and its replay: ``.lanes``, ``.steps``, ``.counters`` are frames."""
+    from blis_replay.validate.timeline.window import timeline
+
+    return timeline(_replayed(name, coefficients, replay, store), from_us, until_us)
+
+
+def attribute(name: str, coefficients: str = _OURS, replay: str = "exact", store: _StorePath = None) -> Answer:
+    """Where the error comes from: a row per part of the error of each mean and p99.
+
+    ``part``: ``error``, each component, and ``no component``; ``share_us``: of a component its Shapley value with
+    bounds of 95 %; ``change_us``: what it changes one after the other in this order.
+    """
+    from blis_replay.ingest.store import open_store, read_stored
+    from blis_replay.replay.mode import parse_mode
+    from blis_replay.replay.release_file import load_release
+    from blis_replay.validate.attribution.attribute import attribute as attributed
+    from blis_replay.validate.attribution.text import attribution_answer
+    from blis_replay.validate.experiment import find_experiment
+    from blis_replay.validate.metrics.observed import observed_requests, pooled_gaps
+
+    release = load_release(coefficients)
+    mode = parse_mode(replay, release.published_replay)
+    with open_store(_store(store)) as opened:
+        recording = read_stored(opened, find_experiment(opened, name))
+        gaps = pooled_gaps(opened, recording.slug, observed_requests(recording))
+    return attribution_answer(attributed(recording, release, mode, reference=load_release(_OURS), token_gaps=gaps))
+
+
+def compare(
+    a: str, b: str, *, experiment: str | None = None, coefficients: str | None = None, store: _StorePath = None
+) -> Answer:
+    """Two sides beside each other, named as for ``blis-replay compare``; a row per metric and statistic.
+
+    A side is an experiment, ``EXPERIMENT@RELEASE``, the id of a stored run, or a release or simulator with
+    ``experiment``.  ``coefficients``: of a side that is a simulator.
+    """
+    from blis_replay.ingest.store import open_store
+    from blis_replay.validate.comparison.differences import differences
+    from blis_replay.validate.comparison.differences_text import differences_answer
+    from blis_replay.validate.comparison.sides import Choice, side_of
+    from blis_replay.validate.comparison.simulators import simulator_named
+
+    choice = Choice(experiment, lambda name: simulator_named(name, coefficients, _OURS, None))
+    with open_store(_store(store)) as opened:
+        return differences_answer(differences(side_of(opened, a, choice), side_of(opened, b, choice)))
+
+
+def whatif(
+    name: str, changes: Mapping[str, EngineValue], coefficients: str = _OURS, store: _StorePath = None
+) -> Answer:
+    """The same requests with other engine arguments, such as ``{"max_num_seqs": 64}``; a row per replay."""
+    from blis_replay.replay.release_file import load_release
+    from blis_replay.validate.engine_arguments import what_if, whatif_answer
+
+    changed = tuple(changes.items())
+    return whatif_answer(what_if(load(name, store), load_release(coefficients), [changed]))
+
+
+def calibrate(*names: str, out: Path | str, prior: str | None = None, store: _StorePath = None) -> Answer:
+    """Fit step times and delays to recordings and write a release to ``out``; a row per coefficient.
+
+    ``names``: slugs, aliases or patterns; ``prior``: a release whose values stand for what cannot be determined.
+    """
+    from blis_replay.blis.releases.release import format_release
+    from blis_replay.ingest.store import open_store, read_stored
+    from blis_replay.replay.release_file import load_release
+    from blis_replay.validate.calibration.calibrate import Options
+    from blis_replay.validate.calibration.calibrate import calibrate as calibrated
+    from blis_replay.validate.calibration.fit_text import calibration_answer
+    from blis_replay.validate.calibration.model_fit import DEFAULT_PRIOR
+    from blis_replay.validate.experiment import recorded_experiments
+
+    with open_store(_store(store)) as opened:
+        recordings = [read_stored(opened, slug) for slug in recorded_experiments(opened, names)]
+    release, fits = calibrated(recordings, Path(out).stem, Options(load_release(prior or DEFAULT_PRIOR)))
+    Path(out).write_text(format_release(release), "utf-8")
+    return calibration_answer(str(out), fits, recordings)
+
+
+def gate(
+    coefficients: str,
+    *names: str,
+    baseline: str | None = None,
+    policy: Path | str | None = None,
+    store: _StorePath = None,
+) -> Answer:
+    """May a release be used? Its errors against a policy and another release; a row per check.
+
+    ``names``: experiments, all of the release's models without any; ``policy``: a YAML file.
+    """
+    from blis_replay.ingest.store import open_store
+    from blis_replay.replay.release_file import load_release
+    from blis_replay.validate.gating.gate import gate as gated
+    from blis_replay.validate.gating.policy import load_policy
+    from blis_replay.validate.gating.reports import gate_answer
+
+    rules = load_policy(None if policy is None else Path(policy))
+    before = load_release(baseline) if baseline else None
+    with open_store(_store(store)) as opened:
+        return gate_answer(gated(opened, load_release(coefficients), before, rules, names))
+
+
+def simulate(
+    requests: Path | str, engine: Path | str, coefficients: str, model: str | None = None, gpus: int | None = None
+) -> Answer:
+    """Simulate a request table (CSV, JSON lines or Parquet) on an engine (YAML); a row per number of the summary.
+
+    ``model`` and ``gpus`` (tensor parallelism) choose between the models of a release.
+    """
+    from blis_replay.replay.release_file import load_release
+    from blis_replay.replay.request_table import read_request_table
+    from blis_replay.replay.simulation import choose_entry, read_engine, simulate_table
+    from blis_replay.validate.text.simulations import simulation_answer, summary
+
+    release, given = load_release(coefficients), read_engine(Path(engine))
+    entry = choose_entry(release, model, gpus or given.tensor_parallelism)
+    table = read_request_table(Path(requests), given.engine.block_size)
+    return simulation_answer(summary(simulate_table(table, given.engine, release, entry)))
+
+
+def figure(name: str, what: str, coefficients: str = _OURS, replay: str = "exact", store: _StorePath = None) -> Picture:
+    """One picture of the report, which a notebook shows; ``.numbers`` is what it draws, a polars frame.
+
+    ``what``: ``e2e``, ``ttft`` or ``itl`` (distributions), ``ttft by prompt``, ``ttft by queue``, ``steps``,
+    ``errors`` (over time), ``depth`` or ``attribution``.  Raises ``ValidateError`` for another word, and with the
+    reason where the recording has no numbers for it.
+    """
+    from blis_replay.ingest.store import open_store
+    from blis_replay.replay.mode import parse_mode
+    from blis_replay.replay.release_file import load_release
+    from blis_replay.validate.experiment import find_experiment
+    from blis_replay.validate.report.charts import picture
+    from blis_replay.validate.report.evidence import gather
+
+    release = load_release(coefficients)
+    with open_store(_store(store)) as opened:
+        slug, mode = find_experiment(opened, name), parse_mode(replay, release.published_replay)
+        return picture(gather(opened, slug, release, mode, load_release(_OURS)), what)
+
+
+def report_page(
+    *names: str,
+    coefficients: str = _OURS,
+    baseline: str | None = None,
+    replay: str = "exact",
+    out: Path | str | None = None,
+    store: _StorePath = None,
+) -> Report:
+    """The page of these experiments, of all without a name: ``.html``, ``.verdicts``, ``.not_judged``.
+
+    ``baseline``: another release, whose errors stand below.  ``out``: a file to write the page to.
+    """
+    from blis_replay.ingest.store import open_store
+    from blis_replay.replay.mode import parse_mode
+    from blis_replay.replay.release_file import load_release
+    from blis_replay.validate.experiment import all_experiments, find_experiment
+    from blis_replay.validate.report.report import report
+
+    path, release = _store(store), load_release(coefficients)
+    with open_store(path) as opened:
+        slugs = [find_experiment(opened, name) for name in dict.fromkeys(names)] or all_experiments(opened)
+    before = load_release(baseline) if baseline else None
+    made = report(path, slugs, release, parse_mode(replay, release.published_replay), baseline=before)
+    if out is not None:
+        Path(out).write_text(made.html, "utf-8")
+    return made
+
+
+def _replayed(name: str, coefficients: str, mode: str, store: _StorePath) -> ReplayRun:
+    from blis_replay.replay.driver import replay
+    from blis_replay.replay.mode import parse_mode
+    from blis_replay.replay.release_file import load_release
+
+    release = load_release(coefficients)
+    return replay(load(name, store), release, parse_mode(mode, release.published_replay))
+
+
+def _store(store: _StorePath) -> Path:
+    return Path(store or os.environ.get("BLIS_REPLAY_STORE") or STORE_DEFAULT)

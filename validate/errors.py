@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from blis_replay.compiled.errors import WRONG_USE, ExperimentError
 
-class ValidateError(Exception):
+
+class ValidateError(ExperimentError):
     """Nothing to judge, or nothing to fit; the text is one line for the user."""
 
 
@@ -21,3 +23,5 @@ class StudyError(ValidateError):
 
 class UnknownStudyError(ValidateError):
     """A study that does not exist."""
+
+    exit_code = WRONG_USE

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
-import polars as pl
-
-from blis_replay.ingest.recording import Finding, Recording, SharedPrefix
-from blis_replay.ingest.store import KvEventCount
-from blis_replay.validate.check_text import finding_line
-from blis_replay.validate.terminal import cut_table, toned, wrap
+from blis_replay.fixtures.catalogue import bundled_aliases, load_document
+from blis_replay.ingest.recording import Finding, Recording, SharedPrefix, SourceFile
+from blis_replay.ingest.store import KvEventCount, list_experiments, open_store
+from blis_replay.ingest.tables import Cell, Column, Table, Toned, columns_named, table_of
+from blis_replay.validate.text.answer import Answer, Block, Line, Part
+from blis_replay.validate.text.checks import finding_line
 
 _SHORT_HASH = 12
 
 
-def inspection_json(
-    recording: Recording, findings: Sequence[Finding], cache: Sequence[KvEventCount] = ()
-) -> dict[str, object]:
+def _document(recording: Recording, findings: Sequence[Finding], cache: Sequence[KvEventCount]) -> dict[str, object]:
     """The recording's identity, engine arguments with sources, files, gaps, cache evidence and findings."""
     prefix = recording.prefix
     return {
@@ -45,19 +45,36 @@ def inspection_json(
     }
 
 
-def findings_frame(findings: Sequence[Finding]) -> pl.DataFrame:
+def inspection_answer(recording: Recording, findings: Sequence[Finding], cache: Sequence[KvEventCount] = ()) -> Answer:
+    """What a recording holds, in what it is incomplete, and what its instrument checks found."""
+    page: list[Part] = [
+        Block(_identity(recording)),
+        Table(
+            "",
+            _ENGINE_COLUMNS,
+            [[n, str(s.value), s.source, s.detail] for n, s in sorted(recording.engine.items())],
+            cut=True,
+        ),
+        Table("", _FILE_COLUMNS, [_file(file) for file in recording.files], cut=True),
+        *([Table("", _CACHE_COLUMNS, [_cache(count) for count in cache], cut=True)] if cache else []),
+        Block([f"- {line}" for line in recording.missing], "not in the recording"),
+        Block([*map(finding_line, findings)], "instrument checks"),
+    ]
+    return Answer(page, _document(recording, findings, cache), findings_table(findings))
+
+
+def findings_table(findings: Sequence[Finding]) -> Table:
     """What the instrument checks found, a row each: ``check, severity, metric, message, threshold``."""
-    columns = ("check", "severity", "metric", "message", "threshold")
-    rows = [[getattr(finding, name) for name in columns] for finding in findings]
-    return pl.DataFrame(rows, orient="row", schema=dict.fromkeys(columns, pl.String))
+    names = ("check", "severity", "metric", "message", "threshold")
+    return Table(
+        "", columns_named(*names, kind="data"), [[getattr(finding, name) for name in names] for finding in findings]
+    )
 
 
-def inspection_text(recording: Recording, findings: Sequence[Finding], cache: Sequence[KvEventCount] = ()) -> str:
-    """The same for a terminal, in 80 columns."""
+def _identity(recording: Recording) -> list[Line]:
     statuses = recording.requests["status"].value_counts(sort=True).iter_rows()
     counts = ", ".join(f"{count:,} {status}" for status, count in statuses)
     lines = [
-        f"{toned(recording.alias, 'heading')}  ({recording.slug})",
         f"  model: {recording.model or 'not recorded'}",
         f"  tensor parallelism: {recording.tensor_parallelism or 'not recorded'}",
         f"  hardware: {recording.hardware or 'not recorded'}",
@@ -66,31 +83,10 @@ def inspection_text(recording: Recording, findings: Sequence[Finding], cache: Se
         f"  step records: {recording.steps.height:,}",
     ]
     if recording.prefix is not None:
-        prompts = f"{recording.prefix.prompts.height:,} prompts"
-        lines.append(wrap(f"  prefix identity: {prompts} ({recording.prefix.source})", "    "))
+        lines.append(f"  prefix identity: {recording.prefix.prompts.height:,} prompts ({recording.prefix.source})")
     lines += [f"  stage {s.stage}: {s.rate_per_s:g} requests/s for {s.duration_us / 1e6:g} s" for s in recording.stages]
-    lines += [wrap(line, "    ") for line in _load(recording)]
-    engine = [
-        [name, str(setting.value), setting.source, setting.detail] for name, setting in sorted(recording.engine.items())
-    ]
-    parts = ["\n".join(lines), cut_table(["engine argument", "value", "source", ""], engine, left=4)]
-    files = [
-        [f.name, f.kind, f"{f.bytes:,}", f"{f.records:,}", f"{f.rejected_count:,}", f.sha256[:_SHORT_HASH]]
-        for f in recording.files
-    ]
-    parts.append(cut_table(["file", "kind", "bytes", "records", "rejected", "sha256"], files, left=2, wide=(5,)))
-    if cache:
-        parts.append(
-            cut_table(["KV-cache event", "medium", "events", "blocks", "tokens", "failed"], _cache(cache), left=2)
-        )
-    if recording.missing:
-        parts.append(
-            toned("not in the recording:", "heading")
-            + "\n"
-            + "\n".join(wrap(f"- {line}") for line in recording.missing)
-        )
-    parts.append("\n".join([toned("instrument checks:", "heading"), *map(finding_line, findings)]))
-    return "\n\n".join(parts)
+    title = Line(f"{recording.alias}  ({recording.slug})", mark=Toned(recording.alias, "heading"))
+    return [title, *(Line(line, "    ") for line in [*lines, *_load(recording)])]
 
 
 def _load(recording: Recording) -> list[str]:
@@ -113,12 +109,80 @@ def _prompts(workload: SharedPrefix) -> str:
     )
 
 
-def _cache(counts: Sequence[KvEventCount]) -> list[list[str]]:
+_ENGINE_COLUMNS = (*columns_named("engine argument", "value", "source", "", kind="text"),)
+_FILE_COLUMNS = (
+    *columns_named("file", "kind", kind="text"),
+    *columns_named("bytes", "records", "rejected", kind="count"),
+    Column("sha256", "word", wide=1),
+)
+_CACHE_COLUMNS = (
+    *columns_named("KV-cache event", "medium", kind="text"),
+    *columns_named("events", "blocks", "tokens", "failed", kind="count"),
+)
+
+
+def _file(file: SourceFile) -> list[Cell]:
+    return [file.name, file.kind, file.bytes, file.records, file.rejected_count, file.sha256[:_SHORT_HASH]]
+
+
+def _cache(count: KvEventCount) -> list[Cell]:
+    media = " to ".join(medium for medium in (count.medium, count.target_medium) if medium) or "-"
+    return [count.event, media, count.events, count.blocks, count.tokens, count.failed]
+
+
+_EXPERIMENT_COLUMNS = (
+    *columns_named("alias", "model", kind="text"),
+    *columns_named("tp", "requests", "failed", kind="count"),
+    *columns_named("ground truth", "", kind="word"),
+    Column("workload", "text", wide=2),
+    Column("findings", "count", wide=3),
+    Column("slug", "text", wide=1),
+)
+
+
+def experiments_answer(store_path: Path) -> Answer:
+    """The stored and the bundled experiments, sorted by slug; nothing is stored by looking."""
+    stored: list[dict[str, Any]] = []
+    if store_path.exists():
+        with open_store(store_path, read_only=True) as store:
+            stored = [{**vars(row), "stored": True} for row in list_experiments(store)]
+    slugs = {row["slug"] for row in stored}
+    bundled = [_bundled(alias, slug) for alias, slug in bundled_aliases().items() if slug not in slugs]
+    rows = sorted([*stored, *bundled], key=lambda row: str(row["slug"]))
+    return Answer(
+        [Table("", _EXPERIMENT_COLUMNS, [_cells(row) for row in rows])], {"experiments": rows}, table_of(rows)
+    )
+
+
+def _bundled(alias: str, slug: str) -> dict[str, Any]:
+    document = load_document(slug)
+    stages = document["load"]["stages"]
+    return {
+        "slug": slug,
+        "alias": alias,
+        "model": document["model"],
+        "hardware": document["hardware"],
+        "tensor_parallelism": document["tensor_parallelism"],
+        "workload": document["workload"],
+        "ground_truth": "published aggregates",
+        "requests": sum(stage["requests"] for stage in stages),
+        "failed": sum(stage["failures"] for stage in stages),
+        "overloaded": None,  # the checks run when it is first used
+        "findings": None,
+        "stored": False,
+    }
+
+
+def _cells(row: dict[str, Any]) -> list[Cell]:
     return [
-        [
-            count.event,
-            " to ".join(medium for medium in (count.medium, count.target_medium) if medium) or "-",
-            *("-" if n is None else f"{n:,}" for n in (count.events, count.blocks, count.tokens, count.failed)),
-        ]
-        for count in counts
+        row["alias"],
+        str(row["model"] or "not recorded").split("/")[-1],
+        row["tensor_parallelism"],
+        row["requests"],
+        row["failed"],
+        str(row["ground_truth"]).split()[0],  # recorded, published, arrival
+        Toned("overloaded", "caution") if row["overloaded"] else "",
+        row["workload"],
+        row["findings"],
+        row["slug"],
     ]

@@ -1,1 +1,5 @@
-"""Several instances behind a router: the cluster layer above the engine."""
+"""Several instances behind a router: the cluster layer above the engine.
+
+May import: blis.errors, blis.kernel, blis.latency, blis.result, blis.setup, blis.trace, compiled,
+strict.
+"""

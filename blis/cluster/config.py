@@ -1,4 +1,4 @@
-"""What a cluster is: instances, how they are chosen, who is let in.
+"""What a cluster is: instances, how they are chosen, who is let in; from a study's mapping, or a router's text.
 
 Names and rules are those of blis-semantics, section 4; a rule of ours is marked so.
 """
@@ -6,22 +6,24 @@ Names and rules are those of blis-semantics, section 4; a rule of ours is marked
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+from msgspec.structs import astuple
 
 from blis_replay.blis.errors import TraceError
-from blis_replay.blis.trace import Int64s
+from blis_replay.compiled.arrays import Int64s
+from blis_replay.strict.document import Number, read_values
 
 
-@dataclass(frozen=True)
-class RoundRobin:
+class RoundRobin(Struct, frozen=True, tag_field="kind", tag="round-robin"):
     """Instance 0, 1, ..., and 0 again, over the requests that are let in."""
 
 
-@dataclass(frozen=True)
-class Random:
+class Random(Struct, frozen=True, tag_field="kind", tag="random"):
     """Every instance with the same probability, from a seed.  BLIS has no such router."""
 
-    seed: int = 0
+    seed: Annotated[int, Meta(ge=0, le=2**32 - 1)] = 0
 
 
 @dataclass(frozen=True)
@@ -31,13 +33,11 @@ class Recorded:
     instance: Int64s
 
 
-@dataclass(frozen=True)
-class LeastLoaded:
+class LeastLoaded(Struct, frozen=True, tag_field="kind", tag="least-loaded"):
     """The instance with the least load; the first of them on a tie."""
 
 
-@dataclass(frozen=True)
-class AlwaysBusiest:
+class AlwaysBusiest(Struct, frozen=True, tag_field="kind", tag="always-busiest"):
     """The instance with the greatest load, the first on a tie: what a router must never do."""
 
 
@@ -93,7 +93,7 @@ class Snapshots:
     (BLIS until March 2026); otherwise all of it (BLIS since).
     """
 
-    interval_us: int = 0
+    interval_us: Annotated[int, Meta(ge=0, le=10**9)] = 0
     live_depths: bool = False
 
     def __post_init__(self) -> None:
@@ -113,3 +113,67 @@ class ClusterConfig:
     def __post_init__(self) -> None:
         if self.instances < 1:
             raise TraceError(f"a cluster of {self.instances} instances; it needs at least 1")
+
+
+# -- Read from settings ----------------------------------------------------------------------
+
+
+class _WeightedText(Struct, frozen=True, tag_field="kind", tag="weighted"):
+    """Weights that are not given are 0."""
+
+    prefix_affinity: Number = 0.0
+    queue_depth: Number = 0.0
+    kv_utilization: Number = 0.0
+
+    def __post_init__(self) -> None:
+        self.router()
+
+    def router(self) -> Router:
+        return Weighted(*astuple(self))
+
+
+class _TokenBucketText(Struct, frozen=True):
+    capacity_tokens: Annotated[float, Meta(ge=0, le=1e15)]
+    refill_tokens_per_s: Annotated[float, Meta(ge=0, le=1e15)]
+
+
+RouterText = RoundRobin | LeastLoaded | AlwaysBusiest | Random | _WeightedText
+
+
+class ClusterText(Struct, frozen=True, kw_only=True):
+    """A cluster as it is written in a study."""
+
+    instances: Annotated[int, Meta(ge=1, le=1_000)]
+    router: RouterText = RoundRobin()
+    admission: _TokenBucketText | None = None
+    snapshots: Snapshots = Snapshots()
+
+    def cluster(self) -> ClusterConfig:
+        """What it stands for."""
+        admission = None if self.admission is None else TokenBucket(*astuple(self.admission))
+        return ClusterConfig(self.instances, _router(self.router), admission, self.snapshots)
+
+
+def router_of_text(text: str) -> Router:
+    """A router as ``least-loaded`` or ``weighted:prefix_affinity=3,queue_depth=2``.
+
+    ``weighted`` alone has the weights of BLIS.  Raises ``TraceError`` for what is not a router.
+    """
+    if text == "weighted":
+        return Weighted()
+    kind, _, rest = text.partition(":")
+    values: dict[str, object] = {"kind": kind}
+    for setting in rest.split(",") if rest else []:
+        name, _, value = setting.partition("=")
+        try:
+            values[name.strip().replace("-", "_")] = int(value) if value.strip().isdecimal() else float(value)
+        except ValueError:
+            raise TraceError(
+                f"router {text}: {setting!r} is not a weight; write e.g. weighted:prefix_affinity=3,queue_depth=2"
+            ) from None
+    kinds: Any = RouterText
+    return _router(read_values(values, kinds, f"router {text}", "a router", TraceError))
+
+
+def _router(described: RouterText) -> Router:
+    return described.router() if isinstance(described, _WeightedText) else described

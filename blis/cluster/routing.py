@@ -2,51 +2,23 @@
 
 from __future__ import annotations
 
-from blis_replay.blis.cluster.affinity import remembered_share
-from blis_replay.blis.cluster.compiled import compiled
-from blis_replay.blis.cluster.state import (
-    ALWAYS_BUSIEST,
-    GIVEN,
-    INTERVAL_US,
-    KV_UTILIZATION,
-    LEAST_LOADED,
-    LIVE_DEPTHS,
-    PREFIX_AFFINITY,
-    QUEUE_DEPTH,
-    ROUTER,
-    RUNNING,
-    SNAPSHOT_US,
-    USED_BLOCKS,
-    WAITING,
-    Front,
-)
-from blis_replay.blis.kernel.state import (
-    ARRIVED,
-    FREE_BEFORE,
-    FREE_BLOCKS,
-    NOW,
-    NUM_BLOCKS,
-    RUNNING_BEFORE,
-    RUNNING_DEPTH,
-    SUBMITTED,
-    WAITING_BEFORE,
-    WAITING_DEPTH,
-    State,
-)
+from blis_replay.blis.cluster.state import ALWAYS_BUSIEST, GIVEN, LEAST_LOADED, Front, compiled
+from blis_replay.blis.kernel.lru import drop, enter, is_listed, oldest
+from blis_replay.blis.kernel.state import State
 
 
 @compiled
 def looks(front: Front, now_us: int) -> bool:
     """Whether the router looks at the instances for this decision."""
-    if front.policy[ROUTER] == GIVEN:
+    if front.policy.kind == GIVEN:
         return False
-    return front.policy[LIVE_DEPTHS] == 1 or is_old(front, now_us)
+    return front.policy.live_depths == 1 or is_old(front, now_us)
 
 
 @compiled
 def is_old(front: Front, now_us: int) -> bool:
     """Whether the last snapshot is as old as one may be."""
-    return now_us - front.progress[SNAPSHOT_US] >= front.policy[INTERVAL_US]
+    return now_us - front.progress.snapshot_us >= front.policy.interval_us
 
 
 @compiled
@@ -57,22 +29,23 @@ def take_snapshot(stack: State, front: Front, now_us: int) -> None:
     """
     old = is_old(front, now_us)
     for i in range(len(stack.at)):
-        at = stack.at[i]
-        beyond = at[NOW] >= now_us
-        front.snapshot[i, WAITING] = at[WAITING_BEFORE] if beyond else at[WAITING_DEPTH]
-        front.snapshot[i, WAITING] += at[SUBMITTED] - at[ARRIVED]
-        front.snapshot[i, RUNNING] = at[RUNNING_BEFORE] if beyond else at[RUNNING_DEPTH]
+        at, seen = stack.at[i], front.snapshots[i]
+        beyond = at.now_us >= now_us
+        seen.waiting = at.waiting_before if beyond else at.waiting_depth
+        seen.waiting += at.submitted - at.arrived
+        seen.running = at.running_before if beyond else at.running_depth
         if old:
-            front.snapshot[i, USED_BLOCKS] = stack.config[NUM_BLOCKS] - (at[FREE_BEFORE] if beyond else at[FREE_BLOCKS])
+            seen.used_blocks = stack.config[0].num_blocks - (at.free_before if beyond else at.free_blocks)
     if old:
-        front.progress[SNAPSHOT_US] = now_us
+        front.progress.snapshot_us = now_us
 
 
 @compiled
 def load(stack: State, front: Front, i: int) -> int:
     """Requests queued and running in the snapshot, and those sent that were in no queue then."""
-    on_the_way = front.routed[i] - stack.at[i, SUBMITTED]
-    return front.snapshot[i, WAITING] + front.snapshot[i, RUNNING] + on_the_way
+    seen = front.snapshots[i]
+    on_the_way = front.routed[i] - stack.at[i].submitted
+    return seen.waiting + seen.running + on_the_way
 
 
 @compiled
@@ -92,14 +65,54 @@ def choose(stack: State, front: Front, request: int) -> int:
 @compiled
 def score_of(stack: State, front: Front, request: int, i: int, least: int, most: int) -> float:
     """How good an instance is, 0 at least; ``least`` and ``most``: loads in the cluster."""
-    if front.policy[ROUTER] == LEAST_LOADED:
+    if front.policy.kind == LEAST_LOADED:
         return float(most - load(stack, front, i))
-    if front.policy[ROUTER] == ALWAYS_BUSIEST:
+    if front.policy.kind == ALWAYS_BUSIEST:
         return float(load(stack, front, i))
-    score = front.weights[QUEUE_DEPTH]
+    score = front.policy.queue_depth
     if most > least:
         score *= (most - load(stack, front, i)) / (most - least)
-    score += front.weights[KV_UTILIZATION] * (1 - front.snapshot[i, USED_BLOCKS] / stack.config[NUM_BLOCKS])
-    if front.weights[PREFIX_AFFINITY] > 0:
-        score += front.weights[PREFIX_AFFINITY] * remembered_share(stack, front, request, i)
+    score += front.policy.kv_utilization * (1 - front.snapshots[i].used_blocks / stack.config[0].num_blocks)
+    if front.policy.prefix_affinity > 0:
+        score += front.policy.prefix_affinity * remembered_share(stack, front, request, i)
     return score
+
+
+# -- Prefix affinity ----------------------------------------------------------------------
+# What the router remembers to have sent to each instance: an LRU list of block keys.  It is the router's view, not
+# what an instance still holds.
+
+
+@compiled
+def prompt_blocks(stack: State, front: Front, request: int) -> int:
+    """Full blocks of a prompt, of a request by its number by queueing."""
+    return front.facts[request].prompt_tokens // stack.config[0].block_size
+
+
+@compiled
+def remembered_share(stack: State, front: Front, request: int, i: int) -> float:
+    """Share of the full blocks of a prompt, from the first on, that were sent to an instance."""
+    blocks = prompt_blocks(stack, front, request)
+    if blocks == 0:
+        return 0.0
+    facts = front.facts[request]
+    start, known = facts.key_start, min(blocks, facts.key_count)
+    matched = 0
+    while matched < known and is_listed(front.memory[i], stack.keys[start + matched]):
+        matched += 1
+    return matched / blocks
+
+
+@compiled
+def remember(stack: State, front: Front, request: int, i: int) -> None:
+    """A prompt is sent to an instance; its first block is the last to be forgotten."""
+    facts, memory = front.facts[request], front.memory[i]
+    for block in range(min(prompt_blocks(stack, front, request), facts.key_count) - 1, -1, -1):
+        key = stack.keys[facts.key_start + block]
+        if is_listed(memory, key):
+            drop(memory, key)
+        elif front.remembered[i] == front.policy.memory_blocks:
+            drop(memory, oldest(memory))
+        else:
+            front.remembered[i] += 1
+        enter(memory, key)

@@ -5,21 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from blis_replay.blis.cluster import state as c
-from blis_replay.blis.cluster.admission import admitted
-from blis_replay.blis.cluster.assignment import given_instances
-from blis_replay.blis.cluster.config import ClusterConfig, Weighted
+from blis_replay.blis.cluster.config import ClusterConfig, Random, Recorded, RoundRobin, TokenBucket, Weighted
 from blis_replay.blis.cluster.loop import run
-from blis_replay.blis.cluster.setup import new_run, with_room_for
+from blis_replay.blis.cluster.state import Front, instance_view, new_run, with_room_for
 from blis_replay.blis.errors import TraceError
 from blis_replay.blis.kernel import loop
-from blis_replay.blis.kernel import state as k
-from blis_replay.blis.latency import Latency, Lifecycle
+from blis_replay.blis.kernel.state import State
+from blis_replay.blis.latency.models import Latency, Lifecycle
 from blis_replay.blis.result import SimResult, check_conservation, read_result
 from blis_replay.blis.setup import queueing_times
-from blis_replay.blis.trace import EngineConfig, Int64s, RequestTrace
+from blis_replay.blis.trace import EngineConfig, RequestTrace
+from blis_replay.compiled.arrays import Bools, Int64s
 
 REFUSED = -1
 
@@ -34,7 +31,7 @@ class ClusterResult:
 
     instance: Int64s
     instances: tuple[SimResult, ...]
-    completed: NDArray[np.bool_]
+    completed: Bools
     ttft_us: Int64s
     e2e_us: Int64s
 
@@ -68,13 +65,59 @@ def simulate_cluster(
     return _pooled(instance, results)
 
 
-def _run(stack: k.State, front: c.Front, latency: Latency) -> k.State:
-    kind, whole, real = latency.for_kernel()
-    while (answer := run(stack, front, kind, whole, real)) != loop.IDLE:
-        stopped_at = int(front.progress[c.STOPPED_AT])
+def admitted(trace: RequestTrace, bucket: TokenBucket | None) -> Bools:
+    """Token-bucket admission, bool[n]: the requests that are let in; all of them without a bucket.
+
+    At each arrival the bucket first refills by the time since the one before (blis-semantics, section 4), in float64
+    as BLIS does; one that cannot pay is refused and leaves it as it is.
+    """
+    n = len(trace)
+    if bucket is None:
+        return np.ones(n, np.bool_)
+    costs = trace.prompt_tokens.tolist() if bucket.cost == "prompt_tokens" else [1] * n
+    level, before_us, let_in = bucket.capacity_tokens, 0, []
+    for arrival_us, cost in zip(trace.arrival_us.tolist(), costs, strict=True):
+        level = min(bucket.capacity_tokens, level + (arrival_us - before_us) * bucket.refill_tokens_per_s / 1e6)
+        before_us = arrival_us
+        let_in.append(cost <= level)
+        if let_in[-1]:
+            level -= cost
+    return np.array(let_in, np.bool_)
+
+
+def given_instances(cluster: ClusterConfig, let_in: Bools) -> Int64s | None:
+    """int64[requests let in]: the instance of each; None if the router reads the state of the instances.
+
+    ``let_in``: bool[n], in the order of the trace.  Raises ``TraceError`` for a recorded assignment that is not of
+    these requests and instances.
+    """
+    router, requests = cluster.router, int(let_in.sum())
+    if isinstance(router, RoundRobin):
+        return np.arange(requests, dtype=np.int64) % cluster.instances
+    if isinstance(router, Random):
+        return np.random.default_rng(router.seed).integers(cluster.instances, size=requests)
+    if isinstance(router, Recorded):
+        _refuse_misfit(router.instance, cluster.instances, len(let_in))
+        return router.instance[let_in].astype(np.int64)
+    return None
+
+
+def _refuse_misfit(assigned: Int64s, instances: int, requests: int) -> None:
+    if len(assigned) != requests:
+        raise TraceError(f"an assignment of {len(assigned)} requests for {requests}; give an instance for each")
+    outside = (assigned < 0) | (assigned >= instances)
+    if outside.any():
+        i = int(np.argmax(outside))
+        raise TraceError(f"request {i}: it was on instance {assigned[i]}; name one from 0 to {instances - 1}")
+
+
+def _run(stack: State, front: Front, latency: Latency) -> State:
+    kind, int_params, float_params = latency.for_kernel()
+    while (answer := run(stack, front, kind, int_params, float_params)) != loop.IDLE:
+        stopped_at = front.progress["stopped_at"].item()
         if answer == loop.STUCK:
             raise TraceError(
-                f"at {stack.at[stopped_at, k.NOW]} us requests of instance {stopped_at} evict each other for ever "
+                f"at {stack.at[stopped_at].now_us} us requests of instance {stopped_at} evict each other for ever "
                 "without a token; raise num_gpu_blocks, or break the ties in priority and arrival time"
             )
         stack = with_room_for(stack, stopped_at)
@@ -82,11 +125,12 @@ def _run(stack: k.State, front: c.Front, latency: Latency) -> k.State:
 
 
 def _instance_result(
-    served: RequestTrace, stack: k.State, front: c.Front, queued_us: Int64s, i: int, lifecycle: Lifecycle
+    served: RequestTrace, stack: State, front: Front, queued_us: Int64s, i: int, lifecycle: Lifecycle
 ) -> SimResult:
     chosen = np.flatnonzero(front.target == i)
-    state = c.instance_view(stack, i)
-    state = state._replace(request=state.request[: len(chosen)], scheduled_us=state.scheduled_us[: len(chosen)])
+    state = instance_view(stack, i)
+    n = len(chosen)
+    state = state._replace(facts=state.facts[:n], requests=state.requests[:n], outcomes=state.outcomes[:n])
     by_queueing = front.order[front.target[front.order] == i]
     order = np.searchsorted(chosen, by_queueing)
     result = read_result(state, order, served.arrival_us[chosen], queued_us[chosen], lifecycle)

@@ -1,63 +1,84 @@
 """What a run of a cluster is made of: the states of its instances, stacked, and the front before them.
 
-The states of all instances are one ``kernel.state.State`` whose arrays have the instance as a further, first axis,
-so that compiled code can go from one to the next; ``request`` is column after column there too.  An instance numbers
-its requests in the order in which they reach its queue.  ``config``, ``keys`` and ``by_rank`` are the same for all:
-ranks are those among all requests, and a rank leads to the number that its request has in its instance.
+The states of all instances are one ``kernel.state.State`` whose tables and arrays have the instance as a further,
+first axis, so that compiled code can go from one to the next.  An instance numbers its requests in the order in which
+they reach its queue.  ``config``, ``keys`` and ``by_rank`` are the same for all: ranks are those among all requests,
+and a rank leads to the number that its request has in its instance.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from blis_replay.blis.cluster.compiled import compiled
-from blis_replay.blis.kernel.state import State
-from blis_replay.blis.trace import Int32s, Int64s
+from blis_replay.blis.cluster.config import ROUTER_MEMORY_BLOCKS, AlwaysBusiest, ClusterConfig, LeastLoaded, Weighted
+from blis_replay.blis.kernel import state as k
+from blis_replay.blis.kernel.state import Record, State, Table, dtype_of, f64, i64
+from blis_replay.blis.setup import eligible_times, empty_lru, new_state, with_room
+from blis_replay.blis.trace import EngineConfig, RequestTrace
+from blis_replay.compiled.arrays import Int64s
+from blis_replay.compiled.cache import decorators
 
-Floats = NDArray[np.float64]
+entry, compiled = decorators(Path(__file__).parent, *sorted(k.FOLDER.glob("*.py")), inline=True)
 
-# -- Front.progress ----------------------------------------------------------------------
-(
-    DECISIONS,  # requests that have been routed
-    QUEUED,  # requests handed to their instance because they have reached its queue
-    SNAPSHOT_US,  # when the last one was taken
-    STOPPED_AT,  # the instance that could not go on
-) = range(4)
-PROGRESS_SIZE = 4
-
-# -- Front.policy ------------------------------------------------------------------------
-ROUTER, INTERVAL_US, LIVE_DEPTHS, MEMORY_BLOCKS = range(4)
-POLICY_SIZE = 4
+# -- Policy.kind --------------------------------------------------------------------------
 GIVEN, LEAST_LOADED, ALWAYS_BUSIEST, WEIGHTED = range(4)
 
-# -- Front.weights -------------------------------------------------------------------------
-PREFIX_AFFINITY, QUEUE_DEPTH, KV_UTILIZATION = range(3)
+_KINDS = {LeastLoaded: LEAST_LOADED, AlwaysBusiest: ALWAYS_BUSIEST, Weighted: WEIGHTED}
+_BY_REQUEST = ("facts", "requests", "outcomes", "links", "abort_order", "heap")
+# By block key, with what stands for nothing.
+_PADDING = {"extent_of_key": k.NONE, "cpu_lru": 0}
+_SHARED = ("config", "keys", "by_rank")
 
-# -- Front.snapshot: columns ---------------------------------------------------------------
-WAITING, RUNNING, USED_BLOCKS = range(3)
-SNAPSHOT_COLUMNS = 3
+
+class Progress:
+    """Where the routing stands."""
+
+    decisions: i64  # requests that have been routed
+    queued: i64  # requests handed to their instance because they have reached its queue
+    snapshot_us: i64  # when the last one was taken
+    stopped_at: i64  # the instance that could not go on
+
+
+class Policy:
+    """How instances are chosen; the weights add up to 1, or are all 0 for a router that has none."""
+
+    kind: i64
+    interval_us: i64  # of snapshots
+    live_depths: i64
+    memory_blocks: i64
+    prefix_affinity: f64
+    queue_depth: f64
+    kv_utilization: f64
+
+
+class Snapshot:
+    """What the router has seen of an instance."""
+
+    waiting: i64
+    running: i64
+    used_blocks: i64
+
+
+PROGRESS, POLICY, SNAPSHOT = map(dtype_of, (Progress, Policy, Snapshot))
 
 
 class Front(NamedTuple):
     """What stands before the instances.  Requests are numbered by arrival, and by when they reach a queue."""
 
-    progress: Int64s
-    policy: Int64s
-    weights: Floats  # sum 1
+    progress: Record  # Progress
+    policy: Record  # Policy
     routed_us: Int64s  # [requests, by arrival] when the router decides
     target: Int64s  # [requests, by arrival] the instance; given to a router that reads no state
     place: Int64s  # [requests, by arrival] its number by queueing
     order: Int64s  # [requests, by queueing] its number by arrival
-    columns: Int32s  # [REQUEST_COLUMNS; requests, by queueing] its row in State.request before it queues
-    queued_us: Int64s  # [requests, by queueing]
-    abort_us: Int64s  # [requests, by queueing]
+    facts: Table  # [requests, by queueing]
     routed: Int64s  # [instances] requests sent there
-    snapshot: Int64s  # [instances, SNAPSHOT_COLUMNS]
-    newer: Int32s  # [instances, keys + 1] the router's memory of blocks sent, see affinity
-    older: Int32s
+    snapshots: Table  # [instances]
+    memory: Table  # [instances, keys + 1] the blocks that the router remembers to have sent there, an LRU list each
     remembered: Int64s  # [instances] blocks in that memory
 
 
@@ -65,14 +86,13 @@ def instance_view(stack: State, i: int) -> State:
     """The state of one instance; a view."""
     return State(
         config=stack.config,
-        at=stack.at[i],
-        batch=stack.batch[i],
+        at=stack.at[i : i + 1],
+        batch=stack.batch[i : i + 1],
         flight=stack.flight[i],
-        request=stack.request[i].T,
-        queued_us=stack.queued_us[i],
-        abort_us=stack.abort_us[i],
-        scheduled_us=stack.scheduled_us[i],
-        link=stack.link[i],
+        facts=stack.facts[i],
+        requests=stack.requests[i],
+        outcomes=stack.outcomes[i],
+        links=stack.links[i],
         abort_order=stack.abort_order[i],
         by_rank=stack.by_rank,
         heap=stack.heap[i],
@@ -80,10 +100,9 @@ def instance_view(stack: State, i: int) -> State:
         growth_count=stack.growth_count[i],
         finish_head=stack.finish_head[i],
         keys=stack.keys,
-        piece=stack.piece[i],
-        found=stack.found[i],
-        cpu_newer=stack.cpu_newer[i],
-        cpu_older=stack.cpu_older[i],
+        extents=stack.extents[i],
+        extent_of_key=stack.extent_of_key[i],
+        cpu_lru=stack.cpu_lru[i],
         table=stack.table[i],
         free_rows=stack.free_rows[i],
         steps=stack.steps[i],
@@ -92,3 +111,98 @@ def instance_view(stack: State, i: int) -> State:
 
 
 instance = compiled(instance_view)
+
+
+def new_run(
+    trace: RequestTrace, cluster: ClusterConfig, engine: EngineConfig, queued_us: Int64s, given: Int64s | None
+) -> tuple[State, Front]:
+    """The stacked states and the front before the first arrival.
+
+    ``queued_us``: when requests reach a queue, us.  ``given``: int64[n], where each goes; None if the router decides.
+    Raises ``TraceError`` for a request that an instance can never serve.
+    """
+    eligible_us = eligible_times(trace, queued_us)
+    order = np.argsort(eligible_us, kind="stable")
+    alone = new_state(trace, engine, eligible_us, order)
+    return _stacked(alone, cluster.instances), _front(trace, cluster, alone, order, given)
+
+
+def with_room_for(stack: State, i: int) -> State:
+    """The same states with the arrays that are nearly full for instance ``i`` made longer for all."""
+    submitted, capacity = stack.at["submitted"], stack.facts.shape[1]
+    if submitted[i] == capacity:
+        length = capacity + capacity // 2 + 1
+        return stack._replace(**{name: _longer(stack, name, length, submitted) for name in _BY_REQUEST})
+    wanted = with_room(instance_view(stack, i))
+    used = {"steps": stack.at["rows"], "segments": stack.at["segments"]}
+    used |= {name: np.full(len(stack.at), getattr(stack, name).shape[1]) for name in _PADDING}
+    short = [name for name in used if len(getattr(wanted, name)) > getattr(stack, name).shape[1]]
+    return stack._replace(**{name: _longer(stack, name, len(getattr(wanted, name)), used[name]) for name in short})
+
+
+def _longer(stack: State, name: str, length: int, rows: Int64s) -> NDArray[Any]:
+    """An array with room for ``length`` rows per instance, and the rows that each has."""
+    table = getattr(stack, name)
+    longer = np.zeros((len(table), length, *table.shape[2:]), table.dtype)
+    if _PADDING.get(name):
+        longer[:] = _PADDING[name]
+    for old, new, count in zip(table, longer, rows.tolist(), strict=True):
+        new[:count] = old[:count]
+    return longer
+
+
+def _stacked(alone: State, instances: int) -> State:
+    """As many states as instances, without a request, from one that knows them all.
+
+    There is room for an even share of the requests and some; an instance that gets more makes it longer.
+    """
+    requests = len(alone.facts)
+    share = min(requests, requests // instances * 2 + 16)
+    fields: dict[str, NDArray[Any]] = {name: getattr(alone, name) for name in _SHARED}
+    for name in _BY_REQUEST:
+        fields[name] = np.zeros((instances, share), getattr(alone, name).dtype)
+    fields["extents"] = np.empty((instances, len(alone.extents)), k.EXTENT)
+    fields["extents"][:, 0] = alone.extents[0]
+    fields["segments"] = np.empty((instances, len(alone.segments) - requests + share, 3), np.int64)
+    fields["steps"] = np.empty((instances, len(alone.steps) // instances + 1), k.STEP)
+    fields["at"] = np.repeat(alone.at, instances)
+    fields["at"]["submitted"] = 0
+    fields["batch"] = np.repeat(alone.batch, instances)
+    for name in State._fields:
+        if name not in fields:
+            fields[name] = np.repeat(getattr(alone, name)[np.newaxis], instances, axis=0)
+    return State(**fields)
+
+
+def _front(trace: RequestTrace, cluster: ClusterConfig, alone: State, order: Int64s, given: Int64s | None) -> Front:
+    n, instances = len(trace), cluster.instances
+    place = np.empty(n, np.int64)
+    place[order] = np.arange(n)
+    policy = _policy(cluster, GIVEN if given is not None else _KINDS[type(cluster.router)])
+    memory = empty_lru(alone.at["keys_used"].item() if policy["prefix_affinity"] > 0 else 0)
+    return Front(
+        progress=np.zeros(1, PROGRESS),
+        policy=policy,
+        routed_us=np.ascontiguousarray(trace.arrival_us),
+        target=np.full(n, k.NONE, np.int64) if given is None else given.copy(),
+        place=place,
+        order=order,
+        facts=alone.facts,
+        routed=np.zeros(instances, np.int64),
+        snapshots=np.zeros(instances, SNAPSHOT),
+        memory=np.repeat(memory[np.newaxis], instances, axis=0),
+        remembered=np.zeros(instances, np.int64),
+    )
+
+
+def _policy(cluster: ClusterConfig, kind: int) -> Table:
+    policy = np.zeros(1, POLICY)
+    policy["kind"] = kind
+    policy["interval_us"] = cluster.snapshots.interval_us
+    policy["live_depths"] = cluster.snapshots.live_depths
+    policy["memory_blocks"] = ROUTER_MEMORY_BLOCKS
+    if isinstance(cluster.router, Weighted):
+        weights = vars(cluster.router)
+        for scorer, weight in weights.items():
+            policy[scorer] = weight / sum(weights.values())
+    return policy

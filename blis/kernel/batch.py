@@ -1,58 +1,51 @@
-"""Who gets which tokens in the batch being built, and what that caches: sections 2 and 6 of the semantics."""
+"""What enters the batch being built, and who is preempted for it: sections 2, 5 and 6 of the semantics."""
 
 from __future__ import annotations
 
-from blis_replay.blis.kernel.compiled import compiled
-from blis_replay.blis.kernel.pool import enter_cache
-from blis_replay.blis.kernel.state import (
-    BATCH_ATTENDED_TOKENS,
-    BATCH_CONTEXT_TOKENS,
-    BATCH_DECODE_TOKENS,
-    BATCH_PREFILL_REQUESTS,
-    BATCH_PREFILL_TOKENS,
-    BATCH_SERVED,
-    BATCHES_IN_FLIGHT,
-    BLOCK_SIZE,
-    CHUNK,
-    CHUNK_STEP,
-    COMPUTED,
-    DECODING,
-    KEYED,
-    KNOWN,
-    PREFIX_CACHING,
-    PROMPT_TOKENS,
-    SEGMENT_START,
-    STATUS,
-    STEP,
-    State,
+from blis_replay.blis.kernel.pool import blocks_for, enter_cache, give_keys, release_blocks
+from blis_replay.blis.kernel.queues import (
+    close_segment,
+    computed_now,
+    last_token_step,
+    leave_finish,
+    queue_up,
+    stop_decoding,
+    stop_prefill,
+    stop_running,
 )
+from blis_replay.blis.kernel.state import DECODING, NONE, PREFILLING, State, compiled
+
+# -- Tokens ---------------------------------------------------------------------------------
 
 
 @compiled
 def given_now(state: State, request: int) -> bool:
     """Whether this call has given the request tokens."""
-    return state.request[request, CHUNK_STEP] == state.at[STEP] and state.request[request, CHUNK] > 0
+    this = state.requests[request]
+    return this.chunk_step == state.at.step and this.chunk > 0
 
 
 @compiled
 def give_decode(state: State, request: int, computed: int) -> None:
     """One decode token for a request with ``computed`` tokens; its block is held."""
-    state.request[request, CHUNK] = 1
-    state.request[request, CHUNK_STEP] = state.at[STEP]
-    state.batch[BATCH_SERVED] += 1
+    this = state.requests[request]
+    this.chunk = 1
+    this.chunk_step = state.at.step
+    state.batch.served += 1
     count(state, request, computed, 1, 1)
-    if (computed + 1) % state.config[BLOCK_SIZE] == 0 or computed % state.config[BLOCK_SIZE] == 0:
+    if (computed + 1) % state.config.block_size == 0 or computed % state.config.block_size == 0:
         enter_decoded(state, request, computed)
 
 
 @compiled
 def give_chunk(state: State, request: int, tokens: int) -> None:
     """A prefill chunk; its blocks are held, and those it fills are cached at once."""
-    state.request[request, CHUNK] = tokens
-    state.request[request, CHUNK_STEP] = state.at[STEP]
-    computed = state.request[request, COMPUTED]
+    this = state.requests[request]
+    this.chunk = tokens
+    this.chunk_step = state.at.step
+    computed = this.computed
     count(state, request, computed, tokens, 1)
-    if state.config[PREFIX_CACHING] == 1:
+    if state.config.prefix_caching == 1:
         enter_cache(state, request, computed + tokens)
 
 
@@ -63,28 +56,24 @@ def count(state: State, request: int, computed: int, tokens: int, sign: int) -> 
     A decode is one token that is the last known one, at or past the prompt; all else,
     recomputation included, is prefill.
     """
-    batch = state.batch
-    decode = state.request[request, STATUS] == DECODING
+    batch, this = state.batch, state.requests[request]
+    decode = this.status == DECODING
     if not decode:
-        decode = (
-            tokens == 1
-            and computed + 1 == state.request[request, KNOWN]
-            and computed >= state.request[request, PROMPT_TOKENS]
-        )
+        decode = tokens == 1 and computed + 1 == this.known and computed >= state.facts[request].prompt_tokens
     if decode:
-        batch[BATCH_DECODE_TOKENS] += sign
-        batch[BATCH_CONTEXT_TOKENS] += sign * (computed + 1)
+        batch.decode_tokens += sign
+        batch.context_tokens += sign * (computed + 1)
     else:
-        batch[BATCH_PREFILL_TOKENS] += sign * tokens
-        batch[BATCH_PREFILL_REQUESTS] += sign
+        batch.prefill_tokens += sign * tokens
+        batch.prefill_requests += sign
         # Token number n of a request attends to n tokens.
-        batch[BATCH_ATTENDED_TOKENS] += sign * (tokens * computed + tokens * (tokens + 1) // 2)
+        batch.attended_tokens += sign * (tokens * computed + tokens * (tokens + 1) // 2)
 
 
 @compiled
 def enter_decoded(state: State, request: int, computed: int) -> None:
     """Cache what a decode at ``computed`` tokens fills, as far as its tokens are known."""
-    if state.config[PREFIX_CACHING] == 1 and state.request[request, KEYED] == 1:
+    if state.config.prefix_caching == 1 and state.requests[request].keyed == 1:
         unknown = 1 if in_flight_input(state, request, True) else 0
         enter_cache(state, request, computed + 1 - unknown)
 
@@ -96,7 +85,81 @@ def in_flight_input(state: State, request: int, given: bool) -> bool:
     Asynchronous only.  ``given``: it is in the batch being built, so its input is the token
     of the step before; else it was last in the batch before, or not at all.
     """
-    if state.config[BATCHES_IN_FLIGHT] == 1:
+    if state.config.batches_in_flight == 1:
         return False
-    last = state.at[STEP] if given else state.at[STEP] - 1
-    return state.request[request, SEGMENT_START] < last
+    last = state.at.step if given else state.at.step - 1
+    return state.requests[request].segment_start < last
+
+
+# -- Preemption by recomputation --------------------------------------------------------------
+
+
+@compiled
+def choose_victim(state: State) -> int:
+    """FCFS: the last of the running list.  Priority: the greatest (priority, arrival), first on a tie."""
+    if state.config.priority_policy == 0:
+        return state.at.running.tail
+    victim = state.at.running.head
+    request = state.links[victim].running.next
+    while request != NONE:
+        if state.facts[request].urgency > state.facts[victim].urgency:
+            victim = request
+        request = state.links[request].running.next
+    return victim
+
+
+@compiled
+def preempt(state: State, request: int) -> None:
+    """Back to the waiting queue, to recompute its tokens; blocks go, cached contents stay."""
+    this = state.requests[request]
+    state.at.preempted_in_call += 1
+    state.outcomes[request].preemptions += 1
+    given = given_now(state, request)
+    if this.status == DECODING:
+        computed = computed_now(state, request)
+        cached = computed + 1 if given else computed
+        if in_flight_input(state, request, given):
+            cached -= 1
+        if given:
+            count(state, request, computed, 1, -1)
+            state.batch.served -= 1
+        this.known = computed + 1
+        this.blocks_held = blocks_for(state, computed + 1 if given else computed)
+        leave_decoding(state, request, computed)
+    elif this.status == PREFILLING:
+        cached = this.computed
+        if given:
+            count(state, request, cached, this.chunk, -1)
+            cached += this.chunk
+        stop_prefill(state, request)
+    else:  # its last token is in flight; it finishes when that is in, from the queue
+        cached = state.facts[request].total_tokens - 1
+        if in_flight_input(state, request, False):
+            cached -= 1
+        this.known = state.facts[request].total_tokens
+    this.chunk = 0
+    give_keys(state, request)
+    if state.config.prefix_caching == 1:
+        enter_cache(state, request, cached)
+    vacate(state, request)
+    queue_up(state, request)
+
+
+@compiled
+def leave_decoding(state: State, request: int, computed: int) -> None:
+    """Out of all that is kept of a decode with ``computed`` tokens at the current step."""
+    stop_decoding(state, request, computed)
+    leave_finish(state, request, last_token_step(state, request))
+    close_segment(state, request, state.at.step, state.at.rows - 1)
+
+
+@compiled
+def vacate(state: State, request: int) -> None:
+    """Give up blocks, table row and place in the running list."""
+    this = state.requests[request]
+    release_blocks(state, request)
+    state.free_rows[state.at.free_rows] = this.table_row
+    state.at.free_rows += 1
+    this.table_row = NONE
+    this.computed = 0
+    stop_running(state, request)

@@ -1,160 +1,179 @@
 """The free queue: section 4 of the semantics.
 
-Blocks that are taken, cached, held and freed together make one entry, a piece, whose last
+Blocks that are taken, cached, held and freed together make one entry, an extent, whose last
 block is the first to be taken.  Blocks without contents to be found are all alike, so a
-piece of them is a mere number; two such pieces never stand side by side.
+extent of them is a mere number; two such extents never stand side by side.
 """
 
 from __future__ import annotations
 
-from blis_replay.blis.kernel.compiled import compiled
-from blis_replay.blis.kernel.cpu_tier import store_block
-from blis_replay.blis.kernel.state import (
-    ALIKE,
-    CPU_BLOCKS,
-    DEPTH,
-    FREE_BLOCKS,
-    KEYS_AT,
-    NONE,
-    PIECE_BLOCKS,
-    PIECES_USED,
-    QUEUE_AFTER,
-    QUEUE_BEFORE,
-    QUEUE_HEAD,
-    QUEUE_TAIL,
-    SPARE_PIECE,
-    TWIN,
-    State,
-    index,
-)
+from blis_replay.blis.kernel.lru import drop, enter, is_listed, oldest
+from blis_replay.blis.kernel.state import NONE, UNKEYED, State, compiled, index
 
 
 @compiled
-def new_piece(state: State) -> int:
-    """A number for a piece; its row holds what an earlier one left."""
-    piece = state.at[SPARE_PIECE]
-    if piece == NONE:
-        piece = state.at[PIECES_USED]
-        state.at[PIECES_USED] += 1
+def new_extent(state: State) -> int:
+    """A number for an extent; its row holds what an earlier one left."""
+    extent = state.at.spare_extent
+    if extent == NONE:
+        extent = state.at.extents_used
+        state.at.extents_used += 1
     else:
-        state.at[SPARE_PIECE] = state.piece[index(piece), QUEUE_AFTER]
-    return piece
+        state.at.spare_extent = state.extents[index(extent)].queue_after
+    return extent
 
 
 @compiled
-def spare_piece(state: State, piece: int) -> None:
-    """A piece has no blocks any more."""
-    state.piece[index(piece), QUEUE_AFTER] = state.at[SPARE_PIECE]
-    state.at[SPARE_PIECE] = piece
+def recycle_extent(state: State, extent: int) -> None:
+    """An extent has no blocks any more."""
+    state.extents[index(extent)].queue_after = state.at.spare_extent
+    state.at.spare_extent = extent
 
 
 @compiled
-def insert_before(state: State, piece: int, after: int) -> None:
-    """Put a piece into the queue, nearer to the head than ``after`` (NONE: at its end)."""
-    at, pieces, this = state.at, state.piece, index(piece)
-    before = at[QUEUE_TAIL] if after == NONE else pieces[index(after), QUEUE_BEFORE]
-    pieces[this, QUEUE_BEFORE] = before
-    pieces[this, QUEUE_AFTER] = after
+def insert_before(state: State, extent: int, after: int) -> None:
+    """Put an extent into the queue, nearer to the head than ``after`` (NONE: at its end)."""
+    at, this = state.at, state.extents[index(extent)]
+    before = at.free_queue.tail if after == NONE else state.extents[index(after)].queue_before
+    this.queue_before = before
+    this.queue_after = after
     if before == NONE:
-        at[QUEUE_HEAD] = piece
+        at.free_queue.head = extent
     else:
-        pieces[index(before), QUEUE_AFTER] = piece
+        state.extents[index(before)].queue_after = extent
     if after == NONE:
-        at[QUEUE_TAIL] = piece
+        at.free_queue.tail = extent
     else:
-        pieces[index(after), QUEUE_BEFORE] = piece
+        state.extents[index(after)].queue_before = extent
 
 
 @compiled
-def unlink(state: State, piece: int) -> None:
-    """Take a piece out of the queue; what stands side by side now and is all alike becomes one."""
-    at, pieces, this = state.at, state.piece, index(piece)
-    before, after = pieces[this, QUEUE_BEFORE], pieces[this, QUEUE_AFTER]
+def unlink(state: State, extent: int) -> None:
+    """Take an extent out of the queue; what stands side by side now and is all alike becomes one."""
+    at, this = state.at, state.extents[index(extent)]
+    before, after = this.queue_before, this.queue_after
     if before == NONE:
-        at[QUEUE_HEAD] = after
+        at.free_queue.head = after
     else:
-        pieces[index(before), QUEUE_AFTER] = after
+        state.extents[index(before)].queue_after = after
     if after == NONE:
-        at[QUEUE_TAIL] = before
+        at.free_queue.tail = before
     else:
-        pieces[index(after), QUEUE_BEFORE] = before
-        if before != NONE and is_alike(state, before) and is_alike(state, after):
-            pieces[index(before), PIECE_BLOCKS] += pieces[index(after), PIECE_BLOCKS]
+        state.extents[index(after)].queue_before = before
+        if before != NONE and is_unkeyed(state, before) and is_unkeyed(state, after):
+            state.extents[index(before)].blocks += state.extents[index(after)].blocks
             unlink_last(state, before, after)
 
 
 @compiled
-def unlink_last(state: State, before: int, piece: int) -> None:
-    """Take ``piece``, which stands behind ``before``, out of the queue for good."""
-    after = state.piece[index(piece), QUEUE_AFTER]
-    state.piece[index(before), QUEUE_AFTER] = after
+def unlink_last(state: State, before: int, extent: int) -> None:
+    """Take ``extent``, which stands behind ``before``, out of the queue for good."""
+    after = state.extents[index(extent)].queue_after
+    state.extents[index(before)].queue_after = after
     if after == NONE:
-        state.at[QUEUE_TAIL] = before
+        state.at.free_queue.tail = before
     else:
-        state.piece[index(after), QUEUE_BEFORE] = before
-    spare_piece(state, piece)
+        state.extents[index(after)].queue_before = before
+    recycle_extent(state, extent)
 
 
 @compiled
-def is_alike(state: State, piece: int) -> bool:
-    """Whether the blocks of a piece have no contents to be found."""
-    return state.piece[index(piece), DEPTH] == ALIKE
+def is_unkeyed(state: State, extent: int) -> bool:
+    """Whether the blocks of an extent have no contents to be found."""
+    return state.extents[index(extent)].depth == UNKEYED
 
 
 @compiled
-def append_alike(state: State, count: int) -> None:
+def append_unkeyed(state: State, count: int) -> None:
     """Blocks without contents go to the end of the queue."""
-    tail = state.at[QUEUE_TAIL]
-    if tail != NONE and is_alike(state, tail):
-        state.piece[index(tail), PIECE_BLOCKS] += count
+    tail = state.at.free_queue.tail
+    if tail != NONE and is_unkeyed(state, tail):
+        state.extents[index(tail)].blocks += count
         return
-    piece = new_piece(state)
-    state.piece[index(piece), PIECE_BLOCKS] = count
-    state.piece[index(piece), DEPTH] = ALIKE
-    insert_before(state, piece, NONE)
+    extent = new_extent(state)
+    state.extents[index(extent)].blocks = count
+    state.extents[index(extent)].depth = UNKEYED
+    insert_before(state, extent, NONE)
 
 
 @compiled
 def take_blocks(state: State, count: int) -> None:
     """Take blocks from the head of the queue; cached contents leave the cache at that moment."""
-    state.at[FREE_BLOCKS] -= count
+    state.at.free_blocks -= count
     while count > 0:
-        piece = state.at[QUEUE_HEAD]
-        this = index(piece)
-        blocks = state.piece[this, PIECE_BLOCKS]
+        extent = state.at.free_queue.head
+        this = state.extents[index(extent)]
+        blocks = this.blocks
         taken = min(blocks, count)
-        if state.piece[this, DEPTH] != ALIKE:
+        if this.depth != UNKEYED:
             for i in range(blocks - 1, blocks - 1 - taken, -1):
-                leave_cache(state, piece, i)
+                evict(state, extent, i)
         count -= taken
-        state.piece[this, PIECE_BLOCKS] = blocks - taken
+        this.blocks = blocks - taken
         if taken == blocks:
-            unlink(state, piece)
-            spare_piece(state, piece)
+            unlink(state, extent)
+            recycle_extent(state, extent)
 
 
 @compiled
-def key_in_piece(state: State, piece: int, i: int) -> int:
-    """Key of the i-th block of a piece."""
-    keys_at = state.piece[index(piece), KEYS_AT]
+def key_in_extent(state: State, extent: int, i: int) -> int:
+    """Key of the i-th block of an extent."""
+    keys_at = state.extents[index(extent)].keys_at
     # Keys given at a preemption are consecutive numbers, of which the first is kept.
     return state.keys[index(keys_at + i)] if keys_at >= 0 else i - keys_at - 2
 
 
 @compiled
-def leave_cache(state: State, piece: int, i: int) -> None:
-    """The contents of the i-th block of a piece are lost; a twin, if it has one, is found in its place.
+def evict(state: State, extent: int, i: int) -> None:
+    """The contents of the i-th block of an extent are lost; a twin, if it has one, is found in its place.
 
     Without a twin they go to the CPU tier, if there is one.
     """
-    key = index(key_in_piece(state, piece, i))
-    this = index(piece)
-    if state.piece[this, PIECE_BLOCKS] > 1 or state.found[key] == piece:
-        state.found[key] = state.piece[this, TWIN]
-        if state.config[CPU_BLOCKS] > 0 and state.piece[this, TWIN] == NONE:
-            store_block(state, key_in_piece(state, piece, i))
+    key = index(key_in_extent(state, extent, i))
+    this = state.extents[index(extent)]
+    if this.blocks > 1 or state.extent_of_key[key] == extent:
+        state.extent_of_key[key] = this.twin
+        if state.config.cpu_blocks > 0 and this.twin == NONE:
+            store_block(state, key_in_extent(state, extent, i))
         return
-    before = index(state.found[key])
-    while state.piece[before, TWIN] != piece:
-        before = index(state.piece[before, TWIN])
-    state.piece[before, TWIN] = state.piece[this, TWIN]
+    before = index(state.extent_of_key[key])
+    while state.extents[before].twin != extent:
+        before = index(state.extents[before].twin)
+    state.extents[before].twin = this.twin
+
+
+# -- CPU tier -----------------------------------------------------------------------------
+# KV blocks in the memory of the host: what is evicted from the GPU goes there, and can be fetched back.  An extension
+# that BLIS has too (blis-semantics 2.7); vLLM's own offloading is another.  A block is known by its key, the least
+# recently stored or fetched makes room for another, and fetching copies: the block stays until it makes room.
+# Storing takes no time; the device fetches block after block before it runs the batch that is being built.
+
+
+@compiled
+def store_block(state: State, key: int) -> None:
+    """The contents with this key leave the GPU."""
+    at = state.at
+    if is_listed(state.cpu_lru, key):
+        drop(state.cpu_lru, key)
+    else:
+        at.cpu_stored += 1
+        if at.cpu_used == state.config.cpu_blocks:
+            drop(state.cpu_lru, oldest(state.cpu_lru))
+        else:
+            at.cpu_used += 1
+    enter(state.cpu_lru, key)
+
+
+@compiled
+def is_stored(state: State, key: int) -> bool:
+    """Whether the tier has the contents with this key."""
+    return is_listed(state.cpu_lru, key)
+
+
+@compiled
+def fetch_block(state: State, key: int) -> None:
+    """The contents with this key, which are stored, are copied to the GPU before the batch being built."""
+    drop(state.cpu_lru, key)
+    enter(state.cpu_lru, key)
+    state.at.cpu_fetched += 1
+    state.at.device_free_us = max(state.at.device_free_us, state.at.now_us) + state.config.fetch_us

@@ -1,18 +1,31 @@
-"""What a run is made of: arrays and numbers, nothing else.
+"""What a run is made of: records and tables, nothing else.
 
 A state is a plain value: it can be copied, stored and resumed.  Requests are numbered
-in the order in which they queue.  Lists are arrays of links, -1 is "none".
+in the order in which they queue.  Lists are tables of links, -1 is "none".
+
+The classes name the fields of one record (``state.at.now_us``) or of the rows of a table
+(``state.requests[request].status``).  Compiled code resolves the names.  Python reads
+columns: ``state.requests["status"]``.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-Int64s = NDArray[np.int64]
-Int32s = NDArray[np.int32]
+from blis_replay.compiled.arrays import Int32s, Int64s
+from blis_replay.compiled.cache import cache_folder, decorators
+
+FOLDER = Path(__file__).parent
+entry, compiled = decorators(FOLDER, inline=True)
+
+# Rows of one of the classes below.
+Table = NDArray[Any]
+# A table of one row; to compiled functions, the row.
+Record = Any
 
 # Unsigned, an index needs no test for counting from the end.
 index = np.uint64
@@ -22,177 +35,233 @@ NEVER = 2**62
 LONGEST_STEP_US = 3.6e9
 NONE = -1
 
-# -- Request status ------------------------------------------------------------------
+# -- Request.status -------------------------------------------------------------------
 NEW, WAITING, PREFILLING, DECODING, LAST_IN_FLIGHT, COMPLETED, ABORTED = range(7)
 
-# -- State.config: engine arguments ----------------------------------------------------
-(
-    MAX_NUM_SEQS,
-    MAX_NUM_BATCHED_TOKENS,
-    MAX_MODEL_LEN,
-    BLOCK_SIZE,
-    LONG_PREFILL_THRESHOLD,
-    CHUNKED_PREFILL,
-    PREFIX_CACHING,
-    PRIORITY_POLICY,
-    BATCHES_IN_FLIGHT,  # 1: synchronous, 2: asynchronous
-    PATIENCE,  # barren turns after which nothing will ever move again
-    NUM_BLOCKS,  # without the reserved one
-    RING_MASK,  # State.finish_head has a power of two of slots, more than any request has steps
-    CPU_BLOCKS,  # room of the CPU tier, 0: there is none
-    FETCH_US,  # that the device takes to fetch a block from there
-) = range(14)
-CONFIG_SIZE = 14
+# -- Extent.depth of blocks whose contents cannot be looked up ----------------------------
+UNKEYED = -1
 
-# -- State.at: where the run stands ----------------------------------------------------
-(
-    NOW,  # us
-    STEP,  # number of the next turn that schedules, empty ones included
-    ROWS,  # steps in State.steps: batches with tokens
-    GROWTH_SLOT,  # the same modulo block size
-    SUBMITTED,  # requests known to the engine
-    ARRIVED,  # requests that have queued (or were given up before)
-    NEXT_ABORT,  # position in abort_order
-    WAITING_DEPTH,
-    RUNNING_DEPTH,
-    DECODING_REQUESTS,  # members that ask for one decode token in the next step
-    DECODING_CONTEXT,  # KV tokens those would attend to, each one's own included
-    FREE_BLOCKS,
-    QUEUE_HEAD,  # the free queue: pieces, the first to be taken at its head
-    QUEUE_TAIL,
-    RUN_HEAD,  # running list, in order of admission
-    RUN_TAIL,
-    PREFILL_HEAD,  # its members that are still in prefill, in the same order
-    PREFILL_TAIL,
-    ADMISSIONS,  # counts up: the place of a request in the running list
-    FREE_ROWS,  # rows of State.table that nobody uses
-    PIECES_USED,  # rows of State.piece that were ever used
-    SPARE_PIECE,  # first of those without a piece, linked by QUEUE_AFTER
-    KEYS_USED,
-    KEYED_DECODING,  # decoding requests whose generated blocks have keys
-    SEGMENTS,
-    DEVICE_FREE,  # us: when the device is done with the last batch
-    IN_FLIGHT,  # batches scheduled whose tokens are not in yet
-    PREEMPTED_IN_CALL,
-    BARREN_TURNS,  # turns since one gave a token
-    WAITING_BEFORE,  # depths and free blocks before the tokens of the last batch came in, which may be
-    RUNNING_BEFORE,  # later than the time that a run was advanced to
-    FREE_BEFORE,
-    CPU_USED,  # blocks in the CPU tier
-    CPU_STORED,  # blocks that were copied there, and back
-    CPU_FETCHED,
-) = range(35)
-AT_SIZE = 35
-
-# -- State.batch: the batch just scheduled ------------------------------------------------
-(
-    BATCH_PREFILL_TOKENS,
-    BATCH_DECODE_TOKENS,
-    BATCH_CONTEXT_TOKENS,
-    BATCH_PREFILL_REQUESTS,
-    BATCH_ADMITTED,
-    BATCH_FREE_BEFORE,
-    BATCH_SERVED,  # decoding requests that got their token
-    BATCH_FIRST_TOKENS,  # prefills that end with this batch, each with a token
-    BATCH_ATTENDED_TOKENS,  # KV tokens that its prefill tokens attend to, each one's own included, summed
-) = range(9)
-BATCH_SIZE = 9
-
-# -- State.steps: one row a step; empty turns have none.  Counts of requests have two bytes, so a row
-#    fills one line of the processor's cache --------------------------------------------------------
-STEP_DTYPE = np.dtype(
-    [
-        ("start_us", np.int64),  # on the device
-        ("end_us", np.int64),
-        ("scheduled_us", np.int64),  # when schedule() ran
-        ("context_tokens", np.int64),  # KV tokens that the decodes attend to
-        ("prefill_tokens", np.int32),
-        ("waiting_depth", np.int32),  # depths are those after scheduling
-        ("free_blocks_before", np.int32),  # before schedule(), after it, and after the update with its tokens
-        ("free_blocks", np.int32),
-        ("free_blocks_end", np.int32),
-        ("decode_tokens", np.int16),
-        ("prefill_requests", np.int16),
-        ("running_depth", np.int16),
-        ("admitted", np.int16),
-        ("preempted", np.int16),
-        ("finished", np.int16),
-    ]
-)
+# Widths of fields.
+i64 = int
+i32 = int
+i16 = int
+f64 = float
 
 
-# -- State.request: one row a request ----------------------------------------------------------
-(
-    STATUS,
-    BASE,  # while decoding: computed tokens at the start of step s are s - BASE
-    BLOCKS_HELD,  # not kept up while decoding: one for each block size of computed tokens
-    TABLE_ROW,
-    KEYED,  # 1 if somebody may look up the blocks that it generates, else 0
-    SEGMENT_START,  # first turn of the current run of turns that all gave a token
-    TOTAL_TOKENS,  # prompt and all output tokens
-    ADMISSION,  # place in the running list
-    COMPUTED,  # tokens with KV, while in prefill
-    KNOWN,  # prompt and generated tokens, while not decoding
-    CHUNK,  # tokens given in the call of ...
-    CHUNK_STEP,  # ... this step
-    BLOCKS_ENTERED,  # leading blocks that are in the prefix cache
-    PIECES_HELD,  # in State.table: the pieces of those
-    DYNAMIC_KEY,  # first key of its blocks beyond KEY_COUNT, given at a preemption
-    KEY_START,  # keys of its full blocks: State.keys[KEY_START : KEY_START + KEY_COUNT]
-    KEY_COUNT,
-    PROMPT_TOKENS,
-    GIVEN_HIT,  # cached prompt tokens that are known as a number only
-    RANK,  # place in the waiting order
-    URGENCY,  # victims: greatest first (priority, arrival time); ties are equal
-    SCHEDULED_STEP,
-    FIRST_STEP,
-    LAST_STEP,
-    PREEMPTIONS,
-    CACHED_TOKENS,  # hit at the first admission
-    RESUME_CACHED_TOKENS,  # hits at later admissions, summed
-) = range(27)
-REQUEST_COLUMNS = 27
+class Config:
+    """Engine arguments."""
 
-# -- State.link: one row a request, places in doubly linked lists ----------------------------
-(
-    RUN_NEXT,
-    RUN_PREV,
-    PREFILL_NEXT,
-    PREFILL_PREV,
-    GROWTH_NEXT,  # decoding requests by the step, modulo block size, that needs a new block
-    GROWTH_PREV,
-    FINISH_NEXT,  # requests by the step that gives their last token, modulo the ring
-    FINISH_PREV,
-) = range(8)
-LINK_COLUMNS = 8
+    max_num_seqs: i64
+    max_num_batched_tokens: i64
+    max_model_len: i64
+    block_size: i64
+    long_prefill_threshold: i64
+    chunked_prefill: i64
+    prefix_caching: i64
+    priority_policy: i64
+    batches_in_flight: i64  # 1: synchronous, 2: asynchronous
+    max_steps_without_token: i64  # after so many nothing will ever move again
+    num_blocks: i64  # without the reserved one
+    ring_mask: i64  # State.finish_head has a power of two of slots, more than any request has steps
+    cpu_blocks: i64  # room of the CPU tier, 0: there is none
+    fetch_us: i64  # time the device takes to fetch a block from there
 
-# -- State.piece: one row a piece of blocks, see pool and free_queue ---------------------------------
-(
-    HOLDERS,  # running requests that hold it
-    PIECE_BLOCKS,
-    DEPTH,  # place of its first block in the prompts that have it; ALIKE: it has no contents to be found
-    KEYS_AT,  # its keys are State.keys[KEYS_AT :]; given at a preemption they are -KEYS_AT - 2 and following
-    REST,  # what was cut off behind it last
-    TWIN,  # next piece in the cache under the same key, in order of entry (only pieces of one block have twins)
-    QUEUE_BEFORE,  # in the free queue, while nobody holds it
-    QUEUE_AFTER,
-) = range(8)
-PIECE_COLUMNS = 8
-ALIKE = -1
+
+class Ends:
+    """Both ends of a doubly linked list, NONE if it is empty."""
+
+    head: i64
+    tail: i64
+
+
+class Progress:
+    """Where the run stands.
+
+    ``waiting_before``, ``running_before``, ``free_before``: depths and free blocks before the tokens of the last
+    batch came in, which may be later than the time that a run was advanced to.
+    """
+
+    now_us: i64
+    step: i64  # number of the next step that is scheduled, empty ones included
+    rows: i64  # steps in State.steps: batches with tokens
+    growth_slot: i64  # the step modulo block size
+    submitted: i64  # requests known to the engine
+    arrived: i64  # requests that have queued (or were given up before)
+    next_abort: i64  # position in abort_order
+    waiting_depth: i64
+    running_depth: i64
+    decoding_requests: i64  # members that ask for one decode token in the next step
+    decoding_context: i64  # KV tokens those would attend to, each one's own included
+    free_blocks: i64
+    free_queue: Ends  # extents of free blocks, the first to be taken at its head
+    running: Ends  # in order of admission
+    prefilling: Ends  # members of the running list that are still in prefill, in the same order
+    admissions: i64  # counts up: the place of a request in the running list
+    free_rows: i64  # rows of State.table that nobody uses
+    extents_used: i64  # rows of State.extents that were ever used
+    spare_extent: i64  # first row that has no blocks any more; the others follow by queue_after
+    keys_used: i64
+    keyed_decoding: i64  # decoding requests whose generated blocks have keys
+    segments: i64
+    device_free_us: i64  # when the device is done with the last batch
+    in_flight: i64  # batches scheduled whose tokens are not in yet
+    preempted_in_call: i64
+    steps_without_token: i64
+    waiting_before: i64
+    running_before: i64
+    free_before: i64
+    cpu_used: i64  # blocks in the CPU tier
+    cpu_stored: i64  # blocks that were copied there, and back
+    cpu_fetched: i64
+
+
+class Batch:
+    """The batch just scheduled."""
+
+    prefill_tokens: i64
+    decode_tokens: i64
+    context_tokens: i64  # KV tokens that the decodes attend to, each one's own included, summed
+    attended_tokens: i64  # the same of the prefill tokens
+    prefill_requests: i64
+    admitted: i64
+    free_before: i64
+    served: i64  # decoding requests that got their token
+    first_tokens: i64  # prefills that end with this batch, each with a token
+
+
+class Step:
+    """A step that had tokens; a row fills one line of the processor's cache.  Depths are those after scheduling."""
+
+    start_us: i64  # on the device
+    end_us: i64
+    scheduled_us: i64  # when schedule() ran
+    context_tokens: i64  # KV tokens that the decodes attend to
+    prefill_tokens: i32
+    waiting_depth: i32
+    free_blocks_before: i32  # before schedule(), after it, and after the update with its tokens
+    free_blocks: i32
+    free_blocks_end: i32
+    decode_tokens: i16
+    prefill_requests: i16
+    running_depth: i16
+    admitted: i16
+    preempted: i16
+    finished: i16
+
+
+class Facts:
+    """What is known of a request beforehand."""
+
+    queued_us: i64  # when it reaches the waiting queue
+    abort_us: i64  # when its client gives up
+    prompt_tokens: i32
+    total_tokens: i32  # prompt and all output tokens
+    given_hit: i32  # cached prompt tokens that are known as a number only
+    key_start: i32  # keys of its full blocks: State.keys[key_start : key_start + key_count]
+    key_count: i32
+    rank: i32  # place in the waiting order
+    urgency: i32  # victims: greatest first (priority, arrival time); ties are equal
+
+
+class Request:
+    """Where a request stands; all 0 until it queues."""
+
+    status: i32
+    step_offset: i32  # while decoding: computed tokens at the start of step s are s - step_offset
+    blocks_held: i32  # not kept up while decoding: one for each block size of computed tokens
+    table_row: i32
+    keyed: i32  # 1 if somebody may look up the blocks that it generates, else 0
+    segment_start: i32  # first step of the current run of steps that all gave a token
+    admission: i32  # place in the running list
+    computed: i32  # tokens with KV, while in prefill
+    known: i32  # prompt and generated tokens, while not decoding
+    chunk: i32  # tokens given in the call of ...
+    chunk_step: i32  # ... this step
+    blocks_entered: i32  # leading blocks that are in the prefix cache
+    extents_held: i32  # in State.table: the extents of those
+    dynamic_key: i32  # first key of its blocks beyond key_count, given at a preemption
+
+
+class Outcome:
+    """What results say of a request; NONE: not yet."""
+
+    scheduled_us: i64  # first admission
+    scheduled_step: i32
+    first_step: i32
+    last_step: i32
+    preemptions: i32
+    cached_tokens: i32  # hit at the first admission
+    resume_cached_tokens: i32  # hits at later admissions, summed
+
+
+class Link:
+    """The neighbours of a request in a doubly linked list."""
+
+    next: i32
+    previous: i32
+
+
+class Links:
+    """The lists that a request is in."""
+
+    running: Link
+    prefilling: Link
+    growth: Link  # decoding requests by the step, modulo block size, that needs a new block
+    finish: Link  # requests by the step that gives their last token, modulo the ring
+
+
+class LruLink:
+    """The neighbours of a number in an LRU list, see ``lru``."""
+
+    newer: i32
+    older: i32
+
+
+class Extent:
+    """KV blocks that are cached, held and freed together, see ``pool`` and ``free_queue``."""
+
+    ref_count: i32  # running requests that hold it
+    blocks: i32
+    depth: i32  # place of its first block in the prompts that have it, or UNKEYED
+    keys_at: i32  # its keys are State.keys[keys_at :]; given at a preemption they are -keys_at - 2 and following
+    rest: i32  # what was cut off behind it last
+    twin: i32  # next extent in the cache under the same key, in order of entry (only extents of one block have twins)
+    queue_before: i32  # in the free queue, while nobody holds it
+    queue_after: i32
+
+
+_WIDTHS: dict[str, Any] = {"i64": np.int64, "i32": np.int32, "i16": np.int16, "f64": np.float64}
+
+
+def kept_in() -> Path | None:
+    """The folder of the compiled kernel, None where none can be written."""
+    return cache_folder(FOLDER)
+
+
+def dtype_of(row: type) -> np.dtype[Any]:
+    """The dtype of the records that a class describes; its fields are numbers, or records of this module."""
+    fields = row.__annotations__.items()
+    return np.dtype((np.record, [(name, _WIDTHS.get(kind) or dtype_of(globals()[kind])) for name, kind in fields]))
+
+
+CONFIG, PROGRESS, BATCH, STEP, EXTENT, LRU_LINK = map(dtype_of, (Config, Progress, Batch, Step, Extent, LruLink))
+FACTS, REQUEST, OUTCOME, LINKS = map(dtype_of, (Facts, Request, Outcome, Links))
 
 
 class State(NamedTuple):
-    """Everything a run needs and produces; the constants above name rows and columns."""
+    """Everything a run needs and produces.
 
-    config: Int64s
-    at: Int64s
-    batch: Int64s
+    ``config``, ``at`` and ``batch`` are tables of one row, as handing over a record takes ten times as long.
+    """
+
+    config: Record  # Config
+    at: Record  # Progress
+    batch: Record  # Batch
     flight: Int64s  # [2, 2] batches in flight, oldest first: row (NONE: empty) and end, us
-    request: Int32s  # [requests, REQUEST_COLUMNS], column after column: who runs together stands together
-    queued_us: Int64s  # [requests] when it reaches the waiting queue
-    abort_us: Int64s  # [requests] when its client gives up
-    scheduled_us: Int64s  # [requests] first admission, NONE before
-    link: Int32s  # [requests, LINK_COLUMNS]
+    facts: Table  # [requests]
+    requests: Table  # [requests]
+    outcomes: Table  # [requests]
+    links: Table  # [requests]
     abort_order: Int64s  # requests by abort_us
     by_rank: Int64s  # request of a rank
     heap: Int64s  # waiting requests, a binary heap of ranks
@@ -200,11 +269,10 @@ class State(NamedTuple):
     growth_count: Int64s  # [block size]
     finish_head: Int32s  # [ring]
     keys: Int32s  # block keys, see BlockKeys
-    piece: Int32s  # [twice the blocks and some, PIECE_COLUMNS]
-    found: Int32s  # [keys] the piece in the cache with this key, or the one it was cut off from
-    cpu_newer: Int32s  # [keys + 1] the CPU tier's blocks by last use, see recency; [1] without one
-    cpu_older: Int32s
-    table: Int32s  # [rows, 2 * blocks of a request] cached pieces that a running request holds, and their blocks then
+    extents: Table  # [twice the blocks and some]
+    extent_of_key: Int32s  # [keys] the extent in the cache with this key, or the one it was cut off from
+    cpu_lru: Table  # [keys + 1] the keys in the CPU tier by last use; [1] without one
+    table: Int32s  # [rows, 2 * blocks of a request] cached extents that a running request holds, and their blocks then
     free_rows: Int64s
-    steps: NDArray[np.void]  # [capacity] of STEP_DTYPE, grows
+    steps: Table  # [capacity], grows
     segments: Int64s  # [capacity, 3]: request, first row, rows that all gave it a token; grows

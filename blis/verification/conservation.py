@@ -12,8 +12,15 @@ from blis_replay.blis.errors import TraceError
 from blis_replay.blis.kernel import state as k
 from blis_replay.blis.result import SimResult
 from blis_replay.blis.trace import RequestTrace
-from blis_replay.blis.verification.row import VerificationRow, row_of_faults
-from blis_replay.blis.verification.workloads import ENGINE, LATENCY, LIFECYCLE, Scenario, random_trace
+from blis_replay.blis.verification.workloads import (
+    ENGINE,
+    LATENCY,
+    LIFECYCLE,
+    Scenario,
+    VerificationRow,
+    random_trace,
+    row_of_faults,
+)
 
 _MOMENTS = 200
 
@@ -21,10 +28,10 @@ _MOMENTS = 200
 def running_requests(state: k.State) -> list[int]:
     """Members of the running list, in its order; stops after more members than there are requests."""
     members: list[int] = []
-    request = int(state.at[k.RUN_HEAD])
-    while request != k.NONE and len(members) <= len(state.request):
+    request = int(state.at[0].running.head)
+    while request != k.NONE and len(members) <= len(state.requests):
         members.append(request)
-        request = int(state.link[request, k.RUN_NEXT])
+        request = int(state.links[request].running.next)
     return members
 
 
@@ -34,21 +41,21 @@ def population_faults(state: k.State) -> list[str]:
     Queue and running list are counted by walking them, the others by status; whoever has
     queued before the last ``schedule()`` must have been injected.
     """
-    injected = int(state.at[k.ARRIVED])
-    status = state.request[:injected, k.STATUS]
-    waiting = state.by_rank[state.heap[: state.at[k.WAITING_DEPTH]]].tolist()
+    injected = int(state.at[0].arrived)
+    status = state.requests["status"][:injected]
+    waiting = state.by_rank[state.heap[: state.at[0].waiting_depth]].tolist()
     running = running_requests(state)
     over = np.flatnonzero((status == k.COMPLETED) | (status == k.ABORTED)).tolist()
     faults = []
     if sorted(waiting + running + over) != list(range(injected)):
         counts = f"{len(over)} completed or aborted + {len(waiting)} queued + {len(running)} running"
         faults.append(f"{injected} injected, but {counts}")
-    if any(state.request[request, k.STATUS] != k.WAITING for request in waiting):
+    if any(state.requests[request].status != k.WAITING for request in waiting):
         faults.append("a request in the queue has another status")
-    if len(running) != state.at[k.RUNNING_DEPTH]:
-        faults.append(f"{len(running)} members in the running list, counted {int(state.at[k.RUNNING_DEPTH])}")
-    rows = int(state.at[k.ROWS])
-    if rows and (state.queued_us[injected:] <= state.steps["scheduled_us"][rows - 1]).any():
+    if len(running) != state.at[0].running_depth:
+        faults.append(f"{len(running)} members in the running list, counted {int(state.at[0].running_depth)}")
+    rows = int(state.at[0].rows)
+    if rows and (state.facts["queued_us"][injected:] <= state.steps["scheduled_us"][rows - 1]).any():
         faults.append("a request had queued before the last schedule() and is not known to the engine")
     return faults
 
@@ -118,8 +125,8 @@ def check_liveness(chosen: Sequence[Scenario]) -> VerificationRow:
         faults += [f"{scenario.name}: {text}" for text in liveness_faults(scenario.trace, result)]
         served += int(result.completed.sum())
         preemptions += int(result.preemptions.sum())
-    looked_at = f"{served:,} requests completed, {preemptions:,} preemptions"
-    return row_of_faults("liveness", f"{len(chosen)} workloads", faults, looked_at)
+    checked = f"{served:,} requests completed, {preemptions:,} preemptions"
+    return row_of_faults("liveness", f"{len(chosen)} workloads", faults, checked)
 
 
 def liveness_faults(trace: RequestTrace, result: SimResult) -> list[str]:
@@ -140,7 +147,7 @@ def check_overload(seed: int, requests: int, async_scheduling: bool) -> Verifica
     flood = random_trace(rng, requests, makespan_us / requests / 10)
     engine = Engine(flood, config)
     engine.advance(LATENCY, int(flood.arrival_us[-1]))
-    queued = int(engine.state.at[k.WAITING_DEPTH])
+    queued = int(engine.state.at[0].waiting_depth)
     faults = population_faults(engine.state)
     engine.advance(LATENCY)
     result = engine.result()

@@ -11,16 +11,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from blis_replay.blis.engine import simulate
-from blis_replay.blis.latency import LatencyModel, Lifecycle
+from blis_replay.blis.latency.models import LatencyModel, Lifecycle
 from blis_replay.blis.result import SimResult
-from blis_replay.blis.trace import EngineConfig, Int64s
-from blis_replay.blis.verification.row import VerificationRow
-from blis_replay.blis.verification.workloads import plain_trace
+from blis_replay.blis.trace import EngineConfig
+from blis_replay.blis.verification.workloads import VerificationRow, plain_trace
+from blis_replay.compiled.arrays import Floats, Int64s
 
-Values = Int64s | NDArray[np.float64]
+Values = Int64s | Floats
 
 # Of 1 - R2 and of slopes, relative.  One us at one point would be 1e-10.
 _FLOAT_ERROR = 1e-12

@@ -16,16 +16,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from blis_replay.blis.engine import simulate
 from blis_replay.blis.result import SimResult
 from blis_replay.blis.trace import EngineConfig, RequestTrace
 from blis_replay.blis.verification.phases import CoefficientSet
-from blis_replay.blis.verification.row import VerificationRow
-from blis_replay.blis.verification.workloads import plain_trace
-
-Floats = NDArray[np.float64]
+from blis_replay.blis.verification.workloads import VerificationRow, plain_trace
+from blis_replay.compiled.arrays import Floats, Int64s
 
 MEAN_OUTPUT_TOKENS = 128
 RHOS = (0.3, 0.5, 0.7, 0.9)
@@ -302,6 +299,6 @@ def _sample(waits: Waits, effort: Effort) -> str:
     return f"{len(waits.wait_us)} x {effort.arrivals:,} requests"
 
 
-def _trace(arrival_us: Floats, output_tokens: Floats | NDArray[np.int64]) -> RequestTrace:
+def _trace(arrival_us: Floats, output_tokens: Floats | Int64s) -> RequestTrace:
     outputs = output_tokens.astype(np.int64)
     return plain_trace(arrival_us.astype(np.int64), np.ones_like(outputs), outputs)

@@ -1,14 +1,16 @@
-"""Random workloads over the engine's features, each with an engine that it puts under strain."""
+"""What the checks share: random workloads, each with an engine that it puts under strain, and the row of an answer."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from blis_replay.blis.engine import Engine
-from blis_replay.blis.latency import BatchFeatures, LatencyModel, Lifecycle
-from blis_replay.blis.trace import NEVER_US, BlockKeys, EngineConfig, Int64s, RequestTrace
+from blis_replay.blis.latency.models import BatchFeatures, LatencyModel, Lifecycle
+from blis_replay.blis.trace import NEVER_US, BlockKeys, EngineConfig, RequestTrace
+from blis_replay.compiled.arrays import Int64s
 
 _GROUPS, _SHARED_BLOCKS = 5, 12
 _MOST_PROMPT, _MOST_OUTPUT = 300, 60
@@ -18,6 +20,28 @@ LIFECYCLE = Lifecycle(pre_queue_us=1601.35, pre_queue_per_prompt_token_us=3.51, 
 ENGINE = EngineConfig(
     max_num_seqs=8, max_num_batched_tokens=128, max_model_len=512, async_scheduling=False, num_gpu_blocks=400
 )
+
+
+@dataclass(frozen=True)
+class VerificationRow:
+    """What a check measured and what it should have been; ``check`` names the quantity and its unit.
+
+    ``configuration``: what was run.  ``detail``: how much was checked, the tolerance or
+    interval, and the first fault if there is one.
+    """
+
+    check: str
+    configuration: str
+    measured: float
+    expected: float
+    passed: bool
+    detail: str
+
+
+def row_of_faults(check: str, configuration: str, faults: Sequence[str], checked: str) -> VerificationRow:
+    """A row that passes if there are no faults; ``checked``: how many things."""
+    detail = f"{checked}; first fault: {faults[0]}" if faults else checked
+    return VerificationRow(f"{check}, faults", configuration, float(len(faults)), 0.0, not faults, detail)
 
 
 @dataclass(frozen=True)

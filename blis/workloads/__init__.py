@@ -1,1 +1,4 @@
-"""Requests made up from a description: arrival processes, lengths, shared prefixes, conversations."""
+"""Requests made up from a description: arrival processes, lengths, shared prefixes, conversations.
+
+May import: blis.errors, blis.trace, compiled, strict.
+"""

@@ -2,15 +2,177 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
 from blis_replay.blis.errors import WorkloadError
-from blis_replay.blis.trace import NEVER_US, Int64s, RequestTrace
-from blis_replay.blis.workloads.block_identities import block_identities
-from blis_replay.blis.workloads.client_requests import client_requests
-from blis_replay.blis.workloads.workload import Workload
+from blis_replay.blis.trace import NEVER_US, BlockKeys, RequestTrace
+from blis_replay.blis.workloads.distributions import arrival_times_us, draw_lengths
+from blis_replay.blis.workloads.workload import Client, Workload
+from blis_replay.compiled.arrays import Int64s
+
+Purpose = Literal["arrivals", "prompts", "outputs", "prefixes"]
+_NUMBERS: dict[Purpose, int] = {"arrivals": 0, "prompts": 1, "outputs": 2, "prefixes": 3}
+
+
+def stream(seed: int, client: str, purpose: Purpose) -> np.random.Generator:
+    """A generator at the beginning of its stream; equal arguments give equal numbers."""
+    key = (_NUMBERS[purpose], *client.encode())
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=key)))
+
+
+MOST_REQUESTS = 5_000_000
+_LONGEST_US = 1e15
+
+
+@dataclass(frozen=True)
+class ClientRequests:
+    """int64[n] each, conversation by conversation and turn by turn.
+
+    ``conversation``: numbered from 0; ``member``: the shared text that it begins with.  ``repeated_tokens``: how
+    many of a request's prompt and output tokens a later one may repeat: all where a turn follows, else the
+    shared text.
+    """
+
+    arrival_us: Int64s
+    prompt_tokens: Int64s
+    output_tokens: Int64s
+    conversation: Int64s
+    member: Int64s
+    repeated_tokens: Int64s
+
+
+def client_requests(client: Client, workload: Workload) -> ClientRequests:
+    """All that a client may send within the workload: at least what will be taken of it.
+
+    Raises ``WorkloadError`` for more than ``MOST_REQUESTS`` requests, or a load that lasts for decades.
+    """
+    turns = client.conversations.turns if client.conversations else 1
+    gap_us = client.conversations.gap_s * 1e6 if client.conversations else 0.0
+    first_us = _first_arrivals_us(client, workload)
+    count = len(first_us)
+    _refuse_too_much(client, count * turns, float(first_us[-1]) + turns * gap_us if count else 0.0)
+    questions = draw_lengths(client.prompt_tokens, count * turns, stream(workload.seed, client.name, "prompts"))
+    outputs = draw_lengths(client.output_tokens, count * turns, stream(workload.seed, client.name, "outputs"))
+    # A conversation's draws stand together, so more conversations leave the earlier ones as they are.
+    said = np.cumsum((questions + outputs).reshape(count, turns), axis=1).reshape(-1) - outputs
+    prefix = client.prefix
+    before = prefix.tokens if prefix is not None and prefix.place == "before" else 0
+    prompts = before + said
+    shared = np.minimum(prompts, prefix.tokens if prefix is not None else 0)
+    members = prefix.members if prefix is not None else 1
+    member = np.floor(stream(workload.seed, client.name, "prefixes").random(count) * members).astype(np.int64)
+    sent_us = np.floor(np.repeat(first_us, turns) + np.tile(np.arange(turns), count) * gap_us).astype(np.int64)
+    return ClientRequests(
+        arrival_us=sent_us,
+        prompt_tokens=prompts,
+        output_tokens=outputs,
+        conversation=np.repeat(np.arange(count), turns),
+        member=np.repeat(member, turns),
+        repeated_tokens=prompts + outputs if turns > 1 else shared,
+    )
+
+
+def _first_arrivals_us(client: Client, workload: Workload) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """When conversations begin: as many as requests are wanted of all clients, or all within the duration."""
+    if workload.requests is not None:
+        random = stream(workload.seed, client.name, "arrivals")
+        return arrival_times_us(client.arrivals, client.rate_per_s, workload.requests, random)
+    duration_us = float(workload.duration_s or 0) * 1e6
+    count = int(client.rate_per_s * duration_us / 1e6) + 16
+    while True:
+        _refuse_too_much(client, count, duration_us)
+        random = stream(workload.seed, client.name, "arrivals")
+        times_us = arrival_times_us(client.arrivals, client.rate_per_s, count, random)
+        if times_us[-1] >= duration_us:
+            return times_us[times_us < duration_us]
+        count *= 2
+
+
+def _refuse_too_much(client: Client, requests: int, last_us: float) -> None:
+    if requests > MOST_REQUESTS:
+        raise WorkloadError(
+            f"client {client.name}: more than {MOST_REQUESTS:,} requests; lower its rate, requests or duration"
+        )
+    if not last_us < _LONGEST_US:
+        raise WorkloadError(f"client {client.name}: its requests last for decades; raise its rate")
+
+
+_MOST_KEYS = 1 << 28
+
+
+def block_identities(clients: Sequence[Client], parts: Sequence[ClientRequests], block_size: int) -> BlockKeys:
+    """Keys of all requests, client after client.
+
+    Only full blocks have an identity, and only where another request may have the same: the others are like
+    no other block.  Raises ``WorkloadError`` for more than 2^28 keys.
+    """
+    groups, keys = _group_rows(clients, block_size)
+    starts, counts, used = [], [], keys
+    tables = [np.arange(keys, dtype=np.int32)]
+    for client, part in zip(clients, parts, strict=True):
+        count = part.repeated_tokens // block_size
+        if client.conversations is None:
+            starts.append(_shared_start(client, part.member, groups))
+        else:
+            rows = _conversation_rows(client, part, int(count.max(initial=0)), groups, block_size, used)
+            starts.append(sum(map(len, tables)) + part.conversation * rows.shape[1])
+            tables.append(rows.reshape(-1))
+            used += rows.size
+        counts.append(count)
+    return BlockKeys(np.concatenate(starts), np.concatenate(counts), np.concatenate(tables), block_size)
+
+
+def _group_rows(clients: Sequence[Client], block_size: int) -> tuple[dict[str, tuple[int, int]], int]:
+    """Where the keys of each group's first text start and how many blocks a text has, and the keys of all groups."""
+    sizes: dict[str, tuple[int, int]] = {}
+    for prefix in (client.prefix for client in clients if client.prefix is not None):
+        members, blocks = sizes.get(prefix.group, (0, 0))
+        sizes[prefix.group] = max(members, prefix.members), max(blocks, prefix.tokens // block_size)
+    starts: dict[str, tuple[int, int]] = {}
+    used = 0
+    for group, (members, blocks) in sizes.items():
+        starts[group] = used, blocks
+        used += members * blocks
+        _refuse_too_many(used)
+    return starts, used
+
+
+def _shared_start(client: Client, member: Int64s, groups: Mapping[str, tuple[int, int]]) -> Int64s:
+    if client.prefix is None:
+        return np.zeros(len(member), np.int64)
+    start, blocks = groups[client.prefix.group]
+    return start + member * blocks
+
+
+def _conversation_rows(
+    client: Client,
+    part: ClientRequests,
+    length: int,
+    groups: Mapping[str, tuple[int, int]],
+    block_size: int,
+    first_key: int,
+) -> np.ndarray[tuple[int, int], np.dtype[np.int32]]:
+    """int32[conversations, length]: the shared text's keys, then keys of their own."""
+    conversations = int(part.conversation.max(initial=-1)) + 1
+    _refuse_too_many(first_key + conversations * length)
+    own = first_key + np.arange(conversations * length, dtype=np.int32).reshape(conversations, length)
+    if client.prefix is None:
+        return own
+    first_turns = np.searchsorted(part.conversation, np.arange(conversations))
+    start = _shared_start(client, part.member[first_turns], groups)
+    shared = np.minimum(part.prompt_tokens[first_turns], client.prefix.tokens) // block_size
+    depth = np.arange(length, dtype=np.int32)
+    rows = np.where(depth < shared[:, np.newaxis], start[:, np.newaxis] + depth, own)
+    return rows.astype(np.int32)
+
+
+def _refuse_too_many(keys: int) -> None:
+    if keys > _MOST_KEYS:
+        raise WorkloadError(f"the prompts have more than {_MOST_KEYS:,} different blocks; shorten them or send fewer")
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from blis_replay.blis.workloads.arrivals import ArrivalProcess
-from blis_replay.blis.workloads.lengths import LengthDistribution
+from msgspec import Meta
+
+from blis_replay.blis.workloads.distributions import ArrivalProcess, LengthDistribution, NonNegative, Tokens
+from blis_replay.strict.document import Text
 
 
 @dataclass(frozen=True)
@@ -17,9 +19,9 @@ class SharedPrefix:
     ``before`` the drawn prompt, which gets longer by it (as in BLIS), or ``within``: it is the prompt's beginning.
     """
 
-    group: str
-    tokens: int
-    members: int = 1
+    group: Text
+    tokens: Tokens
+    members: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
     place: Literal["before", "within"] = "before"
 
 
@@ -30,8 +32,8 @@ class Conversations:
     The prompt of a turn is all that was said before, answers included, and what is drawn for it.
     """
 
-    turns: int
-    gap_s: float
+    turns: Annotated[int, Meta(ge=1, le=1_000)]
+    gap_s: NonNegative
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ import numpy as np
 import polars as pl
 
 from blis_replay.ingest.checks.evidence import Context, Measured, completed_requests, recorded_requests
-from blis_replay.ingest.checks.pictures import Table
-from blis_replay.ingest.clock_offset import MIXED_US, DepthOffset, depth_mismatch, estimate_offset
-from blis_replay.ingest.published_itl import published
-from blis_replay.ingest.recording import ESTIMATED, IDENTITIES, NOT_KNOWN, Clock, Finding, Recording
+from blis_replay.ingest.recording import ESTIMATED, IDENTITIES, NOT_KNOWN, Clock, Finding, Recording, Severity
+from blis_replay.ingest.steps.clock_offset import MIXED_US, DepthOffset, depth_mismatch, estimate_offset
+from blis_replay.ingest.stream.layout import published
+from blis_replay.ingest.tables import Table, columns_named
 
 CHECK = "clocks"
 MEASURES = "segments that cannot be, stamps of different clocks in one difference, the step clock's offset and drift"
@@ -31,7 +31,7 @@ def check(recording: Recording, context: Context) -> list[Finding]:
     return findings or [Finding(CHECK, "note", "", "no segment is negative, no stamps are mixed", {}, RULE)]
 
 
-def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
+def evidence_tables(recording: Recording, context: Context) -> tuple[Table, ...]:
     """How well depth and requests in flight agree when the steps are shifted: the offset curve."""
     found, _why = estimate_offset(recording.steps, recorded_requests(recording))
     if found is None:
@@ -43,7 +43,7 @@ def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
     return (
         Table(
             "running depth against requests in flight, steps shifted",
-            ("shift ms", "rms difference"),
+            columns_named("shift ms", "rms difference"),
             rows,
             bars="rms difference",
             note="the steps as stored are at 0",
@@ -141,14 +141,14 @@ def _step_clock(recording: Recording) -> list[Finding]:
         return []
     found, why = estimate_offset(recording.steps, recorded_requests(recording))
     measured = _measured(recording, clock, found)
-    severity = "corrected" if clock.placed == ESTIMATED else "note"
+    severity: Severity = "corrected" if clock.placed == ESTIMATED else "note"
     placed = Finding(CHECK, severity, "", _placement(clock, measured, why), measured, RULE)
     return [placed, *([] if found is None else _drift(found))]
 
 
 def _measured(recording: Recording, clock: Clock, found: DepthOffset | None) -> Measured:
     """First step after the first send, in us, by the stamps and by depth."""
-    first_us = int(pl.concat(part.min() for part in recording.steps.frames(["start_us"])).min().item() or 0)
+    first_us = int(recording.steps.aggregate(first="coalesce(min(start_us), 0)")["first"])
     stamped_us = clock.stamped_zero_us
     return {
         "placed": clock.placed or NOT_KNOWN,

@@ -12,10 +12,9 @@ from blis_replay.ingest.checks.evidence import (
     failed_requests,
     recorded_requests,
 )
-from blis_replay.ingest.checks.pictures import Table
-from blis_replay.ingest.published_itl import published
 from blis_replay.ingest.recording import Finding, Recording
-from blis_replay.ingest.row_parts import slices_of
+from blis_replay.ingest.stream.layout import published
+from blis_replay.ingest.tables import Table, columns_named
 
 CHECK = "completeness"
 MEASURES = "what the recording lacks or lost: rejected records, failures, missing fields, duplicates, published counts"
@@ -37,7 +36,7 @@ def check(recording: Recording, context: Context) -> list[Finding]:
     return findings or [_complete(recording)]
 
 
-def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
+def evidence_tables(recording: Recording, context: Context) -> tuple[Table, ...]:
     """How many requests ended how, and how many completed ones lack a field; records rejected by file."""
     requests = recorded_requests(recording)
     ended = requests["status"].fill_null("not recorded").value_counts(sort=True).iter_rows()
@@ -45,9 +44,9 @@ def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
     lacking = tuple((name, completed[name].null_count()) for name in _NEEDED) if completed.height else ()
     rejected = tuple((file.name, file.records, file.rejected_count) for file in recording.files)
     return (
-        Table("how requests ended", ("status", "requests"), tuple(ended), bars="requests"),
-        Table("completed requests without a field", ("field", "requests"), lacking),
-        Table("records by file", ("file", "read", "rejected"), rejected),
+        Table("how requests ended", columns_named("status", "requests"), tuple(ended), bars="requests"),
+        Table("completed requests without a field", columns_named("field", "requests"), lacking),
+        Table("records by file", columns_named("file", "read", "rejected"), rejected),
     )
 
 
@@ -75,7 +74,7 @@ def _rejected(recording: Recording) -> list[Finding]:
 
 def _failures(recording: Recording) -> list[Finding]:
     requests = recorded_requests(recording)
-    failed = failed_requests(requests.select("status", "prompt_tokens"))
+    failed = failed_requests(requests).frame(["status", "prompt_tokens"])
     if failed.is_empty():
         return []
     timeouts = failed.filter(pl.col("status") == "timeout").height
@@ -138,16 +137,13 @@ def _beyond_model_length(recording: Recording) -> list[Finding]:
 
 
 def _duplicates(recording: Recording) -> list[Finding]:
-    ids = recorded_requests(recording).select("request_id")
-    # Hashes of all ids are smaller than the ids.
-    hashes = pl.concat(part.drop_nulls().to_series().hash() for part in slices_of(ids))
-    if hashes.n_unique() == hashes.len():
+    named = recorded_requests(recording).where("request_id IS NOT NULL")
+    counts = named.aggregate(ids="count(*)", distinct_ids="count(DISTINCT request_id)")
+    repeated = counts["ids"] - counts["distinct_ids"]
+    if not repeated:
         return []
-    named = ids.to_series().drop_nulls()
-    again = named.filter(named.is_duplicated())
-    if again.is_empty():
-        return []
-    repeated = named.len() - named.n_unique()
+    ids = named["request_id"]
+    again = ids.filter(ids.is_duplicated())
     message = f"{repeated} requests repeat the id of another, first {again[0]}; each is kept"
     return [Finding(CHECK, "note", "", message, {"repeated": repeated}, "any request id that occurs twice")]
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
 import polars as pl
 
-from blis_replay.ingest.published_itl import published
-from blis_replay.ingest.recording import Finding, Recording
-from blis_replay.ingest.row_parts import PART_ROWS, by_ranges
-from blis_replay.ingest.token_layout import EventTotals, TokenLayout
+from blis_replay.ingest.recording import RECORDED, Finding, Recording
+from blis_replay.ingest.rows import Rows, no_rows, query
+from blis_replay.ingest.stream.layout import EventTotals, TokenLayout, published
 
 Measured = dict[str, float | int | str | None]
 
@@ -45,26 +43,24 @@ class Context:
     stamp_gaps: pl.DataFrame | None = None
 
 
-def recorded_requests(recording: Recording) -> pl.DataFrame:
+def recorded_requests(recording: Recording) -> Rows:
     """The requests that were recorded; none where they were reconstructed from aggregates."""
-    return recording.requests if recording.ground_truth == "recorded" else recording.requests.clear()
+    return recording.requests if recording.ground_truth == RECORDED else no_rows(recording.requests.schema)
 
 
 def completed_requests(recording: Recording, *columns: str) -> pl.DataFrame:
-    """Recorded requests with status ok, with these columns: what is picked is copied."""
-    requests = recorded_requests(recording)
-    completed, chosen = requests["status"] == "ok", requests.select(columns)
-    return chosen if completed.all(ignore_nulls=False) else chosen.filter(completed)
+    """Recorded requests with status ok, with these columns."""
+    return recorded_requests(recording).where("status = 'ok'").frame(columns)
 
 
-def failed_count(requests: pl.DataFrame) -> int:
+def failed_count(requests: Rows) -> int:
     """How many requests the server did not serve."""
-    return failed_requests(requests.select("status")).height
+    return failed_requests(requests).height
 
 
-def failed_requests(requests: pl.DataFrame) -> pl.DataFrame:
+def failed_requests(requests: Rows) -> Rows:
     """Requests that the server did not serve; those that the client gave up itself are not among them."""
-    return requests.filter(~pl.col("status").is_in(["ok", "aborted"]).fill_null(False))
+    return requests.where("coalesce(status NOT IN ('ok', 'aborted'), true)")
 
 
 def true_output_tokens(recording: Recording, stage: int = -1) -> float | None:
@@ -92,7 +88,7 @@ def recorded_decode_gap_us(recording: Recording, stage: int = -1) -> float | Non
 
 def published_decode_gap_us(recording: Recording, stage: int) -> float | None:
     """The same from published means, which the requests of a recording reproduce."""
-    from blis_replay.ingest.published_itl import true_mean_gap_us
+    from blis_replay.ingest.stream.layout import true_mean_gap_us
 
     return true_mean_gap_us(recording.aggregates, stage, true_output_tokens(recording, stage))
 
@@ -121,21 +117,26 @@ def stage_windows(recording: Recording) -> tuple[Window, ...]:
 
 
 def _whole_run(recording: Recording) -> tuple[Window, ...]:
-    times = recorded_requests(recording)["arrival_us"].drop_nulls()
-    if times.is_empty():
-        times = recording.steps.column("start_us").drop_nulls()
-    if times.is_empty():
+    low, high = _ends(recorded_requests(recording), "arrival_us")
+    if low is None or high is None:
+        low, high = _ends(recording.steps, "start_us")
+    if low is None or high is None:
         return ()
-    low, high = int(times.min()), int(times.max())  # type: ignore[arg-type]
     if high - low > 2 * (WARM_UP_US + TAIL_US):
         low, high = low + WARM_UP_US, high - TAIL_US
     return (Window(-1, low, high, None),)
 
 
+def _ends(rows: Rows, column: str) -> tuple[int | None, int | None]:
+    ends = rows.aggregate(first=f"min({column})", last=f"max({column})")
+    return ends["first"], ends["last"]
+
+
 def _sends_by_stage(recording: Recording) -> dict[int, tuple[int, int]]:
     rows = (
         recorded_requests(recording)
-        .drop_nulls(["stage", "arrival_us"])
+        .frame(["stage", "arrival_us"])
+        .drop_nulls()
         .group_by("stage")
         .agg(pl.col("arrival_us").min().alias("first"), pl.col("arrival_us").max().alias("last"))
     )
@@ -144,10 +145,11 @@ def _sends_by_stage(recording: Recording) -> dict[int, tuple[int, int]]:
 
 def equal_windows(recording: Recording, count: int) -> tuple[Window, ...]:
     """The time from the first send to the last in ``count`` windows of one length, numbered from 0."""
-    times = recorded_requests(recording)["arrival_us"].drop_nulls()
-    if times.len() < count:
+    requests = recorded_requests(recording)
+    first_us, last_us = _ends(requests, "arrival_us")
+    if first_us is None or last_us is None or requests.aggregate(sent="count(arrival_us)")["sent"] < count:
         return ()
-    low_us, high_us = int(times.min()), int(times.max()) + 1  # type: ignore[arg-type]
+    low_us, high_us = first_us, last_us + 1
     edges = [low_us + (high_us - low_us) * i // count for i in range(count + 1)]
     return tuple(Window(i, a, b, None) for i, (a, b) in enumerate(pairwise(edges)))
 
@@ -157,27 +159,16 @@ def seconds(window: Window) -> str:
     return f"{window.start_us / 1e6:.0f} to {window.end_us / 1e6:.0f}"
 
 
-def steps_in(recording: Recording, window: Window, *columns: str) -> pl.DataFrame:
-    """``steps_by_start`` inside a window, on the experiment's own time (see ``recording.Clock.placed``)."""
-    return _by_start(pl.concat(step_parts(recording, window, *columns)))
+def steps_in(recording: Recording, window: Window, *columns: str) -> Rows:
+    """:func:`steps_by_start` inside a window, on the experiment's own time (see ``recording.Clock.placed``)."""
+    inside = "start_us >= $start_us AND start_us < $end_us"
+    return steps_by_start(recording, *columns).where(inside, start_us=window.start_us, end_us=window.end_us)
 
 
-def step_parts(recording: Recording, window: Window, *columns: str) -> Iterator[pl.DataFrame]:
-    """The rows of ``steps_in`` as they stand in the parts of the recording."""
-    for part in recording.steps.frames(["step_id", "start_us", *columns]):
-        yield part.filter(_inside(window), pl.col("step_id").is_not_null())
-
-
-def steps_by_start(recording: Recording, *columns: str) -> pl.DataFrame:
-    """``step_id``, ``start_us`` and these columns of the step records that have both, by start.
-
-    There can be millions of steps: only what is looked at is put in order.
-    """
-    return _by_start(recording.steps.whole(["step_id", "start_us", *columns]))
-
-
-def _by_start(steps: pl.DataFrame) -> pl.DataFrame:
-    return steps.drop_nulls(["step_id", "start_us"]).sort("start_us", "step_id")
+def steps_by_start(recording: Recording, *columns: str) -> Rows:
+    """``step_id``, ``start_us`` and these columns of the step records that have both, by start."""
+    steps = recording.steps.only(["step_id", "start_us", *columns])
+    return steps.where("step_id IS NOT NULL AND start_us IS NOT NULL").ordered("start_us, step_id")
 
 
 def requests_in(requests: pl.DataFrame, window: Window) -> pl.DataFrame:
@@ -185,32 +176,22 @@ def requests_in(requests: pl.DataFrame, window: Window) -> pl.DataFrame:
     return requests.filter((pl.col("arrival_us") >= window.start_us) & (pl.col("arrival_us") < window.end_us))
 
 
-def step_intervals(steps: pl.DataFrame) -> pl.DataFrame:
+_INTERVALS = """
+SELECT * FROM (
+    SELECT *, lead(start_us) OVER by_start - start_us AS elapsed_us,
+           lead(step_id) OVER by_start - step_id AS elapsed_steps
+    FROM steps WINDOW by_start AS (ORDER BY start_us, step_id)
+)
+WHERE elapsed_us > 0 AND elapsed_steps > 0 ORDER BY start_us, step_id
+"""
+
+
+def step_intervals(steps: Rows) -> Rows:
     """Sampled steps with ``elapsed_us`` and ``elapsed_steps`` to the next sampled one.
 
     Pairs whose step number or time does not grow (a server restarted) are left out.
     """
-    return steps.with_columns(
-        (pl.col("start_us").shift(-1) - pl.col("start_us")).alias("elapsed_us"),
-        (pl.col("step_id").shift(-1) - pl.col("step_id")).alias("elapsed_steps"),
-    ).filter((pl.col("elapsed_us") > 0) & (pl.col("elapsed_steps") > 0))
-
-
-def interval_parts(
-    recording: Recording, window: Window, *columns: str, part_rows: int = PART_ROWS
-) -> Iterator[pl.DataFrame]:
-    """``step_intervals`` of ``steps_in``, about ``part_rows`` at a time: there can be millions of steps."""
-    steps = recording.steps.only(["step_id", "start_us", *columns])
-    known = pl.when(_inside(window), pl.col("step_id").is_not_null()).then("start_us")
-    last = pl.DataFrame(schema=steps.schema)
-    for part in by_ranges(steps, lambda frame: frame.select(known).to_series(), ["step_id", "start_us"], part_rows):
-        ordered = pl.concat([last, _by_start(part)])
-        yield step_intervals(ordered)
-        last = ordered.tail(1)
-
-
-def _inside(window: Window) -> pl.Expr:
-    return (pl.col("start_us") >= window.start_us) & (pl.col("start_us") < window.end_us)
+    return query(_INTERVALS, {**steps.schema, "elapsed_us": pl.Int64, "elapsed_steps": pl.Int64}, steps=steps)
 
 
 def named(window: Window) -> str:
@@ -230,11 +211,10 @@ def mean(frame: pl.DataFrame, column: str) -> float | None:
     return _number(frame[column].mean())
 
 
-def mean_of(parts: Iterable[pl.DataFrame], column: str) -> float | None:
-    """The mean of a column of whole numbers over all parts, None for an empty one."""
-    sums = [(int(part[column].sum()), part[column].count()) for part in parts]
-    count = sum(rows for _total, rows in sums)
-    return sum(total for total, _rows in sums) / count if count else None
+def mean_of(rows: Rows, column: str) -> float | None:
+    """The mean of a column of whole numbers, None for an empty one."""
+    of = rows.aggregate(total=f"sum({column})", count=f"count({column})")
+    return of["total"] / of["count"] if of["count"] else None
 
 
 def request_count(recording: Recording, stage: int = -1) -> int | None:
@@ -243,7 +223,7 @@ def request_count(recording: Recording, stage: int = -1) -> int | None:
     if requests.is_empty():
         count = published(recording.aggregates, stage, "requests", "sent")
         return int(count) if count is not None else (recording.requests.height or None)
-    return requests.height if stage < 0 else requests.filter(pl.col("stage") == stage).height
+    return requests.height if stage < 0 else requests.where("stage = $stage", stage=stage).height
 
 
 def _number(value: object) -> float | None:

@@ -15,7 +15,6 @@ from blis_replay.ingest.checks.evidence import (
     Window,
     completed_requests,
     equal_windows,
-    interval_parts,
     mean,
     mean_of,
     named,
@@ -23,10 +22,11 @@ from blis_replay.ingest.checks.evidence import (
     recorded_requests,
     requests_in,
     seconds,
-    step_parts,
+    step_intervals,
+    steps_in,
 )
-from blis_replay.ingest.checks.pictures import Table
-from blis_replay.ingest.recording import Finding, Recording
+from blis_replay.ingest.recording import Finding, Recording, Severity
+from blis_replay.ingest.tables import Table, columns_named
 
 CHECK = "littles_law"
 MEASURES = "running and waiting depth against requests in flight (throughput times residence), per load stage"
@@ -48,7 +48,7 @@ def check(recording: Recording, context: Context) -> list[Finding]:
     return found or [not_checked(CHECK, "", f"fewer than {_FEWEST} steps or requests in every load stage")]
 
 
-def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
+def evidence_tables(recording: Recording, context: Context) -> tuple[Table, ...]:
     """Depth and requests in flight in the steady windows and in twelfths of the run."""
     if recording.steps.is_empty() or completed_requests(recording, "status").is_empty():
         return ()
@@ -61,7 +61,7 @@ def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
             rows.append((seconds(window), *(round(value, 2) for value in shown), round(float(of["ratio"] or 0), 3)))
     columns = ("seconds", "running", "waiting", "in flight", "ratio")
     note = "the steady windows of the load stages, then twelfths of the run"
-    return (Table("Little's law by window", columns, tuple(rows), bars="ratio", note=note),)
+    return (Table("Little's law by window", columns_named(*columns), tuple(rows), bars="ratio", note=note),)
 
 
 def _of_window(recording: Recording, window: Window) -> Finding | None:
@@ -86,21 +86,18 @@ def _of_window(recording: Recording, window: Window) -> Finding | None:
         f"{named(window)}: {depth:.1f} running and {waiting:.1f} waiting requests are {ratio:.3f} of those in flight "
         f"({in_flight:.1f}): {_verdict(ratio)}"
     )
-    severity = "unusable" if abs(ratio - 1) > CONTRADICTORY else "note"
+    severity: Severity = "unusable" if abs(ratio - 1) > CONTRADICTORY else "note"
     return Finding(CHECK, severity, "", message, measured, RULE)
 
 
 def _depths(recording: Recording, window: Window) -> dict[str, int]:
     """``intervals`` with a running depth; of each depth its sum over time, and ``*_us``, the time that it is known."""
-    names, elapsed_us = ("running_depth", "waiting_depth"), pl.col("elapsed_us")
-    sums = [pl.len().cast(pl.Int64).alias("intervals")]
-    for name in names:
-        sums += [
-            (pl.col(name) * elapsed_us).sum().alias(name),
-            elapsed_us.filter(pl.col(name).is_not_null()).sum().alias(f"{name}_us"),
-        ]
-    parts = interval_parts(recording, window, *names)
-    return pl.concat(part.drop_nulls("running_depth").select(sums) for part in parts).sum().row(0, named=True)
+    intervals = step_intervals(steps_in(recording, window, "running_depth", "waiting_depth"))
+    sums = {"intervals": "count(*)"}
+    for name in ("running_depth", "waiting_depth"):
+        sums[name] = f"coalesce(sum({name} * elapsed_us), 0)"
+        sums[f"{name}_us"] = f"coalesce(sum(elapsed_us) FILTER ({name} IS NOT NULL), 0)"
+    return intervals.where("running_depth IS NOT NULL").aggregate(**sums)
 
 
 def _over_time(depths: dict[str, int], name: str) -> float:
@@ -129,7 +126,7 @@ def _as_published(recording: Recording, window: Window) -> Measured:
     if window.stage < 0 or not window.rate_per_s:
         return {}
     residence_us = mean(requests.filter(pl.col("stage") == window.stage), "e2e_us")
-    depth = mean_of(step_parts(recording, window, "running_depth"), "running_depth")
+    depth = mean_of(steps_in(recording, window, "running_depth"), "running_depth")
     if not residence_us or depth is None:
         return {}
     return {"ratio_requested_rate_whole_stage": depth / (window.rate_per_s * residence_us / 1e6)}

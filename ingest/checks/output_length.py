@@ -5,9 +5,9 @@ from __future__ import annotations
 import polars as pl
 
 from blis_replay.ingest.checks.evidence import Context, Measured, completed_requests, not_checked, true_output_tokens
-from blis_replay.ingest.checks.pictures import Table
-from blis_replay.ingest.published_itl import published
 from blis_replay.ingest.recording import Finding, Recording
+from blis_replay.ingest.stream.layout import published
+from blis_replay.ingest.tables import Table, columns_named
 
 CHECK = "output_length"
 MEASURES = "reported output lengths against those that were decoded"
@@ -37,7 +37,7 @@ def check(recording: Recording, context: Context) -> list[Finding]:
     return [_compare(compared)]
 
 
-def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
+def evidence_tables(recording: Recording, context: Context) -> tuple[Table, ...]:
     """Reported over decoded length, in tenths."""
     completed = completed_requests(recording, *_LENGTHS)
     both = completed.filter(pl.col("output_tokens") > 0).drop_nulls("output_tokens_reported")
@@ -47,7 +47,14 @@ def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
     counted = dict(both.select(tenth.alias("tenth")).group_by("tenth").len().iter_rows())
     span = range(min(counted), max(counted) + 1)
     rows = tuple((f"{i / 10:.1f}" + (" and more" if i == 15 else ""), counted.get(i, 0)) for i in span)
-    return (Table("reported over decoded length", ("ratio from", "requests"), rows, bars="requests"),)
+    return (
+        Table(
+            "reported over decoded length",
+            columns_named("ratio from", "requests"),
+            rows,
+            bars="requests",
+        ),
+    )
 
 
 def _compare(requests: pl.DataFrame) -> Finding:

@@ -11,9 +11,9 @@ from blis_replay.ingest.checks.evidence import (
     recorded_requests,
     request_count,
 )
-from blis_replay.ingest.checks.pictures import Table
-from blis_replay.ingest.published_itl import published
 from blis_replay.ingest.recording import Finding, Recording
+from blis_replay.ingest.stream.layout import published
+from blis_replay.ingest.tables import Table, columns_named
 
 CHECK = "overloaded"
 MEASURES = "whether the server was offered more than it could serve"
@@ -37,7 +37,7 @@ def check(recording: Recording, context: Context) -> list[Finding]:
     return [Finding(CHECK, "note", "", message, {"failed_share": failed_share(recording)}, RULE)]
 
 
-def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
+def evidence_tables(recording: Recording, context: Context) -> tuple[Table, ...]:
     """Median TTFT of each fifth of each load stage, by order of sending."""
     timed = completed_requests(recording, *_TTFTS).drop_nulls(["ttft_us", "arrival_us"]).sort("arrival_us")
     rows = []
@@ -47,7 +47,7 @@ def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
             median_us = float(of_stage[low:high]["ttft_us"].median())  # type: ignore[arg-type]
             rows.append(("the run" if stage is None else f"stage {stage}", fifth + 1, round(median_us / 1e3, 1)))
     columns = ("part", "fifth", "median TTFT ms")
-    return (Table("TTFT through the load stages", columns, tuple(rows), bars="median TTFT ms"),)
+    return (Table("TTFT through the load stages", columns_named(*columns), tuple(rows), bars="median TTFT ms"),)
 
 
 def overloaded(recording: Recording) -> tuple[bool, str]:

@@ -17,9 +17,9 @@ from blis_replay.ingest.checks.evidence import (
     seconds,
     steps_in,
 )
-from blis_replay.ingest.checks.pictures import Table
 from blis_replay.ingest.recording import Finding, Recording
-from blis_replay.ingest.step_records import steps_by_id
+from blis_replay.ingest.steps.records import steps_by_id
+from blis_replay.ingest.tables import Table, columns_named
 
 CHECK = "prefix_cache"
 MEASURES = "prompt tokens that were computed against prompt tokens that were sent"
@@ -32,12 +32,12 @@ RULE = (
 def check(recording: Recording, context: Context) -> list[Finding]:
     """Prefix-cache hit rate: per request where reported, else from step records, else an aggregate."""
     requests = recorded_requests(recording)
-    prompts = requests.select("prompt_tokens", "cached_prompt_tokens").filter(pl.col("prompt_tokens") > 0)
+    prompts = requests.where("prompt_tokens > 0").frame(["prompt_tokens", "cached_prompt_tokens"])
     cached = prompts.drop_nulls("cached_prompt_tokens")
     if not cached.is_empty():
         return [_from_requests(cached)]
     if not recording.steps.is_empty() and not prompts.is_empty():
-        finding = _from_steps(recording, requests, prompts)
+        finding = _from_steps(recording, prompts)
         if finding is not None:
             return [finding]
     if recording.prefix_hit_rate is not None:
@@ -45,7 +45,7 @@ def check(recording: Recording, context: Context) -> list[Finding]:
     return [not_checked(CHECK, "ttft", "no step records, no cached-token counts and no published hit rate")]
 
 
-def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
+def evidence_tables(recording: Recording, context: Context) -> tuple[Table, ...]:
     """Prompt tokens computed a request along the run: the cold start is where the cache is filled."""
     requests, recorded = recorded_requests(recording), _prefill_tokens(recording)
     if recorded is None or recorded.steps < 2 or requests.is_empty():
@@ -53,11 +53,11 @@ def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
     per_step = 1 / recorded.rate
     rows = []
     for window in equal_windows(recording, 24):
-        sent = requests_in(requests.select("arrival_us"), window).height
-        tokens = int(steps_in(recording, window, "prefill_tokens")["prefill_tokens"].sum() or 0) * per_step
+        sent = requests_in(requests.frame(["arrival_us"]), window).height
+        tokens = int(steps_in(recording, window, "prefill_tokens")["prefill_tokens"].sum()) * per_step
         rows.append((seconds(window), sent, round(tokens / sent, 1) if sent else None))
     columns = ("seconds", "requests", "tokens a request")
-    return (Table("prompt tokens computed", columns, tuple(rows), bars="tokens a request"),)
+    return (Table("prompt tokens computed", columns_named(*columns), tuple(rows), bars="tokens a request"),)
 
 
 def uncached_prompt_tokens(recording: Recording) -> float | None:
@@ -79,17 +79,13 @@ class _PrefillTokens:
 
 
 def _prefill_tokens(recording: Recording) -> _PrefillTokens | None:
-    steps = tokens = last = 0
-    first: int | None = None
-    for part in steps_by_id(recording.steps, "prefill_tokens"):
-        if part.height:
-            ids = part["step_id"]
-            first, last = int(ids[0]) if first is None else first, int(ids[-1])
-            steps, tokens = steps + part.height, tokens + int(part["prefill_tokens"].sum())
-    return None if first is None else _PrefillTokens(steps, steps / (last - first + 1), tokens)
+    of = steps_by_id(recording.steps, "prefill_tokens").aggregate(
+        steps="count(*)", range="max(step_id) - min(step_id) + 1", tokens="sum(prefill_tokens)"
+    )
+    return _PrefillTokens(of["steps"], of["steps"] / of["range"], int(of["tokens"])) if of["steps"] else None
 
 
-def _from_steps(recording: Recording, requests: pl.DataFrame, prompts: pl.DataFrame) -> Finding | None:
+def _from_steps(recording: Recording, prompts: pl.DataFrame) -> Finding | None:
     uncached = uncached_prompt_tokens(recording)
     prompt = mean(prompts, "prompt_tokens")
     if uncached is None or not prompt:

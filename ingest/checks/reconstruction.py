@@ -3,18 +3,111 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
+import numpy as np
 import polars as pl
 
 from blis_replay.ingest.checks.evidence import Context, Measured, not_checked
-from blis_replay.ingest.checks.pictures import Table
 from blis_replay.ingest.errors import ReconstructionError
-from blis_replay.ingest.prefill_work import DEALT_OUT, STEP_TOTALS
-from blis_replay.ingest.reconstruction import reconstructed_steps
-from blis_replay.ingest.reconstruction_stretches import Stretch, reconstruct_by_stretches
-from blis_replay.ingest.recording import Finding, Recording
-from blis_replay.ingest.step_records import one_a_step
+from blis_replay.ingest.recording import Finding, Recording, Severity
+from blis_replay.ingest.rows import Rows, Scratch, whole_groups
+from blis_replay.ingest.steps.admissions import (
+    ADMISSION_SCHEMA,
+    UNORDERED_SCHEMA,
+    Admissions,
+    admission_parts,
+    in_order,
+    of_journeys,
+    totals,
+)
+from blis_replay.ingest.steps.prefill import DEALT_OUT, STEP_TOTALS
+from blis_replay.ingest.steps.reconstruction import Reconstruction, reconstructed_steps, reconstruction_of, refuse
+from blis_replay.ingest.steps.records import steps_by_id
+from blis_replay.ingest.tables import Table, columns_named
+
+# An admission takes some 2 kB on the way.
+ADMISSIONS_A_STRETCH = 25_000
+_MOST_TIMES = 4
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """The batches of the steps from ``first_step`` to ``last_step``, both included.
+
+    ``built``: of the admissions that ran in them; ``journeys`` and ``remarks`` of its admissions are those of all.
+    """
+
+    built: Reconstruction
+    first_step: int
+    last_step: int
+
+
+def reconstruct_by_stretches(recording: Recording, admissions: int = ADMISSIONS_A_STRETCH) -> Iterator[Stretch]:
+    """:func:`reconstruct`, some steps after the others, as far as there are admissions; the same errors.
+
+    A stretch has about so many ``admissions``, and ends where no prefill goes on: nothing is otherwise than if all
+    were reconstructed at once, but that hits in the prefix cache that nothing tells are assumed as in the
+    stretch.  Where prefills follow each other without a break, it ends all the same after some times as many.
+    """
+    writer, counted = Scratch().writer(UNORDERED_SCHEMA), []
+    for part in admission_parts(recording):
+        writer.add(part.frame)
+        counted.append(replace(part, frame=part.frame.clear()))
+    journeys, remarks = totals(counted)
+    refuse(journeys, remarks)
+    for frame, first, last in _stretches(writer.done(), admissions):
+        built = reconstruction_of(_with_records_of(recording, frame, first, last), Admissions(frame, journeys, remarks))
+        yield Stretch(built, first, last)
+
+
+def _with_records_of(recording: Recording, admissions: pl.DataFrame, first_step: int, last_step: int) -> Recording:
+    return replace(
+        recording,
+        steps=_of_steps(recording.steps, first_step, last_step),
+        snapshots=_of_steps(recording.snapshots, first_step, last_step),
+        lifecycles=of_journeys(recording.lifecycles, admissions),
+    )
+
+
+def _of_steps(rows: Rows, first_step: int, last_step: int) -> Rows:
+    return rows.where("step_id BETWEEN $first_step AND $last_step", first_step=first_step, last_step=last_step)
+
+
+def _stretches(admissions: Rows, rows: int) -> Iterator[tuple[pl.DataFrame, int, int]]:
+    """The admissions that ran in a stretch (``ADMISSION_SCHEMA``), its first and its last step."""
+    before = begun = pl.DataFrame(schema=ADMISSION_SCHEMA)
+    for part in whole_groups(admissions.ordered("start_step").batches(rows=rows), "start_step"):
+        latest = in_order(part).select(ADMISSION_SCHEMA.keys())
+        begun = pl.concat([begun, latest])
+        cut = _last_break(begun)
+        if not cut and begun.height >= _MOST_TIMES * rows:
+            cut = begun.height - latest.height
+        if cut:
+            first, following = int(begun["start_step"][0]), int(begun["start_step"][cut])
+            ran = pl.concat([before, begun.head(cut)])
+            yield ran, first, following - 1
+            before, begun = ran.filter(_ended_step() >= following), begun.slice(cut)
+    ran = pl.concat([before, begun])
+    if begun.is_empty():
+        yield ran, 1, 0
+    else:
+        yield ran, int(begun["start_step"][0]), int(ran["last_step"].max())  # type: ignore[arg-type]
+
+
+def _last_break(begun: pl.DataFrame) -> int:
+    """How many of the admissions, which are in order, had ended their prefill before the others began; 0: there is
+    no such place."""
+    # What a prefill that never ended left of the budget went to the next step.
+    end = begun.select(pl.coalesce("prefill_end_step", pl.col("last_step") + 1)).to_series().to_numpy()
+    breaks = np.flatnonzero(begun["start_step"].to_numpy()[1:] > np.maximum.accumulate(end)[:-1])
+    return int(breaks[-1]) + 1 if len(breaks) else 0
+
+
+def _ended_step() -> pl.Expr:
+    return pl.max_horizontal("last_step", "held_until_step")
+
 
 CHECK = "reconstruction"
 MEASURES = "batches reconstructed from journeys against the records of the steps that were sampled"
@@ -54,7 +147,7 @@ def check(recording: Recording, context: Context) -> list[Finding]:
     return [_finding(compared)]
 
 
-def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
+def evidence_tables(recording: Recording, context: Context) -> tuple[Table, ...]:
     """Equal steps by quantity, steps that disagree, where the prefix-cache hits come from."""
     try:
         compared = _compared(recording, 20)
@@ -65,9 +158,18 @@ def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
     disagree = tuple((step, f"{recorded}", f"{made}") for step, recorded, made in compared.examples)
     note = "running, prefill and decode requests, prefill and decode tokens, as labelled"
     return (
-        Table("steps in which no request is missing", ("quantity", "equal", "steps"), rows),
-        Table("steps that disagree", ("step", "recorded", "reconstructed"), disagree, note=note),
-        Table("prefix-cache hits of admissions", ("known from", "admissions"), tuple(compared.sources.most_common())),
+        Table("steps in which no request is missing", columns_named("quantity", "equal", "steps"), rows),
+        Table(
+            "steps that disagree",
+            columns_named("step", "recorded", "reconstructed"),
+            disagree,
+            note=note,
+        ),
+        Table(
+            "prefix-cache hits of admissions",
+            columns_named("known from", "admissions"),
+            tuple(compared.sources.most_common()),
+        ),
     )
 
 
@@ -129,9 +231,8 @@ def _steps(recording: Recording, stretch: Stretch) -> pl.DataFrame:
     that are in no journey), ``equal``, ``corrected`` (the true split is another), ``assumed`` (a hit that is not
     known has a part in it)."""
     built = stretch.built
-    of_stretch = pl.col("step_id").is_between(stretch.first_step, stretch.last_step)
-    records = recording.steps.only(["step_id", *_SAME]).where(of_stretch).whole()
-    recorded = one_a_step(records.drop_nulls()).rename(_RECORDED)
+    of_stretch = _of_steps(recording.steps, stretch.first_step, stretch.last_step)
+    recorded = steps_by_id(of_stretch, *_SAME).frame().rename(_RECORDED)
     totals = reconstructed_steps(built, recorded["step_id"].to_numpy())
     equal = pl.all_horizontal(pl.col(_RECORDED[name]) == pl.col(same) for name, same in _SAME.items())
     assumed = pl.Series(built.chunks.steps.step_id[~built.chunks.certain]).unique().implode()
@@ -174,7 +275,7 @@ def _finding(compared: _Compared) -> Finding:
             for i, (step, recorded, made) in enumerate(compared.examples, 1)
         },
     }
-    severity = "unusable" if unexplained > _WRONG * steps else "corrected" if corrected else "note"
+    severity: Severity = "unusable" if unexplained > _WRONG * steps else "corrected" if corrected else "note"
     return Finding(CHECK, severity, _METRIC, _sentence(measured), measured, RULE)
 
 

@@ -21,28 +21,31 @@ from blis_replay.ingest.checks import (
     token_events,
 )
 from blis_replay.ingest.checks.evidence import Context, stage_windows
-from blis_replay.ingest.checks.pictures import Table
-from blis_replay.ingest.part_files import give_back_pages
+from blis_replay.ingest.errors import UnknownCheckError
 from blis_replay.ingest.recording import Finding, Recording
-from blis_replay.ingest.token_layout import TokenLayout, detect_layout, event_totals
+from blis_replay.ingest.store.file import Store
+from blis_replay.ingest.store.recordings import read_stored, read_token_layout
+from blis_replay.ingest.store.tokens import stamp_gaps
+from blis_replay.ingest.stream.layout import TokenLayout, detect_layout, event_totals
+from blis_replay.ingest.tables import Table
 
 
 @dataclass(frozen=True)
 class InstrumentCheck:
     """One check: its name, what it measures, its thresholds and why, and its two functions.
 
-    ``run``: the findings of a recording; ``pictures``: the numbers behind them, for ``inspect --check``.
+    ``run``: the findings of a recording; ``evidence_tables``: the numbers behind them, for ``inspect --check``.
     """
 
     name: str
     measures: str
     rule: str
     run: Callable[[Recording, Context], list[Finding]]
-    pictures: Callable[[Recording, Context], tuple[Table, ...]]
+    evidence_tables: Callable[[Recording, Context], tuple[Table, ...]]
 
 
 CHECKS = tuple(
-    InstrumentCheck(module.CHECK, module.MEASURES, module.RULE, module.check, module.pictures)
+    InstrumentCheck(module.CHECK, module.MEASURES, module.RULE, module.check, module.evidence_tables)
     for module in (
         overload,
         token_events,
@@ -72,7 +75,6 @@ def run_checks(recording: Recording) -> tuple[tuple[Finding, ...], TokenLayout]:
     findings = []
     for check in CHECKS:
         findings += [_finite(finding) for finding in check.run(recording, context)]
-        give_back_pages()
     return tuple(findings), layout
 
 
@@ -83,3 +85,36 @@ def _finite(finding: Finding) -> Finding:
         for name, value in finding.measured.items()
     }
     return replace(finding, measured=measured)
+
+
+@dataclass(frozen=True)
+class CheckEvidence:
+    """A check with its findings in one stored experiment, and tables of what it looked at; none is empty."""
+
+    slug: str
+    alias: str
+    check: InstrumentCheck
+    findings: tuple[Finding, ...]
+    tables: tuple[Table, ...]
+
+
+def check_names() -> dict[str, str]:
+    """Every instrument check by name, with what it measures."""
+    return {check.name: check.measures for check in CHECKS}
+
+
+def named_check(name: str) -> InstrumentCheck:
+    """The check of that name; ``UnknownCheckError`` names those there are."""
+    for check in CHECKS:
+        if check.name == name:
+            return check
+    raise UnknownCheckError(f"no instrument check is called {name}; there are {', '.join(check_names())}")
+
+
+def check_evidence(store: Store, slug: str, check: InstrumentCheck) -> CheckEvidence:
+    """The evidence of one check; ``UnknownExperimentError`` for a slug that is not stored."""
+    recording = read_stored(store, slug)
+    context = Context(read_token_layout(store, slug), None, stage_windows(recording), stamp_gaps(store, slug))
+    found = tuple(finding for finding in recording.findings if finding.check == check.name)
+    tables = tuple(table for table in check.evidence_tables(recording, context) if table.rows)
+    return CheckEvidence(slug, recording.alias, check, found, tables)

@@ -7,20 +7,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-import polars as pl
 
-from blis_replay.ingest.checks.evidence import (
-    Context,
-    Measured,
-    not_checked,
-    recorded_requests,
-    true_output_tokens,
-)
-from blis_replay.ingest.checks.moments import Floats, Moments, moments_of
-from blis_replay.ingest.checks.pictures import Table
+from blis_replay.compiled.arrays import Floats
+from blis_replay.ingest.checks.evidence import Context, Measured, not_checked, recorded_requests, true_output_tokens
 from blis_replay.ingest.recording import Finding, Recording
-from blis_replay.ingest.row_parts import RowParts
-from blis_replay.ingest.step_records import gaps_by_id, steps_by_id
+from blis_replay.ingest.rows import Rows
+from blis_replay.ingest.steps.records import gaps_by_id, steps_by_id
+from blis_replay.ingest.tables import Table, columns_named
 
 CHECK = "sampling"
 MEASURES = "rate, randomness and bias of the sampled steps, and events that the tracing SDK dropped"
@@ -56,25 +49,43 @@ def check(recording: Recording, context: Context) -> list[Finding]:
     return [Finding(CHECK, "note", "", "; ".join([message, *remarks]), measured, RULE)]
 
 
-def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
+def evidence_tables(recording: Recording, context: Context) -> tuple[Table, ...]:
     """Gaps between sampled ids beside those of a random draw of the same rate; the rate along the run."""
     sample = _Sample.of(recording.steps)
     if sample.steps <= _FEWEST:
         return ()
-    rate = 1 / float(sample.gaps.means[0])
+    rate = 1 / sample.gap_mean
     edges = np.unique(np.geomspace(1, sample.largest_gap + 1, 16).astype(np.int64))
     counts = np.zeros(len(edges) - 1, np.int64)
-    for part in gaps_by_id(recording.steps):
-        counts += np.histogram(part["gap"].drop_nulls().to_numpy(), edges)[0]
+    for batch in gaps_by_id(recording.steps).where("gap IS NOT NULL").batches(["gap"]):
+        counts += np.histogram(batch["gap"].to_numpy(), edges)[0]
     rows = []
     for (low, high), count in zip(pairwise(edges.tolist()), counts.tolist(), strict=True):
-        expected = sample.gaps.count * ((1 - rate) ** (low - 1) - (1 - rate) ** (high - 1))
+        expected = (sample.steps - 1) * ((1 - rate) ** (low - 1) - (1 - rate) ** (high - 1))
         rows.append((f"{low}" if high == low + 1 else f"{low} to {high - 1}", count, round(expected, 1)))
     tenths = tuple((f"{i + 1}", round(100 * share, 2)) for i, share in enumerate(_rates(recording.steps, sample)))
     return (
-        Table("gaps between sampled step ids", ("gap", "observed", "random draw"), tuple(rows), bars="observed"),
-        Table("steps sampled by tenth of the ids", ("tenth", "sampled %"), tenths, bars="sampled %"),
+        Table(
+            "gaps between sampled step ids",
+            columns_named("gap", "observed", "random draw"),
+            tuple(rows),
+            bars="observed",
+        ),
+        Table(
+            "steps sampled by tenth of the ids",
+            columns_named("tenth", "sampled %"),
+            tenths,
+            bars="sampled %",
+        ),
     )
+
+
+_OF_SAMPLE = {
+    **{"steps": "count(*)", "first": "coalesce(min(step_id), 0)", "last": "coalesce(max(step_id), 0)"},
+    **{"smallest_gap": "coalesce(min(gap), 0)", "largest_gap": "coalesce(max(gap), 0)"},
+    **{"gaps_of_one": "count(*) FILTER (gap = 1)", "gap_mean": "coalesce(avg(gap), 0)"},
+    "gap_deviation": "coalesce(stddev_pop(gap), 0)",
+}
 
 
 @dataclass(frozen=True)
@@ -87,65 +98,50 @@ class _Sample:
     smallest_gap: int
     largest_gap: int
     gaps_of_one: int
-    gaps: Moments
+    gap_mean: float
+    gap_deviation: float
 
     @staticmethod
-    def of(steps: RowParts) -> _Sample:
-        gap, step = pl.col("gap"), pl.col("step_id")
-        of_part = {
-            **{"steps": pl.len().cast(pl.Int64), "gaps_of_one": (gap == 1).sum()},
-            **{"first": step.min(), "smallest_gap": gap.min(), "last": step.max(), "largest_gap": gap.max()},
-        }
-        sums = pl.concat(part.select(**of_part) for part in gaps_by_id(steps))
-        counts = sums.select(
-            *(pl.col(name).sum() for name in ("steps", "gaps_of_one")),
-            *(pl.col(name).min().fill_null(0) for name in ("first", "smallest_gap")),
-            *(pl.col(name).max().fill_null(0) for name in ("last", "largest_gap")),
-        ).row(0, named=True)
-        gaps = moments_of((_rows(part, "gap") for part in gaps_by_id(steps)), 1)
-        return _Sample(**counts, gaps=gaps)
+    def of(steps: Rows) -> _Sample:
+        return _Sample(**gaps_by_id(steps).aggregate(**_OF_SAMPLE))
 
     @property
     def rate(self) -> float:
         return self.steps / (self.last - self.first + 1)
 
     def measured(self) -> Measured:
-        mean = float(self.gaps.means[0])
         return {
             "steps": self.steps,
             "rate": self.rate,
             # A draw with chance p is followed by another with chance p; the few gaps that stretches leave do not
             # matter.
-            "rate_between_losses": self.gaps_of_one / self.gaps.count,
-            "gap_mean": mean,
-            "gap_variation": self.gaps.deviation(0) / mean,
-            "gap_variation_of_random_draw": math.sqrt(max(0.0, 1 - 1 / mean)),
+            "rate_between_losses": self.gaps_of_one / (self.steps - 1),
+            "gap_mean": self.gap_mean,
+            "gap_variation": self.gap_deviation / self.gap_mean,
+            "gap_variation_of_random_draw": math.sqrt(max(0.0, 1 - 1 / self.gap_mean)),
             "gap_largest_over_smallest": self.largest_gap / self.smallest_gap,
         }
 
 
-def _rows(part: pl.DataFrame, *columns: str) -> Floats:
-    """float64[columns, n]: of the steps that another follows."""
-    return part.drop_nulls("gap").select(columns).cast(pl.Float64).to_numpy().T
-
-
-def _rates(steps: RowParts, sample: _Sample) -> Floats:
+def _rates(steps: Rows, sample: _Sample) -> Floats:
     """Share of steps sampled in each tenth of the id range."""
     edges = np.linspace(sample.first, sample.last + 1, _PARTS + 1)
     counts = np.zeros(_PARTS)
-    for part in steps_by_id(steps):
-        counts += np.histogram(part["step_id"].to_numpy(), edges)[0]
+    for batch in steps_by_id(steps).batches():
+        counts += np.histogram(batch["step_id"].to_numpy(), edges)[0]
     return counts / np.diff(edges)
 
 
-def _favour(steps: RowParts, sample: _Sample) -> Measured:
+def _favour(steps: Rows, sample: _Sample) -> Measured:
     """Whether some times or some depths were sampled more than others."""
     rates = _rates(steps, sample)
-    known = moments_of((_rows(part, "running_depth", "gap") for part in gaps_by_id(steps, "running_depth")), 2)
+    # Null where the depth, or the gap, is the same in all rows.
+    known = gaps_by_id(steps, "running_depth").aggregate(count="count(gap)", correlation="corr(running_depth, gap)")
+    correlation = known["correlation"] if known["count"] > _FEWEST else None
     return {
         "rate_lowest_tenth": float(rates.min()),
         "rate_highest_tenth": float(rates.max()),
-        "correlation_of_gap_and_depth": known.correlation() if known.count > _FEWEST else None,
+        "correlation_of_gap_and_depth": None if correlation is None or math.isnan(correlation) else correlation,
     }
 
 
@@ -156,9 +152,8 @@ def _decoded(recording: Recording, sample: _Sample) -> Measured:
     length = true_output_tokens(recording)
     if length is None or not length > 1 or completed < max(1, requests.height):
         return {}
-    steps = tokens = 0
-    for part in steps_by_id(recording.steps, "decode_tokens"):
-        steps, tokens = steps + part.height, tokens + int(part["decode_tokens"].sum())
+    decoded = steps_by_id(recording.steps, "decode_tokens").aggregate(steps="count(*)", tokens="sum(decode_tokens)")
+    steps, tokens = decoded["steps"], int(decoded["tokens"] or 0)
     if steps < sample.steps or not tokens:
         return {}
     scaled = tokens / sample.rate / completed

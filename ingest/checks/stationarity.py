@@ -12,16 +12,18 @@ from blis_replay.ingest.checks.evidence import (
     Window,
     completed_requests,
     equal_windows,
-    interval_parts,
     mean,
     named,
     not_checked,
     recorded_requests,
     requests_in,
     seconds,
+    step_intervals,
+    steps_in,
 )
-from blis_replay.ingest.checks.pictures import Table
 from blis_replay.ingest.recording import Finding, Recording
+from blis_replay.ingest.rows import query
+from blis_replay.ingest.tables import Table, columns_named
 
 CHECK = "stationarity"
 MEASURES = "cold start, load stages, drift and stalls, per window; nothing is left out because of them"
@@ -50,7 +52,7 @@ def check(recording: Recording, context: Context) -> list[Finding]:
         of_stage = _of_stage(requests, window)
         if of_stage.is_empty():
             continue
-        sent = _of_stage(recorded_requests(recording).select(_COLUMNS), window)
+        sent = _of_stage(recorded_requests(recording).frame(_COLUMNS), window)
         findings += [
             *_cold_start(of_stage, window),
             *_drift(of_stage, window),
@@ -64,7 +66,7 @@ def check(recording: Recording, context: Context) -> list[Finding]:
     return findings
 
 
-def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
+def evidence_tables(recording: Recording, context: Context) -> tuple[Table, ...]:
     """Mean TTFT and E2E of the requests sent in each of twenty-four windows of the run."""
     requests = completed_requests(recording, *_COLUMNS)
     rows = []
@@ -75,7 +77,7 @@ def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
             (seconds(window), sent.height, *(None if v is None else round(v / 1e3, 1) for v in (ttft_us, e2e_us)))
         )
     columns = ("seconds", "requests", "TTFT ms", "E2E ms")
-    return (Table("latency along the run", columns, tuple(rows), bars="E2E ms"),)
+    return (Table("latency along the run", columns_named(*columns), tuple(rows), bars="E2E ms"),)
 
 
 def _of_stage(requests: pl.DataFrame, window: Window) -> pl.DataFrame:
@@ -165,24 +167,16 @@ def _finish_gaps(requests: pl.DataFrame, window: Window) -> list[Finding]:
 def _step_stalls(recording: Recording, context: Context) -> list[Finding]:
     findings = []
     for window in context.windows:
-        cycles_us, longest = [], []
-        for part in interval_parts(recording, window, "running_depth"):
-            running = part.filter(pl.col("running_depth") > 0)
-            cycles_us.append(running.select(pl.col("elapsed_us") / pl.col("elapsed_steps")).to_series())
-            # Whatever the usual cycle, of intervals of as many steps the longest is the worst.
-            longest.append(running.sort("elapsed_us", descending=True).unique("elapsed_steps", keep="first"))
-        every_us = pl.concat(cycles_us)
-        if every_us.len() < _FEWEST:
+        intervals = step_intervals(steps_in(recording, window, "running_depth")).where("running_depth > 0")
+        usual = intervals.aggregate(count="count(*)", cycle_us="median(elapsed_us / elapsed_steps)")
+        if usual["count"] < _FEWEST:
             continue
-        usual_us = float(every_us.median())  # type: ignore[arg-type]
-        worst = (
-            pl.concat(longest)
-            .with_columns((pl.col("elapsed_us") - usual_us * pl.col("elapsed_steps")).alias("excess_us"))
-            .sort("excess_us", descending=True)
-            .row(0, named=True)
-        )
+        excess = "SELECT *, elapsed_us - $usual_us * elapsed_steps AS excess_us FROM intervals"
+        columns = {**intervals.schema, "excess_us": pl.Float64}
+        beyond = query(excess, columns, {"usual_us": usual["cycle_us"]}, intervals=intervals)
+        worst = beyond.aggregate(excess_us="max(excess_us)", step_id="arg_max(step_id, excess_us)")
         if worst["excess_us"] > STALL_US:
-            findings.append(_stall(window, worst, usual_us))
+            findings.append(_stall(window, worst, usual["cycle_us"]))
     return findings
 
 

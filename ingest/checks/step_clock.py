@@ -5,10 +5,10 @@ from __future__ import annotations
 import polars as pl
 
 from blis_replay.ingest.checks.evidence import Context, Measured, not_checked
-from blis_replay.ingest.checks.pictures import Table
-from blis_replay.ingest.recording import Finding, Recording
-from blis_replay.ingest.row_parts import slices_of
-from blis_replay.ingest.step_timeline import SOURCES, StepAnchors, step_anchors
+from blis_replay.ingest.recording import Finding, Recording, Severity
+from blis_replay.ingest.rows import query
+from blis_replay.ingest.steps.timeline import SOURCES, StepAnchors, step_anchors
+from blis_replay.ingest.tables import Table, columns_named
 
 CHECK = "step_clock"
 MEASURES = "share of engine steps with a recorded time, and the largest gap between two of them"
@@ -28,8 +28,8 @@ def check(recording: Recording, context: Context) -> list[Finding]:
     if anchors.steps < 2:
         return [not_checked(CHECK, "step_time", "no step and no journey event with a step")]
     gaps = _gaps(anchors)
-    counts = dict(anchors.frame["source"].value_counts().iter_rows())
-    recorded = anchors.frame.height
+    counts = dict(_by_source(anchors).iter_rows())
+    recorded = anchors.rows.height
     measured: Measured = {
         "steps": anchors.steps,
         "recorded": recorded,
@@ -42,31 +42,31 @@ def check(recording: Recording, context: Context) -> list[Finding]:
     }
     moved = any(row["lag_us"] and row["source"] in counts for row in anchors.lags.iter_rows(named=True))
     misplaced = anchors.out_of_order > _MISPLACED * (recorded + anchors.out_of_order)
-    severity = "unusable" if misplaced else "corrected" if moved else "note"
+    severity: Severity = "unusable" if misplaced else "corrected" if moved else "note"
     return [Finding(CHECK, severity, "step_time", _sentence(measured), measured, RULE)]
 
 
-def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
+def evidence_tables(recording: Recording, context: Context) -> tuple[Table, ...]:
     """Where the times come from, how far events lie from the steps they stand for, and the gaps."""
     anchors = step_anchors(recording)
     if anchors.steps < 2:
         return ()
-    counts = anchors.frame.group_by("source").agg(pl.len().alias("steps")).sort("source")
+    counts = _by_source(anchors)
     lags = counts.join(anchors.lags.rename({"steps": "both"}), on="source", how="left", maintain_order="left")
     gaps = _gaps(anchors)
     bins = gaps.group_by((pl.col("steps").log(2).floor()).cast(pl.Int64).alias("bin")).agg(pl.len()).sort("bin")
-    single = [(0, single_cycles)] if (single_cycles := anchors.frame.height - 1 - gaps.height) else []
+    single = [(0, single_cycles)] if (single_cycles := anchors.rows.height - 1 - gaps.height) else []
     longest = gaps.sort("us", descending=True).head(5)
     return (
         Table(
             "steps with a recorded time, by source",
-            ("source", "steps", "sampled too", "lag us", "low us", "high us"),
+            columns_named("source", "steps", "sampled too", "lag us", "low us", "high us"),
             tuple(lags.iter_rows()),
             note="lag: how long after the event the step began, median and middle 98 % of steps that were sampled too",
         ),
         Table(
             "steps from one recorded time to the next",
-            ("steps", "pairs"),
+            columns_named("steps", "pairs"),
             tuple(
                 (f"{2**i}" if i == 0 else f"{2**i} to {2 ** (i + 1) - 1}", count)
                 for i, count in (*single, *bins.iter_rows())
@@ -75,7 +75,7 @@ def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
         ),
         Table(
             "the longest gaps",
-            ("after step", "steps", "s"),
+            columns_named("after step", "steps", "s"),
             tuple((step, steps, us / 1e6) for step, steps, us in longest.select("step_id", "steps", "us").iter_rows()),
         ),
     )
@@ -105,8 +105,20 @@ def _sentence(measured: Measured) -> str:
     return message
 
 
+_GAPS = """
+SELECT * FROM (
+    SELECT step_id, lead(step_id) OVER by_step - step_id AS steps, lead(start_us) OVER by_step - start_us AS us
+    FROM anchors WINDOW by_step AS (ORDER BY step_id)
+)
+WHERE steps > 1 ORDER BY step_id
+"""
+
+
 def _gaps(anchors: StepAnchors) -> pl.DataFrame:
     """``step_id``, and ``steps`` and ``us`` to the next anchor, where steps without a recorded time lie between."""
-    frame, steps = anchors.frame, (pl.col("step_id").shift(-1) - pl.col("step_id")).alias("steps")
-    us = (pl.col("start_us").shift(-1) - pl.col("start_us")).alias("us")
-    return pl.concat(part.select("step_id", steps, us).filter(pl.col("steps") > 1) for part in slices_of(frame, 1))
+    return query(_GAPS, dict.fromkeys(("step_id", "steps", "us"), pl.Int64), anchors=anchors.rows).frame()
+
+
+def _by_source(anchors: StepAnchors) -> pl.DataFrame:
+    """``source`` and ``steps`` that have it, the best first."""
+    return anchors.rows.select("source").group_by("source").agg(pl.len().alias("steps")).sort("source")

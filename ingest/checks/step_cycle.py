@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import polars as pl
 
 from blis_replay.ingest.checks.evidence import (
     Context,
     Measured,
     Window,
-    interval_parts,
     mean_of,
     named,
     not_checked,
     recorded_decode_gap_us,
     step_intervals,
-    step_parts,
     steps_by_start,
+    steps_in,
 )
-from blis_replay.ingest.checks.pictures import Table
-from blis_replay.ingest.recording import Finding, Recording
+from blis_replay.ingest.recording import Finding, Recording, Severity
+from blis_replay.ingest.rows import Rows
+from blis_replay.ingest.tables import Table, columns_named
 
 CHECK = "step_cycle"
 MEASURES = "start-to-start step cycle against step.duration_us and the client's gap between tokens"
@@ -40,9 +38,9 @@ def check(recording: Recording, context: Context) -> list[Finding]:
     return found or [not_checked(CHECK, "step_time", f"fewer than {_FEWEST_STEPS} step records in every load stage")]
 
 
-def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
+def evidence_tables(recording: Recording, context: Context) -> tuple[Table, ...]:
     """Cycle and duration by running depth, over all steps with a next one sampled within ten."""
-    pairs = step_intervals(steps_by_start(recording, "running_depth", "duration_us"))
+    pairs = step_intervals(steps_by_start(recording, "running_depth", "duration_us")).frame()
     near = pairs.filter((pl.col("elapsed_steps") <= 10) & (pl.col("running_depth") > 0))
     binned = (
         near.group_by((pl.col("running_depth") // 16 * 16).alias("depth"))
@@ -57,22 +55,21 @@ def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
     if not rows:
         return ()
     columns = ("running depth", "steps", "cycle ms", "duration ms")
-    return (Table("step cycle against step.duration_us", columns, rows, bars="cycle ms"),)
+    return (Table("step cycle against step.duration_us", columns_named(*columns), rows, bars="cycle ms"),)
 
 
-def cycle_us(intervals: Iterable[pl.DataFrame]) -> float | None:
-    """Mean step cycle, us: time between sampled steps over the steps between them (``step_intervals``, in parts)."""
-    sums = [(int(part["elapsed_us"].sum()), int(part["elapsed_steps"].sum())) for part in intervals]
-    steps = sum(elapsed_steps for _us, elapsed_steps in sums)
-    return sum(elapsed_us for elapsed_us, _steps in sums) / steps if steps else None
+def cycle_us(intervals: Rows) -> float | None:
+    """Mean step cycle, us: time between sampled steps over the steps between them (``step_intervals``)."""
+    of = intervals.aggregate(us="sum(elapsed_us)", steps="sum(elapsed_steps)")
+    return of["us"] / of["steps"] if of["steps"] else None
 
 
 def _of_window(recording: Recording, window: Window) -> Finding | None:
-    steps = sum(part.height for part in step_parts(recording, window))
-    cycle = cycle_us(interval_parts(recording, window))
+    records = steps_in(recording, window, "duration_us")
+    steps, cycle = records.height, cycle_us(step_intervals(records))
     if steps < _FEWEST_STEPS or cycle is None:
         return None
-    duration = mean_of(step_parts(recording, window, "duration_us"), "duration_us")
+    duration = mean_of(records, "duration_us")
     gap = recorded_decode_gap_us(recording, window.stage)
     measured: Measured = {
         "stage": window.stage,
@@ -88,5 +85,5 @@ def _of_window(recording: Recording, window: Window) -> Finding | None:
         message += f", while step.duration_us says {duration / 1e3:.2f} ms"
     if gap is not None:
         message += f"; the client's gap between tokens is {gap / 1e3:.2f} ms"
-    severity = "corrected" if duration is not None and duration < 0.9 * cycle else "note"
+    severity: Severity = "corrected" if duration is not None and duration < 0.9 * cycle else "note"
     return Finding(CHECK, severity, "step_time", message, measured, RULE)

@@ -10,10 +10,17 @@ from blis_replay.ingest.checks.evidence import (
     recorded_decode_gap_us,
     true_output_tokens,
 )
-from blis_replay.ingest.checks.pictures import Cell, Table
-from blis_replay.ingest.published_itl import PAIRED_QUANTILES, is_paired, published, published_itl
 from blis_replay.ingest.recording import Finding, Recording
-from blis_replay.ingest.token_layout import NO_EVENTS, EventTotals, TokenLayout
+from blis_replay.ingest.stream.layout import (
+    NO_EVENTS,
+    PAIRED_QUANTILES,
+    EventTotals,
+    TokenLayout,
+    is_paired,
+    published,
+    published_itl,
+)
+from blis_replay.ingest.tables import Cell, Table, columns_named
 
 CHECK = "token_events"
 MEASURES = "stream stamps per output token, and the reported ITL against the true gap"
@@ -39,12 +46,20 @@ def check(recording: Recording, context: Context) -> list[Finding]:
     return [itl, *_other_tpot(recording), *(_miscounted_tpot(recording) if itl.severity == "note" else [])]
 
 
-def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
+def evidence_tables(recording: Recording, context: Context) -> tuple[Table, ...]:
     """The histogram of gaps between stamps with its modes; published quantiles where no stamp was kept."""
     if context.stamp_gaps is not None and not context.stamp_gaps.is_empty():
         bins = tuple((_gap(low_us), count) for low_us, count in context.stamp_gaps.iter_rows())
         note = "two stamps a token make two modes: some tens of us, and a step"
-        return (Table("gaps between stream stamps", ("gap from", "gaps"), bins, bars="gaps", note=note),)
+        return (
+            Table(
+                "gaps between stream stamps",
+                columns_named("gap from", "gaps"),
+                bins,
+                bars="gaps",
+                note=note,
+            ),
+        )
     reported = {
         name: published(recording.aggregates, -1, "itl_reported", name) for name in ("p50", *PAIRED_QUANTILES, "mean")
     }
@@ -59,7 +74,7 @@ def pictures(recording: Recording, context: Context) -> tuple[Table, ...]:
         return ()
     note = "a median far below p75 is the blank line after each token: half of the gaps are none"
     columns = ("reported", "ms", "stands for", "true ms")
-    return (Table("published ITL", columns, rows, bars="ms", note=note if paired else ""),)
+    return (Table("published ITL", columns_named(*columns), rows, bars="ms", note=note if paired else ""),)
 
 
 def _gap(low_us: float) -> str:

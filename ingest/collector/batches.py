@@ -1,20 +1,39 @@
-"""What a client sent, looked at before it is stored: which spans are sound, what they say was dropped."""
+"""Export requests, checked before they are stored: which spans are sound, and what their SDK dropped."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from blis_replay.ingest.collector.limits import MAX_MESSAGE_BYTES, MAX_MESSAGE_SPANS
-from blis_replay.ingest.printable import printable
+from blis_replay.ingest.errors import printable
 
 if TYPE_CHECKING:
     from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
+
+# A batch of 512 spans, the SDK's most, is 1 to 2 MB of request spans; 16 MB are 200 step spans of 100 summaries.
+MAX_MESSAGE_BYTES = 16 << 20
+# Far above any batch; bounds the work on a message that is made of nothing but empty spans.
+MAX_MESSAGE_SPANS = 100_000
+# An oversize HTTP body is read to its end, so that its sender hears why; the SDK itself sends no more than this.
+MAX_DISCARDED_BYTES = 64 << 20
+MAX_HEADER_BYTES = 32 << 10
+# An exporter holds one connection and one batch in flight; a server has a handful of them.
+MAX_CONNECTIONS = 64
+# From the end of one request to the end of the next: exporters send every 5 s, or not at all.
+READ_SECONDS = 60.0
+# Room for a few of the largest messages while the disk is slow.
+QUEUE_BYTES = 64 << 20
+# Size at which the OpenTelemetry Collector rotates its files, too.
+SEGMENT_BYTES = 100 << 20
+# SDK exporters try six times within ten seconds.
+RETRY_SECONDS = 1
+STOP_SECONDS = 10.0
+
 
 TRACE_ID_BYTES, SPAN_ID_BYTES = 16, 8
 # Decoded, a message made of empty spans takes 90 times its size: one at a time.
@@ -22,7 +41,7 @@ _DECODING = threading.Lock()
 
 
 class MalformedError(Exception):
-    """A message that is no export request, or has no place here; sending it again is of no use."""
+    """A message that is not an export request, or not acceptable; sending it again does not help."""
 
 
 class OversizeError(MalformedError):
@@ -137,11 +156,64 @@ def _name(text: str) -> str:
     return printable(text[:100]) or "(no name)"
 
 
-def _counts(spans: Iterable[Span]) -> ServiceCounts:
-    counts = ServiceCounts()
-    for span in spans:
-        counts.spans += 1
-        counts.dropped_events += span.dropped_events_count
-        counts.dropped_attributes += span.dropped_attributes_count
-        counts.dropped_links += span.dropped_links_count
-    return counts
+def _counts(spans: Sequence[Span]) -> ServiceCounts:
+    return ServiceCounts(
+        spans=len(spans),
+        dropped_events=sum(span.dropped_events_count for span in spans),
+        dropped_attributes=sum(span.dropped_attributes_count for span in spans),
+        dropped_links=sum(span.dropped_links_count for span in spans),
+    )
+
+
+# Names come from clients; what goes beyond is counted together.
+MAX_SERVICES = 100
+OTHER_SERVICES = "(other services)"
+
+
+@dataclass
+class Counts:
+    """Counts since the start; complete once the collector has ended.
+
+    ``requests`` may be acknowledged, and their ``spans`` and ``bytes`` lie on disk (a batch
+    that a client sent again is there, and counted, again).  ``rejected_spans`` were malformed;
+    ``malformed_requests`` could not be read at all, or were too large; ``refused_requests``
+    were not taken for want of room or time, and their client may send them again.  ``say``
+    is called with one line at the first rejection of each kind.
+    """
+
+    say: Callable[[str], None]
+    requests: int = 0
+    spans: int = 0
+    bytes: int = 0
+    rejected_spans: int = 0
+    malformed_requests: int = 0
+    refused_requests: int = 0
+    services: dict[str, ServiceCounts] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def stored(self, batch: Batch) -> None:
+        """A batch is durable; what was malformed in it is not."""
+        with self._lock:
+            self.requests += 1
+            self.spans += batch.spans
+            self.bytes += len(batch.message)
+            for name, counts in batch.services.items():
+                known = name in self.services or len(self.services) < MAX_SERVICES
+                self.services.setdefault(name if known else OTHER_SERVICES, ServiceCounts()).add(counts)
+            first = batch.rejected_spans and not self.rejected_spans
+            self.rejected_spans += batch.rejected_spans
+        if first:
+            self.say(f"warning: a span was rejected, and later ones are only counted: {batch.reason}")
+
+    def malformed(self, reason: str) -> None:
+        """A request was refused for good."""
+        with self._lock:
+            self.malformed_requests += 1
+            first = self.malformed_requests == 1
+        if first:
+            self.say(f"warning: a request was rejected, and later ones are only counted: {reason}")
+
+    def refused(self) -> None:
+        """A client was asked to send its request again."""
+        with self._lock:
+            self.refused_requests += 1

@@ -1,4 +1,7 @@
-"""The live collector: listen, write, and end cleanly."""
+"""The live collector: listen over gRPC and HTTP, write, and end cleanly.
+
+The gRPC service is the ``Export`` method of the OpenTelemetry collector's ``TraceService``.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,125 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from blis_replay.ingest.collector import grpc_service
-from blis_replay.ingest.collector.counts import Counts
+import grpc
+import grpc.aio
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.duration_pb2 import Duration
+from google.rpc.error_details_pb2 import RetryInfo
+from google.rpc.status_pb2 import Status
+
+from blis_replay.ingest.collector.batches import (
+    MAX_CONNECTIONS,
+    MAX_MESSAGE_BYTES,
+    QUEUE_BYTES,
+    READ_SECONDS,
+    RETRY_SECONDS,
+    SEGMENT_BYTES,
+    STOP_SECONDS,
+    Counts,
+    MalformedError,
+    OversizeError,
+)
 from blis_replay.ingest.collector.http_service import TraceServer
-from blis_replay.ingest.collector.intake import Intake
-from blis_replay.ingest.collector.limits import QUEUE_BYTES, READ_SECONDS, SEGMENT_BYTES, STOP_SECONDS
-from blis_replay.ingest.collector.segment_writer import SegmentWriter
-from blis_replay.ingest.collector.segments import TornTail, claimed, recover
+from blis_replay.ingest.collector.segments import (
+    BusyError,
+    Intake,
+    SegmentWriter,
+    TornTail,
+    claimed,
+    recover,
+    response_to,
+)
+from blis_replay.ingest.errors import CollectorError
+
+SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
+
+_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
+    ("grpc.max_concurrent_streams", MAX_CONNECTIONS),
+    ("grpc.max_connection_idle_ms", 600_000),
+    ("grpc.keepalive_time_ms", 60_000),
+    # Two collectors on one port would each get some of the batches.
+    ("grpc.so_reuseport", 0),
+)
+
+
+async def _grpc_server(intake: Intake, address: str, read_seconds: float) -> tuple[grpc.aio.Server, int]:
+    """A server that takes batches at ``host:port``, and the port that it has; ``CollectorError`` if it cannot."""
+    server = grpc.aio.server(options=_OPTIONS)
+    export = _Export(intake, read_seconds)
+    # One message on the wire either way; taken as a stream, a client that never sends it can be given up.
+    handler = grpc.stream_unary_rpc_method_handler(export.export)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Export": handler}),))
+    try:
+        port = server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise CollectorError(f"{address}: cannot listen there for gRPC; choose another address") from error
+    await server.start()
+    return server, port
+
+
+class _Export:
+    """The method, and how many calls of it are under way."""
+
+    def __init__(self, intake: Intake, read_seconds: float) -> None:
+        self.intake, self.read_seconds = intake, read_seconds
+        self.calls = 0
+
+    async def export(self, _: object, context: Any) -> bytes:
+        """Take one batch: answered when it is durable, with what of it was rejected."""
+        if self.calls >= MAX_CONNECTIONS:
+            self.intake.counts.refused()
+            await _ask_again(context, grpc.StatusCode.RESOURCE_EXHAUSTED, f"{self.calls} calls are under way")
+        self.calls += 1
+        try:
+            return await self._take(await self._message(context), context)
+        finally:
+            self.calls -= 1
+
+    async def _message(self, context: Any) -> bytes:
+        try:
+            message = await asyncio.wait_for(context.read(), self.read_seconds)
+        except TimeoutError:
+            self.intake.counts.refused()
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"no message within {self.read_seconds:g} s")
+        if isinstance(message, bytes):
+            return message
+        # gRPC itself has answered a message that is too large, and a client that hung up wants no answer.
+        self.intake.counts.malformed(f"{OversizeError()}; or the client hung up")
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no message")
+        raise AssertionError("abort raises")
+
+    async def _take(self, message: bytes, context: Any) -> bytes:
+        try:
+            batch, durable = self.intake.submit(message)
+            await asyncio.wrap_future(durable)
+        except MalformedError as error:
+            self.intake.counts.malformed(str(error))
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except BusyError as error:
+            await _ask_again(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+        except OSError as error:
+            await _ask_again(context, grpc.StatusCode.UNAVAILABLE, f"the disk: {error.strerror or error}")
+        response: bytes = response_to(batch).SerializeToString()
+        return response
+
+
+async def _ask_again(context: Any, code: grpc.StatusCode, why: str) -> None:
+    """End the call so that the exporter tries again after a while (OTLP: only with ``RetryInfo``)."""
+    retry = RetryInfo(retry_delay=Duration(seconds=RETRY_SECONDS))
+    details = AnyMessage()
+    details.Pack(retry)
+    status = Status(code=code.value[0], message=why, details=[details])
+    # The second key is the standard's, the first the one that the Python SDK looks at.
+    metadata = (
+        ("google.rpc.retryinfo-bin", retry.SerializeToString()),
+        ("grpc-status-details-bin", status.SerializeToString()),
+    )
+    await context.abort(code, why, metadata)
 
 
 @dataclass(frozen=True)
@@ -30,7 +144,7 @@ class Address:
 
 @dataclass(frozen=True)
 class CollectorSettings:
-    """Where the collector listens and writes; the limits have the defaults of ``limits``."""
+    """Where the collector listens and writes; the limits have the defaults of ``batches``."""
 
     directory: Path
     grpc: Address
@@ -83,7 +197,7 @@ async def _serve(
 ) -> None:
     http = TraceServer(intake, settings.http.host, settings.http.port, read_seconds=settings.read_seconds)
     try:
-        server, port = await grpc_service.start(intake, str(settings.grpc), read_seconds=settings.read_seconds)
+        server, port = await _grpc_server(intake, str(settings.grpc), settings.read_seconds)
         try:
             listening(Address(settings.grpc.host, port), Address(settings.http.host, http.server_port))
             await stop.wait()

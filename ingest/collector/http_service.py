@@ -1,42 +1,92 @@
 """OTLP over HTTP: ``POST /v1/traces`` with protobuf or JSON, plain or compressed.
 
 The standard library's threading server: a handful of exporters send a batch every few
-seconds, so a thread a connection is cheap, and its limits can be seen here.
+seconds, so one thread per connection is cheap, and its limits can be seen here.
 """
 
 from __future__ import annotations
 
+import base64
 import http.client
+import re
 import socket
 import threading
 import time
 import zlib
+from collections.abc import Iterator
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+from google.protobuf import json_format
 from google.protobuf.json_format import MessageToJson
 from google.rpc.status_pb2 import Status
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from blis_replay.ingest.collector.batches import MalformedError, OversizeError
-from blis_replay.ingest.collector.intake import Intake, response_to
-from blis_replay.ingest.collector.json_body import protobuf_of
-from blis_replay.ingest.collector.limits import (
+from blis_replay.ingest.collector.batches import (
     MAX_CONNECTIONS,
     MAX_DISCARDED_BYTES,
     MAX_HEADER_BYTES,
     MAX_MESSAGE_BYTES,
     READ_SECONDS,
     RETRY_SECONDS,
+    MalformedError,
+    OversizeError,
 )
-from blis_replay.ingest.collector.segment_writer import BusyError
-from blis_replay.ingest.errors import CollectorError
+from blis_replay.ingest.collector.segments import BusyError, Intake, response_to
+from blis_replay.ingest.errors import CollectorError, printable
+from blis_replay.ingest.readers.documents import DECODE_ERRORS
 
 if TYPE_CHECKING:
     from io import BufferedIOBase
 
     from google.protobuf.message import Message
+
+_OBJECT = msgspec.json.Decoder(dict[str, Any])
+_HEX = re.compile(r"(?:[0-9a-fA-F]{2})*")
+# Objects take many times the size of their text: one at a time.
+_DECODING = threading.Lock()
+
+
+def protobuf_of(text: bytes) -> bytes:
+    """The serialised ``ExportTraceServiceRequest`` of an OTLP JSON text; :class:`MalformedError` if it is none.
+
+    An id that is no hex becomes empty, so that its span alone is rejected.
+    """
+    with _DECODING:
+        try:
+            document = _OBJECT.decode(text)
+            for span in _spans(document):
+                _to_base64(span, "traceId", "spanId", "parentSpanId")
+                for link in _objects(span, "links"):
+                    _to_base64(link, "traceId", "spanId")
+            request = ExportTraceServiceRequest()
+            json_format.ParseDict(document, request, ignore_unknown_fields=True)
+        except (*DECODE_ERRORS, json_format.ParseError) as error:
+            raise MalformedError(printable(f"no OTLP JSON: {' '.join(str(error).split())[:200]}")) from error
+        message: bytes = request.SerializeToString()
+        return message
+
+
+def _spans(document: Any) -> Iterator[dict[str, Any]]:
+    for resource_spans in _objects(document, "resourceSpans"):
+        for scope_spans in _objects(resource_spans, "scopeSpans"):
+            yield from _objects(scope_spans, "spans")
+
+
+def _objects(parent: Any, key: str) -> list[dict[str, Any]]:
+    children = parent.get(key) if isinstance(parent, dict) else None
+    return [child for child in children if isinstance(child, dict)] if isinstance(children, list) else []
+
+
+def _to_base64(document: dict[str, Any], *keys: str) -> None:
+    for key in keys:
+        if isinstance(identity := document.get(key), str):
+            raw = bytes.fromhex(identity) if _HEX.fullmatch(identity) else b""
+            document[key] = base64.b64encode(raw).decode("ascii")
+
 
 PATH = "/v1/traces"
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
@@ -130,11 +180,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = self.close_connection or self.server.ending
 
     def parse_request(self) -> bool:
-        whole, self.rfile = self.rfile, _Headers(self.rfile)  # type: ignore[assignment]
+        stream, self.rfile = self.rfile, _Headers(self.rfile)  # type: ignore[assignment]
         try:
             return super().parse_request()
         finally:
-            self.rfile = whole
+            self.rfile = stream
 
     def log_message(self, format: str, *args: Any) -> None:
         """Say nothing: what is worth a line is counted, and printed at the end."""

@@ -13,12 +13,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from blis_replay.ingest.errors import RecordingError
-from blis_replay.ingest.printable import printable
+from blis_replay.ingest.errors import RecordingError, printable
 from blis_replay.ingest.readers.files import Progress, RecordedFile
 from blis_replay.ingest.readers.formats import HEAD_BYTES, REQUEST_FORMATS
 from blis_replay.ingest.readers.otlp import framing as otlp_framing
-from blis_replay.ingest.readers.server import kv_events, server_log
+from blis_replay.ingest.readers.server import kv_events
+from blis_replay.ingest.readers.server import log as server_log
 from blis_replay.ingest.recording import SourceFile
 
 MAX_FILES = 10_000

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
-import yaml
+import polars as pl
 
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.readers.files import RecordedFile
+from blis_replay.ingest.recording import AGGREGATE_SCHEMA
+from blis_replay.strict.document import YAML_ERRORS, load_yaml, yaml_problem
 
 # Real ones have a few KB; a MB of one number in base 60 takes a minute.
 MAX_YAML_BYTES = 256 << 10
@@ -19,27 +22,14 @@ MAX_JSON_BYTES = 16 << 20
 # What msgspec can raise over bytes that are no JSON of the form wanted.
 DECODE_ERRORS = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
-# PyYAML's constructors raise all of these on tagged or overlong scalars.
-_YAML_ERRORS = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError, OverflowError)
-
-
-class _NoAliasLoader(yaml.SafeLoader):
-    """The safe loader without aliases: merge keys over aliases can expand without bound."""
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError("aliases (*name) are not read")
-        return super().compose_node(parent, index)
-
 
 def yaml_mapping(file: RecordedFile) -> dict[str, Any]:
     """The mapping that a YAML file holds (JSON is YAML too); :class:`RecordingError` if it holds none."""
     try:
-        document = yaml.load(file.content(MAX_YAML_BYTES), Loader=_NoAliasLoader)  # noqa: S506 - a SafeLoader
-    except _YAML_ERRORS as error:
-        raise RecordingError(
-            file.path, _yaml_place(error), f"no valid YAML ({_first_line(error)})", "mend it"
-        ) from error
+        document = load_yaml(file.content(MAX_YAML_BYTES))
+    except YAML_ERRORS as error:
+        line, problem = yaml_problem(error)
+        raise RecordingError(file.path, line, f"no valid YAML ({problem})", "correct the file") from error
     return _mapping(file, document)
 
 
@@ -49,9 +39,8 @@ def json_mapping(file: RecordedFile) -> dict[str, Any]:
         document = json.loads(file.content(MAX_JSON_BYTES))
     except (ValueError, RecursionError) as error:
         place = f"line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
-        raise RecordingError(
-            file.path, place, f"no valid JSON ({_first_line(error)})", "copy the file again"
-        ) from error
+        problem = " ".join(str(error).split())[:120]
+        raise RecordingError(file.path, place, f"no valid JSON ({problem})", "copy the file again") from error
     return _mapping(file, document)
 
 
@@ -90,11 +79,83 @@ def _named(document: object) -> str:
     return "nothing" if document is None else f"a {type(document).__name__}"
 
 
-def _yaml_place(error: BaseException) -> str:
-    mark = getattr(error, "problem_mark", None)
-    return f"line {mark.line + 1}" if mark is not None else ""
+MAX_TOKENS = 1 << 31
+# Beyond this a time in us or a count is damage, and sums of two still fit int64.
+MAX_INTEGER = 1 << 61
 
 
-def _first_line(error: BaseException) -> str:
-    problem = getattr(error, "problem", None) or str(error) or type(error).__name__
-    return " ".join(str(problem).split())[:120]
+def whole(value: object) -> int | None:
+    """``value`` as a non-negative integer below 2^61, or ``None``; decimal strings and 3.0 are accepted."""
+    if isinstance(value, str):
+        text = value.strip()
+        if not (text.isascii() and text.isdigit() and len(text) <= 19):
+            return None
+        value = int(text)
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, float):
+        if not math.isfinite(value) or not value.is_integer():
+            return None
+        value = int(value)
+    if not isinstance(value, int):
+        return None
+    return value if 0 <= value < MAX_INTEGER else None
+
+
+def tokens(value: object) -> int | None:
+    """``value`` as a number of tokens of at least 1, or ``None`` (0 is how these tools write "unknown")."""
+    count = whole(value)
+    return count if count is not None and 0 < count < MAX_TOKENS else None
+
+
+def finite(value: object) -> float | None:
+    """``value`` as a finite float, or ``None``; numeric strings are accepted."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            return None
+    if isinstance(value, int) and abs(value) >= MAX_INTEGER:
+        return None
+    if isinstance(value, int | float) and math.isfinite(value):
+        return float(value)
+    return None
+
+
+def microseconds(seconds: object) -> int | None:
+    """``seconds`` as whole microseconds (rounded), or ``None`` if it is no number or beyond 2^61 us."""
+    value = finite(seconds)
+    if value is None or abs(value) * 1e6 >= MAX_INTEGER:
+        return None
+    return round(value * 1e6)
+
+
+WHOLE_RUN = -1
+US_PER_S = 1e6
+US_PER_MS = 1e3
+
+# metric, statistic, value
+Reported = tuple[str, str, float]
+
+
+def reported_number(
+    file: RecordedFile, metric: str, statistic: str, value: object, unit: float = 1.0
+) -> Iterator[Reported]:
+    """``value`` times ``unit`` as one row, none if it is null; what is no usable number is rejected."""
+    if value is None:
+        return
+    number = finite(value)
+    if number is None or isinstance(value, str):
+        file.tally.reject(f"{metric}.{statistic}", "no finite number")
+        return
+    if abs(number * unit) >= MAX_INTEGER:
+        file.tally.reject(f"{metric}.{statistic}", "larger than any time or count can be")
+        return
+    yield metric, statistic, number * unit
+
+
+def aggregate_frame(rows: Iterable[tuple[int, str, str, float]]) -> pl.DataFrame:
+    """``(stage, metric, statistic, value)`` as a frame of ``AGGREGATE_SCHEMA``."""
+    return pl.DataFrame(list(rows), schema=AGGREGATE_SCHEMA, orient="row")

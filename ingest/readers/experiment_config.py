@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from blis_replay.ingest.readers.documents import quoted, section, text, yaml_mapping
+from blis_replay.ingest.readers.documents import finite, microseconds, quoted, section, text, tokens, yaml_mapping
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.numbers import finite, microseconds, tokens
 from blis_replay.ingest.recording import LoadProfile, SharedPrefix, Stage
 
 # v0.4.0 of inference-perf renamed the first two.

@@ -17,8 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO
 
-from blis_replay.ingest.errors import RecordingError
-from blis_replay.ingest.printable import printable
+from blis_replay.ingest.errors import RecordingError, printable
 from blis_replay.ingest.recording import SourceFile
 
 CHUNK_BYTES = 1 << 20

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from blis_replay.ingest.readers.arrivals import azure_llm, burstgpt, mooncake
-from blis_replay.ingest.readers.clients import aiperf, aiperf_summary, guidellm, inference_perf_requests, vllm_bench
+from blis_replay.ingest.readers.clients import aiperf, aiperf_summary, guidellm, vllm_bench
+from blis_replay.ingest.readers.clients import inference_perf as inference_perf_requests
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.requests_frame import RequestsRead
+from blis_replay.ingest.readers.requests import RequestsRead
 from blis_replay.ingest.readers.simulators import legacy_blis_csv, parquet_requests, tracev2
 
 HEAD_BYTES = 64 << 10

@@ -14,7 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blis_replay.ingest.scan.compiled import compiled, inlined
-from blis_replay.ingest.scan.words import HIGH, Words, first_marked, has_zero_byte, word_at
+from blis_replay.ingest.scan.words import (
+    HIGH,
+    Words,
+    byte_at,
+    first_marked,
+    has_zero_byte,
+    text_stands_at,
+    word_at,
+    words_of,
+)
 
 Bytes = NDArray[np.uint8]
 
@@ -36,9 +45,6 @@ BACKSLASHES = np.uint64(0x5C5C5C5C5C5C5C5C)
 SPACES = np.uint64(0x2020202020202020)
 _NEWLINES = np.uint64(0x0A0A0A0A0A0A0A0A)
 FACTOR = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio, as in Fibonacci hashing
-_TENS = 10.0 ** np.arange(23)  # all of them exact
-_WHOLE_TENS = 10 ** np.arange(19)
-_EXACT = 1 << 53
 _MOST_DIGITS = 18
 # Which bytes may follow a backslash, but for u.
 _SIMPLE_ESCAPES = np.zeros(256, np.bool_)
@@ -85,20 +91,6 @@ def escaped_code(text: Bytes, at: int) -> int:
             return UNUSUAL
         code = code * 16 + digit
     return code
-
-
-@compiled
-def put_escaped(text: Bytes, at: int, out: Any, place: int) -> tuple[int, int]:
-    r"""``(where it ends in out, where in text)``: the letter of a valid escape ``\uXXXX``, or of two, as UTF-8."""
-    code, at = escaped_code(text, at), at + 6
-    if code >> 10 == _FIRST_HALF:
-        code, at = 0x10000 + ((code & 0x3FF) << 10) + (escaped_code(text, at) & 0x3FF), at + 6
-    followers = (code >= 0x80) + (code >= 0x800) + (code >= 0x10000)
-    # As many high bits as there are bytes, if more than one; each that follows carries six bits.
-    out[place] = (code >> 6 * followers) | ((0xF00 >> (followers + 1)) & 0xF0 if followers else 0)
-    for follower in range(1, followers + 1):
-        out[place + follower] = BEYOND_ASCII | ((code >> 6 * (followers - follower)) & 0x3F)
-    return place + followers + 1, at
 
 
 @compiled
@@ -243,59 +235,6 @@ def after_value(text: Bytes, words: Words, at: int) -> int:
 
 
 @compiled
-def after_brackets(text: Bytes, at: int, end: int) -> int:
-    """The end of what starts with the bracket at ``at``, by brackets and strings alone; -1 if it goes on at ``end``."""
-    depth = 0
-    while at < end:
-        byte = text[at]
-        at += 1
-        if byte == QUOTE:
-            while at < end and text[at] != QUOTE:
-                at += 2 if text[at] == BACKSLASH else 1
-            at += 1
-        elif byte | _EITHER == OPEN_BRACE:
-            depth += 1
-        elif byte | _EITHER == CLOSE_BRACE:
-            depth -= 1
-            if depth == 0:
-                return at
-    return UNUSUAL
-
-
-@compiled
-def digest(words: Words, begin: int, end: int) -> int:
-    """A 64-bit hash of the bytes from ``begin`` to ``end``, wherever in the memory they stand."""
-    length = end - begin
-    first = np.uint64(length)
-    second = FACTOR
-    at = begin
-    for _ in range(length >> 4):
-        first = (first ^ word_at(words, at)) * FACTOR
-        second = (second ^ word_at(words, at + 8)) * FACTOR
-        first = (first << np.uint64(31)) | (first >> np.uint64(33))
-        second = (second << np.uint64(29)) | (second >> np.uint64(35))
-        at += 16
-    for rest in (length & 15, (length & 15) - 8):
-        if rest > 0:
-            last = word_at(words, at)
-            if rest < 8:
-                last &= (np.uint64(1) << np.uint64(8 * rest)) - np.uint64(1)
-            first = (first ^ last) * FACTOR
-            first = (first << np.uint64(31)) | (first >> np.uint64(33))
-            at += 8
-    mixed = (first ^ (second >> np.uint64(32))) * FACTOR ^ second
-    digest: Any = np.int64((mixed ^ (mixed >> np.uint64(29))) * FACTOR)
-    return digest
-
-
-@inlined
-def rotated_product(value: Any) -> Any:
-    """A step of a multiplicative hash: one to one, and it carries what is high back to what is low."""
-    product = value * FACTOR
-    return (product << np.uint64(31)) | (product >> np.uint64(33))
-
-
-@compiled
 def after_newline(text: Bytes, words: Words, at: int, end: int) -> int:
     """The position behind the next newline; -1 if there is none before ``end``."""
     while at < end:
@@ -354,32 +293,6 @@ def decimal(text: Bytes, at: int) -> tuple[int, int, int]:
 
 
 @compiled
-def as_double(mantissa: int, decimals: int) -> float:
-    """The double nearest to ``mantissa / 10**decimals``, as ``float`` would give it; NaN where that is not known here.
-
-    Below 2^53 both are exact, and so is one division (Clinger 1990, "How to read floating point
-    numbers accurately").  Beyond, for up to nine decimals, the quotient is worked out to 54 bits
-    and a remainder, and rounded half to even.
-    """
-    if mantissa < _EXACT:
-        return mantissa / _TENS[decimals]
-    ten = _WHOLE_TENS[decimals]
-    whole = mantissa // ten
-    if decimals == 0 or decimals > 9 or whole >= 1 << 50:
-        return np.nan
-    bits = 0
-    while whole >> bits:
-        bits += 1
-    shift = 54 - bits  # whole has 24 bits or more, so what is shifted stays below 2^60
-    rest = (mantissa - whole * ten) << shift
-    quotient = (whole << shift) | (rest // ten)
-    rounded = quotient >> 1
-    if quotient & 1 and (rest % ten or rounded & 1):
-        rounded += 1
-    return rounded / float(1 << (shift - 1))
-
-
-@compiled
 def integer(text: Bytes, at: int) -> tuple[int, int]:
     """``(value, end)`` of a whole number without sign; ``null`` has the value -1."""
     if text[at] == NULL_LETTER:
@@ -388,8 +301,80 @@ def integer(text: Bytes, at: int) -> tuple[int, int]:
     return value, UNUSUAL if decimals else at
 
 
-@inlined
-def is_plain_word(words: Words, at: int) -> bool:
-    """Whether none of the eight bytes from here is a backslash or beyond ASCII."""
-    word = word_at(words, at)
-    return has_zero_byte(word ^ BACKSLASHES) | (word & HIGH) == 0
+# -- Names: a string is one of those that a scan knows, or none -----------------------------------
+
+_TABLE_BITS = 9
+
+
+def names_of(names: list[str]) -> tuple[Words, NDArray[np.int64], NDArray[np.int64]]:
+    """Names of ASCII, numbered in their order, for :func:`name_at`, as constants of compiled code.
+
+    Their words and lengths (``words_of``), and int64[512]: their numbers by their hash, -1 where there is none.
+    """
+    words, lengths = words_of(names)
+    table = np.full(1 << _TABLE_BITS, -1, np.int64)
+    for number, name in enumerate(names):
+        place = _place_of(words[number, : len(name) // 8 + 1])
+        while table[place] >= 0:
+            place = (place + 1) % len(table)
+        table[place] = number
+    return words, lengths, table
+
+
+def _place_of(words: Words) -> int:
+    """What :func:`name_at` makes of the words of a name."""
+    code = 0
+    for word in words.tolist():
+        code = ((code ^ word) * int(FACTOR)) % (1 << 64)
+        code ^= code >> 32
+    return code >> (64 - _TABLE_BITS)
+
+
+@compiled
+def name_at(words: Words, at: int, names: Words, lengths: Any, table: Any) -> tuple[int, int]:
+    """``(number, end)`` of the string behind whose opening quote ``at`` is; -1 if it is none of the names.
+
+    A string with an escape is left to the decoder, as it could be any name, and so is one beyond ASCII.
+    """
+    begin, code = at, np.uint64(0)
+    while True:
+        word = word_at(words, at)
+        special = has_zero_byte(word ^ QUOTES) | has_zero_byte(word ^ BACKSLASHES)
+        special |= ((word - SPACES) | word) & HIGH
+        if special:
+            # The lowest byte that is marked is what it seems.
+            first, before = first_marked(special)
+            word &= first - np.uint64(1)
+            at += before
+        code = (code ^ word) * FACTOR
+        code ^= code >> np.uint64(32)
+        if special:
+            break
+        at += 8
+    if byte_at(words, at) != QUOTE:
+        return -1, UNUSUAL
+    return _number_of(words, begin, at, code, names, lengths, table), at + 1
+
+
+@compiled
+def name_within(text: NDArray[Any], begin: int, end: int, names: Words, lengths: Any, table: Any) -> int:
+    """The number of the name that stands between two positions, -1 if it is none of the names."""
+    code = np.uint64(0)
+    for place in range(begin, end + 1, 8):
+        word = word_at(text, place)
+        if end - place < 8:
+            word &= (np.uint64(1) << np.uint64(8 * (end - place))) - np.uint64(1)
+        code = (code ^ word) * FACTOR
+        code ^= code >> np.uint64(32)
+    return _number_of(text, begin, end, code, names, lengths, table)
+
+
+@compiled
+def _number_of(text: NDArray[Any], begin: int, end: int, code: Any, names: Words, lengths: Any, table: Any) -> int:
+    place = np.int64(code >> np.uint64(64 - _TABLE_BITS))
+    while table[place] >= 0:
+        number: int = table[place]
+        if lengths[number] == end - begin and text_stands_at(text, begin, names, lengths, number):
+            return number
+        place = (place + 1) & ((1 << _TABLE_BITS) - 1)
+    return -1

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from blis_replay.compiled.arrays import Int64s
 from blis_replay.ingest.scan.compiled import compiled, inlined
 from blis_replay.ingest.scan.json_text import (
     CLOSE_BRACE,
@@ -29,23 +30,27 @@ from blis_replay.ingest.scan.json_text import (
     after_space,
     after_value,
     is_exponent,
+    name_at,
     next_member,
 )
-from blis_replay.ingest.scan.names import name_at
 from blis_replay.ingest.scan.otlp_fill import keep_text
-from blis_replay.ingest.scan.otlp_known import (
+from blis_replay.ingest.scan.otlp_rows import (
     ALL_KINDS,
     ATTRIBUTE_LENGTHS,
     ATTRIBUTE_NAMES,
     ATTRIBUTE_TABLE,
+    ATTRIBUTES,
     DOUBLE,
     FIELD_OF,
     FIRST_TEXT,
+    FOLLOWERS,
+    FOLLOWERS_EACH,
+    FULL,
     INTEGER,
     KINDS_OF,
+    NULL,
     STRING,
 )
-from blis_replay.ingest.scan.otlp_rows import ATTRIBUTES, FOLLOWERS, FOLLOWERS_EACH, FULL, NULL, Int64s
 from blis_replay.ingest.scan.words import (
     Words,
     are_digits,

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from blis_replay.ingest.readers.otlp import columns as otlp_columns
-from blis_replay.ingest.readers.otlp.columns import SCOPES
+from blis_replay.compiled.arrays import Int64s
+from blis_replay.ingest.scan import otlp_columns
 from blis_replay.ingest.scan.compiled import compiled, entry
 from blis_replay.ingest.scan.json_text import (
     CLOSE_BRACE,
@@ -32,18 +32,22 @@ from blis_replay.ingest.scan.json_text import (
     after_plain_text,
     after_space,
     after_value,
+    name_at,
+    names_of,
     next_member,
 )
-from blis_replay.ingest.scan.names import name_at, names_of
 from blis_replay.ingest.scan.otlp_attributes import after_attributes, whole
+from blis_replay.ingest.scan.otlp_columns import SCOPES
 from blis_replay.ingest.scan.otlp_fill import begin_event, begin_span, keep_text
-from blis_replay.ingest.scan.otlp_known import LARGEST_DROPPED, OF_EVENT, OF_SPAN
 from blis_replay.ingest.scan.otlp_rows import (
     EVENT_WIDTH,
     EVENTS,
     FULL,
     IS_READ,
+    LARGEST_DROPPED,
     LINE_END,
+    OF_EVENT,
+    OF_SPAN,
     SCOPE_BEGIN,
     SCOPE_END,
     SEEN,
@@ -51,7 +55,6 @@ from blis_replay.ingest.scan.otlp_rows import (
     SPAN_WIDTH,
     SPANS,
     TEXT_BYTES,
-    Int64s,
     event_field,
     span_field,
 )

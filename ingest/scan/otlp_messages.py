@@ -14,39 +14,36 @@ from typing import Any
 
 import numpy as np
 
-from blis_replay.ingest.readers.otlp.columns import EVENTS as EVENT_NAMES
-from blis_replay.ingest.readers.otlp.columns import MAX_SPAN_BYTES, SCOPES
+from blis_replay.compiled.arrays import Int64s
 from blis_replay.ingest.scan.compiled import compiled, entry
-from blis_replay.ingest.scan.json_text import UNUSUAL, Bytes
-from blis_replay.ingest.scan.names import name_within, names_of
+from blis_replay.ingest.scan.json_text import UNUSUAL, Bytes, name_within, names_of
+from blis_replay.ingest.scan.otlp_columns import EVENTS as EVENT_NAMES
+from blis_replay.ingest.scan.otlp_columns import MAX_SPAN_BYTES, SCOPES
 from blis_replay.ingest.scan.otlp_fill import begin_event, begin_span, keep_text
-from blis_replay.ingest.scan.otlp_known import (
+from blis_replay.ingest.scan.otlp_rows import (
     ATTRIBUTE_LENGTHS,
     ATTRIBUTE_NAMES,
     ATTRIBUTE_TABLE,
     DOUBLE,
-    FIELD_OF,
-    FIRST_TEXT,
-    INTEGER,
-    KINDS_OF,
-    LARGEST_DROPPED,
-    OF_EVENT,
-    OF_SPAN,
-    STRING,
-)
-from blis_replay.ingest.scan.otlp_rows import (
     EVENT_WIDTH,
     EVENTS,
+    FIELD_OF,
+    FIRST_TEXT,
     FULL,
+    INTEGER,
     IS_READ,
+    KINDS_OF,
+    LARGEST_DROPPED,
     NULL,
+    OF_EVENT,
+    OF_SPAN,
     SCOPE_BEGIN,
     SCOPE_END,
     SPAN_NUMBER,
     SPAN_WIDTH,
     SPANS,
+    STRING,
     TEXT_BYTES,
-    Int64s,
     event_field,
     span_field,
 )

@@ -1,4 +1,4 @@
-"""The rows that the scan of OTLP lines fills: which count or text of which span or event is where.
+"""The rows that the scans of OTLP traces fill: which count or text of which span or event is where.
 
 A row is int64: counts, then for each text where its copy begins and ends among all texts.  What
 is null is :data:`NULL`.
@@ -7,9 +7,10 @@ is null is :data:`NULL`.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from blis_replay.ingest.readers.otlp.columns import (
+from blis_replay.compiled.arrays import Int64s
+from blis_replay.ingest.scan.json_text import names_of
+from blis_replay.ingest.scan.otlp_columns import (
     EVENT_FLOATS,
     EVENT_INTEGERS,
     EVENT_STRINGS,
@@ -17,8 +18,6 @@ from blis_replay.ingest.readers.otlp.columns import (
     SPAN_INTEGERS,
     SPAN_STRINGS,
 )
-
-Int64s = NDArray[np.int64]
 
 FULL = -2  # a position, as ``UNUSUAL`` is: there is no room for another row or text
 NULL = np.iinfo(np.int64).min  # no count that is taken is negative
@@ -69,3 +68,23 @@ def new_state() -> Int64s:
     state = np.zeros(FOLLOWERS + 2 * FOLLOWERS_EACH, np.int64)
     state[FOLLOWERS:] = -1
     return state
+
+
+# -- Attributes that the scans know -----------------------------------------------------------
+
+OF_SPAN, OF_EVENT = 0, 1
+ALL_KINDS = INTEGER, DOUBLE, STRING = 0, 1, 2
+LARGEST_DROPPED = (1 << 32) - 1  # the count of dropped events has 32 bits
+ATTRIBUTE_NAMES, ATTRIBUTE_LENGTHS, ATTRIBUTE_TABLE = names_of(ATTRIBUTES)
+# By whose attribute it is and its name (the last one: any other): where its value goes, and the kinds it can have.
+FIELD_OF = np.full((2, len(ATTRIBUTES) + 1), -1)
+KINDS_OF = np.zeros_like(FIELD_OF)
+for _whose, _field_of, _tables in (
+    (OF_SPAN, span_field, (SPAN_INTEGERS, SPAN_FLOATS, SPAN_STRINGS)),
+    (OF_EVENT, event_field, (EVENT_INTEGERS, EVENT_FLOATS, EVENT_STRINGS)),
+):
+    for _table, _kinds in zip(_tables, (1 << INTEGER, 1 << INTEGER | 1 << DOUBLE, 1 << STRING), strict=True):
+        for _name, _column in _table.items():
+            FIELD_OF[_whose, ATTRIBUTES.index(_name)] = _field_of(_column)
+            KINDS_OF[_whose, ATTRIBUTES.index(_name)] = _kinds
+FIRST_TEXT = np.array([len(SPAN_COUNTS), len(EVENT_COUNTS)])

@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 from engine_cases import ENGINE, make_trace
 
-from blis_replay.blis.block_keys import intern_blocks
-from blis_replay.blis.cluster.admission import admitted
 from blis_replay.blis.cluster.config import (
     AlwaysBusiest,
     ClusterConfig,
@@ -22,11 +20,11 @@ from blis_replay.blis.cluster.config import (
     TokenBucket,
     Weighted,
 )
-from blis_replay.blis.cluster.simulate import REFUSED, simulate_cluster
+from blis_replay.blis.cluster.simulate import REFUSED, admitted, simulate_cluster
 from blis_replay.blis.engine import simulate
 from blis_replay.blis.errors import TraceError
-from blis_replay.blis.latency import LatencyModel, Lifecycle
-from blis_replay.blis.trace import RequestTrace
+from blis_replay.blis.latency.models import LatencyModel, Lifecycle
+from blis_replay.blis.trace import RequestTrace, intern_blocks
 
 # Every step takes 10 ms, whatever is in it.
 TEN_MS = LatencyModel("blackbox", 10_000_000, 0, 0)

@@ -10,7 +10,7 @@ from cluster_reference import RouterMemory, loads, snapshot_times_us, used_block
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blis_replay.blis.cluster import setup
+from blis_replay.blis.cluster import state as cluster_state
 from blis_replay.blis.cluster.config import (
     AlwaysBusiest,
     ClusterConfig,
@@ -95,6 +95,7 @@ def assert_each_instance_is_a_single_run(trace: RequestTrace, result: ClusterRes
         assert (result.ttft_us[chosen][done] == single.ttft_us[done]).all()
 
 
+@pytest.mark.slow
 @given(request_lists, clusters, engines)
 @settings(max_examples=150, deadline=None)
 def test_conservation(rows: Rows, cluster: ClusterConfig, engine: EngineConfig) -> None:
@@ -130,6 +131,7 @@ def test_equal_input_gives_equal_output_and_can_be_replayed(
         assert all(a.steps.tobytes() == b.steps.tobytes() for a, b in pairs)
 
 
+@pytest.mark.slow
 @given(request_lists, clusters, engines, st.integers(0, 40))
 @settings(max_examples=100, deadline=None)
 def test_what_comes_later_changes_no_earlier_decision(
@@ -159,6 +161,7 @@ def test_loads_are_those_of_the_snapshot(
         assert result.instance[request] == known.index(max(known) if busiest else min(known))
 
 
+@pytest.mark.slow
 @given(request_lists, st.integers(1, 4), engines, st.sampled_from([0, 1, 20_000, 100_000]), st.booleans())
 @settings(max_examples=100, deadline=None)
 def test_kv_utilisation_is_that_of_the_snapshot(
@@ -179,7 +182,7 @@ def test_prefix_affinity_is_what_the_router_remembers(rows: Rows, instances: int
     trace = trace_of(rows)
     engine = EngineConfig(6, 256, 1000, async_scheduling=False, num_gpu_blocks=40)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(setup, "ROUTER_MEMORY_BLOCKS", memory)
+        patch.setattr(cluster_state, "ROUTER_MEMORY_BLOCKS", memory)
         result = simulate_cluster(trace, ClusterConfig(instances, Weighted(1, 0, 0)), engine, LATENCY)
     memories = [RouterMemory(memory) for _ in range(instances)]
     keys = trace.block_keys

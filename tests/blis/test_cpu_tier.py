@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from blis_replay.blis.engine import Engine, simulate
 from blis_replay.blis.errors import TraceError
 from blis_replay.blis.kernel import state as k
-from blis_replay.blis.latency import LatencyModel
+from blis_replay.blis.latency.models import LatencyModel
 from blis_replay.blis.trace import NEVER_US, BlockKeys, EngineConfig, RequestTrace
 
 BLOCK = 16
@@ -124,7 +124,7 @@ rows_apart = st.lists(st.tuples(st.integers(0, 4), st.integers(1, 120), st.integ
 @given(rows_apart, st.integers(9, 20), st.integers(1, 12))
 @settings(max_examples=200, deadline=None)
 def test_two_tiers_block_by_block(rows: list[tuple[int, int, int]], gpu_blocks: int, cpu_blocks: int) -> None:
-    """The kernel's pieces and links against lists of blocks: hits, copies there and back."""
+    """The kernel's extents and links against lists of blocks: hits, copies there and back."""
     trace = trace_of(rows)
     engine = replace(SMALL, num_gpu_blocks=gpu_blocks + 1, num_cpu_blocks=cpu_blocks, cpu_fetch_us_per_block=7)
     result = simulate(trace, engine, LATENCY)
@@ -149,6 +149,7 @@ def test_with_room_for_all_a_tier_hits_like_an_endless_gpu(rows: list[tuple[int,
     assert (one.ttft_us == other.ttft_us).all()  # fetching takes no time here
 
 
+@pytest.mark.slow
 @given(rows_apart, st.integers(9, 20), st.integers(1, 12), st.booleans())
 @settings(max_examples=60, deadline=None)
 def test_after_every_step_the_tier_is_a_list_of_as_many_blocks_as_it_counts(
@@ -160,8 +161,8 @@ def test_after_every_step_the_tier_is_a_list_of_as_many_blocks_as_it_counts(
     while running.schedule() is not None:
         running.run(1_000)
         state = running.state
-        assert _listed(state.cpu_older) == _listed(state.cpu_newer)[::-1]
-        assert len(_listed(state.cpu_older)) == state.at[k.CPU_USED] <= cpu_blocks
+        assert _listed(state.cpu_lru["older"]) == _listed(state.cpu_lru["newer"])[::-1]
+        assert len(_listed(state.cpu_lru["older"])) == state.at[0].cpu_used <= cpu_blocks
     assert running.result().completed.all()
 
 

@@ -10,12 +10,12 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blis_replay.blis.defaults_yaml import format_defaults, parse_defaults, rows_of
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.kernel import state as k
 from blis_replay.blis.kernel.step_time import step_duration_us
-from blis_replay.blis.latency import Latency, LatencyModel, Lifecycle, Regime, RegimeModel
-from blis_replay.blis.release import CoefficientRelease, ModelEntry, bundled_releases, parse_release
+from blis_replay.blis.latency.models import Latency, LatencyModel, Lifecycle, Regime, RegimeModel
+from blis_replay.blis.releases.exchange import format_defaults, parse_defaults, rows_of
+from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry, bundled_releases, parse_release
 
 # Rows of the file as published in March 2026 (blis-semantics, section 8).
 PUBLISHED = """
@@ -41,8 +41,8 @@ models:
 
 
 def duration_us(latency: Latency, prefill: int, decode: int) -> int:
-    batch = np.zeros(k.BATCH_SIZE, np.int64)
-    batch[[k.BATCH_PREFILL_TOKENS, k.BATCH_DECODE_TOKENS]] = prefill, decode
+    batch = np.zeros(1, k.BATCH)
+    batch["prefill_tokens"], batch["decode_tokens"] = prefill, decode
     return int(step_duration_us(*latency.for_kernel(), batch, 0))
 
 
@@ -154,22 +154,26 @@ def test_entries_that_blis_cannot_tell_apart_are_refused() -> None:
         format_defaults(release_of(entry, replace(entry, applies_to=("b-*",))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
         ("[1, 2", "not YAML"),
-        ("- a\n", "is no mapping of fields"),
+        ("- a\n", "is a list of 1; write key: value pairs"),
         ("[" * 5_000, "not YAML"),
         ("defaults: {}\ntrained_physics_coefficients: {}\n", "field models: is missing; only files of builds with"),
-        ("models: 3\n", "field models: is missing or no list"),
-        ("models: [3]\n", "field models[0]: is no mapping"),
+        ("models: 3\n", "field models: is 3; write a list"),
+        ("models: [3]\n", "field models[0]: is 3; write key: value pairs"),
         ("models:\n- !!python/object/apply:os.system ['true']\n", "not YAML"),
-        (PUBLISHED.replace("6910.420479880494", ".nan"), "field models[0].beta_coeffs.0: is no number"),
-        (PUBLISHED.replace("6910.420479880494", ".inf"), "field models[0].beta_coeffs.0: is no number"),
-        (PUBLISHED.replace("17.67057489844186, ", ""), "field models[0].beta_coeffs: is missing or not three numbers"),
+        (PUBLISHED.replace("6910.420479880494", ".nan"), "field models[0].beta_coeffs[0]: is nan; write a number"),
+        (PUBLISHED.replace("6910.420479880494", ".inf"), "field models[0].beta_coeffs[0]: is inf; write a number"),
+        (
+            PUBLISHED.replace("17.67057489844186, ", ""),
+            "models[0].beta_coeffs: is a list of 2; write a list of 3",
+        ),
         (PUBLISHED.replace("tensor_parallelism: 2, t", "tensor_parallelism: -2, t"), "models[0].tensor_parallelism"),
-        (PUBLISHED.replace("hf_repo: meta-llama/Llama-3.1-8B-Instruct", "hf_repo: 3"), "instruct.hf_repo: is missing"),
-        (PUBLISHED.replace("GPU: H100, id", "GPU: [H100], id"), "field models[0].GPU: is missing or no text"),
+        (PUBLISHED.replace("hf_repo: meta-llama/Llama-3.1-8B-Instruct", "hf_repo: 3"), "hf_repo: is 3; write text"),
+        (PUBLISHED.replace("GPU: H100, id", "GPU: [H100], id"), "field models[0].GPU: is a list of 1; write text"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_one_line(text: str, complaint: str) -> None:

@@ -13,14 +13,12 @@ from blis_replay.fixtures.scenario import first_difference, read_scenario
 SCENARIOS = ["A_steady", "C_kv_tight", "D_shared_prefix", "D_async", "F_edge", "F_async"]
 
 
-@pytest.mark.realdata
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_equal_to_the_microsecond(data_pack: Path, name: str) -> None:
     """Step table with free blocks, every token, preemptions and cache hits: all equal."""
     assert first_difference(read_scenario(data_pack / "vllm-oracle" / name)) is None
 
 
-@pytest.mark.realdata
 def test_the_comparison_sees_a_difference(data_pack: Path) -> None:
     """Nine blocks fewer, one request less at once, no prefix cache: each is noticed."""
     scenario = read_scenario(data_pack / "vllm-oracle" / "C_kv_tight")
@@ -29,7 +27,6 @@ def test_the_comparison_sees_a_difference(data_pack: Path) -> None:
         assert first_difference(scenario, result) is not None
 
 
-@pytest.mark.realdata
 def test_what_kv_pressure_does(data_pack: Path) -> None:
     """C_kv_tight, of its summary: 220 preemptions of 172 requests, 105,280 tokens found again."""
     scenario = read_scenario(data_pack / "vllm-oracle" / "C_kv_tight")

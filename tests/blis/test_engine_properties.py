@@ -14,13 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference_engine import Request, serve
 
-from blis_replay.blis.block_keys import intern_blocks
 from blis_replay.blis.engine import Engine, simulate
 from blis_replay.blis.errors import TraceError
-from blis_replay.blis.kernel import state as k
-from blis_replay.blis.latency import BatchFeatures, LatencyModel
+from blis_replay.blis.latency.models import BatchFeatures, LatencyModel
 from blis_replay.blis.result import SimResult
-from blis_replay.blis.trace import NEVER_US, BlockKeys, EngineConfig, RequestTrace
+from blis_replay.blis.trace import NEVER_US, BlockKeys, EngineConfig, RequestTrace, intern_blocks
 from blis_replay.blis.verification.limits import batch_faults, block_faults
 
 request_lists = st.lists(
@@ -166,7 +164,7 @@ def test_invariants_at_every_step(rows: Pressed, engine: EngineConfig) -> None:
         assert block_faults(server.state) == []
     result = server.result()
     assert (result.completed | result.aborted).all()
-    assert server.state.at[k.FREE_BLOCKS] == engine.num_gpu_blocks - 1  # type: ignore[operator]
+    assert server.state.at[0].free_blocks == engine.num_gpu_blocks - 1  # type: ignore[operator]
     tokens = np.bincount(result.segments[:, 0], result.segments[:, 2], minlength=len(trace))
     assert (tokens == result.output_tokens)[result.completed].all()
     done = result.completed

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blis_replay.blis.engine import Engine, simulate
-from blis_replay.blis.latency import BatchFeatures, LatencyModel
+from blis_replay.blis.latency.models import BatchFeatures, LatencyModel
 from blis_replay.fixtures.scenario import Scenario, first_difference, read_scenario
 
 SCENARIOS = sorted(path.parent for path in (Path(__file__).parent / "scenarios").glob("*/config.json"))
@@ -47,6 +47,7 @@ def test_a_step_at_a_time_equals_the_whole_run(directory: Path) -> None:
     assert first_difference(scenario, result) is None
 
 
+@pytest.mark.slow
 @given(st.sampled_from(SCENARIOS), st.lists(st.integers(0, 4_000_000), max_size=6))
 @settings(max_examples=40, deadline=None)
 def test_a_run_can_be_stopped_and_resumed_anywhere(directory: Path, stops_us: list[int]) -> None:
@@ -79,6 +80,7 @@ def test_equal_input_gives_byte_equal_output() -> None:
     assert first.segments.tobytes() == second.segments.tobytes()
 
 
+@pytest.mark.slow
 def test_the_kernel_runs_without_compilation() -> None:
     """For debugging: with NUMBA_DISABLE_JIT the same source runs as plain Python, and is as exact."""
     code = (

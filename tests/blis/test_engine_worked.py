@@ -10,7 +10,7 @@ from engine_cases import ENGINE, make_trace
 
 from blis_replay.blis.engine import simulate
 from blis_replay.blis.errors import TraceError
-from blis_replay.blis.latency import LatencyModel, Lifecycle
+from blis_replay.blis.latency.models import LatencyModel, Lifecycle
 from blis_replay.blis.trace import EngineConfig
 
 BETA = LatencyModel("blackbox", 1_000_000, 10_000, 5_000, rounding="truncate")

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from blis_replay.blis.errors import ReleaseError
-from blis_replay.blis.forced import forced_steps
 from blis_replay.blis.kernel import state as k
 from blis_replay.blis.kernel.step_time import step_duration_us
-from blis_replay.blis.latency import (
+from blis_replay.blis.latency.models import (
     FEATURE_NAMES,
     CorrectedModel,
     Latency,
@@ -20,14 +19,15 @@ from blis_replay.blis.latency import (
     RegimeModel,
 )
 from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
+from blis_replay.validate.attribution.corrected_model import forced_steps
 
 
 def duration_us(
     model: Latency, prefill: int, decode: int, context: int = 0, prefill_requests: int = 0, start_us: int = 0
 ) -> int:
-    batch = np.zeros(k.BATCH_SIZE, np.int64)
-    batch[k.BATCH_PREFILL_TOKENS], batch[k.BATCH_DECODE_TOKENS] = prefill, decode
-    batch[k.BATCH_CONTEXT_TOKENS], batch[k.BATCH_PREFILL_REQUESTS] = context, prefill_requests
+    batch = np.zeros(1, k.BATCH)
+    batch["prefill_tokens"], batch["decode_tokens"] = prefill, decode
+    batch["context_tokens"], batch["prefill_requests"] = context, prefill_requests
     return int(step_duration_us(*model.for_kernel(), batch, start_us))
 
 

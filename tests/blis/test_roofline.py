@@ -9,17 +9,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blis_replay.blis.architecture import Architecture, bundled_architectures
-from blis_replay.blis.efficiency import Efficiency, ProductCurve, smooth_efficiency
 from blis_replay.blis.engine import simulate
 from blis_replay.blis.errors import ReleaseError
-from blis_replay.blis.gpu import Gpu, gpu_named
 from blis_replay.blis.kernel import state as k
 from blis_replay.blis.kernel.step_time import step_duration_us
-from blis_replay.blis.latency import Lifecycle
-from blis_replay.blis.release import CoefficientRelease, ModelEntry, parse_release
-from blis_replay.blis.release_text import format_release
-from blis_replay.blis.roofline import MIXED_MODES, Mixed, RooflineModel
+from blis_replay.blis.latency.architecture import Architecture, bundled_architectures
+from blis_replay.blis.latency.gpu import Gpu, gpu_named
+from blis_replay.blis.latency.models import Lifecycle
+from blis_replay.blis.latency.roofline import (
+    MIXED_MODES,
+    DecodeGrid,
+    Efficiency,
+    Mixed,
+    PrefillCurve,
+    ProductCurve,
+    RooflineModel,
+    smooth_efficiency,
+)
+from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry, format_release, parse_release
 from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
 
 H100 = gpu_named("H100-SXM")
@@ -28,15 +35,17 @@ SMALL = Architecture(1, 100, 10, 10, 10, 400, 1, bytes_per_parameter=2)
 # 1 TB/s, 1 PFLOP/s, 0.1 TB/s: a MB takes a us, a GFLOP a us, 0.1 MB over the link a us.
 PLAIN = Gpu("plain", 1e12, 1e15, 1e11)
 # Products at half the peak, prefill attention at a quarter, decode attention at a hundredth.
-FLAT = Efficiency((ProductCurve(1, 1, (1.0,), (0.5,)),), (1.0,), (0.25,), (1.0,), (1.0,), ((0.01,),))
+FLAT = Efficiency(
+    (ProductCurve(1, 1, (1.0,), (0.5,)),), PrefillCurve((1.0,), (0.25,)), DecodeGrid((1.0,), (1.0,), ((0.01,),))
+)
 
 
 def duration_us(
     model: RooflineModel, prefill: int, decode: int, context: int = 0, attended: int = 0, prefills: int = 1
 ) -> int:
-    batch = np.zeros(k.BATCH_SIZE, np.int64)
-    batch[[k.BATCH_PREFILL_TOKENS, k.BATCH_DECODE_TOKENS, k.BATCH_CONTEXT_TOKENS]] = prefill, decode, context
-    batch[[k.BATCH_ATTENDED_TOKENS, k.BATCH_PREFILL_REQUESTS]] = attended, prefills if prefill else 0
+    batch = np.zeros(1, k.BATCH)
+    batch["prefill_tokens"], batch["decode_tokens"], batch["context_tokens"] = prefill, decode, context
+    batch["attended_tokens"], batch["prefill_requests"] = attended, prefills if prefill else 0
     return int(step_duration_us(*model.for_kernel(), batch, 0))
 
 
@@ -107,6 +116,7 @@ def test_the_weights_of_the_published_average(prefill: int, decode: int, share: 
 TOKENS, CONTEXT = st.integers(1, 4096), st.integers(0, 10**6)
 
 
+@pytest.mark.slow
 @settings(max_examples=30)  # each makes four tables
 @given(st.sampled_from(sorted(bundled_architectures())), st.sampled_from([1, 2, 4]), TOKENS, CONTEXT)
 def test_modes_are_equal_where_no_batch_is_mixed(model: str, gpus: int, tokens: int, context: int) -> None:
@@ -116,6 +126,7 @@ def test_modes_are_equal_where_no_batch_is_mixed(model: str, gpus: int, tokens: 
     assert len({duration_us(m, 0, tokens, tokens + context) for m in models}) == 1
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(TOKENS, st.integers(1, 256), st.integers(1, 2000))
 def test_a_mixed_step_is_between_its_phases_and_their_sum(prefill: int, decode: int, context: int) -> None:
@@ -162,10 +173,10 @@ def test_decode_attention_of_the_smooth_curve() -> None:
     two GPUs, batch 32 of 4,096 tokens, 100.8 us; 64 of 8,192 tokens 346 us (published H100 tables).
     """
     architecture = replace(SMALL, attention_heads=56, kv_heads=8, head_size=128)
-    efficiency = smooth_efficiency(architecture, H100, 2)
+    decode = smooth_efficiency(architecture, H100, 2).decode
     for batch, context, measured_us in ((32, 4096, 100.801), (64, 8192, 346.018)):
-        row = efficiency.decode_mfu[efficiency.decode_requests.index(pytest.approx(batch))]
-        mfu = row[efficiency.decode_context_tokens.index(pytest.approx(context))]
+        row = decode.mfu[decode.requests.index(pytest.approx(batch))]
+        mfu = row[decode.context_tokens.index(pytest.approx(context))]
         us = 4 * 56 * 128 * batch * context / 2 / 989.5e6 / mfu
         assert us == pytest.approx(measured_us, rel=0.07)
 
@@ -177,11 +188,8 @@ def test_tables_are_looked_up_between_their_knots() -> None:
     """
     tables = replace(
         FLAT,
-        prefill_tokens=(2_000.0, 4_000.0),
-        prefill_mfu=(0.2, 0.4),
-        decode_requests=(1.0, 5.0),
-        decode_context_tokens=(1_000.0, 3_000.0),
-        decode_mfu=((0.01, 0.02), (0.03, 0.04)),
+        prefill=PrefillCurve((2_000.0, 4_000.0), (0.2, 0.4)),
+        decode=DecodeGrid((1.0, 5.0), (1_000.0, 3_000.0), ((0.01, 0.02), (0.03, 0.04))),
     )
     # Compute alone counts: memory is far faster.
     model = replace(plain(layers=1), gpu=Gpu("fast memory", 1e18, 1e9, 1e18), efficiency=tables)
@@ -218,15 +226,28 @@ def test_a_roofline_release_survives_being_written(efficiency: Efficiency | None
 @pytest.mark.parametrize(
     ("old", "new", "complaint"),
     [
-        ("mixed: weighted", "mixed: mean", "latency.mixed: is 'mean'; use one of weighted, token_proportional"),
-        ("bandwidth_efficiency: 1.0", "bandwidth_efficiency: 1.2", "is not above 0 and at most 1"),
-        ("bandwidth_efficiency: 1.0", "bandwidth_efficiency: .nan", "bandwidth_efficiency: is no number"),
-        ("per_layer: 0 us", "per_layer: -1 us", "per_layer: is negative"),
-        ("inputs: 1", "inputs: 0", "efficiency.products[0].inputs: is missing or no whole number"),
-        ("- 0.25", "- 0", "efficiency.prefill.mfu: is not 1 shares above 0"),
-        ("- 0.25", "- .inf", "efficiency.prefill.mfu.0: is no number"),
-        ("context_tokens:\n", "context_token:\n", "decode.context_tokens: is missing or no list of numbers"),
-        ("      - - 0.01", "      - 0.01", "efficiency.decode.mfu.0: is missing or no list"),
+        ("mixed: weighted", "mixed: mean", "latency.mixed: is 'mean'; write one of additive, largest"),
+        (
+            "bandwidth_efficiency: 1.0",
+            "bandwidth_efficiency: 1.2",
+            "is 1.2; write a number above 0 and at most 1",
+        ),
+        (
+            "bandwidth_efficiency: 1.0",
+            "bandwidth_efficiency: .nan",
+            "is nan; write a number above 0 and at most 1",
+        ),
+        ("per_layer: 0 us", "per_layer: -1 us", "per_layer: is -1 us; write a number with a unit from 0 us"),
+        ("inputs: 1", "inputs: 0", "efficiency.products[0].inputs: is 0; write a whole number from 1"),
+        ("- 0.25", "- 0", "efficiency.prefill.mfu[0]: is 0; write a number above 0 and at most 1"),
+        ("- 0.25", "- .inf", "efficiency.prefill.mfu[0]: is inf; write a number above 0 and at most 1"),
+        ("- 0.25", "- 0.25\n        - 0.3", "efficiency.prefill.mfu: has 2 for 1 tokens"),
+        (
+            "context_tokens:\n",
+            "context_token:\n",
+            "context_token: is not a field of a release; did you mean context_tokens?",
+        ),
+        ("      - - 0.01", "      - 0.01", "efficiency.decode.mfu[0]: is 0.01; write a list, each a number above 0"),
         ("memory_bandwidth: 1000 GB/s", "memory_bandwidth: 1e-9 GB/s", "latency: a step takes more than an hour"),
     ],
 )

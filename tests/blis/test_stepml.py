@@ -11,10 +11,9 @@ import pytest
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.kernel import state as k
 from blis_replay.blis.kernel.step_time import step_duration_us
-from blis_replay.blis.latency import Lifecycle, RegimeModel
-from blis_replay.blis.release import ModelEntry, bundled_releases, parse_release
-from blis_replay.blis.release_text import format_release
-from blis_replay.blis.stepml import import_stepml
+from blis_replay.blis.latency.models import Lifecycle, RegimeModel
+from blis_replay.blis.releases.exchange import import_stepml
+from blis_replay.blis.releases.release import ModelEntry, bundled_releases, format_release, parse_release
 
 ARTIFACT: dict[str, Any] = {
     "version": 1,
@@ -45,9 +44,9 @@ ARTIFACT: dict[str, Any] = {
 
 
 def duration_us(model: RegimeModel, prefill: int, decode: int) -> int:
-    batch = np.zeros(k.BATCH_SIZE, np.int64)
-    batch[[k.BATCH_PREFILL_TOKENS, k.BATCH_DECODE_TOKENS]] = prefill, decode
-    batch[k.BATCH_PREFILL_REQUESTS] = prefill > 0
+    batch = np.zeros(1, k.BATCH)
+    batch["prefill_tokens"], batch["decode_tokens"] = prefill, decode
+    batch["prefill_requests"] = prefill > 0
     return int(step_duration_us(*model.for_kernel(), batch, 0))
 
 
@@ -70,11 +69,11 @@ def test_a_regime_model_survives_a_release() -> None:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"version": 0}, "field version: is below 1"),
+        ({"version": 0}, "field version: is 0; write a number from 1"),
         ({"step_time_regimes": [], "step_time": None}, "field step_time: is missing"),
-        ({"step_time_regimes": "no"}, "field step_time_regimes: is missing or no list"),
-        ({"step_overhead_us": "much"}, "field step_overhead_us: is no number"),
-        ({"step_time": {"model_type": "tree", "intercept": 1}}, "field step_time.model_type: is not linear"),
+        ({"step_time_regimes": "no"}, "field step_time_regimes: is 'no'; write a list"),
+        ({"step_overhead_us": "much"}, "field step_overhead_us: is 'much'; write a number"),
+        ({"step_time": {"model_type": "tree", "intercept": 1}}, "field step_time.model_type: is 'tree'; write linear"),
         (
             {"step_time": {"model_type": "linear", "intercept": 1, "feature_coefficients": {"kv_max": 1.0}}},
             "the feature kv_max is not kept of a batch",
@@ -94,5 +93,5 @@ def test_what_cannot_be_imported_is_named(change: dict[str, Any], complaint: str
 
 @pytest.mark.parametrize("artifact", [None, [], "text", 3])
 def test_what_is_no_artifact_is_refused(artifact: object) -> None:
-    with pytest.raises(ReleaseError, match="is no mapping of fields"):
+    with pytest.raises(ReleaseError, match="write key: value pairs"):
         import_stepml(artifact, "artifact.json")

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.kernel import state as k
 from blis_replay.blis.kernel.step_time import step_duration_us
-from blis_replay.blis.latency import Lifecycle
-from blis_replay.blis.release import CoefficientRelease, ModelEntry, parse_release
-from blis_replay.blis.release_text import format_release
-from blis_replay.blis.trees import LEAF, Tree, TreesModel
+from blis_replay.blis.latency.models import Lifecycle
+from blis_replay.blis.latency.trees import LEAF, Tree, TreesModel
+from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry, format_release, parse_release
 
 # log 10,000 us, a tenth of that on top from 33 decodes on; then 0.5 more with more than 100 prefill tokens.
 BASE = Tree((0, LEAF, LEAF), (32.0, 0.0, 0.0), (1, LEAF, LEAF), (2, LEAF, LEAF), (0.0, math.log(1e4), math.log(1.1e4)))
@@ -25,8 +24,8 @@ MODEL = TreesModel(("decode_tokens", "prefill_tokens"), (BASE, PREFILL))
 
 
 def duration_us(model: TreesModel, prefill: int, decode: int) -> int:
-    batch = np.zeros(k.BATCH_SIZE, np.int64)
-    batch[[k.BATCH_PREFILL_TOKENS, k.BATCH_DECODE_TOKENS]] = prefill, decode
+    batch = np.zeros(1, k.BATCH)
+    batch["prefill_tokens"], batch["decode_tokens"] = prefill, decode
     return int(step_duration_us(*model.for_kernel(), batch, 0))
 
 
@@ -50,7 +49,7 @@ def test_the_kernel_is_lightgbm_to_the_last_bit() -> None:
     lightgbm = pytest.importorskip("lightgbm")
     assert lightgbm.__name__ == "lightgbm"
     from blis_replay.validate.calibration.step_errors import RecordedSteps, predicted_us
-    from blis_replay.validate.trees.fit import STEP_FEATURES, plain_trees, step_features, train
+    from blis_replay.validate.calibration.trees import STEP_FEATURES, plain_trees, step_features, train
 
     random = np.random.default_rng(7)
     batch = np.column_stack([random.integers(0, most, 3000) for most in (2048, 128, 8, 90_000, 10**6)])
@@ -99,12 +98,16 @@ def test_no_trees_are_refused() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "complaint"),
     [
-        ("unit: log us", "unit: us", "latency.unit: is 'us'; use one of log us"),
-        ("- decode_tokens", "- phase_of_the_moon", "latency.features: are no list of features of a batch"),
-        ("- 32.0", "- .nan", "trees[0].threshold.0: is no number"),
-        ("- 32.0", "- often", "trees[0].threshold.0: is no number"),
-        ("left:\n      - 1", "left:\n      - 1.5", "trees[0].left: is no list of whole numbers"),
-        ("    - feature:", "    - features:", "trees[0].feature: is missing or no list of numbers"),
+        ("unit: log us", "unit: us", "latency.unit: is 'us'; write log us"),
+        (
+            "- decode_tokens",
+            "- phase_of_the_moon",
+            "features: names 'phase_of_the_moon', not a feature of a batch",
+        ),
+        ("- 32.0", "- .nan", "trees[0].threshold[0]: is nan; write a number"),
+        ("- 32.0", "- often", "trees[0].threshold[0]: is 'often'; write a number"),
+        ("left:\n      - 1", "left:\n      - 1.5", "trees[0].left[0]: is 1.5; write a whole number"),
+        ("    - feature:", "    - features:", "trees[0].features: is not a field of a release; did you mean feature?"),
     ],
 )
 def test_what_is_wrong_with_a_release_of_trees_is_named(old: str, new: str, complaint: str) -> None:

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from blis_replay.blis.engine import Engine, simulate
 from blis_replay.blis.kernel import state as k
-from blis_replay.blis.latency import BatchFeatures
+from blis_replay.blis.latency.models import BatchFeatures
 from blis_replay.blis.result import SimResult
-from blis_replay.blis.verification import conservation, limits, repeatability, timestamps
+from blis_replay.blis.verification import conservation, invariants, limits
 from blis_replay.blis.verification.workloads import ENGINE, LATENCY, LIFECYCLE, Scenario, scenarios
 
 CHOSEN = scenarios(seed=5, requests=40)
@@ -28,12 +28,12 @@ def finished(scenario: Scenario) -> SimResult:
 def midway() -> Engine:
     """A moment of a run when two run, some wait, some have not arrived and some blocks are free."""
     engine = Engine(SCARCE.trace, replace(ENGINE, max_num_seqs=2), LIFECYCLE)
-    at = engine.state.at
-    while at[k.RUNNING_DEPTH] < 2 or at[k.WAITING_DEPTH] < 2:
+    at = engine.state.at[0]
+    while at.running_depth < 2 or at.waiting_depth < 2:
         assert engine.schedule() is not None
         engine.run(10_000)
-    assert at[k.ARRIVED] < 40
-    assert at[k.FREE_BLOCKS] >= 3
+    assert at.arrived < 40
+    assert at.free_blocks >= 3
     return engine
 
 
@@ -65,10 +65,10 @@ def test_the_engine_passes_all_checks_of_runs() -> None:
         conservation.check_conservation(CHOSEN),
         conservation.check_liveness(CHOSEN),
         conservation.check_overload(5, 60, async_scheduling=True),
-        repeatability.check_determinism(CHOSEN),
-        *repeatability.check_driving(CHOSEN, 5),
-        timestamps.check_causality(CHOSEN),
-        timestamps.check_admission(CHOSEN),
+        invariants.check_determinism(CHOSEN),
+        *invariants.check_driving(CHOSEN, 5),
+        invariants.check_causality(CHOSEN),
+        invariants.check_admission(CHOSEN),
         *limits.check_limits(CHOSEN[2:5]),
     ]
     assert [row for row in rows if not row.passed] == []
@@ -79,27 +79,27 @@ def test_the_engine_passes_all_checks_of_runs() -> None:
 
 
 def lose_a_waiting_request(state: k.State) -> None:
-    state.at[k.WAITING_DEPTH] -= 1
+    state.at[0].waiting_depth -= 1
 
 
 def lose_the_end_of_the_running_list(state: k.State) -> None:
-    state.link[state.at[k.RUN_HEAD], k.RUN_NEXT] = k.NONE
+    state.links[state.at[0].running.head].running.next = k.NONE
 
 
 def close_the_running_list_to_a_ring(state: k.State) -> None:
-    state.link[state.at[k.RUN_TAIL], k.RUN_NEXT] = state.at[k.RUN_HEAD]
+    state.links[state.at[0].running.tail].running.next = state.at[0].running.head
 
 
 def complete_a_running_request(state: k.State) -> None:
-    state.request[state.at[k.RUN_HEAD], k.STATUS] = k.COMPLETED
+    state.requests[state.at[0].running.head].status = k.COMPLETED
 
 
 def queue_a_running_request(state: k.State) -> None:
-    state.by_rank[state.heap[0]] = state.at[k.RUN_HEAD]
+    state.by_rank[state.heap[0]] = state.at[0].running.head
 
 
 def overlook_an_arrival(state: k.State) -> None:
-    state.queued_us[state.at[k.ARRIVED]] = 0
+    state.facts["queued_us"][state.at[0].arrived] = 0
 
 
 @pytest.mark.parametrize(
@@ -160,22 +160,22 @@ def test_arrivals_that_the_engine_can_follow_are_no_overload(monkeypatch: pytest
 def test_one_microsecond_in_one_array_is_a_difference() -> None:
     result = finished(SCARCE)
     later = changed(result, "scheduled_us", 9, int(result.scheduled_us[9]) + 1)
-    assert repeatability.differing_fields(result, later) == ["scheduled_us differs"]
+    assert invariants.differing_fields(result, later) == ["scheduled_us differs"]
 
 
 def test_a_run_that_depends_on_the_call_is_not_deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
     results = iter([finished(SCARCE), changed(finished(SCARCE), "preemptions", 0, 99)])
-    monkeypatch.setattr(repeatability, "simulate", lambda *arguments: next(results))
-    row = repeatability.check_determinism([SCARCE])
+    monkeypatch.setattr(invariants, "simulate", lambda *arguments: next(results))
+    row = invariants.check_determinism([SCARCE])
     assert (row.passed, row.measured) == (False, 1.0)
 
 
 def test_step_times_a_little_off_are_another_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """10 ns a token are a us for 100 tokens of prompt, and move everything after them."""
     slower = replace(LATENCY, per_prefill_token_ns=LATENCY.per_prefill_token_ns + 10)
-    real = repeatability.SlowLatency
-    monkeypatch.setattr(repeatability, "SlowLatency", lambda: real(slower))
-    stepped, pieces = repeatability.check_driving([SCARCE], 5)
+    real = invariants.SlowLatency
+    monkeypatch.setattr(invariants, "SlowLatency", lambda: real(slower))
+    stepped, pieces = invariants.check_driving([SCARCE], 5)
     assert (stepped.passed, pieces.passed) == (False, True)
 
 
@@ -198,8 +198,8 @@ def test_step_times_a_little_off_are_another_run(monkeypatch: pytest.MonkeyPatch
 )
 def test_each_timestamp_out_of_order_is_named(name: str, value: int, complaint: str) -> None:
     result = finished(SCARCE)
-    assert timestamps.causality_faults(result) == []
-    faults = timestamps.causality_faults(changed(result, name, 12, value))
+    assert invariants.causality_faults(result) == []
+    faults = invariants.causality_faults(changed(result, name, 12, value))
     assert [fault for fault in faults if "request 12" in fault and complaint in fault]
 
 
@@ -213,14 +213,14 @@ def test_each_timestamp_out_of_order_is_named(name: str, value: int, complaint: 
     ],
 )
 def test_each_step_out_of_order_is_named(column: str, value: int, complaint: str) -> None:
-    faults = timestamps.causality_faults(changed_step(finished(SCARCE), 30, column, value))
+    faults = invariants.causality_faults(changed_step(finished(SCARCE), 30, column, value))
     assert [fault for fault in faults if "step 30" in fault and complaint in fault]
 
 
 def test_an_engine_without_room_admits_late() -> None:
     """With one sequence at a time requests wait: the check of prompt admission sees it."""
     one = replace(CHOSEN[0], engine=replace(ENGINE, max_num_seqs=1))
-    assert len(timestamps.late_admissions(finished(one))) > 10
+    assert len(invariants.late_admissions(finished(one))) > 10
 
 
 # -- limits ----------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ def sharing() -> Engine:
     """A server with a prefix cache in the midst of its work: cached blocks held, and others free."""
     engine = CHOSEN[4].start()
     state = engine.state
-    while len(cached_and_free(state)) < 2 or state.at[k.RUNNING_DEPTH] < 2 or not entered(state).all():
+    while len(cached_and_free(state)) < 2 or state.at[0].running_depth < 2 or not entered(state).all():
         assert engine.schedule() is not None
         engine.run(10_000)
     return engine
@@ -250,84 +250,85 @@ def sharing() -> Engine:
 
 def entered(state: k.State) -> NDArray[np.bool_]:
     """Whether the first and the last running request hold cached blocks."""
-    if state.at[k.RUNNING_DEPTH] == 0:
+    if state.at[0].running_depth == 0:
         return np.zeros(1, np.bool_)
-    return state.request[[state.at[k.RUN_HEAD], state.at[k.RUN_TAIL]], k.PIECES_HELD] > 0
+    return state.requests["extents_held"][[state.at[0].running.head, state.at[0].running.tail]] > 0
 
 
 def cached_and_free(state: k.State) -> list[int]:
-    """Cached pieces that nobody holds."""
-    return [piece for piece in limits.free_queue(state)[0] if state.piece[piece, k.DEPTH] != k.ALIKE]
+    """Cached extents that nobody holds."""
+    return [extent for extent in limits.free_queue(state)[0] if state.extents[extent].depth != k.UNKEYED]
 
 
-def held_piece(state: k.State) -> int:
-    return int(state.table[state.request[state.at[k.RUN_TAIL], k.TABLE_ROW], 0])
+def held_extent(state: k.State) -> int:
+    return int(state.table[state.requests[state.at[0].running.tail].table_row, 0])
 
 
-def list_a_piece_of_another(state: k.State) -> None:
-    rows = state.request[[state.at[k.RUN_HEAD], state.at[k.RUN_TAIL]], k.TABLE_ROW]
-    last = state.request[state.at[k.RUN_TAIL], k.PIECES_HELD] - 1
+def list_an_extent_of_another(state: k.State) -> None:
+    rows = state.requests["table_row"][[state.at[0].running.head, state.at[0].running.tail]]
+    last = state.requests[state.at[0].running.tail].extents_held - 1
     state.table[rows[0], :2] = state.table[rows[1], 2 * last : 2 * last + 2]
 
 
 def forget_a_holder(state: k.State) -> None:
-    state.piece[held_piece(state), k.HOLDERS] -= 1
+    state.extents[held_extent(state)].ref_count -= 1
 
 
 def hold_what_is_free(state: k.State) -> None:
-    state.piece[cached_and_free(state)[0], k.HOLDERS] = 1
+    state.extents[cached_and_free(state)[0]].ref_count = 1
 
 
 def lose_the_end_of_the_free_queue(state: k.State) -> None:
-    state.at[k.QUEUE_TAIL] = state.piece[state.at[k.QUEUE_TAIL], k.QUEUE_BEFORE]
+    state.at[0].free_queue.tail = state.extents[state.at[0].free_queue.tail].queue_before
 
 
-def link_to_what_is_no_piece(state: k.State) -> None:
-    state.piece[state.at[k.QUEUE_HEAD], k.QUEUE_AFTER] = state.at[k.PIECES_USED]
+def link_to_what_is_not_an_extent(state: k.State) -> None:
+    state.extents[state.at[0].free_queue.head].queue_after = state.at[0].extents_used
 
 
 def link_one_way_only(state: k.State) -> None:
-    state.piece[state.at[k.QUEUE_TAIL], k.QUEUE_BEFORE] = k.NONE
+    state.extents[state.at[0].free_queue.tail].queue_before = k.NONE
 
 
-def queue_a_piece_without_blocks(state: k.State) -> None:
-    state.piece[state.at[k.QUEUE_HEAD], k.PIECE_BLOCKS] = 0
+def queue_an_extent_without_blocks(state: k.State) -> None:
+    state.extents[state.at[0].free_queue.head].blocks = 0
 
 
-def lengthen_a_free_piece(state: k.State) -> None:
-    state.piece[state.at[k.QUEUE_HEAD], k.PIECE_BLOCKS] += 1
+def lengthen_a_free_extent(state: k.State) -> None:
+    state.extents[state.at[0].free_queue.head].blocks += 1
 
 
 def lose_contents_of_a_neighbour(state: k.State) -> None:
     queue = limits.free_queue(state)[0]
-    state.piece[queue[:2], k.DEPTH] = k.ALIKE
+    state.extents["depth"][queue[:2]] = k.UNKEYED
 
 
 def count_a_free_block_too_many(state: k.State) -> None:
-    state.at[k.FREE_BLOCKS] += 1
+    state.at[0].free_blocks += 1
 
 
 def lose_a_block_of_a_decode(state: k.State) -> None:
-    decoding = int(np.argmax(state.request[:, k.STATUS] == k.DECODING))
-    state.request[decoding, k.BASE] += int(state.config[k.BLOCK_SIZE])
+    decoding = int(np.argmax(state.requests["status"] == k.DECODING))
+    state.requests[decoding].step_offset += int(state.config[0].block_size)
 
 
 def hold_too_few_for_a_prefill(state: k.State) -> None:
     running = limits.running_requests(state)
-    state.request[running[0], [k.STATUS, k.BLOCKS_HELD, k.COMPUTED]] = k.PREFILLING, 1, 1000
+    request = state.requests[running[0]]
+    request.status, request.blocks_held, request.computed = k.PREFILLING, 1, 1000
 
 
 @pytest.mark.parametrize(
     "tamper",
     [
-        list_a_piece_of_another,
+        list_an_extent_of_another,
         forget_a_holder,
         hold_what_is_free,
         lose_the_end_of_the_free_queue,
-        link_to_what_is_no_piece,
+        link_to_what_is_not_an_extent,
         link_one_way_only,
-        queue_a_piece_without_blocks,
-        lengthen_a_free_piece,
+        queue_an_extent_without_blocks,
+        lengthen_a_free_extent,
         lose_contents_of_a_neighbour,
         count_a_free_block_too_many,
         lose_a_block_of_a_decode,
@@ -343,7 +344,7 @@ def test_wrong_block_accounts_are_noticed(sharing: Engine, tamper: Callable[[k.S
 def test_a_waiting_request_that_holds_blocks_is_noticed(midway: Engine) -> None:
     state = midway.state
     assert limits.block_faults(state) == []
-    state.request[state.by_rank[state.heap[0]], k.BLOCKS_HELD] = 1
+    state.requests["blocks_held"][state.by_rank[state.heap[0]]] = 1
     assert limits.block_faults(state)
 
 
@@ -352,13 +353,13 @@ def test_a_cached_block_that_nobody_finds_is_noticed() -> None:
     engine.advance(LATENCY, int(CHOSEN[4].trace.arrival_us[20]))
     assert limits.block_faults(engine.state) == []
     state = engine.state
-    key = int(np.argmax(state.found != k.NONE))
-    piece = int(state.found[key])
-    state.found[key] = k.NONE
-    assert limits.block_faults(state) == [f"block 0 of piece {piece} is not found under its key"]
-    state.found[key] = piece
-    unused = int(np.argmax(state.found == k.NONE))
-    state.found[unused] = piece
+    key = int(np.argmax(state.extent_of_key != k.NONE))
+    extent = int(state.extent_of_key[key])
+    state.extent_of_key[key] = k.NONE
+    assert limits.block_faults(state) == [f"block 0 of extent {extent} is not found under its key"]
+    state.extent_of_key[key] = extent
+    unused = int(np.argmax(state.extent_of_key == k.NONE))
+    state.extent_of_key[unused] = extent
     assert limits.block_faults(state) == [f"under key {unused} something is found that is not cached"]
 
 

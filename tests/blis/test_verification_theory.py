@@ -81,6 +81,7 @@ def test_mm1_wait_by_hand() -> None:
     assert queueing.mm1_wait_us(0.9 / 1000, 1000.0) == pytest.approx(9000.0)
 
 
+@pytest.mark.slow
 def test_waits_of_the_engine_are_those_of_mm1() -> None:
     rows = queueing.check_waits(LLAMA_8B_TP2, SMALL, seed=5)
     assert passed(rows) == [True] * 5
@@ -116,6 +117,7 @@ def test_control_variates_move_the_interval_not_the_mean(waits: Waits) -> None:
     assert (after.mean, after.half) == (pytest.approx(before.mean), pytest.approx(before.half))
 
 
+@pytest.mark.slow
 def test_an_engine_with_two_servers_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queueing, "_ENGINE", replace(queueing._ENGINE, max_num_seqs=2))
     rows = queueing.check_waits(LLAMA_8B_TP2, SMALL, seed=5)
@@ -133,6 +135,7 @@ def test_a_start_one_microsecond_late_breaks_the_recursion() -> None:
 # -- delays outside the server -----------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scale", "shortfalls"),
     [(1.0, (42.4, 48.1, 57.8, 78.2)), (0.1, (94.2, 95.6, 97.2, 99.0)), (0.01, (99.9, 99.9, 99.9, 99.9))],
@@ -175,6 +178,7 @@ def test_the_shortfall_row_fails_if_delays_block_the_server() -> None:
     assert not row_passes(sound, replace(effort, precision=0.001))
 
 
+@pytest.mark.slow
 def test_a_shortfall_far_from_the_published_one_fails() -> None:
     """Without alpha nothing falls short: 0 % is measured and expected, and the row still fails."""
     rows = queueing.check_shortfalls(BARE, 1.0, replace(SMALL, precision=0.6), seed=5)

@@ -11,29 +11,27 @@ from hypothesis import strategies as st
 
 from blis_replay.blis.engine import simulate
 from blis_replay.blis.errors import WorkloadError
-from blis_replay.blis.latency import LatencyModel
+from blis_replay.blis.latency.models import LatencyModel
 from blis_replay.blis.trace import EngineConfig, RequestTrace
-from blis_replay.blis.workloads.arrivals import (
+from blis_replay.blis.workloads.distributions import (
     ArrivalProcess,
     Constant,
-    Gamma,
-    OnOff,
-    Poisson,
-    Weibull,
-    arrival_times_us,
-    weibull_shape,
-)
-from blis_replay.blis.workloads.generate import generate
-from blis_replay.blis.workloads.lengths import (
     Empirical,
     Exponential,
     Fixed,
+    Gamma,
     LengthDistribution,
     Lognormal,
     Normal,
+    OnOff,
+    Poisson,
     Uniform,
+    Weibull,
+    arrival_times_us,
     draw_lengths,
+    weibull_shape,
 )
+from blis_replay.blis.workloads.generate import generate
 from blis_replay.blis.workloads.read import parse_workload
 from blis_replay.blis.workloads.workload import Client, Conversations, SharedPrefix, Workload
 
@@ -269,9 +267,9 @@ def test_a_workload_is_read_from_yaml() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "place"),
     [
-        ("cv: 3", "cv: -3", "field clients.chat.arrivals.cv: is not within 0.01 and 30"),
-        ("gamma", "gama", "field clients.chat.arrivals.process: is 'gama'"),
-        ("mean: 256", "men: 256", "field clients.chat.prompt_tokens.mean: is no number"),
+        ("cv: 3", "cv: -3", "field clients.chat.arrivals.cv: is -3; write a number from 0.01 to 30"),
+        ("gamma", "gama", "field clients.chat.arrivals.process: is 'gama'; write one of poisson, constant"),
+        ("mean: 256", "men: 256", "chat.prompt_tokens.men: is not a field of a workload; did you mean mean?"),
         ("seed: 42", "seed: 42\nseeds: 1", "field seeds: is not a field of a workload"),
         ("requests: 10", "", "field requests: or duration_s, one of them"),
         ("min: 64", "min: 640", "field clients.chat.prompt_tokens.min: is above max"),

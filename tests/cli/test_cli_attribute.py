@@ -9,6 +9,8 @@ import polars as pl
 import pytest
 from command_line import Run
 
+pytestmark = pytest.mark.slow
+
 _JSON_DOCS = Path(__file__).parents[2] / "docs" / "json.md"
 
 

@@ -11,6 +11,8 @@ from command_line import Run
 
 from blis_replay.ingest.store import list_runs, open_store, read_run
 
+pytestmark = pytest.mark.slow
+
 BOTH = ("--coefficients", "mine.yaml", "--blis-model", "own", "--simulator", "both", "--blis-binary")
 SLUG = "20260301-120000-synthetic-1b-tp1-general"
 

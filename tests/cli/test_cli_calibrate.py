@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from command_line import Run
 
-from blis_replay.blis.release import parse_release
+from blis_replay.blis.releases.release import parse_release
+
+pytestmark = pytest.mark.slow
 
 _JSON_DOCS = Path(__file__).parents[2] / "docs" / "json.md"
 

@@ -8,6 +8,8 @@ import duckdb
 import pytest
 from command_line import Run
 
+pytestmark = pytest.mark.slow
+
 # Design, section 8, and the rule on overload.
 CHECKS = [
     "overloaded",

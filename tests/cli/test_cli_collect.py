@@ -25,6 +25,7 @@ from blis_replay.ingest.store import open_store, read_stored
 COMMAND = (sys.executable, "-m", "blis_replay.validate.cli.main", "collect", "--http", "127.0.0.1:0")
 
 
+@pytest.mark.slow
 def test_spans_of_a_run_are_collected_and_its_directory_is_ingested(demo: Path, tmp_path: Path) -> None:
     """The directory of the demo has a load generator's results of 300 requests; the collector adds the traces."""
     arguments = ("--out", str(demo), "--listen", "127.0.0.1:0", "--store", str(tmp_path / "store.duckdb"))
@@ -71,7 +72,6 @@ def test_other_machines_are_warned_of(run: Run, tmp_path: Path) -> None:
     assert "::1 is open" not in answer.err
 
 
-@pytest.mark.realdata
 def test_what_a_real_server_exported_is_in_the_store_as_from_its_file(data_pack: Path, tmp_path: Path) -> None:
     """The messages of a recorded run, sent again, every third one twice: steps and journeys are those of the file."""
     recorded, direct, live = data_pack / "vllm-traces" / "fcfs-async", tmp_path / "direct", tmp_path / "live"
@@ -94,9 +94,9 @@ def test_what_a_real_server_exported_is_in_the_store_as_from_its_file(data_pack:
     assert "new; 495 requests, 464 steps" in out
     with open_store(tmp_path / "store.duckdb") as store, read_recording(direct) as expected:
         stored = read_stored(store, "live")
-        assert stored.steps.whole().equals(expected.steps.whole())
-        assert stored.lifecycles.whole().equals(expected.lifecycles.whole())
-        assert stored.requests.equals(expected.requests)
+        assert stored.steps.frame().equals(expected.steps.frame())
+        assert stored.lifecycles.frame().equals(expected.lifecycles.frame())
+        assert stored.requests.frame().equals(expected.requests.frame())
 
 
 def frames(content: bytes) -> Iterator[bytes]:

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from command_line import Run
 
+pytestmark = pytest.mark.slow
+
 _JSON_DOCS = Path(__file__).parents[2] / "docs" / "json.md"
 
 

@@ -15,6 +15,7 @@ def found(answer: Answer) -> dict[str, dict[str, str]]:
     return {one["name"]: one for one in answer.json["found"]}
 
 
+@pytest.mark.slow
 def test_doctor_names_versions_store_cache_and_optional_parts(run: Run, demo: Path) -> None:
     run("ingest", demo)
     answer = run("doctor", "--json")
@@ -74,6 +75,7 @@ def rows_of(answer: Answer) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(answer.out)))
 
 
+@pytest.mark.slow
 def test_csv_has_the_numbers_of_the_json(run: Run) -> None:
     """Sixteen cells, each with its error; the published experiment gives no ITL quantiles."""
     rows = rows_of(run("validate", "--experiment", "34b-general", "--csv"))

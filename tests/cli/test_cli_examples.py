@@ -11,7 +11,7 @@ import pytest
 import yaml
 from command_line import Run
 
-from blis_replay.blis.release_text import format_release
+from blis_replay.blis.releases.release import format_release
 from blis_replay.replay.release_file import load_release
 from blis_replay.validate.cli.main import cli
 from blis_replay.validate.experiment import DEFAULT_RELEASE, stored_experiment
@@ -98,6 +98,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", RUN)
 def test_an_example_runs(line: str, run: Run, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BLIS_REPLAY_STORE", str(store))

@@ -34,6 +34,7 @@ def table(run: Run, name: str) -> pl.DataFrame:
     return pl.read_parquet(f"{name}.look")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["tracev2", "legacy-csv", "mooncake", "parquet"])
 def test_an_export_ingested_again_has_the_same_rows(run: Run, mooncake: Path, target: str) -> None:
     answer = run("export", "--experiment", "mooncake", "--to", target, "--out", f"out/{target}")
@@ -48,6 +49,7 @@ def test_an_export_ingested_again_has_the_same_rows(run: Run, mooncake: Path, ta
     assert table(run, "back").select(same).rows() == table(run, "mooncake").select(same).rows()
 
 
+@pytest.mark.slow
 def test_what_is_not_carried_is_named_on_standard_error(run: Run, demo: Path) -> None:
     assert run("ingest", demo).code == 0
     answer = run("export", "--experiment", "1b-general", "--to", "legacy-csv", "--json")
@@ -60,6 +62,7 @@ def test_what_is_not_carried_is_named_on_standard_error(run: Run, demo: Path) ->
     assert parquet.startswith("not carried by parquet: token times, step records, load stages, engine arguments ")
 
 
+@pytest.mark.slow
 def test_a_recording_with_latencies_comes_back_from_tracev2_and_parquet(run: Run, demo: Path) -> None:
     run("ingest", demo)
     for target in ("tracev2", "parquet"):

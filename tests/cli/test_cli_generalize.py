@@ -11,9 +11,11 @@ import pytest
 import yaml
 from command_line import Run
 
-from blis_replay.blis.latency import LatencyModel
+from blis_replay.blis.latency.models import LatencyModel
 from blis_replay.fixtures.synthetic import generate, write_experiment
 from blis_replay.fixtures.truth import SyntheticExperiment
+
+pytestmark = pytest.mark.slow
 
 _JSON_DOCS = Path(__file__).parents[2] / "docs" / "json.md"
 

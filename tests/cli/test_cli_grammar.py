@@ -85,6 +85,7 @@ TABLES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", TABLES, ids=" ".join)
 def test_forms_hold_the_same_rows(run: Run, command: tuple[str, ...]) -> None:
     """CSV has a header and a row each, Markdown one line more, and JSON is JSON."""
@@ -97,6 +98,7 @@ def test_forms_hold_the_same_rows(run: Run, command: tuple[str, ...]) -> None:
     assert run(*command, "--json").json is not None
 
 
+@pytest.mark.slow
 def test_what_writes_files_answers_with_one_row(run: Run) -> None:
     export = ("export", "--experiment", "34b-codegen", "--to", "tracev2", "--force")
     (row,) = csv.DictReader(io.StringIO(run(*export, "--csv").out))
@@ -104,6 +106,7 @@ def test_what_writes_files_answers_with_one_row(run: Run) -> None:
     assert run(*export, "--json").json["requests"] == int(row["requests"]) == 9000
 
 
+@pytest.mark.slow
 def test_experiments_are_selected_by_patterns_everywhere(run: Run) -> None:
     """34b-codegen and 34b-general, and none of the 34b runs that play roles or reason."""
     answer = run("validate", "--experiment", "34b-[cg]*", "--csv")

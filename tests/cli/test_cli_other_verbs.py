@@ -13,12 +13,14 @@ from command_line import Run
 from blis_replay.validate.cli.main import VERBS, cli
 
 
+@pytest.mark.slow
 def test_ingest_says_what_it_did_and_is_idempotent(run: Run, demo: Path) -> None:
     first, second = run("ingest", demo, "--json").json, run("ingest", demo, "--json").json
     assert [o["ingested"][0]["outcome"] for o in (first, second)] == ["new", "unchanged"]
     assert first["ingested"][0]["requests"] == 300
 
 
+@pytest.mark.slow
 def test_a_directory_that_cannot_be_read_does_not_stop_the_others(run: Run, demo: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     answer = run("ingest", tmp_path / "empty", demo, tmp_path / "absent")
@@ -27,6 +29,7 @@ def test_a_directory_that_cannot_be_read_does_not_stop_the_others(run: Run, demo
     assert len(answer.err.strip().splitlines()) == 2
 
 
+@pytest.mark.slow
 def test_a_truncated_recording_leaves_the_store_as_it_was(run: Run, demo: Path) -> None:
     run("ingest", demo)
     before = run("experiments", "--json").out
@@ -42,6 +45,7 @@ def test_a_truncated_recording_leaves_the_store_as_it_was(run: Run, demo: Path) 
     assert run("experiments", "--json").out == before
 
 
+@pytest.mark.slow
 def test_experiments_lists_bundled_and_stored(run: Run, demo: Path) -> None:
     assert len(run("experiments", "--json").json["experiments"]) == 16
     run("ingest", demo)
@@ -50,6 +54,7 @@ def test_experiments_lists_bundled_and_stored(run: Run, demo: Path) -> None:
     assert next(row for row in rows if row["alias"] == "1b-general")["ground_truth"] == "recorded"
 
 
+@pytest.mark.slow
 def test_inspect_names_sources_and_findings(run: Run, demo: Path) -> None:
     run("ingest", demo)
     document = run("inspect", "--experiment", "1b-general", "--json").json
@@ -81,6 +86,7 @@ def test_inspect_works_on_a_bundled_experiment(run: Run) -> None:
     assert "published aggregates" in answer.out
 
 
+@pytest.mark.slow
 def test_engine_arguments_from_a_file_win(run: Run, demo: Path, tmp_path: Path) -> None:
     (tmp_path / "engine.yaml").write_text("max_num_seqs: 7\n")
     run("ingest", demo, "--engine", tmp_path / "engine.yaml")

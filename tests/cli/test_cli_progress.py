@@ -61,6 +61,7 @@ def on_terminal(arguments: list[str]) -> str:
     return said.decode()
 
 
+@pytest.mark.slow
 def test_a_terminal_is_told_and_a_pipe_is_not(recording: Path, tmp_path: Path) -> None:
     arguments = [*COMMAND, str(recording), "--store", str(tmp_path / "s.duckdb")]
     said = on_terminal(arguments)
@@ -70,6 +71,7 @@ def test_a_terminal_is_told_and_a_pipe_is_not(recording: Path, tmp_path: Path) -
     assert piped.stderr == ""
 
 
+@pytest.mark.slow
 def test_a_terminal_hears_something_before_the_store_is_read(tmp_path: Path) -> None:
     """Opening a large store takes its time; the line is overwritten by what comes next."""
     page = [*COMMAND[:-1], "report", "--experiment", "34b-roleplay", "--out", str(tmp_path / "page.html")]
@@ -78,6 +80,7 @@ def test_a_terminal_hears_something_before_the_store_is_read(tmp_path: Path) -> 
     assert said.endswith("\r\x1b[K")
 
 
+@pytest.mark.slow
 def test_a_sweep_counts_its_replays_on_a_terminal_and_wipes_the_line(tmp_path: Path) -> None:
     whatif = [*COMMAND[:-1], "whatif", "--experiment", "34b-codegen", "--sweep", "max_num_seqs=64,128"]
     said = on_terminal([*whatif, "--store", str(tmp_path / "s.duckdb")])
@@ -117,6 +120,7 @@ def test_the_line_is_cut_at_the_edge_of_the_terminal(monkeypatch: pytest.MonkeyP
     assert max(len(part.replace("\x1b[K", "")) for part in shown.getvalue().split("\r")) == 39
 
 
+@pytest.mark.slow
 def test_interrupted_work_ends_with_130_and_a_clean_line(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     verify = subprocess.Popen(

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from command_line import Run
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_page_is_written_and_said_in_one_line(run: Run, demo: Path) -> None:
     run("ingest", demo)

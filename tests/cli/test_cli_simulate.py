@@ -88,7 +88,7 @@ def test_a_release_of_several_models_asks_which(run: Run, inputs: Path) -> None:
         ("load.csv", "arrival_s,prompt_tokens,output_tokens\n0,5000,3\n", 3, "line 2: a prompt of 5000 tokens"),
         ("engine.yaml", ENGINE + "max_seqs: 3\n", 3, "max_seqs"),
         ("engine.yaml", "max_num_seqs: 8\n", 3, "max_model_len, async_scheduling missing"),
-        ("worked.yaml", "name: [", 3, "worked.yaml: not YAML"),
+        ("worked.yaml", "name: [", 3, "worked.yaml, line 2: not YAML"),
         ("run", "a file", 2, "run"),
     ],
 )
@@ -176,7 +176,7 @@ def test_an_instance_without_a_request_has_nothing_to_show(run: Run, inputs: Pat
         (("--router", "least-loaded"), 2, "--router chooses between instances"),
         (("--instances", 2, "--router", "best"), 3, "field kind: is 'best'"),
         (("--instances", 2, "--router", "weighted:depth=2"), 3, "field depth: is not a field of a router"),
-        (("--instances", 2, "--router", "weighted:queue_depth=x"), 3, "'queue_depth=x' is no weight"),
+        (("--instances", 2, "--router", "weighted:queue_depth=x"), 3, "'queue_depth=x' is not a weight"),
         (("--instances", 2, "--router", "weighted"), 3, "prefix affinity needs to know which prompts are alike"),
         (("--workload", "load.yaml"), 2, "name the requests with one of"),
     ],

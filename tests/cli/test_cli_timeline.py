@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from command_line import Run
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def mine(run: Run, demo: Path) -> str:

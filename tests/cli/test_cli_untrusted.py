@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from command_line import Answer, Run
 
+pytestmark = pytest.mark.slow
+
 _TRACE = "trace.csv.gz"
 _PER_REQUEST = "results/per_request_lifecycle_metrics.json"
 _COMMAND = (sys.executable, "-m", "blis_replay.validate.cli.main")
@@ -219,7 +221,7 @@ def test_a_store_that_may_not_be_written_can_be_inspected(
     run("ingest", demo)
     store = Path(".blis-replay") / "store.duckdb"
     before = store.read_bytes()
-    monkeypatch.setattr("blis_replay.validate.cli.inspect_verb.os.access", lambda _path, mode, **_: mode != os.W_OK)
+    monkeypatch.setattr("blis_replay.validate.cli.inspect.os.access", lambda _path, mode, **_: mode != os.W_OK)
     assert "300 ok" in run("inspect", "--experiment", "1b-general").out
     _is_one_line(run("inspect", "--experiment", "34b-general"), 3, "read-only")
     assert store.read_bytes() == before

@@ -22,6 +22,7 @@ def test_a_bundled_experiment_needs_no_preparation(run: Run) -> None:
     assert "reported ITL 8.13 ms, true gap 16.36 ms, two stream events per token" in text
 
 
+@pytest.mark.slow
 def test_json_has_the_documented_form(run: Run) -> None:
     document = run("validate", "--experiment", "34b-general", "--json").json
     (experiment,) = document["experiments"]
@@ -44,6 +45,7 @@ def test_json_has_the_documented_form(run: Run) -> None:
     assert experiment["provenance"]["engine"]["num_gpu_blocks"] == {"value": 26603, "source": "profile"}
 
 
+@pytest.mark.slow
 def test_all_bundled_experiments_in_one_table(run: Run) -> None:
     """Twelve are gated, the four overloaded reasoning runs stand apart; nothing is wider than 80 columns."""
     answer = run("validate", "--all")
@@ -61,6 +63,7 @@ def test_a_failed_threshold_is_exit_code_1(run: Run) -> None:
     assert "verdict: fail" in answer.out
 
 
+@pytest.mark.slow
 def test_stages_on_request(run: Run) -> None:
     answer = run("validate", "--experiment", "34b-general", "--by-stage", "--json")
     stages = answer.json["experiments"][0]["stages"]
@@ -68,6 +71,7 @@ def test_stages_on_request(run: Run) -> None:
     assert "stage 1" in run("validate", "--experiment", "34b-general", "--by-stage").out
 
 
+@pytest.mark.slow
 def test_ones_own_recording_end_to_end(run: Run, demo: Path) -> None:
     """Ingest, calibrate, validate: mean E2E and ITL within 1 %, TTFT within 3 % of what was made."""
     Path("engine.yaml").write_text("async_scheduling: true\n")
@@ -120,6 +124,7 @@ def test_a_store_that_is_none_is_left_alone(run: Run, tmp_path: Path) -> None:
     assert len(answer.err.strip().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_every_field_of_the_json_is_documented_and_every_documented_field_exists(run: Run, demo: Path) -> None:
     """docs/json.md names each field in back quotes; a single name there that is no field is a value."""
     run("ingest", demo)

@@ -9,7 +9,7 @@ import pytest
 from command_line import Run
 
 from blis_replay.blis.verification import suite
-from blis_replay.blis.verification.row import VerificationRow
+from blis_replay.blis.verification.workloads import VerificationRow
 
 GOOD = VerificationRow("causality, faults", "6 workloads", 0.0, 0.0, True, "12 timestamps")
 BAD = VerificationRow("mean wait against M/M/1, ms", "rho 0.9", 9000.0, 8000.0, False, "+- 1.00; 4 x 10 requests")
@@ -22,6 +22,7 @@ def answering(*rows: VerificationRow) -> object:
     return verify
 
 
+@pytest.mark.slow
 def test_quick_passes_and_its_json_is_whole(run: Run) -> None:
     answer = run("verify", "--quick", "--json")
     assert (answer.code, answer.err) == (0, "")

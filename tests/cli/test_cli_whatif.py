@@ -53,6 +53,7 @@ def test_wrong_use_is_one_line(run: Run, arguments: list[str], code: int, compla
     assert "Traceback" not in answer.err
 
 
+@pytest.mark.slow
 def test_validate_says_which_of_the_two_is_saturated(run: Run, demo: Path) -> None:
     """The demo never queues as recorded, and does with 2 places: 10 to 15 requests a second of 24 steps of 9 ms."""
     run("ingest", demo)

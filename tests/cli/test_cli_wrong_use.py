@@ -26,7 +26,7 @@ WRONG = [
     (("validate", "--experiment", "99b-*"), 2, "list them with `blis-replay experiments`"),
     (("validate", *GENERAL, "--coefficients", "nope"), 2, "releases that ship: "),
     (("validate", *GENERAL, "--coefficients", "folder"), 3, "name a readable file"),
-    (("validate", *GENERAL, "--coefficients", "broken.yaml"), 3, "mend or replace the file"),
+    (("validate", *GENERAL, "--coefficients", "broken.yaml"), 3, "correct or replace the file"),
     (("validate", *GENERAL, "--coefficients", "binary.yaml"), 3, "name a file of coefficients"),
     (("validate", *GENERAL, "--replay", "nope"), 2, "use exact, as-published"),
     (("validate", *GENERAL, "--replay", "scheduling=maybe"), 2, "use scheduling=recorded|synchronous|asynchronous"),
@@ -49,7 +49,7 @@ WRONG = [
     (("inspect", *GENERAL, "--check", "nope"), 2, "there are overloaded, token_events"),
     (("ingest", "absent"), 3, "no such"),
     (("ingest", "engine.yaml", "--format", "nope"), 2, "is none of otlp"),
-    (("coefficients", "show", "broken.yaml"), 3, "mend or replace the file"),
+    (("coefficients", "show", "broken.yaml"), 3, "correct or replace the file"),
     (("coefficients", "for-model", "absent.json", "--model", "m", "--out", "x.yaml"), 3, "name a readable file"),
     (("compare", "34b-general"), 2, "name two sides, A and B"),
     (("compare", "a", "b"), 2, "list them with `blis-replay experiments`"),
@@ -64,7 +64,7 @@ WRONG = [
     (("whatif", *GENERAL, "--set", "max_num_seqs=x"), 2, "give a whole number"),
     ((*SIMULATE, "--engine", "engine.yaml"), 2, "--requests FILE, --experiment NAME, --workload FILE"),
     ((*SIMULATE, "--engine", "engine.yaml", "--requests", "absent.csv"), 3, "name a readable file"),
-    ((*SIMULATE, "--engine", "broken.yaml", "--requests", "absent.csv"), 3, "mend it"),
+    ((*SIMULATE, "--engine", "broken.yaml", "--requests", "absent.csv"), 3, "correct the file"),
     (("export", *GENERAL, "--to", "parquet", "--out", "folder"), 2, "give --force to replace it"),
     (("collect", "--out", "run", "--listen", "nohost"), 2, "write e.g. 127.0.0.1:4317"),
     (("verify", "--seed", "-1"), 2, "0<=x<=4294967295"),
@@ -88,6 +88,7 @@ def test_a_wrong_use_is_one_line_with_the_mend(run: Run, arguments: tuple[str, .
     assert mend in answer.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments", [("--help",), ("validate", "--help"), ("inspect", "--checks"), ("coefficients", "list", "--csv")]
 )
@@ -107,7 +108,7 @@ def test_a_query_that_is_interrupted_is_an_interruption(run: Run, monkeypatch: p
     def interrupted(*_: object) -> None:
         raise RuntimeError("Query interrupted")
 
-    monkeypatch.setattr("blis_replay.validate.experiment_list.experiment_list", interrupted)
+    monkeypatch.setattr("blis_replay.validate.inspection.experiments_answer", interrupted)
     answer = run("experiments")
     assert (answer.code, answer.out) == (130, "")
     assert answer.err == "interrupted; what was finished is stored whole, the rest not at all\n"

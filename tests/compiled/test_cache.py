@@ -7,11 +7,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 MODULE = """
 from pathlib import Path
-from blis_replay.compiled.cache import cached_njit
+from blis_replay.compiled.cache import decorators
 
-@cached_njit(Path(__file__).parent)(nogil=True)
+entry, compiled = decorators(Path(__file__).parent)
+
+@entry
 def twice(x):
     return 2 * x
 """

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
+import pytest
 
-from blis_replay.ingest.part_files import Part
+from blis_replay.ingest import rows as ingest_rows
 from blis_replay.ingest.recording import (
     AGGREGATE_SCHEMA,
     JOURNEY_EVENT_SCHEMA,
@@ -25,7 +26,8 @@ from blis_replay.ingest.recording import (
     TokenEvents,
     empty_frame,
 )
-from blis_replay.ingest.row_parts import RowParts, in_one_part
+from blis_replay.ingest.rows import Rows, Scratch, rows_of
+from blis_replay.ingest.store import TABLES
 
 
 def requests(count: int = 3, **columns: Any) -> pl.DataFrame:
@@ -97,7 +99,7 @@ def run_of_steps(
     return sent, steps((at_us - later_us).tolist(), (ids + 1).tolist(), running_depth=depth, decode_tokens=depth)
 
 
-def server_traces() -> dict[str, pl.DataFrame | RowParts]:
+def server_traces() -> dict[str, Rows]:
     """Snapshots, lifecycles and journey events of one request, as fields of a recording."""
     snapshot = {"step_id": 1, "request_id": "r0-1234abcd", "phase": "PREFILL", "prompt_tokens": 100}
     lifecycle = {"journey": 0, "request_index": 0, "core_request_id": "r0-1234abcd", "arrived_us": 0, "status": "ok"}
@@ -106,16 +108,20 @@ def server_traces() -> dict[str, pl.DataFrame | RowParts]:
         {"journey": 0, "event": "api.DEPARTED", "time_us": 9},
     ]
     return {
-        "snapshots": in_one_part(pl.DataFrame([snapshot], schema=SNAPSHOT_SCHEMA)),
-        "lifecycles": pl.DataFrame([lifecycle], schema=LIFECYCLE_SCHEMA),
-        "journey_events": in_one_part(pl.DataFrame(events, schema=JOURNEY_EVENT_SCHEMA)),
+        "snapshots": rows_of(pl.DataFrame([snapshot], schema=SNAPSHOT_SCHEMA)),
+        "lifecycles": rows_of(pl.DataFrame([lifecycle], schema=LIFECYCLE_SCHEMA)),
+        "journey_events": rows_of(pl.DataFrame(events, schema=JOURNEY_EVENT_SCHEMA)),
     }
 
 
-def in_parts(frame: pl.DataFrame, parts: int | Iterable[pl.DataFrame]) -> RowParts:
-    """The rows of a frame in these parts, or so many rows a part."""
-    frames = frame.iter_slices(parts) if isinstance(parts, int) else parts
-    return RowParts(frame.schema, tuple(map(Part, frames)), frame.height)
+def in_database(frame: pl.DataFrame, rows: int) -> Rows:
+    """The rows of a frame in a scratch database, so many added at a time."""
+    writer = Scratch().writer(frame.schema)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(ingest_rows, "MEMORY_BYTES", 0)
+        for part in frame.iter_slices(rows):
+            writer.add(part)
+    return writer.done()
 
 
 def aggregates(*rows: tuple[int, str, str, float]) -> pl.DataFrame:
@@ -155,5 +161,5 @@ def recording(**fields: Any) -> Recording:
         "missing": ("no step records",),
     }
     given = defaults | fields
-    in_parts = {name: in_one_part(value) for name, value in given.items() if name in ("steps", "lifecycles")}
-    return Recording(**(given | in_parts))
+    tables = {name: rows_of(value) for name in TABLES if isinstance(value := given.get(name), pl.DataFrame)}
+    return Recording(**(given | tables))

@@ -14,7 +14,7 @@ from blis_replay.blis.engine import Engine
 from blis_replay.blis.kernel import state as k
 from blis_replay.blis.trace import EngineConfig, RequestTrace
 from blis_replay.ingest.recording import JOURNEY_EVENT_SCHEMA, LIFECYCLE_SCHEMA, Recording, Setting
-from blis_replay.ingest.row_parts import in_one_part
+from blis_replay.ingest.rows import rows_of
 
 RUNNING = (k.PREFILLING, k.DECODING, k.LAST_IN_FLIGHT)
 ARGUMENTS = (
@@ -32,7 +32,7 @@ def journeys(rows: list[dict[str, Any]], **fields: Any) -> Recording:
     """A recording of journeys; ``rows``: JOURNEY_EVENT_SCHEMA, sorted here by journey and time."""
     events = pl.DataFrame(rows, schema=JOURNEY_EVENT_SCHEMA).sort("journey", "time_us", maintain_order=True)
     lifecycles = pl.DataFrame(fields.pop("lifecycles"), schema=LIFECYCLE_SCHEMA)
-    return recording(journey_events=in_one_part(events), lifecycles=lifecycles, **fields)
+    return recording(journey_events=rows_of(events), lifecycles=lifecycles, **fields)
 
 
 @dataclass
@@ -61,8 +61,10 @@ class _Log:
         self.note(journey, "FINISHED", time_us, step, output_tokens=had, finish_status="aborted")
 
 
-def _columns(server: Engine, *names: int) -> list[NDArray[np.int64]]:
-    return [server.state.request[:, name].astype(np.int64) for name in names]
+def _columns(server: Engine, *names: str) -> list[NDArray[np.int64]]:
+    tables = (server.state.facts, server.state.requests, server.state.outcomes)
+    columns = {name: table[name] for table in tables for name in table.dtype.names or ()}
+    return [columns[name].astype(np.int64) for name in names]
 
 
 def serve(trace: RequestTrace, engine: EngineConfig, step_us: Any) -> tuple[Recording, pl.DataFrame]:
@@ -73,10 +75,10 @@ def serve(trace: RequestTrace, engine: EngineConfig, step_us: Any) -> tuple[Reco
     server, log = Engine(trace, engine), _Log(engine.async_scheduling)
     step = 0
     while True:
-        status, preemptions = _columns(server, k.STATUS, k.PREEMPTIONS)
+        status, preemptions = _columns(server, "status", "preemptions")
         batch = server.schedule()
         now_us = server.now_us
-        after, preempted, known, prompt = _columns(server, k.STATUS, k.PREEMPTIONS, k.KNOWN, k.PROMPT_TOKENS)
+        after, preempted, known, prompt = _columns(server, "status", "preemptions", "known", "prompt_tokens")
         for journey in np.flatnonzero((after == k.ABORTED) & (status != k.ABORTED) & (status != k.NEW)).tolist():
             log.abort(journey, now_us, step, ran=status[journey] in RUNNING)
         if batch is None:
@@ -93,13 +95,13 @@ def serve(trace: RequestTrace, engine: EngineConfig, step_us: Any) -> tuple[Reco
             kind = "RESUME" if preempted[journey] else "FIRST"
             log.note(journey, "SCHEDULED", now_us, step, output_tokens=log.had.get(journey, 0), schedule_kind=kind)
         if batch.prefill_tokens + batch.decode_tokens:
-            log.step_of_row[int(server.state.at[k.ROWS])] = step
+            log.step_of_row[int(server.state.at[0].rows)] = step
         ended = ran & (after != k.PREFILLING) & np.isin(status, (k.NEW, k.WAITING, k.PREFILLING))
         server.run(max(1, int(step_us(batch))))
         for journey in np.flatnonzero(ended).tolist():
             log.prefill_end[journey] = step
             if not log.had.get(journey):
-                log.note(journey, "FIRST_TOKEN", int(server.state.at[k.DEVICE_FREE]), step, output_tokens=1)
+                log.note(journey, "FIRST_TOKEN", int(server.state.at[0].device_free_us), step, output_tokens=1)
         log.steps.append(
             {
                 "step_id": step,
@@ -116,7 +118,7 @@ def serve(trace: RequestTrace, engine: EngineConfig, step_us: Any) -> tuple[Reco
 
 def _recording(server: Engine, log: _Log, engine: EngineConfig) -> Recording:
     status, last, total, prompt, cached = _columns(
-        server, k.STATUS, k.LAST_STEP, k.TOTAL_TOKENS, k.PROMPT_TOKENS, k.CACHED_TOKENS
+        server, "status", "last_step", "total_tokens", "prompt_tokens", "cached_tokens"
     )
     for journey in np.flatnonzero(status == k.COMPLETED).tolist():
         row, tokens = int(last[journey]), int(total[journey] - prompt[journey])

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import polars as pl
-from builders import in_parts
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blis_replay.ingest.anchor_order import in_order
+from blis_replay.ingest.rows import rows_of
+from blis_replay.ingest.steps.timeline import in_order
 
 SCHEMA = {"start_us": pl.Int64, "sampled": pl.Boolean}
 Anchors = list[tuple[int, bool]]
@@ -36,11 +36,9 @@ def expected(anchors: Anchors) -> list[int]:
     return ascending(anchors, fitting)
 
 
-@given(st.lists(st.tuples(st.integers(0, 12), st.booleans()), max_size=14), st.integers(1, 5))
-def test_whatever_the_parts_those_stay_against_which_time_does_not_run_backwards(
-    anchors: Anchors, part_rows: int
-) -> None:
+@given(st.lists(st.tuples(st.integers(0, 12), st.booleans()), max_size=14))
+def test_those_stay_against_which_time_does_not_run_backwards(anchors: Anchors) -> None:
     frame = pl.DataFrame(anchors, schema=SCHEMA, orient="row")
-    kept = in_order(in_parts(frame, part_rows), pl.col("sampled"))
+    kept = in_order(rows_of(frame), "sampled")
     flags = [bool(stays) for part in kept for stays in part]
     assert [i for i, stays in enumerate(flags) if stays] == expected(anchors)

@@ -7,15 +7,16 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from builders import in_parts, requests, run_of_steps, steps
+from builders import in_database, requests, run_of_steps, steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blis_replay.ingest.assemble import read_recording
-from blis_replay.ingest.clock_offset import depth_mismatch, estimate_offset
-from blis_replay.ingest.row_parts import in_one_part
+from blis_replay.ingest.rows import rows_of
+from blis_replay.ingest.steps.clock_offset import depth_mismatch, estimate_offset
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     later_us=st.integers(-200_000_000, 200_000_000),
@@ -29,35 +30,38 @@ def test_a_planted_offset_is_found_to_its_stated_uncertainty(
 ) -> None:
     """60 s of 10 requests/s, 3,000 to 300 sampled steps; the interval is the delays and what sampling adds."""
     sent, sampled = run_of_steps(10.0, 60, later_us, seed=seed, pre_us=pre_us, post_us=post_us, every=every)
-    found, why = estimate_offset(in_one_part(sampled), sent)
+    found, why = estimate_offset(rows_of(sampled), sent)
     assert found is not None, why
     assert abs(found.offset_us - later_us) <= found.uncertainty_us
     assert found.uncertainty_us <= 40_000
     assert found.explained > 0.99
 
 
+@pytest.mark.slow
 def test_the_interval_is_as_wide_as_the_delays_on_both_sides() -> None:
     """9 ms before the queue and 6 ms after the last token: sends match at -9 ms, ends at +6 ms, to 3 ms."""
     sent, sampled = run_of_steps(20.0, 120, 500_000, pre_us=9_000, post_us=6_000)
-    found, _why = estimate_offset(in_one_part(sampled), sent)
+    found, _why = estimate_offset(rows_of(sampled), sent)
     assert found is not None
     assert found.low_us == pytest.approx(491_000, abs=3_000)
     assert found.high_us == pytest.approx(506_000, abs=3_000)
     assert found.low_us <= 500_000 <= found.high_us
 
 
+@pytest.mark.slow
 def test_clocks_that_drift_apart_have_halves_that_do_not_meet() -> None:
     """A step clock that gains 0.5 per thousand: 30 ms after 60 s in mid of the first half, 90 ms in the second's."""
     sent, sampled = run_of_steps(20.0, 120, 0)
     fast = sampled.with_columns((pl.col("start_us") * 1.0005).cast(pl.Int64))
-    found, _why = estimate_offset(in_one_part(fast), sent)
+    found, _why = estimate_offset(rows_of(fast), sent)
     assert found is not None
     assert found.late_us[1] < found.early_us[0]
-    steady, _why = estimate_offset(in_one_part(sampled), sent)
+    steady, _why = estimate_offset(rows_of(sampled), sent)
     assert steady is not None
     assert steady.late_us[1] >= steady.early_us[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part_rows", [701, 10_000])
 @pytest.mark.parametrize("ordered", [True, False])
 def test_steps_in_parts_are_laid_as_steps_at_once(part_rows: int, ordered: bool) -> None:
@@ -66,15 +70,16 @@ def test_steps_in_parts_are_laid_as_steps_at_once(part_rows: int, ordered: bool)
     assert sampled.height > 20_000
     if not ordered:
         sampled = sampled.sample(fraction=1, shuffle=True, seed=1)
-    assert estimate_offset(in_parts(sampled, part_rows), sent) == estimate_offset(in_one_part(sampled), sent)
+    assert estimate_offset(in_database(sampled, part_rows), sent) == estimate_offset(rows_of(sampled), sent)
 
 
 def test_the_mismatch_is_least_at_the_offset() -> None:
     sent, sampled = run_of_steps(10.0, 60, 250_000)
     offsets_us = np.arange(-500_000, 1_000_001, 50_000)
-    assert offsets_us[depth_mismatch(in_one_part(sampled), sent, offsets_us).argmin()] == 250_000
+    assert offsets_us[depth_mismatch(rows_of(sampled), sent, offsets_us).argmin()] == 250_000
 
 
+@pytest.mark.slow
 def test_a_full_batch_hides_no_arrival() -> None:
     """With at most 8 running and the others waiting, the sum is what the clients have in flight."""
     sent, sampled = run_of_steps(20.0, 60, 0)
@@ -82,7 +87,7 @@ def test_a_full_batch_hides_no_arrival() -> None:
         pl.min_horizontal("running_depth", pl.lit(8)).alias("running_depth"),
         (pl.col("running_depth") - 8).clip(0).alias("waiting_depth"),
     )
-    found, why = estimate_offset(in_one_part(full), sent)
+    found, why = estimate_offset(rows_of(full), sent)
     assert found is not None, why
     assert abs(found.offset_us) <= found.uncertainty_us
 
@@ -101,13 +106,13 @@ def test_too_little_to_go_by_is_said(change: dict[str, int], why: str) -> None:
     sent, sampled = sent.head(change.get("requests", 600)), sampled.head(change.get("steps", 3000))
     if depth := change.get("depth"):
         sampled = sampled.with_columns(pl.lit(depth, pl.Int64).alias("running_depth"))
-    assert estimate_offset(in_one_part(sampled), sent) == (None, why)
+    assert estimate_offset(rows_of(sampled), sent) == (None, why)
 
 
 def test_unfinished_requests_without_an_end_are_said() -> None:
     sent, sampled = run_of_steps(10.0, 60, 0)
     lost = sent.with_columns(pl.when(pl.col("request_index") % 20 > 0).then("e2e_us"))
-    assert estimate_offset(in_one_part(sampled), lost) == (None, "more than 1 % of the requests have no recorded end")
+    assert estimate_offset(rows_of(sampled), lost) == (None, "more than 1 % of the requests have no recorded end")
 
 
 def test_a_load_that_repeats_itself_fits_at_several_offsets() -> None:
@@ -115,17 +120,18 @@ def test_a_load_that_repeats_itself_fits_at_several_offsets() -> None:
     sent = requests(300, arrival_us=[i * 1_000_000 for i in range(300)], e2e_us=500_000)
     starts_us = list(range(100_000_000, 140_000_000, 20_000))
     sampled = steps(starts_us, running_depth=[int(t % 1_000_000 < 500_000) for t in starts_us])
-    assert estimate_offset(in_one_part(sampled), sent) == (None, "several offsets fit the running depth equally well")
+    assert estimate_offset(rows_of(sampled), sent) == (None, "several offsets fit the running depth equally well")
 
 
 def test_steps_of_another_run_do_not_fit() -> None:
     sent, _sampled = run_of_steps(10.0, 60, 0, seed=1)
     _sent, other = run_of_steps(10.0, 60, 0, seed=2)
-    found, why = estimate_offset(in_one_part(other), sent)
+    found, why = estimate_offset(rows_of(other), sent)
     assert found is None
     assert why
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_no_times_break_it(data: st.DataObject) -> None:
@@ -139,11 +145,10 @@ def test_no_times_break_it(data: st.DataObject) -> None:
     count = data.draw(st.integers(20, 60))
     arrival_us, e2e_us, starts_us, depth = drawn(count), drawn(count), drawn(60), drawn(60)
     sent = requests(count, arrival_us=arrival_us, e2e_us=e2e_us)
-    found, why = estimate_offset(in_one_part(steps(starts_us, running_depth=depth)), sent)
+    found, why = estimate_offset(rows_of(steps(starts_us, running_depth=depth)), sent)
     assert (found is None) == bool(why)
 
 
-@pytest.mark.realdata
 @pytest.mark.parametrize(
     ("slug", "later_s"),
     [
@@ -156,7 +161,7 @@ def test_the_constructed_stamps_of_the_h100_records_are_too_early(data_pack: Pat
     """NOTES, layout: about 0.89, 0.78 and 0.11 s, which were matched by eye; the interval is of 30 ms at most."""
     with read_recording(data_pack / "h100" / slug) as recording:
         (clock,) = [clock for clock in recording.clocks if clock.name == "step"]
-        first_us = recording.steps.column("start_us")[0]
+        first_us = recording.steps["start_us"][0]
         found, _why = estimate_offset(recording.steps, recording.requests)
         assert not [line for line in recording.missing if "clock" in line]
     assert clock.placed == "estimated from depth"

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
 import pytest
 from builders import recording
 
+from blis_replay.fixtures.catalogue import profile_of
+from blis_replay.ingest import assemble, ingest
 from blis_replay.ingest.checks.evidence import step_intervals
 from blis_replay.ingest.checks.step_cycle import cycle_us
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.ingest import ingest_recording, ingest_source
 from blis_replay.ingest.recording import Finding
-from blis_replay.ingest.step_timeline import SAMPLED, step_timeline
+from blis_replay.ingest.rows import rows_of
+from blis_replay.ingest.steps.timeline import SAMPLED, step_timeline
 from blis_replay.ingest.store import list_experiments, open_store, read_findings, read_stored, resolve
 
 GENERAL_34B = "20260218-150304-codellama-34b-tp2-general"
@@ -33,6 +38,32 @@ def test_a_recording_made_elsewhere_is_checked_and_stored(tmp_path: Path) -> Non
         assert ingest_recording(store, recording()).outcome == "unchanged"
 
 
+def test_an_unchanged_recording_is_hashed_and_not_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other bytes, another engine file, another format asked for or another program: read again."""
+    folder, store_path = tmp_path / "burst", tmp_path / "s.duckdb"
+    folder.mkdir()
+    trace = folder / "trace.csv"
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,374,44\n")
+    assert (first := ingest_source(store_path, folder)).outcome == "new"
+
+    parsed = []
+    reading = assemble.read_recording
+    monkeypatch.setattr(assemble, "read_recording", lambda *a, **k: parsed.append(a) or reading(*a, **k))
+    again = ingest_source(store_path, folder)
+    assert replace(again, seconds=0) == replace(first, outcome="unchanged", seconds=0)
+    assert not parsed
+
+    engine = tmp_path / "engine.yaml"
+    engine.write_text("max_num_seqs: 7\n")
+    assert ingest_source(store_path, folder, engine_file=engine).outcome == "replaced"
+    trace.write_text(trace.read_text() + "2023-11-16 18:15:50.95,396,109\n")
+    assert ingest_source(store_path, folder).outcome == "replaced"
+    assert len(parsed) == 2
+    monkeypatch.setattr(ingest, "_reader_hash", lambda form: "another program")
+    assert [ingest_source(store_path, folder).outcome for _ in range(2)] == ["unchanged", "unchanged"]
+    assert len(parsed) == 3
+
+
 def test_a_directory_without_a_recording_makes_no_store(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(RecordingError):
@@ -41,12 +72,9 @@ def test_a_directory_without_a_recording_makes_no_store(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def ingested(data_pack: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def ingested(h100_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store of the twelve recorded H100 experiments."""
-    path = tmp_path_factory.mktemp("h100") / "s.duckdb"
-    for directory in sorted((data_pack / "h100").iterdir()):
-        assert ingest_source(path, directory).outcome == "new"
-    return path
+    return Path(shutil.copy(h100_store, tmp_path_factory.mktemp("h100")))
 
 
 def findings_of(path: Path, slug: str, check: str) -> list[Finding]:
@@ -54,12 +82,11 @@ def findings_of(path: Path, slug: str, check: str) -> list[Finding]:
         return [finding for finding in read_findings(store, slug) if finding.check == check]
 
 
-@pytest.mark.realdata
 def test_ingesting_again_changes_nothing(data_pack: Path, ingested: Path) -> None:
-    assert ingest_source(ingested, data_pack / "h100" / GENERAL_34B).outcome == "unchanged"
+    again = ingest_source(ingested, data_pack / "h100" / GENERAL_34B, profile=profile_of(GENERAL_34B))
+    assert again.outcome == "unchanged"
 
 
-@pytest.mark.realdata
 def test_the_reported_itl_of_34b_general_is_half_the_true_gap(ingested: Path) -> None:
     """Data pack NOTES, section 1: reported 8.127, true gap 16.36 ms, ratio 2.013."""
     (finding,) = findings_of(ingested, GENERAL_34B, "token_events")
@@ -68,7 +95,6 @@ def test_the_reported_itl_of_34b_general_is_half_the_true_gap(ingested: Path) ->
     assert finding.measured["true_gap_us"] == pytest.approx(16_360, abs=5)
 
 
-@pytest.mark.realdata
 def test_every_recorded_experiment_has_two_stamps_per_token(ingested: Path) -> None:
     """Ratio 2.00 to 2.02 everywhere (NOTES, section 1: 2.001 to 2.014)."""
     with open_store(ingested, read_only=True) as store:
@@ -78,7 +104,6 @@ def test_every_recorded_experiment_has_two_stamps_per_token(ingested: Path) -> N
     assert 2.000 < min(ratios) <= max(ratios) < 2.015
 
 
-@pytest.mark.realdata
 @pytest.mark.parametrize(
     ("name", "published"),
     [
@@ -110,7 +135,6 @@ def test_cycles_and_littles_law_by_stage_are_the_published_ones(
         assert little.message.endswith("consistent")
 
 
-@pytest.mark.realdata
 @pytest.mark.parametrize(
     ("name", "published"),
     [
@@ -122,32 +146,31 @@ def test_cycles_and_littles_law_by_stage_are_the_published_ones(
 def test_cycles_in_the_published_windows_are_equal(ingested: Path, name: str, published: list[tuple[int, int]]) -> None:
     """NOTES, section 2: 20 to 590 s and 620 to 1190 s after the first sampled step; cycle and duration in us."""
     with open_store(ingested, read_only=True) as store:
-        steps = read_stored(store, resolve(list_experiments(store), name)).steps.whole()
+        steps = read_stored(store, resolve(list_experiments(store), name)).steps.frame()
     since_us = pl.col("start_us") - pl.col("start_us").min()
     for (low_s, high_s), (cycle, duration_us) in zip([(20, 590), (620, 1190)], published, strict=True):
         window = steps.filter(since_us.is_between(low_s * 10**6, high_s * 10**6, closed="left"))
-        assert cycle_us([step_intervals(window)]) == pytest.approx(cycle, abs=1)
+        assert cycle_us(step_intervals(rows_of(window))) == pytest.approx(cycle, abs=1)
         assert window["duration_us"].mean() == pytest.approx(duration_us, abs=1)
 
 
-@pytest.mark.realdata
 @pytest.mark.parametrize("name", ["34b-general", "70b-general", "70b-hf-codegen"])
 def test_the_step_clock_has_the_recorded_starts_and_their_cycles(ingested: Path, name: str) -> None:
     """About 10 % of the steps were sampled (NOTES, section 2): their starts stand, and over any stretch between two of
     them the timeline has their mean cycle."""
     with open_store(ingested, read_only=True) as store:
         recording = read_stored(store, resolve(list_experiments(store), name))
-    timeline, steps = step_timeline(recording), recording.steps.whole().sort("step_id")
+    timeline, steps = step_timeline(recording), recording.steps.frame().sort("step_id")
     known = timeline.filter(pl.col("source") == SAMPLED)
     assert known.select("step_id", "start_us").rows() == steps.select("step_id", "start_us").rows()
     assert timeline.height == steps["step_id"][-1] - steps["step_id"][0] + 1
     assert 0.09 < known.height / timeline.height < 0.11
     (finding,) = findings_of(ingested, recording.slug, "step_clock")
     assert finding.measured["largest_gap_steps"] == steps["step_id"].diff().max()
-    assert cycle_us([step_intervals(timeline)]) == pytest.approx(cycle_us([step_intervals(steps)]))
+    of_timeline = step_intervals(rows_of(timeline.select("step_id", "start_us")))
+    assert cycle_us(of_timeline) == pytest.approx(cycle_us(step_intervals(rows_of(steps))))
 
 
-@pytest.mark.realdata
 def test_prompts_are_almost_wholly_cached(ingested: Path) -> None:
     """NOTES, section 0: about 11-16 uncached of 575-594 prompt tokens, 35 to 50 times too much without a cache."""
     for slug, uncached in ((GENERAL_34B, 11.2), ("20260217-203421-llama-2-70b-hf-tp4-codegen", 15.8)):
@@ -155,7 +178,6 @@ def test_prompts_are_almost_wholly_cached(ingested: Path) -> None:
         assert finding.measured["uncached_tokens_per_request"] == pytest.approx(uncached, abs=0.1)
 
 
-@pytest.mark.realdata
 def test_llama_2_7b_texts_retokenise_a_fifth_short(ingested: Path) -> None:
     """7b-codegen: 195.1 of 247 tokens, no correlation with decode time (NOTES, sections 0 and 1)."""
     (finding,) = findings_of(ingested, "20260217-155451-llama-2-7b-tp1-codegen", "output_length")
@@ -165,7 +187,6 @@ def test_llama_2_7b_texts_retokenise_a_fifth_short(ingested: Path) -> None:
     assert abs(float(finding.measured["correlation_with_decode_time"] or 1)) < 0.04
 
 
-@pytest.mark.realdata
 def test_the_four_reasoning_runs_and_no_others_are_overloaded(ingested: Path) -> None:
     with open_store(ingested, read_only=True) as store:
         rows = list_experiments(store)
@@ -183,7 +204,6 @@ def test_the_four_reasoning_runs_and_no_others_are_overloaded(ingested: Path) ->
     }
 
 
-@pytest.mark.realdata
 def test_all_but_7b_general_start_cold(ingested: Path) -> None:
     """Design, section 9: the first 10 to 20 s are slower in E2E in every run but 7b-general."""
     with open_store(ingested, read_only=True) as store:
@@ -197,7 +217,6 @@ def test_all_but_7b_general_start_cold(ingested: Path) -> None:
     assert slower == {row.alias for row in rows} - {"7b-general"}
 
 
-@pytest.mark.realdata
 def test_what_was_read_is_what_is_stored(data_pack: Path, ingested: Path) -> None:
     """All 16,800 requests and 7,441 sampled steps of 34b-general; published means to the microsecond."""
     with open_store(ingested, read_only=True) as store:

@@ -11,10 +11,10 @@ from builders import steps
 from engine_journeys import journeys, settings_of
 
 from blis_replay.ingest.errors import ReconstructionError
-from blis_replay.ingest.prefill_work import ASSUMED, CACHING_OFF, DEALT_OUT, SNAPSHOT, STEP_TOTALS
-from blis_replay.ingest.reconstruction import reconstruct, reconstructed_batches, reconstructed_steps
 from blis_replay.ingest.recording import SNAPSHOT_SCHEMA, Recording
-from blis_replay.ingest.row_parts import in_one_part
+from blis_replay.ingest.rows import rows_of
+from blis_replay.ingest.steps.prefill import ASSUMED, CACHING_OFF, DEALT_OUT, SNAPSHOT, STEP_TOTALS
+from blis_replay.ingest.steps.reconstruction import reconstruct, reconstructed_batches, reconstructed_steps
 
 Story = list[tuple[str, int] | tuple[str, int, int] | tuple[str, int, int, str]]
 
@@ -155,7 +155,7 @@ def test_hits_come_from_snapshots_and_from_the_tokens_of_recorded_steps() -> Non
     snapshot = {"step_id": 1, "request_id": "r0", "computed_tokens": 16}
     counts = {"running_depth": 2, "prefill_requests": 2, "decode_requests": 0, "decode_tokens": 0}
     fields = {
-        "snapshots": in_one_part(pl.DataFrame([snapshot], schema=SNAPSHOT_SCHEMA)),
+        "snapshots": rows_of(pl.DataFrame([snapshot], schema=SNAPSHOT_SCHEMA)),
         "steps": steps([1000, 2000], prefill_tokens=[60, 41], **counts),
     }
     made = told(stories, dict.fromkeys(range(5), 50), fields, enable_prefix_caching=True)
@@ -176,8 +176,8 @@ def test_the_hit_of_the_first_admission_is_not_that_of_the_second() -> None:
     story: Story = [("SCHEDULED", 1), ("PREEMPTED", 2), ("SCHEDULED", 3), ("FIRST_TOKEN", 4, 1), ("FINISHED", 4, 1)]
     made = told({0: story}, {0: 60}, cached={0: 20}, enable_prefix_caching=True, max_num_batched_tokens=30)
     again = (pl.col("event") == "journey.SCHEDULED") & (pl.col("step_id") == 3)
-    resumed = made.journey_events.whole().with_columns(pl.when(again).then(1).otherwise(0).alias("preemptions"))
-    made = replace(made, journey_events=in_one_part(resumed))
+    resumed = made.journey_events.frame().with_columns(pl.when(again).then(1).otherwise(0).alias("preemptions"))
+    made = replace(made, journey_events=rows_of(resumed))
     assert reconstruct(made).hit_sources.to_list() == [SNAPSHOT, ASSUMED]
     assert totals(made, "prefill_tokens", "certain") == [(30, True), (0, True), (30, True), (30, False)]
 

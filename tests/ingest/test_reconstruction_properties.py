@@ -7,23 +7,24 @@ from itertools import pairwise
 
 import numpy as np
 import polars as pl
-from builders import in_parts
+import pytest
 from engine_journeys import serve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blis_replay.blis.block_keys import intern_blocks
-from blis_replay.blis.latency import BatchFeatures
-from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
-from blis_replay.ingest.reconstruction import (
+from blis_replay.blis.latency.models import BatchFeatures
+from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace, intern_blocks
+from blis_replay.ingest.checks.reconstruction import reconstruct_by_stretches
+from blis_replay.ingest.recording import Recording
+from blis_replay.ingest.steps.reconstruction import (
     TOTALS_SCHEMA,
     Reconstruction,
     reconstruct,
     reconstructed_batches,
     reconstructed_steps,
 )
-from blis_replay.ingest.reconstruction_stretches import reconstruct_by_stretches
-from blis_replay.ingest.recording import Recording
+
+pytestmark = pytest.mark.slow
 
 # Prompts are paths in a tree of blocks of 4 tokens, so that some share their beginning.
 REQUESTS = st.lists(
@@ -109,7 +110,7 @@ def differing(steps: pl.DataFrame, names: tuple[str, ...]) -> list[dict[str, int
 @settings(max_examples=60, deadline=None)
 def test_whatever_is_certain_is_what_the_engine_ran(rows: Rows, engine: EngineConfig) -> None:
     recording, truth = serve(trace_of(rows), engine, step_us)
-    if recording.journey_events.whole()["event"].is_in(["journey.SCHEDULED"]).any():
+    if recording.journey_events.frame()["event"].is_in(["journey.SCHEDULED"]).any():
         steps = compared(recording, truth)
         assert differing(steps.filter(pl.col("certain")), COUNTS + TOKENS) == []
 
@@ -120,17 +121,11 @@ def test_first_come_first_served_without_hits_is_certain_altogether(rows: Rows, 
     """With no hit in a prefix cache and no threshold nothing has to be assumed, through preemptions and chunks."""
     engine = replace(engine, enable_prefix_caching=False, scheduling_policy="fcfs", long_prefill_token_threshold=0)
     recording, truth = serve(trace_of(rows), engine, step_us)
-    if recording.journey_events.whole()["event"].is_in(["journey.SCHEDULED"]).any():
+    if recording.journey_events.frame()["event"].is_in(["journey.SCHEDULED"]).any():
         steps = compared(recording, truth)
         assert differing(steps, COUNTS) == differing(steps.filter(pl.col("certain")), TOKENS) == []
         # A client that gives up in the middle of a prefill leaves open whether that had ended.
-        assert steps["certain"].all() or (recording.journey_events.whole()["finish_status"] == "aborted").any()
-
-
-def by_journey(recording: Recording) -> Recording:
-    """With the events of each journey in a part of their own: stretches are no shorter than a part."""
-    events = recording.journey_events.whole()
-    return replace(recording, journey_events=in_parts(events, events.partition_by("journey", maintain_order=True)))
+        assert steps["certain"].all() or (recording.journey_events.frame()["finish_status"] == "aborted").any()
 
 
 @given(REQUESTS, ENGINES, st.integers(1, 6))
@@ -138,9 +133,9 @@ def by_journey(recording: Recording) -> Recording:
 def test_stretch_by_stretch_the_batches_are_those_of_all_at_once(rows: Rows, engine: EngineConfig, few: int) -> None:
     """Requests of every step, and tokens unless a prefill goes on from one stretch to the next."""
     recording, _truth = serve(trace_of(rows), replace(engine, enable_prefix_caching=False), step_us)
-    if not recording.journey_events.whole()["event"].is_in(["journey.SCHEDULED"]).any():
+    if not recording.journey_events.frame()["event"].is_in(["journey.SCHEDULED"]).any():
         return
-    whole, stretches = reconstruct(recording), [*reconstruct_by_stretches(by_journey(recording), few)]
+    whole, stretches = reconstruct(recording), [*reconstruct_by_stretches(recording, few)]
     ends = [(stretch.first_step, stretch.last_step) for stretch in stretches]
     assert (ends[0][0], ends[-1][1]) == whole.step_range()
     assert all(before[1] + 1 == after[0] for before, after in pairwise(ends))
@@ -162,5 +157,5 @@ def test_a_stretch_ends_with_the_last_prefill_before_the_next_admission() -> Non
     rows: Rows = [(20_000 * i, [i % 2] * 3, 1, 4, 0, None) for i in range(8)]
     recording, _truth = serve(trace_of(rows), EngineConfig(4, 40, 64, False, 4, 40), step_us)
     starts = reconstruct(recording).admissions.frame["start_step"].to_list()
-    found = [stretch.first_step for stretch in reconstruct_by_stretches(by_journey(recording), 1)]
+    found = [stretch.first_step for stretch in reconstruct_by_stretches(recording, 1)]
     assert found == starts and len(starts) == 8

@@ -12,15 +12,13 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from builders import in_parts
+from builders import in_database
 
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.checks.registry import run_checks
-from blis_replay.ingest.reconstruction import reconstruct, reconstructed_batches, reconstructed_steps
 from blis_replay.ingest.recording import Finding, Recording
-from blis_replay.ingest.step_timeline import step_anchors, timeline_of
-
-pytestmark = pytest.mark.realdata
+from blis_replay.ingest.steps.reconstruction import reconstruct, reconstructed_batches, reconstructed_steps
+from blis_replay.ingest.steps.timeline import step_anchors, timeline_of
 
 MONOTONIC_ZERO_US = 226_106_700_000
 # Steps from the first with a request to the last: those before and after are empty turns of the loop.
@@ -155,7 +153,7 @@ def test_requests_without_a_journey_are_all_that_is_missing(data_pack: Path, rec
     found = beside_truth(data_pack, "fcfs-async", recordings["fcfs-async"])
     requests = pl.read_csv(data_pack / "vllm-traces" / "fcfs-async" / "requests.csv")
     lost = requests.filter(
-        ~pl.col("core_request_id").is_in(recordings["fcfs-async"].lifecycles.column("core_request_id").implode())
+        ~pl.col("core_request_id").is_in(recordings["fcfs-async"].lifecycles["core_request_id"].implode())
     )
     assert lost.height == 5
     # Asynchronously a request stands in the running list one step longer than it runs.
@@ -184,9 +182,9 @@ def test_chunks_follow_the_snapshots(recordings: dict[str, Recording]) -> None:
     """long-prompts-sync: 3 to 5 chunks a prompt, and the snapshots of every sampled step say how far each one was."""
     recording = recordings["long-prompts-sync"]
     rows = pl.concat(reconstructed_batches(reconstruct(recording)))
-    ids = recording.lifecycles.whole(["journey", "core_request_id"]).rename({"core_request_id": "request_id"})
+    ids = recording.lifecycles.frame(["journey", "core_request_id"]).rename({"core_request_id": "request_id"})
     seen = (
-        recording.snapshots.whole()
+        recording.snapshots.frame()
         .join(ids, on="request_id")
         .join(rows, on=["journey", "step_id"], how="full", suffix="_made")
     )
@@ -233,17 +231,15 @@ def test_littles_law_holds_through_a_queue(recordings: dict[str, Recording]) -> 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_findings_are_the_same_whatever_the_parts(recordings: dict[str, Recording], scenario: str) -> None:
-    """As one part each, and in parts of 97 rows, in which the events of a journey stay together."""
+    """In memory, and in a scratch database to which 97 rows are added at a time."""
     recording = recordings[scenario]
-    events = recording.journey_events.whole()
-    of_twenty = (pl.col("journey") // 20).alias("part")
-    groups = events.with_columns(of_twenty).partition_by("part", include_key=False, maintain_order=True)
+    events = recording.journey_events.frame()
     of_parts = replace(
         recording,
-        steps=in_parts(recording.steps.whole(), 97),
-        snapshots=in_parts(recording.snapshots.whole(), 97),
-        lifecycles=in_parts(recording.lifecycles.whole(), 97),
-        journey_events=in_parts(events, groups),
+        steps=in_database(recording.steps.frame(), 97),
+        snapshots=in_database(recording.snapshots.frame(), 97),
+        lifecycles=in_database(recording.lifecycles.frame(), 97),
+        journey_events=in_database(events, 97),
     )
     expected, found = run_checks(recording)[0], run_checks(of_parts)[0]
     assert [(f.check, f.severity, f.metric, f.message) for f in found] == [

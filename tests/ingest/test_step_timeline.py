@@ -7,15 +7,15 @@ from typing import Any
 
 import polars as pl
 import pytest
-from builders import in_parts, recording, steps
+from builders import in_database, recording, steps
 from engine_journeys import journeys, settings_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 from blis_replay.ingest.errors import ReconstructionError
-from blis_replay.ingest.row_parts import in_one_part
-from blis_replay.ingest.scheduling_mode import detected_async
-from blis_replay.ingest.step_timeline import SAMPLED, step_anchors, step_timeline
+from blis_replay.ingest.rows import rows_of
+from blis_replay.ingest.steps.records import detected_async
+from blis_replay.ingest.steps.timeline import SAMPLED, step_anchors, step_timeline
 
 
 def event(name: str, time_us: int, step_id: int, journey: int = 0, **values: Any) -> dict[str, Any]:
@@ -88,6 +88,7 @@ def test_nothing_recorded_is_no_timeline_and_far_apart_ids_take_no_room() -> Non
         step_timeline(far)
 
 
+@pytest.mark.slow
 @given(st.sets(st.integers(1, 3000), min_size=2, max_size=200), st.integers(1, 50_000))
 def test_a_steady_engine_is_timed_right_whichever_steps_were_sampled(ids: set[int], cycle_us: int) -> None:
     sampled = sorted(ids)
@@ -101,10 +102,10 @@ def test_outputs_processed_after_the_next_step_began_are_asynchronous_scheduling
     records = steps([1000, 2000, 3000])
     for time_us, asynchronous in ((1900, False), (2900, True)):
         made = journeys([event("FIRST_TOKEN", time_us, 1)], lifecycles=[])
-        assert detected_async(in_one_part(records), made.journey_events) is asynchronous
+        assert detected_async(rows_of(records), made.journey_events) is asynchronous
     # What became of a cancelled request is not processed as output.
     cancelled = journeys([event("FINISHED", 2900, 1, finish_status="aborted")], lifecycles=[])
-    assert detected_async(in_one_part(records), cancelled.journey_events) is None
+    assert detected_async(rows_of(records), cancelled.journey_events) is None
 
 
 _NAMES = ("QUEUED", "SCHEDULED", "PREEMPTED", "FIRST_TOKEN", "FINISHED")
@@ -121,19 +122,21 @@ _events = st.lists(
 _steps = st.lists(st.tuples(st.none() | st.integers(-1, 12), st.none() | st.integers(0, 30)), max_size=30)
 
 
-@given(_steps, _events, st.booleans(), st.integers(1, 200))
-def test_by_ranges_of_a_few_steps_anchors_are_those_of_all_at_once(
-    records: list[tuple[int | None, int | None]], rows: list[dict[str, Any]], asynchronous: bool, part_rows: int
+@pytest.mark.slow
+@given(_steps, _events, st.booleans())
+def test_anchors_are_the_same_wherever_the_records_are(
+    records: list[tuple[int | None, int | None]], rows: list[dict[str, Any]], asynchronous: bool
 ) -> None:
-    """In parts of three rows and in any order, steps twice and without id or time among them."""
+    """In a database, three rows at a time and in any order, steps twice and without id or time among them."""
     ids, starts = [step for step, _ in records], [start for _, start in records]
     sampled = steps([0] * len(records)).with_columns(
         pl.Series("step_id", ids, pl.Int64), pl.Series("start_us", starts, pl.Int64)
     )
     engine = settings_of(async_scheduling=asynchronous)
     at_once = journeys(rows, lifecycles=[], steps=sampled, engine=engine)
-    of_parts = replace(at_once, steps=in_parts(sampled, 3), journey_events=in_parts(at_once.journey_events.whole(), 3))
-    expected, found = step_anchors(at_once), step_anchors(of_parts, part_rows)
+    events = in_database(at_once.journey_events.frame(), 3)
+    in_tables = replace(at_once, steps=in_database(sampled, 3), journey_events=events)
+    expected, found = step_anchors(at_once), step_anchors(in_tables)
     assert found.frame.equals(expected.frame)
     assert found.lags.equals(expected.lags)
     assert found.out_of_order == expected.out_of_order

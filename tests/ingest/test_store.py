@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from blis_replay.ingest.prompt_tree import tree_of_blocks
 from blis_replay.ingest.recording import Clock, Finding, LoadProfile, SharedPrefix, Stage, TokenEvents
 from blis_replay.ingest.store import (
     SCHEMA_VERSION,
+    TABLES,
     ExperimentRow,
     RunRecord,
     inter_token_gaps,
@@ -29,12 +31,13 @@ from blis_replay.ingest.store import (
     read_run,
     read_stored,
     read_token_layout,
+    recordings,
     resolve,
     token_times,
     write_recording,
     write_run,
 )
-from blis_replay.ingest.token_layout import NO_EVENTS, PAIRED, PAIRED_WITH_DONE, PLAIN, TokenLayout
+from blis_replay.ingest.stream.layout import NO_EVENTS, PAIRED, PAIRED_WITH_DONE, PLAIN, TokenLayout
 
 FINDING = Finding("token_events", "corrected", "itl", "8.13 ms, 16.36 ms", {"ratio": 2.013, "layout": None}, "1.5")
 
@@ -53,13 +56,33 @@ def test_a_recording_reads_back_as_it_was_written(tmp_path: Path) -> None:
         assert write_recording(store, written, NO_EVENTS) == "new"
     with open_store(tmp_path / "deep" / "store.duckdb", read_only=True) as store:
         read = read_stored(store, written.slug)
-    frames, parts = ("requests", "aggregates"), ("steps", "snapshots", "lifecycles", "journey_events")
-    for name in frames:
-        assert getattr(read, name).equals(getattr(written, name)), name
-    for name in parts:
-        assert getattr(read, name).whole().equals(getattr(written, name).whole()), name
-    without = dict.fromkeys((*frames, *parts), pl.DataFrame())
+    assert read.aggregates.equals(written.aggregates)
+    for name in TABLES:
+        assert getattr(read, name).frame().equals(getattr(written, name).frame()), name
+    without = dict.fromkeys((*TABLES, "aggregates"), pl.DataFrame())
     assert replace(read, **without) == replace(written, **without)
+
+
+@pytest.mark.parametrize("few_requests", [0, 3])
+def test_rows_are_read_when_they_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few_requests: int
+) -> None:
+    """Columns of requests that were read stay, all of them where there are no more than a few."""
+    monkeypatch.setattr(recordings, "FEW_REQUESTS", few_requests)
+    with open_store(tmp_path / "s.duckdb") as store:
+        write_recording(store, recording(steps=steps([0, 20_000])), NO_EVENTS)
+        read = read_stored(store, recording().slug)
+        assert read.steps["start_us"].to_list() == [0, 20_000]
+        sent = pickle.loads(pickle.dumps(read))  # noqa: S301 (our own)
+        assert sent.steps.held is not None, "nobody else can read a store that is being written"
+    assert read.requests["arrival_us"].to_list() == [0, 1_000_000, 2_000_000]
+    place = pickle.loads(pickle.dumps(read))  # noqa: S301 (our own)
+    assert place.steps.held is None and place.steps.height == 2
+    with open_store(tmp_path / "s.duckdb") as store:
+        write_recording(store, recording(content_hash="another", requests=requests(2)), NO_EVENTS)
+    assert read.requests["arrival_us"].len() == 3
+    with pytest.raises(StoreError, match="was ingested again meanwhile"):
+        read.lifecycles.frame()
 
 
 def test_the_same_content_changes_nothing_and_changed_content_replaces(tmp_path: Path) -> None:
@@ -198,8 +221,9 @@ def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
     assert f"schema version {SCHEMA_VERSION + 1} is newer than this program's {SCHEMA_VERSION}" in one_line_of(error)
 
 
-# What version 2 of the schema had and version 3 changed, and so on down.
+# What version 2 of the schema had and versions 3 and 4 changed, and so on down.
 VERSION_2 = """
+ALTER TABLE experiments DROP COLUMN read_by;
 ALTER TABLE experiments DROP COLUMN load_profile;
 UPDATE experiments SET derived_hash = 'of an older program';
 UPDATE meta SET value = '2' WHERE key = 'schema_version';
@@ -240,7 +264,7 @@ def test_a_store_of_version_1_is_brought_up_to_date_and_keeps_what_it_has(tmp_pa
     path = of_version_1(tmp_path / "s.duckdb")
     with open_store(path, read_only=read_only) as store:
         old = read_stored(store, recording().slug)
-        assert old.requests.equals(recording().requests)
+        assert old.requests.frame().equals(recording().requests.frame())
         assert old.clocks == tuple(replace(clock, spread_us=None) for clock in recording().clocks)
         assert old.lifecycles.is_empty()
         assert store.connection.execute("SELECT value FROM meta").fetchall() == [(str(SCHEMA_VERSION),)]
@@ -338,9 +362,9 @@ import sys, time
 from dataclasses import replace
 sys.path.insert(0, sys.argv[1])
 from builders import recording, requests
-from blis_replay.ingest import store_recordings
+from blis_replay.ingest.store import recordings as store_recordings
 from blis_replay.ingest.store import open_store, write_recording
-from blis_replay.ingest.token_layout import NO_EVENTS
+from blis_replay.ingest.stream.layout import NO_EVENTS
 
 def stop(*_):
     print("half way", flush=True)
@@ -361,6 +385,7 @@ def half_way_through_an_ingest(path: Path) -> subprocess.Popen[str]:
     return child
 
 
+@pytest.mark.slow
 def test_a_killed_ingest_leaves_the_store_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "s.duckdb"
     with open_store(path) as store:

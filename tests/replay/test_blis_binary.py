@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 from recordings import make_recording
 
 from blis_replay.blis.errors import ReleaseError
-from blis_replay.blis.latency import LatencyModel
+from blis_replay.blis.latency.models import LatencyModel
 from blis_replay.blis.trace import NEVER_US, BlockKeys, RequestTrace
-from blis_replay.replay.blis_binary import BlisBinary, BlisError, find_build, own_release
-from blis_replay.replay.blis_files import COLUMNS_22, COLUMNS_27, read_results, shared_prefixes
+from blis_replay.replay.blis_binary.binary import BlisBinary, BlisError, find_build, own_release
+from blis_replay.replay.blis_binary.files import COLUMNS_22, COLUMNS_27, read_results, shared_prefixes
 from blis_replay.replay.driver import replay
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode
-from blis_replay.validate.comparison.compare import compare
+from blis_replay.validate.comparison.compare import compare_replay
 
 
 class TestAnswers:
@@ -32,15 +32,15 @@ class TestAnswers:
         """The stand-in says 20 ms + 4 gaps of 10 ms, and the recording has just that."""
         run = run_with(write_stand_in(tmp_path), small_recording())
         assert (run.simulator, run.ttft_us.tolist(), run.e2e_us.tolist()) == ("blis", [20_000] * 3, [60_000] * 3)
-        comparison = compare(run)
+        comparison = compare_replay(run)
         assert [comparison.metrics[m]["mean"].error for m in ("e2e", "ttft", "itl", "tpot")] == [0.0] * 4
         assert comparison.verdict == "pass"
 
     def test_itl_quantiles_are_null_with_a_reason(self, tmp_path: Path) -> None:
-        cells = compare(run_with(write_stand_in(tmp_path), small_recording())).metrics["itl"]
-        assert cells["mean"].simulated_us == 10_000.0
+        cells = compare_replay(run_with(write_stand_in(tmp_path), small_recording())).metrics["itl"]
+        assert cells["mean"].b_us == 10_000.0
         for name in ("p50", "p90", "p99"):
-            assert cells[name].simulated_us is None
+            assert cells[name].b_us is None
             assert "no times of single tokens" in str(cells[name].reason)
 
     def test_steps_are_not_to_be_had(self, tmp_path: Path) -> None:

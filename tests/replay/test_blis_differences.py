@@ -9,10 +9,10 @@ from blis_runs import release_of, run_with, small_recording
 from blis_stand_in import HELP_BLACKBOX, HELP_OLDER, write_stand_in
 from recordings import make_recording
 
-from blis_replay.blis.latency import LatencyModel, Lifecycle
-from blis_replay.replay.blis_differences import overlapping_last_steps
+from blis_replay.blis.latency.models import LatencyModel, Lifecycle
+from blis_replay.replay.blis_binary.differences import overlapping_last_steps
 from blis_replay.replay.driver import replay
-from blis_replay.validate.comparison.compare import compare
+from blis_replay.validate.comparison.compare import compare_replay
 from blis_replay.validate.comparison.simulators import informed
 
 
@@ -70,9 +70,9 @@ class TestKnownDifferences:
             },
             engine={"num_gpu_blocks": 11},
         )
-        embedded = compare(replay(recording, release_of()))
+        embedded = compare_replay(replay(recording, release_of()))
         path = write_stand_in(tmp_path, help_text=HELP_OLDER)
-        blis = compare(run_with(path, recording, release_of()))
+        blis = compare_replay(run_with(path, recording, release_of()))
         assert embedded.run.simulated.preemptions == 1
         assert not any("preempted" in d for d in blis.run.simulated.differences)
         (said,) = (d for d in informed(blis, embedded).run.simulated.differences if "preempted" in d)

@@ -17,7 +17,7 @@ from blis_stand_in import HELP_BLACKBOX, HELP_CURRENT, HELP_OLDER, answer_from, 
 from recordings import make_recording
 
 from blis_replay.blis.engine import simulate
-from blis_replay.blis.latency import BatchFeatures
+from blis_replay.blis.latency.models import BatchFeatures
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.driver import replay
 
@@ -41,7 +41,6 @@ def parity(folder: Path, build: str) -> tuple[Recording, np.ndarray[Any, Any], n
     return recording, np.array(columns["ttft_us"]), np.array(columns["e2e_us"])
 
 
-@pytest.mark.realdata
 class TestRecordedBuilds:
     @pytest.mark.parametrize("build", BUILDS)
     def test_each_build_is_called_as_it_was(self, data_pack: Path, tmp_path: Path, build: str) -> None:

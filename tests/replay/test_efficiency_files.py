@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from blis_replay.blis.architecture import bundled_architectures
 from blis_replay.blis.errors import ReleaseError
-from blis_replay.blis.gpu import gpu_named
-from blis_replay.blis.roofline import RooflineModel
-from blis_replay.replay.efficiency_files import efficiency_of_folder
-from blis_replay.replay.release_file import roofline_release
+from blis_replay.blis.latency.architecture import bundled_architectures
+from blis_replay.blis.latency.gpu import gpu_named
+from blis_replay.blis.latency.roofline import RooflineModel
+from blis_replay.replay.release_file import efficiency_of_folder, roofline_release
 
 LLAMA_7B = "meta-llama/Llama-2-7b-hf"  # 32 query and KV heads of 128
 LLAMA_70B = "meta-llama/Llama-2-70b-hf"  # 64 query heads, 8 KV heads
@@ -40,18 +39,18 @@ def test_tables_are_those_of_the_heads_and_gpus(tables: Path) -> None:
     """Rows in any order; an MFU of 0.0 is unmeasured, and its neighbours in the batch stand in for it."""
     read = efficiency_of_folder(tables, bundled_architectures()[LLAMA_7B], "H100-SXM", 1)
     assert [(c.inputs, c.outputs, c.tokens, c.mfu) for c in read.products] == [(4096, 4096, (8, 64), (0.1, 0.2))]
-    assert (read.prefill_tokens, read.prefill_mfu) == ((1024, 4096), (0.2, 0.6))
-    assert (read.decode_requests, read.decode_context_tokens) == ((1, 16), (1024, 4096, 8192))
+    assert (read.prefill.tokens, read.prefill.mfu) == ((1024, 4096), (0.2, 0.6))
+    assert (read.decode.requests, read.decode.context_tokens) == ((1, 16), (1024, 4096, 8192))
     # Batch 16 at 4,096: 3/7 of the way from 1,024 to 8,192.
-    assert read.decode_mfu == ((0.002, 0.002, 0.002), (0.01, pytest.approx(0.01 + 0.02 * 3 / 7), 0.03))
+    assert read.decode.mfu == ((0.002, 0.002, 0.002), (0.01, pytest.approx(0.01 + 0.02 * 3 / 7), 0.03))
 
 
 def test_decode_tables_of_one_gpu_stand_in_for_more(tables: Path) -> None:
     architectures = bundled_architectures()
-    assert efficiency_of_folder(tables, architectures[LLAMA_7B], "H100-SXM", 2).decode_mfu == ((0.005,),)
+    assert efficiency_of_folder(tables, architectures[LLAMA_7B], "H100-SXM", 2).decode.mfu == ((0.005,),)
     # None of two GPUs but that of 32 heads, which is nearer than none.
     (tables / "mha/decode/h100/32-32-128-tp2.csv").unlink()
-    assert efficiency_of_folder(tables, architectures[LLAMA_70B], "H100-SXM", 2).decode_mfu == ((0.004,),)
+    assert efficiency_of_folder(tables, architectures[LLAMA_70B], "H100-SXM", 2).decode.mfu == ((0.004,),)
 
 
 @pytest.mark.parametrize(
@@ -88,12 +87,11 @@ def test_a_folder_without_the_gpu_is_refused(tables: Path) -> None:
         efficiency_of_folder(tables, architecture, "H100-SXM", 1)
 
 
-@pytest.mark.realdata
 def test_the_published_tables_make_a_release(data_pack: Path) -> None:
     """8 shapes of products; 64 heads and 8 KV heads are measured for 1, 2 and 4 GPUs, prefill at 5 lengths."""
     architecture = bundled_architectures()[LLAMA_70B]
     read = efficiency_of_folder(data_pack / "blis-h100-mfu", architecture, "H100-SXM-80GB", 4)
-    assert (len(read.products), len(read.prefill_tokens)) == (8, 5)
-    assert read.prefill_mfu[1] == 0.648  # 4,096 tokens
+    assert (len(read.products), len(read.prefill.tokens)) == (8, 5)
+    assert read.prefill.mfu[1] == 0.648  # 4,096 tokens
     latency = RooflineModel(architecture, gpu_named("H100-SXM"), 4, "additive", read)
     assert roofline_release("r", LLAMA_70B, "H100-SXM", latency).models[0].latency == latency

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from blis_replay.blis.errors import TraceError
 from blis_replay.blis.trace import EngineConfig
+from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.driver import replay
-from blis_replay.replay.engine_overrides import ENGINE_ARGUMENTS, EngineValue
 from blis_replay.replay.errors import UnknownNameError
-from blis_replay.replay.mode import ReplayMode, parse_mode
+from blis_replay.replay.mode import ENGINE_ARGUMENTS, EngineValue, ReplayMode, parse_mode
 from blis_replay.replay.plan import plan_replay
 from blis_replay.replay.store import provenance_of
 
@@ -90,7 +90,9 @@ def test_an_engine_that_cannot_be_is_said_to_be_none(text: str) -> None:
 def test_a_server_without_prefix_cache_computes_whole_prompts() -> None:
     """The recorded server found 96 of 100 tokens in its cache."""
     recording = small_recording()
-    recording = replace(recording, requests=recording.requests.with_columns(cached_prompt_tokens=pl.lit(96, pl.Int64)))
+    recording = replace(
+        recording, requests=rows_of(recording.requests.frame().with_columns(cached_prompt_tokens=pl.lit(96, pl.Int64)))
+    )
     assert plan_replay(recording, ReplayMode()).trace.prefill_tokens.tolist() == [4, 4, 4]
     plan = plan_replay(recording, parse_mode("enable_prefix_caching=false", {}))
     assert plan.trace.prefill_tokens.tolist() == [100, 100, 100]

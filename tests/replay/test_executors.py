@@ -20,9 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blis_replay.replay.errors import ReplayError
-from blis_replay.replay.executor_ledger import RETRIES, Ledger, attempt
-from blis_replay.replay.executor_pool import pool_map
-from blis_replay.replay.executors import POOL_START_S, map_jobs, pool_pays
+from blis_replay.replay.executors.executors import POOL_START_S, map_jobs, pool_pays
+from blis_replay.replay.executors.local import RETRIES, Ledger, attempt, pool_map
 
 Map = Callable[..., list[Any]]
 
@@ -31,7 +30,7 @@ Map = Callable[..., list[Any]]
 def local_ray() -> Iterator[None]:
     """A real Ray of two processors, for all tests of this module."""
     ray = pytest.importorskip("ray", reason="install the extra blis-replay[ray]")
-    from blis_replay.replay.executor_ray import _start
+    from blis_replay.replay.executors.ray import _start
 
     _start(ray, 2)
     yield
@@ -40,7 +39,11 @@ def local_ray() -> Iterator[None]:
         ray.shutdown()
 
 
-@pytest.fixture(params=["serial", "pool", "ray"])
+# Ray takes seconds to start.
+RAY = pytest.param("ray", marks=pytest.mark.slow)
+
+
+@pytest.fixture(params=["serial", "pool", RAY])
 def any_map(request: pytest.FixtureRequest) -> Map:
     """Each executor; ``pool`` without the rule that keeps short jobs in this process."""
     if request.param == "ray":
@@ -48,7 +51,7 @@ def any_map(request: pytest.FixtureRequest) -> Map:
     return _mapping(request.param)
 
 
-@pytest.fixture(params=["pool", "ray"])
+@pytest.fixture(params=["pool", RAY])
 def workers_map(request: pytest.FixtureRequest) -> Map:
     if request.param == "ray":
         request.getfixturevalue("local_ray")
@@ -88,6 +91,7 @@ def test_a_lost_worker_is_replaced_and_its_job_done_again(workers_map: Map, tmp_
     assert (tmp_path / "killed").exists()
 
 
+@pytest.mark.slow
 def test_a_job_that_always_loses_its_worker_is_given_up(workers_map: Map, tmp_path: Path) -> None:
     with pytest.raises(ReplayError, match=r"^job 3 of 4 lost its worker 3 times .* --executor serial"):
         workers_map(partial(work.killed_always, tmp_path), range(4))
@@ -135,6 +139,7 @@ def test_short_jobs_stay_in_this_process() -> None:
     assert set(map_jobs(work.process_of, range(50), workers=2)) == {os.getpid()}
 
 
+@pytest.mark.slow
 def test_long_jobs_go_to_a_pool_after_the_first() -> None:
     told: list[int] = []
     first, *others = map_jobs(
@@ -172,7 +177,7 @@ import sys
 from functools import partial
 from pathlib import Path
 import executor_jobs as work
-from blis_replay.replay.executor_pool import pool_map
+from blis_replay.replay.executors.local import pool_map
 if __name__ == "__main__":
     pool_map(partial(work.slow, Path(sys.argv[1])), {jobs}, 2, None)
 """
@@ -208,8 +213,15 @@ def _gone(process: int) -> bool:
         return True
 
 
+def _blocks_interrupts(process: int) -> bool:
+    status = Path(f"/proc/{process}/status").read_text()
+    return bool(int(status.split("SigBlk:")[1].split()[0], 16) & 1 << signal.SIGINT - 1)
+
+
+@pytest.mark.slow
 def test_an_interrupt_ends_all_processes_at_once(tmp_path: Path) -> None:
     program, workers = _started(tmp_path, [1, 2])
+    assert all(map(_blocks_interrupts, workers))  # the first as well, with which a tracker of multiprocessing starts
     os.killpg(program.pid, signal.SIGINT)  # what Ctrl-C does: workers get it too
     _, said = program.communicate(timeout=5)  # of jobs of 60 s
     assert program.returncode == -signal.SIGINT

@@ -17,18 +17,13 @@ from recordings import make_recording
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.prompt_tree import tree_of_blocks
 from blis_replay.ingest.readers.discovery import sources_of
-from blis_replay.ingest.recording import (
-    ARRIVALS,
-    REQUEST_SCHEMA,
-    Clock,
-    Recording,
-    SharedPrefix,
-)
+from blis_replay.ingest.recording import ARRIVALS, REQUEST_SCHEMA, Clock, Recording, SharedPrefix
+from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.errors import FileExistsAlreadyError, ReplayError
 from blis_replay.replay.export import TARGETS, export
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import request_trace
-from blis_replay.validate.cli import export_verb
+from blis_replay.validate.cli import export as export_verb
 
 EPOCH_US = 1_770_000_000_123_456
 ARRIVED = {"arrival_us": [0, 1_234_567, 1_234_567, 9_999_999], "prompt_tokens": [600, 1100, 20, 33]} | {
@@ -116,7 +111,7 @@ def test_tracev2_carries_latencies_failures_and_the_server(tmp_path: Path) -> No
 def test_a_request_that_the_client_gave_up_is_incomplete_in_tracev2(tmp_path: Path) -> None:
     original = served()
     given_up = original.requests["status"].replace({"error": "aborted", "timeout": "aborted"})
-    original = replace(original, requests=original.requests.with_columns(given_up.alias("status")))
+    original = replace(original, requests=rows_of(original.requests.frame().with_columns(given_up.alias("status"))))
     done = export(original, "tracev2", tmp_path / "out")
     assert ",incomplete," in (tmp_path / "out" / "trace.csv").read_text("utf-8")
     assert columns(again(*done.files), "status") == columns(original, "status")
@@ -227,7 +222,7 @@ def test_a_recording_without_lengths_is_refused_but_for_parquet(tmp_path: Path) 
 
 
 def test_a_recording_without_requests_is_refused(tmp_path: Path) -> None:
-    nothing = replace(arrivals(), requests=arrivals().requests.clear())
+    nothing = replace(arrivals(), requests=rows_of(arrivals().requests.frame().clear()))
     with pytest.raises(ReplayError, match="no requests to export"):
         export(nothing, "parquet", tmp_path / "p")
 

@@ -11,18 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from recordings import make_recording
 
-from blis_replay.blis.block_keys import chain_blocks
 from blis_replay.blis.engine import simulate
-from blis_replay.blis.latency import LatencyModel
-from blis_replay.blis.trace import BlockKeys
+from blis_replay.blis.latency.models import LatencyModel
+from blis_replay.blis.trace import BlockKeys, chain_blocks
 from blis_replay.ingest.prompt_tree import tree_of_blocks
 from blis_replay.ingest.readers.arrivals.mooncake import read_requests
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.requests_frame import RawPrefix, in_send_order
+from blis_replay.ingest.readers.requests import RawPrefix, in_send_order
 from blis_replay.ingest.recording import PromptTree
 from blis_replay.replay.mode import ReplayMode
+from blis_replay.replay.observed.prefix import cached_tokens, engine_block_keys
 from blis_replay.replay.plan import plan_replay
-from blis_replay.replay.recorded_prompts import cached_tokens, engine_block_keys
 
 
 def prefix_of(block_tokens: int, *requests: list[int]) -> PromptTree:
@@ -71,6 +70,7 @@ def test_blocks_beyond_the_recorded_ones_have_no_key() -> None:
     assert keys.count.tolist() == [32, 0]
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     prompts=st.lists(st.lists(st.integers(0, 2), max_size=12), min_size=2, max_size=4),
@@ -113,12 +113,11 @@ def test_a_replay_finds_recorded_prefixes_in_the_simulated_cache() -> None:
     assert result.cached_tokens.tolist() == [0, 512]
 
 
-@pytest.mark.realdata
 def test_hits_of_the_conversation_trace_in_an_endless_cache(data_pack: Path) -> None:
     """Leading ids that an earlier request had, counted on the file's own lists, are the shared keys here."""
     path = data_pack / "public-traces" / "mooncake" / "conversation_trace.jsonl.gz"
     read = read_requests(RecordedFile(path, path.name))
-    _frame, order, _zero_us = in_send_order(read.frame)
+    _frame, order, _zero_us = in_send_order(read.rows)
     assert isinstance(read.prefix, RawPrefix)
     prompts = read.frame["prompt_tokens"].to_numpy()[order]
     keys = engine_block_keys(read.prefix.in_order(order), prompts, 16)

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blis_replay.blis.latency import LatencyModel, Lifecycle
-from blis_replay.blis.release import CoefficientRelease, ModelEntry
+from blis_replay.blis.latency.models import LatencyModel, Lifecycle
+from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.trace import EngineConfig
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.replay.errors import ReplayError, UnknownNameError
@@ -28,7 +28,7 @@ from blis_replay.replay.simulation import (
     step_frame,
     write_tables,
 )
-from blis_replay.validate.simulation_summary import summary
+from blis_replay.validate.text.simulations import summary
 
 ENGINE = EngineConfig(max_num_seqs=8, max_num_batched_tokens=2048, max_model_len=4096, async_scheduling=False)
 # The coefficients of the worked examples of blis-semantics, section 11.

@@ -8,15 +8,15 @@ import numpy as np
 import polars as pl
 import pytest
 
-from blis_replay.blis.latency import ObservedCycles
+from blis_replay.blis.latency.models import ObservedCycles
 from blis_replay.fixtures.planted import PLANTED, Planted, planted_recording
 from blis_replay.ingest.recording import JOURNEY_EVENT_SCHEMA, LIFECYCLE_SCHEMA, STEP_SCHEMA, Recording, empty_frame
-from blis_replay.ingest.row_parts import in_one_part
+from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.driver import replay
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import parse_mode
-from blis_replay.replay.observed_cycles import observed_cycles
-from blis_replay.replay.teacher_forcing import (
+from blis_replay.replay.observed.cycles import ServerStamps, observed_cycles, server_stamps
+from blis_replay.replay.observed.teacher_forcing import (
     observed_delivery,
     observed_hold,
     observed_pre_queue,
@@ -33,10 +33,10 @@ def client_only(recording: Recording) -> Recording:
     spans = [pl.lit(None, pl.Int64).alias(name) for name in ("queue_us", "prefill_us", "decode_us")]
     return replace(
         recording,
-        requests=recording.requests.with_columns(spans),
-        steps=in_one_part(empty_frame(STEP_SCHEMA)),
-        lifecycles=in_one_part(empty_frame(LIFECYCLE_SCHEMA)),
-        journey_events=in_one_part(empty_frame(JOURNEY_EVENT_SCHEMA)),
+        requests=rows_of(recording.requests.frame().with_columns(spans)),
+        steps=rows_of(empty_frame(STEP_SCHEMA)),
+        lifecycles=rows_of(empty_frame(LIFECYCLE_SCHEMA)),
+        journey_events=rows_of(empty_frame(JOURNEY_EVENT_SCHEMA)),
     )
 
 
@@ -81,20 +81,25 @@ def test_without_steps_the_cycles_are_solved_from_latencies(planted: Planted) ->
 
 
 def test_too_little_to_tell_the_cycles_is_said(planted: Planted) -> None:
-    few = replace(client_only(planted.recording), requests=planted.recording.requests.head(5))
+    few = replace(client_only(planted.recording), requests=rows_of(planted.recording.requests.frame().head(5)))
     with pytest.raises(ReplayError, match=r"step cycles were not recorded, and 5 requests .* do not tell them; record"):
         observed_cycles(few)
 
 
+def evidence(planted: Planted) -> tuple[Recording, ServerStamps, ObservedCycles]:
+    recording = planted.recording
+    return recording, server_stamps(recording), observed_cycles(recording)[0]
+
+
 def test_the_delay_before_the_queue_is_right_on_average(planted: Planted) -> None:
     """5 ms planted; the stamp is taken up to a step of 10.6 ms later, of which half is taken off on average."""
-    delay_us, basis = observed_pre_queue(planted.recording)
+    delay_us, basis = observed_pre_queue(*evidence(planted))
     assert delay_us.mean() == pytest.approx(5_000, abs=300)  # 600 requests, a spread of 4.4 ms: 3 sigma is 540 us
     assert basis == "recorded: journeys of 600 of 600 requests"
 
 
 def test_a_server_that_keeps_up_passes_nobody_over(planted: Planted) -> None:
-    hold_us, _ = observed_hold(planted.recording, observed_cycles(planted.recording)[0])
+    hold_us, _ = observed_hold(*evidence(planted))
     assert not hold_us.any()
 
 
@@ -102,7 +107,7 @@ def test_a_server_with_two_places_passes_requests_over_for_as_long_as_they_wait(
     """All of the wait but the turn of the loop, which the simulator has too."""
     busy = replace(PLANTED, engine=replace(PLANTED.engine, max_num_seqs=8))
     planted = planted_recording(seed=6, spec=busy)
-    hold_us, _ = observed_hold(planted.recording, observed_cycles(planted.recording)[0])
+    hold_us, _ = observed_hold(*evidence(planted))
     wait_us = planted.truth.result.scheduled_us - planted.truth.taken_in_us
     waited = wait_us > 100_000
     assert waited.sum() > 100
@@ -111,7 +116,7 @@ def test_a_server_with_two_places_passes_requests_over_for_as_long_as_they_wait(
 
 def test_the_way_to_the_client_is_what_was_planted(planted: Planted) -> None:
     """150 us a token, and 400 us more at the end of a request of 160 tokens or so: 550 us after the last."""
-    first_us, last_us, _ = observed_delivery(planted.recording)
+    first_us, last_us, _ = observed_delivery(planted.recording, server_stamps(planted.recording))
     assert set(first_us.tolist()) == {150}
     ok = planted.truth.ok
     expected = planted.truth.client_end_us[ok] - planted.truth.result.finished_us[ok]

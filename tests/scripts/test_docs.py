@@ -8,21 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import click
+import docs_html
 import pytest
+from docs_generated import GENERATED, imports_between, rooms_svg
+from docs_pages import ELISION, ROOT, Page, all_pages, is_current, parts_of, refreshed, text_of
 from hypothesis import given
 from hypothesis import strategies as st
 
+import docs
 from blis_replay.validate.cli.main import VERBS, cli
-
-sys.path.append(str(Path(__file__).parents[2] / "scripts"))
-import docs_html
-import docs_run
-from docs_fences import parts_of, text_of
-from docs_generated import GENERATED
-from docs_outputs import ELISION, is_current, refreshed
-from docs_pages import ROOT, Page, all_pages
-from docs_rooms import imports_between, rooms_svg
-from docs_run import PageError, current_text, refresh
+from docs import PageError, current_text, refresh
 
 Write = Callable[[str], Page]
 
@@ -42,6 +37,7 @@ def write(tmp_path: Path) -> Write:
     return page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", QUICK)
 def test_a_page_is_what_its_commands_print(name: str) -> None:
     (page,) = [page for page in all_pages() if page.source.name == name]
@@ -75,6 +71,7 @@ def test_every_verb_has_its_help_on_the_page_of_commands() -> None:
     assert [v for v in coefficients.commands if f"\n## blis-replay coefficients {v}\n" not in text] == []
 
 
+@pytest.mark.slow
 def test_the_picture_of_the_rooms_is_drawn_from_the_imports() -> None:
     """tests/test_architecture.py says which imports there may be; each has an arrow, and no other has one."""
     assert (ROOT / "docs" / "architecture.svg").read_text("utf-8") == rooms_svg()
@@ -123,7 +120,7 @@ def test_a_page_that_cannot_be_run_is_one_error_with_its_place(write: Write, tex
 def test_blocks_that_need_recordings_stay_as_they_are_without_them(
     write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(docs_run, "HAS_RECORDINGS", False)
+    monkeypatch.setattr(docs, "HAS_RECORDINGS", False)
     text = "# Page\n\n```console recordings\n$ echo new\nold\n```\n"
     assert current_text(write(text)) == text
 
@@ -170,6 +167,7 @@ def test_a_page_that_is_not_current_is_told_and_mended(write: Write) -> None:
     assert refresh(page, update=False) == ""
 
 
+@pytest.mark.slow
 def test_the_script_builds_the_site() -> None:
     """On a page that takes no time: exit code 0, and the pages are counted."""
     command = [sys.executable, ROOT / "scripts" / "docs.py", ROOT / "docs" / "documentation.md"]

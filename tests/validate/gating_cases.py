@@ -8,10 +8,10 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from blis_replay.blis.latency import LatencyModel
-from blis_replay.blis.release import CoefficientRelease, FittedOn, ModelEntry, parse_release
-from blis_replay.blis.release_text import format_release
-from blis_replay.fixtures.synthetic import SyntheticExperiment, SyntheticTruth, generate, write_experiment
+from blis_replay.blis.latency.models import LatencyModel
+from blis_replay.blis.releases.release import CoefficientRelease, FittedOn, ModelEntry, format_release, parse_release
+from blis_replay.fixtures.synthetic import generate, write_experiment
+from blis_replay.fixtures.truth import SyntheticExperiment, SyntheticTruth
 
 SMALL = SyntheticExperiment(slug="20260301-120000-synthetic-1b-tp1-general", requests=200)
 LARGE = SyntheticExperiment(

@@ -8,21 +8,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from blis_replay.blis.latency import LatencyModel
-from blis_replay.blis.release import bundled_releases, parse_release
-from blis_replay.blis.release_fit import CoefficientFit
-from blis_replay.blis.release_text import format_release
+from blis_replay.blis.latency.models import LatencyModel
+from blis_replay.blis.releases.fit import CoefficientFit
+from blis_replay.blis.releases.release import bundled_releases, format_release, parse_release
 from blis_replay.fixtures.synthetic import generate, write_experiment
 from blis_replay.fixtures.truth import SyntheticExperiment
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.recording import STEP_SCHEMA, Finding, Recording, Setting, SharedPrefix, Stage, empty_frame
-from blis_replay.ingest.row_parts import in_one_part
+from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.release_file import load_release
 from blis_replay.validate.calibration.calibrate import DataChoice, ModelFit, Options, calibrate
-from blis_replay.validate.calibration.cycle_rows import CycleRows
-from blis_replay.validate.calibration.line_fit import fit_line
-from blis_replay.validate.calibration.prior import DEFAULT_PRIOR, PUBLISHED_PRE_QUEUE_US
+from blis_replay.validate.calibration.cycle_rows import CycleRows, fit_line
+from blis_replay.validate.calibration.model_fit import DEFAULT_PRIOR, PUBLISHED_PRE_QUEUE_US
 from blis_replay.validate.errors import ValidateError
+
+pytestmark = pytest.mark.slow
 
 # A busy server: 8 and 16 requests/s of 100 tokens at 9 to 11 ms a step.
 BUSY = SyntheticExperiment(
@@ -196,8 +196,8 @@ def test_without_steps_or_latencies_there_is_nothing_to_fit(busy: Recording) -> 
 
     empty = replace(
         busy,
-        steps=in_one_part(empty_frame(STEP_SCHEMA)),
-        requests=busy.requests.with_columns(ttft_us=pl.lit(None, pl.Int64)),
+        steps=rows_of(empty_frame(STEP_SCHEMA)),
+        requests=rows_of(busy.requests.frame().with_columns(ttft_us=pl.lit(None, pl.Int64))),
     )
     with pytest.raises(ValidateError, match="no steps or latencies to fit"):
         fitted(empty)

@@ -10,7 +10,7 @@ from blis_replay.fixtures.bundled import bundled_recording
 from blis_replay.replay.driver import replay
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.release_file import load_release
-from blis_replay.validate.comparison.compare import Comparison, compare
+from blis_replay.validate.comparison.compare import Comparison, compare_replay
 from blis_replay.validate.comparison.comparison_text import notes
 from blis_replay.validate.experiment import DEFAULT_RELEASE
 
@@ -20,13 +20,12 @@ SLUG = "20260218-150304-codellama-34b-tp2-general"
 @pytest.fixture(scope="module")
 def comparison() -> Comparison:
     run = replay(bundled_recording(SLUG), load_release(DEFAULT_RELEASE), ReplayMode())
-    return compare(run, findings=(), overloaded=False)
+    return compare_replay(run)
 
 
 def on(comparison: Comparison, hardware: str | None) -> list[str]:
     """The notes, had the recording named this hardware."""
-    recording = replace(comparison.run.recording, hardware=hardware)
-    return notes(replace(comparison, run=replace(comparison.run, recording=recording)))
+    return notes(replace(comparison, recording=replace(comparison.recording, hardware=hardware)))
 
 
 def test_coefficients_of_another_gpu_are_said(comparison: Comparison) -> None:
@@ -43,7 +42,7 @@ def test_numbers_that_are_missing_for_one_reason_share_a_line(comparison: Compar
     """Published quantiles bracket the gaps of 34b-general; without them, all are named at once."""
     cells = comparison.metrics["itl"]
     stripped = {
-        name: replace(cell, observed_us=None, error=None, reason="no token times recorded") if name != "mean" else cell
+        name: replace(cell, a_us=None, reason="no token times recorded") if name != "mean" else cell
         for name, cell in cells.items()
     }
     shown = notes(replace(comparison, metrics={**comparison.metrics, "itl": stripped}))

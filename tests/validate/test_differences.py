@@ -12,21 +12,20 @@ from gating_cases import LARGE, SMALL, release, written
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blis_replay.blis.latency import Lifecycle
-from blis_replay.blis.release import CoefficientRelease, parse_release
-from blis_replay.blis.release_text import format_release
+from blis_replay.blis.latency.models import Lifecycle
+from blis_replay.blis.releases.release import CoefficientRelease, format_release, parse_release
 from blis_replay.ingest.ingest import ingest_source
 from blis_replay.ingest.store import Store, open_store
 from blis_replay.replay.errors import UnknownNameError
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.simulator import EmbeddedEngine
 from blis_replay.validate.comparison.differences import CELLS, Differences, differences
-from blis_replay.validate.comparison.differences_text import differences_json, differences_text
-from blis_replay.validate.comparison.resampling import resampled_values
+from blis_replay.validate.comparison.differences_text import differences_answer
 from blis_replay.validate.comparison.sides import Choice, runs_json, side_of
+from blis_replay.validate.comparison.validated import validate_experiment
 from blis_replay.validate.errors import NothingToJudgeError
-from blis_replay.validate.experiment import validate_experiment
-from blis_replay.validate.metrics import LatencySamples
+from blis_replay.validate.metrics.latency import LatencySamples
+from blis_replay.validate.metrics.resampling import resampled_values
 
 
 def shifted(lifecycle: Lifecycle, **delays_us: float) -> CoefficientRelease:
@@ -64,23 +63,22 @@ def test_a_side_against_itself_differs_in_nothing(store: Store, folder: Path, na
     name = name.format(folder)
     answer = compared(store, name, name)
     for metric, statistic in CELLS:
-        difference = answer.table[metric][statistic]
-        assert difference.value_us == 0
-        assert difference.interval_us in ((0.0, 0.0), None)
+        assert answer.comparison.metrics[metric][statistic].difference_us == 0
+        assert answer.intervals_us.get((metric, statistic)) in ((0.0, 0.0), None)
     assert answer.changed == []
     assert answer.pairs is not None
-    assert (answer.pairs.mape["e2e"], answer.pairs.mape["ttft"]) == (0, 0)
-    assert "inputs: nothing that both sides say differs" in differences_text(answer)
+    assert [answer.comparison.paired[metric].mape for metric in ("e2e", "ttft")] == [0, 0]
+    assert "inputs: nothing that both sides say differs" in str(differences_answer(answer))
 
 
 def test_a_delay_on_arrival_of_1500_us_is_in_every_request_and_in_the_interval(store: Store, folder: Path) -> None:
     """All requests reach the engine 1,500 us later, so the whole schedule moves by that and no gap changes."""
     answer = compared(store, f"{folder}/true.yaml", f"{folder}/late.yaml")
     for metric in ("e2e", "ttft"):
-        for difference in answer.table[metric].values():
-            assert difference.value_us == pytest.approx(1500, abs=1e-6)
-            assert difference.interval_us == pytest.approx((1500, 1500), abs=1e-6)
-    assert answer.table["itl"]["mean"].value_us == pytest.approx(0, abs=1e-9)
+        for statistic, cell in answer.comparison.metrics[metric].items():
+            assert cell.difference_us == pytest.approx(1500, abs=1e-6)
+            assert answer.intervals_us[metric, statistic] == pytest.approx((1500, 1500), abs=1e-6)
+    assert answer.comparison.metrics["itl"]["mean"].difference_us == pytest.approx(0, abs=1e-9)
     assert answer.changed == [
         ("coefficients", *(f"{n} {sha(folder, n)}" for n in ("true", "late"))),
         ("delay pre_queue", "5000 us", "6500 us"),
@@ -95,9 +93,9 @@ def test_a_recording_against_its_replay_with_true_coefficients(store: Store, fol
     """The synthetic client stamps in whole us, so the replay is that of the recording to the rounding."""
     answer = compared(store, "1b-general", f"1b-general@{folder}/true.yaml")
     assert answer.resampled == "requests drawn with both their latencies"
-    assert answer.requests == (200, 200)
+    assert answer.comparison.compared == (200, 200)
     for metric in ("e2e", "ttft"):
-        assert abs(answer.table[metric]["mean"].value_us or 0.0) < 20
+        assert abs(answer.comparison.metrics[metric]["mean"].difference_us or 0.0) < 20
 
 
 def test_a_delay_on_arrival_is_in_the_segment_before_the_queue(store: Store, folder: Path) -> None:
@@ -107,7 +105,7 @@ def test_a_delay_on_arrival_is_in_the_segment_before_the_queue(store: Store, fol
     shifts_us = [(part.name, *set(part.difference_us.tolist())) for part in found.segments.segments]
     unchanged = [(name, 0.0) for name in ("queue wait", "prefill", "decode", "delivery")]
     assert shifts_us == [("send to queue", 1500.0), *unchanged]
-    e2e = found.table["e2e"]["mean"]
+    e2e = found.comparison.metrics["e2e"]["mean"]
     assert found.segments.whole.a_us.mean() == pytest.approx(e2e.a_us)
 
 
@@ -135,24 +133,25 @@ def test_different_recordings_are_drawn_by_themselves(store: Store) -> None:
     """Two servers with 9 and 17 ms cycles: no request of one is one of the other; the interval holds the difference."""
     answer = compared(store, "1b-general", "2b-general")
     assert (answer.resampled, answer.pairs) == ("requests of each side drawn by themselves", None)
-    difference = answer.table["e2e"]["mean"]
-    assert difference.interval_us is not None and difference.value_us is not None
-    assert difference.interval_us[0] < difference.value_us < difference.interval_us[1]
+    low_us, high_us = answer.intervals_us["e2e", "mean"]
+    assert low_us < (answer.comparison.metrics["e2e"]["mean"].difference_us or 0) < high_us
     assert {name for name, _, _ in answer.changed} == {"experiment", "recording", "model", "arrivals", "prompt tokens"}
 
 
+@pytest.mark.slow
 def test_published_numbers_stand_fixed(store: Store) -> None:
     choice = Choice(None, lambda _name: EmbeddedEngine(release("true")))
     sides = [side_of(store, name, choice) for name in ("34b-general", "34b-general@h100-vllm-0.15.1", "34b-codegen")]
     one, none = differences(sides[0], sides[1]), differences(sides[0], sides[2])
     assert one.resampled == "requests drawn on the side that has them, the published numbers held fixed"
-    difference = one.table["e2e"]["mean"]
-    assert difference.interval_us is not None and difference.value_us is not None
-    assert difference.interval_us[0] < difference.value_us < difference.interval_us[1]
-    assert "bracket" in (one.table["itl"]["p99"].reason or "")
+    low_us, high_us = one.intervals_us["e2e", "mean"]
+    assert low_us < (one.comparison.metrics["e2e"]["mean"].difference_us or 0) < high_us
+    assert "bracket" in (one.comparison.metrics["itl"]["p99"].reason or "")
     assert none.resampled.startswith("none")
-    assert none.table["e2e"]["mean"].interval_us is None
-    assert none.table["e2e"]["mean"].value_us == pytest.approx(1000 * (3722.9 - 4092.5))  # both as published
+    assert none.intervals_us == {}
+    assert none.comparison.metrics["e2e"]["mean"].difference_us == pytest.approx(
+        1000 * (3722.9 - 4092.5)
+    )  # both as published
 
 
 def test_a_stored_run_is_the_replay_that_was_stored(store: Store, folder: Path) -> None:
@@ -160,9 +159,10 @@ def test_a_stored_run_is_the_replay_that_was_stored(store: Store, folder: Path) 
     validate_experiment(store, SMALL.slug, slow, ReplayMode())
     (run,) = [run for run in runs_json(store, SMALL.slug) if run["coefficients"] == "slow"]
     answer = compared(store, str(run["id"]), f"1b-general@{folder}/slow.yaml")
-    assert {answer.table[metric][statistic].value_us for metric, statistic in CELLS} == {0.0}
+    assert {answer.comparison.metrics[metric][statistic].difference_us for metric, statistic in CELLS} == {0.0}
 
 
+@pytest.mark.slow
 def test_a_stored_run_of_a_replaced_recording_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "s.duckdb"
     ingest_source(path, written(SMALL, tmp_path), engine_file=tmp_path / "engine.yaml")
@@ -192,6 +192,7 @@ def test_what_a_name_cannot_mean_is_said(store: Store, name: str, complaint: str
         side_of(store, name, choice)
 
 
+@pytest.mark.slow
 def test_the_page_fits_a_terminal(store: Store, folder: Path) -> None:
     choice = Choice("34b-reasoning", lambda _name: EmbeddedEngine(release("true")))
     pairs = [
@@ -201,11 +202,11 @@ def test_the_page_fits_a_terminal(store: Store, folder: Path) -> None:
     ]
     for a, b in pairs:
         answer = differences(side_of(store, a, choice), side_of(store, b, choice))
-        assert max(len(line) for line in differences_text(answer).splitlines()) <= 80
+        assert max(len(line) for line in str(differences_answer(answer)).splitlines()) <= 80
 
 
 def test_json_has_every_number(store: Store, folder: Path) -> None:
-    document = differences_json(compared(store, f"{folder}/true.yaml", f"{folder}/late.yaml"))
+    document = differences_answer(compared(store, f"{folder}/true.yaml", f"{folder}/late.yaml")).document
     metrics, pairs = document["metrics"], document["pairs"]
     assert isinstance(metrics, dict) and isinstance(pairs, dict)
     assert metrics["ttft"]["p99"]["difference_ms"] == pytest.approx(1.5)
@@ -213,6 +214,7 @@ def test_json_has_every_number(store: Store, folder: Path) -> None:
     assert pairs["most"][0]["e2e_ms"][1] - pairs["most"][0]["e2e_ms"][0] == pytest.approx(1.5)
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(st.integers(-5000, 5000), st.integers(0, 1_000_000))
 def test_any_planted_shift_is_in_the_interval_of_paired_draws(shift_us: int, seed: int) -> None:

@@ -12,22 +12,20 @@ import pytest
 from gating_cases import LARGE, SMALL, corrupted, release, written
 
 from blis_replay.blis.errors import ReleaseError
-from blis_replay.blis.release import FittedOn, parse_release
-from blis_replay.blis.release_text import format_release
+from blis_replay.blis.releases.release import FittedOn, format_release, parse_release
+from blis_replay.ingest.checks import overload
 from blis_replay.ingest.errors import UnknownExperimentError
 from blis_replay.ingest.ingest import ingest_source
+from blis_replay.ingest.recording import Finding
 from blis_replay.ingest.store import Store, open_store
 from blis_replay.replay.release_file import load_release
-from blis_replay.validate.experiment import DEFAULT_RELEASE, read_experiment
-from blis_replay.validate.gating.gate import gate
+from blis_replay.validate.experiment import DEFAULT_RELEASE
+from blis_replay.validate.gating.gate import gate, ranking_checks
 from blis_replay.validate.gating.judging import GateJob, judge_experiment
 from blis_replay.validate.gating.policy import Coverage, Policy, Ranking, Regression
-from blis_replay.validate.gating.ranking import ranking_checks
-from blis_replay.validate.gating.report_json import gate_json
-from blis_replay.validate.gating.report_junit import gate_junit
-from blis_replay.validate.gating.report_markdown import gate_markdown
-from blis_replay.validate.gating.report_text import gate_text
+from blis_replay.validate.gating.reports import gate_answer, gate_junit, gate_markdown
 from blis_replay.validate.gating.verdicts import Check, GateReport, Judgement, Ordered
+from blis_replay.validate.metrics.observed import read_observed
 
 BOTH = (SMALL.slug, LARGE.slug)
 
@@ -81,7 +79,7 @@ def test_a_reissue_of_the_same_release_passes(store: Store) -> None:
     changes = [check for check in report.all_checks if check.rule == "regression"]
     assert len(changes) == 6
     assert {(check.value, check.interval) for check in changes} == {(0.0, (0.0, 0.0))}
-    assert "6 of 6 errors are those of the baseline to the last digit" in gate_text(report)
+    assert "6 of 6 errors are those of the baseline to the last digit" in str(gate_answer(report))
 
 
 def test_a_better_release_passes_and_the_worse_one_it_replaces_is_shown(store: Store) -> None:
@@ -107,7 +105,7 @@ def test_an_experiment_with_corrupted_timings_cannot_be_judged(tmp_path: Path) -
     for rule in ("threshold", "regression", "ranking"):
         assert (outcomes[rule, "e2e"], outcomes[rule, "ttft"]) == ("not judged", "not judged")
     assert outcomes["threshold", "itl"] == "pass"
-    text = " ".join(gate_text(report).split())
+    text = " ".join(str(gate_answer(report)).split())
     assert "verdict: could not be judged" in text
     assert "E2E mean: unusable: clocks: 20 requests have a E2E of more than 30 days apart" in text
 
@@ -169,6 +167,7 @@ def test_a_recording_that_does_not_say_its_gpu_is_judged(store: Store) -> None:
     assert gate(store, release("new", hardware="A100-80GB", dtype="fp8"), selectors=[SMALL.slug]).verdict == "pass"
 
 
+@pytest.mark.slow
 def test_what_a_release_was_fitted_on_is_shown_and_with_held_out_only_not_gated(store: Store) -> None:
     fitted = [FittedOn(SMALL.slug, "h", "latencies"), FittedOn(LARGE.slug, "h", "steps")]
     new = release("new", slower=SMALL.model, by=1.5, fitted_on=fitted)
@@ -177,13 +176,15 @@ def test_what_a_release_was_fitted_on_is_shown_and_with_held_out_only_not_gated(
     strict = gate(store, new, policy=Policy(held_out_only=True), selectors=BOTH)
     assert strict.verdict == "pass"
     assert [(j.standing, j.outcome) for j in strict.judgements] == [("fitted", None), ("gated", "pass")]
-    assert "not gated: 1b-general: the release was fitted on its own latencies" in " ".join(gate_text(strict).split())
+    assert "not gated: 1b-general: the release was fitted on its own latencies" in " ".join(
+        str(gate_answer(strict)).split()
+    )
 
 
 def test_a_release_that_does_not_say_what_it_saw_is_not_held_out(store: Store) -> None:
     report = gate(store, release("new"), policy=Policy(held_out_only=True), selectors=BOTH)
     assert (report.verdict, {j.standing for j in report.judgements}) == ("not judged", {"fitted"})
-    assert "0 experiments judged, at least 1 asked for" in gate_text(report)
+    assert "0 experiments judged, at least 1 asked for" in str(gate_answer(report))
 
 
 @pytest.mark.parametrize(
@@ -209,6 +210,7 @@ def test_overloaded_recordings_are_reported_and_not_gated(tmp_path: Path) -> Non
     assert report.verdict == "not judged"
 
 
+@pytest.mark.slow
 def test_published_aggregates_are_judged_by_resampling_the_simulated_requests(tmp_path: Path) -> None:
     """34b-*: a reissue passes; with every step 5 % longer E2E is off by +5 % where it was +0.1 to -0.8 %."""
     shipped = load_release(DEFAULT_RELEASE)
@@ -228,13 +230,13 @@ def test_published_aggregates_are_judged_by_resampling_the_simulated_requests(tm
     assert report.verdict == "fail"
     assert {rule for rule, _, _ in failed(report.all_checks)} == {"regression"}
     assert {alias for _, alias, _ in failed(report.all_checks)} == {"34b-codegen", "34b-general", "34b-roleplay"}
-    assert "the published number held fixed" in " ".join(gate_text(report).split())
+    assert "the published number held fixed" in " ".join(str(gate_answer(report)).split())
 
 
 def test_an_overloaded_recording_that_cannot_be_replayed_does_not_hold_the_verdict_up(store: Store) -> None:
-    job = GateJob(
-        replace(read_experiment(store, LARGE.slug), overloaded=True), release("new", dtype="fp8"), None, Policy(), False
-    )
+    known = read_observed(store, LARGE.slug)
+    queued = replace(known.recording, findings=(Finding(overload.CHECK, "note", "", "planted"),))
+    job = GateJob(replace(known, recording=queued), release("new", dtype="fp8"), None, Policy(), False)
     found = judge_experiment(job)
     assert (found.standing, found.outcome, found.checks) == ("overloaded", None, ())
     assert "the recording is overloaded; release new has no coefficients" in found.reason
@@ -287,10 +289,13 @@ def test_an_inverted_order_fails_the_gate(store: Store) -> None:
     policy = Policy(thresholds={}, regression=Regression(cells=()))
     report = gate(store, swapped, policy=policy, selectors=BOTH)
     assert ("ranking", "", "e2e") in failed(report.all_checks)
-    assert "1 of 1 pairs of experiments with an observed order are inverted" in " ".join(gate_text(report).split())
+    assert "1 of 1 pairs of experiments with an observed order are inverted" in " ".join(
+        str(gate_answer(report)).split()
+    )
     assert gate(store, release("new"), policy=policy, selectors=BOTH).verdict == "pass"
 
 
+@pytest.mark.slow
 def test_without_a_selection_experiments_of_other_models_are_left_out_and_said(store: Store) -> None:
     report = gate(store, release("new"))
     assert [j.alias for j in report.judgements] == ["1b-general", "2b-general"]
@@ -307,9 +312,10 @@ def test_an_invalid_release_is_refused(store: Store) -> None:
         gate(store, load_release("stepml-per-model-linear"), selectors=BOTH)
 
 
+@pytest.mark.slow
 def test_equal_input_gives_equal_output(store: Store) -> None:
     new, old = release("new", slower=LARGE.model, by=1.01), release("old")
-    first, second = (json.dumps(gate_json(gate(store, new, old, selectors=BOTH))) for _ in range(2))
+    first, second = (json.dumps(gate_answer(gate(store, new, old, selectors=BOTH)).document) for _ in range(2))
     assert first == second
 
 
@@ -345,4 +351,4 @@ def test_markdown_has_no_name_that_could_be_markup(store: Store) -> None:
 def test_the_table_fits_a_terminal_whatever_is_gated(store: Store) -> None:
     cells = {(metric, statistic): 0.5 for metric in ("e2e", "ttft", "tpot") for statistic in ("mean", "p50", "p99")}
     report = gate(store, release("new"), release("old"), Policy(thresholds=cells), BOTH)
-    assert max(len(line) for line in gate_text(report).splitlines()) <= 80
+    assert max(len(line) for line in str(gate_answer(report)).splitlines()) <= 80

@@ -9,34 +9,32 @@ import numpy as np
 import polars as pl
 import pytest
 
-from blis_replay.blis.architecture import Architecture, bundled_architectures
-from blis_replay.blis.gpu import gpu_named
-from blis_replay.blis.latency import Lifecycle
-from blis_replay.blis.physical import PhysicalCoefficients, PhysicalModel
-from blis_replay.blis.release import parse_release
-from blis_replay.blis.release_text import format_release
+from blis_replay.blis.latency.architecture import Architecture, bundled_architectures
+from blis_replay.blis.latency.gpu import gpu_named
+from blis_replay.blis.latency.models import Lifecycle
+from blis_replay.blis.latency.physical import PhysicalCoefficients, PhysicalModel
+from blis_replay.blis.releases.release import format_release, parse_release
 from blis_replay.fixtures.synthetic import generate, write_experiment
 from blis_replay.fixtures.truth import SyntheticExperiment
 from blis_replay.ingest.assemble import read_recording
-from blis_replay.ingest.recording import Setting, SharedPrefix, Stage
+from blis_replay.ingest.checks import overload
+from blis_replay.ingest.recording import Finding, Setting, SharedPrefix, Stage
+from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.store import Store
 from blis_replay.validate.calibration.generalize import (
-    Case,
     Fold,
     FoldResult,
     Generalisation,
     folds,
     generalize,
     read_cases,
+    without_terms,
 )
-from blis_replay.validate.calibration.generalize_text import (
-    PUBLISHED_SCORES,
-    generalisation_json,
-    generalisation_text,
-    mean_abs_error,
-)
-from blis_replay.validate.calibration.physical_terms import without_terms
+from blis_replay.validate.calibration.generalize_text import PUBLISHED_SCORES, generalisation_answer, mean_abs_error
 from blis_replay.validate.errors import NothingToJudgeError, ValidateError
+from blis_replay.validate.metrics.observed import Observed
+
+pytestmark = pytest.mark.slow
 
 PLANTED = PhysicalCoefficients(1.08, 1.1, 1.6, 0.2, 1.3, 62.0, 6.5, 0.0, 150.0, 18.0)
 PRE_QUEUE_US = 6_000
@@ -52,7 +50,7 @@ GPUS = {"org/model-1b": 1, "org/model-8b": 1, "org/model-14b": 2, "org/model-30b
 WORKLOADS = {"chat": SharedPrefix(10, 10, 100, 300, 60), "summary": SharedPrefix(10, 10, 100, 1200, 80)}
 
 
-def made_case(folder: Path, model: str, workload: str) -> Case:
+def made_case(folder: Path, model: str, workload: str) -> Observed:
     """A minute at 8 and 20 requests/s on a server whose step times follow the planted physics."""
     size = model.removeprefix("org/model-")
     latency = PhysicalModel(ARCHITECTURES[model], gpu_named("H100-SXM"), GPUS[model], PLANTED)
@@ -73,17 +71,17 @@ def made_case(folder: Path, model: str, workload: str) -> Case:
     with read_recording(folder / spec.slug) as recording:
         # What a user says with `ingest --engine FILE` and `generalize --gpu`: no file of the recording does.
         engine = recording.engine | {"async_scheduling": Setting(True, "file")}
-        return Case(replace(recording, token_events=None, hardware="H100-SXM", engine=engine), (), False, None)
+        return Observed(replace(recording, token_events=None, hardware="H100-SXM", engine=engine), None)
 
 
 @pytest.fixture(scope="module")
-def cases(tmp_path_factory: pytest.TempPathFactory) -> list[Case]:
+def cases(tmp_path_factory: pytest.TempPathFactory) -> list[Observed]:
     folder = tmp_path_factory.mktemp("made")
     return [made_case(folder, model, workload) for model in ARCHITECTURES for workload in WORKLOADS]
 
 
 @pytest.fixture(scope="module")
-def left_out(cases: list[Case]) -> Generalisation:
+def left_out(cases: list[Observed]) -> Generalisation:
     return generalize(cases, "model", "physical", ARCHITECTURES)
 
 
@@ -116,13 +114,16 @@ def test_the_delay_before_the_queue_comes_from_the_training_models(left_out: Gen
         assert entries[0].lifecycle.pre_queue_us == pytest.approx(PRE_QUEUE_US, rel=0.15)
 
 
-def test_nothing_of_a_left_out_model_reaches_its_fold(cases: list[Case], left_out: Generalisation) -> None:
+def test_nothing_of_a_left_out_model_reaches_its_fold(cases: list[Observed], left_out: Generalisation) -> None:
     """With every latency and step of 30b replaced by nonsense, the fold without it gives the same release."""
     import polars as pl
 
     slower = (pl.col("e2e_us") * 3 + 1_000_000, pl.col("ttft_us") * 5)
     spoilt = [
-        replace(case, recording=replace(case.recording, requests=case.recording.requests.with_columns(*slower)))
+        replace(
+            case,
+            recording=replace(case.recording, requests=rows_of(case.recording.requests.frame().with_columns(*slower))),
+        )
         if case.recording.model == "org/model-30b"
         else case
         for case in cases
@@ -138,7 +139,7 @@ def by_name(result: Generalisation, name: str) -> FoldResult:
     return next(fold for fold in result.folds if fold.name == name)
 
 
-def test_no_fold_trains_on_what_it_tests(cases: list[Case], left_out: Generalisation) -> None:
+def test_no_fold_trains_on_what_it_tests(cases: list[Observed], left_out: Generalisation) -> None:
     for fold in folds(cases, "model"):
         assert {c.recording.slug for c in fold.train}.isdisjoint(c.recording.slug for c in fold.test)
     for result in left_out.folds:
@@ -148,7 +149,7 @@ def test_no_fold_trains_on_what_it_tests(cases: list[Case], left_out: Generalisa
         assert fitted_on.isdisjoint(score.slug for score in result.scores)
 
 
-def test_a_fold_that_would_is_not_made(cases: list[Case]) -> None:
+def test_a_fold_that_would_is_not_made(cases: list[Observed]) -> None:
     """Left out 1b: neither may it be trained on, nor another model be tested."""
     of_1b, others = tuple(cases[:2]), tuple(cases[2:])
     assert Fold("org/model-1b", "model", others, of_1b).name == "model-1b"
@@ -157,7 +158,7 @@ def test_a_fold_that_would_is_not_made(cases: list[Case]) -> None:
             Fold("org/model-1b", "model", train, test)
 
 
-def test_a_workload_never_seen_is_predicted(cases: list[Case]) -> None:
+def test_a_workload_never_seen_is_predicted(cases: list[Observed]) -> None:
     """Chat of 400 + 60 tokens, summaries of 1,300 + 80, each from the other.
 
     Lines of one model each cannot tell a decode's own cost from that of its context, where all
@@ -181,18 +182,19 @@ def test_step_cycles_are_scored_where_there_are_steps(left_out: Generalisation) 
     assert max(known.values()) < 0.10
 
 
-def test_overloaded_runs_are_predicted_but_neither_fitted_to_nor_averaged(cases: list[Case]) -> None:
-    some = [replace(cases[0], overloaded=True), *cases[1:4]]
+def test_overloaded_runs_are_predicted_but_neither_fitted_to_nor_averaged(cases: list[Observed]) -> None:
+    found = Finding(overload.CHECK, "note", "", "planted")
+    some = [replace(cases[0], recording=replace(cases[0].recording, findings=(found,))), *cases[1:4]]
     result = generalize(some, "model", "physical", ARCHITECTURES)
     for fold in (*result.folds, result.in_distribution):
         assert cases[0].recording.alias not in fold.trained_on
     scores = by_name(result, "model-1b").scores
     assert [score.overloaded for score in scores] == [True, False]
     assert mean_abs_error(scores, "e2e") == abs(scores[1].errors["e2e"]["mean"] or np.nan)
-    assert "overloaded, reported and not averaged:" in generalisation_text(result)
+    assert "overloaded, reported and not averaged:" in str(generalisation_answer(result))
 
 
-def test_what_the_form_cannot_take_is_named(cases: list[Case]) -> None:
+def test_what_the_form_cannot_take_is_named(cases: list[Observed]) -> None:
     known = {name: a for name, a in ARCHITECTURES.items() if name != "org/model-1b"}
     result = generalize(cases, "model", "physical", known)
     assert set(result.not_used) == {"1b-chat", "1b-summary"}
@@ -215,17 +217,17 @@ def test_the_release_of_a_fold_is_what_its_text_says(left_out: Generalisation) -
 
 def test_text_and_json_have_every_experiment_and_the_published_errors(left_out: Generalisation) -> None:
     """Published, StepML leaderboard: step MAPE 108.6 and 117.4 %, E2E 14.8 and 30.7 %."""
-    text = generalisation_text(left_out)
+    text = str(generalisation_answer(left_out))
     assert max(len(line) for line in text.splitlines()) <= 80
     assert all(f"{size}-{workload}" in text for size in ("1b", "8b", "14b", "30b") for workload in WORKLOADS)
     assert [line.split()[-1] for line in text.splitlines() if "regime ensemble" in line] == ["108.6"]
-    document = generalisation_json(left_out)
+    document = generalisation_answer(left_out).document
     assert document["left_out"] == "model"
     assert sorted(100 * score.error for score in PUBLISHED_SCORES) == pytest.approx([14.8, 30.7, 108.6, 117.4])
     assert len(document["published"]) == 3  # type: ignore[arg-type]  # one of the four left workloads out
 
 
-def test_a_cost_that_is_left_out_is_missed(cases: list[Case]) -> None:
+def test_a_cost_that_is_left_out_is_missed(cases: list[Observed]) -> None:
     """Planted: 62 us a layer and KV bytes at 1.1 times the bandwidth's time, which nothing can stand in for on another
     model: without either the models left out are off by more than twice as much.  A decode token computes for
     0.2 * 2 * parameters / 989.5 TFLOP/s, 0.07 % of what reading the weights takes, and is not missed.
@@ -239,12 +241,11 @@ def test_a_cost_that_is_left_out_is_missed(cases: list[Case]) -> None:
 
 
 @pytest.fixture(scope="module")
-def real(real_store: Store) -> list[Case]:
+def real(real_store: Store) -> list[Observed]:
     return read_cases(real_store, ["7b-*", "34b-*", "70b-*", "mixtral-*"])
 
 
-@pytest.mark.realdata
-def test_models_never_seen_on_real_recordings(real: list[Case]) -> None:
+def test_models_never_seen_on_real_recordings(real: list[Observed]) -> None:
     """Bar: mean E2E of a dense model from architecture and datasheet within 10 %; the published best is 14.8 %.
 
     Mixtral has no bar; the figure holds what is reached.  Step cycles: below 5 %, published 108.6 %.
@@ -265,8 +266,7 @@ def test_models_never_seen_on_real_recordings(real: list[Case]) -> None:
     assert mean_abs_error(scores, "step") < 0.05  # type: ignore[operator]
 
 
-@pytest.mark.realdata
-def test_workloads_never_seen_on_real_recordings(real: list[Case]) -> None:
+def test_workloads_never_seen_on_real_recordings(real: list[Observed]) -> None:
     """The physical form, each workload from the others: published 117.4 % of a step; mean E2E within 3 %."""
     h100 = [case for case in real if case.recording.model in bundled_architectures()]
     result = generalize(h100, "workload", "physical", bundled_architectures())

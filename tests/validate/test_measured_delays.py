@@ -11,8 +11,8 @@ import pytest
 from blis_replay.fixtures.bundled import bundled_recording
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.recording import LIFECYCLE_SCHEMA, Recording, empty_frame
-from blis_replay.ingest.row_parts import in_one_part
-from blis_replay.validate.calibration.delays import measured_delays
+from blis_replay.ingest.rows import rows_of
+from blis_replay.validate.calibration.evidence import measured_delays
 
 # Three requests of 11 tokens, 10 ms apart: the first alone, the others together, one second later.
 ARRIVED_US = [0, 1_000_000, 1_000_000]
@@ -34,11 +34,13 @@ def journeys() -> Recording:
     }
     made = bundled_recording("20260218-150304-codellama-34b-tp2-general")
     e2e_us = [departed - arrived for departed, arrived in zip(DEPARTED_US, ARRIVED_US, strict=True)]
-    requests = made.requests.head(3).with_columns(
-        arrival_us=pl.Series(ARRIVED_US), e2e_us=pl.Series(e2e_us), ttft_us=pl.lit(None, pl.Int64)
+    requests = (
+        made.requests.frame()
+        .head(3)
+        .with_columns(arrival_us=pl.Series(ARRIVED_US), e2e_us=pl.Series(e2e_us), ttft_us=pl.lit(None, pl.Int64))
     )
     full = {name: columns.get(name, [None] * 3) for name in LIFECYCLE_SCHEMA}
-    return replace(made, requests=requests, lifecycles=in_one_part(pl.DataFrame(full, schema=LIFECYCLE_SCHEMA)))
+    return replace(made, requests=rows_of(requests), lifecycles=rows_of(pl.DataFrame(full, schema=LIFECYCLE_SCHEMA)))
 
 
 def test_half_a_cycle_of_waiting_for_the_engine_is_no_delay() -> None:
@@ -55,10 +57,9 @@ def test_the_way_back_is_measured_too() -> None:
 
 def test_without_stamps_nothing_is_measured() -> None:
     recording = journeys()
-    assert measured_delays([replace(recording, lifecycles=in_one_part(empty_frame(LIFECYCLE_SCHEMA)))]) == {}
+    assert measured_delays([replace(recording, lifecycles=rows_of(empty_frame(LIFECYCLE_SCHEMA)))]) == {}
 
 
-@pytest.mark.realdata
 @pytest.mark.parametrize("scenario", ["fcfs-async", "kv-tight-sync", "shared-prefix-async", "long-prompts-sync"])
 def test_the_delay_of_traces_with_truth_comes_back(data_pack: Path, scenario: str) -> None:
     """True: arrival to the engine's input queue, which no trace shows; queued is stamped 3 to 5 ms later."""

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blis_replay.validate import metrics
+from blis_replay.validate.metrics import latency as metrics
 
 
 def samples(ttft: list[int], e2e: list[int], output: list[int]) -> metrics.LatencySamples:

@@ -7,8 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blis_replay.validate.calibration.identifiability import confidence, variance_inflation
-from blis_replay.validate.calibration.minimise import losses, minimise, robust_cost, weights
+from blis_replay.validate.calibration.minimise import (
+    confidence,
+    losses,
+    minimise,
+    robust_cost,
+    variance_inflation,
+    weights,
+)
 
 DESIGN = np.column_stack([np.ones(60), np.tile(np.arange(6.0), 10), np.repeat(np.arange(10.0), 6) ** 2 / 10])
 ALL = np.ones(3, bool)

@@ -9,13 +9,12 @@ import polars as pl
 import pytest
 from recordings import make_recording
 
-from blis_replay.blis.architecture import Architecture, bundled_architectures
+from blis_replay.blis.latency.architecture import Architecture, bundled_architectures
 from blis_replay.ingest.recording import Recording, Stage
 from blis_replay.ingest.store import Store, read_stored
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.experiment import find_experiment
-from blis_replay.validate.mixed_batches.modes import mixed_batches, mode_differences, one_at_a_time
-from blis_replay.validate.mixed_batches.sweep_points import sweep_points
+from blis_replay.validate.studies.mixed_batches import mixed_batches, mode_differences, one_at_a_time, sweep_points
 
 SECOND = 1_000_000
 TINY = {"some/Model": Architecture(4, 512, 8, 8, 64, 1024, 1000)}
@@ -130,7 +129,6 @@ def test_a_recording_without_a_sweep_is_nothing_to_judge() -> None:
 SWEEPS = ("34b-prefillheavy", "34b-train", "7b-train")
 
 
-@pytest.mark.realdata
 def test_the_recorded_sweeps(real_store: Store) -> None:
     """GuideLLM ran 5 points of 40 requests, and 12 of 25 twice; published over 149 points of 13 runs: 31.5, 31.5 and
     32.3 % (weighted, token-proportional, additive).  29 points of 3 runs do not tell the modes apart, and which one is

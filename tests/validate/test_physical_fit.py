@@ -8,13 +8,13 @@ from itertools import product
 
 import numpy as np
 import pytest
+from msgspec import structs
 
-from blis_replay.blis.architecture import Architecture, bundled_architectures
-from blis_replay.blis.gpu import gpu_named
-from blis_replay.blis.physical import COEFFICIENT_NAMES, PhysicalCoefficients, batch_times_us
-from blis_replay.blis.release import FittedOn
-from blis_replay.validate.calibration.physical_fit import PRIORS, Prior, fit_physical, known_architecture
-from blis_replay.validate.calibration.physical_rows import PhysicalRows
+from blis_replay.blis.latency.architecture import Architecture, bundled_architectures
+from blis_replay.blis.latency.gpu import gpu_named
+from blis_replay.blis.latency.physical import COEFFICIENT_NAMES, PhysicalCoefficients, batch_times_us
+from blis_replay.blis.releases.release import FittedOn
+from blis_replay.validate.calibration.physical import PRIORS, PhysicalRows, Prior, fit_physical, known_architecture
 from blis_replay.validate.errors import ValidateError
 
 H100 = gpu_named("H100-SXM-80GB")
@@ -78,7 +78,7 @@ def test_no_coefficient_is_negative() -> None:
     """Cycles that get shorter with every request: the cost of a request stops at 0."""
     parts = [replace(p, cycle_us=20_000 - 50 * p.times_us[:, -1]) for p in of_all_models(gpus=(2,))]
     fit = fit_physical(parts, NO_PRIORS)
-    assert min(vars(fit.coefficients).values()) == 0
+    assert min(structs.asdict(fit.coefficients).values()) == 0
     assert fit.coefficients.per_request_us == 0
 
 
@@ -100,7 +100,7 @@ def test_stalls_do_not_bend_the_fit() -> None:
 def test_a_model_with_many_rows_weighs_as_much_as_one_with_few() -> None:
     """7B recorded eight times, and scaled up by a tenth: the fit stands where one recording of it puts it."""
     architectures = bundled_architectures()
-    slower = replace(PLANTED, per_layer_us=70.0)
+    slower = structs.replace(PLANTED, per_layer_us=70.0)
     few = [
         made_rows("a", architectures["meta-llama/Llama-2-7b-hf"], 1, 1, slower),
         made_rows("b", architectures["meta-llama/Llama-2-70b-hf"], 4, 2),

@@ -8,13 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from blis_replay.fixtures.bundled import bundled_slugs
-from blis_replay.fixtures.published_simulators import published_simulators
+from blis_replay.fixtures.catalogue import bundled_slugs, published_simulators
 from blis_replay.ingest.store import open_store
 from blis_replay.replay.release_file import load_release
-from blis_replay.validate.comparison.published import COLUMNS, PublishedTable, compare_published, mean_abs
-from blis_replay.validate.comparison.published_text import published_json, published_text
+from blis_replay.validate.comparison.published import (
+    COLUMNS,
+    PublishedTable,
+    compare_published,
+    mean_abs,
+    published_answer,
+)
 from blis_replay.validate.experiment import DEFAULT_RELEASE
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -66,15 +72,14 @@ def test_ours_are_closer_to_the_true_numbers_than_any(compared: PublishedTable) 
 
 
 def test_the_answer_fits_a_terminal_and_has_each_experiment_as_json(compared: PublishedTable) -> None:
-    assert max(len(line) for line in published_text(compared).splitlines()) <= 80
-    document = published_json(compared)
+    assert max(len(line) for line in str(published_answer(compared)).splitlines()) <= 80
+    document = published_answer(compared).document
     simulators = document["simulators"]
     assert isinstance(simulators, list)
     assert sum(len(entry["theirs"]) for entry in simulators) == 4 * 7 + 4 + 4 * 10
     assert set(document["coefficients_use"]) <= set(bundled_slugs())  # type: ignore[call-overload]
 
 
-@pytest.mark.realdata
 def test_the_figures_are_those_of_the_records(data_pack: Path) -> None:
     """Predicted values to six digits, from the records of the sim-to-real study."""
     names = {

@@ -13,8 +13,6 @@ from blis_replay.replay.mode import parse_mode
 from blis_replay.replay.release_file import load_release
 from blis_replay.validate.experiment import find_experiment
 
-pytestmark = pytest.mark.realdata
-
 EXPERIMENTS = ["34b-general", "34b-codegen", "70b-general", "70b-hf-codegen", "mixtral-general", "mixtral-codegen"]
 FLOORS = "round3/idea-1-trace-replay/h1-trace-replay/trace_replay_results.csv"
 DIRECT = "round4/idea-3-hybrid-calibration/h1-principled-base/output/blis_validation.csv"

@@ -11,21 +11,22 @@ import numpy as np
 import polars as pl
 import pytest
 
-from blis_replay.blis.latency import LatencyModel, Lifecycle
-from blis_replay.blis.release import CoefficientRelease, ModelEntry
+from blis_replay.blis.latency.models import LatencyModel, Lifecycle
+from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.trace import EngineConfig
 from blis_replay.fixtures.synthetic import generate, write_experiment
 from blis_replay.fixtures.truth import SyntheticExperiment, SyntheticTruth
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.recording import Recording, Stage
+from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.store import Store, read_stored
 from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.release_file import load_release
-from blis_replay.validate.comparison.client_limit import client_limits
-from blis_replay.validate.comparison.saturation import Saturation, queue, saturation
-from blis_replay.validate.comparison.saturation_text import saturation_json, saturation_text
+from blis_replay.validate.comparison.saturation import Saturation, client_limits, queue, saturation
+from blis_replay.validate.comparison.saturation_text import saturation_block, saturation_json
 from blis_replay.validate.experiment import DEFAULT_RELEASE, find_experiment
+from blis_replay.validate.text.answer import part_text
 
 # 8 places, 24 tokens at 8.5 ms a step, and asynchronous admission: about 37 requests a second at most.
 ENGINE = EngineConfig(8, 2048, 4096, async_scheduling=True, num_gpu_blocks=10_001)
@@ -149,11 +150,15 @@ def test_two_late_requests_are_no_queue() -> None:
 def closed_loop(clients: int, requests: int) -> Recording:
     """Each client sends its next request when its last one is done, after 1 s."""
     _, recording = made(loaded(20))
-    frame = recording.requests.head(requests).with_columns(
-        arrival_us=pl.Series([(i % clients) * 100_000 + i // clients * 1_000_000 for i in range(requests)]),
-        e2e_us=pl.lit(1_000_000, pl.Int64),
+    frame = (
+        recording.requests.frame()
+        .head(requests)
+        .with_columns(
+            arrival_us=pl.Series([(i % clients) * 100_000 + i // clients * 1_000_000 for i in range(requests)]),
+            e2e_us=pl.lit(1_000_000, pl.Int64),
+        )
     )
-    return replace(recording, requests=frame)
+    return replace(recording, requests=rows_of(frame))
 
 
 def test_a_client_at_its_limit_is_seen() -> None:
@@ -169,7 +174,7 @@ def test_an_open_load_has_no_limit(rate_per_s: float) -> None:
 
 def test_the_sentence_names_cause_and_second_and_json_has_the_numbers() -> None:
     found = judged(loaded(60), 1.2)
-    text, document = saturation_text(found), saturation_json(found)
+    text, document = part_text(saturation_block(found)), saturation_json(found)
     assert max(map(len, text.splitlines())) <= 80
     sentence = "saturation: the simulator is wrong by more than a queue explains; from second 21."
     assert " ".join(text.split()).startswith(sentence)
@@ -177,7 +182,6 @@ def test_the_sentence_names_cause_and_second_and_json_has_the_numbers() -> None:
     assert document["meaningless_from_s"] == pytest.approx(21.3, abs=0.3)
 
 
-@pytest.mark.realdata
 @pytest.mark.parametrize(
     ("name", "in_flight"),
     # Llama-2-7B has 7,462 KV blocks of 16 tokens: 1,550 a request, a prompt of 1,082 and a third of the output.
@@ -193,7 +197,6 @@ def test_overloaded_recordings_queue_when_their_places_are_taken(real_store: Sto
     assert found.observed.until_us is None
 
 
-@pytest.mark.realdata
 def test_a_sweep_of_guidellm_is_serial_first_and_then_a_burst(real_store: Store) -> None:
     """Its strategies in order (data notes, section 3): synchronous, throughput (40 at once), three constant rates."""
     recording = read_stored(real_store, find_experiment(real_store, "34b-prefillheavy"))
@@ -203,11 +206,10 @@ def test_a_sweep_of_guidellm_is_serial_first_and_then_a_burst(real_store: Store)
     found = saturation(replay(recording, release))
     assert found is not None
     assert [(limit.stage, limit.in_flight) for limit in found.client_limits] == [(0, 1)]
-    burst_us = recording.requests.filter(pl.col("stage") == 1)["arrival_us"]
+    burst_us = recording.requests.frame().filter(pl.col("stage") == 1)["arrival_us"]
     assert burst_us.min() <= found.observed.from_us <= burst_us.max()  # type: ignore[operator]  # there are some
 
 
-@pytest.mark.realdata
 def test_llama_2_7b_is_saturated_and_its_simulator_right(real_store: Store) -> None:
     recording = read_stored(real_store, find_experiment(real_store, "7b-reasoning"))
     found = saturation(replay(recording, load_release(DEFAULT_RELEASE)))
@@ -217,7 +219,6 @@ def test_llama_2_7b_is_saturated_and_its_simulator_right(real_store: Store) -> N
     assert found.failed == 4068  # data notes, section 1
 
 
-@pytest.mark.realdata
 def test_a_recording_that_only_touches_its_limit_is_not_meaningless(real_store: Store) -> None:
     """70b-general: waiting in 4.5 % of the steps of its second stage (data notes, section 2), of 600 s that is 27 s."""
     recording = read_stored(real_store, find_experiment(real_store, "70b-general"))

@@ -8,10 +8,10 @@ import numpy as np
 import polars as pl
 import pytest
 
-from blis_replay.blis.latency import LatencyModel, Regime, RegimeModel
+from blis_replay.blis.latency.models import LatencyModel, Regime, RegimeModel
 from blis_replay.fixtures.bundled import bundled_recording
 from blis_replay.ingest.recording import STEP_SCHEMA, Recording
-from blis_replay.ingest.row_parts import in_one_part
+from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.store import Store, read_stored
 from blis_replay.validate.calibration.step_errors import (
     RecordedSteps,
@@ -38,7 +38,7 @@ def recording_with(step_id: list[int], start_us: list[int], prefill: list[int], 
     full = {name: columns.get(name, [100] * len(step_id)) for name in STEP_SCHEMA}
     return replace(
         bundled_recording("20260218-150304-codellama-34b-tp2-general"),
-        steps=in_one_part(pl.DataFrame(full, schema=STEP_SCHEMA)),
+        steps=rows_of(pl.DataFrame(full, schema=STEP_SCHEMA)),
     )
 
 
@@ -82,7 +82,7 @@ def test_a_cycle_in_which_the_engine_may_have_idled_is_no_step_time() -> None:
     """Three steps in a row, of which the second ran 3 requests: only the first cycle is sure to have no pause."""
     steps = recording_with([1, 2, 3], [0, 8_000, 2_000_000], [0, 0, 0], [7, 8, 9])
     depth = pl.Series("running_depth", [4, 3, 4])
-    targets = step_targets(replace(steps, steps=in_one_part(steps.steps.whole().with_columns(depth))))
+    targets = step_targets(replace(steps, steps=rows_of(steps.steps.frame().with_columns(depth))))
     assert targets.cycle.time_us.tolist() == [8_000]
     assert targets.cycle_after.time_us.tolist() == [8_000, 1_992_000]
 
@@ -108,7 +108,6 @@ def test_without_consecutive_steps_there_is_no_cycle() -> None:
         step_targets(recording_with([1, 3], [0, 9_000], [0, 0], [1, 1]))
 
 
-@pytest.mark.realdata
 @pytest.mark.parametrize(
     ("name", "duration", "before", "after"),
     # Published table of fits (n, b0, b1, b2, MAPE %): duration, cycle of consecutive steps with either batch.

@@ -9,17 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blis_replay.ingest.tables import Column, Table, Toned, columns_named
 from blis_replay.validate.cli.main import cli
-from blis_replay.validate.terminal import Toned, cut_table, percent, table, tables, toned, wrap
+from blis_replay.validate.text.cells import percent
+from blis_replay.validate.text.terminal import table_text, toned, wrap
 
 HEADER = ["name", "number", "detail", "hash"]
 ROWS = [["a", "1", "x" * 30, "y" * 40], ["b", Toned("-20 %", "bad"), "x" * 30, "y" * 40]]
+TABLE = Table("", columns_named(*HEADER), ROWS)
+WIDE = Table("", (*TABLE.columns[:2], Column("detail", wide=1), Column("hash", wide=2)), ROWS)
 
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """A terminal of 160 columns."""
-    monkeypatch.setattr("blis_replay.validate.terminal._is_terminal", lambda: True)
+    monkeypatch.setattr("blis_replay.validate.text.terminal._is_terminal", lambda: True)
     monkeypatch.setenv("COLUMNS", "160")
     return monkeypatch
 
@@ -36,13 +40,13 @@ def test_wide_columns_are_for_terminals_wider_than_80(terminal: pytest.MonkeyPat
     """name, number and detail take 4 + 2 + 6 + 2 + 30 = 44 columns, and the hash 42 more."""
     for columns, shown in (("80", ["name", "number"]), ("85", HEADER[:3]), ("86", HEADER), ("160", HEADER)):
         terminal.setenv("COLUMNS", columns)
-        assert heads(table(HEADER, ROWS, wide=(2, 3))) == shown
+        assert heads(table_text(WIDE)) == shown
 
 
 def test_a_pipe_has_80_columns_whatever_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a script reads does not depend on the window that it was started in."""
     monkeypatch.setenv("COLUMNS", "160")
-    assert heads(table(HEADER, ROWS, wide=(2, 3))) == ["name", "number"]
+    assert heads(table_text(WIDE)) == ["name", "number"]
     assert max(map(len, wrap("word " * 60).splitlines())) <= 80
 
 
@@ -54,41 +58,52 @@ def test_prose_is_never_wider_than_100_columns(terminal: pytest.MonkeyPatch, col
 
 
 def test_parts_of_a_table_stand_beside_each_other_where_they_fit(terminal: pytest.MonkeyPatch) -> None:
-    rows = [["a", "1", "2", "3"]]
-    parts = [[0, 1], [0, 2, 3]]
-    assert [heads(part) for part in tables(HEADER, rows, parts)] == [HEADER]
+    parts = {"name": 0, "number": 1, "detail": 2, "hash": 2}
+    table = Table("", tuple(Column(name, part=part) for name, part in parts.items()), [["a", "1", "2", "3"]])
+    assert [heads(part) for part in table_text(table).split("\n\n")] == [HEADER]
     terminal.setenv("COLUMNS", "80")
-    assert [heads(part) for part in tables(HEADER, rows, parts)] == [["name", "number"], ["name", "detail", "hash"]]
+    assert [heads(part) for part in table_text(table).split("\n\n")] == [
+        ["name", "number"],
+        ["name", "detail", "hash"],
+    ]
+
+
+def test_what_has_no_room_stands_below_its_row(terminal: pytest.MonkeyPatch) -> None:
+    table = Table("", (Column("name"), Column("why", below=True), Column("how", below=True)), [["a", "b", "c"]])
+    assert plain(table_text(table)).splitlines()[2] == "a       b    c"
+    terminal.setenv("COLUMNS", "80")
+    assert plain(table_text(table)).splitlines() == ["name", "----", "a", "      b; c"]
 
 
 def test_the_longest_cells_are_cut_to_the_width_there_is(terminal: pytest.MonkeyPatch) -> None:
-    rows = [["a" * 70, "b" * 70]]
-    assert plain(cut_table(["one", "two"], rows)).splitlines()[2] == f"{'a' * 70}  {'b' * 70}"
+    table = Table("", columns_named("one", "two"), [["a" * 70, "b" * 70]], cut=True)
+    assert plain(table_text(table)).splitlines()[2] == f"{'a' * 70}  {'b' * 70}"
     terminal.setenv("COLUMNS", "80")
-    line = plain(cut_table(["one", "two"], rows)).splitlines()[2]
+    line = plain(table_text(table)).splitlines()[2]
     assert (len(line), line.count("...")) == (80, 2)
 
 
 def test_text_without_colour_has_no_escape(monkeypatch: pytest.MonkeyPatch) -> None:
     assert toned("fail", "bad") == "fail"
-    assert "\x1b" not in table(HEADER, ROWS) + wrap("verdict: fail", mark=Toned("fail", "bad"))
+    assert "\x1b" not in table_text(TABLE) + wrap("verdict: fail", mark=Toned("fail", "bad"))
 
 
 def test_colour_marks_headings_and_cells_and_moves_nothing(terminal: pytest.MonkeyPatch) -> None:
-    shown = table(HEADER, ROWS)
+    shown = table_text(TABLE)
     assert "\x1b[1mname\x1b[0m" in shown
     assert f"\x1b[31m\x1b[1m-20 %\x1b[0m  {'x' * 30}" in shown
-    terminal.setattr("blis_replay.validate.terminal._is_terminal", lambda: False)
-    assert plain(shown) == table(HEADER, ROWS)
+    terminal.setattr("blis_replay.validate.text.terminal._is_terminal", lambda: False)
+    assert plain(shown) == table_text(TABLE)
 
 
 @given(st.lists(st.lists(st.text(max_size=12), min_size=3, max_size=3), max_size=5), st.sampled_from(["80", "160"]))
 def test_nothing_in_a_cell_can_paint_or_break_a_line(rows: list[list[str]], columns: str) -> None:
     """Two lines of header, one a row; the only escapes are those of the tones."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("blis_replay.validate.terminal._is_terminal", lambda: True)
+        patch.setattr("blis_replay.validate.text.terminal._is_terminal", lambda: True)
         patch.setenv("COLUMNS", columns)
-        shown = table(["a", "b", "c"], [[Toned(one, "bad"), two, three] for one, two, three in rows])
+        cells = [[Toned(one, "bad"), two, three] for one, two, three in rows]
+        shown = table_text(Table("", columns_named("a", "b", "c"), cells))
     assert len(shown.split("\n")) == 2 + len(rows)
     assert "\x1b" not in plain(shown)
 

@@ -20,15 +20,14 @@ from blis_replay.ingest.recording import (
     Stage,
     empty_frame,
 )
-from blis_replay.ingest.row_parts import in_one_part
+from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.validate.errors import NothingToJudgeError, ValidateError
 from blis_replay.validate.timeline import window as module
-from blis_replay.validate.timeline.lanes import SIDES, simulated_lanes
-from blis_replay.validate.timeline.preemptions import simulated_preemptions, with_preemptions
+from blis_replay.validate.timeline.lanes import SIDES, simulated_lanes, simulated_preemptions, with_preemptions
 from blis_replay.validate.timeline.steps import KV_USE, RUNNING, WAITING
-from blis_replay.validate.timeline.tracks import tracks
+from blis_replay.validate.timeline.viewer_files import tracks
 from blis_replay.validate.timeline.window import Timeline, timeline
 
 # 160 requests in 20 s, up to some 20 at a time; journeys of all of them and every step are recorded.
@@ -55,10 +54,10 @@ def client_only(recording: Recording) -> Recording:
     """The same without anything of the server."""
     return replace(
         recording,
-        lifecycles=in_one_part(empty_frame(LIFECYCLE_SCHEMA)),
-        journey_events=in_one_part(empty_frame(JOURNEY_EVENT_SCHEMA)),
-        steps=in_one_part(empty_frame(STEP_SCHEMA)),
-        requests=recording.requests.with_columns(prefill_us=pl.lit(None, pl.Int64)),
+        lifecycles=rows_of(empty_frame(LIFECYCLE_SCHEMA)),
+        journey_events=rows_of(empty_frame(JOURNEY_EVENT_SCHEMA)),
+        steps=rows_of(empty_frame(STEP_SCHEMA)),
+        requests=rows_of(recording.requests.frame().with_columns(prefill_us=pl.lit(None, pl.Int64))),
     )
 
 

@@ -14,10 +14,11 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as perfetto
 
 from blis_replay.fixtures.planted import PLANTED, Planted, planted_recording
 from blis_replay.ingest.recording import Stage
+from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.driver import replay
 from blis_replay.validate.errors import ValidateError
-from blis_replay.validate.timeline.tracks import GROUPS, tracks
-from blis_replay.validate.timeline.window import Timeline, timeline, write_timeline
+from blis_replay.validate.timeline.viewer_files import GROUPS, tracks, write_timeline
+from blis_replay.validate.timeline.window import Timeline, timeline
 
 SPEC = replace(PLANTED, stages=(Stage(0, 8.0, 6_000_000),))
 HOSTILE = '</script><script>alert(1)</script>","ph":"B"}\x1b[31m\x00\ud800\u202e' + "x" * 100_000
@@ -124,8 +125,10 @@ def test_a_step_says_what_was_in_its_batch(shown: Timeline, tmp_path: Path) -> N
 
 def test_hostile_names_are_text_and_nothing_else(planted: Planted, tmp_path: Path) -> None:
     """An alias and request ids with markup, quotes, control characters, half a surrogate pair and 100,000 letters."""
-    requests = planted.recording.requests.with_columns(pl.lit(HOSTILE.replace("\ud800", "")).alias("request_id"))
-    run = replay(replace(planted.recording, alias=HOSTILE, requests=requests), planted.release)
+    requests = planted.recording.requests.frame().with_columns(
+        pl.lit(HOSTILE.replace("\ud800", "")).alias("request_id")
+    )
+    run = replay(replace(planted.recording, alias=HOSTILE, requests=rows_of(requests)), planted.release)
     hostile = timeline(run, 1_000_000, 4_000_000)
     events = as_json(hostile, tmp_path)
     text = (tmp_path / "trace.json").read_bytes()

@@ -15,10 +15,8 @@ import pytest
 
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.recording import Recording
-from blis_replay.validate.timeline.preemptions import observed_preemptions
+from blis_replay.validate.timeline.lanes import observed_preemptions
 from blis_replay.validate.timeline.steps import observed_steps, with_reconstruction
-
-pytestmark = pytest.mark.realdata
 
 MONOTONIC_ZERO_US = 226_106_700_000
 
@@ -69,7 +67,7 @@ def test_preemptions_begin_and_end_with_the_steps_of_the_truth(recorded: tuple[R
     truth = pl.read_csv(
         source / "requests.csv", schema_overrides={"preempted_steps": pl.String, "resumed_steps": pl.String}
     )
-    places = recording.lifecycles.whole(["api_request_id", "request_index"])
+    places = recording.lifecycles.frame(["api_request_id", "request_index"])
     truth = truth.filter(pl.col("num_preemptions") > 0).join(places, on="api_request_id")
     expected = [
         (place, at_us[int(preempted)], at_us[int(resumed)])

@@ -10,16 +10,15 @@ import polars as pl
 import pytest
 from recordings import make_recording
 
-from blis_replay.blis.release import bundled_releases, parse_release
+from blis_replay.blis.releases.release import bundled_releases, parse_release
 from blis_replay.ingest.recording import STEP_SCHEMA, Recording
-from blis_replay.ingest.row_parts import in_one_part
+from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.store import Store, read_stored
 from blis_replay.validate.calibration.step_errors import RecordedSteps, predicted_us
+from blis_replay.validate.calibration.trees import STEP_FEATURES, trees_release
 from blis_replay.validate.errors import NothingToJudgeError, ValidateError
 from blis_replay.validate.experiment import find_experiment
-from blis_replay.validate.trees.fit import STEP_FEATURES
-from blis_replay.validate.trees.left_out import Stability, rank_correlation, trees_left_out
-from blis_replay.validate.trees.release import trees_release
+from blis_replay.validate.studies.trees import Stability, rank_correlation, trees_left_out
 
 
 def recorded(model: str, workload: str, cycle_us: int, seed: int) -> Recording:
@@ -53,7 +52,7 @@ def recorded(model: str, workload: str, cycle_us: int, seed: int) -> Recording:
     )
     requests = {"arrival_us": [0, 1], "prompt_tokens": [9, 9], "output_tokens": [2, 2]}
     return replace(
-        make_recording(requests), slug=f"{model}-{workload}", model=model, workload=workload, steps=in_one_part(steps)
+        make_recording(requests), slug=f"{model}-{workload}", model=model, workload=workload, steps=rows_of(steps)
     )
 
 
@@ -95,7 +94,7 @@ def test_what_tells_nothing_has_no_importance_and_two_folds_claim_nothing() -> N
     by_feature = dict(shares.select("feature", "share").iter_rows())
     assert by_feature.keys() == set(STEP_FEATURES)
     assert by_feature["decode_tokens"] + by_feature["scheduled_tokens"] == pytest.approx(1)
-    assert [(s.folds, s.told) for s in left_out.stability] == [(2, False)] * 4
+    assert [(s.folds, s.conclusive) for s in left_out.stability] == [(2, False)] * 4
 
 
 def test_rank_correlation_by_hand() -> None:
@@ -106,8 +105,8 @@ def test_rank_correlation_by_hand() -> None:
 
 
 def test_three_folds_are_a_claim() -> None:
-    assert Stability("model", "cycle", 3, 0.5).told
-    assert not Stability("model", "cycle", 3, None).told
+    assert Stability("model", "cycle", 3, 0.5).conclusive
+    assert not Stability("model", "cycle", 3, None).conclusive
 
 
 def test_one_model_and_one_workload_leave_nothing_out() -> None:
@@ -121,6 +120,7 @@ def test_without_lightgbm_it_says_what_to_install(monkeypatch: pytest.MonkeyPatc
         trees_left_out(PLANTED)
 
 
+@pytest.mark.slow
 def test_a_release_of_trees_has_each_model_and_what_it_was_fitted_on() -> None:
     """The fast model at 54 decodes: 12.7 ms, and no trees of the slow one in it.  Without a release's delays: none."""
     pytest.importorskip("lightgbm")
@@ -137,7 +137,6 @@ def test_a_release_of_trees_has_each_model_and_what_it_was_fitted_on() -> None:
 RECORDED = ("34b-general", "70b-general", "70b-hf-codegen")
 
 
-@pytest.mark.realdata
 def test_the_recorded_steps(real_store: Store) -> None:
     """Published, XGBoost with 30 features on 16 runs, left-out model, ``step.duration_us``: 105 % (34B general), 60 %
     (70B general), 49 % (70B codegen), and 9,908 % for Llama-2-7B, which makes the mean 2,560 %.  On the same three
@@ -153,4 +152,4 @@ def test_the_recorded_steps(real_store: Store) -> None:
     mean = left_out.scores.group_by("by", "target", "method").agg(pl.col("mape").mean())
     found = {tuple(key): error for *key, error in mean.iter_rows()}
     assert found["model", "cycle", "trees"] > found["model", "cycle", "line"]
-    assert not any(stability.told for stability in left_out.stability)
+    assert not any(stability.conclusive for stability in left_out.stability)

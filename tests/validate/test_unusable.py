@@ -8,17 +8,16 @@ import pytest
 
 from blis_replay.fixtures.bundled import bundled_recording
 from blis_replay.fixtures.catalogue import bundled_aliases
+from blis_replay.ingest.checks import overload
 from blis_replay.ingest.recording import Finding
 from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.release_file import load_release
-from blis_replay.validate.cli.validate_verb import exit_code
-from blis_replay.validate.comparison.as_json import comparison_json
-from blis_replay.validate.comparison.compare import Comparison, compare, mean_abs_errors
-from blis_replay.validate.comparison.comparison_text import comparison_text
-from blis_replay.validate.comparison.unusable import unusable_cells
+from blis_replay.validate.comparison.compare import Comparison, compare_replay, mean_abs_errors
+from blis_replay.validate.comparison.comparison_text import comparison_answer, exit_code
 from blis_replay.validate.experiment import DEFAULT_RELEASE
-from blis_replay.validate.metrics import METRICS, STATISTICS
+from blis_replay.validate.metrics.latency import METRICS, STATISTICS
+from blis_replay.validate.metrics.observed import unusable_cells
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +28,11 @@ def run() -> ReplayRun:
 
 def unusable(check: str, metric: str) -> Finding:
     return Finding(check, "unusable", metric, f"no {metric}")
+
+
+def compared(run: ReplayRun, *findings: Finding) -> Comparison:
+    """The comparison, had the instrument checks found this."""
+    return compare_replay(replace(run, recording=replace(run.recording, findings=findings)))
 
 
 def gone(comparison: Comparison) -> set[str]:
@@ -66,12 +70,12 @@ def test_without_single_gaps_the_mean_is_left() -> None:
 
 def test_a_gated_metric_that_must_not_be_used_is_not_judged(run: ReplayRun) -> None:
     """34b-general passes; with its ITL forbidden it is exit code 3, and no ITL is printed."""
-    assert compare(run).verdict == "pass"
-    comparison = compare(run, [unusable("token_events", "itl")])
+    assert compared(run).verdict == "pass"
+    comparison = compared(run, unusable("token_events", "itl"))
     assert (comparison.verdict, comparison.unusable) == ("unusable", {"itl": "token_events: no itl"})
     assert gone(comparison) == {"itl"}
     assert exit_code([comparison.verdict]) == 3
-    text = comparison_text(comparison)
+    text = str(comparison_answer(comparison))
     assert "verdict: could not be judged: ITL unusable (token_events: no itl)" in text
     for name in ("mean", "p50", "p90", "p99"):
         (row,) = [line for line in text.splitlines() if line.startswith(f"ITL {name} ")]
@@ -83,24 +87,25 @@ def test_another_gated_metric_that_fails_is_a_failure(run: ReplayRun) -> None:
     """With prefix caching ignored, 34b-general is far off: fail, whatever the ITL."""
     mode = ReplayMode(prefix="none")
     slow = replay(run.recording, load_release(DEFAULT_RELEASE), mode)
-    comparison = compare(slow, [unusable("token_events", "itl")])
+    comparison = compared(slow, unusable("token_events", "itl"))
     assert (comparison.verdict, "itl" in comparison.failed_thresholds) == ("fail", False)
     assert exit_code([comparison.verdict]) == 1
-    assert "; not judged: ITL unusable (token_events: no itl)" in " ".join(comparison_text(comparison).split())
+    assert "; not judged: ITL unusable (token_events: no itl)" in " ".join(str(comparison_answer(comparison)).split())
 
 
 def test_a_metric_that_is_not_gated_does_not_hold_the_verdict_up(run: ReplayRun) -> None:
-    comparison = compare(run, [unusable("some_check", "itl quantiles")])
+    comparison = compared(run, unusable("some_check", "itl quantiles"))
     assert (comparison.verdict, comparison.unusable) == ("pass", {})
     assert comparison.metrics["itl"]["p50"].unusable == "some_check"
 
 
 def test_overloaded_recordings_stay_ungated(run: ReplayRun) -> None:
-    assert compare(run, [unusable("clocks", "e2e")], overloaded=True).verdict == "overloaded"
+    queue = Finding(overload.CHECK, "note", "", "planted")
+    assert compared(run, unusable("clocks", "e2e"), queue).verdict == "overloaded"
 
 
 def test_the_json_has_null_and_the_reason(run: ReplayRun) -> None:
-    document = comparison_json(compare(run, [unusable("clocks", "ttft")]))
+    document = comparison_answer(compared(run, unusable("clocks", "ttft"))).document
     assert document["unusable"] == {"ttft": "clocks: no ttft", "itl": "clocks: no ttft"}
     metrics = document["metrics"]
     assert isinstance(metrics, dict)

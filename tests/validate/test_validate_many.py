@@ -2,52 +2,137 @@
 
 from __future__ import annotations
 
+import json
 import pickle
-from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from blis_replay.fixtures.planted import planted_recording
+from blis_replay.fixtures.planted import PLANTED, planted_recording
+from blis_replay.ingest.errors import StoreError
 from blis_replay.ingest.ingest import ingest_recording
 from blis_replay.ingest.recording import ARRIVALS
-from blis_replay.ingest.store import Store, open_store
+from blis_replay.ingest.store import list_runs, open_store, read_run
+from blis_replay.replay.executors.executors import ExecutorName
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.simulator import EmbeddedEngine
-from blis_replay.validate.comparison.as_json import report_json
-from blis_replay.validate.comparison.comparison_text import comparison_text, stages_text, summary_text
+from blis_replay.validate.comparison import validated as module
+from blis_replay.validate.comparison.comparison_text import validation_answer
+from blis_replay.validate.comparison.validated import (
+    Validated,
+    by_stage,
+    compare_experiment,
+    validate_experiment,
+    validate_many,
+)
 from blis_replay.validate.errors import NothingToJudgeError
-from blis_replay.validate.experiment import by_stage, validate_experiment, validate_many
+
+pytestmark = pytest.mark.slow
 
 _PLANTED = planted_recording(seed=5)
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
+def path(tmp_path: Path) -> Path:
     with open_store(tmp_path / "store.duckdb") as opened:
         ingest_recording(opened, _PLANTED.recording)
-        yield opened
+    return tmp_path / "store.duckdb"
 
 
-def test_what_is_kept_says_the_same_and_does_not_grow_with_the_requests(store: Store) -> None:
-    """600 requests and some 4,000 steps take 1 MB and more; what a table, a page and JSON are made of, 50 kB."""
-    slug, release, mode = _PLANTED.recording.slug, _PLANTED.release, ReplayMode()
-    whole = validate_experiment(store, slug, release, mode)
-    stages = by_stage(store, whole)
-    kept = validate_many(store, [slug], release, mode, (0.0, 1.0), EmbeddedEngine(release), stages=True)
-    (light,) = kept.comparisons
-    assert comparison_text(light) == comparison_text(whole)
-    assert summary_text(kept.comparisons, {}) == summary_text([whole], {})
-    assert stages_text(light, kept.stages[slug]) == stages_text(whole, stages)
-    assert report_json([light], kept.stages, {}) == report_json([whole], {slug: stages}, {})
-    assert len(pickle.dumps(whole)) > 1_000_000
-    assert len(pickle.dumps(light)) < 50_000
+def validated(path: Path, *, stages: bool = False, tolerant: bool = True) -> Validated:
+    slug, simulator = _PLANTED.recording.slug, EmbeddedEngine(_PLANTED.release)
+    return validate_many(path, [slug], ReplayMode(), (0.0, 1.0), simulator, stages=stages, tolerant=tolerant)
 
 
-def test_one_that_cannot_be_judged_is_named_or_raised(store: Store) -> None:
-    slug, release = _PLANTED.recording.slug, _PLANTED.release
-    store.connection.execute("UPDATE experiments SET ground_truth = ?", [ARRIVALS])
-    asked = (store, [slug], release, ReplayMode(), (0.0, 1.0), EmbeddedEngine(release))
-    assert "an arrival trace" in validate_many(*asked).not_judged["1b-general"]
+def test_what_is_kept_says_the_same_and_does_not_grow_with_the_requests(path: Path) -> None:
+    """The replay of 600 requests in some 4,000 steps takes 0.8 MB; what an answer is made of, less than 50 kB.
+
+    The rows of the recording are in neither: they stay in the store.
+    """
+    slug = _PLANTED.recording.slug
+    with open_store(path) as store:
+        whole = compare_experiment(store, slug, _PLANTED.release, ReplayMode())
+        stages = by_stage(store, whole)
+    kept = validated(path, stages=True)
+    (only,) = kept.comparisons
+    for summary in (False, True):
+        said, expected = (
+            validation_answer([replace(kept, comparisons=[one], stages={slug: some})], summary=summary)
+            for one, some in ((only, kept.stages[slug]), (whole, stages))
+        )
+        assert str(said) == str(expected)
+        assert said.document == expected.document
+        assert said.table == expected.table
+    assert len(pickle.dumps(whole)) > 700_000
+    assert len(pickle.dumps(only)) < 50_000
+
+
+def test_the_run_is_stored_as_a_single_validation_stores_it(path: Path, tmp_path: Path) -> None:
+    """Through the files that a job hands over, or straight from memory: the same rows, once."""
+    with open_store(tmp_path / "other.duckdb") as other:
+        ingest_recording(other, _PLANTED.recording)
+        validate_experiment(other, _PLANTED.recording.slug, _PLANTED.release, ReplayMode())
+        (straight,) = list_runs(other)
+        expected = read_run(other, straight)
+    slug, simulator = _PLANTED.recording.slug, EmbeddedEngine(_PLANTED.release)
+    names = [slug, "34b-general"]  # a second one, so that each is a job
+    for _ in range(2):
+        validate_many(path, names, ReplayMode(), (0.0, 1.0), simulator, executor="serial")
+        with open_store(path) as store:
+            (run,) = list_runs(store)
+            assert run == straight
+            assert all(a.equals(b) for a, b in zip(read_run(store, run), expected, strict=True))
+    assert {file.name for file in path.parent.iterdir()} == {"store.duckdb", "other.duckdb"}
+
+
+def test_one_that_cannot_be_judged_is_named_or_raised(path: Path) -> None:
+    with open_store(path) as store:
+        store.connection.execute("UPDATE experiments SET ground_truth = ?", [ARRIVALS])
+    assert "an arrival trace" in validated(path).not_judged["1b-general"]
     with pytest.raises(NothingToJudgeError, match="an arrival trace"):
-        validate_many(*asked, tolerant=False)
+        validated(path, tolerant=False)
+
+
+@pytest.mark.parametrize("executor", ["local", "ray"])
+def test_every_executor_gives_the_same_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executor: ExecutorName
+) -> None:
+    """Four recordings, each read from the store by the process that replays it."""
+    if executor == "ray":
+        pytest.importorskip("ray", reason="install the extra blis-replay[ray]")
+    monkeypatch.setattr("blis_replay.replay.executors.executors.POOL_START_S", -1.0)  # a pool, however short the jobs
+    path = tmp_path / "store.duckdb"
+    planted = [planted_recording(seed=seed, spec=replace(PLANTED, slug=f"{PLANTED.slug}{seed}")) for seed in range(4)]
+    with open_store(path) as store:
+        for made in planted:
+            ingest_recording(store, made.recording)
+    slugs = [made.recording.slug for made in planted]
+    answers = []
+    for chosen in ("serial", executor):
+        found = validate_many(
+            path,
+            slugs,
+            ReplayMode(),
+            (0.0, 1.0),
+            EmbeddedEngine(planted[0].release),
+            stages=True,
+            executor=chosen,
+            workers=2,
+        )
+        answers.append(json.dumps(validation_answer([found], summary=True).document))
+    assert len(found.comparisons) == 4
+    assert answers[0] == answers[1]
+
+
+def test_a_store_that_cannot_be_read_is_no_experiment_that_cannot_be_judged(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a damaged block would leave an experiment out, and the others would pass."""
+
+    def damaged(*_: object) -> None:
+        raise StoreError("store.duckdb: it cannot be read")
+
+    monkeypatch.setattr(module, "compare_experiment", damaged)
+    with pytest.raises(StoreError):
+        validated(path)

@@ -7,23 +7,22 @@ from dataclasses import replace
 import pytest
 
 from blis_replay.blis.engine import simulate
-from blis_replay.blis.latency import LatencyModel
+from blis_replay.blis.latency.models import LatencyModel
 from blis_replay.fixtures.bundled import bundled_recording
 from blis_replay.fixtures.catalogue import bundled_aliases
 from blis_replay.replay.driver import replay
 from blis_replay.replay.mode import parse_mode
 from blis_replay.replay.plan import plan_replay
 from blis_replay.replay.release_file import load_release
-from blis_replay.validate.comparison.compare import compare
+from blis_replay.validate.comparison.compare import compare_replay
 from blis_replay.validate.experiment import DEFAULT_RELEASE
-from blis_replay.validate.observed import Selection
 
 
 def error_of_the_mean(mode: str, metric: str) -> float:
     """Signed relative error of 34b-general with our own release, requests reconstructed."""
     recording = bundled_recording(bundled_aliases()["34b-general"])
     run = replay(recording, load_release(DEFAULT_RELEASE), parse_mode(mode, {}))
-    error = compare(run, (), overloaded=False, selection=Selection()).metrics[metric]["mean"].error
+    error = compare_replay(run).metrics[metric]["mean"].error
     assert error is not None
     return error
 

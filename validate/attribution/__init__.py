@@ -1,1 +1,4 @@
-"""Which part of the simulator an error comes from: segments and counterfactuals."""
+"""Which part of the simulator an error comes from: segments and counterfactuals.
+
+May import: blis, compiled, ingest, replay, validate.comparison, validate.errors, validate.metrics, validate.text.
+"""

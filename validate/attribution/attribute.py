@@ -7,42 +7,65 @@ replaced sum to the error exactly.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import combinations, pairwise
+from math import factorial
 
 import numpy as np
-from numpy.typing import NDArray
 
-from blis_replay.blis.release import CoefficientRelease, ModelEntry
+from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
+from blis_replay.compiled.arrays import Bools, Floats
 from blis_replay.ingest.recording import Finding, Recording
 from blis_replay.replay.driver import replay
-from blis_replay.replay.executor_ledger import Progress
-from blis_replay.replay.executors import ExecutorName, map_jobs
+from blis_replay.replay.executors.executors import ExecutorName, map_jobs
+from blis_replay.replay.executors.local import Progress
 from blis_replay.replay.mode import ReplayMode
+from blis_replay.replay.simulator import entry_of, has_entry
 from blis_replay.validate.attribution.components import (
     Component,
     Replayed,
     components_of,
-    entry_of,
-    has_entry,
     substituted,
 )
-from blis_replay.validate.attribution.resampled import QUANTITIES, Floats, PooledGaps, draws, quantities
-from blis_replay.validate.attribution.shapley import Subset, all_subsets, shapley_values
-from blis_replay.validate.bootstrap import SEED, interval
-from blis_replay.validate.comparison.compare import simulated_samples
-from blis_replay.validate.comparison.unusable import unusable_cells
+from blis_replay.validate.attribution.resampled import QUANTITIES, PooledGaps, draws, quantities
+from blis_replay.validate.comparison.sides import simulated_samples
 from blis_replay.validate.errors import NothingToJudgeError
-from blis_replay.validate.observed import (
+from blis_replay.validate.metrics.observed import (
     Gaps,
     Selection,
-    cells_from_aggregates,
-    cells_from_requests,
+    numbers_from_aggregates,
+    numbers_from_requests,
     observed_requests,
     samples_of,
+    unusable_cells,
 )
+from blis_replay.validate.metrics.resampling import SEED, interval
+
+Subset = frozenset[int]
+
+
+def all_subsets(players: int) -> list[Subset]:
+    """All subsets of ``range(players)``, the empty one first and the whole one last."""
+    return [frozenset(chosen) for size in range(players + 1) for chosen in combinations(range(players), size)]
+
+
+def shapley_values(players: int, value: Mapping[Subset, Floats]) -> Floats:
+    """float64[players, ...]: each player's share of ``value[all] - value[none]``; the shares sum to it exactly.
+
+    ``value``: of every subset, arrays of one shape.  A share is the mean, over all orders in which the
+    players can join, of what the value changes when this one does (Shapley 1953):
+    the sum over S without i of |S|! (n - |S| - 1)! / n! * (value[S + i] - value[S]).
+    """
+    shares = np.zeros((players, *value[frozenset()].shape))
+    for player in range(players):
+        for subset in all_subsets(players):
+            if player not in subset:
+                weight = factorial(len(subset)) * factorial(players - len(subset) - 1) / factorial(players)
+                shares[player] += weight * (value[subset | {player}] - value[subset])
+    return shares
+
 
 ATTRIBUTION_RESAMPLES = 100
 
@@ -108,7 +131,7 @@ class _Shared:
     release: CoefficientRelease
     reference: ModelEntry | None
     components: tuple[Component, ...]
-    chosen: NDArray[np.bool_]
+    chosen: Bools
     resamples: int
     seed: int
 
@@ -176,20 +199,18 @@ def attribute(
     )
 
 
-def _observed(
-    recording: Recording, token_gaps: Gaps | None, resamples: int, seed: int
-) -> tuple[NDArray[np.bool_], Floats]:
+def _observed(recording: Recording, token_gaps: Gaps | None, resamples: int, seed: int) -> tuple[Bools, Floats]:
     """bool[n] requests to compare, and float64[1 + resamples, QUANTITIES] of what was observed of them."""
     chosen = observed_requests(recording)
     if chosen.any():
         samples = samples_of(recording, chosen)
         observed = quantities(samples, draws(int(chosen.sum()), resamples, seed), None)
-        cells = cells_from_requests(recording, samples, Selection(), token_gaps)
+        cells = numbers_from_requests(recording, samples, Selection(), token_gaps)
         observed[:, QUANTITIES.index(("itl", "p99"))] = _number(cells["itl"]["p99"].value_us)
         return chosen, observed
     if recording.aggregates.is_empty():
         raise NothingToJudgeError(f"{recording.alias}: no latencies were recorded, so there is no error to attribute")
-    cells = cells_from_aggregates(recording, None)
+    cells = numbers_from_aggregates(recording, None)
     row = [_number(cells[metric][statistic].value_us) for metric, statistic in QUANTITIES]
     return (recording.requests["status"] == "ok").to_numpy(), np.tile(row, (1 + resamples, 1))
 

@@ -6,16 +6,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from blis_replay.blis.errors import ReleaseError
-from blis_replay.blis.latency import CorrectedModel
-from blis_replay.blis.release import CoefficientRelease, ModelEntry
+from blis_replay.blis.latency.models import CorrectedModel
+from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.ingest.recording import Recording, Setting
-from blis_replay.replay.corrected_model import corrected_model
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode
+from blis_replay.replay.observed.teacher_forcing import recorded_delays
 from blis_replay.replay.plan import engine_config
-from blis_replay.replay.simulator import model_of
-from blis_replay.replay.teacher_forcing import recorded_delays
+from blis_replay.replay.simulator import entry_of
+from blis_replay.validate.attribution.corrected_model import corrected_model
 
 STEP_TIME, PRE_QUEUE, OUTPUT = "step time", "delay before the queue", "output processing"
 
@@ -123,7 +122,7 @@ def _inputs(recording: Recording, mode: ReplayMode) -> list[Component]:
 
 def _kv_blocks(recording: Recording) -> list[Component]:
     """The number of KV blocks, where step records count another than the engine is told of."""
-    counted, told = recording.steps.column("kv_blocks_total").drop_nulls(), recording.engine.get("num_gpu_blocks")
+    counted, told = recording.steps["kv_blocks_total"].drop_nulls(), recording.engine.get("num_gpu_blocks")
     if counted.is_empty() or told is None:
         return []
     blocks = int(counted.max()) + 1  # type: ignore[arg-type]  # the null block is not counted
@@ -193,17 +192,3 @@ def _stand_in(replayed: Replayed, reference: CoefficientRelease, name: str, why:
     if _with_coefficients_of(entry_of(reference, replayed.recording), replayed.entry, name) == replayed.entry:
         return None
     return Component(name, f"not recorded; as coefficients {reference.name} have it", why, mend, from_reference=True)
-
-
-def entry_of(release: CoefficientRelease, recording: Recording) -> ModelEntry:
-    """The coefficients of a release for a recording; raises ``ReleaseError`` if there are none."""
-    return release.entry_for(model_of(recording), recording.tensor_parallelism, recording.alias)
-
-
-def has_entry(release: CoefficientRelease, recording: Recording) -> bool:
-    """Whether a release has coefficients for a recording."""
-    try:
-        entry_of(release, recording)
-    except ReleaseError:
-        return False
-    return True

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from blis_replay.blis.token_gaps import TokenGaps
-from blis_replay.validate.bootstrap import resampled
-from blis_replay.validate.metrics import LatencySamples
+from blis_replay.blis.result import TokenGaps
+from blis_replay.compiled.arrays import Floats, Int64s
+from blis_replay.validate.metrics.latency import LatencySamples
+from blis_replay.validate.metrics.resampling import resampled
 
 # What is attributed, in the order of the columns of every array here.
 QUANTITIES = (
@@ -18,8 +18,7 @@ QUANTITIES = (
 )
 _P99 = 0.99
 
-Floats = NDArray[np.float64]
-Counts = NDArray[np.int64]
+Counts = Int64s
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,5 @@
-"""Coefficients from recordings, how sure they are, and what they score on what they never saw."""
+"""Coefficients fitted to recordings: their confidence, and their scores on what was held out.
+
+May import: blis, compiled, fixtures, ingest, replay, validate.comparison, validate.errors, validate.experiment,
+validate.metrics, validate.text.
+"""

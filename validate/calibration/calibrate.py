@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,37 +11,91 @@ from typing import Literal
 
 import numpy as np
 
-from blis_replay.blis.release import CoefficientRelease, FittedOn, ModelEntry
-from blis_replay.blis.release_fit import CoefficientFit, FitRecord
-from blis_replay.blis.release_text import format_release
+from blis_replay.blis.engine import simulate
+from blis_replay.blis.releases.fit import CoefficientFit, FitRecord, Part, PartScore
+from blis_replay.blis.releases.release import CoefficientRelease, FittedOn, ModelEntry, format_release
+from blis_replay.compiled.arrays import Floats
 from blis_replay.ingest.recording import Recording
-from blis_replay.replay.executor_ledger import Progress
-from blis_replay.replay.executors import ExecutorName, map_jobs
+from blis_replay.replay.executors.executors import ExecutorName, map_jobs
+from blis_replay.replay.executors.local import Progress
+from blis_replay.replay.mode import ReplayMode
+from blis_replay.replay.plan import plan_replay
 from blis_replay.replay.simulator import model_of
-from blis_replay.validate.bootstrap import SEED
-from blis_replay.validate.calibration.cycle_rows import Floats
-from blis_replay.validate.calibration.delays import MeasuredDelay, measured_delays
-from blis_replay.validate.calibration.evidence import SCALE
-from blis_replay.validate.calibration.line_fit import COEFFICIENTS
+from blis_replay.validate.calibration.cycle_rows import COEFFICIENTS
+from blis_replay.validate.calibration.evidence import (
+    SCALE,
+    MeasuredDelay,
+    SchedulingEvidence,
+    configured_scheduling,
+    measured_delays,
+    scheduling_evidence,
+    with_lengths,
+)
 from blis_replay.validate.calibration.model_fit import (
     Fitted,
     Gathered,
+    Prior,
     Start,
     choose_form,
     fit_form,
     gather,
     lifecycle_of,
     line_start,
+    prior_for,
 )
-from blis_replay.validate.calibration.prior import Prior, prior_for
-from blis_replay.validate.calibration.scheduling_evidence import (
-    SchedulingEvidence,
-    configured_scheduling,
-    scheduling_evidence,
-)
-from blis_replay.validate.calibration.scores import part_scores
-from blis_replay.validate.calibration.step_form import StepForm
+from blis_replay.validate.calibration.step_errors import StepForm
 from blis_replay.validate.errors import ValidateError
+from blis_replay.validate.metrics.latency import LatencySamples, relative_error, statistics
+from blis_replay.validate.metrics.observed import Selection, observed_requests, samples_of
+from blis_replay.validate.metrics.resampling import SEED
+
+
+def part_windows(fitted_until: float, chosen_until: float) -> dict[Part, tuple[float, float]]:
+    """The parts of a temporal split that are not empty, as shares of a run."""
+    edges: dict[Part, tuple[float, float]] = {
+        "fit": (0.0, fitted_until),
+        "choose": (fitted_until, chosen_until),
+        "test": (chosen_until, 1.0),
+    }
+    return {part: (low, high) for part, (low, high) in edges.items() if high > low}
+
+
+def part_scores(
+    recordings: Sequence[Recording], entry: ModelEntry, asynchronous: bool, fitted_until: float, chosen_until: float
+) -> tuple[PartScore, ...]:
+    """Scores of an entry, under a scheduling mode, on each part of each recording that has latencies in it.
+
+    Raises ``ReplayError`` as ``plan_replay`` does.
+    """
+    scores = []
+    for recording in recordings:
+        known = (recording.requests["output_tokens"] > 0).fill_null(False).to_numpy()
+        recorded = observed_requests(recording) & known
+        if not recorded.any():
+            continue
+        plan = plan_replay(
+            with_lengths(recording), ReplayMode(scheduling="asynchronous" if asynchronous else "synchronous")
+        )
+        result = simulate(plan.trace, plan.engine, entry.latency, entry.lifecycle)
+        for part, window in part_windows(fitted_until, chosen_until).items():
+            chosen = recorded & result.completed & Selection(window=window).of(recording.requests)
+            simulated = LatencySamples(result.ttft_us[chosen], result.e2e_us[chosen], result.output_tokens[chosen])
+            if chosen.any():
+                errors = _errors(samples_of(recording, chosen), simulated)
+                scores.append(PartScore(recording.slug, part, window, int(np.count_nonzero(chosen)), errors))
+    return tuple(scores)
+
+
+def _errors(observed: LatencySamples, simulated: LatencySamples) -> dict[str, float]:
+    values = []
+    for side in (observed, simulated):
+        e2e, ttft = statistics(side.e2e_us), statistics(side.ttft_us)
+        means = {"e2e": e2e["mean"], "ttft": ttft["mean"], "itl": side.itl_mean_us}
+        values.append(means | {"e2e_p99": e2e["p99"], "ttft_p99": ttft["p99"]})
+    errors = {name: relative_error(value, values[1][name]) for name, value in values[0].items()}
+    # A hundredth of a per cent: the recordings do not tell errors any closer.
+    return {name: round(error, 4) for name, error in errors.items() if error is not None}
+
 
 Data = Literal["steps", "latencies"]
 DataChoice = Literal["auto", "steps", "latencies"]
@@ -98,21 +153,33 @@ def calibrate(
     fit_group = partial(fit_model, options=options)
     fitted = map_jobs(fit_group, list(groups.values()), executor=executor, workers=workers, progress=progress)
     fits = sorted(fitted, key=lambda fit: fit.entry.model)
-    trained_on = ", ".join(recording.alias for recording in recordings)
-    hardware = ", ".join(sorted({recording.hardware or "not recorded" for recording in recordings}))
+    summary = f"Step times and delays fitted to {', '.join(recording.alias for recording in recordings)}."
+    fitted_on = [FittedOn(r.slug, r.content_hash, kind) for fit in fits for r, kind in fit.used]
+    return fitted_release(name, summary, source, recordings, [fit.entry for fit in fits], fitted_on), fits
+
+
+def fitted_release(
+    name: str,
+    summary: str,
+    source: str,
+    recordings: Sequence[Recording],
+    models: Sequence[ModelEntry],
+    fitted_on: Sequence[FittedOn],
+) -> CoefficientRelease:
+    """A release of fitted entries, with the hardware of ``recordings`` and the hash of its own text."""
     release = CoefficientRelease(
         name=name,
         status="valid",
-        summary=f"Step times and delays fitted to {trained_on}.",
+        summary=summary,
         source=source,
-        hardware=hardware,
+        hardware=", ".join(sorted({recording.hardware or "not recorded" for recording in recordings})),
         sha256="",
-        models=tuple(fit.entry for fit in fits),
-        fitted_on=tuple(FittedOn(r.slug, r.content_hash, kind) for fit in fits for r, kind in fit.used),
+        models=tuple(models),
+        fitted_on=tuple(fitted_on),
         published_replay={},
         published_errors={},
     )
-    return replace(release, sha256=hashlib.sha256(format_release(release).encode()).hexdigest()), fits
+    return replace(release, sha256=hashlib.sha256(format_release(release).encode()).hexdigest())
 
 
 def fit_model(recordings: Sequence[Recording], options: Options) -> ModelFit:
@@ -125,8 +192,8 @@ def fit_model(recordings: Sequence[Recording], options: Options) -> ModelFit:
     fitted_until, chosen_until = options.split
     prior = prior_for(options.prior, recordings[0])
     measured = measured_delays(recordings, options.seed)
-    told, fitted, start = _first_fit(recordings, prior, measured, options)
-    asynchronous = (told.used if told else configured_scheduling(recordings[0])[0]) == "asynchronous"
+    scheduling, fitted, start = _first_fit(recordings, prior, measured, options)
+    asynchronous = (scheduling.used if scheduling else configured_scheduling(recordings[0])[0]) == "asynchronous"
     gathered = _gathered(recordings, (0.0, fitted_until), options).with_scheduling(asynchronous)
     if chosen_until > fitted_until:
         later = _gathered(recordings, options.split, options, needed=False).with_scheduling(asynchronous)
@@ -135,7 +202,32 @@ def fit_model(recordings: Sequence[Recording], options: Options) -> ModelFit:
         gathered = _gathered(recordings, (0.0, chosen_until), options).with_scheduling(asynchronous)
         again = replace(start, vector=fitted.minimum.vector)
         fitted = fit_form(gathered, fitted.form, again, prior, measured, options.seed)
-    return _described(recordings, used, gathered, fitted, measured, told, asynchronous, options)
+    vector, form, coefficients = fitted.minimum.vector, fitted.form, _coefficients(fitted, measured)
+    entry = ModelEntry(
+        model=model_of(recordings[0]),
+        tensor_parallelism=recordings[0].tensor_parallelism or 1,
+        latency=form.latency(vector),
+        lifecycle=form.lifecycle(vector, lifecycle_of(measured)),
+        sources={fit.name: fit.remark for fit in coefficients if fit.name in ("pre_queue", "post_request")},
+    )
+    record = FitRecord(
+        form=form.name,
+        fitted_until=fitted_until,
+        chosen_until=chosen_until,
+        scheduling="asynchronous" if asynchronous else "synchronous",
+        scheduling_told=scheduling.told if scheduling else "not told apart",
+        scheduling_evidence=scheduling.text if scheduling else "no latencies to tell it from",
+        coefficients=coefficients,
+        scores=part_scores(recordings, entry, asynchronous, fitted_until, chosen_until),
+    )
+    return ModelFit(
+        entry=replace(entry, fit=record),
+        record=record,
+        used=used,
+        rows=sum(len(part.decodes) for part in gathered.parts),
+        agreement=_agreement(gathered, fitted, measured),
+        scheduling=scheduling,
+    )
 
 
 def _first_fit(
@@ -152,15 +244,15 @@ def _first_fit(
     # A wait that grows with the batch looks much like one more cycle, so the modes are compared without it.
     plain = replace(start, first_token_waits=False)
     lines = {mode: fit_form(part, StepForm(), plain, prior, measured, options.seed) for mode, part in modes.items()}
-    told = scheduling_evidence(
+    scheduling = scheduling_evidence(
         (lines["asynchronous"].minimum.residuals, lines["synchronous"].minimum.residuals),
         (lines["asynchronous"].pre_queue_us, lines["synchronous"].pre_queue_us),
         gathered.groups(),
         configured,
         options.seed,
     )
-    again = replace(start, vector=lines[told.used].minimum.vector)
-    return told, fit_form(modes[told.used], StepForm(), again, prior, measured, options.seed), again
+    again = replace(start, vector=lines[scheduling.used].minimum.vector)
+    return scheduling, fit_form(modes[scheduling.used], StepForm(), again, prior, measured, options.seed), again
 
 
 def _gathered(
@@ -177,46 +269,6 @@ def _gathered(
     return found
 
 
-def _described(
-    recordings: Sequence[Recording],
-    used: tuple[tuple[Recording, Data], ...],
-    gathered: Gathered,
-    fitted: Fitted,
-    measured: dict[str, MeasuredDelay],
-    told: SchedulingEvidence | None,
-    asynchronous: bool,
-    options: Options,
-) -> ModelFit:
-    """The entry of a fit with its record: coefficients, scheduling and scores."""
-    vector, form = fitted.minimum.vector, fitted.form
-    coefficients = _coefficients(fitted, measured)
-    entry = ModelEntry(
-        model=model_of(recordings[0]),
-        tensor_parallelism=recordings[0].tensor_parallelism or 1,
-        latency=form.latency(vector),
-        lifecycle=form.lifecycle(vector, lifecycle_of(measured)),
-        sources={fit.name: fit.remark for fit in coefficients if fit.name in ("pre_queue", "post_request")},
-    )
-    record = FitRecord(
-        form=form.name,
-        fitted_until=options.split[0],
-        chosen_until=options.split[1],
-        scheduling="asynchronous" if asynchronous else "synchronous",
-        scheduling_told=told.told if told else "not told apart",
-        scheduling_evidence=told.text if told else "no latencies to tell it from",
-        coefficients=coefficients,
-        scores=part_scores(recordings, entry, asynchronous, *options.split),
-    )
-    return ModelFit(
-        entry=replace(entry, fit=record),
-        record=record,
-        used=used,
-        rows=sum(len(part.decodes) for part in gathered.parts),
-        agreement=_agreement(gathered, fitted, measured),
-        scheduling=told,
-    )
-
-
 def _coefficients(fitted: Fitted, measured: dict[str, MeasuredDelay]) -> tuple[CoefficientFit, ...]:
     vector, bounds = fitted.minimum.vector, fitted.bounds
     fits = []
@@ -225,17 +277,22 @@ def _coefficients(fitted: Fitted, measured: dict[str, MeasuredDelay]) -> tuple[C
         low, high = float(bounds.low[i]), float(bounds.high[i])
         if status == "measured":
             low, high = measured[name].low_us, measured[name].high_us
-        fits.append(CoefficientFit(name, _rounded(vector[i]), _rounded(low), _rounded(high), status, remark))
+        fits.append(CoefficientFit(name, *_in_digits(float(vector[i]), low, high), status, remark))
     if "post_request" in measured:
         delay = measured["post_request"]
-        fits.append(
-            CoefficientFit("post_request", delay.value_us, delay.low_us, delay.high_us, "measured", delay.source)
-        )
+        digits = _in_digits(delay.value_us, delay.low_us, delay.high_us)
+        fits.append(CoefficientFit("post_request", *digits, "measured", delay.source))
     return tuple(fits)
 
 
-def _rounded(value_us: float) -> float:
-    return round(float(value_us), 6)
+def _in_digits(value_us: float, low_us: float, high_us: float) -> tuple[float, float, float]:
+    """A value and its bounds in the digits that mean something: the last is at most a hundredth of the interval.
+
+    More of them differ between machines.  Without an interval six significant digits stay.
+    """
+    scale = (high_us - low_us) / 100 or abs(value_us) / 1e5
+    decimals = max(-math.floor(math.log10(scale)), 0) if scale else 0
+    return round(value_us, decimals), round(low_us, decimals), round(high_us, decimals)
 
 
 def _agreement(gathered: Gathered, fitted: Fitted, measured: dict[str, MeasuredDelay]) -> dict[str, float]:
@@ -288,5 +345,5 @@ def _refuse_unusable(recording: Recording, kind: Data) -> None:
         if finding.severity == "unusable" and finding.metric in fitted_to:
             raise ValidateError(
                 f"{recording.slug}: {finding.metric} unusable ({finding.check}: {finding.message}); "
-                f"leave the experiment out, mend the recording, or fit with --from {other}"
+                f"leave the experiment out, fix the recording, or fit with --from {other}"
             )

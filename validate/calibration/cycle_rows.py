@@ -2,24 +2,42 @@
 
 Two sources give such rows.  *Step records*: windows of sampled steps; the time between
 two sampled starts, divided by the difference of their ids, is the mean cycle.
-*Latencies*: one row a request; the time between its first and last token, divided by
+*Latencies*: one row per request; the time between its first and last token, divided by
 the steps between them, is the mean cycle while it decoded.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
-from blis_replay.blis.trace import Int64s
+from blis_replay.compiled.arrays import Bools, Floats, Int64s
 from blis_replay.ingest.recording import Recording
-from blis_replay.replay.prefix import estimate_prefix, prompt_tokens
-from blis_replay.validate.calibration.mean_lengths import mean_lengths
+from blis_replay.replay.observed.prefix import estimate_prefix, prompt_tokens
 
-Floats = NDArray[np.float64]
+
+@dataclass(frozen=True)
+class MeanLengths:
+    """Means over requests: prompt and output tokens, and the context of a decode."""
+
+    prompt_tokens: float
+    output_tokens: float
+    context_tokens: float
+
+
+def mean_lengths(recording: Recording) -> MeanLengths:
+    """Mean lengths of a recording; long outputs decode in more steps, so they weigh more in the context."""
+    known = recording.requests["output_tokens"].is_not_null().to_numpy()
+    prompts = prompt_tokens(recording)[known]
+    outputs = recording.requests["output_tokens"].drop_nulls().to_numpy().astype(np.float64)
+    if not outputs.sum() > 0:
+        return MeanLengths(float(prompt_tokens(recording).mean()), 1.0, float(prompt_tokens(recording).mean()))
+    context = float((outputs * (prompts + outputs / 2)).sum() / outputs.sum())
+    return MeanLengths(float(prompts.mean()), float(outputs.mean()), context)
+
 
 # Long enough that what is not known of the offset between the step clock and the client's
 # moves few prefills across an edge, short enough that a cold start of 10 seconds makes
@@ -27,7 +45,7 @@ Floats = NDArray[np.float64]
 _WINDOW_US = 5_000_000
 
 # With fewer requests running, the engine may have been idle between two sampled steps.
-_BUSY_DEPTH = 4
+BUSY_DEPTH = 4
 
 
 @dataclass(frozen=True)
@@ -51,7 +69,7 @@ def rows_from_steps(recording: Recording, window: tuple[float, float] = (0.0, 1.
     Prefill tokens are those of the requests that arrived in it, less their prefix hits: a
     10 % sample of steps holds too few of the large prefills.
     """
-    steps = recording.steps.whole().sort("step_id")
+    steps = recording.steps.frame().sort("step_id")
     step_id, start_us = steps["step_id"].to_numpy(), steps["start_us"].to_numpy()
     decode = steps["decode_tokens"].to_numpy().astype(np.float64)
     running = steps["running_depth"].to_numpy()
@@ -67,7 +85,7 @@ def rows_from_steps(recording: Recording, window: tuple[float, float] = (0.0, 1.
         count, span_us = step_id[last] - step_id[first], start_us[last] - start_us[first]
         if start_us[last] > high:
             break
-        if count > 0 and running[first:last].min() >= _BUSY_DEPTH:
+        if count > 0 and running[first:last].min() >= BUSY_DEPTH:
             arrived = np.searchsorted(arrival_us, [start_us[first], start_us[last]])
             prefill = float(prefilled[arrived[1]] - prefilled[arrived[0]]) / count
             decodes = float(decode[first:last].mean())
@@ -78,7 +96,7 @@ def rows_from_steps(recording: Recording, window: tuple[float, float] = (0.0, 1.
 
 
 def rows_from_latencies(recording: Recording, window: tuple[float, float] = (0.0, 1.0)) -> CycleRows:
-    """Rows from client or server latencies: a row a finished request with two tokens.
+    """Rows from client or server latencies: one row per finished request with two tokens.
 
     Over the steps between a request's first and last token: the mean number of requests
     that decode and their mean context (each taken at half its output), and the prefill
@@ -88,7 +106,7 @@ def rows_from_latencies(recording: Recording, window: tuple[float, float] = (0.0
     known = ("ttft_us", "e2e_us", "output_tokens")
     timed = pl.all_horizontal(pl.col("status") == "ok", *(pl.col(name).is_not_null() for name in known))
     ok = recording.requests.select(timed).to_series().to_numpy()
-    requests = recording.requests.filter(ok)
+    requests = recording.requests.frame(["arrival_us", "ttft_us", "e2e_us", "output_tokens", "prefill_us"]).filter(ok)
     prefill_tokens = estimate_prefix(recording).prefill_tokens[ok]
     first_us = (requests["arrival_us"] + requests["ttft_us"]).to_numpy().astype(np.float64)
     last_us = (requests["arrival_us"] + requests["e2e_us"]).to_numpy().astype(np.float64)
@@ -118,7 +136,7 @@ def _with_prefills(
     prefill_tokens: Int64s,
     first_us: Floats,
     last_us: Floats,
-    chosen: NDArray[np.bool_],
+    chosen: Bools,
 ) -> CycleRows:
     """Add a row for each recorded prefill that had the batch to itself (no other prefill in it)."""
     start_us = first_us - prefill_us
@@ -154,3 +172,48 @@ def _mean_level(start_us: Floats, end_us: Floats, height: Floats, low_us: Floats
         return np.asarray(area[i] + level[i] * np.maximum(time_us - at_us[i], 0), np.float64)
 
     return (area_until(high_us) - area_until(low_us)) / (high_us - low_us)
+
+
+# Cycles scatter by 1-3 % of 8 to 20 ms; beyond this residual a row counts linearly, not
+# squared, so that stalls do not bend the line.
+_ROBUST_US = 200.0
+
+# Intercept, and per prefill, decode and context token.
+COEFFICIENTS = 4
+
+# Correlation of two columns from which a fit cannot share a cost between them.
+_ALIKE_FROM = 0.99
+
+
+def fit_line(parts: Sequence[CycleRows]) -> tuple[Floats, float]:
+    """Non-negative coefficients (us: intercept, per prefill, decode, context token) and MAPE in %.
+
+    Least squares with a soft-l1 loss.  The context column takes part only where every
+    part observed it.  Where all requests are alike, decodes and context are one column
+    under two names; the context keeps the cost then, because a step reads the KV cache of
+    its context whatever the model, and that is what carries over to other lengths.
+    """
+    from scipy.optimize import least_squares  # heavy, and only calibration needs it
+
+    batch = np.vstack([part.batch for part in parts])
+    cycle_us = np.concatenate([part.cycle_us for part in parts])
+    columns = [0, 1, 2, 3] if all(part.context_known for part in parts) else [0, 1, 2]
+    if 3 in columns and _alike(batch[:, 2], batch[:, 3]):
+        columns.remove(2)
+    # Columns of like size: context runs to 100,000 tokens, prefill to single ones.
+    scale = np.maximum(np.abs(batch[:, columns]).mean(axis=0), 1e-9)
+    scaled = batch[:, columns] / scale
+    start = np.maximum(np.linalg.lstsq(scaled, cycle_us, rcond=None)[0], 1e-6)
+    fit = least_squares(
+        lambda x: scaled @ x - cycle_us, start, bounds=(0, np.inf), loss="soft_l1", f_scale=_ROBUST_US, x_scale="jac"
+    )
+    coefficients_us = np.zeros(COEFFICIENTS)
+    coefficients_us[columns] = fit.x / scale
+    mape = 100 * float(np.abs(batch @ coefficients_us / cycle_us - 1).mean())
+    return coefficients_us, mape
+
+
+def _alike(decode: Floats, context: Floats) -> bool:
+    """Whether the context of a batch tells no more than its number of decodes."""
+    constant = np.ptp(decode) == 0 or np.ptp(context) == 0
+    return bool(constant or np.corrcoef(decode, context)[0, 1] > _ALIKE_FROM)

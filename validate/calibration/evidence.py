@@ -1,28 +1,102 @@
-"""What coefficients are judged by: step cycles, and client latencies through the simulator."""
+"""What recordings have to say about one model: step cycles, client latencies, delays, and the scheduling mode."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
 from blis_replay.blis.engine import simulate
-from blis_replay.blis.latency import Lifecycle
-from blis_replay.blis.trace import Int64s
+from blis_replay.blis.latency.models import Lifecycle
+from blis_replay.blis.releases.fit import Scheduling, Told
+from blis_replay.compiled.arrays import Bools, Floats, Int64s
 from blis_replay.ingest.recording import Recording
+from blis_replay.ingest.rows import Rows, rows_of
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import ReplayPlan, plan_replay
-from blis_replay.validate.calibration.cycle_rows import Floats, rows_from_steps
-from blis_replay.validate.calibration.step_form import StepForm
+from blis_replay.validate.calibration.cycle_rows import rows_from_steps
+from blis_replay.validate.calibration.minimise import losses
+from blis_replay.validate.calibration.step_errors import StepForm
+from blis_replay.validate.metrics.resampling import RESAMPLES, SEED, interval, resampled
 
-# What a residual is measured in: E2E and cycles of a window agree to about 1 %, TTFT to about 3 %
-# (the bars of the project), so 1 is a window at the edge of what is wanted.
+
+@dataclass(frozen=True)
+class MeasuredDelay:
+    """The median of a delay over requests with stamps, its bounds of 95 %, and in words what it is."""
+
+    value_us: float
+    low_us: float
+    high_us: float
+    source: str
+
+
+def measured_delays(recordings: Sequence[Recording], seed: int = SEED) -> dict[str, MeasuredDelay]:
+    """``pre_queue`` and ``post_request`` where stamps show them.
+
+    Pre-queue: arrival to queued in journeys less the wait for the engine's turn, else TTFT less queue and
+    prefill time of the server.  Post-request: last token in the engine to answer sent, in journeys.
+    """
+    journeys = pl.concat([recording.lifecycles.frame() for recording in recordings])
+    requests = pl.concat([recording.requests.frame(["ttft_us", "queue_us", "prefill_us"]) for recording in recordings])
+    served = journeys.filter(pl.col("status") == "ok")
+    sources = {
+        "pre_queue": [
+            (
+                np.concatenate([_pre_queue_us(recording) for recording in recordings]),
+                "arrival to queued of {} journeys, less half a step cycle where others were in the engine",
+            ),
+            (
+                _numbers(requests, pl.col("ttft_us") - pl.col("queue_us") - pl.col("prefill_us")),
+                "TTFT - queue - prefill over {} server-side requests",
+            ),
+        ],
+        "post_request": [
+            (_numbers(served, pl.col("departed_us") - pl.col("finished_us")), "finished to departed of {} journeys")
+        ],
+    }
+    found = {}
+    for name, choices in sources.items():
+        for delays_us, words in choices:
+            if len(delays_us):
+                found[name] = _median(delays_us, words.format(f"{len(delays_us):,}"), seed)
+                break
+    return found
+
+
+def _pre_queue_us(recording: Recording) -> Floats:
+    """float64[journeys with two tokens or more]: us from arrival until the engine could have taken it in.
+
+    A busy engine takes requests in, and stamps them as queued, between two steps: half a cycle after they reached
+    it on average, which the simulator's own loop adds again.  The cycle is the mean gap of the request's own tokens.
+    """
+    stamps = ("arrived_us", "queued_us", "first_token_us", "finished_us")
+    journeys = recording.lifecycles.frame().filter((pl.col("status") == "ok") & (pl.col("output_tokens") > 1))
+    stamped = journeys.drop_nulls(stamps)
+    arrived, queued, first, finished = (stamped[name].to_numpy() for name in stamps)
+    cycle_us = (finished - first) / (stamped["output_tokens"].to_numpy() - 1)
+    begun_us, e2e_us = recording.requests.select("arrival_us", "e2e_us").drop_nulls().to_numpy().T
+    served = [np.searchsorted(np.sort(at_us), queued, side="right") for at_us in (begun_us, begun_us + e2e_us)]
+    others = served[0] - served[1] > 1
+    return np.asarray(queued - arrived - np.where(others, cycle_us / 2, 0.0), np.float64)
+
+
+def _numbers(frame: pl.DataFrame, delay: pl.Expr) -> Floats:
+    return frame.select(delay.alias("delay")).drop_nulls()["delay"].to_numpy().astype(np.float64)
+
+
+def _median(delays_us: Floats, what: str, seed: int) -> MeasuredDelay:
+    draws = np.array([np.median(delays_us[draw]) for draw in resampled(len(delays_us), seed=seed)])
+    return MeasuredDelay(max(float(np.median(delays_us)), 0.0), *interval(draws), source=f"median of {what}")
+
+
+# The unit of residuals: the largest error wanted of a window (the bars of the project), 1 % of E2E and cycles, 3 % of
+# TTFT.
 SCALE = {"cycle": 0.01, "e2e": 0.01, "ttft": 0.03}
 
-# The first requests find a cold prefix cache and so are the only ones that tell what prefill costs:
-# their windows are short, or the rest would outvote them.
+# Only the first requests, which find a cold prefix cache, show what prefill costs.  Their windows are short, so that
+# there are enough of them.
 _COLD_REQUESTS, _COLD_WINDOW, _WINDOW = 200, 10, 50
 
 
@@ -112,7 +186,7 @@ def latency_evidence(recording: Recording, window: tuple[float, float]) -> Laten
     return LatencyEvidence(replace(plan, trace=plan.trace.part(slice(count))), numbers, observed_us, decodes)
 
 
-def _judged(requests: pl.DataFrame, window: tuple[float, float]) -> NDArray[np.bool_]:
+def _judged(requests: Rows, window: tuple[float, float]) -> Bools:
     arrival_us = requests["arrival_us"]
     low, high = (share * float(arrival_us[-1]) for share in window)
     timed = pl.all_horizontal(
@@ -136,7 +210,7 @@ def with_lengths(recording: Recording) -> Recording:
         return recording
     median = pl.col("output_tokens").median().round().cast(pl.Int64)
     filled = pl.when(unknown).then(median).otherwise(pl.col("output_tokens")).alias("output_tokens")
-    return replace(recording, requests=requests.with_columns(filled))
+    return replace(recording, requests=rows_of(requests.frame().with_columns(filled)))
 
 
 def _windows(places: Int64s) -> Int64s:
@@ -145,3 +219,82 @@ def _windows(places: Int64s) -> Int64s:
     later = _COLD_REQUESTS // _COLD_WINDOW + (places - _COLD_REQUESTS) // _WINDOW
     raw = np.where(places < _COLD_REQUESTS, cold, later)
     return np.unique(raw, return_inverse=True)[1].astype(np.int64)
+
+
+# Share of resamples that one mode has to win.
+_SURE_FROM = 0.975
+
+
+@dataclass(frozen=True)
+class SchedulingEvidence:
+    """``told``: ``asynchronous``, ``synchronous`` or ``not told apart``; ``configured``: as the recording says, and
+    by what source.
+
+    ``cost``: mean robust cost of a window when all is fitted under (asynchronous, synchronous) scheduling, and
+    the pre-queue delays that come out.  ``asynchronous_share``: of resamples of the windows, those in which
+    asynchronous scheduling fits better.
+    """
+
+    told: Told
+    configured: Scheduling
+    configured_source: str
+    cost: tuple[float, float]
+    pre_queue_us: tuple[float, float]
+    asynchronous_share: float
+
+    @property
+    def used(self) -> Scheduling:
+        """The mode to fit with: what the recording says, unless that is only a default and the latencies tell."""
+        if self.told == "not told apart" or self.configured_source != "default":
+            return self.configured
+        return self.told
+
+    @property
+    def contradicts(self) -> bool:
+        """Whether the latencies say otherwise than the recording."""
+        return self.told not in ("not told apart", self.configured)
+
+    @property
+    def text(self) -> str:
+        """The evidence in a sentence."""
+        best = [
+            f"{mode} {cost:.2f} with a pre-queue delay of {delay / 1000:.1f} ms"
+            for mode, cost, delay in zip(("asynchronous", "synchronous"), self.cost, self.pre_queue_us, strict=True)
+        ]
+        return (
+            f"cost of a window: {best[0]}, {best[1]}; asynchronous fits better in "
+            f"{self.asynchronous_share:.0%} of resamples"
+        )
+
+
+def configured_scheduling(recording: Recording) -> tuple[Scheduling, str]:
+    """``asynchronous`` or ``synchronous`` as the engine arguments have it, and the source of that argument."""
+    setting = recording.engine["async_scheduling"]
+    return ("asynchronous" if setting.value else "synchronous"), setting.source
+
+
+def scheduling_evidence(
+    residuals: tuple[Floats, Floats],
+    pre_queue_us: tuple[float, float],
+    window: Int64s,
+    configured: tuple[Scheduling, str],
+    seed: int,
+) -> SchedulingEvidence:
+    """Tell the mode from two fits, one under asynchronous and one under synchronous scheduling.
+
+    ``residuals``: float64[rows] each, and ``window``: int64[rows], rows that are drawn together.
+    """
+    cost = [np.bincount(window, losses(part)) for part in residuals]
+    gain = cost[1] - cost[0]
+    share = float(np.mean([gain[draw].sum() > 0 for draw in resampled(len(gain), RESAMPLES, seed)]))
+    told: Told = (
+        "asynchronous" if share >= _SURE_FROM else "synchronous" if share <= 1 - _SURE_FROM else "not told apart"
+    )
+    return SchedulingEvidence(
+        told=told,
+        configured=configured[0],
+        configured_source=configured[1],
+        cost=(float(cost[0].mean()), float(cost[1].mean())),
+        pre_queue_us=pre_queue_us,
+        asynchronous_share=share,
+    )

@@ -1,110 +1,168 @@
-"""Fits as tables, sentences, a frame and JSON."""
+"""What a calibration and a comparison of single steps answer."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from typing import Any
 
-import polars as pl
-
-from blis_replay.blis.release_fit import CoefficientFit, PartScore
+from blis_replay.blis.releases.fit import CoefficientFit, PartScore
+from blis_replay.ingest.recording import Recording
+from blis_replay.ingest.tables import Cell, Column, Table, Toned, columns_named, table_of
 from blis_replay.validate.calibration.calibrate import ModelFit
-from blis_replay.validate.terminal import Cell, Toned, percent, percent_plain, table, toned, wrap
+from blis_replay.validate.calibration.step_errors import LineFit, StepError
+from blis_replay.validate.text.answer import Answer, Block, Line, Part, Verbatim
+from blis_replay.validate.text.cells import percent_plain
+
+_COEFFICIENT_COLUMNS = columns_named("coefficient", "us", "95 % from", "to", "status")
+_SCORED = ("e2e", "e2e_p99", "ttft", "ttft_p99", "itl")
+_SCORE_COLUMNS = (
+    *columns_named("experiment", "part", kind="text"),
+    *columns_named("E2E", "p99", "TTFT", "p99", "ITL", kind="error"),
+    Column("requests", "count", wide=1),
+    Column("of the run", "word", wide=2),
+    Column("slug", "text", wide=3),
+)
 
 
-def fits_text(fits: Sequence[ModelFit], aliases: dict[str, str]) -> str:
-    """For each model its coefficients with bounds, the scheduling mode told from the data, and scores by part.
+def calibration_answer(release: str, fits: Sequence[ModelFit], recordings: Sequence[Recording]) -> Answer:
+    """For each model its coefficients with bounds, the scheduling mode, and scores by part; a row per coefficient.
 
-    ``aliases``: slug to alias.
+    ``release``: the file that was written.  ``recordings``: what it was fitted to.  In the document coefficients are in
+    us, errors of windows in percent, and scores are fractions.
     """
-    return "\n\n".join(_fit_text(fit, aliases) for fit in fits)
+    aliases = {recording.slug: recording.alias for recording in recordings}
+    again = f"blis-replay validate --experiment {recordings[0].alias} --coefficients {release}"
+    rows = [
+        {"model": fit.entry.model, "tensor_parallelism": fit.entry.tensor_parallelism, **asdict(coefficient)}
+        for fit in fits
+        for coefficient in fit.record.coefficients
+    ]
+    tried = Verbatim(f"wrote {release}; try it:\n  {again}")
+    document = {"release": release, "fits": [_document(fit) for fit in fits]}
+    page: list[Part] = []
+    for fit in fits:
+        page += [Block(_fit(fit)), *_scores(fit, aliases)]
+    return Answer([*page, tried], document, table_of(rows))
 
 
-def _fit_text(fit: ModelFit, aliases: dict[str, str]) -> str:
-    record, entry = fit.record, fit.entry
+def _document(fit: ModelFit) -> dict[str, Any]:
+    return {
+        "model": fit.entry.model,
+        "tensor_parallelism": fit.entry.tensor_parallelism,
+        "used": [{"experiment": recording.slug, "data": kind} for recording, kind in fit.used],
+        "windows": fit.rows,
+        "window_error_percent": fit.agreement,
+        **asdict(fit.record),
+        "scheduling_configured": None if fit.scheduling is None else fit.scheduling.configured,
+        "scheduling_contradicts": fit.scheduling is not None and fit.scheduling.contradicts,
+    }
+
+
+def _fit(fit: ModelFit) -> list[Part]:
+    record, title = fit.record, f"{fit.entry.model} tp {fit.entry.tensor_parallelism}"
     agreement = ", ".join(f"{name.upper() if name != 'cycle' else name} {v:.1f} %" for name, v in fit.agreement.items())
-    parts = [
-        f"{toned(f'{entry.model} tp {entry.tensor_parallelism}', 'heading')}: {record.form}",
-        wrap(f"  {fit.rows:,} windows; mean absolute error of a window: {agreement}", "    "),
-        table(["coefficient", "us", "95 % from", "to", "status"], [_row(c) for c in record.coefficients]),
-        *(wrap(f"  {c.name}: {c.remark}", "    ") for c in record.coefficients if c.status != "fitted"),
+    remarks = [f"  {c.name}: {c.remark}" for c in record.coefficients if c.status != "fitted"]
+    return [
+        Line(f"{title}: {record.form}", mark=Toned(title, "heading")),
+        Line(f"  {fit.rows:,} windows; mean absolute error of a window: {agreement}", "    "),
+        Table("", _COEFFICIENT_COLUMNS, [_coefficient(c) for c in record.coefficients]),
+        *(Line(remark, "    ") for remark in remarks),
         *_scheduling(fit),
     ]
-    if record.scores:
-        header = ["experiment", "part", "E2E", "p99", "TTFT", "p99", "ITL", "requests", "of the run", "slug"]
-        scores = [_score(s, aliases) for s in record.scores]
-        parts += ["", table(header, scores, left=(0, 1, 9), wide=(7, 8, 9))]
-    return "\n".join(parts)
 
 
-def _scheduling(fit: ModelFit) -> list[str]:
-    told = fit.scheduling
-    if told is None:
+def _scores(fit: ModelFit, aliases: Mapping[str, str]) -> list[Table]:
+    rows = [_score(score, aliases) for score in fit.record.scores]
+    return [Table("", _SCORE_COLUMNS, rows)] if rows else []
+
+
+def _scheduling(fit: ModelFit) -> list[Line]:
+    seen = fit.scheduling
+    if seen is None:
         return []
     lines = [
-        wrap(
-            f"  scheduling: {told.used} used; {told.told} by the latencies, {told.configured} by the recording "
-            f"({told.configured_source})",
+        Line(
+            f"  scheduling: {seen.used} used; {seen.told} by the latencies, {seen.configured} by the recording "
+            f"({seen.configured_source})",
             "    ",
         ),
-        wrap(f"    {told.text}", "    "),
+        Line(f"    {seen.text}", "    "),
     ]
-    if told.contradicts:
-        value = str(told.told == "asynchronous").lower()
-        lines.append(
-            wrap(
-                "  warning: the latencies contradict the engine argument; if it is wrong, ingest again with "
-                f"--engine FILE.yaml that says async_scheduling: {value}",
-                "    ",
-                Toned("warning:", "bad"),
-            )
+    if seen.contradicts:
+        value = str(seen.told == "asynchronous").lower()
+        warning = (
+            "  warning: the latencies contradict the engine argument; if it is wrong, ingest again with "
+            f"--engine FILE.yaml that says async_scheduling: {value}"
         )
+        lines.append(Line(warning, "    ", Toned("warning:", "bad")))
     return lines
 
 
-def _row(fit: CoefficientFit) -> list[Cell]:
+def _coefficient(fit: CoefficientFit) -> list[Cell]:
     digits = 3 if fit.value_us < 1 else 1 if fit.value_us < 1000 else 0
     held = fit.status == "prior"
-    bounds = ["-", "-"] if held else [f"{v:,.{digits}f}" for v in (fit.low_us, fit.high_us)]
-    return [
-        fit.name,
-        f"{fit.value_us:,.{digits}f}",
-        *bounds,
-        Toned("prior: not identified", "caution") if held else fit.status,
-    ]
+    bounds = [None, None] if held else [f"{v:,.{digits}f}" for v in (fit.low_us, fit.high_us)]
+    status = Toned("prior: not identified", "caution") if held else fit.status
+    return [fit.name, f"{fit.value_us:,.{digits}f}", *bounds, status]
 
 
-def _score(score: PartScore, aliases: dict[str, str]) -> list[str]:
-    errors = [percent(score.errors.get(name)) for name in ("e2e", "e2e_p99", "ttft", "ttft_p99", "itl")]
+def _score(score: PartScore, aliases: Mapping[str, str]) -> list[Cell]:
     part = " to ".join(percent_plain(share) for share in score.window)
-    named = [aliases.get(score.experiment, score.experiment), score.part]
-    return [*named, *errors, f"{score.requests:,}", part, score.experiment]
+    named = (aliases.get(score.experiment, score.experiment), score.part)
+    return [*named, *(score.errors.get(name) for name in _SCORED), score.requests, part, score.experiment]
 
 
-def fits_json(fits: Sequence[ModelFit]) -> list[dict[str, object]]:
-    """Fits for ``--json``: coefficients in us, errors of windows in percent, scores as fractions."""
-    return [
-        {
-            "model": fit.entry.model,
-            "tensor_parallelism": fit.entry.tensor_parallelism,
-            "used": [{"experiment": recording.slug, "data": kind} for recording, kind in fit.used],
-            "windows": fit.rows,
-            "window_error_percent": fit.agreement,
-            **asdict(fit.record),
-            "scheduling_configured": None if fit.scheduling is None else fit.scheduling.configured,
-            "scheduling_contradicts": fit.scheduling is not None and fit.scheduling.contradicts,
-        }
-        for fit in fits
-    ]
+_LINE_COLUMNS = columns_named("target", "n", "b0 us", "us/prefill", "us/decode", "MAPE", "median", "R2")
 
 
-def fits_frame(fits: Sequence[ModelFit]) -> pl.DataFrame:
-    """A row a coefficient of a model: ``name, value_us, low_us, high_us, status, remark``."""
-    return pl.DataFrame(
+def steps_answer(
+    title: str,
+    experiment: Mapping[str, str],
+    cycle: Sequence[StepError],
+    duration: Sequence[StepError],
+    lines: Sequence[LineFit],
+) -> Answer:
+    """Errors against the cycle and against ``step.duration_us``, and lines fitted to each; fractions and us.
+
+    ``experiment``: what the document says of the recording and the release.  The rows are one per group of steps, and
+    one per line (``line on ...``) with its own MAPE.
+    """
+    against = {"cycle": cycle, "duration": duration}
+    fits: list[list[Cell]] = [
         [
-            {"model": fit.entry.model, "tensor_parallelism": fit.entry.tensor_parallelism, **asdict(coefficient)}
-            for fit in fits
-            for coefficient in fit.record.coefficients
-        ],
-        infer_schema_length=None,
+            *(fit.target, fit.steps),
+            *(f"{value:,.{digits}f}" for value, digits in zip(fit.coefficients_us, (0, 1, 1), strict=True)),
+            *(percent_plain(fit.mape), percent_plain(fit.median_ape), f"{fit.r_squared:.2f}"),
+        ]
+        for fit in lines
+    ]
+    page: list[Part] = [
+        Line(title, mark=Toned(title, "heading")),
+        _errors("against the step cycle", "cycle ms", cycle),
+        "step cycle: start to start of consecutive sampled steps, with the batch of the later one; r: Pearson's "
+        "correlation; signed: of the mean",
+        _errors("against step.duration_us", "dur. ms", duration),
+        "step.duration_us: CPU time inside the scheduling call, which is no step time; it stands here for comparison "
+        "with work that was fitted to it",
+        "A line fitted to each target by least squares, scored on the same steps:",
+        Table("", _LINE_COLUMNS, fits),
+    ]
+    document = {
+        **experiment,
+        **{target: [asdict(error) for error in errors] for target, errors in against.items()},
+        "lines": [asdict(fit) for fit in lines],
+    }
+    rows = [{"against": target, **asdict(error)} for target, errors in against.items() for error in errors]
+    scored = [{"against": f"line on {f.target}", "group": "all", "steps": f.steps, "mape": f.mape} for f in lines]
+    names = rows[0] if rows else scored[0] if scored else ()
+    return Answer(page, document, table_of([dict.fromkeys(names) | row for row in [*rows, *scored]]))
+
+
+def _errors(against: str, time: str, errors: Sequence[StepError]) -> Table:
+    columns = (
+        Column(against),
+        *(Column("n", "count"), Column(time, "ms"), Column("MAPE", "share")),
+        *(Column("signed", "error"), Column("r", "decimal")),
     )
+    return Table("", columns, [[e.group, e.steps, e.recorded_us, e.mape, e.signed, e.correlation] for e in errors])

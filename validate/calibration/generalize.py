@@ -7,28 +7,103 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Literal
 
-from blis_replay.blis.architecture import Architecture
-from blis_replay.blis.errors import ReleaseError, SimulatorError
-from blis_replay.blis.gpu import gpu_named
-from blis_replay.blis.release import CoefficientRelease
+import numpy as np
+import polars as pl
+
+from blis_replay.blis.errors import ReleaseError
+from blis_replay.blis.latency.architecture import Architecture
+from blis_replay.blis.latency.gpu import gpu_named
+from blis_replay.blis.latency.models import Lifecycle
+from blis_replay.blis.latency.physical import COEFFICIENT_NAMES, PhysicalModel
+from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
+from blis_replay.compiled.errors import ExperimentError
 from blis_replay.fixtures.catalogue import bundled_aliases
-from blis_replay.ingest.recording import ARRIVALS, PUBLISHED, Finding, Recording
-from blis_replay.ingest.store import Store, inter_token_gaps, list_experiments, read_findings, read_stored
+from blis_replay.ingest.recording import ARRIVALS, PUBLISHED, GroundTruth, Recording
+from blis_replay.ingest.store import Store, list_experiments, read_stored
 from blis_replay.replay.driver import replay
-from blis_replay.replay.errors import ReplayError
-from blis_replay.replay.executor_ledger import Progress
-from blis_replay.replay.executors import ExecutorName, map_jobs
+from blis_replay.replay.executors.executors import ExecutorName, map_jobs
+from blis_replay.replay.executors.local import Progress
 from blis_replay.replay.release_file import load_release
-from blis_replay.replay.simulator import model_of
-from blis_replay.validate.calibration.calibrate import DEFAULT_SPLIT, Options, calibrate
-from blis_replay.validate.calibration.physical_fit import PRIORS, PhysicalFit, Prior, known_architecture
-from blis_replay.validate.calibration.physical_release import calibrate_physical
-from blis_replay.validate.calibration.prior import DEFAULT_PRIOR
+from blis_replay.replay.simulator import entry_of, model_of
+from blis_replay.validate.calibration.calibrate import DEFAULT_SPLIT, Options, calibrate, fitted_release
+from blis_replay.validate.calibration.model_fit import DEFAULT_PRIOR
+from blis_replay.validate.calibration.physical import (
+    PRIORS,
+    PhysicalFit,
+    Prior,
+    fit_physical,
+    known_architecture,
+    physical_rows,
+)
 from blis_replay.validate.calibration.step_errors import step_mape
-from blis_replay.validate.comparison.compare import compare
+from blis_replay.validate.comparison.compare import compare_replay
 from blis_replay.validate.errors import NothingToJudgeError, ValidateError
 from blis_replay.validate.experiment import experiment_row, find_experiment
-from blis_replay.validate.observed import Gaps, Selection
+from blis_replay.validate.metrics.observed import Observed, observed_requests, pooled_gaps
+
+
+def calibrate_physical(
+    training: Sequence[Recording],
+    targets: Sequence[Recording],
+    architectures: Mapping[str, Architecture],
+    name: str,
+    priors: Mapping[str, Prior] = PRIORS,
+) -> tuple[CoefficientRelease, PhysicalFit]:
+    """Fit to ``training`` and make a release that serves the models of ``training`` and ``targets``.
+
+    Of a target nothing enters but its model, hardware and tensor parallelism.  The delay before
+    the queue is one for all: what the replayed training recordings lack in TTFT.  Raises
+    ``ValidateError`` for a model of unknown architecture or nothing to fit to, ``ReleaseError``
+    for hardware without a datasheet.
+    """
+    rows = [physical_rows(r, known_architecture(architectures, model_of(r))) for r in training]
+    fit = fit_physical([part for part in rows if part is not None], priors)
+    release = _release(name, fit, [*training, *targets], architectures, Lifecycle(), {})
+    measured = [recording for recording, part in zip(training, rows, strict=True) if part is not None]
+    delays_us = {recording.slug: _lacking_us(recording, release) for recording in measured}
+    delay_us = float(max(round(_mean_over_models(measured, delays_us)), 0))
+    source = (
+        f"what {len(measured)} replayed training recordings lack in TTFT, median of a recording, mean over models "
+        f"({min(delays_us.values()) / 1000:.1f} to {max(delays_us.values()) / 1000:.1f} ms)"
+    )
+    lifecycle = Lifecycle(pre_queue_us=delay_us)
+    return _release(name, fit, [*training, *targets], architectures, lifecycle, {"pre_queue": source}), fit
+
+
+def _lacking_us(recording: Recording, release: CoefficientRelease) -> float:
+    """Median of observed less simulated TTFT, without a delay before the queue."""
+    run = replay(recording, release)
+    both = observed_requests(recording) & run.simulated.completed
+    return float(np.median(recording.requests["ttft_us"].to_numpy()[both] - run.ttft_us[both]))
+
+
+def _mean_over_models(recordings: Sequence[Recording], values: Mapping[str, float]) -> float:
+    by_model: dict[str, list[float]] = {}
+    for recording in recordings:
+        by_model.setdefault(model_of(recording), []).append(values[recording.slug])
+    return float(np.mean([np.mean(of_model) for of_model in by_model.values()]))
+
+
+def _release(
+    name: str,
+    fit: PhysicalFit,
+    recordings: Sequence[Recording],
+    architectures: Mapping[str, Architecture],
+    lifecycle: Lifecycle,
+    sources: Mapping[str, str],
+) -> CoefficientRelease:
+    entries: dict[tuple[str, int, str], ModelEntry] = {}
+    for recording in recordings:
+        model, tensor_parallelism = model_of(recording), recording.tensor_parallelism or 1
+        gpu = gpu_named(recording.hardware)
+        latency = PhysicalModel(known_architecture(architectures, model), gpu, tensor_parallelism, fit.coefficients)
+        entry = ModelEntry(model, tensor_parallelism, latency, lifecycle, sources=sources)
+        entries[model, tensor_parallelism, gpu.name] = entry
+    summary = f"Shared physical coefficients, fitted over {', '.join(sorted({part.model for part in fit.rows}))}."
+    models = [entries[key] for key in sorted(entries)]
+    source = "fitted by blis-replay generalize"
+    return fitted_release(name, summary, source, recordings, models, [part.fitted_on for part in fit.rows])
+
 
 LeaveOut = Literal["model", "workload"]
 ModelForm = Literal["physical", "per-model"]
@@ -36,19 +111,9 @@ ModelForm = Literal["physical", "per-model"]
 EVERYTHING = "all"
 
 
-@dataclass(frozen=True)
-class Case:
-    """An experiment with all that judging it takes, so that another process can."""
-
-    recording: Recording
-    findings: tuple[Finding, ...]
-    overloaded: bool
-    token_gaps: Gaps | None
-
-    @property
-    def trains(self) -> bool:
-        """Whether coefficients may be fitted to it: overloaded runs and published aggregates are only predicted."""
-        return not self.overloaded and self.recording.ground_truth != PUBLISHED
+def trains(case: Observed) -> bool:
+    """Whether coefficients may be fitted to it: overloaded runs and published aggregates are only predicted."""
+    return not case.overloaded and case.recording.ground_truth != PUBLISHED
 
 
 @dataclass(frozen=True)
@@ -61,8 +126,8 @@ class Fold:
 
     left_out: str | None
     by: LeaveOut
-    train: tuple[Case, ...]
-    test: tuple[Case, ...]
+    train: tuple[Observed, ...]
+    test: tuple[Observed, ...]
 
     def __post_init__(self) -> None:
         if self.left_out is None:
@@ -87,7 +152,7 @@ class Score:
 
     slug: str
     alias: str
-    ground_truth: str
+    ground_truth: GroundTruth
     overloaded: bool
     errors: Mapping[str, Mapping[str, float | None]]
     step_mape: float | None
@@ -125,7 +190,7 @@ class _Job:
 
 
 def generalize(
-    cases: Sequence[Case],
+    cases: Sequence[Observed],
     by: LeaveOut,
     form: ModelForm,
     architectures: Mapping[str, Architecture],
@@ -154,12 +219,13 @@ def generalize(
             f"recordings of at least two {by}s are needed, one to leave out and one to fit to; overloaded runs and "
             f"published aggregates are never fitted to{others}"
         )
-    jobs = [_Job(fold, form, architectures, priors) for fold in [*left_out, _nothing_left_out(usable, by)]]
+    nothing_left_out = Fold(None, by, tuple(case for case in usable if trains(case)), tuple(usable))
+    jobs = [_Job(fold, form, architectures, priors) for fold in [*left_out, nothing_left_out]]
     *results, everything = map_jobs(_run, jobs, executor=executor, workers=workers, progress=progress)
     return Generalisation(by, form, tuple(results), everything, not_used)
 
 
-def read_cases(store: Store, patterns: Sequence[str] = (), gpu: str | None = None) -> list[Case]:
+def read_cases(store: Store, patterns: Sequence[str] = (), gpu: str | None = None) -> list[Observed]:
     """Stored and bundled experiments whose alias or slug matches one of the patterns (``7b-*``); all without any.
 
     ``gpu``: that of recordings which do not say.  Arrival traces have nothing to compare and are
@@ -176,36 +242,30 @@ def read_cases(store: Store, patterns: Sequence[str] = (), gpu: str | None = Non
             continue
         recording = read_stored(store, slug)
         recording = replace(recording, hardware=recording.hardware or gpu)
-        gaps = inter_token_gaps(store, slug, Selection().of(recording.requests))
-        findings = tuple(read_findings(store, slug))
-        cases.append(Case(recording, findings, row.overloaded, gaps if len(gaps[0]) else None))
+        cases.append(Observed(recording, pooled_gaps(store, slug)))
     if not cases:
         raise NothingToJudgeError(f"no experiment matches {', '.join(patterns)}; see `blis-replay experiments`")
     return cases
 
 
-def key_of(case: Case, by: LeaveOut) -> str:
+def key_of(case: Observed, by: LeaveOut) -> str:
     """What is left out together with a case: its model, or its workload."""
     return model_of(case.recording) if by == "model" else case.recording.workload
 
 
-def folds(cases: Sequence[Case], by: LeaveOut) -> list[Fold]:
+def folds(cases: Sequence[Observed], by: LeaveOut) -> list[Fold]:
     """A fold for each model or workload that the others have something to train for."""
-    made = []
+    found = []
     for key in sorted({key_of(case, by) for case in cases}):
-        train = tuple(case for case in cases if key_of(case, by) != key and case.trains)
+        train = tuple(case for case in cases if key_of(case, by) != key and trains(case))
         if train:
-            made.append(Fold(key, by, train, tuple(case for case in cases if key_of(case, by) == key)))
-    return made
-
-
-def _nothing_left_out(cases: Sequence[Case], by: LeaveOut) -> Fold:
-    return Fold(None, by, tuple(case for case in cases if case.trains), tuple(cases))
+            found.append(Fold(key, by, train, tuple(case for case in cases if key_of(case, by) == key)))
+    return found
 
 
 def _usable(
-    cases: Sequence[Case], form: ModelForm, architectures: Mapping[str, Architecture]
-) -> tuple[list[Case], dict[str, str]]:
+    cases: Sequence[Observed], form: ModelForm, architectures: Mapping[str, Architecture]
+) -> tuple[list[Observed], dict[str, str]]:
     if form == "per-model":
         return list(cases), {}
     usable, not_used = [], {}
@@ -230,9 +290,9 @@ def _run(job: _Job) -> FoldResult:
     trained_on = tuple(recording.alias for recording in training)
     try:
         release, fit = _fit(job, training, targets, name)
-    except (SimulatorError, ReplayError, ValidateError) as error:
+    except ExperimentError as error:
         return FoldResult(fold.name, trained_on, None, None, tuple(_not_predicted(c, error) for c in fold.test))
-    return FoldResult(fold.name, trained_on, release, fit, tuple(_score(case, release) for case in fold.test))
+    return FoldResult(fold.name, trained_on, release, fit, tuple(score(case, release) for case in fold.test))
 
 
 def _fit(
@@ -245,21 +305,57 @@ def _fit(
     return release, None
 
 
-def _score(case: Case, release: CoefficientRelease) -> Score:
+def score(case: Observed, release: CoefficientRelease) -> Score:
+    """The errors of a release on one recording, or why there are none; ``StoreError`` if it cannot be read."""
     recording = case.recording
     try:
         run = replay(recording, release)
-        comparison = compare(run, case.findings, overloaded=case.overloaded, token_gaps=case.token_gaps)
-    except (SimulatorError, ReplayError, ValidateError) as error:
+        comparison = compare_replay(run, case.token_gaps)
+    except ExperimentError as error:
         return _not_predicted(case, error)
     errors = {
         metric: {name: cell.error for name, cell in cells.items()} for metric, cells in comparison.metrics.items()
     }
-    latency = release.entry_for(model_of(recording), recording.tensor_parallelism, recording.alias).latency
+    latency = entry_of(release, recording).latency
     steps = step_mape(recording, latency)
     return Score(recording.slug, recording.alias, recording.ground_truth, case.overloaded, errors, steps)
 
 
-def _not_predicted(case: Case, error: Exception) -> Score:
+def _not_predicted(case: Observed, error: Exception) -> Score:
     recording = case.recording
     return Score(recording.slug, recording.alias, recording.ground_truth, case.overloaded, {}, None, str(error))
+
+
+# The weights are most of a step: without them the other costs would only stand in for them.
+TERMS = tuple(name for name in COEFFICIENT_NAMES if name != "weight_read")
+_NONE = Prior(0.0, 1e-9, "left out")
+
+
+def without_terms(
+    cases: Sequence[Observed],
+    architectures: Mapping[str, Architecture],
+    terms: Sequence[str] = TERMS,
+    *,
+    executor: ExecutorName = "local",
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> pl.DataFrame:
+    """One row per term and experiment of the model left out: ``term`` (null: all are there), ``left_out``, ``alias``,
+    ``overloaded``, and ``e2e``, ``ttft``: signed errors of the mean in fractions, null where there is none.
+
+    Raises as ``generalize`` does.
+    """
+    rows = []
+    for done, term in enumerate([None, *terms]):
+        priors = PRIORS if term is None else {**PRIORS, term: _NONE}
+        result = generalize(
+            cases, "model", "physical", architectures, priors=priors, executor=executor, workers=workers
+        )
+        for fold in result.folds:
+            for score in fold.scores:
+                row: dict[str, object] = {"term": term, "left_out": fold.name, "alias": score.alias}
+                row["overloaded"] = score.overloaded
+                rows.append(row | {metric: score.errors.get(metric, {}).get("mean") for metric in ("e2e", "ttft")})
+        if progress is not None:
+            progress(done + 1, len(terms) + 1)
+    return pl.DataFrame(rows, infer_schema_length=None)

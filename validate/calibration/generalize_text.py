@@ -1,4 +1,4 @@
-"""A generalisation as tables, as a frame and as JSON."""
+"""What a generalisation answers."""
 
 from __future__ import annotations
 
@@ -6,20 +6,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import polars as pl
 
 from blis_replay.ingest.recording import RECORDED
+from blis_replay.ingest.tables import Cell, Column, Table, columns_named
 from blis_replay.validate.calibration.generalize import FoldResult, Generalisation, LeaveOut, Score
-from blis_replay.validate.calibration.physical_fit import PRIORS, PhysicalFit
-from blis_replay.validate.terminal import table, toned, wrap
+from blis_replay.validate.calibration.physical import PRIORS, PhysicalFit
+from blis_replay.validate.text.answer import RECONSTRUCTED, Answer, Block, Part
+from blis_replay.validate.text.cells import cell_text
 
-_COLUMNS = (("e2e", "mean"), ("e2e", "p99"), ("ttft", "mean"), ("ttft", "p99"), ("itl", "mean"))
+# What is shown of each experiment, and where there is more room.
+_SHOWN = (("e2e", "mean"), ("e2e", "p99"), ("ttft", "mean"), ("ttft", "p99"), ("itl", "mean"))
 _MORE = (("e2e", "p50"), ("ttft", "p50"), ("itl", "p50"), ("tpot", "mean"))
-_HEADER = (
-    *("experiment", "E2E", "p99", "TTFT", "p99", "ITL", "step", "seen E2E", "TTFT", "step"),
-    *("E2E p50", "TTFT p50", "ITL p50", "TPOT", "slug"),
+_COLUMNS = (
+    Column("experiment", "text"),
+    *columns_named("E2E", "p99", "TTFT", "p99", "ITL", kind="points"),
+    Column("step", "points_plain"),
+    *columns_named("seen E2E", "TTFT", kind="points"),
+    Column("step", "points_plain"),
+    *(Column(name, "points", wide=i) for i, name in enumerate(("E2E p50", "TTFT p50", "ITL p50", "TPOT"), 1)),
+    Column("slug", "text", wide=5),
 )
-_WIDE = (10, 11, 12, 13, 14)
 
 
 @dataclass(frozen=True)
@@ -44,34 +50,37 @@ PUBLISHED_SCORES = (
 )
 
 
-def generalisation_text(result: Generalisation) -> str:
-    """The folds, the overloaded runs apart, the coefficients of each fit, and published errors beside ours."""
+def generalisation_answer(result: Generalisation) -> Answer:
+    """The folds, the overloaded runs apart, the coefficients of each fit, and published errors beside ours.
+
+    Errors are fractions.  The rows are one per number of an experiment that was left out; ``seen_error``: by a fit to
+    all; ``step`` is a MAPE.
+    """
     seen = {score.slug: score for score in result.in_distribution.scores}
     scores = [score for fold in result.folds for score in fold.scores]
-    apart = [score for score in scores if score.overloaded and not score.problem]
-    parts = [
-        wrap(
-            f"One {result.by} left out at a time, model form {result.form}. Signed errors in %; step: mean absolute "
-            "error of single step cycles, where there are step records; seen: by a fit to all experiments"
-        ),
-        table(_HEADER, [row for fold in result.folds for row in _fold_rows(fold, seen)], (0, 14), _WIDE),
-    ]
-    if apart:
-        rows = [_row(score, seen.get(score.slug)) for score in apart]
-        parts.append(
-            toned("overloaded, reported and not averaged:", "heading") + "\n" + table(_HEADER, rows, (0, 14), _WIDE)
-        )
+    apart = [_row(score, seen.get(score.slug)) for score in scores if score.overloaded and not score.problem]
     problems = {score.alias: score.problem for score in scores if score.problem} | dict(result.not_used)
-    if problems:
-        parts.append(
-            toned("not predicted:", "heading")
-            + "\n"
-            + "\n".join(wrap(f"{alias}: {why}") for alias, why in problems.items())
-        )
-    if any(score.ground_truth != RECORDED for score in scores):
-        parts.append("* ground truth: published aggregates, requests reconstructed from them")
-    parts += [text for text in (_coefficients_text(result), _published_text(result)) if text]
-    return "\n\n".join(parts)
+    page: list[Part] = [
+        f"One {result.by} left out at a time, model form {result.form}. Signed errors in %; step: mean absolute error "
+        "of single step cycles, where there are step records; seen: by a fit to all experiments",
+        Table("", _COLUMNS, [row for fold in result.folds for row in _fold_rows(fold, seen)]),
+        *([Table("overloaded, reported and not averaged", _COLUMNS, apart)] if apart else []),
+        Block([f"{alias}: {why}" for alias, why in problems.items()], "not predicted"),
+        *([RECONSTRUCTED] if any(score.ground_truth != RECORDED for score in scores) else []),
+        *_coefficients(result),
+        _published(result),
+    ]
+    document = {
+        "left_out": result.by,
+        "model_form": result.form,
+        "folds": [_fold_json(fold) for fold in result.folds],
+        "in_distribution": _fold_json(result.in_distribution),
+        "mean_abs_error": _means_json(scores),
+        "not_used": dict(result.not_used),
+        "published": [vars(p) for p in PUBLISHED_SCORES if p.left_out == result.by],
+        "published_source": PUBLISHED_SOURCE,
+    }
+    return Answer(page, document, _rows(result))
 
 
 def mean_abs_error(scores: Sequence[Score], metric: str, statistic: str = "mean") -> float | None:
@@ -85,32 +94,14 @@ def mean_abs_error(scores: Sequence[Score], metric: str, statistic: str = "mean"
     return float(np.mean(known)) if known else None
 
 
-def generalisation_json(result: Generalisation) -> dict[str, object]:
-    """As ``docs/json.md`` describes it: errors are fractions."""
-    scores = [score for fold in result.folds for score in fold.scores]
-    return {
-        "left_out": result.by,
-        "model_form": result.form,
-        "folds": [_fold_json(fold) for fold in result.folds],
-        "in_distribution": _fold_json(result.in_distribution),
-        "mean_abs_error": _means_json(scores),
-        "not_used": dict(result.not_used),
-        "published": [vars(p) for p in PUBLISHED_SCORES if p.left_out == result.by],
-        "published_source": PUBLISHED_SOURCE,
-    }
+_DATA_COLUMNS = (
+    *columns_named("left_out", "experiment", "alias", "ground_truth", "overloaded", "metric", "statistic", kind="data"),
+    *columns_named("error", "seen_error", kind="real"),
+    Column("problem", "data"),
+)
 
 
-_FRAME_COLUMNS = {
-    **dict.fromkeys(("left_out", "experiment", "alias", "ground_truth"), pl.String),
-    "overloaded": pl.Boolean,
-    **dict.fromkeys(("metric", "statistic"), pl.String),
-    **dict.fromkeys(("error", "seen_error"), pl.Float64),
-    "problem": pl.String,
-}
-
-
-def generalisation_frame(result: Generalisation) -> pl.DataFrame:
-    """A row a number of an experiment that was left out; ``seen_error``: by a fit to all; ``step`` is a MAPE."""
+def _rows(result: Generalisation) -> Table:
     seen = {score.slug: _score_errors(score) for score in result.in_distribution.scores}
     rows = [
         (fold.name, score.slug, score.alias, score.ground_truth, score.overloaded, *cell, error, before, score.problem)
@@ -119,7 +110,7 @@ def generalisation_frame(result: Generalisation) -> pl.DataFrame:
         for cell, error in _score_errors(score).items()
         for before in [seen.get(score.slug, {}).get(cell)]
     ]
-    return pl.DataFrame(rows, orient="row", schema=_FRAME_COLUMNS)
+    return Table("", _DATA_COLUMNS, rows)
 
 
 def _score_errors(score: Score) -> dict[tuple[str, str], float | None]:
@@ -127,57 +118,60 @@ def _score_errors(score: Score) -> dict[tuple[str, str], float | None]:
     return {**errors, ("step", "mape"): score.step_mape}
 
 
-def _fold_rows(fold: FoldResult, seen: dict[str, Score]) -> list[list[str]]:
+def _fold_rows(fold: FoldResult, seen: dict[str, Score]) -> list[list[Cell]]:
     judged = [score for score in fold.scores if not score.overloaded and not score.problem]
     rows = [_row(score, seen.get(score.slug)) for score in sorted(judged, key=lambda score: score.alias)]
-    if len(rows) > 1:
-        rows.append(_mean_row("  mean |error|", judged, seen))
-    return rows
+    return [*rows, _mean_row("  mean |error|", judged, seen)] if len(rows) > 1 else rows
 
 
-def _row(score: Score, seen: Score | None) -> list[str]:
+def _row(score: Score, seen: Score | None) -> list[Cell]:
+    def errors(of: Score | None, cells: Sequence[tuple[str, str]]) -> list[Cell]:
+        return [None if of is None else of.errors.get(metric, {}).get(statistic) for metric, statistic in cells]
+
     mark = "" if score.ground_truth == RECORDED else "*"
-    errors = [_percent(score.errors[metric][statistic]) for metric, statistic in _COLUMNS]
-    known = seen.errors if seen else {}
-    before = [_percent(known.get(metric, {}).get("mean")) for metric in ("e2e", "ttft")]
-    step = [_plain(score.step_mape), *before, _plain(seen.step_mape if seen else None)]
-    more = [_percent(score.errors.get(metric, {}).get(statistic)) for metric, statistic in _MORE]
-    return [score.alias + mark, *errors, *step, *more, score.slug]
+    before = [*errors(seen, (("e2e", "mean"), ("ttft", "mean"))), seen.step_mape if seen else None]
+    shown = errors(score, _SHOWN)
+    return [score.alias + mark, *shown, score.step_mape, *before, *errors(score, _MORE), score.slug]
 
 
-def _mean_row(label: str, scores: Sequence[Score], seen: dict[str, Score]) -> list[str]:
+def _mean_row(label: str, scores: Sequence[Score], seen: dict[str, Score]) -> list[Cell]:
+    """Means of absolute errors, which have no sign."""
     before = [seen[score.slug] for score in scores if score.slug in seen]
-    errors = [_plain(mean_abs_error(scores, metric, statistic)) for metric, statistic in _COLUMNS]
-    step = _plain(mean_abs_error(scores, "step"))
-    seen_errors = [_plain(mean_abs_error(before, metric)) for metric in ("e2e", "ttft", "step")]
-    more = [_plain(mean_abs_error(scores, metric, statistic)) for metric, statistic in _MORE]
-    return [label, *errors, step, *seen_errors, *more, ""]
-
-
-def _published_text(result: Generalisation) -> str:
-    scores = [score for fold in result.folds for score in fold.scores]
-    header = ["mean |error| on what was left out, %", "E2E", "TTFT", "ITL", "step"]
-    ours = [_plain(mean_abs_error(scores, metric)) for metric in ("e2e", "ttft", "itl", "step")]
-    rows = [[f"this fit, {result.form}", *ours]]
-    for published in PUBLISHED_SCORES:
-        if published.left_out == result.by:
-            cells = [_plain(published.error if metric == published.metric else None) for metric in ("e2e", "step")]
-            rows.append([f"{published.study}, published", cells[0], "-", "-", cells[1]])
-    return table(header, rows) + "\n" + wrap(f"published: {PUBLISHED_SOURCE}")
-
-
-def _coefficients_text(result: Generalisation) -> str:
-    fits = {fold.name: fold.fit for fold in (*result.folds, result.in_distribution) if fold.fit is not None}
-    if not fits:
-        return ""
-    names = list(PRIORS)
-    rows = [
-        [name, *(_number(getattr(fit.coefficients, name), fit.identified[name]) for fit in fits.values())]
-        for name in names
+    means = [
+        *(mean_abs_error(scores, metric, statistic) for metric, statistic in _SHOWN),
+        mean_abs_error(scores, "step"),
+        *(mean_abs_error(before, metric) for metric in ("e2e", "ttft", "step")),
+        *(mean_abs_error(scores, metric, statistic) for metric, statistic in _MORE),
     ]
-    header = ["coefficient", *(f"-{name[:12]}" if name != "all" else name for name in fits)]
-    note = wrap("~: the recordings did not halve the prior's uncertainty; the value is mostly the prior's")
-    return table(header, rows) + "\n" + note
+    return [label, *(cell_text(mean, "points_plain") for mean in means), ""]
+
+
+def _published(result: Generalisation) -> Block:
+    scores = [score for fold in result.folds for score in fold.scores]
+    metrics = ("e2e", "ttft", "itl", "step")
+    rows: list[list[Cell]] = [[f"this fit, {result.form}", *(mean_abs_error(scores, metric) for metric in metrics)]]
+    rows += [
+        [f"{p.study}, published", *(p.error if metric == p.metric else None for metric in metrics)]
+        for p in PUBLISHED_SCORES
+        if p.left_out == result.by
+    ]
+    title = Column("mean |error| on what was left out, %", "text")
+    columns = (title, *columns_named("E2E", "TTFT", "ITL", "step", kind="points_plain"))
+    return Block([Table("", columns, rows), f"published: {PUBLISHED_SOURCE}"])
+
+
+def _coefficients(result: Generalisation) -> list[Block]:
+    fits = {fold.name: fold.fit for fold in (*result.folds, result.in_distribution) if fold.fit is not None}
+    rows = [
+        [
+            name,
+            *(f"{getattr(fit.coefficients, name):.4g}{'' if fit.identified[name] else '~'}" for fit in fits.values()),
+        ]
+        for name in PRIORS
+    ]
+    columns = columns_named("coefficient", *(f"-{name[:12]}" if name != "all" else name for name in fits))
+    note = "~: the recordings did not halve the prior's uncertainty; the value is mostly the prior's"
+    return [Block([Table("", columns, rows), note])] if fits else []
 
 
 def _fold_json(fold: FoldResult) -> dict[str, object]:
@@ -221,15 +215,3 @@ def _score_json(score: Score) -> dict[str, object]:
 
 def _means_json(scores: Sequence[Score]) -> dict[str, float | None]:
     return {metric: mean_abs_error(scores, metric) for metric in ("e2e", "ttft", "itl", "step")}
-
-
-def _percent(fraction: float | None) -> str:
-    return "-" if fraction is None else f"{100 * fraction:+.1f}"
-
-
-def _plain(fraction: float | None) -> str:
-    return "-" if fraction is None else f"{100 * fraction:.1f}"
-
-
-def _number(value: float, identified: bool) -> str:
-    return f"{value:.4g}" + ("" if identified else "~")

@@ -1,4 +1,4 @@
-"""Least robust squares without derivatives: for residuals that a simulator gives.
+"""Least robust squares without derivatives, for residuals that a simulator gives, and how sure the result is.
 
 A simulated run is a step function of its coefficients, so slopes are taken over changes that a run
 shows (``probe``), and what the slopes propose is accepted only if the true objective falls.
@@ -12,7 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from blis_replay.compiled.arrays import Bools, Floats, Int64s
+from blis_replay.validate.metrics.resampling import RESAMPLES, interval, resampled
+
 Residuals = Callable[[Floats], Floats]
 
 # Residuals come in units of what is wanted of a window; beyond three of those something else is going on.
@@ -44,8 +46,8 @@ class Minimum:
 def losses(residuals: Floats) -> Floats:
     """float64[rows]: Cauchy's loss, squares up to ``_TAIL`` and then ever flatter.
 
-    A stall of a second costs little more than one of half a second, so what happens once at start-up
-    (kernels compiled, caches filled) does not turn into the price of every step.
+    A one-second stall costs little more than one of half a second, so what happens once at start-up
+    (kernels compiled, caches filled) does not distort the cost of every step.
     """
     return np.asarray(_TAIL**2 * np.log1p((residuals / _TAIL) ** 2), np.float64)
 
@@ -60,7 +62,7 @@ def weights(residuals: Floats) -> Floats:
     return np.asarray(1 / (1 + (residuals / _TAIL) ** 2), np.float64)
 
 
-def minimise(residuals: Residuals, start: Floats, probe: Floats, free: NDArray[np.bool_]) -> Minimum:
+def minimise(residuals: Residuals, start: Floats, probe: Floats, free: Bools) -> Minimum:
     """The least robust cost with non-negative coefficients near ``start``.
 
     ``probe``: float64[coefficients], a change of each that the residuals show.  ``free``: which may move.
@@ -76,7 +78,7 @@ def minimise(residuals: Residuals, start: Floats, probe: Floats, free: NDArray[n
 
 
 class _Search:
-    """The residual function, how often it was asked, and the moves."""
+    """The residual function, how often it was evaluated, and the moves."""
 
     def __init__(self, residuals: Residuals, probe: Floats, free: NDArray[np.intp]) -> None:
         self.residuals, self.probe, self.free, self.evaluations = residuals, probe, free, 0
@@ -147,3 +149,53 @@ def _bounded_step(square: Floats, gradient: Floats, damping: float, room: Floats
             break
         open_ &= ~out
     return np.maximum(step, -room)
+
+
+@dataclass(frozen=True)
+class Confidence:
+    """``low``, ``high``: float64[coefficients], bounds of 95 % by resampling windows; equal where held."""
+
+    low: Floats
+    high: Floats
+
+
+def variance_inflation(design: Floats, free: Bools) -> Floats:
+    """float64[coefficients]: how much wider each is known because the others are not; inf if nothing shows it.
+
+    1 / (1 - R squared) of its column of ``design`` (float64[rows, coefficients]) on the other free ones,
+    1 for what is held.
+    """
+    inflation = np.ones(design.shape[1])
+    for i in np.flatnonzero(free):
+        others = design[:, free & (np.arange(len(free)) != i)]
+        column = design[:, i]
+        # Around its mean: that a column is not 0 is what an intercept shows, not what it shows itself.
+        size = float(column @ column) if np.ptp(column) == 0 else float(((column - column.mean()) ** 2).sum())
+        rest = column - others @ np.linalg.lstsq(others, column, rcond=None)[0]
+        left = float(rest @ rest)
+        inflation[i] = np.inf if size == 0 or left <= 1e-12 * size else size / left
+    return inflation
+
+
+def confidence(minimum: Minimum, free: Bools, group: Int64s, seed: int) -> Confidence:
+    """Bounds of 95 % of each free coefficient, by drawing windows with replacement.
+
+    ``group``: int64[rows], rows that are drawn together (the E2E and the TTFT of a window).  Each draw
+    moves the coefficients by one Gauss-Newton step from the minimum, so no run is simulated again.
+    """
+    chosen = np.flatnonzero(free)
+    columns, w = minimum.slopes[:, chosen], weights(minimum.residuals)
+    groups = int(group.max()) + 1
+    draws = np.empty((RESAMPLES, len(chosen)))
+    for i, drawn in enumerate(resampled(groups, RESAMPLES, seed)):
+        times = np.bincount(drawn, minlength=groups)[group] * w
+        step = np.linalg.lstsq(
+            columns.T @ (times[:, None] * columns), columns.T @ (times * minimum.residuals), rcond=None
+        )[0]
+        draws[i] = minimum.vector[chosen] - step
+    low, high = minimum.vector.copy(), minimum.vector.copy()
+    for place, i in enumerate(chosen.tolist()):
+        # The search ends a little beside where the linear step would take it; the spread is what counts.
+        off = minimum.vector[i] - float(draws[:, place].mean())
+        low[i], high[i] = (max(bound + off, 0.0) for bound in interval(draws[:, place]))
+    return Confidence(low, high)

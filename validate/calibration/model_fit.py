@@ -1,4 +1,7 @@
-"""Coefficients of one model from its recordings: gather, search, choose a form, and say how sure they are."""
+"""Coefficients of one model from its recordings: gather, search, choose a form, and say how sure they are.
+
+What the recordings cannot determine stays at what is measured or at the prior of ``prior_for``.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +9,34 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from blis_replay.blis.latency import Lifecycle
-from blis_replay.blis.release_fit import Status
-from blis_replay.blis.trace import Int64s
+from blis_replay.blis.errors import ReleaseError
+from blis_replay.blis.latency.models import LatencyModel, Lifecycle, RegimeModel
+from blis_replay.blis.releases.fit import Status
+from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
+from blis_replay.compiled.arrays import Bools, Floats, Int64s
 from blis_replay.ingest.recording import Recording
-from blis_replay.validate.calibration.cycle_rows import Floats, rows_from_latencies, rows_from_steps
-from blis_replay.validate.calibration.delays import MeasuredDelay
+from blis_replay.replay.simulator import entry_of, model_of
+from blis_replay.validate.calibration.cycle_rows import COEFFICIENTS, fit_line, rows_from_latencies, rows_from_steps
 from blis_replay.validate.calibration.evidence import (
     CycleEvidence,
     Evidence,
     LatencyEvidence,
+    MeasuredDelay,
     cycle_evidence,
     latency_evidence,
 )
-from blis_replay.validate.calibration.identifiability import ALIKE_FROM, Confidence, confidence, variance_inflation
-from blis_replay.validate.calibration.line_fit import COEFFICIENTS, fit_line
-from blis_replay.validate.calibration.minimise import Minimum, Residuals, losses, minimise, robust_cost
-from blis_replay.validate.calibration.prior import Prior
-from blis_replay.validate.calibration.step_form import (
+from blis_replay.validate.calibration.minimise import (
+    Confidence,
+    Minimum,
+    Residuals,
+    confidence,
+    losses,
+    minimise,
+    robust_cost,
+    variance_inflation,
+)
+from blis_replay.validate.calibration.step_errors import (
     CONTEXT,
     DECODE,
     FIRST_TOKEN,
@@ -34,6 +45,64 @@ from blis_replay.validate.calibration.step_form import (
     PREFILL,
     StepForm,
 )
+from blis_replay.validate.errors import ValidateError
+
+DEFAULT_PRIOR = "h100-datasheet"
+
+# One constant that its publisher fitted over the journeys of all 16 H100 experiments.
+PUBLISHED_PRE_QUEUE_US = 9_300.0
+PUBLISHED_PRE_QUEUE_SOURCE = (
+    "published constant (alpha 0 of the trained roofline, fitted to journeys of 16 H100 experiments, mean absolute "
+    "error 4.6 ms)"
+)
+
+
+@dataclass(frozen=True)
+class Prior:
+    """A line's vector (us, float64[6]) and in words where it comes from; 0 where nothing is known."""
+
+    vector: Floats
+    source: str
+    pre_queue_source: str = PUBLISHED_PRE_QUEUE_SOURCE
+
+
+def prior_for(release: CoefficientRelease, recording: Recording) -> Prior:
+    """The prior of a recording's model: the release's entry, else the published pre-queue delay and nothing more.
+
+    Raises ``ValidateError`` for an entry that is neither a line nor bends of one.
+    """
+    try:
+        entry = entry_of(release, recording)
+    except ReleaseError:
+        vector = np.zeros(len(StepForm().names))
+        vector[PRE_QUEUE] = PUBLISHED_PRE_QUEUE_US
+        return Prior(vector, f"{release.name} has no {model_of(recording)}")
+    pre_queue_source = (entry.sources or {}).get("pre_queue", PUBLISHED_PRE_QUEUE_SOURCE)
+    return Prior(_vector(entry, release.name), f"release {release.name}", pre_queue_source)
+
+
+def _vector(entry: ModelEntry, name: str) -> Floats:
+    vector = np.zeros(len(StepForm().names))
+    vector[PRE_QUEUE] = entry.lifecycle.pre_queue_us
+    vector[FIRST_TOKEN] = entry.lifecycle.first_token_per_decode_us
+    latency = entry.latency
+    if isinstance(latency, LatencyModel) and latency.kind == "blackbox":
+        vector[INTERCEPT], vector[PREFILL] = latency.intercept_ns / 1000, latency.per_prefill_token_ns / 1000
+        vector[CONTEXT], vector[DECODE] = latency.per_context_token_ns / 1000, latency.per_decode_token_ns / 1000
+        return vector
+    if isinstance(latency, RegimeModel) and not any(regime.expm1 for regime in latency.regimes):
+        first = latency.regimes[0]
+        by_name = dict(first.coefficients)
+        vector[INTERCEPT], vector[PREFILL] = first.intercept_us, by_name.get("prefill_tokens", 0.0)
+        vector[CONTEXT] = by_name.get("kv_sum", 0.0)
+        vector[DECODE] = by_name.get("decode_tokens", 0.0) - vector[CONTEXT]
+        return np.maximum(vector, 0)
+    raise ValidateError(f"release {name}: {entry.model} is no line, so it gives no prior; choose another with --prior")
+
+
+# Variance inflation of a coefficient from which the others can stand in for it: 100 is a column of
+# which they explain 99 %.
+ALIKE_FROM = 100.0
 
 # Where dense and mixture models may cost more or less per further decode: tiles of 16, 32 and 64 rows.
 _BENDS: tuple[tuple[int, ...], ...] = ((16,), (32,), (64,), (32, 64))
@@ -83,7 +152,7 @@ class Fitted:
 
     form: StepForm
     minimum: Minimum
-    free: NDArray[np.bool_]
+    free: Bools
     held: dict[int, tuple[Status, str]]
     bounds: Confidence
 

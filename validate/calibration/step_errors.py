@@ -7,36 +7,27 @@ work was fitted to it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
 from blis_replay.blis.kernel import state as k
 from blis_replay.blis.kernel.step_time import step_duration_us
-from blis_replay.blis.latency import Latency
+from blis_replay.blis.latency.models import Latency, LatencyModel, Lifecycle, Regime, RegimeModel
+from blis_replay.compiled.arrays import Bools, Floats, Int64s
 from blis_replay.ingest.recording import Recording
-from blis_replay.validate.calibration.cycle_rows import Floats
-from blis_replay.validate.calibration.mean_lengths import mean_lengths
+from blis_replay.validate.calibration.cycle_rows import BUSY_DEPTH, mean_lengths
 from blis_replay.validate.errors import ValidateError
-from blis_replay.validate.metrics import correlation
+from blis_replay.validate.metrics.latency import correlation
 
 # Below this many prefill tokens a mixed step is light (the regimes of the published step models).
 HEAVY_FROM = 256
-# With fewer requests running, the engine may have been idle between two steps.
-_BUSY_DEPTH = 4
 _BATCH_EDGES = (1, 16, 32, 48, 64, 80, 96, 112, 2**31)
 
 
-_COLUMNS = [
-    k.BATCH_PREFILL_TOKENS,
-    k.BATCH_DECODE_TOKENS,
-    k.BATCH_PREFILL_REQUESTS,
-    k.BATCH_CONTEXT_TOKENS,
-    k.BATCH_ATTENDED_TOKENS,
-]
+_COLUMNS = ("prefill_tokens", "decode_tokens", "prefill_requests", "context_tokens", "attended_tokens")
 
 
 @dataclass(frozen=True)
@@ -47,8 +38,8 @@ class RecordedSteps:
     and of the prefills.  Steps do not record contexts: they are those of an average request.
     """
 
-    batch: NDArray[np.int64]
-    time_us: NDArray[np.int64]
+    batch: Int64s
+    time_us: Int64s
 
 
 @dataclass(frozen=True)
@@ -94,12 +85,12 @@ class StepError:
 
 def step_targets(recording: Recording) -> StepTargets:
     """The targets of a recording.  Raises ``ValidateError`` without two consecutive sampled steps of a busy engine."""
-    steps = recording.steps.whole().unique("step_id").sort("step_id")
+    steps = recording.steps.frame().unique("step_id").sort("step_id")
     step_id, start_us = steps["step_id"].to_numpy(), steps["start_us"].to_numpy()
     batch = _batches(recording, steps)
     apart, elapsed_us = np.diff(step_id), np.diff(start_us)
     consecutive = (apart == 1) & (elapsed_us > 0)
-    busy = consecutive & (steps["running_depth"].fill_null(0).to_numpy()[:-1] >= _BUSY_DEPTH)
+    busy = consecutive & (steps["running_depth"].fill_null(0).to_numpy()[:-1] >= BUSY_DEPTH)
     if not busy.any():
         raise ValidateError(
             f"{recording.alias}: no two consecutive steps of a busy engine were sampled, so no step cycle is known; "
@@ -118,7 +109,7 @@ def step_targets(recording: Recording) -> StepTargets:
     )
 
 
-def _batches(recording: Recording, steps: pl.DataFrame) -> NDArray[np.int64]:
+def _batches(recording: Recording, steps: pl.DataFrame) -> Int64s:
     counts = steps.select("prefill_tokens", "decode_tokens", "prefill_requests").fill_null(0).to_numpy()
     lengths = mean_lengths(recording)
     contexts = counts[:, [1, 0]] * np.array([lengths.context_tokens, lengths.prompt_tokens])
@@ -149,13 +140,11 @@ def _line(name: str, steps: RecordedSteps) -> LineFit:
 
 def predicted_us(latency: Latency, steps: RecordedSteps) -> Floats:
     """float64[rows]: what a latency model makes of each batch, us."""
-    kind, whole, real = latency.for_kernel()
-    batch = np.zeros(k.BATCH_SIZE, np.int64)
-    times = np.empty(len(steps.batch))
-    for i, row in enumerate(steps.batch):
-        batch[_COLUMNS] = row
-        times[i] = step_duration_us(kind, whole, real, batch, 0)
-    return times
+    model = latency.for_kernel()
+    batches = np.zeros(len(steps.batch), k.BATCH)
+    for name, column in zip(_COLUMNS, steps.batch.T, strict=True):
+        batches[name] = column
+    return np.array([step_duration_us(*model, batches[i : i + 1], 0) for i in range(len(batches))], np.float64)
 
 
 def step_mape(recording: Recording, latency: Latency) -> float | None:
@@ -170,7 +159,7 @@ def step_mape(recording: Recording, latency: Latency) -> float | None:
 def step_errors(latency: Latency, steps: RecordedSteps) -> list[StepError]:
     """Errors over all steps, by regime, and by batch size (decodes); groups without steps are left out."""
     prefill, decode = steps.batch[:, 0], steps.batch[:, 1]
-    groups: dict[str, NDArray[np.bool_]] = {
+    groups: dict[str, Bools] = {
         "all": np.ones(len(prefill), bool),
         "decode-only": prefill == 0,
         f"mixed, light (< {HEAVY_FROM})": (prefill > 0) & (prefill < HEAVY_FROM),
@@ -183,7 +172,7 @@ def step_errors(latency: Latency, steps: RecordedSteps) -> list[StepError]:
     return [_error(name, steps.time_us[chosen], predicted[chosen]) for name, chosen in groups.items() if chosen.any()]
 
 
-def _error(group: str, recorded_us: NDArray[np.int64], predicted: Floats) -> StepError:
+def _error(group: str, recorded_us: Int64s, predicted: Floats) -> StepError:
     ratio = predicted / recorded_us - 1
     return StepError(
         group=group,
@@ -193,3 +182,88 @@ def _error(group: str, recorded_us: NDArray[np.int64], predicted: Floats) -> Ste
         signed=float(predicted.mean() / recorded_us.mean() - 1),
         correlation=correlation(recorded_us, predicted),
     )
+
+
+INTERCEPT, PREFILL, CONTEXT, PRE_QUEUE, FIRST_TOKEN, DECODE = range(6)
+_FIXED_NAMES = (
+    *("intercept", "per_prefill_token", "per_context_token", "pre_queue", "first_token_per_decode"),
+    *("per_decode_token",),
+)
+
+# A change of each that shows in a simulated run above the whole us to which it rounds and the chance of
+# which request just catches a step, and that is small against the whole: as shares of an empty step, delays
+# in us.
+_PROBE_SHARE = (1e-2, 7e-4, 6e-7, 0.0, 0.0, 4e-4)
+_PROBE_PRE_QUEUE_US, _PROBE_FIRST_TOKEN_US = 300.0, 5.0
+
+
+@dataclass(frozen=True)
+class StepForm:
+    """A step time linear in prefill, context and decode tokens, the last with bends.
+
+    ``bends``: decode batch sizes, ascending, at which the cost of one more decode may change; none
+    for a line.  A vector of coefficients is float64[6 + bends], us: ``names`` in their order.
+    """
+
+    bends: tuple[int, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """``line``, or ``bent at 32 and 64 decodes``."""
+        return f"bent at {' and '.join(map(str, self.bends))} decodes" if self.bends else "line"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The coefficients, in the order of the vector."""
+        return (*_FIXED_NAMES, *(f"per_decode_token_above_{bend}" for bend in self.bends))
+
+    def probe_us(self, intercept_us: float) -> Floats:
+        """float64[coefficients]: a change of each that a simulated run can show."""
+        probe = intercept_us * np.array([*_PROBE_SHARE, *([_PROBE_SHARE[DECODE]] * len(self.bends))])
+        probe[PRE_QUEUE], probe[FIRST_TOKEN] = _PROBE_PRE_QUEUE_US, _PROBE_FIRST_TOKEN_US
+        return probe
+
+    def design(self, batch: Floats) -> Floats:
+        """float64[rows, coefficients] for ``batch`` of float64[rows, 4]: 1, prefill, decode, context tokens."""
+        none = np.zeros(len(batch))
+        edges = (0.0, *map(float, self.bends), np.inf)
+        decodes = [np.clip(batch[:, 2] - low, 0, high - low) for low, high in pairwise(edges)]
+        return np.column_stack([batch[:, 0], batch[:, 1], batch[:, 3], none, none, *decodes])
+
+    def vector(self, coefficients: Floats) -> Floats:
+        """The vector of this form that a line's vector (or one of this form) stands for."""
+        return np.array([*coefficients, *([coefficients[DECODE]] * (len(self.names) - len(coefficients)))])
+
+    def latency(self, vector: Floats) -> Latency:
+        """The latency model of a vector: ``blackbox`` for a line, else regimes by decode batch size."""
+        if not self.bends:
+            ns = [round(float(value) * 1000) for value in vector]
+            return LatencyModel("blackbox", ns[INTERCEPT], ns[PREFILL], ns[DECODE], ns[CONTEXT])
+        regimes, base_us, low = [], float(vector[INTERCEPT]), 0
+        for i, slope_us in enumerate(map(float, vector[DECODE:])):
+            bend = self.bends[i] if i < len(self.bends) else None
+            regimes.append(_segment(base_us - slope_us * low, slope_us, vector, low, bend))
+            if bend is not None:
+                base_us, low = base_us + slope_us * (bend - low), bend
+        return RegimeModel(tuple(regimes))
+
+    def lifecycle(self, vector: Floats, measured: Lifecycle) -> Lifecycle:
+        """``measured`` with the delays of the vector: pre-queue in whole us, first token in ns a decode."""
+        return replace(
+            measured,
+            pre_queue_us=float(round(float(vector[PRE_QUEUE]))),
+            first_token_per_decode_us=round(float(vector[FIRST_TOKEN]), 3),
+        )
+
+
+def _segment(intercept_us: float, slope_us: float, vector: Floats, low: int, bend: int | None) -> Regime:
+    context_us = float(vector[CONTEXT])
+    # kv_sum counts the tokens before the step, the context of a decode its own as well.
+    coefficients = (
+        ("prefill_tokens", round(float(vector[PREFILL]), 6)),
+        ("decode_tokens", round(slope_us + context_us, 6)),
+        ("kv_sum", round(context_us, 9)),
+    )
+    name = f"above {low} decodes" if bend is None else f"{low} to {bend} decodes"
+    condition = None if bend is None else ("decode_tokens", "<=", float(bend))
+    return Regime(name, round(intercept_us, 3), coefficients, condition)

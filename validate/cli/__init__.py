@@ -1,1 +1,4 @@
-"""The command line: one file a verb, each a thin shell over a function."""
+"""The command line: one file a verb, each a thin shell over a function.
+
+May import: blis, compiled, fixtures, ingest, replay, validate.
+"""

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from blis_replay.validate.cli.options import OUT_FILE, form_options, print_answer
+from blis_replay.validate.text.answer import one_line
 
 
 @click.command("import-stepml", short_help="Turn a StepML artifact into a release.")
@@ -30,15 +31,17 @@ def import_stepml(
           --model codellama/CodeLlama-34b-Instruct-hf --tensor-parallelism 2 --out mine.yaml
       blis-replay validate --experiment 34b-general --coefficients mine.yaml
     """
-    from blis_replay.blis.release_text import format_release
+    from blis_replay.blis.releases.release import format_release
     from blis_replay.replay.release_file import release_of_stepml
 
     release = release_of_stepml(artifact, out.stem, model, tensor_parallelism, hardware)
     out.write_text(format_release(release), "utf-8")
     print_answer(
         form,
-        text=lambda: f"wrote {out}; look at it: blis-replay coefficients show {out}",
-        document=lambda: {"release": str(out), "model": model, "sha256": release.sha256},
+        one_line(
+            f"wrote {out}; look at it: blis-replay coefficients show {out}",
+            {"release": str(out), "model": model, "sha256": release.sha256},
+        ),
     )
 
 
@@ -60,7 +63,7 @@ def import_defaults(defaults: Path, gpu: str | None, vllm_version: str | None, o
     Example:
       blis-replay coefficients import-defaults defaults.yaml --gpu H100 --out blis-h100.yaml
     """
-    from blis_replay.blis.release_text import format_release
+    from blis_replay.blis.releases.release import format_release
     from blis_replay.replay.release_file import release_of_defaults
 
     release = release_of_defaults(defaults, out.stem, gpu, vllm_version)
@@ -68,13 +71,15 @@ def import_defaults(defaults: Path, gpu: str | None, vllm_version: str | None, o
     models = [f"{entry.model} tp {entry.tensor_parallelism}" for entry in release.models]
     print_answer(
         form,
-        text=lambda: f"wrote {out} ({len(models)} models); look at it: blis-replay coefficients show {out}",
-        document=lambda: {
-            "release": str(out),
-            "models": models,
-            "hardware": release.hardware,
-            "sha256": release.sha256,
-        },
+        one_line(
+            f"wrote {out} ({len(models)} models); look at it: blis-replay coefficients show {out}",
+            {
+                "release": str(out),
+                "models": models,
+                "hardware": release.hardware,
+                "sha256": release.sha256,
+            },
+        ),
     )
 
 
@@ -98,9 +103,9 @@ def export_defaults(release: str, vllm_version: str, context_tokens: float, out:
     Example:
       blis-replay coefficients export-defaults mine.yaml --context-tokens 700 --out defaults.yaml
     """
-    from blis_replay.blis.defaults_yaml import format_defaults
+    from blis_replay.blis.releases.exchange import format_defaults
     from blis_replay.replay.release_file import load_release
-    from blis_replay.validate.terminal import wrap
+    from blis_replay.validate.text.terminal import wrap
 
     loaded = load_release(release)
     loaded.refuse_if_invalid()
@@ -110,6 +115,8 @@ def export_defaults(release: str, vllm_version: str, context_tokens: float, out:
         click.echo(wrap(f"not carried: {sentence}"), err=True)
     print_answer(
         form,
-        text=lambda: f"wrote {out}; BLIS takes it with --defaults-filepath {out}",
-        document=lambda: {"defaults": str(out), "release": loaded.name, "not_carried": list(defaults.not_carried)},
+        one_line(
+            f"wrote {out}; BLIS takes it with --defaults-filepath {out}",
+            {"defaults": str(out), "release": loaded.name, "not_carried": list(defaults.not_carried)},
+        ),
     )

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import click
 
 from blis_replay.validate.cli.options import OUT_FILE, Command, form_options, print_answer, store_option
+from blis_replay.validate.text.answer import one_line
 
 if TYPE_CHECKING:
-    from blis_replay.blis.roofline import Mixed
+    from blis_replay.blis.latency.roofline import Mixed
 
 
 def _deployment(command: Command) -> Command:
@@ -54,7 +55,7 @@ def for_model(
       blis-replay simulate --requests load.csv --engine engine.yaml \\
           --coefficients new-13b.yaml --out run
     """
-    from blis_replay.blis.release_text import format_release
+    from blis_replay.blis.releases.release import format_release
     from blis_replay.replay.release_file import architecture_of_file, load_release, release_for_model
 
     architecture = architecture_of_file(config)
@@ -62,16 +63,18 @@ def for_model(
     out.write_text(format_release(release), "utf-8")
     print_answer(
         form,
-        text=lambda: (
-            f"wrote {out} for {model} ({architecture.parameters / 1e9:.2f} billion parameters); "
-            f"look at it: blis-replay coefficients show {out}"
+        one_line(
+            (
+                f"wrote {out} for {model} ({architecture.parameters / 1e9:.2f} billion parameters); "
+                f"look at it: blis-replay coefficients show {out}"
+            ),
+            {
+                "release": str(out),
+                "model": model,
+                "parameters": architecture.parameters,
+                "sha256": release.sha256,
+            },
         ),
-        document=lambda: {
-            "release": str(out),
-            "model": model,
-            "parameters": architecture.parameters,
-            "sha256": release.sha256,
-        },
     )
 
 
@@ -111,11 +114,10 @@ def roofline(
       blis-replay coefficients roofline config.json --model org/new-13b --out roofline.yaml
       blis-replay validate --experiment mine --coefficients roofline.yaml
     """
-    from blis_replay.blis.gpu import gpu_named
-    from blis_replay.blis.release_text import format_release
-    from blis_replay.blis.roofline import RooflineModel
-    from blis_replay.replay.efficiency_files import efficiency_of_folder
-    from blis_replay.replay.release_file import architecture_of_file, roofline_release
+    from blis_replay.blis.latency.gpu import gpu_named
+    from blis_replay.blis.latency.roofline import RooflineModel
+    from blis_replay.blis.releases.release import format_release
+    from blis_replay.replay.release_file import architecture_of_file, efficiency_of_folder, roofline_release
 
     architecture, gpu = architecture_of_file(config), gpu_named(hardware)
     tables = (
@@ -126,8 +128,10 @@ def roofline(
     out.write_text(format_release(release), "utf-8")
     print_answer(
         form,
-        text=lambda: f"wrote {out}; look at it: blis-replay coefficients show {out}",
-        document=lambda: {"release": str(out), "model": model, "sha256": release.sha256},
+        one_line(
+            f"wrote {out}; look at it: blis-replay coefficients show {out}",
+            {"release": str(out), "model": model, "sha256": release.sha256},
+        ),
     )
 
 
@@ -160,11 +164,11 @@ def trees(names: tuple[str, ...], delays: str | None, out: Path, store_path: Pat
       blis-replay coefficients trees --train 34b-general --out trees.yaml
       blis-replay validate --experiment 34b-codegen --coefficients trees.yaml
     """
-    from blis_replay.blis.release_text import format_release
+    from blis_replay.blis.releases.release import format_release
     from blis_replay.ingest.store import open_store, read_stored
     from blis_replay.replay.release_file import load_release
+    from blis_replay.validate.calibration.trees import trees_release
     from blis_replay.validate.experiment import DEFAULT_RELEASE, recorded_experiments
-    from blis_replay.validate.trees.release import trees_release
 
     with open_store(store_path) as store:
         recordings = [read_stored(store, slug) for slug in recorded_experiments(store, names)]
@@ -172,6 +176,8 @@ def trees(names: tuple[str, ...], delays: str | None, out: Path, store_path: Pat
     out.write_text(format_release(release), "utf-8")
     print_answer(
         form,
-        text=lambda: f"wrote {out}; hold it against steps: blis-replay steps --experiment NAME --coefficients {out}",
-        document=lambda: {"release": str(out), "models": [e.model for e in release.models], "sha256": release.sha256},
+        one_line(
+            f"wrote {out}; hold it against steps: blis-replay steps --experiment NAME --coefficients {out}",
+            {"release": str(out), "models": [e.model for e in release.models], "sha256": release.sha256},
+        ),
     )

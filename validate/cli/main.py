@@ -12,42 +12,35 @@ from typing import Any
 
 import click
 
-from blis_replay.blis.errors import SimulatorError
-from blis_replay.ingest.errors import IngestError, UnknownCheckError, UnknownExperimentError
-from blis_replay.ingest.printable import printable
-from blis_replay.replay.errors import FileExistsAlreadyError, ReplayError, UnknownNameError
-from blis_replay.validate.errors import UnknownStudyError, ValidateError
+from blis_replay.compiled.errors import BAD_DATA, WRONG_USE, BlisReplayError
+from blis_replay.ingest.errors import printable
 
 # verb -> (module, one line of help); the module defines `command`.
 VERBS = {
-    "validate": ("validate_verb", "How far is the simulator from a recorded experiment?"),
-    "attribute": ("attribute_verb", "Which component of the simulator does its error come from?"),
-    "segments": ("segments_verb", "Where the time of a request goes, observed and simulated."),
-    "timeline": ("timeline_verb", "A window of a run for a trace viewer, observed and simulated."),
-    "experiments": ("experiments_verb", "List stored and bundled experiments."),
-    "report": ("report_verb", "One HTML page with the verdicts and all of their evidence."),
-    "inspect": ("inspect_verb", "What a recording holds, and whether its instruments can be trusted."),
-    "ingest": ("ingest_verb", "Read recordings of a real server into the store."),
-    "collect": ("collect_verb", "Receive the traces of a running server (OTLP)."),
-    "coefficients": ("coefficients_verb", "Coefficient releases: list, show, exchange, make."),
-    "compare": ("compare_verb", "Two recordings, runs, releases or simulators side by side."),
-    "gate": ("gate_verb", "May a coefficient release be used?"),
-    "calibrate": ("calibrate_verb", "Fit coefficients to recordings."),
-    "steps": ("steps_verb", "How well do coefficients predict single engine steps?"),
-    "generalize": ("generalize_verb", "Do coefficients hold for a model or a workload never seen?"),
-    "whatif": ("whatif_verb", "The same requests with other engine arguments."),
-    "simulate": ("simulate_verb", "Simulate any request table, without a recording."),
-    "export": ("export_verb", "Write the requests of an experiment for other simulators."),
-    "doctor": ("doctor_verb", "What is installed, where things are kept, and what stands in the way."),
-    "study": ("study_verb", "Published findings about the simulator, run again."),
-    "verify": ("verify_verb", "Check the simulator itself: conservation, causality, queueing theory."),
+    "validate": ("validate", "How far is the simulator from a recorded experiment?"),
+    "attribute": ("attribute", "Which component of the simulator does its error come from?"),
+    "segments": ("segments", "Where the time of a request goes, observed and simulated."),
+    "timeline": ("timeline", "A window of a run for a trace viewer, observed and simulated."),
+    "experiments": ("experiments", "List stored and bundled experiments."),
+    "report": ("report", "One HTML page with the verdicts and all of their evidence."),
+    "inspect": ("inspect", "What a recording holds, and whether its instruments can be trusted."),
+    "ingest": ("ingest", "Read recordings of a real server into the store."),
+    "collect": ("collect", "Receive the traces of a running server (OTLP)."),
+    "coefficients": ("coefficients", "Coefficient releases: list, show, exchange, make."),
+    "compare": ("compare", "Two recordings, runs, releases or simulators side by side."),
+    "gate": ("gate", "May a coefficient release be used?"),
+    "calibrate": ("calibrate", "Fit coefficients to recordings."),
+    "steps": ("steps", "How well do coefficients predict single engine steps?"),
+    "generalize": ("generalize", "Do coefficients hold for a model or a workload never seen?"),
+    "whatif": ("whatif", "The same requests with other engine arguments."),
+    "simulate": ("simulate", "Simulate any request table, without a recording."),
+    "export": ("export", "Write the requests of an experiment for other simulators."),
+    "doctor": ("doctor", "What is installed, where things are kept, and what stands in the way."),
+    "study": ("study", "Published findings about the simulator, run again."),
+    "verify": ("verify", "Check the simulator itself: conservation, causality, queueing theory."),
 }
 
-WRONG_USE = (UnknownCheckError, UnknownExperimentError, UnknownNameError, FileExistsAlreadyError, UnknownStudyError)
-BAD_DATA = (IngestError, SimulatorError, ReplayError, ValidateError)
-USER_ERRORS = (*WRONG_USE, *BAD_DATA, OSError)
-
-EXIT_PASS, EXIT_FAIL, EXIT_USAGE, EXIT_BAD_DATA = 0, 1, 2, 3
+EXIT_PASS = 0
 # As a shell reports the signals: neither is a verdict.
 EXIT_INTERRUPTED, EXIT_READER_GONE = 130, 141
 # What DuckDB makes of Ctrl-C during a query.
@@ -88,7 +81,7 @@ class LazyGroup(click.Group):
                 sys.stdout.flush()
         except BrokenPipeError as error:
             raise ReaderGoneError from error
-        except USER_ERRORS:
+        except (BlisReplayError, OSError):
             if ctx.params["debug"]:
                 click.echo(traceback.format_exc(), err=True)
             raise
@@ -157,27 +150,25 @@ def _exit_code() -> int:
         code = cli(prog_name="blis-replay", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
-        return EXIT_USAGE
+        return WRONG_USE
     except click.UsageError as error:
-        return _complain(_with_help(error), EXIT_USAGE)
+        return _complain(_with_help(error), WRONG_USE)
     except click.ClickException as error:
-        return _complain(error.format_message(), EXIT_BAD_DATA)
+        return _complain(error.format_message(), BAD_DATA)
     except (click.Abort, KeyboardInterrupt):
         return _interrupted()
     except RuntimeError as error:
         if str(error) != _DUCKDB_INTERRUPTED:
             raise
         return _interrupted()
-    except WRONG_USE as error:
-        return _complain(str(error), EXIT_USAGE)
-    except BAD_DATA as error:
-        return _complain(str(error), EXIT_BAD_DATA)
+    except BlisReplayError as error:
+        return _complain(str(error), error.exit_code)
     except BrokenPipeError:
         raise
     except OSError as error:
         _drop_output()
         where = f"{error.filename}: " if error.filename else ""
-        return _complain(f"{where}{error.strerror or error}; check the path and the room left there", EXIT_BAD_DATA)
+        return _complain(f"{where}{error.strerror or error}; check the path and the room left there", BAD_DATA)
     return code if isinstance(code, int) else EXIT_PASS
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable
@@ -11,10 +10,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import click
 
-from blis_replay.ingest.store_place import STORE_DEFAULT
+from blis_replay.ingest.errors import printable
+from blis_replay.validate import STORE_DEFAULT
 
 if TYPE_CHECKING:
-    import polars as pl
+    from blis_replay.validate.text.answer import Answer
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -48,78 +48,51 @@ def experiments_options(command: Command) -> Command:
 
 def selector_option(default: str) -> Callable[[Command], Command]:
     """``--experiment`` as ``names``, several of them, patterns too; ``default``: what is meant without it."""
-    told = f"Slug, alias or pattern such as '34b-*'; may be given several times.{default and f'  [default: {default}]'}"
-    return click.option("--experiment", "names", multiple=True, metavar="NAME", help=told)
+    help_text = (
+        f"Slug, alias or pattern such as '34b-*'; may be given several times.{default and f'  [default: {default}]'}"
+    )
+    return click.option("--experiment", "names", multiple=True, metavar="NAME", help=help_text)
 
 
 def coefficients_option(command: Command) -> Command:
     """``--coefficients``: the release to replay with, None for our own."""
-    told = "A release that ships, or a YAML file.  [default: our own]"
-    return click.option("--coefficients", default=None, metavar="RELEASE", help=told)(command)
+    help_text = "A release that ships, or a YAML file.  [default: our own]"
+    return click.option("--coefficients", default=None, metavar="RELEASE", help=help_text)(command)
 
 
 def replay_option(command: Command) -> Command:
     """``--replay`` as ``mode_text``."""
-    told = (
+    help_text = (
         "exact, as-published, spec (requests generated from the load profile), blis-spec (as BLIS expands it), "
         "or substitutions: arrivals=flat|profile, lengths=re-tokenised|profile, prefix=none|profile, "
         "scheduling=synchronous, surplus_steps=1, joined by commas."
     )
-    return click.option("--replay", "mode_text", default="exact", show_default=True, metavar="MODE", help=told)(command)
+    return click.option("--replay", "mode_text", default="exact", show_default=True, metavar="MODE", help=help_text)(
+        command
+    )
 
 
 def form_options(command: Command) -> Command:
     """``--json``, ``--csv`` and ``--markdown`` as ``form``, None for a table: of every verb that prints something."""
     for form, what in (("markdown", "a Markdown table"), ("csv", "CSV"), ("json", "JSON")):
-        told = f"Print {what} instead of text."
-        command = click.option(f"--{form}", "form", flag_value=form, type=str, default=None, help=told)(command)
+        help_text = f"Print {what} instead of text."
+        command = click.option(f"--{form}", "form", flag_value=form, type=str, default=None, help=help_text)(command)
     return command
 
 
-def print_answer(
-    form: str | None,
-    *,
-    text: Callable[[], str],
-    document: Callable[[], object],
-    frame: Callable[[], pl.DataFrame] | None = None,
-) -> None:
-    """Print an answer in the form asked for: ``text`` for people, ``document`` as JSON, ``frame`` as CSV or Markdown.
+def print_answer(form: str | None, answer: Answer) -> int:
+    """Print an answer as text, or in the form asked for; its exit code."""
+    from blis_replay.validate.text.answer import csv, markdown, page_json
 
-    Without a ``frame`` the document, an object, is its only row.  Only what is printed is made.
-    """
     if form is None:
-        click.echo(text())
+        click.echo(str(answer))
     elif form == "json":
-        print_json(document())
+        click.echo(page_json(answer.document))
     else:
-        print_frame(frame() if frame is not None else _one_row(document()), form)
-
-
-def _one_row(document: Any) -> pl.DataFrame:
-    import polars as pl
-
-    return pl.DataFrame([{name: _joined(value) for name, value in document.items()}])
-
-
-def _joined(value: object) -> object:
-    return "; ".join(map(str, value)) if isinstance(value, list | tuple) else value
-
-
-def print_frame(frame: pl.DataFrame, form: str) -> None:
-    """Print a frame (no nested columns) as ``csv``, numbers in full, or ``markdown``, with six digits."""
-    from blis_replay.validate.terminal import markdown_table
-
-    if form == "csv":
-        click.echo(frame.write_csv(), nl=False)
-    else:
-        rows = [[_cell(value) for value in row] for row in frame.iter_rows()]
-        click.echo(markdown_table(frame.columns, rows))
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return ""
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+        for sentence in answer.beside_data:
+            click.echo(printable(sentence), err=True)
+        click.echo(csv(answer.table) if form == "csv" else markdown(answer.table) + "\n", nl=False)
+    return answer.exit_code
 
 
 class OutFile(click.Path):
@@ -152,11 +125,6 @@ def executor_options(command: Command) -> Command:
         "--workers", type=click.IntRange(1), default=None, help="Processes at most.  [default: one a processor]"
     )
     return chosen(workers(command))
-
-
-def print_json(document: object) -> None:
-    """Print a document as JSON; a number that is not finite would be no JSON, and is an error."""
-    click.echo(json.dumps(document, indent=2, allow_nan=False))
 
 
 class Window(click.ParamType[tuple[float, float]]):

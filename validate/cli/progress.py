@@ -5,15 +5,13 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import click
 
-from blis_replay.ingest.printable import printable
-
-Item = TypeVar("Item")
+from blis_replay.ingest.errors import printable
 
 _SHOWN_EVERY_S = 0.1
 _WIPE = "\r\033[K"
@@ -51,14 +49,6 @@ def progress_line(label: str, unit: str = "") -> Iterator[Told | None]:
         yield tell
     finally:
         click.echo(_WIPE, err=True, nl=False, color=True)
-
-
-def counted(items: Sequence[Item], told: Told | None) -> Iterator[Item]:
-    """The items one after the other, ``told`` how many of them are done."""
-    for done, item in enumerate(items):
-        if told is not None:
-            told(done, len(items))
-        yield item
 
 
 def progress_text(done: int, total: int, seconds: float, unit: str = "") -> str:

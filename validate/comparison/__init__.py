@@ -1,1 +1,5 @@
-"""Two sides beside each other: a recording and its replay, or any two of them."""
+"""Two sides beside each other: a recording and its replay, or any two of them.
+
+May import: blis, compiled, fixtures, ingest, replay, validate.errors, validate.experiment, validate.metrics,
+validate.text.
+"""

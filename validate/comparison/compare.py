@@ -1,63 +1,56 @@
-"""How far a simulated run is from the recorded one."""
+"""Two sides beside each other: every number of both, and how single requests agree."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from blis_replay.ingest.recording import Finding
-from blis_replay.replay.driver import ReplayRun
-from blis_replay.validate.comparison.unusable import unusable_cells
-from blis_replay.validate.errors import NothingToJudgeError, ValidateError
-from blis_replay.validate.metrics import (
+from blis_replay.compiled.arrays import Bools
+from blis_replay.ingest.recording import Finding, GroundTruth, Recording
+from blis_replay.replay.driver import ReplayRun, without_rows
+from blis_replay.validate.comparison.saturation import Saturation, saturation
+from blis_replay.validate.comparison.sides import Side, recording_side, replay_side
+from blis_replay.validate.errors import NothingToJudgeError
+from blis_replay.validate.metrics.latency import (
     METRICS,
     STATISTICS,
+    THRESHOLDS,
     LatencySamples,
     correlation,
-    latency_statistics,
     paired_mape,
     relative_error,
 )
-from blis_replay.validate.observed import (
-    Cells,
-    Gaps,
-    Selection,
-    cells_from_aggregates,
-    cells_from_requests,
-    has_gaps,
-    observed_requests,
-    samples_of,
-)
+from blis_replay.validate.metrics.observed import Gaps, Number, Selection, overloaded
 
-if TYPE_CHECKING:
-    from blis_replay.validate.comparison.saturation import Saturation
-
-_REQUESTS_ONLY = "the simulator reports requests only, no times of single tokens"
-
-# Largest absolute error of the mean that passes (design, section 7).
-THRESHOLDS = {"e2e": 0.10, "ttft": 0.15, "itl": 0.15}
+Verdict = Literal["pass", "fail", "overloaded", "unusable", "not judged"]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One number of the table: observed and simulated us, signed error as a fraction.
+    """One number on both sides, us.  Where a replay is compared with its recording, A is observed and B simulated.
 
-    ``observed_us`` and ``error`` are None, with a ``reason``, where the recording cannot
-    give them, ``simulated_us`` and ``error`` where the simulator cannot; ``between_us`` are
-    bounds of the observed value where it has only those.  ``unusable``: the instrument check
-    that forbids the observed value, which is then None.
+    A side that cannot give it is None, with a ``reason``; ``between_us`` are bounds of A where it has only
+    those.  ``unusable``: the instrument check that forbids A's number, which is then None.
     """
 
-    observed_us: float | None
-    simulated_us: float | None
-    error: float | None
+    a_us: float | None
+    b_us: float | None
     reason: str | None = None
     between_us: tuple[float, float] | None = None
     unusable: str | None = None
+
+    @property
+    def error(self) -> float | None:
+        """B / A - 1, None if a side is missing."""
+        return relative_error(self.a_us, self.b_us)
+
+    @property
+    def difference_us(self) -> float | None:
+        """B less A, None if a side is missing."""
+        return None if self.a_us is None or self.b_us is None else self.b_us - self.a_us
 
 
 @dataclass(frozen=True)
@@ -70,101 +63,209 @@ class Pairing:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A recording against its replay.
+    """Two sides compared.
 
-    ``verdict``: ``pass``, ``fail``, ``overloaded`` (reported, not gated) or ``not judged``
-    (no gated metric has an observed value) or ``unusable`` (a gated metric must not be used,
-    and none of the others fails).  ``unusable``: those metrics, each with check and reason.
-    ``uses``: what of this experiment the coefficients were fitted on: ``own steps``, ``own
-    latencies``, ``held out``, or ``not stated`` by the release.
-    ``excluded``: requests left out of the comparison, by reason.  ``saturation``: of a whole
-    run that queues, or its recording does.
+    ``recording``: of side A.  ``replay``: side B, if it is a replay.  ``compared``: how many requests on each side.
+    ``paired``: agreement by metric, empty where the sides do not have the same requests.  ``excluded``: requests
+    of a replay that are left out, by reason.  ``saturation``: of a replay of a whole run that queues, or whose
+    recording does.
     """
 
-    slug: str
-    alias: str
-    ground_truth: str
-    requests: int
-    excluded: dict[str, int]
+    recording: Recording
+    replay: ReplayRun | None
+    selection: Selection
+    compared: tuple[int, int]
     metrics: dict[str, dict[str, Cell]]
     paired: dict[str, Pairing]
-    verdict: str
-    failed_thresholds: tuple[str, ...]
-    unusable: dict[str, str]
-    uses: str
-    findings: tuple[Finding, ...]
-    selection: Selection
-    run: ReplayRun
+    excluded: dict[str, int]
     saturation: Saturation | None = None
 
+    @property
+    def run(self) -> ReplayRun:
+        """The replay that side B is; raises ``ValueError`` if it is none."""
+        if self.replay is None:
+            raise ValueError("side B of this comparison is no replay")
+        return self.replay
 
-def compare(
-    run: ReplayRun,
-    findings: Sequence[Finding] = (),
-    *,
-    overloaded: bool = False,
-    selection: Selection | None = None,
-    token_gaps: Gaps | None = None,
-) -> Comparison:
-    """Compare a replay with its recording, over the requests that both finished.
+    @property
+    def slug(self) -> str:
+        """Of the recording of side A."""
+        return self.recording.slug
 
-    ``token_gaps``: observed pooled inter-token gaps of the selection, where recorded.
-    Raises ``NothingToJudgeError`` if no request is left to compare, ``ValidateError`` for a
-    window of published aggregates.
+    @property
+    def alias(self) -> str:
+        """Of the recording of side A."""
+        return self.recording.alias
+
+    @property
+    def ground_truth(self) -> GroundTruth:
+        """Of the recording of side A."""
+        return self.recording.ground_truth
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Of the recording of side A."""
+        return self.recording.findings
+
+    @property
+    def requests(self) -> int:
+        """How many were compared, of side B where A has published numbers only."""
+        return self.compared[1]
+
+    @property
+    def failed_thresholds(self) -> tuple[str, ...]:
+        """Metrics whose mean is off by more than its threshold."""
+        return tuple(m for m, limit in THRESHOLDS.items() if abs(self.metrics[m]["mean"].error or 0.0) > limit)
+
+    @property
+    def unusable(self) -> dict[str, str]:
+        """Gated metrics whose mean must not be used, each with check and reason."""
+        means = {metric: self.metrics[metric]["mean"] for metric in THRESHOLDS}
+        return {m: (cell.reason or "").removeprefix("unusable: ") for m, cell in means.items() if cell.unusable}
+
+    @property
+    def verdict(self) -> Verdict:
+        """Of a replay: ``overloaded`` is reported, not gated; ``not judged``: no gated metric has an observed value.
+
+        ``unusable``: a gated metric must not be used, and none of the others fails.
+        """
+        if overloaded(self.findings):
+            return "overloaded"
+        if self.unusable and not self.failed_thresholds:
+            return "unusable"
+        if all(self.metrics[metric]["mean"].error is None for metric in THRESHOLDS):
+            return "not judged"
+        return "fail" if self.failed_thresholds else "pass"
+
+    @property
+    def uses(self) -> str:
+        """What of this experiment the coefficients were fitted on.
+
+        ``own steps``, ``own latencies``, ``held out``, or ``not stated`` by the release.
+        """
+        release = self.run.release
+        if not release.fitted_on:
+            return "not stated"
+        return {"steps": "own steps", "latencies": "own latencies", None: "held out"}[release.used(self.slug)]
+
+
+def compare(a: Side, b: Side, selection: Selection | None = None) -> Comparison:
+    """Compare two sides over the requests that both have, if they are of one recording; else each over its own.
+
+    Beside published numbers, which are over successes, only requests that succeeded count.  Raises
+    ``ValidateError`` for a window of published aggregates.
     """
-    recording, selection = run.recording, selection or Selection()
-    requests = recording.requests
-    selected = selection.of(requests)
-    recorded = observed_requests(recording)
-    finished = run.simulated.completed & (requests["status"] == "ok").to_numpy()
-    per_request = bool(recorded.any())
-    compared = selected & finished & (recorded if per_request else np.ones(len(finished), np.bool_))
-    if not compared.any() or not (per_request or recording.aggregates.height):
-        raise NothingToJudgeError(
-            f"{recording.slug}: no request that succeeded with recorded latencies in the selection, nothing to judge"
-        )
-    if per_request:
-        observed = cells_from_requests(recording, samples_of(recording, compared), selection, token_gaps)
-    else:
-        if selection.window != (0.0, 1.0):
-            raise ValidateError(
-                f"{recording.slug}: published aggregates cover whole stages; use --by-stage, not --window"
-            )
-        observed = cells_from_aggregates(recording, selection.stage)
-    simulated = simulated_samples(run, compared)
-    metrics = _table(observed, simulated_statistics(run, simulated, compared), run.simulated.engine is None)
-    forbidden = unusable_cells(findings, token_times=per_request and has_gaps(token_gaps))
-    metrics = _refused(metrics, forbidden)
-    unusable = {m: _said(forbidden[m, "mean"]) for m in THRESHOLDS if (m, "mean") in forbidden}
-    failed = tuple(m for m, limit in THRESHOLDS.items() if abs(metrics[m]["mean"].error or 0.0) > limit)
+    selection = selection or Selection()
+    both = requests_of_both(a, b, selection)
+    chosen = tuple(_chosen(side, other, selection) if both is None else both for side, other in ((a, b), (b, a)))
+    samples = [None if part is None else side.latencies(part) for side, part in zip((a, b), chosen, strict=True)]
+    numbers = [
+        side.measure(part, of_part, selection) for side, part, of_part in zip((a, b), chosen, samples, strict=True)
+    ]
+    metrics = {m: {s: _cell(numbers[0][m][s], numbers[1][m][s]) for s in STATISTICS} for m in METRICS}
     return Comparison(
-        slug=recording.slug,
-        alias=recording.alias,
-        ground_truth=recording.ground_truth,
-        requests=int(compared.sum()),
-        excluded=_excluded(run, selected, recorded, finished, per_request),
-        metrics=metrics,
-        paired=_pairings(samples_of(recording, compared), simulated, forbidden) if per_request else {},
-        verdict=_verdict(metrics, failed, unusable, overloaded),
-        failed_thresholds=failed,
-        unusable=unusable,
-        uses=_uses(run),
-        findings=tuple(findings),
+        recording=a.recording,
+        replay=b.run,
         selection=selection,
-        run=run,
+        compared=(_count(a, chosen[0]), _count(b, chosen[1])),
+        metrics=metrics,
+        paired={} if both is None or None in samples else _pairings(samples, metrics),
+        excluded={} if b.run is None else _excluded(a, b.run, selection),
     )
 
 
-def simulated_samples(run: ReplayRun, chosen: NDArray[np.bool_]) -> LatencySamples:
-    """Simulated client latencies of the chosen requests, in request order."""
-    return LatencySamples(run.ttft_us[chosen], run.e2e_us[chosen], run.simulated.output_tokens[chosen])
+def compare_replay(
+    run: ReplayRun, token_gaps: Gaps | None = None, selection: Selection | None = None, *, queues: bool = False
+) -> Comparison:
+    """Compare a replay with its recording, over the requests that both finished.
+
+    ``token_gaps``: observed pooled inter-token gaps of the selection, where recorded.  ``queues``: say what
+    queues there are.  Raises ``NothingToJudgeError`` if no request is left to compare, ``ValidateError`` for a
+    window of published aggregates.
+    """
+    selection = selection or Selection()
+    observed, simulated = recording_side(run.recording, token_gaps), replay_side(run)
+    succeeded = (run.recording.requests["status"] == "ok").to_numpy()
+    left = selection.of(run.recording.requests) & run.simulated.completed & succeeded
+    if observed.requests is not None:
+        left &= observed.requests
+    if not left.any() or (observed.requests is None and run.recording.aggregates.is_empty()):
+        raise NothingToJudgeError(
+            f"{run.recording.slug}: no request that succeeded with recorded latencies in the selection, "
+            "nothing to judge"
+        )
+    comparison = compare(observed, simulated, selection)
+    return replace(comparison, saturation=saturation(run)) if queues else comparison
+
+
+def light(comparison: Comparison) -> Comparison:
+    """The same without the requests and steps of recording and replay, small enough to keep hundreds."""
+    run = without_rows(comparison.run)
+    return replace(comparison, recording=run.recording, replay=run)
+
+
+def requests_of_both(a: Side, b: Side, selection: Selection) -> Bools | None:
+    """bool[n]: requests of the selection that both sides have; None of different recordings, or if there are none."""
+    if a.requests is None or b.requests is None or a.recording.content_hash != b.recording.content_hash:
+        return None
+    both = a.requests & b.requests & selection.of(a.recording.requests)
+    return both if both.any() else None
+
+
+def _chosen(side: Side, other: Side, selection: Selection) -> Bools | None:
+    if side.requests is None:
+        return None
+    chosen = side.requests & selection.of(side.recording.requests)
+    if other.requests is None:
+        chosen &= (side.recording.requests["status"] == "ok").to_numpy()
+    return chosen
+
+
+def _count(side: Side, chosen: Bools | None) -> int:
+    return side.recording.requests.height if chosen is None else int(chosen.sum())
+
+
+def _cell(a: Number, b: Number) -> Cell:
+    missing = {number.reason for number in (a, b) if number.value_us is None and number.reason}
+    unusable = a.unusable or b.unusable
+    return Cell(a.value_us, b.value_us, "; ".join(sorted(missing)) or None, a.between_us, unusable)
+
+
+def latency_pairs(a: LatencySamples, b: LatencySamples) -> dict[str, Pairing]:
+    """How the same requests agree on two sides, by metric."""
+    pairs = {"e2e": (a.e2e_us, b.e2e_us), "ttft": (a.ttft_us, b.ttft_us), "tpot": (a.tpot_us, b.tpot_us)}
+    return {metric: Pairing(paired_mape(*pair), correlation(*pair)) for metric, pair in pairs.items()}
+
+
+def _pairings(
+    samples: Sequence[LatencySamples | None], metrics: Mapping[str, Mapping[str, Cell]]
+) -> dict[str, Pairing]:
+    a, b = samples
+    if a is None or b is None:
+        return {}
+    usable = {metric: not metrics[metric]["mean"].unusable for metric in METRICS}
+    return {m: pairing if usable[m] else Pairing(None, None) for m, pairing in latency_pairs(a, b).items()}
+
+
+def _excluded(observed: Side, run: ReplayRun, selection: Selection) -> dict[str, int]:
+    selected = selection.of(run.recording.requests)
+    failed = (run.recording.requests["status"] != "ok").to_numpy()
+    recorded = np.zeros(len(failed), np.bool_) if observed.requests is None else observed.requests
+    unfinished = ~(run.simulated.completed & ~failed)
+    counts = {
+        "failed in the recording": int((selected & failed).sum()),
+        "outside the selection": int((~selected).sum()),
+        "without recorded latencies": int((selected & ~failed & ~recorded).sum()) if recorded.any() else 0,
+        "not finished by the simulator": int((selected & recorded & unfinished).sum()),
+    }
+    return {reason: count for reason, count in counts.items() if count}
 
 
 class Judged(Protocol):
     """What a mean over experiments takes of each: its verdict and its table."""
 
     @property
-    def verdict(self) -> str:
+    def verdict(self) -> Verdict:
         """As ``Comparison.verdict``."""
 
     @property
@@ -179,100 +280,3 @@ def mean_abs_errors(comparisons: Sequence[Judged]) -> dict[str, float | None]:
         metric: [abs(e) for c in gated if (e := c.metrics[metric]["mean"].error) is not None] for metric in METRICS
     }
     return {metric: float(np.mean(values)) if values else None for metric, values in errors.items()}
-
-
-def simulated_statistics(
-    run: ReplayRun, samples: LatencySamples, chosen: NDArray[np.bool_]
-) -> dict[str, dict[str, float]]:
-    """Each metric's mean and quantiles in us for the chosen requests, whose ``samples`` these are; absent if none."""
-    if run.simulated.engine is None:
-        return latency_statistics(samples, None)
-    gaps = run.token_gaps()
-    return latency_statistics(samples, (gaps.gap_us, gaps.counts(chosen)))
-
-
-def _table(observed: Cells, simulated: dict[str, dict[str, float]], without_tokens: bool) -> dict[str, dict[str, Cell]]:
-    table: dict[str, dict[str, Cell]] = {}
-    for metric in METRICS:
-        table[metric] = {}
-        for name in STATISTICS:
-            seen, value = observed[metric][name], simulated[metric].get(name)
-            reason = seen.reason
-            if without_tokens and metric == "itl" and value is None:
-                reason = f"{reason}; {_REQUESTS_ONLY}" if reason else _REQUESTS_ONLY
-            table[metric][name] = Cell(
-                seen.value_us, value, relative_error(seen.value_us, value), reason, seen.between_us
-            )
-    return table
-
-
-def _refused(
-    metrics: dict[str, dict[str, Cell]], forbidden: Mapping[tuple[str, str], Finding]
-) -> dict[str, dict[str, Cell]]:
-    """The table without the observed numbers that must not be used."""
-    return {
-        metric: {
-            name: cell if (why := forbidden.get((metric, name))) is None else _refusal(cell, why)
-            for name, cell in cells.items()
-        }
-        for metric, cells in metrics.items()
-    }
-
-
-def _refusal(cell: Cell, why: Finding) -> Cell:
-    return Cell(None, cell.simulated_us, None, f"unusable: {_said(why)}", unusable=why.check)
-
-
-def _said(finding: Finding) -> str:
-    return f"{finding.check}: {finding.message}"
-
-
-def _pairings(
-    observed: LatencySamples, simulated: LatencySamples, forbidden: Mapping[tuple[str, str], Finding]
-) -> dict[str, Pairing]:
-    pairs = {
-        "e2e": (observed.e2e_us, simulated.e2e_us),
-        "ttft": (observed.ttft_us, simulated.ttft_us),
-        "tpot": (observed.tpot_us, simulated.tpot_us),
-    }
-    return {
-        metric: Pairing(None, None)
-        if (metric, "mean") in forbidden
-        else Pairing(paired_mape(*pair), correlation(*pair))
-        for metric, pair in pairs.items()
-    }
-
-
-def _verdict(
-    metrics: dict[str, dict[str, Cell]], failed: tuple[str, ...], unusable: Mapping[str, str], overloaded: bool
-) -> str:
-    if overloaded:
-        return "overloaded"
-    if unusable and not failed:
-        return "unusable"
-    if all(metrics[metric]["mean"].error is None for metric in THRESHOLDS):
-        return "not judged"
-    return "fail" if failed else "pass"
-
-
-def _uses(run: ReplayRun) -> str:
-    if not run.release.fitted_on:
-        return "not stated"
-    return {"steps": "own steps", "latencies": "own latencies", None: "held out"}[run.release.used(run.recording.slug)]
-
-
-def _excluded(
-    run: ReplayRun,
-    selected: NDArray[np.bool_],
-    recorded: NDArray[np.bool_],
-    finished: NDArray[np.bool_],
-    per_request: bool,
-) -> dict[str, int]:
-    failed = (run.recording.requests["status"] != "ok").to_numpy()
-    counts = {
-        "failed in the recording": int((selected & failed).sum()),
-        "outside the selection": int((~selected).sum()),
-        "without recorded latencies": int((selected & ~failed & ~recorded).sum()) if per_request else 0,
-        "not finished by the simulator": int((selected & recorded & ~finished).sum()),
-    }
-    return {reason: count for reason, count in counts.items() if count}

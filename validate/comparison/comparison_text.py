@@ -1,81 +1,125 @@
-"""A comparison as text: the page of one experiment, the table of all."""
+"""What a validation answers: the page of one experiment, the table of all, and two simulators side by side."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from blis_replay.validate.check_text import finding_line
-from blis_replay.validate.comparison.compare import THRESHOLDS, Cell, Comparison, mean_abs_errors
-from blis_replay.validate.comparison.error_columns import (
-    ERROR_COLUMNS,
-    error_cell,
-    error_cells,
-    error_header,
-    verdict_tone,
-    wide_columns,
+from blis_replay.blis.latency.gpu import same_gpu
+from blis_replay.ingest.tables import Cell, Column, Table, Tone, Toned, columns_named
+from blis_replay.replay.store import provenance_of
+from blis_replay.validate.comparison.compare import Cell as MetricCell
+from blis_replay.validate.comparison.compare import Comparison, mean_abs_errors
+from blis_replay.validate.comparison.saturation_text import saturation_block, saturation_json
+from blis_replay.validate.comparison.validated import Validated
+from blis_replay.validate.metrics.latency import METRICS, STATISTICS, THRESHOLDS
+from blis_replay.validate.text.answer import RECONSTRUCTED, Answer, Block, Line, Part
+from blis_replay.validate.text.cells import in_ms, milliseconds, percent, percent_plain
+from blis_replay.validate.text.checks import finding_line
+
+ERROR_COLUMNS = (*((metric, name) for metric in ("e2e", "ttft", "itl") for name in STATISTICS), ("tpot", "mean"))
+# What 80 columns leave room for, and the others in the order in which they are wanted.
+_ALWAYS = {("e2e", "mean"), ("e2e", "p99"), ("ttft", "mean"), ("ttft", "p99"), ("itl", "mean")}
+_WANTED = sorted(
+    (cell for cell in ERROR_COLUMNS if cell not in _ALWAYS),
+    key=lambda cell: ("p99", "p50", "p90", "mean").index(cell[1]),
 )
-from blis_replay.validate.comparison.saturation_text import saturation_text
-from blis_replay.validate.metrics import METRICS
-from blis_replay.validate.terminal import Toned, milliseconds, percent, percent_plain, table, toned, wrap
+# The metric's name stands over its mean.
+_ERRORS = tuple(
+    Column(
+        cell[0].upper() if cell[1] == "mean" else cell[1],
+        "error",
+        wide=_WANTED.index(cell) + 1 if cell in _WANTED else 0,
+    )
+    for cell in ERROR_COLUMNS
+)
+_NAMED = (Column("experiment", "text"), Column("fit on", "text"), *_ERRORS)
+_JUDGED = (
+    *_NAMED,
+    Column("verdict", "word"),
+    Column("requests", "count", wide=len(_WANTED) + 1),
+    Column("slug", "text", wide=len(_WANTED) + 2),
+)
+
+
+def error_cells(comparison: Comparison) -> list[Cell]:
+    """The errors of a comparison; those of means that are beyond their threshold stand out."""
+    return [error_cell(comparison, metric, name) for metric, name in ERROR_COLUMNS]
+
+
+def error_cell(comparison: Comparison, metric: str, name: str) -> Cell:
+    """One error; that of a mean that is beyond its threshold stands out."""
+    error = comparison.metrics[metric][name].error
+    beyond = (
+        name == "mean"
+        and comparison.verdict != "overloaded"
+        and error is not None
+        and abs(error) > THRESHOLDS.get(metric, float("inf"))
+    )
+    return Toned(error, "bad") if beyond else error
+
+
+def verdict_tone(verdict: str) -> Tone:
+    """The tone of a verdict or an outcome."""
+    if verdict in ("pass", "fail"):
+        return "good" if verdict == "pass" else "bad"
+    return "caution"
+
 
 _NAMES = {"e2e": "E2E", "ttft": "TTFT", "itl": "ITL", "tpot": "TPOT"}
 _SEVERITY_ORDER = ("unusable", "corrected")
 
 
-def comparison_text(comparison: Comparison) -> str:
+def comparison_page(comparison: Comparison) -> list[Part]:
     """The page of one experiment: head, metric table, pairs, verdict, findings that changed a number."""
-    parts = [_head(comparison), _metric_table(comparison), wrap(pairs_sentence(comparison))]
-    parts += ["\n".join(map(wrap, notes(comparison))), verdict_line(comparison)]
-    parts += [saturation_text(comparison.saturation)] if comparison.saturation else []
-    parts += [_findings(comparison)]
-    return "\n\n".join(part for part in parts if part)
+    changed = [f for severity in _SEVERITY_ORDER for f in comparison.findings if f.severity == severity]
+    return [
+        _head(comparison),
+        _metric_table(comparison),
+        pairs_sentence(comparison),
+        Block(notes(comparison)),
+        verdict_line(comparison),
+        *([saturation_block(comparison.saturation)] if comparison.saturation else []),
+        Block([finding_line(finding) for finding in changed], "instrument findings that change a number"),
+    ]
 
 
-def stages_text(whole: Comparison, stages: Sequence[Comparison]) -> str:
-    """A table with a row a load stage of the experiment, also where there was nothing to compare."""
-    compared = {c.selection.stage: [f"{c.requests:,}", *error_cells(c)] for c in stages}
-    nothing = ["0", *("-" for _ in ERROR_COLUMNS)]
-    rows = [[f"stage {s.stage}", *compared.get(s.stage, nothing)] for s in whole.run.recording.stages]
-    return table([f"{whole.alias} by load stage", "requests", *error_header()], rows, wide=wide_columns(2))
+def stages_table(whole: Comparison, stages: Sequence[Comparison]) -> Table:
+    """A row per load stage of the experiment, also where there was nothing to compare."""
+    compared = {c.selection.stage: [c.requests, *error_cells(c)] for c in stages}
+    nothing: list[Cell] = [0, *(None for _ in ERROR_COLUMNS)]
+    columns = (Column(f"{whole.alias} by load stage", "text"), Column("requests", "count"), *_ERRORS)
+    return Table("", columns, [[f"stage {s.stage}", *compared.get(s.stage, nothing)] for s in whole.recording.stages])
 
 
-def summary_text(comparisons: Sequence[Comparison], not_judged: dict[str, str]) -> str:
+def summary_page(comparisons: Sequence[Comparison], not_judged: Mapping[str, str]) -> list[Part]:
     """The table of all experiments, the overloaded ones apart, with means."""
     ordered = sorted(comparisons, key=lambda c: c.alias)
-    gated = [c for c in ordered if c.verdict != "overloaded"]
-    apart = [c for c in ordered if c.verdict == "overloaded"]
     means = mean_abs_errors(comparisons)
     mean_row = [percent_plain(means[metric]) if name == "mean" else "" for metric, name in ERROR_COLUMNS]
-    rows = [[*_summary_row(c), Toned(c.verdict, verdict_tone(c.verdict)), *_identity(c)] for c in gated]
-    header = ["experiment", "fit on", *error_header()]
-    last = len(header) + 1
-    left, wide = (0, 1, last + 1), [*wide_columns(2), last, last + 1]
-    mean = ["mean |error|", "", *mean_row, "", "", ""]
-    parts = [table([*header, "verdict", "requests", "slug"], [*rows, mean], left, wide)]
-    if apart:
-        parts.append(
-            toned("overloaded, reported and not gated:", "heading")
-            + "\n"
-            + table(header, [_summary_row(c) for c in apart], 2, wide_columns(2))
-        )
-    if not_judged:
-        parts.append(
-            toned("not judged:", "heading")
-            + "\n"
-            + "\n".join(wrap(f"{alias}: {why}") for alias, why in not_judged.items())
-        )
-    if any(c.ground_truth != "recorded" for c in comparisons):
-        parts.append("* ground truth: published aggregates, requests reconstructed from them")
-    return "\n\n".join(parts)
+    gated = [
+        [*_named(c), Toned(c.verdict, verdict_tone(c.verdict)), c.requests, c.slug]
+        for c in ordered
+        if c.verdict != "overloaded"
+    ]
+    apart = [_named(c) for c in ordered if c.verdict == "overloaded"]
+    return [
+        Table("", _JUDGED, [*gated, ["mean |error|", "", *mean_row, "", "", ""]]),
+        *([Table("overloaded, reported and not gated", _NAMED, apart)] if apart else []),
+        Block([f"{alias}: {why}" for alias, why in not_judged.items()], "not judged"),
+        *([RECONSTRUCTED] if any(c.ground_truth != "recorded" for c in comparisons) else []),
+    ]
 
 
-def verdict_line(comparison: Comparison) -> str:
+def _named(c: Comparison) -> list[Cell]:
+    return [c.alias + ("" if c.ground_truth == "recorded" else "*"), c.uses.removeprefix("own "), *error_cells(c)]
+
+
+def verdict_line(comparison: Comparison) -> Line:
     """The verdict as a page has it: the verdict itself in its tone."""
     sentence = verdict_sentence(comparison)
     verdict = re.match(r"verdict: [^(:,]*[^(:, ]", sentence)
-    mark = Toned(verdict[0], verdict_tone(comparison.verdict)) if verdict else None
-    return wrap(sentence, mark=mark)
+    return Line(sentence, mark=Toned(verdict[0], verdict_tone(comparison.verdict)) if verdict else None)
 
 
 def verdict_sentence(comparison: Comparison) -> str:
@@ -95,46 +139,43 @@ def verdict_sentence(comparison: Comparison) -> str:
     return f"verdict: {comparison.verdict} (errors of the mean: {judged}){also}"
 
 
-def _head(comparison: Comparison) -> str:
+def _head(comparison: Comparison) -> Block:
     run = comparison.run
     truth = "recorded" if comparison.ground_truth == "recorded" else "published aggregates, requests reconstructed"
     by = "" if run.simulator == "embedded" else f"simulator: {run.simulator}; "
     scheduling = "asynchronous" if run.simulated.asynchronous else "synchronous"
-    lines = [
-        f"{toned(comparison.alias, 'heading')}  ({comparison.slug})",
-        wrap(f"  ground truth: {truth}; {comparison.requests:,} requests compared", "    "),
-        wrap(
-            f"  {by}coefficients: {run.release.name} (fit: {comparison.uses}); replay {run.mode.name}, "
-            f"{scheduling} scheduling",
-            "    ",
-        ),
-    ]
-    return "\n".join(lines)
+    replayed = f"coefficients: {run.release.name} (fit: {comparison.uses}); replay {run.mode.name}"
+    return Block(
+        [
+            Line(f"{comparison.alias}  ({comparison.slug})", mark=Toned(comparison.alias, "heading")),
+            Line(f"  ground truth: {truth}; {comparison.requests:,} requests compared", "    "),
+            Line(f"  {by}{replayed}, {scheduling} scheduling", "    "),
+        ]
+    )
 
 
-def _metric_table(comparison: Comparison) -> str:
-    rows: list[list[str | Toned]] = []
+_METRIC_COLUMNS = (
+    *(Column(""), Column("observed ms", "ms"), Column("simulated ms", "ms"), Column("error", "error")),
+    Column("difference ms", "ms_difference", wide=1),
+)
+
+
+def _metric_table(comparison: Comparison) -> Table:
+    rows: list[list[Cell]] = []
     for metric in METRICS:
         for name, cell in comparison.metrics[metric].items():
-            numbers = [milliseconds(cell.simulated_us), error_cell(comparison, metric, name), _difference(cell)]
-            shown = ["" for _ in numbers] if cell.unusable else numbers
-            rows.append([f"{_NAMES[metric]} {name}", observed_text(cell), *shown])
-    return table(["", "observed ms", "simulated ms", "error", "difference ms"], rows, wide=(4,))
+            numbers = [cell.b_us, error_cell(comparison, metric, name), cell.difference_us]
+            rows.append([f"{_NAMES[metric]} {name}", observed_cell(cell), *([""] * 3 if cell.unusable else numbers)])
+    return Table("", _METRIC_COLUMNS, rows)
 
 
-def _difference(cell: Cell) -> str:
-    if cell.observed_us is None or cell.simulated_us is None:
-        return "-"
-    return f"{(cell.simulated_us - cell.observed_us) / 1000:+,.2f}"
-
-
-def observed_text(cell: Cell) -> str:
-    """The observed value in ms, its bounds, or the check that forbids it."""
+def observed_cell(cell: MetricCell) -> str | float | None:
+    """The observed value in us; as text its bounds in ms, or the check that forbids it."""
     if cell.unusable:
         return f"unusable: {cell.unusable}"
     if cell.between_us:
         return f"{milliseconds(cell.between_us[0])} .. {milliseconds(cell.between_us[1])}"
-    return milliseconds(cell.observed_us)
+    return cell.a_us
 
 
 def pairs_sentence(comparison: Comparison) -> str:
@@ -159,9 +200,8 @@ def notes(comparison: Comparison) -> list[str]:
 
 def _other_hardware(comparison: Comparison) -> list[str]:
     """Coefficients are of one GPU: said where the recording ran on another, or does not tell on which."""
-    recorded, fitted = comparison.run.recording.hardware or "not recorded", comparison.run.release.hardware
-    # A recording may say H100 where a release says H100-SXM-80GB, which is no contradiction.
-    if any(recorded.lower() in name or name in recorded.lower() for name in fitted.lower().split(", ")):
+    recorded, fitted = comparison.recording.hardware or "not recorded", comparison.run.release.hardware
+    if same_gpu(recorded, fitted):
         return []
     return [f"hardware: {recorded}; the coefficients are for {fitted}"]
 
@@ -172,24 +212,165 @@ def _missing(comparison: Comparison) -> list[str]:
     for metric, cells in comparison.metrics.items():
         for name, cell in cells.items():
             if cell.reason and not cell.unusable:
-                lacks = "observed" if cell.simulated_us is not None else "compared"
+                lacks = "observed" if cell.b_us is not None else "compared"
                 missing.setdefault((_NAMES[metric], lacks, cell.reason), []).append(name)
     return [
         f"{metric} {', '.join(names)} not {lacks}: {why}" for (metric, lacks, why), names in sorted(missing.items())
     ]
 
 
-def _findings(comparison: Comparison) -> str:
-    changed = [f for severity in _SEVERITY_ORDER for f in comparison.findings if f.severity == severity]
-    if not changed:
-        return ""
-    return "\n".join([toned("instrument findings that change a number:", "heading"), *map(finding_line, changed)])
+def comparison_json(comparison: Comparison) -> dict[str, object]:
+    """One experiment; times in ms, errors and MAPE as fractions."""
+    return {
+        "slug": comparison.slug,
+        "alias": comparison.alias,
+        "ground_truth": comparison.ground_truth,
+        "requests": comparison.requests,
+        "excluded": comparison.excluded,
+        "stage": comparison.selection.stage,
+        "metrics": {
+            metric: {name: _cell(cell) for name, cell in cells.items()} for metric, cells in comparison.metrics.items()
+        },
+        "paired": {metric: vars(pairing) for metric, pairing in comparison.paired.items()},
+        "coefficients_use": comparison.uses,
+        "verdict": comparison.verdict,
+        "failed_thresholds": list(comparison.failed_thresholds),
+        "unusable": comparison.unusable,
+        "findings": [vars(finding) for finding in comparison.findings],
+        "saturation": comparison.saturation and saturation_json(comparison.saturation),
+        "known_differences": list(comparison.run.simulated.differences),
+        "provenance": provenance_of(comparison.run),
+    }
 
 
-def _summary_row(c: Comparison) -> list[str | Toned]:
-    mark = "" if c.ground_truth == "recorded" else "*"
-    return [c.alias + mark, c.uses.removeprefix("own "), *error_cells(c)]
+def comparison_answer(comparison: Comparison) -> Answer:
+    """What is said of one experiment; its rows are one per metric and statistic."""
+    rows = Table("", _DATA_COLUMNS, _rows(comparison))
+    return Answer(comparison_page(comparison), comparison_json(comparison), rows, exit_code([comparison.verdict]))
 
 
-def _identity(c: Comparison) -> list[str]:
-    return [f"{c.requests:,}", c.slug]
+def validation_answer(reports: Sequence[Validated], *, summary: bool) -> Answer:
+    """What one simulator, or two, answered for several experiments: one table (``summary``), or a page of each.
+
+    Times are in ms, errors fractions.  The rows are one per metric and statistic, named by experiment, stage (nothing:
+    the whole run) and simulator; what could not be judged has none.
+    """
+    first, *others = reports
+    if summary:
+        pages = [
+            [*([f"simulator {r.simulator}"] if others else []), *summary_page(r.comparisons, r.not_judged)]
+            for r in reports
+        ]
+    elif others:
+        both = zip(first.comparisons, others[0].comparisons, strict=True)
+        pages = [side_by_side_page(embedded, blis) for embedded, blis in both]
+    else:
+        pages = [comparison_page(comparison) for comparison in first.comparisons]
+    stages: list[Part] = [
+        Block([*([f"simulator {report.simulator}:"] if others else []), stages_table(c, report.stages[c.slug])])
+        for report in reports
+        for c in (report.comparisons if report.stages else ())
+    ]
+    document, *more = (_report_json(report) for report in reports)
+    named = {report.simulator: other for report, other in zip(reports[1:], more, strict=True)}
+    shown = [c for r in reports for whole in r.comparisons for c in (whole, *r.stages.get(whole.slug, []))]
+    return Answer(
+        [*(part for page in pages for part in page), *stages],
+        {**document, **named},
+        Table("", _DATA_COLUMNS, [row for comparison in shown for row in _rows(comparison)]),
+        exit_code([c.verdict for report in reports for c in report.comparisons]),
+        tuple(f"not judged: {name}: {reason}" for r in reports for name, reason in r.not_judged.items()),
+    )
+
+
+def exit_code(verdicts: Sequence[str]) -> int:
+    """0 all passed (overloaded ones do not count), 1 one failed, 3 nothing, or one not, could be judged."""
+    if "fail" in verdicts:
+        return 1
+    if "unusable" in verdicts:
+        return 3
+    return 0 if {"pass", "overloaded"} & set(verdicts) else 3
+
+
+def side_by_side_page(embedded: Comparison, blis: Comparison) -> list[Part]:
+    """The page of the embedded engine's comparison, then BLIS beside it and where it differs."""
+    rows: list[list[Cell]] = []
+    for metric in METRICS:
+        for name, cell in embedded.metrics[metric].items():
+            numbers = [
+                n
+                for side in (embedded, blis)
+                for n in (side.metrics[metric][name].b_us, error_cell(side, metric, name))
+            ]
+            rows.append([f"{metric.upper()} {name}", observed_cell(cell), *([""] * 4 if cell.unusable else numbers)])
+    ran = f"BLIS ran with coefficients: {blis.run.release.name}"
+    return [
+        *comparison_page(embedded),
+        Table("", _SIDE_BY_SIDE_COLUMNS, rows),
+        Block([ran, verdict_line(blis)]),
+        Block([f"- {line}" for line in blis.run.simulated.differences], "where the engines differ")
+        if blis.run.simulated.differences
+        else "no known difference between the engines applies to these requests",
+    ]
+
+
+_SIDE_BY_SIDE_COLUMNS = (
+    *(Column("side by side"), Column("observed ms", "ms"), Column("embedded ms", "ms"), Column("error", "error")),
+    *(Column("BLIS ms", "ms"), Column("error", "error")),
+)
+_DATA_COLUMNS = (
+    *columns_named("experiment", "alias", "simulator", "stage", "verdict", "metric", "statistic", kind="data"),
+    *columns_named("observed_ms", "simulated_ms", "error", kind="real"),
+    Column("reason", "data"),
+)
+
+
+def _rows(c: Comparison) -> list[list[Cell]]:
+    named = (c.slug, c.alias, c.run.simulator, c.selection.stage, c.verdict)
+    return [
+        [
+            *named,
+            metric,
+            name,
+            *(None if us is None else us / 1000 for us in (cell.a_us, cell.b_us)),
+            cell.error,
+            cell.reason,
+        ]
+        for metric, cells in c.metrics.items()
+        for name, cell in cells.items()
+    ]
+
+
+def _report_json(report: Validated) -> dict[str, object]:
+    """Experiments, means over the gated ones, and what could not be judged."""
+    experiments = []
+    for comparison in report.comparisons:
+        entry = comparison_json(comparison)
+        if comparison.slug in report.stages:
+            entry["stages"] = [comparison_json(stage) for stage in report.stages[comparison.slug]]
+        experiments.append(entry)
+    first = report.comparisons[0].run if report.comparisons else None
+    return {
+        "experiments": experiments,
+        "mean_abs_error": mean_abs_errors(report.comparisons),
+        "not_judged": report.not_judged,
+        "thresholds": THRESHOLDS,
+        "provenance": {
+            "coefficients": first.release.name if first else None,
+            "coefficients_hash": first.release.sha256 if first else None,
+            "replay": first.mode.name if first else None,
+        },
+    }
+
+
+def _cell(cell: MetricCell) -> dict[str, object]:
+    entry: dict[str, object] = {
+        "observed_ms": in_ms(cell.a_us),
+        "simulated_ms": in_ms(cell.b_us),
+        "error": cell.error,
+    }
+    if cell.reason:
+        entry["reason"] = cell.reason
+    if cell.between_us:
+        entry["observed_between_ms"] = [in_ms(bound) for bound in cell.between_us]
+    return entry

@@ -1,166 +1,169 @@
-"""Two sides beside each other for a terminal, as a frame and as JSON."""
+"""What a comparison of any two sides answers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
-import polars as pl
 
-from blis_replay.validate.attribution.segments import Segments
-from blis_replay.validate.comparison.differences import PAIRS_SHOWN, Difference, Differences, RequestPairs
-from blis_replay.validate.comparison.resampling import Floats
+from blis_replay.compiled.arrays import Floats
+from blis_replay.ingest.tables import Cell, Column, Table, Toned, Value, columns_named, table_of
+from blis_replay.validate.comparison.compare import Cell as MetricCell
+from blis_replay.validate.comparison.compare import Pairing
+from blis_replay.validate.comparison.differences import PAIRS_SHOWN, Differences, RequestPairs
+from blis_replay.validate.comparison.segments import Segments
 from blis_replay.validate.comparison.sides import Side
-from blis_replay.validate.metrics import relative_error
-from blis_replay.validate.terminal import Toned, milliseconds, percent, percent_plain, table, toned, wrap
+from blis_replay.validate.text.answer import Answer, Block, Line, Part
+from blis_replay.validate.text.cells import in_ms, milliseconds_signed, percent_plain
 
-_RUN_COLUMNS = ("id", "slug", "simulator", "coefficients", "replay")
+_RUN_COLUMNS = columns_named("id", "slug", "simulator", "coefficients", "replay", kind="data")
+_METRIC_COLUMNS = (
+    *(Column(""), Column("A ms", "ms"), Column("B ms", "ms"), Column("B - A ms", "ms_difference_brief")),
+    *(Column("95 % interval", "word"), Column("B / A - 1", "error")),
+)
+_SEGMENT_COLUMNS = (
+    *(Column("where the time goes"), Column("A ms", "ms"), Column("B ms", "ms")),
+    *columns_named("B - A ms", "p50", "p99", kind="ms_difference_brief"),
+)
+_PAIR_COLUMNS = (
+    *(Column("request"), Column("sent s", "decimal"), Column("E2E A ms", "ms"), Column("E2E B ms", "ms")),
+    *columns_named("B - A ms", "TTFT B - A ms", kind="ms_difference_brief"),
+)
+_DATA_COLUMNS = (
+    *columns_named("metric", "statistic", kind="data"),
+    *columns_named("a_ms", "b_ms", "difference_ms", "low_ms", "high_ms", "change", kind="real"),
+    Column("reason", "data"),
+)
 
 
-def differences_text(compared: Differences) -> str:
-    """Head, metric table, what changed in the inputs, the segments, the requests that differ most."""
-    parts = [_head(compared), _metric_table(compared), _remarks(compared), _inputs(compared)]
-    if compared.segments is not None:
-        parts.append(_segment_table(compared.segments))
+def differences_answer(compared: Differences) -> Answer:
+    """Head, metric table, what changed in the inputs, the segments, the requests that differ most; times in ms.
+
+    The rows are the metrics: bounds are those of the difference's 95 % interval, ``change`` is B over A less one.
+    """
+    page: list[Part] = [
+        _head(compared),
+        Table(
+            "",
+            _METRIC_COLUMNS,
+            [[f"{m.upper()} {s}", *_numbers(cell, within)] for m, s, cell, within in _cells(compared)],
+        ),
+        _remarks(compared),
+        *_inputs(compared),
+        *([] if compared.segments is None else [_segments(compared.segments)]),
+    ]
     if compared.pairs is not None:
-        parts += [_agreement(compared.pairs), _pair_table(compared.pairs)]
-    return "\n\n".join(part for part in parts if part)
+        page += [_agreement(compared.comparison.paired), _pair_table(compared.pairs)]
+    rows = [
+        [
+            m,
+            s,
+            *map(in_ms, (cell.a_us, cell.b_us, cell.difference_us, *(within or (None, None)))),
+            cell.error,
+            cell.reason,
+        ]
+        for m, s, cell, within in _cells(compared)
+    ]
+    return Answer(page, _document(compared), Table("", _DATA_COLUMNS, rows))
 
 
-def runs_text(runs: Sequence[dict[str, object]]) -> str:
-    """The stored runs, one a line."""
-    if not runs:
-        return "no run is stored yet; `blis-replay validate` stores one"
-    rows = [[str(run[name]) for name in _RUN_COLUMNS] for run in runs]
-    return "\n".join(wrap("  ".join(row), " " * 14) for row in rows)
+def runs_answer(runs: Sequence[Mapping[str, Value]]) -> Answer:
+    """The stored runs, one per line."""
+    lines = [Line("  ".join(str(run[column.name]) for column in _RUN_COLUMNS), " " * 14) for run in runs]
+    none = "no run is stored yet; `blis-replay validate` stores one"
+    return Answer([Block(lines) if lines else none], {"runs": runs}, table_of(runs, _RUN_COLUMNS))
 
 
-def _head(compared: Differences) -> str:
-    sides = (("A", compared.a, compared.requests[0]), ("B", compared.b, compared.requests[1]))
-    return "\n".join(
-        wrap(f"{letter}: {side.what} ({count:,} requests)", "   ", Toned(f"{letter}:", "heading"))
-        for letter, side, count in sides
+def _cells(compared: Differences) -> list[tuple[str, str, MetricCell, tuple[float, float] | None]]:
+    """Metric, statistic, both numbers, and the interval of their difference."""
+    return [
+        (metric, name, cell, compared.intervals_us.get((metric, name)))
+        for metric, cells in compared.comparison.metrics.items()
+        for name, cell in cells.items()
+    ]
+
+
+def _head(compared: Differences) -> Block:
+    sides = zip(("A", "B"), (compared.a, compared.b), compared.comparison.compared, strict=True)
+    return Block(
+        [
+            Line(f"{letter}: {side.what} ({count:,} requests)", "   ", Toned(f"{letter}:", "heading"))
+            for letter, side, count in sides
+        ]
     )
 
 
-def _metric_table(compared: Differences) -> str:
-    rows = [
-        [f"{metric.upper()} {statistic}", *_numbers(difference)]
-        for metric, cells in compared.table.items()
-        for statistic, difference in cells.items()
-    ]
-    return table(["", "A ms", "B ms", "B - A ms", "95 % interval", "B / A - 1"], rows)
+def _numbers(cell: MetricCell, interval_us: tuple[float, float] | None) -> list[Cell]:
+    interval = interval_us and " .. ".join(milliseconds_signed(bound) for bound in interval_us)
+    return [cell.a_us, cell.b_us, cell.difference_us, interval, cell.error]
 
 
-def _numbers(d: Difference) -> list[str]:
-    interval = "-" if d.interval_us is None else " .. ".join(_signed(bound) for bound in d.interval_us)
-    change = percent(relative_error(d.a_us, d.b_us))
-    return [milliseconds(d.a_us), milliseconds(d.b_us), _signed(d.value_us), interval, change]
-
-
-def _signed(value_us: float | None) -> str:
-    if value_us is None:
-        return "-"
-    digits = 2 if abs(value_us) < 10_000_000 else 0
-    return f"{value_us / 1000:+,.{digits}f}"
-
-
-def _remarks(compared: Differences) -> str:
+def _remarks(compared: Differences) -> Block:
     lines = [f"intervals: {compared.resampled}; quantiles of ITL are pooled over tokens and have none"]
     reasons: dict[str, list[str]] = {}
-    for metric, cells in compared.table.items():
-        for statistic, difference in cells.items():
-            if difference.reason:
-                reasons.setdefault(difference.reason, []).append(f"{metric.upper()} {statistic}")
-    lines += [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
-    return "\n".join(wrap(line) for line in lines)
+    for metric, statistic, cell, _ in _cells(compared):
+        if cell.reason:
+            reasons.setdefault(cell.reason, []).append(f"{metric.upper()} {statistic}")
+    return Block(lines + [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()])
 
 
-def _inputs(compared: Differences) -> str:
-    if not compared.changed:
-        lines = ["inputs: nothing that both sides say differs"]
-    else:
-        lines = [toned("inputs that differ:", "heading")]
-        for name, one, other in compared.changed:
-            lines += [f"  {name}", wrap(f"    A: {one}", "       "), wrap(f"    B: {other}", "       ")]
-    if compared.one_sided and all("simulator" in side.inputs for side in (compared.a, compared.b)):
-        lines.append(wrap(f"said of one side only: {', '.join(compared.one_sided)}"))
-    return "\n".join(lines)
+def _inputs(compared: Differences) -> list[Part]:
+    changed = [
+        line
+        for name, one, other in compared.changed
+        for line in (f"  {name}", Line(f"    A: {one}", "       "), Line(f"    B: {other}", "       "))
+    ]
+    parts: list[Part] = [
+        Block(changed, "inputs that differ") if changed else "inputs: nothing that both sides say differs"
+    ]
+    if compared.one_sided and compared.both_replays:
+        parts.append(f"said of one side only: {', '.join(compared.one_sided)}")
+    return [Block(parts)]
 
 
-def _segment_table(segments: Segments) -> str:
-    rows = [
-        [part.name, *(milliseconds(float(us.mean())) for us in (part.a_us, part.b_us)), *_spread(part.difference_us)]
+def _segments(segments: Segments) -> Block:
+    rows: list[list[Cell]] = [
+        [part.name, *(float(us.mean()) for us in (part.a_us, part.b_us)), *_spread(part.difference_us)]
         for part in (*segments.segments, segments.whole)
     ]
-    header = ["where the time goes", "A ms", "B ms", "B - A ms", "p50", "p99"]
-    lacking = "\n".join(wrap(f"merged: {line}") for line in segments.merged)
-    return f"{table(header, rows)}\n{lacking}"
+    return Block([Table("", _SEGMENT_COLUMNS, rows), *(f"merged: {line}" for line in segments.merged)])
 
 
-def _spread(difference_us: Floats) -> list[str]:
-    return [_signed(float(value)) for value in (difference_us.mean(), *np.quantile(difference_us, (0.5, 0.99)))]
+def _spread(difference_us: Floats) -> list[float]:
+    return [float(value) for value in (difference_us.mean(), *np.quantile(difference_us, (0.5, 0.99)))]
 
 
-def _agreement(pairs: RequestPairs) -> str:
+def _agreement(paired: Mapping[str, Pairing]) -> str:
     parts = []
-    for metric, mape in pairs.mape.items():
-        r = pairs.correlation[metric]
-        parts.append(f"{metric.upper()} MAPE {percent_plain(mape)}" + ("" if r is None else f", r {r:.3f}"))
-    return wrap("request by request: " + "; ".join(parts))
+    for metric, pairing in paired.items():
+        r = "" if pairing.correlation is None else f", r {pairing.correlation:.3f}"
+        parts.append(f"{metric.upper()} MAPE {percent_plain(pairing.mape)}{r}")
+    return "request by request: " + "; ".join(parts)
 
 
-def _pair_table(pairs: RequestPairs) -> str:
-    rows = []
+def _pair_table(pairs: RequestPairs) -> Table:
+    rows: list[list[Cell]] = []
     for i in range(min(PAIRS_SHOWN, len(pairs.request_index))):
         (e2e_a, e2e_b), (ttft_a, ttft_b) = ((int(side[i]) for side in pair) for pair in (pairs.e2e_us, pairs.ttft_us))
-        numbers = [milliseconds(e2e_a), milliseconds(e2e_b), _signed(e2e_b - e2e_a), _signed(ttft_b - ttft_a)]
-        rows.append([f"{pairs.request_index[i]}", f"{pairs.arrival_us[i] / 1e6:,.2f}", *numbers])
-    header = ["request", "sent s", "E2E A ms", "E2E B ms", "B - A ms", "TTFT B - A ms"]
-    return toned("the requests that differ most in E2E:", "heading") + "\n" + table(header, rows)
+        named = (str(pairs.request_index[i]), float(pairs.arrival_us[i]) / 1e6)
+        rows.append([*named, e2e_a, e2e_b, e2e_b - e2e_a, ttft_b - ttft_a])
+    return Table("the requests that differ most in E2E", _PAIR_COLUMNS, rows)
 
 
-def differences_json(compared: Differences) -> dict[str, object]:
-    """The same for programs; times in ms."""
+def _document(compared: Differences) -> dict[str, object]:
+    metrics: dict[str, dict[str, object]] = {}
+    for metric, statistic, cell, within in _cells(compared):
+        metrics.setdefault(metric, {})[statistic] = _difference(cell, within)
     return {
-        "a": _side(compared.a, compared.requests[0]),
-        "b": _side(compared.b, compared.requests[1]),
-        "metrics": {
-            metric: {statistic: _difference(d) for statistic, d in cells.items()}
-            for metric, cells in compared.table.items()
-        },
+        "a": _side(compared.a, compared.comparison.compared[0]),
+        "b": _side(compared.b, compared.comparison.compared[1]),
+        "metrics": metrics,
         "resampled": compared.resampled,
         "inputs_changed": [{"input": name, "a": one, "b": other} for name, one, other in compared.changed],
         "inputs_one_sided": compared.one_sided,
         "segments": compared.segments and _segments_json(compared.segments),
-        "pairs": None if compared.pairs is None else _pairs(compared.pairs),
+        "pairs": None if compared.pairs is None else _pairs(compared.pairs, compared.comparison.paired),
     }
-
-
-_FRAME_COLUMNS = {
-    **dict.fromkeys(("metric", "statistic"), pl.String),
-    **dict.fromkeys(("a_ms", "b_ms", "difference_ms", "low_ms", "high_ms", "change"), pl.Float64),
-    "reason": pl.String,
-}
-
-
-def differences_frame(compared: Differences) -> pl.DataFrame:
-    """The metrics: ``a_ms, b_ms, difference_ms``, bounds of its 95 % interval, and ``change``, B over A less one."""
-    rows = [
-        (
-            *(metric, name, _ms(d.a_us), _ms(d.b_us), _ms(d.value_us)),
-            *map(_ms, d.interval_us or (None, None)),
-            *(relative_error(d.a_us, d.b_us), d.reason),
-        )
-        for metric, cells in compared.table.items()
-        for name, d in cells.items()
-    ]
-    return pl.DataFrame(rows, orient="row", schema=_FRAME_COLUMNS)
-
-
-def runs_frame(runs: Sequence[dict[str, object]]) -> pl.DataFrame:
-    """The stored runs, a row each."""
-    return pl.DataFrame(runs, schema=dict.fromkeys(_RUN_COLUMNS, pl.String))
 
 
 def _side(side: Side, requests: int) -> dict[str, object]:
@@ -171,36 +174,37 @@ def _segments_json(segments: Segments) -> list[dict[str, object]]:
     return [
         {
             "segment": part.name,
-            "a_ms": _ms(float(part.a_us.mean())),
-            "b_ms": _ms(float(part.b_us.mean())),
-            "difference_ms": _ms(float(part.difference_us.mean())),
+            "a_ms": in_ms(float(part.a_us.mean())),
+            "b_ms": in_ms(float(part.b_us.mean())),
+            "difference_ms": in_ms(float(part.difference_us.mean())),
         }
         for part in (*segments.segments, segments.whole)
     ]
 
 
-def _difference(d: Difference) -> dict[str, object]:
+def _difference(cell: MetricCell, interval_us: tuple[float, float] | None) -> dict[str, object]:
     entry: dict[str, object] = {
-        "a_ms": _ms(d.a_us),
-        "b_ms": _ms(d.b_us),
-        "difference_ms": _ms(d.value_us),
-        "interval_ms": d.interval_us and [_ms(bound) for bound in d.interval_us],
+        "a_ms": in_ms(cell.a_us),
+        "b_ms": in_ms(cell.b_us),
+        "difference_ms": in_ms(cell.difference_us),
+        "interval_ms": interval_us and [in_ms(bound) for bound in interval_us],
     }
-    return entry if d.reason is None else {**entry, "reason": d.reason}
+    return entry if cell.reason is None else {**entry, "reason": cell.reason}
 
 
-def _pairs(pairs: RequestPairs) -> dict[str, object]:
+def _pairs(pairs: RequestPairs, paired: Mapping[str, Pairing]) -> dict[str, object]:
     most = [
         {
             "request_index": int(pairs.request_index[i]),
-            "sent_ms": _ms(int(pairs.arrival_us[i])),
-            "e2e_ms": [_ms(int(side[i])) for side in pairs.e2e_us],
-            "ttft_ms": [_ms(int(side[i])) for side in pairs.ttft_us],
+            "sent_ms": in_ms(int(pairs.arrival_us[i])),
+            "e2e_ms": [in_ms(int(side[i])) for side in pairs.e2e_us],
+            "ttft_ms": [in_ms(int(side[i])) for side in pairs.ttft_us],
         }
         for i in range(min(PAIRS_SHOWN, len(pairs.request_index)))
     ]
-    return {"requests": len(pairs.request_index), "mape": pairs.mape, "correlation": pairs.correlation, "most": most}
-
-
-def _ms(value_us: float | None) -> float | None:
-    return None if value_us is None else round(value_us / 1000, 6)
+    return {
+        "requests": len(pairs.request_index),
+        "mape": {metric: pairing.mape for metric, pairing in paired.items()},
+        "correlation": {metric: pairing.correlation for metric, pairing in paired.items()},
+        "most": most,
+    }

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 from blis_replay.blis.errors import ReleaseError
-from blis_replay.blis.release import ModelEntry
-from blis_replay.blis.release_latency import format_latency
+from blis_replay.blis.releases.latency import format_latency
+from blis_replay.blis.releases.release import ModelEntry
 from blis_replay.ingest.recording import PUBLISHED, Recording
 from blis_replay.ingest.store import RunRecord
 from blis_replay.replay.driver import ReplayRun

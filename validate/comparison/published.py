@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from blis_replay.blis.release import CoefficientRelease
-from blis_replay.fixtures.published_simulators import PublishedSimulator, PublishedSimulators, published_simulators
-from blis_replay.ingest.published_itl import published
+from blis_replay.blis.releases.release import CoefficientRelease
+from blis_replay.fixtures.catalogue import PublishedSimulator, PublishedSimulators, published_simulators
 from blis_replay.ingest.store import Store
+from blis_replay.ingest.stream.layout import published
+from blis_replay.ingest.tables import Cell, Table, columns_named
 from blis_replay.replay.driver import replay
-from blis_replay.replay.executors import map_jobs
-from blis_replay.validate.comparison.compare import Cell, Comparison
-from blis_replay.validate.experiment import StoredExperiment, compare_whole, find_experiment, read_experiment
-from blis_replay.validate.metrics import relative_error
+from blis_replay.replay.executors.executors import map_jobs
+from blis_replay.validate.comparison.compare import Cell as MetricCell
+from blis_replay.validate.comparison.compare import Comparison, compare_replay, light
+from blis_replay.validate.experiment import find_experiment
+from blis_replay.validate.metrics.latency import relative_error
+from blis_replay.validate.metrics.observed import Observed, read_observed
+from blis_replay.validate.text.answer import Answer, Part
 
 # Columns: the published numbers, ITL against the publisher's truth and against the true gap.
 COLUMNS = ("e2e mean", "ttft mean", "itl mean", "itl mean, true gap", "e2e p99", "ttft p99")
@@ -58,7 +63,7 @@ def compare_published(
     known = published_simulators()
     slugs = sorted({slug for simulator in known.simulators for slug in simulator.predicted_us})
     release.refuse_if_invalid()
-    experiments = [read_experiment(store, find_experiment(store, slug)) for slug in slugs]
+    experiments = [read_observed(store, find_experiment(store, slug)) for slug in slugs]
     compared = map_jobs(partial(_compared, release), experiments, progress=progress)
     comparisons = dict(zip(slugs, compared, strict=True))
     return PublishedTable(
@@ -74,8 +79,8 @@ def mean_abs(errors: Sequence[Errors], column: str) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _compared(release: CoefficientRelease, experiment: StoredExperiment) -> Comparison:
-    return compare_whole(experiment, replay(experiment.recording, release))
+def _compared(release: CoefficientRelease, experiment: Observed) -> Comparison:
+    return light(compare_replay(replay(experiment.recording, release), experiment.token_gaps))
 
 
 def _row(
@@ -94,20 +99,20 @@ def _row(
 def _truths(
     comparison: Comparison, simulator: PublishedSimulator, known: PublishedSimulators
 ) -> dict[str, float | None]:
-    observed = {name: cell.observed_us for name, cell in _cells_of(comparison).items()}
+    observed = {name: cell.a_us for name, cell in _cells_of(comparison).items()}
     if simulator.itl_truth == "reported":
-        itl_us = published(comparison.run.recording.aggregates, -1, "itl_reported", "mean")
+        itl_us = published(comparison.recording.aggregates, -1, "itl_reported", "mean")
     else:
         itl_us = known.re_tokenised_itl_us[comparison.slug]
     return {**observed, "itl mean": itl_us, _TRUE_GAP: observed["itl mean"]}
 
 
 def _simulated(comparison: Comparison) -> dict[str, float | None]:
-    simulated = {name: cell.simulated_us for name, cell in _cells_of(comparison).items()}
+    simulated = {name: cell.b_us for name, cell in _cells_of(comparison).items()}
     return {**simulated, _TRUE_GAP: simulated["itl mean"]}
 
 
-def _cells_of(comparison: Comparison) -> dict[str, Cell]:
+def _cells_of(comparison: Comparison) -> dict[str, MetricCell]:
     named = [(name, *name.split()) for name in COLUMNS if name != _TRUE_GAP]
     return {name: comparison.metrics[metric][statistic] for name, metric, statistic in named}
 
@@ -115,3 +120,60 @@ def _cells_of(comparison: Comparison) -> dict[str, Cell]:
 def _errors(truth_us: Mapping[str, float | None], answer_us: Mapping[str, float | None]) -> dict[str, float]:
     errors = {name: relative_error(truth_us[name], answer_us.get(name)) for name in COLUMNS}
     return {name: error for name, error in errors.items() if error is not None}
+
+
+def published_answer(compared: PublishedTable) -> Answer:
+    """Each simulator and, below it, ours on the same experiments; errors are signed fractions.
+
+    The rows are one per simulator, experiment and number: ``theirs`` and ``ours``.
+    """
+    cells: list[list[Cell]] = []
+    for row in compared.rows:
+        cells.append([row.name, str(len(row.theirs)), *_means(row.theirs).values()])
+        cells.append(["  ours on the same", "", *_means(row.ours).values()])
+    counts = Counter(sorted(compared.uses.values()))
+    fits = ", ".join(f"{count} {use}" for use, count in counts.items())
+    page: list[Part] = [
+        Table("", _TEXT_COLUMNS, cells),
+        f"ours: {compared.coefficients}; of the {len(compared.uses)} experiments: {fits}",
+        "ITL: against what its publisher took for true: the reported ITL, half the true gap (step-model studies), or "
+        "the gap by re-tokenised lengths (the others); true gap: against (E2E - TTFT) / (output tokens - 1) with the "
+        "lengths that were decoded",
+    ]
+    document = {
+        "coefficients": compared.coefficients,
+        "coefficients_use": dict(compared.uses),
+        "simulators": [
+            {
+                "name": row.name,
+                "source": row.source,
+                "itl_truth": row.itl_truth,
+                **{name: {slug: dict(errors) for slug, errors in side.items()} for name, side in _sides(row).items()},
+                "mean_abs_error": {name: _means(side) for name, side in _sides(row).items()},
+            }
+            for row in compared.rows
+        ],
+    }
+    rows = [
+        [row.name, slug, column, errors[column], row.ours[slug].get(column)]
+        for row in compared.rows
+        for slug, errors in row.theirs.items()
+        for column in COLUMNS
+        if column in errors
+    ]
+    names = columns_named("simulator", "experiment", "number", "theirs", "ours", kind="data")
+    return Answer(page, document, Table("", names, rows))
+
+
+_TEXT_COLUMNS = (
+    *columns_named("mean |error| in %", "n"),
+    *columns_named("E2E", "TTFT", "ITL", "true gap", "E2E p99", "TTFT p99", kind="points_plain"),
+)
+
+
+def _sides(row: PublishedRow) -> dict[str, Mapping[str, Errors]]:
+    return {"theirs": row.theirs, "ours": row.ours}
+
+
+def _means(errors: Mapping[str, Errors]) -> dict[str, float | None]:
+    return {column: mean_abs(list(errors.values()), column) for column in COLUMNS}

@@ -13,15 +13,69 @@ from typing import Literal
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
 from blis_replay.blis.result import SimResult
-from blis_replay.blis.trace import Int64s
+from blis_replay.compiled.arrays import Bools, Int64s
+from blis_replay.ingest.recording import Recording
+from blis_replay.ingest.rows import Rows
 from blis_replay.replay.driver import ReplayRun
-from blis_replay.validate.comparison.client_limit import ClientLimit, client_limits, in_flight_at
-from blis_replay.validate.comparison.compare import THRESHOLDS
-from blis_replay.validate.metrics import relative_error
-from blis_replay.validate.observed import observed_requests
+from blis_replay.validate.metrics.latency import THRESHOLDS, relative_error
+from blis_replay.validate.metrics.observed import observed_requests
+
+# In flight at its largest number for so much of the time: a client that sends when another is done.
+_LIMITED_SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class ClientLimit:
+    """A load generator that sent only when another request was done: its limit, reached first at ``from_us``.
+
+    ``stage``: the load stage in which it did, None where stages are not known.
+    """
+
+    stage: int | None
+    in_flight: int
+    from_us: int
+
+
+def in_flight_at(recording: Recording, time_us: int) -> int:
+    """Requests that were sent by then, and neither done nor given up, as recorded."""
+    sent_us, done_us = _sent_and_done(recording.requests)
+    return int(((sent_us <= time_us) & (done_us > time_us)).sum())
+
+
+def client_limits(recording: Recording) -> tuple[ClientLimit, ...]:
+    """The number of requests in flight at which the client stood for most of a load stage, where there is one.
+
+    Between the first time at its largest number and the last arrival of the stage.
+    """
+    stages = recording.requests.frame(["stage", "arrival_us", "e2e_us"]).group_by("stage", maintain_order=True)
+    limits = (_client_limit(stage, requests) for (stage,), requests in stages)
+    return tuple(limit for limit in limits if limit is not None)
+
+
+def _client_limit(stage: int | None, requests: Rows | pl.DataFrame) -> ClientLimit | None:
+    sent_us, done_us = _sent_and_done(requests)
+    if len(sent_us) < _FEWEST:
+        return None
+    # Of what is sent when another is done, the end comes first.
+    times_us = np.concatenate([done_us, sent_us])
+    order = np.argsort(times_us, kind="stable")
+    in_flight = np.cumsum(np.repeat([-1, 1], len(sent_us))[order])
+    largest = int(in_flight.max())
+    first = int(np.argmax(in_flight == largest))
+    until_us = np.minimum(times_us[order], sent_us.max())
+    lasted_us = np.diff(until_us, append=sent_us.max())
+    if lasted_us[in_flight == largest].sum() <= _LIMITED_SHARE * lasted_us[first:].sum():
+        return None
+    return ClientLimit(stage, largest, int(until_us[first]))
+
+
+def _sent_and_done(requests: Rows | pl.DataFrame) -> tuple[Int64s, Int64s]:
+    timed = requests.select("arrival_us", "e2e_us").drop_nulls()
+    sent_us = timed["arrival_us"].to_numpy().astype(np.int64)
+    return sent_us, sent_us + timed["e2e_us"].to_numpy().astype(np.int64)
+
 
 # A place at once: the step that runs and, if scheduling is asynchronous, one more.
 _AT_ONCE_US = 250_000
@@ -143,7 +197,7 @@ def queue(arrival_us: Int64s, wait_us: Int64s, served_us: int) -> Queue:
     return Queue(from_us, until_us, int(wait_us.max()), int(arrival_us[np.argmax(wait_us)]), touched_us)
 
 
-def observed_wait_us(run: ReplayRun, chosen: NDArray[np.bool_]) -> Int64s:
+def observed_wait_us(run: ReplayRun, chosen: Bools) -> Int64s:
     """int64[chosen]: how long requests waited for their first place, as recorded.
 
     Where the server did not say, it is the TTFT less what the replay takes for anything else
@@ -170,7 +224,7 @@ def _served_us(result: SimResult) -> int:
     return int((result.finished_us - result.scheduled_us)[done].mean()) if done.any() else 0
 
 
-def _stretches(long: NDArray[np.bool_]) -> list[tuple[int, int]]:
+def _stretches(long: Bools) -> list[tuple[int, int]]:
     """First and last place of each run of true values."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], long, [False]]).astype(np.int8)))
     return [(int(first), int(last) - 1) for first, last in edges.reshape(-1, 2)]
@@ -189,7 +243,7 @@ def _meaningless(
     return None, None
 
 
-def _errors_before(run: ReplayRun, known: NDArray[np.bool_], from_us: int | None) -> dict[str, float | None]:
+def _errors_before(run: ReplayRun, known: Bools, from_us: int | None) -> dict[str, float | None]:
     requests = run.recording.requests
     early = known & run.simulated.completed & (requests["arrival_us"].to_numpy() < (from_us or 0))
     if early.sum() < _FEWEST:
@@ -208,13 +262,13 @@ def _throughputs(run: ReplayRun, observed: Queue) -> tuple[float | None, float |
     requests = run.recording.requests
     arrival_us = requests["arrival_us"].to_numpy()
     end_us = observed.longest_at_us  # later it shrinks, and a faster simulator may have nothing left to serve
-    given_up = requests.filter(pl.col("status") != "ok")
+    given_up = requests.where("status <> 'ok'").frame(["arrival_us", "e2e_us"])
     if given_up.height:  # from then on places are taken by requests that nobody waits for
         end_us = min(end_us, int((given_up["arrival_us"] + given_up["e2e_us"].fill_null(0)).min()))  # type: ignore[arg-type]
     window = observed.from_us, end_us
     known, done = observed_requests(run.recording), run.simulated.completed
-    timed = requests.filter(known)
     columns = ("arrival_us", "ttft_us", "e2e_us", "output_tokens")
+    timed = requests.frame(columns).filter(known)
     served = _tokens_within(window, *(timed[name].to_numpy() for name in columns))
     if end_us - observed.from_us < _QUEUE_US or served < _FEWEST:
         return None, None

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+from blis_replay.ingest.tables import Toned
 from blis_replay.validate.comparison.saturation import Queue, Saturation
-from blis_replay.validate.terminal import Toned, percent, wrap
+from blis_replay.validate.text.answer import Block, Line
+from blis_replay.validate.text.cells import percent
 
 
-def saturation_text(found: Saturation) -> str:
-    """The verdict, and below it what it rests on, in 80 columns."""
+def saturation_block(found: Saturation) -> Block:
+    """The verdict, and below it what it rests on."""
     verdict, *reasons = saturation_sentences(found)
-    return "\n".join(
-        [
-            wrap(f"saturation: {verdict}", mark=Toned("saturation:", "caution")),
-            *(wrap(f"- {reason}", "  ") for reason in reasons),
-        ]
-    )
+    first = Line(f"saturation: {verdict}", mark=Toned("saturation:", "caution"))
+    return Block([first, *(f"- {reason}" for reason in reasons)])
 
 
 def saturation_sentences(found: Saturation) -> list[str]:

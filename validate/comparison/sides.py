@@ -4,65 +4,188 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
-from blis_replay.blis.release import bundled_releases
+from blis_replay.blis.releases.release import bundled_releases
+from blis_replay.compiled.arrays import Bools
 from blis_replay.ingest.errors import UnknownExperimentError
 from blis_replay.ingest.recording import Recording
-from blis_replay.ingest.store import RunRecord, Store, list_runs, read_run
+from blis_replay.ingest.store import RunRecord, Store, list_runs, read_run, read_stored
 from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.errors import UnknownNameError
 from blis_replay.replay.release_file import load_release
-from blis_replay.replay.simulator import Simulator
-from blis_replay.validate.attribution.segments import Way, way_of_recording, way_of_run
-from blis_replay.validate.comparison.compare import simulated_samples, simulated_statistics
+from blis_replay.replay.simulator import EmbeddedEngine, Simulator
 from blis_replay.validate.comparison.inputs import Inputs, inputs_of_recording, inputs_of_run, inputs_of_stored_run
-from blis_replay.validate.comparison.resampling import numbers_of
-from blis_replay.validate.comparison.unusable import unusable_cells
-from blis_replay.validate.errors import NothingToJudgeError
-from blis_replay.validate.experiment import StoredExperiment, find_experiment, read_experiment
-from blis_replay.validate.metrics import METRICS, STATISTICS, LatencySamples
-from blis_replay.validate.observed import (
+from blis_replay.validate.comparison.segments import RequestTimeline, timeline_of_recording, timeline_of_run
+from blis_replay.validate.errors import NothingToJudgeError, ValidateError
+from blis_replay.validate.experiment import find_experiment
+from blis_replay.validate.metrics.latency import METRICS, STATISTICS, LatencySamples, latency_statistics
+from blis_replay.validate.metrics.observed import (
+    Gaps,
+    Number,
+    Numbers,
     Selection,
-    cells_from_aggregates,
-    cells_from_requests,
     has_gaps,
+    numbers_from_aggregates,
+    numbers_from_requests,
     observed_requests,
+    pooled_gaps,
     samples_of,
+    without_unusable,
 )
+from blis_replay.validate.metrics.resampling import numbers_of
 
-Numbers = dict[str, dict[str, float]]
 SIMULATORS = ("embedded", "blis")
 RUN_ID_LENGTH = 12
 _SHORTEST_ID = 6
+_REQUESTS_ONLY = "the simulator reports requests only, no times of single tokens"
 
 
 @dataclass(frozen=True)
 class Side:
     """One side of a comparison.
 
-    ``what``: in words.  ``requests``: bool[n], which requests of ``recording`` have latencies
-    here, and ``samples`` theirs; both None where only aggregates are known.  ``numbers``: us by
-    metric and statistic; ``missing``: why one is absent.  ``recount``: the numbers over fewer
-    requests (bool[n]), where both sides must have them.  ``run``: the replay, if it is one.
-    ``way``: when each request reached what, where single requests are known.
+    ``what``: in words.  ``requests``: bool[n], which requests of ``recording`` have latencies here, None where
+    only aggregates are known.  ``latencies``: those of some of them.  ``measure``: the numbers of all metrics over
+    the requests whose latencies are given (None: as published).  ``inputs``: what the side rests on.
+    ``timeline``: when each request reached what, None where single requests are not known.  ``run``: the replay,
+    if it is one.
     """
 
     name: str
     what: str
     recording: Recording
-    requests: NDArray[np.bool_] | None
-    samples: LatencySamples | None
-    numbers: Numbers
-    missing: dict[tuple[str, str], str]
-    inputs: Inputs
-    recount: Callable[[NDArray[np.bool_]], Numbers] | None = None
+    requests: Bools | None
+    latencies: Callable[[Bools], LatencySamples]
+    measure: Callable[[Bools | None, LatencySamples | None, Selection], Numbers]
+    inputs: Callable[[], Inputs]
+    timeline: Callable[[], RequestTimeline] | None
     run: ReplayRun | None = None
-    way: Way | None = None
+
+
+def recording_side(recording: Recording, token_gaps: Gaps | None, name: str = "recording") -> Side:
+    """A recording; ``token_gaps``: pooled gaps between the output tokens of the requests to be compared."""
+    requests = observed_requests(recording)
+    known = bool(requests.any())
+    return Side(
+        name=name,
+        what=f"recording {recording.alias}",
+        recording=recording,
+        requests=requests if known else None,
+        latencies=partial(samples_of, recording),
+        measure=partial(_observed, recording, token_gaps),
+        inputs=partial(inputs_of_recording, recording),
+        timeline=partial(timeline_of_recording, recording) if known else None,
+    )
+
+
+def _observed(
+    recording: Recording,
+    token_gaps: Gaps | None,
+    _chosen: Bools | None,
+    samples: LatencySamples | None,
+    selection: Selection,
+) -> Numbers:
+    if samples is not None:
+        numbers = numbers_from_requests(recording, samples, selection, token_gaps)
+        return without_unusable(numbers, recording.findings, token_times=has_gaps(token_gaps))
+    if selection.window != (0.0, 1.0):
+        raise ValidateError(f"{recording.slug}: published aggregates cover whole stages; use --by-stage, not --window")
+    numbers = numbers_from_aggregates(recording, selection.stage)
+    return without_unusable(numbers, recording.findings, token_times=False)
+
+
+def replay_side(run: ReplayRun, name: str = "replay") -> Side:
+    """A replay that was just made."""
+    return Side(
+        name=name,
+        what=f"{run.recording.alias} replayed by {run.simulator} with {run.release.name}",
+        recording=run.recording,
+        requests=run.simulated.completed,
+        latencies=partial(simulated_samples, run),
+        measure=partial(_simulated, run),
+        inputs=partial(inputs_of_run, run),
+        timeline=partial(timeline_of_run, run),
+        run=run,
+    )
+
+
+def simulated_samples(run: ReplayRun, chosen: Bools) -> LatencySamples:
+    """Simulated client latencies of the chosen requests, in request order."""
+    return LatencySamples(run.ttft_us[chosen], run.e2e_us[chosen], run.simulated.output_tokens[chosen])
+
+
+def _simulated(run: ReplayRun, chosen: Bools | None, samples: LatencySamples | None, _selection: Selection) -> Numbers:
+    if chosen is None or samples is None:
+        raise ValueError("a replay has single requests")
+    if run.simulated.engine is None:
+        return _numbers(latency_statistics(samples, None), "no such request", _REQUESTS_ONLY)
+    gaps = run.token_gaps()
+    return _numbers(latency_statistics(samples, (gaps.gap_us, gaps.counts(chosen))), "no such request")
+
+
+def _numbers(values_us: dict[str, dict[str, float]], absent: str, no_token_times: str = "") -> Numbers:
+    """The values, with the reason where one is absent."""
+    return {
+        metric: {
+            name: Number(value_us)
+            if (value_us := values_us.get(metric, {}).get(name)) is not None
+            else Number(None, no_token_times or absent if metric == "itl" else absent)
+            for name in STATISTICS
+        }
+        for metric in METRICS
+    }
+
+
+def stored_side(store: Store, run: RunRecord, name: str) -> Side:
+    """A stored run; raises ``NothingToJudgeError`` if its recording was replaced since."""
+    recording = read_stored(store, run.slug)
+    requests, _steps, errors = read_run(store, run)
+    if run.content_hash != recording.content_hash:
+        raise NothingToJudgeError(f"{name}: the recording was replaced after this run was stored; validate it again")
+    completed = (requests["state"] == "completed").to_numpy()
+    return Side(
+        name=name,
+        what=f"{recording.alias} replayed ({run.replay_mode}) by {run.simulator} with {run.release}, stored",
+        recording=recording,
+        requests=completed,
+        latencies=partial(_stored_samples, recording, run, requests),
+        measure=partial(_stored, completed, errors),
+        inputs=partial(inputs_of_stored_run, recording, run),
+        timeline=partial(_stored_timeline, requests, completed),
+    )
+
+
+def _stored_samples(recording: Recording, run: RunRecord, requests: pl.DataFrame, chosen: Bools) -> LatencySamples:
+    column = "output_tokens_reported" if "lengths=re-tokenised" in run.replay_mode else "output_tokens"
+    lengths = recording.requests[column].fill_null(0).to_numpy().astype(np.int64)
+    kept = requests.filter(pl.Series(chosen))
+    return LatencySamples(
+        kept["ttft_us"].to_numpy().astype(np.int64), kept["e2e_us"].to_numpy().astype(np.int64), lengths[chosen]
+    )
+
+
+def _stored(
+    completed: Bools, errors: pl.DataFrame, chosen: Bools | None, samples: LatencySamples | None, _selection: Selection
+) -> Numbers:
+    values_us = {} if samples is None else numbers_of(samples)
+    if chosen is not None and np.array_equal(chosen, completed):
+        pooled = errors.filter(pl.col("simulated_us").is_not_null() & (pl.col("metric") == "itl"))
+        for statistic, value_us in pooled.select("statistic", "simulated_us").iter_rows():
+            values_us["itl"].setdefault(statistic, value_us)  # single tokens are not stored with a run
+    return _numbers(values_us, "not stored with the run")
+
+
+def _stored_timeline(requests: pl.DataFrame, completed: Bools) -> RequestTimeline:
+    """The client's two latencies: a stored run has no stamps of the engine's loop."""
+    sent_us = np.where(completed, 0.0, np.nan)
+    ttft_us, e2e_us = (requests[name].cast(pl.Float64).fill_null(np.nan).to_numpy() for name in ("ttft_us", "e2e_us"))
+    lacks = "queued, scheduled, first token and finished: not told of a stored run; only the two latencies are left"
+    return RequestTimeline(sent_us, None, ttft_us, e2e_us, "a stored run", lacks)
 
 
 @dataclass(frozen=True)
@@ -82,21 +205,27 @@ def side_of(store: Store, name: str, choice: Choice) -> Side:
     ``replay`` and ``load_release`` do.
     """
     if name in SIMULATORS:
-        return _replayed(store, name, _experiment(choice, f"the simulator {name}"), choice.simulator(name))
+        experiment = _experiment(choice, f"the simulator {name}")
+        return _replayed(store, name, experiment, choice.simulator(name))
     if "@" in name:
         experiment, _, release = name.partition("@")
-        return _replayed(store, name, experiment, None, release)
+        return _replayed(store, name, experiment, EmbeddedEngine(load_release(release)))
     if name in bundled_releases() or name.endswith((".yaml", ".yml")) or Path(name).is_file():
-        return _replayed(store, name, _experiment(choice, f"the release {name}"), None, name)
+        experiment = _experiment(choice, f"the release {name}")
+        return _replayed(store, name, experiment, EmbeddedEngine(load_release(name)))
     if run := _stored_run(store, name):
-        return _of_stored_run(store, name, run)
+        return stored_side(store, run, name)
     try:
-        return _of_recording(name, read_experiment(store, find_experiment(store, name)))
+        slug = find_experiment(store, name)
     except UnknownExperimentError as error:
         raise UnknownNameError(
             f"{name} is no simulator ({', '.join(SIMULATORS)}), no EXPERIMENT@RELEASE, no release and no stored run "
             f"(list them with --runs); {error}"
         ) from None
+    side = recording_side(read_stored(store, slug), pooled_gaps(store, slug), name)
+    if side.requests is None and not side.recording.aggregates.height:
+        raise NothingToJudgeError(f"{side.recording.alias}: the recording has no latencies to compare")
+    return side
 
 
 def _experiment(choice: Choice, what: str) -> str:
@@ -105,66 +234,9 @@ def _experiment(choice: Choice, what: str) -> str:
     return choice.experiment
 
 
-def _of_recording(name: str, experiment: StoredExperiment) -> Side:
-    recording = experiment.recording
-    chosen = observed_requests(recording)
-    if not chosen.any() and not recording.aggregates.height:
-        raise NothingToJudgeError(f"{recording.alias}: the recording has no latencies to compare")
-    numbers, missing = _observed(experiment, chosen)
-    return Side(
-        name=name,
-        what=f"recording {recording.alias}",
-        recording=recording,
-        requests=chosen if chosen.any() else None,
-        samples=samples_of(recording, chosen) if chosen.any() else None,
-        numbers=numbers,
-        missing=missing,
-        inputs=inputs_of_recording(recording),
-        recount=None if not chosen.any() else lambda fewer: _observed(experiment, fewer)[0],
-        way=way_of_recording(recording) if chosen.any() else None,
-    )
-
-
-def _observed(experiment: StoredExperiment, chosen: NDArray[np.bool_]) -> tuple[Numbers, dict[tuple[str, str], str]]:
-    recording, gaps = experiment.recording, experiment.token_gaps
-    if chosen.any():
-        cells = cells_from_requests(recording, samples_of(recording, chosen), Selection(), gaps)
-    else:
-        cells = cells_from_aggregates(recording, None)
-    forbidden = unusable_cells(experiment.findings, token_times=bool(chosen.any()) and has_gaps(gaps))
-    numbers: Numbers = {metric: {} for metric in METRICS}
-    missing = {}
-    for metric, statistic in ((m, s) for m in METRICS for s in STATISTICS):
-        cell = cells[metric][statistic]
-        if (finding := forbidden.get((metric, statistic))) is not None:
-            missing[metric, statistic] = f"unusable: {finding.check}: {finding.message}"
-        elif cell.value_us is None:
-            missing[metric, statistic] = cell.reason or "not recorded"
-        else:
-            numbers[metric][statistic] = cell.value_us
-    return numbers, missing
-
-
-def _replayed(store: Store, name: str, experiment: str, simulator: Simulator | None, release: str = "") -> Side:
-    slug = find_experiment(store, experiment)
-    recording = read_experiment(store, slug).recording
-    run = replay(recording, simulator.release if simulator else load_release(release), simulator=simulator)
-    chosen = run.simulated.completed
-    samples = simulated_samples(run, chosen)
-    numbers = simulated_statistics(run, samples, chosen)
-    return Side(
-        name=name,
-        what=f"{recording.alias} replayed by {run.simulator} with {run.release.name}",
-        recording=recording,
-        requests=chosen,
-        samples=samples,
-        numbers=numbers,
-        missing=_absent(numbers, "the simulator reports requests only"),
-        inputs=inputs_of_run(run),
-        recount=lambda fewer: simulated_statistics(run, simulated_samples(run, fewer), fewer),
-        run=run,
-        way=way_of_run(run),
-    )
+def _replayed(store: Store, name: str, experiment: str, simulator: Simulator) -> Side:
+    recording = read_stored(store, find_experiment(store, experiment))
+    return replay_side(replay(recording, simulator.release, simulator=simulator), name)
 
 
 def _stored_run(store: Store, name: str) -> RunRecord | None:
@@ -176,54 +248,7 @@ def _stored_run(store: Store, name: str) -> RunRecord | None:
     return found[0] if found else None
 
 
-def _of_stored_run(store: Store, name: str, run: RunRecord) -> Side:
-    experiment = read_experiment(store, run.slug)
-    requests, _steps, errors = read_run(store, run)
-    if run.content_hash != experiment.recording.content_hash:
-        raise NothingToJudgeError(f"{name}: the recording was replaced after this run was stored; validate it again")
-    chosen = (requests["state"] == "completed").to_numpy()
-    samples = _stored_samples(experiment.recording, run, requests, chosen)
-    numbers = numbers_of(samples)
-    pooled = errors.filter(pl.col("simulated_us").is_not_null() & (pl.col("metric") == "itl"))
-    for statistic, value_us in pooled.select("statistic", "simulated_us").iter_rows():
-        numbers["itl"].setdefault(statistic, value_us)  # single tokens are not stored with a run
-    return Side(
-        name=name,
-        what=f"{experiment.recording.alias} replayed ({run.replay_mode}) by {run.simulator} with {run.release}, stored",
-        recording=experiment.recording,
-        requests=chosen,
-        samples=samples,
-        numbers=numbers,
-        missing=_absent(numbers, "not stored with the run"),
-        inputs=inputs_of_stored_run(experiment.recording, run),
-        way=_stored_way(requests, chosen),
-    )
-
-
-def _stored_way(requests: pl.DataFrame, chosen: NDArray[np.bool_]) -> Way:
-    """The client's two latencies: of the loop that takes requests in, a stored run knows nothing."""
-    sent_us = np.where(chosen, 0.0, np.nan)
-    ttft_us, e2e_us = (requests[name].cast(pl.Float64).fill_null(np.nan).to_numpy() for name in ("ttft_us", "e2e_us"))
-    lacks = "queued, scheduled, first token and finished: not told of a stored run; only the two latencies are left"
-    return Way(sent_us, None, ttft_us, e2e_us, "a stored run", lacks)
-
-
-def _stored_samples(
-    recording: Recording, run: RunRecord, requests: pl.DataFrame, chosen: NDArray[np.bool_]
-) -> LatencySamples:
-    column = "output_tokens_reported" if "lengths=re-tokenised" in run.replay_mode else "output_tokens"
-    lengths = recording.requests[column].fill_null(0).to_numpy().astype(np.int64)
-    kept = requests.filter(pl.Series(chosen))
-    return LatencySamples(
-        kept["ttft_us"].to_numpy().astype(np.int64), kept["e2e_us"].to_numpy().astype(np.int64), lengths[chosen]
-    )
-
-
-def _absent(numbers: Numbers, why: str) -> dict[tuple[str, str], str]:
-    return {(m, s): why for m in METRICS for s in STATISTICS if s not in numbers.get(m, {})}
-
-
-def runs_json(store: Store, slug: str | None) -> list[dict[str, object]]:
+def runs_json(store: Store, slug: str | None) -> list[dict[str, str]]:
     """The stored runs, each with the id by which it can be compared."""
     return [
         {

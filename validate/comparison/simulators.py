@@ -1,21 +1,16 @@
-"""The simulators that a user can choose, and their answers side by side."""
+"""The simulators that a user can choose."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
-from blis_replay.blis.release import CoefficientRelease
-from blis_replay.replay.blis_binary import DEFAULT_TIMEOUT_S, BlisBinary, find_build, own_release
-from blis_replay.replay.blis_differences import restarted_outputs_elsewhere
+from blis_replay.blis.releases.release import CoefficientRelease
+from blis_replay.replay.blis_binary.binary import DEFAULT_TIMEOUT_S, BlisBinary, find_build, own_release
+from blis_replay.replay.blis_binary.differences import restarted_outputs_elsewhere
 from blis_replay.replay.errors import UnknownNameError
 from blis_replay.replay.release_file import load_release
 from blis_replay.replay.simulator import EmbeddedEngine, Simulator
 from blis_replay.validate.comparison.compare import Comparison
-from blis_replay.validate.comparison.comparison_text import comparison_text, observed_text, verdict_line
-from blis_replay.validate.comparison.error_columns import error_cell
-from blis_replay.validate.metrics import METRICS
-from blis_replay.validate.terminal import milliseconds, table, wrap
 
 
 def chosen_simulators(
@@ -56,32 +51,4 @@ def informed(blis: Comparison, embedded: Comparison) -> Comparison:
         return blis
     differences = (*simulated.differences, restarted_outputs_elsewhere(seen))
     simulated = replace(simulated, differences=differences)
-    return replace(blis, run=replace(blis.run, simulated=simulated))
-
-
-def side_by_side_text(embedded: Comparison, blis: Comparison) -> str:
-    """The page of the embedded engine's comparison, then BLIS beside it and where it differs."""
-    rows = []
-    for metric in METRICS:
-        for name, cell in embedded.metrics[metric].items():
-            other = blis.metrics[metric][name]
-            ours, theirs = milliseconds(cell.simulated_us), milliseconds(other.simulated_us)
-            errors = [error_cell(side, metric, name) for side in (embedded, blis)]
-            numbers = [ours, errors[0], theirs, errors[1]] if not cell.unusable else [""] * 4
-            rows.append([f"{metric.upper()} {name}", observed_text(cell), *numbers])
-    return "\n\n".join(
-        [
-            comparison_text(embedded),
-            table(["side by side", "observed ms", "embedded ms", "error", "BLIS ms", "error"], rows),
-            f"BLIS ran with coefficients: {blis.run.release.name}\n{verdict_line(blis)}",
-            differences_text(blis),
-        ]
-    )
-
-
-def differences_text(blis: Comparison) -> str:
-    """A line for each known difference between the two engines that applies here."""
-    differences: Sequence[str] = blis.run.simulated.differences
-    if not differences:
-        return "no known difference between the engines applies to these requests"
-    return "where the engines differ:\n" + "\n".join(wrap(f"- {line}") for line in differences)
+    return replace(blis, replay=replace(blis.run, simulated=simulated))

@@ -1,1 +1,5 @@
-"""Whether a coefficient release may replace another."""
+"""Whether a coefficient release may replace another.
+
+May import: blis, compiled, ingest, replay, strict, validate.comparison, validate.errors, validate.experiment,
+validate.metrics, validate.text.
+"""

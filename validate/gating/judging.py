@@ -2,25 +2,107 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from blis_replay.blis.errors import ReleaseError, SimulatorError
-from blis_replay.blis.release import CoefficientRelease
+import numpy as np
+
+from blis_replay.blis.errors import ReleaseError
+from blis_replay.blis.latency.gpu import same_gpu
+from blis_replay.blis.releases.release import CoefficientRelease
+from blis_replay.compiled.arrays import Floats
+from blis_replay.compiled.errors import ExperimentError
 from blis_replay.ingest.readers.formats import REQUEST_FORMATS
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.driver import ReplayRun, replay
-from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.simulator import EmbeddedEngine
-from blis_replay.validate.bootstrap import interval
-from blis_replay.validate.comparison.compare import Comparison
-from blis_replay.validate.comparison.resampling import resamplable, resampled_values
-from blis_replay.validate.errors import NothingToJudgeError
-from blis_replay.validate.experiment import StoredExperiment, compare_whole
+from blis_replay.validate.comparison.compare import Comparison, compare_replay
+from blis_replay.validate.comparison.sides import simulated_samples
 from blis_replay.validate.gating.policy import Policy
-from blis_replay.validate.gating.regression import regressions
-from blis_replay.validate.gating.verdicts import Check, Judgement, Ordered, Outcome, Standing
-from blis_replay.validate.observed import observed_requests, samples_of
+from blis_replay.validate.gating.verdicts import Check, Interval, Judgement, Ordered, Outcome, Standing
+from blis_replay.validate.metrics.latency import LatencySamples
+from blis_replay.validate.metrics.observed import Observed, observed_requests, samples_of
+from blis_replay.validate.metrics.resampling import Cell, cell_values, interval, resamplable, resampled_values
+
+
+def regressions(candidate: Comparison, baseline: ReplayRun, policy: Policy) -> list[Check]:
+    """The change of each absolute error of the policy against the baseline, and whether it is too much.
+
+    Recorded requests are drawn with their two simulated twins.  Of published aggregates
+    there are none to draw: the simulated twins are, and the published number stands fixed.
+    """
+    changes = _changes(candidate, baseline, policy)
+    return [_regression(policy, candidate, cell, changes[i]) for i, cell in enumerate(policy.regression.cells)]
+
+
+@dataclass(frozen=True)
+class _Change:
+    before: float
+    after: float
+    interval: Interval
+
+    @property
+    def value(self) -> float:
+        return self.after - self.before
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    point: Floats  # [cells]
+    draws: Floats  # [resamples, cells]
+
+
+def _changes(candidate: Comparison, baseline: ReplayRun, policy: Policy) -> list[_Change]:
+    cells = policy.regression.cells
+    new, old, observed = _sides(candidate, baseline, cells)
+    after, before = np.abs(new.point / observed.point - 1), np.abs(old.point / observed.point - 1)
+    spread = np.abs(new.draws / observed.draws - 1) - np.abs(old.draws / observed.draws - 1)
+    return [
+        _Change(float(before[i]), float(after[i]), interval(spread[:, i], policy.regression.confidence))
+        for i in range(len(cells))
+    ]
+
+
+def _sides(candidate: Comparison, baseline: ReplayRun, cells: Sequence[Cell]) -> list[_Numbers]:
+    """The numbers of the candidate, the baseline and the recording, under the same draws."""
+    run, recording = candidate.run, candidate.run.recording
+    recorded = observed_requests(recording)
+    chosen = run.simulated.completed & baseline.simulated.completed & (recording.requests["status"] == "ok").to_numpy()
+    if not recorded.any():
+        twins = [simulated_samples(run, chosen), simulated_samples(baseline, chosen)]
+        published = [candidate.metrics[metric][statistic].a_us for metric, statistic in cells]
+        fixed = np.array([np.nan if value is None else value for value in published])
+        return [*_numbers(twins, cells), _Numbers(fixed, fixed[np.newaxis, :])]
+    chosen = chosen & recorded
+    sides = [simulated_samples(run, chosen), simulated_samples(baseline, chosen), samples_of(recording, chosen)]
+    return _numbers(sides, cells)
+
+
+def _numbers(sides: Sequence[LatencySamples], cells: Sequence[Cell]) -> list[_Numbers]:
+    draws = resampled_values(sides, cells, paired=True)
+    return [_Numbers(cell_values(side, cells), drawn) for side, drawn in zip(sides, draws, strict=True)]
+
+
+def _regression(policy: Policy, candidate: Comparison, cell: Cell, change: _Change) -> Check:
+    metric, statistic = cell
+    observed, named, margin = (
+        candidate.metrics[metric][statistic],
+        f"{metric.upper()} {statistic}",
+        policy.regression.margin,
+    )
+    if observed.unusable or np.isnan(change.value):
+        message = f"{named}: {observed.reason or 'nothing observed'}"
+        return Check("regression", candidate.alias, metric, statistic, "not judged", message, limit=margin)
+    low, high = change.interval
+    outcome: Outcome = "fail" if low > margin else "pass"
+    message = (
+        f"{named}: |error| {100 * change.before:.2f} % with the baseline, {100 * change.after:.2f} % now, "
+        f"change {100 * change.value:+.2f} [{100 * low:+.2f}, {100 * high:+.2f}] points, at most {100 * margin:g}"
+    )
+    return Check(
+        "regression", candidate.alias, metric, statistic, outcome, message, change.value, margin, change.interval
+    )
+
 
 # Without one request in a hundred the queue is another; fewer are a recorder's hiccup.
 _MOST_REJECTED = 0.01
@@ -30,7 +112,7 @@ _MOST_REJECTED = 0.01
 class GateJob:
     """Everything it takes to judge one experiment, so that any process can."""
 
-    experiment: StoredExperiment
+    experiment: Observed
     candidate: CoefficientRelease
     baseline: CoefficientRelease | None
     policy: Policy
@@ -43,8 +125,8 @@ def judge_experiment(job: GateJob) -> Judgement:
         if not job.extrapolate:
             _refuse_other_hardware(job.candidate, job.experiment.recording)
         run = _replayed(job, job.candidate)
-        comparison = compare_whole(job.experiment, run)
-    except (SimulatorError, ReplayError, NothingToJudgeError) as error:
+        comparison = compare_replay(run, job.experiment.token_gaps)
+    except ExperimentError as error:
         return _refused(job, str(error))
     standing, reason = _standing(job, comparison)
     checks: list[Check] = []
@@ -68,18 +150,12 @@ def judge_experiment(job: GateJob) -> Judgement:
 
 
 def _refuse_other_hardware(release: CoefficientRelease, recording: Recording) -> None:
-    if recording.hardware is None or _same_gpu(release.hardware, recording.hardware):
+    if recording.hardware is None or same_gpu(release.hardware, recording.hardware):
         return
     raise ReleaseError(
         f"release {release.name} is for {release.hardware}, and {recording.alias} was recorded on "
         f"{recording.hardware}; gate it with --extrapolate if that is meant"
     )
-
-
-def _same_gpu(one: str, other: str) -> bool:
-    """Whether all words of the shorter name are in the longer: H100 is H100-SXM-80GB, H100-PCIe is not."""
-    first, second = (set(re.findall(r"[a-z0-9]+", name.lower())) - {"nvidia", "amd"} for name in (one, other))
-    return first <= second or second <= first
 
 
 def _refused(job: GateJob, why: str) -> Judgement:
@@ -112,14 +188,15 @@ def _standing(job: GateJob, comparison: Comparison) -> tuple[Standing, str]:
 
 def _recording(job: GateJob) -> list[Check]:
     """What forbids to judge by the recording at all: a check says so of the whole, or too many requests are lost."""
-    reasons = [f"{f.check}: {f.message}" for f in job.experiment.findings if f.severity == "unusable" and not f.metric]
-    requests, rejected = job.experiment.recording.requests.height, _rejected_requests(job.experiment.recording)
+    recording = job.experiment.recording
+    reasons = [f"{f.check}: {f.message}" for f in recording.findings if f.severity == "unusable" and not f.metric]
+    requests, rejected = recording.requests.height, _rejected_requests(recording)
     if rejected > _MOST_REJECTED * (requests + rejected):
         reasons.append(
             f"{rejected} of {requests + rejected} request records were rejected when they were read (see `inspect`), "
             "so what can be replayed is not the load that was served"
         )
-    return [Check("recording", job.experiment.recording.alias, "", "", "not judged", reason) for reason in reasons]
+    return [Check("recording", recording.alias, "", "", "not judged", reason) for reason in reasons]
 
 
 def _rejected_requests(recording: Recording) -> int:
@@ -147,7 +224,7 @@ def _regressions(job: GateJob, candidate: Comparison) -> list[Check]:
         return []
     try:
         baseline = _replayed(job, job.baseline)
-    except (SimulatorError, ReplayError) as error:
+    except ExperimentError as error:
         why = f"the baseline cannot be replayed: {error}"
         return [Check("regression", candidate.alias, "", "", "not judged", why)]
     return regressions(candidate, baseline, job.policy)
@@ -160,10 +237,10 @@ def _replayed(job: GateJob, release: CoefficientRelease) -> ReplayRun:
 def _ordered(comparison: Comparison, metric: str) -> Ordered:
     cell, recording = comparison.metrics[metric]["p99"], comparison.run.recording
     if cell.unusable:
-        return Ordered(None, cell.simulated_us, unusable=cell.reason)
+        return Ordered(None, cell.b_us, unusable=cell.reason)
     chosen = observed_requests(recording)
-    if cell.observed_us is None or not chosen.any() or not resamplable((metric, "p99")):
-        return Ordered(cell.observed_us, cell.simulated_us)
+    if cell.a_us is None or not chosen.any() or not resamplable((metric, "p99")):
+        return Ordered(cell.a_us, cell.b_us)
     samples = samples_of(recording, chosen)
     (draws,) = resampled_values([samples], [(metric, "p99")], paired=True)
-    return Ordered(cell.observed_us, cell.simulated_us, interval(draws[:, 0]))
+    return Ordered(cell.a_us, cell.b_us, interval(draws[:, 0]))

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from blis_replay.blis.release import CoefficientRelease
+from blis_replay.blis.releases.release import CoefficientRelease
+from blis_replay.ingest.recording import GroundTruth
 from blis_replay.validate.gating.policy import Policy
 
 Outcome = Literal["pass", "fail", "not judged"]
@@ -62,7 +63,7 @@ class Judgement:
     slug: str
     alias: str
     model: str
-    ground_truth: str
+    ground_truth: GroundTruth
     uses: str
     standing: Standing
     reason: str

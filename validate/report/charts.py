@@ -1,21 +1,162 @@
-"""Which pictures an experiment has, and in one line each why it lacks the others."""
+"""The charts of an experiment, and for each absent chart the reason in one line."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from blis_replay.replay.prefix import prompt_tokens
-from blis_replay.validate.comparison.compare import simulated_samples
-from blis_replay.validate.observed import samples_of
-from blis_replay.validate.report.bands import band, band_by, depth_edges, waiting_at_arrival
-from blis_replay.validate.report.engine_charts import depth_chart, step_chart
+import numpy as np
+import polars as pl
+
+from blis_replay.compiled.arrays import Floats
+from blis_replay.ingest.tables import Table, columns_named
+from blis_replay.replay.observed.prefix import prompt_tokens
+from blis_replay.validate.comparison.sides import simulated_samples
+from blis_replay.validate.errors import ValidateError
+from blis_replay.validate.metrics.observed import samples_of
 from blis_replay.validate.report.evidence import Evidence
-from blis_replay.validate.report.latency_charts import distribution_chart, errors_chart, ttft_chart
-from blis_replay.validate.report.over_time import depth_over_time, errors_over_time, stage_starts
-from blis_replay.validate.report.quantile_curves import QuantileCurve, published_curve, quantile_curve
-from blis_replay.validate.report.step_cycles import step_cycles
-from blis_replay.validate.report.svg import Chart
+from blis_replay.validate.report.latency_charts import (
+    ABOVE,
+    distribution_chart,
+    errors_chart,
+    mark_stages,
+    stages_note,
+    ttft_chart,
+)
+from blis_replay.validate.report.series import (
+    DepthOverTime,
+    QuantileCurve,
+    StepCycles,
+    band,
+    band_by,
+    depth_edges,
+    depth_over_time,
+    errors_over_time,
+    published_curve,
+    quantile_curve,
+    stage_starts,
+    step_cycles,
+    waiting_at_arrival,
+)
+from blis_replay.validate.report.svg import INK, OBSERVED, SIMULATED, Chart, drawn, standalone
 from blis_replay.validate.report.waterfall_chart import waterfall_chart
+from blis_replay.validate.text.cells import milliseconds, percent
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+_DASHED = (0, (4, 2))
+# Shares of the fullest cell; each shade is one path, however many cells it has.
+_SHADES = ((0.0, 0.12), (0.1, 0.28), (0.3, 0.48), (0.6, 0.75))
+
+
+def step_chart(cycles: StepCycles) -> Chart:
+    """Recorded step cycles by batch size with the model's step times through them, and what is left below."""
+
+    def draw(figure: Figure) -> None:
+        upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+        _draw_density(upper, cycles)
+        shown = cycles.observed
+        upper.plot(shown.x, shown.middle / 1e3, "o", markersize=3, color=INK, label="recorded, median")
+        upper.plot(shown.x, cycles.model_us / 1e3, color=SIMULATED, linestyle=_DASHED, label="latency model, median")
+        upper.set_ylabel("step cycle, ms")
+        upper.set_ylim(0, cycles.cycle_edges_us[-1] / 1e3)
+        upper.legend(loc="best")
+        lower.axhline(0, color=SIMULATED, linestyle=_DASHED)
+        lower.plot(shown.x, cycles.residual_us / 1e3, "o", markersize=3, color=INK)
+        lower.set_ylabel("residual, ms")
+        lower.set_xlabel("running requests")
+
+    shown = cycles.observed
+    rows = tuple(
+        (f"{x:.0f}", int(count), milliseconds(low), milliseconds(middle), milliseconds(high), *_model(model, middle))
+        for x, count, low, middle, high, model in zip(
+            shown.x, shown.count, shown.low, shown.middle, shown.high, cycles.model_us, strict=True
+        )
+    )
+    columns = ("running requests", "cycles", "p10 ms", "p50 ms", "p90 ms", "model ms", "model error")
+    known = cycles.residual_us[~np.isnan(cycles.residual_us)] / 1e3
+    left = f"Residuals of the medians from {known.min():+.2f} to {known.max():+.2f} ms. " if len(known) else ""
+    beyond = f" {cycles.beyond:,} cycles are longer than the axis." if cycles.beyond else ""
+    return Chart(
+        "Step cycle against batch size",
+        f"{int(shown.count.sum()):,} cycles between consecutive recorded steps, as a density and as medians by running "
+        f"requests, and the latency model's step time in the replay. {left}{beyond}".strip(),
+        drawn(draw, 3.7, 2.9),
+        Table("step cycle by running requests", columns_named(*columns), rows),
+    )
+
+
+def _model(model_us: float, observed_us: float) -> tuple[str, str]:
+    if np.isnan(model_us):
+        return "-", "-"
+    return milliseconds(model_us), percent(model_us / observed_us - 1)
+
+
+def _draw_density(axes: Axes, cycles: StepCycles) -> None:
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path
+
+    most = int(cycles.density.max(initial=0))
+    bounds = [share * most for share, _ in _SHADES] + [float(most)]
+    for (_, opacity), low, high in zip(_SHADES, bounds[:-1], bounds[1:], strict=True):
+        cells = np.argwhere((cycles.density > low) & (cycles.density <= high))
+        if len(cells):
+            boxes = Path.make_compound_path(*(_box(cycles, i, j) for i, j in cells))
+            axes.add_patch(PathPatch(boxes, facecolor=OBSERVED, alpha=opacity, linewidth=0))
+    axes.plot([], [], "s", color=OBSERVED, alpha=0.5, label="recorded cycles")
+
+
+def _box(cycles: StepCycles, i: int, j: int):  # type: ignore[no-untyped-def]  # matplotlib is imported where it is used
+    from matplotlib.path import Path
+
+    x, y = cycles.batch_edges, cycles.cycle_edges_us / 1e3
+    return Path([(x[i], y[j]), (x[i + 1], y[j]), (x[i + 1], y[j + 1]), (x[i], y[j + 1]), (x[i], y[j])], closed=True)
+
+
+def depth_chart(depth: DepthOverTime, stages: Sequence[tuple[float, str]]) -> Chart:
+    """Running and waiting requests over the run; requests in flight where no steps were recorded."""
+    panels = {"in flight" if depth.in_flight else "running": depth.running}
+    if depth.waiting is not None:
+        panels["waiting"] = depth.waiting
+
+    def draw(figure: Figure) -> None:
+        rows = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+        for axes, (name, (observed, simulated)) in zip(rows, panels.items(), strict=True):
+            axes.plot(depth.at_s, observed, color=OBSERVED, label="observed")
+            axes.plot(depth.at_s, simulated, color=SIMULATED, linestyle=_DASHED, label="simulated")
+            axes.set_ylabel(name)
+            # An empty queue would otherwise be drawn against fractions of a request.
+            axes.set_ylim(0, max(axes.get_ylim()[1], 1.0))
+        mark_stages(rows[0], stages)
+        rows[0].legend(**ABOVE)
+        rows[-1].set_xlabel("time of the run, s")
+
+    columns = [f"{side} {name}" for name in panels for side in ("observed", "simulated")]
+    series = [values for pair in panels.values() for values in pair]
+    rows = tuple(
+        (f"{at:.0f}", *("-" if np.isnan(values[i]) else f"{values[i]:.1f}" for values in series))
+        for i, at in enumerate(depth.at_s)
+    )
+    over = "as clients see them" if depth.in_flight else "over recorded and over simulated steps"
+    return Chart(
+        "Requests in flight" if depth.in_flight else "Running and waiting requests",
+        f"Means of {len(depth.at_s)} parts of the run, {over}. "
+        + " ".join(f"{name}: {_mean(values)}." for name, values in zip(columns, series, strict=True)),
+        drawn(draw, 8.6, 1.6 + 1.2 * len(panels)),
+        Table("depth by time", columns_named("middle, s", *columns), rows, note=stages_note(stages)),
+        wide=True,
+    )
+
+
+def _mean(values: Floats) -> str:
+    known = values[~np.isnan(values)]
+    return f"{known.mean():.1f} on average, {known.max():.1f} at most" if len(known) else "not known"
+
 
 _NO_REQUESTS = "no latencies of single requests were recorded"
 
@@ -33,24 +174,25 @@ def charts_of(evidence: Evidence) -> Charts:
     shown: list[Chart] = []
     absent: dict[str, str] = {}
     for part in (_distributions, _ttft, _steps, _over_time, _depth, _waterfall):
-        charts, reasons = part(evidence)
-        shown += charts
-        absent |= reasons
+        for found in part(evidence):
+            if isinstance(found, Chart):
+                shown.append(found)
+            else:
+                absent |= found
     return Charts(tuple(shown), absent)
 
 
-_Part = tuple[list[Chart], dict[str, str]]
+# A chart, or the title of one that is absent, to the reason.
+_Found = Iterator[Chart | dict[str, str]]
 
 
-def _distributions(evidence: Evidence) -> _Part:
-    shown, absent = [], {}
+def _distributions(evidence: Evidence) -> _Found:
     for metric in ("e2e", "ttft", "itl"):
         observed = None if metric in _forbidden(evidence) else _observed_curve(evidence, metric)
-        shown.append(distribution_chart(metric, observed, _simulated_curve(evidence, metric)))
+        yield distribution_chart(metric, observed, _simulated_curve(evidence, metric))
         if observed is None:
             cell = evidence.comparison.metrics[metric]["p50"]
-            absent[f"observed distribution of {metric.upper()}"] = cell.reason or "nothing was recorded of it"
-    return shown, absent
+            yield {f"observed distribution of {metric.upper()}": cell.reason or "nothing was recorded of it"}
 
 
 def _observed_curve(evidence: Evidence, metric: str) -> QuantileCurve | None:
@@ -75,27 +217,27 @@ def _simulated_curve(evidence: Evidence, metric: str) -> QuantileCurve | None:
     return quantile_curve(samples.e2e_us if metric == "e2e" else samples.ttft_us)
 
 
-def _over_time(evidence: Evidence) -> _Part:
+def _over_time(evidence: Evidence) -> _Found:
     run, title = evidence.run, "error over the time of the run"
     metrics = [metric for metric in ("e2e", "ttft", "itl") if metric not in _forbidden(evidence)]
     if not evidence.compared.any():
-        return [], {title: _NO_REQUESTS}
-    if not metrics:
-        return [], {title: "instrument checks call all of E2E, TTFT and ITL unusable"}
-    errors = errors_over_time(
-        run.recording.requests["arrival_us"].to_numpy()[evidence.compared],
-        samples_of(run.recording, evidence.compared),
-        simulated_samples(run, evidence.compared),
-    )
-    return [errors_chart(errors, stage_starts(run.recording), metrics)], {}
+        yield {title: _NO_REQUESTS}
+    elif not metrics:
+        yield {title: "instrument checks call all of E2E, TTFT and ITL unusable"}
+    else:
+        arrival_us = run.recording.requests["arrival_us"].to_numpy()[evidence.compared]
+        sides = samples_of(run.recording, evidence.compared), simulated_samples(run, evidence.compared)
+        yield errors_chart(errors_over_time(arrival_us, *sides), stage_starts(run.recording), metrics)
 
 
-def _ttft(evidence: Evidence) -> _Part:
+def _ttft(evidence: Evidence) -> _Found:
     run, compared, title = evidence.run, evidence.compared, "TTFT against prompt tokens and queue depth"
     if not compared.any():
-        return [], {title: _NO_REQUESTS}
+        yield {title: _NO_REQUESTS}
+        return
     if "ttft" in _forbidden(evidence):
-        return [], {title: evidence.comparison.unusable["ttft"]}
+        yield {title: evidence.comparison.unusable["ttft"]}
+        return
     ttft_us = run.recording.requests["ttft_us"].to_numpy()[compared], run.ttft_us[compared]
     arrival_us = run.recording.requests["arrival_us"].to_numpy()[compared], run.plan.trace.arrival_us[compared]
     prompts = prompt_tokens(run.recording)[compared], run.plan.trace.prompt_tokens[compared]
@@ -103,34 +245,85 @@ def _ttft(evidence: Evidence) -> _Part:
     depths = [waiting_at_arrival(sent, sent + side) for sent, side in zip(arrival_us, ttft_us, strict=True)]
     edges = depth_edges(max(int(depth.max()) for depth in depths))
     by_depth = [band_by(edges, depth, side) for depth, side in zip(depths, ttft_us, strict=True)]
-    return [
-        ttft_chart("TTFT against prompt tokens", "prompt tokens", *by_prompt),
-        ttft_chart("TTFT against queue depth", "requests without a first token at the send", *by_depth),
-    ], {}
+    yield ttft_chart("TTFT against prompt tokens", "prompt tokens", *by_prompt)
+    yield ttft_chart("TTFT against queue depth", "requests without a first token at the send", *by_depth)
 
 
-def _steps(evidence: Evidence) -> _Part:
+def _steps(evidence: Evidence) -> _Found:
     cycles = step_cycles(evidence.run)
-    if cycles is None:
-        return [], {"step cycle against batch size": "fewer than 20 pairs of consecutive steps were recorded"}
-    return [step_chart(cycles)], {}
+    absent = {"step cycle against batch size": "fewer than 20 pairs of consecutive steps were recorded"}
+    yield absent if cycles is None else step_chart(cycles)
 
 
-def _depth(evidence: Evidence) -> _Part:
+def _depth(evidence: Evidence) -> _Found:
     depth = depth_over_time(evidence.run, evidence.compared)
-    if depth is None:
-        return [], {"running and waiting depth": f"no steps on the requests' clock, and {_NO_REQUESTS}"}
-    return [depth_chart(depth, stage_starts(evidence.run.recording))], {}
+    absent = {"running and waiting depth": f"no steps on the requests' clock, and {_NO_REQUESTS}"}
+    yield absent if depth is None else depth_chart(depth, stage_starts(evidence.run.recording))
 
 
-def _waterfall(evidence: Evidence) -> _Part:
-    title = "where the error comes from"
-    if evidence.attribution is None:
-        return [], {title: evidence.not_attributed}
-    chart = waterfall_chart(evidence.attribution)
-    return ([chart], {}) if chart is not None else ([], {title: "no mean was observed"})
+def _waterfall(evidence: Evidence) -> _Found:
+    attribution = evidence.attribution
+    chart = None if attribution is None else waterfall_chart(attribution)
+    reason = evidence.not_attributed if attribution is None else "no mean was observed"
+    yield {"where the error comes from": reason} if chart is None else chart
 
 
 def _forbidden(evidence: Evidence) -> set[str]:
     """Metrics that an instrument check calls unusable."""
     return {metric for metric, cells in evidence.comparison.metrics.items() if cells["mean"].unusable}
+
+
+# Name of a picture -> its title.
+TITLES = {
+    "e2e": "Distribution of E2E",
+    "ttft": "Distribution of TTFT",
+    "itl": "Distribution of ITL",
+    "ttft by prompt": "TTFT against prompt tokens",
+    "ttft by queue": "TTFT against queue depth",
+    "steps": "Step cycle against batch size",
+    "errors": "Error over the time of the run",
+    "depth": "Requests in flight",
+    "attribution": "Where the error comes from",
+}
+# With step records the depths are those of the server, under another title.
+_SERVER_DEPTH = "Running and waiting requests"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture that notebooks show (``_repr_svg_``): ``svg`` is a file of its own, black on white."""
+
+    title: str
+    description: str
+    svg: str
+    numbers: pl.DataFrame
+
+    def _repr_svg_(self) -> str:
+        return self.svg
+
+    def save(self, path: Path | str) -> None:
+        """Write the SVG file."""
+        Path(path).write_text(self.svg, "utf-8")
+
+
+def picture(evidence: Evidence, what: str) -> Picture:
+    """The picture of that name (one of TITLES), as the report draws it.
+
+    Raises ``ValidateError`` for another name, and where the recording has no numbers for it.
+    """
+    if what not in TITLES:
+        raise ValidateError(f"there is no picture {what!r}; there are {', '.join(TITLES)}")
+    charts = charts_of(evidence)
+    for chart in charts.shown:
+        if chart.title == TITLES[what] or (what == "depth" and chart.title == _SERVER_DEPTH):
+            return Picture(chart.title, chart.description, standalone(chart), _frame(chart))
+    reasons = "; ".join(f"{name}: {why}" for name, why in charts.absent.items())
+    raise ValidateError(f"{evidence.comparison.alias}: {what} cannot be drawn ({reasons})")
+
+
+def _frame(chart: Chart) -> pl.DataFrame:
+    """The numbers of the table below the picture, as text; a column without a name is called ``of``."""
+    names = [name or "of" for name in chart.numbers.names]
+    unique = [name if names.count(name) == 1 else f"{names[i - 1]}, {name}" for i, name in enumerate(names)]
+    rows = [[None if cell is None else str(cell) for cell in row] for row in chart.numbers.rows]
+    return pl.DataFrame(rows, orient="row", schema=dict.fromkeys(unique, pl.String))

@@ -7,21 +7,19 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from blis_replay.blis.errors import SimulatorError
-from blis_replay.blis.release import CoefficientRelease
-from blis_replay.ingest.check_evidence import CheckEvidence, check_evidence, named_check
-from blis_replay.ingest.store import Store, inter_token_gaps
+from blis_replay.blis.releases.release import CoefficientRelease
+from blis_replay.compiled.errors import ExperimentError
+from blis_replay.ingest.checks.registry import CheckEvidence, check_evidence, named_check
+from blis_replay.ingest.store import Store
 from blis_replay.replay.driver import ReplayRun
-from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.validate.attribution.attribute import Attribution, attribute
-from blis_replay.validate.bootstrap import interval
-from blis_replay.validate.comparison.compare import Comparison, simulated_samples
-from blis_replay.validate.comparison.resampling import Cell, cell_values, resamplable, resampled_values
-from blis_replay.validate.errors import ValidateError
-from blis_replay.validate.experiment import by_stage, compare_experiment
-from blis_replay.validate.metrics import METRICS, STATISTICS
-from blis_replay.validate.observed import Gaps, has_gaps, observed_requests, samples_of
+from blis_replay.validate.comparison.compare import Comparison
+from blis_replay.validate.comparison.sides import simulated_samples
+from blis_replay.validate.comparison.validated import by_stage, compare_experiment
+from blis_replay.validate.metrics.latency import METRICS, STATISTICS
+from blis_replay.validate.metrics.observed import Gaps, observed_requests, pooled_gaps, samples_of
+from blis_replay.validate.metrics.resampling import Cell, cell_values, interval, resamplable, resampled_values
 
 
 @dataclass(frozen=True)
@@ -60,8 +58,7 @@ def gather(
     comparison = compare_experiment(store, slug, release, mode)
     run = comparison.run
     compared = observed_requests(run.recording) & run.simulated.completed
-    gaps = inter_token_gaps(store, slug, compared) if compared.any() else None
-    token_gaps = gaps if has_gaps(gaps) else None
+    token_gaps = pooled_gaps(store, slug, compared) if compared.any() else None
     attribution, reason = _attributed(run, token_gaps, reference)
     names = dict.fromkeys(finding.check for finding in comparison.findings)
     return Evidence(
@@ -95,7 +92,7 @@ def error_intervals(comparison: Comparison, compared: NDArray[np.bool_]) -> dict
     else:
         chosen = run.simulated.completed & (run.recording.requests["status"] == "ok").to_numpy()
         (simulated,) = resampled_values([simulated_samples(run, chosen)], cells, paired=True)
-        observed, of_samples = np.array([[known[cell].observed_us for cell in cells]], np.float64), error
+        observed, of_samples = np.array([[known[cell].a_us for cell in cells]], np.float64), error
     # The table takes the mean ITL from token times where it can, which end a little before the request does: the
     # spread around its error is that of the latencies.
     errors = error + (simulated / observed - 1 - of_samples)
@@ -107,6 +104,6 @@ def _attributed(
 ) -> tuple[Attribution | None, str]:
     try:
         found = attribute(run.recording, run.release, run.mode, reference=reference, token_gaps=token_gaps)
-    except (SimulatorError, ReplayError, ValidateError) as error:
+    except ExperimentError as error:
         return None, str(error)
     return found, ""

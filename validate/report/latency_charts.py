@@ -6,24 +6,20 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from blis_replay.ingest.checks.pictures import Cell, Table
-from blis_replay.validate.report.bands import Band
-from blis_replay.validate.report.over_time import ErrorsOverTime
-from blis_replay.validate.report.quantile_curves import QuantileCurve
+from blis_replay.ingest.tables import Cell, Table, columns_named
+from blis_replay.validate.report.series import Band, ErrorsOverTime, QuantileCurve
 from blis_replay.validate.report.svg import ACCENT, INK, MUTED, OBSERVED, SIMULATED, Chart, drawn
-from blis_replay.validate.terminal import milliseconds, percent
+from blis_replay.validate.text.cells import milliseconds, percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Floats = NDArray[np.float64]
 
 _NAMES = {"e2e": "E2E", "ttft": "TTFT", "itl": "ITL"}
 _PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
-# Which line is which is told by the dashes, too.
+# Dashes tell the lines apart without colour.
 _LOOKS: dict[str, dict[str, Any]] = {
     "observed": {"color": OBSERVED, "label": "observed"},
     "simulated": {"color": SIMULATED, "linestyle": (0, (4, 2)), "label": "simulated"},
@@ -54,9 +50,10 @@ def distribution_chart(metric: str, observed: QuantileCurve | None, simulated: Q
 
     numbers = _quantile_table(f"{name}: quantiles", observed, simulated)
     what = "gap between two output tokens" if metric == "itl" else "request"
+    values = " ".join(f"{name}: observed {seen} ms, simulated {value} ms." for name, seen, value, _ in numbers.rows)
     return Chart(
         f"Distribution of {name}",
-        f"Share of {what}s that are faster, on a logarithmic axis of those that are slower. {_told(numbers)}",
+        f"Share of {what}s that are faster, on a logarithmic axis of those that are slower. {values}",
         drawn(draw, 3.7, 2.7),
         numbers,
     )
@@ -76,7 +73,7 @@ def _quantile_table(title: str, observed: QuantileCurve | None, simulated: Quant
         seen, value = (None if curve is None else _at(curve, level) for curve in (observed, simulated))
         error = None if seen is None or value is None or seen == 0 else value / seen - 1
         rows.append((name, milliseconds(seen), milliseconds(value), percent(error)))
-    return Table(title, ("", "observed ms", "simulated ms", "error"), tuple(rows))
+    return Table(title, columns_named("", "observed ms", "simulated ms", "error"), tuple(rows))
 
 
 def _at(curve: QuantileCurve, level: float) -> float | None:
@@ -87,10 +84,6 @@ def _at(curve: QuantileCurve, level: float) -> float | None:
         found = np.flatnonzero(np.isclose(curve.level, level))
         return float(curve.value_us[found[0]]) if len(found) else None
     return float(np.interp(level, curve.level, curve.value_us))
-
-
-def _told(table: Table) -> str:
-    return " ".join(f"{name}: observed {seen} ms, simulated {value} ms." for name, seen, value, _ in table.rows)
 
 
 def errors_chart(errors: ErrorsOverTime, stages: Sequence[tuple[float, str]], metrics: Sequence[str]) -> Chart:
@@ -107,9 +100,10 @@ def errors_chart(errors: ErrorsOverTime, stages: Sequence[tuple[float, str]], me
         axes.set_ylabel("error of the mean, %")
         axes.legend(**ABOVE)
 
+    series = [errors.errors[metric] for metric in metrics]
     rows: tuple[tuple[Cell, ...], ...] = tuple(
-        (f"{at:.0f}", int(count), *(_percent_at(errors.errors[metric], i) for metric in metrics))
-        for i, (at, count) in enumerate(zip(errors.at_s, errors.requests, strict=True))
+        (f"{at:.0f}", int(count), *(percent(None if np.isnan(error) else float(error)) for error in values))
+        for at, count, *values in zip(errors.at_s, errors.requests, *series, strict=True)
     )
     return Chart(
         "Error over the time of the run",
@@ -118,18 +112,18 @@ def errors_chart(errors: ErrorsOverTime, stages: Sequence[tuple[float, str]], me
         drawn(draw, 8.6, 2.8),
         Table(
             "error of the mean by time",
-            ("middle, s", "requests", *(_NAMES[m] for m in metrics)),
+            columns_named("middle, s", "requests", *(_NAMES[m] for m in metrics)),
             rows,
-            note=told_stages(stages),
+            note=stages_note(stages),
         ),
         wide=True,
     )
 
 
 def mark_stages(axes: Axes, stages: Sequence[tuple[float, str]]) -> None:
-    """A line at the start of each load stage, and its name where it does not run into the one before it.
+    """Draw a line at the start of each load stage, with its name where there is room.
 
-    After what is plotted: the limits of the axis tell how much room there is.
+    Call it after plotting: the limits of the axis decide how much room there is.
     """
     low_s, high_s = axes.get_xlim()
     width_pt = 72 * _PLOTTED_SHARE * axes.figure.get_figwidth()  # type: ignore[union-attr]
@@ -153,13 +147,9 @@ def mark_stages(axes: Axes, stages: Sequence[tuple[float, str]]) -> None:
     axes.set_xlim(low_s, high_s)
 
 
-def told_stages(stages: Sequence[tuple[float, str]]) -> str:
-    """When every load stage began, in words, also those whose names a picture has no room for."""
+def stages_note(stages: Sequence[tuple[float, str]]) -> str:
+    """When every load stage began, in words; a picture may not have room for all of their names."""
     return "load stages: " + "; ".join(f"{name} from {start_s:.0f} s" for start_s, name in stages) if stages else ""
-
-
-def _percent_at(errors: Floats, i: int) -> str:
-    return percent(None if np.isnan(errors[i]) else float(errors[i]))
 
 
 def _extremes(errors: ErrorsOverTime, metric: str) -> str:
@@ -189,7 +179,7 @@ def ttft_chart(title: str, x_label: str, observed: Band, simulated: Band) -> Cha
         f"Medians of TTFT in bins of {x_label}, with the middle 80 % of the requests. Observed {_range(observed)}; "
         f"simulated {_range(simulated)}.",
         drawn(draw, 3.7, 2.7),
-        Table(title, ("side", x_label, "requests", "p10 ms", "p50 ms", "p90 ms"), rows),
+        Table(title, columns_named("side", x_label, "requests", "p10 ms", "p50 ms", "p90 ms"), rows),
     )
 
 

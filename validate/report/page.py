@@ -1,4 +1,7 @@
-"""The page: every text escaped, nothing loaded from anywhere, no script."""
+"""The page: an overview with the worst experiment first, then a section per experiment.
+
+Every text is escaped, nothing is loaded from anywhere, and there is no script.
+"""
 
 from __future__ import annotations
 
@@ -7,26 +10,156 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from blis_replay.ingest.check_evidence import CheckEvidence
-from blis_replay.ingest.checks.pictures import Table
-from blis_replay.ingest.printable import printable
-from blis_replay.validate.attribution.attribution_text import explanations
-from blis_replay.validate.check_text import bar_lengths, cell_text
-from blis_replay.validate.comparison.compare import mean_abs_errors
-from blis_replay.validate.comparison.comparison_text import notes, pairs_sentence, verdict_sentence
+from blis_replay.ingest.checks.registry import CheckEvidence
+from blis_replay.ingest.recording import GroundTruth
+from blis_replay.ingest.tables import Cell as TableCell
+from blis_replay.ingest.tables import Table, columns_named
+from blis_replay.replay.store import provenance_of
+from blis_replay.validate.attribution.text import explanations
+from blis_replay.validate.comparison.compare import Cell, Comparison, Verdict, mean_abs_errors
+from blis_replay.validate.comparison.comparison_text import notes, observed_cell, pairs_sentence, verdict_sentence
 from blis_replay.validate.comparison.saturation_text import saturation_sentences
+from blis_replay.validate.metrics.latency import METRICS, STATISTICS, THRESHOLDS
 from blis_replay.validate.report.charts import Charts, charts_of
 from blis_replay.validate.report.evidence import Evidence
-from blis_replay.validate.report.overview import OverviewRow, by_worst, header, overview_row
 from blis_replay.validate.report.svg import Chart, inline
-from blis_replay.validate.report.tables import metric_table, provenance_tables, stage_table
-from blis_replay.validate.terminal import percent_plain
+from blis_replay.validate.text.answer import html, readable
+from blis_replay.validate.text.cells import cell_text, milliseconds, percent, percent_plain
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-# A text of a recording can have any length; nobody reads more of it than this.
-_LONGEST_TEXT = 2_000
+# What is shown of each experiment, with the error at which a cell is as hot as can be.
+COLUMNS = (
+    *((("e2e", "mean"), THRESHOLDS["e2e"]), (("e2e", "p99"), 2 * THRESHOLDS["e2e"])),
+    *((("ttft", "mean"), THRESHOLDS["ttft"]), (("ttft", "p99"), 2 * THRESHOLDS["ttft"])),
+    (("itl", "mean"), THRESHOLDS["itl"]),
+)
+# Least share of that error for each degree of heat.
+_DEGREES = (0.1, 0.25, 0.5, 1.0)
+_VERDICTS = ("fail", "pass", "unusable", "not judged", "overloaded")
+
+
+@dataclass(frozen=True)
+class HeatCell:
+    """A signed error as text, and its heat: 0 (none) to 4 (beyond the threshold; beyond twice that for a p99)."""
+
+    text: str
+    heat: int
+
+
+@dataclass(frozen=True)
+class OverviewRow:
+    """One experiment, as ``Comparison`` has it, without the requests of its recording and replay.
+
+    ``cells``: by COLUMNS.  ``worst``: the largest absolute error of a mean over its threshold.
+    """
+
+    slug: str
+    alias: str
+    verdict: Verdict
+    uses: str
+    ground_truth: GroundTruth
+    metrics: Mapping[str, Mapping[str, Cell]]
+    cells: tuple[HeatCell, ...]
+    worst: float
+
+
+def overview_row(comparison: Comparison) -> OverviewRow:
+    """The row of an experiment."""
+    metrics = comparison.metrics
+    errors = [(metrics[metric][statistic].error, hottest) for (metric, statistic), hottest in COLUMNS]
+    return OverviewRow(
+        slug=comparison.slug,
+        alias=comparison.alias,
+        verdict=comparison.verdict,
+        uses=comparison.uses,
+        ground_truth=comparison.ground_truth,
+        metrics=metrics,
+        cells=tuple(HeatCell(percent(error), _heat(error, hottest)) for error, hottest in errors),
+        worst=max(abs(metrics[m]["mean"].error or 0.0) / limit for m, limit in THRESHOLDS.items()),
+    )
+
+
+def by_worst(row: OverviewRow) -> tuple[int, float, str]:
+    """The order of the table: failed, passed, unusable, not judged, overloaded; within each the worst first."""
+    return _VERDICTS.index(row.verdict), -row.worst, row.slug
+
+
+def header() -> list[str]:
+    """The columns in words."""
+    return [f"{metric.upper()} {statistic}" for (metric, statistic), _ in COLUMNS]
+
+
+def _heat(error: float | None, hottest: float) -> int:
+    return 0 if error is None else sum(abs(error) / hottest >= degree for degree in _DEGREES)
+
+
+_MOST_FILES = 200
+
+
+def metric_table(evidence: Evidence) -> Table:
+    """Every number observed and simulated, with its error and that error's interval."""
+    rows = []
+    for metric, statistic in ((m, s) for m in METRICS for s in STATISTICS):
+        cell = evidence.comparison.metrics[metric][statistic]
+        simulated = "" if cell.unusable else milliseconds(cell.b_us)
+        within = evidence.intervals.get((metric, statistic))
+        interval = "-" if within is None else f"{percent(within[0])} .. {percent(within[1])}"
+        rows.append(
+            (
+                f"{metric.upper()} {statistic}",
+                cell_text(observed_cell(cell), "ms"),
+                simulated,
+                percent(cell.error),
+                interval,
+            )
+        )
+    title = f"Latencies of {evidence.comparison.requests:,} requests"
+    note = "error: simulated over observed, less one; interval: 95 % over resampled requests"
+    return Table(title, columns_named("", "observed ms", "simulated ms", "error", "interval"), tuple(rows), note=note)
+
+
+def stage_table(evidence: Evidence) -> Table | None:
+    """Errors by load stage; None of a run with one stage."""
+    if not evidence.stages:
+        return None
+    rows = tuple(
+        (f"stage {c.selection.stage}", f"{c.requests:,}", *(percent(c.metrics[m][s].error) for (m, s), _ in COLUMNS))
+        for c in evidence.stages
+    )
+    return Table("Errors by load stage", columns_named("", "requests", *header()), rows)
+
+
+def provenance_tables(evidence: Evidence, command: str) -> list[Table]:
+    """What the numbers depend on: command, versions and hashes, engine arguments, files."""
+    provenance = provenance_of(evidence.run)
+    facts: list[tuple[TableCell, ...]] = [("command", command)]
+    facts += [(name, value) for name, value in provenance.items() if isinstance(value, str)]
+    facts += _words("replayed", provenance["basis"]) + _words("delay", provenance["delays"])
+    recording = evidence.run.recording
+    facts += [("model", recording.model), ("hardware", recording.hardware)]
+    facts.append(("tensor parallelism", recording.tensor_parallelism))
+    settings = sorted(evidence.run.recording.engine.items())
+    engine = tuple((name, str(s.value), s.source, s.detail) for name, s in settings)
+    shown = recording.files[:_MOST_FILES]
+    files = tuple((f.name, f.kind, f"{f.bytes:,}", f"{f.records:,}", f"{f.rejected_count:,}", f.sha256) for f in shown)
+    left = len(recording.files) - len(shown)
+    tables = [
+        Table("Provenance", columns_named("", "value"), tuple(facts)),
+        Table("Engine arguments of the recording", columns_named("argument", "value", "source", "from"), engine),
+        Table(
+            "Files of the recording",
+            columns_named("file", "kind", "bytes", "records", "rejected", "SHA-256"),
+            files,
+            note=f"and {left:,} more" if left else "",
+        ),
+    ]
+    return [table for table in tables if table.rows]
+
+
+def _words(kind: str, named: object) -> list[tuple[TableCell, ...]]:
+    return [(f"{kind}: {name}", str(text)) for name, text in named.items()] if isinstance(named, Mapping) else []
 
 
 @dataclass(frozen=True)
@@ -55,7 +188,6 @@ def section_of(evidence: Evidence, command: str, before: OverviewRow | str | Non
     why = [] if evidence.attribution is None else explanations(evidence.attribution)
     why += [] if comparison.saturation is None else saturation_sentences(comparison.saturation)
     pairs = pairs_sentence(comparison)
-    stages = stage_table(evidence)
     return Section(
         row=overview_row(comparison),
         before=before,
@@ -63,7 +195,7 @@ def section_of(evidence: Evidence, command: str, before: OverviewRow | str | Non
         why=tuple(why),
         notes=(*([pairs] if pairs else []), *notes(comparison)),
         metrics=metric_table(evidence),
-        stages=stages,
+        stages=stage_table(evidence),
         charts=charts_of(evidence),
         checks=evidence.checks,
         provenance=tuple(provenance_tables(evidence, command)),
@@ -111,19 +243,19 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    # Style sheet and drawings are this package's own text; they are all that is not escaped.
+    # Style sheet, drawings and tables are this package's own text; they are all that is not escaped here.
     environment.globals["style"] = Markup((folder / "page.css").read_text("utf-8"))  # noqa: S704
 
     def drawing(chart: Chart, prefix: str) -> Markup:
         return Markup(inline(chart, prefix))  # noqa: S704
 
-    environment.filters |= {"drawing": drawing, "cell": cell_text, "bars": bar_lengths}
+    def table(shown: Table) -> Markup:
+        return Markup(html(shown))  # noqa: S704
+
+    environment.filters |= {"drawing": drawing, "cell": cell_text, "table": table}
     return environment
 
 
 def _safe(value: Any) -> Any:
-    """Recorded text on one line, without control characters and of bounded length; what is marked safe as it is."""
-    if not isinstance(value, str) or hasattr(value, "__html__"):
-        return value
-    left = len(value) - _LONGEST_TEXT
-    return printable(value) if left <= 0 else f"{printable(value[:_LONGEST_TEXT])}… ({left:,} characters more)"
+    """Recorded text as a page may show it; what is marked safe as it is."""
+    return value if not isinstance(value, str) or hasattr(value, "__html__") else readable(value)

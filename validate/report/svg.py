@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from blis_replay.ingest.checks.pictures import Table
+from blis_replay.ingest.tables import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

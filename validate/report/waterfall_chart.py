@@ -1,4 +1,4 @@
-"""The waterfall of an attribution: from the error of a replay, component by component, to what none explains."""
+"""The waterfall of an attribution: from the error of a replay, component by component, to the unexplained rest."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from math import isnan
 from typing import TYPE_CHECKING
 
-from blis_replay.ingest.checks.pictures import Table
+from blis_replay.ingest.tables import Table, columns_named
 from blis_replay.validate.attribution.attribute import Attribution, Estimate
 from blis_replay.validate.attribution.resampled import QUANTITIES
 from blis_replay.validate.report.svg import INK, MUTED, OVER, PANEL, UNDER, Chart, drawn
-from blis_replay.validate.terminal import percent
+from blis_replay.validate.text.cells import percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -82,16 +82,16 @@ def waterfall_chart(attribution: Attribution) -> Chart | None:
         (name, *(text for bars in shown.values() for text in (percent(bars[i].part + 0.0), _interval(bars[i]))))
         for i, name in enumerate(names)
     )
-    told = "; ".join(
+    parts = "; ".join(
         f"{metric}: " + ", ".join(f"{bar.name} {percent(bar.part + 0.0)}" for bar in bars)
         for metric, bars in shown.items()
     )
     return Chart(
         "Where the error comes from",
         "From the error of the replay to the recording, replacing one component after the other; the whiskers are 95 % "
-        f"intervals over resampled requests. {told}.",
+        f"intervals over resampled requests. {parts}.",
         drawn(draw, 8.6, 1.1 + 0.3 * len(names)),
-        Table("parts of the error of the mean, in % of observed", ("", *columns), rows),
+        Table("parts of the error of the mean, in % of observed", columns_named("", *columns), rows),
         wide=True,
     )
 

@@ -1,38 +1,150 @@
-"""Studies from their YAML, read strictly: a study is data, and an unknown field is refused with its place."""
+"""Studies from their YAML, read strictly: a study is data, and an unknown field is refused with its place.
+
+``MEASUREMENTS`` says what a configuration of a study can be: each measurement has a type of settings, and says what
+it measures.  A new one is a line there; studies of any kind share reading, judging and printing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from importlib import resources
+from typing import Annotated, Any, Literal, get_args
 
-from blis_replay.blis.release_fields import Fields
+import yaml
+from msgspec import Meta, Struct
+
+from blis_replay.blis.workloads.read import Seed
+from blis_replay.strict.document import FieldError, Number, Text, read_values, yaml_values
 from blis_replay.validate.errors import StudyError, UnknownStudyError
-from blis_replay.validate.studies.measurements import MEASUREMENTS, Measurement
-from blis_replay.validate.studies.merge import merged
-from blis_replay.validate.studies.study import VERDICTS, Check, Effect, EffectKind, Published, Run, Study, Verdict
-from blis_replay.validate.studies.systems import SYSTEMS
+from blis_replay.validate.studies import cluster as cluster_run
+from blis_replay.validate.studies import mixed_batches as sweep_run
+from blis_replay.validate.studies import queue as queue_run
+from blis_replay.validate.studies import trees as steps_run
+from blis_replay.validate.studies.study import SYSTEMS, Check, Effect, EffectKind, Published, Run, Study, Verdict
 
-SCHEMA = "blis-replay/study/1"
-NO_SYSTEM = ""
-_MOST_SEED = 2**32 - 1
-# Effects and how many configurations each takes (0: at least two).
-_EFFECTS: dict[EffectKind, int] = {
-    "value": 1,
-    "ratio": 2,
-    "difference": 2,
-    "largest": 0,
-    "smallest": 0,
-    "least_step": 0,
-    "slope": 0,
-    "r2": 0,
+
+@dataclass(frozen=True)
+class Measurement:
+    """``settings``: the type of a configuration; ``run``: measures it; ``measures``: the names that a run gives.
+
+    ``of_recordings``: a run is of a recording, and has no seed; ``library``: an optional one that it takes.
+    """
+
+    settings: type[Any]
+    run: Callable[..., Mapping[str, float]]
+    measures: tuple[str, ...]
+    of_recordings: bool = False
+    library: str = ""
+
+
+MEASUREMENTS = {
+    "cluster": Measurement(cluster_run.ClusterRun, cluster_run.run, cluster_run.MEASURES),
+    "single queue": Measurement(queue_run.QueueRun, queue_run.run, queue_run.MEASURES),
+    "load sweep": Measurement(sweep_run.SweepRun, sweep_run.run, sweep_run.MEASURES, of_recordings=True),
+    "steps left out": Measurement(
+        steps_run.LeftOutRun,
+        steps_run.run,
+        steps_run.MEASURES,
+        of_recordings=True,
+        library="lightgbm",
+    ),
 }
 
 
-class StudyFields(Fields):
-    """A mapping of a study that is being read."""
+# A mapping that says what it is takes the place of another: its parameters are no others'.
+_KINDS = ("kind", "process", "distribution")
 
-    document = "a study"
-    error = StudyError
+
+def merged(common: Mapping[str, object], own: Mapping[str, object]) -> dict[str, object]:
+    """The common settings with one's own in their place, mapping by mapping; None takes a setting away."""
+    result = dict(common)
+    for name, value in own.items():
+        before = result.get(name)
+        if value is None:
+            result.pop(name, None)
+        elif isinstance(before, dict) and isinstance(value, dict) and not any(kind in value for kind in _KINDS):
+            result[name] = merged(before, value)
+        else:
+            result[name] = value
+    return result
+
+
+NO_SYSTEM = ""
+Words = Annotated[tuple[Text, ...], Meta(min_length=1)]
+
+
+class _Of(Struct, frozen=True):
+    measure: Text
+    of: Text
+
+
+class _OfTo(_Of, frozen=True):
+    to: Text
+
+
+class _Over(Struct, frozen=True):
+    measure: Text
+    over: Literal["all"] | Words
+
+
+class _Along(Struct, frozen=True):
+    measure: Text
+    over: dict[str, Number]
+
+
+class _CheckText(Struct, frozen=True, kw_only=True):
+    says: Text
+    value: _Of | None = None
+    ratio: _OfTo | None = None
+    difference: _OfTo | None = None
+    largest: _Over | None = None
+    smallest: _Over | None = None
+    least_step: _Over | None = None
+    slope: _Along | None = None
+    r2: _Along | None = None
+    least: Number | None = None
+    most: Number | None = None
+    systems: Words | None = None
+
+    def __post_init__(self) -> None:
+        if len([kind for kind in _EFFECTS if getattr(self, kind)]) != 1:
+            raise FieldError("says", "stands beside no effect, or beside several", f"name one of {', '.join(_EFFECTS)}")
+        if self.least is None and self.most is None:
+            raise FieldError("least", "and most are both missing", "say where the effect has to be")
+
+
+_EFFECTS: tuple[EffectKind, ...] = get_args(EffectKind)
+
+
+class _OutcomeText(Struct, frozen=True):
+    figures: Text
+    verdict: Verdict | None = None
+
+
+class _PublishedText(Struct, frozen=True):
+    source: Text
+    outcomes: dict[str, _OutcomeText] = {}
+
+
+class _StudyText(Struct, frozen=True, kw_only=True):
+    schema: Literal["blis-replay/study/1"]
+    title: Text
+    family: Text
+    hypothesis: Text
+    measurement: Literal["cluster", "single queue", "load sweep", "steps left out"]
+    systems: Words | None = None
+    recordings: Words | None = None
+    seeds: Annotated[tuple[Seed, ...], Meta(min_length=1)] | None = None
+    common: dict[str, Any] = {}
+    configurations: Annotated[dict[str, dict[str, Any] | None], Meta(min_length=1)]
+    shown: Words
+    checks: Annotated[tuple[_CheckText, ...], Meta(min_length=1)]
+    evidence: tuple[_CheckText, ...] = ()
+    published: _PublishedText
+    recorded: Verdict | dict[str, Verdict]
+    explanation: str = ""
 
 
 def study_names() -> list[str]:
@@ -49,158 +161,87 @@ def load_study(name: str) -> Study:
 
 def parse_study(text: str, name: str) -> Study:
     """Read a study from its YAML text.  Raises ``StudyError`` naming the field and what is wrong with it."""
-    top = StudyFields.of_yaml(text, f"study {name}")
-    if top.text("schema") != SCHEMA:
-        top.refuse("schema", f"is not {SCHEMA!r}", "this program reads no other")
-    measurement = MEASUREMENTS[top.choice("measurement", tuple(MEASUREMENTS))]
-    systems = _systems(top, measurement)
-    configurations = _configurations(top, measurement)
-    published = top.mapping("published")
-    recordings = _words(top, "recordings") if measurement.of_recordings else ()
-    study = Study(
+    origin = f"study {name}"
+    # Only studies of ours are read: aliases are welcome.
+    given = read_values(
+        yaml_values(text, origin, StudyError, yaml.safe_load), _StudyText, origin, "a study", StudyError
+    )
+    measurement = MEASUREMENTS[given.measurement]
+    runs: dict[str, Run] = {}
+    for configuration, own in given.configurations.items():
+        settings = merged(given.common, own or {})
+        at = f"configurations.{configuration}"
+        described = read_values(settings, measurement.settings, origin, "a study", StudyError, at)
+        runs[configuration] = partial(measurement.run, described)
+    try:
+        return _study(name, given, measurement, runs)
+    except FieldError as error:
+        raise StudyError(f"{origin}, {error}") from None
+
+
+def _study(name: str, given: _StudyText, measurement: Measurement, runs: Mapping[str, Run]) -> Study:
+    """What the text says, where it names what there is."""
+    of_recordings = measurement.of_recordings
+    for field, wanted in {
+        "systems": not of_recordings,
+        "seeds": not of_recordings,
+        "recordings": of_recordings,
+    }.items():
+        if wanted == (getattr(given, field) is None):
+            problem, remedy = ("is missing", "add it") if wanted else ("goes with other measurements", "remove it")
+            raise FieldError(field, problem, remedy)
+    systems, recordings = given.systems or (NO_SYSTEM,), given.recordings or ()
+    _known("systems", given.systems or (), SYSTEMS)
+    _known("shown", given.shown, measurement.measures)
+    outcomes = {system: Published(one.verdict, one.figures) for system, one in given.published.outcomes.items()}
+    _known("published.outcomes", outcomes, (*systems, "all"))
+    every = outcomes.pop("all", None)
+    recorded = dict.fromkeys(systems, given.recorded) if isinstance(given.recorded, str) else given.recorded
+    _known("recorded", recorded, systems)
+    for system in systems:
+        if system not in recorded:
+            raise FieldError(f"recorded.{system}", "is missing", "add its verdict")
+    return Study(
         name=name,
-        title=top.text("title"),
-        family=top.text("family"),
-        hypothesis=top.text("hypothesis"),
+        title=given.title,
+        family=given.family,
+        hypothesis=given.hypothesis,
         systems=systems,
-        seeds=tuple(range(len(recordings))) if recordings else _seeds(top),
-        configurations=configurations,
-        shown=_shown(top, measurement),
-        checks=_checks(top, "checks", configurations, measurement),
-        evidence=_checks(top, "evidence", configurations, measurement) if "evidence" in top.values else (),
-        source=published.text("source"),
-        published=_published(published, systems),
-        recorded=_recorded(top, systems),
-        explanation=top.text("explanation", optional=True),
+        seeds=given.seeds or tuple(range(len(recordings))),
+        configurations=runs,
+        shown=given.shown,
+        checks=tuple(_check(f"checks[{i}]", one, runs, measurement) for i, one in enumerate(given.checks)),
+        evidence=tuple(_check(f"evidence[{i}]", one, runs, measurement) for i, one in enumerate(given.evidence)),
+        source=given.published.source,
+        published=outcomes if every is None else {**dict.fromkeys(systems, every), **outcomes},
+        recorded=recorded,
+        explanation=given.explanation,
         recordings=recordings,
         library=measurement.library,
     )
-    if not study.checks:
-        top.refuse("checks", "is empty", "a verdict needs at least one")
-    top.refuse_unknown()
-    return study
+
+
+def _known(field: str, names: Iterable[str], known: Iterable[str]) -> None:
+    for name in names:
+        if name not in known:
+            raise FieldError(field, f"names {name!r}", f"use some of {', '.join(known)}")
+
+
+def _check(place: str, given: _CheckText, runs: Mapping[str, Run], measurement: Measurement) -> Check:
+    kind = next(kind for kind in _EFFECTS if getattr(given, kind))
+    effect: _Of | _OfTo | _Over | _Along = getattr(given, kind)
+    _known(f"{place}.{kind}.measure", [effect.measure], measurement.measures)
+    at: tuple[float, ...] = ()
+    if isinstance(effect, _Of):
+        chosen: tuple[str, ...] = (effect.of, effect.to) if isinstance(effect, _OfTo) else (effect.of,)
+    else:
+        chosen = tuple(runs if effect.over == "all" else effect.over)
+        at = tuple(effect.over.values()) if isinstance(effect, _Along) else ()
+        if kind in ("slope", "r2", "least_step") and len(chosen) < 2:
+            raise FieldError(f"{place}.{kind}.over", "names fewer than two", "a line needs two configurations")
+    _known(f"{place}.{kind}.{'of' if isinstance(effect, _Of) else 'over'}", chosen, runs)
+    return Check(given.says, Effect(kind, effect.measure, chosen, at), given.least, given.most, given.systems or ())
 
 
 def _folder() -> resources.abc.Traversable:
     return resources.files("blis_replay.validate.studies")
-
-
-def _systems(top: StudyFields, measurement: Measurement) -> tuple[str, ...]:
-    if not measurement.needs_system:
-        return (NO_SYSTEM,)
-    names = _words(top, "systems")
-    for name in names:
-        if name not in SYSTEMS:
-            top.refuse("systems", f"names {name!r}", f"use some of {', '.join(SYSTEMS)}")
-    return names
-
-
-def _configurations(top: StudyFields, measurement: Measurement) -> dict[str, Run]:
-    common, own = top.mapping("common", optional=True), top.mapping("configurations")
-    runs = {}
-    for name in own.values:
-        fields = own.mapping(name, optional=True)
-        runs[name] = measurement.read(StudyFields(merged(common.values, fields.values), top.origin, fields.path))
-    if not runs:
-        top.refuse("configurations", "is empty", "describe at least one")
-    return runs
-
-
-def _seeds(top: StudyFields) -> tuple[int, ...]:
-    top.seen.add("seeds")
-    values = top.values.get("seeds")
-    if not isinstance(values, list) or not values or not all(_is_seed(value) for value in values):
-        top.refuse("seeds", "is missing or no list of whole numbers", "write e.g. [42, 123, 456]")
-    return tuple(values)
-
-
-def _is_seed(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_SEED
-
-
-def _shown(top: StudyFields, measurement: Measurement) -> tuple[str, ...]:
-    names = _words(top, "shown")
-    for name in names:
-        _refuse_unknown_measure(top, "shown", name, measurement)
-    return names
-
-
-def _checks(
-    top: StudyFields, name: str, configurations: Mapping[str, Run], measurement: Measurement
-) -> tuple[Check, ...]:
-    return tuple(_check(fields, configurations, measurement) for fields in top.list(name))
-
-
-def _check(fields: Fields, configurations: Mapping[str, Run], measurement: Measurement) -> Check:
-    kinds = [kind for kind in _EFFECTS if kind in fields.values]
-    if len(kinds) != 1:
-        fields.refuse("says", "stands beside no effect, or beside several", f"name one of {', '.join(_EFFECTS)}")
-    check = Check(
-        says=fields.text("says"),
-        effect=_effect(fields.mapping(kinds[0]), kinds[0], configurations, measurement),
-        least=fields.number("least") if "least" in fields.values else None,
-        most=fields.number("most") if "most" in fields.values else None,
-        systems=_words(fields, "systems") if "systems" in fields.values else (),
-    )
-    if check.least is None and check.most is None:
-        fields.refuse("least", "and most are both missing", "say where the effect has to be")
-    fields.refuse_unknown()
-    return check
-
-
-def _effect(fields: Fields, kind: EffectKind, configurations: Mapping[str, Run], measurement: Measurement) -> Effect:
-    measure = fields.text("measure")
-    _refuse_unknown_measure(fields, "measure", measure, measurement)
-    at: tuple[float, ...] = ()
-    if kind in ("slope", "r2"):
-        places = fields.mapping("over").numbers()
-        chosen, at = tuple(places), tuple(places.values())
-    elif _EFFECTS[kind] == 0:
-        chosen = tuple(configurations) if fields.values.get("over") == "all" else _words(fields, "over")
-        fields.seen.add("over")
-    else:
-        chosen = (fields.text("of"), fields.text("to")) if _EFFECTS[kind] == 2 else (fields.text("of"),)
-    for name in chosen:
-        if name not in configurations:
-            fields.refuse("over" if "over" in fields.values else "of", f"names {name!r}", "name configurations")
-    if kind in ("slope", "r2", "least_step") and len(chosen) < 2:
-        fields.refuse("over", "names fewer than two", "a line needs two configurations")
-    fields.refuse_unknown()
-    return Effect(kind, measure, chosen, at)
-
-
-def _refuse_unknown_measure(fields: Fields, field: str, name: str, measurement: Measurement) -> None:
-    if name not in measurement.measures:
-        fields.refuse(field, f"names {name!r}", f"this measurement gives {', '.join(measurement.measures)}")
-
-
-def _published(fields: StudyFields, systems: tuple[str, ...]) -> dict[str, Published]:
-    outcomes = {}
-    by_system = fields.mapping("outcomes", optional=True)
-    for name in by_system.values:
-        if name not in systems and name != "all":
-            by_system.refuse(name, "is no system of this study", f"use all, or some of {', '.join(systems)}")
-        outcome = by_system.mapping(name)
-        verdict = outcome.choice("verdict", VERDICTS) if "verdict" in outcome.values else None
-        outcomes[name] = Published(verdict, outcome.text("figures"))
-        outcome.refuse_unknown()
-    fields.refuse_unknown()
-    every = outcomes.pop("all", None)
-    return outcomes if every is None else {**dict.fromkeys(systems, every), **outcomes}
-
-
-def _recorded(top: StudyFields, systems: tuple[str, ...]) -> dict[str, Verdict]:
-    if isinstance(top.values.get("recorded"), str):
-        return dict.fromkeys(systems, top.choice("recorded", VERDICTS))
-    fields = top.mapping("recorded")
-    recorded = {name: fields.choice(name, VERDICTS) for name in systems}
-    fields.refuse_unknown()
-    return recorded
-
-
-def _words(fields: Fields, name: str) -> tuple[str, ...]:
-    fields.seen.add(name)
-    values = fields.values.get(name)
-    if not isinstance(values, list) or not values or not all(isinstance(value, str) and value for value in values):
-        fields.refuse(name, "is missing or no list of words", "write e.g. [a, b]")
-    return tuple(values)

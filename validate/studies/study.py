@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
+
+from blis_replay.blis.verification.phases import LLAMA_8B_TP2, SECOND_SET, CoefficientSet
 
 Verdict = Literal["confirmed", "refuted", "inconclusive"]
 VERDICTS: tuple[Verdict, ...] = ("confirmed", "refuted", "inconclusive")
@@ -31,7 +33,7 @@ class Effect:
 class Check:
     """An effect and where it has to be: ``least`` and ``most`` belong to what is right, None: no bound.
 
-    ``systems``: of which it is asked, empty: of all.
+    ``systems``: those that it applies to, empty: all.
     """
 
     says: str
@@ -76,3 +78,28 @@ class Study:
     explanation: str
     recordings: tuple[str, ...] = ()
     library: str = ""
+
+
+@dataclass(frozen=True)
+class System:
+    """Coefficients, and the token budget and KV blocks (without vLLM's reserved one) of each engine."""
+
+    name: str
+    coefficients: CoefficientSet
+    max_num_batched_tokens: int
+    kv_blocks: int
+
+
+_A = System("A", LLAMA_8B_TP2, 2048, 132_139)
+_B = System("B", SECOND_SET, 4096, 65_833)
+
+# The last two tell the budget from the coefficients.
+SYSTEMS = {
+    system.name: system
+    for system in (
+        _A,
+        _B,
+        replace(_A, name="A 4096", max_num_batched_tokens=4096),
+        replace(_B, name="B 2048", max_num_batched_tokens=2048),
+    )
+}

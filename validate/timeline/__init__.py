@@ -1,1 +1,4 @@
-"""A window of a run, observed and simulated, for trace viewers."""
+"""A window of a run, observed and simulated on one clock, for trace viewers.
+
+May import: blis, compiled, ingest, replay, validate.comparison, validate.errors, validate.text.
+"""

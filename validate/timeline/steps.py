@@ -1,8 +1,8 @@
 """The engine's steps and its counters on either side.
 
-A step is drawn while its batch runs.  A recording has the calls of ``schedule()`` only: the loop goes on with one when
-a batch is done, with that of the next step or, where scheduling is asynchronous, of the one after it.  So a
-batch runs from the call before that one to that one.
+A step is drawn while its batch runs.  A recording has the calls of ``schedule()`` only.  When a batch finishes, the
+engine calls ``schedule()`` for the next step (asynchronous: for the one after next).  So each batch is drawn between
+those two calls.
 """
 
 from __future__ import annotations
@@ -10,26 +10,26 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from blis_replay.blis.trace import NEVER_US, Int64s
+from blis_replay.blis.trace import NEVER_US
+from blis_replay.compiled.arrays import Int64s
 from blis_replay.ingest.checks.reconstruction import CHECK, LOWER_BOUND
 from blis_replay.ingest.errors import ReconstructionError
-from blis_replay.ingest.reconstruction import reconstruct, reconstructed_steps
 from blis_replay.ingest.recording import Recording
-from blis_replay.ingest.scheduling_mode import is_asynchronous
-from blis_replay.ingest.step_records import one_a_step
-from blis_replay.ingest.step_timeline import timeline_of
+from blis_replay.ingest.steps.reconstruction import reconstruct, reconstructed_steps
+from blis_replay.ingest.steps.records import is_asynchronous, one_a_step
+from blis_replay.ingest.steps.timeline import timeline_of
 from blis_replay.replay.driver import ReplayRun
-from blis_replay.replay.observed_cycles import in_engine, placed_anchors
+from blis_replay.replay.observed.cycles import in_engine, placed_anchors, server_stamps
 from blis_replay.validate.timeline.lanes import OBSERVED, SIMULATED
 
-# One row a step, while its batch runs.  Null: not recorded.
+# One row per step, while its batch runs.  Null: not recorded.
 STEP_SPAN_SCHEMA: dict[str, type[pl.DataType]] = {
     "side": pl.String,
     "step": pl.Int64,  # as recorded, or the place in the run from 1 on
     "start_us": pl.Int64,
     "end_us": pl.Int64,
     "scheduled_us": pl.Int64,  # its schedule()
-    "source": pl.String,  # of scheduled_us: simulated, or one of ingest.step_timeline.SOURCES
+    "source": pl.String,  # of scheduled_us: simulated, or one of ingest.steps.timeline.SOURCES
     "batch": pl.String,  # where the composition is from: simulated | recorded | reconstructed
     "prefill_requests": pl.Int64,
     "prefill_tokens": pl.Int64,
@@ -39,7 +39,7 @@ STEP_SPAN_SCHEMA: dict[str, type[pl.DataType]] = {
     "running": pl.Int64,  # after schedule()
     "waiting": pl.Int64,
 }
-# One row a value of a counter, which holds until the next one.
+# One row per value of a counter, which holds until the next one.
 COUNTER_SCHEMA: dict[str, type[pl.DataType]] = {
     "side": pl.String,
     "counter": pl.String,
@@ -73,10 +73,10 @@ def simulated_steps(run: ReplayRun) -> pl.DataFrame:
 
 
 def simulated_counters(run: ReplayRun) -> pl.DataFrame:
-    """``COUNTER_SCHEMA`` of the replay, a value a step; no KV use where the number of blocks is not known."""
+    """``COUNTER_SCHEMA`` of the replay, one value per step; no KV use where the number of blocks is not known."""
     steps, blocks = run.result.steps, run.plan.engine.num_gpu_blocks
     values = {RUNNING: steps["running_depth"], WAITING: steps["waiting_depth"]}
-    if blocks is not None:  # one is reserved; as vLLM has its kv_cache_usage
+    if blocks is not None:  # one block is reserved; the definition of vLLM's kv_cache_usage
         values[KV_USE] = 100 * (1 - steps["free_blocks"] / (blocks - 1))
     columns = pl.DataFrame({"at_us": steps["scheduled_us"], **values})
     return _samples(SIMULATED, columns)
@@ -85,10 +85,10 @@ def simulated_counters(run: ReplayRun) -> pl.DataFrame:
 def observed_steps(recording: Recording) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Calls of all steps (``TIMELINE_SCHEMA``), and ``STEP_SPAN_SCHEMA`` with what step records say of them.
 
-    Empty without a step clock that is tied to that of the requests.  Between recorded calls steps lie evenly.
+    Empty without a step clock that is tied to that of the requests.  Steps between recorded calls are spaced evenly.
     """
     starts = timeline_of(placed_anchors(recording))
-    records = one_a_step(recording.steps.whole()).select(
+    records = one_a_step(recording.steps.frame()).select(
         pl.col("step_id").alias("step"),
         *_COMPOSITION,
         pl.col("running_depth").alias("running"),
@@ -101,7 +101,7 @@ def observed_steps(recording: Recording) -> tuple[pl.DataFrame, pl.DataFrame]:
 
 def observed_counters(recording: Recording) -> pl.DataFrame:
     """``COUNTER_SCHEMA`` of the step records, none if their clock is not tied to that of the requests."""
-    steps = one_a_step(recording.steps.whole())
+    steps = one_a_step(recording.steps.frame())
     if placed_anchors(recording).frame.is_empty():
         steps = steps.clear()
     free = 1 - pl.col("kv_blocks_free") / pl.col("kv_blocks_total")
@@ -115,10 +115,10 @@ def observed_counters(recording: Recording) -> pl.DataFrame:
 
 
 def with_reconstruction(spans: pl.DataFrame, recording: Recording) -> pl.DataFrame:
-    """Observed spans with the batches that journeys tell for certain, where those are of all requests.
+    """Observed spans with the batches that journeys reconstruct with certainty, if there is a journey of every request.
 
-    A step record labels a request prefill for a step too long, so it stands only where there is no such batch, or
-    where it counts requests of no journey.
+    A step record calls a request prefill for one step too long.  So the record is used only for steps without a
+    reconstructed batch, and for steps in which it counts requests that have no journey.
     """
     if recording.journey_events.is_empty() or spans.is_empty() or not _hold_all(recording):
         return spans
@@ -126,29 +126,31 @@ def with_reconstruction(spans: pl.DataFrame, recording: Recording) -> pl.DataFra
         totals = reconstructed_steps(reconstruct(recording), spans["step"].to_numpy())
     except ReconstructionError:
         return spans
-    made = totals.filter("certain").with_columns(pl.lit("reconstructed").alias("batch"))
+    reconstructed = totals.filter("certain").with_columns(pl.lit("reconstructed").alias("batch"))
     names = (*_COMPOSITION, "decode_context_tokens", "batch", "running")
-    joined = spans.join(made, left_on="step", right_on="step_id", how="left", suffix="_made", maintain_order="left")
-    whole = pl.col("batch_made").is_not_null() & (
-        pl.col("running").is_null() | (pl.col("running") == pl.col("running_made"))
+    joined = spans.join(
+        reconstructed, left_on="step", right_on="step_id", how="left", suffix="_new", maintain_order="left"
     )
-    chosen = (pl.when(whole).then(f"{name}_made").otherwise(name).alias(name) for name in names)
+    complete = pl.col("batch_new").is_not_null() & (
+        pl.col("running").is_null() | (pl.col("running") == pl.col("running_new"))
+    )
+    chosen = (pl.when(complete).then(f"{name}_new").otherwise(name).alias(name) for name in names)
     return joined.with_columns(*chosen).select(spans.columns)
 
 
 def _hold_all(recording: Recording) -> bool:
-    """Whether, as far as the check of reconstruction saw, the journeys are of all requests and of this run."""
+    """Whether the check of reconstruction found the journeys to be of all requests and of this run."""
     found = [finding for finding in recording.findings if finding.check == CHECK]
     shares = [float(finding.measured.get("running_requests_in_journeys") or 1.0) for finding in found]
     return min(shares, default=1.0) >= LOWER_BOUND and all(finding.severity != "unusable" for finding in found)
 
 
 def _running(starts: pl.DataFrame, recording: Recording) -> pl.DataFrame:
-    """From when to when the batch of each step ran: to the last token where the server then fell idle."""
+    """When the batch of each step ran; before an idle period it ends with the last token."""
     calls_us = starts["start_us"].to_numpy().astype(np.int64)
     following_us = np.append(calls_us[1:], NEVER_US)[: len(calls_us)]
     left_us = _left_by_then(recording, calls_us)
-    # A request that is in no record may still be there, but not for long without a call.
+    # A request without a record may still run, but the engine would soon call schedule().
     usual_us = np.median(np.diff(calls_us)) if len(calls_us) > 1 else 0
     idle = (calls_us < left_us) & (left_us < following_us) & (following_us - calls_us > 2 * usual_us)
     done_us = np.where(idle | (following_us == NEVER_US), np.maximum(left_us, calls_us), following_us)
@@ -169,7 +171,7 @@ def _running(starts: pl.DataFrame, recording: Recording) -> pl.DataFrame:
 
 def _left_by_then(recording: Recording, at_us: Int64s) -> Int64s:
     """int64: when the last of the requests left that had come by each time; -NEVER_US before the first."""
-    entered_us, left_us = in_engine(recording)
+    entered_us, left_us = in_engine(recording, server_stamps(recording))
     if not len(entered_us):
         return np.full(len(at_us), -NEVER_US)
     came = np.searchsorted(entered_us, at_us, side="right")

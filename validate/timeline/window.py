@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 
@@ -19,9 +18,15 @@ from blis_replay.ingest.checks.reconstruction import CHECK
 from blis_replay.ingest.recording import ESTIMATED, IDENTITIES, PUBLISHED, Recording
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.validate.errors import NothingToJudgeError, ValidateError
-from blis_replay.validate.terminal import wrap
-from blis_replay.validate.timeline.lanes import SIDES, observed_lanes, simulated_lanes
-from blis_replay.validate.timeline.preemptions import observed_preemptions, simulated_preemptions, with_preemptions
+from blis_replay.validate.text.answer import Answer, Block
+from blis_replay.validate.timeline.lanes import (
+    SIDES,
+    observed_lanes,
+    observed_preemptions,
+    simulated_lanes,
+    simulated_preemptions,
+    with_preemptions,
+)
 from blis_replay.validate.timeline.steps import (
     COUNTERS,
     observed_counters,
@@ -34,7 +39,6 @@ from blis_replay.validate.timeline.steps import (
 DEFAULT_LENGTH_US = 5_000_000
 # A viewer in a browser stays quick with so many.
 MOST_EVENTS = 200_000
-FORMATS = (".json", ".pftrace")
 
 
 @dataclass(frozen=True)
@@ -71,70 +75,51 @@ def timeline(run: ReplayRun, from_us: int = 0, until_us: int | None = None) -> T
     """
     recording = run.recording
     window = from_us, from_us + DEFAULT_LENGTH_US if until_us is None else until_us
-    lanes_seen, absent = observed_lanes(run)
-    starts, steps_seen = observed_steps(recording)
-    lanes_made, steps_made = simulated_lanes(run), simulated_steps(run)
+    observed, absent = observed_lanes(run)
+    calls, steps = observed_steps(recording)
     counters = pl.concat([observed_counters(recording), simulated_counters(run)])
-    _refuse(recording.alias, window, [lanes_seen, lanes_made, steps_seen, steps_made], counters)
-    lanes_seen, lanes_made, steps_seen, steps_made = (
-        _reaching_into(frame, window) for frame in (lanes_seen, lanes_made, steps_seen, steps_made)
-    )
+    spans = [observed, simulated_lanes(run), steps, simulated_steps(run)]
+    _refuse(recording.alias, window, spans, counters)
+    observed, simulated, steps, simulated_batches = (_reaching_into(frame, window) for frame in spans)
     lanes = pl.concat(
         [
-            with_preemptions(lanes_seen, observed_preemptions(recording, starts)),
-            with_preemptions(lanes_made, simulated_preemptions(run)),
+            with_preemptions(observed, observed_preemptions(recording, calls)),
+            with_preemptions(simulated, simulated_preemptions(run)),
         ]
     )
-    chosen = recording.requests.filter(pl.col("request_index").is_in(lanes["request_index"].unique().implode()))
+    ids = recording.requests.frame(["request_index", "request_id"])
+    chosen = ids.filter(pl.col("request_index").is_in(lanes["request_index"].unique().implode()))
     return Timeline(
         alias=recording.alias,
         from_us=window[0],
         until_us=window[1],
         lanes=_reaching_into(lanes, window),
-        steps=pl.concat([with_reconstruction(steps_seen, recording), steps_made]),
+        steps=pl.concat([with_reconstruction(steps, recording), simulated_batches]),
         counters=_values_in(counters, window),
-        request_ids=dict(chosen.select("request_index", "request_id").iter_rows()),
-        absent=(*absent, *_absent(starts, counters)),
-        remarks=_remarks(recording, starts),
+        request_ids=dict(chosen.iter_rows()),
+        absent=(*absent, *_absent(calls, counters)),
+        remarks=_remarks(recording, calls),
     )
 
 
-def write_timeline(shown: Timeline, path: Path) -> None:
-    """Write it as Chrome trace events (``.json``) or Perfetto's trace packets (``.pftrace``).
-
-    Raises ``ValidateError`` for another suffix.
-    """
-    from blis_replay.validate.timeline.chrome_json import write_json
-    from blis_replay.validate.timeline.perfetto import write_protobuf
-
-    if path.suffix not in FORMATS:
-        raise ValidateError(f"{path}: name a .json (Chrome trace events) or a .pftrace (Perfetto) file")
-    with path.open("wb") as file:
-        (write_json if path.suffix == ".json" else write_protobuf)(shown, file)
-
-
-def timeline_text(shown: Timeline, path: Path) -> str:
-    """What a file holds, in a line, and what to know of it."""
+def timeline_answer(shown: Timeline, path: Path) -> Answer:
+    """What a file holds, in a line, and what to know of it; ms for programs."""
     counts = _counts(shown)
     line = (
         f"{path}: {shown.alias} from {shown.from_us / 1e6:g} s to {shown.until_us / 1e6:g} s, {counts['requests']:,} "
         f"requests, {counts['observed_steps']:,} observed and {counts['simulated_steps']:,} simulated steps"
     )
-    return "\n".join(map(wrap, [line, *shown.remarks, "open it at ui.perfetto.dev or in chrome://tracing"]))
-
-
-def timeline_json(shown: Timeline, path: Path) -> dict[str, Any]:
-    """The same for programs; ms."""
-    return {
+    document = {
         "alias": shown.alias,
         "file": str(path),
         "from_ms": shown.from_us / 1000,
         "until_ms": shown.until_us / 1000,
         "events": shown.events,
-        **_counts(shown),
+        **counts,
         "absent": list(shown.absent),
         "remarks": list(shown.remarks),
     }
+    return Answer([Block([line, *shown.remarks, "open it at ui.perfetto.dev or in chrome://tracing"])], document)
 
 
 def _counts(shown: Timeline) -> dict[str, int]:
@@ -185,16 +170,16 @@ def _rounded_down(length_us: int) -> str:
     return f"{length_us // 1_000_000}s" if length_us >= 2_000_000 else f"{length_us // 1000}ms"
 
 
-def _absent(starts: pl.DataFrame, counters: pl.DataFrame) -> list[str]:
-    absent = ["the observed step track"] if starts.is_empty() else []
+def _absent(calls: pl.DataFrame, counters: pl.DataFrame) -> list[str]:
+    absent = ["the observed step track"] if calls.is_empty() else []
     there = set(counters.select("side", "counter").unique().rows())
     return absent + [f"{side} {name}" for side in SIDES for name in COUNTERS if (side, name) not in there]
 
 
-def _remarks(recording: Recording, starts: pl.DataFrame) -> tuple[str, ...]:
+def _remarks(recording: Recording, calls: pl.DataFrame) -> tuple[str, ...]:
     remarks = []
     for clock in recording.clocks:
-        estimated = clock.name == "step" and clock.placed in (ESTIMATED, IDENTITIES) and not starts.is_empty()
+        estimated = clock.name == "step" and clock.placed in (ESTIMATED, IDENTITIES) and not calls.is_empty()
         if estimated and clock.uncertainty_us is not None:
             remarks.append(f"the observed step track may be {clock.uncertainty_us / 1000:.1f} ms off the lanes")
     for finding in recording.findings:

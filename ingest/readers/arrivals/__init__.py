@@ -1,1 +1,5 @@
-"""Published arrival traces without latencies."""
+"""Published arrival traces without latencies.
+
+May import: ingest.readers.documents, ingest.readers.files, ingest.readers.records, ingest.readers.requests,
+ingest.rows.
+"""

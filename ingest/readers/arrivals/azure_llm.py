@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
-from blis_replay.ingest.readers.csv_rows import named_rows
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.requests_frame import RequestsRead, arrival_row, frame_of
+from blis_replay.ingest.readers.records import named_rows
+from blis_replay.ingest.readers.requests import RequestsRead, arrival_row, frame_of
+from blis_replay.ingest.rows import rows_of
 
 _COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _HEADER = re.compile(rb"(?:\xef\xbb\xbf)?[^\r\n]*\bTIMESTAMP,ContextTokens,GeneratedTokens\b")
@@ -31,7 +32,7 @@ def read_requests(file: RecordedFile, _stamps_path: Path | None = None) -> Reque
     """
     frame = frame_of(_usable_rows(file))
     file.tally.records = len(frame)
-    return RequestsRead(frame, "server", "epoch")
+    return RequestsRead(rows_of(frame), "server", "epoch")
 
 
 def _usable_rows(file: RecordedFile) -> Iterator[dict[str, object]]:

@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from blis_replay.ingest.readers.csv_rows import named_rows
+from blis_replay.ingest.readers.documents import microseconds, whole
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.numbers import microseconds, whole
-from blis_replay.ingest.readers.requests_frame import RequestsRead, arrival_row, frame_of
+from blis_replay.ingest.readers.records import named_rows
+from blis_replay.ingest.readers.requests import RequestsRead, arrival_row, frame_of
+from blis_replay.ingest.rows import rows_of
 
 _COLUMNS = ("Timestamp", "Request tokens", "Response tokens")
 # Release 2 has two more columns between the first and the others.
@@ -30,7 +31,7 @@ def read_requests(file: RecordedFile, _stamps_path: Path | None = None) -> Reque
     """
     frame = frame_of(_usable_rows(file))
     file.tally.records = len(frame)
-    return RequestsRead(frame, "client", "relative")
+    return RequestsRead(rows_of(frame), "client", "relative")
 
 
 def _usable_rows(file: RecordedFile) -> Iterator[dict[str, object]]:

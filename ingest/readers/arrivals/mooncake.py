@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from blis_replay.ingest.readers.documents import DECODE_ERRORS
+from blis_replay.ingest.readers.documents import DECODE_ERRORS, microseconds
 from blis_replay.ingest.readers.files import RecordedFile, lines
-from blis_replay.ingest.readers.numbers import microseconds
-from blis_replay.ingest.readers.requests_frame import RawPrefix, RequestsRead, arrival_row, frame_of
+from blis_replay.ingest.readers.requests import RawPrefix, RequestsRead, arrival_row, frame_of
+from blis_replay.ingest.rows import rows_of
 
 # A list of empty arrays takes 25 times its text.
 MAX_LINE_BYTES = 16 << 20
@@ -75,7 +75,7 @@ def read_requests(file: RecordedFile, _stamps_path: Path | None = None) -> Reque
     frame = frame_of(_usable_rows(file, blocks))
     file.tally.records = len(frame)
     prefix, remarks = _prefix(blocks)
-    return RequestsRead(frame, "server", "relative", prefix=prefix, remarks=remarks)
+    return RequestsRead(rows_of(frame), "server", "relative", prefix=prefix, remarks=remarks)
 
 
 def _usable_rows(file: RecordedFile, blocks: _Blocks) -> Iterator[dict[str, object]]:

@@ -1,1 +1,5 @@
-"""What load generators leave behind."""
+"""What load generators leave behind.
+
+May import: compiled, ingest.errors, ingest.prompt_tree, ingest.readers.documents, ingest.readers.files,
+ingest.readers.records, ingest.readers.requests, ingest.recording, ingest.rows.
+"""

@@ -18,10 +18,10 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from blis_replay.ingest.readers.documents import DECODE_ERRORS, text
+from blis_replay.ingest.readers.documents import DECODE_ERRORS, MAX_INTEGER, finite, text, tokens, whole
 from blis_replay.ingest.readers.files import RecordedFile, lines
-from blis_replay.ingest.readers.numbers import MAX_INTEGER, finite, tokens, whole
-from blis_replay.ingest.readers.requests_frame import RawEvents, RequestsRead, frame_of, request_row
+from blis_replay.ingest.readers.requests import RawEvents, RequestsRead, frame_of, request_row
+from blis_replay.ingest.rows import rows_of
 
 # A list of empty arrays takes 25 times its text.
 MAX_LINE_BYTES = 16 << 20
@@ -77,7 +77,7 @@ def read_requests(file: RecordedFile, events_path: Path) -> RequestsRead:
     file.tally.records = len(frame)
     owned = np.array(counts, np.int64)
     events = RawEvents(events_path, np.cumsum(owned) - owned, owned) if owned.sum() else None
-    return RequestsRead(frame, "client", "epoch", events=events, version="aiperf")
+    return RequestsRead(rows_of(frame), "client", "epoch", events=events, version="aiperf")
 
 
 def _usable_rows(file: RecordedFile, stream: BinaryIO, counts: list[int]) -> Iterator[dict[str, object]]:

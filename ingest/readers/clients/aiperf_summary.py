@@ -13,11 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from blis_replay.ingest.readers.clients.aiperf import US_OF
-from blis_replay.ingest.readers.clients.reported_numbers import WHOLE_RUN, Reported, aggregate_frame, reported_number
-from blis_replay.ingest.readers.documents import json_mapping, section, text
+from blis_replay.ingest.readers.documents import (
+    WHOLE_RUN,
+    Reported,
+    aggregate_frame,
+    finite,
+    json_mapping,
+    reported_number,
+    section,
+    text,
+    tokens,
+)
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.numbers import finite, tokens
-from blis_replay.ingest.readers.requests_frame import RequestsRead, frame_of
+from blis_replay.ingest.readers.requests import RequestsRead, frame_of
+from blis_replay.ingest.rows import rows_of
 
 _LATENCIES = {"request_latency": "e2e", "time_to_first_token": "ttft", "inter_token_latency": "itl_reported"}
 _LENGTHS = {"input_sequence_length": "prompt_tokens", "output_sequence_length": "output_tokens_reported"}
@@ -43,7 +52,7 @@ def read_requests(file: RecordedFile, _events_path: Path) -> RequestsRead:
     length = _configured_length(configured)
     version = text(document.get("aiperf_version"))
     return RequestsRead(
-        frame_of(()),
+        rows_of(frame_of(())),
         "client",
         "epoch",
         _model(configured),

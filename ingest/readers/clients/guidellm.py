@@ -17,20 +17,25 @@ from pathlib import Path
 from typing import Any
 
 from blis_replay.ingest.errors import RecordingError
-from blis_replay.ingest.readers.clients.nested_json import JsonPath, place_of, wanted_values
-from blis_replay.ingest.readers.clients.reported_numbers import (
+from blis_replay.ingest.readers.documents import (
     US_PER_MS,
     US_PER_S,
     WHOLE_RUN,
     Reported,
     aggregate_frame,
+    finite,
+    microseconds,
     reported_number,
+    section,
+    text,
+    tokens,
+    whole,
 )
-from blis_replay.ingest.readers.documents import section, text
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.numbers import finite, microseconds, tokens, whole
-from blis_replay.ingest.readers.requests_frame import RequestsRead, frame_of, request_row
+from blis_replay.ingest.readers.records import JsonPath, place_of, wanted_values
+from blis_replay.ingest.readers.requests import RequestsRead, frame_of, request_row
 from blis_replay.ingest.recording import Stage
+from blis_replay.ingest.rows import rows_of
 
 # An empty object is a benchmark, so a small file could have any number.
 MAX_BENCHMARKS = 10_000
@@ -103,7 +108,7 @@ def read_requests(file: RecordedFile, _events_path: Path) -> RequestsRead:
     aggregates = aggregate_frame(_aggregates(file, results))
     length = None if results.timed else _configured_length(results)
     return RequestsRead(
-        frame,
+        rows_of(frame),
         "client",
         "epoch",
         text(results.top.get("model")) or _backend_model(results) or results.model,

@@ -16,11 +16,9 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from blis_replay.compiled.arrays import Bools, Floats, Int64s
 from blis_replay.ingest.prompt_tree import NONE, shared_units
-from blis_replay.ingest.readers.requests_frame import RawPrompts
-
-Int64s = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from blis_replay.ingest.readers.requests import RawPrompts
 
 # A text is compared in pieces of so many bytes, some four tokens.
 PIECE_BYTES = 16
@@ -138,7 +136,7 @@ def _bytes_per_token(text: Int64s, tokens: Int64s, children: Int64s, shared_text
     return float(own_text.sum() / own_tokens.sum())
 
 
-def _how_sure(estimate: Int64s, error: Floats, known: NDArray[np.bool_]) -> str:
+def _how_sure(estimate: Int64s, error: Floats, known: Bools) -> str:
     if not estimate.any():
         return "no two others begin alike"
     if np.count_nonzero(known) < _FEWEST_PROMPTS:

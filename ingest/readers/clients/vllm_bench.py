@@ -19,20 +19,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blis_replay.ingest.errors import RecordingError
-from blis_replay.ingest.readers.clients.nested_json import JsonPath, place_of, wanted_values
-from blis_replay.ingest.readers.clients.reported_numbers import (
+from blis_replay.ingest.readers.documents import (
     US_PER_MS,
     US_PER_S,
     WHOLE_RUN,
     Reported,
     aggregate_frame,
+    finite,
+    microseconds,
     reported_number,
+    text,
+    tokens,
+    whole,
 )
-from blis_replay.ingest.readers.documents import text
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.numbers import finite, microseconds, tokens, whole
-from blis_replay.ingest.readers.requests_frame import RawEvents, RequestsRead, frame_of, request_row
+from blis_replay.ingest.readers.records import JsonPath, place_of, wanted_values
+from blis_replay.ingest.readers.requests import RawEvents, RequestsRead, frame_of, request_row
 from blis_replay.ingest.recording import Stage
+from blis_replay.ingest.rows import rows_of
 
 _COLUMNS = ("input_lens", "output_lens", "ttfts", "itls", "start_times", "errors")
 _SCALARS = {
@@ -95,7 +99,7 @@ def read_requests(file: RecordedFile, events_path: Path) -> RequestsRead:
     first = runs[0].scalars if runs else {}
     detailed = any(run.requests() for run in runs)
     return RequestsRead(
-        frame,
+        rows_of(frame),
         "client",
         "monotonic",
         text(first.get("model_id")),

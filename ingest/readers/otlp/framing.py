@@ -24,8 +24,8 @@ from blis_replay.ingest.readers.files import (
     zstd_pieces,
 )
 from blis_replay.ingest.readers.formats import HEAD_BYTES
-from blis_replay.ingest.readers.json_records import json_objects
-from blis_replay.ingest.readers.otlp.protobuf_wire import MAX_VARINT_BYTES, WireError, messages, varint
+from blis_replay.ingest.readers.otlp.protobuf_decoder import MAX_VARINT_BYTES, WireError, messages, varint
+from blis_replay.ingest.readers.records import json_objects
 
 # Cut out, copied and decoded, a record takes five times its size.
 MAX_RECORD_BYTES = 128 << 20

@@ -7,16 +7,13 @@ experiment's zero is known (:func:`on_zero`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-import numpy as np
 import polars as pl
 
+from blis_replay.ingest.readers.documents import MAX_INTEGER
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.numbers import MAX_INTEGER
-from blis_replay.ingest.readers.otlp.columns import API_SCOPE, CORE_SCOPE, EVENT_SEQUENCE, UNITS, TraceBatch
 from blis_replay.ingest.readers.otlp.places import (
     first_spans,
     no_count,
@@ -26,10 +23,11 @@ from blis_replay.ingest.readers.otlp.places import (
     sound,
     with_texts_on_one_line,
 )
-from blis_replay.ingest.readers.otlp.requests import tokens
 from blis_replay.ingest.readers.otlp.span_events import STAMPED_STEPS, STAMPS, content_of_spans, stamps_of_spans
+from blis_replay.ingest.readers.otlp.spans import tokens
 from blis_replay.ingest.recording import JOURNEY_EVENT_SCHEMA, LIFECYCLE_SCHEMA
-from blis_replay.ingest.row_parts import PART_ROWS, PartWriter, RowParts, Schema, by_ranges
+from blis_replay.ingest.rows import BATCH_ROWS, Rows, Schema, Scratch, query, whole_groups
+from blis_replay.ingest.scan.otlp_columns import API_SCOPE, CORE_SCOPE, EVENT_SEQUENCE, UNITS, TraceBatch
 
 CORE_SPAN, API_SPAN = "llm_core", "llm_request"
 _FROM_START = "span start"
@@ -70,9 +68,8 @@ EVENT_SCHEMA: Schema = {
 }
 # Journeys that are not numbered yet, with the keys of their two spans and what orders them.
 _ARRIVAL = ("arrival_ns", "trace_id", "first_span")
-_NEVER = (1 << 63) - 1
 _MOST_OFFSETS = 2_000_000
-_WIDE = 4  # spans and what they are joined to are so many times as wide as other rows
+_WIDE_ROWS = BATCH_ROWS // 4  # spans, and what they are joined to, are wider than other rows
 _LIFECYCLE_SCHEMA: Schema = {
     **{
         name.removesuffix("_us") + "_ns" if name.endswith("_us") else name: kind
@@ -87,8 +84,8 @@ _LIFECYCLE_SCHEMA: Schema = {
 class JourneyParts:
     """Spans (``SPAN_SCHEMA``) and events (``EVENT_SCHEMA``) of journeys; ``span_key`` numbers all spans through."""
 
-    spans: RowParts
-    events: RowParts
+    spans: Rows
+    events: Rows
 
 
 @dataclass(frozen=True)
@@ -96,13 +93,12 @@ class Journeys:
     """Journeys in order of arrival.
 
     ``lifecycles``: ``LIFECYCLE_SCHEMA`` with times ``*_ns`` on the server's monotonic clock; ``events``:
-    ``EVENT_SCHEMA`` on the same, in the order of the files; ``journey_of_span``: by span key, null for spans that are
-    not used.  ``model``: that the API server named.  ``remarks``: what is missing or odd, in words.
+    ``EVENT_SCHEMA`` on the same, in the order of the files.  ``model``: that the API server named.
+    ``remarks``: what is missing or odd, in words.
     """
 
-    lifecycles: RowParts
-    events: RowParts
-    journey_of_span: pl.Series
+    lifecycles: Rows
+    events: Rows
     model: str | None
     remarks: tuple[str, ...]
 
@@ -133,25 +129,38 @@ def spans_and_events_of(
     return _spans(batch, number, first_key, kept), narrow
 
 
+_OFFSETS = """
+SELECT offset_ns FROM (SELECT offset_ns, row_number() OVER () AS place FROM events SEMI JOIN spans USING (span_key))
+WHERE (place - 1) % $every = 0
+"""
+
+
 def bridging_offsets(parts: JourneyParts, ended_ns: int | None) -> pl.Series:
     """Epoch less monotonic time (ns) of the events, without those of journeys of earlier starts (:func:`is_since`).
 
     Of more than some million events every k-th: as many say no more about a median.
     """
-    every = max(1, -(-parts.events.height // _MOST_OFFSETS))
-    if ended_ns is None:
-        frames = parts.events.frames(["offset_ns"])
-    else:
-        since = (frame.filter(is_since(ended_ns)) for frame in parts.spans.frames(["span_key", "last_ns"]))
-        spans = pl.concat(frame.select("span_key") for frame in since)
-        events = parts.events.frames(["span_key", "offset_ns"])
-        frames = (frame.join(spans, on="span_key", how="semi") for frame in events)
-    return pl.concat(frame["offset_ns"].gather_every(every) for frame in frames)
+    if ended_ns is None and parts.events.height <= _MOST_OFFSETS:
+        return parts.events["offset_ns"]
+    every = {"every": max(1, -(-parts.events.height // _MOST_OFFSETS))}
+    spans = is_since(parts.spans, ended_ns)
+    return query(_OFFSETS, {"offset_ns": pl.Int64}, every, events=parts.events, spans=spans)["offset_ns"]
 
 
-def is_since(ended_ns: int, last: str = "last_ns") -> pl.Expr:
-    """Whether a span was not over when an earlier start of the server was last seen (epoch ns)."""
-    return pl.col(last).is_null() | (pl.col(last) > ended_ns)
+def is_since(rows: Rows, ended_ns: int | None, last: str = "last_ns") -> Rows:
+    """Those that were not over when an earlier start of the server was last seen (epoch ns)."""
+    return rows if ended_ns is None else rows.where(f"{last} IS NULL OR {last} > $ended_ns", ended_ns=ended_ns)
+
+
+_BY_TRACE = """
+WITH traces AS (SELECT trace_id, min(span_key) AS first_of_trace FROM spans GROUP BY trace_id)
+SELECT span_key, first_of_trace FROM spans JOIN traces ON spans.trace_id IS NOT DISTINCT FROM traces.trace_id
+ORDER BY first_of_trace, span_key
+"""
+_BY_ARRIVAL = """
+SELECT * REPLACE (row_number() OVER () - 1 AS journey)
+FROM (SELECT * FROM lifecycles ORDER BY arrival_ns NULLS LAST, trace_id NULLS LAST, first_span NULLS LAST)
+"""
 
 
 def joined(
@@ -160,39 +169,31 @@ def joined(
     offset_ns: int | None,
     ended_ns: int | None,
     files: Sequence[RecordedFile],
-    scratch: Path | None = None,
-    part_rows: int = PART_ROWS,
+    scratch: Scratch,
 ) -> Journeys:
     """Each API span with its engine span as one journey.
 
     ``hits``: :func:`cache_hits`; ``offset_ns``: epoch less monotonic clock, if known; ``ended_ns``: the end of earlier
     starts of the server, whose journeys are left out.  Spans that were recorded twice are rejected in their files.
     """
-    repeated, models = [], []
-    wide_rows = -(-part_rows // _WIDE)
-    found = PartWriter(_LIFECYCLE_SCHEMA, scratch, "journeys", wide_rows)
-    for frame in by_ranges(parts.spans, _first_of_trace(parts.spans), ["span_key"], wide_rows):
-        spans, later = first_spans(frame if ended_ns is None else frame.filter(is_since(ended_ns)))
+    repeated, models, found = [], [], scratch.writer(_LIFECYCLE_SCHEMA)
+    for batch in _by_trace(is_since(parts.spans, ended_ns)):
+        spans, later = first_spans(batch)
         repeated.append(later)
         models.append(spans["model"].drop_nulls().value_counts())
         found.add(_lifecycles(_both_halves(spans).join(hits, on="request_id", how="left"), offset_ns))
     reject_repeated(repeated, files)
-    lifecycles = _numbered(found.done(), scratch, wide_rows)
-    return Journeys(
-        lifecycles,
-        parts.events,
-        _journey_of_span(lifecycles),
-        _most_named(pl.concat(models)),
-        _remarks(lifecycles),
-    )
+    lifecycles = scratch.kept(query(_BY_ARRIVAL, _LIFECYCLE_SCHEMA, lifecycles=found.done()))
+    return Journeys(lifecycles, parts.events, _most_named(pl.concat(models)), _remarks(lifecycles))
 
 
-def _first_of_trace(spans: RowParts) -> Callable[[pl.DataFrame], pl.Series]:
-    """What tells for each span of a part how many spans stand before the first one of its trace."""
-    whole = spans.whole(["span_key", "trace_id"])
-    _, first, trace = np.unique(whole["trace_id"].hash().to_numpy(), return_index=True, return_inverse=True)
-    keys, firsts = whole["span_key"].to_numpy(), first[trace]
-    return lambda part: pl.Series(firsts[np.searchsorted(keys, part["span_key"].to_numpy())])
+def _by_trace(spans: Rows) -> Iterator[pl.DataFrame]:
+    """The spans, those of a trace in one batch and near the first of them: they are too wide to be sorted."""
+    keys = query(_BY_TRACE, dict.fromkeys(("span_key", "first_of_trace"), pl.Int64), spans=spans)
+    for batch in whole_groups(keys.batches(rows=_WIDE_ROWS), "first_of_trace"):
+        first, last = batch["span_key"].min(), batch["span_key"].max()
+        near = spans.where("span_key BETWEEN $first AND $last", first=first, last=last).frame()
+        yield batch.join(near, on="span_key", maintain_order="left").select(SPAN_SCHEMA.keys())
 
 
 def _both_halves(spans: pl.DataFrame) -> pl.DataFrame:
@@ -208,54 +209,35 @@ def _most_named(models: pl.DataFrame) -> str | None:
     return str(counts["model"][0]) if len(counts) else None
 
 
-def _numbered(found: RowParts, scratch: Path | None, part_rows: int) -> RowParts:
-    """Lifecycles in order of arrival, with their number."""
-    writer, count = PartWriter(_LIFECYCLE_SCHEMA, scratch, "numbered-journeys", part_rows), 0
-    for frame in by_ranges(found, lambda part: part["arrival_ns"].fill_null(_NEVER), ["arrival_ns"], part_rows):
-        ordered = frame.sort(_ARRIVAL, nulls_last=True, maintain_order=True)
-        writer.add(ordered.with_columns(pl.int_range(count, count + pl.len(), dtype=pl.Int64).alias("journey")))
-        count += frame.height
-    return writer.done()
+_EVENTS_ON_ZERO = """
+WITH of_spans AS (
+    SELECT span_key, journey FROM lifecycles WHERE span_key IS NOT NULL
+    UNION ALL SELECT span_key_api, journey FROM lifecycles WHERE span_key_api IS NOT NULL
+), numbered AS (SELECT *, row_number() OVER () AS place FROM events)
+SELECT journey, event, time_ns // 1000 - $zero_us AS time_us, {others} FROM numbered JOIN of_spans USING (span_key)
+ORDER BY journey, time_ns, list_position($sequence, event), place
+"""
 
 
-def _journey_of_span(lifecycles: RowParts) -> pl.Series:
-    """The journey of each span, by its key; null where it is of none."""
-    of_spans = lifecycles.whole(["journey", "span_key", "span_key_api"])
-    last = of_spans.select(pl.max_horizontal(pl.col("span_key", "span_key_api").max())).item()
-    journeys = np.full(int(last or 0) + 1, -1)
-    for key in ("span_key", "span_key_api"):
-        known = of_spans.select("journey", key).drop_nulls()
-        journeys[known[key].to_numpy()] = known["journey"].to_numpy()
-    return pl.Series("journey", journeys).set(pl.Series(journeys < 0), None)
-
-
-def on_zero(
-    journeys: Journeys, zero_us: int, scratch: Path | None = None, part_rows: int = PART_ROWS
-) -> tuple[RowParts, RowParts]:
+def on_zero(journeys: Journeys, zero_us: int, scratch: Scratch) -> tuple[Rows, Rows]:
     """``(LIFECYCLE_SCHEMA, JOURNEY_EVENT_SCHEMA)`` from the zero at which the monotonic clock shows ``zero_us``.
 
-    Events are in order of journey and time, and those of a journey in one part.
+    Events are in order of journey and time.
     """
-    writer = PartWriter(JOURNEY_EVENT_SCHEMA, scratch, "journey-events", part_rows)
-
-    def journey(frame: pl.DataFrame) -> pl.Series:
-        return journeys.journey_of_span.gather(frame["span_key"], null_on_oob=True)
-
-    moved = {"time_us": _moved("time_us", zero_us)}
-    for events in by_ranges(journeys.events, journey, ["span_key"], part_rows):
-        ordered = events.with_columns(journey(events)).sort("journey", "time_ns", "event", maintain_order=True)
-        writer.add(ordered.select(moved.get(name, pl.col(name)) for name in JOURNEY_EVENT_SCHEMA))
-    lifecycles = replace(
-        journeys.lifecycles,
-        schema=LIFECYCLE_SCHEMA,
-        made={name: _moved(name, zero_us) for name in LIFECYCLE_SCHEMA if name.endswith("_us")},
-    )
-    return lifecycles, writer.done()
+    others = ", ".join(name for name in JOURNEY_EVENT_SCHEMA if name not in ("journey", "event", "time_us"))
+    tables = {"lifecycles": journeys.lifecycles, "events": journeys.events}
+    bound = {"zero_us": zero_us, "sequence": EVENT_SEQUENCE}
+    events = query(_EVENTS_ON_ZERO.format(others=others), JOURNEY_EVENT_SCHEMA, bound, **tables)
+    columns = ", ".join(_moved(name) if name.endswith("_us") else name for name in LIFECYCLE_SCHEMA)
+    moved = f"SELECT {columns} FROM lifecycles"  # noqa: S608 (constants)
+    lifecycles = query(moved, LIFECYCLE_SCHEMA, {"zero_us": zero_us}, lifecycles=journeys.lifecycles)
+    return lifecycles, scratch.kept(events)
 
 
-def _moved(name: str, zero_us: int) -> pl.Expr:
-    """``*_us`` from that zero of ``*_ns``."""
-    return (pl.col(name.removesuffix("_us") + "_ns") // 1000 - zero_us).alias(name)
+def _moved(name: str) -> str:
+    """``*_us`` from that zero of ``*_ns``, rounded down; SQL rounds towards 0, and a start can lie before it."""
+    ns = name.removesuffix("_us") + "_ns"
+    return f"({ns} - (({ns} % 1000) + 1000) % 1000) // 1000 - $zero_us AS {name}"
 
 
 def _monotonic_ns() -> pl.Expr:
@@ -292,20 +274,20 @@ def is_journey_span() -> pl.Expr:
     return core | ((pl.col("scope") == API_SCOPE) & (pl.col("name") == API_SPAN))
 
 
-def cache_hits(snapshots: RowParts) -> pl.DataFrame:
+_FIRST_HITS = """
+SELECT request_id, arg_min(prompt_tokens - effective_prompt_tokens, place) AS cached_prompt_tokens
+FROM (SELECT *, row_number() OVER () AS place FROM snapshots) WHERE prompt_tokens >= effective_prompt_tokens
+GROUP BY request_id
+"""
+
+
+def cache_hits(snapshots: Rows) -> pl.DataFrame:
     """``request_id`` of the engine, and ``cached_prompt_tokens`` that its first admission found in the prefix cache.
 
     ``snapshots``: ``SNAPSHOT_SCHEMA`` by step.
     """
-    hit = pl.col("prompt_tokens") - pl.col("effective_prompt_tokens")
-    columns = ["request_id", "prompt_tokens", "effective_prompt_tokens"]
-    known = pl.concat(
-        frame.filter(hit >= 0)
-        .select("request_id", hit.alias("cached_prompt_tokens"))
-        .unique("request_id", keep="first", maintain_order=True)
-        for frame in snapshots.frames(columns)
-    )
-    return known.unique("request_id", keep="first", maintain_order=True)
+    schema = {"request_id": pl.String, "cached_prompt_tokens": pl.Int64}
+    return query(_FIRST_HITS, schema, snapshots=snapshots).frame()
 
 
 def _lifecycles(both: pl.DataFrame, offset_ns: int | None) -> pl.DataFrame:
@@ -350,7 +332,7 @@ def _status() -> pl.Expr:
     )
 
 
-def _remarks(lifecycles: RowParts) -> tuple[str, ...]:
+def _remarks(lifecycles: Rows) -> tuple[str, ...]:
     """What the journeys lack, a sentence each, and which stamps stand for what."""
     core, api = pl.col("span_key").is_not_null(), pl.col("span_key_api").is_not_null()
     dropped = pl.col("dropped_events") > 0
@@ -372,7 +354,9 @@ def _remarks(lifecycles: RowParts) -> tuple[str, ...]:
         "api.FIRST_RESPONSE_FROM_CORE of {} requests: their TTFT ends with journey.FIRST_TOKEN": answered
         & pl.col("first_response_ns").is_null(),
     }
+    columns = list({name: None for flag in counted.values() for name in flag.meta.root_names()})
     counts = pl.concat(
-        frame.select(flag.sum().alias(sentence) for sentence, flag in counted.items()) for frame in lifecycles.frames()
+        batch.select(flag.sum().alias(sentence) for sentence, flag in counted.items())
+        for batch in lifecycles.batches(columns)
     )
     return tuple(sentence.format(count) for sentence, count in zip(counted, counts.sum().row(0), strict=True) if count)

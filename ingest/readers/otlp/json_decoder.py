@@ -14,20 +14,20 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from blis_replay.ingest.readers.documents import DECODE_ERRORS
 from blis_replay.ingest.readers.files import Tally
-from blis_replay.ingest.readers.json_records import ObjectScan
-from blis_replay.ingest.readers.otlp.columns import EVENTS, SCOPES
 from blis_replay.ingest.readers.otlp.rows import (
     EVENT_LAYOUT,
     OTHER_VALUE,
     SPAN_LAYOUT,
+    BatchRows,
     Layout,
     Malformed,
     OtherValue,
-    Rows,
     Value,
     attribute_values,
     check_size,
 )
+from blis_replay.ingest.readers.records import ObjectScan
+from blis_replay.ingest.scan.otlp_columns import EVENTS, SCOPES
 
 # Decoded at once, a list of empty objects takes 60 times its size.
 LARGE_BYTES = 4 << 20
@@ -146,7 +146,7 @@ _OTHER_SPAN = msgspec.json.Decoder(_OtherSpan)
 _VALUE = msgspec.json.Decoder(_AnyValue | None, strict=False)
 
 
-def read_json(content: bytes, place: str, record: int, rows: Rows, tally: Tally) -> Iterator[None]:
+def read_json(content: bytes, place: str, record: int, rows: BatchRows, tally: Tally) -> Iterator[None]:
     """Add the spans of an OTLP JSON object to ``rows``, with a pause after each (the caller may take the rows).
 
     What is malformed, and what breaks the rules of ``otlp_columns``, is rejected with its place.
@@ -205,7 +205,9 @@ def _spans(spans: Raw, scope: str, place: str, tally: Tally) -> Iterable[_Span |
         return []
 
 
-def _read_span(found: _Span | Raw, scope: str, record: int, number: int, rows: Rows, tally: Tally, place: str) -> None:
+def _read_span(
+    found: _Span | Raw, scope: str, record: int, number: int, rows: BatchRows, tally: Tally, place: str
+) -> None:
     if isinstance(found, Raw):
         check_size(memoryview(found))
     if scope not in SCOPES:

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import polars as pl
 
+from blis_replay.ingest.readers.documents import MAX_INTEGER
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.numbers import MAX_INTEGER
-from blis_replay.ingest.readers.otlp.columns import TraceBatch
+from blis_replay.ingest.scan.otlp_columns import TraceBatch
 
 # Where a row came from: the number of its file, what a record of that file is called, and which one it is in.
 PLACE_COLUMNS = ("file", "unit", "record", "span")

@@ -9,29 +9,73 @@ from google.protobuf.message import DecodeError
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from blis_replay.ingest.readers.files import Tally
-from blis_replay.ingest.readers.otlp.columns import EVENTS, SCOPES
-from blis_replay.ingest.readers.otlp.protobuf_wire import WireError, messages
 from blis_replay.ingest.readers.otlp.rows import (
     EVENT_LAYOUT,
     OTHER_VALUE,
     SPAN_LAYOUT,
+    BatchRows,
     Malformed,
     OtherValue,
-    Rows,
     Value,
     attribute_values,
     check_size,
     checked_ns,
 )
+from blis_replay.ingest.scan.otlp_columns import EVENTS, SCOPES
 
 if TYPE_CHECKING:
     from opentelemetry.proto.common.v1.common_pb2 import KeyValue
+
+_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
+MAX_VARINT_BYTES = 10
+_MAX_FIELD = (1 << 29) - 1
+
+
+class WireError(ValueError):
+    """These bytes are no protobuf message, or not all of one."""
+
+
+def varint(data: bytes, at: int) -> tuple[int, int]:
+    """The varint at ``at`` and where it ends; raises :class:`WireError` if it does not end."""
+    value = 0
+    for count, byte in enumerate(data[at : at + MAX_VARINT_BYTES]):
+        value |= (byte & 0x7F) << (7 * count)
+        if byte < 0x80:
+            return value, at + count + 1
+    raise WireError("a number that does not end")
+
+
+def messages(data: bytes) -> Iterator[tuple[int, bytes, bool]]:
+    """``(field number, content, whole)`` of each length-delimited field of a message; other fields are passed over.
+
+    ``whole`` is false for a last one that the data cuts off.  Raises :class:`WireError`
+    where the bytes are no message or end inside a number.
+    """
+    at = 0
+    while at < len(data):
+        key, at = varint(data, at)
+        number, kind = key >> 3, key & 7
+        if not 0 < number <= _MAX_FIELD:
+            raise WireError(f"field number {number}")
+        if kind == _LENGTH:
+            size, at = varint(data, at)
+            yield number, data[at : at + size], at + size <= len(data)
+            at += size
+        elif kind == _VARINT:
+            _value, at = varint(data, at)
+        elif kind in (_FIXED64, _FIXED32):
+            at += 8 if kind == _FIXED64 else 4
+            if at > len(data):
+                raise WireError("a number that does not end")
+        else:
+            raise WireError(f"wire type {kind}")
+
 
 _EVENTS = frozenset(EVENTS)
 _SCALARS = ("int_value", "double_value", "string_value")
 
 
-def read_protobuf(content: bytes, place: str, record: int, rows: Rows, tally: Tally) -> Iterator[None]:
+def read_protobuf(content: bytes, place: str, record: int, rows: BatchRows, tally: Tally) -> Iterator[None]:
     """Add the spans of a ``TracesData`` to ``rows``, with a pause after each (the caller may take the rows).
 
     What is no protobuf, and what breaks the rules of ``otlp_columns``, is rejected with its place.
@@ -70,7 +114,7 @@ def _parts(content: bytes, wanted: int) -> Iterator[bytes]:
             yield part
 
 
-def _read_span(content: bytes, scope: str, record: int, number: int, rows: Rows, tally: Tally, place: str) -> None:
+def _read_span(content: bytes, scope: str, record: int, number: int, rows: BatchRows, tally: Tally, place: str) -> None:
     check_size(content)
     span = Span.FromString(content)
     if scope not in SCOPES:

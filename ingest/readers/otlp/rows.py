@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import polars as pl
 
-from blis_replay.ingest.readers.otlp.columns import (
+from blis_replay.ingest.scan.otlp_columns import (
     EVENT_FLOATS,
     EVENT_INTEGERS,
     EVENT_SCHEMA,
@@ -94,7 +94,7 @@ def checked_ns(ns: int, what: str) -> int | None:
 
 
 @dataclass
-class Rows:
+class BatchRows:
     """The rows of a batch so far."""
 
     spans: list[Row] = field(default_factory=list)

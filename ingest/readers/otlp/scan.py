@@ -2,21 +2,224 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
+import polars as pl
+import pyarrow as pa
 
+from blis_replay.compiled.arrays import Int64s
 from blis_replay.ingest.readers.files import RecordedFile, lines_of
-from blis_replay.ingest.readers.otlp.columns import TraceBatch
 from blis_replay.ingest.readers.otlp.decode import is_protobuf, read_record
 from blis_replay.ingest.readers.otlp.framing import MAX_RECORD_BYTES, Records, records_in_lines
-from blis_replay.ingest.readers.otlp.scan_columns import Found
+from blis_replay.ingest.readers.otlp.rows import BatchRows
 from blis_replay.ingest.scan import otlp_rows
-from blis_replay.ingest.scan.json_text import PADDING_BYTES
+from blis_replay.ingest.scan.json_text import PADDING_BYTES, Bytes
+from blis_replay.ingest.scan.otlp_columns import (
+    EVENT_SEQUENCE,
+    EVENTS,
+    JOURNEY_EVENT_SCHEMA,
+    SNAPSHOT_EVENT,
+    SNAPSHOT_EVENT_SCHEMA,
+    SPAN_SCHEMA,
+    STEP_EVENT,
+    STEP_EVENT_SCHEMA,
+    TraceBatch,
+    with_plain_ids,
+)
+from blis_replay.ingest.scan.otlp_fill import turn_rows, view_texts
 from blis_replay.ingest.scan.otlp_lines import scan_lines
 from blis_replay.ingest.scan.otlp_messages import scan_message
-from blis_replay.ingest.scan.otlp_rows import FULL
-from blis_replay.ingest.scan.window import Window
+from blis_replay.ingest.scan.otlp_rows import EVENT_COUNTS, FULL, NULL, SPAN_COUNTS, event_field, span_field
+from blis_replay.ingest.scan.words import Words
+
+# Of a scan they are cheap: larger batches than the decoders' spare a fifth of the work on columns.
+BATCH_ROWS = 100_000
+_ROOM_FOR_TEXTS = 16 << 20
+# A record that needs more room is taken by the decoder, which does it in batches.
+_MOST_ROWS = 4 * BATCH_ROWS
+
+_Schema = Mapping[str, pl.DataType | type[pl.DataType]]
+
+
+@dataclass
+class Found:
+    """The rows of a batch so far: of the scan as ``spans``, ``events`` and ``texts``, and of the decoder.
+
+    ``unit``: what a record of the file is; ``floats_as_texts``: how the scan keeps them, else by their bits.
+    """
+
+    unit: str
+    floats_as_texts: bool
+    state: Int64s = field(default_factory=otlp_rows.new_state)
+    spans: Int64s = field(default_factory=lambda: np.empty((BATCH_ROWS, otlp_rows.SPAN_WIDTH), np.int64))
+    events: Int64s = field(default_factory=lambda: np.empty((BATCH_ROWS, otlp_rows.EVENT_WIDTH), np.int64))
+    texts: Bytes = field(default_factory=lambda: np.empty(_ROOM_FOR_TEXTS, np.uint8))
+    decoded: BatchRows = field(default_factory=BatchRows)
+
+    def rows(self) -> tuple[Int64s, Int64s, Int64s, Bytes]:
+        """What the scan goes on filling."""
+        return self.state, self.spans.reshape(-1), self.events.reshape(-1), self.texts
+
+    def can_grow(self) -> bool:
+        """Whether a record that does not go into an empty batch should be tried in a larger one."""
+        return len(self.spans) < _MOST_ROWS
+
+    def is_empty(self) -> bool:
+        """Whether the scan has found nothing yet."""
+        return not self.state[: otlp_rows.LINE_END].any()
+
+    def grow(self) -> None:
+        """Make twice the room; what is in it is lost."""
+        self.spans, self.events = (
+            np.empty((2 * len(rows), rows.shape[1]), np.int64) for rows in (self.spans, self.events)
+        )
+        self.texts = np.empty(2 * len(self.texts), np.uint8)
+
+    def taken(self) -> TraceBatch:
+        """The batch; there is nothing found any more."""
+        span_count, event_count = int(self.state[otlp_rows.SPANS]), int(self.state[otlp_rows.EVENTS])
+        # Memory of its own: columns of texts are views of it, and there the next ones are filled in.
+        texts = self.texts[: self.state[otlp_rows.TEXT_BYTES]].copy()
+        spans = _Rows(self.spans[:span_count], texts, self.floats_as_texts)
+        events = _Rows(self.events[:event_count], texts, self.floats_as_texts)
+        batch = TraceBatch(self.unit, _spans(spans), *_events(events))
+        if self.decoded.spans:
+            batch = _in_file_order(batch, self.decoded.batch(self.unit))
+        self.state[: otlp_rows.TEXT_BYTES + 1] = 0
+        self.decoded.spans, self.decoded.events = [], []
+        return batch
+
+
+def _in_file_order(scanned: TraceBatch, decoded: TraceBatch) -> TraceBatch:
+    """Both batches as one; no record has spans in both."""
+    spans = pl.concat([scanned.spans, decoded.spans])
+    order = np.argsort(spans["record"].to_numpy(), kind="stable")
+    places = pl.Series("span_row", np.argsort(order), pl.Int64)
+
+    def joined(first: pl.DataFrame, second: pl.DataFrame) -> pl.DataFrame:
+        events = pl.concat([first, second.with_columns(pl.col("span_row") + len(scanned.spans))])
+        return events.with_columns(places[events["span_row"]]).sort("span_row", maintain_order=True)
+
+    return TraceBatch(
+        scanned.unit,
+        spans[order],
+        joined(scanned.steps, decoded.steps),
+        joined(scanned.snapshots, decoded.snapshots),
+        joined(scanned.journey_events, decoded.journey_events),
+    )
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """BatchRows of spans or events, and what their columns of texts and floats are made of (:class:`Found`)."""
+
+    rows: Int64s
+    texts: Bytes
+    floats_as_texts: bool
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """Columns of a schema: the counts, the texts, and their fields in a row (of a text: begin and end)."""
+
+    schema: _Schema
+    counts: tuple[str, ...]
+    texts: tuple[str, ...]
+    fields: Int64s
+
+
+def _columns(schema: _Schema, all_counts: tuple[str, ...], place: Callable[[str], int]) -> _Columns:
+    counts = tuple(name for name in schema if name in all_counts)
+    texts = tuple(name for name in schema if name not in all_counts)
+    fields = [*map(place, counts), *(field for name in texts for field in (place(name), place(name) + 1))]
+    return _Columns(schema, counts, texts, np.array(fields))
+
+
+_SPAN = _columns(SPAN_SCHEMA, SPAN_COUNTS, span_field)
+_STEP, _SNAPSHOT, _JOURNEY = (
+    _columns(schema | {"name": pl.Int64} if "name" in schema else schema, EVENT_COUNTS, event_field)
+    for schema in (STEP_EVENT_SCHEMA, SNAPSHOT_EVENT_SCHEMA, JOURNEY_EVENT_SCHEMA)
+)
+_JOURNEY_NAMES = pl.Series(
+    "name", [name if name in EVENT_SEQUENCE else None for name in EVENTS], JOURNEY_EVENT_SCHEMA["name"]
+)
+
+
+def _spans(found: _Rows) -> pl.DataFrame:
+    message = pl.col("status_message")
+    frame = _frame(_SPAN, found, np.arange(len(found.rows)))
+    return with_plain_ids(frame.with_columns(pl.when(message != "").then(message)))
+
+
+def _events(found: _Rows) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
+    """The steps, the snapshots and the events of journeys."""
+    names = found.rows[:, event_field("name")]
+    steps, snapshots = (EVENTS.index(name) for name in (STEP_EVENT, SNAPSHOT_EVENT))
+    chosen = names == steps, names == snapshots, (names != steps) & (names != snapshots)
+    of_steps, of_snapshots, of_journeys = (
+        _frame(columns, found, np.flatnonzero(which))
+        for columns, which in zip((_STEP, _SNAPSHOT, _JOURNEY), chosen, strict=True)
+    )
+    return of_steps, of_snapshots, of_journeys.with_columns(_JOURNEY_NAMES[of_journeys["name"]])
+
+
+def _frame(wanted: _Columns, found: _Rows, chosen: Int64s) -> pl.DataFrame:
+    if not len(chosen):
+        return pl.DataFrame(schema=wanted.schema)
+    counts, known = _turned(found.rows, chosen, wanted.fields[: len(wanted.counts)])
+    series = [_counts(name, counts[place], known[place]) for place, name in enumerate(wanted.counts)]
+    places, known = _turned(found.rows, chosen, wanted.fields[len(wanted.counts) :])
+    for place, name in enumerate(wanted.texts):
+        begins, ends = places[2 * place : 2 * place + 2]
+        if wanted.schema[name] == pl.Float64 and not found.floats_as_texts:
+            series.append(_floats(name, begins, known[2 * place]))
+        else:
+            series.append(_texts(name, begins, ends, known[2 * place], found.texts))
+    named = {one.name: one for one in series}
+    # Nearly all are of their type already, and a cast of many columns takes longer than it looks.
+    return pl.DataFrame(
+        [named[name] if named[name].dtype == kind else named[name].cast(kind) for name, kind in wanted.schema.items()]
+    )
+
+
+def _turned(rows: Int64s, chosen: Int64s, fields: Int64s) -> tuple[Int64s, list[int]]:
+    """Fields of some rows as int64[fields, chosen], and how many of each are known."""
+    # Memory of its own: a frame can keep it, and the rows are filled again.
+    columns = np.empty((len(fields), len(chosen)), np.int64)
+    known = np.zeros(len(fields), np.int64)
+    turn_rows(rows, chosen, fields, columns, known)
+    return columns, known.tolist()
+
+
+def _counts(name: str, values: Int64s, known: int) -> pl.Series:
+    if known == 0:
+        return _nothing(name, pl.Int64(), len(values))
+    series = pl.Series(name, values, pl.Int64)
+    return series if known == len(values) else series.set(series == NULL, None)
+
+
+def _floats(name: str, bits: Int64s, known: int) -> pl.Series:
+    if known == 0:
+        return _nothing(name, pl.Float64(), len(bits))
+    # Copied: a part of this memory would keep the rest.
+    series = pl.Series(name, bits.view(np.float64).copy(), pl.Float64)
+    return series if known == len(bits) else series.set(pl.Series(bits == NULL), None)
+
+
+def _nothing(name: str, kind: pl.DataType, length: int) -> pl.Series:
+    return pl.Series(name, [None], kind).new_from_index(0, length)
+
+
+def _texts(name: str, begins: Int64s, ends: Int64s, known: int, texts: Bytes) -> pl.Series:
+    if known == 0:
+        return _nothing(name, pl.String(), len(begins))
+    views = np.empty((len(begins), 2), np.uint64)
+    view_texts(begins, ends, texts, views)
+    nulls = None if known == len(begins) else pa.array(begins != NULL).buffers()[1]
+    buffers = [nulls, pa.py_buffer(views), pa.py_buffer(texts)]
+    return pl.Series(name, pa.Array.from_buffers(pa.string_view(), len(begins), buffers), pl.String)
 
 
 def scanned_lines(file: RecordedFile) -> Iterator[TraceBatch]:
@@ -65,3 +268,54 @@ def _decoded(file: RecordedFile, records: Iterable[tuple[int, bytes]], found: Fo
         for _ in read_record(content, f"{found.unit} {number}", number, found.decoded, file):
             if found.decoded.full:
                 yield found.taken()
+
+
+# -- The part of a stream that a compiled scan is working on -------------------------------------
+
+# Small enough to stay in a processor's cache from the reading to the scanning.
+_USUAL_BYTES = 2 << 20
+
+
+class Window:
+    """Bytes of a stream from ``at`` to ``end`` in ``text``, with zeros behind them; ``words`` is the same memory."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks = chunks
+        self.text: Bytes
+        self.words: Words
+        self.at = self.end = 0
+        self._resize(_USUAL_BYTES)
+
+    def refill(self) -> bool:
+        """Fill up behind what is not used yet; False if nothing is left to fill up with.
+
+        What is not used yet moves to the front; a window that is still half full of it doubles.
+        """
+        unused = self.end - self.at
+        self.text[:unused] = self.text[self.at : self.end].copy()
+        self.at, self.end = 0, unused
+        usual = max(_USUAL_BYTES, 2 * unused)
+        while self.end < usual and (chunk := next(self._chunks, b"")):
+            if self.end + len(chunk) > self._room:
+                self._resize(max(usual, self.end + len(chunk)))
+            self.text[self.end : self.end + len(chunk)] = np.frombuffer(chunk, np.uint8)
+            self.end += len(chunk)
+        self.text[self.end : self.end + PADDING_BYTES] = 0
+        return self.end > unused
+
+    def take(self, begin: int, end: int) -> bytes:
+        """The bytes between two positions."""
+        return self.text[begin:end].tobytes()
+
+    def rest(self) -> Iterator[bytes]:
+        """What is not used yet, and the chunks that follow."""
+        yield self.take(self.at, self.end)
+        yield from self._chunks
+
+    def _resize(self, room: int) -> None:
+        self._room = room
+        words = np.zeros((room + PADDING_BYTES) // 8 + 1, np.uint64)
+        text = words.view(np.uint8)
+        if self.end:
+            text[: self.end] = self.text[: self.end]
+        self.text, self.words = text, words

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
+
+from blis_replay.compiled.arrays import Bools, Int64s
 
 # Lifecycle stamp -> its event.  The first SCHEDULED and the way a request left are told apart below.
 STAMPS = {
@@ -30,7 +31,6 @@ _HIGHEST = {
     "last_ns": "time_ns",
 }
 
-Int64s = NDArray[np.int64]
 
 _NONE = -1
 
@@ -42,7 +42,7 @@ class _Spans:
     begins: Int64s
     of: Int64s
 
-    def first(self, chosen: NDArray[np.bool_]) -> Int64s:
+    def first(self, chosen: Bools) -> Int64s:
         """The row of the first chosen event of each span, ``_NONE`` where none is."""
         rows = np.flatnonzero(chosen)
         first = np.full(len(self.begins), _NONE)

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import polars as pl
 
-from blis_replay.ingest.readers.files import RecordedFile
+from blis_replay.ingest.readers.files import RecordedFile, is_large
 from blis_replay.ingest.readers.otlp import journeys as otlp_journeys
-from blis_replay.ingest.readers.otlp import requests as otlp_requests
-from blis_replay.ingest.readers.otlp import steps as otlp_steps
-from blis_replay.ingest.readers.otlp.columns import ENGINE_SCOPE, STEP_SCOPE, TraceBatch
-from blis_replay.ingest.readers.otlp.decode import trace_batches
+from blis_replay.ingest.readers.otlp import spans
+from blis_replay.ingest.readers.otlp.decode import read_record
+from blis_replay.ingest.readers.otlp.framing import records
 from blis_replay.ingest.readers.otlp.journeys import JourneyParts, Journeys, is_since
 from blis_replay.ingest.readers.otlp.places import first_spans, reject_repeated
-from blis_replay.ingest.readers.otlp.steps import READ_SNAPSHOT_SCHEMA, READ_STEP_SCHEMA, Repeats
-from blis_replay.ingest.readers.requests_frame import READ_SCHEMA, RequestsRead
-from blis_replay.ingest.readers.server.journey_requests import requests_of
-from blis_replay.ingest.readers.server.server_clock import Bridge, bridge_of
-from blis_replay.ingest.recording import SNAPSHOT_SCHEMA, empty_frame
-from blis_replay.ingest.row_parts import PART_ROWS, PartWriter, RowParts, by_ranges, in_one_part
+from blis_replay.ingest.readers.otlp.rows import BatchRows
+from blis_replay.ingest.readers.otlp.spans import READ_SNAPSHOT_SCHEMA, READ_STEP_SCHEMA, Repeats
+from blis_replay.ingest.readers.requests import READ_SCHEMA, RequestsRead
+from blis_replay.ingest.readers.server.clock import Bridge, bridge_of
+from blis_replay.ingest.recording import SNAPSHOT_SCHEMA
+from blis_replay.ingest.rows import Rows, Scratch, Writer, no_rows, query, rows_of, whole_groups
+from blis_replay.ingest.scan.otlp_columns import ENGINE_SCOPE, STEP_SCOPE, TraceBatch
 
 # Names can be as many as spans; so many are told apart, running numbers aside.
 MAX_OTHER_NAMES = 100
@@ -44,8 +43,8 @@ class TracesRead:
     made them up.  ``remarks``: what else is missing or odd, in words.
     """
 
-    steps: RowParts
-    snapshots: RowParts
+    steps: Rows
+    snapshots: Rows
     journeys: Journeys | None
     requests: RequestsRead | None
     bridge: Bridge | None
@@ -57,10 +56,10 @@ class TracesRead:
 
 @dataclass
 class _Collected:
-    steps: PartWriter
-    snapshots: PartWriter
-    journey_spans: PartWriter
-    journey_events: PartWriter
+    steps: Writer
+    snapshots: Writer
+    journey_spans: Writer
+    journey_events: Writer
     requests: list[pl.DataFrame] = field(default_factory=list)
     step_spans: list[pl.DataFrame] = field(default_factory=list)
     others: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -69,14 +68,14 @@ class _Collected:
 
     def add(self, batch: TraceBatch, number: int, file: RecordedFile) -> None:
         """Keep what is read of a batch of file ``number``."""
-        self.steps.add(otlp_steps.steps_of(batch, file))
+        self.steps.add(spans.steps_of(batch, file))
         if batch.snapshots.height:
-            self.snapshots.add(otlp_steps.snapshots_of(batch, file))
+            self.snapshots.add(spans.snapshots_of(batch, file))
         if (batch.spans["scope"] == ENGINE_SCOPE).any():
-            self.requests.append(otlp_requests.request_spans_of(batch, number, file))
+            self.requests.append(spans.request_spans_of(batch, number, file))
         self.step_spans.append(_step_spans(batch))
-        spans, stamped = otlp_journeys.spans_and_events_of(batch, number, file, self.spans)
-        self.journey_spans.add(spans)
+        journey_spans, stamped = otlp_journeys.spans_and_events_of(batch, number, file, self.spans)
+        self.journey_spans.add(journey_spans)
         self.journey_events.add(stamped)
         for scope, name, count in _others(batch).iter_rows():
             family = scope[:100], _NUMBER.sub("*", name[:100])
@@ -86,45 +85,43 @@ class _Collected:
         self.spans += len(batch.spans)
 
 
-def read_traces(files: Sequence[RecordedFile], scratch: Path | None = None, part_rows: int = PART_ROWS) -> TracesRead:
-    """What all OTLP files of a recording hold together (collectors rotate them).
+def read_traces(files: Sequence[RecordedFile], scratch: Scratch | None = None) -> TracesRead:
+    """What all OTLP files of a recording hold together (collectors rotate them); rows are in ``scratch``.
 
     Malformed lines, spans and events are rejected and counted with their place; identical
-    duplicates are dropped and counted, records that contradict each other are rejected.  Whenever there are
-    ``part_rows`` of them, steps, snapshots, spans and events go to files of the folder ``scratch``, which have to
-    stay; without it they are in memory.
+    duplicates are dropped and counted, records that contradict each other are rejected.
     """
     if not files:
-        nothing = in_one_part(empty_frame(READ_STEP_SCHEMA)), in_one_part(empty_frame(SNAPSHOT_SCHEMA))
-        return TracesRead(*nothing, None, None, None, 0, {}, False, ())
+        return TracesRead(no_rows(READ_STEP_SCHEMA), no_rows(SNAPSHOT_SCHEMA), None, None, None, 0, {}, False, ())
+    scratch = scratch or Scratch()
     found = _Collected(
-        PartWriter(READ_STEP_SCHEMA, scratch, "read-steps", part_rows),
-        PartWriter(READ_SNAPSHOT_SCHEMA, scratch, "read-snapshots", part_rows),
-        PartWriter(otlp_journeys.SPAN_SCHEMA, scratch, "journey-spans", part_rows),
-        PartWriter(otlp_journeys.EVENT_SCHEMA, scratch, "read-journey-events", part_rows),
+        steps=scratch.writer(READ_STEP_SCHEMA),
+        snapshots=scratch.writer(READ_SNAPSHOT_SCHEMA),
+        journey_spans=scratch.writer(otlp_journeys.SPAN_SCHEMA),
+        journey_events=scratch.writer(otlp_journeys.EVENT_SCHEMA),
     )
     for number, file in enumerate(files):
         for batch in trace_batches(file):
             found.add(batch, number, file)
     read_steps, parts = found.steps.done(), JourneyParts(found.journey_spans.done(), found.journey_events.done())
-    ended_ns = otlp_steps.end_of_earlier_starts(read_steps, part_rows)
+    ended_ns = spans.end_of_earlier_starts(read_steps)
     remarks = [*_unread_events(found)]
     if ended_ns is not None:
         remarks.append(_earlier(read_steps, parts, ended_ns))
-    steps = _steps(read_steps, ended_ns, files[0], scratch, part_rows)
-    snapshots = _snapshots(found.snapshots.done(), ended_ns, files[0], scratch, part_rows)
+    steps = _steps(read_steps, ended_ns, files[0], scratch)
+    snapshots = _snapshots(found.snapshots.done(), ended_ns, files[0], scratch)
     bridge = bridge_of(otlp_journeys.bridging_offsets(parts, ended_ns), steps)
     journeys = None
     if not parts.spans.is_empty():
         offset_ns, hits = bridge.offset_ns if bridge else None, otlp_journeys.cache_hits(snapshots)
-        journeys = otlp_journeys.joined(parts, hits, offset_ns, ended_ns, files, scratch, part_rows)
+        journeys = otlp_journeys.joined(parts, hits, offset_ns, ended_ns, files, scratch)
         remarks += journeys.remarks
     step_spans = _whole(found.step_spans).unique("identity", keep="last")
     return TracesRead(
         steps=steps,
         snapshots=snapshots,
         journeys=journeys if journeys and journeys.lifecycles.height else None,
-        requests=(requests_of(journeys, scratch) if journeys else None) or _upstream(found, files),
+        requests=(_requests_of(journeys, scratch) if journeys else None) or _upstream(found, files),
         bridge=bridge,
         dropped_events=int(step_spans["dropped_events"].sum()),
         other_spans=dict(found.others),
@@ -133,29 +130,29 @@ def read_traces(files: Sequence[RecordedFile], scratch: Path | None = None, part
     )
 
 
-def _steps(found: RowParts, ended_ns: int | None, file: RecordedFile, scratch: Path | None, part_rows: int) -> RowParts:
+_NOT_LATER = "SELECT step_id, lag(step_id) OVER () AS before FROM steps"
+
+
+def _steps(found: Rows, ended_ns: int | None, file: RecordedFile, scratch: Scratch) -> Rows:
     """The steps since then by id, none twice."""
-    if ended_ns is None and (found.column("step_id").diff().drop_nulls() > 0).all():
+    ids = {"step_id": pl.Int64, "before": pl.Int64}
+    if ended_ns is None and query(_NOT_LATER, ids, steps=found).where("step_id <= before").is_empty():
         return found
-    writer, repeats = PartWriter(READ_STEP_SCHEMA, scratch, "steps", part_rows), Repeats()
-    for frame in by_ranges(found, lambda part: part["step_id"], ["step_id"], part_rows):
-        since = frame if ended_ns is None else frame.filter(is_since(ended_ns, "epoch_ns"))
-        writer.add(otlp_steps.without_repeats(since.sort("step_id", maintain_order=True), ["step_id"], repeats))
-    repeats.reject(file, "step")
-    return writer.done()
+    return _once(is_since(found, ended_ns, "epoch_ns"), ["step_id"], scratch, file, "step")
 
 
-def _snapshots(
-    found: RowParts, ended_ns: int | None, file: RecordedFile, scratch: Path | None, part_rows: int
-) -> RowParts:
+def _snapshots(found: Rows, ended_ns: int | None, file: RecordedFile, scratch: Scratch) -> Rows:
     """The snapshots since then by step and request, none twice."""
-    key, repeats = ["step_id", "request_id"], Repeats()
-    writer = PartWriter(SNAPSHOT_SCHEMA, scratch, "snapshots", part_rows)
-    for frame in by_ranges(found, lambda part: part["step_id"], ["step_id"], part_rows):
-        since = frame if ended_ns is None else frame.filter(is_since(ended_ns, "epoch_ns"))
-        once = otlp_steps.without_repeats(since.sort(key), key, repeats)
-        writer.add(once.select(SNAPSHOT_SCHEMA.keys()))
-    repeats.reject(file, "snapshot of step")
+    since = is_since(found, ended_ns, "epoch_ns")
+    return _once(since, ["step_id", "request_id"], scratch, file, "snapshot of step").only([*SNAPSHOT_SCHEMA])
+
+
+def _once(rows: Rows, key: Sequence[str], scratch: Scratch, file: RecordedFile, what: str) -> Rows:
+    """Rows in order of a key that begins with the step, none twice; what is left out is rejected."""
+    writer, repeats = scratch.writer(rows.schema), Repeats()
+    for batch in whole_groups(rows.ordered(", ".join(key)).batches(), key[0]):
+        writer.add(spans.without_repeats(batch, key, repeats))
+    repeats.reject(file, what)
     return writer.done()
 
 
@@ -169,14 +166,14 @@ def _whole(frames: list[pl.DataFrame]) -> pl.DataFrame:
 def _upstream(found: _Collected, files: Sequence[RecordedFile]) -> RequestsRead | None:
     if not found.requests:
         return None
-    spans, repeated = first_spans(_whole(found.requests))
+    requests, repeated = first_spans(_whole(found.requests))
     reject_repeated([repeated], files)
-    return RequestsRead(spans.select(READ_SCHEMA.keys()), "server", "epoch") if len(spans) else None
+    return RequestsRead(rows_of(requests.select(READ_SCHEMA.keys())), "server", "epoch") if len(requests) else None
 
 
 def _others(batch: TraceBatch) -> pl.DataFrame:
     """Scope, name and number of the spans of a batch that nobody reads."""
-    upstream = (pl.col("scope") == ENGINE_SCOPE) & (pl.col("name") == otlp_requests.REQUEST_SPAN)
+    upstream = (pl.col("scope") == ENGINE_SCOPE) & (pl.col("name") == spans.REQUEST_SPAN)
     read = (pl.col("scope") == STEP_SCOPE) | upstream | otlp_journeys.is_journey_span()
     return batch.spans.filter(~read).group_by("scope", "name").len()
 
@@ -185,9 +182,9 @@ def _unread_events(found: _Collected) -> list[str]:
     return [f"{found.other_events} span events of unknown names: not read"] if found.other_events else []
 
 
-def _earlier(steps: RowParts, parts: JourneyParts, ended_ns: int) -> str:
-    left = sum(frame.filter(~is_since(ended_ns)).height for frame in parts.spans.frames(["last_ns"]))
-    count = sum(frame.filter(~is_since(ended_ns, "epoch_ns")).height for frame in steps.frames(["epoch_ns"]))
+def _earlier(steps: Rows, parts: JourneyParts, ended_ns: int) -> str:
+    left = parts.spans.height - is_since(parts.spans, ended_ns).height
+    count = steps.height - is_since(steps, ended_ns, "epoch_ns").height
     return f"{count} steps and {left} journey spans of earlier starts of the server: not used, the last one is"
 
 
@@ -206,3 +203,64 @@ def _counting(numbers: pl.Series) -> bool:
     if numbers.is_empty() or numbers.null_count():
         return False
     return int(numbers.max()) <= 2 * numbers.n_unique()  # type: ignore[arg-type]
+
+
+def trace_batches(file: RecordedFile) -> Iterator[TraceBatch]:
+    """The spans and events of a file in batches of about 50,000 rows, scanned ones of 100,000; at least one batch.
+
+    What cannot be used is rejected with its place in the file.  Raises
+    :class:`RecordingError` if the file cannot be read at all.
+    """
+    framing = records(file)
+    if framing.unit != "object" and is_large(file):
+        from blis_replay.ingest.readers.otlp.scan import scanned_lines, scanned_messages
+
+        yield from scanned_lines(file) if framing.unit == "line" else scanned_messages(file, framing)
+        return
+    rows = BatchRows()
+    for number, content in framing.items:
+        for _ in read_record(content, f"{framing.unit} {number}", number, rows, file):
+            if rows.full:
+                yield rows.batch(framing.unit)
+                rows.spans, rows.events = [], []
+    yield rows.batch(framing.unit)
+
+
+def _requests_of(journeys: Journeys, scratch: Scratch) -> RequestsRead | None:
+    """The journeys as requests on the server's monotonic clock, ``None`` if there are none; they are in ``scratch``.
+
+    Arrival is that at the API server (of a request without its API span: when it was queued, and it
+    has no TTFT and no E2E).  TTFT ends with the API server's first response where that is recorded,
+    else with the scheduler's first token; E2E with the departure, which for a given-up
+    request is when its client was gone.
+    """
+    arrived = pl.coalesce("arrived_ns", "queued_ns").is_not_null()
+    status = pl.col("status")
+    columns = {
+        "request_id": pl.coalesce("api_request_id", "core_request_id"),
+        "sent_us": _us(pl.coalesce("arrived_ns", "queued_ns")),
+        "prompt_tokens": spans.tokens("prompt_tokens"),
+        "output_tokens_reported": spans.tokens("output_tokens"),
+        # What a given-up request got is not what the server would have decoded.
+        "usage_output_tokens": pl.when(status == "ok").then(spans.tokens("output_tokens")),
+        "max_tokens": spans.tokens("max_tokens"),
+        "ttft_us": _us(pl.coalesce("first_response_ns", "first_token_ns")) - _us(pl.col("arrived_ns")),
+        "e2e_us": _us(pl.col("departed_ns")) - _us(pl.col("arrived_ns")),
+        "queue_us": _us(pl.col("scheduled_ns")) - _us(pl.col("queued_ns")),
+        "prefill_us": _us(pl.col("first_token_ns")) - _us(pl.col("scheduled_ns")),
+        "decode_us": _us(pl.col("finished_ns")) - _us(pl.col("first_token_ns")),
+        "cached_prompt_tokens": pl.col("cached_prompt_tokens"),
+        "status": pl.when(status == "ok").then(pl.lit("ok")).otherwise(pl.lit("error")),
+        "error": pl.when(status != "ok").then(pl.concat_str(status, pl.format(": {}", "reason"), ignore_nulls=True)),
+    }
+    read = [columns.get(name, pl.lit(None)).cast(kind).alias(name) for name, kind in READ_SCHEMA.items()]
+    writer = scratch.writer(READ_SCHEMA)
+    for batch in journeys.lifecycles.batches():
+        writer.add(batch.filter(arrived).select(read))
+    requests = writer.done()
+    return RequestsRead(requests, "server", "monotonic", model=journeys.model) if requests.height else None
+
+
+def _us(ns: pl.Expr) -> pl.Expr:
+    # Stamps are rounded down one by one, so that segments add up to the whole.
+    return ns // 1000

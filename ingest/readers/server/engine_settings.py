@@ -10,13 +10,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
+import polars as pl
+
 from blis_replay.ingest.errors import RecordingError
-from blis_replay.ingest.readers.documents import quoted, text, yaml_mapping
+from blis_replay.ingest.readers.documents import quoted, text, tokens, whole, yaml_mapping
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.numbers import tokens, whole
+from blis_replay.ingest.readers.server.log import ServerLog
 from blis_replay.ingest.recording import Setting
+from blis_replay.ingest.rows import Rows, query
+from blis_replay.ingest.steps.records import detected_async
 
 _COUNTS = (
     "max_num_seqs",
@@ -143,3 +148,65 @@ def _default_async(version: Setting | None) -> Setting:
     recent = match is not None and (int(match[1]), int(match[2])) >= _ASYNC_BY_DEFAULT_FROM
     words = "on by default from 0.15" if recent else "off by default before 0.15"
     return Setting(recent, "default", f"vLLM {version.value}: {words}")
+
+
+@dataclass(frozen=True)
+class EngineEvidence:
+    """What tells of the engine's arguments.
+
+    ``configured``: by the experiment's configuration; ``header``: by that of its trace;
+    ``steps``, ``journey_events``: what the server did (``STEP_SCHEMA``, ``JOURNEY_EVENT_SCHEMA``).
+    """
+
+    configured: Mapping[str, object]
+    log: ServerLog
+    header: Mapping[str, object]
+    profile: Mapping[str, object]
+    hardware: str | None
+    steps: Rows
+    journey_events: Rows
+
+
+def engine_of(said: EngineEvidence, engine_file: Path | None) -> tuple[dict[str, Setting], tuple[str, ...]]:
+    """Engine arguments by name, and in words where two sources disagree or one is not usable.
+
+    ``engine_file``: YAML that overrules all others; :class:`RecordingError` if it cannot be read.
+    """
+    override = read_engine_file(RecordedFile(engine_file, engine_file.name)) if engine_file else {}
+    log = said.log
+    logged = {key: value for key, value in log.engine.items() if key != "num_gpu_blocks"}
+    if log.version:
+        logged["vllm_version"] = log.version
+    sources: list[Source] = [
+        ("file", engine_file.name if engine_file else "", override),
+        ("recorded", "exp-config.yaml", said.configured),
+        ("recorded", "server log", logged),
+        ("recorded", "trace header", said.header),
+        ("profile", "bundled profile", profile_arguments(said.profile)),
+    ]
+    block_size = int(engine_settings(sources, said.hardware)[0]["block_size"].value)
+    sources[3:3] = _of_the_run(said, block_size)
+    return engine_settings(sources, said.hardware)
+
+
+_BLOCK_TOTALS = """
+SELECT kv_blocks_total FROM steps WHERE kv_blocks_total IS NOT NULL
+GROUP BY kv_blocks_total ORDER BY count(*) DESC, kv_blocks_total LIMIT 1
+"""
+
+
+def _of_the_run(said: EngineEvidence, block_size: int) -> list[Source]:
+    """What nobody configured, and the run shows."""
+    sources: list[Source] = []
+    asynchronous = detected_async(said.steps, said.journey_events)
+    if asynchronous is not None:
+        detail = "journeys (whether outputs are processed after the next step began)"
+        sources.append(("recorded", detail, {"async_scheduling": asynchronous}))
+    totals = query(_BLOCK_TOTALS, {"kv_blocks_total": pl.Int64}, steps=said.steps).frame()
+    if totals.height:
+        # The pool without its reserved block, so vLLM's own count is one more.
+        blocks = int(totals.item(0, 0)) + 1
+        sources.append(("recorded", "step records (kv.blocks_total_gpu + 1)", {"num_gpu_blocks": blocks}))
+    if logged := said.log.num_gpu_blocks(block_size):
+        sources.append(("recorded", "server log", {"num_gpu_blocks": logged}))
+    return sources

@@ -18,9 +18,8 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from blis_replay.ingest.readers.documents import DECODE_ERRORS, quoted, text
+from blis_replay.ingest.readers.documents import DECODE_ERRORS, microseconds, quoted, text, whole
 from blis_replay.ingest.readers.files import RecordedFile, lines
-from blis_replay.ingest.readers.numbers import microseconds, whole
 from blis_replay.ingest.recording import KV_EVENT_SCHEMA
 
 # A batch that stores a million tokens fits.

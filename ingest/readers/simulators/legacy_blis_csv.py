@@ -6,18 +6,34 @@ import csv
 import re
 from array import array
 from collections.abc import Iterator
+from hashlib import blake2b
 from pathlib import Path
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from blis_replay.ingest.readers.csv_rows import cells_of, text_lines
-from blis_replay.ingest.readers.documents import text
+from blis_replay.ingest.readers.documents import MAX_INTEGER, finite, text
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.numbers import MAX_INTEGER, finite
-from blis_replay.ingest.readers.requests_frame import RawPrefix, RequestsRead, arrival_row, frame_of
-from blis_replay.ingest.readers.simulators.block_hashes import block_hashes
+from blis_replay.ingest.readers.records import cells_of, text_lines
+from blis_replay.ingest.readers.requests import RawPrefix, RequestsRead, arrival_row, frame_of
+from blis_replay.ingest.rows import rows_of
+
+
+def block_hashes(token_ids: NDArray[np.int64], block_tokens: int) -> list[int]:
+    """A key below 2^63 for each full block: equal keys mean equal tokens up to the end of the block.
+
+    The key is a hash of the block's tokens and the key before it (as vLLM chains its own).
+    """
+    raw = token_ids.astype("<i8").tobytes()
+    step = 8 * block_tokens
+    keys: list[int] = []
+    before = b""
+    for start in range(0, len(raw) - step + 1, step):
+        before = blake2b(before + raw[start : start + step], digest_size=8).digest()
+        keys.append(int.from_bytes(before, "big") >> 1)
+    return keys
+
 
 # A prompt of a million token ids fits.
 MAX_LINE_BYTES = 16 << 20
@@ -50,7 +66,9 @@ def read_requests(file: RecordedFile, _stamps_path: Path | None = None) -> Reque
     file.tally.records = len(frame)
     source = f"token ids of the prompts, hashed by {BLOCK_TOKENS}"
     prefix = RawPrefix(BLOCK_TOKENS, source, np.array(counts, np.int64), np.array(keys, np.int64))
-    return RequestsRead(frame, "client", "relative", next(iter(models), None), prefix=prefix if len(frame) else None)
+    return RequestsRead(
+        rows_of(frame), "client", "relative", next(iter(models), None), prefix=prefix if len(frame) else None
+    )
 
 
 def _usable_rows(

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.prompt_tree import NONE
-from blis_replay.ingest.readers.documents import text
+from blis_replay.ingest.readers.documents import MAX_INTEGER, MAX_TOKENS, text, whole
 from blis_replay.ingest.readers.files import FREE_EXPANSION_BYTES, MAX_EXPANSION_RATIO, RecordedFile
-from blis_replay.ingest.readers.numbers import MAX_INTEGER, MAX_TOKENS, whole
-from blis_replay.ingest.readers.requests_frame import READ_SCHEMA, RawPrompts, RequestsRead
+from blis_replay.ingest.readers.requests import READ_SCHEMA, RawPrompts, RequestsRead
 from blis_replay.ingest.recording import OUTPUT_LENGTH_SOURCES, PROMPT_SCHEMA, REQUEST_SCHEMA, STATUSES
+from blis_replay.ingest.rows import rows_of
 
 METADATA = b"blis-replay"
 # Of PROMPT_SCHEMA, the names under which a row has them of its request's prompt.
@@ -68,7 +68,7 @@ def read_requests(file: RecordedFile, _stamps_path: Path | None = None) -> Reque
     file.tally.records = len(read)
     zero_us = whole(told["clock"].get("zero_us")) or 0
     return RequestsRead(
-        read.select(READ_SCHEMA.keys()).with_columns(pl.col("sent_us") + zero_us),
+        rows_of(read.select(READ_SCHEMA.keys()).with_columns(pl.col("sent_us") + zero_us)),
         "server" if told["clock"].get("name") == "server" else "client",
         kind if (kind := told["clock"].get("kind")) in _KINDS else "relative",
         text(told.get("model")),

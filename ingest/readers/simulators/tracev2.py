@@ -16,12 +16,12 @@ import numpy as np
 
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.prompt_tree import NONE
-from blis_replay.ingest.readers.csv_rows import named_rows
-from blis_replay.ingest.readers.documents import quoted, section, text, yaml_mapping
+from blis_replay.ingest.readers.documents import quoted, section, text, tokens, whole, yaml_mapping
 from blis_replay.ingest.readers.experiment_config import ENGINE_KEYS
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.numbers import tokens, whole
-from blis_replay.ingest.readers.requests_frame import RawPrompts, RequestsRead, frame_of, request_row
+from blis_replay.ingest.readers.records import named_rows
+from blis_replay.ingest.readers.requests import RawPrompts, RequestsRead, frame_of, request_row
+from blis_replay.ingest.rows import rows_of
 
 _REQUIRED = ("input_tokens", "output_tokens", "send_time_us", "first_chunk_time_us", "last_chunk_time_us", "status")
 # 2001: stamps before that count from the start of the trace (of a generated or replayed one).
@@ -74,7 +74,7 @@ def read_requests(file: RecordedFile, _stamps_path: Path | None = None) -> Reque
     sent_us = frame["sent_us"].min() or 0
     kind = "epoch" if sent_us >= _EARLIEST_EPOCH_US else "relative"  # type: ignore[operator]  # the column is int64
     prefix, remarks = _prefixes(groups)
-    return RequestsRead(frame, "client", kind, next(iter(models), None), prefix=prefix, remarks=remarks)
+    return RequestsRead(rows_of(frame), "client", kind, next(iter(models), None), prefix=prefix, remarks=remarks)
 
 
 def _prefixes(groups: list[tuple[str, int | None]]) -> tuple[RawPrompts | None, tuple[str, ...]]:

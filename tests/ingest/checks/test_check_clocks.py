@@ -10,12 +10,12 @@ import pytest
 from builders import aggregates, recording, requests, run_of_steps
 
 from blis_replay.ingest.assemble import read_recording
-from blis_replay.ingest.checks.clocks import pictures
+from blis_replay.ingest.checks.clocks import evidence_tables
 from blis_replay.ingest.checks.evidence import Context
 from blis_replay.ingest.checks.registry import run_checks
 from blis_replay.ingest.recording import Clock, Finding, Recording
-from blis_replay.ingest.row_parts import in_one_part
-from blis_replay.ingest.token_layout import NO_EVENTS
+from blis_replay.ingest.rows import rows_of
+from blis_replay.ingest.stream.layout import NO_EVENTS
 
 CONTEXT = Context(NO_EVENTS, None, ())
 
@@ -72,6 +72,7 @@ def stepped(later_us: int, clock: Clock) -> Recording:
     return recording(requests=sent, steps=sampled, clocks=(Clock("client", "epoch", 0), clock))
 
 
+@pytest.mark.slow
 def test_an_estimated_offset_is_a_correction_with_both_numbers() -> None:
     """The step clock shows 100 ms at the zero by the estimate, 600 ms by the stamps: they put steps 0.5 s too early."""
     clock = Clock("step", "monotonic", 100_000, True, "estimated from depth", 3_000, 600_000)
@@ -92,8 +93,8 @@ def test_stamps_that_the_depth_confirms_are_noted() -> None:
 
 def test_an_offset_that_nothing_tells_is_said_to_be_unknown() -> None:
     made = stepped(0, Clock("step", "monotonic", 0, placed="not known"))
-    flat = made.steps.whole().with_columns(pl.lit(3, pl.Int64).alias("running_depth"))
-    (finding,) = clock_findings(Recording(**(vars(made) | {"steps": in_one_part(flat)})))
+    flat = made.steps.frame().with_columns(pl.lit(3, pl.Int64).alias("running_depth"))
+    (finding,) = clock_findings(Recording(**(vars(made) | {"steps": rows_of(flat)})))
     assert finding.severity == "note"
     assert finding.message == (
         "first sampled step after the first send: the stamps do not say, running depth cannot tell (the running depth "
@@ -101,23 +102,24 @@ def test_an_offset_that_nothing_tells_is_said_to_be_unknown() -> None:
     )
 
 
+@pytest.mark.slow
 def test_clocks_that_drift_are_reported_with_the_drift() -> None:
     """A step clock that gains 1 in 1,000: the halves of 60 s are 30 s apart, 30 ms."""
     made = stepped(0, Clock("step", "monotonic", 0, placed="bridged by pairs", stamped_zero_us=0))
-    fast = made.steps.whole().with_columns((pl.col("start_us") * 1.001).cast(pl.Int64))
-    placed, drift = clock_findings(Recording(**(vars(made) | {"steps": in_one_part(fast)})))
+    fast = made.steps.frame().with_columns((pl.col("start_us") * 1.001).cast(pl.Int64))
+    placed, drift = clock_findings(Recording(**(vars(made) | {"steps": rows_of(fast)})))
     assert placed.severity == drift.severity == "note"
     assert drift.measured["drift_us"] == pytest.approx(-30_000, abs=10_000)
 
 
+@pytest.mark.slow
 def test_the_offset_curve_has_its_least_point_at_the_stored_place() -> None:
-    (curve,) = pictures(stepped(0, Clock("step", "monotonic", 0, placed="estimated from depth")), CONTEXT)
+    (curve,) = evidence_tables(stepped(0, Clock("step", "monotonic", 0, placed="estimated from depth")), CONTEXT)
     shift_ms, _least = min(curve.rows, key=lambda row: float(row[1] or 0))
     assert shift_ms == pytest.approx(0, abs=10)
-    assert pictures(recording(), CONTEXT) == ()
+    assert evidence_tables(recording(), CONTEXT) == ()
 
 
-@pytest.mark.realdata
 def test_the_published_step_stamps_are_corrected(data_pack: Path) -> None:
     """34b-general: stamped on the first send, 0.89 s later by depth (NOTES, layout); nothing else is amiss."""
     with read_recording(data_pack / "h100" / "20260218-150304-codellama-34b-tp2-general") as made:

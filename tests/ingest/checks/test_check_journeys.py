@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blis_replay.ingest.checks.evidence import Context
-from blis_replay.ingest.checks.pictures import Table
 from blis_replay.ingest.checks.registry import CHECKS, run_checks
 from blis_replay.ingest.recording import Finding, Recording
+from blis_replay.ingest.tables import Table
 
 ENGINE = settings_of(max_num_batched_tokens=100, async_scheduling=False, enable_prefix_caching=False)
 
@@ -24,9 +24,9 @@ def finding_of(made: Recording, check: str) -> Finding:
     return finding
 
 
-def pictures_of(made: Recording, check: str) -> tuple[Table, ...]:
+def evidence_tables_of(made: Recording, check: str) -> tuple[Table, ...]:
     (chosen,) = (known for known in CHECKS if known.name == check)
-    return chosen.pictures(made, Context(run_checks(made)[1], None, ()))
+    return chosen.evidence_tables(made, Context(run_checks(made)[1], None, ()))
 
 
 def three_steps(**recorded: Any) -> Recording:
@@ -85,7 +85,7 @@ def test_a_disagreement_comes_with_examples() -> None:
     assert finding.severity == "unusable"
     assert finding.measured["disagree"] == 1
     assert finding.measured["example_1"] == "step 2: recorded (1, 0, 1, 0, 7), reconstructed (1, 0, 1, 0, 1)"
-    (example,) = pictures_of(three_steps(decode_tokens=[0, 7, 1]), "reconstruction")[1].rows
+    (example,) = evidence_tables_of(three_steps(decode_tokens=[0, 7, 1]), "reconstruction")[1].rows
     assert example == (2, "(1, 0, 1, 0, 7)", "(1, 0, 1, 0, 1)")
 
 
@@ -120,14 +120,14 @@ def test_several_tokens_a_step_are_named() -> None:
     made = three_steps()
     several = pl.col("output_tokens") * 4
     made = journeys(
-        made.journey_events.whole().with_columns(several).to_dicts(),
-        lifecycles=made.lifecycles.whole().to_dicts(),
+        made.journey_events.frame().with_columns(several).to_dicts(),
+        lifecycles=made.lifecycles.frame().to_dicts(),
         engine=ENGINE,
     )
     finding = finding_of(made, "reconstruction")
     assert finding.severity == "unusable"
     assert "speculative decoding" in finding.message
-    assert pictures_of(made, "reconstruction") == ()
+    assert evidence_tables_of(made, "reconstruction") == ()
 
 
 # Any order, any number, none at all: the readers let every count through that a double can hold.
@@ -150,10 +150,11 @@ odd_events = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(
     odd_events, st.lists(st.tuples(numbers, numbers), min_size=3, max_size=3), st.booleans(), st.sampled_from([0, 7])
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_no_journey_breaks_a_check(
     events: list[dict[str, Any]], lengths: list[tuple[int | None, int | None]], asynchronous: bool, threshold: int
 ) -> None:
@@ -168,7 +169,7 @@ def test_no_journey_breaks_a_check(
     made = journeys(events, lifecycles=lifecycles, engine=engine, steps=steps([1000, 2000, 3000]))
     for check in ("step_clock", "reconstruction"):
         assert finding_of(made, check).message
-        pictures_of(made, check)
+        evidence_tables_of(made, check)
 
 
 def test_a_prefill_that_ended_before_it_began_breaks_no_check() -> None:
@@ -201,4 +202,4 @@ def test_a_prefill_without_end_is_not_made_up_for_by_one_that_ended_before_it_be
 @pytest.mark.parametrize("check", ["step_clock", "reconstruction"])
 def test_without_records_nothing_is_claimed(check: str) -> None:
     assert finding_of(recording(), check).message.startswith("not checked: ")
-    assert pictures_of(recording(), check) == ()
+    assert evidence_tables_of(recording(), check) == ()

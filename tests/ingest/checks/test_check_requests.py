@@ -220,6 +220,7 @@ def test_repeated_ids_and_differing_counts_are_reported() -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ground_truth", ["recorded", "published aggregates"])
 def test_checks_work_with_any_part_missing(ground_truth: str, tmp_path: Any) -> None:
     whole = {

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.checks.evidence import Context
 from blis_replay.ingest.checks.registry import run_checks
-from blis_replay.ingest.checks.sampling import check, pictures
+from blis_replay.ingest.checks.sampling import check, evidence_tables
 from blis_replay.ingest.recording import Finding, Recording
-from blis_replay.ingest.token_layout import NO_EVENTS
+from blis_replay.ingest.rows import rows_of
+from blis_replay.ingest.stream.layout import NO_EVENTS
 
 CONTEXT = Context(NO_EVENTS, None, ())
 
@@ -34,6 +35,7 @@ def drawn(chance: float, count: int = 20_000, seed: int = 1) -> list[int]:
     return (np.flatnonzero(np.random.default_rng(seed).random(count) < chance) + 1).tolist()
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(st.floats(0.02, 0.9), st.integers(0, 10**6))
 def test_a_random_draw_is_recognised_at_any_rate(chance: float, seed: int) -> None:
@@ -94,7 +96,7 @@ def test_scaled_decode_tokens_are_held_against_the_requests(decode: int, said: b
     """1,000 steps, every other one recorded, of 4 decodes: 4,000 tokens, for 400 requests of 11 tokens 10 each."""
     ids = list(range(1, 1001, 2))
     made = sampled(ids, decode_tokens=decode)
-    finding = finding_of(Recording(**(vars(made) | {"requests": requests(400)})))
+    finding = finding_of(Recording(**(vars(made) | {"requests": rows_of(requests(400))})))
     assert finding.measured["decode_tokens_expected"] == 10
     assert finding.measured["decode_tokens_per_request"] == pytest.approx(decode * 2.5, rel=0.01)
     assert ("the requests had 10" in finding.message) == said
@@ -102,7 +104,7 @@ def test_scaled_decode_tokens_are_held_against_the_requests(decode: int, said: b
 
 def test_the_tables_have_every_gap_and_every_step() -> None:
     ids = drawn(0.1)
-    gaps, tenths = pictures(sampled(ids), CONTEXT)
+    gaps, tenths = evidence_tables(sampled(ids), CONTEXT)
     assert sum(int(row[1] or 0) for row in gaps.rows) == len(ids) - 1
     assert sum(float(row[2] or 0) for row in gaps.rows) == pytest.approx(len(ids) - 1, rel=0.01)
     assert len(tenths.rows) == 10
@@ -112,7 +114,6 @@ def test_the_check_is_run_with_the_others() -> None:
     assert [f.check for f in run_checks(recording())[0]].count("sampling") == 1
 
 
-@pytest.mark.realdata
 @pytest.mark.parametrize(
     ("slug", "count", "rate", "largest"),
     [
@@ -135,7 +136,6 @@ def test_the_h100_steps_are_a_random_tenth(data_pack: Path, slug: str, count: in
     assert ";" not in finding.message  # and nothing else is amiss
 
 
-@pytest.mark.realdata
 def test_steps_of_which_an_sdk_dropped_some_were_all_sampled(data_pack: Path) -> None:
     """kv-tight-sync: every step was sampled, and spans of 100 kept their last 128 events (README of vllm-traces)."""
     with read_recording(data_pack / "vllm-traces" / "kv-tight-sync") as made:
@@ -145,7 +145,6 @@ def test_steps_of_which_an_sdk_dropped_some_were_all_sampled(data_pack: Path) ->
     assert "between the losses 99 % of steps were sampled" in finding.message
 
 
-@pytest.mark.realdata
 def test_the_published_gap_variation_is_that_of_run_lengths(data_pack: Path) -> None:
     """0.44 and 4.2 (sampling gate of the step-model study) are over the numbers of sampled steps of 16 experiments."""
     path = data_pack / "stepml/round1/i2-analytical/h1-features/output/per_experiment_correlations.csv"

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from itertools import pairwise
 
 import polars as pl
 import pytest
-from builders import aggregates, in_parts, recording, requests, steps
+from builders import aggregates, in_database, recording, requests, steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blis_replay.ingest.checks.evidence import Window, interval_parts, stage_windows, step_intervals, steps_in
+from blis_replay.ingest.checks.evidence import Window, stage_windows, step_intervals, steps_in
 from blis_replay.ingest.checks.prefix_cache import uncached_prompt_tokens
 from blis_replay.ingest.checks.registry import run_checks
 from blis_replay.ingest.checks.step_cycle import cycle_us
 from blis_replay.ingest.recording import Finding, Recording, Stage
+from blis_replay.ingest.rows import rows_of
 
 
 def findings_of(made: Recording, check: str) -> list[Finding]:
@@ -35,13 +36,13 @@ def steady(rate_per_s: float, e2e_us: int, seconds: int = 120) -> pl.DataFrame:
 @given(st.sets(st.integers(1, 5000), min_size=2, max_size=300), st.integers(1, 50_000))
 def test_the_cycle_does_not_depend_on_which_steps_were_sampled(ids: set[int], cycle: int) -> None:
     sampled = sorted(ids)
-    assert cycle_us([step_intervals(steps([i * cycle for i in sampled], sampled))]) == pytest.approx(cycle)
+    assert cycle_us(step_intervals(rows_of(steps([i * cycle for i in sampled], sampled)))) == pytest.approx(cycle)
 
 
 def test_the_cycle_skips_a_restart_of_the_server() -> None:
     # Step numbers begin again after 10 s of silence: that pair says nothing.
     records = steps([0, 20_000, 10_000_000, 10_020_000], [100, 101, 1, 2])
-    assert cycle_us([step_intervals(records)]) == 20_000
+    assert cycle_us(step_intervals(rows_of(records))) == 20_000
 
 
 def test_a_duration_far_below_the_cycle_is_corrected() -> None:
@@ -166,18 +167,18 @@ def test_without_steps_nothing_is_claimed() -> None:
         assert finding.message.startswith("not checked: ")
 
 
-@given(
-    st.lists(st.tuples(st.none() | st.integers(0, 12), st.none() | st.integers(0, 40)), max_size=30),
-    st.integers(1, 200),
-)
-def test_intervals_by_ranges_of_time_are_those_of_all_at_once(
-    records: list[tuple[int | None, int | None]], part_rows: int
-) -> None:
-    """Steps of which some began at 10 to 29 us, in parts of three rows, in any order."""
+@pytest.mark.slow
+@given(st.lists(st.tuples(st.none() | st.integers(0, 12), st.none() | st.integers(0, 40)), max_size=30))
+def test_intervals_lie_between_steps_of_a_window_in_order_of_time(records: list[tuple[int | None, int | None]]) -> None:
+    """Against the rule written out: steps of which some began at 10 to 29 us, in any order, wherever they are."""
     columns = {"step_id": [step for step, _ in records], "start_us": [start for _, start in records]}
     frame = steps([0] * len(records)).with_columns(pl.Series(name, of, pl.Int64) for name, of in columns.items())
-    made = recording(steps=frame)
-    of_parts = replace(made, steps=in_parts(frame, 3))
-    window = Window(-1, 10, 30, None)
-    found = pl.concat(interval_parts(of_parts, window, part_rows=part_rows))
-    assert found.equals(step_intervals(steps_in(made, window)))
+    inside = sorted((start, step) for step, start in records if step is not None and start in range(10, 30))
+    expected = [
+        (step, start, after[0] - start, after[1] - step)
+        for (start, step), after in pairwise(inside)
+        if after[0] > start and after[1] > step
+    ]
+    for rows in (rows_of(frame), in_database(frame, 3)):
+        found = step_intervals(steps_in(recording(steps=rows), Window(-1, 10, 30, None)))
+        assert found.frame(["step_id", "start_us", "elapsed_us", "elapsed_steps"]).rows() == expected

@@ -14,16 +14,9 @@ from hypothesis import strategies as st
 
 from blis_replay.ingest.checks.registry import run_checks
 from blis_replay.ingest.ingest import ingest_source
-from blis_replay.ingest.published_itl import is_paired, published_itl
 from blis_replay.ingest.recording import Finding, Recording, SharedPrefix
-from blis_replay.ingest.store import (
-    inter_token_gaps,
-    open_store,
-    read_token_layout,
-    token_times,
-    write_recording,
-)
-from blis_replay.ingest.token_layout import (
+from blis_replay.ingest.store import inter_token_gaps, open_store, read_token_layout, token_times, write_recording
+from blis_replay.ingest.stream.layout import (
     NO_EVENTS,
     PAIRED,
     PAIRED_WITH_DONE,
@@ -34,6 +27,8 @@ from blis_replay.ingest.token_layout import (
     TokenLayout,
     detect_layout,
     event_totals,
+    is_paired,
+    published_itl,
 )
 
 
@@ -58,7 +53,8 @@ TOKEN_TIMES = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.slow
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(times=TOKEN_TIMES, known=st.booleans(), closing=st.sampled_from([1, 2, 3]))
 def test_a_paired_layout_gives_back_any_true_token_times(
     tmp_path: Path, times: list[list[int]], known: bool, closing: int
@@ -78,7 +74,8 @@ def test_a_paired_layout_gives_back_any_true_token_times(
     assert stored.rows() == [(i, k, time_us) for i, times_us in enumerate(times) for k, time_us in enumerate(times_us)]
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.slow
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(times=TOKEN_TIMES, known=st.booleans())
 def test_plain_and_singly_closed_streams_are_told_apart(tmp_path: Path, times: list[list[int]], known: bool) -> None:
     lengths = [len(times_us) if known else None for times_us in times]
@@ -91,7 +88,8 @@ def test_plain_and_singly_closed_streams_are_told_apart(tmp_path: Path, times: l
     assert event_totals(closed, made, SINGLE_WITH_DONE).token_gap_us == pytest.approx(true_us)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.slow
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(times=TOKEN_TIMES, role_us=st.integers(0, 190))
 def test_a_leading_role_is_no_token(tmp_path: Path, times: list[list[int]], role_us: int) -> None:
     """A chat's first event carries the role and comes with the first token: n + 1 stamps, the first two at once."""
@@ -174,7 +172,6 @@ def test_several_tokens_in_an_event_are_not_numbered(tmp_path: Path) -> None:
         assert token_times(store, made.slug).is_empty()
 
 
-@pytest.mark.realdata
 @pytest.mark.parametrize(
     ("run", "layout"),
     [

@@ -13,8 +13,8 @@ from typing import Any
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from blis_replay.ingest.collector.batches import Counts
 from blis_replay.ingest.collector.collector import Address, CollectorSettings, Listening, collect
-from blis_replay.ingest.collector.counts import Counts
 from blis_replay.ingest.collector.segments import frame_spans, segments
 
 ANY_PORT = Address("127.0.0.1", 0)

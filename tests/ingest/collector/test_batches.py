@@ -8,9 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from blis_replay.ingest.collector.batches import MalformedError, ServiceCounts, batch_of
-from blis_replay.ingest.collector.intake import response_to
-from blis_replay.ingest.collector.limits import MAX_MESSAGE_BYTES, MAX_MESSAGE_SPANS
+from blis_replay.ingest.collector.batches import (
+    MAX_MESSAGE_BYTES,
+    MAX_MESSAGE_SPANS,
+    MalformedError,
+    ServiceCounts,
+    batch_of,
+)
+from blis_replay.ingest.collector.segments import response_to
 
 
 def test_a_sound_request_is_stored_byte_by_byte() -> None:

@@ -26,10 +26,9 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
-from blis_replay.ingest.collector import segment_writer
-from blis_replay.ingest.collector.collector import CollectorSettings, collect
-from blis_replay.ingest.collector.grpc_service import SERVICE
-from blis_replay.ingest.collector.limits import MAX_CONNECTIONS
+from blis_replay.ingest.collector import segments as segment_writer
+from blis_replay.ingest.collector.batches import MAX_CONNECTIONS
+from blis_replay.ingest.collector.collector import SERVICE, CollectorSettings, collect
 from blis_replay.ingest.errors import CollectorError
 
 SOUND = request(span(0)).SerializeToString()

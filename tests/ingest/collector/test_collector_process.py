@@ -26,7 +26,11 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from blis_replay.ingest.collector.segments import segments
 
+pytestmark = pytest.mark.slow
+
 SPANS_PER_BATCH = 20
+# How long exporters try again and tests wait: a busy machine takes more than the SDK's 10 s to start a collector.
+_LONGEST_WAIT_S = 60
 COMMAND = (sys.executable, "-m", "blis_replay.validate.cli.main", "collect", "--json", "--no-ingest")
 
 
@@ -41,14 +45,14 @@ class Collector:
     def exporters(self) -> list[SpanExporter]:
         """Two of the SDK's exporters over each transport."""
         return [
-            *(GrpcExporter(f"http://{self.grpc}") for _ in range(2)),
-            *(HttpExporter(f"http://{self.http}/v1/traces") for _ in range(2)),
+            *(GrpcExporter(f"http://{self.grpc}", timeout=_LONGEST_WAIT_S) for _ in range(2)),
+            *(HttpExporter(f"http://{self.http}/v1/traces", timeout=_LONGEST_WAIT_S) for _ in range(2)),
         ]
 
     def end(self) -> tuple[dict[str, Any], str]:
         """The counts it printed after a SIGTERM, and what it said on standard error."""
         self.process.send_signal(signal.SIGTERM)
-        out, err = self.process.communicate(timeout=20)
+        out, err = self.process.communicate(timeout=_LONGEST_WAIT_S)
         assert self.process.returncode == 0
         counts: dict[str, Any] = json.loads(out)["collected"]
         return counts, err
@@ -92,7 +96,7 @@ class Load:
 
     def wait_for(self, acknowledged: int) -> None:
         """Until so many batches are acknowledged."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + _LONGEST_WAIT_S
         while len(self.acknowledged) < acknowledged:
             assert time.monotonic() < deadline
             time.sleep(0.005)

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 from collecting import stored_messages
 
-from blis_replay.ingest.collector import segment_writer
-from blis_replay.ingest.collector.segment_writer import BusyError, SegmentWriter
-from blis_replay.ingest.collector.segments import segments
+from blis_replay.ingest.collector import segments as segment_writer
+from blis_replay.ingest.collector.segments import BusyError, SegmentWriter, segments
 
 
 class Disk:

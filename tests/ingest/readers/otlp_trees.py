@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from blis_replay.ingest.readers.otlp.columns import (
+from blis_replay.ingest.scan.otlp_columns import (
     EVENT_FLOATS,
     EVENT_INTEGERS,
     EVENT_STRINGS,

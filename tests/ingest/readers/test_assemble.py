@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
+from pack import h100_folders
 
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.ingest import ingest_source
-from blis_replay.ingest.readers.clients.load_stages import stage_of_requests
+from blis_replay.ingest.readers.clients.inference_perf_reports import stage_of_requests
 from blis_replay.ingest.recording import AGGREGATE_SCHEMA, REQUEST_SCHEMA, STEP_SCHEMA
-from blis_replay.ingest.token_events import stamps_of
+from blis_replay.ingest.stream.events import stamps_of
 
 HEADER = "request_id,input_tokens,output_tokens,send_time_us,first_chunk_time_us,last_chunk_time_us,status"
 PROFILE = {"hardware": "H100", "vllm_version": "0.15.1"}
@@ -50,7 +51,7 @@ def test_a_small_directory_has_the_schemas_of_the_store(tmp_path: Path) -> None:
         "model: org/m-7b\nmax_num_seqs: 4\n"
     )
     with read_recording(directory, profile=PROFILE) as recording:
-        assert recording.requests.schema == pl.Schema(REQUEST_SCHEMA)
+        assert recording.requests.frame().schema == pl.Schema(REQUEST_SCHEMA)
         assert recording.steps.schema == STEP_SCHEMA
         assert recording.aggregates.schema == pl.Schema(AGGREGATE_SCHEMA)
         assert recording.requests["request_id"].to_list() == ["a", "b"]
@@ -112,7 +113,7 @@ def test_unknown_files_are_listed_and_a_gzip_twin_is_not_read_twice(tmp_path: Pa
     )
     with read_recording(directory) as recording:
         kinds = {file.name: file.kind for file in recording.files}
-        assert len(recording.requests) == 2
+        assert recording.requests.height == 2
     assert kinds["odd.bin"] == "unknown"
     assert kinds["trace.csv.gz"] == "tracev2 (not used: trace.csv is read)"
 
@@ -174,13 +175,12 @@ def test_no_directory_is_a_recording_error(tmp_path: Path) -> None:
         pass
 
 
-@pytest.mark.realdata
 def test_34b_general(data_pack: Path) -> None:
     """NOTES, section 1: 4,800 + 12,000 requests, E2E 4,093 ms, TTFT 51.6 ms, 248 tokens; 26,602 usable blocks."""
     with read_recording(data_pack / "h100" / "20260218-150304-codellama-34b-tp2-general", profile=PROFILE) as recording:
         requests = recording.requests
         assert recording.alias == "34b-general"
-        assert requests.group_by("stage").len().sort("stage").rows() == [(0, 4800), (1, 12_000)]
+        assert requests.frame().group_by("stage").len().sort("stage").rows() == [(0, 4800), (1, 12_000)]
         assert requests["e2e_us"].mean() == pytest.approx(4_093_000, abs=1000)
         assert requests["ttft_us"].mean() == pytest.approx(51_600, abs=50)
         assert requests["output_tokens"].unique().to_list() == [248]
@@ -191,11 +191,10 @@ def test_34b_general(data_pack: Path) -> None:
         assert recording.steps.height == 7441
 
 
-@pytest.mark.realdata
 def test_every_real_directory_is_read_without_a_rejected_record(data_pack: Path) -> None:
     """12 H100 experiments with the failures of NOTES, section 1; by time the stages are what their reports count."""
     failed = {}
-    for directory in sorted((data_pack / "h100").iterdir()):
+    for directory in h100_folders(data_pack):
         with read_recording(directory, profile=PROFILE) as recording:
             assert sum(file.rejected_count for file in recording.files) == 0
             by_time = stage_of_requests(recording.requests["arrival_us"].to_numpy(), recording.stages, [])
@@ -225,7 +224,7 @@ def test_a_benchmark_without_detail_is_an_experiment_of_aggregates(tmp_path: Pat
     document = BENCH | {"request_rate": 4.0, "duration": 5.0, "mean_e2el_ms": 500.0, "mean_itl_ms": 15.0}
     directory = make(tmp_path, result_DOT_json=json.dumps(document))
     with read_recording(directory) as recording:
-        assert (recording.ground_truth, len(recording.requests)) == ("published aggregates", 0)
+        assert (recording.ground_truth, recording.requests.height) == ("published aggregates", 0)
         assert any("without --save-detailed" in line for line in recording.missing)
         assert len(recording.stages) == 1
     outcome = ingest_source(tmp_path / "s.duckdb", directory)
@@ -258,18 +257,17 @@ def test_a_summary_adds_to_the_records_of_its_tool(tmp_path: Path) -> None:
         assert {"aiperf", "aiperf 0.6.0"} <= {file.kind for file in recording.files}
 
 
-@pytest.mark.realdata
 def test_the_clients_records_of_blis_eval_win_over_the_servers_spans(data_pack: Path) -> None:
     """The folder's name says llama7b, its configuration CodeLlama-34b: the configuration is right."""
     with read_recording(data_pack / "blis-eval" / "jan20-prefill-llama7b-tp1-1") as recording:
         assert (recording.model, recording.alias) == ("codellama/CodeLlama-34b-Instruct-hf", "34b-prefillheavy")
-        assert (len(recording.requests), recording.clocks[0].name, recording.clocks[0].constructed) == (
+        assert (recording.requests.height, recording.clocks[0].name, recording.clocks[0].constructed) == (
             200,
             "client",
             False,
         )
         assert recording.requests["queue_us"].count() == 197  # what the server measured of them
         assert recording.engine["num_gpu_blocks"].value == 2537
-        completed = recording.requests.filter(pl.col("status") == "ok")
+        completed = recording.requests.frame().filter(pl.col("status") == "ok")
         assert completed["output_tokens_source"].unique().to_list() == ["server usage"]
         assert recording.prefix_hit_rate == pytest.approx(0.331)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from blis_replay.ingest.readers.clients.decode_lengths import with_decode_lengths
-from blis_replay.ingest.readers.clients.load_stages import stage_of_requests
-from blis_replay.ingest.readers.requests_frame import frame_of, in_send_order, request_row
+from blis_replay.ingest.readers.clients.inference_perf_reports import stage_of_requests
+from blis_replay.ingest.readers.requests import frame_of, in_send_order, request_row
 from blis_replay.ingest.recording import Stage
+from blis_replay.ingest.rows import rows_of
+from blis_replay.ingest.stream.lengths import with_decode_lengths
 
 STAGES = (Stage(0, 8.0, 600_000_000), Stage(1, 20.0, 600_000_000))
 
@@ -39,7 +40,7 @@ def test_without_ignore_eos_the_configured_length_is_not_used() -> None:
 
 def test_send_order_is_stable_and_starts_at_zero() -> None:
     frame = frame_of([request_row(request_id=name, sent_us=sent) for name, sent in (("b", 7), ("a", 5), ("c", 7))])
-    ordered, order, zero_us = in_send_order(frame)
+    ordered, order, zero_us = in_send_order(rows_of(frame))
     assert ordered.select("request_index", "request_id", "arrival_us").rows() == [(0, "a", 0), (1, "b", 2), (2, "c", 2)]
     assert (order.tolist(), zero_us) == ([1, 0, 2], 5)
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.readers import files
 from blis_replay.ingest.readers.files import RecordedFile, Tally, lines
-from blis_replay.ingest.readers.json_records import json_objects
+from blis_replay.ingest.readers.records import json_objects
 
 
 def recorded(folder: Path, content: bytes) -> RecordedFile:

@@ -7,21 +7,19 @@ behind the readers.
 from __future__ import annotations
 
 import random
-import sys
 from pathlib import Path
 
 import pytest
+from fuzz_targets import TARGETS
 
 from blis_replay.ingest.readers.formats import REQUEST_FORMATS
-
-sys.path.append(str(Path(__file__).parents[3] / "scripts"))
-from fuzz_targets import TARGETS
 
 
 def test_every_format_of_requests_is_a_target() -> None:
     assert {form.name for form in REQUEST_FORMATS} < TARGETS.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TARGETS)
 def test_the_rules_hold_for_seeds_and_some_of_what_is_made_of_them(name: str, tmp_path: Path) -> None:
     """A broken rule is an AssertionError, anything but the readers' own errors an error."""

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blis_replay.ingest.errors import RecordingError
-from blis_replay.ingest.readers.clients import nested_json
-from blis_replay.ingest.readers.clients.nested_json import JsonPath, place_of, wanted_values
+from blis_replay.ingest.readers import records as nested_json
 from blis_replay.ingest.readers.files import RecordedFile
+from blis_replay.ingest.readers.records import JsonPath, place_of, wanted_values
 
 
 def taken(folder: Path, content: bytes, depth: int) -> tuple[list[tuple[JsonPath, Any]], RecordedFile]:
@@ -69,6 +69,7 @@ _JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(documents=st.lists(st.dictionaries(st.text(max_size=5), _JSON, max_size=4), min_size=1, max_size=3))
 def test_values_are_those_of_a_whole_reading(tmp_path_factory: pytest.TempPathFactory, documents: list[Any]) -> None:

@@ -14,24 +14,24 @@ from hypothesis import strategies as st
 from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 from otlp_trees import MAX_INT64, documents
 
-from blis_replay.fixtures.otlp_forms import as_protobuf
+from blis_replay.fixtures.writers_otlp import as_protobuf
 from blis_replay.ingest.readers.files import Tally
 from blis_replay.ingest.readers.otlp import json_decoder as otlp_json
 from blis_replay.ingest.readers.otlp import rows as otlp_rows
-from blis_replay.ingest.readers.otlp.columns import (
+from blis_replay.ingest.readers.otlp.json_decoder import read_json
+from blis_replay.ingest.readers.otlp.protobuf_decoder import read_protobuf
+from blis_replay.ingest.readers.otlp.rows import BatchRows
+from blis_replay.ingest.scan.otlp_columns import (
     JOURNEY_EVENT_SCHEMA,
     SNAPSHOT_EVENT_SCHEMA,
     SPAN_SCHEMA,
     STEP_EVENT_SCHEMA,
     TraceBatch,
 )
-from blis_replay.ingest.readers.otlp.json_decoder import read_json
-from blis_replay.ingest.readers.otlp.protobuf_decoder import read_protobuf
-from blis_replay.ingest.readers.otlp.rows import Rows
 
 
 def decoded(document: dict[str, Any] | bytes) -> tuple[TraceBatch, Tally]:
-    rows, tally = Rows(), Tally()
+    rows, tally = BatchRows(), Tally()
     content = document if isinstance(document, bytes) else json.dumps(document).encode()
     read = read_json if content.startswith(b"{") else read_protobuf
     for _ in read(content, "line 7", 7, rows, tally):
@@ -238,6 +238,7 @@ def test_a_time_beyond_int64_costs_its_event_in_both_forms_also_one_that_is_not_
         assert (len(batch.spans), [place for place, _ in tally.rejected]) == (1, ["line 7, span 1, event 1"])
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(document=documents)
 def test_json_and_protobuf_agree_on_random_span_trees(document: dict[str, Any]) -> None:
@@ -251,6 +252,7 @@ def test_json_and_protobuf_agree_on_random_span_trees(document: dict[str, Any]) 
     assert [place for place, _ in protobuf_tally.rejected] == [place for place, _ in json_tally.rejected]
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(document=documents, edits=st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 255)), min_size=1, max_size=5))
 def test_mutated_messages_never_raise(document: dict[str, Any], edits: list[tuple[int, int]]) -> None:
@@ -262,6 +264,7 @@ def test_mutated_messages_never_raise(document: dict[str, Any], edits: list[tupl
         decoded(bytes(mutated))
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(document=documents)
 def test_a_large_record_is_read_as_a_small_one(document: dict[str, Any]) -> None:

@@ -13,13 +13,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
-from blis_replay.fixtures.otlp_forms import as_protobuf
+from blis_replay.fixtures.writers_otlp import as_protobuf
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.formats import HEAD_BYTES
 from blis_replay.ingest.readers.otlp import framing as otlp_framing
-from blis_replay.ingest.readers.otlp.decode import trace_batches
 from blis_replay.ingest.readers.otlp.framing import recognises, records
+from blis_replay.ingest.readers.otlp.traces import trace_batches
 
 
 def message(number: int) -> dict[str, object]:
@@ -162,6 +162,7 @@ def test_a_bare_message_is_taken_apart_into_its_resources(tmp_path: Path) -> Non
     assert [len(part.resource_spans) for part in parts] == [1, 1, 1]
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     framing=st.sampled_from(sorted(FILES)),
@@ -181,6 +182,7 @@ def test_mutated_files_are_read_or_refused_in_one_line(
         assert "\n" not in str(error)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(content=st.binary(max_size=400))
 def test_any_bytes_are_read_or_refused_in_one_line(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:

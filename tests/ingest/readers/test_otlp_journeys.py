@@ -15,13 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from otlp_trees import documents
 
-from blis_replay.fixtures.otlp_forms import Values, attributes
+from blis_replay.fixtures.writers_otlp import Values, attributes
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.otlp.journeys import on_zero
 from blis_replay.ingest.readers.otlp.traces import TracesRead, read_traces
-from blis_replay.ingest.readers.server.journey_requests import with_request_indices
+from blis_replay.ingest.readers.pairing import with_request_indices
+from blis_replay.ingest.rows import Scratch, rows_of
 
 EPOCH_NS, MONOTONIC_NS = 1_770_000_000_000_000_000, 1_000_000_000_000
 
@@ -115,8 +116,8 @@ def read(folder: Path, *spans: tuple[str, dict[str, Any]]) -> tuple[TracesRead, 
 
 def only(found: TracesRead) -> dict[str, Any]:
     assert found.journeys is not None
-    lifecycles, _events = on_zero(found.journeys, MONOTONIC_NS // 1000)
-    (row,) = lifecycles.whole().rows(named=True)
+    lifecycles, _events = on_zero(found.journeys, MONOTONIC_NS // 1000, Scratch())
+    (row,) = lifecycles.frame().rows(named=True)
     return row
 
 
@@ -282,8 +283,8 @@ def test_only_the_last_start_of_a_server_is_used(tmp_path: Path, reboot: bool) -
     shift_ns = -100_000_000_000 if reboot else 0
     spans = [step_span(1, (1, 0), (2, 100), (3, 200)), step_span(2, (1, 10_000), (2, 10_100), mono_shift_ns=shift_ns)]
     found, file = read(tmp_path, *spans, *whole(1, 10), *whole(2, 10_020))
-    assert found.steps.column("step_id").to_list() == [1, 2]
-    assert found.steps.column("ts_start_ns")[0] == MONOTONIC_NS + 10_000_000_000 + shift_ns
+    assert found.steps["step_id"].to_list() == [1, 2]
+    assert found.steps["ts_start_ns"][0] == MONOTONIC_NS + 10_000_000_000 + shift_ns
     assert only(found)["api_request_id"] == "cmpl-load-2"
     assert "3 steps and 2 journey spans of earlier starts of the server: not used, the last one is" in found.remarks
     assert file.tally.rejected_count == 0
@@ -293,7 +294,7 @@ def test_an_epoch_clock_set_back_a_little_is_no_restart(tmp_path: Path) -> None:
     scope, span = step_span(1, (1, 0), (2, 100), (3, 200))
     span["events"][2]["timeUnixNano"] = str(EPOCH_NS + 50_000_000)
     found, _file = read(tmp_path, (scope, span))
-    assert found.steps.column("step_id").to_list() == [1, 2, 3]
+    assert found.steps["step_id"].to_list() == [1, 2, 3]
 
 
 def test_the_clock_bridge_is_that_of_the_journeys(tmp_path: Path) -> None:
@@ -307,17 +308,18 @@ def test_requests_of_the_client_are_found_by_id(tmp_path: Path) -> None:
     """The server prefixes the client's id; an id that occurs twice tells nothing."""
     found, _file = read(tmp_path, *whole(1), *whole(2, 100), *whole(3, 200))
     assert found.journeys is not None
-    lifecycles, _events = on_zero(found.journeys, 0)
+    lifecycles, _events = on_zero(found.journeys, 0, Scratch())
     ids = ["load-3", "cmpl-load-1", "load-2", "load-2"]
-    told = with_request_indices(lifecycles, pl.DataFrame({"request_index": [0, 1, 2, 3], "request_id": ids}), tmp_path)
-    assert told.column("request_index").to_list() == [1, None, 0]
+    requests = rows_of(pl.DataFrame({"request_index": [0, 1, 2, 3], "request_id": ids}))
+    told = with_request_indices(lifecycles, requests, Scratch())
+    assert told["request_index"].to_list() == [1, None, 0]
 
 
 def test_events_of_a_journey_stand_in_order_of_time(tmp_path: Path) -> None:
     found, _file = read(tmp_path, *whole(1))
     assert found.journeys is not None
-    _lifecycles, events = on_zero(found.journeys, 0)
-    assert events.whole()["event"].to_list() == [
+    _lifecycles, events = on_zero(found.journeys, 0, Scratch())
+    assert events.frame()["event"].to_list() == [
         "api.ARRIVED",
         "journey.QUEUED",
         "journey.SCHEDULED",
@@ -335,12 +337,13 @@ def ingested(directory: Path, lines: list[bytes]) -> None:
     try:
         with read_recording(directory) as recording:
             assert recording.requests.height <= recording.lifecycles.height or recording.lifecycles.is_empty()
-            assert recording.journey_events.whole()["journey"].is_sorted()
+            assert recording.journey_events.frame()["journey"].is_sorted()
     except RecordingError as error:
         assert "\n" not in str(error)
 
 
-@settings(max_examples=150, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None)
 @given(found=st.lists(documents, min_size=1, max_size=3))
 def test_any_numbers_in_any_spans_are_a_recording_or_one_line(
     tmp_path_factory: pytest.TempPathFactory, found: list[dict[str, Any]]
@@ -348,7 +351,8 @@ def test_any_numbers_in_any_spans_are_a_recording_or_one_line(
     ingested(tmp_path_factory.mktemp("any"), [json.dumps(document).encode() for document in found])
 
 
-@settings(max_examples=100, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=40, deadline=None)
 @given(edits=st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), min_size=1, max_size=6))
 def test_mutated_journeys_are_a_recording_or_one_line(
     tmp_path_factory: pytest.TempPathFactory, edits: list[tuple[int, int]]
@@ -382,5 +386,5 @@ def test_a_start_that_is_no_epoch_time_is_no_arrival(tmp_path: Path) -> None:
     )
     journeys = read_traces([RecordedFile(tmp_path / "traces.json", "traces.json")]).journeys
     assert journeys is not None
-    assert journeys.lifecycles.column("arrived_ns").to_list() == [None]
-    assert journeys.lifecycles.column("handoff_ns").to_list() == [MONOTONIC_NS]
+    assert journeys.lifecycles["arrived_ns"].to_list() == [None]
+    assert journeys.lifecycles["handoff_ns"].to_list() == [MONOTONIC_NS]

@@ -1,4 +1,4 @@
-"""Traces read in small parts that go to files are the traces read in memory, to the row and to the rejected record."""
+"""Traces read into a database by small batches are the traces read in memory, to the row and to the rejected record."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_otlp_journeys import EPOCH_NS, api_span, event, step_span, whole
 
-from blis_replay.fixtures.otlp_forms import attributes
-from blis_replay.ingest import part_files
+from blis_replay.fixtures.writers_otlp import attributes
+from blis_replay.ingest import rows as ingest_rows
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.otlp import decode
+from blis_replay.ingest.readers.otlp import journeys as otlp_journeys
+from blis_replay.ingest.readers.otlp import traces as otlp_traces
 from blis_replay.ingest.readers.otlp.journeys import on_zero
 from blis_replay.ingest.readers.otlp.traces import TracesRead, read_traces
-from blis_replay.ingest.row_parts import RowParts
+from blis_replay.ingest.rows import Scratch
+
+pytestmark = pytest.mark.slow
 
 Span = tuple[str, dict[str, Any]]
 
@@ -64,66 +67,50 @@ def written(folder: Path, found: list[Span]) -> list[Path]:
     return paths
 
 
-def read(paths: list[Path], *scratch: Any) -> tuple[TracesRead, list[tuple[int, int, list[tuple[str, str]]]]]:
+def read(paths: list[Path], scratch: Scratch) -> tuple[TracesRead, list[tuple[int, int, list[tuple[str, str]]]]]:
     files = [RecordedFile(path, path.name) for path in paths]
-    found = read_traces(files, *scratch)
+    found = read_traces(files, scratch)
     return found, [(file.tally.records, file.tally.rejected_count, file.tally.rejected) for file in files]
 
 
 @settings(max_examples=10, deadline=None)
 @given(
-    seed=st.integers(0, 10**6), part_rows=st.integers(1, 25), batch_spans=st.integers(1, 60), restarted=st.booleans()
+    seed=st.integers(0, 10**6), batch_rows=st.integers(1, 25), batch_spans=st.integers(1, 60), restarted=st.booleans()
 )
-def test_small_parts_in_files_are_the_same_traces(
-    tmp_path_factory: pytest.TempPathFactory, seed: int, part_rows: int, batch_spans: int, restarted: bool
+def test_small_batches_in_a_database_are_the_same_traces(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, batch_rows: int, batch_spans: int, restarted: bool
 ) -> None:
-    """Whatever the sizes of parts and batches, the traces are those of one batch that stays in memory.
+    """Whatever the sizes of batches, and wherever rows are, the traces are those of one batch that stays in memory.
 
     Of the twenty journeys 8 start at 0, 7 or 14 ms and are over after 72 ms; a restart after 75 ms leaves the other 12.
     Of the API spans of two of these there are two with other values; without a restart 15 spans are there twice too.
     """
-    folder = tmp_path_factory.mktemp("parts")
-    paths = written(folder, spans(seed) + [step_span(700, (200, 75))] * restarted)
-    expected, tallies = read(paths)
+    paths = written(tmp_path_factory.mktemp("traces"), spans(seed) + [step_span(700, (200, 75))] * restarted)
+    expected, tallies = read(paths, Scratch())
+    assert expected.journeys is not None
+    lifecycles, events = on_zero(expected.journeys, 0, Scratch())
+    assert lifecycles.height == (12 if restarted else 20)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(decode.Rows, "full", property(lambda rows: len(rows.spans) >= batch_spans))
-        patched.setattr(part_files, "MEMORY_BYTES", 0)
-        found, found_tallies = read(paths, folder, part_rows)
-    assert found_tallies == tallies
-    assert sum(count for _records, count, _rejected in tallies) >= (2 if restarted else 17)
-    assert found.steps.whole().equals(expected.steps.whole())
-    assert found.snapshots.whole().equals(expected.snapshots.whole())
+        patched.setattr(otlp_traces.BatchRows, "full", property(lambda rows: len(rows.spans) >= batch_spans))
+        patched.setattr(ingest_rows, "MEMORY_BYTES", 0)
+        patched.setattr(ingest_rows, "BATCH_ROWS", batch_rows)
+        patched.setattr(otlp_journeys, "_WIDE_ROWS", batch_rows)
+        scratch = Scratch()
+        found, found_tallies = read(paths, scratch)
+        assert found.journeys is not None
+        found_lifecycles, found_events = on_zero(found.journeys, 0, scratch)
+        in_database = (found.steps, found.journeys.events, found.journeys.lifecycles, found_events)
+        assert all(rows.held is None for rows in in_database)
+        assert found_tallies == tallies
+        assert sum(count for _records, count, _rejected in tallies) >= (2 if restarted else 17)
+        for one, other in (
+            (found.steps, expected.steps),
+            (found.snapshots, expected.snapshots),
+            (found_lifecycles, lifecycles),
+            (found_events, events),
+        ):
+            assert one.frame().equals(other.frame())
     assert found.requests is not None and expected.requests is not None
     assert found.requests.frame.equals(expected.requests.frame)
-    assert found.journeys is not None and expected.journeys is not None
-    lifecycles, events = on_zero(expected.journeys, 0)
-    assert lifecycles.height == (12 if restarted else 20)
-    found_lifecycles, found_events = on_zero(found.journeys, 0, folder, part_rows)
-    assert found_lifecycles.whole().equals(lifecycles.whole())
-    assert found_events.whole().equals(events.whole())
-    of_part = [set(part["journey"].to_list()) for part in found_events.frames(["journey"])]
-    assert sum(map(len, of_part)) == lifecycles.height, "a journey in two parts"
-    # However large the batches: of either events there are more than the rows of a part.
-    assert in_files(found_events) >= 1 and in_files(found.journeys.events) >= 1
     same = {"snapshots": None, "steps": None, "journeys": None, "requests": None}
     assert replace(found, **same) == replace(expected, **same)
-
-
-def in_files(*rows: RowParts) -> int:
-    return sum(part.rows is None for kind in rows for part in kind.parts)
-
-
-def test_what_is_in_memory_does_not_follow_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four times the journeys: what is held of their events and spans is the last part, the rest stands in files."""
-    monkeypatch.setattr(decode.Rows, "full", property(lambda rows: len(rows.spans) >= 5))
-    monkeypatch.setattr(part_files, "MEMORY_BYTES", 0)
-    for journeys in (20, 80):
-        found = [span for number in range(1, journeys + 1) for span in whole(number, number)]
-        scratch = tmp_path / f"scratch-{journeys}"
-        scratch.mkdir()
-        traces, _tallies = read(written(tmp_path, found), scratch, 20)
-        assert traces.journeys is not None
-        _lifecycles, events = on_zero(traces.journeys, 0, scratch, 20)
-        for rows in (events, traces.journeys.events):
-            assert rows.height == 7 * journeys
-            assert sum(part.rows.height for part in rows.parts if part.rows is not None) < 40

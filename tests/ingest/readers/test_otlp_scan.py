@@ -13,14 +13,14 @@ import polars as pl
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from pack import JANUARY, VLLM_TRACES, WITH_SPANS
 
 from blis_replay.ingest.readers import files
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.otlp import columns as otlp_columns
 from blis_replay.ingest.readers.otlp import scan as otlp_scan
-from blis_replay.ingest.readers.otlp import scan_columns
-from blis_replay.ingest.readers.otlp.decode import trace_batches
-from blis_replay.ingest.scan import window
+from blis_replay.ingest.readers.otlp import scan as scan_columns
+from blis_replay.ingest.readers.otlp.traces import trace_batches
+from blis_replay.ingest.scan import otlp_columns
 
 EVENTS = ("steps", "snapshots", "journey_events")
 Read = tuple[dict[str, pl.DataFrame], int, list[tuple[str, str]]]
@@ -34,7 +34,7 @@ def read(path: Path, *, scanned: bool, window_bytes: int = 1 << 12, batch_rows: 
     with (
         patch.object(files, "LARGE_BYTES", 0 if scanned else 1 << 60),
         patch.object(files, "CHUNK_BYTES", window_bytes // 2),
-        patch.object(window, "_USUAL_BYTES", window_bytes),
+        patch.object(otlp_scan, "_USUAL_BYTES", window_bytes),
         patch.object(scan_columns, "BATCH_ROWS", batch_rows),
         patch.object(scan_columns, "_ROOM_FOR_TEXTS", 40 * batch_rows),
     ):
@@ -170,7 +170,8 @@ def document(rng: random.Random) -> bytes:
 SEEDS = st.integers(0, 1 << 32)
 
 
-@settings(max_examples=200, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=80, deadline=None)
 @given(seed=SEEDS)
 def test_any_sound_file_is_read_alike(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
     assert_same(tmp_path_factory.mktemp("sound") / "traces.json", document(random.Random(seed)))  # noqa: S311
@@ -184,7 +185,8 @@ PIECES = [bytes([byte]) for byte in b'"\\{}[]:,0123456789.eE-+ \n\tnulltrefas\x0
 ]
 
 
-@settings(max_examples=500, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=150, deadline=None)
 @given(seed=SEEDS, places=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 3), st.sampled_from(PIECES)), max_size=4))
 @example(seed=1, places=[(1.0, 0, b"\n\n{")])
 @example(seed=239, places=[(0.0, 0, b"{")])
@@ -235,13 +237,9 @@ def test_an_attribute_of_spans_in_an_event_is_none_of_it(tmp_path: Path) -> None
     assert found[0]["journey_events"].select("step_id", "error").rows() == [(7, "gone")] * 6
 
 
-@pytest.mark.realdata
 def test_real_traces_are_read_alike(data_pack: Path, tmp_path: Path) -> None:
-    paths = [
-        path for place in ("vllm-traces", "blis-eval", "h100") for path in (data_pack / place).glob("*/traces.json.gz")
-    ]
-    assert len(paths) == 5 + 3 + 3
-    for path in paths:
+    places = {"vllm-traces": VLLM_TRACES, "blis-eval": JANUARY, "h100": WITH_SPANS}
+    for path in (data_pack / place / name / "traces.json.gz" for place, names in places.items() for name in names):
         plain = tmp_path / "traces.json"
         plain.write_bytes(gzip.decompress(path.read_bytes()))
         usual = {"window_bytes": 1 << 20, "batch_rows": 1_000}

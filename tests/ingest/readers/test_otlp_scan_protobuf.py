@@ -13,12 +13,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, TracesData
 from otlp_trees import documents
+from pack import VLLM_TRACES
 from test_otlp_scan import Read, assert_same, read
 
-from blis_replay.fixtures.otlp_forms import as_protobuf
-from blis_replay.ingest.readers.otlp import columns as otlp_columns
+from blis_replay.fixtures.writers_otlp import as_protobuf
 from blis_replay.ingest.readers.otlp import scan as otlp_scan
-from blis_replay.ingest.readers.otlp import scan_columns
+from blis_replay.ingest.readers.otlp import scan as scan_columns
+from blis_replay.ingest.scan import otlp_columns
 
 SEEDS = st.integers(0, 1 << 32)
 # Mostly as vLLM has them; some that no writer should.
@@ -95,14 +96,16 @@ def assert_alike(folder: Path, messages: Iterable[bytes]) -> Read:
     return assert_same(folder / "traces.pb", framed(messages), "frame")
 
 
-@settings(max_examples=200, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=80, deadline=None)
 @given(seed=SEEDS)
 def test_any_sound_file_is_read_alike(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
     rng = random.Random(seed)  # noqa: S311
     assert_alike(tmp_path_factory.mktemp("sound"), [message(rng) for _ in range(rng.randint(1, 6))])
 
 
-@settings(max_examples=500, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=150, deadline=None)
 @given(seed=SEEDS, edits=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 3), st.binary(max_size=3)), max_size=4))
 @example(seed=1, edits=[(1.0, 1, b"")])
 def test_any_damage_is_read_alike(
@@ -117,6 +120,7 @@ def test_any_damage_is_read_alike(
     assert_alike(tmp_path_factory.mktemp("damaged"), messages)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.lists(documents, min_size=1, max_size=3))
 def test_any_numbers_and_texts_are_read_alike(
@@ -150,11 +154,8 @@ def test_usual_messages_are_taken_by_the_scan(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.realdata
 def test_real_traces_are_read_alike_and_all_by_the_scan(data_pack: Path, tmp_path: Path) -> None:
-    paths = sorted((data_pack / "vllm-traces").glob("*/traces.pb"))
-    assert len(paths) == 5
-    for path in paths:
+    for path in (data_pack / "vllm-traces" / name / "traces.pb" for name in VLLM_TRACES):
         decoded = read(path, scanned=False, unit="frame", batch_rows=1_000)
         with patch.object(otlp_scan, "read_record", side_effect=AssertionError("left to the decoder")):
             scanned = read(path, scanned=True, unit="frame", batch_rows=1_000)

@@ -16,10 +16,8 @@ import pytest
 
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.otlp.decode import trace_batches
+from blis_replay.ingest.readers.otlp.traces import trace_batches
 from blis_replay.ingest.recording import Recording
-
-pytestmark = pytest.mark.realdata
 
 MONOTONIC_ZERO_US = 226_106_700_000
 EPOCH_ZERO_US = 1_771_430_000_000_000
@@ -52,7 +50,7 @@ def true_requests(data_pack: Path, scenario: str, recording: Recording) -> pl.Da
     zero_us = recording.clocks[0].zero_us - MONOTONIC_ZERO_US
     truth = pl.read_csv(folder_of(data_pack, scenario) / "requests.csv")
     moved = truth.with_columns((us(name) - zero_us).alias(name) for name in truth.columns if name.endswith("_us"))
-    ids = recording.lifecycles.whole(["api_request_id"])
+    ids = recording.lifecycles.frame(["api_request_id"])
     return ids.join(moved, on="api_request_id", how="left", maintain_order="left")
 
 
@@ -75,7 +73,7 @@ def test_every_encoding_of_a_scenario_holds_the_same_columns(data_pack: Path, sc
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_lifecycles_are_the_truth_to_the_microsecond(data_pack: Path, scenario: str, tmp_path: Path) -> None:
     with recorded(data_pack, scenario, tmp_path) as recording:
-        found, truth = recording.lifecycles.whole(), true_requests(data_pack, scenario, recording)
+        found, truth = recording.lifecycles.frame(), true_requests(data_pack, scenario, recording)
     # All journeys but those whose client's traceparent said "not sampled", or the 10 % that were drawn.
     sampled = {"fcfs-async": 495, "kv-tight-sync": 400, "shared-prefix-async": 500, "long-prompts-sync": 300}
     assert found.height == sampled.get(scenario, 50)
@@ -104,7 +102,7 @@ def test_requests_come_from_journeys_where_no_client_recorded_them(
     data_pack: Path, scenario: str, tmp_path: Path
 ) -> None:
     with recorded(data_pack, scenario, tmp_path) as recording:
-        found, truth = recording.requests, true_requests(data_pack, scenario, recording)
+        found, truth = recording.requests.frame(), true_requests(data_pack, scenario, recording)
         missing = " ".join(recording.missing)
     stamp = "first_response_us" if scenario in CHAT else "first_token_us"
     ok = found["status"] == "ok"
@@ -126,7 +124,7 @@ def test_requests_come_from_journeys_where_no_client_recorded_them(
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_steps_are_the_sampled_ones(data_pack: Path, scenario: str, tmp_path: Path) -> None:
     with recorded(data_pack, scenario, tmp_path) as recording:
-        steps, zero_us = recording.steps.whole(), recording.clocks[0].zero_us - MONOTONIC_ZERO_US
+        steps, zero_us = recording.steps.frame(), recording.clocks[0].zero_us - MONOTONIC_ZERO_US
         missing = " ".join(recording.missing)
     every = pl.read_csv(folder_of(data_pack, scenario) / "steps.csv")
     drawn = every.filter(pl.col("sampled") == 1)
@@ -159,7 +157,7 @@ def test_snapshots_know_the_prefix_cache_hits_and_every_running_request(
     data_pack: Path, scenario: str, tmp_path: Path
 ) -> None:
     with recorded(data_pack, scenario, tmp_path) as recording:
-        snapshots, lifecycles = recording.snapshots.whole(), recording.lifecycles.whole()
+        snapshots, lifecycles = recording.snapshots.frame(), recording.lifecycles.frame()
         truth = true_requests(data_pack, scenario, recording)
     seen = lifecycles["cached_prompt_tokens"].is_not_null()
     assert lifecycles.filter(seen)["cached_prompt_tokens"].to_list() == truth.filter(seen)["cached_tokens"].to_list()
@@ -180,7 +178,7 @@ def test_snapshots_know_the_prefix_cache_hits_and_every_running_request(
 def test_preempted_requests_keep_every_preemption_and_resumption(data_pack: Path, tmp_path: Path) -> None:
     """kv-tight-sync: 79 preemptions; truth has their steps and those of the resumptions."""
     with recorded(data_pack, "kv-tight-sync", tmp_path) as recording:
-        events, truth = recording.journey_events.whole(), true_requests(data_pack, "kv-tight-sync", recording)
+        events, truth = recording.journey_events.frame(), true_requests(data_pack, "kv-tight-sync", recording)
     preempted = events.filter(pl.col("event") == "journey.PREEMPTED")
     resumed = events.filter(pl.col("schedule_kind") == "RESUME")
     assert preempted.height == truth["num_preemptions"].sum() == 79
@@ -204,8 +202,8 @@ def test_cancelled_requests_leave_the_api_server_before_the_engine(
 ) -> None:
     """Counts of the scenarios' READMEs; a cancel reaches the engine 0.4 ms later and is carried out after that."""
     with recorded(data_pack, scenario, tmp_path) as recording:
-        gone = recording.lifecycles.whole().filter(pl.col("status") == "aborted")
-        errors = recording.requests.filter(pl.col("status") == "error")["error"]
+        gone = recording.lifecycles.frame().filter(pl.col("status") == "aborted")
+        errors = recording.requests.frame().filter(pl.col("status") == "error")["error"]
         assert not any("time order" in sentence for sentence in recording.missing)
     assert (gone.height, gone["first_token_us"].null_count()) == (cancelled, before_token)
     assert (gone["finished_us"] - gone["departed_us"]).min() >= 400  # type: ignore[operator]
@@ -214,7 +212,7 @@ def test_cancelled_requests_leave_the_api_server_before_the_engine(
 
 def test_a_request_of_one_token_has_its_first_token_last(data_pack: Path, tmp_path: Path) -> None:
     with recorded(data_pack, "fcfs-async", tmp_path) as recording:
-        one = recording.lifecycles.whole().filter(pl.col("output_tokens") == 1, pl.col("status") == "ok")
+        one = recording.lifecycles.frame().filter(pl.col("output_tokens") == 1, pl.col("status") == "ok")
         requests = recording.requests
     assert one.height > 0
     for row in one.iter_rows(named=True):
@@ -226,10 +224,10 @@ def test_a_request_of_one_token_has_its_first_token_last(data_pack: Path, tmp_pa
 def test_two_encodings_of_a_run_in_one_directory_are_one_run(data_pack: Path, tmp_path: Path) -> None:
     with recorded(data_pack, "fcfs-async", tmp_path, "traces.pb", "traces.json.zst") as twice:
         rejected = {file.name: file.rejected_count for file in twice.files}
-        lifecycles, steps = twice.lifecycles.whole(), twice.steps.whole()
+        lifecycles, steps = twice.lifecycles.frame(), twice.steps.frame()
     with recorded(data_pack, "fcfs-async", tmp_path, "traces.pb") as once:
-        assert once.lifecycles.whole().equals(lifecycles)
-        assert once.steps.whole().equals(steps)
+        assert once.lifecycles.frame().equals(lifecycles)
+        assert once.steps.frame().equals(steps)
     # 464 steps and 353 snapshots are counted in the first file, 990 spans of journeys where they stand again.
     assert rejected["traces.json.zst"] + rejected["traces.pb"] == 464 + 353 + 990
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blis_replay.ingest.assemble import read_recording
-from blis_replay.ingest.readers.clients.paired_requests import Alignment, paired
-from blis_replay.ingest.readers.requests_frame import frame_of, request_row
+from blis_replay.ingest.readers.pairing import Alignment, paired
+from blis_replay.ingest.readers.requests import frame_of, request_row
 
 
 def client_row(name: str | None, sent_us: int, ttft_us: int = 100, e2e_us: int = 1000) -> dict[str, object]:
@@ -66,6 +66,7 @@ def test_ids_that_occur_twice_and_single_pairs_tell_nothing() -> None:
     assert joined.equals(client)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(
     offset_us=st.integers(-(10**12), 10**12),
@@ -96,7 +97,6 @@ def test_a_clock_that_drifts_makes_the_bounds_cross() -> None:
     assert alignment.crossed
 
 
-@pytest.mark.realdata
 def test_guidellm_and_the_spans_of_a_real_server(data_pack: Path) -> None:
     """200 requests of the client, 197 spans; both clocks are of the epoch and agree to -1.6 to 4.9 ms."""
     folder = data_pack / "blis-eval" / "jan20-prefill-llama7b-tp1-1"
@@ -107,5 +107,5 @@ def test_guidellm_and_the_spans_of_a_real_server(data_pack: Path) -> None:
         assert (server.placed, server.kind, client.name) == ("bridged by identities", "epoch", "client")
         assert server.zero_us == client.zero_us, "the bounds allow one clock"
         assert server.uncertainty_us == 4859
-        queued = recording.requests.filter(pl.col("queue_us").is_not_null())
+        queued = recording.requests.frame().filter(pl.col("queue_us").is_not_null())
         assert (queued["queue_us"] + queued["prefill_us"] <= queued["ttft_us"] + 7000).all()

@@ -7,23 +7,22 @@ import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import polars as pl
 import pytest
 
 from blis_replay.fixtures.client_truth import compare
-from blis_replay.fixtures.synthetic import SyntheticExperiment, SyntheticTruth, generate, write_experiment
+from blis_replay.fixtures.synthetic import generate, write_experiment
+from blis_replay.fixtures.truth import SyntheticExperiment, SyntheticTruth
 from blis_replay.ingest.assemble import read_recording
-from blis_replay.ingest.readers import files
-from blis_replay.ingest.readers.clients.inference_perf_requests import read_requests
+from blis_replay.ingest.readers.clients.inference_perf import read_requests
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.requests_frame import RawPrompts
+from blis_replay.ingest.readers.requests import RawPrompts
 from blis_replay.ingest.recording import PromptTree, Recording, SharedPrefix
 from blis_replay.replay.mode import ReplayMode
+from blis_replay.replay.observed.prefix import estimate_prefix
 from blis_replay.replay.plan import plan_replay
-from blis_replay.replay.prefix import estimate_prefix
 
 REQUESTS = "results/per_request_lifecycle_metrics.json"
 
@@ -143,22 +142,13 @@ def simulated_cached(plan: Any, truth: SyntheticTruth) -> np.ndarray[Any, np.dty
 
 def test_no_text_is_in_the_recording(truth: SyntheticTruth, tmp_path: Path) -> None:
     from blis_replay.ingest.store import open_store, write_recording
-    from blis_replay.ingest.token_layout import PLAIN
+    from blis_replay.ingest.stream.layout import PLAIN
 
     path = tmp_path / "s.duckdb"
     with read_recording(folder_of(truth, tmp_path / "x")) as recording, open_store(path) as store:
         write_recording(store, recording, PLAIN)
     text = json.loads(json.loads((tmp_path / "x" / REQUESTS).read_text("utf-8"))[0]["request"])["prompt"]
     assert text[:24].encode() not in path.read_bytes()
-
-
-def test_the_compiled_scan_finds_the_same(truth: SyntheticTruth, tmp_path: Path) -> None:
-    small = recorded(truth, tmp_path).prefix
-    with patch.object(files, "LARGE_BYTES", 0):
-        large = recorded(truth, tmp_path).prefix
-    assert small is not None and large is not None
-    assert (large.source, large.prompts.rows()) == (small.source, small.prompts.rows())
-    assert large.requests.equals(small.requests)
 
 
 def group_sizes(tree: PromptTree) -> list[int]:
@@ -169,7 +159,6 @@ def group_sizes(tree: PromptTree) -> list[int]:
     return [roots.count(root) for root in set(roots)]
 
 
-@pytest.mark.realdata
 @pytest.mark.parametrize("version", ["0.2.0", "0.3.0", "0.4.0", "0.5.0", "0.6.1", "0.7.0"])
 def test_repeated_prompts_of_a_real_client_are_those_that_its_server_saw(
     data_pack: Path, tmp_path: Path, version: str
@@ -187,7 +176,6 @@ def test_repeated_prompts_of_a_real_client_are_those_that_its_server_saw(
     assert group_sizes(tree) == [5, 5, 5]
 
 
-@pytest.mark.realdata
 @pytest.mark.parametrize("version", ["0.5.0", "0.6.1", "0.7.0"])
 def test_system_prompts_of_a_real_client_are_found_to_what_is_stated(data_pack: Path, version: str) -> None:
     """``system_prompt_len: 100``; the server puts a token (BOS) before some.
@@ -203,7 +191,6 @@ def test_system_prompts_of_a_real_client_are_found_to_what_is_stated(data_pack: 
     assert stated_tokens(tree) <= 6
 
 
-@pytest.mark.realdata
 def test_shared_prefixes_of_the_real_scheduler_are_those_of_its_groups(data_pack: Path, tmp_path: Path) -> None:
     """8 groups share 576 tokens: the real cache found 576 in 492 of 500 requests, none in the first of each group."""
     truth = pl.read_csv(data_pack / "vllm-traces" / "shared-prefix-async" / "requests.csv").sort("arrived_us")

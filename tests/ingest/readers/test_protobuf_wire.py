@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blis_replay.ingest.readers.otlp.protobuf_wire import WireError, messages, varint
+from blis_replay.ingest.readers.otlp.protobuf_decoder import WireError, messages, varint
 
 
 def test_a_varint_has_seven_bits_a_byte_lowest_first() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blis_replay.ingest.errors import RecordingError
-from blis_replay.ingest.readers.clients.inference_perf_aggregates import count_of, read_aggregates
+from blis_replay.ingest.readers.clients.inference_perf_reports import count_of, read_aggregates
 from blis_replay.ingest.readers.files import RecordedFile
 
 
@@ -94,7 +94,6 @@ def test_any_json_is_rows_or_a_recording_error(tmp_path_factory: pytest.TempPath
         assert frame["value"].is_finite().all()
 
 
-@pytest.mark.realdata
 def test_the_published_summary_of_34b_general(data_pack: Path) -> None:
     """trace-formats, section 4.4: mean E2E 4.0925 s, TTFT 0.0516 s, reported ITL 8.1274 ms, 16,800 requests."""
     folder = data_pack / "h100" / "20260218-150304-codellama-34b-tp2-general" / "results"

@@ -16,7 +16,7 @@ from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.readers.clients import aiperf, aiperf_summary
 from blis_replay.ingest.readers.clients.aiperf import read_requests, recognises
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.requests_frame import RequestsRead
+from blis_replay.ingest.readers.requests import RequestsRead
 
 START_NS = 1_770_000_000_000_000_000
 
@@ -187,6 +187,7 @@ def test_the_summarys_numbers(tmp_path: Path) -> None:
     assert set(found.aggregates["stage"]) == {-1} and ("ttft", "mean") not in said
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(document=st.lists(mutated(with_metrics(usage_completion_tokens=metric(3))), min_size=1, max_size=3))
 def test_mutated_records_never_break_the_reader(tmp_path_factory: pytest.TempPathFactory, document: Any) -> None:

@@ -122,7 +122,6 @@ def test_any_bytes_are_read_or_a_recording_error(tmp_path_factory: pytest.TempPa
         read_requests(RecordedFile(path, path.name))
 
 
-@pytest.mark.realdata
 @pytest.mark.parametrize(
     ("name", "rows", "last_us"),
     [

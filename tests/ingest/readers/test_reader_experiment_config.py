@@ -7,13 +7,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pack import h100_folders
 
 from blis_replay.ingest.errors import RecordingError
-from blis_replay.ingest.readers.experiment_config import (
-    declared_load,
-    read_experiment_config,
-    read_load_config,
-)
+from blis_replay.ingest.readers.experiment_config import declared_load, read_experiment_config, read_load_config
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.recording import LoadProfile, SharedPrefix, Stage
 
@@ -96,6 +93,7 @@ def test_the_experiment_configuration_keeps_only_what_it_says(tmp_path: Path) ->
     assert dict(config.engine) == {"max_num_seqs": 128, "dtype": "half"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "content",
     [
@@ -131,10 +129,9 @@ def test_any_bytes_are_a_configuration_or_a_recording_error(
         assert config.stages == ()
 
 
-@pytest.mark.realdata
 def test_the_run_had_ten_by_ten_prompts_whatever_its_profile_asked_for(data_pack: Path) -> None:
     """trace-formats, section 4.1: builds of the time ignored the newer key names."""
-    for folder in sorted((data_pack / "h100").iterdir()):
+    for folder in h100_folders(data_pack):
         config, profile = (
             read_load_config(RecordedFile(folder / name, name)) for name in ("results/config.yaml", "profile.yaml")
         )

@@ -14,7 +14,7 @@ from mutations import damaged, mutated
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.readers.clients.guidellm import read_requests, recognises, recognises_table, refuse_table
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.requests_frame import RequestsRead
+from blis_replay.ingest.readers.requests import RequestsRead
 from blis_replay.ingest.recording import Stage
 
 EPOCH = 1_770_000_000
@@ -212,6 +212,7 @@ WHOLE = results(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(document=mutated(WHOLE))
 def test_mutated_results_never_break_the_reader(tmp_path_factory: pytest.TempPathFactory, document: Any) -> None:

@@ -13,20 +13,13 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pack import INFERENCE_PERF, inference_perf_records
 
-from blis_replay.ingest.readers import files
-from blis_replay.ingest.readers.clients.inference_perf_requests import read_requests
+from blis_replay.ingest.readers.clients.inference_perf import read_requests
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.requests_frame import RequestsRead, in_send_order
+from blis_replay.ingest.readers.requests import RequestsRead, in_send_order
 from blis_replay.ingest.recording import TokenEvents
-from blis_replay.ingest.token_events import stamps_of
-
-
-@pytest.fixture(autouse=True, params=["decoded", "scanned"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Whatever is said here holds for the decoder of small files and for the compiled scan of large ones."""
-    monkeypatch.setattr(files, "LARGE_BYTES", 0 if request.param == "scanned" else 1 << 60)
-    return str(request.param)
+from blis_replay.ingest.stream.events import stamps_of
 
 
 def record(i: int = 0, **changed: Any) -> dict[str, Any]:
@@ -54,7 +47,7 @@ def read(folder: Path, content: object) -> tuple[RequestsRead, RecordedFile]:
 
 def events_of(found: RequestsRead) -> pl.DataFrame:
     assert found.events is not None
-    _ordered, order, zero_us = in_send_order(found.frame)
+    _ordered, order, zero_us = in_send_order(found.rows)
     raw = found.events
     return stamps_of(TokenEvents(raw.path, raw.offsets[order], raw.counts[order], zero_us), np.arange(len(order)))
 
@@ -184,22 +177,16 @@ def test_events_follow_their_request_into_send_order(
     assert events.group_by("request_index").len().sort("request_index")["len"].to_list() == [i + 1 for i in range(n)]
 
 
-@pytest.mark.realdata
-@pytest.mark.parametrize("version", ["0.1.1", "0.2.0", "0.3.0", "0.4.0", "0.5.0", "0.6.1", "0.7.0"])
+@pytest.mark.parametrize("version", INFERENCE_PERF)
 def test_real_records_agree_with_what_the_server_saw(data_pack: Path, tmp_path: Path, version: str) -> None:
     """The mock server's own clock (``truth.jsonl``) is the client's: it receives after the send and answers before
     the first stamp, both within milliseconds; lengths are exact."""
-    for run in sorted((data_pack / "clients" / f"inference-perf-{version}").iterdir()):
-        path = (
-            next((run / "reports").glob("per_request_lifecycle_metrics.json*"), None)
-            if (run / "reports").is_dir()
-            else None
-        )
-        if path is None:
-            continue
+    for path in inference_perf_records(data_pack, version):
         file = RecordedFile(path, path.name)
         found = read_requests(file, tmp_path / "stamps")
-        truth = [json.loads(line) for line in gzip.decompress((run / "truth.jsonl.gz").read_bytes()).splitlines()]
+        truth = [
+            json.loads(line) for line in gzip.decompress((path.parents[1] / "truth.jsonl.gz").read_bytes()).splitlines()
+        ]
         assert (len(found.frame), file.tally.rejected_count) == (len(truth), 0)
         assert (found.frame["status"] != "ok").sum() == sum(entry["fault"] is not None for entry in truth)
         frame = found.frame.sort("sent_us")
@@ -217,3 +204,76 @@ def test_a_stamp_that_overflows_in_microseconds_costs_its_record_only(tmp_path: 
     broken["info"] = {**broken["info"], "output_token_times": [1e308, -1e308]}
     found, file = read(tmp_path, [record(0), broken])
     assert (len(found.frame), file.tally.rejected) == (1, [("record 2", "a stream stamp that is no usable time")])
+
+
+def drawn_record(rng: random.Random, generation: str) -> dict[str, Any]:
+    """A record of a few tokens, of a generation of the tool, with keys in any order."""
+    start = round(rng.uniform(1, 1e7), rng.randint(0, 9))
+    stamps = [start + 0.05 + i * rng.uniform(0.001, 0.02) for i in range(rng.randint(0, 6))]
+    stamps = sorted(round(stamp, rng.choice([6, 9, 17])) for stamp in stamps)
+    content = 'a "quote" \\ é \n 🙂 ' * rng.randint(0, 9)
+    prompt: dict[str, Any] = rng.choice([{"prompt": content}, {"messages": [{"role": "user", "content": content}]}, {}])
+    body = {"model": rng.choice(["org/m", "org/other"]), "ignore_eos": rng.random() < 0.5, **prompt}
+    body |= rng.choice([{}, {}, {"tools": [{"type": "function"}]}, {"cache_salt": "s"}, {"prompt": None}])
+    body |= {rng.choice(["max_tokens", "max_completion_tokens"]): rng.choice([3, 0, None, 300])}
+    usage = {
+        "prompt_tokens": 13,
+        "completion_tokens": 3,
+        "prompt_tokens_details": rng.choice([None, {"cached_tokens": 8}]),
+    }
+    response = {
+        "output_tokens": rng.choice([4, None]),
+        "chunk_times": stamps if rng.random() < 0.5 else None,
+        "output_token_times": stamps * 2,
+        "server_usage": rng.choice([None, usage]),
+        "response_chunks": ['{"id": "x", "text": "é\\u00e9"}'] * len(stamps),
+    }
+    info: dict[str, Any] = {
+        "input_tokens": rng.choice([12, 0, None]),
+        "output_tokens": 5,
+        "extra_info": {"a": [1, {}, []]},
+    }
+    info |= {"output_token_times": stamps} if generation == "" else {generation: response}
+    error = rng.choice([None, None, None, {"error_type": "TimeoutError", "error_msg": "é"}, "words", ""])
+    made = {
+        "start_time": start,
+        "end_time": start + 0.5,
+        "request": shuffled(rng, body) if rng.random() < 0.9 else rng.choice([None, "", "no json", "[]"]),
+        "response": 'data: {"text": " \\"ris\\""}\n\n',
+        "info": json.loads(shuffled(rng, info)),
+        "error": error,
+    }
+    return dict(json.loads(shuffled(rng, made)))
+
+
+def shuffled(rng: random.Random, made: dict[str, Any]) -> str:
+    """As JSON, with keys in any order."""
+    return json.dumps(dict(rng.sample(list(made.items()), len(made))), ensure_ascii=rng.random() < 0.8)
+
+
+def document(rng: random.Random) -> bytes:
+    """An array of records, or objects one after the other, in any of a writer's styles."""
+    records = [
+        drawn_record(rng, rng.choice(["", "response_info", "response_metrics"])) for _ in range(rng.randint(1, 8))
+    ]
+    records += rng.choices(records, k=rng.randint(0, 2))
+    indent, ascii_only = rng.choice([None, 0, 2]), rng.random() < 0.8
+    if rng.random() < 0.8:
+        return json.dumps(records, indent=indent, ensure_ascii=ascii_only).encode()
+    return "\n".join(json.dumps(made, indent=indent, ensure_ascii=ascii_only) for made in records).encode()
+
+
+@settings(max_examples=100, deadline=None)
+@given(seed=st.integers(0, 1 << 32))
+def test_of_any_sound_file_every_record_is_read_once(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
+    content = document(random.Random(seed))  # noqa: S311
+    written = content.count(b'"start_time"')
+    found, file = read(tmp_path_factory.mktemp("sound"), content)
+    assert len(found.frame) + file.tally.rejected_count == written
+    assert {reason for _place, reason in file.tally.rejected} <= {"the same record again, identical"}
+
+
+def test_the_model_is_that_of_the_first_record_that_names_one(tmp_path: Path) -> None:
+    bodies = [None, json.dumps({"model": "a"}), json.dumps({"model": "b"})]
+    found, _ = read(tmp_path, [record(i, request=body) for i, body in enumerate(bodies)])
+    assert found.model == "a"

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.readers.files import GZIP_MAGIC, ZSTD_MAGIC, RecordedFile
-from blis_replay.ingest.readers.requests_frame import RawPrefix
-from blis_replay.ingest.readers.simulators.block_hashes import block_hashes
-from blis_replay.ingest.readers.simulators.legacy_blis_csv import read_requests, recognises
+from blis_replay.ingest.readers.requests import RawPrefix
+from blis_replay.ingest.readers.simulators.legacy_blis_csv import block_hashes, read_requests, recognises
 
 HEADER = "arrival_time,request_id,model,prefill_tokens,decode_tokens"
 
@@ -124,6 +123,7 @@ def test_every_line_is_read_or_rejected(tmp_path_factory: pytest.TempPathFactory
     assert len(read.frame) + file.tally.rejected_count == len(written)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(content=st.binary(max_size=300))
 def test_any_bytes_are_read_or_a_recording_error(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
@@ -144,7 +144,6 @@ def test_hashes_are_chained_and_below_2_to_the_63() -> None:
     assert block_hashes(np.array([5] * 15, np.int64), 16) == []
 
 
-@pytest.mark.realdata
 def test_the_sample_of_step_phases_is_another_format(data_pack: Path) -> None:
     """`traces-sample.csv` has a row a phase of a request, and no token ids."""
     assert not recognises((data_pack / "blis-phases" / "traces-sample.csv").read_bytes())

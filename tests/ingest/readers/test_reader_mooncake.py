@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from blis_replay.ingest.readers.arrivals.mooncake import read_requests, recognises
 from blis_replay.ingest.readers.files import GZIP_MAGIC, ZSTD_MAGIC, RecordedFile
-from blis_replay.ingest.readers.requests_frame import RawPrefix, in_send_order
+from blis_replay.ingest.readers.requests import RawPrefix, in_send_order
 
 
 def recorded(folder: Path, *rows: object) -> RecordedFile:
@@ -40,7 +40,7 @@ def test_block_ids_are_those_of_512_tokens_the_last_one_partial(tmp_path: Path) 
     read = read_requests(recorded(tmp_path, request(5, hash_ids=[7, 9]), request(0, 1300, hash_ids=[7, 8, 2**63 - 1])))
     assert isinstance(read.prefix, RawPrefix)
     assert (read.prefix.block_tokens, read.prefix.counts.tolist()) == (512, [2, 3])
-    _ordered, order, _zero_us = in_send_order(read.frame)
+    _ordered, order, _zero_us = in_send_order(read.rows)
     tree = read.prefix.in_order(order)
     assert tree.requests.rows() == [(0, 0), (1, 1)]
     assert tree.prompts.rows() == [(0, None, 0, 1536), (1, 0, 512, 1024)]  # both begin with block 7
@@ -119,6 +119,7 @@ def test_it_is_known_by_its_first_line() -> None:
 VALUES = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.lists(st.integers()))
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     rows=st.lists(
@@ -144,7 +145,6 @@ def test_every_line_is_read_or_rejected(tmp_path_factory: pytest.TempPathFactory
         assert read.prefix.counts.sum() == len(read.prefix.keys)
 
 
-@pytest.mark.realdata
 def test_the_conversation_trace(data_pack: Path) -> None:
     """Its lines read by another library; 12,031 of them, and the first is 6,758 tokens with ids 0 to 13."""
     path = data_pack / "public-traces" / "mooncake" / "conversation_trace.jsonl.gz"

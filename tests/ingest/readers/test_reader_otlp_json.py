@@ -92,7 +92,7 @@ def read(folder: Path, content: str | bytes) -> tuple[TracesRead, RecordedFile]:
 
 def test_a_step_keeps_every_number_exactly(tmp_path: Path) -> None:
     found, file = read(tmp_path, step_line(7))
-    step = found.steps.whole().row(0, named=True)
+    step = found.steps.frame().row(0, named=True)
     assert step["ts_start_ns"] == 2_261_067_235_753_402 + 7_000_000
     assert (step["step_id"], step["duration_us"], step["running_depth"], step["preempted_requests"]) == (7, 70, 0, 8)
     assert (step["kv_usage"], step["kv_blocks_total"], step["kv_blocks_free"]) == (0.25, 1000, 750)
@@ -115,7 +115,7 @@ def test_both_ways_of_reading_a_summary_give_the_same_step(tmp_path: Path, spell
     separators = (", ", ": ") if spelling == "spaces" else (",", ":")
     found, _file = read(tmp_path, json.dumps(document, separators=separators))
     expected, _file = read(tmp_path, step_line(7, **{"kv.usage_gpu_ratio": 0.0}))
-    assert found.steps.whole().equals(expected.steps.whole())
+    assert found.steps.frame().equals(expected.steps.frame())
 
 
 @pytest.mark.parametrize("framing", ["lines", "array", "pretty", "pretty array", "bom"])
@@ -129,7 +129,7 @@ def test_every_framing_holds_the_same_steps(tmp_path: Path, framing: str) -> Non
         "pretty array": json.dumps(documents, indent=1),
     }[framing]
     found, file = read(tmp_path, content)
-    assert found.steps.column("step_id").to_list() == [1, 2]
+    assert found.steps["step_id"].to_list() == [1, 2]
     assert file.tally.rejected_count == 0
 
 
@@ -169,7 +169,7 @@ def test_dropped_events_are_summed_once_a_span(tmp_path: Path) -> None:
 def test_identical_duplicates_are_dropped_and_contradictions_rejected(tmp_path: Path) -> None:
     lines = [step_line(1), step_line(1), step_line(2), step_line(2, **{"queue.running_depth": 99}), step_line(3)]
     found, file = read(tmp_path, "\n".join(lines))
-    assert found.steps.column("step_id").to_list() == [1, 3]
+    assert found.steps["step_id"].to_list() == [1, 3]
     assert file.tally.records == 2
     assert [reason for _place, reason in file.tally.rejected] == [
         "the same step again, identical",
@@ -214,7 +214,7 @@ def test_duplicate_request_spans_are_counted_with_what_they_are(tmp_path: Path) 
 )
 def test_a_broken_line_is_counted_with_its_number_and_costs_itself_only(tmp_path: Path, broken: str) -> None:
     found, file = read(tmp_path, "\n".join([step_line(1), broken, step_line(3)]))
-    assert found.steps.column("step_id").to_list() == [1, 3]
+    assert found.steps["step_id"].to_list() == [1, 3]
     assert found.requests is None
     assert file.tally.rejected_count == 1
     assert file.tally.rejected[0][0].startswith("line 2")
@@ -224,14 +224,14 @@ def test_a_step_that_lacks_a_count_keeps_the_others(tmp_path: Path) -> None:
     document = json.loads(step_line(1))
     del document["resourceSpans"][0]["scopeSpans"][0]["spans"][0]["events"][0]["attributes"][4]
     found, _file = read(tmp_path, json.dumps(document))
-    assert found.steps.whole(["running_depth", "waiting_depth"]).row(0) == (None, 1)
+    assert found.steps.frame(["running_depth", "waiting_depth"]).row(0) == (None, 1)
 
 
 def test_one_malformed_event_costs_itself_only(tmp_path: Path) -> None:
     document = json.loads(step_line(1, 2, 3))
     document["resourceSpans"][0]["scopeSpans"][0]["spans"][0]["events"][1]["name"] = 17
     found, file = read(tmp_path, json.dumps(document))
-    assert found.steps.column("step_id").to_list() == [1, 3]
+    assert found.steps["step_id"].to_list() == [1, 3]
     assert file.tally.rejected[0][0] == "line 1, span 1, event 2"
 
 
@@ -247,6 +247,7 @@ def test_span_ids_that_count_are_made_up(tmp_path: Path) -> None:
     assert not read(tmp_path, step_line(1))[0].sequential_span_ids
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     ids=st.lists(st.integers(1, 10_000), unique=True, min_size=1, max_size=20),
@@ -259,7 +260,7 @@ def test_steps_come_out_by_id_whatever_the_order_of_lines(
     shuffled = random.Random(seed).sample(ids, len(ids))  # noqa: S311 - a test
     lines = [step_line(*shuffled[i : i + per_line]) for i in range(0, len(ids), per_line)]
     found, file = read(tmp_path_factory.mktemp("order"), "\n".join(lines))
-    assert found.steps.column("step_id").to_list() == sorted(ids)
+    assert found.steps["step_id"].to_list() == sorted(ids)
     assert file.tally.records == len(ids)
 
 
@@ -288,7 +289,8 @@ anything = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None)
 @given(document=anything, cut=st.integers(0, 400))
 def test_any_json_and_any_part_of_it_is_read_or_rejected(
     tmp_path_factory: pytest.TempPathFactory, document: object, cut: int
@@ -303,6 +305,7 @@ def test_any_json_and_any_part_of_it_is_read_or_rejected(
         assert found.steps.height == 0
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(position=st.integers(0, 5000), byte=st.integers(0, 255))
 def test_one_flipped_byte_never_raises_and_never_touches_another_line(
@@ -314,19 +317,16 @@ def test_one_flipped_byte_never_raises_and_never_touches_another_line(
     damaged = bytearray(second)
     damaged[position % len(damaged)] = byte
     found, _file = read(tmp_path_factory.mktemp("flip"), first + b"\n" + bytes(damaged))
-    assert (
-        1 in found.steps.column("step_id").to_list() or found.steps.is_empty()
-    )  # empty: the flip made it a second step 1
+    assert 1 in found.steps["step_id"].to_list() or found.steps.is_empty()  # empty: the flip made it a second step 1
 
 
-@pytest.mark.realdata
 def test_the_recorded_steps_and_spans(data_pack: Path) -> None:
     """NOTES, section 2: 7,441 sampled steps of 34b-general; blis-eval: 280, 197 and 282 request spans."""
     general = data_pack / "h100" / "20260218-150304-codellama-34b-tp2-general" / "traces.json.gz"
     found = read_traces([RecordedFile(general, general.name)])
     assert (
         found.steps.height,
-        found.steps.column("kv_blocks_total").unique().to_list(),
+        found.steps["kv_blocks_total"].unique().to_list(),
         found.sequential_span_ids,
     ) == (
         7441,
@@ -344,7 +344,6 @@ def test_the_recorded_steps_and_spans(data_pack: Path) -> None:
         assert len(requests.frame) == count
 
 
-@pytest.mark.realdata
 def test_the_steps_that_the_forks_own_code_emitted(data_pack: Path) -> None:
     """``vllm-traces``: steps.csv has every step, the trace the sampled ones; start times agree to the nanosecond."""
     import polars as pl
@@ -352,7 +351,7 @@ def test_the_steps_that_the_forks_own_code_emitted(data_pack: Path) -> None:
     folder = data_pack / "vllm-traces" / "shared-prefix-async"
     found = read_traces([RecordedFile(folder / "traces.json.gz", "traces.json.gz")])
     truth = pl.read_csv(folder / "steps.csv")
-    joined = found.steps.whole().join(truth, left_on="step_id", right_on=truth.columns[0], how="inner")
+    joined = found.steps.frame().join(truth, left_on="step_id", right_on=truth.columns[0], how="inner")
     assert len(joined) == found.steps.height > 0
     assert found.dropped_events >= 0
 

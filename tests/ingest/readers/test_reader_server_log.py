@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.server.server_log import read_server_log
+from blis_replay.ingest.readers.server.log import read_server_log
 
 START = "INFO x: non-default args: {{'model': '/m/a-7b', 'served_model_name': ['a/a-7b'], 'max_model_len': {}}}"
 
@@ -118,7 +118,6 @@ def test_any_line_is_read_or_rejected(tmp_path_factory: pytest.TempPathFactory, 
     assert log.kv_tokens is None or log.kv_tokens > 0
 
 
-@pytest.mark.realdata
 def test_the_real_logs(data_pack: Path) -> None:
     """The logs of vLLM 0.11 print both forms: 40,592 tokens and 2,537 blocks of 16; 119,008 and 7,438."""
     for run, tokens, blocks in (("jan20-codellama-train-1", 40_592, 2537), ("jan21-llama7b-train-1", 119_008, 7438)):

@@ -175,12 +175,13 @@ def test_another_time_unit_is_refused(tmp_path: Path) -> None:
         read_header(RecordedFile(path, path.name))
 
 
-@pytest.mark.realdata
 def test_the_recorded_failures_of_the_reasoning_runs(data_pack: Path) -> None:
     """NOTES, section 1: 4,068 of 4,800 requests of 7b-reasoning failed, 4 of 34b-reasoning."""
-    for slug, failed in (("170634-llama-2-7b-tp1-reasoning", 4068), ("160939-codellama-34b-tp2-reasoning", 4)):
-        folder = next(folder for folder in (data_pack / "h100").iterdir() if folder.name.endswith(slug))
-        frame = read_requests(RecordedFile(folder / "trace.csv.gz", "trace.csv.gz")).frame
+    for slug, failed in (
+        ("20260217-170634-llama-2-7b-tp1-reasoning", 4068),
+        ("20260218-160939-codellama-34b-tp2-reasoning", 4),
+    ):
+        frame = read_requests(RecordedFile(data_pack / "h100" / slug / "trace.csv.gz", "trace.csv.gz")).frame
         assert (len(frame), (frame["status"] == "timeout").sum()) == (4800, failed)
 
 

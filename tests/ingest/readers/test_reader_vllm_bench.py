@@ -15,7 +15,7 @@ from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.readers.clients import vllm_bench
 from blis_replay.ingest.readers.clients.vllm_bench import read_requests, recognises
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.requests_frame import RequestsRead
+from blis_replay.ingest.readers.requests import RequestsRead
 from blis_replay.ingest.recording import Stage
 
 

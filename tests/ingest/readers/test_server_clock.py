@@ -6,17 +6,17 @@ import polars as pl
 import pytest
 from builders import requests, run_of_steps
 
-from blis_replay.ingest.readers.otlp.steps import READ_STEP_SCHEMA
-from blis_replay.ingest.readers.server.server_clock import Bridge, ServerTimes, bridge_of, server_times, steps_on_zero
+from blis_replay.ingest.readers.otlp.spans import READ_STEP_SCHEMA
+from blis_replay.ingest.readers.server.clock import Bridge, ServerTimes, bridge_of, server_times, steps_on_zero
 from blis_replay.ingest.recording import REQUEST_SCHEMA, STEP_SCHEMA, Clock, empty_frame
-from blis_replay.ingest.row_parts import RowParts, in_one_part
+from blis_replay.ingest.rows import Rows, rows_of
 
 NO_JOURNEYS = pl.Series(dtype=pl.Int64)
 NO_REQUESTS = empty_frame(REQUEST_SCHEMA)
 NO_EVENTS = pl.Series(dtype=pl.Int64)
 
 
-def steps(*starts_us: int, epoch_offset_us: int = 0, **columns: pl.Series) -> RowParts:
+def steps(*starts_us: int, epoch_offset_us: int = 0, **columns: pl.Series) -> Rows:
     rows = {
         "step_id": list(range(1, len(starts_us) + 1)),
         "ts_start_ns": [start * 1000 for start in starts_us],
@@ -24,13 +24,13 @@ def steps(*starts_us: int, epoch_offset_us: int = 0, **columns: pl.Series) -> Ro
         "epoch_ns": [(start + epoch_offset_us) * 1000 + 900 for start in starts_us],
     }
     told = {name: rows.get(name, [0] * len(starts_us)) for name in READ_STEP_SCHEMA} | columns
-    return in_one_part(pl.DataFrame(told, schema=READ_STEP_SCHEMA))
+    return rows_of(pl.DataFrame(told, schema=READ_STEP_SCHEMA))
 
 
 def times(
-    of_steps: RowParts, client: Clock | None, sent: pl.DataFrame = NO_REQUESTS, sequential: bool = False
+    of_steps: Rows, client: Clock | None, sent: pl.DataFrame = NO_REQUESTS, sequential: bool = False
 ) -> ServerTimes:
-    found = server_times(of_steps, NO_JOURNEYS, bridge_of(NO_EVENTS, of_steps), client, sent, sequential)
+    found = server_times(of_steps, NO_JOURNEYS, bridge_of(NO_EVENTS, of_steps), client, rows_of(sent), sequential)
     assert found is not None
     return found
 
@@ -39,7 +39,7 @@ def test_the_epoch_stamps_of_step_events_bridge_the_clocks() -> None:
     """Step clock 5,000,000 is epoch 1,000,000,005,000,000; the first send is 4.9 s after the zero of the step clock."""
     of_steps = steps(5_000_000, 5_010_000, epoch_offset_us=10**15)
     found = times(of_steps, Clock("client", "epoch", 1_000_000_004_900_000))
-    frame = steps_on_zero(of_steps, found.zero_us).whole()
+    frame = steps_on_zero(of_steps, found.zero_us).frame()
     assert frame["start_us"].to_list() == [100_000, 110_000]
     assert list(frame.columns) == list(STEP_SCHEMA)
     step, server = found.clocks
@@ -54,7 +54,7 @@ def test_constructed_stamps_bridge_nothing(sequential: bool) -> None:
     zero_us = 10**15 + 5_000_000 if not sequential else 10**15 + 77
     of_steps = steps(5_000_000, 5_010_000, epoch_offset_us=10**15)
     found = times(of_steps, Clock("client", "epoch", zero_us), sequential=sequential)
-    assert steps_on_zero(of_steps, found.zero_us).column("start_us").to_list() == [0, 10_000]
+    assert steps_on_zero(of_steps, found.zero_us)["start_us"].to_list() == [0, 10_000]
     (clock,) = found.clocks
     assert (clock.zero_us, clock.constructed, clock.placed) == (5_000_000, True, "not known")
     assert clock.stamped_zero_us == zero_us - 10**15
@@ -93,9 +93,10 @@ def test_without_a_bridge_the_first_journey_stands_at_the_first_send() -> None:
 
 
 def test_nothing_stamped_has_no_clock() -> None:
-    assert server_times(steps(), NO_JOURNEYS, None, None, NO_REQUESTS, False) is None
+    assert server_times(steps(), NO_JOURNEYS, None, None, rows_of(NO_REQUESTS), False) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("said_later_us", [5_000, 3_000_000])
 def test_stamps_that_the_depth_contradicts_are_not_believed(said_later_us: int) -> None:
     """The epoch stamps put the steps ``said_later_us`` too late; below a step of 10 ms they would be left alone."""
@@ -103,7 +104,7 @@ def test_stamps_that_the_depth_contradicts_are_not_believed(said_later_us: int) 
     depths = {name: records[name] for name in ("running_depth", "waiting_depth")}
     raw = steps(*(records["start_us"] + 5_000_000), epoch_offset_us=10**15 - 5_000_000 + said_later_us, **depths)
     found = times(raw, Clock("client", "epoch", 10**15), traffic)
-    clock, frame = found.clocks[0], steps_on_zero(raw, found.zero_us).whole()
+    clock, frame = found.clocks[0], steps_on_zero(raw, found.zero_us).frame()
     believed = said_later_us < 10_000
     assert (clock.placed, found.remark) == ("bridged by pairs" if believed else "estimated from depth", "")
     shift_us = int((frame["start_us"] - records["start_us"]).mean() or 0)  # type: ignore[arg-type]

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import polars as pl
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blis_replay.ingest.readers.otlp.columns import EVENT_SEQUENCE, JOURNEY_EVENT_SCHEMA
 from blis_replay.ingest.readers.otlp.span_events import STAMPS, content_of_spans, stamps_of_spans
+from blis_replay.ingest.scan.otlp_columns import EVENT_SEQUENCE, JOURNEY_EVENT_SCHEMA
 
 counts = st.none() | st.integers(0, 9)
 events = st.fixed_dictionaries(
@@ -62,6 +63,7 @@ def told_one_by_one(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.lists(events, max_size=25))
 def test_spans_are_told_as_by_one_event_after_the_other(rows: list[dict[str, Any]]) -> None:

@@ -11,13 +11,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from blis_replay.blis.release_fit import FitRecord, PartScore
+from blis_replay.blis.releases.fit import FitRecord, PartScore
 from blis_replay.fixtures.planted import CAUSES, PLANTED, Planted, planted_recording, wrong_simulator
 from blis_replay.ingest.recording import SharedPrefix, Stage
 from blis_replay.replay.mode import parse_mode
 from blis_replay.validate.attribution.attribute import Attribution, attribute
-from blis_replay.validate.attribution.attribution_text import attribution_json, attribution_text, explanations
 from blis_replay.validate.attribution.resampled import QUANTITIES
+from blis_replay.validate.attribution.text import attribution_answer, explanations
+
+pytestmark = pytest.mark.slow
 
 COMPONENTS = {
     "step_time": "step time",
@@ -142,7 +144,7 @@ def test_causes_that_hide_one_another_are_told_in_the_order_of_the_way() -> None
     assert attribution.overloaded > 0
     error_us = attribution.error[0].value_us
     assert share(attribution, "prefix cache", ("e2e", "mean")) > 3 * abs(error_us)
-    page = " ".join(attribution_text(attribution).split())
+    page = " ".join(str(attribution_answer(attribution)).split())
     assert f"In {attribution.overloaded} of {attribution.replays} replays the simulated server does not keep up" in page
     most = max(abs(cause.changes[0].value_us) for cause in attribution.causes)
     assert most < 2 * abs(error_us) + 5_000
@@ -150,7 +152,7 @@ def test_causes_that_hide_one_another_are_told_in_the_order_of_the_way() -> None
 
 def test_the_page_fits_80_columns_and_the_json_has_the_same_numbers(planted: Planted) -> None:
     attribution = explained(planted, "scheduling")
-    page, document = attribution_text(attribution), attribution_json(attribution)
+    page, document = str(attribution_answer(attribution)), attribution_answer(attribution).document
     assert max(map(len, page.splitlines())) <= 80
     ttft = next(e for e in document["errors"] if (e["metric"], e["statistic"]) == ("ttft", "mean"))
     percent = 100 * ttft["shares_ms"]["scheduling mode"]["value"] / ttft["observed_ms"]

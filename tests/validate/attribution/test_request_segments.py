@@ -10,10 +10,10 @@ import pytest
 
 from blis_replay.fixtures.planted import Planted, planted_recording, with_wrong_pre_queue
 from blis_replay.ingest.recording import LIFECYCLE_SCHEMA, empty_frame
-from blis_replay.ingest.row_parts import in_one_part
+from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.driver import replay
-from blis_replay.validate.attribution.segments import Segments, segment_frame, segments_of
-from blis_replay.validate.attribution.segments_text import segments_json, segments_text
+from blis_replay.validate.attribution.text import segments_answer
+from blis_replay.validate.comparison.segments import Segments, segment_frame, segments_of
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +47,10 @@ def test_a_perfect_simulator_differs_in_no_segment(planted: Planted) -> None:
 
 
 def test_what_was_not_recorded_is_merged_and_named(planted: Planted) -> None:
-    recording = replace(planted.recording, lifecycles=in_one_part(empty_frame(LIFECYCLE_SCHEMA)))
-    recording = replace(recording, requests=recording.requests.with_columns(prefill_us=pl.lit(None, pl.Int64)))
+    recording = replace(planted.recording, lifecycles=rows_of(empty_frame(LIFECYCLE_SCHEMA)))
+    recording = replace(
+        recording, requests=rows_of(recording.requests.frame().with_columns(prefill_us=pl.lit(None, pl.Int64)))
+    )
     segments = segments_of(replay(recording, planted.release))
     assert list(named(segments)) == ["to first token", "to last token"]
     assert "not recorded" in segments.merged[0]
@@ -57,7 +59,7 @@ def test_what_was_not_recorded_is_merged_and_named(planted: Planted) -> None:
 
 def test_table_frame_and_json_have_the_same_means(planted: Planted) -> None:
     segments = segments_of(replay(planted.recording, with_wrong_pre_queue(planted.release, 12_000)))
-    page, document, frame = segments_text(segments), segments_json(segments), segment_frame(segments)
+    page, document, frame = str(segments_answer(segments)), segments_answer(segments).document, segment_frame(segments)
     assert max(map(len, page.splitlines())) <= 80
     assert "+12.00" in page
     assert document["segments"][0]["difference_ms"]["mean"] == 12

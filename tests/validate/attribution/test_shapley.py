@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blis_replay.validate.attribution.shapley import all_subsets, shapley_values
+from blis_replay.validate.attribution.attribute import all_subsets, shapley_values
 
 
 def test_the_glove_game() -> None:
@@ -22,6 +22,7 @@ def test_two_players_share_what_only_both_achieve() -> None:
     assert shapley_values(2, {s: np.array([v]) for s, v in value.items()})[:, 0] == pytest.approx([2.0, 3.0])
 
 
+@pytest.mark.slow
 @given(st.integers(0, 4), st.randoms(use_true_random=False))
 def test_shares_sum_to_the_whole_and_a_player_without_effect_has_none(players: int, random: object) -> None:
     """Efficiency and the null player: the last one changes nothing."""

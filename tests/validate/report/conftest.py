@@ -20,7 +20,7 @@ from blis_replay.ingest.recording import (
     SourceFile,
     empty_frame,
 )
-from blis_replay.ingest.row_parts import in_one_part
+from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.store import open_store
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.validate.experiment import find_experiment
@@ -92,10 +92,10 @@ def bare_html(planted_page: PlantedPage, tmp_path_factory: pytest.TempPathFactor
     nothing = [pl.lit(None, kind).alias(name) for name, kind in REQUEST_SCHEMA.items() if name not in kept]
     bare = replace(
         recording,
-        requests=recording.requests.with_columns(nothing),
-        steps=in_one_part(empty_frame(STEP_SCHEMA)),
-        lifecycles=in_one_part(empty_frame(LIFECYCLE_SCHEMA)),
-        journey_events=in_one_part(empty_frame(JOURNEY_EVENT_SCHEMA)),
+        requests=rows_of(recording.requests.frame().with_columns(nothing)),
+        steps=rows_of(empty_frame(STEP_SCHEMA)),
+        lifecycles=rows_of(empty_frame(LIFECYCLE_SCHEMA)),
+        journey_events=rows_of(empty_frame(JOURNEY_EVENT_SCHEMA)),
         token_events=None,
         prefix=None,
         hardware=None,

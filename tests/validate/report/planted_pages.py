@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from blis_replay.blis.release import CoefficientRelease
+from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.fixtures.catalogue import bundled_aliases
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.release_file import load_release

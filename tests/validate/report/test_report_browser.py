@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from blis_replay.validate.report.latency_charts import errors_chart
-from blis_replay.validate.report.over_time import ErrorsOverTime
 from blis_replay.validate.report.report import Report
+from blis_replay.validate.report.series import ErrorsOverTime
 from blis_replay.validate.report.svg import inline
 
 playwright = pytest.importorskip("playwright.sync_api")

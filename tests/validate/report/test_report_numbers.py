@@ -11,17 +11,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planted_pages import PlantedPage
 
-from blis_replay.blis.latency import LatencyModel
-from blis_replay.ingest.row_parts import in_one_part
+from blis_replay.blis.latency.models import LatencyModel
+from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.driver import replay
 from blis_replay.validate.attribution.resampled import QUANTITIES
-from blis_replay.validate.metrics import LatencySamples
-from blis_replay.validate.report.bands import band, band_by, depth_edges, waiting_at_arrival
+from blis_replay.validate.metrics.latency import LatencySamples
 from blis_replay.validate.report.evidence import Evidence
-from blis_replay.validate.report.over_time import depth_over_time, errors_over_time, stage_starts
-from blis_replay.validate.report.quantile_curves import quantile_curve
-from blis_replay.validate.report.step_cycles import recorded_cycles, step_cycles
+from blis_replay.validate.report.series import (
+    band,
+    band_by,
+    depth_edges,
+    depth_over_time,
+    errors_over_time,
+    quantile_curve,
+    recorded_cycles,
+    stage_starts,
+    step_cycles,
+    waiting_at_arrival,
+)
 from blis_replay.validate.report.waterfall_chart import falls
+
+pytestmark = pytest.mark.slow
 
 
 @given(st.lists(st.tuples(st.integers(0, 10**7), st.integers(0, 5)), min_size=1, max_size=60))
@@ -74,7 +84,7 @@ def test_bands_hold_every_point_once() -> None:
 def test_depth_from_clients_is_the_time_requests_are_there(wrong_evidence: Evidence) -> None:
     """Little's law, exactly: the depth integrated over the run is the sum of the times of all requests."""
     run = wrong_evidence.run
-    no_steps = in_one_part(run.recording.steps.whole().clear())
+    no_steps = rows_of(run.recording.steps.frame().clear())
 
     clients_only = replace(run, recording=replace(run.recording, steps=no_steps))
     depth = depth_over_time(clients_only, wrong_evidence.compared)

@@ -16,22 +16,20 @@ import pytest
 from planted_pages import HOSTILE_PLACES, PlantedPage
 
 from blis_replay.ingest.store import list_runs, open_store
-from blis_replay.replay.executor_ledger import Progress
-from blis_replay.replay.executor_pool import pool_map
+from blis_replay.replay.executors.local import Progress, pool_map
 from blis_replay.replay.mode import ReplayMode
-from blis_replay.validate.comparison.compare import THRESHOLDS
-from blis_replay.validate.metrics import METRICS, STATISTICS
-from blis_replay.validate.observed import samples_of
+from blis_replay.validate.metrics.latency import METRICS, STATISTICS, THRESHOLDS
+from blis_replay.validate.metrics.observed import samples_of
 from blis_replay.validate.report.charts import charts_of
 from blis_replay.validate.report.evidence import Evidence
 from blis_replay.validate.report.latency_charts import distribution_chart
-from blis_replay.validate.report.overview import by_worst, overview_row
-from blis_replay.validate.report.page import section_of
-from blis_replay.validate.report.quantile_curves import QuantileCurve, quantile_curve
+from blis_replay.validate.report.page import by_worst, metric_table, overview_row, section_of
 from blis_replay.validate.report.report import Report, report
+from blis_replay.validate.report.series import QuantileCurve, quantile_curve
 from blis_replay.validate.report.svg import COLOURS
-from blis_replay.validate.report.tables import metric_table
-from blis_replay.validate.terminal import milliseconds, percent
+from blis_replay.validate.text.cells import milliseconds, percent
+
+pytestmark = pytest.mark.slow
 
 Work = Callable[[str], object]
 _VOID = {"meta", "link", "img", "br", "path", "use", "rect"}
@@ -130,7 +128,7 @@ def test_the_metric_table_is_that_of_the_comparison(wrong_evidence: Evidence) ->
     for metric in METRICS:
         for statistic in STATISTICS:
             cell = wrong_evidence.comparison.metrics[metric][statistic]
-            numbers = (milliseconds(cell.observed_us), milliseconds(cell.simulated_us), percent(cell.error))
+            numbers = (milliseconds(cell.a_us), milliseconds(cell.b_us), percent(cell.error))
             assert rows[f"{metric.upper()} {statistic}"][1:4] == numbers
 
 
@@ -275,7 +273,6 @@ def test_the_size_of_a_picture_does_not_grow_with_the_recording() -> None:
     assert abs(sizes[1] - sizes[0]) < 500
 
 
-@pytest.mark.realdata
 def test_twelve_real_experiments_are_below_five_megabytes(real_store, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     """Two recorded ones with all their pictures, one of them with step records, times six."""
     from blis_replay.replay.release_file import load_release

@@ -7,8 +7,7 @@ from importlib import resources
 import pytest
 
 from blis_replay.validate.errors import StudyError, UnknownStudyError
-from blis_replay.validate.studies.merge import merged
-from blis_replay.validate.studies.read import load_study, parse_study, study_names
+from blis_replay.validate.studies.read import load_study, merged, parse_study, study_names
 
 SJF = resources.files("blis_replay.validate.studies").joinpath("sjf.yaml").read_text("utf-8")
 
@@ -28,21 +27,29 @@ def test_a_study_that_ships_says_what_it_is(name: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "place"),
     [
-        ("title:", "titel:", "field title: is missing"),
+        ("title:", "titel:", "field titel: is not a field of a study; did you mean title?"),
         ("seeds:", "color: red\nseeds:", "field color: is not a field of a study"),
         ("systems: [A, B, ", "systems: [C, B, ", "field systems: names 'C'"),
         ("measurement: cluster", "measurement: clusters", "field measurement: is 'clusters'"),
-        ("instances: 4", "instances: 0", "field configurations.fcfs.instances: is missing or no whole number from 1"),
-        ("kind: least-loaded", "kind: least", "field configurations.fcfs.router.kind: is 'least'"),
-        ("value: 32", "valu: 32", "field configurations.fcfs.workload.clients.short.prompt_tokens.value: is missing"),
+        (
+            "instances: 4",
+            "instances: 0",
+            "configurations.fcfs.instances: is 0; write a whole number from 1 to 1,000",
+        ),
+        (
+            "kind: least-loaded",
+            "kind: least",
+            "fcfs.router.kind: is 'least'; write one of round-robin, least-loaded",
+        ),
+        ("value: 32", "valu: 32", "configurations.fcfs.workload.clients.short.prompt_tokens.valu: is not a field"),
         ("scheduling_policy: sjf", "policy: sjf", "field configurations.sjf.engine.policy: is not a field"),
         ("of: sjf", "of: slf", "field checks[0].ratio.of: names 'slf'"),
         ("measure: ttft_mean_ms,", "measure: ttft,", "field checks[0].ratio.measure: names 'ttft'"),
         ("most: 0.8", "", "field checks[0].least: and most are both missing"),
-        ("verdict: confirmed", "verdict: true", "field published.outcomes.B.verdict: is missing or no text"),
+        ("verdict: confirmed", "verdict: true", "field published.outcomes.B.verdict: is true; write one of confirmed"),
         ("recorded: confirmed", "recorded: {A: confirmed}", "field recorded.B: is missing"),
-        ("seeds: [42, 123, 456]", "seeds: []", "field seeds: is missing or no list"),
-        ("seeds: [42", "seeds: [x", "field seeds: is missing or no list"),
+        ("seeds: [42, 123, 456]", "seeds: []", "field seeds: is a list of 0; write a list of at least one"),
+        ("seeds: [42", "seeds: [x", "field seeds[0]: is 'x'; write a whole number from 0"),
     ],
 )
 def test_a_mistake_is_named_with_its_place(old: str, new: str, place: str) -> None:

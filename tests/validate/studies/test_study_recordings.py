@@ -11,15 +11,14 @@ import pytest
 from recordings import make_recording
 
 from blis_replay.ingest.recording import STEP_SCHEMA, Recording, Stage
-from blis_replay.ingest.row_parts import in_one_part
+from blis_replay.ingest.rows import rows_of
 from blis_replay.validate.errors import NothingToJudgeError
-from blis_replay.validate.mixed_batches import study_run as sweep
+from blis_replay.validate.studies import mixed_batches as sweep
 from blis_replay.validate.studies import suite
+from blis_replay.validate.studies import trees as left_out
 from blis_replay.validate.studies.read import load_study
-from blis_replay.validate.studies.study_data import suite_json
-from blis_replay.validate.studies.study_text import study_text, suite_text
 from blis_replay.validate.studies.suite import run_studies
-from blis_replay.validate.trees import study_run as left_out
+from blis_replay.validate.studies.text import studies_answer
 
 NAMES = ("mixed-batches", "trees")
 
@@ -36,9 +35,9 @@ def test_without_its_recordings_a_study_is_not_judged(name: str, there: bool, tm
     (result,) = run_studies([load_study(name)], store, executor="serial")
     assert (result.passed, result.systems) == (True, ())
     assert ("the store has no recording" if there else "there is no store") in result.absent
-    assert f"{name} is not judged: " in suite_text([result])
-    assert "not judged: " in study_text(result)
-    (document,) = suite_json([result])["studies"]
+    assert f"{name} is not judged: " in str(studies_answer([result], summary=True))
+    assert "not judged: " in str(studies_answer([result], summary=False))
+    (document,) = studies_answer([result], summary=True).document["studies"]
     assert (document["not_judged"], document["systems"]) == (result.absent, [])
 
 
@@ -84,7 +83,7 @@ def stepped(model: str, cycle_us: int) -> Recording:
     known |= {"running_depth": decodes, "decode_requests": decodes, "decode_tokens": decodes}
     columns = {name: pl.Series(known.get(name, [None] * 200), dtype=kind) for name, kind in STEP_SCHEMA.items()}
     requests = {"arrival_us": [0, 1], "prompt_tokens": [9, 9], "output_tokens": [2, 2]}
-    return replace(make_recording(requests), slug=model, model=model, steps=in_one_part(pl.DataFrame(columns)))
+    return replace(make_recording(requests), slug=model, model=model, steps=rows_of(pl.DataFrame(columns)))
 
 
 @pytest.mark.parametrize("method", ["trees", "line", "linear"])
@@ -98,4 +97,4 @@ def test_steps_are_those_of_the_recording_left_out(method: str) -> None:
     assert [measures["mape_percent"] for measures in found] == pytest.approx([100, 50], abs=0.1)
     assert [measures["steps"] for measures in found] == [199, 199]
     with pytest.raises(NothingToJudgeError, match="all recordings are of one workload"):
-        left_out.run(replace(described, by="workload"), recordings, 0)
+        left_out.run(replace(described, left_out="workload"), recordings, 0)

@@ -11,7 +11,7 @@ from blis_replay.blis.cluster.config import ClusterConfig, LeastLoaded
 from blis_replay.blis.cluster.simulate import simulate_cluster
 from blis_replay.blis.trace import EngineConfig
 from blis_replay.blis.verification.workloads import LATENCY, LIFECYCLE, random_trace
-from blis_replay.validate.studies.cluster_measures import MEASURES, counted, jain_index, measures
+from blis_replay.validate.studies.cluster import MEASURES, counted, jain_index, measures
 from blis_replay.validate.studies.read import load_study
 from blis_replay.validate.studies.suite import StudyResult, run_studies
 
@@ -99,6 +99,7 @@ def test_the_token_bucket_admits_about_29_of_200() -> None:
     assert system.measured["round-robin fcfs, bucket"]["admitted"][0] == pytest.approx(29, abs=6)
 
 
+@pytest.mark.slow
 def test_a_single_queue_is_as_busy_as_its_steps() -> None:
     """A at load 0.5: 1,117.5 ms alone, 884.9 of them steps: utilisation 0.5 x 0.792 = 0.396."""
     (system,) = one("step-quantum", ["beta x 1, load 0.5"], ("A",)).systems

@@ -1,0 +1,207 @@
+"""Latency models: how long a step takes, and the delays around the engine.
+
+A model is data, and the kernel gets it as arrays.  Linear coefficients are integer
+nanoseconds, so that a step time is exact and the same on every machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+
+from blis_replay.blis.errors import ReleaseError
+from blis_replay.blis.kernel import step_time
+from blis_replay.blis.kernel.step_time import FEATURE_NAMES, KernelModel
+from blis_replay.blis.latency.physical import PhysicalModel
+from blis_replay.blis.latency.roofline import RooflineModel
+from blis_replay.blis.latency.trees import TreesModel
+from blis_replay.compiled.arrays import Bools, Int64s
+
+
+@dataclass(frozen=True)
+class LatencyModel:
+    """Step time of a batch, linear in what it holds, within a floor and a cap.
+
+    ``min(cap_ns, max(floor_ns, intercept_ns + per_prefill_token_ns * prefill_tokens
+    + per_decode_token_ns * decode_tokens + per_context_token_ns * context_tokens))``
+    nanoseconds, then to whole microseconds: half up (``round_half_up``, the rule of the
+    scheduler oracle) or towards zero (``truncate``, as BLIS does), at least 1 us.
+
+    ``context_tokens`` are the KV tokens that the batch's decodes attend to, each one's
+    own token included.  Kind ``blackbox`` has neither floor nor cap; kind ``floor`` is
+    ``max(overhead, compute)``, with ``cap_ns`` (0: none) as StepML has it.
+    """
+
+    kind: Literal["blackbox", "floor"]
+    intercept_ns: int
+    per_prefill_token_ns: int
+    per_decode_token_ns: int
+    per_context_token_ns: int = 0
+    floor_ns: int = 0
+    rounding: Literal["round_half_up", "truncate"] = "round_half_up"
+    cap_ns: int = 0
+
+    def for_kernel(self) -> KernelModel:
+        """Kind, integer and float parameters as ``kernel.step_time`` reads them."""
+        int_params = [
+            self.intercept_ns,
+            self.per_prefill_token_ns,
+            self.per_decode_token_ns,
+            self.per_context_token_ns,
+            self.floor_ns,
+            self.cap_ns,
+            500 if self.rounding == "round_half_up" else 0,
+        ]
+        return step_time.LINEAR, np.array(int_params, np.int64), np.zeros(0)
+
+    def smallest_positive_batch(self) -> int:
+        """The least number of decodes, alone in a batch, whose step time is positive.
+
+        1 for a sound model.  Raises ``ReleaseError`` if there is none.
+        """
+        if max(self.floor_ns, self.intercept_ns + self.per_decode_token_ns) > 0:
+            return 1
+        if self.per_decode_token_ns <= 0:
+            raise ReleaseError("the step time of a decode batch is not positive at any size; fit the model again")
+        return -self.intercept_ns // self.per_decode_token_ns + 1
+
+
+@dataclass(frozen=True)
+class Regime:
+    """A linear model over named features (us), used for batches that meet a condition.
+
+    ``condition``: ``(feature, operator, value)`` with operator ``== < <= > >=``, or None for
+    all.  ``coefficients``: by feature name (``FEATURE_NAMES``).  ``expm1``: the line is the
+    logarithm of one plus the step time.
+    """
+
+    name: str
+    intercept_us: float
+    coefficients: tuple[tuple[str, float], ...]
+    condition: tuple[str, str, float] | None = None
+    expm1: bool = False
+
+
+@dataclass(frozen=True)
+class RegimeModel:
+    """Step time piecewise by batch composition; the first regime whose condition holds is used.
+
+    ``overhead_us`` > 0 keeps it within overhead and 3 times overhead; ``per_request_us`` is
+    added for each request of the batch; the result is truncated (blis-semantics 3.7).
+    """
+
+    regimes: tuple[Regime, ...]
+    overhead_us: float = 0.0
+    per_request_us: float = 0.0
+
+    def for_kernel(self) -> KernelModel:
+        """Kind, integer and float parameters as ``kernel.step_time`` reads them."""
+        float_params = [self.overhead_us, self.per_request_us]
+        for regime in self.regimes:
+            feature, operator, value = regime.condition or (None, "==", 0.0)
+            by_name = dict(regime.coefficients)
+            float_params += [
+                -1.0 if feature is None else float(FEATURE_NAMES.index(feature)),
+                float(_OPERATORS.index(operator)),
+                value,
+                float(regime.expm1),
+                regime.intercept_us,
+                *(by_name.get(name, 0.0) for name in FEATURE_NAMES),
+            ]
+        return step_time.REGIMES, np.zeros(0, np.int64), np.array(float_params + [0.0] * step_time.FEATURES)
+
+
+@dataclass(frozen=True)
+class ObservedCycles:
+    """Teacher forcing: the step cycles that were observed, by the time of the run.
+
+    A step that starts at t takes the cycle of the last anchor at or before t.  ``from_us``:
+    int64, ascending; ``cycle_us``: int64 of the same length.  ``begins``: bool of the same length, whether
+    a step began at that anchor, so that the next ones began whole cycles later: a step then
+    ends where one of these did, the nearest to a cycle after its start.  None: that is known of no anchor.
+    """
+
+    from_us: Int64s
+    cycle_us: Int64s
+    begins: Bools | None = None
+
+    def for_kernel(self) -> KernelModel:
+        """Kind, integer and float parameters as ``kernel.step_time`` reads them."""
+        if len(self.from_us) == 0 or len(self.from_us) != len(self.cycle_us):
+            raise ReleaseError("observed cycles need at least one anchor and a cycle for each; give step records")
+        begins = np.zeros(len(self.from_us)) if self.begins is None else self.begins.astype(np.float64)
+        return step_time.OBSERVED, np.concatenate([self.from_us, self.cycle_us]).astype(np.int64), begins
+
+
+@dataclass(frozen=True)
+class CorrectedModel:
+    """Teacher forcing of a model: its step time, and what observed ones exceeded it by.
+
+    Unlike ``ObservedCycles`` it still answers to what is in a batch.  ``line_ns``: what to add to each step, and
+    per prefill, decode and context token (ns).  ``from_us``: int64, ascending; ``correction_us``: int64 of the same
+    length, what to add further from each of these times of the run on.  All of either sign.
+    """
+
+    model: LatencyModel | RegimeModel | PhysicalModel | RooflineModel | TreesModel
+    line_ns: tuple[int, int, int, int]
+    from_us: Int64s
+    correction_us: Int64s
+
+    def for_kernel(self) -> KernelModel:
+        """Kind, integer and float parameters as ``kernel.step_time`` reads them."""
+        kind, int_params, float_params = self.model.for_kernel()
+        parts = [int_params, np.array(self.line_ns), self.from_us, self.correction_us, np.array([len(int_params)])]
+        return step_time.CORRECTED + kind, np.concatenate(parts).astype(np.int64), float_params
+
+
+@dataclass(frozen=True)
+class BatchFeatures:
+    """What a step-time function sees of a batch: token and request counts.
+
+    ``context_tokens``: KV tokens that the decodes attend to, each one's own included.
+    ``start_us``: when the batch can start; ``running`` and ``waiting``: depths after scheduling.
+    """
+
+    prefill_tokens: int
+    prefill_requests: int
+    decode_tokens: int
+    context_tokens: int
+    running: int
+    waiting: int
+    start_us: int
+
+
+class StepTime(Protocol):
+    """Any object that can say how long a batch takes, for studies in Python."""
+
+    def step_time(self, batch: BatchFeatures) -> float:
+        """Duration of the batch in us; truncated to whole us, at least 1."""
+
+
+_OPERATORS = ("==", "<", "<=", ">", ">=")
+
+Latency = LatencyModel | RegimeModel | ObservedCycles | CorrectedModel | PhysicalModel | RooflineModel | TreesModel
+
+
+@dataclass(frozen=True)
+class Lifecycle:
+    """Delays around the engine, us; none of them ever blocks the server.
+
+    With ``Latency`` these are the five methods of BLIS, and one more delay.  ``pre_queue_us`` +
+    ``pre_queue_per_prompt_token_us`` * prompt tokens: client send to the waiting queue (alpha0,
+    alpha1).  ``post_token_us``: added to every token on its way out (alpha2).
+    ``first_token_per_decode_us``: a first token waits for the tokens of the decodes of its step, which the
+    server hands out one after the other, a new request's last.  ``post_request_us``: added once at the end.
+    ``scheduling_us`` and ``preemption_us``: as in BLIS only reported, in ``SimResult.scheduling_delay_us`` and
+    ``preemption_delay_us``.
+    """
+
+    pre_queue_us: float = 0.0
+    pre_queue_per_prompt_token_us: float = 0.0
+    post_token_us: float = 0.0
+    post_request_us: float = 0.0
+    scheduling_us: float = 0.0
+    preemption_us: float = 0.0
+    first_token_per_decode_us: float = 0.0

@@ -1,0 +1,254 @@
+"""BLIS's own ``defaults.yaml``, as its builds with a blackbox model read it, both ways (blis-semantics 8).
+
+A row of ``models`` has alpha and beta of one model on one GPU and tensor parallelism, measured with one
+version of vLLM; ``defaults`` says which row a model takes, and how it is spelled.  BLIS reads the file
+strictly, so nothing else may stand in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal, NoReturn
+
+import yaml
+from msgspec import Meta, Struct
+
+from blis_replay.blis.errors import ReleaseError
+from blis_replay.blis.kernel.step_time import FEATURE_NAMES
+from blis_replay.blis.latency.models import LatencyModel, Lifecycle, Regime, RegimeModel
+from blis_replay.blis.releases.blackbox import beyond_blackbox, blackbox_coefficients
+from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
+from blis_replay.strict.document import FieldError, Number, Text, read_values, yaml_values
+
+NOT_STATED = "not stated"
+
+# What BLIS calls the GPUs of its rows, by how recordings begin their name.
+_GPUS = {"H100": "H100", "A100": "A100-80", "L40S": "L40S"}
+
+
+@dataclass(frozen=True)
+class DefaultsText:
+    """The text of a ``defaults.yaml``, and what of the release is not in it, a sentence each."""
+
+    text: str
+    not_carried: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class DefaultsRow:
+    """A row of ``models``: ``entry`` without what BLIS does not know, and what the row is of."""
+
+    entry: ModelEntry
+    gpu: str
+    vllm_version: str
+
+
+def format_defaults(
+    release: CoefficientRelease, vllm_version: str = NOT_STATED, context_tokens: float = 0.0
+) -> DefaultsText:
+    """A release in the form of ``defaults.yaml``.
+
+    ``vllm_version``: by which BLIS looks rows up.  ``context_tokens``: as in ``blackbox_coefficients``.
+    Raises ``ReleaseError`` if none of its models can be said in three betas, or two of them would be one row.
+    """
+    gpu = next((name for begin, name in _GPUS.items() if release.hardware.startswith(begin)), release.hardware)
+    rows: list[dict[str, object]] = []
+    not_carried: list[str] = []
+    for entry in release.models:
+        try:
+            rows.append(_row(entry, gpu, vllm_version, context_tokens))
+        except ReleaseError as error:
+            not_carried.append(f"{error}: left out")
+            continue
+        not_carried += _lost(entry, context_tokens)
+    _refuse_twins(release.name, rows)
+    if not rows:
+        raise ReleaseError(
+            f"release {release.name} has no model that BLIS's blackbox can run: {'; '.join(not_carried)}; "
+            "export another release"
+        )
+    not_carried.append("total_kv_blocks are not in a release: give BLIS --total-kv-blocks from the server's log")
+    document = {"defaults": _chosen(release, rows), "models": rows}
+    return DefaultsText(yaml.safe_dump(document, sort_keys=False, allow_unicode=True), tuple(not_carried))
+
+
+def _chosen(release: CoefficientRelease, rows: list[dict[str, object]]) -> dict[str, object]:
+    """Of each model its first row, as a release takes its first entry, and how the release spells it."""
+    spelled = {entry.model.lower(): entry.model for entry in release.models}
+    first = {str(row["id"]): row for row in reversed(rows)}
+    return {
+        name: {key: row[key] for key in ("GPU", "tensor_parallelism", "vllm_version")} | {"hf_repo": spelled[name]}
+        for name, row in sorted(first.items())
+    }
+
+
+def _row(entry: ModelEntry, gpu: str, vllm_version: str, context_tokens: float) -> dict[str, object]:
+    alpha, beta = blackbox_coefficients(entry, context_tokens)
+    return {
+        "id": entry.model.lower(),
+        "GPU": gpu,
+        "tensor_parallelism": entry.tensor_parallelism,
+        "vllm_version": vllm_version,
+        "alpha_coeffs": [float(f"{value:.15g}") for value in alpha],
+        "beta_coeffs": [float(f"{value:.15g}") for value in beta],
+    }
+
+
+def _lost(entry: ModelEntry, context_tokens: float) -> list[str]:
+    name = f"{entry.model} tp {entry.tensor_parallelism}"
+    lost = [f"{name}: BLIS has no {delay}" for delay in beyond_blackbox(entry)]
+    if isinstance(entry.latency, LatencyModel) and entry.latency.per_context_token_ns:
+        lost.append(f"{name}: the cost of a context is that of {context_tokens:g} tokens, whatever a request has")
+    if entry.applies_to or entry.dtype:
+        lost.append(f"{name}: BLIS applies it to every experiment and data type")
+    return lost
+
+
+def _refuse_twins(release: str, rows: list[dict[str, object]]) -> None:
+    keys = [(row["id"], row["tensor_parallelism"]) for row in rows]
+    twins = sorted({f"{model} tp {tp}" for model, tp in keys if keys.count((model, tp)) > 1})
+    if twins:
+        raise ReleaseError(
+            f"release {release} has several entries for {', '.join(twins)}, which BLIS cannot tell apart; "
+            "export a release with one of them"
+        )
+
+
+class _SpellingText(Struct, frozen=True):
+    hf_repo: str | None = None
+
+
+class _RowText(Struct, frozen=True):
+    id: Text
+    GPU: Text
+    tensor_parallelism: Annotated[int, Meta(ge=1, le=1024)]
+    vllm_version: Text
+    alpha_coeffs: tuple[Number, Number, Number]
+    beta_coeffs: tuple[Number, Number, Number]
+
+
+class _DefaultsText(Struct, frozen=True):
+    models: tuple[_RowText, ...]
+    defaults: dict[str, _SpellingText] = {}
+
+
+def parse_defaults(text: str, origin: str) -> tuple[DefaultsRow, ...]:
+    """The rows of a ``defaults.yaml``, in its order, models spelled as ``defaults`` has them.
+
+    KV blocks, losses and workload presets are read over: a release has no place for them.  Raises
+    ``ReleaseError`` naming the field; for a file of a build without a blackbox model, too.
+    """
+    values = yaml_values(text, origin, ReleaseError)
+    if isinstance(values, dict) and "models" not in values:
+        problem = "is missing; only files of builds with a blackbox model have coefficients by model"
+        raise ReleaseError(f"{origin}, field models: {problem}")
+    given = read_values(values, _DefaultsText, origin, "", ReleaseError)
+    spelled = {name: model.hf_repo or name for name, model in given.defaults.items()}
+    return tuple(_default_row(row, spelled.get(row.id, row.id)) for row in given.models)
+
+
+def _default_row(row: _RowText, model: str) -> DefaultsRow:
+    # Whole ns, and truncated as BLIS does.
+    intercept, per_prefill, per_decode = (round(1000 * value) for value in row.beta_coeffs)
+    latency = LatencyModel("blackbox", intercept, per_prefill, per_decode, rounding="truncate")
+    entry = ModelEntry(model, row.tensor_parallelism, latency, Lifecycle(*row.alpha_coeffs))
+    return DefaultsRow(entry, row.GPU, row.vllm_version)
+
+
+def rows_of(rows: tuple[DefaultsRow, ...], gpu: str | None, vllm_version: str | None, origin: str) -> list[DefaultsRow]:
+    """The rows of one GPU and, if given, one version of vLLM, a row for each model and tensor parallelism.
+
+    Raises ``ReleaseError`` where that leaves none, or several to choose from.
+    """
+    if not (left := [row for row in rows if gpu in (None, row.gpu) and vllm_version in (None, row.vllm_version)]):
+        _choose(rows, origin, "none is of that GPU and version of vLLM")
+    if len({row.gpu for row in left}) > 1:
+        _choose(rows, origin, "of several GPUs, and a release is of one")
+    keys = [(row.entry.model, row.entry.tensor_parallelism) for row in left]
+    if len(set(keys)) < len(keys):
+        _choose(rows, origin, "several for one model and tensor parallelism")
+    return left
+
+
+def _choose(rows: tuple[DefaultsRow, ...], origin: str, problem: str) -> NoReturn:
+    gpus, versions = sorted({row.gpu for row in rows}), sorted({row.vllm_version for row in rows})
+    raise ReleaseError(
+        f"{origin}, field models: has {len(rows)} rows, {problem}; choose with --gpu ({', '.join(gpus)}) and "
+        f"--vllm-version ({', '.join(versions)})"
+    )
+
+
+class _ConditionText(Struct, frozen=True):
+    feature: Text
+    op: Literal["==", "<", "<=", ">", ">="]
+    value: Number
+
+
+class _LineText(Struct, frozen=True):
+    model_type: Literal["linear"]
+    intercept: Number
+    feature_coefficients: dict[str, Number] = {}
+    output_transform: Literal["", "expm1"] = ""
+
+
+class _StepRegimeText(Struct, frozen=True):
+    name: Text
+    model: _LineText
+    condition: _ConditionText | None = None
+
+
+class _QueueingText(Struct, frozen=True):
+    intercept: Number
+    feature_coefficients: dict[str, Number] = {}
+
+    def __post_init__(self) -> None:
+        if not self.feature_coefficients.keys() <= {"input_len"}:
+            raise FieldError("feature_coefficients", "depend on more than input_len", "only that can be imported")
+
+
+class _ArtifactText(Struct, frozen=True):
+    version: Annotated[float, Meta(ge=1, le=1e15)]
+    step_time_regimes: tuple[_StepRegimeText, ...] = ()
+    step_time: _LineText | None = None
+    step_overhead_us: Number = 0.0
+    step_overhead_per_req_us: Number = 0.0
+    queueing_time: _QueueingText = _QueueingText(0.0)
+    output_token_processing_time_us: Number = 0.0
+    scheduling_processing_time_us: Number = 0.0
+    preemption_processing_time_us: Number = 0.0
+
+    def __post_init__(self) -> None:
+        if self.step_time is None and not self.step_time_regimes:
+            raise FieldError("step_time", "is missing, and there are no regimes", "add one of them")
+
+
+def import_stepml(artifact: object, origin: str) -> tuple[RegimeModel, Lifecycle]:
+    """Latency model and delays of a StepML artifact (its parsed JSON); ``origin`` names it in errors.
+
+    First matching regime wins, else ``step_time``; features that the artifact knows and a
+    batch summary does not hold (``kv_max``, ``kv_std``) are refused.  Raises ``ReleaseError``.
+    """
+    given = read_values(artifact, _ArtifactText, origin, "", ReleaseError)
+    regimes = [_regime(one.name, one.model, one.condition, origin) for one in given.step_time_regimes]
+    if given.step_time is not None:
+        regimes.append(_regime("step_time", given.step_time, None, origin))
+    if regimes[-1].condition is not None:
+        regimes.append(Regime("otherwise", 1.0, ()))  # StepML answers 1 us where nothing holds
+    lifecycle = Lifecycle(
+        pre_queue_us=given.queueing_time.intercept,
+        pre_queue_per_prompt_token_us=given.queueing_time.feature_coefficients.get("input_len", 0.0),
+        post_token_us=given.output_token_processing_time_us,
+        scheduling_us=given.scheduling_processing_time_us,
+        preemption_us=given.preemption_processing_time_us,
+    )
+    return RegimeModel(tuple(regimes), given.step_overhead_us, given.step_overhead_per_req_us), lifecycle
+
+
+def _regime(name: str, line: _LineText, condition: _ConditionText | None, origin: str) -> Regime:
+    asked = {} if condition is None else {condition.feature: 1.0}
+    for feature, value in (line.feature_coefficients | asked).items():
+        if feature not in FEATURE_NAMES and (value != 0 or feature in ("kv_max", "kv_std")):
+            raise ReleaseError(f"{origin}: the feature {feature} is not kept of a batch; fit without it")
+    when = None if condition is None else (condition.feature, condition.op, condition.value)
+    coefficients = tuple(line.feature_coefficients.items())
+    return Regime(name, line.intercept, coefficients, when, expm1=line.output_transform == "expm1")

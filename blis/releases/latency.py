@@ -1,0 +1,182 @@
+"""Latency models as a release writes them, and back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+from msgspec.structs import asdict, astuple
+
+from blis_replay.blis.errors import ReleaseError
+from blis_replay.blis.kernel.step_time import FEATURE_NAMES
+from blis_replay.blis.latency.architecture import Architecture
+from blis_replay.blis.latency.gpu import Gpu
+from blis_replay.blis.latency.models import CorrectedModel, Latency, LatencyModel, ObservedCycles, Regime, RegimeModel
+from blis_replay.blis.latency.physical import PhysicalCoefficients, PhysicalModel
+from blis_replay.blis.latency.roofline import Efficiency, Mixed, RooflineModel
+from blis_replay.blis.latency.trees import Tree, TreesModel
+from blis_replay.strict.document import FieldError, NonNegativeTime, Number, Text, Time, TimePerToken, document_of
+
+Rounding = Literal["round_half_up", "truncate"]
+
+
+class _BlackboxText(Struct, frozen=True, kw_only=True, tag_field="kind", tag="blackbox"):
+    intercept: Time
+    per_prefill_token: TimePerToken
+    per_decode_token: TimePerToken
+    per_context_token: TimePerToken = 0.0
+    floor: Time = 0.0
+    rounding: Rounding
+    cap: Time | None = None
+
+
+class _FloorText(Struct, frozen=True, kw_only=True, tag_field="kind", tag="floor"):
+    intercept: Time = 0.0
+    per_prefill_token: TimePerToken = 0.0
+    per_decode_token: TimePerToken = 0.0
+    per_context_token: TimePerToken = 0.0
+    floor: Time
+    rounding: Rounding
+    cap: Time | None = None
+
+
+class _RegimeText(Struct, frozen=True, kw_only=True):
+    name: Text
+    when: Text
+    unit: Literal["us", "log1p us"]
+    intercept: Number
+    coefficients: dict[str, Number] = {}
+
+    def __post_init__(self) -> None:
+        _refuse_unknown_features("coefficients", list(self.coefficients))
+        self.condition()
+
+    def condition(self) -> tuple[str, str, float] | None:
+        match = re.fullmatch(r"(\w+) (==|<=|>=|<|>) (-?[0-9]+(?:\.[0-9]+)?)", self.when)
+        if self.when != "always" and (not match or match[1] not in FEATURE_NAMES):
+            raise FieldError("when", "is not a condition", "write `always` or e.g. `prefill_tokens < 256`")
+        return (match[1], match[2], float(match[3])) if match else None
+
+
+class _RegimesText(Struct, frozen=True, tag_field="kind", tag="regimes"):
+    overhead: Time = 0.0
+    per_request: Time = 0.0
+    regimes: tuple[_RegimeText, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.regimes or self.regimes[-1].when != "always":
+            raise FieldError("regimes", "do not cover every batch", "end with a regime that is used `always`")
+
+
+class _PhysicalText(Struct, frozen=True, tag_field="kind", tag="physical"):
+    architecture: Architecture
+    gpu: Gpu
+    coefficients: PhysicalCoefficients
+
+    def __post_init__(self) -> None:
+        if not any(astuple(self.coefficients)):
+            raise FieldError("coefficients", "are all 0", "fit them again")
+
+
+class _RooflineText(Struct, frozen=True, tag_field="kind", tag="roofline"):
+    mixed: Mixed
+    bandwidth_efficiency: Annotated[float, Meta(gt=0, le=1)]
+    per_layer: NonNegativeTime
+    architecture: Architecture
+    gpu: Gpu
+    efficiency: Efficiency | None = None
+
+
+class _TreesText(Struct, frozen=True, tag_field="kind", tag="trees"):
+    unit: Literal["log us"]
+    features: Annotated[tuple[str, ...], Meta(min_length=1)]
+    trees: tuple[Tree, ...]
+
+    def __post_init__(self) -> None:
+        _refuse_unknown_features("features", self.features)
+
+
+LatencyText = _BlackboxText | _FloorText | _RegimesText | _PhysicalText | _RooflineText | _TreesText
+
+
+def _refuse_unknown_features(field: str, names: Sequence[str]) -> None:
+    for name in names:
+        if name not in FEATURE_NAMES:
+            raise FieldError(field, f"names {name!r}, not a feature of a batch", f"use {', '.join(FEATURE_NAMES)}")
+
+
+def read_latency(text: LatencyText, tensor_parallelism: int) -> Latency:
+    """The latency model of a release entry.  Raises ``ReleaseError`` for one that no step can be run with."""
+    model = _model(text, tensor_parallelism)
+    model.for_kernel()
+    return model
+
+
+def _model(text: LatencyText, tensor_parallelism: int) -> Latency:
+    if isinstance(text, _PhysicalText):
+        return PhysicalModel(text.architecture, text.gpu, tensor_parallelism, text.coefficients)
+    if isinstance(text, _RooflineText):
+        return RooflineModel(
+            text.architecture,
+            text.gpu,
+            tensor_parallelism,
+            text.mixed,
+            text.efficiency,
+            text.bandwidth_efficiency,
+            text.per_layer,
+        )
+    if isinstance(text, _TreesText):
+        return TreesModel(text.features, text.trees)
+    if isinstance(text, _RegimesText):
+        regimes = (
+            Regime(r.name, r.intercept, tuple(r.coefficients.items()), r.condition(), expm1=r.unit == "log1p us")
+            for r in text.regimes
+        )
+        return RegimeModel(tuple(regimes), text.overhead, text.per_request)
+    ns = {f"{name}_ns": round(1000 * (us or 0)) for name, us in asdict(text).items() if name != "rounding"}
+    kind: Literal["blackbox", "floor"] = "blackbox" if isinstance(text, _BlackboxText) else "floor"
+    return LatencyModel(kind=kind, rounding=text.rounding, **ns)
+
+
+def format_latency(model: Latency) -> dict[str, object]:
+    """The fields that a release has of a model.  Observed cycles belong to a recording, not to a release."""
+    document: dict[str, object] = document_of(latency_text(model))
+    return document
+
+
+def latency_text(model: Latency) -> LatencyText:
+    """A model as it is written.  Raises ``ReleaseError`` for observed cycles."""
+    if isinstance(model, ObservedCycles | CorrectedModel):
+        raise ReleaseError("observed cycles are of one recording; a release needs a fitted model")
+    if isinstance(model, PhysicalModel):
+        return _PhysicalText(model.architecture, model.gpu, model.coefficients)
+    if isinstance(model, RooflineModel):
+        return _RooflineText(
+            model.mixed, model.bandwidth_efficiency, model.per_layer_us, model.architecture, model.gpu, model.efficiency
+        )
+    if isinstance(model, TreesModel):
+        return _TreesText("log us", model.features, model.trees)
+    if isinstance(model, RegimeModel):
+        return _RegimesText(model.overhead_us, model.per_request_us, tuple(map(_regime_text, model.regimes)))
+    return (_BlackboxText if model.kind == "blackbox" else _FloorText)(
+        intercept=model.intercept_ns / 1000,
+        per_prefill_token=model.per_prefill_token_ns / 1000,
+        per_decode_token=model.per_decode_token_ns / 1000,
+        per_context_token=model.per_context_token_ns / 1000,
+        floor=model.floor_ns / 1000,
+        rounding=model.rounding,
+        cap=model.cap_ns / 1000 or None,
+    )
+
+
+def _regime_text(regime: Regime) -> _RegimeText:
+    feature, operator, value = regime.condition or ("", "", 0.0)
+    return _RegimeText(
+        name=regime.name,
+        when=f"{feature} {operator} {value:g}" if feature else "always",
+        unit="log1p us" if regime.expm1 else "us",
+        intercept=regime.intercept_us,
+        coefficients=dict(regime.coefficients),
+    )

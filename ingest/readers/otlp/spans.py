@@ -1,0 +1,181 @@
+"""Engine steps and request snapshots out of the events of scope ``vllm.scheduler.step``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import polars as pl
+
+from blis_replay.ingest.readers.documents import MAX_INTEGER, MAX_TOKENS
+from blis_replay.ingest.readers.files import RecordedFile
+from blis_replay.ingest.readers.otlp.places import (
+    PLACE_COLUMNS,
+    no_count,
+    no_time,
+    placed_spans,
+    sound,
+    with_texts_on_one_line,
+)
+from blis_replay.ingest.readers.requests import READ_SCHEMA
+from blis_replay.ingest.recording import SNAPSHOT_SCHEMA
+from blis_replay.ingest.rows import Rows, query
+from blis_replay.ingest.scan.otlp_columns import ENGINE_SCOPE, STEP_EVENT_SCHEMA, TraceBatch
+
+_PLACE = ("span_row", "event", "time_ns")
+_COUNTS = tuple(name for name, kind in STEP_EVENT_SCHEMA.items() if kind == pl.Int64 and name not in _PLACE)
+# Steps as read: on the server's monotonic clock, with the event's epoch stamp.
+READ_STEP_SCHEMA: dict[str, type[pl.DataType]] = {
+    **dict.fromkeys(_COUNTS, pl.Int64),
+    "kv_usage": pl.Float64,
+    "epoch_ns": pl.Int64,
+}
+READ_SNAPSHOT_SCHEMA: dict[str, type[pl.DataType]] = {**SNAPSHOT_SCHEMA, "epoch_ns": pl.Int64}
+_SNAPSHOT_COUNTS = tuple(name for name, kind in SNAPSHOT_SCHEMA.items() if kind == pl.Int64)
+
+# Two starts of a server on one host share the monotonic clock, which no step runs against; after a
+# reboot it starts near 0.  Smaller steps back are those of the epoch clock that orders the events.
+_REBOOT_NS = 1_000_000_000
+
+
+def steps_of(batch: TraceBatch, file: RecordedFile) -> pl.DataFrame:
+    """The ``step.BATCH_SUMMARY`` events of a batch as ``READ_STEP_SCHEMA``; what makes no sense is rejected."""
+    no_step = pl.col("step_id").is_null() | pl.col("ts_start_ns").is_null()
+    no_share = ~pl.col("kv_usage").is_between(0, 1)
+    problems = [
+        *no_count(_COUNTS),
+        (no_step, pl.lit("a step without step.id or step.ts_start_ns")),
+        (no_share, pl.format("kv.usage_gpu_ratio is {}, which is no share", "kv_usage")),
+        no_time("time_ns"),
+    ]
+    return _stamped(sound(batch, batch.steps, problems, file)).select(READ_STEP_SCHEMA.keys())
+
+
+def snapshots_of(batch: TraceBatch, file: RecordedFile) -> pl.DataFrame:
+    """The ``step.REQUEST_SNAPSHOT`` events of a batch as ``READ_SNAPSHOT_SCHEMA``; what makes no sense is rejected."""
+    events = with_texts_on_one_line(batch.snapshots, ["request_id", "phase"])
+    incomplete = pl.col("step_id").is_null() | pl.col("request_id").is_null()
+    problems = [
+        *no_count(_SNAPSHOT_COUNTS),
+        (incomplete, pl.lit("a snapshot without step.id or request.id")),
+        no_time("time_ns"),
+    ]
+    return _stamped(sound(batch, events, problems, file)).select(READ_SNAPSHOT_SCHEMA.keys())
+
+
+def _stamped(events: pl.DataFrame) -> pl.DataFrame:
+    return events.rename({"time_ns": "epoch_ns"})
+
+
+_RESTARTS = """
+SELECT * FROM (
+    SELECT lag(epoch_ns) OVER by_stamp AS before_ns, step_id < lag(step_id) OVER by_stamp AS smaller,
+           ts_start_ns - lag(ts_start_ns) OVER by_stamp AS moved_ns
+    FROM steps WHERE epoch_ns IS NOT NULL WINDOW by_stamp AS (ORDER BY epoch_ns, ts_start_ns)
+)
+WHERE smaller AND (moved_ns > 0 OR moved_ns < -$reboot_ns)
+"""
+
+
+def end_of_earlier_starts(steps: Rows) -> int | None:
+    """When (epoch ns) the server was last seen before its last start, ``None`` if it started once.
+
+    A start shows where, in the order of the epoch stamps, the step number goes down while
+    monotonic time goes on, or falls back to another boot's.
+    """
+    restarts = query(_RESTARTS, {"before_ns": pl.Int64}, {"reboot_ns": _REBOOT_NS}, steps=steps)
+    last: int | None = restarts.aggregate(last="max(before_ns)")["last"]
+    return last
+
+
+@dataclass
+class Repeats:
+    """Steps or snapshots that were recorded again.
+
+    ``dropped``: identical ones, ``first_step`` the lowest step of any; ``contradicting``: step of each that has
+    others values than another one.
+    """
+
+    dropped: int = 0
+    first_step: int | None = None
+    contradicting: list[int] = field(default_factory=list)
+
+    def reject(self, file: RecordedFile, what: str) -> None:
+        """Count them in the file; ``what``: what they are called."""
+        file.tally.records -= self.dropped + len(self.contradicting)
+        for _ in range(self.dropped):
+            file.tally.reject(f"{what} {self.first_step} and following", f"the same {what} again, identical")
+        for number in self.contradicting:
+            file.tally.reject(f"{what} {number}", "recorded more than once with other values")
+
+
+def without_repeats(rows: pl.DataFrame, key: Sequence[str], repeats: Repeats) -> pl.DataFrame:
+    """Steps or snapshots in order of ``key``, which begins with the step: identical ones once, contradicting ones not.
+
+    What is left out is noted in ``repeats``.
+    """
+    again = rows.select(pl.all_horizontal(pl.col(name) == pl.col(name).shift() for name in key).fill_null(False))
+    repeated = again.to_series()
+    if not repeated.any():
+        return rows
+    touched = repeated | repeated.shift(-1, fill_value=False)
+    found = rows.filter(touched)
+    distinct = found.unique()
+    several = pl.struct(key).is_duplicated()
+    contradicting = distinct.filter(several).sort(key)
+    if dropped := len(found) - len(distinct):
+        first = int(found.filter(found.is_duplicated())[key[0]].min())  # type: ignore[arg-type]
+        repeats.first_step = first if repeats.first_step is None else min(repeats.first_step, first)
+        repeats.dropped += dropped
+    repeats.contradicting += contradicting[key[0]].to_list()
+    return pl.concat([rows.filter(~touched), distinct.filter(~several)]).sort(key)
+
+
+REQUEST_SPAN = "llm_request"
+_LATENCIES = {"ttft_us": "ttft_s", "e2e_us": "e2e_s", "queue_us": "queue_s", "prefill_us": "prefill_s"} | {
+    "decode_us": "decode_s"
+}
+
+
+def request_spans_of(batch: TraceBatch, number: int, file: RecordedFile) -> pl.DataFrame:
+    """The request spans of a batch as ``READ_SCHEMA`` with what ``first_spans`` needs; ``number``: of the file.
+
+    The arrival is the start of the span (epoch), to the microsecond; latencies are those the server
+    measured.  What makes no sense is rejected.
+    """
+    spans = placed_spans(batch, number).filter(pl.col("scope") == ENGINE_SCOPE, pl.col("name") == REQUEST_SPAN)
+    timed = spans.with_columns(_microseconds(seconds).alias(name) for name, seconds in _LATENCIES.items())
+    negative = pl.any_horizontal(pl.col(name) < 0 for name in _LATENCIES)
+    problems = [
+        (pl.col("start_ns").is_null(), pl.lit("a start that is no epoch time")),
+        no_time("start_ns"),
+        (pl.col("e2e_us").is_null(), pl.lit("no usable gen_ai.latency.e2e")),
+        (negative, pl.lit("a negative latency")),
+    ]
+    content = spans.drop("span_row", *PLACE_COLUMNS).hash_rows()
+    kept = sound(batch, timed.with_columns(content.alias("content")), problems, file)
+    kept = with_texts_on_one_line(kept, ["request_id"])
+    columns = {
+        "request_id": pl.col("request_id"),
+        "prompt_tokens": tokens("prompt_tokens"),
+        "output_tokens_reported": tokens("completion_tokens"),
+        "usage_output_tokens": tokens("completion_tokens"),
+        "max_tokens": tokens("max_tokens"),
+        "cached_prompt_tokens": tokens("cached_tokens"),
+        "sent_us": pl.col("start_ns") // 1000,
+        "status": pl.lit("ok"),
+        **{name: pl.col(name) for name in _LATENCIES},
+    }
+    read = [columns.get(name, pl.lit(None)).cast(kind).alias(name) for name, kind in READ_SCHEMA.items()]
+    return kept.select(*PLACE_COLUMNS, "trace_id", "span_id", "content", pl.lit(1).alias("records"), *read)
+
+
+def tokens(column: str) -> pl.Expr:
+    """A column's number of tokens of at least 1, else null (``numbers.tokens`` on columns)."""
+    return pl.when(pl.col(column).is_between(1, MAX_TOKENS - 1)).then(pl.col(column))
+
+
+def _microseconds(column: str) -> pl.Expr:
+    """Seconds as whole us, null where they are no number or beyond 2^61 us (``numbers.microseconds`` on columns)."""
+    micro = pl.col(column) * 1e6
+    return pl.when(micro.is_finite() & (micro.abs() < MAX_INTEGER)).then(micro.round()).cast(pl.Int64)

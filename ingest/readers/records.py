@@ -1,0 +1,308 @@
+"""The objects of a JSON file one by one, found by their brackets and strings alone."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import ijson
+
+from blis_replay.ingest.errors import RecordingError
+from blis_replay.ingest.readers.files import RecordedFile, Tally, lines
+
+# What lies between brackets and strings is taken in one run, and the end of the text matches
+# too: no position is looked at twice.
+_STRUCTURE = re.compile(rb'[^"{}\[\]]*+("[^"\\]*+(?:\\.[^"\\]*+)*+"|["{}\[\]]|\Z)', re.DOTALL)
+
+
+def json_objects(file: RecordedFile, limit_bytes: int) -> Iterator[tuple[int, bytes]]:
+    """``(ordinal from 1, text)`` of each object of a JSON array, or of objects one after the other.
+
+    An array in the place of an object is passed on for the decoder to refuse.  Only brackets
+    and strings are looked at, so a malformed object costs itself, not its neighbours.  Text
+    that belongs to no object, an object that the file cuts off and one beyond the limit
+    are rejected.
+    """
+    scan = ObjectScan(file.tally, limit_bytes)
+    held: list[bytes] = []
+    held_bytes = 0
+    for chunk in file.chunks():
+        held.append(chunk)
+        held_bytes += len(chunk)
+        # Growing in proportion keeps the copying linear in the size of a large object.
+        if held_bytes * 2 >= len(scan.buffer):
+            yield from scan.feed(b"".join(held))
+            held, held_bytes = [], 0
+            scan.check_size(file, len(scan.buffer))
+    yield from scan.feed(b"".join(held))
+    scan.finish(file.damage)
+
+
+class ObjectScan:
+    """Finds the objects in a growing buffer; the state between two feeds."""
+
+    def __init__(self, tally: Tally, limit_bytes: int) -> None:
+        self.tally, self.limit_bytes = tally, limit_bytes
+        self.buffer = b""
+        self.position = 0  # scanned up to here
+        self.free = 0  # end of the last object or bracket that was dealt with
+        self.start: int | None = None
+        self.depth = 0
+        self.base: int | None = None  # depth at which records stand: 1 inside an array, else 0
+        self.count = 0
+
+    def check_size(self, file: RecordedFile, size: int) -> None:
+        """:class:`RecordingError` if an object that has ``size`` bytes and no end yet is beyond the limit."""
+        if size > self.limit_bytes:
+            raise RecordingError(
+                file.path,
+                self.place(),
+                f"a record of more than {self.limit_bytes} bytes",
+                "check that the file is whole",
+            )
+
+    def place(self) -> str:
+        """The place of the object that is next, for a rejection."""
+        return f"record {self.count + 1}"
+
+    def feed(self, data: bytes) -> Iterator[tuple[int, bytes]]:
+        """The objects that end in these next bytes."""
+        keep = self.start if self.start is not None else min(self.free, self.position)
+        self.buffer = self.buffer[keep:] + data
+        self.position -= keep
+        self.free -= keep
+        self.start = None if self.start is None else 0
+        for token in _STRUCTURE.finditer(self.buffer, self.position):
+            text = token[1]
+            if text == b'"':  # a string that goes on in the next piece
+                self.position = token.start(1)
+                return
+            self.position = token.end()
+            if len(text) == 1:
+                yield from self._bracket(text, token.start(1), token.end())
+        self.position = len(self.buffer)
+
+    def _bracket(self, text: bytes, begin: int, end: int) -> Iterator[tuple[int, bytes]]:
+        if self.base is None:
+            self.base = 1 if text == b"[" else 0
+            if text == b"[":
+                self._junk(begin)
+                self.depth, self.free = 1, end
+                return
+        if text in b"{[":
+            if self.depth == self.base and self.start is None:
+                self._junk(begin)
+                self.start = begin
+            self.depth += 1
+            return
+        was_inside = self.depth > 0
+        self.depth = max(0, self.depth - 1)
+        if self.start is not None and self.depth <= self.base:
+            self.count += 1
+            yield self.count, self.buffer[self.start : end]
+            self.start, self.free = None, end
+        elif self.start is None:
+            closes_the_array = text == b"]" and was_inside and self.base == 1
+            self._junk(begin if closes_the_array else end)
+            self.free = end
+
+    def _junk(self, until: int) -> None:
+        between = self.buffer[self.free : until].strip(b" \t\r\n,")
+        if between and between != b"\xef\xbb\xbf":
+            self.tally.reject(f"before {self.place()}", f"text that is no record: {between[:60]!r}")
+        self.free = until
+
+    def finish(self, damage: str) -> None:
+        """Reject what is left at the end of the content; ``damage``: why that is early, if it is."""
+        if self.start is not None:
+            self.tally.reject(self.place(), damage or "the file ends inside this record")
+            return
+        self._junk(len(self.buffer))
+        if self.base is None and not self.buffer.strip():
+            self.tally.reject("whole file", damage or "empty")
+        elif damage or (self.base == 1 and self.depth > 0):
+            self.tally.reject("end of file", damage or "the closing bracket is missing: the file is cut off")
+
+
+MAX_LINE_BYTES = 1 << 20
+# Beyond it an unclosed quote has swallowed the rows that follow.
+_MAX_CELL_CHARS = 1 << 17
+
+
+def named_rows(
+    file: RecordedFile, required: Sequence[str], mend: str
+) -> Iterator[tuple[str, list[str], dict[str, str]]]:
+    """Each data row with its place, its cells, and its cells by column name.
+
+    Raises :class:`RecordingError`, with ``mend``, if a ``required`` column is missing.  Rows that
+    are no CSV or have another number of cells than the header are rejected and counted by line;
+    empty lines are no rows.
+    """
+    reader = csv.reader(text for _number, text in text_lines(file, MAX_LINE_BYTES))
+    header = _next_row(file, reader)
+    if header is None:
+        raise RecordingError(file.path, "line 1", "no header line", "copy the file again")
+    missing = [name for name in required if name not in header]
+    if missing:
+        raise RecordingError(file.path, "line 1", f"columns {', '.join(missing)} are missing", mend)
+    while (cells := _next_row(file, reader)) is not None:
+        place = f"line {reader.line_num}"
+        if len(cells) == len(header):
+            yield place, cells, dict(zip(header, cells, strict=True))
+        elif cells:
+            file.tally.reject(place, f"{len(cells)} columns where the header has {len(header)}")
+
+
+def text_lines(file: RecordedFile, limit_bytes: int) -> Iterator[tuple[int, str]]:
+    """``(line number from 1, line as text that ends in a newline)``; longer lines are rejected."""
+    for number, line in lines(file, limit_bytes):
+        text = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+        # A lone carriage return inside a line is data damage, not a line end of ours.
+        yield number, text.decode("utf-8", "replace").rstrip("\r").replace("\r", " ") + "\n"
+
+
+def cells_of(line: str) -> list[str]:
+    """The cells of a row that is one line, of whatever length; raises ``csv.Error``."""
+    # The limit is the process's, so it is raised for no longer than a row.
+    limit = csv.field_size_limit(len(line) + 1)
+    try:
+        return next(csv.reader([line]), [])
+    finally:
+        csv.field_size_limit(limit)
+
+
+def _next_row(file: RecordedFile, reader: csv._reader) -> list[str] | None:  # type: ignore[name-defined]
+    while True:
+        limit = csv.field_size_limit(_MAX_CELL_CHARS)
+        try:
+            row: list[str] | None = next(reader, None)
+            return row
+        except csv.Error as error:
+            file.tally.reject(f"line {reader.line_num}", f"no valid CSV ({error})")
+        finally:
+            csv.field_size_limit(limit)
+
+
+MAX_DEPTH = 64
+# One wanted value, and the text between two tokens: a record of a request, a returned text.
+MAX_VALUE_EVENTS = 1 << 22
+MAX_TOKEN_BYTES = 256 << 20
+_READ_BYTES = 64 << 10
+
+# Ordinal of the document in the file (from 0), then keys and places in arrays.
+JsonPath = tuple[str | int, ...]
+
+
+def wanted_values(file: RecordedFile, wanted: Callable[[JsonPath], bool]) -> Iterator[tuple[JsonPath, Any]]:
+    """``(path, value)`` of every value whose path is ``wanted``, in file order; documents may follow each other.
+
+    What lies inside a wanted value is not asked for again.  Where the text stops being
+    JSON, or is cut off, the place is rejected and the values before it stand.  Raises
+    :class:`RecordingError` if a value is larger than any that such a file can have.
+    """
+    walk = _Walk(file, wanted)
+    source = _Bounded(file)
+    try:
+        for event, value in ijson.basic_parse(source, use_float=True, multiple_values=True):
+            source.since_token = 0
+            if walk.feed(event, value):
+                yield walk.taken
+    except (ijson.JSONError, ValueError, OverflowError) as error:
+        file.tally.reject(walk.place(), file.damage or f"no valid JSON ({_problem(error)})")
+        return
+    if file.damage:
+        file.tally.reject(walk.place(), file.damage)
+
+
+def place_of(path: JsonPath) -> str:
+    """A path in words: ``benchmarks[0].requests.successful[3]``; later documents of a file by their number."""
+    words = "".join(f"[{part}]" if isinstance(part, int) else f".{part[:60]}" for part in path[1:]).lstrip(".")
+    document = f"document {int(path[0]) + 1}"
+    return words if path[0] == 0 and words else ", ".join(filter(None, (document, words)))
+
+
+def _problem(error: Exception) -> str:
+    said = error.args[0] if error.args else ""
+    words = said.decode(errors="replace") if isinstance(said, bytes) else str(said)
+    # What follows quotes the file, prompts included.
+    return words.strip().partition("\n")[0]
+
+
+class _Bounded:
+    """The file for ijson: small reads, and an end to a token that never ends."""
+
+    def __init__(self, file: RecordedFile) -> None:
+        self.file, self.since_token = file, 0
+        self.chunks = file.chunks()
+        self.held = memoryview(b"")
+
+    def read(self, size: int) -> bytes:
+        if size == 0:
+            return b""
+        if not self.held:
+            self.held = memoryview(next(self.chunks, b""))
+        piece, self.held = bytes(self.held[:_READ_BYTES]), self.held[_READ_BYTES:]
+        self.since_token += len(piece)
+        if self.since_token > MAX_TOKEN_BYTES:
+            raise RecordingError(
+                self.file.path, "", f"a text of more than {MAX_TOKEN_BYTES >> 20} MB in it", "check that it is whole"
+            )
+        return piece
+
+
+class _Walk:
+    """The place in the document, and the value that is being taken out of it."""
+
+    def __init__(self, file: RecordedFile, wanted: Callable[[JsonPath], bool]) -> None:
+        self.file, self.wanted = file, wanted
+        self.path: list[str | int] = [0]
+        self.builder: ijson.ObjectBuilder | None = None
+        self.depth = self.events = 0  # of the value being built
+        self.taken: tuple[JsonPath, Any] = ((), None)
+
+    def place(self) -> str:
+        return place_of(tuple(self.path))
+
+    def feed(self, event: str, value: Any) -> bool:
+        """Take one event; true if a wanted value is complete (``taken``)."""
+        if self.builder is not None:
+            return self._build(self.builder, event, value)
+        if event == "map_key":
+            self.path[-1] = value
+            return False
+        if event in ("end_map", "end_array"):
+            self.path.pop()
+            self._next()
+            return False
+        if self.wanted(tuple(self.path)):
+            self.builder, self.depth, self.events = ijson.ObjectBuilder(), 0, 0
+            return self._build(self.builder, event, value)
+        if event in ("start_map", "start_array"):
+            self._bounded(len(self.path) < MAX_DEPTH, f"nested deeper than {MAX_DEPTH} levels")
+            self.path.append("" if event == "start_map" else 0)
+        else:
+            self._next()
+        return False
+
+    def _build(self, builder: ijson.ObjectBuilder, event: str, value: Any) -> bool:
+        self.events += 1
+        self.depth += (event in ("start_map", "start_array")) - (event in ("end_map", "end_array"))
+        self._bounded(self.depth + len(self.path) < MAX_DEPTH, f"nested deeper than {MAX_DEPTH} levels")
+        self._bounded(self.events < MAX_VALUE_EVENTS, f"a record of more than {MAX_VALUE_EVENTS} values")
+        builder.event(event, value)
+        if self.depth:
+            return False
+        self.taken = (tuple(self.path), builder.value)
+        self.builder = None
+        self._next()
+        return True
+
+    def _next(self) -> None:
+        if isinstance(self.path[-1], int):
+            self.path[-1] += 1
+
+    def _bounded(self, within: bool, problem: str) -> None:
+        if not within:
+            raise RecordingError(self.file.path, self.place(), problem, "check that the file is what its name says")

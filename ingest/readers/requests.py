@@ -1,0 +1,174 @@
+"""The frame that every reader of requests returns, and its way to the recording's own order and zero."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from blis_replay.ingest.prompt_tree import prompt_tree, tree_of_blocks
+from blis_replay.ingest.readers.documents import quoted, tokens
+from blis_replay.ingest.recording import AGGREGATE_SCHEMA, REQUEST_SCHEMA, PromptTree, Stage, empty_frame
+from blis_replay.ingest.rows import Rows, query
+
+BATCH_ROWS = 20_000
+
+# What is known of a request before the recordings of one experiment are joined:
+# REQUEST_SCHEMA plus the send time on the reader's own clock and where a decode length may come from.
+READ_SCHEMA: dict[str, type[pl.DataType]] = {
+    **REQUEST_SCHEMA,
+    "sent_us": pl.Int64,  # on the recording's own clock
+    "usage_output_tokens": pl.Int64,  # by the server's usage block
+    "ignore_eos": pl.Boolean,  # of the request itself
+}
+
+
+@dataclass(frozen=True)
+class RawEvents:
+    """Stream event stamps as they lie in a flat int64 file, in us on the client's clock.
+
+    Request ``i`` of the frame, in file order, owns ``counts[i]`` stamps from ``offsets[i]``.
+    """
+
+    path: Path
+    offsets: NDArray[np.int64]
+    counts: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class RawPrefix:
+    """Prompt blocks as a file names them: request ``i`` of the frame, in file order, owns ``counts[i]`` of ``keys``.
+
+    ``block_tokens``: prompt tokens that a key stands for; the last of a prompt may stand for fewer.
+    ``source``: as in ``PromptTree``.
+    """
+
+    block_tokens: int
+    source: str
+    counts: NDArray[np.int64]
+    keys: NDArray[np.int64]
+
+    def in_order(self, order: NDArray[np.int64]) -> PromptTree:
+        """The tree of the prompts of requests in send order; ``order`` as :func:`in_send_order` returns it."""
+        counts = self.counts[order]
+        starts = (np.cumsum(self.counts) - self.counts)[order]
+        block = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+        return tree_of_blocks(self.source, self.block_tokens, counts, self.keys[np.repeat(starts, counts) + block])
+
+
+@dataclass(frozen=True)
+class RawPrompts:
+    """Prompts as a file repeats them: request ``i`` of the frame, in file order, carries ``prompt[i]``, if any (-1).
+
+    The other columns are those of ``PROMPT_SCHEMA``, a row for each prompt (no parent: -1).
+    """
+
+    source: str
+    prompt: NDArray[np.int64]
+    parent: NDArray[np.int64]
+    shared_tokens: NDArray[np.int64]
+    tokens: NDArray[np.int64]
+
+    def in_order(self, order: NDArray[np.int64]) -> PromptTree:
+        """The same tree with the requests in send order; ``order`` as :func:`in_send_order` returns it."""
+        return prompt_tree(self.source, self.prompt[order], self.parent, self.shared_tokens, self.tokens)
+
+
+@dataclass(frozen=True)
+class RequestsRead:
+    """Requests of one file in file order (``READ_SCHEMA``), their clock, and their raw events if it has any.
+
+    ``version``: tool and version that wrote the file, as far as it tells (``guidellm 0.5.4``).
+    ``stages``: load stages that the file itself names.  ``aggregates``: what the tool itself
+    reports in this file (``AGGREGATE_SCHEMA``), for the checks to compare with.  ``prefix``:
+    identities of the prompts, if the file tells them.  ``remarks``: what of the file was not used.
+    ``configured_output_tokens`` and ``ignore_eos``: what all requests of the run asked for.
+    ``lacks``: what such a file should have and this one does not, in words.
+    """
+
+    rows: Rows
+    clock_name: str  # client | server
+    clock_kind: str  # epoch | monotonic | relative
+    model: str | None = None
+    events: RawEvents | None = None
+    version: str = ""
+    stages: tuple[Stage, ...] = ()
+    aggregates: pl.DataFrame = field(default_factory=lambda: empty_frame(AGGREGATE_SCHEMA))
+    prefix: RawPrefix | RawPrompts | None = None
+    remarks: tuple[str, ...] = ()
+    configured_output_tokens: int | None = None
+    ignore_eos: bool | None = None
+    lacks: tuple[str, ...] = ()
+
+    @property
+    def frame(self) -> pl.DataFrame:
+        """``rows`` all at once."""
+        return self.rows.frame()
+
+
+def with_summary(found: RequestsRead, summary: RequestsRead) -> RequestsRead:
+    """The requests together with what another file of the same tool says of the run as a whole."""
+    return replace(
+        found,
+        model=found.model or summary.model,
+        stages=found.stages or summary.stages,
+        aggregates=summary.aggregates,
+        configured_output_tokens=summary.configured_output_tokens,
+        ignore_eos=summary.ignore_eos,
+    )
+
+
+def request_row(**values: object) -> dict[str, object]:
+    """A row of ``READ_SCHEMA``: the given values, null elsewhere."""
+    row: dict[str, object] = dict.fromkeys(READ_SCHEMA)
+    row.update(values)
+    return row
+
+
+def frame_of(rows: Iterable[dict[str, object]]) -> pl.DataFrame:
+    """Rows of :func:`request_row` as a frame of ``READ_SCHEMA``; holds one batch of rows at a time."""
+    waiting = iter(rows)
+    frames = [pl.DataFrame(schema=READ_SCHEMA)]
+    while batch := list(islice(waiting, BATCH_ROWS)):
+        frames.append(pl.DataFrame(batch, schema=READ_SCHEMA, orient="row"))
+    return pl.concat(frames)
+
+
+def arrival_row(arrival_us: int | None, prompt: object, output: object) -> tuple[str, dict[str, object]]:
+    """A row of a trace that knows no latencies, or what is wrong with it: it must be possible to serve it."""
+    prompt_tokens, output_tokens = tokens(prompt), tokens(output)
+    if arrival_us is None:
+        return "no usable arrival time", {}
+    if prompt_tokens is None:
+        return f"a prompt length of {quoted(prompt)}", {}
+    if output_tokens is None:
+        return f"an output length of {quoted(output)}", {}
+    return "", request_row(
+        sent_us=arrival_us,
+        prompt_tokens=prompt_tokens,
+        usage_output_tokens=output_tokens,
+        output_tokens_reported=output_tokens,
+        status="ok",
+    )
+
+
+_IN_SEND_ORDER = """
+SELECT * EXCLUDE place REPLACE (row_number() OVER () - 1 AS request_index, sent_us - $zero_us AS arrival_us)
+FROM (SELECT * FROM (SELECT *, row_number() OVER () AS place FROM requests) ORDER BY sent_us, place)
+"""
+
+
+def in_send_order(requests: Rows) -> tuple[Rows, NDArray[np.int64], int]:
+    """The requests in send order with ``request_index`` and ``arrival_us``; the order; the clock's zero (us).
+
+    The order is stable: equal send times keep their order in the file.
+    """
+    sent_us = requests["sent_us"].to_numpy()
+    order = np.argsort(sent_us, kind="stable").astype(np.int64)
+    zero_us = int(sent_us[order[0]]) if len(order) else 0
+    return query(_IN_SEND_ORDER, requests.schema, {"zero_us": zero_us}, requests=requests), order, zero_us

@@ -1,0 +1,318 @@
+"""Rows of one schema that nobody holds: a place asked for columns, all at once or some rows after the others.
+
+They are tables of a DuckDB database (a scratch one while a recording is read, the store afterwards), a frame where
+there are few, or what SQL makes of those.  Nothing is read before somebody asks, and no more than what is asked for.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from itertools import count
+from tempfile import mkdtemp
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakSet, finalize
+
+import polars as pl
+
+if TYPE_CHECKING:
+    import duckdb
+
+Schema = Mapping[str, pl.DataType | type[pl.DataType]]
+
+# What is worked on at a time.
+BATCH_ROWS = 100_000
+# Of all rows of one reading; beyond, they come back more slowly.
+MEMORY_BYTES = 300 << 20
+# Of the database that has them then; what is more goes to its folder.
+_SCRATCH_MEMORY = "200MB"
+_NAMES = count()
+_BOUND = re.compile(r"\$(\w+)")
+
+
+class Database(Protocol):
+    """Where tables are."""
+
+    def connection(self) -> AbstractContextManager[duckdb.DuckDBPyConnection]:
+        """A connection of one's own, as long as one reads."""
+
+    def is_shared(self) -> bool:
+        """Whether another process can read them too."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Rows of one ``schema``, in an order of their own.
+
+    ``held``: a frame that is all of them, else they are what the query ``sql`` says, of tables of ``database`` and of
+    ``frames`` by name, with the values ``bound``.  ``kept``: of rows that are looked at often, the columns that were
+    read so far.
+    """
+
+    schema: Schema
+    sql: str
+    database: Database | None = None
+    frames: Mapping[str, pl.DataFrame] = field(default_factory=dict)
+    bound: Mapping[str, object] = field(default_factory=dict)
+    held: pl.DataFrame | None = None
+    kept: dict[str, pl.Series] | None = None
+
+    @cached_property
+    def height(self) -> int:
+        """How many there are."""
+        if self.held is not None:
+            return self.held.height
+        with self._result(f"SELECT count(*) FROM ({self.sql})") as result:
+            return int(result.fetchall()[0][0])
+
+    def is_empty(self) -> bool:
+        """Whether there are none."""
+        return self.height == 0
+
+    def frame(self, columns: Sequence[str] | None = None) -> pl.DataFrame:
+        """All of them with these columns, or all."""
+        names = list(self.schema if columns is None else columns)
+        if self.held is not None:
+            return self.held.select(names)
+        if self.kept is None:
+            return self._read(names)
+        if unread := [name for name in names if name not in self.kept]:
+            self.kept.update(self._read(unread).to_dict())
+        return pl.DataFrame([self.kept[name] for name in names])
+
+    def _read(self, names: Sequence[str]) -> pl.DataFrame:
+        with self._result(f"SELECT {_listed(names)} FROM ({self.sql})") as result:
+            return self._typed(result.pl(), names)
+
+    def __getitem__(self, name: str) -> pl.Series:
+        """One column."""
+        return self.frame([name]).to_series()
+
+    def select(self, *columns: str | pl.Expr | Iterable[str | pl.Expr], **named: pl.Expr) -> pl.DataFrame:
+        """What polars selects of the rows; only the columns that it takes are read, where it names them singly."""
+        listed = [one for some in columns for one in ([some] if isinstance(some, str | pl.Expr) else some)]
+        exprs = [pl.col(one) if isinstance(one, str) else one for one in listed]
+        every = (*exprs, *named.values())
+        roots = list({name: None for expr in every for name in expr.meta.root_names()})
+        several = any(expr.meta.has_multiple_outputs() for expr in every)
+        return self.frame(None if several else roots).select(*exprs, **named)
+
+    def aggregate(self, **columns: str) -> dict[str, Any]:
+        """One value for each of these SQL expressions over all rows."""
+        listed = ", ".join(f"{sql} AS {name}" for name, sql in columns.items())
+        with self._result(f"SELECT {listed} FROM ({self.sql})") as result:
+            return dict(zip(columns, result.fetchall()[0], strict=True))
+
+    def batches(self, columns: Sequence[str] | None = None, rows: int = BATCH_ROWS) -> Iterator[pl.DataFrame]:
+        """These columns, or all, of so many rows after the others; at least one frame."""
+        names = list(self.schema if columns is None else columns)
+        if self.held is not None:
+            yield from self.held.select(names).iter_slices(rows) if self.held.height else [self.held.select(names)]
+            return
+        with self._result(f"SELECT {_listed(names)} FROM ({self.sql})") as result:
+            batch = None
+            for batch in result.to_arrow_reader(rows):
+                yield self._typed(pl.DataFrame(batch), names)
+            if batch is None:
+                yield pl.DataFrame(schema={name: self.schema[name] for name in names})
+
+    def only(self, columns: Sequence[str]) -> Rows:
+        """The rows with these columns."""
+        schema = {name: self.schema[name] for name in columns}
+        if self.held is not None:
+            return rows_of(self.held.select(columns))
+        return replace(self, schema=schema, sql=f"SELECT {_listed(columns)} FROM ({self.sql})")
+
+    def where(self, condition: str, **bound: object) -> Rows:
+        """Those for which an SQL condition holds; values that it names as ``$name`` are ``bound``."""
+        return query(f"SELECT * FROM these WHERE {condition}", self.schema, bound, these=self)
+
+    def ordered(self, by: str) -> Rows:
+        """The rows by these SQL expressions; where they are equal, in the order that they have."""
+        numbered = "SELECT *, row_number() OVER () AS row_number FROM these"
+        return query(
+            f"SELECT * EXCLUDE row_number FROM ({numbered}) ORDER BY {by}, row_number", self.schema, these=self
+        )
+
+    @contextmanager
+    def reader(self) -> Iterator[Any]:
+        """All of them as one stream of Arrow batches."""
+        if self.held is not None:
+            yield _arrow(self.held).to_reader()
+            return
+        with self._result(f"SELECT {_listed(self.schema)} FROM ({self.sql})") as result:
+            yield result.to_arrow_reader(BATCH_ROWS)
+
+    @contextmanager
+    def _result(self, sql: str) -> Iterator[duckdb.DuckDBPyRelation]:
+        with (self.database or _memory()).connection() as connection:
+            for name, frame in self.frames.items():
+                connection.register(name, _arrow(frame))
+            yield connection.sql(sql, params=dict(self.bound)) if self.bound else connection.sql(sql)
+
+    def _typed(self, frame: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
+        return frame.cast({name: self.schema[name] for name in names})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Rows of a database that another process cannot read go there as a frame."""
+        if self.database is not None and not self.database.is_shared():
+            return rows_of, (self.frame(),)
+        return Rows, (self.schema, self.sql, self.database, self.frames, self.bound, self.held)
+
+
+def rows_of(frame: pl.DataFrame) -> Rows:
+    """The rows of a frame."""
+    name = f"frame_{next(_NAMES)}"
+    return Rows(frame.schema, f"SELECT * FROM {name}", frames={name: frame}, held=frame)
+
+
+def no_rows(schema: Schema) -> Rows:
+    """Rows of that schema of which there are none."""
+    return rows_of(pl.DataFrame(schema=schema))
+
+
+def query(sql: str, schema: Schema, bound: Mapping[str, object] | None = None, /, **tables: Rows) -> Rows:
+    """What SQL makes of ``tables``, which it knows by these names; they are of one database, or frames."""
+    databases = {rows.database for rows in tables.values() if rows.database is not None}
+    if len(databases) > 1:
+        tables = {name: rows_of(rows.frame()) for name, rows in tables.items()}
+        databases = set()
+    number, bound = next(_NAMES), dict(bound or {})
+    sql = _BOUND.sub(lambda match: f"${match[1]}_{number}", sql.strip())
+    named = ", ".join(f"{name} AS ({rows.sql})" for name, rows in tables.items())
+    return Rows(
+        schema,
+        f"WITH {named}, {sql.removeprefix('WITH ')}" if sql.startswith("WITH ") else f"WITH {named} {sql}",
+        next(iter(databases), None),
+        {name: frame for rows in tables.values() for name, frame in rows.frames.items()},
+        {name: value for rows in tables.values() for name, value in rows.bound.items()}
+        | {f"{name}_{number}": value for name, value in bound.items()},
+    )
+
+
+def whole_groups(batches: Iterator[pl.DataFrame], key: str) -> Iterator[pl.DataFrame]:
+    """The batches, in order of ``key``, cut so that rows of one key are in one of them; at least one frame."""
+    rest: pl.DataFrame | None = None
+    for batch in batches:
+        rows = batch if rest is None else pl.concat([rest, batch])
+        if rows.is_empty():
+            rest = rows
+            continue
+        cut = int(rows[key].ne_missing(rows[key][-1]).sum())
+        if cut:
+            yield rows.head(cut)
+        rest = rows.slice(cut)
+    if rest is not None:
+        yield rest
+
+
+class Scratch:
+    """Where the rows of one reading are: in memory, and in a database of its own from ``MEMORY_BYTES`` of them on.
+
+    It lives as long as somebody has rows of it.
+    """
+
+    def __init__(self) -> None:
+        self._held: WeakSet[Rows] = WeakSet()
+
+    @cached_property
+    def _root(self) -> duckdb.DuckDBPyConnection:
+        import duckdb
+
+        folder = mkdtemp(prefix="blis-replay-")
+        finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        # Further threads would have buffers of their own, and rows would come in another order.
+        return duckdb.connect(config={"memory_limit": _SCRATCH_MEMORY, "temp_directory": folder, "threads": 1})
+
+    @contextmanager
+    def connection(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        """One that sees all tables."""
+        cursor = self._root.cursor()
+        try:
+            yield cursor
+        finally:
+            cursor.close()
+
+    def is_shared(self) -> bool:
+        """Nobody else can."""
+        return False
+
+    def is_full(self, further_bytes: int) -> bool:
+        """Whether so many bytes more are too much for memory."""
+        held = sum(rows.held.estimated_size() for rows in self._held if rows.held is not None)
+        return held + further_bytes > MEMORY_BYTES
+
+    def hold(self, frame: pl.DataFrame) -> Rows:
+        """The rows of a frame, which count for those in memory."""
+        rows = rows_of(frame)
+        self._held.add(rows)
+        return rows
+
+    def writer(self, schema: Schema) -> Writer:
+        """For rows that come one frame after the other."""
+        return Writer(self, schema)
+
+    def kept(self, rows: Rows) -> Rows:
+        """The rows as they are now, so that they are worked out once."""
+        writer = self.writer(rows.schema)
+        for batch in rows.batches():
+            writer.add(batch)
+        return writer.done()
+
+
+@dataclass
+class Writer:
+    """Gathers rows of ``scratch``; frames are of ``schema``, or of types that can be cast to it."""
+
+    scratch: Scratch
+    schema: Schema
+    _frames: list[pl.DataFrame] = field(default_factory=list)
+    _bytes: int = 0
+    _table: str = ""
+
+    def add(self, frame: pl.DataFrame) -> None:
+        """Add rows behind the others."""
+        if frame.is_empty():
+            return
+        self._frames.append(frame.select(pl.col(name).cast(kind) for name, kind in self.schema.items()))
+        self._bytes += int(frame.estimated_size())
+        if self._table or self.scratch.is_full(self._bytes):
+            self._to_table()
+
+    def done(self) -> Rows:
+        """The rows."""
+        if self._table:
+            return Rows(self.schema, f"SELECT * FROM {self._table}", self.scratch)
+        return self.scratch.hold(pl.concat([pl.DataFrame(schema=self.schema), *self._frames], rechunk=False))
+
+    def _to_table(self) -> None:
+        texts = {name: pl.String for name, kind in self.schema.items() if isinstance(kind, pl.Enum)}
+        with self.scratch.connection() as connection:
+            for frame in self._frames:
+                connection.register("added", _arrow(frame.cast(texts)))  # type: ignore[arg-type]
+                begin = f"INSERT INTO {self._table}" if self._table else f"CREATE TABLE {self._new_name()} AS"
+                connection.execute(f"{begin} SELECT * FROM added")
+        self._frames, self._bytes = [], 0
+
+    def _new_name(self) -> str:
+        self._table = f"rows_{next(_NAMES)}"
+        return self._table
+
+
+@cache
+def _memory() -> Scratch:
+    """Where SQL on frames alone is done."""
+    return Scratch()
+
+
+def _arrow(frame: pl.DataFrame) -> Any:
+    """The frame as an Arrow table, texts where they are."""
+    return frame.to_arrow(compat_level=pl.CompatLevel.newest())
+
+
+def _listed(names: Sequence[str] | Mapping[str, object]) -> str:
+    return ", ".join(f'"{name}"' for name in names)

@@ -1,0 +1,77 @@
+"""Step records one by one in the order of their ids, and what journey events say of steps."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from blis_replay.ingest.recording import Recording
+from blis_replay.ingest.rows import Rows, query, rows_of
+
+
+def one_a_step(steps: pl.DataFrame) -> pl.DataFrame:
+    """The first record of each ``step_id``, by it."""
+    return steps.sort("step_id", maintain_order=True).unique("step_id", keep="first", maintain_order=True)
+
+
+def steps_by_id(steps: Rows, *columns: str) -> Rows:
+    """``step_id`` and ``columns`` of the records that have them all, one a step, the first, by id."""
+    names = ["step_id", *columns]
+    if steps.held is not None:
+        # Mostly they are in order, which a frame sees at once and a query sorts all the same.
+        once = steps.held.select(names).drop_nulls()
+        if not (once["step_id"].diff() > 0).all():
+            once = one_a_step(once)
+        return rows_of(once)
+    known = steps.only(names).where(" AND ".join(f"{name} IS NOT NULL" for name in names))
+    return query(
+        """SELECT * EXCLUDE (place, before) FROM (
+               SELECT *, lag(step_id) OVER (ORDER BY step_id, place) AS before
+               FROM (SELECT *, row_number() OVER () AS place FROM steps))
+           WHERE before IS DISTINCT FROM step_id ORDER BY step_id""",
+        known.schema,
+        steps=known,
+    )
+
+
+def gaps_by_id(steps: Rows, *columns: str) -> Rows:
+    """:func:`steps_by_id` with ``gap``, how many steps later the next one is; null of the last."""
+    once = steps_by_id(steps, *columns)
+    gap = "SELECT *, lead(step_id) OVER (ORDER BY step_id) - step_id AS gap FROM steps ORDER BY step_id"
+    return query(gap, {**once.schema, "gap": pl.Int64}, steps=once)
+
+
+# Journey events that are stamped inside schedule() of the step they carry, and those that are stamped when the output
+# of the step they carry is processed.
+INSIDE_SCHEDULE = "event IN ('journey.SCHEDULED', 'journey.PREEMPTED')"
+OF_OUTPUT = (
+    "(event = 'journey.FIRST_TOKEN' OR (event = 'journey.FINISHED' AND finish_status IS DISTINCT FROM 'aborted'))"
+)
+
+_LATE_OUTPUTS = f"""
+WITH records AS (
+    SELECT step_id, start_us, true AS begins FROM steps
+    UNION ALL
+    SELECT CASE WHEN {INSIDE_SCHEDULE} THEN step_id ELSE step_id + 1 END, time_us, {INSIDE_SCHEDULE}
+    FROM events WHERE {INSIDE_SCHEDULE} OR {OF_OUTPUT}
+), begun AS (
+    SELECT step_id, min(start_us) AS began_us FROM records WHERE begins AND start_us IS NOT NULL GROUP BY step_id
+)
+SELECT count(*) AS outputs, count(*) FILTER (start_us > began_us) AS late
+FROM records JOIN begun USING (step_id) WHERE NOT begins AND start_us IS NOT NULL
+"""  # noqa: S608 (constants of this module)
+
+
+def is_asynchronous(recording: Recording) -> bool:
+    """Whether scheduling was asynchronous, by the engine arguments, which journeys are a source of."""
+    setting = recording.engine.get("async_scheduling")
+    return setting is not None and bool(setting.value)
+
+
+def detected_async(steps: Rows, journey_events: Rows) -> bool | None:
+    """Whether the output of most steps was processed only after the next one had begun; ``None`` if nothing tells.
+
+    ``steps``: ``STEP_SCHEMA``; ``journey_events``: ``JOURNEY_EVENT_SCHEMA``.
+    """
+    counts = {"outputs": pl.Int64, "late": pl.Int64}
+    outputs, late = query(_LATE_OUTPUTS, counts, steps=steps, events=journey_events).frame().row(0)
+    return 2 * late > outputs if outputs else None

@@ -1,0 +1,241 @@
+"""A time for every engine step: from sampled steps, from journey events that carry a step, interpolated between.
+
+What an event says of the start of a step (trace-formats, sections 2.2 and 2.5):
+
+* ``SCHEDULED`` and ``PREEMPTED`` happen inside ``schedule()`` of their step, at or just after its start;
+* ``QUEUED`` and the end of an aborted request carry the last step begun before: the engine takes them in
+  between two steps, and begins the next one right after;
+* ``FIRST_TOKEN`` and ``FINISHED`` carry the step that computed the token and are stamped when its output is
+  processed.  The loop then goes on with ``schedule()``: of the next step, or of the one after it
+  where scheduling is asynchronous, because the next one had begun before.
+
+How far an event of each kind lies from the start of its step is measured on steps that have both and
+taken off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from blis_replay.ingest.errors import ReconstructionError
+from blis_replay.ingest.recording import Recording
+from blis_replay.ingest.rows import Rows, Scratch, query
+from blis_replay.ingest.steps.records import INSIDE_SCHEDULE, OF_OUTPUT, is_asynchronous, steps_by_id
+
+Int64s = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+_NEVER, _FOREVER = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+
+
+def in_order(anchors: Rows, believed: str) -> list[Bools]:
+    """Of each batch of the anchors (``start_us``, by step) which of them stay; ``believed``: which are first."""
+    firsts = _ascending(anchors, [batch["of"].to_numpy() for batch in _flagged(anchors, believed).batches()])
+    return _ascending(anchors, _fitting(anchors, firsts))
+
+
+def _flagged(anchors: Rows, believed: str) -> Rows:
+    return query(f"SELECT {believed} AS of FROM anchors", {"of": pl.Boolean}, anchors=anchors)  # noqa: S608 (constants)
+
+
+def _ascending(anchors: Rows, among: Sequence[Bools]) -> list[Bools]:
+    """``among`` without those that begin before an earlier one, or after a later one, whichever leaves more."""
+    early = _equal(anchors, among, _latest_so_far(anchors, among))
+    if _count(early) == _count(among):
+        return early
+    late = _equal(anchors, among, _earliest_from_here(anchors, among))
+    return early if _count(early) >= _count(late) else late
+
+
+def _fitting(anchors: Rows, firsts: Sequence[Bools]) -> list[Bools]:
+    """``firsts``, which ascend, and the others that begin between the last of them before and the next."""
+    bounds = zip(_latest_so_far(anchors, firsts), _earliest_from_here(anchors, firsts), strict=True)
+    return [
+        of | ((start_us >= low) & (start_us <= high))
+        for (start_us, of), (low, high) in zip(_both(anchors, firsts), bounds, strict=True)
+    ]
+
+
+def _latest_so_far(anchors: Rows, among: Sequence[Bools]) -> Iterator[Int64s]:
+    """Of each anchor the latest time among those up to it."""
+    latest = _NEVER
+    for start_us, of in _both(anchors, among):
+        so_far = np.maximum(np.maximum.accumulate(np.where(of, start_us, _NEVER)), latest)
+        latest = int(so_far[-1]) if len(so_far) else latest
+        yield so_far
+
+
+def _earliest_from_here(anchors: Rows, among: Sequence[Bools]) -> Iterator[Int64s]:
+    """Of each anchor the earliest time among those from it on."""
+    times = [np.where(of, start_us, _FOREVER).min(initial=_FOREVER) for start_us, of in _both(anchors, among)]
+    from_part = np.minimum.accumulate(np.array([*times, _FOREVER])[::-1])[::-1]
+    for (start_us, of), later in zip(_both(anchors, among), from_part[1:], strict=True):
+        yield np.minimum(np.minimum.accumulate(np.where(of, start_us, _FOREVER)[::-1])[::-1], later)
+
+
+def _equal(anchors: Rows, among: Sequence[Bools], times_us: Iterator[Int64s]) -> list[Bools]:
+    return [of & (start_us == at_us) for (start_us, of), at_us in zip(_both(anchors, among), times_us, strict=True)]
+
+
+def _both(anchors: Rows, among: Sequence[Bools]) -> Iterator[tuple[Int64s, Bools]]:
+    return zip(_starts(anchors), among, strict=True)
+
+
+def _starts(anchors: Rows) -> Iterator[Int64s]:
+    return (batch["start_us"].to_numpy() for batch in anchors.batches(["start_us"]))
+
+
+def _count(flags: Sequence[Bools]) -> int:
+    return sum(int(np.count_nonzero(of)) for of in flags)
+
+
+SAMPLED, SCHEDULED, QUEUED, OUTPUT, INTERPOLATED = (
+    *("sampled", "scheduled event", "queued event", "output event"),
+    "interpolated",
+)
+# Best first.
+SOURCES = (SAMPLED, SCHEDULED, QUEUED, OUTPUT, INTERPOLATED)
+TIMELINE_SCHEMA: dict[str, pl.DataType | type[pl.DataType]] = {
+    "step_id": pl.Int64,
+    "start_us": pl.Int64,  # start of schedule(), from the experiment's zero
+    "source": pl.Enum(SOURCES),
+    "cycle_us": pl.Int64,  # to the start of the next step; null if either of the two was interpolated
+}
+_DISTANCE_SCHEMA: dict[str, pl.DataType | type[pl.DataType]] = {
+    "source": TIMELINE_SCHEMA["source"],
+    "lag_us": pl.Int64,
+}
+_RECORD_SCHEMA = {name: TIMELINE_SCHEMA[name] for name in ("step_id", "start_us", "source")}
+# The lag of a kind of event is the median over steps that were sampled as well, if there are so many.
+_FEWEST_LAGS = 5
+# Steps beyond which ids are taken for mistaken: they would take more than 1 GB.
+MOST_STEPS = 20_000_000
+
+
+# Sources are numbered as in SOURCES.  The event of each kind that comes nearest to the start of a step.
+_NEAREST = f"""
+WITH told AS (
+    SELECT time_us AS start_us,
+           CASE WHEN {INSIDE_SCHEDULE} THEN 1 WHEN {OF_OUTPUT} THEN 3 ELSE 2 END AS source,
+           step_id + CASE source WHEN 1 THEN 0 WHEN 3 THEN $output_of ELSE 1 END AS step_id
+    FROM events WHERE {INSIDE_SCHEDULE} OR {OF_OUTPUT} OR event IN ('journey.QUEUED', 'journey.FINISHED')
+)
+SELECT step_id, CASE source WHEN 1 THEN min(start_us) ELSE max(start_us) END AS start_us, source
+FROM told WHERE step_id IS NOT NULL AND start_us IS NOT NULL GROUP BY step_id, source
+"""  # noqa: S608 (constants of this package)
+_NEAREST_SCHEMA = dict.fromkeys(("step_id", "start_us", "source"), pl.Int64)
+# From each event to the start of its step, where that was sampled.
+_DISTANCES = """
+SELECT $sources[source + 1] AS source, sampled.start_us - nearest.start_us AS lag_us
+FROM nearest JOIN sampled USING (step_id)
+"""
+# The best record of each step, events moved by the lag of their kind.
+_BEST = """
+WITH records AS (SELECT step_id, start_us, 0 AS source FROM sampled UNION ALL SELECT * FROM nearest),
+best AS (
+    SELECT step_id, arg_min(start_us, source) AS start_us, min(source) AS source
+    FROM records WHERE step_id BETWEEN 1 AND $last_step GROUP BY step_id
+)
+SELECT step_id, start_us + $lags_us[source + 1] AS start_us, $sources[source + 1] AS source FROM best ORDER BY step_id
+"""
+
+
+@dataclass(frozen=True)
+class StepAnchors:
+    """Steps whose start was recorded, one way or another.
+
+    ``rows``: ``step_id``, ``start_us``, ``source``, ascending in both of the first.  ``lags``: ``source``,
+    ``steps``, ``lag_us``, ``low_us``, ``high_us``: of steps that were sampled and have an event of a kind, how
+    long after that event they began (median, and the band of the middle 98 %).  ``out_of_order``:
+    records left out because time would run backwards.
+    """
+
+    rows: Rows
+    lags: pl.DataFrame
+    out_of_order: int
+
+    @property
+    def frame(self) -> pl.DataFrame:
+        """``rows`` all at once."""
+        return self.rows.frame()
+
+    @cached_property
+    def steps(self) -> int:
+        """Steps from the first anchor to the last, both included."""
+        return int(self.rows.aggregate(steps="coalesce(max(step_id) - min(step_id) + 1, 0)")["steps"])
+
+
+def step_anchors(recording: Recording) -> StepAnchors:
+    """The anchors of a recording's step clock; as many as its records, whatever their step ids."""
+    scratch, sampled = Scratch(), steps_by_id(recording.steps, "start_us")
+    output_of = {"output_of": 2 if is_asynchronous(recording) else 1}
+    nearest = scratch.kept(query(_NEAREST, _NEAREST_SCHEMA, output_of, events=recording.journey_events))
+    both = {"nearest": nearest, "sampled": sampled}
+    lags = _lags(query(_DISTANCES, _DISTANCE_SCHEMA, {"sources": SOURCES}, **both).frame())
+    last_step = max(_last_step(rows) for rows in (recording.steps, recording.journey_events))
+    bound = {"sources": SOURCES, "lags_us": _lags_us(lags), "last_step": last_step}
+    anchors = scratch.kept(query(_BEST, _RECORD_SCHEMA, bound, **both))
+    writer = scratch.writer(_RECORD_SCHEMA)
+    for batch, stays in zip(anchors.batches(), in_order(anchors, f"source = '{SAMPLED}'"), strict=True):
+        writer.add(batch.filter(stays))
+    kept = writer.done()
+    return StepAnchors(kept, lags, anchors.height - kept.height)
+
+
+def _last_step(rows: Rows) -> int:
+    return int(rows.aggregate(last="coalesce(max(step_id), 0)")["last"])
+
+
+def step_timeline(recording: Recording) -> pl.DataFrame:
+    """Every step from the first anchor to the last, ``TIMELINE_SCHEMA``; empty without an anchor.
+
+    Steps between two anchors lie evenly between them.  Raises ``ReconstructionError`` for more than MOST_STEPS steps.
+    """
+    return timeline_of(step_anchors(recording))
+
+
+def timeline_of(anchors: StepAnchors) -> pl.DataFrame:
+    """``step_timeline`` of anchors that are known already."""
+    at = anchors.frame
+    if at.is_empty():
+        return pl.DataFrame(schema=TIMELINE_SCHEMA)
+    if anchors.steps > MOST_STEPS:
+        raise ReconstructionError(f"{anchors.steps} steps are more than {MOST_STEPS}: their ids are mistaken")
+    ids, start_us = at["step_id"].to_numpy(), at["start_us"].to_numpy()
+    every = np.arange(ids[0], ids[-1] + 1)
+    starts = np.rint(np.interp(every, ids, start_us)).astype(np.int64)
+    frame = pl.DataFrame({"step_id": every, "start_us": starts})
+    frame = frame.join(at.select("step_id", "source"), on="step_id", how="left", maintain_order="left")
+    known = pl.col("source").is_not_null()
+    cycle = pl.when(known & known.shift(-1)).then(pl.col("start_us").shift(-1) - pl.col("start_us"))
+    return frame.with_columns(cycle.alias("cycle_us"), pl.col("source").fill_null(INTERPOLATED)).select(
+        TIMELINE_SCHEMA.keys()
+    )
+
+
+def _lags(distances: pl.DataFrame) -> pl.DataFrame:
+    lag = pl.col("lag_us")
+    return (
+        distances.group_by("source")
+        .agg(
+            pl.len().cast(pl.Int64).alias("steps"),
+            lag.median().round().cast(pl.Int64),
+            *(
+                lag.quantile(share, "lower").cast(pl.Int64).alias(name)
+                for share, name in ((0.01, "low_us"), (0.99, "high_us"))
+            ),
+        )
+        .sort("source")
+    )
+
+
+def _lags_us(lags: pl.DataFrame) -> list[int]:
+    """Of each of the sources, by how much its records are moved."""
+    rows = lags.filter(pl.col("steps") >= _FEWEST_LAGS).select("source", "lag_us").iter_rows()
+    known: dict[str, int] = dict(rows)
+    return [known.get(source, 0) for source in SOURCES]

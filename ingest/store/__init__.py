@@ -1,0 +1,63 @@
+"""The ground-truth store: one DuckDB file with recordings, findings and runs (``schema.sql``).
+
+The public face; the work is in ``store_file`` (the file and its transactions),
+``store_recordings``, ``store_cache``, ``store_tokens`` and ``store_runs``.
+
+May import: ingest.errors, ingest.queries, ingest.recording, ingest.rows, ingest.stream.
+"""
+
+from __future__ import annotations
+
+from blis_replay.ingest.store.file import SCHEMA_VERSION, Store, open_store, transaction
+from blis_replay.ingest.store.recordings import (
+    TABLES,
+    ExperimentRow,
+    KvEventCount,
+    WriteOutcome,
+    kv_event_counts,
+    list_experiments,
+    read_findings,
+    read_stored,
+    read_token_layout,
+    resolve,
+    write_recording,
+)
+from blis_replay.ingest.store.runs import (
+    ERROR_SCHEMA,
+    RUN_REQUEST_SCHEMA,
+    RUN_STEP_SCHEMA,
+    RunRecord,
+    is_stored,
+    list_runs,
+    read_run,
+    write_run,
+)
+from blis_replay.ingest.store.tokens import inter_token_gaps, token_times
+
+__all__ = [
+    "ERROR_SCHEMA",
+    "RUN_REQUEST_SCHEMA",
+    "RUN_STEP_SCHEMA",
+    "SCHEMA_VERSION",
+    "TABLES",
+    "ExperimentRow",
+    "KvEventCount",
+    "RunRecord",
+    "Store",
+    "WriteOutcome",
+    "inter_token_gaps",
+    "is_stored",
+    "kv_event_counts",
+    "list_experiments",
+    "list_runs",
+    "open_store",
+    "read_findings",
+    "read_run",
+    "read_stored",
+    "read_token_layout",
+    "resolve",
+    "token_times",
+    "transaction",
+    "write_recording",
+    "write_run",
+]

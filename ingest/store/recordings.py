@@ -1,0 +1,489 @@
+"""Recordings in the store: written whole in one transaction, read back, listed, named."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, astuple, dataclass, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import polars as pl
+
+from blis_replay.ingest import queries
+from blis_replay.ingest.errors import StoreError, UnknownExperimentError
+from blis_replay.ingest.queries import fetch, first_row, typed
+from blis_replay.ingest.recording import (
+    AGGREGATE_SCHEMA,
+    JOURNEY_EVENT_SCHEMA,
+    KV_EVENT_SCHEMA,
+    LIFECYCLE_SCHEMA,
+    PROMPT_SCHEMA,
+    PUBLISHED,
+    REQUEST_PROMPT_SCHEMA,
+    REQUEST_SCHEMA,
+    SNAPSHOT_SCHEMA,
+    STEP_SCHEMA,
+    Clock,
+    Finding,
+    GroundTruth,
+    LoadProfile,
+    PromptTree,
+    Recording,
+    Setting,
+    SharedPrefix,
+    SourceFile,
+    Stage,
+)
+from blis_replay.ingest.rows import Rows, Schema, rows_of
+from blis_replay.ingest.store.file import SCHEMA_VERSION, Store, is_being_written, reading, transaction
+from blis_replay.ingest.stream.layout import LAYOUTS, TokenLayout, insert_token_events
+
+if TYPE_CHECKING:
+    import duckdb
+
+
+@dataclass(frozen=True)
+class KvEventCount:
+    """How often a kind of KV-cache event was recorded; ``blocks``, ``tokens`` are sums, None where none is known."""
+
+    event: str
+    medium: str | None
+    target_medium: str | None
+    events: int
+    blocks: int | None
+    tokens: int | None
+    failed: int
+
+
+def kv_event_counts(store: Store, slug: str) -> tuple[KvEventCount, ...]:
+    """KV-cache events of an experiment by kind and medium; empty where none were recorded."""
+    return tuple(KvEventCount(*row) for row in store.connection.execute(queries.KV_EVENT_COUNTS, [slug]).fetchall())
+
+
+def read_prefix(store: Store, slug: str) -> PromptTree | None:
+    """The identities of an experiment's prompts, None if it has none."""
+    row = first_row(store.connection, queries.PREFIX_IDENTITY, [slug])
+    if row is None:
+        return None
+    prompts = fetch(store.connection, queries.PROMPTS, {"slug": slug}, PROMPT_SCHEMA)
+    requests = fetch(store.connection, queries.REQUEST_PROMPTS, {"slug": slug}, REQUEST_PROMPT_SCHEMA)
+    return PromptTree(str(row[0]), prompts, requests)
+
+
+def insert_cache_evidence(connection: duckdb.DuckDBPyConnection, recording: Recording) -> None:
+    """Add prompt identities and KV-cache events of a recording, within the caller's transaction."""
+    slug, prefix = recording.slug, recording.prefix
+    if prefix is not None:
+        connection.execute("INSERT INTO prefix_identity VALUES (?, ?)", [slug, prefix.source])
+        connection.register("prompts_to_store", typed(prefix.prompts, PROMPT_SCHEMA).to_arrow())
+        connection.execute(queries.INSERT_PROMPTS, [slug])
+        connection.register("prompts_to_store", typed(prefix.requests, REQUEST_PROMPT_SCHEMA).to_arrow())
+        connection.execute(queries.INSERT_REQUEST_PROMPTS, [slug])
+        connection.unregister("prompts_to_store")
+    if recording.kv_events is not None:
+        columns = ", ".join(KV_EVENT_SCHEMA)
+        connection.execute(
+            f"INSERT INTO kv_events (slug, {columns}) SELECT ?, {columns} FROM read_parquet(?)",  # noqa: S608
+            [slug, str(recording.kv_events)],
+        )
+
+
+# Requests of an experiment that are held in memory, some 20 MB: of more each column is read when it is asked for.
+FEW_REQUESTS = 100_000
+# The tables whose rows are read when they are asked for: their columns, and what orders them.
+TABLES: dict[str, tuple[Schema, str]] = {
+    "requests": (REQUEST_SCHEMA, "request_index"),
+    "steps": (STEP_SCHEMA, "start_us, step_id"),
+    "snapshots": (SNAPSHOT_SCHEMA, "step_id, request_id"),
+    "lifecycles": (LIFECYCLE_SCHEMA, "journey"),
+    "journey_events": (JOURNEY_EVENT_SCHEMA, "rowid"),
+}
+
+
+@dataclass(frozen=True)
+class StoredTables:
+    """The tables of one stored experiment: each look at them opens the store, unless this process has it open.
+
+    ``hashes``: content and derived hash when the experiment was read; ``StoreError`` if it was ingested again since.
+    """
+
+    path: Path
+    slug: str
+    hashes: tuple[str, str]
+
+    @contextmanager
+    def connection(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        """A connection of one's own, as long as one reads."""
+        with reading(self.path) as connection:
+            if first_row(connection, queries.HASHES, [self.slug]) != self.hashes:
+                raise StoreError(f"{self.path}: {self.slug} was ingested again meanwhile; run this again")
+            yield connection
+
+    def is_shared(self) -> bool:
+        """Whether another process can read them too: not as long as this one has the store open for writing."""
+        return not is_being_written(self.path)
+
+
+def stored_rows(store: Store, slug: str, hashes: tuple[str, str], table: str) -> Rows:
+    """The rows of one of TABLES of an experiment; those of few requests are read at once, and looked at often."""
+    schema, order = TABLES[table]
+    sql = f"SELECT {', '.join(schema)} FROM {table} WHERE slug = $slug ORDER BY {order}"  # noqa: S608 (constants)
+    rows = Rows(schema, sql, StoredTables(store.path.resolve(), slug, hashes), bound={"slug": slug})
+    if table != "requests":
+        return rows
+    return rows_of(rows.frame()) if rows.height <= FEW_REQUESTS else replace(rows, kept={})
+
+
+WriteOutcome = Literal["unchanged", "new", "replaced"]
+_CLOCK = ", ".join(field.name for field in fields(Clock))  # the table has the same columns in the same order
+
+
+class NamedExperiment(Protocol):
+    """Whatever has a slug and an alias."""
+
+    @property
+    def slug(self) -> str:
+        """The unique name."""
+
+    @property
+    def alias(self) -> str:
+        """The short name."""
+
+
+@dataclass(frozen=True)
+class ExperimentRow:
+    """One stored experiment in short: who it is, how many requests, how many findings."""
+
+    slug: str
+    alias: str
+    model: str | None
+    hardware: str | None
+    tensor_parallelism: int | None
+    workload: str
+    ground_truth: GroundTruth
+    requests: int
+    failed: int
+    overloaded: bool
+    findings: int
+
+
+def write_recording(
+    store: Store, recording: Recording, token_layout: TokenLayout, read_by: str | None = None
+) -> WriteOutcome:
+    """Store a recording whole, or not at all: one transaction.
+
+    ``read_by``: hash of the program that read its files (see :func:`stored_unchanged`), ``None`` if it has none.
+    ``unchanged`` if the same content with the same findings and settings is there, or if
+    published aggregates met a recorded experiment of that slug, which they never replace.
+    Raises ``StoreError`` if the store cannot be written; it is then as it was.
+    """
+    derived_hash = _derived_hash(recording, token_layout)
+    with transaction(store) as connection:
+        stored = first_row(
+            connection,
+            "SELECT ground_truth, content_hash, derived_hash FROM experiments WHERE slug = ?",
+            [recording.slug],
+        )
+        if stored is not None:
+            if recording.ground_truth == PUBLISHED and stored[0] != PUBLISHED:
+                return "unchanged"
+            if tuple(stored) == (recording.ground_truth, recording.content_hash, derived_hash):
+                connection.execute("UPDATE experiments SET read_by = ? WHERE slug = ?", [read_by, recording.slug])
+                return "unchanged"
+            _delete(connection, recording.slug)
+        _insert(connection, recording, token_layout, (derived_hash, read_by))
+    return "new" if stored is None else "replaced"
+
+
+def is_stored_experiment(store: Store, slug: str) -> bool:
+    """Whether there is an experiment of that slug."""
+    return first_row(store.connection, "SELECT 1 FROM experiments WHERE slug = ?", [slug]) is not None
+
+
+@dataclass(frozen=True)
+class StoredCounts:
+    """What an experiment that was ingested before has; ``rejected``: records, ``bytes``: of all its files."""
+
+    alias: str
+    requests: int
+    steps: int
+    findings: int
+    rejected: int
+    bytes: int
+
+
+def stored_unchanged(store: Store, slug: str, content_hash: str, read_by: str) -> StoredCounts | None:
+    """What is stored of a slug if the same program read the same content; ``None`` if it has to be read again."""
+    row = first_row(store.connection, queries.STORED_UNCHANGED, [slug, content_hash, read_by])
+    return None if row is None else StoredCounts(*row)
+
+
+def list_experiments(store: Store) -> list[ExperimentRow]:
+    """All stored experiments, in order of slug."""
+    rows = store.connection.execute(queries.LIST_EXPERIMENTS).fetchall()
+    return [ExperimentRow(*row) for row in rows]
+
+
+def resolve(rows: Iterable[NamedExperiment], name: str) -> str:
+    """The slug that ``name`` (a slug or an alias) stands for.
+
+    Raises ``UnknownExperimentError`` if several experiments have that alias (naming their slugs) or
+    none has it (naming what comes close).
+    """
+    rows = list(rows)
+    if any(row.slug == name for row in rows):
+        return name
+    slugs = [row.slug for row in rows if row.alias == name]
+    if len(slugs) > 1:
+        raise UnknownExperimentError(f"{name} could mean {', '.join(slugs)}; name one of them")
+    if slugs:
+        return slugs[0]
+    known = sorted({row.alias for row in rows} | {row.slug for row in rows})
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    hint = f"did you mean {', '.join(close)}?" if close else "list them with `blis-replay experiments`"
+    raise UnknownExperimentError(f"no experiment is called {name}; {hint}")
+
+
+def read_stored(store: Store, slug: str) -> Recording:
+    """The recording as stored; ``token_events`` and ``kv_events`` are None (``token_times``, ``kv_event_counts``).
+
+    Raises ``UnknownExperimentError`` for a slug that is not stored.
+    """
+    row = _one(store, slug)
+    rows_of_table = partial(stored_rows, store, slug, (row["content_hash"], row["derived_hash"]))
+    return Recording(
+        slug=slug,
+        alias=row["alias"],
+        workload=row["workload"],
+        model=row["model"],
+        hardware=row["hardware"],
+        tensor_parallelism=row["tensor_parallelism"],
+        ground_truth=row["ground_truth"],
+        content_hash=row["content_hash"],
+        engine=_read_engine(store, slug),
+        stages=tuple(Stage(*r) for r in _rows(store, "stage, rate_per_s, duration_us", "stages", slug, "stage")),
+        shared_prefix=_shared_prefix(row),
+        ignore_eos=row["ignore_eos"],
+        prefix_hit_rate=row["prefix_hit_rate"],
+        token_events=None,
+        aggregates=_frame(store, "aggregates", slug, AGGREGATE_SCHEMA, "stage, metric, statistic"),
+        clocks=tuple(Clock(*r) for r in _rows(store, _CLOCK, "clocks", slug, "position")),
+        files=_read_files(store, slug),
+        missing=tuple(json.loads(row["missing"])),
+        dropped_step_events=row["dropped_step_events"],
+        load_profile=_load_profile(row["load_profile"]),
+        findings=read_findings(store, slug),
+        prefix=read_prefix(store, slug),
+        requests=rows_of_table("requests"),
+        steps=rows_of_table("steps"),
+        snapshots=rows_of_table("snapshots"),
+        lifecycles=rows_of_table("lifecycles"),
+        journey_events=rows_of_table("journey_events"),
+    )
+
+
+def read_findings(store: Store, slug: str) -> tuple[Finding, ...]:
+    """What the instrument checks found, in the order in which they ran."""
+    rows = _rows(store, "check_name, severity, metric, message, measured, threshold", "findings", slug, "position")
+    return tuple(Finding(r[0], r[1], r[2], r[3], json.loads(r[4]), r[5]) for r in rows)
+
+
+def read_token_layout(store: Store, slug: str) -> TokenLayout:
+    """How the stored experiment's client stamped its stream; ``UnknownExperimentError`` for an unknown slug."""
+    name = _one(store, slug)["token_layout"]
+    if name not in LAYOUTS:
+        raise StoreError(f"{store.path}: {slug} has an unknown token layout {name!r}; ingest it again")
+    return LAYOUTS[name]
+
+
+def _one(store: Store, slug: str) -> dict[str, Any]:
+    cursor = store.connection.execute("SELECT * FROM experiments WHERE slug = ?", [slug])
+    names = [column[0] for column in cursor.description or ()]
+    rows = cursor.fetchall()
+    if not rows:
+        raise UnknownExperimentError(f"{store.path}: no experiment {slug}; ingest it first")
+    return dict(zip(names, rows[0], strict=True))
+
+
+def _rows(store: Store, columns: str, table: str, slug: str, order: str) -> list[tuple[Any, ...]]:
+    # Names come from this module only; the slug is bound.
+    sql = f"SELECT {columns} FROM {table} WHERE slug = ? ORDER BY {order}"  # noqa: S608
+    return store.connection.execute(sql, [slug]).fetchall()
+
+
+def _frame(store: Store, table: str, slug: str, schema: dict[str, type[pl.DataType]], order: str) -> pl.DataFrame:
+    sql = f"SELECT {', '.join(schema)} FROM {table} WHERE slug = $slug ORDER BY {order}"  # noqa: S608
+    return fetch(store.connection, sql, {"slug": slug}, schema)
+
+
+def _read_engine(store: Store, slug: str) -> dict[str, Setting]:
+    rows = _rows(store, "name, value, source, detail", "engine_args", slug, "name")
+    return {name: Setting(json.loads(value), source, detail) for name, value, source, detail in rows}
+
+
+def _read_files(store: Store, slug: str) -> tuple[SourceFile, ...]:
+    rejected: dict[int, list[tuple[str, str]]] = {}
+    for file_position, place, reason in _rows(
+        store, "file_position, place, reason", "rejected_records", slug, "file_position, position"
+    ):
+        rejected.setdefault(file_position, []).append((place, reason))
+    rows = _rows(
+        store, "position, name, kind, bytes, sha256, records, rejected_count", "source_files", slug, "position"
+    )
+    return tuple(replace(SourceFile(*row[1:]), rejected=tuple(rejected.get(row[0], ()))) for row in rows)
+
+
+_SHARED_PREFIX = ("num_groups", "num_prompts_per_group", "system_prompt_tokens", "question_tokens", "output_tokens")
+
+
+def _shared_prefix(row: dict[str, Any]) -> SharedPrefix | None:
+    if row["num_groups"] is None:
+        return None
+    return SharedPrefix(*(row[name] for name in _SHARED_PREFIX))
+
+
+def _load_profile(stored: str | None) -> LoadProfile | None:
+    if stored is None:
+        return None
+    declared = json.loads(stored)
+    shared = declared["shared_prefix"]
+    stages = tuple(Stage(**stage) for stage in declared["stages"])
+    return LoadProfile(**declared | {"stages": stages, "shared_prefix": shared and SharedPrefix(**shared)})
+
+
+def _delete(connection: duckdb.DuckDBPyConnection, slug: str) -> None:
+    for table in queries.RECORDING_TABLES:
+        connection.execute(f"DELETE FROM {table} WHERE slug = ?", [slug])  # noqa: S608 (constants of this package)
+
+
+def _insert(
+    connection: duckdb.DuckDBPyConnection,
+    recording: Recording,
+    layout: TokenLayout,
+    made_by: tuple[str, str | None],
+) -> None:
+    """``made_by``: the columns ``derived_hash`` and ``read_by``."""
+    slug = recording.slug
+    _insert_experiment(connection, recording, layout, made_by)
+    _insert_rows(
+        connection,
+        "engine_args",
+        [(slug, name, json.dumps(s.value), s.source, s.detail) for name, s in sorted(recording.engine.items())],
+    )
+    _insert_rows(connection, "stages", [(slug, s.stage, s.rate_per_s, s.duration_us) for s in recording.stages])
+    _insert_rows(
+        connection,
+        "clocks",
+        [(slug, i, *astuple(clock)) for i, clock in enumerate(recording.clocks)],
+    )
+    _insert_files(connection, recording)
+    _insert_table(connection, "aggregates", slug, rows_of(typed(recording.aggregates, AGGREGATE_SCHEMA)))
+    for table in TABLES:
+        _insert_table(connection, table, slug, getattr(recording, table))
+    if recording.token_events is not None:
+        insert_token_events(connection, slug, recording.token_events, recording.requests, layout)
+    insert_cache_evidence(connection, recording)
+    _insert_findings(connection, recording)
+
+
+def _insert_experiment(
+    connection: duckdb.DuckDBPyConnection,
+    recording: Recording,
+    layout: TokenLayout,
+    made_by: tuple[str, str | None],
+) -> None:
+    shared, (derived_hash, read_by) = recording.shared_prefix, made_by
+    row = (
+        recording.slug,
+        recording.alias,
+        recording.workload,
+        recording.model,
+        recording.hardware,
+        recording.tensor_parallelism,
+        recording.ground_truth,
+        recording.content_hash,
+        derived_hash,
+        recording.ignore_eos,
+        recording.prefix_hit_rate,
+        layout.name,
+        json.dumps(list(recording.missing)),
+        *(None if shared is None else getattr(shared, name) for name in _SHARED_PREFIX),
+        recording.dropped_step_events,
+        None if recording.load_profile is None else json.dumps(asdict(recording.load_profile)),
+        read_by,
+    )
+    _insert_rows(connection, "experiments", [row])
+
+
+def _insert_files(connection: duckdb.DuckDBPyConnection, recording: Recording) -> None:
+    slug = recording.slug
+    _insert_rows(
+        connection,
+        "source_files",
+        [
+            (slug, i, f.name, f.kind, f.bytes, f.sha256, f.records, f.rejected_count)
+            for i, f in enumerate(recording.files)
+        ],
+    )
+    rejected = [
+        (slug, i, j, place, reason)
+        for i, file in enumerate(recording.files)
+        for j, (place, reason) in enumerate(file.rejected)
+    ]
+    _insert_rows(connection, "rejected_records", rejected)
+
+
+def _insert_findings(connection: duckdb.DuckDBPyConnection, recording: Recording) -> None:
+    rows = [
+        (recording.slug, i, f.check, f.severity, f.metric, f.message, json.dumps(f.measured), f.threshold)
+        for i, f in enumerate(recording.findings)
+    ]
+    _insert_rows(connection, "findings", rows)
+
+
+def _insert_rows(connection: duckdb.DuckDBPyConnection, table: str, rows: Sequence[tuple[Any, ...]]) -> None:
+    if rows:
+        marks = ", ".join("?" * len(rows[0]))
+        connection.executemany(f"INSERT INTO {table} VALUES ({marks})", rows)  # noqa: S608
+
+
+def _insert_table(connection: duckdb.DuckDBPyConnection, table: str, slug: str, rows: Rows) -> None:
+    """Insert rows as one stream: what an INSERT leaves of a row group stays in memory until the commit."""
+    columns = ", ".join(rows.schema)
+    with rows.reader() as stream:
+        connection.register("rows_to_store", stream)
+        connection.execute(
+            f"INSERT INTO {table} (slug, {columns}) SELECT ?, {columns} FROM rows_to_store",  # noqa: S608
+            [slug],
+        )
+        connection.unregister("rows_to_store")
+
+
+def _derived_hash(recording: Recording, layout: TokenLayout) -> str:
+    """What this program made of the content: changes with settings, findings, layout and schema."""
+    parts = (
+        SCHEMA_VERSION,  # a store that was brought up to date lacks what an earlier program did not read
+        recording.alias,
+        recording.workload,
+        recording.model,
+        recording.hardware,
+        recording.tensor_parallelism,
+        sorted(recording.engine.items()),
+        recording.stages,
+        recording.shared_prefix,
+        recording.load_profile,
+        recording.ignore_eos,
+        recording.prefix_hit_rate,
+        recording.missing,
+        recording.clocks,
+        recording.findings,
+        recording.prefix and (recording.prefix.source, recording.prefix.prompts.height),
+        recording.kv_events is not None,
+        layout,
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()

@@ -1,0 +1,151 @@
+"""Simulated runs in the store, each beside the recording that it replays."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import polars as pl
+
+from blis_replay.ingest import queries
+from blis_replay.ingest.errors import StoreError
+from blis_replay.ingest.queries import fetch, first_row
+from blis_replay.ingest.store.file import Store, transaction
+
+# Columns as documented in schema.sql, without run_key.
+RUN_REQUEST_SCHEMA: dict[str, type[pl.DataType]] = {
+    "request_index": pl.Int64,
+    "queued_us": pl.Int64,
+    "scheduled_us": pl.Int64,
+    "first_token_us": pl.Int64,
+    "finished_us": pl.Int64,
+    "ttft_us": pl.Int64,
+    "e2e_us": pl.Int64,
+    "state": pl.String,
+}
+RUN_STEP_SCHEMA: dict[str, type[pl.DataType]] = {
+    "step": pl.Int64,
+    "start_us": pl.Int64,
+    "end_us": pl.Int64,
+    "prefill_tokens": pl.Int64,
+    "decode_tokens": pl.Int64,
+    "context_tokens": pl.Int64,
+    "running_depth": pl.Int64,
+    "waiting_depth": pl.Int64,
+}
+ERROR_SCHEMA: dict[str, type[pl.DataType]] = {
+    "metric": pl.String,
+    "statistic": pl.String,
+    "observed_us": pl.Float64,
+    "simulated_us": pl.Float64,
+    "error": pl.Float64,
+    "reason": pl.String,
+}
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What identifies a run (the first four that matter make its key) and where it came from.
+
+    ``content_hash``: of the recording replayed; ``provenance``: versions, substitutions,
+    assumptions, as plain JSON values.
+    """
+
+    slug: str
+    simulator: str
+    release: str
+    release_hash: str
+    replay_mode: str
+    content_hash: str
+    provenance: dict[str, object] = field(default_factory=dict)
+
+    @property
+    def run_key(self) -> str:
+        """SHA-256 over slug, simulator, release hash and replay mode."""
+        parts = json.dumps([self.slug, self.simulator, self.release_hash, self.replay_mode])
+        return hashlib.sha256(parts.encode()).hexdigest()
+
+
+def is_stored(store: Store, run: RunRecord) -> bool:
+    """Whether this very run is stored: same key, same recording, same provenance (versions included)."""
+    row = first_row(store.connection, "SELECT content_hash, provenance FROM runs WHERE run_key = ?", [run.run_key])
+    return row is not None and row == (run.content_hash, json.dumps(run.provenance, sort_keys=True))
+
+
+def write_run(
+    store: Store, run: RunRecord, requests: pl.DataFrame, steps: pl.DataFrame, errors: pl.DataFrame
+) -> Literal["new", "replaced"]:
+    """Store a run in one transaction, in place of an earlier one of the same key.
+
+    Frames: RUN_REQUEST_SCHEMA, RUN_STEP_SCHEMA, ERROR_SCHEMA; a missing column is stored
+    as null.  Raises ``StoreError`` for an unknown column or if the store cannot be written.
+    """
+    frames = (
+        ("run_requests", conform(requests, RUN_REQUEST_SCHEMA, "run_requests")),
+        ("run_steps", conform(steps, RUN_STEP_SCHEMA, "run_steps")),
+        ("errors", conform(errors, ERROR_SCHEMA, "errors")),
+    )
+    with transaction(store) as connection:
+        known = first_row(connection, "SELECT 1 FROM runs WHERE run_key = ?", [run.run_key])
+        for table in queries.RUN_TABLES:
+            connection.execute(f"DELETE FROM {table} WHERE run_key = ?", [run.run_key])  # noqa: S608 (constants)
+        connection.execute(
+            "INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            [
+                run.run_key,
+                run.slug,
+                run.simulator,
+                run.release,
+                run.release_hash,
+                run.replay_mode,
+                run.content_hash,
+                json.dumps(run.provenance, sort_keys=True),
+            ],
+        )
+        for table, frame in frames:
+            connection.register("frame_to_store", frame.to_arrow())
+            connection.execute(f"INSERT INTO {table} SELECT ?, * FROM frame_to_store", [run.run_key])  # noqa: S608
+            connection.unregister("frame_to_store")
+    return "replaced" if known else "new"
+
+
+def conform(frame: pl.DataFrame, schema: dict[str, type[pl.DataType]], table: str) -> pl.DataFrame:
+    """``frame`` with exactly the columns of ``schema``, absent ones null; ``StoreError`` for others."""
+    unknown = sorted(set(frame.columns) - set(schema))
+    if unknown:
+        raise StoreError(f"{table} has no column {', '.join(unknown)}; give the columns of schema.sql")
+    try:
+        return frame.select(
+            (pl.col(name) if name in frame.columns else pl.lit(None)).cast(kind).alias(name)
+            for name, kind in schema.items()
+        )
+    except pl.exceptions.PolarsError as error:
+        raise StoreError(f"{table}: {str(error).splitlines()[0]}; give the types of schema.sql") from error
+
+
+def list_runs(store: Store, slug: str | None = None) -> list[RunRecord]:
+    """Stored runs, of one experiment or of all, ordered by slug, simulator, release and mode."""
+    rows = store.connection.execute(
+        "SELECT slug, simulator, release, release_hash, replay_mode, content_hash, provenance FROM runs "
+        "WHERE $slug IS NULL OR slug = $slug ORDER BY slug, simulator, release, replay_mode, run_key",
+        {"slug": slug},
+    ).fetchall()
+    return [replace(RunRecord(*row[:-1]), provenance=json.loads(row[-1])) for row in rows]
+
+
+def read_run(store: Store, run: RunRecord) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
+    """``(requests, steps, errors)`` of a stored run; ``StoreError`` if it is not stored."""
+    if first_row(store.connection, "SELECT 1 FROM runs WHERE run_key = ?", [run.run_key]) is None:
+        raise StoreError(f"{store.path}: no {run.replay_mode} run of {run.slug} with {run.release}; validate it first")
+    return (
+        _read(store, "run_requests", run.run_key, RUN_REQUEST_SCHEMA, "request_index"),
+        _read(store, "run_steps", run.run_key, RUN_STEP_SCHEMA, "step"),
+        _read(store, "errors", run.run_key, ERROR_SCHEMA, "metric, statistic"),
+    )
+
+
+def _read(store: Store, table: str, run_key: str, schema: dict[str, type[pl.DataType]], order: str) -> pl.DataFrame:
+    sql = f"SELECT {', '.join(schema)} FROM {table} WHERE run_key = $run_key ORDER BY {order}"  # noqa: S608 (constants)
+    return fetch(store.connection, sql, {"run_key": run_key}, schema)

@@ -1,0 +1,201 @@
+-- Ground-truth store, schema version 4 (file.SCHEMA_VERSION); schema_journeys.sql and schema_token_events.sql have the rest.
+-- Times are int64 microseconds from the experiment's zero (the send of its first request).
+-- No primary keys: one writer replaces a recording as a whole inside one transaction.
+
+CREATE TABLE IF NOT EXISTS meta (key VARCHAR NOT NULL, value VARCHAR NOT NULL);
+
+CREATE TABLE IF NOT EXISTS experiments (
+    slug VARCHAR NOT NULL,
+    alias VARCHAR NOT NULL,
+    workload VARCHAR NOT NULL,
+    model VARCHAR,                          -- null: an arrival trace that names none
+    hardware VARCHAR,
+    tensor_parallelism BIGINT,
+    ground_truth VARCHAR NOT NULL,          -- recorded | published aggregates | arrival trace
+    content_hash VARCHAR NOT NULL,
+    derived_hash VARCHAR NOT NULL,          -- engine arguments, findings and token layout
+    ignore_eos BOOLEAN,
+    prefix_hit_rate DOUBLE,                 -- 0..1, an aggregate
+    token_layout VARCHAR NOT NULL,
+    missing VARCHAR NOT NULL,               -- JSON list of sentences
+    num_groups BIGINT,                      -- the shared-prefix workload, null if it is none
+    num_prompts_per_group BIGINT,
+    system_prompt_tokens BIGINT,
+    question_tokens BIGINT,
+    output_tokens BIGINT,
+    dropped_step_events BIGINT NOT NULL,    -- events of step spans that the tracing SDK discarded
+    load_profile VARCHAR,                   -- the load as declared: JSON object, recording.LoadProfile
+    read_by VARCHAR                         -- hash of the program that read the files; null: not read from files
+);
+
+CREATE TABLE IF NOT EXISTS source_files (
+    slug VARCHAR NOT NULL,
+    position BIGINT NOT NULL,
+    name VARCHAR NOT NULL,                  -- path inside the recording
+    kind VARCHAR NOT NULL,
+    bytes BIGINT NOT NULL,
+    sha256 VARCHAR NOT NULL,
+    records BIGINT NOT NULL,
+    rejected_count BIGINT NOT NULL
+);
+
+CREATE TABLE IF NOT EXISTS rejected_records (             -- the first of each file; rejected_count has them all
+    slug VARCHAR NOT NULL,
+    file_position BIGINT NOT NULL,
+    position BIGINT NOT NULL,
+    place VARCHAR NOT NULL,
+    reason VARCHAR NOT NULL
+);
+
+CREATE TABLE IF NOT EXISTS engine_args (
+    slug VARCHAR NOT NULL,
+    name VARCHAR NOT NULL,
+    value VARCHAR NOT NULL,                 -- JSON scalar
+    source VARCHAR NOT NULL,                -- recorded | profile | file | default
+    detail VARCHAR NOT NULL
+);
+
+CREATE TABLE IF NOT EXISTS stages (slug VARCHAR NOT NULL, stage BIGINT NOT NULL, rate_per_s DOUBLE NOT NULL,
+    duration_us BIGINT NOT NULL);
+
+CREATE TABLE IF NOT EXISTS clocks (
+    slug VARCHAR NOT NULL,
+    position BIGINT NOT NULL,
+    name VARCHAR NOT NULL,                  -- client | server | step
+    kind VARCHAR NOT NULL,                  -- epoch | monotonic | relative
+    zero_us BIGINT NOT NULL,                -- what this clock showed at the experiment's zero
+    constructed BOOLEAN NOT NULL,
+    placed VARCHAR NOT NULL,                -- how zero_us was found (recording.CLOCK_PLACEMENTS), '' for the requests'
+    uncertainty_us BIGINT,                  -- of an estimated zero_us
+    stamped_zero_us BIGINT,                 -- zero_us by the recording's own stamps, believed or not
+    spread_us BIGINT                        -- of the pairs of stamps that tie it to another clock
+);
+
+CREATE TABLE IF NOT EXISTS requests (
+    slug VARCHAR NOT NULL,
+    request_index BIGINT NOT NULL,          -- send order
+    request_id VARCHAR,
+    stage BIGINT,
+    arrival_us BIGINT,
+    prompt_tokens BIGINT,
+    output_tokens BIGINT,                   -- true decode length
+    output_tokens_source VARCHAR,
+    output_tokens_reported BIGINT,
+    max_tokens BIGINT,
+    ttft_us BIGINT,
+    e2e_us BIGINT,
+    queue_us BIGINT,
+    prefill_us BIGINT,
+    decode_us BIGINT,
+    cached_prompt_tokens BIGINT,
+    status VARCHAR,                         -- ok | error | timeout
+    error VARCHAR
+);
+
+CREATE TABLE IF NOT EXISTS aggregates (slug VARCHAR NOT NULL, stage BIGINT, metric VARCHAR, statistic VARCHAR, value DOUBLE);
+
+CREATE TABLE IF NOT EXISTS steps (
+    slug VARCHAR NOT NULL,
+    step_id BIGINT,
+    start_us BIGINT,
+    duration_us BIGINT,                     -- CPU time inside schedule(); not the step cycle
+    running_depth BIGINT,
+    waiting_depth BIGINT,
+    prefill_requests BIGINT,
+    decode_requests BIGINT,
+    prefill_tokens BIGINT,
+    decode_tokens BIGINT,
+    finished_requests BIGINT,
+    preempted_requests BIGINT,
+    kv_usage DOUBLE,
+    kv_blocks_total BIGINT,
+    kv_blocks_free BIGINT
+);
+
+CREATE TABLE IF NOT EXISTS prefix_identity (slug VARCHAR NOT NULL, source VARCHAR NOT NULL);
+
+CREATE TABLE IF NOT EXISTS prompts (        -- distinct ones, as a tree of what they share (recording.PROMPT_SCHEMA)
+    slug VARCHAR NOT NULL,
+    prompt BIGINT NOT NULL,
+    parent BIGINT,                          -- an earlier prompt with which it begins
+    shared_tokens BIGINT NOT NULL,          -- how far the two are equal
+    tokens BIGINT NOT NULL                  -- how far requests with this prompt are equal
+);
+
+CREATE TABLE IF NOT EXISTS request_prompts (slug VARCHAR NOT NULL, request_index BIGINT NOT NULL, prompt BIGINT NOT NULL);
+
+CREATE TABLE IF NOT EXISTS kv_events (
+    slug VARCHAR NOT NULL,
+    time_us BIGINT,
+    step_id BIGINT,
+    event VARCHAR NOT NULL,
+    request_id VARCHAR,
+    medium VARCHAR,
+    target_medium VARCHAR,
+    blocks BIGINT,
+    tokens BIGINT,
+    success BOOLEAN,
+    rank BIGINT,                            -- data-parallel
+    transfer_id BIGINT,
+    source_rank BIGINT,
+    target_rank BIGINT,
+    detail VARCHAR,                         -- reason of an eviction, connector of a remote transfer
+    block_hashes UBIGINT[],
+    parent_block_hash UBIGINT
+);
+
+CREATE TABLE IF NOT EXISTS findings (
+    slug VARCHAR NOT NULL,
+    position BIGINT NOT NULL,
+    check_name VARCHAR NOT NULL,
+    severity VARCHAR NOT NULL,              -- note | corrected | unusable
+    metric VARCHAR NOT NULL,
+    message VARCHAR NOT NULL,
+    measured VARCHAR NOT NULL,              -- JSON object
+    threshold VARCHAR NOT NULL
+);
+
+CREATE TABLE IF NOT EXISTS runs (
+    run_key VARCHAR NOT NULL,               -- hash of slug, simulator, release_hash, replay_mode
+    slug VARCHAR NOT NULL,
+    simulator VARCHAR NOT NULL,
+    release VARCHAR NOT NULL,
+    release_hash VARCHAR NOT NULL,
+    replay_mode VARCHAR NOT NULL,
+    content_hash VARCHAR NOT NULL,          -- of the recording that was replayed
+    provenance VARCHAR NOT NULL             -- JSON object: versions, substitutions, assumptions
+);
+
+CREATE TABLE IF NOT EXISTS run_requests (
+    run_key VARCHAR NOT NULL,
+    request_index BIGINT NOT NULL,          -- the recorded twin
+    queued_us BIGINT,
+    scheduled_us BIGINT,
+    first_token_us BIGINT,
+    finished_us BIGINT,
+    ttft_us BIGINT,
+    e2e_us BIGINT,
+    state VARCHAR                           -- completed | aborted
+);
+
+CREATE TABLE IF NOT EXISTS run_steps (
+    run_key VARCHAR NOT NULL,
+    step BIGINT NOT NULL,
+    start_us BIGINT,
+    end_us BIGINT,
+    prefill_tokens BIGINT,
+    decode_tokens BIGINT,
+    context_tokens BIGINT,
+    running_depth BIGINT,
+    waiting_depth BIGINT
+);
+
+CREATE TABLE IF NOT EXISTS errors (
+    run_key VARCHAR NOT NULL,
+    metric VARCHAR NOT NULL,
+    statistic VARCHAR NOT NULL,
+    observed_us DOUBLE,
+    simulated_us DOUBLE,
+    error DOUBLE,                           -- signed and relative: (simulated - observed) / observed
+    reason VARCHAR                          -- why a cell is null
+);

@@ -1,0 +1,267 @@
+"""Which of a client's stream stamps are output tokens (trace-formats, section 4.4).
+
+Load generators have stamped every line of a server-sent-event stream: the data line of
+a token, the blank line after it, and the closing ``[DONE]`` with its own blank line; and
+before the tokens of a chat stands an event with the role.  A layout says which stamps are
+tokens; it belongs to the load generator's version, so it is decided once for a run, by
+majority of its requests.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from blis_replay.ingest import queries
+from blis_replay.ingest.recording import TokenEvents
+from blis_replay.ingest.rows import Rows, query, rows_of
+from blis_replay.ingest.stream.events import runs, stamps_at, stamps_of
+
+if TYPE_CHECKING:
+    import duckdb
+
+# A blank line is stamped some tens of us after its data line; a step takes milliseconds.
+TINY_GAP_US = 200
+# No model answers a step faster than this.
+FASTEST_STEP_US = 1_000
+# Where fewer events than this share of its tokens reach the median request, tokens come together.
+ONE_BY_ONE = 0.98
+_SAMPLED_REQUESTS = 500
+_FEWEST_STAMPS = 8
+_GAP_SCHEMA: dict[str, type[pl.DataType]] = {
+    "request_index": pl.Int64,
+    "stamps": pl.Int64,
+    "even_tiny_share": pl.Float64,
+    "even_gap_us": pl.Float64,
+    "odd_gap_us": pl.Float64,
+    "last_odd_gap_us": pl.Float64,
+    "gap_us": pl.Float64,
+    "first_gap_us": pl.Float64,
+    "last_gap_us": pl.Float64,
+}
+
+
+@dataclass(frozen=True)
+class TokenLayout:
+    """How stamps lie: token k is stamp ``(k + leading_events) * stamps_per_token``.
+
+    ``leading_events`` and ``closing_events``: data lines at the begin of a stream, and at the
+    end of a completed one, that are no token (the role; ``[DONE]``).  ``identified`` is false
+    where stamps cannot be told apart into tokens.
+    """
+
+    name: str
+    stamps_per_token: int
+    closing_events: int
+    identified: bool = True
+    leading_events: int = 0
+
+
+NO_EVENTS = TokenLayout("no token events", 1, 0, identified=False)
+PLAIN = TokenLayout("plain", 1, 0)
+SINGLE_WITH_DONE = TokenLayout("single_with_done", 1, 1)
+ROLE_FIRST = TokenLayout("role_first", 1, 0, leading_events=1)
+PAIRED = TokenLayout("paired", 2, 0)
+PAIRED_WITH_DONE = TokenLayout("paired_with_done", 2, 1)
+SEVERAL_TOKENS_PER_EVENT = TokenLayout("several_tokens_per_event", 1, 0, identified=False)
+
+LAYOUTS = {
+    layout.name: layout
+    for layout in (
+        NO_EVENTS,
+        PLAIN,
+        SINGLE_WITH_DONE,
+        ROLE_FIRST,
+        PAIRED,
+        PAIRED_WITH_DONE,
+        SEVERAL_TOKENS_PER_EVENT,
+    )
+}
+
+
+@dataclass(frozen=True)
+class EventTotals:
+    """Completed requests of a run, pooled: stamps, tokens and mean gaps in us (null without gaps)."""
+
+    requests: int
+    stamps: int
+    tokens: int
+    stamped_gap_us: float | None
+    token_gap_us: float | None
+
+
+def trusted_lengths(requests: Rows) -> pl.DataFrame:
+    """``request_index``, ``trusted_tokens`` (null if only re-tokenised), ``completed`` (bool)."""
+    trusted = pl.col("output_tokens_source").ne_missing("re-tokenised")
+    return requests.select(
+        "request_index",
+        pl.when(trusted).then(pl.col("output_tokens")).alias("trusted_tokens"),
+        pl.col("status").eq("ok").fill_null(False).alias("completed"),
+    )
+
+
+def detect_layout(events: TokenEvents | None, requests: Rows) -> TokenLayout:
+    """The layout of a run's stamps, by majority of up to some 500 completed requests.
+
+    ``requests``: REQUEST_SCHEMA.
+    """
+    if events is None:
+        return NO_EVENTS
+    lengths = trusted_lengths(requests)
+    candidates = lengths.filter("completed") if lengths["completed"].any() else lengths
+    chosen = candidates["request_index"].gather_every(max(1, candidates.height // _SAMPLED_REQUESTS))
+    sampled = stamps_of(events, chosen.to_numpy())
+    gaps = query(queries.SAMPLED_GAPS, _GAP_SCHEMA, {"tiny_us": TINY_GAP_US}, sampled=rows_of(sampled)).frame()
+    if gaps.is_empty():
+        return NO_EVENTS
+    return _decide(gaps.join(lengths, on="request_index", how="left"))
+
+
+def _decide(gaps: pl.DataFrame) -> TokenLayout:
+    layout = _stamping(gaps)
+    data_lines = (pl.col("stamps") + layout.stamps_per_token - 1) // layout.stamps_per_token
+    no_tokens = layout.leading_events + layout.closing_events
+    delivered = gaps.select(((data_lines - no_tokens) / pl.col("trusted_tokens")).median()).item()
+    return SEVERAL_TOKENS_PER_EVENT if delivered is not None and delivered < ONE_BY_ONE else layout
+
+
+def _stamping(gaps: pl.DataFrame) -> TokenLayout:
+    voters = gaps.filter(pl.col("stamps") >= _FEWEST_STAMPS)
+    if _is_paired(voters if voters.height else gaps, by_gaps=voters.height > 0):
+        surplus = pl.col("stamps") - 2 * pl.col("trusted_tokens")
+        closed = _closed(surplus, pl.col("last_odd_gap_us"), pl.col("odd_gap_us"))
+        return PAIRED_WITH_DONE if _majority(gaps, closed) else PAIRED
+    surplus = pl.col("stamps") - pl.col("trusted_tokens")
+    # The role comes with the first token: the server has nothing to send before.
+    role_first = _right_after(pl.col("first_gap_us")) & ~_right_after(pl.col("last_gap_us"))
+    if _majority(gaps, (surplus == 1) & role_first):
+        return ROLE_FIRST
+    closed = _closed(surplus, pl.col("last_gap_us"), pl.col("gap_us"))
+    return SINGLE_WITH_DONE if _majority(gaps, closed) else PLAIN
+
+
+def _closed(surplus: pl.Expr, last_gap_us: pl.Expr, usual_gap_us: pl.Expr) -> pl.Expr:
+    """Whether a stream ends with an event that is no token: more stamps than tokens need, or,
+    where some tokens came together or the length is unknown, a last one right after a token."""
+    return (surplus >= 1) | ((surplus < 0).fill_null(True) & _right_after(last_gap_us, usual_gap_us))
+
+
+def _right_after(gap_us: pl.Expr, usual_gap_us: pl.Expr | None = None) -> pl.Expr:
+    """Whether an event came with the one before it, not a step later."""
+    usual_gap_us = pl.col("gap_us") if usual_gap_us is None else usual_gap_us
+    return (gap_us < 0.2 * usual_gap_us) & (gap_us < FASTEST_STEP_US)
+
+
+def _is_paired(gaps: pl.DataFrame, *, by_gaps: bool) -> bool:
+    if by_gaps:
+        return _majority(gaps, (pl.col("even_tiny_share") >= 0.9) & (pl.col("odd_gap_us") > 5 * pl.col("even_gap_us")))
+    # Too few stamps for gaps to tell: 2n..2n+3 stamps for n tokens.
+    surplus = pl.col("stamps") - 2 * pl.col("trusted_tokens")
+    return _majority(gaps, surplus.is_between(0, 3).fill_null(False) & (pl.col("trusted_tokens") > 1))
+
+
+def _majority(frame: pl.DataFrame, vote: pl.Expr) -> bool:
+    share = frame.select(vote.fill_null(False).mean()).item()
+    return share is not None and share > 0.5
+
+
+def event_totals(events: TokenEvents, requests: Rows, layout: TokenLayout) -> EventTotals:
+    """Stamps and gaps of a run pooled over its completed requests, as stamped and per token."""
+    tokens = token_counts(events, requests, layout)
+    pooled = np.flatnonzero(trusted_lengths(requests)["completed"].to_numpy() & (tokens > 0))
+    stamps, tokens = events.counts[pooled], tokens[pooled]
+    stamped_us = stamps_at(events, pooled, stamps - 1) - stamps_at(events, pooled, np.zeros_like(stamps))
+    first = np.full_like(stamps, layout.leading_events * layout.stamps_per_token)
+    first_us = stamps_at(events, pooled, first)
+    token_us = stamps_at(events, pooled, first + (tokens - 1) * layout.stamps_per_token) - first_us
+    return EventTotals(
+        requests=len(pooled),
+        stamps=int(stamps.sum()),
+        tokens=int(tokens.sum()),
+        stamped_gap_us=_mean(stamped_us, stamps - 1),
+        token_gap_us=_mean(token_us, tokens - 1),
+    )
+
+
+def token_counts(events: TokenEvents, requests: Rows, layout: TokenLayout) -> NDArray[np.int64]:
+    """int64[n]: how many of a request's stamps are output tokens.
+
+    A token's first stamp is every ``stamps_per_token``-th one; the leading event and the closing
+    one of a completed stream are taken off, and nothing beyond a trusted length is a token.
+    """
+    if not layout.identified:
+        return np.zeros_like(events.counts)
+    lengths = trusted_lengths(requests).sort("request_index")
+    data_lines = -(-events.counts // layout.stamps_per_token)
+    trusted = lengths["trusted_tokens"].fill_null(np.iinfo(np.int64).max).to_numpy()
+    closing = np.where(lengths["completed"].to_numpy(), layout.closing_events, 0)
+    return np.asarray(np.maximum(0, np.minimum(trusted, data_lines - layout.leading_events - closing)))
+
+
+def insert_token_events(
+    connection: duckdb.DuckDBPyConnection, slug: str, events: TokenEvents, requests: Rows, layout: TokenLayout
+) -> None:
+    """Copy every stamp into the store, with what tells which of them are tokens."""
+    connection.register("runs_to_store", runs(events, token_counts(events, requests, layout)))
+    layout_of = {"stamps_per_token": layout.stamps_per_token, "leading_events": layout.leading_events}
+    connection.execute(queries.INSERT_STAMPS, {"slug": slug, **layout_of})
+    connection.unregister("runs_to_store")
+
+
+def _mean(total_us: NDArray[np.int64], gaps: NDArray[np.int64]) -> float | None:
+    return float(total_us.sum()) / float(gaps.sum()) if gaps.sum() else None
+
+
+# Reported statistic -> the true one it stands for.
+PAIRED_QUANTILES = {"p75": "p50", "p90": "p80", "p95": "p90", "p99": "p98", "p99.9": "p99.8", "max": "max"}
+
+
+def published(aggregates: pl.DataFrame, stage: int, metric: str, statistic: str) -> float | None:
+    """One published number (AGGREGATE_SCHEMA; stage -1 is the whole run), None if absent."""
+    values = aggregates.filter(
+        (pl.col("stage") == stage) & (pl.col("metric") == metric) & (pl.col("statistic") == statistic)
+    )["value"]
+    value = values[0] if len(values) else None
+    return None if value is None or not math.isfinite(value) else float(value)
+
+
+def is_paired(aggregates: pl.DataFrame, stage: int = -1, output_tokens: float | None = None) -> bool:
+    """Whether the reported ITL of a stage pools two stamps per token.
+
+    By shape: its median below 5 % of its p75, and its mean equal to the reported TPOT
+    within 1 %.  Failing that, by ``(E2E - TTFT) / (output_tokens - 1)`` above 1.5 times it.
+    """
+    median, p75 = (published(aggregates, stage, "itl_reported", s) for s in ("p50", "p75"))
+    mean, tpot = (published(aggregates, stage, metric, "mean") for metric in ("itl_reported", "tpot_reported"))
+    if median is not None and p75:
+        same_mean = mean is None or tpot is None or abs(tpot - mean) <= 0.01 * mean
+        return median < 0.05 * p75 and same_mean
+    true = true_mean_gap_us(aggregates, stage, output_tokens)
+    return mean is not None and true is not None and true > 1.5 * mean
+
+
+def true_mean_gap_us(aggregates: pl.DataFrame, stage: int, output_tokens: float | None) -> float | None:
+    """Mean gap between output tokens from published means: ``(E2E - TTFT) / (output_tokens - 1)``, us."""
+    e2e_us, ttft_us = (published(aggregates, stage, metric, "mean") for metric in ("e2e", "ttft"))
+    if e2e_us is None or ttft_us is None or output_tokens is None or output_tokens <= 1:
+        return None
+    return (e2e_us - ttft_us) / (output_tokens - 1)
+
+
+def published_itl(aggregates: pl.DataFrame, stage: int = -1, output_tokens: float | None = None) -> dict[str, float]:
+    """True ITL quantiles of a stage in us, by name (``p50``, ``p80``, ``p90``, ``p98``, ``p99.8``, ``max``).
+
+    ``aggregates``: AGGREGATE_SCHEMA; ``output_tokens``: the true decode length, needed only
+    to tell pairing where quantiles are missing.  Not paired: the published quantiles as they
+    are.  The mean is not among them, see ``true_mean_gap_us``.
+    """
+    rows = aggregates.filter((pl.col("stage") == stage) & (pl.col("metric") == "itl_reported"))
+    reported = {s: float(v) for s, v in rows.select("statistic", "value").iter_rows() if v is not None and s != "mean"}
+    if not is_paired(aggregates, stage, output_tokens):
+        return reported
+    return {true: reported[name] for name, true in PAIRED_QUANTILES.items() if name in reported}

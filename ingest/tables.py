@@ -1,0 +1,107 @@
+"""The shape of every table that is shown: titled, with typed columns.
+
+What a table holds stands here.  How it is written in a terminal, as CSV, Markdown, JSON or HTML stands in
+``validate/text``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Value = str | int | float | bool | None
+Tone = Literal["good", "bad", "caution", "heading"]
+
+# How the values of a column are written:
+Kind = Literal[
+    "value",  # by their own type
+    "text",  # words, flush left
+    "word",  # a word or two beside numbers, flush right
+    "count",  # an integer, 12,345
+    "ms",  # us, written as ms with two decimals
+    "ms_difference",  # the same with a sign
+    "ms_difference_brief",  # the same without decimals from 10 s on
+    "error",  # a fraction as a signed percentage
+    "share",  # a fraction as a percentage
+    "points",  # a fraction as a signed percentage without its sign
+    "points_plain",  # a fraction as a percentage without its sign
+    "points_fine",  # a fraction as signed percentage points with two decimals
+    "decimal",  # two decimals
+    "magnitude",  # two decimals, none from 1,000 on
+    "significant",  # seven significant digits
+    "rounded",  # four significant digits
+    "data",  # for programs: numbers in full
+    "real",  # the same, always with a decimal point
+]
+
+
+@dataclass(frozen=True)
+class Toned:
+    """A value with a meaning that colour shows; a sign or a word says it as well."""
+
+    value: Value
+    tone: Tone
+
+
+# A text stands for itself in a column of any kind.
+Cell = Value | Toned
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: its heading, and how its values are written.
+
+    ``wide``: shown only where a terminal has more than 80 columns; 1 is wanted most.  ``part``: where the whole table
+    is too wide, it is shown in parts; 0 stands in every part.  ``below``: where the terminal has 80 columns, the value
+    stands in a line below its row.
+    """
+
+    name: str
+    kind: Kind = "value"
+    wide: int = 0
+    part: int = 0
+    below: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """A row has one cell per column.
+
+    ``note``: how to read it.  ``bars``: the name of the column that is drawn as bars, if any.  ``cut``: the longest
+    texts are cut to the width there is.  ``header``: whether the names of the columns are shown.
+    """
+
+    title: str
+    columns: tuple[Column, ...]
+    rows: Sequence[Sequence[Cell]]
+    note: str = ""
+    bars: str = ""
+    cut: bool = False
+    header: bool = True
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the columns."""
+        return [column.name for column in self.columns]
+
+    def records(self) -> list[dict[str, Value]]:
+        """The rows by column name, without tones."""
+        return [dict(zip(self.names, map(plain, row), strict=True)) for row in self.rows]
+
+
+def plain(cell: Cell) -> Value:
+    """A cell without its tone."""
+    return cell.value if isinstance(cell, Toned) else cell
+
+
+def columns_named(*names: str, kind: Kind = "value") -> tuple[Column, ...]:
+    """Columns of one kind, by their names."""
+    return tuple(Column(name, kind) for name in names)
+
+
+def table_of(records: Iterable[Mapping[str, Value]], columns: Sequence[Column] = ()) -> Table:
+    """A table for programs: a row per record, its columns those of the first record unless they are given."""
+    rows = list(records)
+    shown = tuple(columns) or columns_named(*(rows[0] if rows else ()), kind="data")
+    return Table("", shown, [[row[column.name] for column in shown] for row in rows])

@@ -1,0 +1,286 @@
+"""The BLIS binary as a simulator: found, asked what it can do, run, read."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from blis_replay.blis.errors import ReleaseError
+from blis_replay.blis.releases.blackbox import blackbox_coefficients
+from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
+from blis_replay.ingest.errors import printable
+from blis_replay.ingest.recording import Recording
+from blis_replay.replay.blis_binary.differences import known_differences
+from blis_replay.replay.blis_binary.files import (
+    TRACE_FORMS,
+    BlisResults,
+    TraceForm,
+    output_lengths,
+    read_preemptions,
+    read_results,
+    write_trace,
+)
+from blis_replay.replay.errors import ReplayError
+from blis_replay.replay.plan import ReplayPlan
+from blis_replay.replay.simulator import Simulated, entry_of, model_of
+
+DEFAULT_TIMEOUT_S = 600.0
+_HELP_TIMEOUT_S = 30.0
+
+# Far beyond any recording (100 days); BLIS would stop at twice the last arrival.
+_HORIZON_US = 9_000_000_000_000
+# Without a block count from the server, as many as the embedded engine takes at most.
+_MANY_BLOCKS = 1_000_000
+_LAST_LINE_CHARACTERS = 200
+# A build of another generation says so in words like these; then the next form is tried.
+_FORM_REFUSED = re.compile(r"column|field|csv|header|time.?unit|trace.?version|pars|decod", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class BlisBuild:
+    """A BLIS binary and what its ``replay --help`` names.
+
+    ``flags``: with their dashes.  ``blackbox``: whether it still has that latency model.
+    """
+
+    path: Path
+    flags: frozenset[str]
+    blackbox: bool
+
+    def flag(self, *names: str) -> str:
+        """The first of these flags that the build has (newest name first), or the first of all."""
+        return next((name for name in names if name in self.flags), names[0])
+
+
+class BlisError(ReplayError):
+    """The BLIS binary is missing, cannot be run, failed, hung, or answered nonsense."""
+
+
+@dataclass(frozen=True)
+class BlisBinary:
+    """A BLIS build as a simulator.
+
+    ``release``: run as its ``blackbox`` model; ``own_model`` True: the build's own latency
+    model is run (``trained-physics`` in current ones) and the release only names it.
+    """
+
+    build: BlisBuild
+    release: CoefficientRelease
+    own_model: bool = False
+    timeout_s: float = DEFAULT_TIMEOUT_S
+    name: str = "blis"
+    reports_steps: bool = False
+
+    def entry_for(self, recording: Recording) -> ModelEntry | None:
+        """The release's entry, None for the build's own model; raises if the build cannot run it."""
+        if self.own_model:
+            return None
+        self.release.refuse_if_invalid()
+        entry = entry_of(self.release, recording)
+        _blackbox(self.build, self.release.name, entry)
+        return entry
+
+    def serve(self, recording: Recording, plan: ReplayPlan) -> Simulated:
+        """Replay the plan; raises ``ReplayError`` for whatever goes wrong with the binary."""
+        entry = self.entry_for(recording)
+        _refuse_engine(plan)
+        model = _own_model_flags(recording) if entry is None else _blackbox(self.build, self.release.name, entry)
+        flags = ["--model", model_of(recording).lower(), *model, *engine_flags(self.build, plan)]
+        results, preemptions, form = self._run(plan, flags)
+        post_request_us = int(entry.lifecycle.post_request_us) if entry else 0
+        return Simulated(
+            completed=results.completed,
+            ttft_us=results.ttft_us,
+            e2e_us=results.e2e_us + post_request_us * results.completed,
+            output_tokens=output_lengths(plan),
+            preemptions=preemptions,
+            differences=known_differences(plan, results, entry, preemptions, form),
+        )
+
+    def _run(self, plan: ReplayPlan, flags: list[str]) -> tuple[BlisResults, int | None, TraceForm]:
+        refused: BlisError | None = None
+        for form in TRACE_FORMS:
+            with tempfile.TemporaryDirectory(prefix="blis-replay-") as folder:
+                place = Path(folder)
+                write_trace(plan, form, place / "trace.yaml", place / "trace.csv")
+                try:
+                    run_blis(self.build.path, _arguments(self.build, place, flags), self.timeout_s)
+                except _FormRefusedError as error:
+                    refused = refused or error
+                    continue
+                results = read_results(place / "results.json", output_lengths(plan))
+                return results, read_preemptions(place / "metrics.json"), form
+        raise refused or BlisError(f"{self.build.path}: no trace form was tried")
+
+
+class _FormRefusedError(BlisError):
+    """The build failed and its words are about the form of the trace."""
+
+
+def find_build(path_text: str) -> BlisBuild:
+    """The build at a path (or of that name on the search path), with what its help names.
+
+    Raises ``BlisError`` if there is none, or it cannot be run, or it has no ``replay``.
+    """
+    found = shutil.which(path_text) if os.sep not in path_text else None
+    path = Path(found or path_text).absolute()
+    if not path.exists():
+        raise BlisError(f"{path_text}: no such BLIS binary; give its path with --blis-binary")
+    if not path.is_file() or not os.access(path, os.X_OK):
+        raise BlisError(f"{path_text}: is no executable file; give the BLIS binary with --blis-binary")
+    with tempfile.TemporaryFile() as output:
+        code = _wait(path, ["replay", "--help"], output.fileno(), output.fileno(), _HELP_TIMEOUT_S)
+        output.seek(0)
+        text = output.read(1 << 20).decode("utf-8", "replace")
+    if code != 0:
+        raise BlisError(f"{path_text}: `replay --help` {_ended(code)}: {_last_line(text)}; use a build that has it")
+    flags = frozenset(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", text))
+    if not {"--trace-header", "--trace-data"} <= flags:
+        raise BlisError(
+            f"{path_text}: its help names no --trace-header; use a BLIS build with `replay` (March 2026 on)"
+        )
+    has_blackbox = "blackbox" in text and {"--alpha-coeffs", "--beta-coeffs"} <= flags
+    return BlisBuild(path, flags, has_blackbox)
+
+
+def own_release(build: BlisBuild) -> CoefficientRelease:
+    """The build's own latency model in the place of a release; its hash is the binary's."""
+    with build.path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    summary = "The latency model that the BLIS build runs by itself."
+    return CoefficientRelease("blis-own-model", "valid", summary, "BLIS", "", digest, (), (), {}, {})
+
+
+def engine_flags(build: BlisBuild, plan: ReplayPlan) -> list[str]:
+    """The engine arguments of a plan as the build calls them.
+
+    vLLM reserves one of its blocks, BLIS none: it gets one less.  Raises ``BlisError`` for an
+    argument that the build does not know.
+    """
+    engine = plan.engine
+    blocks = _MANY_BLOCKS if engine.num_gpu_blocks is None else engine.num_gpu_blocks - 1
+    horizon_us = max([_HORIZON_US, *(2 * plan.trace.arrival_us[-1:]).tolist()])
+    flags: dict[str, int | str] = {
+        "--total-kv-blocks": blocks,
+        "--block-size-in-tokens": engine.block_size,
+        build.flag("--max-num-seqs", "--max-num-running-reqs"): engine.max_num_seqs,
+        build.flag("--max-num-batched-tokens", "--max-num-scheduled-tokens"): engine.max_num_batched_tokens,
+        "--horizon": horizon_us,
+    }
+    optional: dict[str, int | str] = {
+        "--max-model-len": engine.max_model_len,
+        "--long-prefill-token-threshold": engine.long_prefill_token_threshold,
+        "--cache-signal-delay": 0,
+        "--seed": 42,
+        "--log": "error",
+    }
+    if engine.long_prefill_token_threshold and "--long-prefill-token-threshold" not in build.flags:
+        raise BlisError(f"{build.path}: this BLIS build has no --long-prefill-token-threshold; use a newer build")
+    flags |= {name: value for name, value in optional.items() if name in build.flags}
+    return [word for name, value in flags.items() for word in (name, str(value))]
+
+
+def run_blis(path: Path, arguments: list[str], timeout_s: float) -> None:
+    """Run the binary in its own folder (it finds its data files there).
+
+    Raises ``BlisError`` if it cannot be started, ends with an error or not within the limit;
+    whatever it started is ended too.
+    """
+    with tempfile.TemporaryFile() as errors:
+        code = _wait(path, arguments, subprocess.DEVNULL, errors.fileno(), timeout_s)
+        if code == 0:
+            return
+        errors.seek(max(errors.seek(0, os.SEEK_END) - 4096, 0))
+        last_line = _last_line(errors.read().decode("utf-8", "replace"))
+    kind = _FormRefusedError if code > 0 and _FORM_REFUSED.search(last_line) else BlisError
+    raise kind(f"{path}: BLIS {_ended(code)}: {last_line}; run it by hand, or use another build")
+
+
+def _wait(path: Path, arguments: list[str], output: int, errors: int, timeout_s: float) -> int:
+    try:
+        process = subprocess.Popen(  # noqa: S603 (the binary that the user names, and no shell)
+            [str(path), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=errors,
+            cwd=path.parent,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise BlisError(
+            f"{path}: cannot be run ({error.strerror}); give a BLIS binary built for this machine"
+        ) from None
+    try:
+        return process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        raise BlisError(
+            f"{path}: BLIS did not end within {timeout_s:g} s and was stopped; raise --blis-timeout"
+        ) from None
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _arguments(build: BlisBuild, place: Path, flags: list[str]) -> list[str]:
+    files = ["--trace-header", place / "trace.yaml", "--trace-data", place / "trace.csv"]
+    files += ["--results-path", place / "results.json"]
+    if "--metrics-path" in build.flags:
+        files += ["--metrics-path", place / "metrics.json"]
+    return ["replay", *map(str, files), *flags]
+
+
+def _own_model_flags(recording: Recording) -> list[str]:
+    tensor_parallelism = recording.tensor_parallelism
+    tp = [] if tensor_parallelism is None else ["--tp", str(tensor_parallelism)]
+    return [*(["--hardware", recording.hardware] if recording.hardware else []), *tp]
+
+
+def _blackbox(build: BlisBuild, release: str, entry: ModelEntry) -> list[str]:
+    """The flags of a blackbox model; ``ReleaseError`` if it is none, or the build has none any more."""
+    try:
+        alpha, beta = blackbox_coefficients(entry)
+    except ReleaseError:
+        raise ReleaseError(
+            f"release {release} for {entry.model} is no blackbox model (it has a context term, a floor or regimes), "
+            "which no BLIS build runs; use --blis-model own, or --coefficients with a blackbox release"
+        ) from None
+    if not build.blackbox:
+        raise ReleaseError(
+            f"{build.path}: this BLIS build has no blackbox model and cannot run release {release}; use a build "
+            "from before 2026-04-23, or --blis-model own"
+        )
+    return [
+        "--latency-model",
+        "blackbox",
+        "--alpha-coeffs",
+        ",".join(f"{value:.15g}" for value in alpha),
+        "--beta-coeffs",
+        ",".join(f"{value:.15g}" for value in beta),
+    ]
+
+
+def _refuse_engine(plan: ReplayPlan) -> None:
+    engine = plan.engine
+    if plan.teacher_forced:
+        raise BlisError("observed times cannot be forced on BLIS; use --simulator embedded")
+    if engine.scheduling_policy != "fcfs":
+        raise BlisError("the server scheduled by priority, which is not passed on to BLIS; use --simulator embedded")
+    if not engine.enable_chunked_prefill:
+        raise BlisError("the server ran without chunked prefill, and BLIS always chunks; use --simulator embedded")
+
+
+def _ended(code: int) -> str:
+    return f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return printable(lines[-1])[:_LAST_LINE_CHARACTERS] if lines else "it said nothing"

@@ -1,0 +1,253 @@
+"""The files of BLIS: TraceV2 written for its replay, and its per-request results read."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+from blis_replay.blis.trace import NEVER_US, RequestTrace
+from blis_replay.compiled.arrays import Bools, Int64s
+from blis_replay.replay.errors import ReplayError
+from blis_replay.replay.plan import ReplayPlan
+
+# In the order that BLIS parses by position; the older builds know the first list only.
+COLUMNS_22 = (
+    "request_id",
+    "client_id",
+    "tenant_id",
+    "slo_class",
+    "session_id",
+    "round_index",
+    "prefix_group",
+    "streaming",
+    "input_tokens",
+    "output_tokens",
+    "text_tokens",
+    "image_tokens",
+    "audio_tokens",
+    "video_tokens",
+    "reason_ratio",
+    "arrival_time_us",
+    "send_time_us",
+    "first_chunk_time_us",
+    "last_chunk_time_us",
+    "num_chunks",
+    "status",
+    "error_message",
+)
+COLUMNS_27 = (
+    *COLUMNS_22[:7],
+    "prefix_length",
+    *COLUMNS_22[7:15],
+    "model",
+    "deadline_us",
+    "server_input_tokens",
+    *COLUMNS_22[15:],
+    "finish_reason",
+)
+
+_ZEROS = (
+    "round_index",
+    "image_tokens",
+    "audio_tokens",
+    "video_tokens",
+    "reason_ratio",
+    "first_chunk_time_us",
+    "last_chunk_time_us",
+    "num_chunks",
+)
+
+# A result of BLIS takes about 150 bytes; beyond this the file is something else.
+_LARGEST_BYTES_PER_REQUEST = 2_000
+_LATEST_US = 2**53
+
+
+@dataclass(frozen=True)
+class TraceForm:
+    """A generation of TraceV2: its version, its word for microseconds, its columns."""
+
+    version: int
+    time_unit: str
+    columns: tuple[str, ...]
+
+    @property
+    def has_prefixes(self) -> bool:
+        """Whether a row can say how long the prefix is that it shares, and when its client gives up."""
+        return "prefix_length" in self.columns
+
+
+# Current builds read the first as well as the second; the last is of early 2026.
+TRACE_FORMS = (
+    TraceForm(2, "microseconds", COLUMNS_27),
+    TraceForm(3, "us", COLUMNS_27),
+    TraceForm(2, "microseconds", COLUMNS_22),
+)
+
+
+@dataclass(frozen=True)
+class SharedPrefixes:
+    """Prefix sharing as TraceV2 can say it: each request is in one group at most.
+
+    ``group``: int64[n], -1 for none; ``length``: int64[n], the leading tokens that the
+    request shares with its group, a whole number of blocks and less than its prompt.
+    """
+
+    group: Int64s
+    length: Int64s
+
+
+@dataclass(frozen=True)
+class BlisResults:
+    """What BLIS answered: arrays in request order, 0 where it did not complete a request."""
+
+    completed: Bools
+    ttft_us: Int64s
+    e2e_us: Int64s
+
+
+def shared_prefixes(plan: ReplayPlan) -> SharedPrefixes:
+    """The groups of a plan, none if its engine has no prefix cache."""
+    if not plan.engine.enable_prefix_caching:
+        count = len(plan.trace)
+        return SharedPrefixes(np.full(count, -1, np.int64), np.zeros(count, np.int64))
+    return prefix_groups(plan.trace, plan.engine.block_size)
+
+
+def prefix_groups(trace: RequestTrace, block_size: int) -> SharedPrefixes:
+    """The groups of a trace: by block identities if there are some, else by the number of cached tokens.
+
+    The last token of a prompt is never shared: BLIS would compute nothing of a fully cached
+    prompt (blis-semantics 2.5), vLLM at least its last block.
+    """
+    most = (trace.prompt_tokens - 1) // block_size
+    if trace.block_keys is None:
+        blocks = np.minimum((trace.prompt_tokens - trace.prefill_tokens) // block_size, most)
+        return SharedPrefixes(np.where(blocks > 0, blocks, -1), blocks * block_size)
+    keys = trace.block_keys
+    # A key stands for all tokens up to its block, so how often it occurs is how many share them.
+    rows = [keys.keys[s : s + min(c, m)] for s, c, m in zip(keys.start, keys.count, most, strict=True)]
+    seen = np.bincount(np.concatenate(rows)) if any(len(row) for row in rows) else np.zeros(1, np.int64)
+    blocks = np.array([int((seen[row] > 1).sum()) for row in rows], np.int64)
+    last = [int(row[b - 1]) if b else -1 for row, b in zip(rows, blocks, strict=True)]
+    return SharedPrefixes(np.array(last, np.int64), blocks * block_size)
+
+
+def output_lengths(plan: ReplayPlan) -> Int64s:
+    """int64[n]: output tokens of each request, ended where the engine's context ends, as vLLM does."""
+    room = np.maximum(plan.engine.max_model_len - plan.trace.prompt_tokens, 1)
+    return np.minimum(plan.trace.output_tokens, room)
+
+
+def write_trace(plan: ReplayPlan, form: TraceForm, header: Path, data: Path) -> None:
+    """Write the requests of a plan as TraceV2; times count from the plan's zero."""
+    rows = trace_rows(plan.trace, shared_prefixes(plan), output_lengths(plan), form)
+    write_rows(form, {"mode": "generated"}, rows, header, data)
+
+
+def write_rows(
+    form: TraceForm, fields: Mapping[str, object], rows: Iterable[Mapping[str, object]], header: Path, data: Path
+) -> None:
+    """Write a TraceV2 header with ``fields`` beside those that all have, and its table; lacking cells are empty."""
+    head = {"trace_version": form.version, "time_unit": form.time_unit, "warm_up_requests": 0, **fields}
+    header.write_text(yaml.safe_dump(head, sort_keys=False), "utf-8")
+    with data.open("w", encoding="utf-8", newline="") as file:
+        table = csv.DictWriter(file, form.columns, restval="", extrasaction="ignore", lineterminator="\n")
+        table.writeheader()
+        table.writerows(rows)
+
+
+def trace_rows(
+    trace: RequestTrace, prefixes: SharedPrefixes, lengths: Int64s, form: TraceForm
+) -> Iterator[dict[str, object]]:
+    """A row a request, as one that nobody has served yet."""
+    zeros: dict[str, object] = dict.fromkeys(_ZEROS, 0)
+    for i in range(len(trace)):
+        shared = int(prefixes.length[i]) if form.has_prefixes else 0
+        prompt, abort_us, arrival_us = int(trace.prompt_tokens[i]), int(trace.abort_us[i]), int(trace.arrival_us[i])
+        yield zeros | {
+            "request_id": i,
+            "prefix_group": f"prefix-{prefixes.group[i]}" if shared else "",
+            "prefix_length": shared,
+            "streaming": "true",
+            "input_tokens": prompt - shared,
+            "output_tokens": int(lengths[i]),
+            "text_tokens": prompt - shared,
+            "deadline_us": 0 if abort_us == NEVER_US else max(abort_us, arrival_us),
+            "server_input_tokens": prompt,
+            "arrival_time_us": arrival_us,
+            "send_time_us": arrival_us,
+            "status": "ok",
+        }
+
+
+def read_results(path: Path, lengths: Int64s) -> BlisResults:
+    """The results file of a replay of ``len(lengths)`` requests with these output lengths.
+
+    Raises ``ReplayError``, one line with the place, for anything that is no sound answer to
+    the trace: no array of results, a request that was not asked for or twice, a time that
+    is negative or runs backwards, another output length than asked for.
+    """
+    count = len(lengths)
+    answer = BlisResults(np.zeros(count, np.bool_), np.zeros(count, np.int64), np.zeros(count, np.int64))
+    for place, item in enumerate(_array(path, count)):
+        where = f"the results of BLIS, item {place}"
+        if not isinstance(item, dict):
+            raise ReplayError(f"{where}: is no object; use a BLIS build that writes SimResult JSON")
+        request = _whole(item, "request_id", where)
+        ttft_us, e2e_us = _whole(item, "ttft_us", where), _whole(item, "e2e_us", where)
+        if request >= count or answer.completed[request]:
+            problem = "was answered already" if request < count else f"was not asked for ({count} requests)"
+            raise ReplayError(f"{where}: request {request} {problem}; use another BLIS build")
+        if ttft_us > e2e_us:
+            raise ReplayError(f"{where}: the first token comes after the last; use another BLIS build")
+        if "output_tokens" in item and _whole(item, "output_tokens", where) != lengths[request]:
+            raise ReplayError(
+                f"{where}: {item['output_tokens']} output tokens where {lengths[request]} were asked for; "
+                "check max_model_len, or use another BLIS build"
+            )
+        answer.completed[request], answer.ttft_us[request], answer.e2e_us[request] = True, ttft_us, e2e_us
+    return answer
+
+
+def read_preemptions(path: Path) -> int | None:
+    """The preemption count of a metrics file, None if there is none to be read."""
+    try:
+        if path.stat().st_size > 1 << 28:
+            return None
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    count = document.get("preemption_count") if isinstance(document, dict) else None
+    return count if isinstance(count, int) and not isinstance(count, bool) else None
+
+
+def _array(path: Path, count: int) -> list[object]:
+    try:
+        if path.stat().st_size > _LARGEST_BYTES_PER_REQUEST * (count + 100):
+            raise ReplayError("the results of BLIS are far too large for the trace; use another BLIS build")
+        document = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ReplayError(
+            f"BLIS ended without an error but wrote no results ({error.strerror}); use a build that has `replay`"
+        ) from None
+    except (ValueError, RecursionError):
+        raise ReplayError("the results of BLIS are no JSON; use a build that writes SimResult JSON") from None
+    if not isinstance(document, list):
+        raise ReplayError("the results of BLIS are no array; use a build that writes SimResult JSON")
+    return document
+
+
+def _whole(item: dict[object, object], name: str, where: str) -> int:
+    """A field that is a whole number from 0 on; BLIS writes some times as 123.0."""
+    value = item.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < _LATEST_US:
+        raise ReplayError(f"{where}: field {name} is no number from 0 on; use another BLIS build")
+    if value != int(value):
+        raise ReplayError(f"{where}: field {name} is {value}, not whole; use another BLIS build")
+    return int(value)

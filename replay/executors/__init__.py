@@ -1,0 +1,4 @@
+"""Many replays on one machine or several.
+
+May import: replay.errors.
+"""

@@ -1,0 +1,227 @@
+"""The step cycles that a server really had, by the time of the run, for teacher forcing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import polars as pl
+
+from blis_replay.blis.latency.models import ObservedCycles
+from blis_replay.compiled.arrays import Bools, Floats, Int64s
+from blis_replay.ingest.recording import NOT_KNOWN, Recording
+from blis_replay.ingest.rows import Rows, no_rows
+from blis_replay.ingest.steps.records import is_asynchronous
+from blis_replay.ingest.steps.timeline import StepAnchors, step_anchors
+from blis_replay.replay.errors import ReplayError
+
+JOURNEYS, SPANS, CLIENT_ONLY = "journeys", "durations of llm_request spans", "client latencies only"
+
+
+@dataclass(frozen=True)
+class ServerStamps:
+    """Stamps of requests that succeeded, float64[n] in request order, us from the experiment's zero; nan: not recorded.
+
+    ``arrived_us``: at the API server.  ``queued_us``, ``scheduled_us`` (first), ``first_token_us`` and
+    ``finished_us`` are the engine's.  ``steps_waited``: calls of ``schedule()`` from queueing up to the one that
+    admitted it, 1 if the first did.  ``source``: JOURNEYS, SPANS or CLIENT_ONLY.
+    """
+
+    arrived_us: Floats
+    queued_us: Floats
+    scheduled_us: Floats
+    first_token_us: Floats
+    finished_us: Floats
+    steps_waited: Floats
+    source: str
+
+
+def server_stamps(recording: Recording) -> ServerStamps:
+    """The server's stamps: of its journeys, else laid out from the durations that its spans carry."""
+    requests = recording.requests
+    ok = (requests["status"] == "ok").to_numpy()
+    journeys = recording.lifecycles.frame().drop_nulls("request_index")
+    if journeys.height:
+        own = requests.select("request_index").join(
+            journeys.unique("request_index", keep="none"), on="request_index", how="left", maintain_order="left"
+        )
+        return _stamps(own, ok, JOURNEYS)
+    if requests["prefill_us"].null_count() < requests.height:
+        return _stamps(_of_durations(requests), ok, SPANS)
+    nothing = np.full(requests.height, np.nan)
+    return ServerStamps(nothing, nothing, nothing, nothing, nothing, nothing, CLIENT_ONLY)
+
+
+def _stamps(own: pl.DataFrame, ok: Bools, source: str) -> ServerStamps:
+    def of(expression: pl.Expr) -> Floats:
+        values = own.select(expression.cast(pl.Float64).fill_null(np.nan)).to_series().to_numpy()
+        return np.where(ok, values, np.nan)
+
+    return ServerStamps(
+        arrived_us=of(pl.col("arrived_us")),
+        queued_us=of(pl.col("queued_us")),
+        scheduled_us=of(pl.col("scheduled_us")),
+        first_token_us=of(pl.col("first_token_us")),
+        finished_us=of(pl.col("finished_us")),
+        steps_waited=of(pl.col("scheduled_step") - pl.col("queued_step")),
+        source=source,
+    )
+
+
+def _of_durations(requests: Rows) -> pl.DataFrame:
+    """A span has no stamp between arrival and end: its durations are laid back to back before the first token.
+
+    So the way of a token to the client counts as time before the queue.
+    """
+    nothing = pl.lit(None, pl.Float64)
+    first_token = pl.col("arrival_us") + pl.col("ttft_us")
+    scheduled = first_token - pl.col("prefill_us")
+    return requests.select(
+        arrived_us=nothing,
+        queued_us=scheduled - pl.col("queue_us"),
+        scheduled_us=scheduled,
+        first_token_us=first_token,
+        finished_us=first_token + pl.col("decode_us"),
+        scheduled_step=nothing,
+        queued_step=nothing,
+    )
+
+
+# Fewer say little about a run.
+_FEWEST_ANCHORS = 20
+_FEWEST_REQUESTS = 20
+# The cost of schedule() is a few hundred us, of which no step makes ten.
+_WAKE_PARTS = 10
+# At a few requests in flight a second holds some 50 to 150 steps, and tens of requests cross it.
+_BIN_US = 1_000_000
+_MOST_BINS = 20_000
+# How much a difference between the speeds of two seconds in a row counts beside a token of a request that is
+# not accounted for: little, so that it only decides where no request tells.
+_SMOOTH_STEPS = 0.3
+
+
+def observed_cycles(recording: Recording) -> tuple[ObservedCycles, str]:
+    """Step cycles by time, and in words what they rest on.
+
+    From step records or journey events that carry a step: the time between two anchors, less what the
+    server stood idle, over the steps between them.  Without them, from the latencies of single
+    requests: the steps a second with which each request got its tokens between its first and last.
+    Raises ``ReplayError`` if the recording has neither.
+    """
+    anchors = placed_anchors(recording).frame
+    if len(anchors) >= _FEWEST_ANCHORS:
+        return _between(anchors, recording), f"recorded: {len(anchors):,} anchors of the step clock"
+    rows = recording.requests.where("status = 'ok' AND output_tokens > 1 AND e2e_us > ttft_us").frame()
+    if len(rows) < _FEWEST_REQUESTS:
+        raise ReplayError(
+            f"{recording.alias}: step cycles were not recorded, and {len(rows)} requests with their latencies do not "
+            "tell them; record steps (vLLM --otlp-traces-endpoint) or per-request latencies"
+        )
+    return _from_latencies(rows), f"recorded: solved from the decode times of {len(rows):,} requests, second by second"
+
+
+def placed_anchors(recording: Recording) -> StepAnchors:
+    """The recorded starts of steps; none if their clock is not tied to that of the requests."""
+    anchors = step_anchors(recording)
+    loose = any(clock.name == "step" and clock.placed == NOT_KNOWN for clock in recording.clocks)
+    return replace(anchors, rows=no_rows(anchors.rows.schema)) if loose else anchors
+
+
+def _between(anchors: pl.DataFrame, recording: Recording) -> ObservedCycles:
+    start_us = anchors["start_us"].to_numpy().astype(np.float64)
+    steps = np.diff(anchors["step_id"].to_numpy())
+    idle_us = np.diff(_idle_until(*in_engine(recording, server_stamps(recording)), start_us))
+    usable = (steps > 0) & (idle_us == 0)
+    # When exactly a server fell idle is known less well than when it was busy.
+    if usable.sum() < _FEWEST_ANCHORS:
+        usable = steps > 0
+    cycle_us = np.rint((np.diff(start_us) - idle_us) / np.maximum(steps, 1))
+    latest = np.maximum.accumulate(np.where(usable, np.arange(len(steps)), int(np.argmax(usable))))
+    cycles = np.maximum(cycle_us[latest], 1).astype(np.int64)
+    begins = start_us[:-1].astype(np.int64)
+    if is_asynchronous(recording):
+        begins, cycles, usable, idle_us = _one_at_a_wake(begins, cycles, usable, idle_us)
+    return ObservedCycles(begins, cycles, usable & (idle_us == 0))
+
+
+def _one_at_a_wake(
+    from_us: Int64s, cycle_us: Int64s, usable: Bools, idle_us: Floats
+) -> tuple[Int64s, Int64s, Bools, Floats]:
+    """The anchors without those from which the next step was scheduled at once.
+
+    A server that schedules asynchronously and was idle has room for two batches: nothing ran between
+    the two calls, so their distance is no cycle and counts with the one that follows.
+    """
+    wake = np.flatnonzero(usable & (cycle_us * _WAKE_PARTS < np.median(cycle_us[usable])))
+    wake = wake[wake + 1 < len(cycle_us)]
+    from_us, cycle_us = from_us.copy(), cycle_us.copy()
+    cycle_us[wake + 1] += from_us[wake + 1] - from_us[wake]
+    from_us[wake + 1] = from_us[wake]
+    return np.delete(from_us, wake), np.delete(cycle_us, wake), np.delete(usable, wake), np.delete(idle_us, wake)
+
+
+def in_engine(recording: Recording, stamps: ServerStamps) -> tuple[Floats, Floats]:
+    """From when to when (us) each request was in the engine, by its stamps; else, in flight for the client."""
+    sent = recording.requests.select("arrival_us", end=pl.col("arrival_us") + pl.col("e2e_us")).cast(pl.Float64)
+    begin_us, end_us = (sent[name].fill_null(np.nan).to_numpy() for name in ("arrival_us", "end"))
+    begin_us = np.where(np.isnan(stamps.queued_us), begin_us, stamps.queued_us)
+    end_us = np.where(np.isnan(stamps.finished_us), end_us, stamps.finished_us)
+    known = ~np.isnan(begin_us + end_us)
+    order = np.argsort(begin_us[known], kind="stable")
+    return begin_us[known][order], end_us[known][order]
+
+
+def _idle_until(begin_us: Floats, end_us: Floats, at_us: Floats) -> Floats:
+    """float64: how long, up to each time, no request was there."""
+    gap_us = np.maximum(begin_us[1:] - np.maximum.accumulate(end_us)[:-1], 0) if len(end_us) else end_us
+    gap_end_us, gap_us = begin_us[1:][gap_us > 0], gap_us[gap_us > 0]
+    if not len(gap_us):
+        return np.zeros(len(at_us))
+    gap_start_us = gap_end_us - gap_us
+    passed = np.searchsorted(gap_start_us, at_us, side="right")
+    before = np.concatenate([[0.0], np.cumsum(gap_us)])
+    last = np.maximum(passed - 1, 0)
+    within = np.where(passed > 0, np.minimum(at_us - gap_start_us[last], gap_us[last]), 0.0)
+    return np.asarray(before[last] + within, np.float64)
+
+
+def _from_latencies(rows: pl.DataFrame) -> ObservedCycles:
+    """Steps a second in each bin such that every request has output tokens - 1 steps between first and last.
+
+    Linear least squares over all requests: what overlaps a bin for a time gets so much of its steps.
+    """
+    from scipy.sparse.linalg import spsolve  # heavy, and only this needs it
+
+    first_us = (rows["arrival_us"] + rows["ttft_us"]).to_numpy()
+    last_us = (rows["arrival_us"] + rows["e2e_us"]).to_numpy()
+    steps = rows["output_tokens"].to_numpy().astype(np.float64) - 1
+    origin_us = int(first_us.min())
+    width_us = max(_BIN_US, -(-(int(last_us.max()) - origin_us) // _MOST_BINS))
+    bins = int((last_us.max() - origin_us) // width_us) + 1
+    overlap = _overlap(first_us - origin_us, last_us - origin_us, width_us, bins)
+    normal = overlap.T @ overlap + _SMOOTH_STEPS**2 * _curvature(bins)
+    speed = np.asarray(spsolve(normal.tocsc(), overlap.T @ steps), np.float64)  # steps in a bin
+    usual = steps.sum() * width_us / float((last_us - first_us).sum())
+    cycle_us = np.rint(width_us / np.maximum(speed, usual / 20))
+    return ObservedCycles(origin_us + width_us * np.arange(bins, dtype=np.int64), cycle_us.astype(np.int64))
+
+
+def _overlap(first_us: Int64s, last_us: Int64s, width_us: int, bins: int):  # type: ignore[no-untyped-def]  # scipy has no types
+    """Sparse requests x bins: which share of each bin a request decoded."""
+    from scipy.sparse import coo_matrix
+
+    begin, end = first_us // width_us, last_us // width_us
+    count = end - begin + 1
+    request = np.repeat(np.arange(len(begin)), count)
+    place = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count) + np.repeat(begin, count)
+    low = np.maximum(place * width_us, first_us[request])
+    high = np.minimum((place + 1) * width_us, last_us[request])
+    return coo_matrix(((high - low) / width_us, (request, place)), shape=(len(begin), bins)).tocsr()
+
+
+def _curvature(bins: int):  # type: ignore[no-untyped-def]  # scipy has no types
+    """D^T D of first differences, and a trace of the identity so that one bin alone can be solved."""
+    from scipy.sparse import diags, identity
+
+    difference = diags([-np.ones(bins - 1), np.ones(bins - 1)], [0, 1], shape=(max(bins - 1, 1), bins))
+    return difference.T @ difference + 1e-9 * identity(bins)

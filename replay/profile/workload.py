@@ -1,0 +1,203 @@
+"""Arrivals as the load profile of a recording declares them: what a simulator would be given without a trace.
+
+Request i of what is generated stands for request i of the recording, and as many are sent in each stage as
+were recorded, so that a replay can be compared request by request.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from blis_replay.blis.trace import BlockKeys
+from blis_replay.compiled.arrays import Int64s
+from blis_replay.ingest.recording import PUBLISHED, LoadProfile, Recording, SharedPrefix, Stage
+from blis_replay.replay.errors import ReplayError, argument_not_known
+
+SEED = 42
+_PROCESSES = ("constant", "poisson")
+_MOST_KEYS = 1 << 28
+# 30 years: a rate or pause beyond that is a slip, and times would leave int64 soon.
+_LONGEST_US = 1e15
+
+
+def declared_profile(recording: Recording) -> LoadProfile:
+    """The load profile of a recording; raises ``ReplayError`` if it has none."""
+    if recording.load_profile is None:
+        raise ReplayError(
+            f"{recording.alias}: no load profile is recorded, so no requests can be generated from it; ingest the "
+            "recording with its profile.yaml or results/config.yaml"
+        )
+    return recording.load_profile
+
+
+def declared_model_len(recording: Recording) -> int:
+    """``max_model_len``, which bounds what a conversation can grow to; ``ReplayError`` if it is not known."""
+    if "max_model_len" not in recording.engine:
+        raise argument_not_known(recording.slug, "max_model_len")
+    return int(recording.engine["max_model_len"].value)
+
+
+def refuse_too_many_keys(recording: Recording, keys: int) -> None:
+    """Raise ``ReplayError`` for more block identities than fit in 1 GB."""
+    if keys > _MOST_KEYS:
+        raise ReplayError(
+            f"{recording.alias}: the prompts of the load profile have {keys:,} different blocks, more than "
+            f"{_MOST_KEYS:,}; use prefix=recorded"
+        )
+
+
+def refuse_decades(recording: Recording, profile: LoadProfile, length_us: float) -> None:
+    """Raise ``ReplayError`` for a load that takes longer than 30 years."""
+    if not length_us < _LONGEST_US:
+        raise ReplayError(f"{recording.alias}: the stages of {profile.source} last for decades; mend their rates")
+
+
+def profile_arrivals(recording: Recording) -> tuple[Int64s, str]:
+    """int64[n] us: arrivals as declared, and in words how they differ from those that were recorded.
+
+    ``constant``: equal gaps at the rate of the stage; ``poisson``: a Poisson process over the stage that
+    gives as many requests (seeded).  A stage begins when the time of the one before and the declared pause are
+    over.  Raises ``ReplayError`` without a profile, stages or a known process.
+    """
+    profile = declared_profile(recording)
+    if not profile.stages:
+        raise ReplayError(f"{recording.alias}: {profile.source} declares no load stages; use arrivals=recorded")
+    if profile.arrivals not in _PROCESSES:
+        raise ReplayError(
+            f"{recording.alias}: {profile.source} declares {profile.arrivals or 'no'} arrivals; only "
+            f"{' and '.join(_PROCESSES)} ones can be generated, use arrivals=recorded"
+        )
+    counts = stage_counts(recording, profile.stages)
+    lengths_us = (
+        max(s.duration_us, n * 1e6 / s.rate_per_s) for s, n in zip(profile.stages, counts.tolist(), strict=True)
+    )
+    refuse_decades(recording, profile, sum(lengths_us) + len(counts) * profile.stage_gap_us)
+    random = np.random.default_rng(SEED)
+    parts, start_us = [], 0
+    for stage, count in zip(profile.stages, counts.tolist(), strict=True):
+        length_us = count * 1e6 / stage.rate_per_s
+        share = np.arange(count) / max(count, 1) if profile.arrivals == "constant" else np.sort(random.random(count))
+        parts.append(start_us + np.floor(share * length_us).astype(np.int64))
+        start_us += stage.duration_us + profile.stage_gap_us
+    # A stage with more requests than it declares runs into the next one.
+    arrival_us = np.sort(np.concatenate(parts), kind="stable")
+    return arrival_us - arrival_us[0], _basis(recording, profile, counts)
+
+
+def stage_counts(recording: Recording, stages: tuple[Stage, ...]) -> Int64s:
+    """int64[stages]: requests to send in each; as many as recorded, which are dealt out as declared if that is not."""
+    recorded, n = recording.requests["stage"], recording.requests.height
+    numbers = [stage.stage for stage in stages]
+    if recorded.null_count() == 0 and recorded.is_in(numbers).all():
+        return np.array([int((recorded == number).sum()) for number in numbers], np.int64)
+    # Of the largest, so that no product is too large for a float.
+    most = max(stage.rate_per_s for stage in stages)
+    declared = np.cumsum([stage.rate_per_s / most * stage.duration_us for stage in stages])
+    counts: Int64s = np.diff(np.rint(declared / declared[-1] * n).astype(np.int64), prepend=0)
+    return counts
+
+
+def _basis(recording: Recording, profile: LoadProfile, counts: Int64s) -> str:
+    rates = " and ".join(f"{stage.rate_per_s:g}" for stage in profile.stages)
+    text = f"{profile.arrivals} at {rates} requests/s as {profile.source} declares"
+    if len(profile.stages) > 1:
+        text += f", {profile.stage_gap_us / 1e6:g} s between stages"
+    asked = [f"{stage.rate_per_s * stage.duration_us / 1e6:.0f}" for stage in profile.stages]
+    sent = [f"{count}" for count in counts.tolist()]
+    if asked != sent:
+        text += f"; {' and '.join(sent)} requests a stage as recorded, not the {' and '.join(asked)} declared"
+    return f"{text}; {_effective(recording)}"
+
+
+def _effective(recording: Recording) -> str:
+    """How requests really arrived: the variation of their gaps within stages, and the pauses between those."""
+    requests = recording.requests.select("stage", "arrival_us")
+    stages = [of_stage["arrival_us"].to_numpy() for of_stage in requests.partition_by("stage", maintain_order=True)]
+    gaps = [np.diff(arrivals) for arrivals in stages if len(arrivals) > 2]
+    if not gaps:
+        return "too few were recorded to tell how they really came"
+    word = "reconstructed" if recording.ground_truth == PUBLISHED else "recorded"
+    variation = np.mean([gap.std() / max(gap.mean(), 1.0) for gap in gaps])
+    pauses = ", ".join(f"{(b[0] - a[-1]) / 1e6:.1f}" for a, b in pairwise(stages))
+    apart = f", stages {pauses} s apart" if pauses else ""
+    return f"{word} gaps vary by {variation:.2f} of their mean (constant 0, Poisson 1){apart}"
+
+
+_TURNS, _TURN_GAP_US = 5, 500_000
+
+
+@dataclass(frozen=True)
+class BlisSpec:
+    """int64[n] each, in order of arrival, and in words what arrivals and lengths are.
+
+    ``conversation``: numbered from 0, whose turns repeat what was said before.
+    """
+
+    arrival_us: Int64s
+    prompt_tokens: Int64s
+    output_tokens: Int64s
+    conversation: Int64s
+    arrival_basis: str
+    length_basis: str
+
+
+def blis_spec(recording: Recording) -> BlisSpec:
+    """As many requests as the recording has, expanded from its profile as BLIS does (seeded).
+
+    Clients that share the rate equally and are Poisson each are one Poisson process together.  A prompt
+    is the question, after all questions and answers before it, without the system prompt; as much of it
+    as fits ``max_model_len`` beside the answer.  Raises ``ReplayError`` without a profile with stages and
+    shared-prefix prompts.
+    """
+    profile = declared_profile(recording)
+    workload, n = profile.shared_prefix, recording.requests.height
+    if not profile.stages or workload is None:
+        raise ReplayError(
+            f"{recording.alias}: {profile.source} declares no stages of shared-prefix prompts, which is what BLIS "
+            "expands; use --replay exact"
+        )
+    duration_us = sum(stage.duration_us for stage in profile.stages)
+    per_us = sum(stage.rate_per_s * stage.duration_us for stage in profile.stages) / 1e6 / duration_us
+    refuse_decades(recording, profile, n / per_us if per_us else np.inf)
+    turns = _TURNS if profile.multi_turn else 1
+    conversation, turn = np.repeat(np.arange(n), turns), np.tile(np.arange(turns), n)
+    first_us = np.cumsum(np.random.default_rng(SEED).exponential(1 / per_us, n))
+    sent_us = first_us[conversation] + turn * (_TURN_GAP_US + workload.output_tokens)
+    order = np.argsort(sent_us, kind="stable")[:n]
+    arrival_us = np.floor(sent_us[order]).astype(np.int64)
+    prompts, length_basis = _prompts(recording, workload, turn[order])
+    at_once = f", {turns} turns each at once, so {turns * per_us * 1e6:g} requests/s" if turns > 1 else ""
+    arrival_basis = f"{profile.source} as BLIS expands it: {per_us * 1e6:g} arrivals/s throughout{at_once}"
+    return BlisSpec(
+        arrival_us - arrival_us[0],
+        prompts,
+        np.full(n, workload.output_tokens, np.int64),
+        np.unique(conversation[order], return_inverse=True)[1],
+        arrival_basis,
+        length_basis,
+    )
+
+
+def blis_blocks(recording: Recording, prompts: Int64s) -> tuple[BlockKeys, str]:
+    """Block identities of prompts of these lengths (int64[n]): turns share what was said before, nobody else does."""
+    spec, block = blis_spec(recording), int(recording.engine["block_size"].value)
+    count = (prompts + spec.output_tokens) // block
+    length = int(count.max(initial=0))
+    different = (int(spec.conversation.max(initial=-1)) + 1) * length
+    refuse_too_many_keys(recording, different)
+    keys = BlockKeys(spec.conversation * length, count, np.arange(different, dtype=np.int32), block)
+    return keys, "own prompts for every arrival, shared by its turns"
+
+
+def _prompts(recording: Recording, workload: SharedPrefix, turn: Int64s) -> tuple[Int64s, str]:
+    prompts = workload.question_tokens + turn * (workload.question_tokens + workload.output_tokens)
+    room = max(declared_model_len(recording) - workload.output_tokens, 1)
+    too_long = int((prompts > room).sum())
+    basis = f"{workload.output_tokens}, prompts of {workload.question_tokens}, the next turn's after all before it"
+    if too_long:
+        basis += f"; {too_long} prompts cut to fit max_model_len"
+    prompts = np.minimum(prompts, room)
+    return prompts, f"{basis}; {prompts.mean():,.0f} prompt tokens a request"

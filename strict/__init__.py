@@ -1,0 +1,4 @@
+"""Documents of others and of users, read strictly.
+
+May import: nothing.
+"""

@@ -1,0 +1,334 @@
+"""From YAML to frozen types, and back: one strict way for every document that is read.
+
+A type says what may stand in a document: its fields, kinds (tagged unions of ``msgspec``), ranges (``msgspec.Meta``)
+and units (``Unit``).  What does not fit is refused in one line: which document, which field, what was expected there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, NoReturn, TypeVar, cast
+
+import msgspec
+import yaml
+from msgspec import Meta, inspect
+from yaml.constructor import ConstructorError
+
+T = TypeVar("T")
+
+# What PyYAML raises over a text that is no YAML: its constructors pass on any error of tagged or overlong scalars.
+YAML_ERRORS = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError, OverflowError)
+
+
+class FieldError(ValueError):
+    """What a ``__post_init__`` refuses: ``field`` of its own type, the problem, and the remedy."""
+
+    def __init__(self, field: str, problem: str, remedy: str) -> None:
+        super().__init__(f"field {field}: {problem}; {remedy}")
+        self.field, self.problem, self.remedy = field, problem, remedy
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A number with a unit: ``factors`` by unit, ``base`` the factor of the number read, ``written`` the unit written.
+
+    ``to_whole``: times are whole nanoseconds, whatever unit they are in.
+    """
+
+    factors: Mapping[str, int]
+    base: int
+    written: str
+    to_whole: bool = False
+
+    def number(self, value: object, place: str) -> float:
+        """The number that ``12.5 us`` stands for; raises ``FieldError``."""
+        match = isinstance(value, str) and _QUANTITY.fullmatch(value)
+        if not match or not (match[2] or match[3] == "%"):
+            raise FieldError(place, f"is {shown(value)}, and not a number with a unit", f"write e.g. {self.example}")
+        if match[3] not in self.factors:
+            raise FieldError(place, f"has the unknown unit {match[3]!r}", f"use one of {', '.join(self.factors)}")
+        scaled = float(match[1]) * self.factors[match[3]]
+        return (round(scaled) if self.to_whole else scaled) / self.base
+
+    def text(self, number: float) -> str:
+        """The quantity as it is written."""
+        return f"{number * self.base / self.factors[self.written]:.10g} {self.written}"
+
+    @property
+    def example(self) -> str:
+        """A quantity in this unit."""
+        return f"'12.5 {self.written}'"
+
+
+_QUANTITY = re.compile(r"\s*([-+]?[0-9]{1,30}(?:\.[0-9]{1,30})?(?:[eE][-+]?[0-9]{1,2})?)(\s*)([^\s0-9.]\S*)\s*")
+_NS = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
+_TIME = {"unit": Unit(_NS, 1_000, "us", to_whole=True)}
+_TIME_PER_TOKEN = {"unit": Unit({f"{unit}/token": ns for unit, ns in _NS.items()}, 1_000, "us/token", to_whole=True)}
+PERCENT = {"unit": Unit({"%": 1}, 100, "%")}
+_ELEVEN_DAYS_US = 1e12
+_BEYOND_SENSE = 1e15
+
+# Numbers and texts of documents; a time is in us, a percentage a fraction.
+Number = Annotated[float, Meta(ge=-_BEYOND_SENSE, le=_BEYOND_SENSE)]
+Text = Annotated[str, Meta(pattern=r"\S")]
+Time = Annotated[float, Meta(ge=-_ELEVEN_DAYS_US, le=_ELEVEN_DAYS_US, extra=_TIME)]
+NonNegativeTime = Annotated[float, Meta(ge=0, le=_ELEVEN_DAYS_US, extra=_TIME)]
+TimePerToken = Annotated[float, Meta(ge=-_ELEVEN_DAYS_US, le=_ELEVEN_DAYS_US, extra=_TIME_PER_TOKEN)]
+BytesPerS = Annotated[float, Meta(gt=0, extra={"unit": Unit({"GB/s": 10**9, "TB/s": 10**12}, 1, "GB/s")})]
+FlopsPerS = Annotated[float, Meta(gt=0, extra={"unit": Unit({"TFLOP/s": 10**12, "PFLOP/s": 10**15}, 1, "TFLOP/s")})]
+Percentage = Annotated[float, Meta(ge=0, lt=1e4, extra=PERCENT)]
+
+
+_MOST_NESTED = 100
+
+
+def load_yaml(text: str | bytes) -> object:
+    """What a YAML text holds, by the safe loader; raises one of ``YAML_ERRORS``.
+
+    Aliases and merge keys can expand without bound, and of two equal keys one would be lost: they are not read.
+    """
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        # The parser in C recurses without a limit of its own.
+        if depth > _MOST_NESTED or isinstance(event, yaml.AliasEvent):
+            problem = "aliases (*name) are not read" if depth <= _MOST_NESTED else "it is nested too deeply"
+            raise ConstructorError(None, None, problem, event.start_mark)  # type: ignore[arg-type]  # a mark of the other parser
+    return yaml.load(text, Loader=_Loader)  # noqa: S506 - a safe loader
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # mypy does not know what it finds
+    def construct_mapping(self, node: yaml.Node, deep: bool = False) -> dict[Any, Any]:
+        if not isinstance(node, yaml.MappingNode):
+            raise ConstructorError(None, None, "expected a mapping", node.start_mark)
+        mapping: dict[Any, Any] = {}
+        for key_node, value_node in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                raise ConstructorError(None, None, "merge keys (<<) are not read", key_node.start_mark)
+            key = self.construct_object(key_node, deep=True)
+            if key in mapping:
+                raise ConstructorError(None, None, f"the key {shown(key)} stands there twice", key_node.start_mark)
+            mapping[key] = self.construct_object(value_node, deep)
+        return mapping
+
+
+def yaml_problem(error: BaseException) -> tuple[str, str]:
+    """Of one of ``YAML_ERRORS``: ``line 12``, empty if that is not known, and what is wrong, on one line."""
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None) or str(error) or type(error).__name__
+    return "" if mark is None else f"line {mark.line + 1}", " ".join(str(problem).split())[:120]
+
+
+def read_yaml(text: str, kind: type[T], origin: str, what: str, error: type[Exception]) -> T:
+    """The ``kind`` that a YAML text describes.
+
+    ``origin`` names the text and ``what`` says what it is (``a release``), in errors of type ``error``; with an empty
+    ``what``, fields that the type does not have are read over.
+    """
+    return read_values(yaml_values(text, origin, error), kind, origin, what, error)
+
+
+def yaml_values(text: str, origin: str, error: type[Exception], load: Callable[[str], object] = load_yaml) -> object:
+    """What a YAML text holds; raises ``error`` naming the text and the line."""
+    try:
+        return load(text)
+    except YAML_ERRORS as problem:
+        line, says = yaml_problem(problem)
+        raise error(f"{origin}{line and ', '}{line}: not YAML ({says}); correct or replace the file") from None
+
+
+def read_values(values: object, kind: type[T], origin: str, what: str, error: type[Exception], at: str = "") -> T:
+    """The ``kind`` that parsed values describe; ``at``: the field of the document that holds them."""
+    info = _info(cast(Hashable, kind))
+    try:
+        values = _prepared(info, values, at, what)
+        try:
+            return msgspec.convert(values, kind)
+        except msgspec.ValidationError as problem:
+            _refuse(problem, kind, info, values, at)
+    except FieldError as problem:
+        place = f", field {problem.field}" if problem.field else ""
+        raise error(f"{origin}{place}: {problem.problem}; {problem.remedy}") from None
+    except UnicodeEncodeError:
+        raise error(f"{origin}: has half a character (a lone surrogate); correct its texts") from None
+
+
+def document_of(value: Any, kind: Any = None) -> Any:
+    """The plain values that ``read_values`` reads ``value`` from, in the order of its fields; None is left out."""
+    info = _info(cast(Hashable, type(value))) if kind is None else kind
+    if isinstance(info, inspect.UnionType):
+        info = next((one for one in info.types if getattr(one, "cls", None) is type(value)), info.types[0])
+    if isinstance(info, inspect.Metadata):
+        return (info.extra or {})["unit"].text(value)
+    if isinstance(info, inspect.StructType | inspect.DataclassType):
+        given = ((field, getattr(value, field.name)) for field in info.fields)
+        tag = {info.tag_field: info.tag} if isinstance(info, inspect.StructType) and info.tag_field else {}
+        return tag | {field.encode_name: document_of(item, field.type) for field, item in given if item is not None}
+    if isinstance(info, inspect.DictType):
+        return {key: document_of(item, info.value_type) for key, item in value.items()}
+    if isinstance(info, inspect.VarTupleType):
+        return [document_of(item, info.item_type) for item in value]
+    return list(value) if isinstance(value, tuple) else value
+
+
+def shown(value: object) -> str:
+    """The beginning of a value that could not be used, for an error."""
+    if isinstance(value, dict | list):
+        return "key: value pairs" if isinstance(value, dict) else f"a list of {len(value)}"
+    try:
+        text = repr(value)
+    except ValueError:  # Python prints no integer of more than 4,300 digits
+        return "a number of thousands of digits"
+    if value is None or isinstance(value, bool):
+        return "empty" if value is None else str(value).lower()
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+@cache
+def _info(kind: Hashable) -> inspect.Type:
+    return inspect.type_info(kind)
+
+
+_MAPPINGS = (inspect.StructType, inspect.DataclassType, inspect.DictType)
+_LISTS = (inspect.VarTupleType, inspect.TupleType, inspect.ListType)
+
+
+def _prepared(info: inspect.Type, value: Any, place: str, what: str) -> Any:
+    """The value with numbers for quantities, without what is null and may be absent; refuses unknown fields."""
+    info = _meant(info, value)
+    if isinstance(info, inspect.Metadata):
+        return (info.extra or {})["unit"].number(value, place)
+    if isinstance(info, _MAPPINGS) and isinstance(value, dict):
+        if not all(isinstance(key, str) for key in value):
+            raise FieldError(place, "has a key that is not text", "put it in quotes")
+        fields = {field.encode_name: field for field in getattr(info, "fields", ())}
+        names = [*fields, *_tags([info])]
+        if isinstance(info, inspect.DictType):
+            names = list(info.key_type.values if isinstance(info.key_type, inspect.LiteralType) else value)
+        for key in value:
+            if what and key not in names:
+                raise FieldError(_joined(place, key), f"is not a field of {what}", _nearest(key, names))
+        if isinstance(info, inspect.DictType):
+            return {key: _prepared(info.value_type, item, _joined(place, key), what) for key, item in value.items()}
+        prepared: dict[str, Any] = {}
+        for key, item in value.items():
+            if key not in fields:
+                prepared |= {key: item} if key in names else {}
+            elif item is not None or fields[key].required:
+                prepared[key] = _prepared(fields[key].type, item, _joined(place, key), what)
+        return prepared
+    if isinstance(info, inspect.VarTupleType) and isinstance(value, list):
+        return [_prepared(info.item_type, item, f"{place}[{i}]", what) for i, item in enumerate(value)]
+    return value
+
+
+def _meant(info: inspect.Type, value: object) -> inspect.Type:
+    """The member of a union that a value is meant as, the union itself if its tag names none."""
+    if not isinstance(info, inspect.UnionType):
+        return info
+    members: list[Any] = [one for one in info.types if not isinstance(one, (*_MAPPINGS, *_LISTS, inspect.NoneType))]
+    if isinstance(value, dict | list):
+        kinds = _MAPPINGS if isinstance(value, dict) else _LISTS
+        members = [one for one in info.types if isinstance(one, kinds)]
+        if isinstance(value, dict) and (tagged := _tags(members)):
+            members = [one for one in members if value.get(*tagged) == one.tag]
+    return members[0] if len(members) == 1 else info
+
+
+def _tags(members: Iterable[Any]) -> dict[str, tuple[str, ...]]:
+    """The field that says which kind it is, and the kinds; empty where there are none."""
+    tagged = [one for one in members if isinstance(one, inspect.StructType) and one.tag_field]
+    return {tagged[0].tag_field: tuple(str(one.tag) for one in tagged)} if tagged and tagged[0].tag_field else {}
+
+
+def _joined(place: str, name: str) -> str:
+    return f"{place}.{name}" if place else name
+
+
+def _nearest(name: str, names: list[str]) -> str:
+    from difflib import get_close_matches  # only a mistake needs it
+
+    near = get_close_matches(name, names, 1)
+    return f"did you mean {near[0]}?" if near else f"remove it, or use one of {', '.join(names)}"
+
+
+def _refuse(error: msgspec.ValidationError, kind: Any, info: Any, values: Any, place: str) -> NoReturn:
+    """Say what ``msgspec`` refuses in the words of the document; its paths leave out the keys of mappings."""
+    message, _, path = str(error).partition(" - at `$")
+    value = values
+    for name, index in re.findall(r"\.([^.\[`]+)|\[(\d+|\.\.\.)\]", path):
+        info = _meant(info, value)
+        if index == "...":
+            name = _failing_key(value, kind, values, str(error))
+        if index and index != "...":
+            item = info.item_types[int(index)] if isinstance(info, inspect.TupleType) else info.item_type
+            info, value, place = item, value[int(index)], f"{place}[{index}]"
+        else:
+            info, value, place = _field(info, name), value.get(name), _joined(place, name)
+    if message.startswith("Object missing required field"):
+        name = message.split("`")[1]
+        raise FieldError(_joined(place, name), "is missing", f"add {_expected(_field(_meant(info, value), name))}")
+    cause = error.__cause__
+    if isinstance(cause, FieldError):
+        raise FieldError(_joined(place, cause.field), cause.problem, cause.remedy)
+    if cause is not None:
+        problem, _, remedy = str(cause).partition("; ")
+        raise FieldError(place, problem, remedy or "correct it")
+    given = (info.extra or {})["unit"].text(value) if isinstance(info, inspect.Metadata) else shown(value)
+    raise FieldError(place, f"is {given}", f"write {_expected(info, value)}")
+
+
+def _failing_key(mapping: dict[str, Any], kind: Any, values: Any, message: str) -> str:
+    """The key of a mapping (in ``values``) whose value alone gives the same error."""
+    for key, item in list(mapping.items()):
+        mapping.clear()
+        mapping[key] = item
+        try:
+            msgspec.convert(values, kind)
+        except msgspec.ValidationError as error:
+            if str(error) == message:
+                return key
+    raise AssertionError("a mapping is refused and no key of it is")
+
+
+def _field(info: Any, name: str) -> Any:
+    """The type of a field; of the field that names the kind, its kinds."""
+    if isinstance(info, inspect.DictType):
+        return info.value_type
+    types = {field.encode_name: field.type for field in getattr(info, "fields", ())}
+    return types[name] if name in types else inspect.LiteralType(_tags(getattr(info, "types", [info]))[name])
+
+
+def _expected(info: Any, value: object = None) -> str:
+    """What may stand where a type is wanted; of a number that is none, bounds beyond all sense are not told."""
+    if isinstance(info, inspect.Metadata):
+        unit: Unit = (info.extra or {})["unit"]
+        return f"a number with a unit{_range(info.type, unit.text)}, such as {unit.example}"
+    if isinstance(info, inspect.UnionType):
+        one_of = (_expected(one, value) for one in info.types if not isinstance(one, inspect.NoneType))
+        return " or ".join(dict.fromkeys(one_of))
+    if isinstance(info, inspect.LiteralType):
+        return f"{'one of ' if len(info.values) > 1 else ''}{', '.join(map(str, info.values))}"
+    if isinstance(info, inspect.IntType | inspect.FloatType):
+        number, show = ("a whole number", "{:,}") if isinstance(info, inspect.IntType) else ("a number", "{:,g}")
+        bounded = type(value) in (int, float) or (info.le or 0) < _BEYOND_SENSE
+        return number + (_range(info, show.format) if bounded else "")
+    if isinstance(info, inspect.VarTupleType):
+        return f"a list{' of at least one' if info.min_length else ''}, each {_expected(info.item_type)}"
+    if isinstance(info, inspect.TupleType):
+        return f"a list of {len(info.item_types)}, each {_expected(info.item_types[0])}"
+    if isinstance(info, inspect.StrType):
+        return "text"
+    return "true or false" if isinstance(info, inspect.BoolType) else "key: value pairs"
+
+
+def _range(info: Any, show: Callable[[float], str]) -> str:
+    low, high = info.ge if info.gt is None else info.gt, info.le if info.lt is None else info.lt
+    if high is None:
+        return "" if low is None else f" above {show(low)}" if info.gt is not None else f" from {show(low)} on"
+    if info.gt is not None:
+        return f" above {show(low)} and {'at most' if info.lt is None else 'below'} {show(high)}"
+    return f"{'' if low is None else f' from {show(low)}'} to {'' if info.lt is None else 'below '}{show(high)}"

@@ -1,0 +1,112 @@
+"""Rows behind a query: the same whether a frame, a table or SQL has them, in their order and types."""
+
+from __future__ import annotations
+
+import pickle
+
+import polars as pl
+import pytest
+from builders import in_database
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blis_replay.ingest import rows as ingest_rows
+from blis_replay.ingest.rows import Rows, Scratch, no_rows, query, rows_of, whole_groups
+
+SCHEMA = {"key": pl.Int64, "name": pl.String, "row": pl.Int64}
+VALUES = st.lists(st.tuples(st.none() | st.integers(-5, 5), st.none() | st.sampled_from("abc")), max_size=40)
+
+
+def framed(values: list[tuple[int | None, str | None]]) -> pl.DataFrame:
+    return pl.DataFrame([(*pair, row) for row, pair in enumerate(values)], schema=SCHEMA, orient="row")
+
+
+def both(frame: pl.DataFrame) -> list[Rows]:
+    return [rows_of(frame), in_database(frame, 3)]
+
+
+@settings(max_examples=25, deadline=None)
+@given(VALUES, st.integers(1, 7))
+def test_rows_are_those_of_the_frame_in_their_order(values: list, batch_rows: int) -> None:
+    frame = framed(values)
+    for rows in both(frame):
+        assert (rows.height, rows.is_empty()) == (len(values), not values)
+        assert rows.frame().equals(frame)
+        assert rows["row"].equals(frame["row"])
+        assert pl.concat(rows.batches(["row", "key"], batch_rows)).equals(frame.select("row", "key"))
+        assert rows.only(["name"]).frame().equals(frame.select("name"))
+        assert rows.where("key > $least", least=1).frame().equals(frame.filter(pl.col("key") > 1))
+        twice = frame.select(pl.col("key") * 2, row=pl.col("row") // 3)
+        assert rows.select(pl.col("key") * 2, row=pl.col("row") // 3).equals(twice)
+        with rows.reader() as reader:
+            assert pl.DataFrame(reader.read_all()).cast(SCHEMA).equals(frame)
+
+
+@settings(max_examples=25, deadline=None)
+@given(VALUES, st.integers(1, 7))
+def test_ordering_is_stable_and_groups_are_not_cut(values: list, batch_rows: int) -> None:
+    frame = framed(values)
+    expected = frame.drop_nulls("key").sort("key", maintain_order=True)
+    for rows in both(frame):
+        ordered = rows.where("key IS NOT NULL").ordered("key")
+        assert ordered.frame().equals(expected)
+        groups = list(whole_groups(ordered.batches(rows=batch_rows), "key"))
+        assert pl.concat(groups).equals(expected)
+        keys = [key for group in groups for key in group["key"].unique().to_list()]
+        assert len(keys) == len(set(keys))
+
+
+def test_values_that_two_queries_call_alike_stay_apart() -> None:
+    rows = rows_of(framed([(1, "a"), (2, "b"), (3, "c")]))
+    assert rows.where("key > $it", it=1).where("name <> $it", it="c")["row"].to_list() == [1]
+
+
+def test_a_query_joins_rows_wherever_they_are() -> None:
+    here, there = rows_of(framed([(1, "a"), (2, "b")])), in_database(framed([(2, "x"), (1, "y")]), 1)
+    joined = "SELECT a.name || b.name AS name FROM a JOIN b USING (key) ORDER BY key"
+    for tables in ({"a": here, "b": there}, {"a": in_database(here.frame(), 1), "b": there}):
+        assert query(joined, {"name": pl.String}, **tables)["name"].to_list() == ["ay", "bx"]
+
+
+def test_types_are_those_of_the_schema_wherever_rows_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names by number have other numbers in other frames; texts are what they have in common."""
+    for memory_bytes in (0, 1 << 30):
+        monkeypatch.setattr(ingest_rows, "MEMORY_BYTES", memory_bytes)
+        writer = Scratch().writer({"name": pl.Enum("xyz")})
+        for names in ("xy", "yz"):
+            writer.add(pl.DataFrame({"name": list(names)}, schema={"name": pl.Enum(names)}).cast(pl.String))
+        rows = writer.done()
+        assert (rows.held is None) == (memory_bytes == 0)
+        assert rows.frame().equals(pl.DataFrame({"name": list("xyyz")}, schema={"name": pl.Enum("xyz")}))
+
+
+def test_once_memory_is_full_rows_are_in_the_database_and_later_there_is_room_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rows of 16 bytes, 100 at a time: two frames have 3,200 bytes, and a third does not go into 4,000."""
+    monkeypatch.setattr(ingest_rows, "MEMORY_BYTES", 4_000)
+    scratch, frame = Scratch(), pl.DataFrame({"a": range(100), "b": range(100)})
+
+    def written(frames: int) -> Rows:
+        writer = scratch.writer(frame.schema)
+        for _ in range(frames):
+            writer.add(frame)
+        return writer.done()
+
+    few, more = written(2), written(1)
+    assert few.held is not None and more.held is None
+    assert more.frame().equals(frame)
+    del few
+    assert written(2).held is not None
+
+
+def test_rows_of_a_scratch_database_go_to_another_process_as_a_frame() -> None:
+    frame = framed([(1, "a"), (None, None)])
+    for rows in both(frame):
+        assert pickle.loads(pickle.dumps(rows)).frame().equals(frame)  # noqa: S301 (our own)
+
+
+def test_no_rows_have_their_columns() -> None:
+    rows = no_rows(SCHEMA)
+    assert rows.frame().schema == rows.ordered("key").frame().schema == SCHEMA
+    assert [batch.columns for batch in rows.ordered("key").batches(["row"])] == [["row"]]

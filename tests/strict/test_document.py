@@ -1,0 +1,159 @@
+"""Reading documents strictly: what is refused, and how it is said."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Meta, Struct
+
+from blis_replay.strict.document import (
+    YAML_ERRORS,
+    FieldError,
+    Number,
+    Percentage,
+    Text,
+    Time,
+    document_of,
+    load_yaml,
+    read_values,
+    read_yaml,
+    yaml_problem,
+)
+
+
+class Refused(Exception):
+    pass
+
+
+class Circle(Struct, frozen=True, tag_field="shape", tag="circle"):
+    radius: Annotated[float, Meta(gt=0, le=9)]
+
+
+class Box(Struct, frozen=True, tag_field="shape", tag="box", rename={"sides_us": "sides"}):
+    sides_us: tuple[Time, ...]
+    note: Text | None = None
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A pair that must be in order."""
+
+    first: int
+    last: int = 9
+
+    def __post_init__(self) -> None:
+        if self.first > self.last:
+            raise FieldError("first", "is above last", "exchange them")
+
+
+class Drawing(Struct, frozen=True):
+    shapes: dict[str, Circle | Box]
+    owners: tuple[Owner, ...] = ()
+    share: Percentage = 0.5
+    weights: dict[Literal["light", "heavy"], Number] = {}
+
+
+SOUND = """
+shapes:
+  sun: {shape: circle, radius: 2}
+  house.front: {shape: box, sides: [12.5 ms, 3 us]}
+owners: [{first: 1}]
+share: 10 %
+weights: {light: 1}
+"""
+
+
+def read(text: str) -> Drawing:
+    return read_yaml(text, Drawing, "mine.yaml", "a drawing", ValueError)
+
+
+def test_a_document_becomes_its_type_and_is_written_again() -> None:
+    """12.5 ms are 12,500 us, 10 % are 0.1; what is None is not written."""
+    drawing = read(SOUND)
+    shapes = {"sun": Circle(2.0), "house.front": Box((12_500.0, 3.0))}
+    assert drawing == Drawing(shapes, (Owner(1),), 0.1, {"light": 1.0})
+    written = document_of(drawing)
+    assert written["shapes"]["house.front"] == {"shape": "box", "sides": ["12500 us", "3 us"]}
+    assert read_values(written, Drawing, "x", "a drawing", ValueError) == drawing
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ("sun:", "sun: &s", ", line 4: not YAML (aliases"),
+        ("share: 10 %", "share: 10 %\nshare: 20 %", "line 7: not YAML (the key 'share' stands there twice)"),
+        ("share: 10 %", "<<: {share: 10 %}", "line 6: not YAML (merge keys (<<) are not read)"),
+        ("share: 10 %", "share: " + "[" * 5000, "line 6: not YAML (it is nested too deeply)"),
+        ("share: 10 %", "share: !!python/name:os.system", "line 6: not YAML (could not determine a constructor"),
+        ("share: 10 %", "shares: 10 %", ", field shares: is not a field of a drawing; did you mean share?"),
+        ("share: 10 %", "3: 4", ": has a key that is not text; put it in quotes"),
+        ("share: 10 %", "share: 10", "field share: is 10, and not a number with a unit; write e.g. '12.5 %'"),
+        ("share: 10 %", "share: -10 %", "field share: is -10 %; write a number with a unit from 0 %"),
+        ("3 us", "3 weeks", "field shapes.house.front.sides[1]: has the unknown unit 'weeks'; use one of ns, us"),
+        ("3 us", "1e9 s", "shapes.house.front.sides[1]: is 1e+15 us; write a number with a unit from -1e+12 us"),
+        ("radius: 2", "radius: 0", "field shapes.sun.radius: is 0; write a number above 0 and at most 9"),
+        ("radius: 2", "radius: .nan", "field shapes.sun.radius: is nan; write a number above 0 and at most 9"),
+        ("radius: 2", "radius: .inf", "field shapes.sun.radius: is inf; write a number above 0 and at most 9"),
+        ("radius: 2", "radius: true", "field shapes.sun.radius: is true; write a number above 0"),
+        (", radius: 2", "", "field shapes.sun.radius: is missing; add a number above 0 and at most 9"),
+        ("shape: circle", "shape: ring", "field shapes.sun.shape: is 'ring'; write one of circle, box"),
+        ("shape: circle, ", "", "field shapes.sun.shape: is missing; add one of circle, box"),
+        ("{first: 1}", "{first: 10}", "field owners[0].first: is above last; exchange them"),
+        ("{first: 1}", "{first: 1.0}", "field owners[0].first: is 1.0; write a whole number"),
+        ("{first: 1}", "7", "field owners[0]: is 7; write key: value pairs"),
+        ("light: 1", "lihgt: 1", "field weights.lihgt: is not a field of a drawing; did you mean light?"),
+        ("light: 1", "light: 1.0e+16", "field weights.light: is 1e+16; write a number from -1e+15 to 1e+15"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_place(old: str, new: str, complaint: str) -> None:
+    changed = SOUND.replace(old, new, 1)
+    assert changed != SOUND
+    if old == "sun:":
+        changed = changed.replace("{shape: box", "*s #", 1)
+    with pytest.raises(ValueError, match=r"^mine\.yaml") as refused:
+        read(changed)
+    assert complaint in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_null_stands_for_what_may_be_absent() -> None:
+    assert read(SOUND.replace("share: 10 %", "share: null")).share == 0.5
+    with pytest.raises(ValueError, match="field shapes: is empty; write key: value pairs"):
+        read("shapes: null")
+
+
+def test_further_fields_are_read_over_where_a_document_is_of_others() -> None:
+    given = {"shapes": {"sun": {"shape": "circle", "radius": 1, "colour": "red"}}, "frame": 3}
+    assert read_values(given, Drawing, "x", "", ValueError).shapes == {"sun": Circle(1.0)}
+
+
+JUNK: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from(["3 us", "5 %", "circle"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["shapes", "shape", "sides", "radius", "first"]) | st.text(), inner, max_size=3
+        )
+    ),
+    max_leaves=8,
+)
+
+
+@given(JUNK, JUNK, st.sampled_from(["shapes", "owners", "share", "weights"]))
+def test_nothing_that_stands_there_crashes_the_reader(junk: Any, other: Any, field: str) -> None:
+    for values in (junk, {"shapes": {"a": other, "b": junk}}, {"shapes": {}, field: junk}):
+        with suppress(Refused):
+            read_values(values, Drawing, "x", "a drawing", Refused)
+
+
+@given(st.text() | st.binary())
+def test_no_text_crashes_the_loader(text: str | bytes) -> None:
+    try:
+        load_yaml(text)
+    except YAML_ERRORS as error:
+        assert "\n" not in "".join(yaml_problem(error))

@@ -1,0 +1,71 @@
+"""One answer in every form."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from blis_replay.ingest.tables import Column, Table, Toned, columns_named, table_of
+from blis_replay.validate.text.answer import Answer, Block, Line, csv, frame, html, markdown, page_json
+
+RECORDS = [
+    {"name": "a|b", "count": 1200, "error": -0.0125, "reason": None},
+    {"name": "<c>", "count": None, "error": 0.5, "reason": "no steps"},
+]
+COLUMNS = (Column("name", "text"), Column("count", "count"), Column("error", "error"), Column("reason", "word"))
+
+
+def test_a_column_says_how_its_values_are_written() -> None:
+    """Counts with commas, fractions in percent with a sign, nothing as ``-``; texts flush left, all else right."""
+    table = Table("errors", COLUMNS, [list(record.values()) for record in RECORDS], note="per run")
+    assert str(Answer([table], {})).splitlines() == [
+        "errors:",
+        "(per run)",
+        "name  count    error    reason",
+        "----  -----  -------  --------",
+        "a|b   1,200   -1.2 %         -",
+        "<c>       -  +50.0 %  no steps",
+    ]
+
+
+def test_rows_for_programs_are_numbers_in_full() -> None:
+    rows = table_of(RECORDS)
+    assert csv(rows) == "name,count,error,reason\na|b,1200,-0.0125,\n<c>,,0.5,no steps\n"
+    assert [str(dtype) for dtype in frame(rows).dtypes] == ["String", "Int64", "Float64", "String"]
+    assert rows.records() == RECORDS
+
+
+def test_integers_beside_floats_are_floats() -> None:
+    assert csv(Table("", columns_named("x", kind="data"), [[1], [0.5]])) == "x\n1.0\n0.5\n"
+    assert csv(Table("", columns_named("x", kind="real"), [[1]])) == "x\n1.0\n"
+
+
+def test_markdown_has_six_digits_and_escapes() -> None:
+    rows = table_of([{"name": "a|b", "x": 1 / 3, "y": None}])
+    assert markdown(rows).splitlines() == ["| name | x | y |", "| --- | --- | --- |", "| a\\|b | 0.333333 |  |"]
+
+
+def test_html_escapes_and_draws_bars() -> None:
+    """The longest bar is the whole of its cell."""
+    table = Table("<t>", COLUMNS[:2], [["<a>", 1], ["b", 2]], bars="count")
+    shown = html(table)
+    assert "<caption>&lt;t&gt;</caption>" in shown
+    assert '<th scope="row">&lt;a&gt;</th><td>1</td>' in shown
+    assert "width: 50.0%" in shown and "width: 100.0%" in shown
+
+
+def test_without_rows_the_document_is_the_only_row() -> None:
+    answer = Answer(["done"], {"file": "x.yaml", "models": ["a", "b"]})
+    assert csv(answer.table) == "file,models\nx.yaml,a; b\n"
+    assert json.loads(page_json(answer.document)) == answer.document
+
+
+def test_what_is_no_number_is_no_json() -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        page_json({"x": float("nan")})
+
+
+def test_a_block_without_parts_is_left_out() -> None:
+    page = ["first", Block([], "missing"), Block(["- one", Line("- two", mark=Toned("two", "bad"))], "listed")]
+    assert str(Answer(page, {})) == "first\n\nlisted:\n- one\n- two"

@@ -1,0 +1,131 @@
+"""The same requests with other engine arguments, against hand calculation."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+from blis_runs import release_of, small_recording
+
+from blis_replay.blis.latency.models import LatencyModel, Lifecycle
+from blis_replay.ingest.recording import Recording
+from blis_replay.ingest.rows import rows_of
+from blis_replay.replay.executors.local import pool_map
+from blis_replay.replay.mode import EngineOverrides
+from blis_replay.validate.engine_arguments import WhatIfPoint, _point, grid, what_if, whatif_answer
+from blis_replay.validate.errors import NothingToJudgeError
+
+# Every step takes 10 ms, and nothing is added.
+RELEASE = release_of(LatencyModel("blackbox", 10_000_000, 0, 0), Lifecycle())
+
+
+def two_at_once() -> Recording:
+    """Two requests at 0 with 100 prompt tokens and 5 output tokens each, a synchronous server of 128 places."""
+    recording = small_recording(2, num_gpu_blocks=21)
+    frame = recording.requests.frame().with_columns(arrival_us=0 * recording.requests["arrival_us"])
+    return type(recording)(**{**vars(recording), "requests": rows_of(frame)})
+
+
+def values_of(*overrides: tuple[str, int | bool]) -> dict[str, float | None]:
+    (point,) = what_if(two_at_once(), RELEASE, [overrides], executor="serial").points
+    assert point.values is not None
+    return point.values
+
+
+def test_one_place_serves_one_after_the_other() -> None:
+    """Five steps of 10 ms each: together both end at 50 ms, one after the other at 50 and 100 ms.
+
+    The second then waits 50 of 100 ms: half a request on average.  A request needs 7 blocks of 16
+    for 104 tokens, of 20.
+    """
+    found = what_if(two_at_once(), RELEASE, [(("max_num_seqs", 1),)], executor="serial")
+    together, (one,) = found.recorded.values, found.points
+    assert together is not None
+    assert one.values is not None
+    assert [together["e2e_mean_ms"], one.values["e2e_mean_ms"]] == [50, 75]
+    assert [together["ttft_mean_ms"], one.values["ttft_mean_ms"]] == [10, 35]
+    assert [together["requests_per_s"], one.values["requests_per_s"]] == pytest.approx([40, 20])
+    assert [together["output_tokens_per_s"], one.values["output_tokens_per_s"]] == pytest.approx([200, 100])
+    assert [together["running"], one.values["running"]] == pytest.approx([2, 1])
+    assert [together["waiting"], one.values["waiting"]] == pytest.approx([0, 0.5])
+    assert [together["kv_peak"], one.values["kv_peak"]] == pytest.approx([14 / 20, 7 / 20])
+
+
+def test_a_smaller_memory_preempts() -> None:
+    """Prompts take 7 blocks of 16 each, and 110 + 5 - 1 > 112 tokens an eighth: 15 are needed of 14."""
+    recording = two_at_once()
+    longer = recording.requests.frame().with_columns(prompt_tokens=10 + recording.requests["prompt_tokens"])
+    recording = type(recording)(**{**vars(recording), "requests": rows_of(longer)})
+    found = what_if(recording, RELEASE, [(("num_gpu_blocks", 15),)], executor="serial")
+    assert found.recorded.values is not None
+    assert found.points[0].values is not None
+    assert (found.recorded.values["preemptions"], found.points[0].values["preemptions"]) == (0, 1)
+    assert found.points[0].values["kv_peak"] == 1
+
+
+def test_outputs_that_no_longer_fit_are_counted() -> None:
+    """102 tokens leave 2 of the 5 output tokens."""
+    values = values_of(("max_model_len", 102))
+    assert (values["completed"], values["cut_short"], values["e2e_mean_ms"]) == (2, 2, 20)
+
+
+def test_unbound_memory_has_no_peak() -> None:
+    found = what_if(small_recording(2), RELEASE, [(("max_num_seqs", 1),)], executor="serial")
+    assert found.recorded.values is not None
+    assert found.recorded.values["kv_peak"] is None
+
+
+def test_a_grid_is_every_combination_the_last_running_fastest() -> None:
+    changes = grid((("async_scheduling", True),), {"max_num_seqs": [1, 2], "block_size": [16, 32]})
+    assert changes == [
+        (("async_scheduling", True), ("max_num_seqs", seqs), ("block_size", block))
+        for seqs in (1, 2)
+        for block in (16, 32)
+    ]
+    assert grid((("max_num_seqs", 1),), {}) == [(("max_num_seqs", 1),)]
+
+
+def unservable_and_servable() -> list[EngineOverrides]:
+    """100 prompt tokens do not fit into 100, and 7 blocks not into 6."""
+    return [(("max_model_len", 100),), (("num_gpu_blocks", 7),), (("max_num_seqs", 4096),), (("max_num_seqs", 2),)]
+
+
+def test_a_point_that_cannot_be_served_is_named_with_its_reason() -> None:
+    found = what_if(two_at_once(), RELEASE, unservable_and_servable(), executor="serial")
+    *without, served = found.points
+    assert [point.values for point in without] == [None] * 3
+    reasons = [str(point.reason) for point in without]
+    assert "a prompt of 100 tokens leaves no room in max_model_len 100" in reasons[0]
+    assert "needs 7 KV blocks and the engine has 6" in reasons[1]
+    assert "max_num_batched_tokens (2048) is below max_num_seqs (4096)" in reasons[2]
+    assert served.values == found.recorded.values
+    text = " ".join(str(whatif_answer(found)).split())
+    assert "cannot be served with max_model_len=100: request 0: a prompt of 100 tokens" in text
+
+
+def test_if_nothing_can_be_served_there_is_nothing_to_judge() -> None:
+    with pytest.raises(NothingToJudgeError, match=r"some-test: nothing could be simulated: request 0: a prompt of 100"):
+        what_if(two_at_once(), RELEASE, unservable_and_servable()[:2], executor="serial")
+
+
+@pytest.mark.slow
+def test_workers_answer_as_this_process_does() -> None:
+    work, jobs = partial(_point, two_at_once(), RELEASE), unservable_and_servable()
+    assert pool_map(work, jobs, 2, None) == [work(job) for job in jobs]
+
+
+def test_tables_fit_the_terminal_and_say_what_was_observed() -> None:
+    many = [(("max_num_seqs", seqs), ("max_num_batched_tokens", 4096)) for seqs in range(1, 13)]
+    for changes in (many, many[:1]):
+        text = str(whatif_answer(what_if(two_at_once(), RELEASE, changes, executor="serial")))
+        assert max(map(len, text.splitlines())) <= 81  # one more with two digits of points
+        assert "observed with the recorded arguments only (max_num_batched_tokens=2048" in " ".join(text.split())
+
+
+def test_json_has_changes_as_fractions() -> None:
+    document = whatif_answer(what_if(two_at_once(), RELEASE, [(("max_num_seqs", 1),)], executor="serial")).document
+    (point,) = document["points"]  # type: ignore[misc]  # a list
+    assert point["overrides"] == {"max_num_seqs": 1}
+    assert point["change"]["e2e_mean_ms"] == pytest.approx(0.5)  # 75 for 50 ms
+    assert document["recorded"]["engine"] == {"max_num_seqs": 128}  # type: ignore[index]
+    assert WhatIfPoint((), document["recorded"]["values"]).values == document["recorded"]["values"]  # type: ignore[index]

@@ -1,0 +1,153 @@
+"""The public face says what the command line says."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from importlib import resources
+from inspect import getdoc, isfunction, signature
+from pathlib import Path
+from xml.etree import ElementTree
+
+import polars as pl
+import pytest
+
+import blis_replay.validate as br
+from blis_replay.fixtures.synthetic import write_demo
+from blis_replay.ingest.errors import UnknownExperimentError
+from blis_replay.validate.errors import ValidateError
+from blis_replay.validate.experiment import DEFAULT_RELEASE
+from blis_replay.validate.report.svg import COLOURS, ON_PAPER
+
+pytestmark = pytest.mark.slow
+
+_TUTORIAL = Path(__file__).parents[2] / "scripts" / "tutorial.py"
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("notebook")
+    truth = write_demo(folder)
+    read = br.ingest(folder / truth.spec.slug, store=folder / "s.duckdb")
+    assert read["alias"].to_list() == ["1b-general"]
+    return folder / "s.duckdb"
+
+
+def test_metrics_are_those_of_the_table(store: Path) -> None:
+    """34b-general, published: TTFT 51.59 ms, E2E 4,092.50 ms."""
+    frame = br.validate("34b-general", store=store).frame
+    means = {row["metric"]: row for row in frame.filter(pl.col("statistic") == "mean").iter_rows(named=True)}
+    assert means["ttft"]["observed_ms"] == pytest.approx(51.59, abs=0.005)
+    assert means["e2e"]["observed_ms"] == pytest.approx(4_092.5, abs=0.005)
+    assert means["e2e"]["error"] == pytest.approx(means["e2e"]["simulated_ms"] / means["e2e"]["observed_ms"] - 1)
+
+
+def test_requests_and_steps_are_those_of_one_run(store: Path) -> None:
+    """The first token of a request comes of its prefill, every other one of a decode; none is preempted."""
+    requests, steps = br.requests("34b-codegen", store=store), br.steps("34b-codegen", store=store)
+    run = br.replay("34b-codegen", store=store)
+    assert requests["simulated_ttft_us"].to_list() == run.ttft_us.tolist()
+    assert requests["simulated_e2e_us"].to_list() == run.e2e_us.tolist()
+    assert steps["decode_tokens"].cast(pl.Int64).sum() == requests["output_tokens"].sum() - len(requests)
+
+
+def test_parts_of_an_error_sum_to_it(store: Path) -> None:
+    frame = br.attribute("34b-general", replay="scheduling=synchronous", store=store).frame
+    ttft = frame.filter((pl.col("metric") == "ttft") & (pl.col("statistic") == "mean"))
+    shares = dict(ttft.select("part", "share_us").iter_rows())
+    error_us = shares.pop("error")
+    assert sum(shares.values()) == pytest.approx(error_us)
+    assert max(shares, key=lambda part: abs(shares[part])) == "scheduling mode"
+
+
+def test_the_environment_names_the_store_as_for_the_command_line(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BLIS_REPLAY_STORE", str(store))
+    assert br.load("1b-general").requests.height == 300
+    with pytest.raises(UnknownExperimentError, match="did you mean 1b-general"):
+        br.load("1b-generl")
+
+
+def test_a_picture_is_that_of_the_report(store: Path) -> None:
+    """The same drawing in other colours: a file of its own that a parser that is not ours reads."""
+    shown = br.figure("34b-codegen", "e2e", store=store)
+    drawn = ElementTree.fromstring(shown._repr_svg_())  # noqa: S314 (our own drawing)
+    assert drawn.tag == "{http://www.w3.org/2000/svg}svg"
+    assert "var(" not in shown.svg
+    html = br.report_page("34b-codegen", store=store).html
+    lines = re.findall(r' d="(M[^"]{200,})"', shown.svg)
+    assert lines
+    assert all(line in html for line in lines)
+    p50 = shown.numbers.row(0, named=True)
+    means = br.validate("34b-codegen", store=store).frame.filter(
+        (pl.col("metric") == "e2e") & (pl.col("statistic") == "p50")
+    )
+    assert p50["observed ms"] == f"{means['observed_ms'][0]:,.2f}"
+
+
+@pytest.mark.parametrize("what", ["steps", "depth", "a picture"])
+def test_a_picture_that_there_is_not_is_named_with_the_reason(store: Path, what: str) -> None:
+    with pytest.raises(ValidateError, match="there are e2e, ttft" if what == "a picture" else "cannot be drawn"):
+        br.figure("34b-codegen", what, store=store)
+
+
+def test_what_there_is_and_what_is_wrong_with_it(store: Path) -> None:
+    """16 experiments ship and one was ingested; two stamps a token are the finding of all that were published."""
+    assert br.experiments(store).frame.filter(pl.col("alias").is_in(["1b-general", "34b-general"]))[
+        "requests"
+    ].to_list() == [
+        16_800,
+        300,
+    ]
+    found = br.inspect("34b-general", store).frame.filter(pl.col("check") == "token_events")
+    assert found["severity"].to_list() == ["corrected"]
+
+
+def test_what_is_public_is_documented_and_nothing_else_is() -> None:
+    """Each function has a docstring and a line in docs/python.md."""
+    assert br.__all__ == sorted(br.__all__)
+    functions = {name for name, f in vars(br).items() if isfunction(f) and not name.startswith("_")}
+    assert functions == set(br.__all__)
+    page = (Path(__file__).parents[2] / "docs" / "python.md").read_text("utf-8")
+    for name in br.__all__:
+        assert getdoc(getattr(br, name))
+        assert f"| `br.{name}` |" in page
+
+
+def test_the_release_that_is_ours_is_that_of_the_command_line() -> None:
+    assert signature(br.validate).parameters["coefficients"].default == DEFAULT_RELEASE
+
+
+def test_other_engine_arguments_and_two_sides_answer_alike(store: Path) -> None:
+    """Half as many sequences as 34b-codegen had at once slow it down; a recording differs from its replay."""
+    answer = br.whatif("34b-codegen", {"max_num_seqs": 16}, store=store)
+    recorded, changed = answer.frame.select("overrides", "e2e_mean_ms").rows()
+    assert changed[0] == "max_num_seqs=16"
+    assert changed[1] > recorded[1]
+    assert "max_num_seqs=16" in str(answer)
+    sides = br.compare("34b-codegen", "34b-codegen@h100-vllm-0.15.1", store=store)
+    assert sides.frame.height == 16
+    assert "<table>" in sides._repr_html_()
+
+
+def test_colours_on_paper_are_those_of_the_page_in_print() -> None:
+    style = (resources.files("blis_replay.validate.report") / "page.css").read_text("utf-8")
+    printed = style.split("@media print")[1]
+    assert {name: found for name, found in re.findall(r"--(\w+): (#\w{6})", printed) if name in COLOURS} == ON_PAPER
+
+
+def test_three_lines_do_in_a_fresh_interpreter(tmp_path: Path) -> None:
+    lines = (
+        "import blis_replay.validate as br\n"
+        "frame = br.validate('34b-codegen', store='s.duckdb').frame\n"
+        "print(frame.filter(frame['metric'] == 'e2e').height)"
+    )
+    ended = subprocess.run([sys.executable, "-c", lines], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "4\n", "")
+
+
+def test_the_tutorial_runs_to_its_end() -> None:
+    ended = subprocess.run([sys.executable, _TUTORIAL], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "scheduling mode" in ended.stdout
+    assert ended.stdout.rstrip().endswith("┘")  # the last table was printed whole

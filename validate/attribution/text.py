@@ -1,0 +1,288 @@
+"""An attribution in words, as tables, and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isnan
+from typing import Any
+
+from blis_replay.compiled.arrays import Floats
+from blis_replay.ingest.tables import Cell, Column, Table, Toned, columns_named, table_of
+from blis_replay.validate.attribution.attribute import Attribution, Cause, Estimate
+from blis_replay.validate.attribution.resampled import QUANTITIES
+from blis_replay.validate.comparison.segments import Segment, Segments
+from blis_replay.validate.metrics.latency import statistics
+from blis_replay.validate.text.answer import Answer, Block, Line, Part, Verbatim
+from blis_replay.validate.text.cells import milliseconds
+
+# Errors of a mean below this are not worth a cause.
+_WORTH_NAMING = 0.01
+_NO_COMPONENT = "no component"
+
+
+def explanations(attribution: Attribution) -> list[str]:
+    """A sentence for each mean that is off by 1 % or more, the largest first: how much, why, what to do."""
+    means = [i for i, (_, statistic) in enumerate(QUANTITIES) if statistic == "mean"]
+    errors = {i: _fraction(attribution.error[i].value_us, attribution.observed_us[i]) for i in means}
+    named = {i: error for i, error in errors.items() if error is not None and abs(error) >= _WORTH_NAMING}
+    if named:
+        return [_explained(attribution, i, named[i]) for i in sorted(named, key=lambda i: -abs(named[i]))]
+    if all(error is None for error in errors.values()):
+        return ["no mean was observed, so there is no error to explain"]
+    return ["no mean is off by 1 % or more: there is nothing to blame"]
+
+
+def attribution_answer(attribution: Attribution) -> Answer:
+    """Shares of the means and of the p99s, what they rest on, and the sentences; times in ms for programs.
+
+    The rows: ``part`` is ``error``, each component, and ``no component``; ``share_us`` of a component is its Shapley
+    value with bounds of 95 %, and ``change_us`` what it changes one after the other in this order.
+    """
+    replaced = [f"- {cause.component.name}: {cause.component.basis}" for cause in attribution.causes]
+    reasons = dict.fromkeys(attribution.not_replaced.values())
+    left = [f"- {', '.join(n for n, w in attribution.not_replaced.items() if w == why)}: {why}" for why in reasons]
+    page = [
+        _head(attribution),
+        _shares(attribution),
+        *(_one_by_one(attribution) if len(attribution.causes) > 1 else ()),
+        Block(replaced, "each component in turn replaced by"),
+        Block(left, "not replaced"),
+        *(f"{name} must not be used: {why}" for name, why in attribution.unusable.items()),
+        Block([_sentence(sentence) for sentence in explanations(attribution)]),
+    ]
+    return Answer(page, _document(attribution), _rows(attribution))
+
+
+def _document(attribution: Attribution) -> dict[str, Any]:
+    return {
+        "experiment": attribution.slug,
+        "alias": attribution.alias,
+        "coefficients": attribution.release,
+        "reference": attribution.reference,
+        "replay": attribution.mode,
+        "requests": attribution.requests,
+        "resamples": attribution.resamples,
+        "replays": attribution.replays,
+        "overloaded_replays": attribution.overloaded,
+        "errors": [_quantity(attribution, i) for i in range(len(QUANTITIES))],
+        "components": [
+            {"name": cause.component.name, "basis": cause.component.basis, "mend": cause.component.mend}
+            for cause in attribution.causes
+        ],
+        "not_replaced": attribution.not_replaced,
+        "unusable": attribution.unusable,
+        "explanations": explanations(attribution),
+    }
+
+
+def _quantity(attribution: Attribution, i: int) -> dict[str, Any]:
+    metric, statistic = QUANTITIES[i]
+    return {
+        "metric": metric,
+        "statistic": statistic,
+        "observed_ms": _ms(attribution.observed_us[i]),
+        "simulated_ms": _ms(attribution.simulated_us[i]),
+        "error_ms": _estimate_json(attribution.error[i]),
+        "shares_ms": {cause.component.name: _estimate_json(cause.shares[i]) for cause in attribution.causes},
+        "changes_ms": {cause.component.name: _estimate_json(cause.changes[i]) for cause in attribution.causes},
+        "residual_ms": _estimate_json(attribution.residual[i]),
+    }
+
+
+def _estimate_json(estimate: Estimate) -> dict[str, float | None]:
+    values = {"value": estimate.value_us, "low": estimate.low_us, "high": estimate.high_us}
+    return {name: _ms(value) for name, value in values.items()}
+
+
+def _ms(value_us: float) -> float | None:
+    return None if isnan(value_us) else value_us / 1000
+
+
+def _known(value: float) -> float | None:
+    return None if isnan(value) else value
+
+
+def _explained(attribution: Attribution, i: int, error: float) -> str:
+    metric = f"{QUANTITIES[i][0].upper()} {QUANTITIES[i][1]}"
+    off = f"{metric} is {100 * abs(error):.1f} % {'too long' if error > 0 else 'short'}"
+    sign = 1 if error > 0 else -1
+
+    def part(cause: Cause) -> float:
+        # Shares over orders in which the server is overloaded say how much it would be, not what is wrong now.
+        return sign * (cause.changes if attribution.overloaded else cause.shares)[i].value_us
+
+    largest = max(attribution.causes, key=part, default=None)
+    if largest is None or part(largest) < max(sign * attribution.residual[i].value_us, 0.0):
+        return f"{off}; most of it no component explains that this recording can replace."
+    points = 100 * part(largest) / attribution.observed_us[i]
+    return f"{off}, {points:.1f} points by {largest.component.name}: {largest.component.why}; {largest.component.mend}"
+
+
+def _fraction(value_us: float, observed_us: float) -> float | None:
+    return None if isnan(value_us) or isnan(observed_us) or observed_us == 0 else value_us / observed_us
+
+
+def _head(attribution: Attribution) -> Block:
+    """The shares stand on a resampling of the requests."""
+    return Block(
+        [
+            Line(f"{attribution.alias}  ({attribution.slug})", mark=Toned(attribution.alias, "heading")),
+            Line(f"  coefficients: {attribution.release}; replay {attribution.mode}", "    "),
+            Verbatim(f"  {attribution.requests:,} requests; shares in % of the observed value, each with half of"),
+            Verbatim(f"    its 95 % interval over {attribution.resamples} resamplings of the requests"),
+        ]
+    )
+
+
+def _sentence(sentence: str) -> Line:
+    """What is off stands out, up to the first comma or semicolon."""
+    return Line(sentence, mark=Toned(sentence.partition(",")[0].partition(";")[0], "heading"))
+
+
+def _shares(attribution: Attribution) -> Table:
+    """Means beside p99s where there is room, else below each other."""
+    parts = {"mean": 1, "p99": 2}
+    columns = [Column(f"{metric.upper()} {statistic}", "ms", part=parts[statistic]) for metric, statistic in QUANTITIES]
+    rows: list[list[Cell]] = [
+        ["observed ms", *map(_known, attribution.observed_us)],
+        ["simulated ms", *map(_known, attribution.simulated_us)],
+        ["error", *_share_cells(attribution.error, attribution)],
+        *([f"  {cause.component.name}", *_share_cells(cause.shares, attribution)] for cause in attribution.causes),
+        [f"  {_NO_COMPONENT}", *_share_cells(attribution.residual, attribution)],
+    ]
+    return Table("", (Column(""), *columns), rows)
+
+
+def _share_cells(estimates: Sequence[Estimate], attribution: Attribution) -> list[Cell]:
+    return [_share(*pair) for pair in zip(estimates, attribution.observed_us, strict=True)]
+
+
+def _one_by_one(attribution: Attribution) -> list[Part]:
+    """The means on the way from the replay to the recording, and why the way is worth a look."""
+    columns = [i for i, quantity in enumerate(QUANTITIES) if quantity[1] == "mean"]
+
+    def row(name: str, values_us: Sequence[float], changes_us: Sequence[float] | None = None) -> list[str]:
+        moved = ["" if changes_us is None else _percent_of(-changes_us[i], attribution.observed_us[i]) for i in columns]
+        return [name, *(f"{milliseconds(_known(values_us[i]))} {m:>9}" for i, m in zip(columns, moved, strict=True))]
+
+    reached, rows = list(attribution.simulated_us), [row("as replayed", attribution.simulated_us)]
+    for cause in attribution.causes:
+        changes_us = [change.value_us for change in cause.changes]
+        reached = [value - change for value, change in zip(reached, changes_us, strict=True)]
+        rows.append(row(f"- {cause.component.name}", reached, changes_us))
+    rows.append(row("as recorded", attribution.observed_us))
+    path = Table(
+        "", columns_named("one after the other, ms", *(f"{QUANTITIES[i][0].upper()} mean" for i in columns)), rows
+    )
+    if not attribution.overloaded:
+        return [path]
+    hidden = (
+        f"In {attribution.overloaded} of {attribution.replays} replays the simulated server does not keep up: some "
+        "components are wrong in opposite directions and hide one another, so their shares are larger than the error. "
+        "What each changes on one way from the replay to the recording:"
+    )
+    return [Line(hidden, ""), path]
+
+
+def _percent_of(change_us: float, observed_us: float) -> str:
+    fraction = _fraction(change_us, observed_us)
+    return "" if fraction is None else f"{100 * fraction + 0.0:+.1f} %"
+
+
+def _share(estimate: Estimate, observed_us: float) -> str:
+    """In % of what was observed; in ms where nothing was."""
+    if isnan(estimate.value_us):
+        return "-"
+    scale, digits, unit = (1000, 2, "ms") if isnan(observed_us) else (observed_us / 100, 1, "%")
+    half = abs(estimate.high_us - estimate.low_us) / 2 / scale
+    shown = round(estimate.value_us / scale, digits) + 0.0  # no minus before a zero
+    within = "" if isnan(half) else f" ±{half:.{digits}f}"
+    return f"{shown:+.{digits}f}{within} {unit}"
+
+
+_COLUMNS = (
+    *columns_named("metric", "statistic", "part", kind="data"),
+    *columns_named("share_us", "low_us", "high_us", "change_us", kind="real"),
+)
+
+
+def _rows(found: Attribution) -> Table:
+    def row(i: int, part: str, share: Estimate, change_us: float | None = None) -> list[Cell]:
+        numbers = (share.value_us, share.low_us, share.high_us, change_us)
+        return [*QUANTITIES[i], part, *(None if value is None else _known(value) for value in numbers)]
+
+    rows = [
+        cells
+        for i in range(len(QUANTITIES))
+        for cells in (
+            row(i, "error", found.error[i]),
+            *(row(i, c.component.name, c.shares[i], c.changes[i].value_us) for c in found.causes),
+            row(i, _NO_COMPONENT, found.residual[i]),
+        )
+    ]
+    return Table("", _COLUMNS, rows)
+
+
+_SHOWN = ("mean", "p50", "p90", "p99")
+_SEGMENT_COLUMNS = (
+    Column("observed ms"),
+    *(Column("mean", "ms"), Column("diff.", "ms_difference")),
+    *(Column("p50", "ms"), Column("diff.", "ms_difference")),
+    *(Column("p90", "ms", wide=1), Column("diff.", "ms_difference", wide=2)),
+    *(Column("p99", "ms"), Column("diff.", "ms_difference")),
+)
+
+
+def segments_answer(segments: Segments) -> Answer:
+    """Mean, median and p99 of every segment as observed, and how much more the simulated one has; the means sum up.
+
+    The rows are ``segment, statistic, observed_ms, simulated_ms, difference_ms``; the last segment is E2E.
+    """
+    parts = (*segments.segments, segments.whole)
+    notes = [f"- {line}" for line in segments.merged]
+    if segments.left_out:
+        notes.append(f"- {segments.left_out:,} requests left out: a stamp of theirs was not recorded")
+    head: list[Part] = [
+        Line(f"{segments.alias}  ({segments.slug})", mark=Toned(segments.alias, "heading")),
+        f"  {len(segments.request_index):,} requests; stamps: {segments.source}",
+    ]
+    page: list[Part] = [
+        Block(head),
+        Table("", _SEGMENT_COLUMNS, [_row(part) for part in parts]),
+        "diff.: simulated less observed; the differences of the means sum to that of E2E",
+        Block(notes, "merged"),
+    ]
+    described: list[dict[str, Any]] = [
+        {
+            "name": part.name,
+            "observed_ms": _in_ms(part.a_us),
+            "simulated_ms": _in_ms(part.b_us),
+            "difference_ms": _in_ms(part.difference_us),
+        }
+        for part in parts
+    ]
+    document = {
+        "experiment": segments.slug,
+        "alias": segments.alias,
+        "requests": len(segments.request_index),
+        "stamps": segments.source,
+        "left_out": segments.left_out,
+        "merged": list(segments.merged),
+        "segments": described,
+    }
+    names = ("observed_ms", "simulated_ms", "difference_ms")
+    rows = [
+        {"segment": one["name"], "statistic": statistic, **{name: one[name][statistic] for name in names}}
+        for one in described
+        for statistic in one["observed_ms"]
+    ]
+    return Answer(page, document, table_of(rows))
+
+
+def _in_ms(values_us: Floats) -> dict[str, float]:
+    return {name: value / 1000 for name, value in statistics(values_us).items()}
+
+
+def _row(part: Segment) -> list[Cell]:
+    observed, simulated = statistics(part.a_us), statistics(part.b_us)
+    return [part.name, *(cell for name in _SHOWN for cell in (observed[name], simulated[name] - observed[name]))]

@@ -1,0 +1,214 @@
+"""Coefficients that models share, fitted over the recordings of several models.
+
+Few models cannot tell ten costs apart (three intercepts do not say what is a layer's and what is
+an all-reduce's), so each coefficient has a prior from the datasheet or from a measurement made
+elsewhere, and moves from it as far as the recordings insist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from blis_replay.blis.latency.architecture import Architecture
+from blis_replay.blis.latency.gpu import gpu_named
+from blis_replay.blis.latency.physical import (
+    ATTENDED,
+    COEFFICIENT_NAMES,
+    CONTEXT,
+    DECODE,
+    PREFILL,
+    QUANTITIES,
+    REQUESTS,
+    STEP,
+    PhysicalCoefficients,
+    batch_times_us,
+)
+from blis_replay.blis.releases.release import FittedOn
+from blis_replay.compiled.arrays import Floats
+from blis_replay.ingest.recording import Recording
+from blis_replay.replay.simulator import model_of
+from blis_replay.validate.calibration.cycle_rows import CycleRows, mean_lengths, rows_from_latencies, rows_from_steps
+from blis_replay.validate.errors import ValidateError
+
+# Fewer windows of step records than this say little; latencies do better then.
+_FEWEST_WINDOWS = 20
+
+# Rows of neighbouring requests tell the same; this many, spread over the run, are enough.
+_MOST_ROWS = 2_000
+
+
+@dataclass(frozen=True)
+class PhysicalRows:
+    """Rows of one recording: ``times_us`` float64[rows, 10] for each coefficient at 1, ``cycle_us`` float64[rows]."""
+
+    model: str
+    fitted_on: FittedOn
+    times_us: Floats
+    cycle_us: Floats
+
+
+def physical_rows(recording: Recording, architecture: Architecture) -> PhysicalRows | None:
+    """What the physical model is fitted to: step cycles where there are step records, else latencies.
+
+    None where the recording has neither (published aggregates).  Raises ``ReleaseError`` for
+    hardware whose datasheet is not known here.
+    """
+    kind, rows = "steps", None
+    if recording.steps.height > 1:
+        rows = rows_from_steps(recording)
+    if rows is None or len(rows.cycle_us) < _FEWEST_WINDOWS:
+        kind, rows = "latencies", rows_from_latencies(recording)
+    if not len(rows.cycle_us):
+        return None
+    batches = mean_batches(recording, rows)
+    chosen = np.arange(0, len(batches), -(-len(batches) // _MOST_ROWS))
+    gpu, tensor_parallelism = gpu_named(recording.hardware), recording.tensor_parallelism or 1
+    times_us = batch_times_us(architecture, gpu, tensor_parallelism, batches[chosen])
+    fitted_on = FittedOn(recording.slug, recording.content_hash, "steps" if kind == "steps" else "latencies")
+    return PhysicalRows(model_of(recording), fitted_on, times_us, rows.cycle_us[chosen])
+
+
+def mean_batches(recording: Recording, rows: CycleRows) -> Floats:
+    """float64[rows, 6]: the batches of cycle rows in the quantities of the physical model.
+
+    What rows do not hold is taken from the recording's means: a decode's context is its
+    prompt and half its output; a prefill token attends to a mean prompt, most of it cached;
+    each request adds a step with its prefill to those in which it decodes.
+    """
+    lengths = mean_lengths(recording)
+    batches = np.zeros((len(rows.cycle_us), len(QUANTITIES)))
+    _one, prefill, decode, context = rows.batch.T
+    batches[:, STEP] = 1
+    batches[:, PREFILL] = prefill
+    batches[:, DECODE] = decode
+    batches[:, CONTEXT] = context if rows.context_known else decode * lengths.context_tokens
+    batches[:, ATTENDED] = prefill * lengths.prompt_tokens
+    batches[:, REQUESTS] = decode * lengths.output_tokens / max(lengths.output_tokens - 1, 1)
+    return batches
+
+
+class Prior(NamedTuple):
+    """What a coefficient is believed to be before any recording, how far it may be off, and why."""
+
+    value: float
+    spread: float
+    why: str
+
+
+_NO_IDEA = 1_000.0
+
+PRIORS: Mapping[str, Prior] = {
+    "weight_read": Prior(1.0, 0.1, "datasheet: weights at the bandwidth of the memory"),
+    "kv_read": Prior(1.0, 0.2, "datasheet: KV cache at the bandwidth of the memory"),
+    "prefill_compute": Prior(1.5, 0.5, "two thirds of the dense peak, as large matrix products reach"),
+    "decode_compute": Prior(0.0, 0.5, "hidden behind the reading of weights"),
+    "traffic": Prior(1.0, 1.0, "datasheet: the link's bandwidth in one direction"),
+    "per_layer_us": Prior(60.0, _NO_IDEA, "none"),
+    "per_exchange_us": Prior(7.0, 2.0, "Vidur's H100 profile: all-reduce of up to 26 KB on 2 GPUs, 6 to 7 us"),
+    "per_moe_layer_us": Prior(0.0, 50.0, "none, and none needed for a dense model"),
+    "per_step_us": Prior(0.0, 500.0, "scheduling runs beside the step before"),
+    "per_request_us": Prior(0.0, 50.0, "none"),
+}
+
+# How far the mean cycle of a model may stand off the shared coefficients: what a fit with all of
+# them leaves is about this much.
+_MODEL_SCATTER = 0.02
+
+# Beyond this share of a cycle a row counts linearly, not squared, so that stalls do not bend the fit.
+_ROBUST = 0.05
+_ROUNDS = 50
+_SETTLED = 1e-4
+
+# A coefficient whose spread the recordings did not halve is its prior's, not theirs.
+_IDENTIFIED_BELOW = 0.5
+
+
+@dataclass(frozen=True)
+class PhysicalFit:
+    """Shared coefficients, how sure they are, and what each recording's rows were off by.
+
+    ``spread``: standard deviation, by coefficient; ``identified``: whether the recordings determine
+    it, rather than the prior.  ``mape_percent``: mean absolute error of a row's cycle, by slug.
+    """
+
+    coefficients: PhysicalCoefficients
+    spread: Mapping[str, float]
+    identified: Mapping[str, bool]
+    rows: tuple[PhysicalRows, ...]
+    mape_percent: Mapping[str, float]
+
+
+def fit_physical(parts: Sequence[PhysicalRows], priors: Mapping[str, Prior] = PRIORS) -> PhysicalFit:
+    """Fit the shared coefficients: non-negative, robust, each model weighing the same.
+
+    Least squares of relative errors with a soft-l1 loss (by reweighting) and Gaussian priors.
+    Coefficients are rounded to what a release holds (ns, ten-thousandths).  Raises
+    ``ValidateError`` if there is nothing to fit to.
+    """
+    if not parts:
+        raise ValidateError("no step records or per-request latencies to fit to; ingest recordings of other models")
+    times, target, weight = _relative(parts)
+    belief = np.array([priors[name].value for name in COEFFICIENT_NAMES])
+    precision = np.array([1 / priors[name].spread for name in COEFFICIENT_NAMES])
+    trust = np.ones(len(target))
+    solution = belief
+    for _ in range(_ROUNDS):
+        scale = np.sqrt(weight * trust) / _MODEL_SCATTER
+        system, right = _compact(times * scale[:, None], target * scale)
+        solution = _non_negative(np.vstack([system, np.diag(precision)]), np.concatenate([right, precision * belief]))
+        before, trust = trust, 1 / np.sqrt(1 + ((times @ solution - target) / _ROBUST) ** 2)
+        if np.abs(trust - before).max() < _SETTLED:
+            break
+    spread = np.sqrt(np.diag(np.linalg.inv(system.T @ system + np.diag(precision**2))))
+    coefficients = PhysicalCoefficients(
+        **{
+            name: round(float(value), 3 if name.endswith("_us") else 4)
+            for name, value in zip(COEFFICIENT_NAMES, solution, strict=True)
+        }
+    )
+    return PhysicalFit(
+        coefficients=coefficients,
+        spread=dict(zip(COEFFICIENT_NAMES, map(float, spread), strict=True)),
+        identified=dict(zip(COEFFICIENT_NAMES, map(bool, spread * precision < _IDENTIFIED_BELOW), strict=True)),
+        rows=tuple(parts),
+        mape_percent={part.fitted_on.experiment: _mape_percent(part, coefficients) for part in parts},
+    )
+
+
+def _relative(parts: Sequence[PhysicalRows]) -> tuple[Floats, Floats, Floats]:
+    """Rows over their cycle, the target 1, and weights: 1 for each model, shared by its recordings and their rows."""
+    models = [part.model for part in parts]
+    times = np.vstack([part.times_us / part.cycle_us[:, None] for part in parts])
+    weights = [np.full(len(part.cycle_us), 1 / len(part.cycle_us) / models.count(part.model)) for part in parts]
+    return times, np.ones(len(times)), np.concatenate(weights)
+
+
+def _compact(system: Floats, right: Floats) -> tuple[Floats, Floats]:
+    """As many rows as columns with the same least-squares solutions (the triangle of a QR decomposition)."""
+    triangle: Floats = np.asarray(np.linalg.qr(np.column_stack([system, right]), mode="r"))
+    return triangle[:, :-1], triangle[:, -1]
+
+
+def _non_negative(system: Floats, right: Floats) -> Floats:
+    from scipy.optimize import nnls  # heavy, and only calibration needs it
+
+    solution, _residual = nnls(system, right)
+    return np.asarray(solution, np.float64)
+
+
+def _mape_percent(part: PhysicalRows, coefficients: PhysicalCoefficients) -> float:
+    return 100 * float(np.abs(part.times_us @ coefficients.as_array() / part.cycle_us - 1).mean())
+
+
+def known_architecture(architectures: Mapping[str, Architecture], model: str) -> Architecture:
+    """The architecture of a model; raises ``ValidateError`` for one that nobody described."""
+    by_name: Callable[[str], Architecture | None] = {name.lower(): a for name, a in architectures.items()}.get
+    if (architecture := by_name(model.lower())) is None:
+        raise ValidateError(
+            f"the architecture of {model} is not known; give its own configuration with --config {model}=config.json"
+        )
+    return architecture

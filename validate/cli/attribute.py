@@ -1,0 +1,92 @@
+"""``blis-replay attribute``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from blis_replay.validate.cli.options import (
+    coefficients_option,
+    executor_options,
+    experiment_option,
+    form_options,
+    print_answer,
+    replay_option,
+    store_option,
+)
+from blis_replay.validate.cli.progress import progress_line
+
+if TYPE_CHECKING:
+    from blis_replay.replay.executors.executors import ExecutorName
+
+
+@click.command("attribute")
+@experiment_option
+@coefficients_option
+@replay_option
+@click.option(
+    "--reference",
+    default=None,
+    metavar="RELEASE",
+    help="Release whose coefficients stand in for what was not recorded, or none.  [default: our own]",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=42, show_default=True, help="Of the resampling.")
+@executor_options
+@store_option
+@form_options
+def command(
+    name: str,
+    coefficients: str | None,
+    mode_text: str,
+    reference: str | None,
+    seed: int,
+    executor: ExecutorName,
+    workers: int | None,
+    store_path: Path,
+    form: str | None,
+) -> None:
+    """Say which component of the simulator its error comes from.
+
+    Replays the experiment with every set of components replaced by what was recorded, and gives
+    each its Shapley value: its share of the error of mean and p99 of E2E, TTFT and ITL.  The
+    shares and what no component explains sum to the error.
+
+    \b
+    Examples:
+      blis-replay attribute --experiment 34b-general --replay scheduling=synchronous
+      blis-replay attribute --experiment 34b-general --coefficients stepml-direct \\
+          --replay as-published
+      blis-replay attribute --experiment 34b-general --coefficients mine.yaml --json
+    """
+    from blis_replay.ingest.store import open_store, read_stored
+    from blis_replay.replay.mode import parse_mode
+    from blis_replay.replay.release_file import load_release
+    from blis_replay.replay.simulator import entry_of
+    from blis_replay.validate.attribution.attribute import attribute
+    from blis_replay.validate.attribution.text import attribution_answer
+    from blis_replay.validate.experiment import DEFAULT_RELEASE, find_experiment
+    from blis_replay.validate.metrics.observed import observed_requests, pooled_gaps
+
+    release = load_release(coefficients or DEFAULT_RELEASE)
+    mode = parse_mode(mode_text, release.published_replay)
+    with open_store(store_path) as store:
+        recording = read_stored(store, find_experiment(store, name))
+        gaps = pooled_gaps(store, recording.slug, observed_requests(recording))
+    stand_in = None if reference == "none" else load_release(reference or DEFAULT_RELEASE)
+    if stand_in and reference:
+        entry_of(stand_in, recording)  # one that was named must have the model
+    with progress_line("replaying") as progress:
+        attribution = attribute(
+            recording,
+            release,
+            mode,
+            reference=stand_in,
+            token_gaps=gaps,
+            seed=seed,
+            executor=executor,
+            workers=workers,
+            progress=progress,
+        )
+    print_answer(form, attribution_answer(attribution))

@@ -1,0 +1,135 @@
+"""``blis-replay calibrate``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from blis_replay.validate.cli.options import OUT_FILE, executor_options, form_options, print_answer, store_option
+from blis_replay.validate.cli.progress import progress_line
+
+if TYPE_CHECKING:
+    from blis_replay.replay.executors.executors import ExecutorName
+
+
+class Split(click.ParamType[tuple[float, float]]):
+    """Two shares of a run by time, written ``0.6:0.8``."""
+
+    name = "fit:choose"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, float]:
+        """``(fitted_until, chosen_until)`` with 0 < fitted_until <= chosen_until <= 1."""
+        if isinstance(value, tuple):
+            return value
+        try:
+            fitted, chosen = (float(part) for part in str(value).split(":"))
+        except ValueError:
+            self.fail(f"{value!r} is no split; write e.g. 0.6:0.8", param, ctx)
+        if not 0 < fitted <= chosen <= 1:
+            self.fail(f"{value!r} is no split; use 0 < fit <= choose <= 1", param, ctx)
+        return fitted, chosen
+
+
+@click.command("calibrate")
+@click.option(
+    "--train",
+    "names",
+    multiple=True,
+    required=True,
+    metavar="NAME",
+    help="Slug, alias or pattern such as '34b-*' to fit on; may be given several times.",
+)
+@click.option("--out", type=OUT_FILE, required=True, help="The release to write.")
+@click.option("--name", default=None, help="Name of the release.  [default: the file's]")
+@click.option(
+    "--from",
+    "data",
+    type=click.Choice(["auto", "steps", "latencies"]),
+    default="auto",
+    show_default=True,
+    help="Fit to step records, or to latencies; auto takes both, as far as there are some.",
+)
+@click.option(
+    "--split",
+    type=Split(),
+    default=(0.6, 0.8),
+    help="Shares of each run: fit to the first, choose the form by what follows up to the second, test on the rest; "
+    "1:1 fits to all.  [default: 0.6:0.8]",
+)
+@click.option(
+    "--prior",
+    default=None,
+    metavar="RELEASE",
+    help="Release whose values stand for what cannot be determined.  [default: h100-datasheet]",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=42, show_default=True, help="Of the intervals.")
+@executor_options
+@store_option
+@form_options
+def command(
+    names: tuple[str, ...],
+    out: Path,
+    name: str | None,
+    data: str,
+    split: tuple[float, float],
+    prior: str | None,
+    seed: int,
+    executor: ExecutorName,
+    workers: int | None,
+    store_path: Path,
+    form: str | None,
+) -> None:
+    """Fit step times and delays per model and write a coefficient release.
+
+    Step records give start-to-start step cycles (their recorded duration is CPU time
+    inside the scheduler, and is not used). Latencies are fitted through the simulator:
+    mean E2E and TTFT of small windows of requests. A coefficient that neither
+    determines keeps its prior, and is marked. Whether the server scheduled
+    asynchronously is told from TTFT and compared with the recorded argument.
+
+    \b
+    Examples:
+      blis-replay calibrate --train 34b-general --out mine.yaml
+      blis-replay calibrate --train '*-codegen' --train '*-general' --out all.yaml
+      blis-replay calibrate --train '7b-*' --from latencies --json --out 7b.yaml
+      blis-replay calibrate --train 7b-train --split 0.6:0.6 --out first.yaml
+      blis-replay calibrate --train mine --prior old.yaml --split 1:1 --out new.yaml
+
+    \b
+    Of the first one, abridged:
+      coefficient                 us  95 % from      to                 status
+      ----------------------  ------  ---------  ------  ---------------------
+      intercept               13,484     13,471  13,496                 fitted
+      per_context_token        0.029          -       -  prior: not identified
+      pre_queue                6,927      6,680   7,173                 fitted
+      experiment   part       E2E     p99    TTFT      p99     ITL
+      -----------  ------  ------  ------  ------  -------  ------
+      34b-general  test    +0.3 %  +0.2 %  -0.6 %  -14.6 %  +0.3 %
+    """
+    from blis_replay.blis.releases.release import format_release
+    from blis_replay.ingest.store import open_store, read_stored
+    from blis_replay.replay.release_file import load_release
+    from blis_replay.validate.calibration.calibrate import Options, calibrate
+    from blis_replay.validate.calibration.fit_text import calibration_answer
+    from blis_replay.validate.calibration.model_fit import DEFAULT_PRIOR
+    from blis_replay.validate.experiment import recorded_experiments
+
+    with open_store(store_path) as store:
+        recordings = [read_stored(store, slug) for slug in recorded_experiments(store, names)]
+    options = Options(load_release(prior or DEFAULT_PRIOR), data, split, seed)  # type: ignore[arg-type]  # click checked it
+    trained = " ".join(f"--train {quote(train)}" for train in names)
+    with progress_line("fitting models") as progress:
+        release, fits = calibrate(
+            recordings,
+            name or out.stem,
+            options,
+            f"blis-replay calibrate {trained}",
+            executor=executor,
+            workers=workers,
+            progress=progress,
+        )
+    out.write_text(format_release(release), "utf-8")
+    print_answer(form, calibration_answer(str(out), fits, recordings))

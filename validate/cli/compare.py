@@ -1,0 +1,94 @@
+"""``blis-replay compare``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from blis_replay.validate.cli.options import coefficients_option, form_options, print_answer, store_option
+from blis_replay.validate.cli.progress import progress_line
+
+if TYPE_CHECKING:
+    from blis_replay.ingest.store import Store
+    from blis_replay.validate.text.answer import Answer
+
+
+@click.command("compare")
+@click.argument("sides", nargs=-1, metavar="[A B]")
+@click.option("--experiment", default=None, metavar="NAME", help="Slug or alias, for a release or a simulator.")
+@coefficients_option
+@click.option("--blis-binary", default=None, metavar="PATH", help="The BLIS binary, for a side that is blis.")
+@click.option("--published", is_flag=True, help="Our errors beside those that other simulators published.")
+@click.option("--runs", "list_them", is_flag=True, help="List the stored runs and their ids.")
+@store_option
+@form_options
+def command(
+    sides: tuple[str, ...],
+    experiment: str | None,
+    coefficients: str | None,
+    blis_binary: str | None,
+    published: bool,
+    list_them: bool,
+    store_path: Path,
+    form: str | None,
+) -> None:
+    """Two of anything side by side: which numbers differ, by how much, and what changed.
+
+    A and B are each an experiment (its recording), EXPERIMENT@RELEASE (replayed now),
+    the id of a stored run, a coefficient release or a simulator (embedded, blis; both
+    with --experiment).  Shown are all metrics with bootstrap intervals of the
+    difference, the inputs that differ, and the requests that differ most.
+
+    \b
+    Examples:
+      blis-replay compare 34b-general 34b-general@h100-vllm-0.15.1
+      blis-replay compare old.yaml new.yaml --experiment 34b-general
+      blis-replay compare embedded blis --experiment 34b-general --blis-binary ./blis
+      blis-replay compare 34b-codegen 34b-general
+      blis-replay compare --runs
+      blis-replay compare --published
+    """
+    from blis_replay.ingest.store import open_store
+
+    if (len(sides) == 2) + published + list_them != 1 or len(sides) not in (0, 2):
+        raise click.UsageError("name two sides, A and B; or use --published, or --runs")
+    with open_store(store_path) as store:
+        if published:
+            answer = _published(store, coefficients)
+        elif list_them:
+            answer = _runs(store, experiment)
+        else:
+            answer = _two(store, sides, experiment, coefficients, blis_binary)
+    print_answer(form, answer)
+
+
+def _two(
+    store: Store, sides: tuple[str, ...], experiment: str | None, coefficients: str | None, blis_binary: str | None
+) -> Answer:
+    from blis_replay.validate.comparison.differences import differences
+    from blis_replay.validate.comparison.differences_text import differences_answer
+    from blis_replay.validate.comparison.sides import Choice, side_of
+    from blis_replay.validate.comparison.simulators import simulator_named
+    from blis_replay.validate.experiment import DEFAULT_RELEASE
+
+    choice = Choice(experiment, lambda name: simulator_named(name, coefficients, DEFAULT_RELEASE, blis_binary))
+    return differences_answer(differences(*(side_of(store, side, choice) for side in sides)))
+
+
+def _published(store: Store, coefficients: str | None) -> Answer:
+    from blis_replay.replay.release_file import load_release
+    from blis_replay.validate.comparison.published import compare_published, published_answer
+    from blis_replay.validate.experiment import DEFAULT_RELEASE
+
+    with progress_line("replaying") as progress:
+        return published_answer(compare_published(store, load_release(coefficients or DEFAULT_RELEASE), progress))
+
+
+def _runs(store: Store, experiment: str | None) -> Answer:
+    from blis_replay.validate.comparison.differences_text import runs_answer
+    from blis_replay.validate.comparison.sides import runs_json
+    from blis_replay.validate.experiment import find_experiment
+
+    return runs_answer(runs_json(store, find_experiment(store, experiment) if experiment else None))

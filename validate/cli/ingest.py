@@ -1,0 +1,92 @@
+"""``blis-replay ingest``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from blis_replay.ingest.errors import printable
+from blis_replay.validate.cli.options import form_options, print_answer, store_option
+from blis_replay.validate.cli.progress import progress_line
+from blis_replay.validate.text.answer import Answer
+
+if TYPE_CHECKING:
+    from blis_replay.ingest.ingest import IngestOutcome
+
+
+@click.command("ingest")
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.option("--name", default="", help="Name of the experiment.  [default: that of its directory]")
+@click.option(
+    "--format", "file_format", default="", metavar="FORMAT", help="Format of the files named, if not found out."
+)
+@click.option(
+    "--engine",
+    "engine_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="YAML of engine arguments that the recording lacks, e.g. `num_gpu_blocks: 26603`.",
+)
+@store_option
+@form_options
+def command(
+    paths: tuple[str, ...],
+    name: str,
+    file_format: str,
+    engine_file: Path | None,
+    store_path: Path,
+    form: str | None,
+) -> int:
+    """Read experiments, as load generators and vLLM leave them, into the store.
+
+    A directory is one experiment, or holds several with an exp-config.yaml each; files of
+    one folder are one, called like the folder.
+    Formats are found out by content. Each experiment is read in one transaction; reading
+    the same content again changes nothing. Instrument checks run at once; see
+    `blis-replay inspect`. One that cannot be read is reported, the others are read all the
+    same; the exit code is then 3.
+
+    \b
+    Examples:
+      blis-replay ingest runs/20260218-150304-codellama-34b-tp2-general
+      blis-replay ingest runs/* --engine engine.yaml
+      blis-replay ingest bench/benchmarks.json 'bench/traces*.json' --name my-run
+    """
+    from blis_replay.fixtures.catalogue import profile_of
+    from blis_replay.ingest.errors import RecordingError
+    from blis_replay.ingest.ingest import ingest_source, outcomes_table
+    from blis_replay.ingest.readers.discovery import FORMATS, sources_of
+
+    if file_format and file_format not in FORMATS:
+        raise click.BadParameter(f"{printable(file_format)} is none of {', '.join(FORMATS)}", param_hint="--format")
+    outcomes, refused = [], []
+    for source in sources_of(paths, slug=name, form=file_format):
+        try:
+            with progress_line(source.slug, "B") as progress:
+                outcome = ingest_source(
+                    store_path,
+                    source,
+                    profile=profile_of(source.slug),
+                    engine_file=engine_file,
+                    progress=None if progress is None else lambda name, done, total: progress(done, total, name),
+                )
+        except RecordingError as error:
+            refused.append({"source": str(source.root), "error": str(error)})
+            click.echo(f"error: {error}", err=True)
+            continue
+        outcomes.append(outcome)
+        if form is None:
+            click.echo(_line(outcome))
+    if form is not None:
+        document = {"ingested": [vars(outcome) for outcome in outcomes], "refused": refused}
+        print_answer(form, Answer([], document, outcomes_table(outcomes)))
+    return 3 if refused else 0
+
+
+def _line(outcome: IngestOutcome) -> str:
+    rejected = f", {outcome.rejected:,} records rejected" if outcome.rejected else ""
+    return (
+        f"{outcome.alias} ({outcome.slug}): {outcome.outcome}; {outcome.requests:,} requests, "
+        f"{outcome.steps:,} steps, {outcome.findings:,} findings{rejected}; {outcome.seconds:.1f} s"
+    )

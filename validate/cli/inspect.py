@@ -1,0 +1,58 @@
+"""``blis-replay inspect``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from blis_replay.validate.cli.options import form_options, print_answer, store_option
+
+
+@click.command("inspect")
+@click.option("--experiment", "name", default=None, metavar="NAME", help="Slug or alias of a recording.")
+@click.option("--check", "check", default=None, metavar="NAME", help="The evidence of one instrument check.")
+@click.option("--checks", "list_checks", is_flag=True, help="List the instrument checks.")
+@store_option
+@form_options
+def command(name: str | None, check: str | None, list_checks: bool, store_path: Path, form: str | None) -> None:
+    """Show what a recording holds and what its instrument checks found.
+
+    Engine arguments are listed with their source; what the recording lacks is named.
+    With --check: what was measured, the thresholds and why, what was corrected, and the
+    numbers behind it.
+
+    \b
+    Examples:
+      blis-replay inspect --experiment 34b-general
+      blis-replay inspect --experiment 34b-general --json
+      blis-replay inspect --experiment 34b-general --check token_events
+      blis-replay inspect --checks
+    """
+    from blis_replay.ingest.checks.registry import check_evidence, check_names, named_check
+    from blis_replay.ingest.store import kv_event_counts, open_store, read_findings, read_stored
+    from blis_replay.validate.experiment import find_experiment
+    from blis_replay.validate.inspection import inspection_answer
+    from blis_replay.validate.text.checks import checks_answer, evidence_answer
+
+    if list_checks:
+        print_answer(form, checks_answer(check_names()))
+        return
+    if name is None:
+        raise click.UsageError("name an experiment with --experiment, or list the checks with --checks")
+    chosen = None if check is None else named_check(check)
+    # A store that nobody may write can still be looked at; a bundled experiment would be brought into it.
+    read_only = store_path.exists() and not os.access(store_path, os.W_OK)
+    with open_store(store_path, read_only=read_only) as store:
+        slug = find_experiment(store, name)
+        if chosen is None:
+            recording, findings, cache = (
+                read_stored(store, slug),
+                read_findings(store, slug),
+                kv_event_counts(store, slug),
+            )
+            answer = inspection_answer(recording, findings, cache)
+        else:
+            answer = evidence_answer(check_evidence(store, slug, chosen))
+    print_answer(form, answer)

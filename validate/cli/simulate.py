@@ -1,0 +1,134 @@
+"""``blis-replay simulate``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from blis_replay.validate.cli.options import form_options, print_answer, store_option
+
+
+@click.command("simulate")
+@click.option(
+    "--requests",
+    "requests_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=None,
+    help="Request table: .csv, .jsonl or .parquet.",
+)
+@click.option(
+    "--experiment", "name", default=None, metavar="NAME", help="Or the requests of a recording: slug or alias."
+)
+@click.option(
+    "--workload",
+    "workload_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=None,
+    help="Or made-up requests: a YAML file (docs/workloads.md).",
+)
+@click.option(
+    "--engine",
+    "engine_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    required=True,
+    help="YAML with engine arguments under vLLM's names.",
+)
+@click.option("--coefficients", required=True, metavar="RELEASE", help="A release that ships, or a YAML file.")
+@click.option("--model", default=None, metavar="NAME", help="Which model of the release, where it has several.")
+@click.option(
+    "--tensor-parallelism", type=click.IntRange(1), default=None, help="And on how many GPUs, where that is not enough."
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder for the tables and summary."
+)
+@click.option("--instances", type=click.IntRange(1, 1000), default=1, show_default=True, help="Engines of a cluster.")
+@click.option(
+    "--router",
+    "router_text",
+    default=None,
+    metavar="NAME",
+    help="Who gets a request: round-robin, least-loaded, random, always-busiest, or weighted, with weights as in "
+    "weighted:prefix_affinity=3,queue_depth=2.  [default: round-robin]",
+)
+@click.option("--csv-tables", is_flag=True, help="Write the tables as CSV too.")
+@store_option
+@form_options
+def command(
+    requests_path: Path | None,
+    name: str | None,
+    workload_path: Path | None,
+    engine_path: Path,
+    coefficients: str,
+    model: str | None,
+    tensor_parallelism: int | None,
+    out: Path,
+    instances: int,
+    router_text: str | None,
+    csv_tables: bool,
+    store_path: Path,
+    form: str | None,
+) -> None:
+    """Simulate any request table, or the requests of a recording on another engine.
+
+    The table has an arrival (arrival_us, arrival_ms or arrival_s), prompt_tokens and
+    output_tokens; optional request_id, priority (lower is served first), cached_tokens, and
+    block_keys or hash_ids: an integer for each full block of a request, equal where the
+    tokens are (in CSV separated by spaces). The engine file needs max_num_seqs,
+    max_num_batched_tokens, max_model_len and async_scheduling.
+
+    Writes requests.parquet, steps.parquet and summary.json, and prints the summary; with
+    --instances of all instances together and of each.
+
+    \b
+    Examples:
+      blis-replay simulate --requests load.csv --engine engine.yaml \\
+          --coefficients h100-vllm-0.15.1 --model codellama-34b-instruct-hf --out run
+      blis-replay simulate --requests load.jsonl --engine engine.yaml \\
+          --coefficients mine.yaml --out run --csv-tables --json
+      blis-replay simulate --experiment mooncake --engine engine.yaml \\
+          --coefficients mine.yaml --out run
+      blis-replay simulate --workload load.yaml --engine engine.yaml \\
+          --coefficients mine.yaml --out run --instances 4 --router least-loaded
+    """
+    from blis_replay.blis.cluster.config import ClusterConfig, RoundRobin, router_of_text
+    from blis_replay.replay.release_file import load_release
+    from blis_replay.replay.request_table import read_request_table
+    from blis_replay.replay.simulation import (
+        choose_entry,
+        generated_table,
+        read_engine,
+        recorded_table,
+        simulate_on_cluster,
+        simulate_table,
+        write_cluster_tables,
+        write_tables,
+    )
+    from blis_replay.validate.experiment import stored_experiment
+    from blis_replay.validate.text.answer import page_json
+    from blis_replay.validate.text.simulations import cluster_answer, cluster_summary, simulation_answer, summary
+
+    if sum(given is not None for given in (requests_path, name, workload_path)) != 1:
+        raise click.UsageError("name the requests with one of --requests FILE, --experiment NAME, --workload FILE")
+    if router_text is not None and instances == 1:
+        raise click.UsageError("--router chooses between instances; say how many with --instances")
+    router = router_of_text(router_text) if router_text else RoundRobin()
+    release = load_release(coefficients)
+    given = read_engine(engine_path)
+    entry = choose_entry(release, model, tensor_parallelism or given.tensor_parallelism)
+    if requests_path is not None:
+        table = read_request_table(requests_path, given.engine.block_size)
+    elif workload_path is not None:
+        table = generated_table(workload_path, given.engine)
+    else:
+        table = recorded_table(stored_experiment(store_path, str(name)), given.engine)
+    if instances > 1:
+        pooled = simulate_on_cluster(table, ClusterConfig(instances, router), given.engine, release, entry)
+        write_cluster_tables(pooled, out, csv_tables)
+        answer = cluster_answer(cluster_summary(pooled))
+    else:
+        simulation = simulate_table(table, given.engine, release, entry)
+        write_tables(simulation, out, csv_tables)
+        answer = simulation_answer(summary(simulation))
+    (out / "summary.json").write_text(page_json(answer.document) + "\n", "utf-8")
+    print_answer(form, answer)

@@ -1,0 +1,135 @@
+"""``blis-replay validate``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from blis_replay.validate.cli.options import (
+    WINDOW,
+    coefficients_option,
+    executor_options,
+    experiments_options,
+    form_options,
+    print_answer,
+    replay_option,
+    store_option,
+)
+from blis_replay.validate.cli.progress import progress_line
+
+if TYPE_CHECKING:
+    from blis_replay.replay.executors.executors import ExecutorName
+
+
+@click.command("validate")
+@experiments_options
+@coefficients_option
+@replay_option
+@click.option(
+    "--simulator",
+    "choice",
+    type=click.Choice(["embedded", "blis", "both"]),
+    default="embedded",
+    show_default=True,
+    help="Our engine, the BLIS binary, or both side by side.",
+)
+@click.option("--blis-binary", default=None, metavar="PATH", help="The BLIS binary, for --simulator blis and both.")
+@click.option(
+    "--blis-timeout",
+    type=click.FloatRange(0, min_open=True),
+    default=600.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="End a BLIS run after this long.",
+)
+@click.option(
+    "--blis-model",
+    type=click.Choice(["release", "own"]),
+    default=None,
+    help="BLIS runs the coefficients as its blackbox model, or the latency model that its build has.  "
+    "[default: release where --coefficients is given, else own]",
+)
+@click.option("--by-stage", is_flag=True, help="Add a row for each load stage.")
+@click.option(
+    "--window", type=WINDOW, default=(0.0, 1.0), help="Compare only requests of this share of the run, e.g. 0.6:1."
+)
+@executor_options
+@store_option
+@form_options
+@click.pass_context
+def command(
+    ctx: click.Context,
+    names: tuple[str, ...],
+    everything: bool,
+    coefficients: str | None,
+    mode_text: str,
+    choice: str,
+    blis_binary: str | None,
+    blis_timeout: float,
+    blis_model: str | None,
+    by_stage: bool,
+    window: tuple[float, float],
+    executor: ExecutorName,
+    workers: int | None,
+    store_path: Path,
+    form: str | None,
+) -> int:
+    """Replay recorded requests through the simulator and compare.
+
+    Prints observed and simulated mean, p50, p90 and p99 of TTFT, ITL, TPOT and E2E with
+    signed errors, and passes if the means are within E2E 10 %, TTFT 15 %, ITL 15 %.
+    A metric that an instrument check calls unusable is not printed; exit code 3 if it
+    is one of these three and no other of them fails.
+
+    \b
+    Examples:
+      blis-replay validate --experiment 34b-general
+      blis-replay validate --experiment 34b-general --by-stage
+      blis-replay validate --experiment 34b-general --coefficients mine.yaml
+      blis-replay validate --experiment 34b-general --coefficients stepml-direct --replay as-published
+      blis-replay validate --experiment 34b-general --replay spec
+      blis-replay validate --experiment 34b-general --simulator both --blis-binary ./blis
+      blis-replay validate --all --csv
+    """
+    if bool(names) == everything:
+        raise click.UsageError("name experiments with --experiment, or use --all")
+    if choice != "embedded" and blis_binary is None:
+        raise click.UsageError(f"--simulator {choice} needs --blis-binary PATH")
+    if not blis_timeout > 0:  # not a number is no limit either
+        raise click.UsageError(f"--blis-timeout {blis_timeout} is no time; give seconds")
+    with progress_line("validating") as progress:
+        from blis_replay.replay.mode import parse_mode
+        from blis_replay.replay.release_file import load_release
+        from blis_replay.validate.comparison.comparison_text import validation_answer
+        from blis_replay.validate.comparison.simulators import chosen_simulators, informed
+        from blis_replay.validate.comparison.validated import validate_many
+        from blis_replay.validate.experiment import DEFAULT_RELEASE
+
+        own_model = blis_model == "own" if blis_model else coefficients is None
+        release = load_release(coefficients or DEFAULT_RELEASE)
+        release.refuse_if_invalid()
+        mode = parse_mode(mode_text, release.published_replay)
+        simulators = chosen_simulators(choice, release, blis_binary or "", blis_timeout, own_model)
+        reports = [
+            validate_many(
+                store_path,
+                None if everything else names,
+                mode,
+                window,
+                simulator,
+                stages=by_stage,
+                tolerant=everything,
+                executor=executor,
+                workers=workers,
+                progress=progress,
+            )
+            for simulator in simulators
+        ]
+    if choice == "both":
+        embedded = {c.slug: c for c in reports[0].comparisons}
+        known = [informed(c, embedded[c.slug]) if c.slug in embedded else c for c in reports[1].comparisons]
+        reports[1] = replace(reports[1], comparisons=known)
+    return print_answer(form, validation_answer(reports, summary=everything))

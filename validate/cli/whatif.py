@@ -1,0 +1,85 @@
+"""``blis-replay whatif``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from blis_replay.validate.cli.options import (
+    coefficients_option,
+    executor_options,
+    experiment_option,
+    form_options,
+    print_answer,
+    store_option,
+)
+from blis_replay.validate.cli.progress import progress_line
+
+if TYPE_CHECKING:
+    from blis_replay.replay.executors.executors import ExecutorName
+
+
+@click.command("whatif")
+@experiment_option
+@coefficients_option
+@click.option("--set", "fixed", multiple=True, metavar="ARGUMENT=VALUE", help="Change an engine argument.")
+@click.option(
+    "--sweep", "swept", multiple=True, metavar="ARGUMENT=V1,V2,...", help="Try several values; all combinations."
+)
+@executor_options
+@store_option
+@form_options
+def command(
+    name: str,
+    fixed: tuple[str, ...],
+    swept: tuple[str, ...],
+    coefficients: str | None,
+    executor: ExecutorName,
+    workers: int | None,
+    store_path: Path,
+    form: str | None,
+) -> None:
+    """Replay the same requests with other engine arguments.
+
+    Prints simulated latencies, throughput, depth, preemptions and KV use with the recorded
+    arguments and the changed ones. The server was observed with the recorded ones only.
+    A combination that the engine cannot run, or that leaves no room for a request, is named
+    with its reason; exit code 3 if that is so of all of them.
+
+    \b
+    Examples:
+      blis-replay whatif --experiment 34b-general --set max_num_seqs=64
+      blis-replay whatif --experiment 70b-general --set async_scheduling=false \\
+          --sweep max_num_seqs=64,128,256 --sweep max_num_batched_tokens=2048,8192
+      blis-replay whatif --experiment 7b-reasoning --set num_gpu_blocks=none --json
+    """
+    from blis_replay.replay.mode import parse_engine_value, parse_overrides
+    from blis_replay.replay.release_file import load_release
+    from blis_replay.validate.engine_arguments import grid, what_if, whatif_answer
+    from blis_replay.validate.experiment import DEFAULT_RELEASE, stored_experiment
+
+    settings, values = _pairs("--set", fixed), _pairs("--sweep", swept)
+    if not (settings or values):
+        raise click.UsageError("say what is to change: --set max_num_seqs=256, or --sweep max_num_seqs=64,128,256")
+    if both := sorted(set(settings) & set(values)):
+        raise click.UsageError(f"{both[0]} is given by --set and by --sweep; use one of them")
+    sweeps = {n: [parse_engine_value(n, v) for v in dict.fromkeys(text.split(","))] for n, text in values.items()}
+    changes = grid(parse_overrides(settings), sweeps)
+    release = load_release(coefficients or DEFAULT_RELEASE)
+    recording = stored_experiment(store_path, name)
+    with progress_line("replaying") as progress:
+        found = what_if(recording, release, changes, executor=executor, workers=workers, progress=progress)
+    print_answer(form, whatif_answer(found))
+
+
+def _pairs(option: str, texts: tuple[str, ...]) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for text in texts:
+        argument, equals, value = text.partition("=")
+        if not equals or argument in pairs:
+            problem = "is given twice" if equals else "has no value"
+            raise click.UsageError(f"{option} {text}: {argument} {problem}; write {option} max_num_seqs=256 once")
+        pairs[argument] = value
+    return pairs

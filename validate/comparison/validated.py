@@ -1,0 +1,227 @@
+"""Experiments replayed, compared with their recordings, and stored: one, many, or load stage by load stage."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+import polars as pl
+
+from blis_replay.blis.releases.release import CoefficientRelease
+from blis_replay.compiled.errors import ExperimentError
+from blis_replay.ingest.recording import ARRIVALS
+from blis_replay.ingest.store import RunRecord, Store, is_stored, open_store, read_stored, write_run
+from blis_replay.ingest.store.file import limit_writing
+from blis_replay.replay.driver import ReplayRun, replay
+from blis_replay.replay.executors.executors import ExecutorName, map_jobs
+from blis_replay.replay.executors.local import Progress
+from blis_replay.replay.mode import ReplayMode
+from blis_replay.replay.simulator import EmbeddedEngine, Simulator
+from blis_replay.replay.store import record_of, run_tables
+from blis_replay.validate.comparison.compare import Comparison, compare_replay, light
+from blis_replay.validate.errors import NothingToJudgeError
+from blis_replay.validate.experiment import experiment_row, named_experiments
+from blis_replay.validate.metrics.observed import Selection, pooled_gaps
+
+
+def compare_experiment(
+    store: Store,
+    slug: str,
+    release: CoefficientRelease,
+    mode: ReplayMode,
+    window: tuple[float, float] = (0.0, 1.0),
+    simulator: Simulator | None = None,
+) -> Comparison:
+    """Replay a stored experiment and compare it with its recording; the store is only read.
+
+    ``simulator``: the embedded engine with ``release`` if None.  Raises ``NothingToJudgeError``
+    for an arrival trace.
+    """
+    recording = read_stored(store, slug)
+    if recording.ground_truth == ARRIVALS:
+        raise NothingToJudgeError(
+            f"{recording.alias}: an arrival trace: it has no latencies to compare; replay it with "
+            f"`blis-replay simulate --experiment {recording.alias} --engine FILE --coefficients NAME --out DIR`"
+        )
+    run = replay(recording, release, mode, simulator or EmbeddedEngine(release))
+    return _compared(store, run, Selection(window=window))
+
+
+def validate_experiment(
+    store: Store,
+    slug: str,
+    release: CoefficientRelease,
+    mode: ReplayMode,
+    window: tuple[float, float] = (0.0, 1.0),
+    simulator: Simulator | None = None,
+) -> Comparison:
+    """As ``compare_experiment``, and run and errors of a whole run are stored."""
+    comparison = compare_experiment(store, slug, release, mode, window, simulator)
+    if comparison.selection.everything and not is_stored(store, record_of(comparison.run)):
+        write_run(store, record_of(comparison.run), *run_tables(comparison.run), errors_frame(comparison))
+    return comparison
+
+
+def by_stage(store: Store, comparison: Comparison) -> list[Comparison]:
+    """The same comparison for each load stage by itself; a stage with nothing to compare is left out."""
+    stages: list[Comparison] = []
+    for stage in comparison.recording.stages:
+        try:
+            stages.append(_compared(store, comparison.run, replace(comparison.selection, stage=stage.stage)))
+        except NothingToJudgeError:
+            continue
+    return stages
+
+
+def _compared(store: Store, run: ReplayRun, selection: Selection) -> Comparison:
+    """A replay beside what the store holds of its recording."""
+    gaps = pooled_gaps(store, run.recording.slug, selection.of(run.recording.requests))
+    return compare_replay(run, gaps, selection, queues=selection.stage is None)
+
+
+@dataclass(frozen=True)
+class Validated:
+    """What one simulator answered for several experiments.
+
+    ``comparisons``: without the requests and steps, so that memory does not grow with them (``light``).
+    ``stages``: by slug, the same of each load stage, where asked for.  ``not_judged``: alias (slug, where two share
+    it) to reason.
+    """
+
+    simulator: str
+    comparisons: list[Comparison]
+    stages: dict[str, list[Comparison]]
+    not_judged: dict[str, str]
+
+
+def validate_many(
+    store: Path,
+    names: Sequence[str] | None,
+    mode: ReplayMode,
+    window: tuple[float, float],
+    simulator: Simulator,
+    *,
+    stages: bool = False,
+    tolerant: bool = True,
+    executor: ExecutorName = "local",
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> Validated:
+    """Validate experiments, with their ``stages``, and store whole runs.
+
+    ``store``: the file, which this process must not have open: several processes read it side by side, each the
+    experiment that it is about.  ``names``: as ``named_experiments``.  ``tolerant``: those that cannot be judged are
+    returned with the reason; else the first reason is raised when the others are stored.  ``executor``, ``workers``,
+    ``progress``: of ``map_jobs``.
+    """
+    answer = Validated(simulator.name, [], {}, {})
+    task = _Task(mode, window, simulator, stages)
+    with open_store(store) as opened:
+        slugs = named_experiments(opened, names)
+        outcomes = [_validated_here(opened, task, slugs[0])] if len(slugs) == 1 else []
+    if len(slugs) > 1:
+        with tempfile.TemporaryDirectory(dir=store.parent, prefix=".runs-") as scratch:
+            job = partial(_validated_in_a_job, store, Path(scratch), task)
+            outcomes = map_jobs(job, slugs, executor=executor, workers=workers, progress=progress)
+            _store_runs(store, Path(scratch), outcomes)
+    for outcome in outcomes:
+        if outcome.problem is not None and not tolerant:
+            raise outcome.problem
+        if outcome.comparison is None:
+            name = outcome.slug if outcome.alias in answer.not_judged else outcome.alias
+            answer.not_judged[name] = str(outcome.problem)
+            continue
+        answer.comparisons.append(outcome.comparison)
+        if stages:
+            answer.stages[outcome.slug] = outcome.stages
+    return answer
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What all experiments share."""
+
+    mode: ReplayMode
+    window: tuple[float, float]
+    simulator: Simulator
+    stages: bool
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """``comparison``: None for the ``problem``.  ``run``: to be stored."""
+
+    slug: str
+    alias: str
+    comparison: Comparison | None = None
+    stages: list[Comparison] = field(default_factory=list)
+    run: RunRecord | None = None
+    problem: Exception | None = None
+
+
+def _validated(store: Store, task: _Task, slug: str) -> tuple[_Outcome, ReplayRun | None]:
+    """The outcome, and the run if it is to be stored."""
+    try:
+        whole = compare_experiment(store, slug, task.simulator.release, task.mode, task.window, task.simulator)
+    except ExperimentError as error:
+        return _Outcome(slug, experiment_row(store, slug).alias, problem=error), None
+    stages = [light(stage) for stage in by_stage(store, whole)] if task.stages else []
+    record = record_of(whole.run)
+    new = whole.selection.everything and not is_stored(store, record)  # equal input gives equal output
+    return _Outcome(slug, whole.alias, light(whole), stages, record if new else None), whole.run if new else None
+
+
+def _validated_here(store: Store, task: _Task, slug: str) -> _Outcome:
+    outcome, run = _validated(store, task, slug)
+    if run is not None and outcome.comparison is not None:
+        requests, steps = run_tables(run)
+        write_run(store, record_of(run), requests, steps, errors_frame(outcome.comparison))
+    return outcome
+
+
+def _validated_in_a_job(path: Path, scratch: Path, task: _Task, slug: str) -> _Outcome:
+    """The tables of the run are handed over as files: only one process at a time can write the store."""
+    with open_store(path, read_only=True) as store:
+        outcome, run = _validated(store, task, slug)
+    if run is not None:
+        for name, table in zip(("requests", "steps"), run_tables(run), strict=True):
+            table.write_parquet(_table_file(scratch, record_of(run), name))
+    return outcome
+
+
+def _store_runs(store: Path, scratch: Path, outcomes: Sequence[_Outcome]) -> None:
+    """Store the runs that the jobs left behind, in their order and one at a time in memory."""
+    left = [(outcome.run, outcome.comparison) for outcome in outcomes if outcome.run and outcome.comparison]
+    if not left:
+        return
+    with open_store(store) as opened:
+        limit_writing(opened)
+        for run, comparison in left:
+            requests, steps = (pl.read_parquet(_table_file(scratch, run, name)) for name in ("requests", "steps"))
+            write_run(opened, run, requests, steps, errors_frame(comparison))
+
+
+def _table_file(scratch: Path, run: RunRecord, name: str) -> Path:
+    return scratch / f"{run.run_key}.{name}.parquet"
+
+
+def errors_frame(comparison: Comparison) -> pl.DataFrame:
+    """The table of a comparison in the store's form."""
+    return pl.DataFrame(
+        [
+            {
+                "metric": metric,
+                "statistic": statistic,
+                "observed_us": cell.a_us,
+                "simulated_us": cell.b_us,
+                "error": cell.error,
+                "reason": cell.reason,
+            }
+            for metric, cells in comparison.metrics.items()
+            for statistic, cell in cells.items()
+        ],
+        infer_schema_length=None,
+    )

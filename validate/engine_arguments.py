@@ -1,0 +1,270 @@
+"""The same requests on the same simulator with other engine arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from itertools import product
+
+import numpy as np
+
+from blis_replay.blis.releases.release import CoefficientRelease
+from blis_replay.compiled.errors import ExperimentError
+from blis_replay.ingest.recording import Recording
+from blis_replay.ingest.tables import Column, Table, Toned, columns_named, table_of
+from blis_replay.replay.driver import ReplayRun, replay
+from blis_replay.replay.executors.executors import ExecutorName, map_jobs
+from blis_replay.replay.executors.local import Progress
+from blis_replay.replay.mode import EngineOverrides, EngineValue, ReplayMode, override_text
+from blis_replay.validate.comparison.sides import simulated_samples
+from blis_replay.validate.errors import NothingToJudgeError
+from blis_replay.validate.metrics.latency import latency_statistics, relative_error
+from blis_replay.validate.text.answer import Answer, Block, Line
+from blis_replay.validate.text.cells import cell_text
+
+
+@dataclass(frozen=True)
+class WhatIfPoint:
+    """A replay with some engine arguments.
+
+    ``overrides``: in the place of the recorded arguments.  ``values``: simulated numbers by name
+    (``simulated_values``), None with the ``reason`` if the engine cannot run, or not serve a request.
+    """
+
+    overrides: EngineOverrides
+    values: dict[str, float | None] | None
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """Replays of one recording; ``recorded`` is that with its own engine arguments."""
+
+    recording: Recording
+    release: CoefficientRelease
+    basis: dict[str, str]
+    recorded: WhatIfPoint
+    points: tuple[WhatIfPoint, ...]
+
+
+def what_if(
+    recording: Recording,
+    release: CoefficientRelease,
+    changes: Sequence[EngineOverrides],
+    *,
+    executor: ExecutorName = "local",
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> WhatIf:
+    """Replay a recording with its own engine arguments and with each of the changes.
+
+    Raises what ``replay`` does with the recorded arguments, ``ReplayError`` as ``map_jobs``, and
+    ``NothingToJudgeError`` if the engine cannot serve the requests with any of the changes.
+    """
+    as_recorded = replay(recording, release)
+    work = partial(_point, recording, release)
+    points = map_jobs(work, changes, executor=executor, workers=workers, progress=progress)
+    if changes and all(point.values is None for point in points):
+        raise NothingToJudgeError(f"{recording.alias}: nothing could be simulated: {points[0].reason}")
+    recorded = WhatIfPoint((), simulated_values(as_recorded))
+    return WhatIf(recording, release, as_recorded.plan.basis, recorded, tuple(points))
+
+
+def grid(fixed: EngineOverrides, sweeps: Mapping[str, Sequence[EngineValue]]) -> list[EngineOverrides]:
+    """Every combination of the sweeps, the last one running fastest, each with the fixed overrides."""
+    combinations = product(*(tuple((name, value) for value in values) for name, values in sweeps.items()))
+    return [(*fixed, *combination) for combination in combinations]
+
+
+def simulated_values(run: ReplayRun) -> dict[str, float | None]:
+    """What a replay says of its engine, over the requests that it completed.
+
+    Latencies in ms; ``requests_per_s`` and ``output_tokens_per_s`` from the first arrival to the last
+    token at a client, as are the means of ``running`` and ``waiting`` (requests, by time);
+    ``kv_peak``: largest share of KV blocks in use at once, None where memory has no bound;
+    ``cut_short``: requests whose output ended at ``max_model_len``.
+    """
+    result, done = run.result, run.simulated.completed
+    latencies = latency_statistics(simulated_samples(run, done), result.inter_token_gaps(done))
+    duration_us = float((run.plan.trace.arrival_us + run.e2e_us)[done].max(initial=0) - run.plan.trace.arrival_us[0])
+    per_s = 1e6 / duration_us if duration_us else 0.0
+    steps, blocks = result.steps, run.plan.engine.num_gpu_blocks
+    lasted_us = steps["end_us"] - steps["start_us"]
+    in_batch_us = float((steps["running_depth"] * lasted_us).sum())
+    waited_us = (np.where(result.scheduled_us >= 0, result.scheduled_us, run.plan.trace.abort_us) - result.queued_us)[
+        done
+    ]
+    tokens = run.simulated.output_tokens
+    values: dict[str, float | None] = {
+        f"{metric}_{name}_ms": us / 1000 if (us := latencies[metric].get(name)) is not None else None
+        for metric in ("ttft", "itl", "e2e")
+        for name in ("mean", "p99")
+    }
+    return values | {
+        "requests_per_s": int(done.sum()) * per_s,
+        "output_tokens_per_s": int(tokens[done].sum()) * per_s,
+        "running": in_batch_us * per_s / 1e6,
+        "waiting": float(waited_us.sum()) * per_s / 1e6,
+        "preemptions": int(result.preemptions.sum()),
+        "kv_peak": None if blocks is None else 1 - float(steps["free_blocks"].min(initial=blocks - 1)) / (blocks - 1),
+        "completed": int(done.sum()),
+        "cut_short": int((tokens < run.plan.trace.output_tokens)[done].sum()),
+    }
+
+
+def _point(recording: Recording, release: CoefficientRelease, overrides: EngineOverrides) -> WhatIfPoint:
+    try:
+        run = replay(recording, release, ReplayMode(engine=overrides))
+    except ExperimentError as error:
+        return WhatIfPoint(overrides, None, str(error))
+    return WhatIfPoint(overrides, simulated_values(run))
+
+
+# name -> heading, and the part of a wide table that it stands in.
+_VALUES = {
+    "ttft_mean_ms": Column("TTFT mean ms", "magnitude", part=1),
+    "ttft_p99_ms": Column("TTFT p99 ms", "magnitude", part=1),
+    "itl_mean_ms": Column("ITL mean ms", "magnitude", part=1),
+    "itl_p99_ms": Column("ITL p99 ms", "magnitude", part=1),
+    "e2e_mean_ms": Column("E2E mean ms", "magnitude", part=1),
+    "e2e_p99_ms": Column("E2E p99 ms", "magnitude", part=1),
+    "requests_per_s": Column("requests/s", "magnitude", part=2),
+    "output_tokens_per_s": Column("output tokens/s", "magnitude", part=2),
+    "running": Column("mean depth", "magnitude", part=2),
+    "waiting": Column("mean queue", "magnitude", part=2),
+    "preemptions": Column("preemptions", "count", part=2),
+    "kv_peak": Column("KV peak", "share", part=2),
+}
+
+
+def whatif_answer(found: WhatIf) -> Answer:
+    """One change beside the recorded arguments, or the tables of a grid; and what they rest on.
+
+    ``change`` are the values of a point over those with the recorded arguments, less one.  The rows are one per
+    point, the recorded arguments first.
+    """
+    rows = [
+        {
+            "overrides": _written(p.overrides),
+            **(p.values or dict.fromkeys(found.recorded.values or ())),
+            "reason": p.reason,
+        }
+        for p in (found.recorded, *found.points)
+    ]
+    page = _grid(found) if len(found.points) > 1 else [_beside(found.recorded, found.points[0])]
+    return Answer([_head(found), *page, _remarks(found), _provenance(found)], _document(found), table_of(rows))
+
+
+def _document(found: WhatIf) -> dict[str, object]:
+    return {
+        "slug": found.recording.slug,
+        "alias": found.recording.alias,
+        "recorded": {"engine": _recorded_arguments(found), "values": found.recorded.values},
+        "points": [
+            {
+                "overrides": dict(point.overrides),
+                "values": point.values,
+                "change": _changes(found.recorded, point),
+                "reason": point.reason,
+            }
+            for point in found.points
+        ],
+        "observed_with": "the recorded arguments only",
+        "provenance": {
+            "blis_replay": version("blis-replay"),
+            "recording_hash": found.recording.content_hash,
+            "coefficients": found.release.name,
+            "coefficients_hash": found.release.sha256,
+            "basis": found.basis,
+        },
+    }
+
+
+def _head(found: WhatIf) -> Line:
+    common = _common(found)
+    changed = f" with {_written(common)}" if common else ""
+    recording = found.recording
+    return Line(f"{recording.alias}  ({recording.slug}){changed}, simulated", mark=Toned(recording.alias, "heading"))
+
+
+def _beside(recorded: WhatIfPoint, changed: WhatIfPoint) -> Table:
+    """The values below each other, each written as its own column would be."""
+    changes = _changes(recorded, changed) or {}
+    rows = [
+        [
+            column.name,
+            *(cell_text((point.values or {}).get(name), column.kind) for point in (recorded, changed)),
+            changes.get(name),
+        ]
+        for name, column in _VALUES.items()
+    ]
+    return Table("", (*columns_named("", "as recorded", "changed"), Column("change", "error")), rows)
+
+
+def _grid(found: WhatIf) -> list[Table]:
+    """The points by number, and their values: latencies and load beside each other where there is room."""
+    points = [found.recorded, *found.points]
+    rows = [["0", "as recorded"], *([str(i), _name(found, p)] for i, p in enumerate(found.points, 1))]
+    values = [[str(i), *(p.values[name] for name in _VALUES)] for i, p in enumerate(points) if p.values is not None]
+    return [
+        Table("", columns_named("", "engine arguments", kind="text"), rows),
+        Table("", (Column(""), *_VALUES.values()), values),
+    ]
+
+
+def _remarks(found: WhatIf) -> Block:
+    """What was not served, and what is not the same work."""
+    lines = []
+    for point in found.points:
+        name, values = _name(found, point), point.values
+        if values is None:
+            lines.append(f"cannot be served with {name}: {point.reason}")
+        elif values["cut_short"]:
+            lines.append(f"{name}: {values['cut_short']:,} outputs end at max_model_len, so less is served")
+    return Block(lines)
+
+
+def _provenance(found: WhatIf) -> Block:
+    engine = _written(tuple(_recorded_arguments(found).items()))
+    return Block(
+        [
+            f"coefficients: {found.release.name}; all numbers are simulated. The server was observed with the recorded "
+            f"arguments only ({engine}): `blis-replay validate --experiment {found.recording.alias}` says how far the "
+            "simulator is from it there, and nothing says it elsewhere.",
+            *(f"{what}: {how}" for what, how in found.basis.items()),
+        ]
+    )
+
+
+def _recorded_arguments(found: WhatIf) -> dict[str, EngineValue]:
+    """Of the arguments that a point changes, those recorded."""
+    names = sorted({name for point in found.points for name, _ in point.overrides})
+    engine = found.recording.engine
+    return {name: _whole(engine[name].value) if name in engine else None for name in names}
+
+
+def _whole(value: int | float | bool | str) -> EngineValue:
+    return int(value) if isinstance(value, float) else value
+
+
+def _common(found: WhatIf) -> EngineOverrides:
+    """What all points change alike."""
+    return tuple(o for o in found.points[0].overrides if all(o in point.overrides for point in found.points))
+
+
+def _name(found: WhatIf, point: WhatIfPoint) -> str:
+    """What tells a point from the others; of the only one, all that it changes."""
+    common = _common(found)
+    return _written(tuple(o for o in point.overrides if o not in common) or point.overrides)
+
+
+def _written(overrides: EngineOverrides) -> str:
+    return " ".join(override_text(*override) for override in overrides)
+
+
+def _changes(recorded: WhatIfPoint, changed: WhatIfPoint) -> dict[str, float | None] | None:
+    if recorded.values is None or changed.values is None:
+        return None
+    return {name: relative_error(recorded.values[name], changed.values[name]) for name in _VALUES}

@@ -1,0 +1,241 @@
+"""What a recording says of each number of the metric table, or why it cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from blis_replay.compiled.arrays import Bools, Int64s
+from blis_replay.ingest.checks import overload
+from blis_replay.ingest.recording import Finding, Recording
+from blis_replay.ingest.rows import Rows
+from blis_replay.ingest.store import Store, inter_token_gaps, read_stored
+from blis_replay.ingest.stream.layout import published_itl
+from blis_replay.validate.metrics.latency import STATISTICS, LatencySamples, pooled_quantiles, statistics
+
+Gaps = tuple[Int64s, Int64s]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which requests to compare: a load stage, and a window of the run by arrival (0..1)."""
+
+    stage: int | None = None
+    window: tuple[float, float] = (0.0, 1.0)
+
+    def of(self, requests: Rows) -> Bools:
+        """bool[n]: the requests that belong to the selection."""
+        arrival_us = requests["arrival_us"].to_numpy()
+        low, high = (share * float(arrival_us[-1]) for share in self.window)
+        within = (arrival_us >= low) & (arrival_us <= high)
+        if self.stage is None:
+            return np.asarray(within, np.bool_)
+        return np.asarray(within & (requests["stage"] == self.stage).fill_null(False).to_numpy(), np.bool_)
+
+    @property
+    def everything(self) -> bool:
+        """Whether all requests belong to it."""
+        return self.stage is None and self.window == (0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Number:
+    """One number of one side in us; None with the ``reason`` where there is none.
+
+    ``between_us``: bounds, where only those are known.  ``unusable``: the instrument check that forbids the number.
+    """
+
+    value_us: float | None
+    reason: str | None = None
+    between_us: tuple[float, float] | None = None
+    unusable: str | None = None
+
+
+Numbers = dict[str, dict[str, Number]]
+
+
+def pooled_gaps(store: Store, slug: str, chosen: Bools | None = None) -> Gaps | None:
+    """Gaps between output tokens of the chosen requests (all if None); None where no token times were recorded."""
+    gaps = inter_token_gaps(store, slug, chosen)
+    return gaps if len(gaps[0]) else None
+
+
+@dataclass(frozen=True)
+class Observed:
+    """A recording with all that comparing a replay of its whole run takes.
+
+    ``token_gaps``: pooled gaps between output tokens, None where no token times were recorded.
+    """
+
+    recording: Recording
+    token_gaps: Gaps | None
+
+    @property
+    def overloaded(self) -> bool:
+        """Whether an instrument check calls the recording overloaded."""
+        return overloaded(self.recording.findings)
+
+
+def read_observed(store: Store, slug: str) -> Observed:
+    """A stored experiment; raises ``UnknownExperimentError`` if there is none of that slug."""
+    return Observed(read_stored(store, slug), pooled_gaps(store, slug))
+
+
+def overloaded(findings: Iterable[Finding]) -> bool:
+    """Whether an instrument check calls the recording overloaded."""
+    return any(finding.check == overload.CHECK for finding in findings)
+
+
+def observed_requests(recording: Recording) -> Bools:
+    """bool[n]: requests whose TTFT and E2E were recorded and that succeeded."""
+    requests = recording.requests
+    known = requests["ttft_us"].is_not_null() & requests["e2e_us"].is_not_null()
+    return ((requests["status"] == "ok") & known).to_numpy()
+
+
+def samples_of(recording: Recording, chosen: Bools) -> LatencySamples:
+    """Recorded latencies of the chosen requests, in request order."""
+    requests = recording.requests.frame(["ttft_us", "e2e_us", "output_tokens"]).filter(chosen)
+    return LatencySamples(
+        requests["ttft_us"].to_numpy().astype(np.int64),
+        requests["e2e_us"].to_numpy().astype(np.int64),
+        requests["output_tokens"].to_numpy().astype(np.int64),
+    )
+
+
+def has_gaps(token_gaps: Gaps | None) -> bool:
+    """Whether token times were recorded, so that the ITL is that of single tokens."""
+    return token_gaps is not None and bool(token_gaps[1].sum() > 0)
+
+
+def numbers_from_requests(
+    recording: Recording, samples: LatencySamples, selection: Selection, token_gaps: Gaps | None
+) -> Numbers:
+    """Observed numbers where single requests are recorded.
+
+    ``token_gaps``: pooled gaps between output tokens, as ``(gap_us, count)``, where token
+    times were recorded; without them the ITL quantiles come from published aggregates.
+    """
+    cells = {
+        "e2e": _plain(statistics(samples.e2e_us)),
+        "ttft": _plain(statistics(samples.ttft_us)),
+        "tpot": _plain(statistics(samples.tpot_us)),
+        "itl": _no_token_times(),
+    }
+    if token_gaps is not None and has_gaps(token_gaps):
+        gap_us, count = token_gaps
+        mean = float((gap_us * count).sum() / count.sum())
+        cells["itl"] = _plain({"mean": mean, **pooled_quantiles(gap_us, count)})
+        return cells
+    if selection.window == (0.0, 1.0):
+        cells["itl"] |= _published_itl(recording, selection.stage)
+    cells["itl"]["mean"] = Number(samples.itl_mean_us)
+    return cells
+
+
+def numbers_from_aggregates(recording: Recording, stage: int | None) -> Numbers:
+    """Observed numbers where only published aggregates exist.
+
+    The mean ITL is (mean E2E - mean TTFT) / (output tokens - 1), the configured length
+    being the same for all.  TPOT of these load generators is the mean gap between stream
+    events; it is corrected by the same factor as the ITL.
+    """
+    table = {
+        (row["metric"], row["statistic"]): row["value"]
+        for row in recording.aggregates.filter(pl.col("stage") == (-1 if stage is None else stage)).iter_rows(
+            named=True
+        )
+    }
+    unpublished = "not published"
+    cells: Numbers = {
+        metric: {
+            name: Number(table.get((metric, name)), None if (metric, name) in table else unpublished)
+            for name in STATISTICS
+        }
+        for metric in ("e2e", "ttft")
+    }
+    lengths = recording.requests["output_tokens"].drop_nulls()
+    e2e, ttft = table.get(("e2e", "mean")), table.get(("ttft", "mean"))
+    cells["itl"] = {name: Number(None, unpublished) for name in STATISTICS} | _published_itl(recording, stage)
+    if e2e is not None and ttft is not None and len(lengths):
+        cells["itl"]["mean"] = Number((e2e - ttft) / (float(lengths.mean()) - 1))  # type: ignore[arg-type]
+    cells["tpot"] = _published_tpot(table, cells["itl"]["mean"].value_us)
+    return cells
+
+
+def _plain(values: Mapping[str, float]) -> dict[str, Number]:
+    return {name: Number(values.get(name), None if name in values else "no such request") for name in STATISTICS}
+
+
+def _no_token_times() -> dict[str, Number]:
+    return {name: Number(None, "no token times recorded") for name in STATISTICS}
+
+
+def _published_itl(recording: Recording, stage: int | None) -> dict[str, Number]:
+    """ITL quantiles from published aggregates, where there are any."""
+    quantiles = published_itl(recording.aggregates, -1 if stage is None else stage)
+    cells = {name: Number(quantiles[name]) for name in STATISTICS if name in quantiles}
+    if "p99" not in cells and "p98" in quantiles and "p99.8" in quantiles:
+        reason = "no token times recorded; published quantiles bracket it"
+        cells["p99"] = Number(None, reason, (quantiles["p98"], quantiles["p99.8"]))
+    return cells
+
+
+def _published_tpot(table: Mapping[tuple[str, str], float], itl_mean_us: float | None) -> dict[str, Number]:
+    reported = table.get(("tpot_reported", "mean"))
+    if reported is None or itl_mean_us is None:
+        return {name: Number(None, "not published") for name in STATISTICS}
+    factor = itl_mean_us / reported
+    values = {name: table[("tpot_reported", name)] * factor for name in STATISTICS if ("tpot_reported", name) in table}
+    return {name: Number(values.get(name), None if name in values else "not published") for name in STATISTICS}
+
+
+# Metric of a finding -> the metrics that are computed from it: a gap between tokens is
+# (E2E - TTFT) / (output tokens - 1) where no token times were recorded.
+_SPOILS = {
+    "e2e": ("e2e", "tpot", "itl"),
+    "ttft": ("ttft", "tpot", "itl"),
+    "itl": ("itl",),
+    "output_tokens": ("tpot", "itl"),
+}
+_QUANTILES = tuple(name for name in STATISTICS if name != "mean")
+
+
+def unusable_cells(findings: Sequence[Finding], *, token_times: bool) -> dict[tuple[str, str], Finding]:
+    """``(metric, statistic)`` of each number that must not be used, with the first finding that says so.
+
+    ``token_times``: whether the ITL comes from recorded token times, and so depends on no other metric.
+    """
+    unusable: dict[tuple[str, str], Finding] = {}
+    for finding in findings:
+        if finding.severity != "unusable":
+            continue
+        for metric, statistic in _spoiled(finding.metric, token_times):
+            unusable.setdefault((metric, statistic), finding)
+    return unusable
+
+
+def _spoiled(metric: str, token_times: bool) -> list[tuple[str, str]]:
+    if metric == "itl quantiles":  # the mean does not need single gaps
+        return [("itl", name) for name in _QUANTILES]
+    spoiled = _SPOILS.get(metric, ())
+    if token_times and metric != "itl":
+        spoiled = tuple(name for name in spoiled if name != "itl")
+    return [(name, statistic) for name in spoiled for statistic in STATISTICS]
+
+
+def without_unusable(numbers: Numbers, findings: Sequence[Finding], *, token_times: bool) -> Numbers:
+    """The numbers but for those that must not be used, which have the finding as their reason."""
+    forbidden = unusable_cells(findings, token_times=token_times)
+    return {
+        metric: {
+            name: number
+            if (why := forbidden.get((metric, name))) is None
+            else Number(None, f"unusable: {why.check}: {why.message}", unusable=why.check)
+            for name, number in of_metric.items()
+        }
+        for metric, of_metric in numbers.items()
+    }

@@ -1,1 +1,0 @@
-"""Whether it matters how a step with prefill and decode tokens takes its time from one with either."""

@@ -1,0 +1,229 @@
+"""The one shape of an answer, and its renderers: text, JSON, CSV, Markdown and HTML.
+
+A verb's function returns data, one function lays it out as an ``Answer``, and the renderers here print it in any form.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from blis_replay.ingest.errors import printable
+from blis_replay.ingest.tables import Cell, Column, Table, Toned, Value, plain, table_of
+from blis_replay.validate.text.cells import cell_text
+from blis_replay.validate.text.terminal import bar_lengths, table_text, toned, wrap
+
+if TYPE_CHECKING:
+    import polars as pl
+
+
+# What stands below a table that marks experiments with a star.
+RECONSTRUCTED = "* ground truth: published aggregates, requests reconstructed from them"
+
+
+@dataclass(frozen=True)
+class Line:
+    """A sentence that is broken at the width there is, later lines indented; ``mark``: words in it that stand out."""
+
+    text: str
+    indent: str = "  "
+    mark: Toned | None = None
+
+
+@dataclass(frozen=True)
+class Verbatim:
+    """Text that is printed as it is, such as YAML."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Block:
+    """Parts directly below each other, with a heading if there is one; nothing without parts."""
+
+    parts: Sequence[Part]
+    heading: str = ""
+
+
+Part = str | Line | Verbatim | Table | Block
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a verb answers, for people and for programs.
+
+    ``page``: the parts of the text, with a blank line between them.  ``document``: JSON values.  ``data``: the rows of
+    CSV, Markdown and frames; without it the document is the only row.  ``exit_code``: what the command ends with.
+    ``beside_data``: what the page says and the rows cannot, for standard error.
+    """
+
+    page: Sequence[Part]
+    document: Mapping[str, Any]
+    data: Table | None = None
+    exit_code: int = 0
+    beside_data: tuple[str, ...] = ()
+
+    @property
+    def table(self) -> Table:
+        """The rows for programs."""
+        if self.data is not None:
+            return self.data
+        return table_of([{name: _joined(value) for name, value in self.document.items()}])
+
+    @property
+    def frame(self) -> pl.DataFrame:
+        """The same as a polars frame."""
+        return frame(self.table)
+
+    def __str__(self) -> str:
+        return page_text(self.page)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return "\n".join(map(part_html, self.page))
+
+
+def one_line(text: str, document: Mapping[str, Any]) -> Answer:
+    """The answer of a verb that writes files: a line that is not broken, and the same for programs."""
+    return Answer([Verbatim(text)], document)
+
+
+def _joined(value: Any) -> Value:
+    return "; ".join(map(str, value)) if isinstance(value, list | tuple) else value
+
+
+def page_text(parts: Iterable[Part]) -> str:
+    """A page for a terminal: its parts with a blank line between them; what is empty is left out."""
+    return "\n\n".join(filter(None, map(part_text, parts)))
+
+
+def part_text(part: Part) -> str:
+    """One part for a terminal, in the width there is."""
+    match part:
+        case str():
+            return wrap(part)
+        case Line():
+            return wrap(part.text, part.indent, part.mark)
+        case Verbatim():
+            return part.text
+        case Table():
+            return table_text(part)
+        case Block():
+            heading = [toned(f"{part.heading}:", "heading")] if part.heading and part.parts else []
+            return "\n".join([*heading, *filter(None, map(part_text, part.parts))])
+
+
+def page_json(document: Mapping[str, Any]) -> str:
+    """The document; raises ``ValueError`` for a number that is not finite, which would be no JSON."""
+    return json.dumps(document, indent=2, allow_nan=False)
+
+
+def frame(table: Table) -> pl.DataFrame:
+    """A table as a frame: texts, integers where all numbers are such, else floats."""
+    import polars as pl
+
+    records = table.records()
+    return pl.DataFrame(
+        {c.name: pl.Series([record[c.name] for record in records], dtype=_dtype(c, records)) for c in table.columns}
+    )
+
+
+def _dtype(column: Column, records: Sequence[Mapping[str, Value]]) -> Any:
+    import polars as pl
+
+    kinds = {type(record[column.name]) for record in records} - {type(None)}
+    if column.kind == "real":
+        return pl.Float64
+    if column.kind in ("text", "word") or not kinds or str in kinds:
+        return pl.String
+    return pl.Boolean if kinds == {bool} else pl.Int64 if kinds == {int} else pl.Float64
+
+
+def csv(table: Table) -> str:
+    """A header and a line per row, numbers in full."""
+    return frame(table).write_csv()
+
+
+def markdown(table: Table) -> str:
+    """A table in Markdown; cells are only text in it."""
+    rows = [
+        [cell_text(cell, column.kind) for cell, column in zip(row, table.columns, strict=True)] for row in table.rows
+    ]
+    lines = [[markdown_text(cell) for cell in row] for row in [table.names, *rows]]
+    lines.insert(1, ["---"] * len(table.columns))
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def markdown_text(text: str) -> str:
+    """Text that is only text in Markdown: names come from files that others wrote."""
+    shown = printable(text).replace("&", "&amp;").replace("<", "&lt;")
+    return "".join(f"\\{c}" if c in "\\`*_[]|#@" else c for c in shown)
+
+
+# A text of a recording can have any length; nobody reads more of it than this.
+_LONGEST_TEXT = 2_000
+# Longer words than a number are broken where a page needs it.
+_LONG_CELL = 24
+
+
+def readable(text: str) -> str:
+    """Text on one line, without control characters and of bounded length."""
+    left = len(text) - _LONGEST_TEXT
+    return printable(text) if left <= 0 else f"{printable(text[:_LONGEST_TEXT])}… ({left:,} characters more)"
+
+
+def html_text(text: str) -> str:
+    """Text that is only text in HTML."""
+    from markupsafe import escape
+
+    return str(escape(readable(text)))
+
+
+def html(table: Table) -> str:
+    """A table in HTML; a bar is a span whose width is a share of its cell."""
+    note = f' <span class="note">({html_text(table.note)})</span>' if table.note else ""
+    names = "".join(f'<th scope="col">{html_text(name)}</th>' for name in table.names)
+    bars = [_bar(length) for length in bar_lengths(table)] if table.bars else [""] * len(table.rows)
+    return "\n".join(
+        [
+            f'<div class="scroll" role="group" tabindex="0" aria-label="{html_text(table.title)}">',
+            f"<table>\n<caption>{html_text(table.title)}{note}</caption>",
+            f"<thead><tr>{names}{'<td></td>' if table.bars else ''}</tr></thead>\n<tbody>",
+            *(f"<tr>{_cells(table, row)}{bar}</tr>" for row, bar in zip(table.rows, bars, strict=True)),
+            "</tbody>\n</table>\n</div>\n",
+        ]
+    )
+
+
+def _cells(table: Table, row: Sequence[Cell]) -> str:
+    """The cells of a row; the first one names it."""
+    shown: list[str] = []
+    for cell, column in zip(row, table.columns, strict=True):
+        value = plain(cell)
+        tag, of = ("td", "") if shown else ("th", ' scope="row"')
+        long = " class=long" if isinstance(value, str) and len(value) > _LONG_CELL else ""
+        shown.append(f"<{tag}{of}{long}>{html_text(cell_text(cell, column.kind))}</{tag}>")
+    return "".join(shown)
+
+
+def _bar(length: float) -> str:
+    drawn = f'<span style="width: {100 * length:.1f}%"></span>' if length else ""
+    return f'<td class="bar" aria-hidden="true">{drawn}</td>'
+
+
+def part_html(part: Part) -> str:
+    """One part in HTML."""
+    match part:
+        case str():
+            return f"<p>{html_text(part)}</p>"
+        case Line():
+            return f"<p>{html_text(part.text)}</p>"
+        case Verbatim():
+            return f"<pre>{html_text(part.text)}</pre>"
+        case Table():
+            return html(part)
+        case Block():
+            heading = [f"<h4>{html_text(part.heading)}</h4>"] if part.heading and part.parts else []
+            return "\n".join([*heading, *map(part_html, part.parts)])
