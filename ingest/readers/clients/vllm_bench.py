@@ -2,9 +2,10 @@
 
 ``--append-result`` puts one object after the other; each is a load stage here.  Arrays are in
 seconds, aggregates in milliseconds.  A stream event is stamped once, and E2E goes to the
-last one: ``ttft + sum(itls)``.  For chat the first event carries the role and no token,
-and ``itls`` begins with the gap behind it.  The prompt length is the client's own count,
-without the tokens that a server puts before a prompt (BOS).
+last one: ``ttft + sum(itls)``, which later releases (0.32) also write as ``latencies``.  For chat the
+first event carries the role and no token, and ``itls`` begins with the gap behind it.  The prompt
+length is the server's from 0.20 on; up to 0.15 it is the client's own count, without the tokens that a
+server puts before a prompt (BOS).  ``queue_times`` (0.32) is how long the client held a request back.
 """
 
 from __future__ import annotations
@@ -42,12 +43,15 @@ _COLUMNS = ("input_lens", "output_lens", "ttfts", "itls", "start_times", "errors
 _SCALARS = {
     *("backend", "model_id", "request_rate", "duration", "request_throughput"),
     *("num_prompts", "completed", "failed", "total_input_tokens", "total_output_tokens"),
+    *("probe_completed", "probe_failed", "total_input_sequences"),
 }
 _STATISTIC = re.compile(r"(mean|median|p\d{1,2}(?:\.\d{1,4})?)_(ttft|tpot|itl|e2el)_ms", re.ASCII)
 _METRICS = {"ttft": "ttft", "tpot": "tpot_reported", "itl": "itl_reported", "e2el": "e2e"}
 _STATISTICS = {"median": "p50"}
 # A server counts at least one token for an event.  More requests than this share with fewer: the client counted.
 _UNDERCOUNTED = 0.05
+# A request that waits longer for a free slot of --max-concurrency than an event loop takes was held back.
+_HELD_BACK_S = 0.05
 _LONGEST_S = 1e9
 # An empty object is a run, and an empty array of gaps a request, so a small file could have any number.
 MAX_RUNS = 10_000
@@ -59,10 +63,13 @@ class _Run:
     """One object of the file: its scalars, and its columns by request.
 
     In the column ``itls`` stand the place in the flat file and the number of stream events.
+    ``held_back``: requests that the client itself delayed; ``longest_s``: the longest such delay.
     """
 
     scalars: dict[str, Any] = field(default_factory=dict)
     columns: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in _COLUMNS})
+    held_back: int = 0
+    longest_s: float = 0.0
 
     def requests(self) -> int:
         return max(map(len, self.columns.values()))
@@ -107,6 +114,7 @@ def read_requests(file: RecordedFile, events_path: Path) -> RequestsRead:
         version=f"vllm bench serve ({text(first.get('backend')) or 'backend unknown'})",
         stages=tuple(stage for i, run in enumerate(runs) if (stage := _stage(i, run))),
         aggregates=aggregates,
+        remarks=tuple(remark for run in runs for remark in _remarks(file, run)),
         lacks=()
         if detailed
         else (f"requests: {file.name} was written without --save-detailed and has aggregates only",),
@@ -116,7 +124,7 @@ def read_requests(file: RecordedFile, events_path: Path) -> RequestsRead:
 def _wanted(path: JsonPath) -> bool:
     if len(path) == 2:
         return path[1] in _SCALARS or bool(_STATISTIC.fullmatch(str(path[1])))
-    return len(path) == 3 and path[1] in _COLUMNS and isinstance(path[2], int)
+    return len(path) == 3 and path[1] in (*_COLUMNS, "queue_times") and isinstance(path[2], int)
 
 
 def _read_runs(file: RecordedFile, stream: BinaryIO) -> list[_Run]:
@@ -137,9 +145,28 @@ def _read_runs(file: RecordedFile, stream: BinaryIO) -> list[_Run]:
             if gaps is not None:
                 stream.write(gaps.tobytes())
                 written += len(gaps)
+        elif column == "queue_times":
+            _hold_back(run, finite(value) or 0.0)
         else:
             run.columns[column].append(_plain(value))
     return runs
+
+
+def _hold_back(run: _Run, queued_s: float) -> None:
+    run.held_back += queued_s > _HELD_BACK_S
+    run.longest_s = max(run.longest_s, queued_s)
+
+
+def _remarks(file: RecordedFile, run: _Run) -> Iterator[str]:
+    """What the server did for the client in this run, and the file does not tell request by request."""
+    probes = sum(whole(run.scalars.get(key)) or 0 for key in ("probe_completed", "probe_failed"))
+    if probes:
+        yield f"{probes} probe requests (--probe-request-rate), which the server had too and {file.name} does not time"
+    if run.held_back:
+        yield (
+            f"the load as planned: {file.name} held {run.held_back} requests back for a free slot "
+            f"(--max-concurrency), up to {run.longest_s:.3g} s; arrivals are the times when they were sent"
+        )
 
 
 def _plain(value: object) -> object:
@@ -180,7 +207,9 @@ def _rows(
 def _times(run: _Run, i: int) -> tuple[str, int, int]:
     """Why a request cannot be used, its send time and TTFT in us (0: no event came)."""
     sent_us, ttft_us = microseconds(run.value("start_times", i)), microseconds(run.value("ttfts", i))
-    if sent_us is None:
+    if run.scalars.get("total_input_sequences") is not None:
+        return "a pooling request, which has no output tokens", 0, 0
+    if not sent_us or sent_us < 0:  # 0: it was never sent
         return "no start time (vllm writes start_times since January 2026), so it cannot be placed", 0, 0
     if ttft_us is None or not 0 <= ttft_us < _LONGEST_S * US_PER_S:
         return "a ttft that is no usable time", 0, 0

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from mutations import damaged, mutated
+from step_log import step_log_requests
 
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.readers.clients import vllm_bench
@@ -151,6 +152,47 @@ def test_a_file_cut_off_after_its_times_still_tells_which_failed(tmp_path: Path)
     whole = json.dumps(result(3, output_lens=[3, 0, 3])).encode()
     found, file = read(tmp_path, whole[: whole.index(b'"secret"')])
     assert found.frame["status"].to_list() == ["ok", "error", "ok"]
+    assert file.tally.rejected_count == 1
+
+
+def test_times_of_a_real_server_are_those_of_its_own_log(data_pack: Path, tmp_path: Path) -> None:
+    """vLLM 0.32.0 with the plugin that logs every step: 300 and 70 requests, after 3 warm-up ones.
+
+    Lengths are equal to the token.  The client stamps a send before it opens the connection, and an
+    event once its loop comes to it: 1 to 10 ms after the scheduler had the token.
+    """
+    for name, requests in (("A", 300), ("C", 70)):
+        folder = data_pack / "live-vllm-0.32" / name
+        path = folder / "bench.json.gz"
+        frame = read_requests(RecordedFile(path, path.name), tmp_path / name).frame.sort("sent_us")
+        truth = step_log_requests(folder / "steplog.jsonl.gz")[-requests:]
+        assert frame["prompt_tokens"].to_list() == [request.prompt_tokens for request in truth]
+        assert frame["usage_output_tokens"].to_list() == [len(request.token_us) for request in truth]
+        sent_us, ttft_us, e2e_us = (frame[column].to_numpy() for column in ("sent_us", "ttft_us", "e2e_us"))
+        assert (sent_us < [request.arrived_us for request in truth]).all()
+        for client_us, token in ((sent_us + ttft_us, 0), (sent_us + e2e_us, -1)):
+            late_us = client_us - [request.token_us[token] for request in truth]
+            assert late_us.min() > 0 and late_us.max() < 10_000
+
+
+def test_what_the_client_held_back_and_probes_are_named(tmp_path: Path) -> None:
+    found, _file = read(tmp_path, result(3, queue_times=[0.0, 0.2, 1.5], probe_completed=7, probe_failed=1))
+    assert found.remarks[0].startswith("8 probe requests (--probe-request-rate)")
+    assert "held 2 requests back" in found.remarks[1] and "up to 1.5 s" in found.remarks[1]
+    assert read(tmp_path, result(3, queue_times=[0.0, 1e-4, 2e-4]))[0].remarks == ()
+
+
+def test_a_pooling_run_has_no_tokens_and_says_so(tmp_path: Path) -> None:
+    """The result of `--backend openai-embeddings` has neither ttfts nor start times."""
+    made = {key: value for key, value in result().items() if key not in ("ttfts", "itls", "start_times", "output_lens")}
+    found, file = read(tmp_path, made | {"total_input_sequences": 2, "latencies": [0.1, 0.1]})
+    assert len(found.frame) == 0
+    assert file.tally.rejected[0] == ("request 0", "a pooling request, which has no output tokens")
+
+
+def test_a_request_that_was_never_sent_does_not_make_the_zero(tmp_path: Path) -> None:
+    found, file = read(tmp_path, result(2, start_times=[0.0, 1001.0]))
+    assert found.frame["sent_us"].to_list() == [1_001_000_000]
     assert file.tally.rejected_count == 1
 
 
