@@ -11,7 +11,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.readers import discovery, experiment_config
@@ -23,12 +25,14 @@ from blis_replay.ingest.readers.files import Progress, RecordedFile
 from blis_replay.ingest.readers.formats import REQUEST_FORMATS
 from blis_replay.ingest.readers.otlp import journeys as otlp_journeys
 from blis_replay.ingest.readers.otlp import traces as otlp_traces
-from blis_replay.ingest.readers.pairing import Alignment, paired, with_request_indices
+from blis_replay.ingest.readers.otlp.spans import lifecycles_of_spans
+from blis_replay.ingest.readers.pairing import BY_IDS, Pairing, paired, with_request_indices
 from blis_replay.ingest.readers.requests import RequestsRead, in_send_order, with_summary
 from blis_replay.ingest.readers.server import kv_events
 from blis_replay.ingest.readers.server import log as server_log
 from blis_replay.ingest.readers.server.clock import Bridge, server_times, steps_on_zero
 from blis_replay.ingest.readers.server.engine_settings import EngineEvidence, engine_of
+from blis_replay.ingest.readers.server.iterations import IterationLines
 from blis_replay.ingest.readers.simulators import tracev2
 from blis_replay.ingest.recording import (
     AGGREGATE_SCHEMA,
@@ -36,6 +40,7 @@ from blis_replay.ingest.recording import (
     IDENTITIES,
     JOURNEY_EVENT_SCHEMA,
     LIFECYCLE_SCHEMA,
+    NOT_KNOWN,
     PUBLISHED,
     RECORDED,
     REQUEST_SCHEMA,
@@ -133,11 +138,14 @@ class _Assembly:
     ) -> None:
         self.source, self.folder, self.profile, self.engine_file = source, folder, profile, engine_file
         self.scratch = Scratch()
+        self.iterations = IterationLines(self.scratch)
         self.known, self.others = discovery.find(source, progress)
         self.versions: dict[str, str] = {}  # file -> the tool and version that wrote it
         self.unused: dict[str, str] = {}  # file -> why its requests were not used
         self.missing: list[str] = []
-        self.alignment: Alignment | None = None  # of the server's clock, where it recorded the client's requests too
+        self.spans: pl.DataFrame | None = None  # requests as the server traced them, beside those of a client
+        self.pairing: Pairing | None = None  # of requests that both recorded
+        self.order: NDArray[np.int64] = np.empty(0, np.int64)  # the client's rows in send order
 
     def recording(self) -> Recording:
         configured = self._configured()
@@ -155,6 +163,8 @@ class _Assembly:
         server = self._server(traces, requests, client)
         cache_events, cache_clock = self._kv_events(client)
         engine = self._engine(configured, server)
+        iterations = self.iterations.done()
+        self.missing += iterations.remarks
         slug, hardware = self.source.slug, self._hardware(configured)
         workload = workload_of(slug, configured.experiment.app)
         files = self._files()
@@ -178,6 +188,7 @@ class _Assembly:
             snapshots=traces.snapshots,
             lifecycles=server.lifecycles,
             journey_events=server.journey_events,
+            iterations=iterations.rows,
             aggregates=configured.aggregates,
             clocks=tuple(clock for clock in (client, *server.clocks, cache_clock) if clock is not None),
             files=files,
@@ -205,9 +216,10 @@ class _Assembly:
             self._one("experiment configuration"),
             self._one("inference-perf configuration"),
         )
-        profile_file, log_file, header_file = (
-            self._one(kind) for kind in ("load profile", discovery.SERVER_LOG, "TraceV2 header")
-        )
+        profile_file, header_file = (self._one(kind) for kind in ("load profile", "TraceV2 header"))
+        log = server_log.ServerLog()
+        for part in discovery.oldest_first(self.known.get(discovery.SERVER_LOG, [])):
+            log = server_log.read_server_log(part, self.iterations, log)
         load = experiment_config.read_load_config(resolved_file) if resolved_file else _NO_LOAD
         asked = experiment_config.read_load_config(profile_file) if profile_file else _NO_LOAD
         declared = experiment_config.declared_load(
@@ -222,7 +234,7 @@ class _Assembly:
             experiment=experiment_config.read_experiment_config(experiment_file) if experiment_file else _NO_CONFIG,
             load=load,
             declared=declared,
-            log=server_log.read_server_log(log_file) if log_file else server_log.ServerLog(),
+            log=log,
             header=tracev2.read_header(header_file) if header_file else tracev2.TraceHeader(),
             aggregates=self._aggregates(),
         )
@@ -256,13 +268,25 @@ class _Assembly:
             return found
         if found is None or found.rows.is_empty():
             return traces.requests
-        frame, self.alignment = paired(found.frame, traces.requests.frame, traces.requests.clock_kind)
-        if self.alignment is None:
+        self.spans = traces.requests.frame
+        self.pairing = paired(found.frame, self.spans, traces.requests.clock_kind)
+        self._note_pairing(self.pairing, used)
+        return replace(found, rows=rows_of(self.pairing.frame))
+
+    def _note_pairing(self, pairing: Pairing, used: str) -> None:
+        """What could not be told of the server's requests, or was told by something else than their ids."""
+        traced, pairs = len(pairing.client_rows), int((pairing.client_rows >= 0).sum())
+        if not pairs:
             self.missing.append(
-                f"{traces.requests.rows.height} requests as the server traced them: the requests are those of {used}, "
-                "and their ids are others"
+                f"which of the {traced:,} requests that the server traced are those of {used}: neither ids, nor "
+                "lengths and arrivals, tell"
             )
-        return replace(found, rows=rows_of(frame))
+        elif pairing.how != BY_IDS:
+            others = f"; {traced - pairs:,} others are not of {used}" if traced > pairs else ""
+            self.missing.append(
+                f"ids that client and server share: {pairs:,} of {traced:,} requests that the server traced are those "
+                f"of {used} by {pairing.how}{others}"
+            )
 
     def _model(self, configured: _Configured, found: RequestsRead | None, ground_truth: GroundTruth) -> str | None:
         candidates = {
@@ -296,6 +320,7 @@ class _Assembly:
             return no_rows(REQUEST_SCHEMA), None, None, None
         self.missing += found.remarks
         ordered, order, zero_us = in_send_order(found.rows)
+        self.order = order
         # A clock that stands at a whole second at the first send was set there by hand.
         by_hand = found.clock_kind == "epoch" and zero_us % 1_000_000 == 0
         client = Clock(found.clock_name, found.clock_kind, zero_us, by_hand)
@@ -350,17 +375,33 @@ class _Assembly:
         if of_pairs is not None:
             clocks = (*(clock for clock in clocks if clock.name != of_pairs.name), of_pairs)
         if journeys is None:
-            lifecycles, events = (no_rows(schema) for schema in (LIFECYCLE_SCHEMA, JOURNEY_EVENT_SCHEMA))
-            return _Server(steps, lifecycles, events, clocks)
+            lifecycles, own_clock = self._span_lifecycles(client, of_pairs)
+            return _Server(steps, lifecycles, no_rows(JOURNEY_EVENT_SCHEMA), (*clocks, *own_clock))
         lifecycles, events = otlp_journeys.on_zero(journeys, zero_us, self.scratch)
         lifecycles = with_request_indices(lifecycles, requests, self.scratch)
         if unknown := lifecycles.where("request_index IS NULL").height:
             self.missing.append(f"which requests {unknown} journeys belong to: their ids are not those of the requests")
         return _Server(steps, lifecycles, events, clocks)
 
+    def _span_lifecycles(self, client: Clock | None, of_pairs: Clock | None) -> tuple[Rows, tuple[Clock, ...]]:
+        """Requests as upstream spans have them, beside those of a client; and their clock, where no pair places it."""
+        spans, pairing = self.spans, self.pairing
+        if spans is None or pairing is None or client is None:
+            return no_rows(LIFECYCLE_SCHEMA), ()
+        position = np.empty(len(self.order), np.int64)
+        position[self.order] = np.arange(len(self.order))
+        owners = [int(position[row]) if row >= 0 else None for row in pairing.client_rows]
+        clock = of_pairs
+        if clock is None:
+            epochs = client.kind == "epoch" and not client.constructed
+            zero_us = client.zero_us if epochs else int(spans["sent_us"].min() or 0)  # type: ignore[arg-type]
+            clock = Clock("server", "epoch", zero_us, placed=NOT_KNOWN)
+        rows = lifecycles_of_spans(spans, pl.Series(owners, dtype=pl.Int64), clock.zero_us)
+        return self.scratch.hold(rows), () if of_pairs is not None else (clock,)
+
     def _clock_by_identities(self, client: Clock | None, bridge: Bridge | None) -> Clock | None:
         """The server's clock by the requests that it and the client both recorded: its stamps, if those allow them."""
-        alignment = self.alignment
+        alignment = None if self.pairing is None else self.pairing.alignment
         if alignment is None or client is None:
             return None
         if alignment.crossed:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
@@ -24,15 +26,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class IngestOutcome:
-    """What an ingest did, in numbers.  ``rejected``: records that could not be used; ``bytes``: of all files read."""
+    """What an ingest did, in numbers.
+
+    ``rejected``: records that could not be used; ``not_read``: what nobody reads, by name; ``bytes``: of all files.
+    """
 
     slug: str
     alias: str
     outcome: WriteOutcome
     requests: int
     steps: int
+    iterations: int
     findings: int
     rejected: int
+    not_read: str
     bytes: int
     seconds: float
 
@@ -90,7 +97,26 @@ def _unchanged(
             return None
         content_hash = content_hash_of(source, profile, engine_file, progress)
         counts = stored_unchanged(store, source.slug, content_hash, _reader_hash(source.form))
-    return None if counts is None else IngestOutcome(source.slug, outcome="unchanged", seconds=0.0, **asdict(counts))
+    if counts is None:
+        return None
+    told = {name: value for name, value in asdict(counts).items() if name != "missing"}
+    return IngestOutcome(source.slug, outcome="unchanged", seconds=0.0, not_read=not_read(counts.missing), **told)
+
+
+_UNREAD_SPANS = re.compile(r"(\d+) spans '(.*)' of scope '.*': not read")
+_MOST_NAMES = 12
+
+
+def not_read(missing: Sequence[str]) -> str:
+    """Of what a recording lacks, spans that nobody reads, by name: ``12 spans (Load model, 2 Worker init)``."""
+    names = Counter[str]()
+    for match in filter(None, map(_UNREAD_SPANS.fullmatch, missing)):
+        names[match[2]] += int(match[1])
+    if not names:
+        return ""
+    listed = [f"{count:,} {name}" if count > 1 else name for name, count in names.most_common()]
+    more = [f"{len(listed) - _MOST_NAMES} more names"] if len(listed) > _MOST_NAMES else []
+    return f"{names.total():,} spans ({', '.join([*listed[:_MOST_NAMES], *more])})"
 
 
 @cache
@@ -125,7 +151,9 @@ def _outcome(recording: Recording, outcome: WriteOutcome, seconds: float) -> Ing
         outcome=outcome,
         requests=recording.requests.height,
         steps=recording.steps.height,
+        iterations=recording.iterations.height,
         findings=len(recording.findings),
+        not_read=not_read(recording.missing),
         rejected=sum(file.rejected_count for file in recording.files),
         bytes=sum(file.bytes for file in recording.files),
         seconds=seconds,

@@ -32,6 +32,7 @@ RECORDING_TABLES = (
     "snapshots",
     "lifecycles",
     "journey_events",
+    "iterations",
     "findings",
 )
 
@@ -109,9 +110,11 @@ HASHES = "SELECT content_hash, derived_hash FROM experiments WHERE slug = ?"
 STORED_UNCHANGED = """
 SELECT alias, (SELECT count(*) FROM requests r WHERE r.slug = e.slug),
        (SELECT count(*) FROM steps s WHERE s.slug = e.slug),
+       (SELECT count(*) FROM iterations i WHERE i.slug = e.slug),
        (SELECT count(*) FROM findings f WHERE f.slug = e.slug),
        (SELECT coalesce(sum(rejected_count), 0)::BIGINT FROM source_files f WHERE f.slug = e.slug),
-       (SELECT coalesce(sum(bytes), 0)::BIGINT FROM source_files f WHERE f.slug = e.slug)
+       (SELECT coalesce(sum(bytes), 0)::BIGINT FROM source_files f WHERE f.slug = e.slug),
+       missing
 FROM experiments e WHERE slug = ? AND content_hash = ? AND read_by = ?
 """
 

@@ -76,6 +76,23 @@ STEP_SCHEMA: dict[str, type[pl.DataType]] = {
     "kv_blocks_free": pl.Int64,
 }
 
+# One row a step as the server's log has it (``--enable-logging-iteration-details``), by engine and index.  A request is
+# in prefill until it has an output token, so that one which computes its tokens again is in decode.
+ITERATION_SCHEMA: dict[str, type[pl.DataType]] = {
+    "engine": pl.Int64,  # data-parallel rank
+    "iteration": pl.Int64,  # counts from 0 within one start of the server
+    "prefill_requests": pl.Int64,
+    "prefill_tokens": pl.Int64,
+    "decode_requests": pl.Int64,
+    "decode_tokens": pl.Int64,
+    "elapsed_us": pl.Int64,  # waiting for the model's result: not the cycle, and asynchronously not the step
+    "kv_usage": pl.Float64,  # 0..1 to a thousandth, after the step
+    "dummy": pl.Boolean,  # a step without requests, in which an engine only kept pace with the others
+    "logged_us": pl.Int64,  # whole second of its stamp, from that of the first iteration
+    "start_us": pl.Int64,  # start of schedule(), from the experiment's zero, worked out from requests; null: not placed
+    "uncertainty_us": pl.Int64,  # how far the true start can be from it
+}
+
 # One row a KV-cache event, in the order of the files.  Token ids are never kept.
 KV_EVENT_SCHEMA: dict[str, type[pl.DataType] | pl.DataType] = {
     "time_us": pl.Int64,  # of the batch it came in, from the experiment's zero
@@ -377,6 +394,7 @@ class Recording:
     load_profile: LoadProfile | None = None
     lifecycles: Rows = field(default_factory=lambda: no_rows(LIFECYCLE_SCHEMA))
     journey_events: Rows = field(default_factory=lambda: no_rows(JOURNEY_EVENT_SCHEMA))  # by journey and time
+    iterations: Rows = field(default_factory=lambda: no_rows(ITERATION_SCHEMA))  # by engine and index
 
 
 def empty_frame(schema: Mapping[str, type[pl.DataType] | pl.DataType]) -> pl.DataFrame:

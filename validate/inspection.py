@@ -31,6 +31,7 @@ def _document(recording: Recording, findings: Sequence[Finding], cache: Sequence
         "content_hash": recording.content_hash,
         "requests": recording.requests.height,
         "steps": recording.steps.height,
+        "iterations": recording.iterations.height,
         "engine": {name: vars(setting) for name, setting in sorted(recording.engine.items())},
         "stages": [vars(stage) for stage in recording.stages],
         "shared_prefix": recording.shared_prefix and vars(recording.shared_prefix),
@@ -82,6 +83,8 @@ def _identity(recording: Recording) -> list[Line]:
         f"  requests: {recording.requests.height:,} ({counts or 'none'})",
         f"  step records: {recording.steps.height:,}",
     ]
+    if not recording.iterations.is_empty():
+        lines.append(f"  iterations in the server's log: {recording.iterations.height:,}")
     if recording.prefix is not None:
         lines.append(f"  prefix identity: {recording.prefix.prompts.height:,} prompts ({recording.prefix.source})")
     lines += [f"  stage {s.stage}: {s.rate_per_s:g} requests/s for {s.duration_us / 1e6:g} s" for s in recording.stages]

@@ -44,13 +44,15 @@ _NAMES: dict[str, str] = {
     "inference-perf": _RESULTS + r"(?:\S*?[-_.])?per_request_lifecycle_metrics\.json",
     "tracev2": r"trace\.csv",
     OTLP: r"traces(?:-[\w.:+-]+)?\.(?:json|pb)",
-    SERVER_LOG: r"vllm\.log",
+    SERVER_LOG: r"vllm\.log(?:\.\d{1,6})?",
     KV_EVENTS: r"kv_events(?:[-_.][\w.:+-]+)?\.jsonl(?:\.\d{1,6})?",
 }
 _PATTERNS = {kind: re.compile(rf"(?:{pattern})(?:\.gz|\.zst)?", re.ASCII) for kind, pattern in _NAMES.items()}
 _BY_NAME_ALONE = frozenset(list(_NAMES)[:6])
 # There can be several of these; of every other kind one is read.
-_MANY = ("inference-perf stage", OTLP, KV_EVENTS)
+_MANY = ("inference-perf stage", OTLP, KV_EVENTS, SERVER_LOG)
+# A rotated log, and how often it was.
+_ROTATED = re.compile(r"(.*?)(?:\.(\d{1,6}))?(?:\.gz|\.zst)?")
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,16 @@ def find(source: Source, progress: Progress | None) -> tuple[dict[str, list[Reco
     return known, tuple(others)
 
 
+def oldest_first(parts: Sequence[RecordedFile]) -> list[RecordedFile]:
+    """The parts of a rotated log (``vllm.log.2``, ``vllm.log.1``, ``vllm.log``) in the order of time."""
+    return sorted(parts, key=lambda part: _rotation(part.name)[1], reverse=True)
+
+
+def _rotation(name: str) -> tuple[str, int]:
+    match = _ROTATED.fullmatch(name)
+    return (name, 0) if match is None else (match[1], int(match[2] or 0))
+
+
 def stage_of(name: str) -> int:
     """The load stage whose report this file is (``stage_3_lifecycle_metrics.json`` -> 3)."""
     match = _PATTERNS["inference-perf stage"].fullmatch(name)
@@ -196,7 +208,8 @@ def _twin(found: list[RecordedFile], kind: str, name: str) -> str:
     """The file already found that stands in the way of this one."""
     for other in found:
         same_stage = kind == "inference-perf stage" and stage_of(other.name) == stage_of(name)
-        if kind not in _MANY or same_stage or name in (other.name + ".gz", other.name + ".zst"):
+        another_log = kind == SERVER_LOG and _rotation(other.name)[0] != _rotation(name)[0]
+        if kind not in _MANY or same_stage or another_log or name in (other.name + ".gz", other.name + ".zst"):
             return other.name
     return ""
 

@@ -1,19 +1,37 @@
-"""Requests that client and server both recorded, paired by their ids: what that says of the two clocks."""
+"""Requests that client and server both recorded, paired: what that says of the two clocks."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from blis_replay.ingest.recording import LIFECYCLE_SCHEMA
 from blis_replay.ingest.rows import Rows, Scratch, query
+
+Int64s = NDArray[np.int64]
 
 # What only a server measures of a request.
 SERVER_COLUMNS = ("queue_us", "prefill_us", "decode_us", "cached_prompt_tokens")
 _FEWEST = 2
 # The API server puts this before a client's id, and the engine these behind (prompt number, random hex).
 _PREFIX, _SUFFIX = "^(?:chat)?cmpl-", r"-\d+(?:-[0-9a-f]{8})?$"
+# vLLM's benchmark client sends ids that count its requests, and writes its result in that order without them.
+_NUMBERED = r"^(?:chat)?cmpl-(.*?)(\d{1,9})-\d+(?:-[0-9a-f]{8})?$"
+
+BY_IDS, BY_NUMBERS, BY_CONTENT = "their ids", "the numbers in their ids", "their lengths and the pattern of arrivals"
+# Of numbers: so many pairs have equal prompts, where both sides count them.  Clients count without the tokens that a
+# server puts before a prompt, by which all differ alike.
+_AGREE = 0.95
+# Of lengths and arrivals: so many clients' requests are looked at, and so many pairs.
+_SAMPLED, _MOST_PAIRS = 400, 400_000
+_FEWEST_ALIKE = 8
+# A busy API server takes that long to look at a request; requests of one sample that lie within it fit together.
+_WINDOW_US = 100_000
+_FITTING, _NEXT_BEST = 0.8, 0.5
+_LATEST_US = 5_000_000
 
 
 @dataclass(frozen=True)
@@ -48,22 +66,49 @@ class Alignment:
         return self.low_us > self.high_us
 
 
-def paired(client: pl.DataFrame, server: pl.DataFrame, clock_kind: str) -> tuple[pl.DataFrame, Alignment | None]:
-    """The client's requests with what the server measured of them, and how their clocks lie.
+@dataclass(frozen=True)
+class Pairing:
+    """The client's requests with what the server measured of them, and which are which.
 
-    Both are ``READ_SCHEMA``, each on its own clock; ``clock_kind`` is the server's.  Ids that
-    occur twice on a side tell nothing.  Without at least two pairs the requests are as they were.
+    ``frame``: ``READ_SCHEMA``, the client's rows in their order.  ``client_rows``: int64, by row of the server's
+    requests the row of the client's, -1 where there is none.  ``how``: what they were paired by, ``""`` if nothing
+    tells.  ``alignment``: how the clocks lie, None if they were not paired.
     """
-    pairs = _pairs(client, server)
-    if pairs.height < _FEWEST:
-        return client, None
-    joined = client.with_row_index("row").join(pairs, on="row", how="left", maintain_order="left")
-    with_server = joined.with_columns(pl.coalesce(name, f"{name}_server").alias(name) for name in SERVER_COLUMNS)
-    return with_server.select(client.columns), _alignment(joined, clock_kind)
+
+    frame: pl.DataFrame
+    client_rows: Int64s
+    how: str
+    alignment: Alignment | None
 
 
-def _pairs(client: pl.DataFrame, server: pl.DataFrame) -> pl.DataFrame:
-    """``row`` of the client's request and the server's columns, for each pair."""
+def paired(client: pl.DataFrame, server: pl.DataFrame, clock_kind: str) -> Pairing:
+    """Pair requests by their ids, else by what is unique of them; at least two pairs, or none.
+
+    Both are ``READ_SCHEMA``, each on its own clock; ``clock_kind`` is the server's.  Ids that occur twice on a side
+    tell nothing.  Where the ids are others, the numbers in the server's ids are those of the client's
+    requests in the order of its file, if the prompts agree; else lengths and the pattern of arrivals tell, if one
+    offset between the clocks fits and no second one does.
+    """
+    for how, rows_of in ((BY_IDS, _by_ids), (BY_NUMBERS, _by_numbers), (BY_CONTENT, _by_content)):
+        rows = rows_of(client, server)
+        if (rows >= 0).sum() >= _FEWEST:
+            joined = _joined(client, server, rows)
+            columns = [pl.coalesce(name, f"{name}_server").alias(name) for name in SERVER_COLUMNS]
+            return Pairing(
+                joined.with_columns(columns).select(client.columns), rows, how, _alignment(joined, clock_kind)
+            )
+    return Pairing(client, np.full(server.height, -1, np.int64), "", None)
+
+
+def _joined(client: pl.DataFrame, server: pl.DataFrame, rows: Int64s) -> pl.DataFrame:
+    columns = ("sent_us", "ttft_us", *SERVER_COLUMNS)
+    named = server.select(pl.col(name).alias(f"{name}_server") for name in columns)
+    of_server = named.with_columns(pl.Series("row", rows)).filter(pl.col("row") >= 0)
+    numbered = client.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("row"))
+    return numbered.join(of_server, on="row", how="left", maintain_order="left")
+
+
+def _by_ids(client: pl.DataFrame, server: pl.DataFrame) -> Int64s:
     known = client.with_row_index("row").select("row", pl.col("request_id").alias("id")).drop_nulls()
     plain = pl.col("id").str.replace(_PREFIX, "")
     known = known.filter(~pl.col("id").is_duplicated()).with_columns(plain).filter(~pl.col("id").is_duplicated())
@@ -72,10 +117,94 @@ def _pairs(client: pl.DataFrame, server: pl.DataFrame) -> pl.DataFrame:
     for name in (own, own.str.replace(_SUFFIX, "")):
         found = server.select(name.alias("id")).join(known, on="id", how="left", maintain_order="left")
         rows.append(found["row"])
-    row = pl.DataFrame({str(i): series for i, series in enumerate(rows)}).select(pl.coalesce(pl.all())).to_series()
-    columns = ("sent_us", "ttft_us", *SERVER_COLUMNS)
-    of_server = server.select(row.alias("row"), *(pl.col(name).alias(f"{name}_server") for name in columns))
-    return of_server.drop_nulls("row").filter(~pl.col("row").is_duplicated())
+    return _once(pl.DataFrame({str(i): series for i, series in enumerate(rows)}).select(pl.coalesce(pl.all())))
+
+
+def _by_numbers(client: pl.DataFrame, server: pl.DataFrame) -> Int64s:
+    """The server's row whose id has number n is the client's n-th, of the most frequent beginning of such ids."""
+    parts = server.select(
+        pl.col("request_id").str.extract(_NUMBERED, 1).alias("begin"),
+        pl.col("request_id").str.extract(_NUMBERED, 2).cast(pl.Int64).alias("number"),
+    )
+    begin = parts["begin"].drop_nulls().mode().sort()
+    if client["request_id"].null_count() < client.height or begin.is_empty():
+        return _nothing(server)
+    number = pl.when((pl.col("begin") == begin[0]) & (pl.col("number") < client.height)).then("number")
+    rows = _once(parts.select(number))
+    pairs = rows >= 0
+    lengths = pl.DataFrame({"of": server["prompt_tokens"].filter(pairs), "by": client["prompt_tokens"][rows[pairs]]})
+    more = lengths.drop_nulls().select(pl.col("of") - pl.col("by")).to_series()
+    agree = len(more) > 0 and int((more == more.mode()[0]).sum()) >= _AGREE * int(pairs.sum())
+    return rows if agree else _nothing(server)
+
+
+def _once(rows: pl.DataFrame) -> Int64s:
+    """One column of rows as int64, -1 where it is null or a row occurs twice."""
+    name = rows.columns[0]
+    single = pl.when(~pl.col(name).is_duplicated()).then(pl.col(name)).fill_null(-1)
+    chosen: Int64s = rows.select(single.cast(pl.Int64)).to_series().to_numpy()
+    return chosen
+
+
+def _nothing(server: pl.DataFrame) -> Int64s:
+    return np.full(server.height, -1, np.int64)
+
+
+def _by_content(client: pl.DataFrame, server: pl.DataFrame) -> Int64s:
+    """By prompt and output length and the arrivals' pattern, else by output length, else by the pattern alone."""
+    keys: tuple[list[str], ...] = (["prompt_tokens", "output_tokens_reported"], ["output_tokens_reported"], [])
+    for key in keys:
+        rows = _by_arrivals(_keyed(client, key), _keyed(server, key), _nothing(server))
+        if (rows >= 0).any():
+            return rows
+    return _nothing(server)
+
+
+def _keyed(requests: pl.DataFrame, key: list[str]) -> pl.DataFrame:
+    """``row``, ``sent_us`` and ``key`` (a number per combination of lengths) of served requests that have them all."""
+    numbered = requests.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("row"))
+    known = numbered.filter(pl.col("status") == "ok").drop_nulls(["sent_us", *key])
+    hashed = pl.struct(key).hash() if key else pl.lit(0, pl.UInt64)
+    return known.select("row", "sent_us", hashed.alias("key")).sort("sent_us")
+
+
+def _by_arrivals(client: pl.DataFrame, server: pl.DataFrame, rows: Int64s) -> Int64s:
+    """``rows``, by row of the server the client's, filled where one offset of the clocks fits equal keys."""
+    offset_us = _offset_of_arrivals(client, server)
+    if offset_us is None:
+        return rows
+    of_server = {key[0]: part.select("row", "sent_us").to_numpy() for key, part in server.group_by("key")}
+    for key, part in client.group_by("key"):
+        others = of_server.get(key[0])
+        if others is None:
+            continue
+        at = 0
+        for row, sent_us in part.select("row", "sent_us").iter_rows():
+            while at < len(others) and others[at, 1] < sent_us + offset_us:
+                at += 1
+            if at < len(others) and others[at, 1] <= sent_us + offset_us + _LATEST_US:
+                rows[others[at, 0]] = row
+                at += 1
+    return rows
+
+
+def _offset_of_arrivals(client: pl.DataFrame, server: pl.DataFrame) -> int | None:
+    """The least that the server's clock is ahead of the client's, or None if no offset, or a second one, fits."""
+    counted = server.group_by("key").agg(pl.len().alias("others"))
+    known = client.join(counted, on="key").sort("others", "row")
+    sample = known.head(_SAMPLED).filter(pl.col("others").cum_sum() <= _MOST_PAIRS)
+    if sample.height < _FEWEST_ALIKE:
+        return None
+    pairs = sample.join(server, on="key", suffix="_server")
+    ahead = pairs.select("row", (pl.col("sent_us_server") - pl.col("sent_us")).alias("us")).sort("us")
+    us = ahead["us"].to_numpy()
+    fitting = np.searchsorted(us, us + _WINDOW_US, side="right") - np.arange(len(us))
+    best = int(np.argmax(fitting))
+    distinct = ahead["row"].slice(best, int(fitting[best])).n_unique()
+    elsewhere = fitting[np.abs(us - us[best]) > 2 * _WINDOW_US]
+    if distinct < _FITTING * sample.height or elsewhere.max(initial=0) > _NEXT_BEST * distinct:
+        return None
+    return int(us[best])
 
 
 def _alignment(joined: pl.DataFrame, clock_kind: str) -> Alignment | None:

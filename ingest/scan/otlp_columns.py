@@ -25,8 +25,10 @@ from dataclasses import dataclass
 import polars as pl
 
 STEP_SCOPE, CORE_SCOPE, API_SCOPE = "vllm.scheduler.step", "vllm.scheduler", "vllm.api"
-ENGINE_SCOPE = "vllm.llm_engine"  # upstream vLLM: one span a finished request
-SCOPES = (STEP_SCOPE, CORE_SCOPE, API_SCOPE, ENGINE_SCOPE)
+# Upstream vLLM writes one span per finished request: under the name its engines gave their tracer, and since its
+# tracing became a package under the name of that package's module (vllm/tracing/otel.py).
+ENGINE_SCOPES = ("vllm.llm_engine", "vllm.tracing.otel")
+SCOPES = (STEP_SCOPE, CORE_SCOPE, API_SCOPE, *ENGINE_SCOPES)
 
 STEP_EVENT, SNAPSHOT_EVENT = "step.BATCH_SUMMARY", "step.REQUEST_SNAPSHOT"
 JOURNEY_EVENTS = (

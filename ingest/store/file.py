@@ -14,17 +14,18 @@ from blis_replay.ingest.queries import first_row
 if TYPE_CHECKING:
     import duckdb
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 # By default DuckDB takes most of the machine's memory for its buffers, and keeps in them what it once read.
 _MEMORY = "400MB"
 _WRITING_MEMORY = "200MB"
 
-_SCHEMA = ("schema.sql", "schema_journeys.sql", "schema_token_events.sql")
+_SCHEMA = ("schema.sql", "schema_journeys.sql", "schema_token_events.sql", "schema_iterations.sql")
 # An older version -> what brings its file to the next one.
 _UPGRADES = {
     1: ("upgrade_1_to_2.sql", *_SCHEMA, "upgrade_1_to_2_stamps.sql"),
     2: ("upgrade_2_to_3.sql",),
     3: ("upgrade_3_to_4.sql",),
+    4: ("schema_iterations.sql",),
 }
 
 

@@ -19,6 +19,7 @@ from blis_replay.ingest.errors import StoreError, UnknownExperimentError
 from blis_replay.ingest.queries import fetch, first_row, typed
 from blis_replay.ingest.recording import (
     AGGREGATE_SCHEMA,
+    ITERATION_SCHEMA,
     JOURNEY_EVENT_SCHEMA,
     KV_EVENT_SCHEMA,
     LIFECYCLE_SCHEMA,
@@ -102,6 +103,7 @@ TABLES: dict[str, tuple[Schema, str]] = {
     "snapshots": (SNAPSHOT_SCHEMA, "step_id, request_id"),
     "lifecycles": (LIFECYCLE_SCHEMA, "journey"),
     "journey_events": (JOURNEY_EVENT_SCHEMA, "rowid"),
+    "iterations": (ITERATION_SCHEMA, "engine, iteration"),
 }
 
 
@@ -207,20 +209,25 @@ def is_stored_experiment(store: Store, slug: str) -> bool:
 
 @dataclass(frozen=True)
 class StoredCounts:
-    """What an experiment that was ingested before has; ``rejected``: records, ``bytes``: of all its files."""
+    """What an experiment that was ingested before has.
+
+    ``rejected``: records, ``bytes``: of all its files; ``missing``: what it lacks, in words.
+    """
 
     alias: str
     requests: int
     steps: int
+    iterations: int
     findings: int
     rejected: int
     bytes: int
+    missing: tuple[str, ...]
 
 
 def stored_unchanged(store: Store, slug: str, content_hash: str, read_by: str) -> StoredCounts | None:
     """What is stored of a slug if the same program read the same content; ``None`` if it has to be read again."""
     row = first_row(store.connection, queries.STORED_UNCHANGED, [slug, content_hash, read_by])
-    return None if row is None else StoredCounts(*row)
+    return None if row is None else replace(StoredCounts(*row), missing=tuple(json.loads(row[-1])))
 
 
 def list_experiments(store: Store) -> list[ExperimentRow]:
@@ -284,6 +291,7 @@ def read_stored(store: Store, slug: str) -> Recording:
         snapshots=rows_of_table("snapshots"),
         lifecycles=rows_of_table("lifecycles"),
         journey_events=rows_of_table("journey_events"),
+        iterations=rows_of_table("iterations"),
     )
 
 

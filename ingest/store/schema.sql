@@ -1,4 +1,4 @@
--- Ground-truth store, schema version 4 (file.SCHEMA_VERSION); schema_journeys.sql and schema_token_events.sql have the rest.
+-- Ground-truth store, schema version 5 (file.SCHEMA_VERSION); the other schema_*.sql have the rest.
 -- Times are int64 microseconds from the experiment's zero (the send of its first request).
 -- No primary keys: one writer replaces a recording as a whole inside one transaction.
 

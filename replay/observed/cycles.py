@@ -41,7 +41,8 @@ def server_stamps(recording: Recording) -> ServerStamps:
     requests = recording.requests
     ok = (requests["status"] == "ok").to_numpy()
     journeys = recording.lifecycles.frame().drop_nulls("request_index")
-    if journeys.height:
+    # Upstream spans stamp nothing inside the engine, but have durations of what happened there.
+    if journeys.select(pl.any_horizontal(pl.col("queued_us", "scheduled_us").is_not_null()).any()).item():
         own = requests.select("request_index").join(
             journeys.unique("request_index", keep="none"), on="request_index", how="left", maintain_order="left"
         )

@@ -223,6 +223,7 @@ def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
 
 # What version 2 of the schema had and versions 3 and 4 changed, and so on down.
 VERSION_2 = """
+DROP TABLE iterations;
 ALTER TABLE experiments DROP COLUMN read_by;
 ALTER TABLE experiments DROP COLUMN load_profile;
 UPDATE experiments SET derived_hash = 'of an older program';

@@ -85,8 +85,10 @@ def command(
 
 
 def _line(outcome: IngestOutcome) -> str:
+    iterations = f"{outcome.iterations:,} iterations, " if outcome.iterations else ""
     rejected = f", {outcome.rejected:,} records rejected" if outcome.rejected else ""
+    unread = f"; not read: {printable(outcome.not_read)}" if outcome.not_read else ""
     return (
-        f"{outcome.alias} ({outcome.slug}): {outcome.outcome}; {outcome.requests:,} requests, "
-        f"{outcome.steps:,} steps, {outcome.findings:,} findings{rejected}; {outcome.seconds:.1f} s"
+        f"{outcome.alias} ({outcome.slug}): {outcome.outcome}; {outcome.requests:,} requests, {outcome.steps:,} steps, "
+        f"{iterations}{outcome.findings:,} findings{rejected}{unread}; {outcome.seconds:.1f} s"
     )

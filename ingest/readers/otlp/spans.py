@@ -18,9 +18,9 @@ from blis_replay.ingest.readers.otlp.places import (
     with_texts_on_one_line,
 )
 from blis_replay.ingest.readers.requests import READ_SCHEMA
-from blis_replay.ingest.recording import SNAPSHOT_SCHEMA
+from blis_replay.ingest.recording import LIFECYCLE_SCHEMA, SNAPSHOT_SCHEMA
 from blis_replay.ingest.rows import Rows, query
-from blis_replay.ingest.scan.otlp_columns import ENGINE_SCOPE, STEP_EVENT_SCHEMA, TraceBatch
+from blis_replay.ingest.scan.otlp_columns import ENGINE_SCOPES, STEP_EVENT_SCHEMA, TraceBatch
 
 _PLACE = ("span_row", "event", "time_ns")
 _COUNTS = tuple(name for name, kind in STEP_EVENT_SCHEMA.items() if kind == pl.Int64 and name not in _PLACE)
@@ -137,13 +137,18 @@ _LATENCIES = {"ttft_us": "ttft_s", "e2e_us": "e2e_s", "queue_us": "queue_s", "pr
 }
 
 
+def is_request_span() -> pl.Expr:
+    """Whether a span is upstream vLLM's of a finished request."""
+    return pl.col("scope").is_in(ENGINE_SCOPES) & (pl.col("name") == REQUEST_SPAN)
+
+
 def request_spans_of(batch: TraceBatch, number: int, file: RecordedFile) -> pl.DataFrame:
     """The request spans of a batch as ``READ_SCHEMA`` with what ``first_spans`` needs; ``number``: of the file.
 
     The arrival is the start of the span (epoch), to the microsecond; latencies are those the server
     measured.  What makes no sense is rejected.
     """
-    spans = placed_spans(batch, number).filter(pl.col("scope") == ENGINE_SCOPE, pl.col("name") == REQUEST_SPAN)
+    spans = placed_spans(batch, number).filter(is_request_span())
     timed = spans.with_columns(_microseconds(seconds).alias(name) for name, seconds in _LATENCIES.items())
     negative = pl.any_horizontal(pl.col(name) < 0 for name in _LATENCIES)
     problems = [
@@ -179,3 +184,28 @@ def _microseconds(column: str) -> pl.Expr:
     """Seconds as whole us, null where they are no number or beyond 2^61 us (``numbers.microseconds`` on columns)."""
     micro = pl.col(column) * 1e6
     return pl.when(micro.is_finite() & (micro.abs() < MAX_INTEGER)).then(micro.round()).cast(pl.Int64)
+
+
+def lifecycles_of_spans(spans: pl.DataFrame, request_index: pl.Series, zero_us: int) -> pl.DataFrame:
+    """Request spans (``READ_SCHEMA``) as ``LIFECYCLE_SCHEMA``, in order of arrival.
+
+    They stamp arrival, first token and end at the API server, and no moment in the engine.  ``request_index``: of
+    the request each belongs to; ``zero_us``: what their clock shows at the experiment's zero.
+    """
+    arrived = pl.col("sent_us") - zero_us
+    columns = {
+        "journey": pl.int_range(pl.len(), dtype=pl.Int64),
+        "request_index": pl.col("owner"),
+        "api_request_id": pl.col("request_id"),
+        "arrived_us": arrived,
+        "arrived_stamp": pl.lit("span start"),
+        "first_response_us": arrived + pl.col("ttft_us"),
+        "departed_us": arrived + pl.col("e2e_us"),
+        "status": pl.lit("ok"),
+        "prompt_tokens": pl.col("prompt_tokens"),
+        "max_tokens": pl.col("max_tokens"),
+        "output_tokens": pl.col("usage_output_tokens"),
+        "cached_prompt_tokens": pl.col("cached_prompt_tokens"),
+    }
+    read = [columns.get(name, pl.lit(None)).cast(kind).alias(name) for name, kind in LIFECYCLE_SCHEMA.items()]
+    return spans.with_columns(request_index.alias("owner")).sort("sent_us", maintain_order=True).select(read)

@@ -22,7 +22,7 @@ from blis_replay.ingest.readers.requests import READ_SCHEMA, RequestsRead
 from blis_replay.ingest.readers.server.clock import Bridge, bridge_of
 from blis_replay.ingest.recording import SNAPSHOT_SCHEMA
 from blis_replay.ingest.rows import Rows, Scratch, Writer, no_rows, query, rows_of, whole_groups
-from blis_replay.ingest.scan.otlp_columns import ENGINE_SCOPE, STEP_SCOPE, TraceBatch
+from blis_replay.ingest.scan.otlp_columns import ENGINE_SCOPES, STEP_SCOPE, TraceBatch
 
 # Names can be as many as spans; so many are told apart, running numbers aside.
 MAX_OTHER_NAMES = 100
@@ -71,7 +71,7 @@ class _Collected:
         self.steps.add(spans.steps_of(batch, file))
         if batch.snapshots.height:
             self.snapshots.add(spans.snapshots_of(batch, file))
-        if (batch.spans["scope"] == ENGINE_SCOPE).any():
+        if batch.spans["scope"].is_in(ENGINE_SCOPES).any():
             self.requests.append(spans.request_spans_of(batch, number, file))
         self.step_spans.append(_step_spans(batch))
         journey_spans, stamped = otlp_journeys.spans_and_events_of(batch, number, file, self.spans)
@@ -173,8 +173,7 @@ def _upstream(found: _Collected, files: Sequence[RecordedFile]) -> RequestsRead 
 
 def _others(batch: TraceBatch) -> pl.DataFrame:
     """Scope, name and number of the spans of a batch that nobody reads."""
-    upstream = (pl.col("scope") == ENGINE_SCOPE) & (pl.col("name") == spans.REQUEST_SPAN)
-    read = (pl.col("scope") == STEP_SCOPE) | upstream | otlp_journeys.is_journey_span()
+    read = (pl.col("scope") == STEP_SCOPE) | spans.is_request_span() | otlp_journeys.is_journey_span()
     return batch.spans.filter(~read).group_by("scope", "name").len()
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from blis_replay.ingest.readers.documents import text
 from blis_replay.ingest.readers.files import RecordedFile, lines
+from blis_replay.ingest.readers.server.iterations import IterationLines, begins_with_iterations
 
 MAX_LINE_BYTES = 1 << 20
 MAX_ARGUMENTS_CHARS = 64 << 10
@@ -77,17 +78,24 @@ class ServerLog:
 def recognises(head: bytes) -> bool:
     """Whether a file that begins like this is the log of a vLLM server."""
     text = head.decode("utf-8", "replace")
-    return any(pattern.search(text) for pattern in (_VERSION, _ARGUMENTS, _KV_TOKENS, _HIT_RATE))
+    return begins_with_iterations(text) or any(
+        pattern.search(text) for pattern in (_VERSION, _ARGUMENTS, _KV_TOKENS, _HIT_RATE)
+    )
 
 
-def read_server_log(file: RecordedFile) -> ServerLog:
+def read_server_log(
+    file: RecordedFile, iterations: IterationLines | None = None, log: ServerLog | None = None
+) -> ServerLog:
     """What the log says about the server; fields stay ``None`` where it says nothing.
 
     An argument literal that cannot be read is rejected and counted; every other line that
-    matches nothing is no record.
+    matches nothing is no record.  ``iterations``: takes the lines that tell what a step computed; ``log``: what
+    earlier parts of a rotated log said.
     """
-    log = ServerLog()
+    log = log or ServerLog()
     for number, raw in lines(file, MAX_LINE_BYTES):
+        if iterations is not None and iterations.take(file, number, raw):
+            continue
         line = raw.decode("utf-8", "replace")
         if _read_line(file, log, f"line {number}", line):
             file.tally.records += 1

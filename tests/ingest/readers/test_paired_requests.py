@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blis_replay.ingest.assemble import read_recording
-from blis_replay.ingest.readers.pairing import Alignment, paired
+from blis_replay.ingest.readers.pairing import BY_CONTENT, BY_IDS, BY_NUMBERS, Alignment, paired
 from blis_replay.ingest.readers.requests import frame_of, request_row
 
 
@@ -30,7 +31,9 @@ def test_bounds_by_hand() -> None:
     """
     client = frame_of([client_row("a", 0), client_row("b", 500)])
     server = frame_of([server_row("cmpl-b-0", 1_000_530, 60, 960), server_row("cmpl-a-0", 1_000_010)])
-    joined, alignment = paired(client, server, "epoch")
+    pairing = paired(client, server, "epoch")
+    joined, alignment = pairing.frame, pairing.alignment
+    assert (pairing.how, pairing.client_rows.tolist()) == (BY_IDS, [1, 0])
     assert alignment == Alignment(999_990, 1_000_010, 2, "epoch")
     assert (alignment.offset_us(None), alignment.uncertainty_us(1_000_000), alignment.crossed) == (1_000_000, 10, False)
     assert (alignment.offset_us(999_999), alignment.uncertainty_us(999_999)) == (999_999, 11), "as stamped, and allowed"
@@ -53,7 +56,7 @@ def test_bounds_by_hand() -> None:
 def test_ids_are_matched_through_what_the_server_adds(client_id: str, server_id: str) -> None:
     client = frame_of([client_row(client_id, 0), client_row("other", 1)])
     server = frame_of([server_row(server_id, 0), server_row("other", 1)])
-    _joined, alignment = paired(client, server, "epoch")
+    alignment = paired(client, server, "epoch").alignment
     assert alignment is not None
     assert alignment.pairs == 2
 
@@ -61,9 +64,9 @@ def test_ids_are_matched_through_what_the_server_adds(client_id: str, server_id:
 def test_ids_that_occur_twice_and_single_pairs_tell_nothing() -> None:
     client = frame_of([client_row("a", 0), client_row("a", 1), client_row("b", 2), client_row(None, 3)])
     server = frame_of([server_row("a", 0), server_row("b", 2)])
-    joined, alignment = paired(client, server, "epoch")
-    assert alignment is None
-    assert joined.equals(client)
+    pairing = paired(client, server, "epoch")
+    assert (pairing.alignment, pairing.how) == (None, "")
+    assert pairing.frame.equals(client)
 
 
 @pytest.mark.slow
@@ -81,7 +84,7 @@ def test_a_planted_offset_lies_within_the_bounds(offset_us: int, requests: list[
     """Whatever the delays on the way there and back are, as long as nothing arrives before it was sent."""
     client = frame_of(client_row(str(i), s, d + e // 2 + b, d + e + b) for i, (s, d, e, b) in enumerate(requests))
     server = frame_of(server_row(str(i), s + d + offset_us, e // 2, e) for i, (s, d, e, _b) in enumerate(requests))
-    _joined, alignment = paired(client, server, "monotonic")
+    alignment = paired(client, server, "monotonic").alignment
     assert alignment is not None
     assert alignment.low_us <= offset_us <= alignment.high_us
     estimate_us = alignment.offset_us(None)
@@ -92,9 +95,80 @@ def test_a_clock_that_drifts_makes_the_bounds_cross() -> None:
     """1 % fast over 100 s: the first pair says 0 to 100 us, the last 1,000,000 us."""
     client = frame_of(client_row(str(i), i * 10_000_000) for i in range(11))
     server = frame_of(server_row(str(i), i * 10_100_000 + 20) for i in range(11))
-    _joined, alignment = paired(client, server, "epoch")
+    alignment = paired(client, server, "epoch").alignment
     assert alignment is not None
     assert alignment.crossed
+
+
+def lengths_row(sent_us: int, prompt: int, output: int, name: str | None = None) -> dict[str, object]:
+    ttft_us = 100 if name is None else 80
+    return request_row(
+        request_id=name,
+        sent_us=sent_us,
+        prompt_tokens=prompt,
+        output_tokens_reported=output,
+        ttft_us=ttft_us,
+        status="ok",
+        queue_us=None if name is None else 7,
+    )
+
+
+def numbered(number: int) -> str:
+    return f"cmpl-bench-17307ea6-{number}-0"
+
+
+def test_the_numbers_in_the_ids_of_vllms_benchmark_count_the_requests_of_its_result() -> None:
+    """Its result has no ids.  Requests 0 to 2, which the server had in the order 2, 0, 1, after a warm-up."""
+    client = frame_of(lengths_row(i * 1000, 100 + i, 30) for i in range(3))
+    names = ["cmpl-8584b47395338c03-0", numbered(2), numbered(0), numbered(1)]
+    prompts = [100, 102, 100, 101]
+    server = frame_of(lengths_row(50 + i, prompts[i], 30, names[i]) for i in range(4))
+    pairing = paired(client, server, "epoch")
+    assert (pairing.how, pairing.client_rows.tolist()) == (BY_NUMBERS, [-1, 2, 0, 1])
+
+
+def test_numbers_whose_prompts_do_not_agree_tell_nothing() -> None:
+    """The client's first request was left out of its file, so that every number is one too high."""
+    client = frame_of(lengths_row(i * 1000, 100 + (i + 1) ** 2, 30) for i in range(9))
+    server = frame_of(lengths_row(10**9 - i * 5_000_000, 100 + i**2, 30, numbered(i)) for i in range(10))
+    assert paired(client, server, "epoch").how == ""
+
+
+def test_lengths_and_arrivals_tell_where_ids_do_not() -> None:
+    """40 requests of random lengths, sent over 8 s; the server's clock is 1,000 s ahead, its requests 2 to 20 ms later.
+
+    Before them it had two warm-ups of the lengths of the first.
+    """
+    rng = np.random.default_rng(3)
+    sent_us = np.sort(rng.integers(0, 8_000_000, 40)).tolist()
+    lengths = rng.integers(10, 200, (40, 2)).tolist()
+    client = frame_of(lengths_row(t, *lengths[i]) for i, t in enumerate(sent_us))
+    warm = [lengths_row(1_000_000_000 - us, *lengths[0], name="w") for us in (900_000, 500_000)]
+    late_us = rng.integers(2_000, 20_000, 40).tolist()
+    own = [lengths_row(10**9 + t + late_us[i], *lengths[i], name="x") for i, t in enumerate(sent_us)]
+    pairing = paired(client, frame_of([*warm, *own]), "epoch")
+    assert (pairing.how, pairing.client_rows.tolist()) == (BY_CONTENT, [-1, -1, *range(40)])
+
+
+def test_equal_requests_at_equal_distances_could_be_any_of_them() -> None:
+    """One every second, all of one length, and three more on the server: four offsets fit."""
+    client = frame_of(lengths_row(i * 1_000_000, 100, 30) for i in range(20))
+    server = frame_of(lengths_row(5 + i * 1_000_000, 100, 30, "x") for i in range(23))
+    assert paired(client, server, "epoch").how == ""
+
+
+def test_vllms_benchmark_and_the_spans_of_vllm_0_32(data_pack: Path) -> None:
+    """300 requests of the client; the server had three warm-ups before them, which are kept beside them."""
+    with read_recording(data_pack / "live-vllm-0.32" / "A") as recording:
+        assert recording.requests["queue_us"].count() == 300
+        traced = recording.lifecycles.frame()
+        assert traced["request_index"].to_list() == [None] * 3 + list(range(300))
+        assert traced["prompt_tokens"].to_list()[3:] == recording.requests["prompt_tokens"].to_list()
+        (server,) = [clock for clock in recording.clocks if clock.name == "server"]
+        assert (server.kind, server.placed, server.uncertainty_us) == ("epoch", "bridged by identities", 1079)
+        unread = [line for line in recording.missing if line.endswith("not read")]
+        assert len(unread) == 11
+        assert "1 spans 'Load model' of scope 'vllm.model_executor.model_loader.base_loader': not read" in unread
 
 
 def test_guidellm_and_the_spans_of_a_real_server(data_pack: Path) -> None:

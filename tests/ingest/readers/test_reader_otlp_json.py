@@ -99,6 +99,17 @@ def test_a_step_keeps_every_number_exactly(tmp_path: Path) -> None:
     assert file.tally.records == 1
 
 
+@pytest.mark.parametrize("scope", ["vllm.llm_engine", "vllm.tracing.otel"])
+def test_a_request_span_is_read_of_every_scope_that_vllm_gave_it(tmp_path: Path, scope: str) -> None:
+    """The second since tracing is a package (``vllm/tracing/otel.py``); spans of the start-up are counted by name."""
+    start_up = {"name": "Load model", "spanId": "a1b2c3d4e5f60718"}
+    lines = [json.dumps(traces(scope, request_span(1))), json.dumps(traces("vllm.v1.worker", start_up))]
+    found, _file = read(tmp_path, "\n".join(lines))
+    assert found.requests is not None
+    assert found.requests.frame["request_id"].to_list() == ["cmpl-1"]
+    assert found.other_spans == {("vllm.v1.worker", "Load model"): 1}
+
+
 @pytest.mark.parametrize("spelling", ["as printed", "spaces", "numbers", "other order", "integer usage"])
 def test_both_ways_of_reading_a_summary_give_the_same_step(tmp_path: Path, spelling: str) -> None:
     document = json.loads(step_line(7, **{"kv.usage_gpu_ratio": 0.0}))
