@@ -22,7 +22,7 @@ from blis_replay.ingest.readers.clients.inference_perf_reports import stage_of_r
 from blis_replay.ingest.readers.discovery import Source
 from blis_replay.ingest.readers.documents import text, tokens
 from blis_replay.ingest.readers.files import Progress, RecordedFile
-from blis_replay.ingest.readers.formats import REQUEST_FORMATS
+from blis_replay.ingest.readers.formats import REQUEST_FORMATS, TABLE
 from blis_replay.ingest.readers.otlp import journeys as otlp_journeys
 from blis_replay.ingest.readers.otlp import traces as otlp_traces
 from blis_replay.ingest.readers.otlp.spans import lifecycles_of_spans
@@ -206,6 +206,8 @@ class _Assembly:
         unknown = "" if self.known else " (none of its files is of a known format)"
         problem = f"no requests, no aggregates and no steps in it{lost or unknown}"
         mend = "mend or copy the file again" if lost else "give the directory of one experiment"
+        if unknown and not lost:
+            mend = discovery.how_to_go_on(self.source, self.others)
         return RecordingError(self.source.root, "", problem, mend)
 
     def _one(self, kind: str) -> RecordedFile | None:
@@ -251,7 +253,8 @@ class _Assembly:
         """The requests of the best source: client records in the order of the formats, then the server's spans."""
         found: RequestsRead | None = None
         used = used_form = ""
-        for form in REQUEST_FORMATS:
+        # A table whose columns the user has named is what is meant.
+        for form in sorted(REQUEST_FORMATS, key=lambda form: not (self.source.columns and form.name == TABLE)):
             if not (file := self._one(form.name)):
                 continue
             sums_up = bool(form.sums_up) and form.sums_up == used_form
@@ -290,6 +293,7 @@ class _Assembly:
 
     def _model(self, configured: _Configured, found: RequestsRead | None, ground_truth: GroundTruth) -> str | None:
         candidates = {
+            "--model": self.source.model,
             "exp-config.yaml": configured.experiment.model,
             "the load configuration": configured.load.model,
             "the trace header": configured.header.model,
@@ -298,13 +302,13 @@ class _Assembly:
             "the bundled profile": text(self.profile.get("model")),
         }
         said = {where: model for where, model in candidates.items() if model}
-        if not said and ground_truth == ARRIVALS:
-            self.missing.append("model: it can be simulated as any, and compared with none")
-            return None
         if not said:
-            raise RecordingError(
-                self.source.root, "", "no file in it names the model", "add exp-config.yaml with a line `model: NAME`"
+            self.missing.append(
+                "model: it can be simulated as any, and compared with none"
+                if ground_truth == ARRIVALS
+                else "model: no file of it names one; say it with `blis-replay ingest --model NAME`"
             )
+            return None
         where, model = next(iter(said.items()))
         for other, name in said.items():
             if name.rsplit("/", 1)[-1].lower() != model.rsplit("/", 1)[-1].lower():

@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING
 from blis_replay.ingest.checks.registry import run_checks
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.store.file import Store, limit_writing, open_store
-from blis_replay.ingest.store.recordings import WriteOutcome, is_stored_experiment, stored_unchanged, write_recording
+from blis_replay.ingest.store.recordings import (
+    WriteOutcome,
+    is_stored_experiment,
+    stored_files,
+    stored_unchanged,
+    write_recording,
+)
 from blis_replay.ingest.stream.layout import TokenLayout
 from blis_replay.ingest.tables import Table, columns_named, table_of
 
@@ -60,7 +66,8 @@ def ingest_source(
 ) -> IngestOutcome:
     """Read an experiment directory, or files of one experiment, check them, and store them in one transaction.
 
-    ``source``, ``profile``, ``engine_file`` and ``progress`` as in ``assemble.read_recording``.  What this program has
+    ``source``, ``profile``, ``engine_file`` and ``progress`` as in ``assemble.read_recording``.  What was said of the
+    columns and the model of a source that is stored holds until something else is said.  What this program has
     stored of the same bytes is not parsed again.  Raises ``RecordingError`` (nothing to judge, unreadable file) or
     ``StoreError``; the store is then as it was.
     """
@@ -70,6 +77,7 @@ def ingest_source(
     begin = time.perf_counter()
     if not isinstance(source, Source):
         (source,) = sources_of([source])
+    source = _as_before(Path(store_path), source)
     if known := _unchanged(Path(store_path), source, profile or {}, engine_file, progress):
         return replace(known, seconds=time.perf_counter() - begin)
     with read_recording(source, profile=profile, engine_file=engine_file, progress=progress) as recording:
@@ -78,6 +86,14 @@ def ingest_source(
             limit_writing(store)
             outcome = write_recording(store, checked, layout, _reader_hash(source.form))
     return _outcome(checked, outcome, time.perf_counter() - begin)
+
+
+def _as_before(store_path: Path, source: Source) -> Source:
+    """The source with what was said of it when it was stored and is not said now."""
+    if not store_path.exists():
+        return source
+    with open_store(store_path, read_only=True) as store:
+        return source.as_before(stored_files(store, source.slug))
 
 
 def _unchanged(

@@ -363,7 +363,7 @@ ARRIVALS: GroundTruth = "arrival trace"
 class Recording:
     """One experiment as recorded, as published in aggregates, or (an arrival trace) without latencies.
 
-    ``model`` is null only of an arrival trace whose files do not name one.
+    ``model`` is null where no file names one.
     """
 
     slug: str

@@ -62,11 +62,11 @@ class Simulator(Protocol):
 
 
 def model_of(recording: Recording) -> str:
-    """The model that was recorded; raises ``ReplayError`` for an arrival trace that names none."""
+    """The model that was recorded; raises ``ReplayError`` for a recording that names none."""
     if recording.model is None:
         raise ReplayError(
             f"{recording.alias}: no file of it names the model, so no coefficients are its own; "
-            "choose some with `blis-replay simulate --experiment`"
+            "say it with `blis-replay ingest --model NAME`, or choose some with `blis-replay simulate --experiment`"
         )
     return recording.model
 

@@ -106,6 +106,12 @@ def kv_events() -> list[bytes]:
     return [_lines([[t, events[:3], 0, None], [t + 1, events[3:], 0, 33]])]
 
 
+def _written(table: pl.DataFrame) -> bytes:
+    written = io.BytesIO()
+    table.write_parquet(written)
+    return written.getvalue()
+
+
 def parquet() -> list[bytes]:
     metadata = {"model": "m", "clock": {"name": "server", "kind": "epoch", "zero_us": 1000}, "block_tokens": 16}
     files = []
@@ -143,6 +149,11 @@ BY_FORMAT: dict[str, Callable[[], list[bytes]]] = {
     ],
     "legacy-blis-csv": lambda: [
         b'arrival_time,request_id,model,prefill_tokens,decode_tokens\n0.5,r0,m,"[11, 12, 13]","[7, 8]"\n'
+    ],
+    "table": lambda: [
+        b"arrival_s,prompt_tokens,output_tokens,ttft_ms,e2e_ms,status,prefix,prefix_tokens\n0.5,9,3,5,20,ok,a,4\n1,8,2,4,9,,a,3\n",
+        _lines([{"arrival_us": 5, "input_tokens": 7, "osl": 2, "ttft_ms": 3, "itls_s": [0.01], "error": None}] * 3),
+        _written(pl.DataFrame({"arrival_s": [0.5, 1], "prompt_tokens": [9, 8], "output_tokens": [3, 2]})),
     ],
     "aiperf-summary": lambda: [json.dumps(test_reader_aiperf.SUMMARY).encode()],
     "guidellm-csv": lambda: [b"Type,Run Id,Id,Name,x\n1,2,3,4,5\n"],

@@ -231,6 +231,7 @@ TARGETS: dict[str, Target] = {
 }
 _MUTATORS: dict[str, tuple[Mutator, ...]] = {
     "parquet": (mutated_table,),
+    "table": (mutated_json, mutated_rows, mutated_table),
     **dict.fromkeys(("tracev2", "azure-llm", "burstgpt", "legacy-blis-csv", "guidellm-csv"), (mutated_rows,)),
 }
 TARGETS |= {

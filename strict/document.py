@@ -210,7 +210,7 @@ def _prepared(info: inspect.Type, value: Any, place: str, what: str) -> Any:
             names = list(info.key_type.values if isinstance(info.key_type, inspect.LiteralType) else value)
         for key in value:
             if what and key not in names:
-                raise FieldError(_joined(place, key), f"is not a field of {what}", _nearest(key, names))
+                raise FieldError(_joined(place, key), f"is not a field of {what}", nearest(key, names))
         if isinstance(info, inspect.DictType):
             return {key: _prepared(info.value_type, item, _joined(place, key), what) for key, item in value.items()}
         prepared: dict[str, Any] = {}
@@ -248,7 +248,8 @@ def _joined(place: str, name: str) -> str:
     return f"{place}.{name}" if place else name
 
 
-def _nearest(name: str, names: list[str]) -> str:
+def nearest(name: str, names: list[str]) -> str:
+    """What to do about a name that is none of these: the nearest of them, or all."""
     from difflib import get_close_matches  # only a mistake needs it
 
     near = get_close_matches(name, names, 1)

@@ -67,11 +67,18 @@ _OURS = "h100-vllm-0.15.1"
 STORE_DEFAULT = Path(".blis-replay") / "store.duckdb"
 
 
-def ingest(*paths: Path | str, engine: Path | str | None = None, store: _StorePath = None) -> pl.DataFrame:
+def ingest(
+    *paths: Path | str,
+    engine: Path | str | None = None,
+    columns: Mapping[str, str] | None = None,
+    model: str | None = None,
+    store: _StorePath = None,
+) -> pl.DataFrame:
     """Read experiments into the store; a row each: slug, alias, outcome, and how much was read.
 
     ``paths``: directories, files and patterns, as ``blis-replay ingest`` takes them; ``engine``: a YAML file of engine
-    arguments.  Raises ``RecordingError`` for the first that cannot be read.
+    arguments; ``columns``: of a table, ``{"ttft": "first_token_after:ms"}``; ``model``: what was served.  Raises
+    ``RecordingError`` for the first that cannot be read.
     """
     from blis_replay.fixtures.catalogue import profile_of
     from blis_replay.ingest.ingest import ingest_source, outcomes_table
@@ -79,9 +86,10 @@ def ingest(*paths: Path | str, engine: Path | str | None = None, store: _StorePa
     from blis_replay.validate.text.answer import frame
 
     path, engine_file = _store(store), Path(engine) if engine else None
+    said = None if columns is None else ",".join(f"{field}={column}" for field, column in columns.items())
     outcomes = [
         ingest_source(path, source, profile=profile_of(source.slug), engine_file=engine_file)
-        for source in sources_of([str(path) for path in paths])
+        for source in sources_of([str(path) for path in paths], columns=said, model=model)
     ]
     return frame(outcomes_table(outcomes))
 

@@ -7,6 +7,7 @@ in it: a file may be called as its owner likes, and may be compressed.
 from __future__ import annotations
 
 import glob
+import hashlib
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -14,11 +15,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from blis_replay.ingest.errors import RecordingError, printable
+from blis_replay.ingest.readers.documents import text
 from blis_replay.ingest.readers.files import Progress, RecordedFile
-from blis_replay.ingest.readers.formats import HEAD_BYTES, REQUEST_FORMATS
+from blis_replay.ingest.readers.formats import HEAD_BYTES, REQUEST_FORMATS, TABLE
 from blis_replay.ingest.readers.otlp import framing as otlp_framing
 from blis_replay.ingest.readers.server import kv_events
 from blis_replay.ingest.readers.server import log as server_log
+from blis_replay.ingest.readers.tables.columns import EXAMPLE, HOW_TO_SAY, given_columns, listed
+from blis_replay.ingest.readers.tables.records import first_record, may_have
 from blis_replay.ingest.recording import SourceFile
 
 MAX_FILES = 10_000
@@ -59,21 +63,53 @@ _ROTATED = re.compile(r"(.*?)(?:\.(\d{1,6}))?(?:\.gz|\.zst)?")
 class Source:
     """What is read as one recording: a directory with all in it, or the files named (``paths``).
 
-    ``form``: the format that its data files have, whatever they look like; ``""``: found out.
+    ``form``: the format that its data files have, whatever they look like; ``""``: found out.  ``columns``: what the
+    columns of its table are, as ``--columns`` has it; ``model``: what was served.  ``None``: not said.
     """
 
     slug: str
     root: Path
     paths: tuple[Path, ...] | None = None
     form: str = ""
+    columns: str | None = None
+    model: str | None = None
+
+    def given(self) -> tuple[SourceFile, ...]:
+        """What the user says of this recording, kept among its files: a later ingest finds it there."""
+        said = {"--columns": self.columns, "--model": self.model}
+        return tuple(
+            SourceFile(option, f"{_GIVEN_KIND}{given}", len(given), hashlib.sha256(given.encode()).hexdigest())
+            for option, given in said.items()
+            if given
+        )
+
+    def as_before(self, stored: Iterable[tuple[str, str]]) -> Source:
+        """The source with what was said of it at an earlier ingest and is not now; ``stored``: names and kinds."""
+        said = {name: kind.removeprefix(_GIVEN_KIND) for name, kind in stored if kind.startswith(_GIVEN_KIND)}
+        return replace(
+            self,
+            columns=said.get("--columns") if self.columns is None else self.columns,
+            model=said.get("--model") if self.model is None else self.model,
+        )
 
 
-def sources_of(named: Sequence[str | Path], *, slug: str = "", form: str = "") -> list[Source]:
+_GIVEN_KIND = "given: "
+
+
+def sources_of(
+    named: Sequence[str | Path],
+    *,
+    slug: str = "",
+    form: str = "",
+    columns: str | None = None,
+    model: str | None = None,
+) -> list[Source]:
     """The recordings that directories, files and patterns (``runs/*.json``) on a command line stand for.
 
     A directory is one recording; one that holds several with an ``exp-config.yaml`` each, and none of its own,
     stands for those.  Files of one folder are one, called like the folder, and those in
-    its ``results`` or ``reports`` with them.  ``slug`` is a name of the caller's for the only one.
+    its ``results`` or ``reports`` with them.  ``slug`` is a name of the caller's for the only one; ``columns`` and
+    ``model`` are said of each.
     Raises :class:`RecordingError` where two would have one name: the second would take the place of the first.
     """
     sources: list[Source] = []
@@ -92,7 +128,12 @@ def sources_of(named: Sequence[str | Path], *, slug: str = "", form: str = "") -
         raise RecordingError(
             f"--format {form}", "", "a format is given to files, and here is a directory", "name the files in it"
         )
-    whole = [s if s.paths is None else replace(s, paths=tuple(files[s.root])) for s in dict.fromkeys(sources)]
+    given_columns(columns or "")
+    model = model if model is None else text(model) or ""
+    whole = [
+        replace(s, paths=None if s.paths is None else tuple(files[s.root]), columns=columns, model=model)
+        for s in dict.fromkeys(sources)
+    ]
     if slug and len(whole) != 1:
         raise RecordingError(f"--name {slug}", "", f"one name for {len(whole)} recordings", "ingest them one by one")
     return [replace(whole[0], slug=slug)] if slug else _of_different_names(whole)
@@ -130,14 +171,32 @@ def find(source: Source, progress: Progress | None) -> tuple[dict[str, list[Reco
     for path in _walk(source.root) if source.paths is None else source.paths:
         # A name that is no text, or that a terminal would obey, is kept in a form that can be stored and shown.
         inside = path.relative_to(source.root).as_posix() if source.paths is None else path.name
-        file = RecordedFile(path, printable(inside), progress)
+        file = RecordedFile(path, printable(inside), progress, columns=source.columns or "")
         kind = _kind_of(file, source.form)
         twin = _twin(known.get(kind, []), kind, file.name)
         if kind and not twin:
             known.setdefault(kind, []).append(file)
         else:
             others.append(_unread(file, f"{kind} (not used: {twin} is read)" if twin else "unknown"))
-    return known, tuple(others)
+    if source.columns and TABLE not in known:
+        raise RecordingError(
+            source.root, "", f"no file has columns of --columns {source.columns[:80]}", _columns_there(source, others)
+        )
+    return known, (*others, *source.given())
+
+
+def _columns_there(source: Source, others: Iterable[SourceFile]) -> str:
+    """The columns of the first file that is an unknown table, and what to do about them."""
+    for file in others:
+        path = source.root / file.name
+        if path.is_file() and (names := list(first_record(RecordedFile(path, file.name).head(HEAD_BYTES)))):
+            return f"{file.name} has columns {listed(names)}: {HOW_TO_SAY}"
+    return f"a table of your own, as CSV, JSON or Parquet, is read with {EXAMPLE}"
+
+
+def how_to_go_on(source: Source, others: Iterable[SourceFile]) -> str:
+    """What to do about a source with nothing that is known in it."""
+    return f"{_columns_there(source, others)}; formats that are known: server logs, {', '.join(FORMATS)}"
 
 
 def oldest_first(parts: Sequence[RecordedFile]) -> list[RecordedFile]:
@@ -163,7 +222,10 @@ def _kind_of(file: RecordedFile, form: str) -> str:
     named = next((kind for kind, pattern in _PATTERNS.items() if pattern.fullmatch(file.name)), "")
     if named in _BY_NAME_ALONE:
         return named
-    return form or _kind_by_content(file.head(HEAD_BYTES)) or named
+    head = file.head(HEAD_BYTES)
+    if file.columns and may_have(head, given_columns(file.columns)):
+        return TABLE
+    return form or _kind_by_content(head) or named
 
 
 def _kind_by_content(head: bytes) -> str:

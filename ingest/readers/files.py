@@ -60,12 +60,13 @@ class Tally:
 class RecordedFile:
     """A file of a recording while it is read: its path, its name inside the recording, its tally.
 
-    ``damage``: why the stream ended early, ``""`` if it did not.
+    ``damage``: why the stream ended early, ``""`` if it did not.  ``columns``: of a table, what the user says of them.
     """
 
     path: Path
     name: str
     progress: Progress | None = None
+    columns: str = ""
     tally: Tally = field(default_factory=Tally)
     damage: str = ""
     bytes_read: int = 0

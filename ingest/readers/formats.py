@@ -15,8 +15,10 @@ from blis_replay.ingest.readers.clients import inference_perf as inference_perf_
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.requests import RequestsRead
 from blis_replay.ingest.readers.simulators import legacy_blis_csv, parquet_requests, tracev2
+from blis_replay.ingest.readers.tables import requests_table
 
 HEAD_BYTES = 64 << 10
+TABLE = "table"
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,13 @@ class RequestFormat:
     sums_up: str = ""
 
 
+def _read_parquet(file: RecordedFile, stamps_path: Path) -> RequestsRead:
+    """Our own export, or any table."""
+    if parquet_requests.is_export(file.path):
+        return parquet_requests.read_requests(file)
+    return requests_table.read_requests(file, stamps_path)
+
+
 # The order is that of trust: where a recording has requests of several formats, the first are used.
 REQUEST_FORMATS: tuple[RequestFormat, ...] = (
     RequestFormat("inference-perf", inference_perf_requests.recognises, inference_perf_requests.read_requests),
@@ -45,11 +54,12 @@ REQUEST_FORMATS: tuple[RequestFormat, ...] = (
     RequestFormat("vllm-bench", vllm_bench.recognises, vllm_bench.read_requests),
     RequestFormat("aiperf", aiperf.recognises, aiperf.read_requests),
     RequestFormat("tracev2", tracev2.recognises, tracev2.read_requests),
-    RequestFormat("parquet", parquet_requests.recognises, parquet_requests.read_requests),
+    RequestFormat("parquet", parquet_requests.recognises, _read_parquet),
     RequestFormat("mooncake", mooncake.recognises, mooncake.read_requests, latencies=False),
     RequestFormat("azure-llm", azure_llm.recognises, azure_llm.read_requests, latencies=False),
     RequestFormat("burstgpt", burstgpt.recognises, burstgpt.read_requests, latencies=False),
     RequestFormat("legacy-blis-csv", legacy_blis_csv.recognises, legacy_blis_csv.read_requests, latencies=False),
+    RequestFormat(TABLE, requests_table.recognises, requests_table.read_requests),
     RequestFormat("aiperf-summary", aiperf_summary.recognises, aiperf_summary.read_requests, sums_up="aiperf"),
     RequestFormat("guidellm-csv", guidellm.recognises_table, guidellm.refuse_table),
 )

@@ -132,7 +132,7 @@ _MAX_CELL_CHARS = 1 << 17
 
 
 def named_rows(
-    file: RecordedFile, required: Sequence[str], mend: str
+    file: RecordedFile, required: Sequence[str], mend: str, separator: str = ","
 ) -> Iterator[tuple[str, list[str], dict[str, str]]]:
     """Each data row with its place, its cells, and its cells by column name.
 
@@ -140,7 +140,7 @@ def named_rows(
     are no CSV or have another number of cells than the header are rejected and counted by line;
     empty lines are no rows.
     """
-    reader = csv.reader(text for _number, text in text_lines(file, MAX_LINE_BYTES))
+    reader = csv.reader((text for _number, text in text_lines(file, MAX_LINE_BYTES)), delimiter=separator)
     header = _next_row(file, reader)
     if header is None:
         raise RecordingError(file.path, "line 1", "no header line", "copy the file again")
@@ -163,12 +163,12 @@ def text_lines(file: RecordedFile, limit_bytes: int) -> Iterator[tuple[int, str]
         yield number, text.decode("utf-8", "replace").rstrip("\r").replace("\r", " ") + "\n"
 
 
-def cells_of(line: str) -> list[str]:
+def cells_of(line: str, separator: str = ",") -> list[str]:
     """The cells of a row that is one line, of whatever length; raises ``csv.Error``."""
     # The limit is the process's, so it is raised for no longer than a row.
     limit = csv.field_size_limit(len(line) + 1)
     try:
-        return next(csv.reader([line]), [])
+        return next(csv.reader([line], delimiter=separator), [])
     finally:
         csv.field_size_limit(limit)
 

@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from blis_replay.ingest.prompt_tree import prompt_tree, tree_of_blocks
+from blis_replay.ingest.prompt_tree import NONE, prompt_tree, tree_of_blocks
 from blis_replay.ingest.readers.documents import quoted, tokens
 from blis_replay.ingest.recording import AGGREGATE_SCHEMA, REQUEST_SCHEMA, PromptTree, Stage, empty_frame
 from blis_replay.ingest.rows import Rows, query
@@ -109,6 +109,33 @@ class RequestsRead:
     def frame(self) -> pl.DataFrame:
         """``rows`` all at once."""
         return self.rows.frame()
+
+
+def prefixes_of_groups(groups: list[tuple[str, int | None]], source: str) -> tuple[RawPrompts | None, tuple[str, ...]]:
+    """What requests share by the group and prefix length of each, and in words what is not known.
+
+    Those of one group share the shorter of their lengths; of the rest of a prompt nothing is known.  An empty
+    group is none.
+    """
+    named = [(group, length) for group, length in groups if group]
+    unknown = sum(length is None for _, length in named)
+    remarks = (f"prefix identity of {unknown} requests: a group without the length that it shares",) if unknown else ()
+    if unknown == len(named):
+        return None, remarks
+    numbers: dict[tuple[str, int], int] = {}
+    longest: dict[str, tuple[int, int]] = {}  # of a group so far: tokens and prompt
+    rows: list[tuple[int, int, int]] = []
+    prompt = np.full(len(groups), NONE, np.int64)
+    for i, (group, length) in enumerate(groups):
+        if not group or length is None:
+            continue
+        prompt[i] = numbers.setdefault((group, length), len(numbers))
+        if prompt[i] == len(rows):
+            before, parent = longest.get(group, (0, NONE))
+            rows.append((parent, min(before, length), length))
+            longest[group] = max((before, parent), (length, len(rows) - 1))
+    parents, shared, tokens_ = np.array(rows, np.int64).T
+    return RawPrompts(source, prompt, parents, shared, tokens_), remarks
 
 
 def with_summary(found: RequestsRead, summary: RequestsRead) -> RequestsRead:

@@ -202,6 +202,12 @@ def write_recording(
     return "new" if stored is None else "replaced"
 
 
+def stored_files(store: Store, slug: str) -> list[tuple[str, str]]:
+    """Names and kinds of the files of an experiment; none if it is not stored."""
+    rows = store.connection.execute("SELECT name, kind FROM source_files WHERE slug = ? ORDER BY position", [slug])
+    return [(str(name), str(kind)) for name, kind in rows.fetchall()]
+
+
 def is_stored_experiment(store: Store, slug: str) -> bool:
     """Whether there is an experiment of that slug."""
     return first_row(store.connection, "SELECT 1 FROM experiments WHERE slug = ?", [slug]) is not None

@@ -8,7 +8,7 @@ CREATE TABLE IF NOT EXISTS experiments (
     slug VARCHAR NOT NULL,
     alias VARCHAR NOT NULL,
     workload VARCHAR NOT NULL,
-    model VARCHAR,                          -- null: an arrival trace that names none
+    model VARCHAR,                          -- null: no file names one
     hardware VARCHAR,
     tensor_parallelism BIGINT,
     ground_truth VARCHAR NOT NULL,          -- recorded | published aggregates | arrival trace

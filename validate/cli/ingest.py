@@ -23,6 +23,15 @@ if TYPE_CHECKING:
     "--format", "file_format", default="", metavar="FORMAT", help="Format of the files named, if not found out."
 )
 @click.option(
+    "--columns",
+    multiple=True,
+    metavar="FIELD=COLUMN:UNIT,...",
+    help="What the columns of a table are, where their names do not say it.  [default: as at the last ingest]",
+)
+@click.option(
+    "--model", metavar="NAME", help="What was served, where no file says it.  [default: as at the last ingest]"
+)
+@click.option(
     "--engine",
     "engine_file",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -34,6 +43,8 @@ def command(
     paths: tuple[str, ...],
     name: str,
     file_format: str,
+    columns: tuple[str, ...],
+    model: str | None,
     engine_file: Path | None,
     store_path: Path,
     form: str | None,
@@ -52,6 +63,7 @@ def command(
       blis-replay ingest runs/20260218-150304-codellama-34b-tp2-general
       blis-replay ingest runs/* --engine engine.yaml
       blis-replay ingest bench/benchmarks.json 'bench/traces*.json' --name my-run
+      blis-replay ingest requests.csv --columns ttft=first_token_after:ms,arrival=sent:s
     """
     from blis_replay.fixtures.catalogue import profile_of
     from blis_replay.ingest.errors import RecordingError
@@ -61,7 +73,8 @@ def command(
     if file_format and file_format not in FORMATS:
         raise click.BadParameter(f"{printable(file_format)} is none of {', '.join(FORMATS)}", param_hint="--format")
     outcomes, refused = [], []
-    for source in sources_of(paths, slug=name, form=file_format):
+    said = ",".join(columns) if columns else None
+    for source in sources_of(paths, slug=name, form=file_format, columns=said, model=model):
         try:
             with progress_line(source.slug, "B") as progress:
                 outcome = ingest_source(

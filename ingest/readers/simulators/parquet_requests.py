@@ -28,6 +28,7 @@ _READ = READ_SCHEMA | _PROMPT
 _MAGIC = b"PAR1"
 _BATCH_ROWS = 10_000
 _MAX_METADATA_BYTES = 1 << 16
+_MAX_FOOTER_BYTES = 16 << 20
 _LENGTHS = ("prompt_tokens", "output_tokens", "output_tokens_reported", "max_tokens", "cached_prompt_tokens")
 _TIMES = ("arrival_us", "ttft_us", "e2e_us", "queue_us", "prefill_us", "decode_us", "stage")
 _TEXTS = tuple(name for name, kind in REQUEST_SCHEMA.items() if kind == pl.String)
@@ -39,6 +40,16 @@ _KINDS = ("epoch", "monotonic", "relative")
 def recognises(head: bytes) -> bool:
     """Whether a file begins like Parquet."""
     return head.startswith(_MAGIC)
+
+
+def is_export(path: Path) -> bool:
+    """Whether the metadata at the end of a Parquet file are those of the export."""
+    with path.open("rb") as raw:
+        size = raw.seek(0, os.SEEK_END)
+        raw.seek(max(0, size - 8))
+        footer_bytes = int.from_bytes(raw.read(4), "little")
+        raw.seek(max(0, size - 8 - min(footer_bytes, _MAX_FOOTER_BYTES)))
+        return METADATA in raw.read(_MAX_FOOTER_BYTES)
 
 
 def read_requests(file: RecordedFile, _stamps_path: Path | None = None) -> RequestsRead:

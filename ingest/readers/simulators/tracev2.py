@@ -12,15 +12,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from blis_replay.ingest.errors import RecordingError
-from blis_replay.ingest.prompt_tree import NONE
 from blis_replay.ingest.readers.documents import quoted, section, text, tokens, whole, yaml_mapping
 from blis_replay.ingest.readers.experiment_config import ENGINE_KEYS
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.records import named_rows
-from blis_replay.ingest.readers.requests import RawPrompts, RequestsRead, frame_of, request_row
+from blis_replay.ingest.readers.requests import RequestsRead, frame_of, prefixes_of_groups, request_row
 from blis_replay.ingest.rows import rows_of
 
 _REQUIRED = ("input_tokens", "output_tokens", "send_time_us", "first_chunk_time_us", "last_chunk_time_us", "status")
@@ -73,31 +70,8 @@ def read_requests(file: RecordedFile, _stamps_path: Path | None = None) -> Reque
     file.tally.records = len(frame)
     sent_us = frame["sent_us"].min() or 0
     kind = "epoch" if sent_us >= _EARLIEST_EPOCH_US else "relative"  # type: ignore[operator]  # the column is int64
-    prefix, remarks = _prefixes(groups)
+    prefix, remarks = prefixes_of_groups(groups, "prefix_group and prefix_length of TraceV2")
     return RequestsRead(rows_of(frame), "client", kind, next(iter(models), None), prefix=prefix, remarks=remarks)
-
-
-def _prefixes(groups: list[tuple[str, int | None]]) -> tuple[RawPrompts | None, tuple[str, ...]]:
-    """What requests share by the group and prefix length of each; of the rest of a prompt nothing is known."""
-    named = [(group, length) for group, length in groups if group]
-    unknown = sum(length is None for _, length in named)
-    remarks = (f"prefix identity of {unknown} requests: a prefix_group without prefix_length",) if unknown else ()
-    if unknown == len(named):
-        return None, remarks
-    numbers: dict[tuple[str, int], int] = {}
-    longest: dict[str, tuple[int, int]] = {}  # of a group so far: tokens and prompt
-    rows: list[tuple[int, int, int]] = []
-    prompt = np.full(len(groups), NONE, np.int64)
-    for i, (group, length) in enumerate(groups):
-        if not group or length is None:
-            continue
-        prompt[i] = numbers.setdefault((group, length), len(numbers))
-        if prompt[i] == len(rows):
-            before, parent = longest.get(group, (0, NONE))
-            rows.append((parent, min(before, length), length))
-            longest[group] = max((before, parent), (length, len(rows) - 1))
-    parents, shared, tokens_ = np.array(rows, np.int64).T
-    return RawPrompts("prefix_group and prefix_length of TraceV2", prompt, parents, shared, tokens_), remarks
 
 
 def _usable_rows(

@@ -141,13 +141,12 @@ def test_progress_reaches_the_size_of_every_file(tmp_path: Path) -> None:
     [
         (
             {"notes_DOT_txt": "x"},
-            r"no steps in it \(none of its files is of a known format\); give",
+            r"no steps in it \(none of its files is of a known format\); a table of your own",
         ),
         (
             {"trace_DOT_yaml": "server: {model: m}\n"},
             "no requests, no aggregates and no steps in it; give",
         ),
-        ({"trace_DOT_csv": TRACE}, "no file in it names the model"),
         (
             {"trace_DOT_csv": TRACE, "profile_DOT_yaml": "a: [", "trace_DOT_yaml": "server: {model: m}\n"},
             "profile.yaml",

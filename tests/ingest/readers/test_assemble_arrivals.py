@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
-from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.ingest import ingest_source
 from blis_replay.ingest.readers.discovery import FORMATS, sources_of
 from blis_replay.ingest.recording import ARRIVALS, RECORDED, Clock, Recording
@@ -73,9 +70,10 @@ def test_a_generated_tracev2_is_an_arrival_trace(tmp_path: Path) -> None:
     assert recording.requests["e2e_us"].to_list() == [None, None]
 
 
-def test_a_recording_with_latencies_must_still_name_its_model(tmp_path: Path) -> None:
-    with pytest.raises(RecordingError, match="no file in it names the model"):
-        stored(tmp_path, {"trace.csv": TRACEV2})
+def test_a_recording_with_latencies_need_not_name_its_model_and_says_so(tmp_path: Path) -> None:
+    recording, _cache = stored(tmp_path, {"trace.csv": TRACEV2})
+    assert (recording.ground_truth, recording.model) == (RECORDED, None)
+    assert any(missing.startswith("model: no file of it names one; say it with") for missing in recording.missing)
 
 
 def test_one_trace_of_a_folder_is_read_and_the_other_named(tmp_path: Path) -> None:
