@@ -59,7 +59,8 @@ REQUEST_FORMATS: tuple[RequestFormat, ...] = (
     RequestFormat("azure-llm", azure_llm.recognises, azure_llm.read_requests, latencies=False),
     RequestFormat("burstgpt", burstgpt.recognises, burstgpt.read_requests, latencies=False),
     RequestFormat("legacy-blis-csv", legacy_blis_csv.recognises, legacy_blis_csv.read_requests, latencies=False),
-    RequestFormat(TABLE, requests_table.recognises, requests_table.read_requests),
     RequestFormat("aiperf-summary", aiperf_summary.recognises, aiperf_summary.read_requests, sums_up="aiperf"),
     RequestFormat("guidellm-csv", guidellm.recognises_table, guidellm.refuse_table),
+    # The last: what names its columns like a table of requests may be a file of a tool all the same.
+    RequestFormat(TABLE, requests_table.recognises, requests_table.read_requests),
 )
