@@ -31,7 +31,7 @@ from blis_replay.ingest.readers.requests import RequestsRead, in_send_order, wit
 from blis_replay.ingest.readers.server import kv_events
 from blis_replay.ingest.readers.server import log as server_log
 from blis_replay.ingest.readers.server.clock import Bridge, server_times, steps_on_zero
-from blis_replay.ingest.readers.server.engine_settings import EngineEvidence, engine_of
+from blis_replay.ingest.readers.server.engine_settings import EngineEvidence, GivenArguments, engine_of
 from blis_replay.ingest.readers.server.iterations import IterationLines
 from blis_replay.ingest.readers.simulators import tracev2
 from blis_replay.ingest.recording import (
@@ -45,6 +45,7 @@ from blis_replay.ingest.recording import (
     RECORDED,
     REQUEST_SCHEMA,
     Clock,
+    Finding,
     GroundTruth,
     LoadProfile,
     PromptTree,
@@ -68,14 +69,14 @@ def read_recording(
     source: Source | Path,
     *,
     profile: Mapping[str, object] | None = None,
-    engine_file: Path | None = None,
+    given: GivenArguments | None = None,
     progress: Progress | None = None,
 ) -> Iterator[Recording]:
-    """Every known file of a source as one :class:`Recording` without findings.
+    """Every known file of a source as one :class:`Recording`, with what reading them found.
 
     ``source``: a directory, or what ``discovery.sources_of`` makes of a command line.
     ``profile``: the bundled profile of the slug (optional keys ``model``, ``hardware``,
-    ``tensor_parallelism``, ``vllm_version``, ``engine``); ``engine_file``: YAML of engine
+    ``tensor_parallelism``, ``vllm_version``, ``engine``); ``given``: engine
     arguments that overrule all others; ``progress(file name, bytes done, bytes total)``.
     Files of token events, journey events and snapshots live until the context ends.  Raises
     :class:`RecordingError` if a file cannot be read at all, or if there is nothing to judge.
@@ -83,21 +84,21 @@ def read_recording(
     if isinstance(source, Path):
         (source,) = discovery.sources_of([source])
     with TemporaryDirectory(prefix="blis-replay-") as scratch:
-        yield _Assembly(source, Path(scratch), profile or {}, engine_file, progress).recording()
+        yield _Assembly(source, Path(scratch), profile or {}, given, progress).recording()
 
 
 def content_hash_of(
-    source: Source, profile: Mapping[str, object], engine_file: Path | None, progress: Progress | None
+    source: Source, profile: Mapping[str, object], given: GivenArguments | None, progress: Progress | None
 ) -> str:
     """``content_hash`` that :func:`read_recording` would give a source, from the bytes of its files alone."""
     known, others = discovery.find(source, progress)
     read = [file.source(kind) for kind, files in known.items() for file in files]
-    return _content_hash((*read, *others), profile, engine_file)
+    return _content_hash((*read, *others), profile, given)
 
 
-def _content_hash(files: Sequence[SourceFile], profile: Mapping[str, object], engine_file: Path | None) -> str:
-    """SHA-256 over the known files, the engine file and the profile: equal input, equal hash."""
-    engine = RecordedFile(engine_file, "").sha256() if engine_file else ""
+def _content_hash(files: Sequence[SourceFile], profile: Mapping[str, object], given: GivenArguments | None) -> str:
+    """SHA-256 over the known files, the arguments given and the profile: equal input, equal hash."""
+    engine = sorted(given.arguments.items()) if given and given.arguments else ""
     read = sorted((file.name, file.sha256) for file in files if file.kind != "unknown")
     content: Any = [read, engine, profile]
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
@@ -133,10 +134,10 @@ class _Assembly:
         source: Source,
         folder: Path,
         profile: Mapping[str, object],
-        engine_file: Path | None,
+        given: GivenArguments | None,
         progress: Progress | None,
     ) -> None:
-        self.source, self.folder, self.profile, self.engine_file = source, folder, profile, engine_file
+        self.source, self.folder, self.profile, self.given = source, folder, profile, given
         self.scratch = Scratch()
         self.iterations = IterationLines(self.scratch)
         self.known, self.others = discovery.find(source, progress)
@@ -162,7 +163,7 @@ class _Assembly:
         del found
         server = self._server(traces, requests, client)
         cache_events, cache_clock = self._kv_events(client)
-        engine = self._engine(configured, server)
+        engine, findings = self._engine(configured, server)
         iterations = self.iterations.done()
         self.missing += iterations.remarks
         slug, hardware = self.source.slug, self._hardware(configured)
@@ -176,7 +177,7 @@ class _Assembly:
             hardware=hardware,
             tensor_parallelism=self._tensor_parallelism(configured),
             ground_truth=ground_truth,
-            content_hash=_content_hash(files, self.profile, self.engine_file),
+            content_hash=_content_hash(files, self.profile, self.given),
             engine=engine,
             stages=configured.load.stages,
             shared_prefix=configured.load.shared_prefix,
@@ -197,6 +198,7 @@ class _Assembly:
             prefix=prefix,
             kv_events=cache_events,
             load_profile=configured.declared,
+            findings=findings,
         )
 
     def _nothing_found(self) -> RecordingError:
@@ -433,7 +435,7 @@ class _Assembly:
         if remark:
             self.missing.append(remark)
 
-    def _engine(self, configured: _Configured, server: _Server) -> dict[str, Setting]:
+    def _engine(self, configured: _Configured, server: _Server) -> tuple[dict[str, Setting], tuple[Finding, ...]]:
         said = EngineEvidence(
             configured.experiment.engine,
             configured.log,
@@ -443,12 +445,11 @@ class _Assembly:
             server.steps,
             server.journey_events,
         )
-        settings, remarks = engine_of(said, self.engine_file)
-        self.missing += [f"agreement on engine arguments: {remark}" for remark in remarks]
+        settings, findings = engine_of(said, self.given)
         self.missing += [
             f"engine argument {name}" for name in ("max_model_len", "num_gpu_blocks") if name not in settings
         ]
-        return settings
+        return settings, findings
 
     def _hardware(self, configured: _Configured) -> str | None:
         return configured.experiment.hardware or text(self.profile.get("hardware"))
@@ -456,8 +457,11 @@ class _Assembly:
     def _tensor_parallelism(self, configured: _Configured) -> int | None:
         said = (
             configured.experiment.tensor_parallelism,
+            tokens(configured.experiment.engine.get("tensor_parallel_size")),
             configured.header.tensor_parallelism,
-            tokens(configured.log.engine.get("tensor_parallel_size")),
+            tokens(
+                configured.log.resolved.get("tensor_parallel_size", configured.log.given.get("tensor_parallel_size"))
+            ),
             tokens(self.profile.get("tensor_parallelism")),
         )
         return next((value for value in said if value), None)

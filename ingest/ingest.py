@@ -17,6 +17,7 @@ from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.store.file import Store, limit_writing, open_store
 from blis_replay.ingest.store.recordings import (
     WriteOutcome,
+    given_engine,
     is_stored_experiment,
     stored_files,
     stored_unchanged,
@@ -28,6 +29,7 @@ from blis_replay.ingest.tables import Table, columns_named, table_of
 if TYPE_CHECKING:
     from blis_replay.ingest.readers.discovery import Source
     from blis_replay.ingest.readers.files import Progress
+    from blis_replay.ingest.readers.server.engine_settings import GivenArguments
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class IngestOutcome:
     """What an ingest did, in numbers.
 
     ``rejected``: records that could not be used; ``not_read``: what nobody reads, by name; ``bytes``: of all files.
+    ``engine_given_before``: the file and names of engine arguments that an earlier ingest was given, used again.
     """
 
     slug: str
@@ -48,6 +51,7 @@ class IngestOutcome:
     not_read: str
     bytes: int
     seconds: float
+    engine_given_before: str = ""
 
 
 def outcomes_table(outcomes: Sequence[IngestOutcome]) -> Table:
@@ -66,26 +70,44 @@ def ingest_source(
 ) -> IngestOutcome:
     """Read an experiment directory, or files of one experiment, check them, and store them in one transaction.
 
-    ``source``, ``profile``, ``engine_file`` and ``progress`` as in ``assemble.read_recording``.  What was said of the
-    columns and the model of a source that is stored holds until something else is said.  What this program has
-    stored of the same bytes is not parsed again.  Raises ``RecordingError`` (nothing to judge, unreadable file) or
-    ``StoreError``; the store is then as it was.
+    ``source``, ``profile`` and ``progress`` as in ``assemble.read_recording``; ``engine_file``: YAML of engine
+    arguments that overrule all others.  What was said of columns, model and engine arguments of a source that is
+    stored holds until something else is said.  What this program has stored of the same bytes is not parsed again.
+    Raises ``RecordingError`` (nothing to judge, unreadable file) or ``StoreError``; the store is then as it was.
     """
     from blis_replay.ingest.assemble import read_recording
     from blis_replay.ingest.readers.discovery import Source, sources_of
+    from blis_replay.ingest.readers.server.engine_settings import given_arguments
 
     begin = time.perf_counter()
     if not isinstance(source, Source):
         (source,) = sources_of([source])
     source = _as_before(Path(store_path), source)
-    if known := _unchanged(Path(store_path), source, profile or {}, engine_file, progress):
-        return replace(known, seconds=time.perf_counter() - begin)
-    with read_recording(source, profile=profile, engine_file=engine_file, progress=progress) as recording:
+    before = None if engine_file else _given_before(Path(store_path), source.slug)
+    given = given_arguments(engine_file) if engine_file else before
+    again = f"{before.name} ({', '.join(before.arguments)})" if before else ""
+    if known := _unchanged(Path(store_path), source, profile or {}, given, progress):
+        return replace(known, engine_given_before=again, seconds=time.perf_counter() - begin)
+    with read_recording(source, profile=profile, given=given, progress=progress) as recording:
         checked, layout = _checked(recording)
         with open_store(store_path) as store:
             limit_writing(store)
             outcome = write_recording(store, checked, layout, _reader_hash(source.form))
-    return _outcome(checked, outcome, time.perf_counter() - begin)
+    return replace(_outcome(checked, outcome, time.perf_counter() - begin), engine_given_before=again)
+
+
+def _given_before(store_path: Path, slug: str) -> GivenArguments | None:
+    """The engine arguments that an earlier ingest of the experiment was given."""
+    from blis_replay.ingest.readers.server.engine_settings import GivenArguments
+
+    if not store_path.exists():
+        return None
+    with open_store(store_path, read_only=True) as store:
+        settings = given_engine(store, slug)
+    if not settings:
+        return None
+    names = ", ".join(dict.fromkeys(setting.detail for setting in settings.values()))
+    return GivenArguments({name: setting.value for name, setting in settings.items()}, names)
 
 
 def _as_before(store_path: Path, source: Source) -> Source:
@@ -100,7 +122,7 @@ def _unchanged(
     store_path: Path,
     source: Source,
     profile: Mapping[str, object],
-    engine_file: Path | None,
+    given: GivenArguments | None,
     progress: Progress | None,
 ) -> IngestOutcome | None:
     """What is stored of a source, if this program read the same bytes before; its files are hashed, not parsed."""
@@ -111,7 +133,7 @@ def _unchanged(
     with open_store(store_path, read_only=True) as store:
         if not is_stored_experiment(store, source.slug):
             return None
-        content_hash = content_hash_of(source, profile, engine_file, progress)
+        content_hash = content_hash_of(source, profile, given, progress)
         counts = stored_unchanged(store, source.slug, content_hash, _reader_hash(source.form))
     if counts is None:
         return None

@@ -194,17 +194,27 @@ AGGREGATE_SCHEMA: dict[str, type[pl.DataType]] = {
 }
 
 
+# Sources of an engine argument that nobody said.
+ASSUMED = ("default", "unknown")
+
+
 @dataclass(frozen=True)
 class Setting:
     """One engine argument and where it came from.
 
-    ``source``: ``recorded`` (a file of the recording), ``profile`` (bundled profile of
-    the slug), ``file`` (``--engine FILE``) or ``default``.
+    ``source``: ``recorded`` (a file of the recording), ``derived`` (from what was recorded), ``profile`` (bundled
+    profile of the slug), ``file`` (``--engine FILE``), ``default`` (for this version and device), or ``unknown``: the
+    value is an assumption.
     """
 
     value: int | float | bool | str
     source: str
     detail: str = ""  # the file and field, or the reason
+
+    @property
+    def assumed(self) -> bool:
+        """Whether nobody said it."""
+        return self.source in ASSUMED
 
 
 @dataclass(frozen=True)
@@ -351,6 +361,9 @@ class Finding:
     measured: dict[str, float | int | str | None] = field(default_factory=dict)
     threshold: str = ""
 
+
+# The check whose findings are those of the readers: which sources of an engine argument disagree.
+ENGINE_CHECK = "engine_arguments"
 
 # What there is to compare a replay with.
 GroundTruth = Literal["recorded", "published aggregates", "arrival trace"]

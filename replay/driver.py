@@ -130,7 +130,7 @@ def without_rows(run: ReplayRun) -> ReplayRun:
 
 def _as_fitted(plan: ReplayPlan, recording: Recording, mode: ReplayMode, entry: ModelEntry | None) -> ReplayPlan:
     """The plan with the scheduling that the coefficients were fitted under, where the recording says nothing of it."""
-    known = recording.engine["async_scheduling"].source != "default"
+    known = not recording.engine["async_scheduling"].assumed
     if known or mode.scheduling != "recorded" or entry is None or entry.fit is None:
         return plan
     engine = replace(plan.engine, async_scheduling=entry.fit.scheduling == "asynchronous")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from blis_replay.ingest.checks import (
     clocks,
     completeness,
+    engine_arguments,
     littles_law,
     output_length,
     overload,
@@ -59,6 +60,7 @@ CHECKS = tuple(
         stationarity,
         completeness,
         prefix_cache,
+        engine_arguments,
     )
 )
 

@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.readers.documents import finite, microseconds, quoted, section, text, tokens, yaml_mapping
 from blis_replay.ingest.readers.files import RecordedFile
+from blis_replay.ingest.readers.server.engine_arguments import checked_arguments
 from blis_replay.ingest.recording import LoadProfile, SharedPrefix, Stage
 
 # v0.4.0 of inference-perf renamed the first two.
@@ -23,7 +25,8 @@ _SHARED_PREFIX_KEYS: dict[str, tuple[str, ...]] = {
     "question_tokens": ("question_len",),
     "output_tokens": ("output_len",),
 }
-ENGINE_KEYS = ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "block_size", "dtype")
+# What is said of an experiment beside its engine arguments.
+_EXPERIMENT_KEYS = ("model", "app", "hardware", "tensor_parallelism", "engine")
 
 
 @dataclass(frozen=True)
@@ -57,11 +60,22 @@ class LoadConfig:
 def read_experiment_config(file: RecordedFile) -> ExperimentConfig:
     """What ``exp-config.yaml`` says.
 
-    Raises :class:`RecordingError` if it is no YAML mapping.  A model or a tensor parallelism
-    that is none is rejected and counted.
+    Engine arguments stand at its top or under ``engine``; what is null is not said.  Raises :class:`RecordingError` if
+    it is no YAML mapping, for an unknown key and for an engine argument of the wrong type.  A model or a tensor
+    parallelism that is none is rejected and counted.
     """
     document = yaml_mapping(file)
-    said = document.get("tensor_parallelism", document.get("tensor_parallel_size"))
+    engine = document.get("engine") or {}
+    if not isinstance(engine, Mapping):
+        raise RecordingError(
+            file.path, "field engine", "no mapping of engine arguments", "write `engine: {NAME: VALUE}`"
+        )
+    above = {key: value for key, value in document.items() if key not in _EXPERIMENT_KEYS}
+    said_twice = [str(key) for key in engine if key in above]
+    if said_twice:
+        raise RecordingError(file.path, f"field {said_twice[0]}", "given at the top and under engine", "give it once")
+    arguments = {str(key): value for key, value in (above | dict(engine)).items() if value is not None}
+    said = document.get("tensor_parallelism")
     model, tensor_parallelism = text(document.get("model")), tokens(said)
     if model is None and document.get("model") is not None:
         file.tally.reject("field model", f"{quoted(document['model'])} is no name")
@@ -71,7 +85,7 @@ def read_experiment_config(file: RecordedFile) -> ExperimentConfig:
         model=model,
         app=text(document.get("app")),
         tensor_parallelism=tensor_parallelism,
-        engine={key: document[key] for key in ENGINE_KEYS if document.get(key) is not None},
+        engine=checked_arguments(file.path, arguments, _EXPERIMENT_KEYS),
         hardware=text(document.get("hardware")),
     )
 

@@ -340,6 +340,11 @@ def _read_engine(store: Store, slug: str) -> dict[str, Setting]:
     return {name: Setting(json.loads(value), source, detail) for name, value, source, detail in rows}
 
 
+def given_engine(store: Store, slug: str) -> dict[str, Setting]:
+    """The engine arguments of an experiment that a file given beside its recording says; empty if there are none."""
+    return {name: setting for name, setting in _read_engine(store, slug).items() if setting.source == "file"}
+
+
 def _read_files(store: Store, slug: str) -> tuple[SourceFile, ...]:
     rejected: dict[int, list[tuple[str, str]]] = {}
     for file_position, place, reason in _rows(

@@ -64,6 +64,33 @@ def test_an_unchanged_recording_is_hashed_and_not_parsed(tmp_path: Path, monkeyp
     assert len(parsed) == 3
 
 
+def test_engine_arguments_that_were_given_once_are_used_again(tmp_path: Path) -> None:
+    """A later ingest without --engine uses them and says so; another file replaces them all, and {} forgets them."""
+    folder, store_path, engine = tmp_path / "burst", tmp_path / "s.duckdb", tmp_path / "engine.yaml"
+    folder.mkdir()
+    (folder / "trace.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,374,44\n")
+    assert ingest_source(store_path, folder).engine_given_before == ""
+
+    def given() -> dict[str, object]:
+        with open_store(store_path) as store:
+            return {name: s.value for name, s in read_stored(store, "burst").engine.items() if s.source == "file"}
+
+    engine.write_text("max_num_seqs: 7\nnum_gpu_blocks: 900\n")
+    assert ingest_source(store_path, folder, engine_file=engine).engine_given_before == ""
+    again = ingest_source(store_path, folder)
+    assert (again.outcome, again.engine_given_before) == ("unchanged", "engine.yaml (max_num_seqs, num_gpu_blocks)")
+    (folder / "trace.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,375,44\n")
+    assert ingest_source(store_path, folder).outcome == "replaced"
+    assert given() == {"max_num_seqs": 7, "num_gpu_blocks": 900}
+    engine.write_text("block_size: 32\n")
+    ingest_source(store_path, folder, engine_file=engine)
+    assert given() == {"block_size": 32}
+    engine.write_text("{}\n")
+    ingest_source(store_path, folder, engine_file=engine)
+    assert given() == {}
+    assert ingest_source(store_path, folder).engine_given_before == ""
+
+
 def test_a_directory_without_a_recording_makes_no_store(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(RecordingError):

@@ -114,7 +114,7 @@ def test_every_recorded_time_of_a_step_is_its_start(
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_asynchronous_scheduling_is_read_off_the_journeys(recordings: dict[str, Recording], scenario: str) -> None:
     setting = recordings[scenario].engine["async_scheduling"]
-    assert (setting.value, setting.source) == ("async" in scenario, "recorded")
+    assert (setting.value, setting.source) == ("async" in scenario, "derived")
 
 
 @pytest.mark.parametrize("scenario", ["shared-prefix-async", "long-prompts-sync"])

@@ -101,7 +101,12 @@ def _line(outcome: IngestOutcome) -> str:
     iterations = f"{outcome.iterations:,} iterations, " if outcome.iterations else ""
     rejected = f", {outcome.rejected:,} records rejected" if outcome.rejected else ""
     unread = f"; not read: {printable(outcome.not_read)}" if outcome.not_read else ""
+    again = (
+        f"\n  engine arguments given before, used again: {outcome.engine_given_before}"
+        if outcome.engine_given_before
+        else ""
+    )
     return (
         f"{outcome.alias} ({outcome.slug}): {outcome.outcome}; {outcome.requests:,} requests, {outcome.steps:,} steps, "
-        f"{iterations}{outcome.findings:,} findings{rejected}{unread}; {outcome.seconds:.1f} s"
+        f"{iterations}{outcome.findings:,} findings{rejected}{unread}; {outcome.seconds:.1f} s{again}"
     )

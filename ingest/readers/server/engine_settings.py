@@ -1,53 +1,41 @@
 """The engine arguments of a recording, each with the source it came from.
 
-Precedence: ``--engine FILE``, then what the recording says, then the bundled profile of
-the slug, then vLLM's defaults (0.15: block size 16, prefix caching and chunked prefill on,
-FCFS, 2,048 tokens and 256 sequences for the API server or 8,192 and 1,024 on GPUs of at
-least 70 GiB other than the A100).
+Precedence: ``--engine FILE``, what the server says of itself (as it runs before as it was asked to), what the run
+shows, what was written down beside it, what can be derived, the bundled profile of the slug, vLLM's defaults.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import polars as pl
 
 from blis_replay.ingest.errors import RecordingError
-from blis_replay.ingest.readers.documents import quoted, text, tokens, whole, yaml_mapping
+from blis_replay.ingest.readers.documents import quoted, text, yaml_mapping
 from blis_replay.ingest.readers.files import RecordedFile
+from blis_replay.ingest.readers.server.engine_arguments import ARGUMENTS, argument_value, checked_arguments
+from blis_replay.ingest.readers.server.engine_defaults import Machine, default_settings, gpu_gib_of, release_of
 from blis_replay.ingest.readers.server.log import ServerLog
-from blis_replay.ingest.recording import Setting
+from blis_replay.ingest.recording import ENGINE_CHECK, Finding, Setting
 from blis_replay.ingest.rows import Rows, query
 from blis_replay.ingest.steps.records import detected_async
 
-_COUNTS = (
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "max_model_len",
-    "block_size",
-    "num_gpu_blocks",
-    "tensor_parallel_size",
-    "long_prefill_token_threshold",
-    "num_cpu_blocks",
-    "cpu_fetch_us_per_block",
-)
-# Of these 0 switches something off.
-_MAY_BE_ZERO = ("long_prefill_token_threshold", "num_cpu_blocks", "cpu_fetch_us_per_block")
-_SWITCHES = ("async_scheduling", "enable_prefix_caching", "enable_chunked_prefill")
-_WORDS = ("vllm_version", "scheduling_policy", "dtype")
-ARGUMENTS = (*_COUNTS, *_SWITCHES, *_WORDS)
-
-# GPUs of at least 70 GiB for which vLLM takes the larger defaults.
-_LARGE_GPUS = re.compile(r"\b(H100|H200|H20|H800|GH200|B100|B200|GB200|B300|MI300X?|MI325X?|MI355X?)\b", re.IGNORECASE)
-_ASYNC_BY_DEFAULT_FROM = (0, 15)
-
-# vLLM's other names of a data type; "auto" is whatever the model's own files say.
-_DTYPES = {"half": "float16", "float": "float32", "bf16": "bfloat16", "fp16": "float16", "auto": None}
-
 Source = tuple[str, str, Mapping[str, object]]  # source, detail, arguments
+
+
+@dataclass(frozen=True)
+class GivenArguments:
+    """Engine arguments that overrule what a recording says, and the name of the file that gave them."""
+
+    arguments: Mapping[str, object]
+    name: str
+
+
+def given_arguments(path: Path) -> GivenArguments:
+    """The arguments of an ``--engine FILE``; :class:`RecordingError` as :func:`read_engine_file`."""
+    return GivenArguments(read_engine_file(RecordedFile(path, path.name)), path.name)
 
 
 def read_engine_file(file: RecordedFile) -> dict[str, object]:
@@ -55,8 +43,7 @@ def read_engine_file(file: RecordedFile) -> dict[str, object]:
 
     Raises :class:`RecordingError` for an unknown argument or a value of the wrong type.
     """
-    given = {key.replace("-", "_"): value for key, value in yaml_mapping(file).items()}
-    return _checked(file.path, given)
+    return checked_arguments(file.path, yaml_mapping(file))
 
 
 def profile_arguments(profile: Mapping[str, object] | None) -> dict[str, object]:
@@ -64,90 +51,97 @@ def profile_arguments(profile: Mapping[str, object] | None) -> dict[str, object]
     given = (profile or {}).get("engine") or {}
     if not isinstance(given, Mapping):
         raise RecordingError("profile", "field engine", "no mapping of engine arguments", "mend the profile")
-    arguments = {str(key).replace("-", "_"): value for key, value in given.items()}
+    arguments = {str(key): value for key, value in given.items()}
     if version := text((profile or {}).get("vllm_version")):
         arguments.setdefault("vllm_version", version)
-    return _checked(Path("profile"), arguments)
+    return checked_arguments(Path("profile"), arguments)
 
 
-def engine_settings(sources: Iterable[Source], hardware: str | None) -> tuple[dict[str, Setting], tuple[str, ...]]:
-    """One :class:`Setting` an argument, from the first source that has it, then the defaults.
+def merged(sources: Iterable[Source]) -> tuple[dict[str, Setting], tuple[Finding, ...]]:
+    """One :class:`Setting` an argument, from the first source that has it.
 
-    Also returns, in words, recorded values that were not usable or contradict the one taken.
-    ``num_gpu_blocks`` and ``max_model_len`` have no default: they are absent if nobody says them.
+    A finding each: recorded values that are not usable, and what two sources contradict each other in.
     """
     settings: dict[str, Setting] = {}
-    remarks: list[str] = []
+    findings: list[Finding] = []
     for source, detail, arguments in sources:
         for name, raw in arguments.items():
-            value = _value(name, raw)
+            value = argument_value(name, raw)
             taken = settings.get(name)
+            if name == "dtype" and raw == "auto":  # whatever the model's own files say
+                continue
             if value is None:
-                remarks.append(f"{name} in {detail} is not usable ({quoted(raw)})")
+                findings.append(_finding(f"{name} in {detail} is not usable ({quoted(raw)})", argument=name))
             elif taken is None:
                 settings[name] = Setting(value, source, detail)
-            elif taken.value != value and taken.source == source == "recorded":
-                remarks.append(f"{name} is {taken.value} in {taken.detail} (used) and {value} in {detail}")
-    for name, setting in _defaults(settings, hardware).items():
-        settings.setdefault(name, setting)
-    return {name: settings[name] for name in ARGUMENTS if name in settings}, tuple(remarks)
+            elif taken.value != value and source != "profile" and _comparable(name, taken.value, value):
+                message = f"{name} is {taken.value} in {taken.detail} (used) and {value} in {detail}"
+                findings.append(_finding(message, argument=name, used=str(taken.value), also=str(value)))
+    return settings, tuple(findings)
 
 
-def _checked(path: Path, given: Mapping[str, object]) -> dict[str, object]:
-    for name, raw in given.items():
-        if name not in ARGUMENTS:
-            raise RecordingError(
-                path, f"field {name[:60]}", "no engine argument that is used here", f"known: {', '.join(ARGUMENTS)}"
-            )
-        if _value(name, raw) is None:
-            wanted = (
-                "a positive whole number" if name in _COUNTS else "true or false" if name in _SWITCHES else "a text"
-            )
-            raise RecordingError(path, f"field {name}", f"{quoted(raw)} is not usable", f"give {wanted}")
-    return dict(given)
+def _comparable(name: str, used: object, also: object) -> bool:
+    """Whether two values exclude each other: a server started with ``auto`` resolves it."""
+    return not (name in ("dtype", "kv_cache_dtype", "speculative_config") or also == "auto")
 
 
-def _value(name: str, raw: object) -> int | bool | str | None:
-    if name in _SWITCHES:
-        return raw if isinstance(raw, bool) else None
-    if name == "dtype":
-        return _dtype(raw)
-    if name in _WORDS:
-        return text(str(raw)) if isinstance(raw, str | float) else None
-    if name in _MAY_BE_ZERO:
-        return whole(raw)
-    return tokens(raw)
+def engine_settings(sources: Iterable[Source], machine: Machine) -> tuple[dict[str, Setting], tuple[Finding, ...]]:
+    """What the sources say, then the defaults of the machine, and findings as of :func:`merged`.
+
+    ``num_gpu_blocks`` and ``max_model_len`` have no default: they are absent if nobody says them.
+    """
+    settings, findings = merged(sources)
+    machine = _completed(machine, settings)
+    for name, setting in default_settings(machine, settings).items():
+        settings.setdefault(name, _limited(name, setting, settings, machine))
+    return {name: settings[name] for name in ARGUMENTS if name in settings}, findings
 
 
-def _dtype(raw: object) -> str | None:
-    """The data type served as vLLM names it: a quantization (``fp8``), else the type of the weights."""
-    said = (text(raw) or "auto").lower().removeprefix("torch.")
-    return _DTYPES.get(said, said)
+def _completed(machine: Machine, settings: Mapping[str, Setting]) -> Machine:
+    """The machine with what the arguments say of it."""
+    version, device = settings.get("vllm_version"), settings.get("device")
+    ranks = [settings.get(name) for name in ("tensor_parallel_size", "pipeline_parallel_size")]
+    device_class = machine.device if device is None else "cpu" if device.value == "cpu" else "gpu"
+    if version is not None and "+cpu" in str(version.value):
+        device_class = "cpu"
+    machine = replace(
+        machine,
+        version="" if version is None else str(version.value),
+        release=None if version is None else release_of(version.value),
+        device=device_class,
+        ranks=_product(int(rank.value) for rank in ranks if rank is not None),
+    )
+    budget = settings.get("max_num_batched_tokens")
+    resolved = budget is not None and budget.source == "recorded" and budget.detail == RESOLVED
+    return machine.seen_from(int(budget.value)) if resolved and budget is not None else machine
 
 
-def _defaults(settings: Mapping[str, Setting], hardware: str | None) -> dict[str, Setting]:
-    large = hardware is not None and _LARGE_GPUS.search(hardware) is not None
-    size = f"API server on {hardware or 'an unknown GPU'}"
-    plain = "vLLM's default"
-    return {
-        "block_size": Setting(16, "default", plain),
-        "max_num_seqs": Setting(1024 if large else 256, "default", f"{plain} for the {size}"),
-        "max_num_batched_tokens": Setting(8192 if large else 2048, "default", f"{plain} for the {size}"),
-        "enable_prefix_caching": Setting(True, "default", plain),
-        "enable_chunked_prefill": Setting(True, "default", plain),
-        "scheduling_policy": Setting("fcfs", "default", plain),
-        "long_prefill_token_threshold": Setting(0, "default", plain),
-        "async_scheduling": _default_async(settings.get("vllm_version")),
-    }
+def _product(numbers: Iterable[int]) -> int:
+    product = 1
+    for number in numbers:
+        product *= number
+    return product
 
 
-def _default_async(version: Setting | None) -> Setting:
-    if version is None:
-        return Setting(False, "default", "the vLLM version is not known, so asynchronous scheduling is not assumed")
-    match = re.match(r"v?(\d{1,6})\.(\d{1,6})", str(version.value))
-    recent = match is not None and (int(match[1]), int(match[2])) >= _ASYNC_BY_DEFAULT_FROM
-    words = "on by default from 0.15" if recent else "off by default before 0.15"
-    return Setting(recent, "default", f"vLLM {version.value}: {words}")
+def _limited(name: str, setting: Setting, settings: Mapping[str, Setting], machine: Machine) -> Setting:
+    """A default within what other arguments leave room for (vllm/engine/arg_utils.py, after get_batch_defaults)."""
+    said = {key: other.value for key, other in settings.items()}
+    value, why = setting.value, ""
+    if name in ("max_num_seqs", "max_num_batched_tokens") and said.get("performance_mode") == "throughput":
+        value, why = 2 * int(value), ", twice with performance_mode throughput"
+    longest = said.get("max_model_len")
+    if name == "max_num_batched_tokens" and said.get("enable_chunked_prefill") is False and longest:
+        value, why = max(int(value), int(longest)), why + ", at least max_model_len without chunked prefill"
+    if name == "max_num_batched_tokens" and longest and "max_num_seqs" in said:
+        most = int(said["max_num_seqs"]) * int(longest)
+        value, why = (most, why + ", at most max_num_seqs * max_model_len") if most < int(value) else (value, why)
+    if name == "max_num_seqs" and int(said.get("max_num_batched_tokens", value)) < int(value):
+        value, why = said["max_num_batched_tokens"], why + ", at most max_num_batched_tokens"
+    return replace(setting, value=value, detail=setting.detail + why)
+
+
+RESOLVED = "server log, as it runs"
+GIVEN = "server log, as started"
 
 
 @dataclass(frozen=True)
@@ -167,26 +161,71 @@ class EngineEvidence:
     journey_events: Rows
 
 
-def engine_of(said: EngineEvidence, engine_file: Path | None) -> tuple[dict[str, Setting], tuple[str, ...]]:
-    """Engine arguments by name, and in words where two sources disagree or one is not usable.
+def engine_of(said: EngineEvidence, given: GivenArguments | None) -> tuple[dict[str, Setting], tuple[Finding, ...]]:
+    """Engine arguments by name; a finding each where two sources disagree, or one is not usable or doubtful.
 
-    ``engine_file``: YAML that overrules all others; :class:`RecordingError` if it cannot be read.
+    ``given``: arguments that overrule all others.
     """
-    override = read_engine_file(RecordedFile(engine_file, engine_file.name)) if engine_file else {}
     log = said.log
-    logged = {key: value for key, value in log.engine.items() if key != "num_gpu_blocks"}
-    if log.version:
-        logged["vllm_version"] = log.version
+    version = {"vllm_version": log.version} if log.version else {}
     sources: list[Source] = [
-        ("file", engine_file.name if engine_file else "", override),
+        ("file", given.name if given else "", given.arguments if given else {}),
+        ("recorded", RESOLVED, version | log.resolved),
+        ("recorded", GIVEN, log.given),
+        *_of_the_run(said),
         ("recorded", "exp-config.yaml", said.configured),
-        ("recorded", "server log", logged),
         ("recorded", "trace header", said.header),
-        ("profile", "bundled profile", profile_arguments(said.profile)),
     ]
-    block_size = int(engine_settings(sources, said.hardware)[0]["block_size"].value)
-    sources[3:3] = _of_the_run(said, block_size)
-    return engine_settings(sources, said.hardware)
+    machine = _machine(said)
+    profile: Source = ("profile", "bundled profile", profile_arguments(said.profile))
+    known, _findings = engine_settings([*sources, profile], machine)
+    derived, doubts = _derived_blocks(log, known)
+    sources += [derived, profile]
+    settings, findings = engine_settings(sources, machine)
+    return settings, (*findings, *_findings_of_log(log), *doubts)
+
+
+def _machine(said: EngineEvidence) -> Machine:
+    """The machine by the name of its hardware, serving requests unless the log says otherwise."""
+    hardware = said.hardware
+    named_cpu = hardware is not None and any(word in hardware.upper() for word in ("CPU", "XEON", "EPYC"))
+    device = None if hardware is None else "cpu" if named_cpu else "gpu"
+    return Machine(device=device, gpu_gib=gpu_gib_of(hardware), offline=bool(said.log.offline))
+
+
+def _derived_blocks(log: ServerLog, known: Mapping[str, Setting]) -> tuple[Source, list[Finding]]:
+    """KV blocks from the KV tokens of the log, and why not, or with what doubt."""
+    if log.kv_tokens is None:
+        return ("derived", "", {}), []
+    block_size = int(known["block_size"].value)
+    blocks = log.num_gpu_blocks(block_size)
+    if log.hybrid:
+        message = (
+            f"KV blocks cannot be derived from the {log.kv_tokens:,} tokens of KV cache in the server log: the model "
+            f"keeps several kinds of KV cache ({log.hybrid}), for which that figure is 2 to 4 times too small "
+            "(vllm-project/vllm#40384)"
+        )
+        return ("derived", "", {}), [_finding(message, argument="num_gpu_blocks", kv_tokens=log.kv_tokens)]
+    if blocks is None:
+        return ("derived", "", {}), []
+    detail = f"{log.kv_tokens:,} tokens of KV cache in the server log / block size {block_size}"
+    return ("derived", detail, {"num_gpu_blocks": blocks}), []
+
+
+def _findings_of_log(log: ServerLog) -> list[Finding]:
+    """What of the line of arguments is not known."""
+    found = []
+    kept = {name: said for name, said in log.as_text.items() if name in ARGUMENTS}
+    if kept:
+        said = ", ".join(f"{name} {quoted(value)}" for name, value in list(kept.items())[:5])
+        found.append(_finding(f"engine arguments in the server log that are kept as text: {said}"))
+    if log.cut:
+        found.append(_finding("the line of engine arguments in the server log is cut off: what follows is not known"))
+    return found
+
+
+def _finding(message: str, **measured: float | int | str | None) -> Finding:
+    return Finding(ENGINE_CHECK, "note", "", message, measured)
 
 
 _BLOCK_TOTALS = """
@@ -195,18 +234,16 @@ GROUP BY kv_blocks_total ORDER BY count(*) DESC, kv_blocks_total LIMIT 1
 """
 
 
-def _of_the_run(said: EngineEvidence, block_size: int) -> list[Source]:
+def _of_the_run(said: EngineEvidence) -> list[Source]:
     """What nobody configured, and the run shows."""
     sources: list[Source] = []
     asynchronous = detected_async(said.steps, said.journey_events)
     if asynchronous is not None:
         detail = "journeys (whether outputs are processed after the next step began)"
-        sources.append(("recorded", detail, {"async_scheduling": asynchronous}))
+        sources.append(("derived", detail, {"async_scheduling": asynchronous}))
     totals = query(_BLOCK_TOTALS, {"kv_blocks_total": pl.Int64}, steps=said.steps).frame()
     if totals.height:
         # The pool without its reserved block, so vLLM's own count is one more.
         blocks = int(totals.item(0, 0)) + 1
-        sources.append(("recorded", "step records (kv.blocks_total_gpu + 1)", {"num_gpu_blocks": blocks}))
-    if logged := said.log.num_gpu_blocks(block_size):
-        sources.append(("recorded", "server log", {"num_gpu_blocks": logged}))
+        sources.append(("derived", "step records (kv.blocks_total_gpu + 1)", {"num_gpu_blocks": blocks}))
     return sources

@@ -1,4 +1,4 @@
-"""vLLM's server log: version, engine arguments, KV cache size, prefix-cache hit rate.
+"""vLLM's server log: version, engine arguments given and resolved, KV cache size, prefix-cache hit rate.
 
 Messages are matched, not their prefixes, which logging configurations change.  A log can
 hold several starts of the server; the last one served the requests.
@@ -6,81 +6,112 @@ hold several starts of the server; the last one served the requests.
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from blis_replay.ingest.readers.documents import text
 from blis_replay.ingest.readers.files import RecordedFile, lines
+from blis_replay.ingest.readers.server.engine_arguments import ARGUMENTS, argument_named
 from blis_replay.ingest.readers.server.iterations import IterationLines, begins_with_iterations
+from blis_replay.ingest.readers.server.python_repr import Text, read_fields, read_mapping
 
 MAX_LINE_BYTES = 1 << 20
-MAX_ARGUMENTS_CHARS = 64 << 10
+MAX_ARGUMENTS_CHARS = 256 << 10
 
-_VERSION = re.compile(r"vLLM API server version (\S{1,60})|Initializing a V\d LLM engine \(v([^)]{1,60})\)")
-# To the end of the line: a search for the closing brace from each of many openings would take their square.
-_ARGUMENTS = re.compile(r"non-default args: (\{.*)")
-_CONFIG = re.compile(r"with config: (.*)")
-_KV_TOKENS = re.compile(r"GPU KV cache size: ([\d,]{1,20}) tokens")
-_KV_BLOCKS = re.compile(r"num_gpu_blocks is: (\d{1,12})\b")
+_ARGUMENTS = "non-default args: "
+_CONFIG = " with config: "
+_VERSION = re.compile(
+    r"vLLM API server version (\S{1,60})|Initializing a V\d LLM engine \(v([^)]{1,60})\)|█  version (\d\S{0,60})"
+)
+_KV_TOKENS = re.compile(r"\b([A-Z]{1,10})(?: \+ host)? KV cache size: ([\d,]{1,20}) tokens")
+_KV_BLOCKS = re.compile(r"num_gpu_blocks(?:_override=| is: )(\d{1,12})\b")
+_CONCURRENCY = re.compile(r"Maximum concurrency for ([\d,]{1,20}) tokens per request: (\d{1,12}\.\d\d)x")
+_CONTEXT_PARALLEL = re.compile(r"Multiplying the GPU KV cache size by the [cd]c?p_world_size (\d{1,6})\b")
+_BLOCK_SIZE = re.compile(r"(?:Forcing|Setting) kv cache block size to (\d{1,6})\b")
 _ASYNC = re.compile(r"Asynchronous scheduling is (enabled|disabled)")
+_ASYNC_OFF = re.compile(
+    r"Async scheduling (?:will be disabled|is disabled|not supported with .{1,80} will be disabled)"
+)
 _CHUNKED = re.compile(r"Chunked prefill is enabled with max_num_batched_tokens=(\d{1,12})")
+_MODEL_LEN = re.compile(r"Using max model len (\d{1,12})\b")
 _HIT_RATE = re.compile(r"Prefix cache hit rate: (\d{1,3}(?:\.\d+)?)%")
+# What vLLM says of models that keep several kinds of KV cache (sliding windows, state space layers).
+_HYBRID = re.compile(
+    r"Setting attention block size to (\d{1,6}) tokens|Add \d+ padding layers, may waste|Padding mamba page size|"
+    r"Hybrid KV cache manager is disabled for this hybrid model|kv cache group sizes \(\d+, \d"
+)
+# Words of the lines above, one of which each has: most of a log is something else.
+_MARKS = re.compile(
+    rb"args: |LLM engine|API server version|  version |cache|num_gpu_blocks|oncurrency|[Aa]sync|Chunked|max model len|"
+    rb"attention block|padding layers|mamba"
+)
 
-# Engine configuration line -> engine argument; chunked prefill is named one way in 0.11 and another in 0.15.
+# Fields of the engine's configuration line by engine argument; chunked prefill has another name up to 0.11.
 _CONFIG_FIELDS = {
     "max_seq_len": "max_model_len",
-    "tensor_parallel_size": "tensor_parallel_size",
-    "enable_prefix_caching": "enable_prefix_caching",
     "chunked_prefill_enabled": "enable_chunked_prefill",
-    "enable_chunked_prefill": "enable_chunked_prefill",
+    **{
+        name: name
+        for name in (
+            "tensor_parallel_size",
+            "pipeline_parallel_size",
+            "data_parallel_size",
+            "decode_context_parallel_size",
+            "enable_prefix_caching",
+            "enable_chunked_prefill",
+            "enforce_eager",
+            "kv_cache_dtype",
+            "speculative_config",
+        )
+    },
 }
-_KEPT_ARGUMENTS = (
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "max_model_len",
-    "block_size",
-    "async_scheduling",
-    "enable_prefix_caching",
-    "enable_chunked_prefill",
-    "long_prefill_token_threshold",
-    "scheduling_policy",
-    "tensor_parallel_size",
-)
-# The data type served: a quantization, else the type of the weights.
-_QUANTIZATION, _DTYPE = (re.compile(rf"\b{name}=(?:torch\.)?(\w{{1,40}})") for name in ("quantization", "dtype"))
+_COMPILED_FIELDS = ("cudagraph_mode", "cudagraph_capture_sizes", "max_cudagraph_capture_size")
 
 
 @dataclass
 class ServerLog:
-    """What the last start in the log says; ``engine`` by vLLM's argument names.
+    """What the last start in the log says; engine arguments by vLLM's names.
 
-    ``prefix_hit_rate``: that of the last throughput line, 0..1; it is over a sliding window of
-    recent queries and not per request.
+    ``given``: the arguments that the server was started with; ``resolved``: those that its engine says it runs with.
+    ``as_text``: given arguments whose value is no literal, as printed; ``cut``: the line of arguments has no end.
+    ``kv_tokens``: KV cache in tokens; ``hybrid``: what shows that the model keeps several kinds of KV cache.
+    ``offline``: not a server but vLLM's ``LLM`` class.  ``prefix_hit_rate``: that of the last throughput line, 0..1;
+    it is over a sliding window of recent queries and not per request.
     """
 
     version: str | None = None
     model: str | None = None
-    engine: dict[str, object] = field(default_factory=dict)
+    given: dict[str, object] = field(default_factory=dict)
+    resolved: dict[str, object] = field(default_factory=dict)
+    as_text: dict[str, str] = field(default_factory=dict)
+    cut: bool = False
     kv_tokens: int | None = None
+    context_parallel: int = 1
+    hybrid: str = ""
+    offline: bool | None = None
     prefix_hit_rate: float | None = None
     starts: int = 0
 
     def num_gpu_blocks(self, block_size: int) -> int | None:
-        """KV blocks including the reserved one: as logged, else KV tokens over the block size."""
-        logged = self.engine.get("num_gpu_blocks")
-        if isinstance(logged, int):
-            return logged
-        return self.kv_tokens // block_size if self.kv_tokens is not None else None
+        """KV blocks including the reserved one, from KV tokens and the block size; ``None`` if they do not tell.
+
+        vLLM prints blocks times block size up to some 0.20, and later blocks over those of a request of
+        ``max_model_len`` times that (v1/core/kv_cache_utils.py): the same where the block size divides it.
+        """
+        if self.kv_tokens is None or self.hybrid:
+            return None
+        tokens, longest = self.kv_tokens // self.context_parallel, self.resolved.get("max_model_len")
+        if tokens % block_size and isinstance(longest, int) and longest:
+            return -(-tokens * -(-longest // block_size) // longest) or None
+        return tokens // block_size or None
 
 
 def recognises(head: bytes) -> bool:
     """Whether a file that begins like this is the log of a vLLM server."""
     text = head.decode("utf-8", "replace")
-    return begins_with_iterations(text) or any(
-        pattern.search(text) for pattern in (_VERSION, _ARGUMENTS, _KV_TOKENS, _HIT_RATE)
-    )
+    known = f"{_ARGUMENTS}{{" in text or any(pattern.search(text) for pattern in (_VERSION, _KV_TOKENS, _HIT_RATE))
+    return known or begins_with_iterations(text)
 
 
 def read_server_log(
@@ -88,16 +119,14 @@ def read_server_log(
 ) -> ServerLog:
     """What the log says about the server; fields stay ``None`` where it says nothing.
 
-    An argument literal that cannot be read is rejected and counted; every other line that
-    matches nothing is no record.  ``iterations``: takes the lines that tell what a step computed; ``log``: what
-    earlier parts of a rotated log said.
+    Arguments that cannot be read are rejected and counted; every other line that matches nothing is no record.
+    ``iterations``: takes the lines that tell what a step computed; ``log``: what earlier parts of a rotated log said.
     """
     log = log or ServerLog()
     for number, raw in lines(file, MAX_LINE_BYTES):
         if iterations is not None and iterations.take(file, number, raw):
             continue
-        line = raw.decode("utf-8", "replace")
-        if _read_line(file, log, f"line {number}", line):
+        if _MARKS.search(raw) and _read_line(file, log, f"line {number}", raw.decode("utf-8", "replace")):
             file.tally.records += 1
     return log
 
@@ -105,60 +134,97 @@ def read_server_log(
 def _read_line(file: RecordedFile, log: ServerLog, place: str, line: str) -> bool:
     if match := _HIT_RATE.search(line):
         log.prefix_hit_rate = min(1.0, float(match[1]) / 100)
-    elif match := _ARGUMENTS.search(line):
-        _start(log, _literal(file, place, match[1].rpartition("}")[0] + "}"))
+    elif (at := line.find(_ARGUMENTS)) >= 0:
+        _start(file, log, place, line, at + len(_ARGUMENTS))
     elif match := _VERSION.search(line):
-        log.version = text(match[1] or match[2])
-        if config := _CONFIG.search(line):
-            _read_config(log, config[1])
+        log.version = text(match[1] or match[2] or match[3])
+        log.offline = False if match[1] or match[3] else log.offline
+        if (at := line.find(_CONFIG)) >= 0:
+            _read_config(file, log, place, line[at + len(_CONFIG) :])
     elif match := _KV_TOKENS.search(line):
-        log.kv_tokens = int(match[1].replace(",", "") or 0) or None
-    elif match := _KV_BLOCKS.search(line):
-        log.engine["num_gpu_blocks"] = int(match[1])
+        log.kv_tokens = int(match[2].replace(",", "") or 0) or None
+        log.resolved.setdefault("device", "cuda" if match[1] == "GPU" else match[1].lower())
+        if match := _CONCURRENCY.search(line):
+            _see_concurrency(log, match)
+    elif match := _CONCURRENCY.search(line):
+        _see_concurrency(log, match)
+    elif match := _HYBRID.search(line):
+        log.hybrid = match[0]
+        if match[1]:
+            log.resolved["block_size"] = int(match[1])
+    else:
+        return _read_argument(log, line)
+    return True
+
+
+def _read_argument(log: ServerLog, line: str) -> bool:
+    """A line that says one argument of the engine as it runs."""
+    if match := _KV_BLOCKS.search(line):
+        log.resolved["num_gpu_blocks"] = int(match[1])
+    elif match := _CONTEXT_PARALLEL.search(line):
+        log.context_parallel = max(1, int(match[1]))
+    elif match := _BLOCK_SIZE.search(line):
+        log.resolved["block_size"] = int(match[1])
     elif match := _CHUNKED.search(line):
-        log.engine.update(enable_chunked_prefill=True, max_num_batched_tokens=int(match[1]))
+        log.resolved.update(enable_chunked_prefill=True, max_num_batched_tokens=int(match[1]))
+    elif match := _MODEL_LEN.search(line):
+        log.resolved["max_model_len"] = int(match[1])
     elif match := _ASYNC.search(line):
-        log.engine["async_scheduling"] = match[1] == "enabled"
+        log.resolved["async_scheduling"] = match[1] == "enabled"
+    elif _ASYNC_OFF.search(line):
+        log.resolved["async_scheduling"] = False
     else:
         return False
     return True
 
 
-def _start(log: ServerLog, arguments: Mapping[str, object]) -> None:
+def _start(file: RecordedFile, log: ServerLog, place: str, line: str, at: int) -> None:
     """A server start: what an earlier start said no longer holds."""
-    log.starts += 1
-    log.kv_tokens = log.prefix_hit_rate = None
-    log.engine = {key: arguments[key] for key in _KEPT_ARGUMENTS if arguments.get(key) is not None}
+    vars(log).update(vars(ServerLog(version=log.version, starts=log.starts + 1)))
+    printed = line[at : at + MAX_ARGUMENTS_CHARS]
+    entries = read_mapping(printed)
+    if entries is None:
+        file.tally.reject(place, "the engine arguments are no mapping")
+        return
+    arguments = {argument_named(name): value for name, value in entries.values.items()}
+    log.cut = not entries.whole
+    log.as_text = {name: str(value)[:80] for name, value in list(arguments.items())[:1000] if isinstance(value, Text)}
+    log.given = {name: arguments[name] for name in ARGUMENTS if arguments.get(name) is not None}
     for named in (arguments.get("quantization"), arguments.get("dtype")):
         if named not in (None, "auto"):
-            log.engine.setdefault("dtype", named)
+            log.given["dtype"] = named
+            break
     served = arguments.get("served_model_name")
     log.model = text(served[0] if isinstance(served, list) and served else served) or text(arguments.get("model"))
+    of_a_server = any(name in arguments for name in ("model_tag", "host", "port", "served_model_name"))
+    log.offline = not (of_a_server or "APIServer" in line[:at])
 
 
-def _literal(file: RecordedFile, place: str, literal: str) -> Mapping[str, object]:
-    """The Python dict that vLLM prints, read as a literal (never evaluated)."""
-    if len(literal) > MAX_ARGUMENTS_CHARS:
-        file.tally.reject(place, f"engine arguments of more than {MAX_ARGUMENTS_CHARS} characters")
-        return {}
-    try:
-        value = ast.literal_eval(literal)
-    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
-        file.tally.reject(place, "the engine arguments are no Python literal")
-        return {}
-    if not isinstance(value, dict):
-        file.tally.reject(place, "the engine arguments are no mapping")
-        return {}
-    return {str(key): entry for key, entry in value.items() if isinstance(key, str)}
-
-
-def _read_config(log: ServerLog, config: str) -> None:
+def _read_config(file: RecordedFile, log: ServerLog, place: str, config: str) -> None:
+    if len(config) > MAX_ARGUMENTS_CHARS:
+        file.tally.reject(place, f"an engine configuration of more than {MAX_ARGUMENTS_CHARS} characters")
+    said = read_fields(config[:MAX_ARGUMENTS_CHARS]).values
+    compiled = said.get("compilation_config")
     for name, argument in _CONFIG_FIELDS.items():
-        if match := re.search(rf"\b{name}=(\d{{1,12}}|True|False)\b", config):
-            value: object = match[1] == "True" if match[1] in ("True", "False") else int(match[1])
-            log.engine.setdefault(argument, value)
-    for pattern in (_QUANTIZATION, _DTYPE):
-        if (match := pattern.search(config)) and match[1] != "None":
-            log.engine.setdefault("dtype", match[1])
-    if log.model is None and (match := re.search(r"\bmodel='([^']{1,500})'", config)):
-        log.model = text(match[1])
+        if said.get(name) is not None:
+            log.resolved[argument] = said[name]
+    if isinstance(compiled, Mapping):
+        log.resolved |= {name: compiled[name] for name in _COMPILED_FIELDS if compiled.get(name) is not None}
+    log.resolved["dtype"] = next((said[k] for k in ("quantization", "dtype") if said.get(k) is not None), None)
+    log.resolved["device"] = text(said.get("device_config"))
+    log.resolved = {name: value for name, value in log.resolved.items() if value is not None}
+    if log.model is None:
+        log.model = text(said.get("model"))
+
+
+def _see_concurrency(log: ServerLog, match: re.Match[str]) -> None:
+    """Up to some 0.20 the tokens of a hybrid model do not fit the concurrency, which is right (vllm#40384, #40691)."""
+    longest = int(match[1].replace(",", "") or 0)
+    fitting = float(match[2]) * longest
+    if (
+        longest
+        and log.kv_tokens
+        and log.context_parallel == 1
+        and abs(fitting - log.kv_tokens) > 0.02 * fitting + 0.01 * longest
+    ):
+        log.hybrid = f"{log.kv_tokens:,} tokens of KV cache against a {match[0][0].lower()}{match[0][1:]}"

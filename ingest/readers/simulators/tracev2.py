@@ -14,12 +14,12 @@ from pathlib import Path
 
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.readers.documents import quoted, section, text, tokens, whole, yaml_mapping
-from blis_replay.ingest.readers.experiment_config import ENGINE_KEYS
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.records import named_rows
 from blis_replay.ingest.readers.requests import RequestsRead, frame_of, prefixes_of_groups, request_row
 from blis_replay.ingest.rows import rows_of
 
+_ENGINE_KEYS = ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "block_size", "dtype")
 _REQUIRED = ("input_tokens", "output_tokens", "send_time_us", "first_chunk_time_us", "last_chunk_time_us", "status")
 # 2001: stamps before that count from the start of the trace (of a generated or replayed one).
 _EARLIEST_EPOCH_US = 1_000_000_000_000_000
@@ -47,7 +47,7 @@ def read_header(file: RecordedFile) -> TraceHeader:
     return TraceHeader(
         model=text(server.get("model")),
         tensor_parallelism=tokens(server.get("tensor_parallel")),
-        engine=tuple((key, server[key]) for key in ENGINE_KEYS if server.get(key) is not None),
+        engine=tuple((key, server[key]) for key in _ENGINE_KEYS if server.get(key) is not None),
     )
 
 

@@ -15,6 +15,7 @@ from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.ingest import ingest_source
 from blis_replay.ingest.readers.clients.inference_perf_reports import stage_of_requests
+from blis_replay.ingest.readers.server.engine_settings import GivenArguments
 from blis_replay.ingest.recording import AGGREGATE_SCHEMA, REQUEST_SCHEMA, STEP_SCHEMA
 from blis_replay.ingest.stream.events import stamps_of
 
@@ -88,17 +89,24 @@ def test_the_temporary_files_go_when_the_caller_fails(tmp_path: Path) -> None:
 
 def test_equal_content_has_an_equal_hash_and_every_input_is_in_it(tmp_path: Path) -> None:
     directory = make(tmp_path, trace_DOT_csv=TRACE, trace_DOT_yaml="server: {model: m-7b}\n")
-    engine = tmp_path / "engine.yaml"
-    engine.write_text("max_num_seqs: 3\n")
 
-    def content_hash(profile: dict[str, object] | None = None, engine_file: Path | None = None) -> str:
-        with read_recording(directory, profile=profile, engine_file=engine_file) as recording:
+    def content_hash(profile: dict[str, object] | None = None, given: GivenArguments | None = None) -> str:
+        with read_recording(directory, profile=profile, given=given) as recording:
             return recording.content_hash
 
     first = content_hash()
     (directory / "notes.txt").write_text("unknown files do not count")
     assert content_hash() == first
-    assert len({first, content_hash({"hardware": "H100"}), content_hash(engine_file=engine)}) == 3
+    assert (
+        len(
+            {
+                first,
+                content_hash({"hardware": "H100"}),
+                content_hash(given=GivenArguments({"max_num_seqs": 3}, "engine.yaml")),
+            }
+        )
+        == 3
+    )
     (directory / "trace.csv").write_text(TRACE.replace(",ok", ",error", 1))
     assert content_hash() != first
 

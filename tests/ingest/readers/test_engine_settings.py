@@ -8,51 +8,244 @@ import pytest
 
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.server.engine_settings import engine_settings, profile_arguments, read_engine_file
-from blis_replay.ingest.recording import Setting
+from blis_replay.ingest.readers.server.engine_defaults import Machine, gpu_gib_of, release_of
+from blis_replay.ingest.readers.server.engine_settings import (
+    RESOLVED,
+    EngineEvidence,
+    GivenArguments,
+    engine_of,
+    engine_settings,
+    profile_arguments,
+    read_engine_file,
+)
+from blis_replay.ingest.readers.server.log import ServerLog
+from blis_replay.ingest.recording import JOURNEY_EVENT_SCHEMA, STEP_SCHEMA, Finding, Setting
+from blis_replay.ingest.rows import no_rows
+
+SERVER = Machine(offline=False)
 
 
-def test_the_first_source_wins_and_a_contradiction_among_recorded_ones_is_told() -> None:
-    settings, remarks = engine_settings(
+def on(device: str, gib: int | None = None) -> Machine:
+    return Machine(device=device, gpu_gib=gib, offline=False)
+
+
+def of(version: str) -> list[tuple[str, str, dict[str, object]]]:
+    return [("recorded", "server log", {"vllm_version": version})]
+
+
+def messages(findings: tuple[Finding, ...]) -> list[str]:
+    return [finding.message for finding in findings]
+
+
+def test_the_first_source_wins_and_each_contradiction_is_a_finding_with_both_values() -> None:
+    settings, findings = engine_settings(
         [
             ("file", "mine.yaml", {"max_num_seqs": 64}),
-            ("recorded", "exp-config.yaml", {"max_num_seqs": 128, "max_model_len": 4096}),
-            ("recorded", "server log", {"max_model_len": 8192}),
+            ("recorded", "server log", {"max_num_seqs": 128, "max_model_len": 4096}),
+            ("recorded", "exp-config.yaml", {"max_model_len": 8192}),
             ("profile", "bundled profile", {"max_model_len": 2048, "num_gpu_blocks": 26603}),
         ],
-        "H100",
+        on("gpu", 80),
     )
     assert settings["max_num_seqs"] == Setting(64, "file", "mine.yaml")
-    assert settings["max_model_len"] == Setting(4096, "recorded", "exp-config.yaml")
+    assert settings["max_model_len"] == Setting(4096, "recorded", "server log")
     assert settings["num_gpu_blocks"] == Setting(26603, "profile", "bundled profile")
-    assert remarks == ("max_model_len is 4096 in exp-config.yaml (used) and 8192 in server log",)
+    assert messages(findings) == [
+        "max_num_seqs is 64 in mine.yaml (used) and 128 in server log",
+        "max_model_len is 4096 in server log (used) and 8192 in exp-config.yaml",
+    ]
 
 
 @pytest.mark.parametrize(
-    ("version", "expected"),
-    [("0.15.1", True), ("0.16.0", True), ("1.0", True), ("0.14.9", False), ("0.11.0", False), ("dev", False)],
+    ("version", "device", "value", "source"),
+    [
+        # vllm/config/scheduler.py: False in 0.13.0, None (on unless something forbids it) in 0.14.0.
+        ("0.11.0", "gpu", False, "default"),
+        ("0.13.0", "gpu", False, "default"),
+        ("0.14.0", "gpu", True, "default"),
+        ("0.15.1", "gpu", True, "default"),
+        ("1.0", "gpu", True, "default"),
+        # vllm/platforms/cpu.py switches it off.
+        ("0.32.0", "cpu", False, "default"),
+        ("0.32.0+cpu", None, False, "default"),
+        # What it depends on is not known: a build without tags is called 0.1.dev.
+        ("0.32.0", None, True, "unknown"),
+        ("0.1.dev1+g2", "gpu", False, "unknown"),
+        ("dev", "gpu", False, "unknown"),
+    ],
 )
-def test_asynchronous_scheduling_is_on_by_default_from_0_15(version: str, expected: bool) -> None:
-    settings, _remarks = engine_settings([("recorded", "server log", {"vllm_version": version})], None)
-    assert (settings["async_scheduling"].value, settings["async_scheduling"].source) == (expected, "default")
-    assert version in settings["async_scheduling"].detail
-
-
-def test_without_a_version_asynchronous_scheduling_is_not_assumed_and_the_reason_is_given() -> None:
-    setting = engine_settings([], None)[0]["async_scheduling"]
-    assert (setting.value, setting.source) == (False, "default")
-    assert "not known" in setting.detail
+def test_asynchronous_scheduling_by_release_and_device(
+    version: str, device: str | None, value: bool, source: str
+) -> None:
+    settings, _findings = engine_settings(of(version), Machine(device=device, offline=False))
+    assert (settings["async_scheduling"].value, settings["async_scheduling"].source) == (value, source)
 
 
 @pytest.mark.parametrize(
-    ("hardware", "seqs", "tokens"), [("H100", 1024, 8192), ("A100-80GB", 256, 2048), (None, 256, 2048)]
+    ("machine", "version", "seqs", "budget", "block"),
+    [
+        # vllm/engine/arg_utils.py, get_batch_defaults; vllm/platforms/cpu.py; vllm/config/cache.py
+        (on("gpu", 80), "0.32.0", 1024, 8192, 16),
+        (on("gpu", 180), "0.27.1", 1024, 8192, 16),
+        (on("gpu", 180), "0.28.0", 1024, 16384, 16),
+        (on("gpu", 24), "0.32.0", 256, 2048, 16),
+        (Machine(device="gpu", gpu_gib=24, offline=True), "0.32.0", 256, 8192, 16),
+        (Machine(device="gpu", gpu_gib=80, offline=True), "0.11.0", 1024, 16384, 16),
+        (on("cpu"), "0.32.0", 128, 2048, 128),
+        (Machine(device="cpu", offline=True), "0.11.2", 256, 4096, 128),
+    ],
 )
-def test_defaults_depend_on_the_gpu(hardware: str | None, seqs: int, tokens: int) -> None:
-    """vllm-scheduler-semantics, section 10: 8192 and 1024 on GPUs of at least 70 GiB other than the A100."""
-    settings, _remarks = engine_settings([], hardware)
-    assert (settings["max_num_seqs"].value, settings["max_num_batched_tokens"].value) == (seqs, tokens)
-    assert settings["block_size"].value == 16
+def test_defaults_by_device_memory_entry_point_and_release(
+    machine: Machine, version: str, seqs: int, budget: int, block: int
+) -> None:
+    settings, _findings = engine_settings(of(version), machine)
+    names = ("max_num_seqs", "max_num_batched_tokens", "block_size")
+    assert tuple(settings[name].value for name in names) == (seqs, budget, block)
+    assert {settings[name].source for name in names} == {"default"}
     assert "num_gpu_blocks" not in settings
+
+
+def test_cpu_defaults_count_the_ranks() -> None:
+    """vllm/engine/arg_utils.py: times tensor and pipeline parallelism."""
+    settings, _findings = engine_settings(
+        [("recorded", "log", {"tensor_parallel_size": 2, "pipeline_parallel_size": 3})], on("cpu")
+    )
+    assert (settings["max_num_seqs"].value, settings["max_num_batched_tokens"].value) == (768, 12288)
+
+
+def test_what_a_default_depends_on_and_is_not_known_is_said() -> None:
+    settings, _findings = engine_settings([], SERVER)
+    assert settings["max_num_seqs"] == Setting(
+        256, "unknown", "assumed; 128 on a CPU; 1,024 on a GPU of at least 70 GiB"
+    )
+    assert settings["block_size"] == Setting(16, "unknown", "assumed; 128 on a CPU")
+    assert settings["async_scheduling"] == Setting(False, "unknown", "assumed; true from vLLM 0.14 on")
+    assert settings["enable_prefix_caching"].source == "default"
+
+
+@pytest.mark.parametrize(("budget", "seqs"), [(2048, 256), (8192, 1024), (16384, 1024)])
+def test_a_resolved_default_of_the_token_budget_tells_the_memory(budget: int, seqs: int) -> None:
+    """A server takes 8,192 by itself on GPUs of 70 GiB and more only, which have 1,024 sequences."""
+    settings, _findings = engine_settings([("recorded", RESOLVED, {"max_num_batched_tokens": budget})], on("gpu"))
+    assert (settings["max_num_seqs"].value, settings["max_num_seqs"].source) == (seqs, "derived")
+    assert f"max_num_batched_tokens {budget}" in settings["max_num_seqs"].detail
+
+
+@pytest.mark.parametrize(
+    ("arguments", "seqs", "budget"),
+    [
+        ({"max_num_batched_tokens": 100}, 100, 100),
+        ({"max_model_len": 4}, 256, 1024),
+        ({"max_model_len": 4096, "enable_chunked_prefill": False}, 256, 4096),
+        ({"performance_mode": "throughput"}, 512, 4096),
+    ],
+)
+def test_defaults_keep_within_other_arguments(arguments: dict[str, object], seqs: int, budget: int) -> None:
+    """vllm/engine/arg_utils.py, _set_default_max_num_seqs_and_batched_tokens_args."""
+    settings, _findings = engine_settings([("recorded", "exp-config.yaml", arguments)], on("gpu", 24))
+    assert (settings["max_num_seqs"].value, settings["max_num_batched_tokens"].value) == (seqs, budget)
+
+
+@pytest.mark.parametrize(
+    ("name", "gib"),
+    [
+        ("H100-SXM-80GB", 80),
+        ("NVIDIA H200", 141),
+        ("NVIDIA B200", 180),
+        ("A100-80GB", 40),  # vLLM takes no A100 for a large GPU
+        ("NVIDIA GeForce RTX 4090", 24),
+        ("NVIDIA RTX PRO 6000 Blackwell", 95),
+        ("L40S", 24),
+        ("Accelerator 96GB", 96),
+        ("Accelerator", None),
+        (None, None),
+    ],
+)
+def test_the_memory_of_a_gpu_by_its_name(name: str | None, gib: int | None) -> None:
+    assert gpu_gib_of(name) == gib
+
+
+def test_a_release_is_its_major_and_minor_number() -> None:
+    assert [release_of(v) for v in ("0.32.0+cpu", "v0.15.1rc2.dev3+gabc", "0.1.dev9", "main", None)] == [
+        (0, 32),
+        (0, 15),
+        None,
+        None,
+        None,
+    ]
+
+
+def evidence(
+    log: ServerLog, configured: dict[str, object] | None = None, hardware: str | None = None
+) -> EngineEvidence:
+    return EngineEvidence(configured or {}, log, {}, {}, hardware, no_rows(STEP_SCHEMA), no_rows(JOURNEY_EVENT_SCHEMA))
+
+
+def test_what_runs_goes_before_what_was_asked_for_and_that_before_what_was_written_down() -> None:
+    log = ServerLog(
+        version="0.32.0", given={"max_model_len": 9000, "max_num_seqs": 32}, resolved={"max_model_len": 4096}
+    )
+    settings, findings = engine_of(evidence(log, {"max_num_seqs": 256, "block_size": 16}), None)
+    assert settings["max_model_len"] == Setting(4096, "recorded", "server log, as it runs")
+    assert settings["max_num_seqs"] == Setting(32, "recorded", "server log, as started")
+    assert settings["block_size"] == Setting(16, "recorded", "exp-config.yaml")
+    assert messages(findings) == [
+        "max_model_len is 4096 in server log, as it runs (used) and 9000 in server log, as started",
+        "max_num_seqs is 32 in server log, as started (used) and 256 in exp-config.yaml",
+    ]
+
+
+def test_kv_blocks_are_derived_from_tokens_and_the_block_size_of_the_device() -> None:
+    """65,536 / 128: CPUs have blocks of 128 tokens (vllm/platforms/cpu.py)."""
+    log = ServerLog(version="0.32.0", resolved={"device": "cpu"}, kv_tokens=65_536)
+    settings, findings = engine_of(evidence(log), None)
+    detail = "65,536 tokens of KV cache in the server log / block size 128"
+    assert settings["num_gpu_blocks"] == Setting(512, "derived", detail)
+    assert findings == ()
+    settings, findings = engine_of(evidence(log), GivenArguments({"block_size": 64, "num_gpu_blocks": 9}, "e.yaml"))
+    assert settings["num_gpu_blocks"] == Setting(9, "file", "e.yaml")
+    assert messages(findings) == [
+        "num_gpu_blocks is 9 in e.yaml (used) and 1024 in 65,536 tokens of KV cache in the server log / block size 64"
+    ]
+
+
+def test_a_hybrid_model_leaves_kv_blocks_unknown_and_a_finding_says_why() -> None:
+    """vllm-project/vllm#40384: the printed tokens are 2 to 4 times too few there."""
+    settings, findings = engine_of(evidence(ServerLog(kv_tokens=290_864, hybrid="Add 1 padding layers")), None)
+    assert "num_gpu_blocks" not in settings
+    (finding,) = findings
+    assert (finding.check, finding.measured) == (
+        "engine_arguments",
+        {"argument": "num_gpu_blocks", "kv_tokens": 290_864},
+    )
+    assert "2 to 4 times too small" in finding.message
+
+
+def test_what_could_not_be_read_of_the_log_is_told() -> None:
+    log = ServerLog(given={"block_size": "f(3)"}, as_text={"block_size": "f(3)", "hf_token": "g()"}, cut=True)
+    settings, findings = engine_of(evidence(log, hardware="H100"), None)
+    assert settings["block_size"].source == "default"
+    assert messages(findings) == [
+        "block_size in server log, as started is not usable ('f(3)')",
+        "engine arguments in the server log that are kept as text: block_size 'f(3)'",
+        "the line of engine arguments in the server log is cut off: what follows is not known",
+    ]
+
+
+def test_arguments_that_are_not_simulated_are_kept_in_short() -> None:
+    said = {
+        "speculative_config": {"method": "eagle3", "num_speculative_tokens": 3, "model": None},
+        "cudagraph_capture_sizes": [1, 2, 4, 8, 16],
+        "cudagraph_mode": "<CUDAGraphMode.FULL: 2>",
+        "data_parallel_size": 4,
+    }
+    settings, _findings = engine_settings([("recorded", "server log", said)], SERVER)
+    assert {name: settings[name].value for name in said} == {
+        "speculative_config": "method=eagle3 num_speculative_tokens=3",
+        "cudagraph_capture_sizes": "1..16 (5 sizes)",
+        "cudagraph_mode": "FULL",
+        "data_parallel_size": 4,
+    }
 
 
 @pytest.mark.parametrize(
@@ -60,25 +253,27 @@ def test_defaults_depend_on_the_gpu(hardware: str | None, seqs: int, tokens: int
 )
 def test_a_data_type_has_one_name(said: str, dtype: str) -> None:
     """vLLM's --dtype has two names for two of them, and its log a prefix."""
-    assert engine_settings([("recorded", "exp-config.yaml", {"dtype": said})], None)[0]["dtype"].value == dtype
+    assert engine_settings([("recorded", "exp-config.yaml", {"dtype": said})], SERVER)[0]["dtype"].value == dtype
 
 
 def test_a_data_type_chosen_by_the_server_is_not_known() -> None:
-    settings, remarks = engine_settings([("recorded", "exp-config.yaml", {"dtype": "auto"})], None)
+    settings, findings = engine_settings([("recorded", "server log", {"dtype": "auto"})], SERVER)
     assert "dtype" not in settings
-    assert remarks == ("dtype in exp-config.yaml is not usable ('auto')",)
+    assert findings == ()
 
 
 def test_a_recorded_value_that_is_no_count_is_passed_over_and_told() -> None:
-    settings, remarks = engine_settings([("recorded", "exp-config.yaml", {"max_num_seqs": -3})], None)
+    settings, findings = engine_settings([("recorded", "server log", {"max_num_seqs": -3})], on("gpu", 24))
     assert settings["max_num_seqs"].source == "default"
-    assert remarks == ("max_num_seqs in exp-config.yaml is not usable ('-3')",)
+    assert messages(findings) == ["max_num_seqs in server log is not usable ('-3')"]
 
 
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        ("max_seqs: 3\n", "field max_seqs"),
+        ("max_num_seq: 3\n", "field max_num_seq: no engine argument of vLLM 0.11 to 0.32; did you mean max_num_seqs"),
+        ("max_num_seqs: 3\nmax-num-seqs: 4\n", "max_num_seqs is given twice, as '3' and '4'"),
+        ("qqq: 3\n", "remove it, or use one of max_num_seqs, "),
         ("max_num_seqs: many\n", "give a positive whole number"),
         ("async_scheduling: 1\n", "give true or false"),
         ("- 1\n", "a list where a mapping is expected"),
@@ -104,9 +299,9 @@ def test_dashes_and_underscores_mean_the_same(tmp_path: Path) -> None:
 def test_a_number_too_long_to_print_is_told_and_passed_over(tmp_path: Path) -> None:
     """Python refuses to print integers of more than 4,300 digits in decimal; YAML reads them in hexadecimal."""
     huge = "0x" + "f" * 5_000
-    settings, remarks = engine_settings([("recorded", "exp-config.yaml", {"max_num_seqs": int(huge, 16)})], None)
-    assert settings["max_num_seqs"].source == "default"
-    assert remarks == ("max_num_seqs in exp-config.yaml is not usable (a number of thousands of digits)",)
+    settings, findings = engine_settings([("recorded", "trace header", {"max_num_seqs": int(huge, 16)})], SERVER)
+    assert settings["max_num_seqs"].assumed
+    assert messages(findings) == ["max_num_seqs in trace header is not usable (a number of thousands of digits)"]
     path = tmp_path / "engine.yaml"
     for content in (f"max_num_seqs: {huge}\n", f"? {huge}\n: 1\n"):
         path.write_text(content)
