@@ -257,6 +257,10 @@ class LoadProfile:
     multi_turn: bool
 
 
+# The source of identities that the engine itself worked with.
+SERVER_BLOCKS = "the server's own hashes of prompt blocks"
+
+
 @dataclass(frozen=True)
 class PromptTree:
     """Identities of prompts: what two requests share follows from the tree of their prompts.

@@ -66,11 +66,11 @@ EVENT_SCHEMA: Schema = {
     **{"span_key": pl.Int64, "event": pl.Enum(EVENT_SEQUENCE), "time_ns": pl.Int64, "offset_ns": pl.Int64},
     **{name: kind for name, kind in JOURNEY_EVENT_SCHEMA.items() if name not in ("journey", "event", "time_us")},
 }
-# Journeys that are not numbered yet, with the keys of their two spans and what orders them.
+# Journeys with times in ns, the keys of their two spans, and what orders them.
 _ARRIVAL = ("arrival_ns", "trace_id", "first_span")
 _MOST_OFFSETS = 2_000_000
 _WIDE_ROWS = BATCH_ROWS // 4  # spans, and what they are joined to, are wider than other rows
-_LIFECYCLE_SCHEMA: Schema = {
+READ_LIFECYCLE_SCHEMA: Schema = {
     **{
         name.removesuffix("_us") + "_ns" if name.endswith("_us") else name: kind
         for name, kind in LIFECYCLE_SCHEMA.items()
@@ -176,15 +176,20 @@ def joined(
     ``hits``: :func:`cache_hits`; ``offset_ns``: epoch less monotonic clock, if known; ``ended_ns``: the end of earlier
     starts of the server, whose journeys are left out.  Spans that were recorded twice are rejected in their files.
     """
-    repeated, models, found = [], [], scratch.writer(_LIFECYCLE_SCHEMA)
+    repeated, models, found = [], [], scratch.writer(READ_LIFECYCLE_SCHEMA)
     for batch in _by_trace(is_since(parts.spans, ended_ns)):
         spans, later = first_spans(batch)
         repeated.append(later)
         models.append(spans["model"].drop_nulls().value_counts())
         found.add(_lifecycles(_both_halves(spans).join(hits, on="request_id", how="left"), offset_ns))
     reject_repeated(repeated, files)
-    lifecycles = scratch.kept(query(_BY_ARRIVAL, _LIFECYCLE_SCHEMA, lifecycles=found.done()))
+    lifecycles = by_arrival(found.done(), scratch)
     return Journeys(lifecycles, parts.events, _most_named(pl.concat(models)), _remarks(lifecycles))
+
+
+def by_arrival(lifecycles: Rows, scratch: Scratch) -> Rows:
+    """``READ_LIFECYCLE_SCHEMA`` in order of arrival, numbered; they are in ``scratch``."""
+    return scratch.kept(query(_BY_ARRIVAL, READ_LIFECYCLE_SCHEMA, lifecycles=lifecycles))
 
 
 def _by_trace(spans: Rows) -> Iterator[pl.DataFrame]:
@@ -316,7 +321,7 @@ def _lifecycles(both: pl.DataFrame, offset_ns: int | None) -> pl.DataFrame:
         pl.coalesce("arrived_ns", "queued_ns").alias("arrival_ns"),
         pl.min_horizontal("span_key", "span_key_api").alias("first_span"),
     )
-    return told.select(pl.col(name).cast(kind) for name, kind in _LIFECYCLE_SCHEMA.items())
+    return told.select(pl.col(name).cast(kind) for name, kind in READ_LIFECYCLE_SCHEMA.items())
 
 
 def _status() -> pl.Expr:

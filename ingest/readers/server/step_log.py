@@ -1,0 +1,315 @@
+"""The step log that ``blis-replay record`` has a server write: every engine step and every arrival (docs/recorder.md).
+
+The first line is a header, each other one an array that begins with its kind.  Times are ns of the monotonic clock
+since the header's ``started``.  A log that breaks off is read as far as it goes; every member of it ends with counters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+import polars as pl
+
+from blis_replay.ingest.readers.documents import DECODE_ERRORS, section, text, tokens, whole
+from blis_replay.ingest.readers.files import RecordedFile, lines
+from blis_replay.ingest.readers.otlp import journeys as otlp_journeys
+from blis_replay.ingest.readers.otlp.journeys import EVENT_SCHEMA, READ_LIFECYCLE_SCHEMA, Journeys
+from blis_replay.ingest.readers.otlp.spans import READ_STEP_SCHEMA
+from blis_replay.ingest.readers.requests import RawPrompts
+from blis_replay.ingest.readers.server.step_requests import Arrival, Engine, Step, numbers_of, pairs_of
+from blis_replay.ingest.recording import SERVER_BLOCKS, SNAPSHOT_SCHEMA
+from blis_replay.ingest.rows import BATCH_ROWS, Schema, Scratch
+from blis_replay.ingest.rows import Rows as StoredRows
+
+FORM = 1
+MAX_LINE_BYTES = 16 << 20
+_HEAD = b'{"blis_replay_steps":'
+_LINE = msgspec.json.Decoder(list[Any])
+_HEADER = msgspec.json.Decoder(dict[str, Any])
+_COUNTERS = ("steps", "updates", "arrivals", "finished", "scheduled_tokens", "dropped", "wrapper_ns", "writer_ns")
+_BROKEN = (*DECODE_ERRORS, ValueError, TypeError)
+_MODEL = ("vllm_version", "model")
+
+
+@dataclass(frozen=True)
+class StepLog:
+    """What the logs of one engine hold, in the forms of a trace's steps and journeys.
+
+    ``steps``: ``READ_STEP_SCHEMA`` by step; ``snapshots``: ``SNAPSHOT_SCHEMA``, of prefills alone.  ``settings``:
+    engine arguments as the scheduler had them.  ``prompts``: which prompts begin alike, a prompt a journey,
+    by the server's block hashes; None where it had none.  ``measured``: what the log says of
+    itself and what was counted of it.  ``remarks``: what is missing or odd, in words.
+    """
+
+    steps: StoredRows
+    snapshots: StoredRows
+    journeys: Journeys
+    settings: Mapping[str, object]
+    model: str | None
+    prompts: RawPrompts | None
+    measured: dict[str, float | int | str | None]
+    remarks: tuple[str, ...]
+
+
+def recognises(head: bytes) -> bool:
+    """Whether a file that begins like this is a step log."""
+    return head.startswith(_HEAD)
+
+
+def read_step_log(files: Sequence[RecordedFile], scratch: Scratch) -> StepLog | None:
+    """The last start of the first engine among ``files``; None if none of them has a usable header.
+
+    What cannot be used is rejected with its line.  A batch of rows is in memory, and the requests that are in the engine.
+    """
+    headed = [(header, file) for file in files if (header := _header(file)) is not None]
+    if not headed:
+        return None
+    engines = sorted({header.engine for header, _file in headed})
+    starts = sorted((pair for pair in headed if pair[0].engine == engines[0]), key=lambda pair: pair[0].started_ns)
+    header, file = starts[-1]
+    remarks = []
+    if engines[1:]:
+        remarks.append(f"step logs of {len(engines) - 1} further engines (data parallel): not used, engine {engines[0]} is")
+    if starts[1:]:
+        remarks.append(f"step logs of {len(starts) - 1} earlier starts of the server: not used, the last one is")
+    if header.absent:
+        remarks.append(f"in the step log what vLLM {header.settings.get('vllm_version')} lacks: {', '.join(header.absent)}")
+    return _Reading(file, header, scratch).log(tuple(remarks))
+
+
+@dataclass(frozen=True)
+class _Header:
+    engine: int
+    zero_ns: int
+    started_ns: int  # epoch
+    settings: Mapping[str, object]
+    model: str | None
+    speculates: bool
+    absent: tuple[str, ...]
+
+
+def _header(file: RecordedFile) -> _Header | None:
+    first = file.head(MAX_LINE_BYTES).partition(b"\n")[0]
+    try:
+        said = _HEADER.decode(first)
+    except DECODE_ERRORS as error:
+        file.tally.reject("line 1", f"no header of a step log ({error})")
+        return None
+    started = section(said, "started")
+    zero_ns, started_ns = whole(started.get("monotonic_ns")), whole(started.get("wall_ns"))
+    if said.get("blis_replay_steps") != FORM or zero_ns is None or started_ns is None:
+        file.tally.reject("line 1", f"a header of another form than {FORM}, or without the time at which it started")
+        return None
+    settings = dict(section(said, "settings"))
+    if version := text(said.get("vllm")):
+        settings["vllm_version"] = version
+    absent = said.get("absent")
+    return _Header(
+        engine=whole(said.get("engine")) or 0,
+        zero_ns=zero_ns,
+        started_ns=started_ns,
+        settings=settings,
+        model=text(said.get("model")),
+        speculates=bool(whole(said.get("speculative_tokens"))),
+        absent=tuple(name for value in absent[:50] if (name := text(value))) if isinstance(absent, list) else (),
+    )
+
+
+@dataclass
+class _Prompts:
+    """The tree of the prompts so far: a prompt a request, by its number in the log."""
+
+    numbers: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    shared: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    place: dict[int, int] = field(default_factory=dict)
+
+    def add(self, number: int, prompt_tokens: int, parent: int | None, shared_tokens: int) -> None:
+        self.place[number] = len(self.numbers)
+        self.numbers.append(number)
+        self.parents.append(-1 if parent is None else self.place.get(parent, -1))
+        self.shared.append(shared_tokens if self.parents[-1] >= 0 else 0)
+        self.tokens.append(prompt_tokens)
+
+    def of_journeys(self, journeys: Journeys) -> RawPrompts:
+        """With the journeys as requests, in their order."""
+        numbers = journeys.lifecycles["first_span"].to_list()
+        mine = np.array([self.place.get(number, -1) for number in numbers], np.int64)
+        columns = (np.array(values, np.int64) for values in (self.parents, self.shared, self.tokens))
+        return RawPrompts(SERVER_BLOCKS, mine, *columns)
+
+
+class _Reading:
+    """One reading of one log."""
+
+    def __init__(self, file: RecordedFile, header: _Header, scratch: Scratch) -> None:
+        self.file, self.header, self.scratch = file, header, scratch
+        blocks = tokens(header.settings.get("num_gpu_blocks"))
+        self.engine = Engine(
+            str(file.path),
+            blocks - 1 if blocks else None,
+            header.speculates,
+            "SchedulerOutput.preempted_req_ids" not in header.absent,
+        )
+        self.writers = {
+            "steps": scratch.writer(READ_STEP_SCHEMA),
+            "snapshots": scratch.writer(SNAPSHOT_SCHEMA),
+            "events": scratch.writer(EVENT_SCHEMA),
+            "requests": scratch.writer(READ_LIFECYCLE_SCHEMA),
+        }
+        self.prompts = _Prompts()
+        self.shares_known = False
+        self.read = dict.fromkeys(("s", "u", "a", "f"), 0)
+        self.tokens = self.gaps = 0
+        self.next_step = 0
+        self.said: dict[str, int] = {}
+        self.ended = self.counted = False
+
+    def log(self, remarks: tuple[str, ...]) -> StepLog:
+        for number, line in lines(self.file, MAX_LINE_BYTES):
+            if number == 1 or not line.strip():
+                continue
+            try:
+                self._line(_LINE.decode(line))
+            except _BROKEN as error:
+                self.file.tally.reject(f"line {number}", f"no line of a step log ({error})")
+                continue
+            self.file.tally.records += 1
+            if max(len(self.engine.rows.steps), len(self.engine.rows.events)) >= BATCH_ROWS:
+                self._keep()
+        self.engine.end()
+        self._keep()
+        found = {name: writer.done() for name, writer in self.writers.items()}
+        lifecycles = otlp_journeys.by_arrival(found["requests"], self.scratch)
+        journeys = Journeys(lifecycles, found["events"], self.header.model, ())
+        return StepLog(
+            steps=found["steps"],
+            snapshots=found["snapshots"],
+            journeys=journeys,
+            settings=self.header.settings,
+            model=self.header.model,
+            prompts=self.prompts.of_journeys(journeys) if self.shares_known else None,
+            measured=self._measured(),
+            remarks=(*remarks, *self._remarks()),
+        )
+
+    def _keep(self) -> None:
+        rows = self.engine.rows
+        for name, schema in _SCHEMAS.items():
+            found: list[dict[str, object]] = getattr(rows, name)
+            if found:
+                self.writers[name].add(_frame(found, schema))
+                found.clear()
+
+    def _line(self, values: list[Any]) -> None:
+        kind = values[0] if values else None
+        self.counted = False
+        if kind == "s":
+            self._step(values)
+        elif kind == "u":
+            _kind, step, begin, took = values[:4]
+            numbers_of([begin, took])
+            self.engine.update(step, self.header.zero_ns + begin + took, tuple(pairs_of(values[4])))
+        elif kind == "a":
+            self._arrival(values)
+        elif kind == "f":
+            number, at, status, *counts = values[1:7]
+            numbers_of([number, at])
+            output_tokens, preemptions, computed = (whole(count) for count in counts)
+            self.engine.finish(
+                number, self.header.zero_ns + at, str(text(status)), output_tokens or 0, preemptions, computed or 0
+            )
+        elif kind in ("c", "end"):
+            said = section({"of": values[2]}, "of")
+            self.said = {name: whole(said.get(name)) or 0 for name in _COUNTERS}
+            self.counted, self.ended = True, kind == "end"
+        else:
+            raise ValueError("an unknown kind")
+        if kind in self.read:
+            self.read[kind] += 1
+
+    def _step(self, values: list[Any]) -> None:
+        step, begin, took, cost, running, waiting, free, ones, others, admitted, preempted = values[1:12]
+        numbers_of([step, begin, took, cost, running, waiting])
+        if not isinstance(free, int):
+            raise ValueError("no number of free blocks")
+        counts = (*((number, 1) for number in numbers_of(ones)), *pairs_of(others))
+        begin_ns = self.header.zero_ns + begin
+        self.gaps += max(step - self.next_step, 0)
+        self.next_step = step + 1
+        self.tokens += sum(count for _number, count in counts)
+        self.engine.schedule(
+            Step(
+                *(step, begin_ns, begin_ns + took, running, waiting, free, counts),
+                *(tuple(pairs_of(admitted)), numbers_of(preempted)),
+            )
+        )
+
+    def _arrival(self, values: list[Any]) -> None:
+        number, name = whole(values[1]), text(values[2])
+        if number is None or name is None:
+            raise ValueError("a request without number or name")
+        if len(values) == 3:
+            self.engine.arrive(number, Arrival(name))
+            return
+        queued, now, wall_ns, arrived, prompt_tokens, max_tokens, _priority, parent, shared = values[3:12]
+        numbers_of([queued, now, wall_ns, prompt_tokens, shared])
+        zero_ns = self.header.zero_ns
+        offset_ns = wall_ns - (zero_ns + now)
+        arrived_ns = None if whole(arrived) is None else arrived - offset_ns
+        if arrived_ns is not None and arrived_ns > zero_ns + queued:
+            arrived_ns = None  # another host's clock
+        self.engine.arrive(
+            number, Arrival(name, zero_ns + queued, arrived_ns, offset_ns, prompt_tokens, whole(max_tokens))
+        )
+        self.shares_known |= bool(self.header.settings.get("enable_prefix_caching"))
+        self.prompts.add(number, prompt_tokens, whole(parent), shared)
+
+    def _measured(self) -> dict[str, float | int | str | None]:
+        steps = self.read["s"]
+        return {
+            "steps": steps,
+            "steps_missing": self.gaps,
+            "arrivals": self.read["a"],
+            "finished": self.read["f"],
+            "scheduled_tokens": self.tokens,
+            "dropped": self.said.get("dropped"),
+            "counted_steps": self.said.get("steps"),
+            "counted_arrivals": self.said.get("arrivals"),
+            "counted_finished": self.said.get("finished"),
+            "counted_scheduled_tokens": self.said.get("scheduled_tokens"),
+            "counted_to_the_end": int(self.counted),
+            "ended_in_order": int(self.ended),
+            "requests_conserved": self.engine.conserved,
+            "requests_not_conserved": self.engine.unequal,
+            "wrapper_us_per_step": self.said.get("wrapper_ns", 0) / steps / 1e3 if steps else None,
+            "writer_us_per_step": self.said.get("writer_ns", 0) / steps / 1e3 if steps else None,
+        }
+
+    def _remarks(self) -> tuple[str, ...]:
+        remarks = []
+        if self.gaps:
+            remarks.append(f"{self.gaps} engine steps that the step log dropped")
+        if self.engine.unequal:
+            remarks.append(
+                f"tokens conserved of {self.engine.unequal} requests: what the step log has them compute is not their length"
+            )
+        return tuple(remarks)
+
+
+_SCHEMAS: dict[str, Schema] = {
+    "steps": READ_STEP_SCHEMA,
+    "snapshots": SNAPSHOT_SCHEMA,
+    "events": EVENT_SCHEMA,
+    "requests": READ_LIFECYCLE_SCHEMA,
+}
+
+
+def _frame(rows: list[dict[str, object]], schema: Schema) -> pl.DataFrame:
+    """Rows as a frame; a column that they do not name is null."""
+    return pl.DataFrame({name: pl.Series(name, [row.get(name) for row in rows], kind) for name, kind in schema.items()})
