@@ -23,6 +23,7 @@
         └── ValidateError               nothing to judge, or nothing to fit
             ├── NothingToJudgeError     no request is left to compare
             ├── PolicyError             a gate policy
+            ├── RecordError             a server that cannot be recorded
             ├── StudyError              a study
             └── UnknownStudyError       exit code 2: no such study
 """

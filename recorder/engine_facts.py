@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import platform
-from typing import Any, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 # Version of the form of the file.
 FORM = 1

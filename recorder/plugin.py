@@ -11,7 +11,8 @@ import functools
 import logging
 import os
 import time
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 from blis_replay.recorder.engine_facts import facts_of, free_blocks_of, queue_depths_of
 from blis_replay.recorder.writer import ARRIVAL, FINISH, STEP, UPDATE, Writer, new_file

@@ -13,9 +13,10 @@ import threading
 import time
 import zlib
 from collections import deque
+from collections.abc import Callable
 from multiprocessing.util import Finalize
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 from blis_replay.recorder.engine_facts import FORM
 
@@ -198,7 +199,7 @@ class _Lines:
         self._cost_ns += cost_ns
         times = f"{begin_ns - self.zero_ns:d},{end_ns - begin_ns:d},{cost_ns:d}"
         depths = f"{running:d},{waiting:d},{free:d}"
-        lists = ",".join(map(_listed, (ones, others, found, lost)))
+        lists = f"{_listed(ones)},{_listed(others)},{_listed(found)},{_listed(lost)}"
         return "".join(announced) + f'["{STEP}",{step:d},{times},{depths},{lists}]\n'
 
     def _update(self, step: int | None, begin_ns: int, end_ns: int, produced: list[tuple[str, int]]) -> str:

@@ -17,7 +17,7 @@ JSON values, ``.exit_code`` what the command ends with.
 of the command line.  Errors are ``BlisReplayError``, one line each that says what to do (``compiled/errors.py``).
 Nothing heavy is imported before a function is called.
 
-May import: blis, compiled, fixtures, ingest, replay.
+May import: blis, compiled, fixtures, ingest, recorder, replay.
 """
 
 from __future__ import annotations

@@ -17,6 +17,10 @@ class PolicyError(ValidateError):
     """A gate policy that is none: the file, the field, what is wrong, what to do."""
 
 
+class RecordError(ValidateError):
+    """A server that cannot be recorded: the directory or the command, what is wrong, what to do."""
+
+
 class StudyError(ValidateError):
     """A study that is none: the file, the field, what is wrong, what to do."""
 

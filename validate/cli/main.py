@@ -25,6 +25,7 @@ VERBS = {
     "report": ("report", "One HTML page with the verdicts and all of their evidence."),
     "inspect": ("inspect", "What a recording holds, and whether its instruments can be trusted."),
     "ingest": ("ingest", "Read recordings of a real server into the store."),
+    "record": ("record", "Run a vLLM server and record what its engine does."),
     "collect": ("collect", "Receive the traces of a running server (OTLP)."),
     "coefficients": ("coefficients", "Coefficient releases: list, show, exchange, make."),
     "compare": ("compare", "Two recordings, runs, releases or simulators side by side."),

@@ -19,8 +19,8 @@ from blis_replay.ingest.readers.files import RecordedFile, lines
 from blis_replay.ingest.readers.otlp import journeys as otlp_journeys
 from blis_replay.ingest.readers.otlp.journeys import EVENT_SCHEMA, READ_LIFECYCLE_SCHEMA, Journeys
 from blis_replay.ingest.readers.otlp.spans import READ_STEP_SCHEMA
+from blis_replay.ingest.readers.recorder.engine_state import Arrival, Engine, Step, numbers_of, pairs_of
 from blis_replay.ingest.readers.requests import RawPrompts
-from blis_replay.ingest.readers.server.step_requests import Arrival, Engine, Step, numbers_of, pairs_of
 from blis_replay.ingest.recording import SERVER_BLOCKS, SNAPSHOT_SCHEMA
 from blis_replay.ingest.rows import BATCH_ROWS, Schema, Scratch
 from blis_replay.ingest.rows import Rows as StoredRows
@@ -32,7 +32,6 @@ _LINE = msgspec.json.Decoder(list[Any])
 _HEADER = msgspec.json.Decoder(dict[str, Any])
 _COUNTERS = ("steps", "updates", "arrivals", "finished", "scheduled_tokens", "dropped", "wrapper_ns", "writer_ns")
 _BROKEN = (*DECODE_ERRORS, ValueError, TypeError)
-_MODEL = ("vllm_version", "model")
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ def recognises(head: bytes) -> bool:
 def read_step_log(files: Sequence[RecordedFile], scratch: Scratch) -> StepLog | None:
     """The last start of the first engine among ``files``; None if none of them has a usable header.
 
-    What cannot be used is rejected with its line.  A batch of rows is in memory, and the requests that are in the engine.
+    What cannot be used is rejected with its line.  In memory are a batch of rows and the requests in the engine.
     """
     headed = [(header, file) for file in files if (header := _header(file)) is not None]
     if not headed:
@@ -73,11 +72,15 @@ def read_step_log(files: Sequence[RecordedFile], scratch: Scratch) -> StepLog | 
     header, file = starts[-1]
     remarks = []
     if engines[1:]:
-        remarks.append(f"step logs of {len(engines) - 1} further engines (data parallel): not used, engine {engines[0]} is")
+        remarks.append(
+            f"step logs of {len(engines) - 1} further engines (data parallel): not used, engine {engines[0]} is"
+        )
     if starts[1:]:
-        remarks.append(f"step logs of {len(starts) - 1} earlier starts of the server: not used, the last one is")
+        remarks.append(f"step logs of {len(starts) - 1} earlier starts of the server: the last one is used")
     if header.absent:
-        remarks.append(f"in the step log what vLLM {header.settings.get('vllm_version')} lacks: {', '.join(header.absent)}")
+        remarks.append(
+            f"in the step log what vLLM {header.settings.get('vllm_version')} lacks: {', '.join(header.absent)}"
+        )
     return _Reading(file, header, scratch).log(tuple(remarks))
 
 
@@ -296,9 +299,7 @@ class _Reading:
         if self.gaps:
             remarks.append(f"{self.gaps} engine steps that the step log dropped")
         if self.engine.unequal:
-            remarks.append(
-                f"tokens conserved of {self.engine.unequal} requests: what the step log has them compute is not their length"
-            )
+            remarks.append(f"steps of {self.engine.unequal} requests: the step log has not all that they computed")
         return tuple(remarks)
 
 

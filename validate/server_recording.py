@@ -1,0 +1,286 @@
+"""A vLLM server run under the recorder: its steps, its spans, its log and its metrics in one directory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from blis_replay import recorder
+from blis_replay.ingest.errors import printable
+from blis_replay.ingest.readers.files import RecordedFile, lines
+from blis_replay.ingest.readers.recorder.step_log import MAX_LINE_BYTES
+from blis_replay.recorder.plugin import DIRECTORY
+from blis_replay.validate.errors import RecordError
+
+LOG, BEFORE, AFTER = "vllm.log", "metrics-before.prom", "metrics-after.prom"
+STEPS = "steps-*.jsonl.gz"
+_PLUGIN, _GROUP = "blis_replay", "vllm.general_plugins"
+_ENDPOINT = "--otlp-traces-endpoint"
+_PORT, _HOST = 8000, "127.0.0.1"
+_PIECE_BYTES = 64 << 10
+_MOST_METRICS_BYTES = 64 << 20
+_ANSWER_S, _POLL_S = 3.0, 1.0
+_END = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass
+class ServerRecording:
+    """What became of a server: its exit code, and what of it was recorded; ``notes``: what was not, and why."""
+
+    directory: Path
+    exit_code: int = 0
+    spans: int = 0
+    step_logs: tuple[Path, ...] = ()
+    metrics: tuple[str, ...] = ()
+    notes: list[str] = field(default_factory=list)
+
+
+def new_directory(command: Sequence[str]) -> Path:
+    """``runs/<date>-<time>-<model>-tp<n>-recorded``, as the names of experiments are put together."""
+    serve = command.index("serve") if "serve" in command else -1
+    model = _value(command, "--model") or next((arg for arg in command[serve + 1 :][:1] if arg[:1] != "-"), "model")
+    short = re.sub(r"[^\w.]+", "-", model.rstrip("/").rsplit("/", 1)[-1], flags=re.ASCII).strip("-") or "model"
+    parallel = _value(command, "--tensor-parallel-size") or _value(command, "-tp") or "1"
+    return Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-{short}-tp{parallel}-recorded"
+
+
+async def record_server(
+    command: Sequence[str], directory: Path, *, spans: bool, say: Callable[[str], None]
+) -> ServerRecording:
+    """Run a server until it ends, and leave what it says of itself in ``directory``.
+
+    Nothing is installed where the server runs: the plugin lies in a folder that its ``PYTHONPATH`` names.  SIGINT,
+    SIGTERM and SIGHUP are passed on to it, after its last metrics were fetched.  ``spans``: whether
+    to receive its OTLP spans.  ``say`` is called with a line for the operator.  Raises :class:`RecordError` if
+    the command cannot be started, or the directory has a recording.
+    """
+    if any(directory.glob(STEPS)) or (directory / LOG).exists():
+        raise RecordError(f"{directory}: there is a recording in it; name another directory with --out")
+    directory.mkdir(parents=True, exist_ok=True)
+    made = ServerRecording(directory.resolve())
+    with TemporaryDirectory(prefix="blis-replay-plugin-") as folder:
+        install_plugin(Path(folder))
+        if not spans or not _takes_spans(command, made.notes):
+            await _Run(command, made, server_environment(folder, made.directory), say).until_it_ends()
+        else:
+            await _with_collector(command, folder, made, say)
+    made.step_logs = tuple(sorted(made.directory.glob(STEPS)))
+    return made
+
+
+def install_plugin(folder: Path) -> None:
+    """Lay the recorder into a folder as an installed distribution lies in one: modules, and an entry point."""
+    shutil.copytree(
+        Path(recorder.__file__).parent,
+        folder / "blis_replay" / "recorder",
+        ignore=shutil.ignore_patterns("__pycache__", "py.typed"),
+    )
+    information = folder / f"blis_replay_recorder-{version('blis-replay')}.dist-info"
+    information.mkdir()
+    named = f"Metadata-Version: 2.1\nName: blis-replay-recorder\nVersion: {version('blis-replay')}\n"
+    (information / "METADATA").write_text(named, "utf-8")
+    entry = f"[{_GROUP}]\n{_PLUGIN} = blis_replay.recorder.plugin:register\n"
+    (information / "entry_points.txt").write_text(entry, "utf-8")
+
+
+def server_environment(folder: str, directory: Path) -> dict[str, str]:
+    """The environment of the server: as here, with the plugin to be found and told where to write."""
+    given = dict(os.environ)
+    paths = [folder, *filter(None, [given.get("PYTHONPATH")])]
+    told = {DIRECTORY: str(directory), "PYTHONPATH": os.pathsep.join(paths)}
+    if allowed := given.get("VLLM_PLUGINS"):
+        told["VLLM_PLUGINS"] = f"{allowed},{_PLUGIN}"
+    # Spans are sent every 5 s otherwise, and those of the last seconds are lost when the server ends.
+    told["OTEL_BSP_SCHEDULE_DELAY"] = given.get("OTEL_BSP_SCHEDULE_DELAY", "500")
+    return {**given, **told}
+
+
+async def _with_collector(
+    command: Sequence[str], folder: str, made: ServerRecording, say: Callable[[str], None]
+) -> None:
+    # What gRPC has to say on standard error is said here; it reads this when it is imported.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    from blis_replay.ingest.collector.collector import Address, CollectorSettings, Listening, collect
+
+    stop, listens = asyncio.Event(), asyncio.get_running_loop().create_future()
+    anywhere = CollectorSettings(made.directory, Address(_HOST, 0), Address(_HOST, 0))
+    collector = asyncio.create_task(collect(anywhere, stop, listens.set_result, say))
+    await asyncio.wait((collector, listens), return_when=asyncio.FIRST_COMPLETED)
+    if not listens.done():
+        await collector  # raises why not
+    where: Listening = listens.result()
+    environment = server_environment(folder, made.directory)
+    http = environment.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") == "http/protobuf"
+    endpoint = f"http://{where.http}/v1/traces" if http else f"http://{where.grpc}"
+    try:
+        await _Run([*command, _ENDPOINT, endpoint], made, environment, say).until_it_ends()
+    finally:
+        stop.set()
+        made.spans = (await collector).spans
+
+
+@dataclass
+class _Run:
+    """One server under way."""
+
+    command: Sequence[str]
+    made: ServerRecording
+    environment: Mapping[str, str]
+    say: Callable[[str], None]
+    ending: list[signal.Signals] = field(default_factory=list)
+
+    async def until_it_ends(self) -> None:
+        """Start it, copy its output, fetch its metrics, and wait for its end."""
+        try:
+            # In a session of its own Ctrl-C comes to us alone, and its last metrics can be fetched.
+            server = await asyncio.create_subprocess_exec(
+                *self.command,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                env=dict(self.environment),
+                start_new_session=True,
+            )
+        except OSError as error:
+            problem = f"{printable(self.command[0])}: cannot be started ({error.strerror or error})"
+            raise RecordError(f"{problem}; give the server's command behind --") from error
+        loop = asyncio.get_running_loop()
+        tasks: set[asyncio.Task[None]] = {loop.create_task(self._first_metrics())}
+
+        def pass_on(number: signal.Signals) -> None:
+            tasks.add(loop.create_task(self._end(server, number)))
+
+        for number in _END:
+            loop.add_signal_handler(number, pass_on, number)
+        try:
+            await self._copied(server)
+            code = await server.wait()
+        finally:
+            for number in _END:
+                loop.remove_signal_handler(number)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        # As a shell has it: 128 and the number of the signal that ended it.
+        self.made.exit_code = 128 - code if code < 0 else code
+        missing = [name for name in (BEFORE, AFTER) if name not in self.made.metrics]
+        if missing:
+            self.made.notes.append(f"{' and '.join(missing)}: nothing answered at {self._url()}")
+
+    async def _copied(self, server: asyncio.subprocess.Process) -> None:
+        """Its output, to our own and into the log."""
+        output = server.stdout or asyncio.StreamReader()
+        shown = sys.stdout.buffer if hasattr(sys.stdout, "buffer") else None
+        with (self.made.directory / LOG).open("wb", buffering=0) as log:
+            while piece := await output.read(_PIECE_BYTES):
+                with suppress(OSError):
+                    log.write(piece)  # a full disk ends the log and not the server
+                try:
+                    if shown is not None:
+                        shown.write(piece)
+                        shown.flush()
+                except OSError:
+                    shown = None  # whoever read it is gone
+
+    async def _end(self, server: asyncio.subprocess.Process, number: signal.Signals) -> None:
+        """Pass a signal on; the first one after the metrics at the end were fetched."""
+        self.ending.append(number)
+        if len(self.ending) == 1:
+            await self._metrics(AFTER)
+        with suppress(ProcessLookupError):
+            server.send_signal(number)
+
+    async def _first_metrics(self) -> None:
+        while not self.ending and not await self._metrics(BEFORE):
+            await asyncio.sleep(_POLL_S)
+
+    async def _metrics(self, name: str) -> bool:
+        text = await asyncio.to_thread(_fetched, self._url())
+        if text:
+            (self.made.directory / name).write_bytes(text)
+            self.made.metrics = (*self.made.metrics, name)
+        return bool(text)
+
+    def _url(self) -> str:
+        host = _value(self.command, "--host") or _HOST
+        shown = {"0.0.0.0": _HOST, "::": "[::1]"}.get(host, host)  # noqa: S104 (where it listens, not where we do)
+        return f"http://{shown}:{_value(self.command, '--port') or _PORT}/metrics"
+
+
+def _fetched(url: str) -> bytes:
+    """What a server answers, nothing if it does not; proxies are for other machines."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url, timeout=_ANSWER_S) as response:
+            return bytes(response.read(_MOST_METRICS_BYTES))
+    except (OSError, ValueError, urllib.error.URLError):
+        return b""
+
+
+def _value(command: Sequence[str], option: str) -> str | None:
+    """The value of an option of a command line, the last one given."""
+    found = None
+    for place, argument in enumerate(command):
+        if argument == option and place + 1 < len(command):
+            found = command[place + 1]
+        elif argument.startswith(f"{option}="):
+            found = argument.partition("=")[2]
+    return found
+
+
+def _takes_spans(command: Sequence[str], notes: list[str]) -> bool:
+    """Whether the server can be told to send its spans here; if not, a note says why."""
+    if _value(command, _ENDPOINT):
+        notes.append(f"spans: they go where its own {_ENDPOINT} says")
+        return False
+    if "serve" not in command and not any("api_server" in argument for argument in command):
+        notes.append("spans: no `vllm serve`, so its arguments were left alone")
+        return False
+    if not _has_opentelemetry(command[0]):
+        notes.append("spans: opentelemetry-sdk and opentelemetry-exporter-otlp are not installed where the server runs")
+        return False
+    return True
+
+
+def _has_opentelemetry(program: str) -> bool:
+    """Whether the interpreter of a script has what vLLM needs to send spans; true where that cannot be found out."""
+    path = shutil.which(program)
+    if path is None:
+        return True
+    with Path(path).open("rb") as script:
+        first = script.readline(1024).decode("utf-8", "replace")
+    interpreter = first.removeprefix("#!").strip() if first.startswith("#!") else path
+    if not Path(interpreter).name.startswith("python"):
+        return True
+    wanted = "import opentelemetry.sdk, opentelemetry.exporter.otlp"
+    return subprocess.run([interpreter, "-c", wanted], capture_output=True, check=False).returncode == 0  # noqa: S603
+
+
+def step_counts(path: Path) -> str:
+    """In words, what a step log says of itself at its end, or why it says nothing."""
+    last = b""
+    file = RecordedFile(path, path.name)
+    for _number, line in lines(file, MAX_LINE_BYTES):
+        last = line if line.startswith((b'["c"', b'["end"')) else last
+    try:
+        counts = json.loads(last)[2]
+        steps, cost_us = counts["steps"], counts["wrapper_ns"] / 1000
+        dropped = f", {counts['dropped']:,} dropped" if counts["dropped"] else ", none dropped"
+        cost = f"; {cost_us / steps:.0f} us a step in the engine's way" if steps else ""
+        return f"{steps:,} steps, {counts['arrivals']:,} requests{dropped}{cost}"
+    except (ValueError, LookupError, TypeError):
+        return "no step yet"
