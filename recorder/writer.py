@@ -25,7 +25,7 @@ COUNTERS, END = "c", "end"
 # Scheduled requests and block hashes that wait to be written: some 30 MB.
 MOST_WAITING = 300_000
 FLUSH_S = 0.5
-_WAKE_S = 0.1
+_WAKE_S = 0.25
 _CLOSE_S = 5.0
 # Beginnings of prompts that are remembered, to tell which prompts begin alike: some 20 MB.
 MOST_PREFIXES = 200_000
