@@ -27,7 +27,14 @@ from blis_replay.ingest.readers.otlp import journeys as otlp_journeys
 from blis_replay.ingest.readers.otlp import traces as otlp_traces
 from blis_replay.ingest.readers.otlp.spans import lifecycles_of_spans
 from blis_replay.ingest.readers.pairing import BY_IDS, Pairing, paired, with_request_indices
-from blis_replay.ingest.readers.requests import RequestsRead, in_send_order, with_summary
+from blis_replay.ingest.readers.recorder.joined import (
+    journeys_of_requests,
+    prompts_of_rows,
+    with_owners,
+    with_step_log,
+)
+from blis_replay.ingest.readers.recorder.step_log import StepLog, read_step_log
+from blis_replay.ingest.readers.requests import RawPrompts, RequestsRead, in_send_order, with_summary
 from blis_replay.ingest.readers.server import kv_events
 from blis_replay.ingest.readers.server import log as server_log
 from blis_replay.ingest.readers.server.clock import Bridge, server_times, steps_on_zero
@@ -147,10 +154,12 @@ class _Assembly:
         self.spans: pl.DataFrame | None = None  # requests as the server traced them, beside those of a client
         self.pairing: Pairing | None = None  # of requests that both recorded
         self.order: NDArray[np.int64] = np.empty(0, np.int64)  # the client's rows in send order
+        self.log: StepLog | None = None
+        self.logged: NDArray[np.int64] = np.empty(0, np.int64)  # the journeys of the requests in it
 
     def recording(self) -> Recording:
         configured = self._configured()
-        traces = otlp_traces.read_traces(self.known.get(discovery.OTLP, []), self.scratch)
+        traces = self._traces()
         found = self._requests(configured, traces)
         traces = replace(traces, requests=None)
         if found is not None:
@@ -194,12 +203,24 @@ class _Assembly:
             clocks=tuple(clock for clock in (client, *server.clocks, cache_clock) if clock is not None),
             files=files,
             missing=tuple(self.missing),
+            recorder=self.log.measured if self.log else None,
             dropped_step_events=traces.dropped_events,
             prefix=prefix,
             kv_events=cache_events,
             load_profile=configured.declared,
             findings=findings,
         )
+
+    def _traces(self) -> otlp_traces.TracesRead:
+        """What the server wrote of its steps and requests: traces, and a step log in place of what it has better."""
+        traces = otlp_traces.read_traces(self.known.get(discovery.OTLP, []), self.scratch)
+        self.log = read_step_log(self.known.get(discovery.STEP_LOG, []), self.scratch)
+        if self.log is None:
+            return traces
+        traces = with_step_log(traces, self.log, self.scratch)
+        if traces.journeys is not None:
+            self.logged = journeys_of_requests(traces.journeys)
+        return traces
 
     def _nothing_found(self) -> RecordingError:
         """Why there is nothing to judge: every record was lost, or no file is of a kind that has any."""
@@ -272,11 +293,18 @@ class _Assembly:
         if traces.requests is None:
             return found
         if found is None or found.rows.is_empty():
-            return traces.requests
+            return replace(traces.requests, prefix=self._logged_prompts(np.arange(len(self.logged)), len(self.logged)))
         self.spans = traces.requests.frame
         self.pairing = paired(found.frame, self.spans, traces.requests.clock_kind)
         self._note_pairing(self.pairing, used)
-        return replace(found, rows=rows_of(self.pairing.frame))
+        logged = self._logged_prompts(self.pairing.client_rows, self.pairing.frame.height)
+        return replace(found, rows=rows_of(self.pairing.frame), prefix=logged or found.prefix)
+
+    def _logged_prompts(self, rows: NDArray[np.int64], count: int) -> RawPrompts | None:
+        """The prompts of requests by the step log, whose own requests are the requests ``rows``."""
+        if self.log is None or self.log.prompts is None or not (rows >= 0).any():
+            return None
+        return prompts_of_rows(self.log.prompts, self.logged, rows, count)
 
     def _note_pairing(self, pairing: Pairing, used: str) -> None:
         """What could not be told of the server's requests, or was told by something else than their ids."""
@@ -304,6 +332,8 @@ class _Assembly:
             "the bundled profile": text(self.profile.get("model")),
         }
         said = {where: model for where, model in candidates.items() if model}
+        if not said and self.log is not None and self.log.model:
+            said = {"the step log": self.log.model}  # by its path, where others have the name that it is served by
         if not said:
             self.missing.append(
                 "model: it can be simulated as any, and compared with none"
@@ -385,6 +415,8 @@ class _Assembly:
             return _Server(steps, lifecycles, no_rows(JOURNEY_EVENT_SCHEMA), (*clocks, *own_clock))
         lifecycles, events = otlp_journeys.on_zero(journeys, zero_us, self.scratch)
         lifecycles = with_request_indices(lifecycles, requests, self.scratch)
+        if self.pairing is not None and self.log is not None:
+            lifecycles = with_owners(lifecycles, self.logged, self._owners(self.pairing), self.scratch)
         if unknown := lifecycles.where("request_index IS NULL").height:
             self.missing.append(f"which requests {unknown} journeys belong to: their ids are not those of the requests")
         return _Server(steps, lifecycles, events, clocks)
@@ -394,16 +426,21 @@ class _Assembly:
         spans, pairing = self.spans, self.pairing
         if spans is None or pairing is None or client is None:
             return no_rows(LIFECYCLE_SCHEMA), ()
-        position = np.empty(len(self.order), np.int64)
-        position[self.order] = np.arange(len(self.order))
-        owners = [int(position[row]) if row >= 0 else None for row in pairing.client_rows]
         clock = of_pairs
         if clock is None:
             epochs = client.kind == "epoch" and not client.constructed
             zero_us = client.zero_us if epochs else int(spans["sent_us"].min() or 0)  # type: ignore[arg-type]
             clock = Clock("server", "epoch", zero_us, placed=NOT_KNOWN)
-        rows = lifecycles_of_spans(spans, pl.Series(owners, dtype=pl.Int64), clock.zero_us)
+        owners = pl.Series(self._owners(pairing)).replace(-1, None)
+        rows = lifecycles_of_spans(spans, owners, clock.zero_us)
         return self.scratch.hold(rows), () if of_pairs is not None else (clock,)
+
+    def _owners(self, pairing: Pairing) -> NDArray[np.int64]:
+        """int64[server's requests]: the request, by its index, to which each belongs, -1 where there is none."""
+        position = np.full(len(self.order) + 1, -1, np.int64)
+        position[self.order] = np.arange(len(self.order))
+        owners: NDArray[np.int64] = position[pairing.client_rows]  # of -1 it is the last
+        return owners
 
     def _clock_by_identities(self, client: Clock | None, bridge: Bridge | None) -> Clock | None:
         """The server's clock by the requests that it and the client both recorded: its stamps, if those allow them."""
@@ -444,6 +481,7 @@ class _Assembly:
             self._hardware(configured),
             server.steps,
             server.journey_events,
+            self.log.settings if self.log else {},
         )
         settings, findings = engine_of(said, self.given)
         self.missing += [

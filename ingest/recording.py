@@ -144,7 +144,7 @@ LIFECYCLE_SCHEMA: dict[str, type[pl.DataType]] = {
     "api_request_id": pl.String,
     "core_request_id": pl.String,
     "arrived_us": pl.Int64,  # at the API server, prompt tokenised
-    "arrived_stamp": pl.String,  # where that comes from: api.ARRIVED | span start
+    "arrived_stamp": pl.String,  # where that comes from: api.ARRIVED | span start | ARRIVAL_TIME
     "handoff_us": pl.Int64,
     "queued_us": pl.Int64,
     "scheduled_us": pl.Int64,  # first
@@ -166,6 +166,8 @@ LIFECYCLE_SCHEMA: dict[str, type[pl.DataType]] = {
     "cached_prompt_tokens": pl.Int64,  # prefix-cache hit of the first admission
     "dropped_events": pl.Int64,  # by the tracing SDK
 }
+
+ARRIVAL_TIME = "request.arrival_time"  # of the engine's request, as the recorder in a server notes it
 
 # One row an event of a journey, by journey and time.
 JOURNEY_EVENT_SCHEMA: dict[str, type[pl.DataType]] = {
@@ -409,6 +411,7 @@ class Recording:
     kv_events: Path | None = None  # Parquet, KV_EVENT_SCHEMA; lives as long as read_recording's context
     snapshots: Rows = field(default_factory=lambda: no_rows(SNAPSHOT_SCHEMA))  # by step and request
     load_profile: LoadProfile | None = None
+    recorder: dict[str, float | int | str | None] | None = None  # what a step log says of itself; not stored
     lifecycles: Rows = field(default_factory=lambda: no_rows(LIFECYCLE_SCHEMA))
     journey_events: Rows = field(default_factory=lambda: no_rows(JOURNEY_EVENT_SCHEMA))  # by journey and time
     iterations: Rows = field(default_factory=lambda: no_rows(ITERATION_SCHEMA))  # by engine and index

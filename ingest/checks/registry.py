@@ -15,6 +15,7 @@ from blis_replay.ingest.checks import (
     overload,
     prefix_cache,
     reconstruction,
+    recorder,
     sampling,
     stationarity,
     step_clock,
@@ -61,6 +62,7 @@ CHECKS = tuple(
         completeness,
         prefix_cache,
         engine_arguments,
+        recorder,
     )
 )
 

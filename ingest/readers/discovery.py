@@ -19,6 +19,7 @@ from blis_replay.ingest.readers.documents import text
 from blis_replay.ingest.readers.files import Progress, RecordedFile
 from blis_replay.ingest.readers.formats import HEAD_BYTES, REQUEST_FORMATS, TABLE
 from blis_replay.ingest.readers.otlp import framing as otlp_framing
+from blis_replay.ingest.readers.recorder import step_log
 from blis_replay.ingest.readers.server import kv_events
 from blis_replay.ingest.readers.server import log as server_log
 from blis_replay.ingest.readers.tables.columns import EXAMPLE, HOW_TO_SAY, given_columns, listed
@@ -31,8 +32,9 @@ MAX_UNKNOWN_HASHED_BYTES = 1 << 30
 OTLP = "otlp"
 SERVER_LOG = "server log"
 KV_EVENTS = "kv-events"
+STEP_LOG = "step-log"
 # What --format takes.
-FORMATS = (OTLP, KV_EVENTS, *(form.name for form in REQUEST_FORMATS))
+FORMATS = (OTLP, KV_EVENTS, STEP_LOG, *(form.name for form in REQUEST_FORMATS))
 
 # Kind of file -> pattern of its path inside the recording.  A load generator may put a
 # prefix of the user's before the names of its reports, and any file may be compressed.
@@ -50,11 +52,12 @@ _NAMES: dict[str, str] = {
     OTLP: r"traces(?:-[\w.:+-]+)?\.(?:json|pb)",
     SERVER_LOG: r"vllm\.log(?:\.\d{1,6})?",
     KV_EVENTS: r"kv_events(?:[-_.][\w.:+-]+)?\.jsonl(?:\.\d{1,6})?",
+    STEP_LOG: r"steps-engine\d{1,6}-\d{1,12}-\d{1,20}\.jsonl",
 }
 _PATTERNS = {kind: re.compile(rf"(?:{pattern})(?:\.gz|\.zst)?", re.ASCII) for kind, pattern in _NAMES.items()}
 _BY_NAME_ALONE = frozenset(list(_NAMES)[:6])
 # There can be several of these; of every other kind one is read.
-_MANY = ("inference-perf stage", OTLP, KV_EVENTS, SERVER_LOG)
+_MANY = ("inference-perf stage", OTLP, KV_EVENTS, SERVER_LOG, STEP_LOG)
 # A rotated log, and how often it was.
 _ROTATED = re.compile(r"(.*?)(?:\.(\d{1,6}))?(?:\.gz|\.zst)?")
 
@@ -236,6 +239,8 @@ def _kind_by_content(head: bytes) -> str:
             return form.name
     if kv_events.recognises(head):
         return KV_EVENTS
+    if step_log.recognises(head):
+        return STEP_LOG
     return SERVER_LOG if server_log.recognises(head) else ""
 
 

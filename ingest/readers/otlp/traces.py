@@ -20,7 +20,7 @@ from blis_replay.ingest.readers.otlp.rows import BatchRows
 from blis_replay.ingest.readers.otlp.spans import READ_SNAPSHOT_SCHEMA, READ_STEP_SCHEMA, Repeats
 from blis_replay.ingest.readers.requests import READ_SCHEMA, RequestsRead
 from blis_replay.ingest.readers.server.clock import Bridge, bridge_of
-from blis_replay.ingest.recording import SNAPSHOT_SCHEMA
+from blis_replay.ingest.recording import ARRIVAL_TIME, SNAPSHOT_SCHEMA
 from blis_replay.ingest.rows import Rows, Scratch, Writer, no_rows, query, rows_of, whole_groups
 from blis_replay.ingest.scan.otlp_columns import ENGINE_SCOPES, STEP_SCOPE, TraceBatch
 
@@ -121,7 +121,7 @@ def read_traces(files: Sequence[RecordedFile], scratch: Scratch | None = None) -
         steps=steps,
         snapshots=snapshots,
         journeys=journeys if journeys and journeys.lifecycles.height else None,
-        requests=(_requests_of(journeys, scratch) if journeys else None) or _upstream(found, files),
+        requests=(requests_of(journeys, scratch) if journeys else None) or _upstream(found, files),
         bridge=bridge,
         dropped_events=int(step_spans["dropped_events"].sum()),
         other_spans=dict(found.others),
@@ -225,15 +225,16 @@ def trace_batches(file: RecordedFile) -> Iterator[TraceBatch]:
     yield rows.batch(framing.unit)
 
 
-def _requests_of(journeys: Journeys, scratch: Scratch) -> RequestsRead | None:
+def requests_of(journeys: Journeys, scratch: Scratch) -> RequestsRead | None:
     """The journeys as requests on the server's monotonic clock, ``None`` if there are none; they are in ``scratch``.
 
     Arrival is that at the API server (of a request without its API span: when it was queued, and it
     has no TTFT and no E2E).  TTFT ends with the API server's first response where that is recorded,
     else with the scheduler's first token; E2E with the departure, which for a given-up
-    request is when its client was gone.
+    request is when its client was gone, and in a step log that stands alone with the scheduler's last token.
     """
     arrived = pl.coalesce("arrived_ns", "queued_ns").is_not_null()
+    ended = pl.when(pl.col("arrived_stamp") == ARRIVAL_TIME).then("finished_ns")
     status = pl.col("status")
     columns = {
         "request_id": pl.coalesce("api_request_id", "core_request_id"),
@@ -244,7 +245,7 @@ def _requests_of(journeys: Journeys, scratch: Scratch) -> RequestsRead | None:
         "usage_output_tokens": pl.when(status == "ok").then(spans.tokens("output_tokens")),
         "max_tokens": spans.tokens("max_tokens"),
         "ttft_us": _us(pl.coalesce("first_response_ns", "first_token_ns")) - _us(pl.col("arrived_ns")),
-        "e2e_us": _us(pl.col("departed_ns")) - _us(pl.col("arrived_ns")),
+        "e2e_us": _us(pl.coalesce("departed_ns", ended)) - _us(pl.col("arrived_ns")),
         "queue_us": _us(pl.col("scheduled_ns")) - _us(pl.col("queued_ns")),
         "prefill_us": _us(pl.col("first_token_ns")) - _us(pl.col("scheduled_ns")),
         "decode_us": _us(pl.col("finished_ns")) - _us(pl.col("first_token_ns")),

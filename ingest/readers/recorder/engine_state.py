@@ -6,17 +6,20 @@ token of each request that has nothing left to compute after it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from blis_replay.ingest.errors import RecordingError
+from blis_replay.ingest.recording import ARRIVAL_TIME
 
 Row = dict[str, object]
 # A server has some thousands at once.
 MOST_LIVE = 100_000
 _FINISHES = {"STOPPED": "stopped", "LENGTH_CAPPED": "length", "ABORTED": "aborted", "IGNORED": "ignored"}
+# The engine puts random hex behind the API server's own id.
+_SUFFIX = re.compile(r"-[0-9a-f]{8}$", re.ASCII)
 _STATUSES = {"stopped": "ok", "length": "ok", "aborted": "aborted"}
-ARRIVAL_STAMP = "request.arrival_time"
 
 
 @dataclass
@@ -267,9 +270,10 @@ class Engine:
                 "span_key": live.number,
                 "first_span": live.number,
                 "arrival_ns": arrival.queued_ns if arrival.arrived_ns is None else arrival.arrived_ns,
+                "api_request_id": _SUFFIX.sub("", arrival.name),
                 "core_request_id": arrival.name,
                 "arrived_ns": arrival.arrived_ns,
-                "arrived_stamp": None if arrival.arrived_ns is None else ARRIVAL_STAMP,
+                "arrived_stamp": None if arrival.arrived_ns is None else ARRIVAL_TIME,
                 "queued_ns": arrival.queued_ns,
                 "queued_step": None if arrival.queued_ns is None else live.queued_step,
                 "scheduled_ns": stamps.get("scheduled"),

@@ -31,7 +31,7 @@ _HEAD = b'{"blis_replay_steps":'
 _LINE = msgspec.json.Decoder(list[Any])
 _HEADER = msgspec.json.Decoder(dict[str, Any])
 _COUNTERS = ("steps", "updates", "arrivals", "finished", "scheduled_tokens", "dropped", "wrapper_ns", "writer_ns")
-_BROKEN = (*DECODE_ERRORS, ValueError, TypeError)
+_BROKEN = (*DECODE_ERRORS, ValueError, TypeError, LookupError)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ shows, what was written down beside it, what can be derived, the bundled profile
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import polars as pl
@@ -149,7 +149,8 @@ class EngineEvidence:
     """What tells of the engine's arguments.
 
     ``configured``: by the experiment's configuration; ``header``: by that of its trace;
-    ``steps``, ``journey_events``: what the server did (``STEP_SCHEMA``, ``JOURNEY_EVENT_SCHEMA``).
+    ``steps``, ``journey_events``: what the server did (``STEP_SCHEMA``, ``JOURNEY_EVENT_SCHEMA``);
+    ``recorder``: what its scheduler was made with.
     """
 
     configured: Mapping[str, object]
@@ -159,6 +160,7 @@ class EngineEvidence:
     hardware: str | None
     steps: Rows
     journey_events: Rows
+    recorder: Mapping[str, object] = field(default_factory=dict)
 
 
 def engine_of(said: EngineEvidence, given: GivenArguments | None) -> tuple[dict[str, Setting], tuple[Finding, ...]]:
@@ -170,6 +172,7 @@ def engine_of(said: EngineEvidence, given: GivenArguments | None) -> tuple[dict[
     version = {"vllm_version": log.version} if log.version else {}
     sources: list[Source] = [
         ("file", given.name if given else "", given.arguments if given else {}),
+        ("recorded", "recorder", {name: value for name, value in said.recorder.items() if name in ARGUMENTS}),
         ("recorded", RESOLVED, version | log.resolved),
         ("recorded", GIVEN, log.given),
         *_of_the_run(said),
