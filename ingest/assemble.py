@@ -40,6 +40,7 @@ from blis_replay.ingest.readers.server import log as server_log
 from blis_replay.ingest.readers.server.clock import Bridge, server_times, steps_on_zero
 from blis_replay.ingest.readers.server.engine_settings import EngineEvidence, GivenArguments, engine_of
 from blis_replay.ingest.readers.server.iterations import IterationLines
+from blis_replay.ingest.readers.server.metrics import MetricsRead, read_metrics
 from blis_replay.ingest.readers.simulators import tracev2
 from blis_replay.ingest.recording import (
     AGGREGATE_SCHEMA,
@@ -121,6 +122,12 @@ class _Configured:
     log: server_log.ServerLog
     header: tracev2.TraceHeader
     aggregates: pl.DataFrame
+    metrics: MetricsRead
+
+    def prefix_hit_rate(self) -> float | None:
+        """Of all prompt tokens between two snapshots of metrics, else of the last lines of the server's log."""
+        counted = self.metrics.prefix_hit_rate
+        return self.log.prefix_hit_rate if counted is None else counted
 
 
 @dataclass(frozen=True)
@@ -191,7 +198,7 @@ class _Assembly:
             stages=configured.load.stages,
             shared_prefix=configured.load.shared_prefix,
             ignore_eos=configured.load.ignore_eos,
-            prefix_hit_rate=configured.log.prefix_hit_rate,
+            prefix_hit_rate=configured.prefix_hit_rate(),
             requests=requests,
             token_events=events,
             steps=server.steps,
@@ -199,7 +206,7 @@ class _Assembly:
             lifecycles=server.lifecycles,
             journey_events=server.journey_events,
             iterations=iterations.rows,
-            aggregates=configured.aggregates,
+            aggregates=pl.concat([configured.aggregates, configured.metrics.aggregates]),
             clocks=tuple(clock for clock in (client, *server.clocks, cache_clock) if clock is not None),
             files=files,
             missing=tuple(self.missing),
@@ -262,7 +269,13 @@ class _Assembly:
             log=log,
             header=tracev2.read_header(header_file) if header_file else tracev2.TraceHeader(),
             aggregates=self._aggregates(),
+            metrics=self._metrics(),
         )
+
+    def _metrics(self) -> MetricsRead:
+        read = read_metrics(self.known.get(discovery.METRICS, []))
+        self.missing += read.remarks
+        return read
 
     def _aggregates(self) -> pl.DataFrame:
         frames = [empty_frame(AGGREGATE_SCHEMA)]
@@ -328,6 +341,7 @@ class _Assembly:
             "the load configuration": configured.load.model,
             "the trace header": configured.header.model,
             "the server log": configured.log.model,
+            "the server's metrics": configured.metrics.model,
             "the requests": found.model if found else None,
             "the bundled profile": text(self.profile.get("model")),
         }
@@ -482,6 +496,7 @@ class _Assembly:
             server.steps,
             server.journey_events,
             self.log.settings if self.log else {},
+            configured.metrics.engine,
         )
         settings, findings = engine_of(said, self.given)
         self.missing += [

@@ -189,7 +189,8 @@ AGGREGATE_SCHEMA: dict[str, type[pl.DataType]] = {
     # e2e | ttft | itl_reported | tpot_reported | prompt_tokens | output_tokens_reported, all over successes;
     # TPOT is (last token - first token) / (n - 1); tools that mean something else by it have tpot_with_ttft_reported,
     # (last token - send) / n, or tpot_over_n_reported, (last token - first token) / n;
-    # requests: the counts of the report, statistics "sent", "succeeded", "failed"
+    # requests: the counts of the report, statistics "sent", "succeeded", "failed";
+    # server_...: what the server itself counted and timed (/metrics), statistics "count", "mean", "sum" and those
     "metric": pl.String,
     "statistic": pl.String,  # mean, min, p0.1, p1, p5, p10, p25, p50, p75, p90, p95, p99, p99.9, max
     "value": pl.Float64,  # us for latencies, tokens for lengths
@@ -415,6 +416,11 @@ class Recording:
     lifecycles: Rows = field(default_factory=lambda: no_rows(LIFECYCLE_SCHEMA))
     journey_events: Rows = field(default_factory=lambda: no_rows(JOURNEY_EVENT_SCHEMA))  # by journey and time
     iterations: Rows = field(default_factory=lambda: no_rows(ITERATION_SCHEMA))  # by engine and index
+
+    @property
+    def is_summed_up(self) -> bool:
+        """Whether aggregates say what clients saw, and not only what the server counted itself."""
+        return not self.aggregates["metric"].str.starts_with("server_").all()
 
 
 def empty_frame(schema: Mapping[str, type[pl.DataType] | pl.DataType]) -> pl.DataFrame:

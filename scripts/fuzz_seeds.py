@@ -17,6 +17,7 @@ import test_reader_aiperf
 import test_reader_guidellm
 import test_reader_inference_perf_requests
 import test_reader_kv_events
+import test_reader_metrics
 import test_reader_mooncake
 import test_reader_otlp_json
 import test_reader_tracev2
@@ -106,6 +107,10 @@ def kv_events() -> list[bytes]:
     return [_lines([[t, events[:3], 0, None], [t + 1, events[3:], 0, 33]])]
 
 
+def metrics() -> list[bytes]:
+    return [test_reader_metrics.snapshot(3).encode(), test_reader_metrics.OLD.encode()]
+
+
 def _written(table: pl.DataFrame) -> bytes:
     written = io.BytesIO()
     table.write_parquet(written)
@@ -161,5 +166,5 @@ BY_FORMAT: dict[str, Callable[[], list[bytes]]] = {
 
 
 def of_every_kind() -> list[bytes]:
-    every = [otlp_framing, kv_events, server_log, *BY_FORMAT.values()]
+    every = [otlp_framing, kv_events, server_log, metrics, *BY_FORMAT.values()]
     return [content for drawn in every for content in drawn()[:2]]

@@ -41,7 +41,7 @@ from blis_replay.ingest.readers.otlp.journeys import on_zero
 from blis_replay.ingest.readers.otlp.rows import BatchRows
 from blis_replay.ingest.readers.otlp.traces import read_traces, trace_batches
 from blis_replay.ingest.readers.requests import READ_SCHEMA, RequestsRead, in_send_order
-from blis_replay.ingest.readers.server import kv_events
+from blis_replay.ingest.readers.server import kv_events, metrics
 from blis_replay.ingest.readers.server import log as server_log
 from blis_replay.ingest.recording import PromptTree
 from blis_replay.ingest.rows import Scratch
@@ -183,6 +183,16 @@ def _server_log(content: bytes, folder: Path) -> None:
         _check(rate is None or 0 <= rate <= 1, "a share beyond 1")
 
 
+def _metrics(content: bytes, folder: Path) -> None:
+    metrics.recognises(content)
+    with _file(content, folder) as file:
+        read = metrics.read_metrics([file, file])
+        _check(read.aggregates["value"].is_finite().all(), "a number that is none")
+        _check(len(read.remarks) < 5, "remarks without bound")
+        for remark in (*read.remarks, *map(str, read.engine.values())):
+            _check_line(remark)
+
+
 def _discovery(content: bytes, folder: Path) -> None:
     (folder / "input").write_bytes(content)
     with _complaint():
@@ -227,6 +237,7 @@ TARGETS: dict[str, Target] = {
     "collector-protobuf": Target(_collector_protobuf, seeds.otlp_protobuf, (mutated_protobuf,)),
     "kv-events": Target(_kv_events, seeds.kv_events, (mutated_json, mutated_bytes)),
     "server-log": Target(_server_log, seeds.server_log, (mutated_rows, mutated_bytes)),
+    "metrics": Target(_metrics, seeds.metrics, (mutated_bytes,)),
     "discovery": Target(_discovery, seeds.of_every_kind, (mutated_file, mutated_message, mutated_rows)),
 }
 _MUTATORS: dict[str, tuple[Mutator, ...]] = {

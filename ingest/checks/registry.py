@@ -17,6 +17,7 @@ from blis_replay.ingest.checks import (
     reconstruction,
     recorder,
     sampling,
+    server_metrics,
     stationarity,
     step_clock,
     step_cycle,
@@ -61,6 +62,7 @@ CHECKS = tuple(
         stationarity,
         completeness,
         prefix_cache,
+        server_metrics,
         engine_arguments,
         recorder,
     )

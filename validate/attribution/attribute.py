@@ -208,7 +208,7 @@ def _observed(recording: Recording, token_gaps: Gaps | None, resamples: int, see
         cells = numbers_from_requests(recording, samples, Selection(), token_gaps)
         observed[:, QUANTITIES.index(("itl", "p99"))] = _number(cells["itl"]["p99"].value_us)
         return chosen, observed
-    if recording.aggregates.is_empty():
+    if not recording.is_summed_up:
         raise NothingToJudgeError(f"{recording.alias}: no latencies were recorded, so there is no error to attribute")
     cells = numbers_from_aggregates(recording, None)
     row = [_number(cells[metric][statistic].value_us) for metric, statistic in QUANTITIES]

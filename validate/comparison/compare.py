@@ -189,7 +189,7 @@ def compare_replay(
     left = selection.of(run.recording.requests) & run.simulated.completed & succeeded
     if observed.requests is not None:
         left &= observed.requests
-    if not left.any() or (observed.requests is None and run.recording.aggregates.is_empty()):
+    if not left.any() or (observed.requests is None and not run.recording.is_summed_up):
         raise NothingToJudgeError(
             f"{run.recording.slug}: no request that succeeded with recorded latencies in the selection, "
             "nothing to judge"

@@ -223,7 +223,7 @@ def side_of(store: Store, name: str, choice: Choice) -> Side:
             f"(list them with --runs); {error}"
         ) from None
     side = recording_side(read_stored(store, slug), pooled_gaps(store, slug), name)
-    if side.requests is None and not side.recording.aggregates.height:
+    if side.requests is None and not side.recording.is_summed_up:
         raise NothingToJudgeError(f"{side.recording.alias}: the recording has no latencies to compare")
     return side
 

@@ -150,7 +150,7 @@ class EngineEvidence:
 
     ``configured``: by the experiment's configuration; ``header``: by that of its trace;
     ``steps``, ``journey_events``: what the server did (``STEP_SCHEMA``, ``JOURNEY_EVENT_SCHEMA``);
-    ``recorder``: what its scheduler was made with.
+    ``recorder``: what its scheduler was made with; ``metrics``: what its ``/metrics`` say of its cache.
     """
 
     configured: Mapping[str, object]
@@ -161,6 +161,7 @@ class EngineEvidence:
     steps: Rows
     journey_events: Rows
     recorder: Mapping[str, object] = field(default_factory=dict)
+    metrics: Mapping[str, object] = field(default_factory=dict)
 
 
 def engine_of(said: EngineEvidence, given: GivenArguments | None) -> tuple[dict[str, Setting], tuple[Finding, ...]]:
@@ -174,6 +175,7 @@ def engine_of(said: EngineEvidence, given: GivenArguments | None) -> tuple[dict[
         ("file", given.name if given else "", given.arguments if given else {}),
         ("recorded", "recorder", {name: value for name, value in said.recorder.items() if name in ARGUMENTS}),
         ("recorded", RESOLVED, version | log.resolved),
+        ("recorded", "/metrics", said.metrics),
         ("recorded", GIVEN, log.given),
         *_of_the_run(said),
         ("recorded", "exp-config.yaml", said.configured),

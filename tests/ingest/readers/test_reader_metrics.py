@@ -1,0 +1,208 @@
+"""Snapshots of ``/metrics``: what happened between two of them, old and new names, restarts, damage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from growth import ONE_PASS, growth
+
+from blis_replay.ingest.assemble import read_recording
+from blis_replay.ingest.checks.registry import run_checks
+from blis_replay.ingest.readers.files import RecordedFile
+from blis_replay.ingest.readers.server.metrics import MAX_LINE_BYTES, MetricsRead, read_metrics, recognises
+from blis_replay.ingest.recording import Finding
+
+CACHE = 'block_size="128",cache_dtype="auto",enable_prefix_caching="True",num_gpu_blocks="512",sliding_window="None"'
+
+
+def snapshot(requests: int, ttft_s: float = 0.25, itl_s: float = 0.02, engine: str = "0") -> str:
+    """A server that has completed so many requests of 100 prompt and 11 output tokens, a tenth of them cached."""
+    labels = f'{{engine="{engine}",model_name="my/model"}}'
+    reason = f'{{engine="{engine}",finished_reason="REASON",model_name="my/model"}}'
+    gaps = 10 * requests
+    return f"""# HELP vllm:request_success_total Count of successfully processed requests.
+# TYPE vllm:request_success_total counter
+python_info{{implementation="CPython"}} 1.0
+vllm:request_success_total{reason.replace("REASON", "length")} {requests}.0
+vllm:request_success_total{reason.replace("REASON", "abort")} 1.0
+vllm:prompt_tokens_total{labels} {100 * requests}.0
+vllm:generation_tokens_total{labels} {11 * requests}.0
+vllm:num_preemptions_total{labels} {2 * requests}.0
+vllm:prefix_cache_queries_total{labels} {100 * requests}.0
+vllm:prefix_cache_hits_total{labels} {10 * requests}.0
+vllm:kv_cache_usage_perc{labels} 0.0
+vllm:time_to_first_token_seconds_bucket{{engine="{engine}",le="+Inf",model_name="my/model"}} {requests}.0
+vllm:time_to_first_token_seconds_count{labels} {requests}.0
+vllm:time_to_first_token_seconds_sum{labels} {requests * ttft_s}
+vllm:inter_token_latency_seconds_count{labels} {gaps}.0
+vllm:inter_token_latency_seconds_sum{labels} {gaps * itl_s}
+vllm:e2e_request_latency_seconds_count{labels} {requests}.0
+vllm:e2e_request_latency_seconds_sum{labels} {requests * (ttft_s + 10 * itl_s)}
+vllm:cache_config_info{{engine="{engine}",{CACHE}}} 1.0
+"""
+
+
+# Names of 0.9 and before, of which 0.11 still has some.
+OLD = """vllm:request_success_total{finished_reason="stop",model_name="m"} 4.0
+vllm:gpu_prefix_cache_queries_total{model_name="m"} 400.0
+vllm:gpu_prefix_cache_hits_total{model_name="m"} 100.0
+vllm:time_per_output_token_seconds_count{model_name="m"} 40.0
+vllm:time_per_output_token_seconds_sum{model_name="m"} 0.8
+vllm:cache_config_info{block_size="16",num_gpu_blocks="None",enable_prefix_caching="False",note="a \\"b\\" } c"} 1.0
+"""
+
+
+def read(folder: Path, *texts: str) -> MetricsRead:
+    files = []
+    for number, text in enumerate(texts):
+        path = folder / f"{number}.prom"
+        path.write_text(text)
+        files.append(RecordedFile(path, path.name))
+    found = read_metrics(files)
+    assert [file.tally.rejected_count for file in files] == [0] * len(files)
+    return found
+
+
+def said(found: MetricsRead) -> dict[tuple[str, str], float]:
+    return {(metric, name): value for _stage, metric, name, value in found.aggregates.iter_rows()}
+
+
+def test_two_snapshots_say_what_happened_between_them(tmp_path: Path) -> None:
+    """40 requests by 100; in whatever order the files come."""
+    found = read(tmp_path, snapshot(140), snapshot(100))
+    numbers = said(found)
+    assert (numbers["server_requests", "succeeded"], numbers["server_requests", "failed"]) == (40, 0)
+    assert (numbers["server_prompt_tokens", "sum"], numbers["server_output_tokens", "sum"]) == (4_000, 440)
+    assert (numbers["server_ttft", "count"], numbers["server_itl", "count"]) == (40, 400)
+    assert numbers["server_ttft", "mean"] == pytest.approx(250_000)
+    assert numbers["server_itl", "mean"] == pytest.approx(20_000)
+    assert numbers["server_preemptions", "sum"] == 80
+    assert (found.prefix_hit_rate, found.model, found.remarks) == (0.1, "my/model", ())
+    assert found.engine == {
+        "block_size": 128,
+        "num_gpu_blocks": 512,
+        "enable_prefix_caching": True,
+        "kv_cache_dtype": "auto",
+    }
+
+
+def test_one_snapshot_counts_from_the_start_and_says_so(tmp_path: Path) -> None:
+    found = read(tmp_path, snapshot(3))
+    assert said(found)["server_requests", "succeeded"] == 3
+    assert "a second snapshot of /metrics" in found.remarks[0]
+
+
+def test_counters_of_several_engines_are_added_and_other_configurations_named(tmp_path: Path) -> None:
+    other = snapshot(2, engine="1").replace('num_gpu_blocks="512"', 'num_gpu_blocks="511"')
+    found = read(tmp_path, snapshot(1) + other, snapshot(0))
+    assert said(found)["server_requests", "succeeded"] == 3
+    assert any("the 2 engines" in remark and "the first is used" in remark for remark in found.remarks)
+
+
+def test_a_server_that_was_started_again_gives_no_difference(tmp_path: Path) -> None:
+    """Its tokens began again, and it has done more requests since."""
+    again = snapshot(200).replace("vllm:prompt_tokens_total", "vllm:not_a_counter")
+    found = read(tmp_path, snapshot(100), again + 'vllm:prompt_tokens_total{model_name="my/model"} 5.0\n')
+    assert found.aggregates.is_empty()
+    assert "started again between them" in found.remarks[0]
+
+
+def test_old_names_are_read_and_none_is_not_known(tmp_path: Path) -> None:
+    found = read(tmp_path, OLD)
+    assert (found.prefix_hit_rate, said(found)["server_itl", "mean"]) == (0.25, pytest.approx(20_000))
+    assert found.engine == {"block_size": 16, "enable_prefix_caching": False}
+
+
+def test_what_is_no_sample_is_counted(tmp_path: Path) -> None:
+    path = tmp_path / "m.prom"
+    path.write_text('vllm:a_total{x="1} 5\nvllm:a_total 1e999\nvllm:a_total -5\nvllm:a_total\nvllm:a_total NaN\n')
+    file = RecordedFile(path, path.name)
+    read_metrics([file])
+    assert [place for place, _why in file.tally.rejected] == ["line 1", "line 2", "line 3", "line 4"]
+
+
+@pytest.mark.parametrize("piece", ['a="",', 'a="\\\\', "a", 'a="x" '])
+def test_time_grows_with_the_length_of_a_line(tmp_path: Path, piece: str) -> None:
+    """Labels that never end."""
+    path = tmp_path / "m.prom"
+
+    def work(size: int) -> None:
+        path.write_text(f"vllm:a_total{{{piece * (size // len(piece))}\n" * 20)
+        read_metrics([RecordedFile(path, path.name)])
+
+    assert growth(work, MAX_LINE_BYTES // 5) < ONE_PASS
+
+
+def test_snapshots_are_known_by_content() -> None:
+    assert recognises(snapshot(1).encode())
+    assert not recognises(b"INFO vllm:x 5\n")
+
+
+def findings(folder: Path, before: str, after: str, requests: int = 40, ttft_s: float = 0.252) -> list[Finding]:
+    """What is found where the client has these requests of 100 prompt and 11 output tokens, each 0.2 s behind TTFT."""
+    folder.mkdir(exist_ok=True)
+    (folder / "before.prom").write_text(before)
+    (folder / "after.prom").write_text(after)
+    rows = [f"{i},100,11,{ttft_s},{ttft_s + 0.2}" for i in range(requests)]
+    (folder / "mine.csv").write_text("\n".join(["arrival_s,prompt_tokens,output_tokens,ttft_s,e2e_s", *rows]))
+    with read_recording(folder) as recording:
+        assert recording.model == "my/model"
+        assert (recording.engine["block_size"].value, recording.engine["block_size"].detail) == (128, "/metrics")
+        return [finding for finding in run_checks(recording)[0] if finding.check == "server_metrics"]
+
+
+def test_equal_counts_and_close_means_agree(tmp_path: Path) -> None:
+    """The client's TTFT is 2 ms longer: the way."""
+    counts, latencies, memory = findings(tmp_path / "run", snapshot(100), snapshot(140))
+    assert "count the same: 40 requests" in counts.message
+    assert latencies.message == (
+        "mean latencies of client and server agree: TTFT 252.00 against 250.00 ms, ITL 20.00 against 20.00 ms, "
+        "E2E 452.00 against 450.00 ms"
+    )
+    assert memory.message == "the server counted 80 preemptions and 10.0 % of 4,000 prompt tokens in the prefix cache"
+
+
+def test_warm_up_requests_explain_a_surplus(tmp_path: Path) -> None:
+    counts, *_others = findings(tmp_path / "run", snapshot(100), snapshot(141))
+    assert counts.message == (
+        "the server completed 1 more requests than the 40 of the client, with 100 prompt tokens and 11 output tokens "
+        "more: warm-up requests, or other clients"
+    )
+
+
+def test_snapshots_that_do_not_cover_the_run_are_named(tmp_path: Path) -> None:
+    counts, latencies, _memory = findings(tmp_path / "run", snapshot(100), snapshot(120))
+    assert "20 fewer requests than the 40 of the client" in counts.message
+    assert latencies.message.startswith("not checked: 50 % of the requests")
+
+
+def test_a_client_that_counts_other_tokens_is_named(tmp_path: Path) -> None:
+    """One token more per prompt: BOS."""
+    after = snapshot(140).replace('my/model"} 14000.0', 'my/model"} 14040.0')
+    counts, *_others = findings(tmp_path / "run", snapshot(100), after)
+    assert counts.message.endswith("but per request the server counts +1.00 prompt tokens")
+
+
+def test_a_latency_that_the_way_does_not_explain_is_named(tmp_path: Path) -> None:
+    """The client's TTFT is 50 ms shorter than the server's."""
+    _counts, agree, disagree, _memory = findings(tmp_path / "run", snapshot(100), snapshot(140), ttft_s=0.2)
+    assert agree.message == "mean latencies of client and server agree: ITL 20.00 against 20.00 ms"
+    assert "disagree: TTFT 200.00 against 250.00 ms, E2E 400.00 against 450.00 ms; the way" in disagree.message
+
+
+def test_a_real_server_agrees_with_its_client(data_pack: Path) -> None:
+    """vLLM 0.32.0 on a CPU: 3 warm-up requests of 126 prompt and 30 output tokens, and 6 ms between the TTFTs."""
+    with read_recording(data_pack / "live-vllm-0.32" / "A") as recording:
+        assert {name: recording.engine[name].value for name in ("block_size", "num_gpu_blocks")} == {
+            "block_size": 128,
+            "num_gpu_blocks": 512,
+        }
+        counts, latencies, _memory = (f for f in run_checks(recording)[0] if f.check == "server_metrics")
+    assert counts.measured == {
+        "client_requests": 300,
+        "server_requests": 303,
+        "prompt_tokens": 3 * 126,
+        "output_tokens": 3 * 30,
+    }
+    assert "agree: TTFT 61.87 against 58.28 ms, ITL 10.16 against 10.16 ms" in latencies.message
