@@ -197,8 +197,8 @@ AGGREGATE_SCHEMA: dict[str, type[pl.DataType]] = {
 }
 
 
-# Sources of an engine argument that nobody said.
-ASSUMED = ("default", "unknown")
+# Source of an engine argument whose value is an assumption.
+UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
@@ -206,8 +206,8 @@ class Setting:
     """One engine argument and where it came from.
 
     ``source``: ``recorded`` (a file of the recording), ``derived`` (from what was recorded), ``profile`` (bundled
-    profile of the slug), ``file`` (``--engine FILE``), ``default`` (for this version and device), or ``unknown``: the
-    value is an assumption.
+    profile of the slug), ``file`` (``--engine FILE``), ``default`` (nothing else was asked for, and this is what this
+    version takes on this device), or ``unknown``: the value is an assumption.
     """
 
     value: int | float | bool | str
@@ -215,9 +215,9 @@ class Setting:
     detail: str = ""  # the file and field, or the reason
 
     @property
-    def assumed(self) -> bool:
-        """Whether nobody said it."""
-        return self.source in ASSUMED
+    def said(self) -> bool:
+        """Whether somebody said it, or the run showed it."""
+        return self.source not in ("default", UNKNOWN)
 
 
 @dataclass(frozen=True)

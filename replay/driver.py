@@ -11,7 +11,7 @@ from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.result import SimResult, TokenGaps
 from blis_replay.blis.trace import RequestTrace
 from blis_replay.compiled.arrays import Int64s
-from blis_replay.ingest.recording import Recording
+from blis_replay.ingest.recording import UNKNOWN, Recording
 from blis_replay.ingest.rows import no_rows
 from blis_replay.ingest.store import TABLES
 from blis_replay.replay.errors import ReplayError
@@ -83,6 +83,7 @@ def replay(
     entry = simulator.entry_for(recording)
     plan = _as_fitted(plan_replay(recording, mode), recording, mode, entry)
     simulated = simulator.serve(recording, plan)
+    simulated = replace(simulated, differences=(*not_simulated(recording), *simulated.differences))
     completed_in_recording = (recording.requests["status"] == "ok").to_numpy()
     lost = completed_in_recording & ~simulated.completed
     if lost.any():
@@ -102,6 +103,40 @@ def replay(
         e2e_us=simulated.e2e_us,
     )
     return _with_surplus_steps(run)
+
+
+# Engine arguments that change a schedule and that no simulator here has: the value at which they do nothing, and what
+# they do otherwise.
+_NOT_SIMULATED: dict[str, tuple[object, str]] = {
+    "data_parallel_size": (1, "its requests go to one engine"),
+    "pipeline_parallel_size": (1, "one batch at a time passes through all stages"),
+    "decode_context_parallel_size": (1, "each rank holds all of a context"),
+    "prefill_context_parallel_size": (1, "each rank holds all of a context"),
+    "speculative_config": ("None", "a step gives each request one token"),
+    "kv_transfer_config": ("None", "no KV block comes from or goes elsewhere"),
+    "kv_offloading_size": ("None", "no KV block comes from or goes elsewhere"),
+    "stream_interval": (1, "every token is sent by itself"),
+    "max_num_partial_prefills": (1, "prompts are computed in order"),
+    "prefill_schedule_interval": (1, "prompts are taken up at every step"),
+    "max_num_active_seqs": (None, "max_num_seqs alone bounds the batch"),
+    "max_num_scheduled_tokens": (None, "max_num_batched_tokens alone bounds the batch"),
+    "max_num_queued_reqs": (None, "no request is refused"),
+    "max_num_queued_tokens": (None, "no request is refused"),
+    "enable_dbo": (False, "a batch is computed whole"),
+    "scheduler_cls": (None, "vLLM's own scheduler is simulated"),
+    "long_prefill_token_threshold_adaptive": (False, "the threshold is fixed"),
+}
+
+
+def not_simulated(recording: Recording) -> tuple[str, ...]:
+    """Engine arguments of a recording that change its schedule and are not simulated, a sentence each."""
+    engine = recording.engine
+    set_otherwise = [
+        (name, engine[name].value, instead)
+        for name, (neutral, instead) in _NOT_SIMULATED.items()
+        if name in engine and engine[name].value != neutral
+    ]
+    return tuple(f"not simulated: {name} {value}; in the replay {instead}" for name, value, instead in set_otherwise)
 
 
 def without_rows(run: ReplayRun) -> ReplayRun:
@@ -130,7 +165,7 @@ def without_rows(run: ReplayRun) -> ReplayRun:
 
 def _as_fitted(plan: ReplayPlan, recording: Recording, mode: ReplayMode, entry: ModelEntry | None) -> ReplayPlan:
     """The plan with the scheduling that the coefficients were fitted under, where the recording says nothing of it."""
-    known = not recording.engine["async_scheduling"].assumed
+    known = recording.engine["async_scheduling"].source != UNKNOWN
     if known or mode.scheduling != "recorded" or entry is None or entry.fit is None:
         return plan
     engine = replace(plan.engine, async_scheduling=entry.fit.scheduling == "asynchronous")

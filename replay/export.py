@@ -290,7 +290,7 @@ def _not_carried(recording: Recording, form: ExportTarget) -> list[str]:
     )
     known = [name for name in REQUEST_SCHEMA if requests[name].count()]
     lost = [name for name in known if name not in (*form.columns, *_TOLD_BY_ORDER)]
-    given = {name for name, setting in recording.engine.items() if not setting.assumed}
+    given = {name for name, setting in recording.engine.items() if setting.said}
     beside = {
         "token times": recording.ground_truth == RECORDED and "token times" not in recording.missing,
         "step records": recording.steps.height > 0,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from blis_replay.fixtures.catalogue import bundled_aliases, load_document
-from blis_replay.ingest.recording import Finding, Recording, SharedPrefix, SourceFile
+from blis_replay.ingest.recording import UNKNOWN, Finding, Recording, SharedPrefix, SourceFile
 from blis_replay.ingest.store import KvEventCount, list_experiments, open_store
 from blis_replay.ingest.tables import Cell, Column, Table, Toned, columns_named, table_of
 from blis_replay.validate.text.answer import Answer, Block, Line, Part
@@ -32,7 +32,7 @@ def _document(recording: Recording, findings: Sequence[Finding], cache: Sequence
         "requests": recording.requests.height,
         "steps": recording.steps.height,
         "iterations": recording.iterations.height,
-        "engine": {name: vars(setting) for name, setting in sorted(recording.engine.items())},
+        "engine": {name: dict(zip(_SETTING, row, strict=True)) for name, *row in _arguments(recording)},
         "stages": [vars(stage) for stage in recording.stages],
         "shared_prefix": recording.shared_prefix and vars(recording.shared_prefix),
         "load_profile": recording.load_profile and asdict(recording.load_profile),
@@ -53,7 +53,7 @@ def inspection_answer(recording: Recording, findings: Sequence[Finding], cache: 
         Table(
             "",
             _ENGINE_COLUMNS,
-            [[n, str(s.value), s.source, s.detail] for n, s in sorted(recording.engine.items())],
+            [[n, "" if value is None else str(value), *why] for n, value, *why in _arguments(recording)],
             cut=True,
         ),
         Table("", _FILE_COLUMNS, [_file(file) for file in recording.files], cut=True),
@@ -62,6 +62,16 @@ def inspection_answer(recording: Recording, findings: Sequence[Finding], cache: 
         Block([*map(finding_line, findings)], "instrument checks"),
     ]
     return Answer(page, _document(recording, findings, cache), findings_table(findings))
+
+
+_SETTING = ("value", "source", "detail")
+
+
+def _arguments(recording: Recording) -> list[tuple[str, int | float | bool | str | None, str, str]]:
+    """Name, value, source and detail of every engine argument; those without a default have no value where unknown."""
+    known = [(name, s.value, s.source, s.detail) for name, s in recording.engine.items()]
+    needed = [name for name in ("max_model_len", "num_gpu_blocks") if name not in recording.engine]
+    return sorted([*known, *((name, None, UNKNOWN, "nothing says it, and it has no default") for name in needed)])
 
 
 def findings_table(findings: Sequence[Finding]) -> Table:

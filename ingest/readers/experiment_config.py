@@ -76,7 +76,7 @@ def read_experiment_config(file: RecordedFile) -> ExperimentConfig:
         raise RecordingError(file.path, f"field {said_twice[0]}", "given at the top and under engine", "give it once")
     arguments = {str(key): value for key, value in (above | dict(engine)).items() if value is not None}
     said = document.get("tensor_parallelism")
-    model, tensor_parallelism = text(document.get("model")), tokens(said)
+    model, tensor_parallelism = text(document.get("model") or engine.get("model")), tokens(said)
     if model is None and document.get("model") is not None:
         file.tally.reject("field model", f"{quoted(document['model'])} is no name")
     if tensor_parallelism is None and said is not None:

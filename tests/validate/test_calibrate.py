@@ -157,7 +157,7 @@ def test_the_scheduling_mode_is_told_from_ttft(tmp_path: Path, asynchronous: boo
     with read_recording(tmp_path / spec.slug) as recording:
         fit = fitted(as_configured(recording, asynchronous=asynchronous), "latencies")
         contradicted = fitted(as_configured(recording, asynchronous=not asynchronous), "latencies")
-        assumed = fitted(as_configured(recording, asynchronous=not asynchronous, source="default"), "latencies")
+        assumed = fitted(as_configured(recording, asynchronous=not asynchronous, source="unknown"), "latencies")
     mode, other = ("asynchronous", "synchronous") if asynchronous else ("synchronous", "asynchronous")
     assert [f.record.scheduling_told for f in (fit, contradicted, assumed)] == [mode] * 3
     assert [f.record.scheduling for f in (fit, contradicted, assumed)] == [mode, other, mode]

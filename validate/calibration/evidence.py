@@ -12,7 +12,7 @@ from blis_replay.blis.engine import simulate
 from blis_replay.blis.latency.models import Lifecycle
 from blis_replay.blis.releases.fit import Scheduling, Told
 from blis_replay.compiled.arrays import Bools, Floats, Int64s
-from blis_replay.ingest.recording import ASSUMED, Recording
+from blis_replay.ingest.recording import UNKNOWN, Recording
 from blis_replay.ingest.rows import Rows, rows_of
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import ReplayPlan, plan_replay
@@ -245,7 +245,7 @@ class SchedulingEvidence:
     @property
     def used(self) -> Scheduling:
         """The mode to fit with: what the recording says, unless that is only a default and the latencies tell."""
-        if self.told == "not told apart" or self.configured_source not in ASSUMED:
+        if self.told == "not told apart" or self.configured_source != UNKNOWN:
             return self.configured
         return self.told
 

@@ -11,6 +11,7 @@ import numpy as np
 from blis_replay.compiled.arrays import Bools
 from blis_replay.ingest.recording import Finding, GroundTruth, Recording
 from blis_replay.replay.driver import ReplayRun, without_rows
+from blis_replay.validate.comparison.arguments import OpenArgument, open_arguments
 from blis_replay.validate.comparison.saturation import Saturation, saturation
 from blis_replay.validate.comparison.sides import Side, recording_side, replay_side
 from blis_replay.validate.errors import NothingToJudgeError
@@ -67,7 +68,8 @@ class Comparison:
 
     ``recording``: of side A.  ``replay``: side B, if it is a replay.  ``compared``: how many requests on each side.
     ``paired``: agreement by metric, empty where the sides do not have the same requests.  ``excluded``: requests
-    of a replay that are left out, by reason.  ``saturation``: of a replay of a whole run that queues, or whose
+    of a replay that are left out, by reason.  ``open_arguments``: engine arguments that nobody recorded and that
+    change the replay.  ``saturation``: of a replay of a whole run that queues, or whose
     recording does.
     """
 
@@ -79,6 +81,7 @@ class Comparison:
     paired: dict[str, Pairing]
     excluded: dict[str, int]
     saturation: Saturation | None = None
+    open_arguments: tuple[OpenArgument, ...] = ()
 
     @property
     def run(self) -> ReplayRun:
@@ -194,7 +197,7 @@ def compare_replay(
             f"{run.recording.slug}: no request that succeeded with recorded latencies in the selection, "
             "nothing to judge"
         )
-    comparison = compare(observed, simulated, selection)
+    comparison = replace(compare(observed, simulated, selection), open_arguments=open_arguments(run))
     return replace(comparison, saturation=saturation(run)) if queues else comparison
 
 

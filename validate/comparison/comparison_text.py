@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from blis_replay.blis.latency.gpu import same_gpu
 from blis_replay.ingest.tables import Cell, Column, Table, Tone, Toned, columns_named
 from blis_replay.replay.store import provenance_of
+from blis_replay.validate.comparison.arguments import argument_lines
 from blis_replay.validate.comparison.compare import Cell as MetricCell
 from blis_replay.validate.comparison.compare import Comparison, mean_abs_errors
 from blis_replay.validate.comparison.saturation_text import saturation_block, saturation_json
@@ -193,9 +194,14 @@ def notes(comparison: Comparison) -> list[str]:
     """What the numbers rest on, who was left out, and why a number is missing, a line each."""
     lines = [f"{what}: {how}" for what, how in comparison.run.plan.basis.items()]
     lines += _other_hardware(comparison)
+    lines += argument_lines(comparison.recording, comparison.open_arguments)
     lines += [f"left out: {count:,} requests {reason}" for reason, count in comparison.excluded.items()]
-    lines += [f"known difference: {difference}" for difference in comparison.run.simulated.differences]
+    lines += [_difference(difference) for difference in comparison.run.simulated.differences]
     return [*lines, *_missing(comparison)]
+
+
+def _difference(sentence: str) -> str:
+    return sentence if sentence.startswith("not simulated: ") else f"known difference: {sentence}"
 
 
 def _other_hardware(comparison: Comparison) -> list[str]:
@@ -238,6 +244,7 @@ def comparison_json(comparison: Comparison) -> dict[str, object]:
         "unusable": comparison.unusable,
         "findings": [vars(finding) for finding in comparison.findings],
         "saturation": comparison.saturation and saturation_json(comparison.saturation),
+        "open_arguments": [vars(argument) for argument in comparison.open_arguments],
         "known_differences": list(comparison.run.simulated.differences),
         "provenance": provenance_of(comparison.run),
     }

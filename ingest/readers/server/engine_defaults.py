@@ -7,7 +7,7 @@ One table, read from vLLM's own source of 0.11.2, 0.13.0, 0.14.0, 0.15.1, 0.17.0
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from blis_replay.ingest.recording import Setting
@@ -21,6 +21,7 @@ class Default:
 
     ``since``: the first release, ``device``: ``cpu`` or ``gpu``, ``gpu_gib``: least memory of the GPU, ``offline``:
     whether vLLM's ``LLM`` class is used and not its server.  ``per_rank``: times tensor and pipeline parallelism.
+    ``forced``: there is no other value, whatever is asked for.
     """
 
     argument: str
@@ -30,6 +31,7 @@ class Default:
     gpu_gib: int | None = None
     offline: bool | None = None
     per_rank: bool = False
+    forced: bool = False
 
 
 DEFAULTS = (
@@ -37,7 +39,7 @@ DEFAULTS = (
     Default("block_size", 128, device="cpu"),
     Default("block_size", 16),
     # vllm/platforms/cpu.py; vllm/config/scheduler.py: False before 0.14, then None, made true in vllm/config/vllm.py
-    Default("async_scheduling", False, device="cpu"),
+    Default("async_scheduling", False, since=(0, 14), device="cpu", forced=True),
     Default("async_scheduling", True, since=(0, 14)),
     Default("async_scheduling", False),
     # vllm/engine/arg_utils.py (EngineArgs.get_batch_defaults).  160 GiB count from 0.28; A100s never count as large.
@@ -85,15 +87,20 @@ def gpu_gib_of(hardware: str | None) -> int | None:
 
 @dataclass(frozen=True)
 class Machine:
-    """What defaults depend on, as far as it is known.  ``ranks``: tensor times pipeline parallelism."""
+    """What defaults depend on, as far as it is known.
+
+    ``ranks``: tensor times pipeline parallelism.  ``listed``: whether the arguments that the server was given are known
+    in full, so that one which is not among them has its default.  ``derived``: what the memory was derived from.
+    """
 
     release: Release | None = None
     device: str | None = None
     gpu_gib: int | None = None
     offline: bool | None = None
     ranks: int = 1
+    listed: bool = False
     version: str = ""
-    derived: str = ""  # what the memory was derived from
+    derived: str = ""
 
     def seen_from(self, token_budget: int | None) -> Machine:
         """The machine with its memory as the default of ``max_num_batched_tokens`` tells it, where nothing else did."""
@@ -139,24 +146,33 @@ def release_of(version: object) -> Release | None:
     return None if release is None or release < (0, 6) else release
 
 
-def default_settings(machine: Machine, said: Mapping[str, Setting]) -> dict[str, Setting]:
-    """The defaults of a machine: ``default`` where all that they depend on is known, else ``unknown`` and assumed."""
-    found: dict[str, Setting] = {}
-    for argument in dict.fromkeys(entry.argument for entry in DEFAULTS):
-        possible = [entry for entry in DEFAULTS if entry.argument == argument and machine.applies(entry) is not False]
-        certain = next(entry for entry in possible if machine.applies(entry))
-        before = possible[: possible.index(certain)]
-        value = _scaled(certain, machine)
-        others = {_scaled(entry, machine): entry for entry in before if _scaled(entry, machine) != value}
-        if others:
-            found[argument] = Setting(value, "unknown", f"assumed; {_otherwise(others, machine)}")
-            continue
-        derived = machine.derived and any(e.gpu_gib for e in DEFAULTS if e.argument == argument)
-        words = machine.text(certain)
-        found[argument] = Setting(
-            value, *(("derived", f"{words}, by {machine.derived}") if derived else ("default", words))
-        )
-    return found
+def default_settings(machine: Machine) -> dict[str, Setting]:
+    """The defaults of a machine.
+
+    ``default`` where all that they depend on is known and nothing else was asked for, else ``unknown``, the value
+    being an assumption; ``derived`` where the machine has no other value, or another argument tells it.
+    """
+    return {
+        argument: _default_setting([entry for entry in DEFAULTS if entry.argument == argument], machine)
+        for argument in dict.fromkeys(entry.argument for entry in DEFAULTS)
+    }
+
+
+def _default_setting(entries: Sequence[Default], machine: Machine) -> Setting:
+    possible = [entry for entry in entries if machine.applies(entry) is not False]
+    certain = next(entry for entry in possible if machine.applies(entry))
+    value, words = _scaled(certain, machine), machine.text(certain)
+    before = possible[: possible.index(certain)]
+    others = {_scaled(entry, machine): entry for entry in before if _scaled(entry, machine) != value}
+    if others:
+        return Setting(value, "unknown", f"assumed; {_otherwise(others, machine)}")
+    if certain.forced:
+        return Setting(value, "derived", f"{words}, which has no other")
+    if not machine.listed:
+        return Setting(value, "unknown", f"assumed: {words}; the server's arguments are not recorded")
+    if machine.derived and any(entry.gpu_gib for entry in entries):
+        return Setting(value, "derived", f"{words}, by {machine.derived}")
+    return Setting(value, "default", words)
 
 
 def _scaled(default: Default, machine: Machine) -> int | bool | str:

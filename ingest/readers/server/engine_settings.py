@@ -92,7 +92,7 @@ def engine_settings(sources: Iterable[Source], machine: Machine) -> tuple[dict[s
     """
     settings, findings = merged(sources)
     machine = _completed(machine, settings)
-    for name, setting in default_settings(machine, settings).items():
+    for name, setting in default_settings(machine).items():
         settings.setdefault(name, _limited(name, setting, settings, machine))
     return {name: settings[name] for name in ARGUMENTS if name in settings}, findings
 
@@ -195,7 +195,8 @@ def _machine(said: EngineEvidence) -> Machine:
     hardware = said.hardware
     named_cpu = hardware is not None and any(word in hardware.upper() for word in ("CPU", "XEON", "EPYC"))
     device = None if hardware is None else "cpu" if named_cpu else "gpu"
-    return Machine(device=device, gpu_gib=gpu_gib_of(hardware), offline=bool(said.log.offline))
+    log = said.log
+    return Machine(device=device, gpu_gib=gpu_gib_of(hardware), offline=bool(log.offline), listed=log.listed)
 
 
 def _derived_blocks(log: ServerLog, known: Mapping[str, Setting]) -> tuple[Source, list[Finding]]:

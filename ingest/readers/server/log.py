@@ -74,7 +74,8 @@ class ServerLog:
     """What the last start in the log says; engine arguments by vLLM's names.
 
     ``given``: the arguments that the server was started with; ``resolved``: those that its engine says it runs with.
-    ``as_text``: given arguments whose value is no literal, as printed; ``cut``: the line of arguments has no end.
+    ``listed``: the given ones are known in full.  ``as_text``: those whose value is no literal, as printed; ``cut``:
+    their line has no end.
     ``kv_tokens``: KV cache in tokens; ``hybrid``: what shows that the model keeps several kinds of KV cache.
     ``offline``: not a server but vLLM's ``LLM`` class.  ``prefix_hit_rate``: that of the last throughput line, 0..1;
     it is over a sliding window of recent queries and not per request.
@@ -84,6 +85,7 @@ class ServerLog:
     model: str | None = None
     given: dict[str, object] = field(default_factory=dict)
     resolved: dict[str, object] = field(default_factory=dict)
+    listed: bool = False
     as_text: dict[str, str] = field(default_factory=dict)
     cut: bool = False
     kv_tokens: int | None = None
@@ -187,7 +189,7 @@ def _start(file: RecordedFile, log: ServerLog, place: str, line: str, at: int) -
         file.tally.reject(place, "the engine arguments are no mapping")
         return
     arguments = {argument_named(name): value for name, value in entries.values.items()}
-    log.cut = not entries.whole
+    log.listed, log.cut = entries.whole, not entries.whole
     log.as_text = {name: str(value)[:80] for name, value in list(arguments.items())[:1000] if isinstance(value, Text)}
     log.given = {name: arguments[name] for name in ARGUMENTS if arguments.get(name) is not None}
     for named in (arguments.get("quantization"), arguments.get("dtype")):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,11 +23,11 @@ from blis_replay.ingest.readers.server.log import ServerLog
 from blis_replay.ingest.recording import JOURNEY_EVENT_SCHEMA, STEP_SCHEMA, Finding, Setting
 from blis_replay.ingest.rows import no_rows
 
-SERVER = Machine(offline=False)
+SERVER = Machine(offline=False, listed=True)
 
 
 def on(device: str, gib: int | None = None) -> Machine:
-    return Machine(device=device, gpu_gib=gib, offline=False)
+    return Machine(device=device, gpu_gib=gib, offline=False, listed=True)
 
 
 def of(version: str) -> list[tuple[str, str, dict[str, object]]]:
@@ -66,8 +67,9 @@ def test_the_first_source_wins_and_each_contradiction_is_a_finding_with_both_val
         ("0.15.1", "gpu", True, "default"),
         ("1.0", "gpu", True, "default"),
         # vllm/platforms/cpu.py switches it off.
-        ("0.32.0", "cpu", False, "default"),
-        ("0.32.0+cpu", None, False, "default"),
+        ("0.13.0", "cpu", False, "default"),
+        ("0.32.0", "cpu", False, "derived"),
+        ("0.32.0+cpu", None, False, "derived"),
         # What it depends on is not known: a build without tags is called 0.1.dev.
         ("0.32.0", None, True, "unknown"),
         ("0.1.dev1+g2", "gpu", False, "unknown"),
@@ -77,7 +79,7 @@ def test_the_first_source_wins_and_each_contradiction_is_a_finding_with_both_val
 def test_asynchronous_scheduling_by_release_and_device(
     version: str, device: str | None, value: bool, source: str
 ) -> None:
-    settings, _findings = engine_settings(of(version), Machine(device=device, offline=False))
+    settings, _findings = engine_settings(of(version), replace(SERVER, device=device))
     assert (settings["async_scheduling"].value, settings["async_scheduling"].source) == (value, source)
 
 
@@ -89,10 +91,10 @@ def test_asynchronous_scheduling_by_release_and_device(
         (on("gpu", 180), "0.27.1", 1024, 8192, 16),
         (on("gpu", 180), "0.28.0", 1024, 16384, 16),
         (on("gpu", 24), "0.32.0", 256, 2048, 16),
-        (Machine(device="gpu", gpu_gib=24, offline=True), "0.32.0", 256, 8192, 16),
-        (Machine(device="gpu", gpu_gib=80, offline=True), "0.11.0", 1024, 16384, 16),
+        (replace(on("gpu", 24), offline=True), "0.32.0", 256, 8192, 16),
+        (replace(on("gpu", 80), offline=True), "0.11.0", 1024, 16384, 16),
         (on("cpu"), "0.32.0", 128, 2048, 128),
-        (Machine(device="cpu", offline=True), "0.11.2", 256, 4096, 128),
+        (replace(on("cpu"), offline=True), "0.11.2", 256, 4096, 128),
     ],
 )
 def test_defaults_by_device_memory_entry_point_and_release(
@@ -121,6 +123,18 @@ def test_what_a_default_depends_on_and_is_not_known_is_said() -> None:
     assert settings["block_size"] == Setting(16, "unknown", "assumed; 128 on a CPU")
     assert settings["async_scheduling"] == Setting(False, "unknown", "assumed; true from vLLM 0.14 on")
     assert settings["enable_prefix_caching"].source == "default"
+
+
+def test_a_default_is_an_assumption_where_the_servers_arguments_are_not_recorded() -> None:
+    settings, _findings = engine_settings(of("0.15.1"), replace(on("gpu", 80), listed=False))
+    assert settings["max_num_seqs"] == Setting(
+        1024,
+        "unknown",
+        "assumed: default of vLLM on a GPU of at least 70 GiB as a server; the server's arguments are not recorded",
+    )
+    assert settings["async_scheduling"].source == "unknown"
+    settings, _findings = engine_settings(of("0.32.0"), replace(on("cpu"), listed=False))
+    assert settings["async_scheduling"].source == "derived"  # there it cannot be switched on
 
 
 @pytest.mark.parametrize(("budget", "seqs"), [(2048, 256), (8192, 1024), (16384, 1024)])
@@ -197,7 +211,7 @@ def test_what_runs_goes_before_what_was_asked_for_and_that_before_what_was_writt
 
 def test_kv_blocks_are_derived_from_tokens_and_the_block_size_of_the_device() -> None:
     """65,536 / 128: CPUs have blocks of 128 tokens (vllm/platforms/cpu.py)."""
-    log = ServerLog(version="0.32.0", resolved={"device": "cpu"}, kv_tokens=65_536)
+    log = ServerLog(version="0.32.0", resolved={"device": "cpu"}, kv_tokens=65_536, listed=True)
     settings, findings = engine_of(evidence(log), None)
     detail = "65,536 tokens of KV cache in the server log / block size 128"
     assert settings["num_gpu_blocks"] == Setting(512, "derived", detail)
@@ -224,7 +238,7 @@ def test_a_hybrid_model_leaves_kv_blocks_unknown_and_a_finding_says_why() -> Non
 def test_what_could_not_be_read_of_the_log_is_told() -> None:
     log = ServerLog(given={"block_size": "f(3)"}, as_text={"block_size": "f(3)", "hf_token": "g()"}, cut=True)
     settings, findings = engine_of(evidence(log, hardware="H100"), None)
-    assert settings["block_size"].source == "default"
+    assert settings["block_size"].source == "unknown"
     assert messages(findings) == [
         "block_size in server log, as started is not usable ('f(3)')",
         "engine arguments in the server log that are kept as text: block_size 'f(3)'",
@@ -300,7 +314,7 @@ def test_a_number_too_long_to_print_is_told_and_passed_over(tmp_path: Path) -> N
     """Python refuses to print integers of more than 4,300 digits in decimal; YAML reads them in hexadecimal."""
     huge = "0x" + "f" * 5_000
     settings, findings = engine_settings([("recorded", "trace header", {"max_num_seqs": int(huge, 16)})], SERVER)
-    assert settings["max_num_seqs"].assumed
+    assert not settings["max_num_seqs"].said
     assert messages(findings) == ["max_num_seqs in trace header is not usable (a number of thousands of digits)"]
     path = tmp_path / "engine.yaml"
     for content in (f"max_num_seqs: {huge}\n", f"? {huge}\n: 1\n"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,70 @@ def test_the_experiment_configuration_keeps_only_what_it_says(tmp_path: Path) ->
     assert (config.model, config.tensor_parallelism, config.app) == ("a/b-7b", 2, "x")
     assert config.hardware == "H100"
     assert dict(config.engine) == {"max_num_seqs": 128, "dtype": "half"}
+
+
+# A run of vLLM 0.19 on an RTX 4090 (casys-kaist/LLMServingSim, bench/examples); of its arguments block_size was read.
+RTX_4090 = """
+hardware: NVIDIA GeForce RTX 4090
+engine:
+  model: meta-llama/Llama-3.1-8B
+  vllm-version: 0.19.0
+  tensor-parallel-size: 1
+  data_parallel_size: 1
+  enable_expert_parallel: false
+  max_num_seqs: 256
+  max_num_batched_tokens: 2048
+  max_model_len: 32768
+  dtype: bfloat16
+  kv_cache_dtype: auto
+  seed: 42
+  num_gpu_blocks: 2588
+  num_cpu_blocks: null
+  block_size: 16
+  gpu_memory_utilization: 0.9
+  enable_prefix_caching: true
+"""
+
+
+@pytest.mark.parametrize("nested", [True, False])
+def test_every_engine_argument_is_taken_at_the_top_or_under_engine(tmp_path: Path, nested: bool) -> None:
+    flat = RTX_4090.replace("engine:\n", "").replace("\n  ", "\n")
+    config = read_experiment_config(recorded(tmp_path, RTX_4090 if nested else flat))
+    assert config.model == "meta-llama/Llama-3.1-8B"
+    assert dict(config.engine) == {
+        "vllm_version": "0.19.0",
+        "tensor_parallel_size": 1,
+        "data_parallel_size": 1,
+        "enable_expert_parallel": False,
+        "max_num_seqs": 256,
+        "max_num_batched_tokens": 2048,
+        "max_model_len": 32768,
+        "dtype": "bfloat16",
+        "kv_cache_dtype": "auto",
+        "num_gpu_blocks": 2588,
+        "block_size": 16,
+        "enable_prefix_caching": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (
+            "max_num_batch_tokens: 7",
+            "field max_num_batch_tokens: no engine argument of vLLM 0.11 to 0.32; did you mean",
+        ),
+        ("modle: a/b", "field modle: no engine argument of vLLM 0.11 to 0.32; did you mean model?"),
+        ("engine: {max_num_seqs: many}", "field max_num_seqs: 'many' is not usable; give a positive whole number"),
+        ("engine: {async_scheduling: 1}", "field async_scheduling: '1' is not usable; give true or false"),
+        ("engine: [1]", "field engine: no mapping of engine arguments"),
+        ("block_size: 16\nengine: {block_size: 32}", "field block_size: given at the top and under engine"),
+        ("block_size: 16\nengine: {block-size: 32}", "block_size is given twice, as '16' and '32'"),
+    ],
+)
+def test_a_mistake_in_an_argument_is_one_line_with_the_nearest_name(tmp_path: Path, content: str, says: str) -> None:
+    with pytest.raises(RecordingError, match=re.escape(says)):
+        read_experiment_config(recorded(tmp_path, content))
 
 
 @pytest.mark.slow

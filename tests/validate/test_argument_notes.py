@@ -1,0 +1,96 @@
+"""Engine arguments that nobody recorded: named where the replay shows that another value would change it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from blis_runs import release_of
+from recordings import make_recording
+
+from blis_replay.blis.latency.models import LatencyModel, Lifecycle
+from blis_replay.ingest.recording import ENGINE_CHECK, UNKNOWN, Finding, Recording, Setting
+from blis_replay.replay.driver import ReplayRun, not_simulated, replay
+from blis_replay.validate.comparison.arguments import OpenArgument, argument_lines, open_arguments
+
+# Every step takes 10 ms, and nothing is added.
+RELEASE = release_of(LatencyModel("blackbox", 10_000_000, 0, 0), Lifecycle())
+
+
+def burst(count: int, prompt: int, unknown: dict[str, int | bool], **known: int | bool) -> Recording:
+    """Requests that come at once, with 5 output tokens each."""
+    arrivals = {"arrival_us": [0] * count, "prompt_tokens": [prompt] * count, "output_tokens": [5] * count}
+    made = make_recording({**arrivals, "e2e_us": [50_000] * count, "ttft_us": [10_000] * count}, engine=dict(known))
+    engine = made.engine | {name: Setting(value, UNKNOWN, "assumed") for name, value in unknown.items()}
+    return replace(made, engine=engine)
+
+
+def replayed(recording: Recording) -> ReplayRun:
+    return replay(recording, RELEASE)
+
+
+def named(recording: Recording) -> dict[str, str]:
+    return {one.name: one.why for one in open_arguments(replayed(recording))}
+
+
+def test_what_is_recorded_is_not_open() -> None:
+    assert named(burst(3, 100, {}, num_gpu_blocks=1000)) == {}
+
+
+def test_memory_without_bound_is_open_where_requests_could_have_met_its_end() -> None:
+    """A server has room for one request of max_model_len, 4,096 / 16 = 256 blocks; 40 of 101 to 104 tokens need 280."""
+    assert named(burst(40, 100, {})) == {"num_gpu_blocks": "memory without bound; up to 280 were in use at once"}
+    assert named(burst(3, 100, {})) == {}
+
+
+@pytest.mark.parametrize(("requests", "why"), [(127, None), (128, "the replay reached 128")])
+def test_max_num_seqs_is_open_from_the_least_default_on(requests: int, why: str | None) -> None:
+    """128 on a CPU (vllm/engine/arg_utils.py); none is lower."""
+    found = named(burst(requests, 10, {"max_num_seqs": 256}, num_gpu_blocks=10_000))
+    assert found.get("max_num_seqs") == why
+
+
+@pytest.mark.parametrize(("prompt", "why"), [(1000, None), (1024, "the replay reached 2,048")])
+def test_the_token_budget_is_open_from_the_least_default_on(prompt: int, why: str | None) -> None:
+    found = named(burst(2, prompt, {"max_num_batched_tokens": 8192}, num_gpu_blocks=10_000))
+    assert found.get("max_num_batched_tokens") == why
+
+
+def test_asynchronous_scheduling_is_always_open() -> None:
+    assert named(burst(1, 10, {"async_scheduling": True}, num_gpu_blocks=100)) == {
+        "async_scheduling": "it governs every step"
+    }
+
+
+def test_the_block_size_is_open_where_memory_is_scarce() -> None:
+    """Three requests of 104 tokens hold 21 blocks of 16: more than half of 40, less than half of 400."""
+    assert named(burst(3, 100, {"block_size": 16}, num_gpu_blocks=400)) == {}
+    assert named(burst(3, 100, {"block_size": 16}, num_gpu_blocks=40)) == {
+        "block_size": "more than half of the KV blocks were in use"
+    }
+
+
+def test_a_line_for_what_is_open_and_one_for_each_contradiction() -> None:
+    clash = Finding(
+        ENGINE_CHECK, "note", "", "max_num_seqs is 32 in a (used) and 64 in b", {"used": "32", "also": "64"}
+    )
+    recording = replace(burst(1, 10, {}), findings=(clash,))
+    found = (
+        OpenArgument("num_gpu_blocks", None, "memory without bound"),
+        OpenArgument("async_scheduling", True, "it governs every step"),
+    )
+    assert argument_lines(recording, found) == [
+        "not recorded: num_gpu_blocks (memory without bound), async_scheduling (true assumed; it governs every step); "
+        "give what you know with `blis-replay ingest --engine FILE`",
+        "sources disagree: max_num_seqs is 32 in a (used) and 64 in b",
+    ]
+    assert argument_lines(replace(recording, findings=()), ()) == []
+
+
+def test_arguments_that_no_simulator_has_are_named_where_they_do_something() -> None:
+    engine = {"data_parallel_size": Setting(4, "recorded"), "pipeline_parallel_size": Setting(1, "recorded")}
+    recording = replace(burst(1, 10, {}), engine=burst(1, 10, {}).engine | engine)
+    assert not_simulated(recording) == (
+        "not simulated: data_parallel_size 4; in the replay its requests go to one engine",
+    )
+    assert not_simulated(recording) == replayed(recording).simulated.differences

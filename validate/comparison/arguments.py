@@ -1,0 +1,103 @@
+"""Which engine arguments of a replay nobody recorded, as far as they change it, and which contradict each other.
+
+An assumed value is named only where the replay shows that another one would matter: a bound when the replay reached
+the least value that vLLM could have taken by itself, memory when it could have been short, the rest when what it
+governs took place.  A bound that someone set below vLLM's defaults is not suspected.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from blis_replay.blis.result import SimResult
+from blis_replay.ingest.recording import ENGINE_CHECK, UNKNOWN, Recording
+from blis_replay.replay.driver import ReplayRun
+from blis_replay.replay.plan import ReplayPlan
+
+# The least that vLLM takes by itself on any machine: 128 sequences (on a CPU) and 2,048 tokens (as a server).
+_LEAST = {"max_num_seqs": 128, "max_num_batched_tokens": 2048}
+
+
+@dataclass(frozen=True)
+class OpenArgument:
+    """An engine argument that was assumed and changes this replay; ``value``: None for memory without bound."""
+
+    name: str
+    value: int | float | bool | str | None
+    why: str
+
+
+def open_arguments(run: ReplayRun) -> tuple[OpenArgument, ...]:
+    """Arguments that nobody recorded and that change this replay, what matters most first; of a run without steps
+    all that were assumed."""
+    engine, result = run.recording.engine, run.simulated.engine
+    found = []
+    if run.plan.engine.num_gpu_blocks is None and (result is None or _memory_could_bind(run.plan, result)):
+        used = "" if result is None else f"; up to {_blocks_in_use(result):,} were in use at once"
+        found.append(OpenArgument("num_gpu_blocks", None, f"memory without bound{used}"))
+    changed = {name for name, _value in run.mode.engine}
+    for name in ("async_scheduling", "max_num_seqs", "max_num_batched_tokens", "enable_prefix_caching", "block_size"):
+        setting = engine.get(name)
+        if setting is None or setting.source != UNKNOWN or name in changed:
+            continue
+        why = "not simulated step by step" if result is None else _why(name, run, result)
+        if why:
+            found.append(OpenArgument(name, setting.value, why))
+    return tuple(found)
+
+
+def _why(name: str, run: ReplayRun, result: SimResult) -> str:
+    """What of the run an assumed argument governs, empty if nothing."""
+    plan, steps = run.plan, result.steps
+    if name == "async_scheduling":
+        return "" if run.mode.scheduling != "recorded" or "scheduling" in plan.basis else "it governs every step"
+    if name in _LEAST:
+        least = min(_LEAST[name], getattr(plan.engine, name))
+        tokens = steps["prefill_tokens"].astype(np.int64) + steps["decode_tokens"]
+        reached = int((tokens if name == "max_num_batched_tokens" else steps["running_depth"]).max(initial=0))
+        return f"the replay reached {reached:,}" if reached >= least else ""
+    hits = plan.trace.block_keys is not None and int(result.cached_tokens.sum()) > 0
+    if name == "enable_prefix_caching" or hits:
+        return f"{int(result.cached_tokens.sum()):,} prompt tokens were found in the cache" if hits else ""
+    blocks = plan.engine.num_gpu_blocks
+    tight = blocks is not None and 2 * _blocks_in_use(result) > blocks
+    return "more than half of the KV blocks were in use" if tight else ""
+
+
+def _blocks_in_use(result: SimResult) -> int:
+    """Most blocks that requests held at once."""
+    before, after = result.steps["free_blocks_before"], result.steps["free_blocks"]
+    return int(before.max(initial=0)) - int(after.min(initial=int(before.max(initial=0))))
+
+
+def _memory_could_bind(plan: ReplayPlan, result: SimResult) -> bool:
+    """Whether requests could have met the end of KV memory.
+
+    A server that has not room for one request of ``max_model_len`` does not start (vllm/v1/core/kv_cache_utils.py), so
+    there is that much; with prefix caching every block that was ever filled counts.
+    """
+    engine, trace = plan.engine, plan.trace
+    certain = -(-engine.max_model_len // engine.block_size)
+    if trace.block_keys is None:
+        return _blocks_in_use(result) > certain
+    filled = -(-(trace.prompt_tokens + trace.output_tokens) // engine.block_size)
+    return int(filled.sum()) > certain
+
+
+def argument_lines(recording: Recording, found: tuple[OpenArgument, ...]) -> list[str]:
+    """What is open, on a line, and each contradiction between sources."""
+    lines = []
+    if found:
+        named = ", ".join(
+            f"{one.name} ({one.why})" if one.value is None else f"{one.name} ({_shown(one.value)} assumed; {one.why})"
+            for one in found
+        )
+        lines.append(f"not recorded: {named}; give what you know with `blis-replay ingest --engine FILE`")
+    disagreed = [f for f in recording.findings if f.check == ENGINE_CHECK and "used" in f.measured]
+    return [*lines, *(f"sources disagree: {finding.message}" for finding in disagreed)]
+
+
+def _shown(value: int | float | bool | str) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{value:,}" if isinstance(value, int) else str(value)
