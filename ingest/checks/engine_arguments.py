@@ -22,4 +22,4 @@ def check(recording: Recording, context: Context) -> list[Finding]:
 def evidence_tables(recording: Recording, context: Context) -> tuple[Table, ...]:
     """Every engine argument with its source."""
     rows = [(name, str(s.value), s.source, s.detail) for name, s in sorted(recording.engine.items())]
-    return (Table("engine arguments", columns_named("argument", "value", "source", "", kind="text"), rows),)
+    return (Table("engine arguments", columns_named("argument", "value", "source", "", kind="text"), rows, cut=True),)
