@@ -185,7 +185,9 @@ def _keys(trace: RequestTrace, engine: EngineConfig, order: Int64s, total: Int64
 def _config(engine: EngineConfig, ring: int, usable_blocks: int) -> k.Table:
     config = np.zeros(1, k.CONFIG)
     config["max_num_seqs"] = engine.max_num_seqs
+    config["max_active_seqs"] = engine.max_num_active_seqs or engine.max_num_seqs
     config["max_num_batched_tokens"] = engine.max_num_batched_tokens
+    config["token_budget"] = min(engine.max_num_batched_tokens, engine.max_num_scheduled_tokens or k.NEVER)
     config["max_model_len"] = engine.max_model_len
     config["block_size"] = engine.block_size
     config["long_prefill_threshold"] = engine.long_prefill_token_threshold
@@ -196,6 +198,14 @@ def _config(engine: EngineConfig, ring: int, usable_blocks: int) -> k.Table:
     # A prompt may take a turn a token; nothing that will end goes longer without a token.
     config["max_steps_without_token"] = max(10_000, 4 * engine.max_model_len)
     config["num_blocks"] = usable_blocks
+    # vLLM counts the reserved block here.
+    config["watermark_blocks"] = int(engine.watermark * (usable_blocks + 1))
+    config["adaptive_threshold"] = engine.long_prefill_token_threshold_adaptive
+    config["full_prompt_admission"] = engine.scheduler_reserve_full_isl
+    behaviours = engine.behaviours
+    config["lone_prefill_uncapped"] = behaviours.lone_prefill_uncapped
+    config["uncached_blocks_first"] = behaviours.uncached_blocks_first and engine.enable_prefix_caching
+    config["exact_preemption_cursor"] = behaviours.exact_preemption_cursor
     config["ring_mask"] = ring - 1
     config["cpu_blocks"] = engine.num_cpu_blocks
     config["fetch_us"] = engine.cpu_fetch_us_per_block

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from blis_replay.blis.errors import TraceError
 from blis_replay.compiled.arrays import Bools, Int32s, Int64s
+from blis_replay.strict.engine_packs import choose_pack
 
 NEVER_US = 2**62
 # The table of steps counts requests in two bytes.
@@ -133,6 +134,21 @@ class RequestTrace:
 
 
 @dataclass(frozen=True)
+class Behaviours:
+    """What vLLM's scheduler does in one release and not in another; all off is 0.15.1.
+
+    No argument of a server governs these; a pack of ``fixtures/engines`` says which release has which.
+    """
+
+    # long_prefill_token_threshold does not bind while there is a single request.
+    lone_prefill_uncapped: bool = False
+    # Freed blocks that no lookup can find are the next to be taken; before, they queued behind all others.
+    uncached_blocks_first: bool = False
+    # Priority policy: a victim ahead of the request that needs its blocks no longer makes the pass skip a request.
+    exact_preemption_cursor: bool = False
+
+
+@dataclass(frozen=True)
 class EngineConfig:
     """Engine arguments under vLLM's names.
 
@@ -142,6 +158,12 @@ class EngineConfig:
     vLLM's: waiting requests go by prompt tokens, arrival, place in the trace; all else is as under ``fcfs``.
     ``num_cpu_blocks``: room of a CPU tier for evicted blocks, 0: there is none; ``cpu_fetch_us_per_block``: how long
     the device takes to fetch one back, before the step that needs it.
+
+    Arguments of newer releases: ``scheduler_reserve_full_isl`` admits a request only if all its known tokens fit;
+    ``watermark``, the share of the blocks that an admission leaves free unless nobody runs;
+    ``long_prefill_token_threshold_adaptive`` never caps a request below its equal share of ``max_num_batched_tokens``;
+    ``max_num_active_seqs`` of ``max_num_seqs`` may run; ``max_num_scheduled_tokens`` of ``max_num_batched_tokens``
+    may enter a step.  ``behaviours``: what else the release does.
     """
 
     max_num_seqs: int
@@ -156,6 +178,12 @@ class EngineConfig:
     scheduling_policy: Literal["fcfs", "priority", "sjf"] = "fcfs"
     num_cpu_blocks: int = 0
     cpu_fetch_us_per_block: int = 0
+    scheduler_reserve_full_isl: bool = False
+    watermark: float = 0.0
+    long_prefill_token_threshold_adaptive: bool = False
+    max_num_active_seqs: int | None = None
+    max_num_scheduled_tokens: int | None = None
+    behaviours: Behaviours = field(default_factory=Behaviours)
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size"):
@@ -168,6 +196,17 @@ class EngineConfig:
                 raise TraceError(f"{name} is {getattr(self, name)}; 0 is the least, and 2^31 too much")
         if self.long_prefill_token_threshold < 0:
             raise TraceError(f"long_prefill_token_threshold is {self.long_prefill_token_threshold}; 0 switches it off")
+        for name in ("max_num_active_seqs", "max_num_scheduled_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise TraceError(f"{name} is {value}; it must be at least 1")
+        if (self.max_num_active_seqs or 0) > self.max_num_seqs:
+            raise TraceError(
+                f"max_num_active_seqs ({self.max_num_active_seqs}) is above max_num_seqs ({self.max_num_seqs}); "
+                "lower it or leave it out"
+            )
+        if not 0 <= self.watermark < 1:
+            raise TraceError(f"watermark is {self.watermark}; it is a share of the blocks, at least 0 and below 1")
         if self.num_gpu_blocks is not None and self.num_gpu_blocks < 2:
             raise TraceError(
                 f"num_gpu_blocks is {self.num_gpu_blocks}; one block is reserved, so at least 2 are needed"
@@ -179,6 +218,34 @@ class EngineConfig:
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) is below max_num_seqs "
                 f"({self.max_num_seqs}); vLLM refuses that too"
             )
+
+
+# Arguments that only some releases have, and how a value is read.
+_OF_SOME_RELEASES: dict[str, Callable[[Any], Any]] = {
+    "scheduler_reserve_full_isl": bool,
+    "watermark": float,
+    "long_prefill_token_threshold_adaptive": bool,
+    "max_num_active_seqs": int,
+    "max_num_scheduled_tokens": int,
+}
+
+
+def release_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What :class:`EngineConfig` takes from a release of vLLM: its behaviours, and the arguments it has over others.
+
+    ``given``: engine arguments by name, ``vllm_version`` among them; without that one the engine schedules as 0.15.1.
+    Raises ``TraceError`` for a value that is no number.
+    """
+    version = given.get("vllm_version")
+    pack = None if version is None else choose_pack(str(version)).pack
+    arguments: dict[str, Any] = {} if pack is None else dict(pack.arguments)
+    for name, read in _OF_SOME_RELEASES.items():
+        if given.get(name) is not None:
+            try:
+                arguments[name] = read(given[name])
+            except (TypeError, ValueError):
+                raise TraceError(f"{name} is {given[name]!r}, and not a number; mend it, or leave it out") from None
+    return arguments | {"behaviours": Behaviours(**dict.fromkeys(pack.behaviours if pack else (), True))}
 
 
 def _refuse(bad: Bools, problem: str, mend: str, offset: int = 0) -> None:

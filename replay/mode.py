@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Literal, get_args, get_type_hints
@@ -9,14 +10,16 @@ from typing import Literal, get_args, get_type_hints
 from blis_replay.blis.trace import EngineConfig
 from blis_replay.replay.errors import UnknownNameError
 
-EngineValue = int | bool | str | None
+EngineValue = int | float | bool | str | None
 # Argument and value, by the argument's name.
 EngineOverrides = tuple[tuple[str, EngineValue], ...]
 
-# Its annotations are text, as the module postpones them.
+# Its annotations are text, as the module postpones them.  What a release does goes by the release.
 _KINDS: dict[str, str] = {field.name: str(field.type) for field in fields(EngineConfig)}
+_KINDS["vllm_version"] = _KINDS.pop("behaviours").replace("Behaviours", "str")
 ENGINE_ARGUMENTS = tuple(_KINDS)
 _SWITCH = {"true": True, "false": False}
+_DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
 
 
 def parse_engine_value(name: str, text: str) -> EngineValue:
@@ -32,10 +35,14 @@ def parse_engine_value(name: str, text: str) -> EngineValue:
         if text.lower() not in _SWITCH:
             raise UnknownNameError(f"{name}={text} is not possible; use {name}=true|false")
         return _SWITCH[text.lower()]
-    if kind.startswith("Literal"):
+    if kind == "str" or kind.startswith("Literal"):
         return text
     if text.lower() == "none" and "None" in kind:
         return None
+    if kind == "float":
+        if not _DECIMAL.fullmatch(text):
+            raise UnknownNameError(f"{name}={text} is not possible; give a number such as 0.01")
+        return float(text)
     if not (text.isascii() and text.isdigit() and len(text) < 19):
         or_none = ", or none" if "None" in kind else ""
         raise UnknownNameError(f"{name}={text} is not possible; give a whole number{or_none}")

@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 
 from blis_replay.blis.latency.models import ObservedCycles
-from blis_replay.blis.trace import NEVER_US, BlockKeys, EngineConfig, RequestTrace
+from blis_replay.blis.trace import NEVER_US, BlockKeys, EngineConfig, RequestTrace, release_arguments
 from blis_replay.compiled.arrays import Int64s
 from blis_replay.ingest.recording import PUBLISHED, Recording, Setting
 from blis_replay.ingest.rows import Rows
@@ -20,6 +20,7 @@ from blis_replay.replay.observed.prefix import estimate_prefix, prefix_identity,
 from blis_replay.replay.observed.teacher_forcing import observed_delivery, observed_hold, observed_pre_queue
 from blis_replay.replay.profile.prompts import profile_blocks, profile_lengths
 from blis_replay.replay.profile.workload import blis_blocks, blis_spec, profile_arrivals
+from blis_replay.strict.engine_packs import choose_pack
 
 _FLAT_ARRIVALS_SEED = 42
 
@@ -56,6 +57,9 @@ def plan_replay(recording: Recording, mode: ReplayMode) -> ReplayPlan:
     recording = replayed_engine(recording, mode)
     engine = engine_config(recording, mode)  # first: blocks are counted in its terms
     trace, basis = request_trace(recording, mode)
+    version = recording.engine.get("vllm_version")
+    if version is not None and (remark := choose_pack(str(version.value)).remark):
+        basis["scheduler"] = remark
     plan = ReplayPlan(trace, engine, basis)
     return _forced(plan, recording, mode) if mode.teacher_forced else plan
 
@@ -144,6 +148,7 @@ def engine_config(recording: Recording, mode: ReplayMode) -> EngineConfig:
         scheduling_policy="priority" if policy == "priority" else "fcfs",
         num_cpu_blocks=int(value.get("num_cpu_blocks", 0)),
         cpu_fetch_us_per_block=int(value.get("cpu_fetch_us_per_block", 0)),
+        **release_arguments(value),
     )
 
 

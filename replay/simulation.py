@@ -18,7 +18,7 @@ from blis_replay.blis.engine import simulate
 from blis_replay.blis.errors import TraceError, WorkloadError
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.result import SimResult
-from blis_replay.blis.trace import EngineConfig
+from blis_replay.blis.trace import EngineConfig, release_arguments
 from blis_replay.blis.workloads.generate import generate
 from blis_replay.blis.workloads.read import parse_workload
 from blis_replay.ingest.readers.files import RecordedFile
@@ -86,7 +86,7 @@ def read_engine(path: Path) -> EngineFile:
     arguments: dict[str, Any] = {k: v for k, v in given.items() if k not in _NOT_OF_THE_ENGINE and v is not None}
     tensor_parallelism = given.get("tensor_parallel_size")
     try:
-        engine = EngineConfig(**arguments)
+        engine = EngineConfig(**arguments | release_arguments(arguments | {"vllm_version": given.get("vllm_version")}))
     except TraceError as error:
         raise TraceError(f"{path}: {error}") from None
     return EngineFile(engine, int(str(tensor_parallelism)) if tensor_parallelism else None)

@@ -1,8 +1,8 @@
-"""The real vLLM scheduler in virtual time: only the device is replaced, by a linear cost.
+"""The real vLLM engine core in virtual time: only the device is replaced, by a linear cost.
 
-`simulate` feeds a workload to vLLM's own Scheduler or AsyncScheduler (with its request queue, KV cache manager and
-block pool, built from vLLM's own configuration objects) and records what it decides. The two loops are those of
-vLLM's engine core: `step` and `step_with_batch_queue` with two batches in flight.
+`simulate` feeds a workload to vLLM's own EngineCore and calls its `step_fn`: `step`, or `step_with_batch_queue` with
+two batches in flight. The device runs a batch in virtual time, and its future moves the clock when the engine core
+waits for it. What is imitated is the loop around the step: it hands over arrivals and clients that give up.
 """
 
 from collections import deque
@@ -10,7 +10,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from oracle_record import Recording
-from oracle_vllm import TOKEN_TAG_STRIDE, SpecError, TooLongError, make_config, make_request, make_scheduler
+from oracle_vllm import (
+    TOKEN_TAG_STRIDE,
+    FailedError,
+    SpecError,
+    TooLongError,
+    known_args,
+    make_core,
+    make_request,
+    model_output,
+)
 
 GENERATED_TAG_BASE = 20000
 # No workload needs that many turns without work one after the other; a scheduler that takes them does not progress.
@@ -30,6 +39,8 @@ class Track:
     first_token: tuple[int, int] = (-1, -1)
     finished: tuple[int, int] = (-1, -1)
     emitted: int = 0
+    admitted: bool = False
+    aborted: bool = False
     cached: int = 0
     resume_cached: int = 0
     prefill_tokens: int = 0
@@ -49,33 +60,40 @@ class Batch:
 
 @dataclass
 class Engine:
-    """The scheduler under test, the workload still to come, and what was recorded."""
+    """The engine core under test, the virtual clock, the workload still to come, and what was recorded."""
 
-    scheduler: Any
     b_ns: list[int]
     tracks: dict[str, Track]
     pending: deque[Track]
-    kv_total: int
-    make_request: Any
+    aborts: deque[tuple[int, str]]
+    max_steps: int | None = None
+    core: Any = None
+    kv_total: int = 0
+    now_us: int = 0
+    device_free_us: int = 0
+    in_flight: deque[Batch] = field(default_factory=deque)
+    computed: dict[str, int] = field(default_factory=dict)
     preempted: list[list[Any]] = field(default_factory=list)
     step_rows: list[dict[str, int]] = field(default_factory=list)
     tokens: list[list[Any]] = field(default_factory=list)
     schedule: list[dict[str, Any]] = field(default_factory=list)
     empty_turns: int = 0
     end_us: int = 0
-    max_steps: int | None = None
 
 
 def simulate(spec: dict[str, Any], max_steps: int | None = None) -> Recording:
-    """Run a workload through vLLM's scheduler in virtual time; times in integer microseconds from zero.
+    """Run a workload through vLLM's engine core in virtual time; times in integer microseconds from zero.
 
-    Raises SpecError for a workload that vLLM would refuse or could never finish, or TooLongError past `max_steps`.
+    `spec["engine_args"]` loses the arguments that this release does not know. Raises SpecError for a workload that vLLM
+    would refuse or could never finish, or TooLongError past `max_steps`.
     """
     check_spec(spec)
-    engine = _build_engine(spec)
-    engine.max_steps = max_steps
-    run = _run_async if spec["engine_args"]["async_scheduling"] else _run_sync
-    run(engine)
+    spec["engine_args"] = known_args(spec["engine_args"])
+    engine = _build_engine(spec, max_steps)
+    try:
+        _run(engine)
+    except (AssertionError, TypeError) as error:
+        raise FailedError(f"this release fails: {error.__class__.__name__}: {error}") from error
     rows = [_request_row(track) for track in engine.tracks.values()]
     steps, tokens = [list(row.values()) for row in engine.step_rows], _in_request_order(engine)
     return Recording(rows, steps, tokens, engine.schedule, engine.end_us)
@@ -105,107 +123,143 @@ def check_spec(spec: dict[str, Any]) -> None:
             raise SpecError(f"{place}{most_computed} tokens never fit into the pool; give more num_gpu_blocks")
 
 
-def _build_engine(spec: dict[str, Any]) -> Engine:
-    args = spec["engine_args"]
-    config = make_config(args)
-    scheduler, hasher = make_scheduler(config, args)
+def _build_engine(spec: dict[str, Any], max_steps: int | None) -> Engine:
     tracks = {
         request["request_id"]: Track(index, request, sum(n for _, _, n in request["prompt"]))
         for index, request in enumerate(spec["requests"])
     }
     if len(tracks) != len(spec["requests"]):
         raise SpecError("requests: a request_id occurs twice; give each its own")
-    engine = Engine(
-        scheduler=scheduler,
-        b_ns=spec["step_time"]["b_ns"],
-        tracks=tracks,
-        pending=deque(tracks.values()),
-        kv_total=scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
-        make_request=lambda track: make_request(track.spec, hasher),
+    aborts = sorted(
+        (request["abort_us"], request["request_id"]) for request in spec["requests"] if "abort_us" in request
     )
-    _record_preemptions(engine)
+    engine = Engine(spec["step_time"]["b_ns"], tracks, deque(tracks.values()), deque(aborts), max_steps)
+    engine.core = make_core(spec["engine_args"], lambda output: _run_batch(engine, output))
+    scheduler = engine.core.scheduler
+    engine.kv_total = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+    schedule, update = scheduler.schedule, scheduler.update_from_output
+    _watch_preemptions(engine)
+    scheduler.schedule = lambda *args: _note_schedule(engine, schedule, args)
+    scheduler.update_from_output = lambda *args: _note_update(engine, update, args)
     return engine
 
 
-def _record_preemptions(engine: Engine) -> None:
-    """Note each victim and the computed tokens it loses, then let vLLM preempt it."""
-    preempt = engine.scheduler._preempt_request
-
-    def note_and_preempt(request: Any, timestamp: float) -> None:
-        engine.preempted.append([request.request_id, request.num_computed_tokens])
-        preempt(request, timestamp)
-
-    engine.scheduler._preempt_request = note_and_preempt
+# --- the loop around the engine core's step, and the device --------------------------------------------------------
 
 
-# --- the two loops of the engine core -----------------------------------------------------------------------------
+def _run(engine: Engine) -> None:
+    core = engine.core
+    while engine.pending or core.batch_queue or core.scheduler.has_requests():
+        idle = not core.batch_queue and not core.scheduler.has_requests()
+        _take_messages(engine, idle=idle)
+        if core.scheduler.has_requests() or core.batch_queue:
+            _, executed = core.step_fn()
+            core.post_step(executed)
 
 
-def _run_sync(engine: Engine) -> None:
-    now_us = 0
-    while engine.pending or engine.scheduler.has_requests():
-        now_us = _enqueue_arrivals(engine, now_us, idle=not engine.scheduler.has_requests())
-        batch = _schedule_batch(engine, now_us)
-        _start_batch(engine, batch, now_us)
-        now_us = batch.end_us
-        _update(engine, batch)
-
-
-def _run_async(engine: Engine) -> None:
-    """vLLM's step_with_batch_queue: fill the queue of two first; a full queue waits for its oldest batch."""
-    now_us = device_free_us = 0
-    in_flight: deque[Batch] = deque()
-    while engine.pending or in_flight or engine.scheduler.has_requests():
-        idle = not in_flight and not engine.scheduler.has_requests()
-        now_us = _enqueue_arrivals(engine, now_us, idle=idle)
-        if engine.scheduler.has_requests():
-            batch = _schedule_batch(engine, now_us)
-            in_flight.append(batch)
-            _start_batch(engine, batch, max(now_us, device_free_us))
-            if batch.output.total_num_scheduled_tokens > 0:
-                device_free_us = batch.end_us
-                if len(in_flight) < 2 and in_flight[0].end_us > now_us:
-                    continue
-        batch = in_flight.popleft()
-        if batch.output.total_num_scheduled_tokens > 0:
-            now_us = max(now_us, batch.end_us)
-        _update(engine, batch)
-
-
-def _enqueue_arrivals(engine: Engine, now_us: int, *, idle: bool) -> int:
-    """Queue what has arrived; an idle engine first sleeps until the next arrival. Returns the time of this turn."""
+def _take_messages(engine: Engine, *, idle: bool) -> None:
+    """Hand over what has come by now, in order of time; an idle engine first sleeps until the next arrival."""
     if idle and engine.pending:
-        now_us = max(now_us, engine.pending[0].spec["arrival_us"])
-    while engine.pending and engine.pending[0].spec["arrival_us"] <= now_us:
+        engine.now_us = max(engine.now_us, engine.pending[0].spec["arrival_us"])
+    while engine.pending and engine.pending[0].spec["arrival_us"] <= engine.now_us:
         track = engine.pending.popleft()
-        track.queued_us = now_us
-        track.request = engine.make_request(track)
-        engine.scheduler.add_request(track.request)
-    return now_us
+        track.queued_us = engine.now_us
+        track.request = make_request(track.spec, engine.core)
+        engine.core.add_request(track.request)
+    if aborted := _due_aborts(engine):
+        engine.core.abort_requests(aborted)
 
 
-def _schedule_batch(engine: Engine, now_us: int) -> Batch:
+def _due_aborts(engine: Engine) -> list[str]:
+    due = []
+    while engine.aborts and engine.aborts[0][0] <= engine.now_us:
+        due.append(engine.aborts.popleft()[1])
+        engine.tracks[due[-1]].aborted = True
+    return due
+
+
+def _run_batch(engine: Engine, output: Any) -> "VirtualFuture":
+    """Give the batch just scheduled its time on the device: b_ns summed, rounded half up. An empty one takes none."""
+    batch = engine.in_flight[-1]
+    batch.start_us = batch.end_us = engine.now_us
+    if batch.row:
+        row, (b0, b1, b2, b3) = batch.row, engine.b_ns
+        cost_ns = b0 + b1 * row["prefill_tokens"] + b2 * row["num_decode_reqs"] + b3 * row["decode_context_tokens"]
+        row["duration_us"] = (cost_ns + 500) // 1000
+        batch.start_us = max(engine.now_us, engine.device_free_us)
+        batch.end_us = engine.device_free_us = batch.start_us + row["duration_us"]
+        row["t_start_us"], row["t_end_us"] = batch.start_us, batch.end_us
+        for rid in output.num_scheduled_tokens:
+            track = engine.tracks[rid]
+            if track.first_scheduled[1] < 0:
+                track.first_scheduled = (batch.start_us, batch.step)
+    return VirtualFuture(engine, batch)
+
+
+@dataclass
+class VirtualFuture:
+    """The model's output of a batch; whoever waits for it moves the clock to the end of the batch."""
+
+    engine: Engine
+    batch: Batch
+
+    def done(self) -> bool:
+        return self.batch.end_us <= self.engine.now_us
+
+    def add_done_callback(self, _: Any) -> None:
+        """Nothing goes wrong here that vLLM would want to hear of."""
+
+    def result(self) -> Any:
+        engine, batch = self.engine, self.batch
+        engine.now_us = max(engine.now_us, batch.end_us)
+        aborts_queue = getattr(engine.core, "aborts_queue", None)
+        if aborts_queue is not None and (due := _due_aborts(engine)):
+            aborts_queue.put(due)
+        emits = set(batch.emits)
+        scheduled = batch.output.num_scheduled_tokens
+        return model_output({rid: [_next_token(engine.tracks[rid])] if rid in emits else [] for rid in scheduled})
+
+
+# --- what is recorded ----------------------------------------------------------------------------------------------
+
+
+def _watch_preemptions(engine: Engine) -> None:
+    """Note each victim, when it returns to the queue, and the computed tokens that it has lost by then."""
+    queue = engine.core.scheduler.waiting
+    prepend = queue.prepend_request
+
+    def note_and_prepend(request: Any) -> None:
+        engine.preempted.append([request.request_id, engine.computed[request.request_id]])
+        prepend(request)
+
+    queue.prepend_request = note_and_prepend
+
+
+def _note_schedule(engine: Engine, schedule: Any, args: tuple[Any, ...]) -> Any:
     """One schedule() call, with the queue depths and free blocks around it."""
-    scheduler, pool = engine.scheduler, engine.scheduler.kv_cache_manager.block_pool
+    scheduler, pool = engine.core.scheduler, engine.core.scheduler.kv_cache_manager.block_pool
     known = {rid: _known_tokens(request) for rid, request in scheduler.requests.items()}
-    before = (len(scheduler.running), len(scheduler.waiting), pool.get_num_free_blocks())
+    engine.computed = {request.request_id: request.num_computed_tokens for request in scheduler.running}
+    running = set(engine.computed)
+    before = (len(scheduler.running), scheduler.get_request_counts()[1], pool.get_num_free_blocks())
     empty_preempted, engine.preempted = engine.preempted, []
-    output = scheduler.schedule()
+    output = schedule(*args)
     step = len(engine.step_rows)
     if output.total_num_scheduled_tokens == 0:
         engine.preempted = empty_preempted + engine.preempted
         _count_empty_turn(engine)
-        return Batch(output, -1, {}, [])
+        engine.in_flight.append(Batch(output, -1, {}, []))
+        return output
     engine.empty_turns = 0
     if engine.max_steps is not None and step >= engine.max_steps:
         done = sum(track.finished[1] >= 0 for track in engine.tracks.values())
         raise TooLongError(f"not done after {step} steps, {done} of {len(engine.tracks)} requests finished")
     preempted, engine.preempted = engine.preempted, []
-    row: dict[str, int] = {"step": step, "t_sched_us": now_us, "t_start_us": 0, "t_end_us": 0, "duration_us": 0}
+    row: dict[str, int] = {"step": step, "t_sched_us": engine.now_us, "t_start_us": 0, "t_end_us": 0, "duration_us": 0}
     row |= {"running_before": before[0], "waiting_before": before[1]}
-    row |= {"running": len(scheduler.running), "waiting": len(scheduler.waiting)}
+    row |= dict(zip(("running", "waiting"), scheduler.get_request_counts(), strict=True))
     composition, emits = _composition(engine, output, known)
-    admitted, resumed = _admissions(output)
+    admitted, resumed = _admissions(engine, output, running)
     row |= composition
     row |= {"num_admitted": len(admitted), "num_preempted": len(preempted), "num_finished": 0}
     row |= {"kv_total": engine.kv_total, "kv_free_before": before[2], "kv_free": pool.get_num_free_blocks()}
@@ -216,12 +270,8 @@ def _schedule_batch(engine: Engine, now_us: int) -> Batch:
     line |= {"preempted": preempted} if preempted else {}
     line |= {"preempted_before": empty_preempted} if empty_preempted else {}
     engine.schedule.append(line)
-    for rid, hit_tokens in admitted.items():
-        if rid in resumed:
-            engine.tracks[rid].resume_cached += hit_tokens
-        else:
-            engine.tracks[rid].cached = hit_tokens
-    return Batch(output, step, row, emits)
+    engine.in_flight.append(Batch(output, step, row, emits))
+    return output
 
 
 def _known_tokens(request: Any) -> int:
@@ -261,51 +311,37 @@ def _composition(engine: Engine, output: Any, known: dict[str, int]) -> tuple[di
     }, emits
 
 
-def _admissions(output: Any) -> tuple[dict[str, int], list[str]]:
+def _admissions(engine: Engine, output: Any, running: set[str]) -> tuple[dict[str, int], list[str]]:
     """Prefix-cache tokens of each admitted request, in scheduling order, and those admitted after a preemption."""
-    cached = output.scheduled_cached_reqs
-    hits = {request.req_id: request.num_computed_tokens for request in output.scheduled_new_reqs}
-    hits |= {
-        rid: hit
-        for rid, hit in zip(cached.req_ids, cached.num_computed_tokens, strict=True)
-        if rid in cached.resumed_req_ids
-    }
-    admitted = {rid: hits[rid] for rid in output.num_scheduled_tokens if rid in hits}
-    return admitted, [rid for rid in admitted if rid in cached.resumed_req_ids]
-
-
-def _start_batch(engine: Engine, batch: Batch, start_us: int) -> None:
-    """Give the batch its time on the device: b_ns summed, rounded half up to microseconds. An empty one takes none."""
-    batch.start_us = batch.end_us = start_us
-    if not batch.row:
-        return
-    row, (b0, b1, b2, b3) = batch.row, engine.b_ns
-    cost_ns = b0 + b1 * row["prefill_tokens"] + b2 * row["num_decode_reqs"] + b3 * row["decode_context_tokens"]
-    row["duration_us"] = (cost_ns + 500) // 1000
-    batch.end_us = start_us + row["duration_us"]
-    row["t_start_us"], row["t_end_us"] = start_us, batch.end_us
-    for rid in batch.output.num_scheduled_tokens:
+    admitted, resumed = {}, []
+    for rid, n in output.num_scheduled_tokens.items():
+        if rid in running:
+            continue
         track = engine.tracks[rid]
-        if track.first_scheduled[1] < 0:
-            track.first_scheduled = (start_us, batch.step)
+        # schedule() has advanced num_computed_tokens already.
+        admitted[rid] = hit_tokens = track.request.num_computed_tokens - n
+        if track.admitted:
+            resumed.append(rid)
+            track.resume_cached += hit_tokens
+        else:
+            track.admitted, track.cached = True, hit_tokens
+    return admitted, resumed
 
 
-def _update(engine: Engine, batch: Batch) -> None:
-    """Hand the sampled tokens to the scheduler and note token and finish times."""
-    from vllm.v1.outputs import ModelRunnerOutput
-
-    order = list(batch.output.num_scheduled_tokens)
-    emits = set(batch.emits)
-    sampled = [[_next_token(engine.tracks[rid])] if rid in emits else [] for rid in order]
-    engine.scheduler.update_from_output(
-        batch.output, ModelRunnerOutput(order, {rid: i for i, rid in enumerate(order)}, sampled)
-    )
+def _note_update(engine: Engine, update: Any, args: tuple[Any, ...]) -> Any:
+    """Let the scheduler take the sampled tokens, and note token and finish times."""
+    batch = engine.in_flight.popleft()
+    if batch.output is not args[0]:
+        raise SpecError(f"step {batch.step}: the engine core takes the outputs of its batches in another order")
+    outputs = update(*args)
     if not batch.row:
-        return
+        return outputs
     engine.end_us = batch.end_us
     for rid in batch.emits:
-        _note_token(engine, batch, engine.tracks[rid])
-    batch.row["kv_free_end"] = engine.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+        if not engine.tracks[rid].aborted:
+            _note_token(engine, batch, engine.tracks[rid])
+    batch.row["kv_free_end"] = engine.core.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+    return outputs
 
 
 def _next_token(track: Track) -> int:
@@ -327,7 +363,7 @@ def _note_token(engine: Engine, batch: Batch, track: Track) -> None:
 
 def _request_row(track: Track) -> list[Any]:
     spec = track.spec
-    if track.finished[1] < 0:
+    if track.finished[1] < 0 and not track.aborted:
         raise SpecError(f"request {spec['request_id']}: never finished")
     return [
         *(spec["request_id"], spec["arrival_us"], spec["priority"], track.prompt_tokens, spec["output_tokens"]),

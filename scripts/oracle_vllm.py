@@ -1,8 +1,14 @@
-"""vLLM's own objects for the scheduler oracle: configuration, scheduler, requests. No weights, no GPU, no network."""
+"""vLLM's own objects for the scheduler oracle: configuration, engine core, requests. No weights, no GPU, no network.
 
+One file for every release: what a release lacks or calls otherwise stands in the tables below, nowhere else.
+"""
+
+import contextlib
+import inspect
 import json
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +31,43 @@ TINY_LLAMA = {
     "eos_token_id": 2,
 }
 
+# --- what differs from release to release --------------------------------------------------------------------------
+
+# Arguments of a workload that only some releases know, each with the value at which it does nothing. A release that
+# does not know one runs without it, and the recording's arguments are without it too.
+RELEASE_ARGS: dict[str, Any] = {
+    "scheduler_reserve_full_isl": None,
+    "watermark": 0.0,
+    "long_prefill_token_threshold_adaptive": False,
+    "max_num_active_seqs": None,
+    "max_num_scheduled_tokens": None,
+}
+# Arguments of vLLM's calls that some releases want and others refuse; given where they are taken.
+REQUEST_ARGS: dict[str, Any] = {"eos_token_id": None}
+OUTPUT_ARGS: dict[str, Any] = {"logprobs": None, "prompt_logprobs_dict": {}, "pooler_output": []}
+# What the engine core asks of its workers when it starts; a release asks some of these.
+WORKER_ANSWERS: dict[str, Any] = {
+    "determine_available_memory": 1 << 40,
+    "get_supported_kv_cache_layouts": ["NHD", "HND"],
+    "compile_or_warm_up_model": 0.0,
+}
+# Checks of the pool that are lifted, by what releases call them: vLLM refuses one that cannot hold a request of
+# max_model_len, and a pool that is short for the requests there are shows more than one that is not.
+LIFTED_CHECKS = ("_check_enough_kv_cache_memory", "check_enough_kv_cache_memory")
+# Parts of the engine core that older releases lack, and what the oracle does instead.
+IMITATED = {"aborts_queue": "a client that gives up is noticed at the next turn, as this release does"}
+
 
 class SpecError(ValueError):
     """A workload the scheduler could not finish or vLLM would refuse; the message says which request and why."""
+
+
+class RefusedError(SpecError):
+    """A workload whose engine arguments this release refuses."""
+
+
+class FailedError(SpecError):
+    """A workload over which this release's own code falls."""
 
 
 class TooLongError(SpecError):
@@ -35,97 +75,166 @@ class TooLongError(SpecError):
 
 
 def vllm_version() -> str:
-    """The version of the installed vLLM."""
-    _quiet_environment()
-    import vllm
+    """The version of the vLLM that is imported, without what its build added to it."""
+    _prepare()
+    import vllm._version
 
-    return str(vllm.__version__)
+    return str(vllm._version.version).split("+", maxsplit=1)[0]
 
 
-def _quiet_environment() -> None:
+def _prepare() -> None:
+    """Quiet, and on no platform: a CPU's build of vLLM is at hand, whose platform changes the scheduler's settings."""
     for name, value in {
         "CUDA_VISIBLE_DEVICES": "",
         "HF_HUB_OFFLINE": "1",
         "VLLM_LOGGING_LEVEL": "CRITICAL",
         "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_PLUGINS": "",
     }.items():
         os.environ.setdefault(name, value)
+    import vllm.platforms
+    from vllm.platforms.interface import UnspecifiedPlatform
+
+    if not isinstance(vllm.platforms._current_platform, UnspecifiedPlatform):
+        vllm.platforms._current_platform = UnspecifiedPlatform()
+
+
+def _taken(call: Callable[..., Any], values: dict[str, Any]) -> dict[str, Any]:
+    """Those of the values that a call of this release takes."""
+    parameters = inspect.signature(call).parameters
+    return {name: value for name, value in values.items() if name in parameters}
+
+
+def known_args(args: dict[str, Any]) -> dict[str, Any]:
+    """The engine arguments of a workload without those that this release does not know."""
+    _prepare()
+    from vllm.config import SchedulerConfig
+
+    known = _taken(SchedulerConfig, RELEASE_ARGS)
+    return {name: value for name, value in args.items() if name not in RELEASE_ARGS or name in known}
 
 
 def make_config(args: dict[str, Any]) -> Any:
-    """vLLM's configuration for a scenario's engine_args. Raises SpecError where vLLM refuses them."""
-    _quiet_environment()
+    """vLLM's configuration for a scenario's engine_args. Raises RefusedError where vLLM does."""
+    _prepare()
     from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, VllmConfig
 
     with tempfile.TemporaryDirectory() as model_dir:
         (Path(model_dir) / "config.json").write_text(json.dumps(TINY_LLAMA), encoding="utf-8")
         model = ModelConfig(model=model_dir, skip_tokenizer_init=True, max_model_len=args["max_model_len"])
+    names = ("max_num_seqs", "max_num_batched_tokens", "enable_chunked_prefill", "long_prefill_token_threshold")
+    given = {name: args[name] for name in (*names, "max_model_len", "policy", "async_scheduling")}
+    given |= {name: args[name] for name in RELEASE_ARGS if args.get(name) is not None}
     try:
-        scheduling = SchedulerConfig(
-            max_model_len=args["max_model_len"],
-            is_encoder_decoder=False,
-            max_num_seqs=args["max_num_seqs"],
-            max_num_batched_tokens=args["max_num_batched_tokens"],
-            enable_chunked_prefill=args["enable_chunked_prefill"],
-            long_prefill_token_threshold=args["long_prefill_token_threshold"],
-            policy=args["policy"],
-            async_scheduling=args["async_scheduling"],
-        )
+        scheduling = SchedulerConfig(**given | _taken(SchedulerConfig, {"is_encoder_decoder": False}))
     except ValueError as error:
         # The validation error's second line is the reason; the rest repeats the input.
         reason = str(error).splitlines()[:2][-1].strip()
-        raise SpecError(f"engine_args: vLLM refuses them: {reason}") from error
-    cache = CacheConfig(block_size=args["block_size"], enable_prefix_caching=args["enable_prefix_caching"])
-    cache.num_gpu_blocks = args["num_gpu_blocks"]
+        raise RefusedError(f"engine_args: vLLM refuses them: {reason}") from error
+    cache = CacheConfig(
+        block_size=args["block_size"],
+        enable_prefix_caching=args["enable_prefix_caching"],
+        num_gpu_blocks_override=args["num_gpu_blocks"],
+    )
     return VllmConfig(
         model_config=model, cache_config=cache, scheduler_config=scheduling, device_config=DeviceConfig(device="cpu")
     )
 
 
-def make_scheduler(config: Any, args: dict[str, Any]) -> tuple[Any, Any]:
-    """vLLM's Scheduler or AsyncScheduler with its KV cache manager, and the block hasher (None: caching off)."""
-    import torch
-    from vllm.utils.hashing import get_hash_fn_by_name
-    from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-    from vllm.v1.structured_output import StructuredOutputManager
+def make_core(args: dict[str, Any], run_batch: Callable[[Any], Any]) -> Any:
+    """vLLM's EngineCore over a device that only takes time.
 
-    attention = FullAttentionSpec(block_size=args["block_size"], num_kv_heads=4, head_size=16, dtype=torch.float16)
-    blocks = KVCacheConfig(
-        num_blocks=args["num_gpu_blocks"],
-        kv_cache_tensors=[],
-        kv_cache_groups=[KVCacheGroupSpec(["layer"], attention)],
-    )
-    scheduler = config.scheduler_config.get_scheduler_cls()(
-        vllm_config=config,
-        kv_cache_config=blocks,
-        structured_output_manager=StructuredOutputManager(config),
-        block_size=args["block_size"],
-        log_stats=False,
-    )
-    _check_settings(scheduler, args)
-    if not args["enable_prefix_caching"]:
-        return scheduler, None
-    hash_function = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
-    init_none_hash(hash_function)
-    return scheduler, get_request_block_hasher(args["block_size"], hash_function)
+    ``run_batch`` is given the scheduler's output of each batch and answers with a future of the model's output.
+    """
+    config = make_config(args)
+    from vllm.v1.core import kv_cache_utils
+    from vllm.v1.engine.core import EngineCore
+
+    for name in LIFTED_CHECKS:
+        if hasattr(kv_cache_utils, name):
+            setattr(kv_cache_utils, name, lambda *_: None)
+    with contextlib.redirect_stderr(None):
+        core = EngineCore(config, lambda given: Device(given, args, run_batch), log_stats=False)
+    _check_settings(core, args)
+    return core
 
 
-def _check_settings(scheduler: Any, args: dict[str, Any]) -> None:
+class Device:
+    """What the engine core takes for its executor: no workers, no model, and a pool of as many blocks as wanted."""
+
+    def __init__(self, config: Any, args: dict[str, Any], run_batch: Callable[[Any], Any]) -> None:
+        self.config, self.args, self.run_batch = config, args, run_batch
+        # Releases that ask the executor, and not the configuration, how many batches may be in flight.
+        self.max_concurrent_batches = 2 if args["async_scheduling"] else 1
+        self.supported_tasks = ("generate",)
+        self.sampling: Any = None
+
+    def collective_rpc(self, method: str, *_: Any, **__: Any) -> list[Any]:
+        return [WORKER_ANSWERS.get(method)]
+
+    def get_kv_cache_specs(self) -> list[dict[str, Any]]:
+        import torch
+        from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+        shape = {"num_kv_heads": 4, "head_size": 16, "dtype": torch.float16}
+        optional = _taken(FullAttentionSpec, {"use_mla": False})
+        return [{"layer": FullAttentionSpec(block_size=self.args["block_size"], **shape, **optional)}]
+
+    def __getattr__(self, name: str) -> Any:
+        """Any other question at the start goes to the one worker that there is not."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *args, **kwargs: self.collective_rpc(name, *args, **kwargs)
+
+    def execute_model(self, output: Any, *_: Any, non_block: bool = False) -> Any:
+        """Run a batch. Its tokens come from ``sample_tokens``, or from here in releases that know no second call."""
+        future = self.run_batch(output)
+        if output.total_num_scheduled_tokens == 0 or not _samples_apart():
+            return future if non_block else future.result()
+        self.sampling = future
+        return _Nothing()
+
+    def sample_tokens(self, _: Any, non_block: bool = False) -> Any:
+        return self.sampling if non_block else self.sampling.result()
+
+
+class _Nothing:
+    """The future of a model that has run and not sampled yet."""
+
+    def result(self) -> None:
+        return None
+
+    def done(self) -> bool:
+        return True
+
+    def add_done_callback(self, _: Any) -> None:
+        return None
+
+
+def _samples_apart() -> bool:
+    from vllm.v1.executor.abstract import Executor
+
+    return hasattr(Executor, "sample_tokens")
+
+
+def _check_settings(core: Any, args: dict[str, Any]) -> None:
     """vLLM's configuration objects may change settings; a recording must say what really ran."""
+    scheduler = core.scheduler
     settings = scheduler.scheduler_config
-    actual = {name: getattr(settings, name) for name in ("max_num_seqs", "max_num_batched_tokens", "policy")}
-    for name in ("enable_chunked_prefill", "long_prefill_token_threshold", "async_scheduling"):
-        actual[name] = getattr(settings, name)
-    actual["enable_prefix_caching"] = scheduler.cache_config.enable_prefix_caching
-    actual["block_size"] = scheduler.cache_config.block_size
+    names = ("max_num_seqs", "max_num_batched_tokens", "policy", "enable_chunked_prefill", "async_scheduling")
+    actual = {name: getattr(settings, name) for name in (*names, "long_prefill_token_threshold")}
+    actual |= {name: getattr(settings, name) for name in RELEASE_ARGS if args.get(name) is not None}
+    for name in ("enable_prefix_caching", "block_size", "num_gpu_blocks"):
+        actual[name] = getattr(scheduler.cache_config, name)
     actual["max_model_len"] = scheduler.max_model_len
     changed = {name: value for name, value in actual.items() if value != args[name]}
     if changed:
         raise SpecError(f"engine_args: vLLM turned them into {changed}; give these")
+    if (core.batch_queue is not None) != args["async_scheduling"]:
+        raise SpecError("engine_args: vLLM keeps another number of batches in flight than async_scheduling says")
 
 
-def make_request(spec: dict[str, Any], hasher: Any) -> Any:
+def make_request(spec: dict[str, Any], core: Any) -> Any:
     """vLLM's Request of one request of the workload; its arrival time is in microseconds, as only order matters."""
     from vllm.sampling_params import SamplingParams
     from vllm.v1.request import Request
@@ -136,8 +245,25 @@ def make_request(spec: dict[str, Any], hasher: Any) -> Any:
         prompt_token_ids=tokens,
         sampling_params=SamplingParams(max_tokens=spec["output_tokens"], ignore_eos=True),
         pooling_params=None,
-        eos_token_id=None,
         arrival_time=float(spec["arrival_us"]),
         priority=spec["priority"],
-        block_hasher=hasher,
+        block_hasher=core.request_block_hasher,
+        **_taken(Request, REQUEST_ARGS),
+    )
+
+
+def model_output(sampled: dict[str, list[int]]) -> Any:
+    """vLLM's output of a step: the tokens sampled for each request of the batch, in its order."""
+    from vllm.v1.outputs import ModelRunnerOutput
+
+    tokens: list[Any] = list(sampled.values())
+    if "ndarray" in str(ModelRunnerOutput.__annotations__["sampled_token_ids"]):
+        import numpy as np
+
+        tokens = [np.array(ids, np.int64) for ids in tokens]
+    return ModelRunnerOutput(
+        req_ids=list(sampled),
+        req_id_to_index={rid: i for i, rid in enumerate(sampled)},
+        sampled_token_ids=tokens,
+        **_taken(ModelRunnerOutput, OUTPUT_ARGS),
     )

@@ -28,7 +28,7 @@ from typing import Any
 
 from oracle_engine import simulate
 from oracle_record import first_difference, read_spec, write_scenario
-from oracle_vllm import SpecError, TooLongError, vllm_version
+from oracle_vllm import FailedError, RefusedError, SpecError, TooLongError, vllm_version
 from oracle_workloads import named_specs, random_spec
 
 # Keeps a random workload to seconds; what thrashes beyond it is left out and named.
@@ -79,7 +79,7 @@ def _random(args: argparse.Namespace) -> int:
         try:
             _record(spec, args.out_dir / spec["scenario"], max_steps=RANDOM_MAX_STEPS)
             recorded += 1
-        except TooLongError as error:
+        except (TooLongError, RefusedError, FailedError) as error:
             print(f"left out: {error}", flush=True)
     print(f"{recorded} recorded, {index - recorded} left out", flush=True)
     return 0

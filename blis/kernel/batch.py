@@ -139,9 +139,7 @@ def preempt(state: State, request: int) -> None:
         this.known = state.facts[request].total_tokens
     this.chunk = 0
     give_keys(state, request)
-    if state.config.prefix_caching == 1:
-        enter_cache(state, request, cached)
-    vacate(state, request)
+    vacate(state, request, cached)
     queue_up(state, request)
 
 
@@ -154,10 +152,12 @@ def leave_decoding(state: State, request: int, computed: int) -> None:
 
 
 @compiled
-def vacate(state: State, request: int) -> None:
-    """Give up blocks, table row and place in the running list."""
+def vacate(state: State, request: int, cached: int) -> None:
+    """Give up blocks, table row and place in the running list; the first ``cached`` tokens can be looked up."""
     this = state.requests[request]
-    release_blocks(state, request)
+    if state.config.prefix_caching == 1:
+        enter_cache(state, request, cached)
+    release_blocks(state, request, cached)
     state.free_rows[state.at.free_rows] = this.table_row
     state.at.free_rows += 1
     this.table_row = NONE

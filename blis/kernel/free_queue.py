@@ -97,6 +97,19 @@ def append_unkeyed(state: State, count: int) -> None:
 
 
 @compiled
+def prepend_unkeyed(state: State, count: int) -> None:
+    """Blocks without contents go to the head of the queue, to be taken first."""
+    head = state.at.free_queue.head
+    if head != NONE and is_unkeyed(state, head):
+        state.extents[index(head)].blocks += count
+        return
+    extent = new_extent(state)
+    state.extents[index(extent)].blocks = count
+    state.extents[index(extent)].depth = UNKEYED
+    insert_before(state, extent, head)
+
+
+@compiled
 def take_blocks(state: State, count: int) -> None:
     """Take blocks from the head of the queue; cached contents leave the cache at that moment."""
     state.at.free_blocks -= count

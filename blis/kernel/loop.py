@@ -8,7 +8,7 @@ flight (asynchronous scheduling) a batch is scheduled while the one before it ru
 from __future__ import annotations
 
 from blis_replay.blis.kernel.batch import in_flight_input, leave_decoding, vacate
-from blis_replay.blis.kernel.pool import blocks_for, enter_cache
+from blis_replay.blis.kernel.pool import blocks_for
 from blis_replay.blis.kernel.queues import (
     close_segment,
     computed_now,
@@ -191,9 +191,7 @@ def finish(state: State, request: int, step: int, row: int) -> int:
     if this.status == WAITING:
         leave_queue(state, request)
     else:
-        if state.config.prefix_caching == 1:
-            enter_cache(state, request, state.facts[request].total_tokens - 1)
-        vacate(state, request)
+        vacate(state, request, state.facts[request].total_tokens - 1)
     this.status = COMPLETED
     return 1
 
@@ -244,9 +242,7 @@ def take_aborts(state: State) -> None:
                 leave_decoding(state, request, computed_now(state, request))
             elif status == PREFILLING:
                 stop_prefill(state, request)
-            if state.config.prefix_caching == 1:
-                enter_cache(state, request, cached)
-            vacate(state, request)
+            vacate(state, request, cached)
         this.status = ABORTED
 
 

@@ -25,6 +25,7 @@ from blis_replay.blis.kernel.free_queue import (
     is_stored,
     key_in_extent,
     new_extent,
+    prepend_unkeyed,
     take_blocks,
     unlink,
 )
@@ -53,12 +54,21 @@ def allocate_slots(state: State, request: int, tokens: int) -> bool:
 
 
 @compiled
-def release_blocks(state: State, request: int) -> None:
-    """Give up all blocks of a request, last block first; the unheld go to the end of the queue."""
+def release_blocks(state: State, request: int, cached: int) -> None:
+    """Give up all blocks of a request, last block first; the unheld go to the end of the queue.
+
+    Newer releases put blocks that its first ``cached`` tokens do not fill to the head: nothing is lost with them.
+    """
     this = state.requests[request]
     row = index(this.table_row)
     freed = this.blocks_held - this.blocks_entered
-    if freed > 0:
+    if state.config.uncached_blocks_first == 1:
+        uncached = this.blocks_held - cached // state.config.block_size
+        if uncached > 0:
+            prepend_unkeyed(state, uncached)
+        if freed > uncached:
+            append_unkeyed(state, freed - uncached)
+    elif freed > 0:
         append_unkeyed(state, freed)
     for i in range(this.extents_held - 1, -1, -1):
         freed += release_extent(state, state.table[row, index(2 * i)], state.table[row, index(2 * i + 1)])

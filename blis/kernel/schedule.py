@@ -39,12 +39,27 @@ def schedule(state: State) -> None:
     batch.prefill_tokens = batch.decode_tokens = batch.context_tokens = batch.attended_tokens = 0
     batch.prefill_requests = batch.admitted = batch.served = batch.first_tokens = 0
     batch.free_before = at.free_blocks
+    batch.prefill_cap = prefill_cap(state)
     at.preempted_in_call = 0
     budget = serve_all_running(state) if nothing_is_short(state) else walk_running(state)
     if at.preempted_in_call == 0:
         admit_waiting(state, budget)
     end_decodes(state)
     end_prefills(state)
+
+
+@compiled
+def prefill_cap(state: State) -> int:
+    """Most prefill tokens that one request may be given in this call; 0 if only the budget bounds them."""
+    config, cap = state.config, state.config.long_prefill_threshold
+    if cap == 0:
+        return 0
+    requests = state.at.running_depth + state.at.waiting_depth
+    if config.lone_prefill_uncapped == 1 and requests == 1:
+        return 0
+    if config.adaptive_threshold == 1:
+        return max(cap, config.max_num_batched_tokens // requests)
+    return cap
 
 
 # -- 2a. Running requests first ------------------------------------------------------------
@@ -55,9 +70,8 @@ def chunk_wanted(state: State, request: int) -> int:
     """Tokens that a request in prefill asks for, before the budget."""
     this = state.requests[request]
     wanted = this.known - this.computed
-    threshold = state.config.long_prefill_threshold
-    if 0 < threshold < wanted:
-        wanted = threshold
+    if 0 < state.batch.prefill_cap < wanted:
+        wanted = state.batch.prefill_cap
     return min(wanted, state.config.max_model_len - 1 - this.computed)
 
 
@@ -78,7 +92,7 @@ def nothing_is_short(state: State) -> bool:
         request = state.links[request].prefilling.next
     if blocks > at.free_blocks:
         return False
-    budget = state.config.max_num_batched_tokens
+    budget = state.config.token_budget
     if tokens <= budget:
         return True
     only_last = at.prefilling.head == at.prefilling.tail and at.prefilling.head == at.running.tail
@@ -102,7 +116,7 @@ def serve_all_running(state: State) -> int:
     batch.served = at.decoding_requests
     batch.decode_tokens = at.decoding_requests
     batch.context_tokens = at.decoding_context
-    budget = state.config.max_num_batched_tokens - at.decoding_requests
+    budget = state.config.token_budget - at.decoding_requests
     request = at.prefilling.head
     while request != NONE:
         tokens = min(chunk_wanted(state, request), budget)
@@ -117,7 +131,7 @@ def serve_all_running(state: State) -> int:
 def walk_running(state: State) -> int:
     """Go through the running list in its order; the budget that is left."""
     at = state.at
-    budget = state.config.max_num_batched_tokens
+    budget = state.config.token_budget
     request = at.running.head
     skip = 0  # members to pass over because the list has shifted under the cursor
     while request != NONE:
@@ -143,7 +157,7 @@ def walk_running(state: State) -> int:
                 victim = choose_victim(state)
                 if given_now(state, victim):
                     budget += state.requests[victim].chunk
-                elif state.requests[victim].admission < this.admission:
+                elif state.config.exact_preemption_cursor == 0 and state.requests[victim].admission < this.admission:
                     skip += 1
                 itself = victim == request
                 after = state.links[request].running.next
@@ -169,7 +183,7 @@ def walk_running(state: State) -> int:
 def admit_waiting(state: State, budget: int) -> None:
     """Admit from the head of the waiting queue until something is short."""
     at, config = state.at, state.config
-    while at.waiting_depth > 0 and budget > 0 and at.running_depth < config.max_num_seqs:
+    while at.waiting_depth > 0 and budget > 0 and at.running_depth < config.max_active_seqs:
         request = first_waiting(state)
         this = state.requests[request]
         row = state.free_rows[at.free_rows - 1]
@@ -177,11 +191,11 @@ def admit_waiting(state: State, budget: int) -> None:
         stored = find_stored_blocks(state, request, hits) if config.cpu_blocks > 0 else 0
         hit_tokens = max((hits + stored) * config.block_size, state.facts[request].given_hit)
         tokens = this.known - hit_tokens
-        if 0 < config.long_prefill_threshold < tokens:
-            tokens = config.long_prefill_threshold
+        if 0 < state.batch.prefill_cap < tokens:
+            tokens = state.batch.prefill_cap
         refused = tokens > budget and config.chunked_prefill == 0
         tokens = min(tokens, budget)
-        if refused or blocks_for(state, hit_tokens + tokens) - hits > at.free_blocks - free_hits:
+        if refused or blocks_to_admit(state, request, hit_tokens + tokens) - hits > at.free_blocks - free_hits:
             break
         leave_queue(state, request)
         start_running(state, request)
@@ -197,6 +211,15 @@ def admit_waiting(state: State, budget: int) -> None:
         note_admission(state, request, hit_tokens)
         give_chunk(state, request, tokens)
         budget -= tokens
+
+
+@compiled
+def blocks_to_admit(state: State, request: int, tokens: int) -> int:
+    """Blocks that an admission with ``tokens`` tokens asks for, its cached ones and those to be left free included."""
+    at, config = state.at, state.config
+    asked = state.requests[request].known if config.full_prompt_admission == 1 else tokens
+    spare = config.watermark_blocks if at.running_depth > 0 else 0
+    return blocks_for(state, asked) + spare
 
 
 @compiled

@@ -52,7 +52,9 @@ class Config:
     """Engine arguments."""
 
     max_num_seqs: i64
+    max_active_seqs: i64  # so many may run
     max_num_batched_tokens: i64
+    token_budget: i64  # of one call
     max_model_len: i64
     block_size: i64
     long_prefill_threshold: i64
@@ -62,6 +64,13 @@ class Config:
     batches_in_flight: i64  # 1: synchronous, 2: asynchronous
     max_steps_without_token: i64  # after so many nothing will ever move again
     num_blocks: i64  # without the reserved one
+    watermark_blocks: i64  # an admission leaves so many free, unless nobody runs
+    # Switches, 1 or 0: ``trace.Behaviours`` says what they are.
+    adaptive_threshold: i64
+    full_prompt_admission: i64
+    lone_prefill_uncapped: i64
+    uncached_blocks_first: i64
+    exact_preemption_cursor: i64
     ring_mask: i64  # State.finish_head has a power of two of slots, more than any request has steps
     cpu_blocks: i64  # room of the CPU tier, 0: there is none
     fetch_us: i64  # time the device takes to fetch a block from there
@@ -123,6 +132,7 @@ class Batch:
     context_tokens: i64  # KV tokens that the decodes attend to, each one's own included, summed
     attended_tokens: i64  # the same of the prefill tokens
     prefill_requests: i64
+    prefill_cap: i64  # no request is given more prefill tokens, 0: no such bound
     admitted: i64
     free_before: i64
     served: i64  # decoding requests that got their token

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blis_replay.blis.errors import TraceError
-from blis_replay.blis.trace import EngineConfig
+from blis_replay.blis.trace import Behaviours, EngineConfig
 from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.driver import replay
 from blis_replay.replay.errors import UnknownNameError
@@ -33,11 +33,19 @@ OTHERS: dict[str, tuple[str, EngineValue]] = {
     "scheduling_policy": ("priority", "priority"),
     "num_cpu_blocks": ("500", 500),
     "cpu_fetch_us_per_block": ("40", 40),
+    "scheduler_reserve_full_isl": ("true", True),
+    "watermark": ("0.05", 0.05),
+    "long_prefill_token_threshold_adaptive": ("true", True),
+    "max_num_active_seqs": ("100", 100),
+    "max_num_scheduled_tokens": ("1024", 1024),
 }
 
 
 def test_every_engine_argument_has_a_case_here() -> None:
-    assert tuple(OTHERS) == ENGINE_ARGUMENTS == tuple(field.name for field in fields(EngineConfig))
+    """What a release does has no argument of its own: it goes by ``vllm_version``."""
+    arguments = tuple(field.name for field in fields(EngineConfig) if field.name != "behaviours")
+    assert tuple(OTHERS) == arguments
+    assert (*OTHERS, "vllm_version") == ENGINE_ARGUMENTS
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -57,6 +65,20 @@ def test_the_name_of_a_mode_is_the_mode(names: set[str], other: str) -> None:
     assert parse_mode(mode.name, {}) == mode
 
 
+def test_a_recording_is_scheduled_as_its_release_or_as_another() -> None:
+    """As 0.15.1 where nothing is recorded; 0.32.0 admits whole prompts, and 0.999 is none that was compared."""
+    recorded, newer, newest = (
+        plan_replay(small_recording(), parse_mode(text, {}))
+        for text in ("exact", "vllm_version=0.32.0", "vllm_version=0.999.0")
+    )
+    assert recorded.engine.behaviours == Behaviours()
+    assert newer.engine.scheduler_reserve_full_isl
+    assert newer.engine.behaviours.uncached_blocks_first
+    assert newest.engine == newer.engine
+    assert "scheduler" not in newer.basis
+    assert newest.basis["scheduler"].startswith("vLLM 0.999.0 is newer than any that was compared")
+
+
 def test_unbound_memory_is_none() -> None:
     assert plan_replay(small_recording(), parse_mode("num_gpu_blocks=none", {})).engine.num_gpu_blocks is None
 
@@ -65,6 +87,7 @@ def test_unbound_memory_is_none() -> None:
     ("text", "complaint"),
     [
         ("max_num_sequences=3", "'max_num_sequences' cannot be substituted; use .* an engine argument such as"),
+        ("watermark=much", "watermark=much is not possible; give a number such as 0.01"),
         ("max_num_seqs=many", "max_num_seqs=many is not possible; give a whole number"),
         ("max_num_seqs=-1", "max_num_seqs=-1 is not possible"),
         ("max_num_seqs=none", "max_num_seqs=none is not possible"),

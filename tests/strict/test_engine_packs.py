@@ -1,0 +1,58 @@
+"""Packs: which release of vLLM has which behaviours."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+from blis_replay.blis.errors import TraceError
+from blis_replay.blis.trace import Behaviours, EngineConfig, release_arguments
+from blis_replay.strict.engine_packs import choose_pack, engine_packs, release_numbers
+
+
+def test_every_pack_is_what_the_engine_knows() -> None:
+    """Behaviours and arguments are names of its configuration, and each pack says what it was compared with."""
+    switches = {field.name for field in fields(Behaviours)}
+    arguments = {field.name for field in fields(EngineConfig)}
+    for pack in engine_packs():
+        assert set(pack.behaviours) <= switches
+        assert set(pack.arguments) <= arguments
+        first, *_ = compared = [release_numbers(release) for release in pack.compared]
+        assert compared == sorted(compared)
+        assert release_numbers(pack.first) <= first
+
+
+@pytest.mark.parametrize(
+    ("version", "release", "remark"),
+    [
+        ("0.15.1", "0.15.1", ""),
+        ("v0.32.0", "0.32.0", ""),
+        ("0.32.0+cpu", "0.32.0", ""),
+        ("0.99.0", engine_packs()[-1].compared[-1], "vLLM 0.99.0 is newer than any that was compared"),
+        ("0.8.5", engine_packs()[0].compared[0], "vLLM 0.8.5 is older than any that was compared"),
+        ("0.15.9", "0.15.1", "vLLM 0.15.9 itself was not compared"),
+        ("nightly", engine_packs()[-1].compared[-1], "vLLM 'nightly' is no release"),
+    ],
+)
+def test_a_version_has_a_pack_and_says_what_it_stands_for(version: str, release: str, remark: str) -> None:
+    choice = choose_pack(version)
+    assert choice.release == release
+    assert choice.remark.startswith(remark)
+    assert bool(choice.remark) == bool(remark)
+
+
+def test_what_the_engine_takes_from_a_release() -> None:
+    """0.15.1: no switch; 0.32.0: whole prompts only, unless the server was told otherwise; no version: as 0.15.1."""
+    plain = {"behaviours": Behaviours()}
+    assert release_arguments({}) == plain
+    assert release_arguments({"vllm_version": "0.15.1"}) == plain
+    newer = release_arguments({"vllm_version": "0.32.0"})
+    assert newer["scheduler_reserve_full_isl"] is True
+    assert newer["behaviours"] == Behaviours(
+        lone_prefill_uncapped=True, uncached_blocks_first=True, exact_preemption_cursor=True
+    )
+    told = release_arguments({"vllm_version": "0.32.0", "scheduler_reserve_full_isl": False, "watermark": "0.01"})
+    assert (told["scheduler_reserve_full_isl"], told["watermark"]) == (False, 0.01)
+    with pytest.raises(TraceError, match="watermark is 'much', and not a number"):
+        release_arguments({"watermark": "much"})
