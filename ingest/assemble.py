@@ -42,6 +42,7 @@ from blis_replay.ingest.readers.server.engine_settings import EngineEvidence, Gi
 from blis_replay.ingest.readers.server.iterations import IterationLines
 from blis_replay.ingest.readers.server.metrics import MetricsRead, read_metrics
 from blis_replay.ingest.readers.simulators import tracev2
+from blis_replay.ingest.readers.tables import llmservingsim
 from blis_replay.ingest.recording import (
     AGGREGATE_SCHEMA,
     ARRIVALS,
@@ -267,10 +268,17 @@ class _Assembly:
             load=load,
             declared=declared,
             log=log,
-            header=tracev2.read_header(header_file) if header_file else tracev2.TraceHeader(),
+            header=self._header(header_file),
             aggregates=self._aggregates(),
             metrics=self._metrics(),
         )
+
+    def _header(self, header_file: RecordedFile | None) -> tracev2.TraceHeader:
+        """What a trace says of its server."""
+        meta_file = self._one(discovery.LLMSERVINGSIM_META)
+        if header_file is None and meta_file is not None:
+            return llmservingsim.read_meta(meta_file)
+        return tracev2.read_header(header_file) if header_file else tracev2.TraceHeader()
 
     def _metrics(self) -> MetricsRead:
         read = read_metrics(self.known.get(discovery.METRICS, []))
@@ -505,7 +513,7 @@ class _Assembly:
         return settings, findings
 
     def _hardware(self, configured: _Configured) -> str | None:
-        return configured.experiment.hardware or text(self.profile.get("hardware"))
+        return configured.experiment.hardware or configured.header.hardware or text(self.profile.get("hardware"))
 
     def _tensor_parallelism(self, configured: _Configured) -> int | None:
         said = (

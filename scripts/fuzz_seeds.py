@@ -19,6 +19,7 @@ import test_reader_inference_perf_requests
 import test_reader_kv_events
 import test_reader_metrics
 import test_reader_mooncake
+import test_reader_other_tools
 import test_reader_otlp_json
 import test_reader_tracev2
 import test_reader_vllm_bench
@@ -155,6 +156,10 @@ BY_FORMAT: dict[str, Callable[[], list[bytes]]] = {
     "legacy-blis-csv": lambda: [
         b'arrival_time,request_id,model,prefill_tokens,decode_tokens\n0.5,r0,m,"[11, 12, 13]","[7, 8]"\n'
     ],
+    "sglang-bench": lambda: [_lines([test_reader_other_tools.SGLANG] * 2)],
+    "llmservingsim": lambda: [_lines([test_reader_other_tools.SIMULATED] * 2)],
+    "llmperf": lambda: [json.dumps(test_reader_other_tools.LLMPERF).encode()],
+    "genai-bench": lambda: [json.dumps(test_reader_other_tools.GENAI).encode()],
     "table": lambda: [
         b"arrival_s,prompt_tokens,output_tokens,ttft_ms,e2e_ms,status,prefix,prefix_tokens\n0.5,9,3,5,20,ok,a,4\n1,8,2,4,9,,a,3\n",
         _lines([{"arrival_us": 5, "input_tokens": 7, "osl": 2, "ttft_ms": 3, "itls_s": [0.01], "error": None}] * 3),

@@ -22,6 +22,7 @@ from blis_replay.ingest.readers.otlp import framing as otlp_framing
 from blis_replay.ingest.readers.recorder import step_log
 from blis_replay.ingest.readers.server import kv_events, metrics
 from blis_replay.ingest.readers.server import log as server_log
+from blis_replay.ingest.readers.tables import llmservingsim
 from blis_replay.ingest.readers.tables.columns import EXAMPLE, HOW_TO_SAY, given_columns, listed
 from blis_replay.ingest.readers.tables.records import first_record, may_have
 from blis_replay.ingest.recording import SourceFile
@@ -34,6 +35,7 @@ SERVER_LOG = "server log"
 KV_EVENTS = "kv-events"
 STEP_LOG = "step-log"
 METRICS = "metrics"
+LLMSERVINGSIM_META = "LLMServingSim meta"
 # What --format takes.
 FORMATS = (OTLP, KV_EVENTS, STEP_LOG, METRICS, *(form.name for form in REQUEST_FORMATS))
 
@@ -242,6 +244,8 @@ def _kind_by_content(head: bytes) -> str:
         return KV_EVENTS
     if step_log.recognises(head):
         return STEP_LOG
+    if llmservingsim.recognises_meta(head):
+        return LLMSERVINGSIM_META
     if metrics.recognises(head):
         return METRICS
     return SERVER_LOG if server_log.recognises(head) else ""

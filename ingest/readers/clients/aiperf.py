@@ -1,4 +1,4 @@
-"""NVIDIA AIPerf's records: ``profile_export.jsonl``, one request a line (0.3.0 to 0.13.0).
+"""NVIDIA AIPerf's records: ``profile_export.jsonl``, one request a line (0.2.0 to 0.13.0).
 
 Stamps are epoch nanoseconds, metrics carry their unit.  A stream event with text is stamped
 once (``inter_chunk_latency`` has the gaps), one without text not at all: neither the role of

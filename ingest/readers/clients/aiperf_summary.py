@@ -46,6 +46,7 @@ def read_requests(file: RecordedFile, _events_path: Path) -> RequestsRead:
     Raises :class:`RecordingError` if the file is no JSON object.
     """
     document = json_mapping(file)
+    document.update(section(document, "records"))  # 0.1
     aggregates = aggregate_frame((WHOLE_RUN, *row) for row in _reported(file, document))
     file.tally.records = len(aggregates)
     configured = section(document, "input_config")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -45,8 +45,8 @@ _SCALARS = {
     *("num_prompts", "completed", "failed", "total_input_tokens", "total_output_tokens"),
     *("probe_completed", "probe_failed", "total_input_sequences"),
 }
-_STATISTIC = re.compile(r"(mean|median|p\d{1,2}(?:\.\d{1,4})?)_(ttft|tpot|itl|e2el)_ms", re.ASCII)
-_METRICS = {"ttft": "ttft", "tpot": "tpot_reported", "itl": "itl_reported", "e2el": "e2e"}
+_STATISTIC = re.compile(r"(mean|median|p\d{1,2}(?:\.\d{1,4})?)_(ttft|tpot|itl|e2el|e2e_latency)_ms", re.ASCII)
+_METRICS = {"ttft": "ttft", "tpot": "tpot_reported", "itl": "itl_reported", "e2el": "e2e", "e2e_latency": "e2e"}
 _STATISTICS = {"median": "p50"}
 # A server counts at least one token for an event.  More requests than this share with fewer: the client counted.
 _UNDERCOUNTED = 0.05
@@ -82,6 +82,19 @@ class _Run:
 def recognises(head: bytes) -> bool:
     """Whether a file that begins like this is a result of ``vllm bench serve``."""
     return head.lstrip()[:1] == b"{" and all(f'"{key}"'.encode() in head for key in ("tokenizer_id", "num_prompts"))
+
+
+def recognises_sglang(head: bytes) -> bool:
+    """Whether a file that begins like this is a result of ``sglang.bench_serving``."""
+    keys = ("backend", "total_output_tokens_retokenized", "request_throughput")
+    return head.lstrip()[:1] == b"{" and all(f'"{key}"'.encode() in head for key in keys)
+
+
+def read_sglang(file: RecordedFile, events_path: Path) -> RequestsRead:
+    """The same form with other names; SGLang (to 0.5) writes no start times, so there are aggregates only."""
+    read = read_requests(file, events_path)
+    lacks = f"requests: SGLang does not say when it sent them, so they cannot be placed; {file.name} has aggregates"
+    return replace(read, version="sglang bench_serving", lacks=() if read.rows.height else (lacks,))
 
 
 def read_requests(file: RecordedFile, events_path: Path) -> RequestsRead:
@@ -210,7 +223,7 @@ def _times(run: _Run, i: int) -> tuple[str, int, int]:
     if run.scalars.get("total_input_sequences") is not None:
         return "a pooling request, which has no output tokens", 0, 0
     if not sent_us or sent_us < 0:  # 0: it was never sent
-        return "no start time (vllm writes start_times since January 2026), so it cannot be placed", 0, 0
+        return "no start time (vllm writes start_times since January 2026, SGLang none), so it cannot be placed", 0, 0
     if ttft_us is None or not 0 <= ttft_us < _LONGEST_S * US_PER_S:
         return "a ttft that is no usable time", 0, 0
     if run.value("itls", i) is None:

@@ -28,11 +28,12 @@ _STATUS = {"ok": "ok", "error": "error", "timeout": "timeout", "incomplete": "ab
 
 @dataclass(frozen=True)
 class TraceHeader:
-    """What ``trace.yaml`` says of the server: model, parallelism and engine arguments."""
+    """What the header of a trace says of the server: model, parallelism, engine arguments and GPU."""
 
     model: str | None = None
     tensor_parallelism: int | None = None
     engine: tuple[tuple[str, object], ...] = ()
+    hardware: str | None = None
 
 
 def read_header(file: RecordedFile) -> TraceHeader:

@@ -206,6 +206,15 @@ def test_damaged_bytes_never_break_the_reader(tmp_path_factory: pytest.TempPathF
     assert file.tally.records + file.tally.rejected_count == len(rows)
 
 
+def test_the_summary_of_0_1_has_its_numbers_one_level_down(tmp_path: Path) -> None:
+    """AIPerf 0.1 has no records of requests, so it is all there is."""
+    path = tmp_path / "s.json"
+    inner = {key: value for key, value in SUMMARY.items() if key not in ("input_config", "aiperf_version")}
+    path.write_text(json.dumps({"input_config": {"endpoint": {"model_names": ["m"]}}, "records": inner}))
+    found = aiperf_summary.read_requests(RecordedFile(path, path.name), path)
+    assert (found.model, found.aggregates.height) == ("m", 3)
+
+
 SUMMARY = {
     "aiperf_version": "0.13.0",
     "request_latency": {"unit": "ms", "avg": 500.0, "p99": 700.0},
