@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -83,7 +84,8 @@ def replay(
     entry = simulator.entry_for(recording)
     plan = _as_fitted(plan_replay(recording, mode), recording, mode, entry)
     simulated = simulator.serve(recording, plan)
-    simulated = replace(simulated, differences=(*not_simulated(recording), *simulated.differences))
+    recorded = {name: setting.value for name, setting in recording.engine.items()}
+    simulated = replace(simulated, differences=(*not_simulated(recorded), *simulated.differences))
     completed_in_recording = (recording.requests["status"] == "ok").to_numpy()
     lost = completed_in_recording & ~simulated.completed
     if lost.any():
@@ -118,25 +120,20 @@ _NOT_SIMULATED: dict[str, tuple[object, str]] = {
     "stream_interval": (1, "every token is sent by itself"),
     "max_num_partial_prefills": (1, "prompts are computed in order"),
     "prefill_schedule_interval": (1, "prompts are taken up at every step"),
-    "max_num_active_seqs": (None, "max_num_seqs alone bounds the batch"),
-    "max_num_scheduled_tokens": (None, "max_num_batched_tokens alone bounds the batch"),
     "max_num_queued_reqs": (None, "no request is refused"),
     "max_num_queued_tokens": (None, "no request is refused"),
     "enable_dbo": (False, "a batch is computed whole"),
     "scheduler_cls": (None, "vLLM's own scheduler is simulated"),
-    "long_prefill_token_threshold_adaptive": (False, "the threshold is fixed"),
 }
 
 
-def not_simulated(recording: Recording) -> tuple[str, ...]:
-    """Engine arguments of a recording that change its schedule and are not simulated, a sentence each."""
-    engine = recording.engine
-    set_otherwise = [
-        (name, engine[name].value, instead)
+def not_simulated(arguments: Mapping[str, object]) -> tuple[str, ...]:
+    """Of engine arguments by name those that change a schedule and are not simulated, a sentence each."""
+    return tuple(
+        f"not simulated: {name} {arguments[name]}; in the replay {instead}"
         for name, (neutral, instead) in _NOT_SIMULATED.items()
-        if name in engine and engine[name].value != neutral
-    ]
-    return tuple(f"not simulated: {name} {value}; in the replay {instead}" for name, value, instead in set_otherwise)
+        if name in arguments and arguments[name] != neutral
+    )
 
 
 def without_rows(run: ReplayRun) -> ReplayRun:

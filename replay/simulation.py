@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from blis_replay.blis.workloads.read import parse_workload
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.server.engine_settings import read_engine_file
 from blis_replay.ingest.recording import Recording
+from blis_replay.replay.driver import not_simulated
 from blis_replay.replay.errors import ReplayError, UnknownNameError
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import request_trace, with_engine
@@ -31,8 +32,7 @@ from blis_replay.replay.release_file import page_of_text
 from blis_replay.replay.request_table import RequestTable
 
 _REQUIRED = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "async_scheduling")
-# Arguments of a server that are no business of its scheduler.
-_NOT_OF_THE_ENGINE = ("tensor_parallel_size", "vllm_version")
+_OF_THE_ENGINE = frozenset(field.name for field in fields(EngineConfig))
 
 _STEPS_A_PART = 500_000
 
@@ -76,14 +76,17 @@ def read_engine(path: Path) -> EngineFile:
 
     ``max_num_seqs``, ``max_num_batched_tokens``, ``max_model_len`` and ``async_scheduling`` are
     needed; the others have vLLM's defaults, and without ``num_gpu_blocks`` memory never
-    binds.  Raises ``RecordingError`` for an unknown argument or a value of the wrong type,
-    ``ReplayError`` for a missing one, ``TraceError`` for what the engine cannot be.
+    binds.  What changes no schedule is read over.  Raises ``RecordingError`` for an unknown
+    argument or a value of the wrong type, ``ReplayError`` for a missing one and for one that is
+    not simulated, ``TraceError`` for what the engine cannot be.
     """
     given = read_engine_file(RecordedFile(path, path.name))
     missing = [name for name in _REQUIRED if given.get(name) is None]
     if missing:
         raise ReplayError(f"{path}: {', '.join(missing)} missing; add a line for each, such as `max_num_seqs: 128`")
-    arguments: dict[str, Any] = {k: v for k, v in given.items() if k not in _NOT_OF_THE_ENGINE and v is not None}
+    if refused := not_simulated(given):
+        raise ReplayError(f"{path}: {refused[0]}; remove it to simulate without")
+    arguments: dict[str, Any] = {name: value for name, value in given.items() if name in _OF_THE_ENGINE}
     tensor_parallelism = given.get("tensor_parallel_size")
     try:
         engine = EngineConfig(**arguments | release_arguments(arguments | {"vllm_version": given.get("vllm_version")}))

@@ -90,7 +90,24 @@ def server_log() -> list[bytes]:
         b"tensor_parallel_size=2, enable_prefix_caching=True, chunked_prefill_enabled=False\n"
         b"INFO GPU KV cache size: 44,640 tokens\nnum_gpu_blocks is: 2790\n"
         b"Chunked prefill is enabled with max_num_batched_tokens=2048.\nAsynchronous scheduling is enabled\n"
-        b"Running: 1 reqs, Prefix cache hit rate: 33.1%\n"
+        b"Running: 1 reqs, Prefix cache hit rate: 33.1%\n",
+        b"(APIServer pid=7) INFO 11-22 09:38:41 [api_utils.py:286] non-default args: {'model_tag': 'm', "
+        b"'max_num_seqs': 32, "
+        b"'kv_events_config': KVEventsConfig(enable=True, topic='it\\'s', replay=None), 'num_gpu_blocks_override': 24, "
+        b"'attention_backend': <Backend.FLASHINFER: 'a.b'>, 'speculative_config': {'method': 'mtp', 'n': (1, 2.5)}}\n"
+        b"(EngineCore pid=8) INFO [core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: model='./m', "
+        b"dtype=torch.bfloat16, max_seq_len=4096, data_parallel_size=2, quantization=None, device_config=cpu, "
+        b"compilation_config={'cudagraph_mode': <Mode.NONE: 0>, 'cudagraph_capture_sizes': [1, 2, 4]}, k=K(a=[1])\n"
+        b"[kv_cache_utils.py:2327] CPU KV cache size: 65,536 tokens, "
+        b"Maximum concurrency for 4,096 tokens per request: 16.00x\nSetting attention block size to 544 tokens\n"
+        b"Multiplying the GPU KV cache size by the cp_world_size 2\nUsing max model len 4096\n",
+    ]
+
+
+def experiment_config() -> list[bytes]:
+    return [
+        b"model: a/b-7b\nhardware: H100\ntensor_parallelism: 2\nmax_num_seqs: 128\nseed: 1\n",
+        b"model: a/b-7b\nengine: {max-num-seqs: 7, dtype: half, speculative_config: {method: mtp}}\n",
     ]
 
 

@@ -7,7 +7,7 @@ was read and what was rejected must add up.  A broken rule is an ``AssertionErro
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -34,6 +34,7 @@ from blis_replay.ingest.collector.batches import Batch, MalformedError, batch_of
 from blis_replay.ingest.collector.http_service import protobuf_of
 from blis_replay.ingest.errors import RecordingError, printable
 from blis_replay.ingest.readers import discovery
+from blis_replay.ingest.readers.experiment_config import read_experiment_config
 from blis_replay.ingest.readers.files import KEPT_REJECTIONS, RecordedFile
 from blis_replay.ingest.readers.formats import REQUEST_FORMATS, RequestFormat
 from blis_replay.ingest.readers.otlp.decode import read_record
@@ -43,8 +44,9 @@ from blis_replay.ingest.readers.otlp.traces import read_traces, trace_batches
 from blis_replay.ingest.readers.requests import READ_SCHEMA, RequestsRead, in_send_order
 from blis_replay.ingest.readers.server import kv_events, metrics
 from blis_replay.ingest.readers.server import log as server_log
-from blis_replay.ingest.recording import PromptTree
-from blis_replay.ingest.rows import Scratch
+from blis_replay.ingest.readers.server.engine_settings import EngineEvidence, engine_of
+from blis_replay.ingest.recording import JOURNEY_EVENT_SCHEMA, STEP_SCHEMA, PromptTree
+from blis_replay.ingest.rows import Scratch, no_rows
 
 _LONGEST_LINE = 2_000
 
@@ -179,7 +181,7 @@ def _server_log(content: bytes, folder: Path) -> None:
     server_log.recognises(content)
     with _file(content, folder) as file:
         log = server_log.read_server_log(file)
-        log.num_gpu_blocks(16)
+        _check_engine({}, log)
         rate = log.prefix_hit_rate
         _check(rate is None or 0 <= rate <= 1, "a share beyond 1")
 
@@ -192,6 +194,21 @@ def _metrics(content: bytes, folder: Path) -> None:
         _check(len(read.remarks) < 5, "remarks without bound")
         for remark in (*read.remarks, *map(str, read.engine.values())):
             _check_line(remark)
+
+
+def _experiment_config(content: bytes, folder: Path) -> None:
+    with _file(content, folder) as file:
+        _check_engine(read_experiment_config(file).engine, server_log.ServerLog())
+
+
+def _check_engine(configured: Mapping[str, object], log: server_log.ServerLog) -> None:
+    steps, events = no_rows(STEP_SCHEMA), no_rows(JOURNEY_EVENT_SCHEMA)
+    settings, findings = engine_of(EngineEvidence(configured, log, {}, {}, None, steps, events), None)
+    _check({"max_num_seqs", "max_num_batched_tokens", "block_size", "async_scheduling"} <= settings.keys(), "no value")
+    for name, setting in settings.items():
+        _check_line(f"{name}: {setting.value} {setting.source} {setting.detail}")
+    for finding in findings:
+        _check_line(finding.message)
 
 
 def _discovery(content: bytes, folder: Path) -> None:
@@ -238,6 +255,7 @@ TARGETS: dict[str, Target] = {
     "collector-protobuf": Target(_collector_protobuf, seeds.otlp_protobuf, (mutated_protobuf,)),
     "kv-events": Target(_kv_events, seeds.kv_events, (mutated_json, mutated_bytes)),
     "server-log": Target(_server_log, seeds.server_log, (mutated_rows, mutated_bytes)),
+    "experiment-config": Target(_experiment_config, seeds.experiment_config, (mutated_bytes,)),
     "metrics": Target(_metrics, seeds.metrics, (mutated_bytes,)),
     "discovery": Target(_discovery, seeds.of_every_kind, (mutated_file, mutated_message, mutated_rows)),
 }

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     "--engine",
     "engine_file",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="YAML of engine arguments that the recording lacks, e.g. `num_gpu_blocks: 26603`.",
+    help="YAML of engine arguments, e.g. `num_gpu_blocks: 26603`; kept for later ingests of the experiment.",
 )
 @store_option
 @form_options

@@ -62,11 +62,11 @@ _ANYTHING = (
     "speculative_config",
     "kv_transfer_config",
     "kv_offloading_size",
-    "watermark",
     "cudagraph_mode",
     "cudagraph_capture_sizes",
 )
-ARGUMENTS = (*_COUNTS, *_MAY_BE_ZERO, *_SWITCHES, *_WORDS, *_ANYTHING)
+_SHARES = ("watermark",)
+ARGUMENTS = (*_COUNTS, *_MAY_BE_ZERO, *_SHARES, *_SWITCHES, *_WORDS, *_ANYTHING)
 
 # The other arguments of vllm.engine.arg_utils.EngineArgs, 0.11 to 0.32: they change no schedule, or only through those
 # above (memory, say, through num_gpu_blocks).  Someone who writes down a command line may give them.
@@ -144,13 +144,15 @@ def argument_named(name: str) -> str:
     return _SAME.get(plain, plain)
 
 
-def checked_arguments(path: Path, given: Mapping[str, object], also: tuple[str, ...] = ()) -> dict[str, object]:
-    """Arguments by name that someone wrote down, those left out that change no schedule.
+def checked_arguments(
+    path: Path, given: Mapping[str, object], also: tuple[str, ...] = ()
+) -> dict[str, int | float | bool | str]:
+    """Values by argument that someone wrote down, those left out that change no schedule.
 
     Raises :class:`RecordingError` for an unknown name, with the nearest one (of the arguments, or ``also``), and for a
     value of the wrong kind.
     """
-    arguments: dict[str, object] = {}
+    arguments: dict[str, int | float | bool | str] = {}
     for written, raw in given.items():
         name = argument_named(written)
         if name in _OTHERS:
@@ -161,16 +163,17 @@ def checked_arguments(path: Path, given: Mapping[str, object], also: tuple[str, 
             raise RecordingError(path, f"field {written[:60]}", "no engine argument of vLLM 0.11 to 0.32", mend)
         if name == "dtype" and raw == "auto":
             continue
-        if argument_value(name, raw) is None:
+        value = argument_value(name, raw)
+        if value is None:
             raise RecordingError(path, f"field {written[:60]}", f"{quoted(raw)} is not usable", f"give {_wanted(name)}")
-        if arguments.get(name, raw) != raw:
-            problem = f"{name} is given twice, as {quoted(arguments[name])} and {quoted(raw)}"
+        if arguments.get(name, value) != value:
+            problem = f"{name} is given twice, as {quoted(arguments[name])} and {quoted(value)}"
             raise RecordingError(path, f"field {written[:60]}", problem, "give it once")
-        arguments[name] = raw
+        arguments[name] = value
     return arguments
 
 
-def argument_value(name: str, raw: object) -> int | bool | str | None:
+def argument_value(name: str, raw: object) -> int | float | bool | str | None:
     """What an argument of :data:`ARGUMENTS` is, ``None`` if ``raw`` is nothing that it can be."""
     if name in _SWITCHES:
         return raw if isinstance(raw, bool) else None
@@ -178,6 +181,9 @@ def argument_value(name: str, raw: object) -> int | bool | str | None:
         return _dtype(name, raw)
     if name in _WORDS:
         return text(str(raw)) if isinstance(raw, str | float) else None
+    if name in _SHARES:
+        share = finite(raw)
+        return share if share is not None and 0 <= share < 1 else None
     if name in _ANYTHING:
         return _printed(raw)
     return whole(raw) if name in _MAY_BE_ZERO else tokens(raw)
@@ -208,4 +214,6 @@ def _printed(raw: object) -> str | None:
 def _wanted(name: str) -> str:
     if name in _SWITCHES:
         return "true or false"
+    if name in _SHARES:
+        return "a number from 0 to below 1"
     return "a positive whole number" if name in _COUNTS else "a whole number" if name in _MAY_BE_ZERO else "a text"

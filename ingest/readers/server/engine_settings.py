@@ -38,7 +38,7 @@ def given_arguments(path: Path) -> GivenArguments:
     return GivenArguments(read_engine_file(RecordedFile(path, path.name)), path.name)
 
 
-def read_engine_file(file: RecordedFile) -> dict[str, object]:
+def read_engine_file(file: RecordedFile) -> dict[str, int | float | bool | str]:
     """The arguments of an ``--engine FILE``: a YAML mapping of vLLM's argument names.
 
     Raises :class:`RecordingError` for an unknown argument or a value of the wrong type.
@@ -46,7 +46,7 @@ def read_engine_file(file: RecordedFile) -> dict[str, object]:
     return checked_arguments(file.path, yaml_mapping(file))
 
 
-def profile_arguments(profile: Mapping[str, object] | None) -> dict[str, object]:
+def profile_arguments(profile: Mapping[str, object] | None) -> Mapping[str, object]:
     """The ``engine`` mapping of a bundled profile; the same errors as :func:`read_engine_file`."""
     given = (profile or {}).get("engine") or {}
     if not isinstance(given, Mapping):

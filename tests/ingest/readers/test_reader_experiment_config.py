@@ -91,7 +91,7 @@ def test_the_experiment_configuration_keeps_only_what_it_says(tmp_path: Path) ->
     )
     assert (config.model, config.tensor_parallelism, config.app) == ("a/b-7b", 2, "x")
     assert config.hardware == "H100"
-    assert dict(config.engine) == {"max_num_seqs": 128, "dtype": "half"}
+    assert dict(config.engine) == {"max_num_seqs": 128, "dtype": "float16"}
 
 
 # A run of vLLM 0.19 on an RTX 4090 (casys-kaist/LLMServingSim, bench/examples); of its arguments block_size was read.
