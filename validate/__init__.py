@@ -244,10 +244,13 @@ def whatif(
     return whatif_answer(what_if(load(name, store), load_release(coefficients), [changed]))
 
 
-def calibrate(*names: str, out: Path | str, prior: str | None = None, store: _StorePath = None) -> Answer:
+def calibrate(
+    *names: str, out: Path | str, prior: str | None = None, force: bool = False, store: _StorePath = None
+) -> Answer:
     """Fit step times and delays to recordings and write a release to ``out``; a row per coefficient.
 
     ``names``: slugs, aliases or patterns; ``prior``: a release whose values stand for what cannot be determined.
+    ``force``: write also a fit that misses its own training data.
     """
     from blis_replay.blis.releases.release import format_release
     from blis_replay.ingest.store import open_store, read_stored
@@ -255,14 +258,16 @@ def calibrate(*names: str, out: Path | str, prior: str | None = None, store: _St
     from blis_replay.validate.calibration.calibrate import Options
     from blis_replay.validate.calibration.calibrate import calibrate as calibrated
     from blis_replay.validate.calibration.fit_text import calibration_answer
-    from blis_replay.validate.calibration.model_fit import DEFAULT_PRIOR
+    from blis_replay.validate.calibration.priors import DEFAULT_PRIOR
     from blis_replay.validate.experiment import recorded_experiments
 
     with open_store(_store(store)) as opened:
         recordings = [read_stored(opened, slug) for slug in recorded_experiments(opened, names)]
     release, fits = calibrated(recordings, Path(out).stem, Options(load_release(prior or DEFAULT_PRIOR)))
-    Path(out).write_text(format_release(release), "utf-8")
-    return calibration_answer(str(out), fits, recordings)
+    written = force or not any(fit.missed for fit in fits)
+    if written:
+        Path(out).write_text(format_release(release), "utf-8")
+    return calibration_answer(str(out), fits, recordings, written=written)
 
 
 def gate(

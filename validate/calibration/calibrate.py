@@ -11,15 +11,13 @@ from typing import Literal
 
 import numpy as np
 
-from blis_replay.blis.engine import simulate
-from blis_replay.blis.releases.fit import CoefficientFit, FitRecord, Part, PartScore
+from blis_replay.blis.latency.gpu import same_gpu
+from blis_replay.blis.releases.fit import CoefficientFit, FitRecord
 from blis_replay.blis.releases.release import CoefficientRelease, FittedOn, ModelEntry, format_release
 from blis_replay.compiled.arrays import Floats
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.executors.executors import ExecutorName, map_jobs
 from blis_replay.replay.executors.local import Progress
-from blis_replay.replay.mode import ReplayMode
-from blis_replay.replay.plan import plan_replay
 from blis_replay.replay.simulator import model_of
 from blis_replay.validate.calibration.cycle_rows import COEFFICIENTS
 from blis_replay.validate.calibration.evidence import (
@@ -29,73 +27,22 @@ from blis_replay.validate.calibration.evidence import (
     configured_scheduling,
     measured_delays,
     scheduling_evidence,
-    with_lengths,
 )
 from blis_replay.validate.calibration.model_fit import (
     Fitted,
     Gathered,
-    Prior,
     Start,
     choose_form,
     fit_form,
     gather,
     lifecycle_of,
     line_start,
-    prior_for,
 )
+from blis_replay.validate.calibration.own_data import missed, part_scores
+from blis_replay.validate.calibration.priors import Prior, prior_for
 from blis_replay.validate.calibration.step_errors import StepForm
 from blis_replay.validate.errors import ValidateError
-from blis_replay.validate.metrics.latency import LatencySamples, relative_error, statistics
-from blis_replay.validate.metrics.observed import Selection, observed_requests, samples_of
 from blis_replay.validate.metrics.resampling import SEED
-
-
-def part_windows(fitted_until: float, chosen_until: float) -> dict[Part, tuple[float, float]]:
-    """The parts of a temporal split that are not empty, as shares of a run."""
-    edges: dict[Part, tuple[float, float]] = {
-        "fit": (0.0, fitted_until),
-        "choose": (fitted_until, chosen_until),
-        "test": (chosen_until, 1.0),
-    }
-    return {part: (low, high) for part, (low, high) in edges.items() if high > low}
-
-
-def part_scores(
-    recordings: Sequence[Recording], entry: ModelEntry, asynchronous: bool, fitted_until: float, chosen_until: float
-) -> tuple[PartScore, ...]:
-    """Scores of an entry, under a scheduling mode, on each part of each recording that has latencies in it.
-
-    Raises ``ReplayError`` as ``plan_replay`` does.
-    """
-    scores = []
-    for recording in recordings:
-        known = (recording.requests["output_tokens"] > 0).fill_null(False).to_numpy()
-        recorded = observed_requests(recording) & known
-        if not recorded.any():
-            continue
-        plan = plan_replay(
-            with_lengths(recording), ReplayMode(scheduling="asynchronous" if asynchronous else "synchronous")
-        )
-        result = simulate(plan.trace, plan.engine, entry.latency, entry.lifecycle)
-        for part, window in part_windows(fitted_until, chosen_until).items():
-            chosen = recorded & result.completed & Selection(window=window).of(recording.requests)
-            simulated = LatencySamples(result.ttft_us[chosen], result.e2e_us[chosen], result.output_tokens[chosen])
-            if chosen.any():
-                errors = _errors(samples_of(recording, chosen), simulated)
-                scores.append(PartScore(recording.slug, part, window, int(np.count_nonzero(chosen)), errors))
-    return tuple(scores)
-
-
-def _errors(observed: LatencySamples, simulated: LatencySamples) -> dict[str, float]:
-    values = []
-    for side in (observed, simulated):
-        e2e, ttft = statistics(side.e2e_us), statistics(side.ttft_us)
-        means = {"e2e": e2e["mean"], "ttft": ttft["mean"], "itl": side.itl_mean_us}
-        values.append(means | {"e2e_p99": e2e["p99"], "ttft_p99": ttft["p99"]})
-    errors = {name: relative_error(value, values[1][name]) for name, value in values[0].items()}
-    # A hundredth of a per cent: the recordings do not tell errors any closer.
-    return {name: round(error, 4) for name, error in errors.items() if error is not None}
-
 
 Data = Literal["steps", "latencies"]
 DataChoice = Literal["auto", "steps", "latencies"]
@@ -120,7 +67,8 @@ class ModelFit:
     """A fitted model: its entry, what was used of which recording, and how it agrees with that.
 
     ``rows``: windows fitted to; ``agreement``: mean absolute error of a window in percent, by ``cycle``,
-    ``e2e``, ``ttft``.  ``scheduling``: None without latencies.
+    ``e2e``, ``ttft``.  ``scheduling``: None without latencies.  ``missed``: in words, what of its own training data it
+    misses by more than it may.
     """
 
     entry: ModelEntry
@@ -129,6 +77,7 @@ class ModelFit:
     rows: int
     agreement: dict[str, float]
     scheduling: SchedulingEvidence | None
+    missed: tuple[str, ...]
 
 
 def calibrate(
@@ -145,8 +94,9 @@ def calibrate(
 
     Recordings are grouped by model and tensor parallelism.  Equal input and seed, equal release, whatever the
     ``executor`` (with ``workers`` and ``progress`` of ``map_jobs``; a job is a model).  Raises ``ValidateError`` if
-    a group cannot be fitted.
+    a group cannot be fitted, or the recordings are of more than one kind of GPU.
     """
+    _refuse_two_gpus(recordings)
     groups: dict[tuple[str, int | None], list[Recording]] = {}
     for recording in recordings:
         groups.setdefault((model_of(recording), recording.tensor_parallelism), []).append(recording)
@@ -182,6 +132,19 @@ def fitted_release(
     return replace(release, sha256=hashlib.sha256(format_release(release).encode()).hexdigest())
 
 
+def _refuse_two_gpus(recordings: Sequence[Recording]) -> None:
+    """Step times are those of one kind of GPU, and so is a release."""
+    kinds: dict[str, list[str]] = {}
+    for recording in recordings:
+        name = recording.hardware
+        if name is not None:
+            alike = next((kind for kind in kinds if same_gpu(kind, name)), name)
+            kinds.setdefault(alike, []).append(recording.alias)
+    if len(kinds) > 1:
+        named = "; ".join(f"{kind}: {', '.join(aliases)}" for kind, aliases in kinds.items())
+        raise ValidateError(f"the recordings are of {len(kinds)} kinds of GPU ({named}); calibrate each by itself")
+
+
 def fit_model(recordings: Sequence[Recording], options: Options) -> ModelFit:
     """Fit one model from its recordings.
 
@@ -200,8 +163,8 @@ def fit_model(recordings: Sequence[Recording], options: Options) -> ModelFit:
         if later.parts:
             fitted = choose_form(gathered, later, fitted, start, prior, measured, options.seed)
         gathered = _gathered(recordings, (0.0, chosen_until), options).with_scheduling(asynchronous)
-        again = replace(start, vector=fitted.minimum.vector)
-        fitted = fit_form(gathered, fitted.form, again, prior, measured, options.seed)
+        again = replace(start.for_form(fitted.form), vector=fitted.minimum.vector)
+        fitted = fit_form(gathered, fitted.form, again, prior, measured, options.seed, everywhere=True)
     vector, form, coefficients = fitted.minimum.vector, fitted.form, _coefficients(fitted, measured)
     entry = ModelEntry(
         model=model_of(recordings[0]),
@@ -220,13 +183,15 @@ def fit_model(recordings: Sequence[Recording], options: Options) -> ModelFit:
         coefficients=coefficients,
         scores=part_scores(recordings, entry, asynchronous, fitted_until, chosen_until),
     )
+    agreement = _agreement(gathered, fitted, measured)
     return ModelFit(
         entry=replace(entry, fit=record),
         record=record,
         used=used,
         rows=sum(len(part.decodes) for part in gathered.parts),
-        agreement=_agreement(gathered, fitted, measured),
+        agreement=agreement,
         scheduling=scheduling,
+        missed=missed(record.scores, agreement, {recording.slug: recording.alias for recording in recordings}),
     )
 
 

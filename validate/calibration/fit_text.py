@@ -25,11 +25,14 @@ _SCORE_COLUMNS = (
 )
 
 
-def calibration_answer(release: str, fits: Sequence[ModelFit], recordings: Sequence[Recording]) -> Answer:
+def calibration_answer(
+    release: str, fits: Sequence[ModelFit], recordings: Sequence[Recording], *, written: bool
+) -> Answer:
     """For each model its coefficients with bounds, the scheduling mode, and scores by part; a row per coefficient.
 
-    ``release``: the file that was written.  ``recordings``: what it was fitted to.  In the document coefficients are in
-    us, errors of windows in percent, and scores are fractions.
+    ``release``: the file, ``written`` or not: a fit that misses its own training data is not, and the exit code is 1.
+    ``recordings``: what it was fitted to.  In the document coefficients are in us, errors of windows in percent, and
+    scores are fractions.
     """
     aliases = {recording.slug: recording.alias for recording in recordings}
     again = f"blis-replay validate --experiment {recordings[0].alias} --coefficients {release}"
@@ -38,12 +41,17 @@ def calibration_answer(release: str, fits: Sequence[ModelFit], recordings: Seque
         for fit in fits
         for coefficient in fit.record.coefficients
     ]
-    tried = Verbatim(f"wrote {release}; try it:\n  {again}")
-    document = {"release": release, "fits": [_document(fit) for fit in fits]}
+    misses = [f"{fit.entry.model}: misses its own training data: {'; '.join(fit.missed)}" for fit in fits if fit.missed]
+    done = Verbatim(f"wrote {release}; try it:\n  {again}") if written else Line(f"{release} not written; {_REMEDY}")
+    document = {"release": release, "written": written, "fits": [_document(fit) for fit in fits]}
     page: list[Part] = []
     for fit in fits:
         page += [Block(_fit(fit)), *_scores(fit, aliases)]
-    return Answer([*page, tried], document, table_of(rows))
+    ended: Part = Block([*(Line(miss, mark=Toned("misses", "bad")) for miss in misses), done])
+    return Answer([*page, ended], document, table_of(rows), int(not written), tuple(misses))
+
+
+_REMEDY = "check the engine arguments (KV blocks, max_num_seqs), or write it all the same with --force"
 
 
 def _document(fit: ModelFit) -> dict[str, Any]:
@@ -53,6 +61,7 @@ def _document(fit: ModelFit) -> dict[str, Any]:
         "used": [{"experiment": recording.slug, "data": kind} for recording, kind in fit.used],
         "windows": fit.rows,
         "window_error_percent": fit.agreement,
+        "missed": list(fit.missed),
         **asdict(fit.record),
         "scheduling_configured": None if fit.scheduling is None else fit.scheduling.configured,
         "scheduling_contradicts": fit.scheduling is not None and fit.scheduling.contradicts,

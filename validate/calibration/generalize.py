@@ -26,7 +26,6 @@ from blis_replay.replay.executors.local import Progress
 from blis_replay.replay.release_file import load_release
 from blis_replay.replay.simulator import entry_of, model_of
 from blis_replay.validate.calibration.calibrate import DEFAULT_SPLIT, Options, calibrate, fitted_release
-from blis_replay.validate.calibration.model_fit import DEFAULT_PRIOR
 from blis_replay.validate.calibration.physical import (
     PRIORS,
     PhysicalFit,
@@ -35,6 +34,7 @@ from blis_replay.validate.calibration.physical import (
     known_architecture,
     physical_rows,
 )
+from blis_replay.validate.calibration.priors import DEFAULT_PRIOR
 from blis_replay.validate.calibration.step_errors import step_mape
 from blis_replay.validate.comparison.compare import compare_replay
 from blis_replay.validate.errors import NothingToJudgeError, ValidateError

@@ -1,12 +1,13 @@
 """Least robust squares without derivatives, for residuals that a simulator gives, and how sure the result is.
 
-A simulated run is a step function of its coefficients, so slopes are taken over changes that a run
-shows (``probe``), and what the slopes propose is accepted only if the true objective falls.
+A simulated run is a step function of its coefficients: which step a request just catches is chance.  So slopes come
+from many runs around a point at once, in which that chance averages out, and every kind of residual is weighed by
+its own scatter: a mean TTFT has far more of that chance than a mean E2E.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,34 +18,49 @@ from blis_replay.validate.metrics.resampling import RESAMPLES, interval, resampl
 
 Residuals = Callable[[Floats], Floats]
 
-# Residuals come in units of what is wanted of a window; beyond three of those something else is going on.
+# Beyond this many times the scatter of its kind something else is going on.
 _TAIL = 3.0
+# The least scatter that is believed of a kind of residual, in their unit, and the fewest rows a coefficient that show
+# it: as many coefficients as rows pass through all of them.
+_LEAST_SCALE, _ROWS = 0.05, 4
 
-_MOST_ROUNDS = 15
-_LEAST_GAIN = 3e-4
-_DAMPING = 1e-2
-_TRIES = 5
-# A pattern of single coefficients, in probes, coarse to fine.
-_PATTERN = (8.0, 2.0, 0.5)
+# Radius of the runs around a point, in probes: where a search begins, the largest, and where it ends.
+_RADIUS, _LARGEST_RADIUS = 2.0, 8.0
+# Of runs closer together than ROUGH chance makes more of a slope than what was changed.
+ROUGH, FINE = 0.5, 0.1
+_MOST_ROUNDS = 40
+# A step may be this many times longer than the radius: slopes say something beyond where they were taken.
+_REACH = 12.0
+_DAMPINGS = (1e-6, 1e-3, 1e-2, 1e-1, 1.0)
+# A probe changes residuals by about one unit on average; more than _CLEAR in one row is chance.
+_SHOWN, _CLEAR = (0.5, 2.0), 10.0
+_PROBE_TRIES = 8
+# A search from another start that ends within this share of the least cost found as good a minimum.
+_AS_GOOD = 0.10
 
 
 @dataclass(frozen=True)
 class Minimum:
     """Where the search ended.
 
-    ``vector``; ``residuals`` there, float64[rows]; ``slopes``: float64[rows, coefficients], change of a
-    residual per unit of a coefficient; ``cost``: their robust cost; ``evaluations`` made.
+    ``vector``; ``residuals`` there, float64[rows]; ``scales``: float64[rows], the scatter of the kind of each;
+    ``slopes``: float64[rows, coefficients], change of a residual per unit of a coefficient; ``cost``: the robust cost
+    of the residuals over their scales; ``evaluations`` made.  ``ends``: float64[k, coefficients], where searches from
+    all starts ended that came as low, this one among them; ``starts`` made.
     """
 
     vector: Floats
     residuals: Floats
+    scales: Floats
     slopes: Floats
     cost: float
     evaluations: int
+    ends: Floats
+    starts: int
 
 
 def losses(residuals: Floats) -> Floats:
-    """float64[rows]: Cauchy's loss, squares up to ``_TAIL`` and then ever flatter.
+    """float64[rows]: Cauchy's loss of residuals over their scales, squares up to ``_TAIL`` and then ever flatter.
 
     A one-second stall costs little more than one of half a second, so what happens once at start-up
     (kernels compiled, caches filled) does not distort the cost of every step.
@@ -62,76 +78,145 @@ def weights(residuals: Floats) -> Floats:
     return np.asarray(1 / (1 + (residuals / _TAIL) ** 2), np.float64)
 
 
-def minimise(residuals: Residuals, start: Floats, probe: Floats, free: Bools) -> Minimum:
-    """The least robust cost with non-negative coefficients near ``start``.
+def scales_of(residuals: Floats, kinds: Int64s, coefficients: int) -> Floats:
+    """float64[rows]: the median absolute deviation of each kind from 0, as of a normal distribution.
 
-    ``probe``: float64[coefficients], a change of each that the residuals show.  ``free``: which may move.
-    Damped Gauss-Newton on slopes over probes, then a pattern of single coefficients.
-    Deterministic; the cost never rises.
+    At most 1, the unit of residuals, or a kind that is far off would count for nothing; 1 for a kind of fewer rows
+    than show it.
     """
-    search = _Search(residuals, probe, np.flatnonzero(free))
-    x, r = start, search.at(start)
-    for size in _PATTERN:
-        x, r = search.newton(x, r)
-        x, r = search.pattern(x, r, size)
-    return Minimum(x, r, search.slopes(x, r), robust_cost(r), search.evaluations)
+    scales = np.ones(len(residuals))
+    for kind in np.unique(kinds):
+        rows = kinds == kind
+        if np.count_nonzero(rows) >= _ROWS * coefficients:
+            scatter = float(np.median(np.abs(residuals[rows]))) / _NORMAL_MEDIAN
+            scales[rows] = min(max(scatter, _LEAST_SCALE), 1.0)
+    return scales
+
+
+# Median of the absolute value of a standard normal variable.
+_NORMAL_MEDIAN = 0.6745
+
+
+def minimise(
+    residuals: Residuals, starts: Sequence[Floats], probe: Floats, free: Bools, kinds: Int64s, least_radius: float
+) -> Minimum:
+    """The least robust cost with non-negative coefficients, from the best of ``starts`` and then from the others.
+
+    ``probe``: float64[coefficients], a change of each that the residuals may show.  ``free``: which may move.
+    ``kinds``: int64[rows], the kind of each residual.  ``least_radius``: how fine to search.  Deterministic.
+    """
+    search = _Search(residuals, probe, np.flatnonzero(free), kinds)
+    first = [search.at(start) for start in starts]
+    scales = scales_of(first[0], kinds, len(search.free))
+    order = np.argsort([robust_cost(r / scales) for r in first], kind="stable")
+    ended = [search.from_(starts[i], _RADIUS, ROUGH) for i in order.tolist()]
+    scales = scales_of(ended[0][1], kinds, len(search.free))
+    costs = np.array([robust_cost(r / scales) for _, r, _ in ended])
+    vector, r, slopes = ended[int(np.argmin(costs))]
+    as_good = costs <= costs.min() * (1 + _AS_GOOD) + 1e-9
+    if least_radius < ROUGH:
+        vector, r, slopes = search.from_(vector, ROUGH, least_radius)
+    scales = scales_of(r, kinds, len(search.free))
+    return Minimum(
+        vector=vector,
+        residuals=r,
+        scales=scales,
+        slopes=slopes,
+        cost=robust_cost(r / scales),
+        evaluations=search.evaluations,
+        ends=np.array([vector, *(x for (x, _, _), good in zip(ended, as_good, strict=True) if good)]),
+        starts=len(starts),
+    )
 
 
 class _Search:
     """The residual function, how often it was evaluated, and the moves."""
 
-    def __init__(self, residuals: Residuals, probe: Floats, free: NDArray[np.intp]) -> None:
-        self.residuals, self.probe, self.free, self.evaluations = residuals, probe, free, 0
+    def __init__(self, residuals: Residuals, probe: Floats, free: NDArray[np.intp], kinds: Int64s) -> None:
+        self.residuals, self.probe, self.free, self.kinds, self.evaluations = residuals, probe, free, kinds, 0
+        self.signs = _two_levels(len(free))
 
     def at(self, x: Floats) -> Floats:
         self.evaluations += 1
         return self.residuals(x)
 
     def moved(self, x: Floats, by: Floats) -> Floats:
+        """``x`` with its free coefficients changed by ``by`` probes, none below 0."""
         moved = x.copy()
-        moved[self.free] = np.maximum(x[self.free] + by, 0)
+        moved[self.free] = np.maximum(x[self.free] + by * self.probe[self.free], 0)
         return moved
 
-    def slopes(self, x: Floats, r: Floats) -> Floats:
-        columns = np.zeros((len(r), len(x)))
-        for i in self.free:
-            beside = x.copy()
-            beside[i] += self.probe[i]
-            columns[:, i] = (self.at(beside) - r) / self.probe[i]
-        return columns
-
-    def newton(self, x: Floats, r: Floats) -> tuple[Floats, Floats]:
-        damping = _DAMPING
+    def from_(self, x: Floats, radius: float, least_radius: float) -> tuple[Floats, Floats, Floats]:
+        """Where a search from ``x`` ends: the vector, its residuals, their slopes per unit of a coefficient."""
+        r, shown = self.at(x), np.zeros((0, 0))
+        self.probe = self.fitted_probe(x, r)
         for _ in range(_MOST_ROUNDS if len(self.free) else 0):
-            before = robust_cost(r)
-            x, r, damping = self._damped_step(x, r, damping)
-            if before - robust_cost(r) <= _LEAST_GAIN * before:
+            smooth, slopes = self.plane(x, radius)
+            shown = slopes if radius >= ROUGH else shown
+            x, r, length, gain = self.step(x, r, smooth, slopes, radius)
+            if length > 2 * radius and gain > 0:
+                radius = min(2 * radius, _LARGEST_RADIUS)
+            elif length < radius / 2 or gain < 0.02:
+                radius /= 2
+            if radius < least_radius:
                 break
-        return x, r
+        per_unit = np.zeros((len(r), len(x)))
+        if len(self.free):
+            per_unit[:, self.free] = shown / self.probe[self.free]
+        return x, r, per_unit
 
-    def _damped_step(self, x: Floats, r: Floats, damping: float) -> tuple[Floats, Floats, float]:
-        columns, w, cost = self.slopes(x, r)[:, self.free] * self.probe[self.free], weights(r), robust_cost(r)
-        square, gradient = columns.T @ (w[:, None] * columns), columns.T @ (w * r)
-        for _ in range(_TRIES):
-            by = _bounded_step(square, gradient, damping, x[self.free] / self.probe[self.free])
-            near = self.moved(x, by * self.probe[self.free])
-            r_near = self.at(near)
-            if robust_cost(r_near) < cost:
-                return near, r_near, max(damping / 10, 1e-6)
-            damping *= 10
-        return x, r, damping
-
-    def pattern(self, x: Floats, r: Floats, size: float) -> tuple[Floats, Floats]:
-        for i in range(len(self.free)):
-            for sign in (1.0, -1.0):
-                by = np.zeros(len(self.free))
-                by[i] = sign * size * self.probe[self.free[i]]
-                near = self.moved(x, by)
-                r_near = self.at(near)
-                if robust_cost(r_near) < robust_cost(r):
-                    x, r = near, r_near
+    def fitted_probe(self, x: Floats, r: Floats) -> Floats:
+        """The probes, longer or shorter, so that the residuals of a kind show each of them."""
+        probe = self.probe.copy()
+        for i in self.free:
+            for _ in range(_PROBE_TRIES):
+                beside = x.copy()
+                beside[i] += probe[i]
+                change = np.minimum(np.abs(self.at(beside) - r), _CLEAR)
+                seen = max(float(change[self.kinds == kind].mean()) for kind in np.unique(self.kinds))
+                if _SHOWN[0] <= seen <= _SHOWN[1]:
                     break
-        return x, r
+                probe[i] *= min(max(1 / max(seen, 1e-3), 0.1), 10.0)
+        return probe
+
+    def plane(self, x: Floats, radius: float) -> tuple[Floats, Floats]:
+        """Residuals, float64[rows], and slopes per probe, float64[rows, free], of a plane through runs around x."""
+        near = [self.moved(x, radius * signs) for signs in self.signs]
+        moves = np.array([(y - x)[self.free] / self.probe[self.free] for y in near])
+        design = np.column_stack([np.ones(len(near)), moves])
+        plane = np.linalg.lstsq(design, np.array([self.at(y) for y in near]), rcond=None)[0]
+        return plane[0], plane[1:].T
+
+    def step(
+        self, x: Floats, r: Floats, smooth: Floats, slopes: Floats, radius: float
+    ) -> tuple[Floats, Floats, float, float]:
+        """The first damped step after which the cost is lower: where, residuals, length in probes, share gained."""
+        scales = scales_of((smooth + r) / 2, self.kinds, len(self.free))
+        scaled, columns = smooth / scales, slopes / scales[:, None]
+        w, cost = weights(scaled), robust_cost(r / scales)
+        square, gradient = columns.T @ (w[:, None] * columns), columns.T @ (w * scaled)
+        room = x[self.free] / self.probe[self.free]
+        for damping in _DAMPINGS:
+            by = _bounded_step(square, gradient, damping, room)
+            length = float(np.abs(by).max())
+            by *= min(1.0, _REACH * radius / max(length, 1e-9))
+            near = self.moved(x, by)
+            r_near = self.at(near)
+            if (cost_near := robust_cost(r_near / scales)) < cost:
+                return near, r_near, float(np.abs(by).max()), 1 - cost_near / cost
+        return x, r, 0.0, 0.0
+
+
+def _two_levels(coefficients: int) -> Floats:
+    """float64[runs, coefficients] of +1 and -1: columns at right angles, each row with its opposite.
+
+    Rows of Sylvester's Hadamard matrix; curves drop out of the slopes because each run has its opposite.
+    """
+    signs = np.ones((1, 1))
+    while len(signs) <= coefficients:
+        signs = np.block([[signs, signs], [signs, -signs]])
+    columns = signs[:, 1 : coefficients + 1]
+    return np.vstack([columns, -columns])
 
 
 def _bounded_step(square: Floats, gradient: Floats, damping: float, room: Floats) -> Floats:
@@ -184,18 +269,20 @@ def confidence(minimum: Minimum, free: Bools, group: Int64s, seed: int) -> Confi
     moves the coefficients by one Gauss-Newton step from the minimum, so no run is simulated again.
     """
     chosen = np.flatnonzero(free)
-    columns, w = minimum.slopes[:, chosen], weights(minimum.residuals)
+    scaled = minimum.residuals / minimum.scales
+    columns, w = minimum.slopes[:, chosen] / minimum.scales[:, None], weights(scaled)
     groups = int(group.max()) + 1
     draws = np.empty((RESAMPLES, len(chosen)))
     for i, drawn in enumerate(resampled(groups, RESAMPLES, seed)):
         times = np.bincount(drawn, minlength=groups)[group] * w
-        step = np.linalg.lstsq(
-            columns.T @ (times[:, None] * columns), columns.T @ (times * minimum.residuals), rcond=None
-        )[0]
+        step = np.linalg.lstsq(columns.T @ (times[:, None] * columns), columns.T @ (times * scaled), rcond=None)[0]
         draws[i] = minimum.vector[chosen] - step
     low, high = minimum.vector.copy(), minimum.vector.copy()
     for place, i in enumerate(chosen.tolist()):
         # The search ends a little beside where the linear step would take it; the spread is what counts.
         off = minimum.vector[i] - float(draws[:, place].mean())
-        low[i], high[i] = (max(bound + off, 0.0) for bound in interval(draws[:, place]))
+        bounds = [bound + off for bound in interval(draws[:, place])]
+        # What searches from elsewhere found as good is as good an answer.
+        low[i] = max(min(bounds[0], float(minimum.ends[:, i].min())), 0.0)
+        high[i] = max(bounds[1], float(minimum.ends[:, i].max()), 0.0)
     return Confidence(low, high)

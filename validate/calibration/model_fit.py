@@ -5,18 +5,15 @@ What the recordings cannot determine stays at what is measured or at the prior o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from blis_replay.blis.errors import ReleaseError
-from blis_replay.blis.latency.models import LatencyModel, Lifecycle, RegimeModel
+from blis_replay.blis.latency.models import Lifecycle
 from blis_replay.blis.releases.fit import Status
-from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.compiled.arrays import Bools, Floats, Int64s
 from blis_replay.ingest.recording import Recording
-from blis_replay.replay.simulator import entry_of, model_of
 from blis_replay.validate.calibration.cycle_rows import COEFFICIENTS, fit_line, rows_from_latencies, rows_from_steps
 from blis_replay.validate.calibration.evidence import (
     CycleEvidence,
@@ -27,6 +24,8 @@ from blis_replay.validate.calibration.evidence import (
     latency_evidence,
 )
 from blis_replay.validate.calibration.minimise import (
+    FINE,
+    ROUGH,
     Confidence,
     Minimum,
     Residuals,
@@ -34,8 +33,10 @@ from blis_replay.validate.calibration.minimise import (
     losses,
     minimise,
     robust_cost,
+    scales_of,
     variance_inflation,
 )
+from blis_replay.validate.calibration.priors import Prior
 from blis_replay.validate.calibration.step_errors import (
     CONTEXT,
     DECODE,
@@ -45,60 +46,6 @@ from blis_replay.validate.calibration.step_errors import (
     PREFILL,
     StepForm,
 )
-from blis_replay.validate.errors import ValidateError
-
-DEFAULT_PRIOR = "h100-datasheet"
-
-# One constant that its publisher fitted over the journeys of all 16 H100 experiments.
-PUBLISHED_PRE_QUEUE_US = 9_300.0
-PUBLISHED_PRE_QUEUE_SOURCE = (
-    "published constant (alpha 0 of the trained roofline, fitted to journeys of 16 H100 experiments, mean absolute "
-    "error 4.6 ms)"
-)
-
-
-@dataclass(frozen=True)
-class Prior:
-    """A line's vector (us, float64[6]) and in words where it comes from; 0 where nothing is known."""
-
-    vector: Floats
-    source: str
-    pre_queue_source: str = PUBLISHED_PRE_QUEUE_SOURCE
-
-
-def prior_for(release: CoefficientRelease, recording: Recording) -> Prior:
-    """The prior of a recording's model: the release's entry, else the published pre-queue delay and nothing more.
-
-    Raises ``ValidateError`` for an entry that is neither a line nor bends of one.
-    """
-    try:
-        entry = entry_of(release, recording)
-    except ReleaseError:
-        vector = np.zeros(len(StepForm().names))
-        vector[PRE_QUEUE] = PUBLISHED_PRE_QUEUE_US
-        return Prior(vector, f"{release.name} has no {model_of(recording)}")
-    pre_queue_source = (entry.sources or {}).get("pre_queue", PUBLISHED_PRE_QUEUE_SOURCE)
-    return Prior(_vector(entry, release.name), f"release {release.name}", pre_queue_source)
-
-
-def _vector(entry: ModelEntry, name: str) -> Floats:
-    vector = np.zeros(len(StepForm().names))
-    vector[PRE_QUEUE] = entry.lifecycle.pre_queue_us
-    vector[FIRST_TOKEN] = entry.lifecycle.first_token_per_decode_us
-    latency = entry.latency
-    if isinstance(latency, LatencyModel) and latency.kind == "blackbox":
-        vector[INTERCEPT], vector[PREFILL] = latency.intercept_ns / 1000, latency.per_prefill_token_ns / 1000
-        vector[CONTEXT], vector[DECODE] = latency.per_context_token_ns / 1000, latency.per_decode_token_ns / 1000
-        return vector
-    if isinstance(latency, RegimeModel) and not any(regime.expm1 for regime in latency.regimes):
-        first = latency.regimes[0]
-        by_name = dict(first.coefficients)
-        vector[INTERCEPT], vector[PREFILL] = first.intercept_us, by_name.get("prefill_tokens", 0.0)
-        vector[CONTEXT] = by_name.get("kv_sum", 0.0)
-        vector[DECODE] = by_name.get("decode_tokens", 0.0) - vector[CONTEXT]
-        return np.maximum(vector, 0)
-    raise ValidateError(f"release {name}: {entry.model} is no line, so it gives no prior; choose another with --prior")
-
 
 # Variance inflation of a coefficient from which the others can stand in for it: 100 is a column of
 # which they explain 99 %.
@@ -108,6 +55,9 @@ ALIKE_FROM = 100.0
 _BENDS: tuple[tuple[int, ...], ...] = ((16,), (32,), (64,), (32, 64))
 # A slope is worth having where this share of the windows lies on either side of its bend.
 _BEND_SHARE = 0.1
+
+# The shortest empty step that changes are in proportion to: a line through latencies may pass through 0.
+_LEAST_STEP_US = 1_000.0
 
 # A coefficient is not determined if its bounds of 95 % are further apart than this share of it.
 _WIDE = 1.0
@@ -135,6 +85,12 @@ class Gathered:
     def with_scheduling(self, asynchronous: bool) -> Gathered:
         """The same for engines of this scheduling mode."""
         return replace(self, latencies=tuple(part.with_scheduling(asynchronous) for part in self.latencies))
+
+    def kinds(self) -> Int64s:
+        """int64[rows]: 0 cycles, 1 E2E, 2 TTFT."""
+        numbers = [np.zeros(len(part.cycle_us), np.int64) for part in self.cycles]
+        numbers += [np.repeat(np.array([1, 2]), part.observed_us.shape[1]) for part in self.latencies]
+        return np.concatenate(numbers)
 
     def groups(self) -> Int64s:
         """int64[rows]: rows of one window of one part have one number."""
@@ -176,12 +132,21 @@ class Start:
     """Where a search starts: the vector of a line through ``batch`` (float64[rows, 4]), and what the batches show.
 
     ``alike``: coefficients that the others can stand in for, as in every batch they cost in proportion.
-    ``first_token_waits``: whether it may wait for the decodes of its step.
+    ``a_decode``: mean context tokens of one.  ``first_token_waits``: whether it may wait for the decodes of its step.
     """
 
     vector: Floats
     alike: tuple[int, ...]
+    a_decode: float
     first_token_waits: bool = True
+
+    def for_form(self, form: StepForm) -> Start:
+        """The start for a form: what decodes and their context cost together can bend with the decodes only."""
+        if not form.bends or DECODE not in self.alike or CONTEXT in self.alike:
+            return self
+        vector = self.vector.copy()
+        vector[DECODE], vector[CONTEXT] = vector[DECODE] + vector[CONTEXT] * self.a_decode, 0.0
+        return replace(self, vector=vector, alike=tuple(CONTEXT if i == DECODE else i for i in self.alike))
 
 
 def line_start(recordings: Sequence[Recording], window: tuple[float, float], prior: Prior, gathered: Gathered) -> Start:
@@ -201,7 +166,7 @@ def line_start(recordings: Sequence[Recording], window: tuple[float, float], pri
     vector[DECODE] = max(decode + (context - vector[CONTEXT]) * a_decode, 0.0)
     if prior.vector[CONTEXT] == 0 and a_decode:
         vector[CONTEXT], vector[DECODE] = vector[DECODE] / a_decode, 0.0
-    return Start(vector, _alike(StepForm().design(batch), keep_context=prior.vector[CONTEXT] == 0))
+    return Start(vector, _alike(StepForm().design(batch), keep_context=prior.vector[CONTEXT] == 0), a_decode)
 
 
 def _alike(design: Floats, *, keep_context: bool) -> tuple[int, ...]:
@@ -217,32 +182,44 @@ def _alike(design: Floats, *, keep_context: bool) -> tuple[int, ...]:
 
 
 def fit_form(
-    gathered: Gathered, form: StepForm, start: Start, prior: Prior, measured: dict[str, MeasuredDelay], seed: int
+    gathered: Gathered,
+    form: StepForm,
+    start: Start,
+    prior: Prior,
+    measured: dict[str, MeasuredDelay],
+    seed: int,
+    *,
+    everywhere: bool = False,
 ) -> Fitted:
-    """Fit the coefficients of a form that the evidence determines; the others stay at what is measured or prior."""
+    """Fit the coefficients of a form that the evidence determines; the others stay at what is measured or prior.
+
+    ``everywhere``: search from several starts, the prior among them, and not only from ``start``.
+    """
     delays = lifecycle_of(measured)
 
     def residuals(x: Floats) -> Floats:
         return gathered.residuals(form, x, delays)
 
     held, vector = _held_from_the_start(gathered, form, start, prior, measured)
-    at_prior, probe = form.vector(prior.vector), form.probe_us(start.vector[INTERCEPT])
+    at_prior, probe = form.vector(prior.vector), form.probe_us(max(start.vector[INTERCEPT], _LEAST_STEP_US))
     has_prior = (at_prior > 0) | (np.arange(len(at_prior)) == FIRST_TOKEN)
-    vector = _best_prefill(residuals, vector, prior)
+    starts = _starts(residuals, vector, held, at_prior, a_decode=start.a_decode) if everywhere else [vector]
     while True:
         free = np.array([i not in held for i in range(len(form.names))])
-        minimum = minimise(residuals, vector, probe, free)
+        minimum = minimise(residuals, starts, probe, free, gathered.kinds(), FINE if everywhere else ROUGH)
         bounds = confidence(minimum, free, gathered.groups(), seed)
         width = bounds.high - bounds.low
-        # Without a prior the fitted value stays: its bounds say how little it is worth.  That a first token
-        # waits for others is no prior knowledge, so the prior of that is 0.
-        wide = (width > _WIDE * np.maximum(minimum.vector, probe)) & has_prior
+        # Without a prior the fitted value stays: its bounds say how little it is worth.  It also stays where the bounds
+        # exclude the prior.  That a first token waits for others is no prior knowledge, so the prior of that is 0.
+        agrees = (bounds.low <= at_prior) & (at_prior <= bounds.high)
+        wide = (width > _WIDE * np.maximum(minimum.vector, probe)) & has_prior & agrees
         if not wide.any():
             return Fitted(form, minimum, free, held, bounds)
         i = int(np.argmax(np.where(wide, width / probe, 0)))
         why = f"not determined: between {bounds.low[i]:.4g} and {bounds.high[i]:.4g} us"
         held[i], vector = ("prior", f"{why}; {prior.source}"), minimum.vector.copy()
         vector[i] = at_prior[i]
+        starts = [vector]
 
 
 def _held_from_the_start(
@@ -269,10 +246,26 @@ def _held_from_the_start(
     return held, vector
 
 
-def _best_prefill(residuals: Residuals, vector: Floats, prior: Prior) -> Floats:
-    prefills = {vector[PREFILL] * share for share in _PREFILL_STARTS} | {prior.vector[PREFILL] or vector[PREFILL]}
-    starts = [np.where(np.arange(len(vector)) == PREFILL, value, vector) for value in sorted(prefills)]
-    return min(starts, key=lambda x: robust_cost(residuals(x)))
+def _starts(
+    residuals: Residuals, vector: Floats, held: Mapping[int, object], at_prior: Floats, a_decode: float
+) -> list[Floats]:
+    """Where to search from: ``vector`` with its best prefill, with decodes and context sharing what they cost, prior.
+
+    The prior where it says something of every step, what is held as in ``vector``.
+    """
+    prefills = {vector[PREFILL] * share for share in _PREFILL_STARTS} | {at_prior[PREFILL] or vector[PREFILL]}
+    with_prefill = [np.where(np.arange(len(vector)) == PREFILL, value, vector) for value in sorted(prefills)]
+    starts = [min(with_prefill, key=lambda x: robust_cost(residuals(x)))]
+    if not {CONTEXT, DECODE} & held.keys() and a_decode:
+        shared = starts[0].copy()
+        half = (shared[CONTEXT] * a_decode + shared[DECODE]) / 2
+        shared[DECODE:] += half - shared[DECODE]
+        shared[CONTEXT] = half / a_decode
+        starts.append(shared)
+    if at_prior[INTERCEPT] > 0:
+        free = np.array([i not in held for i in range(len(vector))])
+        starts.append(np.where(free, at_prior, vector))
+    return starts
 
 
 def lifecycle_of(measured: dict[str, MeasuredDelay]) -> Lifecycle:
@@ -291,19 +284,21 @@ def choose_form(
 ) -> Fitted:
     """The line, or a bent form that does better on later windows by more than one standard error."""
     best, delays = line, lifecycle_of(measured)
-    cost = _losses(later, line, delays)
+    scales = scales_of(later.residuals(line.form, line.minimum.vector, delays), later.kinds(), len(line.form.names))
+    cost = _losses(later, line, delays, scales)
+    at_line = replace(start, vector=line.minimum.vector)
     for bends in _BENDS:
-        if DECODE in start.alike or not _supported(gathered, bends):
+        if not _supported(gathered, bends):
             continue
-        bent = fit_form(gathered, StepForm(bends), replace(start, vector=line.minimum.vector), prior, measured, seed)
-        gain = cost - (new := _losses(later, bent, delays))
+        bent = fit_form(gathered, form := StepForm(bends), at_line.for_form(form), prior, measured, seed)
+        gain = cost - (new := _losses(later, bent, delays, scales))
         if gain.sum() > gain.std() * np.sqrt(len(gain)):
             best, cost = bent, new
     return best
 
 
-def _losses(gathered: Gathered, fitted: Fitted, delays: Lifecycle) -> Floats:
-    return losses(gathered.residuals(fitted.form, fitted.minimum.vector, delays))
+def _losses(gathered: Gathered, fitted: Fitted, delays: Lifecycle, scales: Floats) -> Floats:
+    return losses(gathered.residuals(fitted.form, fitted.minimum.vector, delays) / scales)
 
 
 def _supported(gathered: Gathered, bends: tuple[int, ...]) -> bool:

@@ -66,6 +66,7 @@ class Split(click.ParamType[tuple[float, float]]):
     help="Release whose values stand for what cannot be determined.  [default: h100-datasheet]",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=42, show_default=True, help="Of the intervals.")
+@click.option("--force", is_flag=True, help="Write the release even if it misses what it was fitted to.")
 @executor_options
 @store_option
 @form_options
@@ -77,11 +78,12 @@ def command(
     split: tuple[float, float],
     prior: str | None,
     seed: int,
+    force: bool,
     executor: ExecutorName,
     workers: int | None,
     store_path: Path,
     form: str | None,
-) -> None:
+) -> int:
     """Fit step times and delays per model and write a coefficient release.
 
     Step records give start-to-start step cycles (their recorded duration is CPU time
@@ -89,6 +91,7 @@ def command(
     mean E2E and TTFT of small windows of requests. A coefficient that neither
     determines keeps its prior, and is marked. Whether the server scheduled
     asynchronously is told from TTFT and compared with the recorded argument.
+    A fit that misses what it was fitted to is not written, and the exit code is 1.
 
     \b
     Examples:
@@ -114,7 +117,7 @@ def command(
     from blis_replay.replay.release_file import load_release
     from blis_replay.validate.calibration.calibrate import Options, calibrate
     from blis_replay.validate.calibration.fit_text import calibration_answer
-    from blis_replay.validate.calibration.model_fit import DEFAULT_PRIOR
+    from blis_replay.validate.calibration.priors import DEFAULT_PRIOR
     from blis_replay.validate.experiment import recorded_experiments
 
     with open_store(store_path) as store:
@@ -131,5 +134,7 @@ def command(
             workers=workers,
             progress=progress,
         )
-    out.write_text(format_release(release), "utf-8")
-    print_answer(form, calibration_answer(str(out), fits, recordings))
+    written = force or not any(fit.missed for fit in fits)
+    if written:
+        out.write_text(format_release(release), "utf-8")
+    return print_answer(form, calibration_answer(str(out), fits, recordings, written=written))
