@@ -39,6 +39,7 @@ from blis_replay.ingest.readers.server import kv_events
 from blis_replay.ingest.readers.server import log as server_log
 from blis_replay.ingest.readers.server.clock import Bridge, server_times, steps_on_zero
 from blis_replay.ingest.readers.server.engine_settings import EngineEvidence, GivenArguments, engine_of
+from blis_replay.ingest.readers.server.forward_passes import read_forward_passes
 from blis_replay.ingest.readers.server.iterations import IterationLines
 from blis_replay.ingest.readers.server.metrics import MetricsRead, read_metrics
 from blis_replay.ingest.readers.simulators import tracev2
@@ -181,6 +182,8 @@ class _Assembly:
         server = self._server(traces, requests, client)
         cache_events, cache_clock = self._kv_events(client)
         engine, findings = self._engine(configured, server)
+        passes = self.known.get(discovery.FORWARD_PASSES, [])
+        self.missing += read_forward_passes(passes, self.iterations)
         iterations = self.iterations.done()
         self.missing += iterations.remarks
         slug, hardware = self.source.slug, self._hardware(configured)

@@ -14,6 +14,7 @@ import test_otlp_journeys
 import test_otlp_scan
 import test_otlp_scan_protobuf
 import test_reader_aiperf
+import test_reader_forward_passes
 import test_reader_guidellm
 import test_reader_inference_perf_requests
 import test_reader_kv_events
@@ -125,6 +126,10 @@ def kv_events() -> list[bytes]:
     return [_lines([[t, events[:3], 0, None], [t + 1, events[3:], 0, 33]])]
 
 
+def forward_passes() -> list[bytes]:
+    return [_lines(test_reader_forward_passes.forward_pass(number) for number in range(3))]
+
+
 def metrics() -> list[bytes]:
     return [test_reader_metrics.snapshot(3).encode(), test_reader_metrics.OLD.encode()]
 
@@ -188,5 +193,5 @@ BY_FORMAT: dict[str, Callable[[], list[bytes]]] = {
 
 
 def of_every_kind() -> list[bytes]:
-    every = [otlp_framing, kv_events, server_log, metrics, *BY_FORMAT.values()]
+    every = [otlp_framing, kv_events, server_log, metrics, forward_passes, *BY_FORMAT.values()]
     return [content for drawn in every for content in drawn()[:2]]

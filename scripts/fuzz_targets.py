@@ -42,9 +42,10 @@ from blis_replay.ingest.readers.otlp.journeys import on_zero
 from blis_replay.ingest.readers.otlp.rows import BatchRows
 from blis_replay.ingest.readers.otlp.traces import read_traces, trace_batches
 from blis_replay.ingest.readers.requests import READ_SCHEMA, RequestsRead, in_send_order
-from blis_replay.ingest.readers.server import kv_events, metrics
+from blis_replay.ingest.readers.server import forward_passes, kv_events, metrics
 from blis_replay.ingest.readers.server import log as server_log
 from blis_replay.ingest.readers.server.engine_settings import EngineEvidence, engine_of
+from blis_replay.ingest.readers.server.iterations import IterationLines
 from blis_replay.ingest.recording import JOURNEY_EVENT_SCHEMA, STEP_SCHEMA, PromptTree
 from blis_replay.ingest.rows import Scratch, no_rows
 
@@ -211,6 +212,17 @@ def _check_engine(configured: Mapping[str, object], log: server_log.ServerLog) -
         _check_line(finding.message)
 
 
+def _forward_passes(content: bytes, folder: Path) -> None:
+    forward_passes.recognises(content)
+    with _file(content, folder) as file:
+        iterations = IterationLines(Scratch())
+        remarks = forward_passes.read_forward_passes([file], iterations)
+        read = iterations.done()
+        _check(read.rows.height <= file.tally.records, "more iterations than records")
+        for remark in (*remarks, *read.remarks):
+            _check_line(remark)
+
+
 def _discovery(content: bytes, folder: Path) -> None:
     (folder / "input").write_bytes(content)
     with _complaint():
@@ -257,6 +269,7 @@ TARGETS: dict[str, Target] = {
     "server-log": Target(_server_log, seeds.server_log, (mutated_rows, mutated_bytes)),
     "experiment-config": Target(_experiment_config, seeds.experiment_config, (mutated_bytes,)),
     "metrics": Target(_metrics, seeds.metrics, (mutated_bytes,)),
+    "forward-passes": Target(_forward_passes, seeds.forward_passes, (mutated_json,)),
     "discovery": Target(_discovery, seeds.of_every_kind, (mutated_file, mutated_message, mutated_rows)),
 }
 _MUTATORS: dict[str, tuple[Mutator, ...]] = {

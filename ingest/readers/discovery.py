@@ -20,7 +20,7 @@ from blis_replay.ingest.readers.files import Progress, RecordedFile
 from blis_replay.ingest.readers.formats import HEAD_BYTES, REQUEST_FORMATS, TABLE
 from blis_replay.ingest.readers.otlp import framing as otlp_framing
 from blis_replay.ingest.readers.recorder import step_log
-from blis_replay.ingest.readers.server import kv_events, metrics
+from blis_replay.ingest.readers.server import forward_passes, kv_events, metrics
 from blis_replay.ingest.readers.server import log as server_log
 from blis_replay.ingest.readers.tables import llmservingsim
 from blis_replay.ingest.readers.tables.columns import EXAMPLE, HOW_TO_SAY, given_columns, listed
@@ -35,9 +35,10 @@ SERVER_LOG = "server log"
 KV_EVENTS = "kv-events"
 STEP_LOG = "step-log"
 METRICS = "metrics"
+FORWARD_PASSES = "forward-passes"
 LLMSERVINGSIM_META = "LLMServingSim meta"
 # What --format takes.
-FORMATS = (OTLP, KV_EVENTS, STEP_LOG, METRICS, *(form.name for form in REQUEST_FORMATS))
+FORMATS = (OTLP, KV_EVENTS, STEP_LOG, METRICS, FORWARD_PASSES, *(form.name for form in REQUEST_FORMATS))
 
 # Kind of file -> pattern of its path inside the recording.  A load generator may put a
 # prefix of the user's before the names of its reports, and any file may be compressed.
@@ -60,7 +61,7 @@ _NAMES: dict[str, str] = {
 _PATTERNS = {kind: re.compile(rf"(?:{pattern})(?:\.gz|\.zst)?", re.ASCII) for kind, pattern in _NAMES.items()}
 _BY_NAME_ALONE = frozenset(list(_NAMES)[:6])
 # There can be several of these; of every other kind one is read.
-_MANY = ("inference-perf stage", OTLP, KV_EVENTS, SERVER_LOG, STEP_LOG, METRICS)
+_MANY = ("inference-perf stage", OTLP, KV_EVENTS, SERVER_LOG, STEP_LOG, METRICS, FORWARD_PASSES)
 # A rotated log, and how often it was.
 _ROTATED = re.compile(r"(.*?)(?:\.(\d{1,6}))?(?:\.gz|\.zst)?")
 
@@ -244,6 +245,8 @@ def _kind_by_content(head: bytes) -> str:
         return KV_EVENTS
     if step_log.recognises(head):
         return STEP_LOG
+    if forward_passes.recognises(head):
+        return FORWARD_PASSES
     if llmservingsim.recognises_meta(head):
         return LLMSERVINGSIM_META
     if metrics.recognises(head):

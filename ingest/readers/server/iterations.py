@@ -102,13 +102,23 @@ class IterationLines:
         if engine not in self._engines and len(self._engines) == MAX_ENGINES:
             file.tally.reject(f"line {number}", f"an iteration of more than {MAX_ENGINES:,} engines")
         else:
-            self._add(self._engines.setdefault(engine, _Engine()), engine, match, self._stamp_s(text))
+            counted = (*(int(match[group]) for group in range(2, 7)), round(float(match[7]) * 1000))
+            kv_usage = min(float(match[9]) / 100, 1.0) if match[9] else None
+            self._further += bool(match[10].strip(" .\r"))
+            self.add(engine, counted, self._stamp_s(text), kv_usage, dummy=match[8] is not None)
             file.tally.records += 1
         return True
 
-    def _add(self, known: _Engine, engine: int, match: re.Match[str], stamp_s: int | None) -> None:
-        index, *counts = (int(match[group]) for group in range(2, 7))
-        line = (index, *counts, round(float(match[7]) * 1000))
+    def add(
+        self,
+        engine: int,
+        line: tuple[int, ...],
+        stamp_s: int | None,
+        kv_usage: float | None = None,
+        dummy: bool = False,
+    ) -> None:
+        """Add an iteration: ``line`` from its index to its elapsed us, in the order of ``ITERATION_SCHEMA``."""
+        known, index = self._engines.setdefault(engine, _Engine()), line[0]
         if line == known.last:
             known.repeated += 1
             return
@@ -119,9 +129,7 @@ class IterationLines:
             known.first_missing = known.first_missing if known.missing else known.last[0] + 1
             known.missing += between
         known.last = line
-        self._further += bool(match[10].strip(" .\r"))
-        kv_usage = min(float(match[9]) / 100, 1.0) if match[9] else None
-        self._rows.append((known.start, stamp_s, engine, *line, kv_usage, match[8] is not None))
+        self._rows.append((known.start, stamp_s, engine, *line, kv_usage, dummy))
         if len(self._rows) >= BATCH_ROWS:
             self._flush()
 
