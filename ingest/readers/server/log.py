@@ -43,8 +43,7 @@ _HYBRID = re.compile(
 )
 # Words of the lines above, one of which each has: most of a log is something else.
 _MARKS = re.compile(
-    rb"args: |LLM engine|API server version|  version |cache|num_gpu_blocks|oncurrency|[Aa]sync|Chunked|max model len|"
-    rb"attention block|padding layers|mamba"
+    rb"args: |engine \(v|version |cache|blocks|oncurrency|sync|hunked|max model len|on block|ing layers|mamba"
 )
 
 # Fields of the engine's configuration line by engine argument; chunked prefill has another name up to 0.11.
