@@ -508,6 +508,7 @@ class _Assembly:
             server.journey_events,
             self.log.settings if self.log else {},
             configured.metrics.engine,
+            configured.header.name,
         )
         settings, findings = engine_of(said, self.given)
         self.missing += [

@@ -148,7 +148,7 @@ GIVEN = "server log, as started"
 class EngineEvidence:
     """What tells of the engine's arguments.
 
-    ``configured``: by the experiment's configuration; ``header``: by that of its trace;
+    ``configured``: by the experiment's configuration; ``header``: by that of its trace, called ``header_name``;
     ``steps``, ``journey_events``: what the server did (``STEP_SCHEMA``, ``JOURNEY_EVENT_SCHEMA``);
     ``recorder``: what its scheduler was made with; ``metrics``: what its ``/metrics`` say of its cache.
     """
@@ -162,6 +162,7 @@ class EngineEvidence:
     journey_events: Rows
     recorder: Mapping[str, object] = field(default_factory=dict)
     metrics: Mapping[str, object] = field(default_factory=dict)
+    header_name: str = "trace header"
 
 
 def engine_of(said: EngineEvidence, given: GivenArguments | None) -> tuple[dict[str, Setting], tuple[Finding, ...]]:
@@ -179,7 +180,7 @@ def engine_of(said: EngineEvidence, given: GivenArguments | None) -> tuple[dict[
         ("recorded", GIVEN, log.given),
         *_of_the_run(said),
         ("recorded", "exp-config.yaml", said.configured),
-        ("recorded", "trace header", said.header),
+        ("recorded", said.header_name, said.header),
     ]
     machine = _machine(said)
     profile: Source = ("profile", "bundled profile", profile_arguments(said.profile))

@@ -28,12 +28,13 @@ _STATUS = {"ok": "ok", "error": "error", "timeout": "timeout", "incomplete": "ab
 
 @dataclass(frozen=True)
 class TraceHeader:
-    """What the header of a trace says of the server: model, parallelism, engine arguments and GPU."""
+    """What the header of a trace, called ``name``, says of the server: model, parallelism, engine arguments and GPU."""
 
     model: str | None = None
     tensor_parallelism: int | None = None
     engine: tuple[tuple[str, object], ...] = ()
     hardware: str | None = None
+    name: str = "trace header"
 
 
 def read_header(file: RecordedFile) -> TraceHeader:

@@ -72,6 +72,7 @@ def read_meta(file: RecordedFile) -> TraceHeader:
     if version := text(document.get("vllm_version")):
         engine["vllm_version"] = version
     return TraceHeader(
+        name=file.name,
         model=text(document.get("model")),
         tensor_parallelism=tokens(engine.get("tensor_parallel_size")),
         engine=tuple(engine.items()),

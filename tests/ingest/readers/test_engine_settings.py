@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.server.engine_defaults import Machine, gpu_gib_of, release_of
@@ -244,6 +245,32 @@ def test_what_could_not_be_read_of_the_log_is_told() -> None:
         "engine arguments in the server log that are kept as text: block_size 'f(3)'",
         "the line of engine arguments in the server log is cut off: what follows is not known",
     ]
+
+
+def test_every_argument_of_the_live_recordings_with_its_source(data_pack: Path) -> None:
+    """Their README: vLLM 0.32.0 on a CPU, synchronous, blocks of 128, 512 of them, 32 sequences, 1,024 tokens."""
+    for run in ("A", "C"):
+        with read_recording(data_pack / "live-vllm-0.32" / run) as recording:
+            found = {name: (s.value, s.source) for name, s in recording.engine.items()}
+            assert not [finding for finding in recording.findings if finding.check == "engine_arguments"]
+        assert found["async_scheduling"] == (False, "derived")
+        assert {name: source for name, (_value, source) in found.items() if source != "recorded"} == {
+            "async_scheduling": "derived",
+            "scheduling_policy": "default",
+            "long_prefill_token_threshold": "default",
+        }
+        expected = {
+            "vllm_version": "0.32.0",
+            "device": "cpu",
+            "max_num_seqs": 32,
+            "max_num_batched_tokens": 1024,
+            "max_model_len": 4096,
+            "block_size": 128,
+            "num_gpu_blocks": 512,
+            "enable_prefix_caching": True,
+            "enable_chunked_prefill": True,
+        }
+        assert {name: found[name][0] for name in expected} == expected
 
 
 def test_arguments_that_are_not_simulated_are_kept_in_short() -> None:
