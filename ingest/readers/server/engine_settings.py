@@ -209,8 +209,8 @@ def _derived_blocks(log: ServerLog, known: Mapping[str, Setting]) -> tuple[Sourc
     if log.hybrid:
         message = (
             f"KV blocks cannot be derived from the {log.kv_tokens:,} tokens of KV cache in the server log: the model "
-            f"keeps several kinds of KV cache ({log.hybrid}), for which that figure is 2 to 4 times too small "
-            "(vllm-project/vllm#40384)"
+            f"keeps several kinds of KV cache (the log has {log.hybrid!r}), so that they do not tell; up to vLLM 0.20 "
+            "they are also 2 to 4 times too few (vllm-project/vllm#40384)"
         )
         return ("derived", "", {}), [_finding(message, argument="num_gpu_blocks", kv_tokens=log.kv_tokens)]
     if blocks is None:

@@ -30,9 +30,7 @@ _CONCURRENCY = re.compile(r"Maximum concurrency for ([\d,]{1,20}) tokens per req
 _CONTEXT_PARALLEL = re.compile(r"Multiplying the GPU KV cache size by the [cd]c?p_world_size (\d{1,6})\b")
 _BLOCK_SIZE = re.compile(r"(?:Forcing|Setting) kv cache block size to (\d{1,6})\b")
 _ASYNC = re.compile(r"Asynchronous scheduling is (enabled|disabled)")
-_ASYNC_OFF = re.compile(
-    r"Async scheduling (?:will be disabled|is disabled|not supported with .{1,80} will be disabled)"
-)
+_ASYNC_OFF = re.compile(r"Async scheduling (?:[^\n]{0,120} )?(?:will be|is) disabled")
 _CHUNKED = re.compile(r"Chunked prefill is enabled with max_num_batched_tokens=(\d{1,12})")
 _MODEL_LEN = re.compile(r"Using max model len (\d{1,12})\b")
 _HIT_RATE = re.compile(r"Prefix cache hit rate: (\d{1,3}(?:\.\d+)?)%")

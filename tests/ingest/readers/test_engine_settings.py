@@ -233,7 +233,7 @@ def test_a_hybrid_model_leaves_kv_blocks_unknown_and_a_finding_says_why() -> Non
         "engine_arguments",
         {"argument": "num_gpu_blocks", "kv_tokens": 290_864},
     )
-    assert "2 to 4 times too small" in finding.message
+    assert "2 to 4 times too few" in finding.message
 
 
 def test_what_could_not_be_read_of_the_log_is_told() -> None:

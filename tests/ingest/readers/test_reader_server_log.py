@@ -161,6 +161,23 @@ def test_the_engine_says_what_it_runs_with(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("line", "on"),
+    [
+        ("Asynchronous scheduling is enabled.", True),
+        ("Asynchronous scheduling is disabled.", False),
+        # vllm/config/vllm.py says why it is off, and from 0.27 on nothing else.
+        ("Async scheduling not supported with ngram-based speculative decoding and will be disabled.", False),
+        ("Async scheduling is not yet supported with pipeline_parallel_size > 1 and will be disabled.", False),
+        ("Async scheduling is disabled because the V1 model runner does not support it with pipelines.", False),
+        ("Async scheduling will be disabled because it is not supported with the `ray` backend.", False),
+        ("Disabling NCCL for DP synchronization when using async scheduling.", None),
+    ],
+)
+def test_whether_scheduling_is_asynchronous(tmp_path: Path, line: str, on: bool | None) -> None:
+    assert read_server_log(recorded(tmp_path, f"INFO [vllm.py:750] {line}")).resolved.get("async_scheduling") is on
+
+
+@pytest.mark.parametrize(
     ("line", "device"),
     [
         ("CPU KV cache size: 65,536 tokens, Maximum concurrency for 4,096 tokens per request: 16.00x", "cpu"),
