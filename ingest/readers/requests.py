@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from blis_replay.ingest.prompt_tree import NONE, prompt_tree, tree_of_blocks
 from blis_replay.ingest.readers.documents import quoted, tokens
 from blis_replay.ingest.recording import AGGREGATE_SCHEMA, REQUEST_SCHEMA, PromptTree, Stage, empty_frame
-from blis_replay.ingest.rows import Rows, query
+from blis_replay.ingest.rows import Rows, Scratch, query
 
 BATCH_ROWS = 20_000
 
@@ -159,11 +159,21 @@ def request_row(**values: object) -> dict[str, object]:
 
 def frame_of(rows: Iterable[dict[str, object]]) -> pl.DataFrame:
     """Rows of :func:`request_row` as a frame of ``READ_SCHEMA``; holds one batch of rows at a time."""
+    return pl.concat([pl.DataFrame(schema=READ_SCHEMA), *_batches(rows)])
+
+
+def gathered(rows: Iterable[dict[str, object]]) -> Rows:
+    """Rows of :func:`request_row`, of which there may be more than memory holds."""
+    writer = Scratch().writer(READ_SCHEMA)
+    for batch in _batches(rows):
+        writer.add(batch)
+    return writer.done()
+
+
+def _batches(rows: Iterable[dict[str, object]]) -> Iterator[pl.DataFrame]:
     waiting = iter(rows)
-    frames = [pl.DataFrame(schema=READ_SCHEMA)]
     while batch := list(islice(waiting, BATCH_ROWS)):
-        frames.append(pl.DataFrame(batch, schema=READ_SCHEMA, orient="row"))
-    return pl.concat(frames)
+        yield pl.DataFrame(batch, schema=READ_SCHEMA, orient="row")
 
 
 def arrival_row(arrival_us: int | None, prompt: object, output: object) -> tuple[str, dict[str, object]]:

@@ -49,6 +49,7 @@ WRONG = [
     (("inspect", *GENERAL, "--check", "nope"), 2, "there are overloaded, token_events"),
     (("ingest", "absent"), 3, "no such"),
     (("ingest", "engine.yaml", "--format", "nope"), 2, "is none of otlp"),
+    (("ingest", "engine.yaml", "--columns", "ttft=x:h"), 2, "'h' is no unit of time that is known"),
     (("coefficients", "show", "broken.yaml"), 3, "correct or replace the file"),
     (("coefficients", "for-model", "absent.json", "--model", "m", "--out", "x.yaml"), 3, "name a readable file"),
     (("compare", "34b-general"), 2, "name two sides, A and B"),

@@ -69,11 +69,16 @@ def command(
     from blis_replay.ingest.errors import RecordingError
     from blis_replay.ingest.ingest import ingest_source, outcomes_table
     from blis_replay.ingest.readers.discovery import FORMATS, sources_of
+    from blis_replay.ingest.readers.tables.columns import given_columns
 
     if file_format and file_format not in FORMATS:
         raise click.BadParameter(f"{printable(file_format)} is none of {', '.join(FORMATS)}", param_hint="--format")
     outcomes, refused = [], []
     said = ",".join(columns) if columns else None
+    try:
+        given_columns(said or "")
+    except RecordingError as error:
+        raise click.BadParameter(f"{error.problem}; {error.mend}", param_hint=str(error.path)) from error
     for source in sources_of(paths, slug=name, form=file_format, columns=said, model=model):
         try:
             with progress_line(source.slug, "B") as progress:

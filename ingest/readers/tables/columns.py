@@ -224,7 +224,7 @@ def _recognised(record: Mapping[str, object], given: Columns) -> dict[str, Colum
     found: dict[str, Column] = {}
     taken = {column.name for column in given.values()}
     for name in islice(record, MAX_COLUMNS):
-        if name in taken or len(name) > 100:
+        if name in taken or len(name) > 100 or printable(name) != name:
             continue
         plain = "_".join(filter(None, _WORDS.split(name))).lower()
         stem, _, last = plain.rpartition("_")

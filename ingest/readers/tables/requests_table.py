@@ -19,7 +19,7 @@ import numpy as np
 
 from blis_replay.ingest.readers.documents import MAX_INTEGER, finite, quoted, text, tokens, whole
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.requests import RawEvents, RequestsRead, frame_of, prefixes_of_groups, request_row
+from blis_replay.ingest.readers.requests import RawEvents, RequestsRead, gathered, prefixes_of_groups, request_row
 from blis_replay.ingest.readers.tables.columns import (
     ISO,
     UNITS,
@@ -32,7 +32,6 @@ from blis_replay.ingest.readers.tables.columns import (
     value_of,
 )
 from blis_replay.ingest.readers.tables.records import Record, first_record, table_of
-from blis_replay.ingest.rows import rows_of
 
 # 2001: stamps before that count from a start of their own.
 _EARLIEST_EPOCH_US = 1_000_000_000_000_000
@@ -78,16 +77,15 @@ def read_requests(file: RecordedFile, stamps_path: Path, columns: Columns | None
     table = TableColumns(file.path, given_columns(file.columns) if columns is None else columns)
     with stamps_path.open("wb") as stream:
         read = _Read(table, stream)
-        frame = frame_of(_usable_rows(file, stamps_path, read))
+        rows = gathered(_usable_rows(file, stamps_path, read))
     table.check()
-    file.tally.records = len(frame)
+    file.tally.records = rows.height
     owned = np.array(read.counts, np.int64)
     events = RawEvents(stamps_path, np.cumsum(owned) - owned, owned) if owned.sum() else None
-    sent_us = frame["sent_us"].min() or 0
-    kind = "epoch" if sent_us >= _EARLIEST_EPOCH_US else "relative"  # type: ignore[operator]  # the column is int64
+    kind = "epoch" if (rows.aggregate(first="min(sent_us)")["first"] or 0) >= _EARLIEST_EPOCH_US else "relative"
     prefix, remarks = prefixes_of_groups(read.groups, "prefix and prefix_tokens of the table")
     return RequestsRead(
-        rows_of(frame),
+        rows,
         "client",
         kind,
         read.model,
