@@ -44,7 +44,7 @@ NAVIGATION: dict[str, tuple[str, ...]] = {
         "docs/trees.md",
     ),
     "What is measured": ("docs/metrics.md", "docs/checks.md", "docs/load-generators.md"),
-    "Recordings": ("docs/formats.md", "docs/collector.md", "docs/fuzzing.md"),
+    "Recordings": ("docs/recorder.md", "docs/formats.md", "docs/collector.md", "docs/fuzzing.md"),
     "The simulator": ("docs/engine.md", "docs/workloads.md", "docs/cluster.md", "docs/studies.md"),
     "Using it": ("docs/commands.md", "docs/terminal.md", "docs/json.md", "docs/python.md"),
     "Inside": ("docs/architecture.md", "docs/extending.md", "docs/documentation.md", "docs/benchmarks.md"),
