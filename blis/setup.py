@@ -203,9 +203,12 @@ def _config(engine: EngineConfig, ring: int, usable_blocks: int) -> k.Table:
     config["adaptive_threshold"] = engine.long_prefill_token_threshold_adaptive
     config["full_prompt_admission"] = engine.scheduler_reserve_full_isl
     behaviours = engine.behaviours
+    config["aborts_before_tokens"] = behaviours.aborts_before_tokens
     config["lone_prefill_uncapped"] = behaviours.lone_prefill_uncapped
     config["uncached_blocks_first"] = behaviours.uncached_blocks_first and engine.enable_prefix_caching
     config["exact_preemption_cursor"] = behaviours.exact_preemption_cursor
+    outlives = behaviours.priority_pass_outlives_preemption and engine.scheduling_policy == "priority"
+    config["pass_outlives_preemption"] = outlives
     config["ring_mask"] = ring - 1
     config["cpu_blocks"] = engine.num_cpu_blocks
     config["fetch_us"] = engine.cpu_fetch_us_per_block

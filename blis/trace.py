@@ -135,17 +135,21 @@ class RequestTrace:
 
 @dataclass(frozen=True)
 class Behaviours:
-    """What vLLM's scheduler does in one release and not in another; all off is 0.15.1.
+    """What vLLM's engine core does in one release and not in another; all off is 0.12.
 
     No argument of a server governs these; a pack of ``fixtures/engines`` says which release has which.
     """
 
+    # Who gives up during a step leaves before its tokens are taken; before, at the next turn.
+    aborts_before_tokens: bool = False
     # long_prefill_token_threshold does not bind while there is a single request.
     lone_prefill_uncapped: bool = False
     # Freed blocks that no lookup can find are the next to be taken; before, they queued behind all others.
     uncached_blocks_first: bool = False
     # Priority policy: a victim ahead of the request that needs its blocks no longer makes the pass skip a request.
     exact_preemption_cursor: bool = False
+    # Priority policy: where a request has preempted itself, those behind it are still served in this step.
+    priority_pass_outlives_preemption: bool = False
 
 
 @dataclass(frozen=True)
@@ -221,7 +225,7 @@ class EngineConfig:
 
 
 # Arguments that only some releases have, and how a value is read.
-_OF_SOME_RELEASES: dict[str, Callable[[Any], Any]] = {
+RELEASE_ARGUMENTS: dict[str, Callable[[Any], Any]] = {
     "scheduler_reserve_full_isl": bool,
     "watermark": float,
     "long_prefill_token_threshold_adaptive": bool,
@@ -233,13 +237,13 @@ _OF_SOME_RELEASES: dict[str, Callable[[Any], Any]] = {
 def release_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
     """What :class:`EngineConfig` takes from a release of vLLM: its behaviours, and the arguments it has over others.
 
-    ``given``: engine arguments by name, ``vllm_version`` among them; without that one the engine schedules as 0.15.1.
+    ``given``: engine arguments by name, ``vllm_version`` among them; without that one the engine schedules as 0.12.
     Raises ``TraceError`` for a value that is no number.
     """
     version = given.get("vllm_version")
     pack = None if version is None else choose_pack(str(version)).pack
     arguments: dict[str, Any] = {} if pack is None else dict(pack.arguments)
-    for name, read in _OF_SOME_RELEASES.items():
+    for name, read in RELEASE_ARGUMENTS.items():
         if given.get(name) is not None:
             try:
                 arguments[name] = read(given[name])

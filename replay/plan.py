@@ -57,11 +57,21 @@ def plan_replay(recording: Recording, mode: ReplayMode) -> ReplayPlan:
     recording = replayed_engine(recording, mode)
     engine = engine_config(recording, mode)  # first: blocks are counted in its terms
     trace, basis = request_trace(recording, mode)
-    version = recording.engine.get("vllm_version")
-    if version is not None and (remark := choose_pack(str(version.value)).remark):
-        basis["scheduler"] = remark
+    if remarks := _release_remarks(recording, engine):
+        basis["scheduler"] = remarks
     plan = ReplayPlan(trace, engine, basis)
     return _forced(plan, recording, mode) if mode.teacher_forced else plan
+
+
+def _release_remarks(recording: Recording, engine: EngineConfig) -> str:
+    """Where the simulated scheduler is not that of the recorded release, in words; empty if it is."""
+    version = recording.engine.get("vllm_version")
+    if version is None:
+        return ""
+    choice = choose_pack(str(version.value))
+    given = {name: setting.value for name, setting in recording.engine.items()}
+    differs = choice.pack.not_simulated(given | {"async_scheduling": engine.async_scheduling})
+    return "; ".join([*([choice.remark] if choice.remark else []), *(f"not simulated, {what}" for what in differs)])
 
 
 def _forced(plan: ReplayPlan, recording: Recording, mode: ReplayMode) -> ReplayPlan:

@@ -7,6 +7,7 @@ waits for it. What is imitated is the loop around the step: it hands over arriva
 
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 from oracle_record import Recording
@@ -166,15 +167,16 @@ def _take_messages(engine: Engine, *, idle: bool) -> None:
         track.queued_us = engine.now_us
         track.request = make_request(track.spec, engine.core)
         engine.core.add_request(track.request)
-    if aborted := _due_aborts(engine):
-        engine.core.abort_requests(aborted)
+    for rid in _due_aborts(engine):
+        engine.core.abort_requests([rid])
+        engine.aborts.popleft()
 
 
 def _due_aborts(engine: Engine) -> list[str]:
-    due = []
-    while engine.aborts and engine.aborts[0][0] <= engine.now_us:
-        due.append(engine.aborts.popleft()[1])
-        engine.tracks[due[-1]].aborted = True
+    """Whose client has given up by now.  Handed over one by one: of several vLLM's order is that of a set of texts."""
+    due = [rid for at_us, rid in takewhile(lambda abort: abort[0] <= engine.now_us, engine.aborts)]
+    for rid in due:
+        engine.tracks[rid].aborted = engine.tracks[rid].finished[1] < 0
     return due
 
 
@@ -212,9 +214,11 @@ class VirtualFuture:
     def result(self) -> Any:
         engine, batch = self.engine, self.batch
         engine.now_us = max(engine.now_us, batch.end_us)
-        aborts_queue = getattr(engine.core, "aborts_queue", None)
-        if aborts_queue is not None and (due := _due_aborts(engine)):
-            aborts_queue.put(due)
+        # Older releases have no such queue: they notice a client that gives up at the next turn.
+        if hasattr(engine.core, "aborts_queue"):
+            for rid in _due_aborts(engine):
+                engine.core.aborts_queue.put([rid])
+                engine.core._process_aborts_queue()
         emits = set(batch.emits)
         scheduled = batch.output.num_scheduled_tokens
         return model_output({rid: [_next_token(engine.tracks[rid])] if rid in emits else [] for rid in scheduled})
@@ -338,8 +342,10 @@ def _note_update(engine: Engine, update: Any, args: tuple[Any, ...]) -> Any:
         return outputs
     engine.end_us = batch.end_us
     for rid in batch.emits:
-        if not engine.tracks[rid].aborted:
-            _note_token(engine, batch, engine.tracks[rid])
+        track = engine.tracks[rid]
+        # Some releases run a decode more for a request whose last token is in flight, and drop its token.
+        if not track.aborted and track.finished[1] < 0:
+            _note_token(engine, batch, track)
     batch.row["kv_free_end"] = engine.core.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
     return outputs
 

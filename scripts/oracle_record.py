@@ -72,7 +72,11 @@ def write_scenario(spec: dict[str, Any], recording: Recording, vllm_version: str
         "summary": summarise(recording),
     }
     (out_dir / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
-    (out_dir / "requests.csv").write_text(_csv_text(REQUEST_COLUMNS, recording.requests), encoding="utf-8")
+    columns, rows = REQUEST_COLUMNS, recording.requests
+    if any("abort_us" in request for request in spec["requests"]):
+        columns = [*columns, "abort_us"]
+        rows = [[*row, asked.get("abort_us", "")] for row, asked in zip(rows, spec["requests"], strict=True)]
+    (out_dir / "requests.csv").write_text(_csv_text(columns, rows), encoding="utf-8")
     _write_gzip(out_dir / "steps.csv.gz", _csv_text(STEP_COLUMNS, recording.steps))
     _write_gzip(out_dir / "tokens.csv.gz", _csv_text(TOKEN_COLUMNS, recording.tokens))
     _write_gzip(out_dir / "schedule.jsonl.gz", _jsonl_text(recording.schedule))
@@ -135,6 +139,7 @@ def read_spec(path: Path) -> dict[str, Any]:
             "prefix_group": row["prefix_group"],
             "prefix_len": int(row["prefix_len"]),
         }
+        | ({"abort_us": int(row["abort_us"])} if row.get("abort_us") else {})
         for row in rows
     ]
     return {key: config[key] for key in ("scenario", "description", "engine_args", "step_time")} | {

@@ -7,6 +7,7 @@ import contextlib
 import inspect
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -54,8 +55,7 @@ WORKER_ANSWERS: dict[str, Any] = {
 # Checks of the pool that are lifted, by what releases call them: vLLM refuses one that cannot hold a request of
 # max_model_len, and a pool that is short for the requests there are shows more than one that is not.
 LIFTED_CHECKS = ("_check_enough_kv_cache_memory", "check_enough_kv_cache_memory")
-# Parts of the engine core that older releases lack, and what the oracle does instead.
-IMITATED = {"aborts_queue": "a client that gives up is noticed at the next turn, as this release does"}
+CHECKING_MODULES = ("vllm.v1.core.kv_cache_utils", "vllm.v1.core.kv_cache_planning")
 
 
 class SpecError(ValueError):
@@ -147,12 +147,12 @@ def make_core(args: dict[str, Any], run_batch: Callable[[Any], Any]) -> Any:
     ``run_batch`` is given the scheduler's output of each batch and answers with a future of the model's output.
     """
     config = make_config(args)
-    from vllm.v1.core import kv_cache_utils
     from vllm.v1.engine.core import EngineCore
 
-    for name in LIFTED_CHECKS:
-        if hasattr(kv_cache_utils, name):
-            setattr(kv_cache_utils, name, lambda *_: None)
+    for module in filter(None, map(sys.modules.get, CHECKING_MODULES)):
+        for name in LIFTED_CHECKS:
+            if hasattr(module, name):
+                setattr(module, name, lambda *_: None)
     with contextlib.redirect_stderr(None):
         core = EngineCore(config, lambda given: Device(given, args, run_batch), log_stats=False)
     _check_settings(core, args)

@@ -56,11 +56,14 @@ def random_spec(seed: int, index: int) -> Spec:
     """Workload `index` of the random series `seed`: 20 to 150 requests, settings drawn over all features."""
     rng = np.random.default_rng([seed, index])
     args, b_ns = _random_args(rng), _pick(rng, B_NS_CHOICES)
+    newer = np.random.default_rng([seed, index, 1])
+    args |= _newer_args(newer, args)
     mix = _random_mix(rng, args)
     count = int(rng.integers(20, 151))
     requests = make_requests(rng, args, mix, _random_arrivals(rng, count, mix, b_ns, args))
     needed = most_blocks(requests, args)
     args["num_gpu_blocks"] = 1 + max(needed, math.ceil(needed * _pick(rng, [1.0, 1.05, 1.3, 2.0, 3.0, 5.0, 100.0])))
+    _add_aborts(newer, requests)
     return make_spec(f"rand-{seed}-{index:05d}", f"random workload, seed {seed}, index {index}", args, b_ns, requests)
 
 
@@ -78,10 +81,34 @@ def _random_args(rng: np.random.Generator) -> dict[str, Any]:
         "policy": _pick(rng, ["fcfs", "fcfs", "priority"]),
         "async_scheduling": bool(rng.random() < 0.5),
     }
+    # Newer releases refuse a threshold above the model length.
+    args["long_prefill_token_threshold"] = min(args["long_prefill_token_threshold"], args["max_model_len"])
     if not args["enable_chunked_prefill"]:
         # vLLM refuses a batch smaller than the model length then; just as small is the case that blocks admissions.
         args["max_num_batched_tokens"] = max(args["max_num_seqs"], args["max_model_len"] + _pick(rng, [0, 0, 37, 512]))
     return args
+
+
+def _newer_args(rng: np.random.Generator, args: Spec) -> Spec:
+    """What only some releases have, and now and then the block size of CPUs."""
+    newer = {
+        "block_size": 128 if rng.random() < 0.1 else args["block_size"],
+        "scheduler_reserve_full_isl": bool(rng.random() < 0.7),
+        "watermark": _pick(rng, [0.0, 0.0, 0.0, 0.01, 0.05, 0.3]),
+        "long_prefill_token_threshold_adaptive": bool(rng.random() < 0.3),
+        "max_num_active_seqs": _pick(rng, [None, None, None, max(1, args["max_num_seqs"] // 2)]),
+    }
+    half = max(args["max_num_seqs"], args["max_num_batched_tokens"] // 2)
+    scheduled = _pick(rng, [None, None, None, half])
+    return newer | ({"max_num_scheduled_tokens": scheduled} if args["enable_chunked_prefill"] else {})
+
+
+def _add_aborts(rng: np.random.Generator, requests: list[Spec]) -> None:
+    """Let the clients of some requests give up some time after they were sent."""
+    share, patience_us = _pick(rng, [0.0, 0.0, 0.1, 0.4]), _pick(rng, [50_000, 400_000, 3_000_000])
+    for request in requests:
+        if rng.random() < share:
+            request["abort_us"] = request["arrival_us"] + 1 + int(rng.exponential(patience_us))
 
 
 def _random_mix(rng: np.random.Generator, args: dict[str, Any]) -> Mix:

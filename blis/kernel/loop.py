@@ -12,6 +12,7 @@ from blis_replay.blis.kernel.pool import blocks_for
 from blis_replay.blis.kernel.queues import (
     close_segment,
     computed_now,
+    last_token_step,
     leave_finish,
     leave_queue,
     queue_up,
@@ -137,7 +138,10 @@ def note_step(state: State, row: int, start_us: int) -> None:
 
 @compiled
 def update(state: State) -> None:
-    """The tokens of the oldest batch are in: requests with their last token finish, in batch order."""
+    """The tokens of the oldest batch are in: requests with their last token finish, in batch order.
+
+    Clients that gave up meanwhile come first.
+    """
     at, flight = state.at, state.flight
     row, end_us = flight[0, 0], flight[0, 1]
     at.waiting_before = at.waiting_depth
@@ -148,6 +152,8 @@ def update(state: State) -> None:
     flight[0, 0] = flight[1, 0]
     flight[0, 1] = flight[1, 1]
     at.now_us = max(at.now_us, end_us)
+    if state.config.aborts_before_tokens == 1:
+        take_aborts(state)
     if row == NONE:
         return
     finished = 0
@@ -181,7 +187,7 @@ def first_to_finish(state: State, step: int) -> int:
 def finish(state: State, request: int, step: int, row: int) -> int:
     """A request has its last token; one that was preempted meanwhile finishes in the queue.
 
-    The number of requests that finished: 0 if its client gave up in the same moment.
+    The number of requests that finished: 0 if its client gave up meanwhile.
     """
     this = state.requests[request]
     if this.status == ABORTED:
@@ -219,7 +225,7 @@ def begin(state: State, request: int) -> None:
 
 @compiled
 def take_aborts(state: State) -> None:
-    """Clients that have given up by now; a request whose last token is computed completes."""
+    """Clients that have given up by now; tokens of theirs that are in flight reach nobody."""
     at = state.at
     while at.next_abort < at.submitted:
         request = state.abort_order[index(at.next_abort)]
@@ -228,7 +234,7 @@ def take_aborts(state: State) -> None:
         at.next_abort += 1
         this = state.requests[request]
         status = this.status
-        if status in (COMPLETED, LAST_IN_FLIGHT):
+        if status == COMPLETED or (status == LAST_IN_FLIGHT and state.config.aborts_before_tokens == 0):
             continue
         if status == WAITING:
             leave_queue(state, request)
@@ -242,6 +248,13 @@ def take_aborts(state: State) -> None:
                 leave_decoding(state, request, computed_now(state, request))
             elif status == PREFILLING:
                 stop_prefill(state, request)
+            else:
+                # It stays in the bucket of its last step, which passes over it.
+                last = last_token_step(state, request)
+                cached = state.facts[request].total_tokens - 1
+                if state.config.batches_in_flight == 2 and this.segment_start < last:
+                    cached -= 1
+                close_segment(state, request, at.step, at.rows - 1)
             vacate(state, request, cached)
         this.status = ABORTED
 

@@ -163,8 +163,9 @@ def walk_running(state: State) -> int:
                 after = state.links[request].running.next
                 preempt(state, victim)
             if itself:
-                # It has preempted itself: the pass ends, those behind it get nothing.
-                budget = 0
+                # It has preempted itself.  In most releases the pass ends, and those behind it get nothing.
+                if state.config.pass_outlives_preemption == 0:
+                    budget = 0
                 request = after
                 continue
             if this.status == DECODING:
@@ -271,6 +272,7 @@ def end_prefills(state: State) -> None:
                     outcome.first_step = at.rows
                 if this.known + 1 == state.facts[request].total_tokens:
                     this.status = LAST_IN_FLIGHT
+                    this.step_offset = at.step + 2 - state.facts[request].total_tokens  # see last_token_step
                     enter_finish(state, request, at.step)
                 else:
                     start_decoding(state, request, at.step + 1)

@@ -66,11 +66,13 @@ class Config:
     num_blocks: i64  # without the reserved one
     watermark_blocks: i64  # an admission leaves so many free, unless nobody runs
     # Switches, 1 or 0: ``trace.Behaviours`` says what they are.
+    aborts_before_tokens: i64
     adaptive_threshold: i64
     full_prompt_admission: i64
     lone_prefill_uncapped: i64
     uncached_blocks_first: i64
     exact_preemption_cursor: i64
+    pass_outlives_preemption: i64
     ring_mask: i64  # State.finish_head has a power of two of slots, more than any request has steps
     cpu_blocks: i64  # room of the CPU tier, 0: there is none
     fetch_us: i64  # time the device takes to fetch a block from there

@@ -43,14 +43,18 @@ def test_a_version_has_a_pack_and_says_what_it_stands_for(version: str, release:
 
 
 def test_what_the_engine_takes_from_a_release() -> None:
-    """0.15.1: no switch; 0.32.0: whole prompts only, unless the server was told otherwise; no version: as 0.15.1."""
+    """0.12.0: no switch; 0.32.0: whole prompts only, unless the server was told otherwise; no version: as 0.12."""
     plain = {"behaviours": Behaviours()}
     assert release_arguments({}) == plain
-    assert release_arguments({"vllm_version": "0.15.1"}) == plain
+    assert release_arguments({"vllm_version": "0.12.0"}) == plain
+    assert release_arguments({"vllm_version": "0.15.1"}) == {"behaviours": Behaviours(aborts_before_tokens=True)}
     newer = release_arguments({"vllm_version": "0.32.0"})
     assert newer["scheduler_reserve_full_isl"] is True
     assert newer["behaviours"] == Behaviours(
-        lone_prefill_uncapped=True, uncached_blocks_first=True, exact_preemption_cursor=True
+        aborts_before_tokens=True,
+        lone_prefill_uncapped=True,
+        uncached_blocks_first=True,
+        exact_preemption_cursor=True,
     )
     told = release_arguments({"vllm_version": "0.32.0", "scheduler_reserve_full_isl": False, "watermark": "0.01"})
     assert (told["scheduler_reserve_full_isl"], told["watermark"]) == (False, 0.01)

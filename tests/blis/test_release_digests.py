@@ -1,0 +1,65 @@
+"""The engine against every release of vLLM whose scheduler was run, by digests of what it did with many workloads."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from oracle_workloads import named_specs, random_spec
+
+from blis_replay.blis.engine import simulate
+from blis_replay.fixtures.scenario import digest_of, simulated_schedule, workload_of
+from blis_replay.strict.engine_packs import EnginePack, choose_pack, engine_packs
+
+DIGESTS = {
+    path.stem: json.loads(path.read_text("utf-8")) for path in (Path(__file__).parent / "digests").glob("*.json")
+}
+
+
+@cache
+def named() -> dict[str, dict[str, Any]]:
+    return {spec["scenario"]: spec for spec in named_specs()}
+
+
+def spec_of(name: str) -> dict[str, Any]:
+    """The workload of a name: ``rand-SEED-INDEX``, or one of the named."""
+    if not name.startswith("rand-"):
+        return named()[name]
+    _, seed, index = name.split("-")
+    return random_spec(int(seed), int(index))
+
+
+def test_every_release_that_a_pack_names_has_digests() -> None:
+    assert {release for pack in engine_packs() for release in pack.compared} == set(DIGESTS)
+
+
+@pytest.mark.parametrize("pack", engine_packs(), ids=lambda pack: f"from {pack.first}")
+def test_equal_to_each_release(pack: EnginePack) -> None:
+    """Steps, depths, free blocks, preemptions, cache hits and every token, on all workloads of its releases."""
+    simulated: dict[str, str] = {}
+    different = []
+    for release in pack.compared:
+        assert choose_pack(release).pack is pack
+        for name, recorded in DIGESTS[release].items():
+            if name not in simulated:
+                workload = workload_of(spec_of(name), release)
+                result = simulate(workload.trace, workload.engine, workload.latency)
+                simulated[name] = digest_of(simulated_schedule(result))
+            if simulated[name] != recorded:
+                different.append(how_to_see(release, name))
+    assert not different, "\n".join(different)
+
+
+def how_to_see(release: str, name: str) -> str:
+    """The commands that show the first step in which engine and release differ."""
+    which = f"named --only {name}"
+    if name.startswith("rand-"):
+        _, seed, index = name.split("-")
+        which = f"random --seed {seed} --index {int(index)}"
+    return (
+        f"vLLM {release} schedules {name} otherwise: with that release, python scripts/vllm_oracle.py {which} OUT; "
+        f"then python scripts/compare_oracle.py OUT/{name}"
+    )
