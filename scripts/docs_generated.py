@@ -98,7 +98,7 @@ def _cell(text: str) -> str:
 
 
 # From top to bottom: what imports stands above what it imports.
-_ROOMS = ("validate", "replay", "fixtures", "ingest", "blis", "strict", "compiled")
+_ROOMS = ("validate", "replay", "fixtures", "ingest", "blis", "recorder", "strict", "compiled")
 _LEFT, _RIGHT, _HEIGHT, _PITCH = 20, 880, 92, 112
 _STYLE = """
   text { font: 13px system-ui, sans-serif; fill: #1c1c1c } .name { font-weight: 700; font-size: 16px }
