@@ -68,6 +68,7 @@ from blis_replay.ingest.recording import (
     workload_of,
 )
 from blis_replay.ingest.rows import Rows, Scratch, no_rows, rows_of
+from blis_replay.ingest.steps.placed import place
 from blis_replay.ingest.stream.lengths import with_counted_lengths, with_decode_lengths
 
 _NO_LOAD = experiment_config.LoadConfig(None, (), None, None, None)
@@ -189,7 +190,7 @@ class _Assembly:
         slug, hardware = self.source.slug, self._hardware(configured)
         workload = workload_of(slug, configured.experiment.app)
         files = self._files()
-        return Recording(
+        recording = Recording(
             slug=slug,
             alias=alias_of(slug, model, workload),
             workload=workload,
@@ -221,6 +222,9 @@ class _Assembly:
             load_profile=configured.declared,
             findings=findings,
         )
+        placed = place(recording, self.scratch)
+        missing = (*recording.missing, *([placed.remark] if placed.remark else []))
+        return replace(recording, iterations=placed.iterations, missing=missing)
 
     def _traces(self) -> otlp_traces.TracesRead:
         """What the server wrote of its steps and requests: traces, and a step log in place of what it has better."""

@@ -10,6 +10,7 @@ from blis_replay.ingest.checks import (
     clocks,
     completeness,
     engine_arguments,
+    iterations,
     littles_law,
     output_length,
     overload,
@@ -55,6 +56,7 @@ CHECKS = tuple(
         output_length,
         step_clock,
         step_cycle,
+        iterations,
         reconstruction,
         littles_law,
         sampling,
@@ -109,12 +111,13 @@ def check_names() -> dict[str, str]:
     return {check.name: check.measures for check in CHECKS}
 
 
-def named_check(name: str) -> InstrumentCheck:
-    """The check of that name; ``UnknownCheckError`` names those there are."""
-    for check in CHECKS:
+def named_check(name: str, *others: InstrumentCheck) -> InstrumentCheck:
+    """The check of that name, among ``others`` too; ``UnknownCheckError`` names those there are."""
+    for check in (*CHECKS, *others):
         if check.name == name:
             return check
-    raise UnknownCheckError(f"no instrument check is called {name}; there are {', '.join(check_names())}")
+    names = ", ".join(check.name for check in (*CHECKS, *others))
+    raise UnknownCheckError(f"no instrument check is called {name}; there are {names}")
 
 
 def check_evidence(store: Store, slug: str, check: InstrumentCheck) -> CheckEvidence:

@@ -1,0 +1,214 @@
+"""When the steps of a server's log began, worked out from the requests that went through them.
+
+The log stamps whole seconds.  But a token reached its client after the step that computed it, a request was at the
+server before the step that admitted it, and the server measured how long each waited, was in prefill and decoded.
+Between two steps lies at least the time that the engine waited for the model.  So every step's output has an
+earliest and a latest time, and its start lies between that of the output before and its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from blis_replay.ingest.recording import IDENTITIES, ITERATION_SCHEMA, Recording, TokenEvents
+from blis_replay.ingest.rows import Rows, Scratch
+from blis_replay.ingest.steps.followed import MOST_STEPS, NONE, Followed, followed_requests, served_requests
+
+Int64s = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+_NEVER, _FOREVER = -(1 << 60), 1 << 60
+# Bounds of different requests move each other; after so many passes nothing does any more in practice.
+_PASSES = 4
+
+
+@dataclass
+class _Bounds:
+    """Of each step the earliest and the latest time of its output, int64[steps] us; ``waited``: cumulative."""
+
+    early: Int64s
+    late: Int64s
+    waited: Int64s
+
+    def tighten(self) -> None:
+        """No output comes sooner after the one before than the engine waited for it."""
+        self.early = np.maximum.accumulate(self.early - self.waited) + self.waited
+        self.late = np.minimum.accumulate((self.late - self.waited)[::-1])[::-1] + self.waited
+
+    def tie(self, first: Int64s, last: Int64s, apart_us: Int64s) -> None:
+        """Outputs that are so far apart bound each other."""
+        for bound, at in ((self.early, np.maximum.at), (self.late, np.minimum.at)):
+            there, back = bound[first] + apart_us, bound[last] - apart_us
+            at(bound, last, there)
+            at(bound, first, back)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """``iterations``: ``ITERATION_SCHEMA`` with ``start_us`` and ``uncertainty_us`` where steps could be placed.
+
+    ``remark``: in words, how far that went and why not further.
+    """
+
+    iterations: Rows
+    remark: str
+
+
+def place(recording: Recording, scratch: Scratch) -> Placed:
+    """Place the iterations of a recording that has requests; those of one engine, without gaps."""
+    rows = recording.iterations
+    if rows.is_empty() or recording.requests.is_empty():
+        return Placed(rows, "")
+    if (why := why_not(rows)) or any(clock.constructed for clock in recording.clocks[:1]):
+        return Placed(rows, f"when iterations began: {why or 'the clock of the requests was made up'}")
+    frame = whole_iterations(rows)
+    served = served_requests(recording.requests, recording.lifecycles)
+    found = followed_requests(recording, frame, served)
+    remark = remark_of(found, frame.height)
+    if found.end <= found.begin:
+        return Placed(rows, remark)
+    start_us, uncertainty_us = _starts(recording, frame, served, found)
+    part = slice(found.begin, found.end)
+    times = pl.DataFrame(
+        {
+            "engine": frame["engine"][part],
+            "iteration": frame["iteration"][part],
+            "start_us": start_us,
+            "uncertainty_us": uncertainty_us,
+        }
+    )
+    placed = rows.frame().drop("start_us", "uncertainty_us").join(times, on=["engine", "iteration"], how="left")
+    return Placed(scratch.hold(placed.select(ITERATION_SCHEMA.keys())), remark)
+
+
+def why_not(rows: Rows) -> str:
+    """Why requests cannot be followed through iterations at all; ``""`` if they can."""
+    of = rows.aggregate(engines="count(DISTINCT engine)", first="min(iteration)", steps="count(*)")
+    if of["engines"] > 1:
+        return f"{of['engines']} engines served the requests, and nothing tells which of them served which"
+    if of["first"] > 1:
+        return f"the log begins with iteration {of['first']:,}, so that the requests then in the engine are not known"
+    if of["steps"] > MOST_STEPS:
+        return f"more than {MOST_STEPS:,} of them"
+    return ""
+
+
+def whole_iterations(rows: Rows) -> pl.DataFrame:
+    """Steps with requests up to the first iteration that is missing."""
+    frame = rows.frame()
+    gaps = (frame["iteration"].diff() > 1).arg_true()
+    return frame.head(int(gaps[0]) if len(gaps) else frame.height).filter(~pl.col("dummy"))
+
+
+def remark_of(found: Followed, steps: int) -> str:
+    """What of the steps could not be explained by the requests, in words."""
+    parts = [f"iterations before {found.begin:,} served requests that no file records"] if found.begin else []
+    if found.why:
+        parts.append(f"at iteration {found.end:,} of {steps:,} their counts are not those of the requests: {found.why}")
+    return "when iterations began: " + "; ".join(parts) if parts else ""
+
+
+def _starts(
+    recording: Recording, iterations: pl.DataFrame, served: pl.DataFrame, found: Followed
+) -> tuple[Int64s, Int64s]:
+    """int64[steps explained]: the start of each in us, and how far the true one can be from it."""
+    asynchronous = recording.engine.get("async_scheduling")
+    lead = 2 if asynchronous is not None and asynchronous.value else 1
+    own_us = iterations["elapsed_us"].to_numpy()[found.begin : found.end]
+    steps = len(own_us)
+    bounds = _Bounds(np.full(steps, _NEVER), np.full(steps, _FOREVER), np.cumsum(own_us))
+    begun_us = np.full(steps, _NEVER)
+    _bound_by_requests(recording, served, found, bounds, begun_us)
+    if recording.token_events is not None:
+        _bound_by_tokens(recording.token_events, served, found, bounds)
+    ties = _ties(served, found, steps)
+    for _ in range(_PASSES):
+        bounds.early = np.maximum(bounds.early, begun_us + own_us)
+        bounds.tighten()
+        bounds.tie(*ties)
+    bounds.tighten()
+    # Where nobody decodes and nobody was in prefill before, the engine may have been idle.
+    part = slice(found.begin, found.end)
+    busy = iterations["decode_requests"].to_numpy()[part] > 0
+    begin = np.zeros(steps, np.int64)
+    np.add.at(begin, found.admitted[(found.admitted >= 0) & (found.admitted < found.end)] - found.begin, 1)
+    busy |= iterations["prefill_requests"].to_numpy()[part] > begin
+    return _between(bounds, begun_us, own_us, busy, lead)
+
+
+def _between(bounds: _Bounds, begun_us: Int64s, own_us: Int64s, busy: Bools, lead: int) -> tuple[Int64s, Int64s]:
+    """Starts between the earliest and the latest time of each, and how far the true ones can be from them.
+
+    The latest outputs are those that a client had; what they took on the way there is less than the least distance
+    between the two times of any step, of which half is taken off.  ``busy``: the engine went on with the step at once,
+    when the output of the step ``lead`` before was in.
+    """
+    steps = len(own_us)
+    way_us = int((bounds.late - bounds.early).min()) // 2
+    before = np.full((2, steps), _NEVER)
+    if steps > lead:
+        before[:, lead:] = bounds.early[:-lead], bounds.late[:-lead]
+    late = np.minimum.accumulate((bounds.late - own_us)[::-1])[::-1]
+    early = np.maximum.accumulate(np.maximum(before[0], begun_us))
+    early = np.where(early <= _NEVER // 2, late - way_us, early)
+    told = np.where(busy & (before[1] > _NEVER // 2), np.minimum(before[1], late), late) - way_us
+    start_us = np.maximum.accumulate(np.clip(told, early, np.maximum(late, early)))
+    return start_us, np.maximum(np.maximum(start_us - early, late - start_us), 1)
+
+
+def _bound_by_requests(
+    recording: Recording, served: pl.DataFrame, found: Followed, bounds: _Bounds, begun_us: Int64s
+) -> None:
+    """By arrival, first and last token of each request; ``begun_us`` takes the arrivals, by admitting step."""
+    server = next((clock for clock in recording.clocks if clock.name == "server" and clock.placed == IDENTITIES), None)
+    loose_us = 0 if server is None or server.uncertainty_us is None else server.uncertainty_us
+    known = (found.admitted >= 0) & (found.first >= 0) & (found.last < found.end)
+    admitted, first, last = (steps[known] - found.begin for steps in (found.admitted, found.first, found.last))
+    column = {name: served[name].cast(pl.Float64).fill_null(np.nan).to_numpy()[known] for name in _TIMES}
+    # What the server stamped is off by the offset between its clock and the client's, if that is not known better.
+    arrived = column["arrived_us"] - np.where(served["at_server"].to_numpy()[known], loose_us, 0)
+    alone = served["request_index"].is_null().to_numpy()[known]
+    _least(begun_us, admitted, arrived)
+    _least(bounds.early, first, arrived + column["queue_us"] + column["prefill_us"])
+    _least(bounds.early, last, arrived + column["queue_us"] + column["prefill_us"] + column["decode_us"])
+    _most(bounds.late, first, column["first_token_us"] + np.where(alone, loose_us, 0))
+    _most(bounds.late, last, column["last_token_us"] + np.where(alone, loose_us, 0))
+
+
+_TIMES = ("arrived_us", "queue_us", "prefill_us", "decode_us", "first_token_us", "last_token_us")
+
+
+def _least(bound: Int64s, at: Int64s, us: NDArray[np.float64]) -> None:
+    told = ~np.isnan(us)
+    np.maximum.at(bound, at[told], np.floor(us[told]).astype(np.int64))
+
+
+def _most(bound: Int64s, at: Int64s, us: NDArray[np.float64]) -> None:
+    told = ~np.isnan(us)
+    np.minimum.at(bound, at[told], np.ceil(us[told]).astype(np.int64))
+
+
+def _ties(served: pl.DataFrame, found: Followed, steps: int) -> tuple[Int64s, Int64s, Int64s]:
+    """Steps of first and last tokens, and the time between them as the server measured it."""
+    known = (found.first >= 0) & (found.last < found.end) & served["decode_us"].is_not_null().to_numpy()
+    first, last = found.first[known] - found.begin, found.last[known] - found.begin
+    return first, last, served["decode_us"].to_numpy()[known].astype(np.int64)
+
+
+def _bound_by_tokens(events: TokenEvents, served: pl.DataFrame, found: Followed, bounds: _Bounds) -> None:
+    """By every token that its client stamped, where a request has as many stamps as tokens."""
+    stamps = np.memmap(events.path, np.int64, "r") if events.path.stat().st_size else np.empty(0, np.int64)
+    rows = served.select("request_index", "output_tokens").with_columns(
+        pl.Series("first", found.first), pl.Series("last", found.last)
+    )
+    usable = rows.drop_nulls().filter((pl.col("first") != NONE) & (pl.col("last") < found.end))
+    for index, tokens, first, last in usable.iter_rows():
+        if int(events.counts[index]) != tokens:
+            continue
+        begin = int(events.offsets[index])
+        own_us = stamps[begin : begin + tokens] - events.zero_us
+        part = slice(first - found.begin, last + 1 - found.begin)
+        bounds.late[part] = np.minimum(bounds.late[part], own_us)
