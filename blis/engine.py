@@ -17,6 +17,7 @@ from blis_replay.blis.latency.models import BatchFeatures, Latency, Lifecycle, S
 from blis_replay.blis.result import SimResult, check_conservation, read_result
 from blis_replay.blis.setup import eligible_times, new_state, queueing_times, with_room
 from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
+from blis_replay.compiled.arrays import Int64s
 
 
 def simulate(
@@ -77,6 +78,19 @@ class Engine:
                 return self._features()
             if not self._goes_on(answer):
                 return None
+
+    def serve_rows(self, first: int, last: int, resumed_as_decode: bool) -> Int64s:
+        """Schedule one batch with tokens in each row from ``first`` to ``last`` - 1, row numbers for times.
+
+        A request can be served from the row on that is its time of arrival, and is gone from that of its abort on.
+        Returns int64[last, ROW_FIELDS] (``kernel.loop``); step -1: nothing was scheduled.
+        """
+        table = np.zeros((last, loop.ROW_FIELDS), np.int64)
+        table[:, loop.ROW_STEP] = -1
+        answer, row = loop.serve_rows(self.state, first, last, table, resumed_as_decode)
+        while answer != loop.REACHED and self._goes_on(answer):
+            answer, row = loop.serve_rows(self.state, row, last, table, resumed_as_decode)
+        return table
 
     def run(self, duration_us: int) -> None:
         """Let the batch just scheduled take this long."""

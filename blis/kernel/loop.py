@@ -38,6 +38,8 @@ from blis_replay.compiled.arrays import Floats, Int64s
 
 # What next_batch and advance answer.
 BATCH, IDLE, REACHED, NEEDS_ROOM, STUCK = range(5)
+# What serve_rows writes: requests and tokens in prefill, requests and tokens in decode, the step, preemptions.
+ROW_STEP, ROW_PREEMPTED, ROW_FIELDS = 4, 5, 6
 
 
 @entry
@@ -62,6 +64,56 @@ def next_batch(state: State, until_us: int) -> int:
 def run_batch(state: State, duration_us: int) -> None:
     """Let the batch just built take this long, for a caller in Python."""
     _run_batch(State(state.config[0], state.at[0], state.batch[0], *state[3:]), duration_us)
+
+
+@entry
+def serve_rows(state: State, row: int, until_row: int, table: Int64s, resumed_as_decode: bool) -> tuple[int, int]:
+    """Schedule a batch with tokens in each row of ``table``, where the row's number is the time.
+
+    ``table``: int64[rows, ROW_FIELDS], takes what is in the batches; a row in which nothing can be scheduled stays as
+    it is.  ``resumed_as_decode``: a request that computes again what it had, some of it output, counts as a decode.
+    The answer, REACHED or as ``advance`` answers, and the row where to go on.
+    """
+    at, batch, preempted = state.at[0], state.batch[0], table[:row, ROW_PREEMPTED].sum()
+    while row < until_row:
+        at.now_us = max(at.now_us, row)
+        answer = next_batch(state, row + 1)
+        if answer in (NEEDS_ROOM, STUCK):
+            return answer, row
+        if answer != BATCH:
+            row += 1
+            continue
+        preempted += at.preempted_in_call
+        table[row, ROW_PREEMPTED] += at.preempted_in_call
+        has_tokens = batch.prefill_tokens + batch.decode_tokens > 0
+        if has_tokens:
+            table[row, 0] = batch.prefill_requests
+            table[row, 1] = batch.prefill_tokens
+            table[row, 2] = batch.decode_tokens
+            table[row, 3] = batch.decode_tokens
+            table[row, ROW_STEP] = at.rows
+            if resumed_as_decode and preempted > 0:
+                count_resumed(state, table[row])
+        run_batch(state, 1)
+        if has_tokens:
+            row += 1
+    return REACHED, row
+
+
+@compiled
+def count_resumed(state: State, counts: Int64s) -> None:
+    """Take the requests of the batch that were preempted and have output tokens from the prefills to the decodes."""
+    request = state.at[0].running.head
+    while request != NONE:
+        this = state.requests[request]
+        had_output = this.known > state.facts[request].prompt_tokens
+        given = this.chunk_step == state.at[0].step and this.chunk > 1
+        if given and had_output:
+            counts[0] -= 1
+            counts[1] -= this.chunk
+            counts[2] += 1
+            counts[3] += this.chunk
+        request = state.links[request].running.next
 
 
 @compiled

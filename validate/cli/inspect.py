@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 import click
@@ -34,14 +35,15 @@ def command(name: str | None, check: str | None, list_checks: bool, store_path: 
     from blis_replay.ingest.store import kv_event_counts, open_store, read_findings, read_stored
     from blis_replay.validate.experiment import find_experiment
     from blis_replay.validate.inspection import inspection_answer
+    from blis_replay.validate.schedule import SCHEDULE_CHECK, schedule_evidence
     from blis_replay.validate.text.checks import checks_answer, evidence_answer
 
     if list_checks:
-        print_answer(form, checks_answer(check_names()))
+        print_answer(form, checks_answer(check_names() | {SCHEDULE_CHECK.name: SCHEDULE_CHECK.measures}))
         return
     if name is None:
         raise click.UsageError("name an experiment with --experiment, or list the checks with --checks")
-    chosen = None if check is None else named_check(check)
+    chosen = None if check is None else named_check(check, SCHEDULE_CHECK)
     # A store that nobody may write can still be looked at; a bundled experiment would be brought into it.
     read_only = store_path.exists() and not os.access(store_path, os.W_OK)
     with open_store(store_path, read_only=read_only) as store:
@@ -54,5 +56,6 @@ def command(name: str | None, check: str | None, list_checks: bool, store_path: 
             )
             answer = inspection_answer(recording, findings, cache)
         else:
-            answer = evidence_answer(check_evidence(store, slug, chosen))
+            evidence = schedule_evidence if chosen is SCHEDULE_CHECK else partial(check_evidence, check=chosen)
+            answer = evidence_answer(evidence(store, slug))
     print_answer(form, answer)

@@ -25,6 +25,7 @@ from blis_replay.validate.metrics.latency import (
     relative_error,
 )
 from blis_replay.validate.metrics.observed import Gaps, Number, Selection, overloaded
+from blis_replay.validate.schedule import ScheduleVerdict, schedule_verdict
 
 Verdict = Literal["pass", "fail", "overloaded", "unusable", "not judged"]
 
@@ -69,8 +70,8 @@ class Comparison:
     ``recording``: of side A.  ``replay``: side B, if it is a replay.  ``compared``: how many requests on each side.
     ``paired``: agreement by metric, empty where the sides do not have the same requests.  ``excluded``: requests
     of a replay that are left out, by reason.  ``open_arguments``: engine arguments that nobody recorded and that
-    change the replay.  ``saturation``: of a replay of a whole run that queues, or whose
-    recording does.
+    change the replay.  ``saturation``: of a replay of a whole run that queues, or whose recording does.
+    ``schedule``: of a replay of a whole run of which every step was recorded.
     """
 
     recording: Recording
@@ -82,6 +83,7 @@ class Comparison:
     excluded: dict[str, int]
     saturation: Saturation | None = None
     open_arguments: tuple[OpenArgument, ...] = ()
+    schedule: ScheduleVerdict | None = None
 
     @property
     def run(self) -> ReplayRun:
@@ -183,8 +185,8 @@ def compare_replay(
     """Compare a replay with its recording, over the requests that both finished.
 
     ``token_gaps``: observed pooled inter-token gaps of the selection, where recorded.  ``queues``: say what
-    queues there are.  Raises ``NothingToJudgeError`` if no request is left to compare, ``ValidateError`` for a
-    window of published aggregates.
+    queues there are, and how far the schedule is the recorded one.  Raises ``NothingToJudgeError`` if no request is
+    left to compare, ``ValidateError`` for a window of published aggregates.
     """
     selection = selection or Selection()
     observed, simulated = recording_side(run.recording, token_gaps), replay_side(run)
@@ -198,7 +200,10 @@ def compare_replay(
             "nothing to judge"
         )
     comparison = replace(compare(observed, simulated, selection), open_arguments=open_arguments(run))
-    return replace(comparison, saturation=saturation(run)) if queues else comparison
+    if not queues:
+        return comparison
+    schedule = schedule_verdict(run.recording, run.plan.engine)
+    return replace(comparison, saturation=saturation(run), schedule=schedule)
 
 
 def light(comparison: Comparison) -> Comparison:

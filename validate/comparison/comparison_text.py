@@ -193,6 +193,8 @@ def pairs_sentence(comparison: Comparison) -> str:
 def notes(comparison: Comparison) -> list[str]:
     """What the numbers rest on, who was left out, and why a number is missing, a line each."""
     lines = [f"{what}: {how}" for what, how in comparison.run.plan.basis.items()]
+    if comparison.schedule is not None:
+        lines.append(f"schedule: {comparison.schedule.sentence}")
     lines += _other_hardware(comparison)
     lines += argument_lines(comparison.recording, comparison.open_arguments)
     lines += [f"left out: {count:,} requests {reason}" for reason, count in comparison.excluded.items()]
@@ -245,6 +247,7 @@ def comparison_json(comparison: Comparison) -> dict[str, object]:
         "findings": [vars(finding) for finding in comparison.findings],
         "saturation": comparison.saturation and saturation_json(comparison.saturation),
         "open_arguments": [vars(argument) for argument in comparison.open_arguments],
+        "schedule": comparison.schedule and comparison.schedule.document,
         "known_differences": list(comparison.run.simulated.differences),
         "provenance": provenance_of(comparison.run),
     }
