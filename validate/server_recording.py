@@ -52,8 +52,8 @@ class ServerRecording:
 
 def new_directory(command: Sequence[str]) -> Path:
     """``runs/<date>-<time>-<model>-tp<n>-recorded``, as the names of experiments are put together."""
-    serve = command.index("serve") if "serve" in command else -1
-    model = _value(command, "--model") or next((arg for arg in command[serve + 1 :][:1] if arg[:1] != "-"), "model")
+    behind = command[command.index("serve") + 1 :][:1] if "serve" in command else ()
+    model = _value(command, "--model") or next((argument for argument in behind if argument[:1] != "-"), "model")
     short = re.sub(r"[^\w.]+", "-", model.rstrip("/").rsplit("/", 1)[-1], flags=re.ASCII).strip("-") or "model"
     parallel = _value(command, "--tensor-parallel-size") or _value(command, "-tp") or "1"
     return Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-{short}-tp{parallel}-recorded"

@@ -1,0 +1,84 @@
+"""``blis-replay record``: a server is run with the recorder in it, and its directory can be ingested."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import fake_vllm
+import pytest
+from command_line import Run
+
+from blis_replay.ingest.assemble import read_recording
+from blis_replay.validate.server_recording import new_directory
+
+COMMAND = (sys.executable, "-m", "blis_replay.validate.cli.main", "record")
+SERVER = (sys.executable, str(Path(fake_vllm.__file__)), "serve", "some/model")
+
+
+def free_port() -> str:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return str(found.getsockname()[1])
+
+
+@pytest.mark.slow
+def test_a_server_is_recorded_until_a_signal_ends_it(tmp_path: Path) -> None:
+    """A server of five requests that ends with 7 on SIGTERM: its steps, spans' address, log, metrics and exit code."""
+    folder = tmp_path / "my-server-tp1-chat"
+    recording = subprocess.Popen(
+        [*COMMAND, "--out", str(folder), "--", *SERVER, "--port", free_port()],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with recording:
+        assert recording.stdout is not None
+        served = recording.stdout.readline()
+        assert re.match(r"served --otlp-traces-endpoint", served)
+        until = time.monotonic() + 30
+        while not (folder / "metrics-before.prom").exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        recording.send_signal(signal.SIGTERM)
+        _out, err = recording.communicate(timeout=60)
+    assert recording.returncode == 7, err
+    assert re.search(r"steps-engine0-\d+-\d+\.jsonl\.gz: \d+ steps, 5 requests, none dropped; \d+ us a step", err)
+    assert f"blis-replay ingest {folder}" in err
+    assert (folder / "vllm.log").read_text("utf-8") == served
+    for name in ("metrics-before.prom", "metrics-after.prom"):
+        assert (folder / name).read_bytes() == b"vllm:num_requests_running 0\n"
+    with read_recording(folder) as read:
+        assert read.requests["output_tokens"].to_list() == [3, 4, 5, 6, 7]
+        assert read.recorder is not None
+        assert read.recorder["requests_conserved"] == 5
+
+
+def test_a_recording_is_not_written_over(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "vllm.log").write_text("of another run", "utf-8")
+    answer = run("record", "--out", str(tmp_path), "--", *SERVER)
+    assert (answer.code, answer.out) == (3, "")
+    assert "there is a recording in it; name another directory with --out" in answer.err
+    assert (tmp_path / "vllm.log").read_text("utf-8") == "of another run"
+
+
+def test_a_command_that_does_not_exist_is_one_line(run: Run, tmp_path: Path) -> None:
+    answer = run("record", "--out", str(tmp_path / "run"), "--no-spans", "--", str(tmp_path / "no-such-program"))
+    assert answer.code == 3
+    assert "cannot be started (No such file or directory); give the server's command behind --" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("vllm serve meta-llama/Llama-3.1-8B --port 1", r"runs/\d{8}-\d{6}-Llama-3\.1-8B-tp1-recorded"),
+        ("vllm serve --model /models/tiny -tp 4", r"runs/\d{8}-\d{6}-tiny-tp4-recorded"),
+        ("python -m x --tensor-parallel-size=2", r"runs/\d{8}-\d{6}-model-tp2-recorded"),
+    ],
+)
+def test_the_directory_is_named_after_date_and_model(command: str, name: str) -> None:
+    assert re.fullmatch(name, str(new_directory(command.split())))
