@@ -323,7 +323,8 @@ class _Assembly:
         if found is None or found.rows.is_empty():
             return replace(traces.requests, prefix=self._logged_prompts(np.arange(len(self.logged)), len(self.logged)))
         self.spans = traces.requests.frame
-        self.pairing = paired(found.frame, self.spans, traces.requests.clock_kind)
+        kind = traces.requests.clock_kind
+        self.pairing = paired(found.frame, self.spans, kind, found.clock_kind == kind == "monotonic")
         self._note_pairing(self.pairing, used)
         logged = self._logged_prompts(self.pairing.client_rows, self.pairing.frame.height)
         return replace(found, rows=rows_of(self.pairing.frame), prefix=logged or found.prefix)

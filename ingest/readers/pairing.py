@@ -22,6 +22,7 @@ _PREFIX, _SUFFIX = "^(?:chat)?cmpl-", r"-\d+(?:-[0-9a-f]{8})?$"
 _NUMBERED = r"^(?:chat)?cmpl-(.*?)(\d{1,9})-\d+(?:-[0-9a-f]{8})?$"
 
 BY_IDS, BY_NUMBERS, BY_CONTENT = "their ids", "the numbers in their ids", "their lengths and the pattern of arrivals"
+BY_CLOCK = "their lengths and the clock that both read"
 # Of numbers: so many pairs have equal prompts, where both sides count them.  Clients count without the tokens that a
 # server puts before a prompt, by which all differ alike.
 _AGREE = 0.95
@@ -81,15 +82,22 @@ class Pairing:
     alignment: Alignment | None
 
 
-def paired(client: pl.DataFrame, server: pl.DataFrame, clock_kind: str) -> Pairing:
+def paired(client: pl.DataFrame, server: pl.DataFrame, clock_kind: str, one_clock: bool = False) -> Pairing:
     """Pair requests by their ids, else by what is unique of them; at least two pairs, or none.
 
     Both are ``READ_SCHEMA``, each on its own clock; ``clock_kind`` is the server's.  Ids that occur twice on a side
     tell nothing.  Where the ids are others, the numbers in the server's ids are those of the client's
     requests in the order of its file, if the prompts agree; else lengths and the pattern of arrivals tell, if one
-    offset between the clocks fits and no second one does.
+    offset between the clocks fits and no second one does.  ``one_clock``: both may have read the monotonic clock of one
+    host, which holds if nearly every request then came right after it was sent.
     """
-    for how, rows_of in ((BY_IDS, _by_ids), (BY_NUMBERS, _by_numbers), (BY_CONTENT, _by_content)):
+    ways = [
+        (BY_IDS, _by_ids),
+        (BY_NUMBERS, _by_numbers),
+        *([(BY_CLOCK, _by_clock)] * one_clock),
+        (BY_CONTENT, _by_content),
+    ]
+    for how, rows_of in ways:
         rows = rows_of(client, server)
         if (rows >= 0).sum() >= _FEWEST:
             joined = _joined(client, server, rows)
@@ -150,6 +158,14 @@ def _nothing(server: pl.DataFrame) -> Int64s:
     return np.full(server.height, -1, np.int64)
 
 
+def _by_clock(client: pl.DataFrame, server: pl.DataFrame) -> Int64s:
+    """By prompt and output length, each the first of its kind that came after it was sent."""
+    key = ["prompt_tokens", "output_tokens_reported"]
+    mine = _keyed(client, key)
+    rows = _in_turn(mine, _keyed(server, key), 0, _nothing(server))
+    return rows if (rows >= 0).sum() >= _AGREE * max(mine.height, 1) else _nothing(server)
+
+
 def _by_content(client: pl.DataFrame, server: pl.DataFrame) -> Int64s:
     """By prompt and output length and the arrivals' pattern, else by output length, else by the pattern alone."""
     keys: tuple[list[str], ...] = (["prompt_tokens", "output_tokens_reported"], ["output_tokens_reported"], [])
@@ -171,8 +187,11 @@ def _keyed(requests: pl.DataFrame, key: list[str]) -> pl.DataFrame:
 def _by_arrivals(client: pl.DataFrame, server: pl.DataFrame, rows: Int64s) -> Int64s:
     """``rows``, by row of the server the client's, filled where one offset of the clocks fits equal keys."""
     offset_us = _offset_of_arrivals(client, server)
-    if offset_us is None:
-        return rows
+    return rows if offset_us is None else _in_turn(client, server, offset_us, rows)
+
+
+def _in_turn(client: pl.DataFrame, server: pl.DataFrame, offset_us: int, rows: Int64s) -> Int64s:
+    """``rows`` filled: of equal keys, each of the server's is the next of the client's that was sent before."""
     of_server = {key[0]: part.select("row", "sent_us").to_numpy() for key, part in server.group_by("key")}
     for key, part in client.group_by("key"):
         others = of_server.get(key[0])
