@@ -17,7 +17,7 @@ from blis_replay.blis.trace import BlockKeys
 from blis_replay.compiled.arrays import Int32s, Int64s
 from blis_replay.ingest.checks.prefix_cache import uncached_prompt_tokens
 from blis_replay.ingest.errors import ReconstructionError
-from blis_replay.ingest.recording import PromptTree, Recording, SharedPrefix
+from blis_replay.ingest.recording import SERVER_BLOCKS, PromptTree, Recording, SharedPrefix
 from blis_replay.ingest.steps.prefill import ASSUMED
 from blis_replay.ingest.steps.reconstruction import computed_prompts, reconstruct
 from blis_replay.replay.errors import ReplayError
@@ -179,13 +179,15 @@ def prefix_identity(recording: Recording, prompts: Int64s | None = None) -> tupl
     They are the recorded ones if there are some, else those of a shared-prefix workload:
     request i carries prompt i modulo the number of prompts; prompts of a group begin with
     the same system prompt.  Membership is drawn (seeded): it matters to the first round of
-    prompts only.  None where the workload is no such cycle, or the server counted hits itself.
+    prompts only.  None where the workload is no such cycle, or the server counted hits itself; its own identities tell
+    more than its count, because they hold under other engine arguments as well.
     ``prompts`` as in ``estimate_prefix``.
     """
     workload, recorded = recording.shared_prefix, prompt_tokens(recording)
     prompts = recorded if prompts is None else prompts
+    by_server = recording.prefix is not None and recording.prefix.source == SERVER_BLOCKS
     cached = recording.requests["cached_prompt_tokens"]
-    if cached.null_count() == 0 and len(cached):
+    if cached.null_count() == 0 and len(cached) and not by_server:
         return None
     block, period = int(recording.engine["block_size"].value), _period(workload)
     if recording.prefix is not None:
