@@ -22,7 +22,8 @@ LINEAR, REGIMES, OBSERVED, PHYSICAL, ROOFLINE, TREES = range(6)
 #    the features.  The trees' values add up to the logarithm of the time in us.
 
 # -- LINEAR: int_params = intercept, per prefill, decode and context token, floor, cap (0: none),
-#    all ns, and the ns added before the division (500 rounds half up, 0 truncates).
+#    all ns, and the ns added before the division (500 rounds half up, 0 truncates); ns per 1,000 tokens attended to
+#    by prefill.
 
 # -- REGIMES: float_params = overhead_us, per_request_us, then a row a regime:
 #    condition feature (-1: always), operator, value, expm1 (0/1), intercept, coefficients;
@@ -104,12 +105,13 @@ def modelled_us(kind: int, int_params: Int64s, float_params: Floats, batch: Batc
 
 @compiled
 def linear_us(int_params: Int64s, batch: Batch) -> int:
-    """``min(cap, max(floor, b0 + b1*prefill + b2*decode + b3*context))``, rounded once."""
+    """``min(cap, max(floor, b0 + b1*prefill + b2*decode + b3*context + b4*attended))``, rounded once."""
     total_ns = (
         int_params[0]
         + int_params[1] * batch.prefill_tokens
         + int_params[2] * batch.decode_tokens
         + int_params[3] * batch.context_tokens
+        + int_params[7] * batch.attended_tokens // 1000
     )
     total_ns = max(total_ns, int_params[4])
     if int_params[5] > 0:

@@ -25,13 +25,15 @@ class LatencyModel:
     """Step time of a batch, linear in what it holds, within a floor and a cap.
 
     ``min(cap_ns, max(floor_ns, intercept_ns + per_prefill_token_ns * prefill_tokens
-    + per_decode_token_ns * decode_tokens + per_context_token_ns * context_tokens))``
+    + per_decode_token_ns * decode_tokens + per_context_token_ns * context_tokens
+    + per_1000_attended_ns * attended_tokens / 1000))``
     nanoseconds, then to whole microseconds: half up (``round_half_up``, the rule of the
     scheduler oracle) or towards zero (``truncate``, as BLIS does), at least 1 us.
 
     ``context_tokens`` are the KV tokens that the batch's decodes attend to, each one's
-    own token included.  Kind ``blackbox`` has neither floor nor cap; kind ``floor`` is
-    ``max(overhead, compute)``, with ``cap_ns`` (0: none) as StepML has it.
+    own token included, ``attended_tokens`` those of its prefill tokens.  Kind ``blackbox`` has
+    neither floor nor cap; kind ``floor`` is ``max(overhead, compute)``, with ``cap_ns`` (0:
+    none) as StepML has it.
     """
 
     kind: Literal["blackbox", "floor"]
@@ -42,6 +44,7 @@ class LatencyModel:
     floor_ns: int = 0
     rounding: Literal["round_half_up", "truncate"] = "round_half_up"
     cap_ns: int = 0
+    per_1000_attended_ns: int = 0
 
     def for_kernel(self) -> KernelModel:
         """Kind, integer and float parameters as ``kernel.step_time`` reads them."""
@@ -53,6 +56,7 @@ class LatencyModel:
             self.floor_ns,
             self.cap_ns,
             500 if self.rounding == "round_half_up" else 0,
+            self.per_1000_attended_ns,
         ]
         return step_time.LINEAR, np.array(int_params, np.int64), np.zeros(0)
 

@@ -24,6 +24,11 @@ def blackbox_coefficients(entry: ModelEntry, context_tokens: float = 0.0) -> tup
             f"{entry.model} tp {entry.tensor_parallelism} has a cost per context token (--context-tokens puts it into "
             "that of a decode)"
         )
+    if model.per_1000_attended_ns:
+        raise ReleaseError(
+            f"{entry.model} tp {entry.tensor_parallelism} has a cost per token that prefill attends to, which BLIS's "
+            "blackbox model has not; export a release that is a line in prefill, decode and context tokens"
+        )
     half_us = 0.5 if model.rounding == "round_half_up" else 0.0
     per_decode_ns = model.per_decode_token_ns + model.per_context_token_ns * context_tokens
     return (

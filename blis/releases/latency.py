@@ -27,6 +27,7 @@ class _BlackboxText(Struct, frozen=True, kw_only=True, tag_field="kind", tag="bl
     per_prefill_token: TimePerToken
     per_decode_token: TimePerToken
     per_context_token: TimePerToken = 0.0
+    per_1000_attended: Time | None = None
     floor: Time = 0.0
     rounding: Rounding
     cap: Time | None = None
@@ -37,6 +38,7 @@ class _FloorText(Struct, frozen=True, kw_only=True, tag_field="kind", tag="floor
     per_prefill_token: TimePerToken = 0.0
     per_decode_token: TimePerToken = 0.0
     per_context_token: TimePerToken = 0.0
+    per_1000_attended: Time | None = None
     floor: Time
     rounding: Rounding
     cap: Time | None = None
@@ -165,6 +167,7 @@ def latency_text(model: Latency) -> LatencyText:
         per_prefill_token=model.per_prefill_token_ns / 1000,
         per_decode_token=model.per_decode_token_ns / 1000,
         per_context_token=model.per_context_token_ns / 1000,
+        per_1000_attended=model.per_1000_attended_ns / 1000 or None,
         floor=model.floor_ns / 1000,
         rounding=model.rounding,
         cap=model.cap_ns / 1000 or None,
