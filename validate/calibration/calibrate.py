@@ -20,6 +20,7 @@ from blis_replay.replay.executors.executors import ExecutorName, map_jobs
 from blis_replay.replay.executors.local import Progress
 from blis_replay.replay.simulator import model_of
 from blis_replay.validate.calibration.cycle_rows import COEFFICIENTS
+from blis_replay.validate.calibration.every_step import FORM, has_every_step, measure
 from blis_replay.validate.calibration.evidence import (
     SCALE,
     MeasuredDelay,
@@ -148,10 +149,13 @@ def _refuse_two_gpus(recordings: Sequence[Recording]) -> None:
 def fit_model(recordings: Sequence[Recording], options: Options) -> ModelFit:
     """Fit one model from its recordings.
 
-    ``auto`` uses all there is, step cycles and latencies.  Raises ``ValidateError`` if there is neither,
+    ``auto`` uses all there is, step cycles and latencies; where the recorder noted every step there is nothing to
+    search for, and form and coefficients are measured.  Raises ``ValidateError`` if there is neither,
     fewer windows than coefficients, no prompt lengths, or a check calls what would be used unusable.
     """
     used = _usable(recordings, options.data)
+    if options.data != "latencies" and all(map(has_every_step, recordings)):
+        return _measured(recordings, used, options)
     fitted_until, chosen_until = options.split
     prior = prior_for(options.prior, recordings[0])
     measured = measured_delays(recordings, options.seed)
@@ -193,6 +197,34 @@ def fit_model(recordings: Sequence[Recording], options: Options) -> ModelFit:
         scheduling=scheduling,
         missed=missed(record.scores, agreement, {recording.slug: recording.alias for recording in recordings}),
     )
+
+
+def _measured(recordings: Sequence[Recording], used: tuple[tuple[Recording, Data], ...], options: Options) -> ModelFit:
+    """The fit of recordings with every step, over what is before the last part of the split."""
+    until = options.split[1]
+    found = measure(recordings, (0.0, until), options.seed)
+    entry = ModelEntry(
+        model=model_of(recordings[0]),
+        tensor_parallelism=recordings[0].tensor_parallelism or 1,
+        latency=found.latency,
+        lifecycle=found.lifecycle,
+        sources={fit.name: fit.remark for fit in found.coefficients if fit.status == "measured"},
+    )
+    record = FitRecord(
+        form=FORM,
+        fitted_until=until,
+        chosen_until=until,
+        scheduling="synchronous",
+        scheduling_told="not told apart",
+        scheduling_evidence="the recorder has it from the engine",
+        coefficients=found.coefficients,
+        scores=part_scores(recordings, entry, False, until, until),
+    )
+    agreement = {"cycle": 100 * found.error}
+    steps = tuple((recording, kind) for recording, kind in used if kind == "steps")
+    # Single steps scatter more than windows of them, so only the scores tell whether the fit misses its own data.
+    own = missed(record.scores, {"e2e": 0.0}, {recording.slug: recording.alias for recording in recordings})
+    return ModelFit(replace(entry, fit=record), record, steps, found.steps, agreement, None, own)
 
 
 def _first_fit(

@@ -10,6 +10,7 @@ from blis_replay.blis.releases.fit import CoefficientFit, PartScore
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.tables import Cell, Column, Table, Toned, columns_named, table_of
 from blis_replay.validate.calibration.calibrate import ModelFit
+from blis_replay.validate.calibration.every_step import FORM
 from blis_replay.validate.calibration.step_errors import LineFit, StepError
 from blis_replay.validate.text.answer import Answer, Block, Line, Part, Verbatim
 from blis_replay.validate.text.cells import percent_plain
@@ -72,9 +73,10 @@ def _fit(fit: ModelFit) -> list[Part]:
     record, title = fit.record, f"{fit.entry.model} tp {fit.entry.tensor_parallelism}"
     agreement = ", ".join(f"{name.upper() if name != 'cycle' else name} {v:.1f} %" for name, v in fit.agreement.items())
     remarks = [f"  {c.name}: {c.remark}" for c in record.coefficients if c.status != "fitted"]
+    row = "step" if record.form == FORM else "window"
     return [
         Line(f"{title}: {record.form}", mark=Toned(title, "heading")),
-        Line(f"  {fit.rows:,} windows; mean absolute error of a window: {agreement}", "    "),
+        Line(f"  {fit.rows:,} {row}s; mean absolute error of a {row}: {agreement}", "    "),
         Table("", _COEFFICIENT_COLUMNS, [_coefficient(c) for c in record.coefficients]),
         *(Line(remark, "    ") for remark in remarks),
         *_scheduling(fit),

@@ -1,0 +1,141 @@
+"""Coefficients from a step log: what is planted in a made-up server comes out of its own recording."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_vllm import Request, Scheduler
+
+from blis_replay.blis.releases.release import format_release
+from blis_replay.ingest.ingest import ingest_source
+from blis_replay.ingest.recording import Recording
+from blis_replay.ingest.store import open_store, read_stored
+from blis_replay.replay.release_file import load_release
+from blis_replay.validate.calibration.calibrate import Options, calibrate
+from blis_replay.validate.calibration.every_step import STEP_COSTS, has_every_step, measure
+from blis_replay.validate.calibration.priors import DEFAULT_PRIOR
+
+US = 1_000
+# Of a step, and per prefill token, decode token, context token of a decode, 1,000 tokens that prefill attends to.
+PLANTED_US = (5_000.0, 150.0, 400.0, 1.5, 300.0)
+# From the API server to the queue: at no prompt, and per prompt token.
+WAY_US, WAY_PER_TOKEN_US = 3_000.0, 10.0
+
+
+def step_log(requests: int, seed: int) -> list[Any]:
+    """The log of the fake scheduler in virtual time: steps take what is planted, and nothing else takes time."""
+    drawn = np.random.default_rng(seed)
+    scheduler = Scheduler(max_num_seqs=8, max_num_batched_tokens=512)
+    now_us, lines = 0.0, []
+    sent_us = np.cumsum(drawn.exponential(150_000, requests))
+    prompts, outputs = drawn.integers(20, 700, requests), drawn.integers(2, 40, requests)
+    ready_us = sent_us + WAY_US + WAY_PER_TOKEN_US * prompts
+    coming = list(np.argsort(ready_us, kind="stable"))
+    step = 0
+    while coming or scheduler.requests:
+        if not scheduler.requests:
+            now_us = max(now_us, float(ready_us[coming[0]]))
+        while coming and ready_us[coming[0]] <= now_us:
+            number = int(coming.pop(0))
+            scheduler.add_request(Request(str(number), int(prompts[number]), int(outputs[number])))
+            stamps = (_ns(now_us), _ns(now_us), _ns(now_us), _ns(sent_us[number]))
+            lines.append(["a", number, str(number), *stamps, int(prompts[number]), int(outputs[number]), 0, None, 0])
+        before = {name: (r.num_computed_tokens, r.num_prompt_tokens) for name, r in scheduler.requests.items()}
+        output = scheduler.schedule()
+        tokens = {int(name): count for name, count in output.num_scheduled_tokens.items()}
+        ones, others = [n for n, c in tokens.items() if c == 1], [[n, c] for n, c in tokens.items() if c != 1]
+        admitted = [[int(new.req_id), 0] for new in output.scheduled_new_reqs]
+        depths = (len(scheduler.running), len(scheduler.waiting), 50)
+        lines.append(["s", step, _ns(now_us), 0, 1_000, *depths, ones, others, admitted, []])
+        now_us += step_us(output.num_scheduled_tokens, before)
+        there = dict(scheduler.requests)
+        scheduler.update_from_output(output, None)
+        for name in there.keys() - scheduler.requests.keys():
+            ended = there[name]
+            counts = (ended.num_output_tokens, 0, ended.num_computed_tokens)
+            lines.append(["f", int(name), _ns(now_us), "FINISHED_LENGTH_CAPPED", *counts])
+        lines.append(["u", step, _ns(now_us), 0, []])
+        step += 1
+    return lines
+
+
+def step_us(tokens: dict[str, int], before: dict[str, tuple[int, int]]) -> float:
+    """What is planted, for one step."""
+    prefill = decodes = context = attended = 0
+    for name, count in tokens.items():
+        computed, prompt = before[name]
+        if computed < prompt:
+            prefill += count
+            attended += count * computed + count * (count + 1) // 2
+        else:
+            decodes, context = decodes + 1, context + computed + 1
+    return float(np.dot(PLANTED_US, (1, prefill, decodes, context, attended / 1000)))
+
+
+def _ns(us: float) -> int:
+    return round(us) * US
+
+
+@pytest.fixture(scope="module")
+def recordings(tmp_path_factory: pytest.TempPathFactory) -> list[Recording]:
+    """Two runs of 150 requests."""
+    store, found = tmp_path_factory.mktemp("every_step") / "store.duckdb", []
+    settings = {"max_num_seqs": 8, "max_num_batched_tokens": 512, "max_model_len": 2048, "block_size": 16}
+    header = {
+        "blis_replay_steps": 1,
+        "started": {"monotonic_ns": 0, "wall_ns": 0},
+        "vllm": "0.32.0",
+        "model": "some/model",
+        "settings": {**settings, "async_scheduling": False, "enable_prefix_caching": False},
+        "absent": [],
+    }
+    for seed in (1, 2):
+        folder = store.parent / f"run-{seed}"
+        folder.mkdir()
+        lines = [header, *step_log(150, seed)]
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (folder / "steps.jsonl.gz").write_bytes(gzip.compress(text.encode()))
+        ingest_source(store, folder)
+        with open_store(store) as opened:
+            found.append(read_stored(opened, folder.name))
+    return found
+
+
+@pytest.mark.slow
+def test_planted_costs_come_out(recordings: list[Recording]) -> None:
+    """Each within 1 %: stamps are whole us, and steps take 5 ms or more."""
+    assert all(map(has_every_step, recordings))
+    found = measure(recordings, (0.0, 1.0))
+    costs = {fit.name: fit.value_us for fit in found.coefficients}
+    assert [costs[name] for name in STEP_COSTS] == pytest.approx(PLANTED_US, rel=0.01)
+    assert found.error < 0.001
+    assert found.total == pytest.approx(0.0, abs=1e-4)
+
+
+@pytest.mark.slow
+def test_planted_delays_come_out(recordings: list[Recording]) -> None:
+    """A request waits for half a step on average, whatever that step is: the mean of 300 is right within 10 %."""
+    costs = {fit.name: fit.value_us for fit in measure(recordings, (0.0, 1.0)).coefficients}
+    mean_prompt = 360
+    around = costs["pre_queue"] + costs["pre_queue_per_prompt_token"] * mean_prompt
+    assert around == pytest.approx(WAY_US + WAY_PER_TOKEN_US * mean_prompt, rel=0.1)
+    assert costs["post_request"] == 0.0
+
+
+@pytest.mark.slow
+def test_calibrate_measures_and_its_replay_is_the_run(recordings: list[Recording], tmp_path: Path) -> None:
+    """Fitted to one run, the other's E2E is within 2 % and its TTFT within 4 %, and the release reads back."""
+    release, (fit,) = calibrate(recordings[:1], "mine", Options(load_release(DEFAULT_PRIOR), split=(1.0, 1.0)))
+    assert fit.record.form == "line through every step"
+    assert fit.scheduling is None
+    (score,) = fit.record.scores
+    assert abs(score.errors["e2e"]) < 0.02
+    assert abs(score.errors["ttft"]) < 0.04
+    path = tmp_path / "mine.yaml"
+    path.write_text(format_release(release), "utf-8")
+    assert load_release(str(path)).models[0].latency == fit.entry.latency

@@ -1,0 +1,238 @@
+"""Coefficients from recordings in which the recorder noted every step: nothing is searched for, all is measured.
+
+Each step says what it computed and how long it took, so its cost is a straight line through all of them; each request
+says when it was sent, queued, and had its tokens, so the delays around the engine are differences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from blis_replay.blis.latency.models import LatencyModel, Lifecycle
+from blis_replay.blis.releases.fit import CoefficientFit
+from blis_replay.compiled.arrays import Bools, Floats, Int64s
+from blis_replay.ingest.recording import NOT_KNOWN, Recording
+from blis_replay.ingest.rows import query
+from blis_replay.ingest.steps.reconstruction import reconstruct, reconstructed_steps
+from blis_replay.ingest.steps.records import is_asynchronous
+from blis_replay.replay.observed.cycles import observed_cycles
+from blis_replay.validate.metrics.resampling import SEED, interval, resampled
+
+# The five costs of a step: itself, and per prefill token, decode, context token of a decode, and 1,000 KV tokens that
+# prefill tokens attend to.
+STEP_COSTS = ("intercept", "per_prefill_token", "per_decode_token", "per_context_token", "per_1000_attended")
+FORM = "line through every step"
+_FEWEST_STEPS = 100
+# A step that took more than this many times what the line says was held up by something else.
+_OUTLIER = 10.0
+_FITS = 5
+# The interval of a coefficient is over draws of blocks of neighbouring steps.
+_BLOCK_STEPS, _DRAWS = 50, 200
+_FEWEST_REQUESTS = 20
+_JUST_NOW_US = 2_000
+_WAY_SPREAD_US = 3_000.0
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Steps that followed one another: ``batch`` float64[steps, 5] as ``STEP_COSTS``, ``cycle_us`` float64[steps]."""
+
+    batch: Floats
+    cycle_us: Floats
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What every step and request says: the line, the delays, what each rests on, and how well the line fits.
+
+    ``error``: mean absolute error of a step, as a fraction; ``total``: of the sum of all, signed.
+    """
+
+    latency: LatencyModel
+    lifecycle: Lifecycle
+    coefficients: tuple[CoefficientFit, ...]
+    steps: int
+    error: float
+    total: float
+
+
+def has_every_step(recording: Recording) -> bool:
+    """Whether a recorder in the server noted every step of it, one after the other, on a clock that is known."""
+    setting = recording.engine.get("max_num_seqs")
+    if setting is None or setting.detail != "recorder" or is_asynchronous(recording) or recording.snapshots.is_empty():
+        return False
+    if any(clock.name == "step" and clock.placed == NOT_KNOWN for clock in recording.clocks):
+        return False
+    known = recording.steps.aggregate(steps="count(*)", ids="max(step_id) - min(step_id) + 1")
+    return bool(known["steps"] >= _FEWEST_STEPS and known["steps"] == known["ids"])
+
+
+def measure(recordings: Sequence[Recording], window: tuple[float, float], seed: int = SEED) -> Measured:
+    """The line and the delays of recordings for which :func:`has_every_step` holds, over a share of each by time."""
+    parts = [steps_of(recording, window) for recording in recordings]
+    steps = Steps(np.vstack([part.batch for part in parts]), np.concatenate([part.cycle_us for part in parts]))
+    line = fitted(steps)
+    low, high = _bounds(steps, seed)
+    costs = [
+        CoefficientFit(name, *_digits(*values), "fitted", f"fitted to {len(steps.cycle_us):,} steps, one by one")
+        for name, values in zip(STEP_COSTS, zip(line, low, high, strict=True), strict=True)
+    ]
+    delays = _delays(pl.concat([_ways(recording, window) for recording in recordings]), seed)
+    ns = [round(float(value) * 1000) for value in line]
+    latency = LatencyModel("blackbox", ns[0], ns[1], ns[2], per_context_token_ns=ns[3], per_1000_attended_ns=ns[4])
+    lifecycle = Lifecycle(**{f"{fit.name}_us": fit.value_us for fit in delays})
+    modelled = steps.batch @ line
+    error = float(np.abs(modelled / steps.cycle_us - 1).mean())
+    total = float(modelled.sum() / steps.cycle_us.sum() - 1)
+    return Measured(latency, lifecycle, (*costs, *delays), len(steps.cycle_us), error, total)
+
+
+_PREFILLS = """
+SELECT step_id, sum(scheduled_tokens) AS tokens,
+       sum(scheduled_tokens * computed_tokens + scheduled_tokens * (scheduled_tokens + 1) // 2) AS attended
+FROM snapshots GROUP BY step_id ORDER BY step_id
+"""
+_PREFILL_SCHEMA = dict.fromkeys(("step_id", "tokens", "attended"), pl.Int64)
+
+
+def steps_of(recording: Recording, window: tuple[float, float] = (0.0, 1.0)) -> Steps:
+    """The steps of a share of the run, by time, after each of which the next one began at once."""
+    cycles, _basis = observed_cycles(recording)
+    steps = recording.steps.frame(["step_id", "start_us", "prefill_tokens", "decode_tokens"])
+    prefills = query(_PREFILLS, _PREFILL_SCHEMA, snapshots=recording.snapshots).frame()
+    totals = reconstructed_steps(reconstruct(recording)).select("step_id", "decode_context_tokens")
+    rows = (
+        steps.join(prefills, on="step_id", how="left", maintain_order="left")
+        .join(totals, on="step_id", how="left", maintain_order="left")
+        .with_columns(pl.col("tokens", "attended", "decode_context_tokens").fill_null(0))
+        .with_columns((pl.col("prefill_tokens") + pl.col("decode_tokens") - pl.col("tokens")).alias("decodes"))
+    )
+    timed = pl.DataFrame({"start_us": cycles.from_us, "cycle_us": cycles.cycle_us, "whole": cycles.begins})
+    rows = rows.join(timed.unique("start_us", keep="first"), on="start_us", how="inner", maintain_order="left")
+    first_us, last_us = int(rows["start_us"].min() or 0), int(rows["start_us"].max() or 0)  # type: ignore[arg-type]
+    low_us, high_us = (first_us + share * (last_us - first_us) for share in window)
+    served = pl.col("tokens") + pl.col("decodes") > 0
+    used = rows.filter("whole", served, pl.col("start_us").is_between(low_us, high_us))
+    columns = (pl.lit(1.0), pl.col("tokens"), pl.col("decodes"), pl.col("decode_context_tokens"))
+    batch = used.select(
+        *(column.cast(pl.Float64).alias(name) for column, name in zip(columns, STEP_COSTS[:4], strict=True)),
+        (pl.col("attended") / 1000).alias(STEP_COSTS[4]),
+    )
+    return Steps(batch.to_numpy(), used["cycle_us"].cast(pl.Float64).to_numpy())
+
+
+def fitted(steps: Steps) -> Floats:
+    """float64[5]: costs in us, none negative, of the line through the steps.
+
+    Each step counts by its variance, which grows with the length that the line gives it, so that short ones are as
+    right in sum as long ones; steps that were held up are left out.
+    """
+    from scipy.optimize import nnls  # heavy, and only calibration needs it
+
+    line, modelled_us = np.zeros(len(STEP_COSTS)), np.full(len(steps.cycle_us), float(np.median(steps.cycle_us)))
+    scale = np.maximum(np.abs(steps.batch).max(axis=0), 1e-12)  # columns of one size, for the solver
+    for fit in range(_FITS):
+        kept = (steps.cycle_us <= _OUTLIER * modelled_us) | (fit == 0)
+        weight = 1 / np.sqrt(modelled_us[kept])
+        line = nnls(steps.batch[kept] / scale * weight[:, None], steps.cycle_us[kept] * weight)[0] / scale
+        modelled_us = np.maximum(steps.batch @ line, 1.0)
+    return np.asarray(line, np.float64)
+
+
+def _bounds(steps: Steps, seed: int) -> tuple[Floats, Floats]:
+    """float64[5] each: bounds of 95 % of the costs, over draws of blocks of neighbouring steps."""
+    blocks = np.array_split(np.arange(len(steps.cycle_us)), max(len(steps.cycle_us) // _BLOCK_STEPS, 2))
+    lines = []
+    for draw in resampled(len(blocks), _DRAWS, seed):
+        chosen = np.concatenate([blocks[block] for block in draw])
+        lines.append(fitted(Steps(steps.batch[chosen], steps.cycle_us[chosen])))
+    bounds = [interval(column) for column in np.array(lines).T]
+    return np.array([low for low, _high in bounds]), np.array([high for _low, high in bounds])
+
+
+_WAY_SCHEMA = {
+    "prompt_tokens": pl.Float64,
+    # From the client's send to the waiting queue, without the wait for the engine's turn, and from the engine's first
+    # token to the client: the simulator has one delay for both, before the queue, as no request feels which it was.
+    "around_us": pl.Float64,
+    "later_us": pl.Float64,  # by how much longer the last token takes to the client
+    "weight": pl.Float64,  # of the first, whose part of a step is not known
+}
+
+
+def _ways(recording: Recording, window: tuple[float, float]) -> pl.DataFrame:
+    """The ways of each request from its client into the engine and back, ``_WAY_SCHEMA``."""
+    requests = recording.requests.frame(["request_index", "arrival_us", "prompt_tokens", "ttft_us", "e2e_us", "status"])
+    stamps = recording.lifecycles.frame(["request_index", "queued_us", "first_token_us", "finished_us"])
+    known = stamps.drop_nulls().unique("request_index", keep="none")
+    both = requests.filter(pl.col("status") == "ok").drop_nulls().join(known, on="request_index", maintain_order="left")
+    queued_us, finished_us = both["queued_us"].to_numpy(), both["finished_us"].to_numpy()
+    last_us = float(requests["arrival_us"].max() or 0)  # type: ignore[arg-type]
+    chosen = pl.col("arrival_us").is_between(window[0] * last_us, window[1] * last_us)
+    first, turn = pl.col("first_token_us"), pl.Series("turn_us", _turns_us(recording, queued_us, finished_us))
+    # The variance of a moment that lies anywhere in twice that, beside that of the way itself.
+    weight = 1 / (_WAY_SPREAD_US**2 + pl.col("turn_us") ** 2 / 3)
+    ways = both.with_columns(turn).filter(chosen)
+    around = pl.col("queued_us") - pl.col("turn_us") + pl.col("ttft_us") - first
+    later = first + pl.col("e2e_us") - pl.col("ttft_us") - pl.col("finished_us")
+    columns = {"prompt_tokens": pl.col("prompt_tokens"), "around_us": around, "later_us": later, "weight": weight}
+    return ways.select(columns[name].cast(kind).alias(name) for name, kind in _WAY_SCHEMA.items())
+
+
+def _turns_us(recording: Recording, queued_us: Int64s, finished_us: Int64s) -> Floats:
+    """float64[n] us: half of the step that each request had to wait for, 0 where the engine stood idle.
+
+    A busy engine takes requests in between two steps, wherever in the step they came: half of it earlier on average,
+    which the simulator's own loop adds again.
+    """
+    starts_us = recording.steps["start_us"].to_numpy()
+    place = np.searchsorted(starts_us, queued_us, side="left") - 1
+    # Others were there until just now: they end when the output of a step is processed, right before requests are taken
+    # in.
+    order = np.argsort(queued_us, kind="stable")
+    latest_us = np.maximum.accumulate(finished_us[order])
+    before = np.searchsorted(queued_us[order], queued_us, side="left") - 1
+    others: Bools = (before >= 0) & (latest_us[np.maximum(before, 0)] >= queued_us - _JUST_NOW_US)
+    return np.where((place >= 0) & others, (queued_us - starts_us[np.maximum(place, 0)]) / 2, 0.0)
+
+
+def _delays(ways: pl.DataFrame, seed: int) -> tuple[CoefficientFit, ...]:
+    """The delays around the engine; none where fewer than 20 requests tell them."""
+    if len(ways) < _FEWEST_REQUESTS:
+        return ()
+    values = ways.to_numpy()
+    what = f"of {len(ways):,} requests with stamps of client and engine"
+    told: dict[str, tuple[Callable[[Floats], float], str]] = {
+        "pre_queue": (lambda rows: _around(rows)[0], f"mean way in and of the first token back {what}, at no prompt"),
+        "pre_queue_per_prompt_token": (lambda rows: _around(rows)[1], f"slope of that over the prompt {what}"),
+        "post_request": (
+            lambda rows: max(float(rows[:, 2].mean()), 0.0),
+            f"mean way of the last token back, beyond that of the first, {what}",
+        ),
+    }
+    draws = list(resampled(len(values), _DRAWS, seed))
+    fits = []
+    for name, (of, remark) in told.items():
+        bounds = interval(np.array([of(values[draw]) for draw in draws]))
+        fits.append(CoefficientFit(name, *_digits(of(values), *bounds), "measured", remark))
+    return tuple(fits)
+
+
+def _around(rows: Floats) -> tuple[float, float]:
+    """us at no prompt, and per prompt token, neither negative: a weighted line, outliers drawn in."""
+    prompts, us, weight = rows[:, 0], rows[:, 1], rows[:, 3] / rows[:, 3].sum()
+    us = np.clip(us, *np.quantile(us, [0.02, 0.98]))
+    mean_prompt, mean_us = float(prompts @ weight), float(us @ weight)
+    spread = float(((prompts - mean_prompt) ** 2) @ weight)
+    slope = float(((prompts - mean_prompt) * us) @ weight) / spread if spread else 0.0
+    slope = min(max(slope, 0.0), max(mean_us, 0.0) / max(mean_prompt, 1.0))
+    return max(mean_us - slope * mean_prompt, 0.0), slope
+
+
+def _digits(value: float, low: float, high: float) -> tuple[float, float, float]:
+    """In whole ns, as a release has them."""
+    return round(float(value), 3), round(float(low), 3), round(float(high), 3)
