@@ -67,6 +67,8 @@ def sentence(check: ScheduleCheck, meaning: Meaning | None) -> str:
     """How far the schedules are equal, where they differ first, and what that means."""
     before = check.schedule.begin
     unknown = f"; {before:,} steps before them served requests that no file records" if before else ""
+    if "left out" in check.schedule.basis:
+        unknown += f"; not compared: {check.schedule.basis['left out']}"
     if meaning is None:
         told = check.kv_equal + check.kv_open
         usage = f", KV usage in {told:,}" if told else ", KV usage not compared"

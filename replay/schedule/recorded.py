@@ -177,7 +177,7 @@ def _of_log(recording: Recording, served: pl.DataFrame) -> RecordedSchedule:
         end=found.end,
         why=found.why,
         since=found.since,
-        basis={"steps": LOG, "queue": queue_basis, "prefix cache": _hits(served, found)},
+        basis={"steps": LOG, "queue": queue_basis, "prefix cache": _hits(served, found)} | _left_out(recording, rows),
     )
 
 
@@ -188,6 +188,11 @@ def _with_the_next(found: Followed, prefill_requests: Int64s) -> Int64s:
         new = int(prefill_requests[found.end]) - int((admitted == found.end).sum())
         admitted[np.flatnonzero(admitted == NEVER)[: max(new, 0)]] = found.end
     return admitted
+
+
+def _left_out(recording: Recording, rows: pl.DataFrame) -> dict[str, str]:
+    left = recording.iterations.where("NOT dummy").height - rows.height
+    return {"left out": f"{left:,} iterations behind the first that is missing in the log"} if left else {}
 
 
 def _hits(served: pl.DataFrame, found: Followed) -> str:

@@ -68,6 +68,16 @@ def test_a_log_that_cannot_be_followed_is_a_line_with_the_reason() -> None:
     assert verdict.sentence.startswith("not compared: some-test: the log begins with iteration 10")
 
 
+def test_what_is_behind_a_gap_in_the_log_is_said_not_to_be_compared() -> None:
+    recording = recorded()
+    gap = replace(recording, iterations=recording.iterations.where("iteration <> 30"))
+    verdict = schedule_verdict(gap, ENGINE)
+    assert verdict is not None
+    left = recording.iterations.height - 31
+    assert verdict.sentence.startswith("equal to the recorded one in all 30 steps")
+    assert verdict.sentence.endswith(f"not compared: {left:,} iterations behind the first that is missing in the log")
+
+
 def test_the_evidence_shows_the_steps_about_the_first_that_differs() -> None:
     recording = recorded(replace(ENGINE, max_num_seqs=4), rate_per_s=20.0)
     assumed = dict(recording.engine)
