@@ -53,6 +53,14 @@ def test_a_floor_binds_until_compute_exceeds_it() -> None:
     assert [duration_us(model, tokens, 0) for tokens in (0, 400, 500)] == [5000, 5000, 6000]
 
 
+def test_a_prompt_costs_the_tokens_that_it_attends_to() -> None:
+    """A prompt of 100 tokens attends to 1 + 2 + ... + 100 = 5,050: at 200 us per 1,000 of them 1,010 us."""
+    batch = np.zeros(1, k.BATCH)
+    batch["prefill_tokens"], batch["prefill_requests"], batch["attended_tokens"] = 100, 1, 5_050
+    model = LatencyModel("blackbox", 1_000_000, 10_000, 0, per_1000_attended_ns=200_000)
+    assert step_duration_us(*model.for_kernel(), batch, 0) == 1_000 + 1_000 + 1_010
+
+
 def test_no_step_is_shorter_than_a_microsecond() -> None:
     assert duration_us(LatencyModel("blackbox", 0, 0, 0), 0, 1) == 1
 
