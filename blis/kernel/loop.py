@@ -23,7 +23,6 @@ from blis_replay.blis.kernel.state import (
     ABORTED,
     COMPLETED,
     DECODING,
-    LAST_IN_FLIGHT,
     NEW,
     NONE,
     PREFILLING,
@@ -286,7 +285,7 @@ def take_aborts(state: State) -> None:
         at.next_abort += 1
         this = state.requests[request]
         status = this.status
-        if status == COMPLETED or (status == LAST_IN_FLIGHT and state.config.aborts_before_tokens == 0):
+        if status == COMPLETED:
             continue
         if status == WAITING:
             leave_queue(state, request)

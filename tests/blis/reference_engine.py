@@ -60,8 +60,6 @@ def serve(
                 waiting.append(request)
         for request in requests:
             if request.abort_us <= now and not request.aborted and not request.done:
-                if request.scheduled_us >= 0 and len(request.token_us) + request.in_flight >= request.output_tokens:
-                    continue  # the last token is computed
                 request.aborted = True
                 if request in waiting:
                     waiting.remove(request)
