@@ -49,12 +49,14 @@ class ModelEntry:
 class FittedOn:
     """An experiment a release was fitted on: its content hash and what was used of it.
 
-    ``data``: ``steps`` (step records) or ``latencies`` (client or server latencies).
+    ``data``: ``steps`` (step records) or ``latencies`` (client or server latencies).  ``requests_hash``: of its
+    requests alone, by which a copy under another name is known; None in older releases.
     """
 
     experiment: Text
     content_hash: Text
     data: Literal["steps", "latencies"]
+    requests_hash: Text | None = None
 
 
 @dataclass(frozen=True)
@@ -110,9 +112,14 @@ class CoefficientRelease:
             f"release {self.name} is marked invalid: {why}; it can be listed and shown, use another to validate"
         )
 
-    def used(self, experiment: str) -> Literal["steps", "latencies"] | None:
-        """What of ``experiment`` (a slug) the release was fitted on, if anything."""
-        kinds = {fit.data for fit in self.fitted_on if fit.experiment == experiment}
+    def used(
+        self, experiment: str, content_hash: str = "", requests_hash: str = ""
+    ) -> Literal["steps", "latencies"] | None:
+        """What of an experiment the release was fitted on, if anything: known by its slug, or by what is in it."""
+        known = {experiment, content_hash, requests_hash} - {""}
+        kinds = {
+            fit.data for fit in self.fitted_on if known & {fit.experiment, fit.content_hash, fit.requests_hash or ""}
+        }
         if "latencies" in kinds:
             return "latencies"
         return "steps" if kinds else None

@@ -12,13 +12,16 @@ from blis_replay.ingest.checks.evidence import (
     failed_requests,
     recorded_requests,
 )
-from blis_replay.ingest.recording import Finding, Recording
+from blis_replay.ingest.recording import Finding, Recording, Severity
 from blis_replay.ingest.stream.layout import published
 from blis_replay.ingest.tables import Table, columns_named
 
 CHECK = "completeness"
 MEASURES = "what the recording lacks or lost: rejected records, failures, missing fields, duplicates, published counts"
 RULE = "every request needs arrival, lengths, TTFT and E2E, once; whatever is lost biases what is left"
+# Without one request in a hundred the queue is another; fewer are a recorder's hiccup.
+MOST_LOST, _FEWEST_LOST = 0.01, 5
+_COUNTS_RULE = "the two counts must be equal; with 1 % fewer records nothing is judged"
 _NEEDED = ("arrival_us", "prompt_tokens", "output_tokens", "ttft_us", "e2e_us")
 
 
@@ -32,6 +35,7 @@ def check(recording: Recording, context: Context) -> list[Finding]:
         *_beyond_model_length(recording),
         *_duplicates(recording),
         *_published_counts(recording),
+        *_journeys_of_nobody(recording),
     ]
     return findings or [_complete(recording)]
 
@@ -164,5 +168,29 @@ def _published_counts(recording: Recording) -> list[Finding]:
         if count is not None and int(count) != counted:
             message = f"the published report counts {int(count)} requests {statistic}, the records {counted}"
             measured: Measured = {"published": int(count), "recorded": counted}
-            findings.append(Finding(CHECK, "note", "", message, measured, "the two counts must be equal"))
+            lost = int(count) - counted > MOST_LOST * int(count) and statistic != "failed"
+            if lost:
+                message += "; what can be replayed is not the load that was served"
+            severity: Severity = "unusable" if lost else "note"
+            findings.append(Finding(CHECK, severity, "", message, measured, _COUNTS_RULE))
     return findings
+
+
+def _journeys_of_nobody(recording: Recording) -> list[Finding]:
+    """Journeys of the server within the run that belong to no request of the client, where others do."""
+    requests = recorded_requests(recording)
+    if requests.is_empty() or recording.lifecycles.is_empty():
+        return []
+    journeys = recording.lifecycles.frame(["request_index", "arrived_us"]).drop_nulls("arrived_us")
+    last_us = int(requests["arrival_us"].max() or 0)  # type: ignore[arg-type]
+    within = journeys.filter(pl.col("arrived_us").is_between(0, last_us))
+    nobodys = within["request_index"].null_count()
+    if nobodys == 0 or nobodys == within.height:
+        return []
+    lost = nobodys > max(MOST_LOST * requests.height, _FEWEST_LOST)
+    message = f"{nobodys} of {within.height} server journeys during the run belong to no request of the client"
+    if lost:
+        message += "; what can be replayed is not the load that was served"
+    measured: Measured = {"without_request": nobodys, "journeys": within.height, "requests": requests.height}
+    rule = "at most 1 % of the requests, or 5: warm-up requests and probes have journeys too"
+    return [Finding(CHECK, "unusable" if lost else "note", "", message, measured, rule)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +26,7 @@ from blis_replay.validate.comparison.sides import Choice, runs_json, side_of
 from blis_replay.validate.comparison.validated import validate_experiment
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.metrics.latency import LatencySamples
-from blis_replay.validate.metrics.resampling import resampled_values
+from blis_replay.validate.metrics.resampling import resampled_values, time_blocks
 
 
 def shifted(lifecycle: Lifecycle, **delays_us: float) -> CoefficientRelease:
@@ -92,7 +93,7 @@ def sha(folder: Path, name: str) -> str:
 def test_a_recording_against_its_replay_with_true_coefficients(store: Store, folder: Path) -> None:
     """The synthetic client stamps in whole us, so the replay is that of the recording to the rounding."""
     answer = compared(store, "1b-general", f"1b-general@{folder}/true.yaml")
-    assert answer.resampled == "requests drawn with both their latencies"
+    assert re.fullmatch(r"requests drawn with both their latencies, in \d+ blocks of [\d.]+ s", answer.resampled)
     assert answer.comparison.compared == (200, 200)
     for metric in ("e2e", "ttft"):
         assert abs(answer.comparison.metrics[metric]["mean"].difference_us or 0.0) < 20
@@ -132,7 +133,8 @@ def test_the_requests_that_differ_most_come_first(store: Store, folder: Path) ->
 def test_different_recordings_are_drawn_by_themselves(store: Store) -> None:
     """Two servers with 9 and 17 ms cycles: no request of one is one of the other; the interval holds the difference."""
     answer = compared(store, "1b-general", "2b-general")
-    assert (answer.resampled, answer.pairs) == ("requests of each side drawn by themselves", None)
+    assert answer.resampled.startswith("requests of each side drawn by themselves, in ")
+    assert answer.pairs is None
     low_us, high_us = answer.intervals_us["e2e", "mean"]
     assert low_us < (answer.comparison.metrics["e2e"]["mean"].difference_us or 0) < high_us
     assert {name for name, _, _ in answer.changed} == {"experiment", "recording", "model", "arrivals", "prompt tokens"}
@@ -143,7 +145,7 @@ def test_published_numbers_stand_fixed(store: Store) -> None:
     choice = Choice(None, lambda _name: EmbeddedEngine(release("true")))
     sides = [side_of(store, name, choice) for name in ("34b-general", "34b-general@h100-vllm-0.15.1", "34b-codegen")]
     one, none = differences(sides[0], sides[1]), differences(sides[0], sides[2])
-    assert one.resampled == "requests drawn on the side that has them, the published numbers held fixed"
+    assert one.resampled.startswith("requests drawn on the side that has them, the published numbers held fixed, in ")
     low_us, high_us = one.intervals_us["e2e", "mean"]
     assert low_us < (one.comparison.metrics["e2e"]["mean"].difference_us or 0) < high_us
     assert "bracket" in (one.comparison.metrics["itl"]["p99"].reason or "")
@@ -222,5 +224,6 @@ def test_any_planted_shift_is_in_the_interval_of_paired_draws(shift_us: int, see
     rng = np.random.default_rng(seed)
     e2e_us = rng.integers(100_000, 900_000, 50)
     sides = [LatencySamples(e2e_us // 9, e2e_us + extra, np.full(50, 9)) for extra in (0, shift_us)]
-    one, other = resampled_values(sides, [("e2e", "mean"), ("e2e", "p99")], paired=True)
+    blocks = time_blocks(np.arange(50) * 500_000, 500_000, np.zeros(50, np.int64), [])
+    one, other = resampled_values(sides, [blocks], [("e2e", "mean"), ("e2e", "p99")])
     assert np.allclose(other - one, shift_us)

@@ -83,7 +83,7 @@ def test_bounds_are_those_of_least_squares() -> None:
     """60 rows with noise of 0.1: 95 % bounds are 2 * 1.96 standard errors apart, give or take the draws."""
     target = DESIGN @ np.array([3.0, 2.0, 1.0]) + 0.1 * np.random.default_rng(3).normal(size=60)
     found = minimise(lambda x: DESIGN @ x - target, [np.array([1.0, 1.0, 1.0])], PROBE, ALL, KIND, FINE)
-    bounds = confidence(found, ALL, np.arange(60), seed=1)
+    bounds = confidence(found, ALL, np.arange(60), np.zeros(60, np.int64), seed=1)
     standard_error = 0.1 * np.sqrt(np.diag(np.linalg.inv(DESIGN.T @ DESIGN)))
     assert (bounds.low <= found.vector).all()
     assert (found.vector <= bounds.high).all()

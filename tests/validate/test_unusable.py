@@ -9,6 +9,7 @@ import pytest
 from blis_replay.fixtures.bundled import bundled_recording
 from blis_replay.fixtures.catalogue import bundled_aliases
 from blis_replay.ingest.checks import overload
+from blis_replay.ingest.fingerprint import requests_hash
 from blis_replay.ingest.recording import Finding
 from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.mode import ReplayMode
@@ -115,4 +116,25 @@ def test_the_json_has_null_and_the_reason(run: ReplayRun) -> None:
 
 
 def test_one_that_cannot_be_judged_among_others_that_pass_is_3() -> None:
-    assert [exit_code(v) for v in (["pass", "unusable"], ["pass", "not judged"], ["unusable", "fail"])] == [3, 0, 1]
+    assert [exit_code(v) for v in (["pass", "unusable"], ["pass", "not judged"], ["unusable", "fail"])] == [3, 3, 1]
+
+
+def test_lost_requests_stop_a_verdict(run: ReplayRun) -> None:
+    """600 sent and 532 recorded: what was replayed is not what was served, and no threshold says anything of it."""
+    lost = Finding("completeness", "unusable", "", "the published report counts 600 requests sent, the records 532")
+    comparison = compared(run, lost)
+    assert comparison.verdict == "not judged"
+    answer = comparison_answer(comparison)
+    assert answer.exit_code == 3
+    assert "could not be judged: completeness: the published report counts 600" in " ".join(str(answer).split())
+
+
+def test_a_copy_under_another_name_is_not_held_out() -> None:
+    """Renamed and with another content hash a recording is known by its requests."""
+    recording = bundled_recording(bundled_aliases()["34b-general"])
+    release = load_release(DEFAULT_RELEASE)
+    fit = replace(release.fitted_on[0], experiment="elsewhere", requests_hash=requests_hash(recording))
+    renamed = replace(recording, slug="20260101-000000-copy", content_hash="0" * 64)
+    known = replay(renamed, replace(release, fitted_on=(fit,)))
+    unknown = replay(renamed, replace(release, fitted_on=(replace(fit, requests_hash=None),)))
+    assert [compare_replay(made).uses for made in (known, unknown)] == [f"own {fit.data}", "held out"]

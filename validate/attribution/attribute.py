@@ -18,7 +18,7 @@ import numpy as np
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.compiled.arrays import Bools, Floats
 from blis_replay.ingest.recording import Finding, Recording
-from blis_replay.replay.driver import replay
+from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.executors.executors import ExecutorName, map_jobs
 from blis_replay.replay.executors.local import Progress
 from blis_replay.replay.mode import ReplayMode
@@ -41,7 +41,7 @@ from blis_replay.validate.metrics.observed import (
     samples_of,
     unusable_cells,
 )
-from blis_replay.validate.metrics.resampling import SEED, interval
+from blis_replay.validate.metrics.resampling import SEED, Blocks, interval, request_blocks, widened
 
 Subset = frozenset[int]
 
@@ -132,6 +132,7 @@ class _Shared:
     reference: ModelEntry | None
     components: tuple[Component, ...]
     chosen: Bools
+    blocks: Blocks
     resamples: int
     seed: int
 
@@ -162,13 +163,13 @@ def attribute(
         reference = None
     replayed = Replayed(recording, mode, entry_of(release, recording))
     components, not_replaced = components_of(replayed, reference)
-    chosen, observed = _observed(recording, token_gaps, resamples, seed)
+    other = entry_of(reference, recording) if reference else None
+    chosen, blocks, observed = _observed(_run(replayed, release, other, ()), token_gaps, resamples, seed)
     forbidden = unusable_cells(recording.findings, token_times=token_gaps is not None)
     for column, quantity in enumerate(QUANTITIES):
         if quantity in forbidden:
             observed[:, column] = np.nan
-    other = entry_of(reference, recording) if reference else None
-    shared = _Shared(replayed, release, other, tuple(components), chosen, resamples, seed)
+    shared = _Shared(replayed, release, other, tuple(components), chosen, blocks, resamples, seed)
     subsets = all_subsets(len(components))
     answers = map_jobs(partial(_replayed, shared), subsets, executor=executor, workers=workers, progress=progress)
     value = dict(zip(subsets, answers, strict=True))
@@ -188,43 +189,55 @@ def attribute(
         overloaded=_overloaded(answers, np.vstack([first[0], last[0], observed[0]])),
         observed_us=tuple(map(float, observed[0])),
         simulated_us=tuple(map(float, first[0])),
-        error=_estimates(first - observed),
+        error=_estimates(first - observed, blocks),
         causes=tuple(
-            Cause(component, _estimates(share), _estimates(change))
+            Cause(component, _estimates(share, blocks), _estimates(change, blocks))
             for component, share, change in zip(components, shares, changes, strict=True)
         ),
-        residual=_estimates(last - observed),
+        residual=_estimates(last - observed, blocks),
         not_replaced=not_replaced,
         unusable=_reasons(forbidden),
     )
 
 
-def _observed(recording: Recording, token_gaps: Gaps | None, resamples: int, seed: int) -> tuple[Bools, Floats]:
-    """bool[n] requests to compare, and float64[1 + resamples, QUANTITIES] of what was observed of them."""
+def _observed(run: ReplayRun, token_gaps: Gaps | None, resamples: int, seed: int) -> tuple[Bools, Blocks, Floats]:
+    """bool[n] requests to compare with a replay, the blocks in which they are drawn, and what was observed of them,
+    float64[1 + resamples, QUANTITIES].
+    """
+    recording = run.recording
     chosen = observed_requests(recording)
     if chosen.any():
         samples = samples_of(recording, chosen)
-        observed = quantities(samples, draws(int(chosen.sum()), resamples, seed), None)
+        blocks = request_blocks(recording, chosen, [samples, simulated_samples(run, chosen)])
+        observed = quantities(samples, draws(blocks, resamples, seed), None)
         cells = numbers_from_requests(recording, samples, Selection(), token_gaps)
         observed[:, QUANTITIES.index(("itl", "p99"))] = _number(cells["itl"]["p99"].value_us)
-        return chosen, observed
+        return chosen, blocks, observed
     if not recording.is_summed_up:
         raise NothingToJudgeError(f"{recording.alias}: no latencies were recorded, so there is no error to attribute")
     cells = numbers_from_aggregates(recording, None)
     row = [_number(cells[metric][statistic].value_us) for metric, statistic in QUANTITIES]
-    return (recording.requests["status"] == "ok").to_numpy(), np.tile(row, (1 + resamples, 1))
+    chosen = (recording.requests["status"] == "ok").to_numpy()
+    blocks = request_blocks(recording, chosen, [simulated_samples(run, chosen)])
+    return chosen, blocks, np.tile(row, (1 + resamples, 1))
 
 
 def _number(value_us: float | None) -> float:
     return float("nan") if value_us is None else value_us
 
 
+def _run(
+    replayed: Replayed, release: CoefficientRelease, reference: ModelEntry | None, components: Sequence[Component]
+) -> ReplayRun:
+    changed = substituted(components, replayed, reference)
+    return replay(changed.recording, replace(release, models=(changed.entry,)), changed.mode)
+
+
 def _replayed(shared: _Shared, subset: Subset) -> Floats:
     """float64[1 + resamples, QUANTITIES]: simulated, with the components of ``subset`` replaced."""
     components = [shared.components[i] for i in sorted(subset)]
-    changed = substituted(components, shared.replayed, shared.reference)
-    run = replay(changed.recording, replace(shared.release, models=(changed.entry,)), changed.mode)
-    times = draws(int(shared.chosen.sum()), shared.resamples, shared.seed)
+    run = _run(shared.replayed, shared.release, shared.reference, components)
+    times = draws(shared.blocks, shared.resamples, shared.seed)
     gaps = PooledGaps(run.token_gaps(), np.flatnonzero(shared.chosen))
     return quantities(simulated_samples(run, shared.chosen), times, gaps)
 
@@ -236,9 +249,10 @@ def _overloaded(answers: Sequence[Floats], ends: Floats) -> int:
     return sum(bool((answer[0, means] > most).all()) for answer in answers)
 
 
-def _estimates(values_us: Floats) -> tuple[Estimate, ...]:
+def _estimates(values_us: Floats, blocks: Blocks) -> tuple[Estimate, ...]:
     """The first row with the intervals of the others."""
-    return tuple(Estimate(float(column[0]), *interval(column[1:])) for column in values_us.T)
+    drawn = widened(values_us[1:], blocks)
+    return tuple(Estimate(float(value), *interval(drawn[:, i])) for i, value in enumerate(values_us[0]))
 
 
 def _reasons(forbidden: dict[tuple[str, str], Finding]) -> dict[str, str]:

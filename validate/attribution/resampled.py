@@ -9,7 +9,7 @@ import numpy as np
 from blis_replay.blis.result import TokenGaps
 from blis_replay.compiled.arrays import Floats, Int64s
 from blis_replay.validate.metrics.latency import LatencySamples
-from blis_replay.validate.metrics.resampling import resampled
+from blis_replay.validate.metrics.resampling import Blocks, resampled
 
 # What is attributed, in the order of the columns of every array here.
 QUANTITIES = (
@@ -29,10 +29,10 @@ class PooledGaps:
     rows: Counts
 
 
-def draws(requests: int, resamples: int, seed: int) -> Counts:
+def draws(blocks: Blocks, resamples: int, seed: int) -> Counts:
     """int64[1 + resamples, requests]: how often each request counts, first every one once."""
-    once = np.ones((1, requests), np.int64)
-    drawn = [np.bincount(indices, minlength=requests) for indices in resampled(requests, resamples, seed)]
+    once = np.ones((1, blocks.requests), np.int64)
+    drawn = [np.bincount(indices, minlength=blocks.requests) for indices in resampled(blocks, resamples, seed)]
     return np.vstack([once, *drawn])
 
 

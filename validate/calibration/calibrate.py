@@ -15,6 +15,7 @@ from blis_replay.blis.latency.gpu import same_gpu
 from blis_replay.blis.releases.fit import CoefficientFit, FitRecord
 from blis_replay.blis.releases.release import CoefficientRelease, FittedOn, ModelEntry, format_release
 from blis_replay.compiled.arrays import Floats
+from blis_replay.ingest.fingerprint import requests_hash
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.executors.executors import ExecutorName, map_jobs
 from blis_replay.replay.executors.local import Progress
@@ -105,7 +106,7 @@ def calibrate(
     fitted = map_jobs(fit_group, list(groups.values()), executor=executor, workers=workers, progress=progress)
     fits = sorted(fitted, key=lambda fit: fit.entry.model)
     summary = f"Step times and delays fitted to {', '.join(recording.alias for recording in recordings)}."
-    fitted_on = [FittedOn(r.slug, r.content_hash, kind) for fit in fits for r, kind in fit.used]
+    fitted_on = [FittedOn(r.slug, r.content_hash, kind, requests_hash(r)) for fit in fits for r, kind in fit.used]
     return fitted_release(name, summary, source, recordings, [fit.entry for fit in fits], fitted_on), fits
 
 
@@ -245,6 +246,7 @@ def _first_fit(
         (lines["asynchronous"].minimum.residuals, lines["synchronous"].minimum.residuals),
         (lines["asynchronous"].pre_queue_us, lines["synchronous"].pre_queue_us),
         gathered.groups(),
+        gathered.strata(),
         configured,
         options.seed,
     )

@@ -9,7 +9,7 @@ the steps between them, is the mean cycle while it decoded.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import polars as pl
@@ -53,12 +53,14 @@ class CycleRows:
     """``batch``: float64[rows, 4]: 1, prefill, decode and context tokens of a mean step.
 
     ``cycle_us``: float64[rows], mean step cycle.  ``context_known``: whether the last
-    column was observed (it is that of an average request for each decode otherwise).
+    column was observed (it is that of an average request for each decode otherwise).  ``start_us``: int64[rows],
+    when each begins, of rows from steps.
     """
 
     batch: Floats
     cycle_us: Floats
     context_known: bool
+    start_us: Int64s = field(default_factory=lambda: np.empty(0, np.int64))
 
 
 def rows_from_steps(recording: Recording, window: tuple[float, float] = (0.0, 1.0)) -> CycleRows:
@@ -79,6 +81,7 @@ def rows_from_steps(recording: Recording, window: tuple[float, float] = (0.0, 1.
     low, high = (start_us[0] + share * (start_us[-1] - start_us[0]) for share in window)
     rows: list[tuple[float, float, float, float]] = []
     cycles: list[float] = []
+    begun_us: list[int] = []
     first = int(np.searchsorted(start_us, low))
     while first < len(start_us) - 1:
         last = min(int(np.searchsorted(start_us, start_us[first] + _WINDOW_US)), len(start_us) - 1)
@@ -91,8 +94,10 @@ def rows_from_steps(recording: Recording, window: tuple[float, float] = (0.0, 1.
             decodes = float(decode[first:last].mean())
             rows.append((1.0, prefill, decodes, decodes * context))
             cycles.append(float(span_us / count))
+            begun_us.append(int(start_us[first]))
         first = last
-    return CycleRows(np.array(rows).reshape(-1, 4), np.array(cycles), context_known=False)
+    at_us = np.array(begun_us, np.int64)
+    return CycleRows(np.array(rows).reshape(-1, 4), np.array(cycles), context_known=False, start_us=at_us)
 
 
 def rows_from_latencies(recording: Recording, window: tuple[float, float] = (0.0, 1.0)) -> CycleRows:

@@ -19,7 +19,7 @@ from blis_replay.replay.plan import ReplayPlan, plan_replay
 from blis_replay.validate.calibration.cycle_rows import rows_from_steps
 from blis_replay.validate.calibration.minimise import losses
 from blis_replay.validate.calibration.step_errors import StepForm
-from blis_replay.validate.metrics.resampling import RESAMPLES, SEED, interval, resampled
+from blis_replay.validate.metrics.resampling import RESAMPLES, SEED, interval, resampled, row_blocks, spread
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,12 @@ def _numbers(frame: pl.DataFrame, delay: pl.Expr) -> Floats:
 
 
 def _median(delays_us: Floats, what: str, seed: int) -> MeasuredDelay:
-    draws = np.array([np.median(delays_us[draw]) for draw in resampled(len(delays_us), seed=seed)])
-    return MeasuredDelay(max(float(np.median(delays_us)), 0.0), *interval(draws), source=f"median of {what}")
+    median_us = float(np.median(delays_us))
+    # A median moves by the share of delays above it: that is what has to be alike in neighbours.
+    blocks = row_blocks(np.zeros(len(delays_us), np.int64), [np.sign(delays_us - median_us)])
+    draws = spread(np.array([np.median(delays_us[draw]) for draw in resampled(blocks, seed=seed)]), blocks)
+    low_us, high_us = interval(draws)
+    return MeasuredDelay(max(median_us, 0.0), max(low_us, 0.0), max(high_us, 0.0), source=f"median of {what}")
 
 
 # The unit of residuals: the largest error wanted of a window (the bars of the project), 1 % of E2E and cycles, 3 % of
@@ -102,10 +106,11 @@ _COLD_REQUESTS, _COLD_WINDOW, _WINDOW = 200, 10, 50
 
 @dataclass(frozen=True)
 class CycleEvidence:
-    """Step cycles: ``batch`` float64[rows, 4], ``cycle_us`` float64[rows] as ``CycleRows``."""
+    """Step cycles: ``batch`` float64[rows, 4], ``cycle_us`` float64[rows] as ``CycleRows``; ``stratum`` int64[rows]."""
 
     batch: Floats
     cycle_us: Floats
+    stratum: Int64s
 
     @property
     def decodes(self) -> Floats:
@@ -123,13 +128,15 @@ class LatencyEvidence:
 
     ``plan``: the requests up to the last that can matter.  ``window``: int64[requests], the window of
     each request, -1 for one that is not judged.  ``observed_us``: float64[2, windows], mean E2E
-    and TTFT.  ``decodes``: float64[windows], mean number of requests in flight.
+    and TTFT.  ``decodes``: float64[windows], mean number of requests in flight.  ``stratum``: int64[windows], equal in
+    windows that differ by chance only: of one load stage, of a cold prefix cache or a warm one.
     """
 
     plan: ReplayPlan
     window: Int64s
     observed_us: Floats
     decodes: Floats
+    stratum: Int64s
 
     def residuals(self, form: StepForm, vector: Floats, measured: Lifecycle) -> Floats:
         """float64[2 * windows]: simulated over observed mean less one, E2E then TTFT, in units of ``SCALE``."""
@@ -159,7 +166,14 @@ def cycle_evidence(recording: Recording, window: tuple[float, float]) -> CycleEv
     if recording.steps.height < 2:
         return None
     rows = rows_from_steps(recording, window)
-    return CycleEvidence(rows.batch, rows.cycle_us) if len(rows.cycle_us) else None
+    if not len(rows.cycle_us):
+        return None
+    arrival_us, stage = (
+        recording.requests["arrival_us"].to_numpy(),
+        recording.requests["stage"].fill_null(-1).to_numpy(),
+    )
+    latest = np.maximum(np.searchsorted(arrival_us, rows.start_us, side="right") - 1, 0)
+    return CycleEvidence(rows.batch, rows.cycle_us, stage[latest].astype(np.int64))
 
 
 def latency_evidence(recording: Recording, window: tuple[float, float]) -> LatencyEvidence | None:
@@ -183,7 +197,10 @@ def latency_evidence(recording: Recording, window: tuple[float, float]) -> Laten
     observed_us = window_means(numbers, e2e_us[:count], ttft_us[:count])
     in_flight = np.arange(count) - np.searchsorted(np.sort((arrival_us + e2e_us)[:count]), arrival_us[:count])
     decodes = window_means(numbers, in_flight, in_flight)[0]
-    return LatencyEvidence(replace(plan, trace=plan.trace.part(slice(count))), numbers, observed_us, decodes)
+    first = np.flatnonzero(judged[:count])[np.unique(numbers[judged[:count]], return_index=True)[1]]
+    stage = requests["stage"].fill_null(-1).to_numpy()[first].astype(np.int64)
+    stratum = 2 * stage + (first < _COLD_REQUESTS)
+    return LatencyEvidence(replace(plan, trace=plan.trace.part(slice(count))), numbers, observed_us, decodes, stratum)
 
 
 def _judged(requests: Rows, window: tuple[float, float]) -> Bools:
@@ -277,16 +294,19 @@ def scheduling_evidence(
     residuals: tuple[Floats, Floats],
     pre_queue_us: tuple[float, float],
     window: Int64s,
+    stratum: Int64s,
     configured: tuple[Scheduling, str],
     seed: int,
 ) -> SchedulingEvidence:
     """Tell the mode from two fits, one under asynchronous and one under synchronous scheduling.
 
-    ``residuals``: float64[rows] each, and ``window``: int64[rows], rows that are drawn together.
+    ``residuals``: float64[rows] each, ``window``: int64[rows], rows that are drawn together, and ``stratum``:
+    int64[windows], the part of the evidence.
     """
     cost = [np.bincount(window, losses(part)) for part in residuals]
     gain = cost[1] - cost[0]
-    share = float(np.mean([gain[draw].sum() > 0 for draw in resampled(len(gain), RESAMPLES, seed)]))
+    blocks = row_blocks(stratum, [np.asarray(gain, np.float64)])
+    share = float(np.mean(spread(np.array([gain[d].sum() for d in resampled(blocks, RESAMPLES, seed)]), blocks) > 0))
     told: Told = (
         "asynchronous" if share >= _SURE_FROM else "synchronous" if share <= 1 - _SURE_FROM else "not told apart"
     )

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blis_replay.compiled.arrays import Bools, Floats, Int64s
-from blis_replay.validate.metrics.resampling import RESAMPLES, interval, resampled
+from blis_replay.validate.metrics.resampling import RESAMPLES, interval, resampled, row_blocks, spread
 
 Residuals = Callable[[Floats], Floats]
 
@@ -262,21 +262,26 @@ def variance_inflation(design: Floats, free: Bools) -> Floats:
     return inflation
 
 
-def confidence(minimum: Minimum, free: Bools, group: Int64s, seed: int) -> Confidence:
-    """Bounds of 95 % of each free coefficient, by drawing windows with replacement.
+def confidence(minimum: Minimum, free: Bools, group: Int64s, stratum: Int64s, seed: int) -> Confidence:
+    """Bounds of 95 % of each free coefficient, by drawing blocks of windows with replacement.
 
-    ``group``: int64[rows], rows that are drawn together (the E2E and the TTFT of a window).  Each draw
-    moves the coefficients by one Gauss-Newton step from the minimum, so no run is simulated again.
+    ``group``: int64[rows], rows that are drawn together (the E2E and the TTFT of a window), in order of time.
+    ``stratum``: int64[groups], the load stage and the part of the evidence that each is of.  Blocks are as long as what
+    a window says of any coefficient is like what its neighbours say.  Each draw moves the coefficients by one
+    Gauss-Newton step from the minimum, so no run is simulated again.
     """
     chosen = np.flatnonzero(free)
     scaled = minimum.residuals / minimum.scales
     columns, w = minimum.slopes[:, chosen] / minimum.scales[:, None], weights(scaled)
-    groups = int(group.max()) + 1
+    groups = len(stratum)
+    says = np.linalg.lstsq(columns.T @ (w[:, None] * columns), (columns * (w * scaled)[:, None]).T, rcond=None)[0]
+    blocks = row_blocks(stratum, [np.asarray(np.bincount(group, row, groups), np.float64) for row in says])
     draws = np.empty((RESAMPLES, len(chosen)))
-    for i, drawn in enumerate(resampled(groups, RESAMPLES, seed)):
+    for i, drawn in enumerate(resampled(blocks, RESAMPLES, seed)):
         times = np.bincount(drawn, minlength=groups)[group] * w
         step = np.linalg.lstsq(columns.T @ (times[:, None] * columns), columns.T @ (times * scaled), rcond=None)[0]
         draws[i] = minimum.vector[chosen] - step
+    draws = spread(draws, blocks)
     low, high = minimum.vector.copy(), minimum.vector.copy()
     for place, i in enumerate(chosen.tolist()):
         # The search ends a little beside where the linear step would take it; the spread is what counts.

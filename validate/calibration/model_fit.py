@@ -92,6 +92,11 @@ class Gathered:
         numbers += [np.repeat(np.array([1, 2]), part.observed_us.shape[1]) for part in self.latencies]
         return np.concatenate(numbers)
 
+    def strata(self) -> Int64s:
+        """int64[groups]: a number for each part and stratum of it."""
+        own = [np.stack([np.full(len(part.stratum), i), part.stratum]) for i, part in enumerate(self.parts)]
+        return np.unique(np.hstack(own), axis=1, return_inverse=True)[1].reshape(-1).astype(np.int64)
+
     def groups(self) -> Int64s:
         """int64[rows]: rows of one window of one part have one number."""
         numbers, first = [], 0
@@ -207,7 +212,7 @@ def fit_form(
     while True:
         free = np.array([i not in held for i in range(len(form.names))])
         minimum = minimise(residuals, starts, probe, free, gathered.kinds(), FINE if everywhere else ROUGH)
-        bounds = confidence(minimum, free, gathered.groups(), seed)
+        bounds = confidence(minimum, free, gathered.groups(), gathered.strata(), seed)
         width = bounds.high - bounds.low
         # Without a prior the fitted value stays: its bounds say how little it is worth.  It also stays where the bounds
         # exclude the prior.  That a first token waits for others is no prior knowledge, so the prior of that is 0.

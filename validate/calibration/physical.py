@@ -29,6 +29,7 @@ from blis_replay.blis.latency.physical import (
 )
 from blis_replay.blis.releases.release import FittedOn
 from blis_replay.compiled.arrays import Floats
+from blis_replay.ingest.fingerprint import requests_hash
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.simulator import model_of
 from blis_replay.validate.calibration.cycle_rows import CycleRows, mean_lengths, rows_from_latencies, rows_from_steps
@@ -68,7 +69,12 @@ def physical_rows(recording: Recording, architecture: Architecture) -> PhysicalR
     chosen = np.arange(0, len(batches), -(-len(batches) // _MOST_ROWS))
     gpu, tensor_parallelism = gpu_named(recording.hardware), recording.tensor_parallelism or 1
     times_us = batch_times_us(architecture, gpu, tensor_parallelism, batches[chosen])
-    fitted_on = FittedOn(recording.slug, recording.content_hash, "steps" if kind == "steps" else "latencies")
+    fitted_on = FittedOn(
+        recording.slug,
+        recording.content_hash,
+        "steps" if kind == "steps" else "latencies",
+        requests_hash(recording),
+    )
     return PhysicalRows(model_of(recording), fitted_on, times_us, rows.cycle_us[chosen])
 
 

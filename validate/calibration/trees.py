@@ -13,6 +13,7 @@ from blis_replay.blis.latency.models import Lifecycle
 from blis_replay.blis.latency.trees import LEAF, Tree, TreesModel
 from blis_replay.blis.releases.release import CoefficientRelease, FittedOn, ModelEntry, format_release, parse_release
 from blis_replay.compiled.arrays import Floats
+from blis_replay.ingest.fingerprint import requests_hash
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.simulator import entry_of, model_of
 from blis_replay.validate.calibration.step_errors import RecordedSteps, step_targets
@@ -127,7 +128,7 @@ def trees_release(recordings: Sequence[Recording], name: str, delays: Coefficien
         hardware=", ".join(sorted({recording.hardware or "not stated" for recording in recordings})),
         sha256="",
         models=tuple(entries),
-        fitted_on=tuple(FittedOn(r.slug, r.content_hash, "steps") for r in recordings),
+        fitted_on=tuple(FittedOn(r.slug, r.content_hash, "steps", requests_hash(r)) for r in recordings),
         published_replay={},
         published_errors={},
     )

@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 import numpy as np
 
 from blis_replay.compiled.arrays import Bools
+from blis_replay.ingest.fingerprint import requests_hash
 from blis_replay.ingest.recording import Finding, GroundTruth, Recording
 from blis_replay.replay.driver import ReplayRun, without_rows
 from blis_replay.validate.comparison.arguments import OpenArgument, open_arguments
@@ -70,8 +71,9 @@ class Comparison:
     ``recording``: of side A.  ``replay``: side B, if it is a replay.  ``compared``: how many requests on each side.
     ``paired``: agreement by metric, empty where the sides do not have the same requests.  ``excluded``: requests
     of a replay that are left out, by reason.  ``open_arguments``: engine arguments that nobody recorded and that
-    change the replay.  ``saturation``: of a replay of a whole run that queues, or whose recording does.
-    ``schedule``: of a replay of a whole run of which every step was recorded.
+    change the replay.  ``requests_hash``: of a recording that the release of the replay does not name.
+    ``saturation``: of a replay of a whole run that queues, or whose recording does.  ``schedule``: of a replay of a
+    whole run of which every step was recorded.
     """
 
     recording: Recording
@@ -84,6 +86,7 @@ class Comparison:
     saturation: Saturation | None = None
     open_arguments: tuple[OpenArgument, ...] = ()
     schedule: ScheduleVerdict | None = None
+    requests_hash: str = ""
 
     @property
     def run(self) -> ReplayRun:
@@ -129,11 +132,18 @@ class Comparison:
         return {m: (cell.reason or "").removeprefix("unusable: ") for m, cell in means.items() if cell.unusable}
 
     @property
+    def lost(self) -> tuple[str, ...]:
+        """Why nothing can be judged by the recording as a whole: what can be replayed is not what was served."""
+        return tuple(f"{f.check}: {f.message}" for f in self.findings if f.severity == "unusable" and not f.metric)
+
+    @property
     def verdict(self) -> Verdict:
         """Of a replay: ``overloaded`` is reported, not gated; ``not judged``: no gated metric has an observed value.
 
         ``unusable``: a gated metric must not be used, and none of the others fails.
         """
+        if self.lost:
+            return "not judged"
         if overloaded(self.findings):
             return "overloaded"
         if self.unusable and not self.failed_thresholds:
@@ -148,10 +158,11 @@ class Comparison:
 
         ``own steps``, ``own latencies``, ``held out``, or ``not stated`` by the release.
         """
-        release = self.run.release
+        release, recording = self.run.release, self.recording
         if not release.fitted_on:
             return "not stated"
-        return {"steps": "own steps", "latencies": "own latencies", None: "held out"}[release.used(self.slug)]
+        used = release.used(recording.slug, recording.content_hash, self.requests_hash)
+        return {"steps": "own steps", "latencies": "own latencies", None: "held out"}[used]
 
 
 def compare(a: Side, b: Side, selection: Selection | None = None) -> Comparison:
@@ -199,7 +210,12 @@ def compare_replay(
             f"{run.recording.slug}: no request that succeeded with recorded latencies in the selection, "
             "nothing to judge"
         )
-    comparison = replace(compare(observed, simulated, selection), open_arguments=open_arguments(run))
+    named = run.release.used(run.recording.slug) or not run.release.fitted_on
+    comparison = replace(
+        compare(observed, simulated, selection),
+        open_arguments=open_arguments(run),
+        requests_hash="" if named else requests_hash(run.recording),
+    )
     if not queues:
         return comparison
     schedule = schedule_verdict(run.recording, run.plan.engine)

@@ -125,6 +125,8 @@ def verdict_line(comparison: Comparison) -> Line:
 
 def verdict_sentence(comparison: Comparison) -> str:
     """The verdict with the errors of the mean that it rests on."""
+    if comparison.lost:
+        return f"verdict: could not be judged: {'; '.join(comparison.lost)}"
     if comparison.verdict == "overloaded":
         return "verdict: overloaded recording, reported and not gated (see `inspect`)"
     judged = ", ".join(
@@ -297,7 +299,7 @@ def exit_code(verdicts: Sequence[str]) -> int:
     """0 all passed (overloaded ones do not count), 1 one failed, 3 nothing, or one not, could be judged."""
     if "fail" in verdicts:
         return 1
-    if "unusable" in verdicts:
+    if {"unusable", "not judged"} & set(verdicts):
         return 3
     return 0 if {"pass", "overloaded"} & set(verdicts) else 3
 

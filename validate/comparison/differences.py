@@ -14,7 +14,14 @@ from blis_replay.validate.comparison.segments import Segments, segments_between
 from blis_replay.validate.comparison.sides import Side
 from blis_replay.validate.metrics.latency import METRICS, STATISTICS, LatencySamples
 from blis_replay.validate.metrics.observed import Selection
-from blis_replay.validate.metrics.resampling import Cell, interval, resamplable, resampled_values
+from blis_replay.validate.metrics.resampling import (
+    Blocks,
+    Cell,
+    interval,
+    request_blocks,
+    resamplable,
+    resampled_values,
+)
 
 CELLS: tuple[Cell, ...] = tuple((metric, statistic) for metric in METRICS for statistic in STATISTICS)
 PAIRS_SHOWN = 10
@@ -55,20 +62,21 @@ class Differences:
 def differences(a: Side, b: Side) -> Differences:
     """Compare two sides, with intervals.
 
-    If both are of the same recorded requests, intervals come from drawing requests with both their latencies.
+    If both are of the same recorded requests, intervals come from drawing blocks of requests with both latencies.
     Else each side is drawn by itself; of a side that has only published numbers, these stand fixed.
     """
     comparison = compare(a, b)
     both = requests_of_both(a, b, Selection())
     chosen = (a.requests, b.requests) if both is None else (both, both)
     samples = [None if part is None else side.latencies(part) for side, part in zip((a, b), chosen, strict=True)]
+    blocks = _blocks((a, b), chosen, samples, paired=both is not None)
     inputs = a.inputs(), b.inputs()
     return Differences(
         a=a,
         b=b,
         comparison=comparison,
-        intervals_us=_intervals(comparison, samples, paired=both is not None),
-        resampled=_words(samples, both is not None),
+        intervals_us=_intervals(comparison, samples, blocks),
+        resampled=_words(samples, blocks, both is not None),
         changed=changed_inputs(*inputs),
         one_sided=only_on_one_side(*inputs),
         pairs=None if both is None else _pairs(a, both, samples),
@@ -79,17 +87,29 @@ def differences(a: Side, b: Side) -> Differences:
     )
 
 
+def _blocks(
+    sides: Sequence[Side], chosen: Sequence[Bools | None], samples: Sequence[LatencySamples | None], *, paired: bool
+) -> list[Blocks]:
+    """Of paired sides one for both, else one for each that has requests."""
+    known = [(side.recording, part, s) for side, part, s in zip(sides, chosen, samples, strict=True) if s is not None]
+    if paired:
+        recording, part, _ = known[0]
+        return [request_blocks(recording, np.asarray(part), [s for _, _, s in known])]
+    return [request_blocks(recording, np.asarray(part), [s]) for recording, part, s in known]
+
+
 def _intervals(
-    comparison: Comparison, samples: Sequence[LatencySamples | None], *, paired: bool
+    comparison: Comparison, samples: Sequence[LatencySamples | None], blocks: Sequence[Blocks]
 ) -> dict[Cell, tuple[float, float]]:
     cells = [cell for cell in CELLS if resamplable(cell) and _known(comparison, cell)]
     known = [side for side in samples if side is not None]
     if not cells or not known:
         return {}
-    drawn = iter(resampled_values(known, cells, paired=paired))
+    drawn = iter(resampled_values(known, blocks, cells))
     published = [[comparison.metrics[m][s].a_us for m, s in cells], [comparison.metrics[m][s].b_us for m, s in cells]]
     a, b = (_fixed(published[i]) if side is None else next(drawn) for i, side in enumerate(samples))
-    return {cell: interval((b - a)[:, i]) for i, cell in enumerate(cells)}
+    intervals = {cell: interval((b - a)[:, i]) for i, cell in enumerate(cells)}
+    return {cell: bounds for cell, bounds in intervals.items() if not np.isnan(bounds[0])}
 
 
 def _known(comparison: Comparison, cell: Cell) -> bool:
@@ -101,14 +121,15 @@ def _fixed(values_us: Sequence[float | None]) -> Floats:
     return np.array([values_us], np.float64)
 
 
-def _words(samples: Sequence[LatencySamples | None], paired: bool) -> str:
+def _words(samples: Sequence[LatencySamples | None], blocks: Sequence[Blocks], paired: bool) -> str:
+    drawn = " and ".join(own.words for own in blocks)
     if paired:
-        return "requests drawn with both their latencies"
+        return f"requests drawn with both their latencies, in {drawn}"
     known = sum(side is not None for side in samples)
     return {
         0: "none: both sides are published numbers",
-        1: "requests drawn on the side that has them, the published numbers held fixed",
-        2: "requests of each side drawn by themselves",
+        1: f"requests drawn on the side that has them, the published numbers held fixed, in {drawn}",
+        2: f"requests of each side drawn by themselves, in {drawn}",
     }[known]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.latency.gpu import same_gpu
 from blis_replay.blis.releases.release import CoefficientRelease
-from blis_replay.compiled.arrays import Floats
+from blis_replay.compiled.arrays import Bools, Floats
 from blis_replay.compiled.errors import ExperimentError
 from blis_replay.ingest.readers.formats import REQUEST_FORMATS
 from blis_replay.ingest.recording import Recording
@@ -22,7 +22,14 @@ from blis_replay.validate.gating.policy import Policy
 from blis_replay.validate.gating.verdicts import Check, Interval, Judgement, Ordered, Outcome, Standing
 from blis_replay.validate.metrics.latency import LatencySamples
 from blis_replay.validate.metrics.observed import Observed, observed_requests, samples_of
-from blis_replay.validate.metrics.resampling import Cell, cell_values, interval, resamplable, resampled_values
+from blis_replay.validate.metrics.resampling import (
+    Cell,
+    cell_values,
+    interval,
+    request_blocks,
+    resamplable,
+    resampled_values,
+)
 
 
 def regressions(candidate: Comparison, baseline: ReplayRun, policy: Policy) -> list[Check]:
@@ -72,14 +79,16 @@ def _sides(candidate: Comparison, baseline: ReplayRun, cells: Sequence[Cell]) ->
         twins = [simulated_samples(run, chosen), simulated_samples(baseline, chosen)]
         published = [candidate.metrics[metric][statistic].a_us for metric, statistic in cells]
         fixed = np.array([np.nan if value is None else value for value in published])
-        return [*_numbers(twins, cells), _Numbers(fixed, fixed[np.newaxis, :])]
+        return [*_numbers(recording, chosen, twins, cells), _Numbers(fixed, fixed[np.newaxis, :])]
     chosen = chosen & recorded
     sides = [simulated_samples(run, chosen), simulated_samples(baseline, chosen), samples_of(recording, chosen)]
-    return _numbers(sides, cells)
+    return _numbers(recording, chosen, sides, cells)
 
 
-def _numbers(sides: Sequence[LatencySamples], cells: Sequence[Cell]) -> list[_Numbers]:
-    draws = resampled_values(sides, cells, paired=True)
+def _numbers(
+    recording: Recording, chosen: Bools, sides: Sequence[LatencySamples], cells: Sequence[Cell]
+) -> list[_Numbers]:
+    draws = resampled_values(sides, [request_blocks(recording, chosen, sides)], cells)
     return [_Numbers(cell_values(side, cells), drawn) for side, drawn in zip(sides, draws, strict=True)]
 
 
@@ -94,9 +103,13 @@ def _regression(policy: Policy, candidate: Comparison, cell: Cell, change: _Chan
         message = f"{named}: {observed.reason or 'nothing observed'}"
         return Check("regression", candidate.alias, metric, statistic, "not judged", message, limit=margin)
     low, high = change.interval
+    message = f"{named}: |error| {100 * change.before:.2f} % with the baseline, {100 * change.after:.2f} % now, "
+    if np.isnan(low):
+        unsure: Outcome = "not judged" if change.value > margin else "pass"
+        message += f"change {100 * change.value:+.2f} points; the run is too short for an interval of it"
+        return Check("regression", candidate.alias, metric, statistic, unsure, message, change.value, margin)
     outcome: Outcome = "fail" if low > margin else "pass"
-    message = (
-        f"{named}: |error| {100 * change.before:.2f} % with the baseline, {100 * change.after:.2f} % now, "
+    message += (
         f"change {100 * change.value:+.2f} [{100 * low:+.2f}, {100 * high:+.2f}] points, at most {100 * margin:g}"
     )
     return Check(
@@ -242,5 +255,5 @@ def _ordered(comparison: Comparison, metric: str) -> Ordered:
     if cell.a_us is None or not chosen.any() or not resamplable((metric, "p99")):
         return Ordered(cell.a_us, cell.b_us)
     samples = samples_of(recording, chosen)
-    (draws,) = resampled_values([samples], [(metric, "p99")], paired=True)
+    (draws,) = resampled_values([samples], [request_blocks(recording, chosen, [samples])], [(metric, "p99")])
     return Ordered(cell.a_us, cell.b_us, interval(draws[:, 0]))

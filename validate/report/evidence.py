@@ -19,7 +19,14 @@ from blis_replay.validate.comparison.sides import simulated_samples
 from blis_replay.validate.comparison.validated import by_stage, compare_experiment
 from blis_replay.validate.metrics.latency import METRICS, STATISTICS
 from blis_replay.validate.metrics.observed import Gaps, observed_requests, pooled_gaps, samples_of
-from blis_replay.validate.metrics.resampling import Cell, cell_values, interval, resamplable, resampled_values
+from blis_replay.validate.metrics.resampling import (
+    Cell,
+    cell_values,
+    interval,
+    request_blocks,
+    resamplable,
+    resampled_values,
+)
 
 
 @dataclass(frozen=True)
@@ -87,16 +94,19 @@ def error_intervals(comparison: Comparison, compared: NDArray[np.bool_]) -> dict
     error = np.array([known[cell].error for cell in cells], np.float64)
     if compared.any():
         sides = [samples_of(run.recording, compared), simulated_samples(run, compared)]
-        observed, simulated = resampled_values(sides, cells, paired=True)
+        blocks = request_blocks(run.recording, compared, sides)
+        observed, simulated = resampled_values(sides, [blocks], cells)
         of_samples = cell_values(sides[1], cells) / cell_values(sides[0], cells) - 1
     else:
         chosen = run.simulated.completed & (run.recording.requests["status"] == "ok").to_numpy()
-        (simulated,) = resampled_values([simulated_samples(run, chosen)], cells, paired=True)
+        alone = simulated_samples(run, chosen)
+        (simulated,) = resampled_values([alone], [request_blocks(run.recording, chosen, [alone])], cells)
         observed, of_samples = np.array([[known[cell].a_us for cell in cells]], np.float64), error
     # The table takes the mean ITL from token times where it can, which end a little before the request does: the
     # spread around its error is that of the latencies.
     errors = error + (simulated / observed - 1 - of_samples)
-    return {cell: interval(errors[:, i]) for i, cell in enumerate(cells)}
+    intervals = {cell: interval(errors[:, i]) for i, cell in enumerate(cells)}
+    return {cell: bounds for cell, bounds in intervals.items() if not np.isnan(bounds[0])}
 
 
 def _attributed(

@@ -116,7 +116,7 @@ def metric_table(evidence: Evidence) -> Table:
             )
         )
     title = f"Latencies of {evidence.comparison.requests:,} requests"
-    note = "error: simulated over observed, less one; interval: 95 % over resampled requests"
+    note = "error: simulated over observed, less one; interval: 95 % over resampled blocks of requests"
     return Table(title, columns_named("", "observed ms", "simulated ms", "error", "interval"), tuple(rows), note=note)
 
 

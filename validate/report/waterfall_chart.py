@@ -89,7 +89,7 @@ def waterfall_chart(attribution: Attribution) -> Chart | None:
     return Chart(
         "Where the error comes from",
         "From the error of the replay to the recording, replacing one component after the other; the whiskers are 95 % "
-        f"intervals over resampled requests. {parts}.",
+        f"intervals over resampled blocks of requests. {parts}.",
         drawn(draw, 8.6, 1.1 + 0.3 * len(names)),
         Table("parts of the error of the mean, in % of observed", columns_named("", *columns), rows),
         wide=True,

@@ -215,7 +215,8 @@ def test_repeated_ids_and_differing_counts_are_reported() -> None:
     )
     assert messages(made) == [
         "1 requests repeat the id of another, first a; each is kept",
-        "the published report counts 4 requests sent, the records 3",
+        "the published report counts 4 requests sent, the records 3; what can be replayed is not the load that was "
+        "served",
         "the published report counts 1 requests failed, the records 0",
     ]
 

@@ -12,6 +12,7 @@ from blis_replay.replay.driver import replay
 from blis_replay.validate.attribution.resampled import PooledGaps, draws, quantities
 from blis_replay.validate.comparison.sides import simulated_samples
 from blis_replay.validate.metrics.latency import pooled_quantiles, statistics
+from blis_replay.validate.metrics.resampling import request_blocks
 
 
 def test_each_draw_is_what_numpy_says_of_the_repeated_requests() -> None:
@@ -19,7 +20,8 @@ def test_each_draw_is_what_numpy_says_of_the_repeated_requests() -> None:
     planted = planted_recording(seed=5)
     run = replay(planted.recording, planted.release)
     chosen = run.simulated.completed
-    samples, times = simulated_samples(run, chosen), draws(int(chosen.sum()), 3, seed=1)
+    samples = simulated_samples(run, chosen)
+    times = draws(request_blocks(run.recording, chosen, [samples]), 3, seed=1)
     table = quantities(samples, times, PooledGaps(run.token_gaps(), np.flatnonzero(chosen)))
     assert times[0].tolist() == [1] * int(chosen.sum())
     for row, count in zip(table, times, strict=True):
