@@ -20,7 +20,7 @@ from blis_replay.ingest.rows import query
 from blis_replay.ingest.steps.reconstruction import reconstruct, reconstructed_steps
 from blis_replay.ingest.steps.records import is_asynchronous
 from blis_replay.replay.observed.cycles import observed_cycles
-from blis_replay.validate.metrics.resampling import SEED, interval, resampled
+from blis_replay.validate.metrics.resampling import SEED, interval, resampled, row_blocks
 
 # The five costs of a step: itself, and per prefill token, decode, context token of a decode, and 1,000 KV tokens that
 # prefill tokens attend to.
@@ -147,7 +147,7 @@ def _bounds(steps: Steps, seed: int) -> tuple[Floats, Floats]:
     """float64[5] each: bounds of 95 % of the costs, over draws of blocks of neighbouring steps."""
     blocks = np.array_split(np.arange(len(steps.cycle_us)), max(len(steps.cycle_us) // _BLOCK_STEPS, 2))
     lines = []
-    for draw in resampled(len(blocks), _DRAWS, seed):
+    for draw in resampled(row_blocks(np.zeros(len(blocks), np.int64), []), _DRAWS, seed):
         chosen = np.concatenate([blocks[block] for block in draw])
         lines.append(fitted(Steps(steps.batch[chosen], steps.cycle_us[chosen])))
     bounds = [interval(column) for column in np.array(lines).T]
@@ -214,7 +214,7 @@ def _delays(ways: pl.DataFrame, seed: int) -> tuple[CoefficientFit, ...]:
             f"mean way of the last token back, beyond that of the first, {what}",
         ),
     }
-    draws = list(resampled(len(values), _DRAWS, seed))
+    draws = list(resampled(row_blocks(np.zeros(len(values), np.int64), [values[:, 1]]), _DRAWS, seed))
     fits = []
     for name, (of, remark) in told.items():
         bounds = interval(np.array([of(values[draw]) for draw in draws]))
