@@ -9,7 +9,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import BinaryIO
 
 from blis_replay import recorder
 from blis_replay.ingest.errors import printable
@@ -60,14 +60,19 @@ def new_directory(command: Sequence[str]) -> Path:
 
 
 async def record_server(
-    command: Sequence[str], directory: Path, *, spans: bool, say: Callable[[str], None]
+    command: Sequence[str],
+    directory: Path,
+    *,
+    spans: bool,
+    say: Callable[[str], None],
+    output: BinaryIO | None = None,
 ) -> ServerRecording:
     """Run a server until it ends, and leave what it says of itself in ``directory``.
 
     Nothing is installed where the server runs: the plugin lies in a folder that its ``PYTHONPATH`` names.  SIGINT,
-    SIGTERM and SIGHUP are passed on to it, after its last metrics were fetched.  ``spans``: whether
-    to receive its OTLP spans.  ``say`` is called with a line for the operator.  Raises :class:`RecordError` if
-    the command cannot be started, or the directory has a recording.
+    SIGTERM and SIGHUP are passed on to it, after its last metrics were fetched.  ``spans``: whether to receive its
+    OTLP spans.  ``say`` is called with a line for the operator; ``output`` takes what the server prints.  Raises
+    :class:`RecordError` if the command cannot be started, or the directory has a recording.
     """
     if any(directory.glob(STEPS)) or (directory / LOG).exists():
         raise RecordError(f"{directory}: there is a recording in it; name another directory with --out")
@@ -76,9 +81,9 @@ async def record_server(
     with TemporaryDirectory(prefix="blis-replay-plugin-") as folder:
         install_plugin(Path(folder))
         if not spans or not _takes_spans(command, made.notes):
-            await _Run(command, made, server_environment(folder, made.directory), say).until_it_ends()
+            await _Run(command, made, server_environment(folder, made.directory), output).until_it_ends()
         else:
-            await _with_collector(command, folder, made, say)
+            await _with_collector(command, folder, made, say, output)
     made.step_logs = tuple(sorted(made.directory.glob(STEPS)))
     return made
 
@@ -111,7 +116,11 @@ def server_environment(folder: str, directory: Path) -> dict[str, str]:
 
 
 async def _with_collector(
-    command: Sequence[str], folder: str, made: ServerRecording, say: Callable[[str], None]
+    command: Sequence[str],
+    folder: str,
+    made: ServerRecording,
+    say: Callable[[str], None],
+    output: BinaryIO | None,
 ) -> None:
     # What gRPC has to say on standard error is said here; it reads this when it is imported.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -128,7 +137,7 @@ async def _with_collector(
     http = environment.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") == "http/protobuf"
     endpoint = f"http://{where.http}/v1/traces" if http else f"http://{where.grpc}"
     try:
-        await _Run([*command, _ENDPOINT, endpoint], made, environment, say).until_it_ends()
+        await _Run([*command, _ENDPOINT, endpoint], made, environment, output).until_it_ends()
     finally:
         stop.set()
         made.spans = (await collector).spans
@@ -141,7 +150,7 @@ class _Run:
     command: Sequence[str]
     made: ServerRecording
     environment: Mapping[str, str]
-    say: Callable[[str], None]
+    output: BinaryIO | None
     ending: list[signal.Signals] = field(default_factory=list)
 
     async def until_it_ends(self) -> None:
@@ -182,9 +191,8 @@ class _Run:
             self.made.notes.append(f"{' and '.join(missing)}: nothing answered at {self._url()}")
 
     async def _copied(self, server: asyncio.subprocess.Process) -> None:
-        """Its output, to our own and into the log."""
-        output = server.stdout or asyncio.StreamReader()
-        shown = sys.stdout.buffer if hasattr(sys.stdout, "buffer") else None
+        """Its output, to where it is shown and into the log."""
+        output, shown = server.stdout or asyncio.StreamReader(), self.output
         with (self.made.directory / LOG).open("wb", buffering=0) as log:
             while piece := await output.read(_PIECE_BYTES):
                 with suppress(OSError):

@@ -19,7 +19,7 @@ ORDER = (
     *("--out", "--executor", "--workers", "--store", "--json", "--csv", "--markdown"),
 )
 # The forms of its output are documents one after the other while a server runs, which no table can be.
-STREAMS = {"collect"}
+STREAMS = {"collect", "record"}
 
 
 def commands() -> Iterator[tuple[str, click.Command]]:

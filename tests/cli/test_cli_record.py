@@ -82,3 +82,13 @@ def test_a_command_that_does_not_exist_is_one_line(run: Run, tmp_path: Path) -> 
 )
 def test_the_directory_is_named_after_date_and_model(command: str, name: str) -> None:
     assert re.fullmatch(name, str(new_directory(command.split())))
+
+
+def test_what_was_recorded_as_json_beside_a_server_that_ends_at_once(run: Run, tmp_path: Path) -> None:
+    program = (sys.executable, "-c", "print('up'); raise SystemExit(5)")
+    answer = run("record", "--out", str(tmp_path / "run"), "--json", "--", *program)
+    assert answer.code == 5
+    recorded = answer.json["recorded"]
+    assert (recorded["exit_code"], recorded["step_logs"], recorded["spans"]) == (5, {}, 0)
+    assert "spans: no `vllm serve`, so its arguments were left alone" in recorded["not_recorded"]
+    assert (tmp_path / "run" / "vllm.log").read_text("utf-8") == "up\n"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,8 +24,9 @@ if TYPE_CHECKING:
 @click.option(
     "--spans/--no-spans", default=True, show_default=True, help="Receive the server's request spans (OTLP) as well."
 )
+@click.option("--json", "as_json", is_flag=True, help="Print what was recorded as JSON; the server's output on stderr.")
 @click.argument("command_line", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
-def command(directory: Path | None, spans: bool, command_line: tuple[str, ...]) -> int:
+def command(directory: Path | None, spans: bool, as_json: bool, command_line: tuple[str, ...]) -> int:
     """Run a vLLM server, and record every engine step and every arrival from inside of it.
 
     Nothing is installed where the server runs: vLLM loads the recorder as a plugin, from a
@@ -41,9 +44,26 @@ def command(directory: Path | None, spans: bool, command_line: tuple[str, ...]) 
 
     chosen = new_directory(command_line) if directory is None else directory
     say = lambda line: click.echo(line, err=True)  # noqa: E731
-    made = asyncio.run(record_server(command_line, chosen, spans=spans, say=say))
-    _say_what_was_recorded(made)
+    output = getattr(sys.stderr if as_json else sys.stdout, "buffer", None)
+    made = asyncio.run(record_server(command_line, chosen, spans=spans, say=say, output=output))
+    if as_json:
+        click.echo(json.dumps({"recorded": _document(made)}))
+    else:
+        _say_what_was_recorded(made)
     return made.exit_code
+
+
+def _document(made: ServerRecording) -> dict[str, object]:
+    from blis_replay.validate.server_recording import step_counts
+
+    return {
+        "directory": str(made.directory),
+        "exit_code": made.exit_code,
+        "step_logs": {path.name: step_counts(path) for path in made.step_logs},
+        "spans": made.spans,
+        "metrics": list(made.metrics),
+        "not_recorded": made.notes,
+    }
 
 
 def _say_what_was_recorded(made: ServerRecording) -> None:
