@@ -305,12 +305,17 @@ class _Assembly:
         found: RequestsRead | None = None
         used = used_form = ""
         # A table whose columns the user has named is what is meant.
-        for form in sorted(REQUEST_FORMATS, key=lambda form: not (self.source.columns and form.name == TABLE)):
+        for form in sorted(REQUEST_FORMATS, key=lambda form: not (form.name == TABLE and self._table_is_meant())):
             if not (file := self._one(form.name)):
                 continue
             sums_up = bool(form.sums_up) and form.sums_up == used_form
             if found is not None and found.rows.height and not sums_up:
                 self.unused[file.name] = f"the requests are those of {used}"
+                continue
+            if form.name == TABLE and traces.requests is not None and not self._table_is_meant():
+                self.unused[file.name] = (
+                    "the server traced its requests; --columns says that this table is the client's"
+                )
                 continue
             read = form.read(file, self.folder / "stamps.int64")
             self.versions[file.name] = read.version
@@ -328,6 +333,10 @@ class _Assembly:
         self._note_pairing(self.pairing, used)
         logged = self._logged_prompts(self.pairing.client_rows, self.pairing.frame.height)
         return replace(found, rows=rows_of(self.pairing.frame), prefix=logged or found.prefix)
+
+    def _table_is_meant(self) -> bool:
+        """Whether the user has said that a table is to be read; by its columns alone it may be of anything."""
+        return bool(self.source.columns) or self.source.form == TABLE
 
     def _logged_prompts(self, rows: NDArray[np.int64], count: int) -> RawPrompts | None:
         """The prompts of requests by the step log, whose own requests are the requests ``rows``."""

@@ -216,9 +216,8 @@ def _problems(line: str) -> Iterator[str]:
             yield f"there is no {verb}"
     if command is not None:
         known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)} | {"--help"}
-        yield from (
-            f"there is no {word}" for word in words if word.startswith("--") and word.split("=")[0] not in known
-        )
+        own = words[: words.index("--")] if "--" in words else words  # behind it stands a command of another program
+        yield from (f"there is no {word}" for word in own if word.startswith("--") and word.split("=")[0] not in known)
 
 
 GENERATED: dict[str, Callable[[], list[str]]] = {

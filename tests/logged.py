@@ -14,8 +14,14 @@ from blis_replay.blis.engine import simulate
 from blis_replay.blis.latency.models import LatencyModel
 from blis_replay.blis.result import SimResult
 from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
+from blis_replay.ingest.checks.evidence import Context
+from blis_replay.ingest.checks.iterations import check as iterations_check
 from blis_replay.ingest.recording import ITERATION_SCHEMA, Recording
-from blis_replay.ingest.rows import rows_of
+from blis_replay.ingest.rows import Scratch, rows_of
+from blis_replay.ingest.steps.placed import place
+from blis_replay.ingest.stream.layout import NO_EVENTS
+
+CONTEXT = Context(NO_EVENTS, None, ())
 
 ENGINE = EngineConfig(32, 1024, 4096, async_scheduling=False, block_size=16, num_gpu_blocks=1000)
 # 5 ms per step, 100 us per prompt token, 200 us per decode.
@@ -75,6 +81,13 @@ def logged(
     if not engine.num_gpu_blocks:
         del recorded.engine["num_gpu_blocks"]
     return replace(recorded, iterations=rows_of(iterations(result, engine)))
+
+
+def recorded(engine: EngineConfig = ENGINE, **load: Any) -> Recording:
+    """Such a recording with its iterations placed in time, and what the check of them finds."""
+    made = logged(workload(3, **load), engine)
+    made = replace(made, iterations=place(made, Scratch()).iterations)
+    return replace(made, findings=tuple(iterations_check(made, CONTEXT)))
 
 
 def iterations(result: SimResult, engine: EngineConfig) -> pl.DataFrame:

@@ -170,8 +170,10 @@ def _by_content(client: pl.DataFrame, server: pl.DataFrame) -> Int64s:
     """By prompt and output length and the arrivals' pattern, else by output length, else by the pattern alone."""
     keys: tuple[list[str], ...] = (["prompt_tokens", "output_tokens_reported"], ["output_tokens_reported"], [])
     for key in keys:
-        rows = _by_arrivals(_keyed(client, key), _keyed(server, key), _nothing(server))
-        if (rows >= 0).any():
+        mine, others = _keyed(client, key), _keyed(server, key)
+        rows = _by_arrivals(mine, others, _nothing(server))
+        # A few that fit are chance: one side may have requests that the other has not, but not both.
+        if (rows >= 0).sum() >= max(_AGREE * min(mine.height, others.height), 1):
             return rows
     return _nothing(server)
 

@@ -30,7 +30,13 @@ _CONFIG = (
 )
 # What a recording, a server, a binary or many minutes are needed for: whether the command can be read is tested.
 NOT_RUN = (
-    *("blis-replay ingest", "blis-replay collect", "blis-replay generalize", "compare --published"),
+    *(
+        "blis-replay ingest",
+        "blis-replay collect",
+        "blis-replay record",
+        "blis-replay generalize",
+        "compare --published",
+    ),
     *("--blis-binary", "--experiment mine", "--experiment mooncake", "--train mine", "--train 7b-train"),
     *("FILE", "artifact.json", "defaults.yaml", "roofline.yaml", "trees"),
 )

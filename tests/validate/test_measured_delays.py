@@ -44,9 +44,14 @@ def journeys() -> Recording:
 
 
 def test_half_a_cycle_of_waiting_for_the_engine_is_no_delay() -> None:
-    """9 ms in an idle engine; 13 and 15 ms less half of 10 ms in a busy one: the median of 8, 9 and 10."""
+    """9 ms in an idle engine; 13 and 15 ms less half of 10 ms in a busy one: the median of 8, 9 and 10.
+
+    Three journeys say little of others: the interval is wider than they are apart.
+    """
     delay = measured_delays([journeys()])["pre_queue"]
-    assert (delay.value_us, delay.low_us, delay.high_us) == (9_000, 8_000, 10_000)
+    assert delay.value_us == 9_000
+    assert delay.low_us < 8_000
+    assert delay.high_us > 10_000
     assert delay.source.startswith("median of arrival to queued of 3 journeys, less half a step cycle")
 
 

@@ -4,26 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from logged import ENGINE, logged, workload
+from logged import CONTEXT, ENGINE, recorded
 
-from blis_replay.blis.trace import EngineConfig
-from blis_replay.ingest.checks.evidence import Context
-from blis_replay.ingest.checks.iterations import check as iterations_check
-from blis_replay.ingest.recording import ITERATION_SCHEMA, Recording
-from blis_replay.ingest.rows import Scratch, no_rows
-from blis_replay.ingest.steps.placed import place
-from blis_replay.ingest.stream.layout import NO_EVENTS
+from blis_replay.ingest.recording import ITERATION_SCHEMA
+from blis_replay.ingest.rows import no_rows
 from blis_replay.validate.schedule import SCHEDULE_CHECK, schedule_verdict
-
-CONTEXT = Context(NO_EVENTS, None, ())
-
-
-def recorded(engine: EngineConfig = ENGINE, **load: Any) -> Recording:
-    made = logged(workload(3, **load), engine)
-    made = replace(made, iterations=place(made, Scratch()).iterations)
-    return replace(made, findings=tuple(iterations_check(made, CONTEXT)))
 
 
 def test_an_equal_schedule_is_one_line() -> None:

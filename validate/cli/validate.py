@@ -92,6 +92,7 @@ def command(
       blis-replay validate --experiment 34b-general --coefficients stepml-direct --replay as-published
       blis-replay validate --experiment 34b-general --replay spec
       blis-replay validate --experiment 34b-general --simulator both --blis-binary ./blis
+      blis-replay validate --experiment 34b-general --replay vllm_version=0.32.0
       blis-replay validate --all --csv
     """
     if bool(names) == everything:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,7 @@ def summary(simulation: Simulation) -> dict[str, Any]:
             "coefficients_hash": simulation.release.sha256,
             "model": simulation.entry.model,
             "tensor_parallelism": simulation.entry.tensor_parallelism,
-            "engine": vars(engine),
+            "engine": asdict(engine),
         },
     }
 
