@@ -86,27 +86,26 @@ def is_unkeyed(state: State, extent: int) -> bool:
 @compiled
 def append_unkeyed(state: State, count: int) -> None:
     """Blocks without contents go to the end of the queue."""
-    tail = state.at.free_queue.tail
-    if tail != NONE and is_unkeyed(state, tail):
-        state.extents[index(tail)].blocks += count
-        return
-    extent = new_extent(state)
-    state.extents[index(extent)].blocks = count
-    state.extents[index(extent)].depth = UNKEYED
-    insert_before(state, extent, NONE)
+    add_unkeyed(state, count, state.at.free_queue.tail, NONE)
 
 
 @compiled
 def prepend_unkeyed(state: State, count: int) -> None:
     """Blocks without contents go to the head of the queue, to be taken first."""
     head = state.at.free_queue.head
-    if head != NONE and is_unkeyed(state, head):
-        state.extents[index(head)].blocks += count
+    add_unkeyed(state, count, head, head)
+
+
+@compiled
+def add_unkeyed(state: State, count: int, neighbour: int, before: int) -> None:
+    """Blocks without contents join ``neighbour`` if it has none either, else a new extent of them stands ``before``."""
+    if neighbour != NONE and is_unkeyed(state, neighbour):
+        state.extents[index(neighbour)].blocks += count
         return
     extent = new_extent(state)
     state.extents[index(extent)].blocks = count
     state.extents[index(extent)].depth = UNKEYED
-    insert_before(state, extent, head)
+    insert_before(state, extent, before)
 
 
 @compiled
