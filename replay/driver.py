@@ -85,7 +85,7 @@ def replay(
     plan = _as_fitted(plan_replay(recording, mode), recording, mode, entry)
     simulated = simulator.serve(recording, plan)
     recorded = {name: setting.value for name, setting in recording.engine.items()}
-    simulated = replace(simulated, differences=(*not_simulated(recorded), *simulated.differences))
+    simulated = replace(simulated, not_simulated=not_simulated(recorded))
     completed_in_recording = (recording.requests["status"] == "ok").to_numpy()
     lost = completed_in_recording & ~simulated.completed
     if lost.any():
@@ -115,6 +115,8 @@ _NOT_SIMULATED: dict[str, tuple[object, str]] = {
     "decode_context_parallel_size": (1, "each rank holds all of a context"),
     "prefill_context_parallel_size": (1, "each rank holds all of a context"),
     "speculative_config": ("None", "a step gives each request one token"),
+    "enable_lora": (False, "no request has an adapter"),
+    "kv_cache_groups": ("1", "every layer keeps all of a context"),
     "kv_transfer_config": ("None", "no KV block comes from or goes elsewhere"),
     "kv_offloading_size": ("None", "no KV block comes from or goes elsewhere"),
     "stream_interval": (1, "every token is sent by itself"),
@@ -130,7 +132,7 @@ _NOT_SIMULATED: dict[str, tuple[object, str]] = {
 def not_simulated(arguments: Mapping[str, object]) -> tuple[str, ...]:
     """Of engine arguments by name those that change a schedule and are not simulated, a sentence each."""
     return tuple(
-        f"not simulated: {name} {arguments[name]}; in the replay {instead}"
+        f"{name} {str(arguments[name])[:80]}; in the replay {instead}"
         for name, (neutral, instead) in _NOT_SIMULATED.items()
         if name in arguments and arguments[name] != neutral
     )

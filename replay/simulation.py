@@ -85,7 +85,7 @@ def read_engine(path: Path) -> EngineFile:
     if missing:
         raise ReplayError(f"{path}: {', '.join(missing)} missing; add a line for each, such as `max_num_seqs: 128`")
     if refused := not_simulated(given):
-        raise ReplayError(f"{path}: {refused[0]}; remove it to simulate without")
+        raise ReplayError(f"{path}: not simulated: {refused[0]}; remove it to simulate without")
     arguments: dict[str, Any] = {name: value for name, value in given.items() if name in _OF_THE_ENGINE}
     tensor_parallelism = given.get("tensor_parallel_size")
     try:

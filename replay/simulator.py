@@ -26,7 +26,8 @@ class Simulated:
     reports requests only.  ``preemptions``: of the whole run, None if not known.
     ``asynchronous``: whether steps were scheduled while the one before ran.
     ``differences``: what of this plan the simulator does otherwise than the recorded
-    engine, by its known semantics, a sentence each.
+    engine, by its known semantics, a sentence each.  ``not_simulated``: what the recorded
+    engine used and no simulator here has, a sentence each: such a run says nothing of the simulator.
     """
 
     completed: Bools
@@ -37,6 +38,7 @@ class Simulated:
     preemptions: int | None = None
     asynchronous: bool = False
     differences: tuple[str, ...] = ()
+    not_simulated: tuple[str, ...] = ()
 
 
 class Simulator(Protocol):

@@ -12,6 +12,8 @@ from blis_replay.blis.latency.models import LatencyModel, Lifecycle
 from blis_replay.ingest.recording import ENGINE_CHECK, UNKNOWN, Finding, Recording, Setting
 from blis_replay.replay.driver import ReplayRun, not_simulated, replay
 from blis_replay.validate.comparison.arguments import OpenArgument, argument_lines, open_arguments
+from blis_replay.validate.comparison.compare import compare_replay
+from blis_replay.validate.comparison.comparison_text import exit_code, verdict_sentence
 
 # Every step takes 10 ms, and nothing is added.
 RELEASE = release_of(LatencyModel("blackbox", 10_000_000, 0, 0), Lifecycle())
@@ -90,6 +92,26 @@ def test_a_line_for_what_is_open_and_one_for_each_contradiction() -> None:
 def test_arguments_that_no_simulator_has_are_named_where_they_do_something() -> None:
     engine = {"data_parallel_size": Setting(4, "recorded"), "pipeline_parallel_size": Setting(1, "recorded")}
     recording = replace(burst(1, 10, {}), engine=burst(1, 10, {}).engine | engine)
-    sentences = ("not simulated: data_parallel_size 4; in the replay its requests go to one engine",)
+    sentences = ("data_parallel_size 4; in the replay its requests go to one engine",)
     assert not_simulated({name: setting.value for name, setting in engine.items()}) == sentences
-    assert replayed(recording).simulated.differences == sentences
+    assert replayed(recording).simulated.not_simulated == sentences
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("pipeline_parallel_size", 2),
+        ("speculative_config", "method=ngram num_speculative_tokens=3"),
+        ("kv_transfer_config", "kv_connector=NixlConnector"),
+        ("enable_lora", True),
+        ("kv_cache_groups", "2"),
+    ],
+)
+def test_a_recording_that_used_what_is_not_simulated_is_not_judged(argument: str, value: int | bool | str) -> None:
+    """A perfect replay as well: its numbers are those of another server."""
+    recording = burst(1, 10, {})
+    recording = replace(recording, engine=recording.engine | {argument: Setting(value, "recorded")})
+    comparison = compare_replay(replayed(recording))
+    assert comparison.verdict == "not judged"
+    assert exit_code([comparison.verdict]) == 3
+    assert verdict_sentence(comparison).startswith(f"verdict: could not be judged: not simulated: {argument} {value}")

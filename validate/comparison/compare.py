@@ -134,7 +134,9 @@ class Comparison:
     @property
     def lost(self) -> tuple[str, ...]:
         """Why nothing can be judged by the recording as a whole: what can be replayed is not what was served."""
-        return tuple(f"{f.check}: {f.message}" for f in self.findings if f.severity == "unusable" and not f.metric)
+        unusable = (f"{f.check}: {f.message}" for f in self.findings if f.severity == "unusable" and not f.metric)
+        not_simulated = self.replay.simulated.not_simulated if self.replay else ()
+        return (*(f"not simulated: {what}" for what in not_simulated), *unusable)
 
     @property
     def verdict(self) -> Verdict:

@@ -200,12 +200,9 @@ def notes(comparison: Comparison) -> list[str]:
     lines += _other_hardware(comparison)
     lines += argument_lines(comparison.recording, comparison.open_arguments)
     lines += [f"left out: {count:,} requests {reason}" for reason, count in comparison.excluded.items()]
-    lines += [_difference(difference) for difference in comparison.run.simulated.differences]
+    lines += [f"not simulated: {what}" for what in comparison.run.simulated.not_simulated]
+    lines += [f"known difference: {difference}" for difference in comparison.run.simulated.differences]
     return [*lines, *_missing(comparison)]
-
-
-def _difference(sentence: str) -> str:
-    return sentence if sentence.startswith("not simulated: ") else f"known difference: {sentence}"
 
 
 def _other_hardware(comparison: Comparison) -> list[str]:
@@ -251,6 +248,7 @@ def comparison_json(comparison: Comparison) -> dict[str, object]:
         "open_arguments": [vars(argument) for argument in comparison.open_arguments],
         "schedule": comparison.schedule and comparison.schedule.document,
         "known_differences": list(comparison.run.simulated.differences),
+        "not_simulated": list(comparison.run.simulated.not_simulated),
         "provenance": provenance_of(comparison.run),
     }
 

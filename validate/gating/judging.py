@@ -143,7 +143,7 @@ def judge_experiment(job: GateJob) -> Judgement:
         return _refused(job, str(error))
     standing, reason = _standing(job, comparison)
     checks: list[Check] = []
-    if standing == "gated" and (checks := _recording(job)):
+    if standing == "gated" and (checks := _recording(job, run.simulated.not_simulated)):
         standing, reason = "refused", checks[0].message
     elif standing == "gated":
         checks = [*_thresholds(comparison, job.policy), *_regressions(job, comparison)]
@@ -199,10 +199,14 @@ def _standing(job: GateJob, comparison: Comparison) -> tuple[Standing, str]:
     return "gated", ""
 
 
-def _recording(job: GateJob) -> list[Check]:
-    """What forbids to judge by the recording at all: a check says so of the whole, or too many requests are lost."""
+def _recording(job: GateJob, not_simulated: Sequence[str]) -> list[Check]:
+    """What forbids to judge by the recording at all: a check says so of the whole, or too many requests are lost.
+
+    ``not_simulated``: what the recorded server did and the replay does not.
+    """
     recording = job.experiment.recording
-    reasons = [f"{f.check}: {f.message}" for f in recording.findings if f.severity == "unusable" and not f.metric]
+    reasons = [f"not simulated: {what}" for what in not_simulated]
+    reasons += [f"{f.check}: {f.message}" for f in recording.findings if f.severity == "unusable" and not f.metric]
     requests, rejected = recording.requests.height, _rejected_requests(recording)
     if rejected > _MOST_REJECTED * (requests + rejected):
         reasons.append(

@@ -110,6 +110,11 @@ def _header(file: RecordedFile) -> _Header | None:
     settings = dict(section(said, "settings"))
     if version := text(said.get("vllm")):
         settings["vllm_version"] = version
+    groups, drafted = said.get("kv_cache_groups"), whole(said.get("speculative_tokens"))
+    if isinstance(groups, list) and len(groups) > 1:
+        settings["kv_cache_groups"] = str(len(groups))
+    if drafted:
+        settings["speculative_config"] = f"num_speculative_tokens={drafted}"
     absent = said.get("absent")
     return _Header(
         engine=whole(said.get("engine")) or 0,
@@ -117,7 +122,7 @@ def _header(file: RecordedFile) -> _Header | None:
         started_ns=started_ns,
         settings=settings,
         model=text(said.get("model")),
-        speculates=bool(whole(said.get("speculative_tokens"))),
+        speculates=bool(drafted),
         absent=tuple(name for value in absent[:50] if (name := text(value))) if isinstance(absent, list) else (),
     )
 

@@ -62,6 +62,7 @@ _ANYTHING = (
     "speculative_config",
     "kv_transfer_config",
     "kv_offloading_size",
+    "kv_cache_groups",  # no argument: what the log or the recorder says of a model with several kinds of KV cache
     "cudagraph_mode",
     "cudagraph_capture_sizes",
 )

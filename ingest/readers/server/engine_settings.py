@@ -82,7 +82,7 @@ def merged(sources: Iterable[Source]) -> tuple[dict[str, Setting], tuple[Finding
 
 def _comparable(name: str, used: object, also: object) -> bool:
     """Whether two values exclude each other: a server started with ``auto`` resolves it."""
-    return not (name in ("dtype", "kv_cache_dtype", "speculative_config") or also == "auto")
+    return not (name in ("dtype", "kv_cache_dtype", "speculative_config", "kv_cache_groups") or also == "auto")
 
 
 def engine_settings(sources: Iterable[Source], machine: Machine) -> tuple[dict[str, Setting], tuple[Finding, ...]]:
@@ -172,10 +172,11 @@ def engine_of(said: EngineEvidence, given: GivenArguments | None) -> tuple[dict[
     """
     log = said.log
     version = {"vllm_version": log.version} if log.version else {}
+    groups = {"kv_cache_groups": "several"} if log.hybrid else {}
     sources: list[Source] = [
         ("file", given.name if given else "", given.arguments if given else {}),
         ("recorded", "recorder", {name: value for name, value in said.recorder.items() if name in ARGUMENTS}),
-        ("recorded", RESOLVED, version | log.resolved),
+        ("recorded", RESOLVED, version | groups | log.resolved),
         ("recorded", "/metrics", said.metrics),
         ("recorded", GIVEN, log.given),
         *_of_the_run(said),
