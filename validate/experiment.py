@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from blis_replay.fixtures.bundled import bundled_recording
-from blis_replay.fixtures.catalogue import bundled_aliases
+from blis_replay.fixtures.catalogue import RECORDED_FOLDER, bundled_aliases, recorded_slugs
 from blis_replay.ingest.errors import UnknownExperimentError
 from blis_replay.ingest.ingest import ingest_recording
 from blis_replay.ingest.recording import RECORDED, Recording
@@ -43,8 +43,19 @@ def find_experiment(store: Store, name: str) -> str:
     bundled = _bundled_not_stored(store)
     slug = resolve([*list_experiments(store), *bundled], name)
     if slug in {experiment.slug for experiment in bundled}:
-        ingest_recording(store, bundled_recording(slug))
+        _bring(store, slug)
     return slug
+
+
+def _bring(store: Store, slug: str) -> None:
+    """Store a bundled experiment."""
+    if slug not in recorded_slugs():
+        ingest_recording(store, bundled_recording(slug))
+        return
+    from blis_replay.ingest.assemble import read_recording  # every reader, and only this needs them
+
+    with read_recording(RECORDED_FOLDER / slug) as recording:
+        ingest_recording(store, recording)
 
 
 def stored_experiment(store_path: Path, name: str) -> Recording:
@@ -56,7 +67,7 @@ def stored_experiment(store_path: Path, name: str) -> Recording:
 def all_experiments(store: Store) -> list[str]:
     """Slugs of all experiments, stored and bundled; the bundled are brought into the store."""
     for experiment in _bundled_not_stored(store):
-        ingest_recording(store, bundled_recording(experiment.slug))
+        _bring(store, experiment.slug)
     return [row.slug for row in list_experiments(store)]
 
 

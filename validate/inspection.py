@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from blis_replay.fixtures.catalogue import bundled_aliases, load_document
+from blis_replay.fixtures.catalogue import bundled_aliases, bundled_row
 from blis_replay.ingest.recording import UNKNOWN, Finding, Recording, SharedPrefix, SourceFile
 from blis_replay.ingest.store import KvEventCount, list_experiments, open_store
 from blis_replay.ingest.tables import Cell, Column, Table, Toned, columns_named, table_of
@@ -160,30 +160,13 @@ def experiments_answer(store_path: Path) -> Answer:
         with open_store(store_path, read_only=True) as store:
             stored = [{**vars(row), "stored": True} for row in list_experiments(store)]
     slugs = {row["slug"] for row in stored}
-    bundled = [_bundled(alias, slug) for alias, slug in bundled_aliases().items() if slug not in slugs]
+    # The checks run when it is first used.
+    unread = {"overloaded": None, "findings": None, "stored": False}
+    bundled = [vars(bundled_row(*named)) | unread for named in bundled_aliases().items() if named[1] not in slugs]
     rows = sorted([*stored, *bundled], key=lambda row: str(row["slug"]))
     return Answer(
         [Table("", _EXPERIMENT_COLUMNS, [_cells(row) for row in rows])], {"experiments": rows}, table_of(rows)
     )
-
-
-def _bundled(alias: str, slug: str) -> dict[str, Any]:
-    document = load_document(slug)
-    stages = document["load"]["stages"]
-    return {
-        "slug": slug,
-        "alias": alias,
-        "model": document["model"],
-        "hardware": document["hardware"],
-        "tensor_parallelism": document["tensor_parallelism"],
-        "workload": document["workload"],
-        "ground_truth": "published aggregates",
-        "requests": sum(stage["requests"] for stage in stages),
-        "failed": sum(stage["failures"] for stage in stages),
-        "overloaded": None,  # the checks run when it is first used
-        "findings": None,
-        "stored": False,
-    }
 
 
 def _cells(row: dict[str, Any]) -> list[Cell]:
