@@ -31,6 +31,7 @@ NAVIGATION: dict[str, tuple[str, ...]] = {
     "Start": ("README.md", "docs/quick-start.md", "docs/your-recording.md", "docs/case-study.md"),
     "Why is it off?": (
         "docs/attribution.md",
+        "docs/faults.md",
         "docs/timeline.md",
         "docs/report.md",
         "docs/workload-spec.md",

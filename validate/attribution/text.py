@@ -8,26 +8,23 @@ from typing import Any
 
 from blis_replay.compiled.arrays import Floats
 from blis_replay.ingest.tables import Cell, Column, Table, Toned, columns_named, table_of
-from blis_replay.validate.attribution.attribute import Attribution, Cause, Estimate
+from blis_replay.validate.attribution.attribute import Attribution, Estimate
+from blis_replay.validate.attribution.blame import Blame, blames, fraction, part_of
 from blis_replay.validate.attribution.resampled import QUANTITIES
 from blis_replay.validate.comparison.segments import Segment, Segments
 from blis_replay.validate.metrics.latency import statistics
 from blis_replay.validate.text.answer import Answer, Block, Line, Part, Verbatim
 from blis_replay.validate.text.cells import milliseconds
 
-# Errors of a mean below this are not worth a cause.
-_WORTH_NAMING = 0.01
 _NO_COMPONENT = "no component"
 
 
 def explanations(attribution: Attribution) -> list[str]:
     """A sentence for each mean that is off by 1 % or more, the largest first: how much, why, what to do."""
+    if named := blames(attribution):
+        return [_explained(attribution, blame) for blame in named]
     means = [i for i, (_, statistic) in enumerate(QUANTITIES) if statistic == "mean"]
-    errors = {i: _fraction(attribution.error[i].value_us, attribution.observed_us[i]) for i in means}
-    named = {i: error for i, error in errors.items() if error is not None and abs(error) >= _WORTH_NAMING}
-    if named:
-        return [_explained(attribution, i, named[i]) for i in sorted(named, key=lambda i: -abs(named[i]))]
-    if all(error is None for error in errors.values()):
+    if all(fraction(attribution.error[i].value_us, attribution.observed_us[i]) is None for i in means):
         return ["no mean was observed, so there is no error to explain"]
     return ["no mean is off by 1 % or more: there is nothing to blame"]
 
@@ -102,24 +99,13 @@ def _known(value: float) -> float | None:
     return None if isnan(value) else value
 
 
-def _explained(attribution: Attribution, i: int, error: float) -> str:
-    metric = f"{QUANTITIES[i][0].upper()} {QUANTITIES[i][1]}"
-    off = f"{metric} is {100 * abs(error):.1f} % {'too long' if error > 0 else 'short'}"
-    sign = 1 if error > 0 else -1
-
-    def part(cause: Cause) -> float:
-        # Shares over orders in which the server is overloaded say how much it would be, not what is wrong now.
-        return sign * (cause.changes if attribution.overloaded else cause.shares)[i].value_us
-
-    largest = max(attribution.causes, key=part, default=None)
-    if largest is None or part(largest) < max(sign * attribution.residual[i].value_us, 0.0):
+def _explained(attribution: Attribution, blame: Blame) -> str:
+    off = f"{blame.metric} is {100 * abs(blame.error):.1f} % {'too long' if blame.error > 0 else 'short'}"
+    if blame.cause is None:
         return f"{off}; most of it no component explains that this recording can replace."
-    points = 100 * part(largest) / attribution.observed_us[i]
-    return f"{off}, {points:.1f} points by {largest.component.name}: {largest.component.why}; {largest.component.mend}"
-
-
-def _fraction(value_us: float, observed_us: float) -> float | None:
-    return None if isnan(value_us) or isnan(observed_us) or observed_us == 0 else value_us / observed_us
+    component, i = blame.cause.component, blame.quantity
+    points = 100 * abs(part_of(attribution, blame.cause, i)) / attribution.observed_us[i]
+    return f"{off}, {points:.1f} points by {component.name}: {component.why}; {component.mend}"
 
 
 def _head(attribution: Attribution) -> Block:
@@ -185,8 +171,8 @@ def _one_by_one(attribution: Attribution) -> list[Part]:
 
 
 def _percent_of(change_us: float, observed_us: float) -> str:
-    fraction = _fraction(change_us, observed_us)
-    return "" if fraction is None else f"{100 * fraction + 0.0:+.1f} %"
+    moved = fraction(change_us, observed_us)
+    return "" if moved is None else f"{100 * moved + 0.0:+.1f} %"
 
 
 def _share(estimate: Estimate, observed_us: float) -> str:

@@ -48,22 +48,34 @@ def verification_answer(rows: Sequence[VerificationRow], seed: int, quick: bool)
 @click.option(
     "--seed", type=click.IntRange(0, 2**32 - 1), default=1, show_default=True, help="Of all random workloads."
 )
+@click.option("--faults", is_flag=True, help="Plant faults in recordings and simulators, and grade what is said.")
 @form_options
-def command(quick: bool, seed: int, form: str | None) -> int:
+def command(quick: bool, seed: int, faults: bool, form: str | None) -> int:
     """Check the simulator itself: no recording is needed.
 
     Conservation, determinism, liveness, overload, causality, the limits of every step, phase
     linearity, and waiting times against M/M/1 with 99.9 % intervals.  About one seed
     in fifty fails an interval by chance; the default seed fails none.
 
+    With --faults the checks of recordings and `attribute` are checked instead: some hundred faults are
+    planted one by one, and for each it is shown what found it, what was blamed, the verdict, and
+    whether that is right.  It fails where something else is blamed, or a fault is let pass.
+
     \b
     Examples:
       blis-replay verify
       blis-replay verify --quick
+      blis-replay verify --faults --quick
       blis-replay verify --seed 7 --json
 
     Exit codes: 0 all checks passed, 1 one failed.
     """
+    if faults:
+        from blis_replay.validate.faults import scoreboard, scoreboard_answer
+
+        with progress_line("planting") as progress:
+            board = scoreboard(quick, progress)
+        return print_answer(form, scoreboard_answer(board))
     from blis_replay.blis.verification.suite import verify
 
     with progress_line("verifying") as progress:

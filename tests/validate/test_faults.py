@@ -1,0 +1,52 @@
+"""The scoreboard of planted faults: its list, and how an answer is graded."""
+
+from __future__ import annotations
+
+import pytest
+
+from blis_replay.fixtures.fault_list import FAULTS
+from blis_replay.fixtures.faults import Fault, planted_case
+from blis_replay.replay.driver import replay
+from blis_replay.validate.faults import Scoreboard, control, judged, scoreboard_answer
+
+GROUPS = {
+    *("recording", "clock", "load", "engine arguments", "cache", "scheduler", "step time", "delays", "output"),
+    *("simulator", "coefficients", "two at once"),
+}
+
+
+def fault(name: str, size: str, depth: str = "full") -> Fault:
+    return next(f for f in FAULTS if (f.name, f.size, f.depth) == (name, size, depth))
+
+
+def test_the_list_has_eighty_faults_of_every_kind() -> None:
+    assert len(FAULTS) >= 80
+    assert {f.group for f in FAULTS} == GROUPS
+    assert len({(f.name, f.size, f.depth, f.load) for f in FAULTS}) == len(FAULTS)
+
+
+def test_without_a_cause_a_replay_is_the_recording() -> None:
+    case = planted_case(Fault("", ()))
+    run = replay(case.recording, case.release)
+    assert (run.e2e_us == case.recording.requests["e2e_us"].to_numpy()).all()
+
+
+@pytest.mark.slow
+def test_a_fault_that_was_planted_is_found_with_its_size() -> None:
+    row = judged(fault("step time", "intercept x 1.25"))
+    assert (row.grade, row.blamed, row.found_by, row.verdict) == ("right", ("step time",), "attribute", "fail")
+    assert row.explained == pytest.approx(1, abs=0.05)
+
+
+@pytest.mark.slow
+def test_a_recording_without_a_fault_raises_no_alarm() -> None:
+    row = control("two levels", "full", 3)
+    assert (row.verdict, row.alarm) == ("pass", "")
+
+
+@pytest.mark.slow
+def test_the_answer_counts_grades_and_fails_where_something_else_is_blamed() -> None:
+    row = judged(fault("delay before the queue", "pre queue +12 ms"))
+    answer = scoreboard_answer(Scoreboard((row,), ()))
+    assert answer.exit_code == 0
+    assert "1 faults: 1 right, 0 half, 0 not identified, 0 wrong" in str(answer)

@@ -1,0 +1,290 @@
+"""The scoreboard of planted faults: what this tool says of each, and whether that is right."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Literal
+
+from blis_replay.compiled.errors import ExperimentError
+from blis_replay.fixtures.fault_list import FAULTS
+from blis_replay.fixtures.faults import LOADS, Case, Depth, Fault, planted_case
+from blis_replay.ingest.checks.registry import run_checks
+from blis_replay.ingest.recording import Finding, Recording
+from blis_replay.ingest.tables import Cell, Column, Table, Tone, Toned, table_of
+from blis_replay.replay.driver import replay
+from blis_replay.replay.executors.executors import map_jobs
+from blis_replay.replay.executors.local import Progress
+from blis_replay.replay.mode import parse_mode
+from blis_replay.validate.attribution.attribute import attribute
+from blis_replay.validate.attribution.blame import Blame, blames
+from blis_replay.validate.comparison.compare import Comparison, compare_replay
+from blis_replay.validate.comparison.comparison_text import exit_code
+from blis_replay.validate.metrics.latency import THRESHOLDS, relative_error, statistics
+from blis_replay.validate.text.answer import Answer, Block, Line
+
+Grade = Literal["right", "half", "not identified", "wrong"]
+GRADES: tuple[Grade, ...] = ("right", "half", "not identified", "wrong")
+# A size is found if the blamed component explains the error by so much, either way.
+_SIZE_WITHIN = 0.2
+# What is not blamed at all: no error of a mean is as large.
+_NOTHING = "nothing"
+
+
+@dataclass(frozen=True)
+class FaultRow:
+    """What was said of a fault.
+
+    ``found_by``: the instrument check that names it, or ``attribute``.  ``blamed``: components in the order in which
+    they are named.  ``planted_error``: the largest error of a gated mean, relative to the truth, that the fault makes
+    in the recording or in the simulator.  ``explained``: the share of the error that the right components explain.
+    """
+
+    group: str
+    fault: str
+    size: str
+    depth: str
+    found_by: str
+    blamed: tuple[str, ...]
+    planted_error: float
+    explained: float | None
+    verdict: str
+    exit_code: int
+    grade: Grade
+
+    @property
+    def let_pass(self) -> bool:
+        """Whether it ends with 0 although the planted error exceeds a threshold."""
+        return self.exit_code == 0 and self.planted_error > 1
+
+
+def judged(fault: Fault) -> FaultRow:
+    """Plant a fault, ask the tool as a user would, and grade the answer."""
+    case = planted_case(fault)
+    recording = checked(case.recording)
+    found = _checks_that_found(fault, recording.findings)
+    planted_error = _planted_error(case)
+    try:
+        mode = parse_mode(case.replay, {})
+        comparison = compare_replay(replay(recording, case.release, mode), case.token_gaps, queues=True)
+        attribution = attribute(recording, case.release, mode, token_gaps=case.token_gaps, resamples=2)
+    except ExperimentError as error:
+        grade: Grade = "right" if found else "not identified"
+        words = (str(error).partition(":")[0],) if not found else ()
+        return _row(fault, found or "refused", words, planted_error, None, "not judged", 3, grade)
+    named = blames(attribution)
+    grade, explained = _graded(fault, found, named)
+    verdict = comparison.verdict
+    blamed = tuple(dict.fromkeys(name for one in named for name in one.names)) or (_NOTHING,)
+    by = found or ("attribute" if named else "-")
+    return _row(fault, by, blamed, planted_error, explained, verdict, exit_code([verdict]), grade)
+
+
+def _row(
+    fault: Fault,
+    by: str,
+    blamed: tuple[str, ...],
+    planted_error: float,
+    explained: float | None,
+    verdict: str,
+    code: int,
+    grade: Grade,
+) -> FaultRow:
+    head = (fault.group, fault.name, fault.size, fault.depth)
+    return FaultRow(*head, by, blamed, planted_error, explained, verdict, code, grade)
+
+
+def checked(recording: Recording) -> Recording:
+    """The recording with the findings that an ingest would store."""
+    return replace(recording, findings=run_checks(recording)[0])
+
+
+def _checks_that_found(fault: Fault, findings: Sequence[Finding]) -> str:
+    """The first check that objects and that may have found a cause of it."""
+    may = {check for cause in fault.causes for check in cause.checks}
+    sound = _objections(fault.depth, fault.load)
+    for finding in findings:
+        if finding.check in may and finding.severity == "unusable" and (finding.check, finding.metric) not in sound:
+            return finding.check
+    return ""
+
+
+_SOUND: dict[tuple[str, str], frozenset[tuple[str, str]]] = {}
+
+
+def _objections(depth: Depth, load: str) -> frozenset[tuple[str, str]]:
+    """What the checks object to in the same load without a fault."""
+    if (depth, load) not in _SOUND:
+        case = planted_case(Fault("", (), depth, load))
+        found = checked(case.recording).findings
+        _SOUND[depth, load] = frozenset((f.check, f.metric) for f in found if f.severity == "unusable")
+    return _SOUND[depth, load]
+
+
+def _planted_error(case: Case) -> float:
+    """The largest of the planted errors of gated means, over its threshold: above 1 nothing may pass.
+
+    Of the recording as it was made, and of the simulator as it is, each against what really happened.
+    """
+    result, errors = case.truth.result, []
+    requests = case.recording.requests
+    decoding = (result.e2e_us - result.ttft_us).sum() / max(int((result.output_tokens - 1).sum()), 1)
+    true_us = {"e2e": result.e2e_us.mean(), "ttft": result.ttft_us.mean(), "itl": decoding}
+    tokens = requests["output_tokens"].to_numpy() - 1
+    between_us = (requests["e2e_us"] - requests["ttft_us"]).to_numpy().sum() / max(int(tokens.sum()), 1)
+    seen_us = {
+        "e2e": statistics(requests["e2e_us"].to_numpy())["mean"],
+        "ttft": statistics(requests["ttft_us"].to_numpy())["mean"],
+        "itl": between_us,
+    }
+    errors = [abs(relative_error(float(true_us[m]), float(seen_us[m])) or 0.0) / THRESHOLDS[m] for m in THRESHOLDS]
+    try:
+        run = replay(case.recording, case.release, parse_mode(case.replay, {}))
+    except ExperimentError:
+        return max(errors)
+    simulated_us = {"e2e": float(run.e2e_us.mean()), "ttft": float(run.ttft_us.mean())}
+    errors += [abs(us / float(true_us[m]) - 1) / THRESHOLDS[m] for m, us in simulated_us.items()]
+    return max(errors)
+
+
+def _graded(fault: Fault, found: str, named: Sequence[Blame]) -> tuple[Grade, float | None]:
+    """The grade, and the share of the error that the right components explain where one is named.
+
+    Right: all causes are named and nothing else first, and the size is found; or an instrument check names the cause
+    and nothing else is blamed.  Where the recording cannot tell, the cause must be among the alternatives.
+    """
+    right = {name for cause in fault.causes for name in cause.blamed}
+    hit = [one for one in named if set(one.names) & right]
+    explained = hit[0].explained if hit else None
+    wrong = [one for one in named if one.names and not set(one.names) & right]
+    if wrong and (not hit or named.index(wrong[0]) < named.index(hit[0])):
+        return ("half" if found else "wrong"), explained
+    if not fault.decidable:
+        open_ended = all(len(one.names) != 1 for one in named)
+        return ("right" if open_ended else "half"), explained
+    missed = [cause for cause in fault.causes if not _is_named(set(cause.blamed), hit) and not (found and cause.checks)]
+    if len(missed) == len(fault.causes):
+        return "not identified", explained
+    alone = all(len(one.names) == 1 for one in hit)
+    sized = found or len(fault.causes) > 1 or explained is None or abs(explained - 1) <= _SIZE_WITHIN
+    return ("right" if not missed and not wrong and alone and sized else "half"), explained
+
+
+def _is_named(blamed: set[str], named: Sequence[Blame]) -> bool:
+    return any(set(one.names) & blamed for one in named)
+
+
+@dataclass(frozen=True)
+class ControlRow:
+    """A load in which nothing is wrong; ``alarm``: what was said nevertheless, empty if nothing."""
+
+    load: str
+    depth: str
+    seed: int
+    verdict: str
+    alarm: str
+
+
+def control(load: str, depth: Depth, seed: int) -> ControlRow:
+    """Replay a faultless recording with a faultless simulator, and see what is blamed."""
+    case = planted_case(Fault("", (), depth, load), seed)
+    recording = checked(case.recording)
+    comparison: Comparison = compare_replay(replay(recording, case.release), case.token_gaps, queues=True)
+    named = blames(attribute(recording, case.release, token_gaps=case.token_gaps, resamples=2))
+    objected = [f"{f.check}: {f.message}" for f in recording.findings if f.severity == "unusable"]
+    alarm = "; ".join([*(" or ".join(one.names) or "no component" for one in named), *objected])
+    return ControlRow(load, depth, seed, comparison.verdict, alarm)
+
+
+_DEPTHS: tuple[Depth, ...] = ("full", "steps", "client")
+CONTROLS = tuple((load, depth, seed) for load in LOADS for depth in _DEPTHS for seed in (3, 4))
+
+
+@dataclass(frozen=True)
+class Scoreboard:
+    """All faults and all controls."""
+
+    faults: tuple[FaultRow, ...]
+    controls: tuple[ControlRow, ...]
+
+    @property
+    def counts(self) -> dict[Grade, int]:
+        """How many faults have which grade."""
+        counted = Counter(row.grade for row in self.faults)
+        return {grade: counted[grade] for grade in GRADES}
+
+    @property
+    def false_alarms(self) -> tuple[ControlRow, ...]:
+        """Controls in which something was blamed or that do not pass."""
+        return tuple(row for row in self.controls if row.alarm or row.verdict != "pass")
+
+
+def scoreboard(quick: bool = False, progress: Progress | None = None) -> Scoreboard:
+    """Judge all faults and controls; ``quick``: every eighth of them."""
+    every = 8 if quick else 1
+    jobs = [*range(0, len(FAULTS), every), *CONTROLS[::every]]
+    rows = map_jobs(_job, jobs, progress=progress)
+    faults = tuple(row for row in rows if isinstance(row, FaultRow))
+    return Scoreboard(faults, tuple(row for row in rows if isinstance(row, ControlRow)))
+
+
+def _job(job: int | tuple[str, Depth, int]) -> FaultRow | ControlRow:
+    """A fault by its place in the list: what plants it cannot be sent to another process."""
+    return judged(FAULTS[job]) if isinstance(job, int) else control(*job)
+
+
+_COLUMNS = (
+    Column("fault", "text"),
+    Column("recorded", "text"),
+    Column("found by", "text"),
+    Column("explained", "share"),
+    Column("verdict", "text"),
+    Column("exit", "count"),
+    Column("", "text"),
+    Column("planted", "text", below=True),
+    Column("blamed", "text", below=True),
+)
+_TONES: dict[Grade, Tone] = {"right": "good", "half": "caution", "not identified": "caution", "wrong": "bad"}
+
+
+def scoreboard_answer(board: Scoreboard) -> Answer:
+    """A row a fault, in groups; then the counts, and the controls."""
+    tables = [
+        Table(group, _COLUMNS, [_cells(row) for row in board.faults if row.group == group])
+        for group in dict.fromkeys(row.group for row in board.faults)
+    ]
+    counts, let_pass = board.counts, [row for row in board.faults if row.let_pass]
+    counted = ", ".join(f"{count} {grade}" for grade, count in counts.items())
+    alarms = [
+        Line(f"- {row.load}, {row.depth}, seed {row.seed}: {row.verdict}; {row.alarm or 'nothing blamed'}")
+        for row in board.false_alarms
+    ]
+    passed = f"exit code 0 although the planted error exceeds a threshold: {len(let_pass)}"
+    listed = [f"- {row.fault} ({row.size}; {row.depth})" for row in let_pass]
+    clean = len(board.controls) - len(alarms)
+    without = f"{clean} of {len(board.controls)} recordings without a fault pass with nothing blamed"
+    return Answer(
+        [
+            *tables,
+            Block([f"{len(board.faults)} faults: {counted}"]),
+            Block([passed, *listed]),
+            Block([without, *alarms]),
+        ],
+        {
+            "counts": counts,
+            "faults": [{**asdict(row), "blamed": list(row.blamed)} for row in board.faults],
+            "controls": [asdict(row) for row in board.controls],
+        },
+        table_of([{**asdict(row), "blamed": " | ".join(row.blamed)} for row in board.faults]),
+        exit_code=1 if counts["wrong"] or let_pass or alarms else 0,
+    )
+
+
+def _cells(row: FaultRow) -> list[Cell]:
+    grade = Toned(row.grade, _TONES[row.grade])
+    return [
+        *(row.fault, row.depth, row.found_by, row.explained, row.verdict, row.exit_code, grade),
+        row.size,
+        ", ".join(row.blamed),
+    ]
