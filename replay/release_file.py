@@ -146,14 +146,21 @@ def roofline_release(
     Raises ``ReleaseError`` if a step of it takes too long to be one.
     """
     rests_on = "smooth efficiencies" if latency.efficiency is None else "efficiency tables"
+    summary = f"Roofline of {model}, {rests_on}, mixed steps {latency.mixed}."
+    entry = ModelEntry(model, latency.tensor_parallelism, latency, Lifecycle())
+    return unfitted_release(name, summary, "architecture and datasheet, nothing fitted", hardware, entry)
+
+
+def unfitted_release(name: str, summary: str, source: str, hardware: str, entry: ModelEntry) -> CoefficientRelease:
+    """A release of one model, nothing of it fitted.  Raises ``ReleaseError`` for what a release cannot say."""
     release = CoefficientRelease(
         name=name,
         status="valid",
-        summary=f"Roofline of {model}, {rests_on}, mixed steps {latency.mixed}.",
-        source="architecture and datasheet, nothing fitted",
+        summary=summary,
+        source=source,
         hardware=hardware,
         sha256="",
-        models=(ModelEntry(model, latency.tensor_parallelism, latency, Lifecycle()),),
+        models=(entry,),
         fitted_on=(),
         published_replay={},
         published_errors={},

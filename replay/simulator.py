@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -9,6 +10,8 @@ import numpy as np
 
 from blis_replay.blis.engine import simulate
 from blis_replay.blis.errors import ReleaseError
+from blis_replay.blis.latency.models import Latency
+from blis_replay.blis.latency.operators import OperatorModel
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.result import SimResult
 from blis_replay.compiled.arrays import Bools, Int64s
@@ -117,7 +120,8 @@ class EmbeddedEngine:
     def serve(self, recording: Recording, plan: ReplayPlan) -> Simulated:
         """The plan through the engine; raises ``TraceError`` if it cannot be run."""
         entry = self.entry_for(recording)
-        result = simulate(plan.trace, plan.engine, plan.cycles or entry.latency, entry.lifecycle)
+        latency = plan.cycles or with_captured_sizes(entry.latency, recording)
+        result = simulate(plan.trace, plan.engine, latency, entry.lifecycle)
         ttft_us, e2e_us = _client_latencies(result, plan)
         return Simulated(
             completed=result.completed,
@@ -128,6 +132,14 @@ class EmbeddedEngine:
             preemptions=int(result.preemptions.sum()),
             asynchronous=plan.engine.async_scheduling,
         )
+
+
+def with_captured_sizes(latency: Latency, recording: Recording) -> Latency:
+    """The model on the recorded server: operator times know of CUDA graphs, where its log names the captured sizes."""
+    sizes = recording.engine.get("cudagraph_capture_sizes")
+    if sizes is None or not isinstance(latency, OperatorModel):
+        return latency
+    return latency.with_captured(tuple(int(size) for size in re.findall(r"[0-9]{1,6}", str(sizes.value))))
 
 
 def _client_latencies(result: SimResult, plan: ReplayPlan) -> tuple[Int64s, Int64s]:

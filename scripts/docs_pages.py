@@ -42,6 +42,7 @@ NAVIGATION: dict[str, tuple[str, ...]] = {
         "docs/gating.md",
         "docs/physical.md",
         "docs/roofline.md",
+        "docs/silicon.md",
         "docs/trees.md",
     ),
     "What is measured": ("docs/metrics.md", "docs/checks.md", "docs/load-generators.md"),

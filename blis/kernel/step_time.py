@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import math
 
+from blis_replay.blis.kernel.operators import operators_us
 from blis_replay.blis.kernel.roofline import roofline_us
 from blis_replay.blis.kernel.state import LONGEST_STEP_US, Batch, Record, compiled, entry
 from blis_replay.compiled.arrays import Floats, Int64s
 
 KernelModel = tuple[int, Int64s, Floats]
 
-LINEAR, REGIMES, OBSERVED, PHYSICAL, ROOFLINE, TREES = range(6)
+LINEAR, REGIMES, OBSERVED, PHYSICAL, ROOFLINE, TREES, OPERATORS = range(7)
 
 # -- ROOFLINE: see kernel.roofline.
+
+# -- OPERATORS: see kernel.operators.
 
 # -- TREES, gradient-boosted: int_params = trees, then for each its root; then for each node its feature (-1: a leaf),
 #    left and right child.  float_params = for each node its threshold, of a leaf its value; then FEATURES places for
@@ -96,6 +99,8 @@ def modelled_us(kind: int, int_params: Int64s, float_params: Floats, batch: Batc
         return physical_us(int_params, batch)
     if kind == ROOFLINE:
         return roofline_us(int_params, float_params, batch)
+    if kind == OPERATORS:
+        return operators_us(int_params, float_params, batch)
     if kind == TREES:
         features = float_params[-FEATURES:]
         batch_features(batch, features)

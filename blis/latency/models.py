@@ -14,6 +14,7 @@ import numpy as np
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.kernel import step_time
 from blis_replay.blis.kernel.step_time import FEATURE_NAMES, KernelModel
+from blis_replay.blis.latency.operators import OperatorModel
 from blis_replay.blis.latency.physical import PhysicalModel
 from blis_replay.blis.latency.roofline import RooflineModel
 from blis_replay.blis.latency.trees import TreesModel
@@ -148,7 +149,7 @@ class CorrectedModel:
     length, what to add further from each of these times of the run on.  All of either sign.
     """
 
-    model: LatencyModel | RegimeModel | PhysicalModel | RooflineModel | TreesModel
+    model: LatencyModel | RegimeModel | PhysicalModel | RooflineModel | TreesModel | OperatorModel
     line_ns: tuple[int, int, int, int]
     from_us: Int64s
     correction_us: Int64s
@@ -186,7 +187,16 @@ class StepTime(Protocol):
 
 _OPERATORS = ("==", "<", "<=", ">", ">=")
 
-Latency = LatencyModel | RegimeModel | ObservedCycles | CorrectedModel | PhysicalModel | RooflineModel | TreesModel
+Latency = (
+    LatencyModel
+    | RegimeModel
+    | ObservedCycles
+    | CorrectedModel
+    | PhysicalModel
+    | RooflineModel
+    | TreesModel
+    | OperatorModel
+)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,14 @@ from blis_replay.blis.kernel.step_time import FEATURE_NAMES
 from blis_replay.blis.latency.architecture import Architecture
 from blis_replay.blis.latency.gpu import Gpu
 from blis_replay.blis.latency.models import CorrectedModel, Latency, LatencyModel, ObservedCycles, Regime, RegimeModel
+from blis_replay.blis.latency.operators import (
+    DecodeAttention,
+    OperatorCoefficients,
+    OperatorModel,
+    OperatorTables,
+    PrefillAttention,
+    TokenTimes,
+)
 from blis_replay.blis.latency.physical import PhysicalCoefficients, PhysicalModel
 from blis_replay.blis.latency.roofline import Efficiency, Mixed, RooflineModel
 from blis_replay.blis.latency.trees import Tree, TreesModel
@@ -100,7 +108,83 @@ class _TreesText(Struct, frozen=True, tag_field="kind", tag="trees"):
         _refuse_unknown_features("features", self.features)
 
 
-LatencyText = _BlackboxText | _FloorText | _RegimesText | _PhysicalText | _RooflineText | _TreesText
+# Numbers of a table, not negative, with blanks between them: a line of YAML and not one for each.
+_Numbers = Annotated[str, Meta(pattern=r"^[0-9]{1,12}(\.[0-9]{1,6})?( [0-9]{1,12}(\.[0-9]{1,6})?)*$")]
+
+
+class _TokenTimesText(Struct, frozen=True):
+    tokens: _Numbers
+    mixed_us: _Numbers
+    decode_us: _Numbers
+    all_reduce_us: _Numbers
+
+    def table(self) -> TokenTimes:
+        return TokenTimes(*map(_numbers, astuple(self)))
+
+
+class _PrefillAttentionText(Struct, frozen=True):
+    tokens: _Numbers
+    attended_tokens: _Numbers
+    us: tuple[_Numbers, ...]
+
+    def table(self) -> PrefillAttention:
+        return PrefillAttention(_numbers(self.tokens), _numbers(self.attended_tokens), tuple(map(_numbers, self.us)))
+
+
+class _DecodeAttentionText(Struct, frozen=True):
+    requests: _Numbers
+    context_tokens: _Numbers
+    us: tuple[_Numbers, ...]
+
+    def table(self) -> DecodeAttention:
+        return DecodeAttention(_numbers(self.requests), _numbers(self.context_tokens), tuple(map(_numbers, self.us)))
+
+
+class _OperatorsText(Struct, frozen=True, tag_field="kind", tag="operators"):
+    source: Text
+    coefficients: OperatorCoefficients
+    products: _TokenTimesText
+    prefill_attention: _PrefillAttentionText
+    decode_attention: _DecodeAttentionText
+
+    def __post_init__(self) -> None:
+        for name in ("products", "prefill_attention", "decode_attention"):
+            try:
+                getattr(self, name).table()
+            except FieldError as problem:
+                raise FieldError(f"{name}.{problem.field}", problem.problem, problem.remedy) from None
+
+    def model(self) -> OperatorModel:
+        parts = self.products.table(), self.prefill_attention.table(), self.decode_attention.table()
+        return OperatorModel(OperatorTables(*parts, self.source), self.coefficients)
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    return tuple(map(float, text.split(" ")))
+
+
+def _numbers_text(numbers: Sequence[float]) -> str:
+    return " ".join(f"{number:.1f}".removesuffix(".0") for number in numbers)
+
+
+def _operators_text(model: OperatorModel) -> _OperatorsText:
+    products, prefill, decode = model.tables.products, model.tables.prefill, model.tables.decode
+    return _OperatorsText(
+        model.tables.source or "not stated",
+        model.coefficients,
+        _TokenTimesText(
+            *map(_numbers_text, (products.tokens, products.mixed_us, products.decode_us, products.all_reduce_us))
+        ),
+        _PrefillAttentionText(
+            _numbers_text(prefill.tokens), _numbers_text(prefill.attended_tokens), tuple(map(_numbers_text, prefill.us))
+        ),
+        _DecodeAttentionText(
+            _numbers_text(decode.requests), _numbers_text(decode.context_tokens), tuple(map(_numbers_text, decode.us))
+        ),
+    )
+
+
+LatencyText = _BlackboxText | _FloorText | _RegimesText | _PhysicalText | _RooflineText | _TreesText | _OperatorsText
 
 
 def _refuse_unknown_features(field: str, names: Sequence[str]) -> None:
@@ -129,6 +213,8 @@ def _model(text: LatencyText, tensor_parallelism: int) -> Latency:
             text.bandwidth_efficiency,
             text.per_layer,
         )
+    if isinstance(text, _OperatorsText):
+        return text.model()
     if isinstance(text, _TreesText):
         return TreesModel(text.features, text.trees)
     if isinstance(text, _RegimesText):
@@ -158,6 +244,8 @@ def latency_text(model: Latency) -> LatencyText:
         return _RooflineText(
             model.mixed, model.bandwidth_efficiency, model.per_layer_us, model.architecture, model.gpu, model.efficiency
         )
+    if isinstance(model, OperatorModel):
+        return _operators_text(model)
     if isinstance(model, TreesModel):
         return _TreesText("log us", model.features, model.trees)
     if isinstance(model, RegimeModel):

@@ -12,7 +12,7 @@ from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.releases.release import CoefficientRelease, bundled_releases, format_release, parse_release
 from blis_replay.ingest.tables import Column, Table, Toned, table_of
 from blis_replay.validate.cli.coefficients_exchange import export_defaults, import_defaults, import_stepml
-from blis_replay.validate.cli.coefficients_made import for_model, roofline, trees
+from blis_replay.validate.cli.coefficients_made import for_model, roofline, silicon, trees
 from blis_replay.validate.cli.options import form_options, print_answer
 from blis_replay.validate.text.answer import Answer, Line, Verbatim
 
@@ -122,6 +122,7 @@ def list_releases(form: str | None) -> None:
     Examples:
       blis-replay coefficients list
       blis-replay coefficients list --markdown
+      blis-replay coefficients list --json
     """
     print_answer(form, releases_answer(bundled()))
 
@@ -137,6 +138,7 @@ def show(release: str, form: str | None) -> None:
     \b
     Examples:
       blis-replay coefficients show h100-vllm-0.15.1
+      blis-replay coefficients show h100-physical --markdown
       blis-replay coefficients show mine.yaml --csv
     """
     from blis_replay.replay.release_file import load_release
@@ -144,5 +146,5 @@ def show(release: str, form: str | None) -> None:
     print_answer(form, release_answer(load_release(release)))
 
 
-for made in (import_stepml, import_defaults, export_defaults, for_model, roofline, trees):
+for made in (import_stepml, import_defaults, export_defaults, for_model, roofline, silicon, trees):
     command.add_command(made)

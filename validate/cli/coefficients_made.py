@@ -135,6 +135,64 @@ def roofline(
     )
 
 
+@click.command("silicon", short_help="Make a release from measured operator times.")
+@_deployment
+@click.option(
+    "--expert-parallelism",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="GPUs that split the experts.",
+)
+@click.option("--dtype", default=None, metavar="NAME", help="Of the weights, e.g. fp8.  [default: as CONFIG says]")
+@click.option("--kv-cache-dtype", default=None, metavar="NAME", help="Of the KV cache.  [default: as CONFIG says]")
+@click.option("--out", type=OUT_FILE, required=True, help="The release to write.")
+@form_options
+def silicon(
+    config: Path,
+    model: str,
+    tensor_parallelism: int,
+    hardware: str,
+    expert_parallelism: int,
+    dtype: str | None,
+    kv_cache_dtype: str | None,
+    out: Path,
+    form: str | None,
+) -> None:
+    """Make a release from measured operator times of a GPU, for a model with a CONFIG (config.json).
+
+    Needs aiconfigurator-core (pip install 'blis-replay[silicon]') to make, and nothing to run: the
+    release carries the tables. Matrix products, attention and all-reduces were measured; the time of
+    the host is not in them, and a recording can fit it.
+
+    \b
+    Example:
+      blis-replay coefficients silicon config.json --model org/new-13b --hardware H200-SXM --out silicon.yaml
+      blis-replay validate --experiment mine --coefficients silicon.yaml
+    """
+    from blis_replay.blis.releases.release import format_release
+    from blis_replay.replay.silicon import Deployment, silicon_release
+
+    deployment = Deployment(config, hardware, tensor_parallelism, expert_parallelism, dtype, kv_cache_dtype)
+    release, tabulated = silicon_release(out.stem, model, deployment)
+    out.write_text(format_release(release), "utf-8")
+    print_answer(
+        form,
+        one_line(
+            f"wrote {out}: {tabulated.tables.source}; interpolation is off by {tabulated.mean_error:.1%} on average, "
+            f"{tabulated.largest_error:.1%} at most, over {tabulated.batches} random batches",
+            {
+                "release": str(out),
+                "model": model,
+                "system": tabulated.system,
+                "interpolation_mean_error": tabulated.mean_error,
+                "interpolation_largest_error": tabulated.largest_error,
+                "sha256": release.sha256,
+            },
+        ),
+    )
+
+
 @click.command("trees", short_help="Fit gradient-boosted trees to recorded step cycles.")
 @click.option(
     "--train",

@@ -1,0 +1,165 @@
+"""Step time from measured operator times: tables by tokens and context, and few coefficients on top."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Annotated
+
+import numpy as np
+from msgspec import Meta, Struct
+
+from blis_replay.blis.errors import ReleaseError
+from blis_replay.blis.kernel import operators, step_time
+from blis_replay.blis.kernel.state import BATCH, LONGEST_STEP_US
+from blis_replay.compiled.arrays import Floats
+from blis_replay.strict.document import FieldError, NonNegativeTime
+
+Numbers = tuple[float, ...]
+Multiple = Annotated[float, Meta(ge=0, le=1e6)]
+
+# Steps have no more tokens on any recorded server; a table that ends later is cut, one that ends before goes on.
+_MOST_TOKENS = 65_536
+
+
+def _refuse_uneven(name: str, knots: Numbers, values: str, found: int) -> None:
+    if len(knots) < 2 or knots[0] <= 0 or any(low >= high for low, high in pairwise(knots)):
+        raise FieldError(name, "is not two numbers above 0 or more, each above the one before", "correct it")
+    if found != len(knots):
+        raise FieldError(values, f"has {found} for {len(knots)} {name}", "give one for each")
+
+
+@dataclass(frozen=True)
+class TokenTimes:
+    """What a batch of ``tokens`` (ascending) takes but for attention, us.
+
+    ``mixed_us``: of a step with prefill; ``decode_us``: of one without; ``all_reduce_us``: what of either passes
+    between GPUs.
+    """
+
+    tokens: Numbers
+    mixed_us: Numbers
+    decode_us: Numbers
+    all_reduce_us: Numbers
+
+    def __post_init__(self) -> None:
+        for name in ("mixed_us", "decode_us", "all_reduce_us"):
+            _refuse_uneven("tokens", self.tokens, name, len(getattr(self, name)))
+
+
+@dataclass(frozen=True)
+class PrefillAttention:
+    """Attention of ``tokens`` prefill tokens (a row each) that attend to ``attended_tokens`` each on average, us."""
+
+    tokens: Numbers
+    attended_tokens: Numbers
+    us: tuple[Numbers, ...]
+
+    def __post_init__(self) -> None:
+        _refuse_uneven("tokens", self.tokens, "us", len(self.us))
+        for row in self.us:
+            _refuse_uneven("attended_tokens", self.attended_tokens, "us", len(row))
+
+
+@dataclass(frozen=True)
+class DecodeAttention:
+    """Attention of so many decoding ``requests`` (a row each) at a mean context of ``context_tokens``, us."""
+
+    requests: Numbers
+    context_tokens: Numbers
+    us: tuple[Numbers, ...]
+
+    def __post_init__(self) -> None:
+        _refuse_uneven("requests", self.requests, "us", len(self.us))
+        for row in self.us:
+            _refuse_uneven("context_tokens", self.context_tokens, "us", len(row))
+
+
+@dataclass(frozen=True)
+class OperatorTables:
+    """Operator times of one model on its GPUs.  ``source``: where they are from, in words."""
+
+    products: TokenTimes
+    prefill: PrefillAttention
+    decode: DecodeAttention
+    source: str | None = None
+
+
+class OperatorCoefficients(Struct, frozen=True, rename=lambda name: name.removesuffix("_us")):
+    """What stands on top of the tables; none is negative.
+
+    Multiples of the tables: ``products`` of all but attention and all-reduces, ``attention``, ``all_reduce``.  In us:
+    ``per_step_us``, ``per_request_us`` (each request in a batch).
+    """
+
+    products: Multiple = 1.0
+    attention: Multiple = 1.0
+    all_reduce: Multiple = 1.0
+    per_step_us: NonNegativeTime = 0.0
+    per_request_us: NonNegativeTime = 0.0
+
+
+AS_MEASURED = OperatorCoefficients()
+
+
+@dataclass(frozen=True)
+class OperatorModel:
+    """Step time of one model on its GPUs: the operators of a batch, scaled, and what the host adds to them.
+
+    ``captured_sizes``: ascending batch sizes for which the server captured CUDA graphs: a batch of fewer tokens than
+    the largest is computed as one of the next size.  Empty: batches are computed as they are.
+    """
+
+    tables: OperatorTables
+    coefficients: OperatorCoefficients = AS_MEASURED
+    captured_sizes: tuple[int, ...] = ()
+
+    def with_captured(self, sizes: tuple[int, ...]) -> OperatorModel:
+        """The model on a server that captured CUDA graphs of these sizes."""
+        return replace(self, captured_sizes=tuple(sorted(size for size in set(sizes) if size > 0)))
+
+    def for_kernel(self) -> step_time.KernelModel:
+        """Kind, integer and float parameters as ``kernel.operators`` reads them.
+
+        Raises ``ReleaseError`` if a step of the tables takes more than an hour.
+        """
+        c, tables = self.coefficients, self.tables
+        products, prefill, decode = tables.products, tables.prefill, tables.decode
+        tokens = self._computed_tokens(min(int(products.tokens[-1]), _MOST_TOKENS))
+        reduced = np.interp(tokens, products.tokens, products.all_reduce_us)
+        by_tokens = [np.interp(tokens, products.tokens, us) for us in (products.mixed_us, products.decode_us)]
+        curves: list[Floats] = [np.maximum(c.products * (us - reduced), 0) + c.all_reduce * reduced for us in by_tokens]
+        for knots, columns, us in (
+            (prefill.tokens, prefill.attended_tokens, prefill.us),
+            (decode.requests, decode.context_tokens, decode.us),
+        ):
+            curves += [np.array(knots), np.array(columns), c.attention * np.array(us).ravel()]
+        head = np.zeros(operators.HEAD)
+        head[operators.STEP_US], head[operators.REQUEST_US] = c.per_step_us, c.per_request_us
+        float_params = np.concatenate([head, *curves])
+        if not np.isfinite(float_params).all() or float_params.max() > LONGEST_STEP_US:
+            raise ReleaseError("a step takes more than an hour; check the operator times and coefficients")
+        knots_of = (prefill.tokens, prefill.attended_tokens, decode.requests, decode.context_tokens)
+        int_params = np.array([len(tokens), *map(len, knots_of)], np.int64)
+        return step_time.OPERATORS, int_params, float_params
+
+    def _computed_tokens(self, most: int) -> Floats:
+        """float64[most + 1]: how many tokens are computed for 0, 1, ... of a batch."""
+        tokens = np.arange(most + 1, dtype=np.float64)
+        sizes = np.array([size for size in self.captured_sizes if size <= most], np.float64)
+        if len(sizes):
+            captured = tokens <= sizes[-1]
+            tokens[captured] = sizes[np.searchsorted(sizes, tokens[captured])]
+        return tokens
+
+
+def durations_us(model: OperatorModel, batches: Sequence[Mapping[str, int]]) -> Floats:
+    """float64[n]: how long batches take by the model; a batch: fields of ``kernel.state.BATCH``, 0 where left out."""
+    kernel, row, found = model.for_kernel(), np.zeros(1, BATCH), np.zeros(len(batches))
+    for i, batch in enumerate(batches):
+        row[:] = 0
+        for name, value in batch.items():
+            row[name] = value
+        found[i] = step_time.step_duration_us(*kernel, row, 0)
+    return found

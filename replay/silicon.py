@@ -1,0 +1,290 @@
+"""Tables of measured operator times for a model: asked of ``aiconfigurator-core``, the optional extra ``silicon``.
+
+A batch's time there is the sum of what depends on its tokens alone, of its prefills' attention and of its decodes'
+attention, so three tables hold all of it (docs/silicon.md).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from blis_replay.blis.errors import ReleaseError
+from blis_replay.blis.latency.gpu import same_gpu
+from blis_replay.blis.latency.models import Lifecycle
+from blis_replay.blis.latency.operators import (
+    AS_MEASURED,
+    DecodeAttention,
+    OperatorCoefficients,
+    OperatorModel,
+    OperatorTables,
+    PrefillAttention,
+    TokenTimes,
+    durations_us,
+)
+from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
+from blis_replay.compiled.arrays import Floats
+from blis_replay.replay.errors import ReplayError
+from blis_replay.replay.release_file import unfitted_release
+
+# Every size to 16, multiples of 8 to 512 (kernels are chosen by it), then ever wider.
+_TOKENS = (*range(1, 17), *range(24, 513, 8), *(round(512 * 2 ** (i / 4)) for i in range(1, 25)))
+_PREFILL_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1_024, 2_048, 4_096, 8_192, 16_384)
+_ATTENDED_TOKENS = (8, 32, 64, 128, 256, 512, 1_024, 2_048, 4_096, 8_192, 16_384, 32_768)
+_DECODE_REQUESTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1_024)
+_CONTEXT_TOKENS = (1, 64, 128, 256, 384, 512, 768, 1_024, 1_536, 2_048, 3_072, 4_096, 8_192, 16_384, 32_768, 65_536)
+
+# Words in the names of operators that pass something between GPUs.
+_BETWEEN_GPUS = ("_ar", "all_reduce", "allreduce", "all2all", "alltoall", "dispatch", "combine", "p2p", "allgather")
+
+_US_PER_MS = 1_000
+_CHECKED_BATCHES, _SEED = 400, 42
+# A context at which a decode is little else than its products.
+_SHORT = 16
+
+
+# What a host adds where nothing is recorded (docs/silicon.md says from what).
+ZERO_SHOT = AS_MEASURED
+ZERO_SHOT_DELAYS = Lifecycle(pre_queue_us=9_300.0)
+_DELAY_SOURCES = {"pre_queue": "published constant, fitted to journeys of 16 H100 experiments"}
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """What runs where: a folder with ``config.json``, a kind of GPU, and how the model is split over them.
+
+    ``gpu``: any spelling of a system of the package.  ``dtype``, ``kv_cache_dtype``: of weights (as the package names
+    them: ``bfloat16``, ``fp8``, ``nvfp4``) and KV cache; None: as the model's configuration says.
+    ``vllm_version``: whose measurements; None: the newest.
+    """
+
+    config: Path
+    gpu: str
+    tensor_parallelism: int = 1
+    expert_parallelism: int = 1
+    dtype: str | None = None
+    kv_cache_dtype: str | None = None
+    vllm_version: str | None = None
+
+
+@dataclass(frozen=True)
+class Tabulated:
+    """Tables, and how far their interpolation is from the package: mean and largest of random batches, fractions."""
+
+    tables: OperatorTables
+    system: str
+    mean_error: float
+    largest_error: float
+    batches: int
+
+
+def silicon_systems() -> tuple[str, ...]:
+    """The systems that the package has vLLM measurements of; raises ``ReplayError`` without the extra."""
+    with _package():
+        import aiconfigurator_core
+
+        root = Path(aiconfigurator_core.__file__).parent / "systems" / "data"
+        return tuple(sorted(path.name for path in root.iterdir() if (path / "gemm").is_dir()))
+
+
+def system_named(gpu: str) -> str:
+    """The system of a GPU by any of its names; raises ``ReleaseError`` if none or several can be meant."""
+    systems = silicon_systems()
+    found = [gpu] if gpu in systems else [s for s in systems if same_gpu(gpu, s.replace("_", " "))]
+    if len(found) != 1:
+        raise ReleaseError(f"no operator times of {gpu}; aiconfigurator-core has {', '.join(systems)}")
+    return found[0]
+
+
+def tabulate(deployment: Deployment) -> Tabulated:
+    """Ask for all operators of a model on its GPUs, and measure the interpolation between them.
+
+    Raises ``ReplayError`` without the extra, ``ReleaseError`` for a GPU or model that the package does not have.
+    """
+    system = system_named(deployment.gpu)
+    with _package(), _model_folder(deployment.config) as folder:
+        asked = _Asked(folder, system, deployment)
+        products, prefill, decode = asked.products(), asked.prefill_attention(), asked.decode_attention()
+        measured = f"vLLM {deployment.vllm_version}" if deployment.vllm_version else "its current vLLM"
+        source = f"aiconfigurator-core {version('aiconfigurator-core')}, {system}, {measured}"
+        tables = OperatorTables(products, prefill, decode, source)
+        errors = asked.errors(tables)
+    return Tabulated(tables, system, float(errors.mean()), float(errors.max()), len(errors))
+
+
+def silicon_release(
+    name: str, model: str, deployment: Deployment, coefficients: OperatorCoefficients | None = None
+) -> tuple[CoefficientRelease, Tabulated]:
+    """A release of a model from its operator times, and how it was tabulated; raises as ``tabulate``.
+
+    ``coefficients``: what the host adds and how the tables are scaled, ``ZERO_SHOT`` if None.
+    """
+    tabulated = tabulate(deployment)
+    latency = OperatorModel(tabulated.tables, coefficients or ZERO_SHOT)
+    entry = ModelEntry(model, deployment.tensor_parallelism, latency, ZERO_SHOT_DELAYS, sources=_DELAY_SOURCES)
+    summary = f"Measured operator times of {model} on {deployment.tensor_parallelism} {tabulated.system}."
+    source = f"{tabulated.tables.source}; nothing fitted to this model"
+    return unfitted_release(name, summary, source, deployment.gpu, entry), tabulated
+
+
+@contextmanager
+def _package() -> Iterator[None]:
+    """What goes wrong in the package, as an error of ours; it logs much that concerns no answer."""
+    logging.getLogger("aiconfigurator_core").setLevel(logging.ERROR)
+    try:
+        yield
+    except ImportError as error:
+        raise ReplayError(
+            f"operator times need aiconfigurator-core ({error}); pip install 'blis-replay[silicon]'"
+        ) from None
+
+
+@contextmanager
+def _model_folder(config: Path) -> Iterator[Path]:
+    """A folder whose ``config.json`` is the model's: the package reads no other, and downloads what is no folder."""
+    if config.name == "config.json":
+        yield config.parent.resolve()
+        return
+    with tempfile.TemporaryDirectory() as name:
+        (Path(name) / "config.json").write_bytes(config.read_bytes())
+        yield Path(name)
+
+
+class _Asked:
+    """The package, asked about one deployment; all answers in us, arrays of one length in and out.
+
+    ``last``: for each kind of batch the largest that it has an answer for so far.
+    """
+
+    def __init__(self, folder: Path, system: str, deployment: Deployment) -> None:
+        import aiconfigurator_core
+        from aiconfigurator_core.sdk.engine import EngineHandle
+
+        # Without it the package looks for the configurations of its own models on the network.
+        configs = Path(aiconfigurator_core.__file__).parent / "model_configs"
+        os.environ.setdefault("AICONFIGURATOR_MODEL_CONFIGS_PATH", str(configs))
+        tp, ep = deployment.tensor_parallelism, deployment.expert_parallelism
+        try:
+            self.handle: Any = EngineHandle.compile(
+                str(folder),
+                system,
+                "vllm",
+                backend_version=deployment.vllm_version,
+                tp_size=tp,
+                moe_tp_size=max(tp // ep, 1),
+                moe_ep_size=ep,
+                gemm_quant_mode=deployment.dtype,
+                moe_quant_mode=deployment.dtype,
+                kvcache_quant_mode=deployment.kv_cache_dtype,
+            )
+        except Exception as error:
+            raise ReleaseError(
+                f"{deployment.config}: aiconfigurator-core has no such deployment: {_line(error)}"
+            ) from None
+
+    def mixed_us(self, tokens: int) -> float:
+        """All but attention of a step with prefill."""
+        return float(self.handle.mixed_step_breakdown(tokens, 0, tokens, 1)[1]) * _US_PER_MS
+
+    def decode_us(self, requests: int, context: int) -> float:
+        """A whole step without prefill."""
+        return float(self.handle.decode_step_latency(requests, context, 1)) * _US_PER_MS
+
+    def decode_attention_us(self, requests: int, context: int) -> float:
+        """The attention of so many decodes."""
+        return float(self.handle.mixed_step_breakdown(0, requests, context, 1)[3]) * _US_PER_MS
+
+    def prefill_us(self, requests: int, tokens: int, cached: int) -> float:
+        """A whole step of equal prefills."""
+        return float(self.handle.predict_prefill_latency(requests, tokens + cached, cached)) * _US_PER_MS
+
+    def all_reduce_us(self, tokens: int) -> float:
+        """What of a step of so many tokens passes between GPUs."""
+        shared, *_attention = self.handle.mixed_step_breakdown_per_op(tokens, 0, tokens, 1)
+        parts = (us for name, us, *_ in shared if any(word in f"{name}_" for word in _BETWEEN_GPUS))
+        return float(sum(parts)) * _US_PER_MS
+
+    def products(self) -> TokenTimes:
+        """The table by tokens; a decode step is asked as far as there are decode tables."""
+        tokens = [n for n in _TOKENS if _answers(partial(self.mixed_us, n))]
+        mixed = [self.mixed_us(n) for n in tokens]
+        decode = [self._decode_products_us(n) for n in tokens if n <= _DECODE_REQUESTS[-1]]
+        # Beyond, as a step with prefill, from where the two end.
+        beyond = np.array(mixed[len(decode) :]) * (decode[-1] / mixed[len(decode) - 1])
+        reduced = [self.all_reduce_us(n) for n in tokens]
+        return TokenTimes(*map(_in_tenths, (tokens, mixed, [*decode, *beyond], reduced)))
+
+    def _decode_products_us(self, requests: int) -> float:
+        return self.decode_us(requests, _SHORT) - self.decode_attention_us(requests, _SHORT)
+
+    def prefill_attention(self) -> PrefillAttention:
+        """One prompt where its tokens attend to at least as many as they would alone, else several shorter ones."""
+        rows = [n for n in _PREFILL_TOKENS if _answers(partial(self.mixed_us, n))]
+        times = [[self._prefill_attention_us(n, attended) for attended in _ATTENDED_TOKENS] for n in rows]
+        return PrefillAttention(_in_tenths(rows), _in_tenths(_ATTENDED_TOKENS), tuple(map(_in_tenths, times)))
+
+    def _prefill_attention_us(self, tokens: int, attended: int) -> float:
+        requests, each, cached = prompts_of(tokens, attended)
+        return max(self.prefill_us(requests, each, cached) - self.mixed_us(requests * each), 0.0)
+
+    def decode_attention(self) -> DecodeAttention:
+        """By requests and context."""
+        times = [[self.decode_attention_us(n, context) for context in _CONTEXT_TOKENS] for n in _DECODE_REQUESTS]
+        return DecodeAttention(_in_tenths(_DECODE_REQUESTS), _in_tenths(_CONTEXT_TOKENS), tuple(map(_in_tenths, times)))
+
+    def errors(self, tables: OperatorTables) -> Floats:
+        """float64[batches]: relative errors of the tables at random batches, decodes and prefills of equal requests."""
+        random = np.random.default_rng(_SEED)
+        asked: list[float] = []
+        batches: list[dict[str, int]] = []
+        for i in range(_CHECKED_BATCHES):
+            decodes, context = round(2 ** random.uniform(0, 9)), round(2 ** random.uniform(5, 13))
+            tokens, cached = round(2 ** random.uniform(3, 12)), round(random.uniform(0, 4_096))
+            if i % 2:
+                asked_us = self.decode_us(decodes, context)
+                batch = {"decode_tokens": decodes, "context_tokens": decodes * context}
+            else:
+                asked_us = self.prefill_us(1, tokens, cached)
+                attended = tokens * cached + tokens * (tokens + 1) // 2
+                batch = {"prefill_tokens": tokens, "prefill_requests": 1, "attended_tokens": attended}
+            asked.append(asked_us)
+            batches.append(batch)
+        ratios: Floats = durations_us(OperatorModel(tables), batches) / np.array(asked)
+        return np.asarray(np.abs(ratios - 1), np.float64)
+
+
+def prompts_of(tokens: int, attended: int) -> tuple[int, int, int]:
+    """Equal prompts, so many, of so many tokens after so many cached, whose tokens attend to so many on average."""
+    cached = attended - (tokens + 1) // 2
+    if cached >= 0:
+        return 1, tokens, cached
+    each = max(2 * attended - 1, 1)
+    return max(round(tokens / each), 1), each, 0
+
+
+def _answers(question: Any) -> bool:
+    try:
+        question()
+    except Exception:
+        return False
+    return True
+
+
+def _in_tenths(values: Iterable[float]) -> tuple[float, ...]:
+    """As a release writes them."""
+    return tuple(round(float(value), 1) for value in values)
+
+
+def _line(error: Exception) -> str:
+    """The first line of what the package says."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
