@@ -11,6 +11,7 @@
     │   └── StoreError                  the store is locked, newer, or damaged
     │       └── UnknownExperimentError  exit code 2: no such experiment, or several
     └── ExperimentError                 one experiment: the others go on
+        ├── FaultError                  exit code 4: this program is wrong, not what it was given
         ├── SimulatorError              the input of the simulator
         │   ├── TraceError              a request trace or an engine configuration
         │   ├── ReleaseError            a coefficient release
@@ -30,9 +31,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
-WRONG_USE, BAD_DATA = 2, 3
+WRONG_USE, BAD_DATA, FAULT = 2, 3, 4
 
 
 class BlisReplayError(Exception):
@@ -49,3 +52,34 @@ class ExperimentError(BlisReplayError):
 
     A store or a file that cannot be read is none of these: it ends the verb.
     """
+
+
+class FaultError(ExperimentError):
+    """What should never happen did, in the work on one experiment."""
+
+    exit_code = FAULT
+
+
+def fault_text(error: BaseException) -> str:
+    """One line about an error that nobody foresaw: whose it is, what it says, and what to do with it."""
+    said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return (
+        f"a fault of blis-replay: {type(error).__name__}{': ' if said else ''}{said[:200]}; nothing is judged by it: "
+        "report it to its makers with what `blis-replay --debug VERB ...` prints"
+    )
+
+
+@contextmanager
+def faults_named(name: str) -> Iterator[None]:
+    """Work on the experiment of that name: what nobody foresaw in it is a ``FaultError``, so that others go on.
+
+    Errors of a store, of files and of memory are those of all experiments and leave as they are.
+    """
+    try:
+        yield
+    except (BlisReplayError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] in ("duckdb", "_duckdb"):
+            raise
+        raise FaultError(f"{name}: {fault_text(error)}") from error

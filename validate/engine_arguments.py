@@ -11,7 +11,7 @@ from itertools import product
 import numpy as np
 
 from blis_replay.blis.releases.release import CoefficientRelease
-from blis_replay.compiled.errors import ExperimentError
+from blis_replay.compiled.errors import ExperimentError, faults_named
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.tables import Column, Table, Toned, columns_named, table_of
 from blis_replay.replay.driver import ReplayRun, replay
@@ -116,7 +116,8 @@ def simulated_values(run: ReplayRun) -> dict[str, float | None]:
 
 def _point(recording: Recording, release: CoefficientRelease, overrides: EngineOverrides) -> WhatIfPoint:
     try:
-        run = replay(recording, release, ReplayMode(engine=overrides))
+        with faults_named(recording.alias):
+            run = replay(recording, release, ReplayMode(engine=overrides))
     except ExperimentError as error:
         return WhatIfPoint(overrides, None, str(error))
     return WhatIfPoint(overrides, simulated_values(run))

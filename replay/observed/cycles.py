@@ -224,5 +224,7 @@ def _curvature(bins: int):  # type: ignore[no-untyped-def]  # scipy has no types
     """D^T D of first differences, and a trace of the identity so that one bin alone can be solved."""
     from scipy.sparse import diags, identity
 
-    difference = diags([-np.ones(bins - 1), np.ones(bins - 1)], [0, 1], shape=(max(bins - 1, 1), bins))
+    if bins == 1:
+        return 1e-9 * identity(1)
+    difference = diags([-np.ones(bins - 1), np.ones(bins - 1)], [0, 1], shape=(bins - 1, bins))
     return difference.T @ difference + 1e-9 * identity(bins)

@@ -14,7 +14,9 @@ from blis_replay.compiled.errors import BlisReplayError
 def drawn() -> dict[str, tuple[int, int]]:
     """Name of each class in the docstring: how deep it stands, and its exit code."""
     lines = re.findall(r"^    ([│ ]*(?:[├└]── )?)(\w+Error) +(.*)$", errors.__doc__ or "", re.MULTILINE)
-    return {name: (len(branch) // 4, 2 if "exit code 2" in text else 3) for branch, name, text in lines}
+    return {
+        name: (len(branch) // 4, int((re.search(r"exit code (\d)", text) or [0, 3])[1])) for branch, name, text in lines
+    }
 
 
 def tree(kind: type[BlisReplayError], depth: int = 0) -> dict[str, tuple[int, int]]:

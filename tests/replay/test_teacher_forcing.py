@@ -80,6 +80,23 @@ def test_without_steps_the_cycles_are_solved_from_latencies(planted: Planted) ->
     assert basis == "recorded: solved from the decode times of 600 requests, second by second"
 
 
+def test_what_decodes_within_one_second_has_one_cycle(planted: Planted) -> None:
+    """Twenty requests of 11 tokens whose tokens are 20 ms apart, all at once."""
+    rows = (
+        planted.recording.requests.frame()
+        .head(20)
+        .with_columns(
+            pl.lit(0, pl.Int64).alias("arrival_us"),
+            pl.lit(50_000, pl.Int64).alias("ttft_us"),
+            pl.lit(250_000, pl.Int64).alias("e2e_us"),
+            pl.lit(11, pl.Int64).alias("output_tokens"),
+        pl.lit("ok").alias("status"),
+        )
+    )
+    cycles, _basis = observed_cycles(replace(client_only(planted.recording), requests=rows_of(rows)))
+    assert (cycles.from_us.tolist(), cycles.cycle_us.tolist()) == ([50_000], [20_000])
+
+
 def test_too_little_to_tell_the_cycles_is_said(planted: Planted) -> None:
     few = replace(client_only(planted.recording), requests=rows_of(planted.recording.requests.frame().head(5)))
     with pytest.raises(ReplayError, match=r"step cycles were not recorded, and 5 requests .* do not tell them; record"):

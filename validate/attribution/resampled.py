@@ -45,10 +45,10 @@ def quantities(samples: LatencySamples, times: Counts, gaps: PooledGaps | None) 
     for column, values_us in ((0, samples.e2e_us), (2, samples.ttft_us)):
         table[:, column] = times @ values_us.astype(np.float64) / times.sum(axis=1)
         table[:, column + 1] = _p99s(values_us.astype(np.float64), times)
-    several = samples.output_tokens > 1
-    decode_us = np.where(several, samples.e2e_us - samples.ttft_us, 0).astype(np.float64)
-    pairs = times @ np.where(several, samples.output_tokens - 1, 0)
-    table[:, 4] = np.divide(times @ decode_us, pairs, out=np.full(len(times), np.nan), where=pairs > 0)
+    pairs = times @ samples.gaps
+    table[:, 4] = np.divide(
+        times @ samples.decode_us.astype(np.float64), pairs, out=np.full(len(times), np.nan), where=pairs > 0
+    )
     if gaps is not None:
         table[:, 5] = _gap_p99s(gaps, times)
     return table

@@ -71,7 +71,8 @@ def rows_from_steps(recording: Recording, window: tuple[float, float] = (0.0, 1.
     Prefill tokens are those of the requests that arrived in it, less their prefix hits: a
     10 % sample of steps holds too few of the large prefills.
     """
-    steps = recording.steps.frame().sort("step_id")
+    counted = ["step_id", "start_us", "decode_tokens", "running_depth"]
+    steps = recording.steps.frame(counted).drop_nulls().sort("step_id")
     step_id, start_us = steps["step_id"].to_numpy(), steps["start_us"].to_numpy()
     decode = steps["decode_tokens"].to_numpy().astype(np.float64)
     running = steps["running_depth"].to_numpy()

@@ -16,7 +16,7 @@ from blis_replay.blis.latency.gpu import gpu_named
 from blis_replay.blis.latency.models import Lifecycle
 from blis_replay.blis.latency.physical import COEFFICIENT_NAMES, PhysicalModel
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
-from blis_replay.compiled.errors import ExperimentError
+from blis_replay.compiled.errors import ExperimentError, faults_named
 from blis_replay.fixtures.catalogue import bundled_aliases
 from blis_replay.ingest.recording import ARRIVALS, PUBLISHED, GroundTruth, Recording
 from blis_replay.ingest.store import Store, list_experiments, read_stored
@@ -309,8 +309,9 @@ def score(case: Observed, release: CoefficientRelease) -> Score:
     """The errors of a release on one recording, or why there are none; ``StoreError`` if it cannot be read."""
     recording = case.recording
     try:
-        run = replay(recording, release)
-        comparison = compare_replay(run, case.token_gaps)
+        with faults_named(recording.alias):
+            run = replay(recording, release)
+            comparison = compare_replay(run, case.token_gaps)
     except ExperimentError as error:
         return _not_predicted(case, error)
     errors = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+import warnings
 from contextlib import suppress
 from importlib import import_module
 from io import TextIOWrapper
@@ -12,7 +13,7 @@ from typing import Any
 
 import click
 
-from blis_replay.compiled.errors import BAD_DATA, WRONG_USE, BlisReplayError
+from blis_replay.compiled.errors import BAD_DATA, FAULT, WRONG_USE, BlisReplayError, fault_text
 from blis_replay.ingest.errors import printable
 
 # verb -> (module, one line of help); the module defines `command`.
@@ -82,7 +83,9 @@ class LazyGroup(click.Group):
                 sys.stdout.flush()
         except BrokenPipeError as error:
             raise ReaderGoneError from error
-        except (BlisReplayError, OSError):
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except Exception:
             if ctx.params["debug"]:
                 click.echo(traceback.format_exc(), err=True)
             raise
@@ -116,7 +119,8 @@ def cli(ctx: click.Context, debug: bool, color: str) -> None:
       blis-replay inspect --experiment 34b-general
       blis-replay validate --all --json
 
-    Exit codes: 0 fine, 1 a threshold failed, 2 wrong use, 3 bad data or nothing to judge.
+    Exit codes: 0 fine, 1 a threshold failed, 2 wrong use, 3 bad data or nothing to judge,
+    4 a fault of this program.
     """
     ctx.color = _in_colour(color)
 
@@ -138,6 +142,8 @@ def main() -> None:
         if isinstance(stream, TextIOWrapper):
             # A terminal of few characters gets a question mark, never a traceback.
             stream.reconfigure(errors="replace")
+    # Of libraries, to whoever writes this program: where they are made errors (tests), they still are.
+    warnings.showwarning = _say_nothing
     try:
         code = _exit_code()
     except (BrokenPipeError, ReaderGoneError):
@@ -158,19 +164,26 @@ def _exit_code() -> int:
         return _complain(error.format_message(), BAD_DATA)
     except (click.Abort, KeyboardInterrupt):
         return _interrupted()
-    except RuntimeError as error:
-        if str(error) != _DUCKDB_INTERRUPTED:
-            raise
-        return _interrupted()
     except BlisReplayError as error:
         return _complain(str(error), error.exit_code)
-    except BrokenPipeError:
+    except (BrokenPipeError, ReaderGoneError):
         raise
     except OSError as error:
         _drop_output()
         where = f"{error.filename}: " if error.filename else ""
         return _complain(f"{where}{error.strerror or error}; check the path and the room left there", BAD_DATA)
+    except MemoryError as error:
+        return _complain(f"memory is short ({error or 'no more is given'}); free some, or ask for less", BAD_DATA)
+    except Exception as error:
+        if str(error) == _DUCKDB_INTERRUPTED:
+            return _interrupted()
+        _drop_output()
+        return _complain(fault_text(error), FAULT)
     return code if isinstance(code, int) else EXIT_PASS
+
+
+def _say_nothing(*_warning: object, **_where: object) -> None:
+    """In place of a warning's text."""
 
 
 def _interrupted() -> int:

@@ -269,6 +269,8 @@ def _throughputs(run: ReplayRun, observed: Queue) -> tuple[float | None, float |
     known, done = observed_requests(run.recording), run.simulated.completed
     columns = ("arrival_us", "ttft_us", "e2e_us", "output_tokens")
     timed = requests.frame(columns).filter(known)
+    if timed["output_tokens"].null_count():
+        return None, None  # what was served is not known in whole
     served = _tokens_within(window, *(timed[name].to_numpy() for name in columns))
     if end_us - observed.from_us < _QUEUE_US or served < _FEWEST:
         return None, None

@@ -11,7 +11,7 @@ from pathlib import Path
 import polars as pl
 
 from blis_replay.blis.releases.release import CoefficientRelease
-from blis_replay.compiled.errors import ExperimentError
+from blis_replay.compiled.errors import ExperimentError, faults_named
 from blis_replay.ingest.recording import ARRIVALS
 from blis_replay.ingest.store import RunRecord, Store, is_stored, open_store, read_stored, write_run
 from blis_replay.ingest.store.file import limit_writing
@@ -165,7 +165,8 @@ class _Outcome:
 def _validated(store: Store, task: _Task, slug: str) -> tuple[_Outcome, ReplayRun | None]:
     """The outcome, and the run if it is to be stored."""
     try:
-        whole = compare_experiment(store, slug, task.simulator.release, task.mode, task.window, task.simulator)
+        with faults_named(slug):
+            whole = compare_experiment(store, slug, task.simulator.release, task.mode, task.window, task.simulator)
     except ExperimentError as error:
         return _Outcome(slug, experiment_row(store, slug).alias, problem=error), None
     stages = [light(stage) for stage in by_stage(store, whole)] if task.stages else []

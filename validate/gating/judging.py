@@ -11,7 +11,7 @@ from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.latency.gpu import same_gpu
 from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.compiled.arrays import Bools, Floats
-from blis_replay.compiled.errors import ExperimentError
+from blis_replay.compiled.errors import ExperimentError, faults_named
 from blis_replay.ingest.readers.formats import REQUEST_FORMATS
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.driver import ReplayRun, replay
@@ -135,10 +135,11 @@ class GateJob:
 def judge_experiment(job: GateJob) -> Judgement:
     """Replay one experiment with the candidate, and with the baseline if there is one, and judge it."""
     try:
-        if not job.extrapolate:
-            _refuse_other_hardware(job.candidate, job.experiment.recording)
-        run = _replayed(job, job.candidate)
-        comparison = compare_replay(run, job.experiment.token_gaps)
+        with faults_named(job.experiment.recording.slug):
+            if not job.extrapolate:
+                _refuse_other_hardware(job.candidate, job.experiment.recording)
+            run = _replayed(job, job.candidate)
+            comparison = compare_replay(run, job.experiment.token_gaps)
     except ExperimentError as error:
         return _refused(job, str(error))
     standing, reason = _standing(job, comparison)

@@ -33,7 +33,10 @@ Values = NDArray[np.float64] | NDArray[np.int64]
 
 @dataclass(frozen=True)
 class LatencySamples:
-    """Client latencies of finished requests, us: arrays of one length, one place a request."""
+    """Client latencies of finished requests, us: arrays of one length, one place a request.
+
+    ``output_tokens``: 0 where the number is not known; such a request has no TPOT and counts nothing in the ITL.
+    """
 
     ttft_us: Values
     e2e_us: Values
@@ -42,14 +45,23 @@ class LatencySamples:
     @property
     def tpot_us(self) -> NDArray[np.float64]:
         """float64[n]: nan where a request has one output token only."""
-        gaps = np.where(self.output_tokens > 1, self.output_tokens - 1, 1)
-        return np.where(self.output_tokens > 1, (self.e2e_us - self.ttft_us) / gaps, np.nan)
+        return np.where(self.gaps > 0, self.decode_us / np.maximum(self.gaps, 1), np.nan)
+
+    @property
+    def gaps(self) -> NDArray[np.int64]:
+        """int64[n]: gaps between output tokens, 0 where there is only one or their number is not known."""
+        return np.maximum(self.output_tokens - 1, 0)
+
+    @property
+    def decode_us(self) -> Values:
+        """[n]: first to last output token, 0 where there is no gap."""
+        return np.where(self.gaps > 0, self.e2e_us - self.ttft_us, 0)
 
     @property
     def itl_mean_us(self) -> float | None:
         """Mean inter-token latency, token weighted; None without a second token."""
-        gaps = int((self.output_tokens - 1).sum())
-        return float((self.e2e_us - self.ttft_us)[self.output_tokens > 1].sum() / gaps) if gaps else None
+        gaps = int(self.gaps.sum())
+        return float(self.decode_us.sum() / gaps) if gaps else None
 
 
 def statistics(values: Values) -> dict[str, float]:

@@ -97,12 +97,12 @@ def observed_requests(recording: Recording) -> Bools:
 
 
 def samples_of(recording: Recording, chosen: Bools) -> LatencySamples:
-    """Recorded latencies of the chosen requests, in request order."""
+    """Recorded latencies of the chosen requests, which have both, in request order."""
     requests = recording.requests.frame(["ttft_us", "e2e_us", "output_tokens"]).filter(chosen)
     return LatencySamples(
         requests["ttft_us"].to_numpy().astype(np.int64),
         requests["e2e_us"].to_numpy().astype(np.int64),
-        requests["output_tokens"].to_numpy().astype(np.int64),
+        requests["output_tokens"].fill_null(0).to_numpy().astype(np.int64),
     )
 
 

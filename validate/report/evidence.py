@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blis_replay.blis.releases.release import CoefficientRelease
-from blis_replay.compiled.errors import ExperimentError
+from blis_replay.compiled.errors import ExperimentError, faults_named
 from blis_replay.ingest.checks.registry import CheckEvidence, check_evidence, named_check
 from blis_replay.ingest.store import Store
 from blis_replay.replay.driver import ReplayRun
@@ -113,7 +113,8 @@ def _attributed(
     run: ReplayRun, token_gaps: Gaps | None, reference: CoefficientRelease
 ) -> tuple[Attribution | None, str]:
     try:
-        found = attribute(run.recording, run.release, run.mode, reference=reference, token_gaps=token_gaps)
+        with faults_named(run.recording.alias):
+            found = attribute(run.recording, run.release, run.mode, reference=reference, token_gaps=token_gaps)
     except ExperimentError as error:
         return None, str(error)
     return found, ""

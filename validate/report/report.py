@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from blis_replay.blis.releases.release import CoefficientRelease
-from blis_replay.compiled.errors import ExperimentError
+from blis_replay.compiled.errors import ExperimentError, faults_named
 from blis_replay.ingest.store import Store, open_store
 from blis_replay.ingest.tables import Table, columns_named
 from blis_replay.replay.executors.executors import map_jobs
@@ -91,8 +91,9 @@ def _answer(job: _Job, slug: str) -> Section | str:
     """The section of an experiment, or why it cannot be judged; a recording and its replay are large and not kept."""
     with open_store(job.store, read_only=True) as store:
         try:
-            evidence = gather(store, slug, job.release, job.mode, job.reference)
-            return section_of(evidence, job.command, _before(store, slug, job))
+            with faults_named(slug):
+                evidence = gather(store, slug, job.release, job.mode, job.reference)
+                return section_of(evidence, job.command, _before(store, slug, job))
         except ExperimentError as error:
             return str(error)
 

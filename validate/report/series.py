@@ -45,12 +45,9 @@ def errors_over_time(arrival_us: Int64s, observed: LatencySamples, simulated: La
     def total(values: Values) -> Floats:
         return np.bincount(place, np.asarray(values, np.float64), bins).astype(np.float64)
 
-    def decode_us(samples: LatencySamples) -> Values:
-        return np.where(samples.output_tokens > 1, samples.e2e_us - samples.ttft_us, 0)
-
     def itl(samples: LatencySamples) -> Floats:
         # Token-weighted, as metrics.LatencySamples.itl_mean_us.
-        return _ratio(total(decode_us(samples)), total(samples.output_tokens - 1))
+        return _ratio(total(samples.decode_us), total(samples.gaps))
 
     return ErrorsOverTime(
         at_s=(edges[1:] + edges[:-1]) / 2e6,

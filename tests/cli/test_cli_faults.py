@@ -1,0 +1,47 @@
+"""What nobody foresaw: an exit code of its own, one line, and the other experiments go on."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+from command_line import Run
+
+pytestmark = pytest.mark.slow
+
+
+def _broken(*_: object, **__: object) -> None:
+    warnings.warn("of a library", RuntimeWarning, stacklevel=1)
+    raise ValueError("Diagonal length 0\nand more")
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_crash_is_one_line_and_no_verdict(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1 would mean a failed threshold; a warning of a library is nothing to a user."""
+    monkeypatch.setattr("blis_replay.validate.comparison.validated.replay", _broken)
+    answer = run("validate", "--experiment", "34b-general")
+    assert (answer.code, answer.out) == (4, "")
+    assert len(answer.err.splitlines()) == 1
+    assert "a fault of blis-replay: ValueError: Diagonal length 0; " in answer.err
+    monkeypatch.setattr("blis_replay.ingest.store.open_store", _broken)
+    assert run("compare", "--runs").code == 4
+
+
+def test_debug_shows_where_a_crash_comes_from(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blis_replay.ingest.store.open_store", lambda *_, **__: 1 // 0)
+    answer = run("--debug", "compare", "--runs")
+    assert answer.code == 4
+    assert "Traceback" in answer.err
+    assert answer.err.splitlines()[-1].startswith("error: a fault of blis-replay: ZeroDivisionError: ")
+
+
+def test_an_attribution_that_fails_leaves_the_page_of_the_others(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blis_replay.validate.report.evidence.attribute", _broken_quietly)
+    answer = run("report", "--experiment", "34b-general", "--out", "page.html")
+    assert answer.code == 0
+    assert "a fault of blis-replay: ValueError" in Path("page.html").read_text()
+
+
+def _broken_quietly(*_: object, **__: object) -> None:
+    raise ValueError("one bin")
