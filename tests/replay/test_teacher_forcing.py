@@ -90,7 +90,7 @@ def test_what_decodes_within_one_second_has_one_cycle(planted: Planted) -> None:
             pl.lit(50_000, pl.Int64).alias("ttft_us"),
             pl.lit(250_000, pl.Int64).alias("e2e_us"),
             pl.lit(11, pl.Int64).alias("output_tokens"),
-        pl.lit("ok").alias("status"),
+            pl.lit("ok").alias("status"),
         )
     )
     cycles, _basis = observed_cycles(replace(client_only(planted.recording), requests=rows_of(rows)))
