@@ -2,8 +2,8 @@
 
 Processes are spawned, not forked: the threads of polars and DuckDB and the locks they hold do not
 survive a fork.  They never see Ctrl-C (SIGINT is blocked before they exist, so not even while
-they start), and end with the map, however that ends; if this process is killed outright, they end
-when they come to their next job.
+they start), import nothing from the working directory, and end with the map, however that ends; if
+this process is killed outright, they end when they come to their next job.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -168,6 +170,8 @@ def pool_map(
 def serve(wire: Connection[Any, Any]) -> None:
     """The life of a worker: receive work, then jobs, and answer each, until nobody is there."""
     os.environ[INSIDE_A_WORKER] = "1"
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")  # of libraries, as of the command line
     # The pool has a process for each processor; polars reads this when it is imported.
     os.environ.setdefault("POLARS_MAX_THREADS", "1")
     with suppress(EOFError, OSError):
@@ -181,7 +185,7 @@ def _start(crew: list[_Worker]) -> _Worker:
     context = get_context("spawn")
     ours, theirs = context.Pipe()
     worker = _Worker(context.Process(target=serve, args=(theirs,), daemon=True), ours)
-    with _interrupts_held():
+    with _interrupts_held(), _safe_path():
         worker.process.start()
         crew.append(worker)
     theirs.close()
@@ -198,10 +202,25 @@ def _replaced(lost: _Worker, crew: list[_Worker], shipped: bytes) -> _Worker:
 
 
 @contextmanager
+def _safe_path() -> Iterator[None]:
+    """A Python that is started meanwhile imports nothing from the working directory."""
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONSAFEPATH"]
+        else:
+            os.environ["PYTHONSAFEPATH"] = before
+
+
+@contextmanager
 def _interrupts_held() -> Iterator[None]:
     """SIGINT waits; a process that is started meanwhile never sees it."""
     # The first process started would start it, and that lets SIGINT through again.
-    resource_tracker.ensure_running()
+    with _safe_path():
+        resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from blis_replay.compiled.cache import damaged
 
 pytestmark = pytest.mark.slow
 
@@ -65,3 +68,42 @@ def test_a_change_of_any_source_of_a_package_makes_another_folder(tmp_path: Path
     (tmp_path / "one" / "called.py").write_text("FACTOR = 2\n")
     run(tmp_path, code, tmp_path / "cache")
     assert len(kept(tmp_path / "cache")) == 2
+
+
+@pytest.mark.parametrize("suffix", ["nbi", "nbc"])
+@pytest.mark.parametrize("damage", ["emptied", "cut", "flipped"])
+def test_a_damaged_file_is_compiled_afresh_and_told(tmp_path: Path, suffix: str, damage: str) -> None:
+    """Unchecked, an empty one ends in EOFError, and a flipped bit of machine code in a segmentation fault."""
+    package(tmp_path, "one")
+    code = "from one.code import twice; print(twice(21))"
+    run(tmp_path, code, tmp_path / "cache")
+    (path,) = (tmp_path / "cache").rglob(f"*.{suffix}")
+    whole = bytearray(path.read_bytes())
+    if damage == "flipped":
+        whole[len(whole) // 2] ^= 1
+    path.write_bytes({"emptied": b"", "cut": whole[:-100], "flipped": whole}[damage])
+    assert damaged(tmp_path / "cache") == [path]
+    assert run(tmp_path, code, tmp_path / "cache") == "42\n"
+    assert damaged(tmp_path / "cache") == []
+
+
+def test_a_folder_that_others_can_write_is_not_used(tmp_path: Path) -> None:
+    """What lies there would be run: here a pickle that prints."""
+    package(tmp_path, "one")
+    code = "from one.code import twice; print(twice(21))"
+    run(tmp_path, code, tmp_path / "cache")
+    (path,) = (tmp_path / "cache").rglob("*.nbi")
+    content = b"cbuiltins\nprint\n(S'executed'\ntR."
+    path.write_bytes(hashlib.sha256(content).digest() + content)
+    path.parent.parent.chmod(0o777)
+    assert run(tmp_path, code, tmp_path / "cache") == "42\n"
+
+
+def test_a_file_of_the_working_directory_does_not_configure_numba(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package(tmp_path, "one")
+    monkeypatch.chdir(tmp_path)
+    Path(".numba_config.yaml").write_text("disable_jit: 1\n")
+    code = "from one.code import twice; import numba, yaml; print(twice(21), numba.config.DISABLE_JIT)"
+    assert run(tmp_path, code, tmp_path / "cache") == "42 0\n"

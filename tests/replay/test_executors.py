@@ -111,6 +111,18 @@ def test_progress_is_told_after_each_job(any_map: Map) -> None:
     assert told == [(done, 5) for done in (1, 2, 3, 4, 5)]
 
 
+def test_workers_import_nothing_from_the_working_directory(tmp_path: Path) -> None:
+    """Python puts it first on the path of what multiprocessing starts: workers and the tracker of their resources."""
+    for name in ("multiprocessing", "pickle", "random"):
+        (tmp_path / f"{name}.py").write_text("from pathlib import Path\nPath('executed').write_text('')\n")
+    script = "from blis_replay.replay.executors.local import pool_map; print(pool_map(abs, [-1, -2], 2, None))"
+    ended = subprocess.run(
+        [sys.executable, "-P", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.stdout, ended.stderr) == ("[1, 2]\n", "")
+    assert not (tmp_path / "executed").exists()
+
+
 def test_a_map_inside_a_worker_stays_there(workers_map: Map) -> None:
     (processes,) = map(set, workers_map(work.map_inside, [0]))
     assert len(processes) == 1

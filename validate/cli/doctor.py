@@ -105,8 +105,13 @@ def _compiled() -> list[Found]:
 
 def _cache(name: str, folder: Path | None) -> Found:
     if folder is None:
-        mend = "every process compiles afresh; point NUMBA_CACHE_DIR at a folder that can be written"
-        return Found("kept", name, "problem", "no folder can be written", mend)
+        mend = "every process compiles afresh; point NUMBA_CACHE_DIR at a folder that is yours alone"
+        return Found("kept", name, "problem", "no folder that only this user can write", mend)
+    from blis_replay.compiled.cache import damaged
+
+    if spoiled := damaged(folder):
+        value = f"{folder}: {len(spoiled)} damaged, the first {spoiled[0].name}"
+        return Found("kept", name, "problem", value, "they are compiled afresh when used; or remove the folder")
     kept = list(folder.rglob("*.nbc"))
     if not kept:
         return Found("kept", name, "absent", str(folder), "the first use compiles for some 10 seconds")
