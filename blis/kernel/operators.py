@@ -63,12 +63,8 @@ def by_pair(float_params: Floats, first: int, rows: int, columns: int, x: float,
 @compiled
 def bracket(float_params: Floats, first: int, knots: int, x: float) -> tuple[int, float]:
     """The knot before ``x``, at most the last but one, and the share of the way to the next: 0 before all knots."""
-    low, high = 0, knots - 2
-    while low < high:
-        middle = (low + high + 1) // 2
-        if float_params[first + middle] <= x:
-            low = middle
-        else:
-            high = middle - 1
+    low = 0
+    for i in range(1, knots - 1):  # all of them: no branch to guess wrong
+        low += float_params[first + i] <= x
     from_x = float_params[first + low]
     return low, max((x - from_x) / (float_params[first + low + 1] - from_x), 0.0)

@@ -19,8 +19,8 @@ from blis_replay.strict.document import FieldError, NonNegativeTime
 Numbers = tuple[float, ...]
 Multiple = Annotated[float, Meta(ge=0, le=1e6)]
 
-# Steps have no more tokens on any recorded server; a table that ends later is cut, one that ends before goes on.
-_MOST_TOKENS = 65_536
+# Steps have no more tokens on any recorded server; a table that ends later is cut, and goes on in proportion.
+_MOST_TOKENS = 8_192
 
 
 def _refuse_uneven(name: str, knots: Numbers, values: str, found: int) -> None:
