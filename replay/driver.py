@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
+from blis_replay.blis.releases.step_range import outside
 from blis_replay.blis.result import SimResult, TokenGaps
 from blis_replay.blis.trace import RequestTrace
 from blis_replay.compiled.arrays import Int64s
@@ -84,6 +85,7 @@ def replay(
     entry = simulator.entry_for(recording)
     plan = _as_fitted(plan_replay(recording, mode), recording, mode, entry)
     simulated = simulator.serve(recording, plan)
+    plan = replace(plan, basis=plan.basis | _extrapolated(simulated, entry))
     recorded = {name: setting.value for name, setting in recording.engine.items()}
     simulated = replace(simulated, not_simulated=not_simulated(recorded))
     completed_in_recording = (recording.requests["status"] == "ok").to_numpy()
@@ -105,6 +107,14 @@ def replay(
         e2e_us=simulated.e2e_us,
     )
     return _with_surplus_steps(run)
+
+
+def _extrapolated(simulated: Simulated, entry: ModelEntry | None) -> dict[str, str]:
+    """How many steps lie outside of what the coefficients were fitted on, where both are known."""
+    if simulated.engine is None or entry is None or entry.fit is None or entry.fit.steps is None:
+        return {}
+    found = outside(simulated.engine.steps, entry.fit.steps)
+    return {"extrapolated": found} if found else {}
 
 
 # Engine arguments that change a schedule and that no simulator here has: the value at which they do nothing, and what

@@ -9,6 +9,7 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import asdict
 
+from blis_replay.blis.releases.step_range import StepRange
 from blis_replay.strict.document import Number, Text
 
 Status = Literal["fitted", "measured", "prior"]
@@ -53,7 +54,8 @@ class FitRecord:
 
     The form was chosen by what it scored from ``fitted_until`` to ``chosen_until``, after a fit to what
     is before; then it was fitted to all before ``chosen_until``.  ``scheduling``: the mode of the engine
-    that was fitted with; ``scheduling_told``: what the latencies tell, with the evidence in words.
+    that was fitted with; ``scheduling_told``: what the latencies tell, with the evidence in words.  ``steps``: the
+    range of the steps fitted on, None in older releases.
     """
 
     form: str
@@ -64,6 +66,7 @@ class FitRecord:
     scheduling_evidence: str
     coefficients: tuple[CoefficientFit, ...]
     scores: tuple[PartScore, ...]
+    steps: StepRange | None = None
 
 
 class _ScoreText(Struct, frozen=True, rename={"begin": "from"}):
@@ -86,6 +89,7 @@ class FitText(Struct, frozen=True):
     scheduling_evidence: Text
     coefficients: tuple[CoefficientFit, ...]
     scores: tuple[_ScoreText, ...]
+    steps: StepRange | None = None
 
     def record(self) -> FitRecord:
         """What it stands for."""

@@ -178,6 +178,7 @@ def fit_model(recordings: Sequence[Recording], options: Options) -> ModelFit:
         lifecycle=form.lifecycle(vector, lifecycle_of(measured)),
         sources={fit.name: fit.remark for fit in coefficients if fit.name in ("pre_queue", "post_request")},
     )
+    scores, steps = part_scores(recordings, entry, asynchronous, fitted_until, chosen_until)
     record = FitRecord(
         form=form.name,
         fitted_until=fitted_until,
@@ -186,7 +187,8 @@ def fit_model(recordings: Sequence[Recording], options: Options) -> ModelFit:
         scheduling_told=scheduling.told if scheduling else "not told apart",
         scheduling_evidence=scheduling.text if scheduling else "no latencies to tell it from",
         coefficients=coefficients,
-        scores=part_scores(recordings, entry, asynchronous, fitted_until, chosen_until),
+        scores=scores,
+        steps=steps,
     )
     agreement = _agreement(gathered, fitted, measured)
     return ModelFit(
@@ -211,6 +213,7 @@ def _measured(recordings: Sequence[Recording], used: tuple[tuple[Recording, Data
         lifecycle=found.lifecycle,
         sources={fit.name: fit.remark for fit in found.coefficients if fit.status == "measured"},
     )
+    scores, range_fitted = part_scores(recordings, entry, False, until, until)
     record = FitRecord(
         form=FORM,
         fitted_until=until,
@@ -219,7 +222,8 @@ def _measured(recordings: Sequence[Recording], used: tuple[tuple[Recording, Data
         scheduling_told="not told apart",
         scheduling_evidence="the recorder has it from the engine",
         coefficients=found.coefficients,
-        scores=part_scores(recordings, entry, False, until, until),
+        scores=scores,
+        steps=range_fitted,
     )
     agreement = {"cycle": 100 * found.error}
     steps = tuple((recording, kind) for recording, kind in used if kind == "steps")

@@ -9,6 +9,7 @@ import numpy as np
 from blis_replay.blis.engine import simulate
 from blis_replay.blis.releases.fit import Part, PartScore
 from blis_replay.blis.releases.release import ModelEntry
+from blis_replay.blis.releases.step_range import StepRange, range_of
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import plan_replay
@@ -52,12 +53,13 @@ def part_windows(fitted_until: float, chosen_until: float) -> dict[Part, tuple[f
 
 def part_scores(
     recordings: Sequence[Recording], entry: ModelEntry, asynchronous: bool, fitted_until: float, chosen_until: float
-) -> tuple[PartScore, ...]:
+) -> tuple[tuple[PartScore, ...], StepRange | None]:
     """Scores of an entry, under a scheduling mode, on each part of each recording that has latencies in it.
 
-    Raises ``ReplayError`` as ``plan_replay`` does.
+    And the range of the replayed steps that came before ``chosen_until``.  Raises ``ReplayError`` as ``plan_replay``
+    does.
     """
-    scores = []
+    scores, steps = [], []
     for recording in recordings:
         known = (recording.requests["output_tokens"] > 0).fill_null(False).to_numpy()
         recorded = observed_requests(recording) & known
@@ -67,13 +69,15 @@ def part_scores(
             with_lengths(recording), ReplayMode(scheduling="asynchronous" if asynchronous else "synchronous")
         )
         result = simulate(plan.trace, plan.engine, entry.latency, entry.lifecycle)
+        trained = Selection(window=(0.0, chosen_until)).of(recording.requests)
+        steps.append(result.steps[result.steps["start_us"] <= plan.trace.arrival_us[trained].max(initial=-1)])
         for part, window in part_windows(fitted_until, chosen_until).items():
             chosen = recorded & result.completed & Selection(window=window).of(recording.requests)
             simulated = LatencySamples(result.ttft_us[chosen], result.e2e_us[chosen], result.output_tokens[chosen])
             if chosen.any():
                 errors = _errors(samples_of(recording, chosen), simulated)
                 scores.append(PartScore(recording.slug, part, window, int(np.count_nonzero(chosen)), errors))
-    return tuple(scores)
+    return tuple(scores), range_of(steps)
 
 
 def _errors(observed: LatencySamples, simulated: LatencySamples) -> dict[str, float]:

@@ -1,0 +1,50 @@
+"""The range of the steps that coefficients were fitted on, and what lies outside of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from blis_replay.blis.errors import ReleaseError
+from blis_replay.blis.kernel.state import STEP
+from blis_replay.blis.latency.models import LatencyModel, Lifecycle
+from blis_replay.blis.releases.fit import FitRecord
+from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry, format_release, parse_release
+from blis_replay.blis.releases.step_range import StepRange, outside, range_of
+
+
+def table(*rows: tuple[int, int, int]) -> np.ndarray:
+    """Steps of so many decodes, context tokens of all of them, and prefill tokens."""
+    steps = np.zeros(len(rows), STEP)
+    for place, name in enumerate(("decode_tokens", "context_tokens", "prefill_tokens")):
+        steps[name] = [row[place] for row in rows]
+    return steps
+
+
+def test_the_range_is_from_the_smallest_to_the_largest_over_all_runs() -> None:
+    """Mean contexts 100 and 300; steps without decodes or without prefill have no context and no prefill."""
+    found = range_of([table((10, 1_000, 0), (0, 0, 512)), table((4, 1_200, 16))])
+    assert found == StepRange((4, 10), (100, 300), (16, 512))
+    assert range_of([table()]) is None
+
+
+def test_a_quarter_of_the_steps_lies_outside() -> None:
+    """Of four steps one has 20 decodes of 400 tokens each, which both are beyond; none has more prefill."""
+    fitted = StepRange((1, 10), (100, 300), (1, 512))
+    steps = table((10, 1_000, 0), (20, 8_000, 0), (1, 300, 512), (0, 0, 1))
+    assert outside(steps, fitted) == (
+        "25.0% of steps lie outside of what the coefficients were fitted on "
+        "(25.0% by 20 to 20 decodes, fitted on 1 to 10; "
+        "25.0% by 400 to 400 tokens of mean context, fitted on 100 to 300)"
+    )
+    assert outside(steps[[0, 2, 3]], fitted) == ""
+
+
+def test_a_release_carries_the_range() -> None:
+    fit = FitRecord("line", 0.6, 0.8, "synchronous", "synchronous", "e", (), (), StepRange((1, 10), (100, 300), (0, 0)))
+    entry = ModelEntry("m", 1, LatencyModel("blackbox", 1_000_000, 1, 1), Lifecycle(), fit=fit)
+    text = format_release(CoefficientRelease("r", "valid", "s", "s", "h", "", (entry,), (), {}, {}))
+    assert parse_release(text, "r").models[0].fit == fit
+    assert "- 10\n" in text
+    with pytest.raises(ReleaseError, match=r"fit\.steps\.decodes: does not ascend from 0 on"):
+        parse_release(text.replace("- 10\n", "- 0.5\n"), "r")
