@@ -179,9 +179,11 @@ def _json(path: Path, mend: str) -> object:
 def page_of_text(path: Path, what: str, error: type[Exception] = ReleaseError) -> str:
     """The text of a file that holds ``what``; raises ``error`` if it cannot be read, is no text, or too large."""
     try:
-        if path.stat().st_size > _LARGEST_BYTES:
+        with path.open("rb") as file:
+            content = file.read(_LARGEST_BYTES + 1)  # devices and pipes have no size
+        if len(content) > _LARGEST_BYTES:
             raise error(f"{path}: too large for {what}; name another file")
-        return path.read_text("utf-8")
+        return content.decode("utf-8")
     except OSError as problem:
         raise error(f"{path}: cannot be read ({problem.strerror}); name a readable file") from None
     except UnicodeDecodeError:

@@ -83,6 +83,9 @@ Percentage = Annotated[float, Meta(ge=0, lt=1e4, extra=PERCENT)]
 
 
 _MOST_NESTED = 100
+# Numbers in base 60 and 16 take the square of their length to read.
+_MOST_DIGITS = 400
+_STANDARD = "tag:yaml.org,2002:"
 
 
 def load_yaml(text: str | bytes) -> object:
@@ -101,6 +104,21 @@ def load_yaml(text: str | bytes) -> object:
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # mypy does not know what it finds
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        if not isinstance(node, yaml.ScalarNode):
+            return super().construct_object(node, deep)
+        tag = str(node.tag).removeprefix(_STANDARD)
+        if tag in ("int", "float") and len(node.value) > _MOST_DIGITS:
+            problem = f"a number of more than {_MOST_DIGITS} digits"
+            raise ConstructorError(None, None, problem, node.start_mark)
+        try:
+            return super().construct_object(node, deep)
+        except yaml.YAMLError:
+            raise
+        except YAML_ERRORS as error:  # its own constructors take for granted that a text fits its tag
+            problem = f"{shown(node.value)} cannot be read as {tag}"
+            raise ConstructorError(None, None, problem, node.start_mark) from error
+
     def construct_mapping(self, node: yaml.Node, deep: bool = False) -> dict[Any, Any]:
         if not isinstance(node, yaml.MappingNode):
             raise ConstructorError(None, None, "expected a mapping", node.start_mark)
@@ -109,6 +127,8 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
             if key_node.tag == "tag:yaml.org,2002:merge":
                 raise ConstructorError(None, None, "merge keys (<<) are not read", key_node.start_mark)
             key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, Hashable):
+                raise ConstructorError(None, None, "a key that is a list or a mapping", key_node.start_mark)
             if key in mapping:
                 raise ConstructorError(None, None, f"the key {shown(key)} stands there twice", key_node.start_mark)
             mapping[key] = self.construct_object(value_node, deep)

@@ -225,3 +225,19 @@ def test_a_store_that_may_not_be_written_can_be_inspected(
     assert "300 ok" in run("inspect", "--experiment", "1b-general").out
     _is_one_line(run("inspect", "--experiment", "34b-general"), 3, "read-only")
     assert store.read_bytes() == before
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="this system has no endless device")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("validate", "--experiment", "34b-general", "--coefficients"),
+        ("gate", "--experiment", "34b-general", "--policy"),
+        ("simulate", "--coefficients", "stepml-direct", "--out", "out", "--workload"),
+        ("coefficients", "import-defaults", "--out", "out.yaml"),
+    ],
+)
+def test_a_device_without_end_is_too_large(run: Run, arguments: tuple[str, ...]) -> None:
+    answer = run(*arguments, "/dev/zero")
+    assert answer.code in (2, 3)
+    assert len(answer.err.splitlines()) == 1

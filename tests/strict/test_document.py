@@ -157,3 +157,21 @@ def test_no_text_crashes_the_loader(text: str | bytes) -> None:
         load_yaml(text)
     except YAML_ERRORS as error:
         assert "\n" not in "".join(yaml_problem(error))
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("a: !!int +", "line 1: '+' cannot be read as int"),
+        ("a: !!timestamp x", "line 1: 'x' cannot be read as timestamp"),
+        ("a: !!bool x", "line 1: 'x' cannot be read as bool"),
+        ("a:\n  ? [b]\n  : c", "line 2: a key that is a list or a mapping"),
+        ("a: 1" + ":59" * 200, "line 1: a number of more than 400 digits"),
+        ("a: 0x" + "f" * 400, "line 1: a number of more than 400 digits"),
+    ],
+)
+def test_a_text_that_does_not_fit_its_tag_is_named_with_its_line(text: str, problem: str) -> None:
+    """The library's own constructors end in IndexError, AttributeError, KeyError and TypeError."""
+    with pytest.raises(YAML_ERRORS) as refused:
+        load_yaml(text)
+    assert ": ".join(yaml_problem(refused.value)) == problem
