@@ -29,7 +29,12 @@ def simulate(
     request that the engine can never serve (prompt beyond ``max_model_len``, more KV blocks
     than there are), or if requests evict each other for ever (priority ties can; vLLM
     hangs then).  Outputs end at ``max_model_len``.  Equal input gives byte-equal output.
+    With data parallelism the steps are those of one rank after the other (``cluster.data_parallel``).
     """
+    if engine.data_parallel_size > 1:
+        from blis_replay.blis.cluster.data_parallel import simulate_ranks
+
+        return simulate_ranks(trace, engine, latency, lifecycle)[0]
     running = Engine(trace, engine, lifecycle)
     running.advance(latency)
     result = running.result()
@@ -45,6 +50,8 @@ class Engine:
     """
 
     def __init__(self, trace: RequestTrace, engine: EngineConfig, lifecycle: Lifecycle | None = None) -> None:
+        if engine.data_parallel_size > 1:
+            raise TraceError("data_parallel_size: several ranks are not driven step by step; give it 1")
         self.trace = trace
         self.lifecycle = lifecycle or Lifecycle()
         self.queued_us = queueing_times(trace, self.lifecycle)

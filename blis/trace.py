@@ -150,6 +150,14 @@ class Behaviours:
     exact_preemption_cursor: bool = False
     # Priority policy: where a request has preempted itself, those behind it are still served in this step.
     priority_pass_outlives_preemption: bool = False
+    # Data parallelism: ranks of dense models go each by itself; before, all took their steps together.
+    dense_ranks_apart: bool = False
+    # Data parallelism: ranks report how many requests they have before a step too, not only after it.
+    counts_before_step: bool = False
+    # Data parallelism: of ranks alike each is the first in turn.
+    balancer_ties_rotate: bool = False
+    # Data parallelism: a front end goes by its own requests in flight too, and by full KV caches.
+    balancer_counts_in_flight: bool = False
 
 
 @dataclass(frozen=True)
@@ -168,6 +176,10 @@ class EngineConfig:
     ``long_prefill_token_threshold_adaptive`` never caps a request below its equal share of ``max_num_batched_tokens``;
     ``max_num_active_seqs`` of ``max_num_seqs`` may run; ``max_num_scheduled_tokens`` of ``max_num_batched_tokens``
     may enter a step.  ``behaviours``: what else the release does.
+
+    ``data_parallel_size``: ranks, each an engine with all of these arguments, behind vLLM's balancer with
+    ``api_server_count`` front ends, as many as ranks if None.  ``mixture_of_experts``: the ranks share the model's
+    experts, so that they take their steps together.
     """
 
     max_num_seqs: int
@@ -187,10 +199,13 @@ class EngineConfig:
     long_prefill_token_threshold_adaptive: bool = False
     max_num_active_seqs: int | None = None
     max_num_scheduled_tokens: int | None = None
+    data_parallel_size: int = 1
+    api_server_count: int | None = None
+    mixture_of_experts: bool = False
     behaviours: Behaviours = field(default_factory=Behaviours)
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size"):
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "data_parallel_size"):
             if getattr(self, name) < 1:
                 raise TraceError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.max_num_seqs > MOST_SEQUENCES:
@@ -200,7 +215,7 @@ class EngineConfig:
                 raise TraceError(f"{name} is {getattr(self, name)}; 0 is the least, and 2^31 too much")
         if self.long_prefill_token_threshold < 0:
             raise TraceError(f"long_prefill_token_threshold is {self.long_prefill_token_threshold}; 0 switches it off")
-        for name in ("max_num_active_seqs", "max_num_scheduled_tokens"):
+        for name in ("max_num_active_seqs", "max_num_scheduled_tokens", "api_server_count"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise TraceError(f"{name} is {value}; it must be at least 1")

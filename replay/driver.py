@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +17,7 @@ from blis_replay.ingest.rows import no_rows
 from blis_replay.ingest.store import TABLES
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode
+from blis_replay.replay.not_simulated import not_simulated
 from blis_replay.replay.plan import ReplayPlan, plan_replay
 from blis_replay.replay.simulator import EmbeddedEngine, Simulated, Simulator
 
@@ -87,7 +87,7 @@ def replay(
     simulated = simulator.serve(recording, plan)
     plan = replace(plan, basis=plan.basis | _extrapolated(simulated, entry))
     recorded = {name: setting.value for name, setting in recording.engine.items()}
-    simulated = replace(simulated, not_simulated=not_simulated(recorded))
+    simulated = replace(simulated, not_simulated=not_simulated(recorded, isinstance(simulator, EmbeddedEngine)))
     completed_in_recording = (recording.requests["status"] == "ok").to_numpy()
     lost = completed_in_recording & ~simulated.completed
     if lost.any():
@@ -115,37 +115,6 @@ def _extrapolated(simulated: Simulated, entry: ModelEntry | None) -> dict[str, s
         return {}
     found = outside(simulated.engine.steps, entry.fit.steps)
     return {"extrapolated": found} if found else {}
-
-
-# Engine arguments that change a schedule and that no simulator here has: the value at which they do nothing, and what
-# they do otherwise.
-_NOT_SIMULATED: dict[str, tuple[object, str]] = {
-    "data_parallel_size": (1, "its requests go to one engine"),
-    "pipeline_parallel_size": (1, "one batch at a time passes through all stages"),
-    "decode_context_parallel_size": (1, "each rank holds all of a context"),
-    "prefill_context_parallel_size": (1, "each rank holds all of a context"),
-    "speculative_config": ("None", "a step gives each request one token"),
-    "enable_lora": (False, "no request has an adapter"),
-    "kv_cache_groups": ("1", "every layer keeps all of a context"),
-    "kv_transfer_config": ("None", "no KV block comes from or goes elsewhere"),
-    "kv_offloading_size": ("None", "no KV block comes from or goes elsewhere"),
-    "stream_interval": (1, "every token is sent by itself"),
-    "max_num_partial_prefills": (1, "prompts are computed in order"),
-    "prefill_schedule_interval": (1, "prompts are taken up at every step"),
-    "max_num_queued_reqs": (None, "no request is refused"),
-    "max_num_queued_tokens": (None, "no request is refused"),
-    "enable_dbo": (False, "a batch is computed whole"),
-    "scheduler_cls": (None, "vLLM's own scheduler is simulated"),
-}
-
-
-def not_simulated(arguments: Mapping[str, object]) -> tuple[str, ...]:
-    """Of engine arguments by name those that change a schedule and are not simulated, a sentence each."""
-    return tuple(
-        f"{name} {str(arguments[name])[:80]}; in the replay {instead}"
-        for name, (neutral, instead) in _NOT_SIMULATED.items()
-        if name in arguments and arguments[name] != neutral
-    )
 
 
 def without_rows(run: ReplayRun) -> ReplayRun:

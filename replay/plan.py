@@ -20,6 +20,7 @@ from blis_replay.replay.observed.prefix import estimate_prefix, prefix_identity,
 from blis_replay.replay.observed.teacher_forcing import observed_delivery, observed_hold, observed_pre_queue
 from blis_replay.replay.profile.prompts import profile_blocks, profile_lengths
 from blis_replay.replay.profile.workload import blis_blocks, blis_spec, profile_arrivals
+from blis_replay.replay.ranks import rank_arguments, ranks_basis
 from blis_replay.strict.engine_packs import choose_pack
 
 _FLAT_ARRIVALS_SEED = 42
@@ -59,6 +60,8 @@ def plan_replay(recording: Recording, mode: ReplayMode) -> ReplayPlan:
     trace, basis = request_trace(recording, mode)
     if remarks := _release_remarks(recording, engine):
         basis["scheduler"] = remarks
+    if engine.data_parallel_size > 1:
+        basis["data parallelism"] = ranks_basis(recording, engine)
     plan = ReplayPlan(trace, engine, basis)
     return _forced(plan, recording, mode) if mode.teacher_forced else plan
 
@@ -158,6 +161,7 @@ def engine_config(recording: Recording, mode: ReplayMode) -> EngineConfig:
         scheduling_policy="priority" if policy == "priority" else "fcfs",
         num_cpu_blocks=int(value.get("num_cpu_blocks", 0)),
         cpu_fetch_us_per_block=int(value.get("cpu_fetch_us_per_block", 0)),
+        **rank_arguments(recording),
         **release_arguments(value),
     )
 

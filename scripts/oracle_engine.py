@@ -40,6 +40,7 @@ class Track:
     first_token: tuple[int, int] = (-1, -1)
     finished: tuple[int, int] = (-1, -1)
     emitted: int = 0
+    preemptions: int = 0
     admitted: bool = False
     aborted: bool = False
     cached: int = 0
@@ -234,6 +235,7 @@ def _watch_preemptions(engine: Engine) -> None:
 
     def note_and_prepend(request: Any) -> None:
         engine.preempted.append([request.request_id, engine.computed[request.request_id]])
+        engine.tracks[request.request_id].preemptions += 1
         prepend(request)
 
     queue.prepend_request = note_and_prepend
@@ -377,5 +379,5 @@ def _request_row(track: Track) -> list[Any]:
         *track.first_scheduled,
         *track.first_token,
         *track.finished,
-        *(track.emitted, track.request.num_preemptions, track.cached, track.resume_cached, track.prefill_tokens),
+        *(track.emitted, track.preemptions, track.cached, track.resume_cached, track.prefill_tokens),
     ]

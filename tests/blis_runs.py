@@ -19,9 +19,11 @@ BLACKBOX = LatencyModel("blackbox", 6_900_000, 17_700, 2_800, rounding="truncate
 DELAYS = Lifecycle(pre_queue_us=1600.0, pre_queue_per_prompt_token_us=3.5, post_token_us=1800.0)
 
 
-def release_of(latency: LatencyModel = BLACKBOX, lifecycle: Lifecycle = DELAYS) -> CoefficientRelease:
-    """A release for the model of ``make_recording``."""
-    entry = ModelEntry("some/Model", 1, latency, lifecycle)
+def release_of(
+    latency: LatencyModel = BLACKBOX, lifecycle: Lifecycle = DELAYS, model: str = "some/Model"
+) -> CoefficientRelease:
+    """A release for a model, that of ``make_recording`` if none is named."""
+    entry = ModelEntry(model, 1, latency, lifecycle)
     return CoefficientRelease("ours", "valid", "s", "s", "H100", "0" * 64, (entry,), (), {}, {})
 
 

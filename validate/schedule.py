@@ -50,6 +50,9 @@ def schedule_verdict(recording: Recording, engine: EngineConfig) -> ScheduleVerd
     """What the checksum says of a replay with these engine arguments; None where not every step was recorded."""
     if not _may_have_every_step(recording):
         return None
+    if engine.data_parallel_size > 1:
+        reason = f"the steps of {engine.data_parallel_size} ranks are not told apart"
+        return ScheduleVerdict(f"not compared: {reason}", {"compared": False, "reason": reason})
     try:
         check = check_schedule(recorded_schedule(recording), engine)
     except ReplayError as error:

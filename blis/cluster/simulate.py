@@ -61,7 +61,7 @@ def simulate_cluster(
     stack = _run(stack, front, latency)
     instance = np.full(len(trace), REFUSED, np.int64)
     instance[let_in] = front.target
-    results = tuple(_instance_result(served, stack, front, queued_us, i, lifecycle) for i in range(cluster.instances))
+    results = tuple(instance_result(served, stack, front, queued_us, i, lifecycle) for i in range(cluster.instances))
     return _pooled(instance, results)
 
 
@@ -124,9 +124,10 @@ def _run(stack: State, front: Front, latency: Latency) -> State:
     return stack
 
 
-def _instance_result(
+def instance_result(
     served: RequestTrace, stack: State, front: Front, queued_us: Int64s, i: int, lifecycle: Lifecycle
 ) -> SimResult:
+    """What an instance did, its requests in the order of the trace.  Raises ``TraceError`` for an engine defect."""
     chosen = np.flatnonzero(front.target == i)
     state = instance_view(stack, i)
     n = len(chosen)

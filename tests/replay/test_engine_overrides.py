@@ -38,6 +38,9 @@ OTHERS: dict[str, tuple[str, EngineValue]] = {
     "long_prefill_token_threshold_adaptive": ("true", True),
     "max_num_active_seqs": ("100", 100),
     "max_num_scheduled_tokens": ("1024", 1024),
+    "data_parallel_size": ("2", 2),
+    "api_server_count": ("3", 3),
+    "mixture_of_experts": ("true", True),
 }
 
 

@@ -317,12 +317,12 @@ class TestEngineFile:
 
     def test_what_changes_no_schedule_is_read_over_and_what_is_not_simulated_is_refused(self, tmp_path: Path) -> None:
         more = 'seed: 42\nvllm_version: 0.15.1\ndata_parallel_size: 1\nkv_cache_dtype: auto\nblock_size: "16"\n'
-        behaviours = Behaviours(aborts_before_tokens=True)  # of 0.13 and later
+        behaviours = Behaviours(aborts_before_tokens=True, dense_ranks_apart=True)  # of 0.14 and 0.15
         assert read_engine(write(tmp_path, "e.yaml", self.NEEDED + more)).engine == replace(
             ENGINE, behaviours=behaviours
         )
-        with pytest.raises(ReplayError, match="not simulated: data_parallel_size 4; in the replay its requests go to"):
-            read_engine(write(tmp_path, "e.yaml", self.NEEDED + "data_parallel_size: 4\n"))
+        with pytest.raises(ReplayError, match="not simulated: pipeline_parallel_size 4; in the replay one batch"):
+            read_engine(write(tmp_path, "e.yaml", self.NEEDED + "pipeline_parallel_size: 4\n"))
 
     def test_what_is_needed(self, tmp_path: Path) -> None:
         with pytest.raises(ReplayError, match="max_num_batched_tokens, max_model_len, async_scheduling missing"):

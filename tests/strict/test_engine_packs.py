@@ -47,7 +47,7 @@ def test_what_the_engine_takes_from_a_release() -> None:
     plain = {"behaviours": Behaviours()}
     assert release_arguments({}) == plain
     assert release_arguments({"vllm_version": "0.12.0"}) == plain
-    assert release_arguments({"vllm_version": "0.15.1"}) == {"behaviours": Behaviours(aborts_before_tokens=True)}
+    assert release_arguments({"vllm_version": "0.13.0"}) == {"behaviours": Behaviours(aborts_before_tokens=True)}
     newer = release_arguments({"vllm_version": "0.32.0"})
     assert newer["scheduler_reserve_full_isl"] is True
     assert newer["behaviours"] == Behaviours(
@@ -55,6 +55,10 @@ def test_what_the_engine_takes_from_a_release() -> None:
         lone_prefill_uncapped=True,
         uncached_blocks_first=True,
         exact_preemption_cursor=True,
+        dense_ranks_apart=True,
+        counts_before_step=True,
+        balancer_ties_rotate=True,
+        balancer_counts_in_flight=True,
     )
     told = release_arguments({"vllm_version": "0.32.0", "scheduler_reserve_full_isl": False, "watermark": "0.01"})
     assert (told["scheduler_reserve_full_isl"], told["watermark"]) == (False, 0.01)

@@ -10,7 +10,8 @@ from recordings import make_recording
 
 from blis_replay.blis.latency.models import LatencyModel, Lifecycle
 from blis_replay.ingest.recording import ENGINE_CHECK, UNKNOWN, Finding, Recording, Setting
-from blis_replay.replay.driver import ReplayRun, not_simulated, replay
+from blis_replay.replay.driver import ReplayRun, replay
+from blis_replay.replay.not_simulated import not_simulated
 from blis_replay.validate.comparison.arguments import OpenArgument, argument_lines, open_arguments
 from blis_replay.validate.comparison.compare import compare_replay
 from blis_replay.validate.comparison.comparison_text import exit_code, verdict_sentence
@@ -90,9 +91,9 @@ def test_a_line_for_what_is_open_and_one_for_each_contradiction() -> None:
 
 
 def test_arguments_that_no_simulator_has_are_named_where_they_do_something() -> None:
-    engine = {"data_parallel_size": Setting(4, "recorded"), "pipeline_parallel_size": Setting(1, "recorded")}
+    engine = {"pipeline_parallel_size": Setting(4, "recorded"), "decode_context_parallel_size": Setting(1, "recorded")}
     recording = replace(burst(1, 10, {}), engine=burst(1, 10, {}).engine | engine)
-    sentences = ("data_parallel_size 4; in the replay its requests go to one engine",)
+    sentences = ("pipeline_parallel_size 4; in the replay one batch at a time passes through all stages",)
     assert not_simulated({name: setting.value for name, setting in engine.items()}) == sentences
     assert replayed(recording).simulated.not_simulated == sentences
 

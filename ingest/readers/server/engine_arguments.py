@@ -19,6 +19,7 @@ _COUNTS = (
     "tensor_parallel_size",
     "pipeline_parallel_size",
     "data_parallel_size",
+    "api_server_count",  # of vllm serve, not of its engine
     "decode_context_parallel_size",
     "prefill_context_parallel_size",
     "max_num_partial_prefills",
@@ -45,6 +46,7 @@ _SWITCHES = (
     "enable_lora",
     "enforce_eager",
     "long_prefill_token_threshold_adaptive",
+    "mixture_of_experts",  # no argument: of the model, where its name does not tell
     "scheduler_reserve_full_isl",
 )
 _WORDS = (
