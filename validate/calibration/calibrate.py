@@ -21,7 +21,7 @@ from blis_replay.replay.executors.executors import ExecutorName, map_jobs
 from blis_replay.replay.executors.local import Progress
 from blis_replay.replay.simulator import model_of
 from blis_replay.validate.calibration.cycle_rows import COEFFICIENTS
-from blis_replay.validate.calibration.every_step import FORM, has_every_step, measure
+from blis_replay.validate.calibration.every_step import FORM, has_every_step, measure, was_recorded
 from blis_replay.validate.calibration.evidence import (
     SCALE,
     MeasuredDelay,
@@ -150,13 +150,13 @@ def _refuse_two_gpus(recordings: Sequence[Recording]) -> None:
 def fit_model(recordings: Sequence[Recording], options: Options) -> ModelFit:
     """Fit one model from its recordings.
 
-    ``auto`` uses all there is, step cycles and latencies; where the recorder noted every step there is nothing to
+    ``auto`` uses all there is, step cycles and latencies; where every step is known there is nothing to
     search for, and form and coefficients are measured.  Raises ``ValidateError`` if there is neither,
     fewer windows than coefficients, no prompt lengths, or a check calls what would be used unusable.
     """
     used = _usable(recordings, options.data)
     if options.data != "latencies" and all(map(has_every_step, recordings)):
-        return _measured(recordings, used, options)
+        return _measured(recordings, options)
     fitted_until, chosen_until = options.split
     prior = prior_for(options.prior, recordings[0])
     measured = measured_delays(recordings, options.seed)
@@ -202,7 +202,7 @@ def fit_model(recordings: Sequence[Recording], options: Options) -> ModelFit:
     )
 
 
-def _measured(recordings: Sequence[Recording], used: tuple[tuple[Recording, Data], ...], options: Options) -> ModelFit:
+def _measured(recordings: Sequence[Recording], options: Options) -> ModelFit:
     """The fit of recordings with every step, over what is before the last part of the split."""
     until = options.split[1]
     found = measure(recordings, (0.0, until), options.seed)
@@ -220,13 +220,15 @@ def _measured(recordings: Sequence[Recording], used: tuple[tuple[Recording, Data
         chosen_until=until,
         scheduling="synchronous",
         scheduling_told="not told apart",
-        scheduling_evidence="the recorder has it from the engine",
+        scheduling_evidence=(
+            "the recorder has it from the engine" if all(map(was_recorded, recordings)) else "an engine argument"
+        ),
         coefficients=found.coefficients,
         scores=scores,
         steps=range_fitted,
     )
     agreement = {"cycle": 100 * found.error}
-    steps = tuple((recording, kind) for recording, kind in used if kind == "steps")
+    steps: tuple[tuple[Recording, Data], ...] = tuple((recording, "steps") for recording in recordings)
     # Single steps scatter more than windows of them, so only the scores tell whether the fit misses its own data.
     own = missed(record.scores, {"e2e": 0.0}, {recording.slug: recording.alias for recording in recordings})
     return ModelFit(replace(entry, fit=record), record, steps, found.steps, agreement, None, own)

@@ -1,4 +1,4 @@
-"""Coefficients from recordings in which the recorder noted every step: nothing is searched for, all is measured.
+"""Coefficients from recordings of every step, by the recorder or by the server's log: nothing is searched for.
 
 Each step says what it computed and how long it took, so its cost is a straight line through all of them; each request
 says when it was sent, queued, and had its tokens, so the delays around the engine are differences.
@@ -20,6 +20,7 @@ from blis_replay.ingest.rows import query
 from blis_replay.ingest.steps.reconstruction import reconstruct, reconstructed_steps
 from blis_replay.ingest.steps.records import is_asynchronous
 from blis_replay.replay.observed.cycles import observed_cycles
+from blis_replay.validate.calibration.logged_steps import LoggedSteps, logged_steps
 from blis_replay.validate.metrics.resampling import SEED, interval, resampled, row_blocks
 
 # The five costs of a step: itself, and per prefill token, decode, context token of a decode, and 1,000 KV tokens that
@@ -61,6 +62,11 @@ class Measured:
 
 
 def has_every_step(recording: Recording) -> bool:
+    """Whether every step of it is known, one after the other."""
+    return was_recorded(recording) or logged_steps(recording) is not None
+
+
+def was_recorded(recording: Recording) -> bool:
     """Whether a recorder in the server noted every step of it, one after the other, on a clock that is known."""
     setting = recording.engine.get("max_num_seqs")
     if setting is None or setting.detail != "recorder" or is_asynchronous(recording) or recording.snapshots.is_empty():
@@ -73,7 +79,11 @@ def has_every_step(recording: Recording) -> bool:
 
 def measure(recordings: Sequence[Recording], window: tuple[float, float], seed: int = SEED) -> Measured:
     """The line and the delays of recordings for which :func:`has_every_step` holds, over a share of each by time."""
-    parts = [steps_of(recording, window) for recording in recordings]
+    logged = [None if was_recorded(recording) else logged_steps(recording) for recording in recordings]
+    parts = [
+        steps_of(recording, window) if log is None else _steps_of_log(log, window)
+        for recording, log in zip(recordings, logged, strict=True)
+    ]
     steps = Steps(np.vstack([part.batch for part in parts]), np.concatenate([part.cycle_us for part in parts]))
     line = fitted(steps)
     low, high = _bounds(steps, seed)
@@ -81,7 +91,11 @@ def measure(recordings: Sequence[Recording], window: tuple[float, float], seed: 
         CoefficientFit(name, *_digits(*values), "fitted", f"fitted to {len(steps.cycle_us):,} steps, one by one")
         for name, values in zip(STEP_COSTS, zip(line, low, high, strict=True), strict=True)
     ]
-    delays = _delays(pl.concat([_ways(recording, window) for recording in recordings]), seed)
+    ways = [
+        _chosen(recording, _ways(recording) if log is None else _ways_of_log(recording, log), window)
+        for recording, log in zip(recordings, logged, strict=True)
+    ]
+    delays = _delays(pl.concat(ways), seed)
     ns = [round(float(value) * 1000) for value in line]
     latency = LatencyModel("blackbox", ns[0], ns[1], ns[2], per_context_token_ns=ns[3], per_1000_attended_ns=ns[4])
     lifecycle = Lifecycle(**{f"{fit.name}_us": fit.value_us for fit in delays})
@@ -164,23 +178,46 @@ _WAY_SCHEMA = {
 }
 
 
-def _ways(recording: Recording, window: tuple[float, float]) -> pl.DataFrame:
-    """The ways of each request from its client into the engine and back, ``_WAY_SCHEMA``."""
+def _ways(recording: Recording) -> pl.DataFrame:
+    """The ways of each request from its client into the engine and back, by the recorder's stamps of the engine."""
     requests = recording.requests.frame(["request_index", "arrival_us", "prompt_tokens", "ttft_us", "e2e_us", "status"])
     stamps = recording.lifecycles.frame(["request_index", "queued_us", "first_token_us", "finished_us"])
     known = stamps.drop_nulls().unique("request_index", keep="none")
     both = requests.filter(pl.col("status") == "ok").drop_nulls().join(known, on="request_index", maintain_order="left")
     queued_us, finished_us = both["queued_us"].to_numpy(), both["finished_us"].to_numpy()
-    last_us = float(requests["arrival_us"].max() or 0)  # type: ignore[arg-type]
-    chosen = pl.col("arrival_us").is_between(window[0] * last_us, window[1] * last_us)
-    first, turn = pl.col("first_token_us"), pl.Series("turn_us", _turns_us(recording, queued_us, finished_us))
+    first, turns = pl.col("first_token_us"), pl.Series("turn_us", _turns_us(recording, queued_us, finished_us))
+    around = pl.col("queued_us") + pl.col("ttft_us") - first
+    later = first + pl.col("e2e_us") - pl.col("ttft_us") - pl.col("finished_us")
+    return both.with_columns(turns, around.alias("around_us"), later.alias("later_us"))
+
+
+def _ways_of_log(recording: Recording, log: LoggedSteps) -> pl.DataFrame:
+    """The same by what the server measured of each request in its engine."""
+    spans = ("ttft_us", "e2e_us", "queue_us", "prefill_us", "decode_us")
+    requests = recording.requests.frame(["request_index", "arrival_us", "prompt_tokens", "status", *spans])
+    turns = pl.DataFrame({"request_index": log.request_index, "turn_us": log.turns_us()})
+    known = requests.filter(pl.col("status") == "ok").drop_nulls()
+    both = known.join(turns, on="request_index", maintain_order="left")
+    around = pl.col("ttft_us") - pl.col("queue_us") - pl.col("prefill_us")
+    later = pl.col("e2e_us") - pl.col("ttft_us") - pl.col("decode_us")
+    return both.with_columns(around.alias("around_us"), later.alias("later_us"))
+
+
+def _chosen(recording: Recording, ways: pl.DataFrame, window: tuple[float, float]) -> pl.DataFrame:
+    """``_WAY_SCHEMA`` of the requests of a share of the run by time, without the wait for the engine's turn."""
+    last_us = float(recording.requests.aggregate(us="max(arrival_us)")["us"] or 0)
+    chosen = ways.filter(pl.col("arrival_us").is_between(window[0] * last_us, window[1] * last_us))
     # The variance of a moment that lies anywhere in twice that, beside that of the way itself.
     weight = 1 / (_WAY_SPREAD_US**2 + pl.col("turn_us") ** 2 / 3)
-    ways = both.with_columns(turn).filter(chosen)
-    around = pl.col("queued_us") - pl.col("turn_us") + pl.col("ttft_us") - first
-    later = first + pl.col("e2e_us") - pl.col("ttft_us") - pl.col("finished_us")
-    columns = {"prompt_tokens": pl.col("prompt_tokens"), "around_us": around, "later_us": later, "weight": weight}
-    return ways.select(columns[name].cast(kind).alias(name) for name, kind in _WAY_SCHEMA.items())
+    columns = {"around_us": pl.col("around_us") - pl.col("turn_us"), "weight": weight}
+    return chosen.select(columns.get(name, pl.col(name)).cast(kind).alias(name) for name, kind in _WAY_SCHEMA.items())
+
+
+def _steps_of_log(log: LoggedSteps, window: tuple[float, float]) -> Steps:
+    """The steps of a share of the run, by time."""
+    low_us, high_us = (log.start_us[0] + share * (log.start_us[-1] - log.start_us[0]) for share in window)
+    used = (log.start_us >= low_us) & (log.start_us <= high_us) & (log.batch[:, 1] + log.batch[:, 2] > 0)
+    return Steps(log.batch[used], log.cycle_us[used])
 
 
 def _turns_us(recording: Recording, queued_us: Int64s, finished_us: Int64s) -> Floats:
