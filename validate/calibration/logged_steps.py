@@ -46,7 +46,9 @@ class LoggedSteps:
         """
         ends_us = np.concatenate([[0.0], np.cumsum(self.cycle_us)])
         queued_us = ends_us[self.admitted] - self.queue_us
-        came_in = np.clip(np.searchsorted(ends_us, queued_us - self.cycle_us[self.admitted] / 2) - 1, 0, None)
+        # The end that is nearest to the stamp: halfway between two ends, the later one.
+        nearest = np.searchsorted((ends_us[:-1] + ends_us[1:]) / 2, queued_us, side="right")
+        came_in = np.clip(nearest - 1, 0, None)
         waited = came_in < self.admitted - 1
         others: Bools = waited | (self.batch[self.admitted, 2] > 0)
         return np.where(others & (self.admitted > 0), self.cycle_us[came_in] / 2, 0.0)
@@ -111,7 +113,7 @@ def _batch(iterations: pl.DataFrame, served: pl.DataFrame, found: Followed) -> F
     decoding = (found.first >= 0) & (found.last > found.first)
     begin, end = found.first[decoding] + 1, found.last[decoding] + 1
     # In step s a request attends to its prompt and s - first tokens of its own, the one that is computed included.
-    at_zero = prompt[decoding] - found.first[decoding]
+    at_zero = (prompt[decoding] - found.first[decoding]).astype(np.float64)
     decodes, context = (_level(begin, end, height, steps) for height in (np.ones(len(begin)), at_zero))
     context += decodes * np.arange(steps)
     tokens = iterations["prefill_tokens"].to_numpy().astype(np.float64)
