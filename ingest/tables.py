@@ -22,7 +22,10 @@ Kind = Literal[
     "ms",  # us, written as ms with two decimals
     "ms_difference",  # the same with a sign
     "ms_difference_brief",  # the same without decimals from 10 s on
+    "time",  # us, written in ms, or in s from ten seconds on, with three or four digits and the unit
     "error",  # a fraction as a signed percentage
+    "error_brief",  # the same without decimals from 100 % on
+    "limit",  # a fraction as a percentage of either sign
     "share",  # a fraction as a percentage
     "points",  # a fraction as a signed percentage without its sign
     "points_plain",  # a fraction as a percentage without its sign

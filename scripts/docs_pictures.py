@@ -160,7 +160,7 @@ def shot(columns: int) -> str:
     """The picture, in SVG; the store is one of its own."""
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     with TemporaryDirectory() as folder, chdir(folder):
-        return terminal_svg(["blis-replay", "validate", "--experiment", "34b-general"], columns)
+        return terminal_svg(["blis-replay", "validate", "--experiment", "34b-general", "-v"], columns)
 
 
 _CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")

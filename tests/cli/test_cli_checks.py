@@ -100,7 +100,7 @@ def test_an_unusable_metric_is_refused_by_name(run: Run) -> None:
     run("inspect", "--experiment", "34b-general")  # brings it into the store
     with duckdb.connect(".blis-replay/store.duckdb") as store:
         store.execute("UPDATE findings SET severity = 'unusable' WHERE check_name = 'token_events'")
-    answer = run("validate", "--experiment", "34b-general")
+    answer = run("validate", "--experiment", "34b-general", "-v")
     assert answer.code == 3
     assert "verdict: could not be judged: ITL unusable (token_events: reported ITL" in " ".join(answer.out.split())
     (experiment,) = run("validate", "--experiment", "34b-general", "--json").json["experiments"]

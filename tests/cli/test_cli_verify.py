@@ -37,7 +37,7 @@ def test_quick_passes_and_its_json_is_whole(run: Run) -> None:
 
 def test_a_table_with_a_failed_check_ends_with_one(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suite, "verify", answering(GOOD, BAD))
-    answer = run("verify", "--seed", 3)
+    answer = run("verify", "--seed", 3, "-v")
     assert answer.code == 1
     lines = answer.out.splitlines()
     assert lines[2].split() == ["pass", *GOOD.check.split(), "0", "0"]
@@ -45,6 +45,20 @@ def test_a_table_with_a_failed_check_ends_with_one(run: Run, monkeypatch: pytest
     assert lines[4].startswith("FAIL  mean wait against M/M/1, ms")
     assert max(map(len, lines)) <= 80
     assert lines[-1] == "1 of 2 checks passed (seed 3)"
+
+
+def test_without_v_each_kind_of_check_is_one_line_and_what_failed_stands_below(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(suite, "verify", answering(GOOD, GOOD, BAD))
+    answer = run("verify", "--seed", 3)
+    assert answer.code == 1
+    groups, failed, counted = answer.out.strip().split("\n\n")
+    assert [line.split()[0] for line in groups.splitlines()[2:]] == ["pass", "FAIL"]
+    assert groups.splitlines()[2].endswith("2 of 2")
+    assert "rho 0.9" in failed
+    assert "6 workloads" not in answer.out
+    assert counted.splitlines()[0] == "2 of 3 checks passed (seed 3)"
 
 
 def test_json_of_a_failed_check_ends_with_one(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

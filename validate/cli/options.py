@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from blis_replay.validate.text.answer import Answer
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+# Where a command keeps that everything is to be printed.
+_VERBOSE = "blis_replay.verbose"
 
 
 def store_option(command: Command) -> Command:
@@ -77,15 +80,36 @@ def form_options(command: Command) -> Command:
     for form, what in (("markdown", "a Markdown table"), ("csv", "CSV"), ("json", "JSON")):
         help_text = f"Print {what} instead of text."
         command = click.option(f"--{form}", "form", flag_value=form, type=str, default=None, help=help_text)(command)
-    return command
+    return click.option(
+        "-v",
+        "--verbose",
+        is_flag=True,
+        expose_value=False,
+        callback=lambda context, _option, value: context.meta.update({_VERBOSE: value}),
+        help="Print everything: every number, assumption and finding.",
+    )(command)
+
+
+def repeated(**options: str | None) -> str:
+    """Options of this command as a next command needs them, with a space before each; None is left out."""
+    given = [part for name, value in options.items() if value for part in (f"--{name}", shlex.quote(value))]
+    return "".join(f" {part}" for part in given)
+
+
+def store_given() -> str | None:
+    """The store that the command line names; None where a next command finds the same by itself."""
+    context = click.get_current_context()
+    named = context.get_parameter_source("store_path") == click.core.ParameterSource.COMMANDLINE
+    return str(context.params["store_path"]) if named else None
 
 
 def print_answer(form: str | None, answer: Answer) -> int:
     """Print an answer as text, or in the form asked for; its exit code."""
-    from blis_replay.validate.text.answer import csv, markdown, page_json
+    from blis_replay.validate.text.answer import csv, markdown, page_json, page_text
 
     if form is None:
-        click.echo(str(answer))
+        brief = answer.brief and not click.get_current_context().meta.get(_VERBOSE)
+        click.echo(page_text(answer.brief if brief else answer.page))
     elif form == "json":
         click.echo(page_json(answer.document))
     else:

@@ -15,7 +15,9 @@ from blis_replay.validate.cli.options import (
     experiments_options,
     form_options,
     print_answer,
+    repeated,
     replay_option,
+    store_given,
     store_option,
 )
 from blis_replay.validate.cli.progress import progress_line
@@ -133,4 +135,6 @@ def command(
         embedded = {c.slug: c for c in reports[0].comparisons}
         known = [informed(c, embedded[c.slug]) if c.slug in embedded else c for c in reports[1].comparisons]
         reports[1] = replace(reports[1], comparisons=known)
-    return print_answer(form, validation_answer(reports, summary=everything))
+    given = None if mode_text == "exact" else mode_text
+    again = repeated(coefficients=coefficients, replay=given, store=store_given())
+    return print_answer(form, validation_answer(reports, summary=everything, again=again))

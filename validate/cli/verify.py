@@ -13,6 +13,7 @@ from blis_replay.validate.cli.options import form_options, print_answer
 from blis_replay.validate.cli.progress import progress_line
 from blis_replay.validate.text.answer import Answer, Block
 
+_GROUP_COLUMNS = (Column("", "text"), Column("check", "text"), Column("passed", "word"))
 _COLUMNS = (
     Column("", "text"),
     Column("check", "text"),
@@ -27,7 +28,7 @@ def verification_answer(rows: Sequence[VerificationRow], seed: int, quick: bool)
     """The checks with what was measured and expected, and how many passed."""
     cells: list[list[Cell]] = [
         [
-            Toned("pass", "good") if row.passed else Toned("FAIL", "bad"),
+            _word(row.passed),
             *(row.check, row.measured, row.expected, row.configuration, row.detail),
         ]
         for row in rows
@@ -40,7 +41,28 @@ def verification_answer(rows: Sequence[VerificationRow], seed: int, quick: bool)
         {"passed": passed, "seed": seed, "quick": quick, "checks": records},
         table_of(records),
         exit_code=0 if passed else 1,
+        brief=[_groups(rows), *_failed(rows, cells), Block([counted, "more: -v prints what each check measured"])],
     )
+
+
+def _groups(rows: Sequence[VerificationRow]) -> Table:
+    """A line for each kind of check, with how many of it passed."""
+    groups: dict[str, list[bool]] = {}
+    for row in rows:
+        groups.setdefault(row.check, []).append(row.passed)
+    lines: list[list[Cell]] = [
+        [_word(all(passed)), name, f"{sum(passed)} of {len(passed)}"] for name, passed in groups.items()
+    ]
+    return Table("", _GROUP_COLUMNS, lines, cut=True)
+
+
+def _failed(rows: Sequence[VerificationRow], cells: Sequence[Sequence[Cell]]) -> list[Table]:
+    shown = [line for row, line in zip(rows, cells, strict=True) if not row.passed]
+    return [Table("", _COLUMNS, shown, cut=True)] if shown else []
+
+
+def _word(passed: bool) -> Toned:
+    return Toned("pass", "good") if passed else Toned("FAIL", "bad")
 
 
 @click.command("verify")

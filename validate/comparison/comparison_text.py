@@ -11,9 +11,10 @@ from blis_replay.replay.store import provenance_of
 from blis_replay.validate.comparison.arguments import argument_lines
 from blis_replay.validate.comparison.compare import Cell as MetricCell
 from blis_replay.validate.comparison.compare import Comparison, mean_abs_errors
+from blis_replay.validate.comparison.first_screen import first_screen
 from blis_replay.validate.comparison.saturation_text import saturation_block, saturation_json
 from blis_replay.validate.comparison.validated import Validated
-from blis_replay.validate.metrics.latency import METRICS, STATISTICS, THRESHOLDS
+from blis_replay.validate.metrics.latency import METRIC_NAMES, METRICS, STATISTICS, THRESHOLDS
 from blis_replay.validate.text.answer import RECONSTRUCTED, Answer, Block, Line, Part
 from blis_replay.validate.text.cells import in_ms, milliseconds, percent, percent_plain
 from blis_replay.validate.text.checks import finding_line
@@ -67,7 +68,6 @@ def verdict_tone(verdict: str) -> Tone:
     return "caution"
 
 
-_NAMES = {"e2e": "E2E", "ttft": "TTFT", "itl": "ITL", "tpot": "TPOT"}
 _SEVERITY_ORDER = ("unusable", "corrected")
 
 
@@ -130,12 +130,12 @@ def verdict_sentence(comparison: Comparison) -> str:
     if comparison.verdict == "overloaded":
         return "verdict: overloaded recording, reported and not gated (see `inspect`)"
     judged = ", ".join(
-        f"{_NAMES[m]} {percent(comparison.metrics[m]['mean'].error)} of ±{limit:.0%}".replace("%", " %").replace(
+        f"{METRIC_NAMES[m]} {percent(comparison.metrics[m]['mean'].error)} of ±{limit:.0%}".replace("%", " %").replace(
             "  ", " "
         )
         for m, limit in THRESHOLDS.items()
     )
-    refused = "; ".join(f"{_NAMES[m]} unusable ({why})" for m, why in comparison.unusable.items())
+    refused = "; ".join(f"{METRIC_NAMES[m]} unusable ({why})" for m, why in comparison.unusable.items())
     if comparison.verdict == "unusable":
         return f"verdict: could not be judged: {refused} (errors of the mean: {judged})"
     also = f"; not judged: {refused}" if refused else ""
@@ -168,7 +168,8 @@ def _metric_table(comparison: Comparison) -> Table:
     for metric in METRICS:
         for name, cell in comparison.metrics[metric].items():
             numbers = [cell.b_us, error_cell(comparison, metric, name), cell.difference_us]
-            rows.append([f"{_NAMES[metric]} {name}", observed_cell(cell), *([""] * 3 if cell.unusable else numbers)])
+            shown = [""] * 3 if cell.unusable else numbers
+            rows.append([f"{METRIC_NAMES[metric]} {name}", observed_cell(cell), *shown])
     return Table("", _METRIC_COLUMNS, rows)
 
 
@@ -184,9 +185,9 @@ def observed_cell(cell: MetricCell) -> str | float | None:
 def pairs_sentence(comparison: Comparison) -> str:
     """How well single requests agree; empty where none were recorded."""
     parts = [
-        f"{_NAMES[metric]} MAPE {percent_plain(pair.mape)}, r {pair.correlation:.3f}"
+        f"{METRIC_NAMES[metric]} MAPE {percent_plain(pair.mape)}, r {pair.correlation:.3f}"
         if pair.correlation is not None
-        else f"{_NAMES[metric]} MAPE {percent_plain(pair.mape)}"
+        else f"{METRIC_NAMES[metric]} MAPE {percent_plain(pair.mape)}"
         for metric, pair in comparison.paired.items()
     ]
     return "request by request: " + "; ".join(parts) if parts else ""
@@ -220,7 +221,7 @@ def _missing(comparison: Comparison) -> list[str]:
         for name, cell in cells.items():
             if cell.reason and not cell.unusable:
                 lacks = "observed" if cell.b_us is not None else "compared"
-                missing.setdefault((_NAMES[metric], lacks, cell.reason), []).append(name)
+                missing.setdefault((METRIC_NAMES[metric], lacks, cell.reason), []).append(name)
     return [
         f"{metric} {', '.join(names)} not {lacks}: {why}" for (metric, lacks, why), names in sorted(missing.items())
     ]
@@ -259,12 +260,19 @@ def comparison_answer(comparison: Comparison) -> Answer:
     return Answer(comparison_page(comparison), comparison_json(comparison), rows, exit_code([comparison.verdict]))
 
 
-def validation_answer(reports: Sequence[Validated], *, summary: bool) -> Answer:
+def brief_page(comparison: Comparison, again: str = "") -> list[Part]:
+    """The first screen of one experiment; ``again``: options that the next command needs as well."""
+    sentence = verdict_sentence(comparison).removeprefix("verdict: ")
+    return first_screen(comparison, sentence, verdict_tone(comparison.verdict), again)
+
+
+def validation_answer(reports: Sequence[Validated], *, summary: bool, again: str = "") -> Answer:
     """What one simulator, or two, answered for several experiments: one table (``summary``), or a page of each.
 
     Times are in ms, errors fractions.  The rows are one per metric and statistic, named by experiment, stage (nothing:
-    the whole run) and simulator; what could not be judged has none.
+    the whole run) and simulator; what could not be judged has none.  ``again``: as for ``brief_page``.
     """
+    brief: list[list[Part]] = []
     first, *others = reports
     if summary:
         pages = [
@@ -276,6 +284,7 @@ def validation_answer(reports: Sequence[Validated], *, summary: bool) -> Answer:
         pages = [side_by_side_page(embedded, blis) for embedded, blis in both]
     else:
         pages = [comparison_page(comparison) for comparison in first.comparisons]
+        brief = [brief_page(comparison, again) for comparison in first.comparisons]
     stages: list[Part] = [
         Block([*([f"simulator {report.simulator}:"] if others else []), stages_table(c, report.stages[c.slug])])
         for report in reports
@@ -290,6 +299,7 @@ def validation_answer(reports: Sequence[Validated], *, summary: bool) -> Answer:
         Table("", _DATA_COLUMNS, [row for comparison in shown for row in _rows(comparison)]),
         exit_code([c.verdict for report in reports for c in report.comparisons]),
         tuple(f"not judged: {name}: {reason}" for r in reports for name, reason in r.not_judged.items()),
+        [*(part for page in brief for part in page), *stages] if brief else (),
     )
 
 

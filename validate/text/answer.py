@@ -56,7 +56,8 @@ class Answer:
 
     ``page``: the parts of the text, with a blank line between them.  ``document``: JSON values.  ``data``: the rows of
     CSV, Markdown and frames; without it the document is the only row.  ``exit_code``: what the command ends with.
-    ``beside_data``: what the page says and the rows cannot, for standard error.
+    ``beside_data``: what the page says and the rows cannot, for standard error.  ``brief``: what the command line
+    prints instead of the page unless all of it is asked for (``-v``); nothing: the page.
     """
 
     page: Sequence[Part]
@@ -64,6 +65,7 @@ class Answer:
     data: Table | None = None
     exit_code: int = 0
     beside_data: tuple[str, ...] = ()
+    brief: Sequence[Part] = ()
 
     @property
     def table(self) -> Table:

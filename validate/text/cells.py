@@ -23,6 +23,19 @@ def milliseconds(value_us: float | None) -> str:
     return "-" if value_us is None else f"{value_us / 1000:,.2f}"
 
 
+def time_text(value_us: float | None) -> str:
+    """A time with its unit and three or four digits: ms, from ten seconds on s; ``-`` where there is none."""
+    if value_us is None:
+        return "-"
+    value, unit = (value_us / 1e6, "s") if abs(value_us) >= 10_000_000 else (value_us / 1000, "ms")
+    return f"{value:,.{0 if abs(value) >= 999.5 else 1 if abs(value) >= 99.95 else 2}f} {unit}"
+
+
+def percent_brief(fraction: float | None) -> str:
+    """A signed percentage; no decimals from 100 % on."""
+    return percent(fraction, 0 if fraction is not None and abs(fraction) >= 0.9995 else 1)
+
+
 def milliseconds_signed(value_us: float | None) -> str:
     """A difference of times in ms; two decimals, none from 10 s on."""
     if value_us is None:
@@ -59,7 +72,10 @@ _WRITTEN: Mapping[Kind, Callable[[Any], str]] = {
     "ms": milliseconds,
     "ms_difference": lambda value_us: f"{value_us / 1000:+,.2f}",
     "ms_difference_brief": milliseconds_signed,
+    "time": time_text,
     "error": percent,
+    "error_brief": percent_brief,
+    "limit": lambda fraction: f"±{100 * fraction:.0f} %",
     "share": percent_plain,
     "points": lambda fraction: f"{100 * fraction:+.1f}",
     "points_plain": lambda fraction: f"{100 * fraction:,.1f}",

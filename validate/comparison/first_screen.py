@@ -1,0 +1,141 @@
+"""The first screen of a validation: verdict, three rows of numbers, what changed a number, and the next command."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from blis_replay.blis.latency.gpu import same_gpu
+from blis_replay.ingest.recording import Finding
+from blis_replay.ingest.tables import Cell, Column, Table, Tone, Toned
+from blis_replay.validate.comparison.arguments import argument_lines
+from blis_replay.validate.comparison.compare import Comparison
+from blis_replay.validate.comparison.saturation_text import saturation_block
+from blis_replay.validate.metrics.latency import METRIC_NAMES, TAIL_LIMITS, THRESHOLDS
+from blis_replay.validate.text.answer import Block, Line, Part
+from blis_replay.validate.text.cells import cell_text, percent
+
+_USES = {"held out": "held out", "not stated": "fitted on unknown runs"}
+_COLUMNS = (
+    *(Column("", "text"), Column("observed mean", "time"), Column("simulated mean", "time")),
+    *(Column("error", "error_brief"), Column("limit", "word")),
+    *(Column(name, "error_brief") for name in ("p50", "p90", "p99")),
+)
+_MORE = "more: -v prints every number, assumption and finding"
+
+
+def first_screen(comparison: Comparison, verdict: str, tone: Tone, again: str = "") -> list[Part]:
+    """At most 12 lines of 80 columns where no assumption has to be named.
+
+    ``verdict``: the sentence for a verdict that is neither pass nor fail.  ``again``: options of the command line that
+    the next command needs as well.
+    """
+    return [
+        Block([_status(comparison, verdict, tone), *_tail_mark(comparison), _basis(comparison)]),
+        Table("", _COLUMNS, [_row(comparison, metric) for metric in THRESHOLDS]),
+        Block([*_warnings(comparison), *_changed(comparison.findings), _MORE, f"next: {_next(comparison, again)}"]),
+    ]
+
+
+def tail_errors(comparison: Comparison) -> dict[str, float]:
+    """By metric, the errors of p99 that are beyond the limit for tails."""
+    found = {metric: comparison.metrics[metric]["p99"].error for metric in TAIL_LIMITS}
+    return {m: error for m, error in found.items() if error is not None and abs(error) > TAIL_LIMITS[m]}
+
+
+def status_text(comparison: Comparison, verdict: str) -> str:
+    """What passed or failed, without the status word; ``verdict``: the sentence for any other verdict."""
+    if comparison.verdict == "pass":
+        judged = [METRIC_NAMES[m] for m in THRESHOLDS if comparison.metrics[m]["mean"].error is not None]
+        return f"mean {_listed(judged)} within limits"
+    if comparison.verdict == "fail":
+        failed = comparison.failed_thresholds
+        if len(failed) == 1:
+            return f"mean {_predicted(comparison, failed[0])}"
+        errors = (f"{METRIC_NAMES[metric]} {percent(comparison.metrics[metric]['mean'].error)}" for metric in failed)
+        return f"errors of the mean beyond limits: {', '.join(errors)}"
+    return verdict
+
+
+def _status(comparison: Comparison, verdict: str, tone: Tone) -> Line:
+    word = comparison.verdict.upper()
+    return Line(f"{word}  {comparison.alias}: {status_text(comparison, verdict)}", mark=Toned(word, tone))
+
+
+def _predicted(comparison: Comparison, metric: str) -> str:
+    error = comparison.metrics[metric]["mean"].error or 0.0
+    side = "over" if error > 0 else "under"
+    limit = cell_text(THRESHOLDS[metric], "limit")
+    return f"{METRIC_NAMES[metric]} {side}-predicted by {percent(abs(error)).lstrip('+')} (limit {limit})"
+
+
+def _tail_mark(comparison: Comparison) -> list[Line]:
+    errors = tail_errors(comparison)
+    if not errors or comparison.verdict not in ("pass", "fail"):
+        return []
+    shown = ", ".join(f"{METRIC_NAMES[metric]} {percent(error)}" for metric, error in errors.items())
+    return [Line(f"TAIL OFF  p99 error: {shown} (reported, not gated)", mark=Toned("TAIL OFF", "caution"))]
+
+
+def _basis(comparison: Comparison) -> str:
+    run = comparison.run
+    kind = "" if comparison.ground_truth == "recorded" else "reconstructed "
+    by = "" if run.simulator == "embedded" else f"simulator {run.simulator}, "
+    mode = "" if run.mode.name == "exact" else f"; replay {run.mode.name}"
+    fit = _USES.get(comparison.uses, "fitted on this run")
+    return f"{comparison.requests:,} {kind}requests; {by}{run.release.name}, {fit}{mode}"
+
+
+def _row(comparison: Comparison, metric: str) -> list[Cell]:
+    cells = comparison.metrics[metric]
+    mean = cells["mean"]
+    observed: Cell = f"unusable: {mean.unusable}" if mean.unusable else mean.a_us
+    tails = [_toned(cells[name].error, TAIL_LIMITS[metric], "caution") for name in ("p50", "p90", "p99")]
+    limit = cell_text(THRESHOLDS[metric], "limit")
+    return [METRIC_NAMES[metric], observed, mean.b_us, _toned(mean.error, THRESHOLDS[metric], "bad"), limit, *tails]
+
+
+def _toned(error: float | None, limit: float, beyond: Tone) -> Cell:
+    """An error in the colour of its size."""
+    if error is None:
+        return None
+    return Toned(error, beyond) if abs(error) > limit else Toned(error, "good")
+
+
+def _warnings(comparison: Comparison) -> list[Part]:
+    """What the numbers depend on and nobody recorded, and who is not in them; nothing for most recordings."""
+    recorded, fitted = comparison.recording.hardware or "not recorded", comparison.run.release.hardware
+    left_out = sum(comparison.excluded.values())
+    return [
+        *(saturation_block(comparison.saturation).parts[:1] if comparison.saturation else ()),
+        *([] if same_gpu(recorded, fitted) else [f"hardware: {recorded}; the coefficients are for {fitted}"]),
+        *argument_lines(comparison.recording, comparison.open_arguments),
+        *([f"left out: {left_out:,} requests"] if left_out else []),
+    ]
+
+
+def _changed(findings: Sequence[Finding]) -> list[str]:
+    """The findings that changed or removed a number, in one line."""
+    named = []
+    for severity in ("unusable", "corrected"):
+        checks = dict.fromkeys(_named(finding) for finding in findings if finding.severity == severity)
+        named += [f"{severity}: {', '.join(checks)}"] if checks else []
+    return [f"instrument checks: {'; '.join(named)}"] if named else []
+
+
+def _named(finding: Finding) -> str:
+    of = METRIC_NAMES.get(finding.metric or "", "")
+    return f"{finding.check} ({of})" if of else finding.check
+
+
+def _next(comparison: Comparison, again: str) -> str:
+    """The command that a reader of this page wants next."""
+    about = f"--experiment {comparison.alias}"
+    if comparison.verdict == "fail" or tail_errors(comparison):
+        return f"blis-replay attribute {about}{again}"
+    if comparison.verdict == "pass":
+        return f"blis-replay report {about}{again} --out report.html"
+    return f"blis-replay inspect {about}"
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]])) if words else ""
