@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 .PHONY: demo test check lint types docs live clean lock
 
 demo: $(VENV)/.installed
-	$(BIN)/blis-replay validate --experiment $(EXPERIMENT)
+	$(BIN)/blis-replay validate $(EXPERIMENT)
 
 test: $(VENV)/.installed-dev lint types
 	$(PYTEST)

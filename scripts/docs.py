@@ -178,8 +178,17 @@ class _Runner:
         return lines
 
     def _output(self, command: Command) -> list[str]:
-        """What should stand below a command; errors come where they come, an exit code other than 0 last."""
+        """What should stand below a command; errors come where they come, an exit code other than 0 last.
+
+        Raises ``ValueError`` for a failure that the page does not announce: a ``...`` would hide it.
+        """
         ended = self._shell(["bash", "-c", command.shell])
+        if ended.returncode and f"# exit code {ended.returncode}" not in command.output:
+            said = "\n".join(_lines(ended.stdout)[-3:])
+            raise ValueError(
+                f"`{command.shell}` ends with exit code {ended.returncode}; if that is right, write "
+                f"`# exit code {ended.returncode}` below its output, which ends so:\n{said}"
+            )
         code = [f"# exit code {ended.returncode}"] if ended.returncode else []
         return refreshed(command.output, [*_lines(ended.stdout), *code])
 

@@ -37,9 +37,14 @@ class BundledExperiment:
 def find_experiment(store: Store, name: str) -> str:
     """The slug of a stored or bundled experiment; a bundled one is brought into the store.
 
-    A recording that was ingested under a bundled slug takes precedence.  Raises
-    ``UnknownExperimentError`` for an unknown or ambiguous name.
+    ``name``: slug, alias, or a pattern that matches one of them.  A recording that was ingested under a bundled slug
+    takes precedence.  Raises ``UnknownExperimentError`` for an unknown or ambiguous name.
     """
+    if set(name) & _WILDCARDS:
+        slugs = select_experiments(store, [name])
+        if len(slugs) > 1:
+            raise UnknownExperimentError(f"{name} matches {len(slugs)} experiments, one is needed: {', '.join(slugs)}")
+        return slugs[0]
     bundled = _bundled_not_stored(store)
     slug = resolve([*list_experiments(store), *bundled], name)
     if slug in {experiment.slug for experiment in bundled}:

@@ -169,6 +169,14 @@ def experiments_answer(store_path: Path) -> Answer:
     )
 
 
+def experiment_names(store_path: Path) -> list[str]:
+    """What stored and bundled experiments can be called: aliases, and slugs where two share an alias."""
+    slugs: dict[str, list[str]] = {}
+    for row in experiments_answer(store_path).document["experiments"]:
+        slugs.setdefault(row["alias"], []).append(row["slug"])
+    return [name for alias, found in slugs.items() for name in ([alias] if len(found) == 1 else found)]
+
+
 def _cells(row: dict[str, Any]) -> list[Cell]:
     return [
         row["alias"],

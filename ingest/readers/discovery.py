@@ -37,7 +37,7 @@ STEP_LOG = "step-log"
 METRICS = "metrics"
 FORWARD_PASSES = "forward-passes"
 LLMSERVINGSIM_META = "LLMServingSim meta"
-# What --format takes.
+# What --input-format takes.
 FORMATS = (OTLP, KV_EVENTS, STEP_LOG, METRICS, FORWARD_PASSES, *(form.name for form in REQUEST_FORMATS))
 
 # Kind of file -> pattern of its path inside the recording.  A load generator may put a
@@ -133,7 +133,7 @@ def sources_of(
             sources += [Source(folder.name, folder, None, form) for folder in _experiments_in(root)]
     if form and any(source.paths is None for source in sources):
         raise RecordingError(
-            f"--format {form}", "", "a format is given to files, and here is a directory", "name the files in it"
+            f"--input-format {form}", "", "a format is given to files, and here is a directory", "name the files in it"
         )
     given_columns(columns or "")
     model = model if model is None else text(model) or ""

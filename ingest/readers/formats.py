@@ -25,7 +25,7 @@ TABLE = "table"
 class RequestFormat:
     """One tool's form of per-request records.
 
-    ``name``: for ``--format`` and error messages, lower case.  ``recognises(head)``: whether
+    ``name``: for ``--input-format`` and error messages, lower case.  ``recognises(head)``: whether
     these are the first bytes (decompressed, up to ``HEAD_BYTES``) of such a file; it never
     raises.  ``read(file, stamps_path)``: the requests; stream stamps go to the flat file
     ``stamps_path`` (``RawEvents``), if there are any.  ``latencies``: false for traces that

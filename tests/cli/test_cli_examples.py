@@ -34,25 +34,26 @@ NOT_RUN = (
         "blis-replay ingest",
         "blis-replay collect",
         "blis-replay record",
-        "blis-replay generalize",
+        "coefficients generalize",
         "compare --published",
     ),
     *("--blis-binary", "--experiment mine", "--experiment mooncake", "--train mine", "--train 7b-train"),
+    *("segments mine", "explain mine", "export mooncake", "calibrate mine", "calibrate 7b-train"),
     *("FILE", "artifact.json", "defaults.yaml", "roofline.yaml", "silicon", "trees"),
 )
 # Slow, and the same verb runs in another example or in a test of its own.
 SLOW = (
-    *("report --all", "report --experiment 34b-general --replay", "validate --all", "--sweep", "--replay spec"),
+    *("report --all", "report 34b-general --replay", "validate --all", "--sweep", "--replay spec"),
     *("study run --all", "study run prefix-affinity"),
-    *("blis-replay verify", "blis-replay gate", "attribute --experiment 34b-general --coefficients stepml-direct"),
+    *("blis-replay verify", "blis-replay gate", "explain 34b-general --coefficients stepml-direct"),
 )
 # The experiments that ship have no steps and no single requests, which these verbs need.  The published calibration is
 # 69 % off in TTFT here.
 CODES = {
-    "blis-replay steps": 3,
+    "coefficients steps": 3,
     "blis-replay segments": 3,
     "blis-replay calibrate": 3,
-    "validate --experiment 34b-general --coefficients stepml-direct": 1,
+    "validate 34b-general --coefficients stepml-direct": 1,
 }
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 import pytest
-from command_line import Run
+from command_line import Answer, Run
 
 from blis_replay.validate.cli.main import cli
 
@@ -16,8 +18,10 @@ from blis_replay.validate.cli.main import cli
 ORDER = (
     *("--requests", "--train", "--experiment", "--all"),
     *("--coefficients", "--baseline", "--replay"),
-    *("--out", "--executor", "--workers", "--store", "--json", "--csv", "--markdown"),
+    *("--out", "--executor", "--workers", "--store", "--format", "--json", "--csv", "--markdown"),
+    *("--verbose", "--quiet"),
 )
+SHORT = {"--experiment": "-e", "--out": "-o", "--format": "-f", "--verbose": "-v", "--quiet": "-q"}
 # The forms of its output are documents one after the other while a server runs, which no table can be.
 STREAMS = {"collect", "record"}
 
@@ -39,7 +43,7 @@ COMMANDS = dict(commands())
 
 def options(command: click.Command) -> dict[str, click.Option]:
     """The options of a command by their long name, in the order of its help."""
-    return {o.opts[0]: o for o in command.params if isinstance(o, click.Option)}
+    return {max(o.opts, key=len): o for o in command.params if isinstance(o, click.Option)}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -52,6 +56,44 @@ def test_every_command_prints_in_every_form(name: str) -> None:
 def test_options_stand_in_one_order(name: str) -> None:
     shared = [option for option in options(COMMANDS[name]) if option in ORDER]
     assert shared == sorted(shared, key=ORDER.index)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_short_names_are_the_same_everywhere(name: str) -> None:
+    """What has the long option has its short one; a verb that answers can write the answer to a file."""
+    known = options(COMMANDS[name])
+    assert {long for long in SHORT if long in known and SHORT[long] not in known[long].opts} == set()
+    assert name in STREAMS or {"--out", "--format", "--verbose", "--quiet"} <= set(known)
+
+
+def test_help_lists_verbs_under_headings_and_common_options_apart(run: Run) -> None:
+    listed = run("--help").out
+    assert re.findall(r"^(\w+):$", listed, re.M) == [
+        "Options",
+        "Judge",
+        "Recordings",
+        "Coefficients",
+        "Simulate",
+        "Tool",
+    ]
+    assert re.findall(r"^(\w[\w ]+):$", run("validate", "--help").out, re.M) == ["Options", "Common options"]
+
+
+@pytest.mark.parametrize(("former", "now"), [("attribute", "explain"), ("experiments", "list")])
+def test_former_verbs_work_and_are_not_listed(run: Run, former: str, now: str) -> None:
+    assert run(former, "--help").out.replace(f"blis-replay {former}", f"blis-replay {now}") == run(now, "--help").out
+    assert f"  {former} " not in run("--help").out
+
+
+def test_an_answer_goes_to_the_file_that_is_named_and_quiet_prints_nothing(run: Run) -> None:
+    assert run("list", "-f", "csv", "-o", "list.csv").out == ""
+    assert Path("list.csv").read_text() == run("list", "--csv").out
+    assert run("list", "-q") == Answer(0, "", "")
+
+
+def test_experiments_are_positional_or_options(run: Run) -> None:
+    one, other = run("inspect", "34b-general", "--json"), run("inspect", "-e", "34b-gen*", "--json")
+    assert one.json["slug"] == other.json["slug"] == "20260218-150304-codellama-34b-tp2-general"
 
 
 def test_one_name_has_one_kind_of_value() -> None:

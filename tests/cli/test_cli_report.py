@@ -63,7 +63,7 @@ def test_what_cannot_be_judged_is_named_on_the_page(run: Run, demo: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "code", "complaint"),
     [
-        (("--out", "report.html"), 2, "name experiments with --experiment, or use --all"),
+        (("--out", "report.html"), 2, "name experiments, or use --all"),
         (("--all", "--experiment", "34b-general", "--out", "report.html"), 2, "or use --all"),
         (("--experiment", "34b-general"), 2, "--out"),
         (("--experiment", "nothing", "--out", "report.html"), 2, "nothing"),

@@ -80,8 +80,17 @@ def test_the_picture_of_the_rooms_is_drawn_from_the_imports() -> None:
 
 
 def test_output_that_has_changed_is_found_and_written(write: Write) -> None:
-    page = write("# Page\n\n```console\n$ echo one; echo two; exit 1\none\n2\n```\n")
+    page = write("# Page\n\n```console\n$ echo one; echo two; exit 1\none\n2\n# exit code 1\n```\n")
     assert current_text(page) == "# Page\n\n```console\n$ echo one; echo two; exit 1\none\ntwo\n# exit code 1\n```\n"
+
+
+@pytest.mark.parametrize("output", ["...", "one", "...\n# exit code 2"])
+def test_a_failure_that_a_page_does_not_announce_fails_the_build(write: Write, output: str) -> None:
+    """Three dots once swallowed a failing command, and the next one showed an error as its example."""
+    page = write(f"# Page\n\n```console\n$ echo one; exit 1\n{output}\n```\n")
+    with pytest.raises(PageError, match="ends with exit code 1"):
+        current_text(page)
+    assert "ends with exit code 1" in refresh(page, update=True)
 
 
 def test_commands_of_a_page_share_a_folder_and_files_named_in_it(write: Write) -> None:

@@ -17,12 +17,13 @@ from blis_replay.validate.cli.options import (
     store_option,
 )
 from blis_replay.validate.cli.progress import progress_line
+from blis_replay.validate.cli.verb import verb
 
 if TYPE_CHECKING:
     from blis_replay.replay.executors.executors import ExecutorName
 
 
-@click.command("attribute")
+@verb("attribute")
 @experiment_option
 @coefficients_option
 @replay_option
@@ -55,10 +56,10 @@ def command(
 
     \b
     Examples:
-      blis-replay attribute --experiment 34b-general --replay scheduling=synchronous
-      blis-replay attribute --experiment 34b-general --coefficients stepml-direct \\
+      blis-replay explain 34b-general --replay scheduling=synchronous
+      blis-replay explain 34b-general --coefficients stepml-direct \\
           --replay as-published
-      blis-replay attribute --experiment 34b-general --coefficients mine.yaml --json
+      blis-replay explain 34b-general --coefficients mine.yaml --json
     """
     from blis_replay.ingest.store import open_store, read_stored
     from blis_replay.replay.mode import parse_mode

@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from blis_replay.validate.cli.options import OUT_FILE, executor_options, form_options, print_answer, store_option
+from blis_replay.validate.cli.options import (
+    OUT_FILE,
+    executor_options,
+    form_options,
+    print_answer,
+    selector_option,
+    store_option,
+)
 from blis_replay.validate.cli.progress import progress_line
+from blis_replay.validate.cli.verb import verb
 
 if TYPE_CHECKING:
     from blis_replay.replay.executors.executors import ExecutorName
@@ -33,16 +41,9 @@ class Split(click.ParamType[tuple[float, float]]):
         return fitted, chosen
 
 
-@click.command("calibrate")
-@click.option(
-    "--train",
-    "names",
-    multiple=True,
-    required=True,
-    metavar="NAME",
-    help="Slug, alias or pattern such as '34b-*' to fit on; may be given several times.",
-)
-@click.option("--out", type=OUT_FILE, required=True, help="The release to write.")
+@verb("calibrate")
+@selector_option("", "--train")
+@click.option("--out", "-o", type=OUT_FILE, required=True, help="The release to write.")
 @click.option("--name", default=None, help="Name of the release.  [default: the file's]")
 @click.option(
     "--from",
@@ -95,11 +96,11 @@ def command(
 
     \b
     Examples:
-      blis-replay calibrate --train 34b-general --out mine.yaml
-      blis-replay calibrate --train '*-codegen' --train '*-general' --out all.yaml
-      blis-replay calibrate --train '7b-*' --from latencies --json --out 7b.yaml
-      blis-replay calibrate --train 7b-train --split 0.6:0.6 --out first.yaml
-      blis-replay calibrate --train mine --prior old.yaml --split 1:1 --out new.yaml
+      blis-replay calibrate 34b-general --out mine.yaml
+      blis-replay calibrate '*-codegen' '*-general' --out all.yaml
+      blis-replay calibrate '7b-*' --from latencies --json --out 7b.yaml
+      blis-replay calibrate 7b-train --split 0.6:0.6 --out first.yaml
+      blis-replay calibrate mine --prior old.yaml --split 1:1 --out new.yaml
 
     \b
     Of the first one, abridged:
@@ -120,6 +121,8 @@ def command(
     from blis_replay.validate.calibration.priors import DEFAULT_PRIOR
     from blis_replay.validate.experiment import recorded_experiments
 
+    if not names:
+        raise click.UsageError("name what to fit to, e.g. `blis-replay calibrate 34b-general --out mine.yaml`")
     with open_store(store_path) as store:
         recordings = [read_stored(store, slug) for slug in recorded_experiments(store, names)]
     options = Options(load_release(prior or DEFAULT_PRIOR), data, split, seed)  # type: ignore[arg-type]  # click checked it

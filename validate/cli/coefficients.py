@@ -13,7 +13,10 @@ from blis_replay.blis.releases.release import CoefficientRelease, bundled_releas
 from blis_replay.ingest.tables import Column, Table, Toned, table_of
 from blis_replay.validate.cli.coefficients_exchange import export_defaults, import_defaults, import_stepml
 from blis_replay.validate.cli.coefficients_made import for_model, roofline, silicon, trees
+from blis_replay.validate.cli.generalize import command as generalize
 from blis_replay.validate.cli.options import form_options, print_answer
+from blis_replay.validate.cli.steps import command as steps
+from blis_replay.validate.cli.verb import VerbGroup
 from blis_replay.validate.text.answer import Answer, Line, Verbatim
 
 _SHORT_HASH = 12
@@ -96,9 +99,9 @@ def _fields(value: Any, place: str) -> list[tuple[str, str]]:
     return [] if value is None else [(place, str(value))]
 
 
-@click.group("coefficients")
+@click.group("coefficients", cls=VerbGroup)
 def command() -> None:
-    """List, show, import, export and scale coefficient releases.
+    """List, show, import, export, scale and test coefficient releases.
 
     \b
     Examples:
@@ -110,6 +113,8 @@ def command() -> None:
       blis-replay coefficients for-model config.json --model NAME --out OUT
       blis-replay coefficients roofline config.json --model NAME --out OUT
       blis-replay coefficients trees --train 34b-general --out OUT
+      blis-replay coefficients steps 34b-general
+      blis-replay coefficients generalize --lomo
     """
 
 
@@ -146,5 +151,5 @@ def show(release: str, form: str | None) -> None:
     print_answer(form, release_answer(load_release(release)))
 
 
-for made in (import_stepml, import_defaults, export_defaults, for_model, roofline, silicon, trees):
+for made in (import_stepml, import_defaults, export_defaults, for_model, roofline, silicon, trees, steps, generalize):
     command.add_command(made)

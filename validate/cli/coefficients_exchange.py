@@ -7,15 +7,16 @@ from pathlib import Path
 import click
 
 from blis_replay.validate.cli.options import OUT_FILE, form_options, print_answer
+from blis_replay.validate.cli.verb import verb
 from blis_replay.validate.text.answer import one_line
 
 
-@click.command("import-stepml", short_help="Turn a StepML artifact into a release.")
+@verb("import-stepml", short_help="Turn a StepML artifact into a release.")
 @click.argument("artifact", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--model", required=True, metavar="NAME", help="The model that these coefficients are of.")
 @click.option("--tensor-parallelism", type=click.IntRange(min=1), required=True, help="And its GPUs.")
 @click.option("--hardware", default="not stated", help="And their kind, e.g. H100.")
-@click.option("--out", type=OUT_FILE, required=True, help="The release to write.")
+@click.option("--out", "-o", type=OUT_FILE, required=True, help="The release to write.")
 @form_options
 def import_stepml(
     artifact: Path, model: str, tensor_parallelism: int, hardware: str, out: Path, form: str | None
@@ -29,7 +30,7 @@ def import_stepml(
     Example:
       blis-replay coefficients import-stepml artifact.json \\
           --model codellama/CodeLlama-34b-Instruct-hf --tensor-parallelism 2 --out mine.yaml
-      blis-replay validate --experiment 34b-general --coefficients mine.yaml
+      blis-replay validate 34b-general --coefficients mine.yaml
     """
     from blis_replay.blis.releases.release import format_release
     from blis_replay.replay.release_file import release_of_stepml
@@ -45,13 +46,13 @@ def import_stepml(
     )
 
 
-@click.command("import-defaults", short_help="Turn a BLIS defaults.yaml into a release.")
+@verb("import-defaults", short_help="Turn a BLIS defaults.yaml into a release.")
 @click.argument("defaults", type=click.Path(path_type=Path, dir_okay=False))
 @click.option(
     "--gpu", default=None, metavar="NAME", help="As the file calls it, e.g. H100; needed where it has several."
 )
 @click.option("--vllm-version", default=None, help="Needed where the file has several of one model.")
-@click.option("--out", type=OUT_FILE, required=True, help="The release to write.")
+@click.option("--out", "-o", type=OUT_FILE, required=True, help="The release to write.")
 @form_options
 def import_defaults(defaults: Path, gpu: str | None, vllm_version: str | None, out: Path, form: str | None) -> None:
     """Turn a BLIS defaults.yaml (of a build with blackbox models) into a release.
@@ -83,7 +84,7 @@ def import_defaults(defaults: Path, gpu: str | None, vllm_version: str | None, o
     )
 
 
-@click.command("export-defaults", short_help="Write a release as the defaults.yaml of BLIS.")
+@verb("export-defaults", short_help="Write a release as the defaults.yaml of BLIS.")
 @click.argument("release")
 @click.option("--vllm-version", default="not stated", show_default=True, help="By which BLIS looks up its rows.")
 @click.option(
@@ -92,7 +93,7 @@ def import_defaults(defaults: Path, gpu: str | None, vllm_version: str | None, o
     default=0.0,
     help="KV tokens of a mean decode: BLIS has no cost per context token, so that of so many goes into each decode.",
 )
-@click.option("--out", type=OUT_FILE, required=True, help="The file to write.")
+@click.option("--out", "-o", type=OUT_FILE, required=True, help="The file to write.")
 @form_options
 def export_defaults(release: str, vllm_version: str, context_tokens: float, out: Path, form: str | None) -> None:
     """Write a release as the defaults.yaml of BLIS (of a build with blackbox models).

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from blis_replay.validate.cli.options import OUT_FILE, Command, form_options, print_answer, store_option
+from blis_replay.validate.cli.verb import verb
 from blis_replay.validate.text.answer import one_line
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def _deployment(command: Command) -> Command:
     return command
 
 
-@click.command("for-model", short_help="Make a release for a model that nobody recorded.")
+@verb("for-model", short_help="Make a release for a model that nobody recorded.")
 @_deployment
 @click.option(
     "--shared",
@@ -38,7 +39,7 @@ def _deployment(command: Command) -> Command:
     show_default=True,
     help="The physical release whose coefficients to take.",
 )
-@click.option("--out", type=OUT_FILE, required=True, help="The release to write.")
+@click.option("--out", "-o", type=OUT_FILE, required=True, help="The release to write.")
 @form_options
 def for_model(
     config: Path, model: str, tensor_parallelism: int, hardware: str, shared: str, out: Path, form: str | None
@@ -78,7 +79,7 @@ def for_model(
     )
 
 
-@click.command("roofline", short_help="Make a release of the roofline of a model.")
+@verb("roofline", short_help="Make a release of the roofline of a model.")
 @_deployment
 @click.option(
     "--efficiency",
@@ -93,7 +94,7 @@ def for_model(
     show_default=True,
     help="How a step with prefills and decodes takes its time from one with either.",
 )
-@click.option("--out", type=OUT_FILE, required=True, help="The release to write.")
+@click.option("--out", "-o", type=OUT_FILE, required=True, help="The release to write.")
 @form_options
 def roofline(
     config: Path,
@@ -112,7 +113,7 @@ def roofline(
     \b
     Example:
       blis-replay coefficients roofline config.json --model org/new-13b --out roofline.yaml
-      blis-replay validate --experiment mine --coefficients roofline.yaml
+      blis-replay validate mine --coefficients roofline.yaml
     """
     from blis_replay.blis.latency.gpu import gpu_named
     from blis_replay.blis.latency.roofline import RooflineModel
@@ -135,7 +136,7 @@ def roofline(
     )
 
 
-@click.command("silicon", short_help="Make a release from measured operator times.")
+@verb("silicon", short_help="Make a release from measured operator times.")
 @_deployment
 @click.option(
     "--expert-parallelism",
@@ -146,7 +147,7 @@ def roofline(
 )
 @click.option("--dtype", default=None, metavar="NAME", help="Of the weights, e.g. fp8.  [default: as CONFIG says]")
 @click.option("--kv-cache-dtype", default=None, metavar="NAME", help="Of the KV cache.  [default: as CONFIG says]")
-@click.option("--out", type=OUT_FILE, required=True, help="The release to write.")
+@click.option("--out", "-o", type=OUT_FILE, required=True, help="The release to write.")
 @form_options
 def silicon(
     config: Path,
@@ -193,7 +194,7 @@ def silicon(
     )
 
 
-@click.command("trees", short_help="Fit gradient-boosted trees to recorded step cycles.")
+@verb("trees", short_help="Fit gradient-boosted trees to recorded step cycles.")
 @click.option(
     "--train",
     "names",
@@ -208,7 +209,7 @@ def silicon(
     metavar="RELEASE",
     help="Release whose delays around the engine to take.  [default: our own]",
 )
-@click.option("--out", type=OUT_FILE, required=True, help="The release to write.")
+@click.option("--out", "-o", type=OUT_FILE, required=True, help="The release to write.")
 @store_option
 @form_options
 def trees(names: tuple[str, ...], delays: str | None, out: Path, store_path: Path, form: str | None) -> None:
@@ -220,7 +221,7 @@ def trees(names: tuple[str, ...], delays: str | None, out: Path, store_path: Pat
     \b
     Example:
       blis-replay coefficients trees --train 34b-general --out trees.yaml
-      blis-replay validate --experiment 34b-codegen --coefficients trees.yaml
+      blis-replay validate 34b-codegen --coefficients trees.yaml
     """
     from blis_replay.blis.releases.release import format_release
     from blis_replay.ingest.store import open_store, read_stored

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from blis_replay.validate.cli.options import store_option
+from blis_replay.validate.cli.verb import verb
 
 if TYPE_CHECKING:
     from blis_replay.ingest.collector.batches import Counts
@@ -43,9 +44,10 @@ class AddressType(click.ParamType[tuple[str, int]]):
 ADDRESS = AddressType()
 
 
-@click.command("collect")
+@verb("collect")
 @click.option(
     "--out",
+    "-o",
     "directory",
     type=click.Path(path_type=Path, file_okay=False),
     required=True,

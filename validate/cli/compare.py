@@ -9,15 +9,16 @@ import click
 
 from blis_replay.validate.cli.options import coefficients_option, form_options, print_answer, store_option
 from blis_replay.validate.cli.progress import progress_line
+from blis_replay.validate.cli.verb import verb
 
 if TYPE_CHECKING:
     from blis_replay.ingest.store import Store
     from blis_replay.validate.text.answer import Answer
 
 
-@click.command("compare")
+@verb("compare")
 @click.argument("sides", nargs=-1, metavar="[A B]")
-@click.option("--experiment", default=None, metavar="NAME", help="Slug or alias, for a release or a simulator.")
+@click.option("--experiment", "-e", default=None, metavar="NAME", help="Slug or alias, for a release or a simulator.")
 @coefficients_option
 @click.option("--blis-binary", default=None, metavar="PATH", help="The BLIS binary, for a side that is blis.")
 @click.option("--published", is_flag=True, help="Our errors beside those that other simulators published.")

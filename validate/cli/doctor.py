@@ -11,10 +11,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
-import click
-
 from blis_replay.ingest.tables import Toned, table_of
 from blis_replay.validate.cli.options import form_options, print_answer, store_option
+from blis_replay.validate.cli.verb import verb
 from blis_replay.validate.text.answer import Answer, Block, Line
 
 _PACKAGES = ("click", "duckdb", "grpcio", "numba", "numpy", "polars", "protobuf", "pyarrow", "scipy")
@@ -139,7 +138,7 @@ def _extra(name: str, mend: str) -> Found:
         return Found("optional", name, "absent", "not installed", mend)
 
 
-@click.command("doctor")
+@verb("doctor")
 @store_option
 @form_options
 def command(store_path: Path, form: str | None) -> int:

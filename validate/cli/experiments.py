@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import click
-
 from blis_replay.validate.cli.options import form_options, print_answer, store_option
+from blis_replay.validate.cli.verb import verb
 
 
-@click.command("experiments")
+@verb("experiments")
 @store_option
 @form_options
 def command(store_path: Path, form: str | None) -> None:
@@ -17,8 +16,8 @@ def command(store_path: Path, form: str | None) -> None:
 
     \b
     Examples:
-      blis-replay experiments
-      blis-replay experiments --csv
+      blis-replay list
+      blis-replay list --csv
     """
     from blis_replay.validate.inspection import experiments_answer
 

@@ -7,17 +7,19 @@ from pathlib import Path
 import click
 
 from blis_replay.validate.cli.options import experiment_option, form_options, print_answer, store_option
+from blis_replay.validate.cli.verb import verb
 from blis_replay.validate.text.answer import one_line
 
 # As in replay.export.TARGETS, whose import would make help slow; a test compares the two.
 TARGETS = ("tracev2", "legacy-csv", "mooncake", "parquet")
 
 
-@click.command("export")
+@verb("export")
 @experiment_option
 @click.option("--to", "target", type=click.Choice(TARGETS), required=True, help="The format to write.")
 @click.option(
     "--out",
+    "-o",
     type=click.Path(path_type=Path),
     default=None,
     help="File, or folder for tracev2.  [default: called like the alias]",
@@ -35,9 +37,9 @@ def command(name: str, target: str, out: Path | None, force: bool, store_path: P
 
     \b
     Examples:
-      blis-replay export --experiment 34b-general --to tracev2
-      blis-replay export --experiment mooncake --to legacy-csv --out load.csv --force
-      blis-replay export --experiment 34b-general --to parquet --json
+      blis-replay export 34b-general --to tracev2
+      blis-replay export mooncake --to legacy-csv --out load.csv --force
+      blis-replay export 34b-general --to parquet --json
     """
     from blis_replay.replay.export import export
     from blis_replay.validate.experiment import stored_experiment

@@ -9,6 +9,7 @@ import click
 
 from blis_replay.validate.cli.options import (
     OUT_FILE,
+    complete_releases,
     executor_options,
     form_options,
     print_answer,
@@ -16,15 +17,20 @@ from blis_replay.validate.cli.options import (
     store_option,
 )
 from blis_replay.validate.cli.progress import progress_line
+from blis_replay.validate.cli.verb import verb
 
 if TYPE_CHECKING:
     from blis_replay.replay.executors.executors import ExecutorName
 
 
-@click.command("gate")
+@verb("gate")
 @selector_option("all of the models that the candidate has")
 @click.option(
-    "--coefficients", required=True, metavar="RELEASE", help="The candidate: a release that ships, or a YAML file."
+    "--coefficients",
+    required=True,
+    metavar="RELEASE",
+    help="The candidate: a release that ships, or a YAML file.",
+    shell_complete=complete_releases,
 )
 @click.option(
     "--baseline",

@@ -9,12 +9,13 @@ import click
 
 from blis_replay.validate.cli.options import executor_options, form_options, print_answer, selector_option, store_option
 from blis_replay.validate.cli.progress import progress_line
+from blis_replay.validate.cli.verb import verb
 
 if TYPE_CHECKING:
     from blis_replay.replay.executors.executors import ExecutorName
 
 
-@click.command("generalize")
+@verb("generalize")
 @click.option("--lomo", "by", flag_value="model", help="Leave one model out at a time.")
 @click.option("--lowo", "by", flag_value="workload", help="Leave one workload out at a time.")
 @selector_option("all, stored and bundled")
@@ -35,7 +36,10 @@ if TYPE_CHECKING:
 )
 @click.option("--gpu", default=None, metavar="NAME", help="The GPU of recordings that do not name it, e.g. H100-SXM.")
 @click.option(
-    "--out", type=click.Path(path_type=Path, file_okay=False), default=None, help="Folder for a release of each fit."
+    *("--out", "-o"),
+    type=click.Path(path_type=Path, file_okay=False),
+    default=None,
+    help="Folder for a release of each fit.",
 )
 @executor_options
 @store_option
@@ -61,10 +65,10 @@ def command(
 
     \b
     Examples:
-      blis-replay generalize --lomo
-      blis-replay generalize --lowo --model-form per-model
-      blis-replay generalize --lomo --experiment '7b-*' --experiment '34b-*'
-      blis-replay generalize --lomo --config org/new-3b=config.json --out releases
+      blis-replay coefficients generalize --lomo
+      blis-replay coefficients generalize --lowo --model-form per-model
+      blis-replay coefficients generalize --lomo '7b-*' '34b-*'
+      blis-replay coefficients generalize --lomo --config org/new-3b=config.json --out releases
     """
     from blis_replay.blis.latency.architecture import bundled_architectures
     from blis_replay.blis.releases.release import format_release

@@ -10,17 +10,18 @@ import click
 from blis_replay.ingest.errors import printable
 from blis_replay.validate.cli.options import form_options, print_answer, store_option
 from blis_replay.validate.cli.progress import progress_line
+from blis_replay.validate.cli.verb import verb
 from blis_replay.validate.text.answer import Answer
 
 if TYPE_CHECKING:
     from blis_replay.ingest.ingest import IngestOutcome
 
 
-@click.command("ingest")
+@verb("ingest")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @click.option("--name", default="", help="Name of the experiment.  [default: that of its directory]")
 @click.option(
-    "--format", "file_format", default="", metavar="FORMAT", help="Format of the files named, if not found out."
+    "--input-format", "file_format", default="", metavar="FORMAT", help="Format of the files named, if not found out."
 )
 @click.option(
     "--columns",
@@ -72,7 +73,9 @@ def command(
     from blis_replay.ingest.readers.tables.columns import given_columns
 
     if file_format and file_format not in FORMATS:
-        raise click.BadParameter(f"{printable(file_format)} is none of {', '.join(FORMATS)}", param_hint="--format")
+        raise click.BadParameter(
+            f"{printable(file_format)} is none of {', '.join(FORMATS)}", param_hint="--input-format"
+        )
     outcomes, refused = [], []
     said = ",".join(columns) if columns else None
     try:

@@ -8,12 +8,20 @@ from pathlib import Path
 
 import click
 
-from blis_replay.validate.cli.options import form_options, print_answer, store_option
+from blis_replay.validate.cli.options import complete_checks, form_options, one_experiment, print_answer, store_option
+from blis_replay.validate.cli.verb import verb
 
 
-@click.command("inspect")
-@click.option("--experiment", "name", default=None, metavar="NAME", help="Slug or alias of a recording.")
-@click.option("--check", "check", default=None, metavar="NAME", help="The evidence of one instrument check.")
+@verb("inspect")
+@one_experiment(required=False)
+@click.option(
+    "--check",
+    "check",
+    default=None,
+    metavar="NAME",
+    help="The evidence of one instrument check.",
+    shell_complete=complete_checks,
+)
 @click.option("--checks", "list_checks", is_flag=True, help="List the instrument checks.")
 @store_option
 @form_options
@@ -26,9 +34,9 @@ def command(name: str | None, check: str | None, list_checks: bool, store_path: 
 
     \b
     Examples:
-      blis-replay inspect --experiment 34b-general
-      blis-replay inspect --experiment 34b-general --json
-      blis-replay inspect --experiment 34b-general --check token_events
+      blis-replay inspect 34b-general
+      blis-replay inspect 34b-general --json
+      blis-replay inspect 34b-general --check token_events
       blis-replay inspect --checks
     """
     from blis_replay.ingest.checks.registry import check_evidence, check_names, named_check
@@ -42,7 +50,7 @@ def command(name: str | None, check: str | None, list_checks: bool, store_path: 
         print_answer(form, checks_answer(check_names() | {SCHEDULE_CHECK.name: SCHEDULE_CHECK.measures}))
         return
     if name is None:
-        raise click.UsageError("name an experiment with --experiment, or list the checks with --checks")
+        raise click.UsageError("name an experiment, or list the checks with --checks")
     chosen = None if check is None else named_check(check, SCHEDULE_CHECK)
     # A store that nobody may write can still be looked at; a bundled experiment would be brought into it.
     read_only = store_path.exists() and not os.access(store_path, os.W_OK)

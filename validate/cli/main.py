@@ -7,6 +7,7 @@ import sys
 import traceback
 import warnings
 from contextlib import suppress
+from difflib import get_close_matches
 from importlib import import_module
 from io import TextIOWrapper
 from typing import Any
@@ -16,30 +17,46 @@ import click
 from blis_replay.compiled.errors import BAD_DATA, FAULT, WRONG_USE, BlisReplayError, fault_text
 from blis_replay.ingest.errors import printable
 
-# verb -> (module, one line of help); the module defines `command`.
-VERBS = {
-    "validate": ("validate", "How far is the simulator from a recorded experiment?"),
-    "attribute": ("attribute", "Which component of the simulator does its error come from?"),
-    "segments": ("segments", "Where the time of a request goes, observed and simulated."),
-    "timeline": ("timeline", "A window of a run for a trace viewer, observed and simulated."),
-    "experiments": ("experiments", "List stored and bundled experiments."),
-    "report": ("report", "One HTML page with the verdicts and all of their evidence."),
-    "inspect": ("inspect", "What a recording holds, and whether its instruments can be trusted."),
-    "ingest": ("ingest", "Read recordings of a real server into the store."),
-    "record": ("record", "Run a vLLM server and record what its engine does."),
-    "collect": ("collect", "Receive the traces of a running server (OTLP)."),
-    "coefficients": ("coefficients", "Coefficient releases: list, show, exchange, make."),
-    "compare": ("compare", "Two recordings, runs, releases or simulators side by side."),
-    "gate": ("gate", "May a coefficient release be used?"),
-    "calibrate": ("calibrate", "Fit coefficients to recordings."),
-    "steps": ("steps", "How well do coefficients predict single engine steps?"),
-    "generalize": ("generalize", "Do coefficients hold for a model or a workload never seen?"),
-    "whatif": ("whatif", "The same requests with other engine arguments."),
-    "simulate": ("simulate", "Simulate any request table, without a recording."),
-    "export": ("export", "Write the requests of an experiment for other simulators."),
-    "doctor": ("doctor", "What is installed, where things are kept, and what stands in the way."),
-    "study": ("study", "Published findings about the simulator, run again."),
-    "verify": ("verify", "Check the simulator itself: conservation, causality, queueing theory."),
+# Under their headings, in the order of a first visit: verb -> (module, one line of help); the module defines `command`.
+SECTIONS = {
+    "Judge": {
+        "validate": ("validate", "How far is the simulator from a recorded experiment?"),
+        "explain": ("attribute", "Which component of the simulator does its error come from?"),
+        "segments": ("segments", "Where the time of a request goes, observed and simulated."),
+        "compare": ("compare", "Two recordings, runs, releases or simulators side by side."),
+        "report": ("report", "One HTML page with the verdicts and all of their evidence."),
+        "timeline": ("timeline", "A window of a run for a trace viewer, observed and simulated."),
+        "gate": ("gate", "May a coefficient release be used?"),
+    },
+    "Recordings": {
+        "record": ("record", "Run a vLLM server and record what its engine does."),
+        "collect": ("collect", "Receive the traces of a running server (OTLP)."),
+        "ingest": ("ingest", "Read recordings of a real server into the store."),
+        "list": ("experiments", "List stored and bundled experiments."),
+        "inspect": ("inspect", "What a recording holds, and whether its instruments can be trusted."),
+        "export": ("export", "Write the requests of an experiment for other simulators."),
+    },
+    "Coefficients": {
+        "calibrate": ("calibrate", "Fit coefficients to recordings."),
+        "coefficients": ("coefficients", "Coefficient releases: list, show, exchange, make, test."),
+    },
+    "Simulate": {
+        "simulate": ("simulate", "Simulate any request table, without a recording."),
+        "whatif": ("whatif", "The same requests with other engine arguments."),
+    },
+    "Tool": {
+        "doctor": ("doctor", "What is installed, where things are kept, and what stands in the way."),
+        "verify": ("verify", "Check the simulator itself: conservation, causality, queueing theory."),
+        "study": ("study", "Published findings about the simulator, run again."),
+    },
+}
+VERBS = {name: known for verbs in SECTIONS.values() for name, known in verbs.items()}
+# Former names still work: name -> (module, what it is called now).
+FORMER = {
+    "attribute": ("attribute", "explain"),
+    "experiments": ("experiments", "list"),
+    "steps": ("steps", "coefficients steps"),
+    "generalize": ("generalize", "coefficients generalize"),
 }
 
 EXIT_PASS = 0
@@ -62,11 +79,24 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The verb's command, or None if there is no such verb."""
-        if cmd_name not in VERBS:
+        known = VERBS.get(cmd_name) or FORMER.get(cmd_name)
+        if known is None:
             return None
-        module = import_module(f"blis_replay.validate.cli.{VERBS[cmd_name][0]}")
+        module = import_module(f"blis_replay.validate.cli.{known[0]}")
         command: click.Command = module.command
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As of any group; a former name is told on a terminal, and a wrong one answered with the closest."""
+        name = args[0] if args else ""
+        if name in FORMER and sys.stderr is not None and sys.stderr.isatty() and not ctx.resilient_parsing:
+            click.echo(f"note: `{name}` is now called `{FORMER[name][1]}`", err=True)
+        if name and name not in VERBS and name not in FORMER and not name.startswith("-"):
+            close = get_close_matches(name, [*VERBS, *FORMER], 1)
+            ctx.fail(f"there is no verb {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
+        return super().resolve_command(ctx, args)
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         """As of any group; its help may be read by a closed pipe as well."""
@@ -92,9 +122,11 @@ class LazyGroup(click.Group):
         return result
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list of verbs, without importing them."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in VERBS.items()])
+        """The verbs under their headings, without importing them."""
+        width = max(map(len, VERBS))
+        for title, verbs in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), text) for name, (_, text) in verbs.items()])
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -114,9 +146,9 @@ def cli(ctx: click.Context, debug: bool, color: str) -> None:
 
     \b
     Examples:
-      blis-replay validate --experiment 34b-general
+      blis-replay validate 34b-general
       blis-replay ingest runs/20260218-150304-codellama-34b-tp2-general
-      blis-replay inspect --experiment 34b-general
+      blis-replay inspect 34b-general
       blis-replay validate --all --json
 
     Exit codes: 0 fine, 1 a threshold failed, 2 wrong use, 3 bad data or nothing to judge,

@@ -6,10 +6,12 @@ import os
 import re
 import shlex
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 import click
+from click.shell_completion import CompletionItem
 
 from blis_replay.ingest.errors import printable
 from blis_replay.validate import STORE_DEFAULT
@@ -18,8 +20,8 @@ if TYPE_CHECKING:
     from blis_replay.validate.text.answer import Answer
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-# Where a command keeps that everything is to be printed.
-_VERBOSE = "blis_replay.verbose"
+# Where a command keeps how its answer is to be printed.
+_META = "blis_replay"
 
 
 def store_option(command: Command) -> Command:
@@ -37,30 +39,96 @@ def store_option(command: Command) -> Command:
 
 
 def experiment_option(command: Command) -> Command:
-    """``--experiment`` as ``name``: the one recording that a verb is about."""
-    return click.option("--experiment", "name", required=True, metavar="NAME", help="Slug or alias of a recording.")(
-        command
-    )
+    """An experiment, positional or as ``--experiment``, as ``name``: the one recording that a verb is about."""
+    return one_experiment(required=True)(command)
+
+
+def one_experiment(*, required: bool) -> Callable[[Command], Command]:
+    """As ``experiment_option``; ``name`` is None where none is given and none is ``required``."""
+
+    def named(command: Command) -> Command:
+        @wraps(command)
+        def with_name(*args: Any, positional: tuple[str, ...], name: str | None, **options: Any) -> Any:
+            chosen = list(dict.fromkeys([*positional, *([name] if name is not None else [])]))
+            if len(chosen) > 1:
+                raise click.UsageError(f"{' and '.join(chosen)}: one experiment at a time; name one")
+            if required and not chosen:
+                raise click.UsageError("name an experiment; list them with `blis-replay list`")
+            return command(*args, name=chosen[0] if chosen else None, **options)
+
+        return cast("Command", _positional("[EXPERIMENT]")(_experiment_option("name", "Slug or alias.")(with_name)))
+
+    return named
 
 
 def experiments_options(command: Command) -> Command:
-    """``--experiment`` as ``names``, several of them, or ``--all`` as ``everything``."""
+    """Experiments as ``names``, positional or as ``--experiment``, or ``--all`` as ``everything``."""
     everything = click.option("--all", "everything", is_flag=True, help="All stored and bundled experiments.")
     return selector_option("")(everything(command))
 
 
-def selector_option(default: str) -> Callable[[Command], Command]:
-    """``--experiment`` as ``names``, several of them, patterns too; ``default``: what is meant without it."""
+def selector_option(default: str, option: str = "--experiment") -> Callable[[Command], Command]:
+    """Experiments as ``names``, several, patterns too; ``default``: what is meant without any."""
     help_text = (
         f"Slug, alias or pattern such as '34b-*'; may be given several times.{default and f'  [default: {default}]'}"
     )
-    return click.option("--experiment", "names", multiple=True, metavar="NAME", help=help_text)
+
+    def named(command: Command) -> Command:
+        @wraps(command)
+        def with_names(*args: Any, positional: tuple[str, ...], names: tuple[str, ...], **options: Any) -> Any:
+            return command(*args, names=(*positional, *names), **options)
+
+        return cast(
+            "Command", _positional("[EXPERIMENT]...")(_experiment_option("names", help_text, option)(with_names))
+        )
+
+    return named
+
+
+def _positional(metavar: str) -> Callable[[Command], Command]:
+    return click.argument("positional", nargs=-1, metavar=metavar, shell_complete=complete_experiments)
+
+
+def _experiment_option(name: str, help_text: str, option: str = "--experiment") -> Callable[[Command], Command]:
+    short = ["-e"] if option == "--experiment" else []
+    return click.option(
+        *(option, *short, name),
+        multiple=name == "names",
+        metavar="NAME",
+        help=help_text,
+        shell_complete=complete_experiments,
+    )
+
+
+def complete_experiments(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """Aliases that begin so, of the store and of what ships; slugs where two have one alias."""
+    from blis_replay.validate.inspection import experiment_names
+
+    store = ctx.params.get("store_path") or os.environ.get("BLIS_REPLAY_STORE") or STORE_DEFAULT
+    return [name for name in experiment_names(Path(store)) if name.startswith(incomplete)]
+
+
+def complete_checks(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """Instrument checks that begin so."""
+    from blis_replay.ingest.checks.registry import check_names
+
+    return [name for name in check_names() if name.startswith(incomplete)]
+
+
+def complete_releases(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Releases that ship, else files."""
+    from blis_replay.blis.releases.release import bundled_releases
+
+    names = [CompletionItem(name) for name in bundled_releases() if name.startswith(incomplete)]
+    return names or [CompletionItem(incomplete, type="file")]
 
 
 def coefficients_option(command: Command) -> Command:
     """``--coefficients``: the release to replay with, None for our own."""
     help_text = "A release that ships, or a YAML file.  [default: our own]"
-    return click.option("--coefficients", default=None, metavar="RELEASE", help=help_text)(command)
+    return click.option(
+        "--coefficients", default=None, metavar="RELEASE", help=help_text, shell_complete=complete_releases
+    )(command)
 
 
 def replay_option(command: Command) -> Command:
@@ -76,18 +144,76 @@ def replay_option(command: Command) -> Command:
 
 
 def form_options(command: Command) -> Command:
-    """``--json``, ``--csv`` and ``--markdown`` as ``form``, None for a table: of every verb that prints something."""
+    """What every verb has that answers: ``--format`` as ``form`` (None: text), its short names, ``-v`` and ``-q``."""
+    for switch, name, what in (
+        ("-q", "quiet", "Print no answer and no progress; the exit code answers."),
+        ("-v", "verbose", "Print everything: every number, assumption and finding."),
+    ):
+        command = click.option(f"--{name}", switch, is_flag=True, expose_value=False, callback=_remember, help=what)(
+            command
+        )
     for form, what in (("markdown", "a Markdown table"), ("csv", "CSV"), ("json", "JSON")):
-        help_text = f"Print {what} instead of text."
-        command = click.option(f"--{form}", "form", flag_value=form, type=str, default=None, help=help_text)(command)
+        command = click.option(
+            f"--{form}", is_flag=True, expose_value=False, callback=_form, help=f"Print {what} instead of text."
+        )(command)
     return click.option(
-        "-v",
-        "--verbose",
-        is_flag=True,
-        expose_value=False,
-        callback=lambda context, _option, value: context.meta.update({_VERBOSE: value}),
-        help="Print everything: every number, assumption and finding.",
+        "--format",
+        "-f",
+        "form",
+        type=click.Choice(["text", "json", "csv", "markdown"]),
+        default=None,
+        callback=_form,
+        help="Print the answer as.  [default: text]",
     )(command)
+
+
+def _remember(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    ctx.meta[f"{_META}.{param.name}"] = value
+
+
+def _form(ctx: click.Context, param: click.Parameter, value: str | bool | None) -> str | None:
+    """The one form that was asked for, by ``--format`` or by a flag of its name; None for text."""
+    place = f"{_META}.form"
+    asked = value if isinstance(value, str) else param.name if value else None
+    known = ctx.meta.get(place)
+    if asked and known and asked != known:
+        raise click.UsageError(f"--{known} and --{asked}: one form at a time; leave one of them out")
+    ctx.meta[place] = asked or known
+    return None if ctx.meta[place] == "text" else ctx.meta[place]
+
+
+def set_out_file(ctx: click.Context, _param: click.Parameter, value: Path | None) -> None:
+    """Where the answer is written; None: standard output."""
+    ctx.meta[f"{_META}.out"] = value
+
+
+def quiet() -> bool:
+    """Whether nothing but errors is to be printed."""
+    context = click.get_current_context(silent=True)
+    return context is not None and bool(context.meta.get(f"{_META}.quiet"))
+
+
+def print_answer(form: str | None, answer: Answer) -> int:
+    """Print an answer as text, or in the form asked for, to where it is wanted; its exit code."""
+    from blis_replay.validate.text.answer import csv, markdown, page_json, page_text
+
+    meta = click.get_current_context().meta
+    form = form or meta.get(f"{_META}.form")
+    if form in (None, "text"):
+        brief = answer.brief and not meta.get(f"{_META}.verbose")
+        text = page_text(answer.brief if brief else answer.page) + "\n"
+    elif form == "json":
+        text = page_json(answer.document) + "\n"
+    else:
+        for sentence in () if quiet() else answer.beside_data:
+            click.echo(printable(sentence), err=True)
+        text = csv(answer.table) if form == "csv" else markdown(answer.table) + "\n"
+    file: Path | None = meta.get(f"{_META}.out")
+    if file is not None:
+        file.write_text(click.unstyle(text), "utf-8")
+    elif not quiet():
+        click.echo(text, nl=False)
+    return answer.exit_code
 
 
 def repeated(**options: str | None) -> str:
@@ -101,22 +227,6 @@ def store_given() -> str | None:
     context = click.get_current_context()
     named = context.get_parameter_source("store_path") == click.core.ParameterSource.COMMANDLINE
     return str(context.params["store_path"]) if named else None
-
-
-def print_answer(form: str | None, answer: Answer) -> int:
-    """Print an answer as text, or in the form asked for; its exit code."""
-    from blis_replay.validate.text.answer import csv, markdown, page_json, page_text
-
-    if form is None:
-        brief = answer.brief and not click.get_current_context().meta.get(_VERBOSE)
-        click.echo(page_text(answer.brief if brief else answer.page))
-    elif form == "json":
-        click.echo(page_json(answer.document))
-    else:
-        for sentence in answer.beside_data:
-            click.echo(printable(sentence), err=True)
-        click.echo(csv(answer.table) if form == "csv" else markdown(answer.table) + "\n", nl=False)
-    return answer.exit_code
 
 
 class OutFile(click.Path):

@@ -12,6 +12,7 @@ from typing import Protocol
 import click
 
 from blis_replay.ingest.errors import printable
+from blis_replay.validate.cli.options import quiet
 
 _SHOWN_EVERY_S = 0.1
 _WIPE = "\r\033[K"
@@ -30,7 +31,7 @@ def progress_line(label: str, unit: str = "") -> Iterator[Told | None]:
 
     ``unit``: ``B`` for bytes, empty for things.  The line is wiped at the end, after an error and Ctrl-C too.
     """
-    if sys.stderr is None or not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty() or quiet():
         yield None
         return
     begin, shown, doing = time.monotonic(), float("-inf"), ""

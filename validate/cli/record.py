@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING
 
 import click
 
+from blis_replay.validate.cli.verb import verb
+
 if TYPE_CHECKING:
     from blis_replay.validate.server_recording import ServerRecording
 
 
-@click.command("record", context_settings={"ignore_unknown_options": True})
+@verb("record", context_settings={"ignore_unknown_options": True})
 @click.option(
     "--out",
+    "-o",
     "directory",
     type=click.Path(path_type=Path, file_okay=False),
     help="The experiment's directory; its name becomes the experiment's.  [default: one in runs/, by date and model]",

@@ -17,16 +17,17 @@ from blis_replay.validate.cli.options import (
     store_option,
 )
 from blis_replay.validate.cli.progress import progress_line
+from blis_replay.validate.cli.verb import verb
 
 
-@click.command("report")
+@verb("report")
 @experiments_options
 @coefficients_option
 @click.option(
     "--baseline", default=None, metavar="RELEASE", help="Another one, whose errors are shown below in the overview."
 )
 @replay_option
-@click.option("--out", type=OUT_FILE, required=True, help="The HTML file to write.")
+@click.option("--out", "-o", type=OUT_FILE, required=True, help="The HTML file to write.")
 @store_option
 @form_options
 def command(
@@ -48,12 +49,12 @@ def command(
 
     \b
     Examples:
-      blis-replay report --experiment 34b-general --out report.html
-      blis-replay report --experiment 34b-general --replay scheduling=synchronous --out report.html
+      blis-replay report 34b-general --out report.html
+      blis-replay report 34b-general --replay scheduling=synchronous --out report.html
       blis-replay report --all --coefficients mine.yaml --baseline h100-vllm-0.15.1 --out report.html
     """
     if bool(names) == everything:
-        raise click.UsageError("name experiments with --experiment, or use --all")
+        raise click.UsageError("name experiments, or use --all")
     with progress_line("reporting") as progress:
         from blis_replay.ingest.store import open_store
         from blis_replay.replay.mode import parse_mode

@@ -15,13 +15,14 @@ from blis_replay.validate.cli.options import (
     replay_option,
     store_option,
 )
+from blis_replay.validate.cli.verb import verb
 
 
-@click.command("segments")
+@verb("segments")
 @experiment_option
 @coefficients_option
 @replay_option
-@click.option("--out", type=OUT_FILE, default=None, help="Write every request (.parquet, .csv).")
+@click.option("--out", "-o", type=OUT_FILE, default=None, help="Write every request (.parquet, .csv).")
 @store_option
 @form_options
 def command(
@@ -34,8 +35,8 @@ def command(
 
     \b
     Examples:
-      blis-replay segments --experiment 34b-general
-      blis-replay segments --experiment mine --replay scheduling=synchronous --out requests.csv
+      blis-replay segments 34b-general
+      blis-replay segments mine --replay scheduling=synchronous --out requests.csv
     """
     from blis_replay.replay.driver import replay
     from blis_replay.replay.mode import parse_mode

@@ -7,9 +7,10 @@ from pathlib import Path
 import click
 
 from blis_replay.validate.cli.options import form_options, print_answer, store_option
+from blis_replay.validate.cli.verb import verb
 
 
-@click.command("simulate")
+@verb("simulate")
 @click.option(
     "--requests",
     "requests_path",
@@ -18,7 +19,7 @@ from blis_replay.validate.cli.options import form_options, print_answer, store_o
     help="Request table: .csv, .jsonl or .parquet.",
 )
 @click.option(
-    "--experiment", "name", default=None, metavar="NAME", help="Or the requests of a recording: slug or alias."
+    "--experiment", "-e", "name", default=None, metavar="NAME", help="Or the requests of a recording: slug or alias."
 )
 @click.option(
     "--workload",
@@ -40,7 +41,11 @@ from blis_replay.validate.cli.options import form_options, print_answer, store_o
     "--tensor-parallelism", type=click.IntRange(1), default=None, help="And on how many GPUs, where that is not enough."
 )
 @click.option(
-    "--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder for the tables and summary."
+    "--out",
+    "-o",
+    type=click.Path(path_type=Path, file_okay=False),
+    required=True,
+    help="Folder for the tables and summary.",
 )
 @click.option("--instances", type=click.IntRange(1, 1000), default=1, show_default=True, help="Engines of a cluster.")
 @click.option(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import click
-
 from blis_replay.validate.cli.options import (
     coefficients_option,
     experiment_option,
@@ -13,9 +11,10 @@ from blis_replay.validate.cli.options import (
     print_answer,
     store_option,
 )
+from blis_replay.validate.cli.verb import verb
 
 
-@click.command("steps")
+@verb("steps")
 @experiment_option
 @coefficients_option
 @store_option
@@ -30,9 +29,9 @@ def command(name: str, coefficients: str | None, store_path: Path, form: str | N
 
     \b
     Examples:
-      blis-replay steps --experiment 34b-general
-      blis-replay steps --experiment 34b-general --coefficients stepml-per-model-linear
-      blis-replay steps --experiment 70b-general --json
+      blis-replay coefficients steps 34b-general
+      blis-replay coefficients steps 34b-general --coefficients stepml-per-model-linear
+      blis-replay coefficients steps 70b-general --json
 
     \b
     Of the first one, abridged:

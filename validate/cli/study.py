@@ -8,6 +8,7 @@ import click
 
 from blis_replay.validate.cli.options import executor_options, form_options, print_answer, store_option
 from blis_replay.validate.cli.progress import progress_line
+from blis_replay.validate.cli.verb import VerbGroup
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from blis_replay.replay.executors.executors import ExecutorName
 
 
-@click.group("study")
+@click.group("study", cls=VerbGroup)
 def command() -> None:
     """Published findings about the simulator, run again on this engine.
 

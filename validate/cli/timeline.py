@@ -16,9 +16,10 @@ from blis_replay.validate.cli.options import (
     replay_option,
     store_option,
 )
+from blis_replay.validate.cli.verb import verb
 
 
-@click.command("timeline")
+@verb("timeline")
 @experiment_option
 @coefficients_option
 @replay_option
@@ -26,6 +27,7 @@ from blis_replay.validate.cli.options import (
 @click.option("--for", "length_us", type=DURATION, default="5s", show_default=True, help="How long it is.")
 @click.option(
     "--out",
+    "-o",
     type=OUT_FILE,
     required=True,
     help="The file: .json (Chrome trace events) or .pftrace (Perfetto).",
@@ -50,9 +52,9 @@ def command(
 
     \b
     Examples:
-      blis-replay timeline --experiment 34b-general --out trace.json
-      blis-replay timeline --experiment 34b-general --from 600s --for 500ms --out trace.pftrace
-      blis-replay timeline --experiment 34b-general --replay scheduling=synchronous --out trace.json
+      blis-replay timeline 34b-general --out trace.json
+      blis-replay timeline 34b-general --from 600s --for 500ms --out trace.pftrace
+      blis-replay timeline 34b-general --replay scheduling=synchronous --out trace.json
     """
     from blis_replay.replay.driver import replay
     from blis_replay.replay.mode import parse_mode

@@ -21,12 +21,13 @@ from blis_replay.validate.cli.options import (
     store_option,
 )
 from blis_replay.validate.cli.progress import progress_line
+from blis_replay.validate.cli.verb import verb
 
 if TYPE_CHECKING:
     from blis_replay.replay.executors.executors import ExecutorName
 
 
-@click.command("validate")
+@verb("validate")
 @experiments_options
 @coefficients_option
 @replay_option
@@ -88,17 +89,17 @@ def command(
 
     \b
     Examples:
-      blis-replay validate --experiment 34b-general
-      blis-replay validate --experiment 34b-general --by-stage
-      blis-replay validate --experiment 34b-general --coefficients mine.yaml
-      blis-replay validate --experiment 34b-general --coefficients stepml-direct --replay as-published
-      blis-replay validate --experiment 34b-general --replay spec
-      blis-replay validate --experiment 34b-general --simulator both --blis-binary ./blis
-      blis-replay validate --experiment 34b-general --replay vllm_version=0.32.0
+      blis-replay validate 34b-general
+      blis-replay validate 34b-general --by-stage
+      blis-replay validate 34b-general --coefficients mine.yaml
+      blis-replay validate 34b-general --coefficients stepml-direct --replay as-published
+      blis-replay validate 34b-general --replay spec
+      blis-replay validate 34b-general --simulator both --blis-binary ./blis
+      blis-replay validate 34b-general --replay vllm_version=0.32.0
       blis-replay validate --all --csv
     """
     if bool(names) == everything:
-        raise click.UsageError("name experiments with --experiment, or use --all")
+        raise click.UsageError("name experiments, or use --all")
     if choice != "embedded" and blis_binary is None:
         raise click.UsageError(f"--simulator {choice} needs --blis-binary PATH")
     if not blis_timeout > 0:  # not a number is no limit either

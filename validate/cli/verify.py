@@ -11,6 +11,7 @@ from blis_replay.blis.verification.workloads import VerificationRow
 from blis_replay.ingest.tables import Cell, Column, Table, Toned, table_of
 from blis_replay.validate.cli.options import form_options, print_answer
 from blis_replay.validate.cli.progress import progress_line
+from blis_replay.validate.cli.verb import verb
 from blis_replay.validate.text.answer import Answer, Block
 
 _GROUP_COLUMNS = (Column("", "text"), Column("check", "text"), Column("passed", "word"))
@@ -65,7 +66,7 @@ def _word(passed: bool) -> Toned:
     return Toned("pass", "good") if passed else Toned("FAIL", "bad")
 
 
-@click.command("verify")
+@verb("verify")
 @click.option("--quick", is_flag=True, help="Fewer requests and replications: seconds, with wider intervals.")
 @click.option(
     "--seed", type=click.IntRange(0, 2**32 - 1), default=1, show_default=True, help="Of all random workloads."

@@ -16,12 +16,13 @@ from blis_replay.validate.cli.options import (
     store_option,
 )
 from blis_replay.validate.cli.progress import progress_line
+from blis_replay.validate.cli.verb import verb
 
 if TYPE_CHECKING:
     from blis_replay.replay.executors.executors import ExecutorName
 
 
-@click.command("whatif")
+@verb("whatif")
 @experiment_option
 @coefficients_option
 @click.option("--set", "fixed", multiple=True, metavar="ARGUMENT=VALUE", help="Change an engine argument.")
@@ -50,10 +51,10 @@ def command(
 
     \b
     Examples:
-      blis-replay whatif --experiment 34b-general --set max_num_seqs=64
-      blis-replay whatif --experiment 70b-general --set async_scheduling=false \\
+      blis-replay whatif 34b-general --set max_num_seqs=64
+      blis-replay whatif 70b-general --set async_scheduling=false \\
           --sweep max_num_seqs=64,128,256 --sweep max_num_batched_tokens=2048,8192
-      blis-replay whatif --experiment 7b-reasoning --set num_gpu_blocks=none --json
+      blis-replay whatif 7b-reasoning --set num_gpu_blocks=none --json
     """
     from blis_replay.replay.mode import parse_engine_value, parse_overrides
     from blis_replay.replay.release_file import load_release

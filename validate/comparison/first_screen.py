@@ -52,7 +52,7 @@ def status_text(comparison: Comparison, verdict: str) -> str:
         if len(failed) == 1:
             return f"mean {_predicted(comparison, failed[0])}"
         errors = (f"{METRIC_NAMES[metric]} {percent(comparison.metrics[metric]['mean'].error)}" for metric in failed)
-        return f"errors of the mean beyond limits: {', '.join(errors)}"
+        return f"mean {', '.join(errors)} beyond limits"
     return verdict
 
 
@@ -129,12 +129,11 @@ def _named(finding: Finding) -> str:
 
 def _next(comparison: Comparison, again: str) -> str:
     """The command that a reader of this page wants next."""
-    about = f"--experiment {comparison.alias}"
     if comparison.verdict == "fail" or tail_errors(comparison):
-        return f"blis-replay attribute {about}{again}"
+        return f"blis-replay explain {comparison.alias}{again}"
     if comparison.verdict == "pass":
-        return f"blis-replay report {about}{again} --out report.html"
-    return f"blis-replay inspect {about}"
+        return f"blis-replay report {comparison.alias}{again} --out report.html"
+    return f"blis-replay inspect {comparison.alias}"
 
 
 def _listed(words: Sequence[str]) -> str:
