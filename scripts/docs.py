@@ -170,14 +170,14 @@ class _Runner:
         return part
 
     def _console(self, part: Part) -> list[str]:
-        lines = [line for command in commands_of(part) for line in [*command.written, *self._output(command)]]
+        lines = [line for command in commands_of(part) for line in [*command.written, *self._output(command, part.line)]]
         never = (str(self.folder), str(Path.home() / ".cache"), "Traceback (most recent call last)")
         unfit = [line for line in lines if any(text in line for text in never)]
         if unfit:
             raise ValueError(f"line {part.line}: a traceback, or a path of this machine; put ... there: {unfit[0]}")
         return lines
 
-    def _output(self, command: Command) -> list[str]:
+    def _output(self, command: Command, line: int) -> list[str]:
         """What should stand below a command; errors come where they come, an exit code other than 0 last.
 
         Raises ``ValueError`` for a failure that the page does not announce: a ``...`` would hide it.
@@ -186,7 +186,7 @@ class _Runner:
         if ended.returncode and f"# exit code {ended.returncode}" not in command.output:
             said = "\n".join(_lines(ended.stdout)[-3:])
             raise ValueError(
-                f"`{command.shell}` ends with exit code {ended.returncode}; if that is right, write "
+                f"line {line}: `{command.shell}` ends with exit code {ended.returncode}; if that is right, write "
                 f"`# exit code {ended.returncode}` below its output, which ends so:\n{said}"
             )
         code = [f"# exit code {ended.returncode}"] if ended.returncode else []

@@ -114,7 +114,7 @@ def test_what_a_program_prints_gets_a_block_of_its_own(write: Write) -> None:
         ("```console\nno command\n```\n", "begins with a command"),
         ("```text\n", "is not closed"),
         ("```console\n$ pwd\n```\n", "a path of this machine"),
-        ("```console\n$ python -c 1/0\n```\n", "a traceback"),
+        ("```console\n$ python -c 1/0\n# exit code 1\n```\n", "a traceback"),
         ("<!-- begin nothing -->\n<!-- end nothing -->\n", "nothing generates 'nothing'"),
         ("```sh\nblis-replay validate --experimint x\n```\n", "there is no --experimint"),
         ("Use `blis-replay wrong --json`.\n", "there is no wrong"),
