@@ -170,7 +170,8 @@ class _Runner:
         return part
 
     def _console(self, part: Part) -> list[str]:
-        lines = [line for command in commands_of(part) for line in [*command.written, *self._output(command, part.line)]]
+        commands = commands_of(part)
+        lines = [line for command in commands for line in [*command.written, *self._output(command, part.line)]]
         never = (str(self.folder), str(Path.home() / ".cache"), "Traceback (most recent call last)")
         unfit = [line for line in lines if any(text in line for text in never)]
         if unfit:
