@@ -18,6 +18,7 @@ def command(store_path: Path, form: str | None) -> None:
     Examples:
       blis-replay list
       blis-replay list --csv
+      blis-replay list -f markdown -o experiments.md
     """
     from blis_replay.validate.inspection import experiments_answer
 

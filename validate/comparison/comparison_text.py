@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from blis_replay.blis.latency.gpu import same_gpu
 from blis_replay.ingest.tables import Cell, Column, Table, Tone, Toned, columns_named
 from blis_replay.replay.store import provenance_of
 from blis_replay.validate.comparison.arguments import argument_lines
 from blis_replay.validate.comparison.compare import Cell as MetricCell
 from blis_replay.validate.comparison.compare import Comparison, mean_abs_errors
-from blis_replay.validate.comparison.first_screen import first_screen
+from blis_replay.validate.comparison.first_screen import first_screen, other_hardware
 from blis_replay.validate.comparison.saturation_text import saturation_block, saturation_json
 from blis_replay.validate.comparison.validated import Validated
 from blis_replay.validate.metrics.latency import METRIC_NAMES, METRICS, STATISTICS, THRESHOLDS
@@ -198,20 +197,12 @@ def notes(comparison: Comparison) -> list[str]:
     lines = [f"{what}: {how}" for what, how in comparison.run.plan.basis.items()]
     if comparison.schedule is not None:
         lines.append(f"schedule: {comparison.schedule.sentence}")
-    lines += _other_hardware(comparison)
+    lines += other_hardware(comparison)
     lines += argument_lines(comparison.recording, comparison.open_arguments)
     lines += [f"left out: {count:,} requests {reason}" for reason, count in comparison.excluded.items()]
     lines += [f"not simulated: {what}" for what in comparison.run.simulated.not_simulated]
     lines += [f"known difference: {difference}" for difference in comparison.run.simulated.differences]
     return [*lines, *_missing(comparison)]
-
-
-def _other_hardware(comparison: Comparison) -> list[str]:
-    """Coefficients are of one GPU: said where the recording ran on another, or does not tell on which."""
-    recorded, fitted = comparison.recording.hardware or "not recorded", comparison.run.release.hardware
-    if same_gpu(recorded, fitted):
-        return []
-    return [f"hardware: {recorded}; the coefficients are for {fitted}"]
 
 
 def _missing(comparison: Comparison) -> list[str]:

@@ -42,6 +42,12 @@ def tail_errors(comparison: Comparison) -> dict[str, float]:
     return {m: error for m, error in found.items() if error is not None and abs(error) > TAIL_LIMITS[m]}
 
 
+def other_hardware(comparison: Comparison) -> list[str]:
+    """Coefficients are of one GPU: said where the recording ran on another, or does not tell on which."""
+    recorded, fitted = comparison.recording.hardware or "not recorded", comparison.run.release.hardware
+    return [] if same_gpu(recorded, fitted) else [f"hardware: {recorded}; the coefficients are for {fitted}"]
+
+
 def status_text(comparison: Comparison, verdict: str) -> str:
     """What passed or failed, without the status word; ``verdict``: the sentence for any other verdict."""
     if comparison.verdict == "pass":
@@ -103,11 +109,10 @@ def _toned(error: float | None, limit: float, beyond: Tone) -> Cell:
 
 def _warnings(comparison: Comparison) -> list[Part]:
     """What the numbers depend on and nobody recorded, and who is not in them; nothing for most recordings."""
-    recorded, fitted = comparison.recording.hardware or "not recorded", comparison.run.release.hardware
     left_out = sum(comparison.excluded.values())
     return [
         *(saturation_block(comparison.saturation).parts[:1] if comparison.saturation else ()),
-        *([] if same_gpu(recorded, fitted) else [f"hardware: {recorded}; the coefficients are for {fitted}"]),
+        *other_hardware(comparison),
         *argument_lines(comparison.recording, comparison.open_arguments),
         *([f"left out: {left_out:,} requests"] if left_out else []),
     ]
