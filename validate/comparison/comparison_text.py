@@ -10,54 +10,22 @@ from blis_replay.replay.store import provenance_of
 from blis_replay.validate.comparison.arguments import argument_lines
 from blis_replay.validate.comparison.compare import Cell as MetricCell
 from blis_replay.validate.comparison.compare import Comparison, mean_abs_errors
+from blis_replay.validate.comparison.error_columns import ERROR_COLUMNS, ERRORS, WANTED, error_cell, error_cells
 from blis_replay.validate.comparison.first_screen import first_screen, other_hardware
 from blis_replay.validate.comparison.saturation_text import saturation_block, saturation_json
 from blis_replay.validate.comparison.validated import Validated
-from blis_replay.validate.metrics.latency import METRIC_NAMES, METRICS, STATISTICS, THRESHOLDS
+from blis_replay.validate.metrics.latency import METRIC_NAMES, METRICS, THRESHOLDS
 from blis_replay.validate.text.answer import RECONSTRUCTED, Answer, Block, Line, Part
 from blis_replay.validate.text.cells import in_ms, milliseconds, percent, percent_plain
 from blis_replay.validate.text.checks import finding_line
 
-ERROR_COLUMNS = (*((metric, name) for metric in ("e2e", "ttft", "itl") for name in STATISTICS), ("tpot", "mean"))
-# What 80 columns leave room for, and the others in the order in which they are wanted.
-_ALWAYS = {("e2e", "mean"), ("e2e", "p99"), ("ttft", "mean"), ("ttft", "p99"), ("itl", "mean")}
-_WANTED = sorted(
-    (cell for cell in ERROR_COLUMNS if cell not in _ALWAYS),
-    key=lambda cell: ("p99", "p50", "p90", "mean").index(cell[1]),
-)
-# The metric's name stands over its mean.
-_ERRORS = tuple(
-    Column(
-        cell[0].upper() if cell[1] == "mean" else cell[1],
-        "error",
-        wide=_WANTED.index(cell) + 1 if cell in _WANTED else 0,
-    )
-    for cell in ERROR_COLUMNS
-)
-_NAMED = (Column("experiment", "text"), Column("fit on", "text"), *_ERRORS)
+_NAMED = (Column("experiment", "text"), Column("fit on", "text"), *ERRORS)
 _JUDGED = (
     *_NAMED,
     Column("verdict", "word"),
-    Column("requests", "count", wide=len(_WANTED) + 1),
-    Column("slug", "text", wide=len(_WANTED) + 2),
+    Column("requests", "count", wide=len(WANTED) + 1),
+    Column("slug", "text", wide=len(WANTED) + 2),
 )
-
-
-def error_cells(comparison: Comparison) -> list[Cell]:
-    """The errors of a comparison; those of means that are beyond their threshold stand out."""
-    return [error_cell(comparison, metric, name) for metric, name in ERROR_COLUMNS]
-
-
-def error_cell(comparison: Comparison, metric: str, name: str) -> Cell:
-    """One error; that of a mean that is beyond its threshold stands out."""
-    error = comparison.metrics[metric][name].error
-    beyond = (
-        name == "mean"
-        and comparison.verdict != "overloaded"
-        and error is not None
-        and abs(error) > THRESHOLDS.get(metric, float("inf"))
-    )
-    return Toned(error, "bad") if beyond else error
 
 
 def verdict_tone(verdict: str) -> Tone:
@@ -88,7 +56,7 @@ def stages_table(whole: Comparison, stages: Sequence[Comparison]) -> Table:
     """A row per load stage of the experiment, also where there was nothing to compare."""
     compared = {c.selection.stage: [c.requests, *error_cells(c)] for c in stages}
     nothing: list[Cell] = [0, *(None for _ in ERROR_COLUMNS)]
-    columns = (Column(f"{whole.alias} by load stage", "text"), Column("requests", "count"), *_ERRORS)
+    columns = (Column(f"{whole.alias} by load stage", "text"), Column("requests", "count"), *ERRORS)
     return Table("", columns, [[f"stage {s.stage}", *compared.get(s.stage, nothing)] for s in whole.recording.stages])
 
 
