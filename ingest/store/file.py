@@ -1,10 +1,19 @@
-"""The store as a file: opening it, refusing what is not ours, one transaction at a time."""
+"""The store as a file: opening it, refusing what is not ours, one transaction at a time.
+
+A store may come from anybody: it is opened as a file, with our tables and no view in place of one, and DuckDB
+neither reads other files for it nor loads an extension.
+"""
 
 from __future__ import annotations
 
+import os
+import re
+import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +27,14 @@ SCHEMA_VERSION = 5
 # By default DuckDB takes most of the machine's memory for its buffers, and keeps in them what it once read.
 _MEMORY = "400MB"
 _WRITING_MEMORY = "200MB"
+# A verb that waits for another one waits so long: a validation of all experiments takes a minute.
+LOCK_TIMEOUT_S = 60.0
+# In the environment, another number of seconds.
+LOCK_TIMEOUT = "BLIS_REPLAY_LOCK_TIMEOUT"
+_TOLD_AFTER_S = 1.0
+_UNTRUSTED = {"autoinstall_known_extensions": "false", "autoload_known_extensions": "false"}
+# Where a file of DuckDB says that it is one.
+_MAGIC, _MAGIC_AT = b"DUCK", 8
 
 _SCHEMA = ("schema.sql", "schema_journeys.sql", "schema_token_events.sql", "schema_iterations.sql")
 # An older version -> what brings its file to the next one.
@@ -41,12 +58,14 @@ class Store:
 def open_store(path: Path | str, *, read_only: bool = False) -> Iterator[Store]:
     """The store at ``path``, closed on leaving; a new one is made unless ``read_only``.
 
+    While another process has it open, this one waits, and says so.
     Raises ``StoreError`` (one line, with the mend) if it is absent and ``read_only``,
-    is locked by another process, is no store of this program, has a newer schema, is
+    is locked for longer than ``LOCK_TIMEOUT_S``, is no store of this program, has a newer schema, is
     damaged (also when that shows later, inside the context), or its folder cannot be
     written.  A store with an older schema is brought up to date; what is stored stays.
     """
     path = Path(path)
+    _refuse_no_file(path)
     if read_only and not path.exists():
         raise StoreError(f"{path}: there is no store; make one with an ingest, or point --store at another file")
     import duckdb
@@ -158,7 +177,8 @@ def _connect(path: Path, read_only: bool) -> duckdb.DuckDBPyConnection:
     try:
         if not read_only:
             path.parent.mkdir(parents=True, exist_ok=True)
-        connection = duckdb.connect(str(path), read_only=read_only, config={"memory_limit": _MEMORY})
+        connection = _waited_for(path, read_only)
+        connection.execute("SET enable_external_access = false")
         # Its own progress bar goes to the standard output, in a pipe too, in the middle of what is printed there.
         connection.execute("SET enable_progress_bar = false")
         return connection
@@ -170,15 +190,65 @@ def _connect(path: Path, read_only: bool) -> duckdb.DuckDBPyConnection:
         raise StoreError(f"{path}: {_why_not_opened(path, one_line(error))}") from error
 
 
+def _refuse_no_file(path: Path) -> None:
+    """What DuckDB would open as something else than a file of its own: memory, a service, another database."""
+    if re.match(r":|[A-Za-z][A-Za-z0-9+.-]+:", str(path)):
+        raise StoreError(f"{path}: a store is a file; give its path with --store (./{path} for a file of that name)")
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise StoreError(f"{path}: this is no plain file; choose another path with --store")
+    if not path.is_file() or not path.stat().st_size:
+        return
+    try:
+        with path.open("rb") as file:
+            head = file.read(_MAGIC_AT + len(_MAGIC))
+    except OSError as error:
+        raise StoreError(f"{path}: it cannot be read ({error.strerror}); change its permissions") from error
+    if head[_MAGIC_AT:] != _MAGIC:
+        raise StoreError(f"{path}: {_NOT_OURS}")
+
+
+_NOT_OURS = "this is not a blis-replay store; choose another path with --store"
+
+
+def _waited_for(path: Path, read_only: bool) -> duckdb.DuckDBPyConnection:
+    """The connection, as soon as no other process is in the way."""
+    import duckdb
+
+    begin, told = time.monotonic(), False
+    while True:
+        try:
+            return duckdb.connect(str(path), read_only=read_only, config={"memory_limit": _MEMORY, **_UNTRUSTED})
+        except duckdb.Error as error:
+            waited_s = time.monotonic() - begin
+            if not _is_locked(one_line(error)) or path.resolve() in _OPEN or waited_s >= lock_timeout_s():
+                raise
+        if waited_s >= _TOLD_AFTER_S and not told:
+            told = True
+            print(f"waiting for {path}: another process has it open", file=sys.stderr, flush=True)
+        time.sleep(min(0.1, lock_timeout_s()))
+
+
+def lock_timeout_s() -> float:
+    """How long to wait for another process: LOCK_TIMEOUT, where it is a number, else ``LOCK_TIMEOUT_S``."""
+    try:
+        return max(float(os.environ[LOCK_TIMEOUT]), 0.0)
+    except (KeyError, ValueError):
+        return LOCK_TIMEOUT_S
+
+
+def _is_locked(text: str) -> bool:
+    locked = ("set lock", "conflicting lock", "different configuration", "used by another process")
+    return any(words in text.lower() for words in locked)
+
+
 def _why_not_opened(path: Path, text: str) -> str:
     lowered = text.lower()
     if path.is_dir():
         return "this is a folder; give the path of a file"
-    locked = ("set lock", "conflicting lock", "different configuration", "used by another process")
-    if any(words in lowered for words in locked):
-        return "another process has it open; wait for it or choose another store with --store"
+    if _is_locked(lowered):
+        return "another process has it open; wait for it (--lock-timeout) or choose another store with --store"
     if "not a valid duckdb" in lowered:
-        return "this is not a blis-replay store; choose another path with --store"
+        return _NOT_OURS
     if "version number" in lowered or "newer version" in lowered:
         return f"written by another version of DuckDB ({text}); update duckdb, or ingest into a new store"
     if "permission denied" in lowered or "read-only" in lowered:
@@ -202,7 +272,27 @@ def _check_schema(connection: duckdb.DuckDBPyConnection, path: Path) -> int:
         raise StoreError(
             f"{path}: schema version {version} is newer than this program's {SCHEMA_VERSION}; update blis-replay"
         )
+    if int(version) == SCHEMA_VERSION:
+        _refuse_other_objects(connection, path, tables)
     return int(version)
+
+
+def _refuse_other_objects(connection: duckdb.DuckDBPyConnection, path: Path, tables: set[str]) -> None:
+    """A view in place of a table is a query that somebody else wrote."""
+    rows = connection.execute("SELECT view_name FROM duckdb_views() WHERE NOT internal").fetchall()
+    views = {str(row[0]) for row in rows}
+    for kind, found, ours in (("TABLE", tables, _made("TABLE")), ("VIEW", views, _made("VIEW"))):
+        if odd := sorted(found ^ ours):
+            problem = "is not of a store" if odd[0] in found else "is missing"
+            name = "".join(c if c.isprintable() else "?" for c in odd[0][:60])
+            raise StoreError(f"{path}: {kind.lower()} {name} {problem}; ingest into a new store")
+
+
+@cache
+def _made(kind: str) -> frozenset[str]:
+    """The names of the tables or views that this package makes."""
+    texts = [Path(__file__).with_name(name).read_text(encoding="utf-8") for name in _SCHEMA]
+    return frozenset(name for text in texts for name in re.findall(rf"CREATE {kind} IF NOT EXISTS (\w+)", text))
 
 
 def _upgrade(connection: duckdb.DuckDBPyConnection) -> None:

@@ -87,11 +87,19 @@ def insert_cache_evidence(connection: duckdb.DuckDBPyConnection, recording: Reco
         connection.execute(queries.INSERT_REQUEST_PROMPTS, [slug])
         connection.unregister("prompts_to_store")
     if recording.kv_events is not None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
         columns = ", ".join(KV_EVENT_SCHEMA)
-        connection.execute(
-            f"INSERT INTO kv_events (slug, {columns}) SELECT ?, {columns} FROM read_parquet(?)",  # noqa: S608
-            [slug, str(recording.kv_events)],
-        )
+        with pq.ParquetFile(recording.kv_events) as events:
+            # The store's own connection opens no files.
+            batches = pa.RecordBatchReader.from_batches(events.schema_arrow, events.iter_batches())
+            connection.register("events_to_store", batches)
+            connection.execute(
+                f"INSERT INTO kv_events (slug, {columns}) SELECT ?, {columns} FROM events_to_store",  # noqa: S608
+                [slug],
+            )
+            connection.unregister("events_to_store")
 
 
 # Requests of an experiment that are held in memory, some 20 MB: of more each column is read when it is asked for.

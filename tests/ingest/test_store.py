@@ -6,6 +6,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -387,8 +388,9 @@ def half_way_through_an_ingest(path: Path) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
-def test_a_killed_ingest_leaves_the_store_as_it_was(tmp_path: Path) -> None:
+def test_a_killed_ingest_leaves_the_store_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "s.duckdb"
+    monkeypatch.setenv("BLIS_REPLAY_LOCK_TIMEOUT", "0")
     with open_store(path) as store:
         write_recording(store, recording(), NO_EVENTS)
     with half_way_through_an_ingest(path) as child:
@@ -477,3 +479,52 @@ def test_how_a_clock_was_placed_and_what_was_dropped_are_kept(tmp_path: Path) ->
         assert (kept.clocks, kept.dropped_step_events) == (clocks, 12)
         # Another placement is other content, although the files are the same.
         assert write_recording(store, replace(made, clocks=clocks[:1]), NO_EVENTS) == "replaced"
+
+
+@pytest.mark.slow
+def test_a_store_that_another_process_has_open_is_waited_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "s.duckdb"
+    with half_way_through_an_ingest(path) as child:
+        threading.Timer(1.5, child.kill).start()
+        with open_store(path) as store:
+            assert list_experiments(store) == []
+    assert capsys.readouterr().err == f"waiting for {path}: another process has it open\n"
+
+
+@pytest.mark.parametrize("name", [":memory:", "md:shared", "s3://bucket/s.duckdb", "sqlite:s.db"])
+def test_a_store_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """DuckDB would keep nothing, or fetch native code for a service."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StoreError, match="a store is a file"), open_store(name):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_of_another_database_is_not_handed_to_duckdb(tmp_path: Path) -> None:
+    """It would fetch an extension for SQLite."""
+    path = tmp_path / "s.duckdb"
+    path.write_bytes(b"SQLite format 3\0" + bytes(4080))
+    with pytest.raises(StoreError, match="not a blis-replay store"), open_store(path):
+        pass
+
+
+def test_a_view_in_place_of_a_table_is_refused(tmp_path: Path) -> None:
+    path, secret = tmp_path / "s.duckdb", tmp_path / "secret.txt"
+    secret.write_text("of this machine\n")
+    with open_store(path) as store:
+        write_recording(store, recording(), NO_EVENTS)
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("DROP TABLE findings")
+        connection.execute(f"CREATE VIEW findings AS SELECT * FROM read_csv('{secret}', header = false)")  # noqa: S608
+    with pytest.raises(StoreError, match="table findings is missing"), open_store(path):
+        pass
+
+
+def test_a_store_reads_no_other_file(tmp_path: Path) -> None:
+    (tmp_path / "secret.csv").write_text("a\n1\n")
+    with open_store(tmp_path / "s.duckdb") as store, pytest.raises(duckdb.PermissionException):
+        store.connection.execute(f"SELECT * FROM read_csv('{tmp_path}/secret.csv')")  # noqa: S608
+    with open_store(tmp_path / "s.duckdb", read_only=True) as store, pytest.raises(duckdb.PermissionException):
+        store.connection.execute(f"SELECT * FROM read_csv('{tmp_path}/secret.csv')")  # noqa: S608

@@ -139,8 +139,15 @@ class LazyGroup(click.Group):
     show_default=True,
     help="Colour; auto: on a terminal, or as NO_COLOR and FORCE_COLOR say.",
 )
+@click.option(
+    "--lock-timeout",
+    type=click.FloatRange(0),
+    default=None,
+    metavar="SECONDS",
+    help="How long to wait for a store that another process has open.  [default: 60]",
+)
 @click.pass_context
-def cli(ctx: click.Context, debug: bool, color: str) -> None:
+def cli(ctx: click.Context, debug: bool, color: str, lock_timeout: float | None) -> None:
     """Replay a recording of a real vLLM server through a simulator, and see how far
     the simulator is from it.
 
@@ -155,6 +162,8 @@ def cli(ctx: click.Context, debug: bool, color: str) -> None:
     4 a fault of this program.
     """
     ctx.color = _in_colour(color)
+    if lock_timeout is not None:
+        os.environ["BLIS_REPLAY_LOCK_TIMEOUT"] = str(lock_timeout)  # for the workers as well
 
 
 def _in_colour(choice: str) -> bool | None:
