@@ -11,9 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.readers import discovery, experiment_config
@@ -23,21 +21,10 @@ from blis_replay.ingest.readers.discovery import Source
 from blis_replay.ingest.readers.documents import text, tokens
 from blis_replay.ingest.readers.files import Progress, RecordedFile
 from blis_replay.ingest.readers.formats import REQUEST_FORMATS, TABLE
-from blis_replay.ingest.readers.otlp import journeys as otlp_journeys
 from blis_replay.ingest.readers.otlp import traces as otlp_traces
-from blis_replay.ingest.readers.otlp.spans import lifecycles_of_spans
-from blis_replay.ingest.readers.pairing import BY_IDS, Pairing, paired, with_request_indices
-from blis_replay.ingest.readers.recorder.joined import (
-    journeys_of_requests,
-    prompts_of_rows,
-    with_owners,
-    with_step_log,
-)
-from blis_replay.ingest.readers.recorder.step_log import StepLog, read_step_log
-from blis_replay.ingest.readers.requests import RawPrompts, RequestsRead, in_send_order, with_summary
+from blis_replay.ingest.readers.requests import RequestsRead, in_send_order, with_summary
 from blis_replay.ingest.readers.server import kv_events
 from blis_replay.ingest.readers.server import log as server_log
-from blis_replay.ingest.readers.server.clock import Bridge, server_times, steps_on_zero
 from blis_replay.ingest.readers.server.engine_settings import EngineEvidence, GivenArguments, engine_of
 from blis_replay.ingest.readers.server.forward_passes import read_forward_passes
 from blis_replay.ingest.readers.server.iterations import IterationLines
@@ -47,10 +34,6 @@ from blis_replay.ingest.readers.tables import llmservingsim
 from blis_replay.ingest.recording import (
     AGGREGATE_SCHEMA,
     ARRIVALS,
-    IDENTITIES,
-    JOURNEY_EVENT_SCHEMA,
-    LIFECYCLE_SCHEMA,
-    NOT_KNOWN,
     PUBLISHED,
     RECORDED,
     REQUEST_SCHEMA,
@@ -67,7 +50,8 @@ from blis_replay.ingest.recording import (
     empty_frame,
     workload_of,
 )
-from blis_replay.ingest.rows import Rows, Scratch, no_rows, rows_of
+from blis_replay.ingest.rows import Rows, Scratch, no_rows
+from blis_replay.ingest.server_side import ServerSide, ServerTimes
 from blis_replay.ingest.steps.placed import place
 from blis_replay.ingest.stream.lengths import with_counted_lengths, with_decode_lengths
 
@@ -133,16 +117,6 @@ class _Configured:
         return self.log.prefix_hit_rate if counted is None else counted
 
 
-@dataclass(frozen=True)
-class _Server:
-    """What the server's traces say, from the experiment's zero."""
-
-    steps: Rows
-    lifecycles: Rows
-    journey_events: Rows
-    clocks: tuple[Clock, ...]
-
-
 class _Assembly:
     """One reading of one directory: the files, what is missing, and how the parts are joined."""
 
@@ -161,15 +135,11 @@ class _Assembly:
         self.versions: dict[str, str] = {}  # file -> the tool and version that wrote it
         self.unused: dict[str, str] = {}  # file -> why its requests were not used
         self.missing: list[str] = []
-        self.spans: pl.DataFrame | None = None  # requests as the server traced them, beside those of a client
-        self.pairing: Pairing | None = None  # of requests that both recorded
-        self.order: NDArray[np.int64] = np.empty(0, np.int64)  # the client's rows in send order
-        self.log: StepLog | None = None
-        self.logged: NDArray[np.int64] = np.empty(0, np.int64)  # the journeys of the requests in it
+        self.server = ServerSide(self.scratch, self.missing)
 
     def recording(self) -> Recording:
         configured = self._configured()
-        traces = self._traces()
+        traces = self.server.read(self.known)
         found = self._requests(configured, traces)
         traces = replace(traces, requests=None)
         if found is not None:
@@ -180,7 +150,7 @@ class _Assembly:
         model = self._model(configured, found, ground_truth)
         requests, client, events, prefix = self._placed(found, configured)
         del found
-        server = self._server(traces, requests, client)
+        server = self.server.placed(traces, requests, client)
         cache_events, cache_clock = self._kv_events(client)
         engine, findings = self._engine(configured, server)
         passes = self.known.get(discovery.FORWARD_PASSES, [])
@@ -215,7 +185,7 @@ class _Assembly:
             clocks=tuple(clock for clock in (client, *server.clocks, cache_clock) if clock is not None),
             files=files,
             missing=tuple(self.missing),
-            recorder=self.log.measured if self.log else None,
+            recorder=self.server.log.measured if self.server.log else None,
             dropped_step_events=traces.dropped_events,
             prefix=prefix,
             kv_events=cache_events,
@@ -225,17 +195,6 @@ class _Assembly:
         placed = place(recording, self.scratch)
         missing = (*recording.missing, *([placed.remark] if placed.remark else []))
         return replace(recording, iterations=placed.iterations, missing=missing)
-
-    def _traces(self) -> otlp_traces.TracesRead:
-        """What the server wrote of its steps and requests: traces, and a step log in place of what it has better."""
-        traces = otlp_traces.read_traces(self.known.get(discovery.OTLP, []), self.scratch)
-        self.log = read_step_log(self.known.get(discovery.STEP_LOG, []), self.scratch)
-        if self.log is None:
-            return traces
-        traces = with_step_log(traces, self.log, self.scratch)
-        if traces.journeys is not None:
-            self.logged = journeys_of_requests(traces.journeys)
-        return traces
 
     def _nothing_found(self) -> RecordingError:
         """Why there is nothing to judge: every record was lost, or no file is of a kind that has any."""
@@ -323,41 +282,11 @@ class _Assembly:
                 found = with_summary(found, read)
             elif read.rows.height or (found is None and len(read.aggregates)):
                 found, used, used_form = read, file.name, form.name
-        if traces.requests is None:
-            return found
-        if found is None or found.rows.is_empty():
-            return replace(traces.requests, prefix=self._logged_prompts(np.arange(len(self.logged)), len(self.logged)))
-        self.spans = traces.requests.frame
-        kind = traces.requests.clock_kind
-        self.pairing = paired(found.frame, self.spans, kind, found.clock_kind == kind == "monotonic")
-        self._note_pairing(self.pairing, used)
-        logged = self._logged_prompts(self.pairing.client_rows, self.pairing.frame.height)
-        return replace(found, rows=rows_of(self.pairing.frame), prefix=logged or found.prefix)
+        return found if traces.requests is None else self.server.paired_with(traces.requests, found, used)
 
     def _table_is_meant(self) -> bool:
         """Whether the user has said that a table is to be read; by its columns alone it may be of anything."""
         return bool(self.source.columns) or self.source.form == TABLE
-
-    def _logged_prompts(self, rows: NDArray[np.int64], count: int) -> RawPrompts | None:
-        """The prompts of requests by the step log, whose own requests are the requests ``rows``."""
-        if self.log is None or self.log.prompts is None or not (rows >= 0).any():
-            return None
-        return prompts_of_rows(self.log.prompts, self.logged, rows, count)
-
-    def _note_pairing(self, pairing: Pairing, used: str) -> None:
-        """What could not be told of the server's requests, or was told by something else than their ids."""
-        traced, pairs = len(pairing.client_rows), int((pairing.client_rows >= 0).sum())
-        if not pairs:
-            self.missing.append(
-                f"which of the {traced:,} requests that the server traced are those of {used}: neither ids, nor "
-                "lengths and arrivals, tell"
-            )
-        elif pairing.how != BY_IDS:
-            others = f"; {traced - pairs:,} others are not of {used}" if traced > pairs else ""
-            self.missing.append(
-                f"ids that client and server share: {pairs:,} of {traced:,} requests that the server traced are those "
-                f"of {used} by {pairing.how}{others}"
-            )
 
     def _model(self, configured: _Configured, found: RequestsRead | None, ground_truth: GroundTruth) -> str | None:
         candidates = {
@@ -371,8 +300,10 @@ class _Assembly:
             "the bundled profile": text(self.profile.get("model")),
         }
         said = {where: model for where, model in candidates.items() if model}
-        if not said and self.log is not None and self.log.model:
-            said = {"the step log": self.log.model}  # by its path, where others have the name that it is served by
+        if not said and self.server.log is not None and self.server.log.model:
+            said = {
+                "the step log": self.server.log.model
+            }  # by its path, where others have the name that it is served by
         if not said:
             self.missing.append(
                 "model: it can be simulated as any, and compared with none"
@@ -395,7 +326,7 @@ class _Assembly:
             return no_rows(REQUEST_SCHEMA), None, None, None
         self.missing += found.remarks
         ordered, order, zero_us = in_send_order(found.rows)
-        self.order = order
+        self.server.order = order
         # A clock that stands at a whole second at the first send was set there by hand.
         by_hand = found.clock_kind == "epoch" and zero_us % 1_000_000 == 0
         client = Clock(found.clock_name, found.clock_kind, zero_us, by_hand)
@@ -434,84 +365,7 @@ class _Assembly:
             )
         return path, Clock("kv events", "epoch", read.zero_us)
 
-    def _server(self, traces: otlp_traces.TracesRead, requests: Rows, client: Clock | None) -> _Server:
-        """Steps and journeys beside the requests."""
-        journeys = traces.journeys
-        arrivals_ns = pl.Series(dtype=pl.Int64)
-        if journeys is not None:
-            arrivals_ns = journeys.lifecycles.select(pl.coalesce("arrived_ns", "queued_ns")).to_series()
-        of_pairs = self._clock_by_identities(client, traces.bridge)
-        times = server_times(
-            traces.steps, arrivals_ns, traces.bridge, client, requests, traces.sequential_span_ids, of_pairs
-        )
-        self._note_traces(traces, times.remark if times else "")
-        zero_us = times.zero_us if times else 0
-        steps, clocks = steps_on_zero(traces.steps, zero_us), times.clocks if times else ()
-        if of_pairs is not None:
-            clocks = (*(clock for clock in clocks if clock.name != of_pairs.name), of_pairs)
-        if journeys is None:
-            lifecycles, own_clock = self._span_lifecycles(client, of_pairs)
-            return _Server(steps, lifecycles, no_rows(JOURNEY_EVENT_SCHEMA), (*clocks, *own_clock))
-        lifecycles, events = otlp_journeys.on_zero(journeys, zero_us, self.scratch)
-        lifecycles = with_request_indices(lifecycles, requests, self.scratch)
-        if self.pairing is not None and self.log is not None:
-            lifecycles = with_owners(lifecycles, self.logged, self._owners(self.pairing), self.scratch)
-        if unknown := lifecycles.where("request_index IS NULL").height:
-            self.missing.append(f"which requests {unknown} journeys belong to: their ids are not those of the requests")
-        return _Server(steps, lifecycles, events, clocks)
-
-    def _span_lifecycles(self, client: Clock | None, of_pairs: Clock | None) -> tuple[Rows, tuple[Clock, ...]]:
-        """Requests as upstream spans have them, beside those of a client; and their clock, where no pair places it."""
-        spans, pairing = self.spans, self.pairing
-        if spans is None or pairing is None or client is None:
-            return no_rows(LIFECYCLE_SCHEMA), ()
-        clock = of_pairs
-        if clock is None:
-            epochs = client.kind == "epoch" and not client.constructed
-            zero_us = client.zero_us if epochs else int(spans["sent_us"].min() or 0)  # type: ignore[arg-type]
-            clock = Clock("server", "epoch", zero_us, placed=NOT_KNOWN)
-        owners = pl.Series(self._owners(pairing)).replace(-1, None)
-        rows = lifecycles_of_spans(spans, owners, clock.zero_us)
-        return self.scratch.hold(rows), () if of_pairs is not None else (clock,)
-
-    def _owners(self, pairing: Pairing) -> NDArray[np.int64]:
-        """int64[server's requests]: the request, by its index, to which each belongs, -1 where there is none."""
-        position = np.full(len(self.order) + 1, -1, np.int64)
-        position[self.order] = np.arange(len(self.order))
-        owners: NDArray[np.int64] = position[pairing.client_rows]  # of -1 it is the last
-        return owners
-
-    def _clock_by_identities(self, client: Clock | None, bridge: Bridge | None) -> Clock | None:
-        """The server's clock by the requests that it and the client both recorded: its stamps, if those allow them."""
-        alignment = None if self.pairing is None else self.pairing.alignment
-        if alignment is None or client is None:
-            return None
-        if alignment.crossed:
-            self.missing.append(
-                f"one offset between the clocks of client and server: by the {alignment.pairs:,} requests that both "
-                f"recorded it is at least {alignment.low_us:,} us and at most {alignment.high_us:,} us"
-            )
-        name = "step" if alignment.clock_kind == "monotonic" else "server"
-        stamped_us = 0 if client.kind == alignment.clock_kind else None
-        if client.kind == "epoch" and alignment.clock_kind == "monotonic" and bridge is not None:
-            stamped_us = -bridge.offset_us
-        offset_us = alignment.offset_us(stamped_us)
-        uncertainty_us = alignment.uncertainty_us(offset_us)
-        zero_us = client.zero_us + offset_us
-        return Clock(name, alignment.clock_kind, zero_us, placed=IDENTITIES, uncertainty_us=uncertainty_us)
-
-    def _note_traces(self, traces: otlp_traces.TracesRead, remark: str) -> None:
-        if traces.steps.is_empty():
-            self.missing.append("step records")
-        if traces.dropped_events:
-            self.missing.append(f"{traces.dropped_events} step span events that the tracing SDK discarded")
-        for (scope, name), count in sorted(traces.other_spans.items()):
-            self.missing.append(f"{count} spans {name!r} of scope {scope!r}: not read")
-        self.missing += traces.remarks
-        if remark:
-            self.missing.append(remark)
-
-    def _engine(self, configured: _Configured, server: _Server) -> tuple[dict[str, Setting], tuple[Finding, ...]]:
+    def _engine(self, configured: _Configured, server: ServerTimes) -> tuple[dict[str, Setting], tuple[Finding, ...]]:
         said = EngineEvidence(
             configured.experiment.engine,
             configured.log,
@@ -520,7 +374,7 @@ class _Assembly:
             self._hardware(configured),
             server.steps,
             server.journey_events,
-            self.log.settings if self.log else {},
+            self.server.log.settings if self.server.log else {},
             configured.metrics.engine,
             configured.header.name,
         )

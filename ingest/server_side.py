@@ -1,0 +1,179 @@
+"""What the server recorded of steps and requests, and how it belongs to what the client recorded of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from blis_replay.ingest.readers import discovery
+from blis_replay.ingest.readers.files import RecordedFile
+from blis_replay.ingest.readers.otlp import journeys as otlp_journeys
+from blis_replay.ingest.readers.otlp import traces as otlp_traces
+from blis_replay.ingest.readers.otlp.spans import lifecycles_of_spans
+from blis_replay.ingest.readers.pairing import BY_IDS, Pairing, paired, with_request_indices
+from blis_replay.ingest.readers.recorder.joined import (
+    journeys_of_requests,
+    prompts_of_rows,
+    with_owners,
+    with_step_log,
+)
+from blis_replay.ingest.readers.recorder.step_log import StepLog, read_step_log
+from blis_replay.ingest.readers.requests import RawPrompts, RequestsRead
+from blis_replay.ingest.readers.server.clock import Bridge, server_times, steps_on_zero
+from blis_replay.ingest.recording import (
+    IDENTITIES,
+    JOURNEY_EVENT_SCHEMA,
+    LIFECYCLE_SCHEMA,
+    NOT_KNOWN,
+    Clock,
+)
+from blis_replay.ingest.rows import Rows, Scratch, no_rows, rows_of
+
+
+@dataclass(frozen=True)
+class ServerTimes:
+    """What the server's traces say, from the experiment's zero."""
+
+    steps: Rows
+    lifecycles: Rows
+    journey_events: Rows
+    clocks: tuple[Clock, ...]
+
+
+class ServerSide:
+    """The server's half of one reading: its traces and its step log, and which of its requests are the client's.
+
+    ``missing``: where to say what could not be told.  ``order``: int64, the client's rows in send order, once known.
+    """
+
+    def __init__(self, scratch: Scratch, missing: list[str]) -> None:
+        self.scratch, self.missing = scratch, missing
+        self.spans: pl.DataFrame | None = None  # requests as the server traced them, beside those of a client
+        self.pairing: Pairing | None = None  # of requests that both recorded
+        self.order: NDArray[np.int64] = np.empty(0, np.int64)
+        self.log: StepLog | None = None
+        self.logged: NDArray[np.int64] = np.empty(0, np.int64)  # the journeys of the requests in it
+
+    def read(self, known: Mapping[str, list[RecordedFile]]) -> otlp_traces.TracesRead:
+        """What the server wrote of its steps and requests: traces, and a step log in place of what it has better."""
+        traces = otlp_traces.read_traces(known.get(discovery.OTLP, []), self.scratch)
+        self.log = read_step_log(known.get(discovery.STEP_LOG, []), self.scratch)
+        if self.log is None:
+            return traces
+        traces = with_step_log(traces, self.log, self.scratch)
+        if traces.journeys is not None:
+            self.logged = journeys_of_requests(traces.journeys)
+        return traces
+
+    def paired_with(self, traced: RequestsRead, found: RequestsRead | None, used: str) -> RequestsRead:
+        """The client's requests ``found`` in the file ``used`` with what the server traced of them; else its own."""
+        if found is None or found.rows.is_empty():
+            return replace(traced, prefix=self._logged_prompts(np.arange(len(self.logged)), len(self.logged)))
+        self.spans = traced.frame
+        kind = traced.clock_kind
+        self.pairing = paired(found.frame, self.spans, kind, found.clock_kind == kind == "monotonic")
+        self._note_pairing(self.pairing, used)
+        logged = self._logged_prompts(self.pairing.client_rows, self.pairing.frame.height)
+        return replace(found, rows=rows_of(self.pairing.frame), prefix=logged or found.prefix)
+
+    def _logged_prompts(self, rows: NDArray[np.int64], count: int) -> RawPrompts | None:
+        """The prompts of requests by the step log, whose own requests are the requests ``rows``."""
+        if self.log is None or self.log.prompts is None or not (rows >= 0).any():
+            return None
+        return prompts_of_rows(self.log.prompts, self.logged, rows, count)
+
+    def _note_pairing(self, pairing: Pairing, used: str) -> None:
+        """What could not be told of the server's requests, or was told by something else than their ids."""
+        traced, pairs = len(pairing.client_rows), int((pairing.client_rows >= 0).sum())
+        if not pairs:
+            self.missing.append(
+                f"which of the {traced:,} requests that the server traced are those of {used}: neither ids, nor "
+                "lengths and arrivals, tell"
+            )
+        elif pairing.how != BY_IDS:
+            others = f"; {traced - pairs:,} others are not of {used}" if traced > pairs else ""
+            self.missing.append(
+                f"ids that client and server share: {pairs:,} of {traced:,} requests that the server traced are those "
+                f"of {used} by {pairing.how}{others}"
+            )
+
+    def placed(self, traces: otlp_traces.TracesRead, requests: Rows, client: Clock | None) -> ServerTimes:
+        """Steps and journeys beside the requests."""
+        journeys = traces.journeys
+        arrivals_ns = pl.Series(dtype=pl.Int64)
+        if journeys is not None:
+            arrivals_ns = journeys.lifecycles.select(pl.coalesce("arrived_ns", "queued_ns")).to_series()
+        of_pairs = self._clock_by_identities(client, traces.bridge)
+        times = server_times(
+            traces.steps, arrivals_ns, traces.bridge, client, requests, traces.sequential_span_ids, of_pairs
+        )
+        self._note_traces(traces, times.remark if times else "")
+        zero_us = times.zero_us if times else 0
+        steps, clocks = steps_on_zero(traces.steps, zero_us), times.clocks if times else ()
+        if of_pairs is not None:
+            clocks = (*(clock for clock in clocks if clock.name != of_pairs.name), of_pairs)
+        if journeys is None:
+            lifecycles, own_clock = self._span_lifecycles(client, of_pairs)
+            return ServerTimes(steps, lifecycles, no_rows(JOURNEY_EVENT_SCHEMA), (*clocks, *own_clock))
+        lifecycles, events = otlp_journeys.on_zero(journeys, zero_us, self.scratch)
+        lifecycles = with_request_indices(lifecycles, requests, self.scratch)
+        if self.pairing is not None and self.log is not None:
+            lifecycles = with_owners(lifecycles, self.logged, self._owners(self.pairing), self.scratch)
+        if unknown := lifecycles.where("request_index IS NULL").height:
+            self.missing.append(f"which requests {unknown} journeys belong to: their ids are not those of the requests")
+        return ServerTimes(steps, lifecycles, events, clocks)
+
+    def _span_lifecycles(self, client: Clock | None, of_pairs: Clock | None) -> tuple[Rows, tuple[Clock, ...]]:
+        """Requests as upstream spans have them, beside those of a client; and their clock, where no pair places it."""
+        spans, pairing = self.spans, self.pairing
+        if spans is None or pairing is None or client is None:
+            return no_rows(LIFECYCLE_SCHEMA), ()
+        clock = of_pairs
+        if clock is None:
+            epochs = client.kind == "epoch" and not client.constructed
+            zero_us = client.zero_us if epochs else int(spans["sent_us"].min() or 0)  # type: ignore[arg-type]
+            clock = Clock("server", "epoch", zero_us, placed=NOT_KNOWN)
+        owners = pl.Series(self._owners(pairing)).replace(-1, None)
+        rows = lifecycles_of_spans(spans, owners, clock.zero_us)
+        return self.scratch.hold(rows), () if of_pairs is not None else (clock,)
+
+    def _owners(self, pairing: Pairing) -> NDArray[np.int64]:
+        """int64[server's requests]: the request, by its index, to which each belongs, -1 where there is none."""
+        position = np.full(len(self.order) + 1, -1, np.int64)
+        position[self.order] = np.arange(len(self.order))
+        owners: NDArray[np.int64] = position[pairing.client_rows]  # of -1 it is the last
+        return owners
+
+    def _clock_by_identities(self, client: Clock | None, bridge: Bridge | None) -> Clock | None:
+        """The server's clock by the requests that it and the client both recorded: its stamps, if those allow them."""
+        alignment = None if self.pairing is None else self.pairing.alignment
+        if alignment is None or client is None:
+            return None
+        if alignment.crossed:
+            self.missing.append(
+                f"one offset between the clocks of client and server: by the {alignment.pairs:,} requests that both "
+                f"recorded it is at least {alignment.low_us:,} us and at most {alignment.high_us:,} us"
+            )
+        name = "step" if alignment.clock_kind == "monotonic" else "server"
+        stamped_us = 0 if client.kind == alignment.clock_kind else None
+        if client.kind == "epoch" and alignment.clock_kind == "monotonic" and bridge is not None:
+            stamped_us = -bridge.offset_us
+        offset_us = alignment.offset_us(stamped_us)
+        uncertainty_us = alignment.uncertainty_us(offset_us)
+        zero_us = client.zero_us + offset_us
+        return Clock(name, alignment.clock_kind, zero_us, placed=IDENTITIES, uncertainty_us=uncertainty_us)
+
+    def _note_traces(self, traces: otlp_traces.TracesRead, remark: str) -> None:
+        if traces.steps.is_empty():
+            self.missing.append("step records")
+        if traces.dropped_events:
+            self.missing.append(f"{traces.dropped_events} step span events that the tracing SDK discarded")
+        for (scope, name), count in sorted(traces.other_spans.items()):
+            self.missing.append(f"{count} spans {name!r} of scope {scope!r}: not read")
+        self.missing += traces.remarks
+        if remark:
+            self.missing.append(remark)
