@@ -20,6 +20,12 @@ RULE = (
     "halves of a run whose bounds do not meet have clocks that drift"
 )
 _ROUNDING_US = 1_000
+# Beyond it the cycles of one load level are taken for those of another.
+_DRIFTS_US = 200_000
+# Pairs of client and server of which so many cannot be are not paired, or not of one clock.
+_MOST_IMPOSSIBLE, _FEWEST_PAIRS = 0.02, 20
+# Sends in steps of so long, with so many that share one, are not those of a load.
+_GRAIN_US, _SHARED_STAMPS = 100_000, 0.2
 _SEGMENTS = ("queue_us", "prefill_us", "decode_us")
 
 
@@ -27,7 +33,7 @@ def check(recording: Recording, context: Context) -> list[Finding]:
     """Impossible times, and how the step clock was placed with both numbers; one note if nothing is amiss."""
     requests = completed_requests(recording, "request_index", "ttft_us", "e2e_us", *_SEGMENTS)
     wrong = [*_latencies(requests), *_segments(requests), *_mixed(recording), *_published(recording)]
-    findings = [*wrong, *_server_clock(recording), *_step_clock(recording)]
+    findings = [*wrong, *_coarse(recording), *_causality(recording), *_server_clock(recording), *_step_clock(recording)]
     return findings or [Finding(CHECK, "note", "", "no segment is negative, no stamps are mixed", {}, RULE)]
 
 
@@ -120,6 +126,71 @@ def _published(recording: Recording) -> list[Finding]:
     return findings
 
 
+def _coarse(recording: Recording) -> list[Finding]:
+    """Sends whose stamps are multiples of a long time: replayed like that, they come in bursts."""
+    sends_us = recorded_requests(recording)["arrival_us"].drop_nulls().to_numpy()
+    if len(sends_us) < _FEWEST_PAIRS or _has_no_latency(recording):
+        return []
+    grain_us = int(np.gcd.reduce(sends_us))
+    shared = 1 - len(np.unique(sends_us)) / len(sends_us)
+    if grain_us < _GRAIN_US or shared < _SHARED_STAMPS:
+        return []
+    measured: Measured = {"grain_us": grain_us, "share_with_the_stamp_of_another": shared}
+    message = (
+        f"sends are stamped in steps of {_ms(grain_us)}, and {100 * shared:.0f} % share their stamp with another: the "
+        "order and the bursts of a replay are not those of the load"
+    )
+    return [Finding(CHECK, "unusable", "", message, measured, "stamps of 0.1 s and coarser, shared by a fifth")]
+
+
+def _has_no_latency(recording: Recording) -> bool:
+    """Whether no request has a latency, so that nothing is judged by its send."""
+    return recording.requests["e2e_us"].null_count() == recording.requests.height
+
+
+def _causality(recording: Recording) -> list[Finding]:
+    """Journeys that begin before their request was sent, or have a token after the client had it."""
+    journeys = recording.lifecycles.frame(["request_index", "arrived_us", "queued_us", "first_token_us", "finished_us"])
+    sent = completed_requests(recording, "request_index", "arrival_us", "ttft_us", "e2e_us")
+    both = sent.join(journeys.drop_nulls("request_index"), on="request_index")
+    there_us = both.select(pl.min_horizontal("arrived_us", "queued_us") - pl.col("arrival_us")).to_series().drop_nulls()
+    back = both.select(
+        (pl.col("arrival_us") + pl.col("ttft_us") - pl.col("first_token_us")).alias("first"),
+        (pl.col("arrival_us") + pl.col("e2e_us") - pl.col("finished_us")).alias("last"),
+    )
+    back_us = back.select(pl.min_horizontal("first", "last")).to_series().drop_nulls()
+    if len(there_us) < _FEWEST_PAIRS or len(back_us) < _FEWEST_PAIRS:
+        return []
+    # 98 % of the pairs bound what the server's clock is ahead by; single stamps are off by more.
+    least_us, most_us = -float(back_us.quantile(0.01) or 0), float(there_us.quantile(0.01) or 0)
+    known = max((clock.uncertainty_us or 0 for clock in recording.clocks), default=0)
+    allowed_us = max(_ROUNDING_US, 2 * known)
+    early, late = int((there_us < -allowed_us).sum()), int((back_us < -allowed_us).sum())
+    if max(early / len(there_us), late / len(back_us)) <= _MOST_IMPOSSIBLE:
+        return []
+    measured: Measured = {
+        "before_their_send": early,
+        "after_the_client": late,
+        "requests": len(there_us),
+        "ahead_at_least_us": least_us,
+        "ahead_at_most_us": most_us,
+    }
+    what = f"{early} of {len(there_us)} requests reach the server before they are sent" if early else ""
+    token = f"{late} have a token at the client before the server has it" if late else ""
+    ahead = _ahead(least_us, most_us)
+    message = f"{' and '.join(part for part in (what, token) if part)}: {ahead}; the server's times are not used"
+    return [Finding(CHECK, "unusable", "segments", message, measured, RULE)]
+
+
+def _ahead(least_us: float, most_us: float) -> str:
+    """What the bounds say of the two clocks."""
+    if least_us > most_us:
+        return "no offset of the two clocks makes it possible, so sends or tokens are stamped at other times"
+    middle_us = (least_us + most_us) / 2
+    side = "ahead of" if middle_us > 0 else "behind"
+    return f"the server's clock is {_ms(abs(middle_us))} {side} the client's, or sends are stamped late"
+
+
 def _server_clock(recording: Recording) -> list[Finding]:
     """The server's clock beside the client's, by requests that both recorded."""
     clocks = {clock.name: clock for clock in recording.clocks}
@@ -142,7 +213,14 @@ def _step_clock(recording: Recording) -> list[Finding]:
     found, why = estimate_offset(recording.steps, recorded_requests(recording))
     measured = _measured(recording, clock, found)
     severity: Severity = "corrected" if clock.placed == ESTIMATED else "note"
-    placed = Finding(CHECK, severity, "", _placement(clock, measured, why), measured, RULE)
+    metric, message = "", _placement(clock, measured, why)
+    if found is not None and clock.placed not in ("", ESTIMATED, NOT_KNOWN) and not found.fits_at_zero:
+        severity, metric = "unusable", "step_time"
+        message = (
+            f"the steps do not fit the requests as their stamps say: by running depth they are "
+            f"{_ms(-found.offset_us)} late, +- {_ms(found.uncertainty_us)}; step times are not used"
+        )
+    placed = Finding(CHECK, severity, metric, message, measured, RULE)
     return [placed, *([] if found is None else _drift(found))]
 
 
@@ -190,7 +268,10 @@ def _drift(found: DepthOffset) -> list[Finding]:
         "late_low_us": late[0],
         "late_high_us": late[1],
     }
-    return [Finding(CHECK, "note", "", message, measured, RULE)]
+    far = abs(drift_us) > _DRIFTS_US
+    if far:
+        message += "; step times are not used"
+    return [Finding(CHECK, "unusable" if far else "note", "step_time" if far else "", message, measured, RULE)]
 
 
 def _ms(value_us: float | int | str | None) -> str:

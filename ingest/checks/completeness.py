@@ -21,6 +21,8 @@ MEASURES = "what the recording lacks or lost: rejected records, failures, missin
 RULE = "every request needs arrival, lengths, TTFT and E2E, once; whatever is lost biases what is left"
 # Without one request in a hundred the queue is another; fewer are a recorder's hiccup.
 MOST_LOST, _FEWEST_LOST = 0.01, 5
+# A load does not pause for so many mean gaps between its requests; another run begins after that.
+_PAUSES = 5
 _COUNTS_RULE = "the two counts must be equal; with 1 % fewer records nothing is judged"
 _NEEDED = ("arrival_us", "prompt_tokens", "output_tokens", "ttft_us", "e2e_us")
 
@@ -36,6 +38,7 @@ def check(recording: Recording, context: Context) -> list[Finding]:
         *_duplicates(recording),
         *_published_counts(recording),
         *_journeys_of_nobody(recording),
+        *_journeys_after_the_end(recording),
     ]
     return findings or [_complete(recording)]
 
@@ -149,7 +152,11 @@ def _duplicates(recording: Recording) -> list[Finding]:
     ids = named["request_id"]
     again = ids.filter(ids.is_duplicated())
     message = f"{repeated} requests repeat the id of another, first {again[0]}; each is kept"
-    return [Finding(CHECK, "note", "", message, {"repeated": repeated}, "any request id that occurs twice")]
+    doubled = repeated > max(MOST_LOST * counts["ids"], _FEWEST_LOST)
+    if doubled:
+        message += ", and what is replayed is more than was served"
+    rule = "any request id that occurs twice; with 1 % of them nothing is judged"
+    return [Finding(CHECK, "unusable" if doubled else "note", "", message, {"repeated": repeated}, rule)]
 
 
 def _published_counts(recording: Recording) -> list[Finding]:
@@ -194,3 +201,28 @@ def _journeys_of_nobody(recording: Recording) -> list[Finding]:
     measured: Measured = {"without_request": nobodys, "journeys": within.height, "requests": requests.height}
     rule = "at most 1 % of the requests, or 5: warm-up requests and probes have journeys too"
     return [Finding(CHECK, "unusable" if lost else "note", "", message, measured, rule)]
+
+
+def _journeys_after_the_end(recording: Recording) -> list[Finding]:
+    """Journeys that go on where the client's records end, without a pause: its file was cut off."""
+    requests = recorded_requests(recording)
+    if requests.height < _FEWEST_LOST or recording.lifecycles.is_empty():
+        return []
+    journeys = recording.lifecycles.frame(["request_index", "arrived_us"]).drop_nulls("arrived_us")
+    sends_us = requests["arrival_us"]
+    last_us = int(sends_us.max() or 0)  # type: ignore[arg-type]
+    pause_us = _PAUSES * last_us / requests.height
+    after = journeys.filter(pl.col("request_index").is_null() & (pl.col("arrived_us") > last_us)).sort("arrived_us")
+    if journeys["request_index"].null_count() == journeys.height or after.is_empty():
+        return []
+    gaps_us = after["arrived_us"].diff().fill_null(int(after["arrived_us"][0]) - last_us)
+    goes_on = int((gaps_us <= pause_us).cum_min().sum())
+    if goes_on <= max(MOST_LOST * requests.height, _FEWEST_LOST):
+        return []
+    message = (
+        f"the client's records end at {last_us / 1e6:.1f} s, and the server went on with {goes_on} requests without a "
+        "pause: the records are cut off, and what can be replayed is not the load that was served"
+    )
+    measured: Measured = {"after_the_end": goes_on, "requests": requests.height}
+    rule = f"requests that follow each other within {_PAUSES} mean gaps of the client's; more than 1 %, or 5"
+    return [Finding(CHECK, "unusable", "", message, measured, rule)]

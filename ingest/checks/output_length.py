@@ -13,6 +13,9 @@ CHECK = "output_length"
 MEASURES = "reported output lengths against those that were decoded"
 RULE = "any request whose re-tokenised count differs from the length it decoded (ignore_eos, or server usage)"
 
+# Correlation with decode time from which reported lengths are what was decoded, and by how much others must be less.
+_FOLLOWS, _FOLLOWS_LESS, _MOST_DIFFERING = 0.9, 0.2, 0.01
+
 _LENGTHS = (
     *("output_tokens", "output_tokens_source", "output_tokens_reported"),
     *("prompt_tokens", "ttft_us", "e2e_us"),
@@ -31,10 +34,12 @@ def check(recording: Recording, context: Context) -> list[Finding]:
         return [_only_retokenised(requests)]
     compared = trusted.drop_nulls("output_tokens_reported")
     if compared.is_empty():
+        if contradicted := _contradicted(recording, trusted):
+            return contradicted
         source = trusted["output_tokens_source"][0] or "the recording"
         message = f"output length from {source}; no re-tokenised count to compare with"
         return [Finding(CHECK, "note", "output_tokens", message, {"requests": trusted.height})]
-    return [_compare(compared)]
+    return [*_contradicted(recording, compared), _compare(compared)]
 
 
 def evidence_tables(recording: Recording, context: Context) -> tuple[Table, ...]:
@@ -55,6 +60,56 @@ def evidence_tables(recording: Recording, context: Context) -> tuple[Table, ...]
             bars="requests",
         ),
     )
+
+
+def _contradicted(recording: Recording, requests: pl.DataFrame) -> list[Finding]:
+    """A client's setting against the instruments: journeys, the time that decoding took, the step cycle."""
+    source = str(requests["output_tokens_source"][0] or "")
+    if "ignore_eos" not in source:
+        return []
+    by_server = _by_journeys(recording)
+    if by_server:
+        return [by_server]
+    decode_us = pl.col("e2e_us") - pl.col("ttft_us")
+    reported = _correlation(requests, pl.col("output_tokens_reported"), decode_us)
+    asked = _correlation(requests, pl.col("output_tokens"), decode_us)
+    if reported is None or reported < _FOLLOWS or (asked is not None and asked > reported - _FOLLOWS_LESS):
+        return []
+    measured: Measured = {
+        "correlation_of_reported": reported,
+        "correlation_of_asked": asked,
+        "reported_mean_tokens": float(requests.select(pl.col("output_tokens_reported").mean()).item()),
+        "asked_mean_tokens": float(requests.select(pl.col("output_tokens").mean()).item()),
+    }
+    message = (
+        f"decode time follows the reported lengths (r {reported:.2f}, mean "
+        f"{measured['reported_mean_tokens']:.1f} tokens), and not those that the client asked for "
+        f"({measured['asked_mean_tokens']:.1f}): ignore_eos was not in force; what is replayed is not what was decoded"
+    )
+    rule = (
+        f"a setting is believed while nothing measured contradicts it: r of {_FOLLOWS} with the reported lengths does"
+    )
+    return [Finding(CHECK, "unusable", "", message, measured, rule)]
+
+
+def _by_journeys(recording: Recording) -> Finding | None:
+    """Lengths that the server's journeys tell otherwise."""
+    journeys = recording.lifecycles.frame(["request_index", "output_tokens"]).drop_nulls()
+    if journeys.is_empty():
+        return None
+    asked = recording.requests.frame(["request_index", "output_tokens", "status"]).filter(pl.col("status") == "ok")
+    both = asked.join(journeys.rename({"output_tokens": "decoded"}), on="request_index").drop_nulls()
+    differing = both.filter(pl.col("decoded") != pl.col("output_tokens"))
+    if differing.height <= _MOST_DIFFERING * max(both.height, 1):
+        return None
+    decoded, said = (float(both.select(pl.col(name).mean()).item()) for name in ("decoded", "output_tokens"))
+    measured: Measured = {"differing": differing.height, "requests": both.height, "decoded_mean_tokens": decoded}
+    message = (
+        f"journeys of the server count {decoded:.1f} output tokens a request, the client's settings say {said:.1f}; "
+        f"{differing.height} of {both.height} requests differ: what is replayed is not what was decoded"
+    )
+    rule = "what a server counted goes before what a client asked for; 1 % of the requests may differ"
+    return Finding(CHECK, "unusable", "", message, measured, rule)
 
 
 def _compare(requests: pl.DataFrame) -> Finding:

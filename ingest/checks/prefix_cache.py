@@ -69,6 +69,10 @@ def uncached_prompt_tokens(recording: Recording) -> float | None:
     return None if recorded is None or requests.is_empty() else recorded.tokens / recorded.rate / requests.height
 
 
+# Steps count a request as prefill in the step after its last chunk, too.
+_LAG_TOKENS = 2
+
+
 @dataclass(frozen=True)
 class _PrefillTokens:
     """``tokens`` in the ``steps`` that were recorded, a share (``rate``) of all from the first to the last."""
@@ -96,6 +100,13 @@ def _from_steps(recording: Recording, prompts: pl.DataFrame) -> Finding | None:
         "hit_rate": 1 - uncached / prompt,
         "steps_sampled": recording.steps.height,
     }
+    preempted = recording.steps.aggregate(count="coalesce(sum(preempted_requests), 0)")["count"]
+    if uncached > 1.05 * prompt + _LAG_TOKENS and not preempted:
+        message = (
+            f"{uncached:.1f} prompt tokens a request were computed, and {prompt:.1f} were sent as recorded: prompts "
+            "were counted without what the server adds (a chat template), or requests are missing"
+        )
+        return Finding(CHECK, "unusable", "", message, measured, RULE)
     if uncached > 0.97 * prompt:
         message = f"prompts were computed whole ({uncached:.1f} of {prompt:.1f} tokens a request): no prefix-cache hits"
         return Finding(CHECK, "note", "ttft", message, measured, RULE)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import polars as pl
+
 from blis_replay.ingest.checks.evidence import (
     Context,
     Measured,
+    completed_requests,
     not_checked,
     published_decode_gap_us,
     recorded_decode_gap_us,
@@ -28,6 +31,8 @@ RULE = (
     "true gap / reported ITL above 1.5: one stamp per token gives 1.00, two give (2n+1)/(n-1), about 2.01 for n = 248"
 )
 _AGREES = 0.01
+# No engine has a first token without a step; a few requests may be stamped late by a busy client.
+_OF_A_STEP, _ENOUGH_TOKENS, _MOST_EARLY, _FEWEST_EARLY = 0.5, 4, 0.01, 5
 # How tools that mean something else by the time per output token compute it.
 _TPOT_DEFINITIONS = {
     "tpot_with_ttft_reported": "(last token - send) / n, with the time to the first token in it",
@@ -43,7 +48,8 @@ def check(recording: Recording, context: Context) -> list[Finding]:
         itl = _from_events(recording, layout, totals)
     else:
         itl = _from_aggregates(recording)
-    return [itl, *_other_tpot(recording), *(_miscounted_tpot(recording) if itl.severity == "note" else [])]
+    others = [*_other_tpot(recording), *(_miscounted_tpot(recording) if itl.severity == "note" else [])]
+    return [itl, *_before_any_step(recording), *others]
 
 
 def evidence_tables(recording: Recording, context: Context) -> tuple[Table, ...]:
@@ -131,6 +137,35 @@ def _one_by_one(measured: Measured, pooled_us: float, by_request_us: float | Non
         return Finding(CHECK, "note", "itl", message, measured, "the median request has one stamp per token")
     message = f"one stream event per token, and the stamps are used: {_both(measured)}"
     return Finding(CHECK, "corrected", "itl", message, measured, "more than 1 % apart")
+
+
+def _before_any_step(recording: Recording) -> list[Finding]:
+    """First tokens that came sooner than a step can compute one: the first event of a stream has only a role."""
+    requests = completed_requests(recording, "request_index", "output_tokens", "ttft_us", "e2e_us").drop_nulls()
+    several = requests.filter(pl.col("output_tokens") >= _ENOUGH_TOKENS)
+    gap_us = (pl.col("e2e_us") - pl.col("ttft_us")) / (pl.col("output_tokens") - 1)
+    early = several.filter((pl.col("ttft_us") >= 0) & (pl.col("ttft_us") < _OF_A_STEP * gap_us))
+    if early.height <= max(_MOST_EARLY * several.height, _FEWEST_EARLY):
+        return []
+    measured: Measured = {
+        "requests": early.height,
+        "of": several.height,
+        "median_ttft_us": _median(early.select(pl.col("ttft_us"))),
+        "median_gap_us": _median(early.select(gap_us.alias("gap_us"))),
+    }
+    message = (
+        f"{early.height} of {several.height} requests have their first token after "
+        f"{float(measured['median_ttft_us'] or 0) / 1e3:.2f} ms, less than half of a step "
+        f"({float(measured['median_gap_us'] or 0) / 1e3:.2f} ms a token): the event that was stamped carries a role "
+        "and no token"
+    )
+    rule = f"a token takes a step: TTFT below {_OF_A_STEP} of a request's own gap between tokens, in 1 % of them"
+    return [Finding(CHECK, "unusable", "ttft", message, measured, rule)]
+
+
+def _median(one_column: pl.DataFrame) -> float | None:
+    value = one_column.to_series().median()
+    return float(value) if isinstance(value, int | float) else None
 
 
 def _other_tpot(recording: Recording) -> list[Finding]:

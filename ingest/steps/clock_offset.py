@@ -26,6 +26,8 @@ _DEPTH_COLUMNS = ("start_us", "running_depth", "waiting_depth")
 _EVERY_KTH = """
 SELECT * EXCLUDE place FROM (SELECT *, row_number() OVER () AS place FROM steps) WHERE (place - 1) % $every = 0
 """
+# What stamps may be off by before they are not believed.
+SLACK_US = 100_000
 # Below this share the two curves are not of the same requests.
 EXPLAINED = 0.8
 _MOST_STEPS = 20_000
@@ -61,6 +63,11 @@ class DepthOffset:
     def offset_us(self) -> int:
         """The middle of the interval."""
         return (self.low_us + self.high_us) // 2
+
+    @property
+    def fits_at_zero(self) -> bool:
+        """Whether the steps fit where they are, give or take ``SLACK_US``."""
+        return self.low_us - SLACK_US <= 0 <= self.high_us + SLACK_US
 
     @property
     def uncertainty_us(self) -> int:

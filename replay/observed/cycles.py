@@ -40,6 +40,9 @@ def server_stamps(recording: Recording) -> ServerStamps:
     """The server's stamps: of its journeys, else laid out from the durations that its spans carry."""
     requests = recording.requests
     ok = (requests["status"] == "ok").to_numpy()
+    nothing = np.full(requests.height, np.nan)
+    if _off_its_clock(recording, "segments"):
+        return ServerStamps(nothing, nothing, nothing, nothing, nothing, nothing, CLIENT_ONLY)
     journeys = recording.lifecycles.frame().drop_nulls("request_index")
     # Upstream spans stamp nothing inside the engine, but have durations of what happened there.
     if journeys.select(pl.any_horizontal(pl.col("queued_us", "scheduled_us").is_not_null()).any()).item():
@@ -49,8 +52,12 @@ def server_stamps(recording: Recording) -> ServerStamps:
         return _stamps(own, ok, JOURNEYS)
     if requests["prefill_us"].null_count() < requests.height:
         return _stamps(_of_durations(requests), ok, SPANS)
-    nothing = np.full(requests.height, np.nan)
     return ServerStamps(nothing, nothing, nothing, nothing, nothing, nothing, CLIENT_ONLY)
+
+
+def _off_its_clock(recording: Recording, *metrics: str) -> bool:
+    """Whether the clock check says that what the server stamped must not be laid beside the requests."""
+    return any(f.check == "clocks" and f.severity == "unusable" and f.metric in metrics for f in recording.findings)
 
 
 def _stamps(own: pl.DataFrame, ok: Bools, source: str) -> ServerStamps:
@@ -125,6 +132,7 @@ def placed_anchors(recording: Recording) -> StepAnchors:
     """The recorded starts of steps; none if their clock is not tied to that of the requests."""
     anchors = step_anchors(recording)
     loose = any(clock.name == "step" and clock.placed == NOT_KNOWN for clock in recording.clocks)
+    loose = loose or _off_its_clock(recording, "segments", "step_time")
     return replace(anchors, rows=no_rows(anchors.rows.schema)) if loose else anchors
 
 

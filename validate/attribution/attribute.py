@@ -104,7 +104,8 @@ class Attribution:
     ``replays`` were made, and in ``overloaded`` of them latencies are those of a queue that grows, which neither
     the replay nor the recording has: causes that hide one another.  ``observed_us`` is nan where the recording
     has no such number, or an instrument check (``unusable``) forbids it; the shares are known even then.
-    ``not_replaced``: components of which the recording says nothing, and why.
+    ``not_replaced``: components of which the recording says nothing, and why.  ``lost``: why the recording is not
+    the load that was served, so that nothing is blamed.
     """
 
     slug: str
@@ -123,6 +124,7 @@ class Attribution:
     residual: tuple[Estimate, ...]
     not_replaced: dict[str, str]
     unusable: dict[str, str]
+    lost: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -197,6 +199,7 @@ def attribute(
         residual=_estimates(last - observed, blocks),
         not_replaced=not_replaced,
         unusable=_reasons(forbidden),
+        lost=tuple(f"{f.check}: {f.message}" for f in recording.findings if f.severity == "unusable" and not f.metric),
     )
 
 

@@ -27,8 +27,8 @@ class Blame:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The component, empty without one."""
-        return () if self.cause is None else (self.cause.component.name,)
+        """The component and those that explain the error as well, empty without one."""
+        return () if self.cause is None else (self.cause.component.name, *self.cause.component.also)
 
     @property
     def metric(self) -> str:
@@ -38,6 +38,8 @@ class Blame:
 
 def blames(attribution: Attribution) -> list[Blame]:
     """The cause of each mean that is off by 1 % or more, the largest error first."""
+    if attribution.lost:
+        return []
     means = [i for i, (_, statistic) in enumerate(QUANTITIES) if statistic == "mean"]
     errors = {i: fraction(attribution.error[i].value_us, attribution.observed_us[i]) for i in means}
     named = {i: error for i, error in errors.items() if error is not None and abs(error) >= _WORTH_NAMING}

@@ -15,6 +15,7 @@ from blis_replay.replay.observed.teacher_forcing import recorded_delays
 from blis_replay.replay.plan import engine_config
 from blis_replay.replay.simulator import entry_of
 from blis_replay.validate.attribution.corrected_model import corrected_model
+from blis_replay.validate.attribution.tried import Tried, best_alternative
 
 STEP_TIME, PRE_QUEUE, OUTPUT = "step time", "delay before the queue", "output processing"
 
@@ -26,7 +27,8 @@ class Component:
     ``basis``: in words, what takes its place.  ``why``: half a sentence that explains an error that
     it makes.  ``mend``: what to do about it.  ``mode``: fields of the replay mode to change; ``engine``:
     engine arguments to change.  ``from_reference``: whether coefficients of the reference release take
-    the place of its own.  ``latency``: a step-time model that does.
+    the place of its own.  ``latency``: a step-time model that does.  ``also``: other inputs that explain the
+    error as well.
     """
 
     name: str
@@ -34,7 +36,8 @@ class Component:
     why: str
     mend: str
     mode: Mapping[str, Any] = field(default_factory=dict)
-    engine: Mapping[str, int] = field(default_factory=dict)
+    engine: Mapping[str, int | bool] = field(default_factory=dict)
+    also: tuple[str, ...] = ()
     from_reference: bool = False
     latency: CorrectedModel | None = None
 
@@ -55,6 +58,12 @@ def components_of(replayed: Replayed, reference: CoefficientRelease | None) -> t
     """
     recording, mode = replayed.recording, replayed.mode
     inputs = _inputs(recording, mode)
+    lost = any(finding.severity == "unusable" and not finding.metric for finding in recording.findings)
+    for _ in range(0 if lost else _MOST_TRIED):
+        found = best_alternative(*_of(substituted(inputs, replayed, None)))
+        if found is None:
+            break
+        inputs.append(_tried(found))
     forced, unable = _modelled(replayed, reference)
     if mode.step_time == "modelled":
         step_time = _step_time(substituted([*inputs, *forced], replayed, None), reference)
@@ -63,6 +72,30 @@ def components_of(replayed: Replayed, reference: CoefficientRelease | None) -> t
         else:
             unable[STEP_TIME] = step_time
     return [*inputs, *forced], {name: why.removeprefix(f"{recording.alias}: ") for name, why in unable.items()}
+
+
+# Inputs that are wrong at once; a third is hardly told from chance.
+_MOST_TRIED = 2
+
+
+def _of(replayed: Replayed) -> tuple[Recording, ReplayMode, ModelEntry]:
+    return replayed.recording, replayed.mode, replayed.entry
+
+
+def _tried(found: Tried) -> Component:
+    """The component of an alternative; not recorded, but nothing else explains what the requests had."""
+    best, also = found.best, tuple(other.name for other in found.equal)
+    left = f"what no step time and no delay explains falls from {100 * found.before:.1f} to {100 * found.left:.1f} %"
+    equal = f"; {' and '.join(also)} explain it as well" if also else ""
+    return Component(
+        best.name,
+        f"not recorded; tried: {left}{equal}",
+        best.why,
+        f"{best.mend}; to be sure record {best.decides}" if also else best.mend,
+        mode=best.mode,
+        engine=best.engine,
+        also=also,
+    )
 
 
 def substituted(components: Iterable[Component], replayed: Replayed, reference: ModelEntry | None) -> Replayed:
@@ -123,12 +156,13 @@ def _inputs(recording: Recording, mode: ReplayMode) -> list[Component]:
 def _kv_blocks(recording: Recording) -> list[Component]:
     """The number of KV blocks, where step records count another than the engine is told of."""
     counted, told = recording.steps["kv_blocks_total"].drop_nulls(), recording.engine.get("num_gpu_blocks")
-    if counted.is_empty() or told is None:
+    if counted.is_empty():
         return []
     blocks = int(counted.max()) + 1  # type: ignore[arg-type]  # the null block is not counted
-    if blocks == told.value:
+    if told is not None and blocks == told.value:
         return []
-    why = f"it has {int(told.value):,} KV blocks and the server had {blocks:,}"
+    has = "KV memory without bound" if told is None else f"{int(told.value):,} KV blocks"
+    why = f"it has {has} and the server had {blocks:,} blocks"
     mend = f"tell it: num_gpu_blocks: {blocks} in a file for blis-replay ingest --engine"
     return [Component("KV blocks", "the blocks that step records count", why, mend, engine={"num_gpu_blocks": blocks})]
 

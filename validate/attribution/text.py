@@ -21,6 +21,8 @@ _NO_COMPONENT = "no component"
 
 def explanations(attribution: Attribution) -> list[str]:
     """A sentence for each mean that is off by 1 % or more, the largest first: how much, why, what to do."""
+    if attribution.lost:
+        return [f"nothing is blamed: the recording itself is at fault: {why}" for why in attribution.lost]
     if named := blames(attribution):
         return [_explained(attribution, blame) for blame in named]
     means = [i for i, (_, statistic) in enumerate(QUANTITIES) if statistic == "mean"]
