@@ -217,8 +217,9 @@ def _step_clock(recording: Recording) -> list[Finding]:
     if found is not None and clock.placed not in ("", ESTIMATED, NOT_KNOWN) and not found.fits_at_zero:
         severity, metric = "unusable", "step_time"
         message = (
-            f"the steps do not fit the requests as their stamps say: by running depth they are "
-            f"{_ms(-found.offset_us)} late, +- {_ms(found.uncertainty_us)}; step times are not used"
+            f"the steps do not fit the requests as their stamps say: by running depth they are stamped "
+            f"{_ms(abs(found.offset_us))} {'early' if found.offset_us > 0 else 'late'}, "
+            f"+- {_ms(found.uncertainty_us)}; step times are not used"
         )
     placed = Finding(CHECK, severity, metric, message, measured, RULE)
     return [placed, *([] if found is None else _drift(found))]

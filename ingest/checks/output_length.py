@@ -14,7 +14,7 @@ MEASURES = "reported output lengths against those that were decoded"
 RULE = "any request whose re-tokenised count differs from the length it decoded (ignore_eos, or server usage)"
 
 # Correlation with decode time from which reported lengths are what was decoded, and by how much others must be less.
-_FOLLOWS, _FOLLOWS_LESS, _MOST_DIFFERING = 0.9, 0.2, 0.01
+_FOLLOWS, _FOLLOWS_LESS, _FEWEST, _MOST_DIFFERING = 0.9, 0.2, 20, 0.01
 
 _LENGTHS = (
     *("output_tokens", "output_tokens_source", "output_tokens_reported"),
@@ -73,7 +73,12 @@ def _contradicted(recording: Recording, requests: pl.DataFrame) -> list[Finding]
     decode_us = pl.col("e2e_us") - pl.col("ttft_us")
     reported = _correlation(requests, pl.col("output_tokens_reported"), decode_us)
     asked = _correlation(requests, pl.col("output_tokens"), decode_us)
-    if reported is None or reported < _FOLLOWS or (asked is not None and asked > reported - _FOLLOWS_LESS):
+    if (
+        requests.height < _FEWEST
+        or reported is None
+        or reported < _FOLLOWS
+        or (asked is not None and asked > reported - _FOLLOWS_LESS)
+    ):
         return []
     measured: Measured = {
         "correlation_of_reported": reported,
