@@ -177,7 +177,7 @@ def _argument(name: str, value: int | bool, told: object) -> Alternative:
 def _values(recording: Recording, told: Mapping[str, Any]) -> dict[str, list[int]]:
     """What is tried of each argument: what was seen in the steps, else values on a ladder."""
     requests, steps = recording.requests, recording.steps
-    needed = int((requests["prompt_tokens"].fill_null(0) + requests["output_tokens"].fill_null(0)).max() or 1)  # type: ignore[arg-type,operator]
+    needed = int((requests["prompt_tokens"].fill_null(0) + requests["output_tokens"].fill_null(0)).max() or 1)  # type: ignore[arg-type]
     seqs = [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024]
     batched = [128, 192, 256, 384, 512, 1024, 2048, 4096, 8192, 16384]
     thresholds = [0, 64, 128, 256, 512, 1024, 2048]
