@@ -146,6 +146,7 @@ def attribute(
     *,
     reference: CoefficientRelease | None = None,
     token_gaps: Gaps | None = None,
+    options: str = "",
     resamples: int = ATTRIBUTION_RESAMPLES,
     seed: int = SEED,
     executor: ExecutorName = "local",
@@ -156,6 +157,7 @@ def attribute(
 
     ``mode``: the replay to explain, exact replay if None.  ``reference``: its coefficients, if it has the model,
     replace those of which nothing was recorded.  ``token_gaps``: observed gaps, for the p99 of ITL.
+    ``options``: of the command line, repeated in the commands that are printed to go on with.
     ``executor``, ``workers``, ``progress``: of ``map_jobs``.  Raises
     ``NothingToJudgeError`` without observed latencies, and what ``replay`` raises.
     """
@@ -163,7 +165,7 @@ def attribute(
     release.refuse_if_invalid()
     if reference is not None and (reference.sha256 == release.sha256 or not has_entry(reference, recording)):
         reference = None
-    replayed = Replayed(recording, mode, entry_of(release, recording))
+    replayed = Replayed(recording, mode, entry_of(release, recording), options)
     components, not_replaced = components_of(replayed, reference)
     other = entry_of(reference, recording) if reference else None
     chosen, blocks, observed = _observed(_run(replayed, release, other, ()), token_gaps, resamples, seed)

@@ -25,10 +25,10 @@ class Component:
     """One replaceable part of a replay.
 
     ``basis``: in words, what takes its place.  ``why``: half a sentence that explains an error that
-    it makes.  ``mend``: what to do about it.  ``mode``: fields of the replay mode to change; ``engine``:
-    engine arguments to change.  ``from_reference``: whether coefficients of the reference release take
-    the place of its own.  ``latency``: a step-time model that does.  ``also``: other inputs that explain the
-    error as well.
+    it makes; ``less``: the same where it makes times shorter, if that is another one.  ``mend``: what to do
+    about it.  ``mode``: fields of the replay mode to change; ``engine``: engine arguments to change.
+    ``from_reference``: whether coefficients of the reference release take the place of its own.  ``latency``: a
+    step-time model that does.  ``also``: other inputs that explain the error as well.
     """
 
     name: str
@@ -38,17 +38,22 @@ class Component:
     mode: Mapping[str, Any] = field(default_factory=dict)
     engine: Mapping[str, int | bool] = field(default_factory=dict)
     also: tuple[str, ...] = ()
+    less: str = ""
     from_reference: bool = False
     latency: CorrectedModel | None = None
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """What a replay is made of: the recording's requests and engine, the mode, the coefficients."""
+    """What a replay is made of: the recording's requests and engine, the mode, the coefficients.
+
+    ``options``: of the command line that made it, for the commands that are printed to go on with.
+    """
 
     recording: Recording
     mode: ReplayMode
     entry: ModelEntry
+    options: str = ""
 
 
 def components_of(replayed: Replayed, reference: CoefficientRelease | None) -> tuple[list[Component], dict[str, str]]:
@@ -109,7 +114,7 @@ def substituted(components: Iterable[Component], replayed: Replayed, reference: 
             entry = _with_coefficients_of(reference, entry, component.name)
         if component.latency is not None:
             entry = replace(entry, latency=component.latency)
-    return Replayed(recording, mode, entry)
+    return Replayed(recording, mode, entry, replayed.options)
 
 
 def _with_coefficients_of(reference: ModelEntry, entry: ModelEntry, name: str) -> ModelEntry:
@@ -176,18 +181,19 @@ def _modelled(replayed: Replayed, reference: CoefficientRelease | None) -> tuple
     recording = replayed.recording
     able, unable = recorded_delays(recording)
     calibrate = _calibrate(replayed, "segments")
-    look = f"see what is waited for: blis-replay segments --experiment {recording.alias}"
+    look = f"see what is waited for: blis-replay segments --experiment {recording.alias}{replayed.options}"
     known = {
-        "pre_queue": (PRE_QUEUE, "its delay before the queue is not the server's", calibrate),
+        "pre_queue": (PRE_QUEUE, "its delay before the queue is {} than the server's", calibrate),
         "schedule": ("scheduling decisions", "it admits requests that the server passed over", look),
-        "output_processing": (OUTPUT, "its delays after the engine are not the server's", calibrate),
+        "output_processing": (OUTPUT, "its delays after the engine are {} than the server's", calibrate),
     }
     components, left = [], {}
     for key, (name, why, mend) in known.items():
         if getattr(replayed.mode, key) == "recorded":
             continue
         if key in able:
-            components.append(Component(name, able[key], why, mend, {key: "recorded"}))
+            longer, shorter = why.format("longer"), why.format("shorter")
+            components.append(Component(name, able[key], longer, mend, {key: "recorded"}, less=shorter))
         elif reference is None or key == "schedule":
             left[name] = unable[key]
         else:
@@ -203,14 +209,21 @@ def _calibrate(replayed: Replayed, verb: str) -> str:
     """What to do about coefficients: fit them; where that is done, let ``verb`` show what is left."""
     alias, fit = replayed.recording.alias, replayed.entry.fit
     if fit is not None and any(score.experiment == replayed.recording.slug for score in fit.scores):
-        return f"it is calibrated to this recording; see what is left: blis-replay {verb} --experiment {alias}"
-    return f"calibrate: blis-replay calibrate --train {alias} --out mine.yaml"
+        again = f"blis-replay {verb} --experiment {alias}{replayed.options}"
+        return f"it is calibrated to this recording; see what is left: {again}"
+    return f"calibrate: blis-replay calibrate --train {alias}{_of_store(replayed.options)} --out mine.yaml"
+
+
+def _of_store(options: str) -> str:
+    """Of these options the store: a calibration has no coefficients to begin with."""
+    _, found, store = options.partition(" --store ")
+    return f"{found}{store}"
 
 
 def _step_time(server: Replayed, reference: CoefficientRelease | None) -> Component | str:
     """The step time of the server; ``server``: the replay with all else replaced.  Else why it is not known."""
     why, mend = (
-        "its steps do not take as long as the server's",
+        "its steps take {} than the server's",
         _calibrate(server, "segments" if server.recording.steps.is_empty() else "steps"),
     )
     try:
@@ -218,11 +231,14 @@ def _step_time(server: Replayed, reference: CoefficientRelease | None) -> Compon
     except ReplayError as error:
         stand_in = _stand_in(server, reference, STEP_TIME, why, mend) if reference else None
         return stand_in or str(error)
-    return Component(STEP_TIME, basis, why, mend, latency=latency)
+    longer, shorter = why.format("longer"), why.format("less time")
+    return Component(STEP_TIME, basis, longer, mend, latency=latency, less=shorter)
 
 
 def _stand_in(replayed: Replayed, reference: CoefficientRelease, name: str, why: str, mend: str) -> Component | None:
     """A component with the coefficients of the reference, None if they are the same."""
     if _with_coefficients_of(entry_of(reference, replayed.recording), replayed.entry, name) == replayed.entry:
         return None
-    return Component(name, f"not recorded; as coefficients {reference.name} have it", why, mend, from_reference=True)
+    shorter = "less time" if name == STEP_TIME else "shorter"
+    basis, than = f"not recorded; as coefficients {reference.name} have it", why.format
+    return Component(name, basis, than("longer"), mend, from_reference=True, less=than(shorter))

@@ -107,7 +107,9 @@ def _explained(attribution: Attribution, blame: Blame) -> str:
         return f"{off}; most of it no component explains that this recording can replace."
     component, i = blame.cause.component, blame.quantity
     points = 100 * abs(part_of(attribution, blame.cause, i)) / attribution.observed_us[i]
-    return f"{off}, {points:.1f} points by {component.name}: {component.why}; {component.mend}"
+    why = component.less if component.less and part_of(attribution, blame.cause, i) < 0 else component.why
+    also = f" (or {', or '.join(component.also)}, which explain it as well)" if component.also else ""
+    return f"{off}, {points:.1f} points by {component.name}{also}: {why}; {component.mend}"
 
 
 def _head(attribution: Attribution) -> Block:

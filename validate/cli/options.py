@@ -38,6 +38,13 @@ def store_option(command: Command) -> Command:
     )(command)
 
 
+def given_options(coefficients: str | None, store_path: Path) -> str:
+    """The options that a command printed to go on with must repeat, each with a space before it."""
+    release = "" if coefficients is None else f" --coefficients {shlex.quote(coefficients)}"
+    usual = str(store_path) in (str(STORE_DEFAULT), os.environ.get("BLIS_REPLAY_STORE"))
+    return release + ("" if usual else f" --store {shlex.quote(str(store_path))}")
+
+
 def experiment_option(command: Command) -> Command:
     """An experiment, positional or as ``--experiment``, as ``name``: the one recording that a verb is about."""
     return one_experiment(required=True)(command)
