@@ -167,7 +167,10 @@ def test_an_instance_without_a_request_has_nothing_to_show(run: Run, inputs: Pat
     answer = run("simulate", *ARGUMENTS, "--instances", 3, "--json")
     idle = answer.json["instances"][2]
     assert (idle["requests"], idle["prefix_hit_rate"], idle["latencies_ms"]["ttft"]["mean"]) == (0, None, None)
-    assert run("simulate", *ARGUMENTS, "--instances", 3).code == 0
+    page = run("simulate", *ARGUMENTS, "--instances", 3, "--force")
+    assert page.code == 0
+    assert "3 instances, router round-robin" in page.out
+    assert max(map(len, page.out.splitlines())) <= 80
 
 
 @pytest.mark.parametrize(

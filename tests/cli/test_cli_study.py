@@ -19,7 +19,9 @@ _JSON_DOCS = Path(__file__).parents[2] / "docs" / "json.md"
 def test_the_list_names_every_study(run: Run) -> None:
     answer = run("study", "list")
     assert (answer.code, answer.err) == (0, "")
-    assert [line.split()[0] for line in answer.out.splitlines()[2:]] == study_names()
+    shown = answer.out.splitlines()
+    assert [line for line in shown[2:] if not line.startswith(" ")] == study_names()
+    assert max(map(len, shown)) <= 80
     assert [study["name"] for study in run("study", "list", "--json").json["studies"]] == study_names()
     assert run("study", "list", "--csv").out.splitlines()[0] == "name,family,title,source"
 

@@ -75,6 +75,11 @@ WRONG = [
     ((*SIMULATE, "--engine", "engine.yaml", "--requests", "absent.csv"), 3, "name a readable file"),
     ((*SIMULATE, "--engine", "broken.yaml", "--requests", "absent.csv"), 3, "correct the file"),
     (("export", *GENERAL, "--to", "parquet", "--out", "folder"), 2, "give --force to replace it"),
+    (
+        (*SIMULATE[:-1], "there", "--engine", "engine.yaml", "--requests", "x.csv"),
+        2,
+        "choose another folder, or --force",
+    ),
     (("collect", "--out", "run", "--listen", "nohost"), 2, "write e.g. 127.0.0.1:4317"),
     (("verify", "--seed", "-1"), 2, "0<=x<=4294967295"),
 ]
@@ -83,6 +88,8 @@ WRONG = [
 @pytest.mark.parametrize(("arguments", "code", "mend"), WRONG, ids=[" ".join(a) for a, _, _ in WRONG])
 def test_a_wrong_use_is_one_line_with_the_mend(run: Run, arguments: tuple[str, ...], code: int, mend: str) -> None:
     Path("folder").mkdir()
+    Path("there").mkdir()
+    Path("there/summary.json").write_text("{}")
     Path("broken.yaml").write_text("a: [")
     Path("binary.yaml").write_bytes(b"\xff\xfe\x00")
     Path("no-store.duckdb").write_text("no database")

@@ -46,10 +46,20 @@ def progress_line(label: str, unit: str = "") -> Iterator[Told | None]:
             _write(" ".join(filter(None, [label, progress_text(done, total, now - begin, unit), what])))
 
     _write(f"{label} ...")
+    if _cold():
+        _write(f"compiling on first use, once, up to a minute; {label} ...")
     try:
         yield tell
     finally:
         click.echo(_WIPE, err=True, nl=False, color=True)
+
+
+def _cold() -> bool:
+    """Whether the engine is not compiled yet, as on the first run after an installation."""
+    from blis_replay.blis.kernel.state import kept_in
+
+    folder = kept_in()
+    return folder is not None and next(folder.rglob("*.nbc"), None) is None
 
 
 def progress_text(done: int, total: int, seconds: float, unit: str = "") -> str:

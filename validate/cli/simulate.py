@@ -9,6 +9,9 @@ import click
 from blis_replay.validate.cli.options import form_options, print_answer, store_option
 from blis_replay.validate.cli.verb import verb
 
+# Of an earlier simulation; never replaced unasked.
+_WRITTEN = ("requests.parquet", "steps.parquet", "summary.json", "requests.csv", "steps.csv")
+
 
 @verb("simulate")
 @click.option(
@@ -56,6 +59,7 @@ from blis_replay.validate.cli.verb import verb
     help="Who gets a request: round-robin, least-loaded, random, always-busiest, or weighted, with weights as in "
     "weighted:prefix_affinity=3,queue_depth=2.  [default: round-robin]",
 )
+@click.option("--force", is_flag=True, help="Replace the tables that are there.")
 @click.option("--csv-tables", is_flag=True, help="Write the tables as CSV too.")
 @store_option
 @form_options
@@ -70,6 +74,7 @@ def command(
     out: Path,
     instances: int,
     router_text: str | None,
+    force: bool,
     csv_tables: bool,
     store_path: Path,
     form: str | None,
@@ -117,6 +122,8 @@ def command(
         raise click.UsageError("name the requests with one of --requests FILE, --experiment NAME, --workload FILE")
     if router_text is not None and instances == 1:
         raise click.UsageError("--router chooses between instances; say how many with --instances")
+    if not force and (there := sorted(name for name in _WRITTEN if (out / name).exists())):
+        raise click.UsageError(f"--out {out}: {', '.join(there)} is there already; choose another folder, or --force")
     router = router_of_text(router_text) if router_text else RoundRobin()
     release = load_release(coefficients)
     given = read_engine(engine_path)

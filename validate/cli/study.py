@@ -45,7 +45,7 @@ def list_studies(form: str | None) -> None:
 
     studies = [load_study(name) for name in study_names()]
     records = [{"name": s.name, "family": s.family, "title": s.title, "source": s.source} for s in studies]
-    columns = (Column("study", "text"), Column("what it says", "text"))
+    columns = (Column("study", "text"), Column("what it says", "text", below=True))
     page = [Table("", columns, [[s.name, s.title] for s in studies])]
     print_answer(form, Answer(page, {"studies": records}, table_of(records)))
 

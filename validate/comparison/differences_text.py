@@ -69,9 +69,10 @@ def differences_answer(compared: Differences) -> Answer:
 
 def runs_answer(runs: Sequence[Mapping[str, Value]]) -> Answer:
     """The stored runs, one per line."""
-    lines = [Line("  ".join(str(run[column.name]) for column in _RUN_COLUMNS), " " * 14) for run in runs]
     none = "no run is stored yet; `blis-replay validate` stores one"
-    return Answer([Block(lines) if lines else none], {"runs": runs}, table_of(runs, _RUN_COLUMNS))
+    rows = [[str(run[column.name]) for column in _RUN_COLUMNS] for run in runs]
+    shown = Table("", columns_named(*(column.name for column in _RUN_COLUMNS), kind="text"), rows, cut=True)
+    return Answer([shown if rows else none], {"runs": runs}, table_of(runs, _RUN_COLUMNS))
 
 
 def _cells(compared: Differences) -> list[tuple[str, str, MetricCell, tuple[float, float] | None]]:

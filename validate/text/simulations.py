@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
 from typing import Any
 
@@ -124,8 +125,13 @@ def cluster_summary(simulation: ClusterSimulation) -> dict[str, Any]:
         "prefix_hit_rate": hits / sum(prompts),
         "instances": [{name: one[name] for name in one if name not in _ONCE} for one in instances],
         "ignored_columns": instances[0]["ignored_columns"],
-        "provenance": instances[0]["provenance"] | {"router": type(simulation.cluster.router).__name__},
+        "provenance": instances[0]["provenance"] | {"router": _router_name(simulation.cluster.router)},
     }
+
+
+def _router_name(router: object) -> str:
+    """As ``--router`` takes it: ``RoundRobin`` is round-robin."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", type(router).__name__).lower()
 
 
 _INSTANCE_COLUMNS = (
