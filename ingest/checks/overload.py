@@ -1,4 +1,4 @@
-"""Whether the server was offered more than it could serve: such runs are reported, not gated."""
+"""Whether the server was offered more than it could serve: such runs are judged by what was served."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def check(recording: Recording, context: Context) -> list[Finding]:
     is_overloaded, reason = overloaded(recording)
     if not is_overloaded:
         return []
-    message = f"overloaded: {reason}; reported apart and not gated"
+    message = f"overloaded: {reason}; judged by what was served"
     return [Finding(CHECK, "note", "", message, {"failed_share": failed_share(recording)}, RULE)]
 
 

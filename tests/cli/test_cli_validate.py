@@ -51,18 +51,20 @@ def test_json_has_the_documented_form(run: Run) -> None:
 
 @pytest.mark.slow
 def test_all_bundled_experiments_in_one_table(run: Run) -> None:
-    """Twelve are gated, the four overloaded reasoning runs stand apart; nothing is wider than 80 columns.
+    """Thirteen are gated, one of them recorded; the four overloaded reasoning runs stand apart; 80 columns hold all.
 
-    70b-general touches its limit of sequences, so its mean TTFT hangs on which arrivals were drawn for it: -15.7 % of
-    +-15 with these.  Its recorded requests are met (tests/validate/test_real_accuracy.py).
+    70b-general touches its limit of sequences, so its mean TTFT hangs on which arrivals were drawn for it.  Of the
+    overloaded ones only 34b-reasoning can be judged: 4 of its requests failed, 1,600 and more of the others'.
     """
     answer = run("validate", "--all")
     assert answer.code == 1
-    gated, apart = answer.out.split("overloaded, reported and not gated:")
-    assert sum(line.rstrip().endswith("pass") for line in gated.splitlines()) == 11
-    (failed,) = [line for line in gated.splitlines() if line.rstrip().endswith("fail")]
-    assert failed.startswith("70b-general*")
-    assert sum("-reasoning" in line for line in apart.splitlines()) == 4
+    gated, apart = answer.out.split("overloaded: judged by what was served, not by latencies:")
+    assert sum(line.rstrip().endswith("pass") for line in gated.splitlines()) == 12
+    (undecided,) = [line for line in gated.splitlines() if line.rstrip().endswith("open")]
+    assert undecided.startswith("70b-general*")
+    (failed,) = [line for line in apart.splitlines() if line.rstrip().endswith("fail")]
+    assert failed.startswith("34b-reasoning*")
+    assert sum(line.rstrip().endswith("not judged") for line in apart.splitlines()) == 3
     assert max(len(line) for line in answer.out.splitlines()) <= 80
 
 

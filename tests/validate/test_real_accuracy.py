@@ -102,13 +102,29 @@ def test_observed_numbers_are_the_published_ones(real_store: Store) -> None:
     assert metrics["itl"]["p99"].between_us == pytest.approx((20_131, 29_968), abs=1)  # published p99, p99.9
 
 
-@pytest.mark.parametrize("name", ["7b-reasoning", "34b-reasoning", "70b-hf-reasoning", "mixtral-reasoning"])
-def test_overloaded_runs_are_reported_and_not_gated(real_store: Store, name: str) -> None:
-    """Failed of 4,800, published: 4,068, 4, 1,600 and 3,294; they are left out by name."""
-    failed = {"7b": 4068, "34b": 4, "70b": 1600, "mixtral": 3294}[name.split("-")[0]]
+@pytest.mark.parametrize(
+    ("name", "failed", "verdict", "throughput"),
+    [
+        ("7b-reasoning", 4068, "pass", 0.047),
+        ("34b-reasoning", 4, "fail", 0.181),
+        ("70b-hf-reasoning", 1600, "fail", 0.123),
+        ("mixtral-reasoning", 3294, "fail", 0.456),
+    ],
+)
+def test_overloaded_runs_are_judged_by_what_they_served(
+    real_store: Store, name: str, failed: int, verdict: str, throughput: float
+) -> None:
+    """Failed of 4,800: published.  The release never saw contexts so long: steps are too short for three models.
+
+    34b: 128 places, 1,448 tokens at a gap of 26.8 ms (data notes, section 1) are 4,780 tokens a second; at 22.6, 5,660.
+    """
     comparison = validated(real_store, name)
-    assert comparison.verdict == "overloaded"
+    assert comparison.verdict == verdict
     assert comparison.excluded["failed in the recording"] == failed
+    measures = {measure.slug: measure for measure in comparison.capacity or ()}
+    assert measures["tokens_per_s"].error == pytest.approx(throughput, abs=0.01)
+    if name == "34b-reasoning":
+        assert measures["tokens_per_s"].observed == pytest.approx(128 / 0.0268, rel=0.02)
 
 
 def test_server_spans_of_vllm_0_11(real_store: Store) -> None:

@@ -17,15 +17,20 @@ from blis_replay.blis.trace import EngineConfig
 from blis_replay.fixtures.synthetic import generate, write_experiment
 from blis_replay.fixtures.truth import SyntheticExperiment, SyntheticTruth
 from blis_replay.ingest.assemble import read_recording
-from blis_replay.ingest.recording import Recording, Stage
+from blis_replay.ingest.checks.overload import CHECK, overloaded
+from blis_replay.ingest.recording import Finding, Recording, Stage
 from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.store import Store, read_stored
 from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.release_file import load_release
+from blis_replay.validate.comparison.compare import Comparison, compare_replay
+from blis_replay.validate.comparison.comparison_text import comparison_answer
+from blis_replay.validate.comparison.means import mean_abs_errors
 from blis_replay.validate.comparison.saturation import Saturation, client_limits, queue, saturation
 from blis_replay.validate.comparison.saturation_text import saturation_block, saturation_json
 from blis_replay.validate.experiment import DEFAULT_RELEASE, find_experiment
+from blis_replay.validate.metrics.observed import Selection
 from blis_replay.validate.text.answer import part_text
 
 # 8 places, 24 tokens at 8.5 ms a step, and asynchronous admission: about 37 requests a second at most.
@@ -85,7 +90,7 @@ def test_the_onset_is_found_within_three_seconds_and_not_blamed_on_a_true_simula
     assert 0 <= found.from_us / 1e6 - from_s < 3
     assert found.from_us == found.simulated.from_us
     assert found.throughput_error == 0
-    assert found.before["e2e"] == pytest.approx(0, abs=0.002)
+    assert found.outside["e2e"] == pytest.approx(0, abs=0.002)
 
 
 def test_the_end_of_a_queue_is_found_too() -> None:
@@ -116,6 +121,72 @@ def test_a_queue_of_the_simulator_alone_is_the_simulators() -> None:
     found = judged(loaded(36), 1.2)
     assert (found.explains, found.observed.from_us) == ("simulator", None)
     assert found.from_us == found.simulated.from_us
+
+
+def overloaded_at(slower: float, spec: SyntheticExperiment | None = None) -> Comparison:
+    """The verdict on a replay of a recording that the instrument check calls overloaded: 60 a second of 37."""
+    run = replayed(spec or loaded(60), slower)
+    called, why = overloaded(run.recording)
+    assert called
+    finding = Finding(CHECK, "note", "", why)
+    return compare_replay(replace(run, recording=replace(run.recording, findings=(finding,))), queues=True)
+
+
+@pytest.mark.parametrize("slower", [1.0, 1.05, 0.95])
+def test_a_simulator_within_the_thresholds_passes_an_overloaded_recording(slower: float) -> None:
+    """5 % of a step are 5 % of everything that is judged, and within 10 %; what grows in the queue is not judged."""
+    comparison = overloaded_at(slower)
+    assert comparison.verdict == "pass"
+    answer = comparison_answer(comparison)
+    assert answer.exit_code == 0
+    errors = {measure.slug: measure.error for measure in comparison.capacity or ()}
+    assert set(errors) == {"tokens_per_s", "requests_per_s", "e2e_outside", "ttft_outside", "makespan", "itl"}
+    assert errors["tokens_per_s"] == pytest.approx(1 / slower - 1, abs=0.01)
+    assert errors["itl"] == pytest.approx(slower - 1, abs=0.01)
+
+
+@pytest.mark.parametrize("slower", [1.5, 1.2, 0.8])
+def test_a_wrong_simulator_fails_an_overloaded_recording(slower: float) -> None:
+    comparison = overloaded_at(slower)
+    assert comparison.verdict == "fail"
+    assert {"tokens_per_s", "itl"} <= set(comparison.failed_thresholds)
+    answer = comparison_answer(comparison)
+    assert answer.exit_code == 1
+    text = " ".join(str(answer).split())
+    assert "verdict: fail (overloaded, so judged by what was served: output tokens/s while the queue grows" in text
+    assert mean_abs_errors([comparison])["e2e"] is None
+
+
+def burst() -> SyntheticExperiment:
+    """600 requests within a second: all of their E2E is the queue's."""
+    return SyntheticExperiment(stages=(Stage(0, 600.0, 1_000_000),), engine=ENGINE)
+
+
+@pytest.mark.parametrize(("slower", "verdict"), [(1.0, "pass"), (1.05, "pass"), (1.5, "fail"), (0.7, "fail")])
+def test_a_burst_is_judged_by_how_long_it_took(slower: float, verdict: str) -> None:
+    comparison = overloaded_at(slower, burst())
+    assert comparison.verdict == verdict
+    errors = {measure.slug: measure.error for measure in comparison.capacity or ()}
+    assert errors["makespan"] == pytest.approx(slower - 1, abs=0.02)
+
+
+def test_a_load_stage_by_itself_is_not_judged() -> None:
+    comparison = overloaded_at(1.0)
+    alone = compare_replay(comparison.run, selection=Selection(stage=1))
+    assert alone.verdict == "not judged"
+
+
+def test_one_usable_request_of_600_is_no_pass() -> None:
+    """A true simulator; 599 of the recorded requests lost their latencies."""
+    run = replayed(loaded(20))
+    requests = run.recording.requests.frame()
+    alone = pl.Series([True] + [False] * (requests.height - 1))
+    kept = [pl.when(alone).then(pl.col(name)).alias(name) for name in ("ttft_us", "e2e_us")]
+    left = replace(run, recording=replace(run.recording, requests=rows_of(requests.with_columns(kept))))
+    assert compare_replay(run).verdict == "pass"
+    comparison = compare_replay(left)
+    assert (comparison.verdict, comparison_answer(comparison).exit_code) == ("not judged", 3)
+    assert f"only 1 of {requests.height:,} requests have latencies" in str(comparison_answer(comparison))
 
 
 def test_of_what_never_queues_nothing_is_said() -> None:

@@ -14,8 +14,9 @@ from blis_replay.ingest.recording import Finding
 from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.release_file import load_release
-from blis_replay.validate.comparison.compare import Comparison, compare_replay, mean_abs_errors
+from blis_replay.validate.comparison.compare import Comparison, compare_replay
 from blis_replay.validate.comparison.comparison_text import comparison_answer, exit_code
+from blis_replay.validate.comparison.means import mean_abs_errors
 from blis_replay.validate.experiment import DEFAULT_RELEASE
 from blis_replay.validate.metrics.latency import METRICS, STATISTICS
 from blis_replay.validate.metrics.observed import unusable_cells
@@ -100,9 +101,14 @@ def test_a_metric_that_is_not_gated_does_not_hold_the_verdict_up(run: ReplayRun)
     assert comparison.metrics["itl"]["p50"].unusable == "some_check"
 
 
-def test_overloaded_recordings_stay_ungated(run: ReplayRun) -> None:
+def test_what_must_not_be_used_judges_no_overloaded_recording_either(run: ReplayRun) -> None:
+    """34b-general, were it overloaded: its ITL passes alone, and not beside an E2E that must not be used."""
     queue = Finding(overload.CHECK, "note", "", "planted")
-    assert compared(run, unusable("clocks", "e2e"), queue).verdict == "overloaded"
+    passed, refused = (
+        compare_replay(replace(run, recording=replace(run.recording, findings=findings)), queues=True)
+        for findings in ((queue,), (queue, unusable("clocks", "e2e")))
+    )
+    assert [(c.verdict, exit_code([c.verdict])) for c in (passed, refused)] == [("pass", 0), ("unusable", 3)]
 
 
 def test_the_json_has_null_and_the_reason(run: ReplayRun) -> None:
@@ -117,6 +123,7 @@ def test_the_json_has_null_and_the_reason(run: ReplayRun) -> None:
 
 def test_one_that_cannot_be_judged_among_others_that_pass_is_3() -> None:
     assert [exit_code(v) for v in (["pass", "unusable"], ["pass", "not judged"], ["unusable", "fail"])] == [3, 3, 1]
+    assert [exit_code([]), exit_code(["pass"])] == [3, 0]
 
 
 def test_lost_requests_stop_a_verdict(run: ReplayRun) -> None:

@@ -13,6 +13,7 @@ from blis_replay.validate.cli.options import (
     executor_options,
     form_options,
     print_answer,
+    repeat_option,
     selector_option,
     store_option,
 )
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 @click.option("--extrapolate", is_flag=True, help="Judge also on another GPU, data type or tensor parallelism.")
 @click.option("--junit", type=OUT_FILE, default=None, metavar="FILE", help="Write the checks as JUnit XML too.")
 @click.option("--summary", type=OUT_FILE, default=None, metavar="FILE", help="Write Markdown for a pull request too.")
+@repeat_option
 @executor_options
 @store_option
 @form_options
@@ -60,6 +62,7 @@ def command(
     extrapolate: bool,
     junit: Path | None,
     summary: Path | None,
+    repeats: tuple[str, ...],
     executor: ExecutorName,
     workers: int | None,
     store_path: Path,
@@ -70,7 +73,8 @@ def command(
     Replays the experiments with the candidate and holds the errors against the policy:
     thresholds, no significant regression against the baseline (the change of each
     absolute error under resampled requests), no inversion of the order of p99s between
-    experiments, enough experiments judged.  Overloaded recordings are shown, not gated.
+    experiments, enough experiments judged.  Overloaded recordings are judged by what was
+    served.
 
     Exit codes: 0 pass, 1 fail, 2 wrong use, 3 could not be judged.
 
@@ -78,6 +82,7 @@ def command(
     Examples:
       blis-replay gate --coefficients mine.yaml
       blis-replay gate --coefficients mine.yaml --baseline h100-vllm-0.15.1
+      blis-replay gate --coefficients mine.yaml --experiment monday --repeat tuesday
       blis-replay gate --coefficients mine.yaml --policy policy.yaml --experiment '34b-*'
       blis-replay gate --coefficients mine.yaml --junit gate.xml --summary gate.md
     """
@@ -98,6 +103,7 @@ def command(
             policy,
             names,
             extrapolate=extrapolate,
+            repeats=repeats,
             executor=executor,
             workers=workers,
             progress=progress,

@@ -130,6 +130,15 @@ def complete_releases(_ctx: click.Context, _param: click.Parameter, incomplete: 
     return names or [CompletionItem(incomplete, type="file")]
 
 
+def repeat_option(command: Command) -> Command:
+    """``--repeat`` as ``repeats``: recordings of a load that is judged, made once more."""
+    help_text = (
+        "Another recording of the same load on the same server; may be given several times. No error is a failure "
+        "that is smaller than the difference of two of them."
+    )
+    return click.option("--repeat", "repeats", multiple=True, metavar="NAME", help=help_text)(command)
+
+
 def coefficients_option(command: Command) -> Command:
     """``--coefficients``: the release to replay with, None for our own."""
     help_text = "A release that ships, or a YAML file.  [default: our own]"

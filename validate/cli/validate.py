@@ -15,6 +15,7 @@ from blis_replay.validate.cli.options import (
     experiments_options,
     form_options,
     print_answer,
+    repeat_option,
     repeated,
     replay_option,
     store_given,
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
 @click.option(
     "--window", type=WINDOW, default=(0.0, 1.0), help="Compare only requests of this share of the run, e.g. 0.6:1."
 )
+@repeat_option
 @executor_options
 @store_option
 @form_options
@@ -75,6 +77,7 @@ def command(
     blis_model: str | None,
     by_stage: bool,
     window: tuple[float, float],
+    repeats: tuple[str, ...],
     executor: ExecutorName,
     workers: int | None,
     store_path: Path,
@@ -84,6 +87,7 @@ def command(
 
     Prints observed and simulated mean, p50, p90 and p99 of TTFT, ITL, TPOT and E2E with
     signed errors, and passes if the means are within E2E 10 %, TTFT 15 %, ITL 15 %.
+    An overloaded recording is judged by what was served instead.
     A metric that an instrument check calls unusable is not printed; exit code 3 if it
     is one of these three and no other of them fails.
 
@@ -126,6 +130,7 @@ def command(
                 simulator,
                 stages=by_stage,
                 tolerant=everything,
+                repeats=repeats,
                 executor=executor,
                 workers=workers,
                 progress=progress,

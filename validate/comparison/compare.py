@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 
 from blis_replay.compiled.arrays import Bools
 from blis_replay.ingest.fingerprint import requests_hash
-from blis_replay.ingest.recording import Finding, GroundTruth, Recording
+from blis_replay.ingest.recording import PUBLISHED, Finding, GroundTruth, Recording
 from blis_replay.replay.driver import ReplayRun, without_rows
+from blis_replay.replay.simulator import Simulator
 from blis_replay.validate.comparison.arguments import OpenArgument, open_arguments
+from blis_replay.validate.comparison.capacity import Measure, beyond_capacity, capacity
+from blis_replay.validate.comparison.draws import Decision, Draws, draw_errors
+from blis_replay.validate.comparison.repeats import NoiseFloor
 from blis_replay.validate.comparison.saturation import Saturation, saturation
 from blis_replay.validate.comparison.sides import Side, recording_side, replay_side
 from blis_replay.validate.errors import NothingToJudgeError
@@ -28,7 +32,10 @@ from blis_replay.validate.metrics.latency import (
 from blis_replay.validate.metrics.observed import Gaps, Number, Selection, overloaded
 from blis_replay.validate.schedule import ScheduleVerdict, schedule_verdict
 
-Verdict = Literal["pass", "fail", "overloaded", "unusable", "not judged"]
+Verdict = Literal["pass", "fail", "unusable", "not decided", "not judged"]
+# With more requests than this without latencies, those that have some are not the run.
+_MOST_WITHOUT = 0.1
+WITHOUT_LATENCIES = "without recorded latencies"
 
 
 @dataclass(frozen=True)
@@ -72,8 +79,10 @@ class Comparison:
     ``paired``: agreement by metric, empty where the sides do not have the same requests.  ``excluded``: requests
     of a replay that are left out, by reason.  ``open_arguments``: engine arguments that nobody recorded and that
     change the replay.  ``requests_hash``: of a recording that the release of the replay does not name.
-    ``saturation``: of a replay of a whole run that queues, or whose recording does.  ``schedule``: of a replay of a
-    whole run of which every step was recorded.
+    ``saturation``: of a replay of a whole run that queues, or whose recording does.  ``capacity``: what of a run that
+    had more load than could be served is judged instead of its latencies, None for other runs.  ``schedule``:
+    of a replay of a whole run of which every step was recorded.  ``draws``: of a run whose requests are reconstructed,
+    the errors of many reconstructions.  ``noise``: what recordings of this load differ by; no threshold is below it.
     """
 
     recording: Recording
@@ -84,9 +93,12 @@ class Comparison:
     paired: dict[str, Pairing]
     excluded: dict[str, int]
     saturation: Saturation | None = None
+    capacity: tuple[Measure, ...] | None = None
     open_arguments: tuple[OpenArgument, ...] = ()
     schedule: ScheduleVerdict | None = None
     requests_hash: str = ""
+    draws: Draws | None = None
+    noise: NoiseFloor | None = None
 
     @property
     def run(self) -> ReplayRun:
@@ -121,9 +133,41 @@ class Comparison:
         return self.compared[1]
 
     @property
+    def overloaded(self) -> bool:
+        """Whether the server had more load than it could serve, so that its latencies judge no simulator."""
+        return self.capacity is not None or overloaded(self.findings)
+
+    @property
     def failed_thresholds(self) -> tuple[str, ...]:
-        """Metrics whose mean is off by more than its threshold."""
-        return tuple(m for m, limit in THRESHOLDS.items() if abs(self.metrics[m]["mean"].error or 0.0) > limit)
+        """Metrics whose mean is off by more than its threshold; of an overloaded run the measures that are."""
+        return tuple(name for name, decision in self._decisions.items() if decision == "fail")
+
+    @property
+    def undecided(self) -> tuple[str, ...]:
+        """Those that some reconstructions of the requests pass and others fail."""
+        return tuple(name for name, decision in self._decisions.items() if decision == "not decided")
+
+    @property
+    def _decisions(self) -> dict[str, Decision]:
+        if self.overloaded:
+            measures = self.capacity or ()
+            return {
+                measure.slug: self._decided(measure.slug, measure.error, self.limit(measure)) for measure in measures
+            }
+        errors = {metric: self.metrics[metric]["mean"].error for metric in THRESHOLDS}
+        return {m: self._decided(m, error, self.limit(m)) for m, error in errors.items() if error is not None}
+
+    def limit(self, judged: str | Measure) -> float:
+        """The largest absolute error of the mean of a metric, or of a measure, that passes."""
+        if isinstance(judged, Measure):  # of these only the ITL does not grow with a queue
+            return self.limit("itl") if judged.slug == "itl" else judged.limit
+        limit = THRESHOLDS[judged]
+        return limit if self.noise is None else self.noise.at_least((judged, "mean"), limit)
+
+    def _decided(self, metric: str, error: float, limit: float) -> Decision:
+        if self.draws is not None and (metric, "mean") in self.draws.errors:
+            return self.draws.decide((metric, "mean"), limit)
+        return "fail" if abs(error) > limit else "pass"
 
     @property
     def unusable(self) -> dict[str, str]:
@@ -134,25 +178,30 @@ class Comparison:
     @property
     def lost(self) -> tuple[str, ...]:
         """Why nothing can be judged by the recording as a whole: what can be replayed is not what was served."""
-        unusable = (f"{f.check}: {f.message}" for f in self.findings if f.severity == "unusable" and not f.metric)
         not_simulated = self.replay.simulated.not_simulated if self.replay else ()
-        return (*(f"not simulated: {what}" for what in not_simulated), *unusable)
+        reasons = [f"not simulated: {what}" for what in not_simulated]
+        reasons += [f"{f.check}: {f.message}" for f in self.findings if f.severity == "unusable" and not f.metric]
+        without = self.excluded.get(WITHOUT_LATENCIES, 0)
+        if without > _MOST_WITHOUT * (without + self.requests):
+            reasons.append(f"only {self.requests:,} of {without + self.requests:,} requests have latencies")
+        return tuple(reasons)
 
     @property
     def verdict(self) -> Verdict:
-        """Of a replay: ``overloaded`` is reported, not gated; ``not judged``: no gated metric has an observed value.
+        """Of a replay: ``not judged``: there is nothing to judge by, or it does not stand for the run.
 
-        ``unusable``: a gated metric must not be used, and none of the others fails.
+        ``unusable``: a gated metric must not be used, and none of the others fails.  ``not decided``: it passes with
+        some reconstructions of the requests, and fails with others.
         """
         if self.lost:
             return "not judged"
-        if overloaded(self.findings):
-            return "overloaded"
-        if self.unusable and not self.failed_thresholds:
+        if self.failed_thresholds:
+            return "fail"
+        if self.unusable:
             return "unusable"
-        if all(self.metrics[metric]["mean"].error is None for metric in THRESHOLDS):
-            return "not judged"
-        return "fail" if self.failed_thresholds else "pass"
+        if self.undecided:
+            return "not decided"
+        return "pass" if self._decisions else "not judged"
 
     @property
     def uses(self) -> str:
@@ -221,7 +270,29 @@ def compare_replay(
     if not queues:
         return comparison
     schedule = schedule_verdict(run.recording, run.plan.engine)
-    return replace(comparison, saturation=saturation(run), schedule=schedule)
+    return replace(_with_capacity(comparison), schedule=schedule)
+
+
+def _with_capacity(comparison: Comparison) -> Comparison:
+    """With what there is to say of queues; and, of an overloaded run, with what is judged instead of latencies."""
+    found = saturation(comparison.run)
+    seen = beyond_capacity(found) and not {"e2e", "ttft"} & comparison.unusable.keys()  # a queue is seen by these
+    if not seen and not overloaded(comparison.findings):
+        return replace(comparison, saturation=found)
+    itl = comparison.metrics["itl"]["mean"]
+    measures = capacity(comparison.run, found, comparison.requests, (itl.a_us, itl.b_us), comparison.unusable)
+    if found is not None and found.from_us is not None and any(measure.beyond for measure in measures):
+        found = replace(found, explains="simulator")
+    return replace(comparison, saturation=found, capacity=measures)
+
+
+def with_draws(comparison: Comparison, simulator: Simulator) -> Comparison:
+    """With the errors of many reconstructions, where the requests of a whole run are reconstructed."""
+    run = comparison.run
+    if not comparison.selection.everything or comparison.ground_truth != PUBLISHED:
+        return comparison
+    published_us = {(m, s): cell.a_us for m, cells in comparison.metrics.items() for s, cell in cells.items()}
+    return replace(comparison, draws=draw_errors(run.recording, run.release, run.mode, simulator, published_us))
 
 
 def light(comparison: Comparison) -> Comparison:
@@ -281,28 +352,7 @@ def _excluded(observed: Side, run: ReplayRun, selection: Selection) -> dict[str,
     counts = {
         "failed in the recording": int((selected & failed).sum()),
         "outside the selection": int((~selected).sum()),
-        "without recorded latencies": int((selected & ~failed & ~recorded).sum()) if recorded.any() else 0,
+        WITHOUT_LATENCIES: int((selected & ~failed & ~recorded).sum()) if recorded.any() else 0,
         "not finished by the simulator": int((selected & recorded & unfinished).sum()),
     }
     return {reason: count for reason, count in counts.items() if count}
-
-
-class Judged(Protocol):
-    """What a mean over experiments takes of each: its verdict and its table."""
-
-    @property
-    def verdict(self) -> Verdict:
-        """As ``Comparison.verdict``."""
-
-    @property
-    def metrics(self) -> Mapping[str, Mapping[str, Cell]]:
-        """As ``Comparison.metrics``."""
-
-
-def mean_abs_errors(comparisons: Sequence[Judged]) -> dict[str, float | None]:
-    """Per metric, the mean over gated experiments of the absolute error of the mean."""
-    gated = [c for c in comparisons if c.verdict in ("pass", "fail")]
-    errors = {
-        metric: [abs(e) for c in gated if (e := c.metrics[metric]["mean"].error) is not None] for metric in METRICS
-    }
-    return {metric: float(np.mean(values)) if values else None for metric, values in errors.items()}

@@ -2,38 +2,30 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from blis_replay.ingest.tables import Cell, Column, Table, Tone, Toned, columns_named
-from blis_replay.replay.store import provenance_of
+from blis_replay.ingest.tables import Cell, Column, Table, Toned, columns_named
 from blis_replay.validate.comparison.arguments import argument_lines
 from blis_replay.validate.comparison.compare import Cell as MetricCell
-from blis_replay.validate.comparison.compare import Comparison, mean_abs_errors
-from blis_replay.validate.comparison.error_columns import ERROR_COLUMNS, ERRORS, WANTED, error_cell, error_cells
+from blis_replay.validate.comparison.compare import Comparison
+from blis_replay.validate.comparison.comparison_json import comparison_json
+from blis_replay.validate.comparison.error_columns import error_cell
 from blis_replay.validate.comparison.first_screen import first_screen, other_hardware
-from blis_replay.validate.comparison.saturation_text import saturation_block, saturation_json
+from blis_replay.validate.comparison.means import mean_abs_errors, means_by_fit
+from blis_replay.validate.comparison.saturation_text import saturation_block
+from blis_replay.validate.comparison.summary_text import stages_table, summary_page
 from blis_replay.validate.comparison.validated import Validated
-from blis_replay.validate.metrics.latency import METRIC_NAMES, METRICS, THRESHOLDS
-from blis_replay.validate.text.answer import RECONSTRUCTED, Answer, Block, Line, Part
-from blis_replay.validate.text.cells import in_ms, milliseconds, percent, percent_plain
-from blis_replay.validate.text.checks import finding_line
-
-_NAMED = (Column("experiment", "text"), Column("fit on", "text"), *ERRORS)
-_JUDGED = (
-    *_NAMED,
-    Column("verdict", "word"),
-    Column("requests", "count", wide=len(WANTED) + 1),
-    Column("slug", "text", wide=len(WANTED) + 2),
+from blis_replay.validate.comparison.verdict_text import (
+    draws_sentence,
+    noise_sentence,
+    verdict_line,
+    verdict_sentence,
+    verdict_tone,
 )
-
-
-def verdict_tone(verdict: str) -> Tone:
-    """The tone of a verdict or an outcome."""
-    if verdict in ("pass", "fail"):
-        return "good" if verdict == "pass" else "bad"
-    return "caution"
-
+from blis_replay.validate.metrics.latency import METRIC_NAMES, METRICS, THRESHOLDS
+from blis_replay.validate.text.answer import Answer, Block, Line, Part
+from blis_replay.validate.text.cells import milliseconds, percent_plain
+from blis_replay.validate.text.checks import finding_line
 
 _SEVERITY_ORDER = ("unusable", "corrected")
 
@@ -47,66 +39,11 @@ def comparison_page(comparison: Comparison) -> list[Part]:
         pairs_sentence(comparison),
         Block(notes(comparison)),
         verdict_line(comparison),
+        draws_sentence(comparison),
+        noise_sentence(comparison),
         *([saturation_block(comparison.saturation)] if comparison.saturation else []),
         Block([finding_line(finding) for finding in changed], "instrument findings that change a number"),
     ]
-
-
-def stages_table(whole: Comparison, stages: Sequence[Comparison]) -> Table:
-    """A row per load stage of the experiment, also where there was nothing to compare."""
-    compared = {c.selection.stage: [c.requests, *error_cells(c)] for c in stages}
-    nothing: list[Cell] = [0, *(None for _ in ERROR_COLUMNS)]
-    columns = (Column(f"{whole.alias} by load stage", "text"), Column("requests", "count"), *ERRORS)
-    return Table("", columns, [[f"stage {s.stage}", *compared.get(s.stage, nothing)] for s in whole.recording.stages])
-
-
-def summary_page(comparisons: Sequence[Comparison], not_judged: Mapping[str, str]) -> list[Part]:
-    """The table of all experiments, the overloaded ones apart, with means."""
-    ordered = sorted(comparisons, key=lambda c: c.alias)
-    means = mean_abs_errors(comparisons)
-    mean_row = [percent_plain(means[metric]) if name == "mean" else "" for metric, name in ERROR_COLUMNS]
-    gated = [
-        [*_named(c), Toned(c.verdict, verdict_tone(c.verdict)), c.requests, c.slug]
-        for c in ordered
-        if c.verdict != "overloaded"
-    ]
-    apart = [_named(c) for c in ordered if c.verdict == "overloaded"]
-    return [
-        Table("", _JUDGED, [*gated, ["mean |error|", "", *mean_row, "", "", ""]]),
-        *([Table("overloaded, reported and not gated", _NAMED, apart)] if apart else []),
-        Block([f"{alias}: {why}" for alias, why in not_judged.items()], "not judged"),
-        *([RECONSTRUCTED] if any(c.ground_truth != "recorded" for c in comparisons) else []),
-    ]
-
-
-def _named(c: Comparison) -> list[Cell]:
-    return [c.alias + ("" if c.ground_truth == "recorded" else "*"), c.uses.removeprefix("own "), *error_cells(c)]
-
-
-def verdict_line(comparison: Comparison) -> Line:
-    """The verdict as a page has it: the verdict itself in its tone."""
-    sentence = verdict_sentence(comparison)
-    verdict = re.match(r"verdict: [^(:,]*[^(:, ]", sentence)
-    return Line(sentence, mark=Toned(verdict[0], verdict_tone(comparison.verdict)) if verdict else None)
-
-
-def verdict_sentence(comparison: Comparison) -> str:
-    """The verdict with the errors of the mean that it rests on."""
-    if comparison.lost:
-        return f"verdict: could not be judged: {'; '.join(comparison.lost)}"
-    if comparison.verdict == "overloaded":
-        return "verdict: overloaded recording, reported and not gated (see `inspect`)"
-    judged = ", ".join(
-        f"{METRIC_NAMES[m]} {percent(comparison.metrics[m]['mean'].error)} of ±{limit:.0%}".replace("%", " %").replace(
-            "  ", " "
-        )
-        for m, limit in THRESHOLDS.items()
-    )
-    refused = "; ".join(f"{METRIC_NAMES[m]} unusable ({why})" for m, why in comparison.unusable.items())
-    if comparison.verdict == "unusable":
-        return f"verdict: could not be judged: {refused} (errors of the mean: {judged})"
-    also = f"; not judged: {refused}" if refused else ""
-    return f"verdict: {comparison.verdict} (errors of the mean: {judged}){also}"
 
 
 def _head(comparison: Comparison) -> Block:
@@ -186,33 +123,6 @@ def _missing(comparison: Comparison) -> list[str]:
     ]
 
 
-def comparison_json(comparison: Comparison) -> dict[str, object]:
-    """One experiment; times in ms, errors and MAPE as fractions."""
-    return {
-        "slug": comparison.slug,
-        "alias": comparison.alias,
-        "ground_truth": comparison.ground_truth,
-        "requests": comparison.requests,
-        "excluded": comparison.excluded,
-        "stage": comparison.selection.stage,
-        "metrics": {
-            metric: {name: _cell(cell) for name, cell in cells.items()} for metric, cells in comparison.metrics.items()
-        },
-        "paired": {metric: vars(pairing) for metric, pairing in comparison.paired.items()},
-        "coefficients_use": comparison.uses,
-        "verdict": comparison.verdict,
-        "failed_thresholds": list(comparison.failed_thresholds),
-        "unusable": comparison.unusable,
-        "findings": [vars(finding) for finding in comparison.findings],
-        "saturation": comparison.saturation and saturation_json(comparison.saturation),
-        "open_arguments": [vars(argument) for argument in comparison.open_arguments],
-        "schedule": comparison.schedule and comparison.schedule.document,
-        "known_differences": list(comparison.run.simulated.differences),
-        "not_simulated": list(comparison.run.simulated.not_simulated),
-        "provenance": provenance_of(comparison.run),
-    }
-
-
 def comparison_answer(comparison: Comparison) -> Answer:
     """What is said of one experiment; its rows are one per metric and statistic."""
     rows = Table("", _DATA_COLUMNS, _rows(comparison))
@@ -256,19 +166,22 @@ def validation_answer(reports: Sequence[Validated], *, summary: bool, again: str
         [*(part for page in pages for part in page), *stages],
         {**document, **named},
         Table("", _DATA_COLUMNS, [row for comparison in shown for row in _rows(comparison)]),
-        exit_code([c.verdict for report in reports for c in report.comparisons]),
+        exit_code([verdict for report in reports for verdict in _verdicts(report)]),
         tuple(f"not judged: {name}: {reason}" for r in reports for name, reason in r.not_judged.items()),
         [*(part for page in brief for part in page), *stages] if brief else (),
     )
 
 
+def _verdicts(report: Validated) -> list[str]:
+    """Of each experiment, with those that could not be replayed at all."""
+    return [*(c.verdict for c in report.comparisons), *("not judged" for _ in report.not_judged)]
+
+
 def exit_code(verdicts: Sequence[str]) -> int:
-    """0 all passed (overloaded ones do not count), 1 one failed, 3 nothing, or one not, could be judged."""
+    """0 all passed, 1 one failed, 3 nothing, or one not, could be judged."""
     if "fail" in verdicts:
         return 1
-    if {"unusable", "not judged"} & set(verdicts):
-        return 3
-    return 0 if {"pass", "overloaded"} & set(verdicts) else 3
+    return 0 if set(verdicts) == {"pass"} else 3
 
 
 def side_by_side_page(embedded: Comparison, blis: Comparison) -> list[Part]:
@@ -332,6 +245,7 @@ def _report_json(report: Validated) -> dict[str, object]:
     return {
         "experiments": experiments,
         "mean_abs_error": mean_abs_errors(report.comparisons),
+        "mean_abs_error_by_fit": means_by_fit(report.comparisons),
         "not_judged": report.not_judged,
         "thresholds": THRESHOLDS,
         "provenance": {
@@ -340,16 +254,3 @@ def _report_json(report: Validated) -> dict[str, object]:
             "replay": first.mode.name if first else None,
         },
     }
-
-
-def _cell(cell: MetricCell) -> dict[str, object]:
-    entry: dict[str, object] = {
-        "observed_ms": in_ms(cell.a_us),
-        "simulated_ms": in_ms(cell.b_us),
-        "error": cell.error,
-    }
-    if cell.reason:
-        entry["reason"] = cell.reason
-    if cell.between_us:
-        entry["observed_between_ms"] = [in_ms(bound) for bound in cell.between_us]
-    return entry

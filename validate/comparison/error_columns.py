@@ -34,8 +34,9 @@ def error_cell(comparison: Comparison, metric: str, name: str) -> Cell:
     error = comparison.metrics[metric][name].error
     beyond = (
         name == "mean"
-        and comparison.verdict != "overloaded"
+        and not comparison.overloaded
         and error is not None
-        and abs(error) > THRESHOLDS.get(metric, float("inf"))
+        and metric in THRESHOLDS
+        and abs(error) > comparison.limit(metric)
     )
     return Toned(error, "bad") if beyond else error

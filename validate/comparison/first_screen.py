@@ -10,6 +10,7 @@ from blis_replay.ingest.tables import Cell, Column, Table, Tone, Toned
 from blis_replay.validate.comparison.arguments import argument_lines
 from blis_replay.validate.comparison.compare import Comparison
 from blis_replay.validate.comparison.saturation_text import saturation_block
+from blis_replay.validate.comparison.verdict_text import draws_sentence, noise_sentence
 from blis_replay.validate.metrics.latency import METRIC_NAMES, TAIL_LIMITS, THRESHOLDS
 from blis_replay.validate.text.answer import Block, Line, Part
 from blis_replay.validate.text.cells import cell_text, percent
@@ -50,6 +51,8 @@ def other_hardware(comparison: Comparison) -> list[str]:
 
 def status_text(comparison: Comparison, verdict: str) -> str:
     """What passed or failed, without the status word; ``verdict``: the sentence for any other verdict."""
+    if comparison.overloaded and comparison.capacity and comparison.verdict in ("pass", "fail"):
+        return _served(comparison)
     if comparison.verdict == "pass":
         judged = [METRIC_NAMES[m] for m in THRESHOLDS if comparison.metrics[m]["mean"].error is not None]
         return f"mean {_listed(judged)} within limits"
@@ -67,16 +70,23 @@ def _status(comparison: Comparison, verdict: str, tone: Tone) -> Line:
     return Line(f"{word}  {comparison.alias}: {status_text(comparison, verdict)}", mark=Toned(word, tone))
 
 
+def _served(comparison: Comparison) -> str:
+    """What an overloaded run is judged by, the largest error for its limit."""
+    measures = sorted(comparison.capacity or (), key=lambda m: -abs(m.error) / comparison.limit(m))
+    shown = ", ".join(f"{m.name} {percent(m.error)} of ±{100 * comparison.limit(m):.3g} %" for m in measures[:2])
+    return f"overloaded, judged by what was served: {shown}" + (" and others" if len(measures) > 2 else "")
+
+
 def _predicted(comparison: Comparison, metric: str) -> str:
     error = comparison.metrics[metric]["mean"].error or 0.0
     side = "over" if error > 0 else "under"
-    limit = cell_text(THRESHOLDS[metric], "limit")
+    limit = cell_text(comparison.limit(metric), "limit")
     return f"{METRIC_NAMES[metric]} {side}-predicted by {percent(abs(error)).lstrip('+')} (limit {limit})"
 
 
 def _tail_mark(comparison: Comparison) -> list[Line]:
     errors = tail_errors(comparison)
-    if not errors or comparison.verdict not in ("pass", "fail"):
+    if not errors or comparison.overloaded or comparison.verdict not in ("pass", "fail"):
         return []
     shown = ", ".join(f"{METRIC_NAMES[metric]} {percent(error)}" for metric, error in errors.items())
     return [Line(f"TAIL OFF  p99 error: {shown} (reported, not gated)", mark=Toned("TAIL OFF", "caution"))]
@@ -96,8 +106,24 @@ def _row(comparison: Comparison, metric: str) -> list[Cell]:
     mean = cells["mean"]
     observed: Cell = f"unusable: {mean.unusable}" if mean.unusable else mean.a_us
     tails = [_toned(cells[name].error, TAIL_LIMITS[metric], "caution") for name in ("p50", "p90", "p99")]
-    limit = cell_text(THRESHOLDS[metric], "limit")
-    return [METRIC_NAMES[metric], observed, mean.b_us, _toned(mean.error, THRESHOLDS[metric], "bad"), limit, *tails]
+    if comparison.overloaded:  # these measure how long the queue has grown
+        return [
+            METRIC_NAMES[metric],
+            observed,
+            mean.b_us,
+            mean.error,
+            "-",
+            *(cells[n].error for n in ("p50", "p90", "p99")),
+        ]
+    limit = comparison.limit(metric)
+    return [
+        METRIC_NAMES[metric],
+        observed,
+        mean.b_us,
+        _toned(mean.error, limit, "bad"),
+        cell_text(limit, "limit"),
+        *tails,
+    ]
 
 
 def _toned(error: float | None, limit: float, beyond: Tone) -> Cell:
@@ -112,6 +138,8 @@ def _warnings(comparison: Comparison) -> list[Part]:
     left_out = sum(comparison.excluded.values())
     return [
         *(saturation_block(comparison.saturation).parts[:1] if comparison.saturation else ()),
+        *([draws_sentence(comparison)] if comparison.verdict == "not decided" else ()),
+        *([noise_sentence(comparison)] if comparison.noise else ()),
         *other_hardware(comparison),
         *argument_lines(comparison.recording, comparison.open_arguments),
         *([f"left out: {left_out:,} requests"] if left_out else []),

@@ -8,13 +8,14 @@ at once; what can still be compared is how much is served meanwhile.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 import polars as pl
 
 from blis_replay.blis.result import SimResult
+from blis_replay.blis.trace import NEVER_US
 from blis_replay.compiled.arrays import Bools, Int64s
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.rows import Rows
@@ -56,7 +57,7 @@ def client_limits(recording: Recording) -> tuple[ClientLimit, ...]:
 
 def _client_limit(stage: int | None, requests: Rows | pl.DataFrame) -> ClientLimit | None:
     sent_us, done_us = _sent_and_done(requests)
-    if len(sent_us) < _FEWEST:
+    if len(sent_us) < FEWEST:
         return None
     # Of what is sent when another is done, the end comes first.
     times_us = np.concatenate([done_us, sent_us])
@@ -83,10 +84,12 @@ _AT_ONCE_US = 250_000
 _QUEUE_US = 1_000_000
 # Single requests that are late for other reasons make no queue.
 _NEIGHBOURS = 5
-_FEWEST = 20
-# Largest error of the throughput of a simulator that is not to blame.
-THROUGHPUT_TOLERANCE = 0.05
-_BEFORE = ("e2e", "ttft")
+FEWEST = 20
+# Of fewer ends a rate is that of the moment.
+_FEWEST_ENDS = 100
+# Largest error of the throughput of a simulator that is not to blame: as of the E2E of one that does not queue.
+THROUGHPUT_TOLERANCE = THRESHOLDS["e2e"]
+_OUTSIDE = ("e2e", "ttft")
 # More than so many failures say that the server was overloaded, also without a queue that is seen.
 _FAILED_SHARE = 0.10
 
@@ -110,17 +113,28 @@ class Queue:
 
 
 @dataclass(frozen=True)
+class Served:
+    """What both sides, observed and simulated, served while the recorded queue grew and nobody had given up.
+
+    ``requests_per_s``: None of fewer than 100 ends.  ``offered``: tokens asked for each one served, as recorded.
+    """
+
+    tokens_per_s: tuple[float, float]
+    requests_per_s: tuple[float, float] | None
+    offered: float
+
+
+@dataclass(frozen=True)
 class Saturation:
     """What there is to say of a saturated recording or replay.
 
     ``from_us``, ``until_us``: between them the comparison is meaningless, None: nowhere, or until the
-    end.  ``in_flight``: requests in flight at ``from_us`` as recorded.  ``before``: signed error of the
-    mean of ``e2e`` and ``ttft`` over the ``requests_before``, None of fewer than 20.
-    ``throughput_error``: simulated over observed output tokens a second less one, while
-    the recorded queue grows and nobody has given up.  ``offered``: tokens asked for each one served
-    meanwhile, as recorded.  ``explains``: what explains the difference: the ``simulator``, whose errors before
-    the queue or of the throughput are too large; the ``recording``, if they are not; ``neither``
-    if nothing is meaningless; ``not told`` if there is nothing to tell it by.
+    end.  ``in_flight``: requests in flight at ``from_us`` as recorded.  ``outside_us``: mean ``e2e`` and
+    ``ttft``, observed and simulated, over the ``requests_outside`` that stretch, absent of fewer than 20.
+    ``served``: None where the recorded queue never grew for a second.  ``explains``: what explains the
+    difference: the ``simulator``, whose errors outside the queue or of the throughput are too large; the
+    ``recording``, if they are not; ``neither`` if nothing is meaningless; ``not told`` if there is nothing
+    to tell it by.
     """
 
     observed: Queue
@@ -131,11 +145,20 @@ class Saturation:
     from_us: int | None
     until_us: int | None
     in_flight: int
-    requests_before: int
-    before: dict[str, float | None]
-    throughput_error: float | None
-    offered: float | None
+    requests_outside: int
+    outside_us: dict[str, tuple[float, float]]
+    served: Served | None
     explains: Literal["simulator", "recording", "neither", "not told"]
+
+    @property
+    def outside(self) -> dict[str, float | None]:
+        """Signed error of the mean by metric outside the queue, None where there is none."""
+        return {metric: relative_error(*self.outside_us.get(metric, (None, None))) for metric in _OUTSIDE}
+
+    @property
+    def throughput_error(self) -> float | None:
+        """Simulated over observed output tokens per second less one, while the recorded queue grows."""
+        return None if self.served is None else relative_error(*self.served.tokens_per_s)
 
 
 def saturation(run: ReplayRun) -> Saturation | None:
@@ -156,9 +179,8 @@ def saturation(run: ReplayRun) -> Saturation | None:
     from_us, until_us = _meaningless(observed, simulated, failures_us, len(arrival_us))
     if from_us is None and not limits and not (observed.touched_us or simulated.touched_us):
         return None
-    before = _errors_before(run, known, from_us)
-    throughput_error, offered = _throughputs(run, observed)
-    return Saturation(
+    outside = known & run.simulated.completed & ((arrival_us < (from_us or 0)) | _after(arrival_us, from_us, until_us))
+    found = Saturation(
         observed=observed,
         simulated=simulated,
         client_limits=limits,
@@ -167,12 +189,12 @@ def saturation(run: ReplayRun) -> Saturation | None:
         from_us=from_us,
         until_us=until_us,
         in_flight=in_flight_at(recording, from_us) if from_us is not None else 0,
-        requests_before=int((known & (arrival_us < (from_us or 0))).sum()),
-        before=before,
-        throughput_error=throughput_error,
-        offered=offered,
-        explains=_explanation(from_us, observed, before, throughput_error),
+        requests_outside=int(outside.sum()),
+        outside_us=_means_of(run, outside),
+        served=_served(run, observed),
+        explains="neither",
     )
+    return replace(found, explains=_explanation(found))
 
 
 def queue(arrival_us: Int64s, wait_us: Int64s, served_us: int) -> Queue:
@@ -243,22 +265,26 @@ def _meaningless(
     return None, None
 
 
-def _errors_before(run: ReplayRun, known: Bools, from_us: int | None) -> dict[str, float | None]:
-    requests = run.recording.requests
-    early = known & run.simulated.completed & (requests["arrival_us"].to_numpy() < (from_us or 0))
-    if early.sum() < _FEWEST:
-        return dict.fromkeys(_BEFORE)
-    sides = {"e2e": run.e2e_us, "ttft": run.ttft_us}
+def _after(arrival_us: Int64s, from_us: int | None, until_us: int | None) -> Bools:
+    """bool[n]: what came when the queue was gone again."""
+    gone_us = NEVER_US if from_us is None or until_us is None else until_us
+    return np.asarray(arrival_us > gone_us, np.bool_)
+
+
+def _means_of(run: ReplayRun, chosen: Bools) -> dict[str, tuple[float, float]]:
+    if chosen.sum() < FEWEST:
+        return {}
+    requests, sides = run.recording.requests, {"e2e": run.e2e_us, "ttft": run.ttft_us}
     return {
-        metric: relative_error(float(requests[f"{metric}_us"].to_numpy()[early].mean()), float(values[early].mean()))
-        for metric, values in sides.items()
+        metric: (float(requests[f"{metric}_us"].to_numpy()[chosen].mean()), float(values_us[chosen].mean()))
+        for metric, values_us in sides.items()
     }
 
 
-def _throughputs(run: ReplayRun, observed: Queue) -> tuple[float | None, float | None]:
-    """Error of the throughput, and tokens asked for each one served, while the queue grows and nobody gave up."""
+def _served(run: ReplayRun, observed: Queue) -> Served | None:
+    """What was served while the queue grew and nobody gave up; None where that took less than a second."""
     if observed.from_us is None:
-        return None, None
+        return None
     requests = run.recording.requests
     arrival_us = requests["arrival_us"].to_numpy()
     end_us = observed.longest_at_us  # later it shrinks, and a faster simulator may have nothing left to serve
@@ -270,14 +296,27 @@ def _throughputs(run: ReplayRun, observed: Queue) -> tuple[float | None, float |
     columns = ("arrival_us", "ttft_us", "e2e_us", "output_tokens")
     timed = requests.frame(columns).filter(known)
     if timed["output_tokens"].null_count():
-        return None, None  # what was served is not known in whole
-    served = _tokens_within(window, *(timed[name].to_numpy() for name in columns))
-    if end_us - observed.from_us < _QUEUE_US or served < _FEWEST:
-        return None, None
+        return None  # what was served is not known in whole
     answered = run.plan.trace.arrival_us, run.ttft_us, run.e2e_us, run.simulated.output_tokens
-    simulated = _tokens_within(window, *(values[done] for values in answered))
+    sides = tuple(timed[name].to_numpy() for name in columns), tuple(values[done] for values in answered)
+    tokens, span_s = tuple(_tokens_within(window, *side) for side in sides), (end_us - observed.from_us) / 1e6
+    if span_s < _QUEUE_US / 1e6 or tokens[0] < FEWEST:
+        return None
+    ends = tuple(_ends_within(window, *side) for side in sides)
     came = (arrival_us > window[0]) & (arrival_us <= window[1])
-    return simulated / served - 1, float(run.plan.trace.output_tokens[came].sum()) / served
+    return Served(
+        tokens_per_s=(tokens[0] / span_s, tokens[1] / span_s),
+        requests_per_s=None if ends[0] < _FEWEST_ENDS else (ends[0] / span_s, ends[1] / span_s),
+        offered=float(run.plan.trace.output_tokens[came].sum()) / tokens[0],
+    )
+
+
+def _ends_within(
+    window: tuple[int, int], arrival_us: Int64s, _ttft_us: Int64s, e2e_us: Int64s, _output_tokens: Int64s
+) -> int:
+    """Requests that ended within a window."""
+    end_us = arrival_us + e2e_us
+    return int(((end_us > window[0]) & (end_us <= window[1])).sum())
 
 
 def _tokens_within(
@@ -289,14 +328,13 @@ def _tokens_within(
     return float((output_tokens * np.maximum(within_us, 0) / (last_us - first_us)).sum())
 
 
-def _explanation(
-    from_us: int | None, observed: Queue, before: dict[str, float | None], throughput_error: float | None
-) -> Literal["simulator", "recording", "neither", "not told"]:
-    if from_us is None:
+def _explanation(found: Saturation) -> Literal["simulator", "recording", "neither", "not told"]:
+    if found.from_us is None:
         return "neither"
-    too_large = any(abs(before[metric] or 0.0) > THRESHOLDS[metric] for metric in _BEFORE)
-    if too_large or abs(throughput_error or 0.0) > THROUGHPUT_TOLERANCE:
+    throughput, outside = found.throughput_error, found.outside
+    too_large = any(abs(outside[metric] or 0.0) > THRESHOLDS[metric] for metric in _OUTSIDE)
+    if too_large or abs(throughput or 0.0) > THROUGHPUT_TOLERANCE:
         return "simulator"
-    if observed.from_us is None:
+    if found.observed.from_us is None:
         return "simulator"  # it queues and the server did not
-    return "not told" if throughput_error is None and before["e2e"] is None else "recording"
+    return "not told" if throughput is None and outside["e2e"] is None else "recording"

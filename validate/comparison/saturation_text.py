@@ -35,10 +35,10 @@ def saturation_json(found: Saturation) -> dict[str, object]:
         ],
         "failed": found.failed,
         "first_failure_s": _s(found.first_failure_us),
-        "requests_before": found.requests_before,
-        "error_before": found.before,
+        "requests_outside": found.requests_outside,
+        "error_outside": found.outside,
         "throughput_error": found.throughput_error,
-        "offered_per_served": found.offered,
+        "offered_per_served": None if found.served is None else found.served.offered,
     }
 
 
@@ -48,7 +48,7 @@ def _verdict(found: Saturation) -> str:
     until = "" if found.until_us is None else f" to second {found.until_us / 1e6:,.1f}"
     where = f"from second {found.from_us / 1e6:,.1f} on{until} latencies measure how long the queue has grown, "
     cause = {
-        "recording": "the recording is saturated, and the simulator not to blame for the difference",
+        "recording": "the recording is saturated, and what can be judged of the simulator is within its thresholds",
         "simulator": "the simulator is wrong by more than a queue explains",
         "not told": "too little was served to tell whether the simulator is to blame",
         "neither": "",
@@ -84,15 +84,32 @@ def _failures(found: Saturation) -> list[str]:
 
 def _judged_by(found: Saturation) -> list[str]:
     lines = []
-    if found.before["e2e"] is not None:
-        errors = f"E2E {percent(found.before['e2e'])}, TTFT {percent(found.before['ttft'])}"
-        lines.append(f"before that, over {found.requests_before:,} requests, the errors of the mean are {errors}")
-    if found.throughput_error is not None and found.offered is not None:
+    if found.outside["e2e"] is not None:
+        errors = f"E2E {percent(found.outside['e2e'])}, TTFT {percent(found.outside['ttft'])}"
+        where = "before that" if found.until_us is None else "before and after that"
+        lines.append(f"{where}, over {found.requests_outside:,} requests, the errors of the mean are {errors}")
+    if found.served is not None:
         lines.append(
-            f"while the recorded queue grows, the error of the throughput is {percent(found.throughput_error)}; for "
-            f"each token that the server gave, {found.offered:.2f} were asked"
+            f"while the recorded queue grows, the error of the throughput is {percent(found.throughput_error)}; demand "
+            f"was {found.served.offered:.2f} times what the server delivered"
         )
+        lines += _slopes(found)
     return lines
+
+
+def _slopes(found: Saturation) -> list[str]:
+    """How fast the wait grows: small errors of what is served make large ones of it, so it is not judged."""
+    slopes = [_slope(side) for side in (found.observed, found.simulated)]
+    if None in slopes:
+        return []
+    recorded, simulated = slopes
+    return [f"the wait grows by {recorded:.2f} s per second in the recording, by {simulated:.2f} s in the replay"]
+
+
+def _slope(side: Queue) -> float | None:
+    if side.from_us is None or side.longest_at_us <= side.from_us:
+        return None
+    return side.longest_us / (side.longest_at_us - side.from_us)
 
 
 def _limits(found: Saturation) -> list[str]:

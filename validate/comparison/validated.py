@@ -21,7 +21,8 @@ from blis_replay.replay.executors.local import Progress
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.simulator import EmbeddedEngine, Simulator
 from blis_replay.replay.store import record_of, run_tables
-from blis_replay.validate.comparison.compare import Comparison, compare_replay, light
+from blis_replay.validate.comparison.compare import Comparison, compare_replay, light, with_draws
+from blis_replay.validate.comparison.repeats import noise_floors
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.experiment import experiment_row, named_experiments
 from blis_replay.validate.metrics.observed import Selection, pooled_gaps
@@ -46,8 +47,9 @@ def compare_experiment(
             f"{recording.alias}: an arrival trace: it has no latencies to compare; replay it with "
             f"`blis-replay simulate --experiment {recording.alias} --engine FILE --coefficients NAME --out DIR`"
         )
-    run = replay(recording, release, mode, simulator or EmbeddedEngine(release))
-    return _compared(store, run, Selection(window=window))
+    simulator = simulator or EmbeddedEngine(release)
+    run = replay(recording, release, mode, simulator)
+    return with_draws(_compared(store, run, Selection(window=window)), simulator)
 
 
 def validate_experiment(
@@ -106,11 +108,14 @@ def validate_many(
     *,
     stages: bool = False,
     tolerant: bool = True,
+    repeats: Sequence[str] = (),
     executor: ExecutorName = "local",
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> Validated:
     """Validate experiments, with their ``stages``, and store whole runs.
+
+    ``repeats``: recordings of the same loads, as ``noise_floors``.
 
     ``store``: the file, which this process must not have open: several processes read it side by side, each the
     experiment that it is about.  ``names``: as ``named_experiments``.  ``tolerant``: those that cannot be judged are
@@ -121,6 +126,7 @@ def validate_many(
     task = _Task(mode, window, simulator, stages)
     with open_store(store) as opened:
         slugs = named_experiments(opened, names)
+        floors = noise_floors(opened, slugs, repeats)
         outcomes = [_validated_here(opened, task, slugs[0])] if len(slugs) == 1 else []
     if len(slugs) > 1:
         with tempfile.TemporaryDirectory(dir=store.parent, prefix=".runs-") as scratch:
@@ -134,7 +140,7 @@ def validate_many(
             name = outcome.slug if outcome.alias in answer.not_judged else outcome.alias
             answer.not_judged[name] = str(outcome.problem)
             continue
-        answer.comparisons.append(outcome.comparison)
+        answer.comparisons.append(replace(outcome.comparison, noise=floors.get(outcome.slug)))
         if stages:
             answer.stages[outcome.slug] = outcome.stages
     return answer

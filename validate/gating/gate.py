@@ -10,6 +10,8 @@ from blis_replay.ingest.recording import ARRIVALS
 from blis_replay.ingest.store import Store, list_experiments
 from blis_replay.replay.executors.executors import ExecutorName, map_jobs
 from blis_replay.replay.executors.local import Progress
+from blis_replay.validate.comparison.capacity import load_is_known
+from blis_replay.validate.comparison.repeats import noise_floors
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.experiment import all_experiments, select_experiments
 from blis_replay.validate.gating.judging import GateJob, judge_experiment
@@ -79,6 +81,7 @@ def gate(
     selectors: Sequence[str] = (),
     *,
     extrapolate: bool = False,
+    repeats: Sequence[str] = (),
     executor: ExecutorName = "local",
     workers: int | None = None,
     progress: Progress | None = None,
@@ -88,7 +91,8 @@ def gate(
     ``selectors``: as ``select_experiments``; without any, all stored and bundled experiments
     of the models that the candidate has.  ``extrapolate``: judge also where GPU, data type or
     tensor parallelism are not those of the release.
-    ``executor``, ``workers``, ``progress``: of ``map_jobs``.  Raises ``ReleaseError`` for an invalid
+    ``repeats``: recordings of the same loads, as ``noise_floors``.  ``executor``, ``workers``, ``progress``: of
+    ``map_jobs``.  Raises ``ReleaseError`` for an invalid
     release, ``UnknownExperimentError`` for a selector that selects nothing,
     ``NothingToJudgeError`` if no experiment is left.
     """
@@ -97,7 +101,11 @@ def gate(
         if release is not None:
             release.refuse_if_invalid()
     slugs, left_out = _chosen(store, candidate, selectors)
-    jobs = [GateJob(read_observed(store, slug), candidate, baseline, policy, extrapolate) for slug in slugs]
+    floors = noise_floors(store, slugs, repeats)
+    jobs = [
+        GateJob(read_observed(store, slug), candidate, baseline, policy, extrapolate, floors.get(slug))
+        for slug in slugs
+    ]
     judgements = map_jobs(judge_experiment, jobs, executor=executor, workers=workers, progress=progress)
     ordered = tuple(sorted(judgements, key=lambda judgement: (judgement.alias, judgement.slug)))
     checks = (*ranking_checks(ordered, policy.ranking), _covered(ordered, policy.coverage))
@@ -115,6 +123,8 @@ def _chosen(store: Store, candidate: CoefficientRelease, selectors: Sequence[str
             why = "an arrival trace, without latencies"
         elif (row.model or "").lower() not in known:
             why = f"{candidate.name} has no coefficients for {row.model}"
+        elif row.overloaded and not load_is_known(row.slug, row.ground_truth):
+            why = "overloaded, and published without the requests that failed, so its load cannot be replayed"
         else:
             continue
         left_out[row.slug if row.alias in left_out else row.alias] = why

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,11 +12,13 @@ from blis_replay.blis.latency.gpu import same_gpu
 from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.compiled.arrays import Bools, Floats
 from blis_replay.compiled.errors import ExperimentError, faults_named
+from blis_replay.ingest.fingerprint import requests_hash
 from blis_replay.ingest.readers.formats import REQUEST_FORMATS
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.simulator import EmbeddedEngine
-from blis_replay.validate.comparison.compare import Comparison, compare_replay
+from blis_replay.validate.comparison.compare import Comparison, compare_replay, with_draws
+from blis_replay.validate.comparison.repeats import NoiseFloor
 from blis_replay.validate.comparison.sides import simulated_samples
 from blis_replay.validate.gating.policy import Policy
 from blis_replay.validate.gating.verdicts import Check, Interval, Judgement, Ordered, Outcome, Standing
@@ -94,11 +96,10 @@ def _numbers(
 
 def _regression(policy: Policy, candidate: Comparison, cell: Cell, change: _Change) -> Check:
     metric, statistic = cell
-    observed, named, margin = (
-        candidate.metrics[metric][statistic],
-        f"{metric.upper()} {statistic}",
-        policy.regression.margin,
-    )
+    observed, named = candidate.metrics[metric][statistic], f"{metric.upper()} {statistic}"
+    margin = policy.regression.margin
+    if candidate.noise is not None:
+        margin = candidate.noise.at_least(cell, margin)
     if observed.unusable or np.isnan(change.value):
         message = f"{named}: {observed.reason or 'nothing observed'}"
         return Check("regression", candidate.alias, metric, statistic, "not judged", message, limit=margin)
@@ -130,6 +131,7 @@ class GateJob:
     baseline: CoefficientRelease | None
     policy: Policy
     extrapolate: bool
+    noise: NoiseFloor | None = None
 
 
 def judge_experiment(job: GateJob) -> Judgement:
@@ -138,14 +140,18 @@ def judge_experiment(job: GateJob) -> Judgement:
         with faults_named(job.experiment.recording.slug):
             if not job.extrapolate:
                 _refuse_other_hardware(job.candidate, job.experiment.recording)
-            run = _replayed(job, job.candidate)
-            comparison = compare_replay(run, job.experiment.token_gaps)
+            simulator = EmbeddedEngine(job.candidate, job.extrapolate)
+            run = replay(job.experiment.recording, job.candidate, simulator=simulator)
+            comparison = with_draws(compare_replay(run, job.experiment.token_gaps, queues=True), simulator)
+            comparison = replace(comparison, noise=job.noise)
     except ExperimentError as error:
         return _refused(job, str(error))
     standing, reason = _standing(job, comparison)
     checks: list[Check] = []
-    if standing == "gated" and (checks := _recording(job, run.simulated.not_simulated)):
+    if standing != "fitted" and (checks := _recording(job, comparison)):
         standing, reason = "refused", checks[0].message
+    elif standing == "overloaded":
+        checks = _capacity(comparison, job.policy)
     elif standing == "gated":
         checks = [*_thresholds(comparison, job.policy), *_regressions(job, comparison)]
     return Judgement(
@@ -173,8 +179,8 @@ def _refuse_other_hardware(release: CoefficientRelease, recording: Recording) ->
 
 
 def _refused(job: GateJob, why: str) -> Judgement:
-    """An experiment that could not be replayed; an overloaded one would not be gated either way."""
-    recording, overloaded = job.experiment.recording, job.experiment.overloaded
+    """An experiment that could not be replayed."""
+    recording = job.experiment.recording
     check = Check("release", recording.alias, "", "", "not judged", why)
     return Judgement(
         slug=recording.slug,
@@ -182,32 +188,59 @@ def _refused(job: GateJob, why: str) -> Judgement:
         model=recording.model or "",
         ground_truth=recording.ground_truth,
         uses="not stated",
-        standing="overloaded" if overloaded else "refused",
-        reason=f"the recording is overloaded; {why}" if overloaded else why,
+        standing="refused",
+        reason=why,
         errors={},
         ordered={},
-        checks=() if overloaded else (check,),
+        checks=(check,),
     )
 
 
 def _standing(job: GateJob, comparison: Comparison) -> tuple[Standing, str]:
-    if job.experiment.overloaded:
-        return "overloaded", "the recording is overloaded (see `inspect`)"
     if job.policy.held_out_only and comparison.uses == "own latencies":
         return "fitted", "the release was fitted on its own latencies"
     if job.policy.held_out_only and comparison.uses == "not stated":
         return "fitted", "the release does not say what it was fitted on"
+    if comparison.overloaded:
+        return "overloaded", "overloaded, so judged by what was served, and neither ranked nor counted as covered"
     return "gated", ""
 
 
-def _recording(job: GateJob, not_simulated: Sequence[str]) -> list[Check]:
-    """What forbids to judge by the recording at all: a check says so of the whole, or too many requests are lost.
+def _capacity(comparison: Comparison, policy: Policy) -> list[Check]:
+    """What an overloaded run is judged by, against the limit that the policy has for the mean of its metric."""
+    checks = []
+    for measure in comparison.capacity or ():
+        limit = policy.thresholds.get((measure.metric, "mean"), measure.limit)
+        checks.append(_held("capacity", comparison, (measure.slug, "mean"), measure.name, measure.error, limit))
+    nothing = "overloaded, and nothing that was served can be judged"
+    refused = [f"{metric.upper()}: unusable: {why}" for metric, why in comparison.unusable.items()]
+    refused = refused or ([] if checks else [nothing])
+    return [*checks, *(Check("capacity", comparison.alias, "", "", "not judged", reason) for reason in refused)]
 
-    ``not_simulated``: what the recorded server did and the replay does not.
-    """
+
+def _held(rule: str, comparison: Comparison, cell: Cell, named: str, error: float, limit: float) -> Check:
+    """One error against its limit, or what reality differs by; of reconstructed requests those of all of them."""
+    if comparison.noise is not None and rule == "threshold":
+        limit = comparison.noise.at_least(cell, limit)
+    message, outcome = f"{named}: error {100 * error:+.2f} %", "fail" if abs(error) > limit else "pass"
+    if comparison.draws is not None and cell in comparison.draws.errors:
+        low, middle, high = (100 * value for value in comparison.draws.range_of(cell))
+        message += f" ({comparison.draws.count} reconstructions: {middle:+.2f} %, {low:+.2f} to {high:+.2f})"
+        outcome = comparison.draws.decide(cell, limit)
+    message += f", at most {100 * limit:g} % either way"
+    if outcome == "not decided":
+        message, outcome = f"{message}: not decided by this reconstruction", "not judged"
+    metric, statistic = cell
+    return Check(rule, comparison.alias, metric, statistic, _OUTCOMES[outcome], message, error, limit)
+
+
+_OUTCOMES: dict[str, Outcome] = {"pass": "pass", "fail": "fail", "not judged": "not judged"}
+
+
+def _recording(job: GateJob, comparison: Comparison) -> list[Check]:
+    """What forbids to judge by the recording at all: a check says so of the whole, or too many requests are lost."""
     recording = job.experiment.recording
-    reasons = [f"not simulated: {what}" for what in not_simulated]
-    reasons += [f"{f.check}: {f.message}" for f in recording.findings if f.severity == "unusable" and not f.metric]
+    reasons = list(comparison.lost)
     requests, rejected = recording.requests.height, _rejected_requests(recording)
     if rejected > _MOST_REJECTED * (requests + rejected):
         reasons.append(
@@ -228,12 +261,10 @@ def _thresholds(comparison: Comparison, policy: Policy) -> list[Check]:
     for (metric, statistic), limit in policy.thresholds.items():
         cell, named = comparison.metrics[metric][statistic], f"{metric.upper()} {statistic}"
         if cell.error is None:
-            outcome: Outcome = "not judged"
             message = f"{named}: {cell.reason or 'nothing observed'}"
+            checks.append(Check("threshold", comparison.alias, metric, statistic, "not judged", message, limit=limit))
         else:
-            outcome = "fail" if abs(cell.error) > limit else "pass"
-            message = f"{named}: error {100 * cell.error:+.2f} %, at most {100 * limit:g} % either way"
-        checks.append(Check("threshold", comparison.alias, metric, statistic, outcome, message, cell.error, limit))
+            checks.append(_held("threshold", comparison, (metric, statistic), named, cell.error, limit))
     return checks
 
 
@@ -244,6 +275,14 @@ def _regressions(job: GateJob, candidate: Comparison) -> list[Check]:
         baseline = _replayed(job, job.baseline)
     except ExperimentError as error:
         why = f"the baseline cannot be replayed: {error}"
+        return [Check("regression", candidate.alias, "", "", "not judged", why)]
+    recording = candidate.run.recording
+    seen = job.baseline.used(recording.slug, recording.content_hash, requests_hash(recording))
+    if seen == "latencies" and candidate.uses in ("held out", "own steps"):
+        why = (
+            f"{job.baseline.name} was fitted on the latencies of this run and {job.candidate.name} was not, so their "
+            "errors here are no fair comparison; use a run that neither saw, or fit both on it"
+        )
         return [Check("regression", candidate.alias, "", "", "not judged", why)]
     return regressions(candidate, baseline, job.policy)
 

@@ -9,7 +9,7 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.ingest.errors import printable
 from blis_replay.ingest.tables import Cell, Column, Table, Toned, columns_named
-from blis_replay.validate.comparison.comparison_text import verdict_tone
+from blis_replay.validate.comparison.verdict_text import verdict_tone
 from blis_replay.validate.gating.policy import Policy
 from blis_replay.validate.gating.verdicts import Check, GateReport, Judgement, Ordered
 from blis_replay.validate.text.answer import Answer, Block, Line, Part, Verbatim, markdown, markdown_text
@@ -66,7 +66,7 @@ def against(report: GateReport) -> str:
 
 def outcome(judgement: Judgement) -> str:
     """What became of an experiment: the worst of its checks, or why it is not gated."""
-    return judgement.outcome or {"overloaded": "overloaded", "fitted": "not held out"}[judgement.standing]
+    return judgement.outcome or "not held out"
 
 
 def cell_name(metric: str, statistic: str) -> str:
@@ -105,7 +105,9 @@ def _errors(report: GateReport) -> Table:
 
 
 def _error(judgement: Judgement, cell: tuple[str, str]) -> Cell:
-    """An error; one that the policy does not let pass stands out."""
+    """An error; one that the policy does not let pass stands out, and an overloaded run has none that says anything."""
+    if judgement.standing == "overloaded":
+        return None
     failed = [check for check in judgement.checks if check.rule == "threshold" and check.outcome == "fail"]
     error = judgement.errors.get(cell)
     return Toned(error, "bad") if cell in {(check.metric, check.statistic) for check in failed} else error
@@ -145,6 +147,7 @@ def _change(check: Check) -> list[Cell]:
 
 def _apart(report: GateReport) -> list[str]:
     lines = [f"not gated: {j.alias}: {j.reason}" for j in report.judgements if j.outcome is None]
+    lines += [f"{j.alias}: {j.reason}" for j in report.judgements if j.standing == "overloaded"]
     lines += [f"left out: {alias}: {why}" for alias, why in report.left_out.items()]
     if any(j.ground_truth != "recorded" for j in report.judgements):
         lines.append(
@@ -301,7 +304,7 @@ def _markdown_errors(report: GateReport) -> Table:
     limits = [f"{cell_name(*cell)} (≤ {100 * report.policy.thresholds[cell]:g} %)" for cell in cells]
     columns = (*columns_named("experiment", "fit on"), *columns_named(*limits, kind="error"), Column("outcome"))
     rows = [
-        [j.alias, j.uses.removeprefix("own "), *(j.errors.get(cell) for cell in cells), outcome(j)]
+        [j.alias, j.uses.removeprefix("own "), *(_error(j, cell) for cell in cells), outcome(j)]
         for j in report.judgements
     ]
     return Table("", columns, rows)

@@ -19,7 +19,8 @@ Interval = tuple[float, float]
 class Check:
     """One thing that a gate judged; fractions of the observed value.
 
-    ``rule``: ``recording``, ``release``, ``threshold``, ``regression``, ``ranking`` or ``coverage``.
+    ``rule``: ``recording``, ``release``, ``threshold``, ``capacity``, ``regression``, ``ranking`` or
+    ``coverage``.
     ``experiment``: alias, or empty for the gate as a whole.  ``value``: the error
     (threshold) or the change of the absolute error (regression), with its ``interval``;
     ``limit``: what it was held against.  ``message``: one sentence with the numbers.
@@ -53,7 +54,7 @@ class Ordered:
 class Judgement:
     """What a gate found of one experiment.
 
-    ``standing``: ``gated``; ``overloaded`` or ``fitted`` (its own latencies, under
+    ``standing``: ``gated``; ``overloaded``: judged by what was served only; ``fitted`` (its own latencies, under
     ``held_out_only``): shown and not gated; ``refused``: the release is not for it, or the recording
     not to be judged by.
     ``errors``: signed error by ``(metric, statistic)``, None where there is none.
@@ -75,7 +76,7 @@ class Judgement:
     @property
     def outcome(self) -> Outcome | None:
         """The worst of its checks; None if it is not gated."""
-        return worst(self.checks) if self.standing in ("gated", "refused") else None
+        return None if self.standing == "fitted" else worst(self.checks)
 
 
 def worst(checks: Sequence[Check]) -> Outcome:

@@ -16,9 +16,11 @@ from blis_replay.ingest.tables import Cell as TableCell
 from blis_replay.ingest.tables import Table, columns_named
 from blis_replay.replay.store import provenance_of
 from blis_replay.validate.attribution.text import explanations
-from blis_replay.validate.comparison.compare import Cell, Comparison, Verdict, mean_abs_errors
-from blis_replay.validate.comparison.comparison_text import notes, observed_cell, pairs_sentence, verdict_sentence
+from blis_replay.validate.comparison.compare import Cell, Comparison, Verdict
+from blis_replay.validate.comparison.comparison_text import notes, observed_cell, pairs_sentence
+from blis_replay.validate.comparison.means import mean_abs_errors
 from blis_replay.validate.comparison.saturation_text import saturation_sentences
+from blis_replay.validate.comparison.verdict_text import draws_sentence, verdict_sentence
 from blis_replay.validate.metrics.latency import METRICS, STATISTICS, THRESHOLDS
 from blis_replay.validate.report.charts import Charts, charts_of
 from blis_replay.validate.report.evidence import Evidence
@@ -37,7 +39,7 @@ COLUMNS = (
 )
 # Least share of that error for each degree of heat.
 _DEGREES = (0.1, 0.25, 0.5, 1.0)
-_VERDICTS = ("fail", "pass", "unusable", "not judged", "overloaded")
+_VERDICTS = ("fail", "not decided", "pass", "unusable", "not judged")
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class OverviewRow:
     slug: str
     alias: str
     verdict: Verdict
+    overloaded: bool
     uses: str
     ground_truth: GroundTruth
     metrics: Mapping[str, Mapping[str, Cell]]
@@ -73,6 +76,7 @@ def overview_row(comparison: Comparison) -> OverviewRow:
         slug=comparison.slug,
         alias=comparison.alias,
         verdict=comparison.verdict,
+        overloaded=comparison.overloaded,
         uses=comparison.uses,
         ground_truth=comparison.ground_truth,
         metrics=metrics,
@@ -81,9 +85,9 @@ def overview_row(comparison: Comparison) -> OverviewRow:
     )
 
 
-def by_worst(row: OverviewRow) -> tuple[int, float, str]:
-    """The order of the table: failed, passed, unusable, not judged, overloaded; within each the worst first."""
-    return _VERDICTS.index(row.verdict), -row.worst, row.slug
+def by_worst(row: OverviewRow) -> tuple[int, bool, float, str]:
+    """Failed, not decided, passed, unusable, not judged; of each the overloaded last, the worst first."""
+    return _VERDICTS.index(row.verdict), row.overloaded, -row.worst, row.slug
 
 
 def header() -> list[str]:
@@ -187,13 +191,13 @@ def section_of(evidence: Evidence, command: str, before: OverviewRow | str | Non
     comparison = evidence.comparison
     why = [] if evidence.attribution is None else explanations(evidence.attribution)
     why += [] if comparison.saturation is None else saturation_sentences(comparison.saturation)
-    pairs = pairs_sentence(comparison)
+    beside = [pairs_sentence(comparison), draws_sentence(comparison)]
     return Section(
         row=overview_row(comparison),
         before=before,
         verdict=verdict_sentence(comparison).removeprefix("verdict: "),
         why=tuple(why),
-        notes=(*([pairs] if pairs else []), *notes(comparison)),
+        notes=(*(sentence for sentence in beside if sentence), *notes(comparison)),
         metrics=metric_table(evidence),
         stages=stage_table(evidence),
         charts=charts_of(evidence),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import polars as pl
 import pytest
 from builders import aggregates, recording, requests, steps, write_events
 
 from blis_replay.ingest.checks.overload import overloaded
 from blis_replay.ingest.checks.registry import run_checks
-from blis_replay.ingest.recording import Finding, Recording, Setting, SharedPrefix, SourceFile, Stage
+from blis_replay.ingest.recording import LIFECYCLE_SCHEMA, Finding, Recording, Setting, SharedPrefix, SourceFile, Stage
+from blis_replay.ingest.rows import rows_of
 
 SECOND = 1_000_000
 
@@ -254,3 +256,28 @@ def test_checks_work_with_every_field_null() -> None:
     steps_null = steps(range(60), **dict.fromkeys(steps([]).columns))
     findings, _ = run_checks(recording(requests=null, steps=steps_null, stages=(), files=()))
     assert any("lack a field" in finding.message for finding in findings)
+
+
+def with_journeys(known: int, nobodys: int) -> Recording:
+    """100 client requests, one a millisecond; journeys of so many of them, and of so many that no client sent."""
+    rows = [
+        {"journey": i, "request_index": i if i < known else None, "arrived_us": i % 100 * 1000, "status": "ok"}
+        for i in range(known + nobodys)
+    ]
+    sent = requests(100, arrival_us=[i * 1000 for i in range(100)])
+    return recording(requests=sent, lifecycles=rows_of(pl.DataFrame(rows, schema_overrides=LIFECYCLE_SCHEMA)))
+
+
+@pytest.mark.parametrize(("nobodys", "severity"), [(5, "note"), (6, "unusable"), (58, "unusable")])
+def test_server_journeys_without_a_client_request_stop_a_verdict(nobodys: int, severity: str) -> None:
+    """Five warm-up requests and probes are usual; what more was served is load that the replay lacks."""
+    (finding,) = [f for f in findings_of(with_journeys(100, nobodys), "completeness") if "journeys" in f.message]
+    assert (finding.severity, finding.metric) == (severity, "")
+    assert f"{nobodys} of {100 + nobodys} server journeys during the run" in finding.message
+
+
+@pytest.mark.parametrize(("known", "nobodys"), [(100, 0), (0, 58)])
+def test_journeys_that_are_all_known_or_of_which_none_is_say_nothing(known: int, nobodys: int) -> None:
+    """None is known where the client's file names no requests: that is no lost load."""
+    found = findings_of(with_journeys(known, nobodys), "completeness")
+    assert not [finding for finding in found if "belong to no request" in finding.message]

@@ -1,0 +1,87 @@
+"""Recordings of one load: what a server itself differs by, and that no gate is below it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from gating_cases import SMALL, release, written
+
+from blis_replay.blis.latency.models import LatencyModel
+from blis_replay.ingest.ingest import ingest_source
+from blis_replay.ingest.store import Store, open_store
+from blis_replay.replay.mode import ReplayMode
+from blis_replay.replay.simulator import EmbeddedEngine
+from blis_replay.validate.comparison.comparison_text import validation_answer
+from blis_replay.validate.comparison.repeats import noise_floors
+from blis_replay.validate.comparison.validated import Validated, validate_many
+from blis_replay.validate.errors import NothingToJudgeError
+from blis_replay.validate.gating.gate import gate
+
+# The same requests on a machine that took 20 % longer for each step that day, and others at half the rate.
+SLOW_DAY = replace(
+    SMALL,
+    slug="20260302-120000-synthetic-1b-tp1-general",
+    latency=LatencyModel("blackbox", 9_600_000, 36_000, 72_000),
+)
+OTHER_LOAD = replace(SMALL, slug="20260303-120000-synthetic-1b-tp1-general", requests=100)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("repeats")
+    for spec in (SMALL, SLOW_DAY, OTHER_LOAD):
+        ingest_source(folder / "s.duckdb", written(spec, folder), engine_file=folder / "engine.yaml")
+    return folder / "s.duckdb"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[Store]:
+    with open_store(path) as opened:
+        yield opened
+
+
+def validated(path: Path, by: float, *repeats: str) -> Validated:
+    """The recording against a simulator whose steps take ``by`` times as long."""
+    simulator = EmbeddedEngine(release("new", slower=SMALL.model, by=by))
+    return validate_many(path, [SMALL.slug], ReplayMode(), (0.0, 1.0), simulator, repeats=repeats)
+
+
+def test_the_floor_is_what_the_two_recordings_differ_by(store: Store) -> None:
+    """Every step 20 % longer: E2E is steps but for 5.4 ms, so 18 to 25 % longer, ITL likewise."""
+    floor = noise_floors(store, [SMALL.slug], [SLOW_DAY.slug])[SMALL.slug]
+    assert floor.recordings == (SMALL.slug, SLOW_DAY.slug)
+    assert 0.18 < floor.apart["e2e", "mean"] < 0.25
+    assert 0.18 < floor.apart["itl", "mean"] < 0.25
+
+
+@pytest.mark.parametrize(("by", "alone", "repeated"), [(1.15, "fail", "pass"), (1.5, "fail", "fail")])
+def test_an_error_below_what_reality_differs_by_is_no_failure(path: Path, by: float, alone: str, repeated: str) -> None:
+    """15 % of a step are beyond E2E 10 %, and less than the 20 % of the two days; 50 % are more."""
+    verdicts = [validated(path, by, *repeats).comparisons[0].verdict for repeats in ((), (SLOW_DAY.slug,))]
+    assert verdicts == [alone, repeated]
+
+
+def test_the_page_says_what_recordings_differ_by_and_which_error_is_no_larger(path: Path) -> None:
+    answer = validation_answer([validated(path, 1.15, SLOW_DAY.slug)], summary=False)
+    text = " ".join(str(answer).split())
+    assert answer.exit_code == 0
+    assert "2 recordings of this load differ in the mean by up to E2E" in text
+    assert "the error of E2E, TTFT, ITL is no larger" in text
+    (experiment,) = answer.document["experiments"]  # type: ignore[misc]
+    assert experiment["repeats"]["recordings"] == [SMALL.slug, SLOW_DAY.slug]  # type: ignore[index]
+
+
+def test_a_gate_is_not_below_it_either(store: Store) -> None:
+    new, old = release("new", slower=SMALL.model, by=1.15), release("old")
+    assert gate(store, new, old, selectors=[SMALL.slug]).verdict == "fail"
+    assert gate(store, new, old, selectors=[SMALL.slug], repeats=[SLOW_DAY.slug]).verdict == "pass"
+
+
+def test_another_load_is_no_repeat(store: Store) -> None:
+    with pytest.raises(
+        NothingToJudgeError, match=r"is no repeat of an experiment that is judged .*100 requests, not 200"
+    ):
+        noise_floors(store, [SMALL.slug], [OTHER_LOAD.slug])

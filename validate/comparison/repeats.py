@@ -1,0 +1,120 @@
+"""How far recordings of one load are apart: what a server itself differs by from one run to the next.
+
+An error that is smaller says nothing about a simulator: the same server, recorded once more, differs by as much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from blis_replay.ingest.recording import RECORDED, Recording
+from blis_replay.ingest.store import Store, read_stored
+from blis_replay.validate.comparison.sides import recording_side
+from blis_replay.validate.errors import NothingToJudgeError
+from blis_replay.validate.experiment import select_experiments
+from blis_replay.validate.metrics.observed import Numbers, Selection, pooled_gaps
+from blis_replay.validate.metrics.resampling import Cell
+
+# Two loads are one if counts and lengths differ by less than this, and the time they take by less than that.
+_LOAD, _SPAN = 0.01, 0.05
+
+
+@dataclass(frozen=True)
+class NoiseFloor:
+    """``recordings``: aliases (slugs, where they share one), the judged one first.
+
+    ``apart``: by metric and statistic, the largest difference of two of them over the value of the judged one; absent
+    where a recording lacks the number.
+    """
+
+    recordings: tuple[str, ...]
+    apart: Mapping[Cell, float]
+
+    def at_least(self, cell: Cell, limit: float) -> float:
+        """The limit, or what the recordings differ by where that is more."""
+        return max(limit, self.apart.get(cell, 0.0))
+
+
+def noise_floors(store: Store, slugs: Sequence[str], repeats: Sequence[str]) -> dict[str, NoiseFloor]:
+    """By slug, what the repeats of its load differ by.
+
+    ``repeats``: as ``select_experiments``; each belongs to the experiments whose load it has.  Raises
+    ``NothingToJudgeError`` for one that repeats none of them, ``UnknownExperimentError`` for a name that is none.
+    """
+    if not repeats:
+        return {}
+    others = [read_stored(store, slug) for slug in select_experiments(store, repeats)]
+    floors, used = {}, set()
+    for slug in slugs:
+        recording = read_stored(store, slug)
+        same = [other for other in others if other.slug != slug and not _differs(recording, other)]
+        used |= {other.slug for other in same} | {slug}
+        if same:
+            floors[slug] = _floor(store, [recording, *same])
+    for other in others:
+        if other.slug not in used:
+            why = "; ".join(f"{slug}: {_differs(read_stored(store, slug), other)}" for slug in slugs)
+            raise NothingToJudgeError(
+                f"{other.slug} is no repeat of an experiment that is judged ({why}); "
+                "record the same load on the same server again"
+            )
+    return floors
+
+
+def _floor(store: Store, recordings: Sequence[Recording]) -> NoiseFloor:
+    numbers = [_numbers(store, recording) for recording in recordings]
+    cells = [(metric, statistic) for metric, of_metric in numbers[0].items() for statistic in of_metric]
+    apart = {}
+    for metric, statistic in cells:
+        values = [number[metric][statistic].value_us for number in numbers]
+        known = [value for value in values if value]
+        if len(known) == len(values):
+            apart[metric, statistic] = (max(known) - min(known)) / known[0]
+    aliases = [recording.alias for recording in recordings]
+    named = [r.alias if aliases.count(r.alias) == 1 else r.slug for r in recordings]
+    return NoiseFloor(tuple(named), apart)
+
+
+def _numbers(store: Store, recording: Recording) -> Numbers:
+    side = recording_side(recording, pooled_gaps(store, recording.slug))
+    samples = None if side.requests is None else side.latencies(side.requests)
+    return side.measure(side.requests, samples, Selection())
+
+
+def _differs(one: Recording, other: Recording) -> str:
+    """What makes two recordings those of different loads or servers; empty if nothing does."""
+    for what in ("model", "hardware", "tensor_parallelism"):
+        sides = [getattr(recording, what) for recording in (one, other)]
+        if None not in sides and sides[0] != sides[1]:
+            return f"{what.replace('_', ' ')} {sides[1]}, not {sides[0]}"
+    if RECORDED not in (one.ground_truth, other.ground_truth) or one.ground_truth != other.ground_truth:
+        return "its requests were not recorded"
+    for name in one.engine.keys() & other.engine.keys():
+        values = [recording.engine[name].value for recording in (one, other)]
+        if not _alike(*values):
+            return f"{name} {values[1]}, not {values[0]}"
+    loads = [_load(recording) for recording in (one, other)]
+    for name, value in loads[0].items():
+        if abs(loads[1][name] - value) > (_SPAN if name == "seconds of arrivals" else _LOAD) * max(value, 1e-9):
+            return f"{loads[1][name]:,.6g} {name}, not {value:,.6g}"
+    return ""
+
+
+def _alike(one: object, other: object) -> bool:
+    """Equal, or numbers that differ by less than 1 %: a server measures its memory anew each time."""
+    if isinstance(one, bool) or not isinstance(one, int | float) or not isinstance(other, int | float):
+        return one == other
+    return abs(one - other) <= _LOAD * abs(one)
+
+
+def _load(recording: Recording) -> dict[str, float]:
+    totals = recording.requests.aggregate(
+        prompt="sum(prompt_tokens)", output="sum(output_tokens)", span="max(arrival_us)"
+    )
+    return {
+        "requests": float(recording.requests.height),
+        "prompt tokens": float(totals["prompt"] or 0),
+        "output tokens": float(totals["output"] or 0),
+        "seconds of arrivals": float(totals["span"] or 0) / 1e6,
+    }
