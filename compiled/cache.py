@@ -76,7 +76,7 @@ def decorators(package: Path, *others: Path, inline: bool = False) -> tuple[Deco
                 # Read when a function is decorated; another package may have set its own since.
                 numba.config.CACHE_DIR = str(folder)
             compiled: Any = njit(cache=folder is not None, **options, **_OPTIONS)(function)
-            if folder is not None:
+            if folder is not None and not numba.config.DISABLE_JIT:  # without it the function stays as it is
                 compiled._cache._cache_file = _CheckedFiles.of(compiled._cache)
             return cast("_Function", compiled)
 

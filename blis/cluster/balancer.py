@@ -57,8 +57,8 @@ class Message:
 
 COORDINATOR, COUNTS = map(dtype_of, (Coordinator, Counts))
 MESSAGE = np.dtype((np.record, [("at_us", np.int64), ("step", np.int64), ("counts", COUNTS)]))
-# A rank takes no turn before its messages are due, and a turn has three at most.
-_PENDING = 4
+# What was said before a rank's turn is delivered by then; a turn says two things, and at one time there are two turns.
+_PENDING = 8
 
 
 class Balancer(NamedTuple):
@@ -199,21 +199,24 @@ def post(balancer: Balancer, rank: int, at_us: int, step: int, waiting: int, run
 
 @compiled
 def deliver(balancer: Balancer, until_us: int) -> None:
-    """Take the messages of all ranks up to a time, in their order, and publish what is due by then."""
+    """Take the messages of all ranks before a time, in their order, and publish what is due before it.
+
+    Of what is said and what is due at the same time, what is said comes first.
+    """
     while True:
-        first, earliest_us = -1, until_us + 1
+        first, earliest_us = -1, until_us
         for rank in range(len(balancer.pendings)):
             if balancer.pendings[rank] > 0 and balancer.pending[rank, 0].at_us < earliest_us:
                 first, earliest_us = rank, balancer.pending[rank, 0].at_us
         if first < 0:
             break
-        publish_until(balancer, earliest_us)
+        publish_before(balancer, earliest_us)
         hear(balancer, first, balancer.pending[first, 0])
         balancer.pendings[first] -= 1
         for place in range(balancer.pendings[first]):
             balancer.pending[first, place] = balancer.pending[first, place + 1]
     if until_us < NEVER:
-        publish_until(balancer, until_us)
+        publish_before(balancer, until_us)
 
 
 @compiled
@@ -232,15 +235,15 @@ def hear(balancer: Balancer, rank: int, message: Message) -> None:
 
 
 @compiled
-def publish_until(balancer: Balancer, now_us: int) -> None:
-    """Publish to all front ends as often as it is due by a time."""
+def publish_before(balancer: Balancer, now_us: int) -> None:
+    """Publish to all front ends as often as it is due before a time."""
     coordinator = balancer.coordinator
     while True:
         since_ms = coordinator.heard_us // 1_000 - coordinator.published_us // 1_000
         wait_ms = (CHANGED_MS if coordinator.changed == 1 else UNCHANGED_MS) - since_ms
         least_ms = LULL_MS if coordinator.waits_for_lull == 1 and coordinator.kept == 0 else 0
         due_us = coordinator.heard_us + max(least_ms, wait_ms) * 1_000
-        if due_us > now_us:
+        if due_us >= now_us:
             return
         counts = balancer.kept if coordinator.kept == 1 else balancer.told
         for front in range(len(balancer.first)):

@@ -42,7 +42,7 @@ def run_ranks(stack: State, front: Front, given: Balancer, kind: int, int_params
                 answer = advance_apart(stack, front, balancer, now_us, kind, int_params, float_params)
         if answer in (NEEDS_ROOM, STUCK) or everything_routed:
             return answer
-        deliver(balancer, now_us - 1)
+        deliver(balancer, now_us)
         forget_finished(stack, balancer, now_us)
         front.target[decision] = choose_rank(stack, balancer, decision, now_us)
         progress.decisions += 1

@@ -107,3 +107,11 @@ def test_a_file_of_the_working_directory_does_not_configure_numba(
     Path(".numba_config.yaml").write_text("disable_jit: 1\n")
     code = "from one.code import twice; import numba, yaml; print(twice(21), numba.config.DISABLE_JIT)"
     assert run(tmp_path, code, tmp_path / "cache") == "42 0\n"
+
+
+def test_the_same_source_runs_as_plain_python(tmp_path: Path) -> None:
+    """``NUMBA_DISABLE_JIT=1``, for debugging: nothing is compiled, so no function has a cache."""
+    code = (
+        "import os; os.environ['NUMBA_DISABLE_JIT'] = '1'\nfrom blis_replay.blis.kernel import loop\nprint(loop.BATCH)"
+    )
+    assert run(tmp_path, code, tmp_path / "cache") == "0\n"
