@@ -154,6 +154,21 @@ class OperatorModel:
         return tokens
 
 
+def batch_times_us(model: OperatorModel, prefill: Floats, decode: Floats, context: Floats) -> Floats:
+    """float64[rows, 5]: what mean batches cost for each coefficient at 1, for fitting.
+
+    ``prefill`` and ``decode`` tokens of a mean step, ``context`` tokens of a mean decode; all may be fractions.  A mean
+    step hardly prefills, so its products are those of a step without, and its prefills' attention is left out.
+    """
+    products, attention = model.tables.products, model.tables.decode
+    tokens = prefill + decode
+    reduced = np.interp(tokens, products.tokens, products.all_reduce_us)
+    computed = np.interp(tokens, products.tokens, products.decode_us) - reduced
+    rows = np.array([np.interp(context, attention.context_tokens, us) for us in attention.us])
+    attended = np.array([np.interp(n, attention.requests, column) for n, column in zip(decode, rows.T, strict=True)])
+    return np.column_stack([computed, attended, reduced, np.ones(len(tokens)), decode])
+
+
 def durations_us(model: OperatorModel, batches: Sequence[Mapping[str, int]]) -> Floats:
     """float64[n]: how long batches take by the model; a batch: fields of ``kernel.state.BATCH``, 0 where left out."""
     kernel, row, found = model.for_kernel(), np.zeros(1, BATCH), np.zeros(len(batches))

@@ -60,7 +60,7 @@ def calibrate_physical(
     fit = fit_physical([part for part in rows if part is not None], priors)
     release = _release(name, fit, [*training, *targets], architectures, Lifecycle(), {})
     measured = [recording for recording, part in zip(training, rows, strict=True) if part is not None]
-    delays_us = {recording.slug: _lacking_us(recording, release) for recording in measured}
+    delays_us = {recording.slug: lacking_ttft_us(recording, release) for recording in measured}
     delay_us = float(max(round(_mean_over_models(measured, delays_us)), 0))
     source = (
         f"what {len(measured)} replayed training recordings lack in TTFT, median of a recording, mean over models "
@@ -70,7 +70,7 @@ def calibrate_physical(
     return _release(name, fit, [*training, *targets], architectures, lifecycle, {"pre_queue": source}), fit
 
 
-def _lacking_us(recording: Recording, release: CoefficientRelease) -> float:
+def lacking_ttft_us(recording: Recording, release: CoefficientRelease) -> float:
     """Median of observed less simulated TTFT, without a delay before the queue."""
     run = replay(recording, release)
     both = observed_requests(recording) & run.simulated.completed

@@ -157,19 +157,9 @@ def fit_physical(parts: Sequence[PhysicalRows], priors: Mapping[str, Prior] = PR
     """
     if not parts:
         raise ValidateError("no step records or per-request latencies to fit to; ingest recordings of other models")
-    times, target, weight = _relative(parts)
-    belief = np.array([priors[name].value for name in COEFFICIENT_NAMES])
-    precision = np.array([1 / priors[name].spread for name in COEFFICIENT_NAMES])
-    trust = np.ones(len(target))
-    solution = belief
-    for _ in range(_ROUNDS):
-        scale = np.sqrt(weight * trust) / _MODEL_SCATTER
-        system, right = _compact(times * scale[:, None], target * scale)
-        solution = _non_negative(np.vstack([system, np.diag(precision)]), np.concatenate([right, precision * belief]))
-        before, trust = trust, 1 / np.sqrt(1 + ((times @ solution - target) / _ROBUST) ** 2)
-        if np.abs(trust - before).max() < _SETTLED:
-            break
-    spread = np.sqrt(np.diag(np.linalg.inv(system.T @ system + np.diag(precision**2))))
+    believed = [priors[name] for name in COEFFICIENT_NAMES]
+    solution, spread = robust_non_negative(*_relative(parts), believed)
+    precision = np.array([1 / prior.spread for prior in believed])
     coefficients = PhysicalCoefficients(
         **{
             name: round(float(value), 3 if name.endswith("_us") else 4)
@@ -185,12 +175,28 @@ def fit_physical(parts: Sequence[PhysicalRows], priors: Mapping[str, Prior] = PR
     )
 
 
-def _relative(parts: Sequence[PhysicalRows]) -> tuple[Floats, Floats, Floats]:
-    """Rows over their cycle, the target 1, and weights: 1 for each model, shared by its recordings and their rows."""
+def robust_non_negative(times: Floats, weight: Floats, priors: Sequence[Prior]) -> tuple[Floats, Floats]:
+    """Coefficients that bring ``times`` (rows over their cycle) nearest to 1, and their standard deviations."""
+    belief = np.array([prior.value for prior in priors])
+    precision = np.array([1 / prior.spread for prior in priors])
+    trust = np.ones(len(times))
+    solution, system = belief, np.zeros((0, len(priors)))
+    for _ in range(_ROUNDS):
+        scale = np.sqrt(weight * trust) / _MODEL_SCATTER
+        system, right = _compact(times * scale[:, None], scale)
+        solution = _non_negative(np.vstack([system, np.diag(precision)]), np.concatenate([right, precision * belief]))
+        before, trust = trust, 1 / np.sqrt(1 + ((times @ solution - 1) / _ROBUST) ** 2)
+        if np.abs(trust - before).max() < _SETTLED:
+            break
+    return solution, np.sqrt(np.diag(np.linalg.inv(system.T @ system + np.diag(precision**2))))
+
+
+def _relative(parts: Sequence[PhysicalRows]) -> tuple[Floats, Floats]:
+    """Rows over their cycle, and weights: 1 for each model, shared by its recordings and their rows."""
     models = [part.model for part in parts]
     times = np.vstack([part.times_us / part.cycle_us[:, None] for part in parts])
     weights = [np.full(len(part.cycle_us), 1 / len(part.cycle_us) / models.count(part.model)) for part in parts]
-    return times, np.ones(len(times)), np.concatenate(weights)
+    return times, np.concatenate(weights)
 
 
 def _compact(system: Floats, right: Floats) -> tuple[Floats, Floats]:

@@ -66,6 +66,13 @@ class Split(click.ParamType[tuple[float, float]]):
     metavar="RELEASE",
     help="Release whose values stand for what cannot be determined.  [default: h100-datasheet]",
 )
+@click.option(
+    "--operators",
+    default=None,
+    metavar="RELEASE",
+    help="Release of measured operator times (`coefficients silicon`): fit only how much faster or slower each part of "
+    "them is, and what the host adds.",
+)
 @click.option("--seed", type=click.IntRange(min=0), default=42, show_default=True, help="Of the intervals.")
 @click.option("--force", is_flag=True, help="Write the release even if it misses what it was fitted to.")
 @executor_options
@@ -78,6 +85,7 @@ def command(
     data: str,
     split: tuple[float, float],
     prior: str | None,
+    operators: str | None,
     seed: int,
     force: bool,
     executor: ExecutorName,
@@ -118,6 +126,7 @@ def command(
     from blis_replay.replay.release_file import load_release
     from blis_replay.validate.calibration.calibrate import Options, calibrate
     from blis_replay.validate.calibration.fit_text import calibration_answer
+    from blis_replay.validate.calibration.operators import calibrate_operators
     from blis_replay.validate.calibration.priors import DEFAULT_PRIOR
     from blis_replay.validate.experiment import recorded_experiments
 
@@ -127,16 +136,20 @@ def command(
         recordings = [read_stored(store, slug) for slug in recorded_experiments(store, names)]
     options = Options(load_release(prior or DEFAULT_PRIOR), data, split, seed)  # type: ignore[arg-type]  # click checked it
     trained = " ".join(f"--train {quote(train)}" for train in names)
-    with progress_line("fitting models") as progress:
-        release, fits = calibrate(
-            recordings,
-            name or out.stem,
-            options,
-            f"blis-replay calibrate {trained}",
-            executor=executor,
-            workers=workers,
-            progress=progress,
-        )
+    source = f"blis-replay calibrate {trained}"
+    if operators is not None:
+        release, fits = calibrate_operators(recordings, name or out.stem, load_release(operators), options, source)
+    else:
+        with progress_line("fitting models") as progress:
+            release, fits = calibrate(
+                recordings,
+                name or out.stem,
+                options,
+                source,
+                executor=executor,
+                workers=workers,
+                progress=progress,
+            )
     written = force or not any(fit.missed for fit in fits)
     if written:
         out.write_text(format_release(release), "utf-8")

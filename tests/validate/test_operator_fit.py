@@ -1,0 +1,64 @@
+"""The coefficients on top of operator times: planted ones come back, and a release of them is made from a recording."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from blis_runs import release_of, small_recording
+
+from blis_replay.blis.latency.models import LatencyModel, Lifecycle
+from blis_replay.blis.latency.operators import (
+    DecodeAttention,
+    OperatorCoefficients,
+    OperatorModel,
+    OperatorTables,
+    PrefillAttention,
+    TokenTimes,
+    batch_times_us,
+)
+from blis_replay.validate.calibration.calibrate import Options
+from blis_replay.validate.calibration.operators import OperatorRows, calibrate_operators, fit_coefficients
+from blis_replay.validate.errors import ValidateError
+
+# 10 ms and 50 us a token, of which 1 ms are all-reduces; attention 0.1 us a token of context.
+TABLES = OperatorTables(
+    TokenTimes((1.0, 1001.0), (10_000.0, 60_000.0), (10_000.0, 60_000.0), (1_000.0, 1_000.0)),
+    PrefillAttention((1.0, 2.0), (1.0, 2.0), ((1.0, 1.0), (1.0, 1.0))),
+    DecodeAttention((1.0, 101.0), (1.0, 10_001.0), ((0.1, 1_000.1), (10.1, 101_010.1))),
+)
+
+
+def test_a_mean_batch_costs_what_its_parts_do() -> None:
+    """3 prefill and 18 decode tokens at 1,001: 21 tokens are 11 ms with all-reduces; 18 * 1,001 * 0.1 us."""
+    row = batch_times_us(OperatorModel(TABLES), np.array([3.0]), np.array([18.0]), np.array([1_001.0]))[0]
+    assert row == pytest.approx([10_000, 18 * 100.1, 1_000, 1, 18])
+
+
+def test_planted_multiples_come_back() -> None:
+    """Products 4 % slower than measured, attention half as dear: contexts from 100 to 5,000 at 1 to 100 decodes."""
+    random = np.random.default_rng(1)
+    decodes, contexts = random.uniform(1, 100, 400), random.uniform(100, 5_000, 400)
+    times = batch_times_us(OperatorModel(TABLES), np.zeros(400), decodes, contexts)
+    cycles = times @ np.array([1.04, 0.5, 1.0, 0.0, 0.0])
+    found, spread = fit_coefficients([OperatorRows(times, cycles, "steps")])
+    assert found.attention == pytest.approx(0.5, abs=0.02)
+    predicted = times @ np.array([getattr(found, name) for name in OperatorCoefficients.__struct_fields__])
+    assert np.abs(predicted / cycles - 1).max() < 0.01
+    assert spread[1] < 0.1
+
+
+def test_only_operator_times_can_be_fitted_on_top_of() -> None:
+    recording = small_recording()
+    release = release_of(LatencyModel("blackbox", 1_000_000, 1, 1))
+    with pytest.raises(ValidateError, match="has no operator times; make some with `blis-replay coefficients silicon`"):
+        calibrate_operators([recording], "mine", release, Options(release), "test")
+
+
+def test_a_recording_makes_a_release() -> None:
+    """Lone requests of 10 ms per token, as the tables say: the mean ITL of the replay is theirs."""
+    recording, release = small_recording(40), release_of(OperatorModel(TABLES), Lifecycle())  # type: ignore[arg-type]
+    made, (fit,) = calibrate_operators([recording], "mine", release, Options(release, split=(1.0, 1.0)), "test")
+    assert fit.record.scores[0].errors["itl"] == pytest.approx(0, abs=0.02)
+    assert [c.name for c in fit.record.coefficients][-1] == "pre_queue"
+    assert made.fitted_on[0].data == "latencies"
+    assert fit.record.steps is not None and fit.record.steps.decodes == (1, 1)
