@@ -6,7 +6,6 @@ import hashlib
 import os
 import re
 import shutil
-import signal
 import subprocess
 import tempfile
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from pathlib import Path
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.releases.blackbox import blackbox_coefficients
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
-from blis_replay.ingest.errors import printable
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.blis_binary.differences import known_differences
 from blis_replay.replay.blis_binary.files import (
@@ -29,6 +27,7 @@ from blis_replay.replay.blis_binary.files import (
 )
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.plan import ReplayPlan
+from blis_replay.replay.program import ended, last_line, run_to_end
 from blis_replay.replay.simulator import Simulated, entry_of, model_of
 
 DEFAULT_TIMEOUT_S = 600.0
@@ -38,7 +37,6 @@ _HELP_TIMEOUT_S = 30.0
 _HORIZON_US = 9_000_000_000_000
 # Without a block count from the server, as many as the embedded engine takes at most.
 _MANY_BLOCKS = 1_000_000
-_LAST_LINE_CHARACTERS = 200
 # A build of another generation says so in words like these; then the next form is tried.
 _FORM_REFUSED = re.compile(r"column|field|csv|header|time.?unit|trace.?version|pars|decod", re.IGNORECASE)
 
@@ -140,7 +138,7 @@ def find_build(path_text: str) -> BlisBuild:
         output.seek(0)
         text = output.read(1 << 20).decode("utf-8", "replace")
     if code != 0:
-        raise BlisError(f"{path_text}: `replay --help` {_ended(code)}: {_last_line(text)}; use a build that has it")
+        raise BlisError(f"{path_text}: `replay --help` {ended(code)}: {last_line(text)}; use a build that has it")
     flags = frozenset(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", text))
     if not {"--trace-header", "--trace-data"} <= flags:
         raise BlisError(
@@ -198,35 +196,22 @@ def run_blis(path: Path, arguments: list[str], timeout_s: float) -> None:
         if code == 0:
             return
         errors.seek(max(errors.seek(0, os.SEEK_END) - 4096, 0))
-        last_line = _last_line(errors.read().decode("utf-8", "replace"))
-    kind = _FormRefusedError if code > 0 and _FORM_REFUSED.search(last_line) else BlisError
-    raise kind(f"{path}: BLIS {_ended(code)}: {last_line}; run it by hand, or use another build")
+        said = last_line(errors.read().decode("utf-8", "replace"))
+    kind = _FormRefusedError if code > 0 and _FORM_REFUSED.search(said) else BlisError
+    raise kind(f"{path}: BLIS {ended(code)}: {said}; run it by hand, or use another build")
 
 
 def _wait(path: Path, arguments: list[str], output: int, errors: int, timeout_s: float) -> int:
     try:
-        process = subprocess.Popen(  # noqa: S603 (the binary that the user names, and no shell)
-            [str(path), *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=errors,
-            cwd=path.parent,
-            start_new_session=True,
-        )
+        return run_to_end([str(path), *arguments], path.parent, output, errors, timeout_s)
     except OSError as error:
         raise BlisError(
             f"{path}: cannot be run ({error.strerror}); give a BLIS binary built for this machine"
         ) from None
-    try:
-        return process.wait(timeout_s)
     except subprocess.TimeoutExpired:
         raise BlisError(
             f"{path}: BLIS did not end within {timeout_s:g} s and was stopped; raise --blis-timeout"
         ) from None
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
 
 
 def _arguments(build: BlisBuild, place: Path, flags: list[str]) -> list[str]:
@@ -275,12 +260,3 @@ def _refuse_engine(plan: ReplayPlan) -> None:
         raise BlisError("the server scheduled by priority, which is not passed on to BLIS; use --simulator embedded")
     if not engine.enable_chunked_prefill:
         raise BlisError("the server ran without chunked prefill, and BLIS always chunks; use --simulator embedded")
-
-
-def _ended(code: int) -> str:
-    return f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
-
-
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return printable(lines[-1])[:_LAST_LINE_CHARACTERS] if lines else "it said nothing"

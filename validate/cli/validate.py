@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.shell_completion import CompletionItem
 
 from blis_replay.validate.cli.options import (
     WINDOW,
@@ -28,6 +29,24 @@ if TYPE_CHECKING:
     from blis_replay.replay.executors.executors import ExecutorName
 
 
+class SimulatorName(click.ParamType):
+    """A simulator of ours by name, or a command."""
+
+    name = "simulator"
+    names = ("embedded", "blis", "both")
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The text as it is; wrong use if it is neither."""
+        if value in self.names or value.startswith("cmd:"):
+            return value
+        self.fail(f"{value!r} is none of {', '.join(self.names)} and no 'cmd:PATH ARGS'.", param, ctx)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """The names, and what a command begins with."""
+        del ctx, param
+        return [CompletionItem(name) for name in (*self.names, "cmd:") if name.startswith(incomplete)]
+
+
 @verb("validate")
 @experiments_options
 @coefficients_option
@@ -35,19 +54,21 @@ if TYPE_CHECKING:
 @click.option(
     "--simulator",
     "choice",
-    type=click.Choice(["embedded", "blis", "both"]),
+    type=SimulatorName(),
     default="embedded",
     show_default=True,
-    help="Our engine, the BLIS binary, or both side by side.",
+    help="embedded (our engine), blis (the BLIS binary), both side by side, or another program: 'cmd:PATH ARGS'.",
 )
 @click.option("--blis-binary", default=None, metavar="PATH", help="The BLIS binary, for --simulator blis and both.")
 @click.option(
+    "--simulator-timeout",
     "--blis-timeout",
+    "blis_timeout",
     type=click.FloatRange(0, min_open=True),
     default=600.0,
     show_default=True,
     metavar="SECONDS",
-    help="End a BLIS run after this long.",
+    help="End a run of another simulator after this long.",
 )
 @click.option(
     "--blis-model",
@@ -99,15 +120,16 @@ def command(
       blis-replay validate 34b-general --coefficients stepml-direct --replay as-published
       blis-replay validate 34b-general --replay spec
       blis-replay validate 34b-general --simulator both --blis-binary ./blis
+      blis-replay validate 34b-general --simulator 'cmd:./mine --fast'
       blis-replay validate 34b-general --replay vllm_version=0.32.0
       blis-replay validate --all --csv
     """
     if bool(names) == everything:
         raise click.UsageError("name experiments, or use --all")
-    if choice != "embedded" and blis_binary is None:
+    if choice in ("blis", "both") and blis_binary is None:
         raise click.UsageError(f"--simulator {choice} needs --blis-binary PATH")
     if not blis_timeout > 0:  # not a number is no limit either
-        raise click.UsageError(f"--blis-timeout {blis_timeout} is no time; give seconds")
+        raise click.UsageError(f"--simulator-timeout {blis_timeout} is no time; give seconds")
     with progress_line("validating") as progress:
         from blis_replay.replay.mode import parse_mode
         from blis_replay.replay.release_file import load_release

@@ -7,6 +7,7 @@ from dataclasses import replace
 from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.replay.blis_binary.binary import DEFAULT_TIMEOUT_S, BlisBinary, find_build, own_release
 from blis_replay.replay.blis_binary.differences import restarted_outputs_elsewhere
+from blis_replay.replay.command import PREFIX, command_simulator
 from blis_replay.replay.errors import UnknownNameError
 from blis_replay.replay.release_file import load_release
 from blis_replay.replay.simulator import EmbeddedEngine, Simulator
@@ -16,7 +17,7 @@ from blis_replay.validate.comparison.compare import Comparison
 def chosen_simulators(
     choice: str, release: CoefficientRelease, binary: str, timeout_s: float, own_model: bool
 ) -> tuple[Simulator, ...]:
-    """The simulators of ``embedded``, ``blis`` or ``both``, in the order in which they are shown.
+    """The simulators of ``embedded``, ``blis``, ``both`` or ``cmd:PATH ARGS``, in the order in which they are shown.
 
     ``binary`` is looked at only where it is needed.  ``own_model``: BLIS runs the latency
     model of its build in place of the release.  Raises ``BlisError`` if there is no such
@@ -24,6 +25,8 @@ def chosen_simulators(
     """
     if choice == "embedded":
         return (EmbeddedEngine(release),)
+    if choice.startswith(PREFIX):
+        return (command_simulator(choice, release, timeout_s),)
     build = find_build(binary)
     blis = BlisBinary(build, own_release(build) if own_model else release, own_model, timeout_s)
     return (blis,) if choice == "blis" else (EmbeddedEngine(release), blis)

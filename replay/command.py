@@ -1,0 +1,194 @@
+"""Any simulator as a command: it gets the requests as a table, and answers with a first token and an end for each.
+
+The command is run with the path of a folder as its last argument.  In the folder it finds ``requests.csv``,
+``engine.json`` and ``coefficients.yaml``; it leaves ``simulator.json`` and ``results.csv`` there.
+``docs/extending.md`` has the columns, and a simulator of twenty lines.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry, format_release
+from blis_replay.ingest.errors import printable
+from blis_replay.ingest.recording import Recording
+from blis_replay.replay.errors import ReplayError
+from blis_replay.replay.plan import ReplayPlan
+from blis_replay.replay.program import ended, last_line, run_to_end
+from blis_replay.replay.simulator import Simulated, model_of
+
+PREFIX = "cmd:"
+DEFAULT_TIMEOUT_S = 600.0
+_REQUESTS, _ENGINE, _COEFFICIENTS = "requests.csv", "engine.json", "coefficients.yaml"
+_HEADER, _RESULTS = "simulator.json", "results.csv"
+_COLUMNS = ("request_index", "ttft_us", "e2e_us")
+# What an answer may have: a page, and a line a request.
+_HEADER_BYTES, _LINE_BYTES = 100_000, 200
+_MOST_NAMES, _MOST_CHARACTERS = 50, 200
+_FOREVER_US = 1e15  # thirty years
+
+
+class CommandError(ReplayError):
+    """A simulator that was named as a command cannot be run, failed, hung, or answered nonsense."""
+
+
+@dataclass(frozen=True)
+class CommandSimulator:
+    """A command as a simulator.  ``words``: program and arguments; ``release``: what it is given as coefficients."""
+
+    words: tuple[str, ...]
+    release: CoefficientRelease
+    timeout_s: float = DEFAULT_TIMEOUT_S
+    reports_steps: bool = False
+
+    @property
+    def name(self) -> str:
+        """As runs are stored: ``cmd:`` and the program."""
+        return PREFIX + Path(self.words[0]).name
+
+    def entry_for(self, recording: Recording) -> ModelEntry | None:
+        """None: what the command makes of the coefficients is its own."""
+        del recording
+
+    def serve(self, recording: Recording, plan: ReplayPlan) -> Simulated:
+        """Replay the plan; raises ``CommandError`` for whatever goes wrong with the command."""
+        if plan.teacher_forced:
+            raise CommandError(f"{self.name}: observed times cannot be forced on a command; use --simulator embedded")
+        with tempfile.TemporaryDirectory(prefix="blis-replay-") as folder:
+            place = Path(folder)
+            _write(place, recording, plan, self.release)
+            self._run(place)
+            header = self._header(place / _HEADER)
+            completed, ttft_us, e2e_us = self._results(place / _RESULTS, len(plan.trace.arrival_us))
+        lacking = tuple(f"{header[0]} does not model: {what}" for what in header[1])
+        return Simulated(completed, ttft_us, e2e_us, plan.trace.output_tokens, differences=lacking)
+
+    def _run(self, place: Path) -> None:
+        with tempfile.TemporaryFile() as errors:
+            try:
+                words = [*self.words, str(place)]
+                code = run_to_end(words, Path.cwd(), subprocess.DEVNULL, errors.fileno(), self.timeout_s)
+            except OSError as error:
+                raise CommandError(
+                    f"{self.words[0]}: cannot be run ({error.strerror}); give a program as cmd:PATH"
+                ) from None
+            except subprocess.TimeoutExpired:
+                raise CommandError(
+                    f"{self.name} did not end within {self.timeout_s:g} s and was stopped; raise --simulator-timeout"
+                ) from None
+            if code:
+                errors.seek(0)
+                said = last_line(errors.read(1 << 20).decode("utf-8", "replace"))
+                raise CommandError(f"{self.name} {ended(code)}: {said}; run it by hand on a folder of its own")
+
+    def _bytes(self, path: Path, most: int) -> bytes:
+        """What the command wrote into a file; ``CommandError`` if it is none of its own, or too long."""
+        if path.is_symlink() or not path.is_file():
+            raise CommandError(f"{self.name} wrote no {path.name}; write it into the folder that is its last argument")
+        with path.open("rb") as file:
+            content = file.read(most + 1)
+        if len(content) > most:
+            raise CommandError(f"{self.name}: {path.name} has more than {most:,} bytes; write one line a request")
+        return content
+
+    def _header(self, path: Path) -> tuple[str, tuple[str, ...]]:
+        """Name with version, and what it says that it does not model."""
+        try:
+            header: Any = json.loads(self._bytes(path, _HEADER_BYTES))
+            named = [str(header[key])[:_MOST_CHARACTERS] for key in ("name", "version")]
+            lacking = [str(what)[:_MOST_CHARACTERS] for what in header["not_modelled"][:_MOST_NAMES]]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise CommandError(
+                f'{self.name}: {path.name} is not {{"name": TEXT, "version": TEXT, "not_modelled": [TEXT, ...]}}; '
+                "write that"
+            ) from None
+        return printable(" ".join(named)), tuple(map(printable, lacking))
+
+    def _results(self, path: Path, requests: int) -> tuple[Any, Any, Any]:
+        """bool[n], int64[n], int64[n]: completed, TTFT and E2E in us; a request without a row was not completed."""
+        content = self._bytes(path, (requests + 1) * _LINE_BYTES)
+        try:
+            read = pl.read_csv(content, infer_schema=False).select(pl.col(name).cast(pl.Float64) for name in _COLUMNS)
+        except (pl.exceptions.PolarsError, ValueError):
+            raise CommandError(
+                f"{self.name}: {path.name} is no table of {', '.join(_COLUMNS)} in numbers; write one line a request"
+            ) from None
+        rows = read.drop_nulls().to_numpy()
+        index, ttft_us, e2e_us = rows.T
+        wrong = _wrong(index, ttft_us, e2e_us, requests)
+        if wrong or len(rows) < len(read):
+            raise CommandError(
+                f"{self.name}: {path.name}: {wrong or 'a cell is empty'}; leave out what did not complete"
+            )
+        completed = np.zeros(requests, np.bool_)
+        answers = np.zeros((2, requests), np.int64)
+        place = index.astype(np.int64)
+        completed[place] = True
+        answers[:, place] = np.rint([ttft_us, e2e_us]).astype(np.int64)
+        return completed, answers[0], answers[1]
+
+
+def command_simulator(text: str, release: CoefficientRelease, timeout_s: float) -> CommandSimulator:
+    """The simulator of ``cmd:PATH ARGS``; raises ``CommandError`` if there is no such program."""
+    try:
+        words = shlex.split(text.removeprefix(PREFIX))
+    except ValueError as error:
+        raise CommandError(f"{text}: {error}; quote it as in a shell") from None
+    if not words:
+        raise CommandError("cmd: names no program; give --simulator 'cmd:PATH ARGS'")
+    found = shutil.which(words[0])
+    if found is None:
+        raise CommandError(f"{words[0]}: no such program; give --simulator 'cmd:PATH ARGS'")
+    return CommandSimulator((str(Path(found).absolute()), *words[1:]), release, timeout_s)
+
+
+def _write(place: Path, recording: Recording, plan: ReplayPlan, release: CoefficientRelease) -> None:
+    """What a command gets: the requests in order of arrival, the engine arguments of the replay, the coefficients."""
+    trace, engine = plan.trace, plan.engine
+    columns = {
+        "request_index": np.arange(len(trace.arrival_us)),
+        "arrival_us": trace.arrival_us,
+        "prompt_tokens": trace.prompt_tokens,
+        # Of them those that no prefix cache holds, where the recording tells; else all.
+        "prefill_tokens": trace.prefill_tokens,
+        "output_tokens": trace.output_tokens,
+    }
+    pl.DataFrame(columns).write_csv(place / _REQUESTS)
+    arguments = {
+        name: setting.value
+        for name, setting in recording.engine.items()
+        if isinstance(setting.value, str | int | float)
+    }
+    of_replay = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "num_gpu_blocks")
+    arguments |= {name: getattr(engine, name) for name in (*of_replay, "async_scheduling", "scheduling_policy")}
+    served = {"model": model_of(recording), "hardware": recording.hardware}
+    served["tensor_parallelism"] = recording.tensor_parallelism
+    (place / _ENGINE).write_text(json.dumps(served | {"arguments": arguments}, indent=1), "utf-8")
+    (place / _COEFFICIENTS).write_text(format_release(release), "utf-8")
+
+
+def _wrong(index: Any, ttft_us: Any, e2e_us: Any, requests: int) -> str:
+    """What cannot be true of such an answer, ``""`` if nothing."""
+    if not len(index):
+        return "no request was completed"
+    if ((index < 0) | (index >= requests) | (index != np.floor(index))).any():
+        return f"a request_index that is not among 0 to {requests - 1:,}"
+    if len(np.unique(index)) < len(index):
+        return "a request has two lines"
+    if not (np.isfinite(ttft_us) & np.isfinite(e2e_us) & (ttft_us >= 0) & (e2e_us < _FOREVER_US)).all():
+        return "a time that is none"
+    if (e2e_us < ttft_us).any():
+        return "a request ends before its first token"
+    if e2e_us.max() < 1_000:
+        return f"no request took longer than {e2e_us.max():g} us: times are in us"
+    return ""

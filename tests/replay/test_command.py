@@ -1,0 +1,101 @@
+"""A simulator as a command: what it is given, what it may answer, and one line for whatever it does wrong."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from recordings import make_recording
+
+from blis_replay.replay.command import CommandError, CommandSimulator, command_simulator
+from blis_replay.replay.driver import replay
+from blis_replay.replay.mode import parse_mode
+from blis_replay.replay.release_file import load_release
+
+RELEASE = load_release("h100-vllm-0.15.1")
+# Of three requests the first token comes after 10 us a prompt token, another one each millisecond.
+ANSWER = """
+import csv, json, pathlib, sys
+folder = pathlib.Path(sys.argv[-1])
+rows = list(csv.DictReader((folder / "requests.csv").open()))
+engine = json.loads((folder / "engine.json").read_text())
+lines = []
+for row in reversed(rows):
+    ttft_us = 10 * int(row["prefill_tokens"])
+    lines.append((row["request_index"], ttft_us, ttft_us + 1000 * (int(row["output_tokens"]) - 1)))
+header = {"name": "made-up", "version": "7", "not_modelled": ["queues", engine["arguments"]["max_num_seqs"]]}
+"""
+WRITE = """
+(folder / "results.csv").write_text("request_index,ttft_us,e2e_us\\n" + "".join("%s,%s,%s\\n" % line for line in lines))
+(folder / "simulator.json").write_text(json.dumps(header))
+"""
+
+
+def simulator(folder: Path, change: str = "", timeout_s: float = 60.0) -> CommandSimulator:
+    program = folder / "simulator.py"
+    program.write_text(ANSWER + change + WRITE)
+    return command_simulator(f"cmd:{sys.executable} {program}", RELEASE, timeout_s)
+
+
+def recording():  # type: ignore[no-untyped-def]  # as the fixture makes it
+    columns = {
+        "arrival_us": [0, 1_000, 2_000],
+        "prompt_tokens": [100, 300, 200],
+        "output_tokens": [11, 21, 31],
+        "ttft_us": [1_000, 3_000, 2_000],
+        "e2e_us": [11_000, 23_000, 32_000],
+    }
+    return make_recording(columns, engine={"max_num_seqs": 32, "max_num_batched_tokens": 1024, "max_model_len": 4096})
+
+
+def test_a_command_gets_the_requests_and_its_answers_are_taken_by_index(tmp_path: Path) -> None:
+    """Lines are in reverse order; 300 prompt tokens at 10 us are 3 ms, 20 more tokens 20 ms."""
+    run = replay(recording(), RELEASE, parse_mode("exact", {}), simulator(tmp_path))
+    assert run.ttft_us.tolist() == [1_000, 3_000, 2_000]
+    assert run.e2e_us.tolist() == [11_000, 23_000, 32_000]
+    assert run.simulated.differences == ("made-up 7 does not model: queues", "made-up 7 does not model: 32")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("sys.exit('no such model')", "ended with exit code 1: no such model"),
+        ("lines = [(a, b, 'soon') for a, b, c in lines]", "is no table of request_index, ttft_us, e2e_us in numbers"),
+        ("lines = lines + lines[:1]", "a request has two lines"),
+        ("lines = [(9, b, c) for a, b, c in lines]", "a request_index that is not among 0 to 2"),
+        ("lines = [(a, c, b) for a, b, c in lines]", "a request ends before its first token"),
+        ("lines = [(a, b / 1e6, c / 1e6) for a, b, c in lines]", "times are in us"),
+        ("lines = [(a, -1, c) for a, b, c in lines]", "a time that is none"),
+        ("lines = []", "no request was completed"),
+        ("lines = lines[1:]", "did not complete 1 requests"),
+        ("lines = [(a, b, c) for a, b, c in lines] * 10_000", "has more than 800 bytes"),
+        ("header = ['made-up']", "simulator.json is not"),
+        ("sys.exit(0)", "wrote no simulator.json"),
+    ],
+)
+def test_what_a_command_does_wrong_is_one_line(tmp_path: Path, change: str, said: str) -> None:
+    with pytest.raises(Exception, match=said) as error:
+        replay(recording(), RELEASE, parse_mode("exact", {}), simulator(tmp_path, change))
+    assert type(error.value).__name__ in ("CommandError", "ReplayError")
+    assert "\n" not in str(error.value)
+
+
+def test_a_command_that_does_not_end_is_stopped(tmp_path: Path) -> None:
+    slow = simulator(tmp_path, "import time; time.sleep(60)", timeout_s=0.2)
+    with pytest.raises(CommandError, match=r"did not end within 0.2 s and was stopped; raise --simulator-timeout"):
+        replay(recording(), RELEASE, None, slow)
+
+
+@pytest.mark.parametrize("text", ["cmd:", "cmd:no-such-program-at-all", "cmd:'open"])
+def test_a_command_that_there_is_not_is_named(text: str) -> None:
+    with pytest.raises(CommandError):
+        command_simulator(text, RELEASE, 1.0)
+
+
+def test_the_coefficients_are_passed_on(tmp_path: Path) -> None:
+    """The command reads the release that the user named, in the form in which releases are written."""
+    keep = tmp_path / "kept.yaml"
+    reads = f"import shutil; shutil.copy(folder / 'coefficients.yaml', {str(keep)!r})\n"
+    replay(recording(), RELEASE, None, simulator(tmp_path, reads))
+    assert load_release(str(keep)).models == RELEASE.models
