@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import polars as pl
@@ -73,6 +74,10 @@ def uncached_prompt_tokens(recording: Recording) -> float | None:
 _LAG_TOKENS = 2
 
 
+# Standard errors of a draw of steps, as in the check of sampling.
+_NOISE = 4.5
+
+
 @dataclass(frozen=True)
 class _PrefillTokens:
     """``tokens`` in the ``steps`` that were recorded, a share (``rate``) of all from the first to the last."""
@@ -89,6 +94,16 @@ def _prefill_tokens(recording: Recording) -> _PrefillTokens | None:
     return _PrefillTokens(of["steps"], of["steps"] / of["range"], int(of["tokens"])) if of["steps"] else None
 
 
+def _error_tokens(recording: Recording) -> float:
+    """Standard error of the prompt tokens computed a request, where each step was drawn with the same chance."""
+    recorded = _prefill_tokens(recording)
+    squares = steps_by_id(recording.steps, "prefill_tokens").aggregate(sum="sum(prefill_tokens * prefill_tokens)")
+    requests = recorded_requests(recording).height
+    if recorded is None or not requests:
+        return 0.0
+    return math.sqrt((1 - recorded.rate) * int(squares["sum"] or 0)) / recorded.rate / requests
+
+
 def _from_steps(recording: Recording, prompts: pl.DataFrame) -> Finding | None:
     uncached = uncached_prompt_tokens(recording)
     prompt = mean(prompts, "prompt_tokens")
@@ -101,7 +116,7 @@ def _from_steps(recording: Recording, prompts: pl.DataFrame) -> Finding | None:
         "steps_sampled": recording.steps.height,
     }
     preempted = recording.steps.aggregate(count="coalesce(sum(preempted_requests), 0)")["count"]
-    if uncached > 1.05 * prompt + _LAG_TOKENS and not preempted:
+    if uncached > 1.05 * prompt + _LAG_TOKENS + _NOISE * _error_tokens(recording) and not preempted:
         message = (
             f"{uncached:.1f} prompt tokens a request were computed, and {prompt:.1f} were sent as recorded: prompts "
             "were counted without what the server adds (a chat template), or requests are missing"

@@ -70,6 +70,10 @@ def components_of(replayed: Replayed, reference: CoefficientRelease | None) -> t
             break
         inputs.append(_tried(found))
     forced, unable = _modelled(replayed, reference)
+    if any(component.engine for component in inputs):
+        # Whom the scheduler passed over follows from its arguments: forced as well, it would share their blame.
+        forced = [component for component in forced if "schedule" not in component.mode]
+        unable["scheduling decisions"] = "they follow from the engine arguments that are replaced"
     if mode.step_time == "modelled":
         step_time = _step_time(substituted([*inputs, *forced], replayed, None), reference)
         if isinstance(step_time, Component):
