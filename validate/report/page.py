@@ -5,6 +5,7 @@ Every text is escaped, nothing is loaded from anywhere, and there is no script.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -22,6 +23,7 @@ from blis_replay.validate.comparison.means import mean_abs_errors
 from blis_replay.validate.comparison.saturation_text import saturation_sentences
 from blis_replay.validate.comparison.verdict_text import draws_sentence, verdict_sentence
 from blis_replay.validate.metrics.latency import METRICS, STATISTICS, THRESHOLDS
+from blis_replay.validate.report.cards import Card, basis_of, cards_of
 from blis_replay.validate.report.charts import Charts, charts_of
 from blis_replay.validate.report.evidence import Evidence
 from blis_replay.validate.report.svg import Chart, inline
@@ -177,6 +179,8 @@ class Section:
     row: OverviewRow
     before: OverviewRow | str | None
     verdict: str
+    basis: str
+    cards: tuple[Card, ...]
     why: tuple[str, ...]
     notes: tuple[str, ...]
     metrics: Table
@@ -196,6 +200,8 @@ def section_of(evidence: Evidence, command: str, before: OverviewRow | str | Non
         row=overview_row(comparison),
         before=before,
         verdict=verdict_sentence(comparison).removeprefix("verdict: "),
+        basis=basis_of(comparison),
+        cards=cards_of(comparison),
         why=tuple(why),
         notes=(*(sentence for sentence in beside if sentence), *notes(comparison)),
         metrics=metric_table(evidence),
@@ -256,8 +262,28 @@ def _environment() -> Environment:
     def table(shown: Table) -> Markup:
         return Markup(html(shown))  # noqa: S704
 
-    environment.filters |= {"drawing": drawing, "cell": cell_text, "table": table}
+    environment.filters |= {
+        "drawing": drawing,
+        "without_command": without_command,
+        "command_of": command_of,
+        "cell": cell_text,
+        "table": table,
+    }
     return environment
+
+
+_COMMAND = re.compile(r": (blis-replay [^:]*)$")
+
+
+def command_of(sentence: str) -> str:
+    """The command that a sentence ends with; empty if none."""
+    found = _COMMAND.search(sentence)
+    return found[1] if found else ""
+
+
+def without_command(sentence: str) -> str:
+    """A sentence without the command at its end."""
+    return _COMMAND.sub(":", sentence)
 
 
 def _safe(value: Any) -> Any:

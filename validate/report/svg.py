@@ -60,7 +60,7 @@ class Chart:
     """A picture with its numbers: ``svg`` without title and with ids of its own, see ``inline``.
 
     ``title``, ``description``: what a screen reader says of it.  ``numbers``: the same as a table.
-    ``wide``: whether it takes the whole width of the page.
+    ``wide``: whether it takes the whole width of the page.  ``beside``: whether it stands beside the latencies.
     """
 
     title: str
@@ -68,6 +68,7 @@ class Chart:
     svg: str
     numbers: Table
     wide: bool = False
+    beside: bool = False
 
 
 def drawn(draw: Callable[[Figure], None], width_in: float, height_in: float) -> str:

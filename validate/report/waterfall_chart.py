@@ -92,7 +92,7 @@ def waterfall_chart(attribution: Attribution) -> Chart | None:
         f"intervals over resampled blocks of requests. {parts}.",
         drawn(draw, 8.6, 1.1 + 0.3 * len(names)),
         Table("parts of the error of the mean, in % of observed", columns_named("", *columns), rows),
-        wide=True,
+        beside=True,
     )
 
 

@@ -134,9 +134,21 @@ def test_the_metric_table_is_that_of_the_comparison(wrong_evidence: Evidence) ->
 
 def test_the_verdict_is_followed_by_the_planted_cause(planted_report: Report) -> None:
     """30 ms before the queue against a TTFT of 31 ms: TTFT is some 95 % too long, and the sentence says by what."""
-    text = " ".join(read(planted_report.html).named("p")[i].text for i in range(6))
+    text = " ".join(element.text for element in read(planted_report.html).named("p")[:20])
     assert "fail (errors of the mean: E2E +1.7 % of ±10 %, TTFT +95.5 % of ±15 %" in text
     assert re.search(r"TTFT mean is 95\.5 % too long, 95\.5 points by delay before the queue", text)
+
+
+def test_four_cards_say_the_errors_beside_their_limits(planted_report: Report) -> None:
+    """30 ms before the queue: mean TTFT is 95.5 % over, of ±15 %, so its bar takes the whole half of its track."""
+    section = planted_report.html.split('aria-labelledby="experiment-1"')[1]
+    cards = re.findall(r'<div class="card (\w+)">\s*<p class="of">([^<]*)</p>\s*<p class="error">([^<]*)</p>', section)
+    assert [(state, title) for state, title, _ in cards[:4]] == [
+        *(("within", "E2E mean"), ("beyond", "TTFT mean"), ("within", "ITL mean"), ("beyond", "TTFT p99 (not gated)")),
+    ]
+    assert [error for _, _, error in cards[:2]] == ["+1.7 %", "+95.5 %"]
+    assert "left: 50.0%; width: 50.0%" in section
+    assert ">FAIL</strong> 300 requests" in section
 
 
 def test_the_worst_comes_first_and_is_the_hottest(planted_report: Report, wrong_evidence: Evidence) -> None:
@@ -155,7 +167,7 @@ def test_published_aggregates_make_a_page_that_says_what_it_cannot_draw(planted_
     html = planted_report.html.split('aria-labelledby="experiment-2"')[1]
     document = read("<section>" + html.split(">", 1)[1].split("</main>")[0])
     titles = [element.text for element in document.named("title")]
-    assert titles[:3] == ["Distribution of E2E", "Distribution of TTFT", "Distribution of ITL"]
+    assert titles[:4] == ["Where the error comes from", *(f"Distribution of {name}" for name in ("E2E", "TTFT", "ITL"))]
     absent = [e.text for e in document.named("li") if "no latencies of single requests were recorded" in e.text]
     assert len(absent) == 3  # errors over time, TTFT, depths
     assert any("fewer than 20 pairs of consecutive steps" in e.text for e in document.named("li"))
@@ -166,7 +178,7 @@ def test_nothing_recorded_becomes_a_tag_an_attribute_or_a_control_character(host
     names = Counter(element.name for element in document.elements)
     assert (names["script"], names["img"], names["iframe"], names["style"]) == (0, 0, 0, 1)
     assert not [a for e in document.elements for a in e.attributes if a.startswith("on")]
-    assert set(re.findall(r"[^\x20-\x7e]", hostile_html)) <= set("\n×±…·’–"), "no control or direction character"
+    assert set(re.findall(r"[^\x20-\x7e]", hostile_html)) <= set("\n×±…·’–→"), "no control or direction character"
     assert "{{ 7 * 7 }}" in hostile_html, "text is no template"
     for place in HOSTILE_PLACES:
         assert any(f"{place}-<script>alert(1)</script>" in e.text for e in document.elements), place
@@ -182,9 +194,10 @@ def test_a_recording_with_hardly_a_column_makes_a_page_that_says_so(bare_html: s
     document = read(bare_html)
     titles = [element.text for element in document.named("title")[1:]]
     assert titles == [
+        "Where the error comes from",
         *("Distribution of E2E", "Distribution of TTFT", "Distribution of ITL"),
         *("TTFT against prompt tokens", "TTFT against queue depth"),
-        *("Error over the time of the run", "Requests in flight", "Where the error comes from"),
+        *("Error over the time of the run", "Requests in flight"),
     ]
     absent = [element.text for element in document.named("li") if element.text.startswith("step cycle against")]
     assert absent == ["step cycle against batch size: fewer than 20 pairs of consecutive steps were recorded"]
