@@ -28,7 +28,7 @@ WRONG = [
     (("list", "-o", "absent/list.txt"), 2, "make it first"),
     (("calibrate", "--out", "x.yaml"), 2, "blis-replay calibrate 34b-general --out mine.yaml"),
     (("validate",), 2, "name experiments, or use --all"),
-    (("validate", "--experimnt", "x"), 2, "Did you mean '--experiment'?"),
+    (("validate", "--experimnt", "x"), 2, "Did you mean one of: '--experiment'"),
     (("validate", "--all", *GENERAL), 2, "name experiments, or use --all"),
     (("validate", "--experiment", "nobody"), 2, "list them with `blis-replay experiments`"),
     (("validate", "--experiment", "99b-*"), 2, "list them with `blis-replay experiments`"),

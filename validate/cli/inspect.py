@@ -36,6 +36,7 @@ def command(name: str | None, check: str | None, list_checks: bool, store_path: 
     Examples:
       blis-replay inspect 34b-general
       blis-replay inspect 34b-general --json
+      blis-replay inspect 34b-general -f csv -o findings.csv
       blis-replay inspect 34b-general --check token_events
       blis-replay inspect --checks
     """
