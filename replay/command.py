@@ -59,6 +59,7 @@ class CommandSimulator:
     def entry_for(self, recording: Recording) -> ModelEntry | None:
         """None: what the command makes of the coefficients is its own."""
         del recording
+        return None
 
     def serve(self, recording: Recording, plan: ReplayPlan) -> Simulated:
         """Replay the plan; raises ``CommandError`` for whatever goes wrong with the command."""
@@ -171,7 +172,7 @@ def _write(place: Path, recording: Recording, plan: ReplayPlan, release: Coeffic
     }
     of_replay = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "num_gpu_blocks")
     arguments |= {name: getattr(engine, name) for name in (*of_replay, "async_scheduling", "scheduling_policy")}
-    served = {"model": model_of(recording), "hardware": recording.hardware}
+    served: dict[str, Any] = {"model": model_of(recording), "hardware": recording.hardware}
     served["tensor_parallelism"] = recording.tensor_parallelism
     (place / _ENGINE).write_text(json.dumps(served | {"arguments": arguments}, indent=1), "utf-8")
     (place / _COEFFICIENTS).write_text(format_release(release), "utf-8")

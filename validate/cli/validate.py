@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from blis_replay.replay.executors.executors import ExecutorName
 
 
-class SimulatorName(click.ParamType):
+class SimulatorName(click.ParamType[str]):
     """A simulator of ours by name, or a command."""
 
     name = "simulator"
