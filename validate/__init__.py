@@ -110,11 +110,11 @@ def load(name: str, store: _StorePath = None) -> Recording:
 
 def inspect(name: str, store: _StorePath = None) -> Answer:
     """What a recording holds and what its instrument checks found; a row per finding."""
-    from blis_replay.ingest.store import kv_event_counts, open_store, read_findings, read_stored
+    from blis_replay.ingest.store import kv_event_counts, open_for_reading, read_findings, read_stored
     from blis_replay.validate.experiment import find_experiment
     from blis_replay.validate.inspection import inspection_answer
 
-    with open_store(_store(store)) as opened:
+    with open_for_reading(_store(store)) as opened:
         slug = find_experiment(opened, name)
         return inspection_answer(read_stored(opened, slug), read_findings(opened, slug), kv_event_counts(opened, slug))
 
@@ -137,7 +137,7 @@ def validate(
     A row per metric and statistic, times in ms.  ``simulator``: another one than the embedded engine, with its own
     release.  Raises ``NothingToJudgeError`` for a recording without latencies.
     """
-    from blis_replay.ingest.store import open_store
+    from blis_replay.ingest.store import open_for_reading
     from blis_replay.replay.mode import parse_mode
     from blis_replay.replay.release_file import load_release
     from blis_replay.validate.comparison.comparison_text import comparison_answer
@@ -147,7 +147,7 @@ def validate(
     release = load_release(coefficients) if simulator is None else simulator.release
     release.refuse_if_invalid()
     mode = parse_mode(replay, release.published_replay)
-    with open_store(_store(store)) as opened:
+    with open_for_reading(_store(store)) as opened:
         slug = find_experiment(opened, name)
         return comparison_answer(validate_experiment(opened, slug, release, mode, simulator=simulator))
 
@@ -198,7 +198,7 @@ def attribute(name: str, coefficients: str = _OURS, replay: str = "exact", store
     ``part``: ``error``, each component, and ``no component``; ``share_us``: of a component its Shapley value with
     bounds of 95 %; ``change_us``: what it changes one after the other in this order.
     """
-    from blis_replay.ingest.store import open_store, read_stored
+    from blis_replay.ingest.store import open_for_reading, read_stored
     from blis_replay.replay.mode import parse_mode
     from blis_replay.replay.release_file import load_release
     from blis_replay.validate.attribution.attribute import attribute as attributed
@@ -208,7 +208,7 @@ def attribute(name: str, coefficients: str = _OURS, replay: str = "exact", store
 
     release = load_release(coefficients)
     mode = parse_mode(replay, release.published_replay)
-    with open_store(_store(store)) as opened:
+    with open_for_reading(_store(store)) as opened:
         recording = read_stored(opened, find_experiment(opened, name))
         gaps = pooled_gaps(opened, recording.slug, observed_requests(recording))
     return attribution_answer(attributed(recording, release, mode, reference=load_release(_OURS), token_gaps=gaps))
@@ -222,14 +222,14 @@ def compare(
     A side is an experiment, ``EXPERIMENT@RELEASE``, the id of a stored run, or a release or simulator with
     ``experiment``.  ``coefficients``: of a side that is a simulator.
     """
-    from blis_replay.ingest.store import open_store
+    from blis_replay.ingest.store import open_for_reading
     from blis_replay.validate.comparison.differences import differences
     from blis_replay.validate.comparison.differences_text import differences_answer
     from blis_replay.validate.comparison.sides import Choice, side_of
     from blis_replay.validate.comparison.simulators import simulator_named
 
     choice = Choice(experiment, lambda name: simulator_named(name, coefficients, _OURS, None))
-    with open_store(_store(store)) as opened:
+    with open_for_reading(_store(store)) as opened:
         return differences_answer(differences(side_of(opened, a, choice), side_of(opened, b, choice)))
 
 
@@ -253,7 +253,7 @@ def calibrate(
     ``force``: write also a fit that misses its own training data.
     """
     from blis_replay.blis.releases.release import format_release
-    from blis_replay.ingest.store import open_store, read_stored
+    from blis_replay.ingest.store import open_for_reading, read_stored
     from blis_replay.replay.release_file import load_release
     from blis_replay.validate.calibration.calibrate import Options
     from blis_replay.validate.calibration.calibrate import calibrate as calibrated
@@ -261,7 +261,7 @@ def calibrate(
     from blis_replay.validate.calibration.priors import DEFAULT_PRIOR
     from blis_replay.validate.experiment import recorded_experiments
 
-    with open_store(_store(store)) as opened:
+    with open_for_reading(_store(store)) as opened:
         recordings = [read_stored(opened, slug) for slug in recorded_experiments(opened, names)]
     release, fits = calibrated(recordings, Path(out).stem, Options(load_release(prior or DEFAULT_PRIOR)))
     written = force or not any(fit.missed for fit in fits)
@@ -281,7 +281,7 @@ def gate(
 
     ``names``: experiments, all of the release's models without any; ``policy``: a YAML file.
     """
-    from blis_replay.ingest.store import open_store
+    from blis_replay.ingest.store import open_for_reading
     from blis_replay.replay.release_file import load_release
     from blis_replay.validate.gating.gate import gate as gated
     from blis_replay.validate.gating.policy import load_policy
@@ -289,7 +289,7 @@ def gate(
 
     rules = load_policy(None if policy is None else Path(policy))
     before = load_release(baseline) if baseline else None
-    with open_store(_store(store)) as opened:
+    with open_for_reading(_store(store)) as opened:
         return gate_answer(gated(opened, load_release(coefficients), before, rules, names))
 
 
@@ -318,7 +318,7 @@ def figure(name: str, what: str, coefficients: str = _OURS, replay: str = "exact
     ``errors`` (over time), ``depth`` or ``attribution``.  Raises ``ValidateError`` for another word, and with the
     reason where the recording has no numbers for it.
     """
-    from blis_replay.ingest.store import open_store
+    from blis_replay.ingest.store import open_for_reading
     from blis_replay.replay.mode import parse_mode
     from blis_replay.replay.release_file import load_release
     from blis_replay.validate.experiment import find_experiment
@@ -326,7 +326,7 @@ def figure(name: str, what: str, coefficients: str = _OURS, replay: str = "exact
     from blis_replay.validate.report.evidence import gather
 
     release = load_release(coefficients)
-    with open_store(_store(store)) as opened:
+    with open_for_reading(_store(store)) as opened:
         slug, mode = find_experiment(opened, name), parse_mode(replay, release.published_replay)
         return picture(gather(opened, slug, release, mode, load_release(_OURS)), what)
 
@@ -343,14 +343,14 @@ def report_page(
 
     ``baseline``: another release, whose errors stand below.  ``out``: a file to write the page to.
     """
-    from blis_replay.ingest.store import open_store
+    from blis_replay.ingest.store import open_for_reading
     from blis_replay.replay.mode import parse_mode
     from blis_replay.replay.release_file import load_release
     from blis_replay.validate.experiment import all_experiments, find_experiment
     from blis_replay.validate.report.report import report
 
     path, release = _store(store), load_release(coefficients)
-    with open_store(path) as opened:
+    with open_for_reading(path) as opened:
         slugs = [find_experiment(opened, name) for name in dict.fromkeys(names)] or all_experiments(opened)
     before = load_release(baseline) if baseline else None
     made = report(path, slugs, release, parse_mode(replay, release.published_replay), baseline=before)

@@ -16,9 +16,10 @@ from blis_replay.ingest.store import (
     ExperimentRow,
     Store,
     list_experiments,
-    open_store,
+    open_for_reading,
     read_stored,
     resolve,
+    writable,
 )
 
 DEFAULT_RELEASE = "h100-vllm-0.15.1"
@@ -55,17 +56,18 @@ def find_experiment(store: Store, name: str) -> str:
 def _bring(store: Store, slug: str) -> None:
     """Store a bundled experiment."""
     if slug not in recorded_slugs():
-        ingest_recording(store, bundled_recording(slug))
+        with writable(store) as opened:
+            ingest_recording(opened, bundled_recording(slug))
         return
     from blis_replay.ingest.assemble import read_recording  # every reader, and only this needs them
 
-    with read_recording(RECORDED_FOLDER / slug) as recording:
-        ingest_recording(store, recording)
+    with read_recording(RECORDED_FOLDER / slug) as recording, writable(store) as opened:
+        ingest_recording(opened, recording)
 
 
 def stored_experiment(store_path: Path, name: str) -> Recording:
     """The stored or bundled experiment of that name; raises ``UnknownExperimentError``."""
-    with open_store(store_path) as store:
+    with open_for_reading(store_path) as store:
         return read_stored(store, find_experiment(store, name))
 
 

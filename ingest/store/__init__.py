@@ -8,7 +8,7 @@ May import: ingest.errors, ingest.queries, ingest.recording, ingest.rows, ingest
 
 from __future__ import annotations
 
-from blis_replay.ingest.store.file import SCHEMA_VERSION, Store, open_store, transaction
+from blis_replay.ingest.store.file import SCHEMA_VERSION, Store, open_for_reading, open_store, transaction, writable
 from blis_replay.ingest.store.recordings import (
     TABLES,
     ExperimentRow,
@@ -50,6 +50,7 @@ __all__ = [
     "kv_event_counts",
     "list_experiments",
     "list_runs",
+    "open_for_reading",
     "open_store",
     "read_findings",
     "read_run",
@@ -58,6 +59,7 @@ __all__ = [
     "resolve",
     "token_times",
     "transaction",
+    "writable",
     "write_recording",
     "write_run",
 ]

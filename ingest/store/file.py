@@ -46,9 +46,9 @@ _UPGRADES = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass
 class Store:
-    """An open ground-truth store: its DuckDB connection and its path."""
+    """An open ground-truth store: its DuckDB connection, another one after ``writable``, and its path."""
 
     connection: duckdb.DuckDBPyConnection
     path: Path
@@ -80,13 +80,45 @@ def open_store(path: Path | str, *, read_only: bool = False) -> Iterator[Store]:
                 connection = _connect(path, read_only)
             else:
                 _upgrade(connection)
+        store = Store(connection, path)
         with _known_as_open(path.resolve(), connection, read_only):
-            yield Store(connection, path)
+            yield store
+        connection = store.connection
     except duckdb.Error as error:
         # Whatever a reader below did not expect of the file: a damaged block shows when it is read.
         raise StoreError(f"{path}: {_why_not_opened(path, one_line(error))}") from error
     finally:
         connection.close()
+
+
+@contextmanager
+def open_for_reading(path: Path | str) -> Iterator[Store]:
+    """The store at ``path``, made if it is absent, and open for reading only: so others can read it too.
+
+    What has to be written is written within ``writable``.  Raises as ``open_store``.
+    """
+    if not Path(path).exists():
+        with open_store(path):
+            pass
+    with open_store(path, read_only=True) as store:
+        yield store
+
+
+@contextmanager
+def writable(store: Store) -> Iterator[Store]:
+    """The store open for writing; where it is open for reading that ends meanwhile.  Raises as ``open_store``."""
+    path = store.path.resolve()
+    if path not in _OPEN or not _OPEN[path][1]:
+        yield store
+        return
+    store.connection.close()
+    _OPEN.pop(path)
+    try:
+        with open_store(store.path) as opened:
+            yield opened
+    finally:
+        store.connection = _connect(store.path, read_only=True)
+        _OPEN[path] = store.connection, True
 
 
 # Stores that this process has open: DuckDB lets nobody else write one that is read, nor read one that is written.
@@ -100,7 +132,7 @@ def _known_as_open(path: Path, connection: duckdb.DuckDBPyConnection, read_only:
     try:
         yield
     finally:
-        _OPEN.pop(path)
+        _OPEN.pop(path, None)
         if before is not None:
             _OPEN[path] = before
 

@@ -24,12 +24,12 @@ def test_a_crash_is_one_line_and_no_verdict(run: Run, monkeypatch: pytest.Monkey
     assert (answer.code, answer.out) == (4, "")
     assert len(answer.err.splitlines()) == 1
     assert "a fault of blis-replay: ValueError: Diagonal length 0; " in answer.err
-    monkeypatch.setattr("blis_replay.ingest.store.open_store", _broken)
+    monkeypatch.setattr("blis_replay.ingest.store.open_for_reading", _broken)
     assert run("compare", "--runs").code == 4
 
 
 def test_debug_shows_where_a_crash_comes_from(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("blis_replay.ingest.store.open_store", lambda *_, **__: 1 // 0)
+    monkeypatch.setattr("blis_replay.ingest.store.open_for_reading", lambda *_, **__: 1 // 0)
     answer = run("--debug", "compare", "--runs")
     assert answer.code == 4
     assert "Traceback" in answer.err

@@ -8,7 +8,9 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import duckdb
 import pytest
 from command_line import Answer, Run
 
@@ -214,17 +216,40 @@ def test_stored_and_bundled_experiments_have_the_same_fields(run: Run, demo: Pat
     assert len({frozenset(row) for row in rows}) == 1
 
 
-def test_a_store_that_may_not_be_written_can_be_inspected(
+def test_a_store_that_may_not_be_written_can_be_inspected_and_validated(
     run: Run, demo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The administrator may write everything, so the answer of the system is put in its place."""
     run("ingest", demo)
-    store = Path(".blis-replay") / "store.duckdb"
-    before = store.read_bytes()
-    monkeypatch.setattr("blis_replay.validate.cli.inspect.os.access", lambda _path, mode, **_: mode != os.W_OK)
+    release, store = _release(run), Path(".blis-replay") / "store.duckdb"
+    before, connect = store.read_bytes(), duckdb.connect
+
+    def refused(path: str, read_only: bool = False, **others: Any) -> duckdb.DuckDBPyConnection:
+        if path.endswith("store.duckdb") and not read_only:
+            raise duckdb.IOException(f'IO Error: Cannot open file "{path}": Permission denied')
+        return connect(path, read_only=read_only, **others)
+
+    monkeypatch.setattr("duckdb.connect", refused)
     assert "300 ok" in run("inspect", "--experiment", "1b-general").out
-    _is_one_line(run("inspect", "--experiment", "34b-general"), 3, "read-only")
+    validated = run("validate", "--experiment", "1b-general", "--coefficients", release)
+    assert (validated.code, "E2E" in validated.out) == (1, True)
+    assert validated.err.startswith("warning: the runs are not stored: ")
+    _is_one_line(run("inspect", "--experiment", "34b-general"), 3, "cannot be written")
     assert store.read_bytes() == before
+
+
+def test_verbs_at_the_same_time_wait_for_each_other(run: Run, demo: Path, tmp_path: Path) -> None:
+    """DuckDB lets nobody read what one writes: of three validations two ended with an error."""
+    run("ingest", demo)
+    arguments = ["validate", "--experiment", "1b-general", "--coefficients", str(_release(run)), "--replay"]
+    modes = ("exact", "prefix=none", "scheduling=synchronous")
+    all_at_once = [
+        subprocess.Popen([*_COMMAND, *arguments, mode], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        for mode in modes
+    ]
+    ended = [(*process.communicate(), process.returncode) for process in all_at_once]
+    assert [code for _out, _err, code in ended] == [1, 1, 1], ended
+    assert len(run("compare", "--runs", "--json").json["runs"]) == 3
 
 
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="this system has no endless device")

@@ -62,7 +62,7 @@ def command(
           --replay as-published
       blis-replay explain 34b-general --coefficients mine.yaml --json
     """
-    from blis_replay.ingest.store import open_store, read_stored
+    from blis_replay.ingest.store import open_for_reading, read_stored
     from blis_replay.replay.mode import parse_mode
     from blis_replay.replay.release_file import load_release
     from blis_replay.replay.simulator import entry_of
@@ -73,7 +73,7 @@ def command(
 
     release = load_release(coefficients or DEFAULT_RELEASE)
     mode = parse_mode(mode_text, release.published_replay)
-    with open_store(store_path) as store:
+    with open_for_reading(store_path) as store:
         recording = read_stored(store, find_experiment(store, name))
         gaps = pooled_gaps(store, recording.slug, observed_requests(recording))
     stand_in = None if reference == "none" else load_release(reference or DEFAULT_RELEASE)

@@ -122,7 +122,7 @@ def command(
       34b-general  test    +0.3 %  +0.2 %  -0.6 %  -14.6 %  +0.3 %
     """
     from blis_replay.blis.releases.release import format_release
-    from blis_replay.ingest.store import open_store, read_stored
+    from blis_replay.ingest.store import open_for_reading, read_stored
     from blis_replay.replay.release_file import load_release
     from blis_replay.validate.calibration.calibrate import Options, calibrate
     from blis_replay.validate.calibration.fit_text import calibration_answer
@@ -132,7 +132,7 @@ def command(
 
     if not names:
         raise click.UsageError("name what to fit to, e.g. `blis-replay calibrate 34b-general --out mine.yaml`")
-    with open_store(store_path) as store:
+    with open_for_reading(store_path) as store:
         recordings = [read_stored(store, slug) for slug in recorded_experiments(store, names)]
     options = Options(load_release(prior or DEFAULT_PRIOR), data, split, seed)  # type: ignore[arg-type]  # click checked it
     trained = " ".join(f"--train {quote(train)}" for train in names)

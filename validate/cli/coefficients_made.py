@@ -224,12 +224,12 @@ def trees(names: tuple[str, ...], delays: str | None, out: Path, store_path: Pat
       blis-replay validate 34b-codegen --coefficients trees.yaml
     """
     from blis_replay.blis.releases.release import format_release
-    from blis_replay.ingest.store import open_store, read_stored
+    from blis_replay.ingest.store import open_for_reading, read_stored
     from blis_replay.replay.release_file import load_release
     from blis_replay.validate.calibration.trees import trees_release
     from blis_replay.validate.experiment import DEFAULT_RELEASE, recorded_experiments
 
-    with open_store(store_path) as store:
+    with open_for_reading(store_path) as store:
         recordings = [read_stored(store, slug) for slug in recorded_experiments(store, names)]
     release = trees_release(recordings, out.stem, load_release(delays or DEFAULT_RELEASE))
     out.write_text(format_release(release), "utf-8")

@@ -51,11 +51,11 @@ def command(
       blis-replay compare --runs
       blis-replay compare --published
     """
-    from blis_replay.ingest.store import open_store
+    from blis_replay.ingest.store import open_for_reading
 
     if (len(sides) == 2) + published + list_them != 1 or len(sides) not in (0, 2):
         raise click.UsageError("name two sides, A and B; or use --published, or --runs")
-    with open_store(store_path) as store:
+    with open_for_reading(store_path) as store:
         if published:
             answer = _published(store, coefficients)
         elif list_them:

@@ -86,7 +86,7 @@ def command(
       blis-replay gate --coefficients mine.yaml --policy policy.yaml --experiment '34b-*'
       blis-replay gate --coefficients mine.yaml --junit gate.xml --summary gate.md
     """
-    from blis_replay.ingest.store import open_store
+    from blis_replay.ingest.store import open_for_reading
     from blis_replay.replay.release_file import load_release
     from blis_replay.validate.gating.gate import gate
     from blis_replay.validate.gating.policy import load_policy
@@ -95,7 +95,7 @@ def command(
     policy = load_policy(policy_path)
     candidate = load_release(coefficients)
     baseline = load_release(baseline_name) if baseline_name else None
-    with open_store(store_path) as store, progress_line("judging") as progress:
+    with open_for_reading(store_path) as store, progress_line("judging") as progress:
         report = gate(
             store,
             candidate,

@@ -72,7 +72,7 @@ def command(
     """
     from blis_replay.blis.latency.architecture import bundled_architectures
     from blis_replay.blis.releases.release import format_release
-    from blis_replay.ingest.store import open_store
+    from blis_replay.ingest.store import open_for_reading
     from blis_replay.replay.release_file import architecture_of_file
     from blis_replay.validate.calibration.generalize import generalize, read_cases
     from blis_replay.validate.calibration.generalize_text import generalisation_answer
@@ -85,7 +85,7 @@ def command(
     if any(len(pair) != 2 for pair in pairs):
         raise click.UsageError("--config takes MODEL=PATH, e.g. org/new-3b=config.json")
     architectures = bundled_architectures() | {model: architecture_of_file(Path(path)) for model, path in pairs}
-    with open_store(store_path) as store:
+    with open_for_reading(store_path) as store:
         cases = read_cases(store, names, gpu)
     with progress_line("fitting") as progress:
         result = generalize(

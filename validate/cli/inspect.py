@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from pathlib import Path
 
@@ -41,7 +40,7 @@ def command(name: str | None, check: str | None, list_checks: bool, store_path: 
       blis-replay inspect --checks
     """
     from blis_replay.ingest.checks.registry import check_evidence, check_names, named_check
-    from blis_replay.ingest.store import kv_event_counts, open_store, read_findings, read_stored
+    from blis_replay.ingest.store import kv_event_counts, open_for_reading, read_findings, read_stored
     from blis_replay.validate.experiment import find_experiment
     from blis_replay.validate.inspection import inspection_answer
     from blis_replay.validate.schedule import SCHEDULE_CHECK, schedule_evidence
@@ -53,9 +52,7 @@ def command(name: str | None, check: str | None, list_checks: bool, store_path: 
     if name is None:
         raise click.UsageError("name an experiment, or list the checks with --checks")
     chosen = None if check is None else named_check(check, SCHEDULE_CHECK)
-    # A store that nobody may write can still be looked at; a bundled experiment would be brought into it.
-    read_only = store_path.exists() and not os.access(store_path, os.W_OK)
-    with open_store(store_path, read_only=read_only) as store:
+    with open_for_reading(store_path) as store:
         slug = find_experiment(store, name)
         if chosen is None:
             recording, findings, cache = (

@@ -56,7 +56,7 @@ def command(
     if bool(names) == everything:
         raise click.UsageError("name experiments, or use --all")
     with progress_line("reporting") as progress:
-        from blis_replay.ingest.store import open_store
+        from blis_replay.ingest.store import open_for_reading
         from blis_replay.replay.mode import parse_mode
         from blis_replay.replay.release_file import load_release
         from blis_replay.validate.experiment import DEFAULT_RELEASE, named_experiments
@@ -68,7 +68,7 @@ def command(
         given = {"--coefficients": coefficients, "--baseline": baseline, "--replay": mode_text, "--out": out.name}
         chosen = [part for option, value in given.items() if value for part in (option, value)]
         again = shlex.join(["blis-replay", "report", *asked, *chosen])
-        with open_store(store_path) as store:
+        with open_for_reading(store_path) as store:
             slugs = named_experiments(store, None if everything else names)
         before = load_release(baseline) if baseline else None
         written = report(store_path, slugs, release, mode, baseline=before, command=again, progress=progress)

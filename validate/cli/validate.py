@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 from click.shell_completion import CompletionItem
 
+from blis_replay.ingest.errors import printable
 from blis_replay.validate.cli.options import (
     WINDOW,
     coefficients_option,
@@ -159,6 +160,8 @@ def command(
             )
             for simulator in simulators
         ]
+    for problem in dict.fromkeys(report.not_stored for report in reports if report.not_stored):
+        click.echo(f"warning: the runs are not stored: {printable(problem)}", err=True)
     if choice == "both":
         embedded = {c.slug: c for c in reports[0].comparisons}
         known = [informed(c, embedded[c.slug]) if c.slug in embedded else c for c in reports[1].comparisons]

@@ -8,21 +8,25 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-import polars as pl
-
 from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.compiled.errors import ExperimentError, faults_named
 from blis_replay.ingest.recording import ARRIVALS
-from blis_replay.ingest.store import RunRecord, Store, is_stored, open_store, read_stored, write_run
-from blis_replay.ingest.store.file import limit_writing
+from blis_replay.ingest.store import RunRecord, Store, is_stored, open_for_reading, open_store, read_stored
 from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.executors.executors import ExecutorName, map_jobs
 from blis_replay.replay.executors.local import Progress
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.simulator import EmbeddedEngine, Simulator
-from blis_replay.replay.store import record_of, run_tables
+from blis_replay.replay.store import record_of
 from blis_replay.validate.comparison.compare import Comparison, compare_replay, light, with_draws
 from blis_replay.validate.comparison.repeats import noise_floors
+from blis_replay.validate.comparison.stored import (
+    leave_tables,
+    store_run,
+    why_not_all_stored,
+    why_not_stored,
+    writable_folder,
+)
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.experiment import experiment_row, named_experiments
 from blis_replay.validate.metrics.observed import Selection, pooled_gaps
@@ -63,7 +67,7 @@ def validate_experiment(
     """As ``compare_experiment``, and run and errors of a whole run are stored."""
     comparison = compare_experiment(store, slug, release, mode, window, simulator)
     if comparison.selection.everything and not is_stored(store, record_of(comparison.run)):
-        write_run(store, record_of(comparison.run), *run_tables(comparison.run), errors_frame(comparison))
+        store_run(store, comparison.run, comparison)
     return comparison
 
 
@@ -90,13 +94,14 @@ class Validated:
 
     ``comparisons``: without the requests and steps, so that memory does not grow with them (``light``).
     ``stages``: by slug, the same of each load stage, where asked for.  ``not_judged``: alias (slug, where two share
-    it) to reason.
+    it) to reason.  ``not_stored``: why the runs could not be stored, empty if they were.
     """
 
     simulator: str
     comparisons: list[Comparison]
     stages: dict[str, list[Comparison]]
     not_judged: dict[str, str]
+    not_stored: str = ""
 
 
 def validate_many(
@@ -124,15 +129,21 @@ def validate_many(
     """
     answer = Validated(simulator.name, [], {}, {})
     task = _Task(mode, window, simulator, stages)
-    with open_store(store) as opened:
+    not_stored = ""
+    with open_for_reading(store) as opened:
         slugs = named_experiments(opened, names)
         floors = noise_floors(opened, slugs, repeats)
-        outcomes = [_validated_here(opened, task, slugs[0])] if len(slugs) == 1 else []
+        if len(slugs) == 1:
+            outcome, run = _validated(opened, task, slugs[0])
+            outcomes = [outcome]
+            if run is not None and outcome.comparison is not None:
+                not_stored = why_not_stored(opened, run, outcome.comparison)
     if len(slugs) > 1:
-        with tempfile.TemporaryDirectory(dir=store.parent, prefix=".runs-") as scratch:
+        with tempfile.TemporaryDirectory(dir=writable_folder(store), prefix=".runs-") as scratch:
             job = partial(_validated_in_a_job, store, Path(scratch), task)
             outcomes = map_jobs(job, slugs, executor=executor, workers=workers, progress=progress)
-            _store_runs(store, Path(scratch), outcomes)
+            left = [(outcome.run, outcome.comparison) for outcome in outcomes if outcome.run and outcome.comparison]
+            not_stored = why_not_all_stored(store, Path(scratch), left)
     for outcome in outcomes:
         if outcome.problem is not None and not tolerant:
             raise outcome.problem
@@ -143,7 +154,7 @@ def validate_many(
         answer.comparisons.append(replace(outcome.comparison, noise=floors.get(outcome.slug)))
         if stages:
             answer.stages[outcome.slug] = outcome.stages
-    return answer
+    return replace(answer, not_stored=not_stored)
 
 
 @dataclass(frozen=True)
@@ -181,54 +192,10 @@ def _validated(store: Store, task: _Task, slug: str) -> tuple[_Outcome, ReplayRu
     return _Outcome(slug, whole.alias, light(whole), stages, record if new else None), whole.run if new else None
 
 
-def _validated_here(store: Store, task: _Task, slug: str) -> _Outcome:
-    outcome, run = _validated(store, task, slug)
-    if run is not None and outcome.comparison is not None:
-        requests, steps = run_tables(run)
-        write_run(store, record_of(run), requests, steps, errors_frame(outcome.comparison))
-    return outcome
-
-
 def _validated_in_a_job(path: Path, scratch: Path, task: _Task, slug: str) -> _Outcome:
     """The tables of the run are handed over as files: only one process at a time can write the store."""
     with open_store(path, read_only=True) as store:
         outcome, run = _validated(store, task, slug)
     if run is not None:
-        for name, table in zip(("requests", "steps"), run_tables(run), strict=True):
-            table.write_parquet(_table_file(scratch, record_of(run), name))
+        leave_tables(scratch, run)
     return outcome
-
-
-def _store_runs(store: Path, scratch: Path, outcomes: Sequence[_Outcome]) -> None:
-    """Store the runs that the jobs left behind, in their order and one at a time in memory."""
-    left = [(outcome.run, outcome.comparison) for outcome in outcomes if outcome.run and outcome.comparison]
-    if not left:
-        return
-    with open_store(store) as opened:
-        limit_writing(opened)
-        for run, comparison in left:
-            requests, steps = (pl.read_parquet(_table_file(scratch, run, name)) for name in ("requests", "steps"))
-            write_run(opened, run, requests, steps, errors_frame(comparison))
-
-
-def _table_file(scratch: Path, run: RunRecord, name: str) -> Path:
-    return scratch / f"{run.run_key}.{name}.parquet"
-
-
-def errors_frame(comparison: Comparison) -> pl.DataFrame:
-    """The table of a comparison in the store's form."""
-    return pl.DataFrame(
-        [
-            {
-                "metric": metric,
-                "statistic": statistic,
-                "observed_us": cell.a_us,
-                "simulated_us": cell.b_us,
-                "error": cell.error,
-                "reason": cell.reason,
-            }
-            for metric, cells in comparison.metrics.items()
-            for statistic, cell in cells.items()
-        ],
-        infer_schema_length=None,
-    )

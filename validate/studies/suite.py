@@ -15,7 +15,7 @@ import numpy as np
 from blis_replay.blis.verification.phases import fit_line
 from blis_replay.compiled.arrays import Floats
 from blis_replay.ingest.recording import RECORDED, Recording
-from blis_replay.ingest.store import list_experiments, open_store, read_stored
+from blis_replay.ingest.store import list_experiments, open_for_reading, read_stored
 from blis_replay.replay.executors.executors import ExecutorName, map_jobs
 from blis_replay.replay.executors.local import Progress
 from blis_replay.validate.metrics.resampling import CONFIDENCE
@@ -216,7 +216,7 @@ def recordings_of(study: Study, store_path: Path | None) -> tuple[Recording, ...
         return ()
     if store_path is None or not store_path.exists():
         return f"it is of the recordings {', '.join(study.recordings)}, and there is no store; ingest them"
-    with open_store(store_path) as store:
+    with open_for_reading(store_path) as store:
         rows = [row for row in list_experiments(store) if row.ground_truth == RECORDED]
         slugs = {name: row.slug for row in rows for name in (row.alias, row.slug)}
         if missing := [name for name in study.recordings if name not in slugs]:
