@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 MAX_MESSAGE_BYTES = 16 << 20
 # Far above any batch; bounds the work on a message that is made of nothing but empty spans.
 MAX_MESSAGE_SPANS = 100_000
+# An SDK groups a batch by its one resource and some scopes; each of them is looked at in Python.
+MAX_MESSAGE_GROUPS = 10_000
 # An oversize HTTP body is read to its end, so that its sender hears why; the SDK itself sends no more than this.
 MAX_DISCARDED_BYTES = 64 << 20
 MAX_HEADER_BYTES = 32 << 10
@@ -99,6 +101,13 @@ def batch_of(message: bytes) -> Batch:
             request = ExportTraceServiceRequest.FromString(message)
         except DecodeError as error:
             raise MalformedError("no ExportTraceServiceRequest in protobuf") from error
+        groups = len(request.resource_spans)
+        if groups <= MAX_MESSAGE_GROUPS:  # a list of millions takes seconds to walk
+            groups += sum(len(resource_spans.scope_spans) for resource_spans in request.resource_spans)
+        if groups > MAX_MESSAGE_GROUPS:
+            raise MalformedError(
+                f"{groups} resources and scopes in one message, of {MAX_MESSAGE_GROUPS} at most; export smaller batches"
+            )
         if sum(len(scope.spans) for _, scope in _scopes(request)) > MAX_MESSAGE_SPANS:
             raise MalformedError(f"more than {MAX_MESSAGE_SPANS} spans in one message; export smaller batches")
         return _sorted_out(request, message)

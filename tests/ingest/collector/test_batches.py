@@ -10,6 +10,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from blis_replay.ingest.collector.batches import (
     MAX_MESSAGE_BYTES,
+    MAX_MESSAGE_GROUPS,
     MAX_MESSAGE_SPANS,
     MalformedError,
     ServiceCounts,
@@ -79,6 +80,17 @@ def test_more_spans_or_bytes_than_a_message_may_have() -> None:
         batch_of(b"\x0a" + _varint(len(scope)) + scope)
     with pytest.raises(MalformedError, match="larger than the 16 MB"):
         batch_of(bytes(MAX_MESSAGE_BYTES + 1))
+
+
+@pytest.mark.parametrize("within", ["resources", "scopes"])
+def test_more_resources_or_scopes_than_a_message_may_have(within: str) -> None:
+    """16 MB of them are 16 KB of gzip, and kept the collector busy for up to a minute."""
+    many = (b"\x0a" if within == "resources" else b"\x12") + b"\x00"
+    message = many * (MAX_MESSAGE_GROUPS + 1)
+    if within == "scopes":
+        message = b"\x0a" + _varint(len(message)) + message
+    with pytest.raises(MalformedError, match="resources and scopes in one message"):
+        batch_of(message)
 
 
 @given(st.binary(max_size=200))
