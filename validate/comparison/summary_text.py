@@ -54,7 +54,7 @@ def summary_page(comparisons: Sequence[Comparison], not_judged: Mapping[str, str
     ]
 
 
-_MEASURES = {"tokens_per_s": "tokens/s", "makespan": "makespan", "itl": "ITL", "e2e_outside": "E2E outside"}
+_MEASURES = {"tokens_per_s": "tokens/s", "makespan": "makespan", "itl": "ITL", "e2e_outside": "unqueued"}
 _SERVED = (
     *(Column("experiment", "text"), Column("fit on", "text")),
     *(Column(heading, "error") for heading in _MEASURES.values()),
