@@ -18,6 +18,7 @@
         │   └── WorkloadError           a workload to be generated
         ├── ReplayError                 a replay that cannot be made from a recording
         │   ├── BlisError               the BLIS binary
+        │   ├── CommandError            a simulator that was named as a command
         │   ├── RequestTableError       a table of requests
         │   ├── FileExistsAlreadyError  exit code 2: a file would be overwritten
         │   └── UnknownNameError        exit code 2: no such replay mode or release

@@ -103,8 +103,12 @@ def test_a_blackbox_release_in_a_build_that_runs_it(run: Run, tmp_path: Path) ->
         (["--simulator", "blis"], 2, "--simulator blis needs --blis-binary PATH"),
         (["--simulator", "both", "--blis-binary", "./nowhere"], 3, "no such BLIS binary"),
         (["--simulator", "blis", "--blis-binary", "{}", "--coefficients", "stepml-direct"], 3, "has no blackbox model"),
-        (["--simulator", "blis", "--blis-binary", "{}", "--blis-timeout", "-1"], 2, "--blis-timeout"),
-        (["--simulator", "blis", "--blis-binary", "{}", "--blis-timeout", "nan"], 2, "--blis-timeout nan is no time"),
+        (["--simulator", "blis", "--blis-binary", "{}", "--blis-timeout", "-1"], 2, "--simulator-timeout"),
+        (
+            ["--simulator", "blis", "--blis-binary", "{}", "--blis-timeout", "nan"],
+            2,
+            "--simulator-timeout nan is no time",
+        ),
         (["--simulator", "blis", "--blis-binary", "{}", "--blis-timeout", "0.4"], 3, "did not end within 0.4 s"),
     ],
 )
@@ -121,4 +125,4 @@ def test_all_names_what_blis_could_not_do(run: Run, stored: str, tmp_path: Path)
     path = write_stand_in(tmp_path, 'sys.exit("panic: nil map")')
     answer = run("validate", "--all", "--simulator", "blis", "--blis-binary", path)
     assert answer.code == 3
-    assert answer.out.count("panic: nil map") == 17
+    assert answer.out.count("panic: nil map") == 18

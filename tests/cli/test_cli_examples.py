@@ -18,6 +18,15 @@ from blis_replay.validate.experiment import DEFAULT_RELEASE, stored_experiment
 
 _ENGINE = "max_num_seqs: 128\nmax_num_batched_tokens: 2048\nmax_model_len: 4096\nasync_scheduling: true\n"
 _REQUESTS = "arrival_s,prompt_tokens,output_tokens\n0,100,20\n0.5,200,30\n"
+# A simulator as a command: every token 16.3 ms after the one before.
+_SIMULATOR = """#!/usr/bin/env python3
+import csv, json, pathlib, sys
+folder = pathlib.Path(sys.argv[-1])
+rows = csv.DictReader((folder / "requests.csv").open())
+lines = [f"{row['request_index']},50000,{50000 + 16300 * (int(row['output_tokens']) - 1)}\\n" for row in rows]
+(folder / "results.csv").write_text("request_index,ttft_us,e2e_us\\n" + "".join(lines))
+(folder / "simulator.json").write_text('{"name": "mine", "version": "1", "not_modelled": []}')
+"""
 _LINES = '{"arrival_s": 0, "prompt_tokens": 100, "output_tokens": 20}\n'
 _LOAD = (
     "schema: blis-replay/workload/1\nseed: 1\nrequests: 20\nclients:\n  chat:\n    rate_per_s: 5\n"
@@ -52,7 +61,8 @@ SLOW = (
 CODES = {
     "coefficients steps": 3,
     "blis-replay segments": 3,
-    "blis-replay calibrate": 3,
+    "blis-replay calibrate 34b-general": 3,
+    "blis-replay calibrate '*-codegen'": 3,
     "validate 34b-general --coefficients stepml-direct": 1,
 }
 
@@ -122,6 +132,8 @@ def test_an_example_runs(line: str, run: Run, store: Path, monkeypatch: pytest.M
     }
     for name, text in inputs.items():
         Path(name).write_text(text)
+    Path("mine").write_text(_SIMULATOR)
+    Path("mine").chmod(0o755)
     answer = run(*shlex.split(line)[1:])
     assert answer.code == next((code for part, code in CODES.items() if part in line), 0), answer.err
     assert "Traceback" not in answer.err

@@ -108,7 +108,7 @@ def test_an_arrival_trace_is_simulated_on_a_given_engine(run: Run, mooncake: Pat
     assert answer.json["prefix_hit_rate"] == 1024 / 1800
     short = ENGINE.replace("4096", "512")
     (mooncake / "engine.yaml").write_text(short.replace("2048", "512"), "utf-8")
-    refused = run("simulate", "--experiment", "mooncake", *given)
+    refused = run("simulate", "--experiment", "mooncake", *given, "--force")
     assert (refused.code, refused.err.count("\n")) == (3, 1)
     assert "mooncake, request 0: a prompt of 600 tokens leaves no room in max_model_len 512" in refused.err
     assert run("simulate", *given).code == 2

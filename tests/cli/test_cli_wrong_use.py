@@ -38,7 +38,7 @@ WRONG = [
     (("validate", *GENERAL, "--coefficients", "binary.yaml"), 3, "name a file of coefficients"),
     (("validate", *GENERAL, "--replay", "nope"), 2, "use exact, as-published"),
     (("validate", *GENERAL, "--replay", "scheduling=maybe"), 2, "use scheduling=recorded|synchronous|asynchronous"),
-    (("validate", *GENERAL, "--simulator", "none"), 2, "'embedded', 'blis', 'both'"),
+    (("validate", *GENERAL, "--simulator", "none"), 2, "'none' is none of embedded, blis, both"),
     (("validate", *GENERAL, "--simulator", "blis", "--blis-binary", "absent"), 3, "give its path with --blis-binary"),
     (("validate", *GENERAL, "--window", "2:1"), 2, "use 0 <= from < to <= 1"),
     (("validate", *GENERAL, "--store", "no-store.duckdb"), 3, "choose another path with --store"),

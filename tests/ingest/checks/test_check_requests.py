@@ -265,7 +265,7 @@ def with_journeys(known: int, nobodys: int) -> Recording:
         for i in range(known + nobodys)
     ]
     sent = requests(100, arrival_us=[i * 1000 for i in range(100)])
-    return recording(requests=sent, lifecycles=rows_of(pl.DataFrame(rows, schema_overrides=LIFECYCLE_SCHEMA)))
+    return recording(requests=sent, lifecycles=rows_of(pl.DataFrame(rows, schema=LIFECYCLE_SCHEMA)))
 
 
 @pytest.mark.parametrize(("nobodys", "severity"), [(5, "note"), (6, "unusable"), (58, "unusable")])

@@ -346,5 +346,5 @@ def test_a_number_too_long_to_print_is_told_and_passed_over(tmp_path: Path) -> N
     path = tmp_path / "engine.yaml"
     for content in (f"max_num_seqs: {huge}\n", f"? {huge}\n: 1\n"):
         path.write_text(content)
-        with pytest.raises(RecordingError, match="a number of thousands of digits"):
+        with pytest.raises(RecordingError, match="a number of more than 400 digits"):
             read_engine_file(RecordedFile(path, path.name))

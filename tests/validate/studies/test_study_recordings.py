@@ -12,6 +12,7 @@ from recordings import make_recording
 
 from blis_replay.ingest.recording import STEP_SCHEMA, Recording, Stage
 from blis_replay.ingest.rows import rows_of
+from blis_replay.ingest.store import open_store
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.studies import mixed_batches as sweep
 from blis_replay.validate.studies import suite
@@ -30,7 +31,7 @@ def test_without_its_recordings_a_study_is_not_judged(name: str, there: bool, tm
     pytest.importorskip("lightgbm")
     store = tmp_path / "store.duckdb"
     if there:
-        with suite.open_store(store):
+        with open_store(store):
             pass
     (result,) = run_studies([load_study(name)], store, executor="serial")
     assert (result.passed, result.systems) == (True, ())
