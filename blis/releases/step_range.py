@@ -31,6 +31,8 @@ class StepRange:
                 raise FieldError(name, "does not ascend from 0 on", "write the smallest and the largest")
 
 
+# A share of steps that changes no mean.
+_FEW = 0.01
 _WORDS = {"decodes": "decodes", "context_tokens": "tokens of mean context", "prefill_tokens": "prefill tokens"}
 
 
@@ -48,18 +50,20 @@ def range_of(steps: Iterable[np.ndarray]) -> StepRange | None:
 
 
 def outside(steps: np.ndarray, fitted: StepRange) -> str:
-    """How many steps of a run lie outside, in words and by what; empty if none."""
+    """How many steps of a run lie outside, in words and by what; empty if fewer than one in a hundred."""
     beyond, parts = np.zeros(len(steps), np.bool_), []
     for name, values in _quantities(steps).items():
         low, high = getattr(fitted, name)
         this = (values > 0) & ((values < low) | (values > high))
-        if this.any():
+        beyond |= this
+        if this.mean() >= _FEW:
             reached = f"{values[this].min():,.0f} to {values[this].max():,.0f}"
-            parts.append(f"{this.mean():.1%} by {reached} {_WORDS[name]}, fitted on {low:,.0f} to {high:,.0f}")
-            beyond |= this
+            share = f"{100 * this.mean():.0f} %"
+            parts.append(f"{share} by {reached} {_WORDS[name]}, fitted on {low:,.0f} to {high:,.0f}")
     if not parts:
         return ""
-    return f"{beyond.mean():.1%} of steps lie outside of what the coefficients were fitted on ({'; '.join(parts)})"
+    share = f"{100 * beyond.mean():.0f} %"
+    return f"{share} of steps lie outside of what the coefficients were fitted on ({'; '.join(parts)})"
 
 
 def _quantities(steps: np.ndarray) -> dict[str, Floats]:

@@ -33,11 +33,12 @@ def test_a_quarter_of_the_steps_lies_outside() -> None:
     fitted = StepRange((1, 10), (100, 300), (1, 512))
     steps = table((10, 1_000, 0), (20, 8_000, 0), (1, 300, 512), (0, 0, 1))
     assert outside(steps, fitted) == (
-        "25.0% of steps lie outside of what the coefficients were fitted on "
-        "(25.0% by 20 to 20 decodes, fitted on 1 to 10; "
-        "25.0% by 400 to 400 tokens of mean context, fitted on 100 to 300)"
+        "25 % of steps lie outside of what the coefficients were fitted on "
+        "(25 % by 20 to 20 decodes, fitted on 1 to 10; "
+        "25 % by 400 to 400 tokens of mean context, fitted on 100 to 300)"
     )
     assert outside(steps[[0, 2, 3]], fitted) == ""
+    assert outside(np.concatenate([steps[1:2], *[steps[:1]] * 150]), fitted) == ""  # one of 151
 
 
 def test_a_release_carries_the_range() -> None:
