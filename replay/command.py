@@ -53,8 +53,8 @@ class CommandSimulator:
 
     @property
     def name(self) -> str:
-        """As runs are stored: ``cmd:`` and the program."""
-        return PREFIX + Path(self.words[0]).name
+        """As runs are stored: ``cmd:``, program and arguments, so that two scripts of one interpreter are two."""
+        return PREFIX + printable(" ".join([Path(self.words[0]).name, *self.words[1:]]))[:_MOST_CHARACTERS]
 
     def entry_for(self, recording: Recording) -> ModelEntry | None:
         """None: what the command makes of the coefficients is its own."""

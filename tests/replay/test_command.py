@@ -52,6 +52,7 @@ def recording():  # type: ignore[no-untyped-def]  # as the fixture makes it
 def test_a_command_gets_the_requests_and_its_answers_are_taken_by_index(tmp_path: Path) -> None:
     """Lines are in reverse order; 300 prompt tokens at 10 us are 3 ms, 20 more tokens 20 ms."""
     run = replay(recording(), RELEASE, parse_mode("exact", {}), simulator(tmp_path))
+    assert run.simulator == f"cmd:{Path(sys.executable).name} {tmp_path / 'simulator.py'}"
     assert run.ttft_us.tolist() == [1_000, 3_000, 2_000]
     assert run.e2e_us.tolist() == [11_000, 23_000, 32_000]
     assert run.simulated.differences == ("made-up 7 does not model: queues", "made-up 7 does not model: 32")
