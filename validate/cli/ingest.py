@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from blis_replay.ingest.errors import printable
-from blis_replay.validate.cli.options import form_options, print_answer, store_option
+from blis_replay.validate.cli.options import asked_form, form_options, print_answer, store_option
 from blis_replay.validate.cli.progress import progress_line
 from blis_replay.validate.cli.verb import verb
 from blis_replay.validate.text.answer import Answer
 
 if TYPE_CHECKING:
     from blis_replay.ingest.ingest import IngestOutcome
+
+# Where a format of recordings is kept that was named as the form of the answer.
+_FORMER_FORMAT = "blis_replay.input_format"
+
+
+class _Form(click.Choice[str]):
+    """The form of the answer, or, as ``--format`` once meant, a format of the files; its note says how it is now."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """One of the forms; None for a format of recordings, which is then kept for the verb."""
+        from blis_replay.ingest.readers.discovery import FORMATS
+
+        if ctx is None or value in self.choices or value not in FORMATS:
+            return super().convert(value, param, ctx)
+        click.echo(f"note: `--format {value}` is now `--input-format {value}`", err=True)
+        ctx.meta[_FORMER_FORMAT] = value
+        return None
 
 
 @verb("ingest")
@@ -72,6 +89,7 @@ def command(
     from blis_replay.ingest.readers.discovery import FORMATS, sources_of
     from blis_replay.ingest.readers.tables.columns import given_columns
 
+    file_format, form = file_format or click.get_current_context().meta.get(_FORMER_FORMAT, ""), form or asked_form()
     if file_format and file_format not in FORMATS:
         raise click.BadParameter(
             f"{printable(file_format)} is none of {', '.join(FORMATS)}", param_hint="--input-format"
@@ -103,6 +121,10 @@ def command(
         document = {"ingested": [vars(outcome) for outcome in outcomes], "refused": refused}
         print_answer(form, Answer([], document, outcomes_table(outcomes)))
     return 3 if refused else 0
+
+
+_FORM = next(param for param in command.params if param.name == "form")
+_FORM.type = _Form(["text", "json", "csv", "markdown"])
 
 
 def _line(outcome: IngestOutcome) -> str:

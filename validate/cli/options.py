@@ -209,12 +209,18 @@ def quiet() -> bool:
     return context is not None and bool(context.meta.get(f"{_META}.quiet"))
 
 
+def asked_form() -> str | None:
+    """The form that any option has asked for; None for text."""
+    form: str | None = click.get_current_context().meta.get(f"{_META}.form")
+    return None if form == "text" else form
+
+
 def print_answer(form: str | None, answer: Answer) -> int:
     """Print an answer as text, or in the form asked for, to where it is wanted; its exit code."""
     from blis_replay.validate.text.answer import csv, markdown, page_json, page_text
 
     meta = click.get_current_context().meta
-    form = form or meta.get(f"{_META}.form")
+    form = form or asked_form()
     if form in (None, "text"):
         brief = answer.brief and not meta.get(f"{_META}.verbose")
         text = page_text(answer.brief if brief else answer.page) + "\n"
