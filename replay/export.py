@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 import polars as pl
 
 from blis_replay.blis.trace import BlockKeys, RequestTrace
+from blis_replay.compiled.files import naming
 from blis_replay.ingest.readers.simulators.parquet_requests import METADATA, PROMPT_COLUMNS
 from blis_replay.ingest.recording import ARRIVALS, RECORDED, REQUEST_SCHEMA, PromptTree, Recording
 from blis_replay.replay.blis_binary.files import TRACE_FORMS, prefix_groups, trace_rows, write_rows
@@ -273,7 +274,7 @@ def export(recording: Recording, target: str, out: Path | None = None, force: bo
     folder = final[0].parent
     folder.mkdir(parents=True, exist_ok=True)
     # On the same file system, so that the last step is a renaming.
-    with TemporaryDirectory(dir=folder, prefix=".blis-replay-") as scratch:
+    with naming(out), TemporaryDirectory(dir=folder, prefix=".blis-replay-") as scratch:
         lost = form.write(recording, Path(scratch))
         for name, path in zip(form.files, final, strict=True):
             (Path(scratch) / name).replace(path)

@@ -21,6 +21,7 @@ from blis_replay.blis.result import SimResult
 from blis_replay.blis.trace import EngineConfig, release_arguments
 from blis_replay.blis.workloads.generate import generate
 from blis_replay.blis.workloads.read import parse_workload
+from blis_replay.compiled.files import whole_file
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.server.engine_settings import read_engine_file
 from blis_replay.ingest.recording import Recording
@@ -226,8 +227,9 @@ def write_frame(stem: Path, parts: Iterator[pl.DataFrame], as_csv: bool) -> None
     head = next(parts)
     table = head.to_arrow()
     with (
-        ParquetWriter(stem.with_suffix(".parquet"), table.schema, compression="zstd") as parquet,
-        stem.with_suffix(".csv").open("wb") if as_csv else nullcontext() as text,
+        whole_file(stem.with_suffix(".parquet")) as file,
+        ParquetWriter(file, table.schema, compression="zstd") as parquet,
+        whole_file(stem.with_suffix(".csv")) if as_csv else nullcontext() as text,
     ):
         for number, part in enumerate(chain([head], parts)):
             parquet.write_table(part.to_arrow())

@@ -253,6 +253,7 @@ def calibrate(
     ``force``: write also a fit that misses its own training data.
     """
     from blis_replay.blis.releases.release import format_release
+    from blis_replay.compiled.files import write_whole
     from blis_replay.ingest.store import open_for_reading, read_stored
     from blis_replay.replay.release_file import load_release
     from blis_replay.validate.calibration.calibrate import Options
@@ -266,7 +267,7 @@ def calibrate(
     release, fits = calibrated(recordings, Path(out).stem, Options(load_release(prior or DEFAULT_PRIOR)))
     written = force or not any(fit.missed for fit in fits)
     if written:
-        Path(out).write_text(format_release(release), "utf-8")
+        write_whole(out, format_release(release))
     return calibration_answer(str(out), fits, recordings, written=written)
 
 
@@ -343,6 +344,7 @@ def report_page(
 
     ``baseline``: another release, whose errors stand below.  ``out``: a file to write the page to.
     """
+    from blis_replay.compiled.files import write_whole
     from blis_replay.ingest.store import open_for_reading
     from blis_replay.replay.mode import parse_mode
     from blis_replay.replay.release_file import load_release
@@ -355,7 +357,7 @@ def report_page(
     before = load_release(baseline) if baseline else None
     made = report(path, slugs, release, parse_mode(replay, release.published_replay), baseline=before)
     if out is not None:
-        Path(out).write_text(made.html, "utf-8")
+        write_whole(out, made.html)
     return made
 
 

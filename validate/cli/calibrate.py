@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from blis_replay.compiled.files import write_whole
 from blis_replay.validate.cli.options import (
     OUT_FILE,
     executor_options,
@@ -152,5 +153,5 @@ def command(
             )
     written = force or not any(fit.missed for fit in fits)
     if written:
-        out.write_text(format_release(release), "utf-8")
+        write_whole(out, format_release(release))
     return print_answer(form, calibration_answer(str(out), fits, recordings, written=written))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from blis_replay.compiled.files import write_whole
 from blis_replay.validate.cli.options import OUT_FILE, form_options, print_answer
 from blis_replay.validate.cli.verb import verb
 from blis_replay.validate.text.answer import one_line
@@ -36,7 +37,7 @@ def import_stepml(
     from blis_replay.replay.release_file import release_of_stepml
 
     release = release_of_stepml(artifact, out.stem, model, tensor_parallelism, hardware)
-    out.write_text(format_release(release), "utf-8")
+    write_whole(out, format_release(release))
     print_answer(
         form,
         one_line(
@@ -68,7 +69,7 @@ def import_defaults(defaults: Path, gpu: str | None, vllm_version: str | None, o
     from blis_replay.replay.release_file import release_of_defaults
 
     release = release_of_defaults(defaults, out.stem, gpu, vllm_version)
-    out.write_text(format_release(release), "utf-8")
+    write_whole(out, format_release(release))
     models = [f"{entry.model} tp {entry.tensor_parallelism}" for entry in release.models]
     print_answer(
         form,
@@ -111,7 +112,7 @@ def export_defaults(release: str, vllm_version: str, context_tokens: float, out:
     loaded = load_release(release)
     loaded.refuse_if_invalid()
     defaults = format_defaults(loaded, vllm_version, context_tokens)
-    out.write_text(defaults.text, "utf-8")
+    write_whole(out, defaults.text)
     for sentence in defaults.not_carried:
         click.echo(wrap(f"not carried: {sentence}"), err=True)
     print_answer(

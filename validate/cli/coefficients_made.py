@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from blis_replay.compiled.files import write_whole
 from blis_replay.validate.cli.options import OUT_FILE, Command, form_options, print_answer, store_option
 from blis_replay.validate.cli.verb import verb
 from blis_replay.validate.text.answer import one_line
@@ -61,7 +62,7 @@ def for_model(
 
     architecture = architecture_of_file(config)
     release = release_for_model(load_release(shared), out.stem, model, tensor_parallelism, hardware, architecture)
-    out.write_text(format_release(release), "utf-8")
+    write_whole(out, format_release(release))
     print_answer(
         form,
         one_line(
@@ -126,7 +127,7 @@ def roofline(
     )
     latency = RooflineModel(architecture, gpu, tensor_parallelism, mixed, tables)
     release = roofline_release(out.stem, model, hardware, latency)
-    out.write_text(format_release(release), "utf-8")
+    write_whole(out, format_release(release))
     print_answer(
         form,
         one_line(
@@ -176,7 +177,7 @@ def silicon(
 
     deployment = Deployment(config, hardware, tensor_parallelism, expert_parallelism, dtype, kv_cache_dtype)
     release, tabulated = silicon_release(out.stem, model, deployment)
-    out.write_text(format_release(release), "utf-8")
+    write_whole(out, format_release(release))
     print_answer(
         form,
         one_line(
@@ -232,7 +233,7 @@ def trees(names: tuple[str, ...], delays: str | None, out: Path, store_path: Pat
     with open_for_reading(store_path) as store:
         recordings = [read_stored(store, slug) for slug in recorded_experiments(store, names)]
     release = trees_release(recordings, out.stem, load_release(delays or DEFAULT_RELEASE))
-    out.write_text(format_release(release), "utf-8")
+    write_whole(out, format_release(release))
     print_answer(
         form,
         one_line(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from blis_replay.compiled.files import write_whole
 from blis_replay.validate.cli.options import (
     OUT_FILE,
     complete_releases,
@@ -109,7 +110,7 @@ def command(
             progress=progress,
         )
     if junit is not None:
-        junit.write_text(gate_junit(report), "utf-8")
+        write_whole(junit, gate_junit(report))
     if summary is not None:
-        summary.write_text(gate_markdown(report), "utf-8")
+        write_whole(summary, gate_markdown(report))
     return print_answer(form, gate_answer(report))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from blis_replay.compiled.files import write_whole
 from blis_replay.validate.cli.options import executor_options, form_options, print_answer, selector_option, store_option
 from blis_replay.validate.cli.progress import progress_line
 from blis_replay.validate.cli.verb import verb
@@ -101,5 +102,5 @@ def command(
         out.mkdir(parents=True, exist_ok=True)
         for fold in (*result.folds, result.in_distribution):
             if fold.release is not None:
-                (out / f"{fold.release.name}.yaml").write_text(format_release(fold.release), "utf-8")
+                write_whole(out / f"{fold.release.name}.yaml", format_release(fold.release))
     print_answer(form, generalisation_answer(result))

@@ -232,7 +232,9 @@ def print_answer(form: str | None, answer: Answer) -> int:
         text = csv(answer.table) if form == "csv" else markdown(answer.table) + "\n"
     file: Path | None = meta.get(f"{_META}.out")
     if file is not None:
-        file.write_text(click.unstyle(text), "utf-8")
+        from blis_replay.compiled.files import write_whole
+
+        write_whole(file, click.unstyle(text))
     elif not quiet():
         click.echo(text, nl=False)
     return answer.exit_code

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from blis_replay.compiled.files import write_whole
 from blis_replay.validate.cli.options import (
     OUT_FILE,
     coefficients_option,
@@ -72,5 +73,5 @@ def command(
             slugs = named_experiments(store, None if everything else names)
         before = load_release(baseline) if baseline else None
         written = report(store_path, slugs, release, mode, baseline=before, command=again, progress=progress)
-    size = out.write_text(written.html, "utf-8")
+    size = write_whole(out, written.html)
     print_answer(form, report_answer(written, out, size))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from blis_replay.compiled.files import write_whole
 from blis_replay.validate.cli.options import form_options, print_answer, store_option
 from blis_replay.validate.cli.verb import verb
 
@@ -142,5 +143,5 @@ def command(
         simulation = simulate_table(table, given.engine, release, entry)
         write_tables(simulation, out, csv_tables)
         answer = simulation_answer(summary(simulation))
-    (out / "summary.json").write_text(page_json(answer.document) + "\n", "utf-8")
+    write_whole(out / "summary.json", page_json(answer.document) + "\n")
     print_answer(form, answer)

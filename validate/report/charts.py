@@ -11,6 +11,7 @@ import numpy as np
 import polars as pl
 
 from blis_replay.compiled.arrays import Floats
+from blis_replay.compiled.files import write_whole
 from blis_replay.ingest.tables import Table, columns_named
 from blis_replay.replay.observed.prefix import prompt_tokens
 from blis_replay.validate.comparison.sides import simulated_samples
@@ -303,7 +304,7 @@ class Picture:
 
     def save(self, path: Path | str) -> None:
         """Write the SVG file."""
-        Path(path).write_text(self.svg, "utf-8")
+        write_whole(path, self.svg)
 
 
 def picture(evidence: Evidence, what: str) -> Picture:

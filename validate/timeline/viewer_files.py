@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 import polars as pl
 
+from blis_replay.compiled.files import whole_file
 from blis_replay.ingest.errors import printable
 from blis_replay.validate.errors import ValidateError
 from blis_replay.validate.timeline.lanes import SIDES
@@ -59,7 +60,7 @@ def write_timeline(shown: Timeline, path: Path) -> None:
     """
     if path.suffix not in FORMATS:
         raise ValidateError(f"{path}: name a .json (Chrome trace events) or a .pftrace (Perfetto) file")
-    with path.open("wb") as file:
+    with whole_file(path) as file:
         (write_json if path.suffix == ".json" else write_protobuf)(shown, file)
 
 
