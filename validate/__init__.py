@@ -228,7 +228,7 @@ def compare(
     from blis_replay.validate.comparison.sides import Choice, side_of
     from blis_replay.validate.comparison.simulators import simulator_named
 
-    choice = Choice(experiment, lambda name: simulator_named(name, coefficients, _OURS, None))
+    choice = Choice(experiment, lambda name: simulator_named(_store(store), name, coefficients, _OURS, None))
     with open_for_reading(_store(store)) as opened:
         return differences_answer(differences(side_of(opened, a, choice), side_of(opened, b, choice)))
 

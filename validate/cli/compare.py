@@ -74,7 +74,9 @@ def _two(
     from blis_replay.validate.comparison.simulators import simulator_named
     from blis_replay.validate.experiment import DEFAULT_RELEASE
 
-    choice = Choice(experiment, lambda name: simulator_named(name, coefficients, DEFAULT_RELEASE, blis_binary))
+    choice = Choice(
+        experiment, lambda name: simulator_named(store.path, name, coefficients, DEFAULT_RELEASE, blis_binary)
+    )
     return differences_answer(differences(*(side_of(store, side, choice) for side in sides)))
 
 

@@ -31,21 +31,22 @@ if TYPE_CHECKING:
 
 
 class SimulatorName(click.ParamType[str]):
-    """A simulator of ours by name, or a command."""
+    """A simulator of ours by name, a floor, or a command."""
 
     name = "simulator"
-    names = ("embedded", "blis", "both")
+    names = ("embedded", "blis", "both", "floor:constant", "floor:line")
+    begins = ("cmd:", "floor:constant@", "floor:line@")
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """The text as it is; wrong use if it is neither."""
-        if value in self.names or value.startswith("cmd:"):
+        if value in self.names or value.startswith(self.begins):
             return value
         self.fail(f"{value!r} is none of {', '.join(self.names)} and no 'cmd:PATH ARGS'.", param, ctx)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """The names, and what a command begins with."""
         del ctx, param
-        return [CompletionItem(name) for name in (*self.names, "cmd:") if name.startswith(incomplete)]
+        return [CompletionItem(name) for name in (*self.names, *self.begins) if name.startswith(incomplete)]
 
 
 @verb("validate")
@@ -58,7 +59,9 @@ class SimulatorName(click.ParamType[str]):
     type=SimulatorName(),
     default="embedded",
     show_default=True,
-    help="embedded (our engine), blis (the BLIS binary), both side by side, or another program: 'cmd:PATH ARGS'.",
+    help="embedded (our engine), blis (the BLIS binary), both side by side, another program ('cmd:PATH ARGS'), or a "
+    "floor that every simulator should beat: floor:constant, floor:line, fitted to what the coefficients were fitted "
+    "to, or to floor:line@EXPERIMENT.",
 )
 @click.option("--blis-binary", default=None, metavar="PATH", help="The BLIS binary, for --simulator blis and both.")
 @click.option(
@@ -122,6 +125,7 @@ def command(
       blis-replay validate 34b-general --replay spec
       blis-replay validate 34b-general --simulator both --blis-binary ./blis
       blis-replay validate 34b-general --simulator 'cmd:./mine --fast'
+      blis-replay validate 34b-general --simulator floor:line@34b-codegen
       blis-replay validate 34b-general --replay vllm_version=0.32.0
       blis-replay validate --all --csv
     """
@@ -143,7 +147,7 @@ def command(
         release = load_release(coefficients or DEFAULT_RELEASE)
         release.refuse_if_invalid()
         mode = parse_mode(mode_text, release.published_replay)
-        simulators = chosen_simulators(choice, release, blis_binary or "", blis_timeout, own_model)
+        simulators = chosen_simulators(store_path, choice, release, blis_binary or "", blis_timeout, own_model)
         reports = [
             validate_many(
                 store_path,

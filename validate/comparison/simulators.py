@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from blis_replay.blis.releases.release import CoefficientRelease
+from blis_replay.ingest.store import open_for_reading
 from blis_replay.replay.blis_binary.binary import DEFAULT_TIMEOUT_S, BlisBinary, find_build, own_release
 from blis_replay.replay.blis_binary.differences import restarted_outputs_elsewhere
 from blis_replay.replay.command import PREFIX, command_simulator
@@ -12,27 +14,32 @@ from blis_replay.replay.errors import UnknownNameError
 from blis_replay.replay.release_file import load_release
 from blis_replay.replay.simulator import EmbeddedEngine, Simulator
 from blis_replay.validate.comparison.compare import Comparison
+from blis_replay.validate.comparison.floors import PREFIX as FLOOR
+from blis_replay.validate.comparison.floors import floor_simulator
 
 
 def chosen_simulators(
-    choice: str, release: CoefficientRelease, binary: str, timeout_s: float, own_model: bool
+    store: Path, choice: str, release: CoefficientRelease, binary: str, timeout_s: float, own_model: bool
 ) -> tuple[Simulator, ...]:
-    """The simulators of ``embedded``, ``blis``, ``both`` or ``cmd:PATH ARGS``, in the order in which they are shown.
+    """The simulators of ``embedded``, ``blis``, ``both``, a floor or ``cmd:PATH ARGS``, in the order they are shown.
 
-    ``binary`` is looked at only where it is needed.  ``own_model``: BLIS runs the latency
-    model of its build in place of the release.  Raises ``BlisError`` if there is no such
-    binary, or it is no BLIS.
+    ``store``: the file in which a floor finds its recordings.  ``binary`` is looked at only where it is needed.
+    ``own_model``: BLIS runs the latency model of its build in place of the release.  Raises ``BlisError`` if there is
+    no such binary, or it is no BLIS.
     """
     if choice == "embedded":
         return (EmbeddedEngine(release),)
     if choice.startswith(PREFIX):
         return (command_simulator(choice, release, timeout_s),)
+    if choice.startswith(FLOOR):
+        with open_for_reading(store) as opened:
+            return (floor_simulator(opened, choice, release),)
     build = find_build(binary)
     blis = BlisBinary(build, own_release(build) if own_model else release, own_model, timeout_s)
     return (blis,) if choice == "blis" else (EmbeddedEngine(release), blis)
 
 
-def simulator_named(name: str, coefficients: str | None, default: str, binary: str | None) -> Simulator:
+def simulator_named(store: Path, name: str, coefficients: str | None, default: str, binary: str | None) -> Simulator:
     """``embedded`` or ``blis`` with a release (``default`` if None; then BLIS runs its own model).
 
     Raises ``UnknownNameError`` for ``blis`` without a binary, and as ``chosen_simulators`` does.
@@ -40,7 +47,7 @@ def simulator_named(name: str, coefficients: str | None, default: str, binary: s
     if name == "blis" and binary is None:
         raise UnknownNameError("the simulator blis needs --blis-binary PATH")
     release = load_release(coefficients or default)
-    (simulator,) = chosen_simulators(name, release, binary or "", DEFAULT_TIMEOUT_S, coefficients is None)
+    (simulator,) = chosen_simulators(store, name, release, binary or "", DEFAULT_TIMEOUT_S, coefficients is None)
     return simulator
 
 
