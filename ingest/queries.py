@@ -119,7 +119,8 @@ FROM experiments e WHERE slug = ? AND content_hash = ? AND read_by = ?
 """
 
 LIST_EXPERIMENTS = """
-SELECT e.slug, e.alias, e.model, e.hardware, e.tensor_parallelism, e.workload, e.ground_truth,
+SELECT e.slug, CASE WHEN count(*) OVER (PARTITION BY e.alias) > 1 THEN e.slug ELSE e.alias END AS alias,
+       e.model, e.hardware, e.tensor_parallelism, e.workload, e.ground_truth,
        (SELECT count(*) FROM requests r WHERE r.slug = e.slug) AS requests,
        (SELECT count(*) FROM requests r WHERE r.slug = e.slug AND r.status NOT IN ('ok', 'aborted')) AS failed,
        EXISTS (SELECT 1 FROM findings f WHERE f.slug = e.slug AND f.check_name = 'overloaded') AS overloaded,

@@ -117,7 +117,7 @@ def release_for_model(
     if len(physical) < len(latencies) or len({latency.coefficients for latency in physical}) != 1:
         raise ReleaseError(
             f"release {shared.name} has no coefficients that its models share; use h100-physical or one of "
-            "`blis-replay generalize --out`"
+            "`blis-replay coefficients generalize --out`"
         )
     latency = PhysicalModel(architecture, gpu_named(hardware), tensor_parallelism, physical[0].coefficients)
     entry = replace(

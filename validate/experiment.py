@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -14,7 +13,9 @@ from blis_replay.ingest.ingest import ingest_recording
 from blis_replay.ingest.recording import RECORDED, Recording
 from blis_replay.ingest.store import (
     ExperimentRow,
+    NamedExperiment,
     Store,
+    experiments_named,
     list_experiments,
     open_for_reading,
     read_stored,
@@ -27,19 +28,12 @@ DEFAULT_RELEASE = "h100-vllm-0.15.1"
 _WILDCARDS = set("*?[")
 
 
-@dataclass(frozen=True)
-class BundledExperiment:
-    """An experiment that ships with the package and is not in the store."""
-
-    slug: str
-    alias: str
-
-
 def find_experiment(store: Store, name: str) -> str:
     """The slug of a stored or bundled experiment; a bundled one is brought into the store.
 
     ``name``: slug, alias, or a pattern that matches one of them.  A recording that was ingested under a bundled slug
-    takes precedence.  Raises ``UnknownExperimentError`` for an unknown or ambiguous name.
+    takes precedence, and so does a stored one over a bundled one of the same alias.
+    Raises ``UnknownExperimentError`` for an unknown or ambiguous name.
     """
     if set(name) & _WILDCARDS:
         slugs = select_experiments(store, [name])
@@ -47,7 +41,9 @@ def find_experiment(store: Store, name: str) -> str:
             raise UnknownExperimentError(f"{name} matches {len(slugs)} experiments, one is needed: {', '.join(slugs)}")
         return slugs[0]
     bundled = _bundled_not_stored(store)
-    slug = resolve([*list_experiments(store), *bundled], name)
+    stored = experiments_named(store)
+    named = any(experiment.alias == name for experiment in stored)
+    slug = resolve(stored if named else [*stored, *bundled], name)
     if slug in {experiment.slug for experiment in bundled}:
         _bring(store, slug)
     return slug
@@ -75,7 +71,7 @@ def all_experiments(store: Store) -> list[str]:
     """Slugs of all experiments, stored and bundled; the bundled are brought into the store."""
     for experiment in _bundled_not_stored(store):
         _bring(store, experiment.slug)
-    return [row.slug for row in list_experiments(store)]
+    return [stored.slug for stored in experiments_named(store)]
 
 
 def select_experiments(store: Store, selectors: Sequence[str]) -> list[str]:
@@ -84,7 +80,7 @@ def select_experiments(store: Store, selectors: Sequence[str]) -> list[str]:
     A pattern is matched against aliases and slugs of stored and bundled experiments.  Raises
     ``UnknownExperimentError`` for a name that is none and for a pattern that matches nothing.
     """
-    known: list[ExperimentRow | BundledExperiment] = [*list_experiments(store), *_bundled_not_stored(store)]
+    known = [*experiments_named(store), *_bundled_not_stored(store)]
     slugs: list[str] = []
     for selector in selectors:
         if not set(selector) & _WILDCARDS:
@@ -92,7 +88,7 @@ def select_experiments(store: Store, selectors: Sequence[str]) -> list[str]:
             continue
         matched = [e.slug for e in known if fnmatchcase(e.alias, selector) or fnmatchcase(e.slug, selector)]
         if not matched:
-            raise UnknownExperimentError(f"no experiment matches {selector}; list them with `blis-replay experiments`")
+            raise UnknownExperimentError(f"no experiment matches {selector}; list them with `blis-replay list`")
         slugs += [find_experiment(store, slug) for slug in sorted(matched)]
     return list(dict.fromkeys(slugs))
 
@@ -117,9 +113,10 @@ def recorded_experiments(store: Store, selectors: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(slugs))
 
 
-def _bundled_not_stored(store: Store) -> list[BundledExperiment]:
-    stored = {row.slug for row in list_experiments(store)}
-    return [BundledExperiment(slug, alias) for alias, slug in bundled_aliases().items() if slug not in stored]
+def _bundled_not_stored(store: Store) -> list[NamedExperiment]:
+    """Experiments that ship with the package and are not in the store."""
+    stored = {experiment.slug for experiment in experiments_named(store)}
+    return [NamedExperiment(slug, alias) for alias, slug in bundled_aliases().items() if slug not in stored]
 
 
 def experiment_row(store: Store, slug: str) -> ExperimentRow:

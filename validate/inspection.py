@@ -168,6 +168,9 @@ def experiments_answer(store_path: Path) -> Answer:
     # The checks run when it is first used.
     unread = {"overloaded": None, "findings": None, "stored": False}
     bundled = [vars(bundled_row(*named)) | unread for named in bundled_aliases().items() if named[1] not in slugs]
+    taken = {str(row["alias"]) for row in stored}
+    for row in bundled:
+        row["alias"] = row["slug"] if row["alias"] in taken else row["alias"]
     rows = sorted([*stored, *bundled], key=lambda row: str(row["slug"]))
     return Answer(
         [Table("", _EXPERIMENT_COLUMNS, [_cells(row) for row in rows])], {"experiments": rows}, table_of(rows)
@@ -176,10 +179,7 @@ def experiments_answer(store_path: Path) -> Answer:
 
 def experiment_names(store_path: Path) -> list[str]:
     """What stored and bundled experiments can be called: aliases, and slugs where two share an alias."""
-    slugs: dict[str, list[str]] = {}
-    for row in experiments_answer(store_path).document["experiments"]:
-        slugs.setdefault(row["alias"], []).append(row["slug"])
-    return [name for alias, found in slugs.items() for name in ([alias] if len(found) == 1 else found)]
+    return [str(row["alias"]) for row in experiments_answer(store_path).document["experiments"]]
 
 
 def _cells(row: dict[str, Any]) -> list[Cell]:

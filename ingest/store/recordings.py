@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import polars as pl
 
@@ -153,21 +153,20 @@ WriteOutcome = Literal["unchanged", "new", "replaced"]
 _CLOCK = ", ".join(field.name for field in fields(Clock))  # the table has the same columns in the same order
 
 
-class NamedExperiment(Protocol):
-    """Whatever has a slug and an alias."""
+@dataclass(frozen=True)
+class NamedExperiment:
+    """What an experiment can be called: its unique name, and a short one that others may have too."""
 
-    @property
-    def slug(self) -> str:
-        """The unique name."""
-
-    @property
-    def alias(self) -> str:
-        """The short name."""
+    slug: str
+    alias: str
 
 
 @dataclass(frozen=True)
 class ExperimentRow:
-    """One stored experiment in short: who it is, how many requests, how many findings."""
+    """One stored experiment in short: who it is, how many requests, how many findings.
+
+    ``alias``: the slug where another stored experiment has the same.
+    """
 
     slug: str
     alias: str
@@ -250,6 +249,12 @@ def list_experiments(store: Store) -> list[ExperimentRow]:
     return [ExperimentRow(*row) for row in rows]
 
 
+def experiments_named(store: Store) -> list[NamedExperiment]:
+    """Slugs and aliases of all stored experiments, in order of slug; several may have one alias."""
+    rows = store.connection.execute("SELECT slug, alias FROM experiments ORDER BY slug").fetchall()
+    return [NamedExperiment(*row) for row in rows]
+
+
 def resolve(rows: Iterable[NamedExperiment], name: str) -> str:
     """The slug that ``name`` (a slug or an alias) stands for.
 
@@ -266,20 +271,22 @@ def resolve(rows: Iterable[NamedExperiment], name: str) -> str:
         return slugs[0]
     known = sorted({row.alias for row in rows} | {row.slug for row in rows})
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    hint = f"did you mean {', '.join(close)}?" if close else "list them with `blis-replay experiments`"
+    hint = f"did you mean {', '.join(close)}?" if close else "list them with `blis-replay list`"
     raise UnknownExperimentError(f"no experiment is called {name}; {hint}")
 
 
 def read_stored(store: Store, slug: str) -> Recording:
     """The recording as stored; ``token_events`` and ``kv_events`` are None (``token_times``, ``kv_event_counts``).
 
-    Raises ``UnknownExperimentError`` for a slug that is not stored.
+    Its alias is the slug where another stored experiment has the same alias, so that what is printed is a name that
+    is understood.  Raises ``UnknownExperimentError`` for a slug that is not stored.
     """
     row = _one(store, slug)
+    namesakes = first_row(store.connection, "SELECT count(*) FROM experiments WHERE alias = ?", [row["alias"]])
     rows_of_table = partial(stored_rows, store, slug, (row["content_hash"], row["derived_hash"]))
     return Recording(
         slug=slug,
-        alias=row["alias"],
+        alias=row["alias"] if namesakes == (1,) else slug,
         workload=row["workload"],
         model=row["model"],
         hardware=row["hardware"],

@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 from command_line import Answer, Run
 
+from blis_replay.blis.cluster.config import router_of_text
+from blis_replay.validate.cli.simulate import ROUTERS
+
 
 def found(answer: Answer) -> dict[str, dict[str, str]]:
     return {one["name"]: one for one in answer.json["found"]}
@@ -69,6 +72,31 @@ def test_a_shell_completes_verbs_and_options(run: Run, monkeypatch: pytest.Monke
     monkeypatch.setenv("COMP_WORDS", "blis-replay timeline --fr")
     monkeypatch.setenv("COMP_CWORD", "2")
     assert run().out == "plain,--from\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("report --baseline stepml-di", ["stepml-direct"]),
+        ("simulate --coefficients stepml-di", ["stepml-direct"]),
+        ("simulate --router wei", ["weighted"]),
+        ("simulate -e 34b-gen", ["34b-general"]),
+        ("compare -e 34b-gen", ["34b-general"]),
+        ("inspect --check step_cl", ["step_clock"]),
+    ],
+)
+def test_a_shell_completes_what_an_option_takes(
+    run: Run, monkeypatch: pytest.MonkeyPatch, words: str, found: list[str]
+) -> None:
+    monkeypatch.setenv("_BLIS_REPLAY_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", f"blis-replay {words}")
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split())))
+    assert run().out.splitlines() == [f"plain,{name}" for name in found]
+
+
+def test_routers_are_those_of_the_simulator() -> None:
+    for name in ROUTERS:
+        router_of_text(name)
 
 
 def rows_of(answer: Answer) -> list[dict[str, str]]:

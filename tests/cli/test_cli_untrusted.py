@@ -207,7 +207,11 @@ def test_experiments_of_one_alias_are_told_apart_by_their_slugs(run: Run, demo: 
     run("ingest", demo)
     answer = run("validate", "--experiment", "1b-general")
     _is_one_line(answer, 2, f"1b-general could mean {demo.name}, {twin.name}")
-    assert set(run("validate", "--all", "--json").json["not_judged"]) == {"1b-general", twin.name}
+    assert set(run("validate", "--all", "--json").json["not_judged"]) == {demo.name, twin.name}
+    listed = [row["alias"] for row in run("list", "--json").json["experiments"]]
+    assert {demo.name, twin.name} <= set(listed)
+    # Whatever is printed is a name that is understood.
+    assert run("inspect", demo.name).out.startswith(demo.name)
 
 
 def test_stored_and_bundled_experiments_have_the_same_fields(run: Run, demo: Path) -> None:

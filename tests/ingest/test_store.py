@@ -187,7 +187,7 @@ def test_a_colliding_alias_is_refused_with_the_slugs_it_could_mean() -> None:
 def test_an_unknown_name_is_refused_with_what_comes_close() -> None:
     with pytest.raises(UnknownExperimentError, match=r"did you mean 34b-general\?"):
         resolve([row_named("a-1", "34b-general")], "34b-genral")
-    with pytest.raises(UnknownExperimentError, match=r"blis-replay experiments"):
+    with pytest.raises(UnknownExperimentError, match=r"blis-replay list"):
         resolve([], "34b-general")
 
 

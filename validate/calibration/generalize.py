@@ -244,7 +244,7 @@ def read_cases(store: Store, patterns: Sequence[str] = (), gpu: str | None = Non
         recording = replace(recording, hardware=recording.hardware or gpu)
         cases.append(Observed(recording, pooled_gaps(store, slug)))
     if not cases:
-        raise NothingToJudgeError(f"no experiment matches {', '.join(patterns)}; see `blis-replay experiments`")
+        raise NothingToJudgeError(f"no experiment matches {', '.join(patterns)}; see `blis-replay list`")
     return cases
 
 

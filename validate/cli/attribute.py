@@ -9,6 +9,7 @@ import click
 
 from blis_replay.validate.cli.options import (
     coefficients_option,
+    complete_releases,
     executor_options,
     experiment_option,
     form_options,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     "--reference",
     default=None,
     metavar="RELEASE",
+    shell_complete=complete_releases,
     help="Release whose coefficients stand in for what was not recorded, or none.  [default: our own]",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=42, show_default=True, help="Of the resampling.")

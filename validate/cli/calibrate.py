@@ -11,6 +11,7 @@ import click
 from blis_replay.compiled.files import write_whole
 from blis_replay.validate.cli.options import (
     OUT_FILE,
+    complete_releases,
     executor_options,
     form_options,
     print_answer,
@@ -65,12 +66,14 @@ class Split(click.ParamType[tuple[float, float]]):
     "--prior",
     default=None,
     metavar="RELEASE",
+    shell_complete=complete_releases,
     help="Release whose values stand for what cannot be determined.  [default: h100-datasheet]",
 )
 @click.option(
     "--operators",
     default=None,
     metavar="RELEASE",
+    shell_complete=complete_releases,
     help="Release of measured operator times (`coefficients silicon`): fit only how much faster or slower each part of "
     "them is, and what the host adds.",
 )

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 import click
 
 from blis_replay.compiled.files import write_whole
-from blis_replay.validate.cli.options import OUT_FILE, Command, form_options, print_answer, store_option
+from blis_replay.validate.cli.options import (
+    OUT_FILE,
+    Command,
+    complete_releases,
+    form_options,
+    print_answer,
+    store_option,
+)
 from blis_replay.validate.cli.verb import verb
 from blis_replay.validate.text.answer import one_line
 
@@ -36,6 +43,7 @@ def _deployment(command: Command) -> Command:
 @click.option(
     "--shared",
     metavar="RELEASE",
+    shell_complete=complete_releases,
     default="h100-physical",
     show_default=True,
     help="The physical release whose coefficients to take.",
@@ -48,7 +56,7 @@ def for_model(
     """Make a release for a model that nobody recorded, from its CONFIG (config.json).
 
     Step times follow from its architecture, the GPU's datasheet and coefficients that were
-    fitted to other models; `blis-replay generalize --lomo` says how far off that is.
+    fitted to other models; `blis-replay coefficients generalize --lomo` says how far off that is.
 
     \b
     Example:
@@ -208,6 +216,7 @@ def silicon(
     "--delays",
     default=None,
     metavar="RELEASE",
+    shell_complete=complete_releases,
     help="Release whose delays around the engine to take.  [default: our own]",
 )
 @click.option("--out", "-o", type=OUT_FILE, required=True, help="The release to write.")
@@ -237,7 +246,8 @@ def trees(names: tuple[str, ...], delays: str | None, out: Path, store_path: Pat
     print_answer(
         form,
         one_line(
-            f"wrote {out}; hold it against steps: blis-replay steps --experiment NAME --coefficients {out}",
+            f"wrote {out}; compare it with steps: "
+            f"blis-replay coefficients steps --experiment NAME --coefficients {out}",
             {"release": str(out), "models": [e.model for e in release.models], "sha256": release.sha256},
         ),
     )

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from blis_replay.validate.cli.options import coefficients_option, form_options, print_answer, store_option
+from blis_replay.validate.cli.options import (
+    coefficients_option,
+    complete_experiments,
+    form_options,
+    print_answer,
+    store_option,
+)
 from blis_replay.validate.cli.progress import progress_line
 from blis_replay.validate.cli.verb import verb
 
@@ -18,7 +24,14 @@ if TYPE_CHECKING:
 
 @verb("compare")
 @click.argument("sides", nargs=-1, metavar="[A B]")
-@click.option("--experiment", "-e", default=None, metavar="NAME", help="Slug or alias, for a release or a simulator.")
+@click.option(
+    "--experiment",
+    "-e",
+    default=None,
+    metavar="NAME",
+    shell_complete=complete_experiments,
+    help="Slug or alias, for a release or a simulator.",
+)
 @coefficients_option
 @click.option("--blis-binary", default=None, metavar="PATH", help="The BLIS binary, for a side that is blis.")
 @click.option("--published", is_flag=True, help="Our errors beside those that other simulators published.")

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     "baseline_name",
     default=None,
     metavar="RELEASE",
+    shell_complete=complete_releases,
     help="The release in use; the candidate must not be worse.",
 )
 @click.option(

@@ -136,7 +136,9 @@ def repeat_option(command: Command) -> Command:
         "Another recording of the same load on the same server; may be given several times. No error is a failure "
         "that is smaller than the difference of two of them."
     )
-    return click.option("--repeat", "repeats", multiple=True, metavar="NAME", help=help_text)(command)
+    return click.option(
+        "--repeat", "repeats", multiple=True, metavar="NAME", help=help_text, shell_complete=complete_experiments
+    )(command)
 
 
 def coefficients_option(command: Command) -> Command:

@@ -11,6 +11,7 @@ from blis_replay.compiled.files import write_whole
 from blis_replay.validate.cli.options import (
     OUT_FILE,
     coefficients_option,
+    complete_releases,
     experiments_options,
     form_options,
     print_answer,
@@ -25,7 +26,11 @@ from blis_replay.validate.cli.verb import verb
 @experiments_options
 @coefficients_option
 @click.option(
-    "--baseline", default=None, metavar="RELEASE", help="Another one, whose errors are shown below in the overview."
+    "--baseline",
+    default=None,
+    metavar="RELEASE",
+    shell_complete=complete_releases,
+    help="Another one, whose errors are shown below in the overview.",
 )
 @replay_option
 @click.option("--out", "-o", type=OUT_FILE, required=True, help="The HTML file to write.")

@@ -7,11 +7,24 @@ from pathlib import Path
 import click
 
 from blis_replay.compiled.files import write_whole
-from blis_replay.validate.cli.options import form_options, print_answer, store_option
+from blis_replay.validate.cli.options import (
+    complete_experiments,
+    complete_releases,
+    form_options,
+    print_answer,
+    store_option,
+)
 from blis_replay.validate.cli.verb import verb
 
 # Of an earlier simulation; never replaced unasked.
 _WRITTEN = ("requests.parquet", "steps.parquet", "summary.json", "requests.csv", "steps.csv")
+
+# As in blis.cluster.config, whose import would make help slow; a test compares the two.
+ROUTERS = ("round-robin", "least-loaded", "random", "always-busiest", "weighted")
+
+
+def _complete_routers(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    return [name for name in ROUTERS if name.startswith(incomplete)]
 
 
 @verb("simulate")
@@ -23,7 +36,13 @@ _WRITTEN = ("requests.parquet", "steps.parquet", "summary.json", "requests.csv",
     help="Request table: .csv, .jsonl or .parquet.",
 )
 @click.option(
-    "--experiment", "-e", "name", default=None, metavar="NAME", help="Or the requests of a recording: slug or alias."
+    "--experiment",
+    "-e",
+    "name",
+    default=None,
+    metavar="NAME",
+    shell_complete=complete_experiments,
+    help="Or the requests of a recording: slug or alias.",
 )
 @click.option(
     "--workload",
@@ -39,7 +58,13 @@ _WRITTEN = ("requests.parquet", "steps.parquet", "summary.json", "requests.csv",
     required=True,
     help="YAML with engine arguments under vLLM's names.",
 )
-@click.option("--coefficients", required=True, metavar="RELEASE", help="A release that ships, or a YAML file.")
+@click.option(
+    "--coefficients",
+    required=True,
+    metavar="RELEASE",
+    shell_complete=complete_releases,
+    help="A release that ships, or a YAML file.",
+)
 @click.option("--model", default=None, metavar="NAME", help="Which model of the release, where it has several.")
 @click.option(
     "--tensor-parallelism", type=click.IntRange(1), default=None, help="And on how many GPUs, where that is not enough."
@@ -57,6 +82,7 @@ _WRITTEN = ("requests.parquet", "steps.parquet", "summary.json", "requests.csv",
     "router_text",
     default=None,
     metavar="NAME",
+    shell_complete=_complete_routers,
     help="Who gets a request: round-robin, least-loaded, random, always-busiest, or weighted, with weights as in "
     "weighted:prefix_affinity=3,queue_depth=2.  [default: round-robin]",
 )
