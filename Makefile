@@ -9,7 +9,7 @@ ROOMS := $(patsubst %/__init__.py,%,$(wildcard */__init__.py))
 # Two workers; one that has nothing left takes tests of the other.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: demo test check lint types docs live clean lock
+.PHONY: demo test check lint types docs dist live clean lock
 
 demo: $(VENV)/.installed
 	$(BIN)/blis-replay validate $(EXPERIMENT)
@@ -37,6 +37,10 @@ types: $(VENV)/.installed-dev
 docs: $(VENV)/.installed-dev
 	$(BIN)/python scripts/docs.py
 
+# Wheel and sdist in dist/, each installed into an empty environment and tried there.
+dist:
+	$(PYTHON) scripts/dist.py
+
 # A real vLLM server on this machine, without a GPU: recorded, replayed, and one table.  3.5 GB and some 15 minutes, of
 # two cores that have nothing else to do.
 live: $(VENV)/.installed
@@ -56,8 +60,8 @@ $(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.lock
 # Newer versions of everything: run it, run `make test`, commit both locks.
 lock: $(VENV)/.installed-dev
 	$(BIN)/pip install --quiet pip-tools
-	$(BIN)/pip-compile --quiet --upgrade --generate-hashes --strip-extras --no-annotate --no-emit-index-url --no-emit-find-links --no-header --output-file requirements.lock pyproject.toml
+	$(BIN)/pip-compile --quiet --upgrade --generate-hashes --strip-extras --no-annotate --no-emit-index-url --no-emit-find-links --no-header --extra all --output-file requirements.lock pyproject.toml
 	$(BIN)/pip-compile --quiet --upgrade --generate-hashes --strip-extras --allow-unsafe --no-annotate --no-emit-index-url --no-emit-find-links --no-header --constraint requirements.lock --extra dev --output-file requirements-dev.lock pyproject.toml
 
 clean:
-	rm -rf $(VENV) build .blis-replay .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist .blis-replay .pytest_cache .mypy_cache .ruff_cache .hypothesis

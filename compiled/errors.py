@@ -3,6 +3,7 @@
 ::
 
     BlisReplayError                     exit code 3: bad data, or nothing to judge
+    ├── MissingExtraError               exit code 2: an optional package is not installed
     ├── IngestError                     a recording or a store
     │   ├── RecordingError              a recorded file: place, problem, remedy
     │   ├── CollectorError              the live collector cannot start
@@ -34,6 +35,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import ClassVar
 
 WRONG_USE, BAD_DATA, FAULT = 2, 3, 4
@@ -46,6 +48,21 @@ class BlisReplayError(Exception):
     """
 
     exit_code: ClassVar[int] = BAD_DATA
+
+
+class MissingExtraError(BlisReplayError):
+    """A package that only one part of this program needs is not installed."""
+
+    exit_code = WRONG_USE
+
+
+def require_extra(extra: str, what: str, *modules: str) -> None:
+    """Raise ``MissingExtraError`` if one of these modules is missing; ``extra``: the extra that installs them."""
+    missing = [name for name in modules if find_spec(name) is None]
+    if missing:
+        raise MissingExtraError(
+            f"{what} needs {' and '.join(missing)}, not installed here; pip install 'blis-replay[{extra}]'"
+        )
 
 
 class ExperimentError(BlisReplayError):

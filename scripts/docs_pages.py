@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[1]
 
 # Section of the navigation -> its pages, in the order of a first visit.
 NAVIGATION: dict[str, tuple[str, ...]] = {
-    "Start": ("README.md", "docs/quick-start.md", "docs/your-recording.md", "docs/case-study.md"),
+    "Start": ("README.md", "docs/install.md", "docs/quick-start.md", "docs/your-recording.md", "docs/case-study.md"),
     "Why is it off?": (
         "docs/attribution.md",
         "docs/faults.md",
@@ -47,7 +47,7 @@ NAVIGATION: dict[str, tuple[str, ...]] = {
     ),
     "What is measured": ("docs/metrics.md", "docs/checks.md", "docs/load-generators.md"),
     "Recordings": ("docs/recorder.md", "docs/formats.md", "docs/collector.md", "docs/fuzzing.md"),
-    "The simulator": ("docs/engine.md", "docs/workloads.md", "docs/cluster.md", "docs/studies.md"),
+    "The simulator": ("docs/engine.md", "docs/whatif.md", "docs/workloads.md", "docs/cluster.md", "docs/studies.md"),
     "Using it": ("docs/commands.md", "docs/terminal.md", "docs/json.md", "docs/python.md"),
     "Inside": ("docs/architecture.md", "docs/extending.md", "docs/documentation.md", "docs/benchmarks.md"),
 }

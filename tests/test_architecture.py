@@ -113,6 +113,25 @@ def test_every_folder_with_modules_is_installed() -> None:
     assert set(listed) == {f"{PACKAGE}{dotted(folder)}" for folder in FOLDERS}
 
 
+def test_everything_beside_the_modules_is_installed() -> None:
+    """Each file that is read from a package has a pattern in pyproject; `make dist` installs what comes of it."""
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]["package-data"]["*"]
+    packed = {path for folder in FOLDERS for pattern in patterns for path in folder.glob(pattern)}
+    beside = {path for room in ROOMS for path in (ROOT / room).rglob("*") if path.is_file()}
+    ours = {path for path in beside if path.suffix not in (".py", ".pyc")}
+    assert sorted(ours - packed) == []
+
+
+def test_each_dependency_has_a_row_that_says_what_it_is_for() -> None:
+    """Those of the extras that have a table of their own (ray, trees, silicon) and of development have none."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    needed = {name.split(">=")[0] for name in (*project["dependencies"], *extras["report"], *extras["collect"])}
+    page = (ROOT / "docs" / "install.md").read_text("utf-8")
+    assert set(re.findall(r"^\| ([\w-]+) \| \d+ \|", page, re.MULTILINE)) == needed
+    assert set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == set(extras) - {"dev"}
+
+
 def test_the_spine_is_a_short_walk() -> None:
     """The main job as docs/architecture.md lists it: at most twelve files, each imported by one above it."""
     section = (ROOT / "docs" / "architecture.md").read_text("utf-8").split("## The spine")[1].split("\n## ")[0]

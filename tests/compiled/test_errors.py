@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 import blis_replay.compiled.errors as errors
 import blis_replay.replay.blis_binary.binary
+import blis_replay.replay.command
 import blis_replay.replay.request_table
 import blis_replay.validate.errors  # noqa: F401
-from blis_replay.compiled.errors import BlisReplayError
+from blis_replay.compiled.errors import BlisReplayError, MissingExtraError, require_extra
 
 
 def drawn() -> dict[str, tuple[int, int]]:
@@ -29,3 +32,9 @@ def tree(kind: type[BlisReplayError], depth: int = 0) -> dict[str, tuple[int, in
 
 def test_the_tree_that_is_drawn_is_the_one_there_is() -> None:
     assert drawn() == tree(BlisReplayError)
+
+
+def test_a_missing_package_is_one_line_that_names_its_extra() -> None:
+    require_extra("report", "the report", "json")
+    with pytest.raises(MissingExtraError, match=r"the report needs no_such_1 and no_such_2.*blis-replay\[report\]'$"):
+        require_extra("report", "the report", "json", "no_such_1", "no_such_2")

@@ -15,6 +15,7 @@ from blis_replay.validate.comparison.published import (
     COLUMNS,
     PublishedTable,
     compare_published,
+    held_out,
     mean_abs,
     published_answer,
 )
@@ -69,6 +70,14 @@ def test_ours_are_closer_to_the_true_numbers_than_any(compared: PublishedTable) 
             assert ours is not None and theirs is not None and ours < theirs
         if row.itl_truth == "reported":
             assert mean_abs(list(row.ours.values()), "itl mean") == pytest.approx(1.01, abs=0.02)
+
+
+def test_held_out_experiments_are_those_that_the_release_was_not_fitted_on(compared: PublishedTable) -> None:
+    """The release is fitted on codegen and general of each model, so the roleplay runs are left."""
+    unseen = held_out(compared)
+    assert {slug.rsplit("-", 1)[1] for slug in unseen.uses} == {"roleplay"}
+    assert {slug for row in unseen.rows for side in (row.theirs, row.ours) for slug in side} == set(unseen.uses)
+    assert unseen.rows and all(row.theirs for row in unseen.rows)
 
 
 def test_the_answer_fits_a_terminal_and_has_each_experiment_as_json(compared: PublishedTable) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from blis_replay.compiled.errors import require_extra
 from blis_replay.validate.cli.options import store_option
 from blis_replay.validate.cli.verb import verb
 
@@ -87,6 +88,7 @@ def command(
     """
     # What gRPC has to say on standard error is said here, in one line; it reads this when it is imported.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    require_extra("collect", "`collect`", "grpc", "google.rpc")
     from blis_replay.ingest.collector.collector import Address, CollectorSettings
     from blis_replay.ingest.collector.segments import segments
     from blis_replay.ingest.readers.discovery import refuse_unnamable, sources_of

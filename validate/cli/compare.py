@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 @coefficients_option
 @click.option("--blis-binary", default=None, metavar="PATH", help="The BLIS binary, for a side that is blis.")
 @click.option("--published", is_flag=True, help="Our errors beside those that other simulators published.")
+@click.option(
+    "--held-out", "unseen", is_flag=True, help="With --published: only what our coefficients were not fitted on."
+)
 @click.option("--runs", "list_them", is_flag=True, help="List the stored runs and their ids.")
 @store_option
 @form_options
@@ -44,6 +47,7 @@ def command(
     coefficients: str | None,
     blis_binary: str | None,
     published: bool,
+    unseen: bool,
     list_them: bool,
     store_path: Path,
     form: str | None,
@@ -63,14 +67,17 @@ def command(
       blis-replay compare 34b-codegen 34b-general
       blis-replay compare --runs
       blis-replay compare --published
+      blis-replay compare --published --held-out
     """
     from blis_replay.ingest.store import open_for_reading
 
     if (len(sides) == 2) + published + list_them != 1 or len(sides) not in (0, 2):
         raise click.UsageError("name two sides, A and B; or use --published, or --runs")
+    if unseen and not published:
+        raise click.UsageError("--held-out goes with --published; name both")
     with open_for_reading(store_path) as store:
         if published:
-            answer = _published(store, coefficients)
+            answer = _published(store, coefficients, unseen)
         elif list_them:
             answer = _runs(store, experiment)
         else:
@@ -93,13 +100,14 @@ def _two(
     return differences_answer(differences(*(side_of(store, side, choice) for side in sides)))
 
 
-def _published(store: Store, coefficients: str | None) -> Answer:
+def _published(store: Store, coefficients: str | None, unseen: bool) -> Answer:
     from blis_replay.replay.release_file import load_release
-    from blis_replay.validate.comparison.published import compare_published, published_answer
+    from blis_replay.validate.comparison.published import compare_published, held_out, published_answer
     from blis_replay.validate.experiment import DEFAULT_RELEASE
 
     with progress_line("replaying") as progress:
-        return published_answer(compare_published(store, load_release(coefficients or DEFAULT_RELEASE), progress))
+        compared = compare_published(store, load_release(coefficients or DEFAULT_RELEASE), progress)
+    return published_answer(held_out(compared) if unseen else compared)
 
 
 def _runs(store: Store, experiment: str | None) -> Answer:

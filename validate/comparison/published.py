@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from blis_replay.blis.releases.release import CoefficientRelease
@@ -71,6 +71,17 @@ def compare_published(
         rows=tuple(_row(simulator, known, comparisons) for simulator in known.simulators),
         uses={slug: comparison.uses for slug, comparison in comparisons.items()},
     )
+
+
+def held_out(compared: PublishedTable) -> PublishedTable:
+    """The table of the experiments that our coefficients were not fitted on; simulators without one are left out."""
+    kept = {slug: use for slug, use in compared.uses.items() if use == "held out"}
+
+    def unseen(side: Mapping[str, Errors]) -> dict[str, Errors]:
+        return {slug: errors for slug, errors in side.items() if slug in kept}
+
+    rows = [replace(row, theirs=unseen(row.theirs), ours=unseen(row.ours)) for row in compared.rows]
+    return PublishedTable(compared.coefficients, tuple(row for row in rows if row.theirs), kept)
 
 
 def mean_abs(errors: Sequence[Errors], column: str) -> float | None:

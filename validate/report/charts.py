@@ -11,6 +11,7 @@ import numpy as np
 import polars as pl
 
 from blis_replay.compiled.arrays import Floats
+from blis_replay.compiled.errors import require_extra
 from blis_replay.compiled.files import write_whole
 from blis_replay.ingest.tables import Table, columns_named
 from blis_replay.replay.observed.prefix import prompt_tokens
@@ -314,6 +315,7 @@ def picture(evidence: Evidence, what: str) -> Picture:
     """
     if what not in TITLES:
         raise ValidateError(f"there is no picture {what!r}; there are {', '.join(TITLES)}")
+    require_extra("report", "a picture", "matplotlib")
     charts = charts_of(evidence)
     for chart in charts.shown:
         if chart.title == TITLES[what] or (what == "depth" and chart.title == _SERVER_DEPTH):

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from blis_replay.blis.releases.release import CoefficientRelease
-from blis_replay.compiled.errors import ExperimentError, faults_named
+from blis_replay.compiled.errors import ExperimentError, faults_named, require_extra
 from blis_replay.ingest.store import Store, open_store
 from blis_replay.ingest.tables import Table, columns_named
 from blis_replay.replay.executors.executors import map_jobs
@@ -22,6 +22,9 @@ from blis_replay.validate.experiment import DEFAULT_RELEASE
 from blis_replay.validate.report.evidence import gather
 from blis_replay.validate.report.page import OverviewRow, Section, overview_row, page, section_of
 from blis_replay.validate.text.answer import Answer, Verbatim
+
+# What the extra `report` installs.
+REPORT_MODULES = ("jinja2", "matplotlib")
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ def report(
     named with the reason; raises ``NothingToJudgeError`` if that is all of them, ``ReleaseError`` for an invalid
     release.
     """
+    require_extra("report", "the report", *REPORT_MODULES)
     job = _Job(store, release, baseline, load_release(DEFAULT_RELEASE), mode or ReplayMode(), command)
     for used in (release, baseline):
         if used is not None:
