@@ -68,17 +68,20 @@ class CommandSimulator:
         with tempfile.TemporaryDirectory(prefix="blis-replay-") as folder:
             place = Path(folder)
             _write(place, recording, plan, self.release)
-            self._run(place)
+            peak_bytes = self._run(place)
             header = self._header(place / _HEADER)
             completed, ttft_us, e2e_us = self._results(place / _RESULTS, len(plan.trace.arrival_us))
         lacking = tuple(f"{header[0]} does not model: {what}" for what in header[1])
-        return Simulated(completed, ttft_us, e2e_us, plan.trace.output_tokens, differences=lacking)
+        return Simulated(
+            completed, ttft_us, e2e_us, plan.trace.output_tokens, differences=lacking, peak_bytes=peak_bytes
+        )
 
-    def _run(self, place: Path) -> None:
+    def _run(self, place: Path) -> int:
+        """Run the command in its folder; its largest memory in bytes."""
         with tempfile.TemporaryFile() as errors:
             try:
                 words = [*self.words, str(place)]
-                code = run_to_end(words, Path.cwd(), subprocess.DEVNULL, errors.fileno(), self.timeout_s)
+                end = run_to_end(words, Path.cwd(), subprocess.DEVNULL, errors.fileno(), self.timeout_s)
             except OSError as error:
                 raise CommandError(
                     f"{self.words[0]}: cannot be run ({error.strerror}); give a program as cmd:PATH"
@@ -87,10 +90,11 @@ class CommandSimulator:
                 raise CommandError(
                     f"{self.name} did not end within {self.timeout_s:g} s and was stopped; raise --simulator-timeout"
                 ) from None
-            if code:
+            if end.code:
                 errors.seek(0)
                 said = last_line(errors.read(1 << 20).decode("utf-8", "replace"))
-                raise CommandError(f"{self.name} {ended(code)}: {said}; run it by hand on a folder of its own")
+                raise CommandError(f"{self.name} {ended(end.code)}: {said}; run it by hand on a folder of its own")
+        return end.peak_bytes
 
     def _bytes(self, path: Path, most: int) -> bytes:
         """What the command wrote into a file; ``CommandError`` if it is none of its own, or too long."""

@@ -1,20 +1,72 @@
-"""Another program, run to its end: with a limit of time, and nothing that it started left behind."""
+"""Another program, run to its end: with a limit of time, and nothing that it started left behind; and what a run
+took.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from blis_replay.ingest.errors import printable
 
 _LAST_LINE_CHARACTERS = 200
+_LONGEST_NAP_S = 0.05
+
+_T = TypeVar("_T")
 
 
-def run_to_end(words: Sequence[str], folder: Path, output: int, errors: int, timeout_s: float) -> int:
-    """The exit code of a program, run in a folder without a shell; negative: the signal that ended it.
+@dataclass(frozen=True)
+class Taken(Generic[_T]):
+    """What a call answered, the seconds that it took, and the largest memory of this process meanwhile.
+
+    ``peak_bytes``: None where the system does not tell (it does on Linux).
+    """
+
+    answer: _T
+    seconds: float
+    peak_bytes: int | None
+
+
+def taken(call: Callable[[], _T]) -> Taken[_T]:
+    """Call, and measure it; raises what the call raises."""
+    counted = _forget_peak()
+    began = time.perf_counter()
+    answer = call()
+    return Taken(answer, time.perf_counter() - began, _peak_bytes() if counted else None)
+
+
+def _forget_peak() -> bool:
+    """Let the kernel count the largest memory of this process from now on; whether it does (proc(5), clear_refs)."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5", "ascii")
+    except OSError:
+        return False
+    return True
+
+
+def _peak_bytes() -> int | None:
+    for line in Path("/proc/self/status").read_text("ascii", "replace").splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+@dataclass(frozen=True)
+class Ended:
+    """``code``: the exit code of a program; negative: the signal that ended it.  ``peak_bytes``: its largest memory."""
+
+    code: int
+    peak_bytes: int
+
+
+def run_to_end(words: Sequence[str], folder: Path, output: int, errors: int, timeout_s: float) -> Ended:
+    """Run a program in a folder, without a shell.
 
     ``output``, ``errors``: file descriptors.  Raises ``OSError`` if it cannot be started, and
     ``subprocess.TimeoutExpired`` if it does not end; whatever it started is ended too.
@@ -23,11 +75,25 @@ def run_to_end(words: Sequence[str], folder: Path, output: int, errors: int, tim
         list(words), stdin=subprocess.DEVNULL, stdout=output, stderr=errors, cwd=folder, start_new_session=True
     )
     try:
-        return process.wait(timeout_s)
+        return _wait(process, timeout_s)
     finally:
-        if process.poll() is None:
+        if process.returncode is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+
+def _wait(process: subprocess.Popen[bytes], timeout_s: float) -> Ended:
+    """As ``Popen.wait``, which does not tell what the program took."""
+    until, nap_s = time.monotonic() + timeout_s, 0.001
+    while True:
+        pid, status, usage = os.wait4(process.pid, os.WNOHANG)
+        if pid:
+            process.returncode = os.waitstatus_to_exitcode(status)
+            return Ended(process.returncode, usage.ru_maxrss * 1024)
+        if time.monotonic() >= until:
+            raise subprocess.TimeoutExpired(process.args, timeout_s)
+        time.sleep(nap_s)
+        nap_s = min(2 * nap_s, _LONGEST_NAP_S)
 
 
 def ended(code: int) -> str:

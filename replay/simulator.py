@@ -31,6 +31,7 @@ class Simulated:
     ``differences``: what of this plan the simulator does otherwise than the recorded
     engine, by its known semantics, a sentence each.  ``not_simulated``: what the recorded
     engine used and no simulator here has, a sentence each: such a run says nothing of the simulator.
+    ``peak_bytes``: the largest memory of the program that did it, None where that is this process.
     """
 
     completed: Bools
@@ -42,6 +43,7 @@ class Simulated:
     asynchronous: bool = False
     differences: tuple[str, ...] = ()
     not_simulated: tuple[str, ...] = ()
+    peak_bytes: int | None = None
 
 
 class Simulator(Protocol):

@@ -203,7 +203,7 @@ def run_blis(path: Path, arguments: list[str], timeout_s: float) -> None:
 
 def _wait(path: Path, arguments: list[str], output: int, errors: int, timeout_s: float) -> int:
     try:
-        return run_to_end([str(path), *arguments], path.parent, output, errors, timeout_s)
+        return run_to_end([str(path), *arguments], path.parent, output, errors, timeout_s).code
     except OSError as error:
         raise BlisError(
             f"{path}: cannot be run ({error.strerror}); give a BLIS binary built for this machine"

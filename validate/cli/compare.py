@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @verb("compare")
-@click.argument("sides", nargs=-1, metavar="[A B]")
+@click.argument("sides", nargs=-1, metavar="[A B | EXPERIMENT...]")
 @click.option(
     "--experiment",
     "-e",
@@ -34,6 +34,22 @@ if TYPE_CHECKING:
 )
 @coefficients_option
 @click.option("--blis-binary", default=None, metavar="PATH", help="The BLIS binary, for a side that is blis.")
+@click.option(
+    "--simulators",
+    "asked",
+    multiple=True,
+    metavar="all|NAME,...",
+    help="Every one of these simulators on the experiments (all if none is named): embedded, embedded@RELEASE, "
+    "floor:constant, floor:line, blis, 'cmd:PATH ARGS'.",
+)
+@click.option(
+    "--simulator-timeout",
+    type=click.FloatRange(0, min_open=True),
+    default=600.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="End a run of another simulator after this long.",
+)
 @click.option("--published", is_flag=True, help="Our errors beside those that other simulators published.")
 @click.option(
     "--held-out", "unseen", is_flag=True, help="With --published: only what our coefficients were not fitted on."
@@ -46,6 +62,8 @@ def command(
     experiment: str | None,
     coefficients: str | None,
     blis_binary: str | None,
+    asked: tuple[str, ...],
+    simulator_timeout: float,
     published: bool,
     unseen: bool,
     list_them: bool,
@@ -59,20 +77,29 @@ def command(
     with --experiment).  Shown are all metrics with bootstrap intervals of the
     difference, the inputs that differ, and the requests that differ most.
 
+    With --simulators, how far every simulator is from every experiment that is named,
+    what it was fitted on, and what it took.
+
     \b
     Examples:
       blis-replay compare 34b-general 34b-general@h100-vllm-0.15.1
       blis-replay compare old.yaml new.yaml --experiment 34b-general
       blis-replay compare embedded blis --experiment 34b-general --blis-binary ./blis
       blis-replay compare 34b-codegen 34b-general
+      blis-replay compare 34b-general 34b-codegen --simulators all
       blis-replay compare --runs
       blis-replay compare --published
       blis-replay compare --published --held-out
     """
     from blis_replay.ingest.store import open_for_reading
 
+    if asked:
+        if published or unseen or list_them or experiment:
+            raise click.UsageError("--simulators goes with experiments alone; leave --published, --held-out, --runs, -e out")
+        print_answer(form, _simulators(store_path, sides, asked, coefficients, blis_binary, simulator_timeout))
+        return
     if (len(sides) == 2) + published + list_them != 1 or len(sides) not in (0, 2):
-        raise click.UsageError("name two sides, A and B; or use --published, or --runs")
+        raise click.UsageError("name two sides, A and B; or use --simulators, --published or --runs")
     if unseen and not published:
         raise click.UsageError("--held-out goes with --published; name both")
     with open_for_reading(store_path) as store:
@@ -98,6 +125,31 @@ def _two(
         experiment, lambda name: simulator_named(store.path, name, coefficients, DEFAULT_RELEASE, blis_binary)
     )
     return differences_answer(differences(*(side_of(store, side, choice) for side in sides)))
+
+
+def _simulators(
+    store_path: Path,
+    names: tuple[str, ...],
+    asked: tuple[str, ...],
+    coefficients: str | None,
+    blis_binary: str | None,
+    timeout_s: float,
+) -> Answer:
+    from blis_replay.ingest.store import open_for_reading
+    from blis_replay.replay.release_file import load_release
+    from blis_replay.validate.comparison.leaderboard import leaderboard
+    from blis_replay.validate.comparison.leaderboard_text import leaderboard_answer
+    from blis_replay.validate.comparison.simulators import contestants
+    from blis_replay.validate.experiment import DEFAULT_RELEASE, named_experiments
+
+    release = load_release(coefficients or DEFAULT_RELEASE)
+    release.refuse_if_invalid()
+    with progress_line("replaying") as progress:
+        found, absent = contestants(store_path, asked, release, blis_binary, timeout_s)
+        with open_for_reading(store_path) as store:
+            slugs = named_experiments(store, names or None)
+            every = any("all" in one.split(",") for one in asked)
+            return leaderboard_answer(leaderboard(store, slugs, found, absent, published=every, progress=progress))
 
 
 def _published(store: Store, coefficients: str | None, unseen: bool) -> Answer:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +12,7 @@ from blis_replay.ingest.store import open_for_reading
 from blis_replay.replay.blis_binary.binary import DEFAULT_TIMEOUT_S, BlisBinary, find_build, own_release
 from blis_replay.replay.blis_binary.differences import restarted_outputs_elsewhere
 from blis_replay.replay.command import PREFIX, command_simulator
-from blis_replay.replay.errors import UnknownNameError
+from blis_replay.replay.errors import ReplayError, UnknownNameError
 from blis_replay.replay.release_file import load_release
 from blis_replay.replay.simulator import EmbeddedEngine, Simulator
 from blis_replay.validate.comparison.compare import Comparison
@@ -62,3 +64,43 @@ def informed(blis: Comparison, embedded: Comparison) -> Comparison:
     differences = (*simulated.differences, restarted_outputs_elsewhere(seen))
     simulated = replace(simulated, differences=differences)
     return replace(blis, replay=replace(blis.run, simulated=simulated))
+
+
+# Those of ``all``: ours fitted and with the datasheet alone, the floors, and others where they are installed.
+EVERYONE = ("embedded", "embedded@h100-datasheet", "floor:constant", "floor:line", "blis")
+_NEXT = re.compile(r",(?=all\b|embedded|floor:|cmd:|blis\b)")
+
+
+def contestants(
+    store: Path, asked: Sequence[str], release: CoefficientRelease, binary: str | None, timeout_s: float
+) -> tuple[dict[str, Simulator], dict[str, str]]:
+    """Simulators by the name that was asked for, and of ``all`` those that there are not, with the reason.
+
+    ``asked``: names as of ``chosen_simulators``, ``embedded@RELEASE``, ``all``, or several with commas between them.
+    Raises what ``chosen_simulators`` raises for a simulator that was named.
+    """
+    found: dict[str, Simulator] = {}
+    absent: dict[str, str] = {}
+    for name in [name for text in asked for name in _NEXT.split(text)]:
+        for one in EVERYONE if name == "all" else (name,):
+            try:
+                found[one] = _contestant(store, one, release, binary, timeout_s)
+            except ReplayError as error:
+                if name != "all":
+                    raise
+                absent[one] = str(error)
+    return found, absent
+
+
+def _contestant(store: Path, name: str, release: CoefficientRelease, binary: str | None, timeout_s: float) -> Simulator:
+    kind, _, chosen = name.partition("@")
+    if kind == "embedded" and chosen:
+        release = load_release(chosen)
+        release.refuse_if_invalid()
+        return EmbeddedEngine(release)
+    if kind == "blis" and binary is None:
+        raise UnknownNameError("the simulator blis needs --blis-binary PATH")
+    if kind not in ("embedded", "blis") and not name.startswith((FLOOR, PREFIX)):
+        raise UnknownNameError(f"{name}: no such simulator; there are all, {', '.join(EVERYONE)} and 'cmd:PATH ARGS'")
+    (simulator,) = chosen_simulators(store, name, release, binary or "", timeout_s, own_model=True)
+    return simulator

@@ -1,0 +1,93 @@
+"""Every simulator on the same recordings: the numbers of a row, from a server whose answers are known."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from recordings import make_recording
+
+from blis_replay.ingest.ingest import ingest_recording
+from blis_replay.ingest.store import open_for_reading, open_store
+from blis_replay.replay.errors import ReplayError
+from blis_replay.replay.release_file import load_release
+from blis_replay.validate.comparison.leaderboard import Score, leaderboard
+from blis_replay.validate.comparison.leaderboard_text import leaderboard_answer
+from blis_replay.validate.comparison.simulators import contestants
+from blis_replay.validate.experiment import DEFAULT_RELEASE
+
+RELEASE = load_release(DEFAULT_RELEASE)
+# Twice the observed first token, half the observed rest; and 64 MiB of memory that it touches.
+FOREIGN = """
+import csv, json, pathlib, sys
+held = b"x" * (64 << 20)
+folder = pathlib.Path(sys.argv[-1])
+rows = list(csv.DictReader((folder / "requests.csv").open()))
+lines = [(row["request_index"], 20_000, 20_000 + 5_000 * int(row["output_tokens"])) for row in rows]
+(folder / "results.csv").write_text("request_index,ttft_us,e2e_us\\n" + "".join("%s,%s,%s\\n" % line for line in lines))
+(folder / "simulator.json").write_text(json.dumps({"name": "foreign", "version": "1", "not_modelled": ["queues"]}))
+"""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """A server with 10 ms to the first token and 10 ms for each token: E2E of 110, 310, 210 ms."""
+    columns = {
+        "arrival_us": [0, 1_000, 2_000],
+        "prompt_tokens": [100, 300, 200],
+        "output_tokens": [10, 30, 20],
+        "ttft_us": [10_000, 10_000, 10_000],
+        "e2e_us": [110_000, 310_000, 210_000],
+    }
+    (tmp_path / "foreign.py").write_text(FOREIGN)
+    with open_store(tmp_path / "s.duckdb") as opened:
+        ingest_recording(opened, replace(make_recording(columns), slug="one", alias="one", content_hash="one"))
+    return tmp_path / "s.duckdb"
+
+
+def scores(path: Path, *names: str) -> dict[str, Score]:
+    found, absent = contestants(path, names, RELEASE, None, 60.0)
+    with open_for_reading(path) as store:
+        return {score.simulator: score for score in leaderboard(store, ["one"], found, absent).scores}
+
+
+def test_a_row_has_errors_throughput_ranks_and_what_the_run_took(store: Path, tmp_path: Path) -> None:
+    name = f"cmd:{sys.executable} {tmp_path / 'foreign.py'}"
+    score = scores(store, name)[name]
+    # simulated E2E 70, 170, 120 ms, mean 120 of 210; TTFT 20 of 10 ms
+    assert score.errors["e2e", "mean"] == pytest.approx(120 / 210 - 1)
+    assert score.errors["ttft", "p90"] == pytest.approx(1.0)
+    # ITL: 300 ms over 57 gaps, of 600 ms
+    assert score.errors["itl", "mean"] == pytest.approx(300 / 600 - 1)
+    # the same tokens from 0 to 171 ms, of 311 ms
+    assert score.throughput == pytest.approx(311 / 171 - 1)
+    # the longest stays the longest; a constant TTFT has no order
+    assert score.rank == {"e2e": pytest.approx(1.0)}
+    assert score.segments == pytest.approx({"to first token": 10 / 210, "to last token": -100 / 210})
+    assert score.worst_segment == ("to last token", pytest.approx(-100 / 210))
+    assert score.peak_bytes is not None
+    assert score.peak_bytes > 64 << 20
+    assert (score.passes, score.fitted) == (False, "held out")
+    assert score.lacks == ("foreign 1 does not model: queues",)
+
+
+def test_what_a_simulator_cannot_do_is_said_and_the_others_are_scored(store: Path) -> None:
+    """The release has no coefficients of some/Model; a line is fitted to anything."""
+    found = scores(store, "embedded,floor:line@one")
+    assert "has no coefficients for some/Model" in found["embedded"].problem
+    assert found["floor:line@one"].errors["e2e", "mean"] == pytest.approx(0, abs=0.03)
+    assert found["floor:line@one"].fitted == "own latencies"
+
+
+def test_of_all_what_there_is_not_is_named_and_what_is_asked_for_must_be_there(store: Path) -> None:
+    found, absent = contestants(store, ["all"], RELEASE, None, 60.0)
+    assert set(found) >= {"embedded", "floor:constant", "floor:line"}
+    assert "needs --blis-binary" in absent["blis"]
+    with open_for_reading(store) as opened:
+        text = str(leaderboard_answer(leaderboard(opened, ["one"], {}, absent)))
+    assert "not run: blis: the simulator blis needs --blis-binary PATH" in " ".join(text.split())
+    for name in ("blis", "nonsense"):
+        with pytest.raises(ReplayError):
+            contestants(store, [name], RELEASE, None, 60.0)

@@ -1,0 +1,207 @@
+"""Every simulator on the same recordings: how far each is off, what it was fitted on, what it took, what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import numpy as np
+import polars as pl
+
+from blis_replay.compiled.arrays import Bools, Int64s
+from blis_replay.compiled.errors import ExperimentError
+from blis_replay.fixtures.catalogue import published_simulators
+from blis_replay.ingest.recording import ARRIVALS
+from blis_replay.ingest.store import Store
+from blis_replay.replay.driver import ReplayRun, replay
+from blis_replay.replay.program import taken
+from blis_replay.replay.simulator import EmbeddedEngine, Simulator
+from blis_replay.validate.comparison.compare import Comparison, compare_replay
+from blis_replay.validate.comparison.segments import segments_of
+from blis_replay.validate.comparison.sides import recording_side
+from blis_replay.validate.errors import NothingToJudgeError
+from blis_replay.validate.metrics.latency import STATISTICS, THRESHOLDS, correlation, relative_error
+from blis_replay.validate.metrics.observed import Observed, Selection, observed_requests, read_observed
+
+Number = tuple[str, str]
+SHOWN = tuple((metric, statistic) for metric in ("e2e", "ttft", "itl") for statistic in STATISTICS)
+_US_PER_S = 1e6
+
+
+@dataclass(frozen=True)
+class Score:
+    """One simulator on one recording.
+
+    ``fitted``: what of the recording its coefficients were fitted on (``held out``, ``own latencies``, ``own steps``,
+    ``not stated``).  ``errors``: signed fractions by metric and statistic, those that both sides have.
+    ``throughput``: the error of output tokens a second over the run.  ``rank``: Spearman's correlation of the requests'
+    latencies by metric.  ``passes``: whether the gated means are within their limits, None where they are not judged.
+    ``overloaded``: the server had more load than it could serve, so its latencies judge no simulator.
+    ``seconds``: of planning and simulating; ``peak_bytes``: the largest memory of the process that simulated.
+    ``segments``: what each part of the way adds to the mean E2E, a signed fraction of the observed mean.
+    ``problem``: why there is no score.
+    """
+
+    simulator: str
+    slug: str
+    alias: str
+    coefficients: str = ""
+    fitted: str = ""
+    errors: Mapping[Number, float] = field(default_factory=dict)
+    throughput: float | None = None
+    rank: Mapping[str, float] = field(default_factory=dict)
+    passes: bool | None = None
+    overloaded: bool = False
+    seconds: float | None = None
+    peak_bytes: int | None = None
+    segments: Mapping[str, float] = field(default_factory=dict)
+    lacks: tuple[str, ...] = ()
+    problem: str = ""
+
+    @property
+    def worst_segment(self) -> tuple[str, float] | None:
+        """The part of the way that adds most to the error of the mean E2E, by size."""
+        return max(self.segments.items(), key=lambda part: abs(part[1]), default=None)
+
+
+@dataclass(frozen=True)
+class Board:
+    """The scores, recording by recording, in the order of the simulators; ``absent``: simulators that did not run."""
+
+    simulators: tuple[str, ...]
+    scores: tuple[Score, ...]
+    absent: Mapping[str, str]
+
+    def of(self, simulator: str) -> list[Score]:
+        """Its scores that are some."""
+        return [score for score in self.scores if score.simulator == simulator and not score.problem]
+
+
+def leaderboard(
+    store: Store,
+    slugs: Sequence[str],
+    simulators: Mapping[str, Simulator],
+    absent: Mapping[str, str],
+    *,
+    published: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> Board:
+    """Replay stored experiments through each of the simulators.
+
+    ``simulators``: by the name that is shown.  ``published``: with those that others published for a recording.  A
+    recording without latencies is left out; what a simulator cannot do is its ``problem``.
+    """
+    scores: list[Score] = []
+    names = list(simulators)
+    for done, slug in enumerate(slugs):
+        experiment = read_observed(store, slug)
+        if not done:
+            _warmed(experiment, simulators)
+        if experiment.recording.ground_truth != ARRIVALS:
+            scores += [_score(experiment, name, simulator) for name, simulator in simulators.items()]
+            if published:
+                scores += _published(experiment)
+        if progress:
+            progress(done + 1, len(slugs))
+    names += dict.fromkeys(score.simulator for score in scores if score.simulator not in simulators)
+    return Board(tuple(names), tuple(scores), absent)
+
+
+def _warmed(experiment: Observed, simulators: Mapping[str, Simulator]) -> None:
+    """Compiled code is loaded once, and no run is to be charged with it."""
+    for simulator in simulators.values():
+        if isinstance(simulator, EmbeddedEngine):
+            with suppress(ExperimentError):
+                replay(experiment.recording, simulator.release, simulator=simulator)
+            return
+
+
+def _score(experiment: Observed, name: str, simulator: Simulator) -> Score:
+    recording = experiment.recording
+    try:
+        took = taken(lambda: replay(recording, simulator.release, simulator=simulator))
+        comparison = compare_replay(took.answer, experiment.token_gaps)
+    except ExperimentError as problem:
+        return Score(name, recording.slug, recording.alias, problem=str(problem))
+    run = took.answer
+    both = observed_requests(recording) & run.simulated.completed
+    judged = comparison.verdict in ("pass", "fail") and not comparison.overloaded
+    return Score(
+        simulator=name,
+        slug=recording.slug,
+        alias=recording.alias,
+        coefficients=run.release.name,
+        fitted=comparison.uses,
+        errors={number: error for number in SHOWN if (error := _error(comparison, number)) is not None},
+        throughput=_throughput(run, both),
+        rank=_ranks(run, both),
+        passes=comparison.verdict == "pass" if judged else None,
+        overloaded=comparison.overloaded,
+        seconds=took.seconds,
+        peak_bytes=run.simulated.peak_bytes or took.peak_bytes,
+        segments=_segments(run),
+        lacks=run.simulated.differences,
+    )
+
+
+def _error(comparison: Comparison, number: Number) -> float | None:
+    metric, statistic = number
+    return comparison.metrics[metric][statistic].error
+
+
+def _throughput(run: ReplayRun, both: Bools) -> float | None:
+    """Error of output tokens a second from the first arrival to the last end; None without latencies of requests."""
+    if both.sum() < 2:
+        return None
+    requests = run.recording.requests
+    arrival_us, e2e_us = (requests[name].to_numpy() for name in ("arrival_us", "e2e_us"))
+    observed_s = _span_s(arrival_us[both], e2e_us[both])
+    return relative_error(1 / observed_s, 1 / _span_s(run.plan.trace.arrival_us[both], run.e2e_us[both]))
+
+
+def _span_s(arrival_us: Int64s, e2e_us: Int64s) -> float:
+    return max(float((arrival_us + e2e_us).max() - arrival_us.min()), 1.0) / _US_PER_S
+
+
+def _ranks(run: ReplayRun, both: Bools) -> dict[str, float]:
+    """Spearman's correlation of E2E and TTFT between requests; none where a side is constant."""
+    requests = run.recording.requests
+    found: dict[str, float] = {}
+    for metric, simulated_us in (("e2e", run.e2e_us), ("ttft", run.ttft_us)):
+        sides = (values[both] for values in (requests[f"{metric}_us"].to_numpy(), simulated_us))
+        ranks = [pl.Series(side).rank("average").to_numpy().astype(np.float64) for side in sides]
+        if (r := correlation(*ranks)) is not None:
+            found[metric] = r
+    return found
+
+
+def _segments(run: ReplayRun) -> dict[str, float]:
+    try:
+        found = segments_of(run)
+    except NothingToJudgeError:
+        return {}
+    whole_us = float(found.whole.a_us.mean())
+    return {part.name: float(part.difference_us.mean()) / whole_us for part in found.segments} if whole_us else {}
+
+
+def _published(experiment: Observed) -> list[Score]:
+    """What others published of this recording, against its observed numbers."""
+    recording, found = experiment.recording, []
+    side = recording_side(recording, experiment.token_gaps)
+    samples = None if side.requests is None else side.latencies(side.requests)
+    observed = side.measure(side.requests, samples, Selection())
+    for simulator in published_simulators().simulators:
+        predicted_us = simulator.predicted_us.get(recording.slug, {})
+        errors = {
+            (metric, statistic): error
+            for metric, statistic in SHOWN
+            if (us := predicted_us.get(f"{metric} {statistic}")) is not None
+            and (error := relative_error(observed[metric][statistic].value_us, us)) is not None
+        }
+        means = {metric: abs(errors[metric, "mean"]) for metric in THRESHOLDS if (metric, "mean") in errors}
+        if means:
+            passes = all(error <= THRESHOLDS[metric] for metric, error in means.items())
+            name = f"{simulator.name} (published)"
+            found.append(Score(name, recording.slug, recording.alias, "", "not stated", errors, passes=passes))
+    return found

@@ -1,0 +1,150 @@
+"""The leaderboard for people and for programs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from blis_replay.ingest.tables import Cell, Column, Table, columns_named
+from blis_replay.validate.comparison.leaderboard import SHOWN, Board, Score
+from blis_replay.validate.text.answer import Answer, Block, Line, Part
+
+_MIB = 1 << 20
+_SUMMARY = (
+    Column("mean |error|", "text"),
+    *columns_named("runs", "held out", "pass", kind="word"),
+    *columns_named("E2E", "TTFT", "ITL", "E2E p99", "TTFT p99", kind="word"),
+    *(Column("tokens/s", "word", wide=1), Column("rank E2E", "decimal", wide=2)),
+    *(Column("s", "decimal"), Column("MB", "count", wide=3)),
+)
+_ROWS = (
+    Column("", "text"),
+    Column("fitted", "text"),
+    Column("", "word"),
+    *columns_named("E2E", "TTFT", "ITL", "E2E p99", "TTFT p99", kind="error_brief"),
+    Column("most in", "text", wide=1),
+)
+_SUMMED = (("e2e", "mean"), ("ttft", "mean"), ("itl", "mean"), ("e2e", "p99"), ("ttft", "p99"))
+
+
+def leaderboard_answer(board: Board) -> Answer:
+    """A row a simulator over all recordings; with ``-v`` a table a recording; a row of both for programs."""
+    judged = {score.alias for score in board.scores if not score.overloaded and not score.problem}
+    overloaded = {score.alias for score in board.scores if score.overloaded}
+    notes: list[Part] = [Line(f"not run: {name}: {why}") for name, why in board.absent.items()]
+    problems = Counter((score.simulator, score.problem) for score in board.scores if score.problem)
+    notes += [Line(f"no answer: {name}, {count} runs: {why}") for (name, why), count in problems.items()]
+    if overloaded:
+        notes.append(Line(f"left out of the means, because overloaded: {', '.join(sorted(overloaded))}"))
+    notes.append(
+        Line(
+            "every simulator got the same requests and engine arguments; s and MB: a run, in the process that simulates"
+        )
+    )
+    table = Table("", _SUMMARY, [_summary(name, board) for name in board.simulators if board.of(name)])
+    runs: list[Part] = [_run_table(alias, board) for alias in dict.fromkeys(score.alias for score in board.scores)]
+    head = Line(f"{len(judged)} recordings, {len(board.simulators)} simulators")
+    return Answer(
+        page=[head, table, *runs, Block(notes)],
+        document=_document(board),
+        data=_data(board),
+        brief=[head, table, Block([*notes, "more: -v prints every recording"])],
+    )
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [abs(value) for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _percent(values: Sequence[float | None]) -> str:
+    """Their mean without signs; no decimals from 100 % on."""
+    mean = _mean(values)
+    return "-" if mean is None else f"{100 * mean:,.{0 if mean >= 0.9995 else 1}f} %"
+
+
+def _summary(name: str, board: Board) -> list[Cell]:
+    scores = [score for score in board.of(name) if not score.overloaded]
+    judged = [score.passes for score in scores if score.passes is not None]
+    held_out = sum(score.fitted == "held out" for score in scores)
+    peaks = [score.peak_bytes for score in scores if score.peak_bytes]
+    stated = any(score.fitted != "not stated" for score in scores)
+    return [
+        name,
+        str(len(scores)),
+        f"{held_out}" if stated else "-",
+        f"{sum(judged)} of {len(judged)}",
+        *(_percent([score.errors.get(number) for score in scores]) for number in _SUMMED),
+        _percent([score.throughput for score in scores]),
+        _mean([score.rank.get("e2e") for score in scores]),
+        _mean([score.seconds for score in scores]),
+        max(peaks) // _MIB if peaks else None,
+    ]
+
+
+def _run_table(alias: str, board: Board) -> Table:
+    scores = [score for score in board.scores if score.alias == alias and not score.problem]
+    note = "overloaded: latencies judge no simulator" if any(score.overloaded for score in scores) else ""
+    return Table(alias, _ROWS, [_row(score) for score in scores], note)
+
+
+def _row(score: Score) -> list[Cell]:
+    word = "-" if score.passes is None else "pass" if score.passes else "fail"
+    worst = score.worst_segment
+    errors = [score.errors.get(number) for number in _SUMMED]
+    return [
+        score.simulator,
+        score.fitted,
+        word,
+        *errors,
+        "-" if worst is None else f"{worst[0]} {100 * worst[1]:+.1f} %",
+    ]
+
+
+def _data(board: Board) -> Table:
+    names = [f"{metric}_{statistic}_error" for metric, statistic in SHOWN]
+    columns = columns_named(
+        *("simulator", "experiment", "coefficients", "coefficients_use", "pass", *names, "throughput_error"),
+        *("e2e_rank_correlation", "ttft_rank_correlation", "seconds", "peak_bytes", "problem"),
+        kind="data",
+    )
+    rows: list[list[Cell]] = [
+        [
+            *(score.simulator, score.slug, score.coefficients, score.fitted, score.passes),
+            *(score.errors.get(number) for number in SHOWN),
+            *(score.throughput, score.rank.get("e2e"), score.rank.get("ttft")),
+            *(score.seconds, score.peak_bytes, score.problem),
+        ]
+        for score in board.scores
+    ]
+    return Table("", columns, rows)
+
+
+def _document(board: Board) -> dict[str, object]:
+    return {
+        "simulators": list(board.simulators),
+        "not_run": dict(board.absent),
+        "scores": [
+            {
+                "simulator": score.simulator,
+                "slug": score.slug,
+                "alias": score.alias,
+                "coefficients": score.coefficients,
+                "coefficients_use": score.fitted,
+                "pass": score.passes,
+                "overloaded": score.overloaded,
+                "errors": {
+                    metric: {s: score.errors[m, s] for m, s in SHOWN if m == metric and (m, s) in score.errors}
+                    for metric in dict.fromkeys(m for m, _ in SHOWN)
+                },
+                "throughput_error": score.throughput,
+                "rank_correlation": dict(score.rank),
+                "seconds": score.seconds,
+                "peak_bytes": score.peak_bytes,
+                "segments": dict(score.segments),
+                "not_modelled": list(score.lacks),
+                "problem": score.problem or None,
+            }
+            for score in board.scores
+        ],
+    }
