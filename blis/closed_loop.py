@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from bisect import insort
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,41 +15,64 @@ from blis_replay.blis.latency.models import Latency, Lifecycle
 from blis_replay.blis.result import SimResult, check_conservation
 from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
 
-# Requests that nobody has sent yet wait here, in their order; no run lasts so long.
-_UNSENT_US = NEVER_US // 4
+# Requests that nobody has sent yet wait from here on, in their order, further apart than any delay before the queue;
+# no run lasts so long.
+_UNSENT_US, _APART_US = NEVER_US // 4, 2**32
+
+
+@dataclass(frozen=True)
+class ClosedLoop:
+    """``concurrency`` clients: first requests go out evenly over ``ramp_us``, others ``think_us`` after an answer.
+
+    Raises ``TraceError`` for less than one client or a negative time.
+    """
+
+    concurrency: int
+    ramp_us: int = 0
+    think_us: int = 0
+
+    def __post_init__(self) -> None:
+        if self.concurrency < 1 or self.think_us < 0 or self.ramp_us < 0:
+            raise TraceError(
+                f"a closed loop of {self.concurrency} requests, {self.think_us} us apart, over {self.ramp_us} us; "
+                "use at least 1, and times from 0 us on"
+            )
 
 
 def simulate_closed_loop(
-    trace: RequestTrace,
-    engine: EngineConfig,
-    latency: Latency,
-    concurrency: int,
-    lifecycle: Lifecycle | None = None,
-    think_us: int = 0,
+    trace: RequestTrace, engine: EngineConfig, latency: Latency, loop: ClosedLoop, lifecycle: Lifecycle | None = None
 ) -> SimResult:
-    """Serve the requests of ``trace`` in their order, ``concurrency`` at a time.
+    """Serve the requests of ``trace`` in their order, so many at a time.
 
-    The first ones are sent at 0, each other one ``think_us`` after one is answered; arrivals of the trace are not
-    used.  Raises ``TraceError`` as ``simulate``, and for requests that are held back, aborted or given priorities.
+    Its arrivals are not used.  Raises ``TraceError`` as ``simulate``, and for requests that are held back, aborted or
+    given priorities.
     """
     delays = lifecycle or Lifecycle()
-    if concurrency < 1 or think_us < 0:
-        raise TraceError(f"a closed loop of {concurrency} requests, {think_us} us apart; use at least 1, and 0 us")
     if (trace.abort_us < NEVER_US).any() or (trace.priority, trace.pre_queue_us, trace.held_us) != (None,) * 3:
         raise TraceError("a closed loop takes no aborts, priorities or observed delays; leave them out")
-    unsent = _UNSENT_US + np.arange(len(trace))
-    trace = replace(trace, arrival_us=np.where(np.arange(len(trace)) < concurrency, 0, unsent))
+    trace = replace(trace, arrival_us=_UNSENT_US + _APART_US * np.arange(len(trace)))
     running, kernel = Engine(trace, engine, delays), latency.for_kernel()
-    sent, seen = min(concurrency, len(trace)), 0
+    clients = min(loop.concurrency, len(trace))
+    # When the next requests are sent, as far as that is known: clients that begin, and those that were answered.
+    due_us = [loop.ramp_us * client // clients for client in range(clients)]
+    answer_us = int(delays.post_token_us) + int(delays.post_request_us) + loop.think_us
+    sent, seen, left = 0, 0, len(trace) - clients
+    _send(running, 0, due_us)
     while True:
         batch = running.schedule(_UNSENT_US)
         if batch is not None:
             running.run(step_duration_us(*kernel, running.state.batch, batch.start_us))
         ended = _ended_rows(running.state)
+        arrived = int(running.state.at["arrived"].item())
+        del due_us[: arrived - sent]
+        sent = arrived
         for step in running.state.steps[seen:ended]:
-            answered = min(int(step["finished"]), len(trace) - sent)
-            _send(running, slice(sent, sent + answered), int(step["end_us"] + delays.post_token_us) + think_us)
-            sent += answered
+            answered = min(int(step["finished"]), left)
+            left -= answered
+            for _ in range(answered):
+                insort(due_us, int(step["end_us"]) + answer_us)
+            if answered:
+                _send(running, sent, due_us)
         if batch is None and seen == ended:
             break
         seen = ended
@@ -63,9 +87,10 @@ def _ended_rows(state: State) -> int:
     return int(state.at["rows"][0]) - int((in_flight != NONE).sum())
 
 
-def _send(running: Engine, requests: slice, at_us: int) -> None:
-    """Requests are sent: they reach the queue after the delay that the engine gave them."""
+def _send(running: Engine, first: int, at_us: list[int]) -> None:
+    """The requests from ``first`` on are sent at these times: they reach the queue after the delay they were given."""
+    requests = slice(first, first + len(at_us))
     delay_us = running.queued_us[requests] - running.trace.arrival_us[requests]
     running.trace.arrival_us[requests] = at_us
     running.queued_us[requests] = at_us + delay_us
-    running.state.facts["queued_us"][requests] = at_us + delay_us
+    running.state.facts["queued_us"][requests] = running.queued_us[requests]

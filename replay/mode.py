@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Literal, get_args, get_type_hints
 
+from blis_replay.blis.closed_loop import ClosedLoop
 from blis_replay.blis.trace import EngineConfig
 from blis_replay.replay.errors import UnknownNameError
 
@@ -79,7 +80,8 @@ class ReplayMode:
     prompts, too.  ``scheduling``: as the server ran, or forced.
     ``surplus_steps``: 1 reports every request one step longer, as BLIS did before March
     2026 (blis-semantics 1.7); the schedule is unchanged.  ``engine``: engine arguments in the
-    place of the recorded ones.
+    place of the recorded ones.  ``rate``: arrivals follow each other so many times as fast.  ``loop``: clients
+    that wait for answers, in the place of arrivals; none of them gives up.
     """
 
     arrivals: Literal["recorded", "flat", "profile", "blis-spec"] = "recorded"
@@ -92,6 +94,8 @@ class ReplayMode:
     step_time: Literal["modelled", "recorded"] = "modelled"
     output_processing: Literal["modelled", "recorded"] = "modelled"
     engine: EngineOverrides = ()
+    rate: float = 1.0
+    loop: ClosedLoop | None = None
 
     @property
     def teacher_forced(self) -> bool:
@@ -106,14 +110,17 @@ class ReplayMode:
         changed = [
             f"{f.name}={getattr(self, f.name)}"
             for f in fields(self)
-            if f.name != "engine" and getattr(self, f.name) != getattr(default, f.name)
+            if f.name not in ("engine", "loop") and getattr(self, f.name) != getattr(default, f.name)
         ]
-        return ",".join([*changed, *(override_text(*override) for override in self.engine)]) or "exact"
+        loop = [] if self.loop is None else [f"{name}={value}" for name, value in vars(self.loop).items()]
+        return ",".join([*changed, *loop, *(override_text(*override) for override in self.engine)]) or "exact"
 
 
 # Each substitution and what it can be, as text.
 ALLOWED: dict[str, tuple[str, ...]] = {
-    name: tuple(map(str, get_args(kind))) for name, kind in get_type_hints(ReplayMode).items() if name != "engine"
+    name: tuple(map(str, get_args(kind)))
+    for name, kind in get_type_hints(ReplayMode).items()
+    if name not in ("engine", "rate", "loop")
 }
 
 

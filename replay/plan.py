@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import polars as pl
 
+from blis_replay.blis.closed_loop import ClosedLoop
 from blis_replay.blis.latency.models import ObservedCycles
 from blis_replay.blis.trace import NEVER_US, BlockKeys, EngineConfig, RequestTrace, release_arguments
 from blis_replay.compiled.arrays import Int64s
@@ -34,7 +35,7 @@ class ReplayPlan:
     arrivals were replaced.  ``basis``: in words, where arrivals, lengths and prefix hits
     come from, and what is forced.  ``cycles``: observed step cycles in place of the latency
     model.  ``delivery_us``: observed us from the engine's first and last token to the client,
-    int64[n] each, in place of the delays after the engine.
+    int64[n] each, in place of the delays after the engine.  ``loop``: clients in place of the arrivals.
     """
 
     trace: RequestTrace
@@ -42,6 +43,7 @@ class ReplayPlan:
     basis: dict[str, str]
     cycles: ObservedCycles | None = None
     delivery_us: tuple[Int64s, Int64s] | None = None
+    loop: ClosedLoop | None = None
 
     @property
     def teacher_forced(self) -> bool:
@@ -62,7 +64,10 @@ def plan_replay(recording: Recording, mode: ReplayMode) -> ReplayPlan:
         basis["scheduler"] = remarks
     if engine.data_parallel_size > 1:
         basis["data parallelism"] = ranks_basis(recording, engine)
-    plan = ReplayPlan(trace, engine, basis)
+    if mode.loop is not None:
+        trace = replace(trace, abort_us=np.full(len(trace), NEVER_US))
+        basis["arrivals"] = f"a closed loop of {mode.loop.concurrency} clients, none of which gives up"
+    plan = ReplayPlan(trace, engine, basis, loop=mode.loop)
     return _forced(plan, recording, mode) if mode.teacher_forced else plan
 
 
@@ -123,6 +128,9 @@ def request_trace(recording: Recording, mode: ReplayMode) -> tuple[RequestTrace,
     prefill_tokens, block_keys, prefix_basis = _prefix(recording, mode, prompts)
     lengths, length_basis = _output_tokens(recording, mode)
     arrival_us, arrival_basis = _arrivals(recording, mode)
+    if mode.rate != 1:
+        arrival_us = np.rint(arrival_us / mode.rate).astype(np.int64)
+        arrival_basis += f", {mode.rate:g} times as fast"
     trace = RequestTrace(
         arrival_us=arrival_us,
         prompt_tokens=prompts,

@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from blis_replay.blis.closed_loop import ClosedLoop, simulate_closed_loop
 from blis_replay.blis.cluster.config import ClusterConfig
 from blis_replay.blis.cluster.simulate import ClusterResult, simulate_cluster
 from blis_replay.blis.engine import simulate
 from blis_replay.blis.errors import TraceError, WorkloadError
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.result import SimResult
-from blis_replay.blis.trace import EngineConfig, release_arguments
+from blis_replay.blis.trace import NEVER_US, EngineConfig, release_arguments
 from blis_replay.blis.workloads.generate import generate
 from blis_replay.blis.workloads.read import parse_workload
 from blis_replay.compiled.files import whole_file
@@ -141,15 +142,25 @@ def generated_table(path: Path, engine: EngineConfig) -> RequestTable:
 
 
 def simulate_table(
-    table: RequestTable, engine: EngineConfig, release: CoefficientRelease, entry: ModelEntry
+    table: RequestTable,
+    engine: EngineConfig,
+    release: CoefficientRelease,
+    entry: ModelEntry,
+    loop: ClosedLoop | None = None,
 ) -> Simulation:
     """Simulate requests (of ``read_request_table`` or ``recorded_table``) on an engine.
 
+    ``loop``: clients that send them in their order, and never give up, in the place of their arrivals.
     Raises ``RequestTableError`` for a request that this engine can never serve, ``TraceError``
     for an engine that cannot run, ``ReleaseError`` for a model that gives no step time.
     """
     refuse_unservable(table, engine)
-    return Simulation(table, engine, release, entry, simulate(table.trace, engine, entry.latency, entry.lifecycle))
+    if loop is None:
+        return Simulation(table, engine, release, entry, simulate(table.trace, engine, entry.latency, entry.lifecycle))
+    trace = replace(table.trace, abort_us=np.full(len(table.trace), NEVER_US))
+    return Simulation(
+        table, engine, release, entry, simulate_closed_loop(trace, engine, entry.latency, loop, entry.lifecycle)
+    )
 
 
 def refuse_unservable(table: RequestTable, engine: EngineConfig) -> None:

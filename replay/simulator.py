@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from blis_replay.blis.closed_loop import simulate_closed_loop
 from blis_replay.blis.engine import simulate
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.latency.models import Latency
@@ -123,7 +124,10 @@ class EmbeddedEngine:
         """The plan through the engine; raises ``TraceError`` if it cannot be run."""
         entry = self.entry_for(recording)
         latency = plan.cycles or with_captured_sizes(entry.latency, recording)
-        result = simulate(plan.trace, plan.engine, latency, entry.lifecycle)
+        if plan.loop is None:
+            result = simulate(plan.trace, plan.engine, latency, entry.lifecycle)
+        else:
+            result = simulate_closed_loop(plan.trace, plan.engine, latency, plan.loop, entry.lifecycle)
         ttft_us, e2e_us = _client_latencies(result, plan)
         return Simulated(
             completed=result.completed,

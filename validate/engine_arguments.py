@@ -1,41 +1,52 @@
-"""The same requests on the same simulator with other engine arguments."""
+"""The same requests on the same simulator with other engine arguments, or another load."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from itertools import product
 
 import numpy as np
 
+from blis_replay.blis.closed_loop import ClosedLoop
 from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.compiled.errors import ExperimentError, faults_named
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.tables import Column, Table, Toned, columns_named, table_of
 from blis_replay.replay.driver import ReplayRun, replay
+from blis_replay.replay.errors import UnknownNameError
 from blis_replay.replay.executors.executors import ExecutorName, map_jobs
 from blis_replay.replay.executors.local import Progress
-from blis_replay.replay.mode import EngineOverrides, EngineValue, ReplayMode, override_text
+from blis_replay.replay.mode import (
+    EngineOverrides,
+    EngineValue,
+    ReplayMode,
+    override_text,
+    parse_engine_value,
+)
 from blis_replay.validate.comparison.sides import simulated_samples
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.metrics.latency import latency_statistics, relative_error
+from blis_replay.validate.metrics.objectives import Attainment, Objectives, attained, attainment_json, attainment_line
 from blis_replay.validate.text.answer import Answer, Block, Line
 from blis_replay.validate.text.cells import cell_text
 
 
 @dataclass(frozen=True)
 class WhatIfPoint:
-    """A replay with some engine arguments.
+    """A replay with some engine arguments, or another load.
 
-    ``overrides``: in the place of the recorded arguments.  ``values``: simulated numbers by name
-    (``simulated_values``), None with the ``reason`` if the engine cannot run, or not serve a request.
+    ``overrides``: in the place of the recorded arguments, those of ``LOAD`` among them.  ``values``: simulated numbers
+    by name (``simulated_values``), None with the ``reason`` if the engine cannot run, or not serve a request.
+    ``attained``: what came of the objectives that were given.
     """
 
     overrides: EngineOverrides
     values: dict[str, float | None] | None
     reason: str | None = None
+    attained: Attainment | None = None
 
 
 @dataclass(frozen=True)
@@ -54,6 +65,7 @@ def what_if(
     release: CoefficientRelease,
     changes: Sequence[EngineOverrides],
     *,
+    objectives: Objectives = (),
     executor: ExecutorName = "local",
     workers: int | None = None,
     progress: Progress | None = None,
@@ -64,12 +76,47 @@ def what_if(
     ``NothingToJudgeError`` if the engine cannot serve the requests with any of the changes.
     """
     as_recorded = replay(recording, release)
-    work = partial(_point, recording, release)
+    work = partial(_point, recording, release, objectives)
     points = map_jobs(work, changes, executor=executor, workers=workers, progress=progress)
     if changes and all(point.values is None for point in points):
         raise NothingToJudgeError(f"{recording.alias}: nothing could be simulated: {points[0].reason}")
-    recorded = WhatIfPoint((), simulated_values(as_recorded))
+    recorded = WhatIfPoint((), simulated_values(as_recorded), attained=_attained(as_recorded, objectives))
     return WhatIf(recording, release, as_recorded.plan.basis, recorded, tuple(points))
+
+
+# What of the load can be changed like an engine argument, and how a value is written: arrivals so many times as fast,
+# or clients that wait for their answers.
+LOAD = {"rate": "1.5", "concurrency": "16", "ramp_s": "10", "think_time_ms": "100"}
+_MOST_S = 1e6
+
+
+def parse_value(name: str, text: str) -> EngineValue:
+    """The value of an engine argument or of the load; raises ``UnknownNameError`` as ``parse_engine_value``."""
+    if name not in LOAD:
+        return parse_engine_value(name, text)
+    try:
+        value = int(text) if name == "concurrency" or text.isdigit() else float(text)
+    except ValueError:
+        value = -1
+    if not (0 if name in ("ramp_s", "think_time_ms") else 1e-6) <= value <= _MOST_S:
+        raise UnknownNameError(f"{name}={text} is not possible; give a number such as {name}={LOAD[name]}")
+    return value
+
+
+def mode_with(overrides: EngineOverrides) -> ReplayMode:
+    """The replay with these engine arguments and this load; raises ``UnknownNameError`` for half a closed loop."""
+    load: dict[str, EngineValue] = {name: value for name, value in overrides if name in LOAD}
+    mode = ReplayMode(engine=tuple((name, value) for name, value in overrides if name not in LOAD))
+    if "concurrency" not in load:
+        if {"ramp_s", "think_time_ms"} & load.keys():
+            raise UnknownNameError(
+                "ramp_s and think_time_ms are of a closed loop; say how many clients: concurrency=16"
+            )
+        return replace(mode, rate=float(load.get("rate") or 1))
+    if "rate" in load:
+        raise UnknownNameError("a closed loop has no rate: each client waits for its answer; give rate or concurrency")
+    ramp_us, think_us = round(1e6 * float(load.get("ramp_s") or 0)), round(1e3 * float(load.get("think_time_ms") or 0))
+    return replace(mode, loop=ClosedLoop(int(load["concurrency"] or 1), ramp_us, think_us))
 
 
 def grid(fixed: EngineOverrides, sweeps: Mapping[str, Sequence[EngineValue]]) -> list[EngineOverrides]:
@@ -88,7 +135,7 @@ def simulated_values(run: ReplayRun) -> dict[str, float | None]:
     """
     result, done = run.result, run.simulated.completed
     latencies = latency_statistics(simulated_samples(run, done), result.inter_token_gaps(done))
-    duration_us = float((run.plan.trace.arrival_us + run.e2e_us)[done].max(initial=0) - run.plan.trace.arrival_us[0])
+    duration_us = float((result.arrival_us + run.e2e_us)[done].max(initial=0) - result.arrival_us[0])
     per_s = 1e6 / duration_us if duration_us else 0.0
     steps, blocks = result.steps, run.plan.engine.num_gpu_blocks
     lasted_us = steps["end_us"] - steps["start_us"]
@@ -114,13 +161,25 @@ def simulated_values(run: ReplayRun) -> dict[str, float | None]:
     }
 
 
-def _point(recording: Recording, release: CoefficientRelease, overrides: EngineOverrides) -> WhatIfPoint:
+def _attained(run: ReplayRun, objectives: Objectives) -> Attainment | None:
+    """What came of the objectives; requests that were given up are none of the good ones."""
+    if not objectives:
+        return None
+    done = run.simulated.completed
+    return attained(objectives, simulated_samples(run, done), run.result.inter_token_gaps(done), len(done))
+
+
+def _point(
+    recording: Recording, release: CoefficientRelease, objectives: Objectives, overrides: EngineOverrides
+) -> WhatIfPoint:
     try:
         with faults_named(recording.alias):
-            run = replay(recording, release, ReplayMode(engine=overrides))
+            run = replay(recording, release, mode_with(overrides))
+    except UnknownNameError:
+        raise
     except ExperimentError as error:
         return WhatIfPoint(overrides, None, str(error))
-    return WhatIfPoint(overrides, simulated_values(run))
+    return WhatIfPoint(overrides, simulated_values(run), attained=_attained(run, objectives))
 
 
 # name -> heading, and the part of a wide table that it stands in.
@@ -162,13 +221,18 @@ def _document(found: WhatIf) -> dict[str, object]:
     return {
         "slug": found.recording.slug,
         "alias": found.recording.alias,
-        "recorded": {"engine": _recorded_arguments(found), "values": found.recorded.values},
+        "recorded": {
+            "engine": _recorded_arguments(found),
+            "values": found.recorded.values,
+            **_slo_json(found.recorded),
+        },
         "points": [
             {
                 "overrides": dict(point.overrides),
                 "values": point.values,
                 "change": _changes(found.recorded, point),
                 "reason": point.reason,
+                **_slo_json(point),
             }
             for point in found.points
         ],
@@ -181,6 +245,10 @@ def _document(found: WhatIf) -> dict[str, object]:
             "basis": found.basis,
         },
     }
+
+
+def _slo_json(point: WhatIfPoint) -> dict[str, object]:
+    return {} if point.attained is None else {"slo": attainment_json(point.attained)}
 
 
 def _head(found: WhatIf) -> Line:
@@ -216,8 +284,12 @@ def _grid(found: WhatIf) -> list[Table]:
 
 
 def _remarks(found: WhatIf) -> Block:
-    """What was not served, and what is not the same work."""
-    lines = []
+    """What was promised and what came of it, what was not served, and what is not the same work."""
+    lines = [
+        f"{name}: {attainment_line(attainment_json(point.attained))}"
+        for name, point in [("as recorded", found.recorded), *((_name(found, p), p) for p in found.points)]
+        if point.attained is not None
+    ]
     for point in found.points:
         name, values = _name(found, point), point.values
         if values is None:
@@ -229,10 +301,11 @@ def _remarks(found: WhatIf) -> Block:
 
 def _provenance(found: WhatIf) -> Block:
     engine = _written(tuple(_recorded_arguments(found).items()))
+    known = f"arguments only ({engine})" if engine else "arguments and load only"
     return Block(
         [
             f"coefficients: {found.release.name}; all numbers are simulated. The server was observed with the recorded "
-            f"arguments only ({engine}): `blis-replay validate --experiment {found.recording.alias}` says how far the "
+            f"{known}: `blis-replay validate --experiment {found.recording.alias}` says how far the "
             "simulator is from it there, and nothing says it elsewhere.",
             *(f"{what}: {how}" for what, how in found.basis.items()),
         ]
@@ -241,7 +314,7 @@ def _provenance(found: WhatIf) -> Block:
 
 def _recorded_arguments(found: WhatIf) -> dict[str, EngineValue]:
     """Of the arguments that a point changes, those recorded."""
-    names = sorted({name for point in found.points for name, _ in point.overrides})
+    names = sorted({name for point in found.points for name, _ in point.overrides if name not in LOAD})
     engine = found.recording.engine
     return {name: _whole(engine[name].value) if name in engine else None for name in names}
 

@@ -189,3 +189,23 @@ def test_a_cluster_that_cannot_be(
 ) -> None:
     answer = run("simulate", *ARGUMENTS, *arguments)
     assert (answer.code, problem in answer.err) == (code, True)
+
+
+def test_clients_that_wait_and_what_they_were_promised(run: Run, inputs: Path) -> None:
+    """One client: E2E is 4.27 ms but the engine is done 20 us a token before; it sends again 1 s after the last token.
+
+    TTFT 2.22 ms is within 3 ms, the gaps of 1.025 ms are not within 1 ms: no request is good.
+    """
+    closed = ("--concurrency", "1", "--think-time", "1000", "--slo", "ttft.p99=3ms,itl.p50=1ms")
+    answer = run("simulate", *ARGUMENTS, *closed)
+    assert answer.code == 0, answer.err
+    assert "SLO missed: ITL p50 1.02 of 1 ms; goodput 0.0% of the requests" in " ".join(answer.out.split())
+    frame = pl.read_parquet(inputs / "run" / "requests.parquet")
+    assert frame["e2e_us"].to_list() == [4270, 4270]
+    assert frame["arrival_us"].to_list() == [0, 1_004_230]
+
+
+def test_half_a_closed_loop_is_wrong_use(run: Run, inputs: Path) -> None:
+    answer = run("simulate", *ARGUMENTS, "--ramp", "1")
+    assert (answer.code, answer.err.count("\n")) == (2, 1)
+    assert "--concurrency" in answer.err

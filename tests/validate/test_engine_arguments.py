@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from functools import partial
 
+import polars as pl
 import pytest
 from blis_runs import release_of, small_recording
 
 from blis_replay.blis.latency.models import LatencyModel, Lifecycle
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.rows import rows_of
+from blis_replay.replay.errors import UnknownNameError
 from blis_replay.replay.executors.local import pool_map
 from blis_replay.replay.mode import EngineOverrides
-from blis_replay.validate.engine_arguments import WhatIfPoint, _point, grid, what_if, whatif_answer
+from blis_replay.validate.engine_arguments import (
+    WhatIfPoint,
+    _point,
+    grid,
+    mode_with,
+    parse_value,
+    what_if,
+    whatif_answer,
+)
 from blis_replay.validate.errors import NothingToJudgeError
 
 # Every step takes 10 ms, and nothing is added.
@@ -49,6 +59,39 @@ def test_one_place_serves_one_after_the_other() -> None:
     assert [together["running"], one.values["running"]] == pytest.approx([2, 1])
     assert [together["waiting"], one.values["waiting"]] == pytest.approx([0, 0.5])
     assert [together["kv_peak"], one.values["kv_peak"]] == pytest.approx([14 / 20, 7 / 20])
+
+
+def test_one_client_waits_for_its_answer() -> None:
+    """A request takes 50 ms; the second is sent 100 ms after that: 2 requests in 200 ms, and nobody waits."""
+    values = values_of(("concurrency", 1), ("think_time_ms", 100))
+    assert [values["e2e_mean_ms"], values["waiting"]] == [50, 0]
+    assert values["requests_per_s"] == pytest.approx(10)
+
+
+def test_a_faster_load_arrives_sooner() -> None:
+    """Requests 1 s apart arrive 0.25 s apart, and the last of two ends 50 ms later."""
+    recording = small_recording(2, num_gpu_blocks=21)
+    frame = recording.requests.frame().with_columns(arrival_us=pl.Series([0, 1_000_000]))
+    recording = type(recording)(**{**vars(recording), "requests": rows_of(frame)})
+    (point,) = what_if(recording, RELEASE, [(("rate", 4),)], executor="serial").points
+    assert point.values is not None
+    assert point.values["requests_per_s"] == pytest.approx(2 / 0.3)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [("rate=0", "such as rate=1.5"), ("concurrency=1.5", "such as concurrency=16"), ("ramp_s=-1", "such as ramp_s=10")],
+)
+def test_a_load_that_is_none_is_refused(text: str, problem: str) -> None:
+    with pytest.raises(UnknownNameError, match=problem):
+        parse_value(*text.split("="))
+
+
+def test_half_a_closed_loop_is_refused() -> None:
+    with pytest.raises(UnknownNameError, match="say how many clients"):
+        mode_with((("ramp_s", 1),))
+    with pytest.raises(UnknownNameError, match="give rate or concurrency"):
+        mode_with((("concurrency", 1), ("rate", 2)))
 
 
 def test_a_smaller_memory_preempts() -> None:
@@ -110,7 +153,7 @@ def test_if_nothing_can_be_served_there_is_nothing_to_judge() -> None:
 
 @pytest.mark.slow
 def test_workers_answer_as_this_process_does() -> None:
-    work, jobs = partial(_point, two_at_once(), RELEASE), unservable_and_servable()
+    work, jobs = partial(_point, two_at_once(), RELEASE, ()), unservable_and_servable()
     assert pool_map(work, jobs, 2, None) == [work(job) for job in jobs]
 
 

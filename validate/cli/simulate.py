@@ -86,6 +86,31 @@ def _complete_routers(_ctx: click.Context, _param: click.Parameter, incomplete: 
     help="Who gets a request: round-robin, least-loaded, random, always-busiest, or weighted, with weights as in "
     "weighted:prefix_affinity=3,queue_depth=2.  [default: round-robin]",
 )
+@click.option(
+    "--concurrency",
+    type=click.IntRange(1, 1_000_000),
+    default=None,
+    help="So many clients, each of which sends its next request when the one before is answered; arrivals of the table "
+    "are not used.",
+)
+@click.option(
+    "--think-time", "think_ms", type=click.FloatRange(0, 1e9), default=None, metavar="MS", help="And so much later."
+)
+@click.option(
+    "--ramp",
+    "ramp_s",
+    type=click.FloatRange(0, 1e6),
+    default=None,
+    metavar="SECONDS",
+    help="The first requests of these clients are sent evenly over this time.",
+)
+@click.option(
+    "--slo",
+    "slo",
+    default=None,
+    metavar="LIMITS",
+    help="Say whether limits such as ttft.p95=500ms,itl.p95=50ms hold, and what share of the requests is within them.",
+)
 @click.option("--force", is_flag=True, help="Replace the tables that are there.")
 @click.option("--csv-tables", is_flag=True, help="Write the tables as CSV too.")
 @store_option
@@ -101,6 +126,10 @@ def command(
     out: Path,
     instances: int,
     router_text: str | None,
+    concurrency: int | None,
+    think_ms: float | None,
+    ramp_s: float | None,
+    slo: str | None,
     force: bool,
     csv_tables: bool,
     store_path: Path,
@@ -127,7 +156,10 @@ def command(
           --coefficients mine.yaml --out run
       blis-replay simulate --workload load.yaml --engine engine.yaml \\
           --coefficients mine.yaml --out run --instances 4 --router least-loaded
+      blis-replay simulate --requests load.csv --engine engine.yaml \\
+          --coefficients mine.yaml --out run --concurrency 2 --slo ttft.p95=500ms,itl.mean=20ms
     """
+    from blis_replay.blis.closed_loop import ClosedLoop
     from blis_replay.blis.cluster.config import ClusterConfig, RoundRobin, router_of_text
     from blis_replay.replay.release_file import load_release
     from blis_replay.replay.request_table import read_request_table
@@ -142,6 +174,7 @@ def command(
         write_tables,
     )
     from blis_replay.validate.experiment import stored_experiment
+    from blis_replay.validate.metrics.objectives import parse_objectives
     from blis_replay.validate.text.answer import page_json
     from blis_replay.validate.text.simulations import cluster_answer, cluster_summary, simulation_answer, summary
 
@@ -149,6 +182,12 @@ def command(
         raise click.UsageError("name the requests with one of --requests FILE, --experiment NAME, --workload FILE")
     if router_text is not None and instances == 1:
         raise click.UsageError("--router chooses between instances; say how many with --instances")
+    if concurrency is None and (think_ms is not None or ramp_s is not None):
+        raise click.UsageError("--think-time and --ramp are of a closed loop; say how many clients with --concurrency")
+    if instances > 1 and (concurrency is not None or slo is not None):
+        raise click.UsageError("--concurrency and --slo are of one engine; leave --instances out")
+    loop = concurrency and ClosedLoop(concurrency, round(1e6 * (ramp_s or 0)), round(1e3 * (think_ms or 0)))
+    objectives = parse_objectives(slo) if slo else ()
     if not force and (there := sorted(name for name in _WRITTEN if (out / name).exists())):
         raise click.UsageError(f"--out {out}: {', '.join(there)} is there already; choose another folder, or --force")
     router = router_of_text(router_text) if router_text else RoundRobin()
@@ -166,8 +205,8 @@ def command(
         write_cluster_tables(pooled, out, csv_tables)
         answer = cluster_answer(cluster_summary(pooled))
     else:
-        simulation = simulate_table(table, given.engine, release, entry)
+        simulation = simulate_table(table, given.engine, release, entry, loop or None)
         write_tables(simulation, out, csv_tables)
-        answer = simulation_answer(summary(simulation))
+        answer = simulation_answer(summary(simulation, objectives))
     write_whole(out / "summary.json", page_json(answer.document) + "\n")
     print_answer(form, answer)

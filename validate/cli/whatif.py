@@ -25,9 +25,18 @@ if TYPE_CHECKING:
 @verb("whatif")
 @experiment_option
 @coefficients_option
-@click.option("--set", "fixed", multiple=True, metavar="ARGUMENT=VALUE", help="Change an engine argument.")
+@click.option(
+    "--set", "fixed", multiple=True, metavar="ARGUMENT=VALUE", help="Change an engine argument, or the load (below)."
+)
 @click.option(
     "--sweep", "swept", multiple=True, metavar="ARGUMENT=V1,V2,...", help="Try several values; all combinations."
+)
+@click.option(
+    "--slo",
+    "slo",
+    default=None,
+    metavar="LIMITS",
+    help="Say whether limits such as ttft.p95=500ms,itl.p95=50ms hold, and what share of the requests is within them.",
 )
 @executor_options
 @store_option
@@ -36,16 +45,20 @@ def command(
     name: str,
     fixed: tuple[str, ...],
     swept: tuple[str, ...],
+    slo: str | None,
     coefficients: str | None,
     executor: ExecutorName,
     workers: int | None,
     store_path: Path,
     form: str | None,
 ) -> None:
-    """Replay the same requests with other engine arguments.
+    """Replay the same requests with other engine arguments, or another load.
 
     Prints simulated latencies, throughput, depth, preemptions and KV use with the recorded
     arguments and the changed ones. The server was observed with the recorded ones only.
+    The load changes like an argument: rate=1.5 lets requests arrive 1.5 times as fast,
+    concurrency=16 has 16 clients send the same requests, each one when the one before is
+    answered, think_time_ms=100 later, the first ones over ramp_s=10.
     A combination that the engine cannot run, or that leaves no room for a request, is named
     with its reason; exit code 3 if that is so of all of them.
 
@@ -54,24 +67,36 @@ def command(
       blis-replay whatif 34b-general --set max_num_seqs=64
       blis-replay whatif 70b-general --set async_scheduling=false \\
           --sweep max_num_seqs=64,128,256 --sweep max_num_batched_tokens=2048,8192
+      blis-replay whatif 34b-general --sweep concurrency=8,64 --slo ttft.p95=500ms,itl.p95=20ms
       blis-replay whatif 7b-reasoning --set num_gpu_blocks=none --json
     """
-    from blis_replay.replay.mode import parse_engine_value, parse_overrides
     from blis_replay.replay.release_file import load_release
-    from blis_replay.validate.engine_arguments import grid, what_if, whatif_answer
+    from blis_replay.validate.engine_arguments import grid, mode_with, parse_value, what_if, whatif_answer
     from blis_replay.validate.experiment import DEFAULT_RELEASE, stored_experiment
+    from blis_replay.validate.metrics.objectives import parse_objectives
 
     settings, values = _pairs("--set", fixed), _pairs("--sweep", swept)
     if not (settings or values):
         raise click.UsageError("say what is to change: --set max_num_seqs=256, or --sweep max_num_seqs=64,128,256")
     if both := sorted(set(settings) & set(values)):
         raise click.UsageError(f"{both[0]} is given by --set and by --sweep; use one of them")
-    sweeps = {n: [parse_engine_value(n, v) for v in dict.fromkeys(text.split(","))] for n, text in values.items()}
-    changes = grid(parse_overrides(settings), sweeps)
+    sweeps = {n: [parse_value(n, v) for v in dict.fromkeys(text.split(","))] for n, text in values.items()}
+    changes = grid(tuple(sorted((n, parse_value(n, v)) for n, v in settings.items())), sweeps)
+    for change in changes:
+        mode_with(change)
+    objectives = parse_objectives(slo) if slo else ()
     release = load_release(coefficients or DEFAULT_RELEASE)
     recording = stored_experiment(store_path, name)
     with progress_line("replaying") as progress:
-        found = what_if(recording, release, changes, executor=executor, workers=workers, progress=progress)
+        found = what_if(
+            recording,
+            release,
+            changes,
+            objectives=objectives,
+            executor=executor,
+            workers=workers,
+            progress=progress,
+        )
     print_answer(form, whatif_answer(found))
 
 

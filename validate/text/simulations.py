@@ -12,24 +12,26 @@ from numpy.typing import NDArray
 from blis_replay.ingest.tables import Cell, Column, Table, columns_named
 from blis_replay.replay.simulation import ClusterSimulation, Simulation
 from blis_replay.validate.metrics.latency import METRICS, STATISTICS, LatencySamples, Values, latency_statistics
+from blis_replay.validate.metrics.objectives import Objectives, attained, attainment_json, attainment_line
 from blis_replay.validate.text.answer import Answer, Block
 from blis_replay.validate.text.cells import hundredths, percent_plain
 
 
-def summary(simulation: Simulation) -> dict[str, Any]:
+def summary(simulation: Simulation, objectives: Objectives = ()) -> dict[str, Any]:
     """Plain JSON values; times in ms, rates per s, shares as fractions.
 
     ``duration_s``: first arrival to last token at a client.  ``prefix_hit_rate``: prompt tokens
     that were not computed at the first admission, known beforehand or found in the simulated
     cache, over all; null without a request.  ``min_free_blocks`` is null where memory has no bound.
+    ``slo``: what came of the objectives, where there are any.
     """
     result, trace, engine = simulation.result, simulation.table.trace, simulation.engine
     done, steps = result.completed, result.steps
-    first_us = int(trace.arrival_us[0]) if len(trace) else 0
-    duration_s = float((trace.arrival_us + result.e2e_us)[done].max(initial=first_us) - first_us) / 1e6
+    first_us = int(result.arrival_us[0]) if len(trace) else 0
+    duration_s = float((result.arrival_us + result.e2e_us)[done].max(initial=first_us) - first_us) / 1e6
     hits = np.maximum(result.cached_tokens, trace.prompt_tokens - trace.prefill_tokens)
     samples = LatencySamples(result.ttft_us[done], result.e2e_us[done], result.output_tokens[done])
-    bounded = engine.num_gpu_blocks is not None
+    bounded, gaps = engine.num_gpu_blocks is not None, result.inter_token_gaps(done)
     return {
         "requests": len(trace),
         "completed": int(done.sum()),
@@ -37,7 +39,8 @@ def summary(simulation: Simulation) -> dict[str, Any]:
         "duration_s": duration_s,
         "requests_per_s": int(done.sum()) / duration_s if duration_s else None,
         "output_tokens_per_s": int(result.output_tokens[done].sum()) / duration_s if duration_s else None,
-        "latencies_ms": latencies_ms(samples, result.inter_token_gaps(done)),
+        "latencies_ms": latencies_ms(samples, gaps),
+        **({"slo": attainment_json(attained(objectives, samples, gaps, len(trace)))} if objectives else {}),
         "preemptions": int(result.preemptions.sum()),
         "prefix_hit_rate": int(hits.sum()) / int(trace.prompt_tokens.sum()) if len(trace) else None,
         "peak_running": int(steps["running_depth"].max(initial=0)),
@@ -67,6 +70,7 @@ def simulation_answer(values: dict[str, Any]) -> Answer:
         f"preemptions {values['preemptions']:,}; prefix hit rate {percent_plain(values['prefix_hit_rate'])}",
         f"peak running {values['peak_running']:,}, peak waiting {values['peak_waiting']:,}, "
         + ("KV blocks without bound" if free is None else f"least free KV blocks {free:,}"),
+        *([attainment_line(values["slo"])] if "slo" in values else []),
         *_ignored(values),
     ]
     head = f"coefficients: {source['coefficients']}, {source['model']} tp {source['tensor_parallelism']}"

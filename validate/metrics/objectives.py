@@ -1,0 +1,173 @@
+"""Service level objectives: what users were promised, and who got it.
+
+``ttft.p95=500ms,itl.p95=50ms``: at most 5 % of the first tokens come later than 500 ms, at most 5 % of the gaps are
+longer than 50 ms.  *Goodput* is of requests: those that finish with their own TTFT, E2E and mean gap within the limits.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from blis_replay.replay.errors import UnknownNameError
+from blis_replay.validate.metrics.latency import (
+    METRIC_NAMES,
+    METRICS,
+    LatencySamples,
+    Values,
+    weighted_quantiles,
+)
+
+_TERM = re.compile(r"([a-z0-9]+)\.([a-z0-9]+)=([0-9]{1,9}(?:\.[0-9]{1,6})?)(us|ms|s)", re.ASCII)
+_US = {"us": 1.0, "ms": 1e3, "s": 1e6}
+_EXAMPLE = "ttft.p95=500ms,itl.p95=50ms"
+
+
+@dataclass(frozen=True)
+class Objective:
+    """``metric`` of ``METRICS``; ``statistic``: ``mean`` or ``p1`` to ``p99``, ``p99.9`` as ``p999``; ``limit_us``."""
+
+    metric: str
+    statistic: str
+    limit_us: float
+
+    @property
+    def slug(self) -> str:
+        """``ttft_p95``."""
+        return f"{self.metric}_{self.statistic}"
+
+
+Objectives = tuple[Objective, ...]
+
+
+@dataclass(frozen=True)
+class Attainment:
+    """What came of objectives: ``values_us`` of each, None where there is no sample; ``good`` of ``requests``."""
+
+    objectives: Objectives
+    values_us: tuple[float | None, ...]
+    good: int
+    requests: int
+
+    @property
+    def met(self) -> bool:
+        """Whether each objective is known to be met."""
+        return not self.missed
+
+    @property
+    def missed(self) -> Objectives:
+        """Those that are not, the furthest first."""
+        over = {
+            objective: float("inf") if value is None else value / objective.limit_us
+            for objective, value in zip(self.objectives, self.values_us, strict=True)
+        }
+        return tuple(sorted((o for o, times in over.items() if times > 1), key=lambda o: -over[o]))
+
+    @property
+    def goodput(self) -> float | None:
+        """Share of the requests that are good; None without requests."""
+        return self.good / self.requests if self.requests else None
+
+
+def parse_objectives(text: str) -> Objectives:
+    """Objectives from ``metric.statistic=time`` joined by commas.  Raises ``UnknownNameError`` with what to write."""
+    objectives: list[Objective] = []
+    for term in (part.strip() for part in text.split(",")):
+        found = _TERM.fullmatch(term)
+        if found is None or found[1] not in METRICS or not _is_statistic(found[2]) or float(found[3]) == 0:
+            raise UnknownNameError(
+                f"--slo {term}: is no objective; write such as {_EXAMPLE} with {', '.join(METRICS)}, "
+                "mean or p1 to p99 (p999), and a time in us, ms or s"
+            )
+        objective = Objective(found[1], found[2], float(found[3]) * _US[found[4]])
+        if any(objective.slug == other.slug for other in objectives):
+            raise UnknownNameError(f"--slo: {objective.metric}.{objective.statistic} is given twice; keep one")
+        objectives.append(objective)
+    return tuple(objectives)
+
+
+def attained(
+    objectives: Objectives, samples: LatencySamples, gaps: tuple[Values, NDArray[np.int64]] | None, requests: int
+) -> Attainment:
+    """How requests did: ``samples`` of those that finished, of ``requests`` that were sent.
+
+    ``gaps``: pooled gaps between tokens as ``(gap_us, count)``; None if not known, and no quantile of ITL is then.
+    """
+    within = np.ones(len(samples.e2e_us), np.bool_)
+    own = {"ttft": samples.ttft_us, "e2e": samples.e2e_us, "itl": samples.tpot_us, "tpot": samples.tpot_us}
+    for objective in objectives:
+        within &= ~(np.asarray(own[objective.metric], np.float64) > objective.limit_us)
+    values = tuple(_value(objective, samples, own, gaps) for objective in objectives)
+    return Attainment(objectives, values, int(within.sum()), requests)
+
+
+def attainment_json(found: Attainment) -> dict[str, Any]:
+    """Plain JSON values, times in ms."""
+    return {
+        "met": found.met,
+        "goodput": found.goodput,
+        "good_requests": found.good,
+        "objectives": [
+            {
+                "metric": objective.metric,
+                "statistic": objective.statistic,
+                "limit_ms": objective.limit_us / 1e3,
+                "value_ms": None if value is None else value / 1e3,
+                "met": objective not in found.missed,
+            }
+            for objective, value in zip(found.objectives, found.values_us, strict=True)
+        ],
+    }
+
+
+def attainment_line(document: Mapping[str, Any]) -> str:
+    """One line for a reader of an ``attainment_json``: whether the objectives are met, what is missed, the goodput."""
+    missed = [one for one in document["objectives"] if not one["met"]]
+    shown = ", ".join(
+        f"{METRIC_NAMES[one['metric']]} {one['statistic']} {_shown(one['value_ms'])} of {_shown(one['limit_ms'])} ms"
+        for one in missed or document["objectives"]
+    )
+    share = "-" if document["goodput"] is None else f"{document['goodput']:.1%}"
+    return f"SLO {'met' if document['met'] else 'missed'}: {shown}; goodput {share} of the requests"
+
+
+def written(objectives: Sequence[Objective]) -> str:
+    """As ``parse_objectives`` reads them."""
+    return ",".join(f"{o.metric}.{o.statistic}={o.limit_us / 1e3:g}ms" for o in objectives)
+
+
+def _shown(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:,.2f}".rstrip("0").rstrip(".")
+
+
+def _is_statistic(name: str) -> bool:
+    return name == "mean" or re.fullmatch(r"p[1-9][0-9]?|p99[1-9]", name) is not None
+
+
+def _value(
+    objective: Objective,
+    samples: LatencySamples,
+    own: dict[str, Values],
+    gaps: tuple[Values, NDArray[np.int64]] | None,
+) -> float | None:
+    if objective.metric == "itl":
+        if objective.statistic == "mean":
+            return samples.itl_mean_us
+        if gaps is None or gaps[1].sum() == 0:
+            return None
+        return float(weighted_quantiles(*gaps, np.array([_level(objective.statistic)]))[0])
+    values = np.asarray(own[objective.metric], np.float64)
+    values = values[~np.isnan(values)]
+    if len(values) == 0:
+        return None
+    return float(values.mean() if objective.statistic == "mean" else np.quantile(values, _level(objective.statistic)))
+
+
+def _level(statistic: str) -> float:
+    digits = statistic[1:]
+    return int(digits) / 10 ** len(digits) if len(digits) > 2 else int(digits) / 100
