@@ -25,6 +25,7 @@ check: $(VENV)/.installed-dev lint types
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python scripts/plain_english.py
 
 # A type checker cannot follow an editable install into the folders, so it gets a package of links to them.
 # What it knows of files that did not change is kept.

@@ -263,7 +263,7 @@ def release_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
             try:
                 arguments[name] = read(given[name])
             except (TypeError, ValueError):
-                raise TraceError(f"{name} is {given[name]!r}, and not a number; mend it, or leave it out") from None
+                raise TraceError(f"{name} is {given[name]!r}, and not a number; correct it, or leave it out") from None
     return arguments | {"behaviours": Behaviours(**dict.fromkeys(pack.behaviours if pack else (), True))}
 
 

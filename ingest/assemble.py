@@ -202,7 +202,7 @@ class _Assembly:
         lost = next((f" ({file.loss()})" for file in files if file.rejected_count), "")
         unknown = "" if self.known else " (none of its files is of a known format)"
         problem = f"no requests, no aggregates and no steps in it{lost or unknown}"
-        mend = "mend or copy the file again" if lost else "give the directory of one experiment"
+        mend = "repair the file, or copy it again" if lost else "give the directory of one experiment"
         if unknown and not lost:
             mend = discovery.how_to_go_on(self.source, self.others)
         return RecordingError(self.source.root, "", problem, mend)

@@ -103,7 +103,7 @@ class CommandSimulator:
         with path.open("rb") as file:
             content = file.read(most + 1)
         if len(content) > most:
-            raise CommandError(f"{self.name}: {path.name} has more than {most:,} bytes; write one line a request")
+            raise CommandError(f"{self.name}: {path.name} has more than {most:,} bytes; write one line per request")
         return content
 
     def _header(self, path: Path) -> tuple[str, tuple[str, ...]]:
@@ -126,7 +126,7 @@ class CommandSimulator:
             read = pl.read_csv(content, infer_schema=False).select(pl.col(name).cast(pl.Float64) for name in _COLUMNS)
         except (pl.exceptions.PolarsError, ValueError):
             raise CommandError(
-                f"{self.name}: {path.name} is no table of {', '.join(_COLUMNS)} in numbers; write one line a request"
+                f"{self.name}: {path.name} is no table of {', '.join(_COLUMNS)} in numbers; write one line per request"
             ) from None
         rows = read.drop_nulls().to_numpy()
         index, ttft_us, e2e_us = rows.T
@@ -191,7 +191,7 @@ def _wrong(index: Any, ttft_us: Any, e2e_us: Any, requests: int) -> str:
     if len(np.unique(index)) < len(index):
         return "a request has two lines"
     if not (np.isfinite(ttft_us) & np.isfinite(e2e_us) & (ttft_us >= 0) & (e2e_us < _FOREVER_US)).all():
-        return "a time that is none"
+        return "a time that is not a number from 0 on"
     if (e2e_us < ttft_us).any():
         return "a request ends before its first token"
     if e2e_us.max() < 1_000:

@@ -258,7 +258,7 @@ def _number(text: str | None, path: Path, line: int, name: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 <= value <= 1e9:
-        raise ReleaseError(f"{path}, line {line}: {name} is no number from 0 on; correct it")
+        raise ReleaseError(f"{path}, line {line}: {name} is not a number from 0 on; correct it")
     return value
 
 

@@ -233,7 +233,7 @@ def _csv_row(path: Path, reader: csv._reader) -> list[str] | None:  # type: igno
     try:
         row: list[str] | None = next(reader, None)
     except csv.Error as error:
-        _refuse(path, "line", reader.line_num, f"no valid CSV ({error})", "mend it")
+        _refuse(path, "line", reader.line_num, f"no valid CSV ({error})", "correct it")
     return row
 
 

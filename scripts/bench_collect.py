@@ -96,7 +96,7 @@ def measured(folder: Path, load: Load, transport: str, clients: int) -> Row:
         sys.exit(f"{acknowledged * load.spans} spans acknowledged, {counts['spans']} counted, {on_disk} on disk")
     remark = (
         f"{in_time * load.spans / SECONDS:,.0f} spans/s, {in_time * len(message(load)) / SECONDS / 1e6:.0f} MB/s, "
-        f"{cpu_us_a_span:.1f} us of CPU a span; {on_disk:,} spans, none lost, {refused:,} batches put off"
+        f"{cpu_us_a_span:.1f} us of CPU a span; {on_disk:,} spans, none lost, {refused:,} batches retried"
     )
     what = f"collect, {load.what} over {'gRPC' if transport == 'grpc' else 'HTTP'}, {clients} clients"
     return Row(what, SECONDS, usage.ru_maxrss / 1024, remark)

@@ -23,10 +23,10 @@ from blis_replay.replay.schedule.recorded import NOT_KNOWN_US, recorded_schedule
 NAME = "schedule"
 MEASURES = "requests and tokens of every recorded step against those that the engine schedules for the same queue"
 RULE = (
-    "every request is in the engine's queue from the step on that could first admit it, so that each step decides over "
-    "the recorded queue; the first step with other counts, or a KV usage that no sharing of prefixes explains, is an "
-    "argument, a release, a prefix hit or a request that is not as assumed, and is named if one of these in "
-    "its place makes the steps equal"
+    "every request is in the engine's queue from the step on that could first admit it, so each step decides over the"
+    " recorded queue. The first step with other counts, or with a KV usage that no sharing of prefixes explains, has "
+    "a cause: an argument, a release, a prefix hit or a request that is not as assumed. The cause is named if "
+    "replacing it makes the steps equal"
 )
 _AROUND = 3
 _WORDS = {

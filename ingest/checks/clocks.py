@@ -14,10 +14,10 @@ from blis_replay.ingest.tables import Table, columns_named
 CHECK = "clocks"
 MEASURES = "segments that cannot be, stamps of different clocks in one difference, the step clock's offset and drift"
 RULE = (
-    "0 <= TTFT <= E2E for every request, its server segments not negative and no longer than its E2E; no difference of "
-    "30 days, as between a monotonic and an epoch stamp; steps fit the requests where the engine admits what was sent "
-    "and ends before the client does, which bounds their offset: stamps outside of that by 10 ms are not believed, and "
-    "halves of a run whose bounds do not meet have clocks that drift"
+    "0 <= TTFT <= E2E for every request, its server segments not negative and no longer than its E2E; no difference "
+    "of 30 days, as between a monotonic and an epoch stamp. The engine admits a request after the client sent it, and"
+    " ends it before the client has it: that bounds the offset of the steps. Stamps outside of the bounds by 10 ms "
+    "are not believed; halves of a run whose bounds do not meet have clocks that drift"
 )
 _ROUNDING_US = 1_000
 # Beyond it the cycles of one load level are taken for those of another.

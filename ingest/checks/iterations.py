@@ -13,9 +13,9 @@ from blis_replay.ingest.tables import Table, columns_named
 CHECK = "iterations"
 MEASURES = "steps in the server's log: when they began, and their elapsed time against the step cycle"
 RULE = (
-    "elapsed time is what the engine waited for the model: schedule() and the processing of outputs are not in it, and "
-    "with asynchronous scheduling neither is what ran before the wait, so it is a lower bound of the cycle and no step "
-    "time.  The log stamps whole seconds: starts are worked out from arrivals, times of tokens and the server's own "
+    "elapsed time is what the engine waited for the model. It leaves out schedule(), the processing of outputs and, "
+    "with asynchronous scheduling, what ran before the wait. So it is a lower bound of the cycle and no step time. "
+    "The log stamps whole seconds: starts are worked out from arrivals, times of tokens and the server's own "
     "durations, and lie at most the stated uncertainty from the true ones"
 )
 _CYCLES = """

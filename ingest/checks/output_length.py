@@ -23,7 +23,7 @@ _LENGTHS = (
 
 
 def check(recording: Recording, context: Context) -> list[Finding]:
-    """Reported lengths against true ones: mean short-fall, share more than 10 % short, zeros."""
+    """Reported lengths against true ones: mean short-fall, share more than 10 % too short, zeros."""
     requests = completed_requests(recording, *_LENGTHS)
     if requests.is_empty():
         return [_from_aggregates(recording)]
@@ -141,7 +141,7 @@ def _compare(requests: pl.DataFrame) -> Finding:
     message = (
         f"re-tokenised output lengths are {abs(row['short_percent']):.1f} % {side} on average "
         f"({row['reported_mean_tokens']:.1f} of {row['true_mean_tokens']:.1f} tokens), "
-        f"{100 * row['share_over_10_percent_short']:.0f} % of requests more than 10 % short, {row['zeros']} at zero; "
+        f"{100 * row['share_over_10_percent_short']:.0f} % of requests more than 10 % below, {row['zeros']} at zero; "
         f"the true length is used ({source})"
     )
     return Finding(CHECK, "corrected", "output_tokens", message, measured, RULE)
@@ -179,7 +179,9 @@ def _only_retokenised(requests: pl.DataFrame) -> Finding:
         "requests": requests.height,
         **_correlations(requests),
     }
-    rule = "re-tokenised counts were 20-26 % short for Llama-2-7B; server usage or max_tokens with ignore_eos is needed"
+    rule = (
+        "re-tokenised counts were 20-26 % too low for Llama-2-7B; server usage or max_tokens with ignore_eos is needed"
+    )
     return Finding(CHECK, "unusable", "output_tokens", message, measured, rule)
 
 

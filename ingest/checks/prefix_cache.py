@@ -26,7 +26,7 @@ CHECK = "prefix_cache"
 MEASURES = "prompt tokens that were computed against prompt tokens that were sent"
 RULE = (
     "scheduled prefill tokens scaled by the share of steps sampled, over requests; a few of them are decodes that "
-    "asynchronous scheduling still counts as prefill (one token a request)"
+    "asynchronous scheduling still counts as prefill (one token per request)"
 )
 
 

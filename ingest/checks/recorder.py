@@ -10,9 +10,9 @@ CHECK = "recorder"
 MEASURES = "whether the step log of the recorder is whole, and what recording cost the engine"
 RULE = (
     "steps, arrivals, ends and scheduled tokens as many as its own counters say, no step number left out, nothing "
-    "dropped; of each request that ended in good order, the tokens found in the prefix cache and those scheduled since "
-    "its last admission are prompt and output less one (one more where a second batch was in flight).  The cost is "
-    "the time in the wrappers around the scheduler, which the engine waits for, and that of the thread that writes"
+    "dropped. Each request that ended in good order: tokens found in the prefix cache plus tokens scheduled since its"
+    " last admission are prompt and output less one (one more where a second batch was in flight). The cost is the "
+    "time in the wrappers around the scheduler, which the engine waits for, and that of the thread that writes"
 )
 _COUNTS = ("steps", "arrivals", "finished", "scheduled_tokens")
 

@@ -18,12 +18,12 @@ from blis_replay.ingest.tables import Table, columns_named
 CHECK = "sampling"
 MEASURES = "rate, randomness and bias of the sampled steps, and events that the tracing SDK dropped"
 RULE = (
-    "steps drawn one by one with chance p have gaps in their ids of coefficient of variation sqrt(1-p): more than 5 % "
-    "and four standard errors away, the draw is no such one (below: every n-th step; above: stretches are lost); the "
-    "rate of a tenth of the ids, or the correlation of gap and depth, more than 4.5 standard errors away favours some "
-    "steps; decode tokens scaled by the rate must be within 5 % of what the requests decoded.  (The 0.44 and 4.2 "
-    "published for the H100 runs are the coefficient of variation and largest over smallest of the number of sampled "
-    "steps in 16 experiments: they say how long the runs were, and nothing of the gaps)"
+    "Steps drawn one by one with chance p have gaps in their ids with a coefficient of variation of sqrt(1-p). Where "
+    "it is more than 5 % and four standard errors away, the steps were not drawn so (below: every n-th step; above: "
+    "stretches are lost). The rate of a tenth of the ids, or the correlation of gap and depth, more than 4.5 standard"
+    " errors away favours some steps. Decode tokens scaled by the rate must be within 5 % of what the requests "
+    "decoded. (The 0.44 and 4.2 published for the H100 runs describe the number of sampled steps in 16 experiments. "
+    "They measure how long the runs were, not the gaps)"
 )
 _FEWEST = 30
 _PARTS = 10

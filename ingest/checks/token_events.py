@@ -78,7 +78,7 @@ def evidence_tables(recording: Recording, context: Context) -> tuple[Table, ...]
     )
     if not rows:
         return ()
-    note = "a median far below p75 is the blank line after each token: half of the gaps are none"
+    note = "a median far below p75 is the blank line after each token: half of these gaps are not between tokens"
     columns = ("reported", "ms", "stands for", "true ms")
     return (Table("published ITL", columns_named(*columns), rows, bars="ms", note=note if paired else ""),)
 

@@ -184,7 +184,9 @@ def transaction(store: Store) -> Iterator[duckdb.DuckDBPyConnection]:
     except BaseException as error:
         _roll_back(connection)
         if isinstance(error, duckdb.Error):
-            raise StoreError(f"{store.path}: nothing was written: {one_line(error)}; mend that and repeat") from error
+            raise StoreError(
+                f"{store.path}: nothing was written: {one_line(error)}; remove the cause, then repeat"
+            ) from error
         raise
 
 

@@ -247,7 +247,7 @@ def _whole(item: dict[object, object], name: str, where: str) -> int:
     """A field that is a whole number from 0 on; BLIS writes some times as 123.0."""
     value = item.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < _LATEST_US:
-        raise ReplayError(f"{where}: field {name} is no number from 0 on; use another BLIS build")
+        raise ReplayError(f"{where}: field {name} is not a number from 0 on; use another BLIS build")
     if value != int(value):
         raise ReplayError(f"{where}: field {name} is {value}, not whole; use another BLIS build")
     return int(value)

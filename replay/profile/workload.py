@@ -52,7 +52,7 @@ def refuse_too_many_keys(recording: Recording, keys: int) -> None:
 def refuse_decades(recording: Recording, profile: LoadProfile, length_us: float) -> None:
     """Raise ``ReplayError`` for a load that takes longer than 30 years."""
     if not length_us < _LONGEST_US:
-        raise ReplayError(f"{recording.alias}: the stages of {profile.source} last for decades; mend their rates")
+        raise ReplayError(f"{recording.alias}: the stages of {profile.source} last for decades; correct their rates")
 
 
 def profile_arrivals(recording: Recording) -> tuple[Int64s, str]:

@@ -107,7 +107,7 @@ def test_a_blackbox_release_in_a_build_that_runs_it(run: Run, tmp_path: Path) ->
         (
             ["--simulator", "blis", "--blis-binary", "{}", "--blis-timeout", "nan"],
             2,
-            "--simulator-timeout nan is no time",
+            "--simulator-timeout nan is not a time",
         ),
         (["--simulator", "blis", "--blis-binary", "{}", "--blis-timeout", "0.4"], 3, "did not end within 0.4 s"),
     ],

@@ -52,7 +52,7 @@ def test_a_published_experiment_has_the_simulated_side_only(run: Run) -> None:
     [
         (("--from", "soon"), 2, "write e.g. 600s, 2.5s or 250ms"),
         (("--from", "-1s"), 2, "write e.g. 600s, 2.5s or 250ms"),
-        (("--for", "0s"), 2, "--for 0 is no window"),
+        (("--for", "0s"), 2, "--for 0 is not a window"),
         (("--out", "trace.txt"), 2, "name a .json"),
         (("--from", "9000s"), 3, "choose an earlier --from"),
         (("--out", "nowhere/trace.json"), 2, "nowhere/trace.json"),

@@ -67,7 +67,7 @@ def test_a_command_gets_the_requests_and_its_answers_are_taken_by_index(tmp_path
         ("lines = [(9, b, c) for a, b, c in lines]", "a request_index that is not among 0 to 2"),
         ("lines = [(a, c, b) for a, b, c in lines]", "a request ends before its first token"),
         ("lines = [(a, b / 1e6, c / 1e6) for a, b, c in lines]", "times are in us"),
-        ("lines = [(a, -1, c) for a, b, c in lines]", "a time that is none"),
+        ("lines = [(a, -1, c) for a, b, c in lines]", "a time that is not a number from 0 on"),
         ("lines = []", "no request was completed"),
         ("lines = lines[1:]", "did not complete 1 requests"),
         ("lines = [(a, b, c) for a, b, c in lines] * 10_000", "has more than 800 bytes"),

@@ -57,9 +57,9 @@ def test_decode_tables_of_one_gpu_stand_in_for_more(tables: Path) -> None:
     ("name", "text", "complaint"),
     [
         ("gemm/h100/data.csv", "m,k,n\n8,1,1\n", "data.csv: no column mfu; its header must name k, n, m, mfu"),
-        ("gemm/h100/data.csv", "m,k,n,mfu\n8,4096,4096,fast\n", "data.csv, line 2: mfu is no number from 0 on"),
-        ("gemm/h100/data.csv", "m,k,n,mfu\n8,4096\n", "data.csv, line 2: n is no number from 0 on"),
-        ("gemm/h100/data.csv", "m,k,n,mfu\n8,4096,4096,nan\n", "data.csv, line 2: mfu is no number from 0 on"),
+        ("gemm/h100/data.csv", "m,k,n,mfu\n8,4096,4096,fast\n", "data.csv, line 2: mfu is not a number from 0 on"),
+        ("gemm/h100/data.csv", "m,k,n,mfu\n8,4096\n", "data.csv, line 2: n is not a number from 0 on"),
+        ("gemm/h100/data.csv", "m,k,n,mfu\n8,4096,4096,nan\n", "data.csv, line 2: mfu is not a number from 0 on"),
         ("gemm/h100/data.csv", "m,k,n,mfu\n8,4096,4096,0\n", "data.csv: no row with an MFU above 0.0001"),
         ("gemm/h100/data.csv", "m,k,n,mfu\n0,4096,4096,0.1\n", "data.csv: a length of 0"),
         ("gemm/h100/data.csv", "", "data.csv: no column k"),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 import docs_html
+import plain_english
 import pytest
 from docs_generated import GENERATED, imports_between, rooms_svg
 from docs_pages import ELISION, ROOT, Page, all_pages, is_current, parts_of, refreshed, text_of
@@ -183,3 +184,17 @@ def test_the_script_builds_the_site() -> None:
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert f"{len(all_pages())} pages in build/site" in ended.stdout
+
+
+def test_hard_sentences_are_found_in_pages_and_in_what_is_printed() -> None:
+    """45 words are 10 too many, and the median of two sentences is above 16; what is in a table is no prose."""
+    long = (
+        "They are exact all the same, but what one wants to know is" + " the way from that replay to the recording" * 4
+    )
+    page = f"# Page\n\n{long}. `a b c` is fine.\n\n| A made recording | 5; 6 |\n|---|---|\n"
+    found = plain_english.findings(plain_english.of_markdown("page.md", page))
+    assert [line.split(": ")[0] for line in found] == ["page.md:3"] * 3 + ["page.md:5", "page.md:1"]
+    assert "45 words, at most 35" in found[0] and "synthetic recording" in found[3]
+    module = '"""A made recording."""\nx = f"{1} is no time of a day; the day is"\ny = "SELECT a FROM b of a"\n'
+    assert [one.text for one in plain_english.of_module("m.py", module)] == ["X is no time of a day", "the day is"]
+    assert plain_english.findings([plain_english.Sentence("m.py:1", "Mean E2E is under-predicted by 48 %.")]) == []

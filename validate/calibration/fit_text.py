@@ -52,7 +52,7 @@ def calibration_answer(
     return Answer([*page, ended], document, table_of(rows), int(not written), tuple(misses))
 
 
-_REMEDY = "check the engine arguments (KV blocks, max_num_seqs), or write it all the same with --force"
+_REMEDY = "check the engine arguments (KV blocks, max_num_seqs), or write it anyway with --force"
 
 
 def _document(fit: ModelFit) -> dict[str, Any]:
@@ -154,7 +154,7 @@ def steps_answer(
         "step cycle: start to start of consecutive sampled steps, with the batch of the later one; r: Pearson's "
         "correlation; signed: of the mean",
         _errors("against step.duration_us", "dur. ms", duration),
-        "step.duration_us: CPU time inside the scheduling call, which is no step time; it stands here for comparison "
+        "step.duration_us: CPU time inside the scheduling call, not a step time; it stands here for comparison "
         "with work that was fitted to it",
         "A line fitted to each target by least squares, scored on the same steps:",
         Table("", _LINE_COLUMNS, fits),

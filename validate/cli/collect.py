@@ -36,7 +36,7 @@ class AddressType(click.ParamType[tuple[str, int]]):
         try:
             host = str(ipaddress.ip_address(host.removeprefix("[").removesuffix("]")))
         except ValueError:
-            self.fail(f"{value!r} is no address; write e.g. 127.0.0.1:4317", param, ctx)
+            self.fail(f"{value!r} is not an address; write e.g. 127.0.0.1:4317", param, ctx)
         if not (port.isascii() and port.isdigit() and int(port) < 1 << 16):
             self.fail(f"{value!r} has no port from 0 to 65535; write e.g. 127.0.0.1:4317", param, ctx)
         return host, int(port)
@@ -145,7 +145,7 @@ def _answer(counts: Counts) -> Answer:
     lines = [
         f"{counts.spans:,} spans in {counts.requests:,} requests, {counts.bytes:,} bytes written",
         f"rejected: {counts.rejected_spans:,} malformed spans, {counts.malformed_requests:,} requests that "
-        f"could not be read; {counts.refused_requests:,} requests put off, for their exporters to send again",
+        f"could not be read; {counts.refused_requests:,} requests answered with retry (back-pressure)",
     ]
     services = {name: asdict(of_service) for name, of_service in counts.services.items()}
     lost = columns_named("spans", "dropped events", "dropped attributes", "dropped links", kind="count")

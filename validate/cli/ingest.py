@@ -92,7 +92,7 @@ def command(
     file_format, form = file_format or click.get_current_context().meta.get(_FORMER_FORMAT, ""), form or asked_form()
     if file_format and file_format not in FORMATS:
         raise click.BadParameter(
-            f"{printable(file_format)} is none of {', '.join(FORMATS)}", param_hint="--input-format"
+            f"{printable(file_format)} is not one of {', '.join(FORMATS)}", param_hint="--input-format"
         )
     outcomes, refused = [], []
     said = ",".join(columns) if columns else None

@@ -299,9 +299,9 @@ class Window(click.ParamType[tuple[float, float]]):
         try:
             low, high = (float(part) for part in str(value).split(":"))
         except ValueError:
-            self.fail(f"{value!r} is no window; write e.g. 0.6:1 for the last 40 % of the run", param, ctx)
+            self.fail(f"{value!r} is not a window; write e.g. 0.6:1 for the last 40 % of the run", param, ctx)
         if not 0 <= low < high <= 1:
-            self.fail(f"{value!r} is no window; use 0 <= from < to <= 1", param, ctx)
+            self.fail(f"{value!r} is not a window; use 0 <= from < to <= 1", param, ctx)
         return low, high
 
 
@@ -317,7 +317,7 @@ class Duration(click.ParamType[int]):
             return value
         matched = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?)(ms|s)", str(value))
         if matched is None:
-            self.fail(f"{value!r} is no time; write e.g. 600s, 2.5s or 250ms", param, ctx)
+            self.fail(f"{value!r} is not a time; write e.g. 600s, 2.5s or 250ms", param, ctx)
         return round(float(matched[1]) * self._UNITS[matched[2]])
 
 

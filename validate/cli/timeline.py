@@ -66,7 +66,7 @@ def command(
     if out.suffix not in FORMATS:
         raise click.UsageError(f"--out {out}: name a .json (Chrome trace events) or a .pftrace (Perfetto) file")
     if not length_us:
-        raise click.UsageError("--for 0 is no window; give a time such as 500ms")
+        raise click.UsageError("--for 0 is not a window; give a time such as 500ms")
     release = load_release(coefficients or DEFAULT_RELEASE)
     run = replay(stored_experiment(store_path, name), release, parse_mode(mode_text, release.published_replay))
     shown = timeline(run, from_us, from_us + length_us)

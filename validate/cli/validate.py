@@ -41,7 +41,7 @@ class SimulatorName(click.ParamType[str]):
         """The text as it is; wrong use if it is neither."""
         if value in self.names or value.startswith(self.begins):
             return value
-        self.fail(f"{value!r} is none of {', '.join(self.names)} and no 'cmd:PATH ARGS'.", param, ctx)
+        self.fail(f"{value!r} is not one of {', '.join(self.names)} or 'cmd:PATH ARGS'.", param, ctx)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """The names, and what a command begins with."""
@@ -60,8 +60,8 @@ class SimulatorName(click.ParamType[str]):
     default="embedded",
     show_default=True,
     help="embedded (our engine), blis (the BLIS binary), both side by side, another program ('cmd:PATH ARGS'), or a "
-    "floor that every simulator should beat: floor:constant, floor:line, fitted to what the coefficients were fitted "
-    "to, or to floor:line@EXPERIMENT.",
+    "floor that every simulator should beat: floor:constant or floor:line. A floor is fitted to what the coefficients "
+    "were fitted to, or to the experiment of floor:line@EXPERIMENT.",
 )
 @click.option("--blis-binary", default=None, metavar="PATH", help="The BLIS binary, for --simulator blis and both.")
 @click.option(
@@ -134,7 +134,7 @@ def command(
     if choice in ("blis", "both") and blis_binary is None:
         raise click.UsageError(f"--simulator {choice} needs --blis-binary PATH")
     if not blis_timeout > 0:  # not a number is no limit either
-        raise click.UsageError(f"--simulator-timeout {blis_timeout} is no time; give seconds")
+        raise click.UsageError(f"--simulator-timeout {blis_timeout} is not a time; give seconds")
     with progress_line("validating") as progress:
         from blis_replay.replay.mode import parse_mode
         from blis_replay.replay.release_file import load_release

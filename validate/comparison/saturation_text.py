@@ -121,8 +121,8 @@ def _limits(found: Saturation) -> list[str]:
     if not held:
         return []
     return [
-        f"the client held its requests in flight at a limit ({'; '.join(held)}) and sent one when another was done: "
-        "its arrivals carry the server's speed, so a slower simulator builds a queue that this client would not have "
+        f"the client held its requests in flight at a limit ({'; '.join(held)}): it sent one when another was done. "
+        "Its arrivals carry the server's speed, so a slower simulator builds a queue that this client would not have "
         "built, and a faster one idles"
     ]
 

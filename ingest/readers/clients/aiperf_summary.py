@@ -72,7 +72,7 @@ def _reported(file: RecordedFile, document: Mapping[str, Any]) -> Iterator[Repor
         found = section(document, key)
         unit = 1.0 if key in _LENGTHS else US_OF.get(str(found.get("unit"))[:20])
         if found and unit is None:
-            file.tally.reject(key, "a unit that is none of time")
+            file.tally.reject(key, "a unit that is not a unit of time")
             continue
         for name, value in found.items():
             if _STATISTIC.fullmatch(name):

@@ -89,7 +89,7 @@ def check_size(span: bytes | memoryview) -> None:
 def checked_ns(ns: int, what: str) -> int | None:
     """An epoch time in ns, 0 as ``None``; raises :class:`Malformed` if it does not fit int64."""
     if not 0 <= ns <= _MAX_INT64:
-        raise Malformed(f"{what} is {ns}, which is no time")
+        raise Malformed(f"{what} is {ns}, which is not a time")
     return ns or None
 
 

@@ -43,7 +43,7 @@ def read_header(file: RecordedFile) -> TraceHeader:
     unit = document.get("time_unit", "us")
     if unit not in ("us", "microseconds"):
         raise RecordingError(
-            file.path, "field time_unit", f"{quoted(unit)} is no unit of TraceV2", "give the times in us"
+            file.path, "field time_unit", f"{quoted(unit)} is not a unit of TraceV2", "give the times in us"
         )
     server = section(document, "server")
     return TraceHeader(
@@ -101,7 +101,7 @@ def _row(values: dict[str, str]) -> tuple[str, dict[str, object]]:
     status = _STATUS.get(values["status"])
     sent_us, first_us, last_us = (whole(values[f"{event}_time_us"]) for event in ("send", "first_chunk", "last_chunk"))
     if status is None:
-        return f"status {values['status'][:40]!r} is none of {', '.join(_STATUS)}", {}
+        return f"status {values['status'][:40]!r} is not one of {', '.join(_STATUS)}", {}
     if sent_us is None or first_us is None or last_us is None:
         return "a time that is no whole number of microseconds", {}
     ok = status == "ok"

@@ -129,7 +129,7 @@ def _with_unit(field_name: str, said: str, part: str) -> Column:
         raise _refused(part, f"{field_name} is a time, and its unit is not said", say)
     known = _UNIT_NAMES.get(unit.lower(), unit.lower() if is_stamp else "")
     if known not in (*UNITS, ISO):
-        raise _refused(part, f"{quoted(unit)} is no unit of time that is known", f"use one of {units}")
+        raise _refused(part, f"{quoted(unit)} is not a known unit of time", f"use one of {units}")
     return Column(name, known)
 
 

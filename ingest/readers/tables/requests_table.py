@@ -195,14 +195,16 @@ def _count(record: Record, columns: Columns, name: str) -> int | None:
         return None
     count = whole(float(value) if isinstance(value, str) and value.strip().endswith(".0") else value)
     if count is None or count >= 1 << 31:
-        raise _UnusableError(f"{name} {quoted(value)} is no number of tokens" if name != "stage" else "no stage number")
+        raise _UnusableError(
+            f"{name} {quoted(value)} is not a number of tokens" if name != "stage" else "no stage number"
+        )
     return count
 
 
 def _us(value: object, name: str, unit: str) -> float:
     number = finite(value)
     if number is None or abs(number * UNITS[unit]) >= MAX_INTEGER:
-        raise _UnusableError(f"{name} {quoted(value)} is no number of {unit}")
+        raise _UnusableError(f"{name} {quoted(value)} is not a number of {unit}")
     # Whole nanoseconds of the epoch have more digits than a float.
     return (value + 500) // 1000 if unit == "ns" and isinstance(value, int) else number * UNITS[unit]
 
@@ -218,7 +220,7 @@ def _stamp_us(value: object, name: str, unit: str) -> int:
     if unit == ISO or not isinstance(value, int | float | str):
         stamp_us = date_us(value)
         if stamp_us is None:
-            raise _UnusableError(f"{name} {quoted(value)} is no date and time of ISO 8601")
+            raise _UnusableError(f"{name} {quoted(value)} is not a date and time of ISO 8601")
     else:
         stamp_us = round(_us(value, name, unit))
     if stamp_us < 0:
@@ -274,7 +276,7 @@ def _status(record: Record, columns: Columns) -> tuple[str, str | None]:
         code = whole(word)
         known = _STATUS.get(word) or (("ok" if code < 400 else "error") if code and 100 <= code < 600 else None)
         if known is None:
-            raise _UnusableError(f"status {quoted(said)} is none of {', '.join(dict.fromkeys(_STATUS.values()))}")
+            raise _UnusableError(f"status {quoted(said)} is not one of {', '.join(dict.fromkeys(_STATUS.values()))}")
         status = known
     if status == "error" and "timeout" in (error or "").lower():
         status = "timeout"

@@ -163,13 +163,13 @@ def test_a_parquet_table_is_one_too(tmp_path: Path) -> None:
     ("column", "value", "reason"),
     [
         ("arrival_s", "", "no arrival"),
-        ("arrival_s", "soon", "arrival 'soon' is no number of s"),
+        ("arrival_s", "soon", "arrival 'soon' is not a number of s"),
         ("arrival_s", "-1", "arrival '-1' is before the clock's zero"),
-        ("prompt_tokens", "1.5", "prompt_tokens '1.5' is no number of tokens"),
+        ("prompt_tokens", "1.5", "prompt_tokens '1.5' is not a number of tokens"),
         ("ttft_ms", "-3", "ttft '-3' is no duration"),
-        ("ttft_ms", "1,5", "ttft '1,5' is no number of ms"),
+        ("ttft_ms", "1,5", "ttft '1,5' is not a number of ms"),
         ("ttft_ms", "151", "the first token comes 1000 us after the end"),
-        ("status", "perhaps", "status 'perhaps' is none of ok, error, timeout, aborted"),
+        ("status", "perhaps", "status 'perhaps' is not one of ok, error, timeout, aborted"),
     ],
 )
 def test_a_bad_value_costs_its_row_and_is_named(tmp_path: Path, column: str, value: str, reason: str) -> None:
@@ -215,7 +215,7 @@ def test_what_cannot_be_told_is_refused_in_one_line(tmp_path: Path, table: objec
         ("ttft", "expected FIELD=COLUMN, or FIELD=COLUMN:UNIT"),
         ("tftt=x:ms", "'tftt' is no field of a request; did you mean ttft?"),
         ("ttft=x", "ttft is a time, and its unit is not said; add one of ns, us, ms, s, e.g. ttft=x:ms"),
-        ("ttft=x:h", "'h' is no unit of time that is known; use one of ns, us, ms, s"),
+        ("ttft=x:h", "'h' is not a known unit of time; use one of ns, us, ms, s"),
         ("ttft=x:ms,ttft=y:ms", "ttft has a column already, x"),
     ],
 )

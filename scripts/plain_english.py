@@ -1,0 +1,219 @@
+"""Find sentences that are hard to read, in the pages and in what the program prints.
+
+    python scripts/plain_english.py            # exit code 1 if there is one
+    python scripts/plain_english.py --long 20  # also list sentences of more than 20 words, longest last
+
+Checked are README.md, the pages of docs/, and string literals of the packages that read like prose.  A sentence has at
+most ``LONGEST`` words; the median over a page has at most ``MEDIAN``.  ``BANNED`` words have a better one beside them.
+Code spans and numbers with their units count as one word.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from statistics import median
+
+from docs_pages import ROOT, all_pages, parts_of
+
+LONGEST, MEDIAN = 35, 16
+# Pattern -> what to write instead.
+BANNED = {
+    r"\bmade recordings?\b": "synthetic recording",
+    r"\b(?:is|are) none\b": "is not a ..., or: not available",
+    r"\bis no (?:number|time|mapping|step time|date|address|window|unit)\b": "expected a number, a time, ...",
+    r"\bof which nothing\b": "held out",
+    r"\bnot stated\b": "unknown",
+    r"\bput off\b": "retried (back-pressure)",
+    r"\bmends?\b|\bmended\b|\bmending\b": "fix, remedy",
+    r"% (?:too )?(?:short|long)\b": "under-predicted / over-predicted by N %",
+    r"\b(?:value|number|row|token|line|entry) an? (?:request|step|second|token|experiment|model)\b": "per request, ...",
+    r"\bwithout bound\b": "unlimited",
+    r"\bin vain\b": "without effect, or: unused",
+    r"\bby itself alone\b": "alone",
+    r"\bit lacks what\b": "say what is missing",
+    r"\bthe way from\b": "the difference between",
+    r"\bwords? for word\b|\bword by word\b": "exactly",
+    r"\ball the same\b": "still, nevertheless",
+}
+# Findings that pages still have, until somebody rewrites them: this may shrink, never grow.
+LEFT = {
+    "docs/architecture.md": 1,
+    "docs/attribution.md": 12,
+    "docs/benchmarks.md": 2,
+    "docs/calibration.md": 13,
+    "docs/case-study.md": 3,
+    "docs/checks.md": 8,
+    "docs/cluster.md": 1,
+    "docs/collector.md": 4,
+    "docs/cookbook.md": 2,
+    "docs/engine.md": 9,
+    "docs/extending.md": 1,
+    "docs/faults.md": 2,
+    "docs/formats.md": 12,
+    "docs/fuzzing.md": 7,
+    "docs/gating.md": 4,
+    "docs/json.md": 8,
+    "docs/load-generators.md": 6,
+    "docs/metrics.md": 2,
+    "docs/physical.md": 7,
+    "docs/recorder.md": 3,
+    "docs/roofline.md": 6,
+    "docs/silicon.md": 3,
+    "docs/studies.md": 8,
+    "docs/terminal.md": 1,
+    "docs/trees.md": 5,
+    "docs/workload-spec.md": 4,
+    "docs/workloads.md": 1,
+    "docs/your-recording.md": 2,
+}
+_ROOMS = ("blis", "compiled", "fixtures", "ingest", "recorder", "replay", "strict", "validate")
+_CODE, _LINK, _MARKS = (
+    re.compile(r"`[^`]*`"),
+    re.compile(r"!?\[([^\]]*)\]\([^)]*\)"),
+    re.compile(r"[*_]{1,2}(?=\S)|(?<=\S)[*_]{1,2}"),
+)
+_END = re.compile(r"(?<=[.!?])[\")]?\s+(?=[A-Z0-9`\"(])")
+_END_OR_SEMICOLON = re.compile(rf"{_END.pattern}|;\s+")
+_WORD = re.compile(r"[^\W_][\w'’.,%/-]*")
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A sentence and where it stands; ``prose``: of a paragraph, not of a table or a message."""
+
+    place: str
+    text: str
+    prose: bool = False
+
+    @property
+    def words(self) -> int:
+        """How many it has."""
+        return len(_WORD.findall(self.text))
+
+
+def of_markdown(place: str, text: str) -> Iterator[Sentence]:
+    """The sentences of a page: its prose, list items and cells of tables, without blocks of code."""
+    for part in parts_of(text):
+        if part.kind == "prose":
+            yield from _of_lines(place, part.line, part.body)
+        elif part.kind == "region":
+            inner = parts_of("\n".join(part.body))
+            for one in inner:
+                if one.kind == "prose":
+                    yield from _of_lines(place, part.line + one.line, one.body)
+
+
+def _of_lines(place: str, first: int, lines: tuple[str, ...]) -> Iterator[Sentence]:
+    paragraph: list[str] = []
+    start = first
+    for at, line in enumerate([*lines, ""], first):
+        row = line.lstrip().startswith("|")
+        if not line.strip() or row or re.match(r"\s*(?:[-*]|\d+\.) |#", line):
+            yield from _split(f"{place}:{start}", " ".join(paragraph), prose=True)
+            paragraph, start = [], at
+        if row:
+            for cell in re.split(r"(?<!\\)\|", line.strip().strip("|")):
+                yield from _split(f"{place}:{at}", cell.strip())
+        elif line.strip() and not line.startswith(("#", "<!--")):
+            if not paragraph:
+                start = at
+            paragraph.append(re.sub(r"^\s*(?:[-*]|\d+\.) ", "", line).strip())
+
+
+def _split(place: str, text: str, *, prose: bool = False) -> Iterator[Sentence]:
+    """In tables and messages a semicolon ends a sentence as well: problem; remedy."""
+    plain = _MARKS.sub("", _LINK.sub(r"\1", _CODE.sub("Code", text)))
+    for sentence in (_END if prose else _END_OR_SEMICOLON).split(plain):
+        if _WORD.search(sentence):
+            yield Sentence(place, sentence.strip(), prose)
+
+
+def of_module(place: str, text: str) -> Iterator[Sentence]:
+    """The sentences of string literals that are printed: some words, no docstring, no SQL."""
+    tree = ast.parse(text)
+    inside = {
+        id(part)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.JoinedStr)
+        for part in ast.walk(node)
+        if part is not node
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            inside.add(id(node.value))  # a docstring
+    for node in ast.walk(tree):
+        if id(node) in inside:
+            continue
+        if isinstance(node, ast.JoinedStr):
+            said = "".join(str(part.value) if isinstance(part, ast.Constant) else "X" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            said = node.value
+        else:
+            continue
+        if _is_prose(said):
+            yield from _split(f"{place}:{node.lineno}", " ".join(said.split()))
+
+
+def _is_prose(text: str) -> bool:
+    """Some words, and no SQL, markup or regular expression."""
+    code = re.search(r"\bSELECT\b|\bFROM\b|<\w|\\[bsdw(]", text)
+    return (
+        code is None
+        and len(re.findall(r"\b(?:a|an|and|as|at|for|in|is|it|no|not|of|or|per|that|the|to|with)\b", text)) > 1
+    )
+
+
+def sentences() -> Iterator[Sentence]:
+    """All that is checked."""
+    for page in all_pages():
+        yield from of_markdown(str(page.source.relative_to(ROOT)), page.text)
+    for room in _ROOMS:
+        for path in sorted((ROOT / room).rglob("*.py")):
+            yield from of_module(str(path.relative_to(ROOT)), path.read_text("utf-8"))
+
+
+def findings(checked: Iterable[Sentence]) -> list[str]:
+    """A line for each sentence that is too long or has a banned word, and for each page whose median is too high."""
+    found, pages = [], dict[str, list[int]]()
+    for one in checked:
+        if one.words > LONGEST:
+            found.append(f"{one.place}: {one.words} words, at most {LONGEST}: {one.text}")
+        for pattern, better in BANNED.items():
+            if word := re.search(pattern, one.text):
+                found.append(f"{one.place}: {word[0]!r}; write {better}: {one.text}")
+        if one.prose:
+            pages.setdefault(one.place.split(":")[0], []).append(one.words)
+    for page, words in pages.items():
+        if median(words) > MEDIAN:
+            found.append(f"{page}:1: the median sentence has {median(words):g} words, at most {MEDIAN}")
+    return found
+
+
+def main() -> int:
+    """0: nothing was found."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--long", type=int, metavar="WORDS", help="list sentences of more words as well")
+    parser.add_argument("--all", action="store_true", help="list what is known as well")
+    given = parser.parse_args()
+    checked = list(sentences())
+    if given.long is not None:
+        for one in sorted((one for one in checked if one.words > given.long), key=lambda one: one.words):
+            print(f"{one.words:3} {one.place}: {one.text}")
+    found = findings(checked)
+    counts = Counter(line.split(":")[0] for line in found)
+    wrong = [line for line in found if given.all or counts[page := line.split(":")[0]] > LEFT.get(page, 0)]
+    wrong += [f"{page}: {counts[page]} findings, not {n}; change LEFT" for page, n in LEFT.items() if counts[page] < n]
+    print("\n".join(wrong))
+    prose = median(one.words for one in checked if one.prose)
+    print(f"{len(checked):,} sentences, median of prose {prose:g} words; {len(found)} to rewrite")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
