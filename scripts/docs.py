@@ -24,9 +24,9 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 
 from docs_generated import GENERATED, refuse_unknown_options, rooms_svg
-from docs_html import build_site
 from docs_pages import ROOT, Command, Page, Part, all_pages, commands_of, parts_of, refreshed, text_of
 from docs_pictures import shot
+from docs_site import build_site
 
 DATA = Path(os.environ.get("BLIS_REPLAY_DATA", ROOT.parent / "shared" / "data"))
 HAS_RECORDINGS = (DATA / "NOTES.md").is_file()

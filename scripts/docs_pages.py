@@ -28,28 +28,43 @@ ROOT = Path(__file__).parents[1]
 
 # Section of the navigation -> its pages, in the order of a first visit.
 NAVIGATION: dict[str, tuple[str, ...]] = {
-    "Start": ("README.md", "docs/install.md", "docs/quick-start.md", "docs/your-recording.md", "docs/case-study.md"),
-    "Why is it off?": (
+    "Start": ("README.md", "docs/install.md"),
+    "Tutorials": ("docs/quick-start.md", "docs/your-recording.md", "docs/cookbook.md", "docs/case-study.md"),
+    "How-to guides": (
         "docs/attribution.md",
-        "docs/faults.md",
-        "docs/timeline.md",
         "docs/report.md",
-        "docs/workload-spec.md",
-    ),
-    "Coefficients": (
-        "docs/cookbook.md",
+        "docs/timeline.md",
+        "docs/whatif.md",
         "docs/calibration.md",
         "docs/gating.md",
+        "docs/recorder.md",
+        "docs/collector.md",
+        "docs/workloads.md",
+        "docs/cluster.md",
+        "docs/python.md",
+        "docs/extending.md",
+    ),
+    "Reference": (
+        "docs/metrics.md",
+        "docs/checks.md",
+        "docs/formats.md",
+        "docs/load-generators.md",
+        "docs/terminal.md",
+        "docs/json.md",
+        "docs/commands.md",
+    ),
+    "Research notes": (
+        "docs/workload-spec.md",
+        "docs/engine.md",
         "docs/physical.md",
         "docs/roofline.md",
         "docs/silicon.md",
         "docs/trees.md",
+        "docs/studies.md",
+        "docs/faults.md",
+        "docs/benchmarks.md",
     ),
-    "What is measured": ("docs/metrics.md", "docs/checks.md", "docs/load-generators.md"),
-    "Recordings": ("docs/recorder.md", "docs/formats.md", "docs/collector.md", "docs/fuzzing.md"),
-    "The simulator": ("docs/engine.md", "docs/whatif.md", "docs/workloads.md", "docs/cluster.md", "docs/studies.md"),
-    "Using it": ("docs/commands.md", "docs/terminal.md", "docs/json.md", "docs/python.md"),
-    "Inside": ("docs/architecture.md", "docs/extending.md", "docs/documentation.md", "docs/benchmarks.md"),
+    "Project": ("docs/architecture.md", "docs/documentation.md", "docs/fuzzing.md"),
 }
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import click
-import docs_html
+import docs_site
 import plain_english
 import pytest
 from docs_generated import GENERATED, imports_between, rooms_svg
@@ -49,12 +49,30 @@ def test_every_markdown_file_of_the_documentation_is_in_the_navigation() -> None
     assert {page.source for page in all_pages()} == {ROOT / "README.md", *(ROOT / "docs").glob("*.md")}
 
 
-def test_no_link_of_the_site_leads_to_nothing_and_nothing_is_loaded_from_elsewhere(tmp_path: Path) -> None:
-    assert docs_html.build_site(tmp_path / "site") == []
-    for page in (tmp_path / "site").glob("*.html"):
-        text = page.read_text("utf-8")
-        assert "<script" not in text
-        assert 'src="http' not in text and 'rel="stylesheet" href="style.css"' in text
+@pytest.mark.slow
+def test_no_link_of_the_site_leads_to_nothing_and_each_verb_has_a_page(tmp_path: Path) -> None:
+    """Links inside of the site, and whatever a page loads: there is a search, and nothing from elsewhere."""
+    assert docs_site.build_site(tmp_path / "site") == []
+    verbs = {path.stem.removeprefix("blis-replay-") for path in (tmp_path / "site").glob("blis-replay-*.html")}
+    assert set(VERBS) <= verbs
+    assert (tmp_path / "site" / "search.json").stat().st_size > 100_000
+    (tmp_path / "site" / "new.html").write_text(
+        '<a href="gating.html#no">x</a><a href="no.html">x</a><img src="https://elsewhere"><a id="a" href="#a">x</a>'
+    )
+    assert docs_site.broken_links(tmp_path / "site") == [
+        "new.html: https://elsewhere is loaded from elsewhere",
+        "new.html: gating.html#no leads to nothing",
+        "new.html: no.html leads to nothing",
+    ]
+
+
+def test_zensical_gets_pages_without_the_marks_of_the_executed_blocks(write: Write) -> None:
+    page = write(
+        "# P\n\n```console recordings\n$ ls\n```\n```yaml a.yaml\na: 1\n```\n<!-- begin x -->\nx\n<!-- end x -->\n"
+    )
+    assert docs_site.staged_text(page) == (
+        '# P\n\n```console title="needs the published recordings"\n$ ls\n```\n```yaml title="a.yaml"\na: 1\n```\nx\n'
+    )
 
 
 @pytest.mark.parametrize("page", all_pages(), ids=lambda page: page.source.name)
@@ -162,11 +180,6 @@ def test_a_page_is_its_parts(lines: list[str]) -> None:
     except ValueError:
         return
     assert text_of(parts) == text
-
-
-def test_headings_have_the_anchors_of_a_forge() -> None:
-    assert docs_html.anchor_of("Why is it `off`? 31,906 %") == "why-is-it-off-31906-"
-    assert docs_html.anchor_of("One", ["one", "one-1"]) == "one-2"
 
 
 def test_a_page_that_is_not_current_is_told_and_mended(write: Write) -> None:

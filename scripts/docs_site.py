@@ -1,0 +1,167 @@
+"""From the pages to a static site, by Zensical; every link inside of it is checked.
+
+Zensical is maintained by the authors of Material for MkDocs, reads the same Markdown, and brings search, contents,
+highlighting and copy buttons.  It gets a copy of the pages: marks of blocks that only ``docs.py`` reads are taken
+out, and the page of commands is split into a page for each verb.  Nothing is loaded from elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from urllib.parse import unquote
+
+from docs_pages import NAVIGATION, ROOT, Page, page_of, parts_of
+
+_VERBS = "docs/commands.md"
+_CONFIGURATION = """\
+[project]
+site_name = "blis-replay"
+site_description = "How far a simulator is from a real vLLM server, and why."
+docs_dir = "pages"
+site_dir = "site"
+use_directory_urls = false
+nav = {nav}
+
+[project.theme]
+language = "en"
+font = false
+features = [
+    "content.code.copy", "navigation.footer", "navigation.sections", "navigation.indexes", "navigation.top",
+    "navigation.tracking", "search.highlight", "toc.follow",
+]
+
+[[project.theme.palette]]
+media = "(prefers-color-scheme: light)"
+scheme = "default"
+toggle.icon = "lucide/sun"
+toggle.name = "Dark colours"
+
+[[project.theme.palette]]
+media = "(prefers-color-scheme: dark)"
+scheme = "slate"
+toggle.icon = "lucide/moon"
+toggle.name = "Light colours"
+
+[project.markdown_extensions]
+attr_list = {{}}
+tables = {{}}
+md_in_html = {{}}
+toc.permalink = true
+toc.slugify.object = "pymdownx.slugs.slugify"
+toc.slugify.kwds = {{ case = "lower" }}
+pymdownx.highlight.pygments_lang_class = true
+pymdownx.superfences = {{}}
+"""
+
+
+def build_site(out: Path) -> list[str]:
+    """Write the site into ``out``, in place of what was there; returns the broken links, a line each."""
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        nav = [{section: list(_staged(section, folder / "pages"))} for section in NAVIGATION]
+        for picture in (path for kind in ("*.png", "*.svg") for path in (ROOT / "docs").glob(kind)):
+            shutil.copy(picture, folder / "pages")
+        (folder / "zensical.toml").write_text(_CONFIGURATION.format(nav=_toml(nav)), "utf-8")
+        command = [str(Path(sys.executable).with_name("zensical")), "build", "--clean"]
+        ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        if ended.returncode:
+            return [f"zensical: {line}" for line in (ended.stdout + ended.stderr).splitlines() if line.strip()]
+        shutil.rmtree(out, ignore_errors=True)
+        shutil.copytree(folder / "site", out)
+    return broken_links(out)
+
+
+def _staged(section: str, folder: Path) -> Iterator[dict[str, Any]]:
+    """Write the pages of a section as Zensical reads them; their titles and files, in order."""
+    folder.mkdir(exist_ok=True)
+    for name in NAVIGATION[section]:
+        page = page_of(name)
+        file = Path(page.html).with_suffix(".md").name
+        text = staged_text(page)
+        if name != _VERBS:
+            (folder / file).write_text(text, "utf-8")
+            yield {page.title: file}
+            continue
+        index, *verbs = re.split(r"^## (?=blis-replay )", text, flags=re.MULTILINE)
+        titles = [verb.partition("\n")[0] for verb in verbs]
+        links = "".join(f"- [{title}]({_verb_file(title)})\n" for title in titles)
+        (folder / file).write_text(f"{index}\n{links}", "utf-8")
+        for title, verb in zip(titles, verbs, strict=True):
+            (folder / _verb_file(title)).write_text(f"# {verb}", "utf-8")
+        yield {page.title: [file, *({title.removeprefix("blis-replay "): _verb_file(title)} for title in titles)]}
+
+
+def _verb_file(title: str) -> str:
+    return f"{title.replace(' ', '-')}.md"
+
+
+def staged_text(page: Page) -> str:
+    """The page without the marks that only ``docs.py`` reads; the README's links as of a page among the others."""
+    lines: list[str] = []
+    for part in parts_of(page.text):
+        if part.kind == "fence":
+            named = part.words and part.language != "console"
+            recordings = part.language == "console" and "recordings" in part.words
+            title = part.words[0] if named else "needs the published recordings" if recordings else ""
+            lines += [f"```{part.language}" + (f' title="{title}"' if title else ""), *part.body, "```"]
+        else:
+            lines += part.body
+    text = "\n".join(lines) + "\n"
+    return text.replace("](docs/", "](") if page.source.name == "README.md" else text
+
+
+def _toml(value: Any) -> str:
+    """Lists, inline tables and strings as TOML: JSON but for the equals sign."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{json.dumps(key)} = {_toml(of_key)}' for key, of_key in value.items())} }}"
+    return json.dumps(value)
+
+
+class _Page(HTMLParser):
+    """The anchors of a page, and what it links to or loads."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.anchors: set[str] = set()
+        self.links: list[str] = []
+        self.loaded: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Remember ``id``, ``href`` and ``src``."""
+        given = {name: value for name, value in attrs if value}
+        self.anchors |= {given[name] for name in ("id", "name") if name in given}
+        if tag == "a" and "href" in given:
+            self.links.append(given["href"])
+        elif tag in ("script", "img", "iframe") or (tag == "link" and given.get("rel") == "stylesheet"):
+            self.loaded += [given[name] for name in ("src", "href") if name in given]
+
+
+def broken_links(site: Path) -> list[str]:
+    """Links to pages, headings and files that there are not, and what would be loaded from elsewhere."""
+    pages = {path: _Page(path.read_text("utf-8")) for path in sorted(site.rglob("*.html")) if path.name != "404.html"}
+    broken: list[str] = []
+    for path, page in pages.items():
+        name = path.relative_to(site).as_posix()
+        broken += [f"{name}: {link} is loaded from elsewhere" for link in page.loaded if "//" in link]
+        for link in dict.fromkeys([*page.links, *page.loaded]):
+            if "//" in link or link.startswith("mailto:"):
+                continue
+            file, _, anchor = unquote(link).partition("#")
+            target = (path.parent / file.partition("?")[0]).resolve() if file else path
+            target = target / "index.html" if target.is_dir() else target
+            missing = anchor and target in pages and anchor not in pages[target].anchors
+            if not target.exists() or missing:
+                broken.append(f"{name}: {link} leads to nothing")
+    return broken
