@@ -66,7 +66,7 @@ def public_functions() -> list[str]:
 def contents() -> list[str]:
     """Every page of the documentation, under its section."""
     return [
-        f"- {section}: " + ", ".join(f"[{page_of(name).title}]({name})" for name in names if name != "README.md")
+        f"- {section}: " + " · ".join(f"[{page_of(name).title}]({name})" for name in names if name != "README.md")
         for section, names in NAVIGATION.items()
     ]
 

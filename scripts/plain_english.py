@@ -78,7 +78,7 @@ _CODE, _LINK, _MARKS = (
     re.compile(r"!?\[([^\]]*)\]\([^)]*\)"),
     re.compile(r"[*_]{1,2}(?=\S)|(?<=\S)[*_]{1,2}"),
 )
-_END = re.compile(r"(?<=[.!?])[\")]?\s+(?=[A-Z0-9`\"(])")
+_END = re.compile(r"(?<=[.!?])[\")]?\s+(?=[A-Z0-9`\"(])| · ")
 _END_OR_SEMICOLON = re.compile(rf"{_END.pattern}|;\s+")
 _WORD = re.compile(r"[^\W_][\w'’.,%/-]*")
 
