@@ -208,8 +208,9 @@ def main() -> int:
     found = findings(checked)
     counts = Counter(line.split(":")[0] for line in found)
     wrong = [line for line in found if given.all or counts[page := line.split(":")[0]] > LEFT.get(page, 0)]
-    wrong += [f"{page}: {counts[page]} findings, not {n}; change LEFT" for page, n in LEFT.items() if counts[page] < n]
-    print("\n".join(wrong))
+    fewer = [(page, n) for page, n in LEFT.items() if counts[page] < n]
+    notes = [f"note: {page} has {counts[page]} findings, not {n}; write that into LEFT" for page, n in fewer]
+    print("\n".join([*wrong, *notes]))
     prose = median(one.words for one in checked if one.prose)
     print(f"{len(checked):,} sentences, median of prose {prose:g} words; {len(found)} to rewrite")
     return 1 if wrong else 0
