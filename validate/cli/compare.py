@@ -95,7 +95,7 @@ def command(
 
     if asked:
         if published or unseen or list_them or experiment:
-            raise click.UsageError("--simulators goes with experiments alone; leave --published, --held-out, --runs, -e out")
+            raise click.UsageError("--simulators goes with experiments alone; leave other choices out")
         print_answer(form, _simulators(store_path, sides, asked, coefficients, blis_binary, simulator_timeout))
         return
     if (len(sides) == 2) + published + list_them != 1 or len(sides) not in (0, 2):
