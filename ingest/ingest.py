@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from blis_replay.ingest.checks.registry import run_checks
-from blis_replay.ingest.recording import Recording
+from blis_replay.ingest.errors import RecordingError
+from blis_replay.ingest.recording import PUBLISHED, Recording
 from blis_replay.ingest.store.file import Store, limit_writing, open_store
 from blis_replay.ingest.store.recordings import (
     WriteOutcome,
     given_engine,
     is_stored_experiment,
+    stored_counts,
     stored_files,
     stored_unchanged,
     write_recording,
@@ -66,6 +68,7 @@ def ingest_source(
     *,
     profile: Mapping[str, object] | None = None,
     engine_file: Path | None = None,
+    even_worse: bool = False,
     progress: Progress | None = None,
 ) -> IngestOutcome:
     """Read an experiment directory, or files of one experiment, check them, and store them in one transaction.
@@ -73,7 +76,9 @@ def ingest_source(
     ``source``, ``profile`` and ``progress`` as in ``assemble.read_recording``; ``engine_file``: YAML of engine
     arguments that overrule all others.  What was said of columns, model and engine arguments of a source that is
     stored holds until something else is said.  What this program has stored of the same bytes is not parsed again.
-    Raises ``RecordingError`` (nothing to judge, unreadable file) or ``StoreError``; the store is then as it was.
+    What is stored is replaced by what has fewer requests or steps, or lost more records, only if ``even_worse``.
+    Raises ``RecordingError`` (nothing to judge, unreadable file, a worse copy) or ``StoreError``; the store is then
+    as it was.
     """
     from blis_replay.ingest.assemble import read_recording
     from blis_replay.ingest.readers.discovery import Source, sources_of
@@ -91,9 +96,34 @@ def ingest_source(
     with read_recording(source, profile=profile, given=given, progress=progress) as recording:
         checked, layout = _checked(recording)
         with open_store(store_path) as store:
+            if not even_worse:
+                _refuse_worse(store, checked, source)
             limit_writing(store)
             outcome = write_recording(store, checked, layout, _reader_hash(source.form))
     return replace(_outcome(checked, outcome, time.perf_counter() - begin), engine_given_before=again)
+
+
+_NOT_WORSE = ("requests", "steps", "iterations", "rejected")
+
+
+def _refuse_worse(store: Store, recording: Recording, source: Source) -> None:
+    """A copy that was cut off must not take the place of the whole one: what it is of is gone for good then."""
+    stored = stored_counts(store, recording.slug)
+    if stored is None or stored.ground_truth == PUBLISHED or stored.content_hash == recording.content_hash:
+        return
+    now = _outcome(recording, "replaced", 0.0)
+    worse = [
+        f"{getattr(now, name):,} {what} where the stored one has {getattr(stored, name):,}"
+        for name, what in zip(_NOT_WORSE, (*_NOT_WORSE[:-1], "rejected records"), strict=True)
+        if (getattr(now, name) - getattr(stored, name)) * (1 if name == "rejected" else -1) > 0
+    ]
+    if worse:
+        raise RecordingError(
+            source.root,
+            "",
+            f"it has {', '.join(worse)}; {recording.slug} stays as it is stored",
+            "copy it again, or give --replace if it is another run",
+        )
 
 
 def _given_before(store_path: Path, slug: str) -> GivenArguments | None:
@@ -137,10 +167,11 @@ def _unchanged(
         counts = stored_unchanged(store, source.slug, content_hash, _reader_hash(source.form))
     if counts is None:
         return None
-    told = {name: value for name, value in asdict(counts).items() if name != "missing"}
+    told = {name: value for name, value in asdict(counts).items() if name in _TOLD}
     return IngestOutcome(source.slug, outcome="unchanged", seconds=0.0, not_read=not_read(counts.missing), **told)
 
 
+_TOLD = ("alias", "requests", "steps", "iterations", "findings", "rejected", "bytes")
 _UNREAD_SPANS = re.compile(r"(\d+) spans '(.*)' of scope '.*': not read")
 _MOST_NAMES = 12
 

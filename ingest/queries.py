@@ -107,15 +107,15 @@ FROM kv_events WHERE slug = ? GROUP BY ALL ORDER BY event, medium, target_medium
 
 HASHES = "SELECT content_hash, derived_hash FROM experiments WHERE slug = ?"
 
-STORED_UNCHANGED = """
+STORED_COUNTS = """
 SELECT alias, (SELECT count(*) FROM requests r WHERE r.slug = e.slug),
        (SELECT count(*) FROM steps s WHERE s.slug = e.slug),
        (SELECT count(*) FROM iterations i WHERE i.slug = e.slug),
        (SELECT count(*) FROM findings f WHERE f.slug = e.slug),
        (SELECT coalesce(sum(rejected_count), 0)::BIGINT FROM source_files f WHERE f.slug = e.slug),
        (SELECT coalesce(sum(bytes), 0)::BIGINT FROM source_files f WHERE f.slug = e.slug),
-       missing
-FROM experiments e WHERE slug = ? AND content_hash = ? AND read_by = ?
+       ground_truth, content_hash, read_by, missing
+FROM experiments e WHERE slug = ?
 """
 
 LIST_EXPERIMENTS = """

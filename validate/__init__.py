@@ -72,13 +72,15 @@ def ingest(
     engine: Path | str | None = None,
     columns: Mapping[str, str] | None = None,
     model: str | None = None,
+    replace: bool = False,
     store: _StorePath = None,
 ) -> pl.DataFrame:
     """Read experiments into the store; a row each: slug, alias, outcome, and how much was read.
 
     ``paths``: directories, files and patterns, as ``blis-replay ingest`` takes them; ``engine``: a YAML file of engine
-    arguments; ``columns``: of a table, ``{"ttft": "first_token_after:ms"}``; ``model``: what was served.  Raises
-    ``RecordingError`` for the first that cannot be read.
+    arguments; ``columns``: of a table, ``{"ttft": "first_token_after:ms"}``; ``model``: what was served; ``replace``:
+    store also what has fewer requests or steps than what is stored.  Raises ``RecordingError`` for the first that
+    cannot be read.
     """
     from blis_replay.fixtures.catalogue import profile_of
     from blis_replay.ingest.ingest import ingest_source, outcomes_table
@@ -88,7 +90,7 @@ def ingest(
     path, engine_file = _store(store), Path(engine) if engine else None
     said = None if columns is None else ",".join(f"{field}={column}" for field, column in columns.items())
     outcomes = [
-        ingest_source(path, source, profile=profile_of(source.slug), engine_file=engine_file)
+        ingest_source(path, source, profile=profile_of(source.slug), engine_file=engine_file, even_worse=replace)
         for source in sources_of([str(path) for path in paths], columns=said, model=model)
     ]
     return frame(outcomes_table(outcomes))

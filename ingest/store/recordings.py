@@ -224,7 +224,8 @@ def is_stored_experiment(store: Store, slug: str) -> bool:
 class StoredCounts:
     """What an experiment that was ingested before has.
 
-    ``rejected``: records, ``bytes``: of all its files; ``missing``: what it lacks, in words.
+    ``rejected``: records, ``bytes``: of all its files; ``missing``: what it lacks, in words; ``read_by``: hash of the
+    program that read its files, None if it has none.
     """
 
     alias: str
@@ -234,13 +235,23 @@ class StoredCounts:
     findings: int
     rejected: int
     bytes: int
+    ground_truth: GroundTruth
+    content_hash: str
+    read_by: str | None
     missing: tuple[str, ...]
+
+
+def stored_counts(store: Store, slug: str) -> StoredCounts | None:
+    """What is stored of a slug; ``None`` if nothing is."""
+    row = first_row(store.connection, queries.STORED_COUNTS, [slug])
+    return None if row is None else replace(StoredCounts(*row), missing=tuple(json.loads(row[-1])))
 
 
 def stored_unchanged(store: Store, slug: str, content_hash: str, read_by: str) -> StoredCounts | None:
     """What is stored of a slug if the same program read the same content; ``None`` if it has to be read again."""
-    row = first_row(store.connection, queries.STORED_UNCHANGED, [slug, content_hash, read_by])
-    return None if row is None else replace(StoredCounts(*row), missing=tuple(json.loads(row[-1])))
+    counts = stored_counts(store, slug)
+    same = counts is not None and (counts.content_hash, counts.read_by) == (content_hash, read_by)
+    return counts if same else None
 
 
 def list_experiments(store: Store) -> list[ExperimentRow]:

@@ -64,6 +64,33 @@ def test_an_unchanged_recording_is_hashed_and_not_parsed(tmp_path: Path, monkeyp
     assert len(parsed) == 3
 
 
+_HEADER, _ROW = "TIMESTAMP,ContextTokens,GeneratedTokens", "2023-11-16 18:15:{:02}.68,374,44"
+
+
+@pytest.mark.parametrize(
+    ("rows", "complaint"),
+    [
+        ([_ROW.format(second) for second in range(7)], "it has 7 requests where the stored one has 8"),
+        ([*(_ROW.format(second) for second in range(8)), "2023-"], "it has 1 rejected records where .* has 0"),
+    ],
+)
+def test_a_worse_copy_does_not_replace_a_better_one(tmp_path: Path, rows: list[str], complaint: str) -> None:
+    """A copy that lost its end, or has a torn row, leaves what is stored; asked for, it replaces it."""
+    folder, store_path = tmp_path / "burst", tmp_path / "s.duckdb"
+    folder.mkdir()
+    trace = folder / "trace.csv"
+    trace.write_text("\n".join([_HEADER, *(_ROW.format(second) for second in range(8)), ""]))
+    ingest_source(store_path, folder)
+    trace.write_text("\n".join([_HEADER, *rows, ""]))
+    with pytest.raises(
+        RecordingError, match=f"{complaint}; burst stays as it is stored; copy it again, or .*--replace"
+    ):
+        ingest_source(store_path, folder)
+    with open_store(store_path, read_only=True) as store:
+        assert [row.requests for row in list_experiments(store)] == [8]
+    assert ingest_source(store_path, folder, even_worse=True).outcome == "replaced"
+
+
 def test_engine_arguments_that_were_given_once_are_used_again(tmp_path: Path) -> None:
     """A later ingest without --engine uses them and says so; another file replaces them all, and {} forgets them."""
     folder, store_path, engine = tmp_path / "burst", tmp_path / "s.duckdb", tmp_path / "engine.yaml"

@@ -55,6 +55,9 @@ class _Form(click.Choice[str]):
     type=click.Path(path_type=Path, dir_okay=False),
     help="YAML of engine arguments, e.g. `num_gpu_blocks: 26603`; kept for later ingests of the experiment.",
 )
+@click.option(
+    "--replace", "even_worse", is_flag=True, help="Store also what has fewer requests or steps than what is stored."
+)
 @store_option
 @form_options
 def command(
@@ -64,6 +67,7 @@ def command(
     columns: tuple[str, ...],
     model: str | None,
     engine_file: Path | None,
+    even_worse: bool,
     store_path: Path,
     form: str | None,
 ) -> int:
@@ -72,9 +76,9 @@ def command(
     A directory is one experiment, or holds several with an exp-config.yaml each; files of
     one folder are one, called like the folder.
     Formats are found out by content. Each experiment is read in one transaction; reading
-    the same content again changes nothing. Instrument checks run at once; see
-    `blis-replay inspect`. One that cannot be read is reported, the others are read all the
-    same; the exit code is then 3.
+    the same content again changes nothing; a copy that was cut off replaces the whole one
+    only with --replace. Instrument checks run at once; see `blis-replay inspect`. One that
+    cannot be read is reported, the others are read all the same; the exit code is then 3.
 
     \b
     Examples:
@@ -108,6 +112,7 @@ def command(
                     source,
                     profile=profile_of(source.slug),
                     engine_file=engine_file,
+                    even_worse=even_worse,
                     progress=None if progress is None else lambda name, done, total: progress(done, total, name),
                 )
         except RecordingError as error:

@@ -1,0 +1,501 @@
+"""Every verb on what nobody meant: ``python scripts/fuzz_verbs.py WHAT [--seconds N] [--rounds N] [--seed N]``.
+
+WHAT is ``recordings`` (the directories given, damaged a file or two at a time, ingested, then through every verb),
+``stores`` (a sound store with some bytes changed), ``yaml`` (coefficients, policies, workloads, engines and
+configurations), ``cache`` (compiled code) or ``kills`` (each writing verb ended by SIGKILL, 30 times).
+
+Each round is a process of its own that has all modules loaded, with a store, a home and a working directory of its
+own.  A verb ends with 0 and no complaint, with 2 or 3 and one printable line, or with 1 and a verdict; it takes a
+bounded time and memory, warnings are errors, and what was stored before is there as it was.  What breaks a rule is
+kept in ``--findings`` with the command, and the run goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gzip
+import io
+import json
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from pkgutil import walk_packages
+
+os.environ["POLARS_MAX_THREADS"] = os.environ["OMP_NUM_THREADS"] = "1"  # inputs are too small to be shared
+
+from fuzz_mutations import mutated_bytes, mutated_file, mutated_json, mutated_rows, mutated_table
+
+import blis_replay.validate
+from blis_replay.blis.verification.conservation import check_conservation
+from blis_replay.blis.verification.workloads import scenarios
+from blis_replay.ingest.errors import printable
+from blis_replay.ingest.readers.files import GZIP_MAGIC, ZSTD_MAGIC, RecordedFile
+from blis_replay.validate.cli.main import main as blis_replay_main
+
+KEPT_BYTES = 20_000
+MAX_CPU_SECONDS, MAX_RSS_MB, MAX_ADDRESS_MB = 60, 2_000, 12_000
+_MUTATORS = {".json": mutated_json, ".jsonl": mutated_json, ".csv": mutated_rows, ".parquet": mutated_table}
+# What coefficients there are for; the recordings are said to be of it, so that they are simulated.
+_SERVED = {"model": "codellama/CodeLlama-34b-Instruct-hf", "tensor_parallelism": 2}
+DAMAGED, SOUND = "20260101-000000-damaged-34b-tp2-general", "sound-34b-tp2-general"
+_SLOW = ("explain", "report")  # they draw hundreds of samples: in one round of ten
+_ENGINE = "max_num_seqs: 64\nmax_num_batched_tokens: 2048\nmax_model_len: 4096\nasync_scheduling: false\n"
+_RELEASE = "h100-vllm-0.15.1"
+_SIMULATE = ("simulate", "--engine", "engine.yaml", "--coefficients", _RELEASE, "--model", "codellama-34b-instruct-hf")
+Arguments = tuple[str, ...]
+
+
+def verbs(name: str) -> list[Arguments]:
+    """Every verb that is about an experiment; what they write lies in the working directory."""
+    return [
+        ("inspect", name),
+        ("validate", name, "--json"),
+        ("validate", name, "--replay", "scheduling=synchronous,prefix=none"),
+        ("explain", name),
+        ("segments", name),
+        ("compare", name, SOUND),
+        ("compare", SOUND, name),
+        ("compare", name, f"{name}@{_RELEASE}"),
+        ("report", name, "--out", "report.html"),
+        ("timeline", name, "--out", "trace.json"),
+        ("timeline", name, "--for", "500ms", "--out", "trace.pftrace"),
+        *(("export", name, "--to", form, "--force") for form in ("tracev2", "legacy-csv", "mooncake", "parquet")),
+        ("calibrate", name, "--out", "mine.yaml", "--force"),
+        ("gate", "--coefficients", _RELEASE, "--experiment", name, "--junit", "gate.xml"),
+        ("whatif", name, "--set", "max_num_seqs=16"),
+        (*_SIMULATE, "--experiment", name, "--out", "run", "--force", "--csv-tables"),
+        ("coefficients", "steps", name),
+        ("coefficients", "generalize", "--lowo", name, SOUND),
+        ("list",),
+    ]
+
+
+# Those that say so themselves, in what they print.
+_VERDICT = re.compile(r"fail|not decided|unusable|not judged|must not|FAIL|wrong", re.IGNORECASE)
+
+
+@dataclass
+class Ended:
+    """How a command ended; ``problem``: the rule that it broke."""
+
+    arguments: Arguments
+    code: int
+    problem: str = ""
+
+
+def called(arguments: Arguments) -> Ended:
+    """Run a command in this process and look at what it did."""
+    sys.argv = ["blis-replay", *arguments]
+    out, err = io.StringIO(), io.StringIO()
+    try:
+        with contextlib.redirect_stderr(err), contextlib.redirect_stdout(out):
+            blis_replay_main()
+        return Ended(arguments, -1, "it does not end")
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    except BaseException:
+        return Ended(arguments, -1, traceback.format_exc())
+    return Ended(arguments, code, _problem(code, out.getvalue(), err.getvalue()))
+
+
+def _problem(code: int, out: str, err: str) -> str:
+    lines = err.splitlines()
+    if "Traceback" in out + err or "Warning" in err:
+        return f"a traceback or a warning: {err[-2000:]}"
+    if code not in (0, 1, 2, 3):
+        return f"exit code {code}: {err[-2000:]}"
+    if code == 1 and not _VERDICT.search(out):
+        return f"exit code 1 without a judgement: {err[-500:]} {out[-500:]}"
+    if code in (2, 3) and not (lines or out):
+        return f"exit code {code} without a word"
+    if any(printable(line) != line for line in lines):
+        return f"not printable: {err[-500:]!r}"
+    return "an endless line" if any(len(line) > 3000 for line in lines) else ""
+
+
+def in_process(folder: Path, work: Callable[[], Iterator[Ended]]) -> list[Ended]:
+    """What ``work`` yields in a process of its own, in that folder; its end, time and memory are looked at too."""
+    told = folder / "ended.jsonl"
+    told.touch()
+    if not (child := os.fork()):
+        _be_child(folder, told, work)
+    _, status, used = os.wait4(child, 0)
+    ended = [Ended(tuple(row[0]), row[1], row[2]) for row in map(json.loads, told.read_text("utf-8").splitlines())]
+    last: Arguments = ended[-1].arguments if ended else ()
+    if status:
+        ended.append(Ended(last, -1, f"the process ended with status {status} after it, or in the next one"))
+    if used.ru_maxrss > MAX_RSS_MB << 10:
+        ended.append(Ended(last, -1, f"{used.ru_maxrss >> 10} MB of memory"))
+    return ended
+
+
+def _be_child(folder: Path, told: Path, work: Callable[[], Iterator[Ended]]) -> None:
+    try:
+        os.chdir(folder)
+        os.environ |= {"BLIS_REPLAY_STORE": str(folder / "store.duckdb"), "TMPDIR": str(folder / "tmp")}
+        (folder / "tmp").mkdir(exist_ok=True)
+        tempfile.tempdir = None
+        resource.setrlimit(resource.RLIMIT_AS, (MAX_ADDRESS_MB << 20, MAX_ADDRESS_MB << 20))
+        signal.signal(signal.SIGPROF, _too_slow)
+        warnings.simplefilter("error")
+        with told.open("a", encoding="utf-8") as lines:
+            begin = resource.getrusage(resource.RUSAGE_SELF)
+            signal.setitimer(signal.ITIMER_PROF, MAX_CPU_SECONDS)
+            for ended in work():
+                now = resource.getrusage(resource.RUSAGE_SELF)
+                if now.ru_maxrss > MAX_RSS_MB << 10 >= begin.ru_maxrss:
+                    ended.problem = ended.problem or f"{now.ru_maxrss >> 10} MB of memory"
+                begin = now
+                lines.write(json.dumps([ended.arguments, ended.code, ended.problem]) + "\n")
+                lines.flush()
+                signal.setitimer(signal.ITIMER_PROF, MAX_CPU_SECONDS)
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(70)
+
+
+def _too_slow(*_signal: object) -> None:
+    raise TimeoutError(f"more than {MAX_CPU_SECONDS} s of CPU time")
+
+
+class Campaign:
+    """Rounds of one kind, their counts, and where findings are kept."""
+
+    def __init__(self, given: argparse.Namespace) -> None:
+        self.given, self.scratch = given, Path(tempfile.mkdtemp(prefix="blis-replay-fuzz-"))
+        self.commands: Counter[tuple[str, int]] = Counter()
+        self.rounds = self.findings = 0
+        self.known: set[str] = set()
+
+    def run(self, work: Callable[[random.Random, Path], list[Ended]]) -> None:
+        """Rounds until the time or their number is over."""
+        until, seed = time.monotonic() + self.given.seconds, self.given.seed
+        while time.monotonic() < until and self.rounds < self.given.rounds:
+            seed, self.rounds = seed + 1, self.rounds + 1
+            folder = self.scratch / "round"
+            folder.mkdir()
+            (folder / "engine.yaml").write_text(_ENGINE, "utf-8")
+            ended = work(random.Random(seed), folder)  # noqa: S311 - the same again from its seed
+            for one in ended:
+                self.commands[one.arguments[0] if one.arguments else "-", one.code] += 1
+                if one.problem:
+                    self._keep(seed, one, folder)
+            shutil.rmtree(folder)
+            if self.rounds % 50 == 0:
+                self.say()
+        self.say()
+        shutil.rmtree(self.scratch)
+
+    def say(self) -> None:
+        """One line: rounds, commands by exit code, findings."""
+        codes: Counter[int] = Counter()
+        for (_verb, code), count in self.commands.items():
+            codes[code] += count
+        print(
+            f"{self.given.what}: {self.rounds} rounds, {sum(codes.values())} commands, by exit code "
+            f"{dict(sorted(codes.items()))}, {self.findings} findings, {len(self.known)} different",
+            flush=True,
+        )
+
+    def _keep(self, seed: int, one: Ended, folder: Path) -> None:
+        self.findings += 1
+        verb = one.arguments[0] if one.arguments else "-"
+        alike = f"{verb}: {re.sub(r'[0-9]+', '0', one.problem.strip().splitlines()[-1])[:150]}"
+        if alike in self.known:
+            return
+        self.known.add(alike)
+        kept = self.given.findings / f"{self.given.what}-{seed}-{verb}"
+        shutil.copytree(folder, kept, dirs_exist_ok=True)
+        (kept / "problem.txt").write_text(f"{' '.join(one.arguments)}\n{one.problem}\n", "utf-8")
+        print(f"seed {seed}: {' '.join(one.arguments)}: {one.problem[-600:]}", flush=True)
+
+
+def recordings(campaign: Campaign) -> None:
+    """Damaged recordings through every verb."""
+    small = [_shortened(path, campaign.scratch / "small" / str(i)) for i, path in enumerate(campaign.given.paths)]
+    template = _sound_store(campaign)
+
+    def work(rng: random.Random, folder: Path) -> list[Ended]:
+        source = rng.choice(small)
+        directory = folder / DAMAGED
+        shutil.copytree(source, directory)
+        for _ in range(rng.randint(1, 2)):
+            _damage(rng, directory)
+        shutil.copy(template, folder / "store.duckdb")
+        every = [arguments for arguments in verbs(DAMAGED) if arguments[0] not in _SLOW or rng.random() < 0.1]
+        chosen = rng.sample(every, min(campaign.given.verbs or len(every), len(every)))
+
+        def commands() -> Iterator[Ended]:
+            yield (ingested := called(("ingest", DAMAGED)))
+            yield from (called(arguments) for arguments in chosen if ingested.code == 0)
+            yield _older_is_there()
+
+        return in_process(folder, commands)
+
+    campaign.run(work)
+
+
+def _older_is_there() -> Ended:
+    found = called(("inspect", SOUND))
+    return Ended(
+        found.arguments, found.code, found.problem or ("" if found.code == 0 else "an older recording is lost")
+    )
+
+
+def _sound_store(campaign: Campaign) -> Path:
+    """A store with one sound recording, made in a process of its own."""
+    folder = campaign.scratch / "sound"
+    folder.mkdir()
+    sound = _shortened(campaign.given.paths[0], folder / "of").rename(folder / SOUND)
+
+    def commands() -> Iterator[Ended]:
+        yield called(("ingest", sound.name))
+        yield called(("validate", SOUND))
+
+    ended = in_process(folder, commands)
+    if any(one.problem or one.code not in (0, 1) for one in ended):
+        sys.exit(f"the first recording is to be sound: {ended}")
+    return folder / "store.duckdb"
+
+
+def _shortened(recording: Path, copy: Path) -> Path:
+    """A copy of a recording whose files keep their first lines only, said to be of the model that is known."""
+    for path in sorted(recording.rglob("*")):
+        if path.is_file() and not path.name.startswith("truth"):
+            copied = copy / recording.name / path.relative_to(recording)
+            copied.parent.mkdir(parents=True, exist_ok=True)
+            copied.write_bytes(_beginning(path))
+    config = copy / recording.name / "exp-config.yaml"
+    lines = config.read_text("utf-8").splitlines() if config.exists() else []
+    lines = [line for line in lines if line.partition(":")[0] not in _SERVED]
+    if not any(line.startswith("max_num_seqs") for line in lines):
+        lines += ["max_num_batched_tokens: 2048", "max_num_seqs: 128", "max_model_len: 4096"]
+    config.write_text("\n".join([*(f"{key}: {value}" for key, value in _SERVED.items()), *lines, ""]), "utf-8")
+    return copy / recording.name
+
+
+def _beginning(path: Path) -> bytes:
+    """The file, or if it is long its content as far as it is whole lines or whole objects."""
+    content = path.read_bytes()
+    packed = content.startswith((GZIP_MAGIC, ZSTD_MAGIC))
+    if len(content) <= KEPT_BYTES and not packed:
+        return content
+    head = RecordedFile(path, path.name).head(20 * KEPT_BYTES)
+    if head[:1] == b"[":  # an array of records
+        records = json.loads(head[: head.rfind(b"}, {") + 1] + b"]") if b"}, {" in head else []
+        head = json.dumps(records[:20]).encode()
+    elif b"\n" in head[:KEPT_BYTES]:
+        head = head[: head.rfind(b"\n", 0, KEPT_BYTES) + 1]
+    elif len(head) < 20 * KEPT_BYTES:
+        return content
+    return gzip.compress(head, 1) if content.startswith(GZIP_MAGIC) else head
+
+
+def _damage(rng: random.Random, directory: Path) -> None:
+    paths = sorted(path for path in directory.rglob("*") if path.is_file())
+    if not paths:
+        return
+    path = rng.choice(paths)
+    action = rng.choice(["structure"] * 8 + ["bytes", "bytes", "cut", "away", "twice"])
+    content = path.read_bytes()
+    if action == "away":
+        path.unlink()
+    elif action == "twice":
+        path.with_name(f"copy-{path.name}").write_bytes(content)
+    elif action == "cut":
+        path.write_bytes(content[: rng.randrange(len(content) + 1)])
+    elif action == "bytes":
+        path.write_bytes(mutated_bytes(content, rng))
+    elif content.startswith((GZIP_MAGIC, ZSTD_MAGIC)):
+        path.write_bytes(mutated_file(content, rng))
+    else:
+        for _ in range(rng.choice([1, 1, 5])):
+            content = _MUTATORS.get(path.suffix, mutated_bytes)(content, rng)
+        path.write_bytes(content)
+
+
+def stores(campaign: Campaign) -> None:
+    """A sound store with bytes changed, through the verbs that read one."""
+    content = _sound_store(campaign).read_bytes()
+
+    def work(rng: random.Random, folder: Path) -> list[Ended]:
+        damaged = bytearray(content)
+        for _ in range(rng.choice([1, 1, 4, 64])):
+            # Half of them in the first pages, where DuckDB keeps what the rest is.
+            at = rng.randrange(min(len(damaged), 300_000) if rng.random() < 0.5 else len(damaged))
+            damaged[at : at + rng.choice([1, 1, 8])] = rng.randbytes(rng.choice([1, 1, 8]))
+        if rng.random() < 0.2:
+            del damaged[rng.randrange(len(damaged)) :]
+        (folder / "store.duckdb").write_bytes(damaged)
+        chosen = [("list",), *rng.sample(verbs(SOUND), 3)]
+        return in_process(folder, lambda: (called(arguments) for arguments in chosen))
+
+    campaign.run(work)
+
+
+_YAML_PIECES = [
+    *("!!python/object:os.system x", "!!int abc", "!!binary '*'", "!!timestamp 1", "!!set {a}", "&a [*a]", "<<: 1"),
+    *("? [1]", "9" * 5000, "1:2:3:4:5", "0o9", ".inf", ".nan", "-1", "1e400", "2001-01-01", "~", "null", "[]", "{}"),
+    *("\x00", "\ufeff", "\t", "---", "...", "%YAML 9.9", "'", '"', "@", "{" * 200, "[" * 3000, "- " * 500, "a: " * 200),
+]
+
+
+def yaml(campaign: Campaign) -> None:
+    """YAML with something odd in it, at every place where a user gives one."""
+    template = _sound_store(campaign)
+    shipped = Path(blis_replay.validate.__file__).parents[1] / "fixtures"
+    release = next(iter(sorted(shipped.rglob(f"{_RELEASE}*.yaml")))).read_text("utf-8")
+    policy = "thresholds:\n  e2e: {mean: 0.1}\n"
+    workload = "seed: 1\nrequests: 5\narrivals: {process: poisson, rate_per_s: 2}\nlengths: {prompt: 50, output: 5}\n"
+    defaults = ("coefficients", "import-defaults", "given.yaml", "--gpu", "H100", "--out", "o.yaml")
+    places: list[tuple[str, Arguments]] = [
+        (release, ("validate", SOUND, "--coefficients", "given.yaml")),
+        (release, ("coefficients", "show", "given.yaml")),
+        (release, ("report", SOUND, "--coefficients", "given.yaml", "--out", "report.html")),
+        (policy, ("gate", "--coefficients", _RELEASE, "--experiment", SOUND, "--policy", "given.yaml")),
+        (workload, (*_SIMULATE, "--out", "run", "--workload", "given.yaml")),
+        (_ENGINE, (*_SIMULATE, "--out", "run", "--experiment", SOUND, "--engine", "given.yaml")),
+        (_ENGINE, ("ingest", SOUND, "--engine", "given.yaml")),
+        ("models: []\ndefaults: {}\n", defaults),
+    ]
+
+    def work(rng: random.Random, folder: Path) -> list[Ended]:
+        text, arguments = rng.choice(places)
+        given = text.encode()
+        for _ in range(rng.choice([1, 1, 3])):
+            if rng.random() < 0.5:
+                given = mutated_bytes(given, rng)
+            else:
+                values = [match.span(1) for match in re.finditer(rb":[ ]+([^\n]+)", given)] or [(0, 0)]
+                begin, end = rng.choice(values)
+                given = given[:begin] + rng.choice(_YAML_PIECES).encode() + given[end:]
+        (folder / "given.yaml").write_bytes(given)
+        shutil.copy(template, folder / "store.duckdb")
+        shutil.copytree(template.parent / SOUND, folder / SOUND)
+        return in_process(folder, lambda: iter([called(arguments)]))
+
+    campaign.run(work)
+
+
+def cache(campaign: Campaign) -> None:
+    """Compiled code that is cut off, empty or changed; a command is a fresh interpreter."""
+    whole = campaign.scratch / "cache"
+    arguments = ("verify", "--json")
+    command = [sys.executable, "-m", "blis_replay.validate.cli.main", *arguments]
+    subprocess.run(command, check=True, capture_output=True, env=os.environ | {"NUMBA_CACHE_DIR": str(whole)})
+
+    def work(rng: random.Random, folder: Path) -> list[Ended]:
+        shutil.copytree(whole, folder / "cache")
+        path = rng.choice(sorted(path for path in (folder / "cache").rglob("*.nb[ic]")))
+        content = bytearray(path.read_bytes())
+        if rng.random() < 0.5:
+            content = content[: rng.choice([0, 1, rng.randrange(len(content))])]
+        else:
+            content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+        path.write_bytes(content)
+        ended = subprocess.run(
+            command,
+            check=False,
+            capture_output=True,
+            text=True,
+            env=os.environ | {"NUMBA_CACHE_DIR": str(folder / "cache")},
+        )
+        problem = "" if ended.returncode == 0 and not ended.stderr else f"{ended.returncode}: {ended.stderr[-500:]}"
+        return [Ended(arguments, ended.returncode, problem)]
+
+    campaign.run(work)
+
+
+_WRITTEN = {
+    "report": ("report", SOUND, "--out", "out"),
+    "timeline": ("timeline", SOUND, "--out", "out.json"),
+    "export": ("export", SOUND, "--to", "legacy-csv", "--out", "out", "--force"),
+    "calibrate": ("calibrate", SOUND, "--out", "out.yaml", "--force"),
+    "gate": ("gate", "--coefficients", _RELEASE, "--experiment", SOUND, "--junit", "out"),
+    "simulate": (*_SIMULATE, "--experiment", SOUND, "--out", ".", "--force"),
+    "validate": ("validate", SOUND),
+    "ingest": ("ingest", "again"),
+}
+_BEFORE = "written before\n"
+
+
+def kills(campaign: Campaign) -> None:
+    """SIGKILL at a random moment of each writing verb: the store opens, and files are old or new, never half."""
+    template = _sound_store(campaign)
+    order = [name for name in _WRITTEN for _ in range(30)]
+    campaign.given.rounds = len(order)
+    took: dict[str, float] = {}
+
+    def work(rng: random.Random, folder: Path) -> list[Ended]:
+        name = order[campaign.rounds - 1]
+        arguments = _WRITTEN[name]
+        shutil.copy(template, folder / "store.duckdb")
+        shutil.copytree(template.parent / SOUND, folder / "again")
+        outputs = [folder / file for file in ("out", "out.json", "out.yaml", "summary.json", "requests.parquet")]
+        for path in outputs:
+            path.write_text(_BEFORE, "utf-8")
+        if not (child := os.fork()):
+            _be_child(folder, folder / "killed.jsonl", lambda: iter([called(arguments)]))
+        begin = time.monotonic()
+        if name in took:
+            time.sleep(rng.uniform(0, took[name]))
+            os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        took.setdefault(name, time.monotonic() - begin)
+        ended = in_process(folder, lambda: iter([_older_is_there()]))
+        half = [path.name for path in outputs if not _is_whole(path)]
+        return [Ended(arguments, 0, f"half-written: {', '.join(half)}" if half else ""), *ended]
+
+    campaign.run(work)
+
+
+def _is_whole(path: Path) -> bool:
+    content = path.read_bytes()
+    if content == _BEFORE.encode() or content[:4] == content[-4:] == b"PAR1":
+        return True
+    ends = (b"</html>", b"</testsuites>", b"</testsuite>", b"}", b"]", b'"')
+    return (content.startswith((b"<", b"{", b"[", b"arrival_time")) and content.rstrip().endswith(ends)) or (
+        path.suffix == ".yaml" and b"models:" in content
+    )
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run one kind of rounds; prints how many there were, how the commands ended, and what broke a rule."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    kinds = {"recordings": recordings, "stores": stores, "yaml": yaml, "cache": cache, "kills": kills}
+    parser.add_argument("what", choices=kinds)
+    parser.add_argument("paths", nargs="+", type=Path, help="directories of recordings, the first of them sound")
+    parser.add_argument("--seconds", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=1 << 40)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--verbs", type=int, default=0, help="how many verbs a round, at random; 0: all")
+    parser.add_argument("--findings", type=Path, default=Path("fuzz-findings"))
+    given = parser.parse_args(arguments)
+    given.paths = [path.resolve() for path in given.paths]
+    given.findings.mkdir(parents=True, exist_ok=True)
+    given.findings = given.findings.resolve()
+    for module in walk_packages(blis_replay.__path__, "blis_replay."):
+        if ".collector" not in module.name and ".executors.ray" not in module.name:
+            import_module(module.name)
+    check_conservation(scenarios(1, 10))  # loads the compiled engine, without a thread that a child would miss
+    kinds[given.what](Campaign(given))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
