@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from blis_replay.blis.errors import TraceError
 from blis_replay.blis.kernel import state as k
 from blis_replay.blis.latency.models import Lifecycle
-from blis_replay.blis.trace import EngineConfig, RequestTrace
+from blis_replay.blis.trace import MOST_STEPS, MOST_TABLE_CELLS, MOST_TOKENS, EngineConfig, RequestTrace
 from blis_replay.compiled.arrays import Int32s, Int64s
 
 # Blocks of an engine whose number is not known.
@@ -47,7 +47,7 @@ def new_state(trace: RequestTrace, engine: EngineConfig, eligible_us: Int64s, or
     prompt, total = trace.prompt_tokens[order], _total_tokens(trace, engine)[order]
     blocks_each = -(-np.maximum(total - 1, 1) // engine.block_size)
     usable = _usable_blocks(engine, blocks_each)
-    _refuse_unservable(trace, engine, order, prompt, blocks_each, usable)
+    _refuse_unservable(engine, order, prompt, total, blocks_each, usable)
     n = len(trace)
     ring = 1 << int((total - prompt).max(initial=1) + 1).bit_length()
     width = int(blocks_each.max(initial=1)) + 1
@@ -98,6 +98,8 @@ def with_room(state: k.State) -> k.State:
     """The same state with the arrays that are nearly full made longer by half."""
     at, config, keys = state.at[0], state.config[0], len(state.extent_of_key)
     if at.rows >= len(state.steps):
+        if at.rows >= MOST_STEPS:
+            raise TraceError(f"more than {MOST_STEPS} steps, at {at.now_us / 1e6:.0f} s; simulate a part of the load")
         return state._replace(steps=_longer(state.steps))
     if at.segments + 2 * config.max_num_seqs + 2 > len(state.segments):
         return state._replace(segments=_longer(state.segments))
@@ -127,8 +129,19 @@ def _usable_blocks(engine: EngineConfig, blocks_each: Int64s) -> int:
 
 
 def _refuse_unservable(
-    trace: RequestTrace, engine: EngineConfig, order: Int64s, prompt: Int64s, blocks_each: Int64s, usable: int
+    engine: EngineConfig, order: Int64s, prompt: Int64s, total: Int64s, blocks_each: Int64s, usable: int
 ) -> None:
+    if total.max(initial=0) > MOST_TOKENS:
+        i = int(np.argmax(total))
+        raise TraceError(
+            f"request {order[i]}: {total[i]} tokens; at most {MOST_TOKENS} of a request can be simulated: mend the "
+            "number, or lower max_model_len"
+        )
+    if (cells := engine.max_num_seqs * 2 * (int(blocks_each.max(initial=1)) + 1)) > MOST_TABLE_CELLS:
+        raise TraceError(
+            f"max_num_seqs ({engine.max_num_seqs}) requests as long as the longest take a table of {cells} blocks; at "
+            f"most {MOST_TABLE_CELLS} can be simulated: lower max_num_seqs, or raise block_size"
+        )
     too_long = prompt >= engine.max_model_len
     if too_long.any():
         i = int(np.argmax(too_long))

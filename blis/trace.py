@@ -16,6 +16,18 @@ from blis_replay.strict.engine_packs import choose_pack
 NEVER_US = 2**62
 # The table of steps counts requests in two bytes.
 MOST_SEQUENCES = 2**15 - 1
+# What sizes arrays and loops has an end far above any server, so that a number in a file cannot take all memory.
+MOST_BLOCKS = 30_000_000
+MOST_TOKENS = 2**24  # of a request
+MOST_STEPS = 2**24
+MOST_TABLE_CELLS = 2**28  # sequences times blocks of the longest request
+_MOST = {
+    "max_num_seqs": MOST_SEQUENCES,
+    "max_num_batched_tokens": 2**31 - 1,
+    "max_model_len": 2**31 - 1,
+    "block_size": 2**20,
+    "data_parallel_size": 1024,
+}
 
 
 @dataclass(frozen=True)
@@ -105,6 +117,8 @@ class RequestTrace:
         if self.held_us is not None:
             _refuse(self.held_us < 0, "held_us is negative", "0 holds nothing back")
         _refuse(self.output_tokens < 1, "output_tokens is below 1", "every request yields at least one token")
+        for name in ("prompt_tokens", "output_tokens"):
+            _refuse(getattr(self, name) >= 2**31, f"{name} is 2^31 or more", "mend the number, or drop the request")
         _refuse(
             (self.prefill_tokens < 1) | (self.prefill_tokens > self.prompt_tokens),
             "prefill_tokens is not within 1 and prompt_tokens",
@@ -206,11 +220,11 @@ class EngineConfig:
     behaviours: Behaviours = field(default_factory=Behaviours)
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "data_parallel_size"):
+        for name, most in _MOST.items():
             if getattr(self, name) < 1:
                 raise TraceError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if self.max_num_seqs > MOST_SEQUENCES:
-            raise TraceError(f"max_num_seqs is {self.max_num_seqs}; at most {MOST_SEQUENCES} can be simulated")
+            if getattr(self, name) > most:
+                raise TraceError(f"{name} is {getattr(self, name)}; at most {most} can be simulated")
         for name in ("num_cpu_blocks", "cpu_fetch_us_per_block"):
             if not 0 <= getattr(self, name) < 2**31:
                 raise TraceError(f"{name} is {getattr(self, name)}; 0 is the least, and 2^31 too much")
@@ -231,6 +245,8 @@ class EngineConfig:
             raise TraceError(
                 f"num_gpu_blocks is {self.num_gpu_blocks}; one block is reserved, so at least 2 are needed"
             )
+        if (self.num_gpu_blocks or 0) > MOST_BLOCKS:
+            raise TraceError(f"num_gpu_blocks is {self.num_gpu_blocks}; at most {MOST_BLOCKS} can be simulated")
         if self.scheduling_policy not in ("fcfs", "priority", "sjf"):
             raise TraceError(f"scheduling_policy is {self.scheduling_policy!r}; use fcfs, priority or sjf")
         if self.max_num_batched_tokens < self.max_num_seqs:

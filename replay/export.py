@@ -11,9 +11,10 @@ from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
 import polars as pl
 
-from blis_replay.blis.trace import BlockKeys, RequestTrace
+from blis_replay.blis.trace import MOST_TOKENS, BlockKeys, RequestTrace
 from blis_replay.compiled.files import naming
 from blis_replay.ingest.readers.simulators.parquet_requests import METADATA, PROMPT_COLUMNS
 from blis_replay.ingest.recording import ARRIVALS, RECORDED, REQUEST_SCHEMA, PromptTree, Recording
@@ -35,6 +36,7 @@ def lost_of_arrivals(recording: Recording, trace: RequestTrace) -> list[str]:
 
 
 LEGACY_CSV_COLUMNS = ("arrival_us", "prompt_tokens", "output_tokens", "request_id")
+_MOST_IDS = 2**31
 _HEADER = ("arrival_time", "request_id", "model", "prefill_tokens", "decode_tokens")
 
 
@@ -45,6 +47,7 @@ def write_legacy_csv(recording: Recording, folder: Path) -> list[str]:
     names has an id of its own.  Raises ``ReplayError`` as ``request_trace`` does.
     """
     trace, _basis = request_trace(recording, ReplayMode())
+    _refuse_too_many(recording, trace)
     names = recording.requests["request_id"].to_list()
     first_own_id = 0 if trace.block_keys is None else int(trace.block_keys.keys.max(initial=-1)) + 1
     with (folder / "requests.csv").open("w", encoding="utf-8", newline="") as file:
@@ -55,6 +58,17 @@ def write_legacy_csv(recording: Recording, folder: Path) -> list[str]:
             prompt, output = _prompt_ids(trace, i, own_id), _array([f"{own_id}, " * int(trace.output_tokens[i])])
             table.writerow((_seconds(int(trace.arrival_us[i])), name or "", recording.model or "", prompt, output))
     return lost_of_arrivals(recording, trace)
+
+
+def _refuse_too_many(recording: Recording, trace: RequestTrace) -> None:
+    """Such a file has an id a token, so that numbers in a small recording would fill a disk."""
+    each = np.maximum(trace.prompt_tokens, trace.output_tokens)
+    total = int(trace.prompt_tokens.sum() + trace.output_tokens.sum())
+    if int(each.max()) > MOST_TOKENS or total > _MOST_IDS:
+        raise ReplayError(
+            f"{recording.slug}: {total:,} tokens, {int(each.max()):,} of one request, and this format writes each of "
+            f"them: {_MOST_IDS:,} at most, {MOST_TOKENS:,} of a request; export to parquet"
+        )
 
 
 def _seconds(arrival_us: int) -> str:

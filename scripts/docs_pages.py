@@ -64,7 +64,7 @@ NAVIGATION: dict[str, tuple[str, ...]] = {
         "docs/faults.md",
         "docs/benchmarks.md",
     ),
-    "Project": ("docs/architecture.md", "docs/documentation.md", "docs/fuzzing.md"),
+    "Project": ("docs/architecture.md", "docs/documentation.md", "docs/fuzzing.md", "docs/hardening.md"),
 }
 
 

@@ -24,7 +24,9 @@ CHUNK_BYTES = 1 << 20
 MAX_EXPANDED_BYTES = 64 << 30
 # Telemetry compresses 10 to 50 times; deflate can do 1,032.  Small files may do as they like.
 MAX_EXPANSION_RATIO = 300
-FREE_EXPANSION_BYTES = 256 << 20
+FREE_EXPANSION_BYTES = 64 << 20
+# Of records, and of empty lines: each costs its reader time, and packed they take a byte in a thousand.
+MOST_REJECTIONS = 1_000_000
 KEPT_REJECTIONS = 20
 LARGE_BYTES = 32 << 20
 _USUAL_EXPANSION = 10
@@ -282,8 +284,14 @@ def lines(file: RecordedFile, limit_bytes: int) -> Iterator[tuple[int, bytes]]:
 def lines_of(file: RecordedFile, chunks: Iterable[bytes], limit_bytes: int, number: int) -> Iterator[tuple[int, bytes]]:
     """The lines in the chunks of a file from line ``number`` to its end, as :func:`lines` has them."""
     pending: list[bytes] = []
-    pending_bytes = 0
+    pending_bytes = empty = 0
     for chunk in chunks:
+        empty += chunk.count(b"\n\n") + chunk.count(b"\n\r\n")
+        for count, what in ((empty, "empty lines"), (file.tally.rejected_count, "records that cannot be used")):
+            if count > MOST_REJECTIONS:
+                raise RecordingError(
+                    file.path, f"line {number}", f"more than {MOST_REJECTIONS:,} {what}", "check what wrote it"
+                )
         head, *rest = chunk.split(b"\n")
         pending_bytes += len(head)
         if pending_bytes <= limit_bytes:

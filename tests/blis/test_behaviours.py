@@ -118,3 +118,30 @@ def differs_without(engine: EngineConfig, name: str, directory: Path) -> bool:
         return first_difference(replace(read_scenario(directory), engine=changed)) is not None
     except SimulatorError:
         return True
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "most"),
+    [
+        # A log line of 34,359,738,352 tokens in blocks of 16: its extents would take 128 GiB.
+        ("num_gpu_blocks", 34_359_738_352 // 16, "30000000"),
+        ("block_size", 2**62, "1048576"),
+        ("max_model_len", 2**63, "2147483647"),
+        ("data_parallel_size", 10**9, "1024"),
+    ],
+)
+def test_an_argument_that_no_server_has_takes_no_memory(argument: str, value: int, most: str) -> None:
+    with pytest.raises(TraceError, match=f"{argument} is {value}; at most {most} can be simulated"):
+        replace(ENGINE, **{argument: value})
+
+
+def test_a_request_that_no_server_serves_takes_no_memory() -> None:
+    """10^8 tokens took 6.6 GB; many rows as long as the longest are a table that is bounded too, and so are steps."""
+    engine = replace(ENGINE, block_size=4096, max_model_len=2_100_000_000, num_gpu_blocks=26_603)
+    with pytest.raises(TraceError, match="request 0: 100000005 tokens; at most 16777216 of a request"):
+        simulate(make_trace([0], [5], [100_000_000]), engine, TEN_MS)
+    many = replace(engine, block_size=1, max_num_seqs=100, max_num_batched_tokens=100, num_gpu_blocks=10_000_000)
+    with pytest.raises(TraceError, match="take a table of 1600001000 blocks; at most 268435456 can be simulated"):
+        simulate(make_trace([0], [5], [8_000_000]), many, TEN_MS)
+    with pytest.raises(TraceError, match=r"request 1: output_tokens is 2\^31 or more"):
+        make_trace([0, 0], [5, 5], [1, 2**31])

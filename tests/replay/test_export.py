@@ -229,3 +229,12 @@ def test_a_recording_without_requests_is_refused(tmp_path: Path) -> None:
 
 def test_the_command_line_offers_every_target() -> None:
     assert tuple(TARGETS) == export_verb.TARGETS
+
+
+def test_a_format_with_an_id_a_token_has_an_end(tmp_path: Path) -> None:
+    """A row of 2 * 10^9 output tokens ended in a MemoryError; other formats say it with a number."""
+    long = make_recording(ARRIVED | {"output_tokens": [5, 1, 7, 2_000_000_000]})
+    with pytest.raises(ReplayError, match="2,000,001,766 tokens, 2,000,000,000 of one request"):
+        export(long, "legacy-csv", tmp_path / "requests.csv")
+    assert not list(tmp_path.iterdir())
+    assert export(long, "parquet", tmp_path / "requests.parquet").requests == 4

@@ -173,3 +173,19 @@ def test_gzip_members_may_end_anywhere_in_a_piece(
     file = recorded(tmp_path, gzip.compress(b"a") + gzip.compress(b"") * 300 + gzip.compress(b"bc") + b"\0" * 9)
     assert b"".join(file.chunks()) == b"abc"
     assert (file.damage, file.bytes_read) == ("", file.path.stat().st_size)
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [(b"\n", "empty lines"), (b"\r\n", "empty lines"), (b"x" * 101 + b"\n", "records that cannot be used")],
+)
+def test_a_file_of_nothing_but_lines_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: bytes, complaint: str
+) -> None:
+    """100 KB of gzip are 100 MB of newlines, which cost a reader a minute."""
+    monkeypatch.setattr(files, "MOST_REJECTIONS", 1000)
+    monkeypatch.setattr(files, "CHUNK_BYTES", 1000)
+    file = recorded(tmp_path, line * 5000)
+    with pytest.raises(RecordingError, match=rf"line \d+: more than 1,000 {complaint}; check what wrote it"):
+        for _line in lines(file, 100):
+            pass
