@@ -47,7 +47,7 @@ NOT_RUN = (
         "compare --published",
     ),
     *("--blis-binary", "--experiment mine", "--experiment mooncake", "--train mine", "--train 7b-train"),
-    *("segments mine", "explain mine", "export mooncake", "calibrate mine", "calibrate 7b-train"),
+    *("segments mine", "explain mine", "timeline mine", "export mooncake", "calibrate mine", "calibrate 7b-train"),
     *("FILE", "artifact.json", "defaults.yaml", "roofline.yaml", "silicon", "trees"),
 )
 # Slow, and the same verb runs in another example or in a test of its own.

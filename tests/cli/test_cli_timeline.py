@@ -57,6 +57,9 @@ def test_a_published_experiment_has_the_simulated_side_only(run: Run) -> None:
         (("--from", "9000s"), 3, "choose an earlier --from"),
         (("--out", "nowhere/trace.json"), 2, "nowhere/trace.json"),
         (("--for", "1200s"), 3, "would fit"),
+        (("--from", "1s", "--request", "7"), 2, "each name a window; leave all but one out"),
+        (("--around", "worst"), 3, "so none is the worst; use --from"),
+        (("--request", "nobody"), 3, "no request has the id 'nobody'"),
     ],
 )
 def test_wrong_use_is_one_line(run: Run, arguments: tuple[str, ...], code: int, complaint: str) -> None:

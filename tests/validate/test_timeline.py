@@ -28,7 +28,7 @@ from blis_replay.validate.timeline import window as module
 from blis_replay.validate.timeline.lanes import SIDES, simulated_lanes, simulated_preemptions, with_preemptions
 from blis_replay.validate.timeline.steps import KV_USE, RUNNING, WAITING
 from blis_replay.validate.timeline.viewer_files import tracks
-from blis_replay.validate.timeline.window import Timeline, timeline
+from blis_replay.validate.timeline.window import Timeline, request_named, timeline, window_named
 
 # 160 requests in 20 s, up to some 20 at a time; journeys of all of them and every step are recorded.
 SPEC = replace(PLANTED, stages=(Stage(0, 8.0, 20_000_000),))
@@ -220,3 +220,40 @@ def test_a_window_after_the_end_says_when_the_run_ends(run: ReplayRun) -> None:
 def test_the_default_window_is_five_seconds(run: ReplayRun) -> None:
     shown: Timeline = timeline(run, 3_000_000)
     assert (shown.from_us, shown.until_us) == (3_000_000, 8_000_000)
+
+
+def test_the_worst_request_is_in_the_middle_of_its_window(planted: Planted, run: ReplayRun) -> None:
+    """One request of a perfect replay is recorded 900 ms longer; no other is off at all."""
+    longer = pl.when(pl.col("request_index") == 57).then(pl.col("e2e_us") + 900_000).otherwise("e2e_us")
+    requests = planted.recording.requests.frame().with_columns(longer.alias("e2e_us"))
+    off = replace(run, recording=replace(planted.recording, requests=rows_of(requests)))
+    chosen = window_named(off, None, 2_000_000, "worst", None)
+    assert chosen.until_us - chosen.from_us == 2_000_000
+    row = requests.row(57, named=True)
+    middle_us = row["arrival_us"] + row["e2e_us"] / 2
+    assert (chosen.from_us + chosen.until_us) / 2 == pytest.approx(middle_us, abs=500_000)
+    assert chosen.remark == ("request 57 is off by the most time: its E2E is 900.0 ms shorter in the replay")
+
+
+def test_the_window_of_a_request_holds_it_and_no_lane_of_another(run: ReplayRun) -> None:
+    chosen = window_named(run, None, None, None, "57")
+    shown = timeline(run, chosen.from_us, chosen.until_us, chosen.request_index)
+    assert set(shown.lanes["request_index"]) == {57}
+    assert set(shown.lanes["side"]) == set(SIDES)
+    assert chosen.from_us < shown.lanes["start_us"].min() and shown.lanes["end_us"].max() < chosen.until_us  # type: ignore[operator]
+    assert shown.steps.height
+
+
+def test_a_request_has_one_name(planted: Planted) -> None:
+    """An id comes before an index; an id of two requests names neither."""
+    ids = pl.when(pl.col("request_index") < 2).then(pl.lit("twin")).otherwise(pl.format("cmpl-{}", "request_index"))
+    named = replace(
+        planted.recording,
+        requests=rows_of(planted.recording.requests.frame().with_columns(ids.alias("request_id"))),
+    )
+    assert [request_named(named, name) for name in ("cmpl-17", "17")] == [17, 17]
+    with pytest.raises(ValidateError, match=r"2 requests have the id 'twin'; name one by its index, such as 0"):
+        request_named(named, "twin")
+    for unknown in ("cmpl-x", "160", "9" * 40, "-1"):
+        with pytest.raises(ValidateError, match=r"no request has the id .*; name one of its ids, or an index"):
+            request_named(named, unknown)

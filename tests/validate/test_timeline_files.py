@@ -114,13 +114,33 @@ def test_perfetto_reads_counters_groups_and_order(shown: Timeline, tmp_path: Pat
 def test_a_step_says_what_was_in_its_batch(shown: Timeline, tmp_path: Path) -> None:
     """The first one with prefill; a perfect simulator has it on both sides."""
     row = shown.steps.filter(pl.col("side") == "simulated", pl.col("prefill_tokens") > 0).row(0, named=True)
-    name, told = f"mixed step {row['step']}", ("prefill_tokens", "decode_tokens", "running")
-    in_json = [event["args"] for event in as_json(shown, tmp_path) if event["name"] == name]
+    told, number = ("prefill_tokens", "decode_tokens", "running"), row["step"]
+    in_json = [event["args"] for event in as_json(shown, tmp_path) if event["name"] == "mixed"]
+    in_json = [arguments for arguments in in_json if arguments["step"] == number]
     events = [packet.track_event for packet in as_packets(shown, tmp_path)]
-    in_packets = [{a.name: a.int_value for a in e.debug_annotations} for e in events if e.name == name]
+    in_packets = [{a.name: a.int_value for a in e.debug_annotations} for e in events if e.name == "mixed"]
+    in_packets = [arguments for arguments in in_packets if arguments["step"] == number]
     for arguments in (*in_json, *in_packets):
         assert [arguments[key] for key in told] == [row[key] for key in told]
     assert (len(in_json), len(in_packets)) == (2, 2)
+
+
+def test_both_sides_of_a_counter_have_one_scale(shown: Timeline, tmp_path: Path) -> None:
+    """Tracks of one parent that share a key are drawn on one axis (Perfetto's documentation of synthetic tracks)."""
+    described = [p.track_descriptor for p in as_packets(shown, tmp_path) if p.track_descriptor.HasField("counter")]
+    keys = {track.name: track.counter.y_axis_share_key for track in described}
+    assert keys["running requests observed"] == keys["running requests simulated"] == "running requests"
+    assert set(keys.values()) == set(shown.counters["counter"])
+
+
+def test_steps_are_named_by_their_kind_and_say_where_nobody_saw_them(shown: Timeline) -> None:
+    """A viewer adds up what has one name, so a number is no part of it."""
+    names = {part.name for track in tracks(shown) for part in track.slices}
+    assert {"decode", "mixed"} <= names
+    interpolated = shown.steps.with_columns(pl.lit("interpolated").alias("source"))
+    for track in tracks(replace(shown, steps=interpolated)):
+        if track.name.startswith("steps "):
+            assert {part.name.partition(", ")[2] for part in track.slices} == {"interpolated"}
 
 
 def test_hostile_names_are_text_and_nothing_else(planted: Planted, tmp_path: Path) -> None:

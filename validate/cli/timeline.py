@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -23,8 +24,12 @@ from blis_replay.validate.cli.verb import verb
 @experiment_option
 @coefficients_option
 @replay_option
-@click.option("--from", "from_us", type=DURATION, default="0s", show_default=True, help="Where the window begins.")
-@click.option("--for", "length_us", type=DURATION, default="5s", show_default=True, help="How long it is.")
+@click.option("--from", "from_us", type=DURATION, default=None, help="Where the window begins.  [default: 0s]")
+@click.option("--for", "length_us", type=DURATION, default=None, help="How long it is.  [default: 5s]")
+@click.option(
+    "--around", type=click.Choice(["worst"]), default=None, help="Or the middle: the request that is off by most time."
+)
+@click.option("--request", default=None, metavar="ID", help="Or a window that holds this request, and only its lanes.")
 @click.option(
     "--out",
     "-o",
@@ -36,8 +41,10 @@ from blis_replay.validate.cli.verb import verb
 @form_options
 def command(
     name: str,
-    from_us: int,
-    length_us: int,
+    from_us: int | None,
+    length_us: int | None,
+    around: str | None,
+    request: str | None,
     out: Path,
     coefficients: str | None,
     mode_text: str,
@@ -54,6 +61,8 @@ def command(
     Examples:
       blis-replay timeline 34b-general --out trace.json
       blis-replay timeline 34b-general --from 600s --for 500ms --out trace.pftrace
+      blis-replay timeline mine --around worst --for 2s --out trace.pftrace
+      blis-replay timeline mine --request cmpl-17 --out trace.pftrace
       blis-replay timeline 34b-general --replay scheduling=synchronous --out trace.json
     """
     from blis_replay.replay.driver import replay
@@ -61,15 +70,20 @@ def command(
     from blis_replay.replay.release_file import load_release
     from blis_replay.validate.experiment import DEFAULT_RELEASE, stored_experiment
     from blis_replay.validate.timeline.viewer_files import FORMATS, write_timeline
-    from blis_replay.validate.timeline.window import timeline, timeline_answer
+    from blis_replay.validate.timeline.window import timeline, timeline_answer, window_named
 
     if out.suffix not in FORMATS:
         raise click.UsageError(f"--out {out}: name a .json (Chrome trace events) or a .pftrace (Perfetto) file")
-    if not length_us:
+    if sum(given is not None for given in (from_us, around, request)) > 1:
+        raise click.UsageError("--from, --around and --request each name a window; leave all but one out")
+    if length_us == 0:
         raise click.UsageError("--for 0 is not a window; give a time such as 500ms")
     release = load_release(coefficients or DEFAULT_RELEASE)
     run = replay(stored_experiment(store_path, name), release, parse_mode(mode_text, release.published_replay))
-    shown = timeline(run, from_us, from_us + length_us)
+    window = window_named(run, from_us, length_us, around, request)
+    shown = timeline(run, window.from_us, window.until_us, window.request_index)
+    if window.remark:
+        shown = replace(shown, remarks=(window.remark, *shown.remarks))
     write_timeline(shown, out)
     if shown.absent:
         click.echo(f"absent, because not recorded: {'; '.join(shown.absent)}", err=True)

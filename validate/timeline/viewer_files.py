@@ -26,7 +26,9 @@ ENGINE, REQUESTS = 1, 2
 GROUPS = {ENGINE: "engine", REQUESTS: "requests"}
 FORMATS = (".json", ".pftrace")
 _LONGEST_TEXT = 200
-_TIMES = ("side", "start_us", "end_us", "step")
+_TIMES = ("side", "start_us", "end_us")
+# Of a step whose schedule() nobody recorded: laid evenly between two that are known.
+_INTERPOLATED = "interpolated"
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,8 @@ class Slice:
 class Track:
     """One line of the viewer: slices one after the other, or ``(at_us, value)`` of a counter.
 
-    ``group``: ENGINE or REQUESTS; ``number``: its place, unique over both.
+    ``group``: ENGINE or REQUESTS; ``number``: its place, unique over both.  ``axis``: counters that
+    have the same are drawn on one scale (Perfetto's packets only; Chrome's events cannot say it).
     """
 
     group: int
@@ -51,6 +54,7 @@ class Track:
     name: str
     slices: tuple[Slice, ...] = ()
     samples: tuple[tuple[int, float], ...] = ()
+    axis: str = ""
 
 
 def write_timeline(shown: Timeline, path: Path) -> None:
@@ -88,7 +92,7 @@ def tracks(shown: Timeline) -> Iterator[Track]:
         samples = tuple(
             (max(at_us, shown.from_us), value) for at_us, value in rows.select("at_us", "value").iter_rows()
         )
-        yield Track(ENGINE, number, f"{counter} {side}", samples=samples)
+        yield Track(ENGINE, number, f"{counter} {side}", samples=samples, axis=counter)
     for (request, side), rows in _parts(shown.lanes.sort("request_index", "side", "start_us"), "request_index", "side"):
         number += 1
         slices = tuple(_segment(row, shown) for row in rows.iter_rows(named=True))
@@ -100,14 +104,15 @@ def _parts(frame: pl.DataFrame, *by: str) -> Iterator[tuple[tuple[Any, ...], pl.
 
 
 def _step(row: dict[str, Any], shown: Timeline) -> Slice:
+    """Named by its kind alone, so that a viewer adds up the steps of a kind; its number is an argument."""
     prefill, decode = row["prefill_tokens"], row["decode_tokens"]
     if prefill is None or decode is None:
         kind = "step"
     elif prefill and decode:
-        kind = "mixed step"
+        kind = "mixed"
     else:
-        kind = "prefill step" if prefill else "decode step" if decode else "empty step"
-    return _slice(f"{kind} {row['step']}", row, {}, shown)
+        kind = "prefill" if prefill else "decode" if decode else "empty"
+    return _slice(f"{kind}, {_INTERPOLATED}" if row["source"] == _INTERPOLATED else kind, row, {}, shown)
 
 
 def _segment(row: dict[str, Any], shown: Timeline) -> Slice:
@@ -132,7 +137,7 @@ def _text(text: str) -> str:
 
 # message -> field -> (number, type); a type is a scalar's name or a message.
 _MESSAGES: dict[str, dict[str, tuple[int, str]]] = {
-    "CounterDescriptor": {},
+    "CounterDescriptor": {"y_axis_share_key": (7, "STRING")},
     "TrackDescriptor": {
         "uuid": (1, "UINT64"),
         "name": (2, "STRING"),
@@ -188,7 +193,7 @@ def _of_track(track: Track) -> Iterator[dict[str, Any]]:
     uuid = 1000 + track.number  # beside those of the groups
     descriptor = {"uuid": uuid, "parent_uuid": track.group, "name": track.name, "sibling_order_rank": track.number}
     if track.samples:
-        descriptor["counter"] = {}
+        descriptor["counter"] = {"y_axis_share_key": track.axis}
     yield {"trusted_packet_sequence_id": _SEQUENCE, "track_descriptor": descriptor}
     for at_us, value in track.samples:
         yield _event(at_us, {"type": _COUNTER, "track_uuid": uuid, "double_counter_value": value})

@@ -12,13 +12,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 
 from blis_replay.ingest.checks.reconstruction import CHECK
 from blis_replay.ingest.recording import ESTIMATED, IDENTITIES, PUBLISHED, Recording
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.validate.errors import NothingToJudgeError, ValidateError
+from blis_replay.validate.metrics.observed import observed_requests
 from blis_replay.validate.text.answer import Answer, Block
+from blis_replay.validate.text.cells import time_text
 from blis_replay.validate.timeline.lanes import (
     SIDES,
     observed_lanes,
@@ -67,11 +70,14 @@ class Timeline:
         return self.lanes.height + self.steps.height + self.counters.height
 
 
-def timeline(run: ReplayRun, from_us: int = 0, until_us: int | None = None) -> Timeline:
+def timeline(
+    run: ReplayRun, from_us: int = 0, until_us: int | None = None, request_index: int | None = None
+) -> Timeline:
     """The window of a replay and its recording; ``until_us``: ``DEFAULT_LENGTH_US`` later if None.
 
-    Raises ``NothingToJudgeError`` if nothing lies in the window, ``ValidateError`` if it holds more than
-    ``MOST_EVENTS``, ``ReplayError`` if the simulator reports no steps.
+    ``request_index``: the only request that has lanes; None: all of the window.  Raises ``NothingToJudgeError`` if
+    nothing lies in the window, ``ValidateError`` if it holds more than ``MOST_EVENTS``, ``ReplayError`` if the
+    simulator reports no steps.
     """
     recording = run.recording
     window = from_us, from_us + DEFAULT_LENGTH_US if until_us is None else until_us
@@ -79,12 +85,14 @@ def timeline(run: ReplayRun, from_us: int = 0, until_us: int | None = None) -> T
     calls, steps = observed_steps(recording)
     counters = pl.concat([observed_counters(recording), simulated_counters(run)])
     spans = [observed, simulated_lanes(run), steps, simulated_steps(run)]
+    if request_index is not None:
+        spans[:2] = (lanes.filter(pl.col("request_index") == request_index) for lanes in spans[:2])
     _refuse(recording.alias, window, spans, counters)
     observed, simulated, steps, simulated_batches = (_reaching_into(frame, window) for frame in spans)
     lanes = pl.concat(
         [
-            with_preemptions(observed, observed_preemptions(recording, calls)),
-            with_preemptions(simulated, simulated_preemptions(run)),
+            with_preemptions(observed, _of(request_index, observed_preemptions(recording, calls))),
+            with_preemptions(simulated, _of(request_index, simulated_preemptions(run))),
         ]
     )
     ids = recording.requests.frame(["request_index", "request_id"])
@@ -100,6 +108,88 @@ def timeline(run: ReplayRun, from_us: int = 0, until_us: int | None = None) -> T
         absent=(*absent, *_absent(calls, counters)),
         remarks=_remarks(recording, calls),
     )
+
+
+def _of(request_index: int | None, frame: pl.DataFrame) -> pl.DataFrame:
+    return frame if request_index is None else frame.filter(pl.col("request_index") == request_index)
+
+
+def request_named(recording: Recording, name: str) -> int:
+    """The index of the request of that id, or of that index written out.
+
+    Raises ``ValidateError`` if there is none, or several with that id.
+    """
+    ids = recording.requests.frame(["request_index", "request_id"])
+    found = ids.filter(pl.col("request_id") == name)["request_index"].to_list()
+    if not found and name.isdecimal():
+        found = ids.filter(pl.col("request_index") == int(name))["request_index"].to_list() if len(name) < 19 else []
+    if len(found) == 1:
+        return int(found[0])
+    if found:
+        raise ValidateError(
+            f"{recording.alias}: {len(found):,} requests have the id {name!r}; "
+            f"name one by its index, such as {found[0]}"
+        )
+    raise ValidateError(
+        f"{recording.alias}: no request has the id {name!r}; "
+        f"name one of its ids, or an index from 0 to {ids.height - 1}"
+    )
+
+
+def worst_request(run: ReplayRun) -> int:
+    """The request whose E2E is wrong by the most time; raises ``NothingToJudgeError`` without recorded latencies."""
+    compared = observed_requests(run.recording) & run.simulated.completed
+    if not compared.any():
+        raise NothingToJudgeError(
+            f"{run.recording.alias}: no latencies of single requests were recorded, so none is the worst; use --from"
+        )
+    observed_us = run.recording.requests["e2e_us"].to_numpy()[compared]
+    return int(np.flatnonzero(compared)[np.argmax(np.abs(run.e2e_us[compared] - observed_us))])
+
+
+@dataclass(frozen=True)
+class Window:
+    """A part of a run, us.  ``request_index``: the only request whose lanes are wanted; ``remark``: why this part."""
+
+    from_us: int
+    until_us: int
+    request_index: int | None = None
+    remark: str = ""
+
+
+def window_named(
+    run: ReplayRun, from_us: int | None, length_us: int | None, around: str | None, request: str | None
+) -> Window:
+    """The window that was asked for: from a time on, around the ``worst`` request, or all of a request.
+
+    Raises as ``worst_request`` and ``request_named`` do.
+    """
+    if around is None and request is None:
+        begin_us = from_us or 0
+        return Window(begin_us, begin_us + (DEFAULT_LENGTH_US if length_us is None else length_us))
+    index = worst_request(run) if request is None else request_named(run.recording, request)
+    low_us, high_us = _window_of_request(run, index)
+    if length_us is not None:
+        low_us = max((low_us + high_us - length_us) // 2, 0)
+        high_us = low_us + length_us
+    if request is not None:
+        return Window(low_us, high_us, index)
+    error_us = float(run.e2e_us[index]) - float(run.recording.requests["e2e_us"].to_numpy()[index])
+    side = "longer" if error_us > 0 else "shorter"
+    remark = f"request {index} is off by the most time: its E2E is {time_text(abs(error_us))} {side} in the replay"
+    return Window(low_us, high_us, None, remark)
+
+
+def _window_of_request(run: ReplayRun, request_index: int) -> tuple[int, int]:
+    """From its send to its end on the side where it ends last, us, with a tenth of that on either side."""
+    lanes = pl.concat([observed_lanes(run)[0], simulated_lanes(run)]).filter(pl.col("request_index") == request_index)
+    if lanes.is_empty():
+        raise NothingToJudgeError(
+            f"{run.recording.alias}: nothing is known of the times of request {request_index}; choose another one"
+        )
+    start_us, end_us = lanes.select(pl.col("start_us").min(), pl.col("end_us").max()).row(0)
+    margin_us = max((end_us - start_us) // 10, 1000)
+    return max(start_us - margin_us, 0), end_us + margin_us
 
 
 def timeline_answer(shown: Timeline, path: Path) -> Answer:
