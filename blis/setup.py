@@ -134,7 +134,7 @@ def _refuse_unservable(
     if total.max(initial=0) > MOST_TOKENS:
         i = int(np.argmax(total))
         raise TraceError(
-            f"request {order[i]}: {total[i]} tokens; at most {MOST_TOKENS} of a request can be simulated: mend the "
+            f"request {order[i]}: {total[i]} tokens; at most {MOST_TOKENS} of a request can be simulated: correct the "
             "number, or lower max_model_len"
         )
     if (cells := engine.max_num_seqs * 2 * (int(blocks_each.max(initial=1)) + 1)) > MOST_TABLE_CELLS:

@@ -118,7 +118,7 @@ class RequestTrace:
             _refuse(self.held_us < 0, "held_us is negative", "0 holds nothing back")
         _refuse(self.output_tokens < 1, "output_tokens is below 1", "every request yields at least one token")
         for name in ("prompt_tokens", "output_tokens"):
-            _refuse(getattr(self, name) >= 2**31, f"{name} is 2^31 or more", "mend the number, or drop the request")
+            _refuse(getattr(self, name) >= 2**31, f"{name} is 2^31 or more", "correct the number, or drop the request")
         _refuse(
             (self.prefill_tokens < 1) | (self.prefill_tokens > self.prompt_tokens),
             "prefill_tokens is not within 1 and prompt_tokens",
