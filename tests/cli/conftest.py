@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from command_line import Answer, Run
 
 from blis_replay.fixtures.synthetic import write_demo
+from blis_replay.ingest.ingest import ingest_source
+from blis_replay.validate import STORE_DEFAULT
 from blis_replay.validate.cli.main import main
 
 
@@ -29,8 +33,32 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     return call
 
 
+@dataclass(frozen=True)
+class Demo:
+    """The synthetic experiment of 300 requests: its folder, and a store with nothing else in it."""
+
+    folder: Path
+    store: Path
+
+
+@pytest.fixture(scope="session")
+def made_demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
+    """Made once for all tests, which work on copies: to write and read it takes longer than most of them."""
+    made = tmp_path_factory.mktemp("demo")
+    folder, store = made / write_demo(made).spec.slug, made / "store.duckdb"
+    assert ingest_source(store, folder).outcome == "new"
+    return Demo(folder, store)
+
+
 @pytest.fixture
-def demo(tmp_path: Path) -> Path:
+def demo(tmp_path: Path, made_demo: Demo) -> Path:
     """A complete synthetic experiment of 300 requests in the real file formats."""
-    truth = write_demo(tmp_path)
-    return tmp_path / truth.spec.slug
+    return shutil.copytree(made_demo.folder, tmp_path / made_demo.folder.name)
+
+
+@pytest.fixture
+def stored_demo(run: Run, demo: Path, made_demo: Demo) -> Path:
+    """The same, and it is in the store that ``run`` uses."""
+    STORE_DEFAULT.parent.mkdir()
+    shutil.copy(made_demo.store, STORE_DEFAULT)
+    return demo

@@ -15,9 +15,9 @@ pytestmark = pytest.mark.slow
 _JSON_DOCS = Path(__file__).parents[2] / "docs" / "json.md"
 
 
-def test_a_fit_is_told_in_eighty_columns_and_kept_in_the_release(run: Run, demo: Path) -> None:
+@pytest.mark.usefixtures("stored_demo")
+def test_a_fit_is_told_in_eighty_columns_and_kept_in_the_release(run: Run) -> None:
     """A table, why a coefficient is held, the scheduling mode, and the scores of each part of the split."""
-    run("ingest", demo)
     answer = run("calibrate", "--train", "1b-*", "--out", "mine.yaml")
     assert (answer.code, answer.err) == (0, "")
     assert max(len(line) for line in answer.out.splitlines()) <= 80
@@ -29,8 +29,8 @@ def test_a_fit_is_told_in_eighty_columns_and_kept_in_the_release(run: Run, demo:
     assert {score.part for score in fit.scores} == {"fit", "choose", "test"}
 
 
-def test_steps_are_told_in_eighty_columns_for_both_targets(run: Run, demo: Path) -> None:
-    run("ingest", demo)
+@pytest.mark.usefixtures("stored_demo")
+def test_steps_are_told_in_eighty_columns_for_both_targets(run: Run) -> None:
     run("calibrate", "--train", "1b-general", "--out", "mine.yaml")
     answer = run("steps", "--experiment", "1b-general", "--coefficients", "mine.yaml")
     assert (answer.code, answer.err) == (0, "")
@@ -57,11 +57,9 @@ def test_what_is_no_split_is_wrong_use(run: Run, split: str) -> None:
 
 
 @pytest.mark.parametrize("verb", ["calibrate", "steps"])
-def test_every_field_of_the_json_is_documented_and_every_documented_field_exists(
-    run: Run, demo: Path, verb: str
-) -> None:
+@pytest.mark.usefixtures("stored_demo")
+def test_every_field_of_the_json_is_documented_and_every_documented_field_exists(run: Run, verb: str) -> None:
     """Names in the first column are fields; other names in back quotes may be values."""
-    run("ingest", demo)
     fitted = run("calibrate", "--train", "1b-general", "--out", "mine.yaml", "--json").json
     stepped = run("steps", "--experiment", "1b-general", "--coefficients", "mine.yaml", "--json").json
     fields = _fields(fitted if verb == "calibrate" else stepped)

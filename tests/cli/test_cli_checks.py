@@ -40,8 +40,8 @@ def test_every_check_is_listed_with_what_it_measures(run: Run) -> None:
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_the_evidence_of_each_check_on_aggregates_alone_and_on_a_recording(run: Run, demo: Path, check: str) -> None:
-    run("ingest", demo)
+@pytest.mark.usefixtures("stored_demo")
+def test_the_evidence_of_each_check_on_aggregates_alone_and_on_a_recording(run: Run, check: str) -> None:
     for name in ("34b-general", "1b-general"):
         answer = run("inspect", "--experiment", name, "--check", check)
         assert answer.code == 0
@@ -70,10 +70,10 @@ def test_a_recording_with_long_names_is_shown_in_80_columns(run: Run, demo: Path
     assert max(map(len, engine.splitlines())) <= 80
 
 
-def test_the_gap_histogram_has_its_two_modes(run: Run, demo: Path) -> None:
+@pytest.mark.usefixtures("stored_demo")
+def test_the_gap_histogram_has_its_two_modes(run: Run) -> None:
     """300 streams of 24 tokens: 23 gaps of a step of 8 ms and more, and 26 of some tens of us: each token's blank
     line, the closing [DONE] right behind the last token, and its blank line."""
-    run("ingest", demo)
     (table,) = run("inspect", "--experiment", "1b-general", "--check", "token_events", "--json").json["tables"]
     counts = {row["gap from"]: row["gaps"] for row in table["rows"]}
     within = sum(n for gap, n in counts.items() if gap.endswith("us"))

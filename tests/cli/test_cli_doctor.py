@@ -19,8 +19,8 @@ def found(answer: Answer) -> dict[str, dict[str, str]]:
 
 
 @pytest.mark.slow
-def test_doctor_names_versions_store_cache_and_optional_parts(run: Run, demo: Path) -> None:
-    run("ingest", demo)
+@pytest.mark.usefixtures("stored_demo")
+def test_doctor_names_versions_store_cache_and_optional_parts(run: Run) -> None:
     answer = run("doctor", "--json")
     assert (answer.code, answer.json["problems"]) == (0, 0)
     seen = found(answer)

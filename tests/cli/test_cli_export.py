@@ -63,8 +63,8 @@ def test_what_is_not_carried_is_named_on_standard_error(run: Run, demo: Path) ->
 
 
 @pytest.mark.slow
-def test_a_recording_with_latencies_comes_back_from_tracev2_and_parquet(run: Run, demo: Path) -> None:
-    run("ingest", demo)
+@pytest.mark.usefixtures("stored_demo")
+def test_a_recording_with_latencies_comes_back_from_tracev2_and_parquet(run: Run) -> None:
     for target in ("tracev2", "parquet"):
         assert run("export", "--experiment", "1b-general", "--to", target, "--out", f"out/{target}").code == 0
         assert run("ingest", f"out/{target}", "--name", f"back-{target}").code == 0

@@ -30,15 +30,14 @@ def test_a_directory_that_cannot_be_read_does_not_stop_the_others(run: Run, demo
 
 
 @pytest.mark.slow
-def test_a_truncated_recording_leaves_the_store_as_it_was(run: Run, demo: Path) -> None:
-    run("ingest", demo)
+def test_a_truncated_recording_leaves_the_store_as_it_was(run: Run, stored_demo: Path) -> None:
     before = run("experiments", "--json").out
-    trace = demo / "trace.csv.gz"
+    trace = stored_demo / "trace.csv.gz"
     trace.write_bytes(trace.read_bytes()[:200])
-    results = demo / "results" / "per_request_lifecycle_metrics.json"
+    results = stored_demo / "results" / "per_request_lifecycle_metrics.json"
     results.write_bytes(results.read_bytes()[:0])
-    (demo / "exp-config.yaml").write_text("model: [")
-    answer = run("ingest", demo)
+    (stored_demo / "exp-config.yaml").write_text("model: [")
+    answer = run("ingest", stored_demo)
     assert answer.code == 3
     assert "exp-config.yaml" in answer.err
     assert "Traceback" not in answer.err
@@ -56,8 +55,8 @@ def test_experiments_lists_bundled_and_stored(run: Run, demo: Path) -> None:
 
 
 @pytest.mark.slow
-def test_inspect_names_sources_and_findings(run: Run, demo: Path) -> None:
-    run("ingest", demo)
+@pytest.mark.usefixtures("stored_demo")
+def test_inspect_names_sources_and_findings(run: Run) -> None:
     document = run("inspect", "--experiment", "1b-general", "--json").json
     assert document["engine"]["max_num_seqs"]["source"] == "recorded"
     checks = {finding["check"] for finding in document["findings"]}

@@ -11,8 +11,8 @@ from command_line import Run
 pytestmark = pytest.mark.slow
 
 
-def test_a_page_is_written_and_said_in_one_line(run: Run, demo: Path) -> None:
-    run("ingest", demo)
+@pytest.mark.usefixtures("stored_demo")
+def test_a_page_is_written_and_said_in_one_line(run: Run) -> None:
     run("calibrate", "--train", "1b-general", "--out", "mine.yaml")
     asked = ("report", "--experiment", "1b-general", "--coefficients", "mine.yaml", "--out")
     answer = run(*asked, "report.html")
@@ -48,9 +48,9 @@ def test_errors_with_another_release_stand_below(run: Run) -> None:
     assert "with stepml-direct" in rows[1]
 
 
-def test_what_cannot_be_judged_is_named_on_the_page(run: Run, demo: Path) -> None:
+@pytest.mark.usefixtures("stored_demo")
+def test_what_cannot_be_judged_is_named_on_the_page(run: Run) -> None:
     """The release that ships has no coefficients for the synthetic model."""
-    run("ingest", demo)
     answer = run("report", "--experiment", "1b-general", "--experiment", "34b-roleplay", "--out", "report.html")
     assert answer.out.startswith("report.html: 1 pass, 1 not judged; ")
     assert "has no coefficients for synthetic/synthetic-1b" in Path("report.html").read_text("utf-8")

@@ -12,9 +12,9 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def mine(run: Run, demo: Path) -> str:
+@pytest.mark.usefixtures("stored_demo")
+def mine(run: Run) -> str:
     """A release for the demo, which is in the store."""
-    run("ingest", demo)
     run("calibrate", "--train", "1b-general", "--out", "mine.yaml")
     return "mine.yaml"
 

@@ -108,9 +108,9 @@ def test_a_stage_without_requests_is_a_row_without_numbers(run: Run, demo: Path)
     assert rows == [["stage", "1", "0", *"-----"]]
 
 
-def test_stages_are_compared_inside_the_window(run: Run, demo: Path) -> None:
+@pytest.mark.usefixtures("stored_demo")
+def test_stages_are_compared_inside_the_window(run: Run) -> None:
     """Half of the run holds half of each row's requests at most, and the two stages add up to it."""
-    run("ingest", demo)
     arguments = ("validate", "--experiment", "1b-general", "--by-stage", "--coefficients", _release(run), "--json")
     whole = run(*arguments).json["experiments"][0]
     half = run(*arguments, "--window", "0.5:1").json["experiments"][0]
@@ -157,8 +157,8 @@ def test_aggregates_beyond_any_time_are_rejected(run: Run, demo: Path) -> None:
 
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
 @pytest.mark.parametrize("verb", ["inspect", "validate"])
-def test_a_damaged_store_is_named_as_such(run: Run, demo: Path, share: float, verb: str) -> None:
-    run("ingest", demo)
+@pytest.mark.usefixtures("stored_demo")
+def test_a_damaged_store_is_named_as_such(run: Run, share: float, verb: str) -> None:
     store = Path(".blis-replay") / "store.duckdb"
     whole = store.read_bytes()
     damaged = bytearray(whole)
@@ -169,9 +169,9 @@ def test_a_damaged_store_is_named_as_such(run: Run, demo: Path, share: float, ve
     assert "another process" not in answer.err
 
 
-def test_an_output_file_that_cannot_be_written_is_one_line(run: Run, demo: Path) -> None:
+@pytest.mark.usefixtures("stored_demo")
+def test_an_output_file_that_cannot_be_written_is_one_line(run: Run) -> None:
     """It is known before the work, so nothing is fitted for it."""
-    run("ingest", demo)
     _is_one_line(run("calibrate", "--train", "1b-general", "--out", "absent/mine.yaml"), 2, "no folder 'absent'")
 
 
@@ -214,17 +214,17 @@ def test_experiments_of_one_alias_are_told_apart_by_their_slugs(run: Run, demo: 
     assert run("inspect", demo.name).out.startswith(demo.name)
 
 
-def test_stored_and_bundled_experiments_have_the_same_fields(run: Run, demo: Path) -> None:
-    run("ingest", demo)
+@pytest.mark.usefixtures("stored_demo")
+def test_stored_and_bundled_experiments_have_the_same_fields(run: Run) -> None:
     rows = json.loads(run("experiments", "--json").out)["experiments"]
     assert len({frozenset(row) for row in rows}) == 1
 
 
+@pytest.mark.usefixtures("stored_demo")
 def test_a_store_that_may_not_be_written_can_be_inspected_and_validated(
-    run: Run, demo: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The administrator may write everything, so the answer of the system is put in its place."""
-    run("ingest", demo)
     release, store = _release(run), Path(".blis-replay") / "store.duckdb"
     before, connect = store.read_bytes(), duckdb.connect
 
@@ -242,9 +242,9 @@ def test_a_store_that_may_not_be_written_can_be_inspected_and_validated(
     assert store.read_bytes() == before
 
 
-def test_verbs_at_the_same_time_wait_for_each_other(run: Run, demo: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("stored_demo")
+def test_verbs_at_the_same_time_wait_for_each_other(run: Run, tmp_path: Path) -> None:
     """DuckDB lets nobody read what one writes: of three validations two ended with an error."""
-    run("ingest", demo)
     arguments = ["validate", "--experiment", "1b-general", "--coefficients", str(_release(run)), "--replay"]
     modes = ("exact", "prefix=none", "scheduling=synchronous")
     all_at_once = [

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from command_line import Run
 
@@ -54,9 +52,9 @@ def test_wrong_use_is_one_line(run: Run, arguments: list[str], code: int, compla
 
 
 @pytest.mark.slow
-def test_validate_says_which_of_the_two_is_saturated(run: Run, demo: Path) -> None:
+@pytest.mark.usefixtures("stored_demo")
+def test_validate_says_which_of_the_two_is_saturated(run: Run) -> None:
     """The demo never queues as recorded, and does with 2 places: 10 to 15 requests a second of 24 steps of 9 ms."""
-    run("ingest", demo)
     run("calibrate", "--train", "1b-general", "--out", "own.yaml")
     validate = ["validate", "--experiment", "1b-general", "--coefficients", "own.yaml"]
     assert "saturation" not in run(*validate).out
