@@ -15,6 +15,7 @@ from html import escape
 from pathlib import Path
 
 import click
+from docs_mistakes import mistakes_table
 from docs_pages import NAVIGATION, ROOT, Part, page_of
 
 import blis_replay.validate as face
@@ -227,5 +228,6 @@ GENERATED: dict[str, Callable[[], list[str]]] = {
     "commands": commands,
     "public-functions": public_functions,
     "contents": contents,
+    "mistakes": mistakes_table,
     "rooms": rooms_table,
 }

@@ -51,6 +51,7 @@ NAVIGATION: dict[str, tuple[str, ...]] = {
         "docs/load-generators.md",
         "docs/terminal.md",
         "docs/json.md",
+        "docs/mistakes.md",
         "docs/commands.md",
     ),
     "Research notes": (

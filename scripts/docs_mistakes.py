@@ -1,0 +1,89 @@
+"""Typical mistakes on the command line: the table of docs/mistakes.md is what tests hold the messages against.
+
+A row is a command, its exit code and the one line that it prints.  The commands stand in the page only; codes and
+messages are written by ``python scripts/docs.py --update docs/mistakes.md``.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import shlex
+import sys
+from contextlib import chdir, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from unittest.mock import patch
+
+from docs_pages import ROOT
+
+from blis_replay.validate.cli.main import main
+
+_PAGE = ROOT / "docs" / "mistakes.md"
+# Stands for the folder in which a command runs.
+FOLDER = "/FOLDER"
+_ROW = re.compile(r"\| `(blis-replay .+?)` \| (\d) \| `` (.*) `` \|")
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A command as it is typed, its exit code, and what it prints on standard error."""
+
+    command: str
+    code: int
+    message: str
+
+    @property
+    def arguments(self) -> list[str]:
+        """What follows the name of the program."""
+        return shlex.split(self.command)[1:]
+
+
+def mistakes() -> list[Mistake]:
+    """The rows of the page."""
+    rows = _ROW.findall(_PAGE.read_text("utf-8").replace("\\|", "\0"))
+    return [Mistake(a.replace("\0", "|"), int(code), b.replace("\0", "|")) for a, code, b in rows]
+
+
+def set_up(folder: Path) -> None:
+    """What the commands find in their folder: files that are damaged, and places that are taken."""
+    (folder / "folder").mkdir()
+    (folder / "there").mkdir()
+    (folder / "there" / "summary.json").write_text("{}", "utf-8")
+    (folder / "broken.yaml").write_text("a: [", "utf-8")
+    (folder / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    (folder / "no-store.duckdb").write_text("no database", "utf-8")
+    (folder / "empty.duckdb").write_text("", "utf-8")
+    (folder / "engine.yaml").write_text(
+        "max_num_seqs: 8\nmax_num_batched_tokens: 64\nmax_model_len: 64\nasync_scheduling: true\n", "utf-8"
+    )
+
+
+def mistakes_table() -> list[str]:
+    """The rows again, with what each command prints now."""
+    rows = [_printed(mistake) for mistake in mistakes()]
+    return [
+        "| command | exit code | message |",
+        "|---|---|---|",
+        *(f"| `{_cell(row.command)}` | {row.code} | `` {_cell(row.message)} `` |" for row in rows),
+    ]
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _printed(mistake: Mistake) -> Mistake:
+    out, error, code = io.StringIO(), io.StringIO(), 0
+    with TemporaryDirectory() as name, chdir(name), redirect_stdout(out), redirect_stderr(error):
+        set_up(Path())
+        with patch.object(sys, "argv", ["blis-replay", *mistake.arguments]):
+            try:
+                main()
+            except SystemExit as ended:
+                code = int(ended.code or 0)
+        said = error.getvalue().replace(str(Path.cwd()), FOLDER)
+    if out.getvalue() or len(said.splitlines()) != 1:
+        raise ValueError(f"{mistake.command}: not one line on standard error: {out.getvalue()}{said}")
+    return Mistake(mistake.command, code, said.strip().removeprefix("error: "))
