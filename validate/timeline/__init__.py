@@ -1,4 +1,5 @@
 """A window of a run, observed and simulated on one clock, for trace viewers.
 
-May import: blis, compiled, ingest, replay, validate.comparison, validate.errors, validate.text.
+May import: blis, compiled, ingest, replay, validate.comparison, validate.errors, validate.metrics,
+validate.text.
 """
