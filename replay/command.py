@@ -11,27 +11,36 @@ import json
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
 
+from blis_replay.blis.latency.architecture import bundled_architectures, config_of
+from blis_replay.blis.latency.models import Latency
+from blis_replay.blis.latency.operators import durations_us
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry, format_release
+from blis_replay.blis.trace import RequestTrace
 from blis_replay.ingest.errors import printable
 from blis_replay.ingest.recording import Recording
+from blis_replay.replay import adapters
+from blis_replay.replay.adapters import ADAPTERS
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.plan import ReplayPlan
 from blis_replay.replay.program import ended, last_line, run_to_end
-from blis_replay.replay.simulator import Simulated, model_of
+from blis_replay.replay.simulator import Simulated, entry_of, has_entry, model_of
 
 PREFIX = "cmd:"
 DEFAULT_TIMEOUT_S = 600.0
 _REQUESTS, _ENGINE, _COEFFICIENTS = "requests.csv", "engine.json", "coefficients.yaml"
+_CONFIG, _STEP_TIMES = "config.json", "step_times.csv"
 _HEADER, _RESULTS = "simulator.json", "results.csv"
 _COLUMNS = ("request_index", "ttft_us", "e2e_us")
+_SCHEDULED = "scheduled_us"
 # What an answer may have: a page, and a line a request.
 _HEADER_BYTES, _LINE_BYTES = 100_000, 200
 _MOST_NAMES, _MOST_CHARACTERS = 50, 200
@@ -44,16 +53,23 @@ class CommandError(ReplayError):
 
 @dataclass(frozen=True)
 class CommandSimulator:
-    """A command as a simulator.  ``words``: program and arguments; ``release``: what it is given as coefficients."""
+    """A command as a simulator.
+
+    ``words``: program and arguments.  ``release``: what it is given as coefficients.  ``label``: its name, if it has
+    one of its own.
+    """
 
     words: tuple[str, ...]
     release: CoefficientRelease
     timeout_s: float = DEFAULT_TIMEOUT_S
     reports_steps: bool = False
+    label: str = ""
 
     @property
     def name(self) -> str:
         """As runs are stored: ``cmd:``, program and arguments, so that two scripts of one interpreter are two."""
+        if self.label:
+            return self.label
         return PREFIX + printable(" ".join([Path(self.words[0]).name, *self.words[1:]]))[:_MOST_CHARACTERS]
 
     def entry_for(self, recording: Recording) -> ModelEntry | None:
@@ -70,11 +86,9 @@ class CommandSimulator:
             _write(place, recording, plan, self.release)
             peak_bytes = self._run(place)
             header = self._header(place / _HEADER)
-            completed, ttft_us, e2e_us = self._results(place / _RESULTS, len(plan.trace.arrival_us))
+            answers = self._results(place / _RESULTS, len(plan.trace.arrival_us))
         lacking = tuple(f"{header[0]} does not model: {what}" for what in header[1])
-        return Simulated(
-            completed, ttft_us, e2e_us, plan.trace.output_tokens, differences=lacking, peak_bytes=peak_bytes
-        )
+        return replace(answers, output_tokens=plan.trace.output_tokens, differences=lacking, peak_bytes=peak_bytes)
 
     def _run(self, place: Path) -> int:
         """Run the command in its folder; its largest memory in bytes."""
@@ -119,11 +133,13 @@ class CommandSimulator:
             ) from None
         return printable(" ".join(named)), tuple(map(printable, lacking))
 
-    def _results(self, path: Path, requests: int) -> tuple[Any, Any, Any]:
-        """bool[n], int64[n], int64[n]: completed, TTFT and E2E in us; a request without a row was not completed."""
+    def _results(self, path: Path, requests: int) -> Simulated:
+        """The answers in us; a request without a row was not completed."""
         content = self._bytes(path, (requests + 1) * _LINE_BYTES)
         try:
-            read = pl.read_csv(content, infer_schema=False).select(pl.col(name).cast(pl.Float64) for name in _COLUMNS)
+            table = pl.read_csv(content, infer_schema=False)
+            read = table.select(pl.col(name).cast(pl.Float64) for name in _COLUMNS)
+            scheduled = table[_SCHEDULED].cast(pl.Float64) if _SCHEDULED in table.columns else None
         except (pl.exceptions.PolarsError, ValueError):
             raise CommandError(
                 f"{self.name}: {path.name} is no table of {', '.join(_COLUMNS)} in numbers; write one line per request"
@@ -136,11 +152,57 @@ class CommandSimulator:
                 f"{self.name}: {path.name}: {wrong or 'a cell is empty'}; leave out what did not complete"
             )
         completed = np.zeros(requests, np.bool_)
-        answers = np.zeros((2, requests), np.int64)
+        answers = np.zeros((3, requests), np.int64)
         place = index.astype(np.int64)
         completed[place] = True
-        answers[:, place] = np.rint([ttft_us, e2e_us]).astype(np.int64)
-        return completed, answers[0], answers[1]
+        answers[:2, place] = np.rint([ttft_us, e2e_us]).astype(np.int64)
+        told = scheduled is not None and not scheduled.null_count()
+        if scheduled is not None and told:
+            scheduled_us = scheduled.to_numpy()
+            if not ((scheduled_us >= 0) & (scheduled_us <= ttft_us)).all():
+                raise CommandError(
+                    f"{self.name}: {path.name}: {_SCHEDULED} is not between the send and the first token; leave it out"
+                )
+            answers[2, place] = np.rint(scheduled_us).astype(np.int64)
+        none = np.zeros(requests, np.int64)
+        return Simulated(completed, answers[0], answers[1], none, scheduled_us=answers[2] if told else None)
+
+
+AS_SHIPPED = "as shipped"
+_AS_SHIPPED = CoefficientRelease(AS_SHIPPED, "valid", "What the simulator comes with.", "", "", "", (), (), {}, {})
+
+
+def adapter_simulator(name: str, release: CoefficientRelease, timeout_s: float) -> CommandSimulator:
+    """The simulator of ``dynamo``, ``dynamo-fitted:PYTHON``, ``llmservingsim:TABLE`` and the like, by ``ADAPTERS``.
+
+    ``PYTHON``: in which it is installed, that of this program if it is left out.  Raises ``CommandError`` if there is
+    no such adapter or Python, or it is not installed there.
+    """
+    kind, _, given = name.partition(":")
+    kind, _, variant = kind.partition("-")
+    adapter = ADAPTERS.get(kind)
+    if adapter is None:
+        raise CommandError(f"{name}: no such adapter; there are {', '.join(ADAPTERS)}")
+    python, option = (given or sys.executable, variant) if adapter.package else (sys.executable, given)
+    found = shutil.which(python)
+    if found is None:
+        raise CommandError(f"{python}: no such program; give {kind}:PYTHON, the Python in which it is installed")
+    if adapter.package:
+        look = f"import importlib.metadata as m; m.version({adapter.package!r})"
+        if subprocess.run([found, "-c", look], capture_output=True, check=False).returncode:  # noqa: S603 (no shell)
+            raise CommandError(
+                f"{adapter.package} is not installed for {python}; pip install {adapter.package}=={adapter.tried} in "
+                f"an environment of its own, and give {kind}:PATH/bin/python"
+            )
+    if adapter.package and variant not in ("", adapter.fitted):
+        raise CommandError(
+            f"{name}: no such variant; there is {kind}" + (f"-{adapter.fitted}" if adapter.fitted else "")
+        )
+    if not (variant and adapter.package):
+        release = _AS_SHIPPED
+    words = (found, adapters.__file__, kind, *([option] if option else []))
+    label = "-".join(filter(None, (kind, variant))) if adapter.package else f"{kind}:{Path(option).name}"
+    return CommandSimulator(words, release, timeout_s, label=label)
 
 
 def command_simulator(text: str, release: CoefficientRelease, timeout_s: float) -> CommandSimulator:
@@ -167,6 +229,8 @@ def _write(place: Path, recording: Recording, plan: ReplayPlan, release: Coeffic
         # Of them those that no prefix cache holds, where the recording tells; else all.
         "prefill_tokens": trace.prefill_tokens,
         "output_tokens": trace.output_tokens,
+        # Ids of the blocks that the prompt fills; equal ids: equal tokens up to there.
+        "prefix_blocks": _prefix_blocks(trace),
     }
     pl.DataFrame(columns).write_csv(place / _REQUESTS)
     arguments = {
@@ -180,6 +244,48 @@ def _write(place: Path, recording: Recording, plan: ReplayPlan, release: Coeffic
     served["tensor_parallelism"] = recording.tensor_parallelism
     (place / _ENGINE).write_text(json.dumps(served | {"arguments": arguments}, indent=1), "utf-8")
     (place / _COEFFICIENTS).write_text(format_release(release), "utf-8")
+    architecture = bundled_architectures().get(model_of(recording))
+    if architecture is not None:
+        (place / _CONFIG).write_text(json.dumps(config_of(architecture), indent=1), "utf-8")
+    if has_entry(release, recording):
+        table = step_times(entry_of(release, recording).latency, engine.max_num_batched_tokens, engine.max_num_seqs)
+        table.write_csv(place / _STEP_TIMES)
+
+
+def _prefix_blocks(trace: RequestTrace) -> list[str]:
+    keys = trace.block_keys
+    if keys is None:
+        return [""] * len(trace)
+    count = np.minimum(keys.count, trace.prompt_tokens // keys.block_size)
+    return [" ".join(map(str, keys.keys[at : at + n].tolist())) for at, n in zip(keys.start, count, strict=True)]
+
+
+_STEP_REQUESTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
+_STEP_CONTEXTS = (1, 64, 256, 512, 1024, 2048, 4096, 8192)
+_STEP_PREFILLS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+
+
+def step_times(latency: Latency, most_tokens: int, most_requests: int) -> pl.DataFrame:
+    """The step times of a release as a table for simulators that take such: of single prefills, and of decodes alone.
+
+    ``context_tokens``: of all decodes together; ``duration_us``: whole us.
+    """
+    batches = [
+        {"prefill_tokens": tokens, "prefill_requests": 1, "decode_tokens": 0, "context_tokens": 0}
+        for tokens in _STEP_PREFILLS
+        if tokens <= most_tokens
+    ]
+    batches += [
+        {"prefill_tokens": 0, "prefill_requests": 0, "decode_tokens": count, "context_tokens": count * context}
+        for count in _STEP_REQUESTS
+        if count <= most_requests
+        for context in _STEP_CONTEXTS
+    ]
+    columns = {
+        name: [batch[name] for batch in batches] for name in ("prefill_tokens", "decode_tokens", "context_tokens")
+    }
+    table = pl.DataFrame(columns | {"duration_us": durations_us(latency, batches).astype(np.int64)})
+    return table.rename({"decode_tokens": "decode_requests"})
 
 
 def _wrong(index: Any, ttft_us: Any, e2e_us: Any, requests: int) -> str:

@@ -32,6 +32,7 @@ class Simulated:
     ``differences``: what of this plan the simulator does otherwise than the recorded
     engine, by its known semantics, a sentence each.  ``not_simulated``: what the recorded
     engine used and no simulator here has, a sentence each: such a run says nothing of the simulator.
+    ``scheduled_us``: int64[n], from a request's send to its first schedule, None if not told.
     ``peak_bytes``: the largest memory of the program that did it, None where that is this process.
     """
 
@@ -45,6 +46,7 @@ class Simulated:
     differences: tuple[str, ...] = ()
     not_simulated: tuple[str, ...] = ()
     peak_bytes: int | None = None
+    scheduled_us: Int64s | None = None
 
 
 class Simulator(Protocol):

@@ -135,6 +135,29 @@ class _Config(Struct, frozen=True):
             raise FieldError("num_experts_per_tok", problem, "correct it")
 
 
+def config_of(architecture: Architecture) -> dict[str, object]:
+    """The ``config.json`` that says this of a model: of Llama's kind, or of Mixtral's if it has experts."""
+    mixture = architecture.experts > 0
+    config: dict[str, object] = {
+        "architectures": ["MixtralForCausalLM" if mixture else "LlamaForCausalLM"],
+        "model_type": "mixtral" if mixture else "llama",
+        "num_hidden_layers": architecture.layers,
+        "hidden_size": architecture.hidden_size,
+        "num_attention_heads": architecture.attention_heads,
+        "num_key_value_heads": architecture.kv_heads,
+        "head_dim": architecture.head_size,
+        "intermediate_size": architecture.intermediate_size,
+        "vocab_size": architecture.vocabulary,
+        "max_position_embeddings": 4096,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": architecture.tied_embeddings,
+        "torch_dtype": {1: "float8_e4m3fn", 2: "bfloat16", 4: "float32"}[architecture.bytes_per_parameter],
+    }
+    experts = {"num_local_experts": architecture.experts, "num_experts_per_tok": architecture.experts_per_token}
+    return config | (experts if mixture else {})
+
+
 def architecture_of_config(document: object, origin: str) -> Architecture:
     """The architecture of a model's own ``config.json`` (Llama, Mistral, Mixtral, Qwen2 and their like).
 

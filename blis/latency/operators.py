@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Annotated
+from typing import Annotated, Protocol
 
 import numpy as np
 from msgspec import Meta, Struct
@@ -169,7 +169,14 @@ def batch_times_us(model: OperatorModel, prefill: Floats, decode: Floats, contex
     return np.column_stack([computed, attended, reduced, np.ones(len(tokens)), decode])
 
 
-def durations_us(model: OperatorModel, batches: Sequence[Mapping[str, int]]) -> Floats:
+class Timed(Protocol):
+    """A latency model of any form."""
+
+    def for_kernel(self) -> step_time.KernelModel:
+        """Kind, integer and float parameters."""
+
+
+def durations_us(model: Timed, batches: Sequence[Mapping[str, int]]) -> Floats:
     """float64[n]: how long batches take by the model; a batch: fields of ``kernel.state.BATCH``, 0 where left out."""
     kernel, row, found = model.for_kernel(), np.zeros(1, BATCH), np.zeros(len(batches))
     for i, batch in enumerate(batches):

@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     multiple=True,
     metavar="all|NAME,...",
     help="Every one of these simulators on the experiments (all if none is named): embedded, embedded@RELEASE, "
-    "floor:constant, floor:line, blis, 'cmd:PATH ARGS'.",
+    "floor:constant, floor:line, dynamo[-fitted][:PYTHON], aiconfigurator[:PYTHON], llmservingsim:TABLE, blis, "
+    "'cmd:PATH ARGS'.",
 )
 @click.option(
     "--simulator-timeout",

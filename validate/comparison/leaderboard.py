@@ -14,6 +14,7 @@ from blis_replay.compiled.errors import ExperimentError
 from blis_replay.fixtures.catalogue import published_simulators
 from blis_replay.ingest.recording import ARRIVALS
 from blis_replay.ingest.store import Store
+from blis_replay.replay.command import AS_SHIPPED
 from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.program import taken
 from blis_replay.replay.simulator import EmbeddedEngine, Simulator
@@ -34,7 +35,8 @@ class Score:
     """One simulator on one recording.
 
     ``fitted``: what of the recording its coefficients were fitted on (``held out``, ``own latencies``, ``own steps``,
-    ``not stated``).  ``errors``: signed fractions by metric and statistic, those that both sides have.
+    ``not stated``, or ``as shipped``: nothing of ours).
+    ``errors``: signed fractions by metric and statistic, those that both sides have.
     ``throughput``: the error of output tokens a second over the run.  ``rank``: Spearman's correlation of the requests'
     latencies by metric.  ``passes``: whether the gated means are within their limits, None where they are not judged.
     ``overloaded``: the server had more load than it could serve, so its latencies judge no simulator.
@@ -132,7 +134,7 @@ def _score(experiment: Observed, name: str, simulator: Simulator) -> Score:
         slug=recording.slug,
         alias=recording.alias,
         coefficients=run.release.name,
-        fitted=comparison.uses,
+        fitted=AS_SHIPPED if run.release.name == AS_SHIPPED else comparison.uses,
         errors={number: error for number in SHOWN if (error := _error(comparison, number)) is not None},
         throughput=_throughput(run, both),
         rank=_ranks(run, both),

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from blis_replay.ingest.tables import Cell, Column, Table, columns_named
+from blis_replay.replay.command import AS_SHIPPED
 from blis_replay.validate.comparison.leaderboard import SHOWN, Board, Score
 from blis_replay.validate.text.answer import Answer, Block, Line, Part
 
@@ -68,11 +69,12 @@ def _summary(name: str, board: Board) -> list[Cell]:
     judged = [score.passes for score in scores if score.passes is not None]
     held_out = sum(score.fitted == "held out" for score in scores)
     peaks = [score.peak_bytes for score in scores if score.peak_bytes]
-    stated = any(score.fitted != "not stated" for score in scores)
+    stated = any(score.fitted not in ("not stated", AS_SHIPPED) for score in scores)
+    shipped = any(score.fitted == AS_SHIPPED for score in scores)
     return [
         name,
         str(len(scores)),
-        f"{held_out}" if stated else "-",
+        f"{held_out}" if stated else AS_SHIPPED if shipped else "-",
         f"{sum(judged)} of {len(judged)}",
         *(_percent([score.errors.get(number) for score in scores]) for number in _SUMMED),
         _percent([score.throughput for score in scores]),

@@ -156,13 +156,16 @@ def timeline_of_run(run: ReplayRun) -> RequestTimeline:
         served = (engine.scheduled_us, engine.first_token_us, engine.finished_us)
         first, second, third = (stamp.astype(np.float64) for stamp in served)
         stamps = (taken_in_us, first, second, third)
+    elif run.simulated.scheduled_us is not None:
+        # It has no delays outside of its engine, or does not tell them apart.
+        stamps = (sent_us, sent_us + run.simulated.scheduled_us, sent_us + run.ttft_us, sent_us + run.e2e_us)
     return RequestTimeline(
         sent_us=sent_us,
         stamps=stamps,
         first_token_at_client_us=sent_us + run.ttft_us,
         end_us=sent_us + run.e2e_us,
         source=run.simulator,
-        lacks=_NO_STEPS if engine is None else _SERVER_ARRIVAL,
+        lacks=_NO_STEPS if stamps is None else _SERVER_ARRIVAL,
     )
 
 

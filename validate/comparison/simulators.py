@@ -9,9 +9,10 @@ from pathlib import Path
 
 from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.ingest.store import open_for_reading
+from blis_replay.replay.adapters import ADAPTERS
 from blis_replay.replay.blis_binary.binary import DEFAULT_TIMEOUT_S, BlisBinary, find_build, own_release
 from blis_replay.replay.blis_binary.differences import restarted_outputs_elsewhere
-from blis_replay.replay.command import PREFIX, command_simulator
+from blis_replay.replay.command import PREFIX, adapter_simulator, command_simulator
 from blis_replay.replay.errors import ReplayError, UnknownNameError
 from blis_replay.replay.release_file import load_release
 from blis_replay.replay.simulator import EmbeddedEngine, Simulator
@@ -33,6 +34,8 @@ def chosen_simulators(
         return (EmbeddedEngine(release),)
     if choice.startswith(PREFIX):
         return (command_simulator(choice, release, timeout_s),)
+    if choice.split(":")[0].split("-")[0] in ADAPTERS:
+        return (adapter_simulator(choice, release, timeout_s),)
     if choice.startswith(FLOOR):
         with open_for_reading(store) as opened:
             return (floor_simulator(opened, choice, release),)
@@ -67,8 +70,11 @@ def informed(blis: Comparison, embedded: Comparison) -> Comparison:
 
 
 # Those of ``all``: ours fitted and with the datasheet alone, the floors, and others where they are installed.
-EVERYONE = ("embedded", "embedded@h100-datasheet", "floor:constant", "floor:line", "blis")
-_NEXT = re.compile(r",(?=all\b|embedded|floor:|cmd:|blis\b)")
+EVERYONE = (
+    *("embedded", "embedded@h100-datasheet", "floor:constant", "floor:line"),
+    *("dynamo", "dynamo-fitted", "aiconfigurator", "blis"),
+)
+_NEXT = re.compile(r",(?=all\b|embedded|floor:|cmd:|blis\b|dynamo|aiconfigurator|llmservingsim)")
 
 
 def contestants(
@@ -84,7 +90,8 @@ def contestants(
     for name in [name for text in asked for name in _NEXT.split(text)]:
         for one in EVERYONE if name == "all" else (name,):
             try:
-                found[one] = _contestant(store, one, release, binary, timeout_s)
+                simulator = _contestant(store, one, release, binary, timeout_s)
+                found[simulator.name if one.startswith(tuple(ADAPTERS)) else one] = simulator
             except ReplayError as error:
                 if name != "all":
                     raise
@@ -100,7 +107,8 @@ def _contestant(store: Path, name: str, release: CoefficientRelease, binary: str
         return EmbeddedEngine(release)
     if kind == "blis" and binary is None:
         raise UnknownNameError("the simulator blis needs --blis-binary PATH")
-    if kind not in ("embedded", "blis") and not name.startswith((FLOOR, PREFIX)):
+    others = (FLOOR, PREFIX, *ADAPTERS)
+    if kind not in ("embedded", "blis") and not name.startswith(others):
         raise UnknownNameError(f"{name}: no such simulator; there are all, {', '.join(EVERYONE)} and 'cmd:PATH ARGS'")
     (simulator,) = chosen_simulators(store, name, release, binary or "", timeout_s, own_model=True)
     return simulator

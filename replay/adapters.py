@@ -1,0 +1,319 @@
+"""Other people's simulators under the contract of ``replay/command.py``: how each is told what a replay is.
+
+This file is also a program: ``PYTHON adapters.py NAME [OPTION] FOLDER``, run by the Python in which that simulator is
+installed, so it imports nothing of this package, and of others only what the simulator needs.  An adapter reads the
+requests and the engine arguments in the folder, and leaves the answers there.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import importlib.metadata
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+# A closed form has no time, only so many requests at once: found by so many rounds of Little's law.
+_ROUNDS = 6
+_US_PER_MS = 1_000.0
+_NS_PER_US = 1_000
+
+Answer = tuple[int, float, float, float | None]  # request_index, and us from its send: first token, end, scheduled
+
+
+class AdapterError(Exception):
+    """What an adapter cannot do; one line for the user."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a replay gives: a dict a request (integers by name), and ``engine.json``.
+
+    ``blocks``: of each request the ids of its prompt's full blocks, empty where no prefix is known.
+    """
+
+    folder: Path
+    requests: list[dict[str, int]]
+    blocks: list[list[int]]
+    served: dict[str, Any]
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The engine arguments by vLLM's names."""
+        found: dict[str, Any] = self.served["arguments"]
+        return found
+
+    @property
+    def model(self) -> str:
+        """A folder with the model's ``config.json`` where its dimensions are known, else its name."""
+        return str(self.folder) if (self.folder / "config.json").exists() else str(self.served["model"])
+
+    @property
+    def system(self) -> str:
+        """The GPU as NVIDIA's tools name it; raises ``AdapterError`` if it is none of theirs."""
+        words = str(self.served["hardware"] or "").lower()
+        for name, system in _SYSTEMS:
+            if name in words:
+                return system
+        raise AdapterError(f"no system is known for the hardware {self.served['hardware']!r}")
+
+
+# Parts of a GPU's name, the first that fits.
+_SYSTEMS = (
+    *(("h200", "h200_sxm"), ("gb200", "gb200"), ("b200", "b200_sxm"), ("b300", "b300_sxm"), ("h100", "h100_sxm")),
+    *(("a100", "a100_sxm"), ("l40s", "l40s"), ("rtx pro 6000", "rtx_pro_6000_server"), ("a30", "a30"), ("l4", "l4")),
+)
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A simulator of others.
+
+    ``package``: on PyPI, ``""`` for none.  ``tried``: the version that the mapping was made with.  ``takes``: how the
+    engine arguments are passed on.  ``lacks``: what cannot be.  ``run``: the told and an option to answers.
+    ``fitted``: the option with which it takes our coefficients.
+    """
+
+    name: str
+    package: str
+    tried: str
+    takes: str
+    lacks: tuple[str, ...]
+    run: Callable[[Told, str], Iterator[Answer]]
+    fitted: str = ""
+
+
+def _dynamo(told: Told, option: str) -> Iterator[Answer]:
+    """The trace in Mooncake's form, a hash id a block; the report has a line a request, in order of arrival."""
+    block = int(told.arguments["block_size"])
+    own = 1 + max((key for keys in told.blocks for key in keys), default=0)
+    trace = []
+    for request, keys in zip(told.requests, told.blocks, strict=True):
+        count = -(-request["prompt_tokens"] // block)
+        # A prefix known as a number of tokens only is one that all requests share.
+        cached = (request["prompt_tokens"] - request["prefill_tokens"]) // block
+        ids = (keys or [own + i for i in range(cached)])[:count]
+        first = own + 10_000_000 + request["request_index"] * 100_000
+        ids = ids + [first + i for i in range(count - len(ids))]
+        lengths = {"input_length": request["prompt_tokens"], "output_length": request["output_tokens"]}
+        trace.append({"timestamp": request["arrival_us"] / _US_PER_MS, **lengths, "hash_ids": ids})
+    engine = {name: told.arguments[name] for name in ("block_size", "max_num_seqs", "max_num_batched_tokens")}
+    engine |= {"enable_prefix_caching": bool(told.arguments.get("enable_prefix_caching", True))}
+    engine |= {"enable_chunked_prefill": bool(told.arguments.get("enable_chunked_prefill", True))}
+    engine |= {"max_model_len": told.arguments["max_model_len"]}
+    engine |= {"num_gpu_blocks": told.arguments.get("num_gpu_blocks") or 1_000_000}
+    if option == "fitted":
+        engine["planner_profile_data"] = str(_profile(told))
+    (told.folder / "trace.jsonl").write_text("".join(json.dumps(line) + "\n" for line in trace), "utf-8")
+    report, lines = told.folder / "report.json", told.folder / "report.jsonl"
+    command = [sys.executable, "-m", "dynamo.replay", str(told.folder / "trace.jsonl"), "--replay-mode", "offline"]
+    command += ["--trace-block-size", str(block), "--extra-engine-args", json.dumps(engine)]
+    command += ["--report-json", str(report), "--report-jsonl", str(lines)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 (no shell)
+    if done.returncode or not lines.exists():
+        said = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()] or ["it said nothing"]
+        raise AdapterError(f"dynamo.replay: {said[-1].strip()}")
+    answers = [json.loads(line) for line in lines.read_text("utf-8").splitlines()]
+    answers = sorted((a for a in answers if a["terminal_status"] == "completed"), key=lambda a: a["arrival_time_ms"])
+    if len(answers) != len(told.requests):
+        raise AdapterError(f"dynamo.replay completed {len(answers)} of {len(told.requests)} requests")
+    for index, answer in enumerate(answers):
+        admitted_ms = answer["first_admit_ms"] - answer["arrival_time_ms"]
+        yield (
+            index,
+            _US_PER_MS * answer["ttft_ms"],
+            _US_PER_MS * max(answer["e2e_latency_ms"], answer["ttft_ms"]),
+            _US_PER_MS * admitted_ms,
+        )
+
+
+def _profile(told: Told) -> Path:
+    """The step times of the coefficients as the tables of a profile of Dynamo's planner."""
+    import numpy as np
+
+    table = told.folder / "step_times.csv"
+    if not table.exists():
+        raise AdapterError("the coefficients have no step times for this recording; use dynamo without them")
+    with table.open(encoding="utf-8") as file:
+        rows = [{name: int(value) for name, value in row.items()} for row in csv.DictReader(file)]
+    prefill = [(row["prefill_tokens"], row["duration_us"] / _US_PER_MS) for row in rows if row["prefill_tokens"]]
+    decode = {(row["decode_requests"], row["context_tokens"]): row["duration_us"] for row in rows}
+    counts = sorted({count for count, _ in decode if count})
+    contexts = sorted({tokens // count for count, tokens in decode if count})
+    tokens = np.linspace(0, counts[-1] * contexts[-1], 400)
+    us = np.array([[decode[count, count * context] for count in counts] for context in contexts])
+    itl = [
+        [np.interp(total / context, counts, us[i]) / _US_PER_MS for i, context in enumerate(contexts)]
+        for total in tokens
+    ]
+    path = told.folder / "profile.npz"
+    np.savez(
+        path,
+        prefill_isl=np.array([float(p) for p, _ in prefill]),
+        prefill_ttft_ms=np.array([ms for _, ms in prefill]),
+        decode_active_kv_tokens=tokens,
+        decode_context_length=np.array(contexts, float),
+        decode_itl=np.array(itl),
+    )
+    return path
+
+
+def _aiconfigurator(told: Told, option: str) -> Iterator[Answer]:
+    """Its aggregated estimate at the mean lengths, and as many requests at once as Little's law makes of its answer."""
+    del option
+    from aiconfigurator.cli.api import cli_estimate  # type: ignore[import-not-found,unused-ignore]
+
+    logging.disable(logging.WARNING)
+    requests, arguments = told.requests, told.arguments
+    count = len(requests)
+    prompt, output = (
+        max(1, round(sum(request[name] for request in requests) / count)) for name in ("prompt_tokens", "output_tokens")
+    )
+    cached = min(_cached_tokens(told), prompt - 1)
+    span_s = max((requests[-1]["arrival_us"] - requests[0]["arrival_us"]) / 1e6, 1e-3)
+    most = int(arguments["max_num_seqs"])
+    at_once, estimate = min(8, most), None
+    tp = int(told.served["tensor_parallelism"] or 1)
+    config = json.loads((told.folder / "config.json").read_text("utf-8")) if told.model == str(told.folder) else {}
+    moe = {"moe_tp_size": tp, "moe_ep_size": 1} if config.get("num_local_experts") else {}
+    for _ in range(_ROUNDS):
+        estimate = cli_estimate(
+            model_path=told.model,
+            system_name=told.system,
+            backend_name="vllm",
+            isl=prompt,
+            osl=max(output, 2),
+            prefix=cached,
+            batch_size=at_once,
+            tp_size=tp,
+            **moe,
+        )
+        wanted = min(max(round(count / span_s * float(estimate.request_latency) / 1e3), 1), most)
+        if wanted == at_once:
+            break
+        at_once = wanted
+    if estimate is None:
+        raise AdapterError("aiconfigurator made no estimate")
+    for request in requests:
+        ttft_us = _US_PER_MS * float(estimate.ttft)
+        rest_us = _US_PER_MS * float(estimate.tpot) * (request["output_tokens"] - 1)
+        yield request["request_index"], ttft_us, ttft_us + rest_us, None
+
+
+def _cached_tokens(told: Told) -> int:
+    """Of a mean prompt those that an unbounded prefix cache holds: a block is held once it was seen."""
+    block, seen, cached = int(told.arguments["block_size"]), set[int](), 0
+    for request, keys in zip(told.requests, told.blocks, strict=True):
+        cached += request["prompt_tokens"] - request["prefill_tokens"] + block * sum(key in seen for key in keys)
+        seen.update(keys)
+    return round(cached / len(told.requests)) if told.arguments.get("enable_prefix_caching", True) else 0
+
+
+def _llmservingsim(told: Told, option: str) -> Iterator[Answer]:
+    """Its own table of a run that was made before, matched by order of arrival and checked by lengths."""
+    if not option:
+        raise AdapterError("name its table: llmservingsim:PATH/sim.csv.gz")
+    with _opened(Path(option)) as file:
+        csv.field_size_limit(1 << 24)
+        rows = sorted(csv.DictReader(file), key=lambda row: int(row["request id"]))
+    if len(rows) != len(told.requests):
+        raise AdapterError(f"{option} has {len(rows)} requests, the recording {len(told.requests)}")
+    by_arrival = sorted(rows, key=lambda row: int(row["arrival"]))
+    for request, row in zip(told.requests, by_arrival, strict=True):
+        # Its output counts the prompt too in some releases; what it generated is the number of gaps and one.
+        if int(row["input"]) != request["prompt_tokens"]:
+            raise AdapterError(f"{option}: request {row['request id']} has another prompt than was recorded")
+        ttft_us, e2e_us = int(row["TTFT"]) / _NS_PER_US, int(row["latency"]) / _NS_PER_US
+        yield request["request_index"], ttft_us, max(e2e_us, ttft_us), int(row["queuing_delay"]) / _NS_PER_US
+
+
+def _opened(path: Path) -> TextIO:
+    if not path.is_file():
+        raise AdapterError(f"{path}: no such file")
+    return gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
+
+
+_OPEN_LOOP = "arrivals: it estimates a fixed number of requests at once, here by Little's law from its own latency"
+ADAPTERS = {
+    adapter.name: adapter
+    for adapter in (
+        Adapter(
+            "dynamo",
+            "ai-dynamo",
+            "1.4.2",
+            "block_size, num_gpu_blocks, max_num_seqs, max_num_batched_tokens, max_model_len, prefix caching, chunked "
+            "prefill; prefixes as hash ids; step times: its own polynomial, or (dynamo-fitted) a profile made of the "
+            "step times of the coefficients",
+            (
+                "asynchronous scheduling",
+                "the client's and the server's delays outside of the engine",
+                "clients that give up",
+                "the model and the GPU, without a profile: its polynomial is the same for all",
+            ),
+            _dynamo,
+            fitted="fitted",
+        ),
+        Adapter(
+            "aiconfigurator",
+            "aiconfigurator",
+            "0.12.0",
+            "model, GPU, tensor parallelism, max_num_seqs, mean lengths, mean cached prefix",
+            (_OPEN_LOOP, "queues, KV blocks, single requests", "delays outside of the GPU"),
+            _aiconfigurator,
+        ),
+        Adapter(
+            "llmservingsim",
+            "",
+            "5daddb2",
+            "nothing: its own table of a run that was made before",
+            ("engine arguments of a replay: the table is of the run that was made",),
+            _llmservingsim,
+        ),
+    )
+}
+
+
+def _told(folder: Path) -> Told:
+    with (folder / "requests.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    blocks = [[int(key) for key in row.pop("prefix_blocks", "").split()] for row in rows]
+    requests = [{name: int(value) for name, value in row.items()} for row in rows]
+    return Told(folder, requests, blocks, json.loads((folder / "engine.json").read_text("utf-8")))
+
+
+def _write(adapter: Adapter, option: str, folder: Path, answers: Iterable[Answer]) -> None:
+    with (folder / "results.csv").open("w", encoding="utf-8") as file:
+        file.write("request_index,ttft_us,e2e_us,scheduled_us\n")
+        for index, ttft_us, e2e_us, scheduled_us in answers:
+            at = "" if scheduled_us is None else f"{min(max(scheduled_us, 0.0), ttft_us):.1f}"
+            file.write(f"{index},{ttft_us:.1f},{e2e_us:.1f},{at}\n")
+    version = importlib.metadata.version(adapter.package) if adapter.package else adapter.tried
+    header = {"name": f"{adapter.name} {option}".strip(), "version": version, "not_modelled": list(adapter.lacks)}
+    (folder / "simulator.json").write_text(json.dumps(header), "utf-8")
+
+
+def main(words: Sequence[str]) -> int:
+    """Run an adapter on a folder; the exit code, and one line on standard error if it is not 0."""
+    name, option, folder = words[0], words[1] if len(words) > 2 else "", Path(words[-1])
+    adapter = ADAPTERS[name]
+    try:
+        if adapter.package:
+            importlib.metadata.version(adapter.package)
+        _write(adapter, option, folder, adapter.run(_told(folder), option))
+    except importlib.metadata.PackageNotFoundError:
+        print(f"{adapter.package} is not installed for {sys.executable}", file=sys.stderr)
+        return 1
+    except Exception as error:
+        print(f"{name}: {' '.join(str(error).split()) or type(error).__name__}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,160 @@
+"""Adapters: what other simulators are told, and that their answers come back request by request.
+
+The simulators are stand-ins of a few lines, under the names and with the files of the real ones.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from recordings import make_recording
+
+from blis_replay.ingest.recording import Recording
+from blis_replay.replay.command import CommandError, adapter_simulator, step_times
+from blis_replay.replay.driver import ReplayRun, replay
+from blis_replay.replay.release_file import load_release
+
+RELEASE = load_release("h100-vllm-0.15.1")
+# Answers in the order of random ids, as the real one: first token after 5 ms and 1 ms a block, 2 ms for each further.
+DYNAMO = """
+import json, sys
+words = sys.argv[1:]
+said = dict(zip(words[1::2], words[2::2]))
+trace = [json.loads(line) for line in open(words[0])]
+json.dump({"engine": json.loads(said["--extra-engine-args"]), "trace": trace}, open(KEEP, "w"))
+with open(said["--report-jsonl"], "w") as file:
+    for row in reversed(trace):
+        at, first = row["timestamp"], 5 + len(row["hash_ids"])
+        json.dump({"arrival_time_ms": at, "first_admit_ms": at + 3, "ttft_ms": first, "terminal_status": "completed",
+                   "e2e_latency_ms": first + 2 * (row["output_length"] - 1)}, file)
+        file.write("\\n")
+"""
+# 10 ms and 100 us for each at once; a token a ms.
+AICONFIGURATOR = """
+import json, types
+def cli_estimate(**said):
+    json.dump(said, open(KEEP, "w"))
+    ttft = 10 + 0.1 * said["batch_size"]
+    return types.SimpleNamespace(ttft=ttft, tpot=1.0, request_latency=ttft + 1.0 * (said["osl"] - 1))
+"""
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the stand-ins keep what they were told; they are installed for the Python of this test."""
+    keep = tmp_path / "kept.json"
+    modules = {"dynamo/replay/__main__.py": DYNAMO, "aiconfigurator/cli/api.py": AICONFIGURATOR}
+    for name, text in modules.items():
+        path = tmp_path / "site" / name
+        path.parent.mkdir(parents=True)
+        path.write_text(f"KEEP = {str(keep)!r}\n{text}")
+    for name, version in (("ai_dynamo", "1.4.2"), ("aiconfigurator", "0.12.0")):
+        folder = tmp_path / "site" / f"{name}-{version}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    return keep
+
+
+def recording(model: str = "some/Model") -> Recording:
+    """Three requests a second apart: 64, 40 and 64 prompt tokens, 11, 21 and 31 of output."""
+    columns = {
+        "arrival_us": [0, 1_000_000, 2_000_000],
+        "prompt_tokens": [64, 40, 64],
+        "output_tokens": [11, 21, 31],
+        "ttft_us": [1_000, 3_000, 2_000],
+        "e2e_us": [11_000, 23_000, 32_000],
+    }
+    return replace(make_recording(columns, engine={"num_gpu_blocks": 500}), model=model, tensor_parallelism=1)
+
+
+def run(name: str, of: Recording) -> ReplayRun:
+    return replay(of, RELEASE, simulator=adapter_simulator(name, RELEASE, 60.0))
+
+
+def test_dynamo_gets_the_engine_arguments_and_a_hash_id_a_block(kept: Path) -> None:
+    """Blocks of 16: 64 tokens are 4 of them, 40 are 3, so first tokens after 9, 8 and 9 ms."""
+    answer = run("dynamo", recording())
+    told = json.loads(kept.read_text())
+    wanted = {"block_size": 16, "num_gpu_blocks": 500, "max_num_seqs": 128, "max_num_batched_tokens": 2048}
+    assert wanted.items() <= told["engine"].items()
+    assert "planner_profile_data" not in told["engine"]
+    ids = [row["hash_ids"] for row in told["trace"]]
+    assert [len(row) for row in ids] == [4, 3, 4]
+    assert len({key for row in ids for key in row}) == 11  # nothing is known to be shared
+    assert [row["timestamp"] for row in told["trace"]] == [0, 1000, 2000]
+    assert answer.ttft_us.tolist() == [9_000, 8_000, 9_000]
+    assert answer.e2e_us.tolist() == [29_000, 48_000, 69_000]
+    assert answer.simulated.scheduled_us is not None
+    assert answer.simulated.scheduled_us.tolist() == [3_000] * 3
+    assert answer.simulator == "dynamo"
+    assert "dynamo 1.4.2 does not model: asynchronous scheduling" in answer.simulated.differences
+    assert answer.release.name == "as shipped"
+
+
+def test_dynamo_fitted_gets_the_step_times_of_the_coefficients(kept: Path) -> None:
+    answer = run("dynamo-fitted", _34b())
+    told = json.loads(kept.read_text())
+    assert told["engine"]["planner_profile_data"].endswith("profile.npz")
+    assert answer.release.name == RELEASE.name
+    with pytest.raises(CommandError, match="the coefficients have no step times"):
+        run("dynamo-fitted", recording())
+
+
+def _34b() -> Recording:
+    return replace(recording("codellama/CodeLlama-34b-Instruct-hf"), tensor_parallelism=2, alias="34b-test")
+
+
+def test_step_times_are_those_of_the_release() -> None:
+    """The shipped line for 34b: the file says what a step, a prefill token, a decode and a context token take."""
+    latency = RELEASE.entry_for("codellama/CodeLlama-34b-Instruct-hf", 2, "34b-test").latency
+    table = step_times(latency, 2048, 128)
+    rows = {(row["prefill_tokens"], row["decode_requests"], row["context_tokens"]): row for row in table.to_dicts()}
+    ns = latency.intercept_ns + 8 * latency.per_decode_token_ns + 8 * 512 * latency.per_context_token_ns  # type: ignore[union-attr]
+    assert rows[0, 8, 8 * 512]["duration_us"] == pytest.approx(ns / 1000, abs=1)
+    assert table["prefill_tokens"].max() == 2048
+    assert table["decode_requests"].max() == 128
+
+
+def test_aiconfigurator_is_asked_for_as_many_at_once_as_its_answer_keeps(kept: Path) -> None:
+    """1.5 requests a second of about 30 ms: one at a time; 56 prompt tokens and 21 of output on average."""
+    answer = run("aiconfigurator", recording())
+    told = json.loads(kept.read_text())
+    said = {"isl": 56, "osl": 21, "batch_size": 1, "tp_size": 1, "system_name": "h100_sxm", "prefix": 0}
+    assert said.items() <= told.items()
+    assert answer.ttft_us.tolist() == [10_100] * 3
+    assert answer.e2e_us.tolist() == [20_100, 30_100, 40_100]
+
+
+def test_a_table_of_llmservingsim_is_matched_by_arrival(tmp_path: Path) -> None:
+    table = tmp_path / "sim.csv.gz"
+    rows = ["instance id,request id,model,input,output,arrival,end_time,latency,queuing_delay,TTFT,TPOT,ITL"]
+    rows += ["0,2,m,64,31,2000,0,9000000,1000000,4000000,0,[]", "0,0,m,64,11,0,0,5000000,1000000,2000000,0,[]"]
+    rows += ["0,1,m,40,21,1000,0,7000000,1000000,3000000,0,[]"]
+    with gzip.open(table, "wt") as file:
+        file.write("\n".join(rows))
+    answer = run(f"llmservingsim:{table}", recording())
+    assert answer.ttft_us.tolist() == [2_000, 3_000, 4_000]
+    assert answer.e2e_us.tolist() == [5_000, 7_000, 9_000]
+    table.write_bytes(gzip.compress("\n".join(rows).replace("m,40", "m,41").encode()))
+    with pytest.raises(CommandError, match="request 1 has another prompt than was recorded"):
+        run(f"llmservingsim:{table}", recording())
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("dynamo", "ai-dynamo is not installed for .*pip install ai-dynamo==1.4.2"),
+        ("dynamo:no-such-python", "no such program; give dynamo:PYTHON"),
+        ("aiconfigurator-fitted", "not installed|no such variant"),
+        ("llmservingsim:nowhere.csv", "no such file"),
+        ("vidur", "there are dynamo, aiconfigurator"),
+    ],
+)
+def test_what_cannot_be_run_is_one_line(name: str, said: str) -> None:
+    with pytest.raises(CommandError, match=said):
+        run(name, recording())
