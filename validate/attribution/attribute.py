@@ -8,7 +8,7 @@ replaced sum to the error exactly.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import combinations, pairwise
 from math import factorial
@@ -18,7 +18,7 @@ import numpy as np
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.compiled.arrays import Bools, Floats
 from blis_replay.ingest.recording import Finding, Recording
-from blis_replay.replay.driver import ReplayRun, replay
+from blis_replay.replay.driver import ReplayRun
 from blis_replay.replay.executors.executors import ExecutorName, map_jobs
 from blis_replay.replay.executors.local import Progress
 from blis_replay.replay.mode import ReplayMode
@@ -130,7 +130,6 @@ class Attribution:
 @dataclass(frozen=True)
 class _Shared:
     replayed: Replayed
-    release: CoefficientRelease
     reference: ModelEntry | None
     components: tuple[Component, ...]
     chosen: Bools
@@ -165,15 +164,15 @@ def attribute(
     release.refuse_if_invalid()
     if reference is not None and (reference.sha256 == release.sha256 or not has_entry(reference, recording)):
         reference = None
-    replayed = Replayed(recording, mode, entry_of(release, recording), options)
+    replayed = Replayed(recording, mode, entry_of(release, recording), release, options)
     components, not_replaced = components_of(replayed, reference)
     other = entry_of(reference, recording) if reference else None
-    chosen, blocks, observed = _observed(_run(replayed, release, other, ()), token_gaps, resamples, seed)
+    chosen, blocks, observed = _observed(_run(replayed, other, ()), token_gaps, resamples, seed)
     forbidden = unusable_cells(recording.findings, token_times=token_gaps is not None)
     for column, quantity in enumerate(QUANTITIES):
         if quantity in forbidden:
             observed[:, column] = np.nan
-    shared = _Shared(replayed, release, other, tuple(components), chosen, blocks, resamples, seed)
+    shared = _Shared(replayed, other, tuple(components), chosen, blocks, resamples, seed)
     subsets = all_subsets(len(components))
     answers = map_jobs(partial(_replayed, shared), subsets, executor=executor, workers=workers, progress=progress)
     value = dict(zip(subsets, answers, strict=True))
@@ -231,17 +230,14 @@ def _number(value_us: float | None) -> float:
     return float("nan") if value_us is None else value_us
 
 
-def _run(
-    replayed: Replayed, release: CoefficientRelease, reference: ModelEntry | None, components: Sequence[Component]
-) -> ReplayRun:
-    changed = substituted(components, replayed, reference)
-    return replay(changed.recording, replace(release, models=(changed.entry,)), changed.mode)
+def _run(replayed: Replayed, reference: ModelEntry | None, components: Sequence[Component]) -> ReplayRun:
+    return substituted(components, replayed, reference).run()
 
 
 def _replayed(shared: _Shared, subset: Subset) -> Floats:
     """float64[1 + resamples, QUANTITIES]: simulated, with the components of ``subset`` replaced."""
     components = [shared.components[i] for i in sorted(subset)]
-    run = _run(shared.replayed, shared.release, shared.reference, components)
+    run = _run(shared.replayed, shared.reference, components)
     times = draws(shared.blocks, shared.resamples, shared.seed)
     gaps = PooledGaps(run.token_gaps(), np.flatnonzero(shared.chosen))
     return quantities(simulated_samples(run, shared.chosen), times, gaps)

@@ -6,15 +6,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from blis_replay.blis.latency.models import CorrectedModel
+import numpy as np
+
+from blis_replay.blis.latency.models import CorrectedModel, ObservedCycles
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.ingest.recording import Recording, Setting
+from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.observed.teacher_forcing import recorded_delays
 from blis_replay.replay.plan import engine_config
 from blis_replay.replay.simulator import entry_of
 from blis_replay.validate.attribution.corrected_model import corrected_model
+from blis_replay.validate.attribution.fitted import Fitted, Target, Through, misfit, target_of
 from blis_replay.validate.attribution.tried import Tried, best_alternative
 
 STEP_TIME, PRE_QUEUE, OUTPUT = "step time", "delay before the queue", "output processing"
@@ -28,7 +32,7 @@ class Component:
     it makes; ``less``: the same where it makes times shorter, if that is another one.  ``mend``: what to do
     about it.  ``mode``: fields of the replay mode to change; ``engine``: engine arguments to change.
     ``from_reference``: whether coefficients of the reference release take the place of its own.  ``latency``: a
-    step-time model that does.  ``also``: other inputs that explain the error as well.
+    step-time model that does; ``lifecycle``: delays that do.  ``also``: other inputs that explain the error as well.
     """
 
     name: str
@@ -41,19 +45,26 @@ class Component:
     less: str = ""
     from_reference: bool = False
     latency: CorrectedModel | None = None
+    lifecycle: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Replayed:
     """What a replay is made of: the recording's requests and engine, the mode, the coefficients.
 
-    ``options``: of the command line that made it, for the commands that are printed to go on with.
+    ``release``: where the coefficients ``entry`` are from.  ``options``: of the command line that made it, for the
+    commands that are printed to go on with.
     """
 
     recording: Recording
     mode: ReplayMode
     entry: ModelEntry
+    release: CoefficientRelease
     options: str = ""
+
+    def run(self) -> ReplayRun:
+        """Replay it.  Raises what ``replay`` raises."""
+        return replay(self.recording, replace(self.release, models=(self.entry,)), self.mode)
 
 
 def components_of(replayed: Replayed, reference: CoefficientRelease | None) -> tuple[list[Component], dict[str, str]]:
@@ -69,6 +80,9 @@ def components_of(replayed: Replayed, reference: CoefficientRelease | None) -> t
         if found is None:
             break
         inputs.append(_tried(found))
+    fitted = _fitted(substituted(inputs, replayed, None))
+    if fitted is not None:
+        return [*inputs, *fitted], {"scheduling decisions": "journeys of requests were not recorded"}
     forced, unable = _modelled(replayed, reference)
     if any(component.engine for component in inputs):
         # Whom the scheduler passed over follows from its arguments: forced as well, it would share their blame.
@@ -94,7 +108,8 @@ def _of(replayed: Replayed) -> tuple[Recording, ReplayMode, ModelEntry]:
 def _tried(found: Tried) -> Component:
     """The component of an alternative; not recorded, but nothing else explains what the requests had."""
     best, also = found.best, tuple(other.name for other in found.equal)
-    left = f"what no step time and no delay explains falls from {100 * found.before:.1f} to {100 * found.left:.1f} %"
+    what = "what no step time and no delay explains" if found.beside_a_fit else "the mean difference of requests"
+    left = f"{what} falls from {100 * found.before:.1f} to {100 * found.left:.1f} %"
     equal = f"; {' and '.join(also)} explain it as well" if also else ""
     return Component(
         best.name,
@@ -118,7 +133,9 @@ def substituted(components: Iterable[Component], replayed: Replayed, reference: 
             entry = _with_coefficients_of(reference, entry, component.name)
         if component.latency is not None:
             entry = replace(entry, latency=component.latency)
-    return Replayed(recording, mode, entry, replayed.options)
+        if component.lifecycle:
+            entry = replace(entry, lifecycle=replace(entry.lifecycle, **component.lifecycle))
+    return replace(replayed, recording=recording, mode=mode, entry=entry)
 
 
 def _with_coefficients_of(reference: ModelEntry, entry: ModelEntry, name: str) -> ModelEntry:
@@ -224,6 +241,61 @@ def _of_store(options: str) -> str:
     return f"{found}{store}"
 
 
+def _fitted(server: Replayed) -> list[Component] | None:
+    """Step time and delays where only the client recorded anything; None where that explains nothing, or is not so.
+
+    ``server``: the replay with all else replaced.
+    """
+    recording, mode = server.recording, server.mode
+    forced = {mode.pre_queue, mode.schedule, mode.output_processing} != {"modelled"} or mode.step_time != "modelled"
+    if forced or not recording.steps.is_empty() or not recording.lifecycles.is_empty():
+        return None
+    target = target_of(recording)
+    if target is None or isinstance(server.entry.latency, ObservedCycles | CorrectedModel):
+        return None
+    fit = Through(recording, mode, server.entry, target).fit()
+    if fit.left > _EXPLAINS * fit.before:
+        return None
+    changed = fit.entry(server.entry)
+    left = f"their mean difference falls from {100 * fit.before:.1f} to {100 * fit.left:.1f} %"
+    basis = f"not recorded; fitted to the latencies of {target.observed_us.shape[1]:,} requests: {left}"
+    components = []
+    for name, costs, words, fields in _COSTS:
+        lifecycle = {key: getattr(changed.lifecycle, key) for key in fields}
+        same = all(value == getattr(server.entry.lifecycle, key) for key, value in lifecycle.items())
+        if same and not (name == STEP_TIME and any(fit.line_ns)):
+            continue
+        longer, shorter = (words.format(word) for word in _WORDS[name])
+        latency = changed.latency if name == STEP_TIME and isinstance(changed.latency, CorrectedModel) else None
+        also = _as_well(fit, costs)
+        mend = f"{_calibrate(server, 'segments')}; to be sure record journeys" if also else _calibrate(server, "segments")
+        components.append(
+            Component(name, basis, longer, mend, latency=latency, lifecycle=lifecycle, also=also, less=shorter)
+        )
+    return components
+
+
+# A fit must leave at most this share of what differs: what else differs no step time and no delay explains.
+_EXPLAINS = 0.6
+# Components of what a fit changes: places of the costs, a sentence, fields of the delays.
+_COSTS = (
+    (STEP_TIME, range(4), "its steps take {} than the server's", ()),
+    (PRE_QUEUE, range(4, 5), "its delay before the queue is {} than the server's", ("pre_queue_us",)),
+    (OUTPUT, range(5, 7), "its delays after the engine are {} than the server's", ("post_token_us", "post_request_us")),
+)
+_WORDS = {STEP_TIME: ("longer", "less time"), PRE_QUEUE: ("longer", "shorter"), OUTPUT: ("longer", "shorter")}
+
+
+def _as_well(fit: Fitted, costs: range) -> tuple[str, ...]:
+    """Components that explain as well what these costs of a fit do.
+
+    A client sees a delay before the queue and one of the first token alike, and so it does its own late stamps.
+    """
+    equal = set().union(*(one for one in fit.equal if set(costs) & one))
+    also = [name for name, other, _, _ in _COSTS if equal & set(other) and other != costs]
+    return tuple(dict.fromkeys([*also, *((OUTPUT, "send stamps") if costs == range(4, 5) else ())]))
+
+
 def _step_time(server: Replayed, reference: CoefficientRelease | None) -> Component | str:
     """The step time of the server; ``server``: the replay with all else replaced.  Else why it is not known."""
     why, mend = (
@@ -236,7 +308,31 @@ def _step_time(server: Replayed, reference: CoefficientRelease | None) -> Compon
         stand_in = _stand_in(server, reference, STEP_TIME, why, mend) if reference else None
         return stand_in or str(error)
     longer, shorter = why.format("longer"), why.format("less time")
-    return Component(STEP_TIME, basis, longer, mend, latency=latency, less=shorter)
+    component = Component(STEP_TIME, basis, longer, mend, latency=latency, less=shorter)
+    return _unless_it_misses(component, server) or component
+
+
+def _unless_it_misses(step_time: Component, server: Replayed) -> str:
+    """Why recorded cycles are not put in the place of the model's: with them requests are further off than without.
+
+    Latencies alone tell cycles roughly, so there they have to explain clearly more than they miss.
+    """
+    target = target_of(server.recording)
+    if target is None:
+        return ""
+    before, after = (_left(replayed, target) for replayed in (server, substituted([step_time], server, None)))
+    only_latencies = server.recording.steps.is_empty() and server.recording.lifecycles.is_empty()
+    if after <= (_EXPLAINS if only_latencies else 1.0) * before:
+        return ""
+    off = f"requests are {100 * before:.1f} % off with the steps as they are and {100 * after:.1f} % with recorded ones"
+    return f"{off}; record steps, and all that the server served" if only_latencies else off
+
+
+def _left(replayed: Replayed, target: Target) -> float:
+    """How far TTFT and E2E of a replay are from what was observed."""
+    run = replayed.run()
+    simulated_us = np.stack([run.ttft_us, run.e2e_us])[:, : len(target.chosen)][:, target.chosen]
+    return misfit((simulated_us - target.observed_us[:2]) / target.scale_us[:2, None])
 
 
 def _stand_in(replayed: Replayed, reference: CoefficientRelease, name: str, why: str, mend: str) -> Component | None:

@@ -1,40 +1,32 @@
 """What a simulator may be told wrong of its server: alternatives that are tried, one after the other.
 
-Each alternative is another engine argument, another use of the prefix cache, other lengths.  All of them are given
-the same chance: step time and delays are fitted anew beside each (``fit_through``), so that an alternative wins only
-by what no step time and no delay can do, request by request.
+Each alternative is another engine argument, another use of the prefix cache, other lengths.  One that explains every
+request with the coefficients as they are wins.  Else all are given the same chance: step time and delays are fitted
+anew beside each, so that an alternative wins only by what no step time and no delay can do, request by request.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from blis_replay.blis.engine import simulate
-from blis_replay.blis.errors import TraceError
 from blis_replay.blis.latency.models import CorrectedModel, ObservedCycles
 from blis_replay.blis.releases.release import ModelEntry
-from blis_replay.blis.trace import EngineConfig, RequestTrace
-from blis_replay.compiled.arrays import Bools, Floats, Int64s
 from blis_replay.compiled.errors import ExperimentError
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.mode import ReplayMode
-from blis_replay.replay.observed.cycles import server_stamps
-from blis_replay.replay.plan import plan_replay, with_engine
-from blis_replay.validate.metrics.observed import observed_requests
+from blis_replay.replay.plan import with_engine
+from blis_replay.validate.attribution.fitted import EQUAL, EQUAL_SHARE, Fitted, Target, Through, misfit, target_of
 
-# A trial looks at so many requests: enough to tell, few enough to be tried a hundred times.
-_MOST_REQUESTS = 2_000
 # An alternative must leave at most this share of what step time and delays alone leave, and so much less in all.
 _LEAVES, _BETTER_BY = 0.6, 0.01
-# Alternatives that leave as little as the best, give or take so much, explain it equally well.
-_EQUAL_SHARE, _EQUAL = 1.3, 0.004
-_ITERATIONS = 3
-# What is fitted, and by how much each is moved to see what it does: us, and ns for the line in the batch.
-_STEPS = np.array([300_000.0, 2_000.0, 20_000.0, 20.0, 1_500.0, 60.0, 1_500.0])
+# Values of an argument beside which step time and delays are fitted: those that leave least without.
+_MOST_VALUES = 3
+# Numbers of KV blocks are tried on a ladder of at least so many, and then so many between two of its rungs.
+_BLOCKS, _LADDER, _BETWEEN = "num_gpu_blocks", 4, 24
 
 
 @dataclass(frozen=True)
@@ -61,26 +53,15 @@ class Alternative:
 class Tried:
     """``best``: the alternative that explains what no step time and no delay does; ``equal``: those that do it as well.
 
-    ``left``: the misfit that remains with it, ``before``: with the inputs as told, both relative to the latencies.
+    ``left``: the misfit that remains with it, ``before``: with the inputs as told, both relative to the latencies;
+    ``beside_a_fit``: both with step time and delays fitted, else with the coefficients as they are.
     """
 
     best: Alternative
     equal: tuple[Alternative, ...]
     before: float
     left: float
-
-
-@dataclass(frozen=True)
-class _Target:
-    """What was observed of the requests ``chosen`` (bool[n]): float64[marks, m] us, nan where not recorded.
-
-    Each row is a part of the way of a request; ``scale_us``: what a difference in it is measured by.
-    """
-
-    chosen: Bools
-    observed_us: Floats
-    scale_us: Floats
-    stamped: bool
+    beside_a_fit: bool
 
 
 def best_alternative(recording: Recording, mode: ReplayMode, entry: ModelEntry) -> Tried | None:
@@ -90,27 +71,92 @@ def best_alternative(recording: Recording, mode: ReplayMode, entry: ModelEntry) 
     """
     if isinstance(entry.latency, ObservedCycles | CorrectedModel):
         return None
-    target = _target(recording)
+    target = target_of(recording)
     if target is None:
         return None
-    before = fit_through(recording, mode, entry, target)
-    if before.left < _BETTER_BY:
+    told = Through(recording, mode, entry, target)
+    before = misfit(told.as_it_is)
+    if before < _BETTER_BY:
         return None
-    left: list[tuple[float, Alternative]] = []
+    tried = []
     for alternative in alternatives(recording, mode):
-        try:
-            fitted = fit_through(alternative.of(recording), replace(mode, **alternative.mode), entry, target)
-        except ExperimentError:
-            continue
-        left.append((fitted.left, alternative))
-    if not left:
+        through = _through(alternative, recording, mode, entry, target)
+        # What changes nothing needs no more than to be seen to change nothing.
+        if through is not None and not np.array_equal(through.as_it_is, told.as_it_is, equal_nan=True):
+            tried.append(_Trial(alternative, through))
+    tried += _between(tried, before, recording, mode, entry, target)
+    fitted = told.fit()
+    found = _as_it_is(tried, before, fitted.left)
+    return found or (_beside_a_fit(tried, fitted) if fitted.left >= _BETTER_BY else None)
+
+
+@dataclass(frozen=True)
+class _Trial:
+    alternative: Alternative
+    through: Through
+
+    @property
+    def as_it_is(self) -> float:
+        """What is left with this alternative and nothing fitted."""
+        return misfit(self.through.as_it_is)
+
+
+def _through(
+    alternative: Alternative, recording: Recording, mode: ReplayMode, entry: ModelEntry, target: Target
+) -> Through | None:
+    try:
+        return Through(alternative.of(recording), replace(mode, **alternative.mode), entry, target)
+    except ExperimentError:
         return None
+
+
+def _between(
+    tried: Sequence[_Trial], before: float, recording: Recording, mode: ReplayMode, entry: ModelEntry, target: Target
+) -> list[_Trial]:
+    """Numbers of KV blocks between the best of the ladder and those beside it: any number is as likely."""
+    rungs = sorted((t for t in tried if _BLOCKS in t.alternative.engine), key=lambda t: t.alternative.engine[_BLOCKS])
+    if len(rungs) < _LADDER:
+        return []
+    place = min(range(len(rungs)), key=lambda i: rungs[i].as_it_is)
+    if rungs[place].as_it_is > before - _BETTER_BY:
+        return []
+    low, high = (int(rungs[i].alternative.engine[_BLOCKS]) for i in (max(place - 1, 0), min(place + 1, len(rungs) - 1)))
+    told = recording.engine.get(_BLOCKS)
+    values = range(low + 1, high, max((high - low) // _BETWEEN, 1))
+    more = [_argument(_BLOCKS, value, None if told is None else told.value) for value in values]
+    through = [(one, _through(one, recording, mode, entry, target)) for one in more]
+    return [_Trial(one, found) for one, found in through if found is not None]
+
+
+def _as_it_is(tried: Sequence[_Trial], before: float, fitted: float) -> Tried | None:
+    """The alternative that explains everything with the coefficients as they are; it needs no cost that is fitted.
+
+    ``before``, ``fitted``: what the inputs as told leave, as they are and beside a fit.
+    """
+    best = min(tried, key=lambda one: one.as_it_is, default=None)
+    if best is None or best.as_it_is > min(_BETTER_BY, _LEAVES * fitted, before - _BETTER_BY):
+        return None
+    return _best([(one.as_it_is, one.alternative) for one in tried], before, beside_a_fit=False)
+
+
+def _beside_a_fit(tried: Sequence[_Trial], told: Fitted) -> Tried | None:
+    """The alternative beside which step time and delays leave least, clearly less than beside the inputs as told."""
+    promising: list[_Trial] = []
+    for name in dict.fromkeys(one.alternative.name for one in tried):
+        of_name = [one for one in tried if one.alternative.name == name]
+        promising += sorted(of_name, key=lambda one: one.as_it_is)[:_MOST_VALUES]
+    left = [(one.through.fit().left, one.alternative) for one in promising]
+    least = min((value for value, _ in left), default=told.left)
+    if least > _LEAVES * told.left or told.left - least < _BETTER_BY:
+        return None
+    return _best(left, told.left, beside_a_fit=True)
+
+
+def _best(left: Sequence[tuple[float, Alternative]], before: float, *, beside_a_fit: bool) -> Tried:
     least, best = min(left, key=lambda pair: pair[0])
-    if least > _LEAVES * before.left or before.left - least < _BETTER_BY:
-        return None
-    equal = [(value, other) for value, other in left if value <= _EQUAL_SHARE * least + _EQUAL]
+    equal = [(value, other) for value, other in left if value <= EQUAL_SHARE * least + EQUAL]
     others = {other.name: other for _, other in sorted(equal, key=lambda pair: pair[0]) if other.name != best.name}
-    return Tried(best, tuple(others.values()), before.left, least)
+    return Tried(best, tuple(others.values()), before, least, beside_a_fit)
 
 
 def alternatives(recording: Recording, mode: ReplayMode) -> Iterator[Alternative]:
@@ -198,114 +244,3 @@ def _values(recording: Recording, told: Mapping[str, Any]) -> dict[str, list[int
         "long_prefill_token_threshold": [value for value in thresholds if value < budget],
         "num_gpu_blocks": blocks,
     }
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """Step time and delays fitted through the simulator.
-
-    ``left``: mean absolute difference that remains, relative to the latencies.  ``line_ns``: added to each step, and
-    per prefill, decode and context token.  ``delays_us``: added before the queue, per token and per request after it.
-    """
-
-    left: float
-    line_ns: tuple[int, int, int, int]
-    delays_us: tuple[float, float, float]
-
-    def entry(self, entry: ModelEntry) -> ModelEntry:
-        """The coefficients with what was fitted."""
-        if isinstance(entry.latency, ObservedCycles | CorrectedModel):
-            raise TypeError("observed step times have nothing to fit")
-        at, none = np.zeros(1, np.int64), np.zeros(1, np.int64)
-        pre, token, request = self.delays_us
-        cycle = entry.lifecycle
-        lifecycle = replace(
-            cycle,
-            pre_queue_us=max(cycle.pre_queue_us + pre, 0.0),
-            post_token_us=max(cycle.post_token_us + token, 0.0),
-            post_request_us=max(cycle.post_request_us + request, 0.0),
-        )
-        return replace(entry, latency=CorrectedModel(entry.latency, self.line_ns, at, none), lifecycle=lifecycle)
-
-
-def fit_through(recording: Recording, mode: ReplayMode, entry: ModelEntry, target: _Target) -> Fitted:
-    """Fit step time and delays to the observed requests, by a few steps of Gauss and Newton.
-
-    The derivatives are differences of replays.  A simulated time jumps where a request just misses a step, so the
-    moves are larger than such a jump.
-    """
-    plan = plan_replay(recording, mode)
-    upto = slice(0, len(target.chosen))
-    trace, engine = plan.trace.part(upto), plan.engine
-    best_at = np.zeros(len(_STEPS))
-    best = _misfit(_difference(trace, engine, entry, best_at, target))
-    at, damping = best_at, 1e-3
-    for _ in range(_ITERATIONS):
-        if best < _BETTER_BY / 4:
-            break
-        here = _difference(trace, engine, entry, at, target)
-        slopes = np.column_stack(
-            [_difference(trace, engine, entry, at + move, target) - here for move in np.diag(_STEPS)]
-        )
-        weight = 1 / np.maximum(np.abs(here), np.median(np.abs(here)) + 1e-4)
-        normal = slopes.T @ (slopes * weight[:, None])
-        move = -np.linalg.solve(normal + damping * np.diag(np.diag(normal) + 1e-12), slopes.T @ (weight * here))
-        at = at + move * _STEPS
-        value = _misfit(_difference(trace, engine, entry, at, target))
-        if value < best:
-            best, best_at = value, at
-        else:
-            at, damping = best_at, damping * 30
-    return _fitted(best, best_at)
-
-
-def _fitted(left: float, at: Floats) -> Fitted:
-    a, b, c, d = (round(float(value)) for value in at[:4])
-    pre, token, request = (float(value) for value in at[4:])
-    return Fitted(left, (a, b, c, d), (pre, token, request))
-
-
-def _misfit(difference: Floats) -> float:
-    return float(np.abs(difference).mean())
-
-
-def _difference(trace: RequestTrace, engine: EngineConfig, entry: ModelEntry, at: Floats, target: _Target) -> Floats:
-    """float64[marks * m]: simulated less observed, relative to the scale; 10 where nothing can be simulated."""
-    changed = _fitted(0.0, at).entry(entry)
-    try:
-        result = simulate(trace, engine, changed.latency, changed.lifecycle)
-    except TraceError:
-        return np.full(int((~np.isnan(target.observed_us)).sum()), 10.0)
-    parts: list[Int64s] = [result.ttft_us, result.e2e_us]
-    if target.stamped:
-        parts += [
-            result.scheduled_us - result.arrival_us,
-            result.first_token_us - result.scheduled_us,
-            result.finished_us - result.first_token_us,
-        ]
-    simulated_us = np.stack(parts)[:, target.chosen].astype(np.float64)
-    known = ~np.isnan(target.observed_us)
-    return ((simulated_us - target.observed_us) / target.scale_us[:, None])[known]
-
-
-def _target(recording: Recording) -> _Target | None:
-    """What was observed of the first requests; None of too few, or where only aggregates are known."""
-    chosen = observed_requests(recording)[:_MOST_REQUESTS]
-    if int(chosen.sum()) < 20:
-        return None
-    forbidden = {finding.metric for finding in recording.findings if finding.severity == "unusable"}
-    requests = recording.requests.frame(["arrival_us", "ttft_us", "e2e_us"])[: len(chosen)].filter(chosen)
-    sent_us, ttft_us, e2e_us = (requests[name].to_numpy().astype(np.float64) for name in requests.columns)
-    first_us = np.full(len(ttft_us), np.nan) if "ttft" in forbidden else ttft_us
-    rows = [first_us, e2e_us]
-    stamps = server_stamps(recording)
-    marks = [
-        values[: len(chosen)][chosen] for values in (stamps.scheduled_us, stamps.first_token_us, stamps.finished_us)
-    ]
-    stamped = "segments" not in forbidden and not np.isnan(marks[0]).all()
-    if stamped:
-        rows += [marks[0] - sent_us, marks[1] - marks[0], marks[2] - marks[1]]
-    observed_us = np.stack(rows)
-    first, whole = float(np.mean(ttft_us)), float(np.mean(e2e_us))
-    scale_us = np.array([first, whole, first, first, whole][: len(rows)])
-    return _Target(chosen, observed_us, scale_us, stamped)

@@ -1,0 +1,227 @@
+"""Step time and delays fitted to single requests, through the simulator.
+
+Few causes explain most errors, so one cost after the other is fitted, each time the one that leaves the least: of the
+others nothing is said.  A simulated time jumps where a request just misses a step; the mean over all requests moves
+far more evenly, so each cost is solved for that, and judged by what it leaves request by request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from blis_replay.blis.engine import simulate
+from blis_replay.blis.errors import TraceError
+from blis_replay.blis.latency.models import CorrectedModel, ObservedCycles
+from blis_replay.blis.releases.release import ModelEntry
+from blis_replay.blis.trace import EngineConfig, RequestTrace
+from blis_replay.compiled.arrays import Bools, Floats, Int64s
+from blis_replay.ingest.recording import Recording
+from blis_replay.replay.mode import ReplayMode
+from blis_replay.replay.observed.cycles import server_stamps
+from blis_replay.replay.plan import plan_replay
+from blis_replay.validate.metrics.observed import observed_requests
+
+# A fit looks at so many requests: enough to tell, few enough to be simulated some thousand times.
+_MOST_REQUESTS = 1_000
+# Below this, relative to the latencies, nothing is left to be explained.
+EXPLAINED = 0.0025
+# Costs that are fitted at once, what one more must leave at most of what was left, and calls to solve for one.
+_MOST_COSTS, _WORTH_A_COST, _CALLS = 3, 0.9, 8
+# Others that leave as little as the best, give or take so much, explain it equally well.
+EQUAL_SHARE, EQUAL = 1.3, 0.004
+# By how much each is moved to see what it does: ns for the line in the batch, us for delays.
+_STEPS = np.array([300_000.0, 2_000.0, 20_000.0, 20.0, 1_500.0, 60.0, 1_500.0])
+_DELAYS = 4
+# What solves for nothing: nothing could be simulated.
+_NOT_SIMULATED = 10.0
+
+
+@dataclass(frozen=True)
+class Target:
+    """What was observed of the requests ``chosen`` (bool[n]): float64[marks, m] us, nan where not recorded.
+
+    Each row is a part of the way of a request; ``scale_us``: what a difference in it is measured by.
+    """
+
+    chosen: Bools
+    observed_us: Floats
+    scale_us: Floats
+    stamped: bool
+
+
+def target_of(recording: Recording) -> Target | None:
+    """What was observed of the first requests; None of too few, or where only aggregates are known."""
+    chosen = observed_requests(recording)[:_MOST_REQUESTS]
+    if int(chosen.sum()) < 20:
+        return None
+    forbidden = {finding.metric for finding in recording.findings if finding.severity == "unusable"}
+    requests = recording.requests.frame(["arrival_us", "ttft_us", "e2e_us"])[: len(chosen)].filter(chosen)
+    sent_us, ttft_us, e2e_us = (requests[name].to_numpy().astype(np.float64) for name in requests.columns)
+    first_us = np.full(len(ttft_us), np.nan) if "ttft" in forbidden else ttft_us
+    rows = [first_us, e2e_us]
+    stamps = server_stamps(recording)
+    marks = [
+        values[: len(chosen)][chosen] for values in (stamps.scheduled_us, stamps.first_token_us, stamps.finished_us)
+    ]
+    stamped = "segments" not in forbidden and not np.isnan(marks[0]).all()
+    if stamped:
+        rows += [marks[0] - sent_us, marks[1] - marks[0], marks[2] - marks[1]]
+    observed_us = np.stack(rows)
+    first, whole = max(float(np.mean(ttft_us)), 1.0), max(float(np.mean(e2e_us)), 1.0)
+    scale_us = np.array([first, whole, first, first, whole][: len(rows)])
+    return Target(chosen, observed_us, scale_us, stamped)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Step time and delays fitted through the simulator.
+
+    ``before``, ``left``: mean absolute difference without and with the fit, relative to the latencies.  ``line_ns``:
+    added to each step, and per prefill, decode and context token.  ``delays_us``: added before the queue, per token
+    and per request after it.  ``equal``: for each of these seven that was fitted, those that alone do it as well.
+    """
+
+    before: float
+    left: float
+    line_ns: tuple[int, int, int, int]
+    delays_us: tuple[float, float, float]
+    equal: tuple[frozenset[int], ...] = ()
+
+    @property
+    def latency_changes(self) -> bool:
+        """Whether step time was changed at all."""
+        return any(self.line_ns)
+
+    def entry(self, entry: ModelEntry) -> ModelEntry:
+        """The coefficients with what was fitted."""
+        if isinstance(entry.latency, ObservedCycles | CorrectedModel):
+            raise TypeError("observed step times have nothing to fit")
+        at, none = np.zeros(1, np.int64), np.zeros(1, np.int64)
+        pre, token, request = self.delays_us
+        cycle = entry.lifecycle
+        lifecycle = replace(
+            cycle,
+            pre_queue_us=max(cycle.pre_queue_us + pre, 0.0),
+            post_token_us=max(cycle.post_token_us + token, 0.0),
+            post_request_us=max(cycle.post_request_us + request, 0.0),
+        )
+        return replace(entry, latency=CorrectedModel(entry.latency, self.line_ns, at, none), lifecycle=lifecycle)
+
+
+class Through:
+    """A replay of the requests of a target whose costs can be changed: ``difference`` of any of them."""
+
+    def __init__(self, recording: Recording, mode: ReplayMode, entry: ModelEntry, target: Target) -> None:
+        """Raises what planning a replay of the recording raises."""
+        plan = plan_replay(recording, mode)
+        self._trace: RequestTrace = plan.trace.part(slice(0, len(target.chosen)))
+        self._engine: EngineConfig = plan.engine
+        self._entry, self._target = entry, target
+        self.as_it_is: Floats = self.difference(np.zeros(len(_STEPS)))
+
+    def difference(self, at: Floats) -> Floats:
+        """float64[marks, m]: simulated less observed, relative to the scale; nan where not recorded."""
+        changed = _fitted(0.0, 0.0, at).entry(self._entry)
+        target = self._target
+        try:
+            result = simulate(self._trace, self._engine, changed.latency, changed.lifecycle)
+        except TraceError:
+            return np.where(np.isnan(target.observed_us), np.nan, _NOT_SIMULATED)
+        parts: list[Int64s] = [result.ttft_us, result.e2e_us]
+        if target.stamped:
+            parts += [
+                result.scheduled_us - result.arrival_us,
+                result.first_token_us - result.scheduled_us,
+                result.finished_us - result.first_token_us,
+            ]
+        simulated_us = np.stack(parts)[:, target.chosen].astype(np.float64)
+        return np.asarray((simulated_us - target.observed_us) / target.scale_us[:, None], np.float64)
+
+    def fit(self) -> Fitted:
+        """One cost after the other, while each leaves clearly less than before."""
+        best = _Point(np.zeros(len(_STEPS)), self.as_it_is)
+        chosen: list[frozenset[int]] = []
+        while best.left >= EXPLAINED and len(chosen) < _MOST_COSTS:
+            tried = {cost: self._solved(best, cost) for cost in range(len(_STEPS))}
+            cost = min(tried, key=lambda cost: tried[cost].left)
+            if tried[cost].left > _WORTH_A_COST * best.left:
+                break
+            as_well = EQUAL_SHARE * tried[cost].left + EQUAL
+            chosen.append(frozenset(other for other, point in tried.items() if point.left <= as_well) | {cost})
+            best = self._together(tried[cost]) if len(chosen) > 1 else tried[cost]
+        return _fitted(misfit(self.as_it_is), best.left, best.at, tuple(chosen))
+
+    def _solved(self, start: _Point, cost: int) -> _Point:
+        """The best point on the way on which changing one cost makes the mean of a latency right: the secant method."""
+        best = start
+        means: list[Callable[[Floats], float]] = [partial(_mean, row=1)]
+        if not np.isnan(start.difference[0]).all():
+            means.append(partial(_mean, row=0))
+        for mean in means:
+            last, here, moved = 0.0, mean(start.difference), -np.sign(mean(start.difference)) or 1.0
+            for _ in range(_CALLS):
+                point = self._at(start.at + moved * np.eye(len(_STEPS))[cost] * _STEPS)
+                best = min(best, point, key=lambda point: point.left)
+                there = mean(point.difference)
+                if abs(there) < EXPLAINED / 10 or abs(there - here) < 1e-9:
+                    break
+                furthest = 4 * max(abs(moved - last), 1.0)
+                further = float(np.clip(-there * (moved - last) / (there - here), -furthest, furthest))
+                last, here, moved = moved, there, moved + further
+        return best
+
+    def _together(self, point: _Point) -> _Point:
+        """All costs that differ from the start, moved at once by steps of Gauss and Newton while that leaves less."""
+        costs = np.flatnonzero(point.at)
+        for _ in range(4):
+            if point.left < EXPLAINED:
+                break
+            here = point.difference[~np.isnan(point.difference)]
+            slopes = np.column_stack(
+                [
+                    (self.difference(point.at + move) - point.difference)[~np.isnan(point.difference)]
+                    for move in np.diag(_STEPS)[costs]
+                ]
+            )
+            weight = 1 / np.maximum(np.abs(here), np.median(np.abs(here)) + 1e-4)
+            normal = slopes.T @ (slopes * weight[:, None])
+            damped = normal + 1e-3 * np.diag(np.diag(normal) + 1e-12)
+            move = np.zeros(len(_STEPS))
+            move[costs] = -np.linalg.solve(damped, slopes.T @ (weight * here)) * _STEPS[costs]
+            best = min((self._at(point.at + part * move) for part in (1.0, 0.4)), key=lambda tried: tried.left)
+            if best.left >= point.left:
+                break
+            point = best
+        return point
+
+    def _at(self, at: Floats) -> _Point:
+        return _Point(at, self.difference(at))
+
+
+@dataclass(frozen=True)
+class _Point:
+    at: Floats
+    difference: Floats
+
+    @property
+    def left(self) -> float:
+        return misfit(self.difference)
+
+
+def _mean(difference: Floats, row: int) -> float:
+    return float(np.nanmean(difference[row]))
+
+
+def misfit(difference: Floats) -> float:
+    """Mean absolute difference, relative to the latencies."""
+    return float(np.nanmean(np.abs(difference)))
+
+
+def _fitted(before: float, left: float, at: Floats, equal: tuple[frozenset[int], ...] = ()) -> Fitted:
+    a, b, c, d = (round(float(value)) for value in at[:_DELAYS])
+    pre, token, request = (float(value) for value in at[_DELAYS:])
+    return Fitted(before, left, (a, b, c, d), (pre, token, request), equal)
