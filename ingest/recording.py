@@ -324,6 +324,10 @@ class TokenEvents:
     zero_us: int
 
 
+# Begins the reason of a rejection where a file ends too early, or cannot be read on from there.
+CUT_OFF = "the rest of the file is lost: "
+
+
 @dataclass(frozen=True)
 class SourceFile:
     """A file that was read: its path inside the recording, size in bytes and SHA-256.
@@ -339,6 +343,11 @@ class SourceFile:
     records: int = 0
     rejected_count: int = 0
     rejected: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether it ends too early: what followed, if anything did, is not known."""
+        return any(reason.startswith(CUT_OFF) for _place, reason in self.rejected)
 
     def loss(self) -> str:
         """How many of its records were rejected, and the first of them with its reason; empty if none was."""

@@ -24,6 +24,8 @@ MOST_LOST, _FEWEST_LOST = 0.01, 5
 # A load does not pause for so many mean gaps between its requests; another run begins after that.
 _PAUSES = 5
 _COUNTS_RULE = "the two counts must be equal; with 1 % fewer records nothing is judged"
+# Kinds of files without requests: what they lack is counted by other checks.
+_OF_SERVER = frozenset(("otlp", "server log", "kv-events", "step-log", "metrics", "forward-passes"))
 _NEEDED = ("arrival_us", "prompt_tokens", "output_tokens", "ttft_us", "e2e_us")
 
 
@@ -75,7 +77,12 @@ def _rejected(recording: Recording) -> list[Finding]:
             "rejected": file.rejected_count,
             "records": file.records,
         }
-        findings.append(Finding(CHECK, "note", "", file.loss(), measured, "any rejected record"))
+        lost = file.is_cut_off and file.kind not in _OF_SERVER
+        message = file.loss()
+        if lost:
+            message += "; what can be replayed is not the load that was served: copy the file again, whole"
+        rule = "any rejected record; of requests that end with their file nothing is judged"
+        findings.append(Finding(CHECK, "unusable" if lost else "note", "", message, measured, rule))
     return findings
 
 

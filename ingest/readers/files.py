@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from blis_replay.ingest.errors import RecordingError, printable
-from blis_replay.ingest.recording import SourceFile
+from blis_replay.ingest.recording import CUT_OFF, SourceFile
 
 CHUNK_BYTES = 1 << 20
 MAX_EXPANDED_BYTES = 64 << 30
@@ -55,7 +55,17 @@ class Tally:
         """Count a record that cannot be used; the first 20 are kept in words."""
         self.rejected_count += 1
         if len(self.rejected) < KEPT_REJECTIONS:
-            self.rejected.append((printable(place[:300]), printable(" ".join(reason[:2000].split()))[:300]))
+            self.rejected.append(_in_words(place, reason))
+
+    def cut_off(self, place: str, reason: str) -> None:
+        """Count what a file ends in, with all that would have followed lost; always kept in words, as the first."""
+        self.rejected_count += 1
+        self.rejected[KEPT_REJECTIONS - 1 :] = []
+        self.rejected.insert(0, _in_words(place, f"{CUT_OFF}{reason}"))
+
+
+def _in_words(place: str, reason: str) -> tuple[str, str]:
+    return printable(place[:300]), printable(" ".join(reason[:2000].split()))[:300]
 
 
 @dataclass
@@ -306,7 +316,7 @@ def lines_of(file: RecordedFile, chunks: Iterable[bytes], limit_bytes: int, numb
             number += 1
             pending, pending_bytes = [following], len(following)
     if file.damage:
-        file.tally.reject(f"line {number}", file.damage)
+        file.tally.cut_off(f"line {number}", file.damage)
     elif pending_bytes > limit_bytes:
         file.tally.reject(f"line {number}", f"longer than {limit_bytes} bytes")
     elif pending_bytes:

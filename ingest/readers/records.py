@@ -117,13 +117,13 @@ class ObjectScan:
     def finish(self, damage: str) -> None:
         """Reject what is left at the end of the content; ``damage``: why that is early, if it is."""
         if self.start is not None:
-            self.tally.reject(self.place(), damage or "the file ends inside this record")
+            self.tally.cut_off(self.place(), damage or "the file ends inside this record")
             return
         self._junk(len(self.buffer))
         if self.base is None and not self.buffer.strip():
             self.tally.reject("whole file", damage or "empty")
         elif damage or (self.base == 1 and self.depth > 0):
-            self.tally.reject("end of file", damage or "the closing bracket is missing: the file is cut off")
+            self.tally.cut_off("end of file", damage or "the closing bracket is missing")
 
 
 MAX_LINE_BYTES = 1 << 20
@@ -210,10 +210,10 @@ def wanted_values(file: RecordedFile, wanted: Callable[[JsonPath], bool]) -> Ite
             if walk.feed(event, value):
                 yield walk.taken
     except (ijson.JSONError, ValueError, OverflowError) as error:
-        file.tally.reject(walk.place(), file.damage or f"no valid JSON ({_problem(error)})")
+        file.tally.cut_off(walk.place(), file.damage or f"no valid JSON ({_problem(error)})")
         return
     if file.damage:
-        file.tally.reject(walk.place(), file.damage)
+        file.tally.cut_off(walk.place(), file.damage)
 
 
 def place_of(path: JsonPath) -> str:

@@ -81,14 +81,18 @@ def read_requests(file: RecordedFile, events_path: Path) -> RequestsRead:
 
 
 def _usable_rows(file: RecordedFile, stream: BinaryIO, counts: list[int]) -> Iterator[dict[str, object]]:
+    broken: tuple[str, str] | None = None
     for number, line in lines(file, MAX_LINE_BYTES):
         place = f"line {number}"
         if not line.strip():
             continue
+        if broken:
+            file.tally.reject(*broken)
+            broken = None
         try:
             record = _RECORD.decode(line)
         except DECODE_ERRORS as error:
-            file.tally.reject(place, str(error))
+            broken = place, str(error)  # where nothing follows the file is cut off
             continue
         if record.metadata.benchmark_phase == "warmup":
             file.tally.reject(place, "of the warm-up phase, left out")
@@ -100,6 +104,8 @@ def _usable_rows(file: RecordedFile, stream: BinaryIO, counts: list[int]) -> Ite
         counts.append(len(stamps_us))
         stream.write(stamps_us.tobytes())
         yield row
+    if broken:
+        file.tally.cut_off(*broken)
 
 
 def _row(record: _Record) -> tuple[str, dict[str, object], NDArray[np.int64]]:

@@ -116,13 +116,19 @@ _OBJECT = msgspec.json.Decoder(dict[str, Any])
 
 
 def _decoded(file: RecordedFile, raws: Iterator[tuple[str, bytes]]) -> Iterator[tuple[str, Record]]:
+    broken: tuple[str, str] | None = None
     for place, raw in raws:
         if not raw.strip():
             continue
+        if broken:
+            file.tally.reject(*broken)
+            broken = None
         try:
             yield place, _OBJECT.decode(raw)
         except DECODE_ERRORS as error:
-            file.tally.reject(place, f"no JSON object ({error})")
+            broken = place, f"no JSON object ({error})"  # where nothing follows the file is cut off
+    if broken:
+        file.tally.cut_off(*broken)
 
 
 def _parquet(file: RecordedFile, link: Path) -> Iterator[tuple[str, Record]]:

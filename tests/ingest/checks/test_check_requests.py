@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
 from builders import aggregates, recording, requests, steps, write_events
 
+from blis_replay.fixtures.synthetic import generate, write_experiment
+from blis_replay.fixtures.truth import SyntheticExperiment
+from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.checks.overload import overloaded
 from blis_replay.ingest.checks.registry import run_checks
+from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.recording import LIFECYCLE_SCHEMA, Finding, Recording, Setting, SharedPrefix, SourceFile, Stage
 from blis_replay.ingest.rows import rows_of
 
@@ -183,6 +188,30 @@ def test_rejected_records_are_named_with_the_first_place() -> None:
     assert messages(recording(files=(file,))) == [
         "trace.csv: 2 of 10 records rejected, the first at line 3: not a number"
     ]
+
+
+@pytest.mark.parametrize(
+    "name", ["benchmarks.json", "vllm-bench.json", "profile_export.jsonl", "results/per_request_lifecycle_metrics.json"]
+)
+def test_a_client_file_that_is_cut_in_the_middle_stops_a_verdict(tmp_path: Path, name: str) -> None:
+    """The requests before the cut are no load that anybody served: half a file is not a shorter run."""
+    truth = generate(SyntheticExperiment())
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    for directory in (whole, cut):
+        write_experiment(truth, directory, files=(name, "exp-config.yaml"))
+    content = (cut / name).read_bytes()
+    (cut / name).write_bytes(content[: len(content) // 2])
+    lost = {}
+    for directory in (whole, cut):
+        try:
+            with read_recording(directory) as made:
+                lost[directory.name] = [
+                    f.message for f in findings_of(made, "completeness") if f.severity == "unusable" and not f.metric
+                ]
+        except RecordingError as error:
+            lost[directory.name] = [str(error)]
+    assert lost["whole"] == []
+    assert "the rest of the file is lost" in lost["cut"][0]
 
 
 def test_failures_time_outs_and_lost_prompts_are_counted() -> None:

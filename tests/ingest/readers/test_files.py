@@ -104,7 +104,7 @@ def test_the_first_twenty_rejections_are_kept_in_words_and_all_are_counted() -> 
 def test_an_array_cut_inside_a_record_gives_the_records_before_it(tmp_path: Path) -> None:
     file = recorded(tmp_path, b'[{"a": 1}, {"a": [2, "]}"]}, {"a": 3')
     assert [text for _n, text in json_objects(file, 100)] == [b'{"a": 1}', b'{"a": [2, "]}"]}']
-    assert file.tally.rejected == [("record 3", "the file ends inside this record")]
+    assert file.tally.rejected == [("record 3", "the rest of the file is lost: the file ends inside this record")]
 
 
 def test_an_array_without_its_closing_bracket_is_counted_as_cut(tmp_path: Path) -> None:
