@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 from blis_replay.compiled.errors import ExperimentError
-from blis_replay.fixtures.fault_list import FAULTS
+from blis_replay.fixtures.fault_list import FAULTS, STEP_TIME
 from blis_replay.fixtures.faults import LOADS, Case, Depth, Fault, planted_case
 from blis_replay.ingest.checks.registry import run_checks
 from blis_replay.ingest.recording import Finding, Recording
@@ -73,12 +73,13 @@ def judged(fault: Fault) -> FaultRow:
         grade: Grade = "right" if found else "not identified"
         words = (str(error).partition(":")[0],) if not found else ()
         return _row(fault, found or "refused", words, planted_error, None, "not judged", 3, grade)
-    named = blames(attribution)
-    grade, explained = _graded(fault, found, named)
+    named = [*blames(attribution)]
+    alone = (STEP_TIME,) if attribution.steps_off else ()
+    grade, explained = _graded(fault, found, named, alone)
     verdict = comparison.verdict
-    blamed = tuple(dict.fromkeys(name for one in named for name in one.names)) or (_NOTHING,)
+    blamed = tuple(dict.fromkeys([*(name for one in named for name in (*one.names, *one.beside_names)), *alone]))
     by = found or ("attribute" if named else "-")
-    return _row(fault, by, blamed, planted_error, explained, verdict, exit_code([verdict]), grade)
+    return _row(fault, by, blamed or (_NOTHING,), planted_error, explained, verdict, exit_code([verdict]), grade)
 
 
 def _row(
@@ -148,31 +149,29 @@ def _planted_error(case: Case) -> float:
     return max(errors)
 
 
-def _graded(fault: Fault, found: str, named: Sequence[Blame]) -> tuple[Grade, float | None]:
+def _graded(fault: Fault, found: str, named: Sequence[Blame], alone: tuple[str, ...]) -> tuple[Grade, float | None]:
     """The grade, and the share of the error that the right components explain where one is named.
 
-    Right: all causes are named and nothing else first, and the size is found; or an instrument check names the cause
+    Right: all causes are named and nothing else, and the size is found; or an instrument check names the cause
     and nothing else is blamed.  Where the recording cannot tell, the cause must be among the alternatives.
+    ``alone``: what is blamed apart from any mean.
     """
     right = {name for cause in fault.causes for name in cause.blamed}
     hit = [one for one in named if set(one.names) & right]
     explained = hit[0].explained if hit else None
     wrong = [one for one in named if one.names and not set(one.names) & right]
-    if wrong and (not hit or named.index(wrong[0]) < named.index(hit[0])):
+    if not set(alone) <= right or (wrong and (not hit or named.index(wrong[0]) < named.index(hit[0]))):
         return ("half" if found else "wrong"), explained
     if not fault.decidable:
         open_ended = all(len(one.names) != 1 for one in named)
         return ("right" if open_ended else "half"), explained
-    missed = [cause for cause in fault.causes if not _is_named(set(cause.blamed), hit) and not (found and cause.checks)]
+    said = {*alone, *(name for one in named for name in (*one.names, *one.beside_names))}
+    missed = [cause for cause in fault.causes if not set(cause.blamed) & said and not (found and cause.checks)]
     if len(missed) == len(fault.causes):
         return "not identified", explained
-    alone = all(len(one.names) == 1 for one in hit)
+    only = all(len(one.names) == 1 and set(one.beside_names) <= right for one in named if one.names)
     sized = found or len(fault.causes) > 1 or explained is None or abs(explained - 1) <= _SIZE_WITHIN
-    return ("right" if not missed and not wrong and alone and sized else "half"), explained
-
-
-def _is_named(blamed: set[str], named: Sequence[Blame]) -> bool:
-    return any(set(one.names) & blamed for one in named)
+    return ("right" if not missed and not wrong and only and sized else "half"), explained
 
 
 @dataclass(frozen=True)

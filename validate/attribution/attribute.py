@@ -30,8 +30,9 @@ from blis_replay.validate.attribution.components import (
     substituted,
 )
 from blis_replay.validate.attribution.resampled import QUANTITIES, PooledGaps, draws, quantities
+from blis_replay.validate.calibration.step_errors import predicted_us, step_targets
 from blis_replay.validate.comparison.sides import simulated_samples
-from blis_replay.validate.errors import NothingToJudgeError
+from blis_replay.validate.errors import NothingToJudgeError, ValidateError
 from blis_replay.validate.metrics.observed import (
     Gaps,
     Selection,
@@ -105,7 +106,8 @@ class Attribution:
     the replay nor the recording has: causes that hide one another.  ``observed_us`` is nan where the recording
     has no such number, or an instrument check (``unusable``) forbids it; the shares are known even then.
     ``not_replaced``: components of which the recording says nothing, and why.  ``lost``: why the recording is not
-    the load that was served, so that nothing is blamed.
+    the load that was served, so that nothing is blamed; but ``steps_off``, of such a recording: by how much the model's
+    time of recorded batches exceeds theirs, which no lost request changes.
     """
 
     slug: str
@@ -125,6 +127,15 @@ class Attribution:
     not_replaced: dict[str, str]
     unusable: dict[str, str]
     lost: tuple[str, ...] = ()
+    steps_off: StepsOff | None = None
+
+
+@dataclass(frozen=True)
+class StepsOff:
+    """``excess``: median of modelled over recorded time of ``steps`` step cycles with their batches, less one."""
+
+    steps: int
+    excess: float
 
 
 @dataclass(frozen=True)
@@ -180,6 +191,7 @@ def attribute(
     one_by_one = [value[frozenset(range(replaced))] for replaced in range(len(components) + 1)]
     first, last = one_by_one[0], one_by_one[-1]
     changes = [before - after for before, after in pairwise(one_by_one)]
+    lost = tuple(f"{f.check}: {f.message}" for f in recording.findings if f.severity == "unusable" and not f.metric)
     return Attribution(
         slug=recording.slug,
         alias=recording.alias,
@@ -200,8 +212,26 @@ def attribute(
         residual=_estimates(last - observed, blocks),
         not_replaced=not_replaced,
         unusable=_reasons(forbidden),
-        lost=tuple(f"{f.check}: {f.message}" for f in recording.findings if f.severity == "unusable" and not f.metric),
+        lost=lost,
+        steps_off=_steps_off(recording, replayed.entry) if lost else None,
     )
+
+
+# Fewer single cycles do not tell, and a median that is off by less may be that of what steps do beside their model.
+_FEWEST_CYCLES, _OFF = 100, 0.05
+
+
+def _steps_off(recording: Recording, entry: ModelEntry) -> StepsOff | None:
+    """Step times against recorded ones, batch by batch; None where they agree or are not known."""
+    if any(f.severity == "unusable" and f.metric == "step_time" for f in recording.findings):
+        return None
+    try:
+        recorded = step_targets(recording).cycle
+    except ValidateError:
+        return None
+    excess = float(np.median(predicted_us(entry.latency, recorded) / recorded.time_us)) - 1
+    enough = len(recorded.time_us) >= _FEWEST_CYCLES and abs(excess) >= _OFF
+    return StepsOff(len(recorded.time_us), excess) if enough else None
 
 
 def _observed(run: ReplayRun, token_gaps: Gaps | None, resamples: int, seed: int) -> tuple[Bools, Blocks, Floats]:

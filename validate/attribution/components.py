@@ -253,6 +253,8 @@ def _fitted(server: Replayed) -> list[Component] | None:
     target = target_of(recording)
     if target is None or isinstance(server.entry.latency, ObservedCycles | CorrectedModel):
         return None
+    if np.isnan(target.observed_us[0]).all():
+        return None  # E2E alone does not tell steps from delays
     fit = Through(recording, mode, server.entry, target).fit()
     if fit.left > _EXPLAINS * fit.before:
         return None
@@ -268,7 +270,7 @@ def _fitted(server: Replayed) -> list[Component] | None:
         longer, shorter = (words.format(word) for word in _WORDS[name])
         latency = changed.latency if name == STEP_TIME and isinstance(changed.latency, CorrectedModel) else None
         also = _as_well(fit, costs)
-        mend = f"{_calibrate(server, 'segments')}; to be sure record journeys" if also else _calibrate(server, "segments")
+        mend = _calibrate(server, "segments") + ("; to be sure record journeys" if also else "")
         components.append(
             Component(name, basis, longer, mend, latency=latency, lifecycle=lifecycle, also=also, less=shorter)
         )

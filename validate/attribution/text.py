@@ -8,8 +8,8 @@ from typing import Any
 
 from blis_replay.compiled.arrays import Floats
 from blis_replay.ingest.tables import Cell, Column, Table, Toned, columns_named, table_of
-from blis_replay.validate.attribution.attribute import Attribution, Estimate
-from blis_replay.validate.attribution.blame import Blame, blames, fraction, part_of
+from blis_replay.validate.attribution.attribute import Attribution, Cause, Estimate, StepsOff
+from blis_replay.validate.attribution.blame import WORTH_NAMING, Blame, blames, fraction, part_of
 from blis_replay.validate.attribution.resampled import QUANTITIES
 from blis_replay.validate.comparison.segments import Segment, Segments
 from blis_replay.validate.metrics.latency import statistics
@@ -22,13 +22,22 @@ _NO_COMPONENT = "no component"
 def explanations(attribution: Attribution) -> list[str]:
     """A sentence for each mean that is off by 1 % or more, the largest first: how much, why, what to do."""
     if attribution.lost:
-        return [f"nothing is blamed: the recording itself is at fault: {why}" for why in attribution.lost]
+        lost = [f"nothing is blamed: the recording itself is at fault: {why}" for why in attribution.lost]
+        return [*lost, *([] if attribution.steps_off is None else [_steps_off(attribution.steps_off)])]
     if named := blames(attribution):
         return [_explained(attribution, blame) for blame in named]
     means = [i for i, (_, statistic) in enumerate(QUANTITIES) if statistic == "mean"]
     if all(fraction(attribution.error[i].value_us, attribution.observed_us[i]) is None for i in means):
         return ["no mean was observed, so there is no error to explain"]
     return ["no mean is off by 1 % or more: there is nothing to blame"]
+
+
+def _steps_off(off: StepsOff) -> str:
+    more = "longer" if off.excess > 0 else "shorter"
+    return (
+        f"apart from that, its steps take {100 * abs(off.excess):.0f} % {more} than the server's (median of "
+        f"{off.steps:,} recorded batches, whatever requests they were of)"
+    )
 
 
 def attribution_answer(attribution: Attribution) -> Answer:
@@ -102,14 +111,27 @@ def _known(value: float) -> float | None:
 
 
 def _explained(attribution: Attribution, blame: Blame) -> str:
-    off = f"{blame.metric} is {100 * abs(blame.error):.1f} % {'too long' if blame.error > 0 else 'short'}"
+    """How much, by what, and what else adds to it or hides a part of it."""
+    direction = "too long" if blame.error > 0 else "short"
+    off = f"{blame.metric} is {100 * abs(blame.error):.1f} % {direction}"
     if blame.cause is None:
         return f"{off}; most of it no component explains that this recording can replace."
-    component, i = blame.cause.component, blame.quantity
-    points = 100 * abs(part_of(attribution, blame.cause, i)) / attribution.observed_us[i]
-    why = component.less if component.less and part_of(attribution, blame.cause, i) < 0 else component.why
+    if abs(blame.error) < WORTH_NAMING:
+        off = f"{blame.metric} is right by luck, two causes cancel"
+    points = _points(attribution, blame.cause, blame.quantity)
+    return "; and ".join(
+        [f"{off}, {points}", *(_points(attribution, cause, blame.quantity, blame.cause) for cause in blame.beside)]
+    )
+
+
+def _points(attribution: Attribution, cause: Cause, i: int, first: Cause | None = None) -> str:
+    """The part of an error that is a cause's, why, and what to do; ``first``: the largest cause if it is another."""
+    component, part_us = cause.component, part_of(attribution, cause, i)
+    why = component.less if component.less and part_us < 0 else component.why
     also = f" (or {', or '.join(component.also)}, which explain it as well)" if component.also else ""
-    return f"{off}, {points:.1f} points by {component.name}{also}: {why}; {component.mend}"
+    against = first is not None and part_of(attribution, first, i) * part_us < 0
+    points = f"{100 * abs(part_us) / attribution.observed_us[i]:.1f} points {'the other way ' if against else ''}"
+    return f"{points}by {component.name}{also}: {why}; {component.mend}"
 
 
 def _head(attribution: Attribution) -> Block:
