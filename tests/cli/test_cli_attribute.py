@@ -33,7 +33,7 @@ def test_the_missing_cycle_is_named_with_the_command_that_mends_it(run: Run) -> 
 def test_every_field_of_the_json_is_documented(run: Run) -> None:
     run("calibrate", "--train", "1b-general", "--out", "mine.yaml")
     own = ("--experiment", "1b-general", "--coefficients", "mine.yaml", "--json")
-    document = run("attribute", *own, "--replay", "scheduling=synchronous", "--reference", "none").json
+    document = run("attribute", *own, "--replay", "arrivals=flat", "--reference", "none").json
     error = document["errors"][0]
     fields = {*document, *error, *error["error_ms"], *document["components"][0]}
     assert sorted(fields - documented("attribute")) == []

@@ -82,7 +82,9 @@ def components_of(replayed: Replayed, reference: CoefficientRelease | None) -> t
         inputs.append(_tried(found))
     fitted = _fitted(substituted(inputs, replayed, None))
     if fitted is not None:
-        return [*inputs, *fitted], {"scheduling decisions": "journeys of requests were not recorded"}
+        as_it_is = "the latencies of the requests do not ask for another"
+        unable = {name: as_it_is for name, *_ in _COSTS if name not in {component.name for component in fitted}}
+        return [*inputs, *fitted], unable | {"scheduling decisions": "journeys of requests were not recorded"}
     forced, unable = _modelled(replayed, reference)
     if any(component.engine for component in inputs):
         # Whom the scheduler passed over follows from its arguments: forced as well, it would share their blame.

@@ -118,20 +118,22 @@ def _explained(attribution: Attribution, blame: Blame) -> str:
         return f"{off}; most of it no component explains that this recording can replace."
     if abs(blame.error) < WORTH_NAMING:
         off = f"{blame.metric} is right by luck, two causes cancel"
-    points = _points(attribution, blame.cause, blame.quantity)
-    return "; and ".join(
-        [f"{off}, {points}", *(_points(attribution, cause, blame.quantity, blame.cause) for cause in blame.beside)]
-    )
+    sentences, said = [off], set[str]()
+    for cause in (blame.cause, *blame.beside):
+        mend = "" if cause.component.mend in said else f"; {cause.component.mend}"
+        sentences.append(f"{_points(attribution, cause, blame)}{mend}")
+        said.add(cause.component.mend)
+    return f"{sentences[0]}, {'; and '.join(sentences[1:])}"
 
 
-def _points(attribution: Attribution, cause: Cause, i: int, first: Cause | None = None) -> str:
-    """The part of an error that is a cause's, why, and what to do; ``first``: the largest cause if it is another."""
-    component, part_us = cause.component, part_of(attribution, cause, i)
+def _points(attribution: Attribution, cause: Cause, blame: Blame) -> str:
+    """The part of an error that is a cause's, and why."""
+    component, part_us = cause.component, part_of(attribution, cause, blame.quantity)
     why = component.less if component.less and part_us < 0 else component.why
     also = f" (or {', or '.join(component.also)}, which explain it as well)" if component.also else ""
-    against = first is not None and part_of(attribution, first, i) * part_us < 0
-    points = f"{100 * abs(part_us) / attribution.observed_us[i]:.1f} points {'the other way ' if against else ''}"
-    return f"{points}by {component.name}{also}: {why}; {component.mend}"
+    other_way = blame.cause is not None and part_of(attribution, blame.cause, blame.quantity) * part_us < 0
+    points = 100 * abs(part_us) / attribution.observed_us[blame.quantity]
+    return f"{points:.1f} points {'the other way ' if other_way else ''}by {component.name}{also}: {why}"
 
 
 def _head(attribution: Attribution) -> Block:
