@@ -359,7 +359,7 @@ _YAML_PIECES = [
 def yaml(campaign: Campaign) -> None:
     """YAML with something odd in it, at every place where a user gives one."""
     template = _sound_store(campaign)
-    shipped = Path(blis_replay.validate.__file__).parents[1] / "fixtures"
+    shipped = Path(blis_replay.validate.__file__).parents[1] / "blis" / "releases"
     release = next(iter(sorted(shipped.rglob(f"{_RELEASE}*.yaml")))).read_text("utf-8")
     policy = "thresholds:\n  e2e: {mean: 0.1}\n"
     workload = "seed: 1\nrequests: 5\narrivals: {process: poisson, rate_per_s: 2}\nlengths: {prompt: 50, output: 5}\n"

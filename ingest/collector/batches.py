@@ -21,6 +21,8 @@ MAX_MESSAGE_BYTES = 16 << 20
 MAX_MESSAGE_SPANS = 100_000
 # An SDK groups a batch by its one resource and some scopes; each of them is looked at in Python.
 MAX_MESSAGE_GROUPS = 10_000
+# Of resources, where the name of the service is looked for.
+MAX_MESSAGE_ATTRIBUTES = 100_000
 # An oversize HTTP body is read to its end, so that its sender hears why; the SDK itself sends no more than this.
 MAX_DISCARDED_BYTES = 64 << 20
 MAX_HEADER_BYTES = 32 << 10
@@ -108,7 +110,13 @@ def batch_of(message: bytes) -> Batch:
             raise MalformedError(
                 f"{groups} resources and scopes in one message, of {MAX_MESSAGE_GROUPS} at most; export smaller batches"
             )
-        if sum(len(scope.spans) for _, scope in _scopes(request)) > MAX_MESSAGE_SPANS:
+        attributes = sum(len(resource_spans.resource.attributes) for resource_spans in request.resource_spans)
+        if attributes > MAX_MESSAGE_ATTRIBUTES:
+            raise MalformedError(
+                f"{attributes} attributes of resources in one message, of {MAX_MESSAGE_ATTRIBUTES} at most; "
+                "export smaller batches"
+            )
+        if sum(len(scope.spans) for scope in _scopes(request)) > MAX_MESSAGE_SPANS:
             raise MalformedError(f"more than {MAX_MESSAGE_SPANS} spans in one message; export smaller batches")
         return _sorted_out(request, message)
 
@@ -116,15 +124,17 @@ def batch_of(message: bytes) -> Batch:
 def _sorted_out(request: ExportTraceServiceRequest, message: bytes) -> Batch:
     rejected, reason = 0, ""
     services: dict[str, ServiceCounts] = {}
-    for resource_spans, scope_spans in _scopes(request):
-        faults = [fault_of(span) for span in scope_spans.spans]
-        unsound = [(index, fault) for index, fault in enumerate(faults) if fault]
-        if unsound:
-            index, fault = unsound[0]
-            reason = reason or f"span {index + 1} of scope {_name(scope_spans.scope.name)!r}: {fault}"
-            rejected += len(unsound)
-            _keep(scope_spans, [span for span, fault in zip(scope_spans.spans, faults, strict=True) if not fault])
-        services.setdefault(_service(resource_spans), ServiceCounts()).add(_counts(scope_spans.spans))
+    for resource_spans in request.resource_spans:
+        of_service = services.setdefault(_service(resource_spans), ServiceCounts())
+        for scope_spans in resource_spans.scope_spans:
+            faults = [fault_of(span) for span in scope_spans.spans]
+            unsound = [(index, fault) for index, fault in enumerate(faults) if fault]
+            if unsound:
+                index, fault = unsound[0]
+                reason = reason or f"span {index + 1} of scope {_name(scope_spans.scope.name)!r}: {fault}"
+                rejected += len(unsound)
+                _keep(scope_spans, [span for span, fault in zip(scope_spans.spans, faults, strict=True) if not fault])
+            of_service.add(_counts(scope_spans.spans))
     if not any(counts.spans for counts in services.values()):
         message = b""
     elif rejected:
@@ -145,10 +155,9 @@ def fault_of(span: Span) -> str:
     return "" if span.name else "no name"
 
 
-def _scopes(request: ExportTraceServiceRequest) -> Iterator[tuple[ResourceSpans, ScopeSpans]]:
+def _scopes(request: ExportTraceServiceRequest) -> Iterator[ScopeSpans]:
     for resource_spans in request.resource_spans:
-        for scope_spans in resource_spans.scope_spans:
-            yield resource_spans, scope_spans
+        yield from resource_spans.scope_spans
 
 
 def _keep(scope_spans: ScopeSpans, sound: list[Span]) -> None:

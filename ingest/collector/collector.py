@@ -33,9 +33,9 @@ from blis_replay.ingest.collector.batches import (
 from blis_replay.ingest.collector.http_service import TraceServer
 from blis_replay.ingest.collector.segments import (
     BusyError,
+    Damage,
     Intake,
     SegmentWriter,
-    TornTail,
     claimed,
     recover,
     response_to,
@@ -156,11 +156,11 @@ class CollectorSettings:
 
 @dataclass(frozen=True)
 class Listening:
-    """The addresses with their real ports, and what a killed collector had left in the directory."""
+    """The addresses with their real ports, and what was damaged in the directory, as a kill leaves it or worse."""
 
     grpc: Address
     http: Address
-    torn_tails: tuple[TornTail, ...]
+    damaged: tuple[Damage, ...]
 
 
 async def collect(
@@ -175,14 +175,14 @@ async def collect(
     Raises ``CollectorError`` if the directory or an address is not to be had.
     """
     with claimed(settings.directory):
-        tails = recover(settings.directory)
+        damaged = recover(settings.directory)
         counts = Counts(say)
         writer = SegmentWriter(
             settings.directory, say, segment_bytes=settings.segment_bytes, queue_bytes=settings.queue_bytes
         )
         try:
             await _serve(
-                settings, Intake(writer, counts), stop, lambda grpc, http: listening(Listening(grpc, http, tails))
+                settings, Intake(writer, counts), stop, lambda grpc, http: listening(Listening(grpc, http, damaged))
             )
         finally:
             writer.close()

@@ -1,8 +1,8 @@
-"""Segments: files of length-framed protobuf messages, as the OpenTelemetry Collector's ``format: proto`` writes them.
+"""Segments: files of frames (``ingest.frames``), each a serialised ``ExportTraceServiceRequest`` and its checksum.
 
-A frame is a 4-byte big-endian length and that many bytes of a serialised
-``ExportTraceServiceRequest``, whose wire layout is that of ``TracesData``.  ``Intake`` is the one path from a
-client's bytes to the disk, whichever transport brought them.
+Without the checksum, which readers of protobuf pass over, they are what the OpenTelemetry Collector writes as
+``format: proto``; the message's wire layout is that of ``TracesData``.  ``Intake`` is the one path from a client's
+bytes to the disk, whichever transport brought them.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
@@ -23,45 +24,48 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
+from blis_replay.compiled.files import whole_file
 from blis_replay.ingest.collector.batches import MAX_MESSAGE_BYTES, QUEUE_BYTES, SEGMENT_BYTES, Batch, Counts, batch_of
 from blis_replay.ingest.errors import CollectorError
+from blis_replay.ingest.frames import LENGTH_BYTES, SEAL_BYTES, Stretch, framed, is_sealed, stretches
 
-LENGTH_BYTES = 4
 _NAME = re.compile(r"traces-\d{8}T\d{6}Z-(\d{1,9})\.pb", re.ASCII)
+# A longer tail is not what a killed collector leaves.
+_MOST_TORN_BYTES = LENGTH_BYTES + MAX_MESSAGE_BYTES + SEAL_BYTES
 
 
 @dataclass(frozen=True)
-class TornTail:
-    """The end of a segment that is no whole frame.
+class Damage:
+    """A stretch of a segment that is no sound frame, and in words what became of it.
 
-    ``cut``: it was cut off, because it is what a killed collector leaves of a batch that it
-    had not acknowledged; a longer tail is damage of another kind, and left as it is.
+    ``cut off``: the end of the last segment, which a killed collector leaves of a batch that it had not acknowledged.
+    Anything else may have been acknowledged: it is ``set aside`` in a file beside, or its length ``corrected``.
     """
 
     name: str
     offset: int
     bytes: int
-    cut: bool
-
-
-def framed(messages: Sequence[bytes]) -> bytes:
-    """The messages, each behind its length."""
-    return b"".join(part for message in messages for part in (len(message).to_bytes(LENGTH_BYTES, "big"), message))
+    done: str
 
 
 def frame_spans(path: Path) -> Iterator[tuple[int, int]]:
-    """``(offset of the message, its length)`` of each whole frame of a segment, in order; ``OSError``."""
-    size = path.stat().st_size
+    """``(offset of the message, its length)`` of each sound frame of a segment, in order; ``OSError``."""
+    with _mapped(path) as content:
+        for stretch in stretches(content):
+            if stretch.kind == "frame":
+                begin = stretch.begin + LENGTH_BYTES
+                seal = SEAL_BYTES if is_sealed(content[begin : stretch.end]) else 0
+                yield begin, stretch.end - begin - seal
+
+
+@contextmanager
+def _mapped(path: Path) -> Iterator[bytes | mmap]:
     with path.open("rb") as segment:
-        at = 0
-        while at + LENGTH_BYTES <= size:
-            segment.seek(at)
-            length = int.from_bytes(segment.read(LENGTH_BYTES), "big")
-            # No message is empty: zeros are a tail that was never written.
-            if length == 0 or at + LENGTH_BYTES + length > size:
-                return
-            yield at + LENGTH_BYTES, length
-            at += LENGTH_BYTES + length
+        if not os.fstat(segment.fileno()).st_size:  # nothing cannot be mapped
+            yield b""
+            return
+        with mmap(segment.fileno(), 0, access=ACCESS_READ) as content:
+            yield content
 
 
 def segments(directory: Path) -> list[Path]:
@@ -80,10 +84,10 @@ def next_number(directory: Path) -> int:
     return 1 + max(map(_number, segments(directory)), default=0)
 
 
-def recover(directory: Path) -> tuple[TornTail, ...]:
-    """Cut torn tails off the segments that a killed collector left, and remove empty ones; ``OSError``."""
-    tails = (_torn_tail(path) for path in segments(directory))
-    return tuple(tail for tail in tails if tail is not None)
+def recover(directory: Path) -> tuple[Damage, ...]:
+    """Make the segments that a killed collector left sound, lose nothing that it acknowledged; ``OSError``."""
+    found = segments(directory)
+    return tuple(damage for path in found for damage in _recovered(path, is_last=path == found[-1]))
 
 
 @contextmanager
@@ -96,7 +100,7 @@ def claimed(directory: Path) -> Iterator[None]:
     import fcntl
 
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        _make_durable(directory)
         handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
         raise CollectorError(
@@ -116,6 +120,14 @@ def claimed(directory: Path) -> Iterator[None]:
         os.close(handle)
 
 
+def _make_durable(directory: Path) -> None:
+    """Make a folder and those above it that are not there; a crash of the machine leaves them."""
+    absent = [folder for folder in (directory, *directory.parents) if not folder.exists()]
+    directory.mkdir(parents=True, exist_ok=True)
+    for folder in absent:
+        sync_directory(folder.parent)
+
+
 def sync_directory(directory: Path) -> None:
     """Make the names in a directory durable; ``OSError``."""
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
@@ -130,17 +142,44 @@ def _number(path: Path) -> int:
     return int(match[1]) if match else 0
 
 
-def _torn_tail(path: Path) -> TornTail | None:
-    intact_bytes = max((offset + length for offset, length in frame_spans(path)), default=0)
-    torn = path.stat().st_size - intact_bytes
-    cut = torn < LENGTH_BYTES + MAX_MESSAGE_BYTES
-    if intact_bytes == 0 and cut:
+def _recovered(path: Path, *, is_last: bool) -> list[Damage]:
+    with _mapped(path) as content:
+        parts = list(stretches(content))
+        odd = [part for part in parts if part.kind != "frame"]
+        kept = [_kept(path, content, part, is_last) for part in odd]
+        done = [Damage(path.name, p.begin, p.end - p.begin, text) for p, text in zip(odd, kept, strict=True)]
+        if len(odd) == 1 and done[0].done == CUT_OFF:
+            with path.open("r+b") as segment:
+                segment.truncate(odd[0].begin)
+                os.fsync(segment.fileno())
+        elif odd:
+            with whole_file(path) as segment:
+                for part in parts:
+                    if part.kind == "wrong length":
+                        segment.write((part.end - part.begin - LENGTH_BYTES).to_bytes(LENGTH_BYTES, "big"))
+                        segment.write(content[part.begin + LENGTH_BYTES : part.end])
+                    elif part.kind == "frame":
+                        segment.write(content[part.begin : part.end])
+    if not path.stat().st_size:
         path.unlink()
-    elif torn and cut:
-        with path.open("r+b") as segment:
-            segment.truncate(intact_bytes)
-            os.fsync(segment.fileno())
-    return TornTail(path.name, intact_bytes, torn, cut) if torn else None
+    if odd:
+        sync_directory(path.parent)
+    return done
+
+
+CUT_OFF, CORRECTED = "cut off: it was never acknowledged", "its length was wrong, and is corrected"
+
+
+def _kept(path: Path, content: bytes | mmap, part: Stretch, is_last: bool) -> str:
+    """What is done with a stretch that is no sound frame; a file of its own where it may have been acknowledged."""
+    if part.kind == "wrong length":
+        return CORRECTED
+    if part.kind == "torn" and is_last and part.end - part.begin < _MOST_TORN_BYTES:
+        return CUT_OFF
+    aside = path.with_name(f"{path.name}.damaged-{part.begin}")
+    with whole_file(aside) as file:
+        file.write(content[part.begin : part.end])
+    return f"set aside in {aside.name}: it may have been acknowledged"
 
 
 # Not everywhere; where there is none, the times of the file are written as well.
@@ -234,7 +273,7 @@ class SegmentWriter:
 
     def _try_commit(self, messages: list[bytes]) -> OSError | None:
         try:
-            self._commit(framed(messages))
+            self._commit(b"".join(map(framed, messages)))
         except OSError as error:
             self._abandon()
             if not self._refusing:

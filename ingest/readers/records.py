@@ -111,7 +111,8 @@ class ObjectScan:
     def _junk(self, until: int) -> None:
         between = self.buffer[self.free : until].strip(b" \t\r\n,")
         if between and between != b"\xef\xbb\xbf":
-            self.tally.reject(f"before {self.place()}", f"text that is no record: {between[:60]!r}")
+            # Not the text itself: it may be of a prompt.
+            self.tally.reject(f"before {self.place()}", f"{len(between)} bytes of text that is no record")
         self.free = until
 
     def finish(self, damage: str) -> None:

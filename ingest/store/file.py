@@ -80,6 +80,7 @@ def open_store(path: Path | str, *, read_only: bool = False) -> Iterator[Store]:
                 connection = _connect(path, read_only)
             else:
                 _upgrade(connection)
+                _check_schema(connection, path)
         store = Store(connection, path)
         with _known_as_open(path.resolve(), connection, read_only):
             yield store
@@ -293,6 +294,7 @@ def _why_not_opened(path: Path, text: str) -> str:
 def _check_schema(connection: duckdb.DuckDBPyConnection, path: Path) -> int:
     """The schema's version; makes the tables of an empty file, refuses a foreign or newer one."""
     tables = {row[0] for row in connection.execute("SELECT table_name FROM duckdb_tables()").fetchall()}
+    _refuse_macros(connection, path)  # before anything else is asked of it
     if not tables:
         _create(connection)
         return SCHEMA_VERSION
@@ -320,6 +322,14 @@ def _refuse_other_objects(connection: duckdb.DuckDBPyConnection, path: Path, tab
             problem = "is not of a store" if odd[0] in found else "is missing"
             name = "".join(c if c.isprintable() else "?" for c in odd[0][:60])
             raise StoreError(f"{path}: {kind.lower()} {name} {problem}; ingest into a new store")
+
+
+def _refuse_macros(connection: duckdb.DuckDBPyConnection, path: Path) -> None:
+    """A macro is a query too, and can have the name of a function that ours call."""
+    row = first_row(connection, "SELECT function_name FROM duckdb_functions() WHERE NOT internal LIMIT 1")
+    if row is not None:
+        name = "".join(c if c.isprintable() else "?" for c in str(row[0])[:60])
+        raise StoreError(f"{path}: macro {name} is not of a store; ingest into a new store")
 
 
 @cache

@@ -522,6 +522,17 @@ def test_a_view_in_place_of_a_table_is_refused(tmp_path: Path) -> None:
         pass
 
 
+def test_a_macro_in_a_store_is_refused(tmp_path: Path) -> None:
+    """It would stand for a function that our queries call."""
+    path = tmp_path / "s.duckdb"
+    with open_store(path) as store:
+        write_recording(store, recording(), NO_EVENTS)
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("CREATE MACRO coalesce(a, b) AS 42")
+    with pytest.raises(StoreError, match="macro coalesce is not of a store"), open_store(path, read_only=True):
+        pass
+
+
 def test_a_store_reads_no_other_file(tmp_path: Path) -> None:
     (tmp_path / "secret.csv").write_text("a\n1\n")
     with open_store(tmp_path / "s.duckdb") as store, pytest.raises(duckdb.PermissionException):

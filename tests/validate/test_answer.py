@@ -69,3 +69,9 @@ def test_what_is_no_number_is_no_json() -> None:
 def test_a_block_without_parts_is_left_out() -> None:
     page = ["first", Block([], "missing"), Block(["- one", Line("- two", mark=Toned("two", "bad"))], "listed")]
     assert str(Answer(page, {})) == "first\n\nlisted:\n- one\n- two"
+
+
+def test_names_of_others_are_no_formulas_of_a_spreadsheet() -> None:
+    """Numbers stay as they are, negative ones too, and so does the sign of nothing."""
+    table = Table("", columns_named("name", "n", kind="data"), [["=HYPERLINK(1)", -2], ["@x", 3], ["-5", 4], ["-", 5]])
+    assert csv(table).splitlines() == ["name,n", "'=HYPERLINK(1),-2", "'@x,3", "-5,4", "-,5"]

@@ -129,11 +129,9 @@ async def _until_signalled(settings: CollectorSettings, as_json: bool) -> Counts
             click.echo(json.dumps({"listening": {"grpc": str(where.grpc), "http": str(where.http)}}))
         else:
             click.echo(f"listening on {where.grpc} (gRPC) and {where.http} (HTTP); writing to {settings.directory}")
-        for tail in where.torn_tails:
-            done = "cut off" if tail.cut else "more than a batch, so it is left as it is"
-            click.echo(
-                f"note: {tail.name} ended inside a batch, never acknowledged: {tail.bytes} bytes, {done}", err=True
-            )
+        for damage in where.damaged:
+            at = f"{damage.bytes} bytes at {damage.offset} are no whole batch"
+            click.echo(f"note: {damage.name}: {at}: {damage.done}", err=True)
 
     return await collect(settings, stop, listening, lambda line: click.echo(line, err=True))
 

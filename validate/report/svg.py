@@ -6,10 +6,15 @@ legible in light, in dark and on paper.
 
 from __future__ import annotations
 
+import importlib
 import io
+import os
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from blis_replay.ingest.tables import Table
@@ -71,9 +76,26 @@ class Chart:
     beside: bool = False
 
 
+@cache
+def _matplotlib() -> Any:
+    """Matplotlib without ``matplotlibrc``: it would read one of the working directory when it is imported."""
+    if "matplotlib" in sys.modules:
+        return sys.modules["matplotlib"]
+    here, said = os.getcwd(), os.environ.get("MATPLOTLIBRC")  # noqa: PTH109 - as it is, and not as a Path
+    os.environ["MATPLOTLIBRC"] = os.devnull
+    os.chdir(Path(__file__).parent)
+    try:
+        return importlib.import_module("matplotlib")
+    finally:
+        os.chdir(here)
+        os.environ.pop("MATPLOTLIBRC")
+        if said is not None:
+            os.environ["MATPLOTLIBRC"] = said
+
+
 def drawn(draw: Callable[[Figure], None], width_in: float, height_in: float) -> str:
     """The SVG element of what ``draw`` puts on an empty figure; it must use the colours of this module only."""
-    import matplotlib
+    matplotlib = _matplotlib()
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 

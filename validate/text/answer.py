@@ -144,8 +144,18 @@ def _dtype(column: Column, records: Sequence[Mapping[str, Value]]) -> Any:
 
 
 def csv(table: Table) -> str:
-    """A header and a line per row, numbers in full."""
-    return frame(table).write_csv()
+    """A header and a line per row, numbers in full; a text that a spreadsheet would take as a formula has ' before it.
+
+    Names come from files that others wrote.
+    """
+    import polars as pl
+
+    shown = frame(table)
+    for name in [name for name, kind in shown.schema.items() if kind == pl.String]:
+        text = pl.col(name)
+        formula = text.str.contains(r"^[=+\-@\t\r].") & text.cast(pl.Float64, strict=False).is_null()
+        shown = shown.with_columns(pl.when(formula).then("'" + text).otherwise(text).alias(name))
+    return shown.write_csv()
 
 
 def markdown(table: Table) -> str:

@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from blis_replay.ingest.frames import is_sealed, is_sound
 from blis_replay.ingest.readers.files import (
     FREE_EXPANSION_BYTES,
     MAX_EXPANSION_RATIO,
@@ -154,7 +155,10 @@ def _framed(file: RecordedFile) -> Iterator[tuple[int, bytes]]:
         if len(size_bytes) < _LENGTH_BYTES or len(content) < size:
             file.tally.reject(f"frame {number}", file.damage or "the file ends inside this frame")
             return
-        yield from _unpacked(file, number, content)
+        if is_sealed(content) and not is_sound(content):
+            file.tally.reject(f"frame {number}", "its checksum says that it is damaged")
+        else:
+            yield from _unpacked(file, number, content)
         number += 1
     if file.damage:
         file.tally.reject(f"frame {number}", file.damage)

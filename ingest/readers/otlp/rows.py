@@ -76,7 +76,9 @@ def _converted(key: str, value: Value | OtherValue, kind: type[int] | type[float
         return float(value)
     if kind is int and isinstance(value, float) and value.is_integer() and abs(value) < _MAX_EXACT:
         return int(value)
-    said = "no number and no text" if isinstance(value, OtherValue) else f"{value!r:.30}"
+    # Not a text itself: it may be of a prompt.
+    said = "a text" if isinstance(value, str) else f"{value!r:.30}"
+    said = "no number and no text" if isinstance(value, OtherValue) else said
     raise Malformed(f"{key} is {said}, which is no {kind.__name__}")
 
 

@@ -102,10 +102,10 @@ def test_who_hangs_up_before_being_written_is_not_written(writer: SegmentWriter,
 
 
 def test_a_segment_ends_when_it_is_large_enough(writer: SegmentWriter, tmp_path: Path) -> None:
-    """Frames of 304 bytes: the fourth passes 1,000 bytes, so it is the last of its segment."""
+    """Frames of 313 bytes: the fourth passes 1,000 bytes, so it is the last of its segment."""
     for _ in range(10):
         writer.append(bytes(range(1, 101)) * 3).result(10)
-    assert [path.stat().st_size for path in segments(tmp_path)] == [4 * 304, 4 * 304, 2 * 304]
+    assert [path.stat().st_size for path in segments(tmp_path)] == [4 * 313, 4 * 313, 2 * 313]
 
 
 @pytest.mark.parametrize("room", [0, 2, 40])
@@ -118,7 +118,7 @@ def test_a_full_disk_refuses_keeps_what_it_had_and_goes_on(
         with pytest.raises(OSError, match="No space left"):
             writer.append(b"during" * 10).result(10)
     assert stored_messages(tmp_path) == [b"before"]
-    assert [path.stat().st_size for path in segments(tmp_path)] == [10]
+    assert [path.stat().st_size for path in segments(tmp_path)] == [4 + 6 + 9]
     disk.failure = 0
     writer.append(b"after").result(10)
     assert stored_messages(tmp_path) == [b"before", b"after"]
@@ -137,7 +137,7 @@ def test_after_a_failed_sync_nothing_more_is_written_to_that_segment(
         writer.append(b"during").result(10)
     disk.failure = 0
     writer.append(b"after").result(10)
-    assert [path.stat().st_size for path in segments(tmp_path)] == [4 + 6, 4 + 5]
+    assert [path.stat().st_size for path in segments(tmp_path)] == [4 + 6 + 9, 4 + 5 + 9]
 
 
 def test_a_closed_writer_has_written_what_waited_and_takes_no_more(disk: Disk, tmp_path: Path) -> None:

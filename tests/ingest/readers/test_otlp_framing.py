@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
 from blis_replay.fixtures.writers_otlp import as_protobuf
+from blis_replay.ingest import frames
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.formats import HEAD_BYTES
@@ -208,3 +209,12 @@ def test_blank_lines_are_looked_through_in_one_pass(blank: bytes) -> None:
 def test_a_record_in_the_middle_of_a_line_is_none() -> None:
     assert not recognises(b"INFO " + LINES[0])
     assert recognises(b"INFO\n , " + LINES[0])
+
+
+def test_a_batch_with_a_wrong_checksum_is_rejected_and_the_others_are_read(tmp_path: Path) -> None:
+    """As the collector writes them; one bit of the first one's name flipped on the disk: s1 would be s0."""
+    damaged = bytearray(frames.framed(PROTOS[0]))
+    damaged[damaged.index(b"s1") + 1] ^= 1
+    content = bytes(damaged) + frames.framed(PROTOS[1])
+    names, file = names_in(tmp_path, content)
+    assert (names, file.tally.rejected) == (["s2"], [("frame 1", "its checksum says that it is damaged")])
