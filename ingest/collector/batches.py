@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from hmac import compare_digest
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
@@ -26,8 +28,10 @@ MAX_MESSAGE_ATTRIBUTES = 100_000
 # An oversize HTTP body is read to its end, so that its sender hears why; the SDK itself sends no more than this.
 MAX_DISCARDED_BYTES = 64 << 20
 MAX_HEADER_BYTES = 32 << 10
-# An exporter holds one connection and one batch in flight; a server has a handful of them.
+# Calls of gRPC under way, and connections of HTTP, of which each has a thread; an exporter has one batch in flight.
 MAX_CONNECTIONS = 64
+# Connections of gRPC, which wait without a thread: a hundred exporters have one each, and idle ones lock nobody out.
+MAX_CHANNELS = 512
 # From the end of one request to the end of the next: exporters send every 5 s, or not at all.
 READ_SECONDS = 60.0
 # Room for a few of the largest messages while the disk is slow.
@@ -42,6 +46,27 @@ STOP_SECONDS = 10.0
 TRACE_ID_BYTES, SPAN_ID_BYTES = 16, 8
 # Decoded, a message made of empty spans takes 90 times its size: one at a time.
 _DECODING = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Access:
+    """Who may send, and how what they send is kept from others.
+
+    ``certificate``, ``key``: PEM files for TLS; ``token``: what a client sends as ``authorization: Bearer TOKEN``.
+    """
+
+    certificate: Path | None = None
+    key: Path | None = None
+    token: str = ""
+
+    def allows(self, authorization: object) -> bool:
+        """Whether a client with this header may send; in a time that does not tell how much of it is right."""
+        said = authorization if isinstance(authorization, str) else ""
+        return not self.token or compare_digest(said.encode(), f"Bearer {self.token}".encode())
+
+
+OPEN = Access()
+NOT_ALLOWED = "no bearer token, or a wrong one; set OTEL_EXPORTER_OTLP_HEADERS"
 
 
 class MalformedError(Exception):

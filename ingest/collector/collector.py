@@ -19,13 +19,17 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
 from blis_replay.ingest.collector.batches import (
+    MAX_CHANNELS,
     MAX_CONNECTIONS,
     MAX_MESSAGE_BYTES,
+    NOT_ALLOWED,
+    OPEN,
     QUEUE_BYTES,
     READ_SECONDS,
     RETRY_SECONDS,
     SEGMENT_BYTES,
     STOP_SECONDS,
+    Access,
     Counts,
     MalformedError,
     OversizeError,
@@ -46,24 +50,30 @@ SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
 
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
+    ("grpc.max_allowed_incoming_connections", MAX_CHANNELS),
     ("grpc.max_concurrent_streams", MAX_CONNECTIONS),
-    ("grpc.max_connection_idle_ms", 600_000),
+    ("grpc.max_connection_idle_ms", 60_000),  # an exporter that comes back connects again
     ("grpc.keepalive_time_ms", 60_000),
     # Two collectors on one port would each get some of the batches.
     ("grpc.so_reuseport", 0),
 )
 
 
-async def _grpc_server(intake: Intake, address: str, read_seconds: float) -> tuple[grpc.aio.Server, int]:
+async def _grpc_server(
+    intake: Intake, address: str, read_seconds: float, access: Access
+) -> tuple[grpc.aio.Server, int]:
     """A server that takes batches at ``host:port``, and the port that it has; ``CollectorError`` if it cannot."""
     server = grpc.aio.server(options=_OPTIONS)
-    export = _Export(intake, read_seconds)
+    export = _Export(intake, read_seconds, access)
     # One message on the wire either way; taken as a stream, a client that never sends it can be given up.
     handler = grpc.stream_unary_rpc_method_handler(export.export)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Export": handler}),))
     try:
-        port = server.add_insecure_port(address)
+        if access.certificate is None or access.key is None:
+            port = server.add_insecure_port(address)
+        else:
+            pair = access.key.read_bytes(), access.certificate.read_bytes()
+            port = server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
     except RuntimeError as error:
         raise CollectorError(f"{address}: cannot listen there for gRPC; choose another address") from error
     await server.start()
@@ -73,12 +83,15 @@ async def _grpc_server(intake: Intake, address: str, read_seconds: float) -> tup
 class _Export:
     """The method, and how many calls of it are under way."""
 
-    def __init__(self, intake: Intake, read_seconds: float) -> None:
-        self.intake, self.read_seconds = intake, read_seconds
+    def __init__(self, intake: Intake, read_seconds: float, access: Access) -> None:
+        self.intake, self.read_seconds, self.access = intake, read_seconds, access
         self.calls = 0
 
     async def export(self, _: object, context: Any) -> bytes:
         """Take one batch: answered when it is durable, with what of it was rejected."""
+        if not self.access.allows(dict(context.invocation_metadata() or ()).get("authorization")):
+            self.intake.counts.malformed(NOT_ALLOWED)
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, NOT_ALLOWED)
         if self.calls >= MAX_CONNECTIONS:
             self.intake.counts.refused()
             await _ask_again(context, grpc.StatusCode.RESOURCE_EXHAUSTED, f"{self.calls} calls are under way")
@@ -152,6 +165,7 @@ class CollectorSettings:
     segment_bytes: int = SEGMENT_BYTES
     queue_bytes: int = QUEUE_BYTES
     read_seconds: float = READ_SECONDS
+    access: Access = OPEN
 
 
 @dataclass(frozen=True)
@@ -195,9 +209,11 @@ async def _serve(
     stop: asyncio.Event,
     listening: Callable[[Address, Address], None],
 ) -> None:
-    http = TraceServer(intake, settings.http.host, settings.http.port, read_seconds=settings.read_seconds)
+    http = TraceServer(
+        intake, settings.http.host, settings.http.port, read_seconds=settings.read_seconds, access=settings.access
+    )
     try:
-        server, port = await _grpc_server(intake, str(settings.grpc), settings.read_seconds)
+        server, port = await _grpc_server(intake, str(settings.grpc), settings.read_seconds, settings.access)
         try:
             listening(Address(settings.grpc.host, port), Address(settings.http.host, http.server_port))
             await stop.wait()

@@ -10,6 +10,7 @@ import base64
 import http.client
 import re
 import socket
+import ssl
 import threading
 import time
 import zlib
@@ -30,8 +31,11 @@ from blis_replay.ingest.collector.batches import (
     MAX_DISCARDED_BYTES,
     MAX_HEADER_BYTES,
     MAX_MESSAGE_BYTES,
+    NOT_ALLOWED,
+    OPEN,
     READ_SECONDS,
     RETRY_SECONDS,
+    Access,
     MalformedError,
     OversizeError,
 )
@@ -88,6 +92,19 @@ def _to_base64(document: dict[str, Any], *keys: str) -> None:
             document[key] = base64.b64encode(raw).decode("ascii")
 
 
+def _tls(access: Access) -> ssl.SSLContext | None:
+    if access.certificate is None or access.key is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(access.certificate, access.key)
+    except (OSError, ValueError) as error:  # of which the first: ssl.SSLError too
+        raise CollectorError(
+            f"{access.certificate}: with {access.key} no certificate and its key in PEM ({error}); check both files"
+        ) from error
+    return context
+
+
 PATH = "/v1/traces"
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
 _WINDOW_BITS = {"gzip": 31, "deflate": 15}
@@ -103,9 +120,12 @@ class TraceServer(ThreadingHTTPServer):
     daemon_threads = False  # ending waits for those that are being answered
     request_queue_size = MAX_CONNECTIONS
 
-    def __init__(self, intake: Intake, host: str, port: int, *, read_seconds: float = READ_SECONDS) -> None:
+    def __init__(
+        self, intake: Intake, host: str, port: int, *, read_seconds: float = READ_SECONDS, access: Access = OPEN
+    ) -> None:
         """Listens at once; ``CollectorError`` if it cannot."""
-        self.intake, self.read_seconds = intake, read_seconds
+        self.intake, self.read_seconds, self.access = intake, read_seconds, access
+        self.tls = _tls(access)
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.ending = False
         self._deadlines: dict[socket.socket, float] = {}
@@ -117,6 +137,13 @@ class TraceServer(ThreadingHTTPServer):
                 f"{host}:{port}: cannot listen there for HTTP ({error.strerror or error}); choose another address"
             ) from error
         self._loop.start()
+
+    def get_request(self) -> tuple[Any, Any]:
+        """The next connection; under TLS its handshake is the business of its own thread."""
+        connection, address = super().get_request()
+        if self.tls is None:
+            return connection, address
+        return self.tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False), address
 
     def end(self) -> None:
         """Take no more connections, answer what has arrived, and close."""
@@ -172,6 +199,8 @@ class _Handler(BaseHTTPRequestHandler):
     def handle(self) -> None:
         # A client that has gone, or is too slow, has no acknowledgement, and will send again.
         with suppress(OSError):
+            if isinstance(self.connection, ssl.SSLSocket):
+                self.connection.do_handshake()
             super().handle()
 
     def handle_one_request(self) -> None:
@@ -208,6 +237,9 @@ class _Handler(BaseHTTPRequestHandler):
         elif len(body := self.rfile.read(int(length))) < int(length):
             self.server.intake.counts.refused()
             self._hang_up(HTTPStatus.REQUEST_TIMEOUT, "the body did not come, or not in time")
+        elif not self.server.access.allows(self.headers.get("Authorization")):
+            self.server.intake.counts.malformed(NOT_ALLOWED)
+            self._refuse(HTTPStatus.UNAUTHORIZED, NOT_ALLOWED)
         elif self.path != PATH:
             self._refuse(HTTPStatus.NOT_FOUND, f"traces go to {PATH}")
         elif self._content_type() not in (PROTOBUF, JSON) or self._encoding() not in ("identity", *_WINDOW_BITS):
@@ -294,4 +326,5 @@ def _expanded(body: bytes, window_bits: int) -> bytes:
 def _stop_reading(connection: socket.socket) -> None:
     """The connection's reader gets what has arrived, then the end of the stream; answers still go out."""
     with suppress(OSError):
-        connection.shutdown(socket.SHUT_RD)
+        # Of an encrypted one too, which would go on in clear after its own ``shutdown``.
+        socket.socket.shutdown(connection, socket.SHUT_RD)

@@ -17,6 +17,7 @@ import polars as pl
 from blis_replay.compiled.arrays import Bools, Floats, Int64s
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.observed.prefix import estimate_prefix, prompt_tokens
+from blis_replay.validate.errors import ValidateError
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,12 @@ class MeanLengths:
 
 
 def mean_lengths(recording: Recording) -> MeanLengths:
-    """Mean lengths of a recording; long outputs decode in more steps, so they weigh more in the context."""
+    """Mean lengths of a recording; long outputs decode in more steps, so they weigh more in the context.
+
+    Raises ``ValidateError`` without requests.
+    """
+    if recording.requests.height == 0:
+        raise ValidateError(f"{recording.alias}: no requests are recorded, so their lengths are unknown; ingest them")
     known = recording.requests["output_tokens"].is_not_null().to_numpy()
     prompts = prompt_tokens(recording)[known]
     outputs = recording.requests["output_tokens"].drop_nulls().to_numpy().astype(np.float64)

@@ -43,6 +43,7 @@ class AddressType(click.ParamType[tuple[str, int]]):
 
 
 ADDRESS = AddressType()
+_FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
 
 
 @verb("collect")
@@ -59,6 +60,12 @@ ADDRESS = AddressType()
 @click.option(
     "--ingest/--no-ingest", default=True, show_default=True, help="Read the directory into the store at the end."
 )
+@click.option(
+    "--tls", "tls", nargs=2, type=_FILE, metavar="CERTIFICATE KEY", help="PEM files: what arrives is encrypted."
+)
+@click.option(
+    "--token-file", type=_FILE, help="Its first line is what exporters send as `authorization: Bearer TOKEN`."
+)
 @store_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON documents, a line each, instead of text.")
 @click.pass_context
@@ -68,6 +75,8 @@ def command(
     grpc: tuple[str, int],
     http: tuple[str, int],
     ingest: bool,
+    tls: tuple[Path, Path] | None,
+    token_file: Path | None,
     store_path: Path,
     as_json: bool,
 ) -> int:
@@ -89,6 +98,7 @@ def command(
     # What gRPC has to say on standard error is said here, in one line; it reads this when it is imported.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     require_extra("collect", "`collect`", "grpc", "google.rpc")
+    from blis_replay.ingest.collector.batches import Access
     from blis_replay.ingest.collector.collector import Address, CollectorSettings
     from blis_replay.ingest.collector.segments import segments
     from blis_replay.ingest.readers.discovery import refuse_unnamable, sources_of
@@ -96,10 +106,15 @@ def command(
 
     (source,) = sources_of([directory])
     refuse_unnamable(source)
-    settings = CollectorSettings(source.root, Address(*grpc), Address(*http))
+    certificate, key = tls or (None, None)
+    access = Access(certificate, key, "" if token_file is None else _token(token_file))
+    settings = CollectorSettings(source.root, Address(*grpc), Address(*http), access=access)
+    missing = [
+        what for what, there in (("encryption (--tls)", tls), ("password (--token-file)", token_file)) if not there
+    ]
     for host in {grpc[0], http[0]}:
-        if not ipaddress.ip_address(host).is_loopback:
-            click.echo(f"warning: {host} is open to other machines, without encryption or password", err=True)
+        if missing and not ipaddress.ip_address(host).is_loopback:
+            click.echo(f"warning: {host} is open to other machines, without {' or '.join(missing)}", err=True)
     counts = asyncio.run(_until_signalled(settings, as_json))
     answer = _answer(counts)
     click.echo(json.dumps({"collected": answer.document}) if as_json else str(answer))
@@ -109,6 +124,15 @@ def command(
         ingest_verb.command, paths=(str(settings.directory),), store_path=store_path, form="json" if as_json else None
     )
     return code
+
+
+def _token(path: Path) -> str:
+    token = path.read_text("utf-8", errors="replace").partition("\n")[0].strip()
+    if not (token and token.isascii() and token.isprintable()):
+        raise click.BadParameter(
+            f"{path}: its first line is to be a token of ASCII characters", param_hint="--token-file"
+        )
+    return token
 
 
 async def _until_signalled(settings: CollectorSettings, as_json: bool) -> Counts:

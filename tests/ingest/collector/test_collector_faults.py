@@ -10,6 +10,7 @@ import json
 import os
 import random
 import socket
+import subprocess
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +28,7 @@ from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
 from blis_replay.ingest.collector import segments as segment_writer
-from blis_replay.ingest.collector.batches import MAX_CONNECTIONS
+from blis_replay.ingest.collector.batches import MAX_CHANNELS, MAX_CONNECTIONS, Access
 from blis_replay.ingest.collector.collector import SERVICE, CollectorSettings, collect
 from blis_replay.ingest.errors import CollectorError
 
@@ -235,19 +236,70 @@ def test_more_calls_than_are_taken_are_asked_to_come_again(tmp_path: Path, held_
     assert len(stored_messages(tmp_path)) == MAX_CONNECTIONS
 
 
+def test_idle_connections_lock_no_exporter_out(tmp_path: Path) -> None:
+    """100 that send nothing, more than there may be calls: each takes a connection of gRPC, and none of its calls."""
+    with collector(tmp_path) as running:
+        where = running.listening.grpc
+        held = [socket.create_connection((where.host, where.port), timeout=10) for _ in range(100)]
+        for connection in held:
+            assert connection.recv(1)
+        call(running, SOUND)
+        for connection in held:
+            connection.close()
+    assert stored_messages(tmp_path) == [SOUND]
+
+
 def test_grpc_connections_are_bounded(tmp_path: Path) -> None:
     """gRPC hangs up on those that are too many; to an exporter the collector is unavailable, and it tries again."""
     with collector(tmp_path) as running:
         where = running.listening.grpc
-        held = [socket.create_connection((where.host, where.port), timeout=10) for _ in range(MAX_CONNECTIONS)]
+        held = [socket.create_connection((where.host, where.port), timeout=10) for _ in range(MAX_CHANNELS)]
         for connection in held:
-            assert connection.recv(1)  # its SETTINGS frame: the connection is one of the 64
+            assert connection.recv(1)  # its SETTINGS frame: the connection is one of the 512
         with pytest.raises(grpc.RpcError) as refused:
             call(running, SOUND)
         for connection in held:
             connection.close()
         _until(lambda: _called(running))
     assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
+
+
+@pytest.mark.parametrize(("header", "taken"), [("", False), ("Bearer no", False), ("Bearer s3cret", True)])
+def test_who_has_no_token_sends_nothing(tmp_path: Path, header: str, taken: bool) -> None:
+    with collector(tmp_path, access=Access(token="s3cret")) as running:  # noqa: S106 - a test's own
+        headers = {"Content-Type": "application/x-protobuf", "Authorization": header}
+        status = requests.post(running.http, SOUND, headers=headers, timeout=10).status_code
+        with grpc.insecure_channel(str(running.listening.grpc)) as channel:
+            one = channel.unary_unary(f"/{SERVICE}/Export").future(
+                SOUND, timeout=10, metadata=[("authorization", header)]
+            )
+            code = one.code()
+    assert (status, code) == ((200, grpc.StatusCode.OK) if taken else (401, grpc.StatusCode.UNAUTHENTICATED))
+    assert stored_messages(tmp_path) == [SOUND, SOUND] * taken
+    assert running.counts.malformed_requests == (0 if taken else 2)
+
+
+def test_what_arrives_is_encrypted_where_it_is_asked_for(tmp_path: Path) -> None:
+    """Over both transports, with a certificate that its client trusts; without encryption nobody is heard."""
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
+    names = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    try:
+        subprocess.run([*command.split(), *names], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("openssl is not here to make a certificate")
+    with collector(tmp_path / "run", access=Access(certificate, key)) as running:
+        headers = {"Content-Type": "application/x-protobuf"}
+        url = running.http.replace("http:", "https:")
+        assert requests.post(url, SOUND, headers=headers, verify=str(certificate), timeout=10).status_code == 200
+        trusted = grpc.ssl_channel_credentials(certificate.read_bytes())
+        with grpc.secure_channel(str(running.listening.grpc), trusted) as channel:
+            channel.unary_unary(f"/{SERVICE}/Export")(SOUND, timeout=10)
+        with pytest.raises(requests.ConnectionError):
+            requests.post(running.http, SOUND, headers=headers, timeout=10)
+        with pytest.raises(grpc.RpcError):
+            call(running, SOUND)
+    assert stored_messages(tmp_path / "run") == [SOUND, SOUND]
 
 
 def _called(running: Running) -> bool:
