@@ -59,9 +59,19 @@ def commands() -> list[str]:
 
 
 def public_functions() -> list[str]:
-    """The public face, `blis_replay.validate`, with the first sentence of each function."""
-    shown = [(name, _first_line(getattr(face, name))) for name in face.__all__]
-    return ["| function | returns |", "|---|---|", *(f"| `br.{name}` | {_cell(line)} |" for name, line in shown)]
+    """The public face, `blis_replay.validate`: each function with its first sentence and its example."""
+    rows = [
+        f"| `br.{name}` | {_cell(_first_line(function))} | `{_cell(example_of(function))}` |"
+        for name in face.__all__
+        for function in [getattr(face, name)]
+    ]
+    return ["| function | returns | example |", "|---|---|---|", *rows]
+
+
+def example_of(function: Callable[..., object]) -> str:
+    """The expression in the docstring of a public function that shows its use."""
+    found = re.search(r"Example: ``(.+)``", function.__doc__ or "")
+    return found[1] if found else ""
 
 
 def contents() -> list[str]:

@@ -15,7 +15,8 @@ JSON values, ``.exit_code`` what the command ends with.
 ``name`` is a slug or alias of an experiment, stored or bundled; ``coefficients`` a release that ships or a YAML file;
 ``replay`` a mode as ``validate --replay`` takes it.  ``store`` is the file of the ground-truth store, by default that
 of the command line.  Errors are ``BlisReplayError``, one line each that says what to do (``compiled/errors.py``).
-Nothing heavy is imported before a function is called.
+Nothing heavy is imported before a function is called.  Each function has an example, which tests run; ``mine`` stands
+for a recording of your own.
 
 May import: blis, compiled, fixtures, ingest, recorder, replay.
 """
@@ -81,6 +82,8 @@ def ingest(
     arguments; ``columns``: of a table, ``{"ttft": "first_token_after:ms"}``; ``model``: what was served; ``replace``:
     store also what has fewer requests or steps than what is stored.  Raises ``RecordingError`` for the first that
     cannot be read.
+
+    Example: ``br.ingest("runs/mine")``
     """
     from blis_replay.fixtures.catalogue import profile_of
     from blis_replay.ingest.ingest import ingest_source, outcomes_table
@@ -97,21 +100,30 @@ def ingest(
 
 
 def experiments(store: _StorePath = None) -> Answer:
-    """What is stored and what ships; a row per experiment."""
+    """What is stored and what ships; a row per experiment.
+
+    Example: ``br.experiments().frame``
+    """
     from blis_replay.validate.inspection import experiments_answer
 
     return experiments_answer(_store(store))
 
 
 def load(name: str, store: _StorePath = None) -> Recording:
-    """The recording of an experiment, as every function here reads it."""
+    """The recording of an experiment, as every function here reads it.
+
+    Example: ``br.load("7b-train").requests.frame()``
+    """
     from blis_replay.validate.experiment import stored_experiment
 
     return stored_experiment(_store(store), name)
 
 
 def inspect(name: str, store: _StorePath = None) -> Answer:
-    """What a recording holds and what its instrument checks found; a row per finding."""
+    """What a recording holds and what its instrument checks found; a row per finding.
+
+    Example: ``br.inspect("7b-train").frame``
+    """
     from blis_replay.ingest.store import kv_event_counts, open_for_reading, read_findings, read_stored
     from blis_replay.validate.experiment import find_experiment
     from blis_replay.validate.inspection import inspection_answer
@@ -122,7 +134,10 @@ def inspect(name: str, store: _StorePath = None) -> Answer:
 
 
 def replay(name: str, coefficients: str = _OURS, replay: str = "exact", store: _StorePath = None) -> ReplayRun:
-    """A replay of an experiment, with everything that was simulated."""
+    """A replay of an experiment, with everything that was simulated.
+
+    Example: ``br.replay("7b-train").ttft_us``
+    """
     return _replayed(name, coefficients, replay, store)
 
 
@@ -138,6 +153,8 @@ def validate(
 
     A row per metric and statistic, times in ms.  ``simulator``: another one than the embedded engine, with its own
     release.  Raises ``NothingToJudgeError`` for a recording without latencies.
+
+    Example: ``br.validate("7b-train").frame``
     """
     from blis_replay.ingest.store import open_for_reading
     from blis_replay.replay.mode import parse_mode
@@ -155,7 +172,10 @@ def validate(
 
 
 def requests(name: str, coefficients: str = _OURS, replay: str = "exact", store: _StorePath = None) -> pl.DataFrame:
-    """The recorded requests, with ``simulated_ttft_us`` and ``simulated_e2e_us`` (null where it did not finish)."""
+    """The recorded requests, with ``simulated_ttft_us`` and ``simulated_e2e_us`` (null where it did not finish).
+
+    Example: ``br.requests("7b-train").select("ttft_us", "simulated_ttft_us")``
+    """
     import polars as pl
 
     run = _replayed(name, coefficients, replay, store)
@@ -167,14 +187,20 @@ def requests(name: str, coefficients: str = _OURS, replay: str = "exact", store:
 
 
 def steps(name: str, coefficients: str = _OURS, replay: str = "exact", store: _StorePath = None) -> pl.DataFrame:
-    """The simulated steps: start, end, batch, queue and KV use."""
+    """The simulated steps: start, end, batch, queue and KV use.
+
+    Example: ``br.steps("7b-train").head()``
+    """
     from blis_replay.replay.store import step_table
 
     return step_table(_replayed(name, coefficients, replay, store).result)
 
 
 def segments(name: str, coefficients: str = _OURS, replay: str = "exact", store: _StorePath = None) -> pl.DataFrame:
-    """A row per request and segment of its time, ``observed_us``, ``simulated_us`` and their difference."""
+    """A row per request and segment of its time, ``observed_us``, ``simulated_us`` and their difference.
+
+    Example: ``br.segments("mine", coefficients="mine.yaml")``
+    """
     from blis_replay.validate.comparison.segments import segment_frame, segments_of
 
     return segment_frame(segments_of(_replayed(name, coefficients, replay, store)))
@@ -188,7 +214,10 @@ def timeline_window(
     replay: str = "exact",
     store: _StorePath = None,
 ) -> Timeline:
-    """A window of the recording and its replay: ``.lanes``, ``.steps``, ``.counters`` are frames."""
+    """A window of the recording and its replay: ``.lanes``, ``.steps``, ``.counters`` are frames.
+
+    Example: ``br.timeline_window("7b-train", 0, 5_000_000).lanes``
+    """
     from blis_replay.validate.timeline.window import timeline
 
     return timeline(_replayed(name, coefficients, replay, store), from_us, until_us)
@@ -199,6 +228,8 @@ def attribute(name: str, coefficients: str = _OURS, replay: str = "exact", store
 
     ``part``: ``error``, each component, and ``no component``; ``share_us``: of a component its Shapley value with
     bounds of 95 %; ``change_us``: what it changes one after the other in this order.
+
+    Example: ``br.attribute("34b-general", replay="scheduling=synchronous").frame``
     """
     from blis_replay.ingest.store import open_for_reading, read_stored
     from blis_replay.replay.mode import parse_mode
@@ -223,6 +254,8 @@ def compare(
 
     A side is an experiment, ``EXPERIMENT@RELEASE``, the id of a stored run, or a release or simulator with
     ``experiment``.  ``coefficients``: of a side that is a simulator.
+
+    Example: ``br.compare("7b-train", "7b-train@h100-vllm-0.15.1").frame``
     """
     from blis_replay.ingest.store import open_for_reading
     from blis_replay.validate.comparison.differences import differences
@@ -238,7 +271,10 @@ def compare(
 def whatif(
     name: str, changes: Mapping[str, EngineValue], coefficients: str = _OURS, store: _StorePath = None
 ) -> Answer:
-    """The same requests with other engine arguments, such as ``{"max_num_seqs": 64}``; a row per replay."""
+    """The same requests with other engine arguments, such as ``{"max_num_seqs": 64}``; a row per replay.
+
+    Example: ``br.whatif("7b-train", {"max_num_seqs": 64}).frame``
+    """
     from blis_replay.replay.release_file import load_release
     from blis_replay.validate.engine_arguments import what_if, whatif_answer
 
@@ -253,6 +289,8 @@ def calibrate(
 
     ``names``: slugs, aliases or patterns; ``prior``: a release whose values stand for what cannot be determined.
     ``force``: write also a fit that misses its own training data.
+
+    Example: ``br.calibrate("mine", out="mine.yaml").frame``
     """
     from blis_replay.blis.releases.release import format_release
     from blis_replay.compiled.files import write_whole
@@ -283,6 +321,8 @@ def gate(
     """May a release be used? Its errors against a policy and another release; a row per check.
 
     ``names``: experiments, all of the release's models without any; ``policy``: a YAML file.
+
+    Example: ``br.gate("h100-vllm-0.15.1", "7b-train").frame``
     """
     from blis_replay.ingest.store import open_for_reading
     from blis_replay.replay.release_file import load_release
@@ -302,6 +342,8 @@ def simulate(
     """Simulate a request table (CSV, JSON lines or Parquet) on an engine (YAML); a row per number of the summary.
 
     ``model`` and ``gpus`` (tensor parallelism) choose between the models of a release.
+
+    Example: ``br.simulate("requests.csv", "engine.yaml", "h100-vllm-0.15.1", "llama-2-7b-hf").frame``
     """
     from blis_replay.replay.release_file import load_release
     from blis_replay.replay.request_table import read_request_table
@@ -320,6 +362,8 @@ def figure(name: str, what: str, coefficients: str = _OURS, replay: str = "exact
     ``what``: ``e2e``, ``ttft`` or ``itl`` (distributions), ``ttft by prompt``, ``ttft by queue``, ``steps``,
     ``errors`` (over time), ``depth`` or ``attribution``.  Raises ``ValidateError`` for another word, and with the
     reason where the recording has no numbers for it.
+
+    Example: ``br.figure("34b-general", "ttft")``
     """
     from blis_replay.ingest.store import open_for_reading
     from blis_replay.replay.mode import parse_mode
@@ -345,6 +389,8 @@ def report_page(
     """The page of these experiments, of all without a name: ``.html``, ``.verdicts``, ``.not_judged``.
 
     ``baseline``: another release, whose errors stand below.  ``out``: a file to write the page to.
+
+    Example: ``br.report_page("34b-general", out="report.html").verdicts``
     """
     from blis_replay.compiled.files import write_whole
     from blis_replay.ingest.store import open_for_reading

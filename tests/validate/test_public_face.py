@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 
 import polars as pl
 import pytest
+from docs_generated import example_of
 
 import blis_replay.validate as br
 from blis_replay.fixtures.synthetic import write_demo
@@ -112,6 +113,30 @@ def test_what_is_public_is_documented_and_nothing_else_is() -> None:
     for name in br.__all__:
         assert getdoc(getattr(br, name))
         assert f"| `br.{name}` |" in page
+
+
+def test_each_function_has_an_example_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a reader types them, in an empty folder: a recording of one's own first, and coefficients of it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("BLIS_REPLAY_STORE", raising=False)
+    truth = write_demo(tmp_path)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / truth.spec.slug).rename("runs/mine")
+    Path("requests.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,100,20\n0.5,200,10\n")
+    Path("engine.yaml").write_text(
+        "max_num_seqs: 8\nmax_num_batched_tokens: 2048\nmax_model_len: 4096\nasync_scheduling: true\n"
+    )
+    examples = {name: example_of(getattr(br, name)) for name in br.__all__}
+    assert [name for name, example in examples.items() if f"br.{name}(" not in example] == []
+    answers = {
+        name: eval(examples[name], {"br": br})  # noqa: S307 (our own docstrings)
+        for name in dict.fromkeys(("ingest", "calibrate", *examples))
+    }
+    frames = {name: answer for name, answer in answers.items() if isinstance(answer, pl.DataFrame)}
+    assert set(answers) - set(frames) == {"figure", "replay", "report_page"}
+    assert [name for name, frame in frames.items() if frame.is_empty()] == []
+    for name in ("attribute", "compare", "gate", "validate", "whatif"):  # numbers, not texts of them
+        assert {kind.base_type() for kind in frames[name].dtypes} & {pl.Float64}
 
 
 def test_the_release_that_is_ours_is_that_of_the_command_line() -> None:
