@@ -9,8 +9,6 @@ import numpy as np
 
 from blis_replay.blis.engine import Engine
 from blis_replay.blis.errors import TraceError
-from blis_replay.blis.kernel.state import NONE, State
-from blis_replay.blis.kernel.step_time import step_duration_us
 from blis_replay.blis.latency.models import Latency, Lifecycle
 from blis_replay.blis.result import SimResult, check_conservation
 from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
@@ -51,40 +49,28 @@ def simulate_closed_loop(
     if (trace.abort_us < NEVER_US).any() or (trace.priority, trace.pre_queue_us, trace.held_us) != (None,) * 3:
         raise TraceError("a closed loop takes no aborts, priorities or observed delays; leave them out")
     trace = replace(trace, arrival_us=_UNSENT_US + _APART_US * np.arange(len(trace)))
-    running, kernel = Engine(trace, engine, delays), latency.for_kernel()
+    running, model = Engine(trace, engine, delays), latency.for_kernel()
     clients = min(loop.concurrency, len(trace))
     # When the next requests are sent, as far as that is known: clients that begin, and those that were answered.
     due_us = [loop.ramp_us * client // clients for client in range(clients)]
     answer_us = int(delays.post_token_us) + int(delays.post_request_us) + loop.think_us
-    sent, seen, left = 0, 0, len(trace) - clients
+    sent, seen, left, goes_on = 0, 0, len(trace) - clients, True
     _send(running, 0, due_us)
-    while True:
-        batch = running.schedule(_UNSENT_US)
-        if batch is not None:
-            running.run(step_duration_us(*kernel, running.state.batch, batch.start_us))
-        ended = _ended_rows(running.state)
+    while goes_on:
+        goes_on, seen = running.advance_to_answer(model, _UNSENT_US, seen)
         arrived = int(running.state.at["arrived"].item())
         del due_us[: arrived - sent]
         sent = arrived
-        for step in running.state.steps[seen:ended]:
+        if goes_on and left:
+            step = running.state.steps[seen - 1]
             answered = min(int(step["finished"]), left)
             left -= answered
             for _ in range(answered):
                 insort(due_us, int(step["end_us"]) + answer_us)
-            if answered:
-                _send(running, sent, due_us)
-        if batch is None and seen == ended:
-            break
-        seen = ended
+            _send(running, sent, due_us)
     result = running.result()
     check_conservation(trace.abort_us, running.state, result)
     return result
-
-
-def _ended_rows(state: State) -> int:
-    """Rows of steps whose tokens are in: all but those of the batches in flight."""
-    in_flight = state.flight[: int(state.at["in_flight"][0]), 0]
-    return int(state.at["rows"][0]) - int((in_flight != NONE).sum())
 
 
 def _send(running: Engine, first: int, at_us: list[int]) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 from blis_replay.blis.errors import TraceError
 from blis_replay.blis.kernel import loop
 from blis_replay.blis.kernel import state as k
+from blis_replay.blis.kernel.step_time import KernelModel
 from blis_replay.blis.latency.models import BatchFeatures, Latency, Lifecycle, StepTime
 from blis_replay.blis.result import SimResult, check_conservation, read_result
 from blis_replay.blis.setup import eligible_times, new_state, queueing_times, with_room
@@ -73,6 +74,16 @@ class Engine:
         kind, int_params, float_params = latency.for_kernel()
         while self._goes_on(loop.advance(self.state, until_us, kind, int_params, float_params)):
             pass
+
+    def advance_to_answer(self, model: KernelModel, until_us: int, seen: int) -> tuple[bool, int]:
+        """Go on until a step from row ``seen`` on answered a request, or nothing is left to do before ``until_us``.
+
+        Whether one did, and the row after it, with which to ask again.
+        """
+        while True:
+            answer, seen = loop.advance_to_answer(self.state, until_us, *model, seen)
+            if not self._goes_on(answer):
+                return answer == loop.BATCH, seen
 
     def schedule(self, until_us: int = NEVER_US) -> BatchFeatures | None:
         """Build the next batch, if one can be scheduled before ``until_us``; ``run`` must follow.

@@ -76,7 +76,7 @@ def what_if(
     ``NothingToJudgeError`` if the engine cannot serve the requests with any of the changes.
     """
     as_recorded = replay(recording, release)
-    work = partial(_point, recording, release, objectives)
+    work = partial(simulated_point, recording, release, objectives)
     points = map_jobs(work, changes, executor=executor, workers=workers, progress=progress)
     if changes and all(point.values is None for point in points):
         raise NothingToJudgeError(f"{recording.alias}: nothing could be simulated: {points[0].reason}")
@@ -169,9 +169,10 @@ def _attained(run: ReplayRun, objectives: Objectives) -> Attainment | None:
     return attained(objectives, simulated_samples(run, done), run.result.inter_token_gaps(done), len(done))
 
 
-def _point(
+def simulated_point(
     recording: Recording, release: CoefficientRelease, objectives: Objectives, overrides: EngineOverrides
 ) -> WhatIfPoint:
+    """One replay; what cannot be simulated is a point with its reason, wrong use an ``UnknownNameError``."""
     try:
         with faults_named(recording.alias):
             run = replay(recording, release, mode_with(overrides))

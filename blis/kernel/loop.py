@@ -54,6 +54,32 @@ def advance(state: State, until_us: int, kind: int, int_params: Int64s, float_pa
 
 
 @entry
+def advance_to_answer(
+    state: State, until_us: int, kind: int, int_params: Int64s, float_params: Floats, seen: int
+) -> tuple[int, int]:
+    """As ``advance``, but only to the next step that answered a request (BATCH), of those from row ``seen`` on.
+
+    The answer, and the row after that step; after the last step whose tokens are in, if none answered.
+    """
+    run = State(state.config[0], state.at[0], state.batch[0], *state[3:])
+    while True:
+        answer = _next_batch(run, until_us)
+        if answer == BATCH:
+            start_us = max(run.at.now_us, run.at.device_free_us)
+            _run_batch(run, batch_duration_us(kind, int_params, float_params, run.batch, start_us))
+        ended = run.at.rows
+        for i in range(run.at.in_flight):
+            if run.flight[i, 0] != NONE:
+                ended -= 1
+        while seen < ended:
+            seen += 1
+            if run.steps[index(seen - 1)].finished > 0:
+                return BATCH, seen
+        if answer != BATCH:
+            return answer, seen
+
+
+@entry
 def next_batch(state: State, until_us: int) -> int:
     """Build the next batch for a caller in Python; answers as ``advance`` does, or BATCH."""
     return _next_batch(State(state.config[0], state.at[0], state.batch[0], *state[3:]), until_us)

@@ -16,10 +16,10 @@ from blis_replay.replay.executors.local import pool_map
 from blis_replay.replay.mode import EngineOverrides
 from blis_replay.validate.engine_arguments import (
     WhatIfPoint,
-    _point,
     grid,
     mode_with,
     parse_value,
+    simulated_point,
     what_if,
     whatif_answer,
 )
@@ -133,7 +133,7 @@ def unservable_and_servable() -> list[EngineOverrides]:
     return [(("max_model_len", 100),), (("num_gpu_blocks", 7),), (("max_num_seqs", 4096),), (("max_num_seqs", 2),)]
 
 
-def test_a_point_that_cannot_be_served_is_named_with_its_reason() -> None:
+def test_asimulated_point_that_cannot_be_served_is_named_with_its_reason() -> None:
     found = what_if(two_at_once(), RELEASE, unservable_and_servable(), executor="serial")
     *without, served = found.points
     assert [point.values for point in without] == [None] * 3
@@ -153,7 +153,7 @@ def test_if_nothing_can_be_served_there_is_nothing_to_judge() -> None:
 
 @pytest.mark.slow
 def test_workers_answer_as_this_process_does() -> None:
-    work, jobs = partial(_point, two_at_once(), RELEASE, ()), unservable_and_servable()
+    work, jobs = partial(simulated_point, two_at_once(), RELEASE, ()), unservable_and_servable()
     assert pool_map(work, jobs, 2, None) == [work(job) for job in jobs]
 
 

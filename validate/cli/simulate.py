@@ -187,7 +187,7 @@ def command(
     if instances > 1 and (concurrency is not None or slo is not None):
         raise click.UsageError("--concurrency and --slo are of one engine; leave --instances out")
     loop = concurrency and ClosedLoop(concurrency, round(1e6 * (ramp_s or 0)), round(1e3 * (think_ms or 0)))
-    objectives = parse_objectives(slo) if slo else ()
+    objectives = parse_objectives(slo) if slo is not None else ()
     if not force and (there := sorted(name for name in _WRITTEN if (out / name).exists())):
         raise click.UsageError(f"--out {out}: {', '.join(there)} is there already; choose another folder, or --force")
     router = router_of_text(router_text) if router_text else RoundRobin()

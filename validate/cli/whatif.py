@@ -20,6 +20,7 @@ from blis_replay.validate.cli.verb import verb
 
 if TYPE_CHECKING:
     from blis_replay.replay.executors.executors import ExecutorName
+    from blis_replay.validate.load_search import Load
 
 
 @verb("whatif")
@@ -38,6 +39,13 @@ if TYPE_CHECKING:
     metavar="LIMITS",
     help="Say whether limits such as ttft.p95=500ms,itl.p95=50ms hold, and what share of the requests is within them.",
 )
+@click.option(
+    "--find",
+    type=click.Choice(["rate", "concurrency"]),
+    default=None,
+    help="Search for the most load within the limits of --slo: how many times as fast the recorded requests may "
+    "come, or how many clients may send them.",
+)
 @executor_options
 @store_option
 @form_options
@@ -46,6 +54,7 @@ def command(
     fixed: tuple[str, ...],
     swept: tuple[str, ...],
     slo: str | None,
+    find: Load | None,
     coefficients: str | None,
     executor: ExecutorName,
     workers: int | None,
@@ -58,7 +67,8 @@ def command(
     arguments and the changed ones. The server was observed with the recorded ones only.
     The load changes like an argument: rate=1.5 lets requests arrive 1.5 times as fast,
     concurrency=16 has 16 clients send the same requests, each one when the one before is
-    answered, think_time_ms=100 later, the first ones over ramp_s=10.
+    answered, think_time_ms=100 later, the first ones over ramp_s=10. --find rate searches
+    for the most load within limits, with the recorded arguments and with each change.
     A combination that the engine cannot run, or that leaves no room for a request, is named
     with its reason; exit code 3 if that is so of all of them.
 
@@ -68,25 +78,38 @@ def command(
       blis-replay whatif 70b-general --set async_scheduling=false \\
           --sweep max_num_seqs=64,128,256 --sweep max_num_batched_tokens=2048,8192
       blis-replay whatif 34b-general --sweep concurrency=8,64 --slo ttft.p95=500ms,itl.p95=20ms
+      blis-replay whatif 34b-codegen --find rate --slo ttft.p95=500ms,itl.p95=20ms
       blis-replay whatif 7b-reasoning --set num_gpu_blocks=none --json
     """
     from blis_replay.replay.release_file import load_release
     from blis_replay.validate.engine_arguments import grid, mode_with, parse_value, what_if, whatif_answer
     from blis_replay.validate.experiment import DEFAULT_RELEASE, stored_experiment
+    from blis_replay.validate.load_search import find_most, load_answer
     from blis_replay.validate.metrics.objectives import parse_objectives
 
     settings, values = _pairs("--set", fixed), _pairs("--sweep", swept)
-    if not (settings or values):
+    if find and (slo is None or find in settings or find in values):
+        problem = "give limits with --slo ttft.p95=500ms,itl.p95=50ms" if slo is None else f"leave {find} to it"
+        raise click.UsageError(f"--find {find} searches for the most load within limits: {problem}")
+    if not (settings or values or find):
         raise click.UsageError("say what is to change: --set max_num_seqs=256, or --sweep max_num_seqs=64,128,256")
     if both := sorted(set(settings) & set(values)):
         raise click.UsageError(f"{both[0]} is given by --set and by --sweep; use one of them")
     sweeps = {n: [parse_value(n, v) for v in dict.fromkeys(text.split(","))] for n, text in values.items()}
     changes = grid(tuple(sorted((n, parse_value(n, v)) for n, v in settings.items())), sweeps)
     for change in changes:
-        mode_with(change)
-    objectives = parse_objectives(slo) if slo else ()
+        mode_with((*change, (find, 1)) if find else change)
+    objectives = parse_objectives(slo) if slo is not None else ()
     release = load_release(coefficients or DEFAULT_RELEASE)
     recording = stored_experiment(store_path, name)
+    if find:
+        tried = [change for change in changes if change]
+        with progress_line("searching") as progress:
+            most = find_most(
+                recording, release, find, objectives, tried, executor=executor, workers=workers, progress=progress
+            )
+        print_answer(form, load_answer(recording, release, find, objectives, most))
+        return
     with progress_line("replaying") as progress:
         found = what_if(
             recording,

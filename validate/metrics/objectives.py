@@ -81,7 +81,7 @@ def parse_objectives(text: str) -> Objectives:
         found = _TERM.fullmatch(term)
         if found is None or found[1] not in METRICS or not _is_statistic(found[2]) or float(found[3]) == 0:
             raise UnknownNameError(
-                f"--slo {term}: is no objective; write such as {_EXAMPLE} with {', '.join(METRICS)}, "
+                f"--slo {term}: is not an objective; write for example {_EXAMPLE} with {', '.join(METRICS)}, "
                 "mean or p1 to p99 (p999), and a time in us, ms or s"
             )
         objective = Objective(found[1], found[2], float(found[3]) * _US[found[4]])
@@ -127,13 +127,21 @@ def attainment_json(found: Attainment) -> dict[str, Any]:
 
 def attainment_line(document: Mapping[str, Any]) -> str:
     """One line for a reader of an ``attainment_json``: whether the objectives are met, what is missed, the goodput."""
-    missed = [one for one in document["objectives"] if not one["met"]]
-    shown = ", ".join(
-        f"{METRIC_NAMES[one['metric']]} {one['statistic']} {_shown(one['value_ms'])} of {_shown(one['limit_ms'])} ms"
-        for one in missed or document["objectives"]
-    )
+    shown = missed_text(document) or _compared(document["objectives"])
     share = "-" if document["goodput"] is None else f"{document['goodput']:.1%}"
     return f"SLO {'met' if document['met'] else 'missed'}: {shown}; goodput {share} of the requests"
+
+
+def missed_text(document: Mapping[str, Any]) -> str:
+    """The limits of an ``attainment_json`` that do not hold, with what there is instead; empty if all do."""
+    return _compared([one for one in document["objectives"] if not one["met"]])
+
+
+def _compared(objectives: Sequence[Mapping[str, Any]]) -> str:
+    return ", ".join(
+        f"{METRIC_NAMES[one['metric']]} {one['statistic']} {_shown(one['value_ms'])} of {_shown(one['limit_ms'])} ms"
+        for one in objectives
+    )
 
 
 def written(objectives: Sequence[Objective]) -> str:

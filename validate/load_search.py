@@ -1,0 +1,227 @@
+"""The most load within limits: how fast requests may come, or how many clients there may be, until an SLO is missed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from typing import Literal
+
+from blis_replay.blis.releases.release import CoefficientRelease
+from blis_replay.ingest.recording import Recording
+from blis_replay.ingest.tables import Column, Table, columns_named, table_of
+from blis_replay.replay.executors.executors import ExecutorName, map_jobs
+from blis_replay.replay.executors.local import Progress
+from blis_replay.replay.mode import EngineOverrides, override_text
+from blis_replay.validate.engine_arguments import WhatIfPoint, simulated_point
+from blis_replay.validate.errors import NothingToJudgeError
+from blis_replay.validate.metrics.objectives import Objectives, attainment_json, missed_text, written
+from blis_replay.validate.text.answer import Answer, Block, Line
+
+Load = Literal["rate", "concurrency"]
+
+# A search doubles and halves from 1 time the recorded rate, or from 8 clients, within these, and then halves what is
+# left until it is this close.
+_FIRST: dict[Load, float] = {"rate": 1.0, "concurrency": 8.0}
+_LEAST: dict[Load, float] = {"rate": 1 / 64, "concurrency": 1.0}
+_MOST: dict[Load, float] = {"rate": 64.0, "concurrency": 8192.0}
+_CLOSE = 1.02
+
+
+@dataclass(frozen=True)
+class MostLoad:
+    """What a search found for some engine arguments.
+
+    ``most``: the point of the most load within the limits, None if there is none that was tried.  ``beyond``: of the
+    least load that misses them, None if none does.  ``tried``: load and whether the limits were met, in order of load.
+    ``reason``: why nothing was found.
+    """
+
+    overrides: EngineOverrides
+    most: WhatIfPoint | None
+    beyond: WhatIfPoint | None
+    tried: tuple[tuple[float, bool], ...]
+    reason: str | None = None
+
+
+def find_most(
+    recording: Recording,
+    release: CoefficientRelease,
+    load: Load,
+    objectives: Objectives,
+    changes: Sequence[EngineOverrides],
+    *,
+    executor: ExecutorName = "local",
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> tuple[MostLoad, ...]:
+    """The most load with the recorded arguments and with each of the changes; all requests of the recording are sent.
+
+    Limits are taken to be missed by all of more load than a load that misses them.  Raises ``NothingToJudgeError`` if
+    nothing can be simulated, ``ReplayError`` as ``map_jobs``.
+    """
+    work = partial(_most, recording, release, load, objectives)
+    found = map_jobs(work, [(), *changes], executor=executor, workers=workers, progress=progress)
+    if all(not one.tried for one in found):
+        raise NothingToJudgeError(f"{recording.alias}: nothing could be simulated: {found[0].reason}")
+    return tuple(found)
+
+
+def _most(
+    recording: Recording,
+    release: CoefficientRelease,
+    load: Load,
+    objectives: Objectives,
+    overrides: EngineOverrides,
+) -> MostLoad:
+    points: dict[float, WhatIfPoint] = {}
+
+    def met(value: float) -> bool:
+        change = (*overrides, (load, int(value) if load == "concurrency" else value))
+        points[value] = simulated_point(recording, release, objectives, change)
+        attained = points[value].attained
+        return attained is not None and attained.met
+
+    most, beyond = highest(met, load)
+    tried = {value: point for value, point in sorted(points.items()) if point.attained is not None}
+    reason = None
+    if most is None:
+        refused = next((point.reason for point in points.values() if point.reason), None)
+        reason = refused or f"missed even with {load}={_LEAST[load]:g}"
+    return MostLoad(
+        overrides,
+        None if most is None else points[most],
+        None if beyond is None else points[beyond],
+        tuple((value, bool(point.attained and point.attained.met)) for value, point in tried.items()),
+        reason,
+    )
+
+
+def highest(met: Callable[[float], bool], load: Load) -> tuple[float | None, float | None]:
+    """The highest load that was seen to be met, and the lowest that was not: None where there is none."""
+    value, most, beyond = _FIRST[load], None, None
+    while most is None or beyond is None or beyond > _next(most, load):
+        if met(value):
+            most = value
+        else:
+            beyond = value
+        if (most is None and value <= _LEAST[load]) or (beyond is None and value >= _MOST[load]):
+            break
+        if most is None or beyond is None:
+            value = value / 2 if most is None else value * 2
+        else:
+            value = math.sqrt(most * beyond)
+            value = round(value) if load == "concurrency" else float(f"{value:.3g}")
+            if value in (most, beyond):
+                break
+    return most, beyond
+
+
+def _next(most: float, load: Load) -> float:
+    """The lowest load above ``most`` that is worth telling from it."""
+    return max(most * _CLOSE, most + 1) if load == "concurrency" else most * _CLOSE
+
+
+_COLUMNS = (
+    *(Column("engine arguments", "text"), Column("", "text")),
+    *columns_named("requests/s", "output tokens/s", kind="magnitude"),
+    Column("goodput", "share"),
+)
+
+
+def load_answer(
+    recording: Recording,
+    release: CoefficientRelease,
+    load: Load,
+    objectives: Objectives,
+    found: Sequence[MostLoad],
+) -> Answer:
+    """A row per engine, the recorded one first: the most load within the limits, and what more of it misses."""
+    columns = (_COLUMNS[0], Column(f"most {load}", "text"), *_COLUMNS[2:])
+    rows = [[_name(one.overrides), *_cells(one, load)] for one in found]
+    what = "times the recorded arrivals" if load == "rate" else "clients that each wait for an answer"
+    lines = [
+        *(_beyond(one) for one in found),
+        f"{load}: {what}, to {_CLOSE - 1:.0%}; all recorded requests are sent, and the limits are for all of them",
+        f"coefficients: {release.name}; all numbers are simulated: `blis-replay validate {recording.alias}` says how "
+        "far the simulator is from the server under the recorded load, and nothing says it under more",
+    ]
+    head = Line(f"{recording.alias}  ({recording.slug}), the most {load} within {written(objectives)}, simulated")
+    document = {
+        "slug": recording.slug,
+        "alias": recording.alias,
+        "find": load,
+        "slo": written(objectives),
+        "points": [_json(one, load) for one in found],
+        "provenance": {
+            "blis_replay": version("blis-replay"),
+            "recording_hash": recording.content_hash,
+            "coefficients": release.name,
+            "coefficients_hash": release.sha256,
+        },
+    }
+    data = [
+        {
+            "overrides": _name(one.overrides),
+            load: _load(one.most, load),
+            "requests_per_s": _value(one.most, "requests_per_s"),
+            "output_tokens_per_s": _value(one.most, "output_tokens_per_s"),
+            "goodput": one.most.attained.goodput if one.most and one.most.attained else None,
+            "missed_from": _load(one.beyond, load),
+            "reason": one.reason,
+        }
+        for one in found
+    ]
+    return Answer([head, Table("", columns, rows), Block(lines)], document, table_of(data))
+
+
+def _cells(one: MostLoad, load: Load) -> list[str | float | None]:
+    most = _load(one.most, load)
+    share = one.most.attained.goodput if one.most and one.most.attained else None
+    values = [_value(one.most, name) for name in ("requests_per_s", "output_tokens_per_s")]
+    more = "" if one.beyond is not None else "at least "
+    return [None if most is None else f"{more}{most:g}", *values, share]
+
+
+def _beyond(one: MostLoad) -> str:
+    """What stops a load from being higher, in words."""
+    if one.reason is not None:
+        return f"{_name(one.overrides)}: {one.reason}"
+    if one.beyond is None:
+        return f"{_name(one.overrides)}: within the limits at all that was tried"
+    missed = one.beyond.reason if one.beyond.attained is None else missed_text(attainment_json(one.beyond.attained))
+    return f"{_name(one.overrides)}: more would miss {missed}"
+
+
+def _json(one: MostLoad, load: Load) -> dict[str, object]:
+    sides = {"most": one.most, "beyond": one.beyond}
+    return {
+        "overrides": dict(one.overrides),
+        **{
+            name: None
+            if point is None
+            else {
+                load: _load(point, load),
+                "values": point.values,
+                "slo": None if point.attained is None else attainment_json(point.attained),
+                "reason": point.reason,
+            }
+            for name, point in sides.items()
+        },
+        "tried": [{load: value, "met": met} for value, met in one.tried],
+        "reason": one.reason,
+    }
+
+
+def _load(point: WhatIfPoint | None, load: Load) -> float | None:
+    return None if point is None else float(dict(point.overrides)[load] or 0)
+
+
+def _value(point: WhatIfPoint | None, name: str) -> float | None:
+    return None if point is None or point.values is None else point.values[name]
+
+
+def _name(overrides: EngineOverrides) -> str:
+    return " ".join(override_text(*override) for override in overrides) or "as recorded"
