@@ -217,6 +217,11 @@ class _Asked:
     def products(self) -> TokenTimes:
         """The table by tokens; a decode step is asked as far as there are decode tables."""
         tokens = [n for n in _TOKENS if _answers(partial(self.mixed_us, n))]
+        if len(tokens) < 2:
+            raise ReleaseError(
+                "aiconfigurator-core knows this deployment but has no times of it; try another --dtype, "
+                "--tensor-parallelism or --expert-parallelism"
+            )
         mixed = [self.mixed_us(n) for n in tokens]
         decode = [self._decode_products_us(n) for n in tokens if n <= _DECODE_REQUESTS[-1]]
         # Beyond, as a step with prefill, from where the two end.

@@ -64,7 +64,7 @@ LEFT = {
     "docs/physical.md": 7,
     "docs/recorder.md": 3,
     "docs/roofline.md": 6,
-    "docs/silicon.md": 3,
+    "docs/silicon.md": 1,
     "docs/studies.md": 8,
     "docs/terminal.md": 1,
     "docs/trees.md": 5,

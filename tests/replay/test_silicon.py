@@ -24,6 +24,7 @@ class MadeHandle:
     """1 ms and 10 us a token, 2 us of which are all-reduces; attention 1 us per 10 tokens attended to."""
 
     compiled: ClassVar[list[tuple[str, str, dict[str, Any]]]] = []
+    untimed = False
 
     @classmethod
     def compile(cls, folder: str, system: str, backend: str, **settings: Any) -> MadeHandle:
@@ -33,6 +34,8 @@ class MadeHandle:
         return cls()
 
     def mixed_step_breakdown(self, tokens: int, decodes: int, length: int, _out: int) -> tuple[float, ...]:
+        if self.untimed:
+            raise RuntimeError("no such table")
         products = 1 + (tokens + decodes) * 0.01
         prefill, decode = tokens * (length + 1) / 2 / 10_000, decodes * length / 10_000
         return products + prefill + decode, products, prefill, decode
@@ -110,6 +113,15 @@ def test_what_the_package_has_not_is_one_line(made_package: None, config: Path) 
     with pytest.raises(ReleaseError, match="has no such deployment: 'unheard is no architecture") as refused:
         tabulate(Deployment(config, "H100-SXM"))
     assert "\n" not in str(refused.value)
+
+
+def test_a_deployment_without_times_is_one_line(
+    made_package: None, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The package knows some data types of a GPU by name only."""
+    monkeypatch.setattr(MadeHandle, "untimed", True)
+    with pytest.raises(ReleaseError, match="has no times of it; try another --dtype"):
+        tabulate(Deployment(config, "H100-SXM"))
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, config: Path) -> None:

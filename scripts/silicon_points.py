@@ -1,0 +1,191 @@
+"""Zero-shot error on the public serving points of aiconfigurator-core: mean TTFT and TPOT at a fixed concurrency.
+
+    python scripts/silicon_points.py              # needs the extra: pip install 'blis-replay[silicon]'
+    python scripts/silicon_points.py --mixtures   # mixtures of experts instead of dense models
+
+Each point is a small experiment: so many clients, 10 requests for each, lengths uniform between 80 and 100 % of the
+stated ones (as the benchmark draws them), simulated from operator times as measured.  One number is not measured, the
+delay before the queue: it comes from the points of the other GPUs, or of the other models, than the one tried.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import polars as pl
+
+from blis_replay.blis.closed_loop import ClosedLoop, simulate_closed_loop
+from blis_replay.blis.errors import ReleaseError
+from blis_replay.blis.latency.operators import OperatorModel, OperatorTables
+from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
+from blis_replay.compiled.arrays import Floats
+from blis_replay.replay.silicon import Deployment, tabulate
+
+# Above it queues begin to decide, and memory, whose size the points do not state.
+_MOST_CLIENTS = 32
+_REQUESTS_PER_CLIENT, _SHORTEST, _SEED = 10, 0.8, 1
+_BUDGET_TOKENS, _MOST_LENGTH = 8_192, 131_072
+# Releases of vLLM before this one scheduled synchronously unless told otherwise.
+_SYNCHRONOUS = ("0.11", "0.12", "0.13")
+
+
+@dataclass(frozen=True)
+class Point:
+    """A measured point; ``tables`` of its deployment; times in ms."""
+
+    gpu: str
+    model: str
+    version: str
+    clients: int
+    prompt: int
+    output: int
+    ttft_ms: float
+    tpot_ms: float
+    tables: OperatorTables
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether its server scheduled a step while the one before ran; releases of no stated number did."""
+        return not self.version.startswith(_SYNCHRONOUS)
+
+
+def main() -> None:
+    """Print the errors, and what was left out with its reason."""
+    points, left_out = measured_points(mixtures="--mixtures" in sys.argv)
+    observed = np.array([[point.ttft_ms, point.tpot_ms] for point in points])
+    undelayed = np.array([simulated(point) for point in points])
+    print(f"{len(points)} points; left out: {', '.join(f'{n} {why}' for why, n in left_out.most_common())}\n")
+    print("| delay from | points | TPOT mean abs | bias | TTFT mean abs | bias | delay ms |")
+    print("|---|---|---|---|---|---|---|")
+    row("nowhere", undelayed / observed - 1, "0")
+    for name, of in (("other GPUs", lambda p: p.gpu), ("other models", lambda p: p.model)):
+        found, used = left_one_out(points, observed, undelayed, of)
+        row(f"{name}, all", found, "")
+        for group, of_them in groups(points, of):
+            row(f"{name} than {group}", found[of_them], f"{used[group]:.1f}")
+    for by in (_scheduling, lambda p: f"{p.clients:2} clients", lambda p: f"{p.model}, {p.gpu}"):
+        for group, of_them in groups(points, by):
+            row(f"other models: {group}", found[of_them], "")
+
+
+def _scheduling(point: Point) -> str:
+    return "asynchronous" if point.asynchronous else "synchronous"
+
+
+def row(name: str, found: Floats, coefficients: str) -> None:
+    """A line of the table; ``found``: float64[points, 2], relative errors of TTFT and TPOT."""
+    (ttft, tpot), (ttft_bias, tpot_bias) = 100 * np.abs(found).mean(axis=0), 100 * found.mean(axis=0)
+    print(
+        f"| {name} | {len(found)} | {tpot:.1f} % | {tpot_bias:+.1f} % | {ttft:.1f} % | {ttft_bias:+.1f} % "
+        f"| {coefficients} |",
+        flush=True,
+    )
+
+
+def groups(points: Sequence[Point], of: Callable[[Point], str]) -> list[tuple[str, Floats]]:
+    """Each value of ``of`` with the places of its points."""
+    names = np.array([of(point) for point in points])
+    return [(name, np.flatnonzero(names == name)) for name in sorted(set(names.tolist()))]
+
+
+def left_one_out(
+    points: Sequence[Point], observed: Floats, undelayed: Floats, of: Callable[[Point], str]
+) -> tuple[Floats, dict[str, float]]:
+    """float64[points, 2]: errors of each group with the delay (ms) of all others; and what that was, by group."""
+    found, used = undelayed / observed - 1, {}
+    for name, tried in groups(points, of):
+        others = np.setdiff1d(np.arange(len(points)), tried)
+        used[name] = fitted(observed[others, 0], undelayed[others, 0])
+        found[tried, 0] += used[name] / observed[tried, 0]
+    return found, used
+
+
+def fitted(observed_ms: Floats, undelayed_ms: Floats) -> float:
+    """The delay of the least sum of absolute relative errors: a median of what is missing, weighed by 1 / TTFT."""
+    missing = observed_ms - undelayed_ms
+    order = np.argsort(missing)
+    weight = np.cumsum(1 / observed_ms[order])
+    return max(float(missing[order][np.searchsorted(weight, weight[-1] / 2)]), 0.0)
+
+
+def simulated(point: Point) -> tuple[float, float]:
+    """Mean TTFT and TPOT, ms, without a delay before the queue: in a closed loop it moves all of a run alike."""
+    random, count = np.random.default_rng(_SEED), point.clients * _REQUESTS_PER_CLIENT
+    prompts, outputs = (
+        random.integers(int(_SHORTEST * n), n + 1, count).astype(np.int64) for n in (point.prompt, point.output)
+    )
+    trace = RequestTrace(np.zeros(count, np.int64), prompts, prompts, outputs, np.full(count, NEVER_US))
+    engine = EngineConfig(1_024, _BUDGET_TOKENS, _MOST_LENGTH, point.asynchronous)
+    result = simulate_closed_loop(trace, engine, OperatorModel(point.tables), ClosedLoop(point.clients))
+    gaps_us = (result.e2e_us - result.ttft_us) / (result.output_tokens - 1)
+    return float(result.ttft_us.mean()) / 1e3, float(gaps_us.mean()) / 1e3
+
+
+def measured_points(mixtures: bool) -> tuple[list[Point], Counter[str]]:
+    """The points that the tables cover, of mixtures of experts or of dense models; how many others, by reason."""
+    import aiconfigurator_core
+
+    root = Path(aiconfigurator_core.__file__).parent
+    frame = pl.read_csv(root / "systems" / "silicon_sample.csv", infer_schema_length=None)
+    frame = frame.filter(pl.col("backend") == "vllm")
+    reasons = {
+        "with prefill and decode apart": pl.col("mode") != "agg",
+        "with data or pipeline parallelism": (pl.col("pp_size") > 1)
+        | (pl.col("attention_dp_size").fill_null(1) > 1)
+        | ((pl.col("moe_tp_size") * pl.col("moe_ep_size") != pl.col("tp_size")) & (pl.col("moe_tp_size") > 1)),
+        "without a stated concurrency": ~pl.col("silicon_data_source").str.contains("silicon_concurrency=")
+        & ~pl.col("silicon_data_source").str.contains("_c[0-9]"),
+        f"with more than {_MOST_CLIENTS} clients": pl.col("batch_size") > _MOST_CLIENTS,
+        "without TTFT or TPOT": pl.col("silicon_ttft_ms").is_null() | pl.col("silicon_tpot_ms").is_null(),
+    }
+    left_out: Counter[str] = Counter()
+    for why, which in reasons.items():
+        left_out[why] += frame.filter(which.fill_null(False)).height
+        frame = frame.filter(~which.fill_null(False))
+    keys = ["model_path", "system", "gemm_quant_mode", "tp_size", "moe_ep_size", "precision"]
+    points: list[Point] = []
+    for (model, gpu, dtype, tp, ep, precision), rows in frame.group_by(keys, maintain_order=True):
+        tables = _tables(root, str(model), str(gpu), dtype, int(str(tp)), int(str(ep or 1)), precision, mixtures)
+        if isinstance(tables, str):
+            left_out[tables] += rows.height
+            continue
+        for one in rows.iter_rows(named=True):
+            times = float(one["silicon_ttft_ms"]), float(one["silicon_tpot_ms"])
+            lengths = int(one["batch_size"]), int(one["isl"]), int(one["osl"])
+            version = str(one["backend_version"] or "unknown")
+            points.append(Point(str(gpu), str(model), version, *lengths, *times, tables))
+    return points, left_out
+
+
+def _tables(
+    root: Path, model: str, gpu: str, dtype: object, tp: int, ep: int, precision: object, mixtures: bool
+) -> OperatorTables | str:
+    """The tables of a deployment, or why there are none."""
+    name = model.replace("/", "--").replace("Llama-3.1-70B", "Meta-Llama-3.1-70B")
+    config = root / "model_configs" / f"{name}_config.json"
+    if not config.exists():
+        return "of models whose configuration the package does not have"
+    text = config.read_text("utf-8")
+    if ("expert" in text) != mixtures:
+        return "of dense models" if mixtures else "of mixtures of experts"
+    with TemporaryDirectory() as folder:
+        copy = Path(folder) / "config.json"
+        copy.write_bytes(config.read_bytes())
+        # A configuration that is quantised says how; the points name only the bits.
+        as_configured = precision in (None, "bf16") or (precision != "fp4" and "quantization_config" in text)
+        asked = None if dtype is None or as_configured else str(dtype)
+        try:
+            return tabulate(Deployment(copy, gpu, tp, max(ep, 1), asked)).tables
+        except ReleaseError as error:
+            print(f"{model} {gpu} {asked} tp {tp}: {error}", file=sys.stderr)
+            return "of deployments that the package has no times of"
+
+
+if __name__ == "__main__":
+    main()
