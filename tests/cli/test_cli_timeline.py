@@ -12,8 +12,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-@pytest.mark.usefixtures("stored_demo")
-def mine(run: Run) -> str:
+def mine(run: Run, stored_demo: Path) -> str:
     """A release for the demo, which is in the store."""
     run("calibrate", "--train", "1b-general", "--out", "mine.yaml")
     return "mine.yaml"
