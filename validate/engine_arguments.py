@@ -30,6 +30,7 @@ from blis_replay.validate.comparison.sides import simulated_samples
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.metrics.latency import latency_statistics, relative_error
 from blis_replay.validate.metrics.objectives import Attainment, Objectives, attained, attainment_json, attainment_line
+from blis_replay.validate.metrics.observed import observed_requests, samples_of
 from blis_replay.validate.text.answer import Answer, Block, Line
 from blis_replay.validate.text.cells import cell_text
 
@@ -51,13 +52,17 @@ class WhatIfPoint:
 
 @dataclass(frozen=True)
 class WhatIf:
-    """Replays of one recording; ``recorded`` is that with its own engine arguments."""
+    """Replays of one recording; ``recorded`` is that with its own engine arguments.
+
+    ``observed``: what came of the objectives at the recorded clients, as far as it is known; None if nothing is.
+    """
 
     recording: Recording
     release: CoefficientRelease
     basis: dict[str, str]
     recorded: WhatIfPoint
     points: tuple[WhatIfPoint, ...]
+    observed: Attainment | None = None
 
 
 def what_if(
@@ -81,7 +86,8 @@ def what_if(
     if changes and all(point.values is None for point in points):
         raise NothingToJudgeError(f"{recording.alias}: nothing could be simulated: {points[0].reason}")
     recorded = WhatIfPoint((), simulated_values(as_recorded), attained=_attained(as_recorded, objectives))
-    return WhatIf(recording, release, as_recorded.plan.basis, recorded, tuple(points))
+    observed = _observed(recording, objectives)
+    return WhatIf(recording, release, as_recorded.plan.basis, recorded, tuple(points), observed)
 
 
 # What of the load can be changed like an engine argument, and how a value is written: arrivals so many times as fast,
@@ -169,6 +175,15 @@ def _attained(run: ReplayRun, objectives: Objectives) -> Attainment | None:
     return attained(objectives, simulated_samples(run, done), run.result.inter_token_gaps(done), len(done))
 
 
+def _observed(recording: Recording, objectives: Objectives) -> Attainment | None:
+    """What came of them on the server; quantiles of the ITL need times of single tokens, which stay in the store."""
+    known = tuple(o for o in objectives if o.metric != "itl" or o.statistic == "mean")
+    answered = observed_requests(recording)
+    if not known or not answered.any():
+        return None
+    return attained(known, samples_of(recording, answered), None, len(answered))
+
+
 def simulated_point(
     recording: Recording, release: CoefficientRelease, objectives: Objectives, overrides: EngineOverrides
 ) -> WhatIfPoint:
@@ -227,6 +242,7 @@ def _document(found: WhatIf) -> dict[str, object]:
             "values": found.recorded.values,
             **_slo_json(found.recorded),
         },
+        **({} if found.observed is None else {"observed": {"slo": attainment_json(found.observed)}}),
         "points": [
             {
                 "overrides": dict(point.overrides),
@@ -286,11 +302,9 @@ def _grid(found: WhatIf) -> list[Table]:
 
 def _remarks(found: WhatIf) -> Block:
     """What was promised and what came of it, what was not served, and what is not the same work."""
-    lines = [
-        f"{name}: {attainment_line(attainment_json(point.attained))}"
-        for name, point in [("as recorded", found.recorded), *((_name(found, p), p) for p in found.points)]
-        if point.attained is not None
-    ]
+    simulated = [("as recorded", found.recorded), *((_name(found, point), point) for point in found.points)]
+    slo = [("the server itself", found.observed), *((name, point.attained) for name, point in simulated)]
+    lines = [f"{name}: {attainment_line(attainment_json(one))}" for name, one in slo if one is not None]
     for point in found.points:
         name, values = _name(found, point), point.values
         if values is None:

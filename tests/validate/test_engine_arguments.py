@@ -24,6 +24,7 @@ from blis_replay.validate.engine_arguments import (
     whatif_answer,
 )
 from blis_replay.validate.errors import NothingToJudgeError
+from blis_replay.validate.metrics.objectives import parse_objectives
 
 # Every step takes 10 ms, and nothing is added.
 RELEASE = release_of(LatencyModel("blackbox", 10_000_000, 0, 0), Lifecycle())
@@ -85,6 +86,18 @@ def test_a_faster_load_arrives_sooner() -> None:
 def test_a_load_that_is_none_is_refused(text: str, problem: str) -> None:
     with pytest.raises(UnknownNameError, match=problem):
         parse_value(*text.split("="))
+
+
+def test_limits_are_held_against_the_server_too() -> None:
+    """Recorded: first token after 20 ms, 4 gaps of 10 ms; simulated 10 ms each.  E2E p50 of 60 and 50 ms."""
+    objectives = parse_objectives("ttft.p95=15ms,e2e.p50=55ms,itl.p95=15ms")
+    found = what_if(two_at_once(), RELEASE, [(("max_num_seqs", 64),)], objectives=objectives, executor="serial")
+    assert found.observed is not None
+    assert found.recorded.attained is not None
+    assert found.observed.values_us == (20_000.0, 60_000.0)
+    assert found.recorded.attained.values_us == (10_000.0, 50_000.0, 10_000.0)
+    assert (found.observed.goodput, found.recorded.attained.goodput) == (0, 1)
+    assert "the server itself: SLO missed: TTFT p95 20 of 15 ms, E2E p50 60 of 55 ms" in str(whatif_answer(found))
 
 
 def test_half_a_closed_loop_is_refused() -> None:
