@@ -14,7 +14,6 @@ import re
 import subprocess
 import sys
 import tarfile
-import tomllib
 import venv
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -44,10 +43,9 @@ def main() -> int:
 
 def _built() -> tuple[Path, Path]:
     """The wheel and the sdist."""
-    requires = tomllib.loads((_ROOT / "pyproject.toml").read_text("utf-8"))["build-system"]["requires"]
     with TemporaryDirectory() as folder:
         python = _environment(Path(folder) / "build")
-        _run(python, "-m", "pip", "install", "--quiet", *requires)
+        _run(python, "-m", "pip", "install", "--quiet", "--require-hashes", "-r", _ROOT / "requirements-build.lock")
         sdist = _DIST / _run(python, "-c", _BUILD, "build_sdist", _DIST, cwd=_ROOT).split()[-1]
         with tarfile.open(sdist) as archive:
             archive.extractall(folder, filter="data")

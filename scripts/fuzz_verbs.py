@@ -361,9 +361,13 @@ def yaml(campaign: Campaign) -> None:
     template = _sound_store(campaign)
     shipped = Path(blis_replay.validate.__file__).parents[1] / "blis" / "releases"
     release = next(iter(sorted(shipped.rglob(f"{_RELEASE}*.yaml")))).read_text("utf-8")
-    policy = "thresholds:\n  e2e: {mean: 0.1}\n"
-    workload = "seed: 1\nrequests: 5\narrivals: {process: poisson, rate_per_s: 2}\nlengths: {prompt: 50, output: 5}\n"
-    defaults = ("coefficients", "import-defaults", "given.yaml", "--gpu", "H100", "--out", "o.yaml")
+    policy = "schema: blis-replay/gate-policy/1\nthresholds:\n  e2e: {mean: 10 %}\ncoverage:\n  experiments: 1\n"
+    workload = (
+        "schema: blis-replay/workload/1\nseed: 1\nrequests: 9\nclients:\n  chat:\n    rate_per_s: 5\n"
+        "    arrivals: {process: gamma, cv: 3}\n    prompt_tokens: {distribution: normal, mean: 64, deviation: 9}\n"
+        "    output_tokens: {distribution: exponential, mean: 9}\n    prefix: {group: a, tokens: 32, members: 2}\n"
+    )
+    defaults = ("coefficients", "import-defaults", "given.yaml", "--out", "o.yaml")
     places: list[tuple[str, Arguments]] = [
         (release, ("validate", SOUND, "--coefficients", "given.yaml")),
         (release, ("coefficients", "show", "given.yaml")),

@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
+from typing import TypeGuard
 
 import pytest
 
@@ -130,6 +131,39 @@ def test_each_dependency_has_a_row_that_says_what_it_is_for() -> None:
     page = (ROOT / "docs" / "install.md").read_text("utf-8")
     assert set(re.findall(r"^\| ([\w-]+) \| \d+ \|", page, re.MULTILINE)) == needed
     assert set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == set(extras) - {"dev"}
+
+
+def test_what_builds_the_package_is_locked_with_a_hash() -> None:
+    """The build runs code of its requirements as well."""
+    required = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["build-system"]["requires"]
+    locked = (ROOT / "requirements-build.lock").read_text("utf-8")
+    assert re.findall(r"^(\S+==\S+) \\\n    --hash=sha256:[0-9a-f]{64}$", locked, re.MULTILINE) == required
+
+
+def test_every_file_that_is_installed_is_one_that_a_module_names() -> None:
+    """By its name, or by its ending in a module of its folder, or in one that names the folder."""
+    globs = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]["package-data"]["*"]
+    installed = {path for folder in FOLDERS for pattern in globs for path in folder.glob(pattern)}
+    said = {
+        path: {node.value for node in ast.walk(ast.parse(path.read_text("utf-8"))) if _is_text(node)} for path in FILES
+    }
+    of_nobody = [
+        path.relative_to(ROOT).as_posix()
+        for path in installed
+        if not any(
+            {path.name, path.stem} & texts
+            or (
+                any(text in (path.suffix, f"*{path.suffix}") for text in texts)
+                and (module.parent == path.parent or path.parent.name in texts)
+            )
+            for module, texts in said.items()
+        )
+    ]
+    assert [name for name in sorted(of_nobody) if not name.endswith("py.typed")] == []  # that is for type checkers
+
+
+def _is_text(node: ast.AST) -> TypeGuard[ast.Constant]:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < 100
 
 
 def test_the_spine_is_a_short_walk() -> None:
