@@ -442,7 +442,7 @@ _BEFORE = "written before\n"
 def kills(campaign: Campaign) -> None:
     """SIGKILL at a random moment of each writing verb: the store opens, and files are old or new, never half."""
     template = _sound_store(campaign)
-    order = [name for name in _WRITTEN for _ in range(30)]
+    order = [*_WRITTEN] * 30
     campaign.given.rounds = len(order)
     took: dict[str, float] = {}
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 import warnings
 from pathlib import Path
 
+import click
 import pytest
 from command_line import Run
+
+from blis_replay.ingest.errors import StoreError
+from blis_replay.validate.cli.main import VERBS
 
 pytestmark = pytest.mark.slow
 
@@ -26,6 +30,37 @@ def test_a_crash_is_one_line_and_no_verdict(run: Run, monkeypatch: pytest.Monkey
     assert "a fault of blis-replay: ValueError: Diagonal length 0; " in answer.err
     monkeypatch.setattr("blis_replay.ingest.store.open_for_reading", _broken)
     assert run("compare", "--runs").code == 4
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (RuntimeError("of a library"), 4),
+        (AssertionError(), 4),
+        (RecursionError("maximum"), 4),
+        (SystemExit(1), 4),
+        (KeyError("x"), 4),
+        (OSError(28, "No space left on device"), 3),
+        (MemoryError(), 3),
+        (click.ClickException("of click, whose own code is 1"), 3),
+        (StoreError("locked"), 3),
+        (KeyboardInterrupt(), 130),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
+)
+def test_no_verb_answers_1_without_a_judgement(
+    run: Run, monkeypatch: pytest.MonkeyPatch, verb: str, error: BaseException, code: int
+) -> None:
+    """Whatever leaves a verb, 1 means that a threshold failed, and nothing else does."""
+
+    def leaves(_self: object, _ctx: object) -> None:
+        raise error
+
+    monkeypatch.setattr(click.Command, "invoke", leaves)
+    answer = run(verb)
+    assert (answer.code, answer.out, "Traceback" in answer.err) == (code, "", False)
+    assert len(answer.err.strip().splitlines()) == 1
 
 
 def test_debug_shows_where_a_crash_comes_from(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -215,12 +215,12 @@ def _exit_code() -> int:
         return _complain(f"{where}{error.strerror or error}; check the path and the room left there", BAD_DATA)
     except MemoryError as error:
         return _complain(f"memory is short ({error or 'no more is given'}); free some, or ask for less", BAD_DATA)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # of which the second: a library that would end the program with 1
         if str(error) == _DUCKDB_INTERRUPTED:
             return _interrupted()
         _drop_output()
         return _complain(fault_text(error), FAULT)
-    return code if isinstance(code, int) else EXIT_PASS
+    return code if type(code) is int else EXIT_PASS  # a verb that answers True has judged nothing
 
 
 def _say_nothing(*_warning: object, **_where: object) -> None:
