@@ -51,7 +51,7 @@ LEFT = {
     "docs/json.md": 2,
     "docs/load-generators.md": 6,
     "docs/roofline.md": 6,
-    "docs/studies.md": 7,
+    "docs/studies.md": 4,
     "docs/trees.md": 1,
 }
 _ROOMS = ("blis", "compiled", "fixtures", "ingest", "recorder", "replay", "strict", "validate")
