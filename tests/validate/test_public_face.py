@@ -20,6 +20,7 @@ from blis_replay.ingest.errors import UnknownExperimentError
 from blis_replay.validate.errors import ValidateError
 from blis_replay.validate.experiment import DEFAULT_RELEASE
 from blis_replay.validate.report.svg import COLOURS, ON_PAPER
+from blis_replay.validate.text.cells import time_text
 
 pytestmark = pytest.mark.slow
 
@@ -83,7 +84,7 @@ def test_a_picture_is_that_of_the_report(store: Path) -> None:
     means = br.validate("34b-codegen", store=store).frame.filter(
         (pl.col("metric") == "e2e") & (pl.col("statistic") == "p50")
     )
-    assert p50["observed ms"] == f"{means['observed_ms'][0]:,.2f}"
+    assert p50["observed"] == time_text(1000 * means["observed_ms"][0])
 
 
 @pytest.mark.parametrize("what", ["steps", "depth", "a picture"])

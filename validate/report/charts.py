@@ -123,8 +123,9 @@ def _box(cycles: StepCycles, i: int, j: int):  # type: ignore[no-untyped-def]  #
 def depth_chart(depth: DepthOverTime, stages: Sequence[tuple[float, str]]) -> Chart:
     """Running and waiting requests over the run; requests in flight where no steps were recorded."""
     panels = {"in flight" if depth.in_flight else "running": depth.running}
-    if depth.waiting is not None:
-        panels["waiting"] = depth.waiting
+    empty = "" if depth.waiting is None else " No request waits on either side."
+    if depth.waiting is not None and any(np.nanmax(side, initial=0) > 0 for side in depth.waiting):
+        panels["waiting"], empty = depth.waiting, ""
 
     def draw(figure: Figure) -> None:
         rows = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
@@ -148,7 +149,8 @@ def depth_chart(depth: DepthOverTime, stages: Sequence[tuple[float, str]]) -> Ch
     return Chart(
         "Requests in flight" if depth.in_flight else "Running and waiting requests",
         f"Means of {len(depth.at_s)} parts of the run, {over}. "
-        + " ".join(f"{name}: {_mean(values)}." for name, values in zip(columns, series, strict=True)),
+        + " ".join(f"{name}: {_mean(values)}." for name, values in zip(columns, series, strict=True))
+        + empty,
         drawn(draw, 8.6, 1.6 + 1.2 * len(panels)),
         Table("depth by time", columns_named("middle, s", *columns), rows, note=stages_note(stages)),
         wide=True,
@@ -191,7 +193,11 @@ _Found = Iterator[Chart | dict[str, str]]
 def _distributions(evidence: Evidence) -> _Found:
     for metric in ("e2e", "ttft", "itl"):
         observed = None if metric in _forbidden(evidence) else _observed_curve(evidence, metric)
-        yield distribution_chart(metric, observed, _simulated_curve(evidence, metric))
+        simulated = _simulated_curve(evidence, metric)
+        if observed is None and simulated is None:
+            yield {f"distribution of {metric.upper()}": "neither side has any"}
+            continue
+        yield distribution_chart(metric, observed, simulated)
         if observed is None:
             cell = evidence.comparison.metrics[metric]["p50"]
             yield {f"observed distribution of {metric.upper()}": cell.reason or "nothing was recorded of it"}

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from blis_replay.ingest.tables import Cell, Table, columns_named
+from blis_replay.validate.metrics.latency import THRESHOLDS
 from blis_replay.validate.report.series import Band, ErrorsOverTime, QuantileCurve
-from blis_replay.validate.report.svg import ACCENT, INK, MUTED, OBSERVED, SIMULATED, Chart, drawn
-from blis_replay.validate.text.cells import milliseconds, percent
+from blis_replay.validate.report.svg import E2E, INK, ITL, MUTED, OBSERVED, SIMULATED, TTFT, Chart, drawn
+from blis_replay.validate.text.cells import cell_text, percent, time_text, time_unit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,33 +25,34 @@ _LOOKS: dict[str, dict[str, Any]] = {
     "observed": {"color": OBSERVED, "label": "observed"},
     "simulated": {"color": SIMULATED, "linestyle": (0, (4, 2)), "label": "simulated"},
 }
-# Where the legend of a wide picture stands: above its right end and the names of the load stages.
-ABOVE: dict[str, Any] = {"loc": "lower right", "bbox_to_anchor": (1.0, 1.0), "ncols": 3, "borderaxespad": 1.6}
+# Where the legend of a wide picture stands: above its left end, which a phone shows, and the names of the load stages.
+ABOVE: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0), "ncols": 4, "borderaxespad": 1.6}
 # A stage's name: its size, the width of a letter of that size, and what share of a picture lies between its axes.
 _STAGE_FONT_PT, _LETTER_PT, _PLOTTED_SHARE = 8, 4.4, 0.9
-_METRIC_LOOKS = {"e2e": (OBSERVED, "-"), "ttft": (SIMULATED, (0, (4, 2))), "itl": (ACCENT, (0, (1, 1.5)))}
+_METRIC_LOOKS = {"e2e": (E2E, "-"), "ttft": (TTFT, (0, (4, 2))), "itl": (ITL, (0, (1, 1.5)))}
 
 
 def distribution_chart(metric: str, observed: QuantileCurve | None, simulated: QuantileCurve | None) -> Chart:
     """Observed and simulated distribution of ``e2e``, ``ttft`` or ``itl``, on an axis that spreads the tail."""
     name = _NAMES[metric]
+    unit = time_unit(max((float(c.value_us.max()) for c in (observed, simulated) if c is not None), default=0.0))
 
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
         for side, curve in (("observed", observed), ("simulated", simulated)):
             if curve is not None:
-                _draw_curve(axes, curve, side)
+                _draw_curve(axes, curve, side, unit[0])
         axes.set_yscale("log")
         axes.set_ylim(1.0, 0.0008)
         axes.set_yticks([1 - share for share in _PERCENTILES.values()], list(_PERCENTILES))
         axes.minorticks_off()
-        axes.set_xlabel(f"{name}, ms")
+        axes.set_xlabel(f"{name}, {unit[1]}")
         axes.set_ylabel("percentile")
         axes.legend(loc="best")
 
     numbers = _quantile_table(f"{name}: quantiles", observed, simulated)
     what = "gap between two output tokens" if metric == "itl" else "request"
-    values = " ".join(f"{name}: observed {seen} ms, simulated {value} ms." for name, seen, value, _ in numbers.rows)
+    values = " ".join(f"{name}: observed {seen}, simulated {value}." for name, seen, value, _ in numbers.rows)
     return Chart(
         f"Distribution of {name}",
         f"Share of {what}s that are faster, on a logarithmic axis of those that are slower. {values}",
@@ -59,12 +61,12 @@ def distribution_chart(metric: str, observed: QuantileCurve | None, simulated: Q
     )
 
 
-def _draw_curve(axes: Axes, curve: QuantileCurve, side: str) -> None:
+def _draw_curve(axes: Axes, curve: QuantileCurve, side: str, unit_us: float) -> None:
     look = dict(_LOOKS[side])
     if curve.published:
         look |= {"linestyle": "none", "marker": "o", "markersize": 4, "label": f"{side} (published)"}
     inside = curve.level < 1
-    axes.plot(curve.value_us[inside] / 1e3, 1 - curve.level[inside], **look)
+    axes.plot(curve.value_us[inside] / unit_us, 1 - curve.level[inside], **look)
 
 
 def _quantile_table(title: str, observed: QuantileCurve | None, simulated: QuantileCurve | None) -> Table:
@@ -72,8 +74,8 @@ def _quantile_table(title: str, observed: QuantileCurve | None, simulated: Quant
     for name, level in _PERCENTILES.items():
         seen, value = (None if curve is None else _at(curve, level) for curve in (observed, simulated))
         error = None if seen is None or value is None or seen == 0 else value / seen - 1
-        rows.append((name, milliseconds(seen), milliseconds(value), percent(error)))
-    return Table(title, columns_named("", "observed ms", "simulated ms", "error"), tuple(rows))
+        rows.append((name, time_text(seen), time_text(value), percent(error)))
+    return Table(title, columns_named("", "observed", "simulated", "error"), tuple(rows))
 
 
 def _at(curve: QuantileCurve, level: float) -> float | None:
@@ -93,6 +95,9 @@ def errors_chart(errors: ErrorsOverTime, stages: Sequence[tuple[float, str]], me
         axes = figure.add_subplot()
         axes.axhline(0, color=INK, linewidth=0.8)
         for metric in metrics:
+            for limit in (THRESHOLDS[metric], -THRESHOLDS[metric]):
+                axes.axhline(100 * limit, color=_METRIC_LOOKS[metric][0], linewidth=0.7, alpha=0.6)
+        for metric in metrics:
             colour, dashes = _METRIC_LOOKS[metric]
             axes.plot(errors.at_s, 100 * errors.errors[metric], color=colour, linestyle=dashes, label=_NAMES[metric])
         mark_stages(axes, stages)
@@ -100,6 +105,7 @@ def errors_chart(errors: ErrorsOverTime, stages: Sequence[tuple[float, str]], me
         axes.set_ylabel("error of the mean, %")
         axes.legend(**ABOVE)
 
+    limits = ", ".join(f"{_NAMES[metric]} {cell_text(THRESHOLDS[metric], 'limit')}" for metric in metrics)
     series = [errors.errors[metric] for metric in metrics]
     rows: tuple[tuple[Cell, ...], ...] = tuple(
         (f"{at:.0f}", int(count), *(percent(None if np.isnan(error) else float(error)) for error in values))
@@ -108,7 +114,8 @@ def errors_chart(errors: ErrorsOverTime, stages: Sequence[tuple[float, str]], me
     return Chart(
         "Error over the time of the run",
         f"Signed errors of the mean of requests sent in each of {len(errors.at_s)} parts of the run. "
-        + " ".join(_extremes(errors, metric) for metric in metrics),
+        + " ".join(_extremes(errors, metric) for metric in metrics)
+        + f" The thin lines are the limits of the means: {limits}.",
         drawn(draw, 8.6, 2.8),
         Table(
             "error of the mean by time",
@@ -162,14 +169,17 @@ def _extremes(errors: ErrorsOverTime, metric: str) -> str:
 def ttft_chart(title: str, x_label: str, observed: Band, simulated: Band) -> Chart:
     """TTFT against something that requests differ in: medians, and the middle 80 % as an area."""
 
+    unit_us, unit = time_unit(max(float(shown.high.max()) for shown in (observed, simulated)))
+
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
         for side, shown in (("observed", observed), ("simulated", simulated)):
             look = _LOOKS[side]
-            axes.fill_between(shown.x, shown.low / 1e3, shown.high / 1e3, color=look["color"], alpha=0.18, linewidth=0)
-            axes.plot(shown.x, shown.middle / 1e3, marker="o", markersize=2.5, **look)
+            area = (shown.x, shown.low / unit_us, shown.high / unit_us)
+            axes.fill_between(*area, color=look["color"], alpha=0.18, linewidth=0)
+            axes.plot(shown.x, shown.middle / unit_us, marker="o", markersize=2.5, **look)
         axes.set_xlabel(x_label)
-        axes.set_ylabel("TTFT, ms")
+        axes.set_ylabel(f"TTFT, {unit}")
         axes.set_ylim(bottom=0)
         axes.legend(loc="best")
 
@@ -179,16 +189,16 @@ def ttft_chart(title: str, x_label: str, observed: Band, simulated: Band) -> Cha
         f"Medians of TTFT in bins of {x_label}, with the middle 80 % of the requests. Observed {_range(observed)}; "
         f"simulated {_range(simulated)}.",
         drawn(draw, 3.7, 2.7),
-        Table(title, columns_named("side", x_label, "requests", "p10 ms", "p50 ms", "p90 ms"), rows),
+        Table(title, columns_named("side", x_label, "requests", "p10", "p50", "p90"), rows),
     )
 
 
 def _band_rows(side: str, shown: Band) -> tuple[tuple[Cell, ...], ...]:
     return tuple(
-        (side, f"{x:,.0f}", int(count), milliseconds(low), milliseconds(middle), milliseconds(high))
+        (side, f"{x:,.0f}", int(count), time_text(low), time_text(middle), time_text(high))
         for x, low, middle, high, count in zip(shown.x, shown.low, shown.middle, shown.high, shown.count, strict=True)
     )
 
 
 def _range(shown: Band) -> str:
-    return f"medians between {milliseconds(float(shown.middle.min()))} and {milliseconds(float(shown.middle.max()))} ms"
+    return f"medians between {time_text(float(shown.middle.min()))} and {time_text(float(shown.middle.max()))}"

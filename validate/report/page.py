@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from blis_replay.ingest.checks.registry import CheckEvidence
 from blis_replay.ingest.recording import GroundTruth
 from blis_replay.ingest.tables import Cell as TableCell
-from blis_replay.ingest.tables import Table, columns_named
+from blis_replay.ingest.tables import Table, Value, columns_named
 from blis_replay.replay.store import provenance_of
+from blis_replay.validate.attribution.blame import blames
 from blis_replay.validate.attribution.text import explanations
 from blis_replay.validate.comparison.compare import Cell, Comparison, Verdict
 from blis_replay.validate.comparison.comparison_text import notes, observed_cell, pairs_sentence
@@ -28,7 +29,7 @@ from blis_replay.validate.report.charts import Charts, charts_of
 from blis_replay.validate.report.evidence import Evidence
 from blis_replay.validate.report.svg import Chart, inline
 from blis_replay.validate.text.answer import html, readable
-from blis_replay.validate.text.cells import cell_text, milliseconds, percent, percent_plain
+from blis_replay.validate.text.cells import cell_text, percent, percent_plain, time_text
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -109,13 +110,13 @@ def metric_table(evidence: Evidence) -> Table:
     rows = []
     for metric, statistic in ((m, s) for m in METRICS for s in STATISTICS):
         cell = evidence.comparison.metrics[metric][statistic]
-        simulated = "" if cell.unusable else milliseconds(cell.b_us)
+        simulated = "" if cell.unusable else time_text(cell.b_us)
         within = evidence.intervals.get((metric, statistic))
         interval = "-" if within is None else f"{percent(within[0])} .. {percent(within[1])}"
         rows.append(
             (
                 f"{metric.upper()} {statistic}",
-                cell_text(observed_cell(cell), "ms"),
+                cell_text(observed_cell(cell), "time"),
                 simulated,
                 percent(cell.error),
                 interval,
@@ -123,7 +124,7 @@ def metric_table(evidence: Evidence) -> Table:
         )
     title = f"Latencies of {evidence.comparison.requests:,} requests"
     note = "error: simulated over observed, less one; interval: 95 % over resampled blocks of requests"
-    return Table(title, columns_named("", "observed ms", "simulated ms", "error", "interval"), tuple(rows), note=note)
+    return Table(title, columns_named("", "observed", "simulated", "error", "interval"), tuple(rows), note=note)
 
 
 def stage_table(evidence: Evidence) -> Table | None:
@@ -172,8 +173,9 @@ def _words(kind: str, named: object) -> list[tuple[TableCell, ...]]:
 class Section:
     """One experiment as the page shows it: sentences and tables, not yet escaped.
 
-    ``before``: the row with another release, or why there is none.  ``why``: what explains the verdict.
-    ``notes``: what the numbers rest on.
+    ``before``: the row with another release, or why there is none.  ``cause``: of the largest error, in a few words.
+    ``why``: what explains the verdict; ``remedy``: the command that fixes it, empty if there is none.  ``notes``: what
+    the numbers rest on.
     """
 
     row: OverviewRow
@@ -181,7 +183,9 @@ class Section:
     verdict: str
     basis: str
     cards: tuple[Card, ...]
+    cause: str
     why: tuple[str, ...]
+    remedy: str
     notes: tuple[str, ...]
     metrics: Table
     stages: Table | None
@@ -193,8 +197,7 @@ class Section:
 def section_of(evidence: Evidence, command: str, before: OverviewRow | str | None = None) -> Section:
     """What the page says of an experiment; small, however large the recording."""
     comparison = evidence.comparison
-    why = [] if evidence.attribution is None else explanations(evidence.attribution)
-    why += [] if comparison.saturation is None else saturation_sentences(comparison.saturation)
+    cause, why, remedy = _explained(evidence)
     beside = [pairs_sentence(comparison), draws_sentence(comparison)]
     return Section(
         row=overview_row(comparison),
@@ -202,7 +205,9 @@ def section_of(evidence: Evidence, command: str, before: OverviewRow | str | Non
         verdict=verdict_sentence(comparison).removeprefix("verdict: "),
         basis=basis_of(comparison),
         cards=cards_of(comparison),
-        why=tuple(why),
+        cause=cause,
+        why=why,
+        remedy=remedy,
         notes=(*(sentence for sentence in beside if sentence), *notes(comparison)),
         metrics=metric_table(evidence),
         stages=stage_table(evidence),
@@ -210,6 +215,23 @@ def section_of(evidence: Evidence, command: str, before: OverviewRow | str | Non
         checks=evidence.checks,
         provenance=tuple(provenance_tables(evidence, command)),
     )
+
+
+def _explained(evidence: Evidence) -> tuple[str, tuple[str, ...], str]:
+    """Cause in a few words, sentences, and the command that fixes it.
+
+    Of a saturated run the saturation comes first, and no command: its latencies measure how long the queue has grown,
+    so coefficients fitted to them would be wrong.
+    """
+    attribution, saturation = evidence.attribution, evidence.comparison.saturation
+    sentences = [] if attribution is None else explanations(attribution)
+    blamed = [] if attribution is None else blames(attribution)
+    cause = blamed[0].cause.component.name if blamed and blamed[0].cause is not None else ""
+    found = [] if saturation is None else saturation_sentences(saturation)
+    if saturation is not None and saturation.from_us is not None:
+        return "saturation", tuple(found), ""
+    remedies = [command for sentence in sentences if (command := command_of(sentence))]
+    return cause, (*found, *map(without_command, sentences)), remedies[0] if remedies else ""
 
 
 def page(
@@ -224,6 +246,7 @@ def page(
         .get_template("page.html")
         .render(
             header=header(),
+            several=len(sections) > 1,
             means=means,
             means_before=means_before,
             baseline=baseline,
@@ -264,12 +287,23 @@ def _environment() -> Environment:
 
     environment.filters |= {
         "drawing": drawing,
-        "without_command": without_command,
-        "command_of": command_of,
-        "cell": cell_text,
+        "measured": measured_text,
         "table": table,
     }
     return environment
+
+
+_UNITS_US = {"us": 1.0, "ms": 1e3, "s": 1e6}
+
+
+def measured_text(name: str, value: Value) -> str:
+    """One number of a finding with its unit: ``largest_gap_us`` and 2500 are "largest gap: 2.50 ms"."""
+    words, _, unit = name.rpartition("_")
+    if unit in _UNITS_US and (value is None or isinstance(value, int | float)):
+        return f"{words.replace('_', ' ')}: {time_text(None if value is None else value * _UNITS_US[unit])}"
+    share = isinstance(value, float) and ("share" in name or name == "coverage")
+    shown = percent_plain(float(value)) if share and isinstance(value, float) else cell_text(value)
+    return f"{name.replace('_', ' ')}: {shown}"
 
 
 _COMMAND = re.compile(r": (blis-replay [^:]*)$")
@@ -283,7 +317,7 @@ def command_of(sentence: str) -> str:
 
 def without_command(sentence: str) -> str:
     """A sentence without the command at its end."""
-    return _COMMAND.sub(":", sentence)
+    return _COMMAND.sub("", sentence)
 
 
 def _safe(value: Any) -> Any:

@@ -22,12 +22,11 @@ from blis_replay.ingest.tables import Table
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+# One meaning a colour: the two sides, the three metrics, and the sign of an error.
+_NAMES = ("ink", "muted", "grid", "panel", "observed", "simulated", "e2e", "ttft", "itl", "over", "under")
 # By the name of the page's CSS variable.
-COLOURS: Mapping[str, str] = {
-    name: f"#0a0b{number:02x}"
-    for number, name in enumerate(("ink", "muted", "grid", "panel", "observed", "simulated", "accent", "over", "under"))
-}
-INK, MUTED, GRID, PANEL, OBSERVED, SIMULATED, ACCENT, OVER, UNDER = COLOURS.values()
+COLOURS: Mapping[str, str] = {name: f"#0a0b{number:02x}" for number, name in enumerate(_NAMES)}
+INK, MUTED, GRID, PANEL, OBSERVED, SIMULATED, E2E, TTFT, ITL, OVER, UNDER = COLOURS.values()
 
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
@@ -36,6 +35,9 @@ _STYLE: dict[Any, Any] = {
     "text.color": INK,
     "text.parse_math": False,
     "axes.edgecolor": MUTED,
+    # Numbers as they are, never a factor in the corner.
+    "axes.formatter.limits": (-7, 9),
+    "axes.formatter.useoffset": False,
     "axes.facecolor": "none",
     "axes.axisbelow": True,
     "axes.grid": True,
@@ -105,9 +107,25 @@ def drawn(draw: Callable[[Figure], None], width_in: float, height_in: float) -> 
         figure = Figure(figsize=(width_in, height_in), layout="constrained")
         FigureCanvasSVG(figure)
         draw(figure)
+        _keep_apart(figure)
         text = io.StringIO()
         figure.savefig(text, format="svg", metadata=_NO_METADATA)
     return _bare(text.getvalue())
+
+
+# A label has some seven characters of this size, and as much room beside it.
+_INCHES_PER_LABEL = 0.55
+
+
+def _keep_apart(figure: Figure) -> None:
+    """Leave so many numbers on a horizontal axis that they do not run together."""
+    from matplotlib.ticker import AutoLocator
+
+    for axes in figure.axes:
+        columns = axes.get_subplotspec().get_gridspec().ncols  # type: ignore[union-attr]
+        if isinstance(axes.xaxis.get_major_locator(), AutoLocator):
+            most = int(figure.get_figwidth() * 0.8 / columns / _INCHES_PER_LABEL)
+            axes.locator_params(axis="x", nbins=min(max(most, 2), 9))
 
 
 def inline(chart: Chart, prefix: str) -> str:
@@ -125,7 +143,8 @@ def inline(chart: Chart, prefix: str) -> str:
 # As on paper (``page.css``).
 ON_PAPER = {
     **{"ink": "#000000", "muted": "#444444", "grid": "#cccccc", "panel": "#ffffff"},
-    **{"observed": "#1f5fa8", "simulated": "#b4450b", "accent": "#0b7568", "over": "#b4450b", "under": "#1f5fa8"},
+    **{"observed": "#1f5fa8", "simulated": "#b4450b", "e2e": "#000000", "ttft": "#7a5b00", "itl": "#6a3fb5"},
+    **{"over": "#a0246a", "under": "#0b7568"},
 }
 
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+# Bars below it, in %, would be drawn against an axis of rounding errors.
+_NOTHING = 0.05
 _ERROR, _NO_COMPONENT = "error", "no component"
 
 
@@ -123,6 +125,8 @@ def _draw_bars(axes: Axes, bars: list[Fall]) -> None:
     axes.axvline(0, color=INK, linewidth=0.8)
     axes.use_sticky_edges = False
     axes.margins(x=0.25)
+    if max(abs(100 * bar.part) for bar in bars) < _NOTHING:
+        axes.set_xlim(-1, 1)
     axes.set_yticks(range(len(bars)), [bar.name for bar in bars])
     axes.set_ylim(len(bars) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")

@@ -23,11 +23,17 @@ def milliseconds(value_us: float | None) -> str:
     return "-" if value_us is None else f"{value_us / 1000:,.2f}"
 
 
+def time_unit(longest_us: float) -> tuple[float, str]:
+    """The unit of times up to this one, and its us: ms, from ten seconds on s."""
+    return (1e6, "s") if abs(longest_us) >= 10_000_000 else (1e3, "ms")
+
+
 def time_text(value_us: float | None) -> str:
     """A time with its unit and three or four digits: ms, from ten seconds on s; ``-`` where there is none."""
     if value_us is None:
         return "-"
-    value, unit = (value_us / 1e6, "s") if abs(value_us) >= 10_000_000 else (value_us / 1000, "ms")
+    unit_us, unit = time_unit(value_us)
+    value = value_us / unit_us
     return f"{value:,.{0 if abs(value) >= 999.5 else 1 if abs(value) >= 99.95 else 2}f} {unit}"
 
 

@@ -149,6 +149,6 @@ def test_text_and_lines_stand_out(scheme: str) -> None:
     for ground in ("page", "panel"):
         for text in ("ink", "muted", "pass", "fail", "observed"):
             assert _contrast(colours[text], colours[ground]) >= 4.5, (text, ground)
-        for line in ("simulated", "accent", "over", "under"):
+        for line in ("observed", "simulated", "e2e", "ttft", "itl", "over", "under"):
             assert _contrast(colours[line], colours[ground]) >= 3, (line, ground)
     assert _contrast(colours["ink"], hot) >= 4.5

@@ -6,7 +6,7 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -18,16 +18,17 @@ from planted_pages import HOSTILE_PLACES, PlantedPage
 from blis_replay.ingest.store import list_runs, open_store
 from blis_replay.replay.executors.local import Progress, pool_map
 from blis_replay.replay.mode import ReplayMode
+from blis_replay.validate.comparison.saturation import Queue, Saturation
 from blis_replay.validate.metrics.latency import METRICS, STATISTICS, THRESHOLDS
 from blis_replay.validate.metrics.observed import samples_of
 from blis_replay.validate.report.charts import charts_of
 from blis_replay.validate.report.evidence import Evidence
 from blis_replay.validate.report.latency_charts import distribution_chart
-from blis_replay.validate.report.page import by_worst, metric_table, overview_row, section_of
+from blis_replay.validate.report.page import by_worst, measured_text, metric_table, overview_row, section_of
 from blis_replay.validate.report.report import Report, report
 from blis_replay.validate.report.series import QuantileCurve, quantile_curve
 from blis_replay.validate.report.svg import COLOURS
-from blis_replay.validate.text.cells import milliseconds, percent
+from blis_replay.validate.text.cells import percent, time_text
 
 pytestmark = pytest.mark.slow
 
@@ -111,7 +112,7 @@ def test_the_numbers_of_a_distribution_are_its_quantiles(wrong_evidence: Evidenc
     chart = next(c for c in charts_of(wrong_evidence).shown if c.title == "Distribution of TTFT")
     rows = {row[0]: row for row in chart.numbers.rows}
     for name, level in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
-        seen = float(str(rows[name][1]).replace(",", ""))
+        seen = float(str(rows[name][1]).removesuffix(" ms").replace(",", ""))
         assert seen == pytest.approx(np.quantile(observed, level) / 1e3, rel=0.005)
     assert rows["p99.9"][1:] == ("-", "-", "-")
 
@@ -119,7 +120,7 @@ def test_the_numbers_of_a_distribution_are_its_quantiles(wrong_evidence: Evidenc
 def test_published_quantiles_are_points_and_nothing_between_them_is_claimed() -> None:
     published = QuantileCurve(np.array([0.5, 0.98]), np.array([16_360.0, 20_130.0]), published=True)
     chart = distribution_chart("itl", published, None)
-    assert [row[1] for row in chart.numbers.rows] == ["16.36", "-", "-", "-"]
+    assert [row[1] for row in chart.numbers.rows] == ["16.36 ms", "-", "-", "-"]
     assert "observed (published)" in chart.svg
 
 
@@ -128,7 +129,7 @@ def test_the_metric_table_is_that_of_the_comparison(wrong_evidence: Evidence) ->
     for metric in METRICS:
         for statistic in STATISTICS:
             cell = wrong_evidence.comparison.metrics[metric][statistic]
-            numbers = (milliseconds(cell.a_us), milliseconds(cell.b_us), percent(cell.error))
+            numbers = (time_text(cell.a_us), time_text(cell.b_us), percent(cell.error))
             assert rows[f"{metric.upper()} {statistic}"][1:4] == numbers
 
 
@@ -139,9 +140,40 @@ def test_the_verdict_is_followed_by_the_planted_cause(planted_report: Report) ->
     assert re.search(r"TTFT mean is 95\.5 % too long, 95\.5 points by delay before the queue", text)
 
 
+def test_a_saturated_run_is_told_as_such_first_and_gets_no_advice(wrong_evidence: Evidence) -> None:
+    """Coefficients fitted to latencies that measure a queue would be wrong, so no command is offered."""
+    assert section_of(wrong_evidence, "").remedy.startswith("blis-replay calibrate ")
+    queue = Queue(from_us=8_000_000, until_us=None, longest_us=4_000_000, longest_at_us=40_000_000, touched_us=0)
+    found = Saturation(queue, queue, (), 0, None, 8_000_000, None, 30, 0, {}, None, "not told")
+    saturated = replace(wrong_evidence, comparison=replace(wrong_evidence.comparison, saturation=found))
+    section = section_of(saturated, "")
+    assert (section.cause, section.remedy) == ("saturation", "")
+    assert "from second 8.0 on latencies measure how long the queue has grown" in section.why[0]
+    assert not any("calibrate" in sentence for sentence in section.why)
+
+
+def test_times_and_shares_of_a_finding_have_their_units() -> None:
+    assert measured_text("largest_gap_us", 2_500) == "largest gap: 2.50 ms"
+    assert measured_text("wait_ms", 65_000.0) == "wait: 65.00 s"
+    assert measured_text("share_over_10_percent_short", 0.47) == "share over 10 percent short: 47.0 %"
+    assert measured_text("requests", 1_600) == "requests: 1,600"
+    assert measured_text("uncertainty_us", None) == "uncertainty: -"
+
+
+def test_seconds_begin_at_ten_and_labels_stay_apart() -> None:
+    """Half an hour of E2E: an axis in seconds, plain numbers, at most seven of them on a narrow picture."""
+    curve = quantile_curve(np.linspace(1e6, 1.54e9, 5_000).astype(np.int64))
+    chart = distribution_chart("e2e", curve, None)
+    labels = re.findall(r"<text[^>]*>([^<]*)</text>", chart.svg)
+    numbers = [float(text) for text in labels if re.fullmatch(r"-?[\d.]+", text)]
+    assert "E2E, s" in labels and not any("e+" in text or "1e" in text for text in labels)
+    assert 2 <= len(numbers) <= 7 and max(numbers) < 1_600
+    assert chart.numbers.rows[2][1] == "1,525 s"
+
+
 def test_four_cards_say_the_errors_beside_their_limits(planted_report: Report) -> None:
     """30 ms before the queue: mean TTFT is 95.5 % over, of ±15 %, so its bar takes the whole half of its track."""
-    section = planted_report.html.split('aria-labelledby="experiment-1"')[1]
+    section = planted_report.html.split('aria-labelledby="experiment-1-name"')[1]
     cards = re.findall(r'<div class="card (\w+)">\s*<p class="of">([^<]*)</p>\s*<p class="error">([^<]*)</p>', section)
     assert [(state, title) for state, title, _ in cards[:4]] == [
         *(("within", "E2E mean"), ("beyond", "TTFT mean"), ("within", "ITL mean"), ("beyond", "TTFT p99 (not gated)")),
@@ -154,7 +186,11 @@ def test_four_cards_say_the_errors_beside_their_limits(planted_report: Report) -
 def test_the_worst_comes_first_and_is_the_hottest(planted_report: Report, wrong_evidence: Evidence) -> None:
     document = read(planted_report.html)
     links = [element.text for element in document.named("a")]
-    assert links == ["1b-general", "34b-roleplay"]
+    back = "Back to all experiments"
+    assert links == ["All experiments", *["1b-general", "34b-roleplay"] * 2, back, back]
+    assert [e.attributes.get("open") for e in document.named("details") if e.attributes.get("class") == "fold"] == [
+        *("", None)
+    ], "the worst is open, the others are folded"
     row = overview_row(wrong_evidence.comparison)
     error = wrong_evidence.comparison.metrics["ttft"]["mean"].error
     assert error is not None
@@ -164,7 +200,7 @@ def test_the_worst_comes_first_and_is_the_hottest(planted_report: Report, wrong_
 
 
 def test_published_aggregates_make_a_page_that_says_what_it_cannot_draw(planted_report: Report) -> None:
-    html = planted_report.html.split('aria-labelledby="experiment-2"')[1]
+    html = planted_report.html.split('aria-labelledby="experiment-2-name"')[1]
     document = read("<section>" + html.split(">", 1)[1].split("</main>")[0])
     titles = [element.text for element in document.named("title")]
     assert titles[:4] == ["Where the error comes from", *(f"Distribution of {name}" for name in ("E2E", "TTFT", "ITL"))]
