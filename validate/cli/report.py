@@ -48,7 +48,7 @@ def command(
 ) -> None:
     """Write one HTML page with the verdicts and all of their evidence.
 
-    Opens offline and runs no script: errors of all experiments, the worst first; for each one
+    Opens offline and loads nothing: errors of all experiments, the worst first; for each one
     the verdict and its cause, distributions, errors over time, step cycles against the latency
     model, depths, the parts of the error, instrument findings, and what it all depends on.
     The exit code is 0 once it is written, whatever the verdicts: `gate` is there to fail.

@@ -88,7 +88,7 @@ def step_chart(cycles: StepCycles) -> Chart:
         "Step cycle against batch size",
         f"{int(shown.count.sum()):,} cycles between consecutive recorded steps, as a density and as medians by running "
         f"requests, and the latency model's step time in the replay. {left}{beyond}".strip(),
-        drawn(draw, 3.7, 2.9),
+        drawn(draw, 3.7, 2.9, shown.x.tolist()),
         Table("step cycle by running requests", columns_named(*columns), rows),
     )
 
@@ -151,7 +151,7 @@ def depth_chart(depth: DepthOverTime, stages: Sequence[tuple[float, str]]) -> Ch
         f"Means of {len(depth.at_s)} parts of the run, {over}. "
         + " ".join(f"{name}: {_mean(values)}." for name, values in zip(columns, series, strict=True))
         + empty,
-        drawn(draw, 8.6, 1.6 + 1.2 * len(panels)),
+        drawn(draw, 8.6, 1.6 + 1.2 * len(panels), depth.at_s.tolist()),
         Table("depth by time", columns_named("middle, s", *columns), rows, note=stages_note(stages)),
         wide=True,
     )

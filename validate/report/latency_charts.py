@@ -56,7 +56,7 @@ def distribution_chart(metric: str, observed: QuantileCurve | None, simulated: Q
     return Chart(
         f"Distribution of {name}",
         f"Share of {what}s that are faster, on a logarithmic axis of those that are slower. {values}",
-        drawn(draw, 3.7, 2.7),
+        drawn(draw, 3.7, 2.7, [1 - share for share in _PERCENTILES.values()], "y"),
         numbers,
     )
 
@@ -116,7 +116,7 @@ def errors_chart(errors: ErrorsOverTime, stages: Sequence[tuple[float, str]], me
         f"Signed errors of the mean of requests sent in each of {len(errors.at_s)} parts of the run. "
         + " ".join(_extremes(errors, metric) for metric in metrics)
         + f" The thin lines are the limits of the means: {limits}.",
-        drawn(draw, 8.6, 2.8),
+        drawn(draw, 8.6, 2.8, errors.at_s.tolist()),
         Table(
             "error of the mean by time",
             columns_named("middle, s", "requests", *(_NAMES[m] for m in metrics)),
@@ -188,7 +188,7 @@ def ttft_chart(title: str, x_label: str, observed: Band, simulated: Band) -> Cha
         title,
         f"Medians of TTFT in bins of {x_label}, with the middle 80 % of the requests. Observed {_range(observed)}; "
         f"simulated {_range(simulated)}.",
-        drawn(draw, 3.7, 2.7),
+        drawn(draw, 3.7, 2.7, [*observed.x.tolist(), *simulated.x.tolist()]),
         Table(title, columns_named("side", x_label, "requests", "p10", "p50", "p90"), rows),
     )
 

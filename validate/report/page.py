@@ -1,10 +1,12 @@
 """The page: an overview with the worst experiment first, then a section per experiment.
 
-Every text is escaped, nothing is loaded from anywhere, and there is no script.
+Every text is escaped and nothing is loaded from anywhere.  The only script that may run is ours, named by its hash.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -276,8 +278,11 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    # Style sheet, drawings and tables are this package's own text; they are all that is not escaped here.
+    # Style sheet, script, drawings and tables are this package's own text; they are all that is not escaped here.
     environment.globals["style"] = Markup((folder / "page.css").read_text("utf-8"))  # noqa: S704
+    script = (folder / "page.js").read_text("utf-8")
+    environment.globals["script"] = Markup(script)  # noqa: S704
+    environment.globals["script_hash"] = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
     def drawing(chart: Chart, prefix: str) -> Markup:
         return Markup(inline(chart, prefix))  # noqa: S704

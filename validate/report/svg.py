@@ -11,11 +11,11 @@ import io
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from blis_replay.ingest.tables import Table
 
@@ -95,8 +95,18 @@ def _matplotlib() -> Any:
             os.environ["MATPLOTLIBRC"] = said
 
 
-def drawn(draw: Callable[[Figure], None], width_in: float, height_in: float) -> str:
-    """The SVG element of what ``draw`` puts on an empty figure; it must use the colours of this module only."""
+def drawn(
+    draw: Callable[[Figure], None],
+    width_in: float,
+    height_in: float,
+    rows_at: Sequence[float] = (),
+    along: Literal["x", "y"] = "x",
+) -> str:
+    """The SVG element of what ``draw`` puts on an empty figure; it must use the colours of this module only.
+
+    ``rows_at``: where the rows of the table of numbers lie along an axis of its first panel, in data coordinates; the
+    element carries them as ``data-at`` in its own, for whoever shows the value under a pointer.
+    """
     matplotlib = _matplotlib()
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
@@ -110,7 +120,18 @@ def drawn(draw: Callable[[Figure], None], width_in: float, height_in: float) -> 
         _keep_apart(figure)
         text = io.StringIO()
         figure.savefig(text, format="svg", metadata=_NO_METADATA)
-    return _bare(text.getvalue())
+        places = _places(figure, rows_at, along)
+    known = f'data-along="{along}" data-at="{" ".join(f"{place:.1f}" for place in places)}" ' if places else ""
+    return _bare(text.getvalue()).replace("<svg ", f"<svg {known}", 1)
+
+
+def _places(figure: Figure, rows_at: Sequence[float], along: Literal["x", "y"]) -> list[float]:
+    """Data coordinates of the first panel as those of the drawing: points from its upper left corner."""
+    axes, points = figure.axes[0], 72 / figure.dpi
+    middle = {"x": axes.get_xlim()[0], "y": axes.get_ylim()[0]}
+    both = [{**middle, along: value} for value in rows_at]
+    placed = [axes.transData.transform((one["x"], one["y"])) for one in both]
+    return [float(x if along == "x" else figure.bbox.height - y) * points for x, y in placed]
 
 
 # A label has some seven characters of this size, and as much room beside it.

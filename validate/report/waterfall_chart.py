@@ -92,7 +92,7 @@ def waterfall_chart(attribution: Attribution) -> Chart | None:
         "Where the error comes from",
         "From the error of the replay to the recording, replacing one component after the other; the whiskers are 95 % "
         f"intervals over resampled blocks of requests. {parts}.",
-        drawn(draw, 8.6, 1.1 + 0.3 * len(names)),
+        drawn(draw, 8.6, 1.1 + 0.3 * len(names), range(len(names)), "y"),
         Table("parts of the error of the mean, in % of observed", columns_named("", *columns), rows),
         beside=True,
     )

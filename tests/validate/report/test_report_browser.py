@@ -62,6 +62,28 @@ def test_a_browser_has_nothing_to_say_and_asks_nobody(
     page.close()
 
 
+def test_the_script_sorts_opens_and_reads_values(browser, planted_report: Report, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """Worst first as written; by E2E the other way round; a link opens what is folded; a value under the pointer."""
+    file = tmp_path / "report.html"
+    file.write_text(planted_report.html, "utf-8")
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.goto(file.as_uri())
+    rows, by_e2e = page.locator("table.heat tbody tr th"), page.get_by_role("button", name="E2E mean")
+    assert rows.all_inner_texts() == ["1b-general", "34b-roleplay"]
+    by_e2e.click()
+    by_e2e.click()
+    assert rows.all_inner_texts() == ["34b-roleplay", "1b-general"]
+    folds = "[...document.querySelectorAll('details.fold')].map(fold => fold.open)"
+    assert page.evaluate(folds) == [True, False]
+    page.locator("nav a").nth(2).click()
+    page.wait_for_function(f"{folds}[1]")
+    picture = page.locator("#experiment-1 figure", has_text="Distribution of TTFT")
+    picture.locator("svg").hover()
+    row = next(line for line in picture.locator("tbody tr").all() if line.text_content().startswith("p90"))
+    for cell in row.locator("td").all():
+        assert cell.text_content() in picture.locator(".value").inner_text()
+
+
 def test_what_is_folded_on_the_screen_is_printed(browser, planted_report: Report, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     path = tmp_path / "report.html"
     path.write_text(planted_report.html, "utf-8")

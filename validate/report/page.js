@@ -1,0 +1,77 @@
+"use strict";
+// Sorting, copying, and values under the pointer.  The page is complete without it; every text is set as text.
+
+// A link to a folded experiment opens it.
+function unfold() {
+  const shown = location.hash.length > 1 ? document.getElementById(location.hash.slice(1)) : null;
+  const fold = shown && shown.closest("details");
+  if (fold && !fold.open) {
+    fold.open = true;
+    shown.scrollIntoView();
+  }
+}
+addEventListener("hashchange", unfold);
+unfold();
+
+// The overview by a column: numbers by their size without sign, the largest first; each experiment with its baseline.
+function value(body, column) {
+  const text = body.rows[0].cells[column].textContent.trim();
+  const number = Math.abs(parseFloat(text.replace(/,/g, "")));
+  return Number.isNaN(number) ? text : number;
+}
+for (const table of document.querySelectorAll("table.heat")) {
+  const heads = [...table.tHead.rows[0].cells];
+  heads.forEach((head, column) => {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.textContent = head.textContent;
+    head.replaceChildren(button);
+    button.addEventListener("click", () => {
+      const order = head.getAttribute("aria-sort") === "descending" ? "ascending" : "descending";
+      const sign = order === "descending" ? -1 : 1;
+      const bodies = [...table.tBodies].sort((a, b) => {
+        const [x, y] = [value(a, column), value(b, column)];
+        if (typeof x !== typeof y) return typeof x === "number" ? -1 : 1;
+        return typeof x === "number" ? sign * (x - y) : -sign * x.localeCompare(y);
+      });
+      heads.forEach((other) => other.removeAttribute("aria-sort"));
+      head.setAttribute("aria-sort", order);
+      table.append(...bodies);
+    });
+  });
+}
+
+for (const command of document.querySelectorAll("pre.command")) {
+  const button = document.createElement("button");
+  button.type = "button";
+  button.textContent = "Copy";
+  button.addEventListener("click", async () => {
+    await navigator.clipboard.writeText(command.textContent.trim());
+    button.textContent = "Copied";
+  });
+  command.after(button);
+}
+
+// Below a picture: the row of its table that is nearest to the pointer.
+for (const svg of document.querySelectorAll("svg[data-at]")) {
+  const figure = svg.closest("figure");
+  const heads = [...figure.querySelectorAll("thead th")].map((head) => head.textContent);
+  const rows = [...figure.querySelectorAll("tbody tr")];
+  const places = svg.dataset.at.split(" ").map(Number);
+  const line = document.createElement("p");
+  line.className = "value";
+  line.textContent = "\u00a0";
+  figure.querySelector("details").before(line);
+  svg.addEventListener("pointermove", (event) => {
+    const point = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
+    const at = svg.dataset.along === "y" ? point.y : point.x;
+    let nearest = 0;
+    places.forEach((place, i) => {
+      if (Math.abs(place - at) < Math.abs(places[nearest] - at)) nearest = i;
+    });
+    // Both sides may have a row there.
+    const beside = rows.filter((_, i) => Math.abs(places[i] - places[nearest]) < 3).slice(0, 2);
+    const said = beside.map((row) => [...row.cells].map((cell, i) => `${heads[i]} ${cell.textContent}`.trim()).join(" · "));
+    line.textContent = said.join(" | ");
+  });
+}
