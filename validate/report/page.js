@@ -55,7 +55,7 @@ for (const command of document.querySelectorAll("pre.command")) {
 // Below a picture: the row of its table that is nearest to the pointer.
 for (const svg of document.querySelectorAll("svg[data-at]")) {
   const figure = svg.closest("figure");
-  const heads = [...figure.querySelectorAll("thead th")].map((head) => head.textContent);
+  const heads = [...figure.querySelectorAll("thead tr > *")].map((head) => head.textContent);
   const rows = [...figure.querySelectorAll("tbody tr")];
   const places = svg.dataset.at.split(" ").map(Number);
   const line = document.createElement("p");

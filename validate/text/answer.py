@@ -196,7 +196,8 @@ def html_text(text: str) -> str:
 def html(table: Table) -> str:
     """A table in HTML; a bar is a span whose width is a share of its cell."""
     note = f' <span class="note">({html_text(table.note)})</span>' if table.note else ""
-    names = "".join(f'<th scope="col">{html_text(name)}</th>' for name in table.names)
+    # A header without a text would be announced as one.
+    names = "".join(f'<th scope="col">{html_text(name)}</th>' if name else "<td></td>" for name in table.names)
     bars = [_bar(length) for length in bar_lengths(table)] if table.bars else [""] * len(table.rows)
     return "\n".join(
         [
