@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     "floor:constant, floor:line, dynamo[-fitted][:PYTHON], aiconfigurator[:PYTHON], llmservingsim:TABLE, blis, "
     "'cmd:PATH ARGS'.",
 )
+@click.option("--explain", is_flag=True, help="With --simulators: say what costs each simulator most (slow).")
 @click.option(
     "--simulator-timeout",
     type=click.FloatRange(0, min_open=True),
@@ -64,6 +65,7 @@ def command(
     coefficients: str | None,
     blis_binary: str | None,
     asked: tuple[str, ...],
+    explain: bool,
     simulator_timeout: float,
     published: bool,
     unseen: bool,
@@ -97,7 +99,7 @@ def command(
     if asked:
         if published or unseen or list_them or experiment:
             raise click.UsageError("--simulators goes with experiments alone; leave other choices out")
-        print_answer(form, _simulators(store_path, sides, asked, coefficients, blis_binary, simulator_timeout))
+        print_answer(form, _simulators(store_path, sides, asked, explain, coefficients, blis_binary, simulator_timeout))
         return
     if (len(sides) == 2) + published + list_them != 1 or len(sides) not in (0, 2):
         raise click.UsageError("name two sides, A and B; or use --simulators, --published or --runs")
@@ -132,12 +134,16 @@ def _simulators(
     store_path: Path,
     names: tuple[str, ...],
     asked: tuple[str, ...],
+    explain: bool,
     coefficients: str | None,
     blis_binary: str | None,
     timeout_s: float,
 ) -> Answer:
+    from functools import partial
+
     from blis_replay.ingest.store import open_for_reading
     from blis_replay.replay.release_file import load_release
+    from blis_replay.validate.attribution.foreign import cost_of
     from blis_replay.validate.comparison.leaderboard import leaderboard
     from blis_replay.validate.comparison.leaderboard_text import leaderboard_answer
     from blis_replay.validate.comparison.simulators import contestants
@@ -150,7 +156,9 @@ def _simulators(
         with open_for_reading(store_path) as store:
             slugs = named_experiments(store, names or None)
             every = any("all" in one.split(",") for one in asked)
-            return leaderboard_answer(leaderboard(store, slugs, found, absent, published=every, progress=progress))
+            say = partial(cost_of, release=release) if explain else None
+            board = leaderboard(store, slugs, found, absent, published=every, explain=say, progress=progress)
+            return leaderboard_answer(board)
 
 
 def _published(store: Store, coefficients: str | None, unseen: bool) -> Answer:

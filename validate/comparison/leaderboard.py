@@ -28,6 +28,34 @@ from blis_replay.validate.metrics.observed import Observed, Selection, observed_
 Number = tuple[str, str]
 SHOWN = tuple((metric, statistic) for metric in ("e2e", "ttft", "itl") for statistic in STATISTICS)
 _US_PER_S = 1e6
+# An imitation that misses more than this of the latencies says nothing of the simulator.
+MOST_LEFT = 0.10
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What makes a simulator's answers others than those of the engine here.
+
+    ``shares``: by component, what it adds to the mean E2E and TTFT, fractions of the mean of the engine here with the
+    coefficients, so they sum to how far the imitation is from it.  ``left``: mean absolute difference between the
+    simulator and its imitation, relative to its latencies.  ``evidence``: a sentence a component.
+    ``also``: other arguments that imitate it as well.
+    """
+
+    shares: Mapping[str, tuple[float, float]]
+    left: float
+    evidence: Mapping[str, str]
+    also: tuple[str, ...] = ()
+
+    @property
+    def imitated(self) -> bool:
+        """Whether the imitation is near enough to say anything."""
+        return self.left <= MOST_LEFT
+
+    @property
+    def largest(self) -> str:
+        """The component with the largest share of either mean."""
+        return max(self.shares, key=lambda name: max(map(abs, self.shares[name])))
 
 
 @dataclass(frozen=True)
@@ -42,7 +70,7 @@ class Score:
     ``overloaded``: the server had more load than it could serve, so its latencies judge no simulator.
     ``seconds``: of planning and simulating; ``peak_bytes``: the largest memory of the process that simulated.
     ``segments``: what each part of the way adds to the mean E2E, a signed fraction of the observed mean.
-    ``problem``: why there is no score.
+    ``cost``: what costs it most, where that was asked for and can be told.  ``problem``: why there is no score.
     """
 
     simulator: str
@@ -59,6 +87,7 @@ class Score:
     peak_bytes: int | None = None
     segments: Mapping[str, float] = field(default_factory=dict)
     lacks: tuple[str, ...] = ()
+    cost: Cost | None = None
     problem: str = ""
 
     @property
@@ -87,12 +116,14 @@ def leaderboard(
     absent: Mapping[str, str],
     *,
     published: bool = False,
+    explain: Callable[[ReplayRun], Cost] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Board:
     """Replay stored experiments through each of the simulators.
 
-    ``simulators``: by the name that is shown.  ``published``: with those that others published for a recording.  A
-    recording without latencies is left out; what a simulator cannot do is its ``problem``.
+    ``simulators``: by the name that is shown.  ``published``: with those that others published for a recording.
+    ``explain``: what says what costs a simulator most.  A recording without latencies is left out; what a simulator
+    cannot do is its ``problem``.
     """
     scores: list[Score] = []
     names = list(simulators)
@@ -101,7 +132,7 @@ def leaderboard(
         if not done:
             _warmed(experiment, simulators)
         if experiment.recording.ground_truth != ARRIVALS:
-            scores += [_score(experiment, name, simulator) for name, simulator in simulators.items()]
+            scores += [_score(experiment, name, simulator, explain) for name, simulator in simulators.items()]
             if published:
                 scores += _published(experiment)
         if progress:
@@ -119,7 +150,7 @@ def _warmed(experiment: Observed, simulators: Mapping[str, Simulator]) -> None:
             return
 
 
-def _score(experiment: Observed, name: str, simulator: Simulator) -> Score:
+def _score(experiment: Observed, name: str, simulator: Simulator, explain: Callable[[ReplayRun], Cost] | None) -> Score:
     recording = experiment.recording
     try:
         took = taken(lambda: replay(recording, simulator.release, simulator=simulator))
@@ -144,7 +175,18 @@ def _score(experiment: Observed, name: str, simulator: Simulator) -> Score:
         peak_bytes=run.simulated.peak_bytes or took.peak_bytes,
         segments=_segments(run),
         lacks=run.simulated.differences,
+        cost=_cost(run, explain),
     )
+
+
+def _cost(run: ReplayRun, explain: Callable[[ReplayRun], Cost] | None) -> Cost | None:
+    """None where that cannot be told: there are no coefficients to compare with, or too few requests."""
+    if explain is None:
+        return None
+    try:
+        return explain(run)
+    except ExperimentError:
+        return None
 
 
 def _error(comparison: Comparison, number: Number) -> float | None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from blis_replay.ingest.tables import Cell, Column, Table, columns_named
 from blis_replay.replay.command import AS_SHIPPED
-from blis_replay.validate.comparison.leaderboard import SHOWN, Board, Score
+from blis_replay.validate.comparison.leaderboard import SHOWN, Board, Cost, Score
 from blis_replay.validate.text.answer import Answer, Block, Line, Part
 
 _MIB = 1 << 20
@@ -42,15 +42,32 @@ def leaderboard_answer(board: Board) -> Answer:
             "every simulator got the same requests and engine arguments; s and MB: a run, in the process that simulates"
         )
     )
+    asked = any(score.cost for score in board.scores)
+    told = [_cost_line(score) for score in board.scores if asked and score.seconds is not None]
+    costs = Block(told, "what costs most, beside the engine here with its coefficients")
     table = Table("", _SUMMARY, [_summary(name, board) for name in board.simulators if board.of(name)])
     runs: list[Part] = [_run_table(alias, board) for alias in dict.fromkeys(score.alias for score in board.scores)]
     head = Line(f"{len(judged)} recordings, {len(board.simulators)} simulators")
     return Answer(
-        page=[head, table, *runs, Block(notes)],
+        page=[head, table, *runs, costs, Block(notes)],
         document=_document(board),
         data=_data(board),
-        brief=[head, table, Block([*notes, "more: -v prints every recording"])],
+        brief=[head, table, costs, Block([*notes, "more: -v prints every recording"])],
     )
+
+
+def _cost_line(score: Score) -> Line:
+    """What costs a simulator most on one recording, beside the engine here."""
+    cost, who = score.cost, f"{score.simulator}, {score.alias}"
+    if cost is None:
+        return Line(f"{who}: cannot be told: no coefficients here for its model, or too few requests")
+    near = f"imitated within {100 * cost.left:.1f} %"
+    if not cost.imitated:
+        return Line(f"{who}: not like an engine: no step time, delay or engine argument imitates it ({near})")
+    e2e, ttft = cost.shares[cost.largest]
+    also = f"; {' or '.join(cost.also)} would do as well" if cost.also else ""
+    moved = f"E2E {100 * e2e:+.1f} %, TTFT {100 * ttft:+.1f} %"
+    return Line(f"{who}: {cost.largest} ({moved}): {cost.evidence[cost.largest]}; {near}{also}")
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -145,8 +162,19 @@ def _document(board: Board) -> dict[str, object]:
                 "peak_bytes": score.peak_bytes,
                 "segments": dict(score.segments),
                 "not_modelled": list(score.lacks),
+                "cost": None if score.cost is None else _cost_json(score.cost),
                 "problem": score.problem or None,
             }
             for score in board.scores
         ],
+    }
+
+
+def _cost_json(cost: Cost) -> dict[str, object]:
+    return {
+        "largest": cost.largest if cost.imitated else None,
+        "shares": {name: {"e2e": e2e, "ttft": ttft} for name, (e2e, ttft) in cost.shares.items()},
+        "evidence": dict(cost.evidence),
+        "left": cost.left,
+        "also": list(cost.also),
     }

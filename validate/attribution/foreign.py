@@ -1,0 +1,186 @@
+"""What costs another simulator most: its answers imitated by the engine here, and the imitation taken apart.
+
+Another simulator cannot be opened, but its answers can be read like a recording.  Step time, delays and, where those
+do not do, one engine argument are fitted until the engine here answers as it does.  Then each of these is put back to
+what the recording and the coefficients say, and what that changes is its share (Shapley, as of one's own replay).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import polars as pl
+
+from blis_replay.blis.engine import simulate
+from blis_replay.blis.latency.operators import durations_us
+from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
+from blis_replay.blis.result import SimResult
+from blis_replay.compiled.arrays import Floats
+from blis_replay.ingest.recording import (
+    JOURNEY_EVENT_SCHEMA,
+    LIFECYCLE_SCHEMA,
+    STEP_SCHEMA,
+    Recording,
+)
+from blis_replay.ingest.rows import no_rows, rows_of
+from blis_replay.replay.driver import ReplayRun
+from blis_replay.replay.mode import ReplayMode
+from blis_replay.replay.plan import plan_replay
+from blis_replay.replay.simulator import entry_of
+from blis_replay.validate.attribution.attribute import Subset, all_subsets, shapley_values
+from blis_replay.validate.attribution.fitted import Fitted, Through, target_of
+from blis_replay.validate.attribution.tried import Alternative, Tried, best_alternative
+from blis_replay.validate.comparison.leaderboard import Cost
+from blis_replay.validate.errors import NothingToJudgeError
+
+STEP_TIME, DELAYS = "step time", "delays"
+_METRICS = ("e2e", "ttft")
+
+
+def cost_of(run: ReplayRun, release: CoefficientRelease) -> Cost:
+    """What costs the simulator of a run most, beside the engine here with a release.
+
+    Raises ``ReleaseError`` if the release has no coefficients for the recording, ``NothingToJudgeError`` if the run has
+    too few requests to imitate.
+    """
+    recording, mode, entry = run.recording, run.mode, entry_of(release, run.recording)
+    found = _imitation(answered(run), mode, entry)
+    if found is None:
+        raise NothingToJudgeError(f"{recording.alias}: too few requests to tell what costs {run.simulator} most")
+    parts = _Parts(recording, mode, entry, found)
+    values = {subset: parts.means_us(subset) for subset in all_subsets(len(parts.names))}
+    own_us = values[frozenset(range(len(parts.names)))]
+    shares = -shapley_values(len(parts.names), values) / own_us
+    return Cost(
+        shares={name: (float(e2e), float(ttft)) for name, (e2e, ttft) in zip(parts.names, shares, strict=True)},
+        left=found.fitted.left,
+        evidence=parts.evidence(),
+        also=() if found.tried is None else tuple(other.name for other in found.tried.equal),
+    )
+
+
+def answered(run: ReplayRun) -> Recording:
+    """The recording as if the simulator had been the server: its latencies, and stamps as far as it tells them."""
+    recording, simulated = run.recording, run.simulated
+    known = simulated.completed
+    ttft_us, e2e_us = (np.where(known, values, 0) for values in (run.ttft_us, run.e2e_us))
+    nothing: pl.Expr | pl.Series = pl.lit(None, pl.Int64)
+    queue, prefill, decode = nothing, nothing, nothing
+    if simulated.scheduled_us is not None:
+        queue = pl.Series(simulated.scheduled_us)
+        prefill, decode = pl.Series(ttft_us - simulated.scheduled_us), pl.Series(e2e_us - ttft_us)
+    requests = recording.requests.frame().with_columns(
+        ttft_us=pl.Series(ttft_us),
+        e2e_us=pl.Series(e2e_us),
+        status=pl.when(pl.Series(known)).then(pl.lit("ok")).otherwise(pl.col("status")),
+        queue_us=queue,
+        prefill_us=prefill,
+        decode_us=decode,
+    )
+    return replace(
+        recording,
+        requests=rows_of(requests),
+        token_events=None,
+        steps=no_rows(STEP_SCHEMA),
+        lifecycles=no_rows(LIFECYCLE_SCHEMA),
+        journey_events=no_rows(JOURNEY_EVENT_SCHEMA),
+        findings=(),
+    )
+
+
+@dataclass(frozen=True)
+class _Imitation:
+    """What makes the engine here answer as a recording says: coefficients, and another input where they do not do."""
+
+    fitted: Fitted
+    tried: Tried | None
+
+
+def _imitation(recording: Recording, mode: ReplayMode, entry: ModelEntry) -> _Imitation | None:
+    """Fit step time and delays to the answers of a recording, and one input if it takes one; None of too few requests.
+
+    Raises what planning a replay of the recording raises.
+    """
+    target = target_of(recording)
+    if target is None:
+        return None
+    tried = best_alternative(recording, mode, entry)
+    if tried is not None:
+        recording, mode = tried.best.of(recording), replace(mode, **tried.best.mode)
+    return _Imitation(Through(recording, mode, entry, target).fit(), tried)
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """The imitation, and the components that can be put back."""
+
+    recording: Recording
+    mode: ReplayMode
+    entry: ModelEntry
+    found: _Imitation
+
+    @property
+    def alternative(self) -> Alternative | None:
+        return None if self.found.tried is None else self.found.tried.best
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        inputs = () if self.alternative is None else (self.alternative.name,)
+        return (*inputs, DELAYS, STEP_TIME)
+
+    def means_us(self, put_back: Subset) -> Floats:
+        """float64[2]: mean E2E and TTFT of the imitation, with these of the names put back."""
+        return np.array([getattr(self.run(put_back), f"{metric}_us").mean() for metric in _METRICS])
+
+    def run(self, put_back: Subset) -> SimResult:
+        back = {self.names[i] for i in put_back}
+        imitated = self.found.fitted.entry(self.entry)
+        latency = (self.entry if STEP_TIME in back else imitated).latency
+        lifecycle = (self.entry if DELAYS in back else imitated).lifecycle
+        recording, mode = self.recording, self.mode
+        if self.alternative is not None and self.alternative.name not in back:
+            recording, mode = self.alternative.of(recording), replace(mode, **self.alternative.mode)
+        plan = plan_replay(recording, mode)
+        return simulate(plan.trace, plan.engine, latency, lifecycle)
+
+    def evidence(self) -> dict[str, str]:
+        """A sentence a component: what the imitation has there, and what it should have."""
+        said = {}
+        if self.alternative is not None:
+            said[self.alternative.name] = _input_evidence(self.recording, self.found)
+        imitated = self.found.fitted.entry(self.entry)
+        first, then = imitated.lifecycle, self.entry.lifecycle
+        said[DELAYS] = (
+            f"before the queue {first.pre_queue_us / 1000:.1f} ms for {then.pre_queue_us / 1000:.1f} ms, "
+            f"after the last token {first.post_request_us / 1000:.1f} ms for {then.post_request_us / 1000:.1f} ms"
+        )
+        batches = _typical(self.run(frozenset(range(len(self.names)))))
+        ms = [durations_us(entry.latency, batches) / 1000 for entry in (imitated, self.entry)]
+        without, mixed = batches[0], batches[1]
+        said[STEP_TIME] = (
+            f"a step of {without['decode_tokens']} decodes {ms[0][0]:.1f} ms for {ms[1][0]:.1f} ms, "
+            f"with {mixed['prefill_tokens']} prefill tokens too {ms[0][1]:.1f} ms for {ms[1][1]:.1f} ms"
+        )
+        return said
+
+
+def _input_evidence(recording: Recording, found: _Imitation) -> str:
+    if found.tried is None:
+        raise ValueError("no other input was needed")
+    best = found.tried.best
+    told = {name: recording.engine[name].value if name in recording.engine else None for name in best.engine}
+    changed = [f"{name} {value} for {told[name]}" for name, value in best.engine.items()]
+    changed += [f"{name}={value}" for name, value in best.mode.items()]
+    before, left = (100 * misfit for misfit in (found.tried.before, found.tried.left))
+    fell = f"what no step time and no delay does falls from {before:.1f} to {left:.1f} %"
+    return f"it answers like an engine with {', '.join(changed)}; {fell}"
+
+
+def _typical(result: SimResult) -> list[dict[str, int]]:
+    """The mean batch with no prefill, and the mean batch with some."""
+    steps = result.steps
+    prefill = steps["prefill_tokens"] > 0
+    mean = {name: round(float(steps[name].mean())) for name in ("decode_tokens", "context_tokens")}
+    some = round(float(steps["prefill_tokens"][prefill].mean())) if prefill.any() else 1
+    return [mean, mean | {"prefill_tokens": some, "prefill_requests": 1}]
