@@ -108,6 +108,15 @@ def test_without_consecutive_steps_there_is_no_cycle() -> None:
         step_targets(recording_with([1, 3], [0, 9_000], [0, 0], [1, 1]))
 
 
+def test_numbers_that_no_server_has_are_named() -> None:
+    """2^61 tokens times a length is no int64; without requests there are no lengths."""
+    with pytest.raises(ValidateError, match="a step of 2,305,843,009,213,693,951 tokens or requests"):
+        step_targets(recording_with([1, 2], [0, 9_000], [0, 0], [7, 2**61 - 1]))
+    steps = recording_with([1, 2], [0, 9_000], [0, 0], [7, 8])
+    with pytest.raises(ValidateError, match="no requests are recorded"):
+        step_targets(replace(steps, requests=rows_of(steps.requests.frame().clear())))
+
+
 @pytest.mark.parametrize(
     ("name", "duration", "before", "after"),
     # Published table of fits (n, b0, b1, b2, MAPE %): duration, cycle of consecutive steps with either batch.

@@ -109,10 +109,15 @@ def step_targets(recording: Recording) -> StepTargets:
     )
 
 
+_MOST_TOKENS = 2**31  # of a step: far above any batch, and small enough to be multiplied by a length
+
+
 def _batches(recording: Recording, steps: pl.DataFrame) -> Int64s:
     counts = steps.select("prefill_tokens", "decode_tokens", "prefill_requests").fill_null(0).to_numpy()
     lengths = mean_lengths(recording)
     contexts = counts[:, [1, 0]] * np.array([lengths.context_tokens, lengths.prompt_tokens])
+    if counts.size and (most := int(counts.max())) > _MOST_TOKENS:
+        raise ValidateError(f"{recording.alias}: a step of {most:,} tokens or requests; check its step records")
     return np.column_stack([counts, np.rint(contexts)]).astype(np.int64)
 
 
