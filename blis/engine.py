@@ -11,12 +11,12 @@ import copy
 import numpy as np
 
 from blis_replay.blis.errors import TraceError
-from blis_replay.blis.kernel import loop
+from blis_replay.blis.kernel import drafting, loop
 from blis_replay.blis.kernel import state as k
 from blis_replay.blis.kernel.step_time import KernelModel
 from blis_replay.blis.latency.models import BatchFeatures, Latency, Lifecycle, StepTime
 from blis_replay.blis.result import SimResult, check_conservation, read_result
-from blis_replay.blis.setup import eligible_times, new_state, queueing_times, with_room
+from blis_replay.blis.setup import eligible_times, new_flight, new_state, queueing_times, with_room
 from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
 from blis_replay.compiled.arrays import Int64s
 
@@ -59,6 +59,7 @@ class Engine:
         eligible_us = eligible_times(trace, self.queued_us)
         self.order = np.argsort(eligible_us, kind="stable")
         self.state = new_state(trace, engine, eligible_us, self.order)
+        self.flight = new_flight(trace, engine, self.order)
 
     @property
     def now_us(self) -> int:
@@ -71,8 +72,12 @@ class Engine:
             while (batch := self.schedule(until_us)) is not None:
                 self.run(max(int(latency.step_time(batch)), 1))
             return
-        kind, int_params, float_params = latency.for_kernel()
-        while self._goes_on(loop.advance(self.state, until_us, kind, int_params, float_params)):
+        model = latency.for_kernel()
+        if self.flight is not None:
+            while self._goes_on(drafting.advance(self.state, self.flight, until_us, *model)):
+                pass
+            return
+        while self._goes_on(loop.advance(self.state, until_us, *model)):
             pass
 
     def advance_to_answer(self, model: KernelModel, until_us: int, seen: int) -> tuple[bool, int]:
@@ -91,7 +96,10 @@ class Engine:
         A batch may be empty (all members wait for their last token); it takes no time.
         """
         while True:
-            answer = loop.next_batch(self.state, until_us)
+            if self.flight is None:
+                answer = loop.next_batch(self.state, until_us)
+            else:
+                answer = drafting.next_batch(self.state, self.flight, until_us)
             if answer == loop.BATCH:
                 return self._features()
             if not self._goes_on(answer):
@@ -112,7 +120,10 @@ class Engine:
 
     def run(self, duration_us: int) -> None:
         """Let the batch just scheduled take this long."""
-        loop.run_batch(self.state, duration_us)
+        if self.flight is None:
+            loop.run_batch(self.state, duration_us)
+        else:
+            drafting.run_batch(self.state, self.flight, duration_us)
 
     def result(self) -> SimResult:
         """What has happened so far; requests in the order of the trace."""
@@ -121,6 +132,7 @@ class Engine:
     def __deepcopy__(self, memo: dict[int, object]) -> Engine:
         twin = copy.copy(self)
         twin.state = k.State(*(field.copy() for field in self.state))  # type: ignore[arg-type]  # each as it was
+        twin.flight = copy.deepcopy(self.flight, memo)
         return twin
 
     def _goes_on(self, answer: int) -> bool:

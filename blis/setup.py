@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from blis_replay.blis.errors import TraceError
 from blis_replay.blis.kernel import state as k
+from blis_replay.blis.kernel.drafting import DRAFT_CONFIG, DRAFTED, Flight
 from blis_replay.blis.latency.models import Lifecycle
 from blis_replay.blis.trace import MOST_STEPS, MOST_TABLE_CELLS, MOST_TOKENS, EngineConfig, RequestTrace
 from blis_replay.compiled.arrays import Int32s, Int64s
@@ -90,7 +91,39 @@ def new_state(trace: RequestTrace, engine: EngineConfig, eligible_us: Int64s, or
         table=np.zeros((engine.max_num_seqs, 2 * width), np.int32),
         free_rows=np.arange(engine.max_num_seqs, dtype=np.int64),
         steps=np.empty(max(_STEPS_AT_FIRST, _STEPS_PER_REQUEST * n), k.STEP),
-        segments=np.empty((n + 2 * engine.max_num_seqs + 2, 3), np.int64),
+        segments=np.empty((n + _segments_of_step(engine), 3), np.int64),
+    )
+
+
+def _segments_of_step(engine: EngineConfig) -> int:
+    """Segments that one step may end: those that go on, those that begin, and one for each token of several."""
+    tokens = 0 if engine.speculation is None else engine.speculation.num_speculative_tokens + 1
+    return (2 + tokens) * engine.max_num_seqs + 2
+
+
+def new_flight(trace: RequestTrace, engine: EngineConfig, order: Int64s) -> Flight | None:
+    """What the kernel needs of speculative decoding before the first arrival; None without it."""
+    if engine.speculation is None:
+        return None
+    drafts = trace.drafts or engine.speculation.draw(trace.output_tokens)
+    config = np.zeros(1, DRAFT_CONFIG)
+    config["tokens"] = engine.speculation.num_speculative_tokens
+    config["lookahead"] = engine.speculation.lookahead_tokens
+    if engine.behaviours.lookahead_at_admission:
+        config["lookahead_at_admission"] = engine.speculation.lookahead_tokens
+    config["cached_as_accepted"] = engine.behaviours.drafts_cached_as_accepted
+    config["drops_last_hit"] = engine.speculation.drops_last_hit
+    config["pads"] = engine.behaviours.single_tokens_padded
+    config["pads_or_waits"] = not engine.behaviours.padding_where_it_fits
+    config["pads_alone"] = engine.behaviours.padding_without_company
+    return Flight(
+        config=config,
+        requests=np.zeros(len(trace), DRAFTED),
+        batches=np.zeros((2, engine.max_num_seqs, 4), np.int64),
+        counts=np.zeros(2, np.int64),
+        start=drafts.start[order],
+        drafted=np.minimum(drafts.drafted, engine.speculation.num_speculative_tokens),
+        accepted=drafts.accepted,
     )
 
 
@@ -101,7 +134,7 @@ def with_room(state: k.State) -> k.State:
         if at.rows >= MOST_STEPS:
             raise TraceError(f"more than {MOST_STEPS} steps, at {at.now_us / 1e6:.0f} s; simulate a part of the load")
         return state._replace(steps=_longer(state.steps))
-    if at.segments + 2 * config.max_num_seqs + 2 > len(state.segments):
+    if at.segments + config.segments_of_step > len(state.segments):
         return state._replace(segments=_longer(state.segments))
     state = state._replace(extent_of_key=np.concatenate([state.extent_of_key, _none(keys)]))
     if config.cpu_blocks == 0:
@@ -125,7 +158,10 @@ def _total_tokens(trace: RequestTrace, engine: EngineConfig) -> Int64s:
 def _usable_blocks(engine: EngineConfig, blocks_each: Int64s) -> int:
     if engine.num_gpu_blocks is not None:
         return engine.num_gpu_blocks - 1
-    return int(min(max(int(blocks_each.sum()), 1), _MOST_BLOCKS))
+    drafts = 0 if engine.speculation is None else engine.speculation.num_speculative_tokens + 1
+    # Two batches in flight, and the room that a drafter is given.
+    blocks_of_drafts = -(-3 * drafts // engine.block_size) * len(blocks_each)
+    return int(min(max(int(blocks_each.sum()) + blocks_of_drafts, 1), _MOST_BLOCKS))
 
 
 def _refuse_unservable(
@@ -213,6 +249,7 @@ def _config(engine: EngineConfig, ring: int, usable_blocks: int) -> k.Table:
     config["num_blocks"] = usable_blocks
     # vLLM counts the reserved block here.
     config["watermark_blocks"] = int(engine.watermark * (usable_blocks + 1))
+    config["prefill_interval"] = engine.prefill_schedule_interval
     config["adaptive_threshold"] = engine.long_prefill_token_threshold_adaptive
     config["full_prompt_admission"] = engine.scheduler_reserve_full_isl
     behaviours = engine.behaviours
@@ -222,6 +259,7 @@ def _config(engine: EngineConfig, ring: int, usable_blocks: int) -> k.Table:
     config["exact_preemption_cursor"] = behaviours.exact_preemption_cursor
     outlives = behaviours.priority_pass_outlives_preemption and engine.scheduling_policy == "priority"
     config["pass_outlives_preemption"] = outlives
+    config["segments_of_step"] = _segments_of_step(engine)
     config["ring_mask"] = ring - 1
     config["cpu_blocks"] = engine.num_cpu_blocks
     config["fetch_us"] = engine.cpu_fetch_us_per_block
@@ -235,6 +273,7 @@ def _progress(requests: int, usable_blocks: int, rows: int, static_keys: int) ->
     at["extents_used"] = 1  # the blocks that were never used, at the head and the tail of the queue
     at["spare_extent"] = k.NONE
     at["running"] = at["prefilling"] = (k.NONE, k.NONE)
+    at["last_prefill_step"] = -k.NEVER
     at["free_rows"] = rows
     at["keys_used"] = static_keys
     return at

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from blis_replay.blis.errors import TraceError
+from blis_replay.blis.speculation import Drafts, Speculation
 from blis_replay.compiled.arrays import Bools, Int32s, Int64s
 from blis_replay.strict.engine_packs import choose_pack
 
@@ -89,7 +90,7 @@ class RequestTrace:
 
     What was observed and is to be taken over (teacher forcing): ``pre_queue_us``, from send to
     the waiting queue, in place of the lifecycle's delay; ``held_us``, how long after that the
-    scheduler does not yet look at the request.
+    scheduler does not yet look at the request; ``drafts``, what speculative decoding drafts and what of it is accepted.
     """
 
     arrival_us: Int64s
@@ -101,6 +102,7 @@ class RequestTrace:
     block_keys: BlockKeys | None = None
     pre_queue_us: Int64s | None = None
     held_us: Int64s | None = None
+    drafts: Drafts | None = None
 
     def __post_init__(self) -> None:
         n = len(self.arrival_us)
@@ -110,6 +112,8 @@ class RequestTrace:
                 raise TraceError(f"{name} has {len(values)} values for {n} requests; give one a request")
         if self.block_keys is not None and len(self.block_keys.start) != n:
             raise TraceError(f"block_keys has {len(self.block_keys.start)} rows for {n} requests; give one a request")
+        if self.drafts is not None and len(self.drafts.start) != n:
+            raise TraceError(f"drafts has {len(self.drafts.start)} rows for {n} requests; give one a request")
         if n == 0:
             return
         _refuse(np.diff(self.arrival_us) < 0, "arrival_us runs backwards", "sort the requests by arrival", 1)
@@ -145,6 +149,7 @@ class RequestTrace:
             block_keys=None if keys is None else replace(keys, start=keys.start[chosen], count=keys.count[chosen]),
             pre_queue_us=of(self.pre_queue_us),
             held_us=of(self.held_us),
+            drafts=None if self.drafts is None else replace(self.drafts, start=self.drafts.start[chosen]),
         )
 
 
@@ -163,6 +168,16 @@ class Behaviours:
     uncached_blocks_first: bool = False
     # Priority policy: a victim ahead of the request that needs its blocks no longer makes the pass skip a request.
     exact_preemption_cursor: bool = False
+    # Speculative decoding: slots for a drafter's tokens are held from the admission on; before, from the next step on.
+    lookahead_at_admission: bool = False
+    # Speculative decoding: a request admitted for one token takes part with empty drafts, where only decodes run.
+    single_tokens_padded: bool = False
+    # Synchronously too, a block is cached in the step that accepts its last token; before, in the next one.
+    drafts_cached_as_accepted: bool = False
+    # Where such drafts would go beyond max_model_len, it is admitted without them; before, it waited.
+    padding_where_it_fits: bool = False
+    # They are added too where no running request takes part in the step.
+    padding_without_company: bool = False
     # Priority policy: where a request has preempted itself, those behind it are still served in this step.
     priority_pass_outlives_preemption: bool = False
     # Data parallelism: ranks of dense models go each by itself; before, all took their steps together.
@@ -190,11 +205,12 @@ class EngineConfig:
     ``watermark``, the share of the blocks that an admission leaves free unless nobody runs;
     ``long_prefill_token_threshold_adaptive`` never caps a request below its equal share of ``max_num_batched_tokens``;
     ``max_num_active_seqs`` of ``max_num_seqs`` may run; ``max_num_scheduled_tokens`` of ``max_num_batched_tokens``
-    may enter a step.  ``behaviours``: what else the release does.
+    may enter a step; ``prefill_schedule_interval``: from a step with prefill to the next one, while somebody decodes
+    and the queue was emptied.  ``behaviours``: what else the release does.
 
     ``data_parallel_size``: ranks, each an engine with all of these arguments, behind vLLM's balancer with
     ``api_server_count`` front ends, as many as ranks if None.  ``mixture_of_experts``: the ranks share the model's
-    experts, so that they take their steps together.
+    experts, so that they take their steps together.  ``speculation``: speculative decoding, None: there is none.
     """
 
     max_num_seqs: int
@@ -214,9 +230,11 @@ class EngineConfig:
     long_prefill_token_threshold_adaptive: bool = False
     max_num_active_seqs: int | None = None
     max_num_scheduled_tokens: int | None = None
+    prefill_schedule_interval: int = 1
     data_parallel_size: int = 1
     api_server_count: int | None = None
     mixture_of_experts: bool = False
+    speculation: Speculation | None = None
     behaviours: Behaviours = field(default_factory=Behaviours)
 
     def __post_init__(self) -> None:
@@ -225,12 +243,25 @@ class EngineConfig:
                 raise TraceError(f"{name} is {getattr(self, name)}; it must be at least 1")
             if getattr(self, name) > most:
                 raise TraceError(f"{name} is {getattr(self, name)}; at most {most} can be simulated")
+        if self.speculation is not None and (self.data_parallel_size > 1 or self.num_cpu_blocks):
+            raise TraceError("speculative decoding is simulated without ranks and without a CPU tier; leave those out")
+        drafts = 0 if self.speculation is None else self.speculation.num_speculative_tokens
+        if self.max_num_seqs * (1 + drafts) > MOST_SEQUENCES:
+            raise TraceError(
+                f"max_num_seqs ({self.max_num_seqs}) requests of {1 + drafts} tokens a step: at most {MOST_SEQUENCES} "
+                "tokens can be simulated; lower max_num_seqs"
+            )
         for name in ("num_cpu_blocks", "cpu_fetch_us_per_block"):
             if not 0 <= getattr(self, name) < 2**31:
                 raise TraceError(f"{name} is {getattr(self, name)}; 0 is the least, and 2^31 too much")
         if self.long_prefill_token_threshold < 0:
             raise TraceError(f"long_prefill_token_threshold is {self.long_prefill_token_threshold}; 0 switches it off")
-        for name in ("max_num_active_seqs", "max_num_scheduled_tokens", "api_server_count"):
+        for name in (
+            "max_num_active_seqs",
+            "max_num_scheduled_tokens",
+            "prefill_schedule_interval",
+            "api_server_count",
+        ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise TraceError(f"{name} is {value}; it must be at least 1")
@@ -263,6 +294,7 @@ RELEASE_ARGUMENTS: dict[str, Callable[[Any], Any]] = {
     "long_prefill_token_threshold_adaptive": bool,
     "max_num_active_seqs": int,
     "max_num_scheduled_tokens": int,
+    "prefill_schedule_interval": int,
 }
 
 

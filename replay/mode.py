@@ -17,6 +17,8 @@ EngineOverrides = tuple[tuple[str, EngineValue], ...]
 
 # Its annotations are text, as the module postpones them.  What a release does goes by the release.
 _KINDS: dict[str, str] = {field.name: str(field.type) for field in fields(EngineConfig)}
+_KINDS.pop("speculation")
+_KINDS |= {"speculative_config": "str", "speculative_acceptance": "str", "speculative_drafted_share": "float"}
 _KINDS["vllm_version"] = _KINDS.pop("behaviours").replace("Behaviours", "str")
 ENGINE_ARGUMENTS = tuple(_KINDS)
 _SWITCH = {"true": True, "false": False}

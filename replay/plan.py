@@ -10,6 +10,7 @@ import polars as pl
 
 from blis_replay.blis.closed_loop import ClosedLoop
 from blis_replay.blis.latency.models import ObservedCycles
+from blis_replay.blis.speculation import speculation_of
 from blis_replay.blis.trace import NEVER_US, BlockKeys, EngineConfig, RequestTrace, release_arguments
 from blis_replay.compiled.arrays import Int64s
 from blis_replay.ingest.recording import PUBLISHED, Recording, Setting
@@ -62,6 +63,8 @@ def plan_replay(recording: Recording, mode: ReplayMode) -> ReplayPlan:
     trace, basis = request_trace(recording, mode)
     if remarks := _release_remarks(recording, engine):
         basis["scheduler"] = remarks
+    if engine.speculation is not None:
+        basis["speculative decoding"] = engine.speculation.in_words()
     if engine.data_parallel_size > 1:
         basis["data parallelism"] = ranks_basis(recording, engine)
     if mode.loop is not None:
@@ -169,6 +172,7 @@ def engine_config(recording: Recording, mode: ReplayMode) -> EngineConfig:
         scheduling_policy="priority" if policy == "priority" else "fcfs",
         num_cpu_blocks=int(value.get("num_cpu_blocks", 0)),
         cpu_fetch_us_per_block=int(value.get("cpu_fetch_us_per_block", 0)),
+        speculation=speculation_of(value),
         **rank_arguments(recording),
         **release_arguments(value),
     )

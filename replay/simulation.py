@@ -19,6 +19,7 @@ from blis_replay.blis.engine import simulate
 from blis_replay.blis.errors import TraceError, WorkloadError
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.result import SimResult
+from blis_replay.blis.speculation import speculation_of
 from blis_replay.blis.trace import NEVER_US, EngineConfig, release_arguments
 from blis_replay.blis.workloads.generate import generate
 from blis_replay.blis.workloads.read import parse_workload
@@ -89,6 +90,7 @@ def read_engine(path: Path) -> EngineFile:
     if refused := not_simulated(given):
         raise ReplayError(f"{path}: not simulated: {refused[0]}; remove it to simulate without")
     arguments: dict[str, Any] = {name: value for name, value in given.items() if name in _OF_THE_ENGINE}
+    arguments["speculation"] = speculation_of(given)
     tensor_parallelism = given.get("tensor_parallel_size")
     try:
         engine = EngineConfig(**arguments | release_arguments(arguments | {"vllm_version": given.get("vllm_version")}))

@@ -56,6 +56,7 @@ class Batch:
     step: int
     row: dict[str, int]
     emits: list[str]
+    padded: set[str] = field(default_factory=set)
     start_us: int = 0
     end_us: int = 0
 
@@ -75,6 +76,7 @@ class Engine:
     device_free_us: int = 0
     in_flight: deque[Batch] = field(default_factory=deque)
     computed: dict[str, int] = field(default_factory=dict)
+    drafting: list[str] = field(default_factory=list)
     preempted: list[list[Any]] = field(default_factory=list)
     step_rows: list[dict[str, int]] = field(default_factory=list)
     tokens: list[list[Any]] = field(default_factory=list)
@@ -136,7 +138,8 @@ def _build_engine(spec: dict[str, Any], max_steps: int | None) -> Engine:
         (request["abort_us"], request["request_id"]) for request in spec["requests"] if "abort_us" in request
     )
     engine = Engine(spec["step_time"]["b_ns"], tracks, deque(tracks.values()), deque(aborts), max_steps)
-    engine.core = make_core(spec["engine_args"], lambda output: _run_batch(engine, output))
+    run, drafts = (lambda output: _run_batch(engine, output)), (lambda: _take_drafts(engine))
+    engine.core = make_core(spec["engine_args"], run, drafts)
     scheduler = engine.core.scheduler
     engine.kv_total = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
     schedule, update = scheduler.schedule, scheduler.update_from_output
@@ -187,7 +190,7 @@ def _run_batch(engine: Engine, output: Any) -> "VirtualFuture":
     batch.start_us = batch.end_us = engine.now_us
     if batch.row:
         row, (b0, b1, b2, b3) = batch.row, engine.b_ns
-        cost_ns = b0 + b1 * row["prefill_tokens"] + b2 * row["num_decode_reqs"] + b3 * row["decode_context_tokens"]
+        cost_ns = b0 + b1 * row["prefill_tokens"] + b2 * row["decode_tokens"] + b3 * row["decode_context_tokens"]
         row["duration_us"] = (cost_ns + 500) // 1000
         batch.start_us = max(engine.now_us, engine.device_free_us)
         batch.end_us = engine.device_free_us = batch.start_us + row["duration_us"]
@@ -220,9 +223,31 @@ class VirtualFuture:
             for rid in _due_aborts(engine):
                 engine.core.aborts_queue.put([rid])
                 engine.core._process_aborts_queue()
-        emits = set(batch.emits)
         scheduled = batch.output.num_scheduled_tokens
-        return model_output({rid: [_next_token(engine.tracks[rid])] if rid in emits else [] for rid in scheduled})
+        sampled: dict[str, list[int]] = {rid: [] for rid in scheduled}
+        for rid in batch.emits:
+            sampled[rid] = _next_tokens(engine.tracks[rid], _accepted(engine, batch, rid))
+        engine.drafting = batch.emits
+        return model_output(sampled)
+
+
+def _accepted(engine: Engine, batch: Batch, rid: str) -> int:
+    """How many of the drafts in the batch the model agrees with; those that only fill a batch up are no drafts."""
+    drafts = len(batch.output.scheduled_spec_decode_tokens.get(rid, ()))
+    if drafts == 0 or rid in batch.padded:
+        return 0
+    return min(_of_next_token(engine.tracks[rid], "accepted"), drafts)
+
+
+def _take_drafts(engine: Engine) -> dict[str, list[int]]:
+    """What the proposer drafts behind the tokens that the requests of the last batch have been given."""
+    tracks = {rid: engine.tracks[rid] for rid in engine.drafting}
+    return {rid: [0] * _of_next_token(track, "drafted") for rid, track in tracks.items() if track.finished[1] < 0}
+
+
+def _of_next_token(track: Track, what: str) -> int:
+    """A digit of the request's `drafted` or `accepted`: one for each output token that there is already."""
+    return int(track.spec[what][track.request.num_output_tokens - 1])
 
 
 # --- what is recorded ----------------------------------------------------------------------------------------------
@@ -266,6 +291,7 @@ def _note_schedule(engine: Engine, schedule: Any, args: tuple[Any, ...]) -> Any:
     row |= dict(zip(("running", "waiting"), scheduler.get_request_counts(), strict=True))
     composition, emits = _composition(engine, output, known)
     admitted, resumed = _admissions(engine, output, running)
+    drafted = output.scheduled_spec_decode_tokens
     row |= composition
     row |= {"num_admitted": len(admitted), "num_preempted": len(preempted), "num_finished": 0}
     row |= {"kv_total": engine.kv_total, "kv_free_before": before[2], "kv_free": pool.get_num_free_blocks()}
@@ -276,12 +302,13 @@ def _note_schedule(engine: Engine, schedule: Any, args: tuple[Any, ...]) -> Any:
     line |= {"preempted": preempted} if preempted else {}
     line |= {"preempted_before": empty_preempted} if empty_preempted else {}
     engine.schedule.append(line)
-    engine.in_flight.append(Batch(output, step, row, emits))
+    line |= {"drafts": {rid: len(drafts) for rid, drafts in drafted.items()}} if drafted else {}
+    engine.in_flight.append(Batch(output, step, row, emits, set(admitted)))
     return output
 
 
 def _known_tokens(request: Any) -> int:
-    """Prompt and generated tokens, a token in flight (asynchronous scheduling) counted as known."""
+    """Prompt and generated tokens; those in flight (asynchronous scheduling), drafts among them, count as known."""
     return int(request.num_tokens + request.num_output_placeholders)
 
 
@@ -293,16 +320,19 @@ def _count_empty_turn(engine: Engine) -> None:
 
 def _composition(engine: Engine, output: Any, known: dict[str, int]) -> tuple[dict[str, int], list[str]]:
     """The batch's prefill and decode counts, and the requests whose last known token it computes."""
-    prefills, contexts, prefill_tokens = 0, [], 0
+    prefills, contexts, prefill_tokens, decode_tokens = 0, [], 0, 0
     emits = []
     for rid, n in output.num_scheduled_tokens.items():
         track = engine.tracks[rid]
+        drafts = len(output.scheduled_spec_decode_tokens.get(rid, ()))
         # schedule() has advanced num_computed_tokens already.
         end = track.request.num_computed_tokens
-        if end == known[rid]:
+        last_known = end - drafts == known[rid]
+        if last_known:
             emits.append(rid)
-        if n == 1 and end == known[rid] and end - 1 >= track.prompt_tokens:
+        if n == 1 + drafts and last_known and end - n >= track.prompt_tokens:
             contexts.append(end)
+            decode_tokens += n
         else:
             prefills += 1
             prefill_tokens += n
@@ -311,7 +341,7 @@ def _composition(engine: Engine, output: Any, known: dict[str, int]) -> tuple[di
         "num_prefill_reqs": prefills,
         "num_decode_reqs": len(contexts),
         "prefill_tokens": prefill_tokens,
-        "decode_tokens": len(contexts),
+        "decode_tokens": decode_tokens,
         "decode_context_tokens": sum(contexts),
         "scheduled_tokens": output.total_num_scheduled_tokens,
     }, emits
@@ -347,23 +377,25 @@ def _note_update(engine: Engine, update: Any, args: tuple[Any, ...]) -> Any:
         track = engine.tracks[rid]
         # Some releases run a decode more for a request whose last token is in flight, and drop its token.
         if not track.aborted and track.finished[1] < 0:
-            _note_token(engine, batch, track)
+            _note_tokens(engine, batch, track)
     batch.row["kv_free_end"] = engine.core.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
     return outputs
 
 
-def _next_token(track: Track) -> int:
-    return int((GENERATED_TAG_BASE + track.index) * TOKEN_TAG_STRIDE + track.request.num_output_tokens)
+def _next_tokens(track: Track, accepted: int) -> list[int]:
+    first = (GENERATED_TAG_BASE + track.index) * TOKEN_TAG_STRIDE + track.request.num_output_tokens
+    return list(range(first, first + 1 + accepted))
 
 
-def _note_token(engine: Engine, batch: Batch, track: Track) -> None:
-    if track.request.num_output_tokens != track.emitted + 1:
+def _note_tokens(engine: Engine, batch: Batch, track: Track) -> None:
+    if track.request.num_output_tokens == track.emitted:
         raise SpecError(f"request {track.spec['request_id']}: the scheduler dropped a token of step {batch.step}")
     moment = (batch.end_us, batch.step)
-    engine.tokens.append([track.spec["request_id"], track.emitted, batch.step, batch.end_us])
     if track.emitted == 0:
         track.first_token = moment
-    track.emitted += 1
+    for emitted in range(track.emitted, track.request.num_output_tokens):
+        engine.tokens.append([track.spec["request_id"], emitted, batch.step, batch.end_us])
+    track.emitted = track.request.num_output_tokens
     if track.request.is_finished():
         track.finished = moment
         batch.row["num_finished"] += 1

@@ -18,6 +18,8 @@ REQUEST_COLUMNS = [
     *("finished_us", "finished_step", "emitted_tokens", "num_preemptions", "num_cached_tokens"),
     *("resume_cached_tokens", "prefill_tokens_computed"),
 ]
+# Of clients that give up, and of speculative decoding: a digit for each output token that there can be already.
+OPTIONAL_COLUMNS = ["abort_us", "drafted", "accepted"]
 STEP_COLUMNS = [
     *("step", "t_sched_us", "t_start_us", "t_end_us", "duration_us", "running_before", "waiting_before"),
     *("running", "waiting", "num_prefill_reqs", "num_decode_reqs", "prefill_tokens", "decode_tokens"),
@@ -28,8 +30,8 @@ TOKEN_COLUMNS = ["request_id", "token_index", "step", "time_us"]
 COMPARED_FILES = ("requests.csv", "steps.csv.gz", "tokens.csv.gz", "schedule.jsonl.gz")
 
 RULES = {
-    "decode": "one token that is the newest known token of its request and lies past the prompt; any other tokens of a "
-    "step count as prefill, also those computed again after a preemption",
+    "decode": "one token that is the newest known token of its request and lies past the prompt, with the drafts "
+    "behind it; any other tokens of a step count as prefill, also those computed again after a preemption",
     "decode_context_tokens": "KV tokens that the step's decodes attend to, summed, the computed token included",
     "token_ids": "prompts are lists of segments [tag, start, n] with ids tag*8192 + start .. start+n-1; the k-th token "
     "that request number i generates has id (20000+i)*8192 + k",
@@ -44,7 +46,7 @@ RULES = {
     "preempted_before of the next step and not counted in num_preempted",
 }
 INTEGER_RULE = (
-    "duration_us = (b0_ns + b1_ns*prefill_tokens + b2_ns*num_decode_reqs + b3_ns*decode_context_tokens + 500) // 1000"
+    "duration_us = (b0_ns + b1_ns*prefill_tokens + b2_ns*decode_tokens + b3_ns*decode_context_tokens + 500) // 1000"
 )
 
 
@@ -73,9 +75,10 @@ def write_scenario(spec: dict[str, Any], recording: Recording, vllm_version: str
     }
     (out_dir / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
     columns, rows = REQUEST_COLUMNS, recording.requests
-    if any("abort_us" in request for request in spec["requests"]):
-        columns = [*columns, "abort_us"]
-        rows = [[*row, asked.get("abort_us", "")] for row, asked in zip(rows, spec["requests"], strict=True)]
+    for name in OPTIONAL_COLUMNS:
+        if any(name in request for request in spec["requests"]):
+            columns = [*columns, name]
+            rows = [[*row, asked.get(name, "")] for row, asked in zip(rows, spec["requests"], strict=True)]
     (out_dir / "requests.csv").write_text(_csv_text(columns, rows), encoding="utf-8")
     _write_gzip(out_dir / "steps.csv.gz", _csv_text(STEP_COLUMNS, recording.steps))
     _write_gzip(out_dir / "tokens.csv.gz", _csv_text(TOKEN_COLUMNS, recording.tokens))
@@ -122,7 +125,8 @@ def read_spec(path: Path) -> dict[str, Any]:
     """A workload: from a spec file (JSON), or from a recorded scenario directory, whose results are then ignored.
 
     A spec is {scenario, description, engine_args, step_time: {b_ns}, requests: [{request_id, arrival_us, priority,
-    output_tokens, prompt: [[tag, start, n], ...], prefix_group, prefix_len}, ...]}, requests in order of arrival.
+    output_tokens, prompt: [[tag, start, n], ...], prefix_group, prefix_len}, ...]}, requests in order of arrival; with
+    speculative decoding each has `drafted` and `accepted` too.
     """
     if not path.is_dir():
         return dict(json.loads(path.read_text(encoding="utf-8")))
@@ -140,6 +144,7 @@ def read_spec(path: Path) -> dict[str, Any]:
             "prefix_len": int(row["prefix_len"]),
         }
         | ({"abort_us": int(row["abort_us"])} if row.get("abort_us") else {})
+        | {name: row[name] for name in ("drafted", "accepted") if row.get(name)}
         for row in rows
     ]
     return {key: config[key] for key in ("scenario", "description", "engine_args", "step_time")} | {

@@ -42,6 +42,7 @@ RELEASE_ARGS: dict[str, Any] = {
     "long_prefill_token_threshold_adaptive": False,
     "max_num_active_seqs": None,
     "max_num_scheduled_tokens": None,
+    "prefill_schedule_interval": 1,
 }
 # Arguments of vLLM's calls that some releases want and others refuse; given where they are taken.
 REQUEST_ARGS: dict[str, Any] = {"eos_token_id": None}
@@ -123,7 +124,9 @@ def make_config(args: dict[str, Any]) -> Any:
         (Path(model_dir) / "config.json").write_text(json.dumps(TINY_LLAMA), encoding="utf-8")
         model = ModelConfig(model=model_dir, skip_tokenizer_init=True, max_model_len=args["max_model_len"])
     names = ("max_num_seqs", "max_num_batched_tokens", "enable_chunked_prefill", "long_prefill_token_threshold")
-    given = {name: args[name] for name in (*names, "max_model_len", "policy", "async_scheduling")}
+    given = {name: args[name] for name in (*names, "max_model_len", "policy")}
+    # N-grams are drafted on the CPU, so vLLM refuses them with two batches in flight; which drafter it is comes later.
+    given["async_scheduling"] = args["async_scheduling"] and not args.get("num_speculative_tokens")
     given |= {name: args[name] for name in RELEASE_ARGS if args.get(name) is not None}
     try:
         scheduling = SchedulerConfig(**given | _taken(SchedulerConfig, {"is_encoder_decoder": False}))
@@ -136,15 +139,35 @@ def make_config(args: dict[str, Any]) -> Any:
         enable_prefix_caching=args["enable_prefix_caching"],
         num_gpu_blocks_override=args["num_gpu_blocks"],
     )
-    return VllmConfig(
-        model_config=model, cache_config=cache, scheduler_config=scheduling, device_config=DeviceConfig(device="cpu")
+    config = VllmConfig(
+        model_config=model,
+        cache_config=cache,
+        scheduler_config=scheduling,
+        device_config=DeviceConfig(device="cpu"),
+        speculative_config=_speculation(args),
     )
+    if config.speculative_config is not None:
+        # The scheduler goes by the name and by the mode, and vLLM asks for a drafter's weights and for a GPU.
+        config.speculative_config.method = args["speculative_method"]
+        config.scheduler_config.async_scheduling = args["async_scheduling"]
+    return config
 
 
-def make_core(args: dict[str, Any], run_batch: Callable[[Any], Any]) -> Any:
+def _speculation(args: dict[str, Any]) -> Any:
+    """vLLM's settings of speculative decoding by n-grams, which needs no drafter; None without drafts."""
+    if not args.get("num_speculative_tokens"):
+        return None
+    from vllm.config import SpeculativeConfig
+
+    drafts = args["num_speculative_tokens"]
+    return SpeculativeConfig(method="ngram", num_speculative_tokens=drafts, prompt_lookup_max=3, prompt_lookup_min=1)
+
+
+def make_core(args: dict[str, Any], run_batch: Callable[[Any], Any], take_drafts: Callable[[], Any]) -> Any:
     """vLLM's EngineCore over a device that only takes time.
 
-    ``run_batch`` is given the scheduler's output of each batch and answers with a future of the model's output.
+    ``run_batch`` is given the scheduler's output of each batch and answers with a future of the model's output;
+    ``take_drafts`` answers with the tokens that were drafted behind the last batch, by request.
     """
     config = make_config(args)
     from vllm.v1.engine.core import EngineCore
@@ -154,7 +177,7 @@ def make_core(args: dict[str, Any], run_batch: Callable[[Any], Any]) -> Any:
             if hasattr(module, name):
                 setattr(module, name, lambda *_: None)
     with contextlib.redirect_stderr(None):
-        core = EngineCore(config, lambda given: Device(given, args, run_batch), log_stats=False)
+        core = EngineCore(config, lambda given: Device(given, args, run_batch, take_drafts), log_stats=False)
     _check_settings(core, args)
     return core
 
@@ -162,8 +185,10 @@ def make_core(args: dict[str, Any], run_batch: Callable[[Any], Any]) -> Any:
 class Device:
     """What the engine core takes for its executor: no workers, no model, and a pool of as many blocks as wanted."""
 
-    def __init__(self, config: Any, args: dict[str, Any], run_batch: Callable[[Any], Any]) -> None:
-        self.config, self.args, self.run_batch = config, args, run_batch
+    def __init__(
+        self, config: Any, args: dict[str, Any], run_batch: Callable[[Any], Any], take_drafts: Callable[[], Any]
+    ) -> None:
+        self.config, self.args, self.run_batch, self.take_drafts = config, args, run_batch, take_drafts
         # Releases that ask the executor, and not the configuration, how many batches may be in flight.
         self.max_concurrent_batches = 2 if args["async_scheduling"] else 1
         self.supported_tasks = ("generate",)
@@ -193,6 +218,12 @@ class Device:
             return future if non_block else future.result()
         self.sampling = future
         return _Nothing()
+
+    def take_draft_token_ids(self) -> Any:
+        from vllm.v1.outputs import DraftTokenIds
+
+        drafts = self.take_drafts()
+        return DraftTokenIds(list(drafts), list(drafts.values()))
 
     def sample_tokens(self, _: Any, non_block: bool = False) -> Any:
         return self.sampling if non_block else self.sampling.result()

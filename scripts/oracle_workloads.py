@@ -67,6 +67,49 @@ def random_spec(seed: int, index: int) -> Spec:
     return make_spec(f"rand-{seed}-{index:05d}", f"random workload, seed {seed}, index {index}", args, b_ns, requests)
 
 
+def drafting_spec(seed: int, index: int) -> Spec:
+    """Workload `index` of the random series `seed`, with speculative decoding: a drafter, and what of it is accepted.
+
+    Each request has two texts of digits, one for each output token that there can be already: how many tokens are
+    drafted behind it, and how many of them would be accepted.
+    """
+    spec = random_spec(seed, index)
+    rng = np.random.default_rng([seed, index, 2])
+    args, requests = spec["engine_args"], spec["requests"]
+    drafts, method = _pick(rng, [1, 2, 3, 5]), _pick(rng, ["ngram", "eagle"])
+    args |= {"speculative_method": method, "num_speculative_tokens": drafts}
+    rate, silent = _pick(rng, [0.0, 0.3, 0.7, 0.9]), _pick(rng, [0.0, 0.3])
+    for request in requests:
+        count = request["output_tokens"]
+        drafted = np.where(rng.random(count) < silent, rng.integers(0, drafts + 1, count), drafts)
+        if method != "ngram":
+            drafted[:] = drafts
+        accepted = np.minimum(rng.geometric(1 - rate, count) - 1, drafts)
+        request |= {"drafted": "".join(map(str, drafted)), "accepted": "".join(map(str, accepted))}
+    # Drafts take blocks beyond those of the tokens that stay: those in flight, and room for the next ones.
+    beyond = math.ceil(4 * (drafts + 1) / args["block_size"])
+    args["num_gpu_blocks"] = max(args["num_gpu_blocks"], 1 + most_blocks(requests, args) + beyond)
+    spec["scenario"] = f"draft-{seed}-{index:05d}"
+    spec["description"] += ", speculative decoding"
+    return spec
+
+
+def paced_spec(seed: int, index: int) -> Spec:
+    """Workload `index` of the random series `seed`, with prefills held back; every fourth speculates."""
+    spec = drafting_spec(seed, index) if index % 4 == 3 else random_spec(seed, index)
+    if spec["engine_args"].get("speculative_method") == "eagle":
+        spec["engine_args"]["speculative_method"] = "ngram"
+    rng = np.random.default_rng([seed, index, 3])
+    spec["engine_args"]["prefill_schedule_interval"] = _pick(rng, [2, 3, 8])
+    spec["scenario"] = f"paced-{seed}-{index:05d}"
+    spec["description"] += ", prefills held back"
+    return spec
+
+
+# The random series, by the first part of a workload's name.
+SERIES = {"rand": random_spec, "draft": drafting_spec, "paced": paced_spec}
+
+
 def _random_args(rng: np.random.Generator) -> dict[str, Any]:
     max_num_seqs = _pick(rng, [1, 2, 3, 4, 8, 16, 64, 128])
     budgets = [n for n in (16, 33, 64, 100, 256, 512, 2048) if n >= max_num_seqs]

@@ -3,6 +3,7 @@
     python scripts/vllm_oracle.py run SPEC OUT_DIR                   one workload: a spec file or a scenario directory
     python scripts/vllm_oracle.py random --count N --seed S OUT_DIR  N random small ones in OUT_DIR/rand-S-00000 ...
     python scripts/vllm_oracle.py random --index I --seed S OUT_DIR  that one of them
+    python scripts/vllm_oracle.py random ... --series draft OUT_DIR  the same with speculative decoding
     python scripts/vllm_oracle.py named [--only NAME,...] OUT_DIR    the larger ones, each in four variants
     python scripts/vllm_oracle.py check DIR...                       recorded scenarios again: equal, or what differs
 
@@ -29,7 +30,7 @@ from typing import Any
 from oracle_engine import simulate
 from oracle_record import first_difference, read_spec, write_scenario
 from oracle_vllm import FailedError, RefusedError, SpecError, TooLongError, vllm_version
-from oracle_workloads import named_specs, random_spec
+from oracle_workloads import SERIES, named_specs
 
 # Keeps a random workload to seconds; what thrashes beyond it is left out and named.
 RANDOM_MAX_STEPS = 12_000
@@ -56,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     which.add_argument("--count", type=int)
     which.add_argument("--index", type=int)
     random.add_argument("--seed", type=int, required=True)
+    random.add_argument("--series", choices=sorted(SERIES), default="rand", help="draft: with speculative decoding")
     random.set_defaults(run=_random)
     named = commands.add_parser("named", help="larger made workloads, one per feature")
     named.add_argument("--only", default="", help="names, separated by commas")
@@ -77,7 +79,7 @@ def _random(args: argparse.Namespace) -> int:
     recorded = 0
     indices = range(args.count) if args.index is None else [args.index]
     for index in indices:
-        spec = random_spec(args.seed, index)
+        spec = SERIES[args.series](args.seed, index)
         try:
             _record(spec, args.out_dir / spec["scenario"], max_steps=RANDOM_MAX_STEPS)
             recorded += 1

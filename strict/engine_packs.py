@@ -40,7 +40,11 @@ class EnginePack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def not_simulated(self, given: Mapping[str, object]) -> list[str]:
         """What these releases do with the arguments of a server that the simulated scheduler does not."""
         # Of counts 1 is what there is without the argument.
-        used = {name for name, value in given.items() if value is True or (isinstance(value, int) and value > 1)}
+        used = {
+            name
+            for name, value in given.items()
+            if value is True or (isinstance(value, int) and value > 1) or (isinstance(value, str) and value != "None")
+        }
         return [f"{name}: {what}" for name, what in self.differs.items() if name in used]
 
 

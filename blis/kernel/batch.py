@@ -163,3 +163,41 @@ def vacate(state: State, request: int, cached: int) -> None:
     this.table_row = NONE
     this.computed = 0
     stop_running(state, request)
+
+
+# -- Steps without prefill (``prefill_schedule_interval``) ----------------------------------
+
+
+@compiled
+def begin_interval(state: State, somebody_decodes: bool) -> None:
+    """Decide whether the step has no prefill: too few have passed since the last that had some."""
+    at, batch = state.at, state.batch
+    interval = state.config.prefill_interval
+    soon = at.steps_with_tokens + 1 - at.last_prefill_step < interval
+    deferred = interval > 1 and soon and somebody_decodes and at.left_waiting == 0
+    batch.defers_prefill = 1 if deferred else 0
+    batch.has_prefill = 0
+
+
+@compiled
+def prefilling_depth(state: State) -> int:
+    """How many running requests are in prefill; counted only where that may hold prefills back."""
+    depth = 0
+    if state.config.prefill_interval > 1:
+        request = state.at.prefilling.head
+        while request != NONE:
+            depth += 1
+            request = state.links[request].prefilling.next
+    return depth
+
+
+@compiled
+def end_interval(state: State) -> None:
+    """Note what the batch had for the next ones."""
+    at, batch = state.at, state.batch
+    if at.preempted_in_call == 0 and batch.defers_prefill == 0:
+        at.left_waiting = 1 if at.waiting_depth > 0 else 0
+    if batch.prefill_tokens + batch.decode_tokens > 0:
+        at.steps_with_tokens += 1
+    if batch.has_prefill == 1:
+        at.last_prefill_step = at.steps_with_tokens

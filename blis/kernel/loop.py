@@ -340,9 +340,8 @@ def take_aborts(state: State) -> None:
 def lacks_room(state: State) -> bool:
     """Whether the next step might not fit the arrays that grow."""
     at = state.at
-    running = state.config.max_num_seqs
     return (
         at.rows >= len(state.steps)
-        or at.segments + 2 * running + 2 > state.segments.shape[0]
-        or at.keys_used + (running + 1) * (state.table.shape[1] + 1) > len(state.extent_of_key)
+        or at.segments + state.config.segments_of_step > state.segments.shape[0]
+        or at.keys_used + (state.config.max_num_seqs + 1) * (state.table.shape[1] + 1) > len(state.extent_of_key)
     )

@@ -159,6 +159,18 @@ def find_cached_blocks(state: State, request: int, row: int) -> tuple[int, int, 
 
 
 @compiled
+def drop_last_found(state: State, row: int, found: int, free: int, extents: int) -> tuple[int, int, int]:
+    """What ``find_cached_blocks`` found and noted in a row of the table, which is something, without its last block."""
+    last = extents - 1
+    if state.extents[index(state.table[index(row), index(2 * last)])].ref_count == 0:
+        free -= 1
+    if state.table[index(row), index(2 * last + 1)] == 1:
+        return found - 1, free, last
+    state.table[index(row), index(2 * last + 1)] -= 1
+    return found - 1, free, extents
+
+
+@compiled
 def most_to_find(state: State, request: int) -> int:
     """Leading blocks of a request that may be found somewhere; the last known token is always computed."""
     this = state.requests[request]

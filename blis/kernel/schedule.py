@@ -8,7 +8,17 @@ touched.  Otherwise the running list is walked member by member.
 
 from __future__ import annotations
 
-from blis_replay.blis.kernel.batch import choose_victim, enter_decoded, give_chunk, give_decode, given_now, preempt
+from blis_replay.blis.kernel.batch import (
+    begin_interval,
+    choose_victim,
+    end_interval,
+    enter_decoded,
+    give_chunk,
+    give_decode,
+    given_now,
+    preempt,
+    prefilling_depth,
+)
 from blis_replay.blis.kernel.free_queue import take_blocks
 from blis_replay.blis.kernel.pool import (
     allocate_slots,
@@ -41,9 +51,12 @@ def schedule(state: State) -> None:
     batch.free_before = at.free_blocks
     batch.prefill_cap = prefill_cap(state)
     at.preempted_in_call = 0
-    budget = serve_all_running(state) if nothing_is_short(state) else walk_running(state)
+    begin_interval(state, at.running_depth > prefilling_depth(state))
+    fast = batch.defers_prefill == 0 and nothing_is_short(state)
+    budget = serve_all_running(state) if fast else walk_running(state)
     if at.preempted_in_call == 0:
         admit_waiting(state, budget)
+    end_interval(state)
     end_decodes(state)
     end_prefills(state)
 
@@ -122,6 +135,7 @@ def serve_all_running(state: State) -> int:
         tokens = min(chunk_wanted(state, request), budget)
         allocate_slots(state, request, state.requests[request].computed + tokens)
         give_chunk(state, request, tokens)
+        batch.has_prefill = 1
         budget -= tokens
         request = state.links[request].prefilling.next
     return budget
@@ -148,7 +162,7 @@ def walk_running(state: State) -> int:
             computed = computed_now(state, request)
             this.blocks_held = blocks_for(state, computed)
             tokens = 1
-        elif this.status == PREFILLING:
+        elif this.status == PREFILLING and state.batch.defers_prefill == 0:
             tokens = min(chunk_wanted(state, request), budget)
         if tokens > 0:
             after = NONE
@@ -172,6 +186,7 @@ def walk_running(state: State) -> int:
                 give_decode(state, request, computed)
             else:
                 give_chunk(state, request, tokens)
+                state.batch.has_prefill = 1
             budget -= tokens
         request = state.links[request].running.next
     return budget
@@ -192,6 +207,9 @@ def admit_waiting(state: State, budget: int) -> None:
         stored = find_stored_blocks(state, request, hits) if config.cpu_blocks > 0 else 0
         hit_tokens = max((hits + stored) * config.block_size, state.facts[request].given_hit)
         tokens = this.known - hit_tokens
+        several = tokens > 1
+        if several and state.batch.defers_prefill == 1:
+            break
         if 0 < state.batch.prefill_cap < tokens:
             tokens = state.batch.prefill_cap
         refused = tokens > budget and config.chunked_prefill == 0
@@ -210,6 +228,8 @@ def admit_waiting(state: State, budget: int) -> None:
         allocate_slots(state, request, hit_tokens + tokens)
         this.computed = hit_tokens
         note_admission(state, request, hit_tokens)
+        if several:
+            state.batch.has_prefill = 1
         give_chunk(state, request, tokens)
         budget -= tokens
 
@@ -218,7 +238,7 @@ def admit_waiting(state: State, budget: int) -> None:
 def blocks_to_admit(state: State, request: int, tokens: int) -> int:
     """Blocks that an admission with ``tokens`` tokens asks for, its cached ones and those to be left free included."""
     at, config = state.at, state.config
-    asked = state.requests[request].known if config.full_prompt_admission == 1 else tokens
+    asked = max(state.requests[request].known, tokens) if config.full_prompt_admission == 1 else tokens
     spare = config.watermark_blocks if at.running_depth > 0 else 0
     return blocks_for(state, asked) + spare
 

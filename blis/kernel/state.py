@@ -65,6 +65,7 @@ class Config:
     max_steps_without_token: i64  # after so many nothing will ever move again
     num_blocks: i64  # without the reserved one
     watermark_blocks: i64  # an admission leaves so many free, unless nobody runs
+    prefill_interval: i64  # steps from one with prefill to the next with prefill, while somebody decodes
     # Switches, 1 or 0: ``trace.Behaviours`` says what they are.
     aborts_before_tokens: i64
     adaptive_threshold: i64
@@ -73,6 +74,7 @@ class Config:
     uncached_blocks_first: i64
     exact_preemption_cursor: i64
     pass_outlives_preemption: i64
+    segments_of_step: i64  # no step ends more of them
     ring_mask: i64  # State.finish_head has a power of two of slots, more than any request has steps
     cpu_blocks: i64  # room of the CPU tier, 0: there is none
     fetch_us: i64  # time the device takes to fetch a block from there
@@ -121,6 +123,9 @@ class Progress:
     waiting_before: i64
     running_before: i64
     free_before: i64
+    steps_with_tokens: i64
+    last_prefill_step: i64  # of those, the last with prefill
+    left_waiting: i64  # 1: the last admissions left somebody in the queue, so that prefills are not held back
     cpu_used: i64  # blocks in the CPU tier
     cpu_stored: i64  # blocks that were copied there, and back
     cpu_fetched: i64
@@ -135,6 +140,8 @@ class Batch:
     attended_tokens: i64  # the same of the prefill tokens
     prefill_requests: i64
     prefill_cap: i64  # no request is given more prefill tokens, 0: no such bound
+    defers_prefill: i64  # 1: no request is given prefill tokens
+    has_prefill: i64  # 1: somebody was given some (a single token that was not cached is none)
     admitted: i64
     free_before: i64
     served: i64  # decoding requests that got their token

@@ -56,6 +56,14 @@ def test_a_lone_prefill_has_no_threshold() -> None:
     assert prefill_by_step(replace(engine, behaviours=Behaviours()), [250], [1]) == [100, 100, 50]
 
 
+def test_prefills_are_held_back_between_steps_that_have_some() -> None:
+    """Every third step: A's prefill is in step 1, B comes during it, so its own is in step 4 and not in step 2."""
+    trace = make_trace([0, 5_000], [10, 10], [6, 1])
+    paced = replace(ENGINE, prefill_schedule_interval=3)
+    assert simulate(trace, paced, TEN_MS).steps["prefill_tokens"].tolist() == [10, 0, 0, 10, 0, 0]
+    assert simulate(trace, ENGINE, TEN_MS).steps["prefill_tokens"].tolist() == [10, 10, 0, 0, 0, 0]
+
+
 def test_an_adaptive_threshold_is_a_fair_share() -> None:
     """Budget 600 and 3 requests: 200 each a step and not 100."""
     engine = replace(ENGINE, long_prefill_token_threshold=100, max_num_seqs=3, max_num_batched_tokens=600)
@@ -100,7 +108,12 @@ def test_a_block_that_nobody_can_find_is_taken_first() -> None:
 
 # What shows those of data parallelism: tests/blis/test_data_parallel.py.
 OF_RANKS = {"dense_ranks_apart", "counts_before_step", "balancer_ties_rotate", "balancer_counts_in_flight"}
-SWITCHES = [field.name for field in fields(Behaviours) if field.name not in OF_RANKS]
+# What shows those of speculative decoding: tests/blis/test_speculation.py.
+OF_DRAFTS = {
+    *("lookahead_at_admission", "drafts_cached_as_accepted"),
+    *("single_tokens_padded", "padding_where_it_fits", "padding_without_company"),
+}
+SWITCHES = [field.name for field in fields(Behaviours) if field.name not in OF_RANKS | OF_DRAFTS]
 
 
 @pytest.mark.parametrize("name", [*SWITCHES, "scheduler_reserve_full_isl"])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from oracle_workloads import named_specs, random_spec
+from oracle_workloads import SERIES, named_specs
 
 from blis_replay.blis.engine import simulate
 from blis_replay.fixtures.scenario import digest_of, simulated_schedule, workload_of
@@ -25,11 +25,11 @@ def named() -> dict[str, dict[str, Any]]:
 
 
 def spec_of(name: str) -> dict[str, Any]:
-    """The workload of a name: ``rand-SEED-INDEX``, or one of the named."""
-    if not name.startswith("rand-"):
+    """The workload of a name: ``SERIES-SEED-INDEX``, or one of the named."""
+    if name in named():
         return named()[name]
-    _, seed, index = name.split("-")
-    return random_spec(int(seed), int(index))
+    kind, seed, index = name.split("-")
+    return SERIES[kind](int(seed), int(index))
 
 
 def test_every_release_that_a_pack_names_has_digests() -> None:
@@ -56,9 +56,9 @@ def test_equal_to_each_release(pack: EnginePack) -> None:
 def how_to_see(release: str, name: str) -> str:
     """The commands that show the first step in which engine and release differ."""
     which = f"named --only {name}"
-    if name.startswith("rand-"):
-        _, seed, index = name.split("-")
-        which = f"random --seed {seed} --index {int(index)}"
+    if name not in named():
+        kind, seed, index = name.split("-")
+        which = f"random --series {kind} --seed {seed} --index {int(index)}"
     return (
         f"vLLM {release} schedules {name} otherwise: with that release, python scripts/vllm_oracle.py {which} OUT; "
         f"then python scripts/compare_oracle.py OUT/{name}"

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blis_replay.blis.errors import TraceError
+from blis_replay.blis.speculation import Speculation
 from blis_replay.blis.trace import Behaviours, EngineConfig
 from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.driver import replay
@@ -38,6 +39,7 @@ OTHERS: dict[str, tuple[str, EngineValue]] = {
     "long_prefill_token_threshold_adaptive": ("true", True),
     "max_num_active_seqs": ("100", 100),
     "max_num_scheduled_tokens": ("1024", 1024),
+    "prefill_schedule_interval": ("4", 4),
     "data_parallel_size": ("2", 2),
     "api_server_count": ("3", 3),
     "mixture_of_experts": ("true", True),
@@ -46,9 +48,19 @@ OTHERS: dict[str, tuple[str, EngineValue]] = {
 
 def test_every_engine_argument_has_a_case_here() -> None:
     """What a release does has no argument of its own: it goes by ``vllm_version``."""
-    arguments = tuple(field.name for field in fields(EngineConfig) if field.name != "behaviours")
+    arguments = tuple(field.name for field in fields(EngineConfig) if field.name not in ("behaviours", "speculation"))
     assert tuple(OTHERS) == arguments
-    assert (*OTHERS, "vllm_version") == ENGINE_ARGUMENTS
+    speculation = ("speculative_config", "speculative_acceptance", "speculative_drafted_share")
+    assert (*OTHERS, *speculation, "vllm_version") == ENGINE_ARGUMENTS
+
+
+def test_speculative_decoding_is_three_arguments() -> None:
+    """The drafter as the readers write it, shares of accepted drafts by position, how often anything is drafted."""
+    said = "speculative_config=method=ngram num_speculative_tokens=2,speculative_acceptance=0.7 0.4"
+    plan = plan_replay(small_recording(), parse_mode(said + ",speculative_drafted_share=0.5", {}))
+    assert plan.engine.speculation == Speculation(2, "ngram", (0.7, 0.4), 0.5)
+    assert plan.basis["speculative decoding"] == "2 drafts a token by ngram, accepted 70%, 40% by position, drawn"
+    assert plan_replay(small_recording(), ReplayMode()).engine.speculation is None
 
 
 @pytest.mark.parametrize("name", OTHERS)

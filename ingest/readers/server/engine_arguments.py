@@ -68,8 +68,11 @@ _ANYTHING = (
     "cudagraph_mode",
     "cudagraph_capture_sizes",
 )
-_SHARES = ("watermark",)
-ARGUMENTS = (*_COUNTS, *_MAY_BE_ZERO, *_SHARES, *_SWITCHES, *_WORDS, *_ANYTHING)
+# No arguments of vLLM: what its metrics say of speculative decoding, the share of drafts whose first, second, ... token
+# is accepted, and how often anything is drafted.
+_ACCEPTANCE = "speculative_acceptance"
+_SHARES = ("watermark", "speculative_drafted_share")
+ARGUMENTS = (*_COUNTS, *_MAY_BE_ZERO, *_SHARES, *_SWITCHES, *_WORDS, *_ANYTHING, _ACCEPTANCE)
 
 # The other arguments of vllm.engine.arg_utils.EngineArgs, 0.11 to 0.32: they change no schedule, or only through those
 # above (memory, say, through num_gpu_blocks).  Someone who writes down a command line may give them.
@@ -137,6 +140,8 @@ _SAME = {
 }
 
 # vLLM's other names of a data type; "auto" is whatever the model's own files say.
+_NUMBER = re.compile(r"[0-9]{1,3}(\.[0-9]{1,9})?", re.ASCII)
+_MOST_POSITIONS = 64
 _MEMBER = re.compile(r"<\w{1,80}\.(\w{1,80}): [^>]*>")
 _DTYPES = {"half": "float16", "float": "float32", "bf16": "bfloat16", "fp16": "float16", "auto": None}
 
@@ -187,6 +192,8 @@ def argument_value(name: str, raw: object) -> int | float | bool | str | None:
     if name in _SHARES:
         share = finite(raw)
         return share if share is not None and 0 <= share < 1 else None
+    if name == _ACCEPTANCE:
+        return _shares(raw)
     if name in _ANYTHING:
         return _printed(raw)
     return whole(raw) if name in _MAY_BE_ZERO else tokens(raw)
@@ -214,7 +221,18 @@ def _printed(raw: object) -> str | None:
     return text(member[1] if member else str(raw))
 
 
+def _shares(raw: object) -> str | None:
+    """Shares from 0 to 1 by position, none above the one before, as text with blanks between them."""
+    listed = raw.split() if isinstance(raw, str) else raw if isinstance(raw, list) else [raw]
+    shares = [finite(float(str(item))) if _NUMBER.fullmatch(str(item)) else None for item in listed[:_MOST_POSITIONS]]
+    known = [share for share in shares if share is not None and 0 <= share <= 1]
+    falling = known == sorted(known, reverse=True)
+    return " ".join(f"{share:g}" for share in known) if known and falling and len(known) == len(listed) else None
+
+
 def _wanted(name: str) -> str:
+    if name == _ACCEPTANCE:
+        return "a share from 0 to 1 for each position, none above the one before: [0.7, 0.4]"
     if name in _SWITCHES:
         return "true or false"
     if name in _SHARES:
