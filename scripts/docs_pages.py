@@ -42,6 +42,7 @@ NAVIGATION: dict[str, tuple[str, ...]] = {
         "docs/workloads.md",
         "docs/cluster.md",
         "docs/python.md",
+        "docs/simulators.md",
         "docs/extending.md",
     ),
     "Reference": (
