@@ -34,7 +34,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from pkgutil import walk_packages
 
 os.environ["POLARS_MAX_THREADS"] = os.environ["OMP_NUM_THREADS"] = "1"  # inputs are too small to be shared
 
@@ -56,6 +55,8 @@ DAMAGED, SOUND = "20260101-000000-damaged-34b-tp2-general", "sound-34b-tp2-gener
 _SLOW = ("explain", "report")  # they draw hundreds of samples: in one round of ten
 _ENGINE = "max_num_seqs: 64\nmax_num_batched_tokens: 2048\nmax_model_len: 4096\nasync_scheduling: false\n"
 _RELEASE = "h100-vllm-0.15.1"
+_PACKAGE = Path(blis_replay.validate.__file__).parents[1]
+_ROOMS = ("compiled", "strict", "blis", "ingest", "fixtures", "replay", "validate")
 _SIMULATE = ("simulate", "--engine", "engine.yaml", "--coefficients", _RELEASE, "--model", "codellama-34b-instruct-hf")
 Arguments = tuple[str, ...]
 
@@ -359,7 +360,7 @@ _YAML_PIECES = [
 def yaml(campaign: Campaign) -> None:
     """YAML with something odd in it, at every place where a user gives one."""
     template = _sound_store(campaign)
-    shipped = Path(blis_replay.validate.__file__).parents[1] / "blis" / "releases"
+    shipped = _PACKAGE / "blis" / "releases"
     release = next(iter(sorted(shipped.rglob(f"{_RELEASE}*.yaml")))).read_text("utf-8")
     policy = "schema: blis-replay/gate-policy/1\nthresholds:\n  e2e: {mean: 10 %}\ncoverage:\n  experiments: 1\n"
     workload = (
@@ -494,9 +495,10 @@ def main(arguments: Sequence[str]) -> None:
     given.paths = [path.resolve() for path in given.paths]
     given.findings.mkdir(parents=True, exist_ok=True)
     given.findings = given.findings.resolve()
-    for module in walk_packages(blis_replay.__path__, "blis_replay."):
-        if ".collector" not in module.name and ".executors.ray" not in module.name:
-            import_module(module.name)
+    for path in sorted(_PACKAGE.rglob("*.py")):  # an editable package cannot be walked
+        parts = path.relative_to(_PACKAGE).with_suffix("").parts
+        if parts[0] in _ROOMS and not {"collector", "ray", "__init__"} & set(parts):
+            import_module(".".join(("blis_replay", *parts)))
     check_conservation(scenarios(1, 10))  # loads the compiled engine, without a thread that a child would miss
     kinds[given.what](Campaign(given))
 
