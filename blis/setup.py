@@ -17,8 +17,9 @@ from blis_replay.compiled.arrays import Int32s, Int64s
 # Blocks of an engine whose number is not known.
 _MOST_BLOCKS = 1_000_000
 _STEPS_AT_FIRST = 4_096
-# The recorded workloads take 4 to 21; room that is not used takes no memory.
-_STEPS_PER_REQUEST = 24
+# The recorded workloads take 4 to 21, where requests hardly overlap one for each token; room that is not used takes no
+# memory, and what has to grow is copied.
+_STEPS_PER_REQUEST, _MOST_STEPS_FOR_TOKENS = 24, 1 << 17
 
 
 def queueing_times(trace: RequestTrace, lifecycle: Lifecycle) -> Int64s:
@@ -90,7 +91,7 @@ def new_state(trace: RequestTrace, engine: EngineConfig, eligible_us: Int64s, or
         cpu_lru=empty_lru(len(extent_of_key) if engine.num_cpu_blocks else 0),
         table=np.zeros((engine.max_num_seqs, 2 * width), np.int32),
         free_rows=np.arange(engine.max_num_seqs, dtype=np.int64),
-        steps=np.empty(max(_STEPS_AT_FIRST, _STEPS_PER_REQUEST * n), k.STEP),
+        steps=np.empty(_steps_at_first(total - prompt), k.STEP),
         segments=np.empty((n + _segments_of_step(engine), 3), np.int64),
     )
 
@@ -125,6 +126,11 @@ def new_flight(trace: RequestTrace, engine: EngineConfig, order: Int64s) -> Flig
         drafted=np.minimum(drafts.drafted, engine.speculation.num_speculative_tokens),
         accepted=drafts.accepted,
     )
+
+
+def _steps_at_first(outputs: Int64s) -> int:
+    tokens = int(outputs.sum()) + 2 * len(outputs)
+    return max(_STEPS_AT_FIRST, _STEPS_PER_REQUEST * len(outputs), min(tokens, _MOST_STEPS_FOR_TOKENS))
 
 
 def with_room(state: k.State) -> k.State:

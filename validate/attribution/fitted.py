@@ -31,6 +31,8 @@ _MOST_REQUESTS = 1_000
 EXPLAINED = 0.0025
 # Costs that are fitted at once, what one more must leave at most of what was left, and calls to solve for one.
 _MOST_COSTS, _WORTH_A_COST, _CALLS = 3, 0.9, 8
+# A first cost that leaves so many times what would be enough ends a fit.
+_HOPELESS = 4.0
 # Others that leave as little as the best, give or take so much, explain it equally well.
 EQUAL_SHARE, EQUAL = 1.3, 0.004
 # By how much each is moved to see what it does: ns for the line in the batch, us for delays.
@@ -141,8 +143,11 @@ class Through:
         simulated_us = np.stack(parts)[:, target.chosen].astype(np.float64)
         return np.asarray((simulated_us - target.observed_us) / target.scale_us[:, None], np.float64)
 
-    def fit(self) -> Fitted:
-        """One cost after the other, while each leaves clearly less than before."""
+    def fit(self, enough: float = np.inf) -> Fitted:
+        """One cost after the other, while each leaves clearly less than before.
+
+        Ends early where the first leaves so much more than ``enough`` that others will not make up for it.
+        """
         best = _Point(np.zeros(len(_STEPS)), self.as_it_is)
         chosen: list[frozenset[int]] = []
         while best.left >= EXPLAINED and len(chosen) < _MOST_COSTS:
@@ -153,6 +158,8 @@ class Through:
             as_well = EQUAL_SHARE * tried[cost].left + EQUAL
             chosen.append(frozenset(other for other, point in tried.items() if point.left <= as_well) | {cost})
             best = self._together(tried[cost]) if len(chosen) > 1 else tried[cost]
+            if best.left > _HOPELESS * enough:
+                break
         return _fitted(misfit(self.as_it_is), best.left, best.at, tuple(chosen))
 
     def _solved(self, start: _Point, cost: int) -> _Point:

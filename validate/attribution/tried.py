@@ -145,7 +145,7 @@ def _beside_a_fit(tried: Sequence[_Trial], told: Fitted) -> Tried | None:
     for name in dict.fromkeys(one.alternative.name for one in tried):
         of_name = [one for one in tried if one.alternative.name == name]
         promising += sorted(of_name, key=lambda one: one.as_it_is)[:_MOST_VALUES]
-    left = [(one.through.fit().left, one.alternative) for one in promising]
+    left = [(one.through.fit(_LEAVES * told.left).left, one.alternative) for one in promising]
     least = min((value for value, _ in left), default=told.left)
     if least > _LEAVES * told.left or told.left - least < _BETTER_BY:
         return None
