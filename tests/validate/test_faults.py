@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from blis_replay.fixtures.fault_list import FAULTS
@@ -50,3 +53,11 @@ def test_the_answer_counts_grades_and_fails_where_something_else_is_blamed() -> 
     answer = scoreboard_answer(Scoreboard((row,), ()))
     assert answer.exit_code == 0
     assert "1 faults: 1 right, 0 half, 0 not identified, 0 wrong" in str(answer)
+
+
+def test_the_page_counts_every_fault_of_the_list() -> None:
+    """Whoever adds a fault runs the scoreboard again: the grades of the page's last row sum to the list."""
+    page = (Path(__file__).parents[2] / "docs" / "faults.md").read_text()
+    row = next(line for line in page.splitlines() if line.startswith("| after"))
+    faults, *grades = (int(number) for number in re.findall(r"[0-9]+", row))
+    assert (faults, sum(grades[:4]), grades[3:]) == (len(FAULTS), len(FAULTS), [0, 0])

@@ -29,6 +29,7 @@ from blis_replay.validate.attribution.components import (
     components_of,
     substituted,
 )
+from blis_replay.validate.attribution.hidden import hidden_errors
 from blis_replay.validate.attribution.resampled import QUANTITIES, PooledGaps, draws, quantities
 from blis_replay.validate.calibration.step_errors import predicted_us, step_targets
 from blis_replay.validate.comparison.sides import simulated_samples
@@ -107,7 +108,8 @@ class Attribution:
     has no such number, or an instrument check (``unusable``) forbids it; the shares are known even then.
     ``not_replaced``: components of which the recording says nothing, and why.  ``lost``: why the recording is not
     the load that was served, so that nothing is blamed; but ``steps_off``, of such a recording: by how much the model's
-    time of recorded batches exceeds theirs, which no lost request changes.
+    time of recorded batches exceeds theirs, which no lost request changes.  ``hidden``: sentences on errors that the
+    means hide, of tails and of load stages.
     """
 
     slug: str
@@ -128,6 +130,7 @@ class Attribution:
     unusable: dict[str, str]
     lost: tuple[str, ...] = ()
     steps_off: StepsOff | None = None
+    hidden: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -178,7 +181,8 @@ def attribute(
     replayed = Replayed(recording, mode, entry_of(release, recording), release, options)
     components, not_replaced = components_of(replayed, reference)
     other = entry_of(reference, recording) if reference else None
-    chosen, blocks, observed = _observed(_run(replayed, other, ()), token_gaps, resamples, seed)
+    run = _run(replayed, other, ())
+    chosen, blocks, observed = _observed(run, token_gaps, resamples, seed)
     forbidden = unusable_cells(recording.findings, token_times=token_gaps is not None)
     for column, quantity in enumerate(QUANTITIES):
         if quantity in forbidden:
@@ -214,7 +218,13 @@ def attribute(
         unusable=_reasons(forbidden),
         lost=lost,
         steps_off=_steps_off(recording, replayed.entry) if lost else None,
+        hidden=() if lost else _hidden(run, chosen, {metric for metric, _ in forbidden}),
     )
+
+
+def _hidden(run: ReplayRun, chosen: Bools, forbidden: set[str]) -> tuple[str, ...]:
+    single = observed_requests(run.recording).any()
+    return tuple(hidden_errors(run, chosen, forbidden)) if single else ()
 
 
 # Fewer single cycles do not tell, and a median that is off by less may be that of what steps do beside their model.

@@ -25,11 +25,12 @@ def explanations(attribution: Attribution) -> list[str]:
         lost = [f"nothing is blamed: the recording itself is at fault: {why}" for why in attribution.lost]
         return [*lost, *([] if attribution.steps_off is None else [_steps_off(attribution.steps_off)])]
     if named := blames(attribution):
-        return [_explained(attribution, blame) for blame in named]
+        return [*(_explained(attribution, blame) for blame in named), *attribution.hidden]
     means = [i for i, (_, statistic) in enumerate(QUANTITIES) if statistic == "mean"]
     if all(fraction(attribution.error[i].value_us, attribution.observed_us[i]) is None for i in means):
         return ["no mean was observed, so there is no error to explain"]
-    return ["no mean is off by 1 % or more: there is nothing to blame"]
+    nothing = "there is nothing to blame" if not attribution.hidden else "but a mean can hide what is"
+    return [f"no mean is off by 1 % or more: {nothing}", *attribution.hidden]
 
 
 def _steps_off(off: StepsOff) -> str:

@@ -6,16 +6,20 @@ told wrong is the only thing that is wrong.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from blis_replay.blis.releases.fit import FitRecord, PartScore
+from blis_replay.fixtures.fault_list import FAULTS
+from blis_replay.fixtures.faults import planted_case
 from blis_replay.fixtures.planted import CAUSES, PLANTED, Planted, planted_recording, wrong_simulator
 from blis_replay.ingest.recording import SharedPrefix, Stage
 from blis_replay.replay.mode import parse_mode
 from blis_replay.validate.attribution.attribute import Attribution, attribute
+from blis_replay.validate.attribution.hidden import stages_that_cancel
 from blis_replay.validate.attribution.resampled import QUANTITIES
 from blis_replay.validate.attribution.text import attribution_answer, explanations
 
@@ -165,3 +169,21 @@ def test_intervals_hold_the_value_and_are_the_same_with_the_same_seed(planted: P
     assert [cause.shares for cause in first.causes] == [cause.shares for cause in again.causes]
     for estimate in first.error:
         assert np.isnan(estimate.value_us) or estimate.low_us <= estimate.value_us + 1e-6
+
+
+def test_a_slow_stretch_that_the_mean_hides_is_named_by_its_time() -> None:
+    """Steps take 6 ms longer at the server from 10 to 20 s: E2E p90 is off three times as far as the mean."""
+    slow = next(f for f in FAULTS if "from 10 to 20 s" in f.size)
+    case = planted_case(slow)
+    said = explanations(attribute(case.recording, case.release, token_gaps=case.token_gaps, resamples=2))
+    (tail,) = [sentence for sentence in said if sentence.startswith("E2E p90")]
+    assert re.search(r"E2E p90 is 3\d\.\d % short, the mean 10\.\d % short: requests sent from 10 to 15 s", tail)
+
+
+def test_load_stages_that_cancel_are_told_beside_a_mean_that_is_right() -> None:
+    """Stage 0 is 5 % too long and stage 1 5 % short, of equal means: the mean of all is right."""
+    seen_us, stage = np.full(200, 1_000_000), np.repeat([0, 1], 100)
+    made_us = np.where(stage == 0, 1_050_000, 950_000)
+    said = stages_that_cancel("e2e", seen_us, made_us, stage, "mine")
+    assert "load stages cancel: stage 0 is 5.0 % too long, stage 1 5.0 % short" in said
+    assert stages_that_cancel("e2e", seen_us, np.full(200, 1_030_000), stage, "mine") == ""

@@ -1,0 +1,147 @@
+"""Errors that a mean hides: a tail that is off while the mean is not, and load stages that cancel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from blis_replay.compiled.arrays import Bools, Floats, Int64s
+from blis_replay.ingest.recording import Recording
+from blis_replay.replay.driver import ReplayRun
+from blis_replay.validate.comparison.sides import simulated_samples
+from blis_replay.validate.metrics.latency import Values
+from blis_replay.validate.metrics.observed import samples_of
+
+# A quantile of fewer requests is that of a handful; one that is off by less is not worth a sentence.
+_FEWEST, _TAIL_OFF, _TIMES_THE_MEAN = {"p99": 500, "p90": 100}, 0.1, 2.0
+# Groups that stand for a tail make out so much of how differences vary, and are no smaller than this share.
+_MADE_OUT, _SMALLEST = 0.2, 0.02
+# Stages that are off by so much, one up and one down, cancel where the whole is off by less than half of the largest.
+_STAGE_OFF, _FEWEST_OF_STAGE = 0.02, 20
+_WINDOWS, _QUARTERS = 8, 4
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Requests that have something in common: ``of``: bool[requests]; ``words``: which they are."""
+
+    words: str
+    of: Bools
+
+
+def hidden_errors(run: ReplayRun, chosen: Bools, forbidden: set[str]) -> list[str]:
+    """Sentences about the requests ``chosen`` (bool[n]); ``forbidden``: metrics that must not be used."""
+    if not chosen.any():
+        return []
+    recording = run.recording
+    observed, simulated = samples_of(recording, chosen), simulated_samples(run, chosen)
+    sides = {"e2e": (observed.e2e_us, simulated.e2e_us), "ttft": (observed.ttft_us, simulated.ttft_us)}
+    stage = recording.requests["stage"].fill_null(-1).to_numpy()[chosen]
+    said = []
+    for metric, (seen_us, made_us) in sides.items():
+        if metric in forbidden or seen_us.mean() <= 0:
+            continue
+        said.append(_tail(metric, seen_us, made_us, _groups(run, recording, chosen)))
+        said.append(stages_that_cancel(metric, seen_us, made_us, stage, recording.alias))
+    return [sentence for sentence in said if sentence]
+
+
+def _tail(metric: str, seen_us: Values, made_us: Values, groups: list[list[_Group]]) -> str:
+    """What is off at the far end, and which requests that are: those that share a length, a time or a queue."""
+    mean = made_us.mean() / seen_us.mean() - 1
+    for name, fewest in _FEWEST.items():
+        if len(seen_us) < fewest:
+            continue
+        seen, made = (float(np.quantile(values, int(name[1:]) / 100)) for values in (seen_us, made_us))
+        if seen <= 0 or abs(made / seen - 1) < max(_TAIL_OFF, _TIMES_THE_MEAN * abs(mean)):
+            continue
+        off = f"{metric.upper()} {name} is {_off(made / seen - 1)}, the mean {_off(mean)}"
+        group = _which(made_us - seen_us, groups)
+        if group is None:
+            return f"{off}: no length, time or queue tells these requests from the others"
+        rest = _error(seen_us, made_us, ~group.of)
+        share = 100 * group.of.mean()
+        its = _off(_error(seen_us, made_us, group.of))
+        return f"{off}: {group.words} ({share:.0f} %) are {its}, the others {_off(rest)}"
+    return ""
+
+
+def stages_that_cancel(metric: str, seen_us: Values, made_us: Values, stage: Int64s, alias: str) -> str:
+    """Load stages whose errors cancel in the mean of all."""
+    found = {
+        int(one): _error(seen_us, made_us, stage == one)
+        for one in np.unique(stage)
+        if (stage == one).sum() >= _FEWEST_OF_STAGE
+    }
+    if len(found) < 2:
+        return ""
+    most, least = max(found, key=lambda one: found[one]), min(found, key=lambda one: found[one])
+    whole = made_us.mean() / seen_us.mean() - 1
+    cancel = found[most] >= _STAGE_OFF and found[least] <= -_STAGE_OFF
+    if not cancel or abs(whole) > max(found[most], -found[least]) / 2:
+        return ""
+    return (
+        f"{metric.upper()} mean is {_off(whole)} because load stages cancel: stage {most} is {_off(found[most])}, "
+        f"stage {least} {_off(found[least])}; blis-replay validate {alias} --by-stage shows each"
+    )
+
+
+def _error(seen_us: Values, made_us: Values, of: Bools) -> float:
+    return float(made_us[of].mean() / seen_us[of].mean() - 1) if of.any() and seen_us[of].mean() > 0 else 0.0
+
+
+def _off(error: float) -> str:
+    return f"{100 * abs(error):.1f} % {'too long' if error > 0 else 'short'}"
+
+
+def _which(difference_us: Values, groups: list[list[_Group]]) -> _Group | None:
+    """The group that is off most, of the division of the requests that makes out most of how differences vary."""
+    spread = float(((difference_us - difference_us.mean()) ** 2).sum())
+    divisions = [(_made_out(difference_us, division, spread), division) for division in groups if len(division) > 1]
+    most, division = max(divisions, key=lambda pair: pair[0], default=(0.0, []))
+    if most < _MADE_OUT:
+        return None
+    large = [group for group in division if group.of.mean() >= _SMALLEST]
+    middle = float(np.median(difference_us))
+    return max(large, key=lambda group: abs(float(difference_us[group.of].mean()) - middle), default=None)
+
+
+def _made_out(difference_us: Values, division: list[_Group], spread: float) -> float:
+    between = sum(
+        int(group.of.sum()) * (float(difference_us[group.of].mean()) - float(difference_us.mean())) ** 2
+        for group in division
+    )
+    return between / spread if spread else 0.0
+
+
+def _groups(run: ReplayRun, recording: Recording, chosen: Bools) -> list[list[_Group]]:
+    """The requests divided by time of send, by length of prompt and of output, and by whether they had to wait."""
+    rows = recording.requests
+    sent_us = rows["arrival_us"].to_numpy()[chosen]
+    edges = np.linspace(sent_us.min(), sent_us.max() + 1, _WINDOWS + 1)
+    window = np.searchsorted(edges, sent_us, side="right") - 1
+    times = [
+        _Group(f"requests sent from {edges[i] / 1e6:.0f} to {edges[i + 1] / 1e6:.0f} s", window == i)
+        for i in np.unique(window)
+    ]
+    lengths = {"prompts": rows["prompt_tokens"], "outputs": rows["output_tokens"]}
+    by_length = [
+        list(_by_size(what, values.fill_null(0).to_numpy()[chosen].astype(np.float64), "tokens"))
+        for what, values in lengths.items()
+    ]
+    queues = []
+    if run.simulated.engine is not None:
+        result = run.simulated.engine
+        wait_us = (result.scheduled_us - result.arrival_us)[chosen].astype(np.float64)
+        queues = [list(_by_size("simulated waits", wait_us / 1000, "ms"))]
+    return [times, *by_length, *queues]
+
+
+def _by_size(what: str, values: Floats, unit: str) -> Iterator[_Group]:
+    edges = np.unique(np.quantile(values, np.linspace(0, 1, _QUARTERS + 1)))
+    place = np.clip(np.searchsorted(edges, values, side="right") - 1, 0, max(len(edges) - 2, 0))
+    for i in np.unique(place):
+        high = edges[min(i + 1, len(edges) - 1)]
+        yield _Group(f"requests with {what} of {edges[i]:,.0f} to {high:,.0f} {unit}", place == i)
