@@ -134,12 +134,20 @@ _DISTANCES = """
 SELECT $sources[source + 1] AS source, sampled.start_us - nearest.start_us AS lag_us
 FROM nearest JOIN sampled USING (step_id)
 """
-# The best record of each step, events moved by the lag of their kind.
+# The best record of each step, events moved by the lag of their kind.  Under asynchronous scheduling an output is of
+# the step before the last one begun, unless nothing was left to schedule: the step after it then begins later than
+# the event, which says nothing of the one after that.
 _BEST = """
 WITH records AS (SELECT step_id, start_us, 0 AS source FROM sampled UNION ALL SELECT * FROM nearest),
+drained AS (
+    SELECT output.step_id
+    FROM records AS output JOIN records AS before ON before.step_id = output.step_id - 1
+    WHERE $output_of = 2 AND output.source = 3 AND before.source < 3 AND before.start_us > output.start_us
+),
 best AS (
     SELECT step_id, arg_min(start_us, source) AS start_us, min(source) AS source
-    FROM records WHERE step_id BETWEEN 1 AND $last_step GROUP BY step_id
+    FROM records WHERE step_id BETWEEN 1 AND $last_step AND NOT (source = 3 AND step_id IN (FROM drained))
+    GROUP BY step_id
 )
 SELECT step_id, start_us + $lags_us[source + 1] AS start_us, $sources[source + 1] AS source FROM best ORDER BY step_id
 """
@@ -178,7 +186,7 @@ def step_anchors(recording: Recording) -> StepAnchors:
     both = {"nearest": nearest, "sampled": sampled}
     lags = _lags(query(_DISTANCES, _DISTANCE_SCHEMA, {"sources": SOURCES}, **both).frame())
     last_step = max(_last_step(rows) for rows in (recording.steps, recording.journey_events))
-    bound = {"sources": SOURCES, "lags_us": _lags_us(lags), "last_step": last_step}
+    bound = output_of | {"sources": SOURCES, "lags_us": _lags_us(lags), "last_step": last_step}
     anchors = scratch.kept(query(_BEST, _RECORD_SCHEMA, bound, **both))
     writer = scratch.writer(_RECORD_SCHEMA)
     for batch, stays in zip(anchors.batches(), in_order(anchors, f"source = '{SAMPLED}'"), strict=True):

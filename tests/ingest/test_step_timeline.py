@@ -74,6 +74,20 @@ def test_time_does_not_run_backwards() -> None:
     assert anchors.frame["step_id"].to_list() == [1, 3, 4]
 
 
+def test_an_output_after_which_nothing_is_left_says_nothing_of_later_steps() -> None:
+    """Asynchronous: the output of step 1 is in at 2000 us; the next request comes at 90 ms, and is admitted in step 2.
+    Were the event taken for the start of step 3, as it is while requests overlap, time would run backwards."""
+    rows = [event("SCHEDULED", 1000, 1), event("FINISHED", 2000, 1), event("SCHEDULED", 90_000, 2, journey=1)]
+    rows.append(event("SCHEDULED", 91_000, 3, journey=2))
+    for tail in (rows[:3], rows):  # step 3 known by nothing else, and known
+        made = journeys(tail, lifecycles=[], engine=settings_of(async_scheduling=True))
+        anchors = step_anchors(made)
+        assert anchors.out_of_order == 0
+        assert anchors.frame["start_us"].to_list() == [
+            row["time_us"] for row in tail if row["event"] != "journey.FINISHED"
+        ]
+
+
 @pytest.mark.parametrize("wrong_us", [-(10**12), 10**15])
 def test_one_mistaken_stamp_costs_one_step(wrong_us: int) -> None:
     made = recording(steps=steps([0, 1000, wrong_us, 3000, 4000]))
