@@ -163,7 +163,7 @@ def test_progress_reaches_the_size_of_every_file(tmp_path: Path) -> None:
         # What was rejected is counted and located in the complaint too.
         (
             {"traces_DOT_json": b"\x00" * 100, "trace_DOT_yaml": "server: {model: m}\n"},
-            r"no steps in it \(traces.json: 1 of 1 records rejected, the first at line 1: no OTLP JSON .*; mend",
+            r"no steps in it \(traces.json: 1 of 1 records rejected, the first at line 1: no OTLP JSON .*; repair",
         ),
         (
             {"trace_DOT_csv": TRACE.replace("0500,", "x,"), "trace_DOT_yaml": "server: {model: m}\n"},

@@ -166,7 +166,7 @@ def test_intervals_hold_the_error(wrong_evidence: Evidence) -> None:
 def test_a_matplotlibrc_of_the_working_directory_is_not_read(tmp_path: Path) -> None:
     """It may name code to import, and one that is no text ended the report in a traceback."""
     (tmp_path / "matplotlibrc").write_bytes(b"backend: module://planted\nfont.size: \xff\n")
-    code = "from blis_replay.validate.report.svg import drawn; drawn(lambda figure: None, 1, 1)"
+    code = "from blis_replay.validate.report.svg import drawn; drawn(lambda figure: figure.subplots(), 1, 1)"
     ended = subprocess.run(
         [sys.executable, "-W", "error", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
     )
