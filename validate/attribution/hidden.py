@@ -13,6 +13,7 @@ from blis_replay.replay.driver import ReplayRun
 from blis_replay.validate.comparison.sides import simulated_samples
 from blis_replay.validate.metrics.latency import Values
 from blis_replay.validate.metrics.observed import samples_of
+from blis_replay.validate.text.cells import predicted
 
 # A quantile of fewer requests is that of a handful; one that is off by less is not worth a sentence.
 _FEWEST, _TAIL_OFF, _TIMES_THE_MEAN = {"p99": 500, "p90": 100}, 0.1, 2.0
@@ -57,14 +58,14 @@ def _tail(metric: str, seen_us: Values, made_us: Values, groups: list[list[_Grou
         seen, made = (float(np.quantile(values, int(name[1:]) / 100)) for values in (seen_us, made_us))
         if seen <= 0 or abs(made / seen - 1) < max(_TAIL_OFF, _TIMES_THE_MEAN * abs(mean)):
             continue
-        off = f"{metric.upper()} {name} is {_off(made / seen - 1)}, the mean {_off(mean)}"
+        off = f"{metric.upper()} {name} is {predicted(made / seen - 1)}, the mean {predicted(mean)}"
         group = _which(made_us - seen_us, groups)
         if group is None:
             return f"{off}: no length, time or queue tells these requests from the others"
         rest = _error(seen_us, made_us, ~group.of)
         share = 100 * group.of.mean()
-        its = _off(_error(seen_us, made_us, group.of))
-        return f"{off}: {group.words} ({share:.0f} %) are {its}, the others {_off(rest)}"
+        its = predicted(_error(seen_us, made_us, group.of))
+        return f"{off}: {group.words} ({share:.0f} %) are {its}, the others {predicted(rest)}"
     return ""
 
 
@@ -83,17 +84,14 @@ def stages_that_cancel(metric: str, seen_us: Values, made_us: Values, stage: Int
     if not cancel or abs(whole) > max(found[most], -found[least]) / 2:
         return ""
     return (
-        f"{metric.upper()} mean is {_off(whole)} because load stages cancel: stage {most} is {_off(found[most])}, "
-        f"stage {least} {_off(found[least])}; blis-replay validate {alias} --by-stage shows each"
+        f"{metric.upper()} mean is {predicted(whole)} because load stages cancel: stage {most} is "
+        f"{predicted(found[most])}, stage {least} {predicted(found[least])}; blis-replay validate {alias} --by-stage "
+        "shows each"
     )
 
 
 def _error(seen_us: Values, made_us: Values, of: Bools) -> float:
     return float(made_us[of].mean() / seen_us[of].mean() - 1) if of.any() and seen_us[of].mean() > 0 else 0.0
-
-
-def _off(error: float) -> str:
-    return f"{100 * abs(error):.1f} % {'too long' if error > 0 else 'short'}"
 
 
 def _which(difference_us: Values, groups: list[list[_Group]]) -> _Group | None:

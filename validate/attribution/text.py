@@ -14,7 +14,7 @@ from blis_replay.validate.attribution.resampled import QUANTITIES
 from blis_replay.validate.comparison.segments import Segment, Segments
 from blis_replay.validate.metrics.latency import statistics
 from blis_replay.validate.text.answer import Answer, Block, Line, Part, Verbatim
-from blis_replay.validate.text.cells import milliseconds
+from blis_replay.validate.text.cells import milliseconds, predicted
 
 _NO_COMPONENT = "no component"
 
@@ -113,8 +113,7 @@ def _known(value: float) -> float | None:
 
 def _explained(attribution: Attribution, blame: Blame) -> str:
     """How much, by what, and what else adds to it or hides a part of it."""
-    direction = "too long" if blame.error > 0 else "short"
-    off = f"{blame.metric} is {100 * abs(blame.error):.1f} % {direction}"
+    off = f"{blame.metric} is {predicted(blame.error)}"
     if blame.cause is None:
         return f"{off}; most of it no component explains that this recording can replace."
     if abs(blame.error) < WORTH_NAMING:

@@ -103,3 +103,8 @@ def cell_text(cell: Cell, kind: Kind = "value") -> str:
     if value is None:
         return _ABSENT.get(kind, "-")
     return value if isinstance(value, str) else _WRITTEN[kind](value)
+
+
+def predicted(error: float) -> str:
+    """An error of a latency in words: ``under-predicted by 32.0 %``."""
+    return f"{'over' if error > 0 else 'under'}-predicted by {100 * abs(error):.1f} %"

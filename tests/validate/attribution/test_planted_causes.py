@@ -177,13 +177,16 @@ def test_a_slow_stretch_that_the_mean_hides_is_named_by_its_time() -> None:
     case = planted_case(slow)
     said = explanations(attribute(case.recording, case.release, token_gaps=case.token_gaps, resamples=2))
     (tail,) = [sentence for sentence in said if sentence.startswith("E2E p90")]
-    assert re.search(r"E2E p90 is 3\d\.\d % short, the mean 10\.\d % short: requests sent from 10 to 15 s", tail)
+    assert re.search(
+        r"E2E p90 is under-predicted by 3\d\.\d %, the mean under-predicted by 10\.\d %: requests sent from 10 to 15 s",
+        tail,
+    )
 
 
 def test_load_stages_that_cancel_are_told_beside_a_mean_that_is_right() -> None:
-    """Stage 0 is 5 % too long and stage 1 5 % short, of equal means: the mean of all is right."""
+    """Stage 0 is simulated 5 % too long and stage 1 5 % too fast, of equal means: the mean of all is right."""
     seen_us, stage = np.full(200, 1_000_000), np.repeat([0, 1], 100)
     made_us = np.where(stage == 0, 1_050_000, 950_000)
     said = stages_that_cancel("e2e", seen_us, made_us, stage, "mine")
-    assert "load stages cancel: stage 0 is 5.0 % too long, stage 1 5.0 % short" in said
+    assert "load stages cancel: stage 0 is over-predicted by 5.0 %, stage 1 under-predicted by 5.0 %" in said
     assert stages_that_cancel("e2e", seen_us, np.full(200, 1_030_000), stage, "mine") == ""
