@@ -47,6 +47,7 @@ def test_every_command_that_attribute_prints_runs_as_it_stands(
     fitted = replace(release, models=tuple(replace(entry, fit=record) for entry in release.models))
     told = " --coefficients own.yaml --store else.duckdb"
     sentences = explanations(attribute(planted.recording, fitted, options=told, resamples=2))
+    assert all(re.search(r": blis-replay [^;]*$", one) for one in sentences if "blis-replay" in one), "not at the end"
     printed = {command.strip() for command in _COMMAND.findall(" ".join(sentences)) + _COMMAND.findall(text)}
     assert {command.split()[0] for command in printed} == {"steps", "calibrate"}
     for command in printed:

@@ -117,7 +117,7 @@ def _tried(found: Tried) -> Component:
         best.name,
         f"not recorded; tried: {left}{equal}",
         best.why,
-        f"{best.mend}; to be sure record {best.decides}" if also else best.mend,
+        f"to be sure record {best.decides}; {best.mend}" if also else best.mend,
         mode=best.mode,
         engine=best.engine,
         also=also,
@@ -272,7 +272,7 @@ def _fitted(server: Replayed) -> list[Component] | None:
         longer, shorter = (words.format(word) for word in _WORDS[name])
         latency = changed.latency if name == STEP_TIME and isinstance(changed.latency, CorrectedModel) else None
         also = _as_well(fit, costs)
-        mend = _calibrate(server, "segments") + ("; to be sure record journeys" if also else "")
+        mend = ("to be sure record journeys; " if also else "") + _calibrate(server, "segments")
         components.append(
             Component(name, basis, longer, mend, latency=latency, lifecycle=lifecycle, also=also, less=shorter)
         )

@@ -118,12 +118,11 @@ def _explained(attribution: Attribution, blame: Blame) -> str:
         return f"{off}; most of it no component explains that this recording can replace."
     if abs(blame.error) < WORTH_NAMING:
         off = f"{blame.metric} is right by luck, two causes cancel"
-    sentences, said = [off], set[str]()
-    for cause in (blame.cause, *blame.beside):
-        mend = "" if cause.component.mend in said else f"; {cause.component.mend}"
-        sentences.append(f"{_points(attribution, cause, blame)}{mend}")
-        said.add(cause.component.mend)
-    return f"{sentences[0]}, {'; and '.join(sentences[1:])}"
+    causes = (blame.cause, *blame.beside)
+    points = "; and ".join(_points(attribution, cause, blame) for cause in causes)
+    # A command comes last: then it stands on a line of its own, as it can be given.
+    remedies = sorted(dict.fromkeys(cause.component.mend for cause in causes), key=lambda mend: "blis-replay" in mend)
+    return "; ".join([f"{off}, {points}", *remedies])
 
 
 def _points(attribution: Attribution, cause: Cause, blame: Blame) -> str:
