@@ -1,19 +1,24 @@
-"""What enters the batch being built, and who is preempted for it: sections 2, 5 and 6 of the semantics."""
+"""What enters the batch being built, who is preempted for it, and its way to the device.
+
+Sections 2, 5 and 6 of the semantics.
+"""
 
 from __future__ import annotations
 
-from blis_replay.blis.kernel.pool import blocks_for, enter_cache, give_keys, release_blocks
+from blis_replay.blis.kernel.pool import blocks_for, enter_cache, give_keys, hold_found_blocks, release_blocks
 from blis_replay.blis.kernel.queues import (
     close_segment,
     computed_now,
     last_token_step,
     leave_finish,
+    leave_queue,
     queue_up,
+    start_running,
     stop_decoding,
     stop_prefill,
     stop_running,
 )
-from blis_replay.blis.kernel.state import DECODING, NONE, PREFILLING, State, compiled
+from blis_replay.blis.kernel.state import DECODING, NONE, PREFILLING, State, compiled, index
 
 # -- Tokens ---------------------------------------------------------------------------------
 
@@ -201,3 +206,59 @@ def end_interval(state: State) -> None:
         at.steps_with_tokens += 1
     if batch.has_prefill == 1:
         at.last_prefill_step = at.steps_with_tokens
+
+
+# -- Admission ---------------------------------------------------------------------------
+
+
+@compiled
+def enter_running(state: State, request: int, row: int, hits: int, extents: int) -> None:
+    """A waiting request runs, in a row of the block table that begins with the blocks that were found for it."""
+    this = state.requests[request]
+    leave_queue(state, request)
+    start_running(state, request)
+    state.at.free_rows -= 1
+    this.table_row = row
+    this.blocks_held = hits
+    this.blocks_entered = hits
+    hold_found_blocks(state, request, extents)
+
+
+# -- On the device -------------------------------------------------------------------------
+
+
+@compiled
+def put_in_flight(state: State, duration_us: int) -> int:
+    """Put the batch just scheduled on the device; its tokens.  An empty one takes no device time and leaves no row."""
+    at, batch = state.at, state.batch
+    tokens = batch.prefill_tokens + batch.decode_tokens
+    start_us = max(at.now_us, at.device_free_us)
+    row = NONE
+    if tokens > 0:
+        row = at.rows
+        at.device_free_us = start_us + duration_us
+        note_step(state, row, start_us)
+        at.rows += 1
+    state.flight[index(at.in_flight), 0] = row
+    state.flight[index(at.in_flight), 1] = max(start_us, at.device_free_us)
+    at.in_flight += 1
+    return tokens
+
+
+@compiled
+def note_step(state: State, row: int, start_us: int) -> None:
+    """The row of a batch in the table of steps."""
+    at, batch, this = state.at, state.batch, state.steps[index(row)]
+    this.start_us = start_us
+    this.end_us = at.device_free_us
+    this.scheduled_us = at.now_us
+    this.context_tokens = batch.context_tokens
+    this.prefill_tokens = batch.prefill_tokens
+    this.waiting_depth = at.waiting_depth
+    this.free_blocks_before = batch.free_before
+    this.free_blocks = at.free_blocks
+    this.decode_tokens = batch.decode_tokens
+    this.prefill_requests = batch.prefill_requests
+    this.running_depth = at.running_depth
+    this.admitted = batch.admitted
+    this.preempted = at.preempted_in_call

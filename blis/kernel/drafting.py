@@ -13,17 +13,33 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from blis_replay.blis.kernel.batch import begin_interval, choose_victim, end_interval, given_now, vacate
-from blis_replay.blis.kernel.loop import BATCH, IDLE, NEEDS_ROOM, REACHED, STUCK, begin, lacks_room, note_step
+from blis_replay.blis.kernel.batch import (
+    begin_interval,
+    choose_victim,
+    end_interval,
+    enter_running,
+    given_now,
+    put_in_flight,
+    vacate,
+)
+from blis_replay.blis.kernel.loop import (
+    ARRIVED,
+    BATCH,
+    NEEDS_ROOM,
+    REACHED,
+    STUCK,
+    await_arrival,
+    lacks_room,
+    take_arrivals,
+)
 from blis_replay.blis.kernel.pool import (
     allocate_slots,
     drop_last_found,
     enter_cache,
     find_cached_blocks,
     give_keys,
-    hold_found_blocks,
 )
-from blis_replay.blis.kernel.queues import first_waiting, leave_queue, queue_up, start_running, stop_prefill
+from blis_replay.blis.kernel.queues import first_waiting, leave_queue, note_segment, queue_up, stop_prefill
 from blis_replay.blis.kernel.schedule import blocks_to_admit, note_admission, prefill_cap
 from blis_replay.blis.kernel.state import (
     ABORTED,
@@ -125,10 +141,7 @@ def _next_batch(state: State, flight: Flight, until_us: int) -> int:
             return NEEDS_ROOM
         if at.steps_without_token > state.config.max_steps_without_token:
             return STUCK
-        while at.arrived < at.submitted and state.facts[index(at.arrived)].queued_us <= at.now_us:
-            if state.requests[at.arrived].status == NEW:
-                begin(state, at.arrived)
-            at.arrived += 1
+        take_arrivals(state)
         take_aborts(state, flight)
         if at.running_depth + at.waiting_depth > 0:
             schedule(state, flight)
@@ -136,30 +149,17 @@ def _next_batch(state: State, flight: Flight, until_us: int) -> int:
         if at.in_flight > 0:
             update(state, flight)
             continue
-        if at.arrived == at.submitted:
-            return IDLE
-        arrival_us = state.facts[index(at.arrived)].queued_us
-        if arrival_us >= until_us:
-            return REACHED
-        at.now_us = max(at.now_us, arrival_us)
+        answer = await_arrival(state, until_us)
+        if answer != ARRIVED:
+            return answer
 
 
 @compiled
 def _run_batch(state: State, flight: Flight, duration_us: int) -> None:
-    """Run the batch just scheduled; an empty one takes no device time and leaves no row."""
+    """Run the batch just scheduled."""
     at, batch = state.at, state.batch
-    tokens = batch.prefill_tokens + batch.decode_tokens
-    start_us = max(at.now_us, at.device_free_us)
-    row = NONE
-    if tokens > 0:
-        row = at.rows
-        at.device_free_us = start_us + duration_us
-        note_step(state, row, start_us)
-        at.rows += 1
-    state.flight[index(at.in_flight), 0] = row
-    state.flight[index(at.in_flight), 1] = max(start_us, at.device_free_us)
     list_batch(state, flight, at.in_flight)
-    at.in_flight += 1
+    tokens = put_in_flight(state, duration_us)
     at.steps_without_token = 0 if batch.first_tokens > 0 else at.steps_without_token + 1
     at.step += 1
     if tokens == 0 or at.in_flight == state.config.batches_in_flight:
@@ -352,13 +352,7 @@ def admit_waiting(state: State, flight: Flight, budget: int) -> None:
         slots = min(hit_tokens + tokens + flight.config.lookahead_at_admission, config.max_model_len)
         if refused or blocks_to_admit(state, request, slots) - hits > at.free_blocks - free_hits:
             break
-        leave_queue(state, request)
-        start_running(state, request)
-        at.free_rows -= 1
-        this.table_row = row
-        this.blocks_held = hits
-        this.blocks_entered = hits
-        hold_found_blocks(state, request, extents)
+        enter_running(state, request, row, hits, extents)
         allocate_slots(state, request, slots)
         this.computed = hit_tokens
         own.cached = hit_tokens
@@ -524,11 +518,7 @@ def close_segment(state: State, flight: Flight, request: int) -> None:
     """Note the steps that gave the request a token each."""
     own = flight.requests[request]
     if own.segment_rows > 0:
-        i = state.at.segments
-        state.segments[i, 0] = request
-        state.segments[i, 1] = own.segment_row - own.segment_rows + 1
-        state.segments[i, 2] = own.segment_rows
-        state.at.segments = i + 1
+        note_segment(state, request, own.segment_row, own.segment_rows)
     own.segment_rows = 0
 
 

@@ -7,7 +7,7 @@ flight (asynchronous scheduling) a batch is scheduled while the one before it ru
 
 from __future__ import annotations
 
-from blis_replay.blis.kernel.batch import in_flight_input, leave_decoding, vacate
+from blis_replay.blis.kernel.batch import in_flight_input, leave_decoding, put_in_flight, vacate
 from blis_replay.blis.kernel.pool import blocks_for
 from blis_replay.blis.kernel.queues import (
     close_segment,
@@ -37,6 +37,8 @@ from blis_replay.compiled.arrays import Floats, Int64s
 
 # What next_batch and advance answer.
 BATCH, IDLE, REACHED, NEEDS_ROOM, STUCK = range(5)
+# What await_arrival answers besides: there is work again.
+ARRIVED = 5
 # What serve_rows writes: requests and tokens in prefill, requests and tokens in decode, the step, preemptions.
 ROW_STEP, ROW_PREEMPTED, ROW_FIELDS = 4, 5, 6
 
@@ -160,29 +162,29 @@ def _next_batch(state: State, until_us: int) -> int:
         if at.in_flight > 0:
             update(state)
             continue
-        if at.arrived == at.submitted:
-            return IDLE
-        arrival_us = state.facts[index(at.arrived)].queued_us
-        if arrival_us >= until_us:
-            return REACHED
-        at.now_us = max(at.now_us, arrival_us)
+        answer = await_arrival(state, until_us)
+        if answer != ARRIVED:
+            return answer
+
+
+@compiled
+def await_arrival(state: State, until_us: int) -> int:
+    """Go on to the next arrival (ARRIVED); IDLE if there is none, REACHED if it is not before ``until_us``."""
+    at = state.at
+    if at.arrived == at.submitted:
+        return IDLE
+    arrival_us = state.facts[index(at.arrived)].queued_us
+    if arrival_us >= until_us:
+        return REACHED
+    at.now_us = max(at.now_us, arrival_us)
+    return ARRIVED
 
 
 @compiled
 def _run_batch(state: State, duration_us: int) -> None:
-    """Run the batch just scheduled; an empty one takes no device time and leaves no row."""
+    """Run the batch just scheduled."""
     at, batch = state.at, state.batch
-    tokens = batch.prefill_tokens + batch.decode_tokens
-    start_us = max(at.now_us, at.device_free_us)
-    row = NONE
-    if tokens > 0:
-        row = at.rows
-        at.device_free_us = start_us + duration_us
-        note_step(state, row, start_us)
-        at.rows += 1
-    state.flight[index(at.in_flight), 0] = row
-    state.flight[index(at.in_flight), 1] = max(start_us, at.device_free_us)
-    at.in_flight += 1
+    tokens = put_in_flight(state, duration_us)
     at.steps_without_token += 1
     if batch.served + batch.first_tokens > 0:
         at.steps_without_token = 0
@@ -192,25 +194,6 @@ def _run_batch(state: State, duration_us: int) -> None:
         at.growth_slot = 0
     if tokens == 0 or at.in_flight == state.config.batches_in_flight:
         update(state)
-
-
-@compiled
-def note_step(state: State, row: int, start_us: int) -> None:
-    """The row of a batch in the table of steps."""
-    at, batch, this = state.at, state.batch, state.steps[index(row)]
-    this.start_us = start_us
-    this.end_us = at.device_free_us
-    this.scheduled_us = at.now_us
-    this.context_tokens = batch.context_tokens
-    this.prefill_tokens = batch.prefill_tokens
-    this.waiting_depth = at.waiting_depth
-    this.free_blocks_before = batch.free_before
-    this.free_blocks = at.free_blocks
-    this.decode_tokens = batch.decode_tokens
-    this.prefill_requests = batch.prefill_requests
-    this.running_depth = at.running_depth
-    this.admitted = batch.admitted
-    this.preempted = at.preempted_in_call
 
 
 @compiled

@@ -232,9 +232,15 @@ def close_segment(state: State, request: int, end_step: int, last_row: int) -> N
     this = state.requests[request]
     steps = end_step - this.segment_start
     if this.segment_start != NONE and steps > 0:
-        i = state.at.segments
-        state.segments[i, 0] = request
-        state.segments[i, 1] = last_row - steps + 1
-        state.segments[i, 2] = steps
-        state.at.segments = i + 1
+        note_segment(state, request, last_row, steps)
     this.segment_start = NONE
+
+
+@compiled
+def note_segment(state: State, request: int, last_row: int, rows: int) -> None:
+    """A run of steps that gave a token each, which ends in ``last_row``."""
+    i = state.at.segments
+    state.segments[i, 0] = request
+    state.segments[i, 1] = last_row - rows + 1
+    state.segments[i, 2] = rows
+    state.at.segments = i + 1

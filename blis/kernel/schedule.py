@@ -13,6 +13,7 @@ from blis_replay.blis.kernel.batch import (
     choose_victim,
     end_interval,
     enter_decoded,
+    enter_running,
     give_chunk,
     give_decode,
     given_now,
@@ -26,16 +27,13 @@ from blis_replay.blis.kernel.pool import (
     fetch_blocks,
     find_cached_blocks,
     find_stored_blocks,
-    hold_found_blocks,
 )
 from blis_replay.blis.kernel.queues import (
     computed_now,
     enter_finish,
     first_waiting,
-    leave_queue,
     pass_over,
     start_decoding,
-    start_running,
     stop_decoding,
     stop_prefill,
 )
@@ -216,13 +214,7 @@ def admit_waiting(state: State, budget: int) -> None:
         tokens = min(tokens, budget)
         if refused or blocks_to_admit(state, request, hit_tokens + tokens) - hits > at.free_blocks - free_hits:
             break
-        leave_queue(state, request)
-        start_running(state, request)
-        at.free_rows -= 1
-        this.table_row = row
-        this.blocks_held = hits
-        this.blocks_entered = hits
-        hold_found_blocks(state, request, extents)
+        enter_running(state, request, row, hits, extents)
         if stored > 0:
             fetch_blocks(state, request, hits, stored)
         allocate_slots(state, request, hit_tokens + tokens)
