@@ -93,11 +93,6 @@ class Fitted:
     delays_us: tuple[float, float, float]
     equal: tuple[frozenset[int], ...] = ()
 
-    @property
-    def latency_changes(self) -> bool:
-        """Whether step time was changed at all."""
-        return any(self.line_ns)
-
     def entry(self, entry: ModelEntry) -> ModelEntry:
         """The coefficients with what was fitted."""
         if isinstance(entry.latency, ObservedCycles | CorrectedModel):
