@@ -70,7 +70,8 @@ class Score:
     ``overloaded``: the server had more load than it could serve, so its latencies judge no simulator.
     ``seconds``: of planning and simulating; ``peak_bytes``: the largest memory of the process that simulated.
     ``segments``: what each part of the way adds to the mean E2E, a signed fraction of the observed mean.
-    ``cost``: what costs it most, where that was asked for and can be told.  ``problem``: why there is no score.
+    ``cost``: what costs it most, where that was asked for; a text says why it cannot be told.  ``problem``: why there
+    is no score.
     """
 
     simulator: str
@@ -87,7 +88,7 @@ class Score:
     peak_bytes: int | None = None
     segments: Mapping[str, float] = field(default_factory=dict)
     lacks: tuple[str, ...] = ()
-    cost: Cost | None = None
+    cost: Cost | str | None = None
     problem: str = ""
 
     @property
@@ -179,14 +180,12 @@ def _score(experiment: Observed, name: str, simulator: Simulator, explain: Calla
     )
 
 
-def _cost(run: ReplayRun, explain: Callable[[ReplayRun], Cost] | None) -> Cost | None:
-    """None where that cannot be told: there are no coefficients to compare with, or too few requests."""
-    if explain is None:
-        return None
+def _cost(run: ReplayRun, explain: Callable[[ReplayRun], Cost] | None) -> Cost | str | None:
+    """A text says why it cannot be told: no coefficients to compare with, or too few requests."""
     try:
-        return explain(run)
-    except ExperimentError:
-        return None
+        return None if explain is None else explain(run)
+    except ExperimentError as problem:
+        return str(problem)
 
 
 def _error(comparison: Comparison, number: Number) -> float | None:

@@ -42,8 +42,7 @@ def leaderboard_answer(board: Board) -> Answer:
             "every simulator got the same requests and engine arguments; s and MB: a run, in the process that simulates"
         )
     )
-    asked = any(score.cost for score in board.scores)
-    told = [_cost_line(score) for score in board.scores if asked and score.seconds is not None]
+    told = [_cost_line(score, score.cost) for score in board.scores if score.cost is not None]
     costs = Block(told, "what costs most, beside the engine here with its coefficients")
     table = Table("", _SUMMARY, [_summary(name, board) for name in board.simulators if board.of(name)])
     runs: list[Part] = [_run_table(alias, board) for alias in dict.fromkeys(score.alias for score in board.scores)]
@@ -56,11 +55,11 @@ def leaderboard_answer(board: Board) -> Answer:
     )
 
 
-def _cost_line(score: Score) -> Line:
+def _cost_line(score: Score, cost: Cost | str) -> Line:
     """What costs a simulator most on one recording, beside the engine here."""
-    cost, who = score.cost, f"{score.simulator}, {score.alias}"
-    if cost is None:
-        return Line(f"{who}: cannot be told: no coefficients here for its model, or too few requests")
+    who = f"{score.simulator}, {score.alias}"
+    if isinstance(cost, str):
+        return Line(f"{who}: cannot be told: {cost}")
     near = f"imitated within {100 * cost.left:.1f} %"
     if not cost.imitated:
         return Line(f"{who}: not like an engine: no step time, delay or engine argument imitates it ({near})")
@@ -162,7 +161,8 @@ def _document(board: Board) -> dict[str, object]:
                 "peak_bytes": score.peak_bytes,
                 "segments": dict(score.segments),
                 "not_modelled": list(score.lacks),
-                "cost": None if score.cost is None else _cost_json(score.cost),
+                "cost": _cost_json(score.cost) if isinstance(score.cost, Cost) else None,
+                "cost_not_told": score.cost if isinstance(score.cost, str) else None,
                 "problem": score.problem or None,
             }
             for score in board.scores
