@@ -15,7 +15,7 @@ from blis_replay.replay.not_simulated import not_simulated
 from blis_replay.validate.comparison.arguments import OpenArgument, argument_lines, open_arguments
 from blis_replay.validate.comparison.compare import compare_replay
 from blis_replay.validate.comparison.comparison_text import exit_code
-from blis_replay.validate.comparison.verdict_text import verdict_sentence
+from blis_replay.validate.comparison.summary_text import verdict_sentence
 
 # Every step takes 10 ms, and nothing is added.
 RELEASE = release_of(LatencyModel("blackbox", 10_000_000, 0, 0), Lifecycle())

@@ -15,8 +15,8 @@ from blis_replay.replay.release_file import load_release
 from blis_replay.replay.simulator import EmbeddedEngine
 from blis_replay.validate.comparison.compare import Comparison, compare_replay, with_draws
 from blis_replay.validate.comparison.comparison_text import comparison_answer
-from blis_replay.validate.comparison.draws import Draws
-from blis_replay.validate.comparison.verdict_text import draws_sentence
+from blis_replay.validate.comparison.spread import Draws
+from blis_replay.validate.comparison.summary_text import draws_sentence
 from blis_replay.validate.experiment import DEFAULT_RELEASE
 
 CELL = ("ttft", "mean")

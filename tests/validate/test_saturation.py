@@ -26,9 +26,9 @@ from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.release_file import load_release
 from blis_replay.validate.comparison.compare import Comparison, compare_replay
 from blis_replay.validate.comparison.comparison_text import comparison_answer
-from blis_replay.validate.comparison.means import mean_abs_errors
 from blis_replay.validate.comparison.saturation import Saturation, client_limits, queue, saturation
 from blis_replay.validate.comparison.saturation_text import saturation_block, saturation_json
+from blis_replay.validate.comparison.summary_text import mean_abs_errors
 from blis_replay.validate.experiment import DEFAULT_RELEASE, find_experiment
 from blis_replay.validate.metrics.observed import Selection
 from blis_replay.validate.text.answer import part_text

@@ -16,7 +16,7 @@ from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.release_file import load_release
 from blis_replay.validate.comparison.compare import Comparison, compare_replay
 from blis_replay.validate.comparison.comparison_text import comparison_answer, exit_code
-from blis_replay.validate.comparison.means import mean_abs_errors
+from blis_replay.validate.comparison.summary_text import mean_abs_errors
 from blis_replay.validate.experiment import DEFAULT_RELEASE
 from blis_replay.validate.metrics.latency import METRICS, STATISTICS
 from blis_replay.validate.metrics.observed import unusable_cells

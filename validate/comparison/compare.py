@@ -15,10 +15,9 @@ from blis_replay.replay.driver import ReplayRun, without_rows
 from blis_replay.replay.simulator import Simulator
 from blis_replay.validate.comparison.arguments import OpenArgument, open_arguments
 from blis_replay.validate.comparison.capacity import Measure, beyond_capacity, capacity
-from blis_replay.validate.comparison.draws import Decision, Draws, draw_errors
-from blis_replay.validate.comparison.repeats import NoiseFloor
 from blis_replay.validate.comparison.saturation import Saturation, saturation
 from blis_replay.validate.comparison.sides import Side, recording_side, replay_side
+from blis_replay.validate.comparison.spread import Decision, Draws, NoiseFloor, draw_errors
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.metrics.latency import (
     METRICS,
@@ -39,7 +38,7 @@ WITHOUT_LATENCIES = "without recorded latencies"
 
 
 @dataclass(frozen=True)
-class Cell:
+class MetricCell:
     """One number on both sides, us.  Where a replay is compared with its recording, A is observed and B simulated.
 
     A side that cannot give it is None, with a ``reason``; ``between_us`` are bounds of A where it has only
@@ -89,7 +88,7 @@ class Comparison:
     replay: ReplayRun | None
     selection: Selection
     compared: tuple[int, int]
-    metrics: dict[str, dict[str, Cell]]
+    metrics: dict[str, dict[str, MetricCell]]
     paired: dict[str, Pairing]
     excluded: dict[str, int]
     saturation: Saturation | None = None
@@ -322,10 +321,10 @@ def _count(side: Side, chosen: Bools | None) -> int:
     return side.recording.requests.height if chosen is None else int(chosen.sum())
 
 
-def _cell(a: Number, b: Number) -> Cell:
+def _cell(a: Number, b: Number) -> MetricCell:
     missing = {number.reason for number in (a, b) if number.value_us is None and number.reason}
     unusable = a.unusable or b.unusable
-    return Cell(a.value_us, b.value_us, "; ".join(sorted(missing)) or None, a.between_us, unusable)
+    return MetricCell(a.value_us, b.value_us, "; ".join(sorted(missing)) or None, a.between_us, unusable)
 
 
 def latency_pairs(a: LatencySamples, b: LatencySamples) -> dict[str, Pairing]:
@@ -335,7 +334,7 @@ def latency_pairs(a: LatencySamples, b: LatencySamples) -> dict[str, Pairing]:
 
 
 def _pairings(
-    samples: Sequence[LatencySamples | None], metrics: Mapping[str, Mapping[str, Cell]]
+    samples: Sequence[LatencySamples | None], metrics: Mapping[str, Mapping[str, MetricCell]]
 ) -> dict[str, Pairing]:
     a, b = samples
     if a is None or b is None:

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 
 from blis_replay.replay.store import provenance_of
 from blis_replay.validate.comparison.capacity import Measure
-from blis_replay.validate.comparison.compare import Cell, Comparison
-from blis_replay.validate.comparison.draws import Draws
-from blis_replay.validate.comparison.repeats import NoiseFloor
+from blis_replay.validate.comparison.compare import Comparison, MetricCell
 from blis_replay.validate.comparison.saturation_text import saturation_json
-from blis_replay.validate.metrics.resampling import Cell as MetricCell
+from blis_replay.validate.comparison.spread import Draws, NoiseFloor
+from blis_replay.validate.metrics.resampling import Cell
 from blis_replay.validate.text.cells import in_ms
 
 
@@ -53,7 +52,7 @@ def _draws_json(draws: Draws) -> dict[str, object]:
     return {"count": draws.count, "errors": _by_metric(ranges)}
 
 
-def _by_metric(values: Mapping[MetricCell, object]) -> dict[str, dict[str, object]]:
+def _by_metric(values: Mapping[Cell, object]) -> dict[str, dict[str, object]]:
     named: dict[str, dict[str, object]] = {}
     for (metric, statistic), value in values.items():
         named.setdefault(metric, {})[statistic] = value
@@ -71,7 +70,7 @@ def _measure_json(measure: Measure) -> dict[str, object]:
     }
 
 
-def _cell(cell: Cell) -> dict[str, object]:
+def _cell(cell: MetricCell) -> dict[str, object]:
     entry: dict[str, object] = {
         "observed_ms": in_ms(cell.a_us),
         "simulated_ms": in_ms(cell.b_us),

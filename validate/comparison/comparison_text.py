@@ -6,22 +6,23 @@ from collections.abc import Sequence
 
 from blis_replay.ingest.tables import Cell, Column, Table, Toned, columns_named
 from blis_replay.validate.comparison.arguments import argument_lines
-from blis_replay.validate.comparison.compare import Cell as MetricCell
-from blis_replay.validate.comparison.compare import Comparison
+from blis_replay.validate.comparison.compare import Comparison, MetricCell
 from blis_replay.validate.comparison.comparison_json import comparison_json
-from blis_replay.validate.comparison.error_columns import error_cell
 from blis_replay.validate.comparison.first_screen import first_screen, other_hardware
-from blis_replay.validate.comparison.means import mean_abs_errors, means_by_fit
 from blis_replay.validate.comparison.saturation_text import saturation_block
-from blis_replay.validate.comparison.summary_text import stages_table, summary_page
-from blis_replay.validate.comparison.validated import Validated
-from blis_replay.validate.comparison.verdict_text import (
+from blis_replay.validate.comparison.summary_text import (
     draws_sentence,
+    error_cell,
+    mean_abs_errors,
+    means_by_fit,
     noise_sentence,
+    stages_table,
+    summary_page,
     verdict_line,
     verdict_sentence,
     verdict_tone,
 )
+from blis_replay.validate.comparison.validated import Validated
 from blis_replay.validate.metrics.latency import METRIC_NAMES, METRICS, THRESHOLDS
 from blis_replay.validate.text.answer import Answer, Block, Line, Part
 from blis_replay.validate.text.cells import milliseconds, percent_plain

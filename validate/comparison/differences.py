@@ -9,9 +9,8 @@ import numpy as np
 
 from blis_replay.compiled.arrays import Bools, Floats, Int64s
 from blis_replay.validate.comparison.compare import Comparison, compare, requests_of_both
-from blis_replay.validate.comparison.inputs import changed_inputs, only_on_one_side
 from blis_replay.validate.comparison.segments import Segments, segments_between
-from blis_replay.validate.comparison.sides import Side
+from blis_replay.validate.comparison.sides import Side, changed_inputs, only_on_one_side
 from blis_replay.validate.metrics.latency import METRICS, STATISTICS, LatencySamples
 from blis_replay.validate.metrics.observed import Selection
 from blis_replay.validate.metrics.resampling import (

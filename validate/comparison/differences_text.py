@@ -8,8 +8,7 @@ import numpy as np
 
 from blis_replay.compiled.arrays import Floats
 from blis_replay.ingest.tables import Cell, Column, Table, Toned, Value, columns_named, table_of
-from blis_replay.validate.comparison.compare import Cell as MetricCell
-from blis_replay.validate.comparison.compare import Pairing
+from blis_replay.validate.comparison.compare import MetricCell, Pairing
 from blis_replay.validate.comparison.differences import PAIRS_SHOWN, Differences, RequestPairs
 from blis_replay.validate.comparison.segments import Segments
 from blis_replay.validate.comparison.sides import Side

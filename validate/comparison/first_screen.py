@@ -10,7 +10,7 @@ from blis_replay.ingest.tables import Cell, Column, Table, Tone, Toned
 from blis_replay.validate.comparison.arguments import argument_lines
 from blis_replay.validate.comparison.compare import Comparison
 from blis_replay.validate.comparison.saturation_text import saturation_block
-from blis_replay.validate.comparison.verdict_text import draws_sentence, noise_sentence
+from blis_replay.validate.comparison.summary_text import draws_sentence, noise_sentence
 from blis_replay.validate.metrics.latency import METRIC_NAMES, TAIL_LIMITS, THRESHOLDS
 from blis_replay.validate.text.answer import Block, Line, Part
 from blis_replay.validate.text.cells import cell_text, percent

@@ -1,16 +1,178 @@
-"""Many experiments, or the load stages of one, as tables: a row each, with the errors that are looked at first."""
+"""The verdict on a replay as a sentence, and many verdicts as a table: a row each, with the errors looked at first."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
-from blis_replay.ingest.tables import Cell, Column, Table, Toned
-from blis_replay.validate.comparison.compare import Comparison
-from blis_replay.validate.comparison.error_columns import ERROR_COLUMNS, ERRORS, WANTED, error_cells
-from blis_replay.validate.comparison.means import means_by_fit
-from blis_replay.validate.comparison.verdict_text import verdict_tone
-from blis_replay.validate.text.answer import RECONSTRUCTED, Block, Part
-from blis_replay.validate.text.cells import percent_plain
+import numpy as np
+
+from blis_replay.ingest.recording import RECORDED
+from blis_replay.ingest.tables import Cell, Column, Table, Tone, Toned
+from blis_replay.validate.comparison.compare import Comparison, MetricCell, Verdict
+from blis_replay.validate.metrics.latency import METRIC_NAMES, METRICS, STATISTICS, THRESHOLDS
+from blis_replay.validate.text.answer import RECONSTRUCTED, Block, Line, Part
+from blis_replay.validate.text.cells import percent, percent_plain
+
+
+def verdict_tone(verdict: str) -> Tone:
+    """The tone of a verdict or an outcome."""
+    if verdict in ("pass", "fail"):
+        return "good" if verdict == "pass" else "bad"
+    return "caution"
+
+
+def verdict_line(comparison: Comparison) -> Line:
+    """The verdict as a page has it: the verdict itself in its tone."""
+    sentence = verdict_sentence(comparison)
+    verdict = re.match(r"verdict: [^(:,]*[^(:, ]", sentence)
+    return Line(sentence, mark=Toned(verdict[0], verdict_tone(comparison.verdict)) if verdict else None)
+
+
+def verdict_sentence(comparison: Comparison) -> str:
+    """The verdict with the errors of the mean that it rests on."""
+    if comparison.lost:
+        return f"verdict: could not be judged: {'; '.join(comparison.lost)}"
+    errors: list[tuple[str, float | None, float]]
+    if comparison.overloaded:
+        what = "overloaded, so judged by what was served"
+        errors = [(measure.name, measure.error, comparison.limit(measure)) for measure in comparison.capacity or ()]
+    else:
+        what = "errors of the mean"
+        errors = [(METRIC_NAMES[m], comparison.metrics[m]["mean"].error, comparison.limit(m)) for m in THRESHOLDS]
+    judged = ", ".join(f"{name} {percent(error)} of ±{100 * limit:.3g} %" for name, error, limit in errors)
+    if not judged:
+        return f"verdict: could not be judged: overloaded, and {_nothing_served(comparison)}"
+    refused = "; ".join(f"{METRIC_NAMES[m]} unusable ({why})" for m, why in comparison.unusable.items())
+    if comparison.verdict == "not decided":
+        return f"verdict: not decided by this reconstruction ({what}: {judged})"
+    if comparison.verdict == "unusable":
+        return f"verdict: could not be judged: {refused} ({what}: {judged})"
+    also = f"; not judged: {refused}" if refused else ""
+    return f"verdict: {comparison.verdict} ({what}: {judged}){also}"
+
+
+def draws_sentence(comparison: Comparison) -> str:
+    """Median and range of the errors of all reconstructions; empty where the requests were recorded."""
+    draws = comparison.draws
+    if draws is None or not draws.count:
+        return ""
+    ranges = {METRIC_NAMES[m]: draws.range_of((m, "mean")) for m in THRESHOLDS if (m, "mean") in draws.errors}
+    named = [f"{m} {percent(mid)} ({percent(low)} to {percent(high)})" for m, (low, mid, high) in ranges.items()]
+    return (
+        f"When each request came was not published. {draws.count} reconstructions of it, median error of the mean "
+        f"and range: {', '.join(named)}"
+    )
+
+
+def noise_sentence(comparison: Comparison) -> str:
+    """What recordings of this load differ by, and which errors are no larger; empty without repeats."""
+    noise = comparison.noise
+    if noise is None:
+        return ""
+    apart = {m: noise.apart[m, "mean"] for m in THRESHOLDS if (m, "mean") in noise.apart}
+    named = ", ".join(f"{METRIC_NAMES[m]} {percent_plain(value)}" for m, value in apart.items())
+    errors = {m: comparison.metrics[m]["mean"].error for m in apart}
+    within = [METRIC_NAMES[m] for m, error in errors.items() if error is not None and abs(error) <= apart[m]]
+    said = f"; the error of {', '.join(within)} is no larger" if within else ""
+    return (
+        f"{len(noise.recordings)} recordings of this load differ in the mean by up to {named} "
+        f"({', '.join(noise.recordings)}); no error below that is a failure{said}"
+    )
+
+
+def _nothing_served(comparison: Comparison) -> str:
+    if comparison.ground_truth != RECORDED:
+        return "requests that failed are not known, so the load cannot be replayed"
+    if comparison.selection.stage is not None:
+        return "a load stage by itself is not judged"
+    return "too few requests were served to judge by"
+
+
+# -- Errors as columns ------------------------------------------------------------------
+
+ERROR_COLUMNS = (*((metric, name) for metric in ("e2e", "ttft", "itl") for name in STATISTICS), ("tpot", "mean"))
+# What 80 columns leave room for, and the others in the order in which they are wanted.
+_ALWAYS = {("e2e", "mean"), ("e2e", "p99"), ("ttft", "mean"), ("ttft", "p99"), ("itl", "mean")}
+WANTED = sorted(
+    (cell for cell in ERROR_COLUMNS if cell not in _ALWAYS),
+    key=lambda cell: ("p99", "p50", "p90", "mean").index(cell[1]),
+)
+# The metric's name stands over its mean.
+ERRORS = tuple(
+    Column(
+        cell[0].upper() if cell[1] == "mean" else cell[1],
+        "error",
+        wide=WANTED.index(cell) + 1 if cell in WANTED else 0,
+    )
+    for cell in ERROR_COLUMNS
+)
+
+
+def error_cells(comparison: Comparison) -> list[Cell]:
+    """The errors of a comparison; those of means that are beyond their threshold stand out."""
+    return [error_cell(comparison, metric, name) for metric, name in ERROR_COLUMNS]
+
+
+def error_cell(comparison: Comparison, metric: str, name: str) -> Cell:
+    """One error; that of a mean that is beyond its threshold stands out."""
+    error = comparison.metrics[metric][name].error
+    beyond = (
+        name == "mean"
+        and not comparison.overloaded
+        and error is not None
+        and metric in THRESHOLDS
+        and abs(error) > comparison.limit(metric)
+    )
+    return Toned(error, "bad") if beyond else error
+
+
+# -- Means over experiments: what was fitted on and what was held out apart --------------
+
+# Coefficients that were fitted on the latencies of an experiment meet them; that says nothing of another one.
+_KINDS = {"own latencies": "fitted", "not stated": "not stated"}
+
+
+class Judged(Protocol):
+    """What a mean over experiments takes of each: its verdict and its table."""
+
+    @property
+    def uses(self) -> str:
+        """As ``Comparison.uses``."""
+
+    @property
+    def overloaded(self) -> bool:
+        """As ``Comparison.overloaded``."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """As ``Comparison.verdict``."""
+
+    @property
+    def metrics(self) -> Mapping[str, Mapping[str, MetricCell]]:
+        """As ``Comparison.metrics``."""
+
+
+def mean_abs_errors(comparisons: Sequence[Judged]) -> dict[str, float | None]:
+    """Per metric, the mean over judged experiments of the absolute error of the mean; overloaded ones do not count."""
+    gated = [c for c in comparisons if c.verdict in ("pass", "fail", "not decided") and not c.overloaded]
+    errors = {
+        metric: [abs(e) for c in gated if (e := c.metrics[metric]["mean"].error) is not None] for metric in METRICS
+    }
+    return {metric: float(np.mean(values)) if values else None for metric, values in errors.items()}
+
+
+def means_by_fit(comparisons: Sequence[Judged]) -> dict[str, dict[str, float | None]]:
+    """The same of the experiments that were ``fitted``, ``held out`` or ``not stated``; absent without any."""
+    kinds: dict[str, list[Judged]] = {}
+    for comparison in comparisons:
+        kinds.setdefault(_KINDS.get(comparison.uses, "held out"), []).append(comparison)
+    means = {kind: mean_abs_errors(kinds[kind]) for kind in ("fitted", "held out", "not stated") if kind in kinds}
+    return {kind: of for kind, of in means.items() if any(value is not None for value in of.values())}
+
+
+# -- Many experiments, or the load stages of one -------------------------------------------
 
 _NAMED = (Column("experiment", "text"), Column("fit on", "text"), *ERRORS)
 _JUDGED = (

@@ -19,7 +19,7 @@ from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.simulator import EmbeddedEngine, Simulator
 from blis_replay.replay.store import record_of
 from blis_replay.validate.comparison.compare import Comparison, compare_replay, light, with_draws
-from blis_replay.validate.comparison.repeats import noise_floors
+from blis_replay.validate.comparison.spread import noise_floors
 from blis_replay.validate.comparison.stored import (
     leave_tables,
     store_run,

@@ -11,7 +11,7 @@ from blis_replay.ingest.store import Store, list_experiments
 from blis_replay.replay.executors.executors import ExecutorName, map_jobs
 from blis_replay.replay.executors.local import Progress
 from blis_replay.validate.comparison.capacity import load_is_known
-from blis_replay.validate.comparison.repeats import noise_floors
+from blis_replay.validate.comparison.spread import noise_floors
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.experiment import all_experiments, select_experiments
 from blis_replay.validate.gating.judging import GateJob, judge_experiment

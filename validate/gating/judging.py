@@ -18,8 +18,8 @@ from blis_replay.ingest.recording import Recording
 from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.simulator import EmbeddedEngine
 from blis_replay.validate.comparison.compare import Comparison, compare_replay, with_draws
-from blis_replay.validate.comparison.repeats import NoiseFloor
 from blis_replay.validate.comparison.sides import simulated_samples
+from blis_replay.validate.comparison.spread import NoiseFloor
 from blis_replay.validate.gating.policy import Policy
 from blis_replay.validate.gating.verdicts import Check, Interval, Judgement, Ordered, Outcome, Standing
 from blis_replay.validate.metrics.latency import LatencySamples

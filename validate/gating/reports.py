@@ -9,7 +9,7 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.ingest.errors import printable
 from blis_replay.ingest.tables import Cell, Column, Table, Toned, columns_named
-from blis_replay.validate.comparison.verdict_text import verdict_tone
+from blis_replay.validate.comparison.summary_text import verdict_tone
 from blis_replay.validate.gating.policy import Policy
 from blis_replay.validate.gating.verdicts import Check, GateReport, Judgement, Ordered
 from blis_replay.validate.text.answer import Answer, Block, Line, Part, Verbatim, markdown, markdown_text

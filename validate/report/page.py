@@ -15,16 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from blis_replay.ingest.checks.registry import CheckEvidence
 from blis_replay.ingest.recording import GroundTruth
-from blis_replay.ingest.tables import Cell as TableCell
-from blis_replay.ingest.tables import Table, Value, columns_named
+from blis_replay.ingest.tables import Cell, Table, Value, columns_named
 from blis_replay.replay.store import provenance_of
 from blis_replay.validate.attribution.blame import blames
 from blis_replay.validate.attribution.text import explanations
-from blis_replay.validate.comparison.compare import Cell, Comparison, Verdict
+from blis_replay.validate.comparison.compare import Comparison, MetricCell, Verdict
 from blis_replay.validate.comparison.comparison_text import notes, observed_cell, pairs_sentence
-from blis_replay.validate.comparison.means import mean_abs_errors
 from blis_replay.validate.comparison.saturation_text import saturation_sentences
-from blis_replay.validate.comparison.verdict_text import draws_sentence, verdict_sentence
+from blis_replay.validate.comparison.summary_text import draws_sentence, mean_abs_errors, verdict_sentence
 from blis_replay.validate.metrics.latency import METRICS, STATISTICS, THRESHOLDS
 from blis_replay.validate.report.cards import Card, basis_of, cards_of
 from blis_replay.validate.report.charts import Charts, charts_of
@@ -68,7 +66,7 @@ class OverviewRow:
     overloaded: bool
     uses: str
     ground_truth: GroundTruth
-    metrics: Mapping[str, Mapping[str, Cell]]
+    metrics: Mapping[str, Mapping[str, MetricCell]]
     cells: tuple[HeatCell, ...]
     worst: float
 
@@ -143,7 +141,7 @@ def stage_table(evidence: Evidence) -> Table | None:
 def provenance_tables(evidence: Evidence, command: str) -> list[Table]:
     """What the numbers depend on: command, versions and hashes, engine arguments, files."""
     provenance = provenance_of(evidence.run)
-    facts: list[tuple[TableCell, ...]] = [("command", command)]
+    facts: list[tuple[Cell, ...]] = [("command", command)]
     facts += [(name, value) for name, value in provenance.items() if isinstance(value, str)]
     facts += _words("replayed", provenance["basis"]) + _words("delay", provenance["delays"])
     recording = evidence.run.recording
@@ -167,7 +165,7 @@ def provenance_tables(evidence: Evidence, command: str) -> list[Table]:
     return [table for table in tables if table.rows]
 
 
-def _words(kind: str, named: object) -> list[tuple[TableCell, ...]]:
+def _words(kind: str, named: object) -> list[tuple[Cell, ...]]:
     return [(f"{kind}: {name}", str(text)) for name, text in named.items()] if isinstance(named, Mapping) else []
 
 

@@ -1,20 +1,34 @@
-"""How far recordings of one load are apart: what a server itself differs by from one run to the next.
+"""What the same load differs by without any error of a simulator.
 
-An error that is smaller says nothing about a simulator: the same server, recorded once more, differs by as much.
+A server, recorded once more under the same load, differs from itself: an error that is smaller says nothing about a
+simulator.  And of some runs only aggregates were published.  When each request came is then drawn, and near the limit
+of a server the mean TTFT hangs on what was drawn: several reconstructions are replayed, and a verdict is only given
+where all of them agree.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
+import numpy as np
+
+from blis_replay.blis.releases.release import CoefficientRelease
+from blis_replay.compiled.arrays import Floats
+from blis_replay.fixtures.bundled import RECONSTRUCTIONS, redrawn
 from blis_replay.ingest.recording import RECORDED, Recording
 from blis_replay.ingest.store import Store, read_stored
-from blis_replay.validate.comparison.sides import recording_side
+from blis_replay.replay.driver import replay
+from blis_replay.replay.mode import ReplayMode
+from blis_replay.replay.simulator import Simulator
+from blis_replay.validate.comparison.sides import recording_side, simulated_samples
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.experiment import select_experiments
 from blis_replay.validate.metrics.observed import Numbers, Selection, pooled_gaps
-from blis_replay.validate.metrics.resampling import Cell
+from blis_replay.validate.metrics.resampling import Cell, cell_values, resamplable
+
+# -- Repeated recordings -------------------------------------------------------------------
 
 # Two loads are one if counts and lengths differ by less than this, and the time they take by less than that.
 _LOAD, _SPAN = 0.01, 0.05
@@ -118,3 +132,64 @@ def _load(recording: Recording) -> dict[str, float]:
         "output tokens": float(totals["output"] or 0),
         "seconds of arrivals": float(totals["span"] or 0) / 1e6,
     }
+
+
+# -- Reconstructions ------------------------------------------------------------------------
+
+Decision = Literal["pass", "fail", "not decided"]
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Signed errors (float64[reconstructions]) by metric and statistic; of ITL only those of the mean."""
+
+    errors: Mapping[Cell, Floats]
+
+    @property
+    def count(self) -> int:
+        """How many reconstructions were replayed."""
+        return max((len(errors) for errors in self.errors.values()), default=0)
+
+    def range_of(self, cell: Cell) -> tuple[float, float, float]:
+        """The smallest, the median and the largest error."""
+        errors = self.errors[cell]
+        return float(errors.min()), float(np.median(errors)), float(errors.max())
+
+    def decide(self, cell: Cell, limit: float) -> Decision:
+        """``pass`` if all errors are within the limit, ``fail`` if none is."""
+        within = np.abs(self.errors[cell]) <= limit
+        return "pass" if within.all() else "not decided" if within.any() else "fail"
+
+
+def draw_errors(
+    recording: Recording,
+    release: CoefficientRelease,
+    mode: ReplayMode,
+    simulator: Simulator,
+    published_us: Mapping[Cell, float | None],
+) -> Draws | None:
+    """Replay all reconstructions of a bundled experiment; None for a recording that is not reconstructed.
+
+    ``published_us``: what each number is held against.  A simulator that reports no steps is started once only, so
+    there is nothing to compare either.  Raises as ``replay`` does.
+    """
+    if not simulator.reports_steps or redrawn(recording, 1) is None:
+        return None
+    known = {cell: us for cell, us in published_us.items() if us and resamplable(cell)}
+    cells = list(known)
+    rows = [_redrawn_numbers(redrawn(recording, draw), release, mode, simulator, cells) for draw in RECONSTRUCTIONS]
+    errors = np.array(rows) / np.array([known[cell] for cell in cells]) - 1
+    return Draws({cell: errors[:, i] for i, cell in enumerate(cells) if not np.isnan(errors[:, i]).any()})
+
+
+def _redrawn_numbers(
+    recording: Recording | None,
+    release: CoefficientRelease,
+    mode: ReplayMode,
+    simulator: Simulator,
+    cells: Sequence[Cell],
+) -> Floats:
+    if recording is None:
+        raise ValueError("this recording is not reconstructed")
+    run = replay(recording, release, mode, simulator)
+    return cell_values(simulated_samples(run, run.simulated.completed), cells)
