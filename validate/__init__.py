@@ -298,8 +298,8 @@ def calibrate(
     from blis_replay.replay.release_file import load_release
     from blis_replay.validate.calibration.calibrate import Options
     from blis_replay.validate.calibration.calibrate import calibrate as calibrated
-    from blis_replay.validate.calibration.fit_text import calibration_answer
-    from blis_replay.validate.calibration.priors import DEFAULT_PRIOR
+    from blis_replay.validate.calibration.model_fit import DEFAULT_PRIOR
+    from blis_replay.validate.calibration.text import calibration_answer
     from blis_replay.validate.experiment import recorded_experiments
 
     with open_for_reading(_store(store)) as opened:

@@ -17,8 +17,7 @@ from blis_replay.replay.driver import replay
 from blis_replay.replay.executors.executors import map_jobs
 from blis_replay.replay.executors.local import Progress
 from blis_replay.replay.mode import parse_mode
-from blis_replay.validate.attribution.attribute import attribute
-from blis_replay.validate.attribution.blame import Blame, blames
+from blis_replay.validate.attribution.attribute import Blame, attribute, blames
 from blis_replay.validate.comparison.compare import Comparison, compare_replay
 from blis_replay.validate.comparison.comparison_text import exit_code
 from blis_replay.validate.metrics.latency import THRESHOLDS, relative_error, statistics

@@ -19,7 +19,7 @@ from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.release_file import load_release
 from blis_replay.validate.calibration.calibrate import DataChoice, ModelFit, Options, calibrate
 from blis_replay.validate.calibration.cycle_rows import CycleRows, fit_line
-from blis_replay.validate.calibration.priors import DEFAULT_PRIOR, PUBLISHED_PRE_QUEUE_US
+from blis_replay.validate.calibration.model_fit import DEFAULT_PRIOR, PUBLISHED_PRE_QUEUE_US
 from blis_replay.validate.errors import ValidateError
 
 pytestmark = pytest.mark.slow

@@ -23,9 +23,17 @@ from blis_replay.replay.release_file import load_release
 from blis_replay.validate.experiment import DEFAULT_RELEASE
 from blis_replay.validate.gating.gate import gate, ranking_checks
 from blis_replay.validate.gating.judging import GateJob, judge_experiment
-from blis_replay.validate.gating.policy import Coverage, Policy, Ranking, Regression
+from blis_replay.validate.gating.policy import (
+    Check,
+    Coverage,
+    GateReport,
+    Judgement,
+    Ordered,
+    Policy,
+    Ranking,
+    Regression,
+)
 from blis_replay.validate.gating.reports import gate_answer, gate_junit, gate_markdown
-from blis_replay.validate.gating.verdicts import Check, GateReport, Judgement, Ordered
 from blis_replay.validate.metrics.observed import read_observed
 
 BOTH = (SMALL.slug, LARGE.slug)

@@ -30,7 +30,7 @@ from blis_replay.validate.calibration.generalize import (
     read_cases,
     without_terms,
 )
-from blis_replay.validate.calibration.generalize_text import PUBLISHED_SCORES, generalisation_answer, mean_abs_error
+from blis_replay.validate.calibration.text import PUBLISHED_SCORES, generalisation_answer, mean_abs_error
 from blis_replay.validate.errors import NothingToJudgeError, ValidateError
 from blis_replay.validate.metrics.observed import Observed
 

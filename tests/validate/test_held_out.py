@@ -14,7 +14,7 @@ from blis_replay.ingest.store import Store, read_stored
 from blis_replay.replay.driver import replay
 from blis_replay.replay.release_file import load_release
 from blis_replay.validate.calibration.calibrate import Options, calibrate
-from blis_replay.validate.calibration.priors import DEFAULT_PRIOR
+from blis_replay.validate.calibration.model_fit import DEFAULT_PRIOR
 from blis_replay.validate.comparison.compare import Comparison, compare_replay
 from blis_replay.validate.experiment import DEFAULT_RELEASE, find_experiment
 

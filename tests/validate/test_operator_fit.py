@@ -17,7 +17,7 @@ from blis_replay.blis.latency.operators import (
     batch_times_us,
 )
 from blis_replay.validate.calibration.calibrate import Options
-from blis_replay.validate.calibration.operators import OperatorRows, calibrate_operators, fit_coefficients
+from blis_replay.validate.calibration.physical import OperatorRows, calibrate_operators, fit_coefficients
 from blis_replay.validate.errors import ValidateError
 
 # 10 ms and 50 us a token, of which 1 ms are all-reduces; attention 0.1 us a token of context.

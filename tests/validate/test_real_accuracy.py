@@ -8,7 +8,7 @@ from blis_replay.ingest.store import Store, read_stored
 from blis_replay.replay.mode import parse_mode
 from blis_replay.replay.release_file import load_release
 from blis_replay.validate.calibration.calibrate import Options, calibrate
-from blis_replay.validate.calibration.priors import DEFAULT_PRIOR
+from blis_replay.validate.calibration.model_fit import DEFAULT_PRIOR
 from blis_replay.validate.comparison.compare import Comparison
 from blis_replay.validate.comparison.validated import by_stage, validate_experiment
 from blis_replay.validate.experiment import DEFAULT_RELEASE, find_experiment

@@ -17,8 +17,7 @@ from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.observed.teacher_forcing import recorded_delays
 from blis_replay.replay.plan import engine_config
 from blis_replay.replay.simulator import entry_of
-from blis_replay.validate.attribution.corrected_model import corrected_model
-from blis_replay.validate.attribution.fitted import Fitted, Target, Through, misfit, target_of
+from blis_replay.validate.attribution.fitted import Fitted, Target, Through, corrected_model, misfit, target_of
 from blis_replay.validate.attribution.tried import Tried, best_alternative
 
 STEP_TIME, PRE_QUEUE, OUTPUT = "step time", "delay before the queue", "output processing"

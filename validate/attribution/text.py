@@ -8,11 +8,20 @@ from typing import Any
 
 from blis_replay.compiled.arrays import Floats
 from blis_replay.ingest.tables import Cell, Column, Table, Toned, columns_named, table_of
-from blis_replay.validate.attribution.attribute import Attribution, Cause, Estimate, StepsOff
-from blis_replay.validate.attribution.blame import WORTH_NAMING, Blame, blames, fraction, part_of
-from blis_replay.validate.attribution.resampled import QUANTITIES
+from blis_replay.validate.attribution.attribute import (
+    WORTH_NAMING,
+    Attribution,
+    Blame,
+    Cause,
+    Estimate,
+    StepsOff,
+    blames,
+    fraction,
+    part_of,
+)
 from blis_replay.validate.comparison.segments import Segment, Segments
 from blis_replay.validate.metrics.latency import statistics
+from blis_replay.validate.metrics.resampling import QUANTITIES
 from blis_replay.validate.text.answer import Answer, Block, Line, Part, Verbatim
 from blis_replay.validate.text.cells import milliseconds, predicted
 

@@ -33,15 +33,16 @@ from blis_replay.validate.calibration.evidence import (
 from blis_replay.validate.calibration.model_fit import (
     Fitted,
     Gathered,
+    Prior,
     Start,
     choose_form,
     fit_form,
     gather,
     lifecycle_of,
     line_start,
+    prior_for,
 )
 from blis_replay.validate.calibration.own_data import missed, part_scores
-from blis_replay.validate.calibration.priors import Prior, prior_for
 from blis_replay.validate.calibration.step_errors import StepForm
 from blis_replay.validate.errors import ValidateError
 from blis_replay.validate.metrics.resampling import SEED

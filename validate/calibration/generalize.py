@@ -26,6 +26,8 @@ from blis_replay.replay.executors.local import Progress
 from blis_replay.replay.release_file import load_release
 from blis_replay.replay.simulator import entry_of, model_of
 from blis_replay.validate.calibration.calibrate import DEFAULT_SPLIT, Options, calibrate, fitted_release
+from blis_replay.validate.calibration.model_fit import DEFAULT_PRIOR
+from blis_replay.validate.calibration.own_data import lacking_ttft_us
 from blis_replay.validate.calibration.physical import (
     PRIORS,
     PhysicalFit,
@@ -34,12 +36,11 @@ from blis_replay.validate.calibration.physical import (
     known_architecture,
     physical_rows,
 )
-from blis_replay.validate.calibration.priors import DEFAULT_PRIOR
 from blis_replay.validate.calibration.step_errors import step_mape
 from blis_replay.validate.comparison.compare import compare_replay
 from blis_replay.validate.errors import NothingToJudgeError, ValidateError
 from blis_replay.validate.experiment import experiment_row, find_experiment
-from blis_replay.validate.metrics.observed import Observed, observed_requests, pooled_gaps
+from blis_replay.validate.metrics.observed import Observed, pooled_gaps
 
 
 def calibrate_physical(
@@ -68,13 +69,6 @@ def calibrate_physical(
     )
     lifecycle = Lifecycle(pre_queue_us=delay_us)
     return _release(name, fit, [*training, *targets], architectures, lifecycle, {"pre_queue": source}), fit
-
-
-def lacking_ttft_us(recording: Recording, release: CoefficientRelease) -> float:
-    """Median of observed less simulated TTFT, without a delay before the queue."""
-    run = replay(recording, release)
-    both = observed_requests(recording) & run.simulated.completed
-    return float(np.median(recording.requests["ttft_us"].to_numpy()[both] - run.ttft_us[both]))
 
 
 def _mean_over_models(recordings: Sequence[Recording], values: Mapping[str, float]) -> float:

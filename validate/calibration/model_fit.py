@@ -10,10 +10,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from blis_replay.blis.latency.models import Lifecycle
+from blis_replay.blis.errors import ReleaseError
+from blis_replay.blis.latency.models import LatencyModel, Lifecycle, RegimeModel
 from blis_replay.blis.releases.fit import Status
+from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.compiled.arrays import Bools, Floats, Int64s
 from blis_replay.ingest.recording import Recording
+from blis_replay.replay.simulator import entry_of, model_of
 from blis_replay.validate.calibration.cycle_rows import COEFFICIENTS, fit_line, rows_from_latencies, rows_from_steps
 from blis_replay.validate.calibration.evidence import (
     CycleEvidence,
@@ -36,7 +39,6 @@ from blis_replay.validate.calibration.minimise import (
     scales_of,
     variance_inflation,
 )
-from blis_replay.validate.calibration.priors import Prior
 from blis_replay.validate.calibration.step_errors import (
     CONTEXT,
     DECODE,
@@ -46,6 +48,7 @@ from blis_replay.validate.calibration.step_errors import (
     PREFILL,
     StepForm,
 )
+from blis_replay.validate.errors import ValidateError
 
 # Variance inflation of a coefficient from which the others can stand in for it: 100 is a column of
 # which they explain 99 %.
@@ -311,3 +314,56 @@ def _supported(gathered: Gathered, bends: tuple[int, ...]) -> bool:
     decodes = np.concatenate([part.decodes for part in gathered.parts])
     edges = np.searchsorted(np.sort(decodes), [0, *bends, np.inf])
     return bool((np.diff(edges) >= _BEND_SHARE * len(decodes)).all())
+
+
+DEFAULT_PRIOR = "h100-datasheet"
+
+# One constant that its publisher fitted over the journeys of all 16 H100 experiments.
+PUBLISHED_PRE_QUEUE_US = 9_300.0
+PUBLISHED_PRE_QUEUE_SOURCE = (
+    "published constant (alpha 0 of the trained roofline, fitted to journeys of 16 H100 experiments, mean absolute "
+    "error 4.6 ms)"
+)
+
+
+@dataclass(frozen=True)
+class Prior:
+    """A line's vector (us, float64[6]) and in words where it comes from; 0 where nothing is known."""
+
+    vector: Floats
+    source: str
+    pre_queue_source: str = PUBLISHED_PRE_QUEUE_SOURCE
+
+
+def prior_for(release: CoefficientRelease, recording: Recording) -> Prior:
+    """The prior of a recording's model: the release's entry, else the published pre-queue delay and nothing more.
+
+    Raises ``ValidateError`` for an entry that is neither a line nor bends of one.
+    """
+    try:
+        entry = entry_of(release, recording)
+    except ReleaseError:
+        vector = np.zeros(len(StepForm().names))
+        vector[PRE_QUEUE] = PUBLISHED_PRE_QUEUE_US
+        return Prior(vector, f"{release.name} has no {model_of(recording)}")
+    pre_queue_source = (entry.sources or {}).get("pre_queue", PUBLISHED_PRE_QUEUE_SOURCE)
+    return Prior(_vector(entry, release.name), f"release {release.name}", pre_queue_source)
+
+
+def _vector(entry: ModelEntry, name: str) -> Floats:
+    vector = np.zeros(len(StepForm().names))
+    vector[PRE_QUEUE] = entry.lifecycle.pre_queue_us
+    vector[FIRST_TOKEN] = entry.lifecycle.first_token_per_decode_us
+    latency = entry.latency
+    if isinstance(latency, LatencyModel) and latency.kind == "blackbox":
+        vector[INTERCEPT], vector[PREFILL] = latency.intercept_ns / 1000, latency.per_prefill_token_ns / 1000
+        vector[CONTEXT], vector[DECODE] = latency.per_context_token_ns / 1000, latency.per_decode_token_ns / 1000
+        return vector
+    if isinstance(latency, RegimeModel) and not any(regime.expm1 for regime in latency.regimes):
+        first = latency.regimes[0]
+        by_name = dict(first.coefficients)
+        vector[INTERCEPT], vector[PREFILL] = first.intercept_us, by_name.get("prefill_tokens", 0.0)
+        vector[CONTEXT] = by_name.get("kv_sum", 0.0)
+        vector[DECODE] = by_name.get("decode_tokens", 0.0) - vector[CONTEXT]
+        return np.maximum(vector, 0)
+    raise ValidateError(f"release {name}: {entry.model} is no line, so it gives no prior; choose another with --prior")

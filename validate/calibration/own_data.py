@@ -8,9 +8,10 @@ import numpy as np
 
 from blis_replay.blis.engine import simulate
 from blis_replay.blis.releases.fit import Part, PartScore
-from blis_replay.blis.releases.release import ModelEntry
+from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.releases.step_range import StepRange, range_of
 from blis_replay.ingest.recording import Recording
+from blis_replay.replay.driver import replay
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import plan_replay
 from blis_replay.validate.calibration.evidence import with_lengths
@@ -89,3 +90,10 @@ def _errors(observed: LatencySamples, simulated: LatencySamples) -> dict[str, fl
     errors = {name: relative_error(value, values[1][name]) for name, value in values[0].items()}
     # A hundredth of a per cent: the recordings do not tell errors any closer.
     return {name: round(error, 4) for name, error in errors.items() if error is not None}
+
+
+def lacking_ttft_us(recording: Recording, release: CoefficientRelease) -> float:
+    """Median of observed less simulated TTFT, without a delay before the queue."""
+    run = replay(recording, release)
+    both = observed_requests(recording) & run.simulated.completed
+    return float(np.median(recording.requests["ttft_us"].to_numpy()[both] - run.ttft_us[both]))

@@ -129,9 +129,9 @@ def command(
     from blis_replay.ingest.store import open_for_reading, read_stored
     from blis_replay.replay.release_file import load_release
     from blis_replay.validate.calibration.calibrate import Options, calibrate
-    from blis_replay.validate.calibration.fit_text import calibration_answer
-    from blis_replay.validate.calibration.operators import calibrate_operators
-    from blis_replay.validate.calibration.priors import DEFAULT_PRIOR
+    from blis_replay.validate.calibration.model_fit import DEFAULT_PRIOR
+    from blis_replay.validate.calibration.physical import calibrate_operators
+    from blis_replay.validate.calibration.text import calibration_answer
     from blis_replay.validate.experiment import recorded_experiments
 
     if not names:

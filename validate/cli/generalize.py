@@ -76,7 +76,7 @@ def command(
     from blis_replay.ingest.store import open_for_reading
     from blis_replay.replay.release_file import architecture_of_file
     from blis_replay.validate.calibration.generalize import generalize, read_cases
-    from blis_replay.validate.calibration.generalize_text import generalisation_answer
+    from blis_replay.validate.calibration.text import generalisation_answer
 
     if by is None:
         raise click.UsageError("say what to leave out: --lomo (a model) or --lowo (a workload)")

@@ -43,8 +43,8 @@ def command(name: str, coefficients: str | None, store_path: Path, form: str | N
     """
     from blis_replay.replay.release_file import load_release
     from blis_replay.replay.simulator import EmbeddedEngine
-    from blis_replay.validate.calibration.fit_text import steps_answer
     from blis_replay.validate.calibration.step_errors import line_fits, step_errors, step_targets
+    from blis_replay.validate.calibration.text import steps_answer
     from blis_replay.validate.experiment import DEFAULT_RELEASE, stored_experiment
 
     recording = stored_experiment(store_path, name)

@@ -15,8 +15,7 @@ from blis_replay.validate.comparison.spread import noise_floors
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.experiment import all_experiments, select_experiments
 from blis_replay.validate.gating.judging import GateJob, judge_experiment
-from blis_replay.validate.gating.policy import Coverage, Policy, Ranking
-from blis_replay.validate.gating.verdicts import Check, GateReport, Judgement, Ordered, Outcome
+from blis_replay.validate.gating.policy import Check, Coverage, GateReport, Judgement, Ordered, Outcome, Policy, Ranking
 from blis_replay.validate.metrics.observed import read_observed
 from blis_replay.validate.text.cells import milliseconds
 

@@ -20,8 +20,7 @@ from blis_replay.replay.simulator import EmbeddedEngine
 from blis_replay.validate.comparison.compare import Comparison, compare_replay, with_draws
 from blis_replay.validate.comparison.sides import simulated_samples
 from blis_replay.validate.comparison.spread import NoiseFloor
-from blis_replay.validate.gating.policy import Policy
-from blis_replay.validate.gating.verdicts import Check, Interval, Judgement, Ordered, Outcome, Standing
+from blis_replay.validate.gating.policy import Check, Interval, Judgement, Ordered, Outcome, Policy, Standing
 from blis_replay.validate.metrics.latency import LatencySamples
 from blis_replay.validate.metrics.observed import Observed, observed_requests, samples_of
 from blis_replay.validate.metrics.resampling import (

@@ -10,8 +10,7 @@ from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.ingest.errors import printable
 from blis_replay.ingest.tables import Cell, Column, Table, Toned, columns_named
 from blis_replay.validate.comparison.summary_text import verdict_tone
-from blis_replay.validate.gating.policy import Policy
-from blis_replay.validate.gating.verdicts import Check, GateReport, Judgement, Ordered
+from blis_replay.validate.gating.policy import Check, GateReport, Judgement, Ordered, Policy
 from blis_replay.validate.text.answer import Answer, Block, Line, Part, Verbatim, markdown, markdown_text
 from blis_replay.validate.text.cells import in_ms
 

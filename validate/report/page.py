@@ -17,7 +17,7 @@ from blis_replay.ingest.checks.registry import CheckEvidence
 from blis_replay.ingest.recording import GroundTruth
 from blis_replay.ingest.tables import Cell, Table, Value, columns_named
 from blis_replay.replay.store import provenance_of
-from blis_replay.validate.attribution.blame import blames
+from blis_replay.validate.attribution.attribute import blames
 from blis_replay.validate.attribution.text import explanations
 from blis_replay.validate.comparison.compare import Comparison, MetricCell, Verdict
 from blis_replay.validate.comparison.comparison_text import notes, observed_cell, pairs_sentence

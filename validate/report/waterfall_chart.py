@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from blis_replay.ingest.tables import Table, columns_named
 from blis_replay.validate.attribution.attribute import Attribution, Estimate
-from blis_replay.validate.attribution.resampled import QUANTITIES
+from blis_replay.validate.metrics.resampling import QUANTITIES
 from blis_replay.validate.report.svg import INK, MUTED, OVER, PANEL, UNDER, Chart, drawn
 from blis_replay.validate.text.cells import percent
 

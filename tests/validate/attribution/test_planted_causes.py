@@ -20,8 +20,8 @@ from blis_replay.ingest.recording import SharedPrefix, Stage
 from blis_replay.replay.mode import parse_mode
 from blis_replay.validate.attribution.attribute import Attribution, attribute
 from blis_replay.validate.attribution.hidden import stages_that_cancel
-from blis_replay.validate.attribution.resampled import QUANTITIES
 from blis_replay.validate.attribution.text import attribution_answer, explanations
+from blis_replay.validate.metrics.resampling import QUANTITIES
 
 pytestmark = pytest.mark.slow
 

@@ -9,10 +9,9 @@ import pytest
 
 from blis_replay.fixtures.planted import planted_recording
 from blis_replay.replay.driver import replay
-from blis_replay.validate.attribution.resampled import PooledGaps, draws, quantities
 from blis_replay.validate.comparison.sides import simulated_samples
 from blis_replay.validate.metrics.latency import pooled_quantiles, statistics
-from blis_replay.validate.metrics.resampling import request_blocks
+from blis_replay.validate.metrics.resampling import PooledGaps, draws, quantities, request_blocks
 
 
 def test_each_draw_is_what_numpy_says_of_the_repeated_requests() -> None:

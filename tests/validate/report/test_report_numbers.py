@@ -17,8 +17,8 @@ from planted_pages import PlantedPage
 from blis_replay.blis.latency.models import LatencyModel
 from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.driver import replay
-from blis_replay.validate.attribution.resampled import QUANTITIES
 from blis_replay.validate.metrics.latency import LatencySamples
+from blis_replay.validate.metrics.resampling import QUANTITIES
 from blis_replay.validate.report.evidence import Evidence
 from blis_replay.validate.report.series import (
     band,

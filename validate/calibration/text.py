@@ -1,18 +1,187 @@
-"""What a generalisation answers."""
+"""What a calibration, a comparison of single steps, and a generalisation answer."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
-from blis_replay.ingest.recording import RECORDED
-from blis_replay.ingest.tables import Cell, Column, Table, columns_named
+from blis_replay.blis.releases.fit import CoefficientFit, PartScore
+from blis_replay.ingest.recording import RECORDED, Recording
+from blis_replay.ingest.tables import Cell, Column, Table, Toned, columns_named, table_of
+from blis_replay.validate.calibration.calibrate import ModelFit
+from blis_replay.validate.calibration.every_step import FORM
 from blis_replay.validate.calibration.generalize import FoldResult, Generalisation, LeaveOut, Score
 from blis_replay.validate.calibration.physical import PRIORS, PhysicalFit
-from blis_replay.validate.text.answer import RECONSTRUCTED, Answer, Block, Part
-from blis_replay.validate.text.cells import cell_text
+from blis_replay.validate.calibration.step_errors import LineFit, StepError
+from blis_replay.validate.text.answer import RECONSTRUCTED, Answer, Block, Line, Part, Verbatim
+from blis_replay.validate.text.cells import cell_text, percent_plain
+
+_COEFFICIENT_COLUMNS = columns_named("coefficient", "us", "95 % from", "to", "status")
+_SCORED = ("e2e", "e2e_p99", "ttft", "ttft_p99", "itl")
+_SCORE_COLUMNS = (
+    *columns_named("experiment", "part", kind="text"),
+    *columns_named("E2E", "p99", "TTFT", "p99", "ITL", kind="error"),
+    Column("requests", "count", wide=1),
+    Column("of the run", "word", wide=2),
+    Column("slug", "text", wide=3),
+)
+
+
+def calibration_answer(
+    release: str, fits: Sequence[ModelFit], recordings: Sequence[Recording], *, written: bool
+) -> Answer:
+    """For each model its coefficients with bounds, the scheduling mode, and scores by part; a row per coefficient.
+
+    ``release``: the file, ``written`` or not: a fit that misses its own training data is not, and the exit code is 1.
+    ``recordings``: what it was fitted to.  In the document coefficients are in us, errors of windows in percent, and
+    scores are fractions.
+    """
+    aliases = {recording.slug: recording.alias for recording in recordings}
+    again = f"blis-replay validate --experiment {recordings[0].alias} --coefficients {release}"
+    rows = [
+        {"model": fit.entry.model, "tensor_parallelism": fit.entry.tensor_parallelism, **asdict(coefficient)}
+        for fit in fits
+        for coefficient in fit.record.coefficients
+    ]
+    misses = [f"{fit.entry.model}: misses its own training data: {'; '.join(fit.missed)}" for fit in fits if fit.missed]
+    done = Verbatim(f"wrote {release}; try it:\n  {again}") if written else Line(f"{release} not written; {_REMEDY}")
+    document = {"release": release, "written": written, "fits": [_document(fit) for fit in fits]}
+    page: list[Part] = []
+    for fit in fits:
+        page += [Block(_fit(fit)), *_scores(fit, aliases)]
+    ended: Part = Block([*(Line(miss, mark=Toned("misses", "bad")) for miss in misses), done])
+    return Answer([*page, ended], document, table_of(rows), int(not written), tuple(misses))
+
+
+_REMEDY = "check the engine arguments (KV blocks, max_num_seqs), or write it anyway with --force"
+
+
+def _document(fit: ModelFit) -> dict[str, Any]:
+    return {
+        "model": fit.entry.model,
+        "tensor_parallelism": fit.entry.tensor_parallelism,
+        "used": [{"experiment": recording.slug, "data": kind} for recording, kind in fit.used],
+        "windows": fit.rows,
+        "window_error_percent": fit.agreement,
+        "missed": list(fit.missed),
+        **asdict(fit.record),
+        "scheduling_configured": None if fit.scheduling is None else fit.scheduling.configured,
+        "scheduling_contradicts": fit.scheduling is not None and fit.scheduling.contradicts,
+    }
+
+
+def _fit(fit: ModelFit) -> list[Part]:
+    record, title = fit.record, f"{fit.entry.model} tp {fit.entry.tensor_parallelism}"
+    agreement = ", ".join(f"{name.upper() if name != 'cycle' else name} {v:.1f} %" for name, v in fit.agreement.items())
+    remarks = [f"  {c.name}: {c.remark}" for c in record.coefficients if c.status != "fitted"]
+    row = "step" if record.form == FORM else "window"
+    return [
+        Line(f"{title}: {record.form}", mark=Toned(title, "heading")),
+        Line(f"  {fit.rows:,} {row}s; mean absolute error of a {row}: {agreement}", "    "),
+        Table("", _COEFFICIENT_COLUMNS, [_coefficient(c) for c in record.coefficients]),
+        *(Line(remark, "    ") for remark in remarks),
+        *_scheduling(fit),
+    ]
+
+
+def _scores(fit: ModelFit, aliases: Mapping[str, str]) -> list[Table]:
+    rows = [_score(score, aliases) for score in fit.record.scores]
+    return [Table("", _SCORE_COLUMNS, rows)] if rows else []
+
+
+def _scheduling(fit: ModelFit) -> list[Line]:
+    seen = fit.scheduling
+    if seen is None:
+        return []
+    lines = [
+        Line(
+            f"  scheduling: {seen.used} used; {seen.told} by the latencies, {seen.configured} by the recording "
+            f"({seen.configured_source})",
+            "    ",
+        ),
+        Line(f"    {seen.text}", "    "),
+    ]
+    if seen.contradicts:
+        value = str(seen.told == "asynchronous").lower()
+        warning = (
+            "  warning: the latencies contradict the engine argument; if it is wrong, ingest again with "
+            f"--engine FILE.yaml that says async_scheduling: {value}"
+        )
+        lines.append(Line(warning, "    ", Toned("warning:", "bad")))
+    return lines
+
+
+def _coefficient(fit: CoefficientFit) -> list[Cell]:
+    digits = 3 if fit.value_us < 1 else 1 if fit.value_us < 1000 else 0
+    held = fit.status == "prior"
+    bounds = [None, None] if held else [f"{v:,.{digits}f}" for v in (fit.low_us, fit.high_us)]
+    status = Toned("prior: not identified", "caution") if held else fit.status
+    return [fit.name, f"{fit.value_us:,.{digits}f}", *bounds, status]
+
+
+def _score(score: PartScore, aliases: Mapping[str, str]) -> list[Cell]:
+    part = " to ".join(percent_plain(share) for share in score.window)
+    named = (aliases.get(score.experiment, score.experiment), score.part)
+    return [*named, *(score.errors.get(name) for name in _SCORED), score.requests, part, score.experiment]
+
+
+_LINE_COLUMNS = columns_named("target", "n", "b0 us", "us/prefill", "us/decode", "MAPE", "median", "R2")
+
+
+def steps_answer(
+    title: str,
+    experiment: Mapping[str, str],
+    cycle: Sequence[StepError],
+    duration: Sequence[StepError],
+    lines: Sequence[LineFit],
+) -> Answer:
+    """Errors against the cycle and against ``step.duration_us``, and lines fitted to each; fractions and us.
+
+    ``experiment``: what the document says of the recording and the release.  The rows are one per group of steps, and
+    one per line (``line on ...``) with its own MAPE.
+    """
+    against = {"cycle": cycle, "duration": duration}
+    fits: list[list[Cell]] = [
+        [
+            *(fit.target, fit.steps),
+            *(f"{value:,.{digits}f}" for value, digits in zip(fit.coefficients_us, (0, 1, 1), strict=True)),
+            *(percent_plain(fit.mape), percent_plain(fit.median_ape), f"{fit.r_squared:.2f}"),
+        ]
+        for fit in lines
+    ]
+    page: list[Part] = [
+        Line(title, mark=Toned(title, "heading")),
+        _errors("against the step cycle", "cycle ms", cycle),
+        "step cycle: start to start of consecutive sampled steps, with the batch of the later one; r: Pearson's "
+        "correlation; signed: of the mean",
+        _errors("against step.duration_us", "dur. ms", duration),
+        "step.duration_us: CPU time inside the scheduling call, not a step time; it stands here for comparison "
+        "with work that was fitted to it",
+        "A line fitted to each target by least squares, scored on the same steps:",
+        Table("", _LINE_COLUMNS, fits),
+    ]
+    document = {
+        **experiment,
+        **{target: [asdict(error) for error in errors] for target, errors in against.items()},
+        "lines": [asdict(fit) for fit in lines],
+    }
+    rows = [{"against": target, **asdict(error)} for target, errors in against.items() for error in errors]
+    scored = [{"against": f"line on {f.target}", "group": "all", "steps": f.steps, "mape": f.mape} for f in lines]
+    names = rows[0] if rows else scored[0] if scored else ()
+    return Answer(page, document, table_of([dict.fromkeys(names) | row for row in [*rows, *scored]]))
+
+
+def _errors(against: str, time: str, errors: Sequence[StepError]) -> Table:
+    columns = (
+        Column(against),
+        *(Column("n", "count"), Column(time, "ms"), Column("MAPE", "share")),
+        *(Column("signed", "error"), Column("r", "decimal")),
+    )
+    return Table("", columns, [[e.group, e.steps, e.recorded_us, e.mape, e.signed, e.correlation] for e in errors])
+
 
 # What is shown of each experiment, and where there is more room.
 _SHOWN = (("e2e", "mean"), ("e2e", "p99"), ("ttft", "mean"), ("ttft", "p99"), ("itl", "mean"))
