@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from blis_replay.blis.releases.fit import outside
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
-from blis_replay.blis.releases.step_range import outside
 from blis_replay.blis.result import SimResult, TokenGaps
 from blis_replay.blis.trace import RequestTrace
 from blis_replay.compiled.arrays import Int64s

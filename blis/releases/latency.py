@@ -13,7 +13,16 @@ from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.kernel.step_time import FEATURE_NAMES
 from blis_replay.blis.latency.architecture import Architecture
 from blis_replay.blis.latency.gpu import Gpu
-from blis_replay.blis.latency.models import CorrectedModel, Latency, LatencyModel, ObservedCycles, Regime, RegimeModel
+from blis_replay.blis.latency.models import (
+    CorrectedModel,
+    Latency,
+    LatencyModel,
+    ObservedCycles,
+    Regime,
+    RegimeModel,
+    Tree,
+    TreesModel,
+)
 from blis_replay.blis.latency.operators import (
     DecodeAttention,
     OperatorCoefficients,
@@ -24,7 +33,6 @@ from blis_replay.blis.latency.operators import (
 )
 from blis_replay.blis.latency.physical import PhysicalCoefficients, PhysicalModel
 from blis_replay.blis.latency.roofline import Efficiency, Mixed, RooflineModel
-from blis_replay.blis.latency.trees import Tree, TreesModel
 from blis_replay.strict.document import FieldError, NonNegativeTime, Number, Text, Time, TimePerToken, document_of
 
 Rounding = Literal["round_half_up", "truncate"]

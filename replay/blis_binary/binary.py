@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from blis_replay.blis.errors import ReleaseError
-from blis_replay.blis.releases.blackbox import blackbox_coefficients
+from blis_replay.blis.releases.exchange import blackbox_coefficients
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.blis_binary.differences import known_differences

@@ -8,9 +8,8 @@ import pytest
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.kernel.state import STEP
 from blis_replay.blis.latency.models import LatencyModel, Lifecycle
-from blis_replay.blis.releases.fit import FitRecord
+from blis_replay.blis.releases.fit import FitRecord, StepRange, outside, range_of
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry, format_release, parse_release
-from blis_replay.blis.releases.step_range import StepRange, outside, range_of
 
 
 def table(*rows: tuple[int, int, int]) -> np.ndarray:

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.kernel import state as k
 from blis_replay.blis.kernel.step_time import step_duration_us
-from blis_replay.blis.latency.models import Lifecycle
-from blis_replay.blis.latency.trees import LEAF, Tree, TreesModel
+from blis_replay.blis.latency.models import LEAF, Lifecycle, Tree, TreesModel
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry, format_release, parse_release
 
 # log 10,000 us, a tenth of that on top from 33 decodes on; then 0.5 more with more than 100 prefill tokens.

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from blis_replay.blis.engine import simulate
-from blis_replay.blis.releases.fit import Part, PartScore
+from blis_replay.blis.releases.fit import Part, PartScore, StepRange, range_of
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
-from blis_replay.blis.releases.step_range import StepRange, range_of
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.driver import replay
 from blis_replay.replay.mode import ReplayMode

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from blis_replay.blis.errors import ReleaseError
-from blis_replay.blis.latency.models import Lifecycle
-from blis_replay.blis.latency.trees import LEAF, Tree, TreesModel
+from blis_replay.blis.latency.models import LEAF, Lifecycle, Tree, TreesModel
 from blis_replay.blis.releases.release import CoefficientRelease, FittedOn, ModelEntry, format_release, parse_release
 from blis_replay.compiled.arrays import Floats
 from blis_replay.ingest.fingerprint import requests_hash

@@ -80,7 +80,7 @@ def run(
     not in the store (--all says so and goes on).
     """
     from blis_replay.validate.studies.read import load_study, study_names
-    from blis_replay.validate.studies.suite import run_studies
+    from blis_replay.validate.studies.study import run_studies
     from blis_replay.validate.studies.text import studies_answer
 
     if bool(names) == every:

@@ -20,7 +20,6 @@ from blis_replay.strict.document import FieldError, Number, Text, read_values, y
 from blis_replay.validate.errors import StudyError, UnknownStudyError
 from blis_replay.validate.studies import cluster as cluster_run
 from blis_replay.validate.studies import mixed_batches as sweep_run
-from blis_replay.validate.studies import queue as queue_run
 from blis_replay.validate.studies import trees as steps_run
 from blis_replay.validate.studies.study import SYSTEMS, Check, Effect, EffectKind, Published, Run, Study, Verdict
 
@@ -41,7 +40,7 @@ class Measurement:
 
 MEASUREMENTS = {
     "cluster": Measurement(cluster_run.ClusterRun, cluster_run.run, cluster_run.MEASURES),
-    "single queue": Measurement(queue_run.QueueRun, queue_run.run, queue_run.MEASURES),
+    "single queue": Measurement(cluster_run.QueueRun, cluster_run.run_queue, cluster_run.QUEUE_MEASURES),
     "load sweep": Measurement(sweep_run.SweepRun, sweep_run.run, sweep_run.MEASURES, of_recordings=True),
     "steps left out": Measurement(
         steps_run.LeftOutRun,

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from blis_replay.ingest.tables import Table, Value, columns_named, table_of
-from blis_replay.validate.studies.study import Check, Study
-from blis_replay.validate.studies.suite import JudgedCheck, JudgedSystem, StudyResult
+from blis_replay.validate.studies.study import Check, JudgedCheck, JudgedSystem, Study, StudyResult
 from blis_replay.validate.text.answer import Answer, Block, Part
 
 _SUITE_COLUMNS = (

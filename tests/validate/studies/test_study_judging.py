@@ -7,8 +7,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from blis_replay.validate.studies.study import Check, Effect, EffectKind, Published, Study, Verdict
-from blis_replay.validate.studies.suite import Measured, effect_by_seed, judge, judge_check, overall, seed_interval
+from blis_replay.validate.studies.study import (
+    Check,
+    Effect,
+    EffectKind,
+    Measured,
+    Published,
+    Study,
+    Verdict,
+    effect_by_seed,
+    judge,
+    judge_check,
+    overall,
+    seed_interval,
+)
 
 MEASURED: Measured = {
     "one": {"ms": np.array([10.0, 12.0, 14.0])},

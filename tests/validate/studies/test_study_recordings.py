@@ -15,10 +15,10 @@ from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.store import open_store
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.studies import mixed_batches as sweep
-from blis_replay.validate.studies import suite
+from blis_replay.validate.studies import study
 from blis_replay.validate.studies import trees as left_out
 from blis_replay.validate.studies.read import load_study
-from blis_replay.validate.studies.suite import run_studies
+from blis_replay.validate.studies.study import run_studies
 from blis_replay.validate.studies.text import studies_answer
 
 NAMES = ("mixed-batches", "trees")
@@ -43,7 +43,7 @@ def test_without_its_recordings_a_study_is_not_judged(name: str, there: bool, tm
 
 
 def test_without_its_library_a_study_is_not_judged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(suite, "find_spec", lambda name: None)
+    monkeypatch.setattr(study, "find_spec", lambda name: None)
     (result,) = run_studies([load_study("trees")], tmp_path / "store.duckdb", executor="serial")
     assert result.absent == "it takes lightgbm; install the optional extra that has it"
 
