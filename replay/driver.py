@@ -15,9 +15,9 @@ from blis_replay.compiled.arrays import Int64s
 from blis_replay.ingest.recording import UNKNOWN, Recording
 from blis_replay.ingest.rows import no_rows
 from blis_replay.ingest.store import TABLES
+from blis_replay.replay.engine import not_simulated
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode
-from blis_replay.replay.not_simulated import not_simulated
 from blis_replay.replay.plan import ReplayPlan, plan_replay
 from blis_replay.replay.simulator import EmbeddedEngine, Simulated, Simulator
 

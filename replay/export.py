@@ -18,11 +18,11 @@ from blis_replay.blis.trace import MOST_TOKENS, BlockKeys, RequestTrace
 from blis_replay.compiled.files import naming
 from blis_replay.ingest.readers.simulators.parquet_requests import METADATA, PROMPT_COLUMNS
 from blis_replay.ingest.recording import ARRIVALS, RECORDED, REQUEST_SCHEMA, PromptTree, Recording
-from blis_replay.replay.blis_binary.files import TRACE_FORMS, prefix_groups, trace_rows, write_rows
+from blis_replay.replay.blis_files import TRACE_FORMS, prefix_groups, trace_rows, write_rows
 from blis_replay.replay.errors import FileExistsAlreadyError, ReplayError
 from blis_replay.replay.mode import ReplayMode
-from blis_replay.replay.observed.prefix import recorded_block_keys
 from blis_replay.replay.plan import request_trace, with_engine
+from blis_replay.replay.prefix import recorded_block_keys
 
 
 def lost_of_arrivals(recording: Recording, trace: RequestTrace) -> list[str]:

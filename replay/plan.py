@@ -10,20 +10,22 @@ import polars as pl
 
 from blis_replay.blis.closed_loop import ClosedLoop
 from blis_replay.blis.latency.models import ObservedCycles
-from blis_replay.blis.speculation import speculation_of
-from blis_replay.blis.trace import NEVER_US, BlockKeys, EngineConfig, RequestTrace, release_arguments
+from blis_replay.blis.trace import NEVER_US, BlockKeys, EngineConfig, RequestTrace
 from blis_replay.compiled.arrays import Int64s
 from blis_replay.ingest.recording import PUBLISHED, Recording, Setting
 from blis_replay.ingest.rows import Rows
-from blis_replay.replay.errors import ReplayError, argument_not_known
+from blis_replay.replay.engine import engine_config, ranks_basis, release_remarks
+from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import EngineValue, ReplayMode
-from blis_replay.replay.observed.cycles import observed_cycles, server_stamps
-from blis_replay.replay.observed.prefix import estimate_prefix, prefix_identity, prompt_tokens
-from blis_replay.replay.observed.teacher_forcing import observed_delivery, observed_hold, observed_pre_queue
-from blis_replay.replay.profile.prompts import profile_blocks, profile_lengths
-from blis_replay.replay.profile.workload import blis_blocks, blis_spec, profile_arrivals
-from blis_replay.replay.ranks import rank_arguments, ranks_basis
-from blis_replay.strict.engine_packs import choose_pack
+from blis_replay.replay.observed import (
+    observed_cycles,
+    observed_delivery,
+    observed_hold,
+    observed_pre_queue,
+    server_stamps,
+)
+from blis_replay.replay.prefix import estimate_prefix, prefix_identity, prompt_tokens
+from blis_replay.replay.profile import blis_blocks, blis_spec, profile_arrivals, profile_blocks, profile_lengths
 
 _FLAT_ARRIVALS_SEED = 42
 
@@ -61,7 +63,7 @@ def plan_replay(recording: Recording, mode: ReplayMode) -> ReplayPlan:
     recording = replayed_engine(recording, mode)
     engine = engine_config(recording, mode)  # first: blocks are counted in its terms
     trace, basis = request_trace(recording, mode)
-    if remarks := _release_remarks(recording, engine):
+    if remarks := release_remarks(recording, engine):
         basis["scheduler"] = remarks
     if engine.speculation is not None:
         basis["speculative decoding"] = engine.speculation.in_words()
@@ -72,17 +74,6 @@ def plan_replay(recording: Recording, mode: ReplayMode) -> ReplayPlan:
         basis["arrivals"] = f"a closed loop of {mode.loop.concurrency} clients, none of which gives up"
     plan = ReplayPlan(trace, engine, basis, loop=mode.loop)
     return _forced(plan, recording, mode) if mode.teacher_forced else plan
-
-
-def _release_remarks(recording: Recording, engine: EngineConfig) -> str:
-    """Where the simulated scheduler is not that of the recorded release, in words; empty if it is."""
-    version = recording.engine.get("vllm_version")
-    if version is None:
-        return ""
-    choice = choose_pack(str(version.value))
-    given = {name: setting.value for name, setting in recording.engine.items()}
-    differs = choice.pack.not_simulated(given | {"async_scheduling": engine.async_scheduling})
-    return "; ".join([*([choice.remark] if choice.remark else []), *(f"not simulated, {what}" for what in differs)])
 
 
 def _forced(plan: ReplayPlan, recording: Recording, mode: ReplayMode) -> ReplayPlan:
@@ -143,39 +134,6 @@ def request_trace(recording: Recording, mode: ReplayMode) -> tuple[RequestTrace,
         block_keys=block_keys,
     )
     return trace, {"arrivals": arrival_basis, "output tokens": length_basis, "prefix cache": prefix_basis}
-
-
-def engine_config(recording: Recording, mode: ReplayMode) -> EngineConfig:
-    """The engine arguments of a recording, with the scheduling that the mode asks for.
-
-    Raises ``ReplayError`` naming an argument that is not known and has no default.
-    """
-    value = {name: setting.value for name, setting in recording.engine.items()}
-    for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "async_scheduling"):
-        if name not in value:
-            raise argument_not_known(recording.slug, name)
-    scheduling = {"synchronous": False, "asynchronous": True}
-    blocks = value.get("num_gpu_blocks")
-    policy = str(value.get("scheduling_policy", "fcfs"))
-    if policy not in ("fcfs", "priority"):
-        raise ReplayError(f"{recording.slug}: scheduling_policy is {policy!r}; the engine knows fcfs and priority")
-    return EngineConfig(
-        max_num_seqs=int(value["max_num_seqs"]),
-        max_num_batched_tokens=int(value["max_num_batched_tokens"]),
-        max_model_len=int(value["max_model_len"]),
-        block_size=int(value["block_size"]),
-        num_gpu_blocks=None if blocks is None else int(blocks),
-        async_scheduling=scheduling.get(mode.scheduling, bool(value["async_scheduling"])),
-        enable_prefix_caching=bool(value.get("enable_prefix_caching", True)),
-        enable_chunked_prefill=bool(value.get("enable_chunked_prefill", True)),
-        long_prefill_token_threshold=int(value.get("long_prefill_token_threshold", 0)),
-        scheduling_policy="priority" if policy == "priority" else "fcfs",
-        num_cpu_blocks=int(value.get("num_cpu_blocks", 0)),
-        cpu_fetch_us_per_block=int(value.get("cpu_fetch_us_per_block", 0)),
-        speculation=speculation_of(value),
-        **rank_arguments(recording),
-        **release_arguments(value),
-    )
 
 
 def _prefix(recording: Recording, mode: ReplayMode, prompts: Int64s) -> tuple[Int64s, BlockKeys | None, str]:

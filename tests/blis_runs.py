@@ -11,7 +11,7 @@ from recordings import make_recording
 from blis_replay.blis.latency.models import LatencyModel, Lifecycle
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.ingest.recording import Recording
-from blis_replay.replay.blis_binary.binary import BlisBinary, find_build, own_release
+from blis_replay.replay.blis_binary import BlisBinary, find_build, own_release
 from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.plan import ReplayPlan
 

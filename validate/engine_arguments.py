@@ -17,8 +17,7 @@ from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.tables import Column, Table, Toned, columns_named, table_of
 from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.errors import UnknownNameError
-from blis_replay.replay.executors.executors import ExecutorName, map_jobs
-from blis_replay.replay.executors.local import Progress
+from blis_replay.replay.executors import ExecutorName, map_jobs
 from blis_replay.replay.mode import (
     EngineOverrides,
     EngineValue,
@@ -26,6 +25,7 @@ from blis_replay.replay.mode import (
     override_text,
     parse_engine_value,
 )
+from blis_replay.replay.processes import Progress
 from blis_replay.validate.comparison.sides import simulated_samples
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.metrics.latency import latency_statistics, relative_error

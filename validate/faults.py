@@ -14,9 +14,9 @@ from blis_replay.ingest.checks.registry import run_checks
 from blis_replay.ingest.recording import Finding, Recording
 from blis_replay.ingest.tables import Cell, Column, Table, Tone, Toned, table_of
 from blis_replay.replay.driver import replay
-from blis_replay.replay.executors.executors import map_jobs
-from blis_replay.replay.executors.local import Progress
+from blis_replay.replay.executors import map_jobs
 from blis_replay.replay.mode import parse_mode
+from blis_replay.replay.processes import Progress
 from blis_replay.validate.attribution.attribute import Blame, attribute, blames
 from blis_replay.validate.comparison.compare import Comparison, compare_replay
 from blis_replay.validate.comparison.comparison_text import exit_code

@@ -12,9 +12,9 @@ from typing import Literal
 from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.tables import Column, Table, columns_named, table_of
-from blis_replay.replay.executors.executors import ExecutorName, map_jobs
-from blis_replay.replay.executors.local import Progress
+from blis_replay.replay.executors import ExecutorName, map_jobs
 from blis_replay.replay.mode import EngineOverrides, override_text
+from blis_replay.replay.processes import Progress
 from blis_replay.validate.engine_arguments import WhatIfPoint, simulated_point
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.metrics.objectives import Objectives, attainment_json, missed_text, written

@@ -13,9 +13,9 @@ from blis_replay.ingest.checks.registry import CheckEvidence, InstrumentCheck
 from blis_replay.ingest.recording import Finding, Recording
 from blis_replay.ingest.store import Store, read_stored, read_token_layout
 from blis_replay.ingest.tables import Table, Toned, Value, columns_named
+from blis_replay.replay.engine import engine_config
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode
-from blis_replay.replay.plan import engine_config
 from blis_replay.replay.schedule.checksum import COUNTS, Divergence, ScheduleCheck, check_schedule
 from blis_replay.replay.schedule.meaning import Meaning, blocks_that_fit, meaning_of
 from blis_replay.replay.schedule.recorded import NOT_KNOWN_US, recorded_schedule

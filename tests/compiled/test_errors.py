@@ -7,7 +7,7 @@ import re
 import pytest
 
 import blis_replay.compiled.errors as errors
-import blis_replay.replay.blis_binary.binary
+import blis_replay.replay.blis_binary
 import blis_replay.replay.command
 import blis_replay.replay.request_table
 import blis_replay.validate.errors  # noqa: F401

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from blis_replay.replay.executors.executors import map_jobs
+from blis_replay.replay.executors import map_jobs
 
 
 def drawn(seed: int) -> float:

@@ -19,8 +19,8 @@ from recordings import make_recording
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.latency.models import LatencyModel
 from blis_replay.blis.trace import NEVER_US, BlockKeys, RequestTrace
-from blis_replay.replay.blis_binary.binary import BlisBinary, BlisError, find_build, own_release
-from blis_replay.replay.blis_binary.files import COLUMNS_22, COLUMNS_27, read_results, shared_prefixes
+from blis_replay.replay.blis_binary import BlisBinary, BlisError, find_build, own_release
+from blis_replay.replay.blis_files import COLUMNS_22, COLUMNS_27, read_results, shared_prefixes
 from blis_replay.replay.driver import replay
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode

@@ -10,7 +10,7 @@ from blis_stand_in import HELP_BLACKBOX, HELP_OLDER, write_stand_in
 from recordings import make_recording
 
 from blis_replay.blis.latency.models import LatencyModel, Lifecycle
-from blis_replay.replay.blis_binary.differences import overlapping_last_steps
+from blis_replay.replay.blis_binary import overlapping_last_steps
 from blis_replay.replay.driver import replay
 from blis_replay.validate.comparison.compare import compare_replay
 from blis_replay.validate.comparison.simulators import informed

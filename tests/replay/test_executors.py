@@ -20,8 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blis_replay.replay.errors import ReplayError
-from blis_replay.replay.executors.executors import POOL_START_S, map_jobs, pool_pays
-from blis_replay.replay.executors.local import RETRIES, Ledger, attempt, pool_map
+from blis_replay.replay.executors import POOL_START_S, map_jobs, pool_pays
+from blis_replay.replay.processes import RETRIES, Ledger, attempt, pool_map
 
 Map = Callable[..., list[Any]]
 
@@ -30,7 +30,7 @@ Map = Callable[..., list[Any]]
 def local_ray() -> Iterator[None]:
     """A real Ray of two processors, for all tests of this module."""
     ray = pytest.importorskip("ray", reason="install the extra blis-replay[ray]")
-    from blis_replay.replay.executors.ray import _start
+    from blis_replay.replay.executors import _start
 
     _start(ray, 2)
     yield
@@ -115,7 +115,7 @@ def test_workers_import_nothing_from_the_working_directory(tmp_path: Path) -> No
     """Python puts it first on the path of what multiprocessing starts: workers and the tracker of their resources."""
     for name in ("multiprocessing", "pickle", "random"):
         (tmp_path / f"{name}.py").write_text("from pathlib import Path\nPath('executed').write_text('')\n")
-    script = "from blis_replay.replay.executors.local import pool_map; print(pool_map(abs, [-1, -2], 2, None))"
+    script = "from blis_replay.replay.processes import pool_map; print(pool_map(abs, [-1, -2], 2, None))"
     ended = subprocess.run(
         [sys.executable, "-P", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
     )
@@ -189,7 +189,7 @@ import sys
 from functools import partial
 from pathlib import Path
 import executor_jobs as work
-from blis_replay.replay.executors.local import pool_map
+from blis_replay.replay.processes import pool_map
 if __name__ == "__main__":
     pool_map(partial(work.slow, Path(sys.argv[1])), {jobs}, 2, None)
 """

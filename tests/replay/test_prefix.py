@@ -7,7 +7,7 @@ import pytest
 from recordings import make_recording
 
 from blis_replay.ingest.recording import SharedPrefix
-from blis_replay.replay.observed.prefix import estimate_prefix, prompt_tokens
+from blis_replay.replay.prefix import estimate_prefix, prompt_tokens
 
 
 def test_a_shared_prefix_workload_by_hand() -> None:

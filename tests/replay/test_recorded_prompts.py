@@ -20,8 +20,8 @@ from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.requests import RawPrefix, in_send_order
 from blis_replay.ingest.recording import PromptTree
 from blis_replay.replay.mode import ReplayMode
-from blis_replay.replay.observed.prefix import cached_tokens, engine_block_keys
 from blis_replay.replay.plan import plan_replay
+from blis_replay.replay.prefix import cached_tokens, engine_block_keys
 
 
 def prefix_of(block_tokens: int, *requests: list[int]) -> PromptTree:

@@ -24,9 +24,9 @@ from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.recording import LIFECYCLE_SCHEMA, STEP_SCHEMA, Recording
 from blis_replay.ingest.rows import Scratch, no_rows, rows_of
 from blis_replay.ingest.steps.placed import place
+from blis_replay.replay.engine import engine_config
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode
-from blis_replay.replay.plan import engine_config
 from blis_replay.replay.schedule.checksum import COUNTS, ScheduleCheck, check_schedule
 from blis_replay.replay.schedule.recorded import LOG, RECORDS, recorded_schedule
 

@@ -15,12 +15,14 @@ from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.driver import replay
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import parse_mode
-from blis_replay.replay.observed.cycles import ServerStamps, observed_cycles, server_stamps
-from blis_replay.replay.observed.teacher_forcing import (
+from blis_replay.replay.observed import (
+    ServerStamps,
+    observed_cycles,
     observed_delivery,
     observed_hold,
     observed_pre_queue,
     recorded_delays,
+    server_stamps,
 )
 
 

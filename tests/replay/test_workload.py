@@ -16,10 +16,9 @@ from blis_replay.fixtures.catalogue import bundled_aliases
 from blis_replay.ingest.recording import LoadProfile, Recording, SharedPrefix, Stage
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode, parse_mode
-from blis_replay.replay.observed.prefix import cached_tokens
 from blis_replay.replay.plan import plan_replay
-from blis_replay.replay.profile.prompts import profile_blocks, profile_lengths
-from blis_replay.replay.profile.workload import profile_arrivals, stage_counts
+from blis_replay.replay.prefix import cached_tokens
+from blis_replay.replay.profile import profile_arrivals, profile_blocks, profile_lengths, stage_counts
 
 STAGES = (Stage(0, 2.0, 3_000_000), Stage(1, 4.0, 2_000_000))
 # Of two users in one group: system prompt of two blocks, a question of one, half a block answered.

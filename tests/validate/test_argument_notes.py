@@ -11,7 +11,7 @@ from recordings import make_recording
 from blis_replay.blis.latency.models import LatencyModel, Lifecycle
 from blis_replay.ingest.recording import ENGINE_CHECK, UNKNOWN, Finding, Recording, Setting
 from blis_replay.replay.driver import ReplayRun, replay
-from blis_replay.replay.not_simulated import not_simulated
+from blis_replay.replay.engine import not_simulated
 from blis_replay.validate.comparison.arguments import OpenArgument, argument_lines, open_arguments
 from blis_replay.validate.comparison.compare import compare_replay
 from blis_replay.validate.comparison.comparison_text import exit_code

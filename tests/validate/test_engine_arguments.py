@@ -12,8 +12,8 @@ from blis_replay.blis.latency.models import LatencyModel, Lifecycle
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.errors import UnknownNameError
-from blis_replay.replay.executors.local import pool_map
 from blis_replay.replay.mode import EngineOverrides
+from blis_replay.replay.processes import pool_map
 from blis_replay.validate.engine_arguments import (
     WhatIfPoint,
     grid,

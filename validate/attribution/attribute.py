@@ -19,9 +19,9 @@ from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.compiled.arrays import Bools, Floats
 from blis_replay.ingest.recording import Finding, Recording
 from blis_replay.replay.driver import ReplayRun
-from blis_replay.replay.executors.executors import ExecutorName, map_jobs
-from blis_replay.replay.executors.local import Progress
+from blis_replay.replay.executors import ExecutorName, map_jobs
 from blis_replay.replay.mode import ReplayMode
+from blis_replay.replay.processes import Progress
 from blis_replay.replay.simulator import entry_of, has_entry
 from blis_replay.validate.attribution.components import (
     Component,

@@ -12,10 +12,10 @@ from blis_replay.blis.latency.models import CorrectedModel, ObservedCycles
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.ingest.recording import Recording, Setting
 from blis_replay.replay.driver import ReplayRun, replay
+from blis_replay.replay.engine import engine_config
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode
-from blis_replay.replay.observed.teacher_forcing import recorded_delays
-from blis_replay.replay.plan import engine_config
+from blis_replay.replay.observed import recorded_delays
 from blis_replay.replay.simulator import entry_of
 from blis_replay.validate.attribution.fitted import Fitted, Target, Through, corrected_model, misfit, target_of
 from blis_replay.validate.attribution.tried import Tried, best_alternative

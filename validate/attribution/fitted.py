@@ -27,7 +27,7 @@ from blis_replay.blis.trace import EngineConfig, RequestTrace
 from blis_replay.compiled.arrays import Bools, Floats, Int64s
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.mode import ReplayMode
-from blis_replay.replay.observed.cycles import observed_cycles, server_stamps
+from blis_replay.replay.observed import observed_cycles, server_stamps
 from blis_replay.replay.plan import plan_replay
 from blis_replay.validate.metrics.observed import observed_requests
 

@@ -17,8 +17,8 @@ from blis_replay.blis.releases.release import CoefficientRelease, FittedOn, Mode
 from blis_replay.compiled.arrays import Floats
 from blis_replay.ingest.fingerprint import requests_hash
 from blis_replay.ingest.recording import Recording
-from blis_replay.replay.executors.executors import ExecutorName, map_jobs
-from blis_replay.replay.executors.local import Progress
+from blis_replay.replay.executors import ExecutorName, map_jobs
+from blis_replay.replay.processes import Progress
 from blis_replay.replay.simulator import model_of
 from blis_replay.validate.calibration.cycle_rows import COEFFICIENTS
 from blis_replay.validate.calibration.every_step import FORM, has_every_step, measure, was_recorded

@@ -21,8 +21,8 @@ from blis_replay.fixtures.catalogue import bundled_aliases
 from blis_replay.ingest.recording import ARRIVALS, PUBLISHED, GroundTruth, Recording
 from blis_replay.ingest.store import Store, list_experiments, read_stored
 from blis_replay.replay.driver import replay
-from blis_replay.replay.executors.executors import ExecutorName, map_jobs
-from blis_replay.replay.executors.local import Progress
+from blis_replay.replay.executors import ExecutorName, map_jobs
+from blis_replay.replay.processes import Progress
 from blis_replay.replay.release_file import load_release
 from blis_replay.replay.simulator import entry_of, model_of
 from blis_replay.validate.calibration.calibrate import DEFAULT_SPLIT, Options, calibrate, fitted_release

@@ -22,7 +22,7 @@ from blis_replay.validate.cli.progress import progress_line
 from blis_replay.validate.cli.verb import verb
 
 if TYPE_CHECKING:
-    from blis_replay.replay.executors.executors import ExecutorName
+    from blis_replay.replay.executors import ExecutorName
 
 
 @verb("attribute")

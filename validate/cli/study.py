@@ -13,7 +13,7 @@ from blis_replay.validate.cli.verb import VerbGroup
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from blis_replay.replay.executors.executors import ExecutorName
+    from blis_replay.replay.executors import ExecutorName
 
 
 @click.group("study", cls=VerbGroup)

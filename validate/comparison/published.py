@@ -13,7 +13,7 @@ from blis_replay.ingest.store import Store
 from blis_replay.ingest.stream.layout import published
 from blis_replay.ingest.tables import Cell, Table, columns_named
 from blis_replay.replay.driver import replay
-from blis_replay.replay.executors.executors import map_jobs
+from blis_replay.replay.executors import map_jobs
 from blis_replay.validate.comparison.compare import Comparison, MetricCell, compare_replay, light
 from blis_replay.validate.experiment import find_experiment
 from blis_replay.validate.metrics.latency import relative_error

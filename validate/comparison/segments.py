@@ -14,7 +14,7 @@ import polars as pl
 from blis_replay.compiled.arrays import Bools, Floats, Int64s
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.driver import ReplayRun
-from blis_replay.replay.observed.cycles import CLIENT_ONLY, SPANS, server_stamps
+from blis_replay.replay.observed import CLIENT_ONLY, SPANS, server_stamps
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.metrics.observed import observed_requests
 

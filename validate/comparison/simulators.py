@@ -10,8 +10,13 @@ from pathlib import Path
 from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.ingest.store import open_for_reading
 from blis_replay.replay.adapters import ADAPTERS
-from blis_replay.replay.blis_binary.binary import DEFAULT_TIMEOUT_S, BlisBinary, find_build, own_release
-from blis_replay.replay.blis_binary.differences import restarted_outputs_elsewhere
+from blis_replay.replay.blis_binary import (
+    DEFAULT_TIMEOUT_S,
+    BlisBinary,
+    find_build,
+    own_release,
+    restarted_outputs_elsewhere,
+)
 from blis_replay.replay.command import PREFIX, adapter_simulator, command_simulator
 from blis_replay.replay.errors import ReplayError, UnknownNameError
 from blis_replay.replay.release_file import load_release

@@ -13,9 +13,9 @@ from blis_replay.compiled.errors import ExperimentError, faults_named
 from blis_replay.ingest.recording import ARRIVALS
 from blis_replay.ingest.store import RunRecord, Store, is_stored, open_for_reading, open_store, read_stored
 from blis_replay.replay.driver import ReplayRun, replay
-from blis_replay.replay.executors.executors import ExecutorName, map_jobs
-from blis_replay.replay.executors.local import Progress
+from blis_replay.replay.executors import ExecutorName, map_jobs
 from blis_replay.replay.mode import ReplayMode
+from blis_replay.replay.processes import Progress
 from blis_replay.replay.simulator import EmbeddedEngine, Simulator
 from blis_replay.replay.store import record_of
 from blis_replay.validate.comparison.compare import Comparison, compare_replay, light, with_draws

@@ -8,8 +8,8 @@ from itertools import combinations
 from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.ingest.recording import ARRIVALS
 from blis_replay.ingest.store import Store, list_experiments
-from blis_replay.replay.executors.executors import ExecutorName, map_jobs
-from blis_replay.replay.executors.local import Progress
+from blis_replay.replay.executors import ExecutorName, map_jobs
+from blis_replay.replay.processes import Progress
 from blis_replay.validate.comparison.capacity import load_is_known
 from blis_replay.validate.comparison.spread import noise_floors
 from blis_replay.validate.errors import NothingToJudgeError

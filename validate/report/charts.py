@@ -14,7 +14,7 @@ from blis_replay.compiled.arrays import Floats
 from blis_replay.compiled.errors import require_extra
 from blis_replay.compiled.files import write_whole
 from blis_replay.ingest.tables import Table, columns_named
-from blis_replay.replay.observed.prefix import prompt_tokens
+from blis_replay.replay.prefix import prompt_tokens
 from blis_replay.validate.comparison.sides import simulated_samples
 from blis_replay.validate.errors import ValidateError
 from blis_replay.validate.metrics.observed import samples_of

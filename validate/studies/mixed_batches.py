@@ -27,8 +27,8 @@ from blis_replay.compiled.arrays import Bools, Floats, Int64s
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.driver import ReplayRun, replay
-from blis_replay.replay.executors.executors import ExecutorName, map_jobs
-from blis_replay.replay.executors.local import Progress
+from blis_replay.replay.executors import ExecutorName, map_jobs
+from blis_replay.replay.processes import Progress
 from blis_replay.replay.release_file import roofline_release
 from blis_replay.replay.simulator import model_of
 from blis_replay.strict.document import Text

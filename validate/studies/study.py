@@ -17,8 +17,8 @@ from blis_replay.blis.verification.phases import LLAMA_8B_TP2, SECOND_SET, Coeff
 from blis_replay.compiled.arrays import Floats
 from blis_replay.ingest.recording import RECORDED, Recording
 from blis_replay.ingest.store import list_experiments, open_for_reading, read_stored
-from blis_replay.replay.executors.executors import ExecutorName, map_jobs
-from blis_replay.replay.executors.local import Progress
+from blis_replay.replay.executors import ExecutorName, map_jobs
+from blis_replay.replay.processes import Progress
 from blis_replay.validate.metrics.resampling import CONFIDENCE
 
 Verdict = Literal["confirmed", "refuted", "inconclusive"]

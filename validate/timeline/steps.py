@@ -19,7 +19,7 @@ from blis_replay.ingest.steps.reconstruction import reconstruct, reconstructed_s
 from blis_replay.ingest.steps.records import is_asynchronous, one_a_step
 from blis_replay.ingest.steps.timeline import timeline_of
 from blis_replay.replay.driver import ReplayRun
-from blis_replay.replay.observed.cycles import in_engine, placed_anchors, server_stamps
+from blis_replay.replay.observed import in_engine, placed_anchors, server_stamps
 from blis_replay.validate.timeline.lanes import OBSERVED, SIMULATED
 
 # One row per step, while its batch runs.  Null: not recorded.

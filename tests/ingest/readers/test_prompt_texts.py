@@ -21,8 +21,8 @@ from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.requests import RawPrompts
 from blis_replay.ingest.recording import PromptTree, Recording, SharedPrefix
 from blis_replay.replay.mode import ReplayMode
-from blis_replay.replay.observed.prefix import estimate_prefix
 from blis_replay.replay.plan import plan_replay
+from blis_replay.replay.prefix import estimate_prefix
 
 REQUESTS = "results/per_request_lifecycle_metrics.json"
 

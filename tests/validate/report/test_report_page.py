@@ -18,8 +18,8 @@ import pytest
 from planted_pages import HOSTILE_PLACES, PlantedPage
 
 from blis_replay.ingest.store import list_runs, open_store
-from blis_replay.replay.executors.local import Progress, pool_map
 from blis_replay.replay.mode import ReplayMode
+from blis_replay.replay.processes import Progress, pool_map
 from blis_replay.validate.comparison.saturation import Queue, Saturation
 from blis_replay.validate.metrics.latency import METRICS, STATISTICS, THRESHOLDS
 from blis_replay.validate.metrics.observed import samples_of

@@ -1,0 +1,133 @@
+"""The engine of a recording for a simulator: its arguments, its ranks, and what of them is not simulated."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from blis_replay.blis.speculation import speculation_of
+from blis_replay.blis.trace import EngineConfig, release_arguments
+from blis_replay.ingest.recording import Recording
+from blis_replay.replay.errors import ReplayError, argument_not_known
+from blis_replay.replay.mode import ReplayMode
+from blis_replay.strict.engine_packs import choose_pack
+
+# Models whose names say that each token is served by some of many experts.
+_EXPERTS = re.compile(r"moe|mixtral|\d+x\d+b|-a\d+(\.\d+)?b|gpt-oss|deepseek-?(v[2-9]|r1)|kimi-k2|dbrx|llama-4|minimax")
+# Engine arguments that change a schedule and that not every simulator has: the value at which they do nothing, and what
+# is done instead.
+_NOT_SIMULATED: dict[str, tuple[object, str]] = {
+    "data_parallel_size": (1, "its requests go to one engine"),
+    "pipeline_parallel_size": (1, "one batch at a time passes through all stages"),
+    "decode_context_parallel_size": (1, "each rank holds all of a context"),
+    "prefill_context_parallel_size": (1, "each rank holds all of a context"),
+    "speculative_config": (
+        "None",
+        "each step gives a request one token (simulated are ngram, eagle and mtp, if speculative_acceptance is known)",
+    ),
+    "enable_lora": (False, "no request has an adapter"),
+    "kv_cache_groups": ("1", "every layer keeps all of a context"),
+    "kv_transfer_config": ("None", "no KV block comes from or goes elsewhere"),
+    "kv_offloading_size": ("None", "no KV block comes from or goes elsewhere"),
+    "stream_interval": (1, "every token is sent by itself"),
+    "max_num_partial_prefills": (1, "prompts are computed in order"),
+    "prefill_schedule_interval": (1, "prompts are taken up at every step"),
+    "max_num_queued_reqs": (None, "no request is refused"),
+    "max_num_queued_tokens": (None, "no request is refused"),
+    "enable_dbo": (False, "a batch is computed whole"),
+    "scheduler_cls": (None, "vLLM's own scheduler is simulated"),
+}
+
+
+def engine_config(recording: Recording, mode: ReplayMode) -> EngineConfig:
+    """The engine arguments of a recording, with the scheduling that the mode asks for.
+
+    Raises ``ReplayError`` naming an argument that is not known and has no default.
+    """
+    value = {name: setting.value for name, setting in recording.engine.items()}
+    for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "async_scheduling"):
+        if name not in value:
+            raise argument_not_known(recording.slug, name)
+    scheduling = {"synchronous": False, "asynchronous": True}
+    blocks = value.get("num_gpu_blocks")
+    policy = str(value.get("scheduling_policy", "fcfs"))
+    if policy not in ("fcfs", "priority"):
+        raise ReplayError(f"{recording.slug}: scheduling_policy is {policy!r}; the engine knows fcfs and priority")
+    return EngineConfig(
+        max_num_seqs=int(value["max_num_seqs"]),
+        max_num_batched_tokens=int(value["max_num_batched_tokens"]),
+        max_model_len=int(value["max_model_len"]),
+        block_size=int(value["block_size"]),
+        num_gpu_blocks=None if blocks is None else int(blocks),
+        async_scheduling=scheduling.get(mode.scheduling, bool(value["async_scheduling"])),
+        enable_prefix_caching=bool(value.get("enable_prefix_caching", True)),
+        enable_chunked_prefill=bool(value.get("enable_chunked_prefill", True)),
+        long_prefill_token_threshold=int(value.get("long_prefill_token_threshold", 0)),
+        scheduling_policy="priority" if policy == "priority" else "fcfs",
+        num_cpu_blocks=int(value.get("num_cpu_blocks", 0)),
+        cpu_fetch_us_per_block=int(value.get("cpu_fetch_us_per_block", 0)),
+        speculation=speculation_of(value),
+        **_rank_arguments(recording),
+        **release_arguments(value),
+    )
+
+
+def _rank_arguments(recording: Recording) -> dict[str, Any]:
+    """What ``EngineConfig`` takes of the ranks of a recording."""
+    value = {name: setting.value for name, setting in recording.engine.items()}
+    ranks = int(value.get("data_parallel_size", 1))
+    fronts = int(value["api_server_count"]) if "api_server_count" in value else None
+    experts = _has_experts(recording) if ranks > 1 else bool(value.get("mixture_of_experts", False))
+    return {"data_parallel_size": ranks, "api_server_count": fronts, "mixture_of_experts": experts}
+
+
+def ranks_basis(recording: Recording, engine: EngineConfig) -> str:
+    """What the ranks rest on, in words."""
+    fronts = engine.api_server_count or engine.data_parallel_size
+    said = "" if engine.api_server_count else ", as many as ranks (assumed: the default of vllm serve)"
+    how = "each by itself"
+    if engine.mixture_of_experts:
+        how = "in lockstep, as the model has experts"
+        how += "" if "mixture_of_experts" in recording.engine else " (by its name)"
+    elif not engine.behaviours.dense_ranks_apart:
+        how = "in lockstep, as that release does"
+    return (
+        f"{engine.data_parallel_size} ranks, {how}, behind vLLM's balancer with {fronts} front ends{said}, "
+        "which take requests in turn"
+    )
+
+
+def _has_experts(recording: Recording) -> bool:
+    """Whether the model has experts: as was said, or by its name."""
+    said = recording.engine.get("mixture_of_experts") or recording.engine.get("enable_expert_parallel")
+    if said is not None and (said.value or "mixture_of_experts" in recording.engine):
+        return bool(said.value)
+    return _EXPERTS.search((recording.model or "").lower()) is not None
+
+
+def release_remarks(recording: Recording, engine: EngineConfig) -> str:
+    """Where the simulated scheduler is not that of the recorded release, in words; empty if it is."""
+    version = recording.engine.get("vllm_version")
+    if version is None:
+        return ""
+    choice = choose_pack(str(version.value))
+    given = {name: setting.value for name, setting in recording.engine.items()}
+    differs = choice.pack.not_simulated(given | {"async_scheduling": engine.async_scheduling})
+    return "; ".join([*([choice.remark] if choice.remark else []), *(f"not simulated, {what}" for what in differs)])
+
+
+def _simulated(name: str, arguments: Mapping[str, object]) -> bool:
+    """Whether the embedded engine simulates what it is given of an argument that others may lack."""
+    if name == "prefill_schedule_interval":  # of one engine: what the release makes of it
+        return arguments.get("data_parallel_size", 1) == 1
+    return name == "data_parallel_size" or (name == "speculative_config" and speculation_of(arguments) is not None)
+
+
+def not_simulated(arguments: Mapping[str, object], embedded: bool = True) -> tuple[str, ...]:
+    """Of engine arguments those that change a schedule and are not simulated; ``embedded``: by an engine with ranks."""
+    return tuple(
+        f"{name} {str(arguments[name])[:80]}; in the replay {instead}"
+        for name, (neutral, instead) in _NOT_SIMULATED.items()
+        if arguments.get(name, neutral) != neutral and not (embedded and _simulated(name, arguments))
+    )

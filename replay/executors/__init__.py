@@ -1,4 +1,0 @@
-"""Many replays on one machine or several.
-
-May import: replay.errors.
-"""

@@ -1,0 +1,236 @@
+"""Running studies and judging them: every configuration, system and seed is one job.
+
+A verdict says where the effects lie: seed by seed, with their interval, beside what was expected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+
+from blis_replay.blis.verification.phases import fit_line
+from blis_replay.compiled.arrays import Floats
+from blis_replay.ingest.recording import RECORDED, Recording
+from blis_replay.ingest.store import list_experiments, open_for_reading, read_stored
+from blis_replay.replay.executors import ExecutorName, map_jobs
+from blis_replay.replay.processes import Progress
+from blis_replay.validate.metrics.resampling import CONFIDENCE
+from blis_replay.validate.studies.study import SYSTEMS, Check, Effect, EffectKind, Run, Study, Verdict
+
+# measured[configuration][measure]: float64[seeds]
+Measured = Mapping[str, Mapping[str, Floats]]
+
+
+@dataclass(frozen=True)
+class JudgedCheck:
+    """A check of one system: the mean effect over seeds, its interval, and what that says."""
+
+    check: Check
+    effect: float
+    low: float
+    high: float
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class JudgedSystem:
+    """A study on one system.
+
+    ``agreement``: with what was published: ``agrees``, ``explained`` (differs, and the evidence for the reason came
+    out), ``differs``, or ``-`` where nothing was.  ``as_recorded``: whether the verdict is the one on record.
+    """
+
+    system: str
+    measured: Measured
+    checks: tuple[JudgedCheck, ...]
+    evidence: tuple[JudgedCheck, ...]
+    verdict: Verdict
+    agreement: str
+    as_recorded: bool
+
+    @property
+    def passed(self) -> bool:
+        """Whether all is as expected."""
+        return self.as_recorded and self.agreement != "differs"
+
+
+def judge(study: Study, system: str, measured: Measured) -> JudgedSystem:
+    """The verdict of a study on a system."""
+    checks = _of_system(study.checks, system, measured)
+    evidence = _of_system(study.evidence, system, measured)
+    verdict = overall(check.verdict for check in checks)
+    return JudgedSystem(
+        system,
+        measured,
+        checks,
+        evidence,
+        verdict,
+        _agreement(study, system, verdict, evidence),
+        study.recorded[system] == verdict,
+    )
+
+
+def judge_check(check: Check, measured: Measured) -> JudgedCheck:
+    """Confirmed if all of the interval lies within the bounds, refuted if all of it lies beyond one of them."""
+    effects = effect_by_seed(check.effect, measured)
+    mean, low, high = seed_interval(effects)
+    least = -np.inf if check.least is None else check.least
+    most = np.inf if check.most is None else check.most
+    verdict: Verdict = "inconclusive"
+    if least <= low and high <= most:
+        verdict = "confirmed"
+    elif high < least or most < low or np.isnan(mean):
+        verdict = "refuted"
+    return JudgedCheck(check, mean, low, high, verdict)
+
+
+def overall(verdicts: Iterable[Verdict]) -> Verdict:
+    """Refuted if one is, confirmed if all are."""
+    found = set(verdicts)
+    if "refuted" in found:
+        return "refuted"
+    return "confirmed" if found == {"confirmed"} else "inconclusive"
+
+
+def effect_by_seed(effect: Effect, measured: Measured) -> Floats:
+    """float64[seeds]: the effect, seed by seed, so that what a seed does to all configurations cancels out."""
+    rows = np.array([measured[name][effect.measure] for name in effect.configurations])
+    return _EFFECTS[effect.kind](rows, np.array(effect.at))
+
+
+def seed_interval(values: Floats, confidence: float = CONFIDENCE) -> tuple[float, float, float]:
+    """Mean and Student's interval over seeds; the mean itself where they do not differ or there is one."""
+    from scipy.stats import t
+
+    mean = float(values.mean())
+    if len(values) < 2 or np.ptp(values) == 0:
+        return mean, mean, mean
+    half = float(t.ppf((1 + confidence) / 2, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values)))
+    return mean, mean - half, mean + half
+
+
+def _of_system(checks: Iterable[Check], system: str, measured: Measured) -> tuple[JudgedCheck, ...]:
+    return tuple(judge_check(check, measured) for check in checks if not check.systems or system in check.systems)
+
+
+def _agreement(study: Study, system: str, verdict: Verdict, evidence: tuple[JudgedCheck, ...]) -> str:
+    published = study.published.get(system)
+    if published is None or published.verdict is None:
+        return "-"
+    if published.verdict == verdict:
+        return "agrees"
+    explained = study.explanation and evidence and all(check.verdict == "confirmed" for check in evidence)
+    return "explained" if explained else "differs"
+
+
+def _ratio(rows: Floats, _at: Floats) -> Floats:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(rows[0] / rows[1])
+
+
+def _lines(rows: Floats, at: Floats, part: Callable[[Floats], float]) -> Floats:
+    return np.array([part(column) for column in rows.T])
+
+
+_EFFECTS: dict[EffectKind, Callable[[Floats, Floats], Floats]] = {
+    "value": lambda rows, at: rows[0],
+    "ratio": _ratio,
+    "difference": lambda rows, at: rows[0] - rows[1],
+    "largest": lambda rows, at: rows.max(axis=0),
+    "smallest": lambda rows, at: rows.min(axis=0),
+    "least_step": lambda rows, at: np.diff(rows, axis=0).min(axis=0),
+    "slope": lambda rows, at: _lines(rows, at, lambda y: fit_line(at, y).slope),
+    "r2": lambda rows, at: _lines(rows, at, lambda y: fit_line(at, y).r2),
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: of a configuration, on a system, with a seed; or on recordings, of the one at the place ``seed``."""
+
+    run: Run
+    system: str
+    seed: int
+    recordings: tuple[Recording, ...] = ()
+
+
+@dataclass(frozen=True)
+class StudyResult:
+    """A study and its verdict on each of its systems; ``absent``: what it lacks for a verdict."""
+
+    study: Study
+    systems: tuple[JudgedSystem, ...]
+    absent: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether every verdict is the one on record, and every difference from a published one is explained."""
+        return all(system.passed for system in self.systems)
+
+
+def run_studies(
+    studies: Sequence[Study],
+    store_path: Path | None = None,
+    *,
+    executor: ExecutorName = "local",
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> list[StudyResult]:
+    """Run studies, all their jobs in one pool; the same whatever the executor.
+
+    ``store_path``: where recordings are; a study of some that are not there is not judged.  Raises
+    ``SimulatorError`` if a configuration cannot be run.
+    """
+    given = {study.name: recordings_of(study, store_path) for study in studies}
+    jobs = [
+        Job(run, system, seed, needs)
+        for study in studies
+        if not isinstance(needs := given[study.name], str)
+        for system in study.systems
+        for run in study.configurations.values()
+        for seed in study.seeds
+    ]
+    answers = iter(map_jobs(run_job, jobs, executor=executor, workers=workers, progress=progress))
+    results = []
+    for study in studies:
+        if isinstance(absent := given[study.name], str):
+            results.append(StudyResult(study, (), absent))
+            continue
+        systems = []
+        for system in study.systems:
+            measured = {name: [next(answers) for _ in study.seeds] for name in study.configurations}
+            systems.append(judge(study, system, _by_measure(measured)))
+        results.append(StudyResult(study, tuple(systems)))
+    return results
+
+
+def recordings_of(study: Study, store_path: Path | None) -> tuple[Recording, ...] | str:
+    """The recordings of a study, empty if it needs none; or what is missing, in words."""
+    if study.library and find_spec(study.library) is None:
+        return f"it takes {study.library}; install the optional extra that has it"
+    if not study.recordings:
+        return ()
+    if store_path is None or not store_path.exists():
+        return f"it is of the recordings {', '.join(study.recordings)}, and there is no store; ingest them"
+    with open_for_reading(store_path) as store:
+        rows = [row for row in list_experiments(store) if row.ground_truth == RECORDED]
+        slugs = {name: row.slug for row in rows for name in (row.alias, row.slug)}
+        if missing := [name for name in study.recordings if name not in slugs]:
+            return f"the store has no recording {', '.join(missing)}; ingest it"
+        return tuple(read_stored(store, slugs[name]) for name in study.recordings)
+
+
+def run_job(job: Job) -> Mapping[str, float]:
+    """What one run measures."""
+    return job.run(job.recordings or SYSTEMS.get(job.system), job.seed)
+
+
+def _by_measure(measured: Mapping[str, Sequence[Mapping[str, float]]]) -> Measured:
+    return {
+        name: {measure: np.array([run[measure] for run in runs], np.float64) for measure in runs[0]}
+        for name, runs in measured.items()
+    }
