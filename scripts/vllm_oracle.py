@@ -16,7 +16,7 @@ does for all releases from 0.11.0 on: that of the newest, with the Python files 
 
 The model is a config.json of a tiny Llama that the script makes itself; no weights and no network are needed. Where the
 compiled extension of the other release fails to load, vLLM only logs it. Exit codes: 0 fine, 1 a scenario differs, 2
-wrong use or workload. `scripts/record_digests.py` keeps what was recorded as a few bytes a workload.
+wrong use or workload. `scripts/recorded_schedules.py keep` keeps what was recorded as a few bytes a workload.
 """
 
 import argparse

@@ -61,5 +61,5 @@ def how_to_see(release: str, name: str) -> str:
         which = f"random --series {kind} --seed {seed} --index {int(index)}"
     return (
         f"vLLM {release} schedules {name} otherwise: with that release, python scripts/vllm_oracle.py {which} OUT; "
-        f"then python scripts/compare_oracle.py OUT/{name}"
+        f"then python scripts/recorded_schedules.py compare OUT/{name}"
     )

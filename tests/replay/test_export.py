@@ -23,7 +23,7 @@ from blis_replay.replay.errors import FileExistsAlreadyError, ReplayError
 from blis_replay.replay.export import TARGETS, export
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import request_trace
-from blis_replay.validate.cli import export as export_verb
+from blis_replay.validate.cli import recordings
 
 EPOCH_US = 1_770_000_000_123_456
 ARRIVED = {"arrival_us": [0, 1_234_567, 1_234_567, 9_999_999], "prompt_tokens": [600, 1100, 20, 33]} | {
@@ -228,7 +228,7 @@ def test_a_recording_without_requests_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_command_line_offers_every_target() -> None:
-    assert tuple(TARGETS) == export_verb.TARGETS
+    assert tuple(TARGETS) == recordings.TARGETS
 
 
 def test_a_format_with_an_id_a_token_has_an_end(tmp_path: Path) -> None:

@@ -1,23 +1,44 @@
-"""``blis-replay coefficients``."""
+"""The verb of coefficient releases, ``blis-replay coefficients``: list and show them, test them against recordings."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 import yaml
 
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.releases.release import CoefficientRelease, bundled_releases, format_release, parse_release
+from blis_replay.compiled.files import write_whole
 from blis_replay.ingest.tables import Column, Table, Toned, table_of
-from blis_replay.validate.cli.coefficients_exchange import export_defaults, import_defaults, import_stepml
-from blis_replay.validate.cli.coefficients_made import for_model, roofline, silicon, trees
-from blis_replay.validate.cli.generalize import command as generalize
-from blis_replay.validate.cli.options import form_options, print_answer
-from blis_replay.validate.cli.steps import command as steps
-from blis_replay.validate.cli.verb import VerbGroup
+from blis_replay.validate.cli.coefficients_made import (
+    export_defaults,
+    for_model,
+    import_defaults,
+    import_stepml,
+    roofline,
+    silicon,
+    trees,
+)
+from blis_replay.validate.cli.options import (
+    VerbGroup,
+    coefficients_option,
+    executor_options,
+    experiment_option,
+    form_options,
+    print_answer,
+    selector_option,
+    store_option,
+    verb,
+)
+from blis_replay.validate.cli.progress import progress_line
 from blis_replay.validate.text.answer import Answer, Line, Verbatim
+
+if TYPE_CHECKING:
+    from blis_replay.replay.executors.executors import ExecutorName
+
 
 _SHORT_HASH = 12
 _NAMES = ("model", "tensor_parallelism", "applies_to")
@@ -100,7 +121,7 @@ def _fields(value: Any, place: str) -> list[tuple[str, str]]:
 
 
 @click.group("coefficients", cls=VerbGroup)
-def command() -> None:
+def coefficients_verb() -> None:
     """List, show, import, export, scale and test coefficient releases.
 
     \b
@@ -118,7 +139,7 @@ def command() -> None:
     """
 
 
-@command.command("list")
+@coefficients_verb.command("list")
 @form_options
 def list_releases(form: str | None) -> None:
     """List the releases that ship with the package.
@@ -132,7 +153,7 @@ def list_releases(form: str | None) -> None:
     print_answer(form, releases_answer(bundled()))
 
 
-@command.command("show", short_help="Show the coefficients of a release, their origin and scores.")
+@coefficients_verb.command("show", short_help="Show the coefficients of a release, their origin and scores.")
 @click.argument("release")
 @form_options
 def show(release: str, form: str | None) -> None:
@@ -151,5 +172,140 @@ def show(release: str, form: str | None) -> None:
     print_answer(form, release_answer(load_release(release)))
 
 
-for made in (import_stepml, import_defaults, export_defaults, for_model, roofline, silicon, trees, steps, generalize):
-    command.add_command(made)
+@verb("generalize")
+@click.option("--lomo", "by", flag_value="model", help="Leave one model out at a time.")
+@click.option("--lowo", "by", flag_value="workload", help="Leave one workload out at a time.")
+@selector_option("all, stored and bundled")
+@click.option(
+    "--model-form",
+    "model_form",
+    type=click.Choice(["per-model", "physical"]),
+    default="physical",
+    show_default=True,
+    help="Coefficients of each model, or what all models share on each one's architecture.",
+)
+@click.option(
+    "--config",
+    "configs",
+    multiple=True,
+    metavar="MODEL=PATH",
+    help="The config.json of a model whose architecture does not ship; may be given several times.",
+)
+@click.option("--gpu", default=None, metavar="NAME", help="The GPU of recordings that do not name it, e.g. H100-SXM.")
+@click.option(
+    *("--out", "-o"),
+    type=click.Path(path_type=Path, file_okay=False),
+    default=None,
+    help="Folder for a release of each fit.",
+)
+@executor_options
+@store_option
+@form_options
+def generalize_verb(
+    by: str | None,
+    names: tuple[str, ...],
+    model_form: str,
+    configs: tuple[str, ...],
+    gpu: str | None,
+    out: Path | None,
+    executor: ExecutorName,
+    workers: int | None,
+    store_path: Path,
+    form: str | None,
+) -> None:
+    """Do coefficients hold for a model, or a workload, that they were not fitted to?
+
+    Fits to all but one model or workload and predicts that one, in turn, beside a fit to
+    everything. Step records are fitted to where there are some, else latencies. The
+    physical form takes a model's architecture and the GPU's datasheet, and nothing else
+    of it. Overloaded runs are predicted, never fitted to, and not averaged.
+
+    \b
+    Examples:
+      blis-replay coefficients generalize --lomo
+      blis-replay coefficients generalize --lowo --model-form per-model
+      blis-replay coefficients generalize --lomo '7b-*' '34b-*'
+      blis-replay coefficients generalize --lomo --config org/new-3b=config.json --out releases
+    """
+    from blis_replay.blis.latency.architecture import bundled_architectures
+    from blis_replay.blis.releases.release import format_release
+    from blis_replay.ingest.store import open_for_reading
+    from blis_replay.replay.release_file import architecture_of_file
+    from blis_replay.validate.calibration.generalize import generalize, read_cases
+    from blis_replay.validate.calibration.generalize_text import generalisation_answer
+
+    if by is None:
+        raise click.UsageError("say what to leave out: --lomo (a model) or --lowo (a workload)")
+    if by == "model" and model_form == "per-model":
+        raise click.UsageError("coefficients of one model do not transfer to another; use --model-form physical")
+    pairs = [config.split("=", 1) for config in configs]
+    if any(len(pair) != 2 for pair in pairs):
+        raise click.UsageError("--config takes MODEL=PATH, e.g. org/new-3b=config.json")
+    architectures = bundled_architectures() | {model: architecture_of_file(Path(path)) for model, path in pairs}
+    with open_for_reading(store_path) as store:
+        cases = read_cases(store, names, gpu)
+    with progress_line("fitting") as progress:
+        result = generalize(
+            cases,
+            by,  # type: ignore[arg-type]  # click checked
+            model_form,  # type: ignore[arg-type]
+            architectures,
+            executor=executor,
+            workers=workers,
+            progress=progress,
+        )
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        for fold in (*result.folds, result.in_distribution):
+            if fold.release is not None:
+                write_whole(out / f"{fold.release.name}.yaml", format_release(fold.release))
+    print_answer(form, generalisation_answer(result))
+
+
+@verb("steps")
+@experiment_option
+@coefficients_option
+@store_option
+@form_options
+def steps_verb(name: str, coefficients: str | None, store_path: Path, form: str | None) -> None:
+    """How well do coefficients predict single engine steps?
+
+    MAPE, signed error of the mean and Pearson's r, by regime (decode-only, mixed with few
+    or many prefill tokens) and by batch size: against the step cycle, and against
+    step.duration_us, which published step models were fitted to. And lines fitted to
+    either, to show which of the two is a step time.
+
+    \b
+    Examples:
+      blis-replay coefficients steps 34b-general
+      blis-replay coefficients steps 34b-general --coefficients stepml-per-model-linear
+      blis-replay coefficients steps 70b-general --json
+
+    \b
+    Of the first one, abridged:
+      against the step cycle     n  cycle ms    MAPE   signed     r
+      -----------------------  ---  --------  ------  -------  ----
+      all                      716     15.74   2.5 %   +0.1 %  0.76
+      decode-only              495     15.47   2.4 %   -0.4 %  0.67
+      mixed, light (< 256)     220     16.28   2.8 %   +0.9 %  0.85
+    """
+    from blis_replay.replay.release_file import load_release
+    from blis_replay.replay.simulator import EmbeddedEngine
+    from blis_replay.validate.calibration.fit_text import steps_answer
+    from blis_replay.validate.calibration.step_errors import line_fits, step_errors, step_targets
+    from blis_replay.validate.experiment import DEFAULT_RELEASE, stored_experiment
+
+    recording = stored_experiment(store_path, name)
+    release = load_release(coefficients or DEFAULT_RELEASE)
+    latency = EmbeddedEngine(release).entry_for(recording).latency
+    targets = step_targets(recording)
+    named = {"slug": recording.slug, "alias": recording.alias, "coefficients": release.name}
+    errors = step_errors(latency, targets.cycle), step_errors(latency, targets.duration), line_fits(targets)
+    print_answer(form, steps_answer(f"{recording.alias}: steps by {release.name}", named, *errors))
+
+
+for made in (
+    *(import_stepml, import_defaults, export_defaults),
+    *(for_model, roofline, silicon, trees, steps_verb, generalize_verb),
+):
+    coefficients_verb.add_command(made)

@@ -1,4 +1,4 @@
-"""``blis-replay coefficients for-model``, ``roofline`` and ``trees``: releases that are made."""
+"""Releases that are made, or read from other forms: ``coefficients for-model``, ``import-stepml`` and others."""
 
 from __future__ import annotations
 
@@ -15,12 +15,18 @@ from blis_replay.validate.cli.options import (
     form_options,
     print_answer,
     store_option,
+    verb,
 )
-from blis_replay.validate.cli.verb import verb
 from blis_replay.validate.text.answer import one_line
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from blis_replay.blis.latency.roofline import Mixed
+    from blis_replay.blis.releases.release import CoefficientRelease
+
+
+_out_option = click.option("--out", "-o", type=OUT_FILE, required=True, help="The release to write.")
 
 
 def _deployment(command: Command) -> Command:
@@ -38,6 +44,18 @@ def _deployment(command: Command) -> Command:
     return command
 
 
+def _write(form: str | None, out: Path, release: CoefficientRelease, said: str, known: Mapping[str, object]) -> None:
+    """Write the release and say so; ``said`` follows the file's name, ``known`` is for programs."""
+    from blis_replay.blis.releases.release import format_release
+
+    write_whole(out, format_release(release))
+    print_answer(form, one_line(f"wrote {out}{said}", {"release": str(out), **known, "sha256": release.sha256}))
+
+
+def _look(out: Path) -> str:
+    return f"; look at it: blis-replay coefficients show {out}"
+
+
 @verb("for-model", short_help="Make a release for a model that nobody recorded.")
 @_deployment
 @click.option(
@@ -48,7 +66,7 @@ def _deployment(command: Command) -> Command:
     show_default=True,
     help="The physical release whose coefficients to take.",
 )
-@click.option("--out", "-o", type=OUT_FILE, required=True, help="The release to write.")
+@_out_option
 @form_options
 def for_model(
     config: Path, model: str, tensor_parallelism: int, hardware: str, shared: str, out: Path, form: str | None
@@ -65,26 +83,16 @@ def for_model(
       blis-replay simulate --requests load.csv --engine engine.yaml \\
           --coefficients new-13b.yaml --out run
     """
-    from blis_replay.blis.releases.release import format_release
     from blis_replay.replay.release_file import architecture_of_file, load_release, release_for_model
 
     architecture = architecture_of_file(config)
     release = release_for_model(load_release(shared), out.stem, model, tensor_parallelism, hardware, architecture)
-    write_whole(out, format_release(release))
-    print_answer(
+    _write(
         form,
-        one_line(
-            (
-                f"wrote {out} for {model} ({architecture.parameters / 1e9:.2f} billion parameters); "
-                f"look at it: blis-replay coefficients show {out}"
-            ),
-            {
-                "release": str(out),
-                "model": model,
-                "parameters": architecture.parameters,
-                "sha256": release.sha256,
-            },
-        ),
+        out,
+        release,
+        f" for {model} ({architecture.parameters / 1e9:.2f} billion parameters){_look(out)}",
+        {"model": model, "parameters": architecture.parameters},
     )
 
 
@@ -103,7 +111,7 @@ def for_model(
     show_default=True,
     help="How a step with prefills and decodes takes its time from one with either.",
 )
-@click.option("--out", "-o", type=OUT_FILE, required=True, help="The release to write.")
+@_out_option
 @form_options
 def roofline(
     config: Path,
@@ -126,7 +134,6 @@ def roofline(
     """
     from blis_replay.blis.latency.gpu import gpu_named
     from blis_replay.blis.latency.roofline import RooflineModel
-    from blis_replay.blis.releases.release import format_release
     from blis_replay.replay.release_file import architecture_of_file, efficiency_of_folder, roofline_release
 
     architecture, gpu = architecture_of_file(config), gpu_named(hardware)
@@ -135,14 +142,7 @@ def roofline(
     )
     latency = RooflineModel(architecture, gpu, tensor_parallelism, mixed, tables)
     release = roofline_release(out.stem, model, hardware, latency)
-    write_whole(out, format_release(release))
-    print_answer(
-        form,
-        one_line(
-            f"wrote {out}; look at it: blis-replay coefficients show {out}",
-            {"release": str(out), "model": model, "sha256": release.sha256},
-        ),
-    )
+    _write(form, out, release, _look(out), {"model": model})
 
 
 @verb("silicon", short_help="Make a release from measured operator times.")
@@ -156,7 +156,7 @@ def roofline(
 )
 @click.option("--dtype", default=None, metavar="NAME", help="Of the weights, e.g. fp8.  [default: as CONFIG says]")
 @click.option("--kv-cache-dtype", default=None, metavar="NAME", help="Of the KV cache.  [default: as CONFIG says]")
-@click.option("--out", "-o", type=OUT_FILE, required=True, help="The release to write.")
+@_out_option
 @form_options
 def silicon(
     config: Path,
@@ -180,26 +180,22 @@ def silicon(
       blis-replay coefficients silicon config.json --model org/new-13b --hardware H200-SXM --out silicon.yaml
       blis-replay validate --experiment mine --coefficients silicon.yaml
     """
-    from blis_replay.blis.releases.release import format_release
     from blis_replay.replay.silicon import Deployment, silicon_release
 
     deployment = Deployment(config, hardware, tensor_parallelism, expert_parallelism, dtype, kv_cache_dtype)
     release, tabulated = silicon_release(out.stem, model, deployment)
-    write_whole(out, format_release(release))
-    print_answer(
+    _write(
         form,
-        one_line(
-            f"wrote {out}: {tabulated.tables.source}; interpolation is off by {tabulated.mean_error:.1%} on average, "
-            f"{tabulated.largest_error:.1%} at most, over {tabulated.batches} random batches",
-            {
-                "release": str(out),
-                "model": model,
-                "system": tabulated.system,
-                "interpolation_mean_error": tabulated.mean_error,
-                "interpolation_largest_error": tabulated.largest_error,
-                "sha256": release.sha256,
-            },
-        ),
+        out,
+        release,
+        f": {tabulated.tables.source}; interpolation is off by {tabulated.mean_error:.1%} on average, "
+        f"{tabulated.largest_error:.1%} at most, over {tabulated.batches} random batches",
+        {
+            "model": model,
+            "system": tabulated.system,
+            "interpolation_mean_error": tabulated.mean_error,
+            "interpolation_largest_error": tabulated.largest_error,
+        },
     )
 
 
@@ -219,7 +215,7 @@ def silicon(
     shell_complete=complete_releases,
     help="Release whose delays around the engine to take.  [default: our own]",
 )
-@click.option("--out", "-o", type=OUT_FILE, required=True, help="The release to write.")
+@_out_option
 @store_option
 @form_options
 def trees(names: tuple[str, ...], delays: str | None, out: Path, store_path: Path, form: str | None) -> None:
@@ -233,7 +229,6 @@ def trees(names: tuple[str, ...], delays: str | None, out: Path, store_path: Pat
       blis-replay coefficients trees --train 34b-general --out trees.yaml
       blis-replay validate 34b-codegen --coefficients trees.yaml
     """
-    from blis_replay.blis.releases.release import format_release
     from blis_replay.ingest.store import open_for_reading, read_stored
     from blis_replay.replay.release_file import load_release
     from blis_replay.validate.calibration.trees import trees_release
@@ -242,12 +237,102 @@ def trees(names: tuple[str, ...], delays: str | None, out: Path, store_path: Pat
     with open_for_reading(store_path) as store:
         recordings = [read_stored(store, slug) for slug in recorded_experiments(store, names)]
     release = trees_release(recordings, out.stem, load_release(delays or DEFAULT_RELEASE))
-    write_whole(out, format_release(release))
+    _write(
+        form,
+        out,
+        release,
+        f"; compare it with steps: blis-replay coefficients steps --experiment NAME --coefficients {out}",
+        {"models": [e.model for e in release.models]},
+    )
+
+
+@verb("import-stepml", short_help="Turn a StepML artifact into a release.")
+@click.argument("artifact", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--model", required=True, metavar="NAME", help="The model that these coefficients are of.")
+@click.option("--tensor-parallelism", type=click.IntRange(min=1), required=True, help="And its GPUs.")
+@click.option("--hardware", default="not stated", help="And their kind, e.g. H100.")
+@_out_option
+@form_options
+def import_stepml(
+    artifact: Path, model: str, tensor_parallelism: int, hardware: str, out: Path, form: str | None
+) -> None:
+    """Turn a StepML artifact (JSON) into a release that every verb takes.
+
+    Regimes, `expm1`, floor with cap, and the five delays are kept. An artifact does not say
+    what model it is of, so you do.
+
+    \b
+    Example:
+      blis-replay coefficients import-stepml artifact.json \\
+          --model codellama/CodeLlama-34b-Instruct-hf --tensor-parallelism 2 --out mine.yaml
+      blis-replay validate 34b-general --coefficients mine.yaml
+    """
+    from blis_replay.replay.release_file import release_of_stepml
+
+    release = release_of_stepml(artifact, out.stem, model, tensor_parallelism, hardware)
+    _write(form, out, release, _look(out), {"model": model})
+
+
+@verb("import-defaults", short_help="Turn a BLIS defaults.yaml into a release.")
+@click.argument("defaults", type=click.Path(path_type=Path, dir_okay=False))
+@click.option(
+    "--gpu", default=None, metavar="NAME", help="As the file calls it, e.g. H100; needed where it has several."
+)
+@click.option("--vllm-version", default=None, help="Needed where the file has several of one model.")
+@_out_option
+@form_options
+def import_defaults(defaults: Path, gpu: str | None, vllm_version: str | None, out: Path, form: str | None) -> None:
+    """Turn a BLIS defaults.yaml (of a build with blackbox models) into a release.
+
+    Alphas and betas are kept, to whole ns; KV blocks, losses and workload presets are not
+    of a release.
+
+    \b
+    Example:
+      blis-replay coefficients import-defaults defaults.yaml --gpu H100 --out blis-h100.yaml
+    """
+    from blis_replay.replay.release_file import release_of_defaults
+
+    release = release_of_defaults(defaults, out.stem, gpu, vllm_version)
+    models = [f"{entry.model} tp {entry.tensor_parallelism}" for entry in release.models]
+    known = {"models": models, "hardware": release.hardware}
+    _write(form, out, release, f" ({len(models)} models){_look(out)}", known)
+
+
+@verb("export-defaults", short_help="Write a release as the defaults.yaml of BLIS.")
+@click.argument("release")
+@click.option("--vllm-version", default="not stated", show_default=True, help="By which BLIS looks up its rows.")
+@click.option(
+    "--context-tokens",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    help="KV tokens of a mean decode: BLIS has no cost per context token, so that of so many goes into each decode.",
+)
+@click.option("--out", "-o", type=OUT_FILE, required=True, help="The file to write.")
+@form_options
+def export_defaults(release: str, vllm_version: str, context_tokens: float, out: Path, form: str | None) -> None:
+    """Write a release as the defaults.yaml of BLIS (of a build with blackbox models).
+
+    What BLIS does not have, and models that are no line, are named on standard error.
+
+    \b
+    Example:
+      blis-replay coefficients export-defaults mine.yaml --context-tokens 700 --out defaults.yaml
+    """
+    from blis_replay.blis.releases.exchange import format_defaults
+    from blis_replay.replay.release_file import load_release
+    from blis_replay.validate.text.terminal import wrap
+
+    loaded = load_release(release)
+    loaded.refuse_if_invalid()
+    defaults = format_defaults(loaded, vllm_version, context_tokens)
+    write_whole(out, defaults.text)
+    for sentence in defaults.not_carried:
+        click.echo(wrap(f"not carried: {sentence}"), err=True)
     print_answer(
         form,
         one_line(
-            f"wrote {out}; compare it with steps: "
-            f"blis-replay coefficients steps --experiment NAME --coefficients {out}",
-            {"release": str(out), "models": [e.model for e in release.models], "sha256": release.sha256},
+            f"wrote {out}; BLIS takes it with --defaults-filepath {out}",
+            {"defaults": str(out), "release": loaded.name, "not_carried": list(defaults.not_carried)},
         ),
     )

@@ -13,9 +13,9 @@ from blis_replay.validate.cli.options import (
     form_options,
     print_answer,
     store_option,
+    verb,
 )
 from blis_replay.validate.cli.progress import progress_line
-from blis_replay.validate.cli.verb import verb
 
 if TYPE_CHECKING:
     from blis_replay.ingest.store import Store
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 @click.option("--runs", "list_them", is_flag=True, help="List the stored runs and their ids.")
 @store_option
 @form_options
-def command(
+def compare_verb(
     sides: tuple[str, ...],
     experiment: str | None,
     coefficients: str | None,

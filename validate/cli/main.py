@@ -17,24 +17,25 @@ import click
 from blis_replay.compiled.errors import BAD_DATA, FAULT, WRONG_USE, BlisReplayError, fault_text
 from blis_replay.ingest.errors import printable
 
-# Under their headings, in the order of a first visit: verb -> (module, one line of help); the module defines `command`.
+# Under their headings, in the order of a first visit: verb -> (module, one line of help).  The command of a verb is
+# called like it, `list_verb`.
 SECTIONS = {
     "Judge": {
         "validate": ("validate", "How far is the simulator from a recorded experiment?"),
-        "explain": ("attribute", "Which component of the simulator does its error come from?"),
-        "segments": ("segments", "Where the time of a request goes, observed and simulated."),
+        "explain": ("explain", "Which component of the simulator does its error come from?"),
+        "segments": ("explain", "Where the time of a request goes, observed and simulated."),
         "compare": ("compare", "Two recordings, runs, releases or simulators side by side."),
         "report": ("report", "One HTML page with the verdicts and all of their evidence."),
-        "timeline": ("timeline", "A window of a run for a trace viewer, observed and simulated."),
-        "gate": ("gate", "May a coefficient release be used?"),
+        "timeline": ("report", "A window of a run for a trace viewer, observed and simulated."),
+        "gate": ("calibrate", "May a coefficient release be used?"),
     },
     "Recordings": {
         "record": ("record", "Run a vLLM server and record what its engine does."),
-        "collect": ("collect", "Receive the traces of a running server (OTLP)."),
-        "ingest": ("ingest", "Read recordings of a real server into the store."),
-        "list": ("experiments", "List stored and bundled experiments."),
-        "inspect": ("inspect", "What a recording holds, and whether its instruments can be trusted."),
-        "export": ("export", "Write the requests of an experiment for other simulators."),
+        "collect": ("record", "Receive the traces of a running server (OTLP)."),
+        "ingest": ("record", "Read recordings of a real server into the store."),
+        "list": ("recordings", "List stored and bundled experiments."),
+        "inspect": ("recordings", "What a recording holds, and whether its instruments can be trusted."),
+        "export": ("recordings", "Write the requests of an experiment for other simulators."),
     },
     "Coefficients": {
         "calibrate": ("calibrate", "Fit coefficients to recordings."),
@@ -42,21 +43,21 @@ SECTIONS = {
     },
     "Simulate": {
         "simulate": ("simulate", "Simulate any request table, without a recording."),
-        "whatif": ("whatif", "The same requests with other engine arguments."),
+        "whatif": ("simulate", "The same requests with other engine arguments."),
     },
     "Tool": {
-        "doctor": ("doctor", "What is installed, where things are kept, and what stands in the way."),
-        "verify": ("verify", "Check the simulator itself: conservation, causality, queueing theory."),
-        "study": ("study", "Published findings about the simulator, run again."),
+        "doctor": ("tool", "What is installed, where things are kept, and what stands in the way."),
+        "verify": ("tool", "Check the simulator itself: conservation, causality, queueing theory."),
+        "study": ("tool", "Published findings about the simulator, run again."),
     },
 }
 VERBS = {name: known for verbs in SECTIONS.values() for name, known in verbs.items()}
-# Former names still work: name -> (module, what it is called now).
+# Former names still work: name -> what it is called now.
 FORMER = {
-    "attribute": ("attribute", "explain"),
-    "experiments": ("experiments", "list"),
-    "steps": ("steps", "coefficients steps"),
-    "generalize": ("generalize", "coefficients generalize"),
+    "attribute": ("explain",),
+    "experiments": ("list",),
+    "steps": ("coefficients", "steps"),
+    "generalize": ("coefficients", "generalize"),
 }
 
 EXIT_PASS = 0
@@ -79,11 +80,11 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The verb's command, or None if there is no such verb."""
-        known = VERBS.get(cmd_name) or FORMER.get(cmd_name)
-        if known is None:
+        path = FORMER.get(cmd_name, (cmd_name,))
+        if path[0] not in VERBS:
             return None
-        module = import_module(f"blis_replay.validate.cli.{known[0]}")
-        command: click.Command = module.command
+        module = import_module(f"blis_replay.validate.cli.{VERBS[path[0]][0]}")
+        command: click.Command = getattr(module, f"{path[-1]}_verb")
         return command
 
     def resolve_command(
@@ -92,7 +93,7 @@ class LazyGroup(click.Group):
         """As of any group; a former name is told on a terminal, and a wrong one answered with the closest."""
         name = args[0] if args else ""
         if name in FORMER and sys.stderr is not None and sys.stderr.isatty() and not ctx.resilient_parsing:
-            click.echo(f"note: `{name}` is now called `{FORMER[name][1]}`", err=True)
+            click.echo(f"note: `{name}` is now called `{' '.join(FORMER[name])}`", err=True)
         if name and name not in VERBS and name not in FORMER and not name.startswith("-"):
             close = get_close_matches(name, [*VERBS, *FORMER], 1)
             ctx.fail(f"there is no verb {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))

@@ -22,9 +22,9 @@ from blis_replay.validate.cli.options import (
     replay_option,
     store_given,
     store_option,
+    verb,
 )
 from blis_replay.validate.cli.progress import progress_line
-from blis_replay.validate.cli.verb import verb
 
 if TYPE_CHECKING:
     from blis_replay.replay.executors import ExecutorName
@@ -90,7 +90,7 @@ class SimulatorName(click.ParamType[str]):
 @store_option
 @form_options
 @click.pass_context
-def command(
+def validate_verb(
     ctx: click.Context,
     names: tuple[str, ...],
     everything: bool,

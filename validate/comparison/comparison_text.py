@@ -24,9 +24,8 @@ from blis_replay.validate.comparison.summary_text import (
 )
 from blis_replay.validate.comparison.validated import Validated
 from blis_replay.validate.metrics.latency import METRIC_NAMES, METRICS, THRESHOLDS
-from blis_replay.validate.text.answer import Answer, Block, Line, Part
+from blis_replay.validate.text.answer import Answer, Block, Line, Part, finding_line
 from blis_replay.validate.text.cells import milliseconds, percent_plain
-from blis_replay.validate.text.checks import finding_line
 
 _SEVERITY_ORDER = ("unusable", "corrected")
 

@@ -18,6 +18,8 @@ from blis_replay.validate.text.terminal import bar_lengths, table_text, toned, w
 if TYPE_CHECKING:
     import polars as pl
 
+    from blis_replay.ingest.recording import Finding
+
 
 # What stands below a table that marks experiments with a star.
 RECONSTRUCTED = "* ground truth: published aggregates, requests reconstructed from them"
@@ -85,6 +87,19 @@ class Answer:
     def _repr_html_(self) -> str:
         """What a notebook shows."""
         return "\n".join(map(part_html, self.page))
+
+
+def finding_line(finding: Finding) -> Line:
+    """A finding in a list of them; its severity stands out unless it is only a note."""
+    severity = f"({finding.severity})"
+    return Line(f"- {finding.check} {severity}: {finding.message}", mark=severity_mark(severity, finding))
+
+
+def severity_mark(text: str, finding: Finding) -> Toned | None:
+    """How a text about a finding stands out: by its severity, a note not at all."""
+    if finding.severity == "note":
+        return None
+    return Toned(text, "bad" if finding.severity == "unusable" else "caution")
 
 
 def one_line(text: str, document: Mapping[str, Any]) -> Answer:

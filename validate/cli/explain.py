@@ -1,4 +1,4 @@
-"""``blis-replay attribute``."""
+"""The verbs of causes: ``blis-replay explain`` and ``segments``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from blis_replay.validate.cli.options import (
+    OUT_FILE,
     coefficients_option,
     complete_releases,
     executor_options,
@@ -17,9 +18,9 @@ from blis_replay.validate.cli.options import (
     print_answer,
     replay_option,
     store_option,
+    verb,
 )
 from blis_replay.validate.cli.progress import progress_line
-from blis_replay.validate.cli.verb import verb
 
 if TYPE_CHECKING:
     from blis_replay.replay.executors import ExecutorName
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 @executor_options
 @store_option
 @form_options
-def command(
+def explain_verb(
     name: str,
     coefficients: str | None,
     mode_text: str,
@@ -95,3 +96,41 @@ def command(
             progress=progress,
         )
     print_answer(form, attribution_answer(attribution))
+
+
+@verb("segments")
+@experiment_option
+@coefficients_option
+@replay_option
+@click.option("--out", "-o", type=OUT_FILE, default=None, help="Write every request (.parquet, .csv).")
+@store_option
+@form_options
+def segments_verb(
+    name: str, coefficients: str | None, mode_text: str, out: Path | None, store_path: Path, form: str | None
+) -> None:
+    """Lay the way of a request side by side, observed and simulated.
+
+    Send to queue, queue wait, prefill, decode, delivery: on either side they sum to E2E.  What
+    was not recorded is merged into its neighbour and named.
+
+    \b
+    Examples:
+      blis-replay segments 34b-general
+      blis-replay segments mine --replay scheduling=synchronous --out requests.csv
+    """
+    from blis_replay.replay.driver import replay
+    from blis_replay.replay.mode import parse_mode
+    from blis_replay.replay.release_file import load_release
+    from blis_replay.validate.attribution.text import segments_answer
+    from blis_replay.validate.comparison.segments import segment_frame, segments_of
+    from blis_replay.validate.experiment import DEFAULT_RELEASE, stored_experiment
+
+    if out is not None and out.suffix not in (".parquet", ".csv"):
+        raise click.UsageError(f"--out {out}: name a .parquet or a .csv file")
+    release = load_release(coefficients or DEFAULT_RELEASE)
+    recording = stored_experiment(store_path, name)
+    segments = segments_of(replay(recording, release, parse_mode(mode_text, release.published_replay)))
+    if out is not None:
+        frame = segment_frame(segments)
+        frame.write_parquet(out) if out.suffix == ".parquet" else frame.write_csv(out)
+    print_answer(form, segments_answer(segments))

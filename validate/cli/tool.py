@@ -1,0 +1,339 @@
+"""The verbs of the program itself: ``blis-replay doctor``, ``verify`` and ``study``."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from blis_replay.blis.verification.workloads import VerificationRow
+from blis_replay.ingest.tables import Cell, Column, Table, Toned, table_of
+from blis_replay.validate.cli.options import VerbGroup, executor_options, form_options, print_answer, store_option, verb
+from blis_replay.validate.cli.progress import progress_line
+from blis_replay.validate.text.answer import Answer, Block, Line
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from blis_replay.replay.executors.executors import ExecutorName
+
+
+_PACKAGES = ("click", "duckdb", "grpcio", "numba", "numpy", "polars", "protobuf", "pyarrow", "scipy")
+# What changes where things are kept or run.
+_VARIABLES = ("BLIS_REPLAY_STORE", "NUMBA_CACHE_DIR", "XDG_CACHE_HOME", "RAY_ADDRESS")
+
+
+@dataclass(frozen=True)
+class Found:
+    """One thing looked at.
+
+    ``state``: ``ok``, ``absent`` (optional, or not there yet: ``mend`` says how to get it) or ``problem`` (``mend``
+    says what to do).
+    """
+
+    topic: str
+    name: str
+    state: Literal["ok", "absent", "problem"]
+    value: str
+    mend: str = ""
+
+
+def diagnose(store_path: Path) -> list[Found]:
+    """Versions, store, compiled code, optional parts, settings; nothing is made or compiled."""
+    return [
+        Found("versions", "python", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
+        *(_package(name) for name in ("blis-replay", *_PACKAGES)),
+        _store(store_path),
+        *_compiled(),
+        *_optional(),
+        Found("settings", "processors", "ok", str(os.cpu_count() or 1)),
+        *(Found("settings", name, "ok", os.environ[name]) for name in _VARIABLES if name in os.environ),
+    ]
+
+
+def doctor_answer(found: list[Found]) -> Answer:
+    """A line each under its topic; what is absent or wrong is followed by what to do."""
+    width = max(len(one.name) for one in found)
+    page = [
+        Block([Line(topic, mark=Toned(topic, "heading")), *(_line(one, width) for one in group)])
+        for topic, group in groupby(found, key=lambda one: one.topic)
+    ]
+    problems = sum(one.state == "problem" for one in found)
+    records = [asdict(one) for one in found]
+    return Answer(
+        [*page, "1 problem" if problems == 1 else f"{problems} problems"],
+        {"problems": problems, "found": records},
+        table_of(records),
+        exit_code=3 if problems else 0,
+    )
+
+
+def _line(one: Found, width: int) -> Line:
+    mark = {"ok": "", "absent": "absent: ", "problem": "PROBLEM: "}[one.state]
+    shown = Toned(mark.strip(), "bad" if one.state == "problem" else "caution") if mark else None
+    mend = f"; {one.mend}" if one.mend else ""
+    return Line(f"  {one.name.ljust(width)}  {mark}{one.value}{mend}", " " * (width + 4), shown)
+
+
+def _package(name: str) -> Found:
+    try:
+        return Found("versions", name, "ok", version(name))
+    except PackageNotFoundError:
+        return Found("versions", name, "problem", "not installed", "install blis-replay again")
+
+
+def _store(path: Path) -> Found:
+    from blis_replay.ingest.errors import IngestError
+    from blis_replay.ingest.store import SCHEMA_VERSION, list_experiments, open_store
+
+    if not path.exists():
+        return Found("kept", "store", "absent", str(path), "the first ingest or validation makes it; --store moves it")
+    try:
+        with open_store(path, read_only=True) as store:
+            count = len(list_experiments(store))
+    except IngestError as error:
+        return Found("kept", "store", "problem", str(error))
+    size_mb = path.stat().st_size / 1e6
+    return Found("kept", "store", "ok", f"{path}: {size_mb:,.1f} MB, schema {SCHEMA_VERSION}, experiments: {count:,}")
+
+
+def _compiled() -> list[Found]:
+    from blis_replay.blis.kernel import state as kernel
+    from blis_replay.ingest.scan import compiled as scan
+
+    return [_cache("compiled engine", kernel.kept_in()), _cache("compiled scans", scan.kept_in())]
+
+
+def _cache(name: str, folder: Path | None) -> Found:
+    if folder is None:
+        mend = "every process compiles afresh; point NUMBA_CACHE_DIR at a folder that is yours alone"
+        return Found("kept", name, "problem", "no folder that only this user can write", mend)
+    from blis_replay.compiled.cache import damaged
+
+    if spoiled := damaged(folder):
+        value = f"{folder}: {len(spoiled)} damaged, the first {spoiled[0].name}"
+        return Found("kept", name, "problem", value, "they are compiled afresh when used; or remove the folder")
+    kept = list(folder.rglob("*.nbc"))
+    if not kept:
+        return Found("kept", name, "absent", str(folder), "the first use compiles for some 10 seconds")
+    size_mb = sum(file.stat().st_size for file in kept) / 1e6
+    return Found("kept", name, "ok", f"{folder}: warm, {len(kept)} functions, {size_mb:,.1f} MB")
+
+
+def _optional() -> list[Found]:
+    binary = shutil.which("blis")
+    return [
+        _extra("matplotlib", "for report: pip install 'blis-replay[report]'"),
+        _extra("grpcio", "for collect: pip install 'blis-replay[collect]'"),
+        _extra("ray", "for --executor ray: pip install 'blis-replay[ray]'"),
+        Found("optional", "blis", "ok", binary)
+        if binary
+        else Found(
+            *("optional", "blis", "absent", "no binary on the PATH"),
+            "for --simulator blis: build it from inference-sim and give --blis-binary PATH",
+        ),
+    ]
+
+
+def _extra(name: str, mend: str) -> Found:
+    try:
+        return Found("optional", name, "ok", version(name))
+    except PackageNotFoundError:
+        return Found("optional", name, "absent", "not installed", mend)
+
+
+@verb("doctor")
+@store_option
+@form_options
+def doctor_verb(store_path: Path, form: str | None) -> int:
+    """Say what is installed, where things are kept, and what stands in the way.
+
+    Versions, the store, the compiled code (and whether it is warm), optional parts with how to get
+    them, and the settings of the environment.  Nothing is made or compiled.
+
+    \b
+    Examples:
+      blis-replay doctor
+      blis-replay doctor --store shared.duckdb --json
+
+    Exit codes: 0 nothing stands in the way, 3 something does.
+    """
+    return print_answer(form, doctor_answer(diagnose(store_path)))
+
+
+_GROUP_COLUMNS = (Column("", "text"), Column("check", "text"), Column("passed", "word"))
+_COLUMNS = (
+    Column("", "text"),
+    Column("check", "text"),
+    Column("measured", "significant"),
+    Column("expected", "significant"),
+    Column("configuration", "text", below=True),
+    Column("detail", "text", below=True),
+)
+
+
+def verification_answer(rows: Sequence[VerificationRow], seed: int, quick: bool) -> Answer:
+    """The checks with what was measured and expected, and how many passed."""
+    cells: list[list[Cell]] = [
+        [
+            _word(row.passed),
+            *(row.check, row.measured, row.expected, row.configuration, row.detail),
+        ]
+        for row in rows
+    ]
+    passed, records = all(row.passed for row in rows), [asdict(row) for row in rows]
+    counted = f"{sum(row.passed for row in rows)} of {len(rows)} checks passed (seed {seed})"
+    note = "+- is half of a 99.9 % interval over independent replications."
+    return Answer(
+        [Table("", _COLUMNS, cells, cut=True), Block([note, counted])],
+        {"passed": passed, "seed": seed, "quick": quick, "checks": records},
+        table_of(records),
+        exit_code=0 if passed else 1,
+        brief=[_groups(rows), *_failed(rows, cells), Block([counted, "more: -v prints what each check measured"])],
+    )
+
+
+def _groups(rows: Sequence[VerificationRow]) -> Table:
+    """A line for each kind of check, with how many of it passed."""
+    groups: dict[str, list[bool]] = {}
+    for row in rows:
+        groups.setdefault(row.check, []).append(row.passed)
+    lines: list[list[Cell]] = [
+        [_word(all(passed)), name, f"{sum(passed)} of {len(passed)}"] for name, passed in groups.items()
+    ]
+    return Table("", _GROUP_COLUMNS, lines, cut=True)
+
+
+def _failed(rows: Sequence[VerificationRow], cells: Sequence[Sequence[Cell]]) -> list[Table]:
+    shown = [line for row, line in zip(rows, cells, strict=True) if not row.passed]
+    return [Table("", _COLUMNS, shown, cut=True)] if shown else []
+
+
+def _word(passed: bool) -> Toned:
+    return Toned("pass", "good") if passed else Toned("FAIL", "bad")
+
+
+@verb("verify")
+@click.option("--quick", is_flag=True, help="Fewer requests and replications: seconds, with wider intervals.")
+@click.option(
+    "--seed", type=click.IntRange(0, 2**32 - 1), default=1, show_default=True, help="Of all random workloads."
+)
+@click.option("--faults", is_flag=True, help="Plant faults in recordings and simulators, and grade what is said.")
+@form_options
+def verify_verb(quick: bool, seed: int, faults: bool, form: str | None) -> int:
+    """Check the simulator itself: no recording is needed.
+
+    Conservation, determinism, liveness, overload, causality, the limits of every step, phase
+    linearity, and waiting times against M/M/1 with 99.9 % intervals.  About one seed
+    in fifty fails an interval by chance; the default seed fails none.
+
+    With --faults the checks of recordings and `attribute` are checked instead: some hundred faults are
+    planted one by one, and for each it is shown what found it, what was blamed, the verdict, and
+    whether that is right.  It fails where something else is blamed, or a fault is let pass.
+
+    \b
+    Examples:
+      blis-replay verify
+      blis-replay verify --quick
+      blis-replay verify --faults --quick
+      blis-replay verify --seed 7 --json
+
+    Exit codes: 0 all checks passed, 1 one failed.
+    """
+    if faults:
+        from blis_replay.validate.faults import scoreboard, scoreboard_answer
+
+        with progress_line("planting") as progress:
+            board = scoreboard(quick, progress)
+        return print_answer(form, scoreboard_answer(board))
+    from blis_replay.blis.verification.suite import verify
+
+    with progress_line("verifying") as progress:
+        rows = list(verify(seed, quick, progress))
+    return print_answer(form, verification_answer(rows, seed, quick))
+
+
+@click.group("study", cls=VerbGroup)
+def study_verb() -> None:
+    """Published findings about the simulator, run again on this engine.
+
+    \b
+    Examples:
+      blis-replay study list
+      blis-replay study run sjf
+      blis-replay study run --all
+      blis-replay study run --all --json
+    """
+
+
+@study_verb.command("list")
+@form_options
+def list_studies(form: str | None) -> None:
+    """List the studies that ship with the package.
+
+    \b
+    Examples:
+      blis-replay study list
+      blis-replay study list --json
+    """
+    from blis_replay.ingest.tables import Column, Table, table_of
+    from blis_replay.validate.studies.read import load_study, study_names
+    from blis_replay.validate.text.answer import Answer
+
+    studies = [load_study(name) for name in study_names()]
+    records = [{"name": s.name, "family": s.family, "title": s.title, "source": s.source} for s in studies]
+    columns = (Column("study", "text"), Column("what it says", "text", below=True))
+    page = [Table("", columns, [[s.name, s.title] for s in studies])]
+    print_answer(form, Answer(page, {"studies": records}, table_of(records)))
+
+
+@study_verb.command("run")
+@click.argument("names", nargs=-1)
+@click.option("--all", "every", is_flag=True, help="All studies that ship.")
+@executor_options
+@store_option
+@form_options
+def run(
+    names: tuple[str, ...],
+    every: bool,
+    executor: ExecutorName,
+    workers: int | None,
+    store_path: Path,
+    form: str | None,
+) -> int:
+    """Run studies and judge them: what was measured, effects with intervals over seeds, verdicts.
+
+    A check is confirmed if all of its 95 % interval is where it should be, refuted if all of it
+    is not, else inconclusive. --all prints one table; name a study to see all of it.
+
+    \b
+    Examples:
+      blis-replay study run sjf
+      blis-replay study run prefix-affinity shared-prefix --csv
+      blis-replay study run --all --markdown
+
+    Exit codes: 0 every verdict is the one on record and every difference from a published one
+    is explained by evidence, 1 one is not, 3 a study that was named needs recordings that are
+    not in the store (--all says so and goes on).
+    """
+    from blis_replay.validate.studies.read import load_study, study_names
+    from blis_replay.validate.studies.suite import run_studies
+    from blis_replay.validate.studies.text import studies_answer
+
+    if bool(names) == every:
+        raise click.UsageError("name studies, or give --all; `blis-replay study list` names them")
+    studies = [load_study(name) for name in dict.fromkeys(names or study_names())]
+    with progress_line("running") as progress:
+        results = run_studies(studies, store_path, executor=executor, workers=workers, progress=progress)
+    print_answer(form, studies_answer(results, summary=every))
+    if not all(result.passed for result in results):
+        return 1
+    return 3 if names and any(result.absent for result in results) else 0
