@@ -37,7 +37,7 @@ from blis_replay.validate.cli.progress import progress_line
 from blis_replay.validate.text.answer import Answer, Line, Verbatim
 
 if TYPE_CHECKING:
-    from blis_replay.replay.executors.executors import ExecutorName
+    from blis_replay.replay.executors import ExecutorName
 
 
 _SHORT_HASH = 12
@@ -232,7 +232,7 @@ def generalize_verb(
     from blis_replay.ingest.store import open_for_reading
     from blis_replay.replay.release_file import architecture_of_file
     from blis_replay.validate.calibration.generalize import generalize, read_cases
-    from blis_replay.validate.calibration.generalize_text import generalisation_answer
+    from blis_replay.validate.calibration.text import generalisation_answer
 
     if by is None:
         raise click.UsageError("say what to leave out: --lomo (a model) or --lowo (a workload)")
@@ -291,8 +291,8 @@ def steps_verb(name: str, coefficients: str | None, store_path: Path, form: str 
     """
     from blis_replay.replay.release_file import load_release
     from blis_replay.replay.simulator import EmbeddedEngine
-    from blis_replay.validate.calibration.fit_text import steps_answer
     from blis_replay.validate.calibration.step_errors import line_fits, step_errors, step_targets
+    from blis_replay.validate.calibration.text import steps_answer
     from blis_replay.validate.experiment import DEFAULT_RELEASE, stored_experiment
 
     recording = stored_experiment(store_path, name)

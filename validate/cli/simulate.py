@@ -22,7 +22,7 @@ from blis_replay.validate.cli.options import (
 from blis_replay.validate.cli.progress import progress_line
 
 if TYPE_CHECKING:
-    from blis_replay.replay.executors.executors import ExecutorName
+    from blis_replay.replay.executors import ExecutorName
     from blis_replay.validate.load_search import Load
 
 

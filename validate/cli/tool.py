@@ -23,7 +23,7 @@ from blis_replay.validate.text.answer import Answer, Block, Line
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from blis_replay.replay.executors.executors import ExecutorName
+    from blis_replay.replay.executors import ExecutorName
 
 
 _PACKAGES = ("click", "duckdb", "grpcio", "numba", "numpy", "polars", "protobuf", "pyarrow", "scipy")
@@ -325,7 +325,7 @@ def run(
     not in the store (--all says so and goes on).
     """
     from blis_replay.validate.studies.read import load_study, study_names
-    from blis_replay.validate.studies.suite import run_studies
+    from blis_replay.validate.studies.study import run_studies
     from blis_replay.validate.studies.text import studies_answer
 
     if bool(names) == every:
