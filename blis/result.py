@@ -174,14 +174,6 @@ class SimResult:
         gaps = self.token_gaps()
         return gaps.gap_us, gaps.counts(chosen)
 
-    def inter_step_gaps(self, chosen: Bools) -> tuple[Int64s, Int64s]:
-        """As ``inter_token_gaps``, but between the steps that gave a request tokens: what a stream's chunks show.
-
-        They differ with speculative decoding only, where several tokens of a step come at one time.
-        """
-        gap_us, count = self.inter_token_gaps(chosen)
-        return gap_us, np.where(gap_us > self.post_token_us, count, 0)
-
     def _end_of(self, step: Int64s) -> Int64s:
         if len(self.steps) == 0:
             return np.full(len(step), -1, np.int64)

@@ -23,6 +23,8 @@ from typing import Any, TextIO
 _ROUNDS = 6
 _US_PER_MS = 1_000.0
 _NS_PER_US = 1_000
+# Of a profile of Dynamo: points on each of the two axes of its decode table.
+_PROFILE_POINTS = 300
 
 Answer = tuple[int, float, float, float | None]  # request_index, and us from its send: first token, end, scheduled
 
@@ -134,7 +136,12 @@ def _dynamo(told: Told, option: str) -> Iterator[Answer]:
 
 
 def _profile(told: Told) -> Path:
-    """The step times of the coefficients as the tables of a profile of Dynamo's planner."""
+    """The step times of the coefficients as the tables of a profile of Dynamo's planner.
+
+    A pass of its engine takes the sum of the two tables, and a prompt that it completes is among its decodes.  So the
+    prefill table is what prompt tokens add to a step, without the fixed part, which the decode table has.  That one is
+    asked by KV tokens and their mean a request; how many requests that are is the quotient.
+    """
     import numpy as np
 
     table = told.folder / "step_times.csv"
@@ -142,24 +149,26 @@ def _profile(told: Told) -> Path:
         raise AdapterError("the coefficients have no step times for this recording; use dynamo without them")
     with table.open(encoding="utf-8") as file:
         rows = [{name: int(value) for name, value in row.items()} for row in csv.DictReader(file)]
-    prefill = [(row["prefill_tokens"], row["duration_us"] / _US_PER_MS) for row in rows if row["prefill_tokens"]]
-    decode = {(row["decode_requests"], row["context_tokens"]): row["duration_us"] for row in rows}
-    counts = sorted({count for count, _ in decode if count})
-    contexts = sorted({tokens // count for count, tokens in decode if count})
-    tokens = np.linspace(0, counts[-1] * contexts[-1], 400)
-    us = np.array([[decode[count, count * context] for count in counts] for context in contexts])
-    itl = [
-        [np.interp(total / context, counts, us[i]) / _US_PER_MS for i, context in enumerate(contexts)]
-        for total in tokens
-    ]
+    decode_us = {(row["decode_requests"], row["context_tokens"]): row["duration_us"] for row in rows}
+    counts = sorted({count for count, _ in decode_us if count})
+    contexts = sorted({tokens // count for count, tokens in decode_us if count})
+    by_context = np.array([[decode_us[count, count * context] for count in counts] for context in contexts])
+    most = counts[-1] * contexts[-1]
+    totals, means = np.linspace(0, most, _PROFILE_POINTS), np.geomspace(1, contexts[-1], _PROFILE_POINTS)
+    itl = np.empty((len(totals), len(means)))
+    for i, mean in enumerate(means):
+        at_mean = [np.interp(mean, contexts, of_count) for of_count in by_context.T]
+        itl[:, i] = np.interp(totals / mean, counts, at_mean) / _US_PER_MS
+    alone_us = decode_us[counts[0], counts[0] * contexts[0]]
+    prefill = [(r["prefill_tokens"], max(r["duration_us"] - alone_us, 0)) for r in rows if r["prefill_tokens"]]
     path = told.folder / "profile.npz"
     np.savez(
         path,
-        prefill_isl=np.array([float(p) for p, _ in prefill]),
-        prefill_ttft_ms=np.array([ms for _, ms in prefill]),
-        decode_active_kv_tokens=tokens,
-        decode_context_length=np.array(contexts, float),
-        decode_itl=np.array(itl),
+        prefill_isl=np.array([float(tokens) for tokens, _ in prefill]),
+        prefill_ttft_ms=np.array([us / _US_PER_MS for _, us in prefill]),
+        decode_active_kv_tokens=totals,
+        decode_context_length=means,
+        decode_itl=itl,
     )
     return path
 
@@ -254,6 +263,7 @@ ADAPTERS = {
                 "asynchronous scheduling",
                 "the client's and the server's delays outside of the engine",
                 "clients that give up",
+                "prompts beside decodes: a pass takes the sum of two times; its KV tokens count a shared block once",
                 "the model and the GPU, without a profile: its polynomial is the same for all",
             ),
             _dynamo,

@@ -88,7 +88,8 @@ class CommandSimulator:
             header = self._header(place / _HEADER)
             answers = self._results(place / _RESULTS, len(plan.trace.arrival_us))
         lacking = tuple(f"{header[0]} does not model: {what}" for what in header[1])
-        return replace(answers, output_tokens=plan.trace.output_tokens, differences=lacking, peak_bytes=peak_bytes)
+        differences = (*lacking, *answers.differences)
+        return replace(answers, output_tokens=plan.trace.output_tokens, differences=differences, peak_bytes=peak_bytes)
 
     def _run(self, place: Path) -> int:
         """Run the command in its folder; its largest memory in bytes."""
@@ -156,16 +157,22 @@ class CommandSimulator:
         place = index.astype(np.int64)
         completed[place] = True
         answers[:2, place] = np.rint([ttft_us, e2e_us]).astype(np.int64)
-        told = scheduled is not None and not scheduled.null_count()
-        if scheduled is not None and told:
+        unknown = len(rows) if scheduled is None else scheduled.null_count()
+        if scheduled is not None and not unknown:
             scheduled_us = scheduled.to_numpy()
             if not ((scheduled_us >= 0) & (scheduled_us <= ttft_us)).all():
                 raise CommandError(
                     f"{self.name}: {path.name}: {_SCHEDULED} is not between the send and the first token; leave it out"
                 )
             answers[2, place] = np.rint(scheduled_us).astype(np.int64)
-        none = np.zeros(requests, np.int64)
-        return Simulated(completed, answers[0], answers[1], none, scheduled_us=answers[2] if told else None)
+        return Simulated(
+            completed=completed,
+            ttft_us=answers[0],
+            e2e_us=answers[1],
+            output_tokens=np.zeros(requests, np.int64),
+            scheduled_us=None if unknown else answers[2],
+            differences=_partly_told(unknown, len(rows)),
+        )
 
 
 AS_SHIPPED = "as shipped"
@@ -258,6 +265,13 @@ def _prefix_blocks(trace: RequestTrace) -> list[str]:
         return [""] * len(trace)
     count = np.minimum(keys.count, trace.prompt_tokens // keys.block_size)
     return [" ".join(map(str, keys.keys[at : at + n].tolist())) for at, n in zip(keys.start, count, strict=True)]
+
+
+def _partly_told(unknown: int, answered: int) -> tuple[str, ...]:
+    """That the times of scheduling are not used, where they are told of some requests only."""
+    if unknown in (0, answered):
+        return ()
+    return (f"{_SCHEDULED} is told of {answered - unknown:,} of {answered:,} requests, and used only if of all",)
 
 
 _STEP_REQUESTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)

@@ -48,7 +48,6 @@ def test_gaps_are_between_tokens_and_tokens_of_one_step_have_none() -> None:
     """Times 10, 20, 20, 20, 30, 40 ms: gaps of 10, 0, 0, 10, 10."""
     result = run(TWO, 6, [2, 0, 0, 0, 2, 0])
     assert np.sort(np.repeat(*result.inter_token_gaps(np.ones(1, bool)))).tolist() == [0, 0, 10_000, 10_000, 10_000]
-    assert np.repeat(*result.inter_step_gaps(np.ones(1, bool))).tolist() == [10_000, 10_000, 10_000]
 
 
 def test_asynchronously_a_step_is_built_before_the_one_ahead_has_accepted_anything() -> None:

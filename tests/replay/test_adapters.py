@@ -9,10 +9,14 @@ import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from recordings import make_recording
+from scipy.interpolate import RegularGridInterpolator
 
+from blis_replay.blis.latency.models import LatencyModel
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.command import CommandError, adapter_simulator, step_times
 from blis_replay.replay.driver import ReplayRun, replay
@@ -25,7 +29,11 @@ import json, sys
 words = sys.argv[1:]
 said = dict(zip(words[1::2], words[2::2]))
 trace = [json.loads(line) for line in open(words[0])]
-json.dump({"engine": json.loads(said["--extra-engine-args"]), "trace": trace}, open(KEEP, "w"))
+engine, profile = json.loads(said["--extra-engine-args"]), {}
+if "planner_profile_data" in engine:
+    import numpy
+    profile = {name: values.tolist() for name, values in numpy.load(engine["planner_profile_data"]).items()}
+json.dump({"engine": engine, "trace": trace, "profile": profile}, open(KEEP, "w"))
 with open(said["--report-jsonl"], "w") as file:
     for row in reversed(trace):
         at, first = row["timestamp"], 5 + len(row["hash_ids"])
@@ -99,10 +107,26 @@ def test_dynamo_gets_the_engine_arguments_and_a_hash_id_a_block(kept: Path) -> N
 def test_dynamo_fitted_gets_the_step_times_of_the_coefficients(kept: Path) -> None:
     answer = run("dynamo-fitted", _34b())
     told = json.loads(kept.read_text())
-    assert told["engine"]["planner_profile_data"].endswith("profile.npz")
     assert answer.release.name == RELEASE.name
+    assert_adds_up_to_a_step(told["profile"])
     with pytest.raises(CommandError, match="the coefficients have no step times"):
         run("dynamo-fitted", recording())
+
+
+def assert_adds_up_to_a_step(profile: dict[str, list[Any]]) -> None:
+    """A pass of Dynamo takes the sum of two tables, and a prompt that it completes is one of the decodes.
+
+    The shipped line for 34b says what a step with 512 prompt tokens and 24 decodes at 600 tokens of context takes;
+    after it there are 25 decodes.  The fixed part of a step (13.6 ms) is in the sum once.
+    """
+    latency = RELEASE.entry_for("codellama/CodeLlama-34b-Instruct-hf", 2, "34b-test").latency
+    assert isinstance(latency, LatencyModel)
+    ns = latency.intercept_ns + 512 * latency.per_prefill_token_ns + 25 * latency.per_decode_token_ns
+    ns += 25 * 600 * latency.per_context_token_ns
+    table = (profile["decode_active_kv_tokens"], profile["decode_context_length"])
+    decode_ms = RegularGridInterpolator(table, profile["decode_itl"])([25 * 600, 600])[0]
+    prefill_ms = np.interp(512, profile["prefill_isl"], profile["prefill_ttft_ms"])
+    assert decode_ms + prefill_ms == pytest.approx(ns / 1e6, rel=0.005)
 
 
 def _34b() -> Recording:

@@ -24,10 +24,11 @@ lines = []
 for row in reversed(rows):
     ttft_us = 10 * int(row["prefill_tokens"])
     lines.append((row["request_index"], ttft_us, ttft_us + 1000 * (int(row["output_tokens"]) - 1)))
+columns = "request_index,ttft_us,e2e_us"
 header = {"name": "made-up", "version": "7", "not_modelled": ["queues", engine["arguments"]["max_num_seqs"]]}
 """
 WRITE = """
-(folder / "results.csv").write_text("request_index,ttft_us,e2e_us\\n" + "".join("%s,%s,%s\\n" % line for line in lines))
+(folder / "results.csv").write_text(columns + "\\n" + "".join("%s,%s,%s\\n" % line for line in lines))
 (folder / "simulator.json").write_text(json.dumps(header))
 """
 
@@ -80,6 +81,23 @@ def test_what_a_command_does_wrong_is_one_line(tmp_path: Path, change: str, said
         replay(recording(), RELEASE, parse_mode("exact", {}), simulator(tmp_path, change))
     assert type(error.value).__name__ in ("CommandError", "ReplayError")
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("told", "scheduled_us", "said"),
+    [
+        ("500", [500, 500, 500], ()),
+        ("500 if a == '1' else ''", None, ("scheduled_us is told of 1 of 3 requests, and used only if of all",)),
+        ("''", None, ()),
+    ],
+)
+def test_times_of_scheduling_are_used_if_told_of_all(
+    tmp_path: Path, told: str, scheduled_us: list[int] | None, said: tuple[str, ...]
+) -> None:
+    change = f"columns += ',scheduled_us'; lines = [(a, b, str(c) + ',' + str({told})) for a, b, c in lines]"
+    simulated = replay(recording(), RELEASE, None, simulator(tmp_path, change)).simulated
+    assert (None if simulated.scheduled_us is None else simulated.scheduled_us.tolist()) == scheduled_us
+    assert simulated.differences[2:] == said
 
 
 def test_a_command_that_does_not_end_is_stopped(tmp_path: Path) -> None:
