@@ -79,6 +79,7 @@ NonNegativeTime = Annotated[float, Meta(ge=0, le=_ELEVEN_DAYS_US, extra=_TIME)]
 TimePerToken = Annotated[float, Meta(ge=-_ELEVEN_DAYS_US, le=_ELEVEN_DAYS_US, extra=_TIME_PER_TOKEN)]
 BytesPerS = Annotated[float, Meta(gt=0, extra={"unit": Unit({"GB/s": 10**9, "TB/s": 10**12}, 1, "GB/s")})]
 FlopsPerS = Annotated[float, Meta(gt=0, extra={"unit": Unit({"TFLOP/s": 10**12, "PFLOP/s": 10**15}, 1, "TFLOP/s")})]
+Bytes = Annotated[float, Meta(gt=0, extra={"unit": Unit({"GB": 10**9, "GiB": 2**30}, 1, "GB")})]
 Percentage = Annotated[float, Meta(ge=0, lt=1e4, extra=PERCENT)]
 
 

@@ -108,7 +108,7 @@ def unit_times_us(architecture: Architecture, gpu: Gpu, tensor_parallelism: int)
     column per quantity; experts are not in it (``expert_read_us``).
     """
     gpus, width = tensor_parallelism, architecture.bytes_per_parameter
-    memory, compute, link = gpu.memory_bytes_per_s / _US, gpus * gpu.flops_per_s / _US, gpu.link_bytes_per_s / _US
+    memory, compute, link = gpu.memory_bytes_per_s / _US, gpus * gpu.flops_at(width) / _US, gpu.link_bytes_per_s / _US
     rows = {name: np.zeros(len(QUANTITIES)) for name in COEFFICIENT_NAMES}
     rows["weight_read"][STEP] = architecture.always_read_parameters * width / gpus / memory
     rows["kv_read"][CONTEXT] = architecture.kv_bytes_per_token(gpus) / memory

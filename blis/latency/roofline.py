@@ -123,6 +123,7 @@ def smooth_efficiency(architecture: Architecture, gpu: Gpu, tensor_parallelism: 
     A product: launch and FLOPs at 62 % of the peak.  Prefill attention: 84 % of the peak, half of it at 2,290
     tokens.  Decode attention: launch and KV bytes at 94 % of the bandwidth, whatever the batch.
     """
+    flops_per_s = gpu.flops_at(architecture.bytes_per_parameter)
     shapes = sorted({*layer_products(architecture), *network_products(architecture)})
     tokens = _octaves(1, 2**17)
     sequence = _octaves(16, 2**17)
@@ -130,7 +131,7 @@ def smooth_efficiency(architecture: Architecture, gpu: Gpu, tensor_parallelism: 
     prefill = _PREFILL_SHARE * sequence / (sequence + _PREFILL_HALF_TOKENS)
     decode = _decode(np.outer(requests, contexts), architecture, gpu, tensor_parallelism)
     return Efficiency(
-        products=tuple(_product(k, n, tokens, gpu) for k, n in shapes),
+        products=tuple(_product(k, n, tokens, flops_per_s) for k, n in shapes),
         prefill=PrefillCurve(tuple(sequence.tolist()), tuple(prefill.tolist())),
         decode=DecodeGrid(tuple(requests.tolist()), tuple(contexts.tolist()), tuple(map(tuple, decode.tolist()))),
     )
@@ -140,15 +141,15 @@ def _octaves(first: float, last: float) -> Floats:
     return np.asarray(first * _HALF_OCTAVES ** np.arange(round(2 * np.log2(last / first)) + 1), np.float64)
 
 
-def _product(inputs: int, outputs: int, tokens: Floats, gpu: Gpu) -> ProductCurve:
-    at_peak_us = 2 * tokens * inputs * outputs / gpu.flops_per_s * 1e6
+def _product(inputs: int, outputs: int, tokens: Floats, flops_per_s: float) -> ProductCurve:
+    at_peak_us = 2 * tokens * inputs * outputs / flops_per_s * 1e6
     mfu = at_peak_us / (_PRODUCT_LAUNCH_US + at_peak_us / _PRODUCT_SHARE)
     return ProductCurve(inputs, outputs, tuple(tokens.tolist()), tuple(mfu.tolist()))
 
 
 def _decode(context_tokens: Floats, architecture: Architecture, gpu: Gpu, tensor_parallelism: int) -> Floats:
-    layers = architecture.layers
-    at_peak_us = architecture.attention_flops_per_pair / layers / tensor_parallelism / gpu.flops_per_s * 1e6
+    layers, flops_per_s = architecture.layers, gpu.flops_at(architecture.bytes_per_parameter)
+    at_peak_us = architecture.attention_flops_per_pair / layers / tensor_parallelism / flops_per_s * 1e6
     read_us = architecture.kv_bytes_per_token(tensor_parallelism) / layers / gpu.memory_bytes_per_s * 1e6
     taken_us = _DECODE_LAUNCH_US + context_tokens * read_us / _DECODE_BANDWIDTH
     return np.asarray(context_tokens * at_peak_us / taken_us, np.float64)
@@ -214,7 +215,7 @@ class RooflineModel:
         head[roofline.KV_US] = self._bandwidth_us(kv_bytes)
         head[roofline.TOKEN_US] = self._bandwidth_us(kv_bytes + passed_on_bytes)
         head[roofline.TRAFFIC_US] = all_reduced_bytes_per_token(a, gpus) / self.gpu.link_bytes_per_s * _US
-        head[roofline.PAIR_US] = a.attention_flops_per_pair / gpus / self.gpu.flops_per_s * _US
+        head[roofline.PAIR_US] = a.attention_flops_per_pair / gpus / self.gpu.flops_at(a.bytes_per_parameter) * _US
         return head
 
     def _bandwidth_us(self, size_bytes: float) -> float:
@@ -235,6 +236,7 @@ class RooflineModel:
 
     def _product_us(self, efficiency: Efficiency, tokens: Floats, inputs: int, outputs: int) -> Floats:
         """One product on one GPU: its FLOPs at the peak it reaches, or its matrix at the bandwidth."""
-        reached = self.gpu.flops_per_s * efficiency.product_mfu(tokens, inputs, outputs)
-        read_us = self._bandwidth_us(inputs * outputs * self.architecture.bytes_per_parameter)
+        width = self.architecture.bytes_per_parameter
+        reached = self.gpu.flops_at(width) * efficiency.product_mfu(tokens, inputs, outputs)
+        read_us = self._bandwidth_us(inputs * outputs * width)
         return np.maximum(2 * tokens * inputs * outputs / reached * _US, read_us)

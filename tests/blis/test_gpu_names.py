@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from blis_replay.blis.errors import ReleaseError
-from blis_replay.blis.latency.gpu import gpu_named, same_gpu
+from blis_replay.blis.latency.gpu import gpu_named, gpus_of, same_gpu
 
 
 @pytest.mark.parametrize(
@@ -49,3 +49,40 @@ def test_a_datasheet_is_found_by_any_spelling_that_means_one_gpu() -> None:
     assert gpu_named("NVIDIA H100 NVL").name == "H100-NVL"
     with pytest.raises(ReleaseError, match="no datasheet of the hardware H100;"):
         gpu_named("H100")  # SXM or NVL
+
+
+SHEET = """
+RTX-4090:
+  source: NVIDIA Ada whitepaper
+  memory_bandwidth: 1.008 TB/s
+  compute: 165.2 TFLOP/s
+  compute_8_bit: 330.3 TFLOP/s
+  link_bandwidth: 32 GB/s
+  memory: 24 GB
+"""
+
+
+def test_a_file_of_datasheets_says_what_a_gpu_can_do() -> None:
+    """8-bit products at their own peak; 32-bit ones, of which the sheet says nothing, as those of 16 bits."""
+    gpus = gpus_of(SHEET, "mine.yaml")
+    gpu = gpu_named("NVIDIA GeForce RTX 4090", gpus)
+    assert (gpu.memory_bytes_per_s, gpu.link_bytes_per_s, gpu.memory_bytes) == (1.008e12, 32e9, 24e9)
+    assert [gpu.flops_at(width) for width in (1, 2, 4)] == [330.3e12, 165.2e12, 165.2e12]
+    assert gpu.source == "NVIDIA Ada whitepaper"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ("32 GB/s", "32", "field RTX-4090.link_bandwidth: is 32, and not a number with a unit"),
+        ("32 GB/s", "-32 GB/s", "field RTX-4090.link_bandwidth: is -32 GB/s; write a number with a unit above 0"),
+        ("  link_bandwidth: 32 GB/s\n", "", "field RTX-4090.link_bandwidth: is missing"),
+        ("link_bandwidth", "link", "field RTX-4090.link: is not a field of a datasheet; remove it, or use one of"),
+        (SHEET, "{}", "has no GPU"),
+        (SHEET, "- 1", "mine.yaml"),
+    ],
+)
+def test_what_is_wrong_with_a_datasheet_is_named(old: str, new: str, complaint: str) -> None:
+    with pytest.raises(ReleaseError, match=r"mine\.yaml") as refused:
+        gpus_of(SHEET.replace(old, new), "mine.yaml")
+    assert complaint in str(refused.value)

@@ -37,6 +37,10 @@ _CONFIG = (
     '{"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, '
     '"intermediate_size": 128, "vocab_size": 100, "torch_dtype": "bfloat16"}'
 )
+_GPUS = (
+    "RTX-4090:\n  source: its datasheet\n  memory_bandwidth: 1.008 TB/s\n  compute: 165.2 TFLOP/s\n"
+    "  link_bandwidth: 32 GB/s\n"
+)
 # What a recording, a server, a binary or many minutes are needed for: whether the command can be read is tested.
 NOT_RUN = (
     *(
@@ -129,6 +133,7 @@ def test_an_example_runs(line: str, run: Run, store: Path, monkeypatch: pytest.M
         "load.jsonl": _LINES,
         "load.yaml": _LOAD,
         "config.json": _CONFIG,
+        "gpus.yaml": _GPUS,
     }
     for name, text in inputs.items():
         Path(name).write_text(text)

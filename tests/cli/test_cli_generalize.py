@@ -28,6 +28,7 @@ CONFIG = {
     "vocab_size": 32000,
 }
 # 24 * (4 * 2048^2 + 3 * 2048 * 5504 + 2 * 2048) + 2 * 32000 * 2048 + 2048
+ENGINE = "max_num_seqs: 8\nmax_num_batched_tokens: 2048\nmax_model_len: 4096\nasync_scheduling: true\n"
 PARAMETERS = 1_345_423_360
 
 
@@ -132,9 +133,49 @@ def test_a_release_for_a_model_that_nobody_recorded(run: Run, tmp_path: Path) ->
     assert "org/new" in run("coefficients", "show", "n.yaml").out
 
 
+SHEET = """
+RTX-4090: {source: NVIDIA, memory_bandwidth: 1.008 TB/s, compute: 165.2 TFLOP/s, link_bandwidth: 32 GB/s}
+"""
+
+
+def test_any_gpu_with_a_datasheet(run: Run, tmp_path: Path) -> None:
+    """A model on the only GPU of a file; the same release on another one, by ``simulate``, is slower by the bandwidth.
+
+    One request alone, all but its step's constant costs read weights: 3.35 TB/s against 1.008 TB/s.
+    """
+    for name, text in {"config.json": json.dumps(CONFIG), "gpus.yaml": SHEET, "engine.yaml": ENGINE}.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "load.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,100,500\n")
+    made = ["config.json", "--model", "org/new"]
+    assert run("coefficients", "for-model", *made, "--out", "h100.yaml").code == 0
+    assert run("coefficients", "for-model", *made, "--gpu-file", "gpus.yaml", "--out", "rtx.yaml").code == 0
+    assert run("coefficients", "roofline", *made, "--gpu-file", "gpus.yaml", "--out", "roof.yaml").code == 0
+    latency = yaml.safe_load(Path("rtx.yaml").read_text("utf-8"))["models"][0]["latency"]
+    assert latency["gpu"] == {
+        "name": "RTX-4090",
+        "memory_bandwidth": "1008 GB/s",
+        "compute": "165.2 TFLOP/s",
+        "link_bandwidth": "32 GB/s",
+        "source": "NVIDIA",
+    }
+
+    def itl_ms(release: str, *options: str) -> float:
+        asked = ["--requests", "load.csv", "--engine", "engine.yaml", "--coefficients", release, "--force", *options]
+        return float(run("simulate", *asked, "--out", "run", "--json").json["latencies_ms"]["itl"]["mean"])
+
+    assert itl_ms("rtx.yaml") == itl_ms("h100.yaml", "--gpu-file", "gpus.yaml")
+    # 24 layers and the output projection: 1.28e9 parameters of 2 bytes, read at 0.98 of the bandwidth or so.
+    assert itl_ms("rtx.yaml") - itl_ms("h100.yaml") == pytest.approx(2.56 / 1.008 - 2.56 / 3.35, rel=0.1)
+    options = ["--coefficients", "h100-vllm-0.15.1", "--gpu-file", "gpus.yaml", "--set", "max_num_seqs=8"]
+    refused = run("whatif", "34b-general", *options)
+    assert (refused.code, len(refused.err.strip().splitlines())) == (3, 1)
+    assert "are of H100-SXM-80GB and follow from no datasheet; use h100-physical" in refused.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
+        (["--gpu-file", "absent.yaml"], "absent.yaml: cannot be read"),
         (["--shared", "h100-vllm-0.15.1"], "release h100-vllm-0.15.1 has no coefficients that its models share"),
         (["--hardware", "TPU"], "no datasheet of the hardware TPU"),
     ],

@@ -12,7 +12,7 @@ import polars as pl
 
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.latency.architecture import Architecture
-from blis_replay.blis.latency.gpu import gpu_named
+from blis_replay.blis.latency.gpu import Gpus, gpu_named
 from blis_replay.blis.latency.models import Lifecycle
 from blis_replay.blis.latency.physical import COEFFICIENT_NAMES, PhysicalModel
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
@@ -49,17 +49,18 @@ def calibrate_physical(
     architectures: Mapping[str, Architecture],
     name: str,
     priors: Mapping[str, Prior] = PRIORS,
+    gpus: Gpus | None = None,
 ) -> tuple[CoefficientRelease, PhysicalFit]:
     """Fit to ``training`` and make a release that serves the models of ``training`` and ``targets``.
 
     Of a target nothing enters but its model, hardware and tensor parallelism.  The delay before
     the queue is one for all: what the replayed training recordings lack in TTFT.  Raises
     ``ValidateError`` for a model of unknown architecture or nothing to fit to, ``ReleaseError``
-    for hardware without a datasheet.
+    for hardware without a datasheet among ``gpus`` (``gpu_named``).
     """
-    rows = [physical_rows(r, known_architecture(architectures, model_of(r))) for r in training]
+    rows = [physical_rows(r, known_architecture(architectures, model_of(r)), gpus) for r in training]
     fit = fit_physical([part for part in rows if part is not None], priors)
-    release = _release(name, fit, [*training, *targets], architectures, Lifecycle(), {})
+    release = _release(name, fit, [*training, *targets], architectures, Lifecycle(), {}, gpus)
     measured = [recording for recording, part in zip(training, rows, strict=True) if part is not None]
     delays_us = {recording.slug: lacking_ttft_us(recording, release) for recording in measured}
     delay_us = float(max(round(_mean_over_models(measured, delays_us)), 0))
@@ -68,7 +69,7 @@ def calibrate_physical(
         f"({min(delays_us.values()) / 1000:.1f} to {max(delays_us.values()) / 1000:.1f} ms)"
     )
     lifecycle = Lifecycle(pre_queue_us=delay_us)
-    return _release(name, fit, [*training, *targets], architectures, lifecycle, {"pre_queue": source}), fit
+    return _release(name, fit, [*training, *targets], architectures, lifecycle, {"pre_queue": source}, gpus), fit
 
 
 def _mean_over_models(recordings: Sequence[Recording], values: Mapping[str, float]) -> float:
@@ -85,11 +86,12 @@ def _release(
     architectures: Mapping[str, Architecture],
     lifecycle: Lifecycle,
     sources: Mapping[str, str],
+    gpus: Gpus | None,
 ) -> CoefficientRelease:
     entries: dict[tuple[str, int, str], ModelEntry] = {}
     for recording in recordings:
         model, tensor_parallelism = model_of(recording), recording.tensor_parallelism or 1
-        gpu = gpu_named(recording.hardware)
+        gpu = gpu_named(recording.hardware, gpus)
         latency = PhysicalModel(known_architecture(architectures, model), gpu, tensor_parallelism, fit.coefficients)
         entry = ModelEntry(model, tensor_parallelism, latency, lifecycle, sources=sources)
         entries[model, tensor_parallelism, gpu.name] = entry
@@ -181,6 +183,7 @@ class _Job:
     form: ModelForm
     architectures: Mapping[str, Architecture]
     priors: Mapping[str, Prior]
+    gpus: Gpus | None
 
 
 def generalize(
@@ -190,6 +193,7 @@ def generalize(
     architectures: Mapping[str, Architecture],
     *,
     priors: Mapping[str, Prior] = PRIORS,
+    gpus: Gpus | None = None,
     executor: ExecutorName = "local",
     workers: int | None = None,
     progress: Progress | None = None,
@@ -198,14 +202,14 @@ def generalize(
 
     ``form`` ``physical``: coefficients that all models share, on each architecture of
     ``architectures`` (by model name); ``per-model``: a line for each model, which can leave out
-    workloads only.  ``priors``: of the shared coefficients.  ``executor``, ``workers``,
-    ``progress``: of ``map_jobs``.
+    workloads only.  ``priors``: of the shared coefficients.  ``gpus``: as of ``gpu_named``.
+    ``executor``, ``workers``, ``progress``: of ``map_jobs``.
     Raises ``ValidateError`` if the form cannot do it, ``NothingToJudgeError`` if
     there is nothing to leave out.
     """
     if by == "model" and form == "per-model":
         raise ValidateError("coefficients of one model do not transfer to another; use --model-form physical")
-    usable, not_used = _usable(cases, form, architectures)
+    usable, not_used = _usable(cases, form, architectures, gpus)
     left_out = folds(usable, by)
     if not left_out:
         others = "".join(f"; {alias} left aside: {why}" for alias, why in list(not_used.items())[:1])
@@ -214,7 +218,7 @@ def generalize(
             f"published aggregates are never fitted to{others}"
         )
     nothing_left_out = Fold(None, by, tuple(case for case in usable if trains(case)), tuple(usable))
-    jobs = [_Job(fold, form, architectures, priors) for fold in [*left_out, nothing_left_out]]
+    jobs = [_Job(fold, form, architectures, priors, gpus) for fold in [*left_out, nothing_left_out]]
     *results, everything = map_jobs(_run, jobs, executor=executor, workers=workers, progress=progress)
     return Generalisation(by, form, tuple(results), everything, not_used)
 
@@ -258,7 +262,7 @@ def folds(cases: Sequence[Observed], by: LeaveOut) -> list[Fold]:
 
 
 def _usable(
-    cases: Sequence[Observed], form: ModelForm, architectures: Mapping[str, Architecture]
+    cases: Sequence[Observed], form: ModelForm, architectures: Mapping[str, Architecture], gpus: Gpus | None
 ) -> tuple[list[Observed], dict[str, str]]:
     if form == "per-model":
         return list(cases), {}
@@ -269,7 +273,7 @@ def _usable(
             continue
         try:
             known_architecture(architectures, model_of(case.recording))
-            gpu_named(case.recording.hardware)
+            gpu_named(case.recording.hardware, gpus)
         except (ReleaseError, ValidateError) as error:
             not_used[case.recording.alias] = str(error)
         else:
@@ -293,7 +297,7 @@ def _fit(
     job: _Job, training: Sequence[Recording], targets: Sequence[Recording], name: str
 ) -> tuple[CoefficientRelease, PhysicalFit | None]:
     if job.form == "physical":
-        return calibrate_physical(training, targets, job.architectures, name, job.priors)
+        return calibrate_physical(training, targets, job.architectures, name, job.priors, job.gpus)
     # What was left out is the test, so all of the training runs may be used.
     release, _fits = calibrate(training, name, Options(load_release(DEFAULT_PRIOR), split=(DEFAULT_SPLIT[0], 1.0)))
     return release, None

@@ -17,7 +17,7 @@ import numpy as np
 from msgspec.structs import astuple
 
 from blis_replay.blis.latency.architecture import Architecture
-from blis_replay.blis.latency.gpu import gpu_named
+from blis_replay.blis.latency.gpu import Gpus, gpu_named
 from blis_replay.blis.latency.operators import OperatorCoefficients, OperatorModel
 from blis_replay.blis.latency.operators import batch_times_us as operator_times_us
 from blis_replay.blis.latency.physical import (
@@ -62,16 +62,16 @@ class PhysicalRows:
     cycle_us: Floats
 
 
-def physical_rows(recording: Recording, architecture: Architecture) -> PhysicalRows | None:
+def physical_rows(recording: Recording, architecture: Architecture, gpus: Gpus | None = None) -> PhysicalRows | None:
     """What the physical model is fitted to: step cycles where there are step records, else latencies.
 
-    None where the recording has neither (published aggregates).  Raises ``ReleaseError`` for
-    hardware whose datasheet is not known here.
+    None where the recording has neither (published aggregates).  ``gpus``: as of ``gpu_named``.  Raises
+    ``ReleaseError`` for hardware whose datasheet is not among them.
     """
     batches, cycle_us, data = _mean_steps(recording, (0.0, 1.0))
     if not len(cycle_us):
         return None
-    gpu, tensor_parallelism = gpu_named(recording.hardware), recording.tensor_parallelism or 1
+    gpu, tensor_parallelism = gpu_named(recording.hardware, gpus), recording.tensor_parallelism or 1
     times_us = batch_times_us(architecture, gpu, tensor_parallelism, batches)
     fitted_on = FittedOn(recording.slug, recording.content_hash, data, requests_hash(recording))
     return PhysicalRows(model_of(recording), fitted_on, times_us, cycle_us)

@@ -28,6 +28,7 @@ from blis_replay.validate.cli.options import (
     executor_options,
     experiment_option,
     form_options,
+    gpu_file_option,
     print_answer,
     selector_option,
     store_option,
@@ -192,6 +193,7 @@ def show(release: str, form: str | None) -> None:
     help="The config.json of a model whose architecture does not ship; may be given several times.",
 )
 @click.option("--gpu", default=None, metavar="NAME", help="The GPU of recordings that do not name it, e.g. H100-SXM.")
+@gpu_file_option
 @click.option(
     *("--out", "-o"),
     type=click.Path(path_type=Path, file_okay=False),
@@ -207,6 +209,7 @@ def generalize_verb(
     model_form: str,
     configs: tuple[str, ...],
     gpu: str | None,
+    gpu_file: Path | None,
     out: Path | None,
     executor: ExecutorName,
     workers: int | None,
@@ -230,7 +233,7 @@ def generalize_verb(
     from blis_replay.blis.latency.architecture import bundled_architectures
     from blis_replay.blis.releases.release import format_release
     from blis_replay.ingest.store import open_for_reading
-    from blis_replay.replay.release_file import architecture_of_file
+    from blis_replay.replay.release_file import architecture_of_file, gpus_of_file
     from blis_replay.validate.calibration.generalize import generalize, read_cases
     from blis_replay.validate.calibration.text import generalisation_answer
 
@@ -250,6 +253,7 @@ def generalize_verb(
             by,  # type: ignore[arg-type]  # click checked
             model_form,  # type: ignore[arg-type]
             architectures,
+            gpus=None if gpu_file is None else gpus_of_file(gpu_file),
             executor=executor,
             workers=workers,
             progress=progress,

@@ -13,6 +13,7 @@ from blis_replay.validate.cli.options import (
     Command,
     complete_releases,
     form_options,
+    gpu_file_option,
     print_answer,
     store_option,
     verb,
@@ -22,6 +23,7 @@ from blis_replay.validate.text.answer import one_line
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from blis_replay.blis.latency.gpu import Gpu
     from blis_replay.blis.latency.roofline import Mixed
     from blis_replay.blis.releases.release import CoefficientRelease
 
@@ -37,7 +39,7 @@ def _deployment(command: Command) -> Command:
         click.option(
             "--tensor-parallelism", type=click.IntRange(min=1), default=1, show_default=True, help="Its GPUs."
         ),
-        click.option("--hardware", default="H100-SXM", show_default=True, help="And their kind."),
+        click.option("--hardware", default=None, help="And their kind.  [default: H100-SXM]"),
     )
     for part in reversed(parts):
         command = part(command)
@@ -56,8 +58,19 @@ def _look(out: Path) -> str:
     return f"; look at it: blis-replay coefficients show {out}"
 
 
+_DEFAULT_GPU = "H100-SXM"
+
+
+def _gpu(hardware: str | None, gpu_file: Path | None) -> Gpu:
+    """The GPU of ``--hardware`` and ``--gpu-file``."""
+    from blis_replay.replay.release_file import chosen_gpu
+
+    return chosen_gpu(hardware or (_DEFAULT_GPU if gpu_file is None else None), gpu_file)
+
+
 @verb("for-model", short_help="Make a release for a model that nobody recorded.")
 @_deployment
+@gpu_file_option
 @click.option(
     "--shared",
     metavar="RELEASE",
@@ -69,7 +82,14 @@ def _look(out: Path) -> str:
 @_out_option
 @form_options
 def for_model(
-    config: Path, model: str, tensor_parallelism: int, hardware: str, shared: str, out: Path, form: str | None
+    config: Path,
+    model: str,
+    tensor_parallelism: int,
+    hardware: str | None,
+    gpu_file: Path | None,
+    shared: str,
+    out: Path,
+    form: str | None,
 ) -> None:
     """Make a release for a model that nobody recorded, from its CONFIG (config.json).
 
@@ -80,13 +100,15 @@ def for_model(
     Example:
       blis-replay coefficients for-model config.json --model org/new-13b \\
           --tensor-parallelism 2 --out new-13b.yaml
+      blis-replay coefficients for-model config.json --model org/new-13b \\
+          --gpu-file gpus.yaml --hardware RTX-4090 --out new-13b.yaml
       blis-replay simulate --requests load.csv --engine engine.yaml \\
           --coefficients new-13b.yaml --out run
     """
     from blis_replay.replay.release_file import architecture_of_file, load_release, release_for_model
 
-    architecture = architecture_of_file(config)
-    release = release_for_model(load_release(shared), out.stem, model, tensor_parallelism, hardware, architecture)
+    architecture, gpu = architecture_of_file(config), _gpu(hardware, gpu_file)
+    release = release_for_model(load_release(shared), out.stem, model, tensor_parallelism, gpu, architecture)
     _write(
         form,
         out,
@@ -98,6 +120,7 @@ def for_model(
 
 @verb("roofline", short_help="Make a release of the roofline of a model.")
 @_deployment
+@gpu_file_option
 @click.option(
     "--efficiency",
     type=click.Path(path_type=Path, file_okay=False),
@@ -117,7 +140,8 @@ def roofline(
     config: Path,
     model: str,
     tensor_parallelism: int,
-    hardware: str,
+    hardware: str | None,
+    gpu_file: Path | None,
     efficiency: Path | None,
     mixed: Mixed,
     out: Path,
@@ -132,16 +156,15 @@ def roofline(
       blis-replay coefficients roofline config.json --model org/new-13b --out roofline.yaml
       blis-replay validate mine --coefficients roofline.yaml
     """
-    from blis_replay.blis.latency.gpu import gpu_named
     from blis_replay.blis.latency.roofline import RooflineModel
     from blis_replay.replay.release_file import architecture_of_file, efficiency_of_folder, roofline_release
 
-    architecture, gpu = architecture_of_file(config), gpu_named(hardware)
+    architecture, gpu = architecture_of_file(config), _gpu(hardware, gpu_file)
     tables = (
         None if efficiency is None else efficiency_of_folder(efficiency, architecture, gpu.name, tensor_parallelism)
     )
     latency = RooflineModel(architecture, gpu, tensor_parallelism, mixed, tables)
-    release = roofline_release(out.stem, model, hardware, latency)
+    release = roofline_release(out.stem, model, gpu.name, latency)
     _write(form, out, release, _look(out), {"model": model})
 
 
@@ -162,7 +185,7 @@ def silicon(
     config: Path,
     model: str,
     tensor_parallelism: int,
-    hardware: str,
+    hardware: str | None,
     expert_parallelism: int,
     dtype: str | None,
     kv_cache_dtype: str | None,
@@ -182,7 +205,9 @@ def silicon(
     """
     from blis_replay.replay.silicon import Deployment, silicon_release
 
-    deployment = Deployment(config, hardware, tensor_parallelism, expert_parallelism, dtype, kv_cache_dtype)
+    deployment = Deployment(
+        config, hardware or _DEFAULT_GPU, tensor_parallelism, expert_parallelism, dtype, kv_cache_dtype
+    )
     release, tabulated = silicon_release(out.stem, model, deployment)
     _write(
         form,

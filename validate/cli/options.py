@@ -17,6 +17,7 @@ from blis_replay.ingest.errors import printable
 from blis_replay.validate import STORE_DEFAULT
 
 if TYPE_CHECKING:
+    from blis_replay.blis.releases.release import CoefficientRelease
     from blis_replay.validate.text.answer import Answer
 
 
@@ -148,6 +149,32 @@ def coefficients_option(command: Command) -> Command:
     return click.option(
         "--coefficients", default=None, metavar="RELEASE", help=help_text, shell_complete=complete_releases
     )(command)
+
+
+def gpu_file_option(command: Command) -> Command:
+    """``--gpu-file`` as ``gpu_file``: datasheets of GPUs that do not ship."""
+    return click.option(
+        "--gpu-file",
+        type=click.Path(path_type=Path, dir_okay=False),
+        default=None,
+        metavar="FILE",
+        help="YAML with datasheets of other GPUs (docs/physical.md).",
+    )(command)
+
+
+def another_gpu_options(command: Command) -> Command:
+    """``--gpu`` and ``--gpu-file``: run coefficients that follow from a datasheet on another GPU."""
+    help_text = "Another GPU, for coefficients that follow from a datasheet.  [default: the only one of --gpu-file]"
+    return click.option("--gpu", default=None, metavar="NAME", help=help_text)(gpu_file_option(command))
+
+
+def release_on_gpu(release: CoefficientRelease, gpu: str | None, gpu_file: Path | None) -> CoefficientRelease:
+    """The release on the GPU of ``another_gpu_options``; itself where none is named."""
+    if gpu is None and gpu_file is None:
+        return release
+    from blis_replay.replay.release_file import chosen_gpu, on_gpu
+
+    return on_gpu(release, chosen_gpu(gpu, gpu_file))
 
 
 def replay_option(command: Command) -> Command:

@@ -9,6 +9,7 @@ import click
 
 from blis_replay.compiled.files import write_whole
 from blis_replay.validate.cli.options import (
+    another_gpu_options,
     coefficients_option,
     complete_experiments,
     complete_releases,
@@ -16,6 +17,7 @@ from blis_replay.validate.cli.options import (
     experiment_option,
     form_options,
     print_answer,
+    release_on_gpu,
     store_option,
     verb,
 )
@@ -79,6 +81,7 @@ def _complete_routers(_ctx: click.Context, _param: click.Parameter, incomplete: 
 @click.option(
     "--tensor-parallelism", type=click.IntRange(1), default=None, help="And on how many GPUs, where that is not enough."
 )
+@another_gpu_options
 @click.option(
     "--out",
     "-o",
@@ -133,6 +136,8 @@ def simulate_verb(
     coefficients: str,
     model: str | None,
     tensor_parallelism: int | None,
+    gpu: str | None,
+    gpu_file: Path | None,
     out: Path,
     instances: int,
     router_text: str | None,
@@ -201,7 +206,7 @@ def simulate_verb(
     if not force and (there := sorted(name for name in _WRITTEN if (out / name).exists())):
         raise click.UsageError(f"--out {out}: {', '.join(there)} is there already; choose another folder, or --force")
     router = router_of_text(router_text) if router_text else RoundRobin()
-    release = load_release(coefficients)
+    release = release_on_gpu(load_release(coefficients), gpu, gpu_file)
     given = read_engine(engine_path)
     entry = choose_entry(release, model, tensor_parallelism or given.tensor_parallelism)
     if requests_path is not None:
@@ -225,6 +230,7 @@ def simulate_verb(
 @verb("whatif")
 @experiment_option
 @coefficients_option
+@another_gpu_options
 @click.option(
     "--set", "fixed", multiple=True, metavar="ARGUMENT=VALUE", help="Change an engine argument, or the load (below)."
 )
@@ -255,6 +261,8 @@ def whatif_verb(
     slo: str | None,
     find: Load | None,
     coefficients: str | None,
+    gpu: str | None,
+    gpu_file: Path | None,
     executor: ExecutorName,
     workers: int | None,
     store_path: Path,
@@ -299,7 +307,7 @@ def whatif_verb(
     for change in changes:
         mode_with((*change, (find, 1)) if find else change)
     objectives = parse_objectives(slo) if slo is not None else ()
-    release = load_release(coefficients or DEFAULT_RELEASE)
+    release = release_on_gpu(load_release(coefficients or DEFAULT_RELEASE), gpu, gpu_file)
     recording = stored_experiment(store_path, name)
     if find:
         tried = [change for change in changes if change]
