@@ -12,7 +12,8 @@
 Most return an ``Answer``: ``print`` shows its page, a notebook its tables; ``.frame`` are its rows, ``.document`` its
 JSON values, ``.exit_code`` what the command ends with.
 
-``name`` is a slug or alias of an experiment, stored or bundled; ``coefficients`` a release that ships or a YAML file;
+``name`` is a slug or alias of an experiment, stored or bundled; ``coefficients`` a release that ships or a YAML
+file (None: the one that ships for it);
 ``replay`` a mode as ``validate --replay`` takes it.  ``store`` is the file of the ground-truth store, by default that
 of the command line.  Errors are ``BlisReplayError``, one line each that says what to do (``compiled/errors.py``).
 Nothing heavy is imported before a function is called.  Each function has an example, which tests run; ``mine`` stands
@@ -63,8 +64,6 @@ __all__ = [
 ]
 
 _StorePath = Path | str | None
-# As in validate/experiment.py, whose import would make help slow; a test compares the two.
-_OURS = "h100-vllm-0.15.1"
 STORE_DEFAULT = Path(".blis-replay") / "store.duckdb"
 
 
@@ -133,7 +132,7 @@ def inspect(name: str, store: _StorePath = None) -> Answer:
         return inspection_answer(read_stored(opened, slug), read_findings(opened, slug), kv_event_counts(opened, slug))
 
 
-def replay(name: str, coefficients: str = _OURS, replay: str = "exact", store: _StorePath = None) -> ReplayRun:
+def replay(name: str, coefficients: str | None = None, replay: str = "exact", store: _StorePath = None) -> ReplayRun:
     """A replay of an experiment, with everything that was simulated.
 
     Example: ``br.replay("7b-train").ttft_us``
@@ -143,7 +142,7 @@ def replay(name: str, coefficients: str = _OURS, replay: str = "exact", store: _
 
 def validate(
     name: str,
-    coefficients: str = _OURS,
+    coefficients: str | None = None,
     replay: str = "exact",
     *,
     simulator: Simulator | None = None,
@@ -158,12 +157,11 @@ def validate(
     """
     from blis_replay.ingest.store import open_for_reading
     from blis_replay.replay.mode import parse_mode
-    from blis_replay.replay.release_file import load_release
     from blis_replay.validate.comparison.comparison_text import comparison_answer
     from blis_replay.validate.comparison.validated import validate_experiment
-    from blis_replay.validate.experiment import find_experiment
+    from blis_replay.validate.experiment import find_experiment, release_for
 
-    release = load_release(coefficients) if simulator is None else simulator.release
+    release = release_for(coefficients, [name]) if simulator is None else simulator.release
     release.refuse_if_invalid()
     mode = parse_mode(replay, release.published_replay)
     with open_for_reading(_store(store)) as opened:
@@ -171,7 +169,9 @@ def validate(
         return comparison_answer(validate_experiment(opened, slug, release, mode, simulator=simulator))
 
 
-def requests(name: str, coefficients: str = _OURS, replay: str = "exact", store: _StorePath = None) -> pl.DataFrame:
+def requests(
+    name: str, coefficients: str | None = None, replay: str = "exact", store: _StorePath = None
+) -> pl.DataFrame:
     """The recorded requests, with ``simulated_ttft_us`` and ``simulated_e2e_us`` (null where it did not finish).
 
     Example: ``br.requests("7b-train").select("ttft_us", "simulated_ttft_us")``
@@ -186,7 +186,7 @@ def requests(name: str, coefficients: str = _OURS, replay: str = "exact", store:
     )
 
 
-def steps(name: str, coefficients: str = _OURS, replay: str = "exact", store: _StorePath = None) -> pl.DataFrame:
+def steps(name: str, coefficients: str | None = None, replay: str = "exact", store: _StorePath = None) -> pl.DataFrame:
     """The simulated steps: start, end, batch, queue and KV use.
 
     Example: ``br.steps("7b-train").head()``
@@ -196,7 +196,9 @@ def steps(name: str, coefficients: str = _OURS, replay: str = "exact", store: _S
     return step_table(_replayed(name, coefficients, replay, store).result)
 
 
-def segments(name: str, coefficients: str = _OURS, replay: str = "exact", store: _StorePath = None) -> pl.DataFrame:
+def segments(
+    name: str, coefficients: str | None = None, replay: str = "exact", store: _StorePath = None
+) -> pl.DataFrame:
     """A row per request and segment of its time, ``observed_us``, ``simulated_us`` and their difference.
 
     Example: ``br.segments("mine", coefficients="mine.yaml")``
@@ -210,7 +212,7 @@ def timeline_window(
     name: str,
     from_us: int = 0,
     until_us: int | None = None,
-    coefficients: str = _OURS,
+    coefficients: str | None = None,
     replay: str = "exact",
     store: _StorePath = None,
 ) -> Timeline:
@@ -223,7 +225,7 @@ def timeline_window(
     return timeline(_replayed(name, coefficients, replay, store), from_us, until_us)
 
 
-def attribute(name: str, coefficients: str = _OURS, replay: str = "exact", store: _StorePath = None) -> Answer:
+def attribute(name: str, coefficients: str | None = None, replay: str = "exact", store: _StorePath = None) -> Answer:
     """Where the error comes from: a row per part of the error of each mean and p99.
 
     ``part``: ``error``, each component, and ``no component``; ``share_us``: of a component its Shapley value with
@@ -233,18 +235,19 @@ def attribute(name: str, coefficients: str = _OURS, replay: str = "exact", store
     """
     from blis_replay.ingest.store import open_for_reading, read_stored
     from blis_replay.replay.mode import parse_mode
-    from blis_replay.replay.release_file import load_release
     from blis_replay.validate.attribution.attribute import attribute as attributed
     from blis_replay.validate.attribution.text import attribution_answer
-    from blis_replay.validate.experiment import find_experiment
+    from blis_replay.validate.experiment import find_experiment, release_for
     from blis_replay.validate.metrics.observed import observed_requests, pooled_gaps
 
-    release = load_release(coefficients)
+    release = release_for(coefficients, [name])
     mode = parse_mode(replay, release.published_replay)
     with open_for_reading(_store(store)) as opened:
         recording = read_stored(opened, find_experiment(opened, name))
         gaps = pooled_gaps(opened, recording.slug, observed_requests(recording))
-    return attribution_answer(attributed(recording, release, mode, reference=load_release(_OURS), token_gaps=gaps))
+    return attribution_answer(
+        attributed(recording, release, mode, reference=release_for(None, [name]), token_gaps=gaps)
+    )
 
 
 def compare(
@@ -262,24 +265,26 @@ def compare(
     from blis_replay.validate.comparison.differences_text import differences_answer
     from blis_replay.validate.comparison.sides import Choice, side_of
     from blis_replay.validate.comparison.simulators import simulator_named
+    from blis_replay.validate.experiment import release_that_ships
 
-    choice = Choice(experiment, lambda name: simulator_named(_store(store), name, coefficients, _OURS, None))
+    default = release_that_ships([experiment] if experiment else [])
+    choice = Choice(experiment, lambda name: simulator_named(_store(store), name, coefficients, default, None))
     with open_for_reading(_store(store)) as opened:
         return differences_answer(differences(side_of(opened, a, choice), side_of(opened, b, choice)))
 
 
 def whatif(
-    name: str, changes: Mapping[str, EngineValue], coefficients: str = _OURS, store: _StorePath = None
+    name: str, changes: Mapping[str, EngineValue], coefficients: str | None = None, store: _StorePath = None
 ) -> Answer:
     """The same requests with other engine arguments, such as ``{"max_num_seqs": 64}``; a row per replay.
 
     Example: ``br.whatif("7b-train", {"max_num_seqs": 64}).frame``
     """
-    from blis_replay.replay.release_file import load_release
     from blis_replay.validate.engine_arguments import what_if, whatif_answer
+    from blis_replay.validate.experiment import release_for
 
     changed = tuple(changes.items())
-    return whatif_answer(what_if(load(name, store), load_release(coefficients), [changed]))
+    return whatif_answer(what_if(load(name, store), release_for(coefficients, [name]), [changed]))
 
 
 def calibrate(
@@ -356,7 +361,9 @@ def simulate(
     return simulation_answer(summary(simulate_table(table, given.engine, release, entry)))
 
 
-def figure(name: str, what: str, coefficients: str = _OURS, replay: str = "exact", store: _StorePath = None) -> Picture:
+def figure(
+    name: str, what: str, coefficients: str | None = None, replay: str = "exact", store: _StorePath = None
+) -> Picture:
     """One picture of the report, which a notebook shows; ``.numbers`` is what it draws, a polars frame.
 
     ``what``: ``e2e``, ``ttft`` or ``itl`` (distributions), ``ttft by prompt``, ``ttft by queue``, ``steps``,
@@ -367,20 +374,19 @@ def figure(name: str, what: str, coefficients: str = _OURS, replay: str = "exact
     """
     from blis_replay.ingest.store import open_for_reading
     from blis_replay.replay.mode import parse_mode
-    from blis_replay.replay.release_file import load_release
-    from blis_replay.validate.experiment import find_experiment
+    from blis_replay.validate.experiment import find_experiment, release_for
     from blis_replay.validate.report.charts import picture
     from blis_replay.validate.report.evidence import gather
 
-    release = load_release(coefficients)
+    release = release_for(coefficients, [name])
     with open_for_reading(_store(store)) as opened:
         slug, mode = find_experiment(opened, name), parse_mode(replay, release.published_replay)
-        return picture(gather(opened, slug, release, mode, load_release(_OURS)), what)
+        return picture(gather(opened, slug, release, mode, release_for(None, [name])), what)
 
 
 def report_page(
     *names: str,
-    coefficients: str = _OURS,
+    coefficients: str | None = None,
     baseline: str | None = None,
     replay: str = "exact",
     out: Path | str | None = None,
@@ -396,25 +402,26 @@ def report_page(
     from blis_replay.ingest.store import open_for_reading
     from blis_replay.replay.mode import parse_mode
     from blis_replay.replay.release_file import load_release
-    from blis_replay.validate.experiment import all_experiments, find_experiment
+    from blis_replay.validate.experiment import all_experiments, find_experiment, release_for
     from blis_replay.validate.report.report import report
 
-    path, release = _store(store), load_release(coefficients)
+    path, release = _store(store), release_for(coefficients)
     with open_for_reading(path) as opened:
         slugs = [find_experiment(opened, name) for name in dict.fromkeys(names)] or all_experiments(opened)
     before = load_release(baseline) if baseline else None
-    made = report(path, slugs, release, parse_mode(replay, release.published_replay), baseline=before)
+    mode = parse_mode(replay, release.published_replay)
+    made = report(path, slugs, release, mode, baseline=before, ships=coefficients is None)
     if out is not None:
         write_whole(out, made.html)
     return made
 
 
-def _replayed(name: str, coefficients: str, mode: str, store: _StorePath) -> ReplayRun:
+def _replayed(name: str, coefficients: str | None, mode: str, store: _StorePath) -> ReplayRun:
     from blis_replay.replay.driver import replay
     from blis_replay.replay.mode import parse_mode
-    from blis_replay.replay.release_file import load_release
+    from blis_replay.validate.experiment import release_for
 
-    release = load_release(coefficients)
+    release = release_for(coefficients, [name])
     return replay(load(name, store), release, parse_mode(mode, release.published_replay))
 
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.fixtures.bundled import bundled_recording
-from blis_replay.fixtures.catalogue import RECORDED_FOLDER, bundled_aliases, recorded_slugs
+from blis_replay.fixtures.catalogue import RECORDED_FOLDER, bundled_aliases, bundled_row, recorded_slugs
 from blis_replay.ingest.errors import UnknownExperimentError
 from blis_replay.ingest.ingest import ingest_recording
 from blis_replay.ingest.recording import RECORDED, Recording
@@ -22,8 +23,11 @@ from blis_replay.ingest.store import (
     resolve,
     writable,
 )
+from blis_replay.replay.release_file import load_release
 
 DEFAULT_RELEASE = "h100-vllm-0.15.1"
+# Fitted to other recordings that ship.
+_OTHER_RELEASES = ("cpu-vllm-0.32.0",)
 
 _WILDCARDS = set("*?[")
 
@@ -47,6 +51,34 @@ def find_experiment(store: Store, name: str) -> str:
     if slug in {experiment.slug for experiment in bundled}:
         _bring(store, slug)
     return slug
+
+
+def release_for(coefficients: str | None, names: Sequence[str] = ()) -> CoefficientRelease:
+    """The release of that name or file; of None the one that ships for these experiments.
+
+    Raises as ``load_release`` does.
+    """
+    return load_release(coefficients or release_that_ships(names))
+
+
+def release_that_ships(names: Sequence[str]) -> str:
+    """``DEFAULT_RELEASE``; but for bundled recordings of a model that only another release has, that one's name."""
+    models = _models_that_ship(names)
+    for other in _OTHER_RELEASES if models else ():
+        if models <= {entry.model for entry in load_release(other).models}:
+            return other
+    return DEFAULT_RELEASE
+
+
+def _models_that_ship(names: Sequence[str]) -> set[str]:
+    """The models of recordings that ship; none if a name is that of anything else."""
+    models: set[str] = set()
+    for name in names:
+        found = [(a, slug) for a, slug in bundled_aliases().items() if fnmatchcase(a, name) or fnmatchcase(slug, name)]
+        if not found or not {slug for _alias, slug in found} <= {*recorded_slugs()}:
+            return set()
+        models |= {bundled_row(alias, slug).model for alias, slug in found}
+    return models
 
 
 def _bring(store: Store, slug: str) -> None:

@@ -46,11 +46,11 @@ def test_a_truncated_recording_leaves_the_store_as_it_was(run: Run, stored_demo:
 
 @pytest.mark.slow
 def test_experiments_lists_bundled_and_stored(run: Run, demo: Path) -> None:
-    """Sixteen that are known by their aggregates, and one that was recorded."""
-    assert len(run("experiments", "--json").json["experiments"]) == 17
+    """Sixteen that are known by their aggregates, and seven that were recorded."""
+    assert len(run("experiments", "--json").json["experiments"]) == 23
     run("ingest", demo)
     rows = run("experiments", "--json").json["experiments"]
-    assert len(rows) == 18
+    assert len(rows) == 24
     assert next(row for row in rows if row["alias"] == "1b-general")["ground_truth"] == "recorded"
 
 

@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 from importlib import resources
-from inspect import getdoc, isfunction, signature
+from inspect import getdoc, isfunction
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -18,7 +18,7 @@ import blis_replay.validate as br
 from blis_replay.fixtures.synthetic import write_demo
 from blis_replay.ingest.errors import UnknownExperimentError
 from blis_replay.validate.errors import ValidateError
-from blis_replay.validate.experiment import DEFAULT_RELEASE
+from blis_replay.validate.experiment import DEFAULT_RELEASE, release_for
 from blis_replay.validate.report.svg import COLOURS, ON_PAPER
 from blis_replay.validate.text.cells import time_text
 
@@ -140,8 +140,13 @@ def test_each_function_has_an_example_that_runs(tmp_path: Path, monkeypatch: pyt
         assert {kind.base_type() for kind in frames[name].dtypes} & {pl.Float64}
 
 
-def test_the_release_that_is_ours_is_that_of_the_command_line() -> None:
-    assert signature(br.validate).parameters["coefficients"].default == DEFAULT_RELEASE
+def test_without_a_release_the_one_that_ships_for_the_experiments_is_used() -> None:
+    """The recordings of a CPU server are of a model that the coefficients of the H100 runs do not have."""
+    assert release_for(None, ["tiny-live-b"]).name == "cpu-vllm-0.32.0"
+    assert release_for(None, ["tiny-live-*"]).name == "cpu-vllm-0.32.0"
+    for names in ([], ["7b-train"], ["tiny-live-b", "34b-general"], ["of-my-own"]):
+        assert release_for(None, names).name == DEFAULT_RELEASE
+    assert release_for("h100-physical", ["tiny-live-b"]).name == "h100-physical"
 
 
 def test_other_engine_arguments_and_two_sides_answer_alike(store: Path) -> None:

@@ -293,14 +293,13 @@ def steps_verb(name: str, coefficients: str | None, store_path: Path, form: str 
       decode-only              495     15.47   2.4 %   -0.4 %  0.67
       mixed, light (< 256)     220     16.28   2.8 %   +0.9 %  0.85
     """
-    from blis_replay.replay.release_file import load_release
     from blis_replay.replay.simulator import EmbeddedEngine
     from blis_replay.validate.calibration.step_errors import line_fits, step_errors, step_targets
     from blis_replay.validate.calibration.text import steps_answer
-    from blis_replay.validate.experiment import DEFAULT_RELEASE, stored_experiment
+    from blis_replay.validate.experiment import release_for, stored_experiment
 
     recording = stored_experiment(store_path, name)
-    release = load_release(coefficients or DEFAULT_RELEASE)
+    release = release_for(coefficients, [name])
     latency = EmbeddedEngine(release).entry_for(recording).latency
     targets = step_targets(recording)
     named = {"slug": recording.slug, "alias": recording.alias, "coefficients": release.name}

@@ -122,11 +122,10 @@ def _two(
     from blis_replay.validate.comparison.differences_text import differences_answer
     from blis_replay.validate.comparison.sides import Choice, side_of
     from blis_replay.validate.comparison.simulators import simulator_named
-    from blis_replay.validate.experiment import DEFAULT_RELEASE
+    from blis_replay.validate.experiment import release_that_ships
 
-    choice = Choice(
-        experiment, lambda name: simulator_named(store.path, name, coefficients, DEFAULT_RELEASE, blis_binary)
-    )
+    default = release_that_ships([experiment] if experiment else [])
+    choice = Choice(experiment, lambda name: simulator_named(store.path, name, coefficients, default, blis_binary))
     return differences_answer(differences(*(side_of(store, side, choice) for side in sides)))
 
 
@@ -142,14 +141,13 @@ def _simulators(
     from functools import partial
 
     from blis_replay.ingest.store import open_for_reading
-    from blis_replay.replay.release_file import load_release
     from blis_replay.validate.attribution.foreign import cost_of
     from blis_replay.validate.comparison.leaderboard import leaderboard
     from blis_replay.validate.comparison.leaderboard_text import leaderboard_answer
     from blis_replay.validate.comparison.simulators import contestants
-    from blis_replay.validate.experiment import DEFAULT_RELEASE, named_experiments
+    from blis_replay.validate.experiment import named_experiments, release_for
 
-    release = load_release(coefficients or DEFAULT_RELEASE)
+    release = release_for(coefficients, names)
     release.refuse_if_invalid()
     with progress_line("replaying") as progress:
         found, absent = contestants(store_path, asked, release, blis_binary, timeout_s)
@@ -162,12 +160,11 @@ def _simulators(
 
 
 def _published(store: Store, coefficients: str | None, unseen: bool) -> Answer:
-    from blis_replay.replay.release_file import load_release
     from blis_replay.validate.comparison.published import compare_published, held_out, published_answer
-    from blis_replay.validate.experiment import DEFAULT_RELEASE
+    from blis_replay.validate.experiment import release_for
 
     with progress_line("replaying") as progress:
-        compared = compare_published(store, load_release(coefficients or DEFAULT_RELEASE), progress)
+        compared = compare_published(store, release_for(coefficients), progress)
     return published_answer(held_out(compared) if unseen else compared)
 
 

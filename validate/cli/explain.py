@@ -67,19 +67,18 @@ def explain_verb(
     """
     from blis_replay.ingest.store import open_for_reading, read_stored
     from blis_replay.replay.mode import parse_mode
-    from blis_replay.replay.release_file import load_release
     from blis_replay.replay.simulator import entry_of
     from blis_replay.validate.attribution.attribute import attribute
     from blis_replay.validate.attribution.text import attribution_answer
-    from blis_replay.validate.experiment import DEFAULT_RELEASE, find_experiment
+    from blis_replay.validate.experiment import find_experiment, release_for
     from blis_replay.validate.metrics.observed import observed_requests, pooled_gaps
 
-    release = load_release(coefficients or DEFAULT_RELEASE)
+    release = release_for(coefficients, [name])
     mode = parse_mode(mode_text, release.published_replay)
     with open_for_reading(store_path) as store:
         recording = read_stored(store, find_experiment(store, name))
         gaps = pooled_gaps(store, recording.slug, observed_requests(recording))
-    stand_in = None if reference == "none" else load_release(reference or DEFAULT_RELEASE)
+    stand_in = None if reference == "none" else release_for(reference, [name])
     if stand_in and reference:
         entry_of(stand_in, recording)  # one that was named must have the model
     with progress_line("replaying") as progress:
@@ -120,14 +119,13 @@ def segments_verb(
     """
     from blis_replay.replay.driver import replay
     from blis_replay.replay.mode import parse_mode
-    from blis_replay.replay.release_file import load_release
     from blis_replay.validate.attribution.text import segments_answer
     from blis_replay.validate.comparison.segments import segment_frame, segments_of
-    from blis_replay.validate.experiment import DEFAULT_RELEASE, stored_experiment
+    from blis_replay.validate.experiment import release_for, stored_experiment
 
     if out is not None and out.suffix not in (".parquet", ".csv"):
         raise click.UsageError(f"--out {out}: name a .parquet or a .csv file")
-    release = load_release(coefficients or DEFAULT_RELEASE)
+    release = release_for(coefficients, [name])
     recording = stored_experiment(store_path, name)
     segments = segments_of(replay(recording, release, parse_mode(mode_text, release.published_replay)))
     if out is not None:

@@ -68,10 +68,10 @@ def report_verb(
         from blis_replay.ingest.store import open_for_reading
         from blis_replay.replay.mode import parse_mode
         from blis_replay.replay.release_file import load_release
-        from blis_replay.validate.experiment import DEFAULT_RELEASE, named_experiments
+        from blis_replay.validate.experiment import named_experiments, release_for
         from blis_replay.validate.report.report import report, report_answer
 
-        release = load_release(coefficients or DEFAULT_RELEASE)
+        release = release_for(coefficients)
         mode = parse_mode(mode_text, release.published_replay)
         asked = ["--all"] if everything else [part for name in names for part in ("--experiment", name)]
         given = {"--coefficients": coefficients, "--baseline": baseline, "--replay": mode_text, "--out": out.name}
@@ -80,7 +80,10 @@ def report_verb(
         with open_for_reading(store_path) as store:
             slugs = named_experiments(store, None if everything else names)
         before = load_release(baseline) if baseline else None
-        written = report(store_path, slugs, release, mode, baseline=before, command=again, progress=progress)
+        ships = coefficients is None
+        written = report(
+            store_path, slugs, release, mode, baseline=before, ships=ships, command=again, progress=progress
+        )
     size = write_whole(out, written.html)
     print_answer(form, report_answer(written, out, size))
 
@@ -132,8 +135,7 @@ def timeline_verb(
     """
     from blis_replay.replay.driver import replay
     from blis_replay.replay.mode import parse_mode
-    from blis_replay.replay.release_file import load_release
-    from blis_replay.validate.experiment import DEFAULT_RELEASE, stored_experiment
+    from blis_replay.validate.experiment import release_for, stored_experiment
     from blis_replay.validate.timeline.viewer_files import FORMATS, write_timeline
     from blis_replay.validate.timeline.window import timeline, timeline_answer, window_named
 
@@ -143,7 +145,7 @@ def timeline_verb(
         raise click.UsageError("--from, --around and --request each name a window; leave all but one out")
     if length_us == 0:
         raise click.UsageError("--for 0 is not a window; give a time such as 500ms")
-    release = load_release(coefficients or DEFAULT_RELEASE)
+    release = release_for(coefficients, [name])
     run = replay(stored_experiment(store_path, name), release, parse_mode(mode_text, release.published_replay))
     window = window_named(run, from_us, length_us, around, request)
     shown = timeline(run, window.from_us, window.until_us, window.request_index)

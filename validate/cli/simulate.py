@@ -288,9 +288,8 @@ def whatif_verb(
       blis-replay whatif 34b-codegen --find rate --slo ttft.p95=500ms,itl.p95=20ms
       blis-replay whatif 7b-reasoning --set num_gpu_blocks=none --json
     """
-    from blis_replay.replay.release_file import load_release
     from blis_replay.validate.engine_arguments import grid, mode_with, parse_value, what_if, whatif_answer
-    from blis_replay.validate.experiment import DEFAULT_RELEASE, stored_experiment
+    from blis_replay.validate.experiment import release_for, stored_experiment
     from blis_replay.validate.load_search import find_most, load_answer
     from blis_replay.validate.metrics.objectives import parse_objectives
 
@@ -307,7 +306,7 @@ def whatif_verb(
     for change in changes:
         mode_with((*change, (find, 1)) if find else change)
     objectives = parse_objectives(slo) if slo is not None else ()
-    release = release_on_gpu(load_release(coefficients or DEFAULT_RELEASE), gpu, gpu_file)
+    release = release_on_gpu(release_for(coefficients, [name]), gpu, gpu_file)
     recording = stored_experiment(store_path, name)
     if find:
         tried = [change for change in changes if change]

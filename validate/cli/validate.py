@@ -137,14 +137,13 @@ def validate_verb(
         raise click.UsageError(f"--simulator-timeout {blis_timeout} is not a time; give seconds")
     with progress_line("validating") as progress:
         from blis_replay.replay.mode import parse_mode
-        from blis_replay.replay.release_file import load_release
         from blis_replay.validate.comparison.comparison_text import validation_answer
         from blis_replay.validate.comparison.simulators import chosen_simulators, informed
         from blis_replay.validate.comparison.validated import validate_many
-        from blis_replay.validate.experiment import DEFAULT_RELEASE
+        from blis_replay.validate.experiment import release_for
 
         own_model = blis_model == "own" if blis_model else coefficients is None
-        release = load_release(coefficients or DEFAULT_RELEASE)
+        release = release_for(coefficients)
         release.refuse_if_invalid()
         mode = parse_mode(mode_text, release.published_replay)
         simulators = chosen_simulators(store_path, choice, release, blis_binary or "", blis_timeout, own_model)
@@ -155,6 +154,7 @@ def validate_verb(
                 mode,
                 window,
                 simulator,
+                ships=coefficients is None,
                 stages=by_stage,
                 tolerant=everything,
                 repeats=repeats,

@@ -28,7 +28,7 @@ from blis_replay.validate.comparison.stored import (
     writable_folder,
 )
 from blis_replay.validate.errors import NothingToJudgeError
-from blis_replay.validate.experiment import experiment_row, named_experiments
+from blis_replay.validate.experiment import experiment_row, named_experiments, release_for, release_that_ships
 from blis_replay.validate.metrics.observed import Selection, pooled_gaps
 
 
@@ -111,6 +111,7 @@ def validate_many(
     window: tuple[float, float],
     simulator: Simulator,
     *,
+    ships: bool = False,
     stages: bool = False,
     tolerant: bool = True,
     repeats: Sequence[str] = (),
@@ -120,15 +121,14 @@ def validate_many(
 ) -> Validated:
     """Validate experiments, with their ``stages``, and store whole runs.
 
-    ``repeats``: recordings of the same loads, as ``noise_floors``.
-
-    ``store``: the file, which this process must not have open: several processes read it side by side, each the
-    experiment that it is about.  ``names``: as ``named_experiments``.  ``tolerant``: those that cannot be judged are
-    returned with the reason; else the first reason is raised when the others are stored.  ``executor``, ``workers``,
-    ``progress``: of ``map_jobs``.
+    ``ships``: the embedded engine takes the release that ships for each experiment.  ``repeats``: recordings of the
+    same loads, as ``noise_floors``.  ``store``: the file, which this process must not have open: several processes
+    read it side by side, each the experiment that it is about.  ``names``: as ``named_experiments``.  ``tolerant``:
+    those that cannot be judged are returned with the reason; else the first reason is raised when the others are
+    stored.  ``executor``, ``workers``, ``progress``: of ``map_jobs``.
     """
     answer = Validated(simulator.name, [], {}, {})
-    task = _Task(mode, window, simulator, stages)
+    task = _Task(mode, window, simulator, stages, ships)
     not_stored = ""
     with open_for_reading(store) as opened:
         slugs = named_experiments(opened, names)
@@ -165,6 +165,7 @@ class _Task:
     window: tuple[float, float]
     simulator: Simulator
     stages: bool
+    ships: bool
 
 
 @dataclass(frozen=True)
@@ -181,9 +182,12 @@ class _Outcome:
 
 def _validated(store: Store, task: _Task, slug: str) -> tuple[_Outcome, ReplayRun | None]:
     """The outcome, and the run if it is to be stored."""
+    simulator = task.simulator
+    if task.ships and isinstance(simulator, EmbeddedEngine) and release_that_ships([slug]) != simulator.release.name:
+        simulator = EmbeddedEngine(release_for(None, [slug]))
     try:
         with faults_named(slug):
-            whole = compare_experiment(store, slug, task.simulator.release, task.mode, task.window, task.simulator)
+            whole = compare_experiment(store, slug, simulator.release, task.mode, task.window, simulator)
     except ExperimentError as error:
         return _Outcome(slug, experiment_row(store, slug).alias, problem=error), None
     stages = [light(stage) for stage in by_stage(store, whole)] if task.stages else []

@@ -15,10 +15,9 @@ from blis_replay.ingest.tables import Table, columns_named
 from blis_replay.replay.executors import map_jobs
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.processes import Progress
-from blis_replay.replay.release_file import load_release
 from blis_replay.validate.comparison.validated import compare_experiment
 from blis_replay.validate.errors import NothingToJudgeError
-from blis_replay.validate.experiment import DEFAULT_RELEASE
+from blis_replay.validate.experiment import release_for, release_that_ships
 from blis_replay.validate.report.evidence import gather
 from blis_replay.validate.report.page import OverviewRow, Section, overview_row, page, section_of
 from blis_replay.validate.text.answer import Answer, Verbatim
@@ -56,19 +55,21 @@ def report(
     mode: ReplayMode | None = None,
     *,
     baseline: CoefficientRelease | None = None,
+    ships: bool = False,
     command: str = "",
     progress: Progress | None = None,
 ) -> Report:
     """One self-contained HTML page over these stored experiments, the same for the same input.
 
     ``store``: the file, which this process must not have open: several processes read it side by side.
-    ``baseline``: another release, whose errors stand below those of ``release`` in the overview.  ``command``: what
-    the page gives as the way to make it again.  ``progress``: called with (done, all).  Those that cannot be judged are
+    ``baseline``: another release, whose errors stand below those of ``release`` in the overview.  ``ships``: take the
+    release that ships for each experiment in place of ``release``.  ``command``: what the page gives as the way to
+    make it again.  ``progress``: called with (done, all).  Those that cannot be judged are
     named with the reason; raises ``NothingToJudgeError`` if that is all of them, ``ReleaseError`` for an invalid
     release.
     """
     require_extra("report", "the report", *REPORT_MODULES)
-    job = _Job(store, release, baseline, load_release(DEFAULT_RELEASE), mode or ReplayMode(), command)
+    job = _Job(store, None if ships else release, baseline, mode or ReplayMode(), command)
     for used in (release, baseline):
         if used is not None:
             used.refuse_if_invalid()
@@ -77,16 +78,16 @@ def report(
     sections = [answer for answer in answers.values() if isinstance(answer, Section)]
     if not sections:
         raise NothingToJudgeError("; ".join(f"{slug}: {why}" for slug, why in not_judged.items()))
-    html = page(sections, not_judged, job.release.name, job.mode.name, baseline.name if baseline else None)
+    names = dict.fromkeys(release_that_ships([slug]) for slug in answers) if ships else [release.name]
+    html = page(sections, not_judged, ", ".join(names), job.mode.name, baseline.name if baseline else None)
     return Report(html, {section.row.slug: section.row.verdict for section in sections}, not_judged)
 
 
 @dataclass(frozen=True)
 class _Job:
     store: Path
-    release: CoefficientRelease
+    release: CoefficientRelease | None
     baseline: CoefficientRelease | None
-    reference: CoefficientRelease
     mode: ReplayMode
     command: str
 
@@ -96,7 +97,8 @@ def _answer(job: _Job, slug: str) -> Section | str:
     with open_store(job.store, read_only=True) as store:
         try:
             with faults_named(slug):
-                evidence = gather(store, slug, job.release, job.mode, job.reference)
+                shipped = release_for(None, [slug])
+                evidence = gather(store, slug, job.release or shipped, job.mode, shipped)
                 return section_of(evidence, job.command, _before(store, slug, job))
         except ExperimentError as error:
             return str(error)
