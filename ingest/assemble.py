@@ -14,6 +14,7 @@ from typing import Any
 import polars as pl
 
 from blis_replay.ingest.errors import RecordingError
+from blis_replay.ingest.identity import alias_of, workload_of
 from blis_replay.ingest.readers import discovery, experiment_config
 from blis_replay.ingest.readers.clients import inference_perf_reports as inference_perf_aggregates
 from blis_replay.ingest.readers.clients.inference_perf_reports import stage_of_requests
@@ -26,11 +27,9 @@ from blis_replay.ingest.readers.requests import RequestsRead, in_send_order, wit
 from blis_replay.ingest.readers.server import kv_events
 from blis_replay.ingest.readers.server import log as server_log
 from blis_replay.ingest.readers.server.engine_settings import EngineEvidence, GivenArguments, engine_of
-from blis_replay.ingest.readers.server.forward_passes import read_forward_passes
-from blis_replay.ingest.readers.server.iterations import IterationLines
+from blis_replay.ingest.readers.server.iterations import IterationLines, read_forward_passes
 from blis_replay.ingest.readers.server.metrics import MetricsRead, read_metrics
-from blis_replay.ingest.readers.simulators import tracev2
-from blis_replay.ingest.readers.tables import llmservingsim
+from blis_replay.ingest.readers.tables import simulators
 from blis_replay.ingest.recording import (
     AGGREGATE_SCHEMA,
     ARRIVALS,
@@ -46,14 +45,12 @@ from blis_replay.ingest.recording import (
     Setting,
     SourceFile,
     TokenEvents,
-    alias_of,
     empty_frame,
-    workload_of,
 )
 from blis_replay.ingest.rows import Rows, Scratch, no_rows
 from blis_replay.ingest.server_side import ServerSide, ServerTimes
 from blis_replay.ingest.steps.placed import place
-from blis_replay.ingest.stream.lengths import with_counted_lengths, with_decode_lengths
+from blis_replay.ingest.stream import with_counted_lengths, with_decode_lengths
 
 _NO_LOAD = experiment_config.LoadConfig(None, (), None, None, None)
 _NO_CONFIG = experiment_config.ExperimentConfig(None, None, None, {})
@@ -107,7 +104,7 @@ class _Configured:
     load: experiment_config.LoadConfig
     declared: LoadProfile | None
     log: server_log.ServerLog
-    header: tracev2.TraceHeader
+    header: simulators.TraceHeader
     aggregates: pl.DataFrame
     metrics: MetricsRead
 
@@ -239,12 +236,12 @@ class _Assembly:
             metrics=self._metrics(),
         )
 
-    def _header(self, header_file: RecordedFile | None) -> tracev2.TraceHeader:
+    def _header(self, header_file: RecordedFile | None) -> simulators.TraceHeader:
         """What a trace says of its server."""
         meta_file = self._one(discovery.LLMSERVINGSIM_META)
         if header_file is None and meta_file is not None:
-            return llmservingsim.read_meta(meta_file)
-        return tracev2.read_header(header_file) if header_file else tracev2.TraceHeader()
+            return simulators.read_meta(meta_file)
+        return simulators.read_header(header_file) if header_file else simulators.TraceHeader()
 
     def _metrics(self) -> MetricsRead:
         read = read_metrics(self.known.get(discovery.METRICS, []))

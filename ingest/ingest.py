@@ -17,15 +17,14 @@ from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.recording import PUBLISHED, Recording
 from blis_replay.ingest.store.file import Store, limit_writing, open_store
 from blis_replay.ingest.store.recordings import (
-    WriteOutcome,
     given_engine,
     is_stored_experiment,
     stored_counts,
     stored_files,
     stored_unchanged,
-    write_recording,
 )
-from blis_replay.ingest.stream.layout import TokenLayout
+from blis_replay.ingest.store.writing import WriteOutcome, write_recording
+from blis_replay.ingest.stream import TokenLayout
 from blis_replay.ingest.tables import Table, columns_named, table_of
 
 if TYPE_CHECKING:

@@ -10,12 +10,12 @@ time of its first request.  The clocks they were read from are kept in ``clocks`
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
 import polars as pl
 
 from blis_replay.ingest.rows import Rows, no_rows
@@ -23,6 +23,7 @@ from blis_replay.ingest.rows import Rows, no_rows
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
 
 # One row a request, in send order (``request_index`` 0, 1, ...).
 REQUEST_SCHEMA: dict[str, type[pl.DataType]] = {
@@ -435,35 +436,3 @@ class Recording:
 def empty_frame(schema: Mapping[str, type[pl.DataType] | pl.DataType]) -> pl.DataFrame:
     """A frame of the given schema without rows."""
     return pl.DataFrame(schema=schema)
-
-
-_SLUG = re.compile(r"\d{8}-\d{6}-(?P<model>.+)-tp\d+-.+")
-# A bare number there counts runs and names no workload.
-_WORKLOAD = re.compile(r".*-tp\d+-(?P<workload>(?!\d+$).+)")
-_SIZE = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)b(?![a-z0-9])", re.IGNORECASE)
-
-
-def alias_of(slug: str, model: str | None, workload: str) -> str:
-    """The short name of an experiment: model size or family, ``-hf`` where the slug says so, workload.
-
-    Size and family come from the configured ``model``; a folder's name can be wrong about them.
-    Without a model the workload has to do.  Files are called like it, so it has no path separators.
-    """
-    workload = re.sub(r"[/\\]+", "-", workload)
-    if model is None:
-        return workload
-    name = model.rstrip("/").rsplit("/", 1)[-1].lower()
-    size = _SIZE.search(name.replace("-", " "))
-    if "mixtral" in name:
-        short = "mixtral"
-    else:
-        short = size[0].strip() if size else re.sub(r"[^a-z0-9.]+", "-", name).strip("-") or "model"
-    match = _SLUG.fullmatch(slug)
-    hf = "-hf" if match and match["model"].endswith("-hf") else ""
-    return f"{short}{hf}-{workload}"
-
-
-def workload_of(directory_name: str, app: str | None) -> str:
-    """The workload: what follows the last ``-tp<N>-`` of the directory's name, else ``app``, else that name."""
-    match = _WORKLOAD.fullmatch(directory_name)
-    return match["workload"] if match else app or directory_name

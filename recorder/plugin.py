@@ -14,8 +14,17 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from blis_replay.recorder.engine_facts import facts_of, free_blocks_of, queue_depths_of
-from blis_replay.recorder.writer import ARRIVAL, FINISH, STEP, UPDATE, Writer, new_file
+from blis_replay.recorder.writer import (
+    ARRIVAL,
+    FINISH,
+    STEP,
+    UPDATE,
+    Writer,
+    facts_of,
+    free_blocks_of,
+    new_file,
+    queue_depths_of,
+)
 
 DIRECTORY = "BLIS_REPLAY_RECORD"
 # vLLM shows what is logged below its own name.

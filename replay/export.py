@@ -16,7 +16,7 @@ import polars as pl
 
 from blis_replay.blis.trace import MOST_TOKENS, BlockKeys, RequestTrace
 from blis_replay.compiled.files import naming
-from blis_replay.ingest.readers.simulators.parquet_requests import METADATA, PROMPT_COLUMNS
+from blis_replay.ingest.readers.tables.parquet_requests import METADATA, PROMPT_COLUMNS
 from blis_replay.ingest.recording import ARRIVALS, RECORDED, REQUEST_SCHEMA, PromptTree, Recording
 from blis_replay.replay.blis_files import TRACE_FORMS, prefix_groups, trace_rows, write_rows
 from blis_replay.replay.errors import FileExistsAlreadyError, ReplayError

@@ -28,7 +28,7 @@ import zstandard
 from test_reader_parquet_requests import PLAIN
 
 from blis_replay.fixtures.writers_otlp import as_protobuf
-from blis_replay.ingest.readers.simulators.parquet_requests import METADATA
+from blis_replay.ingest.readers.tables.parquet_requests import METADATA
 
 
 def _lines(records: Iterable[object]) -> bytes:

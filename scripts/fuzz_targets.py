@@ -42,10 +42,9 @@ from blis_replay.ingest.readers.otlp.journeys import on_zero
 from blis_replay.ingest.readers.otlp.rows import BatchRows
 from blis_replay.ingest.readers.otlp.traces import read_traces, trace_batches
 from blis_replay.ingest.readers.requests import READ_SCHEMA, RequestsRead, in_send_order
-from blis_replay.ingest.readers.server import forward_passes, kv_events, metrics
+from blis_replay.ingest.readers.server import iterations, kv_events, metrics
 from blis_replay.ingest.readers.server import log as server_log
 from blis_replay.ingest.readers.server.engine_settings import EngineEvidence, engine_of
-from blis_replay.ingest.readers.server.iterations import IterationLines
 from blis_replay.ingest.recording import JOURNEY_EVENT_SCHEMA, STEP_SCHEMA, PromptTree
 from blis_replay.ingest.rows import Scratch, no_rows
 
@@ -213,11 +212,11 @@ def _check_engine(configured: Mapping[str, object], log: server_log.ServerLog) -
 
 
 def _forward_passes(content: bytes, folder: Path) -> None:
-    forward_passes.recognises(content)
+    iterations.recognises_forward_passes(content)
     with _file(content, folder) as file:
-        iterations = IterationLines(Scratch())
-        remarks = forward_passes.read_forward_passes([file], iterations)
-        read = iterations.done()
+        lines = iterations.IterationLines(Scratch())
+        remarks = iterations.read_forward_passes([file], lines)
+        read = lines.done()
         _check(read.rows.height <= file.tally.records, "more iterations than records")
         for remark in (*remarks, *read.remarks):
             _check_line(remark)

@@ -18,13 +18,7 @@ from blis_replay.fixtures.synthetic import generate
 from blis_replay.fixtures.truth import SyntheticExperiment
 from blis_replay.fixtures.truth_frames import recording_of
 from blis_replay.ingest.ingest import ingest_recording
-from blis_replay.ingest.recording import (
-    JOURNEY_EVENT_SCHEMA,
-    LIFECYCLE_SCHEMA,
-    STEP_SCHEMA,
-    SharedPrefix,
-    Stage,
-)
+from blis_replay.ingest.recording import JOURNEY_EVENT_SCHEMA, LIFECYCLE_SCHEMA, STEP_SCHEMA, SharedPrefix, Stage
 from blis_replay.ingest.rows import no_rows
 from blis_replay.ingest.store import Store, open_store
 from blis_replay.replay.release_file import load_release

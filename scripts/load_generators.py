@@ -17,7 +17,7 @@ from blis_replay.fixtures.client_truth import ClientRun, compare
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.checks.evidence import decode_gap_us
 from blis_replay.ingest.errors import RecordingError
-from blis_replay.ingest.stream.layout import published
+from blis_replay.ingest.stream import published
 
 VALUES = [
     *("run", "requests", "stamps a token", "ITL reported", "TPOT reported", "gap true", "gap ingested"),

@@ -15,11 +15,11 @@ from blis_replay.blis.latency.models import LatencyModel
 from blis_replay.blis.result import SimResult
 from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
 from blis_replay.ingest.checks.evidence import Context
-from blis_replay.ingest.checks.iterations import check as iterations_check
+from blis_replay.ingest.checks.server import check_iterations as iterations_check
 from blis_replay.ingest.recording import ITERATION_SCHEMA, Recording
 from blis_replay.ingest.rows import Scratch, rows_of
 from blis_replay.ingest.steps.placed import place
-from blis_replay.ingest.stream.layout import NO_EVENTS
+from blis_replay.ingest.stream import NO_EVENTS
 
 CONTEXT = Context(NO_EVENTS, None, ())
 

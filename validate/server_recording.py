@@ -23,7 +23,7 @@ from typing import BinaryIO
 from blis_replay import recorder
 from blis_replay.ingest.errors import printable
 from blis_replay.ingest.readers.files import RecordedFile, lines
-from blis_replay.ingest.readers.recorder.step_log import MAX_LINE_BYTES
+from blis_replay.ingest.readers.step_log import MAX_LINE_BYTES
 from blis_replay.recorder.plugin import DIRECTORY
 from blis_replay.validate.errors import RecordError
 

@@ -8,7 +8,7 @@ import polars as pl
 from blis_replay.ingest.checks.evidence import Context, Measured, completed_requests, recorded_requests
 from blis_replay.ingest.recording import ESTIMATED, IDENTITIES, NOT_KNOWN, Clock, Finding, Recording, Severity
 from blis_replay.ingest.steps.clock_offset import MIXED_US, DepthOffset, depth_mismatch, estimate_offset
-from blis_replay.ingest.stream.layout import published
+from blis_replay.ingest.stream import published
 from blis_replay.ingest.tables import Table, columns_named
 
 CHECK = "clocks"

@@ -13,7 +13,7 @@ from blis_replay.ingest.checks.evidence import (
     recorded_requests,
 )
 from blis_replay.ingest.recording import Finding, Recording, Severity
-from blis_replay.ingest.stream.layout import published
+from blis_replay.ingest.stream import published
 from blis_replay.ingest.tables import Table, columns_named
 
 CHECK = "completeness"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -9,7 +10,8 @@ import polars as pl
 
 from blis_replay.ingest.recording import RECORDED, Finding, Recording
 from blis_replay.ingest.rows import Rows, no_rows, query
-from blis_replay.ingest.stream.layout import EventTotals, TokenLayout, published
+from blis_replay.ingest.stream import EventTotals, TokenLayout, published
+from blis_replay.ingest.tables import Table
 
 Measured = dict[str, float | int | str | None]
 
@@ -41,6 +43,20 @@ class Context:
     events: EventTotals | None
     windows: tuple[Window, ...]
     stamp_gaps: pl.DataFrame | None = None
+
+
+@dataclass(frozen=True)
+class InstrumentCheck:
+    """One check: its name, what it measures, its thresholds and why, and its two functions.
+
+    ``run``: the findings of a recording; ``evidence_tables``: the numbers behind them, for ``inspect --check``.
+    """
+
+    name: str
+    measures: str
+    rule: str
+    run: Callable[[Recording, Context], list[Finding]]
+    evidence_tables: Callable[[Recording, Context], tuple[Table, ...]]
 
 
 def recorded_requests(recording: Recording) -> Rows:
@@ -88,7 +104,7 @@ def recorded_decode_gap_us(recording: Recording, stage: int = -1) -> float | Non
 
 def published_decode_gap_us(recording: Recording, stage: int) -> float | None:
     """The same from published means, which the requests of a recording reproduce."""
-    from blis_replay.ingest.stream.layout import true_mean_gap_us
+    from blis_replay.ingest.stream import true_mean_gap_us
 
     return true_mean_gap_us(recording.aggregates, stage, true_output_tokens(recording, stage))
 

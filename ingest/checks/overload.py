@@ -12,7 +12,7 @@ from blis_replay.ingest.checks.evidence import (
     request_count,
 )
 from blis_replay.ingest.recording import Finding, Recording
-from blis_replay.ingest.stream.layout import published
+from blis_replay.ingest.stream import published
 from blis_replay.ingest.tables import Table, columns_named
 
 CHECK = "overloaded"

@@ -3,71 +3,54 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from blis_replay.ingest.checks import (
     clocks,
     completeness,
-    engine_arguments,
-    iterations,
     littles_law,
     output_length,
     overload,
     prefix_cache,
     reconstruction,
-    recorder,
     sampling,
-    server_metrics,
     stationarity,
-    step_clock,
-    step_cycle,
     token_events,
 )
-from blis_replay.ingest.checks.evidence import Context, stage_windows
+from blis_replay.ingest.checks.evidence import Context, InstrumentCheck, stage_windows
+from blis_replay.ingest.checks.server import ARGUMENTS, ITERATIONS, METRICS, RECORDER
+from blis_replay.ingest.checks.step_times import STEP_CLOCK, STEP_CYCLE
 from blis_replay.ingest.errors import UnknownCheckError
 from blis_replay.ingest.recording import Finding, Recording
 from blis_replay.ingest.store.file import Store
-from blis_replay.ingest.store.recordings import read_stored, read_token_layout
-from blis_replay.ingest.store.tokens import stamp_gaps
-from blis_replay.ingest.stream.layout import TokenLayout, detect_layout, event_totals
+from blis_replay.ingest.store.recordings import read_stored, read_token_layout, stamp_gaps
+from blis_replay.ingest.stream import TokenLayout, detect_layout, event_totals
 from blis_replay.ingest.tables import Table
 
 
-@dataclass(frozen=True)
-class InstrumentCheck:
-    """One check: its name, what it measures, its thresholds and why, and its two functions.
-
-    ``run``: the findings of a recording; ``evidence_tables``: the numbers behind them, for ``inspect --check``.
-    """
-
-    name: str
-    measures: str
-    rule: str
-    run: Callable[[Recording, Context], list[Finding]]
-    evidence_tables: Callable[[Recording, Context], tuple[Table, ...]]
+def _of(module: Any) -> InstrumentCheck:
+    """The check that a module is."""
+    return InstrumentCheck(module.CHECK, module.MEASURES, module.RULE, module.check, module.evidence_tables)
 
 
-CHECKS = tuple(
-    InstrumentCheck(module.CHECK, module.MEASURES, module.RULE, module.check, module.evidence_tables)
-    for module in (
-        overload,
-        token_events,
-        output_length,
-        step_clock,
-        step_cycle,
-        iterations,
-        reconstruction,
-        littles_law,
-        sampling,
-        clocks,
-        stationarity,
-        completeness,
-        prefix_cache,
-        server_metrics,
-        engine_arguments,
-        recorder,
-    )
+CHECKS = (
+    _of(overload),
+    _of(token_events),
+    _of(output_length),
+    STEP_CLOCK,
+    STEP_CYCLE,
+    ITERATIONS,
+    _of(reconstruction),
+    _of(littles_law),
+    _of(sampling),
+    _of(clocks),
+    _of(stationarity),
+    _of(completeness),
+    _of(prefix_cache),
+    METRICS,
+    ARGUMENTS,
+    RECORDER,
 )
 
 

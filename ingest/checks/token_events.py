@@ -14,7 +14,7 @@ from blis_replay.ingest.checks.evidence import (
     true_output_tokens,
 )
 from blis_replay.ingest.recording import Finding, Recording
-from blis_replay.ingest.stream.layout import (
+from blis_replay.ingest.stream import (
     NO_EVENTS,
     PAIRED_QUANTILES,
     EventTotals,

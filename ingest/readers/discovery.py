@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from blis_replay.ingest.errors import RecordingError, printable
+from blis_replay.ingest.readers import step_log
 from blis_replay.ingest.readers.documents import text
 from blis_replay.ingest.readers.files import Progress, RecordedFile
 from blis_replay.ingest.readers.formats import HEAD_BYTES, REQUEST_FORMATS, TABLE
 from blis_replay.ingest.readers.otlp import framing as otlp_framing
-from blis_replay.ingest.readers.recorder import step_log
-from blis_replay.ingest.readers.server import forward_passes, kv_events, metrics
+from blis_replay.ingest.readers.server import iterations, kv_events, metrics
 from blis_replay.ingest.readers.server import log as server_log
-from blis_replay.ingest.readers.tables import llmservingsim
+from blis_replay.ingest.readers.tables import simulators
 from blis_replay.ingest.readers.tables.columns import EXAMPLE, HOW_TO_SAY, given_columns, listed
 from blis_replay.ingest.readers.tables.records import first_record, may_have
 from blis_replay.ingest.recording import SourceFile
@@ -245,9 +245,9 @@ def _kind_by_content(head: bytes) -> str:
         return KV_EVENTS
     if step_log.recognises(head):
         return STEP_LOG
-    if forward_passes.recognises(head):
+    if iterations.recognises_forward_passes(head):
         return FORWARD_PASSES
-    if llmservingsim.recognises_meta(head):
+    if simulators.recognises_meta(head):
         return LLMSERVINGSIM_META
     if metrics.recognises(head):
         return METRICS

@@ -9,13 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from blis_replay.ingest.readers.arrivals import azure_llm, burstgpt, mooncake
-from blis_replay.ingest.readers.clients import aiperf, aiperf_summary, guidellm, unplaced, vllm_bench
+from blis_replay.ingest.readers import arrivals
+from blis_replay.ingest.readers.clients import aiperf, guidellm, unplaced, vllm_bench
 from blis_replay.ingest.readers.clients import inference_perf as inference_perf_requests
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.requests import RequestsRead
-from blis_replay.ingest.readers.simulators import legacy_blis_csv, parquet_requests, tracev2
-from blis_replay.ingest.readers.tables import llmservingsim, requests_table
+from blis_replay.ingest.readers.tables import parquet_requests, requests_table, simulators
 
 HEAD_BYTES = 64 << 10
 TABLE = "table"
@@ -54,16 +53,16 @@ REQUEST_FORMATS: tuple[RequestFormat, ...] = (
     RequestFormat("vllm-bench", vllm_bench.recognises, vllm_bench.read_requests),
     RequestFormat("sglang-bench", vllm_bench.recognises_sglang, vllm_bench.read_sglang),
     RequestFormat("aiperf", aiperf.recognises, aiperf.read_requests),
-    RequestFormat("tracev2", tracev2.recognises, tracev2.read_requests),
+    RequestFormat("tracev2", simulators.recognises_tracev2, simulators.read_tracev2),
     RequestFormat("parquet", parquet_requests.recognises, _read_parquet),
-    RequestFormat("llmservingsim", llmservingsim.recognises, llmservingsim.read_requests),
-    RequestFormat("mooncake", mooncake.recognises, mooncake.read_requests, latencies=False),
-    RequestFormat("azure-llm", azure_llm.recognises, azure_llm.read_requests, latencies=False),
-    RequestFormat("burstgpt", burstgpt.recognises, burstgpt.read_requests, latencies=False),
-    RequestFormat("legacy-blis-csv", legacy_blis_csv.recognises, legacy_blis_csv.read_requests, latencies=False),
+    RequestFormat("llmservingsim", simulators.recognises_llmservingsim, simulators.read_llmservingsim),
+    RequestFormat("mooncake", arrivals.recognises_mooncake, arrivals.read_mooncake, latencies=False),
+    RequestFormat("azure-llm", arrivals.recognises_azure_llm, arrivals.read_azure_llm, latencies=False),
+    RequestFormat("burstgpt", arrivals.recognises_burstgpt, arrivals.read_burstgpt, latencies=False),
+    RequestFormat("legacy-blis-csv", simulators.recognises_legacy_csv, simulators.read_legacy_csv, latencies=False),
     RequestFormat("llmperf", unplaced.recognises_llmperf, unplaced.read_llmperf),
     RequestFormat("genai-bench", unplaced.recognises_genai_bench, unplaced.read_genai_bench),
-    RequestFormat("aiperf-summary", aiperf_summary.recognises, aiperf_summary.read_requests, sums_up="aiperf"),
+    RequestFormat("aiperf-summary", aiperf.recognises_summary, aiperf.read_summary, sums_up="aiperf"),
     RequestFormat("guidellm-csv", guidellm.recognises_table, guidellm.refuse_table),
     # The last: what names its columns like a table of requests may be a file of a tool all the same.
     RequestFormat(TABLE, requests_table.recognises, requests_table.read_requests),

@@ -33,7 +33,6 @@ from blis_replay.ingest.scan.json_text import (
     name_at,
     next_member,
 )
-from blis_replay.ingest.scan.otlp_fill import keep_text
 from blis_replay.ingest.scan.otlp_rows import (
     ALL_KINDS,
     ATTRIBUTE_LENGTHS,
@@ -50,6 +49,7 @@ from blis_replay.ingest.scan.otlp_rows import (
     KINDS_OF,
     NULL,
     STRING,
+    keep_text,
 )
 from blis_replay.ingest.scan.words import (
     Words,

@@ -38,7 +38,6 @@ from blis_replay.ingest.scan.json_text import (
 )
 from blis_replay.ingest.scan.otlp_attributes import after_attributes, whole
 from blis_replay.ingest.scan.otlp_columns import SCOPES
-from blis_replay.ingest.scan.otlp_fill import begin_event, begin_span, keep_text
 from blis_replay.ingest.scan.otlp_rows import (
     EVENT_WIDTH,
     EVENTS,
@@ -55,7 +54,10 @@ from blis_replay.ingest.scan.otlp_rows import (
     SPAN_WIDTH,
     SPANS,
     TEXT_BYTES,
+    begin_event,
+    begin_span,
     event_field,
+    keep_text,
     span_field,
 )
 from blis_replay.ingest.scan.words import Words

@@ -19,7 +19,6 @@ from blis_replay.ingest.scan.compiled import compiled, entry
 from blis_replay.ingest.scan.json_text import UNUSUAL, Bytes, name_within, names_of
 from blis_replay.ingest.scan.otlp_columns import EVENTS as EVENT_NAMES
 from blis_replay.ingest.scan.otlp_columns import MAX_SPAN_BYTES, SCOPES
-from blis_replay.ingest.scan.otlp_fill import begin_event, begin_span, keep_text
 from blis_replay.ingest.scan.otlp_rows import (
     ATTRIBUTE_LENGTHS,
     ATTRIBUTE_NAMES,
@@ -44,7 +43,10 @@ from blis_replay.ingest.scan.otlp_rows import (
     SPANS,
     STRING,
     TEXT_BYTES,
+    begin_event,
+    begin_span,
     event_field,
+    keep_text,
     span_field,
 )
 from blis_replay.ingest.scan.words import HIGH, word_at

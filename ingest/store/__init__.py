@@ -1,7 +1,7 @@
 """The ground-truth store: one DuckDB file with recordings, findings and runs (``schema.sql``).
 
-The public face; the work is in ``store_file`` (the file and its transactions),
-``store_recordings``, ``store_cache``, ``store_tokens`` and ``store_runs``.
+The public face; the work is in ``file`` (the file and its transactions), ``writing``, ``recordings``
+(what is read of them) and ``runs``.
 
 May import: ingest.errors, ingest.queries, ingest.recording, ingest.rows, ingest.stream.
 """
@@ -14,15 +14,15 @@ from blis_replay.ingest.store.recordings import (
     ExperimentRow,
     KvEventCount,
     NamedExperiment,
-    WriteOutcome,
     experiments_named,
+    inter_token_gaps,
     kv_event_counts,
     list_experiments,
     read_findings,
     read_stored,
     read_token_layout,
     resolve,
-    write_recording,
+    token_times,
 )
 from blis_replay.ingest.store.runs import (
     ERROR_SCHEMA,
@@ -34,7 +34,7 @@ from blis_replay.ingest.store.runs import (
     read_run,
     write_run,
 )
-from blis_replay.ingest.store.tokens import inter_token_gaps, token_times
+from blis_replay.ingest.store.writing import WriteOutcome, write_recording
 
 __all__ = [
     "ERROR_SCHEMA",

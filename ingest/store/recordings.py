@@ -1,30 +1,29 @@
-"""Recordings in the store: written whole in one transaction, read back, listed, named."""
+"""Recordings in the store: read back, listed, named."""
 
 from __future__ import annotations
 
 import difflib
-import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, astuple, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from blis_replay.ingest import queries
 from blis_replay.ingest.errors import StoreError, UnknownExperimentError
-from blis_replay.ingest.queries import fetch, first_row, typed
+from blis_replay.ingest.queries import fetch, first_row
 from blis_replay.ingest.recording import (
     AGGREGATE_SCHEMA,
     ITERATION_SCHEMA,
     JOURNEY_EVENT_SCHEMA,
-    KV_EVENT_SCHEMA,
     LIFECYCLE_SCHEMA,
     PROMPT_SCHEMA,
-    PUBLISHED,
     REQUEST_PROMPT_SCHEMA,
     REQUEST_SCHEMA,
     SNAPSHOT_SCHEMA,
@@ -41,8 +40,8 @@ from blis_replay.ingest.recording import (
     Stage,
 )
 from blis_replay.ingest.rows import Rows, Schema, rows_of
-from blis_replay.ingest.store.file import SCHEMA_VERSION, Store, is_being_written, reading, transaction
-from blis_replay.ingest.stream.layout import LAYOUTS, TokenLayout, insert_token_events
+from blis_replay.ingest.store.file import Store, is_being_written, reading
+from blis_replay.ingest.stream import LAYOUTS, TokenLayout
 
 if TYPE_CHECKING:
     import duckdb
@@ -74,32 +73,6 @@ def read_prefix(store: Store, slug: str) -> PromptTree | None:
     prompts = fetch(store.connection, queries.PROMPTS, {"slug": slug}, PROMPT_SCHEMA)
     requests = fetch(store.connection, queries.REQUEST_PROMPTS, {"slug": slug}, REQUEST_PROMPT_SCHEMA)
     return PromptTree(str(row[0]), prompts, requests)
-
-
-def insert_cache_evidence(connection: duckdb.DuckDBPyConnection, recording: Recording) -> None:
-    """Add prompt identities and KV-cache events of a recording, within the caller's transaction."""
-    slug, prefix = recording.slug, recording.prefix
-    if prefix is not None:
-        connection.execute("INSERT INTO prefix_identity VALUES (?, ?)", [slug, prefix.source])
-        connection.register("prompts_to_store", typed(prefix.prompts, PROMPT_SCHEMA).to_arrow())
-        connection.execute(queries.INSERT_PROMPTS, [slug])
-        connection.register("prompts_to_store", typed(prefix.requests, REQUEST_PROMPT_SCHEMA).to_arrow())
-        connection.execute(queries.INSERT_REQUEST_PROMPTS, [slug])
-        connection.unregister("prompts_to_store")
-    if recording.kv_events is not None:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        columns = ", ".join(KV_EVENT_SCHEMA)
-        with pq.ParquetFile(recording.kv_events) as events:
-            # The store's own connection opens no files.
-            batches = pa.RecordBatchReader.from_batches(events.schema_arrow, events.iter_batches())
-            connection.register("events_to_store", batches)
-            connection.execute(
-                f"INSERT INTO kv_events (slug, {columns}) SELECT ?, {columns} FROM events_to_store",  # noqa: S608
-                [slug],
-            )
-            connection.unregister("events_to_store")
 
 
 # Requests of an experiment that are held in memory, some 20 MB: of more each column is read when it is asked for.
@@ -149,7 +122,6 @@ def stored_rows(store: Store, slug: str, hashes: tuple[str, str], table: str) ->
     return rows_of(rows.frame()) if rows.height <= FEW_REQUESTS else replace(rows, kept={})
 
 
-WriteOutcome = Literal["unchanged", "new", "replaced"]
 _CLOCK = ", ".join(field.name for field in fields(Clock))  # the table has the same columns in the same order
 
 
@@ -179,34 +151,6 @@ class ExperimentRow:
     failed: int
     overloaded: bool
     findings: int
-
-
-def write_recording(
-    store: Store, recording: Recording, token_layout: TokenLayout, read_by: str | None = None
-) -> WriteOutcome:
-    """Store a recording whole, or not at all: one transaction.
-
-    ``read_by``: hash of the program that read its files (see :func:`stored_unchanged`), ``None`` if it has none.
-    ``unchanged`` if the same content with the same findings and settings is there, or if
-    published aggregates met a recorded experiment of that slug, which they never replace.
-    Raises ``StoreError`` if the store cannot be written; it is then as it was.
-    """
-    derived_hash = _derived_hash(recording, token_layout)
-    with transaction(store) as connection:
-        stored = first_row(
-            connection,
-            "SELECT ground_truth, content_hash, derived_hash FROM experiments WHERE slug = ?",
-            [recording.slug],
-        )
-        if stored is not None:
-            if recording.ground_truth == PUBLISHED and stored[0] != PUBLISHED:
-                return "unchanged"
-            if tuple(stored) == (recording.ground_truth, recording.content_hash, derived_hash):
-                connection.execute("UPDATE experiments SET read_by = ? WHERE slug = ?", [read_by, recording.slug])
-                return "unchanged"
-            _delete(connection, recording.slug)
-        _insert(connection, recording, token_layout, (derived_hash, read_by))
-    return "new" if stored is None else "replaced"
 
 
 def stored_files(store: Store, slug: str) -> list[tuple[str, str]]:
@@ -383,13 +327,13 @@ def _read_files(store: Store, slug: str) -> tuple[SourceFile, ...]:
     return tuple(replace(SourceFile(*row[1:]), rejected=tuple(rejected.get(row[0], ()))) for row in rows)
 
 
-_SHARED_PREFIX = ("num_groups", "num_prompts_per_group", "system_prompt_tokens", "question_tokens", "output_tokens")
+SHARED_PREFIX = ("num_groups", "num_prompts_per_group", "system_prompt_tokens", "question_tokens", "output_tokens")
 
 
 def _shared_prefix(row: dict[str, Any]) -> SharedPrefix | None:
     if row["num_groups"] is None:
         return None
-    return SharedPrefix(*(row[name] for name in _SHARED_PREFIX))
+    return SharedPrefix(*(row[name] for name in SHARED_PREFIX))
 
 
 def _load_profile(stored: str | None) -> LoadProfile | None:
@@ -401,134 +345,50 @@ def _load_profile(stored: str | None) -> LoadProfile | None:
     return LoadProfile(**declared | {"stages": stages, "shared_prefix": shared and SharedPrefix(**shared)})
 
 
-def _delete(connection: duckdb.DuckDBPyConnection, slug: str) -> None:
-    for table in queries.RECORDING_TABLES:
-        connection.execute(f"DELETE FROM {table} WHERE slug = ?", [slug])  # noqa: S608 (constants of this package)
+# -- Token times, corrected for how their client stamped them ---------------------------------------------
+
+OUTPUT_TIME_SCHEMA: dict[str, type[pl.DataType]] = {
+    "request_index": pl.Int64,
+    "token_index": pl.Int64,
+    "time_us": pl.Int64,
+}
 
 
-def _insert(
-    connection: duckdb.DuckDBPyConnection,
-    recording: Recording,
-    layout: TokenLayout,
-    made_by: tuple[str, str | None],
-) -> None:
-    """``made_by``: the columns ``derived_hash`` and ``read_by``."""
-    slug = recording.slug
-    _insert_experiment(connection, recording, layout, made_by)
-    _insert_rows(
-        connection,
-        "engine_args",
-        [(slug, name, json.dumps(s.value), s.source, s.detail) for name, s in sorted(recording.engine.items())],
+def token_times(store: Store, slug: str) -> pl.DataFrame:
+    """``request_index``, ``token_index``, ``time_us``: output tokens only, in that order.
+
+    Empty where the recording has no stream stamps, or none that can be told apart into tokens.
+    """
+    return fetch(store.connection, queries.OUTPUT_TIMES, {"slug": slug}, OUTPUT_TIME_SCHEMA)
+
+
+def inter_token_gaps(
+    store: Store, slug: str, chosen: NDArray[np.bool_] | None = None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Pooled gaps between consecutive output tokens of completed requests: ``(gap_us, count)``.
+
+    ``chosen``: bool[n] by ``request_index``, the requests to pool; all of them without it.
+    int64 arrays of one length, gaps ascending and distinct; empty without token times.
+    Pooled in SQL, so memory grows with distinct gaps, not with tokens.
+    """
+    indices = np.flatnonzero(chosen) if chosen is not None else np.empty(0, np.int64)
+    store.connection.register("chosen_requests", pl.DataFrame({"request_index": indices}).to_arrow())
+    bound = {"slug": slug, "all_requests": chosen is None}
+    columns = store.connection.execute(queries.POOLED_OUTPUT_GAPS, bound).fetchnumpy()
+    store.connection.unregister("chosen_requests")
+    return np.asarray(columns["gap_us"], np.int64), np.asarray(columns["count"], np.int64)
+
+
+def stamp_gaps(store: Store, slug: str) -> pl.DataFrame:
+    """``low_us``, ``count``: gaps between a request's stream stamps, tokens or not, in four bins a decade.
+
+    Bins without a gap between two with one are there with 0; no rows without stamps.
+    """
+    bins = fetch(store.connection, queries.STAMP_GAPS, {"slug": slug}, {"bin": pl.Int64, "count": pl.Int64})
+    if bins.is_empty():
+        return pl.DataFrame(schema={"low_us": pl.Float64, "count": pl.Int64})
+    low, high = int(bins["bin"].min()), int(bins["bin"].max())  # type: ignore[arg-type]
+    every = pl.DataFrame({"bin": range(low, high + 1)}, schema={"bin": pl.Int64})
+    return every.join(bins, on="bin", how="left", maintain_order="left").select(
+        (10 ** (pl.col("bin") / 4)).alias("low_us"), pl.col("count").fill_null(0)
     )
-    _insert_rows(connection, "stages", [(slug, s.stage, s.rate_per_s, s.duration_us) for s in recording.stages])
-    _insert_rows(
-        connection,
-        "clocks",
-        [(slug, i, *astuple(clock)) for i, clock in enumerate(recording.clocks)],
-    )
-    _insert_files(connection, recording)
-    _insert_table(connection, "aggregates", slug, rows_of(typed(recording.aggregates, AGGREGATE_SCHEMA)))
-    for table in TABLES:
-        _insert_table(connection, table, slug, getattr(recording, table))
-    if recording.token_events is not None:
-        insert_token_events(connection, slug, recording.token_events, recording.requests, layout)
-    insert_cache_evidence(connection, recording)
-    _insert_findings(connection, recording)
-
-
-def _insert_experiment(
-    connection: duckdb.DuckDBPyConnection,
-    recording: Recording,
-    layout: TokenLayout,
-    made_by: tuple[str, str | None],
-) -> None:
-    shared, (derived_hash, read_by) = recording.shared_prefix, made_by
-    row = (
-        recording.slug,
-        recording.alias,
-        recording.workload,
-        recording.model,
-        recording.hardware,
-        recording.tensor_parallelism,
-        recording.ground_truth,
-        recording.content_hash,
-        derived_hash,
-        recording.ignore_eos,
-        recording.prefix_hit_rate,
-        layout.name,
-        json.dumps(list(recording.missing)),
-        *(None if shared is None else getattr(shared, name) for name in _SHARED_PREFIX),
-        recording.dropped_step_events,
-        None if recording.load_profile is None else json.dumps(asdict(recording.load_profile)),
-        read_by,
-    )
-    _insert_rows(connection, "experiments", [row])
-
-
-def _insert_files(connection: duckdb.DuckDBPyConnection, recording: Recording) -> None:
-    slug = recording.slug
-    _insert_rows(
-        connection,
-        "source_files",
-        [
-            (slug, i, f.name, f.kind, f.bytes, f.sha256, f.records, f.rejected_count)
-            for i, f in enumerate(recording.files)
-        ],
-    )
-    rejected = [
-        (slug, i, j, place, reason)
-        for i, file in enumerate(recording.files)
-        for j, (place, reason) in enumerate(file.rejected)
-    ]
-    _insert_rows(connection, "rejected_records", rejected)
-
-
-def _insert_findings(connection: duckdb.DuckDBPyConnection, recording: Recording) -> None:
-    rows = [
-        (recording.slug, i, f.check, f.severity, f.metric, f.message, json.dumps(f.measured), f.threshold)
-        for i, f in enumerate(recording.findings)
-    ]
-    _insert_rows(connection, "findings", rows)
-
-
-def _insert_rows(connection: duckdb.DuckDBPyConnection, table: str, rows: Sequence[tuple[Any, ...]]) -> None:
-    if rows:
-        marks = ", ".join("?" * len(rows[0]))
-        connection.executemany(f"INSERT INTO {table} VALUES ({marks})", rows)  # noqa: S608
-
-
-def _insert_table(connection: duckdb.DuckDBPyConnection, table: str, slug: str, rows: Rows) -> None:
-    """Insert rows as one stream: what an INSERT leaves of a row group stays in memory until the commit."""
-    columns = ", ".join(rows.schema)
-    with rows.reader() as stream:
-        connection.register("rows_to_store", stream)
-        connection.execute(
-            f"INSERT INTO {table} (slug, {columns}) SELECT ?, {columns} FROM rows_to_store",  # noqa: S608
-            [slug],
-        )
-        connection.unregister("rows_to_store")
-
-
-def _derived_hash(recording: Recording, layout: TokenLayout) -> str:
-    """What this program made of the content: changes with settings, findings, layout and schema."""
-    parts = (
-        SCHEMA_VERSION,  # a store that was brought up to date lacks what an earlier program did not read
-        recording.alias,
-        recording.workload,
-        recording.model,
-        recording.hardware,
-        recording.tensor_parallelism,
-        sorted(recording.engine.items()),
-        recording.stages,
-        recording.shared_prefix,
-        recording.load_profile,
-        recording.ignore_eos,
-        recording.prefix_hit_rate,
-        recording.missing,
-        recording.clocks,
-        recording.findings,
-        recording.prefix and (recording.prefix.source, recording.prefix.prompts.height),
-        recording.kv_events is not None,
-        layout,
-    )
-    return hashlib.sha256(repr(parts).encode()).hexdigest()

@@ -11,7 +11,7 @@ import pytest
 from command_line import Run
 from test_cli_simulate import ENGINE, RELEASE
 
-from blis_replay.ingest.readers.simulators.parquet_requests import PROMPT_COLUMNS
+from blis_replay.ingest.readers.tables.parquet_requests import PROMPT_COLUMNS
 from blis_replay.ingest.recording import REQUEST_SCHEMA
 
 TRACE = "".join(

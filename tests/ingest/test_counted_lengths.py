@@ -9,7 +9,7 @@ import pytest
 from builders import requests, write_events
 
 from blis_replay.ingest.rows import rows_of
-from blis_replay.ingest.stream.lengths import with_counted_lengths
+from blis_replay.ingest.stream import with_counted_lengths
 
 RETOKENISED = {"output_tokens_source": "re-tokenised", "output_tokens": 12, "output_tokens_reported": 12}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from blis_replay.ingest.recording import alias_of, workload_of
+from blis_replay.ingest.identity import alias_of, workload_of
 
 
 @pytest.mark.parametrize(

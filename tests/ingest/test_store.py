@@ -38,7 +38,7 @@ from blis_replay.ingest.store import (
     write_recording,
     write_run,
 )
-from blis_replay.ingest.stream.layout import NO_EVENTS, PAIRED, PAIRED_WITH_DONE, PLAIN, TokenLayout
+from blis_replay.ingest.stream import NO_EVENTS, PAIRED, PAIRED_WITH_DONE, PLAIN, TokenLayout
 
 FINDING = Finding("token_events", "corrected", "itl", "8.13 ms, 16.36 ms", {"ratio": 2.013, "layout": None}, "1.5")
 
@@ -366,7 +366,7 @@ sys.path.insert(0, sys.argv[1])
 from builders import recording, requests
 from blis_replay.ingest.store import recordings as store_recordings
 from blis_replay.ingest.store import open_store, write_recording
-from blis_replay.ingest.stream.layout import NO_EVENTS
+from blis_replay.ingest.stream import NO_EVENTS
 
 def stop(*_):
     print("half way", flush=True)

@@ -222,7 +222,7 @@ def test_it_needs_nothing_but_python_3_9() -> None:
         roots = {name.split(".")[0] for name in named} - {"vllm"}
         assert roots <= sys.stdlib_module_names | {"blis_replay"}
         assert {name for name in named if name.startswith("blis_replay")} <= {
-            f"blis_replay.recorder.{other}" for other in ("engine_facts", "writer", "plugin")
+            f"blis_replay.recorder.{other}" for other in ("writer", "plugin")
         }
 
 

@@ -17,12 +17,7 @@ from blis_replay.blis.latency.operators import durations_us
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.result import SimResult
 from blis_replay.compiled.arrays import Floats
-from blis_replay.ingest.recording import (
-    JOURNEY_EVENT_SCHEMA,
-    LIFECYCLE_SCHEMA,
-    STEP_SCHEMA,
-    Recording,
-)
+from blis_replay.ingest.recording import JOURNEY_EVENT_SCHEMA, LIFECYCLE_SCHEMA, STEP_SCHEMA, Recording
 from blis_replay.ingest.rows import no_rows, rows_of
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.replay.mode import ReplayMode

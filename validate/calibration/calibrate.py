@@ -15,7 +15,7 @@ from blis_replay.blis.latency.gpu import same_gpu
 from blis_replay.blis.releases.fit import CoefficientFit, FitRecord
 from blis_replay.blis.releases.release import CoefficientRelease, FittedOn, ModelEntry, format_release
 from blis_replay.compiled.arrays import Floats
-from blis_replay.ingest.fingerprint import requests_hash
+from blis_replay.ingest.identity import requests_hash
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.executors import ExecutorName, map_jobs
 from blis_replay.replay.processes import Progress

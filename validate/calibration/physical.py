@@ -35,7 +35,7 @@ from blis_replay.blis.latency.physical import (
 from blis_replay.blis.releases.fit import CoefficientFit, FitRecord
 from blis_replay.blis.releases.release import CoefficientRelease, FittedOn
 from blis_replay.compiled.arrays import Floats
-from blis_replay.ingest.fingerprint import requests_hash
+from blis_replay.ingest.identity import requests_hash
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.simulator import entry_of, model_of
 from blis_replay.validate.calibration.calibrate import Data, ModelFit, Options, fitted_release

@@ -12,7 +12,7 @@ from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.latency.models import LEAF, Lifecycle, Tree, TreesModel
 from blis_replay.blis.releases.release import CoefficientRelease, FittedOn, ModelEntry, format_release, parse_release
 from blis_replay.compiled.arrays import Floats
-from blis_replay.ingest.fingerprint import requests_hash
+from blis_replay.ingest.identity import requests_hash
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.simulator import entry_of, model_of
 from blis_replay.validate.calibration.step_errors import RecordedSteps, step_targets

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from blis_replay.compiled.arrays import Bools
-from blis_replay.ingest.fingerprint import requests_hash
+from blis_replay.ingest.identity import requests_hash
 from blis_replay.ingest.recording import PUBLISHED, Finding, GroundTruth, Recording
 from blis_replay.replay.driver import ReplayRun, without_rows
 from blis_replay.replay.simulator import Simulator

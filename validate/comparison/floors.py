@@ -15,7 +15,7 @@ import numpy as np
 from blis_replay.blis.releases.release import CoefficientRelease, FittedOn, ModelEntry
 from blis_replay.compiled.arrays import Floats
 from blis_replay.ingest.errors import UnknownExperimentError
-from blis_replay.ingest.fingerprint import requests_hash
+from blis_replay.ingest.identity import requests_hash
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.store import Store, read_stored
 from blis_replay.replay.errors import ReplayError

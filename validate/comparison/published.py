@@ -10,7 +10,7 @@ from functools import partial
 from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.fixtures.catalogue import PublishedSimulator, PublishedSimulators, published_simulators
 from blis_replay.ingest.store import Store
-from blis_replay.ingest.stream.layout import published
+from blis_replay.ingest.stream import published
 from blis_replay.ingest.tables import Cell, Table, columns_named
 from blis_replay.replay.driver import replay
 from blis_replay.replay.executors import map_jobs

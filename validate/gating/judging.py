@@ -12,7 +12,7 @@ from blis_replay.blis.latency.gpu import same_gpu
 from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.compiled.arrays import Bools, Floats
 from blis_replay.compiled.errors import ExperimentError, faults_named
-from blis_replay.ingest.fingerprint import requests_hash
+from blis_replay.ingest.identity import requests_hash
 from blis_replay.ingest.readers.formats import REQUEST_FORMATS
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.driver import ReplayRun, replay

@@ -13,7 +13,7 @@ from blis_replay.ingest.checks import overload
 from blis_replay.ingest.recording import Finding, Recording
 from blis_replay.ingest.rows import Rows
 from blis_replay.ingest.store import Store, inter_token_gaps, read_stored
-from blis_replay.ingest.stream.layout import published_itl
+from blis_replay.ingest.stream import published_itl
 from blis_replay.validate.metrics.latency import STATISTICS, LatencySamples, pooled_quantiles, statistics
 
 Gaps = tuple[Int64s, Int64s]

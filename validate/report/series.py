@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from blis_replay.compiled.arrays import Bools, Floats, Int64s
 from blis_replay.ingest.recording import NOT_KNOWN, Recording
 from blis_replay.ingest.steps.records import one_a_step
-from blis_replay.ingest.stream.layout import published_itl
+from blis_replay.ingest.stream import published_itl
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.validate.metrics.latency import LatencySamples, Values, weighted_quantiles
 

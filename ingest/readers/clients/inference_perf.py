@@ -9,24 +9,238 @@ responses nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
+from typing import Any, BinaryIO
 
+import msgspec
 import numpy as np
 import polars as pl
+from msgspec import Struct
 
-from blis_replay.ingest.readers.clients.inference_perf_records import (
-    MAX_RECORD_BYTES,
-    NO_NUMBERS,
-    NUMBERS,
-    Part,
-    decoded_parts,
-)
-from blis_replay.ingest.readers.clients.prompt_texts import PromptTexts, raw_prompts
+from blis_replay.compiled.arrays import Int64s
+from blis_replay.ingest.prompt_tree import NONE
+from blis_replay.ingest.readers.clients.prompt_texts import HASH, PIECE_BYTES, Hashes, PromptTexts, raw_prompts
+from blis_replay.ingest.readers.documents import DECODE_ERRORS, MAX_INTEGER, microseconds, text, tokens, whole
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.records import json_objects
-from blis_replay.ingest.readers.requests import READ_SCHEMA, RawEvents, RequestsRead
+from blis_replay.ingest.readers.requests import BATCH_ROWS, READ_SCHEMA, RawEvents, RequestsRead, frame_of, request_row
 from blis_replay.ingest.rows import rows_of
+
+# A token of a captured stream takes some 700 bytes.
+MAX_RECORD_BYTES = 64 << 20
+# What a decoder makes of a record can be 16 times as large (a list of one-digit stamps).
+MAX_DECODED_BYTES = 16 << 20
+
+
+class _Details(Struct):
+    cached_tokens: Any = None
+
+
+class _Usage(Struct):
+    prompt_tokens: Any = None
+    completion_tokens: Any = None
+    prompt_tokens_details: _Details | None = None
+
+
+class _Response(Struct):
+    output_tokens: Any = None
+    output_token_times: list[float] | None = None
+    chunk_times: list[float] | None = None
+    server_usage: _Usage | None = None
+
+
+class _Info(Struct):
+    input_tokens: Any = None
+    output_tokens: Any = None
+    output_token_times: list[float] | None = None
+    response_info: _Response | None = None  # 0.5
+    response_metrics: _Response | None = None  # from 0.6
+
+
+class _Record(Struct):
+    start_time: float
+    end_time: float
+    info: _Info
+    request: str | None = None
+    error: Any = None
+
+
+class _Body(Struct):
+    model: msgspec.Raw = msgspec.Raw()
+    max_tokens: Any = None
+    max_completion_tokens: Any = None
+    ignore_eos: Any = None
+    prompt: msgspec.Raw = msgspec.Raw()
+    messages: msgspec.Raw = msgspec.Raw()
+    tools: msgspec.Raw = msgspec.Raw()
+    cache_salt: msgspec.Raw = msgspec.Raw()
+
+
+_RECORD = msgspec.json.Decoder(_Record)
+_NULL = msgspec.Raw(b"null")
+_MODEL = msgspec.json.Decoder(str)
+_BODY = msgspec.json.Decoder(_Body)
+
+
+def prompt_hashes(parts: Sequence[bytes]) -> tuple[int, Hashes]:
+    """A hash of a prompt, and those of all up to each whole piece of it (``prompt_texts``).
+
+    ``parts``: its text, then all else that sets prompts apart.
+    """
+    prompt, others = parts[0], hash(tuple(parts[1:]))
+    pieces = (prompt[at : at + PIECE_BYTES] for at in range(0, len(prompt) - PIECE_BYTES + 1, PIECE_BYTES))
+    chain = accumulate(pieces, lambda before, piece: hash((before, piece)), initial=others)
+    return hash(tuple(parts)), np.array(list(chain)[1:], np.int64).astype(HASH)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some requests of a file (``READ_SCHEMA``), and for each its ordinal, a hash of its text, and its stamps.
+
+    ``prompts``: the number of each one's prompt, or ``NONE``.  ``model``: the first that they name, after the
+    ordinal of that record.
+    """
+
+    frame: pl.DataFrame
+    ordinals: Int64s
+    digests: Int64s
+    offsets: Int64s
+    counts: Int64s
+    prompts: Int64s
+    model: tuple[int, str] | None
+
+
+# Of each request of a part, in the order of its fields.
+NUMBERS = ("ordinals", "digests", "offsets", "counts", "prompts")
+NO_NUMBERS = np.empty((len(NUMBERS), 0), np.int64)
+
+
+def decoded_parts(
+    file: RecordedFile,
+    objects: Iterable[tuple[int, bytes]],
+    stream: BinaryIO,
+    texts: PromptTexts,
+) -> Iterator[Part]:
+    """Records ``(ordinal, text)`` read by the decoder, in batches; their stamps are appended to ``stream``."""
+    rows: list[dict[str, object]] = []
+    kept: list[tuple[int, ...]] = []
+    model: tuple[int, str] | None = None
+    stamps_before = stream.tell() // 8
+    for ordinal, raw in objects:
+        problem, row, stamps_us, body = _decoded(raw)
+        if problem:
+            file.tally.reject(f"record {ordinal}", problem)
+            continue
+        model = model or model_of(ordinal, body)
+        rows.append(row)
+        kept.append((ordinal, hash(raw), stamps_before, len(stamps_us), _prompt_of(body, texts)))
+        stream.write(stamps_us.tobytes())
+        stamps_before += len(stamps_us)
+        if len(rows) == BATCH_ROWS:
+            yield _part(rows, kept, model)
+            rows, kept = [], []
+    if rows:
+        yield _part(rows, kept, model)
+
+
+def _part(rows: list[dict[str, object]], kept: list[tuple[int, ...]], model: tuple[int, str] | None) -> Part:
+    ordinals, digests, offsets, counts, prompts = np.array(kept, np.int64).T
+    return Part(frame_of(rows), ordinals, digests, offsets, counts, prompts, model)
+
+
+def _prompt_of(body: _Body, texts: PromptTexts) -> int:
+    """The number of a body's prompt, or of its messages; ``NONE`` if it has neither."""
+    prompt, messages, *others = (
+        b"" if raw == _NULL else bytes(raw)
+        for raw in (body.prompt, body.messages, body.model, body.tools, body.cache_salt)
+    )
+    if not prompt and not messages:
+        return NONE
+    digest, chain = prompt_hashes([prompt or messages, *others])
+    return texts.number(digest, len(prompt or messages), chain.data)
+
+
+def _decoded(raw: bytes) -> tuple[str, dict[str, object], Int64s, _Body]:
+    """Why a record cannot be used (``""`` if it can), its row, its stamps and its body."""
+    nothing = np.empty(0, np.int64)
+    if len(raw) > MAX_DECODED_BYTES:
+        return f"{len(raw)} bytes in an unusual form", {}, nothing, _Body()
+    try:
+        record = _RECORD.decode(raw)
+    except DECODE_ERRORS as error:
+        return str(error), {}, nothing, _Body()
+    body = body_of(record.request)
+    return *_row(record, body), body
+
+
+def _row(record: _Record, body: _Body) -> tuple[str, dict[str, object], Int64s]:
+    none = np.empty(0, np.int64)
+    start_us, end_us = microseconds(record.start_time), microseconds(record.end_time)
+    if start_us is None or end_us is None:
+        return "a start or end that is no usable time", {}, none
+    if end_us < start_us:
+        return f"ends {start_us - end_us} us before it starts", {}, none
+    info = record.info
+    response = info.response_metrics or info.response_info or _Response()
+    usage = response.server_usage or _Usage()
+    stamps_s = np.array(
+        response.chunk_times or response.output_token_times or info.output_token_times or [], np.float64
+    )
+    if not (np.abs(stamps_s) < MAX_INTEGER / 1e6).all():
+        return "a stream stamp that is no usable time", {}, none
+    stamps_us = np.rint(stamps_s * 1e6).astype(np.int64)
+    if len(stamps_us) and stamps_us.min() < start_us:
+        return f"a stream event {start_us - int(stamps_us.min())} us before the start", {}, none
+    ok = not record.error
+    reported = response.output_tokens if response.output_tokens is not None else info.output_tokens
+    row = request_row(
+        prompt_tokens=tokens(usage.prompt_tokens) or tokens(info.input_tokens),
+        output_tokens_reported=whole(reported) if ok else None,
+        max_tokens=tokens(body.max_tokens) or tokens(body.max_completion_tokens),
+        ttft_us=int(stamps_us[0]) - start_us if ok and len(stamps_us) else None,
+        e2e_us=end_us - start_us,
+        cached_prompt_tokens=whole((usage.prompt_tokens_details or _Details()).cached_tokens),
+        status="ok" if ok else failure_of(record.error),
+        error=None if ok else message_of(record.error),
+        sent_us=start_us,
+        usage_output_tokens=tokens(usage.completion_tokens) if ok else None,
+        ignore_eos=body.ignore_eos if isinstance(body.ignore_eos, bool) else None,
+    )
+    return "", row, stamps_us
+
+
+def model_of(ordinal: int, body: _Body) -> tuple[int, str] | None:
+    """The ordinal of a record and the model that its body names, if it names one."""
+    try:
+        model = text(_MODEL.decode(body.model))
+    except DECODE_ERRORS:
+        return None
+    return (ordinal, model) if model else None
+
+
+def body_of(request: str | None) -> _Body:
+    """The fields of the request's body that matter; a body that is no JSON has none of them."""
+    try:
+        return _BODY.decode(request) if request else _Body()
+    except DECODE_ERRORS:
+        return _Body()
+
+
+def message_of(error: object) -> str | None:
+    """An error in words, if it has any."""
+    if isinstance(error, dict):
+        parts = (text(error.get(key)) for key in ("error_type", "error_msg"))
+        return text(": ".join(part for part in parts if part))
+    return text(error)
+
+
+def failure_of(error: object) -> str:
+    """The status of a request that ended with ``error``."""
+    named = str(error.get("error_type", "")) if isinstance(error, dict) else str(error)[:200]
+    return "timeout" if "timeout" in named.lower() else "error"
 
 
 def recognises(head: bytes) -> bool:

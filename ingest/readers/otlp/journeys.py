@@ -14,17 +14,17 @@ import polars as pl
 
 from blis_replay.ingest.readers.documents import MAX_INTEGER
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.otlp.places import (
+from blis_replay.ingest.readers.otlp.span_events import STAMPED_STEPS, STAMPS, content_of_spans, stamps_of_spans
+from blis_replay.ingest.readers.otlp.spans import (
     first_spans,
     no_count,
     no_time,
     placed_spans,
     reject_repeated,
     sound,
+    tokens,
     with_texts_on_one_line,
 )
-from blis_replay.ingest.readers.otlp.span_events import STAMPED_STEPS, STAMPS, content_of_spans, stamps_of_spans
-from blis_replay.ingest.readers.otlp.spans import tokens
 from blis_replay.ingest.recording import JOURNEY_EVENT_SCHEMA, LIFECYCLE_SCHEMA
 from blis_replay.ingest.rows import BATCH_ROWS, Rows, Schema, Scratch, query, whole_groups
 from blis_replay.ingest.scan.otlp_columns import API_SCOPE, CORE_SCOPE, EVENT_SEQUENCE, UNITS, TraceBatch

@@ -28,10 +28,18 @@ from blis_replay.ingest.scan.otlp_columns import (
     TraceBatch,
     with_plain_ids,
 )
-from blis_replay.ingest.scan.otlp_fill import turn_rows, view_texts
 from blis_replay.ingest.scan.otlp_lines import scan_lines
 from blis_replay.ingest.scan.otlp_messages import scan_message
-from blis_replay.ingest.scan.otlp_rows import EVENT_COUNTS, FULL, NULL, SPAN_COUNTS, event_field, span_field
+from blis_replay.ingest.scan.otlp_rows import (
+    EVENT_COUNTS,
+    FULL,
+    NULL,
+    SPAN_COUNTS,
+    event_field,
+    span_field,
+    turn_rows,
+    view_texts,
+)
 from blis_replay.ingest.scan.words import Words
 
 # Of a scan they are cheap: larger batches than the decoders' spare a fifth of the work on columns.

@@ -15,9 +15,14 @@ from blis_replay.ingest.readers.otlp import spans
 from blis_replay.ingest.readers.otlp.decode import read_record
 from blis_replay.ingest.readers.otlp.framing import records
 from blis_replay.ingest.readers.otlp.journeys import JourneyParts, Journeys, is_since
-from blis_replay.ingest.readers.otlp.places import first_spans, reject_repeated
 from blis_replay.ingest.readers.otlp.rows import BatchRows
-from blis_replay.ingest.readers.otlp.spans import READ_SNAPSHOT_SCHEMA, READ_STEP_SCHEMA, Repeats
+from blis_replay.ingest.readers.otlp.spans import (
+    READ_SNAPSHOT_SCHEMA,
+    READ_STEP_SCHEMA,
+    Repeats,
+    first_spans,
+    reject_repeated,
+)
 from blis_replay.ingest.readers.requests import READ_SCHEMA, RequestsRead
 from blis_replay.ingest.readers.server.clock import Bridge, bridge_of
 from blis_replay.ingest.recording import ARRIVAL_TIME, SNAPSHOT_SCHEMA

@@ -15,7 +15,7 @@ from blis_replay.ingest.checks.evidence import Context
 from blis_replay.ingest.checks.registry import run_checks
 from blis_replay.ingest.recording import Clock, Finding, Recording
 from blis_replay.ingest.rows import rows_of
-from blis_replay.ingest.stream.layout import NO_EVENTS
+from blis_replay.ingest.stream import NO_EVENTS
 
 CONTEXT = Context(NO_EVENTS, None, ())
 

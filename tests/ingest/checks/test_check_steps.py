@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from blis_replay.ingest.checks.evidence import Window, stage_windows, step_intervals, steps_in
 from blis_replay.ingest.checks.prefix_cache import uncached_prompt_tokens
 from blis_replay.ingest.checks.registry import run_checks
-from blis_replay.ingest.checks.step_cycle import cycle_us
+from blis_replay.ingest.checks.step_times import cycle_us
 from blis_replay.ingest.recording import Finding, Recording, Stage
 from blis_replay.ingest.rows import rows_of
 

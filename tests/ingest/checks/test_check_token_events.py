@@ -16,7 +16,7 @@ from blis_replay.ingest.checks.registry import run_checks
 from blis_replay.ingest.ingest import ingest_source
 from blis_replay.ingest.recording import Finding, Recording, SharedPrefix
 from blis_replay.ingest.store import inter_token_gaps, open_store, read_token_layout, token_times, write_recording
-from blis_replay.ingest.stream.layout import (
+from blis_replay.ingest.stream import (
     NO_EVENTS,
     PAIRED,
     PAIRED_WITH_DONE,

@@ -17,7 +17,7 @@ from blis_replay.ingest.ingest import ingest_source
 from blis_replay.ingest.readers.clients.inference_perf_reports import stage_of_requests
 from blis_replay.ingest.readers.server.engine_settings import GivenArguments
 from blis_replay.ingest.recording import AGGREGATE_SCHEMA, REQUEST_SCHEMA, STEP_SCHEMA
-from blis_replay.ingest.stream.events import stamps_of
+from blis_replay.ingest.stream import stamps_of
 
 HEADER = "request_id,input_tokens,output_tokens,send_time_us,first_chunk_time_us,last_chunk_time_us,status"
 PROFILE = {"hardware": "H100", "vllm_version": "0.15.1"}

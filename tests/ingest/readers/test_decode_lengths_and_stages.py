@@ -9,7 +9,7 @@ from blis_replay.ingest.readers.clients.inference_perf_reports import stage_of_r
 from blis_replay.ingest.readers.requests import frame_of, in_send_order, request_row
 from blis_replay.ingest.recording import Stage
 from blis_replay.ingest.rows import rows_of
-from blis_replay.ingest.stream.lengths import with_decode_lengths
+from blis_replay.ingest.stream import with_decode_lengths
 
 STAGES = (Stage(0, 8.0, 600_000_000), Stage(1, 20.0, 600_000_000))
 

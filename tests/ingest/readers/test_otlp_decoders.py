@@ -16,9 +16,9 @@ from otlp_trees import MAX_INT64, documents
 
 from blis_replay.fixtures.writers_otlp import as_protobuf
 from blis_replay.ingest.readers.files import Tally
-from blis_replay.ingest.readers.otlp import json_decoder as otlp_json
+from blis_replay.ingest.readers.otlp import decode as otlp_json
 from blis_replay.ingest.readers.otlp import rows as otlp_rows
-from blis_replay.ingest.readers.otlp.json_decoder import read_json
+from blis_replay.ingest.readers.otlp.decode import read_json
 from blis_replay.ingest.readers.otlp.protobuf_decoder import read_protobuf
 from blis_replay.ingest.readers.otlp.rows import BatchRows
 from blis_replay.ingest.scan.otlp_columns import (

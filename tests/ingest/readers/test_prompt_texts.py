@@ -142,7 +142,7 @@ def simulated_cached(plan: Any, truth: SyntheticTruth) -> np.ndarray[Any, np.dty
 
 def test_no_text_is_in_the_recording(truth: SyntheticTruth, tmp_path: Path) -> None:
     from blis_replay.ingest.store import open_store, write_recording
-    from blis_replay.ingest.stream.layout import PLAIN
+    from blis_replay.ingest.stream import PLAIN
 
     path = tmp_path / "s.duckdb"
     with read_recording(folder_of(truth, tmp_path / "x")) as recording, open_store(path) as store:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mutations import damaged, mutated
 
 from blis_replay.ingest.errors import RecordingError
-from blis_replay.ingest.readers.clients import aiperf, aiperf_summary
+from blis_replay.ingest.readers.clients import aiperf
 from blis_replay.ingest.readers.clients.aiperf import read_requests, recognises
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.requests import RequestsRead
@@ -57,7 +57,7 @@ def read(folder: Path, *records: object) -> tuple[RequestsRead, RecordedFile]:
 def summary(folder: Path, **document: Any) -> RequestsRead:
     path = folder / "profile_export_aiperf.json"
     path.write_text(json.dumps(document))
-    return aiperf_summary.read_requests(RecordedFile(path, path.name), folder / "stamps")
+    return aiperf.read_summary(RecordedFile(path, path.name), folder / "stamps")
 
 
 def test_a_record(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_the_summary_of_0_1_has_its_numbers_one_level_down(tmp_path: Path) -> No
     path = tmp_path / "s.json"
     inner = {key: value for key, value in SUMMARY.items() if key not in ("input_config", "aiperf_version")}
     path.write_text(json.dumps({"input_config": {"endpoint": {"model_names": ["m"]}}, "records": inner}))
-    found = aiperf_summary.read_requests(RecordedFile(path, path.name), path)
+    found = aiperf.read_summary(RecordedFile(path, path.name), path)
     assert (found.model, found.aggregates.height) == ("m", 3)
 
 
@@ -231,7 +231,7 @@ def test_a_mutated_summary_is_read_or_refused_in_one_line(
     path = tmp_path_factory.mktemp("s") / "s.json"
     path.write_bytes(content)
     try:
-        found = aiperf_summary.read_requests(RecordedFile(path, path.name), path)
+        found = aiperf.read_summary(RecordedFile(path, path.name), path)
     except RecordingError as error:
         assert "\n" not in str(error)
     else:
@@ -241,4 +241,4 @@ def test_a_mutated_summary_is_read_or_refused_in_one_line(
 @settings(max_examples=50, deadline=None)
 @given(head=st.binary(max_size=200))
 def test_recognising_never_raises(head: bytes) -> None:
-    assert isinstance(aiperf.recognises(head) or aiperf_summary.recognises(head), bool)
+    assert isinstance(aiperf.recognises(head) or aiperf.recognises_summary(head), bool)

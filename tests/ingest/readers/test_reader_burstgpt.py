@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blis_replay.ingest.errors import RecordingError
-from blis_replay.ingest.readers.arrivals.burstgpt import read_requests, recognises
+from blis_replay.ingest.readers.arrivals import read_burstgpt as read_requests
+from blis_replay.ingest.readers.arrivals import recognises_burstgpt as recognises
 from blis_replay.ingest.readers.files import RecordedFile
 
 V1 = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type"

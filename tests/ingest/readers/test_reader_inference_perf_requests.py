@@ -19,7 +19,7 @@ from blis_replay.ingest.readers.clients.inference_perf import read_requests
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.requests import RequestsRead, in_send_order
 from blis_replay.ingest.recording import TokenEvents
-from blis_replay.ingest.stream.events import stamps_of
+from blis_replay.ingest.stream import stamps_of
 
 
 def record(i: int = 0, **changed: Any) -> dict[str, Any]:

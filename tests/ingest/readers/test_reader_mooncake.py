@@ -11,7 +11,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from blis_replay.ingest.readers.arrivals.mooncake import read_requests, recognises
+from blis_replay.ingest.readers.arrivals import read_mooncake as read_requests
+from blis_replay.ingest.readers.arrivals import recognises_mooncake as recognises
 from blis_replay.ingest.readers.files import GZIP_MAGIC, ZSTD_MAGIC, RecordedFile
 from blis_replay.ingest.readers.requests import RawPrefix, in_send_order
 

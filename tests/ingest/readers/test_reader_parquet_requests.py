@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.requests import RawPrompts
-from blis_replay.ingest.readers.simulators.parquet_requests import METADATA, read_requests, recognises
+from blis_replay.ingest.readers.tables.parquet_requests import METADATA, read_requests, recognises
 
 PLAIN = {"arrival_us": [0, 5], "prompt_tokens": [10, 20], "output_tokens": [3, 4]} | {
     "output_tokens_source": ["server usage"] * 2

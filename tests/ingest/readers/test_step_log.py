@@ -14,7 +14,7 @@ import pytest
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.ingest import ingest_source
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.recorder.step_log import StepLog, read_step_log
+from blis_replay.ingest.readers.step_log import StepLog, read_step_log
 from blis_replay.ingest.recording import SERVER_BLOCKS
 from blis_replay.ingest.rows import Scratch
 

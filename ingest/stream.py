@@ -10,20 +10,24 @@ majority of its requests.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from blis_replay.compiled.arrays import Int64s
 from blis_replay.ingest import queries
-from blis_replay.ingest.recording import TokenEvents
+from blis_replay.ingest.recording import COUNTED, OUTPUT_LENGTH_SOURCES, RETOKENISED, TokenEvents
 from blis_replay.ingest.rows import Rows, query, rows_of
-from blis_replay.ingest.stream.events import runs, stamps_at, stamps_of
 
 if TYPE_CHECKING:
     import duckdb
+    import pyarrow as pa
+
 
 # A blank line is stamped some tens of us after its data line; a step takes milliseconds.
 TINY_GAP_US = 200
@@ -265,3 +269,143 @@ def published_itl(aggregates: pl.DataFrame, stage: int = -1, output_tokens: floa
     if not is_paired(aggregates, stage, output_tokens):
         return reported
     return {true: reported[name] for name, true in PAIRED_QUANTILES.items() if name in reported}
+
+
+# As a store keeps them: short runs, so that what it holds in memory at once stays small.
+RUN_EVENTS = 64
+_BATCH_EVENTS = 1 << 20
+# Each touches some pages of the file, which stay in memory as long as the file is mapped.
+_MAPPED_REQUESTS = 1024
+
+
+def stamps_at(events: TokenEvents, requests: Int64s, event: Int64s) -> Int64s:
+    """int64[len(requests)]: the time in us from the experiment's zero of one event of each request."""
+    times_us = np.empty(len(requests), np.int64)
+    places = events.offsets[requests] + event
+    for first in range(0, len(requests), _MAPPED_REQUESTS):
+        batch = slice(first, first + _MAPPED_REQUESTS)
+        times_us[batch] = np.memmap(events.path, np.int64, "r")[places[batch]]
+    return times_us - events.zero_us
+
+
+def stamps_of(events: TokenEvents, requests: Int64s) -> pl.DataFrame:
+    """``request_index``, ``event_index``, ``time_us``: all events of the given requests, in their order."""
+    counts = events.counts[requests]
+    columns = {
+        "request_index": np.repeat(requests, counts),
+        "event_index": _counting_up(counts),
+        "time_us": _gathered(events, requests),
+    }
+    return pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.Int64))
+
+
+def runs(events: TokenEvents, tokens: Int64s) -> pa.RecordBatchReader:
+    """All events as a stream of ``request_index``, ``first_event``, ``tokens``, ``times_us``.
+
+    A row holds up to ``RUN_EVENTS`` consecutive events of a request; ``tokens[i]``: output tokens of request i.
+    """
+    import pyarrow as pa
+
+    integer = pa.int64()
+    schema = pa.schema(
+        [("request_index", integer), ("first_event", integer), ("tokens", integer), ("times_us", pa.list_(integer))]
+    )
+    return pa.RecordBatchReader.from_batches(schema, _run_batches(events, tokens, schema))
+
+
+def _run_batches(events: TokenEvents, tokens: Int64s, schema: Any) -> Iterator[Any]:
+    import pyarrow as pa
+
+    for requests in _batches(events.counts):
+        counts = events.counts[requests]
+        owned = -(-counts // RUN_EVENTS)
+        first_event = _counting_up(owned) * RUN_EVENTS
+        starts = np.repeat(np.cumsum(counts) - counts, owned) + first_event
+        times = pa.ListArray.from_arrays(
+            pa.array(np.append(starts, counts.sum()), pa.int32()), pa.array(_gathered(events, requests))
+        )
+        columns = [pa.array(np.repeat(requests, owned)), pa.array(first_event)]
+        yield pa.record_batch([*columns, pa.array(np.repeat(tokens[requests], owned)), times], schema=schema)
+
+
+def _batches(counts: Int64s) -> Iterator[Int64s]:
+    """Runs of request indices with about ``_BATCH_EVENTS`` events each."""
+    edges = np.flatnonzero(np.diff(np.cumsum(counts) // _BATCH_EVENTS)) + 1
+    for first, last in pairwise([0, *edges.tolist(), len(counts)]):
+        yield np.arange(first, last)
+
+
+def _gathered(events: TokenEvents, requests: Int64s) -> Int64s:
+    begins = events.offsets[requests]
+    ends = begins + events.counts[requests]
+    if not (ends > begins).any():
+        return np.empty(0, np.int64)
+    stamps = np.asarray(np.memmap(events.path, np.int64, "r"))
+    pieces = [stamps[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
+    return np.concatenate(pieces) - events.zero_us
+
+
+def _counting_up(counts: Int64s) -> Int64s:
+    """0, 1, ... counts[0]-1, 0, 1, ... counts[1]-1, ..."""
+    starts = np.cumsum(counts) - counts
+    return np.arange(int(counts.sum()), dtype=np.int64) - np.repeat(starts, counts)
+
+
+# Text tokenised again came out up to 3.7 % long where each token had its event (BOS, other splits);
+# beyond that, events carry several tokens or some tokens had none.
+MOST_LONGER = 0.05
+
+
+def with_counted_lengths(requests: Rows, events: TokenEvents | None) -> Rows:
+    """``requests`` with lengths that were only re-tokenised replaced by the count of token events.
+
+    A server sends an event for each token, so their number is the length, unless the
+    re-tokenised text is more than 5 % longer on average.
+    """
+    # A text that is re-tokenised to nothing is no count at all; there was a token of it all the same.
+    emptied = pl.col("output_tokens").is_null() & (pl.col("output_tokens_reported") == 0)
+    retokenised = (pl.col("output_tokens_source") == RETOKENISED).fill_null(False)
+    doubtful = (retokenised | emptied.fill_null(False)) & (pl.col("status") == "ok")
+    if events is None or not requests.select(doubtful.any()).item():
+        return requests
+    layout = detect_layout(events, requests)
+    if layout == NO_EVENTS or not layout.identified:
+        return requests
+    counted = requests.frame().with_columns(pl.Series("tokens", token_counts(events, requests, layout), pl.Int64))
+    compared = counted.filter(doubtful & (pl.col("tokens") > 0))
+    reported_tokens, counted_tokens = (int(compared[name].sum()) for name in ("output_tokens_reported", "tokens"))
+    if not counted_tokens or reported_tokens > (1 + MOST_LONGER) * counted_tokens:
+        return requests
+    replaced = doubtful & (pl.col("tokens") > 0)
+    lengths = counted.with_columns(
+        pl.when(replaced).then("tokens").otherwise("output_tokens").alias("output_tokens"),
+        pl.when(replaced).then(pl.lit(COUNTED)).otherwise("output_tokens_source").alias("output_tokens_source"),
+    )
+    return rows_of(lengths.drop("tokens"))
+
+
+# The others take the requests alone.
+_SOURCES = [name for name in OUTPUT_LENGTH_SOURCES if name != COUNTED]
+
+
+def with_decode_lengths(frame: pl.DataFrame, configured_tokens: int | None, ignore_eos: bool | None) -> pl.DataFrame:
+    """``frame`` (``READ_SCHEMA``) with ``output_tokens`` and ``output_tokens_source`` filled in.
+
+    Sources, best first: the server's usage; ``max_tokens`` where EOS is ignored (by the
+    request itself, else by the load configuration ``ignore_eos``); the configured length
+    ``configured_tokens`` where EOS is ignored; the client's re-tokenised count.  A count of
+    0 is how tools write "unknown".  What the reader itself filled in stays.  Failed requests
+    get the requested length: it is what the server would have decoded.
+    """
+    eos_ignored = pl.coalesce("ignore_eos", pl.lit(ignore_eos, dtype=pl.Boolean)).fill_null(False)
+    candidates = (
+        pl.col("usage_output_tokens"),
+        pl.when(eos_ignored).then(pl.col("max_tokens")),
+        pl.when(eos_ignored).then(pl.lit(configured_tokens, dtype=pl.Int64)),
+        pl.when(pl.col("status") == "ok").then(pl.col("output_tokens_reported")),
+    )
+    usable = [pl.when(tokens > 0).then(tokens) for tokens in candidates]
+    source = pl.coalesce(
+        pl.when(tokens.is_not_null()).then(pl.lit(name)) for tokens, name in zip(usable, _SOURCES, strict=True)
+    )
+    return frame.with_columns(pl.coalesce("output_tokens", *usable), pl.coalesce("output_tokens_source", source))

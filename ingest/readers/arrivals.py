@@ -1,4 +1,4 @@
-"""Mooncake traces: JSON lines with arrivals, lengths and the prompt's blocks; AIPerf's dialect of them too."""
+"""Published arrival traces without latencies: Azure LLM, BurstGPT and Mooncake."""
 
 from __future__ import annotations
 
@@ -6,16 +6,108 @@ import re
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from blis_replay.ingest.readers.documents import DECODE_ERRORS, microseconds
+from blis_replay.ingest.readers.documents import DECODE_ERRORS, microseconds, whole
 from blis_replay.ingest.readers.files import RecordedFile, lines
+from blis_replay.ingest.readers.records import named_rows
 from blis_replay.ingest.readers.requests import RawPrefix, RequestsRead, arrival_row, frame_of
 from blis_replay.ingest.rows import rows_of
+
+# -- Azure LLM inference traces of 2023 and 2024: when requests came, and how long they were ------
+
+_AZURE_LLM_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+_AZURE_LLM_HEADER = re.compile(rb"(?:\xef\xbb\xbf)?[^\r\n]*\bTIMESTAMP,ContextTokens,GeneratedTokens\b")
+_STAMP = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?\s?(?:(Z)|([+-])(\d\d):?(\d\d))?", re.ASCII)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def recognises_azure_llm(head: bytes) -> bool:
+    """Whether the first line names the three columns."""
+    return _AZURE_LLM_HEADER.match(head) is not None
+
+
+def read_azure_llm(file: RecordedFile, _stamps_path: Path | None = None) -> RequestsRead:
+    """The requests in file order.
+
+    Stamps are wall-clock times (UTC where none is named) of 100 ns, rounded to us.  Raises
+    :class:`RecordingError` if a column is missing; a row that could not be served is rejected
+    and counted by line.
+    """
+    frame = frame_of(_azure_llm_rows(file))
+    file.tally.records = len(frame)
+    return RequestsRead(rows_of(frame), "server", "epoch")
+
+
+def _azure_llm_rows(file: RecordedFile) -> Iterator[dict[str, object]]:
+    for place, _cells, values in named_rows(file, _AZURE_LLM_COLUMNS, "take the trace as it was published"):
+        stamp, context, generated = (values[name] for name in _AZURE_LLM_COLUMNS)
+        problem, row = arrival_row(epoch_us(stamp), context, generated)
+        if problem:
+            file.tally.reject(place, problem)
+        else:
+            yield row
+
+
+def epoch_us(stamp: str) -> int | None:
+    """``YYYY-MM-DD HH:MM:SS`` with 0 to 9 decimals and an optional offset as us of the epoch, else ``None``."""
+    match = _STAMP.fullmatch(stamp.strip())
+    if match is None:
+        return None
+    day, clock, decimals, _utc, sign, hours, minutes = match.groups()
+    offset = timedelta(hours=int(hours or 0), minutes=int(minutes or 0)) * (-1 if sign == "-" else 1)
+    try:
+        whole = datetime.fromisoformat(f"{day} {clock}").replace(tzinfo=timezone(offset))
+    except ValueError:
+        return None
+    ns = int((decimals or "").ljust(9, "0"))
+    return (whole - _EPOCH) // timedelta(microseconds=1) + (ns + 500) // 1000
+
+
+# -- BurstGPT: requests to ChatGPT and GPT-4 over two months, releases 1 and 2 --------------------
+
+_BURSTGPT_COLUMNS = ("Timestamp", "Request tokens", "Response tokens")
+# Release 2 has two more columns between the first and the others.
+_BURSTGPT_HEADER = re.compile(rb"(?:\xef\xbb\xbf)?Timestamp,[^\r\n]*\bRequest tokens,Response tokens\b")
+
+
+def recognises_burstgpt(head: bytes) -> bool:
+    """Whether the first line names the columns that both releases have."""
+    return _BURSTGPT_HEADER.match(head) is not None
+
+
+def read_burstgpt(file: RecordedFile, _stamps_path: Path | None = None) -> RequestsRead:
+    """The requests in file order, on a clock that counts from midnight of the first day.
+
+    A response of 0 tokens marks a failure: such rows are rejected and counted, as is what
+    could not be served.  ``Elapsed time`` and ``Model`` are those of a hosted service and are not
+    taken.  Raises :class:`RecordingError` if a column is missing.
+    """
+    frame = frame_of(_burstgpt_rows(file))
+    file.tally.records = len(frame)
+    return RequestsRead(rows_of(frame), "client", "relative")
+
+
+def _burstgpt_rows(file: RecordedFile) -> Iterator[dict[str, object]]:
+    for place, _cells, values in named_rows(file, _BURSTGPT_COLUMNS, "take the trace as it was published"):
+        stamp, request, response = (values[name] for name in _BURSTGPT_COLUMNS)
+        arrival_us = microseconds(stamp)
+        early = arrival_us is not None and arrival_us < 0
+        problem, row = arrival_row(None if early else arrival_us, request, response)
+        if whole(response) == 0:
+            problem = "a failure: its response has 0 tokens"
+        if problem:
+            file.tally.reject(place, problem)
+        else:
+            yield row
+
+
+# -- Mooncake: JSON lines with arrivals, lengths and the prompt's blocks; AIPerf's dialect of them too
 
 # A list of empty arrays takes 25 times its text.
 MAX_LINE_BYTES = 16 << 20
@@ -53,7 +145,7 @@ class _Blocks:
             self.fitting[size] += len(keys) in (prompt_tokens // size, -(-prompt_tokens // size))
 
 
-def recognises(head: bytes) -> bool:
+def recognises_mooncake(head: bytes) -> bool:
     """Whether the first line is an object with a prompt length and another field of the format."""
     line = head.removeprefix(b"\xef\xbb\xbf").lstrip().split(b"\n", 1)[0]
     if not line.startswith(b"{") or _FIELD.search(line) is None or _OTHER_FIELD.search(line) is None:
@@ -64,7 +156,7 @@ def recognises(head: bytes) -> bool:
         return len(line) == len(head)  # longer than the head, so cut
 
 
-def read_requests(file: RecordedFile, _stamps_path: Path | None = None) -> RequestsRead:
+def read_mooncake(file: RecordedFile, _stamps_path: Path | None = None) -> RequestsRead:
     """The requests in file order on a clock that counts from the trace's start, and their block identities.
 
     Equal leading ``hash_ids`` are a shared prefix.  A line without ``timestamp``, such as a turn
@@ -72,13 +164,13 @@ def read_requests(file: RecordedFile, _stamps_path: Path | None = None) -> Reque
     rejected and counted by line.
     """
     blocks = _Blocks()
-    frame = frame_of(_usable_rows(file, blocks))
+    frame = frame_of(_mooncake_rows(file, blocks))
     file.tally.records = len(frame)
     prefix, remarks = _prefix(blocks)
     return RequestsRead(rows_of(frame), "server", "relative", prefix=prefix, remarks=remarks)
 
 
-def _usable_rows(file: RecordedFile, blocks: _Blocks) -> Iterator[dict[str, object]]:
+def _mooncake_rows(file: RecordedFile, blocks: _Blocks) -> Iterator[dict[str, object]]:
     for number, line in lines(file, MAX_LINE_BYTES):
         place, content = f"line {number}", line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
         if not content.strip():

@@ -1,20 +1,32 @@
-"""A time for every engine step: how many steps have one on record, and how far apart those are."""
+"""Checks 2 and 3: whether every step has a time, and that ``step.duration_us`` is not the step cycle."""
 
 from __future__ import annotations
 
 import polars as pl
 
-from blis_replay.ingest.checks.evidence import Context, Measured, not_checked
+from blis_replay.ingest.checks.evidence import (
+    Context,
+    InstrumentCheck,
+    Measured,
+    Window,
+    mean_of,
+    named,
+    not_checked,
+    recorded_decode_gap_us,
+    step_intervals,
+    steps_by_start,
+    steps_in,
+)
 from blis_replay.ingest.recording import Finding, Recording, Severity
-from blis_replay.ingest.rows import query
+from blis_replay.ingest.rows import Rows, query
 from blis_replay.ingest.steps.timeline import SOURCES, StepAnchors, step_anchors
 from blis_replay.ingest.tables import Table, columns_named
 
-CHECK = "step_clock"
-MEASURES = "share of engine steps with a recorded time, and the largest gap between two of them"
+CLOCK_CHECK = "step_clock"
+CLOCK_MEASURES = "share of engine steps with a recorded time, and the largest gap between two of them"
 _LONG_GAP_US = 1_000_000
 _MISPLACED = 0.01
-RULE = (
+CLOCK_RULE = (
     "steps without a record are laid evenly between those that have one, so that none of them shows a cycle of its "
     "own; in a gap of more than 1 s an idle engine or a stall would not be seen.  An event is placed by its median "
     "distance from the start of steps that were sampled too.  More than 1 % of records against which time "
@@ -22,11 +34,11 @@ RULE = (
 )
 
 
-def check(recording: Recording, context: Context) -> list[Finding]:
+def check_step_clock(recording: Recording, context: Context) -> list[Finding]:
     """One finding: coverage, largest gap, what events were moved by."""
     anchors = step_anchors(recording)
     if anchors.steps < 2:
-        return [not_checked(CHECK, "step_time", "no step and no journey event with a step")]
+        return [not_checked(CLOCK_CHECK, "step_time", "no step and no journey event with a step")]
     gaps = _gaps(anchors)
     counts = dict(_by_source(anchors).iter_rows())
     recorded = anchors.rows.height
@@ -43,10 +55,10 @@ def check(recording: Recording, context: Context) -> list[Finding]:
     moved = any(row["lag_us"] and row["source"] in counts for row in anchors.lags.iter_rows(named=True))
     misplaced = anchors.out_of_order > _MISPLACED * (recorded + anchors.out_of_order)
     severity: Severity = "unusable" if misplaced else "corrected" if moved else "note"
-    return [Finding(CHECK, severity, "step_time", _sentence(measured), measured, RULE)]
+    return [Finding(CLOCK_CHECK, severity, "step_time", _sentence(measured), measured, CLOCK_RULE)]
 
 
-def evidence_tables(recording: Recording, context: Context) -> tuple[Table, ...]:
+def step_clock_tables(recording: Recording, context: Context) -> tuple[Table, ...]:
     """Where the times come from, how far events lie from the steps they stand for, and the gaps."""
     anchors = step_anchors(recording)
     if anchors.steps < 2:
@@ -122,3 +134,78 @@ def _gaps(anchors: StepAnchors) -> pl.DataFrame:
 def _by_source(anchors: StepAnchors) -> pl.DataFrame:
     """``source`` and ``steps`` that have it, the best first."""
     return anchors.rows.select("source").group_by("source").agg(pl.len().alias("steps")).sort("source")
+
+
+CYCLE_CHECK = "step_cycle"
+CYCLE_MEASURES = "start-to-start step cycle against step.duration_us and the client's gap between tokens"
+_FEWEST_STEPS = 30
+CYCLE_RULE = (
+    "duration below 90 % of the cycle: a step's time is start to start (differences over step numbers), "
+    "because the call that is timed returns before the model runs"
+)
+
+
+def check_step_cycle(recording: Recording, context: Context) -> list[Finding]:
+    """Start-to-start cycle against recorded duration and the client's gap, per load stage."""
+    if recording.steps.is_empty():
+        return [not_checked(CYCLE_CHECK, "step_time", "no step records")]
+    findings = [_of_window(recording, window) for window in context.windows]
+    found = [finding for finding in findings if finding is not None]
+    return found or [
+        not_checked(CYCLE_CHECK, "step_time", f"fewer than {_FEWEST_STEPS} step records in every load stage")
+    ]
+
+
+def step_cycle_tables(recording: Recording, context: Context) -> tuple[Table, ...]:
+    """Cycle and duration by running depth, over all steps with a next one sampled within ten."""
+    pairs = step_intervals(steps_by_start(recording, "running_depth", "duration_us")).frame()
+    near = pairs.filter((pl.col("elapsed_steps") <= 10) & (pl.col("running_depth") > 0))
+    binned = (
+        near.group_by((pl.col("running_depth") // 16 * 16).alias("depth"))
+        .agg(
+            pl.len().alias("steps"),
+            (pl.col("elapsed_us").sum() / pl.col("elapsed_steps").sum() / 1e3).round(3).alias("cycle"),
+            (pl.col("duration_us").mean() / 1e3).round(3).alias("duration"),
+        )
+        .sort("depth")
+    )
+    rows = tuple((f"{depth} to {depth + 15}", *rest) for depth, *rest in binned.iter_rows())
+    if not rows:
+        return ()
+    columns = ("running depth", "steps", "cycle ms", "duration ms")
+    return (Table("step cycle against step.duration_us", columns_named(*columns), rows, bars="cycle ms"),)
+
+
+def cycle_us(intervals: Rows) -> float | None:
+    """Mean step cycle, us: time between sampled steps over the steps between them (``step_intervals``)."""
+    of = intervals.aggregate(us="sum(elapsed_us)", steps="sum(elapsed_steps)")
+    return of["us"] / of["steps"] if of["steps"] else None
+
+
+def _of_window(recording: Recording, window: Window) -> Finding | None:
+    records = steps_in(recording, window, "duration_us")
+    steps, cycle = records.height, cycle_us(step_intervals(records))
+    if steps < _FEWEST_STEPS or cycle is None:
+        return None
+    duration = mean_of(records, "duration_us")
+    gap = recorded_decode_gap_us(recording, window.stage)
+    measured: Measured = {
+        "stage": window.stage,
+        "steps": steps,
+        "cycle_us": cycle,
+        "duration_us": duration,
+        "cycle_over_duration": cycle / duration if duration else None,
+        "client_gap_us": gap,
+        "cycle_over_client_gap": cycle / gap if gap else None,
+    }
+    message = f"{named(window)}: step cycle {cycle / 1e3:.2f} ms"
+    if duration is not None:
+        message += f", while step.duration_us says {duration / 1e3:.2f} ms"
+    if gap is not None:
+        message += f"; the client's gap between tokens is {gap / 1e3:.2f} ms"
+    severity: Severity = "corrected" if duration is not None and duration < 0.9 * cycle else "note"
+    return Finding(CYCLE_CHECK, severity, "step_time", message, measured, CYCLE_RULE)
+
+
+STEP_CLOCK = InstrumentCheck(CLOCK_CHECK, CLOCK_MEASURES, CLOCK_RULE, check_step_clock, step_clock_tables)
+STEP_CYCLE = InstrumentCheck(CYCLE_CHECK, CYCLE_MEASURES, CYCLE_RULE, check_step_cycle, step_cycle_tables)

@@ -15,11 +15,11 @@ import numpy as np
 import polars as pl
 
 from blis_replay.ingest.readers.documents import DECODE_ERRORS, section, text, tokens, whole
+from blis_replay.ingest.readers.engine_state import Arrival, Engine, Step, numbers_of, pairs_of
 from blis_replay.ingest.readers.files import RecordedFile, lines
 from blis_replay.ingest.readers.otlp import journeys as otlp_journeys
 from blis_replay.ingest.readers.otlp.journeys import EVENT_SCHEMA, READ_LIFECYCLE_SCHEMA, Journeys
 from blis_replay.ingest.readers.otlp.spans import READ_STEP_SCHEMA
-from blis_replay.ingest.readers.recorder.engine_state import Arrival, Engine, Step, numbers_of, pairs_of
 from blis_replay.ingest.readers.requests import RawPrompts
 from blis_replay.ingest.recording import SERVER_BLOCKS, SNAPSHOT_SCHEMA
 from blis_replay.ingest.rows import BATCH_ROWS, Schema, Scratch

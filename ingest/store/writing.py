@@ -1,0 +1,216 @@
+"""Recordings into the store: whole, in one transaction."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, astuple
+from typing import TYPE_CHECKING, Any, Literal
+
+from blis_replay.ingest import queries
+from blis_replay.ingest.queries import first_row, typed
+from blis_replay.ingest.recording import (
+    AGGREGATE_SCHEMA,
+    KV_EVENT_SCHEMA,
+    PROMPT_SCHEMA,
+    PUBLISHED,
+    REQUEST_PROMPT_SCHEMA,
+    Recording,
+)
+from blis_replay.ingest.rows import Rows, rows_of
+from blis_replay.ingest.store.file import SCHEMA_VERSION, Store, transaction
+from blis_replay.ingest.store.recordings import SHARED_PREFIX, TABLES
+from blis_replay.ingest.stream import TokenLayout, insert_token_events
+
+if TYPE_CHECKING:
+    import duckdb
+
+WriteOutcome = Literal["unchanged", "new", "replaced"]
+
+
+def write_recording(
+    store: Store, recording: Recording, token_layout: TokenLayout, read_by: str | None = None
+) -> WriteOutcome:
+    """Store a recording whole, or not at all: one transaction.
+
+    ``read_by``: hash of the program that read its files (see :func:`stored_unchanged`), ``None`` if it has none.
+    ``unchanged`` if the same content with the same findings and settings is there, or if
+    published aggregates met a recorded experiment of that slug, which they never replace.
+    Raises ``StoreError`` if the store cannot be written; it is then as it was.
+    """
+    derived_hash = _derived_hash(recording, token_layout)
+    with transaction(store) as connection:
+        stored = first_row(
+            connection,
+            "SELECT ground_truth, content_hash, derived_hash FROM experiments WHERE slug = ?",
+            [recording.slug],
+        )
+        if stored is not None:
+            if recording.ground_truth == PUBLISHED and stored[0] != PUBLISHED:
+                return "unchanged"
+            if tuple(stored) == (recording.ground_truth, recording.content_hash, derived_hash):
+                connection.execute("UPDATE experiments SET read_by = ? WHERE slug = ?", [read_by, recording.slug])
+                return "unchanged"
+            _delete(connection, recording.slug)
+        _insert(connection, recording, token_layout, (derived_hash, read_by))
+    return "new" if stored is None else "replaced"
+
+
+def insert_cache_evidence(connection: duckdb.DuckDBPyConnection, recording: Recording) -> None:
+    """Add prompt identities and KV-cache events of a recording, within the caller's transaction."""
+    slug, prefix = recording.slug, recording.prefix
+    if prefix is not None:
+        connection.execute("INSERT INTO prefix_identity VALUES (?, ?)", [slug, prefix.source])
+        connection.register("prompts_to_store", typed(prefix.prompts, PROMPT_SCHEMA).to_arrow())
+        connection.execute(queries.INSERT_PROMPTS, [slug])
+        connection.register("prompts_to_store", typed(prefix.requests, REQUEST_PROMPT_SCHEMA).to_arrow())
+        connection.execute(queries.INSERT_REQUEST_PROMPTS, [slug])
+        connection.unregister("prompts_to_store")
+    if recording.kv_events is not None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        columns = ", ".join(KV_EVENT_SCHEMA)
+        with pq.ParquetFile(recording.kv_events) as events:
+            # The store's own connection opens no files.
+            batches = pa.RecordBatchReader.from_batches(events.schema_arrow, events.iter_batches())
+            connection.register("events_to_store", batches)
+            connection.execute(
+                f"INSERT INTO kv_events (slug, {columns}) SELECT ?, {columns} FROM events_to_store",  # noqa: S608
+                [slug],
+            )
+            connection.unregister("events_to_store")
+
+
+def _delete(connection: duckdb.DuckDBPyConnection, slug: str) -> None:
+    for table in queries.RECORDING_TABLES:
+        connection.execute(f"DELETE FROM {table} WHERE slug = ?", [slug])  # noqa: S608 (constants of this package)
+
+
+def _insert(
+    connection: duckdb.DuckDBPyConnection,
+    recording: Recording,
+    layout: TokenLayout,
+    made_by: tuple[str, str | None],
+) -> None:
+    """``made_by``: the columns ``derived_hash`` and ``read_by``."""
+    slug = recording.slug
+    _insert_experiment(connection, recording, layout, made_by)
+    _insert_rows(
+        connection,
+        "engine_args",
+        [(slug, name, json.dumps(s.value), s.source, s.detail) for name, s in sorted(recording.engine.items())],
+    )
+    _insert_rows(connection, "stages", [(slug, s.stage, s.rate_per_s, s.duration_us) for s in recording.stages])
+    _insert_rows(
+        connection,
+        "clocks",
+        [(slug, i, *astuple(clock)) for i, clock in enumerate(recording.clocks)],
+    )
+    _insert_files(connection, recording)
+    _insert_table(connection, "aggregates", slug, rows_of(typed(recording.aggregates, AGGREGATE_SCHEMA)))
+    for table in TABLES:
+        _insert_table(connection, table, slug, getattr(recording, table))
+    if recording.token_events is not None:
+        insert_token_events(connection, slug, recording.token_events, recording.requests, layout)
+    insert_cache_evidence(connection, recording)
+    _insert_findings(connection, recording)
+
+
+def _insert_experiment(
+    connection: duckdb.DuckDBPyConnection,
+    recording: Recording,
+    layout: TokenLayout,
+    made_by: tuple[str, str | None],
+) -> None:
+    shared, (derived_hash, read_by) = recording.shared_prefix, made_by
+    row = (
+        recording.slug,
+        recording.alias,
+        recording.workload,
+        recording.model,
+        recording.hardware,
+        recording.tensor_parallelism,
+        recording.ground_truth,
+        recording.content_hash,
+        derived_hash,
+        recording.ignore_eos,
+        recording.prefix_hit_rate,
+        layout.name,
+        json.dumps(list(recording.missing)),
+        *(None if shared is None else getattr(shared, name) for name in SHARED_PREFIX),
+        recording.dropped_step_events,
+        None if recording.load_profile is None else json.dumps(asdict(recording.load_profile)),
+        read_by,
+    )
+    _insert_rows(connection, "experiments", [row])
+
+
+def _insert_files(connection: duckdb.DuckDBPyConnection, recording: Recording) -> None:
+    slug = recording.slug
+    _insert_rows(
+        connection,
+        "source_files",
+        [
+            (slug, i, f.name, f.kind, f.bytes, f.sha256, f.records, f.rejected_count)
+            for i, f in enumerate(recording.files)
+        ],
+    )
+    rejected = [
+        (slug, i, j, place, reason)
+        for i, file in enumerate(recording.files)
+        for j, (place, reason) in enumerate(file.rejected)
+    ]
+    _insert_rows(connection, "rejected_records", rejected)
+
+
+def _insert_findings(connection: duckdb.DuckDBPyConnection, recording: Recording) -> None:
+    rows = [
+        (recording.slug, i, f.check, f.severity, f.metric, f.message, json.dumps(f.measured), f.threshold)
+        for i, f in enumerate(recording.findings)
+    ]
+    _insert_rows(connection, "findings", rows)
+
+
+def _insert_rows(connection: duckdb.DuckDBPyConnection, table: str, rows: Sequence[tuple[Any, ...]]) -> None:
+    if rows:
+        marks = ", ".join("?" * len(rows[0]))
+        connection.executemany(f"INSERT INTO {table} VALUES ({marks})", rows)  # noqa: S608
+
+
+def _insert_table(connection: duckdb.DuckDBPyConnection, table: str, slug: str, rows: Rows) -> None:
+    """Insert rows as one stream: what an INSERT leaves of a row group stays in memory until the commit."""
+    columns = ", ".join(rows.schema)
+    with rows.reader() as stream:
+        connection.register("rows_to_store", stream)
+        connection.execute(
+            f"INSERT INTO {table} (slug, {columns}) SELECT ?, {columns} FROM rows_to_store",  # noqa: S608
+            [slug],
+        )
+        connection.unregister("rows_to_store")
+
+
+def _derived_hash(recording: Recording, layout: TokenLayout) -> str:
+    """What this program made of the content: changes with settings, findings, layout and schema."""
+    parts = (
+        SCHEMA_VERSION,  # a store that was brought up to date lacks what an earlier program did not read
+        recording.alias,
+        recording.workload,
+        recording.model,
+        recording.hardware,
+        recording.tensor_parallelism,
+        sorted(recording.engine.items()),
+        recording.stages,
+        recording.shared_prefix,
+        recording.load_profile,
+        recording.ignore_eos,
+        recording.prefix_hit_rate,
+        recording.missing,
+        recording.clocks,
+        recording.findings,
+        recording.prefix and (recording.prefix.source, recording.prefix.prompts.height),
+        recording.kv_events is not None,
+        layout,
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
