@@ -364,7 +364,7 @@ import sys, time
 from dataclasses import replace
 sys.path.insert(0, sys.argv[1])
 from builders import recording, requests
-from blis_replay.ingest.store import recordings as store_recordings
+from blis_replay.ingest.store import writing
 from blis_replay.ingest.store import open_store, write_recording
 from blis_replay.ingest.stream import NO_EVENTS
 
@@ -372,7 +372,7 @@ def stop(*_):
     print("half way", flush=True)
     time.sleep(60)
 
-store_recordings._insert_findings = stop
+writing._insert_findings = stop
 with open_store(sys.argv[2]) as store:
     write_recording(store, recording(content_hash="hash-2", requests=requests(200_000)), NO_EVENTS)
 """
