@@ -300,7 +300,7 @@ def _none(count: int) -> Int32s:
 
 
 def empty_lru(keys: int) -> k.Table:
-    """The table of ``kernel.lru`` for keys below a number, none of them in the list."""
+    """The table of an LRU list (``kernel.free_queue``) for keys below a number, none of them in the list."""
     lru = np.zeros(keys + 1, k.LRU_LINK)
     lru[0] = (1, 1)
     return lru

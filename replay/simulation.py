@@ -22,7 +22,7 @@ from blis_replay.blis.result import SimResult
 from blis_replay.blis.speculation import speculation_of
 from blis_replay.blis.trace import NEVER_US, EngineConfig, release_arguments
 from blis_replay.blis.workloads.generate import generate
-from blis_replay.blis.workloads.read import parse_workload
+from blis_replay.blis.workloads.workload import parse_workload
 from blis_replay.compiled.files import whole_file
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.server.engine_settings import read_engine_file

@@ -5,7 +5,7 @@ made of), ``free_queue`` and ``pool`` (blocks, eviction and prefix cache, sectio
 ``queues`` (waiting and running order, section 8), ``batch`` (what enters a step's batch, and who
 gives its blocks up, section 5), ``schedule`` (one ``schedule()`` call, sections 2 and 3) and
 ``loop`` (the engine loop, sections 1, 7 and 9); ``drafting`` has the last two for speculative
-decoding.  ``step_time`` and ``roofline`` say how long a batch takes; ``lru`` is a list by last use.
+decoding.  ``step_time`` and ``roofline`` say how long a batch takes.
 
 May import: compiled.
 """

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from blis_replay.blis.verification.conservation import check_conservation, check_liveness, check_overload
+from blis_replay.blis.verification.conservation import check_conservation, check_limits, check_liveness, check_overload
 from blis_replay.blis.verification.invariants import check_admission, check_causality, check_determinism, check_driving
-from blis_replay.blis.verification.limits import check_limits
 from blis_replay.blis.verification.phases import LLAMA_8B_TP2, SECOND_SET, check_phases
 from blis_replay.blis.verification.queueing import Effort, calibration_rows, check_shortfalls, check_waits
 from blis_replay.blis.verification.workloads import VerificationRow, scenarios

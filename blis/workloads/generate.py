@@ -11,7 +11,7 @@ import numpy as np
 from blis_replay.blis.errors import WorkloadError
 from blis_replay.blis.trace import NEVER_US, BlockKeys, RequestTrace
 from blis_replay.blis.workloads.distributions import arrival_times_us, draw_lengths
-from blis_replay.blis.workloads.workload import Client, Workload
+from blis_replay.blis.workloads.workload import MOST_REQUESTS, Client, Workload
 from blis_replay.compiled.arrays import Int64s
 
 Purpose = Literal["arrivals", "prompts", "outputs", "prefixes"]
@@ -24,7 +24,6 @@ def stream(seed: int, client: str, purpose: Purpose) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=key)))
 
 
-MOST_REQUESTS = 5_000_000
 _LONGEST_US = 1e15
 
 

@@ -13,7 +13,7 @@ from blis_replay.blis.engine import Engine, simulate
 from blis_replay.blis.kernel import state as k
 from blis_replay.blis.latency.models import BatchFeatures
 from blis_replay.blis.result import SimResult
-from blis_replay.blis.verification import conservation, invariants, limits
+from blis_replay.blis.verification import conservation, invariants
 from blis_replay.blis.verification.workloads import ENGINE, LATENCY, LIFECYCLE, Scenario, scenarios
 
 CHOSEN = scenarios(seed=5, requests=40)
@@ -69,7 +69,7 @@ def test_the_engine_passes_all_checks_of_runs() -> None:
         *invariants.check_driving(CHOSEN, 5),
         invariants.check_causality(CHOSEN),
         invariants.check_admission(CHOSEN),
-        *limits.check_limits(CHOSEN[2:5]),
+        *conservation.check_limits(CHOSEN[2:5]),
     ]
     assert [row for row in rows if not row.passed] == []
     assert {row.measured for row in rows} == {0.0}
@@ -231,10 +231,12 @@ def test_a_batch_beyond_a_limit_is_noticed() -> None:
     full = BatchFeatures(
         prefill_tokens=121, prefill_requests=1, decode_tokens=7, context_tokens=0, running=8, waiting=0, start_us=0
     )
-    assert limits.batch_faults(ENGINE, full) == []
-    assert limits.batch_faults(ENGINE, replace(full, prefill_tokens=122)) == ["129 tokens in a batch of at most 128"]
-    assert limits.batch_faults(ENGINE, replace(full, running=9)) == ["9 requests run, at most 8 may"]
-    assert limits.batch_faults(ENGINE, replace(full, prefill_tokens=1, prefill_requests=2, decode_tokens=1))
+    assert conservation.batch_faults(ENGINE, full) == []
+    assert conservation.batch_faults(ENGINE, replace(full, prefill_tokens=122)) == [
+        "129 tokens in a batch of at most 128"
+    ]
+    assert conservation.batch_faults(ENGINE, replace(full, running=9)) == ["9 requests run, at most 8 may"]
+    assert conservation.batch_faults(ENGINE, replace(full, prefill_tokens=1, prefill_requests=2, decode_tokens=1))
 
 
 @pytest.fixture
@@ -257,7 +259,7 @@ def entered(state: k.State) -> NDArray[np.bool_]:
 
 def cached_and_free(state: k.State) -> list[int]:
     """Cached extents that nobody holds."""
-    return [extent for extent in limits.free_queue(state)[0] if state.extents[extent].depth != k.UNKEYED]
+    return [extent for extent in conservation.free_queue(state)[0] if state.extents[extent].depth != k.UNKEYED]
 
 
 def held_extent(state: k.State) -> int:
@@ -299,7 +301,7 @@ def lengthen_a_free_extent(state: k.State) -> None:
 
 
 def lose_contents_of_a_neighbour(state: k.State) -> None:
-    queue = limits.free_queue(state)[0]
+    queue = conservation.free_queue(state)[0]
     state.extents["depth"][queue[:2]] = k.UNKEYED
 
 
@@ -313,7 +315,7 @@ def lose_a_block_of_a_decode(state: k.State) -> None:
 
 
 def hold_too_few_for_a_prefill(state: k.State) -> None:
-    running = limits.running_requests(state)
+    running = conservation.running_requests(state)
     request = state.requests[running[0]]
     request.status, request.blocks_held, request.computed = k.PREFILLING, 1, 1000
 
@@ -336,34 +338,34 @@ def hold_too_few_for_a_prefill(state: k.State) -> None:
     ],
 )
 def test_wrong_block_accounts_are_noticed(sharing: Engine, tamper: Callable[[k.State], None]) -> None:
-    assert limits.block_faults(sharing.state) == []
+    assert conservation.block_faults(sharing.state) == []
     tamper(sharing.state)
-    assert limits.block_faults(sharing.state)
+    assert conservation.block_faults(sharing.state)
 
 
 def test_a_waiting_request_that_holds_blocks_is_noticed(midway: Engine) -> None:
     state = midway.state
-    assert limits.block_faults(state) == []
+    assert conservation.block_faults(state) == []
     state.requests["blocks_held"][state.by_rank[state.heap[0]]] = 1
-    assert limits.block_faults(state)
+    assert conservation.block_faults(state)
 
 
 def test_a_cached_block_that_nobody_finds_is_noticed() -> None:
     engine = CHOSEN[4].start()
     engine.advance(LATENCY, int(CHOSEN[4].trace.arrival_us[20]))
-    assert limits.block_faults(engine.state) == []
+    assert conservation.block_faults(engine.state) == []
     state = engine.state
     key = int(np.argmax(state.extent_of_key != k.NONE))
     extent = int(state.extent_of_key[key])
     state.extent_of_key[key] = k.NONE
-    assert limits.block_faults(state) == [f"block 0 of extent {extent} is not found under its key"]
+    assert conservation.block_faults(state) == [f"block 0 of extent {extent} is not found under its key"]
     state.extent_of_key[key] = extent
     unused = int(np.argmax(state.extent_of_key == k.NONE))
     state.extent_of_key[unused] = extent
-    assert limits.block_faults(state) == [f"under key {unused} something is found that is not cached"]
+    assert conservation.block_faults(state) == [f"under key {unused} something is found that is not cached"]
 
 
 def test_rows_of_limits_fail_with_their_faults(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "batch_faults", lambda engine, batch: ["too many"])
-    monkeypatch.setattr(limits, "block_faults", lambda state, scheduled=False: ["block lost"])
-    assert [row.passed for row in limits.check_limits(CHOSEN[:1])] == [False, False]
+    monkeypatch.setattr(conservation, "batch_faults", lambda engine, batch: ["too many"])
+    monkeypatch.setattr(conservation, "block_faults", lambda state, scheduled=False: ["block lost"])
+    assert [row.passed for row in conservation.check_limits(CHOSEN[:1])] == [False, False]

@@ -32,8 +32,7 @@ from blis_replay.blis.workloads.distributions import (
     weibull_shape,
 )
 from blis_replay.blis.workloads.generate import generate
-from blis_replay.blis.workloads.read import parse_workload
-from blis_replay.blis.workloads.workload import Client, Conversations, SharedPrefix, Workload
+from blis_replay.blis.workloads.workload import Client, Conversations, SharedPrefix, Workload, parse_workload
 
 MANY = 200_000
 # Of a mean of so many gaps: 5 standard errors for a CV of 1; more for more.

@@ -20,7 +20,7 @@ from blis_replay.blis.trace import EngineConfig, RequestTrace
 from blis_replay.blis.verification.phases import CoefficientSet
 from blis_replay.blis.verification.queueing import calibrate, mm1_wait_us, simulate_waits, wait_interval
 from blis_replay.blis.workloads.generate import generate
-from blis_replay.blis.workloads.read import LoadText
+from blis_replay.blis.workloads.workload import LoadText
 from blis_replay.strict.document import Number, document_of
 from blis_replay.validate.metrics.latency import statistics
 from blis_replay.validate.studies.study import System

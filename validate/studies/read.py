@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, get_args
 import yaml
 from msgspec import Meta, Struct
 
-from blis_replay.blis.workloads.read import Seed
+from blis_replay.blis.workloads.workload import Seed
 from blis_replay.strict.document import FieldError, Number, Text, read_values, yaml_values
 from blis_replay.validate.errors import StudyError, UnknownStudyError
 from blis_replay.validate.studies import cluster as cluster_run
