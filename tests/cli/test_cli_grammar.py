@@ -89,6 +89,10 @@ def test_an_answer_goes_to_the_file_that_is_named_and_quiet_prints_nothing(run: 
     assert run("list", "-f", "csv", "-o", "list.csv").out == ""
     assert Path("list.csv").read_text() == run("list", "--csv").out
     assert run("list", "-q") == Answer(0, "", "")
+    assert run("list", "-o", "list.html").out == ""
+    assert Path("list.html").read_text().startswith("<!doctype html>")
+    assert run("list", "--json", "-o", "json.html").out == ""
+    assert Path("json.html").read_text() == run("list", "--json").out
 
 
 def test_experiments_are_positional_or_options(run: Run) -> None:

@@ -17,6 +17,7 @@ from blis_replay.validate.comparison.leaderboard import Score, leaderboard
 from blis_replay.validate.comparison.leaderboard_text import leaderboard_answer
 from blis_replay.validate.comparison.simulators import contestants
 from blis_replay.validate.experiment import DEFAULT_RELEASE
+from blis_replay.validate.report.report import answer_page
 
 RELEASE = load_release(DEFAULT_RELEASE)
 # Twice the observed first token, half the observed rest; and 64 MiB of memory that it touches.
@@ -71,6 +72,17 @@ def test_a_row_has_errors_throughput_ranks_and_what_the_run_took(store: Path, tm
     assert score.peak_bytes > 64 << 20
     assert (score.passes, score.fitted) == (False, "held out")
     assert score.lacks == ("foreign 1 does not model: queues",)
+
+
+def test_a_board_is_a_page_that_loads_nothing_and_escapes_what_others_wrote(store: Path) -> None:
+    with open_for_reading(store) as opened:
+        board = leaderboard(opened, ["one"], {}, {"<script>alert(1)</script>": "not & installed"})
+    text = answer_page(leaderboard_answer(board), "board <1>")
+    assert "<title>board &lt;1&gt;</title>" in text
+    assert "not run: &lt;script&gt;alert(1)&lt;/script&gt;: not &amp; installed" in text
+    assert "default-src 'none'" in text
+    assert "<script" not in text
+    assert "://" not in text
 
 
 def test_what_a_simulator_cannot_do_is_said_and_the_others_are_scored(store: Path) -> None:

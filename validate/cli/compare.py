@@ -90,6 +90,7 @@ def compare_verb(
       blis-replay compare embedded blis --experiment 34b-general --blis-binary ./blis
       blis-replay compare 34b-codegen 34b-general
       blis-replay compare 34b-general 34b-codegen --simulators all
+      blis-replay compare 7b-train --simulators embedded,floor:line --out board.html
       blis-replay compare --runs
       blis-replay compare --published
       blis-replay compare --published --held-out

@@ -250,8 +250,13 @@ def print_answer(form: str | None, answer: Answer) -> int:
     from blis_replay.validate.text.answer import csv, markdown, page_json, page_text
 
     meta = click.get_current_context().meta
+    file: Path | None = meta.get(f"{_META}.out")
     form = form or asked_form()
-    if form in (None, "text"):
+    if form is None and file is not None and file.suffix == ".html":
+        from blis_replay.validate.report.report import answer_page
+
+        text = answer_page(answer, click.get_current_context().command_path)
+    elif form in (None, "text"):
         brief = answer.brief and not meta.get(f"{_META}.verbose")
         text = page_text(answer.brief if brief else answer.page) + "\n"
     elif form == "json":
@@ -260,7 +265,6 @@ def print_answer(form: str | None, answer: Answer) -> int:
         for sentence in () if quiet() else answer.beside_data:
             click.echo(printable(sentence), err=True)
         text = csv(answer.table) if form == "csv" else markdown(answer.table) + "\n"
-    file: Path | None = meta.get(f"{_META}.out")
     if file is not None:
         from blis_replay.compiled.files import write_whole
 
@@ -397,7 +401,7 @@ def _answer_file() -> click.Option:
         type=OUT_FILE,
         expose_value=False,
         callback=set_out_file,
-        help="Write the answer to this file.  [default: standard output]",
+        help="Write the answer to this file (.html: a page).  [default: standard output]",
     )
 
 

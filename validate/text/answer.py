@@ -216,8 +216,8 @@ def html(table: Table) -> str:
     bars = [_bar(length) for length in bar_lengths(table)] if table.bars else [""] * len(table.rows)
     return "\n".join(
         [
-            f'<div class="scroll" role="group" tabindex="0" aria-label="{html_text(table.title)}">',
-            f"<table>\n<caption>{html_text(table.title)}{note}</caption>",
+            f'<div class="scroll" role="group" tabindex="0" aria-label="{html_text(table.title or "table")}">',
+            f"<table>\n<caption>{html_text(table.title)}{note}</caption>" if table.title or note else "<table>",
             f"<thead><tr>{names}{'<td></td>' if table.bars else ''}</tr></thead>\n<tbody>",
             *(f"<tr>{_cells(table, row)}{bar}</tr>" for row, bar in zip(table.rows, bars, strict=True)),
             "</tbody>\n</table>\n</div>\n",
