@@ -12,6 +12,7 @@ import gzip
 import importlib.metadata
 import json
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -56,17 +57,16 @@ class Told:
         """A folder with the model's ``config.json`` where its dimensions are known, else its name."""
         return str(self.folder) if (self.folder / "config.json").exists() else str(self.served["model"])
 
-    @property
-    def system(self) -> str:
-        """The GPU as NVIDIA's tools name it; raises ``AdapterError`` if it is none of theirs."""
+    def gpu_of(self, names: Iterable[tuple[str, str]]) -> str:
+        """The GPU as a simulator names it, by the first part of a name that fits; raises ``AdapterError`` if none."""
         words = str(self.served["hardware"] or "").lower()
-        for name, system in _SYSTEMS:
-            if name in words:
-                return system
+        for part, name in names:
+            if part in words:
+                return name
         raise AdapterError(f"no system is known for the hardware {self.served['hardware']!r}")
 
 
-# Parts of a GPU's name, the first that fits.
+# Of NVIDIA's tools.
 _SYSTEMS = (
     *(("h200", "h200_sxm"), ("gb200", "gb200"), ("b200", "b200_sxm"), ("b300", "b300_sxm"), ("h100", "h100_sxm")),
     *(("a100", "a100_sxm"), ("l40s", "l40s"), ("rtx pro 6000", "rtx_pro_6000_server"), ("a30", "a30"), ("l4", "l4")),
@@ -89,6 +89,14 @@ class Adapter:
     lacks: tuple[str, ...]
     run: Callable[[Told, str], Iterator[Answer]]
     fitted: str = ""
+
+
+def _done(words: Sequence[str], what: str, **settings: Any) -> None:
+    """Run a program to its end; raises ``AdapterError`` with its last words if it fails."""
+    done = subprocess.run(words, capture_output=True, text=True, check=False, **settings)  # noqa: S603 (no shell)
+    if done.returncode:
+        said = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()] or ["it said nothing"]
+        raise AdapterError(f"{what}: {said[-1].strip()}")
 
 
 def _dynamo(told: Told, option: str) -> Iterator[Answer]:
@@ -117,10 +125,9 @@ def _dynamo(told: Told, option: str) -> Iterator[Answer]:
     command = [sys.executable, "-m", "dynamo.replay", str(told.folder / "trace.jsonl"), "--replay-mode", "offline"]
     command += ["--trace-block-size", str(block), "--extra-engine-args", json.dumps(engine)]
     command += ["--report-json", str(report), "--report-jsonl", str(lines)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 (no shell)
-    if done.returncode or not lines.exists():
-        said = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()] or ["it said nothing"]
-        raise AdapterError(f"dynamo.replay: {said[-1].strip()}")
+    _done(command, "dynamo.replay")
+    if not lines.exists():
+        raise AdapterError("dynamo.replay wrote no report")
     answers = [json.loads(line) for line in lines.read_text("utf-8").splitlines()]
     answers = sorted((a for a in answers if a["terminal_status"] == "completed"), key=lambda a: a["arrival_time_ms"])
     if len(answers) != len(told.requests):
@@ -194,7 +201,7 @@ def _aiconfigurator(told: Told, option: str) -> Iterator[Answer]:
     for _ in range(_ROUNDS):
         estimate = cli_estimate(
             model_path=told.model,
-            system_name=told.system,
+            system_name=told.gpu_of(_SYSTEMS),
             backend_name="vllm",
             isl=prompt,
             osl=max(output, 2),
@@ -222,6 +229,63 @@ def _cached_tokens(told: Told) -> int:
         cached += request["prompt_tokens"] - request["prefill_tokens"] + block * sum(key in seen for key in keys)
         seen.update(keys)
     return round(cached / len(told.requests)) if told.arguments.get("enable_prefix_caching", True) else 0
+
+
+_VIDUR_DEVICES = (("h100", "h100"), ("a100", "a100"), ("a40", "a40"))
+_VIDUR_NODES = {"h100": "h100_dgx", "a100": "a100_dgx", "a40": "a40_pairwise_nvlink"}
+# It interpolates its own profiles up to here unless it is told otherwise.
+_VIDUR_TOKENS, _VIDUR_BATCH = 4096, 128
+
+
+def _vidur(told: Told, option: str) -> Iterator[Answer]:
+    """A checkout of Vidur, run in its folder: the requests as a trace, and a table of seconds a request back."""
+    checkout = Path(option or "vidur").absolute()
+    if not (checkout / "vidur" / "main.py").is_file():
+        raise AdapterError(f"{checkout} is no checkout of Vidur (it has no vidur/main.py); give vidur:PATH")
+    pythons = (checkout / folder / "bin" / "python" for folder in (".venv", "env"))
+    python = next((str(path) for path in pythons if path.exists()), sys.executable)
+    trace = told.folder / "vidur.csv"
+    lines = [f"{r['arrival_us'] / 1e6:.6f},{r['prompt_tokens']},{r['output_tokens']}" for r in told.requests]
+    trace.write_text("\n".join(["arrived_at,num_prefill_tokens,num_decode_tokens", *lines, ""]), "utf-8")
+    options = [word for name, value in _vidur_options(told, trace).items() for word in (f"--{name}", str(value))]
+    off = [f"--no-metrics_config_{name}" for name in ("store_plots", "enable_chrome_trace")]
+    surroundings = os.environ | {"WANDB_MODE": "disabled"}
+    _done([python, "-m", "vidur.main", *options, *off], "vidur.main", cwd=checkout, env=surroundings)
+    tables = list(told.folder.glob("vidur/**/request_metrics.csv"))
+    if not tables:
+        raise AdapterError("vidur.main wrote no request_metrics.csv")
+    with tables[0].open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            ttft_us, e2e_us, waited_us = (
+                1e6 * float(row[name]) for name in ("prefill_e2e_time", "request_e2e_time", "request_scheduling_delay")
+            )
+            yield int(float(row["Request Id"])), ttft_us, max(e2e_us, ttft_us), waited_us
+
+
+def _vidur_options(told: Told, trace: Path) -> dict[str, object]:
+    """Sarathi's chunks are what vLLM V1 does with chunked prefill; without it, its scheduler of vLLM V0."""
+    given, device = told.arguments, told.gpu_of(_VIDUR_DEVICES)
+    chunked = bool(given.get("enable_chunked_prefill", True))
+    tokens, seqs, longest = (given[name] for name in ("max_num_batched_tokens", "max_num_seqs", "max_model_len"))
+    name, budget = ("sarathi", "chunk_size") if chunked else ("vllm", "max_tokens_in_batch")
+    scheduler = {"batch_size_cap": seqs, "block_size": given["block_size"], budget: tokens}
+    scheduler |= {"num_blocks": given["num_gpu_blocks"]} if given.get("num_gpu_blocks") else {}
+    replica = {"device": device, "network_device": _VIDUR_NODES[device], "model_name": told.served["model"]}
+    replica |= {"tensor_parallel_size": told.served["tensor_parallelism"] or 1, "num_pipeline_stages": 1}
+    most = {"prefill_chunk_size": max(tokens, _VIDUR_TOKENS), "batch_size": max(seqs, _VIDUR_BATCH)}
+    most |= {"tokens_per_request": max(longest, _VIDUR_TOKENS)}
+    predictor = "random_forrest_execution_time_predictor_config_prediction_max"  # its own spelling
+    return {
+        **{f"replica_config_{key}": value for key, value in replica.items()},
+        "cluster_config_num_replicas": 1,
+        "request_generator_config_type": "trace_replay",
+        "trace_request_generator_config_trace_file": trace,
+        "trace_request_generator_config_max_tokens": longest,
+        "replica_scheduler_config_type": name,
+        **{f"{name}_scheduler_config_{key}": value for key, value in scheduler.items()},
+        **{f"{predictor}_{key}": value for key, value in most.items()},
+        "metrics_config_output_dir": told.folder / "vidur",
+    }
 
 
 def _llmservingsim(told: Told, option: str) -> Iterator[Answer]:
@@ -278,6 +342,21 @@ ADAPTERS = {
             _aiconfigurator,
         ),
         Adapter(
+            "vidur",
+            "",
+            "8afeaf0",
+            "model, GPU, tensor parallelism, block_size, num_gpu_blocks, max_num_seqs, max_num_batched_tokens (as the "
+            "chunk size of its Sarathi scheduler), max_model_len; arrivals and lengths",
+            (
+                "prefix caching: every prompt is computed whole",
+                "asynchronous scheduling",
+                "delays outside of the engine",
+                "clients that give up",
+                "models and GPUs that it has no profile of",
+            ),
+            _vidur,
+        ),
+        Adapter(
             "llmservingsim",
             "",
             "5daddb2",
@@ -304,7 +383,8 @@ def _write(adapter: Adapter, option: str, folder: Path, answers: Iterable[Answer
             at = "" if scheduled_us is None else f"{min(max(scheduled_us, 0.0), ttft_us):.1f}"
             file.write(f"{index},{ttft_us:.1f},{e2e_us:.1f},{at}\n")
     version = importlib.metadata.version(adapter.package) if adapter.package else adapter.tried
-    header = {"name": f"{adapter.name} {option}".strip(), "version": version, "not_modelled": list(adapter.lacks)}
+    variant = [option] if option and option == adapter.fitted else []  # else it is a path of this machine
+    header = {"name": " ".join([adapter.name, *variant]), "version": version, "not_modelled": list(adapter.lacks)}
     (folder / "simulator.json").write_text(json.dumps(header), "utf-8")
 
 

@@ -49,6 +49,22 @@ def cli_estimate(**said):
     ttft = 10 + 0.1 * said["batch_size"]
     return types.SimpleNamespace(ttft=ttft, tpot=1.0, request_latency=ttft + 1.0 * (said["osl"] - 1))
 """
+# A first token 20 ms after it is scheduled, which is 5 ms after the arrival, and 10 ms for each further one.
+VIDUR = """
+import csv, json, pathlib, sys
+words = [word for word in sys.argv[1:] if not word.startswith("--no-")]
+said = {name[2:]: value for name, value in zip(words[::2], words[1::2])}
+rows = list(csv.DictReader(open(said["trace_request_generator_config_trace_file"])))
+json.dump({"said": said, "trace": rows}, open("kept.json", "w"))
+if said["replica_config_model_name"] == "some/Unknown":
+    sys.exit("Invalid name: some/Unknown")
+folder = pathlib.Path(said["metrics_config_output_dir"], "2026-01-01_00-00-00")
+folder.mkdir(parents=True)
+with open(folder / "request_metrics.csv", "w") as file:
+    print("Request Id,request_e2e_time,request_scheduling_delay,prefill_e2e_time", file=file)
+    for index, row in reversed(list(enumerate(rows))):
+        print(index, 0.025 + 0.01 * (int(row["num_decode_tokens"]) - 1), 0.005, 0.025, sep=",", file=file)
+"""
 
 
 @pytest.fixture
@@ -154,6 +170,31 @@ def test_aiconfigurator_is_asked_for_as_many_at_once_as_its_answer_keeps(kept: P
     assert answer.e2e_us.tolist() == [20_100, 30_100, 40_100]
 
 
+def test_a_checkout_of_vidur_gets_a_trace_and_the_engine_arguments(tmp_path: Path) -> None:
+    """Seconds in and out; chunked prefill is the scheduler that cuts prompts into chunks."""
+    (tmp_path / "vidur").mkdir()
+    (tmp_path / "vidur" / "main.py").write_text(VIDUR)
+    answer = run(f"vidur:{tmp_path}", recording())
+    told = json.loads((tmp_path / "kept.json").read_text())
+    assert told["trace"][1] == {"arrived_at": "1.000000", "num_prefill_tokens": "40", "num_decode_tokens": "21"}
+    wanted = {
+        "replica_config_device": "h100",
+        "replica_scheduler_config_type": "sarathi",
+        "sarathi_scheduler_config_chunk_size": "2048",
+        "sarathi_scheduler_config_num_blocks": "500",
+    }
+    assert wanted.items() <= told["said"].items()
+    assert answer.ttft_us.tolist() == [25_000] * 3
+    assert answer.e2e_us.tolist() == [125_000, 225_000, 325_000]
+    assert answer.simulated.scheduled_us is not None
+    assert answer.simulated.scheduled_us.tolist() == [5_000] * 3
+    assert (
+        "vidur 8afeaf0 does not model: prefix caching: every prompt is computed whole" in answer.simulated.differences
+    )
+    with pytest.raises(CommandError, match=r"vidur\.main: Invalid name: some/Unknown"):
+        run(f"vidur:{tmp_path}", recording("some/Unknown"))
+
+
 def test_a_table_of_llmservingsim_is_matched_by_arrival(tmp_path: Path) -> None:
     table = tmp_path / "sim.csv.gz"
     rows = ["instance id,request id,model,input,output,arrival,end_time,latency,queuing_delay,TTFT,TPOT,ITL"]
@@ -176,7 +217,8 @@ def test_a_table_of_llmservingsim_is_matched_by_arrival(tmp_path: Path) -> None:
         ("dynamo:no-such-python", "no such program; give dynamo:PYTHON"),
         ("aiconfigurator-fitted", "not installed|no such variant"),
         ("llmservingsim:nowhere.csv", "no such file"),
-        ("vidur", "there are dynamo, aiconfigurator"),
+        ("vidur:nowhere", r"no checkout of Vidur \(it has no vidur/main.py\); give vidur:PATH"),
+        ("frontier", "there are dynamo, aiconfigurator"),
     ],
 )
 def test_what_cannot_be_run_is_one_line(name: str, said: str) -> None:

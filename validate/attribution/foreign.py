@@ -165,11 +165,18 @@ def _input_evidence(recording: Recording, found: _Imitation) -> str:
         raise ValueError("no other input was needed")
     best = found.tried.best
     told = {name: recording.engine[name].value if name in recording.engine else None for name in best.engine}
-    changed = [f"{name} {value} for {told[name]}" for name, value in best.engine.items()]
+    changed = [
+        f"{name} {_shown(value)}" + ("" if told[name] is None else f" for {_shown(told[name])}")
+        for name, value in best.engine.items()
+    ]
     changed += [f"{name}={value}" for name, value in best.mode.items()]
     before, left = (100 * misfit for misfit in (found.tried.before, found.tried.left))
     fell = f"what no step time and no delay does falls from {before:.1f} to {left:.1f} %"
     return f"it answers like an engine with {', '.join(changed)}; {fell}"
+
+
+def _shown(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _typical(result: SimResult) -> list[dict[str, int]]:

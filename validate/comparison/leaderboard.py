@@ -30,6 +30,8 @@ SHOWN = tuple((metric, statistic) for metric in ("e2e", "ttft", "itl") for stati
 _US_PER_S = 1e6
 # An imitation that misses more than this of the latencies says nothing of the simulator.
 MOST_LEFT = 0.10
+# A component whose share of both means is smaller costs nothing.
+LEAST_SHARE = 0.005
 
 
 @dataclass(frozen=True)
@@ -53,9 +55,13 @@ class Cost:
         return self.left <= MOST_LEFT
 
     @property
-    def largest(self) -> str:
-        """The component with the largest share of either mean."""
-        return max(self.shares, key=lambda name: max(map(abs, self.shares[name])))
+    def largest(self) -> str | None:
+        """The component with the largest share of either mean; None if the imitation is too far, or no share counts."""
+        name = max(self.shares, key=self._size)
+        return name if self.imitated and self._size(name) >= LEAST_SHARE else None
+
+    def _size(self, name: str) -> float:
+        return max(map(abs, self.shares[name]))
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,8 @@ def _cost_line(score: Score, cost: Cost | str) -> Line:
     near = f"imitated within {100 * cost.left:.1f} %"
     if not cost.imitated:
         return Line(f"{who}: not like an engine: no step time, delay or engine argument imitates it ({near})")
+    if cost.largest is None:
+        return Line(f"{who}: nothing: it answers like the engine here with these coefficients ({near})")
     e2e, ttft = cost.shares[cost.largest]
     also = f"; {' or '.join(cost.also)} would do as well" if cost.also else ""
     moved = f"E2E {100 * e2e:+.1f} %, TTFT {100 * ttft:+.1f} %"
@@ -172,7 +174,7 @@ def _document(board: Board) -> dict[str, object]:
 
 def _cost_json(cost: Cost) -> dict[str, object]:
     return {
-        "largest": cost.largest if cost.imitated else None,
+        "largest": cost.largest,
         "shares": {name: {"e2e": e2e, "ttft": ttft} for name, (e2e, ttft) in cost.shares.items()},
         "evidence": dict(cost.evidence),
         "left": cost.left,

@@ -79,7 +79,7 @@ EVERYONE = (
     *("embedded", "embedded@h100-datasheet", "floor:constant", "floor:line"),
     *("dynamo", "dynamo-fitted", "aiconfigurator", "blis"),
 )
-_NEXT = re.compile(r",(?=all\b|embedded|floor:|cmd:|blis\b|dynamo|aiconfigurator|llmservingsim)")
+_NEXT = re.compile(rf",(?=all\b|embedded|floor:|cmd:|blis\b|{'|'.join(ADAPTERS)})")
 
 
 def contestants(

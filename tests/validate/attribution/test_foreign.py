@@ -89,6 +89,11 @@ def test_what_is_wrong_in_a_foreign_simulator_is_found(tmp_path: Path, wrong: st
     assert (found.imitated, found.largest) == (True, blamed), (found.shares, found.evidence)
 
 
+def test_of_a_simulator_with_nothing_wrong_nothing_is_blamed(tmp_path: Path) -> None:
+    found = cost(tmp_path, "", planted())
+    assert (found.imitated, found.largest) == (True, None), (found.shares, found.evidence)
+
+
 def test_other_lengths_in_a_foreign_simulator_are_found(tmp_path: Path) -> None:
     """It decodes what re-tokenising counts, which the recording has too: four fifths of what the server decoded."""
     case = planted()
