@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from blis_replay.blis.releases.fit import outside
+from blis_replay.blis.releases.fit import Outside, outside
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.result import SimResult, TokenGaps
 from blis_replay.blis.trace import RequestTrace
@@ -29,6 +29,7 @@ class ReplayRun:
     ``simulator``: its name.  ``entry``: None if the simulator ran with coefficients of its
     own.  ``ttft_us``, ``e2e_us``: int64[n] in request order, meaningful where
     ``simulated.completed``; they carry the mode's reporting conventions (surplus step).
+    ``outside``: steps outside of what the coefficients were fitted on, None where there are few or nobody knows.
     """
 
     recording: Recording
@@ -40,6 +41,7 @@ class ReplayRun:
     simulated: Simulated
     ttft_us: Int64s
     e2e_us: Int64s
+    outside: Outside | None = None
 
     @property
     def result(self) -> SimResult:
@@ -85,7 +87,9 @@ def replay(
     entry = simulator.entry_for(recording)
     plan = _as_fitted(plan_replay(recording, mode), recording, mode, entry)
     simulated = simulator.serve(recording, plan)
-    plan = replace(plan, basis=plan.basis | _extrapolated(simulated, entry))
+    beyond = _outside(simulated, plan, entry)
+    if beyond is not None:
+        plan = replace(plan, basis=plan.basis | {"extrapolated": str(beyond)})
     recorded = {name: setting.value for name, setting in recording.engine.items()}
     simulated = replace(simulated, not_simulated=not_simulated(recorded, isinstance(simulator, EmbeddedEngine)))
     completed_in_recording = (recording.requests["status"] == "ok").to_numpy()
@@ -105,16 +109,16 @@ def replay(
         simulated=simulated,
         ttft_us=simulated.ttft_us,
         e2e_us=simulated.e2e_us,
+        outside=beyond,
     )
     return _with_surplus_steps(run)
 
 
-def _extrapolated(simulated: Simulated, entry: ModelEntry | None) -> dict[str, str]:
-    """How many steps lie outside of what the coefficients were fitted on, where both are known."""
-    if simulated.engine is None or entry is None or entry.fit is None or entry.fit.steps is None:
-        return {}
-    found = outside(simulated.engine.steps, entry.fit.steps)
-    return {"extrapolated": found} if found else {}
+def _outside(simulated: Simulated, plan: ReplayPlan, entry: ModelEntry | None) -> Outside | None:
+    """The steps outside of what the coefficients were fitted on, where both are known; observed ones have no model."""
+    if simulated.engine is None or entry is None or entry.fit is None or entry.fit.steps is None or plan.cycles:
+        return None
+    return outside(simulated.engine.steps, entry.fit.steps, entry.latency)
 
 
 def without_rows(run: ReplayRun) -> ReplayRun:

@@ -13,6 +13,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import asdict
 
+from blis_replay.blis.latency.operators import Timed, durations_us
 from blis_replay.compiled.arrays import Floats
 from blis_replay.strict.document import FieldError, Number, Text
 
@@ -37,8 +38,11 @@ class StepRange:
                 raise FieldError(name, "does not ascend from 0 on", "write the smallest and the largest")
 
 
-# A share of steps that changes no mean.
-_FEW = 0.01
+# A share of steps, or of their time, that changes no mean, and one that may decide it.
+_FEW, _MANY = 0.01, 0.1
+# How far what nobody measured may be off, 95 %: KV bytes over bandwidth are believed to within 20 % (one deviation).
+_UNSURE = 0.4
+_MOST_ASKED = 100
 _WORDS = {"decodes": "decodes", "context_tokens": "tokens of mean context", "prefill_tokens": "prefill tokens"}
 
 
@@ -55,8 +59,36 @@ def range_of(steps: Iterable[np.ndarray]) -> StepRange | None:
     return StepRange(**bounds)
 
 
-def outside(steps: np.ndarray, fitted: StepRange) -> str:
-    """How many steps of a run lie outside, in words and by what; empty if fewer than one in a hundred."""
+@dataclass(frozen=True)
+class Outside:
+    """Steps of a run that lie outside of what coefficients were fitted on.
+
+    ``share``: of all steps.  ``words``: by what.  ``time_share``: of the time
+    of all steps, what their excess costs by the model; nothing measured it.
+    """
+
+    share: float
+    words: str
+    time_share: float
+
+    @property
+    def matters(self) -> bool:
+        """Whether a mean may rest on it: on what the excess costs, or on that the model has no cost for it."""
+        return self.share >= _MANY and (self.time_share >= _FEW or not self.time_share)
+
+    def __str__(self) -> str:
+        """In words, with how far the mean step may be off for that alone."""
+        said = f"{100 * self.share:.0f} % of steps lie outside of what the coefficients were fitted on ({self.words})"
+        if self.time_share < _FEW:
+            return f"{said}; the model gives that {'hardly any' if self.time_share else 'no'} cost"
+        return (
+            f"{said}; by the model that is {100 * self.time_share:.0f} % of their time, which nobody measured: "
+            f"the mean step is uncertain by ±{100 * _UNSURE * self.time_share:.0f} % for it"
+        )
+
+
+def outside(steps: np.ndarray, fitted: StepRange, latency: Timed) -> Outside | None:
+    """The steps of a run (``SimResult.steps``, of that model) that lie outside; None if fewer than one in a hundred."""
     beyond, parts = np.zeros(len(steps), np.bool_), []
     for name, values in _quantities(steps).items():
         low, high = getattr(fitted, name)
@@ -67,9 +99,26 @@ def outside(steps: np.ndarray, fitted: StepRange) -> str:
             share = f"{100 * this.mean():.0f} %"
             parts.append(f"{share} by {reached} {_WORDS[name]}, fitted on {low:,.0f} to {high:,.0f}")
     if not parts:
-        return ""
-    share = f"{100 * beyond.mean():.0f} %"
-    return f"{share} of steps lie outside of what the coefficients were fitted on ({'; '.join(parts)})"
+        return None
+    return Outside(float(beyond.mean()), "; ".join(parts), _time_share(steps, fitted, latency))
+
+
+def _time_share(steps: np.ndarray, fitted: StepRange, latency: Timed) -> float:
+    """What a model makes of the excess over the range, as a share of its time; of some steps from all of the run."""
+    some = steps[:: -(-len(steps) // _MOST_ASKED)]
+    decodes, context, prefill = _quantities(some).values()
+    within = np.minimum(decodes, fitted.decodes[1]), np.minimum(prefill, fitted.prefill_tokens[1])
+    as_they_are = _batches(some, decodes, context, prefill)
+    cut = _batches(some, within[0], np.minimum(context, fitted.context_tokens[1]), within[1])
+    whole_us, cut_us = durations_us(latency, as_they_are).sum(), durations_us(latency, cut).sum()
+    return max(1 - float(cut_us / whole_us), 0.0)
+
+
+def _batches(steps: np.ndarray, decodes: Floats, context: Floats, prefill: Floats) -> list[dict[str, int]]:
+    return [
+        {"decode_tokens": int(d), "context_tokens": int(d * c), "prefill_tokens": int(p), "prefill_requests": int(n)}
+        for d, c, p, n in zip(decodes, context, prefill, steps["prefill_requests"], strict=True)
+    ]
 
 
 def _quantities(steps: np.ndarray) -> dict[str, Floats]:

@@ -11,6 +11,8 @@ from blis_replay.blis.latency.models import LatencyModel, Lifecycle
 from blis_replay.blis.releases.fit import FitRecord, StepRange, outside, range_of
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry, format_release, parse_release
 
+LINE = LatencyModel("blackbox", 1_000_000, 0, 0, per_context_token_ns=1_000)
+
 
 def table(*rows: tuple[int, int, int]) -> np.ndarray:
     """Steps of so many decodes, context tokens of all of them, and prefill tokens."""
@@ -31,13 +33,30 @@ def test_a_quarter_of_the_steps_lies_outside() -> None:
     """Of four steps one has 20 decodes of 400 tokens each, which both are beyond; none has more prefill."""
     fitted = StepRange((1, 10), (100, 300), (1, 512))
     steps = table((10, 1_000, 0), (20, 8_000, 0), (1, 300, 512), (0, 0, 1))
-    assert outside(steps, fitted) == (
+    found = outside(steps, fitted, LINE)
+    assert str(found) == (
         "25 % of steps lie outside of what the coefficients were fitted on "
         "(25 % by 20 to 20 decodes, fitted on 1 to 10; "
-        "25 % by 400 to 400 tokens of mean context, fitted on 100 to 300)"
+        "25 % by 400 to 400 tokens of mean context, fitted on 100 to 300); "
+        "by the model that is 38 % of their time, which nobody measured: the mean step is uncertain by ±15 % for it"
     )
-    assert outside(steps[[0, 2, 3]], fitted) == ""
-    assert outside(np.concatenate([steps[1:2], *[steps[:1]] * 150]), fitted) == ""  # one of 151
+    assert outside(steps[[0, 2, 3]], fitted, LINE) is None
+    assert outside(np.concatenate([steps[1:2], *[steps[:1]] * 150]), fitted, LINE) is None  # one of 151
+
+
+def test_what_the_excess_costs_is_what_the_model_says() -> None:
+    """1 ms a step and 1 us a context token: 2 + 9 + 1.3 + 1 = 13.3 ms; cut to 10 decodes of 300 tokens it is 8.3 ms.
+
+    The excess is 9 - 4 = 5 ms: 5 / 13.3.  A model to which contexts cost nothing says so.
+    """
+    fitted = StepRange((1, 10), (100, 300), (1, 512))
+    steps = table((10, 1_000, 0), (20, 8_000, 0), (1, 300, 512), (0, 0, 1))
+    found = outside(steps, fitted, LINE)
+    assert found is not None
+    assert found.time_share == pytest.approx(5 / 13.3, abs=1e-3)
+    without = outside(steps, fitted, LatencyModel("blackbox", 1_000_000, 0, 0))
+    assert without is not None
+    assert str(without).endswith("; the model gives that no cost")
 
 
 def test_a_release_carries_the_range() -> None:

@@ -135,12 +135,13 @@ def _toned(error: float | None, limit: float, beyond: Tone) -> Cell:
 
 def _warnings(comparison: Comparison) -> list[Part]:
     """What the numbers depend on and nobody recorded, and who is not in them; nothing for most recordings."""
-    left_out = sum(comparison.excluded.values())
+    left_out, beyond = sum(comparison.excluded.values()), comparison.run.outside
     return [
         *(saturation_block(comparison.saturation).parts[:1] if comparison.saturation else ()),
         *([draws_sentence(comparison)] if comparison.verdict == "not decided" else ()),
         *([noise_sentence(comparison)] if comparison.noise else ()),
         *other_hardware(comparison),
+        *([f"extrapolated: {beyond}"] if beyond is not None and beyond.matters else ()),
         *argument_lines(comparison.recording, comparison.open_arguments),
         *([f"left out: {left_out:,} requests"] if left_out else []),
     ]
