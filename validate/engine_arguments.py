@@ -26,11 +26,10 @@ from blis_replay.replay.mode import (
     parse_engine_value,
 )
 from blis_replay.replay.processes import Progress
-from blis_replay.validate.comparison.sides import simulated_samples
+from blis_replay.validate.comparison.sides import observed_attainment, simulated_attainment, simulated_samples
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.metrics.latency import latency_statistics, relative_error
-from blis_replay.validate.metrics.objectives import Attainment, Objectives, attained, attainment_json, attainment_line
-from blis_replay.validate.metrics.observed import observed_requests, samples_of
+from blis_replay.validate.metrics.objectives import Attainment, Objectives, attainment_json, attainment_line
 from blis_replay.validate.text.answer import Answer, Block, Line
 from blis_replay.validate.text.cells import cell_text
 
@@ -169,19 +168,13 @@ def simulated_values(run: ReplayRun) -> dict[str, float | None]:
 
 def _attained(run: ReplayRun, objectives: Objectives) -> Attainment | None:
     """What came of the objectives; requests that were given up are none of the good ones."""
-    if not objectives:
-        return None
-    done = run.simulated.completed
-    return attained(objectives, simulated_samples(run, done), run.result.inter_token_gaps(done), len(done))
+    return simulated_attainment(run, objectives) if objectives else None
 
 
 def _observed(recording: Recording, objectives: Objectives) -> Attainment | None:
     """What came of them on the server; quantiles of the ITL need times of single tokens, which stay in the store."""
     known = tuple(o for o in objectives if o.metric != "itl" or o.statistic == "mean")
-    answered = observed_requests(recording)
-    if not known or not answered.any():
-        return None
-    return attained(known, samples_of(recording, answered), None, len(answered))
+    return observed_attainment(recording, known) if known else None
 
 
 def simulated_point(

@@ -7,9 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import logged
+import numpy as np
 import pytest
 from command_line import Run
 
+from blis_replay.blis.releases.release import format_release
+from blis_replay.fixtures.planted import true_release
+from blis_replay.fixtures.synthetic import generate, write_experiment
+from blis_replay.fixtures.truth import SyntheticExperiment
+from blis_replay.ingest.recording import RECORDED
+from blis_replay.ingest.store import list_experiments, open_for_reading, read_stored
 from blis_replay.validate.schedule import schedule_verdict
 
 _JSON_DOCS = Path(__file__).parents[2] / "docs" / "json.md"
@@ -24,6 +31,31 @@ def test_a_bundled_experiment_needs_no_preparation(run: Run) -> None:
     assert "4,092.5" in text
     assert "verdict: pass" in text
     assert "reported ITL 8.13 ms, true gap 16.36 ms, two stream events per token" in text
+
+
+def test_limits_are_judged_on_both_sides(run: Run, tmp_path: Path) -> None:
+    """Of the recording by its own latencies: the limit of TTFT is their median, so half of the requests are within it.
+
+    Of published aggregates the p95 is not known, and nothing of single requests.
+    """
+    made = generate(SyntheticExperiment())
+    write_experiment(made, tmp_path / "made-general")
+    run("ingest", tmp_path / "made-general")
+    with open_for_reading(tmp_path / ".blis-replay" / "store.duckdb") as store:
+        (row,) = [row for row in list_experiments(store) if row.ground_truth == RECORDED]
+        requests = read_stored(store, row.slug).requests
+    ttft_ms = requests["ttft_us"].to_numpy() / 1000
+    median = float(np.median(ttft_ms))
+    Path("true.yaml").write_text(format_release(true_release(made)))
+    options = ["--coefficients", "true.yaml", "--json"]
+    answer = run("validate", row.alias, *options, "--slo", f"ttft.p50={median:.3f}ms,e2e.p99=1000s")
+    slo = answer.json["experiments"][0]["slo"]
+    assert slo["observed"]["objectives"][0]["value_ms"] == pytest.approx(median)
+    assert slo["observed"]["good_requests"] == pytest.approx((ttft_ms <= round(median, 3)).sum(), abs=1)
+    assert slo["simulated"]["objectives"][1]["met"]
+    text = run("validate", "34b-general", "--slo", "ttft.p95=1s,ttft.p99=1s").out
+    assert "observed: SLO missed: TTFT p95 unknown of 1,000 ms; goodput - of the requests" in " ".join(text.split())
+    assert "simulated: SLO met: TTFT p95" in text
 
 
 @pytest.mark.slow

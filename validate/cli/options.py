@@ -143,6 +143,14 @@ def repeat_option(command: Command) -> Command:
     )(command)
 
 
+def slo_option(command: Command) -> Command:
+    """``--slo``: limits as ``parse_objectives`` reads them, None where none are given."""
+    help_text = (
+        "Say whether limits such as ttft.p95=500ms,itl.p95=50ms hold, and what share of the requests is within them."
+    )
+    return click.option("--slo", default=None, metavar="LIMITS", help=help_text)(command)
+
+
 def coefficients_option(command: Command) -> Command:
     """``--coefficients``: the release to replay with, None for our own."""
     help_text = "A release that ships, or a YAML file.  [default: our own]"

@@ -18,6 +18,7 @@ from blis_replay.validate.cli.options import (
     form_options,
     print_answer,
     release_on_gpu,
+    slo_option,
     store_option,
     verb,
 )
@@ -117,13 +118,7 @@ def _complete_routers(_ctx: click.Context, _param: click.Parameter, incomplete: 
     metavar="SECONDS",
     help="The first requests of these clients are sent evenly over this time.",
 )
-@click.option(
-    "--slo",
-    "slo",
-    default=None,
-    metavar="LIMITS",
-    help="Say whether limits such as ttft.p95=500ms,itl.p95=50ms hold, and what share of the requests is within them.",
-)
+@slo_option
 @click.option("--force", is_flag=True, help="Replace the tables that are there.")
 @click.option("--csv-tables", is_flag=True, help="Write the tables as CSV too.")
 @store_option
@@ -237,13 +232,7 @@ def simulate_verb(
 @click.option(
     "--sweep", "swept", multiple=True, metavar="ARGUMENT=V1,V2,...", help="Try several values; all combinations."
 )
-@click.option(
-    "--slo",
-    "slo",
-    default=None,
-    metavar="LIMITS",
-    help="Say whether limits such as ttft.p95=500ms,itl.p95=50ms hold, and what share of the requests is within them.",
-)
+@slo_option
 @click.option(
     "--find",
     type=click.Choice(["rate", "concurrency"]),

@@ -20,6 +20,7 @@ from blis_replay.validate.cli.options import (
     repeat_option,
     repeated,
     replay_option,
+    slo_option,
     store_given,
     store_option,
     verb,
@@ -86,6 +87,7 @@ class SimulatorName(click.ParamType[str]):
     "--window", type=WINDOW, default=(0.0, 1.0), help="Compare only requests of this share of the run, e.g. 0.6:1."
 )
 @repeat_option
+@slo_option
 @executor_options
 @store_option
 @form_options
@@ -103,6 +105,7 @@ def validate_verb(
     by_stage: bool,
     window: tuple[float, float],
     repeats: tuple[str, ...],
+    slo: str | None,
     executor: ExecutorName,
     workers: int | None,
     store_path: Path,
@@ -120,6 +123,7 @@ def validate_verb(
     Examples:
       blis-replay validate 34b-general
       blis-replay validate 34b-general --by-stage
+      blis-replay validate 34b-general --slo ttft.p99=100ms,itl.p90=20ms
       blis-replay validate 34b-general --coefficients mine.yaml
       blis-replay validate 34b-general --coefficients stepml-direct --replay as-published
       blis-replay validate 34b-general --replay spec
@@ -141,10 +145,12 @@ def validate_verb(
         from blis_replay.validate.comparison.simulators import chosen_simulators, informed
         from blis_replay.validate.comparison.validated import validate_many
         from blis_replay.validate.experiment import release_for
+        from blis_replay.validate.metrics.objectives import parse_objectives
 
         own_model = blis_model == "own" if blis_model else coefficients is None
         release = release_for(coefficients)
         release.refuse_if_invalid()
+        objectives = parse_objectives(slo) if slo is not None else ()
         mode = parse_mode(mode_text, release.published_replay)
         simulators = chosen_simulators(store_path, choice, release, blis_binary or "", blis_timeout, own_model)
         reports = [
@@ -158,6 +164,7 @@ def validate_verb(
                 stages=by_stage,
                 tolerant=everything,
                 repeats=repeats,
+                objectives=objectives,
                 executor=executor,
                 workers=workers,
                 progress=progress,

@@ -16,7 +16,13 @@ from blis_replay.replay.simulator import Simulator
 from blis_replay.validate.comparison.arguments import OpenArgument, open_arguments
 from blis_replay.validate.comparison.capacity import Measure, beyond_capacity, capacity
 from blis_replay.validate.comparison.saturation import Saturation, saturation
-from blis_replay.validate.comparison.sides import Side, recording_side, replay_side
+from blis_replay.validate.comparison.sides import (
+    Side,
+    observed_attainment,
+    recording_side,
+    replay_side,
+    simulated_attainment,
+)
 from blis_replay.validate.comparison.spread import Decision, Draws, NoiseFloor, draw_errors
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.metrics.latency import (
@@ -28,6 +34,7 @@ from blis_replay.validate.metrics.latency import (
     paired_mape,
     relative_error,
 )
+from blis_replay.validate.metrics.objectives import Attainment, Objectives
 from blis_replay.validate.metrics.observed import Gaps, Number, Selection, overloaded
 from blis_replay.validate.schedule import ScheduleVerdict, schedule_verdict
 
@@ -71,6 +78,17 @@ class Pairing:
 
 
 @dataclass(frozen=True)
+class Promised:
+    """What came of objectives on the server and in the replay.
+
+    Of published aggregates only the statistics that were published are known, and no goodput.
+    """
+
+    observed: Attainment
+    simulated: Attainment
+
+
+@dataclass(frozen=True)
 class Comparison:
     """Two sides compared.
 
@@ -82,6 +100,7 @@ class Comparison:
     had more load than could be served is judged instead of its latencies, None for other runs.  ``schedule``:
     of a replay of a whole run of which every step was recorded.  ``draws``: of a run whose requests are reconstructed,
     the errors of many reconstructions.  ``noise``: what recordings of this load differ by; no threshold is below it.
+    ``promised``: what came of objectives, where some were given.
     """
 
     recording: Recording
@@ -98,6 +117,7 @@ class Comparison:
     requests_hash: str = ""
     draws: Draws | None = None
     noise: NoiseFloor | None = None
+    promised: Promised | None = None
 
     @property
     def run(self) -> ReplayRun:
@@ -292,6 +312,22 @@ def with_draws(comparison: Comparison, simulator: Simulator) -> Comparison:
         return comparison
     published_us = {(m, s): cell.a_us for m, cells in comparison.metrics.items() for s, cell in cells.items()}
     return replace(comparison, draws=draw_errors(run.recording, run.release, run.mode, simulator, published_us))
+
+
+def with_objectives(comparison: Comparison, objectives: Objectives, gaps: Gaps | None) -> Comparison:
+    """With what came of objectives on both sides, over all requests of the selection; ``gaps``: as recorded."""
+    if not objectives:
+        return comparison
+    run = comparison.run
+    chosen = comparison.selection.of(run.recording.requests)
+    simulated = simulated_attainment(run, objectives, chosen)
+    observed = observed_attainment(run.recording, objectives, gaps, chosen)
+    if observed is None:
+        cells = (comparison.metrics[o.metric].get(o.statistic) for o in objectives)
+        observed = Attainment(objectives, tuple(None if cell is None else cell.a_us for cell in cells), 0, 0)
+    usable = (comparison.metrics[o.metric]["mean"].unusable is None for o in objectives)
+    values = tuple(value if ok else None for ok, value in zip(usable, observed.values_us, strict=True))
+    return replace(comparison, promised=Promised(replace(observed, values_us=values), simulated))
 
 
 def light(comparison: Comparison) -> Comparison:

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 from blis_replay.replay.store import provenance_of
 from blis_replay.validate.comparison.capacity import Measure
-from blis_replay.validate.comparison.compare import Comparison, MetricCell
+from blis_replay.validate.comparison.compare import Comparison, MetricCell, Promised
 from blis_replay.validate.comparison.saturation_text import saturation_json
 from blis_replay.validate.comparison.spread import Draws, NoiseFloor
+from blis_replay.validate.metrics.objectives import attainment_json
 from blis_replay.validate.metrics.resampling import Cell
 from blis_replay.validate.text.cells import in_ms
 
@@ -32,6 +33,7 @@ def comparison_json(comparison: Comparison) -> dict[str, object]:
         "capacity": None if comparison.capacity is None else [_measure_json(m) for m in comparison.capacity],
         "unusable": comparison.unusable,
         "repeats": comparison.noise and _noise_json(comparison.noise),
+        **({} if comparison.promised is None else {"slo": _promised_json(comparison.promised)}),
         "reconstructions": comparison.draws and _draws_json(comparison.draws),
         "findings": [vars(finding) for finding in comparison.findings],
         "saturation": comparison.saturation and saturation_json(comparison.saturation),
@@ -41,6 +43,10 @@ def comparison_json(comparison: Comparison) -> dict[str, object]:
         "not_simulated": list(comparison.run.simulated.not_simulated),
         "provenance": provenance_of(comparison.run),
     }
+
+
+def _promised_json(promised: Promised) -> dict[str, object]:
+    return {"observed": attainment_json(promised.observed), "simulated": attainment_json(promised.simulated)}
 
 
 def _noise_json(noise: NoiseFloor) -> dict[str, object]:

@@ -16,6 +16,7 @@ from blis_replay.validate.comparison.summary_text import (
     mean_abs_errors,
     means_by_fit,
     noise_sentence,
+    promised_lines,
     stages_table,
     summary_page,
     verdict_line,
@@ -41,6 +42,7 @@ def comparison_page(comparison: Comparison) -> list[Part]:
         verdict_line(comparison),
         draws_sentence(comparison),
         noise_sentence(comparison),
+        *promised_lines(comparison),
         *([saturation_block(comparison.saturation)] if comparison.saturation else []),
         Block([finding_line(finding) for finding in changed], "instrument findings that change a number"),
     ]

@@ -10,7 +10,7 @@ from blis_replay.ingest.tables import Cell, Column, Table, Tone, Toned
 from blis_replay.validate.comparison.arguments import argument_lines
 from blis_replay.validate.comparison.compare import Comparison
 from blis_replay.validate.comparison.saturation_text import saturation_block
-from blis_replay.validate.comparison.summary_text import draws_sentence, noise_sentence
+from blis_replay.validate.comparison.summary_text import draws_sentence, noise_sentence, promised_lines
 from blis_replay.validate.metrics.latency import METRIC_NAMES, TAIL_LIMITS, THRESHOLDS
 from blis_replay.validate.text.answer import Block, Line, Part
 from blis_replay.validate.text.cells import cell_text, percent
@@ -140,6 +140,7 @@ def _warnings(comparison: Comparison) -> list[Part]:
         *(saturation_block(comparison.saturation).parts[:1] if comparison.saturation else ()),
         *([draws_sentence(comparison)] if comparison.verdict == "not decided" else ()),
         *([noise_sentence(comparison)] if comparison.noise else ()),
+        *promised_lines(comparison),
         *other_hardware(comparison),
         *([f"extrapolated: {beyond}"] if beyond is not None and beyond.matters else ()),
         *argument_lines(comparison.recording, comparison.open_arguments),

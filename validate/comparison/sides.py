@@ -25,6 +25,7 @@ from blis_replay.validate.comparison.segments import RequestTimeline, timeline_o
 from blis_replay.validate.errors import NothingToJudgeError, ValidateError
 from blis_replay.validate.experiment import find_experiment
 from blis_replay.validate.metrics.latency import METRICS, STATISTICS, LatencySamples, latency_statistics
+from blis_replay.validate.metrics.objectives import Attainment, Objectives, attained
 from blis_replay.validate.metrics.observed import (
     Gaps,
     Number,
@@ -121,6 +122,29 @@ def replay_side(run: ReplayRun, name: str = "replay") -> Side:
 def simulated_samples(run: ReplayRun, chosen: Bools) -> LatencySamples:
     """Simulated client latencies of the chosen requests, in request order."""
     return LatencySamples(run.ttft_us[chosen], run.e2e_us[chosen], run.simulated.output_tokens[chosen])
+
+
+def simulated_attainment(run: ReplayRun, objectives: Objectives, chosen: Bools | None = None) -> Attainment:
+    """What came of objectives in a replay, of the chosen requests (all if None); what was given up is not good."""
+    asked = np.ones(len(run.simulated.completed), np.bool_) if chosen is None else chosen
+    done = asked & run.simulated.completed
+    gaps = None if run.simulated.engine is None else run.token_gaps()
+    counted = None if gaps is None else (gaps.gap_us, gaps.counts(done))
+    return attained(objectives, simulated_samples(run, done), counted, int(asked.sum()))
+
+
+def observed_attainment(
+    recording: Recording, objectives: Objectives, gaps: Gaps | None = None, chosen: Bools | None = None
+) -> Attainment | None:
+    """What came of them on the server; ``gaps``: pooled, without which no quantile of the ITL is known.
+
+    None where no single request was recorded.
+    """
+    asked = np.ones(recording.requests.height, np.bool_) if chosen is None else chosen
+    answered = asked & observed_requests(recording)
+    if not answered.any():
+        return None
+    return attained(objectives, samples_of(recording, answered), gaps, int(asked.sum()))
 
 
 def _simulated(run: ReplayRun, chosen: Bools | None, samples: LatencySamples | None, _selection: Selection) -> Numbers:

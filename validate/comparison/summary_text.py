@@ -12,6 +12,7 @@ from blis_replay.ingest.recording import RECORDED
 from blis_replay.ingest.tables import Cell, Column, Table, Tone, Toned
 from blis_replay.validate.comparison.compare import Comparison, MetricCell, Verdict
 from blis_replay.validate.metrics.latency import METRIC_NAMES, METRICS, STATISTICS, THRESHOLDS
+from blis_replay.validate.metrics.objectives import attainment_json, attainment_line
 from blis_replay.validate.text.answer import RECONSTRUCTED, Block, Line, Part
 from blis_replay.validate.text.cells import percent, percent_plain
 
@@ -64,6 +65,15 @@ def draws_sentence(comparison: Comparison) -> str:
         f"When each request came was not published. {draws.count} reconstructions of it, median error of the mean "
         f"and range: {', '.join(named)}"
     )
+
+
+def promised_lines(comparison: Comparison) -> list[str]:
+    """What came of objectives, on the server and in the replay; nothing where none were given."""
+    promised = comparison.promised
+    if promised is None:
+        return []
+    sides = {"observed": promised.observed, "simulated": promised.simulated}
+    return [f"{name}: {attainment_line(attainment_json(one))}" for name, one in sides.items()]
 
 
 def noise_sentence(comparison: Comparison) -> str:

@@ -18,7 +18,7 @@ from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.processes import Progress
 from blis_replay.replay.simulator import EmbeddedEngine, Simulator
 from blis_replay.replay.store import record_of
-from blis_replay.validate.comparison.compare import Comparison, compare_replay, light, with_draws
+from blis_replay.validate.comparison.compare import Comparison, compare_replay, light, with_draws, with_objectives
 from blis_replay.validate.comparison.spread import noise_floors
 from blis_replay.validate.comparison.stored import (
     leave_tables,
@@ -29,6 +29,7 @@ from blis_replay.validate.comparison.stored import (
 )
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.experiment import experiment_row, named_experiments, release_for, release_that_ships
+from blis_replay.validate.metrics.objectives import Objectives
 from blis_replay.validate.metrics.observed import Selection, pooled_gaps
 
 
@@ -39,11 +40,12 @@ def compare_experiment(
     mode: ReplayMode,
     window: tuple[float, float] = (0.0, 1.0),
     simulator: Simulator | None = None,
+    objectives: Objectives = (),
 ) -> Comparison:
     """Replay a stored experiment and compare it with its recording; the store is only read.
 
-    ``simulator``: the embedded engine with ``release`` if None.  Raises ``NothingToJudgeError``
-    for an arrival trace.
+    ``simulator``: the embedded engine with ``release`` if None.  ``objectives``: to be said of both sides.
+    Raises ``NothingToJudgeError`` for an arrival trace.
     """
     recording = read_stored(store, slug)
     if recording.ground_truth == ARRIVALS:
@@ -53,7 +55,9 @@ def compare_experiment(
         )
     simulator = simulator or EmbeddedEngine(release)
     run = replay(recording, release, mode, simulator)
-    return with_draws(_compared(store, run, Selection(window=window)), simulator)
+    comparison = with_draws(_compared(store, run, Selection(window=window)), simulator)
+    gaps = pooled_gaps(store, slug, comparison.selection.of(recording.requests)) if objectives else None
+    return with_objectives(comparison, objectives, gaps)
 
 
 def validate_experiment(
@@ -115,6 +119,7 @@ def validate_many(
     stages: bool = False,
     tolerant: bool = True,
     repeats: Sequence[str] = (),
+    objectives: Objectives = (),
     executor: ExecutorName = "local",
     workers: int | None = None,
     progress: Progress | None = None,
@@ -122,13 +127,14 @@ def validate_many(
     """Validate experiments, with their ``stages``, and store whole runs.
 
     ``ships``: the embedded engine takes the release that ships for each experiment.  ``repeats``: recordings of the
-    same loads, as ``noise_floors``.  ``store``: the file, which this process must not have open: several processes
-    read it side by side, each the experiment that it is about.  ``names``: as ``named_experiments``.  ``tolerant``:
-    those that cannot be judged are returned with the reason; else the first reason is raised when the others are
-    stored.  ``executor``, ``workers``, ``progress``: of ``map_jobs``.
+    same loads, as ``noise_floors``.  ``objectives``: as of ``compare_experiment``.  ``store``: the file, which this
+    process must not have open: several processes read it side by side, each the experiment that it is about.
+    ``names``: as ``named_experiments``.  ``tolerant``: those that cannot be judged are returned with the reason;
+    else the first reason is raised when the others are stored.  ``executor``, ``workers``, ``progress``: of
+    ``map_jobs``.
     """
     answer = Validated(simulator.name, [], {}, {})
-    task = _Task(mode, window, simulator, stages, ships)
+    task = _Task(mode, window, simulator, stages, ships, objectives)
     not_stored = ""
     with open_for_reading(store) as opened:
         slugs = named_experiments(opened, names)
@@ -166,6 +172,7 @@ class _Task:
     simulator: Simulator
     stages: bool
     ships: bool
+    objectives: Objectives
 
 
 @dataclass(frozen=True)
@@ -187,7 +194,9 @@ def _validated(store: Store, task: _Task, slug: str) -> tuple[_Outcome, ReplayRu
         simulator = EmbeddedEngine(release_for(None, [slug]))
     try:
         with faults_named(slug):
-            whole = compare_experiment(store, slug, simulator.release, task.mode, task.window, simulator)
+            whole = compare_experiment(
+                store, slug, simulator.release, task.mode, task.window, simulator, task.objectives
+            )
     except ExperimentError as error:
         return _Outcome(slug, experiment_row(store, slug).alias, problem=error), None
     stages = [light(stage) for stage in by_stage(store, whole)] if task.stages else []
