@@ -21,6 +21,7 @@ import termios
 from contextlib import chdir
 from dataclasses import dataclass
 from html import escape
+from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Literal
@@ -164,7 +165,7 @@ def shot(columns: int) -> str:
 
 
 _CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
-_WIDTH, _HEIGHT = 1100, 1300
+_WIDTH, _HEIGHT = 1100, 670
 
 
 def main(arguments: list[str]) -> None:
@@ -177,11 +178,11 @@ def main(arguments: list[str]) -> None:
 
 
 def report_shots() -> None:
-    """The report of one experiment, in light and in dark."""
+    """The report of one experiment without asynchronous scheduling, in light and in dark."""
     from playwright.sync_api import sync_playwright
 
     with TemporaryDirectory() as folder, sync_playwright() as playwright:
-        command = "blis-replay report --experiment 34b-general --out report.html"
+        command = "blis-replay report 34b-general --replay scheduling=synchronous --out report.html"
         subprocess.run(command.split(), cwd=folder, check=True)
         browser = playwright.chromium.launch(executable_path=_CHROMIUM, args=["--no-sandbox"])
         for scheme in ("light", "dark"):
@@ -190,9 +191,15 @@ def report_shots() -> None:
 
 
 def _shoot(browser: Browser, page: Path, scheme: Literal["light", "dark"], picture: Path) -> None:
+    """The header of the first experiment, its cause and where the error comes from."""
+    from PIL import Image
+
     shown = browser.new_page(color_scheme=scheme, viewport={"width": _WIDTH, "height": _HEIGHT})
     shown.goto(page.as_uri())
-    shown.screenshot(path=picture)
+    top = shown.locator("section.experiment").bounding_box()["y"]
+    area = {"x": 0, "y": top, "width": _WIDTH, "height": _HEIGHT}
+    taken = Image.open(BytesIO(shown.screenshot(clip=area, full_page=True)))
+    taken.quantize(256).save(picture, optimize=True)  # a third of the bytes
     shown.close()
 
 
