@@ -135,9 +135,9 @@ def _toned(error: float | None, limit: float, beyond: Tone) -> Cell:
 
 def _warnings(comparison: Comparison) -> list[Part]:
     """What the numbers depend on and nobody recorded, and who is not in them; nothing for most recordings."""
-    left_out, beyond = sum(comparison.excluded.values()), comparison.run.outside
+    left_out, beyond, saturated = sum(comparison.excluded.values()), comparison.run.outside, comparison.saturation
     return [
-        *(saturation_block(comparison.saturation).parts[:1] if comparison.saturation else ()),
+        *(saturation_block(saturated).parts[:1] if saturated and saturated.from_us is not None else ()),
         *([draws_sentence(comparison)] if comparison.verdict == "not decided" else ()),
         *([noise_sentence(comparison)] if comparison.noise else ()),
         *promised_lines(comparison),

@@ -44,7 +44,7 @@ def saturation_json(found: Saturation) -> dict[str, object]:
 
 def _verdict(found: Saturation) -> str:
     if found.from_us is None:
-        return "nothing is meaningless, but mind:"
+        return "every latency can be compared; noticed:"
     until = "" if found.until_us is None else f" to second {found.until_us / 1e6:,.1f}"
     where = f"from second {found.from_us / 1e6:,.1f} on{until} latencies measure how long the queue has grown, "
     cause = {
