@@ -19,6 +19,7 @@ from blis_replay.replay.engine import not_simulated
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import ReplayPlan, plan_replay
+from blis_replay.replay.profile import MADE, clients_of, of_aggregates
 from blis_replay.replay.simulator import EmbeddedEngine, Simulated, Simulator
 
 
@@ -84,12 +85,18 @@ def replay(
             f"surplus_steps=1 needs the duration of steps, which {simulator.name} does not report; "
             "leave it out, or use --simulator embedded"
         )
+    summed_up = recording.requests.height == 0
+    recording = of_aggregates(recording)
+    if summed_up and mode.loop is None and (clients := clients_of(recording)):
+        mode = replace(mode, loop=clients)
     entry = simulator.entry_for(recording)
     plan = _as_fitted(plan_replay(recording, mode), recording, mode, entry)
     simulated = simulator.serve(recording, plan)
     beyond = _outside(simulated, plan, entry)
     if beyond is not None:
         plan = replace(plan, basis=plan.basis | {"extrapolated": str(beyond)})
+    if summed_up:
+        plan = replace(plan, basis=plan.basis | {"requests": MADE})
     recorded = {name: setting.value for name, setting in recording.engine.items()}
     simulated = replace(simulated, not_simulated=not_simulated(recorded, isinstance(simulator, EmbeddedEngine)))
     completed_in_recording = (recording.requests["status"] == "ok").to_numpy()

@@ -11,14 +11,17 @@ next turn would not fit ``max_model_len`` begins anew, with the same first quest
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
+import polars as pl
 
+from blis_replay.blis.closed_loop import ClosedLoop
 from blis_replay.blis.trace import BlockKeys
 from blis_replay.compiled.arrays import Int64s
-from blis_replay.ingest.recording import PUBLISHED, LoadProfile, Recording, SharedPrefix, Stage
+from blis_replay.ingest.recording import PUBLISHED, REQUEST_SCHEMA, LoadProfile, Recording, SharedPrefix, Stage
+from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.errors import ReplayError, argument_not_known
 from blis_replay.replay.prefix import group_of_prompts, prompt_tokens
 
@@ -328,3 +331,98 @@ def _lengths_basis(
         ran = prompt_tokens(recording).mean()
         text += f"; {prompts.mean():,.0f} prompt tokens a request, {ran:,.0f} in the recording"
     return text
+
+
+# Lengths of requests of which only the mean was published: none is more than this share from it.  Requests that are
+# all as long are answered together and prefill together, which no load of single requests does.
+_SPREAD = 0.1
+# What a summary of a load generator can have sent; beyond it is a slip.
+_MOST_MADE = 1_000_000
+_WHOLE_RUN = -1
+# What a replay of such requests says of them.
+MADE = "made of a summary: as many as it says, of its mean lengths, spread evenly over 10 % on either side"
+
+
+def of_aggregates(recording: Recording) -> Recording:
+    """A recording with requests made of its aggregates, where that is all it has; else as it is.
+
+    As many in each load stage as were sent, in a Poisson process at its rate, with lengths spread evenly over 10 % on
+    either side of the mean.  Raises ``ReplayError`` for aggregates that say neither how many nor how long.
+    """
+    if recording.requests.height or not recording.is_summed_up:
+        return recording
+    random = np.random.default_rng(SEED)
+    parts, start_us = [], 0
+    for stage in recording.stages:
+        figures = _figures(recording, stage.stage)
+        count = round(figures["requests"])
+        share = np.sort(random.random(count))
+        if not count * 1e6 / stage.rate_per_s < _LONGEST_US:
+            raise ReplayError(
+                f"{recording.alias}: stage {stage.stage} of its summary lasts for decades; correct its rate"
+            )
+        arrival_us = start_us + np.floor(share * count * 1e6 / stage.rate_per_s).astype(np.int64)
+        start_us += stage.duration_us
+        spread = random.uniform(1 - _SPREAD, 1 + _SPREAD, (2, count))
+        lengths = np.maximum(np.rint(spread * [[figures["prompt_tokens"]], [figures["output_tokens"]]]), 1)
+        parts.append((np.full(count, stage.stage), arrival_us, *lengths.astype(np.int64)))
+    if not parts:
+        raise ReplayError(
+            f"{recording.alias}: its summary says no rate, so no requests can be made of it; ingest its per-request "
+            "records"
+        )
+    stages, arrivals, prompts, outputs = (np.concatenate(column) for column in zip(*parts, strict=True))
+    order = np.argsort(arrivals, kind="stable")
+    made = {
+        "request_index": np.arange(len(order)),
+        "stage": stages[order],
+        "arrival_us": arrivals[order] - arrivals.min(),
+        "prompt_tokens": prompts[order],
+        "output_tokens": outputs[order],
+    }
+    frame = pl.DataFrame(made).with_columns(
+        request_id=pl.format("made-{}", "request_index"),
+        output_tokens_source=pl.lit("mean of a summary, spread by 10 %"),
+        status=pl.lit("ok"),
+    )
+    columns = (
+        (pl.col(name) if name in frame.columns else pl.lit(None).alias(name)).cast(kind)
+        for name, kind in REQUEST_SCHEMA.items()
+    )
+    return replace(recording, requests=rows_of(frame.select(columns)))
+
+
+def clients_of(recording: Recording) -> ClosedLoop | None:
+    """The clients that sent the requests of a summary, each the next when the one before was answered; None if open.
+
+    Raises ``ReplayError`` where its stages had different numbers of clients.
+    """
+    asked = recording.aggregates.filter(pl.col("metric") == "concurrency")["value"].unique().to_list()
+    if len(asked) > 1:
+        shown = ", ".join(f"{clients:g}" for clients in sorted(asked))
+        raise ReplayError(f"{recording.alias}: its stages had {shown} clients; ingest each point as a recording")
+    return ClosedLoop(max(round(asked[0]), 1)) if asked else None
+
+
+def _figures(recording: Recording, stage: int) -> dict[str, float]:
+    """What the aggregates of a stage say of its requests: how many, and the mean lengths."""
+    found = {
+        (metric, statistic): value
+        for of, metric, statistic, value in recording.aggregates.iter_rows()
+        if of == stage or (of == _WHOLE_RUN and len(recording.stages) == 1)
+    }
+    wanted = {
+        "requests": (("requests", "sent"), ("requests", "succeeded")),
+        "prompt_tokens": (("prompt_tokens", "mean"),),
+        "output_tokens": (("output_tokens", "mean"), ("output_tokens_reported", "mean")),
+    }
+    figures = {}
+    for name, places in wanted.items():
+        value = next((found[place] for place in places if place in found), 0.0)
+        if not 1 <= value <= _MOST_MADE:
+            raise ReplayError(
+                f"{recording.alias}: its summary does not say its {name.replace('_', ' ')} in stage {stage}, so no "
+                "requests can be made of it; ingest its per-request records"
+            )
+        figures[name] = value
+    return figures

@@ -56,7 +56,7 @@ def compare_experiment(
     simulator = simulator or EmbeddedEngine(release)
     run = replay(recording, release, mode, simulator)
     comparison = with_draws(_compared(store, run, Selection(window=window)), simulator)
-    gaps = pooled_gaps(store, slug, comparison.selection.of(recording.requests)) if objectives else None
+    gaps = pooled_gaps(store, slug, comparison.selection.of(run.recording.requests)) if objectives else None
     return with_objectives(comparison, objectives, gaps)
 
 
@@ -201,7 +201,8 @@ def _validated(store: Store, task: _Task, slug: str) -> tuple[_Outcome, ReplayRu
         return _Outcome(slug, experiment_row(store, slug).alias, problem=error), None
     stages = [light(stage) for stage in by_stage(store, whole)] if task.stages else []
     record = record_of(whole.run)
-    new = whole.selection.everything and not is_stored(store, record)  # equal input gives equal output
+    # Equal input gives equal output; of requests that were made of a summary the store has no recording.
+    new = whole.selection.everything and "requests" not in whole.run.plan.basis and not is_stored(store, record)
     return _Outcome(slug, whole.alias, light(whole), stages, record if new else None), whole.run if new else None
 
 

@@ -41,7 +41,7 @@ from blis_replay.ingest.rows import rows_of
 
 _COLUMNS = ("input_lens", "output_lens", "ttfts", "itls", "start_times", "errors")
 _SCALARS = {
-    *("backend", "model_id", "request_rate", "duration", "request_throughput"),
+    *("backend", "model_id", "request_rate", "max_concurrency", "duration", "request_throughput"),
     *("num_prompts", "completed", "failed", "total_input_tokens", "total_output_tokens"),
     *("probe_completed", "probe_failed", "total_input_sequences"),
 }
@@ -279,6 +279,9 @@ def _aggregates(file: RecordedFile, stage: int, stages: int, run: _Run) -> Itera
 def _reported(file: RecordedFile, scalars: dict[str, Any]) -> Iterator[Reported]:
     for statistic, key in (("sent", "num_prompts"), ("succeeded", "completed"), ("failed", "failed")):
         yield from reported_number(file, "requests", statistic, scalars.get(key))
+    if isinstance(scalars.get("request_rate"), str):  # `inf`: all at once, or as many as are allowed
+        clients = scalars.get("max_concurrency") or scalars.get("num_prompts")
+        yield from reported_number(file, "concurrency", "asked", clients)
     completed = tokens(scalars.get("completed"))
     for metric, key in (("prompt_tokens", "total_input_tokens"), ("output_tokens_reported", "total_output_tokens")):
         if completed:

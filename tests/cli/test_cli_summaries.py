@@ -1,0 +1,72 @@
+"""Ground truth that is a summary: means and percentiles of a load generator, and no request."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import Run
+
+ENGINE = (
+    "max_num_seqs: 128\nmax_num_batched_tokens: 2048\nmax_model_len: 4096\nasync_scheduling: true\n"
+    "tensor_parallel_size: 2\n"
+)
+MODEL = "codellama/CodeLlama-34b-Instruct-hf"
+
+
+def bench(summary: Any, rate: float | str, clients: int | None) -> str:
+    """What ``vllm bench serve`` writes without ``--save-detailed``, of a summary of ``simulate``."""
+    latencies, requests, duration_s = summary["latencies_ms"], summary["requests"], summary["duration_s"]
+    document = {
+        **{"tokenizer_id": MODEL, "model_id": MODEL, "backend": "openai", "request_rate": rate},
+        **{"max_concurrency": clients, "num_prompts": requests, "completed": requests, "failed": 0},
+        **{"duration": duration_s, "request_throughput": requests / duration_s},
+        **{"total_input_tokens": 500 * requests, "total_output_tokens": 100 * requests},
+        **{f"mean_{name}_ms": latencies[of]["mean"] for name, of in {"ttft": "ttft", "e2el": "e2e"}.items()},
+        **{f"p99_{name}_ms": latencies[of]["p99"] for name, of in {"ttft": "ttft", "e2el": "e2e"}.items()},
+    }
+    return json.dumps(document)
+
+
+@pytest.mark.parametrize(("rate", "clients"), [("inf", 8), ("inf", None), (5.0, None)])
+def test_a_summary_is_replayed_as_the_load_that_it_states(
+    run: Run, tmp_path: Path, rate: float | str, clients: int | None
+) -> None:
+    """Of 200 requests of 500 and 100 tokens, simulated by the same release: its own numbers come out again.
+
+    Within 5 % (TTFT 15 %): lengths are spread, and when each came is drawn anew.
+    """
+    (tmp_path / "engine.yaml").write_text(ENGINE)
+    gap_s = 0.2 if isinstance(rate, float) else 0.0
+    rows = "".join(f"{gap_s * i:.3f},{450 + i % 101},{90 + i % 21}\n" for i in range(200))
+    (tmp_path / "load.csv").write_text(f"arrival_s,prompt_tokens,output_tokens\n{rows}")
+    options = ["--coefficients", "h100-vllm-0.15.1", "--model", MODEL, "--out", "made", "--json"]
+    loop = ["--concurrency", str(clients)] if clients else []
+    simulated = run("simulate", "--requests", "load.csv", "--engine", "engine.yaml", *options, *loop).json
+    folder = tmp_path / "34b-bench"
+    folder.mkdir()
+    (folder / "result.json").write_text(bench(simulated, rate, clients))
+    assert run("ingest", folder, "--engine", "engine.yaml").code == 0
+    (experiment,) = run("validate", "34b-bench", "--json").json["experiments"]
+    assert experiment["ground_truth"] == "published aggregates"
+    assert experiment["provenance"]["basis"]["requests"].startswith("made of a summary")
+    errors = {metric: experiment["metrics"][metric]["mean"]["error"] for metric in ("e2e", "ttft")}
+    assert errors["e2e"] == pytest.approx(0, abs=0.05)
+    assert errors["ttft"] == pytest.approx(0, abs=0.15)
+    assert experiment["metrics"]["ttft"]["p90"]["observed_ms"] is None
+    assert run("validate", "34b-bench", "--json").json["experiments"][0]["metrics"] == experiment["metrics"]
+
+
+def test_a_summary_that_does_not_say_how_long_its_requests_were(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "34b-bench"
+    folder.mkdir()
+    summary = {"tokenizer_id": MODEL, "model_id": MODEL, "num_prompts": 10, "request_rate": 1.0, "duration": 10.0}
+    (folder / "result.json").write_text(json.dumps(summary | {"completed": 10, "mean_ttft_ms": 40.0}))
+    (tmp_path / "engine.yaml").write_text(ENGINE)
+    run("ingest", folder, "--engine", "engine.yaml")
+    answer = run("validate", "34b-bench")
+    assert answer.code == 3
+    assert "its summary does not say its prompt tokens in stage 0" in answer.err
+    assert len(answer.err.strip().splitlines()) == 1
