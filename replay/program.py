@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,24 @@ from typing import Generic, TypeVar
 from blis_replay.ingest.errors import printable
 
 _LAST_LINE_CHARACTERS = 200
-_LONGEST_NAP_S = 0.05
+# Until it becomes another program a child counts the memory of its parent as its own, so a small program starts it.
+# That one ends as its child does, and writes the child's errno or largest memory in KiB.
+_STARTER = """
+import os, resource, signal, sys
+told, words = int(sys.argv[1]), sys.argv[2:]
+try:
+    pid = os.posix_spawnp(words[0], words, os.environ, file_actions=[(os.POSIX_SPAWN_CLOSE, told)])
+except OSError as error:
+    os.write(told, b"%d 0" % error.errno)
+    sys.exit(127)
+code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+os.write(told, b"0 %d" % resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+if code < 0:
+    if code != -signal.SIGKILL:
+        signal.signal(-code, signal.SIG_DFL)
+    os.kill(os.getpid(), -code)
+sys.exit(code)
+"""
 
 _T = TypeVar("_T")
 
@@ -59,7 +77,10 @@ def _peak_bytes() -> int | None:
 
 @dataclass(frozen=True)
 class Ended:
-    """``code``: the exit code of a program; negative: the signal that ended it.  ``peak_bytes``: its largest memory."""
+    """``code``: the exit code of a program; negative: the signal that ended it.
+
+    ``peak_bytes``: the largest memory of it or of one of those that it started; 0 if not known.
+    """
 
     code: int
     peak_bytes: int
@@ -71,29 +92,30 @@ def run_to_end(words: Sequence[str], folder: Path, output: int, errors: int, tim
     ``output``, ``errors``: file descriptors.  Raises ``OSError`` if it cannot be started, and
     ``subprocess.TimeoutExpired`` if it does not end; whatever it started is ended too.
     """
-    process = subprocess.Popen(  # noqa: S603 (the program that the user names, and no shell)
-        list(words), stdin=subprocess.DEVNULL, stdout=output, stderr=errors, cwd=folder, start_new_session=True
-    )
+    ours, theirs = os.pipe()
     try:
-        return _wait(process, timeout_s)
+        process = subprocess.Popen(  # noqa: S603 (the program that the user names, and no shell)
+            [sys.executable, "-I", "-S", "-c", _STARTER, str(theirs), *words],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=errors,
+            cwd=folder,
+            start_new_session=True,
+            pass_fds=(theirs,),
+        )
+        os.close(theirs)
+        try:
+            code = process.wait(timeout_s)
+        finally:
+            if process.returncode is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        errno, peak_kib = (int(word) for word in (os.read(ours, 100) or b"0 0").split())
     finally:
-        if process.returncode is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-def _wait(process: subprocess.Popen[bytes], timeout_s: float) -> Ended:
-    """As ``Popen.wait``, which does not tell what the program took."""
-    until, nap_s = time.monotonic() + timeout_s, 0.001
-    while True:
-        pid, status, usage = os.wait4(process.pid, os.WNOHANG)
-        if pid:
-            process.returncode = os.waitstatus_to_exitcode(status)
-            return Ended(process.returncode, usage.ru_maxrss * 1024)
-        if time.monotonic() >= until:
-            raise subprocess.TimeoutExpired(process.args, timeout_s)
-        time.sleep(nap_s)
-        nap_s = min(2 * nap_s, _LONGEST_NAP_S)
+        os.close(ours)
+    if errno:
+        raise OSError(errno, os.strerror(errno), words[0])
+    return Ended(code, peak_kib * 1024)
 
 
 def ended(code: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from recordings import make_recording
 from blis_replay.replay.command import CommandError, CommandSimulator, command_simulator
 from blis_replay.replay.driver import replay
 from blis_replay.replay.mode import parse_mode
+from blis_replay.replay.program import run_to_end
 from blis_replay.replay.release_file import load_release
 
 RELEASE = load_release("h100-vllm-0.15.1")
@@ -104,6 +106,27 @@ def test_a_command_that_does_not_end_is_stopped(tmp_path: Path) -> None:
     slow = simulator(tmp_path, "import time; time.sleep(60)", timeout_s=0.2)
     with pytest.raises(CommandError, match=r"did not end within 0.2 s and was stopped; raise --simulator-timeout"):
         replay(recording(), RELEASE, None, slow)
+
+
+def test_memory_is_that_of_the_program_and_not_of_this_process() -> None:
+    """48 MiB are touched there, while far more are held here."""
+    held = bytearray(os.urandom(1)) * (200 << 20)
+    with Path(os.devnull).open("w") as nowhere:
+        words = [sys.executable, "-c", "held = b'x' * (48 << 20)"]
+        end = run_to_end(words, Path.cwd(), nowhere.fileno(), nowhere.fileno(), 60.0)
+    assert len(held) == 200 << 20
+    assert end.code == 0
+    assert 48 << 20 < end.peak_bytes < 100 << 20
+
+
+def test_a_program_ends_as_it_did(tmp_path: Path) -> None:
+    (tmp_path / "no-program").write_text("nothing")
+    with Path(os.devnull).open("w") as nowhere:
+        at = (tmp_path, nowhere.fileno(), nowhere.fileno(), 60.0)
+        assert run_to_end([sys.executable, "-c", "import sys; sys.exit(7)"], *at).code == 7
+        assert run_to_end([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], *at).code == -9
+        with pytest.raises(PermissionError):
+            run_to_end([str(tmp_path / "no-program")], *at)
 
 
 @pytest.mark.parametrize("text", ["cmd:", "cmd:no-such-program-at-all", "cmd:'open"])
