@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from blis_replay.blis.releases.fit import Outside, outside
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.result import SimResult, TokenGaps
-from blis_replay.blis.trace import RequestTrace
 from blis_replay.compiled.arrays import Int64s
 from blis_replay.ingest.recording import UNKNOWN, Recording
-from blis_replay.ingest.rows import no_rows
-from blis_replay.ingest.store import TABLES
 from blis_replay.replay.engine import not_simulated
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode
@@ -126,30 +122,6 @@ def _outside(simulated: Simulated, plan: ReplayPlan, entry: ModelEntry | None) -
     if simulated.engine is None or entry is None or entry.fit is None or entry.fit.steps is None or plan.cycles:
         return None
     return outside(simulated.engine.steps, entry.fit.steps, entry.latency)
-
-
-def without_rows(run: ReplayRun) -> ReplayRun:
-    """What a run was of, by whom and how, without its requests and steps: small enough to keep hundreds of them."""
-    recording, plan, simulated = run.recording, run.plan, run.simulated
-    nothing = np.empty(0, np.int64)
-    tables: dict[str, Any] = {name: no_rows(schema) for name, (schema, _order) in TABLES.items()}
-    return replace(
-        run,
-        recording=replace(recording, **tables, prefix=None),
-        plan=replace(
-            plan, trace=RequestTrace(nothing, nothing, nothing, nothing, nothing), cycles=None, delivery_us=None
-        ),
-        simulated=replace(
-            simulated,
-            completed=nothing.astype(np.bool_),
-            ttft_us=nothing,
-            e2e_us=nothing,
-            output_tokens=nothing,
-            engine=None,
-        ),
-        ttft_us=nothing,
-        e2e_us=nothing,
-    )
 
 
 def _as_fitted(plan: ReplayPlan, recording: Recording, mode: ReplayMode, entry: ModelEntry | None) -> ReplayPlan:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from blis_replay.blis.speculation import speculation_of
 from blis_replay.blis.trace import EngineConfig, release_arguments
-from blis_replay.ingest.recording import Recording
+from blis_replay.ingest.recording import Recording, Setting
 from blis_replay.replay.errors import ReplayError, argument_not_known
-from blis_replay.replay.mode import ReplayMode
+from blis_replay.replay.mode import EngineValue, ReplayMode
 from blis_replay.strict.engine_packs import choose_pack
 
 # Models whose names say that each token is served by some of many experts.
@@ -71,6 +72,18 @@ def engine_config(recording: Recording, mode: ReplayMode) -> EngineConfig:
         **_rank_arguments(recording),
         **release_arguments(value),
     )
+
+
+def with_engine(recording: Recording, arguments: Mapping[str, EngineValue], source: str) -> Recording:
+    """The recording as of an engine with these arguments; ``source`` is that of their settings."""
+    engine = {name: setting for name, setting in recording.engine.items() if name not in arguments}
+    engine |= {name: Setting(value, source) for name, value in arguments.items() if value is not None}
+    return replace(recording, engine=engine)
+
+
+def replayed_engine(recording: Recording, mode: ReplayMode) -> Recording:
+    """The recording with the engine arguments that the mode puts in place of its own."""
+    return with_engine(recording, dict(mode.engine), "replay") if mode.engine else recording
 
 
 def _rank_arguments(recording: Recording) -> dict[str, Any]:

@@ -19,9 +19,10 @@ from blis_replay.compiled.files import naming
 from blis_replay.ingest.readers.tables.parquet_requests import METADATA, PROMPT_COLUMNS
 from blis_replay.ingest.recording import ARRIVALS, RECORDED, REQUEST_SCHEMA, PromptTree, Recording
 from blis_replay.replay.blis_files import TRACE_FORMS, prefix_groups, trace_rows, write_rows
+from blis_replay.replay.engine import with_engine
 from blis_replay.replay.errors import FileExistsAlreadyError, ReplayError
 from blis_replay.replay.mode import ReplayMode
-from blis_replay.replay.plan import request_trace, with_engine
+from blis_replay.replay.plan import request_trace
 from blis_replay.replay.prefix import recorded_block_keys
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,11 +11,11 @@ from blis_replay.blis.closed_loop import ClosedLoop
 from blis_replay.blis.latency.models import ObservedCycles
 from blis_replay.blis.trace import NEVER_US, BlockKeys, EngineConfig, RequestTrace
 from blis_replay.compiled.arrays import Int64s
-from blis_replay.ingest.recording import PUBLISHED, Recording, Setting
+from blis_replay.ingest.recording import PUBLISHED, Recording
 from blis_replay.ingest.rows import Rows
-from blis_replay.replay.engine import engine_config, ranks_basis, release_remarks
+from blis_replay.replay.engine import engine_config, ranks_basis, release_remarks, replayed_engine
 from blis_replay.replay.errors import ReplayError
-from blis_replay.replay.mode import EngineValue, ReplayMode
+from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.observed import (
     observed_cycles,
     observed_delivery,
@@ -95,18 +94,6 @@ def _forced(plan: ReplayPlan, recording: Recording, mode: ReplayMode) -> ReplayP
         delivery_us = first_us, last_us
     used = cycles if "step_time" in forced else None
     return replace(plan, trace=trace, basis=basis, cycles=used, delivery_us=delivery_us)
-
-
-def with_engine(recording: Recording, arguments: Mapping[str, EngineValue], source: str) -> Recording:
-    """The recording as of an engine with these arguments; ``source`` is that of their settings."""
-    engine = {name: setting for name, setting in recording.engine.items() if name not in arguments}
-    engine |= {name: Setting(value, source) for name, value in arguments.items() if value is not None}
-    return replace(recording, engine=engine)
-
-
-def replayed_engine(recording: Recording, mode: ReplayMode) -> Recording:
-    """The recording with the engine arguments that the mode puts in place of its own."""
-    return with_engine(recording, dict(mode.engine), "replay") if mode.engine else recording
 
 
 def request_trace(recording: Recording, mode: ReplayMode) -> tuple[RequestTrace, dict[str, str]]:

@@ -27,10 +27,10 @@ from blis_replay.compiled.files import whole_file
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.server.engine_settings import read_engine_file
 from blis_replay.ingest.recording import Recording
-from blis_replay.replay.engine import not_simulated
+from blis_replay.replay.engine import not_simulated, with_engine
 from blis_replay.replay.errors import ReplayError, UnknownNameError
 from blis_replay.replay.mode import ReplayMode
-from blis_replay.replay.plan import request_trace, with_engine
+from blis_replay.replay.plan import request_trace
 from blis_replay.replay.release_file import page_of_text
 from blis_replay.replay.request_table import RequestTable
 

@@ -1,16 +1,21 @@
-"""A replay as the store keeps it."""
+"""A replay as the store keeps it, and without its rows."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.metadata import version
+from typing import Any
 
+import numpy as np
 import polars as pl
 
 from blis_replay.blis.result import SimResult
+from blis_replay.blis.trace import RequestTrace
 from blis_replay.ingest.recording import empty_frame
-from blis_replay.ingest.store import RUN_STEP_SCHEMA, RunRecord
+from blis_replay.ingest.rows import no_rows
+from blis_replay.ingest.store import RUN_STEP_SCHEMA, TABLES, RunRecord
 from blis_replay.replay.driver import ReplayRun
-from blis_replay.replay.plan import replayed_engine
+from blis_replay.replay.engine import replayed_engine
 
 
 def provenance_of(run: ReplayRun) -> dict[str, object]:
@@ -99,4 +104,28 @@ def step_table(result: SimResult) -> pl.DataFrame:
             "running_depth": steps["running_depth"],
             "waiting_depth": steps["waiting_depth"],
         }
+    )
+
+
+def without_rows(run: ReplayRun) -> ReplayRun:
+    """What a run was of, by whom and how, without its requests and steps: small enough to keep hundreds of them."""
+    recording, plan, simulated = run.recording, run.plan, run.simulated
+    nothing = np.empty(0, np.int64)
+    tables: dict[str, Any] = {name: no_rows(schema) for name, (schema, _order) in TABLES.items()}
+    return replace(
+        run,
+        recording=replace(recording, **tables, prefix=None),
+        plan=replace(
+            plan, trace=RequestTrace(nothing, nothing, nothing, nothing, nothing), cycles=None, delivery_us=None
+        ),
+        simulated=replace(
+            simulated,
+            completed=nothing.astype(np.bool_),
+            ttft_us=nothing,
+            e2e_us=nothing,
+            output_tokens=nothing,
+            engine=None,
+        ),
+        ttft_us=nothing,
+        e2e_us=nothing,
     )

@@ -17,8 +17,8 @@ from blis_replay.blis.errors import TraceError
 from blis_replay.blis.trace import EngineConfig, release_arguments
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.steps.followed import SERVED_SCHEMA, served_requests
+from blis_replay.replay.engine import with_engine
 from blis_replay.replay.errors import ReplayError
-from blis_replay.replay.plan import with_engine
 from blis_replay.replay.schedule.checksum import ScheduleCheck, check_schedule
 from blis_replay.replay.schedule.recorded import LOG, RecordedSchedule, recorded_schedule
 from blis_replay.strict.engine_packs import engine_packs

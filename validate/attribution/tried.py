@@ -17,8 +17,8 @@ from blis_replay.blis.latency.models import CorrectedModel, ObservedCycles
 from blis_replay.blis.releases.release import ModelEntry
 from blis_replay.compiled.errors import ExperimentError
 from blis_replay.ingest.recording import Recording
+from blis_replay.replay.engine import with_engine
 from blis_replay.replay.mode import ReplayMode
-from blis_replay.replay.plan import with_engine
 from blis_replay.validate.attribution.fitted import EQUAL, EQUAL_SHARE, Fitted, Target, Through, misfit, target_of
 
 # An alternative must leave at most this share of what step time and delays alone leave, and so much less in all.

@@ -11,8 +11,9 @@ import numpy as np
 from blis_replay.compiled.arrays import Bools
 from blis_replay.ingest.identity import requests_hash
 from blis_replay.ingest.recording import PUBLISHED, Finding, GroundTruth, Recording
-from blis_replay.replay.driver import ReplayRun, without_rows
+from blis_replay.replay.driver import ReplayRun
 from blis_replay.replay.simulator import Simulator
+from blis_replay.replay.store import without_rows
 from blis_replay.validate.comparison.arguments import OpenArgument, open_arguments
 from blis_replay.validate.comparison.capacity import Measure, beyond_capacity, capacity
 from blis_replay.validate.comparison.saturation import Saturation, saturation
