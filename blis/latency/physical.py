@@ -141,6 +141,22 @@ def expert_read_us(architecture: Architecture, gpu: Gpu, tensor_parallelism: int
     return read / tensor_parallelism / gpu.memory_bytes_per_s * _US
 
 
+# What vLLM takes of a GPU by itself (--gpu-memory-utilization), and the size of its blocks.
+_MEMORY_SHARE, _BLOCK_TOKENS = 0.9, 16
+
+
+def most_kv_blocks(architecture: Architecture, gpu: Gpu, tensor_parallelism: int) -> int | None:
+    """KV blocks of 16 tokens that there is room for beside the weights, with vLLM's default of 90 % of the memory.
+
+    Activations and CUDA graphs take some of it, so a server has fewer.  None where the datasheet has no memory.
+    """
+    if gpu.memory_bytes is None:
+        return None
+    weights = architecture.parameters * architecture.bytes_per_parameter / tensor_parallelism
+    block = architecture.kv_bytes_per_token(tensor_parallelism) * _BLOCK_TOKENS
+    return max(int((_MEMORY_SHARE * gpu.memory_bytes - weights) / block), 0)
+
+
 def touched_table(architecture: Architecture) -> Floats:
     """float64[n]: experts of a layer that 0, 1, ... n - 1 batch tokens touch; more tokens touch as many as the last.
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from blis_replay.blis.errors import ReleaseError
+from blis_replay.blis.latency.architecture import Architecture
 from blis_replay.blis.latency.gpu import gpu_named, gpus_of, same_gpu
+from blis_replay.blis.latency.physical import most_kv_blocks
 
 
 @pytest.mark.parametrize(
@@ -69,6 +71,13 @@ def test_a_file_of_datasheets_says_what_a_gpu_can_do() -> None:
     assert (gpu.memory_bytes_per_s, gpu.link_bytes_per_s, gpu.memory_bytes) == (1.008e12, 32e9, 24e9)
     assert [gpu.flops_at(width) for width in (1, 2, 4)] == [330.3e12, 165.2e12, 165.2e12]
     assert gpu.source == "NVIDIA Ada whitepaper"
+
+
+def test_the_memory_of_a_gpu_bounds_its_kv_blocks() -> None:
+    """Llama-3.1-8B on an RTX 4090: (0.9 * 24 GB - 16.06 GB) / (16 * 131,072 bytes); a recorded server had 2,588."""
+    llama = Architecture(32, 4096, 32, 8, 128, 14336, 128256)
+    assert most_kv_blocks(llama, gpu_named("RTX-4090", gpus_of(SHEET, "mine.yaml")), 1) == 2641
+    assert most_kv_blocks(llama, gpu_named("H100-SXM"), 1) is None  # the sheet that ships has no memory
 
 
 @pytest.mark.parametrize(

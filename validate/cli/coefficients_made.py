@@ -105,16 +105,19 @@ def for_model(
       blis-replay simulate --requests load.csv --engine engine.yaml \\
           --coefficients new-13b.yaml --out run
     """
+    from blis_replay.blis.latency.physical import most_kv_blocks
     from blis_replay.replay.release_file import architecture_of_file, load_release, release_for_model
 
     architecture, gpu = architecture_of_file(config), _gpu(hardware, gpu_file)
     release = release_for_model(load_release(shared), out.stem, model, tensor_parallelism, gpu, architecture)
+    blocks = most_kv_blocks(architecture, gpu, tensor_parallelism)
+    room = "" if blocks is None else f"; at most {blocks:,} KV blocks of 16 tokens fit beside them"
     _write(
         form,
         out,
         release,
-        f" for {model} ({architecture.parameters / 1e9:.2f} billion parameters){_look(out)}",
-        {"model": model, "parameters": architecture.parameters},
+        f" for {model} ({architecture.parameters / 1e9:.2f} billion parameters{room}){_look(out)}",
+        {"model": model, "parameters": architecture.parameters, "most_kv_blocks": blocks},
     )
 
 
