@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bench_engine import Row
 
@@ -67,6 +68,8 @@ def collect(folder: Path) -> Iterator[Row]:
             yield measured(folder, load, transport, clients=4)
     yield measured(folder, JOURNEY, "grpc", clients=128)
     yield measured(folder, JOURNEY, "http", clients=128)
+    yield attacked(folder, ())
+    yield attacked(folder, tuple(bombs()))
 
 
 def measured(folder: Path, load: Load, transport: str, clients: int) -> Row:
@@ -102,6 +105,100 @@ def measured(folder: Path, load: Load, transport: str, clients: int) -> Row:
     return Row(what, SECONDS, usage.ru_maxrss / 1024, remark)
 
 
+EXPORTERS, BATCHES = 100, 4
+SMALL = Load("request spans (5 events)", "vllm.scheduler", "journey.SCHEDULED", 5, 64)
+
+
+def bombs() -> Iterator[bytes]:
+    """Messages of 16 MB that are nothing but empty parts, or as many of them as are taken."""
+    scope, span, event = b"\x12", b"\x12", b"\x5a"
+    yield b"\x0a\x00" * (8 << 20)  # resources
+    yield nested(span + b"\x00", 8 << 20, b"\x0a", scope)
+    yield nested(event + b"\x00", 8 << 20, b"\x0a", scope, span)
+    yield nested(nested(b"\x4a\x00", 400, span), 19_900, b"\x0a", scope)  # attributes of spans
+    yield nested(nested(event + b"\x00", 2 << 20, span), 3, b"\x0a", scope)
+
+
+def nested(unit: bytes, count: int, *fields: bytes) -> bytes:
+    """So many parts, within messages of these fields, the outermost first."""
+    content = unit * count
+    for field in reversed(fields):
+        length, rest = b"", len(content)
+        while rest >= 0x80:
+            length, rest = length + bytes([rest & 0x7F | 0x80]), rest >> 7
+        content = field + length + bytes([rest]) + content
+    return content
+
+
+def attacked(folder: Path, messages: tuple[bytes, ...]) -> Row:
+    """100 exporters with four batches each, and besides them these messages one after the other, over both ways."""
+    directory = folder / f"attacked-{len(messages)}"
+    command = [sys.executable, "-m", "blis_replay.validate.cli.main", "collect", "--json", "--no-ingest"]
+    process = subprocess.Popen(
+        [*command, "--out", str(directory), "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    if process.stdout is None:
+        sys.exit("the collector has no output")
+    where = json.loads(process.stdout.readline())["listening"]
+    context, ended = multiprocessing.get_context("spawn"), multiprocessing.get_context("spawn").Event()
+    attackers = [
+        context.Process(target=attack, args=(where[way], way, messages, ended)) for way in where if way in SENDERS
+    ]
+    for attacker in attackers if messages else ():
+        attacker.start()
+    with context.Pool(4) as pool:
+        answers = pool.starmap(exporters, [(where["grpc"], EXPORTERS // 4)] * 4)
+    ended.set()
+    for attacker in attackers if messages else ():
+        attacker.join()
+    process.send_signal(signal.SIGTERM)
+    counts = json.loads(process.stdout.read())["collected"]
+    _, _, usage = os.wait4(process.pid, 0)
+    seconds, acknowledged = sorted(s for answer in answers for s in answer[0]), sum(answer[1] for answer in answers)
+    lost = acknowledged * SMALL.spans - spans_on_disk(directory)
+    remark = (
+        f"{acknowledged} of {EXPORTERS * BATCHES} batches acknowledged, {max(lost, 0)} spans of them lost, "
+        f"{len(seconds) - acknowledged} calls told to retry; answers: median {seconds[len(seconds) // 2]:.2f} s, "
+        f"slowest {seconds[-1]:.2f} s; {counts['malformed_requests']} messages of the attack refused"
+    )
+    what = f"collect, {EXPORTERS} exporters{' under attack' if messages else ''}"
+    return Row(what, seconds[-1], usage.ru_maxrss / 1024, remark)
+
+
+def attack(where: str, way: str, messages: tuple[bytes, ...], ended: Any) -> None:
+    """One message after the other until it is over."""
+    with SENDERS[way](where) as attempt:
+        while not ended.is_set():
+            for message in messages:
+                attempt(message)
+
+
+def exporters(where: str, count: int) -> tuple[list[float], int]:
+    """Some exporters, a thread each: how long each answer took, and how many batches were acknowledged."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    body, seconds = message(SMALL), []
+
+    def exporter(_number: int) -> int:
+        acknowledged = 0
+        with over_grpc(where) as attempt:
+            for _ in range(BATCHES):
+                for _attempt in range(6):
+                    begin = time.monotonic()
+                    taken = attempt(body)
+                    seconds.append(time.monotonic() - begin)
+                    if taken:
+                        acknowledged += 1
+                        break
+                    time.sleep(1)
+        return acknowledged
+
+    with ThreadPoolExecutor(count) as threads:
+        return seconds, sum(threads.map(exporter, range(count)))
+
+
 def sent_to(where: str, load: Load, transport: str, clients: int) -> tuple[int, ...]:
     """Batches acknowledged in time, acknowledged at all, and refusals that the clients of some processes counted."""
     context = multiprocessing.get_context("spawn")
@@ -118,7 +215,7 @@ def clients_of(where: str, load: Load, transport: str, count: int) -> tuple[int,
 
     os.sched_setaffinity(0, set(range(os.cpu_count() or 1)) - {COLLECTOR_CORE} or {0})
     body = message(load)
-    send = {"grpc": over_grpc, "http": over_http}[transport]
+    send = SENDERS[transport]
     begin = time.monotonic()
 
     def client() -> tuple[int, int, int]:
@@ -171,6 +268,9 @@ def over_http(where: str) -> Iterator[Callable[[bytes], bool]]:
             return answer.status == 200
 
         yield attempt
+
+
+SENDERS = {"grpc": over_grpc, "http": over_http}
 
 
 def cpu_of(pid: int) -> float:

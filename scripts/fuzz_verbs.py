@@ -37,6 +37,7 @@ from pathlib import Path
 
 os.environ["POLARS_MAX_THREADS"] = os.environ["OMP_NUM_THREADS"] = "1"  # inputs are too small to be shared
 
+from bench_collect import Load, message, over_http, spans_on_disk
 from fuzz_mutations import mutated_bytes, mutated_file, mutated_json, mutated_rows, mutated_table
 
 import blis_replay.validate
@@ -46,13 +47,14 @@ from blis_replay.ingest.errors import printable
 from blis_replay.ingest.readers.files import GZIP_MAGIC, ZSTD_MAGIC, RecordedFile
 from blis_replay.validate.cli.main import main as blis_replay_main
 
-KEPT_BYTES = 20_000
+KEPT_BYTES, KEPT_RECORDS = 4_000, 6
 MAX_CPU_SECONDS, MAX_RSS_MB, MAX_ADDRESS_MB = 60, 2_000, 12_000
 _MUTATORS = {".json": mutated_json, ".jsonl": mutated_json, ".csv": mutated_rows, ".parquet": mutated_table}
 # What coefficients there are for; the recordings are said to be of it, so that they are simulated.
 _SERVED = {"model": "codellama/CodeLlama-34b-Instruct-hf", "tensor_parallelism": 2}
 DAMAGED, SOUND = "20260101-000000-damaged-34b-tp2-general", "sound-34b-tp2-general"
-_SLOW = ("explain", "report")  # they draw hundreds of samples: in one round of ten
+# They draw hundreds of samples, fit, or draw pictures: in one round of twenty.
+_SLOW = ("explain", "report", "calibrate", "whatif", "timeline")
 _ENGINE = "max_num_seqs: 64\nmax_num_batched_tokens: 2048\nmax_model_len: 4096\nasync_scheduling: false\n"
 _RELEASE = "h100-vllm-0.15.1"
 _PACKAGE = Path(blis_replay.validate.__file__).parents[1]
@@ -67,7 +69,7 @@ def verbs(name: str) -> list[Arguments]:
         ("inspect", name),
         ("validate", name, "--json"),
         ("validate", name, "--replay", "scheduling=synchronous,prefix=none"),
-        ("explain", name),
+        ("explain", name, "--workers", "1"),
         ("segments", name),
         ("compare", name, SOUND),
         ("compare", SOUND, name),
@@ -76,7 +78,7 @@ def verbs(name: str) -> list[Arguments]:
         ("timeline", name, "--out", "trace.json"),
         ("timeline", name, "--for", "500ms", "--out", "trace.pftrace"),
         *(("export", name, "--to", form, "--force") for form in ("tracev2", "legacy-csv", "mooncake", "parquet")),
-        ("calibrate", name, "--out", "mine.yaml", "--force"),
+        ("calibrate", name, "--out", "mine.yaml", "--force", "--workers", "1"),
         ("gate", "--coefficients", _RELEASE, "--experiment", name, "--junit", "gate.xml"),
         ("whatif", name, "--set", "max_num_seqs=16"),
         (*_SIMULATE, "--experiment", name, "--out", "run", "--force", "--csv-tables"),
@@ -181,7 +183,7 @@ class Campaign:
     def __init__(self, given: argparse.Namespace) -> None:
         self.given, self.scratch = given, Path(tempfile.mkdtemp(prefix="blis-replay-fuzz-"))
         self.commands: Counter[tuple[str, int]] = Counter()
-        self.rounds = self.findings = 0
+        self.rounds = self.findings = self.spans = 0
         self.known: set[str] = set()
 
     def run(self, work: Callable[[random.Random, Path], list[Ended]]) -> None:
@@ -198,7 +200,7 @@ class Campaign:
                 if one.problem:
                     self._keep(seed, one, folder)
             shutil.rmtree(folder)
-            if self.rounds % 50 == 0:
+            if self.rounds % 10 == 0:
                 self.say()
         self.say()
         shutil.rmtree(self.scratch)
@@ -210,7 +212,8 @@ class Campaign:
             codes[code] += count
         print(
             f"{self.given.what}: {self.rounds} rounds, {sum(codes.values())} commands, by exit code "
-            f"{dict(sorted(codes.items()))}, {self.findings} findings, {len(self.known)} different",
+            f"{dict(sorted(codes.items()))}, {self.findings} findings, {len(self.known)} different"
+            + (f"; {self.spans} spans acknowledged" if self.spans else ""),
             flush=True,
         )
 
@@ -233,27 +236,30 @@ def recordings(campaign: Campaign) -> None:
     template = _sound_store(campaign)
 
     def work(rng: random.Random, folder: Path) -> list[Ended]:
-        source = rng.choice(small)
-        directory = folder / DAMAGED
-        shutil.copytree(source, directory)
-        for _ in range(rng.randint(1, 2)):
-            _damage(rng, directory)
         shutil.copy(template, folder / "store.duckdb")
-        every = [arguments for arguments in verbs(DAMAGED) if arguments[0] not in _SLOW or rng.random() < 0.1]
-        chosen = rng.sample(every, min(campaign.given.verbs or len(every), len(every)))
 
         def commands() -> Iterator[Ended]:
-            yield (ingested := called(("ingest", DAMAGED)))
-            yield from (called(arguments) for arguments in chosen if ingested.code == 0)
-            yield _older_is_there()
+            stored = [SOUND]
+            for number in range(campaign.given.batch):
+                name = DAMAGED.replace("000000", f"{number:06}")
+                shutil.copytree(rng.choice(small), folder / name)
+                for _ in range(rng.randint(1, 2)):
+                    _damage(rng, folder / name)
+                every = [arguments for arguments in verbs(name) if arguments[0] not in _SLOW or rng.random() < 0.02]
+                chosen = rng.sample(every, min(campaign.given.verbs or len(every), len(every)))
+                yield (ingested := called(("ingest", name)))
+                if ingested.code == 0:
+                    stored.append(name)
+                    yield from map(called, chosen)
+            yield from map(_is_there, stored)
 
         return in_process(folder, commands)
 
     campaign.run(work)
 
 
-def _older_is_there() -> Ended:
-    found = called(("inspect", SOUND))
+def _is_there(name: str) -> Ended:
+    found = called(("inspect", name))
     return Ended(
         found.arguments, found.code, found.problem or ("" if found.code == 0 else "an older recording is lost")
     )
@@ -263,15 +269,23 @@ def _sound_store(campaign: Campaign) -> Path:
     """A store with one sound recording, made in a process of its own."""
     folder = campaign.scratch / "sound"
     folder.mkdir()
+    (folder / "engine.yaml").write_text(_ENGINE, "utf-8")
     sound = _shortened(campaign.given.paths[0], folder / "of").rename(folder / SOUND)
 
     def commands() -> Iterator[Ended]:
         yield called(("ingest", sound.name))
         yield called(("validate", SOUND))
+        for arguments in verbs(SOUND):
+            if arguments[0] not in ("explain", "report", "calibrate", "whatif"):
+                called(arguments)
+        (folder / "modules").write_text(" ".join(sys.modules), "utf-8")
 
     ended = in_process(folder, commands)
     if any(one.problem or one.code not in (0, 1) for one in ended):
         sys.exit(f"the first recording is to be sound: {ended}")
+    for module in (folder / "modules").read_text("utf-8").split():  # what a child would load again and again
+        with contextlib.suppress(ImportError):
+            import_module(module)
     return folder / "store.duckdb"
 
 
@@ -297,15 +311,25 @@ def _beginning(path: Path) -> bytes:
     packed = content.startswith((GZIP_MAGIC, ZSTD_MAGIC))
     if len(content) <= KEPT_BYTES and not packed:
         return content
-    head = RecordedFile(path, path.name).head(20 * KEPT_BYTES)
-    if head[:1] == b"[":  # an array of records
-        records = json.loads(head[: head.rfind(b"}, {") + 1] + b"]") if b"}, {" in head else []
-        head = json.dumps(records[:20]).encode()
+    head = RecordedFile(path, path.name).head(100 * KEPT_BYTES)
+    if head[:1] == b"[":
+        head = _first_records(head.decode("utf-8", "ignore"))
     elif b"\n" in head[:KEPT_BYTES]:
         head = head[: head.rfind(b"\n", 0, KEPT_BYTES) + 1]
-    elif len(head) < 20 * KEPT_BYTES:
+    elif len(head) < 100 * KEPT_BYTES:
         return content
     return gzip.compress(head, 1) if content.startswith(GZIP_MAGIC) else head
+
+
+def _first_records(array: str) -> bytes:
+    """The first records of a JSON array that may be cut off."""
+    decoder, records, at = json.JSONDecoder(), [], array.find("{")
+    with contextlib.suppress(ValueError):
+        while at >= 0 and len(records) < KEPT_RECORDS:
+            record, end = decoder.raw_decode(array, at)
+            records.append(record)
+            at = array.find("{", end)
+    return json.dumps(records).encode()
 
 
 def _damage(rng: random.Random, directory: Path) -> None:
@@ -335,17 +359,26 @@ def stores(campaign: Campaign) -> None:
     """A sound store with bytes changed, through the verbs that read one."""
     content = _sound_store(campaign).read_bytes()
 
-    def work(rng: random.Random, folder: Path) -> list[Ended]:
-        damaged = bytearray(content)
+    quick = [arguments for arguments in verbs(SOUND) if arguments[0] not in _SLOW]
+
+    def damaged(rng: random.Random) -> bytes:
+        changed = bytearray(content)
         for _ in range(rng.choice([1, 1, 4, 64])):
             # Half of them in the first pages, where DuckDB keeps what the rest is.
-            at = rng.randrange(min(len(damaged), 300_000) if rng.random() < 0.5 else len(damaged))
-            damaged[at : at + rng.choice([1, 1, 8])] = rng.randbytes(rng.choice([1, 1, 8]))
-        if rng.random() < 0.2:
-            del damaged[rng.randrange(len(damaged)) :]
-        (folder / "store.duckdb").write_bytes(damaged)
-        chosen = [("list",), *rng.sample(verbs(SOUND), 3)]
-        return in_process(folder, lambda: (called(arguments) for arguments in chosen))
+            at = rng.randrange(min(len(changed), 300_000) if rng.random() < 0.5 else len(changed))
+            changed[at : at + rng.choice([1, 1, 8])] = rng.randbytes(rng.choice([1, 1, 8]))
+        return bytes(changed[: rng.randrange(len(changed))] if rng.random() < 0.2 else changed)
+
+    def work(rng: random.Random, folder: Path) -> list[Ended]:
+        def commands() -> Iterator[Ended]:
+            for number in range(campaign.given.batch):
+                path = folder / f"store-{number}.duckdb"
+                path.write_bytes(damaged(rng))
+                os.environ["BLIS_REPLAY_STORE"] = str(path)
+                yield called(("list",))
+                yield from map(called, rng.sample(quick, campaign.given.verbs or 3))
+
+        return in_process(folder, commands)
 
     campaign.run(work)
 
@@ -380,8 +413,7 @@ def yaml(campaign: Campaign) -> None:
         ("models: []\ndefaults: {}\n", defaults),
     ]
 
-    def work(rng: random.Random, folder: Path) -> list[Ended]:
-        text, arguments = rng.choice(places)
+    def given_text(rng: random.Random, text: str) -> bytes:
         given = text.encode()
         for _ in range(rng.choice([1, 1, 3])):
             if rng.random() < 0.5:
@@ -390,43 +422,78 @@ def yaml(campaign: Campaign) -> None:
                 values = [match.span(1) for match in re.finditer(rb":[ ]+([^\n]+)", given)] or [(0, 0)]
                 begin, end = rng.choice(values)
                 given = given[:begin] + rng.choice(_YAML_PIECES).encode() + given[end:]
-        (folder / "given.yaml").write_bytes(given)
+        return given
+
+    def work(rng: random.Random, folder: Path) -> list[Ended]:
         shutil.copy(template, folder / "store.duckdb")
         shutil.copytree(template.parent / SOUND, folder / SOUND)
-        return in_process(folder, lambda: iter([called(arguments)]))
+
+        def commands() -> Iterator[Ended]:
+            for number in range(campaign.given.batch):
+                text, arguments = rng.choice(places)
+                name = f"given-{number}.yaml"
+                (folder / name).write_bytes(given_text(rng, text))
+                yield called(tuple(name if word == "given.yaml" else word for word in arguments))
+
+        return in_process(folder, commands)
 
     campaign.run(work)
 
 
+_SMALL = """
+from pathlib import Path
+from blis_replay.compiled.cache import decorators
+entry, _ = decorators(Path(__file__).parent)
+
+@entry
+def doubled(number):
+    return 2 * number
+"""
+
+
 def cache(campaign: Campaign) -> None:
-    """Compiled code that is cut off, empty or changed; a command is a fresh interpreter."""
-    whole = campaign.scratch / "cache"
-    arguments = ("verify", "--json")
+    """Compiled code that is cut off, empty or changed, of one small function; of all that a verb loads once in 100."""
+    small, whole, arguments = campaign.scratch / "small", campaign.scratch / "cache", ("verify", "--json")
+    small.mkdir()
+    (small / "doubling.py").write_text(_SMALL, "utf-8")
     command = [sys.executable, "-m", "blis_replay.validate.cli.main", *arguments]
-    subprocess.run(command, check=True, capture_output=True, env=os.environ | {"NUMBA_CACHE_DIR": str(whole)})
+    if campaign.given.rounds >= 100:
+        subprocess.run(command, check=True, capture_output=True, env=os.environ | {"NUMBA_CACHE_DIR": str(whole)})
+
+    def loaded(folder: Path) -> Ended:
+        os.environ["NUMBA_CACHE_DIR"] = str(folder)
+        sys.path.insert(0, str(small))
+        answer = import_module("doubling").doubled(21)
+        return Ended(("load",), 0, "" if answer == 42 else f"21 doubled is {answer}")
+
+    of_small = campaign.scratch / "small-cache"
+    of_small.mkdir()
+    in_process(of_small, lambda: iter([loaded(of_small)]))
 
     def work(rng: random.Random, folder: Path) -> list[Ended]:
-        shutil.copytree(whole, folder / "cache")
-        path = rng.choice(sorted(path for path in (folder / "cache").rglob("*.nb[ic]")))
-        content = bytearray(path.read_bytes())
-        if rng.random() < 0.5:
-            content = content[: rng.choice([0, 1, rng.randrange(len(content))])]
-        else:
-            content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
-        path.write_bytes(content)
-        ended = subprocess.run(
-            command,
-            check=False,
-            capture_output=True,
-            text=True,
-            env=os.environ | {"NUMBA_CACHE_DIR": str(folder / "cache")},
-        )
+        through_verb = campaign.rounds % 100 == 0
+        shutil.copytree(whole if through_verb else of_small, folder / "cache")
+        _damage_code(rng, rng.choice(sorted((folder / "cache").rglob("*.nb[ic]"))))
+        if not through_verb:
+            return in_process(folder, lambda: iter([loaded(folder / "cache")]))
+        place = os.environ | {"NUMBA_CACHE_DIR": str(folder / "cache")}
+        ended = subprocess.run(command, check=False, capture_output=True, text=True, env=place)
         problem = "" if ended.returncode == 0 and not ended.stderr else f"{ended.returncode}: {ended.stderr[-500:]}"
         return [Ended(arguments, ended.returncode, problem)]
 
     campaign.run(work)
 
 
+def _damage_code(rng: random.Random, path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    if rng.random() < 0.5:
+        content = content[: rng.choice([0, 1, rng.randrange(len(content))])]
+    else:
+        content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+    path.write_bytes(content)
+
+
+_PORT = 14_318
 _WRITTEN = {
     "report": ("report", SOUND, "--out", "out"),
     "timeline": ("timeline", SOUND, "--out", "out.json"),
@@ -436,6 +503,7 @@ _WRITTEN = {
     "simulate": (*_SIMULATE, "--experiment", SOUND, "--out", ".", "--force"),
     "validate": ("validate", SOUND),
     "ingest": ("ingest", "again"),
+    "collect": ("collect", "--no-ingest", "--out", "spans", "--http", f"127.0.0.1:{_PORT}", "--listen", "127.0.0.1:0"),
 }
 _BEFORE = "written before\n"
 
@@ -443,7 +511,7 @@ _BEFORE = "written before\n"
 def kills(campaign: Campaign) -> None:
     """SIGKILL at a random moment of each writing verb: the store opens, and files are old or new, never half."""
     template = _sound_store(campaign)
-    order = [*_WRITTEN] * 30
+    order = [name for name in _WRITTEN if name in (campaign.given.only or _WRITTEN)] * 30
     campaign.given.rounds = len(order)
     took: dict[str, float] = {}
 
@@ -458,16 +526,37 @@ def kills(campaign: Campaign) -> None:
         if not (child := os.fork()):
             _be_child(folder, folder / "killed.jsonl", lambda: iter([called(arguments)]))
         begin = time.monotonic()
+        acknowledged = _sent_for(rng.uniform(0, 3)) if name == "collect" else 0
         if name in took:
             time.sleep(rng.uniform(0, took[name]))
+        if name in took or name == "collect":
             os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+        if name == "collect":
+            found = spans_on_disk(folder / "spans") if (folder / "spans").exists() else 0
+            lost = f"{acknowledged} spans acknowledged, {found} on disk" if found < acknowledged else ""
+            campaign.spans += acknowledged
+            return [Ended(arguments, 0, lost)]
         took.setdefault(name, time.monotonic() - begin)
-        ended = in_process(folder, lambda: iter([_older_is_there()]))
+        ended = in_process(folder, lambda: iter([_is_there(SOUND)]))
         half = [path.name for path in outputs if not _is_whole(path)]
         return [Ended(arguments, 0, f"half-written: {', '.join(half)}" if half else ""), *ended]
 
     campaign.run(work)
+
+
+def _sent_for(seconds: float) -> int:
+    """How many spans a collector acknowledges in so many seconds from its first answer on."""
+    load = Load("request spans", "vllm.scheduler", "journey.SCHEDULED", 5, 64)
+    body, acknowledged, until = message(load), 0, time.monotonic() + 60
+    with over_http(f"127.0.0.1:{_PORT}") as attempt:
+        while time.monotonic() < until:
+            if attempt(body):
+                until = until if acknowledged else time.monotonic() + seconds
+                acknowledged += load.spans
+            else:
+                time.sleep(0.05)
+    return acknowledged
 
 
 def _is_whole(path: Path) -> bool:
@@ -480,6 +569,16 @@ def _is_whole(path: Path) -> bool:
     )
 
 
+def _load_compiled() -> None:
+    """Load all compiled code that the cache has, without a thread that a child would miss."""
+    check_conservation(scenarios(1, 10))  # compiles the engine where there is no cache
+    for module in [module for name, module in sys.modules.items() if name.startswith("blis_replay.")]:
+        for function in vars(module).values():
+            if (files := getattr(getattr(function, "_cache", None), "_cache_file", None)) is not None:
+                for signature, *_ in files._load_index():
+                    function.compile(signature)
+
+
 def main(arguments: Sequence[str]) -> None:
     """Run one kind of rounds; prints how many there were, how the commands ended, and what broke a rule."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -489,7 +588,9 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--rounds", type=int, default=1 << 40)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--batch", type=int, default=10, help="recordings a round, one after the other in one process")
     parser.add_argument("--verbs", type=int, default=0, help="how many verbs a round, at random; 0: all")
+    parser.add_argument("--only", nargs="*", choices=_WRITTEN, help="of kills: these verbs")
     parser.add_argument("--findings", type=Path, default=Path("fuzz-findings"))
     given = parser.parse_args(arguments)
     given.paths = [path.resolve() for path in given.paths]
@@ -499,7 +600,7 @@ def main(arguments: Sequence[str]) -> None:
         parts = path.relative_to(_PACKAGE).with_suffix("").parts
         if parts[0] in _ROOMS and not {"collector", "ray", "__init__"} & set(parts):
             import_module(".".join(("blis_replay", *parts)))
-    check_conservation(scenarios(1, 10))  # loads the compiled engine, without a thread that a child would miss
+    _load_compiled()
     kinds[given.what](Campaign(given))
 
 

@@ -1,30 +1,46 @@
-"""Export requests, checked before they are stored: which spans are sound, and what their SDK dropped."""
+"""Export requests, checked before they are stored: which spans are sound, and what their SDK dropped.
+
+Decoded, a message made of empty spans takes 90 times its size, and no other thread runs while protobuf decodes.  So the
+resources, scopes and spans are found and counted in the bytes, and spans are decoded a piece at a time.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from hmac import compare_digest
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans
 
 from blis_replay.ingest.errors import printable
 
 if TYPE_CHECKING:
-    from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
+    from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 # A batch of 512 spans, the SDK's most, is 1 to 2 MB of request spans; 16 MB are 200 step spans of 100 summaries.
 MAX_MESSAGE_BYTES = 16 << 20
-# Far above any batch; bounds the work on a message that is made of nothing but empty spans.
-MAX_MESSAGE_SPANS = 100_000
+# As many as fit with 800 bytes each, and 40 of the SDK's largest batches; each of them is looked at in Python.
+MAX_MESSAGE_SPANS = 20_000
 # An SDK groups a batch by its one resource and some scopes; each of them is looked at in Python.
 MAX_MESSAGE_GROUPS = 10_000
 # Of resources, where the name of the service is looked for.
 MAX_MESSAGE_ATTRIBUTES = 100_000
+# Of spans that are decoded at once; empty ones take 90 MB then, and up to a tenth of a second.
+PIECE_BYTES = 1 << 20
+# A span of an engine step with 128 events has 0.1 MB.
+MAX_SPAN_BYTES = 4 << 20
+# Beside resources, scopes and spans: what a resource or a scope says of itself, and what a later schema adds.
+MAX_OTHER_FIELDS = 30_000
+# Who waits longer for a decoder is asked to come again: exporters give up after ten seconds.
+WAIT_SECONDS = 1.0
 # An oversize HTTP body is read to its end, so that its sender hears why; the SDK itself sends no more than this.
 MAX_DISCARDED_BYTES = 64 << 20
 MAX_HEADER_BYTES = 32 << 10
@@ -44,8 +60,6 @@ STOP_SECONDS = 10.0
 
 
 TRACE_ID_BYTES, SPAN_ID_BYTES = 16, 8
-# Decoded, a message made of empty spans takes 90 times its size: one at a time.
-_DECODING = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -119,52 +133,210 @@ class Batch:
         return sum(counts.spans for counts in self.services.values())
 
 
+class BusyError(Exception):
+    """More waits, for the decoder or for the disk, than there is time or room for; the sender should try again."""
+
+
+class Turns:
+    """One thread at a time, the one with the smallest message first: whoever sends large ones waits for the others."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._waiting: list[tuple[int, int]] = []
+        self._numbers = count()
+        self._taken = False
+
+    @contextmanager
+    def turn(self, size: int, wait_seconds: float | None = None) -> Iterator[None]:
+        """Within, no other thread is; ``BusyError`` if the turn does not come in time."""
+        mine = (size, next(self._numbers))
+        with self._changed:
+            heappush(self._waiting, mine)
+            its_turn = self._changed.wait_for(lambda: not self._taken and self._waiting[0] == mine, wait_seconds)
+            if not its_turn:
+                self._waiting.remove(mine)
+                self._waiting.sort()
+                self._changed.notify_all()
+                raise BusyError("other messages are being decoded")
+            heappop(self._waiting)
+            self._taken = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._taken = False
+                self._changed.notify_all()
+
+
+_DECODING, _LARGE = Turns(), Turns()
+_LARGE_BYTES = 2 << 20  # of which only one is worked on at a time, whoever sends how many
+_SMALL_BYTES = 16 << 10  # decoded in a millisecond
+_RESOURCES, _SCOPES, _SPANS = 1, 2, 2  # numbers of the fields of a request, of a resource and of a scope
+
+
 def batch_of(message: bytes) -> Batch:
-    """The batch in a serialised ``ExportTraceServiceRequest``; :class:`MalformedError` if it is none."""
+    """The batch in a serialised ``ExportTraceServiceRequest``.
+
+    Raises :class:`MalformedError` if it is none, :class:`BusyError` if too many are being decoded.
+    """
     if len(message) > MAX_MESSAGE_BYTES:
         raise OversizeError
-    with _DECODING:
-        try:
-            request = ExportTraceServiceRequest.FromString(message)
-        except DecodeError as error:
-            raise MalformedError("no ExportTraceServiceRequest in protobuf") from error
-        groups = len(request.resource_spans)
-        if groups <= MAX_MESSAGE_GROUPS:  # a list of millions takes seconds to walk
-            groups += sum(len(resource_spans.scope_spans) for resource_spans in request.resource_spans)
-        if groups > MAX_MESSAGE_GROUPS:
-            raise MalformedError(
-                f"{groups} resources and scopes in one message, of {MAX_MESSAGE_GROUPS} at most; export smaller batches"
-            )
-        attributes = sum(len(resource_spans.resource.attributes) for resource_spans in request.resource_spans)
-        if attributes > MAX_MESSAGE_ATTRIBUTES:
-            raise MalformedError(
-                f"{attributes} attributes of resources in one message, of {MAX_MESSAGE_ATTRIBUTES} at most; "
-                "export smaller batches"
-            )
-        if sum(len(scope.spans) for scope in _scopes(request)) > MAX_MESSAGE_SPANS:
-            raise MalformedError(f"more than {MAX_MESSAGE_SPANS} spans in one message; export smaller batches")
-        return _sorted_out(request, message)
+    try:
+        with _LARGE.turn(len(message), WAIT_SECONDS) if len(message) > _LARGE_BYTES else nullcontext():
+            return _Sorting(message).batch()
+    except DecodeError as error:
+        raise MalformedError("no ExportTraceServiceRequest in protobuf") from error
 
 
-def _sorted_out(request: ExportTraceServiceRequest, message: bytes) -> Batch:
-    rejected, reason = 0, ""
-    services: dict[str, ServiceCounts] = {}
-    for resource_spans in request.resource_spans:
-        of_service = services.setdefault(_service(resource_spans), ServiceCounts())
-        for scope_spans in resource_spans.scope_spans:
-            faults = [fault_of(span) for span in scope_spans.spans]
-            unsound = [(index, fault) for index, fault in enumerate(faults) if fault]
-            if unsound:
-                index, fault = unsound[0]
-                reason = reason or f"span {index + 1} of scope {_name(scope_spans.scope.name)!r}: {fault}"
-                rejected += len(unsound)
-                _keep(scope_spans, [span for span, fault in zip(scope_spans.spans, faults, strict=True) if not fault])
-            of_service.add(_counts(scope_spans.spans))
-    if not any(counts.spans for counts in services.values()):
-        message = b""
-    elif rejected:
-        message = request.SerializeToString()
-    return Batch(message, rejected, reason, services)
+class _Sorting:
+    """The sound spans of one message, and how many of each kind of its parts there were so far."""
+
+    def __init__(self, message: bytes) -> None:
+        self.message = message
+        self.groups = self.attributes = self.spans = self.others = 0
+        self.rejected, self.reason = 0, ""
+        self.waited = False
+        self.services: dict[str, ServiceCounts] = {}
+
+    def batch(self) -> Batch:
+        rest, resources = self._groups(0, len(self.message), _RESOURCES)
+        ExportTraceServiceRequest.FromString(rest)  # so that a reader of the whole finds no fault in it
+        message = rest + b"".join(_field(_RESOURCES, self._resource(*place)) for place in resources)
+        if not any(counts.spans for counts in self.services.values()):
+            message = b""
+        elif not self.rejected:
+            message = self.message
+        return Batch(message, self.rejected, self.reason, self.services)
+
+    def _resource(self, begin: int, end: int) -> bytes:
+        head, scopes = self._groups(begin, end, _SCOPES)
+        with self._turn(head):
+            decoded = ResourceSpans.FromString(head)
+        self.attributes += len(decoded.resource.attributes)
+        if self.attributes > MAX_MESSAGE_ATTRIBUTES:
+            raise _too_many("attributes of resources", MAX_MESSAGE_ATTRIBUTES)
+        of_service = self.services.setdefault(_service(decoded), ServiceCounts())
+        return head + b"".join(_field(_SCOPES, self._scope(begin, end, of_service)) for begin, end in scopes)
+
+    def _scope(self, begin: int, end: int, of_service: ServiceCounts) -> bytes:
+        head, places = self._parts(begin, end, _SPANS, MAX_MESSAGE_SPANS - self.spans)
+        if places is None:
+            raise _too_many("spans", MAX_MESSAGE_SPANS)
+        self.spans += len(places)
+        with self._turn(head):
+            name = _name(ScopeSpans.FromString(head).scope.name)
+        kept, before = [head], 0
+        for piece in _pieces(places):
+            content = b"".join(_field(_SPANS, self.message[first:last]) for first, last in piece)
+            with self._turn(content):
+                kept.append(self._sound(content, before, name, of_service))
+            before += len(piece)
+        return b"".join(kept)
+
+    def _sound(self, content: bytes, before: int, scope: str, of_service: ServiceCounts) -> bytes:
+        """Those of some spans that are sound, serialised; ``before``: how many of their scope stand before them."""
+        decoded = ScopeSpans.FromString(content)
+        faults = [fault_of(span) for span in decoded.spans]
+        unsound = [(index, fault) for index, fault in enumerate(faults) if fault]
+        if unsound:
+            index, fault = unsound[0]
+            self.reason = self.reason or f"span {before + index + 1} of scope {scope!r}: {fault}"
+            self.rejected += len(unsound)
+            _keep(decoded, [span for span, fault in zip(decoded.spans, faults, strict=True) if not fault])
+            content = decoded.SerializeToString()
+        of_service.add(_counts(decoded.spans))
+        return content
+
+    def _turn(self, content: bytes) -> AbstractContextManager[None]:
+        if len(content) < _SMALL_BYTES:
+            return nullcontext()
+        # A message that has begun goes on: what it has done is not done again.
+        wait_seconds, self.waited = None if self.waited else WAIT_SECONDS, True
+        return _DECODING.turn(len(self.message), wait_seconds)
+
+    def _groups(self, begin: int, end: int, number: int) -> tuple[bytes, list[tuple[int, int]]]:
+        rest, groups = self._parts(begin, end, number, MAX_MESSAGE_GROUPS - self.groups)
+        if groups is None:
+            raise _too_many("resources and scopes", MAX_MESSAGE_GROUPS)
+        self.groups += len(groups)
+        return rest, groups
+
+    def _parts(self, begin: int, end: int, number: int, most: int) -> tuple[bytes, list[tuple[int, int]] | None]:
+        """Between two positions: other fields one after the other, and where the messages of one field are.
+
+        None where there are more of these than ``most``.
+        """
+        others, parts, at = [], [], begin
+        while at < end:
+            key, value_at = _varint(self.message, at, end)
+            value_end = _value_end(self.message, key & 7, value_at, end)
+            if key == number << 3 | 2:
+                parts.append((_varint(self.message, value_at, end)[1], value_end))
+            else:
+                others.append(self.message[at:value_end])
+            at = value_end
+            if len(parts) > most:
+                return b"", None
+            if self.others + len(others) > MAX_OTHER_FIELDS:
+                raise _too_many("fields of resources and scopes", MAX_OTHER_FIELDS)
+        self.others += len(others)
+        rest = b"".join(others)
+        if len(rest) > MAX_SPAN_BYTES:
+            raise MalformedError(f"{len(rest)} bytes of a resource or a scope, of {MAX_SPAN_BYTES} at most")
+        return rest, parts
+
+
+def _too_many(what: str, most: int) -> MalformedError:
+    return MalformedError(f"more than {most} {what} in one message; export smaller batches")
+
+
+def _pieces(places: list[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
+    """Runs of spans with about ``PIECE_BYTES`` each; :class:`MalformedError` if one alone has too many."""
+    piece: list[tuple[int, int]] = []
+    size = 0
+    for begin, end in places:
+        if end - begin > MAX_SPAN_BYTES:
+            raise MalformedError(f"a span of {end - begin} bytes, of {MAX_SPAN_BYTES} at most")
+        if piece and size + end - begin > PIECE_BYTES:
+            yield piece
+            piece, size = [], 0
+        piece.append((begin, end))
+        size += end - begin
+    if piece:
+        yield piece
+
+
+def _field(number: int, content: bytes) -> bytes:
+    length, rest = bytearray(), len(content)
+    while rest >= 0x80:
+        length.append(rest & 0x7F | 0x80)
+        rest >>= 7
+    return bytes((number << 3 | 2, *length, rest)) + content
+
+
+def _varint(message: bytes, at: int, end: int) -> tuple[int, int]:
+    """A number of up to ten bytes, and where it ends."""
+    value = shift = 0
+    while at < end and shift < 70:
+        byte = message[at]
+        value |= (byte & 0x7F) << shift
+        at += 1
+        if byte < 0x80:
+            return value, at
+        shift += 7
+    raise DecodeError("cut off")
+
+
+def _value_end(message: bytes, kind: int, at: int, end: int) -> int:
+    """Where a field's value ends; ``DecodeError`` if it is none of protobuf, or goes beyond ``end``."""
+    if kind == 0:
+        return _varint(message, at, end)[1]
+    length = {1: 8, 5: 4}.get(kind)
+    if kind == 2:
+        length, at = _varint(message, at, end)
+    if length is None or at + length > end:
+        raise DecodeError("cut off, or a group")
+    return at + length
 
 
 def fault_of(span: Span) -> str:
@@ -178,11 +350,6 @@ def fault_of(span: Span) -> str:
         if not any(identity):
             return f"{what} of nothing but zeros"
     return "" if span.name else "no name"
-
-
-def _scopes(request: ExportTraceServiceRequest) -> Iterator[ScopeSpans]:
-    for resource_spans in request.resource_spans:
-        yield from resource_spans.scope_spans
 
 
 def _keep(scope_spans: ScopeSpans, sound: list[Span]) -> None:

@@ -6,7 +6,10 @@ The gRPC service is the ``Export`` method of the OpenTelemetry collector's ``Tra
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,13 +33,13 @@ from blis_replay.ingest.collector.batches import (
     SEGMENT_BYTES,
     STOP_SECONDS,
     Access,
+    BusyError,
     Counts,
     MalformedError,
     OversizeError,
 )
 from blis_replay.ingest.collector.http_service import TraceServer
 from blis_replay.ingest.collector.segments import (
-    BusyError,
     Damage,
     Intake,
     SegmentWriter,
@@ -46,6 +49,8 @@ from blis_replay.ingest.collector.segments import (
 )
 from blis_replay.ingest.errors import CollectorError
 
+# A call passes from thread to thread some five times, and each time waits so long for one that looks through a message.
+_SWITCH_SECONDS = 0.0005
 SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
 
 _OPTIONS = (
@@ -86,6 +91,9 @@ class _Export:
     def __init__(self, intake: Intake, read_seconds: float, access: Access) -> None:
         self.intake, self.read_seconds, self.access = intake, read_seconds, access
         self.calls = 0
+        # Each call can wait for its turn; the loop goes on.
+        self.decoders = ThreadPoolExecutor(MAX_CONNECTIONS, "decoder")
+        self.loop = asyncio.get_running_loop()
 
     async def export(self, _: object, context: Any) -> bytes:
         """Take one batch: answered when it is durable, with what of it was rejected."""
@@ -116,7 +124,7 @@ class _Export:
 
     async def _take(self, message: bytes, context: Any) -> bytes:
         try:
-            batch, durable = self.intake.submit(message)
+            batch, durable = await self.loop.run_in_executor(self.decoders, self.intake.submit, message)
             await asyncio.wrap_future(durable)
         except MalformedError as error:
             self.intake.counts.malformed(str(error))
@@ -188,7 +196,7 @@ async def collect(
     ``listening`` is called once; ``say`` (from any thread) with one line for the operator.
     Raises ``CollectorError`` if the directory or an address is not to be had.
     """
-    with claimed(settings.directory):
+    with claimed(settings.directory), _switching_often():
         damaged = recover(settings.directory)
         counts = Counts(say)
         writer = SegmentWriter(
@@ -201,6 +209,16 @@ async def collect(
         finally:
             writer.close()
     return counts
+
+
+@contextmanager
+def _switching_often() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 async def _serve(

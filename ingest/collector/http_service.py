@@ -35,11 +35,14 @@ from blis_replay.ingest.collector.batches import (
     OPEN,
     READ_SECONDS,
     RETRY_SECONDS,
+    WAIT_SECONDS,
     Access,
+    BusyError,
     MalformedError,
     OversizeError,
+    Turns,
 )
-from blis_replay.ingest.collector.segments import BusyError, Intake, response_to
+from blis_replay.ingest.collector.segments import Intake, response_to
 from blis_replay.ingest.errors import CollectorError, printable
 from blis_replay.ingest.readers.documents import DECODE_ERRORS
 
@@ -50,16 +53,20 @@ if TYPE_CHECKING:
 
 _OBJECT = msgspec.json.Decoder(dict[str, Any])
 _HEX = re.compile(r"(?:[0-9a-fA-F]{2})*")
-# Objects take many times the size of their text: one at a time.
-_DECODING = threading.Lock()
+# Objects take many times the size of their text, and each some 8 us: one text at a time, of so many objects and lists.
+_DECODING = Turns()
+MAX_JSON_OBJECTS = 100_000
 
 
 def protobuf_of(text: bytes) -> bytes:
     """The serialised ``ExportTraceServiceRequest`` of an OTLP JSON text; :class:`MalformedError` if it is none.
 
-    An id that is no hex becomes empty, so that its span alone is rejected.
+    An id that is no hex becomes empty, so that its span alone is rejected.  Raises :class:`BusyError` if too many
+    texts are being decoded.
     """
-    with _DECODING:
+    if text.count(b"{") + text.count(b"[") > MAX_JSON_OBJECTS:
+        raise MalformedError(f"more than {MAX_JSON_OBJECTS} objects and lists in a text; export smaller batches")
+    with _DECODING.turn(len(text), WAIT_SECONDS):
         try:
             document = _OBJECT.decode(text)
             for span in _spans(document):
@@ -252,7 +259,7 @@ class _Handler(BaseHTTPRequestHandler):
         intake = self.server.intake
         try:
             message = body if self._encoding() == "identity" else _expanded(body, _WINDOW_BITS[self._encoding()])
-            batch, durable = intake.submit(protobuf_of(message) if self._content_type() == JSON else message)
+            batch, durable = intake.submit(message, protobuf_of if self._content_type() == JSON else None)
             durable.result()
         except MalformedError as error:
             intake.counts.malformed(str(error))

@@ -25,7 +25,15 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 
 from blis_replay.compiled.files import whole_file
-from blis_replay.ingest.collector.batches import MAX_MESSAGE_BYTES, QUEUE_BYTES, SEGMENT_BYTES, Batch, Counts, batch_of
+from blis_replay.ingest.collector.batches import (
+    MAX_MESSAGE_BYTES,
+    QUEUE_BYTES,
+    SEGMENT_BYTES,
+    Batch,
+    BusyError,
+    Counts,
+    batch_of,
+)
 from blis_replay.ingest.errors import CollectorError
 from blis_replay.ingest.frames import LENGTH_BYTES, SEAL_BYTES, Stretch, framed, is_sealed, stretches
 
@@ -186,10 +194,6 @@ def _kept(path: Path, content: bytes | mmap, part: Stretch, is_last: bool) -> st
 _sync = getattr(os, "fdatasync", os.fsync)
 
 
-class BusyError(Exception):
-    """More bytes wait for the disk than there is room for; the sender should try again."""
-
-
 @dataclass
 class _Segment:
     path: Path
@@ -228,7 +232,7 @@ class SegmentWriter:
     def append(self, message: bytes) -> Future[None]:
         """A future that is done when the message is durable, and ends with ``OSError`` if it cannot be.
 
-        Raises :class:`BusyError` if too much waits already, or the writer is closed.
+        Raises ``BusyError`` if too much waits already, or the writer is closed.
         """
         future: Future[None] = Future()
         with self._wake:
@@ -340,14 +344,14 @@ class Intake:
     def __init__(self, writer: SegmentWriter, counts: Counts) -> None:
         self.writer, self.counts = writer, counts
 
-    def submit(self, message: bytes) -> tuple[Batch, Future[None]]:
+    def submit(self, message: bytes, decoded: Callable[[bytes], bytes] | None = None) -> tuple[Batch, Future[None]]:
         """The batch in a serialised request, and a future that is done when it may be acknowledged.
 
-        The future ends with ``OSError`` if the disk does not take it.  Raises
-        ``MalformedError``, or :class:`BusyError` if too much waits for the disk.
+        ``decoded``: makes a serialised request of what is none.  The future ends with ``OSError`` if the disk does not
+        take it.  Raises ``MalformedError``, or ``BusyError`` if too much waits for a decoder or for the disk.
         """
-        batch = batch_of(message)
         try:
+            batch = batch_of(decoded(message) if decoded else message)
             durable = self.writer.append(batch.message) if batch.message else _done()
         except BusyError:
             self.counts.refused()

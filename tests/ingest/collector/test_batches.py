@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import pytest
 from collecting import request, span
 from hypothesis import given
@@ -13,8 +16,10 @@ from blis_replay.ingest.collector.batches import (
     MAX_MESSAGE_BYTES,
     MAX_MESSAGE_GROUPS,
     MAX_MESSAGE_SPANS,
+    BusyError,
     MalformedError,
     ServiceCounts,
+    Turns,
     batch_of,
 )
 from blis_replay.ingest.collector.segments import response_to
@@ -77,7 +82,7 @@ def test_more_spans_or_bytes_than_a_message_may_have() -> None:
     """An empty span takes two bytes, so that a small message can hold many."""
     length = 2 * (MAX_MESSAGE_SPANS + 1)
     scope = b"\x12" + _varint(length) + b"\x12\x00" * (MAX_MESSAGE_SPANS + 1)
-    with pytest.raises(MalformedError, match="more than 100000 spans"):
+    with pytest.raises(MalformedError, match="more than 20000 spans"):
         batch_of(b"\x0a" + _varint(len(scope)) + scope)
     with pytest.raises(MalformedError, match="larger than the 16 MB"):
         batch_of(bytes(MAX_MESSAGE_BYTES + 1))
@@ -125,5 +130,65 @@ def test_attributes_of_a_resource_are_bounded() -> None:
     """16 KB of gzip hold eight million; looked through for each of 5,000 scopes they took minutes."""
     message = request(span(1))
     message.resource_spans[0].resource.attributes.extend(KeyValue() for _ in range(100_001))
-    with pytest.raises(MalformedError, match=r"100\d\d\d attributes of resources in one message, of 100000 at most"):
+    with pytest.raises(MalformedError, match="more than 100000 attributes of resources in one message"):
         batch_of(message.SerializeToString())
+
+
+def test_a_large_message_is_sorted_out_a_piece_at_a_time() -> None:
+    """Of three spans of 0.7 MB each is a piece of its own, and the second has no name."""
+    spans = [span(number, name="" if number == 1 else "s" * 700_000) for number in range(3)]
+    spans[1].trace_state = "s" * 700_000
+    batch = batch_of(request(*spans).SerializeToString())
+    assert (batch.spans, batch.rejected_spans) == (2, 1)
+    assert batch.reason == "span 2 of scope 'vllm.scheduler': no name"
+    assert ExportTraceServiceRequest.FromString(batch.message) == request(spans[0], spans[2])
+
+
+@pytest.mark.parametrize(
+    ("field", "unit", "said"),
+    [
+        (b"\x12", b"\x5a\x00", "a span of 5000000 bytes, of 4194304 at most"),  # empty events
+        (b"\x0a", b"\x0a\x00", "5000005 bytes of a resource or a scope, of 4194304 at most"),  # empty attributes
+        (b"\xaa\x06", b"\xf8\x07\x00", "5000006 bytes of a resource or a scope, of 4194304 at most"),  # field 101
+    ],
+)
+def test_no_part_of_a_message_is_larger_than_is_decoded_at_once(field: bytes, unit: bytes, said: str) -> None:
+    """16 MB of them were 8,000,000 objects and took half a second in which no other thread ran."""
+    content = unit * (5_000_000 // len(unit)) + b"\xf8\x07\x00"[: 5_000_000 % len(unit)]
+    part = field + _varint(len(content)) + content
+    scope = b"\x12" + _varint(len(part)) + part
+    with pytest.raises(MalformedError, match=said):
+        batch_of(b"\x0a" + _varint(len(scope)) + scope)
+
+
+def test_fields_of_no_schema_are_bounded() -> None:
+    """16 MB of fields of three bytes; each is looked at in Python."""
+    with pytest.raises(MalformedError, match="more than 30000 fields of resources and scopes"):
+        batch_of(b"\xf8\x07\x00" * 5_000_000)
+
+
+def test_what_a_reader_could_not_decode_is_not_taken() -> None:
+    """Field 0 is none of protobuf's; acknowledged, it would cost the batch."""
+    sound = request(span(0)).SerializeToString()
+    with pytest.raises(MalformedError):
+        batch_of(sound + b"\x02\x00")
+
+
+def test_who_has_the_smallest_message_is_decoded_next() -> None:
+    turns, order = Turns(), []
+
+    def take(size: int) -> None:
+        with turns.turn(size):
+            order.append(size)
+
+    threads = [threading.Thread(target=take, args=(size,)) for size in (16, 1, 4)]
+    with turns.turn(9):
+        for thread in threads:
+            thread.start()
+        while len(turns._waiting) < 3:
+            time.sleep(0.001)
+        with pytest.raises(BusyError), turns.turn(2, wait_seconds=0.01):
+            pass
+    for thread in threads:
+        thread.join()
+    assert order == [1, 4, 16]

@@ -105,3 +105,10 @@ def test_a_client_cannot_write_to_the_terminal_through_an_error() -> None:
     with pytest.raises(MalformedError, match=r"\\u202e") as told:
         protobuf_of('{"resourceSpans": [{"scopeSpans": "\u202e"}]}'.encode())
     assert str(told.value).isprintable()
+
+
+def test_a_text_of_nothing_but_objects_is_refused_before_it_is_decoded() -> None:
+    """16 MB hold five million, of which each takes some 8 us."""
+    text = b'{"resourceSpans": [' + b",".join([b"{}"] * 100_000) + b"]}"
+    with pytest.raises(MalformedError, match="more than 100000 objects and lists"):
+        protobuf_of(text)
