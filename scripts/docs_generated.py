@@ -10,11 +10,13 @@ import ast
 import re
 import shlex
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from html import escape
 from pathlib import Path
 
 import click
+from boards import COMMANDS as BOARDS
+from boards import board_lines
 from docs_mistakes import mistakes_table
 from docs_pages import NAVIGATION, ROOT, Part, page_of
 
@@ -240,4 +242,5 @@ GENERATED: dict[str, Callable[[], list[str]]] = {
     "contents": contents,
     "mistakes": mistakes_table,
     "rooms": rooms_table,
+    **{f"board-{name}": partial(board_lines, name) for name in BOARDS},
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from blis_replay.ingest.store import open_for_reading, open_store
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.release_file import load_release
 from blis_replay.validate.comparison.leaderboard import Score, leaderboard
-from blis_replay.validate.comparison.leaderboard_text import leaderboard_answer
+from blis_replay.validate.comparison.leaderboard_text import board_of, board_tables, leaderboard_answer
 from blis_replay.validate.comparison.simulators import contestants
 from blis_replay.validate.experiment import DEFAULT_RELEASE
 from blis_replay.validate.report.report import answer_page
@@ -72,6 +73,14 @@ def test_a_row_has_errors_throughput_ranks_and_what_the_run_took(store: Path, tm
     assert score.peak_bytes > 64 << 20
     assert (score.passes, score.fitted) == (False, "held out")
     assert score.lacks == ("foreign 1 does not model: queues",)
+
+
+def test_a_board_is_shown_from_its_json_as_it_was(store: Path) -> None:
+    found, absent = contestants(store, ["embedded,floor:line@one,floor:constant@one"], RELEASE, None, 60.0)
+    with open_for_reading(store) as opened:
+        board = leaderboard(opened, ["one"], found, absent)
+    document = json.loads(json.dumps(leaderboard_answer(board).document))
+    assert board_tables(board_of(document)) == board_tables(board)
 
 
 def test_a_board_is_a_page_that_loads_nothing_and_escapes_what_others_wrote(store: Path) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from blis_replay.ingest.tables import Cell, Column, Table, columns_named
 from blis_replay.replay.command import AS_SHIPPED
@@ -44,8 +45,7 @@ def leaderboard_answer(board: Board) -> Answer:
     )
     told = [_cost_line(score, score.cost) for score in board.scores if score.cost is not None]
     costs = Block(told, "what costs most, beside the engine here with its coefficients")
-    table = Table("", _SUMMARY, [_summary(name, board) for name in board.simulators if board.of(name)])
-    runs: list[Part] = [_run_table(alias, board) for alias in dict.fromkeys(score.alias for score in board.scores)]
+    table, *runs = board_tables(board)
     head = Line(f"{len(judged)} recordings, {len(board.simulators)} simulators")
     return Answer(
         page=[head, table, *runs, costs, Block(notes)],
@@ -53,6 +53,14 @@ def leaderboard_answer(board: Board) -> Answer:
         data=_data(board),
         brief=[head, table, costs, Block([*notes, "more: -v prints every recording"])],
     )
+
+
+def board_tables(board: Board) -> list[Table]:
+    """Means over the recordings, a row a simulator; then a table a recording."""
+    answered = [name for name in board.simulators if board.of(name)]
+    counted = [name for name in answered if not all(score.overloaded for score in board.of(name))]
+    summary = Table("", _SUMMARY, [_summary(name, board) for name in counted or answered])
+    return [summary, *(_run_table(alias, board) for alias in dict.fromkeys(score.alias for score in board.scores))]
 
 
 def _cost_line(score: Score, cost: Cost | str) -> Line:
@@ -170,6 +178,29 @@ def _document(board: Board) -> dict[str, object]:
             for score in board.scores
         ],
     }
+
+
+def board_of(document: Mapping[str, Any]) -> Board:
+    """The board of a JSON answer, as far as tables show it."""
+    scores = [
+        Score(
+            simulator=score["simulator"],
+            slug=score["alias"],
+            alias=score["alias"],
+            fitted=score["coefficients_use"],
+            errors={(m, s): error for m, of_metric in score["errors"].items() for s, error in of_metric.items()},
+            throughput=score["throughput_error"],
+            rank=score["rank_correlation"],
+            passes=score["pass"],
+            overloaded=score["overloaded"],
+            seconds=score["seconds"],
+            peak_bytes=score["peak_bytes"],
+            segments=score.get("segments", {}),
+            problem=score["problem"] or "",
+        )
+        for score in document["scores"]
+    ]
+    return Board(tuple(document["simulators"]), tuple(scores), document.get("not_run", {}))
 
 
 def _cost_json(cost: Cost) -> dict[str, object]:

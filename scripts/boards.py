@@ -1,0 +1,126 @@
+"""Renew the leaderboards of docs/simulators.md, which need simulators that most machines do not have.
+
+    DYNAMO=.../bin/python AIC=.../bin/python DATA=... python scripts/boards.py [shipped|live|blis|pack ...]
+
+Runs the commands that stand on the page, in a folder of their own, and keeps what they answer in
+``docs/simulators.json``.  ``scripts/docs.py`` makes the tables of that file and runs none of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from docs_pages import ROOT
+
+from blis_replay.ingest.tables import Table
+from blis_replay.validate.comparison.leaderboard_text import board_of, board_tables
+from blis_replay.validate.text.answer import markdown
+
+KEPT = ROOT / "docs" / "simulators.json"
+_OTHERS = "dynamo:$DYNAMO,dynamo-fitted:$DYNAMO,aiconfigurator:$AIC"
+_OURS = "embedded,floor:constant,floor:line"
+_RTX = "$DATA/llmservingsim"
+# Each writes what it answers into files board*.json.
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "shipped": (
+        "blis-replay compare 34b-general 34b-codegen 7b-codegen 70b-general mixtral-general 7b-train \\",
+        f"  --simulators all,{_OTHERS} --json > board.json",
+    ),
+    "live": (
+        "blis-replay compare tiny-live-a tiny-live-a2 tiny-live-b tiny-live-c tiny-live-d tiny-live-e \\",
+        "  --coefficients cpu-vllm-0.32.0 --json \\",
+        f"  --simulators {_OURS},dynamo:$DYNAMO,dynamo-fitted:$DYNAMO > board.json",
+    ),
+    "blis": (
+        "blis-replay compare 34b-codegen 34b-roleplay 70b-hf-codegen 70b-roleplay mixtral-codegen mixtral-general \\",
+        "  mixtral-roleplay --simulators all,dynamo-fitted:$DYNAMO --json > board.json",
+    ),
+    "pack": (
+        f"mkdir rtx6000 && cp {_RTX}/RTXPRO6000/Qwen3-32B/vllm/*.json* rtx6000",
+        r"printf 'model: Qwen/Qwen3-32B\nhardware: RTX PRO 6000\ntensor_parallelism: 2\n' > rtx6000/exp-config.yaml",
+        "echo 'max_model_len: 40960' > rtx6000.yaml",
+        "blis-replay ingest rtx6000 --name rtx6000 --engine rtx6000.yaml",
+        f"blis-replay ingest {_RTX}/RTX4090/Llama-3.1-8B/vllm --name rtx4090",
+        "blis-replay ingest $DATA/blis-eval/jan20-codellama-train-1",
+        "blis-replay calibrate --train rtx4090 --train 34b-train --out one.yaml",
+        "blis-replay calibrate --train rtx6000 --out two.yaml",
+        f"cp {_RTX}/RTX4090/Llama-3.1-8B/outputs/sim.csv.gz rtx4090.csv.gz",
+        f"cp {_RTX}/RTXPRO6000/Qwen3-32B/outputs/sim.csv.gz rtx6000.csv.gz",
+        "blis-replay compare rtx4090 34b-train --coefficients one.yaml --json \\",
+        f"  --simulators {_OURS},{_OTHERS},llmservingsim:rtx4090.csv.gz > board-1.json",
+        "blis-replay compare rtx6000 --coefficients two.yaml --json \\",
+        f"  --simulators {_OURS},{_OTHERS},llmservingsim:rtx6000.csv.gz > board-2.json",
+    ),
+}
+# Of a score, what no table shows.
+_LEFT_OUT = ("not_modelled", "cost", "cost_not_told", "slug", "coefficients")
+
+
+def board_lines(name: str) -> list[str]:
+    """A kept board as the page shows it: the means, a table a recording, and the commands."""
+    summary, *runs = board_tables(board_of(json.loads(KEPT.read_text("utf-8"))[name]))
+    lines = [*_lines(summary), ""]
+    for table in runs:
+        lines += [f"`{table.title}`{f' ({table.note})' if table.note else ''}:", "", *_lines(table), ""]
+    return [*lines, "```sh", *COMMANDS[name], "```"]
+
+
+def _lines(table: Table) -> list[str]:
+    return markdown(table).replace("not stated", "unknown").splitlines()
+
+
+def renewed(name: str) -> dict[str, Any]:
+    """What the commands of a board answer now."""
+    with TemporaryDirectory() as folder:
+        paths = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        surroundings = os.environ | {"PATH": paths, "BLIS_REPLAY_STORE": f"{folder}/store.duckdb"}
+        script = "set -euo pipefail\n" + "\n".join(COMMANDS[name])
+        subprocess.run(["bash", "-c", script], cwd=folder, env=surroundings, check=True)
+        return kept_of([json.loads(path.read_text("utf-8")) for path in sorted(Path(folder).glob("board*.json"))])
+
+
+def kept_of(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What is kept of JSON answers of ``compare --simulators``."""
+    scores = [
+        {key: _rounded(value) for key, value in score.items() if key not in _LEFT_OUT}
+        for document in documents
+        for score in document["scores"]
+    ]
+    return {"simulators": list(dict.fromkeys(score["simulator"] for score in scores)), "scores": scores}
+
+
+def _text(kept: Mapping[str, Any]) -> str:
+    """A line a score."""
+    boards = [
+        f'"{name}": {{"simulators": {json.dumps(board["simulators"])}, "scores": [\n'
+        + ",\n".join(map(json.dumps, board["scores"]))
+        + "\n]}"
+        for name, board in kept.items()
+    ]
+    return "{" + ",\n".join(boards) + "}\n"
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _rounded(one) for key, one in value.items()}
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def main() -> int:
+    """Renew the boards that are named, all of them by default."""
+    kept = json.loads(KEPT.read_text("utf-8")) if KEPT.exists() else {}
+    for name in sys.argv[1:] or COMMANDS:
+        kept[name] = renewed(name)
+        KEPT.write_text(_text(kept), "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
