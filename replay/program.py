@@ -94,16 +94,18 @@ def run_to_end(words: Sequence[str], folder: Path, output: int, errors: int, tim
     """
     ours, theirs = os.pipe()
     try:
-        process = subprocess.Popen(  # noqa: S603 (the program that the user names, and no shell)
-            [sys.executable, "-I", "-S", "-c", _STARTER, str(theirs), *words],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=errors,
-            cwd=folder,
-            start_new_session=True,
-            pass_fds=(theirs,),
-        )
-        os.close(theirs)
+        try:
+            process = subprocess.Popen(  # noqa: S603 (the program that the user names, and no shell)
+                [sys.executable, "-I", "-S", "-c", _STARTER, str(theirs), *words],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=errors,
+                cwd=folder,
+                start_new_session=True,
+                pass_fds=(theirs,),
+            )
+        finally:
+            os.close(theirs)
         try:
             code = process.wait(timeout_s)
         finally:
