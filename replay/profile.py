@@ -353,7 +353,10 @@ def of_aggregates(recording: Recording) -> Recording:
         return recording
     random = np.random.default_rng(SEED)
     parts, start_us = [], 0
-    for stage in recording.stages:
+    stages = recording.stages
+    if not stages and clients_of(recording) is not None:  # in a closed loop no arrival is used
+        stages = (Stage(0, 1.0, 0),)
+    for stage in stages:
         figures = _figures(recording, stage.stage)
         count = round(figures["requests"])
         share = np.sort(random.random(count))
@@ -371,11 +374,11 @@ def of_aggregates(recording: Recording) -> Recording:
             f"{recording.alias}: its summary says no rate, so no requests can be made of it; ingest its per-request "
             "records"
         )
-    stages, arrivals, prompts, outputs = (np.concatenate(column) for column in zip(*parts, strict=True))
+    of_stage, arrivals, prompts, outputs = (np.concatenate(column) for column in zip(*parts, strict=True))
     order = np.argsort(arrivals, kind="stable")
     made = {
         "request_index": np.arange(len(order)),
-        "stage": stages[order],
+        "stage": of_stage[order],
         "arrival_us": arrivals[order] - arrivals.min(),
         "prompt_tokens": prompts[order],
         "output_tokens": outputs[order],
@@ -409,7 +412,7 @@ def _figures(recording: Recording, stage: int) -> dict[str, float]:
     found = {
         (metric, statistic): value
         for of, metric, statistic, value in recording.aggregates.iter_rows()
-        if of == stage or (of == _WHOLE_RUN and len(recording.stages) == 1)
+        if of == stage or (of == _WHOLE_RUN and len(recording.stages) <= 1)
     }
     wanted = {
         "requests": (("requests", "sent"), ("requests", "succeeded")),

@@ -51,10 +51,14 @@ def read_llmperf(file: RecordedFile, _stamps_path: Path) -> RequestsRead:
 def read_genai_bench(file: RecordedFile, _stamps_path: Path) -> RequestsRead:
     """No requests, but the aggregates of those that have no error code."""
     unit = next((value for path, value in wanted_values(file, lambda path: path == (0, "_time_unit"))), "s")
-    return _summed_up(file, "genai-bench", (0, "individual_request_metrics"), 1e3 if unit == "ms" else 1e6)
+    place = (0, "aggregated_metrics", "num_concurrency")
+    clients = next((finite(value) for path, value in wanted_values(file, lambda path: path == place)), None)
+    return _summed_up(file, "genai-bench", (0, "individual_request_metrics"), 1e3 if unit == "ms" else 1e6, clients)
 
 
-def _summed_up(file: RecordedFile, tool: str, where: JsonPath, unit_us: float) -> RequestsRead:
+def _summed_up(
+    file: RecordedFile, tool: str, where: JsonPath, unit_us: float, clients: float | None = None
+) -> RequestsRead:
     values: dict[str, list[float]] = {name: [] for name in (*_TIMES, *_COUNTS)}
     sent = failed = 0
     for path, record in wanted_values(file, lambda path: path[:-1] == where and isinstance(path[-1], int)):
@@ -68,7 +72,8 @@ def _summed_up(file: RecordedFile, tool: str, where: JsonPath, unit_us: float) -
         for metric, value in _numbers(record, unit_us):
             values[metric].append(value)
     file.tally.records = sent
-    aggregates = aggregate_frame((WHOLE_RUN, *row) for row in _aggregates(values, sent, failed))
+    asked = [("concurrency", "asked", clients)] if clients and clients >= 1 else []
+    aggregates = aggregate_frame((WHOLE_RUN, *row) for row in [*_aggregates(values, sent, failed), *asked])
     return RequestsRead(
         rows_of(frame_of(())),
         "client",
