@@ -25,6 +25,7 @@ Kind = Literal[
     "time",  # us, written in ms, or in s from ten seconds on, with three or four digits and the unit
     "error",  # a fraction as a signed percentage
     "error_brief",  # the same without decimals from 100 % on
+    "error_short",  # the same without decimals from 10 % on
     "limit",  # a fraction as a percentage of either sign
     "share",  # a fraction as a percentage
     "points",  # a fraction as a signed percentage without its sign

@@ -20,7 +20,6 @@ from blis_replay.ingest.errors import UnknownExperimentError
 from blis_replay.validate.errors import ValidateError
 from blis_replay.validate.experiment import DEFAULT_RELEASE, release_for
 from blis_replay.validate.report.svg import COLOURS, ON_PAPER
-from blis_replay.validate.text.cells import time_text
 
 pytestmark = pytest.mark.slow
 
@@ -84,7 +83,16 @@ def test_a_picture_is_that_of_the_report(store: Path) -> None:
     means = br.validate("34b-codegen", store=store).frame.filter(
         (pl.col("metric") == "e2e") & (pl.col("statistic") == "p50")
     )
-    assert p50["observed"] == time_text(1000 * means["observed_ms"][0])
+    assert p50["observed_us"] == pytest.approx(1000 * means["observed_ms"][0])
+    assert p50["error"] == pytest.approx(means["error"][0])
+    assert shown._repr_html_().startswith("<figure><svg")
+
+
+def test_the_numbers_of_a_picture_are_numbers(store: Path) -> None:
+    """Parts of the error are fractions of the observed mean and sum to the error; only the first column is words."""
+    numbers = br.figure("34b-codegen", "attribution", store=store).numbers
+    assert {name: kind for name, kind in numbers.schema.items() if kind != pl.Float64} == {"part": pl.String}
+    assert numbers["ttft"][1:].sum() == pytest.approx(numbers["ttft"][0])
 
 
 @pytest.mark.parametrize("what", ["steps", "depth", "a picture"])

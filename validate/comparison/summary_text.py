@@ -33,8 +33,8 @@ def verdict_line(comparison: Comparison) -> Line:
 
 def verdict_sentence(comparison: Comparison) -> str:
     """The verdict with the errors of the mean that it rests on."""
-    if comparison.lost:
-        return f"verdict: could not be judged: {'; '.join(comparison.lost)}"
+    if comparison.lost or (comparison.overloaded and not comparison.capacity):
+        return f"verdict: could not be judged: {_why_not_judged(comparison)}"
     errors: list[tuple[str, float | None, float]]
     if comparison.overloaded:
         what = "overloaded, so judged by what was served"
@@ -43,9 +43,7 @@ def verdict_sentence(comparison: Comparison) -> str:
         what = "errors of the mean"
         errors = [(METRIC_NAMES[m], comparison.metrics[m]["mean"].error, comparison.limit(m)) for m in THRESHOLDS]
     judged = ", ".join(f"{name} {percent(error)} of ±{100 * limit:.3g} %" for name, error, limit in errors)
-    if not judged:
-        return f"verdict: could not be judged: overloaded, and {_nothing_served(comparison)}"
-    refused = "; ".join(f"{METRIC_NAMES[m]} unusable ({why})" for m, why in comparison.unusable.items())
+    refused = _refused(comparison)
     if comparison.verdict == "not decided":
         return f"verdict: not decided by this reconstruction ({what}: {judged})"
     if comparison.verdict == "unusable":
@@ -92,6 +90,18 @@ def noise_sentence(comparison: Comparison) -> str:
     )
 
 
+def _refused(comparison: Comparison) -> str:
+    return "; ".join(f"{METRIC_NAMES[m]} unusable ({why})" for m, why in comparison.unusable.items())
+
+
+def _why_not_judged(comparison: Comparison) -> str:
+    if comparison.lost:
+        return "; ".join(comparison.lost)
+    if comparison.verdict == "unusable":
+        return _refused(comparison)
+    return f"overloaded, and {_nothing_served(comparison)}"
+
+
 def _nothing_served(comparison: Comparison) -> str:
     if comparison.ground_truth != RECORDED:
         return "requests that failed are not known, so the load cannot be replayed"
@@ -113,7 +123,7 @@ WANTED = sorted(
 ERRORS = tuple(
     Column(
         cell[0].upper() if cell[1] == "mean" else cell[1],
-        "error",
+        "error_short",  # so that a row of an experiment has 80 columns
         wide=WANTED.index(cell) + 1 if cell in WANTED else 0,
     )
     for cell in ERROR_COLUMNS
@@ -220,10 +230,46 @@ def summary_page(comparisons: Sequence[Comparison], not_judged: Mapping[str, str
     return [
         Table("", _JUDGED, [*gated, *means]),
         *([Table("overloaded: judged by what was served, not by latencies", _SERVED, apart)] if apart else []),
-        _OPEN if any(c.verdict == "not decided" for c in ordered) else "",
-        Block([f"{alias}: {why}" for alias, why in not_judged.items()], "not judged"),
         *([RECONSTRUCTED] if any(c.ground_truth != "recorded" for c in comparisons) else []),
+        Block(_outcome(ordered, not_judged)),
     ]
+
+
+def _outcome(ordered: Sequence[Comparison], not_judged: Mapping[str, str]) -> list[Part]:
+    """How many experiments pass; then which do not, each reason once."""
+    of_kind: dict[str, dict[str, list[str]]] = {"failed": {}, "open": {}, "not judged": {}}
+    for c in ordered:
+        if c.verdict == "fail":
+            of_kind["failed"].setdefault(_beyond(c), []).append(c.alias)
+        elif c.verdict == "not decided":
+            of_kind["open"].setdefault(_OPEN, []).append(c.alias)
+        elif c.verdict != "pass":
+            of_kind["not judged"].setdefault(_why_not_judged(c), []).append(c.alias)
+    for alias, why in not_judged.items():
+        of_kind["not judged"].setdefault(why, []).append(alias)
+    others = {kind: sum(map(len, reasons.values())) for kind, reasons in of_kind.items()}
+    passed = sum(c.verdict == "pass" for c in ordered)
+    counted = ", ".join(
+        [f"{passed} of {passed + sum(others.values())} pass", *(f"{n} {k}" for k, n in others.items() if n)]
+    )
+    tones: dict[str, Tone] = {"failed": "bad", "open": "caution", "not judged": "caution"}
+    named = [
+        Line(f"{kind}: {', '.join(aliases)}: {why}", mark=Toned(kind, tones[kind]))
+        for kind, reasons in of_kind.items()
+        for why, aliases in reasons.items()
+    ]
+    more = ["more of one: blis-replay validate NAME"] if named else []
+    return [Line(counted, mark=Toned(counted, "heading")), *named, *more]
+
+
+def _beyond(c: Comparison) -> str:
+    """The errors that are beyond their limits."""
+    if c.overloaded:
+        errors = [(m.name, m.error, c.limit(m)) for m in c.capacity or () if m.beyond]
+    else:
+        of_means = [(m, c.metrics[m]["mean"].error) for m in THRESHOLDS]
+        errors = [(METRIC_NAMES[m], e, c.limit(m)) for m, e in of_means if e is not None and abs(e) > c.limit(m)]
+    return ", ".join(f"{name} {percent(error)} (limit ±{100 * limit:.3g} %)" for name, error, limit in errors)
 
 
 _MEASURES = {"tokens_per_s": "tokens/s", "makespan": "makespan", "itl": "ITL", "e2e_outside": "unqueued"}
@@ -244,7 +290,7 @@ def _served(c: Comparison) -> list[Cell]:
     return [*_named(c)[:2], *cells, _verdict(c)]
 
 
-_OPEN = "open: some reconstructions of the requests pass and others fail (see `blis-replay validate NAME`)"
+_OPEN = "some reconstructions of the requests pass and others fail"
 
 
 def _verdict(c: Comparison) -> Toned:

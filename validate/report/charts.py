@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ import polars as pl
 from blis_replay.compiled.arrays import Floats
 from blis_replay.compiled.errors import require_extra
 from blis_replay.compiled.files import write_whole
-from blis_replay.ingest.tables import Table, columns_named
+from blis_replay.ingest.tables import Column, Table
 from blis_replay.replay.prefix import prompt_tokens
 from blis_replay.validate.comparison.sides import simulated_samples
 from blis_replay.validate.errors import ValidateError
@@ -23,6 +24,7 @@ from blis_replay.validate.report.latency_charts import (
     ABOVE,
     distribution_chart,
     errors_chart,
+    known_number,
     mark_stages,
     stages_note,
     ttft_chart,
@@ -44,7 +46,7 @@ from blis_replay.validate.report.series import (
 )
 from blis_replay.validate.report.svg import INK, OBSERVED, SIMULATED, Chart, drawn, standalone
 from blis_replay.validate.report.waterfall_chart import waterfall_chart
-from blis_replay.validate.text.cells import milliseconds, percent
+from blis_replay.validate.text.answer import frame, html_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -75,12 +77,16 @@ def step_chart(cycles: StepCycles) -> Chart:
 
     shown = cycles.observed
     rows = tuple(
-        (f"{x:.0f}", int(count), milliseconds(low), milliseconds(middle), milliseconds(high), *_model(model, middle))
+        (int(x), int(count), float(low), float(middle), float(high), *_model(model, middle))
         for x, count, low, middle, high, model in zip(
             shown.x, shown.count, shown.low, shown.middle, shown.high, cycles.model_us, strict=True
         )
     )
-    columns = ("running requests", "cycles", "p10 ms", "p50 ms", "p90 ms", "model ms", "model error")
+    columns = (
+        *(Column("running requests"), Column("cycles")),
+        *(Column(name, "ms") for name in ("p10 ms", "p50 ms", "p90 ms", "model ms")),
+        Column("model error", "error"),
+    )
     known = cycles.residual_us[~np.isnan(cycles.residual_us)] / 1e3
     left = f"Residuals of the medians from {known.min():+.2f} to {known.max():+.2f} ms. " if len(known) else ""
     beyond = f" {cycles.beyond:,} cycles are longer than the axis." if cycles.beyond else ""
@@ -89,14 +95,12 @@ def step_chart(cycles: StepCycles) -> Chart:
         f"{int(shown.count.sum()):,} cycles between consecutive recorded steps, as a density and as medians by running "
         f"requests, and the latency model's step time in the replay. {left}{beyond}".strip(),
         drawn(draw, 3.7, 2.9, shown.x.tolist()),
-        Table("step cycle by running requests", columns_named(*columns), rows),
+        Table("step cycle by running requests", columns, rows),
     )
 
 
-def _model(model_us: float, observed_us: float) -> tuple[str, str]:
-    if np.isnan(model_us):
-        return "-", "-"
-    return milliseconds(model_us), percent(model_us / observed_us - 1)
+def _model(model_us: float, observed_us: float) -> tuple[float | None, float | None]:
+    return known_number(model_us), known_number(model_us / observed_us - 1)
 
 
 def _draw_density(axes: Axes, cycles: StepCycles) -> None:
@@ -141,10 +145,7 @@ def depth_chart(depth: DepthOverTime, stages: Sequence[tuple[float, str]]) -> Ch
 
     columns = [f"{side} {name}" for name in panels for side in ("observed", "simulated")]
     series = [values for pair in panels.values() for values in pair]
-    rows = tuple(
-        (f"{at:.0f}", *("-" if np.isnan(values[i]) else f"{values[i]:.1f}" for values in series))
-        for i, at in enumerate(depth.at_s)
-    )
+    rows = tuple((float(at), *(known_number(values[i]) for values in series)) for i, at in enumerate(depth.at_s))
     over = "as clients see them" if depth.in_flight else "over recorded and over simulated steps"
     return Chart(
         "Requests in flight" if depth.in_flight else "Running and waiting requests",
@@ -152,7 +153,12 @@ def depth_chart(depth: DepthOverTime, stages: Sequence[tuple[float, str]]) -> Ch
         + " ".join(f"{name}: {_mean(values)}." for name, values in zip(columns, series, strict=True))
         + empty,
         drawn(draw, 8.6, 1.6 + 1.2 * len(panels), depth.at_s.tolist()),
-        Table("depth by time", columns_named("middle, s", *columns), rows, note=stages_note(stages)),
+        Table(
+            "depth by time",
+            (Column("middle, s", "count"), *(Column(name, "decimal") for name in columns)),
+            rows,
+            note=stages_note(stages),
+        ),
         wide=True,
     )
 
@@ -299,7 +305,7 @@ _SERVER_DEPTH = "Running and waiting requests"
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture that notebooks show (``_repr_svg_``): ``svg`` is a file of its own, black on white."""
+    """A picture that notebooks show: ``svg`` is a file of its own, black on white; ``numbers``: what it draws."""
 
     title: str
     description: str
@@ -308,6 +314,10 @@ class Picture:
 
     def _repr_svg_(self) -> str:
         return self.svg
+
+    def _repr_html_(self) -> str:
+        drawing = self.svg[self.svg.index("<svg") :]
+        return f"<figure>{drawing}<figcaption>{html_text(self.description)}</figcaption></figure>"
 
     def save(self, path: Path | str) -> None:
         """Write the SVG file."""
@@ -331,8 +341,11 @@ def picture(evidence: Evidence, what: str) -> Picture:
 
 
 def _frame(chart: Chart) -> pl.DataFrame:
-    """The numbers of the table below the picture, as text; a column without a name is called ``of``."""
-    names = [name or "of" for name in chart.numbers.names]
-    unique = [name if names.count(name) == 1 else f"{names[i - 1]}, {name}" for i, name in enumerate(names)]
-    rows = [[None if cell is None else str(cell) for cell in row] for row in chart.numbers.rows]
-    return pl.DataFrame(rows, orient="row", schema=dict.fromkeys(unique, pl.String))
+    """The numbers of the table below the picture, in full: ``error`` as a fraction, times in us (``observed_us``)."""
+    shown = frame(chart.numbers)
+    return shown.rename({column.name: _with_unit(column) for column in chart.numbers.columns})
+
+
+def _with_unit(column: Column) -> str:
+    name = re.sub(r"[^a-z0-9]+", "_", column.name.lower()).strip("_")
+    return f"{name.removesuffix('_ms')}_us" if column.kind in ("ms", "time") else name

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from blis_replay.ingest.tables import Cell, Table, columns_named
+from blis_replay.ingest.tables import Cell, Column, Table
 from blis_replay.validate.metrics.latency import THRESHOLDS
 from blis_replay.validate.report.series import Band, ErrorsOverTime, QuantileCurve
 from blis_replay.validate.report.svg import E2E, INK, ITL, MUTED, OBSERVED, SIMULATED, TTFT, Chart, drawn
@@ -19,6 +19,13 @@ if TYPE_CHECKING:
 
 
 _NAMES = {"e2e": "E2E", "ttft": "TTFT", "itl": "ITL"}
+_QUANTILE_COLUMNS = (
+    Column("quantile", "text"),
+    Column("observed", "time"),
+    Column("simulated", "time"),
+    Column("error", "error"),
+)
+_TIMES = tuple(Column(name, "time") for name in ("p10", "p50", "p90"))
 _PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
 # Dashes tell the lines apart without colour.
 _LOOKS: dict[str, dict[str, Any]] = {
@@ -52,7 +59,10 @@ def distribution_chart(metric: str, observed: QuantileCurve | None, simulated: Q
 
     numbers = _quantile_table(f"{name}: quantiles", observed, simulated)
     what = "gap between two output tokens" if metric == "itl" else "request"
-    values = " ".join(f"{name}: observed {seen}, simulated {value}." for name, seen, value, _ in numbers.rows)
+    values = " ".join(
+        f"{level}: observed {cell_text(seen, 'time')}, simulated {cell_text(value, 'time')}."
+        for level, seen, value, _ in numbers.rows
+    )
     return Chart(
         f"Distribution of {name}",
         f"Share of {what}s that are faster, on a logarithmic axis of those that are slower. {values}",
@@ -74,8 +84,13 @@ def _quantile_table(title: str, observed: QuantileCurve | None, simulated: Quant
     for name, level in _PERCENTILES.items():
         seen, value = (None if curve is None else _at(curve, level) for curve in (observed, simulated))
         error = None if seen is None or value is None or seen == 0 else value / seen - 1
-        rows.append((name, time_text(seen), time_text(value), percent(error)))
-    return Table(title, columns_named("", "observed", "simulated", "error"), tuple(rows))
+        rows.append((name, seen, value, error))
+    return Table(title, _QUANTILE_COLUMNS, tuple(rows))
+
+
+def known_number(value: float) -> float | None:
+    """The number of an array for a table: None where it is not known (nan)."""
+    return None if np.isnan(value) else float(value)
 
 
 def _at(curve: QuantileCurve, level: float) -> float | None:
@@ -108,7 +123,7 @@ def errors_chart(errors: ErrorsOverTime, stages: Sequence[tuple[float, str]], me
     limits = ", ".join(f"{_NAMES[metric]} {cell_text(THRESHOLDS[metric], 'limit')}" for metric in metrics)
     series = [errors.errors[metric] for metric in metrics]
     rows: tuple[tuple[Cell, ...], ...] = tuple(
-        (f"{at:.0f}", int(count), *(percent(None if np.isnan(error) else float(error)) for error in values))
+        (float(at), int(count), *map(known_number, values))
         for at, count, *values in zip(errors.at_s, errors.requests, *series, strict=True)
     )
     return Chart(
@@ -119,7 +134,7 @@ def errors_chart(errors: ErrorsOverTime, stages: Sequence[tuple[float, str]], me
         drawn(draw, 8.6, 2.8, errors.at_s.tolist()),
         Table(
             "error of the mean by time",
-            columns_named("middle, s", "requests", *(_NAMES[m] for m in metrics)),
+            (Column("middle, s", "count"), Column("requests"), *(Column(_NAMES[m], "error") for m in metrics)),
             rows,
             note=stages_note(stages),
         ),
@@ -189,13 +204,13 @@ def ttft_chart(title: str, x_label: str, observed: Band, simulated: Band) -> Cha
         f"Medians of TTFT in bins of {x_label}, with the middle 80 % of the requests. Observed {_range(observed)}; "
         f"simulated {_range(simulated)}.",
         drawn(draw, 3.7, 2.7, [*observed.x.tolist(), *simulated.x.tolist()]),
-        Table(title, columns_named("side", x_label, "requests", "p10", "p50", "p90"), rows),
+        Table(title, (Column("side", "text"), Column(x_label, "count"), Column("requests"), *_TIMES), rows),
     )
 
 
 def _band_rows(side: str, shown: Band) -> tuple[tuple[Cell, ...], ...]:
     return tuple(
-        (side, f"{x:,.0f}", int(count), time_text(low), time_text(middle), time_text(high))
+        (side, float(x), int(count), *map(float, (low, middle, high)))
         for x, low, middle, high, count in zip(shown.x, shown.low, shown.middle, shown.high, shown.count, strict=True)
     )
 

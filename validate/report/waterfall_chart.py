@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import isnan
 from typing import TYPE_CHECKING
 
-from blis_replay.ingest.tables import Table, columns_named
+from blis_replay.ingest.tables import Column, Table
 from blis_replay.validate.attribution.attribute import Attribution, Estimate
 from blis_replay.validate.metrics.resampling import QUANTITIES
 from blis_replay.validate.report.svg import INK, MUTED, OVER, PANEL, UNDER, Chart, drawn
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 # Bars below it, in %, would be drawn against an axis of rounding errors.
 _NOTHING = 0.05
+_INTERVALS = "low and high: 95 % interval"
 _ERROR, _NO_COMPONENT = "error", "no component"
 
 
@@ -79,10 +80,9 @@ def waterfall_chart(attribution: Attribution) -> Chart | None:
             axes.set_title(f"{metric} mean", color=INK)
             axes.set_xlabel("% of observed")
 
-    columns = [text for metric in shown for text in (metric, "95 % interval")]
+    columns = [Column(name, "error") for metric in shown for name in (metric, f"{metric} low", f"{metric} high")]
     rows = tuple(
-        (name, *(text for bars in shown.values() for text in (percent(bars[i].part + 0.0), _interval(bars[i]))))
-        for i, name in enumerate(names)
+        (name, *(number for bars in shown.values() for number in _numbers(bars[i]))) for i, name in enumerate(names)
     )
     parts = "; ".join(
         f"{metric}: " + ", ".join(f"{bar.name} {percent(bar.part + 0.0)}" for bar in bars)
@@ -93,13 +93,19 @@ def waterfall_chart(attribution: Attribution) -> Chart | None:
         "From the error of the replay to the recording, replacing one component after the other; the whiskers are 95 % "
         f"intervals over resampled blocks of requests. {parts}.",
         drawn(draw, 8.6, 1.1 + 0.3 * len(names), range(len(names)), "y"),
-        Table("parts of the error of the mean, in % of observed", columns_named("", *columns), rows),
+        Table(
+            "parts of the error of the mean, in % of observed",
+            (Column("part", "text"), *columns),
+            rows,
+            note=_INTERVALS,
+        ),
         beside=True,
     )
 
 
-def _interval(bar: Fall) -> str:
-    return "-" if isnan(bar.low) else f"{percent(bar.low + 0.0)} .. {percent(bar.high + 0.0)}"
+def _numbers(bar: Fall) -> tuple[float | None, ...]:
+    """A bar and its interval as fractions; a zero has no sign, and what is not known is None."""
+    return tuple(None if isnan(value) else value + 0.0 for value in (bar.part, bar.low, bar.high))
 
 
 def _draw_bars(axes: Axes, bars: list[Fall]) -> None:

@@ -37,9 +37,9 @@ def time_text(value_us: float | None) -> str:
     return f"{value:,.{0 if abs(value) >= 999.5 else 1 if abs(value) >= 99.95 else 2}f} {unit}"
 
 
-def percent_brief(fraction: float | None) -> str:
-    """A signed percentage; no decimals from 100 % on."""
-    return percent(fraction, 0 if fraction is not None and abs(fraction) >= 0.9995 else 1)
+def percent_brief(fraction: float | None, brief_from: float = 1.0) -> str:
+    """A signed percentage; no decimals from 100 % on, or from another fraction on."""
+    return percent(fraction, 0 if fraction is not None and abs(fraction) >= brief_from - 0.0005 else 1)
 
 
 def milliseconds_signed(value_us: float | None) -> str:
@@ -81,6 +81,7 @@ _WRITTEN: Mapping[Kind, Callable[[Any], str]] = {
     "time": time_text,
     "error": percent,
     "error_brief": percent_brief,
+    "error_short": lambda fraction: percent_brief(fraction, 0.1),
     "limit": lambda fraction: f"±{100 * fraction:.0f} %",
     "share": percent_plain,
     "points": lambda fraction: f"{100 * fraction:+.1f}",
