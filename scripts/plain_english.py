@@ -2,6 +2,7 @@
 
     python scripts/plain_english.py            # exit code 1 if there is one
     python scripts/plain_english.py --long 20  # also list sentences of more than 20 words, longest last
+    python scripts/plain_english.py --messages # list all that the program says, with its place, to be read
 
 Checked are README.md, the pages of docs/, and string literals of the packages that read like prose.  A sentence has at
 most ``LONGEST`` words; the median over a page has at most ``MEDIAN``.  ``BANNED`` words have a better one beside them.
@@ -16,6 +17,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from statistics import median
 
 from docs_pages import ROOT, all_pages, parts_of
@@ -39,6 +41,7 @@ BANNED = {
     r"\bthe way from\b": "the difference between",
     r"\bwords? for word\b|\bword by word\b": "exactly",
     r"\ball the same\b": "still, nevertheless",
+    r"\w\(s\)": "singular or plural, as the number is",
 }
 _ROOMS = ("blis", "compiled", "fixtures", "ingest", "recorder", "replay", "strict", "validate")
 _CODE, _LINK, _MARKS = (
@@ -142,9 +145,15 @@ def sentences() -> Iterator[Sentence]:
     """All that is checked."""
     for page in all_pages():
         yield from of_markdown(str(page.source.relative_to(ROOT)), page.text)
+    yield from messages()
+
+
+def messages() -> Iterator[Sentence]:
+    """The catalogue of messages: errors, findings, causes, remedies and help, by file and line; X is a value."""
     for room in _ROOMS:
         for path in sorted((ROOT / room).rglob("*.py")):
-            yield from of_module(str(path.relative_to(ROOT)), path.read_text("utf-8"))
+            found = of_module(str(path.relative_to(ROOT)), path.read_text("utf-8"))
+            yield from sorted(found, key=lambda one: int(one.place.rpartition(":")[2]))
 
 
 def findings(checked: Iterable[Sentence]) -> list[str]:
@@ -168,7 +177,12 @@ def main() -> int:
     """0: nothing was found."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--long", type=int, metavar="WORDS", help="list sentences of more words as well")
+    parser.add_argument("--messages", action="store_true", help="list all messages instead, with their places")
     given = parser.parse_args()
+    if given.messages:
+        for place, said in groupby(messages(), key=lambda one: one.place):
+            print(f"{place}: {' '.join(one.text for one in said)}")
+        return 0
     checked = list(sentences())
     if given.long is not None:
         for one in sorted((one for one in checked if one.words > given.long), key=lambda one: one.words):

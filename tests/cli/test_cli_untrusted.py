@@ -59,9 +59,7 @@ def test_too_few_requests_are_not_fitted(run: Run, demo: Path, kept: int) -> Non
     (demo / "traces.json.gz").unlink()
     run("ingest", demo)
     answer = run("calibrate", "--train", "1b-general", "--out", "mine.yaml")
-    _is_one_line(
-        answer, 3, "no request with a known prompt length" if kept == 0 else "1 window(s) of steps or latencies"
-    )
+    _is_one_line(answer, 3, "no request with a known prompt length" if kept == 0 else "1 window of steps or latencies")
     assert not Path("mine.yaml").exists()
 
 

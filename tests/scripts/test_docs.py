@@ -211,3 +211,13 @@ def test_hard_sentences_are_found_in_pages_and_in_what_is_printed() -> None:
     module = '"""A made recording."""\nx = f"{1} is no time of a day; the day is"\ny = "SELECT a FROM b of a"\n'
     assert [one.text for one in plain_english.of_module("m.py", module)] == ["X is no time of a day", "the day is"]
     assert plain_english.findings([plain_english.Sentence("m.py:1", "Mean E2E is under-predicted by 48 %.")]) == []
+
+
+def test_the_catalogue_has_every_message_with_its_place() -> None:
+    """An error, a remedy and a line of help that stand in three rooms; none is hard to read."""
+    said = {one.text: one.place.partition(":")[0] for one in plain_english.messages()}
+    assert said["name an experiment, or list the checks with --checks"] == "validate/cli/recordings.py"
+    assert said["use a wider --split or more recordings"] == "validate/calibration/calibrate.py"
+    assert len(said) > 1_000
+    assert plain_english.findings(plain_english.messages()) == []
+    assert plain_english.findings([plain_english.Sentence("m.py:1", "2 window(s) of steps")]) != []

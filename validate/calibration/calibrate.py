@@ -269,8 +269,9 @@ def _gathered(
     if needed and rows < COEFFICIENTS:
         names = ", ".join(recording.alias for recording in recordings)
         raise ValidateError(
-            f"{names}: {rows} window(s) of {_words(options.data)} between {window[0]:.0%} and {window[1]:.0%} of the "
-            f"run do not determine {COEFFICIENTS} coefficients; use a wider --split or more recordings"
+            f"{names}: {rows} {'window' if rows == 1 else 'windows'} of {_words(options.data)} between "
+            f"{window[0]:.0%} and {window[1]:.0%} of the run cannot determine {COEFFICIENTS} coefficients; use a wider "
+            "--split or more recordings"
         )
     return found
 
