@@ -15,7 +15,7 @@ import polars as pl
 
 from blis_replay.blis.trace import BlockKeys
 from blis_replay.compiled.arrays import Int32s, Int64s
-from blis_replay.ingest.checks.prefix_cache import uncached_prompt_tokens
+from blis_replay.ingest.checks.prefix_cache import uncached_error_tokens, uncached_prompt_tokens
 from blis_replay.ingest.errors import ReconstructionError
 from blis_replay.ingest.recording import SERVER_BLOCKS, PromptTree, Recording, SharedPrefix
 from blis_replay.ingest.steps.prefill import ASSUMED
@@ -87,6 +87,8 @@ _MEMBERSHIP_SEED = 42
 # recordings show 98 to 99.7 % (failed rows say 0), unrelated prompts about 4 %.
 _CYCLES_FROM = 0.9
 _FEWEST_HITS = 0.03
+# A hit rate by sampled steps is believed from so many standard errors above that.
+_STANDARD_ERRORS = 2.0
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,9 @@ def estimate_prefix(recording: Recording, prompts: Int64s | None = None) -> Pref
     computed = uncached_prompt_tokens(recording)
     rate = recording.prefix_hit_rate if computed is None else 1 - computed / float(prompts.mean())
     # Below, it is the decodes that a server under asynchronous scheduling counts as prefill.
-    if rate is not None and rate > _FEWEST_HITS:
+    # And of a sample of the steps a rate is no more sure than its draw.
+    unsure = 0.0 if computed is None else _STANDARD_ERRORS * uncached_error_tokens(recording) / float(prompts.mean())
+    if rate is not None and rate > _FEWEST_HITS + unsure:
         source = "aggregate hit rate" if computed is None else "hit rate by the step records"
         basis = f"{source} of {rate:.1%}, the same for all: not identified per request"
         return PrefixEstimate(np.clip(np.rint(prompts * (1 - rate)).astype(np.int64), 1, prompts), basis)

@@ -7,8 +7,10 @@ the send, so depth counts the waiting requests too.
 
 from __future__ import annotations
 
+import numpy as np
 import polars as pl
 
+from blis_replay.compiled.arrays import Int64s
 from blis_replay.ingest.checks.evidence import (
     Context,
     Measured,
@@ -26,6 +28,7 @@ from blis_replay.ingest.checks.evidence import (
     steps_in,
 )
 from blis_replay.ingest.recording import Finding, Recording, Severity
+from blis_replay.ingest.rows import Rows
 from blis_replay.ingest.tables import Table, columns_named
 
 CHECK = "littles_law"
@@ -91,13 +94,47 @@ def _of_window(recording: Recording, window: Window) -> Finding | None:
 
 
 def _depths(recording: Recording, window: Window) -> dict[str, int]:
-    """``intervals`` with a running depth; of each depth its sum over time, and ``*_us``, the time that it is known."""
+    """``intervals`` with a running depth; of each depth its sum over time, and ``*_us``, the time that it is known.
+
+    The last step before a pause lasts as long as a request is in flight, and not until the next one begins.
+    """
     intervals = step_intervals(steps_in(recording, window, "running_depth", "waiting_depth"))
+    idle_from_us, idle_until_us = _pauses(recording, window)
+    if len(idle_from_us):
+        return _without_pauses(intervals.where("running_depth IS NOT NULL"), idle_from_us, idle_until_us)
     sums = {"intervals": "count(*)"}
     for name in ("running_depth", "waiting_depth"):
         sums[name] = f"coalesce(sum({name} * elapsed_us), 0)"
         sums[f"{name}_us"] = f"coalesce(sum(elapsed_us) FILTER ({name} IS NOT NULL), 0)"
     return intervals.where("running_depth IS NOT NULL").aggregate(**sums)
+
+
+def _pauses(recording: Recording, window: Window) -> tuple[Int64s, Int64s]:
+    """int64[pauses] each: from when until when no request was in flight."""
+    spans = recorded_requests(recording).select("arrival_us", "e2e_us").drop_nulls().sort("arrival_us")
+    sent_us = spans["arrival_us"].to_numpy()
+    ended_us = np.maximum.accumulate(sent_us + spans["e2e_us"].to_numpy())
+    from_us, until_us = ended_us[:-1], sent_us[1:]
+    within = (until_us > from_us) & (until_us > window.start_us) & (from_us < window.end_us)
+    return from_us[within], until_us[within]
+
+
+def _without_pauses(intervals: Rows, idle_from_us: Int64s, idle_until_us: Int64s) -> dict[str, int]:
+    frame = intervals.frame(["start_us", "elapsed_us", "running_depth", "waiting_depth"])
+    begin_us = frame["start_us"].to_numpy()
+    end_us = begin_us + frame["elapsed_us"].to_numpy()
+    edges_us = np.column_stack([idle_from_us, idle_until_us]).ravel()
+    paused_us = np.column_stack([np.zeros(len(idle_from_us)), idle_until_us - idle_from_us]).ravel().cumsum()
+    idle_us = np.interp(end_us, edges_us, paused_us) - np.interp(begin_us, edges_us, paused_us)
+    busy_us = np.maximum(end_us - begin_us - idle_us, 0)
+    # The pause counts as well: nothing ran and nothing waited in it.
+    sums = {"intervals": frame.height}
+    for name in ("running_depth", "waiting_depth"):
+        known = frame[name].is_not_null().to_numpy()
+        depth = frame[name].fill_null(0).to_numpy()
+        sums[name] = int((depth * busy_us).sum())
+        sums[f"{name}_us"] = int((end_us - begin_us)[known].sum())
+    return sums
 
 
 def _over_time(depths: dict[str, int], name: str) -> float:

@@ -94,7 +94,7 @@ def _prefill_tokens(recording: Recording) -> _PrefillTokens | None:
     return _PrefillTokens(of["steps"], of["steps"] / of["range"], int(of["tokens"])) if of["steps"] else None
 
 
-def _error_tokens(recording: Recording) -> float:
+def uncached_error_tokens(recording: Recording) -> float:
     """Standard error of the prompt tokens computed a request, where each step was drawn with the same chance."""
     recorded = _prefill_tokens(recording)
     squares = steps_by_id(recording.steps, "prefill_tokens").aggregate(sum="sum(prefill_tokens * prefill_tokens)")
@@ -116,7 +116,7 @@ def _from_steps(recording: Recording, prompts: pl.DataFrame) -> Finding | None:
         "steps_sampled": recording.steps.height,
     }
     preempted = recording.steps.aggregate(count="coalesce(sum(preempted_requests), 0)")["count"]
-    if uncached > 1.05 * prompt + _LAG_TOKENS + _NOISE * _error_tokens(recording) and not preempted:
+    if uncached > 1.05 * prompt + _LAG_TOKENS + _NOISE * uncached_error_tokens(recording) and not preempted:
         message = (
             f"{uncached:.1f} prompt tokens a request were computed, and {prompt:.1f} were sent as recorded: prompts "
             "were counted without what the server adds (a chat template), or requests are missing"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from recordings import make_recording
 
+from blis_replay.fixtures.servers import any_server, run_of
 from blis_replay.ingest.recording import SharedPrefix
 from blis_replay.replay.prefix import estimate_prefix, prompt_tokens
 
@@ -81,3 +84,12 @@ def test_without_a_cycle_a_lost_length_is_the_median(period: int) -> None:
         shared_prefix=prefix,
     )
     assert prompt_tokens(recording)[1] == np.median([10, 30, 40, 50])
+
+
+def test_a_few_sampled_steps_are_no_cache_that_hits() -> None:
+    """533 requests of 259 tokens, none cached; a tenth of the steps held 18 % fewer prefill tokens than all by chance.
+
+    Believed, that rate makes the price of a prefill token 26 us where the server has 21.
+    """
+    server = replace(any_server(102, (16,), 533, "steps"), steps=0.1)
+    assert estimate_prefix(run_of(server)).basis == "no prefix information: whole prompts"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import polars as pl
@@ -10,6 +11,8 @@ from builders import aggregates, in_database, recording, requests, steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from blis_replay.fixtures.faults import to_depth
+from blis_replay.fixtures.planted import PLANTED, planted_recording
 from blis_replay.ingest.checks.evidence import Window, stage_windows, step_intervals, steps_in
 from blis_replay.ingest.checks.prefix_cache import uncached_prompt_tokens
 from blis_replay.ingest.checks.registry import run_checks
@@ -104,6 +107,15 @@ def test_steps_of_another_run_contradict_littles_law() -> None:
     (finding,) = findings_of(made, "littles_law")
     assert finding.severity == "unusable"
     assert "contradictory" in finding.message
+
+
+@pytest.mark.parametrize("share", [1.0, 0.1])
+def test_a_pause_is_no_part_of_the_last_step_before_it(share: float) -> None:
+    """0.3 requests/s of 1.3 s each: 0.4 in flight, while each recorded step has at least 1; the ratio was 2.6."""
+    load = replace(PLANTED, stages=(Stage(0, 0.3, 300_000_000),), step_sample_rate=share)
+    (finding,) = findings_of(to_depth(planted_recording(1, load).recording, "steps"), "littles_law")
+    assert finding.severity == "note"
+    assert finding.measured["ratio"] == pytest.approx(1, abs=0.02)
 
 
 def test_littles_law_counts_those_who_wait() -> None:
