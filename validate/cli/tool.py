@@ -227,8 +227,9 @@ def _word(passed: bool) -> Toned:
     "--seed", type=click.IntRange(0, 2**32 - 1), default=1, show_default=True, help="Of all random workloads."
 )
 @click.option("--faults", is_flag=True, help="Plant faults in recordings and simulators, and grade what is said.")
+@click.option("--calibration", is_flag=True, help="Calibrate to servers whose coefficients are known.")
 @form_options
-def verify_verb(quick: bool, seed: int, faults: bool, form: str | None) -> int:
+def verify_verb(quick: bool, seed: int, faults: bool, calibration: bool, form: str | None) -> int:
     """Check the simulator itself: no recording is needed.
 
     Conservation, determinism, liveness, overload, causality, the limits of every step, phase
@@ -239,11 +240,16 @@ def verify_verb(quick: bool, seed: int, faults: bool, form: str | None) -> int:
     planted one by one, and for each it is shown what found it, what was blamed, the verdict, and
     whether that is right.  It fails where something else is blamed, or a fault is let pass.
 
+    With --calibration `calibrate` is checked: 50 servers of known coefficients are recorded, each is
+    fitted, and the fit predicts another load of it. It fails where the mean of E2E is off by more than 1 %
+    and by more than noise moved the recording.
+
     \b
     Examples:
       blis-replay verify
       blis-replay verify --quick
       blis-replay verify --faults --quick
+      blis-replay verify --calibration --quick
       blis-replay verify --seed 7 --json
 
     Exit codes: 0 all checks passed, 1 one failed.
@@ -254,6 +260,12 @@ def verify_verb(quick: bool, seed: int, faults: bool, form: str | None) -> int:
         with progress_line("planting") as progress:
             board = scoreboard(quick, progress)
         return print_answer(form, scoreboard_answer(board))
+    if calibration:
+        from blis_replay.validate.calibration.known_servers import fit_all, known_answer
+
+        with progress_line("calibrating") as progress:
+            fits = fit_all(quick, progress)
+        return print_answer(form, known_answer(fits))
     from blis_replay.blis.verification.suite import verify
 
     with progress_line("verifying") as progress:

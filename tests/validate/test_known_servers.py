@@ -1,0 +1,45 @@
+"""Calibrations of servers whose coefficients are known: which servers, and how a fit of one is judged."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from blis_replay.validate.calibration.known_servers import SERVERS, KnownFit, fit_known, known_answer, known_servers
+
+SOUND = KnownFit("line", 1, 300, "none", 0.0, "line", 0.004, 0.01, -0.002, 0.0, 5, 5, (), "")
+
+
+def test_there_are_fifty_servers_of_every_form_and_size() -> None:
+    servers = list(known_servers())
+    assert len(servers) == SERVERS == 50
+    assert len({known.name for known in servers}) == 10
+    sizes = sorted(known.server.requests for known in servers)
+    assert (sizes[0], sizes[-1]) == (300, 16_800)
+    for name in {known.name for known in servers}:
+        assert len([known for known in servers if known.name == name]) == 5
+
+
+@pytest.mark.slow
+def test_a_fit_of_a_line_predicts_another_load() -> None:
+    """The first server, without noise: 300 requests, of which 240 are fitted to."""
+    fit = fit_known(next(known_servers()))
+    assert (fit.form, fit.fitted, fit.refused, fit.recorded_e2e) == ("line", "line", "", 0.0)
+    assert abs(fit.e2e) < 0.002
+    assert abs(fit.other_e2e) < 0.002
+    assert fit.bounded >= 4
+    assert fit.covered + len(fit.missed_bounds) == fit.bounded
+
+
+def test_the_answer_fails_only_where_the_calibration_is_at_fault() -> None:
+    """2 % off where noise moved the recorded mean by 3 % cannot be done better; by 1 % it can."""
+    moved, missed = (replace(SOUND, e2e=0.02, recorded_e2e=by) for by in (0.03, 0.01))
+    assert known_answer([SOUND]).exit_code == 0
+    assert known_answer([SOUND, moved]).exit_code == 0
+    answer = known_answer([SOUND, moved, missed])
+    assert answer.exit_code == 1
+    text = " ".join(str(answer).split())
+    assert "1 of 3 servers: mean E2E of another load within 1% (worst 2.00%)" in text
+    assert "1 of the others are off by no more than noise moved" in text
+    assert "15 of 15 bounds of 95 % hold the true coefficient (100%)" in text
