@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from blis_replay.fixtures.bundled import bundled_recording
+from blis_replay.ingest.recording import Setting
 from blis_replay.replay.driver import replay
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.release_file import load_release
@@ -36,6 +37,18 @@ def test_coefficients_of_another_gpu_are_said(comparison: Comparison) -> None:
 @pytest.mark.parametrize("hardware", ["H100-SXM-80GB", "H100", "h100"])
 def test_the_same_gpu_by_a_shorter_name_is_no_other(comparison: Comparison, hardware: str) -> None:
     assert not [note for note in on(comparison, hardware) if note.startswith("hardware")]
+
+
+def test_a_data_type_that_the_coefficients_do_not_name_is_said(comparison: Comparison) -> None:
+    """The release that ships names none; a recording of its own weights in 16 bits is no other."""
+
+    def shown(dtype: str) -> list[str]:
+        engine = {**comparison.recording.engine, "dtype": Setting(dtype, "log")}
+        other = replace(comparison.recording, slug="other", content_hash="other", engine=engine)
+        return [n for n in notes(replace(comparison, recording=other)) if n.startswith("data type")]
+
+    assert shown("fp8") == ["data type: fp8; the coefficients do not say theirs, and 16 bits are usual"]
+    assert shown("bfloat16") == []
 
 
 def test_numbers_that_are_missing_for_one_reason_share_a_line(comparison: Comparison) -> None:

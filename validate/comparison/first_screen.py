@@ -21,6 +21,7 @@ _COLUMNS = (
     *(Column("error", "error_brief"), Column("limit", "word")),
     *(Column(name, "error_brief") for name in ("p50", "p90", "p99")),
 )
+_SIXTEEN_BITS = ("auto", "bfloat16", "float16", "half")
 _MORE = "more: -v prints every number, assumption and finding"
 
 
@@ -44,9 +45,19 @@ def tail_errors(comparison: Comparison) -> dict[str, float]:
 
 
 def other_hardware(comparison: Comparison) -> list[str]:
-    """Coefficients are of one GPU: said where the recording ran on another, or does not tell on which."""
-    recorded, fitted = comparison.recording.hardware or "not recorded", comparison.run.release.hardware
-    return [] if same_gpu(recorded, fitted) else [f"hardware: {recorded}; the coefficients are for {fitted}"]
+    """Coefficients are of one GPU and data type: said where the recording ran on another, or does not tell on which.
+
+    A release that names no data type is taken for 16 bits, unless it was fitted on this run.
+    """
+    recorded, release = comparison.recording.hardware or "not recorded", comparison.run.release
+    lines = [] if same_gpu(recorded, release.hardware) else [f"{recorded}; the coefficients are for {release.hardware}"]
+    lines = [f"hardware: {line}" for line in lines]
+    setting, entry = comparison.recording.engine.get("dtype"), comparison.run.entry
+    dtype = None if setting is None else str(setting.value)
+    own = comparison.uses.startswith("own")
+    if dtype is not None and dtype not in _SIXTEEN_BITS and entry is not None and entry.dtype is None and not own:
+        lines.append(f"data type: {dtype}; the coefficients do not say theirs, and 16 bits are usual")
+    return lines
 
 
 def status_text(comparison: Comparison, verdict: str) -> str:
