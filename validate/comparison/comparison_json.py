@@ -33,7 +33,7 @@ def comparison_json(comparison: Comparison) -> dict[str, object]:
         "capacity": None if comparison.capacity is None else [_measure_json(m) for m in comparison.capacity],
         "unusable": comparison.unusable,
         "repeats": comparison.noise and _noise_json(comparison.noise),
-        **({} if comparison.promised is None else {"slo": _promised_json(comparison.promised)}),
+        "slo": comparison.promised and _promised_json(comparison.promised),
         "reconstructions": comparison.draws and _draws_json(comparison.draws),
         "findings": [vars(finding) for finding in comparison.findings],
         "saturation": comparison.saturation and saturation_json(comparison.saturation),
