@@ -15,23 +15,16 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gzip
-import io
 import json
 import os
 import random
 import re
-import resource
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-import traceback
-import warnings
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -39,28 +32,24 @@ os.environ["POLARS_MAX_THREADS"] = os.environ["OMP_NUM_THREADS"] = "1"  # inputs
 
 from bench_collect import Load, message, over_http, spans_on_disk
 from fuzz_mutations import mutated_bytes, mutated_file, mutated_json, mutated_rows, mutated_table
+from fuzz_rounds import ENGINE, Arguments, Campaign, Ended, be_child, called, in_process
 
 import blis_replay.validate
 from blis_replay.blis.verification.conservation import check_conservation
 from blis_replay.blis.verification.workloads import scenarios
-from blis_replay.ingest.errors import printable
 from blis_replay.ingest.readers.files import GZIP_MAGIC, ZSTD_MAGIC, RecordedFile
-from blis_replay.validate.cli.main import main as blis_replay_main
 
 KEPT_BYTES, KEPT_RECORDS = 4_000, 6
-MAX_CPU_SECONDS, MAX_RSS_MB, MAX_ADDRESS_MB = 60, 2_000, 12_000
 _MUTATORS = {".json": mutated_json, ".jsonl": mutated_json, ".csv": mutated_rows, ".parquet": mutated_table}
 # What coefficients there are for; the recordings are said to be of it, so that they are simulated.
 _SERVED = {"model": "codellama/CodeLlama-34b-Instruct-hf", "tensor_parallelism": 2}
 DAMAGED, SOUND = "20260101-000000-damaged-34b-tp2-general", "sound-34b-tp2-general"
-# They draw hundreds of samples, fit, or draw pictures: in one round of twenty.
+# They draw hundreds of samples, fit, or draw pictures: for one recording in fifty.
 _SLOW = ("explain", "report", "calibrate", "whatif", "timeline")
-_ENGINE = "max_num_seqs: 64\nmax_num_batched_tokens: 2048\nmax_model_len: 4096\nasync_scheduling: false\n"
 _RELEASE = "h100-vllm-0.15.1"
 _PACKAGE = Path(blis_replay.validate.__file__).parents[1]
 _ROOMS = ("compiled", "strict", "blis", "ingest", "fixtures", "replay", "validate")
 _SIMULATE = ("simulate", "--engine", "engine.yaml", "--coefficients", _RELEASE, "--model", "codellama-34b-instruct-hf")
-Arguments = tuple[str, ...]
 
 
 def verbs(name: str) -> list[Arguments]:
@@ -86,148 +75,6 @@ def verbs(name: str) -> list[Arguments]:
         ("coefficients", "generalize", "--lowo", name, SOUND),
         ("list",),
     ]
-
-
-# Those that say so themselves, in what they print.
-_VERDICT = re.compile(r"fail|not decided|unusable|not judged|must not|FAIL|wrong", re.IGNORECASE)
-
-
-@dataclass
-class Ended:
-    """How a command ended; ``problem``: the rule that it broke."""
-
-    arguments: Arguments
-    code: int
-    problem: str = ""
-
-
-def called(arguments: Arguments) -> Ended:
-    """Run a command in this process and look at what it did."""
-    sys.argv = ["blis-replay", *arguments]
-    out, err = io.StringIO(), io.StringIO()
-    try:
-        with contextlib.redirect_stderr(err), contextlib.redirect_stdout(out):
-            blis_replay_main()
-        return Ended(arguments, -1, "it does not end")
-    except SystemExit as ended:
-        code = int(ended.code or 0)
-    except BaseException:
-        return Ended(arguments, -1, traceback.format_exc())
-    return Ended(arguments, code, _problem(code, out.getvalue(), err.getvalue()))
-
-
-def _problem(code: int, out: str, err: str) -> str:
-    lines = err.splitlines()
-    if "Traceback" in out + err or "Warning" in err:
-        return f"a traceback or a warning: {err[-2000:]}"
-    if code not in (0, 1, 2, 3):
-        return f"exit code {code}: {err[-2000:]}"
-    if code == 1 and not _VERDICT.search(out):
-        return f"exit code 1 without a judgement: {err[-500:]} {out[-500:]}"
-    if code in (2, 3) and not (lines or out):
-        return f"exit code {code} without a word"
-    if any(printable(line) != line for line in lines):
-        return f"not printable: {err[-500:]!r}"
-    return "an endless line" if any(len(line) > 3000 for line in lines) else ""
-
-
-def in_process(folder: Path, work: Callable[[], Iterator[Ended]]) -> list[Ended]:
-    """What ``work`` yields in a process of its own, in that folder; its end, time and memory are looked at too."""
-    told = folder / "ended.jsonl"
-    told.touch()
-    if not (child := os.fork()):
-        _be_child(folder, told, work)
-    _, status, used = os.wait4(child, 0)
-    ended = [Ended(tuple(row[0]), row[1], row[2]) for row in map(json.loads, told.read_text("utf-8").splitlines())]
-    last: Arguments = ended[-1].arguments if ended else ()
-    if status:
-        ended.append(Ended(last, -1, f"the process ended with status {status} after it, or in the next one"))
-    if used.ru_maxrss > MAX_RSS_MB << 10:
-        ended.append(Ended(last, -1, f"{used.ru_maxrss >> 10} MB of memory"))
-    return ended
-
-
-def _be_child(folder: Path, told: Path, work: Callable[[], Iterator[Ended]]) -> None:
-    try:
-        os.chdir(folder)
-        os.environ |= {"BLIS_REPLAY_STORE": str(folder / "store.duckdb"), "TMPDIR": str(folder / "tmp")}
-        (folder / "tmp").mkdir(exist_ok=True)
-        tempfile.tempdir = None
-        resource.setrlimit(resource.RLIMIT_AS, (MAX_ADDRESS_MB << 20, MAX_ADDRESS_MB << 20))
-        signal.signal(signal.SIGPROF, _too_slow)
-        warnings.simplefilter("error")
-        with told.open("a", encoding="utf-8") as lines:
-            begin = resource.getrusage(resource.RUSAGE_SELF)
-            signal.setitimer(signal.ITIMER_PROF, MAX_CPU_SECONDS)
-            for ended in work():
-                now = resource.getrusage(resource.RUSAGE_SELF)
-                if now.ru_maxrss > MAX_RSS_MB << 10 >= begin.ru_maxrss:
-                    ended.problem = ended.problem or f"{now.ru_maxrss >> 10} MB of memory"
-                begin = now
-                lines.write(json.dumps([ended.arguments, ended.code, ended.problem]) + "\n")
-                lines.flush()
-                signal.setitimer(signal.ITIMER_PROF, MAX_CPU_SECONDS)
-        os._exit(0)
-    except BaseException:
-        traceback.print_exc()
-        os._exit(70)
-
-
-def _too_slow(*_signal: object) -> None:
-    raise TimeoutError(f"more than {MAX_CPU_SECONDS} s of CPU time")
-
-
-class Campaign:
-    """Rounds of one kind, their counts, and where findings are kept."""
-
-    def __init__(self, given: argparse.Namespace) -> None:
-        self.given, self.scratch = given, Path(tempfile.mkdtemp(prefix="blis-replay-fuzz-"))
-        self.commands: Counter[tuple[str, int]] = Counter()
-        self.rounds = self.findings = self.spans = 0
-        self.known: set[str] = set()
-
-    def run(self, work: Callable[[random.Random, Path], list[Ended]]) -> None:
-        """Rounds until the time or their number is over."""
-        until, seed = time.monotonic() + self.given.seconds, self.given.seed
-        while time.monotonic() < until and self.rounds < self.given.rounds:
-            seed, self.rounds = seed + 1, self.rounds + 1
-            folder = self.scratch / "round"
-            folder.mkdir()
-            (folder / "engine.yaml").write_text(_ENGINE, "utf-8")
-            ended = work(random.Random(seed), folder)  # noqa: S311 - the same again from its seed
-            for one in ended:
-                self.commands[one.arguments[0] if one.arguments else "-", one.code] += 1
-                if one.problem:
-                    self._keep(seed, one, folder)
-            shutil.rmtree(folder)
-            if self.rounds % 10 == 0:
-                self.say()
-        self.say()
-        shutil.rmtree(self.scratch)
-
-    def say(self) -> None:
-        """One line: rounds, commands by exit code, findings."""
-        codes: Counter[int] = Counter()
-        for (_verb, code), count in self.commands.items():
-            codes[code] += count
-        print(
-            f"{self.given.what}: {self.rounds} rounds, {sum(codes.values())} commands, by exit code "
-            f"{dict(sorted(codes.items()))}, {self.findings} findings, {len(self.known)} different"
-            + (f"; {self.spans} spans acknowledged" if self.spans else ""),
-            flush=True,
-        )
-
-    def _keep(self, seed: int, one: Ended, folder: Path) -> None:
-        self.findings += 1
-        verb = one.arguments[0] if one.arguments else "-"
-        alike = f"{verb}: {re.sub(r'[0-9]+', '0', one.problem.strip().splitlines()[-1])[:150]}"
-        if alike in self.known:
-            return
-        self.known.add(alike)
-        kept = self.given.findings / f"{self.given.what}-{seed}-{verb}"
-        shutil.copytree(folder, kept, dirs_exist_ok=True)
-        (kept / "problem.txt").write_text(f"{' '.join(one.arguments)}\n{one.problem}\n", "utf-8")
-        print(f"seed {seed}: {' '.join(one.arguments)}: {one.problem[-600:]}", flush=True)
 
 
 def recordings(campaign: Campaign) -> None:
@@ -269,7 +116,7 @@ def _sound_store(campaign: Campaign) -> Path:
     """A store with one sound recording, made in a process of its own."""
     folder = campaign.scratch / "sound"
     folder.mkdir()
-    (folder / "engine.yaml").write_text(_ENGINE, "utf-8")
+    (folder / "engine.yaml").write_text(ENGINE, "utf-8")
     sound = _shortened(campaign.given.paths[0], folder / "of").rename(folder / SOUND)
 
     def commands() -> Iterator[Ended]:
@@ -408,8 +255,8 @@ def yaml(campaign: Campaign) -> None:
         (release, ("report", SOUND, "--coefficients", "given.yaml", "--out", "report.html")),
         (policy, ("gate", "--coefficients", _RELEASE, "--experiment", SOUND, "--policy", "given.yaml")),
         (workload, (*_SIMULATE, "--out", "run", "--workload", "given.yaml")),
-        (_ENGINE, (*_SIMULATE, "--out", "run", "--experiment", SOUND, "--engine", "given.yaml")),
-        (_ENGINE, ("ingest", SOUND, "--engine", "given.yaml")),
+        (ENGINE, (*_SIMULATE, "--out", "run", "--experiment", SOUND, "--engine", "given.yaml")),
+        (ENGINE, ("ingest", SOUND, "--engine", "given.yaml")),
         ("models: []\ndefaults: {}\n", defaults),
     ]
 
@@ -430,7 +277,7 @@ def yaml(campaign: Campaign) -> None:
 
         def commands() -> Iterator[Ended]:
             for number in range(campaign.given.batch):
-                text, arguments = rng.choice(places)
+                text, arguments = rng.choice([place for place in places if place[1][0] != "report" or number == 0])
                 name = f"given-{number}.yaml"
                 (folder / name).write_bytes(given_text(rng, text))
                 yield called(tuple(name if word == "given.yaml" else word for word in arguments))
@@ -452,12 +299,12 @@ def doubled(number):
 
 
 def cache(campaign: Campaign) -> None:
-    """Compiled code that is cut off, empty or changed, of one small function; of all that a verb loads once in 100."""
+    """Compiled code of one small function, cut off, empty or changed; with ``--verbs`` once in 100 that of a verb."""
     small, whole, arguments = campaign.scratch / "small", campaign.scratch / "cache", ("verify", "--json")
     small.mkdir()
     (small / "doubling.py").write_text(_SMALL, "utf-8")
     command = [sys.executable, "-m", "blis_replay.validate.cli.main", *arguments]
-    if campaign.given.rounds >= 100:
+    if campaign.given.verbs:
         subprocess.run(command, check=True, capture_output=True, env=os.environ | {"NUMBA_CACHE_DIR": str(whole)})
 
     def loaded(folder: Path) -> Ended:
@@ -471,7 +318,7 @@ def cache(campaign: Campaign) -> None:
     in_process(of_small, lambda: iter([loaded(of_small)]))
 
     def work(rng: random.Random, folder: Path) -> list[Ended]:
-        through_verb = campaign.rounds % 100 == 0
+        through_verb = campaign.given.verbs and campaign.rounds % 100 == 0
         shutil.copytree(whole if through_verb else of_small, folder / "cache")
         _damage_code(rng, rng.choice(sorted((folder / "cache").rglob("*.nb[ic]"))))
         if not through_verb:
@@ -524,7 +371,7 @@ def kills(campaign: Campaign) -> None:
         for path in outputs:
             path.write_text(_BEFORE, "utf-8")
         if not (child := os.fork()):
-            _be_child(folder, folder / "killed.jsonl", lambda: iter([called(arguments)]))
+            be_child(folder, folder / "killed.jsonl", lambda: iter([called(arguments)]))
         begin = time.monotonic()
         acknowledged = _sent_for(rng.uniform(0, 3)) if name == "collect" else 0
         if name in took:

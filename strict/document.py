@@ -106,9 +106,11 @@ def load_yaml(text: str | bytes) -> object:
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # mypy does not know what it finds
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        if not isinstance(node, yaml.ScalarNode):
-            return super().construct_object(node, deep)
         tag = str(node.tag).removeprefix(_STANDARD)
+        if not isinstance(node, yaml.ScalarNode):
+            if tag not in ("map", "seq"):  # a set has no places that a complaint could name
+                raise ConstructorError(None, None, f"{shown(tag)} is no list and no mapping", node.start_mark)
+            return super().construct_object(node, deep)
         if tag in ("int", "float") and len(node.value) > _MOST_DIGITS:
             problem = f"a number of more than {_MOST_DIGITS} digits"
             raise ConstructorError(None, None, problem, node.start_mark)

@@ -166,6 +166,8 @@ def test_no_text_crashes_the_loader(text: str | bytes) -> None:
         ("a: !!timestamp x", "line 1: 'x' cannot be read as timestamp"),
         ("a: !!bool x", "line 1: 'x' cannot be read as bool"),
         ("a:\n  ? [b]\n  : c", "line 2: a key that is a list or a mapping"),
+        ("a: !!set {b}", "line 1: 'set' is no list and no mapping"),
+        ("a: !!omap [b: 1]", "line 1: 'omap' is no list and no mapping"),
         ("a: 1" + ":59" * 200, "line 1: a number of more than 400 digits"),
         ("a: 0x" + "f" * 400, "line 1: a number of more than 400 digits"),
     ],
