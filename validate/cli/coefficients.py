@@ -7,10 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import yaml
 
-from blis_replay.blis.errors import ReleaseError
-from blis_replay.blis.releases.release import CoefficientRelease, bundled_releases, format_release, parse_release
 from blis_replay.compiled.files import write_whole
 from blis_replay.ingest.tables import Column, Table, Toned, table_of
 from blis_replay.validate.cli.coefficients_made import (
@@ -38,6 +35,7 @@ from blis_replay.validate.cli.progress import progress_line
 from blis_replay.validate.text.answer import Answer, Line, Verbatim
 
 if TYPE_CHECKING:
+    from blis_replay.blis.releases.release import CoefficientRelease
     from blis_replay.replay.executors import ExecutorName
 
 
@@ -47,6 +45,8 @@ _NAMES = ("model", "tensor_parallelism", "applies_to")
 
 def bundled() -> list[CoefficientRelease]:
     """The releases that ship."""
+    from blis_replay.blis.releases.release import bundled_releases, parse_release
+
     return [parse_release(text, name) for name, text in bundled_releases().items()]
 
 
@@ -92,6 +92,11 @@ def release_answer(release: CoefficientRelease) -> Answer:
     The rows are the numbers and words of each model.  ``field`` is a place in the release, e.g.
     ``step_time.intercept``; values are as written there, with their units.
     """
+    import yaml
+
+    from blis_replay.blis.errors import ReleaseError
+    from blis_replay.blis.releases.release import format_release
+
     written = format_release(release)
     try:
         release.refuse_if_invalid()

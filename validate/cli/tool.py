@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from blis_replay.blis.verification.workloads import VerificationRow
 from blis_replay.ingest.tables import Cell, Column, Table, Toned, table_of
 from blis_replay.validate.cli.options import VerbGroup, executor_options, form_options, print_answer, store_option, verb
 from blis_replay.validate.cli.progress import progress_line
@@ -23,6 +22,7 @@ from blis_replay.validate.text.answer import Answer, Block, Line
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from blis_replay.blis.verification.workloads import VerificationRow
     from blis_replay.replay.executors import ExecutorName
 
 
