@@ -15,35 +15,13 @@ import importlib
 import os
 import pickle
 import stat
-import sys
 import tempfile
-import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
+from blis_replay.compiled.numba_parts import EntryCompiler, PartCompiler, numba
 
-def _numba() -> Any:
-    """Numba as its environment variables say; it would obey a file of the working directory too."""
-    fresh = "numba" not in sys.modules
-    hidden = {"yaml": sys.modules.get("yaml")} if fresh else {}
-    if fresh:
-        sys.modules["yaml"] = None  # type: ignore[assignment]  # the documented way to make an import fail
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that it cannot read the file
-            module = importlib.import_module("numba")
-    finally:
-        for name, before in hidden.items():
-            sys.modules.pop(name)
-            if before is not None:
-                sys.modules[name] = before
-    # It looks again whenever it compiles.
-    importlib.import_module("numba.core.config")._config_fname = f"{os.devnull}/none"  # type: ignore[attr-defined]
-    return module
-
-
-numba = _numba()
 _caching: Any = importlib.import_module("numba.core.caching")
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -68,21 +46,21 @@ def decorators(package: Path, *others: Path, inline: bool = False) -> tuple[Deco
     of its callers.
     """
     folder = cache_folder(package, *others)
-    njit = numba.njit
 
-    def decorator(**options: Any) -> Decorator:
-        def jitted(function: _Function, /) -> _Function:
-            if folder is not None:
-                # Read when a function is decorated; another package may have set its own since.
-                numba.config.CACHE_DIR = str(folder)
-            compiled: Any = njit(cache=folder is not None, **options, **_OPTIONS)(function)
-            if folder is not None and not numba.config.DISABLE_JIT:  # without it the function stays as it is
-                compiled._cache._cache_file = _CheckedFiles.of(compiled._cache)
-            return cast("_Function", compiled)
+    def entry(function: _Function, /) -> _Function:
+        if folder is not None:
+            # Read when a function is decorated; another package may have set its own since.
+            numba.config.CACHE_DIR = str(folder)
+        compiled: Any = numba.njit(cache=folder is not None, pipeline_class=EntryCompiler, **_OPTIONS)(function)
+        if folder is not None and not numba.config.DISABLE_JIT:  # without it the function stays as it is
+            compiled._cache._cache_file = _CheckedFiles.of(compiled._cache)
+        return cast("_Function", compiled)
 
-        return jitted
+    def part(function: _Function, /) -> _Function:
+        options = {"no_cpython_wrapper": True, "forceinline": True} if inline else {"no_cpython_wrapper": True}
+        return cast("_Function", numba.njit(pipeline_class=PartCompiler, **options, **_OPTIONS)(function))
 
-    return decorator(), decorator(no_cpython_wrapper=True, **({"forceinline": True} if inline else {}))
+    return entry, part
 
 
 def cache_folder(package: Path, *others: Path) -> Path | None:
@@ -90,7 +68,8 @@ def cache_folder(package: Path, *others: Path) -> Path | None:
 
     None where no folder can be written.
     """
-    return _cache_folder(_sources_hash([Path(__file__), *sorted(package.glob("*.py")), *others]))
+    ours = sorted(Path(__file__).parent.glob("*.py"))
+    return _cache_folder(_sources_hash([*ours, *sorted(package.glob("*.py")), *others]))
 
 
 def _sources_hash(sources: Iterable[Path]) -> str:
@@ -175,20 +154,3 @@ def intact(path: Path) -> bytes | None:
 def damaged(folder: Path) -> list[Path]:
     """The files of a cache folder that are not what was written; they count as absent."""
     return [path for path in sorted(folder.rglob("*.nb[ic]")) if intact(path) is None]
-
-
-def _import_without_scipy() -> None:
-    """Load Numba's array functions without SciPy, which takes a fifth of a second of every start.
-
-    Numba asks SciPy whether it could compile matrix products; nothing here has any.
-    """
-    if "scipy.linalg" in sys.modules:
-        return
-    sys.modules["scipy.linalg"] = None  # type: ignore[assignment]  # the documented way to make an import fail
-    try:
-        importlib.import_module("numba.np.arraymath")
-    finally:
-        del sys.modules["scipy.linalg"]
-
-
-_import_without_scipy()

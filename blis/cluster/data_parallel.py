@@ -33,6 +33,7 @@ from blis_replay.blis.result import SimResult
 from blis_replay.blis.setup import queueing_times
 from blis_replay.blis.trace import EngineConfig, RequestTrace
 from blis_replay.compiled.arrays import Floats, Int64s
+from blis_replay.compiled.numba_parts import by_reference
 
 _OF_STEPS = ("scheduled_step", "first_step", "last_step")
 
@@ -103,7 +104,12 @@ _STEPS_BETWEEN_SYNCS = 32
 @entry
 def run_ranks(stack: State, front: Front, given: Balancer, kind: int, int_params: Int64s, float_params: Floats) -> int:
     """Route all requests and serve them (IDLE), or stop at a rank that NEEDS_ROOM or is STUCK."""
-    balancer = Balancer(given.coordinator[0], *given[1:])
+    balancer = by_reference(Balancer(given.coordinator[0], *given[1:]))
+    return _run(by_reference(stack), by_reference(front), balancer, kind, int_params, float_params)
+
+
+@compiled
+def _run(stack: State, front: Front, balancer: Balancer, kind: int, int_params: Int64s, float_params: Floats) -> int:
     progress = front.progress[0]
     while True:
         decision = progress.decisions

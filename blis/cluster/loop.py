@@ -10,12 +10,14 @@ from blis_replay.blis.kernel.free_queue import drop, enter, is_listed, oldest
 from blis_replay.blis.kernel.loop import IDLE, NEEDS_ROOM, STUCK, advance
 from blis_replay.blis.kernel.state import NEVER, NONE, State
 from blis_replay.compiled.arrays import Floats, Int64s
+from blis_replay.compiled.numba_parts import by_reference
 
 
 @entry
 def run(stack: State, front: Front, kind: int, int_params: Int64s, float_params: Floats) -> int:
     """Route all requests and serve them (IDLE), or stop at an instance that NEEDS_ROOM or is STUCK."""
-    return _run(stack, Front(front.progress[0], front.policy[0], *front[2:]), kind, int_params, float_params)
+    own = by_reference(Front(front.progress[0], front.policy[0], *front[2:]))
+    return _run(by_reference(stack), own, kind, int_params, float_params)
 
 
 @compiled

@@ -59,6 +59,7 @@ from blis_replay.blis.kernel.state import (
 )
 from blis_replay.blis.kernel.step_time import batch_duration_us
 from blis_replay.compiled.arrays import Floats, Int8s, Int64s
+from blis_replay.compiled.numba_parts import by_reference
 
 
 class Drafted:
@@ -107,8 +108,8 @@ DRAFT_CONFIG, DRAFTED = dtype_of(DraftConfig), dtype_of(Drafted)
 @entry
 def advance(state: State, flight: Flight, until_us: int, kind: int, int_params: Int64s, float_params: Floats) -> int:
     """As ``loop.advance``."""
-    run = State(state.config[0], state.at[0], state.batch[0], *state[3:])
-    own = Flight(flight.config[0], *flight[1:])
+    run = by_reference(State(state.config[0], state.at[0], state.batch[0], *state[3:]))
+    own = by_reference(Flight(flight.config[0], *flight[1:]))
     while True:
         answer = _next_batch(run, own, until_us)
         if answer != BATCH:
@@ -120,15 +121,15 @@ def advance(state: State, flight: Flight, until_us: int, kind: int, int_params: 
 @entry
 def next_batch(state: State, flight: Flight, until_us: int) -> int:
     """As ``loop.next_batch``."""
-    run = State(state.config[0], state.at[0], state.batch[0], *state[3:])
-    return _next_batch(run, Flight(flight.config[0], *flight[1:]), until_us)
+    run = by_reference(State(state.config[0], state.at[0], state.batch[0], *state[3:]))
+    return _next_batch(run, by_reference(Flight(flight.config[0], *flight[1:])), until_us)
 
 
 @entry
 def run_batch(state: State, flight: Flight, duration_us: int) -> None:
     """As ``loop.run_batch``."""
-    run = State(state.config[0], state.at[0], state.batch[0], *state[3:])
-    _run_batch(run, Flight(flight.config[0], *flight[1:]), duration_us)
+    run = by_reference(State(state.config[0], state.at[0], state.batch[0], *state[3:]))
+    _run_batch(run, by_reference(Flight(flight.config[0], *flight[1:])), duration_us)
 
 
 @compiled

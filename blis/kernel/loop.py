@@ -34,6 +34,7 @@ from blis_replay.blis.kernel.state import (
 )
 from blis_replay.blis.kernel.step_time import batch_duration_us
 from blis_replay.compiled.arrays import Floats, Int64s
+from blis_replay.compiled.numba_parts import by_reference
 
 # What next_batch and advance answer.
 BATCH, IDLE, REACHED, NEEDS_ROOM, STUCK = range(5)
@@ -46,7 +47,7 @@ ROW_STEP, ROW_PREEMPTED, ROW_FIELDS = 4, 5, 6
 @entry
 def advance(state: State, until_us: int, kind: int, int_params: Int64s, float_params: Floats) -> int:
     """Run until nothing is left to do (IDLE), the time is reached, or arrays are full (NEEDS_ROOM)."""
-    run = State(state.config[0], state.at[0], state.batch[0], *state[3:])
+    run = by_reference(State(state.config[0], state.at[0], state.batch[0], *state[3:]))
     while True:
         answer = _next_batch(run, until_us)
         if answer != BATCH:
@@ -63,7 +64,7 @@ def advance_to_answer(
 
     The answer, and the row after that step; after the last step whose tokens are in, if none answered.
     """
-    run = State(state.config[0], state.at[0], state.batch[0], *state[3:])
+    run = by_reference(State(state.config[0], state.at[0], state.batch[0], *state[3:]))
     while True:
         answer = _next_batch(run, until_us)
         if answer == BATCH:
@@ -84,13 +85,13 @@ def advance_to_answer(
 @entry
 def next_batch(state: State, until_us: int) -> int:
     """Build the next batch for a caller in Python; answers as ``advance`` does, or BATCH."""
-    return _next_batch(State(state.config[0], state.at[0], state.batch[0], *state[3:]), until_us)
+    return _next_batch(by_reference(State(state.config[0], state.at[0], state.batch[0], *state[3:])), until_us)
 
 
 @entry
 def run_batch(state: State, duration_us: int) -> None:
     """Let the batch just built take this long, for a caller in Python."""
-    _run_batch(State(state.config[0], state.at[0], state.batch[0], *state[3:]), duration_us)
+    _run_batch(by_reference(State(state.config[0], state.at[0], state.batch[0], *state[3:])), duration_us)
 
 
 @entry
@@ -101,10 +102,11 @@ def serve_rows(state: State, row: int, until_row: int, table: Int64s, resumed_as
     it is.  ``resumed_as_decode``: a request that computes again what it had, some of it output, counts as a decode.
     The answer, REACHED or as ``advance`` answers, and the row where to go on.
     """
-    at, batch, preempted = state.at[0], state.batch[0], table[:row, ROW_PREEMPTED].sum()
+    run = by_reference(State(state.config[0], state.at[0], state.batch[0], *state[3:]))
+    at, batch, preempted = run.at, run.batch, table[:row, ROW_PREEMPTED].sum()
     while row < until_row:
         at.now_us = max(at.now_us, row)
-        answer = next_batch(state, row + 1)
+        answer = _next_batch(run, row + 1)
         if answer in (NEEDS_ROOM, STUCK):
             return answer, row
         if answer != BATCH:
@@ -120,8 +122,8 @@ def serve_rows(state: State, row: int, until_row: int, table: Int64s, resumed_as
             table[row, 3] = batch.decode_tokens
             table[row, ROW_STEP] = at.rows
             if resumed_as_decode and preempted > 0:
-                count_resumed(state, table[row])
-        run_batch(state, 1)
+                count_resumed(run, table[row])
+        _run_batch(run, 1)
         if has_tokens:
             row += 1
     return REACHED, row
@@ -130,11 +132,11 @@ def serve_rows(state: State, row: int, until_row: int, table: Int64s, resumed_as
 @compiled
 def count_resumed(state: State, counts: Int64s) -> None:
     """Take the requests of the batch that were preempted and have output tokens from the prefills to the decodes."""
-    request = state.at[0].running.head
+    request = state.at.running.head
     while request != NONE:
         this = state.requests[request]
         had_output = this.known > state.facts[request].prompt_tokens
-        given = this.chunk_step == state.at[0].step and this.chunk > 1
+        given = this.chunk_step == state.at.step and this.chunk > 1
         if given and had_output:
             counts[0] -= 1
             counts[1] -= this.chunk

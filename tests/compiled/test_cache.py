@@ -115,3 +115,47 @@ def test_the_same_source_runs_as_plain_python(tmp_path: Path) -> None:
         "import os; os.environ['NUMBA_DISABLE_JIT'] = '1'\nfrom blis_replay.blis.kernel import loop\nprint(loop.BATCH)"
     )
     assert run(tmp_path, code, tmp_path / "cache") == "0\n"
+
+
+PARTS = """
+from pathlib import Path
+from typing import NamedTuple
+import numpy as np
+from blis_replay.compiled.cache import decorators
+from blis_replay.compiled.numba_parts import by_reference
+
+entry, compiled = decorators(Path(__file__).parent)
+
+class Both(NamedTuple):
+    values: np.ndarray
+    factors: np.ndarray
+
+@compiled
+def product(both, i):
+    return both.values[i] * both.factors[i]
+
+@compiled
+def add(both, i, to):
+    both.values[i] += to
+
+@entry
+def work(both):
+    whole = by_reference(both)
+    for i in range(len(whole.values)):
+        add(whole, i, 1)
+    return product(whole, 0) + product(whole, 1)
+
+numbers = np.array([1, 2]), np.array([10, 100])
+"""
+
+
+@pytest.mark.parametrize("setting", ["0", "1"])
+def test_parts_are_compiled_as_one_with_what_python_calls(tmp_path: Path, setting: str) -> None:
+    """2 x 10 + 3 x 100; of three functions one is kept: the others are within it.  As plain Python nothing is."""
+    package(tmp_path, "one")
+    (tmp_path / "one" / "code.py").write_text(PARTS)
+    code = (
+        f"import os; os.environ['NUMBA_DISABLE_JIT'] = '{setting}'\nfrom one.code import *; print(work(Both(*numbers)))"
+    )
+    assert [run(tmp_path, code, tmp_path / "cache") for _first_and_kept in range(2)] == ["320\n"] * 2
+    assert len(list((tmp_path / "cache").rglob("*.nbi"))) == 1 - int(setting)
