@@ -135,7 +135,7 @@ def test_markdown_is_a_table_of_the_same_rows(run: Run) -> None:
     [
         (("experiments",), 23, "alias"),
         (("whatif", "--experiment", "34b-general", "--set", "max_num_seqs=64"), 2, "ttft_mean_ms"),
-        (("coefficients", "list"), 6, "status"),
+        (("coefficients", "list"), 7, "status"),
     ],
 )
 def test_other_tables_have_the_same_forms(run: Run, command: tuple[str, ...], rows: int, column: str) -> None:
