@@ -12,12 +12,11 @@
 Most return an ``Answer``: ``print`` shows its page, a notebook its tables; ``.frame`` are its rows, ``.document`` its
 JSON values, ``.exit_code`` what the command ends with.
 
-``name`` is a slug or alias of an experiment, stored or bundled; ``coefficients`` a release that ships or a YAML
-file (None: the one that ships for it);
-``replay`` a mode as ``validate --replay`` takes it.  ``store`` is the file of the ground-truth store, by default that
-of the command line.  Errors are ``BlisReplayError``, one line each that says what to do (``compiled/errors.py``).
-Nothing heavy is imported before a function is called.  Each function has an example, which tests run; ``mine`` stands
-for a recording of your own.
+``name`` is a slug or alias of an experiment, stored or bundled; ``coefficients`` a release that ships or a YAML file
+(None: the one that ships for it); ``replay`` a mode as ``validate --replay`` takes it.  ``store`` is the file of the
+ground-truth store, by default that of the command line.  Errors are ``BlisReplayError``, one line each that says what
+to do (``compiled/errors.py``).  Nothing heavy is imported before a function is called.  Each function has an example,
+which tests run; ``mine`` stands for a recording of your own.
 
 May import: blis, compiled, fixtures, ingest, recorder, replay.
 """

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     default=None,
     metavar="RELEASE",
     shell_complete=complete_releases,
-    help="Release whose coefficients stand in for what was not recorded, or none.  [default: our own]",
+    help="Release whose coefficients stand in for what was not recorded, or none.  "
+    "[default: that which ships for the experiment]",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=42, show_default=True, help="Of the resampling.")
 @executor_options

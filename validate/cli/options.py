@@ -152,8 +152,8 @@ def slo_option(command: Command) -> Command:
 
 
 def coefficients_option(command: Command) -> Command:
-    """``--coefficients``: the release to replay with, None for our own."""
-    help_text = "A release that ships, or a YAML file.  [default: our own]"
+    """``--coefficients``: the release to replay with, None for the one that ships for the experiment."""
+    help_text = "A release that ships, or a YAML file.  [default: that which ships for the experiment]"
     return click.option(
         "--coefficients", default=None, metavar="RELEASE", help=help_text, shell_complete=complete_releases
     )(command)

@@ -81,9 +81,8 @@ def report(
     ``store``: the file, which this process must not have open: several processes read it side by side.
     ``baseline``: another release, whose errors stand below those of ``release`` in the overview.  ``ships``: take the
     release that ships for each experiment in place of ``release``.  ``command``: what the page gives as the way to
-    make it again.  ``progress``: called with (done, all).  Those that cannot be judged are
-    named with the reason; raises ``NothingToJudgeError`` if that is all of them, ``ReleaseError`` for an invalid
-    release.
+    make it again.  ``progress``: called with (done, all).  Those that cannot be judged are named with the reason;
+    raises ``NothingToJudgeError`` if that is all of them, ``ReleaseError`` for an invalid release.
     """
     require_extra("report", "the report", *REPORT_MODULES)
     job = _Job(store, None if ships else release, baseline, mode or ReplayMode(), command)
