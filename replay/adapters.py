@@ -7,6 +7,7 @@ requests and the engine arguments in the folder, and leaves the answers there.
 
 from __future__ import annotations
 
+import bisect
 import csv
 import gzip
 import importlib.metadata
@@ -79,7 +80,8 @@ class Adapter:
 
     ``package``: on PyPI, ``""`` for none.  ``tried``: the version that the mapping was made with.  ``takes``: how the
     engine arguments are passed on.  ``lacks``: what cannot be.  ``run``: the told and an option to answers.
-    ``fitted``: the option with which it takes our coefficients.
+    ``fitted``: the option with which it takes our coefficients.  ``checkout``: a file by which a folder is known as a
+    checkout of its repository, which it can run from as well; ``""`` if it cannot.
     """
 
     name: str
@@ -89,6 +91,11 @@ class Adapter:
     lacks: tuple[str, ...]
     run: Callable[[Told, str], Iterator[Answer]]
     fitted: str = ""
+    checkout: str = ""
+
+    def in_checkout(self, given: str) -> bool:
+        """Whether it is run from a checkout, by what was given for it."""
+        return bool(self.checkout) and (Path(given) / self.checkout).is_file()
 
 
 def _done(words: Sequence[str], what: str, **settings: Any) -> None:
@@ -142,6 +149,28 @@ def _dynamo(told: Told, option: str) -> Iterator[Answer]:
         )
 
 
+def _step_times(told: Told) -> tuple[list[int], list[int], Any, list[tuple[int, int]]]:
+    """The step times of the coefficients, in us.
+
+    Numbers of decodes; their mean contexts; an array of contexts by numbers; and of prompt tokens what they add to a
+    step, without its fixed part.
+    """
+    import numpy as np
+
+    table = told.folder / "step_times.csv"
+    if not table.exists():
+        raise AdapterError("the coefficients have no step times for this recording; ask it without them")
+    with table.open(encoding="utf-8") as file:
+        rows = [{name: int(value) for name, value in row.items()} for row in csv.DictReader(file)]
+    decode_us = {(row["decode_requests"], row["context_tokens"]): row["duration_us"] for row in rows}
+    counts = sorted({count for count, _ in decode_us if count})
+    contexts = sorted({tokens // count for count, tokens in decode_us if count})
+    by_context = np.array([[decode_us[count, count * context] for count in counts] for context in contexts])
+    alone_us = decode_us[counts[0], counts[0] * contexts[0]]
+    prefill = [(r["prefill_tokens"], max(r["duration_us"] - alone_us, 0)) for r in rows if r["prefill_tokens"]]
+    return counts, contexts, by_context, prefill
+
+
 def _profile(told: Told) -> Path:
     """The step times of the coefficients as the tables of a profile of Dynamo's planner.
 
@@ -151,23 +180,13 @@ def _profile(told: Told) -> Path:
     """
     import numpy as np
 
-    table = told.folder / "step_times.csv"
-    if not table.exists():
-        raise AdapterError("the coefficients have no step times for this recording; use dynamo without them")
-    with table.open(encoding="utf-8") as file:
-        rows = [{name: int(value) for name, value in row.items()} for row in csv.DictReader(file)]
-    decode_us = {(row["decode_requests"], row["context_tokens"]): row["duration_us"] for row in rows}
-    counts = sorted({count for count, _ in decode_us if count})
-    contexts = sorted({tokens // count for count, tokens in decode_us if count})
-    by_context = np.array([[decode_us[count, count * context] for count in counts] for context in contexts])
+    counts, contexts, by_context, prefill = _step_times(told)
     most = counts[-1] * contexts[-1]
     totals, means = np.linspace(0, most, _PROFILE_POINTS), np.geomspace(1, contexts[-1], _PROFILE_POINTS)
     itl = np.empty((len(totals), len(means)))
     for i, mean in enumerate(means):
         at_mean = [np.interp(mean, contexts, of_count) for of_count in by_context.T]
         itl[:, i] = np.interp(totals / mean, counts, at_mean) / _US_PER_MS
-    alone_us = decode_us[counts[0], counts[0] * contexts[0]]
-    prefill = [(r["prefill_tokens"], max(r["duration_us"] - alone_us, 0)) for r in rows if r["prefill_tokens"]]
     path = told.folder / "profile.npz"
     np.savez(
         path,
@@ -233,27 +252,16 @@ def _cached_tokens(told: Told) -> int:
 
 _VIDUR_DEVICES = (("h100", "h100"), ("a100", "a100"), ("a40", "a40"))
 _VIDUR_NODES = {"h100": "h100_dgx", "a100": "a100_dgx", "a40": "a40_pairwise_nvlink"}
-# It interpolates its own profiles up to here unless it is told otherwise.
+# A checkout interpolates its own profiles up to here unless it is told otherwise.
 _VIDUR_TOKENS, _VIDUR_BATCH = 4096, 128
 
 
 def _vidur(told: Told, option: str) -> Iterator[Answer]:
-    """A checkout of Vidur, run in its folder: the requests as a trace, and a table of seconds a request back."""
-    checkout = Path(option or "vidur").absolute()
-    if not (checkout / "vidur" / "main.py").is_file():
-        raise AdapterError(f"{checkout} is no checkout of Vidur (it has no vidur/main.py); give vidur:PATH")
-    pythons = (checkout / folder / "bin" / "python" for folder in (".venv", "env"))
-    python = next((str(path) for path in pythons if path.exists()), sys.executable)
-    trace = told.folder / "vidur.csv"
-    lines = [f"{r['arrival_us'] / 1e6:.6f},{r['prompt_tokens']},{r['output_tokens']}" for r in told.requests]
-    trace.write_text("\n".join(["arrived_at,num_prefill_tokens,num_decode_tokens", *lines, ""]), "utf-8")
-    options = [word for name, value in _vidur_options(told, trace).items() for word in (f"--{name}", str(value))]
-    off = [f"--no-metrics_config_{name}" for name in ("store_plots", "enable_chrome_trace")]
-    surroundings = os.environ | {"WANDB_MODE": "disabled"}
-    _done([python, "-m", "vidur.main", *options, *off], "vidur.main", cwd=checkout, env=surroundings)
+    """The package of PyPI, or a checkout; both leave a table of seconds a request."""
+    (_vidur_package if option in ("", "fitted") else _vidur_checkout)(told, option)
     tables = list(told.folder.glob("vidur/**/request_metrics.csv"))
     if not tables:
-        raise AdapterError("vidur.main wrote no request_metrics.csv")
+        raise AdapterError("vidur wrote no request_metrics.csv")
     with tables[0].open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
             ttft_us, e2e_us, waited_us = (
@@ -262,7 +270,122 @@ def _vidur(told: Told, option: str) -> Iterator[Answer]:
             yield int(float(row["Request Id"])), ttft_us, max(e2e_us, ttft_us), waited_us
 
 
-def _vidur_options(told: Told, trace: Path) -> dict[str, object]:
+def _vidur_trace(told: Told, header: str, before: str = "") -> str:
+    trace = told.folder / "vidur.csv"
+    lines = [f"{before}{r['arrival_us'] / 1e6:.6f},{r['prompt_tokens']},{r['output_tokens']}" for r in told.requests]
+    trace.write_text("\n".join([header, *lines, ""]), "utf-8")
+    return str(trace)
+
+
+def _vidur_package(told: Told, option: str) -> None:
+    """In this process; ``fitted``: each batch takes as long as the coefficients say.
+
+    Sarathi's chunks are what vLLM V1 does with chunked prefill.  The model is asked for its own step times and for the
+    size of the KV cache only, and both are given where step times are ours.
+    """
+    import vidur.config as config  # type: ignore[import-not-found,unused-ignore]
+    from vidur.simulator import Simulator  # type: ignore[import-not-found,unused-ignore]
+
+    given, fitted = told.arguments, option == "fitted"
+    replica, predictor = {"tensor_parallel_size": 1}, config.LinearRegressionExecutionTimePredictorConfig
+    profiles = {"cache_dir": str(told.folder / "cache")}
+    if fitted:
+        _give_vidur_step_times(told)
+    else:
+        device = told.gpu_of(_VIDUR_DEVICES)
+        node, model = _VIDUR_NODES[device], str(told.served["model"])
+        replica = {"tensor_parallel_size": told.served["tensor_parallelism"] or 1, "model_name": model}
+        replica |= {"device": device, "network_device": node}
+        predictor = config.RandomForrestExecutionTimePredictorConfig
+        named = "project-vajra/dev-staging-" + model.lower().replace("/", "-")
+        profiles |= {"model_profiling_dataset": f"{named}-{device}"}
+        profiles |= {"network_profiling_dataset": "project-vajra/dev-staging-" + node.replace("_", "-")}
+    blocks = given.get("num_gpu_blocks") or (1_000_000 if fitted else None)
+    cluster = config.ClusterConfig(
+        replica_config=config.ReplicaConfig(num_pipeline_stages=1, **replica),
+        # vLLM V1 keeps no blocks back.
+        cache_config=config.CacheConfig(block_size=given["block_size"], num_blocks=blocks, watermark_blocks_fraction=0),
+        replica_scheduler_config=config.SarathiSchedulerConfig(
+            batch_size_cap=given["max_num_seqs"], chunk_size=given["max_num_batched_tokens"]
+        ),
+    )
+    trace = config.TraceRequestGeneratorConfig(
+        trace_file=_vidur_trace(told, "Date,Time,PromptTokenCount,CompletionTokenCount", before="all,"),
+        date="all",
+        prefill_scale_factor=1,
+        time_scale_factor=1,
+        max_tokens=given["max_model_len"],
+    )
+    metrics = {"store_plots": False, "enable_chrome_trace": False, "output_dir": str(told.folder / "vidur")}
+    Simulator(
+        config.SimulationConfig(
+            cluster_config=cluster,
+            request_generator_config=trace,
+            execution_time_predictor_config=predictor(**profiles),
+            metrics_config=config.MetricsConfig(**metrics),
+        )
+    ).run()
+
+
+def _give_vidur_step_times(told: Told) -> None:
+    """Put the step times of the coefficients in place of its regression.
+
+    A batch takes what its decodes take, and what its prompt tokens add to a step without its fixed part.
+    """
+    from vidur._native.entities import ExecutionTime  # type: ignore[import-not-found,unused-ignore]
+    from vidur.execution_time_predictor import (  # type: ignore[import-not-found,unused-ignore]
+        ExecutionTimePredictorRegistry,
+    )
+    from vidur.types import ExecutionTimePredictorType  # type: ignore[import-not-found,unused-ignore]
+
+    counts, contexts, by_context, prefill = _step_times(told)
+    rows = by_context.tolist()
+    prompts, added = [0, *(tokens for tokens, _ in prefill)], [0, *(us for _, us in prefill)]
+
+    class StepTimes:
+        def __init__(self, **settings: object) -> None:
+            del settings
+
+        def get_execution_time(self, batch: Any, stage: int) -> Any:
+            del stage
+            asked = list(zip(batch.requests, batch.num_q_tokens, batch.num_kv_tokens, strict=True))
+            held = [tokens for request, _, tokens in asked if request.is_prefill_complete]
+            prompt_tokens = sum(batch.num_q_tokens) - len(held)
+            at, part = _place(sum(held) / len(held) if held else 0, contexts)
+            fewer, more = (_interpolated(len(held), counts, rows[row]) for row in (at, at + 1))
+            step_us = fewer + part * (more - fewer) + _interpolated(prompt_tokens, prompts, added)
+            # One layer whose attention takes the whole step, in ms; its other eleven operators take no time.
+            return ExecutionTime(1, 0.0, 0.0, step_us / _US_PER_MS, *([0.0] * 11))
+
+    kind = ExecutionTimePredictorType.LINEAR_REGRESSION
+    ExecutionTimePredictorRegistry.unregister(kind)
+    ExecutionTimePredictorRegistry.register(kind, StepTimes)
+
+
+def _place(value: float, grid: Sequence[float]) -> tuple[int, float]:
+    """The interval of a rising grid and the place in it, 0 to 1; what lies outside is put on its end."""
+    at = min(max(bisect.bisect_right(grid, value) - 1, 0), len(grid) - 2)
+    return at, min(max((value - grid[at]) / (grid[at + 1] - grid[at]), 0.0), 1.0)
+
+
+def _interpolated(value: float, grid: Sequence[float], values: Sequence[float]) -> float:
+    at, part = _place(value, grid)
+    return values[at] + part * (values[at + 1] - values[at])
+
+
+def _vidur_checkout(told: Told, option: str) -> None:
+    """A checkout of its repository, run in its folder by its own Python, with the profiles that it holds."""
+    checkout = Path(option).absolute()
+    pythons = (checkout / folder / "bin" / "python" for folder in (".venv", "env"))
+    python = next((str(path) for path in pythons if path.exists()), sys.executable)
+    trace = _vidur_trace(told, "arrived_at,num_prefill_tokens,num_decode_tokens")
+    options = [word for name, value in _vidur_options(told, trace).items() for word in (f"--{name}", str(value))]
+    off = [f"--no-metrics_config_{name}" for name in ("store_plots", "enable_chrome_trace")]
+    surroundings = os.environ | {"WANDB_MODE": "disabled"}
+    _done([python, "-m", "vidur.main", *options, *off], "vidur.main", cwd=checkout, env=surroundings)
+
+
+def _vidur_options(told: Told, trace: str) -> dict[str, object]:
     """Sarathi's chunks are what vLLM V1 does with chunked prefill; without it, its scheduler of vLLM V0."""
     given, device = told.arguments, told.gpu_of(_VIDUR_DEVICES)
     chunked = bool(given.get("enable_chunked_prefill", True))
@@ -343,18 +466,21 @@ ADAPTERS = {
         ),
         Adapter(
             "vidur",
-            "",
-            "8afeaf0",
+            "vidur",
+            "0.0.26",
             "model, GPU, tensor parallelism, block_size, num_gpu_blocks, max_num_seqs, max_num_batched_tokens (as the "
-            "chunk size of its Sarathi scheduler), max_model_len; arrivals and lengths",
+            "chunk size of its Sarathi scheduler), max_model_len; arrivals and lengths; step times: its own, or "
+            "(vidur-fitted) those of the coefficients",
             (
                 "prefix caching: every prompt is computed whole",
                 "asynchronous scheduling",
                 "delays outside of the engine",
                 "clients that give up",
-                "models and GPUs that it has no profile of",
+                "models and GPUs that it has no profile of, without ours",
             ),
             _vidur,
+            fitted="fitted",
+            checkout="vidur/main.py",
         ),
         Adapter(
             "llmservingsim",
@@ -382,7 +508,8 @@ def _write(adapter: Adapter, option: str, folder: Path, answers: Iterable[Answer
         for index, ttft_us, e2e_us, scheduled_us in answers:
             at = "" if scheduled_us is None else f"{min(max(scheduled_us, 0.0), ttft_us):.1f}"
             file.write(f"{index},{ttft_us:.1f},{e2e_us:.1f},{at}\n")
-    version = importlib.metadata.version(adapter.package) if adapter.package else adapter.tried
+    installed = adapter.package and not adapter.in_checkout(option)
+    version = importlib.metadata.version(adapter.package) if installed else adapter.tried
     variant = [option] if option and option == adapter.fitted else []  # else it is a path of this machine
     header = {"name": " ".join([adapter.name, *variant]), "version": version, "not_modelled": list(adapter.lacks)}
     (folder / "simulator.json").write_text(json.dumps(header), "utf-8")
@@ -393,7 +520,7 @@ def main(words: Sequence[str]) -> int:
     name, option, folder = words[0], words[1] if len(words) > 2 else "", Path(words[-1])
     adapter = ADAPTERS[name]
     try:
-        if adapter.package:
+        if adapter.package and not adapter.in_checkout(option):
             importlib.metadata.version(adapter.package)
         _write(adapter, option, folder, adapter.run(_told(folder), option))
     except importlib.metadata.PackageNotFoundError:

@@ -190,25 +190,26 @@ def adapter_simulator(name: str, release: CoefficientRelease, timeout_s: float) 
     adapter = ADAPTERS.get(kind)
     if adapter is None:
         raise CommandError(f"{name}: no such adapter; there are {', '.join(ADAPTERS)}")
-    python, option = (given or sys.executable, variant) if adapter.package else (sys.executable, given)
+    installed = bool(adapter.package) and not adapter.in_checkout(given)
+    python, option = (given or sys.executable, variant) if installed else (sys.executable, given)
     found = shutil.which(python)
     if found is None:
         raise CommandError(f"{python}: no such program; give {kind}:PYTHON, the Python in which it is installed")
-    if adapter.package:
+    if installed:
         look = f"import importlib.metadata as m; m.version({adapter.package!r})"
         if subprocess.run([found, "-c", look], capture_output=True, check=False).returncode:  # noqa: S603 (no shell)
             raise CommandError(
                 f"{adapter.package} is not installed for {python}; pip install {adapter.package}=={adapter.tried} in "
                 f"an environment of its own, and give {kind}:PATH/bin/python"
             )
-    if adapter.package and variant not in ("", adapter.fitted):
+    if adapter.package and variant not in ("", adapter.fitted if installed else ""):
         raise CommandError(
-            f"{name}: no such variant; there is {kind}" + (f"-{adapter.fitted}" if adapter.fitted else "")
+            f"{name}: no such variant; there is {kind}" + (f"-{adapter.fitted}" if installed and adapter.fitted else "")
         )
-    if not (variant and adapter.package):
+    if not (variant and installed):
         release = _AS_SHIPPED
     words = (found, adapters.__file__, kind, *([option] if option else []))
-    label = "-".join(filter(None, (kind, variant))) if adapter.package else f"{kind}:{Path(option).name}"
+    label = "-".join(filter(None, (kind, variant))) if installed else f"{kind}:{Path(option).name}"
     return CommandSimulator(words, release, timeout_s, label=label)
 
 

@@ -188,9 +188,7 @@ def test_a_checkout_of_vidur_gets_a_trace_and_the_engine_arguments(tmp_path: Pat
     assert answer.e2e_us.tolist() == [125_000, 225_000, 325_000]
     assert answer.simulated.scheduled_us is not None
     assert answer.simulated.scheduled_us.tolist() == [5_000] * 3
-    assert (
-        "vidur 8afeaf0 does not model: prefix caching: every prompt is computed whole" in answer.simulated.differences
-    )
+    assert "vidur 0.0.26 does not model: prefix caching: every prompt is computed whole" in answer.simulated.differences
     with pytest.raises(CommandError, match=r"vidur\.main: Invalid name: some/Unknown"):
         run(f"vidur:{tmp_path}", recording("some/Unknown"))
 
@@ -217,7 +215,8 @@ def test_a_table_of_llmservingsim_is_matched_by_arrival(tmp_path: Path) -> None:
         ("dynamo:no-such-python", "no such program; give dynamo:PYTHON"),
         ("aiconfigurator-fitted", "not installed|no such variant"),
         ("llmservingsim:nowhere.csv", "no such file"),
-        ("vidur:nowhere", r"no checkout of Vidur \(it has no vidur/main.py\); give vidur:PATH"),
+        ("vidur:nowhere", "no such program; give vidur:PYTHON"),
+        ("vidur-fitted", "vidur is not installed for .*pip install vidur==0.0.26"),
         ("frontier", "there are dynamo, aiconfigurator"),
     ],
 )

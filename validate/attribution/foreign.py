@@ -1,8 +1,9 @@
 """What costs another simulator most: its answers imitated by the engine here, and the imitation taken apart.
 
-Another simulator cannot be opened, but its answers can be read like a recording.  Step time, delays and, where those
-do not do, one engine argument are fitted until the engine here answers as it does.  Then each of these is put back to
-what the recording and the coefficients say, and what that changes is its share (Shapley, as of one's own replay).
+Another simulator cannot be opened, but its answers can be read like a recording.  What it says that it does not model
+is switched off in the engine here.  Step time, delays and, where those do not do, one engine argument are fitted until
+the engine answers as it does.  Then each of these is put back to what the recording and the coefficients say, and what
+that changes is its share (Shapley, as of one's own replay).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from blis_replay.replay.plan import plan_replay
 from blis_replay.replay.simulator import entry_of
 from blis_replay.validate.attribution.attribute import Subset, all_subsets, shapley_values
 from blis_replay.validate.attribution.fitted import Fitted, Through, target_of
-from blis_replay.validate.attribution.tried import Alternative, Tried, best_alternative
+from blis_replay.validate.attribution.tried import Alternative, Tried, alternatives, best_alternative
 from blis_replay.validate.comparison.leaderboard import Cost
 from blis_replay.validate.errors import NothingToJudgeError
 
@@ -40,7 +41,7 @@ def cost_of(run: ReplayRun, release: CoefficientRelease) -> Cost:
     too few requests to imitate.
     """
     recording, mode, entry = run.recording, run.mode, entry_of(release, run.recording)
-    found = _imitation(answered(run), mode, entry)
+    found = _imitation(answered(run), mode, entry, _declared(run))
     if found is None:
         raise NothingToJudgeError(f"{recording.alias}: too few requests to tell what costs {run.simulator} most")
     parts = _Parts(recording, mode, entry, found)
@@ -84,15 +85,40 @@ def answered(run: ReplayRun) -> Recording:
     )
 
 
+# By a word of what a simulator says that it does not model: the component of ours that is switched off.
+_DECLARED = {"prefix": "prefix cache", "asynchronous": "scheduling mode"}
+
+
+def _declared(run: ReplayRun) -> tuple[Alternative, ...]:
+    """What the recording had and the simulator says that it does not model, as far as the engine here can do without.
+
+    A simulator of someone else says so in its header, as :func:`command_simulator` reads it.
+    """
+    said = " ".join(text.partition("does not model: ")[2].lower() for text in run.simulated.differences)
+    lacked = {name for word, name in _DECLARED.items() if word in said}
+    off = [one for one in alternatives(run.recording, run.mode) if one.name in lacked]
+    return tuple(one for one in off if not any(one.engine.values()))
+
+
 @dataclass(frozen=True)
 class _Imitation:
-    """What makes the engine here answer as a recording says: coefficients, and another input where they do not do."""
+    """What makes the engine here answer as a recording says.
+
+    ``declared``: what the other says that it lacks; ``tried``: another input, where coefficients do not do.
+    """
 
     fitted: Fitted
+    declared: tuple[Alternative, ...]
     tried: Tried | None
 
+    @property
+    def inputs(self) -> tuple[Alternative, ...]:
+        return (*self.declared, *(() if self.tried is None else (self.tried.best,)))
 
-def _imitation(recording: Recording, mode: ReplayMode, entry: ModelEntry) -> _Imitation | None:
+
+def _imitation(
+    recording: Recording, mode: ReplayMode, entry: ModelEntry, declared: tuple[Alternative, ...]
+) -> _Imitation | None:
     """Fit step time and delays to the answers of a recording, and one input if it takes one; None of too few requests.
 
     Raises what planning a replay of the recording raises.
@@ -100,10 +126,17 @@ def _imitation(recording: Recording, mode: ReplayMode, entry: ModelEntry) -> _Im
     target = target_of(recording)
     if target is None:
         return None
+    for one in declared:
+        recording = one.of(recording)
     tried = best_alternative(recording, mode, entry)
+    if tried is not None and tried.best.name in {one.name for one in declared}:
+        # Its answers are nearer with what it says that it lacks.
+        return _imitation(
+            tried.best.of(recording), mode, entry, tuple(one for one in declared if one.name != tried.best.name)
+        )
     if tried is not None:
         recording, mode = tried.best.of(recording), replace(mode, **tried.best.mode)
-    return _Imitation(Through(recording, mode, entry, target).fit(), tried)
+    return _Imitation(Through(recording, mode, entry, target).fit(), declared, tried)
 
 
 @dataclass(frozen=True)
@@ -116,13 +149,8 @@ class _Parts:
     found: _Imitation
 
     @property
-    def alternative(self) -> Alternative | None:
-        return None if self.found.tried is None else self.found.tried.best
-
-    @property
     def names(self) -> tuple[str, ...]:
-        inputs = () if self.alternative is None else (self.alternative.name,)
-        return (*inputs, DELAYS, STEP_TIME)
+        return (*(one.name for one in self.found.inputs), DELAYS, STEP_TIME)
 
     def means_us(self, put_back: Subset) -> Floats:
         """float64[2]: mean E2E and TTFT of the imitation, with these of the names put back."""
@@ -134,16 +162,17 @@ class _Parts:
         latency = (self.entry if STEP_TIME in back else imitated).latency
         lifecycle = (self.entry if DELAYS in back else imitated).lifecycle
         recording, mode = self.recording, self.mode
-        if self.alternative is not None and self.alternative.name not in back:
-            recording, mode = self.alternative.of(recording), replace(mode, **self.alternative.mode)
+        for one in self.found.inputs:
+            if one.name not in back:
+                recording, mode = one.of(recording), replace(mode, **one.mode)
         plan = plan_replay(recording, mode)
         return simulate(plan.trace, plan.engine, latency, lifecycle)
 
     def evidence(self) -> dict[str, str]:
         """A sentence a component: what the imitation has there, and what it should have."""
-        said = {}
-        if self.alternative is not None:
-            said[self.alternative.name] = _input_evidence(self.recording, self.found)
+        said = {one.name: "it says that it does not model this" for one in self.found.declared}
+        if self.found.tried is not None:
+            said[self.found.tried.best.name] = _input_evidence(self.recording, self.found.tried)
         imitated = self.found.fitted.entry(self.entry)
         first, then = imitated.lifecycle, self.entry.lifecycle
         said[DELAYS] = (
@@ -160,17 +189,15 @@ class _Parts:
         return said
 
 
-def _input_evidence(recording: Recording, found: _Imitation) -> str:
-    if found.tried is None:
-        raise ValueError("no other input was needed")
-    best = found.tried.best
+def _input_evidence(recording: Recording, tried: Tried) -> str:
+    best = tried.best
     told = {name: recording.engine[name].value if name in recording.engine else None for name in best.engine}
     changed = [
         f"{name} {_shown(value)}" + ("" if told[name] is None else f" for {_shown(told[name])}")
         for name, value in best.engine.items()
     ]
     changed += [f"{name}={value}" for name, value in best.mode.items()]
-    before, left = (100 * misfit for misfit in (found.tried.before, found.tried.left))
+    before, left = (100 * misfit for misfit in (tried.before, tried.left))
     fell = f"what no step time and no delay does falls from {before:.1f} to {left:.1f} %"
     return f"it answers like an engine with {', '.join(changed)}; {fell}"
 

@@ -36,7 +36,7 @@ class SimulatorName(click.ParamType[str]):
 
     name = "simulator"
     names = ("embedded", "blis", "both", "floor:constant", "floor:line")
-    begins = ("cmd:", "floor:constant@", "floor:line@", "dynamo", "aiconfigurator", "vidur:", "llmservingsim:")
+    begins = ("cmd:", "floor:constant@", "floor:line@", "dynamo", "aiconfigurator", "vidur", "llmservingsim:")
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """The text as it is; wrong use if it is neither."""

@@ -77,7 +77,7 @@ def informed(blis: Comparison, embedded: Comparison) -> Comparison:
 # Those of ``all``: ours fitted and with the datasheet alone, the floors, and others where they are installed.
 EVERYONE = (
     *("embedded", "embedded@h100-datasheet", "floor:constant", "floor:line"),
-    *("dynamo", "dynamo-fitted", "aiconfigurator", "blis"),
+    *("dynamo", "dynamo-fitted", "aiconfigurator", "vidur-fitted", "blis"),
 )
 _NEXT = re.compile(rf",(?=all\b|embedded|floor:|cmd:|blis\b|{'|'.join(ADAPTERS)})")
 

@@ -56,9 +56,9 @@ with (folder / "results.csv").open("w") as file:
 """
 
 
-def cost(tmp_path: Path, wrong: str, case: Case) -> Cost:
+def cost(tmp_path: Path, wrong: str, case: Case, lacks: str = "[]") -> Cost:
     program = tmp_path / "foreign.py"
-    program.write_text(FOREIGN.replace("WRONG", wrong))
+    program.write_text(FOREIGN.replace("WRONG", wrong).replace('"not_modelled": []', f'"not_modelled": {lacks}'))
     simulator = command_simulator(f"cmd:{sys.executable} {program}", case.release, 120.0)
     return cost_of(replay(case.recording, case.release, simulator=simulator), case.release)
 
@@ -91,6 +91,25 @@ def test_what_is_wrong_in_a_foreign_simulator_is_found(tmp_path: Path, wrong: st
 
 def test_of_a_simulator_with_nothing_wrong_nothing_is_blamed(tmp_path: Path) -> None:
     found = cost(tmp_path, "", planted())
+    assert (found.imitated, found.largest) == (True, None), (found.shares, found.evidence)
+
+
+def test_what_a_simulator_says_that_it_lacks_is_a_component_of_its_own(tmp_path: Path) -> None:
+    """Two are wrong, and one is said: steps of 1.3 times the length, and prompts that are computed whole."""
+    wrong = "engine = replace(engine, enable_prefix_caching=False)\n"
+    wrong += "latency = replace(latency, intercept_ns=latency.intercept_ns * 13 // 10)"
+    said = '["prefix caching: every prompt is computed whole"]'
+    found = cost(tmp_path, wrong, planted("long prompts"), said)
+    assert found.imitated
+    assert found.evidence["prefix cache"] == "it says that it does not model this"
+    assert found.largest == STEP_TIME
+    # Few prompts here share a prefix: without the cache alone this load takes 1 % longer.
+    assert 0.005 < found.shares["prefix cache"][0] < 0.03 < found.shares[STEP_TIME][0]
+
+
+def test_what_a_simulator_says_wrongly_that_it_lacks_is_no_component(tmp_path: Path) -> None:
+    """It has the prefix cache, whatever its header says, and its answers show it."""
+    found = cost(tmp_path, "", planted("long prompts"), '["prefix caching"]')
     assert (found.imitated, found.largest) == (True, None), (found.shares, found.evidence)
 
 
