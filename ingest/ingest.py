@@ -86,11 +86,14 @@ def ingest_source(
     begin = time.perf_counter()
     if not isinstance(source, Source):
         (source,) = sources_of([source])
-    source = _as_before(Path(store_path), source)
-    before = None if engine_file else _given_before(Path(store_path), source.slug)
-    given = given_arguments(engine_file) if engine_file else before
-    again = f"{before.name} ({', '.join(before.arguments)})" if before else ""
-    if known := _unchanged(Path(store_path), source, profile or {}, given, progress):
+    given, again, known = given_arguments(engine_file) if engine_file else None, "", None
+    if Path(store_path).exists():
+        with open_store(store_path, read_only=True) as store:
+            source = source.as_before(stored_files(store, source.slug))
+            if engine_file is None and (given := _given_before(store, source.slug)):
+                again = f"{given.name} ({', '.join(given.arguments)})"
+            known = _unchanged(store, source, profile or {}, given, progress)
+    if known:
         return replace(known, engine_given_before=again, seconds=time.perf_counter() - begin)
     with read_recording(source, profile=profile, given=given, progress=progress) as recording:
         checked, layout = _checked(recording)
@@ -125,30 +128,19 @@ def _refuse_worse(store: Store, recording: Recording, source: Source) -> None:
         )
 
 
-def _given_before(store_path: Path, slug: str) -> GivenArguments | None:
+def _given_before(store: Store, slug: str) -> GivenArguments | None:
     """The engine arguments that an earlier ingest of the experiment was given."""
     from blis_replay.ingest.readers.server.engine_settings import GivenArguments
 
-    if not store_path.exists():
-        return None
-    with open_store(store_path, read_only=True) as store:
-        settings = given_engine(store, slug)
+    settings = given_engine(store, slug)
     if not settings:
         return None
     names = ", ".join(dict.fromkeys(setting.detail for setting in settings.values()))
     return GivenArguments({name: setting.value for name, setting in settings.items()}, names)
 
 
-def _as_before(store_path: Path, source: Source) -> Source:
-    """The source with what was said of it when it was stored and is not said now."""
-    if not store_path.exists():
-        return source
-    with open_store(store_path, read_only=True) as store:
-        return source.as_before(stored_files(store, source.slug))
-
-
 def _unchanged(
-    store_path: Path,
+    store: Store,
     source: Source,
     profile: Mapping[str, object],
     given: GivenArguments | None,
@@ -157,13 +149,10 @@ def _unchanged(
     """What is stored of a source, if this program read the same bytes before; its files are hashed, not parsed."""
     from blis_replay.ingest.assemble import content_hash_of
 
-    if not store_path.exists():
+    if not is_stored_experiment(store, source.slug):
         return None
-    with open_store(store_path, read_only=True) as store:
-        if not is_stored_experiment(store, source.slug):
-            return None
-        content_hash = content_hash_of(source, profile, given, progress)
-        counts = stored_unchanged(store, source.slug, content_hash, _reader_hash(source.form))
+    content_hash = content_hash_of(source, profile, given, progress)
+    counts = stored_unchanged(store, source.slug, content_hash, _reader_hash(source.form))
     if counts is None:
         return None
     told = {name: value for name, value in asdict(counts).items() if name in _TOLD}

@@ -38,14 +38,15 @@ import blis_replay.validate
 from blis_replay.blis.verification.conservation import check_conservation
 from blis_replay.blis.verification.workloads import scenarios
 from blis_replay.ingest.readers.files import GZIP_MAGIC, ZSTD_MAGIC, RecordedFile
+from blis_replay.ingest.store import file as store_file
 
-KEPT_BYTES, KEPT_RECORDS = 4_000, 6
+KEPT_BYTES, KEPT_RECORDS, MAX_DOCUMENT_BYTES = 4_000, 9, 16_000_000
 _MUTATORS = {".json": mutated_json, ".jsonl": mutated_json, ".csv": mutated_rows, ".parquet": mutated_table}
 # What coefficients there are for; the recordings are said to be of it, so that they are simulated.
 _SERVED = {"model": "codellama/CodeLlama-34b-Instruct-hf", "tensor_parallelism": 2}
 DAMAGED, SOUND = "20260101-000000-damaged-34b-tp2-general", "sound-34b-tp2-general"
-# They draw hundreds of samples, fit, or draw pictures: for one recording in fifty.
-_SLOW = ("explain", "report", "calibrate", "whatif", "timeline")
+# They draw hundreds of samples, fit, or draw pictures: one of them in so many rounds.
+_SLOW, _SLOW_EVERY = ("explain", "report", "calibrate", "whatif", "timeline"), 3
 _RELEASE = "h100-vllm-0.15.1"
 _PACKAGE = Path(blis_replay.validate.__file__).parents[1]
 _ROOMS = ("compiled", "strict", "blis", "ingest", "fixtures", "replay", "validate")
@@ -78,31 +79,59 @@ def verbs(name: str) -> list[Arguments]:
 
 
 def recordings(campaign: Campaign) -> None:
-    """Damaged recordings through every verb."""
+    """Damaged recordings, each through an ingest and as many verbs as are asked for, in turn, and all in one table."""
     small = [_shortened(path, campaign.scratch / "small" / str(i)) for i, path in enumerate(campaign.given.paths)]
+    # Most of them of the sorts that take least time, so that there are many.
+    weights = [1 / sum(path.stat().st_size for path in copy.rglob("*") if path.is_file()) for copy in small]
     template = _sound_store(campaign)
 
     def work(rng: random.Random, folder: Path) -> list[Ended]:
         shutil.copy(template, folder / "store.duckdb")
+        turn = campaign.rounds * campaign.given.batch
 
         def commands() -> Iterator[Ended]:
             stored = [SOUND]
-            for number in range(campaign.given.batch):
-                name = DAMAGED.replace("000000", f"{number:06}")
-                shutil.copytree(rng.choice(small), folder / name)
-                for _ in range(rng.randint(1, 2)):
-                    _damage(rng, folder / name)
-                every = [arguments for arguments in verbs(name) if arguments[0] not in _SLOW or rng.random() < 0.02]
-                chosen = rng.sample(every, min(campaign.given.verbs or len(every), len(every)))
-                yield (ingested := called(("ingest", name)))
-                if ingested.code == 0:
-                    stored.append(name)
-                    yield from map(called, chosen)
-            yield from map(_is_there, stored)
+            with _opened_once() if rng.random() < 0.9 else contextlib.nullcontext():
+                for number in range(campaign.given.batch):
+                    name = DAMAGED.replace("000000", f"{number:06}")
+                    shutil.copytree(rng.choices(small, weights)[0], folder / name)
+                    for _ in range(rng.randint(1, 2)):
+                        _damage(rng, folder / name)
+                    yield (ingested := called(("ingest", name)))
+                    if ingested.code == 0:
+                        stored.append(name)
+                        yield from map(called, _in_turn(name, campaign.given.verbs, turn + number))
+                yield from map(_is_there, stored if not campaign.given.verbs else stored[:2])
+            if campaign.rounds % _SLOW_EVERY == 0:
+                yield called(("validate", *stored, "--workers", "1"))
+                slow = [arguments for arguments in verbs(stored[-1]) if arguments[0] in _SLOW]
+                yield called(slow[campaign.rounds // _SLOW_EVERY % len(slow)])
 
         return in_process(folder, commands)
 
     campaign.run(work)
+
+
+def _in_turn(name: str, count: int, turn: int) -> list[Arguments]:
+    """So many of the verbs that are quick, other ones in each turn; 0: all."""
+    quick = [arguments for arguments in verbs(name) if arguments[0] not in _SLOW]
+    return [quick[(turn * count + i) % len(quick)] for i in range(count or len(quick))]
+
+
+@contextlib.contextmanager
+def _opened_once() -> Iterator[None]:
+    """The store is opened once for all commands: that takes longer than what most of them do with it."""
+    path = Path(os.environ["BLIS_REPLAY_STORE"])
+    first = store_file._waited_for(path, read_only=False)
+    store_file._refuse_macros(first, path)
+    usual = store_file._waited_for, store_file._refuse_macros
+    store_file._waited_for = lambda *_given: first.cursor()
+    store_file._refuse_macros = lambda *_given: None
+    try:
+        yield
+    finally:
+        store_file._waited_for, store_file._refuse_macros = usual
+        first.close()
 
 
 def _is_there(name: str) -> Ended:
@@ -153,30 +182,25 @@ def _shortened(recording: Path, copy: Path) -> Path:
 
 
 def _beginning(path: Path) -> bytes:
-    """The file, or if it is long its content as far as it is whole lines or whole objects."""
+    """The file, or if it is long its content as far as it is whole lines or a document with few records."""
     content = path.read_bytes()
     packed = content.startswith((GZIP_MAGIC, ZSTD_MAGIC))
     if len(content) <= KEPT_BYTES and not packed:
         return content
-    head = RecordedFile(path, path.name).head(100 * KEPT_BYTES)
-    if head[:1] == b"[":
-        head = _first_records(head.decode("utf-8", "ignore"))
-    elif b"\n" in head[:KEPT_BYTES]:
-        head = head[: head.rfind(b"\n", 0, KEPT_BYTES) + 1]
-    elif len(head) < 100 * KEPT_BYTES:
-        return content
+    head = RecordedFile(path, path.name).head(MAX_DOCUMENT_BYTES)
+    try:
+        head = json.dumps(_few(json.loads(head))).encode()
+    except ValueError:
+        lines = head.splitlines(keepends=True)
+        head = b"".join(lines[: max(KEPT_RECORDS, head.count(b"\n", 0, KEPT_BYTES))])[: 16 * KEPT_BYTES]
     return gzip.compress(head, 1) if content.startswith(GZIP_MAGIC) else head
 
 
-def _first_records(array: str) -> bytes:
-    """The first records of a JSON array that may be cut off."""
-    decoder, records, at = json.JSONDecoder(), [], array.find("{")
-    with contextlib.suppress(ValueError):
-        while at >= 0 and len(records) < KEPT_RECORDS:
-            record, end = decoder.raw_decode(array, at)
-            records.append(record)
-            at = array.find("{", end)
-    return json.dumps(records).encode()
+def _few(document: object) -> object:
+    """The document with the first items of each list."""
+    if isinstance(document, dict):
+        return {key: _few(value) for key, value in document.items()}
+    return [_few(item) for item in document[:KEPT_RECORDS]] if isinstance(document, list) else document
 
 
 def _damage(rng: random.Random, directory: Path) -> None:

@@ -151,6 +151,8 @@ def mark_stages(axes: Axes, stages: Sequence[tuple[float, str]]) -> None:
     width_pt = 72 * _PLOTTED_SHARE * axes.figure.get_figwidth()  # type: ignore[union-attr]
     taken_pt = float("-inf")
     for start_s, name in stages:
+        if not low_s <= start_s <= high_s:
+            continue  # requests without a latency are in no curve, and a label beyond it leaves no room for one
         axes.axvline(start_s, color=MUTED, linewidth=0.8, linestyle=(0, (2, 2)))
         at_pt = width_pt * (start_s - low_s) / (high_s - low_s)
         name_pt = _LETTER_PT * len(name)

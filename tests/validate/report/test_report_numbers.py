@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +21,9 @@ from blis_replay.replay.driver import replay
 from blis_replay.validate.metrics.latency import LatencySamples
 from blis_replay.validate.metrics.resampling import QUANTITIES
 from blis_replay.validate.report.evidence import Evidence
+from blis_replay.validate.report.latency_charts import errors_chart
 from blis_replay.validate.report.series import (
+    ErrorsOverTime,
     band,
     band_by,
     depth_edges,
@@ -137,6 +140,17 @@ def test_stages_begin_with_their_first_request(planted_page: PlantedPage) -> Non
     assert first == 0
     assert second == pytest.approx(40, abs=1)
     assert name == "stage 1, 11/s"
+
+
+def test_a_stage_before_the_first_number_takes_no_room_from_the_curve() -> None:
+    """Stage 0 begins at 0 s, and its requests have no latency: the first point is at 900 s. 72 pt an inch."""
+    times = np.linspace(900.0, 901.0, 5)
+    errors = ErrorsOverTime(times, np.full(5, 1, np.int64), {"e2e": np.zeros(5)})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # of matplotlib: "axes sizes collapsed to zero"
+        chart = errors_chart(errors, [(0.0, "stage 0, 5/s"), (900.5, "stage 1, 9/s")], ["e2e"])
+    assert "stage 1, 9/s" in chart.svg
+    assert "stage 0, 5/s" not in chart.svg
 
 
 def test_a_waterfall_goes_from_the_error_through_the_planted_cause_to_nothing(wrong_evidence: Evidence) -> None:
