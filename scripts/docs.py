@@ -23,6 +23,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
 
+import docs_axe
 from docs_generated import GENERATED, refuse_unknown_options, rooms_svg
 from docs_pages import ROOT, Command, Page, Part, all_pages, commands_of, parts_of, refreshed, text_of
 from docs_pictures import shot
@@ -43,7 +44,7 @@ _DRAWN: dict[str, Callable[[], str]] = {
 
 
 def main() -> int:
-    """0: all current and built; 1: a page is not current, a program fails, or a link leads to nothing."""
+    """0: all current and built; 1: a page is not current, a program fails, a link is broken, or axe complains."""
     given = _arguments()
     problems: list[str] = []
     if not given.build_only:
@@ -53,6 +54,8 @@ def main() -> int:
             print("not run: blocks that need the published recordings; BLIS_REPLAY_DATA names their folder")
     problems += build_site(_SITE)
     print(f"{len(all_pages())} pages in {_SITE.relative_to(ROOT)}")
+    if not (given.build_only or given.pages):
+        problems += _axe(sorted(_SITE.glob("*.html")))
     for problem in problems:
         print(problem, file=sys.stderr)
     if problems and not given.update:
@@ -98,6 +101,17 @@ def _drawn(update: bool) -> list[str]:
             (ROOT / name).write_text(drawn[name], "utf-8")
         return []
     return [f"{name} is not what the code draws now" for name in stale]
+
+
+def _axe(files: list[Path]) -> list[str]:
+    """What axe finds on the site, as text; nothing where there is no browser, which is said."""
+    if docs_axe.CHROMIUM is None:
+        print("not looked at by axe: there is no chromium on the path")
+        return []
+    start = perf_counter()
+    found = docs_axe.of_files(files)
+    print(f"axe: {len(files)} files, {len(found)} violations, {perf_counter() - start:.1f} s")
+    return found
 
 
 class PageError(Exception):

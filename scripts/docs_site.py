@@ -101,7 +101,8 @@ def build_site(out: Path) -> list[str]:
         shutil.copytree(folder / "site", out)
     (out / "404.html").unlink()  # whoever serves the site has a page of its own for that
     for page in out.rglob("*.html"):
-        page.write_text(_UNNAMED.sub(_named, page.read_text("utf-8")), "utf-8")
+        text = _UNNAMED.sub(_named, page.read_text("utf-8"))
+        page.write_text(text.replace("<th></th>", "<td></td>"), "utf-8")  # an empty corner heads nothing
     return broken_links(out)
 
 
