@@ -12,8 +12,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import polars as pl
+from client_truth import ClientRun, compare
 
-from blis_replay.fixtures.client_truth import ClientRun, compare
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.checks.evidence import decode_gap_us
 from blis_replay.ingest.errors import RecordingError

@@ -5,7 +5,7 @@
 
 ``compare`` prints a line per scenario: equal, or the first difference.  Exit code 0 if all are equal, 1 if one differs,
 3 if one cannot be read.  ``keep`` writes twelve digits a workload into tests/blis/digests.  A digest stands for all
-that `fixtures.scenario` compares; the workload itself is made again from its name.  What a release is known to do
+that `scenario.py` compares; the workload itself is made again from its name.  What a release is known to do
 otherwise (`differs` of its pack) is left out.
 """
 
@@ -15,8 +15,9 @@ import json
 import sys
 from pathlib import Path
 
+from scenario import digest_of, first_difference, read_scenario, recorded_schedule
+
 from blis_replay.blis.errors import SimulatorError
-from blis_replay.fixtures.scenario import digest_of, first_difference, read_scenario, recorded_schedule
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.strict.engine_packs import choose_pack
 

@@ -166,6 +166,20 @@ def test_every_file_that_is_installed_is_one_that_a_module_names() -> None:
     assert [name for name in sorted(of_nobody) if not name.endswith("py.typed")] == []  # that is for type checkers
 
 
+def test_every_module_that_is_installed_is_needed_by_the_command_line_or_the_plugin() -> None:
+    """What only tests and scripts need lies beside them."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    started = [*project["scripts"].values(), *project["entry-points"]["vllm.general_plugins"].values()]
+    open_ends = {place.removeprefix(PACKAGE).partition(":")[0] for place in started}
+    open_ends |= {name for name in MODULES if name.startswith("validate.cli.")}  # a verb's is imported by its name
+    needed: set[str] = set()
+    while open_ends:
+        needed.add(name := open_ends.pop())
+        rooms = {dotted(folder) for folder in MODULES[name].parents if folder in FOLDERS}
+        open_ends |= (imports(name) | rooms) - needed
+    assert sorted(MODULES.keys() - needed) == []
+
+
 def _is_text(node: ast.AST) -> TypeGuard[ast.Constant]:
     return isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < 100
 

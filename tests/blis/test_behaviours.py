@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from engine_cases import ENGINE, make_trace
+from scenario import first_difference, read_scenario
 
 from blis_replay.blis.engine import simulate
 from blis_replay.blis.errors import SimulatorError, TraceError
 from blis_replay.blis.latency.models import LatencyModel
 from blis_replay.blis.trace import Behaviours, BlockKeys, EngineConfig
 from blis_replay.compiled.arrays import Int64s
-from blis_replay.fixtures.scenario import first_difference, read_scenario
 
 TEN_MS = LatencyModel("blackbox", 10_000_000, 0, 0, 0)
 SCENARIOS = sorted((Path(__file__).parent / "scenarios").glob("vllm-*"))

@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from scenario import first_difference, read_scenario
 
 from blis_replay.blis.engine import simulate
-from blis_replay.fixtures.scenario import first_difference, read_scenario
 
 SCENARIOS = ["A_steady", "C_kv_tight", "D_shared_prefix", "D_async", "F_edge", "F_async"]
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scenario import Scenario, first_difference, read_scenario
 
 from blis_replay.blis.engine import Engine, simulate
 from blis_replay.blis.latency.models import BatchFeatures, LatencyModel
-from blis_replay.fixtures.scenario import Scenario, first_difference, read_scenario
 
 SCENARIOS = sorted(path.parent for path in (Path(__file__).parent / "scenarios").glob("*/config.json"))
 
@@ -84,7 +84,7 @@ def test_equal_input_gives_byte_equal_output() -> None:
 def test_the_kernel_runs_without_compilation() -> None:
     """For debugging: with NUMBA_DISABLE_JIT the same source runs as plain Python, and is as exact."""
     code = (
-        "import sys; from pathlib import Path; from blis_replay.fixtures.scenario import *\n"
+        "import sys; from pathlib import Path; from scenario import *\n"
         "print([first_difference(read_scenario(Path(name))) for name in sys.argv[1:]])"
     )
     few = [str(path) for path in SCENARIOS[:4]]
@@ -92,7 +92,7 @@ def test_the_kernel_runs_without_compilation() -> None:
         [sys.executable, "-c", code, *few],
         capture_output=True,
         text=True,
-        env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
+        env={**os.environ, "NUMBA_DISABLE_JIT": "1", "PYTHONPATH": str(Path(__file__).parents[2] / "scripts")},
         check=False,
     )
     assert ended.stdout.strip() == "[None, None, None, None]", ended.stderr

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from oracle_workloads import SERIES, named_specs
+from scenario import digest_of, simulated_schedule, workload_of
 
 from blis_replay.blis.engine import simulate
-from blis_replay.fixtures.scenario import digest_of, simulated_schedule, workload_of
 from blis_replay.strict.engine_packs import EnginePack, choose_pack, engine_packs
 
 DIGESTS = {

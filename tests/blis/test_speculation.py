@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from engine_cases import ENGINE, make_trace
 from oracle_workloads import SERIES, random_spec
+from scenario import digest_of, simulated_schedule, workload_of
 
 from blis_replay.blis.engine import Engine, simulate
 from blis_replay.blis.errors import TraceError
@@ -19,7 +20,6 @@ from blis_replay.blis.latency.models import LatencyModel
 from blis_replay.blis.result import SimResult
 from blis_replay.blis.speculation import Drafts, Speculation, speculation_of
 from blis_replay.blis.trace import Behaviours, BlockKeys, EngineConfig, RequestTrace
-from blis_replay.fixtures.scenario import digest_of, simulated_schedule, workload_of
 
 TEN_MS = LatencyModel("blackbox", 10_000_000, 0, 0, 0)
 TWO = replace(ENGINE, speculation=Speculation(2))

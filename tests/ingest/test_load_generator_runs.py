@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
+from client_truth import ClientRun, compare
 from load_generators import clocks, table_row, values
 
-from blis_replay.fixtures.client_truth import ClientRun, compare
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.checks.evidence import decode_gap_us
 from blis_replay.ingest.checks.registry import run_checks

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from client_truth import compare
 
-from blis_replay.fixtures.client_truth import compare
 from blis_replay.fixtures.synthetic import generate, write_experiment
 from blis_replay.fixtures.truth import SyntheticExperiment, SyntheticTruth
 from blis_replay.ingest.assemble import read_recording
