@@ -306,7 +306,7 @@ def release_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
     """
     version = given.get("vllm_version")
     pack = None if version is None else choose_pack(str(version)).pack
-    arguments: dict[str, Any] = {} if pack is None else dict(pack.arguments)
+    arguments = {} if pack is None else {n: pack.value_of(n) for n in pack.arguments if n in RELEASE_ARGUMENTS}
     for name, read in RELEASE_ARGUMENTS.items():
         if given.get(name) is not None:
             try:

@@ -53,6 +53,8 @@ WORKER_ANSWERS: dict[str, Any] = {
     "get_supported_kv_cache_layouts": ["NHD", "HND"],
     "compile_or_warm_up_model": 0.0,
 }
+# The scheduler of a configuration that says none: what vLLM itself makes of it when it starts.
+DEFAULT_SCHEDULERS = {"vllm.core.scheduler.Scheduler": "vllm.v1.core.sched.scheduler.Scheduler"}
 # Checks of the pool that are lifted, by what releases call them: vLLM refuses one that cannot hold a request of
 # max_model_len, and a pool that is short for the requests there are shows more than one that is not.
 LIFTED_CHECKS = ("_check_enough_kv_cache_memory", "check_enough_kv_cache_memory")
@@ -134,6 +136,7 @@ def make_config(args: dict[str, Any]) -> Any:
         # The validation error's second line is the reason; the rest repeats the input.
         reason = str(error).splitlines()[:2][-1].strip()
         raise RefusedError(f"engine_args: vLLM refuses them: {reason}") from error
+    scheduling.scheduler_cls = DEFAULT_SCHEDULERS.get(str(scheduling.scheduler_cls), scheduling.scheduler_cls)
     cache = CacheConfig(
         block_size=args["block_size"],
         enable_prefix_caching=args["enable_prefix_caching"],

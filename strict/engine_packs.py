@@ -1,9 +1,11 @@
 """What each release of a serving engine does: packs, one YAML file each in ``fixtures/engines``.
 
-A pack holds from its ``first`` release to the next pack's.  ``behaviours`` are the switches of the simulated scheduler
-(``blis.trace.Behaviours``) that these releases have; ``arguments``, what an engine argument is that nobody gives.
-``differs``: arguments with which these releases do what is not simulated, and what that is.  ``compared``: the releases
-whose own scheduler was run beside the simulated one (docs/engine.md).
+A pack holds from its ``first`` release to the next pack's, and says what is new in it; the rest is as in the pack
+before.  ``behaviours`` are the switches of the simulated scheduler (``blis.trace.Behaviours``) that these releases
+have; ``arguments``, what an engine argument is that nobody gives: a value, or several with what each asks of the
+machine (:class:`ArgumentDefault`), of which the first that applies holds.  ``differs``,
+of these releases alone: arguments with which they do what is not simulated, and what that is.  ``compared``: the
+releases whose own scheduler was run beside the simulated one (docs/engine.md).
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
+from msgspec import structs
 
 from blis_replay.strict.document import Text, read_yaml
 
@@ -25,6 +28,27 @@ _RELEASE = re.compile(r"v?(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?")
 
 Release = tuple[int, int, int]
 _UNKNOWN: Release = (0, 0, 0)
+# A build without tags calls itself 0.1.dev: that tells no release.
+_FIRST_TOLD: Release = (0, 6, 0)
+
+
+Value = bool | int | float | str | None
+
+
+class ArgumentDefault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The value of an argument where all that is said here holds; what is not said may be anything.
+
+    ``device``: ``cpu`` or ``gpu``, ``gpu_gib``: least memory of the GPU, ``offline``: whether vLLM's ``LLM`` class is
+    used and not its server.  ``per_rank``: times tensor and pipeline parallelism.  ``forced``: there is no other
+    value, whatever is asked for.
+    """
+
+    value: Value
+    device: Literal["cpu", "gpu"] | None = None
+    gpu_gib: int | None = None
+    offline: bool | None = None
+    per_rank: bool = False
+    forced: bool = False
 
 
 class EnginePack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -34,8 +58,13 @@ class EnginePack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     first: Text
     compared: tuple[Text, ...]
     behaviours: tuple[Text, ...] = ()
-    arguments: dict[str, bool | int | float | None] = {}  # msgspec copies these
+    arguments: dict[str, Value | tuple[ArgumentDefault, ...]] = {}  # msgspec copies these
     differs: dict[str, Text] = {}
+
+    def value_of(self, name: str) -> Value:
+        """What an argument is on a machine of which nothing is known."""
+        said = self.arguments[name]
+        return said[-1].value if isinstance(said, tuple) else said
 
     def not_simulated(self, given: Mapping[str, object]) -> list[str]:
         """What these releases do with the arguments of a server that the simulated scheduler does not."""
@@ -59,9 +88,44 @@ class PackChoice:
 
 @cache
 def engine_packs() -> tuple[EnginePack, ...]:
-    """All packs, oldest first."""
+    """All packs, oldest first, each with all that it has of the packs before."""
     packs = [read_yaml(path.read_text("utf-8"), EnginePack, path.name, "a pack", ValueError) for path in _files()]
-    return tuple(sorted(packs, key=lambda pack: release_numbers(pack.first)))
+    whole: list[EnginePack] = []
+    for pack in sorted(packs, key=lambda pack: release_numbers(pack.first)):
+        if whole:
+            behaviours = whole[-1].behaviours + pack.behaviours
+            pack = structs.replace(pack, behaviours=behaviours, arguments=whole[-1].arguments | pack.arguments)
+        whole.append(pack)
+    return tuple(whole)
+
+
+@cache
+def dated_defaults() -> Mapping[str, tuple[tuple[Release | None, ArgumentDefault], ...]]:
+    """Of each argument that every release has the defaults, with the release since which; the first that applies holds.
+
+    The oldest are without a release: older servers are taken to have them too.
+    """
+    oldest, *newer = engine_packs()
+    dated = {name: _as_defaults(said, None) for name, said in oldest.arguments.items()}
+    before = oldest
+    for pack in newer:
+        for name in dated:
+            if pack.arguments[name] != before.arguments[name]:
+                dated[name] = _as_defaults(pack.arguments[name], release_numbers(pack.first)) + dated[name]
+        before = pack
+    return dated
+
+
+def least_default(name: str) -> int:
+    """The least that vLLM takes by itself on any machine, for a number that all releases have."""
+    return min(int(entry.value) for _since, entry in dated_defaults()[name] if entry.value is not None)
+
+
+def _as_defaults(
+    said: Value | tuple[ArgumentDefault, ...], since: Release | None
+) -> tuple[tuple[Release | None, ArgumentDefault], ...]:
+    entries = said if isinstance(said, tuple) else (ArgumentDefault(said),)
+    return tuple((since, entry) for entry in entries)
 
 
 def _files() -> list[Path]:
@@ -88,6 +152,13 @@ def choose_pack(version: str) -> PackChoice:
 
 
 def release_numbers(version: str) -> Release:
-    """``(0, 32, 0)`` of ``v0.32.0+cpu``, all 0 of what is no version."""
+    """``(0, 32, 0)`` of ``v0.32.0+cpu``, all 0 of what tells no release."""
     match = _RELEASE.match(version)
-    return _UNKNOWN if match is None else (int(match[1]), int(match[2]), int(match[3] or 0))
+    numbers = _UNKNOWN if match is None else (int(match[1]), int(match[2]), int(match[3] or 0))
+    return _UNKNOWN if numbers < _FIRST_TOLD else numbers
+
+
+def known_release(version: object) -> Release | None:
+    """The numbers of a version; ``None`` where it tells no release."""
+    numbers = release_numbers(str(version or ""))
+    return None if numbers == _UNKNOWN else numbers

@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from blis_replay.blis.errors import TraceError
-from blis_replay.blis.trace import EngineConfig, release_arguments
+from blis_replay.blis.trace import RELEASE_ARGUMENTS, EngineConfig, release_arguments
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.steps.followed import SERVED_SCHEMA, served_requests
 from blis_replay.replay.engine import with_engine
@@ -144,8 +144,9 @@ def _releases(recording: Recording, check: ScheduleCheck) -> Iterator[_Trial]:
     """The rules of every other release."""
     given = {name: setting.value for name, setting in recording.engine.items()}
     tried, packs = [check.engine], engine_packs()
-    told = {name for pack in packs for name in pack.arguments}
-    plain: dict[str, Any] = {field.name: field.default for field in fields(EngineConfig) if field.name in told}
+    plain: dict[str, Any] = {
+        field.name: field.default for field in fields(EngineConfig) if field.name in RELEASE_ARGUMENTS
+    }
     for pack in packs:
         of_release = release_arguments(given | {"vllm_version": pack.first})
         engine = replace(check.engine, **plain | of_release)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import MISSING, fields
 
 import pytest
 
 from blis_replay.blis.errors import TraceError
 from blis_replay.blis.trace import Behaviours, EngineConfig, release_arguments
-from blis_replay.strict.engine_packs import choose_pack, engine_packs, release_numbers
+from blis_replay.strict.engine_packs import choose_pack, engine_packs, known_release, release_numbers
 
 
 def test_every_pack_is_what_the_engine_knows() -> None:
@@ -18,6 +18,7 @@ def test_every_pack_is_what_the_engine_knows() -> None:
     for pack in engine_packs():
         assert set(pack.behaviours) <= switches
         assert set(pack.arguments) <= arguments
+        assert len(set(pack.behaviours)) == len(pack.behaviours)
         first, *_ = compared = [release_numbers(release) for release in pack.compared]
         assert compared == sorted(compared)
         assert release_numbers(pack.first) <= first
@@ -32,6 +33,7 @@ def test_every_pack_is_what_the_engine_knows() -> None:
         ("0.99.0", engine_packs()[-1].compared[-1], "vLLM 0.99.0 is newer than any that was compared"),
         ("0.8.5", engine_packs()[0].compared[0], "vLLM 0.8.5 is older than any that was compared"),
         ("0.15.9", "0.15.1", "vLLM 0.15.9 itself was not compared"),
+        ("0.1.dev9+gab", engine_packs()[-1].compared[-1], "vLLM '0.1.dev9+gab' is no release"),
         ("nightly", engine_packs()[-1].compared[-1], "vLLM 'nightly' is no release"),
     ],
 )
@@ -40,6 +42,19 @@ def test_a_version_has_a_pack_and_says_what_it_stands_for(version: str, release:
     assert choice.release == release
     assert choice.remark.startswith(remark)
     assert bool(choice.remark) == bool(remark)
+
+
+def test_a_release_is_its_numbers_and_a_build_without_tags_tells_none() -> None:
+    versions = ("0.32.0+cpu", "v0.15.1rc2.dev3+gabc", "0.1.dev9", "main", None)
+    assert [known_release(v) for v in versions] == [(0, 32, 0), (0, 15, 1), None, None, None]
+
+
+def test_where_nobody_gives_an_argument_the_engine_takes_what_the_oldest_releases_take() -> None:
+    """``EngineConfig`` in Python and the packs say the same; what depends on the machine it asks for."""
+    oldest = engine_packs()[0]
+    for field in fields(EngineConfig):
+        if field.name in oldest.arguments and field.default is not MISSING:
+            assert field.default == oldest.value_of(field.name)
 
 
 def test_what_the_engine_takes_from_a_release() -> None:

@@ -74,6 +74,15 @@ def test_the_block_size_is_open_where_memory_is_scarce() -> None:
     }
 
 
+def test_the_release_that_stands_for_a_newer_one_has_a_line() -> None:
+    """As the reader of engine arguments writes it down."""
+    newer = Finding(
+        ENGINE_CHECK, "note", "", "vLLM 0.99.0 is newer than any: scheduled as 0.33.0", {"scheduled_as": "0.33.0"}
+    )
+    recording = replace(burst(1, 10, {}), findings=(newer,))
+    assert argument_lines(recording, ()) == ["scheduler: vLLM 0.99.0 is newer than any: scheduled as 0.33.0"]
+
+
 def test_a_line_for_what_is_open_and_one_for_each_contradiction() -> None:
     clash = Finding(
         ENGINE_CHECK, "note", "", "max_num_seqs is 32 in a (used) and 64 in b", {"used": "32", "also": "64"}

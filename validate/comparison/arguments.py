@@ -15,9 +15,9 @@ from blis_replay.blis.result import SimResult
 from blis_replay.ingest.recording import ENGINE_CHECK, UNKNOWN, Recording
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.replay.plan import ReplayPlan
+from blis_replay.strict.engine_packs import least_default
 
-# The least that vLLM takes by itself on any machine: 128 sequences (on a CPU) and 2,048 tokens (as a server).
-_LEAST = {"max_num_seqs": 128, "max_num_batched_tokens": 2048}
+_BOUNDS = ("max_num_seqs", "max_num_batched_tokens")
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ def _why(name: str, run: ReplayRun, result: SimResult) -> str:
     plan, steps = run.plan, result.steps
     if name == "async_scheduling":
         return "" if run.mode.scheduling != "recorded" or "scheduling" in plan.basis else "it governs every step"
-    if name in _LEAST:
-        least = min(_LEAST[name], getattr(plan.engine, name))
+    if name in _BOUNDS:
+        least = min(least_default(name), getattr(plan.engine, name))
         tokens = steps["prefill_tokens"].astype(np.int64) + steps["decode_tokens"]
         reached = int((tokens if name == "max_num_batched_tokens" else steps["running_depth"]).max(initial=0))
         return f"the replay reached {reached:,}" if reached >= least else ""
@@ -87,7 +87,7 @@ def _memory_could_bind(plan: ReplayPlan, result: SimResult) -> bool:
 
 
 def argument_lines(recording: Recording, found: tuple[OpenArgument, ...]) -> list[str]:
-    """What is open, on a line, and each contradiction between sources."""
+    """What is open, on a line, each contradiction between sources, and which release stands for the recorded one."""
     lines = []
     if found:
         named = ", ".join(
@@ -95,8 +95,9 @@ def argument_lines(recording: Recording, found: tuple[OpenArgument, ...]) -> lis
             for one in found
         )
         lines.append(f"not recorded: {named}; give what you know with `blis-replay ingest --engine FILE`")
-    disagreed = [f for f in recording.findings if f.check == ENGINE_CHECK and "used" in f.measured]
-    return [*lines, *(f"sources disagree: {finding.message}" for finding in disagreed)]
+    found_of = [finding for finding in recording.findings if finding.check == ENGINE_CHECK]
+    lines += [f"sources disagree: {finding.message}" for finding in found_of if "used" in finding.measured]
+    return lines + [f"scheduler: {finding.message}" for finding in found_of if "scheduled_as" in finding.measured]
 
 
 def _shown(value: int | float | bool | str) -> str:

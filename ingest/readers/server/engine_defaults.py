@@ -1,7 +1,6 @@
 """What vLLM takes where an engine argument is not given: by release, device, memory and entry point.
 
-One table, read from vLLM's own source of 0.11.2, 0.13.0, 0.14.0, 0.15.1, 0.17.0, 0.20.0, 0.24.0, 0.25.0, 0.26.0,
-0.27.1, 0.28.0 and 0.32.0; the file is named beside each group.  The first entry that applies is the default.
+The values stand in the packs of the releases (``strict.engine_packs``); here, which of them applies to a machine.
 """
 
 from __future__ import annotations
@@ -9,58 +8,33 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from typing import cast
 
 from blis_replay.ingest.recording import Setting
-
-Release = tuple[int, int]
+from blis_replay.strict.engine_packs import ArgumentDefault, Release, dated_defaults
 
 
 @dataclass(frozen=True)
 class Default:
-    """The value of an argument where all that is said here holds; what is not said may be anything.
-
-    ``since``: the first release, ``device``: ``cpu`` or ``gpu``, ``gpu_gib``: least memory of the GPU, ``offline``:
-    whether vLLM's ``LLM`` class is used and not its server.  ``per_rank``: times tensor and pipeline parallelism.
-    ``forced``: there is no other value, whatever is asked for.
-    """
+    """A default of an argument, and the first release that has it (``None``: all)."""
 
     argument: str
-    value: int | bool | str
-    since: Release | None = None
-    device: str | None = None
-    gpu_gib: int | None = None
-    offline: bool | None = None
-    per_rank: bool = False
-    forced: bool = False
+    since: Release | None
+    of: ArgumentDefault
+
+    def value(self, ranks: int) -> int | bool | str:
+        """The value on a machine with so many ranks."""
+        value = self.of.value
+        return value * ranks if self.of.per_rank and isinstance(value, int) else cast("int | bool | str", value)
 
 
-DEFAULTS = (
-    # vllm/platforms/cpu.py (CpuPlatform.check_and_update_config); vllm/config/cache.py (DEFAULT_BLOCK_SIZE)
-    Default("block_size", 128, device="cpu"),
-    Default("block_size", 16),
-    # vllm/platforms/cpu.py; vllm/config/scheduler.py: False before 0.14, then None, made true in vllm/config/vllm.py
-    Default("async_scheduling", False, since=(0, 14), device="cpu", forced=True),
-    Default("async_scheduling", True, since=(0, 14)),
-    Default("async_scheduling", False),
-    # vllm/engine/arg_utils.py (EngineArgs.get_batch_defaults).  160 GiB count from 0.28; A100s never count as large.
-    Default("max_num_seqs", 256, device="cpu", offline=True, per_rank=True),
-    Default("max_num_seqs", 128, device="cpu", per_rank=True),
-    Default("max_num_seqs", 1024, gpu_gib=70),
-    Default("max_num_seqs", 256),
-    Default("max_num_batched_tokens", 4096, device="cpu", offline=True, per_rank=True),
-    Default("max_num_batched_tokens", 2048, device="cpu", per_rank=True),
-    Default("max_num_batched_tokens", 16384, since=(0, 28), gpu_gib=160),
-    Default("max_num_batched_tokens", 16384, gpu_gib=70, offline=True),
-    Default("max_num_batched_tokens", 8192, gpu_gib=70),
-    Default("max_num_batched_tokens", 8192, offline=True),
-    Default("max_num_batched_tokens", 2048),
-    # vllm/config/model.py (is_prefix_caching_supported, is_chunked_prefill_supported): on for models that generate
-    Default("enable_prefix_caching", True),
-    Default("enable_chunked_prefill", True),
-    # vllm/config/scheduler.py
-    Default("scheduling_policy", "fcfs"),
-    Default("long_prefill_token_threshold", 0),
-)
+@cache
+def defaults() -> dict[str, tuple[Default, ...]]:
+    """The defaults of each argument; the first that applies is the one."""
+    dated = dated_defaults().items()
+    return {name: tuple(Default(name, since, entry) for since, entry in entries) for name, entries in dated}
+
 
 # GPUs of 70 GiB and more, and some below, with their GiB.  What vLLM asks is the device itself.
 _GPU_GIB = (
@@ -116,19 +90,21 @@ class Machine:
         return False if False in answers else None if None in answers else True
 
     def _answers(self, default: Default) -> Iterator[bool | None]:
+        asked = default.of
         if default.since is not None:
             yield None if self.release is None else self.release >= default.since
-        if default.device is not None:
-            yield None if self.device is None else self.device == default.device
-        if default.gpu_gib is not None:
-            yield False if self.device == "cpu" else None if self.gpu_gib is None else self.gpu_gib >= default.gpu_gib
-        if default.offline is not None:
-            yield None if self.offline is None else self.offline == default.offline
+        if asked.device is not None:
+            yield None if self.device is None else self.device == asked.device
+        if asked.gpu_gib is not None:
+            yield False if self.device == "cpu" else None if self.gpu_gib is None else self.gpu_gib >= asked.gpu_gib
+        if asked.offline is not None:
+            yield None if self.offline is None else self.offline == asked.offline
 
     def text(self, default: Default) -> str:
         """What the default rests on, in words."""
-        of = [entry for entry in DEFAULTS if entry.argument == default.argument]
-        parts = [f"vLLM {self.version}" if self.version and any(entry.since for entry in of) else "vLLM"]
+        dated = defaults()[default.argument]
+        of = [entry.of for entry in dated]
+        parts = [f"vLLM {self.version}" if self.version and any(entry.since for entry in dated) else "vLLM"]
         if self.device and any(entry.device for entry in of):
             parts.append("on a CPU" if self.device == "cpu" else "on a GPU")
         if self.device != "cpu" and any(entry.gpu_gib for entry in of) and self.gpu_gib is not None:
@@ -139,44 +115,30 @@ class Machine:
         return f"default of {' '.join(parts)}"
 
 
-def release_of(version: object) -> Release | None:
-    """Major and minor of a version; ``None`` of one that tells nothing (a build without tags is called 0.1.dev)."""
-    match = re.match(r"v?(\d{1,6})\.(\d{1,6})", str(version or ""))
-    release = (int(match[1]), int(match[2])) if match else None
-    return None if release is None or release < (0, 6) else release
-
-
 def default_settings(machine: Machine) -> dict[str, Setting]:
     """The defaults of a machine.
 
     ``default`` where all that they depend on is known and nothing else was asked for, else ``unknown``, the value
     being an assumption; ``derived`` where the machine has no other value, or another argument tells it.
     """
-    return {
-        argument: _default_setting([entry for entry in DEFAULTS if entry.argument == argument], machine)
-        for argument in dict.fromkeys(entry.argument for entry in DEFAULTS)
-    }
+    return {argument: _default_setting(entries, machine) for argument, entries in defaults().items()}
 
 
 def _default_setting(entries: Sequence[Default], machine: Machine) -> Setting:
     possible = [entry for entry in entries if machine.applies(entry) is not False]
     certain = next(entry for entry in possible if machine.applies(entry))
-    value, words = _scaled(certain, machine), machine.text(certain)
+    value, words = certain.value(machine.ranks), machine.text(certain)
     before = possible[: possible.index(certain)]
-    others = {_scaled(entry, machine): entry for entry in before if _scaled(entry, machine) != value}
+    others = {entry.value(machine.ranks): entry for entry in before if entry.value(machine.ranks) != value}
     if others:
         return Setting(value, "unknown", f"assumed; {_otherwise(others, machine)}")
-    if certain.forced:
+    if certain.of.forced:
         return Setting(value, "derived", f"{words}, which has no other")
     if not machine.listed:
         return Setting(value, "unknown", f"assumed: {words}; the server's arguments are not recorded")
-    if machine.derived and any(entry.gpu_gib for entry in entries):
+    if machine.derived and any(entry.of.gpu_gib for entry in entries):
         return Setting(value, "derived", f"{words}, by {machine.derived}")
     return Setting(value, "default", words)
-
-
-def _scaled(default: Default, machine: Machine) -> int | bool | str:
-    return int(default.value) * machine.ranks if default.per_rank else default.value
 
 
 def _otherwise(others: Mapping[int | str, Default], machine: Machine) -> str:
@@ -185,14 +147,14 @@ def _otherwise(others: Mapping[int | str, Default], machine: Machine) -> str:
 
 
 def _condition(entry: Default, machine: Machine) -> str:
-    parts = []
-    if entry.device == "cpu" and machine.device is None:
+    parts, asked = [], entry.of
+    if asked.device == "cpu" and machine.device is None:
         parts.append("on a CPU")
-    if entry.gpu_gib is not None and machine.gpu_gib is None:
-        parts.append(f"on a GPU of at least {entry.gpu_gib} GiB")
+    if asked.gpu_gib is not None and machine.gpu_gib is None:
+        parts.append(f"on a GPU of at least {asked.gpu_gib} GiB")
     if entry.since is not None and machine.release is None:
-        parts.append(f"from vLLM {entry.since[0]}.{entry.since[1]} on")
-    if entry.offline and machine.offline is None:
+        parts.append("from vLLM " + ".".join(map(str, entry.since)).removesuffix(".0") + " on")
+    if asked.offline and machine.offline is None:
         parts.append("with the LLM class")
     return " ".join(parts)
 

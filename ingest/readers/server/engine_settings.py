@@ -16,11 +16,12 @@ from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.readers.documents import quoted, text, yaml_mapping
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.server.engine_arguments import ARGUMENTS, argument_value, checked_arguments
-from blis_replay.ingest.readers.server.engine_defaults import Machine, default_settings, gpu_gib_of, release_of
+from blis_replay.ingest.readers.server.engine_defaults import Machine, default_settings, gpu_gib_of
 from blis_replay.ingest.readers.server.log import ServerLog
 from blis_replay.ingest.recording import ENGINE_CHECK, Finding, Setting
 from blis_replay.ingest.rows import Rows, query
 from blis_replay.ingest.steps.records import detected_async
+from blis_replay.strict.engine_packs import choose_pack, known_release
 
 Source = tuple[str, str, Mapping[str, object]]  # source, detail, arguments
 
@@ -107,7 +108,7 @@ def _completed(machine: Machine, settings: Mapping[str, Setting]) -> Machine:
     machine = replace(
         machine,
         version="" if version is None else str(version.value),
-        release=None if version is None else release_of(version.value),
+        release=None if version is None else known_release(version.value),
         device=device_class,
         ranks=_product(int(rank.value) for rank in ranks if rank is not None),
     )
@@ -189,7 +190,14 @@ def engine_of(said: EngineEvidence, given: GivenArguments | None) -> tuple[dict[
     derived, doubts = _derived_blocks(log, known)
     sources += [derived, profile]
     settings, findings = engine_settings(sources, machine)
-    return settings, (*findings, *_findings_of_log(log), *doubts)
+    return settings, (*findings, *_findings_of_log(log), *doubts, *_findings_of_release(settings))
+
+
+def _findings_of_release(settings: Mapping[str, Setting]) -> list[Finding]:
+    """Which release's scheduling stands for one that was not compared itself."""
+    version = settings.get("vllm_version")
+    choice = None if version is None else choose_pack(str(version.value))
+    return [_finding(choice.remark, scheduled_as=choice.release)] if choice is not None and choice.remark else []
 
 
 def _machine(said: EngineEvidence) -> Machine:

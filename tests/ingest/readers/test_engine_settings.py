@@ -10,7 +10,7 @@ import pytest
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.readers.files import RecordedFile
-from blis_replay.ingest.readers.server.engine_defaults import Machine, gpu_gib_of, release_of
+from blis_replay.ingest.readers.server.engine_defaults import Machine, gpu_gib_of
 from blis_replay.ingest.readers.server.engine_settings import (
     RESOLVED,
     EngineEvidence,
@@ -180,14 +180,18 @@ def test_the_memory_of_a_gpu_by_its_name(name: str | None, gib: int | None) -> N
     assert gpu_gib_of(name) == gib
 
 
-def test_a_release_is_its_major_and_minor_number() -> None:
-    assert [release_of(v) for v in ("0.32.0+cpu", "v0.15.1rc2.dev3+gabc", "0.1.dev9", "main", None)] == [
-        (0, 32),
-        (0, 15),
-        None,
-        None,
-        None,
-    ]
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [
+        ("0.32.0", None),
+        ("0.99.0", "vLLM 0.99.0 is newer than any that was compared: scheduled as 0.33.0"),
+        ("0.32.1rc1.dev7+g12ab34", "vLLM 0.32.1rc1.dev7+g12ab34 itself was not compared: scheduled as 0.32.0"),
+        ("0.1.dev1+g2", "vLLM '0.1.dev1+g2' is no release: scheduled as the newest, 0.33.0"),
+    ],
+)
+def test_the_release_that_stands_for_the_recorded_one_is_a_finding(version: str, said: str | None) -> None:
+    _settings, findings = engine_of(evidence(ServerLog(version=version)), None)
+    assert messages(findings) == ([] if said is None else [said])
 
 
 def evidence(
