@@ -287,7 +287,8 @@ def _vidur_package(told: Told, option: str) -> None:
     from vidur.simulator import Simulator  # type: ignore[import-not-found,unused-ignore]
 
     given, fitted = told.arguments, option == "fitted"
-    replica, predictor = {"tensor_parallel_size": 1}, config.LinearRegressionExecutionTimePredictorConfig
+    predictor = config.LinearRegressionExecutionTimePredictorConfig
+    replica: dict[str, Any] = {"tensor_parallel_size": 1}
     profiles = {"cache_dir": str(told.folder / "cache")}
     if fitted:
         _give_vidur_step_times(told)

@@ -39,10 +39,9 @@ if TYPE_CHECKING:
     "asked",
     multiple=True,
     metavar="all|NAME,...",
-    help="Every one of these simulators on the experiments (all if none is named): embedded, embedded@RELEASE, "
-    "floor:constant, floor:line, dynamo[-fitted][:PYTHON], aiconfigurator[:PYTHON], "
-    "vidur[-fitted][:PYTHON or CHECKOUT], "
-    "llmservingsim:TABLE, blis, 'cmd:PATH ARGS'.",
+    help="Every one of these simulators on the experiments (all if none is named). There are embedded, "
+    "embedded@RELEASE, floor:constant, floor:line, dynamo[-fitted][:PYTHON], aiconfigurator[:PYTHON], "
+    "vidur[-fitted][:PYTHON or CHECKOUT], llmservingsim:TABLE, blis, 'cmd:PATH ARGS'.",
 )
 @click.option("--explain", is_flag=True, help="With --simulators: say what costs each simulator most (slow).")
 @click.option(
