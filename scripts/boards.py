@@ -1,9 +1,10 @@
 """Renew the leaderboards of docs/simulators.md, which need simulators that most machines do not have.
 
-    DYNAMO=.../bin/python AIC=.../bin/python DATA=... python scripts/boards.py [shipped|live|blis|pack ...]
+    python scripts/boards.py [shipped|live|blis|pack ...]
 
-Runs the commands that stand on the page, in a folder of their own, and keeps what they answer in
-``docs/simulators.json``.  ``scripts/docs.py`` makes the tables of that file and runs none of it.
+The environment names them: DYNAMO, AIC and VIDUR are Pythons, DATA is the folder of the recordings.  Runs the commands
+that stand on the page, in a folder of their own, and keeps what they answer in ``docs/simulators.json``.
+``scripts/docs.py`` makes the tables of that file and runs none of it.
 """
 
 from __future__ import annotations
@@ -20,27 +21,27 @@ from typing import Any
 from docs_pages import ROOT
 
 from blis_replay.ingest.tables import Table
-from blis_replay.validate.comparison.leaderboard_text import board_of, board_tables
+from blis_replay.validate.comparison.leaderboard_text import board_of, board_tables, cost_table
 from blis_replay.validate.text.answer import markdown
 
 KEPT = ROOT / "docs" / "simulators.json"
-_OTHERS = "dynamo:$DYNAMO,dynamo-fitted:$DYNAMO,aiconfigurator:$AIC"
+_OTHERS = "dynamo:$DYNAMO,dynamo-fitted:$DYNAMO,aiconfigurator:$AIC,vidur-fitted:$VIDUR"
 _OURS = "embedded,floor:constant,floor:line"
 _RTX = "$DATA/llmservingsim"
 # Each writes what it answers into files board*.json.
 COMMANDS: dict[str, tuple[str, ...]] = {
     "shipped": (
         "blis-replay compare 34b-general 34b-codegen 7b-codegen 70b-general mixtral-general 7b-train \\",
-        f"  --simulators all,{_OTHERS} --json > board.json",
+        f"  --simulators all,{_OTHERS} --explain --json > board.json",
     ),
     "live": (
         "blis-replay compare tiny-live-a tiny-live-a2 tiny-live-b tiny-live-c tiny-live-d tiny-live-e \\",
-        "  --coefficients cpu-vllm-0.32.0 --json \\",
-        f"  --simulators {_OURS},dynamo:$DYNAMO,dynamo-fitted:$DYNAMO > board.json",
+        "  --coefficients cpu-vllm-0.32.0 --explain --json \\",
+        f"  --simulators {_OURS},dynamo:$DYNAMO,dynamo-fitted:$DYNAMO,vidur-fitted:$VIDUR > board.json",
     ),
     "blis": (
         "blis-replay compare 34b-codegen 34b-roleplay 70b-hf-codegen 70b-roleplay mixtral-codegen mixtral-general \\",
-        "  mixtral-roleplay --simulators all,dynamo-fitted:$DYNAMO --json > board.json",
+        "  mixtral-roleplay --simulators all,dynamo-fitted:$DYNAMO,vidur-fitted:$VIDUR --explain --json > board.json",
     ),
     "pack": (
         f"mkdir rtx6000 && cp {_RTX}/RTXPRO6000/Qwen3-32B/vllm/*.json* rtx6000",
@@ -53,20 +54,21 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         "blis-replay calibrate --train rtx6000 --out two.yaml",
         f"cp {_RTX}/RTX4090/Llama-3.1-8B/outputs/sim.csv.gz rtx4090.csv.gz",
         f"cp {_RTX}/RTXPRO6000/Qwen3-32B/outputs/sim.csv.gz rtx6000.csv.gz",
-        "blis-replay compare rtx4090 34b-train --coefficients one.yaml --json \\",
+        "blis-replay compare rtx4090 34b-train --coefficients one.yaml --explain --json \\",
         f"  --simulators {_OURS},{_OTHERS},llmservingsim:rtx4090.csv.gz > board-1.json",
-        "blis-replay compare rtx6000 --coefficients two.yaml --json \\",
+        "blis-replay compare rtx6000 --coefficients two.yaml --explain --json \\",
         f"  --simulators {_OURS},{_OTHERS},llmservingsim:rtx6000.csv.gz > board-2.json",
     ),
 }
 # Of a score, what no table shows.
-_LEFT_OUT = ("not_modelled", "cost", "cost_not_told", "slug", "coefficients")
+_LEFT_OUT = ("not_modelled", "cost_not_told", "slug", "coefficients")
 
 
 def board_lines(name: str) -> list[str]:
     """A kept board as the page shows it: the means, a table a recording, and the commands."""
-    summary, *runs = board_tables(board_of(json.loads(KEPT.read_text("utf-8"))[name]))
-    lines = [*_lines(summary), ""]
+    board = board_of(json.loads(KEPT.read_text("utf-8"))[name])
+    summary, *runs = board_tables(board)
+    lines = [*_lines(summary), "", *_lines(cost_table(board)), ""]
     for table in runs:
         lines += [f"`{table.title}`{f' ({table.note})' if table.note else ''}:", "", *_lines(table), ""]
     return [*lines, "```sh", *COMMANDS[name], "```"]

@@ -14,8 +14,13 @@ from blis_replay.ingest.ingest import ingest_recording
 from blis_replay.ingest.store import open_for_reading, open_store
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.release_file import load_release
-from blis_replay.validate.comparison.leaderboard import Score, leaderboard
-from blis_replay.validate.comparison.leaderboard_text import board_of, board_tables, leaderboard_answer
+from blis_replay.validate.comparison.leaderboard import Board, Cost, Score, leaderboard
+from blis_replay.validate.comparison.leaderboard_text import (
+    board_of,
+    board_tables,
+    cost_table,
+    leaderboard_answer,
+)
 from blis_replay.validate.comparison.simulators import contestants
 from blis_replay.validate.experiment import DEFAULT_RELEASE
 from blis_replay.validate.report.report import answer_page
@@ -81,6 +86,22 @@ def test_a_board_is_shown_from_its_json_as_it_was(store: Path) -> None:
         board = leaderboard(opened, ["one"], found, absent)
     document = json.loads(json.dumps(leaderboard_answer(board).document))
     assert board_tables(board_of(document)) == board_tables(board)
+
+
+def test_what_costs_each_simulator_most_is_a_row_with_the_largest_evidence() -> None:
+    """Two of three say step time, so it is named; sizes are means of 10 and 30 %, evidence is that of 30 %."""
+
+    def score(alias: str, component: str, share: float, left: float = 0.02) -> Score:
+        cost = Cost({component: (-share, share / 2), "delays": (0.001, 0.0)}, left, {component: f"seen in {alias}"})
+        return Score("other", alias, alias, cost=cost)
+
+    scores = (score("a", "step time", 0.1), score("b", "prefix cache", 0.9), score("c", "step time", 0.3))
+    board = Board(("other",), scores, {})
+    assert cost_table(board).rows == [["other", "step time", "2 of 3", "20.0 %", "10.0 %", "c: seen in c"]]
+    document = json.loads(json.dumps(leaderboard_answer(board).document))
+    assert cost_table(board_of(document)) == cost_table(board)
+    far = Board(("other",), (score("a", "step time", 0.1, left=0.5),), {})
+    assert cost_table(far).rows == [["other", "not imitated", "1 of 1", "-", "-", "imitated within 50.0 % at best"]]
 
 
 def test_a_board_is_a_page_that_loads_nothing_and_escapes_what_others_wrote(store: Path) -> None:

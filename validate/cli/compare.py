@@ -143,21 +143,26 @@ def _simulators(
 
     from blis_replay.ingest.store import open_for_reading
     from blis_replay.validate.attribution.foreign import cost_of
-    from blis_replay.validate.comparison.leaderboard import leaderboard
+    from blis_replay.validate.comparison.leaderboard import joined, leaderboard
     from blis_replay.validate.comparison.leaderboard_text import leaderboard_answer
     from blis_replay.validate.comparison.simulators import contestants
     from blis_replay.validate.experiment import named_experiments, release_for
 
-    release = release_for(coefficients, names)
-    release.refuse_if_invalid()
-    with progress_line("replaying") as progress:
+    every = any("all" in one.split(",") for one in asked)
+    with open_for_reading(store_path) as store:
+        slugs = named_experiments(store, names or None)
+    # Each experiment gets the release that ships for it, unless one is named for all.
+    releases = {slug: release_for(coefficients, [slug]) for slug in slugs}
+    boards = []
+    for name in dict.fromkeys(release.name for release in releases.values()):
+        of_it = [slug for slug in slugs if releases[slug].name == name]
+        release = releases[of_it[0]]
+        release.refuse_if_invalid()
         found, absent = contestants(store_path, asked, release, blis_binary, timeout_s)
-        with open_for_reading(store_path) as store:
-            slugs = named_experiments(store, names or None)
-            every = any("all" in one.split(",") for one in asked)
-            say = partial(cost_of, release=release) if explain else None
-            board = leaderboard(store, slugs, found, absent, published=every, explain=say, progress=progress)
-            return leaderboard_answer(board)
+        say = partial(cost_of, release=release) if explain else None
+        with progress_line("replaying") as progress, open_for_reading(store_path) as store:
+            boards.append(leaderboard(store, of_it, found, absent, published=every, explain=say, progress=progress))
+    return leaderboard_answer(joined(boards))
 
 
 def _published(store: Store, coefficients: str | None, unseen: bool) -> Answer:

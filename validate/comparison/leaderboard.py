@@ -116,6 +116,13 @@ class Board:
         return [score for score in self.scores if score.simulator == simulator and not score.problem]
 
 
+def joined(boards: Sequence[Board]) -> Board:
+    """One board of several, each with recordings of its own; a simulator is absent that is so in all of them."""
+    names = dict.fromkeys(name for board in boards for name in board.simulators)
+    absent = {name: why for board in boards for name, why in board.absent.items() if name not in names}
+    return Board(tuple(names), tuple(score for board in boards for score in board.scores), absent)
+
+
 def leaderboard(
     store: Store,
     slugs: Sequence[str],

@@ -25,6 +25,13 @@ _ROWS = (
     Column("", "word"),
     *columns_named("E2E", "TTFT", "ITL", "E2E p99", "TTFT p99", kind="error_brief"),
     Column("most in", "text", wide=1),
+    Column("costs most", "text", wide=1),
+)
+_COSTS = (
+    Column("costs most", "text"),
+    Column("component", "text"),
+    *columns_named("recordings", "E2E", "TTFT", kind="word"),
+    Column("evidence", "text"),
 )
 _SUMMED = (("e2e", "mean"), ("ttft", "mean"), ("itl", "mean"), ("e2e", "p99"), ("ttft", "p99"))
 
@@ -35,7 +42,7 @@ def leaderboard_answer(board: Board) -> Answer:
     overloaded = {score.alias for score in board.scores if score.overloaded}
     notes: list[Part] = [Line(f"not run: {name}: {why}") for name, why in board.absent.items()]
     problems = Counter((score.simulator, score.problem) for score in board.scores if score.problem)
-    notes += [Line(f"no answer: {name}, {count} runs: {why}") for (name, why), count in problems.items()]
+    notes += [Line(f"no answer: {name}, {_counted(count, 'run')}: {why}") for (name, why), count in problems.items()]
     if overloaded:
         notes.append(Line(f"left out of the means, because overloaded: {', '.join(sorted(overloaded))}"))
     notes.append(
@@ -45,13 +52,14 @@ def leaderboard_answer(board: Board) -> Answer:
     )
     told = [_cost_line(score, score.cost) for score in board.scores if score.cost is not None]
     costs = Block(told, "what costs most, beside the engine here with its coefficients")
+    brief = costs if len(told) <= len(board.simulators) else cost_table(board)
     table, *runs = board_tables(board)
-    head = Line(f"{len(judged)} recordings, {len(board.simulators)} simulators")
+    head = Line(f"{_counted(len(judged), 'recording')}, {_counted(len(board.simulators), 'simulator')}")
     return Answer(
         page=[head, table, *runs, costs, Block(notes)],
         document=_document(board),
         data=_data(board),
-        brief=[head, table, costs, Block([*notes, "more: -v prints every recording"])],
+        brief=[head, table, brief, Block([*notes, "more: -v prints every recording"])],
     )
 
 
@@ -61,6 +69,37 @@ def board_tables(board: Board) -> list[Table]:
     counted = [name for name in answered if not all(score.overloaded for score in board.of(name))]
     summary = Table("", _SUMMARY, [_summary(name, board) for name in counted or answered])
     return [summary, *(_run_table(alias, board) for alias in dict.fromkeys(score.alias for score in board.scores))]
+
+
+def cost_table(board: Board) -> Table:
+    """A row a simulator: the component that costs it most on most recordings, and where it costs most of all.
+
+    The shares are means of their sizes over those recordings; the evidence is of the recording with the largest.
+    """
+    rows = [row for name in board.simulators if (row := _cost_row(name, board)) is not None]
+    return Table("", _COSTS, rows, "beside the engine here with its coefficients")
+
+
+def _cost_row(name: str, board: Board) -> list[Cell] | None:
+    told = [(score, score.cost) for score in board.of(name) if isinstance(score.cost, Cost)]
+    if not told:
+        return None
+    counts = Counter(_largest(cost) for _, cost in told)
+    component, count = counts.most_common(1)[0]
+    of_it = [(score, cost) for score, cost in told if _largest(cost) == component]
+    row: list[Cell] = [name, component, f"{count} of {len(told)}"]
+    if component not in of_it[0][1].shares:
+        left = min(cost.left for _, cost in of_it)
+        return [*row, "-", "-", f"imitated within {100 * left:.1f} % at best"]
+    score, cost = max(of_it, key=lambda pair: max(map(abs, pair[1].shares[component])))
+    e2e, ttft = (_percent([cost.shares[component][metric] for _, cost in of_it]) for metric in (0, 1))
+    return [*row, e2e, ttft, f"{score.alias}: {cost.evidence[component]}"]
+
+
+def _largest(cost: Cost | str | None) -> str:
+    if not isinstance(cost, Cost):
+        return "-" if cost is None else "not told"
+    return (cost.largest or "nothing") if cost.imitated else "not imitated"
 
 
 def _cost_line(score: Score, cost: Cost | str) -> Line:
@@ -77,6 +116,10 @@ def _cost_line(score: Score, cost: Cost | str) -> Line:
     also = f"; {' or '.join(cost.also)} would do as well" if cost.also else ""
     moved = f"E2E {100 * e2e:+.1f} %, TTFT {100 * ttft:+.1f} %"
     return Line(f"{who}: {cost.largest} ({moved}): {cost.evidence[cost.largest]}; {near}{also}")
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -126,6 +169,7 @@ def _row(score: Score) -> list[Cell]:
         word,
         *errors,
         "-" if worst is None else f"{worst[0]} {100 * worst[1]:+.1f} %",
+        _largest(score.cost),
     ]
 
 
@@ -196,11 +240,19 @@ def board_of(document: Mapping[str, Any]) -> Board:
             seconds=score["seconds"],
             peak_bytes=score["peak_bytes"],
             segments=score.get("segments", {}),
+            cost=_cost_of(score.get("cost")),
             problem=score["problem"] or "",
         )
         for score in document["scores"]
     ]
     return Board(tuple(document["simulators"]), tuple(scores), document.get("not_run", {}))
+
+
+def _cost_of(document: Mapping[str, Any] | None) -> Cost | None:
+    if document is None:
+        return None
+    shares = {name: (share["e2e"], share["ttft"]) for name, share in document["shares"].items()}
+    return Cost(shares, document["left"], document["evidence"], tuple(document["also"]))
 
 
 def _cost_json(cost: Cost) -> dict[str, object]:
