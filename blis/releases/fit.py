@@ -76,6 +76,11 @@ class Outside:
         """Whether a mean may rest on it: on what the excess costs, or on that the model has no cost for it."""
         return self.share >= _MANY and (self.time_share >= _FEW or not self.time_share)
 
+    @property
+    def unsure(self) -> float:
+        """How far the mean step may be off for it, either way, as a share of it; 0 where no mean may rest on it."""
+        return _UNSURE * self.time_share if self.matters else 0.0
+
     def __str__(self) -> str:
         """In words, with how far the mean step may be off for that alone."""
         said = f"{100 * self.share:.0f} % of steps lie outside of what the coefficients were fitted on ({self.words})"

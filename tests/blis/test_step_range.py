@@ -54,9 +54,11 @@ def test_what_the_excess_costs_is_what_the_model_says() -> None:
     found = outside(steps, fitted, LINE)
     assert found is not None
     assert found.time_share == pytest.approx(5 / 13.3, abs=1e-3)
+    assert found.unsure == pytest.approx(0.4 * 5 / 13.3, abs=1e-3)  # KV bytes over bandwidth: 20 % is one deviation
     without = outside(steps, fitted, LatencyModel("blackbox", 1_000_000, 0, 0))
     assert without is not None
     assert str(without).endswith("; the model gives that no cost")
+    assert without.unsure == 0
 
 
 def test_a_release_carries_the_range() -> None:

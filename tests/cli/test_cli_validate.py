@@ -87,21 +87,23 @@ def test_all_bundled_experiments_in_one_table(run: Run) -> None:
 
     70b-general touches its limit of sequences, so its mean TTFT hangs on which arrivals were drawn for it.  Of the
     overloaded ones of published aggregates only 34b-reasoning can be judged: 4 of its requests failed, 1,600 and more
-    of the others'.
+    of the others'.  Its steps and those of 7b-train lie outside of the fit, which may be 7 and 2 % of their means:
+    -15.6 of 15 % and -14 of 15 % are no verdict.
     """
     answer = run("validate", "--all")
     assert answer.code == 1
     tables, end = answer.out.split("* ground truth: published aggregates, requests reconstructed from them")
     gated, apart = tables.split("overloaded: judged by what was served, not by latencies:")
-    assert sum(line.rstrip().endswith("pass") for line in gated.splitlines()) == 16
-    (undecided,) = [line for line in gated.splitlines() if line.rstrip().endswith("open")]
-    assert undecided.startswith("70b-general*")
+    assert sum(line.rstrip().endswith("pass") for line in gated.splitlines()) == 15
+    undecided = [line.split()[0] for line in tables.splitlines() if line.rstrip().endswith("open")]
+    assert undecided == ["70b-general*", "7b-train", "34b-reasoning*"]
     failed = [line for line in apart.splitlines() if line.rstrip().endswith("fail")]
-    assert [line.split()[0] for line in failed] == ["34b-reasoning*", "tiny-live-e"]
+    assert [line.split()[0] for line in failed] == ["tiny-live-e"]
     assert sum(line.rstrip().endswith("not judged") for line in apart.splitlines()) == 3
     assert max(len(line) for line in answer.out.splitlines()) <= 80
     said = " ".join(end.split())
-    assert said.startswith("16 of 23 pass, 3 failed, 1 open, 3 not judged failed: 34b-reasoning: ITL -15.6 % (limit")
+    assert said.startswith("15 of 23 pass, 2 failed, 3 open, 3 not judged failed: tiny-live-b: E2E -13.5 % (limit")
+    assert "open: 34b-reasoning: within the ±7 % of steps beyond the fit" in said
     assert "not judged: 70b-hf-reasoning, 7b-reasoning, mixtral-reasoning: overloaded, and requests that failed" in said
 
 

@@ -15,7 +15,7 @@ from blis_replay.replay.release_file import load_release
 from blis_replay.replay.simulator import EmbeddedEngine
 from blis_replay.validate.comparison.compare import Comparison, compare_replay, with_draws
 from blis_replay.validate.comparison.comparison_text import comparison_answer
-from blis_replay.validate.comparison.spread import Draws
+from blis_replay.validate.comparison.spread import Draws, decided
 from blis_replay.validate.comparison.summary_text import draws_sentence
 from blis_replay.validate.experiment import DEFAULT_RELEASE
 
@@ -28,6 +28,22 @@ CELL = ("ttft", "mean")
 )
 def test_a_verdict_needs_all_reconstructions_on_one_side_of_15_percent(errors: list[float], decision: str) -> None:
     assert Draws({CELL: np.array(errors)}).decide(CELL, 0.15) == decision
+
+
+@pytest.mark.parametrize(
+    ("error", "unsure", "decision"),
+    [
+        (-0.156, 0.0, "fail"),
+        (-0.156, 0.07, "not decided"),  # -21.5 to -9.7 %
+        (-0.10, 0.04, "pass"),  # -13.6 to -6.4 %
+        (0.14, 0.02, "not decided"),  # +11.7 to +16.3 %
+        (-0.35, 0.10, "fail"),  # -41.5 to -28.5 %
+        (0.40, 0.40, "not decided"),  # -16 to +96 %: beyond on both sides, and anything between
+    ],
+)
+def test_what_is_unsure_beyond_the_fit_leaves_a_verdict_open(error: float, unsure: float, decision: str) -> None:
+    """An error of e is one of (1 + e) (1 - unsure) - 1 to (1 + e) (1 + unsure) - 1; 15 % pass."""
+    assert decided(np.array([error]), 0.15, unsure) == decision
 
 
 def test_what_was_published_is_the_same_in_every_reconstruction() -> None:

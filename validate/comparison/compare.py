@@ -24,7 +24,7 @@ from blis_replay.validate.comparison.sides import (
     replay_side,
     simulated_attainment,
 )
-from blis_replay.validate.comparison.spread import Decision, Draws, NoiseFloor, draw_errors
+from blis_replay.validate.comparison.spread import Decision, Draws, NoiseFloor, decided, draw_errors, unsure_of
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.metrics.latency import (
     METRICS,
@@ -164,18 +164,21 @@ class Comparison:
 
     @property
     def undecided(self) -> tuple[str, ...]:
-        """Those that some reconstructions of the requests pass and others fail."""
+        """Those that some reconstructions of the requests pass and others fail, or that steps beyond the fit may."""
         return tuple(name for name, decision in self._decisions.items() if decision == "not decided")
+
+    def decisions(self, unsure: float) -> dict[str, Decision]:
+        """By metric, or measure of an overloaded run, where simulated means may be off by a share (``decided``)."""
+        if self.overloaded:
+            judged = [(measure.slug, measure.error, self.limit(measure)) for measure in self.capacity or ()]
+        else:
+            errors = {metric: self.metrics[metric]["mean"].error for metric in THRESHOLDS}
+            judged = [(m, error, self.limit(m)) for m, error in errors.items() if error is not None]
+        return {name: self.decide((name, "mean"), error, limit, unsure) for name, error, limit in judged}
 
     @property
     def _decisions(self) -> dict[str, Decision]:
-        if self.overloaded:
-            measures = self.capacity or ()
-            return {
-                measure.slug: self._decided(measure.slug, measure.error, self.limit(measure)) for measure in measures
-            }
-        errors = {metric: self.metrics[metric]["mean"].error for metric in THRESHOLDS}
-        return {m: self._decided(m, error, self.limit(m)) for m, error in errors.items() if error is not None}
+        return self.decisions(unsure_of(self.replay))
 
     def limit(self, judged: str | Measure) -> float:
         """The largest absolute error of the mean of a metric, or of a measure, that passes."""
@@ -184,10 +187,11 @@ class Comparison:
         limit = THRESHOLDS[judged]
         return limit if self.noise is None else self.noise.at_least((judged, "mean"), limit)
 
-    def _decided(self, metric: str, error: float, limit: float) -> Decision:
-        if self.draws is not None and (metric, "mean") in self.draws.errors:
-            return self.draws.decide((metric, "mean"), limit)
-        return "fail" if abs(error) > limit else "pass"
+    def decide(self, cell: tuple[str, str], error: float, limit: float, unsure: float) -> Decision:
+        """What an error of a metric or measure comes to, or those of all reconstructions (``decided``)."""
+        if self.draws is not None and cell in self.draws.errors:
+            return self.draws.decide(cell, limit, unsure)
+        return decided(np.array([error]), limit, unsure)
 
     @property
     def unusable(self) -> dict[str, str]:
@@ -211,7 +215,7 @@ class Comparison:
         """Of a replay: ``not judged``: there is nothing to judge by, or it does not stand for the run.
 
         ``unusable``: a gated metric must not be used, and none of the others fails.  ``not decided``: it passes with
-        some reconstructions of the requests, and fails with others.
+        some reconstructions of the requests, and fails with others, or what lies outside of the fit may decide it.
         """
         if self.lost:
             return "not judged"

@@ -19,7 +19,7 @@ from blis_replay.compiled.arrays import Floats
 from blis_replay.fixtures.bundled import RECONSTRUCTIONS, redrawn
 from blis_replay.ingest.recording import RECORDED, Recording
 from blis_replay.ingest.store import Store, read_stored
-from blis_replay.replay.driver import replay
+from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.simulator import Simulator
 from blis_replay.validate.comparison.sides import recording_side, simulated_samples
@@ -155,10 +155,26 @@ class Draws:
         errors = self.errors[cell]
         return float(errors.min()), float(np.median(errors)), float(errors.max())
 
-    def decide(self, cell: Cell, limit: float) -> Decision:
-        """``pass`` if all errors are within the limit, ``fail`` if none is."""
-        within = np.abs(self.errors[cell]) <= limit
-        return "pass" if within.all() else "not decided" if within.any() else "fail"
+    def decide(self, cell: Cell, limit: float, unsure: float = 0.0) -> Decision:
+        """``pass`` if all errors are within the limit, ``fail`` if none is; ``unsure`` as of ``decided``."""
+        return decided(self.errors[cell], limit, unsure)
+
+
+def decided(errors: Floats, limit: float, unsure: float = 0.0) -> Decision:
+    """``pass`` if all that signed errors may be is within the limit, ``fail`` if none of it is.
+
+    ``unsure``: how far what was simulated may be off, either way, as a share of it: an error e may be anything from
+    (1 + e) (1 - unsure) - 1 to (1 + e) (1 + unsure) - 1.
+    """
+    low, high = ((1 + errors) * (1 + off) - 1 for off in (-unsure, unsure))
+    if bool(((low >= -limit) & (high <= limit)).all()):
+        return "pass"
+    return "fail" if bool(((high < -limit) | (low > limit)).all()) else "not decided"
+
+
+def unsure_of(run: ReplayRun | None) -> float:
+    """How far what a replay simulated may be off, as a share, because its steps lie outside of what was fitted."""
+    return 0.0 if run is None or run.outside is None else run.outside.unsure
 
 
 def draw_errors(

@@ -11,6 +11,7 @@ import numpy as np
 from blis_replay.ingest.recording import RECORDED
 from blis_replay.ingest.tables import Cell, Column, Table, Tone, Toned
 from blis_replay.validate.comparison.compare import Comparison, MetricCell, Verdict
+from blis_replay.validate.comparison.spread import unsure_of
 from blis_replay.validate.metrics.latency import METRIC_NAMES, METRICS, STATISTICS, THRESHOLDS
 from blis_replay.validate.metrics.objectives import attainment_json, attainment_line
 from blis_replay.validate.text.answer import RECONSTRUCTED, Block, Line, Part
@@ -45,17 +46,28 @@ def verdict_sentence(comparison: Comparison) -> str:
     judged = ", ".join(f"{name} {percent(error)} of ±{100 * limit:.3g} %" for name, error, limit in errors)
     refused = _refused(comparison)
     if comparison.verdict == "not decided":
-        return f"verdict: not decided by this reconstruction ({what}: {judged})"
+        why = beyond_fit(comparison) if _open_for_these(comparison) else "by this reconstruction"
+        return f"verdict: not decided {why} ({what}: {judged})"
     if comparison.verdict == "unusable":
         return f"verdict: could not be judged: {refused} ({what}: {judged})"
     also = f"; not judged: {refused}" if refused else ""
     return f"verdict: {comparison.verdict} ({what}: {judged}){also}"
 
 
+def beyond_fit(comparison: Comparison) -> str:
+    """How much steps outside of what the coefficients were fitted on leave open."""
+    return f"within the ±{100 * unsure_of(comparison.replay):.0f} % of steps beyond the fit"
+
+
+def _open_for_these(comparison: Comparison) -> bool:
+    """Whether a verdict is open for them alone, and not for how requests were reconstructed."""
+    return comparison.verdict == "not decided" and "not decided" not in comparison.decisions(0.0).values()
+
+
 def draws_sentence(comparison: Comparison) -> str:
-    """Median and range of the errors of all reconstructions; empty where the requests were recorded."""
+    """Median and range of the errors of all reconstructions; empty where they decide nothing."""
     draws = comparison.draws
-    if draws is None or not draws.count:
+    if draws is None or not draws.count or _open_for_these(comparison):
         return ""
     ranges = {METRIC_NAMES[m]: draws.range_of((m, "mean")) for m in THRESHOLDS if (m, "mean") in draws.errors}
     named = [f"{m} {percent(mid)} ({percent(low)} to {percent(high)})" for m, (low, mid, high) in ranges.items()]
@@ -242,7 +254,7 @@ def _outcome(ordered: Sequence[Comparison], not_judged: Mapping[str, str]) -> li
         if c.verdict == "fail":
             of_kind["failed"].setdefault(_beyond(c), []).append(c.alias)
         elif c.verdict == "not decided":
-            of_kind["open"].setdefault(_OPEN, []).append(c.alias)
+            of_kind["open"].setdefault(beyond_fit(c) if _open_for_these(c) else _OPEN, []).append(c.alias)
         elif c.verdict != "pass":
             of_kind["not judged"].setdefault(_why_not_judged(c), []).append(c.alias)
     for alias, why in not_judged.items():

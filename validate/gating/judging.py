@@ -19,7 +19,8 @@ from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.simulator import EmbeddedEngine
 from blis_replay.validate.comparison.compare import Comparison, compare_replay, with_draws
 from blis_replay.validate.comparison.sides import simulated_samples
-from blis_replay.validate.comparison.spread import NoiseFloor
+from blis_replay.validate.comparison.spread import NoiseFloor, unsure_of
+from blis_replay.validate.comparison.summary_text import beyond_fit
 from blis_replay.validate.gating.policy import Check, Interval, Judgement, Ordered, Outcome, Policy, Standing
 from blis_replay.validate.metrics.latency import LatencySamples
 from blis_replay.validate.metrics.observed import Observed, observed_requests, samples_of
@@ -221,14 +222,16 @@ def _held(rule: str, comparison: Comparison, cell: Cell, named: str, error: floa
     """One error against its limit, or what reality differs by; of reconstructed requests those of all of them."""
     if comparison.noise is not None and rule == "threshold":
         limit = comparison.noise.at_least(cell, limit)
-    message, outcome = f"{named}: error {100 * error:+.2f} %", "fail" if abs(error) > limit else "pass"
+    message = f"{named}: error {100 * error:+.2f} %"
     if comparison.draws is not None and cell in comparison.draws.errors:
         low, middle, high = (100 * value for value in comparison.draws.range_of(cell))
         message += f" ({comparison.draws.count} reconstructions: {middle:+.2f} %, {low:+.2f} to {high:+.2f})"
-        outcome = comparison.draws.decide(cell, limit)
     message += f", at most {100 * limit:g} % either way"
+    outcome: str = comparison.decide(cell, error, limit, unsure_of(comparison.replay))
     if outcome == "not decided":
-        message, outcome = f"{message}: not decided by this reconstruction", "not judged"
+        by_draws = comparison.decide(cell, error, limit, 0.0) == outcome
+        why = "by this reconstruction" if by_draws else beyond_fit(comparison)
+        message, outcome = f"{message}: not decided {why}", "not judged"
     metric, statistic = cell
     return Check(rule, comparison.alias, metric, statistic, _OUTCOMES[outcome], message, error, limit)
 
