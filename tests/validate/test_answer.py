@@ -51,7 +51,7 @@ def test_html_escapes_and_draws_bars() -> None:
     table = Table("<t>", COLUMNS[:2], [["<a>", 1], ["b", 2]], bars="count")
     shown = html(table)
     assert "<caption>&lt;t&gt;</caption>" in shown
-    assert '<th scope="row">&lt;a&gt;</th><td>1</td>' in shown
+    assert '<th scope="row" class="text">&lt;a&gt;</th><td>1</td>' in shown
     assert "width: 50.0%" in shown and "width: 100.0%" in shown
 
 

@@ -210,11 +210,19 @@ def provenance_tables(evidence: Evidence, command: str) -> list[Table]:
     files = tuple((f.name, f.kind, f"{f.bytes:,}", f"{f.records:,}", f"{f.rejected_count:,}", f.sha256) for f in shown)
     left = len(recording.files) - len(shown)
     tables = [
-        Table("Provenance", columns_named("", "value"), tuple(facts)),
-        Table("Engine arguments of the recording", columns_named("argument", "value", "source", "from"), engine),
+        Table("Provenance", columns_named("", "value", kind="text"), tuple(facts)),
+        Table(
+            "Engine arguments of the recording",
+            columns_named("argument", "value", "source", "from", kind="text"),
+            engine,
+        ),
         Table(
             "Files of the recording",
-            columns_named("file", "kind", "bytes", "records", "rejected", "SHA-256"),
+            (
+                *columns_named("file", "kind", kind="text"),
+                *columns_named("bytes", "records", "rejected"),
+                *columns_named("SHA-256", kind="text"),
+            ),
             files,
             note=f"and {left:,} more" if left else "",
         ),

@@ -212,7 +212,11 @@ def html(table: Table) -> str:
     """A table in HTML; a bar is a span whose width is a share of its cell."""
     note = f' <span class="note">({html_text(table.note)})</span>' if table.note else ""
     # A header without a text would be announced as one.
-    names = "".join(f'<th scope="col">{html_text(name)}</th>' if name else "<td></td>" for name in table.names)
+    heads = [
+        (name, ' class="text"' if column.kind == "text" else "")
+        for name, column in zip(table.names, table.columns, strict=True)
+    ]
+    names = "".join(f'<th scope="col"{text}>{html_text(name)}</th>' if name else "<td></td>" for name, text in heads)
     bars = [_bar(length) for length in bar_lengths(table)] if table.bars else [""] * len(table.rows)
     return "\n".join(
         [
@@ -231,8 +235,10 @@ def _cells(table: Table, row: Sequence[Cell]) -> str:
     for cell, column in zip(row, table.columns, strict=True):
         value = plain(cell)
         tag, of = ("td", "") if shown else ("th", ' scope="row"')
-        long = " class=long" if isinstance(value, str) and len(value) > _LONG_CELL else ""
-        shown.append(f"<{tag}{of}{long}>{html_text(cell_text(cell, column.kind))}</{tag}>")
+        text = "text" if column.kind == "text" else ""
+        long = "long" if isinstance(value, str) and len(value) > _LONG_CELL else ""
+        kinds = f' class="{" ".join(filter(None, (text, long)))}"' if text or long else ""
+        shown.append(f"<{tag}{of}{kinds}>{html_text(cell_text(cell, column.kind))}</{tag}>")
     return "".join(shown)
 
 

@@ -113,6 +113,8 @@ def test_what_is_folded_on_the_screen_is_printed(browser, planted_report: Report
     assert page.evaluate(seen % "contentVisibilityAuto: true") == of_all > 5
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), "a sheet has no scroll bar"
     assert page.evaluate("[...document.querySelectorAll('.scroll')].every(s => s.scrollHeight <= s.clientHeight + 1)")
+    sheets = len(re.findall(rb"/Type\s*/Page\b", page.pdf(format="A4", prefer_css_page_size=True)))
+    assert sheets <= 1 + 3 * 2, "three sheets per experiment, and one with the overview"
     page.close()
 
 
