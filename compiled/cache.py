@@ -1,8 +1,7 @@
-"""How functions are compiled, and where the compiled code is kept.
+"""Where compiled code is kept.
 
-Numba notices a change of the file a function stands in, not of the files it calls.  So
-the cache folder is named by a hash of all its sources: stale code cannot be
-loaded.  Without a writable folder the functions are compiled afresh in every process.
+The cache folder is named by a hash of all sources that the code is made of, and of Numba's version: stale code cannot
+be loaded.  Without a writable folder the functions are compiled afresh in every process.
 
 What is loaded is run: a folder that another user could write is not used, and every file has a checksum, without
 which, or with a wrong one, it counts as absent.
@@ -11,56 +10,18 @@ which, or with a wrong one, it counts as absent.
 from __future__ import annotations
 
 import hashlib
-import importlib
+import importlib.metadata
 import os
-import pickle
 import stat
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
 
-from blis_replay.compiled.numba_parts import EntryCompiler, PartCompiler, numba
+from blis_replay.compiled.files import whole_file
 
-_caching: Any = importlib.import_module("numba.core.caching")
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
-# Compiled functions allocate nothing, so references need not be counted (_nrt): counting takes most of the time of
-# compiling, and in short functions of running.  None of their divisions can be by zero (error_model).
-_OPTIONS: dict[str, Any] = {"error_model": "numpy", "_nrt": False, "no_cfunc_wrapper": True}
-
-
-class Decorator(Protocol):
-    """Compiles a function; to the type checker it stays what it is."""
-
-    def __call__(self, function: _Function, /) -> _Function:
-        """The compiled function."""
-
-
-def decorators(package: Path, *others: Path, inline: bool = False) -> tuple[Decorator, Decorator]:
-    """``entry``, for functions that Python calls, and ``compiled``, for those that only compiled functions call.
-
-    ``package``: the folder they are in.  ``others``: files beyond it whose constants or functions are part of the
-    compiled code, which is kept in ``cache_folder(package, *others)``.  ``inline``: what is ``compiled`` becomes part
-    of its callers.
-    """
-    folder = cache_folder(package, *others)
-
-    def entry(function: _Function, /) -> _Function:
-        if folder is not None:
-            # Read when a function is decorated; another package may have set its own since.
-            numba.config.CACHE_DIR = str(folder)
-        compiled: Any = numba.njit(cache=folder is not None, pipeline_class=EntryCompiler, **_OPTIONS)(function)
-        if folder is not None and not numba.config.DISABLE_JIT:  # without it the function stays as it is
-            compiled._cache._cache_file = _CheckedFiles.of(compiled._cache)
-        return cast("_Function", compiled)
-
-    def part(function: _Function, /) -> _Function:
-        options = {"no_cpython_wrapper": True, "forceinline": True} if inline else {"no_cpython_wrapper": True}
-        return cast("_Function", numba.njit(pipeline_class=PartCompiler, **options, **_OPTIONS)(function))
-
-    return entry, part
+# The names of what is kept end so.
+SUFFIX = ".nbc"
 
 
 def cache_folder(package: Path, *others: Path) -> Path | None:
@@ -73,7 +34,7 @@ def cache_folder(package: Path, *others: Path) -> Path | None:
 
 
 def _sources_hash(sources: Iterable[Path]) -> str:
-    digest = hashlib.sha256(numba.__version__.encode())
+    digest = hashlib.sha256(importlib.metadata.version("numba").encode())
     for path in sources:
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
@@ -112,33 +73,10 @@ def _is_own(folder: Path, *, others_may_write: bool = False) -> bool:
 _CHECKSUM_BYTES = hashlib.sha256().digest_size
 
 
-class _CheckedFiles(_caching.IndexDataCacheFile):  # type: ignore[misc]  # Numba has no types
-    """Numba's files of one function, each behind the checksum of what follows."""
-
-    @classmethod
-    def of(cls, cache: Any) -> _CheckedFiles:
-        """In place of the ones that a function's cache has."""
-        files = cache._cache_file
-        return cls(cache._cache_path, cache._impl.filename_base, files._source_stamp)
-
-    def _dump(self, value: object) -> bytes:
-        content: bytes = super()._dump(value)
-        return hashlib.sha256(content).digest() + content
-
-    def _load_index(self) -> dict[Any, str]:
-        content = intact(Path(self._index_path))
-        version, stamp, overloads = (None, None, {}) if content is None else pickle.loads(content)  # noqa: S301  # ours
-        return overloads if (version, stamp) == (self._version, self._source_stamp) else {}
-
-    def _save_index(self, overloads: dict[Any, str]) -> None:
-        with self._open_for_write(self._index_path) as file:
-            file.write(self._dump((self._version, self._source_stamp, overloads)))
-
-    def _load_data(self, name: str) -> Any:
-        content = intact(Path(self._data_path(name)))
-        if content is None:
-            raise FileNotFoundError(name)  # so it is made again
-        return pickle.loads(content)  # noqa: S301  # ours
+def keep(path: Path, content: bytes) -> None:
+    """Write a file of the cache, behind its checksum; on a full disk there is none."""
+    with suppress(OSError), whole_file(path) as file:
+        file.write(hashlib.sha256(content).digest() + content)
 
 
 def intact(path: Path) -> bytes | None:
@@ -153,4 +91,4 @@ def intact(path: Path) -> bytes | None:
 
 def damaged(folder: Path) -> list[Path]:
     """The files of a cache folder that are not what was written; they count as absent."""
-    return [path for path in sorted(folder.rglob("*.nb[ic]")) if intact(path) is None]
+    return [path for path in sorted(folder.rglob(f"*{SUFFIX}")) if intact(path) is None]

@@ -1,8 +1,10 @@
 """Numba as this program uses it: compiled functions are parts of entries, and tables are handed over by reference.
 
+Only what has to be compiled imports this module: code that was kept runs without Numba (``functions``).
+
 Numba makes machine code of each function, with all that it calls copied into it, and so makes and optimises the same
-code once a caller.  Here a function that only compiled ones call stays a part, a few lines of LLVM's language: an
-``Entry`` links each of its parts once, and is optimised and made machine code as one.
+code once a caller.  Here every function stays a part, a few lines of LLVM's language.  ``machine_code`` links what an
+entry calls, each part once, behind a function with a plain C signature, and optimises it as one.
 
 A NamedTuple of twenty arrays is 150 arguments in each call.  ``by_reference`` hands over its address instead.
 """
@@ -14,8 +16,10 @@ import importlib
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
 
 
 def _numba() -> Any:
@@ -54,7 +58,10 @@ def _import_without_scipy() -> None:
 
 numba = _numba()
 _import_without_scipy()
+_ir: Any = importlib.import_module("llvmlite.ir")
 _types: Any = importlib.import_module("numba.core.types")
+_registry: Any = importlib.import_module("numba.core.registry")
+_compiler_lock: Any = importlib.import_module("numba.core.compiler_lock").global_compiler_lock
 _codegen: Any = importlib.import_module("numba.core.codegen")
 _compiler: Any = importlib.import_module("numba.core.compiler")
 _extending: Any = importlib.import_module("numba.core.extending")
@@ -63,8 +70,6 @@ _imputils: Any = importlib.import_module("numba.core.imputils")
 _templates: Any = importlib.import_module("numba.core.typing.templates")
 _cgutils: Any = importlib.import_module("numba.core.cgutils")
 _LOCAL = _codegen.ll.Linkage.internal, _codegen.ll.Linkage.private
-
-_T = TypeVar("_T")
 
 # -- Parts and entries ------------------------------------------------------------------------
 
@@ -120,47 +125,125 @@ class _NoEnvironment:
 class _EntryLibrary(_codegen.JITCodeLibrary):  # type: ignore[misc]
     """The code of a function that Python calls, with all of its parts."""
 
-    def __init__(self, codegen: Any, name: str) -> None:
-        super().__init__(codegen, name)
-        self._linking_libraries: list[Any] = []
-        self._own: set[str] = set()
-
     def add_llvm_module(self, module: Any) -> None:
-        """Take a module of this function, or of its call from Python."""
-        self._own |= {function.name for function in module.functions if not function.is_declaration}
-        super().add_llvm_module(module)
+        """Take the module with the call from Python."""
+        module.data_layout = self._codegen._data_layout
+        self._final_module.link_in(module)
 
-    def finalize(self) -> None:
-        """Link each part once, and optimise."""
-        self._linking_libraries = list(dict.fromkeys(_linked(self._linking_libraries)))
-        super().finalize()
-
-    def _optimize_final_module(self) -> None:
+    def machine_code(self, symbol: str) -> bytes:
+        """Link each part once, optimise, and make an object file."""
+        for library in dict.fromkeys(_linked(self._linking_libraries)):
+            self._final_module.link_in(library._get_module_for_linking(), preserve=True)
         for function in self._final_module.functions:
-            if not function.is_declaration and function.name not in self._own:
+            if not function.is_declaration and function.name != symbol:
                 function.linkage = "internal"  # nobody else calls it, so that its arguments may change
         # Numba first runs passes that inline, to find references that cancel out: nothing here counts references.
         passes, builder = self._codegen._module_pass_manager()
         passes.run(self._final_module, builder)
+        self._final_module.verify()
+        code: bytes = self._codegen._tm.emit_object(self._final_module)
+        return code
 
 
-class EntryCompiler(_compiler.CompilerBase):  # type: ignore[misc]
-    """Numba's passes, for a function that Python calls."""
-
-    library: Any = _EntryLibrary
+class _PartCompiler(_compiler.CompilerBase):  # type: ignore[misc]  # Numba has no types
+    """Numba's passes, for a function that becomes part of others."""
 
     def define_pipelines(self) -> list[Any]:
         """The passes, into a library of ours."""
         state = self.state
-        state.library = self.library(state.targetctx.codegen(), state.func_id.func_qualname)
+        state.library = _PartLibrary(state.targetctx.codegen(), state.func_id.func_qualname)
         state.library.enable_object_caching()
         return [_compiler.DefaultPassBuilder.define_nopython_pipeline(state)]
 
 
-class PartCompiler(EntryCompiler):
-    """Numba's passes, for a function that only compiled ones call."""
+# Compiled functions allocate nothing, so references need not be counted (_nrt): counting takes most of the time of
+# compiling, and in short functions of running.  None of their divisions can be by zero (error_model).
+_OPTIONS: dict[str, Any] = {
+    "error_model": "numpy",
+    "_nrt": False,
+    "no_cfunc_wrapper": True,
+    "no_cpython_wrapper": True,
+    "pipeline_class": _PartCompiler,
+}
 
-    library = _PartLibrary
+
+def part(function: Callable[..., Any], inline: bool) -> Any:
+    """A function, compiled once for each kind of arguments that another calls it with."""
+    return numba.njit(**_OPTIONS, **({"forceinline": True} if inline else {}))(function)
+
+
+# -- The call from Python ---------------------------------------------------------------------
+
+_WORD, _REAL, _CODE = _ir.IntType(64), _ir.DoubleType(), _ir.IntType(32)
+
+
+def machine_code(entry: Any, arguments: tuple[Any, ...], symbol: str) -> tuple[str, bytes]:
+    """What a function answers, and its object file, in which it has the name ``symbol``.
+
+    What it answers: a letter for each value (i: int, f: float, b: bool), with a t before those of a tuple.  The call is
+    ``int32 symbol(int64 *arguments, int64 *answers)`` with words as of ``functions.words_of``; not 0: it failed.
+    """
+    kinds = tuple(map(_kind, arguments))
+    entry.compile(kinds)
+    made = entry.overloads[kinds]
+    context, answer = made.target_context, made.signature.return_type
+    library = _EntryLibrary(context.codegen(), symbol)
+    module = context.create_module(symbol)
+    function = _ir.Function(module, _ir.FunctionType(_CODE, [_WORD.as_pointer()] * 2), symbol)
+    builder = _ir.IRBuilder(function.append_basic_block("entry"))
+    words = iter(range(1 << 31))
+    values = [_loaded(builder, function.args[0], words, context.get_value_type(kind)) for kind in kinds]
+    called = context.call_conv.get_function_type(answer, kinds)
+    called = _ir.Function(module, called, made.fndesc.llvm_func_name)
+    status, value = context.call_conv.call_function(builder, called, answer, kinds, values)
+    several = isinstance(answer, _types.BaseTuple)
+    members = tuple(answer) if several else () if answer == _types.none else (answer,)
+    for place in range(len(members)):
+        one = builder.extract_value(value, place) if several else value
+        _store(builder, one, builder.gep(function.args[1], [_ir.Constant(_WORD, place)]))
+    builder.ret(status.code)
+    with _compiler_lock:
+        library.add_ir_module(module)
+        library.add_linking_library(made.library)
+        return "t" * several + "".join(map(_letter, members)), library.machine_code(symbol)
+
+
+def _kind(argument: Any) -> Any:
+    if isinstance(argument, bool | np.bool_):
+        return _types.boolean
+    if isinstance(argument, int | np.integer):
+        return _types.int64
+    if isinstance(argument, float | np.floating):
+        return _types.float64
+    if isinstance(argument, tuple):
+        return _types.BaseTuple.from_types(tuple(map(_kind, argument)), type(argument))
+    return numba.typeof(argument)
+
+
+def _letter(kind: Any) -> str:
+    return "b" if isinstance(kind, _types.Boolean) else "f" if isinstance(kind, _types.Float) else "i"
+
+
+def _loaded(builder: Any, words: Any, places: Iterator[int], kind: Any) -> Any:
+    """A value of a type of LLVM, its members one word each."""
+    if isinstance(kind, _ir.Aggregate):
+        value = _ir.Constant(kind, _ir.Undefined)
+        for place, member in enumerate(kind.elements):
+            value = builder.insert_value(value, _loaded(builder, words, places, member), place)
+        return value
+    word = builder.load(builder.gep(words, [_ir.Constant(_WORD, next(places))]))
+    if isinstance(kind, _ir.PointerType):
+        return builder.inttoptr(word, kind)
+    return builder.bitcast(word, _REAL) if kind == _REAL else word if kind == _WORD else builder.trunc(word, kind)
+
+
+def _store(builder: Any, value: Any, place: Any) -> None:
+    """A number or truth value as a word."""
+    if value.type == _REAL:
+        value = builder.bitcast(value, _WORD)
+    elif value.type != _WORD:
+        value = builder.zext(value, _WORD)
+    builder.store(value, place)
 
 
 # -- By reference -----------------------------------------------------------------------------
@@ -202,7 +285,8 @@ def _field(context: Any, builder: Any, reference: Any, address: Any, name: str) 
 _extending.lower_getattr_generic(_Reference)(_field)
 
 
-def _by_reference(typing: Any, whole: Any) -> Any:
+def by_reference(typing: Any, whole: Any) -> Any:
+    """Makes the code of ``functions.by_reference``."""
     del typing
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -213,9 +297,8 @@ def _by_reference(typing: Any, whole: Any) -> Any:
     return _Reference(whole)(whole), code
 
 
-def _itself(whole: _T) -> _T:
-    return whole
-
-
-# The NamedTuple, to be called in an entry, whose end the address does not outlive.
-by_reference = _itself if numba.config.DISABLE_JIT else _extending.intrinsic(_by_reference)
+def type_of_intrinsic(make: Callable[..., Any]) -> Any:
+    """The type of a function that ``make`` makes code of."""
+    made, known = _extending.intrinsic(make), _registry.cpu_target.typing_context
+    known.refresh()
+    return known.resolve_value_type(made)

@@ -313,7 +313,7 @@ def yaml(campaign: Campaign) -> None:
 
 _SMALL = """
 from pathlib import Path
-from blis_replay.compiled.cache import decorators
+from blis_replay.compiled.functions import decorators
 entry, _ = decorators(Path(__file__).parent)
 
 @entry

@@ -33,7 +33,7 @@ from blis_replay.blis.result import SimResult
 from blis_replay.blis.setup import queueing_times
 from blis_replay.blis.trace import EngineConfig, RequestTrace
 from blis_replay.compiled.arrays import Floats, Int64s
-from blis_replay.compiled.numba_parts import by_reference
+from blis_replay.compiled.functions import by_reference
 
 _OF_STEPS = ("scheduled_step", "first_step", "last_step")
 

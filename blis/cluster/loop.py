@@ -10,7 +10,7 @@ from blis_replay.blis.kernel.free_queue import drop, enter, is_listed, oldest
 from blis_replay.blis.kernel.loop import IDLE, NEEDS_ROOM, STUCK, advance
 from blis_replay.blis.kernel.state import NEVER, NONE, State
 from blis_replay.compiled.arrays import Floats, Int64s
-from blis_replay.compiled.numba_parts import by_reference
+from blis_replay.compiled.functions import by_reference
 
 
 @entry

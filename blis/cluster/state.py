@@ -20,7 +20,7 @@ from blis_replay.blis.kernel.state import Record, State, Table, dtype_of, f64, i
 from blis_replay.blis.setup import eligible_times, empty_lru, new_state, with_room
 from blis_replay.blis.trace import EngineConfig, RequestTrace
 from blis_replay.compiled.arrays import Int64s
-from blis_replay.compiled.cache import decorators
+from blis_replay.compiled.functions import decorators
 
 entry, compiled = decorators(Path(__file__).parent, *sorted(k.FOLDER.glob("*.py")), inline=True)
 

@@ -59,7 +59,7 @@ from blis_replay.blis.kernel.state import (
 )
 from blis_replay.blis.kernel.step_time import batch_duration_us
 from blis_replay.compiled.arrays import Floats, Int8s, Int64s
-from blis_replay.compiled.numba_parts import by_reference
+from blis_replay.compiled.functions import by_reference
 
 
 class Drafted:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from blis_replay.compiled.cache import cache_folder, decorators
+from blis_replay.compiled.cache import cache_folder
+from blis_replay.compiled.functions import decorators
 
 _FOLDER = Path(__file__).parent
 

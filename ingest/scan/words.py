@@ -7,14 +7,13 @@ type allows it; ``at``: the position of a byte, from which eight have to be ther
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba.core import types
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from blis_replay.compiled.functions import Intrinsic
 from blis_replay.ingest.scan.compiled import compiled, inlined
 
 Words = NDArray[np.uint64]
@@ -29,6 +28,8 @@ _PLACES = np.uint64(0x0001020304050607)
 
 def _word_at(typing_context: Any, words: Any, at: Any) -> Any:
     """The eight bytes from any position: Numba itself loads only what is aligned."""
+    del typing_context
+    ir, types = import_module("llvmlite.ir"), import_module("numba.core.types")
 
     def load(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, given[0]).data
@@ -38,7 +39,7 @@ def _word_at(typing_context: Any, words: Any, at: Any) -> Any:
     return types.uint64(words, types.intp), load
 
 
-_made: Any = intrinsic(_word_at)
+_made: Any = Intrinsic(lambda: _word_at)
 word_at: Callable[[NDArray[Any], int], Any] = _made
 
 

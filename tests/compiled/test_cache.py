@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 MODULE = """
 from pathlib import Path
-from blis_replay.compiled.cache import decorators
+from blis_replay.compiled.functions import decorators
 
 entry, compiled = decorators(Path(__file__).parent)
 
@@ -70,14 +70,13 @@ def test_a_change_of_any_source_of_a_package_makes_another_folder(tmp_path: Path
     assert len(kept(tmp_path / "cache")) == 2
 
 
-@pytest.mark.parametrize("suffix", ["nbi", "nbc"])
 @pytest.mark.parametrize("damage", ["emptied", "cut", "flipped"])
-def test_a_damaged_file_is_compiled_afresh_and_told(tmp_path: Path, suffix: str, damage: str) -> None:
-    """Unchecked, an empty one ends in EOFError, and a flipped bit of machine code in a segmentation fault."""
+def test_a_damaged_file_is_compiled_afresh_and_told(tmp_path: Path, damage: str) -> None:
+    """Unchecked, a flipped bit of machine code ends in a segmentation fault."""
     package(tmp_path, "one")
     code = "from one.code import twice; print(twice(21))"
     run(tmp_path, code, tmp_path / "cache")
-    (path,) = (tmp_path / "cache").rglob(f"*.{suffix}")
+    (path,) = (tmp_path / "cache").rglob("*.nbc")
     whole = bytearray(path.read_bytes())
     if damage == "flipped":
         whole[len(whole) // 2] ^= 1
@@ -88,14 +87,21 @@ def test_a_damaged_file_is_compiled_afresh_and_told(tmp_path: Path, suffix: str,
 
 
 def test_a_folder_that_others_can_write_is_not_used(tmp_path: Path) -> None:
-    """What lies there would be run: here a pickle that prints."""
+    """What lies there would be run: here bytes that are no machine code, with the checksum of such."""
     package(tmp_path, "one")
     code = "from one.code import twice; print(twice(21))"
     run(tmp_path, code, tmp_path / "cache")
-    (path,) = (tmp_path / "cache").rglob("*.nbi")
-    content = b"cbuiltins\nprint\n(S'executed'\ntR."
+    (path,) = (tmp_path / "cache").rglob("*.nbc")
+    content = b"i\nno machine code"
     path.write_bytes(hashlib.sha256(content).digest() + content)
-    path.parent.parent.chmod(0o777)
+    ended = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{code}"],
+        capture_output=True,
+        env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")},
+        check=False,
+    )
+    assert ended.returncode != 0
+    path.parent.chmod(0o777)
     assert run(tmp_path, code, tmp_path / "cache") == "42\n"
 
 
@@ -105,8 +111,8 @@ def test_a_file_of_the_working_directory_does_not_configure_numba(
     package(tmp_path, "one")
     monkeypatch.chdir(tmp_path)
     Path(".numba_config.yaml").write_text("disable_jit: 1\n")
-    code = "from one.code import twice; import numba, yaml; print(twice(21), numba.config.DISABLE_JIT)"
-    assert run(tmp_path, code, tmp_path / "cache") == "42 0\n"
+    code = "from one.code import twice; print(twice(21)); import numba, yaml; print(numba.config.DISABLE_JIT)"
+    assert run(tmp_path, code, tmp_path / "cache") == "42\n0\n"
 
 
 def test_the_same_source_runs_as_plain_python(tmp_path: Path) -> None:
@@ -121,8 +127,8 @@ PARTS = """
 from pathlib import Path
 from typing import NamedTuple
 import numpy as np
-from blis_replay.compiled.cache import decorators
-from blis_replay.compiled.numba_parts import by_reference
+from blis_replay.compiled.functions import decorators
+from blis_replay.compiled.functions import by_reference
 
 entry, compiled = decorators(Path(__file__).parent)
 
@@ -158,4 +164,36 @@ def test_parts_are_compiled_as_one_with_what_python_calls(tmp_path: Path, settin
         f"import os; os.environ['NUMBA_DISABLE_JIT'] = '{setting}'\nfrom one.code import *; print(work(Both(*numbers)))"
     )
     assert [run(tmp_path, code, tmp_path / "cache") for _first_and_kept in range(2)] == ["320\n"] * 2
-    assert len(list((tmp_path / "cache").rglob("*.nbi"))) == 1 - int(setting)
+    assert len(list((tmp_path / "cache").rglob("*.nbc"))) == 1 - int(setting)
+
+
+def test_kept_code_runs_without_numba(tmp_path: Path) -> None:
+    """Its import takes longer than most replays; answers are a number of each kind, and arguments of other dtypes."""
+    package(tmp_path, "one")
+    (tmp_path / "one" / "code.py").write_text(KINDS)
+    code = "import sys; from one.code import *; print(every_kind(*given), 'numba' in sys.modules)"
+    answer = "((7, 2.5, True), None)"
+    said = [run(tmp_path, code, tmp_path / "cache") for _first_and_kept in range(2)]
+    assert said == [f"{answer} True\n", f"{answer} False\n"]
+
+
+KINDS = """
+from pathlib import Path
+import numpy as np
+from blis_replay.compiled.functions import decorators
+
+entry, compiled = decorators(Path(__file__).parent)
+
+@entry
+def added(values, factor, is_asked):
+    return values[1, 0] + values[-1, -1], 2 * factor, not is_asked
+
+@entry
+def doubled(values):
+    values *= 2
+
+given = np.array([[1, 2], [3, 4]], np.int32), 1.25, False
+
+def every_kind(*given):
+    return added(*given), doubled(given[0].T)
+"""
