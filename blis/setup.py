@@ -113,7 +113,9 @@ def new_flight(trace: RequestTrace, engine: EngineConfig, order: Int64s) -> Flig
     if engine.behaviours.lookahead_at_admission:
         config["lookahead_at_admission"] = engine.speculation.lookahead_tokens
     config["cached_as_accepted"] = engine.behaviours.drafts_cached_as_accepted
-    config["drops_last_hit"] = engine.speculation.drops_last_hit
+    config["drops_last_hit"] = engine.speculation.drops_last_hit and not engine.hash_lookahead_tokens
+    config["hash_lookahead"] = engine.hash_lookahead_tokens
+    config["keeps_drafts"] = not engine.behaviours.drafts_end_with_preemption
     config["pads"] = engine.behaviours.single_tokens_padded
     config["pads_or_waits"] = not engine.behaviours.padding_where_it_fits
     config["pads_alone"] = engine.behaviours.padding_without_company

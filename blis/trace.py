@@ -174,6 +174,10 @@ class Behaviours:
     single_tokens_padded: bool = False
     # Synchronously too, a block is cached in the step that accepts its last token; before, in the next one.
     drafts_cached_as_accepted: bool = False
+    # A preempted request forgets the drafts that were not verified; before, it asked for their tokens once more.
+    drafts_end_with_preemption: bool = False
+    # With a drafter that has a KV cache, the hash of a block covers the token behind it too.
+    hashes_look_ahead: bool = False
     # Where such drafts would go beyond max_model_len, it is admitted without them; before, it waited.
     padding_where_it_fits: bool = False
     # They are added too where no running request takes part in the step.
@@ -236,6 +240,12 @@ class EngineConfig:
     mixture_of_experts: bool = False
     speculation: Speculation | None = None
     behaviours: Behaviours = field(default_factory=Behaviours)
+
+    @property
+    def hash_lookahead_tokens(self) -> int:
+        """Tokens behind a block that its key covers too."""
+        drops = self.speculation is not None and self.speculation.drops_last_hit
+        return 1 if drops and self.behaviours.hashes_look_ahead and self.enable_prefix_caching else 0
 
     def __post_init__(self) -> None:
         for name, most in _MOST.items():
@@ -321,23 +331,24 @@ def _refuse(bad: Bools, problem: str, mend: str, offset: int = 0) -> None:
         raise TraceError(f"request {int(np.argmax(bad)) + offset}: {problem}; {mend}")
 
 
-def intern_blocks(rows: Iterable[Int64s], block_size: int) -> BlockKeys:
+def intern_blocks(rows: Iterable[Int64s], block_size: int, lookahead: int = 0) -> BlockKeys:
     """Number the full blocks of token sequences so that equal keys mean equal tokens so far.
 
     ``rows``: token ids of each request (int64): its prompt, and its generated tokens too
-    where another request's prompt repeats them.
+    where another request's prompt repeats them.  ``lookahead``: a key stands for so many tokens behind its block too.
     """
     numbers: dict[tuple[int, bytes], int] = {}
     starts: list[int] = []
     counts: list[int] = []
     keys: list[int] = []
     for row in rows:
-        count = len(row) // block_size
-        blocks = np.ascontiguousarray(row[: count * block_size], np.int64).reshape(count, block_size)
+        count = max(0, len(row) - lookahead) // block_size
+        tokens = np.ascontiguousarray(row, np.int64)
         starts.append(len(keys))
         counts.append(count)
         before = -1
-        for block in blocks:
+        for first in range(0, count * block_size, block_size):
+            block = tokens[first : first + block_size + lookahead]
             before = numbers.setdefault((before, block.tobytes()), len(numbers))
             keys.append(before)
     return BlockKeys(np.array(starts, np.int64), np.array(counts, np.int64), np.array(keys, np.int32), block_size)

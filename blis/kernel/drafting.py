@@ -85,6 +85,8 @@ class DraftConfig:
     lookahead_at_admission: i32  # the same for a request that is admitted
     cached_as_accepted: i32  # 1: synchronously too, a block is cached in the step that accepts its last token
     drops_last_hit: i32  # 1: a cached prefix is used without its last block
+    hash_lookahead: i32  # tokens that have to be known behind a block before it is cached
+    keeps_drafts: i32  # 1: a preempted request keeps the drafts that were not verified
     pads: i32  # 1: a request that is admitted for one token takes part in a batch of decodes with empty drafts
     pads_or_waits: i32  # 1: it is not admitted where they would go beyond max_model_len
     pads_alone: i32  # 1: it has them also where no running request takes part
@@ -267,7 +269,7 @@ def give(state: State, flight: Flight, request: int, tokens: int) -> None:
 def note_cached(state: State, flight: Flight, request: int, tokens: int) -> None:
     """Blocks that the first ``tokens`` tokens of a request fill may be looked up from now on."""
     own = flight.requests[request]
-    own.cached = max(own.cached, tokens)
+    own.cached = max(own.cached, min(tokens, state.requests[request].known - flight.config.hash_lookahead))
     if state.config.prefix_caching == 1:
         enter_cache(state, request, own.cached)
 
@@ -305,7 +307,8 @@ def preempt(state: State, flight: Flight, request: int) -> None:
     close_segment(state, flight, request)
     give_keys(state, request)
     leave_running(state, flight, request)
-    own.drafts = own.placeholders = 0
+    own.placeholders = 0
+    own.drafts *= flight.config.keeps_drafts
     own.stale = own.in_flight
     queue_up(state, request)
 
@@ -357,11 +360,13 @@ def admit_waiting(state: State, flight: Flight, budget: int) -> None:
         allocate_slots(state, request, slots)
         this.computed = hit_tokens
         own.cached = hit_tokens
+        kept = own.drafts  # of before a preemption
         own.drafts = padded
         if several:
             state.batch.has_prefill = 1
         note_admission(state, request, hit_tokens)
         give(state, flight, request, tokens)
+        own.drafts = kept
         if padded > 0:
             own.given_drafts = -padded - 1
         budget -= tokens
