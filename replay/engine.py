@@ -20,6 +20,11 @@ _EXPERTS = re.compile(r"moe|mixtral|\d+x\d+b|-a\d+(\.\d+)?b|gpt-oss|deepseek-?(v
 # is done instead.
 _NOT_SIMULATED: dict[str, tuple[object, str]] = {
     "data_parallel_size": (1, "its requests go to one engine"),
+    "data_parallel_external_lb": (False, "vLLM's own balancer chooses the rank of each request"),
+    "data_parallel_multi_port_external_lb": (False, "vLLM's own balancer chooses the rank of each request"),
+    "data_parallel_rank": (None, "vLLM's own balancer chooses the rank of each request"),
+    "data_parallel_hybrid_lb": (False, "vLLM's own balancer chooses among all ranks"),
+    "data_parallel_start_rank": (None, "vLLM's own balancer chooses among all ranks"),
     "pipeline_parallel_size": (1, "one batch at a time passes through all stages"),
     "decode_context_parallel_size": (1, "each rank holds all of a context"),
     "prefill_context_parallel_size": (1, "each rank holds all of a context"),
@@ -133,6 +138,8 @@ def release_remarks(recording: Recording, engine: EngineConfig) -> str:
 def _simulated(name: str, arguments: Mapping[str, object]) -> bool:
     """Whether the embedded engine simulates what it is given of an argument that others may lack."""
     if name == "prefill_schedule_interval":  # of one engine: what the release makes of it
+        return arguments.get("data_parallel_size", 1) == 1
+    if name.startswith("data_parallel_") and name != "data_parallel_size":  # who chooses among ranks
         return arguments.get("data_parallel_size", 1) == 1
     return name == "data_parallel_size" or (name == "speculative_config" and speculation_of(arguments) is not None)
 

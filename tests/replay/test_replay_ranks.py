@@ -14,6 +14,7 @@ from blis_replay.blis.latency.models import LatencyModel, Lifecycle
 from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace, release_arguments
 from blis_replay.ingest.recording import Recording, Setting
 from blis_replay.replay.driver import replay
+from blis_replay.replay.engine import not_simulated
 from blis_replay.replay.mode import parse_mode
 from blis_replay.validate.comparison.compare import compare_replay
 
@@ -65,3 +66,20 @@ def test_what_ranks_rest_on_is_said(model: str, arguments: dict[str, object], wo
     engine |= {name: Setting(value, "recorded") for name, value in arguments.items() if value is not None}
     run = replay(replace(recording, model=model, engine=engine), release_of(LATENCY, Lifecycle(), model))
     assert words in run.plan.basis["data parallelism"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"data_parallel_external_lb": True}, "data_parallel_external_lb True"),
+        ({"data_parallel_hybrid_lb": True}, "data_parallel_hybrid_lb True"),
+        ({"data_parallel_rank": 0}, "data_parallel_rank 0"),
+        ({"data_parallel_start_rank": 2}, "data_parallel_start_rank 2"),
+        ({"data_parallel_external_lb": False}, None),
+        ({"data_parallel_external_lb": True, "data_parallel_size": 1}, None),  # there is nothing to choose
+    ],
+)
+def test_a_balancer_that_is_not_vllms_own_is_named(arguments: dict[str, object], named: str | None) -> None:
+    """vllm/engine/arg_utils.py: a rank of its own makes the balancer an external one, a first rank a hybrid one."""
+    refused = not_simulated({"data_parallel_size": 2} | arguments)
+    assert [what.partition(";")[0] for what in refused] == ([] if named is None else [named])

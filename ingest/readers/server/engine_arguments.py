@@ -35,10 +35,15 @@ _MAY_BE_ZERO = (
     "long_prefill_token_threshold",
     "num_cpu_blocks",
     "cpu_fetch_us_per_block",
+    "data_parallel_rank",  # who gives one to a server leaves the choice of the rank to another balancer
+    "data_parallel_start_rank",
     "max_cudagraph_capture_size",
 )
 _SWITCHES = (
     "async_scheduling",
+    "data_parallel_external_lb",
+    "data_parallel_hybrid_lb",
+    "data_parallel_multi_port_external_lb",
     "enable_prefix_caching",
     "enable_chunked_prefill",
     "enable_expert_parallel",
@@ -81,9 +86,7 @@ additional_config aggregate_engine_logging all2all_backend allow_deprecated_quan
 allowed_media_domains attention_backend attention_config aux_output_config calculate_kv_scales code_revision
 collect_detailed_traces compilation_config config_format convert cp_kv_cache_interleave_size
 cpu_distributed_timeout_seconds cpu_offload_gb cpu_offload_params cuda_graph_sizes cudagraph_metrics
-custom_histogram_buckets data_parallel_address data_parallel_backend data_parallel_external_lb
-data_parallel_hybrid_lb data_parallel_multi_port_external_lb data_parallel_rank data_parallel_rpc_port
-data_parallel_size_local data_parallel_start_rank dbo_decode_token_threshold dbo_prefill_token_threshold
+custom_histogram_buckets data_parallel_address data_parallel_backend data_parallel_rpc_port data_parallel_size_local dbo_decode_token_threshold dbo_prefill_token_threshold
 dcp_comm_backend dcp_kv_cache_interleave_size dcp_q_replicate default_mm_loras device_ids diffusion_config
 disable_cascade_attn disable_chunked_mm_input disable_custom_all_reduce disable_hybrid_kv_cache_manager
 disable_log_stats disable_mm_preprocessor_cache disable_nccl_for_dp_synchronization disable_sliding_window

@@ -10,9 +10,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import polars as pl
 
-from blis_replay.ingest.readers.documents import US_PER_S, WHOLE_RUN, aggregate_frame, finite, text, tokens
+from blis_replay.ingest.readers.documents import US_PER_S, WHOLE_RUN, aggregate_frame, finite, text, tokens, whole
 from blis_replay.ingest.readers.files import RecordedFile, lines
 
 MAX_LINE_BYTES = 64 << 10
@@ -41,6 +42,8 @@ _COUNTERS = {
 }
 _SUCCESS = "request_success_total"
 _FAILED_REASONS = ("abort", "error")
+_DRAFTS, _ACCEPTED = "spec_decode_num_drafts_total", "spec_decode_num_accepted_tokens_per_pos_total"
+_MAX_POSITIONS = 100
 _CACHE_SWITCHES = ("enable_prefix_caching",)
 _CACHE_COUNTS = ("block_size", "num_gpu_blocks")
 
@@ -49,11 +52,13 @@ _CACHE_COUNTS = ("block_size", "num_gpu_blocks")
 class Snapshot:
     """One file: ``totals`` by sample name, summed over engines; requests by the reason of their end.
 
-    ``cache``: labels of ``cache_config_info`` by engine.
+    ``accepted``: drafted tokens that were accepted, by their position.  ``cache``: labels of ``cache_config_info`` by
+    engine.
     """
 
     totals: dict[str, float] = field(default_factory=dict)
     ended: dict[str, float] = field(default_factory=dict)
+    accepted: dict[int, float] = field(default_factory=dict)
     cache: dict[str, dict[str, str]] = field(default_factory=dict)
     model: str | None = None
 
@@ -107,7 +112,7 @@ def read_metrics(files: Sequence[RecordedFile]) -> MetricsRead:
     queries = of.get("server_prefix_queries")
     return MetricsRead(
         aggregate_frame(rows),
-        _arguments(engines[0]) if engines else {},
+        {**(_arguments(engines[0]) if engines else {}), **({} if backwards else _speculation(first, last))},
         last.model,
         min(1.0, of.get("server_prefix_hits", 0.0) / queries) if queries else None,
         tuple(remarks),
@@ -139,6 +144,10 @@ def _take(snapshot: Snapshot, name: str, labels: Mapping[str, str], value: float
         reason = labels.get("finished_reason", "")[:20]
         if reason in snapshot.ended or len(snapshot.ended) < 100:
             snapshot.ended[reason] = snapshot.ended.get(reason, 0) + value
+    elif name == _ACCEPTED:
+        position = whole(labels.get("position"))
+        if position is not None and position < _MAX_POSITIONS:
+            snapshot.accepted[position] = snapshot.accepted.get(position, 0) + value
     elif name.endswith(("_total", "_sum", "_count")):
         snapshot.totals[name] = snapshot.totals.get(name, 0) + value
     snapshot.model = snapshot.model or labels.get("model_name")
@@ -163,6 +172,28 @@ def _rows(first: Snapshot, last: Snapshot) -> Iterator[tuple[int, str, str, floa
         if name and count > 0:
             yield WHOLE_RUN, metric, "count", count
             yield WHOLE_RUN, metric, "mean", total_s / count * US_PER_S
+
+
+def _speculation(first: Snapshot, last: Snapshot) -> dict[str, object]:
+    """What speculative decoding came to: how often each position was accepted, and how often anything was drafted.
+
+    Every step of a request but the first verifies drafts if there are any; a step gives what it accepts and one more.
+    """
+    counted = {name: last.totals.get(name, 0) - first.totals.get(name, 0) for name in (*last.totals, _DRAFTS)}
+    drafts, positions = counted[_DRAFTS], sorted(last.accepted)
+    if drafts <= 0 or positions != list(range(len(positions))) or not positions:
+        return {}
+    accepted = [last.accepted[position] - first.accepted.get(position, 0) for position in positions]
+    if min(accepted) < 0:
+        return {}
+    # Counters of one moment may be a draft apart.
+    shares = np.minimum.accumulate(np.minimum(np.array(accepted) / drafts, 1)).round(4).tolist()
+    said: dict[str, object] = {"speculative_acceptance": shares}
+    ended = sum(last.ended.values()) - sum(first.ended.values())
+    verifying = counted.get("generation_tokens_total", 0) - sum(accepted) - ended
+    if ended > 0 and 0 < drafts < verifying:
+        said["speculative_drafted_share"] = min(round(drafts / verifying, 4), 0.9999)
+    return said
 
 
 def _arguments(cache: Mapping[str, str]) -> dict[str, object]:

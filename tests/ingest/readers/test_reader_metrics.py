@@ -87,6 +87,35 @@ def test_two_snapshots_say_what_happened_between_them(tmp_path: Path) -> None:
     }
 
 
+def drafted(drafts: int, tokens: int) -> str:
+    """A server that drafted twice for each token: the first accepted in 7 of 10, the second in 4 of 10."""
+    labels = 'engine="0",model_name="my/model"'
+    per_position = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+    return f"""vllm:request_success_total{{engine="0",finished_reason="length",model_name="my/model"}} 10.0
+vllm:generation_tokens_total{{{labels}}} {tokens}.0
+vllm:spec_decode_num_drafts_total{{{labels}}} {drafts}.0
+vllm:spec_decode_num_draft_tokens_total{{{labels}}} {2 * drafts}.0
+{per_position}{{{labels},position="0"}} {drafts * 0.7}
+{per_position}{{{labels},position="1"}} {drafts * 0.4}
+"""
+
+
+def test_the_counters_of_drafts_are_the_acceptance_by_position(tmp_path: Path) -> None:
+    """10 requests of 211 tokens, 1,000 drafts: 1,100 tokens accepted, 1,000 steps that verified, each with drafts."""
+    engine = read(tmp_path, drafted(1000, 2110)).engine
+    assert engine == {"speculative_acceptance": [0.7, 0.4]}
+
+
+def test_steps_without_drafts_show_how_often_the_drafter_finds_something(tmp_path: Path) -> None:
+    """3,110 tokens less 10 first ones less 1,100 accepted: 2,000 steps that could verify, of which 1,000 did."""
+    engine = read(tmp_path, drafted(1000, 3110)).engine
+    assert engine == {"speculative_acceptance": [0.7, 0.4], "speculative_drafted_share": 0.5}
+
+
+def test_without_drafts_nothing_is_said_of_them(tmp_path: Path) -> None:
+    assert read(tmp_path, drafted(0, 110)).engine == {}
+
+
 def test_one_snapshot_counts_from_the_start_and_says_so(tmp_path: Path) -> None:
     found = read(tmp_path, snapshot(3))
     assert said(found)["server_requests", "succeeded"] == 3
