@@ -317,7 +317,9 @@ class TestEngineFile:
 
     def test_what_changes_no_schedule_is_read_over_and_what_is_not_simulated_is_refused(self, tmp_path: Path) -> None:
         more = 'seed: 42\nvllm_version: 0.15.1\ndata_parallel_size: 1\nkv_cache_dtype: auto\nblock_size: "16"\n'
-        behaviours = Behaviours(aborts_before_tokens=True, dense_ranks_apart=True)  # of 0.14 and 0.15
+        behaviours = Behaviours(  # of 0.14 and 0.15
+            aborts_before_tokens=True, dense_ranks_apart=True, drafts_end_with_preemption=True
+        )
         assert read_engine(write(tmp_path, "e.yaml", self.NEEDED + more)).engine == replace(
             ENGINE, behaviours=behaviours
         )

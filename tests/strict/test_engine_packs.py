@@ -78,6 +78,7 @@ def test_what_the_engine_takes_from_a_release() -> None:
         single_tokens_padded=True,
         padding_where_it_fits=True,
         padding_without_company=True,
+        drafts_end_with_preemption=True,
     )
     told = release_arguments({"vllm_version": "0.32.0", "scheduler_reserve_full_isl": False, "watermark": "0.01"})
     assert (told["scheduler_reserve_full_isl"], told["watermark"]) == (False, 0.01)
