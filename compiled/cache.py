@@ -10,7 +10,7 @@ which, or with a wrong one, it counts as absent.
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
+import importlib.util
 import os
 import stat
 import tempfile
@@ -34,10 +34,18 @@ def cache_folder(package: Path, *others: Path) -> Path | None:
 
 
 def _sources_hash(sources: Iterable[Path]) -> str:
-    digest = hashlib.sha256(importlib.metadata.version("numba").encode())
+    digest = hashlib.sha256(_version_of_numba())
     for path in sources:
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def _version_of_numba() -> bytes:
+    """What says so in Numba, which is not imported for it."""
+    found = importlib.util.find_spec("numba")
+    if found is None or found.origin is None:
+        return b""  # what is kept then fits no version; what is not kept cannot be compiled
+    return (Path(found.origin).parent / "_version.py").read_bytes()
 
 
 def _cache_folder(name: str) -> Path | None:

@@ -135,12 +135,11 @@ def _add_words(argument: Any, kinds: list[object], words: array[int]) -> None:
         kinds.append("i")
         words.append(argument)
     elif isinstance(argument, np.ndarray):
-        flags = argument.flags.num
-        order = flags & _C_ORDER or flags & _F_ORDER
-        kinds.append((argument.dtype, argument.ndim, order | flags & _ALIGNED_WRITEABLE))
-        # Nobody counts references to it (the first two).
-        words.extend((0, 0, argument.size, argument.itemsize, argument.ctypes.data))
-        words.extend(argument.shape + argument.strides)
+        given = _ARRAYS.get(id(argument))
+        if given is None or given.itself() is not argument:
+            given = _Array.remembered(argument)
+        kinds.append(given.kind)
+        words.extend(given.words)
     elif isinstance(argument, tuple):
         known = _TABLES.get(type(argument))
         if known is None or not all(map(is_, map(call, known.arrays), argument)):
@@ -159,7 +158,7 @@ def _add_words(argument: Any, kinds: list[object], words: array[int]) -> None:
 
 
 class _Kinds:
-    """Kinds of the members of a NamedTuple; equal ones are one object, so that they are compared at once."""
+    """Kind of an array, or of the members of a NamedTuple; equal ones are one object, and so compared at once."""
 
     known: ClassVar[dict[tuple[object, ...], _Kinds]] = {}
 
@@ -168,6 +167,36 @@ class _Kinds:
 
     def __repr__(self) -> str:
         return repr(self._kinds)
+
+    @classmethod
+    def of(cls, *kinds: object) -> _Kinds:
+        """The one object for these."""
+        return cls.known.setdefault(kinds, cls(kinds))
+
+
+class _Array(NamedTuple):
+    """What an array was when it was last given: a model's parameters are given over and over."""
+
+    itself: weakref.ref[Any]
+    kind: _Kinds
+    words: array[int]
+
+    @classmethod
+    def remembered(cls, given: Any) -> _Array:
+        """Of an array that nobody resizes later, as of the last few."""
+        flags = given.flags.num
+        order = flags & _C_ORDER or flags & _F_ORDER
+        kind = _Kinds.of(given.dtype, given.ndim, order | flags & _ALIGNED_WRITEABLE)
+        # Nobody counts references to it (the first two).
+        words = 0, 0, given.size, given.itemsize, given.ctypes.data, *given.shape, *given.strides
+        if len(_ARRAYS) >= _REMEMBERED:
+            _ARRAYS.clear()
+        made = _ARRAYS[id(given)] = cls(weakref.ref(given), kind, array("q", words))
+        return made
+
+
+_ARRAYS: dict[int, _Array] = {}
+_REMEMBERED = 100
 
 
 class _Tables(NamedTuple):
@@ -183,8 +212,7 @@ class _Tables(NamedTuple):
         words = array("q")
         for member in argument:
             _add_words(member, kinds, words)
-        one = _Kinds.known.setdefault(tuple(kinds), _Kinds(tuple(kinds)))
-        return cls(tuple(map(weakref.ref, argument)), one, words)
+        return cls(tuple(map(weakref.ref, argument)), _Kinds.of(*kinds), words)
 
 
 _TABLES: dict[type, _Tables] = {}

@@ -169,7 +169,19 @@ _OPTIONS: dict[str, Any] = {
 
 def part(function: Callable[..., Any], inline: bool) -> Any:
     """A function, compiled once for each kind of arguments that another calls it with."""
-    return numba.njit(**_OPTIONS, **({"forceinline": True} if inline else {}))(function)
+    made = numba.njit(**_OPTIONS, **({"forceinline": True} if inline else {}))(function)
+    called = made.get_call_template
+    made.get_call_template = lambda given, named: called(
+        tuple(map(_widest, given)), {name: _widest(kind) for name, kind in named.items()}
+    )
+    return made
+
+
+def _widest(kind: Any) -> Any:
+    """int64 for every signed integer, constants too: else a function is compiled anew for each."""
+    if isinstance(kind, _types.Literal):
+        kind = kind.literal_type
+    return _types.int64 if isinstance(kind, _types.Integer) and kind.signed else kind
 
 
 # -- The call from Python ---------------------------------------------------------------------
