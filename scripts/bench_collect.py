@@ -113,8 +113,8 @@ def bombs() -> Iterator[bytes]:
     """Messages of 16 MB that are nothing but empty parts, or as many of them as are taken."""
     scope, span, event = b"\x12", b"\x12", b"\x5a"
     yield b"\x0a\x00" * (8 << 20)  # resources
-    yield nested(span + b"\x00", 8 << 20, b"\x0a", scope)
-    yield nested(event + b"\x00", 8 << 20, b"\x0a", scope, span)
+    yield nested(span + b"\x00", (8 << 20) - 9, b"\x0a", scope)
+    yield nested(event + b"\x00", (8 << 20) - 9, b"\x0a", scope, span)
     yield nested(nested(b"\x4a\x00", 400, span), 19_900, b"\x0a", scope)  # attributes of spans
     yield nested(nested(event + b"\x00", 2 << 20, span), 3, b"\x0a", scope)
 

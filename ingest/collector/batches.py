@@ -7,6 +7,7 @@ resources, scopes and spans are found and counted in the bytes, and spans are de
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -33,8 +34,8 @@ MAX_MESSAGE_SPANS = 20_000
 MAX_MESSAGE_GROUPS = 10_000
 # Of resources, where the name of the service is looked for.
 MAX_MESSAGE_ATTRIBUTES = 100_000
-# Of spans that are decoded at once; empty ones take 90 MB then, and up to a tenth of a second.
-PIECE_BYTES = 1 << 20
+# Of spans that are decoded at once, while no other thread runs; empty ones take 23 MB then, and 5 ms.
+PIECE_BYTES = 1 << 18
 # A span of an engine step with 128 events has 0.1 MB.
 MAX_SPAN_BYTES = 4 << 20
 # Beside resources, scopes and spans: what a resource or a scope says of itself, and what a later schema adds.
@@ -48,6 +49,8 @@ MAX_HEADER_BYTES = 32 << 10
 MAX_CONNECTIONS = 64
 # Connections of gRPC, which wait without a thread: a hundred exporters have one each, and idle ones lock nobody out.
 MAX_CHANNELS = 512
+# Where all of these are taken, who has not sent its request for so long makes room for one that comes.
+GRACE_SECONDS = 2.0
 # From the end of one request to the end of the next: exporters send every 5 s, or not at all.
 READ_SECONDS = 60.0
 # Room for a few of the largest messages while the disk is slow.
@@ -145,10 +148,14 @@ class Turns:
         self._waiting: list[tuple[int, int]] = []
         self._numbers = count()
         self._taken = False
+        self._rest_until = 0.0
 
     @contextmanager
-    def turn(self, size: int, wait_seconds: float | None = None) -> Iterator[None]:
-        """Within, no other thread is; ``BusyError`` if the turn does not come in time."""
+    def turn(self, size: int, wait_seconds: float | None = None, *, rests: bool = False) -> Iterator[None]:
+        """Within, no other thread is; ``BusyError`` if the turn does not come in time.
+
+        ``rests``: the turn after it begins as much later as it took of CPU time, which others have.
+        """
         mine = (size, next(self._numbers))
         with self._changed:
             heappush(self._waiting, mine)
@@ -160,16 +167,20 @@ class Turns:
                 raise BusyError("other messages are being decoded")
             heappop(self._waiting)
             self._taken = True
+        time.sleep(max(self._rest_until - time.monotonic(), 0.0))
+        begin = time.thread_time()
         try:
             yield
         finally:
+            if rests:
+                self._rest_until = time.monotonic() + time.thread_time() - begin
             with self._changed:
                 self._taken = False
                 self._changed.notify_all()
 
 
 _DECODING, _LARGE = Turns(), Turns()
-_LARGE_BYTES = 2 << 20  # of which only one is worked on at a time, whoever sends how many
+_LARGE_BYTES = 2 << 20  # of which one is worked on at a time and half of the time, whoever sends how many
 _SMALL_BYTES = 16 << 10  # decoded in a millisecond
 _RESOURCES, _SCOPES, _SPANS = 1, 2, 2  # numbers of the fields of a request, of a resource and of a scope
 
@@ -182,7 +193,8 @@ def batch_of(message: bytes) -> Batch:
     if len(message) > MAX_MESSAGE_BYTES:
         raise OversizeError
     try:
-        with _LARGE.turn(len(message), WAIT_SECONDS) if len(message) > _LARGE_BYTES else nullcontext():
+        large = len(message) > _LARGE_BYTES
+        with _LARGE.turn(len(message), WAIT_SECONDS, rests=True) if large else nullcontext():
             return _Sorting(message).batch()
     except DecodeError as error:
         raise MalformedError("no ExportTraceServiceRequest in protobuf") from error

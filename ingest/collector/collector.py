@@ -22,6 +22,7 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
 from blis_replay.ingest.collector.batches import (
+    GRACE_SECONDS,
     MAX_CHANNELS,
     MAX_CONNECTIONS,
     MAX_MESSAGE_BYTES,
@@ -91,6 +92,8 @@ class _Export:
     def __init__(self, intake: Intake, read_seconds: float, access: Access) -> None:
         self.intake, self.read_seconds, self.access = intake, read_seconds, access
         self.calls = 0
+        # What reads the messages that have not come -> since when; who waits longest is the first.
+        self.waiting: dict[asyncio.Future[Any], float] = {}
         # Each call can wait for its turn; the loop goes on.
         self.decoders = ThreadPoolExecutor(MAX_CONNECTIONS, "decoder")
         self.loop = asyncio.get_running_loop()
@@ -100,7 +103,7 @@ class _Export:
         if not self.access.allows(dict(context.invocation_metadata() or ()).get("authorization")):
             self.intake.counts.malformed(NOT_ALLOWED)
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, NOT_ALLOWED)
-        if self.calls >= MAX_CONNECTIONS:
+        if self.calls >= MAX_CONNECTIONS and not self._makes_room():
             self.intake.counts.refused()
             await _ask_again(context, grpc.StatusCode.RESOURCE_EXHAUSTED, f"{self.calls} calls are under way")
         self.calls += 1
@@ -109,12 +112,29 @@ class _Export:
         finally:
             self.calls -= 1
 
+    def _makes_room(self) -> bool:
+        """Give up the call that has waited longest for its message, if that is long enough."""
+        reading, since = next(iter(self.waiting.items()), (None, 0.0))
+        if reading is None or self.loop.time() - since < GRACE_SECONDS:
+            return False
+        del self.waiting[reading]
+        return reading.cancel()
+
     async def _message(self, context: Any) -> bytes:
+        reading = asyncio.ensure_future(context.read())
+        self.waiting[reading] = self.loop.time()
         try:
-            message = await asyncio.wait_for(context.read(), self.read_seconds)
+            message = await asyncio.wait_for(reading, self.read_seconds)
         except TimeoutError:
             self.intake.counts.refused()
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"no message within {self.read_seconds:g} s")
+        except asyncio.CancelledError:
+            if reading in self.waiting:
+                raise  # the client hung up, or the collector ends
+            self.intake.counts.refused()
+            await _ask_again(context, grpc.StatusCode.RESOURCE_EXHAUSTED, "others wait, and no message has come")
+        finally:
+            self.waiting.pop(reading, None)
         if isinstance(message, bytes):
             return message
         # gRPC itself has answered a message that is too large, and a client that hung up wants no answer.

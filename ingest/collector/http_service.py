@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -27,6 +28,7 @@ from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from blis_replay.ingest.collector.batches import (
+    GRACE_SECONDS,
     MAX_CONNECTIONS,
     MAX_DISCARDED_BYTES,
     MAX_HEADER_BYTES,
@@ -174,7 +176,7 @@ class TraceServer(ThreadingHTTPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """A thread for the connection, or a word that there are too many."""
-        if len(self._deadlines) >= MAX_CONNECTIONS:
+        if len(self._deadlines) >= MAX_CONNECTIONS and not self._makes_room():
             self.intake.counts.refused()
             with suppress(OSError):
                 request.sendall(_FULL)
@@ -182,6 +184,15 @@ class TraceServer(ThreadingHTTPServer):
             return
         self.reading(request, done=False)
         super().process_request(request, client_address)
+
+    def _makes_room(self) -> bool:
+        """Give up the connection that has waited longest for its next request, if that is long enough."""
+        connection, deadline = min(self._deadlines.copy().items(), key=itemgetter(1))
+        if time.monotonic() - (deadline - self.read_seconds) < GRACE_SECONDS:
+            return False
+        self._deadlines.pop(connection, None)
+        _stop_reading(connection)
+        return True
 
     def shutdown_request(self, request: Any) -> None:
         """The connection is over."""

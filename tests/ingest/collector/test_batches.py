@@ -134,6 +134,18 @@ def test_attributes_of_a_resource_are_bounded() -> None:
         batch_of(message.SerializeToString())
 
 
+def test_who_has_taken_long_leaves_as_long_to_others() -> None:
+    """After a turn of at least 50 ms of CPU time the next one begins at least 50 ms later."""
+    turns = Turns()
+    with turns.turn(1, rests=True):
+        begin = time.thread_time()
+        while time.thread_time() - begin < 0.05:
+            pass
+        ended = time.monotonic()
+    with turns.turn(1, rests=True):
+        assert time.monotonic() - ended >= 0.05
+
+
 def test_a_large_message_is_sorted_out_a_piece_at_a_time() -> None:
     """Of three spans of 0.7 MB each is a piece of its own, and the second has no name."""
     spans = [span(number, name="" if number == 1 else "s" * 700_000) for number in range(3)]

@@ -249,6 +249,40 @@ def test_idle_connections_lock_no_exporter_out(tmp_path: Path) -> None:
     assert stored_messages(tmp_path) == [SOUND]
 
 
+def test_calls_that_send_nothing_lock_no_exporter_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 calls, as many as are taken, wait for a message; the first of them makes room, and is told to come again."""
+    monkeypatch.setattr("blis_replay.ingest.collector.collector.GRACE_SECONDS", 0.2)
+    of_its_own = [("grpc.use_local_subchannel_pool", 1)]
+    with collector(tmp_path) as running, grpc.insecure_channel(str(running.listening.grpc), of_its_own) as channel:
+        never = threading.Event()
+        export = channel.stream_unary(f"/{SERVICE}/Export")
+        silent = [export.future(iter(lambda: never.wait(20), True), timeout=20) for _ in range(MAX_CONNECTIONS)]
+        time.sleep(0.5)
+        call(running, SOUND)
+        _until(lambda: any(one.done() for one in silent))
+        (given_up,) = [one.exception() for one in silent if one.done()]
+        never.set()
+    assert given_up.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    _asks_for_a_retry(given_up)
+    assert stored_messages(tmp_path) == [SOUND]
+    assert running.counts.refused_requests >= 1
+
+
+def test_idle_connections_of_http_lock_no_exporter_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 connections, as many as are taken, send nothing, or half of a request; the first of them makes room."""
+    monkeypatch.setattr("blis_replay.ingest.collector.http_service.GRACE_SECONDS", 0.2)
+    with collector(tmp_path) as running:
+        held = [raw(running) for _ in range(MAX_CONNECTIONS)]
+        for connection in held[1:]:
+            connection.sendall(b"POST /v1/traces HTTP/1.1\r\n")
+        time.sleep(0.5)
+        assert post(running, SOUND).status_code == 200
+        assert held[0].recv(1000) == b"", "hung up"
+        for connection in held:
+            connection.close()
+    assert stored_messages(tmp_path) == [SOUND]
+
+
 def test_grpc_connections_are_bounded(tmp_path: Path) -> None:
     """gRPC hangs up on those that are too many; to an exporter the collector is unavailable, and it tries again."""
     with collector(tmp_path) as running:
