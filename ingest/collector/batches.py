@@ -179,10 +179,25 @@ class Turns:
                 self._changed.notify_all()
 
 
-_DECODING, _LARGE = Turns(), Turns()
-_LARGE_BYTES = 2 << 20  # of which one is worked on at a time and half of the time, whoever sends how many
+# Messages above this are rare: so many are in memory at once, and one is worked on at a time and half of the time.
+LARGE_BYTES, MAX_LARGE = 2 << 20, 4
+_DECODING, _LARGE, _ROOM = Turns(), Turns(), threading.BoundedSemaphore(MAX_LARGE)
 _SMALL_BYTES = 16 << 10  # decoded in a millisecond
 _RESOURCES, _SCOPES, _SPANS = 1, 2, 2  # numbers of the fields of a request, of a resource and of a scope
+
+
+@contextmanager
+def room_for(size: int) -> Iterator[None]:
+    """Within, a message of so many bytes may be in memory; ``BusyError`` if as many large ones are as may be."""
+    if size <= LARGE_BYTES:
+        yield
+        return
+    if not _ROOM.acquire(blocking=False):
+        raise BusyError(f"{MAX_LARGE} messages of more than {LARGE_BYTES >> 20} MB are worked on")
+    try:
+        yield
+    finally:
+        _ROOM.release()
 
 
 def batch_of(message: bytes) -> Batch:
@@ -193,7 +208,7 @@ def batch_of(message: bytes) -> Batch:
     if len(message) > MAX_MESSAGE_BYTES:
         raise OversizeError
     try:
-        large = len(message) > _LARGE_BYTES
+        large = len(message) > LARGE_BYTES
         with _LARGE.turn(len(message), WAIT_SECONDS, rests=True) if large else nullcontext():
             return _Sorting(message).batch()
     except DecodeError as error:

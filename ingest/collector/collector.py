@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +34,7 @@ from blis_replay.ingest.collector.batches import (
     SEGMENT_BYTES,
     STOP_SECONDS,
     Access,
+    Batch,
     BusyError,
     Counts,
     MalformedError,
@@ -142,9 +143,13 @@ class _Export:
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no message")
         raise AssertionError("abort raises")
 
+    def _submitted(self, message: bytes) -> tuple[Batch, Future[None]]:
+        with self.intake.room_for(len(message)):
+            return self.intake.submit(message)
+
     async def _take(self, message: bytes, context: Any) -> bytes:
         try:
-            batch, durable = await self.loop.run_in_executor(self.decoders, self.intake.submit, message)
+            batch, durable = await self.loop.run_in_executor(self.decoders, self._submitted, message)
             await asyncio.wrap_future(durable)
         except MalformedError as error:
             self.intake.counts.malformed(str(error))

@@ -14,8 +14,8 @@ import ssl
 import threading
 import time
 import zlib
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, nullcontext, suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from operator import itemgetter
@@ -29,6 +29,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from blis_replay.ingest.collector.batches import (
     GRACE_SECONDS,
+    LARGE_BYTES,
     MAX_CONNECTIONS,
     MAX_DISCARDED_BYTES,
     MAX_HEADER_BYTES,
@@ -238,12 +239,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Take one batch: answered when it is durable, with what of it was rejected."""
-        body = self._body()
-        self.server.reading(self.connection, done=True)
-        if body is not None:
-            self._take(body)
+        with ExitStack() as room:
+            body = self._body(room)
+            self.server.reading(self.connection, done=True)
+            if body is not None:
+                self._take(body, room)
 
-    def _body(self) -> bytes | None:
+    def _body(self, room: ExitStack) -> bytes | None:
         """The body as sent; None if there is none to take, which has then been answered."""
         length = self.headers.get("Content-Length", "")
         if "Transfer-Encoding" in self.headers or not (length.isascii() and length.isdigit() and len(length) < 16):
@@ -252,6 +254,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._discard(int(length))
             self.server.intake.counts.malformed(str(OversizeError()))
             self._hang_up(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, str(OversizeError()))
+        elif no_room := self._no_room(int(length), room):
+            self._discard(int(length))
+            self._hang_up(HTTPStatus.SERVICE_UNAVAILABLE, no_room)
         elif len(body := self.rfile.read(int(length))) < int(length):
             self.server.intake.counts.refused()
             self._hang_up(HTTPStatus.REQUEST_TIMEOUT, "the body did not come, or not in time")
@@ -266,10 +271,21 @@ class _Handler(BaseHTTPRequestHandler):
             return body
         return None
 
-    def _take(self, body: bytes) -> None:
+    def _no_room(self, length: int, room: ExitStack) -> str:
+        """Why a body of so many bytes cannot be read now; ``""`` if it can, and ``room`` has room for it then."""
+        try:
+            room.enter_context(self.server.intake.room_for(length))
+        except BusyError as error:
+            return str(error)
+        return ""
+
+    def _take(self, body: bytes, room: ExitStack) -> None:
         intake = self.server.intake
         try:
-            message = body if self._encoding() == "identity" else _expanded(body, _WINDOW_BITS[self._encoding()])
+            message = body
+            if self._encoding() != "identity":
+                expanding = intake.room_for if len(body) <= LARGE_BYTES else nullcontext
+                message = _expanded(body, _WINDOW_BITS[self._encoding()], lambda n: room.enter_context(expanding(n)))
             batch, durable = intake.submit(message, protobuf_of if self._content_type() == JSON else None)
             durable.result()
         except MalformedError as error:
@@ -328,10 +344,14 @@ class _Headers:
         return line
 
 
-def _expanded(body: bytes, window_bits: int) -> bytes:
+def _expanded(body: bytes, window_bits: int, enlarge: Callable[[int], None]) -> bytes:
+    """``enlarge``: called before more than ``LARGE_BYTES`` are taken, with the most that will be."""
     unpack = zlib.decompressobj(wbits=window_bits)
     try:
-        content = unpack.decompress(body, MAX_MESSAGE_BYTES + 1)
+        content = unpack.decompress(body, LARGE_BYTES)
+        if not unpack.eof:
+            enlarge(MAX_MESSAGE_BYTES)
+            content += unpack.decompress(unpack.unconsumed_tail, MAX_MESSAGE_BYTES + 1 - len(content))
     except zlib.error as error:
         raise MalformedError("the compressed body is broken") from error
     if len(content) > MAX_MESSAGE_BYTES:

@@ -12,7 +12,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -33,6 +33,7 @@ from blis_replay.ingest.collector.batches import (
     BusyError,
     Counts,
     batch_of,
+    room_for,
 )
 from blis_replay.ingest.errors import CollectorError
 from blis_replay.ingest.frames import LENGTH_BYTES, SEAL_BYTES, Stretch, framed, is_sealed, stretches
@@ -343,6 +344,17 @@ class Intake:
 
     def __init__(self, writer: SegmentWriter, counts: Counts) -> None:
         self.writer, self.counts = writer, counts
+
+    @contextmanager
+    def room_for(self, size: int) -> Iterator[None]:
+        """As of ``batches``; who finds none is counted."""
+        with ExitStack() as room:
+            try:
+                room.enter_context(room_for(size))
+            except BusyError:
+                self.counts.refused()
+                raise
+            yield
 
     def submit(self, message: bytes, decoded: Callable[[bytes], bytes] | None = None) -> tuple[Batch, Future[None]]:
         """The batch in a serialised request, and a future that is done when it may be acknowledged.

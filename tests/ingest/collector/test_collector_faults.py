@@ -28,7 +28,14 @@ from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
 from blis_replay.ingest.collector import segments as segment_writer
-from blis_replay.ingest.collector.batches import MAX_CHANNELS, MAX_CONNECTIONS, Access
+from blis_replay.ingest.collector.batches import (
+    LARGE_BYTES,
+    MAX_CHANNELS,
+    MAX_CONNECTIONS,
+    MAX_LARGE,
+    Access,
+    room_for,
+)
 from blis_replay.ingest.collector.collector import SERVICE, CollectorSettings, collect
 from blis_replay.ingest.errors import CollectorError
 
@@ -249,8 +256,27 @@ def test_idle_connections_lock_no_exporter_out(tmp_path: Path) -> None:
     assert stored_messages(tmp_path) == [SOUND]
 
 
+def test_only_so_many_large_messages_are_in_memory_at_once(tmp_path: Path) -> None:
+    """While there are four of more than 2 MB, a fifth is asked to come again, over HTTP before its body is kept."""
+    large = request(span(1, name="n" * (3 << 20))).SerializeToString()
+    packed = gzip.compress(large)
+    with collector(tmp_path) as running:
+        with ExitStack() as room:
+            for _ in range(MAX_LARGE):
+                room.enter_context(room_for(LARGE_BYTES + 1))
+            refused = [post(running, large), post(running, packed, Content_Encoding="gzip")]
+            with pytest.raises(grpc.RpcError) as over_grpc:
+                call(running, large)
+            assert post(running, SOUND).status_code == 200
+        assert post(running, packed, Content_Encoding="gzip").status_code == 200
+    assert [(one.status_code, one.headers["Retry-After"]) for one in refused] == [(503, "1")] * 2
+    _asks_for_a_retry(over_grpc.value)
+    assert stored_messages(tmp_path) == [SOUND, large]
+    assert running.counts.refused_requests == 3
+
+
 def test_calls_that_send_nothing_lock_no_exporter_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """64 calls, as many as are taken, wait for a message; the first of them makes room, and is told to come again."""
+    """64 calls, as many as are taken, bring no message; who has waited longest makes room, and is told to come again."""
     monkeypatch.setattr("blis_replay.ingest.collector.collector.GRACE_SECONDS", 0.2)
     of_its_own = [("grpc.use_local_subchannel_pool", 1)]
     with collector(tmp_path) as running, grpc.insecure_channel(str(running.listening.grpc), of_its_own) as channel:
@@ -260,7 +286,7 @@ def test_calls_that_send_nothing_lock_no_exporter_out(tmp_path: Path, monkeypatc
         time.sleep(0.5)
         call(running, SOUND)
         _until(lambda: any(one.done() for one in silent))
-        (given_up,) = [one.exception() for one in silent if one.done()]
+        given_up = next(one.exception() for one in silent if one.done())
         never.set()
     assert given_up.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     _asks_for_a_retry(given_up)
