@@ -344,7 +344,7 @@ class _Headers:
         return line
 
 
-def _expanded(body: bytes, window_bits: int, enlarge: Callable[[int], None]) -> bytes:
+def _expanded(body: bytes, window_bits: int, enlarge: Callable[[int], object]) -> bytes:
     """``enlarge``: called before more than ``LARGE_BYTES`` are taken, with the most that will be."""
     unpack = zlib.decompressobj(wbits=window_bits)
     try:

@@ -276,7 +276,7 @@ def test_only_so_many_large_messages_are_in_memory_at_once(tmp_path: Path) -> No
 
 
 def test_calls_that_send_nothing_lock_no_exporter_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """64 calls, as many as are taken, bring no message; who has waited longest makes room, and is told to come again."""
+    """64 calls, as many as are taken, bring no message; who waits longest makes room and is told to come again."""
     monkeypatch.setattr("blis_replay.ingest.collector.collector.GRACE_SECONDS", 0.2)
     of_its_own = [("grpc.use_local_subchannel_pool", 1)]
     with collector(tmp_path) as running, grpc.insecure_channel(str(running.listening.grpc), of_its_own) as channel:
