@@ -50,6 +50,9 @@ def mean_lengths(recording: Recording) -> MeanLengths:
 # several rows.
 _WINDOW_US = 5_000_000
 
+# Of the requests those that must be timed to say what context a window had.
+_MOST_KNOWN = 0.9
+
 # With fewer requests running, the engine may have been idle between two sampled steps.
 BUSY_DEPTH = 4
 
@@ -74,7 +77,7 @@ def rows_from_steps(recording: Recording, window: tuple[float, float] = (0.0, 1.
 
     ``window``: the share of the run to use, by time.  Decodes of a window are the mean of
     its sampled steps; a window in which the server may have been idle is left out.
-    Prefill tokens are those of the requests that arrived in it, less their prefix hits: a
+    Prefill tokens are those of the requests whose first token came in it, less their prefix hits: a
     10 % sample of steps holds too few of the large prefills.
     """
     counted = ["step_id", "start_us", "decode_tokens", "running_depth"]
@@ -82,13 +85,10 @@ def rows_from_steps(recording: Recording, window: tuple[float, float] = (0.0, 1.
     step_id, start_us = steps["step_id"].to_numpy(), steps["start_us"].to_numpy()
     decode = steps["decode_tokens"].to_numpy().astype(np.float64)
     running = steps["running_depth"].to_numpy()
-    arrival_us = recording.requests["arrival_us"].to_numpy()
-    prefilled = np.concatenate([[0], np.cumsum(estimate_prefix(recording).prefill_tokens)])
-    context = mean_lengths(recording).context_tokens
     low, high = (start_us[0] + share * (start_us[-1] - start_us[0]) for share in window)
     rows: list[tuple[float, float, float, float]] = []
     cycles: list[float] = []
-    begun_us: list[int] = []
+    spans_us: list[tuple[int, int]] = []
     first = int(np.searchsorted(start_us, low))
     while first < len(start_us) - 1:
         last = min(int(np.searchsorted(start_us, start_us[first] + _WINDOW_US)), len(start_us) - 1)
@@ -96,15 +96,53 @@ def rows_from_steps(recording: Recording, window: tuple[float, float] = (0.0, 1.
         if start_us[last] > high:
             break
         if count > 0 and running[first:last].min() >= BUSY_DEPTH:
-            arrived = np.searchsorted(arrival_us, [start_us[first], start_us[last]])
-            prefill = float(prefilled[arrived[1]] - prefilled[arrived[0]]) / count
-            decodes = float(decode[first:last].mean())
-            rows.append((1.0, prefill, decodes, decodes * context))
+            rows.append((1.0, float(count), float(decode[first:last].mean()), 0.0))
             cycles.append(float(span_us / count))
-            begun_us.append(int(start_us[first]))
+            spans_us.append((int(start_us[first]), int(start_us[last])))
         first = last
-    at_us = np.array(begun_us, np.int64)
-    return CycleRows(np.array(rows).reshape(-1, 4), np.array(cycles), context_known=False, start_us=at_us)
+    between_us, batch = np.array(spans_us, np.int64).reshape(-1, 2), np.array(rows).reshape(-1, 4)
+    batch[:, 1] = _prefilled(recording, between_us) / batch[:, 1]
+    batch[:, 3] = batch[:, 2] * _contexts(recording, between_us)
+    return CycleRows(batch, np.array(cycles), context_known=False, start_us=between_us[:, 0])
+
+
+def _prefilled(recording: Recording, between_us: Int64s) -> Floats:
+    """float64[rows]: tokens of the prefills between two times, each at its first token, or its arrival without one."""
+    ok, first_us, _last_us, _context = _decoding(recording)
+    at_us = recording.requests["arrival_us"].to_numpy().astype(np.float64)
+    at_us[ok] = first_us
+    low_us, high_us = between_us.T.astype(np.float64)
+    return _between(at_us, estimate_prefix(recording).prefill_tokens, low_us, high_us)
+
+
+def _contexts(recording: Recording, between_us: Int64s) -> Floats:
+    """float64[rows]: mean context of a decode between two times of the run, of the requests that decoded then.
+
+    Where prompts happen to be long there are both more prefill tokens and more context, and with one context for all
+    windows the prefill would get the price of both.
+    """
+    every = np.full(len(between_us), mean_lengths(recording).context_tokens)
+    timed, first_us, last_us, context = _decoding(recording)
+    if not len(between_us) or timed.sum() < _MOST_KNOWN * len(timed):
+        return every
+    low_us, high_us = between_us.T.astype(np.float64)
+    decodes = _mean_level(first_us, last_us, np.ones(len(first_us)), low_us, high_us)
+    contexts = _mean_level(first_us, last_us, context, low_us, high_us)
+    np.divide(contexts, decodes, out=every, where=decodes > 1)
+    return every
+
+
+def _decoding(recording: Recording) -> tuple[Bools, Floats, Floats, Floats]:
+    """bool[n] of the requests with both latencies and a length; their first and last token, us, and mean context."""
+    known = ("ttft_us", "e2e_us", "output_tokens")
+    timed = pl.all_horizontal(pl.col("status") == "ok", *(pl.col(name).is_not_null() for name in known))
+    ok = recording.requests.select(timed).to_series().to_numpy()
+    requests = recording.requests.frame(["arrival_us", *known]).filter(ok)
+    first_us, last_us = (
+        (requests["arrival_us"] + requests[name]).to_numpy().astype(np.float64) for name in ("ttft_us", "e2e_us")
+    )
+    context = prompt_tokens(recording)[ok] + requests["output_tokens"].to_numpy().astype(np.float64) / 2
+    return ok, first_us, last_us, context
 
 
 def rows_from_latencies(recording: Recording, window: tuple[float, float] = (0.0, 1.0)) -> CycleRows:
@@ -115,15 +153,10 @@ def rows_from_latencies(recording: Recording, window: tuple[float, float] = (0.0
     tokens of the requests whose first token fell in between.  Where the server recorded
     prefill times, each also makes a row: its own prefill as one step.
     """
-    known = ("ttft_us", "e2e_us", "output_tokens")
-    timed = pl.all_horizontal(pl.col("status") == "ok", *(pl.col(name).is_not_null() for name in known))
-    ok = recording.requests.select(timed).to_series().to_numpy()
-    requests = recording.requests.frame(["arrival_us", "ttft_us", "e2e_us", "output_tokens", "prefill_us"]).filter(ok)
+    ok, first_us, last_us, context = _decoding(recording)
+    requests = recording.requests.frame(["arrival_us", "output_tokens", "prefill_us"]).filter(ok)
     prefill_tokens = estimate_prefix(recording).prefill_tokens[ok]
-    first_us = (requests["arrival_us"] + requests["ttft_us"]).to_numpy().astype(np.float64)
-    last_us = (requests["arrival_us"] + requests["e2e_us"]).to_numpy().astype(np.float64)
     output_tokens = requests["output_tokens"].to_numpy().astype(np.float64)
-    context = prompt_tokens(recording)[ok] + output_tokens / 2
     arrival_us = requests["arrival_us"].to_numpy()
     low, high = (share * recording.requests["arrival_us"].to_numpy()[-1] for share in window)
     chosen = (output_tokens > 1) & (last_us > first_us) & (arrival_us >= low) & (arrival_us <= high)

@@ -29,6 +29,8 @@ _RADIUS, _LARGEST_RADIUS = 2.0, 8.0
 # Of runs closer together than ROUGH chance makes more of a slope than what was changed.
 ROUGH, FINE = 0.5, 0.1
 _MOST_ROUNDS = 40
+# At last planes are so wide, through runs at several shares of that; so many steps lead there, so many are averaged.
+_WIDE_RADIUS, _WIDE_SHARES, _UNSETTLED, _SETTLING = 3.0, (0.7, 1.3), 2, 8
 # A step may be this many times longer than the radius: slopes say something beyond where they were taken.
 _REACH = 12.0
 _DAMPINGS = (1e-6, 1e-3, 1e-2, 1e-1, 1.0)
@@ -37,6 +39,11 @@ _SHOWN, _CLEAR = (0.5, 2.0), 10.0
 _PROBE_TRIES = 8
 # A search from another start that ends within this share of the least cost found as good a minimum.
 _AS_GOOD = 0.10
+# The cost of a row that may be chance.
+_CHANCE = 0.25
+
+
+_Settled = tuple[Floats, Floats, Floats, Floats]
 
 
 @dataclass(frozen=True)
@@ -46,7 +53,8 @@ class Minimum:
     ``vector``; ``residuals`` there, float64[rows]; ``scales``: float64[rows], the scatter of the kind of each;
     ``slopes``: float64[rows, coefficients], change of a residual per unit of a coefficient; ``cost``: the robust cost
     of the residuals over their scales; ``evaluations`` made.  ``ends``: float64[k, coefficients], where searches from
-    all starts ended that came as low, this one among them; ``starts`` made.
+    all starts ended that came as low, this one among them; ``starts`` made.  ``scatter``: float64[coefficients],
+    standard error of where the search ended.
     """
 
     vector: Floats
@@ -57,6 +65,7 @@ class Minimum:
     evaluations: int
     ends: Floats
     starts: int
+    scatter: Floats
 
 
 def losses(residuals: Floats) -> Floats:
@@ -113,9 +122,15 @@ def minimise(
     scales = scales_of(ended[0][1], kinds, len(search.free))
     costs = np.array([robust_cost(r / scales) for _, r, _ in ended])
     vector, r, slopes = ended[int(np.argmin(costs))]
+    scatter = np.zeros(len(vector))
     as_good = costs <= costs.min() * (1 + _AS_GOOD) + 1e-9
     if least_radius < ROUGH:
         vector, r, slopes = search.from_(vector, ROUGH, least_radius)
+        found = search.settled(vector) if len(search.free) else None
+        # Where residuals have a kink and no plane there is nothing to settle on.
+        most = (1 + _AS_GOOD) * robust_cost(r / scales) + _CHANCE * len(r)
+        if found is not None and robust_cost(search.at(found[0]) / scales) <= most:
+            vector, r, slopes, scatter = found
     scales = scales_of(r, kinds, len(search.free))
     return Minimum(
         vector=vector,
@@ -126,6 +141,7 @@ def minimise(
         evaluations=search.evaluations,
         ends=np.array([vector, *(x for (x, _, _), good in zip(ended, as_good, strict=True) if good)]),
         starts=len(starts),
+        scatter=scatter,
     )
 
 
@@ -179,13 +195,43 @@ class _Search:
                 probe[i] *= min(max(1 / max(seen, 1e-3), 0.1), 10.0)
         return probe
 
-    def plane(self, x: Floats, radius: float) -> tuple[Floats, Floats]:
+    def plane(self, x: Floats, radius: float, shares: Sequence[float] = (1.0,)) -> tuple[Floats, Floats]:
         """Residuals, float64[rows], and slopes per probe, float64[rows, free], of a plane through runs around x."""
-        near = [self.moved(x, radius * signs) for signs in self.signs]
+        near = [self.moved(x, share * radius * signs) for share in shares for signs in self.signs]
         moves = np.array([(y - x)[self.free] / self.probe[self.free] for y in near])
         design = np.column_stack([np.ones(len(near)), moves])
         plane = np.linalg.lstsq(design, np.array([self.at(y) for y in near]), rcond=None)[0]
         return plane[0], plane[1:].T
+
+    def settled(self, x: Floats) -> _Settled:
+        """Where steps from wide planes come to rest.
+
+        Each plane has some of the chance left, and so has the step that it asks for.  The first ones are taken as they
+        are; after that the point is the mean of where all others would go (Robbins and Monro 1951), and what these
+        scatter by is how sure the search itself is.
+        """
+        points, planes, goals = [], [], []
+        for turn in range(_UNSETTLED + _SETTLING):
+            smooth, slopes = self.plane(x, _WIDE_RADIUS, _WIDE_SHARES)
+            scales = scales_of(smooth, self.kinds, len(self.free))
+            scaled, columns = smooth / scales, slopes / scales[:, None]
+            w = weights(scaled)
+            square, gradient = columns.T @ (w[:, None] * columns), columns.T @ (w * scaled)
+            by = _bounded_step(square, gradient, _DAMPINGS[0], x[self.free] / self.probe[self.free])
+            by *= min(1.0, _REACH * _WIDE_RADIUS / max(float(np.abs(by).max()), 1e-9))
+            if turn >= _UNSETTLED:
+                points.append(x)
+                planes.append((smooth, slopes))
+                goals.append(self.moved(x, by))
+            x = self.moved(x, by / max(turn - _UNSETTLED + 1, 1))
+        at = [
+            smooth + slopes @ ((x - point)[self.free] / self.probe[self.free])
+            for (smooth, slopes), point in zip(planes, points, strict=True)
+        ]
+        per_unit = np.zeros((len(at[0]), len(x)))
+        per_unit[:, self.free] = np.mean([slopes for _, slopes in planes], axis=0) / self.probe[self.free]
+        scatter = np.std(goals, axis=0, ddof=1) / np.sqrt(_SETTLING)
+        return x, np.mean(at, axis=0), per_unit, scatter
 
     def step(
         self, x: Floats, r: Floats, smooth: Floats, slopes: Floats, radius: float
@@ -262,13 +308,17 @@ def variance_inflation(design: Floats, free: Bools) -> Floats:
     return inflation
 
 
-def confidence(minimum: Minimum, free: Bools, group: Int64s, stratum: Int64s, seed: int) -> Confidence:
+def confidence(
+    minimum: Minimum, free: Bools, group: Int64s, stratum: Int64s, seed: int, cycles: Bools | None = None
+) -> Confidence:
     """Bounds of 95 % of each free coefficient, by drawing blocks of windows with replacement.
 
     ``group``: int64[rows], rows that are drawn together (the E2E and the TTFT of a window), in order of time.
     ``stratum``: int64[groups], the load stage and the part of the evidence that each is of.  Blocks are as long as what
     a window says of any coefficient is like what its neighbours say.  Each draw moves the coefficients by one
-    Gauss-Newton step from the minimum, so no run is simulated again.
+    Gauss-Newton step from the minimum, so no run is simulated again.  ``cycles``: bool[rows],
+    which are of step records: where these and the latencies differ by more than each by itself is unsure, bounds are
+    wider by that.
     """
     chosen = np.flatnonzero(free)
     scaled = minimum.residuals / minimum.scales
@@ -282,6 +332,13 @@ def confidence(minimum: Minimum, free: Bools, group: Int64s, stratum: Int64s, se
         step = np.linalg.lstsq(columns.T @ (times[:, None] * columns), columns.T @ (times * scaled), rcond=None)[0]
         draws[i] = minimum.vector[chosen] - step
     draws = spread(draws, blocks)
+    # Residuals are smaller than errors by what the coefficients took of them; the search has an error of its own.
+    draws = draws.mean(axis=0) + np.sqrt(len(w) / max(len(w) - len(chosen), 1)) * (draws - draws.mean(axis=0))
+    if cycles is not None:
+        draws = draws.mean(axis=0) + _disagreement(columns, scaled, w, cycles) * (draws - draws.mean(axis=0))
+    deviation = np.maximum(draws.std(axis=0), 1e-12)
+    wider = np.sqrt(1 + (minimum.scatter[chosen] / deviation) ** 2)
+    draws = draws.mean(axis=0) + wider * (draws - draws.mean(axis=0))
     low, high = minimum.vector.copy(), minimum.vector.copy()
     for place, i in enumerate(chosen.tolist()):
         # The search ends a little beside where the linear step would take it; the spread is what counts.
@@ -291,3 +348,28 @@ def confidence(minimum: Minimum, free: Bools, group: Int64s, stratum: Int64s, se
         low[i] = max(min(bounds[0], float(minimum.ends[:, i].min())), 0.0)
         high[i] = max(bounds[1], float(minimum.ends[:, i].max()), 0.0)
     return Confidence(low, high)
+
+
+def _disagreement(columns: Floats, scaled: Floats, w: Floats, one: Bools) -> Floats:
+    """float64[coefficients]: by what factor two kinds of rows differ more than each by itself is unsure, at least 1.
+
+    The factor by which intervals of measurements that disagree are widened (Birge 1932), coefficient by coefficient.
+    """
+    coefficients = columns.shape[1]
+    steps, variances = np.zeros((2, coefficients)), np.full((2, coefficients), np.inf)
+    for kind, rows in enumerate((one, ~one)):
+        # Cycles say nothing of a delay before the queue.
+        seen = np.flatnonzero(np.abs(columns[rows]).sum(axis=0))
+        part, weight, degrees = columns[rows][:, seen], w[rows], int(rows.sum()) - len(seen)
+        square = part.T @ (weight[:, None] * part)
+        if degrees < 1 or np.linalg.cond(square) > _SINGULAR:
+            continue
+        variance = float((weight * scaled[rows] ** 2).sum()) / degrees
+        steps[kind, seen] = np.linalg.solve(square, part.T @ (weight * scaled[rows]))
+        variances[kind, seen] = np.diag(np.linalg.inv(square)) * variance
+    unsure = np.sqrt(np.maximum(variances.sum(axis=0), 1e-300))
+    return np.asarray(np.maximum(np.abs(steps[0] - steps[1]) / unsure, 1.0), np.float64)
+
+
+# Rows of one kind whose squares are worse conditioned than this say nothing by themselves.
+_SINGULAR = 1e14

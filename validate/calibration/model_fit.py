@@ -215,7 +215,8 @@ def fit_form(
     while True:
         free = np.array([i not in held for i in range(len(form.names))])
         minimum = minimise(residuals, starts, probe, free, gathered.kinds(), FINE if everywhere else ROUGH)
-        bounds = confidence(minimum, free, gathered.groups(), gathered.strata(), seed)
+        kinds = gathered.kinds()
+        bounds = confidence(minimum, free, gathered.groups(), gathered.strata(), seed, kinds == 0)
         width = bounds.high - bounds.low
         # Without a prior the fitted value stays: its bounds say how little it is worth.  It also stays where the bounds
         # exclude the prior.  That a first token waits for others is no prior knowledge, so the prior of that is 0.
