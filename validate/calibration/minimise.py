@@ -29,8 +29,8 @@ _RADIUS, _LARGEST_RADIUS = 2.0, 8.0
 # Of runs closer together than ROUGH chance makes more of a slope than what was changed.
 ROUGH, FINE = 0.5, 0.1
 _MOST_ROUNDS = 40
-# At last planes are so wide, through runs at several shares of that; so many steps lead there, so many are averaged.
-_WIDE_RADIUS, _WIDE_SHARES, _UNSETTLED, _SETTLING = 3.0, (0.7, 1.3), 2, 8
+# At last planes are so wide; so many steps lead there, so many are averaged.
+_WIDE_RADIUS, _UNSETTLED, _SETTLING = 2.0, 2, 8
 # A step may be this many times longer than the radius: slopes say something beyond where they were taken.
 _REACH = 12.0
 _DAMPINGS = (1e-6, 1e-3, 1e-2, 1e-1, 1.0)
@@ -39,11 +39,18 @@ _SHOWN, _CLEAR = (0.5, 2.0), 10.0
 _PROBE_TRIES = 8
 # A search from another start that ends within this share of the least cost found as good a minimum.
 _AS_GOOD = 0.10
-# The cost of a row that may be chance.
-_CHANCE = 0.25
 
 
-_Settled = tuple[Floats, Floats, Floats, Floats]
+@dataclass(frozen=True)
+class Settled:
+    """Where a search settled: ``vector``; mean ``residuals`` around it; ``slopes``: float64[planes, rows, coefficients]
+    per unit, of each plane; ``scatter``: float64[coefficients], standard error of the vector by the search's chance.
+    """
+
+    vector: Floats
+    residuals: Floats
+    slopes: Floats
+    scatter: Floats
 
 
 @dataclass(frozen=True)
@@ -51,10 +58,10 @@ class Minimum:
     """Where the search ended.
 
     ``vector``; ``residuals`` there, float64[rows]; ``scales``: float64[rows], the scatter of the kind of each;
-    ``slopes``: float64[rows, coefficients], change of a residual per unit of a coefficient; ``cost``: the robust cost
-    of the residuals over their scales; ``evaluations`` made.  ``ends``: float64[k, coefficients], where searches from
-    all starts ended that came as low, this one among them; ``starts`` made.  ``scatter``: float64[coefficients],
-    standard error of where the search ended.
+    ``slopes``: float64[planes, rows, coefficients], change of a residual per unit of a coefficient, as each plane that
+    was taken there has it; ``cost``: the robust cost of the residuals over their scales; ``evaluations`` made.
+    ``ends``: float64[k, coefficients], where searches from all starts ended that came as low, this one among them;
+    ``starts`` made.  ``scatter``: float64[coefficients], standard error of where the search ended.
     """
 
     vector: Floats
@@ -122,27 +129,37 @@ def minimise(
     scales = scales_of(ended[0][1], kinds, len(search.free))
     costs = np.array([robust_cost(r / scales) for _, r, _ in ended])
     vector, r, slopes = ended[int(np.argmin(costs))]
-    scatter = np.zeros(len(vector))
+    scatter, planes = np.zeros(len(vector)), slopes[None]
     as_good = costs <= costs.min() * (1 + _AS_GOOD) + 1e-9
-    if least_radius < ROUGH:
-        vector, r, slopes = search.from_(vector, ROUGH, least_radius)
-        found = search.settled(vector) if len(search.free) else None
-        # Where residuals have a kink and no plane there is nothing to settle on.
-        most = (1 + _AS_GOOD) * robust_cost(r / scales) + _CHANCE * len(r)
-        if found is not None and robust_cost(search.at(found[0]) / scales) <= most:
-            vector, r, slopes, scatter = found
+    if least_radius < ROUGH and len(search.free):
+        found = search.settled(vector)
+        if search.as_low(found.vector, vector):
+            vector, r, planes, scatter = found.vector, found.residuals, found.slopes, found.scatter
+        else:
+            # Where residuals have a kink and no plane there is nothing to settle on.
+            vector, r, slopes = search.from_(vector, ROUGH, least_radius)
+            planes = slopes[None]
     scales = scales_of(r, kinds, len(search.free))
     return Minimum(
         vector=vector,
         residuals=r,
         scales=scales,
-        slopes=slopes,
+        slopes=planes,
         cost=robust_cost(r / scales),
         evaluations=search.evaluations,
         ends=np.array([vector, *(x for (x, _, _), good in zip(ended, as_good, strict=True) if good)]),
         starts=len(starts),
         scatter=scatter,
     )
+
+
+def level(residuals: Residuals, x: Floats, probe: Floats, free: Bools, kinds: Int64s) -> Floats:
+    """float64[rows]: residuals as the mean of runs around ``x``, so that one lucky run does not count."""
+    search = _Search(residuals, probe, np.flatnonzero(free), kinds)
+    if not len(search.free):
+        return residuals(x)
+    search.probe = search.fitted_probe(x, search.at(x))
+    return search.plane(x, ROUGH)[0]
 
 
 class _Search:
@@ -195,43 +212,50 @@ class _Search:
                 probe[i] *= min(max(1 / max(seen, 1e-3), 0.1), 10.0)
         return probe
 
-    def plane(self, x: Floats, radius: float, shares: Sequence[float] = (1.0,)) -> tuple[Floats, Floats]:
+    def plane(self, x: Floats, radius: float) -> tuple[Floats, Floats]:
         """Residuals, float64[rows], and slopes per probe, float64[rows, free], of a plane through runs around x."""
-        near = [self.moved(x, share * radius * signs) for share in shares for signs in self.signs]
+        near = [self.moved(x, radius * signs) for signs in self.signs]
         moves = np.array([(y - x)[self.free] / self.probe[self.free] for y in near])
         design = np.column_stack([np.ones(len(near)), moves])
         plane = np.linalg.lstsq(design, np.array([self.at(y) for y in near]), rcond=None)[0]
         return plane[0], plane[1:].T
 
-    def settled(self, x: Floats) -> _Settled:
+    def as_low(self, x: Floats, other: Floats) -> bool:
+        """Whether ``x`` is as good as another point: by means of runs around them, as one run can be lucky."""
+        at_x, at_other = (self.plane(point, ROUGH)[0] for point in (x, other))
+        scales = scales_of(at_other, self.kinds, len(self.free))
+        return robust_cost(at_x / scales) <= (1 + _AS_GOOD) * robust_cost(at_other / scales)
+
+    def settled(self, x: Floats) -> Settled:
         """Where steps from wide planes come to rest.
 
-        Each plane has some of the chance left, and so has the step that it asks for.  The first ones are taken as they
-        are; after that the point is the mean of where all others would go (Robbins and Monro 1951), and what these
-        scatter by is how sure the search itself is.
+        Slopes are of wide planes, the level of narrow ones: where a queue builds up residuals are curved, and their
+        mean over a wide plane is not what they are in its middle.  Each step has some of the chance left.  The first
+        ones are taken as they are; after that the point is the mean of where all others would go (Robbins and Monro
+        1951), and what these scatter by is how sure the search itself is.
         """
-        points, planes, goals = [], [], []
+        points, levels, goals, planes = [], [], [], list[Floats]()
         for turn in range(_UNSETTLED + _SETTLING):
-            smooth, slopes = self.plane(x, _WIDE_RADIUS, _WIDE_SHARES)
-            scales = scales_of(smooth, self.kinds, len(self.free))
-            scaled, columns = smooth / scales, slopes / scales[:, None]
+            planes.append(self.plane(x, _WIDE_RADIUS)[1])
+            level, slopes = self.plane(x, ROUGH)[0], np.mean(planes, axis=0)
+            scales = scales_of(level, self.kinds, len(self.free))
+            scaled, columns = level / scales, slopes / scales[:, None]
             w = weights(scaled)
             square, gradient = columns.T @ (w[:, None] * columns), columns.T @ (w * scaled)
             by = _bounded_step(square, gradient, _DAMPINGS[0], x[self.free] / self.probe[self.free])
             by *= min(1.0, _REACH * _WIDE_RADIUS / max(float(np.abs(by).max()), 1e-9))
             if turn >= _UNSETTLED:
                 points.append(x)
-                planes.append((smooth, slopes))
+                levels.append(level)
                 goals.append(self.moved(x, by))
             x = self.moved(x, by / max(turn - _UNSETTLED + 1, 1))
-        at = [
-            smooth + slopes @ ((x - point)[self.free] / self.probe[self.free])
-            for (smooth, slopes), point in zip(planes, points, strict=True)
-        ]
-        per_unit = np.zeros((len(at[0]), len(x)))
-        per_unit[:, self.free] = np.mean([slopes for _, slopes in planes], axis=0) / self.probe[self.free]
+        each = np.array(planes)
+        moves = [(x - point)[self.free] / self.probe[self.free] for point in points]
+        at = [level + each.mean(axis=0) @ move for level, move in zip(levels, moves, strict=True)]
+        per_unit = np.zeros((len(each), len(at[0]), len(x)))
+        per_unit[:, :, self.free] = each / self.probe[self.free]
         scatter = np.std(goals, axis=0, ddof=1) / np.sqrt(_SETTLING)
-        return x, np.mean(at, axis=0), per_unit, scatter
+        return Settled(x, np.mean(at, axis=0), per_unit, scatter)
 
     def step(
         self, x: Floats, r: Floats, smooth: Floats, slopes: Floats, radius: float
@@ -322,22 +346,24 @@ def confidence(
     """
     chosen = np.flatnonzero(free)
     scaled = minimum.residuals / minimum.scales
-    columns, w = minimum.slopes[:, chosen] / minimum.scales[:, None], weights(scaled)
+    planes, w = minimum.slopes[:, :, chosen] / minimum.scales[:, None], weights(scaled)
+    columns = planes.mean(axis=0)
     groups = len(stratum)
     says = np.linalg.lstsq(columns.T @ (w[:, None] * columns), (columns * (w * scaled)[:, None]).T, rcond=None)[0]
     blocks = row_blocks(stratum, [np.asarray(np.bincount(group, row, groups), np.float64) for row in says])
-    draws = np.empty((RESAMPLES, len(chosen)))
+    draws, chance = np.empty((RESAMPLES, len(chosen))), _chance(planes, w)
     for i, drawn in enumerate(resampled(blocks, RESAMPLES, seed)):
         times = np.bincount(drawn, minlength=groups)[group] * w
-        step = np.linalg.lstsq(columns.T @ (times[:, None] * columns), columns.T @ (times * scaled), rcond=None)[0]
-        draws[i] = minimum.vector[chosen] - step
+        square = _without(columns.T @ (times[:, None] * columns), chance)
+        draws[i] = minimum.vector[chosen] - np.linalg.lstsq(square, columns.T @ (times * scaled), rcond=None)[0]
     draws = spread(draws, blocks)
     # Residuals are smaller than errors by what the coefficients took of them; the search has an error of its own.
     draws = draws.mean(axis=0) + np.sqrt(len(w) / max(len(w) - len(chosen), 1)) * (draws - draws.mean(axis=0))
     if cycles is not None:
         draws = draws.mean(axis=0) + _disagreement(columns, scaled, w, cycles) * (draws - draws.mean(axis=0))
     deviation = np.maximum(draws.std(axis=0), 1e-12)
-    wider = np.sqrt(1 + (minimum.scatter[chosen] / deviation) ** 2)
+    of_slopes = _moved_by_chance(planes, w, scaled, chance)
+    wider = np.sqrt(1 + (minimum.scatter[chosen] ** 2 + of_slopes**2) / deviation**2)
     draws = draws.mean(axis=0) + wider * (draws - draws.mean(axis=0))
     low, high = minimum.vector.copy(), minimum.vector.copy()
     for place, i in enumerate(chosen.tolist()):
@@ -348,6 +374,43 @@ def confidence(
         low[i] = max(min(bounds[0], float(minimum.ends[:, i].min())), 0.0)
         high[i] = max(bounds[1], float(minimum.ends[:, i].max()), 0.0)
     return Confidence(low, high)
+
+
+def _chance(planes: Floats, w: Floats) -> Floats:
+    """float64[coefficients, coefficients]: what chance in the mean slopes adds to their weighted squares.
+
+    Where two costs trade off, that chance alone would tell them apart: the squares are too large by its variance.
+    """
+    count = len(planes)
+    if count < 2:
+        return np.zeros((planes.shape[2], planes.shape[2]))
+    off = planes - planes.mean(axis=0)
+    return np.asarray(np.einsum("pri,r,prj->ij", off, w, off) / (count * (count - 1)), np.float64)
+
+
+def _moved_by_chance(planes: Floats, w: Floats, scaled: Floats, chance: Floats) -> Floats:
+    """float64[coefficients]: standard error of the minimum by the chance in the mean slopes."""
+    count, columns = len(planes), planes.mean(axis=0)
+    if count < 2:
+        return np.zeros(planes.shape[2])
+    square = _without(columns.T @ (w[:, None] * columns), chance)
+    steps = np.linalg.lstsq(square, np.einsum("pri,r->ip", planes, w * scaled), rcond=None)[0]
+    return np.asarray(steps.std(axis=1, ddof=1) / np.sqrt(count), np.float64)
+
+
+def _without(square: Floats, chance: Floats) -> Floats:
+    """A matrix of squares less what chance adds, at least ``_LEAST_KNOWN`` of it in each direction."""
+    if not chance.any():
+        return square
+    from scipy.linalg import eigh  # heavy, and only fits need it
+
+    share, directions = eigh(square - chance, square + 1e-12 * np.diag(np.diag(square)))
+    back = square @ directions
+    return np.asarray(back @ np.diag(np.maximum(share, _LEAST_KNOWN)) @ back.T, np.float64)
+
+
+# More than nine tenths of what slopes show in a direction is never called chance.
+_LEAST_KNOWN = 0.1
 
 
 def _disagreement(columns: Floats, scaled: Floats, w: Floats, one: Bools) -> Floats:

@@ -33,6 +33,7 @@ from blis_replay.validate.calibration.minimise import (
     Minimum,
     Residuals,
     confidence,
+    level,
     losses,
     minimise,
     robust_cost,
@@ -49,6 +50,7 @@ from blis_replay.validate.calibration.step_errors import (
     StepForm,
 )
 from blis_replay.validate.errors import ValidateError
+from blis_replay.validate.metrics.resampling import RESAMPLES, resampled, row_blocks, spread
 
 # Variance inflation of a coefficient from which the others can stand in for it: 100 is a column of
 # which they explain 99 %.
@@ -56,6 +58,8 @@ ALIKE_FROM = 100.0
 
 # Where dense and mixture models may cost more or less per further decode: tiles of 16, 32 and 64 rows.
 _BENDS: tuple[tuple[int, ...], ...] = ((16,), (32,), (64,), (32, 64))
+# So many standard errors better: of four bends one is better by one of them by chance.
+_CLEARLY = 2.0
 # A slope is worth having where this share of the windows lies on either side of its bend.
 _BEND_SHARE = 0.1
 
@@ -291,23 +295,38 @@ def choose_form(
     measured: dict[str, MeasuredDelay],
     seed: int,
 ) -> Fitted:
-    """The line, or a bent form that does better on later windows by more than one standard error."""
+    """The line, or a bent form that does better on later windows by more than two standard errors."""
     best, delays = line, lifecycle_of(measured)
-    scales = scales_of(later.residuals(line.form, line.minimum.vector, delays), later.kinds(), len(line.form.names))
-    cost = _losses(later, line, delays, scales)
+    of_line = _level(later, line, delays)
+    scales = scales_of(of_line, later.kinds(), len(line.form.names))
+    cost = losses(of_line / scales)
     at_line = replace(start, vector=line.minimum.vector)
     for bends in _BENDS:
         if not _supported(gathered, bends):
             continue
         bent = fit_form(gathered, form := StepForm(bends), at_line.for_form(form), prior, measured, seed)
-        gain = cost - (new := _losses(later, bent, delays, scales))
-        if gain.sum() > gain.std() * np.sqrt(len(gain)):
+        new = losses(_level(later, bent, delays) / scales)
+        gain = np.bincount(later.groups(), cost - new)
+        if gain.sum() > _CLEARLY * _standard_error(gain, later.strata(), seed):
             best, cost = bent, new
     return best
 
 
-def _losses(gathered: Gathered, fitted: Fitted, delays: Lifecycle, scales: Floats) -> Floats:
-    return losses(gathered.residuals(fitted.form, fitted.minimum.vector, delays) / scales)
+def _standard_error(of_window: Floats, stratum: Int64s, seed: int) -> float:
+    """Of a sum over windows, by blocks of them: neighbours are alike."""
+    blocks = row_blocks(stratum, [of_window])
+    return float(spread(np.array([of_window[d].sum() for d in resampled(blocks, RESAMPLES, seed)]), blocks).std())
+
+
+def _level(gathered: Gathered, fitted: Fitted, delays: Lifecycle) -> Floats:
+    """float64[rows]: what a fit is off by on windows, without the chance of a single run."""
+
+    def residuals(x: Floats) -> Floats:
+        return gathered.residuals(fitted.form, x, delays)
+
+    vector = fitted.minimum.vector
+    probe = fitted.form.probe_us(max(float(vector[INTERCEPT]), _LEAST_STEP_US))
+    return level(residuals, vector, probe, fitted.free, gathered.kinds())
 
 
 def _supported(gathered: Gathered, bends: tuple[int, ...]) -> bool:
