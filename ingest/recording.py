@@ -428,6 +428,12 @@ class Recording:
     iterations: Rows = field(default_factory=lambda: no_rows(ITERATION_SCHEMA))  # by engine and index
 
     @property
+    def served_dtype(self) -> str | None:
+        """The data type of the weights that were served, None if it is not recorded."""
+        setting = self.engine.get("dtype")
+        return None if setting is None else str(setting.value)
+
+    @property
     def is_summed_up(self) -> bool:
         """Whether aggregates say what clients saw, and not only what the server counted itself."""
         return not self.aggregates["metric"].str.starts_with("server_").all()

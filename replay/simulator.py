@@ -86,10 +86,9 @@ def entry_of(release: CoefficientRelease, recording: Recording, extrapolate: boo
 
     ``extrapolate``: where none were fitted to its tensor parallelism and data type, those of its model on others.
     """
-    model, dtype = model_of(recording), recording.engine.get("dtype")
+    model = model_of(recording)
     try:
-        served = None if dtype is None else str(dtype.value)
-        return release.entry_for(model, recording.tensor_parallelism, recording.alias, served)
+        return release.entry_for(model, recording.tensor_parallelism, recording.alias, recording.served_dtype)
     except ReleaseError:
         if not extrapolate:
             raise

@@ -17,7 +17,7 @@ from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.recording import STEP_SCHEMA, Finding, Recording, Setting, SharedPrefix, Stage, empty_frame
 from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.release_file import load_release
-from blis_replay.validate.calibration.calibrate import DataChoice, ModelFit, Options, calibrate
+from blis_replay.validate.calibration.calibrate import DataChoice, ModelFit, Options, calibrate, common_dtype, groups_of
 from blis_replay.validate.calibration.cycle_rows import CycleRows, fit_line
 from blis_replay.validate.calibration.model_fit import DEFAULT_PRIOR, PUBLISHED_PRE_QUEUE_US
 from blis_replay.validate.errors import ValidateError
@@ -170,6 +170,23 @@ def test_the_release_remembers_what_it_was_fitted_on(busy: Recording) -> None:
     assert [(f.experiment, f.data) for f in release.fitted_on] == [(BUSY.slug, "steps"), (BUSY.slug, "latencies")]
     assert release.used(BUSY.slug) == "latencies"
     assert parse_release(format_release(release), "fit").models == release.models
+
+
+def served_in(recording: Recording, alias: str, dtype: str | None) -> Recording:
+    engine = {name: value for name, value in recording.engine.items() if name != "dtype"}
+    said = {} if dtype is None else {"dtype": Setting(dtype, "recorded")}
+    return replace(recording, alias=alias, engine=engine | said)
+
+
+def test_data_types_are_fitted_apart_and_written(busy: Recording) -> None:
+    """Half the bytes are read in half the time, so steps in fp8 say nothing of steps in bfloat16."""
+    half, whole, other = (served_in(busy, n, d) for n, d in (("a", "fp8"), ("b", "bfloat16"), ("c", "bfloat16")))
+    unsaid = served_in(busy, "d", None)
+    assert groups_of([half, whole, other]) == [[half], [whole, other]]
+    assert groups_of([whole, unsaid]) == [[whole, unsaid]]
+    assert [common_dtype(group) for group in ([whole, other], [whole, unsaid], [unsaid])] == ["bfloat16", None, None]
+    with pytest.raises(ValidateError, match=r"d: does not say its data type, and others of .* in bfloat16 and fp8"):
+        groups_of([half, whole, unsaid])
 
 
 def test_no_coefficient_is_negative() -> None:

@@ -88,6 +88,7 @@ def test_coefficients_of_these_recordings_are_those_that_ship(store: Store) -> N
     assert release_that_ships(["tiny-live-*"]) == SHIPPED
     assert {fit.content_hash for fit in made.fitted_on} == {fit.content_hash for fit in shipped.fitted_on}
     ((mine,), (theirs,)) = (made.models, shipped.models)
+    assert mine.dtype == theirs.dtype == "bfloat16"
     # Rounded to a nanosecond; sums over 5,539 steps differ from machine to machine in the tenth digit.
     for part in ("latency", "lifecycle"):
         costs = {name: value for name, value in vars(getattr(theirs, part)).items() if isinstance(value, int | float)}

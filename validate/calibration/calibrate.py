@@ -95,20 +95,44 @@ def calibrate(
 ) -> tuple[CoefficientRelease, list[ModelFit]]:
     """Fit every model of the recordings and make a release of the fits.
 
-    Recordings are grouped by model and tensor parallelism.  Equal input and seed, equal release, whatever the
+    Recordings are grouped as in ``groups_of``.  Equal input and seed, equal release, whatever the
     ``executor`` (with ``workers`` and ``progress`` of ``map_jobs``; a job is a model).  Raises ``ValidateError`` if
     a group cannot be fitted, or the recordings are of more than one kind of GPU.
     """
     _refuse_two_gpus(recordings)
-    groups: dict[tuple[str, int | None], list[Recording]] = {}
-    for recording in recordings:
-        groups.setdefault((model_of(recording), recording.tensor_parallelism), []).append(recording)
     fit_group = partial(fit_model, options=options)
-    fitted = map_jobs(fit_group, list(groups.values()), executor=executor, workers=workers, progress=progress)
+    fitted = map_jobs(fit_group, groups_of(recordings), executor=executor, workers=workers, progress=progress)
     fits = sorted(fitted, key=lambda fit: fit.entry.model)
     summary = f"Step times and delays fitted to {', '.join(recording.alias for recording in recordings)}."
     fitted_on = [FittedOn(r.slug, r.content_hash, kind, requests_hash(r)) for fit in fits for r, kind in fit.used]
     return fitted_release(name, summary, source, recordings, [fit.entry for fit in fits], fitted_on), fits
+
+
+def groups_of(recordings: Sequence[Recording]) -> list[list[Recording]]:
+    """Recordings by model, tensor parallelism and data type of the weights, each group in the order given.
+
+    One that does not say its data type is with those of the only type that others say.  Raises ``ValidateError``
+    where they say several.
+    """
+    groups: dict[tuple[str, int | None, str | None], list[Recording]] = {}
+    for recording in recordings:
+        model, parallelism = model_of(recording), recording.tensor_parallelism
+        alike = (r for r in recordings if (model_of(r), r.tensor_parallelism) == (model, parallelism))
+        said = sorted(filter(None, {one.served_dtype for one in alike}))
+        dtype = recording.served_dtype or (said[0] if len(said) == 1 else None)
+        if dtype is None and said:
+            raise ValidateError(
+                f"{recording.alias}: does not say its data type, and others of {model} were served in "
+                f"{' and '.join(said)}; say it with `ingest --engine FILE` (dtype), or calibrate it by itself"
+            )
+        groups.setdefault((model, parallelism, dtype), []).append(recording)
+    return list(groups.values())
+
+
+def common_dtype(recordings: Sequence[Recording]) -> str | None:
+    """The data type that all of these say they were served in; None where one does not."""
+    said = {recording.served_dtype for recording in recordings}
+    return said.pop() if len(said) == 1 else None
 
 
 def fitted_release(
@@ -175,6 +199,7 @@ def fit_model(recordings: Sequence[Recording], options: Options) -> ModelFit:
     entry = ModelEntry(
         model=model_of(recordings[0]),
         tensor_parallelism=recordings[0].tensor_parallelism or 1,
+        dtype=common_dtype(recordings),
         latency=form.latency(vector),
         lifecycle=form.lifecycle(vector, lifecycle_of(measured)),
         sources={fit.name: fit.remark for fit in coefficients if fit.name in ("pre_queue", "post_request")},
@@ -210,6 +235,7 @@ def _measured(recordings: Sequence[Recording], options: Options) -> ModelFit:
     entry = ModelEntry(
         model=model_of(recordings[0]),
         tensor_parallelism=recordings[0].tensor_parallelism or 1,
+        dtype=common_dtype(recordings),
         latency=found.latency,
         lifecycle=found.lifecycle,
         sources={fit.name: fit.remark for fit in found.coefficients if fit.status == "measured"},

@@ -38,7 +38,7 @@ from blis_replay.compiled.arrays import Floats
 from blis_replay.ingest.identity import requests_hash
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.simulator import entry_of, model_of
-from blis_replay.validate.calibration.calibrate import Data, ModelFit, Options, fitted_release
+from blis_replay.validate.calibration.calibrate import Data, ModelFit, Options, fitted_release, groups_of
 from blis_replay.validate.calibration.cycle_rows import CycleRows, mean_lengths, rows_from_latencies, rows_from_steps
 from blis_replay.validate.calibration.evidence import configured_scheduling
 from blis_replay.validate.calibration.own_data import lacking_ttft_us, part_scores
@@ -274,10 +274,8 @@ def calibrate_operators(
     Of ``options`` only the split counts: all before its second share is fitted to.  Raises ``ReleaseError`` for a model
     that ``measured`` lacks, ``ValidateError`` for one without operator times, or nothing to fit to.
     """
-    groups: dict[tuple[str, int | None], list[Recording]] = {}
-    for recording in recordings:
-        groups.setdefault((model_of(recording), recording.tensor_parallelism), []).append(recording)
-    fits = [_fit_model(groups[key], measured, options.split[1]) for key in sorted(groups, key=str)]
+    groups = sorted(groups_of(recordings), key=lambda group: (model_of(group[0]), str(group[0].tensor_parallelism)))
+    fits = [_fit_model(group, measured, options.split[1]) for group in groups]
     summary = f"Operator times, scaled to {', '.join(recording.alias for recording in recordings)}."
     fitted_on = [FittedOn(r.slug, r.content_hash, kind, requests_hash(r)) for fit in fits for r, kind in fit.used]
     return fitted_release(name, summary, source, recordings, [fit.entry for fit in fits], fitted_on), fits

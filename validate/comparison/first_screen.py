@@ -52,8 +52,7 @@ def other_hardware(comparison: Comparison) -> list[str]:
     recorded, release = comparison.recording.hardware or "not recorded", comparison.run.release
     lines = [] if same_gpu(recorded, release.hardware) else [f"{recorded}; the coefficients are for {release.hardware}"]
     lines = [f"hardware: {line}" for line in lines]
-    setting, entry = comparison.recording.engine.get("dtype"), comparison.run.entry
-    dtype = None if setting is None else str(setting.value)
+    dtype, entry = comparison.recording.served_dtype, comparison.run.entry
     own = comparison.uses.startswith("own")
     if dtype is not None and dtype not in _SIXTEEN_BITS and entry is not None and entry.dtype is None and not own:
         lines.append(f"data type: {dtype}; the coefficients do not say theirs, and 16 bits are usual")
