@@ -25,6 +25,7 @@ from blis_replay.validate.comparison.sides import (
     simulated_attainment,
 )
 from blis_replay.validate.comparison.spread import Decision, Draws, NoiseFloor, decided, draw_errors, unsure_of
+from blis_replay.validate.comparison.warm_up import WarmUp, warm_up
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.metrics.latency import (
     METRICS,
@@ -101,7 +102,7 @@ class Comparison:
     had more load than could be served is judged instead of its latencies, None for other runs.  ``schedule``:
     of a replay of a whole run of which every step was recorded.  ``draws``: of a run whose requests are reconstructed,
     the errors of many reconstructions.  ``noise``: what recordings of this load differ by; no threshold is below it.
-    ``promised``: what came of objectives, where some were given.
+    ``promised``: what came of objectives, where some were given.  ``warming``: of a replay of a whole run.
     """
 
     recording: Recording
@@ -119,6 +120,7 @@ class Comparison:
     draws: Draws | None = None
     noise: NoiseFloor | None = None
     promised: Promised | None = None
+    warming: WarmUp | None = None
 
     @property
     def run(self) -> ReplayRun:
@@ -160,25 +162,22 @@ class Comparison:
     @property
     def failed_thresholds(self) -> tuple[str, ...]:
         """Metrics whose mean is off by more than its threshold; of an overloaded run the measures that are."""
-        return tuple(name for name, decision in self._decisions.items() if decision == "fail")
+        return tuple(name for name, decision in self.decisions().items() if decision == "fail")
 
     @property
     def undecided(self) -> tuple[str, ...]:
         """Those that some reconstructions of the requests pass and others fail, or that steps beyond the fit may."""
-        return tuple(name for name, decision in self._decisions.items() if decision == "not decided")
+        return tuple(name for name, decision in self.decisions().items() if decision == "not decided")
 
-    def decisions(self, unsure: float) -> dict[str, Decision]:
-        """By metric, or measure of an overloaded run, where simulated means may be off by a share (``decided``)."""
+    def decisions(self, share: float | None = None) -> dict[str, Decision]:
+        """By metric, or measure if overloaded; ``share``: how far simulated means may be off, None as of the fit."""
+        unsure = unsure_of(self.replay) if share is None else share
         if self.overloaded:
             judged = [(measure.slug, measure.error, self.limit(measure)) for measure in self.capacity or ()]
         else:
             errors = {metric: self.metrics[metric]["mean"].error for metric in THRESHOLDS}
             judged = [(m, error, self.limit(m)) for m, error in errors.items() if error is not None]
         return {name: self.decide((name, "mean"), error, limit, unsure) for name, error, limit in judged}
-
-    @property
-    def _decisions(self) -> dict[str, Decision]:
-        return self.decisions(unsure_of(self.replay))
 
     def limit(self, judged: str | Measure) -> float:
         """The largest absolute error of the mean of a metric, or of a measure, that passes."""
@@ -225,7 +224,7 @@ class Comparison:
             return "unusable"
         if self.undecided:
             return "not decided"
-        return "pass" if self._decisions else "not judged"
+        return "pass" if self.decisions() else "not judged"
 
     @property
     def uses(self) -> str:
@@ -294,7 +293,7 @@ def compare_replay(
     if not queues:
         return comparison
     schedule = schedule_verdict(run.recording, run.plan.engine)
-    return replace(_with_capacity(comparison), schedule=schedule)
+    return replace(_with_capacity(comparison), schedule=schedule, warming=warm_up(run, selection))
 
 
 def _with_capacity(comparison: Comparison) -> Comparison:

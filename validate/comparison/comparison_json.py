@@ -8,7 +8,7 @@ from blis_replay.replay.store import provenance_of
 from blis_replay.validate.comparison.capacity import Measure
 from blis_replay.validate.comparison.compare import Comparison, MetricCell, Promised
 from blis_replay.validate.comparison.saturation_text import saturation_json
-from blis_replay.validate.comparison.spread import Draws, NoiseFloor
+from blis_replay.validate.comparison.spread import Draws, NoiseFloor, unsure_of
 from blis_replay.validate.metrics.objectives import attainment_json
 from blis_replay.validate.metrics.resampling import Cell
 from blis_replay.validate.text.cells import in_ms
@@ -35,6 +35,8 @@ def comparison_json(comparison: Comparison) -> dict[str, object]:
         "repeats": comparison.noise and _noise_json(comparison.noise),
         "slo": comparison.promised and _promised_json(comparison.promised),
         "reconstructions": comparison.draws and _draws_json(comparison.draws),
+        "unsure": unsure_of(comparison.run),
+        "warm_up": comparison.warming and vars(comparison.warming),
         "findings": [vars(finding) for finding in comparison.findings],
         "saturation": comparison.saturation and saturation_json(comparison.saturation),
         "open_arguments": [vars(argument) for argument in comparison.open_arguments],

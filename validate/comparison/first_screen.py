@@ -152,6 +152,7 @@ def _warnings(comparison: Comparison) -> list[Part]:
         *([noise_sentence(comparison)] if comparison.noise else ()),
         *promised_lines(comparison),
         *other_hardware(comparison),
+        *([str(comparison.warming)] if comparison.warming else ()),
         *([f"extrapolated: {beyond}"] if beyond is not None and beyond.matters else ()),
         *argument_lines(comparison.recording, comparison.open_arguments),
         *([f"left out: {left_out:,} requests"] if left_out else []),

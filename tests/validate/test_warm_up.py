@@ -1,0 +1,59 @@
+"""The first seconds of a server, seen beside a replay that has none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import polars as pl
+import pytest
+
+from blis_replay.ingest.rows import rows_of
+from blis_replay.ingest.store.file import open_store
+from blis_replay.ingest.store.recordings import read_stored
+from blis_replay.replay.driver import ReplayRun, replay
+from blis_replay.replay.release_file import load_release
+from blis_replay.validate.comparison.warm_up import warm_up
+from blis_replay.validate.experiment import find_experiment
+from blis_replay.validate.metrics.observed import Selection
+
+MS = 1_000
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> ReplayRun:
+    """A recording that ships, 240 requests."""
+    with open_store(tmp_path_factory.mktemp("warm") / "store.duckdb") as store:
+        recording = read_stored(store, find_experiment(store, "tiny-live-a"))
+        return replay(recording, load_release("cpu-vllm-0.32.0"))
+
+
+def served(run: ReplayRun, late_ms: dict[int, int]) -> ReplayRun:
+    """As simulated, and each group of ten requests later by so much; all others by 1 ms."""
+    frame = run.recording.requests.frame()
+    late_us = np.full(len(frame), MS, np.int64)
+    for group, late in late_ms.items():
+        late_us[10 * group : 10 * group + 10] = late * MS
+    ttft = pl.Series("ttft_us", run.ttft_us + late_us)
+    e2e = pl.Series("e2e_us", run.e2e_us + late_us)
+    return replace(run, recording=replace(run.recording, requests=rows_of(frame.with_columns(ttft, e2e))))
+
+
+def test_the_first_thirty_requests_came_late_with_a_pause_between(run: ReplayRun) -> None:
+    """Groups 0 and 2 five seconds late, 1 on time: it ends with 2, and the others are 1 ms late of their p99."""
+    found = warm_up(served(run, {0: 5_000, 2: 5_000}), Selection())
+    assert found is not None
+    assert (found.requests, found.late_us) == (30, 5_000 * MS)
+    assert found.until_us == int(run.recording.requests["arrival_us"][29] - run.recording.requests["arrival_us"][0])
+    p99_us = float(np.quantile(run.ttft_us[30:], 0.99))
+    assert found.p99_without == pytest.approx(p99_us / (p99_us + MS) - 1)
+    assert str(found).startswith("warm-up: the first 30 requests (until second ")
+
+
+@pytest.mark.parametrize("late_ms", [{}, {6: 5_000}, {0: 2}])
+def test_a_stall_later_on_or_one_of_no_size_is_no_warm_up(run: ReplayRun, late_ms: dict[int, int]) -> None:
+    assert warm_up(served(run, late_ms), Selection()) is None
+
+
+def test_a_part_of_a_run_has_none(run: ReplayRun) -> None:
+    assert warm_up(served(run, {0: 5_000}), Selection(window=(0.5, 1.0))) is None
