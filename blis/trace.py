@@ -48,7 +48,7 @@ class BlockKeys:
 
     def __post_init__(self) -> None:
         if len(self.start) != len(self.count):
-            raise TraceError("block keys: start and count differ in length; give one of each a request")
+            raise TraceError("block keys: start and count differ in length; give one of each per request")
         if len(self.start) and (self.start.min() < 0 or (self.start + self.count).max() > len(self.keys)):
             raise TraceError("block keys: a row reaches beyond the keys; check start and count")
         if len(self.keys) and self.keys.min() < 0:
@@ -109,11 +109,11 @@ class RequestTrace:
         for name in (*_COLUMNS, "priority", "pre_queue_us", "held_us"):
             values = getattr(self, name)
             if values is not None and len(values) != n:
-                raise TraceError(f"{name} has {len(values)} values for {n} requests; give one a request")
+                raise TraceError(f"{name} has {len(values)} values for {n} requests; give one per request")
         if self.block_keys is not None and len(self.block_keys.start) != n:
-            raise TraceError(f"block_keys has {len(self.block_keys.start)} rows for {n} requests; give one a request")
+            raise TraceError(f"block_keys has {len(self.block_keys.start)} rows for {n} requests; give one per request")
         if self.drafts is not None and len(self.drafts.start) != n:
-            raise TraceError(f"drafts has {len(self.drafts.start)} rows for {n} requests; give one a request")
+            raise TraceError(f"drafts has {len(self.drafts.start)} rows for {n} requests; give one per request")
         if n == 0:
             return
         _refuse(np.diff(self.arrival_us) < 0, "arrival_us runs backwards", "sort the requests by arrival", 1)
@@ -258,8 +258,8 @@ class EngineConfig:
         drafts = 0 if self.speculation is None else self.speculation.num_speculative_tokens
         if self.max_num_seqs * (1 + drafts) > MOST_SEQUENCES:
             raise TraceError(
-                f"max_num_seqs ({self.max_num_seqs}) requests of {1 + drafts} tokens a step: at most {MOST_SEQUENCES} "
-                "tokens can be simulated; lower max_num_seqs"
+                f"max_num_seqs ({self.max_num_seqs}) requests of {1 + drafts} tokens per step: at most "
+                f"{MOST_SEQUENCES} tokens can be simulated; lower max_num_seqs"
             )
         for name in ("num_cpu_blocks", "cpu_fetch_us_per_block"):
             if not 0 <= getattr(self, name) < 2**31:

@@ -150,7 +150,7 @@ def _stamping(gaps: pl.DataFrame) -> TokenLayout:
 
 
 def _closed(surplus: pl.Expr, last_gap_us: pl.Expr, usual_gap_us: pl.Expr) -> pl.Expr:
-    """Whether a stream ends with an event that is no token: more stamps than tokens need, or,
+    """Whether a stream ends with an event that is not a token: more stamps than tokens need, or,
     where some tokens came together or the length is unknown, a last one right after a token."""
     return (surplus >= 1) | ((surplus < 0).fill_null(True) & _right_after(last_gap_us, usual_gap_us))
 

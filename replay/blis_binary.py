@@ -136,7 +136,7 @@ def find_build(path_text: str) -> BlisBuild:
     if not path.exists():
         raise BlisError(f"{path_text}: no such BLIS binary; give its path with --blis-binary")
     if not path.is_file() or not os.access(path, os.X_OK):
-        raise BlisError(f"{path_text}: is no executable file; give the BLIS binary with --blis-binary")
+        raise BlisError(f"{path_text}: is not an executable file; give the BLIS binary with --blis-binary")
     with tempfile.TemporaryFile() as output:
         code = _wait(path, ["replay", "--help"], output.fileno(), output.fileno(), _HELP_TIMEOUT_S)
         output.seek(0)
@@ -238,7 +238,7 @@ def _blackbox(build: BlisBuild, release: str, entry: ModelEntry) -> list[str]:
         alpha, beta = blackbox_coefficients(entry)
     except ReleaseError:
         raise ReleaseError(
-            f"release {release} for {entry.model} is no blackbox model (it has a context term, a floor or regimes), "
+            f"release {release} for {entry.model} is not a blackbox model (it has a context term, a floor or regimes), "
             "which no BLIS build runs; use --blis-model own, or --coefficients with a blackbox release"
         ) from None
     if not build.blackbox:

@@ -198,7 +198,7 @@ def read_results(path: Path, lengths: Int64s) -> BlisResults:
     for place, item in enumerate(_array(path, count)):
         where = f"the results of BLIS, item {place}"
         if not isinstance(item, dict):
-            raise ReplayError(f"{where}: is no object; use a BLIS build that writes SimResult JSON")
+            raise ReplayError(f"{where}: is not an object; use a BLIS build that writes SimResult JSON")
         request = _whole(item, "request_id", where)
         ttft_us, e2e_us = _whole(item, "ttft_us", where), _whole(item, "e2e_us", where)
         if request >= count or answer.completed[request]:
@@ -237,9 +237,9 @@ def _array(path: Path, count: int) -> list[object]:
             f"BLIS ended without an error but wrote no results ({error.strerror}); use a build that has `replay`"
         ) from None
     except (ValueError, RecursionError):
-        raise ReplayError("the results of BLIS are no JSON; use a build that writes SimResult JSON") from None
+        raise ReplayError("the results of BLIS are not JSON; use a build that writes SimResult JSON") from None
     if not isinstance(document, list):
-        raise ReplayError("the results of BLIS are no array; use a build that writes SimResult JSON")
+        raise ReplayError("the results of BLIS are not an array; use a build that writes SimResult JSON")
     return document
 
 

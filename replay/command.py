@@ -143,7 +143,8 @@ class CommandSimulator:
             scheduled = table[_SCHEDULED].cast(pl.Float64) if _SCHEDULED in table.columns else None
         except (pl.exceptions.PolarsError, ValueError):
             raise CommandError(
-                f"{self.name}: {path.name} is no table of {', '.join(_COLUMNS)} in numbers; write one line per request"
+                f"{self.name}: {path.name} is not a table of {', '.join(_COLUMNS)} in numbers; "
+                "write one line per request"
             ) from None
         rows = read.drop_nulls().to_numpy()
         index, ttft_us, e2e_us = rows.T

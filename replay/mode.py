@@ -33,7 +33,7 @@ def parse_engine_value(name: str, text: str) -> EngineValue:
     """
     kind = _KINDS.get(name)
     if kind is None:
-        raise UnknownNameError(f"{name!r} is no engine argument; use {', '.join(ENGINE_ARGUMENTS)}")
+        raise UnknownNameError(f"{name!r} is not an engine argument; use {', '.join(ENGINE_ARGUMENTS)}")
     if kind == "bool":
         if text.lower() not in _SWITCH:
             raise UnknownNameError(f"{name}={text} is not possible; use {name}=true|false")
@@ -151,7 +151,7 @@ def parse_mode(text: str, published: Mapping[str, str | int]) -> ReplayMode:
             settings[key] = value
         else:
             raise UnknownNameError(
-                f"{item!r} is no replay mode; use exact, as-published, spec, blis-spec, or key=value with {_keys()}"
+                f"{item!r} is not a replay mode; use exact, as-published, spec, blis-spec, or key=value with {_keys()}"
             )
     return _mode(settings)
 

@@ -117,7 +117,7 @@ def _basis(recording: Recording, profile: LoadProfile, counts: Int64s) -> str:
     asked = [f"{stage.rate_per_s * stage.duration_us / 1e6:.0f}" for stage in profile.stages]
     sent = [f"{count}" for count in counts.tolist()]
     if asked != sent:
-        text += f"; {' and '.join(sent)} requests a stage as recorded, not the {' and '.join(asked)} declared"
+        text += f"; {' and '.join(sent)} requests per stage as recorded, not the {' and '.join(asked)} declared"
     return f"{text}; {_effective(recording)}"
 
 
@@ -209,7 +209,7 @@ def _prompts(recording: Recording, workload: SharedPrefix, turn: Int64s) -> tupl
     if too_long:
         basis += f"; {too_long} prompts cut to fit max_model_len"
     prompts = np.minimum(prompts, room)
-    return prompts, f"{basis}; {prompts.mean():,.0f} prompt tokens a request"
+    return prompts, f"{basis}; {prompts.mean():,.0f} prompt tokens per request"
 
 
 @dataclass(frozen=True)
@@ -268,7 +268,7 @@ def profile_blocks(recording: Recording, prompts: Int64s) -> tuple[BlockKeys, st
     refuse_too_many_keys(recording, turns.users * turns.conversations * max(longest, 1))
     keys = _keys(workload, turns, tokens // block, block)
     groups = f"{workload.num_groups} groups of {workload.num_prompts_per_group}"
-    kind = f"users with {turns.turns_each} turns a conversation" if profile.multi_turn else "prompts in turn"
+    kind = f"users with {turns.turns_each} turns per conversation" if profile.multi_turn else "prompts in turn"
     text = f"{groups} {kind} as {profile.source} declares; membership drawn"
     if recording.shared_prefix is not None and (ran := _groups_of(recording.shared_prefix)) != _groups_of(workload):
         text += f"; {ran[0]} groups of {ran[1]} ran"
@@ -329,7 +329,7 @@ def _lengths_basis(
     recorded = recording.requests["prompt_tokens"]
     if recorded.null_count() < len(recorded):
         ran = prompt_tokens(recording).mean()
-        text += f"; {prompts.mean():,.0f} prompt tokens a request, {ran:,.0f} in the recording"
+        text += f"; {prompts.mean():,.0f} prompt tokens per request, {ran:,.0f} in the recording"
     return text
 
 

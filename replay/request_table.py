@@ -67,7 +67,7 @@ def read_request_table(path: Path, block_size: int) -> RequestTable:
     """
     reader = {".csv": _csv_rows, ".jsonl": _json_rows, ".parquet": _parquet_rows}.get(path.suffix.lower())
     if reader is None:
-        raise RequestTableError(f"{path}: of no known form; use a file named .csv, .jsonl or .parquet")
+        raise RequestTableError(f"{path}: its form is unknown; use a file named .csv, .jsonl or .parquet")
     try:
         # Closed at once also when a row is refused: the CSV reader has raised a limit of the process.
         with closing(reader(path)) as rows:
@@ -106,7 +106,7 @@ class _Builder:
                 self.refuse(row, f"more than {_MOST_REQUESTS:,} requests", "simulate them in parts")
             self.add(row)
         if not self.prompt:
-            raise RequestTableError(f"{self.path}: no requests; write one a line")
+            raise RequestTableError(f"{self.path}: no requests; write one per line")
         order = np.argsort(np.array(self.arrival_us, np.int64), kind="stable")
         prompt = np.array(self.prompt, np.int64)
         trace = RequestTrace(
@@ -165,7 +165,7 @@ class _Builder:
         except (ValueError, OverflowError):
             value = -1.0
         if not 0 <= value * unit_us < _LATEST_US:
-            self.refuse(row, f"{names[0]} is {_short(text)}, no time from 0 on", "count from the first arrival")
+            self.refuse(row, f"{names[0]} is {_short(text)}, expected a time from 0 on", "count from the first arrival")
         return round(value * unit_us)
 
     def whole(
@@ -244,9 +244,9 @@ def _json_rows(path: Path) -> Generator[_Row, None, None]:
         try:
             document = json.loads(line)
         except (ValueError, RecursionError):
-            _refuse(path, "line", number, "no JSON", "write an object a line")
+            _refuse(path, "line", number, "not JSON", "write one object per line")
         if not isinstance(document, dict):
-            _refuse(path, "line", number, "no JSON object", "write one a line")
+            _refuse(path, "line", number, "not a JSON object", "write one per line")
         yield _Row("line", number, document)
 
 
@@ -257,7 +257,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
         while line := file.readline(_LONGEST_LINE + 1):
             number += 1
             if len(line) > _LONGEST_LINE:
-                _refuse(path, "line", number, "longer than 16 MiB", "write a request a line")
+                _refuse(path, "line", number, "longer than 16 MiB", "write one request per line")
             yield number, line
 
 

@@ -36,7 +36,7 @@ JOURNEY = ("QUEUED", "SCHEDULED", "FIRST_TOKEN", "FINISHED")
 
 
 def per_request_records() -> Iterator[str]:
-    """The text of one record after another of inference-perf 0.2: two stamps a token, and two for [DONE]."""
+    """The text of one record after another of inference-perf 0.2: two stamps per token, and two for [DONE]."""
     draw = np.random.default_rng(0)
     words = [f"word{i}" for i in range(100)]
     sent_s = 8515.0

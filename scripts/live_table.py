@@ -204,7 +204,7 @@ def _cost(recordings: Path, store: Path) -> list[str]:
     measured = next(finding["measured"] for finding in findings if finding["check"] == "recorder")
     steps = br.load(TRAINED[0], store).steps.aggregate(us="(max(start_us) - min(start_us)) / count(*)")
     cost_us, share = measured["wrapper_us_per_step"], measured["wrapper_us_per_step"] / steps["us"]
-    print(f"the recorder costs the engine {cost_us:.1f} us a step, {100 * share:.2f} % of the mean step cycle")
+    print(f"the recorder costs the engine {cost_us:.1f} us per step, {100 * share:.2f} % of the mean step cycle")
     if (recordings / PLAIN).is_dir():
         br.ingest(recordings / PLAIN, store=store)
         with_it, without = observed(TRAINED[0], store), observed(PLAIN, store)
@@ -215,7 +215,7 @@ def _cost(recordings: Path, store: Path) -> list[str]:
             f"{again.e2e_ms:.1f}, {again.ttft_ms:.1f}, {again.itl_ms:.2f}"
         )
     missed = cost_us > COST_US or share > COST_SHARE
-    return [f"cost of recording: {cost_us:.1f} us a step ({100 * share:.2f} %), bars 50 us and 1 %"] if missed else []
+    return [f"cost of recording: {cost_us:.1f} us per step ({100 * share:.2f} %), bars 50 us and 1 %"] if missed else []
 
 
 def _percent(errors: tuple[float, float, float]) -> str:

@@ -34,6 +34,7 @@ BANNED = {
     r"\bmends?\b|\bmended\b|\bmending\b": "fix, remedy",
     r"% (?:too )?(?:short|long)\b": "under-predicted / over-predicted by N %",
     r"\b(?:value|number|row|token|line|entry) an? (?:request|step|second|token|experiment|model)\b": "per request, ...",
+    r"(?<![Tt]here )\b(?:is|are) no (?!longer\b|\w+er\b|more\b)\w+": "is not a ..., or: expected a ...",
     r"\bwithout bound\b": "unlimited",
     r"\bin vain\b": "without effect, or: unused",
     r"\bby itself alone\b": "alone",

@@ -109,7 +109,7 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
         tag = str(node.tag).removeprefix(_STANDARD)
         if not isinstance(node, yaml.ScalarNode):
             if tag not in ("map", "seq"):  # a set has no places that a complaint could name
-                raise ConstructorError(None, None, f"{shown(tag)} is no list and no mapping", node.start_mark)
+                raise ConstructorError(None, None, f"{shown(tag)} is neither a list nor a mapping", node.start_mark)
             return super().construct_object(node, deep)
         if tag in ("int", "float") and len(node.value) > _MOST_DIGITS:
             problem = f"a number of more than {_MOST_DIGITS} digits"

@@ -137,7 +137,9 @@ def choose_pack(version: str) -> PackChoice:
     packs, numbers = engine_packs(), release_numbers(version)
     newest = packs[-1].compared[-1]
     if numbers == _UNKNOWN:
-        return PackChoice(packs[-1], newest, f"vLLM {version[:40]!r} is no release: scheduled as the newest, {newest}")
+        return PackChoice(
+            packs[-1], newest, f"vLLM {version[:40]!r} is not a known release: scheduled as the newest, {newest}"
+        )
     holding = [pack for pack in packs if release_numbers(pack.first) <= numbers]
     pack = holding[-1] if holding else packs[0]
     compared = {release_numbers(release): release for release in pack.compared}

@@ -288,7 +288,7 @@ def step_counts(path: Path) -> str:
         counts = json.loads(last)[2]
         steps, cost_us = counts["steps"], counts["wrapper_ns"] / 1000
         dropped = f", {counts['dropped']:,} dropped" if counts["dropped"] else ", none dropped"
-        cost = f"; {cost_us / steps:.0f} us a step in the engine's way" if steps else ""
+        cost = f"; {cost_us / steps:.0f} us per step in the engine's way" if steps else ""
         return f"{steps:,} steps, {counts['arrivals']:,} requests{dropped}{cost}"
     except (ValueError, LookupError, TypeError):
         return "no step yet"

@@ -117,7 +117,7 @@ def _aborted(recording: Recording) -> list[Finding]:
         return []
     message = (
         f"the client itself gave up {aborted} of {requests.height} requests (the end of the run, or as asked to); "
-        "they are no failures, and metrics are over the completed ones"
+        "they do not count as failures, and metrics are over the completed ones"
     )
     measured: Measured = {"aborted": aborted, "requests": requests.height}
     return [Finding(CHECK, "note", "", message, measured, "any request that the client gave up")]

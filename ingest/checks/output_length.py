@@ -110,7 +110,7 @@ def _by_journeys(recording: Recording) -> Finding | None:
     decoded, said = (float(both.select(pl.col(name).mean()).item()) for name in ("decoded", "output_tokens"))
     measured: Measured = {"differing": differing.height, "requests": both.height, "decoded_mean_tokens": decoded}
     message = (
-        f"journeys of the server count {decoded:.1f} output tokens a request, the client's settings say {said:.1f}; "
+        f"journeys of the server count {decoded:.1f} output tokens per request, the client's settings say {said:.1f}; "
         f"{differing.height} of {both.height} requests differ: what is replayed is not what was decoded"
     )
     rule = "what a server counted goes before what a client asked for; 1 % of the requests may differ"

@@ -57,8 +57,8 @@ def evidence_tables(recording: Recording, context: Context) -> tuple[Table, ...]
         sent = requests_in(requests.frame(["arrival_us"]), window).height
         tokens = int(steps_in(recording, window, "prefill_tokens")["prefill_tokens"].sum()) * per_step
         rows.append((seconds(window), sent, round(tokens / sent, 1) if sent else None))
-    columns = ("seconds", "requests", "tokens a request")
-    return (Table("prompt tokens computed", columns_named(*columns), tuple(rows), bars="tokens a request"),)
+    columns = ("seconds", "requests", "tokens per request")
+    return (Table("prompt tokens computed", columns_named(*columns), tuple(rows), bars="tokens per request"),)
 
 
 def uncached_prompt_tokens(recording: Recording) -> float | None:
@@ -118,18 +118,20 @@ def _from_steps(recording: Recording, prompts: pl.DataFrame) -> Finding | None:
     preempted = recording.steps.aggregate(count="coalesce(sum(preempted_requests), 0)")["count"]
     if uncached > 1.05 * prompt + _LAG_TOKENS + _NOISE * uncached_error_tokens(recording) and not preempted:
         message = (
-            f"{uncached:.1f} prompt tokens a request were computed, and {prompt:.1f} were sent as recorded: prompts "
+            f"{uncached:.1f} prompt tokens per request were computed, and {prompt:.1f} were sent as recorded: prompts "
             "were counted without what the server adds (a chat template), or requests are missing"
         )
         return Finding(CHECK, "unusable", "", message, measured, RULE)
     if uncached > 0.97 * prompt:
-        message = f"prompts were computed whole ({uncached:.1f} of {prompt:.1f} tokens a request): no prefix-cache hits"
+        message = (
+            f"prompts were computed whole ({uncached:.1f} of {prompt:.1f} tokens per request): no prefix-cache hits"
+        )
         return Finding(CHECK, "note", "ttft", message, measured, RULE)
     if uncached <= 0:
         return Finding(CHECK, "note", "ttft", "no prefill was sampled", measured, RULE)
     measured["times_too_much_prefill"] = prompt / uncached
     message = (
-        f"{uncached:.1f} of {prompt:.1f} prompt tokens a request were computed (prefix-cache hit rate "
+        f"{uncached:.1f} of {prompt:.1f} prompt tokens per request were computed (prefix-cache hit rate "
         f"{100 * (1 - uncached / prompt):.1f} %); a replay that ignores it prefills {prompt / uncached:.0f} times "
         "too much"
     )

@@ -146,7 +146,7 @@ def _favour(steps: Rows, sample: _Sample) -> Measured:
 
 
 def _decoded(recording: Recording, sample: _Sample) -> Measured:
-    """Decode tokens a request by the steps, scaled by the rate, and by the requests' own lengths."""
+    """Decode tokens per request by the steps, scaled by the rate, and by the requests' own lengths."""
     requests = recorded_requests(recording)
     completed = int((requests["status"] == "ok").sum())
     length = true_output_tokens(recording)
@@ -182,7 +182,7 @@ def _remarks(measured: Measured, rate: float, steps: int) -> list[str]:
     scaled, expected = measured.get("decode_tokens_per_request"), measured.get("decode_tokens_expected")
     if scaled is not None and expected and abs(float(scaled) / float(expected) - 1) > 0.05:
         remarks.append(
-            f"scaled by the rate they decode {float(scaled):.1f} tokens a request, the requests had {expected:g}"
+            f"scaled by the rate they decode {float(scaled):.1f} tokens per request, the requests had {expected:g}"
         )
     if dropped := int(measured["dropped_events"] or 0):
         kept = 100 * float(measured["rate_between_losses"] or 0)

@@ -223,7 +223,7 @@ def check_recorder(recording: Recording, context: Context) -> list[Finding]:
     whole = f"{log['steps']:,} steps and the tokens of {log['requests_conserved']:,} requests add up"
     message = f"the step log is not whole: {'; '.join(amiss)}" if amiss else f"the step log is whole: {whole}"
     if log["wrapper_us_per_step"]:
-        message += f"; it cost the engine {log['wrapper_us_per_step']:.1f} us a step"
+        message += f"; it cost the engine {log['wrapper_us_per_step']:.1f} us per step"
     return [Finding(RECORDER_CHECK, "note", "", message, dict(log), RECORDER_RULE)]
 
 

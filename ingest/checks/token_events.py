@@ -56,7 +56,7 @@ def evidence_tables(recording: Recording, context: Context) -> tuple[Table, ...]
     """The histogram of gaps between stamps with its modes; published quantiles where no stamp was kept."""
     if context.stamp_gaps is not None and not context.stamp_gaps.is_empty():
         bins = tuple((_gap(low_us), count) for low_us, count in context.stamp_gaps.iter_rows())
-        note = "two stamps a token make two modes: some tens of us, and a step"
+        note = "two stamps per token make two modes: some tens of us, and a step"
         return (
             Table(
                 "gaps between stream stamps",
@@ -113,7 +113,9 @@ def _from_events(recording: Recording, layout: TokenLayout, totals: EventTotals)
         return Finding(CHECK, "corrected", "itl", message, measured, "most requests begin with two events at once")
     if layout.closing_events:
         message = f"one stream event per token and a closing one, which is left out: {_both(measured)}"
-        return Finding(CHECK, "corrected", "itl", message, measured, "most requests end with an event that is no token")
+        return Finding(
+            CHECK, "corrected", "itl", message, measured, "most requests end with an event that is not a token"
+        )
     return _one_by_one(measured, totals.token_gap_us, recorded_decode_gap_us(recording))
 
 
@@ -156,7 +158,7 @@ def _before_any_step(recording: Recording) -> list[Finding]:
     message = (
         f"{early.height} of {several.height} requests have their first token after "
         f"{float(measured['median_ttft_us'] or 0) / 1e3:.2f} ms, less than half of a step "
-        f"({float(measured['median_gap_us'] or 0) / 1e3:.2f} ms a token): the event that was stamped carries a role "
+        f"({float(measured['median_gap_us'] or 0) / 1e3:.2f} ms per token): the event that was stamped carries a role "
         "and no token"
     )
     rule = f"a token takes a step: TTFT below {_OF_A_STEP} of a request's own gap between tokens, in 1 % of them"

@@ -212,7 +212,7 @@ def batch_of(message: bytes) -> Batch:
         with _LARGE.turn(len(message), WAIT_SECONDS, rests=True) if large else nullcontext():
             return _Sorting(message).batch()
     except DecodeError as error:
-        raise MalformedError("no ExportTraceServiceRequest in protobuf") from error
+        raise MalformedError("not an ExportTraceServiceRequest in protobuf") from error
 
 
 class _Sorting:

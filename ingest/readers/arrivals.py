@@ -183,7 +183,7 @@ def _mooncake_rows(file: RecordedFile, blocks: _Blocks) -> Iterator[dict[str, ob
         problem, row = arrival_row(_arrival_us(record.timestamp), record.input_length, record.output_length)
         keys = _keys(record.hash_ids)
         if keys is None:
-            problem = problem or "hash_ids is no list of whole numbers below 2^63"
+            problem = problem or "hash_ids is not a list of whole numbers below 2^63"
         if problem or keys is None:
             file.tally.reject(place, problem)
             continue

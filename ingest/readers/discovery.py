@@ -160,7 +160,10 @@ def refuse_unnamable(source: Source) -> None:
     """Raise :class:`RecordingError` if the name of a source cannot stand for an experiment."""
     if not source.slug or printable(source.slug) != source.slug:
         raise RecordingError(
-            source.root, "", "its name becomes the name of the experiment, and is no plain text", "rename the directory"
+            source.root,
+            "",
+            "its name becomes the name of the experiment, and is not plain text",
+            "rename the directory",
         )
 
 

@@ -29,7 +29,7 @@ def yaml_mapping(file: RecordedFile) -> dict[str, Any]:
         document = load_yaml(file.content(MAX_YAML_BYTES))
     except YAML_ERRORS as error:
         line, problem = yaml_problem(error)
-        raise RecordingError(file.path, line, f"no valid YAML ({problem})", "correct the file") from error
+        raise RecordingError(file.path, line, f"not valid YAML ({problem})", "correct the file") from error
     return _mapping(file, document)
 
 

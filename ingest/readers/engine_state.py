@@ -297,10 +297,10 @@ class Engine:
 def pairs_of(value: object) -> Iterator[tuple[int, int]]:
     """``[[a, b], ...]`` as pairs of whole numbers; ``ValueError`` if it is something else."""
     if not isinstance(value, list):
-        raise ValueError("no list of pairs")
+        raise ValueError("not a list of pairs")
     for pair in value:
         if not isinstance(pair, list) or len(pair) != 2:
-            raise ValueError("no list of pairs")
+            raise ValueError("not a list of pairs")
         a, b = numbers_of(pair)
         yield a, b
 
@@ -308,5 +308,5 @@ def pairs_of(value: object) -> Iterator[tuple[int, int]]:
 def numbers_of(values: object) -> list[int]:
     """A list of whole numbers from 0 to 2^61; ``ValueError`` if it is something else."""
     if not isinstance(values, list) or any(type(value) is not int or not 0 <= value < 1 << 61 for value in values):
-        raise ValueError("no list of whole numbers")
+        raise ValueError("not a list of whole numbers")
     return values

@@ -68,7 +68,7 @@ def read_experiment_config(file: RecordedFile) -> ExperimentConfig:
     engine = document.get("engine") or {}
     if not isinstance(engine, Mapping):
         raise RecordingError(
-            file.path, "field engine", "no mapping of engine arguments", "write `engine: {NAME: VALUE}`"
+            file.path, "field engine", "not key: value pairs of engine arguments", "write `engine: {NAME: VALUE}`"
         )
     above = {key: value for key, value in document.items() if key not in _EXPERIMENT_KEYS}
     said_twice = [str(key) for key in engine if key in above]
@@ -78,9 +78,9 @@ def read_experiment_config(file: RecordedFile) -> ExperimentConfig:
     said = document.get("tensor_parallelism")
     model, tensor_parallelism = text(document.get("model") or engine.get("model")), tokens(said)
     if model is None and document.get("model") is not None:
-        file.tally.reject("field model", f"{quoted(document['model'])} is no name")
+        file.tally.reject("field model", f"{quoted(document['model'])} is not a name")
     if tensor_parallelism is None and said is not None:
-        file.tally.reject("field tensor_parallelism", f"{quoted(said)} is no positive whole number")
+        file.tally.reject("field tensor_parallelism", f"{quoted(said)} is not a positive whole number")
     return ExperimentConfig(
         model=model,
         app=text(document.get("app")),
@@ -145,7 +145,7 @@ def _stages(file: RecordedFile, listed: object) -> tuple[Stage, ...]:
         rate = finite(entry.get("rate")) if isinstance(entry, Mapping) else None
         duration_us = microseconds(entry.get("duration")) if isinstance(entry, Mapping) else None
         if rate is None or duration_us is None or rate <= 0 or duration_us <= 0:
-            file.tally.reject(f"load.stages[{index}]", "no positive rate and duration")
+            file.tally.reject(f"load.stages[{index}]", "expected a positive rate and duration")
             continue
         stages.append(Stage(index, rate, duration_us))
     return tuple(stages)

@@ -112,7 +112,7 @@ class ObjectScan:
         between = self.buffer[self.free : until].strip(b" \t\r\n,")
         if between and between != b"\xef\xbb\xbf":
             # Not the text itself: it may be of a prompt.
-            self.tally.reject(f"before {self.place()}", f"{len(between)} bytes of text that is no record")
+            self.tally.reject(f"before {self.place()}", f"{len(between)} bytes of text that are not a record")
         self.free = until
 
     def finish(self, damage: str) -> None:

@@ -100,7 +100,7 @@ def _header(file: RecordedFile) -> _Header | None:
     try:
         said = _HEADER.decode(first)
     except DECODE_ERRORS as error:
-        file.tally.reject("line 1", f"no header of a step log ({error})")
+        file.tally.reject("line 1", f"not the header of a step log ({error})")
         return None
     started = section(said, "started")
     zero_ns, started_ns = whole(started.get("monotonic_ns")), whole(started.get("wall_ns"))
@@ -185,7 +185,7 @@ class _Reading:
             try:
                 self._line(_LINE.decode(line))
             except _BROKEN as error:
-                self.file.tally.reject(f"line {number}", f"no line of a step log ({error})")
+                self.file.tally.reject(f"line {number}", f"not a line of a step log ({error})")
                 continue
             self.file.tally.records += 1
             if max(len(self.engine.rows.steps), len(self.engine.rows.events)) >= BATCH_ROWS:
@@ -245,7 +245,7 @@ class _Reading:
         step, begin, took, cost, running, waiting, free, ones, others, admitted, preempted = values[1:12]
         numbers_of([step, begin, took, cost, running, waiting])
         if not isinstance(free, int):
-            raise ValueError("no number of free blocks")
+            raise ValueError("not a number of free blocks")
         counts = (*((number, 1) for number in numbers_of(ones)), *pairs_of(others))
         begin_ns = self.header.zero_ns + begin
         self.gaps += max(step - self.next_step, 0)

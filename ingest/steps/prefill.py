@@ -24,7 +24,7 @@ _WITHOUT_LIMIT = 2**62
 
 @dataclass(frozen=True)
 class Budget:
-    """Engine arguments: tokens a step, tokens a request in a step (0: no limit of its own)."""
+    """Engine arguments: tokens a step, tokens per request in a step (0: no limit of its own)."""
 
     step_tokens: int
     chunk_tokens: int

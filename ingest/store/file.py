@@ -230,7 +230,7 @@ def _refuse_no_file(path: Path) -> None:
     if re.match(r":|[A-Za-z][A-Za-z0-9+.-]+:", str(path)):
         raise StoreError(f"{path}: a store is a file; give its path with --store (./{path} for a file of that name)")
     if path.exists() and not path.is_file() and not path.is_dir():
-        raise StoreError(f"{path}: this is no plain file; choose another path with --store")
+        raise StoreError(f"{path}: this is not a regular file; choose another path with --store")
     if not path.is_file() or not path.stat().st_size:
         return
     try:

@@ -10,7 +10,7 @@ from blis_replay.blis.errors import TraceError
 from blis_replay.blis.latency.models import LatencyModel, Lifecycle
 from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
 
-# 1 ms a step, whatever is in it.
+# 1 ms per step, whatever is in it.
 LATENCY = LatencyModel("blackbox", 1_000_000, 0, 0)
 
 

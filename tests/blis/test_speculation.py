@@ -60,7 +60,7 @@ def test_asynchronously_a_step_is_built_before_the_one_ahead_has_accepted_anythi
 
 
 def test_drafts_are_in_the_budget() -> None:
-    """8 tokens a step: three requests of 3 do not fit, the third is given 2, and can have one draft verified."""
+    """8 tokens per step: three requests of 3 do not fit, the third is given 2, and can have one draft verified."""
     engine = replace(TWO, max_num_batched_tokens=8, max_num_seqs=4)
     trace = accepting(make_trace([0, 0, 0], [2, 2, 2], [4, 4, 4]), [2] * 12)
     result = simulate(trace, engine, TEN_MS)

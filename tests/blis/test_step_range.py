@@ -45,7 +45,7 @@ def test_a_quarter_of_the_steps_lies_outside() -> None:
 
 
 def test_what_the_excess_costs_is_what_the_model_says() -> None:
-    """1 ms a step and 1 us a context token: 2 + 9 + 1.3 + 1 = 13.3 ms; cut to 10 decodes of 300 tokens it is 8.3 ms.
+    """1 ms per step and 1 us a context token: 2 + 9 + 1.3 + 1 = 13.3 ms; cut to 10 decodes of 300 tokens it is 8.3 ms.
 
     The excess is 9 - 4 = 5 ms: 5 / 13.3.  A model to which contexts cost nothing says so.
     """

@@ -82,7 +82,7 @@ def test_preemptions_of_a_build_that_does_not_count_them(run: Run, stored: str, 
 
 
 def test_a_blackbox_release_in_a_build_that_runs_it(run: Run, tmp_path: Path) -> None:
-    """34b of stepml-direct: 14,196 us a step, no cost of a prefill token."""
+    """34b of stepml-direct: 14,196 us per step, no cost of a prefill token."""
     path = write_stand_in(tmp_path, help_text=HELP_BLACKBOX)
     answer = run(
         *("validate", "--experiment", "34b-general", "--coefficients", "stepml-direct"),

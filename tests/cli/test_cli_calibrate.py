@@ -53,7 +53,7 @@ def test_steps_need_step_records(run: Run) -> None:
 def test_what_is_no_split_is_wrong_use(run: Run, split: str) -> None:
     answer = run("calibrate", "--train", "34b-general", "--out", "x.yaml", "--split", split)
     assert answer.code == 2
-    assert f"{split!r} is no split" in answer.err
+    assert f"{split!r} is not a split" in answer.err
 
 
 @pytest.mark.parametrize("verb", ["calibrate", "steps"])

@@ -47,7 +47,7 @@ def test_a_server_is_recorded_until_a_signal_ends_it(tmp_path: Path) -> None:
         recording.send_signal(signal.SIGTERM)
         _out, err = recording.communicate(timeout=60)
     assert recording.returncode == 7, err
-    assert re.search(r"steps-engine0-\d+-\d+\.jsonl\.gz: \d+ steps, 5 requests, none dropped; \d+ us a step", err)
+    assert re.search(r"steps-engine0-\d+-\d+\.jsonl\.gz: \d+ steps, 5 requests, none dropped; \d+ us per step", err)
     assert f"blis-replay ingest {folder}" in err
     assert (folder / "vllm.log").read_text("utf-8") == served
     for name in ("metrics-before.prom", "metrics-after.prom"):

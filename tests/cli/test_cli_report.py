@@ -28,7 +28,7 @@ def test_a_page_is_written_and_said_in_one_line(run: Run) -> None:
         for row in histogram.split("<tr>")[2:]
         for count in re.findall(r"<td>([\d,]+)</td>", row)
     ]
-    assert sum(count > 1_000 for count, _ in bars) == 2, "two stamps a token make two modes"
+    assert sum(count > 1_000 for count, _ in bars) == 2, "two stamps per token make two modes"
     assert all(drawn == (count > 0) for count, drawn in bars)
     run(*asked, "report.html")
     assert Path("report.html").read_text("utf-8") == html

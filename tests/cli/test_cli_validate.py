@@ -172,7 +172,7 @@ def test_ones_own_recording_end_to_end(run: Run, demo: Path) -> None:
         ([], 2, "name experiments, or use --all"),
         (["--all", "--experiment", "34b-general"], 2, "name experiments, or use --all"),
         (["--experiment", "34b-general", "--window", "1:0"], 2, "use 0 <= from < to <= 1"),
-        (["--experiment", "34b-general", "--replay", "fast"], 2, "'fast' is no replay mode"),
+        (["--experiment", "34b-general", "--replay", "fast"], 2, "'fast' is not a replay mode"),
         (["--experiment", "34b-roleplay", "--replay", "spec"], 3, "34b-roleplay: no load profile is recorded"),
         (["--experiment", "34b-general", "--coefficients", "none.yaml"], 2, "no release or file is called none.yaml"),
         (

@@ -231,7 +231,7 @@ def test_lengths(run: ClientRun, name: str) -> None:
         ("guidellm-0.5.4/constant", "note", "reported ITL 15.73 ms agrees with the true gap 15.75 ms"),
         ("guidellm-0.5.4/constant", "note", "reported TPOT 16.63 ms is (last token - send) / n"),
         ("guidellm-0.3.1/constant", "note", "reported TPOT 15.12 ms is (last token - first token) / n"),
-        # inference-perf: two stamps a token, then one and the closing one, then one for each re-tokenised token.
+        # inference-perf: two stamps per token, then one and the closing one, then one for each re-tokenised token.
         ("inference-perf-0.2.0/random-poisson", "corrected", "reported ITL 7.47 ms, true gap 15.60 ms"),
         ("inference-perf-0.4.0/random-poisson", "corrected", "reported ITL 15.19 ms, true gap 15.62 ms"),
         ("inference-perf-0.5.0/shared-constant", "corrected", "reported ITL 7.72 ms, true gap 15.63 ms"),

@@ -26,7 +26,7 @@ def told(
     cached: dict[int, int] | None = None,
     **engine: Any,
 ) -> Recording:
-    """A recording of journeys.  A story: events ``(name, step, output tokens, finish status)``; 1 ms a step."""
+    """A recording of journeys.  A story: events ``(name, step, output tokens, finish status)``; 1 ms per step."""
     rows = []
     for journey, story in stories.items():
         for name, step, *more in story:
@@ -183,7 +183,7 @@ def test_the_hit_of_the_first_admission_is_not_that_of_the_second() -> None:
 
 
 def test_a_threshold_makes_chunks_of_one_length() -> None:
-    """At most 40 tokens a request and step: 40, 40, 10."""
+    """At most 40 tokens per request and step: 40, 40, 10."""
     story: Story = [("SCHEDULED", 1), ("FIRST_TOKEN", 3, 1), ("FINISHED", 3, 1)]
     made = told({0: story}, {0: 90}, long_prefill_token_threshold=40)
     assert totals(made, "prefill_tokens", "certain") == [(40, True), (40, True), (10, True)]

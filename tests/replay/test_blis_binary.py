@@ -125,7 +125,7 @@ class TestFlags:
     )
     def test_a_release_that_no_build_runs(self, tmp_path: Path, latency: LatencyModel) -> None:
         path = write_stand_in(tmp_path, help_text=HELP_BLACKBOX)
-        with pytest.raises(ReleaseError, match=r"is no blackbox model .* which no BLIS build runs"):
+        with pytest.raises(ReleaseError, match=r"is not a blackbox model .* which no BLIS build runs"):
             run_with(path, small_recording(), release_of(latency))
 
 
@@ -229,7 +229,7 @@ class TestBrokenBinaries:
         path = write_stand_in(tmp_path)
         path.chmod(0o644)
         for bad in (path, tmp_path):
-            with pytest.raises(BlisError, match="is no executable file"):
+            with pytest.raises(BlisError, match="is not an executable file"):
                 find_build(str(bad))
 
     def test_of_another_machine(self, tmp_path: Path) -> None:
@@ -283,10 +283,10 @@ time.sleep(60)"""
     @pytest.mark.parametrize(
         ("behaviour", "problem"),
         [
-            ('open(option["--results-path"], "wb").write(bytes(range(256)))', "no JSON"),
-            ('open(option["--results-path"], "w").write("[" * 300_000)', "no JSON|too large"),
-            ('write({"requests": []})', "no array"),
-            ("write([1])", "item 0: is no object"),
+            ('open(option["--results-path"], "wb").write(bytes(range(256)))', "are not JSON"),
+            ('open(option["--results-path"], "w").write("[" * 300_000)', "are not JSON|too large"),
+            ('write({"requests": []})', "not an array"),
+            ("write([1])", "item 0: is not an object"),
             ('write([a | {"request_id": 7} for a in plain()])', "request 7 was not asked for"),
             ("write(plain() + plain()[:1])", "item 3: request 0 was answered already"),
             ('write([a | {"ttft_us": -1} for a in plain()])', "field ttft_us is not a number from 0 on"),

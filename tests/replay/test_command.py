@@ -65,7 +65,10 @@ def test_a_command_gets_the_requests_and_its_answers_are_taken_by_index(tmp_path
     ("change", "said"),
     [
         ("sys.exit('no such model')", "ended with exit code 1: no such model"),
-        ("lines = [(a, b, 'soon') for a, b, c in lines]", "is no table of request_index, ttft_us, e2e_us in numbers"),
+        (
+            "lines = [(a, b, 'soon') for a, b, c in lines]",
+            "is not a table of request_index, ttft_us, e2e_us in numbers",
+        ),
         ("lines = lines + lines[:1]", "a request has two lines"),
         ("lines = [(9, b, c) for a, b, c in lines]", "a request_index that is not among 0 to 2"),
         ("lines = [(a, c, b) for a, b, c in lines]", "a request ends before its first token"),

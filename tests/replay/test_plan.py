@@ -84,7 +84,7 @@ def test_modes_have_one_name_each() -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("fast", "'fast' is no replay mode"),
+        ("fast", "'fast' is not a replay mode"),
         ("speed=2", "'speed' cannot be substituted; use arrivals, lengths"),
         ("arrivals=none", "use arrivals=recorded|flat"),
         ("as-published", "does not say how its published numbers were replayed"),

@@ -144,10 +144,10 @@ class TestReading:
             ("r.csv", "", "no requests"),
             ("r.csv", "arrival_us,arrival_us\n", "line 1: column 'arrival_us' twice"),
             ("r.csv", "arrival_us,arrival_s,prompt_tokens,output_tokens\n1,1,1,1\n", "has arrival_us and arrival_s"),
-            ("r.jsonl", "[" * 100_000 + "\n", "line 1: no JSON; write an object a line"),
-            ("r.jsonl", "[1]\n", "line 1: no JSON object"),
+            ("r.jsonl", "[" * 100_000 + "\n", "line 1: not JSON; write one object per line"),
+            ("r.jsonl", "[1]\n", "line 1: not a JSON object"),
             ("r.parquet", "PAR1 or not", "no sound Parquet"),
-            ("r.txt", "", "of no known form; use a file named .csv, .jsonl or .parquet"),
+            ("r.txt", "", "its form is unknown; use a file named .csv, .jsonl or .parquet"),
         ],
     )
     def test_no_table_at_all(self, tmp_path: Path, name: str, content: str, problem: str) -> None:

@@ -67,7 +67,7 @@ def test_as_many_requests_a_stage_as_recorded_and_the_declared_number_is_told() 
     """5 of 6 and 9 of 8; the ninth of stage 1 is sent at 4 + 8 x 0.25 s."""
     arrival_us, basis = profile_arrivals(declared(PROFILE, stage=[0] * 5 + [1] * 9))
     assert (arrival_us[4], arrival_us[5], arrival_us[13]) == (2_000_000, 4_000_000, 6_000_000)
-    assert "; 5 and 9 requests a stage as recorded, not the 6 and 8 declared; " in basis
+    assert "; 5 and 9 requests per stage as recorded, not the 6 and 8 declared; " in basis
 
 
 def test_unknown_stages_are_dealt_out_as_declared() -> None:
@@ -110,7 +110,7 @@ def test_prompts_without_turns_have_one_length() -> None:
     assert lengths.prompt_tokens.tolist() == [48] * 14
     assert lengths.output_tokens.tolist() == [8] * 14
     assert lengths.basis == (
-        "8 as profile.yaml declares, prompts of 32 + 16; 48 prompt tokens a request, 50 in the recording"
+        "8 as profile.yaml declares, prompts of 32 + 16; 48 prompt tokens per request, 50 in the recording"
     )
 
 
@@ -253,5 +253,5 @@ def test_a_bundled_experiment_tells_what_was_declared_beside_what_ran() -> None:
     assert (recording.load_profile.arrivals, recording.load_profile.multi_turn) == ("constant", True)
     basis = plan_replay(recording, parse_mode("spec", {})).basis
     assert "reconstructed gaps vary by 1.00 of their mean" in basis["arrivals"]
-    assert "1,932 prompt tokens a request, 574 in the recording" in basis["output tokens"]
+    assert "1,932 prompt tokens per request, 574 in the recording" in basis["output tokens"]
     assert basis["prefix cache"].endswith("membership drawn; 10 groups of 10 ran")

@@ -24,7 +24,7 @@ from blis_replay.validate.errors import ValidateError
 
 pytestmark = pytest.mark.slow
 
-# A busy server: 8 and 16 requests/s of 100 tokens at 9 to 11 ms a step.
+# A busy server: 8 and 16 requests/s of 100 tokens at 9 to 11 ms per step.
 BUSY = SyntheticExperiment(
     stages=(Stage(0, 8.0, 60_000_000), Stage(1, 16.0, 60_000_000)),
     shared_prefix=SharedPrefix(10, 10, 100, 400, 100),

@@ -181,8 +181,8 @@ def test_a_stored_run_of_a_replaced_recording_is_refused(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("name", "complaint"),
     [
-        ("nothing", "is no simulator .*no stored run .*no experiment is called nothing"),
-        ("abcdef012345", "is no simulator"),
+        ("nothing", "is not a simulator .*stored run .*no experiment is called nothing"),
+        ("abcdef012345", "is not a simulator"),
         ("h100-vllm-0.15.1", "the release h100-vllm-0.15.1 alone is nothing to compare; name an experiment"),
         ("blis", "the simulator blis alone is nothing to compare"),
         ("1b-general@none", "no release or file is called none"),

@@ -16,7 +16,7 @@ from blis_replay.validate.calibration.every_step import STEP_COSTS, Steps, fitte
 
 
 def test_the_line_of_a_server_is_measured_from_its_log() -> None:
-    """5 ms a step, 100 us a prompt token, 200 us a decode; the log leaves 300 us of each step out."""
+    """5 ms per step, 100 us a prompt token, 200 us a decode; the log leaves 300 us of each step out."""
     recording = recorded(requests=120)
     assert has_every_step(recording)
     found = measure([recording], (0.0, 1.0))

@@ -102,7 +102,7 @@ def test_a_picture_that_there_is_not_is_named_with_the_reason(store: Path, what:
 
 
 def test_what_there_is_and_what_is_wrong_with_it(store: Path) -> None:
-    """17 experiments ship and one was ingested; two stamps a token are the finding of all that were published."""
+    """17 experiments ship and one was ingested; two stamps per token are the finding of all that were published."""
     assert br.experiments(store).frame.filter(pl.col("alias").is_in(["1b-general", "34b-general"]))[
         "requests"
     ].to_list() == [

@@ -82,6 +82,6 @@ def test_a_gate_is_not_below_it_either(store: Store) -> None:
 
 def test_another_load_is_no_repeat(store: Store) -> None:
     with pytest.raises(
-        NothingToJudgeError, match=r"is no repeat of an experiment that is judged .*100 requests, not 200"
+        NothingToJudgeError, match=r"is not a repeat of an experiment that is judged .*100 requests, not 200"
     ):
         noise_floors(store, [SMALL.slug], [OTHER_LOAD.slug])

@@ -33,7 +33,7 @@ from blis_replay.validate.experiment import DEFAULT_RELEASE, find_experiment
 from blis_replay.validate.metrics.observed import Selection
 from blis_replay.validate.text.answer import part_text
 
-# 8 places, 24 tokens at 8.5 ms a step, and asynchronous admission: about 37 requests a second at most.
+# 8 places, 24 tokens at 8.5 ms per step, and asynchronous admission: about 37 requests a second at most.
 ENGINE = EngineConfig(8, 2048, 4096, async_scheduling=True, num_gpu_blocks=10_001)
 FILES = ("exp-config.yaml", "profile.yaml", "results/config.yaml", "trace.yaml", "trace.csv.gz")
 

@@ -386,4 +386,6 @@ def _vector(entry: ModelEntry, name: str) -> Floats:
         vector[CONTEXT] = by_name.get("kv_sum", 0.0)
         vector[DECODE] = by_name.get("decode_tokens", 0.0) - vector[CONTEXT]
         return np.maximum(vector, 0)
-    raise ValidateError(f"release {name}: {entry.model} is no line, so it gives no prior; choose another with --prior")
+    raise ValidateError(
+        f"release {name}: {entry.model} has no linear step time, so it gives no prior; choose another with --prior"
+    )

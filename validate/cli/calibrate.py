@@ -38,9 +38,9 @@ class Split(click.ParamType[tuple[float, float]]):
         try:
             fitted, chosen = (float(part) for part in str(value).split(":"))
         except ValueError:
-            self.fail(f"{value!r} is no split; write e.g. 0.6:0.8", param, ctx)
+            self.fail(f"{value!r} is not a split; write e.g. 0.6:0.8", param, ctx)
         if not 0 < fitted <= chosen <= 1:
-            self.fail(f"{value!r} is no split; use 0 < fit <= choose <= 1", param, ctx)
+            self.fail(f"{value!r} is not a split; use 0 < fit <= choose <= 1", param, ctx)
         return fitted, chosen
 
 

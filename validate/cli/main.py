@@ -236,7 +236,7 @@ def _interrupted() -> int:
 def _with_help(error: click.UsageError) -> str:
     """What is wrong, and the command that says what is right."""
     command = error.ctx.command_path if error.ctx else "blis-replay"
-    message = error.format_message().rstrip(".")
+    message = " ".join(error.format_message().split()).rstrip(".")
     return f"{message}{'' if message.endswith('?') else ';'} see `{command} --help`"
 
 

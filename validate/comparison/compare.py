@@ -126,7 +126,7 @@ class Comparison:
     def run(self) -> ReplayRun:
         """The replay that side B is; raises ``ValueError`` if it is none."""
         if self.replay is None:
-            raise ValueError("side B of this comparison is no replay")
+            raise ValueError("side B of this comparison is not a replay")
         return self.replay
 
     @property

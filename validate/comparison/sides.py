@@ -247,7 +247,7 @@ def side_of(store: Store, name: str, choice: Choice) -> Side:
         slug = find_experiment(store, name)
     except UnknownExperimentError as error:
         raise UnknownNameError(
-            f"{name} is no simulator ({', '.join(SIMULATORS)}), no EXPERIMENT@RELEASE, no release and no stored run "
+            f"{name} is not a simulator ({', '.join(SIMULATORS)}), EXPERIMENT@RELEASE, release or stored run "
             f"(list them with --runs); {error}"
         ) from None
     side = recording_side(read_stored(store, slug), pooled_gaps(store, slug), name)

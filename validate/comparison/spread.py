@@ -70,7 +70,7 @@ def noise_floors(store: Store, slugs: Sequence[str], repeats: Sequence[str]) -> 
         if other.slug not in used:
             why = "; ".join(f"{slug}: {_differs(read_stored(store, slug), other)}" for slug in slugs)
             raise NothingToJudgeError(
-                f"{other.slug} is no repeat of an experiment that is judged ({why}); "
+                f"{other.slug} is not a repeat of an experiment that is judged ({why}); "
                 "record the same load on the same server again"
             )
     return floors

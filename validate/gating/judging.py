@@ -283,7 +283,7 @@ def _regressions(job: GateJob, candidate: Comparison) -> list[Check]:
     if seen == "latencies" and candidate.uses in ("held out", "own steps"):
         why = (
             f"{job.baseline.name} was fitted on the latencies of this run and {job.candidate.name} was not, so their "
-            "errors here are no fair comparison; use a run that neither saw, or fit both on it"
+            "errors here cannot be compared; use a run that neither saw, or fit both on it"
         )
         return [Check("regression", candidate.alias, "", "", "not judged", why)]
     return regressions(candidate, baseline, job.policy)

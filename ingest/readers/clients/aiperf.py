@@ -129,13 +129,13 @@ def _usable_rows(file: RecordedFile, stream: BinaryIO, counts: list[int]) -> Ite
 def _row(record: _Record) -> tuple[str, dict[str, object], NDArray[np.int64]]:
     start_ns, end_ns = record.metadata.request_start_ns, record.metadata.request_end_ns
     if not 0 < start_ns < MAX_INTEGER or (end_ns is not None and not start_ns <= end_ns < MAX_INTEGER):
-        return "a start or end that is no usable time", {}, _NO_STAMPS
+        return "a start or end that is not a usable time", {}, _NO_STAMPS
     metrics, status = record.metrics, _status(record)
     ttft_us, latency_us, gaps_us = (
         _times_us(metrics.get(name)) for name in ("time_to_first_token", "request_latency", "inter_chunk_latency")
     )
     if ttft_us is None or latency_us is None or gaps_us is None or len(ttft_us) > 1 or len(latency_us) > 1:
-        return "a latency that is no usable time", {}, _NO_STAMPS
+        return "a latency that is not a usable time", {}, _NO_STAMPS
     ok, sent_us = status == "ok", _us(start_ns)
     if ok and not len(latency_us):
         return "completed, and no request_latency", {}, _NO_STAMPS

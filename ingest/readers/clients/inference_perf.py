@@ -180,7 +180,7 @@ def _row(record: _Record, body: _Body) -> tuple[str, dict[str, object], Int64s]:
     none = np.empty(0, np.int64)
     start_us, end_us = microseconds(record.start_time), microseconds(record.end_time)
     if start_us is None or end_us is None:
-        return "a start or end that is no usable time", {}, none
+        return "a start or end that is not a usable time", {}, none
     if end_us < start_us:
         return f"ends {start_us - end_us} us before it starts", {}, none
     info = record.info
@@ -190,7 +190,7 @@ def _row(record: _Record, body: _Body) -> tuple[str, dict[str, object], Int64s]:
         response.chunk_times or response.output_token_times or info.output_token_times or [], np.float64
     )
     if not (np.abs(stamps_s) < MAX_INTEGER / 1e6).all():
-        return "a stream stamp that is no usable time", {}, none
+        return "a stream stamp that is not a usable time", {}, none
     stamps_us = np.rint(stamps_s * 1e6).astype(np.int64)
     if len(stamps_us) and stamps_us.min() < start_us:
         return f"a stream event {start_us - int(stamps_us.min())} us before the start", {}, none

@@ -80,7 +80,7 @@ def _rows(file: RecordedFile, document: Mapping[str, Any]) -> Iterator[Reported]
 def _distribution(file: RecordedFile, metric: str, found: object, unit: float) -> Iterator[Reported]:
     if not isinstance(found, Mapping):
         if found is not None:
-            file.tally.reject(metric, "no object of statistics")
+            file.tally.reject(metric, "not an object of statistics")
         return
     for statistic, value in found.items():
         name = "p50" if statistic == "median" else str(statistic)

@@ -63,7 +63,7 @@ def _summed_up(
     sent = failed = 0
     for path, record in wanted_values(file, lambda path: path[:-1] == where and isinstance(path[-1], int)):
         if not isinstance(record, Mapping):
-            file.tally.reject(f"request {path[-1]}", "no object with the numbers of a request")
+            file.tally.reject(f"request {path[-1]}", "not an object with the numbers of a request")
             continue
         sent += 1
         if record.get("error_code") is not None or text(record.get("error_msg")):

@@ -225,9 +225,9 @@ def _times(run: _Run, i: int) -> tuple[str, int, int]:
     if not sent_us or sent_us < 0:  # 0: it was never sent
         return "no start time (vllm writes start_times since January 2026, SGLang none), so it cannot be placed", 0, 0
     if ttft_us is None or not 0 <= ttft_us < _LONGEST_S * US_PER_S:
-        return "a ttft that is no usable time", 0, 0
+        return "a ttft that is not a usable time", 0, 0
     if run.value("itls", i) is None:
-        return "itls that are no usable times", 0, 0
+        return "itls that are not usable times", 0, 0
     return "", sent_us, ttft_us
 
 

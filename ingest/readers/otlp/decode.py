@@ -203,7 +203,7 @@ def _members(listed: Raw, place: str, tally: Tally) -> Iterator[Raw]:
     yield from (Raw(member) for _number, member in scan.feed(text))
     scan.finish("")
     if scan.tally.rejected_count:
-        tally.reject(place, "members of a list that are no objects")
+        tally.reject(place, "members of a list that are not objects")
 
 
 def _spans(spans: Raw, scope: str, place: str, tally: Tally) -> Iterable[_Span | Raw]:

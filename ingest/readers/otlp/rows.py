@@ -24,6 +24,8 @@ from blis_replay.ingest.scan.otlp_columns import (
 BATCH_ROWS = 50_000
 _MAX_EXACT = 1 << 53
 _MAX_INT64 = (1 << 63) - 1
+# What a value is called that has to be of a type.
+_WANTED = {int: "a whole number", float: "a number", str: "a text"}
 
 Value = int | float | str | None
 Row = tuple[Value, ...]
@@ -78,8 +80,8 @@ def _converted(key: str, value: Value | OtherValue, kind: type[int] | type[float
         return int(value)
     # Not a text itself: it may be of a prompt.
     said = "a text" if isinstance(value, str) else f"{value!r:.30}"
-    said = "no number and no text" if isinstance(value, OtherValue) else said
-    raise Malformed(f"{key} is {said}, which is no {kind.__name__}")
+    said = "neither a number nor a text" if isinstance(value, OtherValue) else said
+    raise Malformed(f"{key} is {said}, expected {_WANTED[kind]}")
 
 
 def check_size(span: bytes | memoryview) -> None:

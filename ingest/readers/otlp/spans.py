@@ -39,7 +39,7 @@ def no_count(columns: Sequence[str]) -> list[Problem]:
     return [
         (
             (pl.col(name) < 0) | (pl.col(name) >= MAX_INTEGER),
-            pl.format("{} is {}, which is no count", pl.lit(name), name),
+            pl.format("{} is {}, expected a count", pl.lit(name), name),
         )
         for name in columns
     ]
@@ -47,7 +47,7 @@ def no_count(columns: Sequence[str]) -> list[Problem]:
 
 def no_time(column: str) -> Problem:
     """That a column holds no epoch time."""
-    return pl.col(column) >= _MAX_NS, pl.lit("a timeUnixNano that is no epoch time")
+    return pl.col(column) >= _MAX_NS, pl.lit("a timeUnixNano that is not an epoch time")
 
 
 def sound(batch: TraceBatch, rows: pl.DataFrame, problems: Sequence[Problem], file: RecordedFile) -> pl.DataFrame:
@@ -137,7 +137,7 @@ def steps_of(batch: TraceBatch, file: RecordedFile) -> pl.DataFrame:
     problems = [
         *no_count(_COUNTS),
         (no_step, pl.lit("a step without step.id or step.ts_start_ns")),
-        (no_share, pl.format("kv.usage_gpu_ratio is {}, which is no share", "kv_usage")),
+        (no_share, pl.format("kv.usage_gpu_ratio is {}, expected a share from 0 to 1", "kv_usage")),
         no_time("time_ns"),
     ]
     return _stamped(sound(batch, batch.steps, problems, file)).select(READ_STEP_SCHEMA.keys())
@@ -244,7 +244,7 @@ def request_spans_of(batch: TraceBatch, number: int, file: RecordedFile) -> pl.D
     timed = spans.with_columns(_microseconds(seconds).alias(name) for name, seconds in _LATENCIES.items())
     negative = pl.any_horizontal(pl.col(name) < 0 for name in _LATENCIES)
     problems = [
-        (pl.col("start_ns").is_null(), pl.lit("a start that is no epoch time")),
+        (pl.col("start_ns").is_null(), pl.lit("a start that is not an epoch time")),
         no_time("start_ns"),
         (pl.col("e2e_us").is_null(), pl.lit("no usable gen_ai.latency.e2e")),
         (negative, pl.lit("a negative latency")),

@@ -104,7 +104,7 @@ def server_times(
     else:
         placed = BRIDGED if client.kind == "epoch" else ONE_CLOCK
         clock = Clock("step", "monotonic", stamped_us, constructed, placed, stamped_zero_us=stamped_us)
-    why = "no pair of stamps"
+    why = "not a pair of stamps"
     if client is not None and journeys_us.is_empty() and paired_us is None:
         clock, why = _checked_by_depth(clock, steps, requests)
     what = "sampled step" if journeys_us.is_empty() else "journey"

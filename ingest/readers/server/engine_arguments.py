@@ -172,7 +172,7 @@ def checked_arguments(
         if name not in ARGUMENTS:
             near = get_close_matches(name, [*also, *ARGUMENTS, *_OTHERS], 1)
             mend = f"did you mean {near[0]}?" if near else f"remove it, or use one of {', '.join(ARGUMENTS[:10])}, ..."
-            raise RecordingError(path, f"field {written[:60]}", "no engine argument of vLLM 0.11 to 0.32", mend)
+            raise RecordingError(path, f"field {written[:60]}", "not an engine argument of vLLM 0.11 to 0.32", mend)
         if name == "dtype" and raw == "auto":
             continue
         value = argument_value(name, raw)

@@ -51,7 +51,9 @@ def profile_arguments(profile: Mapping[str, object] | None) -> Mapping[str, obje
     """The ``engine`` mapping of a bundled profile; the same errors as :func:`read_engine_file`."""
     given = (profile or {}).get("engine") or {}
     if not isinstance(given, Mapping):
-        raise RecordingError("profile", "field engine", "no mapping of engine arguments", "mend the profile")
+        raise RecordingError(
+            "profile", "field engine", "not key: value pairs of engine arguments", "correct the profile"
+        )
     arguments = {str(key): value for key, value in given.items()}
     if version := text((profile or {}).get("vllm_version")):
         arguments.setdefault("vllm_version", version)

@@ -294,7 +294,7 @@ def _problem_of_pass(event: _Event, workers: dict[tuple[str, int], int]) -> str:
     if not (0 <= passed.counter_id < MAX_INTEGER and 0 <= event.observed_at_unix_ms < MAX_INTEGER // 1000):
         return "a counter or a time that cannot be"
     if finite(passed.wall_time) is None or not 0 <= passed.wall_time < 1e6:
-        return "a wall_time that is no duration"
+        return "a wall_time that is not a duration"
     if len(workers) >= _MAX_WORKERS and (passed.worker_id, passed.dp_rank) not in workers:
         return f"a forward pass of more than {_MAX_WORKERS:,} workers"
     return ""

@@ -147,7 +147,7 @@ def _batch(line: bytes) -> tuple[str, int, list[object], dict[str, int | None]]:
 def _row(event: object) -> tuple[str, dict[str, object]]:
     """What is wrong with an event, or its row; fields that are null or left off are null."""
     if not isinstance(event, list) or not event or not isinstance(event[0], str):
-        return "no event: not an array that begins with a name", {}
+        return "not an array that begins with a name", {}
     names = _FIELDS.get(event[0])
     if names is None:
         return f"an event of the unknown kind {quoted(event[0])}", {}

@@ -183,7 +183,7 @@ def _start(file: RecordedFile, log: ServerLog, place: str, line: str, at: int) -
     printed = line[at : at + MAX_ARGUMENTS_CHARS]
     entries = read_mapping(printed)
     if entries is None:
-        file.tally.reject(place, "the engine arguments are no mapping")
+        file.tally.reject(place, "the engine arguments are not key: value pairs")
         return
     arguments = {argument_named(name): value for name, value in entries.values.items()}
     log.listed, log.cut = entries.whole, not entries.whole

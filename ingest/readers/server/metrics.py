@@ -129,7 +129,7 @@ def _snapshot(file: RecordedFile) -> Snapshot:
         if match is None or value is None or value < 0 or file.tally.records >= MAX_SAMPLES:
             if raw.rstrip().lower().endswith(b"nan"):
                 continue
-            file.tally.reject(f"line {number}", "no sample of Prometheus text with a value")
+            file.tally.reject(f"line {number}", "not a sample of Prometheus text with a value")
             continue
         file.tally.records += 1
         _take(snapshot, match[1], dict(_LABEL.findall(match[2] or "")), value)

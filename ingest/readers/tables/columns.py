@@ -106,14 +106,14 @@ Columns = Mapping[str, Column]
 def given_columns(said: str) -> dict[str, Column]:
     """``ttft=time_to_first_token_ms:ms,arrival=start:s`` by field; :class:`RecordingError` if not of that form."""
     if printable(said) != said:
-        raise _refused(printable(said), "names of columns that are no plain text", "rename them")
+        raise _refused(printable(said), "names of columns that are not plain text", "rename them")
     columns: dict[str, Column] = {}
     for part in filter(None, (part.strip() for part in said.split(","))):
         name, equals, column = (piece.strip() for piece in part.partition("="))
         if not equals or not column:
             raise _refused(part, "expected FIELD=COLUMN, or FIELD=COLUMN:UNIT", "e.g. ttft=time_to_first_token:ms")
         if name not in FIELDS:
-            raise _refused(part, f"{quoted(name)} is no field of a request", nearest(name, list(FIELDS)))
+            raise _refused(part, f"{quoted(name)} is not a field of a request", nearest(name, list(FIELDS)))
         if name in columns:
             raise _refused(part, f"{name} has a column already, {columns[name].name}", "give each field once")
         columns[name] = _with_unit(name, column, part) if FIELDS[name].kind in TIMES else Column(column)

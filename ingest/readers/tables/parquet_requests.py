@@ -74,7 +74,7 @@ def read_requests(file: RecordedFile, _stamps_path: Path | None = None) -> Reque
                 frames += _frames(file, table)
     except (pyarrow.ArrowException, pl.exceptions.PolarsError, ValueError, OverflowError, OSError) as error:
         problem = " ".join(str(error).split())[:120]
-        raise RecordingError(file.path, "", f"no sound table of requests ({problem})", "export it again") from error
+        raise RecordingError(file.path, "", f"not a sound table of requests ({problem})", "export it again") from error
     read = pl.concat([pl.DataFrame(schema=_READ), *frames])
     file.tally.records = len(read)
     zero_us = whole(told["clock"].get("zero_us")) or 0
@@ -134,7 +134,7 @@ def _frames(file: RecordedFile, table: Any) -> Iterator[pl.DataFrame]:
     if len({field.name for field in fields}) < len(fields):
         raise ValueError("two columns have one name")
     if any(pa.types.is_nested(field.type) for field in fields):  # any number of values, whatever the number of rows
-        raise ValueError("a column has more than one value a row")
+        raise ValueError("a column has more than one value per row")
     first = 1
     for batch in table.iter_batches(batch_size=_BATCH_ROWS, columns=[field.name for field in fields]):
         given = pl.DataFrame(pl.from_arrow(_as_stored(batch, kinds)))

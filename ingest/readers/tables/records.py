@@ -126,7 +126,7 @@ def _decoded(file: RecordedFile, raws: Iterator[tuple[str, bytes]]) -> Iterator[
         try:
             yield place, _OBJECT.decode(raw)
         except DECODE_ERRORS as error:
-            broken = place, f"no JSON object ({error})"  # where nothing follows the file is cut off
+            broken = place, f"not a JSON object ({error})"  # where nothing follows the file is cut off
     if broken:
         file.tally.cut_off(*broken)
 

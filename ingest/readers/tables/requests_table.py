@@ -234,7 +234,7 @@ def _duration(record: Record, columns: Columns, name: str) -> int | None:
         return None
     duration_us = round(_us(value, name, columns[name].unit))
     if not 0 <= duration_us < _LONGEST_US:
-        raise _UnusableError(f"{name} {quoted(value)} is no duration")
+        raise _UnusableError(f"{name} {quoted(value)} is not a duration")
     return duration_us
 
 
@@ -251,7 +251,7 @@ def _token_stamps(record: Record, columns: Columns, sent_us: int, ttft_us: int |
     else:
         gaps_us = [_us(one, name, unit) for one in values]
         if gaps_us and not (min(gaps_us) >= 0 and sum(gaps_us) < _LONGEST_US):
-            raise _UnusableError("token_gaps that are no durations")
+            raise _UnusableError("token_gaps that are not durations")
         stamps_us = [sent_us + round((ttft_us or 0) + after_us) for after_us in accumulate(gaps_us, initial=0.0)]
     if any(later < earlier for earlier, later in zip([sent_us, *stamps_us], stamps_us, strict=False)):
         raise _UnusableError(f"{name} that are not in order, or begin before the arrival")
@@ -263,7 +263,7 @@ def _listed(value: object, name: str) -> list[object]:
     if isinstance(value, str):
         return [part for part in _GAPS.split(value.strip().strip("[]()")) if part]
     if not isinstance(value, list):
-        raise _UnusableError(f"{name} {quoted(value)} is no list of times")
+        raise _UnusableError(f"{name} {quoted(value)} is not a list of times")
     return value
 
 

@@ -137,7 +137,7 @@ def _tracev2_row(values: dict[str, str]) -> tuple[str, dict[str, object]]:
     if status is None:
         return f"status {values['status'][:40]!r} is not one of {', '.join(_TRACEV2_STATUS)}", {}
     if sent_us is None or first_us is None or last_us is None:
-        return "a time that is no whole number of microseconds", {}
+        return "a time that is not a whole number of microseconds", {}
     ok = status == "ok"
     served = first_us > 0 or last_us > 0 or sent_us >= _EARLIEST_EPOCH_US
     if last_us < sent_us and ((ok and served) or last_us > 0):
@@ -245,7 +245,7 @@ def _legacy_row(line: str) -> tuple[str, dict[str, object], NDArray[np.int64]]:
     except csv.Error as error:
         return f"no valid CSV ({error})", {}, none
     except _DECODE_ERRORS as error:
-        return f"token ids that are no JSON array of whole numbers ({error})", {}, none
+        return f"token ids that are not a JSON array of whole numbers ({error})", {}, none
     problem, row = arrival_row(_arrival_us(cells[0]), len(prompt), len(output))
     return problem, row | {"request_id": text(cells[1]), "model": text(cells[2])}, prompt
 

@@ -48,7 +48,7 @@ def test_a_count_that_does_not_follow_the_decode_time_has_no_correlation_with_it
 
 
 def test_a_count_that_was_decoded_correlates_with_its_time() -> None:
-    """20 ms a token: E2E is a line of the total where prompts are alike."""
+    """20 ms per token: E2E is a line of the total where prompts are alike."""
     made = recording(
         requests=requests(4, output_tokens_reported=[10, 5, 7, 9], e2e_us=[n * 20_000 for n in (10, 5, 7, 9)])
     )

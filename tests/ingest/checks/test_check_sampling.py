@@ -123,7 +123,7 @@ def test_the_check_is_run_with_the_others() -> None:
     ],
 )
 def test_the_h100_steps_are_a_random_tenth(data_pack: Path, slug: str, count: int, rate: float, largest: int) -> None:
-    """Numbers of steps as in NOTES, section 2; its decode tokens a request are 243.5 to 245.3 of 246 to 247."""
+    """Numbers of steps as in NOTES, section 2; its decode tokens per request are 243.5 to 245.3 of 246 to 247."""
     with read_recording(data_pack / "h100" / slug) as made:
         finding = finding_of(made)
     measured = finding.measured

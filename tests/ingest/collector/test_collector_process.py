@@ -150,7 +150,7 @@ def test_a_collector_killed_under_load_has_lost_nothing_that_it_acknowledged(tmp
         load.wait_for(acknowledged=len(before_kill) + 50)
         second.process.kill()
         _, said = second.process.communicate()
-    assert re.search(r"8 bytes at \d+ are no whole batch: cut off: it was never acknowledged", said)
+    assert re.search(r"8 bytes at \d+ are not a whole batch: cut off: it was never acknowledged", said)
     with collecting(directory, first.grpc, first.http) as third:
         load.wait_for(acknowledged=len(load.acknowledged) + 20)
         load.stop()

@@ -167,7 +167,7 @@ def test_progress_reaches_the_size_of_every_file(tmp_path: Path) -> None:
         ),
         (
             {"trace_DOT_csv": TRACE.replace("0500,", "x,"), "trace_DOT_yaml": "server: {model: m}\n"},
-            r"no steps in it \(trace.csv: 2 of 2 records rejected, the first at line 2: a time that is no whole number",
+            r"no steps in it \(trace.csv: 2 of 2 records rejected, the first at line 2: a time that is not a",
         ),
     ],
 )

@@ -186,7 +186,7 @@ def test_the_memory_of_a_gpu_by_its_name(name: str | None, gib: int | None) -> N
         ("0.32.0", None),
         ("0.99.0", "vLLM 0.99.0 is newer than any that was compared: scheduled as 0.33.0"),
         ("0.32.1rc1.dev7+g12ab34", "vLLM 0.32.1rc1.dev7+g12ab34 itself was not compared: scheduled as 0.32.0"),
-        ("0.1.dev1+g2", "vLLM '0.1.dev1+g2' is no release: scheduled as the newest, 0.33.0"),
+        ("0.1.dev1+g2", "vLLM '0.1.dev1+g2' is not a known release: scheduled as the newest, 0.33.0"),
     ],
 )
 def test_the_release_that_stands_for_the_recorded_one_is_a_finding(version: str, said: str | None) -> None:
@@ -316,7 +316,10 @@ def test_a_recorded_value_that_is_no_count_is_passed_over_and_told() -> None:
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        ("max_num_seq: 3\n", "field max_num_seq: no engine argument of vLLM 0.11 to 0.32; did you mean max_num_seqs"),
+        (
+            "max_num_seq: 3\n",
+            "field max_num_seq: not an engine argument of vLLM 0.11 to 0.32; did you mean max_num_seqs",
+        ),
         ("max_num_seqs: 3\nmax-num-seqs: 4\n", "max_num_seqs is given twice, as '3' and '4'"),
         ("qqq: 3\n", "remove it, or use one of max_num_seqs, "),
         ("max_num_seqs: many\n", "give a positive whole number"),

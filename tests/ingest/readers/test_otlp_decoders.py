@@ -280,10 +280,10 @@ def test_a_large_record_is_read_as_a_small_one(document: dict[str, Any]) -> None
 @pytest.mark.parametrize(
     ("document", "reason"),
     [
-        ({"resourceSpans": [5]}, "members of a list that are no objects"),
-        ({"resourceSpans": "x"}, "members of a list that are no objects"),
+        ({"resourceSpans": [5]}, "members of a list that are not objects"),
+        ({"resourceSpans": "x"}, "members of a list that are not objects"),
         ({"resourceSpans": [{"scopeSpans": [[]]}]}, "no OTLP JSON"),
-        ({"resourceSpans": [{"scopeSpans": [{"scope": {"name": "mine"}, "spans": [None, 7]}]}]}, "no objects"),
+        ({"resourceSpans": [{"scopeSpans": [{"scope": {"name": "mine"}, "spans": [None, 7]}]}]}, "not objects"),
     ],
 )
 def test_what_a_large_record_has_in_place_of_objects_is_rejected(document: dict[str, Any], reason: str) -> None:

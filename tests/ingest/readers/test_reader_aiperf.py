@@ -122,11 +122,11 @@ def test_a_request_that_was_not_streamed_has_no_ttft(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("broken", "reason"),
     [
-        (with_metrics(request_latency=metric(1.0, "furlongs")), "no usable time"),
-        (with_metrics(time_to_first_token=metric([1.0, 2.0])), "no usable time"),
-        (with_metrics(inter_chunk_latency=metric(["x"])), "no usable time"),
-        (with_metrics(inter_chunk_latency=metric([-1.0])), "no usable time"),
-        (with_metrics(inter_chunk_latency=metric([1e308, 1e308])), "no usable time"),
+        (with_metrics(request_latency=metric(1.0, "furlongs")), "not a usable time"),
+        (with_metrics(time_to_first_token=metric([1.0, 2.0])), "not a usable time"),
+        (with_metrics(inter_chunk_latency=metric(["x"])), "not a usable time"),
+        (with_metrics(inter_chunk_latency=metric([-1.0])), "not a usable time"),
+        (with_metrics(inter_chunk_latency=metric([1e308, 1e308])), "not a usable time"),
         (record(metrics={}), "no request_latency"),
         (record(metadata={"request_start_ns": -1}), "start or end"),
         (record(metadata={"request_start_ns": START_NS, "request_end_ns": 5}), "start or end"),

@@ -143,12 +143,12 @@ def test_every_engine_argument_is_taken_at_the_top_or_under_engine(tmp_path: Pat
     [
         (
             "max_num_batch_tokens: 7",
-            "field max_num_batch_tokens: no engine argument of vLLM 0.11 to 0.32; did you mean",
+            "field max_num_batch_tokens: not an engine argument of vLLM 0.11 to 0.32; did you mean",
         ),
-        ("modle: a/b", "field modle: no engine argument of vLLM 0.11 to 0.32; did you mean model?"),
+        ("modle: a/b", "field modle: not an engine argument of vLLM 0.11 to 0.32; did you mean model?"),
         ("engine: {max_num_seqs: many}", "field max_num_seqs: 'many' is not usable; give a positive whole number"),
         ("engine: {async_scheduling: 1}", "field async_scheduling: '1' is not usable; give true or false"),
-        ("engine: [1]", "field engine: no mapping of engine arguments"),
+        ("engine: [1]", "field engine: not key: value pairs of engine arguments"),
         ("block_size: 16\nengine: {block_size: 32}", "field block_size: given at the top and under engine"),
         ("block_size: 16\nengine: {block-size: 32}", "block_size is given twice, as '16' and '32'"),
     ],
@@ -217,12 +217,12 @@ def test_a_parallelism_that_is_none_is_rejected_and_not_guessed(tmp_path: Path, 
     config = read_experiment_config(file)
     assert (config.model, config.tensor_parallelism) == ("org/m-7b", None)
     ((place, reason),) = file.tally.rejected
-    assert (place, "is no positive whole number" in reason) == ("field tensor_parallelism", True)
+    assert (place, "is not a positive whole number" in reason) == ("field tensor_parallelism", True)
 
 
 @pytest.mark.parametrize("field", ["model", "tensor_parallelism"])
 def test_a_number_that_nobody_writes_is_refused_with_its_line(tmp_path: Path, field: str) -> None:
-    with pytest.raises(RecordingError, match=r"line 2: no valid YAML \(a number of more than 400 digits\)"):
+    with pytest.raises(RecordingError, match=r"line 2: not valid YAML \(a number of more than 400 digits\)"):
         read_experiment_config(recorded(tmp_path, f"app: chat\n{field}: {HUGE}\n"))
 
 

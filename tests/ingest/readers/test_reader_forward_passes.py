@@ -88,7 +88,7 @@ def test_what_is_sampled_idle_or_of_other_workers_is_named(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("place", "value", "reason"),
     [
-        ("wall_time", -1, "a wall_time that is no duration"),
+        ("wall_time", -1, "a wall_time that is not a duration"),
         ("counter_id", -1, "a counter or a time that cannot be"),
         ("worker_id", None, "Expected `str`, got `null`"),
     ],

@@ -114,9 +114,9 @@ def test_a_failed_request_keeps_how_long_the_client_held_on(
     [
         (record(9, end_time=1000.0), "before it starts"),
         (record(9, start_time="soon"), "Expected `float`"),
-        (record(9, start_time=1e300), "no usable time"),
+        (record(9, start_time=1e300), "not a usable time"),
         (record(9, info={"output_token_times": [999.0]}), "before the start"),
-        (record(9, info={"output_token_times": [1e300]}), "no usable time"),
+        (record(9, info={"output_token_times": [1e300]}), "not a usable time"),
         (record(9, info={"output_token_times": ["x"]}), "Expected `float`"),
         (record(9, info=None), "Expected `object`"),
         (record(9, start_time=float("nan")), "JSON is malformed"),
@@ -203,7 +203,7 @@ def test_a_stamp_that_overflows_in_microseconds_costs_its_record_only(tmp_path: 
     broken = record(1)
     broken["info"] = {**broken["info"], "output_token_times": [1e308, -1e308]}
     found, file = read(tmp_path, [record(0), broken])
-    assert (len(found.frame), file.tally.rejected) == (1, [("record 2", "a stream stamp that is no usable time")])
+    assert (len(found.frame), file.tally.rejected) == (1, [("record 2", "a stream stamp that is not a usable time")])
 
 
 def drawn_record(rng: random.Random, generation: str) -> dict[str, Any]:

@@ -93,12 +93,12 @@ def test_what_the_table_tells_need_not_be_sound(tmp_path: Path, told: bytes) -> 
     try:
         assert read_requests(file).clock_kind == "relative"
     except RecordingError as error:
-        assert "no sound table of requests" in str(error)
+        assert "not a sound table of requests" in str(error)
 
 
 @pytest.mark.parametrize("columns", [{"prompt_tokens": [1]}, {"arrival_us": ["soon"]}, {"arrival_us": [[1]]}])
 def test_a_table_of_something_else_is_a_recording_error(tmp_path: Path, columns: dict[str, Any]) -> None:
-    with pytest.raises(RecordingError, match="no sound table of requests"):
+    with pytest.raises(RecordingError, match="not a sound table of requests"):
         read_requests(recorded(tmp_path, columns))
 
 
@@ -127,7 +127,7 @@ def test_a_text_that_is_no_utf8_is_refused(tmp_path: Path) -> None:
     pq.write_table(table, tmp_path / "requests.parquet", use_dictionary=False)
     content = (tmp_path / "requests.parquet").read_bytes()
     (tmp_path / "requests.parquet").write_bytes(content.replace(b"ab", b"\xff\xfe"))
-    with pytest.raises(RecordingError, match=r"no sound table of requests .*UTF8"):
+    with pytest.raises(RecordingError, match=r"not a sound table of requests .*UTF8"):
         read_requests(RecordedFile(tmp_path / "requests.parquet", "requests.parquet"))
 
 
@@ -139,7 +139,7 @@ def test_column_metadata_that_end_the_process_are_not_looked_at(tmp_path: Path) 
     content = file.path.read_bytes()
     assert content.count(optional) == 1
     file.path.write_bytes(content.replace(optional, required))
-    with pytest.raises(RecordingError, match=r"no sound table of requests \(Definition level histogram"):
+    with pytest.raises(RecordingError, match=r"not a sound table of requests \(Definition level histogram"):
         read_requests(file)
 
 

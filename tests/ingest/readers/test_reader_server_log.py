@@ -126,7 +126,7 @@ def test_a_value_kept_as_text_is_named_and_a_line_without_an_end_is_told(tmp_pat
 def test_arguments_that_are_no_mapping_are_rejected(tmp_path: Path) -> None:
     file = recorded(tmp_path, "non-default args: Namespace(max_num_seqs=3)")
     assert read_server_log(file).given == {}
-    assert file.tally.rejected == [("line 1", "the engine arguments are no mapping")]
+    assert file.tally.rejected == [("line 1", "the engine arguments are not key: value pairs")]
 
 
 RESOLVED = (

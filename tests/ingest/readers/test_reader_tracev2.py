@@ -104,10 +104,10 @@ def test_a_timed_out_request_has_no_ttft_and_the_time_the_client_held_on(tmp_pat
         ("1,2,3", "3 columns where the header has 27"),
         (row(NEW, send_time_us=9, first_chunk_time_us=9, last_chunk_time_us=8), "1 us before the send"),
         (row(NEW, send_time_us=9, first_chunk_time_us=20, last_chunk_time_us=12), "does not lie between"),
-        (row(NEW, send_time_us="x", first_chunk_time_us=1, last_chunk_time_us=2), "no whole number"),
-        (row(NEW, send_time_us="-5", first_chunk_time_us=1, last_chunk_time_us=2), "no whole number"),
-        (row(NEW, send_time_us="nan", first_chunk_time_us=1, last_chunk_time_us=2), "no whole number"),
-        (row(NEW, send_time_us="9" * 30, first_chunk_time_us=1, last_chunk_time_us=2), "no whole number"),
+        (row(NEW, send_time_us="x", first_chunk_time_us=1, last_chunk_time_us=2), "not a whole number"),
+        (row(NEW, send_time_us="-5", first_chunk_time_us=1, last_chunk_time_us=2), "not a whole number"),
+        (row(NEW, send_time_us="nan", first_chunk_time_us=1, last_chunk_time_us=2), "not a whole number"),
+        (row(NEW, send_time_us="9" * 30, first_chunk_time_us=1, last_chunk_time_us=2), "not a whole number"),
         (row(NEW, send_time_us=1, first_chunk_time_us=1, last_chunk_time_us=2, status="fine"), "status 'fine'"),
         (ok(0), "request 0 again, identical"),
         (ok(0).replace(",100,", ",101,"), "request 0 again, with other values"),
@@ -187,6 +187,6 @@ def test_the_recorded_failures_of_the_reasoning_runs(data_pack: Path) -> None:
 
 
 def test_a_request_id_is_text_on_one_line(tmp_path: Path) -> None:
-    """Everything in the store can be shown; a NUL alone is no name."""
+    """Everything in the store can be shown; a NUL alone is not a name."""
     file = recorded(tmp_path, ok(0).replace("0,", "\0,", 1), ok(1).replace("1,", "a\x1b[31m,", 1))
     assert read_requests(file).frame["request_id"].to_list() == [None, "a [31m"]

@@ -242,4 +242,4 @@ def test_there_are_no_more_runs_and_requests_than_a_file_can_have(
 
 def test_what_is_no_number_and_no_text_is_not_kept(tmp_path: Path) -> None:
     _found, file = read(tmp_path, result(1, ttfts=[[0.05] * 9], duration=[1]))
-    assert file.tally.rejected == [("request 0", "a ttft that is no usable time")]
+    assert file.tally.rejected == [("request 0", "a ttft that is not a usable time")]

@@ -166,7 +166,7 @@ def test_a_parquet_table_is_one_too(tmp_path: Path) -> None:
         ("arrival_s", "soon", "arrival 'soon' is not a number of s"),
         ("arrival_s", "-1", "arrival '-1' is before the clock's zero"),
         ("prompt_tokens", "1.5", "prompt_tokens '1.5' is not a number of tokens"),
-        ("ttft_ms", "-3", "ttft '-3' is no duration"),
+        ("ttft_ms", "-3", "ttft '-3' is not a duration"),
         ("ttft_ms", "1,5", "ttft '1,5' is not a number of ms"),
         ("ttft_ms", "151", "the first token comes 1000 us after the end"),
         ("status", "perhaps", "status 'perhaps' is not one of ok, error, timeout, aborted"),
@@ -213,7 +213,7 @@ def test_what_cannot_be_told_is_refused_in_one_line(tmp_path: Path, table: objec
     ("said", "problem"),
     [
         ("ttft", "expected FIELD=COLUMN, or FIELD=COLUMN:UNIT"),
-        ("tftt=x:ms", "'tftt' is no field of a request; did you mean ttft?"),
+        ("tftt=x:ms", "'tftt' is not a field of a request; did you mean ttft?"),
         ("ttft=x", "ttft is a time, and its unit is not said; add one of ns, us, ms, s, e.g. ttft=x:ms"),
         ("ttft=x:h", "'h' is not a known unit of time; use one of ns, us, ms, s"),
         ("ttft=x:ms,ttft=y:ms", "ttft has a column already, x"),

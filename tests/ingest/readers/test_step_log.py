@@ -274,7 +274,7 @@ def test_a_finding_says_whether_it_is_whole(tmp_path: Path) -> None:
             findings, _layout = run_checks(recording)
             said[name] = next(finding.message for finding in findings if finding.check == "recorder")
     assert said["whole"] == (
-        "the step log is whole: 5 steps and the tokens of 2 requests add up; it cost the engine 10.0 us a step"
+        "the step log is whole: 5 steps and the tokens of 2 requests add up; it cost the engine 10.0 us per step"
     )
     assert said["cut"].startswith("the step log is not whole: it breaks off behind its last counters")
 
