@@ -306,7 +306,7 @@ def choose_form(
             continue
         bent = fit_form(gathered, form := StepForm(bends), at_line.for_form(form), prior, measured, seed)
         new = losses(_level(later, bent, delays) / scales)
-        gain = np.bincount(later.groups(), cost - new)
+        gain = np.asarray(np.bincount(later.groups(), cost - new), np.float64)
         if gain.sum() > _CLEARLY * _standard_error(gain, later.strata(), seed):
             best, cost = bent, new
     return best
