@@ -9,6 +9,9 @@ ROOMS := $(patsubst %/__init__.py,%,$(wildcard */__init__.py))
 # Two workers; one that has nothing left takes tests of the other.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
+# Where it is set, every start compiles all of our modules again, which takes half a second.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test check lint types docs dist live clean lock
 
 demo: $(VENV)/.installed

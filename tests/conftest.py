@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from pack import h100_folders
 
 from blis_replay.fixtures.catalogue import profile_of
 from blis_replay.ingest.ingest import ingest_source
+from blis_replay.ingest.store import open_store
+from blis_replay.validate.experiment import all_experiments
 
 # A busy machine makes an example slow, which is no failure of what it shows.
 settings.register_profile("no_deadline", deadline=None)
@@ -32,15 +35,35 @@ def data_pack() -> Path:
 @pytest.fixture(scope="session")
 def h100_store(data_pack: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store of the twelve recorded H100 experiments, ingested once for all workers: copy it before you write."""
+
+    def make(path: Path) -> None:
+        for directory in h100_folders(data_pack):
+            assert ingest_source(path, directory, profile=profile_of(directory.name)).outcome == "new"
+
+    return _made_once(tmp_path_factory, "h100", make)
+
+
+@pytest.fixture(scope="session")
+def bundled_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of all experiments that ship, made once for all workers: copy it before you write."""
+
+    def make(path: Path) -> None:
+        with open_store(path) as store:
+            all_experiments(store)
+
+    return _made_once(tmp_path_factory, "bundled", make)
+
+
+def _made_once(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
+    """The store of that name, which the first worker to ask makes."""
     base = tmp_path_factory.getbasetemp()
     folder = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    path = folder / "h100.duckdb"
-    with (folder / "h100.lock").open("w") as lock:
+    path = folder / f"{name}.duckdb"
+    with (folder / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not path.exists():
-            made = folder / "h100-made.duckdb"
-            for directory in h100_folders(data_pack):
-                assert ingest_source(made, directory, profile=profile_of(directory.name)).outcome == "new"
+            made = folder / f"{name}-made.duckdb"
+            make(made)
             made.rename(path)
     return path
 

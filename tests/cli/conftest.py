@@ -62,3 +62,10 @@ def stored_demo(run: Run, demo: Path, made_demo: Demo) -> Path:
     STORE_DEFAULT.parent.mkdir()
     shutil.copy(made_demo.store, STORE_DEFAULT)
     return demo
+
+
+@pytest.fixture
+def all_bundled(run: Run, bundled_store: Path) -> None:
+    """All experiments that ship are in the store that ``run`` uses: to bring them there takes ten seconds."""
+    STORE_DEFAULT.parent.mkdir()
+    shutil.copy(bundled_store, STORE_DEFAULT)

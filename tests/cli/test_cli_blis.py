@@ -120,6 +120,7 @@ def test_what_goes_wrong_is_one_line(run: Run, tmp_path: Path, options: list[str
     assert code == 2 or answer.err.count("\n") == 1
 
 
+@pytest.mark.usefixtures("all_bundled")
 def test_all_names_what_blis_could_not_do(run: Run, stored: str, tmp_path: Path) -> None:
     """A crash in one experiment is listed with its reason, the others go on."""
     path = write_stand_in(tmp_path, 'sys.exit("panic: nil map")')

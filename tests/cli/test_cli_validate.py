@@ -82,6 +82,7 @@ def test_json_has_the_documented_form(run: Run) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("all_bundled")
 def test_all_bundled_experiments_in_one_table(run: Run) -> None:
     """18 are gated, six of them recorded; the overloaded runs are apart; 80 columns hold all; the end says what failed.
 

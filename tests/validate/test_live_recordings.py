@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -20,7 +22,7 @@ from blis_replay.validate.calibration.calibrate import Options, calibrate
 from blis_replay.validate.calibration.model_fit import DEFAULT_PRIOR
 from blis_replay.validate.comparison.spread import noise_floors
 from blis_replay.validate.comparison.validated import compare_experiment
-from blis_replay.validate.experiment import find_experiment, release_that_ships
+from blis_replay.validate.experiment import release_that_ships
 
 # Requests of the client; steps by the recorder's own count (its last line); those that served a request of the client.
 RECORDED = {
@@ -35,10 +37,8 @@ SHIPPED = "cpu-vllm-0.32.0"
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    with open_store(tmp_path_factory.mktemp("live") / "store.duckdb") as opened:
-        for run in RECORDED:
-            find_experiment(opened, f"tiny-live-{run}")
+def store(bundled_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    with open_store(shutil.copy(bundled_store, tmp_path_factory.mktemp("live"))) as opened:
         yield opened
 
 
