@@ -139,11 +139,10 @@ def prefixes_of_groups(groups: list[tuple[str, int | None]], source: str) -> tup
 
 
 def with_summary(found: RequestsRead, summary: RequestsRead) -> RequestsRead:
-    """The requests together with what another file of the same tool says of the run as a whole."""
+    """The requests together with what another file of the same tool says of the run as a whole; not how they came."""
     return replace(
         found,
         model=found.model or summary.model,
-        stages=found.stages or summary.stages,
         aggregates=summary.aggregates,
         configured_output_tokens=summary.configured_output_tokens,
         ignore_eos=summary.ignore_eos,

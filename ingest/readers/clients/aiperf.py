@@ -39,6 +39,7 @@ from blis_replay.ingest.readers.documents import (
 )
 from blis_replay.ingest.readers.files import RecordedFile, lines
 from blis_replay.ingest.readers.requests import RawEvents, RequestsRead, frame_of, request_row
+from blis_replay.ingest.recording import Stage
 from blis_replay.ingest.rows import rows_of
 
 # A list of empty arrays takes 25 times its text.
@@ -211,6 +212,8 @@ def _message(record: _Record) -> str | None:
 _LATENCIES = {"request_latency": "e2e", "time_to_first_token": "ttft", "inter_token_latency": "itl_reported"}
 _LENGTHS = {"input_sequence_length": "prompt_tokens", "output_sequence_length": "output_tokens_reported"}
 _COUNTS = {"request_count": "succeeded", "error_request_count": "failed"}
+# What a load generator can have sent and how fast (per second); beyond it is a slip.
+_MOST_SENT, _RATES = 1e9, (1e-6, 1e6)
 _STATISTIC = re.compile(r"avg|min|max|p\d{1,2}(?:\.\d{1,4})?", re.ASCII)
 
 
@@ -227,9 +230,14 @@ def read_summary(file: RecordedFile, _events_path: Path) -> RequestsRead:
     """
     document = json_mapping(file)
     document.update(section(document, "records"))  # 0.1
-    aggregates = aggregate_frame((WHOLE_RUN, *row) for row in _reported(file, document))
-    file.tally.records = len(aggregates)
     configured = section(document, "input_config")
+    rate, clients = _load(configured)
+    count = finite(section(document, "request_count").get("avg"))
+    reported = [(WHOLE_RUN, *row) for row in _reported(file, document)]
+    file.tally.records = len(reported)
+    if clients is not None:
+        reported.append((WHOLE_RUN, "concurrency", "asked", clients))
+    aggregates = aggregate_frame(reported)
     length = _configured_length(configured)
     version = text(document.get("aiperf_version"))
     return RequestsRead(
@@ -238,6 +246,7 @@ def read_summary(file: RecordedFile, _events_path: Path) -> RequestsRead:
         "epoch",
         _model(configured),
         version=f"aiperf {version}" if version else "aiperf",
+        stages=(Stage(0, rate, round(count * 1e6 / rate)),) if rate and count and 1 <= count <= _MOST_SENT else (),
         aggregates=aggregates,
         configured_output_tokens=length,
         ignore_eos=_ignores_eos(configured),
@@ -257,6 +266,24 @@ def _reported(file: RecordedFile, document: Mapping[str, Any]) -> Iterator[Repor
         for name, value in found.items():
             if _STATISTIC.fullmatch(name):
                 yield from reported_number(file, metric, "mean" if name == "avg" else name, value, unit or 1.0)
+
+
+def _load(configured: Mapping[str, Any]) -> tuple[float | None, float | None]:
+    """Requests a second, or clients of a closed loop: ``loadgen`` up to 0.6, the phase that is measured in 0.13.
+
+    Neither where there are both: then clients hold back what the rate would send.
+    """
+    phases = configured.get("phases")
+    listed = phases if isinstance(phases, list) else []
+    measured = [phase for phase in listed if isinstance(phase, Mapping) and phase.get("kind") == "profiling"]
+    asked = section(configured, "loadgen") or section({"phase": _first(measured)}, "phase")
+    rate = finite(asked.get("request_rate", asked.get("rate")))
+    clients = finite(asked.get("concurrency"))
+    if rate is not None and clients is not None:
+        return None, None
+    low, high = _RATES
+    within = rate is not None and low <= rate <= high
+    return rate if within else None, clients if clients is not None and 1 <= clients <= _MOST_SENT else None
 
 
 def _model(configured: Mapping[str, Any]) -> str | None:

@@ -17,6 +17,7 @@ from blis_replay.ingest.readers.clients import aiperf
 from blis_replay.ingest.readers.clients.aiperf import read_requests, recognises
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.requests import RequestsRead
+from blis_replay.ingest.recording import Stage
 
 START_NS = 1_770_000_000_000_000_000
 
@@ -165,6 +166,27 @@ def test_the_summary_says_what_all_requests_asked_for(tmp_path: Path, configured
     found = summary(tmp_path, input_config=configured, aiperf_version="0.6.0")
     assert (found.model, found.ignore_eos, found.configured_output_tokens) == ("org/m-7b", True, 35)
     assert found.version == "aiperf 0.6.0" and "profile_export.jsonl" in found.lacks[0]
+
+
+@pytest.mark.parametrize(
+    ("configured", "rate", "clients"),
+    [
+        ({"loadgen": {"request_rate": 8.0, "request_count": 100}}, 8.0, None),
+        ({"loadgen": {"concurrency": 6, "arrival_pattern": "concurrency_burst"}}, None, 6.0),
+        ({"loadgen": {"concurrency": 6, "request_rate": 8.0}}, None, None),  # which of the two holds is not known
+        ({"phases": [{"kind": "warmup", "concurrency": 2}, {"kind": "profiling", "rate": 8.0}]}, 8.0, None),
+        ({"phases": [{"kind": "profiling", "type": "concurrency", "concurrency": 6}]}, None, 6.0),
+        ({"phases": "none", "loadgen": {"request_rate": 1e-30}}, None, None),
+    ],
+)
+def test_the_summary_says_how_requests_were_sent(
+    tmp_path: Path, configured: dict[str, Any], rate: float | None, clients: float | None
+) -> None:
+    """As 0.3 to 0.6 write it, and as 0.13 does: 100 requests at 8 a second take 12.5 s."""
+    found = summary(tmp_path, input_config=configured, request_count={"unit": "requests", "avg": 100.0})
+    assert found.stages == (() if rate is None else (Stage(0, rate, 12_500_000),))
+    said = found.aggregates.filter(metric="concurrency")["value"].to_list()
+    assert said == ([] if clients is None else [clients])
 
 
 def test_lengths_that_vary_are_not_taken_for_one(tmp_path: Path) -> None:
