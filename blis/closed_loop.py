@@ -42,10 +42,12 @@ def simulate_closed_loop(
 ) -> SimResult:
     """Serve the requests of ``trace`` in their order, so many at a time.
 
-    Its arrivals are not used.  Raises ``TraceError`` as ``simulate``, and for requests that are held back, aborted or
-    given priorities.
+    Its arrivals are not used.  Raises ``TraceError`` as ``simulate``, for requests that are held back, aborted or
+    given priorities, and for speculative decoding.
     """
     delays = lifecycle or Lifecycle()
+    if engine.speculation is not None:
+        raise TraceError("speculation: a closed loop is not simulated with it; leave out one of the two")
     if (trace.abort_us < NEVER_US).any() or (trace.priority, trace.pre_queue_us, trace.held_us) != (None,) * 3:
         raise TraceError("a closed loop takes no aborts, priorities or observed delays; leave them out")
     trace = replace(trace, arrival_us=_UNSENT_US + _APART_US * np.arange(len(trace)))

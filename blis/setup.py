@@ -11,6 +11,7 @@ from blis_replay.blis.errors import TraceError
 from blis_replay.blis.kernel import state as k
 from blis_replay.blis.kernel.drafting import DRAFT_CONFIG, DRAFTED, Flight
 from blis_replay.blis.latency.models import Lifecycle
+from blis_replay.blis.speculation import no_drafts
 from blis_replay.blis.trace import MOST_STEPS, MOST_TABLE_CELLS, MOST_TOKENS, EngineConfig, RequestTrace
 from blis_replay.compiled.arrays import Int32s, Int64s
 
@@ -103,17 +104,21 @@ def _segments_of_step(engine: EngineConfig) -> int:
 
 
 def new_flight(trace: RequestTrace, engine: EngineConfig, order: Int64s) -> Flight | None:
-    """What the kernel needs of speculative decoding before the first arrival; None without it."""
-    if engine.speculation is None:
+    """What the kernel needs before the first arrival where it walks requests; None where it does not."""
+    if not engine.walked:
         return None
-    drafts = trace.drafts or engine.speculation.draw(trace.output_tokens)
     config = np.zeros(1, DRAFT_CONFIG)
-    config["tokens"] = engine.speculation.num_speculative_tokens
-    config["lookahead"] = engine.speculation.lookahead_tokens
-    if engine.behaviours.lookahead_at_admission:
-        config["lookahead_at_admission"] = engine.speculation.lookahead_tokens
+    config["once_more"] = engine.behaviours.decodes_once_more
+    if engine.speculation is None:
+        drafts = no_drafts(trace.output_tokens)
+    else:
+        drafts = trace.drafts or engine.speculation.draw(trace.output_tokens)
+        config["tokens"] = engine.speculation.num_speculative_tokens
+        config["lookahead"] = engine.speculation.lookahead_tokens
+        if engine.behaviours.lookahead_at_admission:
+            config["lookahead_at_admission"] = engine.speculation.lookahead_tokens
+        config["drops_last_hit"] = engine.speculation.drops_last_hit and not engine.hash_lookahead_tokens
     config["cached_as_accepted"] = engine.behaviours.drafts_cached_as_accepted
-    config["drops_last_hit"] = engine.speculation.drops_last_hit and not engine.hash_lookahead_tokens
     config["hash_lookahead"] = engine.hash_lookahead_tokens
     config["keeps_drafts"] = not engine.behaviours.drafts_end_with_preemption
     config["pads"] = engine.behaviours.single_tokens_padded
@@ -125,7 +130,7 @@ def new_flight(trace: RequestTrace, engine: EngineConfig, order: Int64s) -> Flig
         batches=np.zeros((2, engine.max_num_seqs, 4), np.int64),
         counts=np.zeros(2, np.int64),
         start=drafts.start[order],
-        drafted=np.minimum(drafts.drafted, engine.speculation.num_speculative_tokens),
+        drafted=np.minimum(drafts.drafted, config["tokens"].astype(np.int8)),
         accepted=drafts.accepted,
     )
 

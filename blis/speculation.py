@@ -35,6 +35,12 @@ class Drafts:
             raise TraceError("drafts: a number of tokens is negative; give 0 or more")
 
 
+def no_drafts(output_tokens: Int64s) -> Drafts:
+    """Of requests with so many output tokens: nothing is drafted."""
+    nothing = np.zeros(int(output_tokens.sum()), np.int8)
+    return Drafts(np.cumsum(output_tokens) - output_tokens, nothing, nothing)
+
+
 # Methods whose drafter has a KV cache of its own: room for the tokens it drafts is held in the pool.
 _DRAFTS_WITH_KV = ("eagle", "eagle3", "mtp")
 SIMULATED_DRAFTERS = ("ngram", "ngram_gpu", *_DRAFTS_WITH_KV)

@@ -174,6 +174,8 @@ class Behaviours:
     single_tokens_padded: bool = False
     # Synchronously too, a block is cached in the step that accepts its last token; before, in the next one.
     drafts_cached_as_accepted: bool = False
+    # Asynchronously, a request whose last token is in flight decodes once more, for nothing.
+    decodes_once_more: bool = False
     # A preempted request forgets the drafts that were not verified; before, it asked for their tokens once more.
     drafts_end_with_preemption: bool = False
     # With a drafter that has a KV cache, the hash of a block covers the token behind it too.
@@ -240,6 +242,12 @@ class EngineConfig:
     mixture_of_experts: bool = False
     speculation: Speculation | None = None
     behaviours: Behaviours = field(default_factory=Behaviours)
+
+    @property
+    def walked(self) -> bool:
+        """Whether each running request is walked in each step (``kernel.drafting``): its progress cannot be counted."""
+        once_more = self.async_scheduling and self.behaviours.decodes_once_more and not self.num_cpu_blocks
+        return self.speculation is not None or once_more
 
     @property
     def hash_lookahead_tokens(self) -> int:

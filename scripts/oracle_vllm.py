@@ -263,7 +263,7 @@ def _check_settings(core: Any, args: dict[str, Any]) -> None:
     actual["max_model_len"] = scheduler.max_model_len
     changed = {name: value for name, value in actual.items() if value != args[name]}
     if changed:
-        raise SpecError(f"engine_args: vLLM turned them into {changed}; give these")
+        raise RefusedError(f"engine_args: vLLM turned them into {changed}; give these")
     if (core.batch_queue is not None) != args["async_scheduling"]:
         raise SpecError("engine_args: vLLM keeps another number of batches in flight than async_scheduling says")
 

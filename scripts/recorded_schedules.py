@@ -2,24 +2,27 @@
 
     python scripts/recorded_schedules.py compare DIR...            # scenario directories
     python scripts/recorded_schedules.py keep RECORDED_DIR...      # what vllm_oracle.py random and named recorded
+    python scripts/recorded_schedules.py table                     # releases, workloads, equal, causes (Markdown)
 
 ``compare`` prints a line per scenario: equal, or the first difference.  Exit code 0 if all are equal, 1 if one differs,
 3 if one cannot be read.  ``keep`` writes twelve digits a workload into tests/blis/digests.  A digest stands for all
 that `scenario.py` compares; the workload itself is made again from its name.  What a release is known to do
-otherwise (`differs` of its pack) is left out.
+otherwise (`differs` of its pack) is left out.  ``table`` counts the digests; tests/blis/test_release_digests.py sees
+that all are equal but those that the packs call unequal.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 
 from scenario import digest_of, first_difference, read_scenario, recorded_schedule
 
 from blis_replay.blis.errors import SimulatorError
 from blis_replay.ingest.errors import RecordingError
-from blis_replay.strict.engine_packs import choose_pack
+from blis_replay.strict.engine_packs import choose_pack, engine_packs
 
 FOLDER = Path(__file__).parents[1] / "tests" / "blis" / "digests"
 
@@ -55,13 +58,32 @@ def keep(folders: list[str]) -> int:
     return 0
 
 
+def table() -> str:
+    """The releases with their workloads, how many are equal, and why the others are not: a Markdown table."""
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for pack in engine_packs():
+        for release in pack.compared:
+            kept = json.loads((FOLDER / f"{release}.json").read_text("utf-8"))
+            causes = [why for name, why in pack.unequal.items() if name.split()[0] == release]
+            why = "; ".join(f"{count} {cause}" for cause, count in Counter(causes).items())
+            drafting = sum(name.startswith("draft") for name in kept)
+            row = (str(len(kept)), str(drafting), str(len(kept) - len(causes)), why)
+            rows.setdefault(row, []).append(release)
+    lines = [f"| {', '.join(releases)} | {' | '.join(row)} |" for row, releases in rows.items()]
+    head = ["| releases | workloads each | speculating | equal | unequal, and why |", "|---|---|---|---|---|"]
+    return "\n".join([*head, *lines])
+
+
 def main(arguments: list[str]) -> int:
-    """Compare every directory (the worst of their exit codes), or keep what is in the folders."""
+    """Compare every directory (the worst of their exit codes), keep what is in the folders, or print the table."""
     match arguments:
         case ["compare", _, *_]:
             return max(compare(Path(argument)) for argument in arguments[1:])
         case ["keep", _, *_]:
             return keep(arguments[1:])
+        case ["table"]:
+            print(table())
+            return 0
     print(__doc__)
     return 2
 

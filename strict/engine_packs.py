@@ -1,11 +1,13 @@
 """What each release of a serving engine does: packs, one YAML file each in ``fixtures/engines``.
 
 A pack holds from its ``first`` release to the next pack's, and says what is new in it; the rest is as in the pack
-before.  ``behaviours`` are the switches of the simulated scheduler (``blis.trace.Behaviours``) that these releases
-have; ``arguments``, what an engine argument is that nobody gives: a value, or several with what each asks of the
-machine (:class:`ArgumentDefault`), of which the first that applies holds.  ``differs``,
-of these releases alone: arguments with which they do what is not simulated, and what that is.  ``compared``: the
-releases whose own scheduler was run beside the simulated one (docs/engine.md).
+before.  ``behaviours`` are the switches of the simulated scheduler (``blis.trace.Behaviours``) that begin with it, and
+``ended`` those that end; ``arguments``, what an engine argument is that nobody gives: a value, or several with what
+each asks of the machine (:class:`ArgumentDefault`), of which the first that applies holds.
+
+Of these releases alone: ``differs``, arguments with which they do what is not simulated, and what that is;
+``compared``, the releases whose own scheduler was run beside the simulated one; ``unequal``, where it did something
+else on a workload (``0.11.0 rand-3-00003``), and why.
 """
 
 from __future__ import annotations
@@ -58,8 +60,10 @@ class EnginePack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     first: Text
     compared: tuple[Text, ...]
     behaviours: tuple[Text, ...] = ()
+    ended: tuple[Text, ...] = ()
     arguments: dict[str, Value | tuple[ArgumentDefault, ...]] = {}  # msgspec copies these
     differs: dict[str, Text] = {}
+    unequal: dict[str, Text] = {}
 
     def value_of(self, name: str) -> Value:
         """What an argument is on a machine of which nothing is known."""
@@ -93,7 +97,7 @@ def engine_packs() -> tuple[EnginePack, ...]:
     whole: list[EnginePack] = []
     for pack in sorted(packs, key=lambda pack: release_numbers(pack.first)):
         if whole:
-            behaviours = whole[-1].behaviours + pack.behaviours
+            behaviours = tuple(name for name in whole[-1].behaviours if name not in pack.ended) + pack.behaviours
             pack = structs.replace(pack, behaviours=behaviours, arguments=whole[-1].arguments | pack.arguments)
         whole.append(pack)
     return tuple(whole)

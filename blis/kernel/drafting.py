@@ -86,6 +86,7 @@ class DraftConfig:
     cached_as_accepted: i32  # 1: synchronously too, a block is cached in the step that accepts its last token
     drops_last_hit: i32  # 1: a cached prefix is used without its last block
     hash_lookahead: i32  # tokens that have to be known behind a block before it is cached
+    once_more: i32  # 1: asynchronously, a request whose last token is in flight decodes once more, for nothing
     keeps_drafts: i32  # 1: a preempted request keeps the drafts that were not verified
     pads: i32  # 1: a request that is admitted for one token takes part in a batch of decodes with empty drafts
     pads_or_waits: i32  # 1: it is not admitted where they would go beyond max_model_len
@@ -244,7 +245,8 @@ def tokens_wanted(state: State, flight: Flight, request: int) -> int:
     if own.in_prefill == 1 and state.batch.defers_prefill == 1:
         return 0
     # Even if all drafts in flight are rejected, its last token is among what is in flight.
-    if own.placeholders > 0 and this.computed + 2 - own.placeholders >= state.facts[request].total_tokens:
+    ends = flight.config.once_more == 0 and own.placeholders > 0
+    if ends and this.computed + 2 - own.placeholders >= state.facts[request].total_tokens:
         return 0
     wanted = this.known + own.drafts + own.placeholders - this.computed
     if 0 < state.batch.prefill_cap < wanted:

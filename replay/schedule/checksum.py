@@ -210,6 +210,8 @@ def _served(trace: RequestTrace, engine: EngineConfig, schedule: RecordedSchedul
     steps, until = len(schedule.step), min(schedule.end + 1, len(schedule.step))
     table = np.zeros((steps, loop.ROW_FIELDS), np.int64)
     table[:, loop.ROW_STEP] = -1
+    if engine.speculation is not None:
+        raise TraceError("speculation: a schedule is not compared row by row with it")
     running = Engine(trace, engine)
     if not engine.async_scheduling:
         running.advance(_A_ROW, until)

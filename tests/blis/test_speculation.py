@@ -14,6 +14,7 @@ from engine_cases import ENGINE, make_trace
 from oracle_workloads import SERIES, random_spec
 from scenario import digest_of, simulated_schedule, workload_of
 
+from blis_replay.blis.closed_loop import ClosedLoop, simulate_closed_loop
 from blis_replay.blis.engine import Engine, simulate
 from blis_replay.blis.errors import TraceError
 from blis_replay.blis.latency.models import LatencyModel
@@ -102,6 +103,8 @@ def test_without_drafts_it_is_the_other_kernel(index: int) -> None:
     ("switch", "index"),
     [
         ("lookahead_at_admission", 2),
+        ("drafts_end_with_preemption", 1),
+        ("hashes_look_ahead", 6),
         ("drafts_cached_as_accepted", 29),
         ("single_tokens_padded", 7),
         ("padding_without_company", 38),
@@ -190,3 +193,20 @@ def test_arguments_of_a_server_say_it() -> None:
 def test_without_shares_nothing_can_be_drawn() -> None:
     with pytest.raises(TraceError, match="0 shares of accepted drafts for 2 positions"):
         simulate(make_trace([0], [10], [3]), TWO, TEN_MS)
+
+
+def test_a_closed_loop_is_refused() -> None:
+    """Its clients are answered by the other kernel, which knows no drafts."""
+    trace = accepting(make_trace([0], [10], [4]), [0, 0, 0, 0])
+    with pytest.raises(TraceError, match="a closed loop is not simulated with it"):
+        simulate_closed_loop(trace, TWO, TEN_MS, ClosedLoop(1))
+
+
+def test_up_to_0_11_0_a_last_token_in_flight_costs_a_decode_more() -> None:
+    """Three tokens: a prefill and two decodes; asynchronously a third is under way before the last token is in."""
+    once_more = Behaviours(decodes_once_more=True)
+    trace = make_trace([0], [10], [3])
+    for asynchronous, decodes in ((False, 2), (True, 3)):
+        engine = replace(ENGINE, async_scheduling=asynchronous, behaviours=once_more)
+        assert simulate(trace, engine, TEN_MS).steps["decode_tokens"].tolist() == [0] + [1] * decodes
+    assert simulate(trace, replace(ENGINE, async_scheduling=True), TEN_MS).steps["decode_tokens"].tolist() == [0, 1, 1]
