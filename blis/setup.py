@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from blis_replay.blis.errors import TraceError
 from blis_replay.blis.kernel import state as k
-from blis_replay.blis.kernel.drafting import DRAFT_CONFIG, DRAFTED, Flight
+from blis_replay.blis.kernel.draft_batch import DRAFT_CONFIG, DRAFTED, Flight
 from blis_replay.blis.latency.models import Lifecycle
 from blis_replay.blis.speculation import no_drafts
 from blis_replay.blis.trace import MOST_STEPS, MOST_TABLE_CELLS, MOST_TOKENS, EngineConfig, RequestTrace

@@ -245,7 +245,7 @@ class EngineConfig:
 
     @property
     def walked(self) -> bool:
-        """Whether each running request is walked in each step (``kernel.drafting``): its progress cannot be counted."""
+        """Whether each running request is walked in each step (``kernel.draft_batch``): it cannot be counted."""
         once_more = self.async_scheduling and self.behaviours.decodes_once_more and not self.num_cpu_blocks
         return self.speculation is not None or once_more
 

@@ -112,6 +112,7 @@ OF_RANKS = {"dense_ranks_apart", "counts_before_step", "balancer_ties_rotate", "
 OF_DRAFTS = {
     *("lookahead_at_admission", "drafts_cached_as_accepted"),
     *("single_tokens_padded", "padding_where_it_fits", "padding_without_company"),
+    *("drafts_end_with_preemption", "hashes_look_ahead", "decodes_once_more"),
 }
 SWITCHES = [field.name for field in fields(Behaviours) if field.name not in OF_RANKS | OF_DRAFTS]
 
