@@ -33,8 +33,8 @@ def test_every_pack_is_what_the_engine_knows() -> None:
         ("0.99.0", engine_packs()[-1].compared[-1], "vLLM 0.99.0 is newer than any that was compared"),
         ("0.8.5", engine_packs()[0].compared[0], "vLLM 0.8.5 is older than any that was compared"),
         ("0.15.9", "0.15.1", "vLLM 0.15.9 itself was not compared"),
-        ("0.1.dev9+gab", engine_packs()[-1].compared[-1], "vLLM '0.1.dev9+gab' is no release"),
-        ("nightly", engine_packs()[-1].compared[-1], "vLLM 'nightly' is no release"),
+        ("0.1.dev9+gab", engine_packs()[-1].compared[-1], "vLLM '0.1.dev9+gab' is not a known release"),
+        ("nightly", engine_packs()[-1].compared[-1], "vLLM 'nightly' is not a known release"),
     ],
 )
 def test_a_version_has_a_pack_and_says_what_it_stands_for(version: str, release: str, remark: str) -> None:
