@@ -23,6 +23,8 @@ from blis_replay.ingest.rows import Rows, query
 from blis_replay.ingest.steps.records import detected_async
 from blis_replay.strict.engine_packs import choose_pack, known_release
 
+_SYNCHRONOUS_DRAFTERS = ("ngram", "suffix", "medusa", "mlp_speculator")
+
 Source = tuple[str, str, Mapping[str, object]]  # source, detail, arguments
 
 
@@ -130,6 +132,8 @@ def _limited(name: str, setting: Setting, settings: Mapping[str, Setting], machi
     """A default within what other arguments leave room for (vllm/engine/arg_utils.py, after get_batch_defaults)."""
     said = {key: other.value for key, other in settings.items()}
     value, why = setting.value, ""
+    if name == "async_scheduling" and value and (drafter := _drafter_without_async(said)):
+        value, why = False, f", but off with drafts by {drafter}"
     if name in ("max_num_seqs", "max_num_batched_tokens") and said.get("performance_mode") == "throughput":
         value, why = 2 * int(value), ", twice with performance_mode throughput"
     longest = said.get("max_model_len")
@@ -141,6 +145,12 @@ def _limited(name: str, setting: Setting, settings: Mapping[str, Setting], machi
     if name == "max_num_seqs" and int(said.get("max_num_batched_tokens", value)) < int(value):
         value, why = said["max_num_batched_tokens"], why + ", at most max_num_batched_tokens"
     return replace(setting, value=value, detail=setting.detail + why)
+
+
+def _drafter_without_async(said: Mapping[str, object]) -> str:
+    """The drafter with which vLLM switches asynchronous scheduling off by itself (vllm/config/vllm.py); else empty."""
+    words = str(said.get("speculative_config", "")).split()
+    return next((name for name in _SYNCHRONOUS_DRAFTERS if f"method={name}" in words), "")
 
 
 RESOLVED = "server log, as it runs"

@@ -84,6 +84,14 @@ def test_asynchronous_scheduling_by_release_and_device(
     assert (settings["async_scheduling"].value, settings["async_scheduling"].source) == (value, source)
 
 
+@pytest.mark.parametrize(("drafter", "asynchronous"), [("ngram", False), ("ngram_gpu", True), ("eagle3", True)])
+def test_some_drafters_switch_asynchronous_scheduling_off(drafter: str, asynchronous: bool) -> None:
+    """vllm/config/vllm.py of 0.20 to 0.33, where nobody asks for it."""
+    drafts = ("recorded", "log", {"speculative_config": {"method": drafter, "num_speculative_tokens": 2}})
+    settings, _findings = engine_settings([*of("0.32.0"), drafts], on("gpu", 80))
+    assert settings["async_scheduling"].value is asynchronous
+
+
 @pytest.mark.parametrize(
     ("machine", "version", "seqs", "budget", "block"),
     [
