@@ -121,7 +121,7 @@ def test_dynamo_gets_the_engine_arguments_and_a_hash_id_a_block(kept: Path) -> N
 
 
 def test_dynamo_fitted_gets_the_step_times_of_the_coefficients(kept: Path) -> None:
-    answer = run("dynamo-fitted", _34b())
+    answer = run("dynamo-fitted", _mixtral())
     told = json.loads(kept.read_text())
     assert answer.release.name == RELEASE.name
     assert_adds_up_to_a_step(told["profile"])
@@ -132,10 +132,10 @@ def test_dynamo_fitted_gets_the_step_times_of_the_coefficients(kept: Path) -> No
 def assert_adds_up_to_a_step(profile: dict[str, list[Any]]) -> None:
     """A pass of Dynamo takes the sum of two tables, and a prompt that it completes is one of the decodes.
 
-    The shipped line for 34b says what a step with 512 prompt tokens and 24 decodes at 600 tokens of context takes;
-    after it there are 25 decodes.  The fixed part of a step (13.6 ms) is in the sum once.
+    The shipped line for Mixtral says what a step with 512 prompt tokens and 24 decodes at 600 tokens of context takes;
+    after it there are 25 decodes.  The fixed part of a step (17.6 ms) is in the sum once.
     """
-    latency = RELEASE.entry_for("codellama/CodeLlama-34b-Instruct-hf", 2, "34b-test").latency
+    latency = RELEASE.entry_for("mistralai/Mixtral-8x7B-v0.1", 2, "mixtral-test").latency
     assert isinstance(latency, LatencyModel)
     ns = latency.intercept_ns + 512 * latency.per_prefill_token_ns + 25 * latency.per_decode_token_ns
     ns += 25 * 600 * latency.per_context_token_ns
@@ -145,13 +145,13 @@ def assert_adds_up_to_a_step(profile: dict[str, list[Any]]) -> None:
     assert decode_ms + prefill_ms == pytest.approx(ns / 1e6, rel=0.005)
 
 
-def _34b() -> Recording:
-    return replace(recording("codellama/CodeLlama-34b-Instruct-hf"), tensor_parallelism=2, alias="34b-test")
+def _mixtral() -> Recording:
+    return replace(recording("mistralai/Mixtral-8x7B-v0.1"), tensor_parallelism=2, alias="mixtral-test")
 
 
 def test_step_times_are_those_of_the_release() -> None:
-    """The shipped line for 34b: the file says what a step, a prefill token, a decode and a context token take."""
-    latency = RELEASE.entry_for("codellama/CodeLlama-34b-Instruct-hf", 2, "34b-test").latency
+    """The shipped line for Mixtral: the file says what a step, a prefill token, a decode and a context token take."""
+    latency = RELEASE.entry_for("mistralai/Mixtral-8x7B-v0.1", 2, "mixtral-test").latency
     table = step_times(latency, 2048, 128)
     rows = {(row["prefill_tokens"], row["decode_requests"], row["context_tokens"]): row for row in table.to_dicts()}
     ns = latency.intercept_ns + 8 * latency.per_decode_token_ns + 8 * 512 * latency.per_context_token_ns  # type: ignore[union-attr]
