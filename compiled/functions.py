@@ -130,7 +130,7 @@ _C_ORDER, _F_ORDER, _ALIGNED_WRITEABLE = 1, 2, 0x500
 
 
 def _add_words(argument: Any, kinds: list[object], words: array[int]) -> None:
-    """What kind an argument is of, and its words: of an array those of Numba's structure."""
+    """What kind an argument is of, and its words."""
     if type(argument) is int:
         kinds.append("i")
         words.append(argument)
@@ -184,15 +184,19 @@ class _Array(NamedTuple):
     @classmethod
     def remembered(cls, given: Any) -> _Array:
         """Of an array that nobody resizes later, as of the last few."""
-        flags = given.flags.num
-        order = flags & _C_ORDER or flags & _F_ORDER
-        kind = _Kinds.of(given.dtype, given.ndim, order | flags & _ALIGNED_WRITEABLE)
-        # Nobody counts references to it (the first two).
-        words = 0, 0, given.size, given.itemsize, given.ctypes.data, *given.shape, *given.strides
+        kind, words = _of_array(given)
         if len(_ARRAYS) >= _REMEMBERED:
             _ARRAYS.clear()
-        made = _ARRAYS[id(given)] = cls(weakref.ref(given), kind, array("q", words))
+        made = _ARRAYS[id(given)] = cls(weakref.ref(given), _Kinds.of(*kind), array("q", words))
         return made
+
+
+def _of_array(given: Any) -> tuple[tuple[object, ...], tuple[int, ...]]:
+    """Its kind, and its words: those of Numba's structure."""
+    flags = given.flags.num
+    kind = given.dtype, given.ndim, (flags & _C_ORDER or flags & _F_ORDER) | flags & _ALIGNED_WRITEABLE
+    # Nobody counts references to it (the first two).
+    return kind, (0, 0, given.size, given.itemsize, given.ctypes.data, *given.shape, *given.strides)
 
 
 _ARRAYS: dict[int, _Array] = {}
@@ -211,7 +215,9 @@ class _Tables(NamedTuple):
         kinds: list[object] = [type(argument).__qualname__]
         words = array("q")
         for member in argument:
-            _add_words(member, kinds, words)
+            kind, of_member = _of_array(member)
+            kinds.append(kind)
+            words.extend(of_member)
         return cls(tuple(map(weakref.ref, argument)), _Kinds.of(*kinds), words)
 
 

@@ -72,7 +72,8 @@ def open_store(path: Path | str, *, read_only: bool = False) -> Iterator[Store]:
 
     connection = _connect(path, read_only)
     try:
-        if _check_schema(connection, path) < SCHEMA_VERSION:
+        version = _known_schema(connection, path) if read_only else _check_schema(connection, path)
+        if version < SCHEMA_VERSION:
             if read_only:
                 connection.close()
                 with open_store(path):  # which brings it up to date, or says why it cannot
@@ -289,6 +290,24 @@ def _why_not_opened(path: Path, text: str) -> str:
     if "permission denied" in lowered or "read-only" in lowered:
         return "it cannot be written; change its permissions or choose another place with --store"
     return f"it cannot be read ({text}); restore it from a copy, or ingest into a new store"
+
+
+# What this process found of a file, while it is as it was: rows are read by many short looks into a store.
+_KNOWN: dict[Path, tuple[list[tuple[int, ...]], int]] = {}
+
+
+def _known_schema(connection: duckdb.DuckDBPyConnection, path: Path) -> int:
+    """As ``_check_schema``, once for each state of the file and of what DuckDB keeps beside it."""
+    place = path.resolve()
+    found = [file.stat() for file in (place, place.with_name(f"{place.name}.wal")) if file.exists()]
+    state: list[tuple[int, ...]] = [
+        (told.st_dev, told.st_ino, told.st_size, told.st_mtime_ns, told.st_ctime_ns) for told in found
+    ]
+    before, version = _KNOWN.get(place, ([()], 0))
+    if before != state:
+        version = _check_schema(connection, path)
+        _KNOWN[place] = state, version
+    return version
 
 
 def _check_schema(connection: duckdb.DuckDBPyConnection, path: Path) -> int:
