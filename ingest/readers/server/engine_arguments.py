@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from blis_replay.ingest.errors import RecordingError
-from blis_replay.ingest.readers.documents import finite, quoted, text, tokens, whole
+from blis_replay.ingest.readers.documents import MAX_TOKENS, finite, quoted, text, tokens, whole
 
 _COUNTS = (
     "max_num_seqs",
@@ -241,4 +241,6 @@ def _wanted(name: str) -> str:
         return "true or false"
     if name in _SHARES:
         return "a number from 0 to below 1"
-    return "a positive whole number" if name in _COUNTS else "a whole number" if name in _MAY_BE_ZERO else "a text"
+    if name in _COUNTS:
+        return f"a positive whole number below {MAX_TOKENS:,}"
+    return "a whole number" if name in _MAY_BE_ZERO else "a text"
