@@ -107,8 +107,12 @@ def _basis(comparison: Comparison) -> str:
     kind = "" if comparison.ground_truth == "recorded" else "reconstructed "
     by = "" if run.simulator == "embedded" else f"simulator {run.simulator}, "
     mode = "" if run.mode.name == "exact" else f"; replay {run.mode.name}"
-    fit = _USES.get(comparison.uses, "fitted on this run")
-    return f"{comparison.requests:,} {kind}requests; {by}{run.release.name}, {fit}{mode}"
+    return f"{comparison.requests:,} {kind}requests; {by}{run.release.name}, {fit_words(comparison)}{mode}"
+
+
+def fit_words(comparison: Comparison) -> str:
+    """What the coefficients were fitted on, as far as this run is concerned."""
+    return _USES.get(comparison.uses, "fitted on this run")
 
 
 def _row(comparison: Comparison, metric: str) -> list[Cell]:

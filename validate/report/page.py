@@ -21,6 +21,7 @@ from blis_replay.validate.attribution.attribute import blames
 from blis_replay.validate.attribution.text import explanations
 from blis_replay.validate.comparison.compare import Comparison, MetricCell, Verdict
 from blis_replay.validate.comparison.comparison_text import notes, observed_cell, pairs_sentence
+from blis_replay.validate.comparison.first_screen import fit_words
 from blis_replay.validate.comparison.saturation_text import saturation_sentences
 from blis_replay.validate.comparison.summary_text import draws_sentence, mean_abs_errors, verdict_sentence
 from blis_replay.validate.metrics.latency import METRIC_NAMES, METRICS, STATISTICS, TAIL_LIMITS, THRESHOLDS
@@ -68,7 +69,7 @@ def basis_of(comparison: Comparison) -> str:
     requests = "request" if comparison.requests == 1 else "requests"
     parts = (
         f"{comparison.requests:,} {requests}",
-        {"held out": "held out", "not stated": "fitted on unknown runs"}.get(comparison.uses, "fitted on this run"),
+        fit_words(comparison),
         comparison.ground_truth,
         run.release.name,
         f"replay {run.mode.name}",
@@ -114,7 +115,8 @@ class HeatCell:
 class OverviewRow:
     """One experiment, as ``Comparison`` has it, without the requests of its recording and replay.
 
-    ``cells``: by COLUMNS.  ``worst``: the largest absolute error of a mean over its threshold.
+    ``fitted``: what the coefficients were fitted on, in words.  ``cells``: by COLUMNS.  ``worst``: the largest absolute
+    error of a mean over its threshold.
     """
 
     slug: str
@@ -122,6 +124,7 @@ class OverviewRow:
     verdict: Verdict
     overloaded: bool
     uses: str
+    fitted: str
     ground_truth: GroundTruth
     metrics: Mapping[str, Mapping[str, MetricCell]]
     cells: tuple[HeatCell, ...]
@@ -138,6 +141,7 @@ def overview_row(comparison: Comparison) -> OverviewRow:
         verdict=comparison.verdict,
         overloaded=comparison.overloaded,
         uses=comparison.uses,
+        fitted=fit_words(comparison),
         ground_truth=comparison.ground_truth,
         metrics=metrics,
         cells=tuple(HeatCell(percent(error), _heat(error, hottest)) for error, hottest in errors),
@@ -384,8 +388,10 @@ def command_of(sentence: str) -> str:
 
 
 def without_command(sentence: str) -> str:
-    """A sentence without the command at its end."""
-    return _COMMAND.sub("", sentence)
+    """A sentence without the command at its end; what the command is for becomes a sentence of its own."""
+    said, commands = _COMMAND.subn("", sentence)
+    problem, _, remedy = said.rpartition("; ")
+    return f"{problem}. Next, {remedy}." if commands and problem else said
 
 
 def _safe(value: Any) -> Any:
