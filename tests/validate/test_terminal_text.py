@@ -68,6 +68,15 @@ def test_parts_of_a_table_stand_beside_each_other_where_they_fit(terminal: pytes
     ]
 
 
+def test_a_spare_column_is_left_out_where_the_table_is_too_wide(terminal: pytest.MonkeyPatch) -> None:
+    """name, model and requests take 4 + 2 + 30 + 2 + 60 = 98 columns, and 66 without the model."""
+    columns = (Column("name"), Column("model", "text", spare=True), Column("hash"))
+    table = Table("", columns, [["a", "x" * 30, "y" * 60]])
+    assert heads(table_text(table)) == ["name", "model", "hash"]
+    terminal.setenv("COLUMNS", "80")
+    assert heads(table_text(table)) == ["name", "hash"]
+
+
 def test_what_has_no_room_stands_below_its_row(terminal: pytest.MonkeyPatch) -> None:
     table = Table("", (Column("name"), Column("why", below=True), Column("how", below=True)), [["a", "b", "c"]])
     assert plain(table_text(table)).splitlines()[2] == "a       b    c"
