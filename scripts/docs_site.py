@@ -129,7 +129,12 @@ def _staged(section: str, folder: Path) -> Iterator[dict[str, Any]]:
         (folder / file).write_text(f"{index}\n{links}", "utf-8")
         for title, verb in zip(titles, verbs, strict=True):
             (folder / _verb_file(title)).write_text(f"# {verb}", "utf-8")
-        yield {page.title: [file, *({title.removeprefix("blis-replay "): _verb_file(title)} for title in titles)]}
+        yield {
+            page.title: [
+                {"All verbs": file},
+                *({title.removeprefix("blis-replay "): _verb_file(title)} for title in titles),
+            ]
+        }
 
 
 def _verb_file(title: str) -> str:
