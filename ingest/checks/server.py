@@ -14,7 +14,7 @@ from blis_replay.ingest.checks.evidence import (
     not_checked,
     recorded_requests,
 )
-from blis_replay.ingest.recording import ENGINE_CHECK, Finding, Recording
+from blis_replay.ingest.recording import ENGINE_CHECK, Finding, Recording, Severity
 from blis_replay.ingest.rows import Rows, query
 from blis_replay.ingest.steps.records import is_asynchronous
 from blis_replay.ingest.stream import published
@@ -23,13 +23,14 @@ from blis_replay.ingest.tables import Table, columns_named
 METRICS_CHECK = "server_metrics"
 METRICS_MEASURES = "what the server counted and timed itself between two snapshots of /metrics, against the client"
 METRICS_RULE = (
-    "counts of requests and tokens must be equal, but for requests of others (warm-up); a mean latency of the client "
+    "counts of requests and tokens must be equal, but for requests of others (warm-up); where two snapshots have 5 % "
+    "and 10 requests more than the client, nothing is judged; a mean latency of the client "
     "is that of the server and the way between them: 2 % or 20 ms more at most for TTFT and E2E, 2 % either way for ITL"
 )
 _SHARE = 0.02
 _WAY_US = 20_000.0
-# Requests of others beyond this share move a mean too far for a comparison.
-_FEW = 0.05
+# Requests of others beyond this share move a mean too far for a comparison; beside them so many warm a server up.
+_FEW, _WARM_UP = 0.05, 10
 
 
 @dataclass(frozen=True)
@@ -110,11 +111,20 @@ def _counts(recording: Recording) -> Finding:
     measured: Measured = {"client_requests": requests, "server_requests": int(server["requests"] or 0)}
     measured |= dict(differences.items())
     listed = " and ".join(f"{difference:,} {name.replace('_', ' ')}" for name, difference in differences.items())
+    severity: Severity = "note"
     if others > 0:
         message = (
             f"the server completed {others} more requests than the {requests} of the client, with {listed} more: "
             "warm-up requests, or other clients"
         )
+        # A single snapshot counts what came before the run, too.
+        between = published(recording.aggregates, -1, "server_snapshots", "count") or 0
+        if between > 1 and others > max(_FEW * requests, _WARM_UP):
+            severity = "unusable"
+            message += (
+                ", or records that are lost; what can be replayed is not the load that was served: take the snapshots "
+                "right before and after the run, or leave them out"
+            )
     elif others < 0:
         message = (
             f"the server completed {-others} fewer requests than the {requests} of the client: the snapshots do not "
@@ -129,7 +139,7 @@ def _counts(recording: Recording) -> Finding:
             if difference and requests
         )
         message = f"server and client count the same {requests} requests, but per request the server counts {each}"
-    return Finding(METRICS_CHECK, "note", "", message, measured, METRICS_RULE)
+    return Finding(METRICS_CHECK, severity, "", message, measured, METRICS_RULE)
 
 
 def _latencies(recording: Recording) -> list[Finding]:

@@ -100,6 +100,9 @@ def test_what_costs_each_simulator_most_is_a_row_with_the_largest_evidence() -> 
     assert cost_table(board).rows == [["other", "step time", "2 of 3", "20.0 %", "10.0 %", "c: seen in c"]]
     document = json.loads(json.dumps(leaderboard_answer(board).document))
     assert cost_table(board_of(document)) == cost_table(board)
+    either = Cost({"KV blocks": (0.2, 0.3), "delays": (0.0, 0.0)}, 0.01, {"KV blocks": "seen"}, "KV blocks", ("cache",))
+    told = Board(("other",), (Score("other", "a", "a", cost=either),), {})
+    assert cost_table(told).rows == [["other", "KV blocks or cache", "1 of 1", "20.0 %", "30.0 %", "a: seen"]]
     far = Board(("other",), (score("a", "step time", 0.1, left=0.5),), {})
     assert cost_table(far).rows == [["other", "not imitated", "1 of 1", "-", "-", "imitated within 50.0 % at best"]]
 

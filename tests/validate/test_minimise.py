@@ -49,6 +49,19 @@ def test_a_coefficient_that_would_be_negative_stops_at_zero() -> None:
     assert found.vector[1] == pytest.approx(0, abs=1e-6)
 
 
+def test_what_no_residual_shows_stays_where_it_was() -> None:
+    """The third coefficient is that of steps which never run; a longer and longer probe would end at 10^18."""
+    x = np.arange(1.0, 9.0)
+
+    def residuals(v: np.ndarray) -> np.ndarray:
+        return v[0] + v[1] * x - (3 + 2 * x)
+
+    found = minimise(residuals, [np.array([1.0, 1.0, 7.0])], np.ones(3), np.ones(3, bool), np.zeros(8, np.int64), 0.1)
+    assert found.vector == pytest.approx([3, 2, 7], abs=1e-2)
+    assert found.vector[2] == 7
+    assert not found.slopes[:, :, 2].any()
+
+
 def test_what_is_held_does_not_move_and_the_cost_never_rises() -> None:
     target = DESIGN @ np.array([3.0, 2.0, 1.0])
     start = np.array([1.0, 7.0, 1.0])

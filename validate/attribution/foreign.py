@@ -52,6 +52,7 @@ def cost_of(run: ReplayRun, release: CoefficientRelease) -> Cost:
         shares={name: (float(e2e), float(ttft)) for name, (e2e, ttft) in zip(parts.names, shares, strict=True)},
         left=found.fitted.left,
         evidence=parts.evidence(),
+        tried=None if found.tried is None else found.tried.best.name,
         also=() if found.tried is None else tuple(other.name for other in found.tried.equal),
     )
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from blis_replay.blis.latency.gpu import same_gpu
 from blis_replay.blis.releases.fit import CoefficientFit, FitRecord
-from blis_replay.blis.releases.release import CoefficientRelease, FittedOn, ModelEntry, format_release
+from blis_replay.blis.releases.release import CoefficientRelease, FittedOn, ModelEntry, format_release, parse_release
 from blis_replay.compiled.arrays import Floats
 from blis_replay.ingest.identity import requests_hash
 from blis_replay.ingest.recording import Recording
@@ -143,7 +143,10 @@ def fitted_release(
     models: Sequence[ModelEntry],
     fitted_on: Sequence[FittedOn],
 ) -> CoefficientRelease:
-    """A release of fitted entries, with the hardware of ``recordings`` and the hash of its own text."""
+    """A release of fitted entries, with the hardware of ``recordings`` and the hash of its own text.
+
+    Raises ``ReleaseError`` for coefficients that no release may have.
+    """
     release = CoefficientRelease(
         name=name,
         status="valid",
@@ -156,7 +159,9 @@ def fitted_release(
         published_replay={},
         published_errors={},
     )
-    return replace(release, sha256=hashlib.sha256(format_release(release).encode()).hexdigest())
+    text = format_release(release)
+    parse_release(text, f"the fitted release {name}")  # what nobody could read is not written
+    return replace(release, sha256=hashlib.sha256(text.encode()).hexdigest())
 
 
 def _refuse_two_gpus(recordings: Sequence[Recording]) -> None:

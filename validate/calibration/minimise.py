@@ -34,8 +34,10 @@ _WIDE_RADIUS, _UNSETTLED, _SETTLING = 2.0, 2, 8
 # A step may be this many times longer than the radius: slopes say something beyond where they were taken.
 _REACH = 12.0
 _DAMPINGS = (1e-6, 1e-3, 1e-2, 1e-1, 1.0)
+# A slope per probe below this is rounding: nothing shows the coefficient.
+_ROUNDING = 1e-9
 # A probe changes residuals by about one unit on average; more than _CLEAR in one row is chance.
-_SHOWN, _CLEAR = (0.5, 2.0), 10.0
+_SHOWN, _CLEAR, _NOTHING = (0.5, 2.0), 10.0, 1e-3
 _PROBE_TRIES = 8
 # A search from another start that ends within this share of the least cost found as good a minimum.
 _AS_GOOD = 0.10
@@ -202,6 +204,7 @@ class _Search:
         """The probes, longer or shorter, so that the residuals of a kind show each of them."""
         probe = self.probe.copy()
         for i in self.free:
+            seen = 0.0
             for _ in range(_PROBE_TRIES):
                 beside = x.copy()
                 beside[i] += probe[i]
@@ -209,7 +212,10 @@ class _Search:
                 seen = max(float(change[self.kinds == kind].mean()) for kind in np.unique(self.kinds))
                 if _SHOWN[0] <= seen <= _SHOWN[1]:
                     break
-                probe[i] *= min(max(1 / max(seen, 1e-3), 0.1), 10.0)
+                probe[i] *= min(max(1 / max(seen, _NOTHING), 0.1), 10.0)
+            if seen < _NOTHING:
+                # However far it is moved, no residual follows: a longer probe would be a number without meaning.
+                probe[i] = self.probe[i]
         return probe
 
     def plane(self, x: Floats, radius: float) -> tuple[Floats, Floats]:
@@ -218,7 +224,9 @@ class _Search:
         moves = np.array([(y - x)[self.free] / self.probe[self.free] for y in near])
         design = np.column_stack([np.ones(len(near)), moves])
         plane = np.linalg.lstsq(design, np.array([self.at(y) for y in near]), rcond=None)[0]
-        return plane[0], plane[1:].T
+        slopes = plane[1:].T
+        slopes[:, np.abs(slopes).max(axis=0, initial=0) < _ROUNDING] = 0
+        return plane[0], slopes
 
     def as_low(self, x: Floats, other: Floats) -> bool:
         """Whether ``x`` is as good as another point: by means of runs around them, as one run can be lucky."""

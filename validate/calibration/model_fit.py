@@ -219,6 +219,11 @@ def fit_form(
     while True:
         free = np.array([i not in held for i in range(len(form.names))])
         minimum = minimise(residuals, starts, probe, free, gathered.kinds(), FINE if everywhere else ROUGH)
+        if (unseen := free & ~minimum.slopes.any(axis=(0, 1))).any():
+            for i in np.flatnonzero(unseen).tolist():
+                held[i] = ("prior", f"no step of the replay shows it; {prior.source}")
+            starts = [minimum.vector]
+            continue
         kinds = gathered.kinds()
         bounds = confidence(minimum, free, gathered.groups(), gathered.strata(), seed, kinds == 0)
         width = bounds.high - bounds.low
@@ -305,6 +310,8 @@ def choose_form(
         if not _supported(gathered, bends):
             continue
         bent = fit_form(gathered, form := StepForm(bends), at_line.for_form(form), prior, measured, seed)
+        if bent.held.keys() & range(len(line.form.names), len(form.names)):
+            continue  # no step of the replay is beyond its bends
         new = losses(_level(later, bent, delays) / scales)
         gain = np.asarray(np.bincount(later.groups(), cost - new), np.float64)
         if gain.sum() > _CLEARLY * _standard_error(gain, later.strata(), seed):

@@ -41,12 +41,14 @@ class Cost:
     ``shares``: by component, what it adds to the mean E2E and TTFT, fractions of the mean of the engine here with the
     coefficients, so they sum to how far the imitation is from it.  ``left``: mean absolute difference between the
     simulator and its imitation, relative to its latencies.  ``evidence``: a sentence a component.
-    ``also``: other arguments that imitate it as well.
+    ``tried``: the input that makes the engine answer like it, None where coefficients do; ``also``: other inputs
+    that do so as well.
     """
 
     shares: Mapping[str, tuple[float, float]]
     left: float
     evidence: Mapping[str, str]
+    tried: str | None = None
     also: tuple[str, ...] = ()
 
     @property

@@ -84,22 +84,26 @@ def _cost_row(name: str, board: Board) -> list[Cell] | None:
     told = [(score, score.cost) for score in board.of(name) if isinstance(score.cost, Cost)]
     if not told:
         return None
-    counts = Counter(_largest(cost) for _, cost in told)
-    component, count = counts.most_common(1)[0]
+    component, count = Counter(_largest(cost) for _, cost in told).most_common(1)[0]
     of_it = [(score, cost) for score, cost in told if _largest(cost) == component]
     row: list[Cell] = [name, component, f"{count} of {len(told)}"]
-    if component not in of_it[0][1].shares:
-        left = min(cost.left for _, cost in of_it)
-        return [*row, "-", "-", f"imitated within {100 * left:.1f} % at best"]
-    score, cost = max(of_it, key=lambda pair: max(map(abs, pair[1].shares[component])))
-    e2e, ttft = (_percent([cost.shares[component][metric] for _, cost in of_it]) for metric in (0, 1))
-    return [*row, e2e, ttft, f"{score.alias}: {cost.evidence[component]}"]
+    shares = [cost.shares[cost.largest] for _, cost in of_it if cost.largest is not None]
+    if not shares:
+        return [*row, "-", "-", f"imitated within {100 * min(cost.left for _, cost in of_it):.1f} % at best"]
+    e2e, ttft = (_percent([share[metric] for share in shares]) for metric in (0, 1))
+    score, cost = max(of_it, key=lambda pair: max(map(abs, pair[1].shares[str(pair[1].largest)])))
+    return [*row, e2e, ttft, f"{score.alias}: {cost.evidence[str(cost.largest)]}"]
 
 
 def _largest(cost: Cost | str | None) -> str:
+    """In words; where other inputs imitate a simulator as well, with these."""
     if not isinstance(cost, Cost):
         return "-" if cost is None else "not told"
-    return (cost.largest or "nothing") if cost.imitated else "not imitated"
+    if not cost.imitated:
+        return "not imitated"
+    return " or ".join(
+        [cost.largest, *cost.also] if cost.tried and cost.largest == cost.tried else [cost.largest or "nothing"]
+    )
 
 
 def _cost_line(score: Score, cost: Cost | str) -> Line:
@@ -252,7 +256,7 @@ def _cost_of(document: Mapping[str, Any] | None) -> Cost | None:
     if document is None:
         return None
     shares = {name: (share["e2e"], share["ttft"]) for name, share in document["shares"].items()}
-    return Cost(shares, document["left"], document["evidence"], tuple(document["also"]))
+    return Cost(shares, document["left"], document["evidence"], document["tried"], tuple(document["also"]))
 
 
 def _cost_json(cost: Cost) -> dict[str, object]:
@@ -261,5 +265,6 @@ def _cost_json(cost: Cost) -> dict[str, object]:
         "shares": {name: {"e2e": e2e, "ttft": ttft} for name, (e2e, ttft) in cost.shares.items()},
         "evidence": dict(cost.evidence),
         "left": cost.left,
+        "tried": cost.tried,
         "also": list(cost.also),
     }

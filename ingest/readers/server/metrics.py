@@ -104,7 +104,7 @@ def read_metrics(files: Sequence[RecordedFile]) -> MetricsRead:
             f"what the server counted: {backwards[0]} is larger in {first_name} than in {last_name}, so the server was "
             "started again between them"
         )
-    rows = () if backwards else tuple(_rows(first, last))
+    rows = () if backwards else (*_rows(first, last), (WHOLE_RUN, "server_snapshots", "count", float(len(snapshots))))
     engines = list(last.cache.values())
     if any(_arguments(engine) != _arguments(engines[0]) for engine in engines):
         remarks.append(f"one cache configuration: the {len(engines)} engines of {last_name} differ, the first is used")

@@ -200,6 +200,21 @@ def test_warm_up_requests_explain_a_surplus(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(("more", "severity"), [(10, "note"), (11, "unusable")])
+def test_a_client_that_lacks_requests_of_the_server_stops_a_verdict(tmp_path: Path, more: int, severity: str) -> None:
+    """Ten more than its 40 may have warmed the server up; of the others the replay knows nothing."""
+    counts, *_others = findings(tmp_path / "run", snapshot(100), snapshot(140 + more))
+    assert counts.severity == severity
+    assert ("what can be replayed is not the load that was served" in counts.message) == (severity == "unusable")
+
+
+def test_one_snapshot_says_nothing_of_requests_that_a_client_lacks(tmp_path: Path) -> None:
+    """Its server may have served others before the run."""
+    (tmp_path / "run").mkdir()
+    counts, *_others = findings(tmp_path / "run", "", snapshot(400))
+    assert (counts.severity, "360 more requests" in counts.message) == ("note", True)
+
+
 def test_snapshots_that_do_not_cover_the_run_are_named(tmp_path: Path) -> None:
     counts, latencies, _memory = findings(tmp_path / "run", snapshot(100), snapshot(120))
     assert "20 fewer requests than the 40 of the client" in counts.message
