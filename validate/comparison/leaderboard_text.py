@@ -52,14 +52,14 @@ def leaderboard_answer(board: Board) -> Answer:
     )
     told = [_cost_line(score, score.cost) for score in board.scores if score.cost is not None]
     costs = Block(told, "what costs most, beside the engine here with its coefficients")
-    brief = costs if len(told) <= len(board.simulators) else cost_table(board)
+    several: list[Part] = [cost_table(board)] if len(told) > len(board.simulators) else []
     table, *runs = board_tables(board)
     head = Line(f"{_counted(len(judged), 'recording')}, {_counted(len(board.simulators), 'simulator')}")
     return Answer(
-        page=[head, table, *runs, costs, Block(notes)],
+        page=[head, table, *several, *runs, costs, Block(notes)],
         document=_document(board),
         data=_data(board),
-        brief=[head, table, brief, Block([*notes, "more: -v prints every recording"])],
+        brief=[head, table, *(several or [costs]), Block([*notes, "more: -v prints every recording"])],
     )
 
 
