@@ -186,8 +186,8 @@ def adapter_simulator(name: str, release: CoefficientRelease, timeout_s: float) 
     ``PYTHON``: in which it is installed, that of this program if it is left out.  Raises ``CommandError`` if there is
     no such adapter or Python, or it is not installed there.
     """
-    kind, _, given = name.partition(":")
-    kind, _, variant = kind.partition("-")
+    asked, _, given = name.partition(":")
+    kind, _, variant = asked.partition("-")
     adapter = ADAPTERS.get(kind)
     if adapter is None:
         raise CommandError(f"{name}: no such adapter; there are {', '.join(ADAPTERS)}")
@@ -195,13 +195,13 @@ def adapter_simulator(name: str, release: CoefficientRelease, timeout_s: float) 
     python, option = (given or sys.executable, variant) if installed else (sys.executable, given)
     found = shutil.which(python)
     if found is None:
-        raise CommandError(f"{python}: no such program; give {kind}:PYTHON, the Python in which it is installed")
+        raise CommandError(f"{python}: no such program; give {asked}:PYTHON, the Python in which it is installed")
     if installed:
         look = f"import importlib.metadata as m; m.version({adapter.package!r})"
         if subprocess.run([found, "-c", look], capture_output=True, check=False).returncode:  # noqa: S603 (no shell)
             raise CommandError(
                 f"{adapter.package} is not installed for {python}; pip install {adapter.package}=={adapter.tried} in "
-                f"an environment of its own, and give {kind}:PATH/bin/python"
+                f"an environment of its own, and give {asked}:PATH/bin/python"
             )
     if adapter.package and variant not in ("", adapter.fitted if installed else ""):
         raise CommandError(

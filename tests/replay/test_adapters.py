@@ -216,7 +216,7 @@ def test_a_table_of_llmservingsim_is_matched_by_arrival(tmp_path: Path) -> None:
         ("aiconfigurator-fitted", "not installed|no such variant"),
         ("llmservingsim:nowhere.csv", "no such file"),
         ("vidur:nowhere", "no such program; give vidur:PYTHON"),
-        ("vidur-fitted", "vidur is not installed for .*pip install vidur==0.0.26"),
+        ("vidur-fitted", "vidur is not installed for .*pip install vidur==0.0.26 .*give vidur-fitted:PATH/bin/python"),
         ("frontier", "there are dynamo, aiconfigurator"),
     ],
 )

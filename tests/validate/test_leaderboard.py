@@ -124,6 +124,10 @@ def test_what_a_simulator_cannot_do_is_said_and_the_others_are_scored(store: Pat
     assert "has no coefficients for some/Model" in found["embedded"].problem
     assert found["floor:line@one"].errors["e2e", "mean"] == pytest.approx(0, abs=0.03)
     assert found["floor:line@one"].fitted == "own latencies"
+    answers = [
+        leaderboard_answer(Board(tuple(found), tuple(scores), {})) for scores in (found.values(), [found["embedded"]])
+    ]
+    assert [answer.exit_code for answer in answers] == [0, 3]
 
 
 def test_of_all_what_there_is_not_is_named_and_what_is_asked_for_must_be_there(store: Path) -> None:
@@ -133,6 +137,6 @@ def test_of_all_what_there_is_not_is_named_and_what_is_asked_for_must_be_there(s
     with open_for_reading(store) as opened:
         text = str(leaderboard_answer(leaderboard(opened, ["one"], {}, absent)))
     assert "not run: blis: the simulator blis needs --blis-binary PATH" in " ".join(text.split())
-    for name in ("blis", "nonsense"):
+    for name in ("blis", "nonsense", "dynamox", "vidurr:/tmp"):
         with pytest.raises(ReplayError):
             contestants(store, [name], RELEASE, None, 60.0)

@@ -72,7 +72,7 @@ def compare_verb(
     list_them: bool,
     store_path: Path,
     form: str | None,
-) -> None:
+) -> int:
     """Two of anything side by side: which numbers differ, by how much, and what changed.
 
     A and B are each an experiment (its recording), EXPERIMENT@RELEASE (replayed now),
@@ -81,7 +81,7 @@ def compare_verb(
     difference, the inputs that differ, and the requests that differ most.
 
     With --simulators, how far every simulator is from every experiment that is named,
-    what it was fitted on, and what it took.
+    what it was fitted on, and what it took; exit code 3 if none of them answered.
 
     \b
     Examples:
@@ -100,8 +100,8 @@ def compare_verb(
     if asked:
         if published or unseen or list_them or experiment:
             raise click.UsageError("--simulators goes with experiments alone; leave other choices out")
-        print_answer(form, _simulators(store_path, sides, asked, explain, coefficients, blis_binary, simulator_timeout))
-        return
+        board = _simulators(store_path, sides, asked, explain, coefficients, blis_binary, simulator_timeout)
+        return print_answer(form, board)
     if (len(sides) == 2) + published + list_them != 1 or len(sides) not in (0, 2):
         raise click.UsageError("name two sides, A and B; or use --simulators, --published or --runs")
     if unseen and not published:
@@ -113,7 +113,7 @@ def compare_verb(
             answer = _runs(store, experiment)
         else:
             answer = _two(store, sides, experiment, coefficients, blis_binary)
-    print_answer(form, answer)
+    return print_answer(form, answer)
 
 
 def _two(

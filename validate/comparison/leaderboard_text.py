@@ -60,6 +60,7 @@ def leaderboard_answer(board: Board) -> Answer:
         document=_document(board),
         data=_data(board),
         brief=[head, table, *(several or [costs]), Block([*notes, "more: -v prints every recording"])],
+        exit_code=3 if board.scores and all(score.problem for score in board.scores) else 0,
     )
 
 

@@ -39,7 +39,7 @@ def chosen_simulators(
         return (EmbeddedEngine(release),)
     if choice.startswith(PREFIX):
         return (command_simulator(choice, release, timeout_s),)
-    if choice.split(":")[0].split("-")[0] in ADAPTERS:
+    if _is_of_others(choice):
         return (adapter_simulator(choice, release, timeout_s),)
     if choice.startswith(FLOOR):
         with open_for_reading(store) as opened:
@@ -47,6 +47,11 @@ def chosen_simulators(
     build = find_build(binary)
     blis = BlisBinary(build, own_release(build) if own_model else release, own_model, timeout_s)
     return (blis,) if choice == "blis" else (EmbeddedEngine(release), blis)
+
+
+def _is_of_others(name: str) -> bool:
+    """Whether a name is that of an adapter, with a variant and a path or without."""
+    return name.split(":")[0].split("-")[0] in ADAPTERS
 
 
 def simulator_named(store: Path, name: str, coefficients: str | None, default: str, binary: str | None) -> Simulator:
@@ -96,7 +101,7 @@ def contestants(
         for one in EVERYONE if name == "all" else (name,):
             try:
                 simulator = _contestant(store, one, release, binary, timeout_s)
-                found[simulator.name if one.startswith(tuple(ADAPTERS)) else one] = simulator
+                found[simulator.name if _is_of_others(one) else one] = simulator
             except ReplayError as error:
                 if name != "all":
                     raise
@@ -112,8 +117,7 @@ def _contestant(store: Path, name: str, release: CoefficientRelease, binary: str
         return EmbeddedEngine(release)
     if kind == "blis" and binary is None:
         raise UnknownNameError("the simulator blis needs --blis-binary PATH")
-    others = (FLOOR, PREFIX, *ADAPTERS)
-    if kind not in ("embedded", "blis") and not name.startswith(others):
+    if kind not in ("embedded", "blis") and not name.startswith((FLOOR, PREFIX)) and not _is_of_others(name):
         raise UnknownNameError(f"{name}: no such simulator; there are all, {', '.join(EVERYONE)} and 'cmd:PATH ARGS'")
     (simulator,) = chosen_simulators(store, name, release, binary or "", timeout_s, own_model=True)
     return simulator
