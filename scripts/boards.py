@@ -75,7 +75,8 @@ def board_lines(name: str) -> list[str]:
 
 
 def _lines(table: Table) -> list[str]:
-    return markdown(table).replace("not stated", "unknown").splitlines()
+    # The site shows the backslash that keeps a mention of somebody from GitHub.
+    return markdown(table).replace("not stated", "unknown").replace("\\@", "@").splitlines()
 
 
 def renewed(name: str) -> dict[str, Any]:
