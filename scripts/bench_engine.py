@@ -44,7 +44,7 @@ def engine(folder: Path) -> Iterator[Row]:
     """The engine alone, KV accounting and prefix caching on, compiled and warm."""
     from blis_replay.blis.engine import simulate
     from blis_replay.fixtures.bundled import bundled_recording
-    from blis_replay.fixtures.catalogue import bundled_aliases
+    from blis_replay.fixtures.catalogue import bundled_aliases, recorded_slugs
     from blis_replay.replay.mode import ReplayMode
     from blis_replay.replay.plan import plan_replay
     from blis_replay.replay.release_file import load_release
@@ -52,7 +52,7 @@ def engine(folder: Path) -> Iterator[Row]:
     release = load_release("h100-vllm-0.15.1")
     jobs = {}
     for alias, slug in bundled_aliases().items():
-        if "reasoning" not in alias:
+        if "reasoning" not in alias and slug not in recorded_slugs():
             recording = bundled_recording(slug)
             plan = plan_replay(recording, ReplayMode())
             entry = release.entry_for(recording.model, recording.tensor_parallelism, alias)
