@@ -27,8 +27,7 @@ from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry, fo
 from blis_replay.blis.trace import RequestTrace
 from blis_replay.ingest.errors import printable
 from blis_replay.ingest.recording import Recording
-from blis_replay.replay import adapters
-from blis_replay.replay.adapters import ADAPTERS
+from blis_replay.replay.adapters import ADAPTERS, run
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.plan import ReplayPlan
 from blis_replay.replay.program import ended, last_line, run_to_end
@@ -209,7 +208,7 @@ def adapter_simulator(name: str, release: CoefficientRelease, timeout_s: float) 
         )
     if not (variant and installed):
         release = _AS_SHIPPED
-    words = (found, adapters.__file__, kind, *([option] if option else []))
+    words = (found, run.__file__, kind, *([option] if option else []))
     label = "-".join(filter(None, (kind, variant))) if installed else f"{kind}:{Path(option).name}"
     return CommandSimulator(words, release, timeout_s, label=label)
 

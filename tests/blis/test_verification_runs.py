@@ -13,7 +13,7 @@ from blis_replay.blis.engine import Engine, simulate
 from blis_replay.blis.kernel import state as k
 from blis_replay.blis.latency.models import BatchFeatures
 from blis_replay.blis.result import SimResult
-from blis_replay.blis.verification import conservation, invariants
+from blis_replay.blis.verification import conservation, suite
 from blis_replay.blis.verification.workloads import ENGINE, LATENCY, LIFECYCLE, Scenario, scenarios
 
 CHOSEN = scenarios(seed=5, requests=40)
@@ -65,10 +65,10 @@ def test_the_engine_passes_all_checks_of_runs() -> None:
         conservation.check_conservation(CHOSEN),
         conservation.check_liveness(CHOSEN),
         conservation.check_overload(5, 60, async_scheduling=True),
-        invariants.check_determinism(CHOSEN),
-        *invariants.check_driving(CHOSEN, 5),
-        invariants.check_causality(CHOSEN),
-        invariants.check_admission(CHOSEN),
+        suite.check_determinism(CHOSEN),
+        *suite.check_driving(CHOSEN, 5),
+        suite.check_causality(CHOSEN),
+        suite.check_admission(CHOSEN),
         *conservation.check_limits(CHOSEN[2:5]),
     ]
     assert [row for row in rows if not row.passed] == []
@@ -160,22 +160,22 @@ def test_arrivals_that_the_engine_can_follow_are_no_overload(monkeypatch: pytest
 def test_one_microsecond_in_one_array_is_a_difference() -> None:
     result = finished(SCARCE)
     later = changed(result, "scheduled_us", 9, int(result.scheduled_us[9]) + 1)
-    assert invariants.differing_fields(result, later) == ["scheduled_us differs"]
+    assert suite.differing_fields(result, later) == ["scheduled_us differs"]
 
 
 def test_a_run_that_depends_on_the_call_is_not_deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
     results = iter([finished(SCARCE), changed(finished(SCARCE), "preemptions", 0, 99)])
-    monkeypatch.setattr(invariants, "simulate", lambda *arguments: next(results))
-    row = invariants.check_determinism([SCARCE])
+    monkeypatch.setattr(suite, "simulate", lambda *arguments: next(results))
+    row = suite.check_determinism([SCARCE])
     assert (row.passed, row.measured) == (False, 1.0)
 
 
 def test_step_times_a_little_off_are_another_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """10 ns a token are a us for 100 tokens of prompt, and move everything after them."""
     slower = replace(LATENCY, per_prefill_token_ns=LATENCY.per_prefill_token_ns + 10)
-    real = invariants.SlowLatency
-    monkeypatch.setattr(invariants, "SlowLatency", lambda: real(slower))
-    stepped, pieces = invariants.check_driving([SCARCE], 5)
+    real = suite.SlowLatency
+    monkeypatch.setattr(suite, "SlowLatency", lambda: real(slower))
+    stepped, pieces = suite.check_driving([SCARCE], 5)
     assert (stepped.passed, pieces.passed) == (False, True)
 
 
@@ -198,8 +198,8 @@ def test_step_times_a_little_off_are_another_run(monkeypatch: pytest.MonkeyPatch
 )
 def test_each_timestamp_out_of_order_is_named(name: str, value: int, complaint: str) -> None:
     result = finished(SCARCE)
-    assert invariants.causality_faults(result) == []
-    faults = invariants.causality_faults(changed(result, name, 12, value))
+    assert suite.causality_faults(result) == []
+    faults = suite.causality_faults(changed(result, name, 12, value))
     assert [fault for fault in faults if "request 12" in fault and complaint in fault]
 
 
@@ -213,14 +213,14 @@ def test_each_timestamp_out_of_order_is_named(name: str, value: int, complaint: 
     ],
 )
 def test_each_step_out_of_order_is_named(column: str, value: int, complaint: str) -> None:
-    faults = invariants.causality_faults(changed_step(finished(SCARCE), 30, column, value))
+    faults = suite.causality_faults(changed_step(finished(SCARCE), 30, column, value))
     assert [fault for fault in faults if "step 30" in fault and complaint in fault]
 
 
 def test_an_engine_without_room_admits_late() -> None:
     """With one sequence at a time requests wait: the check of prompt admission sees it."""
     one = replace(CHOSEN[0], engine=replace(ENGINE, max_num_seqs=1))
-    assert len(invariants.late_admissions(finished(one))) > 10
+    assert len(suite.late_admissions(finished(one))) > 10
 
 
 # -- limits ----------------------------------------------------------------------------------

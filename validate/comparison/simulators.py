@@ -1,14 +1,25 @@
-"""The simulators that a user can choose."""
+"""The simulators that a user can choose, and the two floors that each must beat.
+
+A floor is a constant, or a straight line in the lengths of a request.  It knows of no queues, batches or memory.  It is
+fitted to the same recordings as the coefficients beside it, so a comparison says what a model of the engine adds.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from blis_replay.blis.releases.release import CoefficientRelease
-from blis_replay.ingest.store import open_for_reading
+import numpy as np
+
+from blis_replay.blis.releases.release import CoefficientRelease, FittedOn, ModelEntry
+from blis_replay.compiled.arrays import Floats
+from blis_replay.ingest.errors import UnknownExperimentError
+from blis_replay.ingest.identity import requests_hash
+from blis_replay.ingest.recording import Recording
+from blis_replay.ingest.store import Store, open_for_reading, read_stored
 from blis_replay.replay.adapters import ADAPTERS
 from blis_replay.replay.blis_binary import (
     DEFAULT_TIMEOUT_S,
@@ -19,11 +30,16 @@ from blis_replay.replay.blis_binary import (
 )
 from blis_replay.replay.command import PREFIX, adapter_simulator, command_simulator
 from blis_replay.replay.errors import ReplayError, UnknownNameError
+from blis_replay.replay.plan import ReplayPlan
 from blis_replay.replay.release_file import load_release
-from blis_replay.replay.simulator import EmbeddedEngine, Simulator
+from blis_replay.replay.simulator import EmbeddedEngine, Simulated, Simulator, model_of
 from blis_replay.validate.comparison.compare import Comparison
-from blis_replay.validate.comparison.floors import PREFIX as FLOOR
-from blis_replay.validate.comparison.floors import floor_simulator
+from blis_replay.validate.experiment import find_experiment
+from blis_replay.validate.metrics.observed import numbers_from_aggregates, observed_requests, samples_of
+
+FLOOR = "floor:"
+FLOORS = ("floor:constant", "floor:line")
+_LACKS = "a floor models neither queues nor batches nor memory"
 
 
 def chosen_simulators(
@@ -121,3 +137,131 @@ def _contestant(store: Path, name: str, release: CoefficientRelease, binary: str
         raise UnknownNameError(f"{name}: no such simulator; there are all, {', '.join(EVERYONE)} and 'cmd:PATH ARGS'")
     (simulator,) = chosen_simulators(store, name, release, binary or "", timeout_s, own_model=True)
     return simulator
+
+
+@dataclass(frozen=True)
+class FloorLine:
+    """TTFT = ``first_us`` + ``prompt_us`` a prompt token; E2E = TTFT + ``rest_us`` + ``gap_us`` a further token."""
+
+    first_us: float
+    prompt_us: float
+    rest_us: float
+    gap_us: float
+
+
+@dataclass(frozen=True)
+class Floor:
+    """A floor as a simulator.
+
+    ``lines``: by model and tensor parallelism (None: not recorded).  ``release``: names what it was fitted on.
+    """
+
+    name: str
+    lines: dict[tuple[str, int | None], FloorLine]
+    release: CoefficientRelease
+    reports_steps: bool = False
+
+    def entry_for(self, recording: Recording) -> ModelEntry | None:
+        """None: a floor has no coefficients of a release."""
+        del recording
+        return None
+
+    def serve(self, recording: Recording, plan: ReplayPlan) -> Simulated:
+        """The line at the lengths of each request; raises ``ReplayError`` if it was fitted to no such server."""
+        line = self.lines.get(_server(recording))
+        if line is None:
+            known = ", ".join(sorted({f"{model} tp {tp}" for model, tp in self.lines}))
+            raise ReplayError(
+                f"{self.name}: fitted to no recording of {model_of(recording)} tp {recording.tensor_parallelism} "
+                f"(it has {known}); name one: --simulator {self.name.partition('@')[0]}@EXPERIMENT"
+            )
+        trace = plan.trace
+        ttft_us = np.rint(line.first_us + line.prompt_us * trace.prompt_tokens).astype(np.int64)
+        rest_us = np.rint(line.rest_us + line.gap_us * (trace.output_tokens - 1)).astype(np.int64)
+        completed = np.ones(len(trace), np.bool_)
+        return Simulated(completed, ttft_us, ttft_us + rest_us, trace.output_tokens, differences=(_LACKS,))
+
+
+def floor_simulator(store: Store, text: str, release: CoefficientRelease) -> Floor:
+    """The floor of ``floor:constant`` or ``floor:line``, fitted to what the release was fitted on.
+
+    ``floor:line@NAME,NAME``: fitted to these recordings instead.  Raises ``ReplayError`` if there is nothing to fit it
+    to, ``UnknownExperimentError`` for a recording that does not exist.
+    """
+    name, _, chosen = text.partition("@")
+    if name not in FLOORS:
+        raise ReplayError(f"{text}: no such floor; there are {', '.join(FLOORS)}")
+    if chosen:
+        slugs = [find_experiment(store, one) for one in chosen.split(",")]
+    else:
+        slugs = _stored_of(store, [fit.experiment for fit in release.fitted_on])
+    recordings = [recording for slug in slugs if _points(recording := read_stored(store, slug)) is not None]
+    if not recordings:
+        raise ReplayError(
+            f"{text}: no recording that release {release.name} was fitted on is known here; name one: {name}@EXPERIMENT"
+        )
+    lines = {
+        server: _fitted(name, [r for r in recordings if _server(r) == server])
+        for server in dict.fromkeys(map(_server, recordings))
+    }
+    return Floor(text, lines, _release_of_floor(text, lines, recordings))
+
+
+def _server(recording: Recording) -> tuple[str, int | None]:
+    return model_of(recording).lower(), recording.tensor_parallelism
+
+
+def _stored_of(store: Store, names: Sequence[str]) -> list[str]:
+    """The slugs of those that are stored or ship."""
+    slugs: list[str] = []
+    for name in dict.fromkeys(names):
+        try:
+            slugs.append(find_experiment(store, name))
+        except UnknownExperimentError:
+            continue
+    return slugs
+
+
+def _points(recording: Recording) -> Floats | None:
+    """float64[k, 5]: prompt tokens, gaps between output tokens, TTFT and E2E in us, and how many requests they are of.
+
+    A row a request where single requests were recorded, else one of the published means; None without latencies.
+    """
+    chosen = observed_requests(recording)
+    tokens = recording.requests["prompt_tokens"].fill_null(0).to_numpy().astype(np.float64)
+    if chosen.any():
+        samples = samples_of(recording, chosen)
+        return np.column_stack([tokens[chosen], samples.gaps, samples.ttft_us, samples.e2e_us, np.ones(chosen.sum())])
+    if not recording.is_summed_up:
+        return None
+    numbers = numbers_from_aggregates(recording, None)
+    first_us, whole_us = numbers["ttft"]["mean"].value_us, numbers["e2e"]["mean"].value_us
+    if first_us is None or whole_us is None:
+        return None
+    gaps = recording.requests["output_tokens"].fill_null(1).to_numpy().astype(np.float64) - 1
+    return np.array([[tokens.mean(), gaps.mean(), first_us, whole_us, len(tokens)]])
+
+
+def _fitted(name: str, recordings: Sequence[Recording]) -> FloorLine:
+    """Least squares over all requests; a slope below zero, or that nothing determines, is none."""
+    rows = np.concatenate([points for r in recordings if (points := _points(r)) is not None])
+    prompt, gaps, first_us, whole_us, weight = rows.T
+    mean_first, mean_whole = (float(np.average(us, weights=weight)) for us in (first_us, whole_us))
+    if name == FLOORS[0]:
+        return FloorLine(mean_first, 0.0, mean_whole - mean_first, 0.0)
+    mean_prompt = float(np.average(prompt, weights=weight))
+    spread = float((weight * (prompt - mean_prompt) ** 2).sum())
+    slope = float((weight * (prompt - mean_prompt) * (first_us - mean_first)).sum()) / spread if spread > 0 else 0.0
+    slope = min(max(slope, 0.0), mean_first / mean_prompt if mean_prompt else 0.0)
+    decoding_us = float((weight * (whole_us - first_us)).sum()) / max(float((weight * gaps).sum()), 1.0)
+    return FloorLine(mean_first - slope * mean_prompt, slope, 0.0, decoding_us)
+
+
+def _release_of_floor(
+    name: str, lines: dict[tuple[str, int | None], FloorLine], recordings: Sequence[Recording]
+) -> CoefficientRelease:
+    """What the floor stands on, in the place of a release, so that what it was fitted on is told like any other's."""
+    digest = hashlib.sha256(repr(sorted(lines.items(), key=repr)).encode()).hexdigest()
+    fitted_on = tuple(FittedOn(r.slug, r.content_hash, "latencies", requests_hash(r)) for r in recordings)
+    hardware = ", ".join(dict.fromkeys(r.hardware for r in recordings if r.hardware))
+    return CoefficientRelease("least-squares", "valid", _LACKS, name, hardware, digest, (), fitted_on, {}, {})

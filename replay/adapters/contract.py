@@ -1,0 +1,111 @@
+"""What a replay gives to an adapter, what an adapter is, and what it answers."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+US_PER_MS = 1_000.0
+
+
+class AdapterError(Exception):
+    """What an adapter cannot do; one line for the user."""
+
+
+class Answer(NamedTuple):
+    """Of one request, us from its send; ``scheduled_us`` None where the simulator does not say."""
+
+    request_index: int
+    ttft_us: float
+    e2e_us: float
+    scheduled_us: float | None
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a replay gives: a dict a request (integers by name), and ``engine.json``.
+
+    ``blocks``: of each request the ids of its prompt's full blocks, empty where no prefix is known.
+    """
+
+    folder: Path
+    requests: list[dict[str, int]]
+    blocks: list[list[int]]
+    served: dict[str, Any]
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The engine arguments by vLLM's names."""
+        found: dict[str, Any] = self.served["arguments"]
+        return found
+
+    @property
+    def model(self) -> str:
+        """A folder with the model's ``config.json`` where its dimensions are known, else its name."""
+        return str(self.folder) if (self.folder / "config.json").exists() else str(self.served["model"])
+
+    def gpu_of(self, names: Iterable[tuple[str, str]]) -> str:
+        """The GPU as a simulator names it, by the first part of a name that fits; raises ``AdapterError`` if none."""
+        words = str(self.served["hardware"] or "").lower()
+        for part, name in names:
+            if part in words:
+                return name
+        raise AdapterError(f"no system is known for the hardware {self.served['hardware']!r}")
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A simulator of others.
+
+    ``package``: on PyPI, ``""`` for none.  ``tried``: the version that the mapping was made with.  ``takes``: how the
+    engine arguments are passed on.  ``lacks``: what cannot be.  ``run``: of the inputs and an option the answers.
+    ``fitted``: the option with which it takes our coefficients.  ``checkout``: a file by which a folder is known as a
+    checkout of its repository, which it can run from as well; ``""`` if it cannot.
+    """
+
+    name: str
+    package: str
+    tried: str
+    takes: str
+    lacks: tuple[str, ...]
+    run: Callable[[Inputs, str], Iterator[Answer]]
+    fitted: str = ""
+    checkout: str = ""
+
+    def in_checkout(self, given: str) -> bool:
+        """Whether it is run from a checkout, by what was given for it."""
+        return bool(self.checkout) and (Path(given) / self.checkout).is_file()
+
+
+def run_to_end(words: Sequence[str], what: str, **settings: Any) -> None:
+    """Run a program to its end; raises ``AdapterError`` with its last words if it fails."""
+    done = subprocess.run(words, capture_output=True, text=True, check=False, **settings)  # noqa: S603 (no shell)
+    if done.returncode:
+        said = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()] or ["it said nothing"]
+        raise AdapterError(f"{what}: {said[-1].strip()}")
+
+
+def step_times(inputs: Inputs) -> tuple[list[int], list[int], Any, list[tuple[int, int]]]:
+    """The step times of the coefficients, in us.
+
+    Numbers of decodes; their mean contexts; an array of contexts by numbers; and of prompt tokens what they add to a
+    step, without its fixed part.
+    """
+    import numpy as np
+
+    table = inputs.folder / "step_times.csv"
+    if not table.exists():
+        raise AdapterError("the coefficients have no step times for this recording; ask it without them")
+    with table.open(encoding="utf-8") as file:
+        rows = [{name: int(value) for name, value in row.items()} for row in csv.DictReader(file)]
+    decode_us = {(row["decode_requests"], row["context_tokens"]): row["duration_us"] for row in rows}
+    counts = sorted({count for count, _ in decode_us if count})
+    contexts = sorted({tokens // count for count, tokens in decode_us if count})
+    by_context = np.array([[decode_us[count, count * context] for count in counts] for context in contexts])
+    alone_us = decode_us[counts[0], counts[0] * contexts[0]]
+    prefill = [(r["prefill_tokens"], max(r["duration_us"] - alone_us, 0)) for r in rows if r["prefill_tokens"]]
+    return counts, contexts, by_context, prefill

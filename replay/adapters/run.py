@@ -1,0 +1,68 @@
+"""The program that runs one adapter: ``PYTHON run.py NAME [OPTION] FOLDER``.
+
+``PYTHON`` is that in which the simulator is installed.  The adapter reads the requests and the engine arguments in the
+folder, and leaves the answers there.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib.metadata
+import json
+import sys
+import types
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+if __name__ == "__main__":
+    # In a Python where this package is not installed: it is found here, and no file beside this one hides a module
+    # of the simulator (vidur.py).
+    here = Path(__file__).resolve()
+    sys.path[:] = [path for path in sys.path if Path(path or ".").resolve() != here.parent]
+    sys.modules["blis_replay"] = types.ModuleType("blis_replay")
+    sys.modules["blis_replay"].__path__ = [str(here.parents[2])]
+
+from blis_replay.replay.adapters import ADAPTERS
+from blis_replay.replay.adapters.contract import Adapter, Answer, Inputs
+
+
+def _inputs(folder: Path) -> Inputs:
+    with (folder / "requests.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    blocks = [[int(key) for key in row.pop("prefix_blocks", "").split()] for row in rows]
+    requests = [{name: int(value) for name, value in row.items()} for row in rows]
+    return Inputs(folder, requests, blocks, json.loads((folder / "engine.json").read_text("utf-8")))
+
+
+def _write(adapter: Adapter, option: str, folder: Path, answers: Iterable[Answer]) -> None:
+    with (folder / "results.csv").open("w", encoding="utf-8") as file:
+        file.write("request_index,ttft_us,e2e_us,scheduled_us\n")
+        for index, ttft_us, e2e_us, scheduled_us in answers:
+            at = "" if scheduled_us is None else f"{min(max(scheduled_us, 0.0), ttft_us):.1f}"
+            file.write(f"{index},{ttft_us:.1f},{e2e_us:.1f},{at}\n")
+    installed = adapter.package and not adapter.in_checkout(option)
+    version = importlib.metadata.version(adapter.package) if installed else adapter.tried
+    variant = [option] if option and option == adapter.fitted else []  # else it is a path of this machine
+    header = {"name": " ".join([adapter.name, *variant]), "version": version, "not_modelled": list(adapter.lacks)}
+    (folder / "simulator.json").write_text(json.dumps(header), "utf-8")
+
+
+def main(words: Sequence[str]) -> int:
+    """Run an adapter on a folder; the exit code, and one line on standard error if it is not 0."""
+    name, option, folder = words[0], words[1] if len(words) > 2 else "", Path(words[-1])
+    adapter = ADAPTERS[name]
+    try:
+        if adapter.package and not adapter.in_checkout(option):
+            importlib.metadata.version(adapter.package)
+        _write(adapter, option, folder, adapter.run(_inputs(folder), option))
+    except importlib.metadata.PackageNotFoundError:
+        print(f"{adapter.package} is not installed for {sys.executable}", file=sys.stderr)
+        return 1
+    except Exception as error:
+        print(f"{name}: {' '.join(str(error).split()) or type(error).__name__}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

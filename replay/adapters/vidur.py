@@ -1,0 +1,207 @@
+"""Vidur: the package of PyPI in this process, or a checkout of its repository by its own Python."""
+
+from __future__ import annotations
+
+import bisect
+import csv
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from blis_replay.replay.adapters.contract import (
+    US_PER_MS,
+    Adapter,
+    AdapterError,
+    Answer,
+    Inputs,
+    run_to_end,
+    step_times,
+)
+
+_DEVICES = (("h100", "h100"), ("a100", "a100"), ("a40", "a40"))
+_NODES = {"h100": "h100_dgx", "a100": "a100_dgx", "a40": "a40_pairwise_nvlink"}
+# A checkout interpolates its own profiles up to here unless it is told otherwise.
+_TOKENS, _BATCH = 4096, 128
+
+
+def _answers(inputs: Inputs, option: str) -> Iterator[Answer]:
+    """The package of PyPI, or a checkout; both leave a table of seconds a request."""
+    (_package if option in ("", "fitted") else _checkout)(inputs, option)
+    tables = list(inputs.folder.glob("vidur/**/request_metrics.csv"))
+    if not tables:
+        raise AdapterError("vidur wrote no request_metrics.csv")
+    with tables[0].open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            ttft_us, e2e_us, waited_us = (
+                1e6 * float(row[name]) for name in ("prefill_e2e_time", "request_e2e_time", "request_scheduling_delay")
+            )
+            yield Answer(int(float(row["Request Id"])), ttft_us, max(e2e_us, ttft_us), waited_us)
+
+
+def _trace(inputs: Inputs, header: str, before: str = "") -> str:
+    trace = inputs.folder / "vidur.csv"
+    lines = [f"{before}{r['arrival_us'] / 1e6:.6f},{r['prompt_tokens']},{r['output_tokens']}" for r in inputs.requests]
+    trace.write_text("\n".join([header, *lines, ""]), "utf-8")
+    return str(trace)
+
+
+def _package(inputs: Inputs, option: str) -> None:
+    """In this process; ``fitted``: each batch takes as long as the coefficients say.
+
+    Sarathi's chunks are what vLLM V1 does with chunked prefill.  The model is asked for its own step times and for the
+    size of the KV cache only, and both are given where step times are ours.
+    """
+    import vidur.config as config  # type: ignore[import-not-found,unused-ignore]
+    from vidur.simulator import Simulator  # type: ignore[import-not-found,unused-ignore]
+
+    given, fitted = inputs.arguments, option == "fitted"
+    predictor = config.LinearRegressionExecutionTimePredictorConfig
+    replica: dict[str, Any] = {"tensor_parallel_size": 1}
+    profiles = {"cache_dir": str(inputs.folder / "cache")}
+    if fitted:
+        _give_step_times(inputs)
+    else:
+        device = inputs.gpu_of(_DEVICES)
+        node, model = _NODES[device], str(inputs.served["model"])
+        replica = {"tensor_parallel_size": inputs.served["tensor_parallelism"] or 1, "model_name": model}
+        replica |= {"device": device, "network_device": node}
+        predictor = config.RandomForrestExecutionTimePredictorConfig
+        named = "project-vajra/dev-staging-" + model.lower().replace("/", "-")
+        profiles |= {"model_profiling_dataset": f"{named}-{device}"}
+        profiles |= {"network_profiling_dataset": "project-vajra/dev-staging-" + node.replace("_", "-")}
+    blocks = given.get("num_gpu_blocks") or (1_000_000 if fitted else None)
+    cluster = config.ClusterConfig(
+        replica_config=config.ReplicaConfig(num_pipeline_stages=1, **replica),
+        # vLLM V1 keeps no blocks back.
+        cache_config=config.CacheConfig(block_size=given["block_size"], num_blocks=blocks, watermark_blocks_fraction=0),
+        replica_scheduler_config=config.SarathiSchedulerConfig(
+            batch_size_cap=given["max_num_seqs"], chunk_size=given["max_num_batched_tokens"]
+        ),
+    )
+    trace = config.TraceRequestGeneratorConfig(
+        trace_file=_trace(inputs, "Date,Time,PromptTokenCount,CompletionTokenCount", before="all,"),
+        date="all",
+        prefill_scale_factor=1,
+        time_scale_factor=1,
+        max_tokens=given["max_model_len"],
+    )
+    metrics = {"store_plots": False, "enable_chrome_trace": False, "output_dir": str(inputs.folder / "vidur")}
+    simulator = Simulator(
+        config.SimulationConfig(
+            cluster_config=cluster,
+            request_generator_config=trace,
+            execution_time_predictor_config=predictor(**profiles),
+            metrics_config=config.MetricsConfig(**metrics),
+        )
+    )
+    try:
+        simulator.run()
+    except AssertionError:
+        raise AdapterError("its own check of a request's tokens fails, as where one is preempted") from None
+
+
+def _give_step_times(inputs: Inputs) -> None:
+    """Put the step times of the coefficients in place of its regression.
+
+    A batch takes what its decodes take, and what its prompt tokens add to a step without its fixed part.
+    """
+    from vidur._native.entities import ExecutionTime  # type: ignore[import-not-found,unused-ignore]
+    from vidur.execution_time_predictor import (  # type: ignore[import-not-found,unused-ignore]
+        ExecutionTimePredictorRegistry,
+    )
+    from vidur.types import ExecutionTimePredictorType  # type: ignore[import-not-found,unused-ignore]
+
+    counts, contexts, by_context, prefill = step_times(inputs)
+    rows = by_context.tolist()
+    prompts, added = [0, *(tokens for tokens, _ in prefill)], [0, *(us for _, us in prefill)]
+
+    class StepTimes:
+        def __init__(self, **settings: object) -> None:
+            del settings
+
+        def get_execution_time(self, batch: Any, stage: int) -> Any:
+            del stage
+            asked = list(zip(batch.requests, batch.num_q_tokens, batch.num_kv_tokens, strict=True))
+            held = [tokens for request, _, tokens in asked if request.is_prefill_complete]
+            prompt_tokens = sum(batch.num_q_tokens) - len(held)
+            at, part = _place(sum(held) / len(held) if held else 0, contexts)
+            fewer, more = (_interpolated(len(held), counts, rows[row]) for row in (at, at + 1))
+            step_us = fewer + part * (more - fewer) + _interpolated(prompt_tokens, prompts, added)
+            # One layer whose attention takes the whole step, in ms; its other eleven operators take no time.
+            return ExecutionTime(1, 0.0, 0.0, step_us / US_PER_MS, *([0.0] * 11))
+
+    kind = ExecutionTimePredictorType.LINEAR_REGRESSION
+    ExecutionTimePredictorRegistry.unregister(kind)
+    ExecutionTimePredictorRegistry.register(kind, StepTimes)
+
+
+def _place(value: float, grid: Sequence[float]) -> tuple[int, float]:
+    """The interval of a rising grid and the place in it, 0 to 1; what lies outside is put on its end."""
+    at = min(max(bisect.bisect_right(grid, value) - 1, 0), len(grid) - 2)
+    return at, min(max((value - grid[at]) / (grid[at + 1] - grid[at]), 0.0), 1.0)
+
+
+def _interpolated(value: float, grid: Sequence[float], values: Sequence[float]) -> float:
+    at, part = _place(value, grid)
+    return values[at] + part * (values[at + 1] - values[at])
+
+
+def _checkout(inputs: Inputs, option: str) -> None:
+    """A checkout of its repository, run in its folder by its own Python, with the profiles that it holds."""
+    checkout = Path(option).absolute()
+    pythons = (checkout / folder / "bin" / "python" for folder in (".venv", "env"))
+    python = next((str(path) for path in pythons if path.exists()), sys.executable)
+    trace = _trace(inputs, "arrived_at,num_prefill_tokens,num_decode_tokens")
+    options = [word for name, value in _options(inputs, trace).items() for word in (f"--{name}", str(value))]
+    off = [f"--no-metrics_config_{name}" for name in ("store_plots", "enable_chrome_trace")]
+    surroundings = os.environ | {"WANDB_MODE": "disabled"}
+    run_to_end([python, "-m", "vidur.main", *options, *off], "vidur.main", cwd=checkout, env=surroundings)
+
+
+def _options(inputs: Inputs, trace: str) -> dict[str, object]:
+    """Sarathi's chunks are what vLLM V1 does with chunked prefill; without it, its scheduler of vLLM V0."""
+    given, device = inputs.arguments, inputs.gpu_of(_DEVICES)
+    chunked = bool(given.get("enable_chunked_prefill", True))
+    tokens, seqs, longest = (given[name] for name in ("max_num_batched_tokens", "max_num_seqs", "max_model_len"))
+    name, budget = ("sarathi", "chunk_size") if chunked else ("vllm", "max_tokens_in_batch")
+    scheduler = {"batch_size_cap": seqs, "block_size": given["block_size"], budget: tokens}
+    scheduler |= {"num_blocks": given["num_gpu_blocks"]} if given.get("num_gpu_blocks") else {}
+    replica = {"device": device, "network_device": _NODES[device], "model_name": inputs.served["model"]}
+    replica |= {"tensor_parallel_size": inputs.served["tensor_parallelism"] or 1, "num_pipeline_stages": 1}
+    most = {"prefill_chunk_size": max(tokens, _TOKENS), "batch_size": max(seqs, _BATCH)}
+    most |= {"tokens_per_request": max(longest, _TOKENS)}
+    predictor = "random_forrest_execution_time_predictor_config_prediction_max"  # its own spelling
+    return {
+        **{f"replica_config_{key}": value for key, value in replica.items()},
+        "cluster_config_num_replicas": 1,
+        "request_generator_config_type": "trace_replay",
+        "trace_request_generator_config_trace_file": trace,
+        "trace_request_generator_config_max_tokens": longest,
+        "replica_scheduler_config_type": name,
+        **{f"{name}_scheduler_config_{key}": value for key, value in scheduler.items()},
+        **{f"{predictor}_{key}": value for key, value in most.items()},
+        "metrics_config_output_dir": inputs.folder / "vidur",
+    }
+
+
+VIDUR = Adapter(
+    "vidur",
+    "vidur",
+    "0.0.26",
+    "model, GPU, tensor parallelism, block_size, num_gpu_blocks, max_num_seqs, max_num_batched_tokens (as the "
+    "chunk size of its Sarathi scheduler), max_model_len; arrivals and lengths; step times: its own, or "
+    "(vidur-fitted) those of the coefficients",
+    (
+        "prefix caching: every prompt is computed whole",
+        "asynchronous scheduling",
+        "delays outside of the engine",
+        "clients that give up",
+        "preemptions: a run that needs one ends with an error",
+        "models and GPUs that it has no profile of, without ours",
+    ),
+    _answers,
+    fitted="fitted",
+    checkout="vidur/main.py",
+)
