@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -277,30 +278,39 @@ def _partly_told(unknown: int, answered: int) -> tuple[str, ...]:
 
 _STEP_REQUESTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
 _STEP_CONTEXTS = (1, 64, 256, 512, 1024, 2048, 4096, 8192)
+_PREFILL_CONTEXTS = (0, 512, 2048, 8192)
 _STEP_PREFILLS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
 def step_times(latency: Latency, most_tokens: int, most_requests: int) -> pl.DataFrame:
     """The step times of a release as a table for simulators that take such: of single prefills, and of decodes alone.
 
-    ``context_tokens``: of all decodes together; ``duration_us``: whole us.
+    ``prefill_context_tokens``: of the prompt, computed before; ``context_tokens``: of all decodes together;
+    ``duration_us``: whole us.
     """
+    prompts = _up_to(most_tokens, _STEP_PREFILLS)
+    rows = [(tokens, cached, 0, 0) for tokens in prompts for cached in _PREFILL_CONTEXTS]
+    rows += [
+        (0, 0, count, count * context) for count in _up_to(most_requests, _STEP_REQUESTS) for context in _STEP_CONTEXTS
+    ]
     batches = [
-        {"prefill_tokens": tokens, "prefill_requests": 1, "decode_tokens": 0, "context_tokens": 0}
-        for tokens in _STEP_PREFILLS
-        if tokens <= most_tokens
+        {
+            "prefill_tokens": tokens,
+            "prefill_requests": int(tokens > 0),
+            "attended_tokens": tokens * cached + tokens * (tokens + 1) // 2,
+            "decode_tokens": count,
+            "context_tokens": context,
+        }
+        for tokens, cached, count, context in rows
     ]
-    batches += [
-        {"prefill_tokens": 0, "prefill_requests": 0, "decode_tokens": count, "context_tokens": count * context}
-        for count in _STEP_REQUESTS
-        if count <= most_requests
-        for context in _STEP_CONTEXTS
-    ]
-    columns = {
-        name: [batch[name] for batch in batches] for name in ("prefill_tokens", "decode_tokens", "context_tokens")
-    }
-    table = pl.DataFrame(columns | {"duration_us": durations_us(latency, batches).astype(np.int64)})
-    return table.rename({"decode_tokens": "decode_requests"})
+    names = ("prefill_tokens", "prefill_context_tokens", "decode_requests", "context_tokens")
+    table = pl.DataFrame(rows, schema=dict.fromkeys(names, pl.Int64), orient="row")
+    return table.with_columns(duration_us=pl.Series(durations_us(latency, batches).astype(np.int64)))
+
+
+def _up_to(most: int, grid: Sequence[int]) -> list[int]:
+    """A grid to its limit and with it, of at least two values."""
+    return sorted({*grid[:2], *(value for value in grid if value < most), most})
 
 
 def _wrong(index: Any, ttft_us: Any, e2e_us: Any, requests: int) -> str:

@@ -89,23 +89,43 @@ def run_to_end(words: Sequence[str], what: str, **settings: Any) -> None:
         raise AdapterError(f"{what}: {said[-1].strip()}")
 
 
-def step_times(inputs: Inputs) -> tuple[list[int], list[int], Any, list[tuple[int, int]]]:
-    """The step times of the coefficients, in us.
+@dataclass(frozen=True)
+class StepTimes:
+    """The step times of the coefficients, in us; all grids rise.
 
-    Numbers of decodes; their mean contexts; an array of contexts by numbers; and of prompt tokens what they add to a
-    step, without its fixed part.
+    ``decode_us``: by mean context and number of decodes.  ``prefill_us``: by tokens computed before and prompt tokens,
+    what these add to a step, without its fixed part; the first are 0 tokens.
     """
-    import numpy as np
 
+    decodes: list[int]
+    contexts: list[int]
+    decode_us: list[list[int]]
+    prefill_tokens: list[int]
+    prefill_contexts: list[int]
+    prefill_us: list[list[int]]
+
+
+def step_times(inputs: Inputs) -> StepTimes:
+    """Those of the folder; raises ``AdapterError`` if the coefficients have none for this recording."""
     table = inputs.folder / "step_times.csv"
     if not table.exists():
         raise AdapterError("the coefficients have no step times for this recording; ask it without them")
     with table.open(encoding="utf-8") as file:
         rows = [{name: int(value) for name, value in row.items()} for row in csv.DictReader(file)]
     decode_us = {(row["decode_requests"], row["context_tokens"]): row["duration_us"] for row in rows}
-    counts = sorted({count for count, _ in decode_us if count})
+    decodes = sorted({count for count, _ in decode_us if count})
     contexts = sorted({tokens // count for count, tokens in decode_us if count})
-    by_context = np.array([[decode_us[count, count * context] for count in counts] for context in contexts])
-    alone_us = decode_us[counts[0], counts[0] * contexts[0]]
-    prefill = [(r["prefill_tokens"], max(r["duration_us"] - alone_us, 0)) for r in rows if r["prefill_tokens"]]
-    return counts, contexts, by_context, prefill
+    alone_us = decode_us[decodes[0], decodes[0] * contexts[0]]
+    prompts = [row for row in rows if row["prefill_tokens"]]
+    added_us = {
+        (row["prefill_context_tokens"], row["prefill_tokens"]): max(row["duration_us"] - alone_us, 0) for row in prompts
+    }
+    before, tokens = (sorted(set(of)) for of in zip(*added_us, strict=True))
+    return StepTimes(
+        decodes,
+        contexts,
+        [[decode_us[count, count * context] for count in decodes] for context in contexts],
+        [0, *tokens],
+        before,
+        [[0, *(added_us[cached, count] for count in tokens)] for cached in before],
+    )

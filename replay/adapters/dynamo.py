@@ -68,23 +68,25 @@ def _profile(inputs: Inputs) -> Path:
     """The step times of the coefficients as the tables of a profile of Dynamo's planner.
 
     A pass of its engine takes the sum of the two tables, and a prompt that it completes is among its decodes.  So the
-    prefill table is what prompt tokens add to a step, without the fixed part, which the decode table has.  That one is
-    asked by KV tokens and their mean a request; how many requests that are is the quotient.
+    prefill table is what the tokens of a whole prompt add to a step, without its fixed part.  That is in the decode
+    table, which is asked by KV tokens and their mean a request; how many requests that are is the quotient.
     """
     import numpy as np
 
-    counts, contexts, by_context, prefill = step_times(inputs)
-    most = counts[-1] * contexts[-1]
-    totals, means = np.linspace(0, most, _PROFILE_POINTS), np.geomspace(1, contexts[-1], _PROFILE_POINTS)
+    times = step_times(inputs)
+    by_context = np.array(times.decode_us)
+    most = times.decodes[-1] * times.contexts[-1]
+    totals = np.linspace(0, most, _PROFILE_POINTS)
+    means = np.geomspace(1, times.contexts[-1], _PROFILE_POINTS)
     itl = np.empty((len(totals), len(means)))
     for i, mean in enumerate(means):
-        at_mean = [np.interp(mean, contexts, of_count) for of_count in by_context.T]
-        itl[:, i] = np.interp(totals / mean, counts, at_mean) / US_PER_MS
+        at_mean = [np.interp(mean, times.contexts, of_count) for of_count in by_context.T]
+        itl[:, i] = np.interp(totals / mean, times.decodes, at_mean) / US_PER_MS
     path = inputs.folder / "profile.npz"
     np.savez(
         path,
-        prefill_isl=np.array([float(tokens) for tokens, _ in prefill]),
-        prefill_ttft_ms=np.array([us / US_PER_MS for _, us in prefill]),
+        prefill_isl=np.array(times.prefill_tokens[1:], np.float64),
+        prefill_ttft_ms=np.array(times.prefill_us[0][1:]) / US_PER_MS,
         decode_active_kv_tokens=totals,
         decode_context_length=means,
         decode_itl=itl,

@@ -113,39 +113,49 @@ def _give_step_times(inputs: Inputs) -> None:
     )
     from vidur.types import ExecutionTimePredictorType  # type: ignore[import-not-found,unused-ignore]
 
-    counts, contexts, by_context, prefill = step_times(inputs)
-    rows = by_context.tolist()
-    prompts, added = [0, *(tokens for tokens, _ in prefill)], [0, *(us for _, us in prefill)]
+    times = step_times(inputs)
 
-    class StepTimes:
+    class OurStepTimes:
         def __init__(self, **settings: object) -> None:
             del settings
 
         def get_execution_time(self, batch: Any, stage: int) -> Any:
             del stage
+            # Its numbers of KV tokens are those after the batch.
             asked = list(zip(batch.requests, batch.num_q_tokens, batch.num_kv_tokens, strict=True))
-            held = [tokens for request, _, tokens in asked if request.is_prefill_complete]
-            prompt_tokens = sum(batch.num_q_tokens) - len(held)
-            at, part = _place(sum(held) / len(held) if held else 0, contexts)
-            fewer, more = (_interpolated(len(held), counts, rows[row]) for row in (at, at + 1))
-            step_us = fewer + part * (more - fewer) + _interpolated(prompt_tokens, prompts, added)
+            held = [kept for request, _, kept in asked if request.is_prefill_complete]
+            chunks = [(tokens, kept - tokens) for request, tokens, kept in asked if not request.is_prefill_complete]
+            mean = sum(held) / len(held) if held else 0
+            step_us = _by_pair(mean, len(held), times.contexts, times.decodes, times.decode_us)
+            step_us += _by_pair(*_as_one(chunks), times.prefill_contexts, times.prefill_tokens, times.prefill_us)
             # One layer whose attention takes the whole step, in ms; its other eleven operators take no time.
             return ExecutionTime(1, 0.0, 0.0, step_us / US_PER_MS, *([0.0] * 11))
 
     kind = ExecutionTimePredictorType.LINEAR_REGRESSION
     ExecutionTimePredictorRegistry.unregister(kind)
-    ExecutionTimePredictorRegistry.register(kind, StepTimes)
+    ExecutionTimePredictorRegistry.register(kind, OurStepTimes)
+
+
+def _as_one(chunks: Sequence[tuple[int, int]]) -> tuple[float, int]:
+    """Chunks of prompts as one of as many tokens that attend to as many: the tokens before it, and its own."""
+    tokens = sum(count for count, _ in chunks)
+    attended = sum(count * before + count * (count + 1) / 2 for count, before in chunks)
+    return (max(attended / tokens - (tokens + 1) / 2, 0.0) if tokens else 0.0), tokens
+
+
+def _by_pair(
+    row: float, column: float, rows: Sequence[float], columns: Sequence[float], values: Sequence[Sequence[float]]
+) -> float:
+    """Between the values of a table by two rising grids; what lies outside is put on an end."""
+    (at_row, part_row), (at, part) = _place(row, rows), _place(column, columns)
+    fewer, more = (line[at] + part * (line[at + 1] - line[at]) for line in values[at_row : at_row + 2])
+    return fewer + part_row * (more - fewer)
 
 
 def _place(value: float, grid: Sequence[float]) -> tuple[int, float]:
-    """The interval of a rising grid and the place in it, 0 to 1; what lies outside is put on its end."""
+    """The interval of a grid and the place in it, 0 to 1."""
     at = min(max(bisect.bisect_right(grid, value) - 1, 0), len(grid) - 2)
     return at, min(max((value - grid[at]) / (grid[at + 1] - grid[at]), 0.0), 1.0)
-
-
-def _interpolated(value: float, grid: Sequence[float], values: Sequence[float]) -> float:
-    at, part = _place(value, grid)
-    return values[at] + part * (values[at + 1] - values[at])
 
 
 def _checkout(inputs: Inputs, option: str) -> None:

@@ -18,6 +18,7 @@ from scipy.interpolate import RegularGridInterpolator
 
 from blis_replay.blis.latency.models import LatencyModel
 from blis_replay.ingest.recording import Recording
+from blis_replay.replay.adapters.vidur import _as_one
 from blis_replay.replay.command import CommandError, adapter_simulator, step_times
 from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.release_file import load_release
@@ -159,6 +160,26 @@ def test_step_times_are_those_of_the_release() -> None:
     assert rows[0, 8, 8 * 512]["duration_us"] == pytest.approx(ns / 1000, abs=1)
     assert table["prefill_tokens"].max() == 2048
     assert table["decode_requests"].max() == 128
+
+
+def test_step_times_of_a_chunk_hold_what_its_tokens_attend_to() -> None:
+    """100 tokens after 512 attend to 100 * 512 + 100 * 101 / 2 = 56,250; 1 us for each 1,000 is 56.25 us more.
+
+    Limits that stand on no grid are its last values: 100 tokens, 3 requests.
+    """
+    plain = LatencyModel("blackbox", 1_000_000, 10_000, 0)
+    table = step_times(replace(plain, per_1000_attended_ns=1_000), 100, 3)
+    rows = {(row["prefill_tokens"], row["prefill_context_tokens"]): row["duration_us"] for row in table.to_dicts()}
+    assert rows[100, 512] == pytest.approx(1_000 + 100 * 10 + 56.25, abs=1)
+    assert rows[100, 0] == pytest.approx(1_000 + 100 * 10 + 5.05, abs=1)
+    assert table["prefill_tokens"].max() == 100
+    assert sorted(set(table["decode_requests"])) == [0, 1, 2, 3]
+
+
+def test_chunks_of_prompts_are_one_that_attends_to_as_many_tokens() -> None:
+    """Two chunks of 100 after 0 and 400: 5,050 + 45,050 = 50,100 tokens attended to, as one of 200 after 150."""
+    assert _as_one([(100, 0), (100, 400)]) == (150.0, 200)
+    assert _as_one([]) == (0.0, 0)
 
 
 def test_aiconfigurator_is_asked_for_as_many_at_once_as_its_answer_keeps(kept: Path) -> None:
