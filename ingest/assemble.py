@@ -198,11 +198,13 @@ class _Assembly:
         files = self._files()
         lost = next((f" ({file.loss()})" for file in files if file.rejected_count), "")
         unknown = "" if self.known else " (none of its files is of a known format)"
+        unknown = unknown if files else " (it has no files)"
         problem = f"no requests, no aggregates and no steps in it{lost or unknown}"
         mend = "repair the file, or copy it again" if lost else "give the directory of one experiment"
         if unknown and not lost:
             mend = discovery.how_to_go_on(self.source, self.others)
-        return RecordingError(self.source.root, "", problem, mend)
+        paths = self.source.paths or ()
+        return RecordingError(paths[0] if len(paths) == 1 else self.source.root, "", problem, mend)
 
     def _one(self, kind: str) -> RecordedFile | None:
         return next(iter(self.known.get(kind, [])), None)

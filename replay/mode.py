@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from typing import Literal, get_args, get_type_hints
 
 from blis_replay.blis.closed_loop import ClosedLoop
@@ -33,7 +34,9 @@ def parse_engine_value(name: str, text: str) -> EngineValue:
     """
     kind = _KINDS.get(name)
     if kind is None:
-        raise UnknownNameError(f"{name!r} is not an engine argument; use {', '.join(ENGINE_ARGUMENTS)}")
+        close = get_close_matches(name, ENGINE_ARGUMENTS, 1)
+        hint = f"did you mean {close[0]}?" if close else f"use {', '.join(ENGINE_ARGUMENTS)}"
+        raise UnknownNameError(f"{name!r} is not an engine argument; {hint}")
     if kind == "bool":
         if text.lower() not in _SWITCH:
             raise UnknownNameError(f"{name}={text} is not possible; use {name}=true|false")
@@ -48,7 +51,7 @@ def parse_engine_value(name: str, text: str) -> EngineValue:
         return float(text)
     if not (text.isascii() and text.isdigit() and len(text) < 19):
         or_none = ", or none" if "None" in kind else ""
-        raise UnknownNameError(f"{name}={text} is not possible; give a whole number{or_none}")
+        raise UnknownNameError(f"{name}={text} is not possible; give a whole number, 0 or more{or_none}")
     return int(text)
 
 

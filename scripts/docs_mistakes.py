@@ -52,6 +52,8 @@ def set_up(folder: Path) -> None:
     (folder / "folder").mkdir()
     (folder / "there").mkdir()
     (folder / "there" / "summary.json").write_text("{}", "utf-8")
+    (folder / "runs" / "mine").mkdir(parents=True)
+    (folder / "notes.json").write_text('{"note": 1}', "utf-8")
     (folder / "broken.yaml").write_text("a: [", "utf-8")
     (folder / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     (folder / "no-store.duckdb").write_text("no database", "utf-8")

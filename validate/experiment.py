@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from blis_replay.blis.releases.release import CoefficientRelease
+from blis_replay.blis.releases.release import CoefficientRelease, bundled_releases
 from blis_replay.fixtures.bundled import bundled_recording
 from blis_replay.fixtures.catalogue import RECORDED_FOLDER, bundled_aliases, bundled_row, recorded_slugs
 from blis_replay.ingest.errors import UnknownExperimentError
@@ -46,7 +46,9 @@ def find_experiment(store: Store, name: str) -> str:
         return slugs[0]
     bundled = _bundled_not_stored(store)
     stored = experiments_named(store)
-    named = any(experiment.alias == name for experiment in stored)
+    named = any(name in (experiment.alias, experiment.slug) for experiment in stored)
+    if name in bundled_releases() and not named:
+        raise UnknownExperimentError(f"{name} is a release; name an experiment, and this with --coefficients {name}")
     slug = resolve(stored if named else [*stored, *bundled], name)
     if slug in {experiment.slug for experiment in bundled}:
         _bring(store, slug)

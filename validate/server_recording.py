@@ -166,7 +166,7 @@ class _Run:
             )
         except OSError as error:
             problem = f"{printable(self.command[0])}: cannot be started ({error.strerror or error})"
-            raise RecordError(f"{problem}; give the server's command behind --") from error
+            raise RecordError(f"{problem}; install it, or give its path behind --") from error
         loop = asyncio.get_running_loop()
         tasks: set[asyncio.Task[None]] = {loop.create_task(self._first_metrics())}
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
+import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -214,7 +216,7 @@ def resolve(rows: Iterable[NamedExperiment], name: str) -> str:
     """The slug that ``name`` (a slug or an alias) stands for.
 
     Raises ``UnknownExperimentError`` if several experiments have that alias (naming their slugs) or
-    none has it (naming what comes close).
+    none has it (naming what comes close, or the verb that reads a path).
     """
     rows = list(rows)
     if any(row.slug == name for row in rows):
@@ -224,10 +226,18 @@ def resolve(rows: Iterable[NamedExperiment], name: str) -> str:
         raise UnknownExperimentError(f"{name} could mean {', '.join(slugs)}; name one of them")
     if slugs:
         return slugs[0]
-    known = sorted({row.alias for row in rows} | {row.slug for row in rows})
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    known = list(dict.fromkeys([*sorted(row.alias for row in rows), *sorted(row.slug for row in rows)]))
+    if os.path.exists(name):  # noqa: PTH110 - a name that is too long for a path is no error here
+        folder = Path(name).resolve().name
+        ingest = f"read it first: `blis-replay ingest {shlex.quote(name)}`"
+        remedy = f"its experiment is {folder}" if folder in known else ingest
+        raise UnknownExperimentError(f"{name} is a path and not the name of an experiment; {remedy}")
+    if "," in name:
+        raise UnknownExperimentError(f"no experiment is called {name}; write a space between names, not a comma")
+    close = [other for other in known if name.strip() and name.lower() in other.lower()][:3]
+    close = close or difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     hint = f"did you mean {', '.join(close)}?" if close else "list them with `blis-replay list`"
-    raise UnknownExperimentError(f"no experiment is called {name}; {hint}")
+    raise UnknownExperimentError(f"no experiment is called {name or repr(name)}; {hint}")
 
 
 def read_stored(store: Store, slug: str) -> Recording:

@@ -93,6 +93,11 @@ def test_an_answer_goes_to_the_file_that_is_named_and_quiet_prints_nothing(run: 
     assert Path("list.html").read_text().startswith("<!doctype html>")
     assert run("list", "--json", "-o", "json.html").out == ""
     assert Path("json.html").read_text() == run("list", "--json").out
+    for form, ending in (("json", "json"), ("csv", "csv"), ("markdown", "md")):
+        run("list", "-o", f"list.{ending}")
+        assert Path(f"list.{ending}").read_text() == run("list", "--format", form).out
+    run("list", "--format", "text", "-o", "text.csv")
+    assert Path("text.csv").read_text() == run("list").out
 
 
 def test_experiments_are_positional_or_options(run: Run) -> None:

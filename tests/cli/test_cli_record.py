@@ -69,7 +69,7 @@ def test_a_recording_is_not_written_over(run: Run, tmp_path: Path) -> None:
 def test_a_command_that_does_not_exist_is_one_line(run: Run, tmp_path: Path) -> None:
     answer = run("record", "--out", str(tmp_path / "run"), "--no-spans", "--", str(tmp_path / "no-such-program"))
     assert answer.code == 3
-    assert "cannot be started (No such file or directory); give the server's command behind --" in answer.err
+    assert "cannot be started (No such file or directory); install it, or give its path behind --" in answer.err
 
 
 @pytest.mark.parametrize(

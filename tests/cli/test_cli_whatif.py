@@ -35,7 +35,7 @@ def test_a_sweep_is_a_table_of_its_combinations(run: Run) -> None:
     ("arguments", "code", "complaint"),
     [
         ([], 2, "say what is to change"),
-        (["--set", "max_num_seqs"], 2, "max_num_seqs has no value; write --set max_num_seqs=256 once"),
+        (["--set", "max_num_seqs"], 2, "--set max_num_seqs: no value; write max_num_seqs=VALUE"),
         (["--set", "max_num_seqs=1", "--set", "max_num_seqs=2"], 2, "max_num_seqs is given twice"),
         (["--set", "max_num_seqs=1", "--sweep", "max_num_seqs=2"], 2, "by --set and by --sweep"),
         (["--set", "temperature=1"], 2, "error: 'temperature' is not an engine argument; use max_num_seqs"),

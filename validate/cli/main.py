@@ -60,6 +60,12 @@ FORMER = {
     "generalize": ("coefficients", "generalize"),
 }
 
+# Options that every verb has, and the program itself has not.
+_OF_VERBS = (
+    *("--store", "--format", "-f", "--json", "--csv", "--markdown", "--out", "-o", "--verbose", "-v", "--quiet", "-q"),
+    *("--experiment", "-e", "--all", "--coefficients"),
+)
+
 EXIT_PASS = 0
 # As a shell reports the signals: neither is a verdict.
 EXIT_INTERRUPTED, EXIT_READER_GONE = 130, 141
@@ -237,6 +243,8 @@ def _with_help(error: click.UsageError) -> str:
     """What is wrong, and the command that says what is right."""
     command = error.ctx.command_path if error.ctx else "blis-replay"
     message = " ".join(error.format_message().split()).rstrip(".")
+    if isinstance(error, click.NoSuchOption) and error.option_name in _OF_VERBS and command == "blis-replay":
+        message = f"{error.option_name} belongs behind the verb"
     return f"{message}{'' if message.endswith('?') else ';'} see `{command} --help`"
 
 

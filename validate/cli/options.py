@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 # Where a command keeps how its answer is to be printed.
 _META = "blis_replay"
+# The form of an answer by the ending of its file, where no form was asked for.
+_FORMS = {".html": "html", ".json": "json", ".csv": "csv", ".md": "markdown"}
 
 
 def store_option(command: Command) -> Command:
@@ -260,7 +262,9 @@ def print_answer(form: str | None, answer: Answer) -> int:
     meta = click.get_current_context().meta
     file: Path | None = meta.get(f"{_META}.out")
     form = form or asked_form()
-    if form is None and file is not None and file.suffix == ".html":
+    if form is None and file is not None and meta.get(f"{_META}.form") is None:
+        form = _FORMS.get(file.suffix)
+    if form == "html":
         from blis_replay.validate.report.report import answer_page
 
         text = answer_page(answer, click.get_current_context().command_path)
@@ -383,6 +387,14 @@ class Verb(click.Command):
             at = next(i for i, param in enumerate(self.params) if param.opts[0] in COMMON)
             self.params.insert(at, _answer_file())
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As of any command; an error says which verb it is of."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx
+            raise
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The verb's own options first."""
         sections: dict[str, list[tuple[str, str]]] = {"Options": [], "Common options": []}
@@ -409,7 +421,7 @@ def _answer_file() -> click.Option:
         type=OUT_FILE,
         expose_value=False,
         callback=set_out_file,
-        help="Write the answer to this file (.html: a page).  [default: standard output]",
+        help="Write the answer to this file; .html, .json, .csv or .md says as what.  [default: standard output]",
     )
 
 

@@ -64,6 +64,8 @@ def report_verb(
     """
     if bool(names) == everything:
         raise click.UsageError("name experiments, or use --all")
+    if out.suffix not in (".html", ".htm"):
+        raise click.UsageError(f"--out {out}: the report is a page of HTML; name a .html file")
     with progress_line("reporting") as progress:
         from blis_replay.ingest.store import open_for_reading
         from blis_replay.replay.mode import parse_mode

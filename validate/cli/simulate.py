@@ -323,7 +323,7 @@ def _pairs(option: str, texts: tuple[str, ...]) -> dict[str, str]:
     for text in texts:
         argument, equals, value = text.partition("=")
         if not equals or argument in pairs:
-            problem = "is given twice" if equals else "has no value"
-            raise click.UsageError(f"{option} {text}: {argument} {problem}; write {option} max_num_seqs=256 once")
+            problem = f"{argument} is given twice; give it once" if equals else f"no value; write {argument}=VALUE"
+            raise click.UsageError(f"{option} {text}: {problem}")
         pairs[argument] = value
     return pairs

@@ -101,7 +101,8 @@ def segments_of(run: ReplayRun) -> Segments:
     recorded = observed_requests(recording) & run.simulated.completed
     if not recorded.any():
         raise NothingToJudgeError(
-            f"{recording.alias}: no latencies of single requests were recorded, so there is nothing to lay side by side"
+            f"{recording.alias}: no latencies of single requests were recorded; "
+            "choose a recording that `list` calls recorded"
         )
     return segments_between(recording, timeline_of_recording(recording), timeline_of_run(run), recorded)
 

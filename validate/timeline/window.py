@@ -141,7 +141,7 @@ def worst_request(run: ReplayRun) -> int:
     compared = observed_requests(run.recording) & run.simulated.completed
     if not compared.any():
         raise NothingToJudgeError(
-            f"{run.recording.alias}: no latencies of single requests were recorded, so none is the worst; use --from"
+            f"{run.recording.alias}: no latencies of single requests were recorded; choose the window with --from"
         )
     observed_us = run.recording.requests["e2e_us"].to_numpy()[compared]
     return int(np.flatnonzero(compared)[np.argmax(np.abs(run.e2e_us[compared] - observed_us))])
