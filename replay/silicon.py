@@ -113,7 +113,7 @@ def tabulate(deployment: Deployment) -> Tabulated:
     """
     system = system_named(deployment.gpu)
     with _package(), _model_folder(deployment.config) as folder:
-        asked = _Asked(folder, system, deployment)
+        asked = AskedPackage(folder, system, deployment)
         products, prefill, decode = asked.products(), asked.prefill_attention(), asked.decode_attention()
         measured = f"vLLM {deployment.vllm_version}" if deployment.vllm_version else "its current vLLM"
         source = f"aiconfigurator-core {version('aiconfigurator-core')}, {system}, {measured}"
@@ -160,7 +160,7 @@ def _model_folder(config: Path) -> Iterator[Path]:
         yield Path(name)
 
 
-class _Asked:
+class AskedPackage:
     """The package, asked about one deployment; all answers in us, arrays of one length in and out.
 
     ``last``: for each kind of batch the largest that it has an answer for so far.

@@ -1,16 +1,19 @@
 """Renew the leaderboards of docs/simulators.md, which need simulators that most machines do not have.
 
-    python scripts/boards.py [shipped|live|blis|pack ...]
+    python scripts/boards.py [shipped|live|blis|pack ...] [--only SIMULATOR,...]
 
 The environment names them: DYNAMO, AIC and VIDUR are Pythons, DATA is the folder of the recordings.  Runs the commands
-that stand on the page, in a folder of their own, and keeps what they answer in ``docs/simulators.json``.
+that stand on the page, in a folder of their own, and keeps what they answer in ``docs/simulators.json``; with
+``--only`` for these simulators, whose rows take the place of theirs.
 ``scripts/docs.py`` makes the tables of that file and runs none of it.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -32,7 +35,7 @@ _RTX = "$DATA/llmservingsim"
 COMMANDS: dict[str, tuple[str, ...]] = {
     "shipped": (
         "blis-replay compare 34b-general 34b-codegen 7b-codegen 70b-general mixtral-general 7b-train \\",
-        f"  --simulators all,{_OTHERS} --explain --json > board.json",
+        f"  --simulators all,vidur:$VIDUR,{_OTHERS} --explain --json > board.json",
     ),
     "live": (
         "blis-replay compare tiny-live-a tiny-live-a2 tiny-live-b tiny-live-c tiny-live-d tiny-live-e \\",
@@ -79,12 +82,13 @@ def _lines(table: Table) -> list[str]:
     return markdown(table).replace("not stated", "unknown").replace("\\@", "@").splitlines()
 
 
-def renewed(name: str) -> dict[str, Any]:
-    """What the commands of a board answer now."""
+def renewed(name: str, only: str = "") -> dict[str, Any]:
+    """What the commands of a board answer now, of all its simulators or of those that are named."""
     with TemporaryDirectory() as folder:
         paths = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         surroundings = os.environ | {"PATH": paths, "BLIS_REPLAY_STORE": f"{folder}/store.duckdb"}
         script = "set -euo pipefail\n" + "\n".join(COMMANDS[name])
+        script = re.sub(r"(?<=--simulators )\S+", only, script) if only else script
         subprocess.run(["bash", "-c", script], cwd=folder, env=surroundings, check=True)
         return kept_of([json.loads(path.read_text("utf-8")) for path in sorted(Path(folder).glob("board*.json"))])
 
@@ -118,11 +122,25 @@ def _rounded(value: Any) -> Any:
 
 def main() -> int:
     """Renew the boards that are named, all of them by default."""
-    kept = json.loads(KEPT.read_text("utf-8")) if KEPT.exists() else {}
-    for name in sys.argv[1:] or COMMANDS:
-        kept[name] = renewed(name)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("board", nargs="*", help=", ".join(COMMANDS))
+    parser.add_argument("--only", default="", help="as for `compare --simulators`")
+    given = parser.parse_args()
+    if unknown := set(given.board) - COMMANDS.keys():
+        parser.error(f"no such board: {', '.join(sorted(unknown))}")
+    for name in given.board or COMMANDS:
+        new = renewed(name, given.only)
+        kept = json.loads(KEPT.read_text("utf-8")) if KEPT.exists() else {}
+        kept[name] = merged(kept[name], new) if given.only else new
         KEPT.write_text(_text(kept), "utf-8")
     return 0
+
+
+def merged(board: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """A kept board with the rows of some simulators new; those that it did not have stand behind the others."""
+    others = [score for score in board["scores"] if score["simulator"] not in new["simulators"]]
+    names = dict.fromkeys([*board["simulators"], *new["simulators"]])
+    return {"simulators": list(names), "scores": [*others, *new["scores"]]}
 
 
 if __name__ == "__main__":

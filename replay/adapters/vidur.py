@@ -21,9 +21,21 @@ from blis_replay.replay.adapters.contract import (
 )
 
 _DEVICES = (("h100", "h100"), ("a100", "a100"), ("a40", "a40"))
-_NODES = {"h100": "h100_dgx", "a100": "a100_dgx", "a40": "a40_pairwise_nvlink"}
-# A checkout interpolates its own profiles up to here unless it is told otherwise.
+_ORGANISATION = "project-vajra/dev-staging-"
+NODES = {"h100": "h100_dgx", "a100": "a100_dgx", "a40": "a40_pairwise_nvlink"}
+# Its own profiles are interpolated up to here unless it is told otherwise.
 _TOKENS, _BATCH = 4096, 128
+
+
+def profiles_folder() -> Path:
+    """Where the package keeps the profiles that it fetches, and what it makes of them."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "blis-replay" / "vidur"
+
+
+def data_sets(model: str, device: str) -> tuple[str, str]:
+    """The names of the data sets with a model's profile and with its network's, assumed to follow its default's."""
+    named = model.lower().replace("/", "-")
+    return f"{_ORGANISATION}{named}-{device}", _ORGANISATION + NODES[device].replace("_", "-")
 
 
 def _answers(inputs: Inputs, option: str) -> Iterator[Answer]:
@@ -59,18 +71,25 @@ def _package(inputs: Inputs, option: str) -> None:
     given, fitted = inputs.arguments, option == "fitted"
     predictor = config.LinearRegressionExecutionTimePredictorConfig
     replica: dict[str, Any] = {"tensor_parallel_size": 1}
-    profiles = {"cache_dir": str(inputs.folder / "cache")}
+    profiles: dict[str, Any] = {"cache_dir": str(inputs.folder / "cache")}
     if fitted:
         _give_step_times(inputs)
     else:
         device = inputs.gpu_of(_DEVICES)
-        node, model = _NODES[device], str(inputs.served["model"])
+        node, model = NODES[device], str(inputs.served["model"])
         replica = {"tensor_parallel_size": inputs.served["tensor_parallelism"] or 1, "model_name": model}
         replica |= {"device": device, "network_device": node}
         predictor = config.RandomForrestExecutionTimePredictorConfig
-        named = "project-vajra/dev-staging-" + model.lower().replace("/", "-")
-        profiles |= {"model_profiling_dataset": f"{named}-{device}"}
-        profiles |= {"network_profiling_dataset": "project-vajra/dev-staging-" + node.replace("_", "-")}
+        compute, network = data_sets(model, device)
+        profiles = {"model_profiling_dataset": compute, "network_profiling_dataset": network}
+        # What it fetched and fitted is used again.  Its search tries each forest of a grid ten times, for each operator:
+        # half an hour of a core.  One of that grid is as near.
+        profiles |= {"cache_dir": str(profiles_folder()), "no_cache": False, "k_fold_cv_splits": 2}
+        profiles |= {"num_estimators": [250], "max_depth": [16], "min_samples_split": [2]}
+        tokens, longest = given["max_num_batched_tokens"], given["max_model_len"]
+        profiles |= {"prediction_max_prefill_chunk_size": max(tokens, _TOKENS)}
+        profiles |= {"prediction_max_batch_size": max(given["max_num_seqs"], _BATCH)}
+        profiles |= {"prediction_max_tokens_per_request": max(tokens, longest, _TOKENS)}
     blocks = given.get("num_gpu_blocks") or (1_000_000 if fitted else None)
     cluster = config.ClusterConfig(
         replica_config=config.ReplicaConfig(num_pipeline_stages=1, **replica),
@@ -178,7 +197,7 @@ def _options(inputs: Inputs, trace: str) -> dict[str, object]:
     name, budget = ("sarathi", "chunk_size") if chunked else ("vllm", "max_tokens_in_batch")
     scheduler = {"batch_size_cap": seqs, "block_size": given["block_size"], budget: tokens}
     scheduler |= {"num_blocks": given["num_gpu_blocks"]} if given.get("num_gpu_blocks") else {}
-    replica = {"device": device, "network_device": _NODES[device], "model_name": inputs.served["model"]}
+    replica = {"device": device, "network_device": NODES[device], "model_name": inputs.served["model"]}
     replica |= {"tensor_parallel_size": inputs.served["tensor_parallelism"] or 1, "num_pipeline_stages": 1}
     most = {"prefill_chunk_size": max(tokens, _TOKENS), "batch_size": max(seqs, _BATCH)}
     most |= {"tokens_per_request": max(longest, _TOKENS)}
