@@ -90,6 +90,8 @@ class Rows:
 
     def __getitem__(self, name: str) -> pl.Series:
         """One column."""
+        if self.held is not None:
+            return self.held.get_column(name)
         return self.frame([name]).to_series()
 
     def select(self, *columns: str | pl.Expr | Iterable[str | pl.Expr], **named: pl.Expr) -> pl.DataFrame:

@@ -10,7 +10,6 @@ from blis_replay.blis.releases.release import CoefficientRelease, bundled_releas
 from blis_replay.fixtures.bundled import bundled_recording
 from blis_replay.fixtures.catalogue import RECORDED_FOLDER, bundled_aliases, bundled_row, recorded_slugs
 from blis_replay.ingest.errors import UnknownExperimentError
-from blis_replay.ingest.ingest import ingest_recording
 from blis_replay.ingest.recording import RECORDED, Recording
 from blis_replay.ingest.store import (
     ExperimentRow,
@@ -85,6 +84,8 @@ def _models_that_ship(names: Sequence[str]) -> set[str]:
 
 def _bring(store: Store, slug: str) -> None:
     """Store a bundled experiment."""
+    from blis_replay.ingest.ingest import ingest_recording  # every check
+
     if slug not in recorded_slugs():
         with writable(store) as opened:
             ingest_recording(opened, bundled_recording(slug))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from blis_replay.fixtures.catalogue import bundled_aliases, bundled_row
-from blis_replay.ingest.checks.registry import CheckEvidence
+from blis_replay.ingest.checks.evidence import CheckEvidence
 from blis_replay.ingest.recording import PUBLISHED, UNKNOWN, Finding, Recording, SharedPrefix, SourceFile
 from blis_replay.ingest.store import KvEventCount, list_experiments, open_store
 from blis_replay.ingest.tables import Cell, Column, Table, Toned, Value, columns_named, table_of

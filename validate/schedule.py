@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from blis_replay.blis.trace import EngineConfig
-from blis_replay.ingest.checks.evidence import Context, InstrumentCheck
-from blis_replay.ingest.checks.registry import CheckEvidence
+from blis_replay.ingest.checks.evidence import CheckEvidence, Context, InstrumentCheck
 from blis_replay.ingest.recording import Finding, Recording
 from blis_replay.ingest.store import Store, read_stored, read_token_layout
 from blis_replay.ingest.tables import Table, Toned, Value, columns_named

@@ -59,6 +59,17 @@ class InstrumentCheck:
     evidence_tables: Callable[[Recording, Context], tuple[Table, ...]]
 
 
+@dataclass(frozen=True)
+class CheckEvidence:
+    """A check with its findings in one stored experiment, and tables of what it looked at; none is empty."""
+
+    slug: str
+    alias: str
+    check: InstrumentCheck
+    findings: tuple[Finding, ...]
+    tables: tuple[Table, ...]
+
+
 def recorded_requests(recording: Recording) -> Rows:
     """The requests that were recorded; none where they were reconstructed from aggregates."""
     return recording.requests if recording.ground_truth == RECORDED else no_rows(recording.requests.schema)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from blis_replay.ingest.checks import (
@@ -18,7 +18,7 @@ from blis_replay.ingest.checks import (
     stationarity,
     token_events,
 )
-from blis_replay.ingest.checks.evidence import Context, InstrumentCheck, stage_windows
+from blis_replay.ingest.checks.evidence import CheckEvidence, Context, InstrumentCheck, stage_windows
 from blis_replay.ingest.checks.server import ARGUMENTS, ITERATIONS, METRICS, RECORDER
 from blis_replay.ingest.checks.step_times import STEP_CLOCK, STEP_CYCLE
 from blis_replay.ingest.errors import UnknownCheckError
@@ -26,7 +26,6 @@ from blis_replay.ingest.recording import Finding, Recording
 from blis_replay.ingest.store.file import Store
 from blis_replay.ingest.store.recordings import read_stored, read_token_layout, stamp_gaps
 from blis_replay.ingest.stream import TokenLayout, detect_layout, event_totals
-from blis_replay.ingest.tables import Table
 
 
 def _of(module: Any) -> InstrumentCheck:
@@ -76,17 +75,6 @@ def _finite(finding: Finding) -> Finding:
         for name, value in finding.measured.items()
     }
     return replace(finding, measured=measured)
-
-
-@dataclass(frozen=True)
-class CheckEvidence:
-    """A check with its findings in one stored experiment, and tables of what it looked at; none is empty."""
-
-    slug: str
-    alias: str
-    check: InstrumentCheck
-    findings: tuple[Finding, ...]
-    tables: tuple[Table, ...]
 
 
 def check_names() -> dict[str, str]:

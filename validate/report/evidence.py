@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.compiled.errors import ExperimentError, faults_named
-from blis_replay.ingest.checks.registry import CheckEvidence, check_evidence, named_check
+from blis_replay.ingest.checks.evidence import CheckEvidence
+from blis_replay.ingest.checks.registry import check_evidence, named_check
 from blis_replay.ingest.store import Store
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.replay.mode import ReplayMode

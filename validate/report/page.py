@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from blis_replay.ingest.checks.registry import CheckEvidence
+from blis_replay.ingest.checks.evidence import CheckEvidence
 from blis_replay.ingest.recording import GroundTruth
 from blis_replay.ingest.tables import Cell, Table, Value, columns_named
 from blis_replay.replay.store import provenance_of
