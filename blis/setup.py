@@ -72,10 +72,10 @@ def new_state(trace: RequestTrace, engine: EngineConfig, eligible_us: Int64s, or
     static_keys = int(keys.max(initial=-1)) + 1
     extent_of_key = _none(static_keys + (engine.max_num_seqs + 2) * (2 * width + 1))
     return k.State(
-        config=_config(engine, ring, usable),
+        config=_config(engine, ring, usable, 2 * width),
         at=_progress(n, usable, engine.max_num_seqs, static_keys),
         batch=np.zeros(1, k.BATCH),
-        flight=np.zeros((2, 2), np.int64),
+        flight=np.zeros(4, np.int64),
         facts=facts,
         requests=np.zeros(n, k.REQUEST),
         outcomes=outcomes,
@@ -244,7 +244,7 @@ def _keys(trace: RequestTrace, engine: EngineConfig, order: Int64s, total: Int64
     return blocks.start[order], count, blocks.keys
 
 
-def _config(engine: EngineConfig, ring: int, usable_blocks: int) -> k.Table:
+def _config(engine: EngineConfig, ring: int, usable_blocks: int, table_width: int) -> k.Table:
     config = np.zeros(1, k.CONFIG)
     config["max_num_seqs"] = engine.max_num_seqs
     config["max_active_seqs"] = engine.max_num_active_seqs or engine.max_num_seqs
@@ -273,6 +273,7 @@ def _config(engine: EngineConfig, ring: int, usable_blocks: int) -> k.Table:
     outlives = behaviours.priority_pass_outlives_preemption and engine.scheduling_policy == "priority"
     config["pass_outlives_preemption"] = outlives
     config["segments_of_step"] = _segments_of_step(engine)
+    config["keys_of_step"] = (engine.max_num_seqs + 1) * (table_width + 1)
     config["ring_mask"] = ring - 1
     config["cpu_blocks"] = engine.num_cpu_blocks
     config["fetch_us"] = engine.cpu_fetch_us_per_block

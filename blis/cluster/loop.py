@@ -90,6 +90,7 @@ def note_abort(stack: State, i: int, local: int) -> None:
         order[place] = order[place - 1]
         place -= 1
     order[place] = local
+    stack.at[i].abort_due_us = min(stack.at[i].abort_due_us, facts[local].abort_us)
 
 
 # -- What the router sees and decides -------------------------------------------------------

@@ -22,6 +22,7 @@ from blis_replay.blis.kernel.queues import leave_queue
 from blis_replay.blis.kernel.state import (
     ABORTED,
     COMPLETED,
+    NEVER,
     NEW,
     NONE,
     PREFILLING,
@@ -102,13 +103,13 @@ def _run_batch(state: State, flight: Flight, duration_us: int) -> None:
 def update(state: State, flight: Flight) -> None:
     """The tokens of the oldest batch are in.  Clients that gave up meanwhile come first."""
     at = state.at
-    row, end_us = state.flight[0, 0], state.flight[0, 1]
+    row, end_us = state.flight[0], state.flight[2]
     at.waiting_before = at.waiting_depth
     at.running_before = at.running_depth
     at.free_before = at.free_blocks
     at.in_flight -= 1
-    state.flight[0, 0] = state.flight[1, 0]
-    state.flight[0, 1] = state.flight[1, 1]
+    state.flight[0] = state.flight[1]
+    state.flight[2] = state.flight[3]
     at.now_us = max(at.now_us, end_us)
     if state.config.aborts_before_tokens == 1:
         take_aborts(state, flight)
@@ -199,9 +200,13 @@ def note_tokens(state: State, flight: Flight, request: int, tokens: int, row: in
 def take_aborts(state: State, flight: Flight) -> None:
     """Clients that have given up by now; tokens of theirs that are in flight reach nobody."""
     at = state.at
-    while at.next_abort < at.submitted:
+    while at.abort_due_us <= at.now_us:
+        if at.next_abort == at.submitted:
+            at.abort_due_us = NEVER
+            break
         request = state.abort_order[index(at.next_abort)]
         if state.facts[request].abort_us > at.now_us:
+            at.abort_due_us = state.facts[request].abort_us
             break
         at.next_abort += 1
         this = state.requests[request]

@@ -7,13 +7,23 @@ flight (asynchronous scheduling) a batch is scheduled while the one before it ru
 
 from __future__ import annotations
 
-from blis_replay.blis.kernel.batch import in_flight_input, leave_decoding, put_in_flight, vacate
+from blis_replay.blis.kernel.batch import (
+    all_decoded,
+    count_resumed,
+    in_flight_input,
+    leave_decoding,
+    nothing_happens,
+    put_in_flight,
+    repeat_batch,
+    run_repeated,
+    vacate,
+)
 from blis_replay.blis.kernel.pool import blocks_for
 from blis_replay.blis.kernel.queues import (
     close_segment,
     computed_now,
+    first_to_finish,
     last_token_step,
-    leave_finish,
     leave_queue,
     queue_up,
     stop_prefill,
@@ -23,6 +33,7 @@ from blis_replay.blis.kernel.state import (
     ABORTED,
     COMPLETED,
     DECODING,
+    NEVER,
     NEW,
     NONE,
     PREFILLING,
@@ -48,12 +59,22 @@ ROW_STEP, ROW_PREEMPTED, ROW_FIELDS = 4, 5, 6
 def advance(state: State, until_us: int, kind: int, int_params: Int64s, float_params: Floats) -> int:
     """Run until nothing is left to do (IDLE), the time is reached, or arrays are full (NEEDS_ROOM)."""
     run = by_reference(State(state.config[0], state.at[0], state.batch[0], *state[3:]))
+    alike = False
     while True:
-        answer = _next_batch(run, until_us)
-        if answer != BATCH:
-            return answer
+        alike = alike and nothing_happens(run, until_us)
+        if alike:
+            repeat_batch(run)
+        else:
+            answer = _next_batch(run, until_us)
+            if answer != BATCH:
+                return answer
         start_us = max(run.at.now_us, run.at.device_free_us)
-        _run_batch(run, batch_duration_us(kind, int_params, float_params, run.batch, start_us))
+        duration_us = batch_duration_us(kind, int_params, float_params, run.batch, start_us)
+        if alike:
+            run_repeated(run, start_us, duration_us)
+        else:
+            _run_batch(run, duration_us)
+            alike = all_decoded(run)
 
 
 @entry
@@ -72,7 +93,7 @@ def advance_to_answer(
             _run_batch(run, batch_duration_us(kind, int_params, float_params, run.batch, start_us))
         ended = run.at.rows
         for i in range(run.at.in_flight):
-            if run.flight[i, 0] != NONE:
+            if run.flight[i] != NONE:
                 ended -= 1
         while seen < ended:
             seen += 1
@@ -127,22 +148,6 @@ def serve_rows(state: State, row: int, until_row: int, table: Int64s, resumed_as
         if has_tokens:
             row += 1
     return REACHED, row
-
-
-@compiled
-def count_resumed(state: State, counts: Int64s) -> None:
-    """Take the requests of the batch that were preempted and have output tokens from the prefills to the decodes."""
-    request = state.at.running.head
-    while request != NONE:
-        this = state.requests[request]
-        had_output = this.known > state.facts[request].prompt_tokens
-        given = this.chunk_step == state.at.step and this.chunk > 1
-        if given and had_output:
-            counts[0] -= 1
-            counts[1] -= this.chunk
-            counts[2] += 1
-            counts[3] += this.chunk
-        request = state.links[request].running.next
 
 
 @compiled
@@ -205,14 +210,14 @@ def update(state: State) -> None:
     Clients that gave up meanwhile come first.
     """
     at, flight = state.at, state.flight
-    row, end_us = flight[0, 0], flight[0, 1]
+    row, end_us = flight[0], flight[2]
     at.waiting_before = at.waiting_depth
     at.running_before = at.running_depth
     at.free_before = at.free_blocks
     step = at.step - at.in_flight
     at.in_flight -= 1
-    flight[0, 0] = flight[1, 0]
-    flight[0, 1] = flight[1, 1]
+    flight[0] = flight[1]
+    flight[2] = flight[3]
     at.now_us = max(at.now_us, end_us)
     if state.config.aborts_before_tokens == 1:
         take_aborts(state)
@@ -227,22 +232,6 @@ def update(state: State) -> None:
     this = state.steps[index(row)]
     this.finished = finished
     this.free_blocks_end = at.free_blocks
-
-
-@compiled
-def first_to_finish(state: State, step: int) -> int:
-    """Of the requests that finish with a step, take the first of the running list out of the bucket."""
-    slot = index(step & state.config.ring_mask)
-    first = state.finish_head[slot]
-    if first == NONE:
-        return NONE
-    request = state.links[first].finish.next
-    while request != NONE:
-        if state.requests[request].admission < state.requests[first].admission:
-            first = request
-        request = state.links[request].finish.next
-    leave_finish(state, first, step)
-    return first
 
 
 @compiled
@@ -289,9 +278,13 @@ def begin(state: State, request: int) -> None:
 def take_aborts(state: State) -> None:
     """Clients that have given up by now; tokens of theirs that are in flight reach nobody."""
     at = state.at
-    while at.next_abort < at.submitted:
+    while at.abort_due_us <= at.now_us:
+        if at.next_abort == at.submitted:
+            at.abort_due_us = NEVER
+            break
         request = state.abort_order[index(at.next_abort)]
         if state.facts[request].abort_us > at.now_us:
+            at.abort_due_us = state.facts[request].abort_us
             break
         at.next_abort += 1
         this = state.requests[request]
@@ -328,5 +321,5 @@ def lacks_room(state: State) -> bool:
     return (
         at.rows >= len(state.steps)
         or at.segments + state.config.segments_of_step > state.segments.shape[0]
-        or at.keys_used + (state.config.max_num_seqs + 1) * (state.table.shape[1] + 1) > len(state.extent_of_key)
+        or at.keys_used + state.config.keys_of_step > len(state.extent_of_key)
     )

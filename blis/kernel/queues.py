@@ -8,7 +8,7 @@ place by (priority, arrival time, request id).
 
 from __future__ import annotations
 
-from blis_replay.blis.kernel.state import DECODING, NONE, PREFILLING, WAITING, Ends, State, Table, compiled
+from blis_replay.blis.kernel.state import DECODING, NONE, PREFILLING, WAITING, Ends, State, Table, compiled, index
 from blis_replay.compiled.arrays import Int32s
 
 # -- waiting ----------------------------------------------------------------------------
@@ -197,6 +197,22 @@ def enter_finish(state: State, request: int, step: int) -> None:
 def leave_finish(state: State, request: int, step: int) -> None:
     """Out of that bucket."""
     leave_bucket(state.links["finish"], state.finish_head, step & state.config.ring_mask, request)
+
+
+@compiled
+def first_to_finish(state: State, step: int) -> int:
+    """Of the requests that finish with a step, take the first of the running list out of the bucket."""
+    slot = index(step & state.config.ring_mask)
+    first = state.finish_head[slot]
+    if first == NONE:
+        return NONE
+    request = state.links[first].finish.next
+    while request != NONE:
+        if state.requests[request].admission < state.requests[first].admission:
+            first = request
+        request = state.links[request].finish.next
+    leave_finish(state, first, step)
+    return first
 
 
 @compiled

@@ -76,6 +76,7 @@ class Config:
     exact_preemption_cursor: i64
     pass_outlives_preemption: i64
     segments_of_step: i64  # no step ends more of them
+    keys_of_step: i64  # no step gives more of them
     ring_mask: i64  # State.finish_head has a power of two of slots, more than any request has steps
     cpu_blocks: i64  # room of the CPU tier, 0: there is none
     fetch_us: i64  # time the device takes to fetch a block from there
@@ -102,6 +103,7 @@ class Progress:
     submitted: i64  # requests known to the engine
     arrived: i64  # requests that have queued (or were given up before)
     next_abort: i64  # position in abort_order
+    abort_due_us: i64  # nobody gives up before
     waiting_depth: i64
     running_depth: i64
     decoding_requests: i64  # members that ask for one decode token in the next step
@@ -277,7 +279,7 @@ class State(NamedTuple):
     config: Record  # Config
     at: Record  # Progress
     batch: Record  # Batch
-    flight: Int64s  # [2, 2] batches in flight, oldest first: row (NONE: empty) and end, us
+    flight: Int64s  # [4]: rows of the batches in flight, the oldest first (NONE: empty), then their ends, us
     facts: Table  # [requests]
     requests: Table  # [requests]
     outcomes: Table  # [requests]

@@ -9,12 +9,12 @@ import math
 
 from blis_replay.blis.kernel.operators import operators_us
 from blis_replay.blis.kernel.roofline import roofline_us
-from blis_replay.blis.kernel.state import LONGEST_STEP_US, Batch, Record, compiled, entry
+from blis_replay.blis.kernel.state import LONGEST_STEP_US, Batch, Record, compiled, entry, index
 from blis_replay.compiled.arrays import Floats, Int64s
 
 KernelModel = tuple[int, Int64s, Floats]
 
-LINEAR, REGIMES, OBSERVED, PHYSICAL, ROOFLINE, TREES, OPERATORS = range(7)
+LINEAR, REGIMES, OBSERVED, PHYSICAL, ROOFLINE, TREES, OPERATORS, BENT = range(8)
 
 # -- ROOFLINE: see kernel.roofline.
 
@@ -46,6 +46,10 @@ FEATURE_NAMES = (
     "decode_x_kv_mean",
     "prefill_sq",
 )
+# -- BENT, lines in prefill tokens, decode tokens and kv_sum, by the number of decode tokens: float_params = for each
+#    line, ascending, the most decode tokens it is for, intercept (us), and its three coefficients.
+BENT_SIZE = 5
+
 EQUAL, BELOW, AT_MOST, ABOVE, AT_LEAST = range(5)
 REGIME_HEAD = 2
 REGIME_SIZE = 5 + FEATURES
@@ -93,6 +97,8 @@ def modelled_us(kind: int, int_params: Int64s, float_params: Floats, batch: Batc
     """What the model of a kind makes of the batch, in int_params us, at least 1."""
     if kind == LINEAR:
         return linear_us(int_params, batch)
+    if kind == BENT:
+        return bent_us(float_params, batch)
     if kind == REGIMES:
         return regimes_us(float_params, batch)
     if kind == PHYSICAL:
@@ -116,12 +122,14 @@ def linear_us(int_params: Int64s, batch: Batch) -> int:
         + int_params[1] * batch.prefill_tokens
         + int_params[2] * batch.decode_tokens
         + int_params[3] * batch.context_tokens
-        + int_params[7] * batch.attended_tokens // 1000
     )
+    if batch.attended_tokens > 0:
+        total_ns += int_params[7] * batch.attended_tokens // 1000
     total_ns = max(total_ns, int_params[4])
     if int_params[5] > 0:
         total_ns = min(total_ns, int_params[5])
-    return max((total_ns + int_params[6]) // 1000, 1)
+    total_ns += int_params[6]
+    return total_ns // 1000 if total_ns > 1000 else 1
 
 
 @compiled
@@ -138,6 +146,20 @@ def physical_us(int_params: Int64s, batch: Batch) -> int:
         + int_params[PHYSICAL_HEAD + min(tokens, len(int_params) - PHYSICAL_HEAD - 1)]
     )
     return max((total_ps + int_params[6]) // PS_PER_US, 1)
+
+
+@compiled
+def bent_us(float_params: Floats, batch: Batch) -> int:
+    """As ``regimes_us``, to the last bit, for the commonest regimes."""
+    decodes = float(batch.decode_tokens)
+    line = 0
+    while decodes > float_params[index(line)]:
+        line += BENT_SIZE
+    us = float_params[index(line + 1)]
+    us += float_params[index(line + 2)] * batch.prefill_tokens
+    us += float_params[index(line + 3)] * decodes
+    us += float_params[index(line + 4)] * (batch.context_tokens - batch.decode_tokens)
+    return int(min(max(us, 1.0), LONGEST_STEP_US))
 
 
 @compiled

@@ -18,7 +18,7 @@ from blis_replay.blis.kernel.step_time import FEATURE_NAMES, KernelModel
 from blis_replay.blis.latency.operators import OperatorModel
 from blis_replay.blis.latency.physical import PhysicalModel
 from blis_replay.blis.latency.roofline import RooflineModel
-from blis_replay.compiled.arrays import Bools, Int64s
+from blis_replay.compiled.arrays import Bools, Floats, Int64s
 from blis_replay.strict.document import Number
 
 LEAF = -1
@@ -169,6 +169,8 @@ class RegimeModel:
 
     def for_kernel(self) -> KernelModel:
         """Kind, integer and float parameters as ``kernel.step_time`` reads them."""
+        if (lines := self._bent_lines()) is not None:
+            return step_time.BENT, np.zeros(0, np.int64), lines
         float_params = [self.overhead_us, self.per_request_us]
         for regime in self.regimes:
             feature, operator, value = regime.condition or (None, "==", 0.0)
@@ -182,6 +184,21 @@ class RegimeModel:
                 *(by_name.get(name, 0.0) for name in FEATURE_NAMES),
             ]
         return step_time.REGIMES, np.zeros(0, np.int64), np.array(float_params + [0.0] * step_time.FEATURES)
+
+    def _bent_lines(self) -> Floats | None:
+        """float64, as the kernel reads lines that bend where decodes are many; None if these are no such lines."""
+        rows: list[list[float]] = []
+        for regime in self.regimes:
+            feature, operator, most = regime.condition or ("decode_tokens", "<=", math.inf)
+            slopes = dict(regime.coefficients)
+            if (feature, operator) != ("decode_tokens", "<=") or regime.expm1 or not slopes.keys() <= {*_BENT_BY}:
+                return None
+            if math.isnan(most) or (rows and most < rows[-1][0]):
+                return None
+            rows.append([most, regime.intercept_us, *(slopes.get(name, 0.0) for name in _BENT_BY)])
+        if self.overhead_us or self.per_request_us or not rows or rows[-1][0] != math.inf:
+            return None
+        return np.array(rows).reshape(-1)
 
 
 @dataclass(frozen=True)
@@ -251,6 +268,7 @@ class StepTime(Protocol):
         """Duration of the batch in us; truncated to whole us, at least 1."""
 
 
+_BENT_BY = ("prefill_tokens", "decode_tokens", "kv_sum")
 _OPERATORS = ("==", "<", "<=", ">", ">=")
 
 Latency = (

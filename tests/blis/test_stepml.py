@@ -7,11 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.kernel import state as k
+from blis_replay.blis.kernel import step_time
 from blis_replay.blis.kernel.step_time import step_duration_us
-from blis_replay.blis.latency.models import Lifecycle, RegimeModel
+from blis_replay.blis.latency.models import Lifecycle, Regime, RegimeModel
 from blis_replay.blis.releases.exchange import import_stepml
 from blis_replay.blis.releases.release import ModelEntry, bundled_releases, format_release, parse_release
 
@@ -46,6 +49,7 @@ ARTIFACT: dict[str, Any] = {
 def duration_us(model: RegimeModel, prefill: int, decode: int) -> int:
     batch = np.zeros(1, k.BATCH)
     batch["prefill_tokens"], batch["decode_tokens"] = prefill, decode
+    batch["context_tokens"] = decode  # each attends to itself alone
     batch["prefill_requests"] = prefill > 0
     return int(step_duration_us(*model.for_kernel(), batch, 0))
 
@@ -56,6 +60,32 @@ def test_an_artifact_by_hand() -> None:
     assert duration_us(model, 0, 10) == 420
     assert duration_us(model, 5, 10) == 1117
     assert lifecycle == Lifecycle(50.0, 0.5, 11.0, 0.0, 12.0, 13.0)
+
+
+FEW = ("decode_tokens", "<=", 64.0)
+BENT = RegimeModel(
+    (
+        Regime("few", 13_610.7, (("prefill_tokens", 41.6), ("decode_tokens", 17.9), ("kv_sum", 0.029)), FEW),
+        Regime("many", 13_453.3, (("decode_tokens", 20.4), ("prefill_tokens", 41.6), ("kv_sum", 0.029))),
+    )
+)
+
+
+@pytest.mark.parametrize(("prefill", "decode", "us"), [(0, 64, 14_756), (0, 65, 14_779), (100, 10, 17_949)])
+def test_lines_bent_at_64_decodes_by_hand(prefill: int, decode: int, us: int) -> None:
+    """13,610.7 + 17.9*64; 13,453.3 + 20.4*65; 13,610.7 + 41.6*100 + 17.9*10, truncated."""
+    assert duration_us(BENT, prefill, decode) == us
+
+
+@given(st.integers(0, 2_048), st.integers(0, 130), st.integers(0, 400_000))
+def test_bent_lines_are_regimes_to_the_last_bit(prefill: int, decode: int, context: int) -> None:
+    """A third condition that never holds has the same lines read as regimes in general."""
+    never = Regime("never", 1.0, (), ("prefill_tokens", "<", -1.0))
+    general = replace(BENT, regimes=(never, *BENT.regimes))
+    assert BENT.for_kernel()[0] == step_time.BENT != general.for_kernel()[0]
+    batch = np.zeros(1, k.BATCH)
+    batch["prefill_tokens"], batch["decode_tokens"], batch["context_tokens"] = prefill, decode, decode + context
+    assert step_duration_us(*BENT.for_kernel(), batch, 0) == step_duration_us(*general.for_kernel(), batch, 0)
 
 
 def test_a_regime_model_survives_a_release() -> None:
