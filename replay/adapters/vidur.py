@@ -82,8 +82,8 @@ def _package(inputs: Inputs, option: str) -> None:
         predictor = config.RandomForrestExecutionTimePredictorConfig
         compute, network = data_sets(model, device)
         profiles = {"model_profiling_dataset": compute, "network_profiling_dataset": network}
-        # What it fetched and fitted is used again.  Its search tries each forest of a grid ten times, for each operator:
-        # half an hour of a core.  One of that grid is as near.
+        # What it fetched and fitted is used again.  For each operator it tries a grid of forests ten times, which is
+        # half an hour of a core; one of that grid has to do.
         profiles |= {"cache_dir": str(profiles_folder()), "no_cache": False, "k_fold_cv_splits": 2}
         profiles |= {"num_estimators": [250], "max_depth": [16], "min_samples_split": [2]}
         tokens, longest = given["max_num_batched_tokens"], given["max_model_len"]
