@@ -124,7 +124,7 @@ def write_data_set(cache: Path, kind: str, name: str, config: Row, tables: Mappi
     for table, rows in tables.items():
         file = snapshot / f"{table}.csv.xz"
         there = list(csv.DictReader(io.StringIO(lzma.decompress(file.read_bytes()).decode()))) if file.exists() else []
-        # Other models share a network, and other layouts a model.
+        # Other layouts of the model.
         rows_by_key = {_key(row): row for row in (*there, *rows)}
         text = io.StringIO()
         writer = csv.DictWriter(text, rows[0].keys())
@@ -147,7 +147,7 @@ def main() -> None:
     given = parser.parse_args()
     model, tp = bundled_architectures()[given.model], given.tensor_parallelism
     compute, network = data_sets(given.model, given.gpu)
-    cache = profiles_folder()
+    cache = profiles_folder(given.model)
     with TemporaryDirectory() as folder:
         config = Path(folder) / "config.json"
         config.write_text(json.dumps(config_of(model)), "utf-8")

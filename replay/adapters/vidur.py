@@ -27,9 +27,13 @@ NODES = {"h100": "h100_dgx", "a100": "a100_dgx", "a40": "a40_pairwise_nvlink"}
 _TOKENS, _BATCH = 4096, 128
 
 
-def profiles_folder() -> Path:
-    """Where the package keeps the profiles that it fetches, and what it makes of them."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "blis-replay" / "vidur"
+def profiles_folder(model: str) -> Path:
+    """Where the package keeps the profiles that it fetches, and what it makes of them.
+
+    A folder a model: it keeps what it fits to a network without saying of which model the sizes are.
+    """
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return caches / "blis-replay" / "vidur" / model.lower().replace("/", "-")
 
 
 def data_sets(model: str, device: str) -> tuple[str, str]:
@@ -84,7 +88,7 @@ def _package(inputs: Inputs, option: str) -> None:
         profiles = {"model_profiling_dataset": compute, "network_profiling_dataset": network}
         # What it fetched and fitted is used again.  For each operator it tries a grid of forests ten times, which is
         # half an hour of a core; one of that grid has to do.
-        profiles |= {"cache_dir": str(profiles_folder()), "no_cache": False, "k_fold_cv_splits": 2}
+        profiles |= {"cache_dir": str(profiles_folder(model)), "no_cache": False, "k_fold_cv_splits": 2}
         profiles |= {"num_estimators": [250], "max_depth": [16], "min_samples_split": [2]}
         tokens, longest = given["max_num_batched_tokens"], given["max_model_len"]
         profiles |= {"prediction_max_prefill_chunk_size": max(tokens, _TOKENS)}
