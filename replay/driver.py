@@ -17,6 +17,7 @@ from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import ReplayPlan, plan_replay
 from blis_replay.replay.profile import MADE, clients_of, of_aggregates
 from blis_replay.replay.simulator import EmbeddedEngine, Simulated, Simulator
+from blis_replay.replay.warm_up import recorded_stalls
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,10 @@ def replay(
     entry = simulator.entry_for(recording)
     plan = _as_fitted(plan_replay(recording, mode), recording, mode, entry)
     simulated = simulator.serve(recording, plan)
+    if mode.warm_up == "recorded":
+        stalls, basis = recorded_stalls(recording, mode, simulated.completed, simulated.ttft_us)
+        plan = replace(plan, stalls=stalls, basis=plan.basis | {"warm-up": basis})
+        simulated = simulator.serve(recording, plan)
     beyond = _outside(simulated, plan, entry)
     if beyond is not None:
         plan = replace(plan, basis=plan.basis | {"extrapolated": str(beyond)})

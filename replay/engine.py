@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from blis_replay.blis.latency.models import Latency
+from blis_replay.blis.latency.operators import OperatorModel
 from blis_replay.blis.speculation import speculation_of
 from blis_replay.blis.trace import EngineConfig, release_arguments
 from blis_replay.ingest.recording import Recording, Setting
@@ -151,3 +153,11 @@ def not_simulated(arguments: Mapping[str, object], embedded: bool = True) -> tup
         for name, (neutral, instead) in _NOT_SIMULATED.items()
         if arguments.get(name, neutral) != neutral and not (embedded and _simulated(name, arguments))
     )
+
+
+def with_captured_sizes(latency: Latency, recording: Recording) -> Latency:
+    """The model on the recorded server: operator times know of CUDA graphs, where its log names the captured sizes."""
+    sizes = recording.engine.get("cudagraph_capture_sizes")
+    if sizes is None or not isinstance(latency, OperatorModel):
+        return latency
+    return latency.with_captured(tuple(int(size) for size in re.findall(r"[0-9]{1,6}", str(sizes.value))))

@@ -85,7 +85,8 @@ class ReplayMode:
     prompts, too.  ``scheduling``: as the server ran, or forced.
     ``surplus_steps``: 1 reports every request one step longer, as BLIS did before March
     2026 (blis-semantics 1.7); the schedule is unchanged.  ``engine``: engine arguments in the
-    place of the recorded ones.  ``rate``: arrivals follow each other so many times as fast.  ``loop``: clients
+    place of the recorded ones.  ``warm_up``: with the stalls of the server's first seconds, where the recording
+    shows some, or without.  ``rate``: arrivals follow each other so many times as fast.  ``loop``: clients
     that wait for answers, in the place of arrivals; none of them gives up.
     """
 
@@ -98,6 +99,7 @@ class ReplayMode:
     schedule: Literal["modelled", "recorded"] = "modelled"
     step_time: Literal["modelled", "recorded"] = "modelled"
     output_processing: Literal["modelled", "recorded"] = "modelled"
+    warm_up: Literal["none", "recorded"] = "none"
     engine: EngineOverrides = ()
     rate: float = 1.0
     loop: ClosedLoop | None = None
@@ -105,7 +107,7 @@ class ReplayMode:
     @property
     def teacher_forced(self) -> bool:
         """Whether an observed quantity takes the place of a modelled one."""
-        forced = (self.pre_queue, self.schedule, self.step_time, self.output_processing)
+        forced = (self.pre_queue, self.schedule, self.step_time, self.output_processing, self.warm_up)
         return "recorded" in forced
 
     @property

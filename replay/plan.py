@@ -25,6 +25,7 @@ from blis_replay.replay.observed import (
 )
 from blis_replay.replay.prefix import estimate_prefix, prefix_identity, prompt_tokens
 from blis_replay.replay.profile import blis_blocks, blis_spec, profile_arrivals, profile_blocks, profile_lengths
+from blis_replay.replay.warm_up import Stalls
 
 _FLAT_ARRIVALS_SEED = 42
 
@@ -38,6 +39,7 @@ class ReplayPlan:
     come from, and what is forced.  ``cycles``: observed step cycles in place of the latency
     model.  ``delivery_us``: observed us from the engine's first and last token to the client,
     int64[n] each, in place of the delays after the engine.  ``loop``: clients in place of the arrivals.
+    ``stalls``: of the server's first seconds.
     """
 
     trace: RequestTrace
@@ -46,12 +48,14 @@ class ReplayPlan:
     cycles: ObservedCycles | None = None
     delivery_us: tuple[Int64s, Int64s] | None = None
     loop: ClosedLoop | None = None
+    stalls: Stalls | None = None
 
     @property
     def teacher_forced(self) -> bool:
         """Whether observed quantities take the place of modelled ones."""
         traced = self.trace.pre_queue_us is not None or self.trace.held_us is not None
-        return traced or self.cycles is not None or self.delivery_us is not None
+        placed = self.cycles is not None or self.stalls is not None
+        return traced or placed or self.delivery_us is not None
 
 
 def plan_replay(recording: Recording, mode: ReplayMode) -> ReplayPlan:

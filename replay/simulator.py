@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,12 +10,11 @@ import numpy as np
 from blis_replay.blis.closed_loop import simulate_closed_loop
 from blis_replay.blis.engine import simulate
 from blis_replay.blis.errors import ReleaseError
-from blis_replay.blis.latency.models import Latency
-from blis_replay.blis.latency.operators import OperatorModel
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.result import SimResult
 from blis_replay.compiled.arrays import Bools, Int64s
 from blis_replay.ingest.recording import Recording
+from blis_replay.replay.engine import with_captured_sizes
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.plan import ReplayPlan
 
@@ -125,6 +123,8 @@ class EmbeddedEngine:
         """The plan through the engine; raises ``TraceError`` if it cannot be run."""
         entry = self.entry_for(recording)
         latency = plan.cycles or with_captured_sizes(entry.latency, recording)
+        if plan.stalls is not None:
+            latency = plan.stalls.on(latency)
         if plan.loop is None:
             result = simulate(plan.trace, plan.engine, latency, entry.lifecycle)
         else:
@@ -139,14 +139,6 @@ class EmbeddedEngine:
             preemptions=int(result.preemptions.sum()),
             asynchronous=plan.engine.async_scheduling,
         )
-
-
-def with_captured_sizes(latency: Latency, recording: Recording) -> Latency:
-    """The model on the recorded server: operator times know of CUDA graphs, where its log names the captured sizes."""
-    sizes = recording.engine.get("cudagraph_capture_sizes")
-    if sizes is None or not isinstance(latency, OperatorModel):
-        return latency
-    return latency.with_captured(tuple(int(size) for size in re.findall(r"[0-9]{1,6}", str(sizes.value))))
 
 
 def _client_latencies(result: SimResult, plan: ReplayPlan) -> tuple[Int64s, Int64s]:

@@ -15,9 +15,9 @@ from recordings import make_recording
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.latency.operators import OperatorModel, durations_us
 from blis_replay.ingest.recording import Setting
+from blis_replay.replay.engine import with_captured_sizes
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.silicon import Deployment, prompts_of, silicon_release, system_named, tabulate
-from blis_replay.replay.simulator import with_captured_sizes
 
 
 class MadeHandle:

@@ -1,4 +1,4 @@
-"""The first seconds of a server, seen beside a replay that has none."""
+"""The first seconds of a server, seen beside a replay that has none, and replayed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.store.file import open_store
 from blis_replay.ingest.store.recordings import read_stored
 from blis_replay.replay.driver import ReplayRun, replay
+from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.release_file import load_release
+from blis_replay.replay.simulator import EmbeddedEngine
+from blis_replay.replay.warm_up import Stalls
 from blis_replay.validate.comparison.warm_up import warm_up
 from blis_replay.validate.experiment import find_experiment
 from blis_replay.validate.metrics.observed import Selection
@@ -57,3 +60,44 @@ def test_a_stall_later_on_or_one_of_no_size_is_no_warm_up(run: ReplayRun, late_m
 
 def test_a_part_of_a_run_has_none(run: ReplayRun) -> None:
     assert warm_up(served(run, {0: 5_000}), Selection(window=(0.5, 1.0))) is None
+
+
+STALLS = Stalls(np.array([0, 400_000]), np.array([1_000_000, 700_000]))
+
+
+@pytest.fixture(scope="module")
+def stalled(run: ReplayRun) -> ReplayRun:
+    """The recording of a server that stalls twice in its first seconds, by 1 s and by 0.7 s."""
+    slow = EmbeddedEngine(run.release).serve(run.recording, replace(run.plan, stalls=STALLS))
+    ttft, e2e = pl.Series("ttft_us", slow.ttft_us), pl.Series("e2e_us", slow.e2e_us)
+    requests = rows_of(run.recording.requests.frame().with_columns(ttft, e2e))
+    return replace(run, recording=replace(run.recording, requests=requests))
+
+
+def test_stalls_that_first_tokens_show_are_replayed(run: ReplayRun, stalled: ReplayRun) -> None:
+    """Planted: 1.7 s of stalls, after which five prompts are prefilled together, 0.2 s that count as stalled.
+
+    So the third of 240, which is their p99, comes 11 % early; without stalls it is three times too early.
+    """
+    found = warm_up(stalled, Selection())
+    assert found is not None
+    assert found.stalled_us == pytest.approx(STALLS.longer_us.sum() + 200_000, rel=0.05)
+    again = replay(stalled.recording, run.release, ReplayMode(warm_up="recorded"))
+    observed = stalled.recording.requests["ttft_us"].to_numpy()
+    assert np.quantile(run.ttft_us, 0.99) < 0.5 * np.quantile(observed, 0.99)
+    assert np.quantile(again.ttft_us, 0.99) == pytest.approx(np.quantile(observed, 0.99), rel=0.15)
+    assert again.mode.name == "warm_up=recorded"
+    assert again.plan.basis["warm-up"].endswith(f"as the first tokens of the first {found.requests} requests show them")
+    assert warm_up(again, Selection()) is None
+
+
+def test_a_run_without_a_warm_up_is_replayed_as_it_is(run: ReplayRun) -> None:
+    again = replay(run.recording, run.release, ReplayMode(warm_up="recorded"))
+    assert np.array_equal(again.e2e_us, run.e2e_us)
+    assert again.plan.basis["warm-up"] == "none is seen in the first tokens"
+
+
+def test_stalls_are_not_laid_on_other_arrivals(stalled: ReplayRun) -> None:
+    again = replay(stalled.recording, stalled.release, ReplayMode(warm_up="recorded", rate=2.0))
+    assert again.plan.stalls is None
+    assert again.plan.basis["warm-up"].startswith("not replayed")

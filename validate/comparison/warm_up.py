@@ -1,26 +1,17 @@
-"""The first seconds of a server: its kernels are compiled or tuned on the first batches, which no step time knows.
-
-The first prefills of a mixture of experts take half a second each, those of a dense model on four GPUs the first one.
-It shows as first tokens that come much later than in the replay, and from some request on no more.
-"""
+"""What the first seconds of a server, which a replay has not, do to its error."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from blis_replay.compiled.arrays import Floats
+from blis_replay.compiled.arrays import Int64s
 from blis_replay.replay.driver import ReplayRun
+from blis_replay.replay.simulator import EmbeddedEngine
+from blis_replay.replay.warm_up import seen_warm_up
 from blis_replay.validate.metrics.observed import Selection, observed_requests
 from blis_replay.validate.text.cells import percent
-
-# So many requests in order of arrival are looked at together; in a run of fewer than this, p99 is not of them.
-_TOGETHER, _FEWEST = 10, 200
-# Late by this many times what 90 % of the run's requests are within, and so many times what the replay says.
-_TIMES, _TIMES_REPLAYED = 3.0, 1.0
-# A server may be done with one batch size and not with the next: so many groups on time do not end it.
-_ON_TIME = 2
 
 
 @dataclass(frozen=True)
@@ -28,52 +19,58 @@ class WarmUp:
     """The first ``requests`` with latencies, the last of which came at ``until_us`` of the run.
 
     ``late_us``: by how much the median of them came later than simulated.  ``p99_without``: error of TTFT at p99 over
-    the others.
+    the others.  ``stalls``, ``stalled_us``: how many stalls they show, and how long together; ``p99_replayed``: error
+    of TTFT at p99 over all requests with these replayed, None from a simulator that cannot.
     """
 
     requests: int
     until_us: int
     late_us: float
     p99_without: float
+    stalls: int
+    stalled_us: int
+    p99_replayed: float | None
 
     def __str__(self) -> str:
         """In a sentence."""
+        replayed = "" if self.p99_replayed is None else f", with --replay warm_up=recorded {percent(self.p99_replayed)}"
         return (
             f"warm-up: the first {self.requests} requests (until second {self.until_us / 1e6:.1f}) got first tokens "
-            f"{self.late_us / 1e6:.2f} s later than simulated, for want of a warm-up; without them the TTFT error at "
-            f"p99 is {percent(self.p99_without)}"
+            f"{self.late_us / 1e6:.2f} s later than simulated, for want of a warm-up ({self.stalls} stalls, "
+            f"{self.stalled_us / 1e6:.1f} s together); without them the TTFT error at p99 is "
+            f"{percent(self.p99_without)}{replayed}"
         )
 
 
 def warm_up(run: ReplayRun, selection: Selection) -> WarmUp | None:
     """The warm-up that a recording shows beside its replay.
 
-    None where it shows none, has too few requests, or not all of it is selected.
+    None where it shows none, has too few requests, not all of it is selected, or it is replayed.
     """
+    if not selection.everything or run.plan.stalls is not None:
+        return None
     chosen = observed_requests(run.recording) & run.simulated.completed
-    if chosen.sum() < _FEWEST or not selection.everything:
+    seen = seen_warm_up(run.recording, chosen, run.ttft_us)
+    if seen is None:
         return None
-    observed_us = run.recording.requests["ttft_us"].to_numpy()[chosen].astype(np.float64)
-    simulated_us = run.ttft_us[chosen].astype(np.float64)
-    count = _slow(observed_us, simulated_us) * _TOGETHER
-    if not count or len(observed_us) - count < _FEWEST:
-        return None
-    arrival_us = run.recording.requests["arrival_us"].to_numpy()[chosen]
-    p99 = [float(np.quantile(us[count:], 0.99)) for us in (observed_us, simulated_us)]
-    late_us = float(np.median((observed_us - simulated_us)[:count]))
-    return WarmUp(count, int(arrival_us[count - 1] - arrival_us[0]), late_us, p99[1] / p99[0] - 1)
+    requests = run.recording.requests
+    observed_us = requests["ttft_us"].fill_null(0).to_numpy()
+    arrival_us, first = requests["arrival_us"].to_numpy(), np.flatnonzero(chosen)[0]
+    last, others = np.flatnonzero(seen.requests)[-1], chosen & ~seen.requests
+    replayed = None
+    if run.simulator == EmbeddedEngine.name and run.plan.cycles is None:
+        engine, plan = EmbeddedEngine(run.release, extrapolate=True), replace(run.plan, stalls=seen.stalls)
+        replayed = _p99_error(engine.serve(run.recording, plan).ttft_us[chosen], observed_us[chosen])
+    return WarmUp(
+        requests=int(seen.requests.sum()),
+        until_us=int(arrival_us[last] - arrival_us[first]),
+        late_us=float(np.median((observed_us - run.ttft_us)[seen.requests])),
+        p99_without=_p99_error(run.ttft_us[others], observed_us[others]),
+        stalls=len(seen.stalls.at_us),
+        stalled_us=int(seen.stalls.longer_us.sum()),
+        p99_replayed=replayed,
+    )
 
 
-def _slow(observed_us: Floats, simulated_us: Floats) -> int:
-    """How many groups from the first on belong to it: up to the last late one before ``_ON_TIME`` in time follow."""
-    late_us = observed_us - simulated_us
-    usual_us = float(np.quantile(np.abs(late_us), 0.9))
-    last = 0
-    for group in range(len(late_us) // _TOGETHER):
-        if group - last >= _ON_TIME + bool(last):
-            break
-        of = slice(group * _TOGETHER, (group + 1) * _TOGETHER)
-        replayed_us = float(np.median(simulated_us[of]))
-        if float(np.median(late_us[of])) > max(_TIMES * usual_us, _TIMES_REPLAYED * replayed_us):
-            last = group + 1
-    return last
+def _p99_error(simulated_us: Int64s, observed_us: Int64s) -> float:
+    return float(np.quantile(simulated_us, 0.99) / np.quantile(observed_us, 0.99) - 1)

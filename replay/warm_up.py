@@ -1,0 +1,123 @@
+"""The first seconds of a server: its kernels are compiled or tuned on the first batches, which no step time knows.
+
+The first prefills of a mixture of experts take a second each, those of a dense model on four GPUs the first one.
+It shows as first tokens that come much later than in the replay, and from some request on no more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from blis_replay.blis.latency.models import CorrectedModel, Latency, ObservedCycles
+from blis_replay.compiled.arrays import Bools, Floats, Int64s
+from blis_replay.ingest.recording import Recording
+from blis_replay.replay.mode import ReplayMode
+
+# So many requests in order of arrival are looked at together; in a run of fewer than this, p99 is not of them.
+_TOGETHER, _FEWEST = 10, 200
+# Late by this many times what 90 % of the run's requests are within, and so many times what the replay says.
+_TIMES, _TIMES_REPLAYED = 3.0, 1.0
+# A server may be done with one batch size and not with the next: so many groups on time do not end it.
+_ON_TIME = 2
+# A stall leaves so many times the usual TTFT without a first token; less may be a few prefills in turn.
+_STALL_TIMES = 2.0
+
+
+@dataclass(frozen=True)
+class Stalls:
+    """Steps that took longer: int64[n] each, us of the run from which the next step is one, and by how much."""
+
+    at_us: Int64s
+    longer_us: Int64s
+
+    def __str__(self) -> str:
+        """In words."""
+        until_s = (self.at_us + self.longer_us).max() / 1e6
+        return f"{len(self.at_us)} stalls, {self.longer_us.sum() / 1e6:.1f} s together, until second {until_s:.1f}"
+
+    def on(self, latency: Latency) -> Latency:
+        """A model with them; one that is observed over time has them already."""
+        if isinstance(latency, ObservedCycles | CorrectedModel):
+            return latency
+        # A step that begins within a stall is the stalled one, so the next one begins after it.
+        from_us = np.column_stack([self.at_us, self.at_us + self.longer_us]).ravel()
+        longer_us = np.column_stack([self.longer_us, np.zeros_like(self.longer_us)]).ravel()
+        nothing = np.zeros(1, np.int64)
+        before = np.minimum(from_us[:1] - 1, nothing)
+        times, values = np.concatenate([before, from_us]), np.concatenate([nothing, longer_us])
+        return CorrectedModel(latency, (0, 0, 0, 0), times, values)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The requests (bool[n]) of a warm-up, and the stalls that they waited for."""
+
+    requests: Bools
+    stalls: Stalls
+
+
+def seen_warm_up(recording: Recording, compared: Bools, simulated_ttft_us: Int64s) -> Seen | None:
+    """The warm-up that a recording shows beside its replay; ``compared``: bool[n], the requests with both latencies.
+
+    None where it shows none, or has too few requests.
+    """
+    if compared.sum() < _FEWEST:
+        return None
+    ttft_us = recording.requests["ttft_us"].to_numpy()[compared].astype(np.float64)
+    count = _slow(ttft_us, simulated_ttft_us[compared].astype(np.float64)) * _TOGETHER
+    if not count or len(ttft_us) - count < _FEWEST:
+        return None
+    arrival_us = recording.requests["arrival_us"].to_numpy()[compared].astype(np.float64)
+    stalls = _stalls(arrival_us[:count], ttft_us[:count], float(np.median(ttft_us[count:])))
+    if stalls is None:
+        return None
+    requests = np.zeros(len(compared), np.bool_)
+    requests[np.flatnonzero(compared)[:count]] = True
+    return Seen(requests, stalls)
+
+
+def recorded_stalls(
+    recording: Recording, mode: ReplayMode, completed: Bools, simulated_ttft_us: Int64s
+) -> tuple[Stalls | None, str]:
+    """The stalls that a recording shows beside a replay without them, and that in words."""
+    if mode.arrivals != "recorded" or mode.rate != 1 or mode.loop is not None:
+        return None, "not replayed, as the arrivals are not the recorded ones"
+    known = (recording.requests["status"] == "ok") & recording.requests["ttft_us"].is_not_null()
+    seen = seen_warm_up(recording, known.to_numpy() & completed, simulated_ttft_us)
+    if seen is None:
+        return None, "none is seen in the first tokens"
+    return seen.stalls, f"{seen.stalls}, as the first tokens of the first {int(seen.requests.sum())} requests show them"
+
+
+def _slow(observed_us: Floats, simulated_us: Floats) -> int:
+    """How many groups from the first on belong to it: up to the last late one before ``_ON_TIME`` in time follow."""
+    late_us = observed_us - simulated_us
+    usual_us = float(np.quantile(np.abs(late_us), 0.9))
+    last = 0
+    for group in range(len(late_us) // _TOGETHER):
+        if group - last >= _ON_TIME + bool(last):
+            break
+        of = slice(group * _TOGETHER, (group + 1) * _TOGETHER)
+        replayed_us = float(np.median(simulated_us[of]))
+        if float(np.median(late_us[of])) > max(_TIMES * usual_us, _TIMES_REPLAYED * replayed_us):
+            last = group + 1
+    return last
+
+
+def _stalls(arrival_us: Floats, ttft_us: Floats, usual_us: float) -> Stalls | None:
+    """While some wait and for much longer than ``usual_us`` nobody gets a first token, a step stalls.
+
+    It begins with the first token before, or the first request that waits; it is longer by what exceeds the usual.
+    """
+    first_us = arrival_us + ttft_us
+    order = np.argsort(first_us, kind="stable")
+    since_us = np.minimum.accumulate(arrival_us[order][::-1])[::-1]
+    before_us = np.concatenate([since_us[:1], first_us[order][:-1]])
+    begin_us = np.maximum(since_us, before_us)
+    longer_us = first_us[order] - begin_us - usual_us
+    stalled = longer_us > _STALL_TIMES * usual_us
+    if not stalled.any():
+        return None
+    return Stalls(begin_us[stalled].astype(np.int64), longer_us[stalled].astype(np.int64))
