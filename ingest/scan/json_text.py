@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from blis_replay.ingest.scan.compiled import compiled, inlined
 from blis_replay.ingest.scan.words import (
     HIGH,
     Words,
     byte_at,
+    compiled,
     first_marked,
     has_zero_byte,
+    inlined,
     text_stands_at,
     word_at,
     words_of,

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from blis_replay.compiled.arrays import Int64s
-from blis_replay.ingest.scan.compiled import compiled, inlined
 from blis_replay.ingest.scan.json_text import (
     CLOSE_BRACE,
     CLOSE_BRACKET,
@@ -54,7 +53,9 @@ from blis_replay.ingest.scan.otlp_rows import (
 from blis_replay.ingest.scan.words import (
     Words,
     are_digits,
+    compiled,
     eight_digits,
+    inlined,
     stands_at,
     text_stands_at,
     word_at,

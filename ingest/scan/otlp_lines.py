@@ -12,7 +12,6 @@ import numpy as np
 
 from blis_replay.compiled.arrays import Int64s
 from blis_replay.ingest.scan import otlp_columns
-from blis_replay.ingest.scan.compiled import compiled, entry
 from blis_replay.ingest.scan.json_text import (
     CLOSE_BRACE,
     CLOSE_BRACKET,
@@ -60,7 +59,7 @@ from blis_replay.ingest.scan.otlp_rows import (
     keep_text,
     span_field,
 )
-from blis_replay.ingest.scan.words import Words
+from blis_replay.ingest.scan.words import Words, compiled, entry
 
 _NAME, _STATUS_CODE, _DROPPED, _OTHERS = (
     span_field(column) for column in ("name", "status_code", "dropped_events", "other_events")

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from blis_replay.compiled.arrays import Int64s
-from blis_replay.ingest.scan.compiled import compiled, entry
 from blis_replay.ingest.scan.json_text import UNUSUAL, Bytes, name_within, names_of
 from blis_replay.ingest.scan.otlp_columns import EVENTS as EVENT_NAMES
 from blis_replay.ingest.scan.otlp_columns import MAX_SPAN_BYTES, SCOPES
@@ -49,7 +48,7 @@ from blis_replay.ingest.scan.otlp_rows import (
     keep_text,
     span_field,
 )
-from blis_replay.ingest.scan.words import HIGH, word_at
+from blis_replay.ingest.scan.words import HIGH, compiled, entry, word_at
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _LARGEST_TAG_BYTES = 5

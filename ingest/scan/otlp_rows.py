@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 
 from blis_replay.compiled.arrays import Int64s
-from blis_replay.ingest.scan.compiled import compiled, entry
 from blis_replay.ingest.scan.json_text import Bytes, names_of
 from blis_replay.ingest.scan.otlp_columns import (
     EVENT_FLOATS,
@@ -19,7 +18,7 @@ from blis_replay.ingest.scan.otlp_columns import (
     SPAN_INTEGERS,
     SPAN_STRINGS,
 )
-from blis_replay.ingest.scan.words import Words
+from blis_replay.ingest.scan.words import Words, compiled, entry
 
 FULL = -2  # a position, as ``UNUSUAL`` is: there is no room for another row or text
 NULL = np.iinfo(np.int64).min  # no count that is taken is negative

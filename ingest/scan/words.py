@@ -1,4 +1,4 @@
-"""Eight bytes of a text at once, for compiled scans, and what can be asked of all of them together.
+"""How the scans are compiled; and eight bytes of a text at once, with what can be asked of all of them together.
 
 ``words``: the memory of the text as uint64, the first letter in the lowest byte (little-endian), or as uint8 where the
 type allows it; ``at``: the position of a byte, from which eight have to be there.
@@ -8,13 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from blis_replay.compiled.functions import Intrinsic
-from blis_replay.ingest.scan.compiled import compiled, inlined
+from blis_replay.compiled.cache import cache_folder
+from blis_replay.compiled.functions import Intrinsic, decorators
+
+_FOLDER = Path(__file__).parent
+
+entry, compiled = decorators(_FOLDER)
+_, inlined = decorators(_FOLDER, inline=True)  # small functions
+
+
+def kept_in() -> Path | None:
+    """The folder of the compiled scans, None where none can be written."""
+    return cache_folder(_FOLDER)
+
 
 Words = NDArray[np.uint64]
 

@@ -107,7 +107,7 @@ def _store(path: Path) -> Found:
 
 def _compiled() -> list[Found]:
     from blis_replay.blis.kernel import state as kernel
-    from blis_replay.ingest.scan import compiled as scan
+    from blis_replay.ingest.scan import words as scan
 
     return [_cache("compiled engine", kernel.kept_in()), _cache("compiled scans", scan.kept_in())]
 

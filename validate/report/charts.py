@@ -28,6 +28,7 @@ from blis_replay.validate.report.latency_charts import (
     mark_stages,
     stages_note,
     ttft_chart,
+    waterfall_chart,
 )
 from blis_replay.validate.report.series import (
     DepthOverTime,
@@ -45,7 +46,6 @@ from blis_replay.validate.report.series import (
     waiting_at_arrival,
 )
 from blis_replay.validate.report.svg import INK, OBSERVED, SIMULATED, Chart, drawn, standalone
-from blis_replay.validate.report.waterfall_chart import waterfall_chart
 from blis_replay.validate.text.answer import frame, html_text
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from blis_replay.replay.driver import replay
 from blis_replay.validate.metrics.latency import LatencySamples
 from blis_replay.validate.metrics.resampling import QUANTITIES
 from blis_replay.validate.report.evidence import Evidence
-from blis_replay.validate.report.latency_charts import errors_chart
+from blis_replay.validate.report.latency_charts import errors_chart, falls
 from blis_replay.validate.report.series import (
     ErrorsOverTime,
     band,
@@ -35,7 +35,6 @@ from blis_replay.validate.report.series import (
     step_cycles,
     waiting_at_arrival,
 )
-from blis_replay.validate.report.waterfall_chart import falls
 
 pytestmark = pytest.mark.slow
 
