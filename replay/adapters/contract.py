@@ -81,12 +81,13 @@ class Adapter:
         return bool(self.checkout) and (Path(given) / self.checkout).is_file()
 
 
-def run_to_end(words: Sequence[str], what: str, **settings: Any) -> None:
-    """Run a program to its end; raises ``AdapterError`` with its last words if it fails."""
+def run_to_end(words: Sequence[str], what: str, **settings: Any) -> str:
+    """Run a program to its end; what it printed.  Raises ``AdapterError`` with its last words if it fails."""
     done = subprocess.run(words, capture_output=True, text=True, check=False, **settings)  # noqa: S603 (no shell)
     if done.returncode:
         said = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()] or ["it said nothing"]
         raise AdapterError(f"{what}: {said[-1].strip()}")
+    return str(done.stdout)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import csv
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,6 +26,8 @@ _ORGANISATION = "project-vajra/dev-staging-"
 NODES = {"h100": "h100_dgx", "a100": "a100_dgx", "a40": "a40_pairwise_nvlink"}
 # Its own profiles are interpolated up to here unless it is told otherwise.
 _TOKENS, _BATCH = 4096, 128
+_DATE = "all"  # newer versions choose the rows of a date
+_PREDICTOR = "random_forrest_execution_time_predictor_config"  # its own spelling
 
 
 def profiles_folder(model: str) -> Path:
@@ -56,9 +59,12 @@ def _answers(inputs: Inputs, option: str) -> Iterator[Answer]:
             yield Answer(int(float(row["Request Id"])), ttft_us, max(e2e_us, ttft_us), waited_us)
 
 
-def _trace(inputs: Inputs, header: str, before: str = "") -> str:
+def _trace(inputs: Inputs) -> str:
+    """The requests as a file: seconds and lengths, under the names of its older and of its newer versions."""
     trace = inputs.folder / "vidur.csv"
-    lines = [f"{before}{r['arrival_us'] / 1e6:.6f},{r['prompt_tokens']},{r['output_tokens']}" for r in inputs.requests]
+    header = "arrived_at,num_prefill_tokens,num_decode_tokens,Date,Time,PromptTokenCount,CompletionTokenCount"
+    rows = ((f"{r['arrival_us'] / 1e6:.6f}", r["prompt_tokens"], r["output_tokens"]) for r in inputs.requests)
+    lines = (",".join(map(str, (*row, _DATE, *row))) for row in rows)
     trace.write_text("\n".join([header, *lines, ""]), "utf-8")
     return str(trace)
 
@@ -104,8 +110,8 @@ def _package(inputs: Inputs, option: str) -> None:
         ),
     )
     trace = config.TraceRequestGeneratorConfig(
-        trace_file=_trace(inputs, "Date,Time,PromptTokenCount,CompletionTokenCount", before="all,"),
-        date="all",
+        trace_file=_trace(inputs),
+        date=_DATE,
         prefill_scale_factor=1,
         time_scale_factor=1,
         max_tokens=given["max_model_len"],
@@ -182,30 +188,50 @@ def _place(value: float, grid: Sequence[float]) -> tuple[int, float]:
 
 
 def _checkout(inputs: Inputs, option: str) -> None:
-    """A checkout of its repository, run in its folder by its own Python, with the profiles that it holds."""
+    """A checkout of its repository, run in its folder by its own Python, with the profiles that it holds or fetches."""
     checkout = Path(option).absolute()
     pythons = (checkout / folder / "bin" / "python" for folder in (".venv", "env"))
     python = next((str(path) for path in pythons if path.exists()), sys.executable)
-    trace = _trace(inputs, "arrived_at,num_prefill_tokens,num_decode_tokens")
-    options = [word for name, value in _options(inputs, trace).items() for word in (f"--{name}", str(value))]
+    settings = {"cwd": checkout, "env": os.environ | {"WANDB_MODE": "disabled"}}
+    known = set(re.findall(r"--(\w+)", run_to_end([python, "-m", "vidur.main", "--help"], "vidur.main", **settings)))
+    options, by_version = _options(inputs, _trace(inputs)), _options_by_version(inputs)
+    if unknown := options.keys() - known:
+        raise AdapterError(f"this checkout has no option --{min(unknown)}; install vidur of PyPI, and give its Python")
+    told = {name: value for name, value in (options | by_version).items() if name in known}
+    words = [word for name, value in told.items() for word in (f"--{name}", str(value))]
     off = [f"--no-metrics_config_{name}" for name in ("store_plots", "enable_chrome_trace")]
-    surroundings = os.environ | {"WANDB_MODE": "disabled"}
-    run_to_end([python, "-m", "vidur.main", *options, *off], "vidur.main", cwd=checkout, env=surroundings)
+    run_to_end([python, "-m", "vidur.main", *words, *off], "vidur.main", **settings)
+
+
+def _options_by_version(inputs: Inputs) -> dict[str, object]:
+    """What versions have under different names, and what only newer ones ask for: names of data sets, a date."""
+    scheduler, device = _scheduler(inputs), inputs.gpu_of(_DEVICES)
+    size = inputs.arguments["block_size"]
+    compute, network = data_sets(str(inputs.served["model"]), device)
+    return {
+        f"{scheduler}_scheduler_config_block_size": size,
+        "replica_config_block_size": size,
+        f"{_PREDICTOR}_model_profiling_dataset": compute,
+        f"{_PREDICTOR}_network_profiling_dataset": network,
+        "trace_request_generator_config_date": _DATE,
+    }
+
+
+def _scheduler(inputs: Inputs) -> str:
+    """Sarathi's chunks are what vLLM V1 does with chunked prefill; without it, its scheduler of vLLM V0."""
+    return "sarathi" if inputs.arguments.get("enable_chunked_prefill", True) else "vllm"
 
 
 def _options(inputs: Inputs, trace: str) -> dict[str, object]:
-    """Sarathi's chunks are what vLLM V1 does with chunked prefill; without it, its scheduler of vLLM V0."""
-    given, device = inputs.arguments, inputs.gpu_of(_DEVICES)
-    chunked = bool(given.get("enable_chunked_prefill", True))
+    given, device, name = inputs.arguments, inputs.gpu_of(_DEVICES), _scheduler(inputs)
     tokens, seqs, longest = (given[name] for name in ("max_num_batched_tokens", "max_num_seqs", "max_model_len"))
-    name, budget = ("sarathi", "chunk_size") if chunked else ("vllm", "max_tokens_in_batch")
-    scheduler = {"batch_size_cap": seqs, "block_size": given["block_size"], budget: tokens}
+    budget = "chunk_size" if name == "sarathi" else "max_tokens_in_batch"
+    scheduler = {"batch_size_cap": seqs, budget: tokens}
     scheduler |= {"num_blocks": given["num_gpu_blocks"]} if given.get("num_gpu_blocks") else {}
     replica = {"device": device, "network_device": NODES[device], "model_name": inputs.served["model"]}
     replica |= {"tensor_parallel_size": inputs.served["tensor_parallelism"] or 1, "num_pipeline_stages": 1}
     most = {"prefill_chunk_size": max(tokens, _TOKENS), "batch_size": max(seqs, _BATCH)}
-    most |= {"tokens_per_request": max(longest, _TOKENS)}
-    predictor = "random_forrest_execution_time_predictor_config_prediction_max"  # its own spelling
+    most |= {"tokens_per_request": max(tokens, longest, _TOKENS)}
     return {
         **{f"replica_config_{key}": value for key, value in replica.items()},
         "cluster_config_num_replicas": 1,
@@ -214,7 +240,7 @@ def _options(inputs: Inputs, trace: str) -> dict[str, object]:
         "trace_request_generator_config_max_tokens": longest,
         "replica_scheduler_config_type": name,
         **{f"{name}_scheduler_config_{key}": value for key, value in scheduler.items()},
-        **{f"{predictor}_{key}": value for key, value in most.items()},
+        **{f"{_PREDICTOR}_prediction_max_{key}": value for key, value in most.items()},
         "metrics_config_output_dir": inputs.folder / "vidur",
     }
 

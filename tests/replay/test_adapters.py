@@ -55,6 +55,9 @@ def cli_estimate(**said):
 VIDUR = """
 import csv, json, pathlib, sys
 words = [word for word in sys.argv[1:] if not word.startswith("--no-")]
+if words == ["--help"]:
+    print(HELP)
+    sys.exit()
 said = {name[2:]: value for name, value in zip(words[::2], words[1::2])}
 rows = list(csv.DictReader(open(said["trace_request_generator_config_trace_file"])))
 json.dump({"said": said, "trace": rows}, open("kept.json", "w"))
@@ -66,6 +69,17 @@ with open(folder / "request_metrics.csv", "w") as file:
     print("Request Id,request_e2e_time,request_scheduling_delay,prefill_e2e_time", file=file)
     for index, row in reversed(list(enumerate(rows))):
         print(index, 0.025 + 0.01 * (int(row["num_decode_tokens"]) - 1), 0.005, 0.025, sep=",", file=file)
+"""
+# The options of a version that are used of it, as its help lists them.
+VIDUR_HELP = """
+  --replica_config_device --replica_config_network_device --replica_config_model_name --replica_config_block_size
+  --replica_config_tensor_parallel_size --replica_config_num_pipeline_stages --cluster_config_num_replicas
+  --request_generator_config_type --trace_request_generator_config_trace_file
+  --trace_request_generator_config_max_tokens --replica_scheduler_config_type --sarathi_scheduler_config_batch_size_cap
+  --sarathi_scheduler_config_chunk_size --sarathi_scheduler_config_num_blocks --metrics_config_output_dir
+  --random_forrest_execution_time_predictor_config_prediction_max_prefill_chunk_size
+  --random_forrest_execution_time_predictor_config_prediction_max_batch_size
+  --random_forrest_execution_time_predictor_config_prediction_max_tokens_per_request
 """
 
 
@@ -195,17 +209,22 @@ def test_aiconfigurator_is_asked_for_as_many_at_once_as_its_answer_keeps(kept: P
 def test_a_checkout_of_vidur_gets_a_trace_and_the_engine_arguments(tmp_path: Path) -> None:
     """Seconds in and out; chunked prefill is the scheduler that cuts prompts into chunks."""
     (tmp_path / "vidur").mkdir()
-    (tmp_path / "vidur" / "main.py").write_text(VIDUR)
+    main = tmp_path / "vidur" / "main.py"
+    main.write_text(f"HELP = {VIDUR_HELP!r}" + VIDUR)
     answer = run(f"vidur:{tmp_path}", recording())
     told = json.loads((tmp_path / "kept.json").read_text())
-    assert told["trace"][1] == {"arrived_at": "1.000000", "num_prefill_tokens": "40", "num_decode_tokens": "21"}
+    wanted = {"arrived_at": "1.000000", "num_prefill_tokens": "40", "num_decode_tokens": "21"}
+    wanted |= {"Date": "all", "Time": "1.000000", "PromptTokenCount": "40", "CompletionTokenCount": "21"}
+    assert told["trace"][1] == wanted
     wanted = {
         "replica_config_device": "h100",
         "replica_scheduler_config_type": "sarathi",
         "sarathi_scheduler_config_chunk_size": "2048",
         "sarathi_scheduler_config_num_blocks": "500",
+        "replica_config_block_size": "16",
     }
     assert wanted.items() <= told["said"].items()
+    assert "sarathi_scheduler_config_block_size" not in told["said"]  # of other versions: this one has it elsewhere
     assert answer.ttft_us.tolist() == [25_000] * 3
     assert answer.e2e_us.tolist() == [125_000, 225_000, 325_000]
     assert answer.simulated.scheduled_us is not None
@@ -213,6 +232,9 @@ def test_a_checkout_of_vidur_gets_a_trace_and_the_engine_arguments(tmp_path: Pat
     assert "vidur 0.0.26 does not model: prefix caching: every prompt is computed whole" in answer.simulated.differences
     with pytest.raises(CommandError, match=r"vidur\.main: Invalid name: some/Unknown"):
         run(f"vidur:{tmp_path}", recording("some/Unknown"))
+    main.write_text("HELP = '--replica_config_device'" + VIDUR)
+    with pytest.raises(CommandError, match="this checkout has no option --cluster_config_num_replicas; install vidur"):
+        run(f"vidur:{tmp_path}", recording())
 
 
 def test_a_table_of_llmservingsim_is_matched_by_arrival(tmp_path: Path) -> None:
