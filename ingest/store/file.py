@@ -70,9 +70,11 @@ def open_store(path: Path | str, *, read_only: bool = False) -> Iterator[Store]:
         raise StoreError(f"{path}: there is no store; make one with an ingest, or point --store at another file")
     import duckdb
 
+    is_new = not path.exists()
     connection = _connect(path, read_only)
+    left_whole = False
     try:
-        version = _known_schema(connection, path) if read_only else _check_schema(connection, path)
+        version = _known_schema(connection, path, is_new)
         if version < SCHEMA_VERSION:
             if read_only:
                 connection.close()
@@ -86,11 +88,14 @@ def open_store(path: Path | str, *, read_only: bool = False) -> Iterator[Store]:
         with _known_as_open(path.resolve(), connection, read_only):
             yield store
         connection = store.connection
+        left_whole = not read_only and _version(connection) == str(SCHEMA_VERSION)
     except duckdb.Error as error:
         # Whatever a reader below did not expect of the file: a damaged block shows when it is read.
         raise StoreError(f"{path}: {_why_not_opened(path, one_line(error))}") from error
     finally:
         connection.close()
+        if left_whole:
+            _KNOWN[path.resolve()] = _state_of(path), SCHEMA_VERSION
 
 
 @contextmanager
@@ -296,31 +301,36 @@ def _why_not_opened(path: Path, text: str) -> str:
 _KNOWN: dict[Path, tuple[list[tuple[int, ...]], int]] = {}
 
 
-def _known_schema(connection: duckdb.DuckDBPyConnection, path: Path) -> int:
+def _known_schema(connection: duckdb.DuckDBPyConnection, path: Path, is_new: bool) -> int:
     """As ``_check_schema``, once for each state of the file and of what DuckDB keeps beside it."""
-    place = path.resolve()
-    found = [file.stat() for file in (place, place.with_name(f"{place.name}.wal")) if file.exists()]
-    state: list[tuple[int, ...]] = [
-        (told.st_dev, told.st_ino, told.st_size, told.st_mtime_ns, told.st_ctime_ns) for told in found
-    ]
-    before, version = _KNOWN.get(place, ([()], 0))
+    state = _state_of(path)
+    before, version = _KNOWN.get(path.resolve(), ([()], 0))
     if before != state:
-        version = _check_schema(connection, path)
-        _KNOWN[place] = state, version
+        version = _check_schema(connection, path, is_new)
+        _KNOWN[path.resolve()] = state, version
     return version
 
 
-def _check_schema(connection: duckdb.DuckDBPyConnection, path: Path) -> int:
-    """The schema's version; makes the tables of an empty file, refuses a foreign or newer one."""
+def _state_of(path: Path) -> list[tuple[int, ...]]:
+    place = path.resolve()
+    found = [file.stat() for file in (place, place.with_name(f"{place.name}.wal")) if file.exists()]
+    return [(told.st_dev, told.st_ino, told.st_size, told.st_mtime_ns, told.st_ctime_ns) for told in found]
+
+
+def _check_schema(connection: duckdb.DuckDBPyConnection, path: Path, is_new: bool = False) -> int:
+    """The schema's version; makes the tables of an empty file, refuses a foreign or newer one.
+
+    ``is_new``: it was not there before it was opened.
+    """
     tables = {row[0] for row in connection.execute("SELECT table_name FROM duckdb_tables()").fetchall()}
-    _refuse_macros(connection, path)  # before anything else is asked of it
+    if not is_new or tables:
+        _refuse_macros(connection, path)  # before anything else is asked of it
     if not tables:
         _create(connection)
         return SCHEMA_VERSION
     if "meta" not in tables or "experiments" not in tables:
         raise StoreError(f"{path}: a DuckDB file, but not a blis-replay store; choose another path with --store")
-    row = first_row(connection, "SELECT value FROM meta WHERE key = 'schema_version'")
-    version = row[0] if row else "unknown"
+    version = _version(connection)
     if not (str(version).isdigit() and (int(version) >= SCHEMA_VERSION or int(version) in _UPGRADES)):
         raise StoreError(f"{path}: its schema version is {version!r}; choose another path with --store")
     if int(version) > SCHEMA_VERSION:
@@ -330,6 +340,12 @@ def _check_schema(connection: duckdb.DuckDBPyConnection, path: Path) -> int:
     if int(version) == SCHEMA_VERSION:
         _refuse_other_objects(connection, path, tables)
     return int(version)
+
+
+def _version(connection: duckdb.DuckDBPyConnection) -> object:
+    """The version of the schema as the file says."""
+    row = first_row(connection, "SELECT value FROM meta WHERE key = 'schema_version'")
+    return row[0] if row else "unknown"
 
 
 def _refuse_other_objects(connection: duckdb.DuckDBPyConnection, path: Path, tables: set[str]) -> None:
