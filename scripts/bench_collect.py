@@ -69,7 +69,10 @@ def collect(folder: Path) -> Iterator[Row]:
     yield measured(folder, JOURNEY, "grpc", clients=128)
     yield measured(folder, JOURNEY, "http", clients=128)
     yield attacked(folder, ())
-    yield attacked(folder, tuple(bombs()))
+    yield attacked(folder, tuple(bombs(LARGEST)))
+    for way in SENDERS:
+        yield attacked(folder, tuple(bombs(LARGEST)), (way,), 50)
+    yield attacked(folder, tuple(bombs(4 * LARGEST)), ("grpc",), 50)
 
 
 def measured(folder: Path, load: Load, transport: str, clients: int) -> Row:
@@ -106,17 +109,19 @@ def measured(folder: Path, load: Load, transport: str, clients: int) -> Row:
 
 
 EXPORTERS, BATCHES = 100, 4
+LARGEST = 4 << 20  # of a message, unless --max-message says more
 SMALL = Load("request spans (5 events)", "vllm.scheduler", "journey.SCHEDULED", 5, 64)
 
 
-def bombs() -> Iterator[bytes]:
-    """Messages of 16 MB that are nothing but empty parts, or as many of them as are taken."""
-    scope, span, event = b"\x12", b"\x12", b"\x5a"
-    yield b"\x0a\x00" * (8 << 20)  # resources
-    yield nested(span + b"\x00", (8 << 20) - 9, b"\x0a", scope)
-    yield nested(event + b"\x00", (8 << 20) - 9, b"\x0a", scope, span)
-    yield nested(nested(b"\x4a\x00", 400, span), 19_900, b"\x0a", scope)  # attributes of spans
-    yield nested(nested(event + b"\x00", 2 << 20, span), 3, b"\x0a", scope)
+def bombs(size: int) -> Iterator[bytes]:
+    """Messages of so many bytes that are nothing but empty parts, or as many of them as are taken."""
+    scope, span, event, parts = b"\x12", b"\x12", b"\x5a", size // 2 - 9
+    yield b"\x0a\x00" * parts  # resources
+    yield nested(span + b"\x00", parts, b"\x0a", scope)
+    yield nested(event + b"\x00", parts, b"\x0a", scope, span)
+    spans = min(parts // 405, 19_900)
+    yield nested(nested(b"\x4a\x00", 400, span), spans, b"\x0a", scope)  # attributes of spans
+    yield nested(nested(event + b"\x00", (size >> 3) - 9, span), 3, b"\x0a", scope)
 
 
 def nested(unit: bytes, count: int, *fields: bytes) -> bytes:
@@ -130,9 +135,13 @@ def nested(unit: bytes, count: int, *fields: bytes) -> bytes:
     return content
 
 
-def attacked(folder: Path, messages: tuple[bytes, ...]) -> Row:
-    """100 exporters with four batches each, and besides them these messages one after the other, over both ways."""
-    directory = folder / f"attacked-{len(messages)}"
+def attacked(
+    folder: Path, messages: tuple[bytes, ...], ways: tuple[str, ...] = ("grpc", "http"), attackers_a_way: int = 1
+) -> Row:
+    """100 exporters with four batches each; besides them so many attackers send these one after the other."""
+    directory = (
+        folder / f"attacked-{len(messages)}-{attackers_a_way}-{'-'.join(ways)}-{max(map(len, messages), default=0)}"
+    )
     command = [sys.executable, "-m", "blis_replay.validate.cli.main", "collect", "--json", "--no-ingest"]
     process = subprocess.Popen(
         [*command, "--out", str(directory), "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"],
@@ -144,7 +153,7 @@ def attacked(folder: Path, messages: tuple[bytes, ...]) -> Row:
     where = json.loads(process.stdout.readline())["listening"]
     context, ended = multiprocessing.get_context("spawn"), multiprocessing.get_context("spawn").Event()
     attackers = [
-        context.Process(target=attack, args=(where[way], way, messages, ended)) for way in where if way in SENDERS
+        context.Process(target=attack, args=(where[way], way, messages, ended, attackers_a_way)) for way in ways
     ]
     for attacker in attackers if messages else ():
         attacker.start()
@@ -161,18 +170,28 @@ def attacked(folder: Path, messages: tuple[bytes, ...]) -> Row:
     remark = (
         f"{acknowledged} of {EXPORTERS * BATCHES} batches acknowledged, {max(lost, 0)} spans of them lost, "
         f"{len(seconds) - acknowledged} calls told to retry; answers: median {seconds[len(seconds) // 2]:.2f} s, "
-        f"slowest {seconds[-1]:.2f} s; {counts['malformed_requests']} messages of the attack refused"
+        f"slowest {seconds[-1]:.2f} s; {usage.ru_utime + usage.ru_stime:.1f} s of CPU; of the attack "
+        f"{counts['malformed_requests']} messages refused, {counts['refused_requests']} told to retry"
     )
-    what = f"collect, {EXPORTERS} exporters{' under attack' if messages else ''}"
+    attack_of = (
+        f", {attackers_a_way} attackers over {' and '.join(ways)}, up to {max(map(len, messages), default=0) >> 20} MB"
+    )
+    what = f"collect, {EXPORTERS} exporters{attack_of if messages else ''}"
     return Row(what, seconds[-1], usage.ru_maxrss / 1024, remark)
 
 
-def attack(where: str, way: str, messages: tuple[bytes, ...], ended: Any) -> None:
-    """One message after the other until it is over."""
-    with SENDERS[way](where) as attempt:
-        while not ended.is_set():
-            for message in messages:
-                attempt(message)
+def attack(where: str, way: str, messages: tuple[bytes, ...], ended: Any, count: int) -> None:
+    """So many connections, each with one message after the other until it is over."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    def attacker(number: int) -> None:
+        with SENDERS[way](where) as attempt:
+            while not ended.is_set():
+                number += 1
+                attempt(messages[number % len(messages)])
+
+    with ThreadPoolExecutor(count) as threads:
+        list(threads.map(attacker, range(count)))
 
 
 def exporters(where: str, count: int) -> tuple[list[float], int]:

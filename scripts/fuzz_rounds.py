@@ -41,6 +41,11 @@ class Ended:
     problem: str = ""
 
 
+def verb_of(arguments: Arguments) -> str:
+    """The verb, with its second word if it has one."""
+    return " ".join(arguments[: 2 if arguments[:1] == ("coefficients",) else 1]) or "-"
+
+
 def called(arguments: Arguments) -> Ended:
     """Run a command in this process and look at what it did."""
     sys.argv = ["blis-replay", *arguments]
@@ -124,6 +129,10 @@ class Campaign:
     def __init__(self, given: argparse.Namespace) -> None:
         self.given, self.scratch = given, Path(tempfile.mkdtemp(prefix="blis-replay-fuzz-"))
         self.commands: Counter[tuple[str, int]] = Counter()
+        # Of each verb: damaged recordings that it was given, and findings; what begins so is the name of one.
+        self.met: Counter[str] = Counter()
+        self.found: Counter[str] = Counter()
+        self.damaged = ""
         self.rounds = self.findings = self.spans = 0
         self.known: set[str] = set()
 
@@ -137,14 +146,39 @@ class Campaign:
             (folder / "engine.yaml").write_text(ENGINE, "utf-8")
             ended = work(random.Random(seed), folder)  # noqa: S311 - the same again from its seed
             for one in ended:
-                self.commands[one.arguments[0] if one.arguments else "-", one.code] += 1
+                self.commands[verb_of(one.arguments), one.code] += 1
                 if one.problem:
                     self._keep(seed, one, folder)
+            self.met.update(verb for verb, _name in self._given_to_verbs(ended))
             shutil.rmtree(folder)
             if self.rounds % 10 == 0:
                 self.say()
         self.say()
+        if self.damaged:
+            self._say_verbs()
         shutil.rmtree(self.scratch)
+
+    def _given_to_verbs(self, ended: list[Ended]) -> set[tuple[str, str]]:
+        """Each verb with the damaged recordings of a round that it was given; ``list`` is given all that are stored."""
+        given = {
+            (verb_of(one.arguments), word.partition("@")[0])
+            for one in ended
+            for word in one.arguments
+            if self.damaged and word.startswith(self.damaged)
+        }
+        listed = [place for place, one in enumerate(ended) if verb_of(one.arguments) == "list"]
+        before = ended[: listed[-1]] if listed else []
+        stored = [one.arguments[1] for one in before if one.arguments[:1] == ("ingest",) and one.code == 0]
+        return given | {("list", name) for name in stored}
+
+    def _say_verbs(self) -> None:
+        """A table: verb, damaged recordings that it was given, commands by exit code, findings."""
+        codes = sorted({code for _verb, code in self.commands})
+        print(f"| verb | recordings | {' | '.join(f'exit code {code}' for code in codes)} | findings |")
+        print("|---|" + "---|" * (len(codes) + 2))
+        for verb in sorted({verb for verb, _code in self.commands}):
+            counts = [self.met[verb], *(self.commands[verb, code] for code in codes), self.found[verb]]
+            print(f"| `{verb}` | {' | '.join(f'{count:,}' for count in counts)} |")
 
     def say(self) -> None:
         """One line: rounds, commands by exit code, findings."""
@@ -160,12 +194,13 @@ class Campaign:
 
     def _keep(self, seed: int, one: Ended, folder: Path) -> None:
         self.findings += 1
-        verb = one.arguments[0] if one.arguments else "-"
+        verb = verb_of(one.arguments)
+        self.found[verb] += 1
         alike = f"{verb}: {re.sub(r'[0-9]+', '0', one.problem.strip().splitlines()[-1])[:150]}"
         if alike in self.known:
             return
         self.known.add(alike)
-        kept = self.given.findings / f"{self.given.what}-{seed}-{verb}"
+        kept = self.given.findings / f"{self.given.what}-{seed}-{verb.replace(' ', '-')}"
         shutil.copytree(folder, kept, dirs_exist_ok=True)
         (kept / "problem.txt").write_text(f"{' '.join(one.arguments)}\n{one.problem}\n", "utf-8")
         print(f"seed {seed}: {' '.join(one.arguments)}: {one.problem[-600:]}", flush=True)

@@ -25,28 +25,45 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 os.environ["POLARS_MAX_THREADS"] = os.environ["OMP_NUM_THREADS"] = "1"  # inputs are too small to be shared
 
 from bench_collect import Load, message, over_http, spans_on_disk
 from fuzz_mutations import mutated_bytes, mutated_file, mutated_json, mutated_rows, mutated_table
-from fuzz_rounds import ENGINE, Arguments, Campaign, Ended, be_child, called, in_process
+from fuzz_rounds import ENGINE, Arguments, Campaign, Ended, be_child, called, in_process, verb_of
 
 import blis_replay.validate
 from blis_replay.blis.verification.conservation import check_conservation
 from blis_replay.blis.verification.workloads import scenarios
+from blis_replay.fixtures.planted import PLANTED
+from blis_replay.fixtures.synthetic import generate, write_experiment
 from blis_replay.ingest.readers.files import GZIP_MAGIC, ZSTD_MAGIC, RecordedFile
+from blis_replay.ingest.recording import SharedPrefix, Stage
 from blis_replay.ingest.store import file as store_file
 
 KEPT_BYTES, KEPT_RECORDS, MAX_DOCUMENT_BYTES = 4_000, 9, 16_000_000
 _MUTATORS = {".json": mutated_json, ".jsonl": mutated_json, ".csv": mutated_rows, ".parquet": mutated_table}
 # What coefficients there are for; the recordings are said to be of it, so that they are simulated.
-_SERVED = {"model": "codellama/CodeLlama-34b-Instruct-hf", "tensor_parallelism": 2}
-DAMAGED, SOUND = "20260101-000000-damaged-34b-tp2-general", "sound-34b-tp2-general"
-# They draw hundreds of samples, fit, or draw pictures: one of them in so many rounds.
-_SLOW, _SLOW_EVERY = ("explain", "report", "calibrate", "whatif", "timeline"), 3
+_SERVED: dict[str, Any] = {"model": "codellama/CodeLlama-34b-Instruct-hf", "tensor_parallelism": 2}
+DAMAGED, SOUND = "20260101-000000-damaged-34b-tp2-general", "sound-34b-tp2-codegen"
+# Enough busy steps, of 0.2 s each, for four windows of 5 s that `calibrate` and its like need; 40 requests of them.
+_STEPPED = replace(
+    PLANTED,
+    slug="20260101-000000-stepped-34b-tp2-codegen",
+    model=_SERVED["model"],
+    tensor_parallelism=_SERVED["tensor_parallelism"],
+    stages=(Stage(0, 0.8, 22_000_000), Stage(1, 1.0, 22_000_000)),
+    shared_prefix=SharedPrefix(2, 3, 64, 200, 30),
+    latency=replace(PLANTED.latency, intercept_ns=200_000_000),
+)
+_STEPPED_FILES = ("exp-config.yaml", "profile.yaml", "trace.csv.gz", "traces.json", "vllm.log")
+_STEPPED_SHARE = 0.15
+# They draw hundreds of samples, fit, or draw pictures: no oftener than every verb has to.
+_SLOW, _TABLE_EVERY, _ENOUGH = ("explain", "report", "calibrate", "whatif", "timeline"), 3, 300
 _RELEASE = "h100-vllm-0.15.1"
 _PACKAGE = Path(blis_replay.validate.__file__).parents[1]
 _ROOMS = ("compiled", "strict", "blis", "ingest", "fixtures", "replay", "validate")
@@ -73,7 +90,7 @@ def verbs(name: str) -> list[Arguments]:
         ("whatif", name, "--set", "max_num_seqs=16"),
         (*_SIMULATE, "--experiment", name, "--out", "run", "--force", "--csv-tables"),
         ("coefficients", "steps", name),
-        ("coefficients", "generalize", "--lowo", name, SOUND),
+        ("coefficients", "generalize", "--lowo", name, SOUND, "--gpu", "H100-SXM"),
         ("list",),
     ]
 
@@ -83,15 +100,16 @@ def recordings(campaign: Campaign) -> None:
     small = [_shortened(path, campaign.scratch / "small" / str(i)) for i, path in enumerate(campaign.given.paths)]
     # Most of them of the sorts that take least time, so that there are many.
     weights = [1 / sum(path.stat().st_size for path in copy.rglob("*") if path.is_file()) for copy in small]
+    small, weights = [*small, _stepped(campaign.scratch)], [*weights, sum(weights) * _STEPPED_SHARE]
     template = _sound_store(campaign)
+    campaign.damaged = DAMAGED.partition("000000")[0]
 
     def work(rng: random.Random, folder: Path) -> list[Ended]:
         shutil.copy(template, folder / "store.duckdb")
-        turn = campaign.rounds * campaign.given.batch
 
         def commands() -> Iterator[Ended]:
             stored = [SOUND]
-            with _opened_once() if rng.random() < 0.9 else contextlib.nullcontext():
+            with _opened_once() if rng.random() < 0.96 else contextlib.nullcontext():
                 for number in range(campaign.given.batch):
                     name = DAMAGED.replace("000000", f"{number:06}")
                     shutil.copytree(rng.choices(small, weights)[0], folder / name)
@@ -100,22 +118,28 @@ def recordings(campaign: Campaign) -> None:
                     yield (ingested := called(("ingest", name)))
                     if ingested.code == 0:
                         stored.append(name)
-                        yield from map(called, _in_turn(name, campaign.given.verbs, turn + number))
+                        yield from map(called, _in_turn(campaign, rng, name))
                 yield from map(_is_there, stored if not campaign.given.verbs else stored[:2])
-            if campaign.rounds % _SLOW_EVERY == 0:
+            if campaign.rounds % _TABLE_EVERY == 0:
                 yield called(("validate", *stored, "--workers", "1"))
-                slow = [arguments for arguments in verbs(stored[-1]) if arguments[0] in _SLOW]
-                yield called(slow[campaign.rounds // _SLOW_EVERY % len(slow)])
 
         return in_process(folder, commands)
 
     campaign.run(work)
 
 
-def _in_turn(name: str, count: int, turn: int) -> list[Arguments]:
-    """So many of the verbs that are quick, other ones in each turn; 0: all."""
-    quick = [arguments for arguments in verbs(name) if arguments[0] not in _SLOW]
-    return [quick[(turn * count + i) % len(quick)] for i in range(count or len(quick))]
+def _in_turn(campaign: Campaign, rng: random.Random, name: str) -> list[Arguments]:
+    """So many of the verbs, those first that have met the fewest recordings; one if all met enough; 0: all."""
+    known = verbs(name)
+    if not (count := campaign.given.verbs):
+        return known
+    behind: dict[str, list[Arguments]] = {}
+    for arguments in rng.sample(known, len(known)):
+        behind.setdefault(verb_of(arguments), []).append(arguments)
+    order = sorted(behind, key=lambda verb: (verb in _SLOW and campaign.met[verb] >= _ENOUGH, campaign.met[verb]))
+    taken = [verb for place, verb in enumerate(order[:count]) if not place or campaign.met[verb] < _ENOUGH]
+    campaign.met.update(taken)  # of this process: the next one counts what ended
+    return [behind[verb][0] for verb in taken]
 
 
 @contextlib.contextmanager
@@ -146,23 +170,27 @@ def _sound_store(campaign: Campaign) -> Path:
     folder = campaign.scratch / "sound"
     folder.mkdir()
     (folder / "engine.yaml").write_text(ENGINE, "utf-8")
-    sound = _shortened(campaign.given.paths[0], folder / "of").rename(folder / SOUND)
+    sound = _stepped(folder).rename(folder / SOUND)
 
     def commands() -> Iterator[Ended]:
         yield called(("ingest", sound.name))
         yield called(("validate", SOUND))
         for arguments in verbs(SOUND):
-            if arguments[0] not in ("explain", "report", "calibrate", "whatif"):
-                called(arguments)
+            called(arguments)
         (folder / "modules").write_text(" ".join(sys.modules), "utf-8")
 
     ended = in_process(folder, commands)
     if any(one.problem or one.code not in (0, 1) for one in ended):
-        sys.exit(f"the first recording is to be sound: {ended}")
+        sys.exit(f"the sound recording is not: {ended}")
     for module in (folder / "modules").read_text("utf-8").split():  # what a child would load again and again
         with contextlib.suppress(ImportError):
             import_module(module)
     return folder / "store.duckdb"
+
+
+def _stepped(folder: Path) -> Path:
+    write_experiment(generate(_STEPPED), folder / _STEPPED.slug, files=_STEPPED_FILES)
+    return folder / _STEPPED.slug
 
 
 def _shortened(recording: Path, copy: Path) -> Path:
@@ -455,12 +483,12 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     kinds = {"recordings": recordings, "stores": stores, "yaml": yaml, "cache": cache, "kills": kills}
     parser.add_argument("what", choices=kinds)
-    parser.add_argument("paths", nargs="+", type=Path, help="directories of recordings, the first of them sound")
+    parser.add_argument("paths", nargs="*", type=Path, help="directories of recordings")
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--rounds", type=int, default=1 << 40)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--batch", type=int, default=10, help="recordings a round, one after the other in one process")
-    parser.add_argument("--verbs", type=int, default=0, help="how many verbs a round, at random; 0: all")
+    parser.add_argument("--verbs", type=int, default=0, help="how many verbs a recording, or a store; 0: all, or 3")
     parser.add_argument("--only", nargs="*", choices=_WRITTEN, help="of kills: these verbs")
     parser.add_argument("--findings", type=Path, default=Path("fuzz-findings"))
     given = parser.parse_args(arguments)

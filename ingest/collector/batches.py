@@ -26,9 +26,12 @@ from blis_replay.ingest.errors import printable
 if TYPE_CHECKING:
     from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-# A batch of 512 spans, the SDK's most, is 1 to 2 MB of request spans; 16 MB are 200 step spans of 100 summaries.
+# As gRPC takes by default, and so the OpenTelemetry Collector. A batch of 512 spans, the SDK's most, is 1 to 2 MB of
+# request spans, or 50 MB of step spans of 128 events; but it is sent every 5 s, with a few of those.
+MESSAGE_BYTES = 4 << 20
+# The most that may be asked for: gRPC keeps whole what 64 calls send at once.
 MAX_MESSAGE_BYTES = 16 << 20
-# As many as fit with 800 bytes each, and 40 of the SDK's largest batches; each of them is looked at in Python.
+# As many as fit into that with 800 bytes each, 40 of the SDK's largest batches; each of them is looked at in Python.
 MAX_MESSAGE_SPANS = 20_000
 # An SDK groups a batch by its one resource and some scopes; each of them is looked at in Python.
 MAX_MESSAGE_GROUPS = 10_000
@@ -91,11 +94,12 @@ class MalformedError(Exception):
 
 
 class OversizeError(MalformedError):
-    """A message beyond :data:`MAX_MESSAGE_BYTES`."""
+    """A message of more than ``most`` bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
         super().__init__(
-            f"larger than the {MAX_MESSAGE_BYTES >> 20} MB that a message may have; export smaller batches"
+            f"larger than the {most >> 20} MB that a message may have; export smaller batches"
+            + (f", or collect with --max-message {MAX_MESSAGE_BYTES >> 20}" if most < MAX_MESSAGE_BYTES else "")
         )
 
 
@@ -187,12 +191,12 @@ _RESOURCES, _SCOPES, _SPANS = 1, 2, 2  # numbers of the fields of a request, of 
 
 
 @contextmanager
-def room_for(size: int) -> Iterator[None]:
-    """Within, a message of so many bytes may be in memory; ``BusyError`` if as many large ones are as may be."""
+def room_for(size: int, wait_seconds: float = 0.0) -> Iterator[None]:
+    """Within, a message of so many bytes may be in memory; ``BusyError`` if as many large ones stay as may be."""
     if size <= LARGE_BYTES:
         yield
         return
-    if not _ROOM.acquire(blocking=False):
+    if not _ROOM.acquire(timeout=wait_seconds):
         raise BusyError(f"{MAX_LARGE} messages of more than {LARGE_BYTES >> 20} MB are worked on")
     try:
         yield
@@ -200,13 +204,13 @@ def room_for(size: int) -> Iterator[None]:
         _ROOM.release()
 
 
-def batch_of(message: bytes) -> Batch:
-    """The batch in a serialised ``ExportTraceServiceRequest``.
+def batch_of(message: bytes, most: int = MAX_MESSAGE_BYTES) -> Batch:
+    """The batch in a serialised ``ExportTraceServiceRequest`` of so many bytes at most.
 
     Raises :class:`MalformedError` if it is none, :class:`BusyError` if too many are being decoded.
     """
-    if len(message) > MAX_MESSAGE_BYTES:
-        raise OversizeError
+    if len(message) > most:
+        raise OversizeError(most)
     try:
         large = len(message) > LARGE_BYTES
         with _LARGE.turn(len(message), WAIT_SECONDS, rests=True) if large else nullcontext():

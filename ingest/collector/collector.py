@@ -23,9 +23,10 @@ from google.rpc.status_pb2 import Status
 
 from blis_replay.ingest.collector.batches import (
     GRACE_SECONDS,
+    LARGE_BYTES,
     MAX_CHANNELS,
     MAX_CONNECTIONS,
-    MAX_MESSAGE_BYTES,
+    MESSAGE_BYTES,
     NOT_ALLOWED,
     OPEN,
     QUEUE_BYTES,
@@ -56,7 +57,8 @@ _SWITCH_SECONDS = 0.0005
 SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
 
 _OPTIONS = (
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    # Else gRPC reads ahead up to some MB of each call, also of a message that is too large.
+    ("grpc.http2.bdp_probe", 0),
     ("grpc.max_allowed_incoming_connections", MAX_CHANNELS),
     ("grpc.max_concurrent_streams", MAX_CONNECTIONS),
     ("grpc.max_connection_idle_ms", 60_000),  # an exporter that comes back connects again
@@ -70,7 +72,7 @@ async def _grpc_server(
     intake: Intake, address: str, read_seconds: float, access: Access
 ) -> tuple[grpc.aio.Server, int]:
     """A server that takes batches at ``host:port``, and the port that it has; ``CollectorError`` if it cannot."""
-    server = grpc.aio.server(options=_OPTIONS)
+    server = grpc.aio.server(options=[("grpc.max_receive_message_length", intake.message_bytes), *_OPTIONS])
     export = _Export(intake, read_seconds, access)
     # One message on the wire either way; taken as a stream, a client that never sends it can be given up.
     handler = grpc.stream_unary_rpc_method_handler(export.export)
@@ -139,7 +141,7 @@ class _Export:
         if isinstance(message, bytes):
             return message
         # gRPC itself has answered a message that is too large, and a client that hung up wants no answer.
-        self.intake.counts.malformed(f"{OversizeError()}; or the client hung up")
+        self.intake.counts.malformed(f"{OversizeError(self.intake.message_bytes)}; or the client hung up")
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no message")
         raise AssertionError("abort raises")
 
@@ -148,6 +150,7 @@ class _Export:
             return self.intake.submit(message)
 
     async def _take(self, message: bytes, context: Any) -> bytes:
+        size = len(message)
         try:
             batch, durable = await self.loop.run_in_executor(self.decoders, self._submitted, message)
             await asyncio.wrap_future(durable)
@@ -155,11 +158,28 @@ class _Export:
             self.intake.counts.malformed(str(error))
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except BusyError as error:
-            await _ask_again(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+            why = str(error)
         except OSError as error:
             await _ask_again(context, grpc.StatusCode.UNAVAILABLE, f"the disk: {error.strerror or error}")
-        response: bytes = response_to(batch).SerializeToString()
-        return response
+        else:
+            response: bytes = response_to(batch).SerializeToString()
+            return response
+        del message
+        if size > LARGE_BYTES:
+            await self._hold_back()
+        await _ask_again(context, grpc.StatusCode.RESOURCE_EXHAUSTED, why)
+        raise AssertionError("abort raises")
+
+    async def _hold_back(self) -> None:
+        """Let a sender of large messages wait for its refusal, so that it does not send the next at once.
+
+        Nothing of its message is kept meanwhile, and others have its place.
+        """
+        self.calls -= 1
+        try:
+            await asyncio.sleep(RETRY_SECONDS)
+        finally:
+            self.calls += 1
 
 
 async def _ask_again(context: Any, code: grpc.StatusCode, why: str) -> None:
@@ -197,6 +217,7 @@ class CollectorSettings:
     http: Address
     segment_bytes: int = SEGMENT_BYTES
     queue_bytes: int = QUEUE_BYTES
+    message_bytes: int = MESSAGE_BYTES
     read_seconds: float = READ_SECONDS
     access: Access = OPEN
 
@@ -228,9 +249,8 @@ async def collect(
             settings.directory, say, segment_bytes=settings.segment_bytes, queue_bytes=settings.queue_bytes
         )
         try:
-            await _serve(
-                settings, Intake(writer, counts), stop, lambda grpc, http: listening(Listening(grpc, http, damaged))
-            )
+            intake = Intake(writer, counts, settings.message_bytes)
+            await _serve(settings, intake, stop, lambda grpc, http: listening(Listening(grpc, http, damaged)))
         finally:
             writer.close()
     return counts

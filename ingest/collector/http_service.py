@@ -33,7 +33,6 @@ from blis_replay.ingest.collector.batches import (
     MAX_CONNECTIONS,
     MAX_DISCARDED_BYTES,
     MAX_HEADER_BYTES,
-    MAX_MESSAGE_BYTES,
     NOT_ALLOWED,
     OPEN,
     READ_SECONDS,
@@ -250,10 +249,10 @@ class _Handler(BaseHTTPRequestHandler):
         length = self.headers.get("Content-Length", "")
         if "Transfer-Encoding" in self.headers or not (length.isascii() and length.isdigit() and len(length) < 16):
             self._hang_up(HTTPStatus.LENGTH_REQUIRED, "send the body whole, with its Content-Length")
-        elif int(length) > MAX_MESSAGE_BYTES:
+        elif int(length) > (most := self.server.intake.message_bytes):
             self._discard(int(length))
-            self.server.intake.counts.malformed(str(OversizeError()))
-            self._hang_up(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, str(OversizeError()))
+            self.server.intake.counts.malformed(str(OversizeError(most)))
+            self._hang_up(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, str(OversizeError(most)))
         elif no_room := self._no_room(int(length), room):
             self._discard(int(length))
             self._hang_up(HTTPStatus.SERVICE_UNAVAILABLE, no_room)
@@ -274,7 +273,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _no_room(self, length: int, room: ExitStack) -> str:
         """Why a body of so many bytes cannot be read now; ``""`` if it can, and ``room`` has room for it then."""
         try:
-            room.enter_context(self.server.intake.room_for(length))
+            # Not read, and not refused at once: who sends large ones without end waits at its own side.
+            room.enter_context(self.server.intake.room_for(length, WAIT_SECONDS))
         except BusyError as error:
             return str(error)
         return ""
@@ -285,7 +285,8 @@ class _Handler(BaseHTTPRequestHandler):
             message = body
             if self._encoding() != "identity":
                 expanding = intake.room_for if len(body) <= LARGE_BYTES else nullcontext
-                message = _expanded(body, _WINDOW_BITS[self._encoding()], lambda n: room.enter_context(expanding(n)))
+                most, bits = intake.message_bytes, _WINDOW_BITS[self._encoding()]
+                message = _expanded(body, bits, most, lambda: room.enter_context(expanding(most)))
             batch, durable = intake.submit(message, protobuf_of if self._content_type() == JSON else None)
             durable.result()
         except MalformedError as error:
@@ -344,18 +345,18 @@ class _Headers:
         return line
 
 
-def _expanded(body: bytes, window_bits: int, enlarge: Callable[[int], object]) -> bytes:
-    """``enlarge``: called before more than ``LARGE_BYTES`` are taken, with the most that will be."""
+def _expanded(body: bytes, window_bits: int, most: int, enlarge: Callable[[], object]) -> bytes:
+    """``most``: bytes that there may be; ``enlarge``: called before more than ``LARGE_BYTES`` of them are taken."""
     unpack = zlib.decompressobj(wbits=window_bits)
     try:
-        content = unpack.decompress(body, LARGE_BYTES)
-        if not unpack.eof:
-            enlarge(MAX_MESSAGE_BYTES)
-            content += unpack.decompress(unpack.unconsumed_tail, MAX_MESSAGE_BYTES + 1 - len(content))
+        content = unpack.decompress(body, min(LARGE_BYTES, most + 1))
+        if not unpack.eof and len(content) <= most:
+            enlarge()
+            content += unpack.decompress(unpack.unconsumed_tail, most + 1 - len(content))
     except zlib.error as error:
         raise MalformedError("the compressed body is broken") from error
-    if len(content) > MAX_MESSAGE_BYTES:
-        raise OversizeError
+    if len(content) > most:
+        raise OversizeError(most)
     if not unpack.eof or unpack.unused_data:
         raise MalformedError("the compressed body is cut off, or followed by something else")
     return content

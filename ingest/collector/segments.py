@@ -27,6 +27,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from blis_replay.compiled.files import whole_file
 from blis_replay.ingest.collector.batches import (
     MAX_MESSAGE_BYTES,
+    MESSAGE_BYTES,
     QUEUE_BYTES,
     SEGMENT_BYTES,
     Batch,
@@ -340,17 +341,17 @@ class SegmentWriter:
 
 
 class Intake:
-    """Takes messages for the writer, and counts what becomes of them."""
+    """Takes messages of so many bytes at most for the writer, and counts what becomes of them."""
 
-    def __init__(self, writer: SegmentWriter, counts: Counts) -> None:
-        self.writer, self.counts = writer, counts
+    def __init__(self, writer: SegmentWriter, counts: Counts, message_bytes: int = MESSAGE_BYTES) -> None:
+        self.writer, self.counts, self.message_bytes = writer, counts, message_bytes
 
     @contextmanager
-    def room_for(self, size: int) -> Iterator[None]:
+    def room_for(self, size: int, wait_seconds: float = 0.0) -> Iterator[None]:
         """As of ``batches``; who finds none is counted."""
         with ExitStack() as room:
             try:
-                room.enter_context(room_for(size))
+                room.enter_context(room_for(size, wait_seconds))
             except BusyError:
                 self.counts.refused()
                 raise
@@ -363,7 +364,7 @@ class Intake:
         take it.  Raises ``MalformedError``, or ``BusyError`` if too much waits for a decoder or for the disk.
         """
         try:
-            batch = batch_of(decoded(message) if decoded else message)
+            batch = batch_of(decoded(message) if decoded else message, self.message_bytes)
             durable = self.writer.append(batch.message) if batch.message else _done()
         except BusyError:
             self.counts.refused()

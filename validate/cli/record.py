@@ -270,6 +270,15 @@ _FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
 @click.option(
     "--token-file", type=_FILE, help="Its first line is what exporters send as `authorization: Bearer TOKEN`."
 )
+@click.option(
+    "--max-message",
+    "message_mb",
+    type=click.IntRange(1, 16),
+    default=4,
+    show_default=True,
+    metavar="MB",
+    help="Larger messages are refused and counted; 64 of them can be in memory at once.",
+)
 @store_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON documents, a line each, instead of text.")
 @click.pass_context
@@ -281,6 +290,7 @@ def collect_verb(
     ingest: bool,
     tls: tuple[Path, Path] | None,
     token_file: Path | None,
+    message_mb: int,
     store_path: Path,
     as_json: bool,
 ) -> int:
@@ -311,7 +321,9 @@ def collect_verb(
     refuse_unnamable(source)
     certificate, key = tls or (None, None)
     access = Access(certificate, key, "" if token_file is None else _token(token_file))
-    settings = CollectorSettings(source.root, Address(*grpc), Address(*http), access=access)
+    settings = CollectorSettings(
+        source.root, Address(*grpc), Address(*http), message_bytes=message_mb << 20, access=access
+    )
     missing = [
         what for what, there in (("encryption (--tls)", tls), ("password (--token-file)", token_file)) if not there
     ]

@@ -94,8 +94,8 @@ def _otlp_json(message: Any) -> bytes:
         (400, b"no gzip", {"Content_Encoding": "gzip"}),
         (400, gzip.compress(SOUND, mtime=0)[:-4], {"Content_Encoding": "gzip"}),
         (400, gzip.compress(SOUND, mtime=0) + b"more", {"Content_Encoding": "gzip"}),
-        (413, gzip.compress(bytes(17 << 20), mtime=0), {"Content_Encoding": "gzip"}),
-        (413, bytes(17 << 20), {}),
+        (413, gzip.compress(bytes((4 << 20) + 1), mtime=0), {"Content_Encoding": "gzip"}),
+        (413, bytes((4 << 20) + 1), {}),
         (415, SOUND, {"content_type": "text/plain"}),
         (415, SOUND, {"Content_Encoding": "br"}),
         (411, SOUND, {"Transfer_Encoding": "chunked"}),
@@ -120,13 +120,13 @@ def test_other_paths_and_methods_are_refused(tmp_path: Path) -> None:
 
 
 def test_grpc_messages_that_are_refused_for_good(tmp_path: Path) -> None:
-    """The limit holds for what a compressed message expands to."""
+    """The limit is gRPC's own of 4 MB, and holds for what a compressed message expands to."""
     refused = []
     with collector(tmp_path) as running:
         for message, compression in (
             (b"no protobuf", grpc.Compression.NoCompression),
-            (bytes(17 << 20), grpc.Compression.NoCompression),
-            (bytes(17 << 20), grpc.Compression.Gzip),
+            (bytes((4 << 20) + 1), grpc.Compression.NoCompression),
+            (bytes((4 << 20) + 1), grpc.Compression.Gzip),
         ):
             with pytest.raises(grpc.RpcError) as error:
                 call(running, message, compression=compression)
@@ -135,6 +135,20 @@ def test_grpc_messages_that_are_refused_for_good(tmp_path: Path) -> None:
     assert refused == ["INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "RESOURCE_EXHAUSTED"]
     assert stored_messages(tmp_path) == [SOUND]
     assert running.counts.malformed_requests == 3
+
+
+def test_larger_messages_are_taken_where_they_are_asked_for(tmp_path: Path) -> None:
+    large = request(*(span(number, name="n" * (5 << 19)) for number in range(2))).SerializeToString()
+    refused, taken = tmp_path / "refused", tmp_path / "taken"
+    with collector(refused) as running:
+        assert post(running, large).status_code == 413
+    assert "larger than the 4 MB" in running.said[0]
+    assert "--max-message 16" in running.said[0]
+    with collector(taken, message_bytes=6 << 20) as running:
+        call(running, large)
+        assert post(running, large).status_code == 200
+        assert post(running, bytes((6 << 20) + 1)).status_code == 413
+    assert stored_messages(taken) == [large, large]
 
 
 def test_a_full_queue_asks_to_try_again_and_takes_it_then(tmp_path: Path, held_disk: threading.Event) -> None:
