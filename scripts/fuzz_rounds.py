@@ -101,6 +101,7 @@ def be_child(folder: Path, told: Path, work: Callable[[], Iterator[Ended]]) -> N
         tempfile.tempdir = None
         resource.setrlimit(resource.RLIMIT_AS, (MAX_ADDRESS_MB << 20, MAX_ADDRESS_MB << 20))
         signal.signal(signal.SIGPROF, _too_slow)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         warnings.simplefilter("error")
         with told.open("a", encoding="utf-8") as lines:
             begin = resource.getrusage(resource.RUSAGE_SELF)
@@ -137,9 +138,11 @@ class Campaign:
         self.known: set[str] = set()
 
     def run(self, work: Callable[[random.Random, Path], list[Ended]]) -> None:
-        """Rounds until the time or their number is over."""
+        """Rounds until the time or their number is over, or until SIGTERM."""
         until, seed = time.monotonic() + self.given.seconds, self.given.seed
-        while time.monotonic() < until and self.rounds < self.given.rounds:
+        asked_to_end: list[int] = []
+        signal.signal(signal.SIGTERM, lambda number, _frame: asked_to_end.append(number))
+        while time.monotonic() < until and self.rounds < self.given.rounds and not asked_to_end:
             seed, self.rounds = seed + 1, self.rounds + 1
             folder = self.scratch / "round"
             folder.mkdir()
@@ -151,7 +154,7 @@ class Campaign:
                     self._keep(seed, one, folder)
             self.met.update(verb for verb, _name in self._given_to_verbs(ended))
             shutil.rmtree(folder)
-            if self.rounds % 10 == 0:
+            if self.rounds % 4 == 0:
                 self.say()
         self.say()
         if self.damaged:

@@ -61,7 +61,7 @@ _STEPPED = replace(
     latency=replace(PLANTED.latency, intercept_ns=200_000_000),
 )
 _STEPPED_FILES = ("exp-config.yaml", "profile.yaml", "trace.csv.gz", "traces.json", "vllm.log")
-_STEPPED_SHARE = 0.15
+_STEPPED_SHARE = 0.05
 # They draw hundreds of samples, fit, or draw pictures: no oftener than every verb has to.
 _SLOW, _TABLE_EVERY, _ENOUGH = ("explain", "report", "calibrate", "whatif", "timeline"), 3, 300
 _RELEASE = "h100-vllm-0.15.1"
