@@ -37,6 +37,9 @@ def main(root: Path) -> None:
         except RecordingError as error:
             without.append(f"- {name}: {error.problem}")
             continue
+        if run is None:
+            without.append(f"- {name}: means and percentiles of its only load level")
+            continue
         of_values.append(table_row(name, *values(run)))
         of_clocks.append(table_row(name, *clocks(run)))
     print("\n".join([*_head(VALUES), *of_values, "", *_head(CLOCKS), *of_clocks, "", *without]))
@@ -47,8 +50,10 @@ def _by_version(directory: Path) -> tuple[str, list[int], str]:
     return tool, [int(part) for part in version.split(".") if part.isdigit()], directory.name
 
 
-def _read(directory: Path) -> ClientRun:
+def _read(directory: Path) -> ClientRun | None:
     with TemporaryDirectory() as scratch, read_recording(directory, profile={"model": "unnamed"}) as recording:
+        if recording.requests.height == 0:
+            return None
         return compare(recording, directory, Path(scratch) / "s.duckdb")
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from blis_replay.ingest.errors import RecordingError, printable
 from blis_replay.ingest.readers import step_log
+from blis_replay.ingest.readers.clients.unplaced import points_of_table, recognises_guidellm_table
 from blis_replay.ingest.readers.documents import text
 from blis_replay.ingest.readers.files import Progress, RecordedFile
 from blis_replay.ingest.readers.formats import HEAD_BYTES, REQUEST_FORMATS, TABLE
@@ -72,6 +73,7 @@ class Source:
 
     ``form``: the format that its data files have, whatever they look like; ``""``: found out.  ``columns``: what the
     columns of its table are, as ``--columns`` has it; ``model``: what was served.  ``None``: not said.
+    ``point``: of a table of load levels, the one that it is, from 1; 0: all there is.
     """
 
     slug: str
@@ -80,10 +82,11 @@ class Source:
     form: str = ""
     columns: str | None = None
     model: str | None = None
+    point: int = 0
 
     def given(self) -> tuple[SourceFile, ...]:
         """What the user says of this recording, kept among its files: a later ingest finds it there."""
-        said = {"--columns": self.columns, "--model": self.model}
+        said = {"--columns": self.columns, "--model": self.model, "point": str(self.point) if self.point else None}
         return tuple(
             SourceFile(option, f"{_GIVEN_KIND}{given}", len(given), hashlib.sha256(given.encode()).hexdigest())
             for option, given in said.items()
@@ -116,7 +119,7 @@ def sources_of(
     A directory is one recording; one that holds several with an ``exp-config.yaml`` each, and none of its own,
     stands for those.  Files of one folder are one, called like the folder, and those in
     its ``results`` or ``reports`` with them.  ``slug`` is a name of the caller's for the only one; ``columns`` and
-    ``model`` are said of each.
+    ``model`` are said of each.  A table of several load levels (GuideLLM's) stands for a recording of each.
     Raises :class:`RecordingError` where two would have one name: the second would take the place of the first.
     """
     sources: list[Source] = []
@@ -143,7 +146,18 @@ def sources_of(
     ]
     if slug and len(whole) != 1:
         raise RecordingError(f"--name {slug}", "", f"one name for {len(whole)} recordings", "ingest them one by one")
-    return [replace(whole[0], slug=slug)] if slug else _of_different_names(whole)
+    chosen = [replace(whole[0], slug=slug)] if slug else whole
+    return _of_different_names([point for source in chosen for point in _points_of(source)])
+
+
+def _points_of(source: Source) -> list[Source]:
+    """A recording for each load level, of a table that has several and is alone."""
+    if source.paths is None or len(source.paths) != 1 or source.form not in ("", "guidellm-csv"):
+        return [source]
+    file = RecordedFile(source.paths[0], printable(source.paths[0].name))
+    if not recognises_guidellm_table(file.head(HEAD_BYTES)) or (count := points_of_table(file)) == 1:
+        return [source]
+    return [replace(source, slug=f"{source.slug}-{point}", point=point) for point in range(1, count + 1)]
 
 
 def _of_different_names(sources: list[Source]) -> list[Source]:
@@ -181,7 +195,7 @@ def find(source: Source, progress: Progress | None) -> tuple[dict[str, list[Reco
     for path in _walk(source.root) if source.paths is None else source.paths:
         # A name that is no text, or that a terminal would obey, is kept in a form that can be stored and shown.
         inside = path.relative_to(source.root).as_posix() if source.paths is None else path.name
-        file = RecordedFile(path, printable(inside), progress, columns=source.columns or "")
+        file = RecordedFile(path, printable(inside), progress, columns=source.columns or "", point=source.point)
         kind = _kind_of(file, source.form)
         twin = _twin(known.get(kind, []), kind, file.name)
         if kind and not twin:

@@ -73,12 +73,14 @@ class RecordedFile:
     """A file of a recording while it is read: its path, its name inside the recording, its tally.
 
     ``damage``: why the stream ended early, ``""`` if it did not.  ``columns``: of a table, what the user says of them.
+    ``point``: of a table of load levels, the one that is read, from 1; 0: the only one.
     """
 
     path: Path
     name: str
     progress: Progress | None = None
     columns: str = ""
+    point: int = 0
     tally: Tally = field(default_factory=Tally)
     damage: str = ""
     bytes_read: int = 0

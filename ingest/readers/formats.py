@@ -63,7 +63,7 @@ REQUEST_FORMATS: tuple[RequestFormat, ...] = (
     RequestFormat("llmperf", unplaced.recognises_llmperf, unplaced.read_llmperf),
     RequestFormat("genai-bench", unplaced.recognises_genai_bench, unplaced.read_genai_bench),
     RequestFormat("aiperf-summary", aiperf.recognises_summary, aiperf.read_summary, sums_up="aiperf"),
-    RequestFormat("guidellm-csv", guidellm.recognises_table, guidellm.refuse_table),
+    RequestFormat("guidellm-csv", unplaced.recognises_guidellm_table, unplaced.read_guidellm_table),
     # The last: what names its columns like a table of requests may be a file of a tool all the same.
     RequestFormat(TABLE, requests_table.recognises, requests_table.read_requests),
 )

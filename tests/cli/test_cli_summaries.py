@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -58,10 +60,32 @@ def aiperf(summary: Any, rate: float | str, clients: int | None) -> str:
     return json.dumps(document)
 
 
+def guidellm(summary: Any, rate: float | str, clients: int | None) -> str:
+    """GuideLLM's CSV of one load level, as 0.5 writes it; the columns that are read."""
+    latencies, requests = summary["latencies_ms"], summary["requests"]
+    strategy = {"type_": "concurrent", "streams": clients} if clients else {"type_": "poisson", "rate": rate}
+    cells = {
+        ("Run Info", "Run ID", ""): "r",
+        ("Run Info", "Run Index", ""): 0,
+        ("Run Info", "Profile", ""): json.dumps({"completed_strategies": [strategy]}),
+        ("Timings", "Duration", "Sec"): summary["duration_s"],
+        **{("Request Counts", status, ""): requests for status in ("Successful", "Total")},
+        ("Request Latency", "Successful Sec", "Mean"): latencies["e2e"]["mean"] / 1e3,
+        ("Time to First Token", "Successful ms", "Mean"): latencies["ttft"]["mean"],
+        ("Token Metrics", "Successful Input Tokens", "Mean"): 500,
+        ("Token Metrics", "Successful Output Tokens", "Mean"): 100,
+    }
+    text = io.StringIO()
+    csv.writer(text).writerows([*zip(*cells, strict=True), cells.values()])
+    return text.getvalue()
+
+
 SENT = [(bench, "inf", 8), (bench, "inf", None), (bench, 5.0, None), (genai, "inf", 8), (aiperf, "inf", 8)]
 
 
-@pytest.mark.parametrize(("written", "rate", "clients"), [*SENT, (aiperf, 5.0, None)])
+@pytest.mark.parametrize(
+    ("written", "rate", "clients"), [*SENT, (aiperf, 5.0, None), (guidellm, "inf", 8), (guidellm, 5.0, None)]
+)
 def test_a_summary_is_replayed_as_the_load_that_it_states(
     run: Run, tmp_path: Path, written: Callable[..., str], rate: float | str, clients: int | None
 ) -> None:

@@ -50,7 +50,7 @@ _METRICS = {
     "prompt_token_count": ("prompt_tokens", 1.0),
     "output_token_count": ("output_tokens_reported", 1.0),
 }
-_TPOT_OF_0_3, _TPOT = "tpot_over_n_reported", "tpot_with_ttft_reported"
+TPOT_OF_0_3, TPOT = "tpot_over_n_reported", "tpot_with_ttft_reported"
 _PERCENTILES = {"p001": "p0.1", "p01": "p1", "p05": "p5", "p999": "p99.9"} | {
     name: name for name in ("p10", "p25", "p75", "p90", "p95", "p99")
 }
@@ -77,21 +77,6 @@ def recognises(head: bytes) -> bool:
     """Whether a file that begins like this has GuideLLM's results."""
     marks = (b'"guidellm_version"', b'"generative_benchmark"', b'"data_column_mapper"')
     return head.lstrip()[:1] == b"{" and b'"benchmarks"' in head and any(mark in head for mark in marks)
-
-
-def recognises_table(head: bytes) -> bool:
-    """Whether a file that begins like this is GuideLLM's CSV: one header line in 0.3, three in later ones."""
-    return head.startswith((b"Type,Run Id,Id,Name,", b"Run Info,Run Info,"))
-
-
-def refuse_table(file: RecordedFile, _events_path: Path) -> RequestsRead:
-    """Raises :class:`RecordingError`: the CSV has a row for each load level and no request."""
-    raise RecordingError(
-        file.path,
-        "",
-        "GuideLLM's CSV has means and percentiles of whole load levels, and no requests",
-        "have guidellm write JSON as well (0.3: --output-path NAME.json, from 0.4: --outputs json) and give that",
-    )
 
 
 def read_requests(file: RecordedFile, _events_path: Path) -> RequestsRead:
@@ -264,7 +249,7 @@ def _version(results: _Results) -> str:
 
 def _aggregates(file: RecordedFile, results: _Results) -> Iterator[tuple[int, str, str, float]]:
     """What each benchmark reports; for the whole run that of the only one, or means over all of them."""
-    tpot = _TPOT if results.timed else _TPOT_OF_0_3
+    tpot = TPOT if results.timed else TPOT_OF_0_3
     rows = [
         (number, tpot if metric == "tpot" else metric, statistic, value)
         for number, benchmark in sorted(results.benchmarks.items())
