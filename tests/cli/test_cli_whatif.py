@@ -66,4 +66,4 @@ def test_validate_says_which_of_the_two_is_saturated(run: Run) -> None:
     (experiment,) = run(*validate, "--json").json["experiments"]
     assert experiment["saturation"]["explains"] == "simulator"
     assert experiment["saturation"]["observed"]["from_s"] is None
-    assert "the simulator is wrong by more than a queue explains" in " ".join(run(*validate).out.split())
+    assert "the simulator is off by more than the queue explains" in " ".join(run(*validate).out.split())

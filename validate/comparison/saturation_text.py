@@ -44,16 +44,21 @@ def saturation_json(found: Saturation) -> dict[str, object]:
 
 def _verdict(found: Saturation) -> str:
     if found.from_us is None:
-        return "every latency can be compared; noticed:"
-    until = "" if found.until_us is None else f" to second {found.until_us / 1e6:,.1f}"
-    where = f"from second {found.from_us / 1e6:,.1f} on{until} latencies measure how long the queue has grown, "
+        return "short queues only: every latency can be compared"
+    who = "server" if found.observed.from_us is not None else "simulated server"
+    begun = f"{found.from_us / 1e6:,.1f} s"
+    if found.until_us is None:
+        where = f"the {who} saturates at {begun}; latencies after that are not comparable"
+    else:
+        until = f"{found.until_us / 1e6:,.1f} s"
+        where = f"the {who} is saturated from {begun} to {until}; latencies between are not comparable"
     cause = {
-        "recording": "the recording is saturated, and what can be judged of the simulator is within its thresholds",
-        "simulator": "the simulator is wrong by more than a queue explains",
-        "not told": "too little was served to tell whether the simulator is to blame",
+        "recording": "elsewhere the simulator is within its limits",
+        "simulator": "the simulator is off by more than the queue explains",
+        "not told": "too little was served elsewhere to judge the simulator",
         "neither": "",
     }[found.explains]
-    return f"{cause}; {where}and their comparison is meaningless"
+    return f"{where}; {cause}" if cause else where
 
 
 def _queues(found: Saturation) -> list[str]:
@@ -63,7 +68,7 @@ def _queues(found: Saturation) -> list[str]:
         if side.from_us is not None:
             flight = f", with {found.in_flight:,} requests in flight" if side is found.observed else ""
             lines.append(
-                f"{name} queues from second {side.from_us / 1e6:,.1f} on{flight}; "
+                f"{name} queues from {side.from_us / 1e6:,.1f} s on{flight}; "
                 f"the longest wait is {side.longest_us / 1e6:,.1f} s"
             )
         elif side.touched_us:

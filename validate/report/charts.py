@@ -277,6 +277,9 @@ def _depth(evidence: Evidence) -> _Found:
 
 def _waterfall(evidence: Evidence) -> _Found:
     attribution = evidence.attribution
+    if evidence.comparison.overloaded and attribution is not None and not attribution.causes:
+        yield {"where the error comes from": "the latencies of an overloaded run measure its queue"}
+        return
     chart = None if attribution is None else waterfall_chart(attribution)
     reason = evidence.not_attributed if attribution is None else "no mean was observed"
     yield {"where the error comes from": reason} if chart is None else chart

@@ -19,6 +19,7 @@ from blis_replay.ingest.tables import Cell, Table, Value, columns_named
 from blis_replay.replay.store import provenance_of
 from blis_replay.validate.attribution.attribute import blames
 from blis_replay.validate.attribution.text import explanations
+from blis_replay.validate.comparison.capacity import Measure
 from blis_replay.validate.comparison.compare import Comparison, MetricCell, Verdict
 from blis_replay.validate.comparison.comparison_text import notes, observed_cell, pairs_sentence
 from blis_replay.validate.comparison.first_screen import fit_words
@@ -59,7 +60,10 @@ class Card:
 
 
 def cards_of(comparison: Comparison) -> tuple[Card, ...]:
-    """The means that are judged, and p99 of TTFT."""
+    """What is judged, and p99 of TTFT; of an overloaded run what was served, the largest error for its limit first."""
+    if comparison.overloaded:
+        measures = sorted(comparison.capacity or (), key=lambda m: -abs(m.error) / comparison.limit(m))
+        return tuple(_served_card(measure, comparison.limit(measure)) for measure in measures[: len(_CARDS)])
     return tuple(_card_of(comparison, metric, statistic, limit) for metric, statistic, limit in _CARDS)
 
 
@@ -79,14 +83,26 @@ def basis_of(comparison: Comparison) -> str:
 
 def _card_of(comparison: Comparison, metric: str, statistic: str, limit: float) -> Card:
     cell = comparison.metrics[metric][statistic]
-    error = cell.error
+    title = f"{METRIC_NAMES[metric]} {statistic}{'' if statistic == 'mean' else ' (not gated)'}"
+    return _card(title, cell.error, limit, f"{time_text(cell.a_us)} → {time_text(cell.b_us)}")
+
+
+def _served_card(measure: Measure, limit: float) -> Card:
+    if measure.unit in _UNITS_US:
+        sides = [time_text(value * _UNITS_US[measure.unit]) for value in (measure.observed, measure.simulated)]
+    else:
+        sides = [f"{measure.observed:,.4g}", f"{measure.simulated:,.4g} {measure.unit}"]
+    return _card(f"{measure.name[0].upper()}{measure.name[1:]}", measure.error, limit, " → ".join(sides))
+
+
+def _card(title: str, error: float | None, limit: float, numbers: str) -> Card:
     reach = 0.0 if error is None else 50 * min(abs(error) / limit, 1.0)
     return Card(
-        title=f"{METRIC_NAMES[metric]} {statistic}{'' if statistic == 'mean' else ' (not gated)'}",
+        title=title,
         error="not available" if error is None else percent_brief(error),
         state="absent" if error is None else "beyond" if abs(error) > limit else "within",
         limit=cell_text(limit, "limit"),
-        numbers=f"{time_text(cell.a_us)} → {time_text(cell.b_us)}",
+        numbers=numbers,
         start=50 - reach if (error or 0.0) < 0 else 50.0,
         length=reach,
     )
@@ -144,7 +160,7 @@ def overview_row(comparison: Comparison) -> OverviewRow:
         fitted=fit_words(comparison),
         ground_truth=comparison.ground_truth,
         metrics=metrics,
-        cells=tuple(HeatCell(percent(error), _heat(error, hottest)) for error, hottest in errors),
+        cells=tuple(HeatCell(percent(e), 0 if comparison.overloaded else _heat(e, hottest)) for e, hottest in errors),
         worst=max(abs(metrics[m]["mean"].error or 0.0) / limit for m, limit in THRESHOLDS.items()),
     )
 
@@ -286,11 +302,17 @@ def section_of(evidence: Evidence, command: str, before: OverviewRow | str | Non
     )
 
 
+_OVERLOADED = (
+    "the server was offered more than it could serve, so latencies measure how long the queue has grown; "
+    "they are shown and not judged"
+)
+
+
 def _explained(evidence: Evidence) -> tuple[str, tuple[str, ...], str]:
     """Cause in a few words, sentences, and the command that fixes it.
 
-    Of a saturated run the saturation comes first, and no command: its latencies measure how long the queue has grown,
-    so coefficients fitted to them would be wrong.
+    Of a saturated or overloaded run the saturation comes first, and no command: its latencies measure how long the
+    queue has grown, so coefficients fitted to them would be wrong.
     """
     attribution, saturation = evidence.attribution, evidence.comparison.saturation
     sentences = [] if attribution is None else explanations(attribution)
@@ -299,8 +321,10 @@ def _explained(evidence: Evidence) -> tuple[str, tuple[str, ...], str]:
     found = [] if saturation is None else saturation_sentences(saturation)
     if saturation is not None and saturation.from_us is not None:
         return "saturation", tuple(found), ""
+    if evidence.comparison.overloaded:
+        return "saturation", (_OVERLOADED,), ""
     remedies = [command for sentence in sentences if (command := command_of(sentence))]
-    return cause, (*found, *map(without_command, sentences)), remedies[0] if remedies else ""
+    return cause, (*map(without_command, sentences), *found), remedies[0] if remedies else ""
 
 
 def page(

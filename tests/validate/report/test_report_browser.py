@@ -90,6 +90,8 @@ def test_the_script_sorts_opens_and_reads_values(browser, planted_report: Report
     assert page.evaluate(folds) == [True, False]
     page.locator("nav a").nth(2).click()
     page.wait_for_function(f"{folds}[1]")
+    cut_off = "[...document.querySelectorAll('figure > .scroll')].filter(s => s.scrollHeight > s.clientHeight + 1)"
+    assert page.evaluate(f"{cut_off}.length") == 0
     picture = page.locator("#experiment-1 figure", has_text="Distribution of TTFT")
     picture.locator("svg").hover()
     row = next(line for line in picture.locator("tbody tr").all() if line.text_content().startswith("p90"))

@@ -20,6 +20,7 @@ from planted_pages import HOSTILE_PLACES, PlantedPage
 from blis_replay.ingest.store import list_runs, open_store
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.processes import Progress, pool_map
+from blis_replay.validate.comparison.capacity import Measure
 from blis_replay.validate.comparison.saturation import Queue, Saturation
 from blis_replay.validate.metrics.latency import METRICS, STATISTICS, THRESHOLDS
 from blis_replay.validate.metrics.observed import samples_of
@@ -149,8 +150,24 @@ def test_a_saturated_run_is_told_as_such_first_and_gets_no_advice(wrong_evidence
     saturated = replace(wrong_evidence, comparison=replace(wrong_evidence.comparison, saturation=found))
     section = section_of(saturated, "")
     assert (section.cause, section.remedy) == ("saturation", "")
-    assert "from second 8.0 on latencies measure how long the queue has grown" in section.why[0]
+    assert section.why[0].startswith("the server saturates at 8.0 s; latencies after that are not comparable")
     assert not any("calibrate" in sentence for sentence in section.why)
+
+
+def test_an_overloaded_run_shows_what_it_is_judged_by(wrong_evidence: Evidence) -> None:
+    """Served 12 % less than recorded, with a limit of 10 %; its latencies have no card, no colour and no advice."""
+    measures = (
+        Measure("itl", "ITL", "itl", 20.0, 21.0, "ms"),
+        Measure("tokens_per_s", "output tokens/s while the queue grows", "e2e", 1000.0, 880.0, "tokens/s"),
+    )
+    overloaded = replace(wrong_evidence, comparison=replace(wrong_evidence.comparison, capacity=measures))
+    section = section_of(overloaded, "")
+    assert [(card.title, card.error, card.state, card.numbers) for card in section.cards] == [
+        ("Output tokens/s while the queue grows", "-12.0 %", "beyond", "1,000 → 880 tokens/s"),
+        ("ITL", "+5.0 %", "within", "20.00 ms → 21.00 ms"),
+    ]
+    assert {cell.heat for cell in section.row.cells} == {0}
+    assert (section.cause, section.remedy) == ("saturation", "")
 
 
 def test_times_and_shares_of_a_finding_have_their_units() -> None:
