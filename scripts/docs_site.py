@@ -78,6 +78,8 @@ const complete = () => {
 complete();
 new MutationObserver(complete).observe(document.body, { childList: true, subtree: true });
 """
+# A picture that there is in light and in dark colours: the theme shows the one that fits.
+_IN_TWO_SCHEMES = re.compile(r"!\[([^\]]*)\]\(([\w/]+)-light\.png\)")
 _UNNAMED = re.compile(
     r'(<nav [^>]*)aria-labelledby="\w+"([^>]*>\s*<label class="md-nav__title"[^>]*>\s*<span[^>]*></span>)([^<]*)'
 )
@@ -152,7 +154,7 @@ def staged_text(page: Page) -> str:
             lines += [f"```{part.language}" + (f' title="{title}"' if title else ""), *part.body, "```"]
         else:
             lines += part.body
-    text = "\n".join(lines) + "\n"
+    text = _IN_TWO_SCHEMES.sub(r"![\1](\2-light.png#only-light) ![\1](\2-dark.png#only-dark)", "\n".join(lines) + "\n")
     return text.replace("](docs/", "](") if page.source.name == "README.md" else text
 
 

@@ -38,7 +38,7 @@ def test_every_field_of_the_json_is_documented(run: Run) -> None:
     document = run("attribute", *own, "--replay", "arrivals=flat", "--reference", "none").json
     error = document["errors"][0]
     fields = {*document, *error, *error["error_ms"], *document["components"][0]}
-    assert sorted(fields - documented("attribute")) == []
+    assert sorted(fields - documented("explain")) == []
     shares = sum(share["value"] for share in error["shares_ms"].values()) + error["residual_ms"]["value"]
     assert shares == pytest.approx(error["error_ms"]["value"])
     segments = run("segments", *own).json

@@ -56,7 +56,7 @@ def test_what_is_no_split_is_wrong_use(run: Run, split: str) -> None:
     assert f"{split!r} is not a split" in answer.err
 
 
-@pytest.mark.parametrize("verb", ["calibrate", "steps"])
+@pytest.mark.parametrize("verb", ["calibrate", "coefficients steps"])
 @pytest.mark.usefixtures("stored_demo")
 def test_every_field_of_the_json_is_documented_and_every_documented_field_exists(run: Run, verb: str) -> None:
     """Names in the first column are fields; other names in back quotes may be values."""

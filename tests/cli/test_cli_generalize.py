@@ -77,7 +77,7 @@ def test_each_model_is_left_out_and_a_release_of_each_fit_is_written(run: Run, t
 def test_every_field_of_the_json_is_documented(run: Run, two_models: list[object]) -> None:
     document = run("generalize", "--lomo", *two_models, "--json").json
     section = next(
-        part for part in _JSON_DOCS.read_text("utf-8").split("# JSON of ") if "`blis-replay generalize" in part
+        part for part in _JSON_DOCS.read_text("utf-8").split("# JSON of ") if "coefficients generalize --json" in part
     )
     documented = set(re.findall(r"[a-z_0-9]+", " ".join(re.findall(r"`([^`]+)`", section))))
     assert _fields(document) - documented == set()
