@@ -331,7 +331,7 @@ def _check_schema(connection: duckdb.DuckDBPyConnection, path: Path, is_new: boo
     if "meta" not in tables or "experiments" not in tables:
         raise StoreError(f"{path}: a DuckDB file, but not a blis-replay store; choose another path with --store")
     version = _version(connection)
-    if not (str(version).isdigit() and (int(version) >= SCHEMA_VERSION or int(version) in _UPGRADES)):
+    if not (version.isdigit() and (int(version) >= SCHEMA_VERSION or int(version) in _UPGRADES)):
         raise StoreError(f"{path}: its schema version is {version!r}; choose another path with --store")
     if int(version) > SCHEMA_VERSION:
         raise StoreError(
@@ -342,10 +342,10 @@ def _check_schema(connection: duckdb.DuckDBPyConnection, path: Path, is_new: boo
     return int(version)
 
 
-def _version(connection: duckdb.DuckDBPyConnection) -> object:
+def _version(connection: duckdb.DuckDBPyConnection) -> str:
     """The version of the schema as the file says."""
     row = first_row(connection, "SELECT value FROM meta WHERE key = 'schema_version'")
-    return row[0] if row else "unknown"
+    return str(row[0]) if row else "unknown"
 
 
 def _refuse_other_objects(connection: duckdb.DuckDBPyConnection, path: Path, tables: set[str]) -> None:
