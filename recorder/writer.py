@@ -272,6 +272,7 @@ class _Lines:
         self.zero_ns, self._block_tokens = zero_ns, block_tokens
         self.news = False
         self._numbers: dict[str, int] = {}
+        self._ended: list[tuple[str, int]] = []  # since the last update
         self._next = 0
         self._prompts: dict[int, int] = {}  # hash of a block with all before it -> the first request that had it
         self._written = dict.fromkeys((STEP, UPDATE, ARRIVAL, FINISH), 0)
@@ -336,6 +337,10 @@ class _Lines:
         counts = _listed([(self._number(name, announced), count) for name, count in produced])
         times = f"{begin_ns - self.zero_ns:d},{end_ns - begin_ns:d}"
         shown = "null" if step is None else f"{step:d}"
+        for name, number in self._ended:
+            if self._numbers.get(name) == number:  # else the name is another request's by now
+                del self._numbers[name]
+        self._ended.clear()
         return "".join(announced) + f'["{UPDATE}",{shown},{times},{counts}]\n'
 
     def _arrival(
@@ -364,7 +369,7 @@ class _Lines:
     ) -> str:
         announced: list[str] = []
         values = (self._number(name, announced), at_ns - self.zero_ns, status)
-        self._numbers.pop(name, None)
+        self._ended.append((name, values[0]))  # the update in which it ended names it once more
         counts = (output_tokens, preemptions, computed_tokens)
         return "".join(announced) + json.dumps([FINISH, *values, *counts], separators=(",", ":")) + "\n"
 

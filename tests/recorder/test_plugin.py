@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fake_vllm
@@ -91,6 +92,29 @@ def test_every_step_and_arrival_is_written(recorded: Path) -> None:
         **{"steps": 3, "arrivals": 2, "finished": 2},
         **{"scheduled_tokens": 42 + 41, "dropped": 0},
     }
+
+
+class Drafting(Scheduler):
+    """Says what each step gave, as a scheduler with drafts does."""
+
+    num_spec_tokens = 2
+
+    def update_from_output(self, output: Any, model_output: object) -> dict[int, object]:
+        super().update_from_output(output, model_output)
+        gave = [SimpleNamespace(request_id=name, new_token_ids=[1]) for name in output.num_scheduled_tokens]
+        return {0: SimpleNamespace(outputs=gave)}
+
+
+def test_the_last_tokens_of_a_request_that_speculates_are_its_own(recorded: Path) -> None:
+    """vLLM frees a request within the update that gives its last tokens: it keeps its number until the update is down."""
+    register()
+    scheduler = Drafting()
+    scheduler.add_request(Request("one", 40, 2))
+    scheduler.serve()
+    scheduler.shutdown()
+    _header, lines = lines_in(recorded)
+    assert [line[1:3] for line in of_kind(lines, "a")] == [[0, "one"]]
+    assert [line[4] for line in of_kind(lines, "u")] == [[[0, 1]], [[0, 1]]]
 
 
 def test_an_abort_is_an_end(recorded: Path) -> None:
