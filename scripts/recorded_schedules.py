@@ -46,7 +46,8 @@ def keep(folders: list[str]) -> int:
     for folder in map(Path, folders):
         for directory in sorted(path.parent for path in folder.glob("*/config.json")):
             scenario = read_scenario(directory)
-            if choose_pack(scenario.release).pack.not_simulated(vars(scenario.engine)):
+            given = vars(scenario.engine) | {"speculative_config": str(scenario.engine.speculation)}
+            if choose_pack(scenario.release).pack.not_simulated(given):
                 continue
             found.setdefault(scenario.release, {})[scenario.name] = digest_of(recorded_schedule(scenario))
     FOLDER.mkdir(exist_ok=True)

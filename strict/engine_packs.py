@@ -5,9 +5,9 @@ before.  ``behaviours`` are the switches of the simulated scheduler (``blis.trac
 ``ended`` those that end; ``arguments``, what an engine argument is that nobody gives: a value, or several with what
 each asks of the machine (:class:`ArgumentDefault`), of which the first that applies holds.
 
-Of these releases alone: ``differs``, arguments with which they do what is not simulated, and what that is;
-``compared``, the releases whose own scheduler was run beside the simulated one; ``unequal``, where it did something
-else on a workload (``0.11.0 rand-3-00003``), and why.
+Of these releases alone: ``differs``, arguments in use (``name``, or ``name=value``) with which they do what is not
+simulated, and what that is; ``compared``, the releases whose own scheduler was run beside the simulated one;
+``unequal``, where it did something else on a workload (``0.11.0 rand-3-00003``), and why.
 """
 
 from __future__ import annotations
@@ -78,6 +78,7 @@ class EnginePack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             for name, value in given.items()
             if value is True or (isinstance(value, int) and value > 1) or (isinstance(value, str) and value != "None")
         }
+        used |= {f"{name}={value}" for name, value in given.items()}
         return [f"{name}: {what}" for name, what in self.differs.items() if name in used]
 
 

@@ -106,7 +106,7 @@ class Drafting(Scheduler):
 
 
 def test_the_last_tokens_of_a_request_that_speculates_are_its_own(recorded: Path) -> None:
-    """vLLM frees a request within the update that gives its last tokens: it keeps its number until the update is down."""
+    """vLLM frees a request in the update that gives its last tokens; it keeps its number until that is down."""
     register()
     scheduler = Drafting()
     scheduler.add_request(Request("one", 40, 2))
