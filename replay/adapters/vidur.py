@@ -95,6 +95,7 @@ def _package(inputs: Inputs, option: str) -> None:
         # What it fetched and fitted is used again.  For each operator it tries a grid of forests ten times, which is
         # half an hour of a core; one of that grid has to do.
         profiles |= {"cache_dir": str(profiles_folder(model)), "no_cache": False, "k_fold_cv_splits": 2}
+        profiles |= {"upload_predictions": False}
         profiles |= {"num_estimators": [250], "max_depth": [16], "min_samples_split": [2]}
         tokens, longest = given["max_num_batched_tokens"], given["max_model_len"]
         profiles |= {"prediction_max_prefill_chunk_size": max(tokens, _TOKENS)}
@@ -199,7 +200,9 @@ def _checkout(inputs: Inputs, option: str) -> None:
         raise AdapterError(f"this checkout has no option --{min(unknown)}; install vidur of PyPI, and give its Python")
     told = {name: value for name, value in (options | by_version).items() if name in known}
     words = [word for name, value in told.items() for word in (f"--{name}", str(value))]
-    off = [f"--no-metrics_config_{name}" for name in ("store_plots", "enable_chrome_trace")]
+    # Of these one version has the last, and would send what it fits to a hub.
+    switches = ("metrics_config_store_plots", "metrics_config_enable_chrome_trace", f"{_PREDICTOR}_upload_predictions")
+    off = [f"--no-{name}" for name in switches if name in known]
     run_to_end([python, "-m", "vidur.main", *words, *off], "vidur.main", **settings)
 
 

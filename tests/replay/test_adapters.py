@@ -60,7 +60,8 @@ if words == ["--help"]:
     sys.exit()
 said = {name[2:]: value for name, value in zip(words[::2], words[1::2])}
 rows = list(csv.DictReader(open(said["trace_request_generator_config_trace_file"])))
-json.dump({"said": said, "trace": rows}, open("kept.json", "w"))
+off = [word for word in sys.argv if word.startswith("--no-")]
+json.dump({"said": said, "trace": rows, "off": off}, open("kept.json", "w"))
 if said["replica_config_model_name"] == "some/Unknown":
     sys.exit("Invalid name: some/Unknown")
 folder = pathlib.Path(said["metrics_config_output_dir"], "2026-01-01_00-00-00")
@@ -80,6 +81,7 @@ VIDUR_HELP = """
   --random_forrest_execution_time_predictor_config_prediction_max_prefill_chunk_size
   --random_forrest_execution_time_predictor_config_prediction_max_batch_size
   --random_forrest_execution_time_predictor_config_prediction_max_tokens_per_request
+  --random_forrest_execution_time_predictor_config_upload_predictions
 """
 
 
@@ -224,6 +226,8 @@ def test_a_checkout_of_vidur_gets_a_trace_and_the_engine_arguments(tmp_path: Pat
         "replica_config_block_size": "16",
     }
     assert wanted.items() <= told["said"].items()
+    # This version would send what it fits to a hub.
+    assert told["off"] == ["--no-random_forrest_execution_time_predictor_config_upload_predictions"]
     assert "sarathi_scheduler_config_block_size" not in told["said"]  # of other versions: this one has it elsewhere
     assert answer.ttft_us.tolist() == [25_000] * 3
     assert answer.e2e_us.tolist() == [125_000, 225_000, 325_000]
