@@ -12,17 +12,24 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 # Where it is set, every start compiles all of our modules again, which takes half a second.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check lint types docs dist live clean lock
+.PHONY: demo test tests check quick-tests lint types docs dist live clean lock
 
 demo: $(VENV)/.installed
 	$(BIN)/blis-replay validate $(EXPERIMENT)
 
-test: $(VENV)/.installed-dev lint types
+# The type checker uses one processor, and so runs beside the tests; what waits leaves room for it.
+test: $(VENV)/.installed-dev lint
+	$(MAKE) --no-print-directory -j 2 types tests
+
+tests:
 	$(PYTEST)
 
 # For the loop of daily work: what needs no recording, no browser and less than a minute.  A test that takes long
 # is named at the end; mark it `slow`.
-check: $(VENV)/.installed-dev lint types
+check: $(VENV)/.installed-dev lint
+	$(MAKE) --no-print-directory -j 2 types quick-tests
+
+quick-tests:
 	$(PYTEST) -q -m "not realdata and not browser and not slow" --durations=5 --durations-min=1
 
 lint: $(VENV)/.installed-dev

@@ -9,6 +9,7 @@ import math
 import re
 from collections import defaultdict
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -41,11 +42,15 @@ def load_release(name_or_path: str) -> CoefficientRelease:
     """
     bundled = bundled_releases()
     if name_or_path in bundled:
-        return parse_release(bundled[name_or_path], name_or_path)
+        return _parsed(bundled[name_or_path], name_or_path)
     path = Path(name_or_path)
     if not path.exists():
         raise UnknownNameError(f"no release or file is called {name_or_path}; releases that ship: {', '.join(bundled)}")
     return parse_release(page_of_text(path, "coefficients"), str(path))
+
+
+# Those that ship are asked for once an experiment; to read one takes as long as a replay.
+_parsed = cache(parse_release)
 
 
 def release_of_stepml(path: Path, name: str, model: str, tensor_parallelism: int, hardware: str) -> CoefficientRelease:

@@ -12,7 +12,7 @@ from command_line import Answer, Run
 
 from blis_replay.fixtures.synthetic import write_demo
 from blis_replay.ingest.ingest import ingest_source
-from blis_replay.validate import STORE_DEFAULT
+from blis_replay.validate import STORE_DEFAULT, experiment
 from blis_replay.validate.cli.main import main
 
 
@@ -62,6 +62,33 @@ def stored_demo(run: Run, demo: Path, made_demo: Demo) -> Path:
     STORE_DEFAULT.parent.mkdir()
     shutil.copy(made_demo.store, STORE_DEFAULT)
     return demo
+
+
+@pytest.fixture(scope="session")
+def made_fit(made_demo: Demo, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Coefficients that are fitted to the synthetic experiment: mine.yaml, made once for all tests."""
+    folder = tmp_path_factory.mktemp("fit")
+    shutil.copy(made_demo.store, folder / "store.duckdb")
+    command = ["calibrate", "--train", "1b-general", "--out", "mine.yaml", "--store", "store.duckdb"]
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(SystemExit) as ended:
+        patched.chdir(folder)
+        patched.setattr(sys, "argv", ["blis-replay", *command])
+        main()
+    assert ended.value.code == 0
+    return folder / "mine.yaml"
+
+
+@pytest.fixture
+def calibrated(stored_demo: Path, made_fit: Path) -> Path:
+    """The synthetic experiment, which is in the store, with coefficients of its own in mine.yaml."""
+    shutil.copy(made_fit, "mine.yaml")
+    return stored_demo
+
+
+@pytest.fixture
+def none_ships(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of ``--all`` that are not about what ships: to judge all of that takes a minute."""
+    monkeypatch.setattr(experiment, "bundled_aliases", dict)
 
 
 @pytest.fixture

@@ -31,9 +31,8 @@ def test_the_missing_cycle_is_named_with_the_command_that_mends_it(run: Run) -> 
     assert max(len(line) for line in answer.out.splitlines()) <= 80
 
 
-@pytest.mark.usefixtures("stored_demo")
+@pytest.mark.usefixtures("calibrated")
 def test_every_field_of_the_json_is_documented(run: Run) -> None:
-    run("calibrate", "--train", "1b-general", "--out", "mine.yaml")
     own = ("--experiment", "1b-general", "--coefficients", "mine.yaml", "--json")
     document = run("attribute", *own, "--replay", "arrivals=flat", "--reference", "none").json
     error = document["errors"][0]
@@ -45,10 +44,9 @@ def test_every_field_of_the_json_is_documented(run: Run) -> None:
     assert sorted({*segments, *segments["segments"][0]} - documented("segments")) == []
 
 
-@pytest.mark.usefixtures("stored_demo")
+@pytest.mark.usefixtures("calibrated")
 def test_a_model_that_the_bundled_release_lacks_has_no_stand_in(run: Run) -> None:
     """By default that is no matter; a reference that is named must have the model."""
-    run("calibrate", "--train", "1b-general", "--out", "mine.yaml")
     own = ("attribute", "--experiment", "1b-general", "--coefficients", "mine.yaml", "--json")
     assert run(*own).json["reference"] is None
     named = run(*own, "--reference", "stepml-direct")
@@ -61,9 +59,8 @@ def test_the_answer_does_not_depend_on_the_executor(run: Run) -> None:
     assert run(*asked, "--executor", "serial").out == run(*asked, "--workers", "2").out
 
 
-@pytest.mark.usefixtures("stored_demo")
+@pytest.mark.usefixtures("calibrated")
 def test_segments_of_every_request_are_written(run: Run) -> None:
-    run("calibrate", "--train", "1b-general", "--out", "mine.yaml")
     own = ("--experiment", "1b-general", "--coefficients", "mine.yaml")
     answer = run("segments", *own, "--out", "requests.csv")
     assert (answer.code, answer.err) == (0, "")

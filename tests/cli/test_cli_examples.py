@@ -119,12 +119,17 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def of_one_model() -> str:
+    """The first model of the release that ships, as a release."""
+    release = yaml.safe_load(format_release(load_release(DEFAULT_RELEASE)))
+    return yaml.safe_dump({**release, "models": release["models"][:1]})
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("line", RUN)
-def test_an_example_runs(line: str, run: Run, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_example_runs(line: str, run: Run, store: Path, of_one_model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BLIS_REPLAY_STORE", str(store))
-    release = yaml.safe_load(format_release(load_release(DEFAULT_RELEASE)))
-    of_one_model = yaml.safe_dump({**release, "models": release["models"][:1]})
     for name in ("mine.yaml", "old.yaml", "new.yaml", "new-13b.yaml"):
         Path(name).write_text(of_one_model)
     inputs = {

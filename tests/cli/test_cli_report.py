@@ -11,9 +11,8 @@ from command_line import Run
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.usefixtures("stored_demo")
+@pytest.mark.usefixtures("calibrated")
 def test_a_page_is_written_and_said_in_one_line(run: Run) -> None:
-    run("calibrate", "--train", "1b-general", "--out", "mine.yaml")
     asked = ("report", "--experiment", "1b-general", "--coefficients", "mine.yaml", "--out")
     answer = run(*asked, "report.html")
     assert (answer.code, answer.err) == (0, "")

@@ -196,7 +196,7 @@ def test_a_full_disk_under_the_output_is_one_line(tmp_path: Path) -> None:
     assert ended.stderr == "error: No space left on device; check the path and the room left there\n"
 
 
-@pytest.mark.usefixtures("all_bundled")
+@pytest.mark.usefixtures("none_ships")
 def test_experiments_of_one_alias_are_told_apart_by_their_slugs(run: Run, demo: Path) -> None:
     """Both lack coefficients, so both are not judged, and neither hides the other."""
     twin = demo.with_name("20260401-000000-synthetic-1b-tp1-general")

@@ -210,10 +210,9 @@ def _schedules() -> list[dict[str, object]]:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("stored_demo")
+@pytest.mark.usefixtures("calibrated")
 def test_every_field_of_the_json_is_documented_and_every_documented_field_exists(run: Run) -> None:
     """docs/json.md names each field in back quotes; a single name there that is no field is a value."""
-    run("calibrate", "--train", "1b-general", "--out", "mine.yaml")
     bundled = run("validate", "--experiment", "34b-general", "--by-stage", "--json").json
     recorded = run("validate", "--experiment", "1b-general", "--coefficients", "mine.yaml", "--json").json
     queueing = run(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -114,9 +115,15 @@ def server_traces() -> dict[str, Rows]:
     }
 
 
+@cache
+def _scratch() -> Scratch:
+    """One for all: a recording has one too, and to open it takes longer than most tests."""
+    return Scratch()
+
+
 def in_database(frame: pl.DataFrame, rows: int) -> Rows:
     """The rows of a frame in a scratch database, so many added at a time."""
-    writer = Scratch().writer(frame.schema)
+    writer = _scratch().writer(frame.schema)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(ingest_rows, "MEMORY_BYTES", 0)
         for part in frame.iter_slices(rows):

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 from builders import in_database, recording, steps
 from engine_journeys import journeys, settings_of
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blis_replay.ingest.errors import ReconstructionError
@@ -103,6 +103,7 @@ def test_nothing_recorded_is_no_timeline_and_far_apart_ids_take_no_room() -> Non
 
 
 @pytest.mark.slow
+@settings(max_examples=50)
 @given(st.sets(st.integers(1, 3000), min_size=2, max_size=200), st.integers(1, 50_000))
 def test_a_steady_engine_is_timed_right_whichever_steps_were_sampled(ids: set[int], cycle_us: int) -> None:
     sampled = sorted(ids)
@@ -137,6 +138,7 @@ _steps = st.lists(st.tuples(st.none() | st.integers(-1, 12), st.none() | st.inte
 
 
 @pytest.mark.slow
+@settings(max_examples=50)  # each makes two tables
 @given(_steps, _events, st.booleans())
 def test_anchors_are_the_same_wherever_the_records_are(
     records: list[tuple[int | None, int | None]], rows: list[dict[str, Any]], asynchronous: bool
