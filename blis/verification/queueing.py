@@ -180,7 +180,7 @@ def wait_interval(waits: Waits, rate_per_us: float) -> Interval:
     interval misses too often then: it is widened by the first term of the Edgeworth expansion,
     ``|skewness| (1 + 2 t^2) / (6 sqrt(n))`` standard errors (Hall, J. R. Stat. Soc. B 54, 1992).
     """
-    from scipy.stats import t
+    from scipy.special import stdtrit  # lighter than scipy.stats
 
     service_us = float(waits.server_us.mean())
     rho = rate_per_us * service_us
@@ -191,7 +191,7 @@ def wait_interval(waits: Waits, rate_per_us: float) -> Interval:
     )
     n, deviation = len(controlled), controlled.std()
     skewness = abs(((controlled - controlled.mean()) ** 3).mean()) / max(deviation, 1e-9) ** 3
-    quantile = float(t.ppf(1 - _RISK / 2, n - 1))
+    quantile = float(stdtrit(n - 1, 1 - _RISK / 2))
     widened = quantile + skewness * (1 + 2 * quantile**2) / (6 * np.sqrt(n))
     half = float(widened * deviation / np.sqrt(n - 1))
     return Interval(float(controlled.mean()), half)
