@@ -18,7 +18,6 @@ from blis_replay.ingest.steps.clock_offset import depth_mismatch, estimate_offse
 
 @pytest.mark.slow
 @settings(max_examples=25, deadline=None)
-@settings(max_examples=40)  # each is a run of 600 requests
 @given(
     later_us=st.integers(-200_000_000, 200_000_000),
     seed=st.integers(0, 1000),
