@@ -2,10 +2,14 @@
 
     python scripts/overloaded_cycle.py STORE 34b-reasoning 0 60      # of requests with a first token in these seconds
     python scripts/overloaded_cycle.py STORE 34b-reasoning 1425 1490
+    python scripts/overloaded_cycle.py STORE 34b-reasoning 128       # how a request gets one of 128 seats, and the end
 
 Each request decodes a known number of tokens between its first and its last: an equation for the cycle meanwhile.  The
 cycle is that of the release for as many decodes at a mean context of 710 tokens (what it was fitted on), and a sum of
 costs on top.  Least squares over all these equations; nothing of it is used by a release.
+
+Stamps of one client lie on the steps of the engine, so they also time single steps.  A request that waits is scheduled
+when another has finished: its first token comes two cycles later if scheduling is asynchronous, and a prefill later.
 """
 
 from __future__ import annotations
@@ -31,6 +35,10 @@ _BIN_S = 0.5
 _FITTED_CONTEXT = 710.0
 # Prompts come in turns of 100; who waits fewer than 3 at a time may be in a step of their own.
 _PROMPTS, _QUEUE = 100, 3
+# Who waits so long waits for a seat.  At the end: so many seconds together, with so many requests at least.
+_WAITED_S, _END_S, _FEWEST = 5.0, 2.0, 4
+# The cycle before the end is that of the requests that finished in so many seconds before it.
+_BEFORE_S = 10.0
 # Costs: us a context token, ms a first prefill of a prompt, ms a later one, ms a step while requests wait.
 COSTS = ("context", "first_prefill", "later_prefill", "waiting")
 _TRIED = (("context",), *(("context", other) for other in COSTS[1:]))
@@ -110,15 +118,59 @@ def fitted(served: Served, base_ms: Floats, window: tuple[float, float], costs: 
     return fit.x, 100 * float(np.sqrt(np.mean(missed(fit.x) ** 2)))
 
 
-def main(store: str, name: str, begin: str, end: str) -> None:
-    """Print the costs, each alone and together."""
+def seat_taken_ms(served: Served, seats: int) -> Floats:
+    """Of requests that waited: ms from the finish that left them a seat to their first token.
+
+    With ``seats`` running, the request with the n-th first token follows the (n - seats)-th finish.
+    """
+    order, finish = np.argsort(served.first), np.sort(served.last)
+    waited = (served.first - served.arrival)[order][seats:] > _WAITED_S
+    return 1e3 * (served.first[order][seats:] - finish[: len(order) - seats])[waited]
+
+
+def cycles_at_the_end(served: Served, cycle_ms: float) -> list[tuple[float, int, float]]:
+    """While nobody enters any more, by two seconds: since the last first token (s), how many run, cycle (ms).
+
+    Two requests of equal length that began m cycles apart finish m cycles apart; ``cycle_ms``: when they began.
+    """
+    begun, rows = served.first.max(), []
+    for start in np.arange(begun, served.last.max(), _END_S):
+        of = (served.last >= start) & (served.last < start + _END_S)
+        if of.sum() < _FEWEST or np.ptp(served.first[of]) == 0:
+            continue
+        cycles = served.first[of] * 1e3 / cycle_ms
+        middle = start + _END_S / 2
+        running = int(((served.first <= middle) & (served.last > middle)).sum())
+        rows.append((float(middle - begun), running, float(np.polyfit(cycles, served.last[of] * 1e3, 1)[0])))
+    return rows
+
+
+def print_seats(served: Served, seats: int) -> None:
+    """Print how long a free seat is empty, and the cycle when the queue is at its end."""
+    taken = seat_taken_ms(served, seats)
+    gap_ms = 1e3 * (served.last - served.first) / served.steps
+    waited = gap_ms[served.first - served.arrival > _WAITED_S]
+    quantiles = np.percentile(taken, [10, 25, 50, 75])
+    print(f"a seat is taken after {quantiles.round(1)} ms (p10, p25, p50, p75); cycle {np.median(waited):.1f} ms")
+    begun = served.first.max()
+    before = (served.last < begun) & (served.last > begun - _BEFORE_S)
+    for since, running, cycle in cycles_at_the_end(served, float(np.median(gap_ms[before]))):
+        print(f"{since:5.1f} s after the last first token: {running:3} running, cycle {cycle:.1f} ms")
+
+
+def main(store: str, name: str, begin: str, end: str = "") -> None:
+    """Print the costs, each alone and together; or how seats are taken."""
     with open_store(Path(store), read_only=True) as opened:
         recording = read_stored(opened, find_experiment(opened, name))
     latency = entry_of(load_release(DEFAULT_RELEASE), recording).latency
     batches = [{"decode_tokens": n, "context_tokens": int(n * _FITTED_CONTEXT)} for n in range(1, 257)]
     us = durations_us(latency, batches)
     base_ms = np.concatenate([us[:1], us]) / 1e3
-    served, window = served_of(recording), (float(begin), float(end))
+    served = served_of(recording)
+    if not end:
+        print_seats(served, int(begin))
+        return
+    window = float(begin), float(end)
     new = ((served.first >= window[0]) & (served.first < window[1]) & (served.place < _PROMPTS)).any()
     for costs in (tried for tried in _TRIED if new or "first_prefill" not in tried):
         values, left = fitted(served, base_ms, window, costs)
