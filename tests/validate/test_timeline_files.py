@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -141,6 +141,19 @@ def test_steps_are_named_by_their_kind_and_say_where_nobody_saw_them(shown: Time
     for track in tracks(replace(shown, steps=interpolated)):
         if track.name.startswith("steps "):
             assert {part.name.partition(", ")[2] for part in track.slices} == {"interpolated"}
+
+
+def test_a_viewer_adds_up_the_steps_of_a_kind(shown: Timeline, tmp_path: Path) -> None:
+    """``SELECT name, sum(dur) FROM slice GROUP BY name`` on one track: the time of steps with such a batch, in us."""
+    totals: Counter[str] = Counter()
+    for name, begin_us, end_us in slices_of_packets(as_packets(shown, tmp_path))["steps simulated"]:
+        totals[name] += end_us - begin_us
+    prefill, decode = pl.col("prefill_tokens") > 0, pl.col("decode_tokens") > 0
+    lasts_us = pl.min_horizontal("end_us", shown.until_us) - pl.max_horizontal("start_us", shown.from_us)
+    steps = shown.steps.filter(pl.col("side") == "simulated").with_columns(lasts_us=lasts_us)
+    kinds = {"mixed": prefill & decode, "prefill": prefill & ~decode, "decode": ~prefill & decode}
+    expected = {name: steps.filter(kind)["lasts_us"].sum() for name, kind in kinds.items()}
+    assert totals == {name: total for name, total in expected.items() if total}
 
 
 def test_hostile_names_are_text_and_nothing_else(planted: Planted, tmp_path: Path) -> None:
