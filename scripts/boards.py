@@ -137,10 +137,15 @@ def main() -> int:
 
 
 def merged(board: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """A kept board with the rows of some simulators new; those that it did not have stand behind the others."""
+    """A kept board with the rows of some simulators new; one that it did not have stands before its kin, or last."""
+    names = list(board["simulators"])
+    for name in new["simulators"]:
+        if name not in names:
+            kin = (at for at, other in enumerate(names) if other.split("-")[0] == name.split("-")[0])
+            names.insert(next(kin, len(names)), name)
     others = [score for score in board["scores"] if score["simulator"] not in new["simulators"]]
-    names = dict.fromkeys([*board["simulators"], *new["simulators"]])
-    return {"simulators": list(names), "scores": [*others, *new["scores"]]}
+    scores = sorted([*others, *new["scores"]], key=lambda score: names.index(score["simulator"]))
+    return {"simulators": names, "scores": scores}
 
 
 if __name__ == "__main__":
