@@ -74,7 +74,7 @@ def read_recording(
     :class:`RecordingError` if a file cannot be read at all, or if there is nothing to judge.
     """
     if isinstance(source, Path):
-        (source,) = discovery.sources_of([source])
+        source = discovery.only_source(source)
     with TemporaryDirectory(prefix="blis-replay-") as scratch:
         yield _Assembly(source, Path(scratch), profile or {}, given, progress).recording()
 

@@ -80,12 +80,12 @@ def ingest_source(
     as it was.
     """
     from blis_replay.ingest.assemble import read_recording
-    from blis_replay.ingest.readers.discovery import Source, sources_of
+    from blis_replay.ingest.readers.discovery import Source, only_source
     from blis_replay.ingest.readers.server.engine_settings import given_arguments
 
     begin = time.perf_counter()
     if not isinstance(source, Source):
-        (source,) = sources_of([source])
+        source = only_source(source)
     given, again, known = given_arguments(engine_file) if engine_file else None, "", None
     if Path(store_path).exists():
         with open_store(store_path, read_only=True) as store:

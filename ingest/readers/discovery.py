@@ -150,6 +150,15 @@ def sources_of(
     return _of_different_names([point for source in chosen for point in _points_of(source)])
 
 
+def only_source(path: str | Path) -> Source:
+    """The one recording that a path stands for; :class:`RecordingError` if it stands for several."""
+    sources = sources_of([path])
+    if len(sources) != 1:
+        names = ", ".join(source.slug for source in sources[:3])
+        raise RecordingError(path, "", f"{len(sources)} recordings ({names}, ...)", "ingest them one by one")
+    return sources[0]
+
+
 def _points_of(source: Source) -> list[Source]:
     """A recording for each load level, of a table that has several and is alone."""
     if source.paths is None or len(source.paths) != 1 or source.form not in ("", "guidellm-csv"):

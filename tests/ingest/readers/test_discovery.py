@@ -10,7 +10,7 @@ import pytest
 
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.errors import RecordingError
-from blis_replay.ingest.readers.discovery import Source, find, sources_of
+from blis_replay.ingest.readers.discovery import Source, find, only_source, sources_of
 
 TRACE = (
     "request_id,input_tokens,output_tokens,send_time_us,first_chunk_time_us,last_chunk_time_us,status\n"
@@ -128,3 +128,15 @@ def test_a_directory_with_a_configuration_of_its_own_is_one_experiment(tmp_path:
 def test_one_configured_subdirectory_is_a_part_of_the_experiment_around_it(tmp_path: Path) -> None:
     write(tmp_path / "run" / "server", **{"exp-config.yaml": b"model: m"})
     assert [source.slug for source in sources_of([tmp_path / "run"])] == ["run"]
+
+
+def test_a_table_of_two_load_levels_is_two_recordings(tmp_path: Path) -> None:
+    """GuideLLM's; said again of a directory, which is one recording, or of a name that must be one."""
+    header = "Run Info,Run Info,Request Counts,Timings\nProfile,Run Index,Total,Duration\n,,,Sec\n"
+    folder = write(tmp_path / "sweep", **{"benchmarks.csv": header + "{},0,9,1.0\n{},1,9,2.0\n"})
+    points = sources_of([folder / "benchmarks.csv"], slug="mine")
+    assert [(point.slug, point.point) for point in points] == [("mine-1", 1), ("mine-2", 2)]
+    assert [kinds(point)["point"] for point in points] == ["given: 1", "given: 2"]
+    assert len(sources_of([folder])) == 1
+    with pytest.raises(RecordingError, match=r"2 recordings \(sweep-1, sweep-2, ...\); ingest them one by one"):
+        only_source(folder / "benchmarks.csv")
