@@ -14,11 +14,15 @@ from pack import h100_folders
 from blis_replay.fixtures.catalogue import profile_of
 from blis_replay.ingest.ingest import ingest_source
 from blis_replay.ingest.store import open_store
+from blis_replay.replay import executors
 from blis_replay.validate.experiment import all_experiments
 
 # A busy machine makes an example slow, which is no failure of what it shows.
 settings.register_profile("no_deadline", deadline=None)
 settings.load_profile("no_deadline")
+
+# Beside other tests a pool of processes is no faster, and takes two seconds to start: who tests one says so.
+executors.POOL_START_S = float("inf")
 
 DATA_PACK = Path(os.environ.get("BLIS_REPLAY_DATA", Path(__file__).parents[2] / "shared" / "data"))
 _outcomes = {"passed": 0, "failed": 0, "skipped": 0}

@@ -19,8 +19,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blis_replay.replay import executors
 from blis_replay.replay.errors import ReplayError
-from blis_replay.replay.executors import POOL_START_S, map_jobs, pool_pays
+from blis_replay.replay.executors import map_jobs, pool_pays
 from blis_replay.replay.processes import RETRIES, Ledger, attempt, pool_map
 
 Map = Callable[..., list[Any]]
@@ -129,6 +130,13 @@ def test_a_map_inside_a_worker_stays_there(workers_map: Map) -> None:
     assert processes != {os.getpid()}
 
 
+@pytest.fixture
+def two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a pool takes to start, as it is outside of tests."""
+    monkeypatch.setattr(executors, "POOL_START_S", 2.0)
+
+
+@pytest.mark.usefixtures("two_seconds")
 @pytest.mark.parametrize(
     ("jobs", "seconds_each", "workers", "pays"),
     [
@@ -139,19 +147,21 @@ def test_a_map_inside_a_worker_stays_there(workers_map: Map) -> None:
         (100, 10.0, 1, False),
         (1, 100.0, 8, False),
         # Three jobs on two workers: the longer share has two.
-        (3, POOL_START_S, 2, False),
-        (4, POOL_START_S, 2, True),
+        (3, 2.0, 2, False),
+        (4, 2.0, 2, True),
     ],
 )
 def test_when_a_pool_pays(jobs: int, seconds_each: float, workers: int, pays: bool) -> None:
     assert pool_pays(jobs, seconds_each, workers) is pays
 
 
+@pytest.mark.usefixtures("two_seconds")
 def test_short_jobs_stay_in_this_process() -> None:
     assert set(map_jobs(work.process_of, range(50), workers=2)) == {os.getpid()}
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("two_seconds")
 def test_long_jobs_go_to_a_pool_after_the_first() -> None:
     told: list[int] = []
     first, *others = map_jobs(
