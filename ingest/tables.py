@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import polars as pl
 
 Value = str | int | float | bool | None
 Tone = Literal["good", "bad", "caution", "heading"]
@@ -110,3 +113,14 @@ def table_of(records: Iterable[Mapping[str, Value]], columns: Sequence[Column] =
     rows = list(records)
     shown = tuple(columns) or columns_named(*(rows[0] if rows else ()), kind="data")
     return Table("", shown, [[row[column.name] for column in shown] for row in rows])
+
+
+def without_formulas(frame: pl.DataFrame) -> pl.DataFrame:
+    """The frame with ' before a text that a spreadsheet would take as a formula: names come from files of others."""
+    import polars as pl
+
+    for name in [name for name, kind in frame.schema.items() if kind == pl.String]:
+        text = pl.col(name)
+        formula = text.str.contains(r"^[=+\-@\t\r].") & text.cast(pl.Float64, strict=False).is_null()
+        frame = frame.with_columns(pl.when(formula).then("'" + text).otherwise(text).alias(name))
+    return frame

@@ -27,6 +27,7 @@ from blis_replay.compiled.files import whole_file
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.server.engine_settings import read_engine_file
 from blis_replay.ingest.recording import Recording
+from blis_replay.ingest.tables import without_formulas
 from blis_replay.replay.engine import not_simulated, with_engine
 from blis_replay.replay.errors import ReplayError, UnknownNameError
 from blis_replay.replay.mode import ReplayMode
@@ -234,7 +235,7 @@ def write_tables(simulation: Simulation, folder: Path, as_csv: bool) -> None:
 
 
 def write_frame(stem: Path, parts: Iterator[pl.DataFrame], as_csv: bool) -> None:
-    """Write the parts of a table, one at least, as ``stem.parquet`` (and ``.csv``)."""
+    """Write the parts of a table, one at least, as ``stem.parquet`` (and ``.csv``, ``without_formulas``)."""
     from pyarrow.parquet import ParquetWriter
 
     head = next(parts)
@@ -247,7 +248,7 @@ def write_frame(stem: Path, parts: Iterator[pl.DataFrame], as_csv: bool) -> None
         for number, part in enumerate(chain([head], parts)):
             parquet.write_table(part.to_arrow())
             if text is not None:
-                part.write_csv(text, include_header=number == 0)
+                without_formulas(part).write_csv(text, include_header=number == 0)
 
 
 def _names(entry: ModelEntry) -> set[str]:

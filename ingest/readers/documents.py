@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -66,6 +67,16 @@ def quoted(value: object) -> str:
         return repr(str(value)[:40])
     except ValueError:  # Python prints no integer of more than 4,300 digits
         return "a number of thousands of digits"
+
+
+# What is no number but was meant as one, a word or a date: a text of anything else may be somebody's prompt.
+_SHORT_WORD = re.compile(r"\S{0,24}|[-+.:,/\dTZ ]{0,40}")
+
+
+def quoted_value(value: object) -> str:
+    """As ``quoted``, for a value out of a record: of a longer text only how long it is, as texts are never kept."""
+    said = value if isinstance(value, str) else "" if isinstance(value, int | float | None) else str(value)
+    return quoted(value) if _SHORT_WORD.fullmatch(said) else f"(a text of {len(said):,} characters)"
 
 
 def _mapping(file: RecordedFile, document: object) -> dict[str, Any]:

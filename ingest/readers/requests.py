@@ -12,7 +12,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from blis_replay.ingest.prompt_tree import NONE, prompt_tree, tree_of_blocks
-from blis_replay.ingest.readers.documents import quoted, tokens
+from blis_replay.ingest.readers.documents import quoted_value, tokens
 from blis_replay.ingest.recording import AGGREGATE_SCHEMA, REQUEST_SCHEMA, PromptTree, Stage, empty_frame
 from blis_replay.ingest.rows import Rows, Scratch, query
 
@@ -181,9 +181,9 @@ def arrival_row(arrival_us: int | None, prompt: object, output: object) -> tuple
     if arrival_us is None:
         return "no usable arrival time", {}
     if prompt_tokens is None:
-        return f"a prompt length of {quoted(prompt)}", {}
+        return f"a prompt length of {quoted_value(prompt)}", {}
     if output_tokens is None:
-        return f"an output length of {quoted(output)}", {}
+        return f"an output length of {quoted_value(output)}", {}
     return "", request_row(
         sent_us=arrival_us,
         prompt_tokens=prompt_tokens,

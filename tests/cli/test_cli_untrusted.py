@@ -11,13 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import polars as pl
 import pytest
 from command_line import Answer, Run
+
+from blis_replay.replay.simulation import write_frame
 
 pytestmark = pytest.mark.slow
 
 _TRACE = "trace.csv.gz"
 _PER_REQUEST = "results/per_request_lifecycle_metrics.json"
+_SERVED = "model: codellama/CodeLlama-34b-Instruct-hf\ntensor_parallelism: 2"
 _COMMAND = (sys.executable, "-m", "blis_replay.validate.cli.main")
 
 
@@ -50,6 +54,33 @@ def test_a_recording_in_which_all_failed_has_nothing_to_judge(run: Run, demo: Pa
     run("calibrate", "--train", "1b-general", "--out", "mine.yaml")
     answer = run("validate", "--experiment", "1b-general", "--coefficients", _release(run))
     _is_one_line(answer, 3, "no request that succeeded")
+
+
+def test_latencies_of_nothing_are_explained_in_ms(run: Run, tmp_path: Path) -> None:
+    """No error is a share of them."""
+    table = tmp_path / "requests.csv"
+    rows = [f"={number},1,100,20,0,0" for number in range(6)]
+    table.write_text("\n".join(["request_id,arrival_s,prompt_tokens,output_tokens,ttft_ms,e2e_ms", *rows, ""]), "utf-8")
+    serving = ("max_num_seqs: 128", "max_num_batched_tokens: 2048", "max_model_len: 4096")
+    (tmp_path / "exp-config.yaml").write_text("\n".join([_SERVED, *serving, ""]), "utf-8")
+    assert run("ingest", tmp_path, "--name", "20260101-000000-x-34b-tp2-codegen").code == 0
+    answer = run("explain", "20260101-000000-x-34b-tp2-codegen", "--workers", "1")
+    assert (answer.code, answer.err) == (0, "")
+    assert " ms" in answer.out
+
+
+def test_ids_that_are_formulas_are_texts_in_a_table_for_spreadsheets(tmp_path: Path) -> None:
+    ids = pl.DataFrame({"request_id": ["=1+1", "@SUM(A1)", "-1", "cmpl-1"]})
+    write_frame(tmp_path / "requests", iter([ids]), as_csv=True)
+    written = (tmp_path / "requests.csv").read_text("utf-8").split()
+    assert written == [
+        "request_id",
+        "'=1+1",
+        "'@SUM(A1)",
+        "-1",
+        "cmpl-1",
+    ]
+    assert pl.read_parquet(tmp_path / "requests.parquet").equals(ids)
 
 
 @pytest.mark.parametrize("kept", [0, 1, 3])

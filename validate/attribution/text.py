@@ -215,7 +215,7 @@ def _share(estimate: Estimate, observed_us: float) -> str:
     """In % of what was observed; in ms where nothing was."""
     if isnan(estimate.value_us):
         return "-"
-    scale, digits, unit = (1000, 2, "ms") if isnan(observed_us) else (observed_us / 100, 1, "%")
+    scale, digits, unit = (1000, 2, "ms") if isnan(observed_us) or not observed_us else (observed_us / 100, 1, "%")
     half = abs(estimate.high_us - estimate.low_us) / 2 / scale
     shown = round(estimate.value_us / scale, digits) + 0.0  # no minus before a zero
     within = "" if isnan(half) else f" ±{half:.{digits}f}"

@@ -118,6 +118,7 @@ def segments_verb(
       blis-replay segments 34b-general
       blis-replay segments mine --replay scheduling=synchronous --out requests.csv
     """
+    from blis_replay.compiled.files import whole_file
     from blis_replay.replay.driver import replay
     from blis_replay.replay.mode import parse_mode
     from blis_replay.validate.attribution.text import segments_answer
@@ -131,5 +132,6 @@ def segments_verb(
     segments = segments_of(replay(recording, release, parse_mode(mode_text, release.published_replay)))
     if out is not None:
         frame = segment_frame(segments)
-        frame.write_parquet(out) if out.suffix == ".parquet" else frame.write_csv(out)
+        with whole_file(out) as file:
+            frame.write_parquet(file) if out.suffix == ".parquet" else frame.write_csv(file)
     print_answer(form, segments_answer(segments))

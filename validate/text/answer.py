@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from blis_replay.ingest.errors import printable
-from blis_replay.ingest.tables import Cell, Column, Table, Toned, Value, plain, table_of
+from blis_replay.ingest.tables import Cell, Column, Table, Toned, Value, plain, table_of, without_formulas
 from blis_replay.validate.text.cells import cell_text
 from blis_replay.validate.text.terminal import bar_lengths, table_text, toned, wrap
 
@@ -159,18 +159,8 @@ def _dtype(column: Column, records: Sequence[Mapping[str, Value]]) -> Any:
 
 
 def csv(table: Table) -> str:
-    """A header and a line per row, numbers in full; a text that a spreadsheet would take as a formula has ' before it.
-
-    Names come from files that others wrote.
-    """
-    import polars as pl
-
-    shown = frame(table)
-    for name in [name for name, kind in shown.schema.items() if kind == pl.String]:
-        text = pl.col(name)
-        formula = text.str.contains(r"^[=+\-@\t\r].") & text.cast(pl.Float64, strict=False).is_null()
-        shown = shown.with_columns(pl.when(formula).then("'" + text).otherwise(text).alias(name))
-    return shown.write_csv()
+    """A header and a line per row, numbers in full, ``without_formulas``."""
+    return without_formulas(frame(table)).write_csv()
 
 
 def markdown(table: Table) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from blis_replay.ingest.readers.documents import DECODE_ERRORS, microseconds, quoted, text, whole
+from blis_replay.ingest.readers.documents import DECODE_ERRORS, microseconds, quoted_value, text, whole
 from blis_replay.ingest.readers.files import RecordedFile, lines
 from blis_replay.ingest.recording import KV_EVENT_SCHEMA
 
@@ -139,7 +139,7 @@ def _batch(line: bytes) -> tuple[str, int, list[object], dict[str, int | None]]:
         return "no batch of a time, events, a rank and a step", 0, [], {}
     ts_us = microseconds(values[0]) if not isinstance(values[0], str) else None
     if ts_us is None or ts_us < 0:
-        return f"a time of {quoted(values[0])}", 0, [], {}
+        return f"a time of {quoted_value(values[0])}", 0, [], {}
     rank, step_id = (whole(value) for value in [*values[2:], None, None][:2])
     return "", ts_us, values[1], {"rank": rank, "step_id": step_id}
 
@@ -150,16 +150,16 @@ def _row(event: object) -> tuple[str, dict[str, object]]:
         return "not an array that begins with a name", {}
     names = _FIELDS.get(event[0])
     if names is None:
-        return f"an event of the unknown kind {quoted(event[0])}", {}
+        return f"an event of the unknown kind {quoted_value(event[0])}", {}
     given = {name: value for name, value in zip(names, event[1:], strict=False) if value is not None}
     row: dict[str, object] = dict.fromkeys(KV_EVENT_SCHEMA) | {"event": event[0]}
     row |= {name: whole(given.get(name)) for name in _COUNTS} | {name: text(given.get(name)) for name in _WORDS}
     for name in (*_COUNTS, *_WORDS):
         if name in given and row[name] is None:
-            return f"{name} is {quoted(given[name])}", {}
+            return f"{name} is {quoted_value(given[name])}", {}
     row["success"] = given.get("success")
     if row["success"] is not None and not isinstance(row["success"], bool):
-        return f"success is {quoted(row['success'])}", {}
+        return f"success is {quoted_value(row['success'])}", {}
     return _with_blocks(event[0], given, row)
 
 

@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from blis_replay.ingest.readers.documents import MAX_INTEGER, finite, quoted, text, tokens, whole
+from blis_replay.ingest.readers.documents import MAX_INTEGER, finite, quoted_value, text, tokens, whole
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.requests import RawEvents, RequestsRead, gathered, prefixes_of_groups, request_row
 from blis_replay.ingest.readers.tables.columns import (
@@ -196,7 +196,7 @@ def _count(record: Record, columns: Columns, name: str) -> int | None:
     count = whole(float(value) if isinstance(value, str) and value.strip().endswith(".0") else value)
     if count is None or count >= 1 << 31:
         raise _UnusableError(
-            f"{name} {quoted(value)} is not a number of tokens" if name != "stage" else "no stage number"
+            f"{name} {quoted_value(value)} is not a number of tokens" if name != "stage" else "no stage number"
         )
     return count
 
@@ -204,7 +204,7 @@ def _count(record: Record, columns: Columns, name: str) -> int | None:
 def _us(value: object, name: str, unit: str) -> float:
     number = finite(value)
     if number is None or abs(number * UNITS[unit]) >= MAX_INTEGER:
-        raise _UnusableError(f"{name} {quoted(value)} is not a number of {unit}")
+        raise _UnusableError(f"{name} {quoted_value(value)} is not a number of {unit}")
     # Whole nanoseconds of the epoch have more digits than a float.
     return (value + 500) // 1000 if unit == "ns" and isinstance(value, int) else number * UNITS[unit]
 
@@ -220,11 +220,11 @@ def _stamp_us(value: object, name: str, unit: str) -> int:
     if unit == ISO or not isinstance(value, int | float | str):
         stamp_us = date_us(value)
         if stamp_us is None:
-            raise _UnusableError(f"{name} {quoted(value)} is not a date and time of ISO 8601")
+            raise _UnusableError(f"{name} {quoted_value(value)} is not a date and time of ISO 8601")
     else:
         stamp_us = round(_us(value, name, unit))
     if stamp_us < 0:
-        raise _UnusableError(f"{name} {quoted(value)} is before the clock's zero")
+        raise _UnusableError(f"{name} {quoted_value(value)} is before the clock's zero")
     return stamp_us
 
 
@@ -234,7 +234,7 @@ def _duration(record: Record, columns: Columns, name: str) -> int | None:
         return None
     duration_us = round(_us(value, name, columns[name].unit))
     if not 0 <= duration_us < _LONGEST_US:
-        raise _UnusableError(f"{name} {quoted(value)} is not a duration")
+        raise _UnusableError(f"{name} {quoted_value(value)} is not a duration")
     return duration_us
 
 
@@ -263,7 +263,7 @@ def _listed(value: object, name: str) -> list[object]:
     if isinstance(value, str):
         return [part for part in _GAPS.split(value.strip().strip("[]()")) if part]
     if not isinstance(value, list):
-        raise _UnusableError(f"{name} {quoted(value)} is not a list of times")
+        raise _UnusableError(f"{name} {quoted_value(value)} is not a list of times")
     return value
 
 
@@ -276,7 +276,9 @@ def _status(record: Record, columns: Columns) -> tuple[str, str | None]:
         code = whole(word)
         known = _STATUS.get(word) or (("ok" if code < 400 else "error") if code and 100 <= code < 600 else None)
         if known is None:
-            raise _UnusableError(f"status {quoted(said)} is not one of {', '.join(dict.fromkeys(_STATUS.values()))}")
+            raise _UnusableError(
+                f"status {quoted_value(said)} is not one of {', '.join(dict.fromkeys(_STATUS.values()))}"
+            )
         status = known
     if status == "error" and "timeout" in (error or "").lower():
         status = "timeout"
