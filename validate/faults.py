@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from typing import Literal
 
 from blis_replay.compiled.errors import ExperimentError
-from blis_replay.fixtures.fault_list import FAULTS, STEP_TIME
-from blis_replay.fixtures.faults import LOADS, Case, Depth, Fault, planted_case
+from blis_replay.fixtures.catalogue import RECORDED_FOLDER
+from blis_replay.fixtures.fault_causes import STEP_TIME
+from blis_replay.fixtures.fault_list import FAULTS
+from blis_replay.fixtures.faults import LOADS, Case, Depth, Fault, mean_latencies, planted_case, planted_in
+from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.checks.registry import run_checks
 from blis_replay.ingest.recording import Finding, Recording
 from blis_replay.ingest.tables import Cell, Column, Table, Tone, Toned, table_of
@@ -17,16 +21,29 @@ from blis_replay.replay.driver import replay
 from blis_replay.replay.executors import map_jobs
 from blis_replay.replay.mode import parse_mode
 from blis_replay.replay.processes import Progress
-from blis_replay.validate.attribution.attribute import Blame, attribute, blames
+from blis_replay.replay.release_file import load_release
+from blis_replay.validate.attribution.attribute import (
+    WORTH_NAMING,
+    Attribution,
+    Blame,
+    attribute,
+    blames,
+    fraction,
+    part_of,
+)
+from blis_replay.validate.calibration.calibrate import Options, calibrate
+from blis_replay.validate.calibration.model_fit import DEFAULT_PRIOR
 from blis_replay.validate.comparison.compare import Comparison, compare_replay
 from blis_replay.validate.comparison.comparison_text import exit_code
-from blis_replay.validate.metrics.latency import THRESHOLDS, relative_error, statistics
+from blis_replay.validate.metrics.latency import THRESHOLDS, relative_error
 from blis_replay.validate.text.answer import Answer, Block, Line
 
 Grade = Literal["right", "half", "not identified", "wrong"]
 GRADES: tuple[Grade, ...] = ("right", "half", "not identified", "wrong")
 # A size is found if the blamed component explains the error by so much, either way.
 _SIZE_WITHIN = 0.2
+# Of a real server: what a component was blamed for before, give or take this share of the largest part, is not new.
+_NEW = 0.25
 # What is not blamed at all: no error of a mean is as large.
 _NOTHING = "nothing"
 
@@ -59,10 +76,39 @@ class FaultRow:
 
 
 def judged(fault: Fault) -> FaultRow:
-    """Plant a fault, ask the tool as a user would, and grade the answer."""
-    case = planted_case(fault)
+    """Plant a fault in a synthetic server, ask the tool as a user would, and grade the answer."""
+    return _judged(fault, planted_case(fault), _Before(_objections(fault.depth, fault.load)))
+
+
+@dataclass(frozen=True)
+class _Before:
+    """What was said before a fault was planted: objections of checks, and of a real server, which causes."""
+
+    objections: frozenset[tuple[str, str]]
+    attribution: Attribution | None = None
+
+
+def judged_in(alias: str) -> list[FaultRow]:
+    """The same of all faults of a recording of a real server, whose coefficients are fitted to its own steps.
+
+    What is said of it before anything is planted is not held against the answer: a real server is not an engine.
+    """
+    with read_recording(RECORDED_FOLDER / alias) as read:
+        recording = checked(read)
+        release, _fits = calibrate([recording], "own", Options(load_release(DEFAULT_PRIOR), split=(1.0, 1.0)))
+        rows, before = [], dict[Depth, _Before]()
+        for fault in (fault for fault in FAULTS if fault.load == alias):
+            if fault.depth not in before:
+                sound = planted_in(Fault("", (), fault.depth, alias), recording, release)
+                seen = checked(sound.recording)
+                before[fault.depth] = _Before(_unusable(seen.findings), attribute(seen, release, resamples=2))
+            rows.append(_judged(fault, planted_in(fault, recording, release), before[fault.depth]))
+        return rows
+
+
+def _judged(fault: Fault, case: Case, before: _Before) -> FaultRow:
     recording = checked(case.recording)
-    found = _checks_that_found(fault, recording.findings)
+    found = _checks_that_found(fault, recording.findings, before.objections)
     planted_error = _planted_error(case)
     try:
         mode = parse_mode(case.replay, {})
@@ -72,13 +118,42 @@ def judged(fault: Fault) -> FaultRow:
         grade: Grade = "right" if found else "not identified"
         words = (str(error).partition(":")[0],) if not found else ()
         return _row(fault, found or "refused", words, planted_error, None, "not judged", 3, grade)
-    named = [*blames(attribution)]
+    named = _since(before.attribution, attribution)
     alone = (STEP_TIME,) if attribution.steps_off else ()
     grade, explained = _graded(fault, found, named, alone)
     verdict = comparison.verdict
     blamed = tuple(dict.fromkeys([*(name for one in named for name in (*one.names, *one.beside_names)), *alone]))
     by = found or ("attribute" if named else "-")
     return _row(fault, by, blamed or (_NOTHING,), planted_error, explained, verdict, exit_code([verdict]), grade)
+
+
+def _since(before: Attribution | None, now: Attribution) -> list[Blame]:
+    """What is blamed now as far as it was not before; what is explained then is of what came since."""
+    if before is None:
+        return blames(now)
+    found = []
+    for blame in blames(now):
+        i = blame.quantity
+        error = blame.error - (fraction(before.error[i].value_us, before.observed_us[i]) or 0.0)
+        if abs(error) < WORTH_NAMING:
+            continue
+        was = {cause.component.name: part_of(before, cause, i) / before.observed_us[i] for cause in before.causes}
+        causes = [cause for cause in (blame.cause, *blame.beside) if cause is not None]
+        parts = {cause.component.name: part_of(now, cause, i) / now.observed_us[i] for cause in causes}
+        since = {name: part - was.get(name, 0.0) for name, part in parts.items()}
+        least = max(_NEW * max(map(abs, parts.values()), default=0.0), WORTH_NAMING)
+        new = [c for c in causes if _more(parts[c.component.name], was.get(c.component.name, 0.0)) >= least]
+        if not new and blame.cause is not None:
+            continue
+        first = new[0] if new else None
+        explained = None if first is None else since[first.component.name] / error
+        found.append(replace(blame, error=error, cause=first, explained=explained, beside=tuple(new[1:])))
+    return found
+
+
+def _more(part: float, was: float) -> float:
+    """By how much a part grew: what was blamed before, and is blamed less now, is not new."""
+    return abs(part) - abs(was) if part * was > 0 else abs(part)
 
 
 def _row(
@@ -100,26 +175,20 @@ def checked(recording: Recording) -> Recording:
     return replace(recording, findings=run_checks(recording)[0])
 
 
-def _checks_that_found(fault: Fault, findings: Sequence[Finding]) -> str:
-    """The first check that objects and that may have found a cause of it."""
+def _checks_that_found(fault: Fault, findings: Sequence[Finding], sound: frozenset[tuple[str, str]]) -> str:
+    """The first check that objects and that may have found a cause of it; ``sound``: what was objected to before."""
     may = {check for cause in fault.causes for check in cause.checks}
-    sound = _objections(fault.depth, fault.load)
-    for finding in findings:
-        if finding.check in may and finding.severity == "unusable" and (finding.check, finding.metric) not in sound:
-            return finding.check
-    return ""
+    return next((f.check for f in findings if f.check in may and {(f.check, f.metric)} & _unusable([f]) - sound), "")
 
 
-_SOUND: dict[tuple[str, str], frozenset[tuple[str, str]]] = {}
+def _unusable(findings: Sequence[Finding]) -> frozenset[tuple[str, str]]:
+    return frozenset((f.check, f.metric) for f in findings if f.severity == "unusable")
 
 
+@cache
 def _objections(depth: Depth, load: str) -> frozenset[tuple[str, str]]:
-    """What the checks object to in the same load without a fault."""
-    if (depth, load) not in _SOUND:
-        case = planted_case(Fault("", (), depth, load))
-        found = checked(case.recording).findings
-        _SOUND[depth, load] = frozenset((f.check, f.metric) for f in found if f.severity == "unusable")
-    return _SOUND[depth, load]
+    """What the checks object to in the same load of a synthetic server without a fault."""
+    return _unusable(checked(planted_case(Fault("", (), depth, load)).recording).findings)
 
 
 def _planted_error(case: Case) -> float:
@@ -127,24 +196,14 @@ def _planted_error(case: Case) -> float:
 
     Of the recording as it was made, and of the simulator as it is, each against what really happened.
     """
-    result, errors = case.truth.result, []
-    requests = case.recording.requests
-    decoding = (result.e2e_us - result.ttft_us).sum() / max(int((result.output_tokens - 1).sum()), 1)
-    true_us = {"e2e": result.e2e_us.mean(), "ttft": result.ttft_us.mean(), "itl": decoding}
-    tokens = requests["output_tokens"].to_numpy() - 1
-    between_us = (requests["e2e_us"] - requests["ttft_us"]).to_numpy().sum() / max(int(tokens.sum()), 1)
-    seen_us = {
-        "e2e": statistics(requests["e2e_us"].to_numpy())["mean"],
-        "ttft": statistics(requests["ttft_us"].to_numpy())["mean"],
-        "itl": between_us,
-    }
-    errors = [abs(relative_error(float(true_us[m]), float(seen_us[m])) or 0.0) / THRESHOLDS[m] for m in THRESHOLDS]
+    true_us, seen_us = case.true_us, mean_latencies(case.recording)
+    errors = [abs(relative_error(true_us[m], seen_us[m]) or 0.0) / THRESHOLDS[m] for m in THRESHOLDS]
     try:
         run = replay(case.recording, case.release, parse_mode(case.replay, {}))
     except ExperimentError:
         return max(errors)
     simulated_us = {"e2e": float(run.e2e_us.mean()), "ttft": float(run.ttft_us.mean())}
-    errors += [abs(us / float(true_us[m]) - 1) / THRESHOLDS[m] for m, us in simulated_us.items()]
+    errors += [abs(us / true_us[m] - 1) / THRESHOLDS[m] for m, us in simulated_us.items()]
     return max(errors)
 
 
@@ -221,15 +280,20 @@ class Scoreboard:
 def scoreboard(quick: bool = False, progress: Progress | None = None) -> Scoreboard:
     """Judge all faults and controls; ``quick``: every eighth of them."""
     every = 8 if quick else 1
-    jobs = [*range(0, len(FAULTS), every), *CONTROLS[::every]]
-    rows = map_jobs(_job, jobs, progress=progress)
-    faults = tuple(row for row in rows if isinstance(row, FaultRow))
-    return Scoreboard(faults, tuple(row for row in rows if isinstance(row, ControlRow)))
+    places = [place for place, fault in enumerate(FAULTS) if not fault.is_live]
+    live = list(dict.fromkeys(fault.load for fault in FAULTS if fault.is_live))
+    jobs: list[str | int | tuple[str, Depth, int]] = [*live[: 1 if quick else None], *places[::every], *CONTROLS[::every]]
+    rows = [row for answer in map_jobs(_job, jobs, progress=progress) for row in answer]
+    order = {group: place for place, group in enumerate(dict.fromkeys(fault.group for fault in FAULTS))}
+    faults = sorted((row for row in rows if isinstance(row, FaultRow)), key=lambda row: order[row.group])
+    return Scoreboard(tuple(faults), tuple(row for row in rows if isinstance(row, ControlRow)))
 
 
-def _job(job: int | tuple[str, Depth, int]) -> FaultRow | ControlRow:
-    """A fault by its place in the list: what plants it cannot be sent to another process."""
-    return judged(FAULTS[job]) if isinstance(job, int) else control(*job)
+def _job(job: str | int | tuple[str, Depth, int]) -> Sequence[FaultRow | ControlRow]:
+    """All faults of a live recording, or one by its place in the list: what plants it cannot be sent elsewhere."""
+    if isinstance(job, str):
+        return judged_in(job)
+    return [judged(FAULTS[job]) if isinstance(job, int) else control(*job)]
 
 
 _COLUMNS = (

@@ -24,6 +24,8 @@ _ROUNDING_US = 1_000
 _DRIFTS_US = 200_000
 # Pairs of client and server of which so many cannot be are not paired, or not of one clock.
 _MOST_IMPOSSIBLE, _FEWEST_PAIRS = 0.02, 20
+# A mean that cannot be by less than this share of it is still used.
+_TOO_SHORT = 0.01
 # Sends in steps of so long, with so many that share one, are not those of a load.
 _GRAIN_US, _SHARED_STAMPS = 100_000, 0.2
 _SEGMENTS = ("queue_us", "prefill_us", "decode_us")
@@ -179,7 +181,32 @@ def _causality(recording: Recording) -> list[Finding]:
     token = f"{late} have a token at the client before the server has it" if late else ""
     ahead = _ahead(least_us, most_us)
     message = f"{' and '.join(part for part in (what, token) if part)}: {ahead}; the server's times are not used"
-    return [Finding(CHECK, "unusable", "segments", message, measured, RULE)]
+    return [Finding(CHECK, "unusable", "segments", message, measured, RULE), *_too_short(both, sent.height)]
+
+
+def _too_short(both: pl.DataFrame, requests: int) -> list[Finding]:
+    """Client latencies that are shorter in the mean than what the server alone took: whatever the clocks, and whoever
+    is paired with whom, sends are stamped late or tokens early.  ``requests``: how many the client completed.
+    """
+    findings = []
+    for metric, mark in (("ttft", "first_token_us"), ("e2e", "finished_us")):
+        pairs = both.select(f"{metric}_us", (pl.col(mark) - pl.col("arrived_us")).alias("server_us")).drop_nulls()
+        left_us = (pairs[f"{metric}_us"] - pairs["server_us"]).to_numpy()
+        if len(left_us) < _FEWEST_PAIRS:
+            continue
+        mean_us, client_us = float(left_us.mean()), float(pairs[f"{metric}_us"].mean())  # type: ignore[arg-type]
+        # Of all requests it is no matter of chance, of a sample it is.
+        whole = len(left_us) >= (1 - _MOST_IMPOSSIBLE) * requests
+        error_us = 0.0 if whole else float(left_us.std()) / len(left_us) ** 0.5
+        if mean_us + 2 * error_us > -max(_ROUNDING_US, _TOO_SHORT * client_us):
+            continue
+        measured: Measured = {"client_us": client_us, "too_short_us": -mean_us, "requests": len(left_us)}
+        message = (
+            f"the mean {metric.upper()} is at least {_ms(-mean_us)} too short: the client has {_ms(client_us)}, and "
+            f"the server alone took {_ms(client_us - mean_us)}, whatever the clocks are; stamp sends before they leave"
+        )
+        findings.append(Finding(CHECK, "unusable", metric, message, measured, RULE))
+    return findings
 
 
 def _ahead(least_us: float, most_us: float) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 from blis_replay.blis.latency.models import CorrectedModel, ObservedCycles
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.ingest.recording import Recording, Setting
+from blis_replay.ingest.steps.records import detected_async
 from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.engine import engine_config
 from blis_replay.replay.errors import ReplayError
@@ -170,7 +171,7 @@ def _inputs(recording: Recording, mode: ReplayMode) -> list[Component]:
         why = f"it runs with {arguments}, which the server did not"
         mend = f"replay it as recorded, without {arguments}"
         found.append(Component("engine arguments", "the recorded arguments", why, mend, {"engine": ()}))
-    found += _kv_blocks(recording)
+    found += _counted(recording, mode)
     asynchronous = engine_config(recording, replace(mode, scheduling="recorded")).async_scheduling
     if engine_config(recording, mode).async_scheduling != asynchronous:
         lacks = "it lacks one cycle of asynchronous scheduling"
@@ -180,18 +181,46 @@ def _inputs(recording: Recording, mode: ReplayMode) -> list[Component]:
     return found
 
 
-def _kv_blocks(recording: Recording) -> list[Component]:
-    """The number of KV blocks, where step records count another than the engine is told of."""
-    counted, told = recording.steps["kv_blocks_total"].drop_nulls(), recording.engine.get("num_gpu_blocks")
-    if counted.is_empty():
-        return []
-    blocks = int(counted.max()) + 1  # type: ignore[arg-type]  # the null block is not counted
-    if told is not None and blocks == told.value:
-        return []
-    has = "KV memory without bound" if told is None else f"{int(told.value):,} KV blocks"
-    why = f"it has {has} and the server had {blocks:,} blocks"
-    mend = f"tell it: num_gpu_blocks: {blocks} in a file for blis-replay ingest --engine"
-    return [Component("KV blocks", "the blocks that step records count", why, mend, engine={"num_gpu_blocks": blocks})]
+def _counted(recording: Recording, mode: ReplayMode) -> list[Component]:
+    """Engine arguments that the server's own records contradict: what they count cannot be, as it is told."""
+    seen = recording.steps.aggregate(
+        depth="max(running_depth)", tokens="max(prefill_tokens + decode_tokens)", blocks="max(kv_blocks_total)"
+    )
+    found = []
+    for name, most, what in (
+        ("max_num_seqs", seen["depth"], "requests run at once"),
+        ("max_num_batched_tokens", seen["tokens"], "tokens in a step"),
+    ):
+        told = recording.engine.get(name)
+        if most is not None and told is not None and int(most) > int(told.value):
+            why = f"it has {name} {int(told.value):,}, and the server had {int(most):,} {what}"
+            found.append(_as_counted(name, f"the most {what} that step records count", why, int(most)))
+    told, blocks = recording.engine.get("num_gpu_blocks"), seen["blocks"]
+    if blocks is not None and (told is None or int(blocks) + 1 != told.value):  # the null block is not counted
+        has = "KV memory without bound" if told is None else f"{int(told.value):,} KV blocks"
+        why = f"it has {has} and the server had {int(blocks) + 1:,} blocks"
+        basis = "the blocks that step records count"
+        found.append(replace(_as_counted("num_gpu_blocks", basis, why, int(blocks) + 1), name="KV blocks"))
+    told, cached = recording.engine.get("enable_prefix_caching"), "cached_prompt_tokens"
+    if mode.prefix == "recorded" and told is not None and not told.value:
+        hits = max(recording.requests[cached].fill_null(0).sum(), recording.lifecycles[cached].fill_null(0).sum())
+        if hits:
+            why = f"it computes prompts whole, of which the server had {int(hits):,} tokens in its prefix cache"
+            basis = "a prefix cache, as the server counts hits"
+            found.append(replace(_as_counted("enable_prefix_caching", basis, why, True), name="prefix cache"))
+    told = recording.engine.get("async_scheduling")
+    running = detected_async(recording.steps, recording.journey_events) if mode.scheduling == "recorded" else None
+    if told is not None and running is not None and running != told.value:
+        other = "asynchronous" if running else "synchronous"
+        why = f"it schedules {'synchronously' if running else 'asynchronously'}, and the server {other}ly"
+        basis = f"{other} scheduling, as the server's stamps of steps and tokens have it"
+        found.append(replace(_as_counted("async_scheduling", basis, why, running), name="scheduling mode"))
+    return found
+
+
+def _as_counted(name: str, basis: str, why: str, value: int | bool) -> Component:
+    mend = f"tell it: {name}: {str(value).lower()} in a file for blis-replay ingest --engine"
+    return Component(name, basis, why, mend, engine={name: value})
 
 
 def _input(name: str, basis: str, why: str, **change: Any) -> Component:
@@ -280,6 +309,8 @@ def _fitted(server: Replayed) -> list[Component] | None:
 
 # A fit must leave at most this share of what differs: what else differs no step time and no delay explains.
 _EXPLAINS = 0.6
+# Recorded cycles with which single requests are off by at most this factor more may be better in the mean.
+_NO_WORSE = 1.1
 # Components of what a fit changes: places of the costs, a sentence, fields of the delays.
 _COSTS = (
     (STEP_TIME, range(4), "its steps take {} than the server's", ()),
@@ -323,19 +354,25 @@ def _unless_it_misses(step_time: Component, server: Replayed) -> str:
     target = target_of(server.recording)
     if target is None:
         return ""
-    before, after = (_left(replayed, target) for replayed in (server, substituted([step_time], server, None)))
+    two = (_left(replayed, target) for replayed in (server, substituted([step_time], server, None)))
+    (before, off_before), (after, off_after) = two
     only_latencies = server.recording.steps.is_empty() and server.recording.lifecycles.is_empty()
     if after <= (_EXPLAINS if only_latencies else 1.0) * before:
+        return ""
+    # Where requests differ one by one whatever the steps take, their means tell.
+    if not only_latencies and after <= _NO_WORSE * before and off_after <= _EXPLAINS * off_before:
         return ""
     off = f"requests are {100 * before:.1f} % off with the steps as they are and {100 * after:.1f} % with recorded ones"
     return f"{off}; record steps, and all that the server served" if only_latencies else off
 
 
-def _left(replayed: Replayed, target: Target) -> float:
-    """How far TTFT and E2E of a replay are from what was observed."""
+def _left(replayed: Replayed, target: Target) -> tuple[float, float]:
+    """How far TTFT and E2E of a replay are from what was observed: request by request, and in the mean."""
     run = replayed.run()
     simulated_us = np.stack([run.ttft_us, run.e2e_us])[:, : len(target.chosen)][:, target.chosen]
-    return misfit((simulated_us - target.observed_us[:2]) / target.scale_us[:2, None])
+    known = ~np.isnan(target.observed_us[:2]).all(axis=1)
+    difference = ((simulated_us - target.observed_us[:2]) / target.scale_us[:2, None])[known]
+    return misfit(difference), float(np.abs(np.nanmean(difference, axis=1)).mean())
 
 
 def _stand_in(replayed: Replayed, reference: CoefficientRelease, name: str, why: str, mend: str) -> Component | None:

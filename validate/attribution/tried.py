@@ -87,7 +87,9 @@ def best_alternative(recording: Recording, mode: ReplayMode, entry: ModelEntry) 
     tried += _between(tried, before, recording, mode, entry, target)
     fitted = told.fit()
     found = _as_it_is(tried, before, fitted.left)
-    return found or (_beside_a_fit(tried, fitted) if fitted.left >= _BETTER_BY else None)
+    if found is None and fitted.left >= _BETTER_BY:
+        found = _beside_a_fit(tried, fitted) or _without_a_fit(tried, before, fitted.left)
+    return found
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,17 @@ def _as_it_is(tried: Sequence[_Trial], before: float, fitted: float) -> Tried | 
     """
     best = min(tried, key=lambda one: one.as_it_is, default=None)
     if best is None or best.as_it_is > min(_BETTER_BY, _LEAVES * fitted, before - _BETTER_BY):
+        return None
+    return _best([(one.as_it_is, one.alternative) for one in tried], before, beside_a_fit=False)
+
+
+def _without_a_fit(tried: Sequence[_Trial], before: float, fitted: float) -> Tried | None:
+    """The alternative that leaves no more than step time and delays do that are fitted, with none of them changed.
+
+    Of a real server much is left whatever is tried, so little is gained by a fit beside the right input.
+    """
+    best = min(tried, key=lambda one: one.as_it_is, default=None)
+    if best is None or best.as_it_is > min(fitted, _LEAVES * before):
         return None
     return _best([(one.as_it_is, one.alternative) for one in tried], before, beside_a_fit=False)
 
