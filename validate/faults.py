@@ -10,7 +10,7 @@ from typing import Literal
 
 from blis_replay.compiled.errors import ExperimentError
 from blis_replay.fixtures.catalogue import RECORDED_FOLDER
-from blis_replay.fixtures.fault_causes import STEP_TIME
+from blis_replay.fixtures.fault_causes import PACE, STEP_TIME
 from blis_replay.fixtures.fault_list import FAULTS
 from blis_replay.fixtures.faults import LOADS, Case, Depth, Fault, mean_latencies, planted_case, planted_in
 from blis_replay.ingest.assemble import read_recording
@@ -26,6 +26,7 @@ from blis_replay.validate.attribution.attribute import (
     WORTH_NAMING,
     Attribution,
     Blame,
+    Cause,
     attribute,
     blames,
     fraction,
@@ -137,18 +138,23 @@ def _since(before: Attribution | None, now: Attribution) -> list[Blame]:
         error = blame.error - (fraction(before.error[i].value_us, before.observed_us[i]) or 0.0)
         if abs(error) < WORTH_NAMING:
             continue
-        was = {cause.component.name: part_of(before, cause, i) / before.observed_us[i] for cause in before.causes}
+        was = {_plain(cause): part_of(before, cause, i) / before.observed_us[i] for cause in before.causes}
         causes = [cause for cause in (blame.cause, *blame.beside) if cause is not None]
-        parts = {cause.component.name: part_of(now, cause, i) / now.observed_us[i] for cause in causes}
+        parts = {_plain(cause): part_of(now, cause, i) / now.observed_us[i] for cause in causes}
         since = {name: part - was.get(name, 0.0) for name, part in parts.items()}
         least = max(_NEW * max(map(abs, parts.values()), default=0.0), WORTH_NAMING)
-        new = [c for c in causes if _more(parts[c.component.name], was.get(c.component.name, 0.0)) >= least]
+        new = [cause for cause in causes if _more(parts[_plain(cause)], was.get(_plain(cause), 0.0)) >= least]
         if not new and blame.cause is not None:
             continue
         first = new[0] if new else None
-        explained = None if first is None else since[first.component.name] / error
+        explained = None if first is None else since[_plain(first)] / error
         found.append(replace(blame, error=error, cause=first, explained=explained, beside=tuple(new[1:])))
     return found
+
+
+def _plain(cause: Cause) -> str:
+    """The component; a pace of steps is a step time."""
+    return cause.component.name.replace(PACE, STEP_TIME)
 
 
 def _more(part: float, was: float) -> float:
@@ -282,7 +288,11 @@ def scoreboard(quick: bool = False, progress: Progress | None = None) -> Scorebo
     every = 8 if quick else 1
     places = [place for place, fault in enumerate(FAULTS) if not fault.is_live]
     live = list(dict.fromkeys(fault.load for fault in FAULTS if fault.is_live))
-    jobs: list[str | int | tuple[str, Depth, int]] = [*live[: 1 if quick else None], *places[::every], *CONTROLS[::every]]
+    jobs: list[str | int | tuple[str, Depth, int]] = [
+        *live[: 1 if quick else None],
+        *places[::every],
+        *CONTROLS[::every],
+    ]
     rows = [row for answer in map_jobs(_job, jobs, progress=progress) for row in answer]
     order = {group: place for place, group in enumerate(dict.fromkeys(fault.group for fault in FAULTS))}
     faults = sorted((row for row in rows if isinstance(row, FaultRow)), key=lambda row: order[row.group])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+
+import numpy as np
 import polars as pl
 
 from blis_replay.ingest.checks.evidence import (
@@ -41,6 +44,9 @@ def check(recording: Recording, context: Context) -> list[Finding]:
         *_published_counts(recording),
         *_journeys_of_nobody(recording),
         *_journeys_after_the_end(recording),
+        *_fewer_than_announced(recording),
+        *_numbers_left_out(recording),
+        *_beats_left_out(recording),
     ]
     return findings or [_complete(recording)]
 
@@ -64,6 +70,8 @@ def _complete(recording: Recording) -> Finding:
     if requests.is_empty():
         return Finding(CHECK, "note", "", f"no recorded requests, only {recording.ground_truth}")
     message = f"all {requests.height} requests completed, none lacks a field or was rejected"
+    if not is_counted(recording):
+        message += "; requests missing from the client's file would not show: nothing else counts them"
     return Finding(CHECK, "note", "", message, {"requests": requests.height})
 
 
@@ -233,3 +241,105 @@ def _journeys_after_the_end(recording: Recording) -> list[Finding]:
     measured: Measured = {"after_the_end": goes_on, "requests": requests.height}
     rule = f"requests that follow each other within {_PAUSES} mean gaps of the client's; more than 1 %, or 5"
     return [Finding(CHECK, "unusable", "", message, measured, rule)]
+
+
+def is_counted(recording: Recording) -> bool:
+    """Whether anything but the client's list of requests says how many there were."""
+    return (
+        bool(recording.stages)
+        or not recording.steps.is_empty()
+        or not recording.lifecycles.is_empty()
+        or not recording.aggregates.is_empty()
+        or _numbers(recorded_requests(recording)["request_id"]) is not None
+    )
+
+
+_LOST = "what can be replayed is not the load that was served"
+# So many standard deviations of a Poisson count below what was announced are no chance.
+_FAR_BELOW = 3.0
+# The sends of a whole stage go on for so much of it.
+_ENDS_EARLY = 0.9
+# Of the numbers in ids, at most so many may lack: else they are no count.
+_MOST_NUMBERS_LEFT_OUT, _IN_ORDER = 0.4, 0.95
+# Sends of a constant rate: so many gaps are one period, and so many are whole periods within this share of one.
+_ONE_PERIOD, _WHOLE_PERIODS, _JITTER, _LONGEST_HOLE = 0.6, 0.95, 0.05, 10
+
+
+def _fewer_than_announced(recording: Recording) -> list[Finding]:
+    """Fewer requests than the load stages announce; the end of the last one may never have been sent."""
+    sent = recorded_requests(recording).frame(["stage", "arrival_us"]).drop_nulls()
+    stages = sorted(recording.stages, key=lambda stage: stage.stage)
+    known = [stage for stage in stages if (sent["stage"] == stage.stage).any()]
+    if sent.height < _FEWEST_LOST or not known:
+        return []
+    last, findings = known[-1], []
+    at_us = sent.filter(pl.col("stage") == last.stage)["arrival_us"].to_numpy()
+    share = min((at_us.max() - at_us.min()) / last.duration_us, 1.0)
+    cut_off = share < _ENDS_EARLY and stages[-1] is last
+    wanted = sum(stage.rate_per_s * stage.duration_us / 1e6 for stage in known)
+    if cut_off:
+        rest = (1 - share) * last.rate_per_s * last.duration_us / 1e6
+        wanted -= rest
+        message = (
+            f"load stage {last.stage} announces {last.duration_us / 1e6:.0f} s, and its last request was sent after "
+            f"{share * last.duration_us / 1e6:.1f} s: the run was stopped, or its records are cut off"
+        )
+        measured: Measured = {"announced": wanted + rest, "recorded": sent.height, "stage": last.stage}
+        findings.append(Finding(CHECK, "note", "", message, measured, "sends go on for 90 % of the last stage"))
+    if wanted - sent.height > max(_FAR_BELOW * wanted**0.5, MOST_LOST * wanted, _FEWEST_LOST):
+        message = f"the load stages announce {wanted:.0f} requests, and {sent.height} are recorded: {_LOST}"
+        rule = f"rate times duration; fewer by {_FAR_BELOW:g} standard deviations of a Poisson count, and by 1 %"
+        measured = {"announced": wanted, "recorded": sent.height}
+        findings.append(Finding(CHECK, "unusable", "", message, measured, rule))
+    return findings
+
+
+def _numbers(ids: pl.Series) -> np.ndarray[tuple[int], np.dtype[np.int64]] | None:
+    """The numbers at the end of ids that count the requests in order of sending; None where they do not."""
+    found = [re.fullmatch(r"(.*?)([0-9]{1,9})", one, re.ASCII) if one else None for one in ids.to_list()]
+    known = [match for match in found if match is not None]
+    if len(known) < max(len(found), 20) or len({match[1] for match in known}) > 1:
+        return None
+    numbers = np.array([int(match[2]) for match in known], np.int64)
+    in_order = (np.diff(numbers) > 0).mean() >= _IN_ORDER and len(np.unique(numbers)) == len(numbers)
+    span = int(numbers.max() - numbers.min()) + 1
+    return numbers if in_order and span - len(numbers) <= _MOST_NUMBERS_LEFT_OUT * span else None
+
+
+def _numbers_left_out(recording: Recording) -> list[Finding]:
+    """Ids that count the requests, with gaps."""
+    numbers = _numbers(recorded_requests(recording)["request_id"])
+    if numbers is None:
+        return []
+    span = int(numbers.max() - numbers.min()) + 1
+    lacking = span - len(numbers)
+    if lacking <= max(MOST_LOST * span, _FEWEST_LOST):
+        return []
+    message = (
+        f"ids count from {numbers.min()} to {numbers.max()}, and {lacking} of these {span} requests are not recorded: "
+        f"{_LOST}"
+    )
+    rule = "numbers at the end of ids that rise with the sends, at most 40 % of them left out; more than 1 %, or 5"
+    return [Finding(CHECK, "unusable", "", message, {"left_out": lacking, "numbers": span}, rule)]
+
+
+def _beats_left_out(recording: Recording) -> list[Finding]:
+    """Sends at a constant rate, with holes of whole periods."""
+    sent = recorded_requests(recording).frame(["stage", "arrival_us"]).drop_nulls("arrival_us").sort("arrival_us")
+    holes, beats = 0, 0
+    for _, stage in sent.group_by("stage", maintain_order=True):
+        gaps_us = stage["arrival_us"].diff().drop_nulls().to_numpy().astype(np.float64)
+        period_us = float(np.median(gaps_us)) if len(gaps_us) >= 20 else 0.0
+        if period_us <= 0:
+            continue
+        periods = gaps_us / period_us
+        whole = (np.abs(periods - np.rint(periods)) <= _JITTER) & (np.rint(periods) >= 1)
+        if whole.mean() < _WHOLE_PERIODS or (np.rint(periods) == 1).mean() < _ONE_PERIOD:
+            continue
+        skipped = np.rint(periods[whole & (periods <= _LONGEST_HOLE)]) - 1
+        holes, beats = holes + int(skipped.sum()), beats + len(gaps_us) + 1
+    if holes <= max(MOST_LOST * (beats + holes), _FEWEST_LOST):
+        return []
+    message = f"requests are sent at a constant rate, and {holes} of {beats + holes} sends are left out: {_LOST}"
+    rule = "95 % of the gaps between sends are whole periods, 60 % are one; more than 1 % of the beats left out, or 5"
+    return [Finding(CHECK, "unusable", "", message, {"left_out": holes, "beats": beats + holes}, rule)]

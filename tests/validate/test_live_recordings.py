@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from blis_replay.replay.plan import engine_config
 from blis_replay.replay.release_file import load_release
 from blis_replay.replay.schedule.checksum import check_schedule
 from blis_replay.replay.schedule.recorded import recorded_schedule
+from blis_replay.validate.attribution.fitted import Nature, corrected_model
 from blis_replay.validate.calibration.calibrate import Options, calibrate
 from blis_replay.validate.calibration.model_fit import DEFAULT_PRIOR
 from blis_replay.validate.comparison.spread import noise_floors
@@ -94,3 +96,32 @@ def test_coefficients_of_these_recordings_are_those_that_ship(store: Store) -> N
         costs = {name: value for name, value in vars(getattr(theirs, part)).items() if isinstance(value, int | float)}
         again = {name: getattr(getattr(mine, part), name) for name in costs}
         assert again == pytest.approx(costs, rel=1e-4, abs=1)
+
+
+AS_SERVED = parse_mode("pre_queue=recorded,schedule=recorded,output_processing=recorded", {})
+STEP_COSTS = ("intercept", "per_prefill_token", "per_decode_token", "per_context_token", "per_1000_attended")
+
+
+def nature(store: Store, run: str, *costs: str, by: float) -> Nature:
+    """What is said of a fit to the run's own steps whose costs are wrong by a factor."""
+    recording = read_stored(store, f"tiny-live-{run}")
+    fit, _ = calibrate([recording], "own", Options(load_release(DEFAULT_PRIOR), split=(1.0, 1.0)))
+    (entry,) = fit.models
+    wrong = {f"{cost}_ns": round(getattr(entry.latency, f"{cost}_ns") * by) for cost in costs}
+    found = corrected_model(recording, AS_SERVED, replace(entry, latency=replace(entry.latency, **wrong)))[2]
+    assert found is not None
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("run", "by"), [("a", 1.1), ("a", 0.9), ("d", 1.1), ("e", 1.1)])
+def test_steps_that_are_all_too_long_are_told_as_another_pace(store: Store, run: str, by: float) -> None:
+    found = nature(store, run, *STEP_COSTS, by=by)
+    assert found.is_pace
+    assert found.low < 1 / by < found.high
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("run", "by"), [("a", 1.25), ("a", 0.8), ("e", 1.25), ("e", 0.8)])
+def test_an_empty_step_that_is_too_long_is_not_taken_for_another_pace(store: Store, run: str, by: float) -> None:
+    assert nature(store, run, "intercept", by=by).cost == "an empty step"

@@ -22,6 +22,8 @@ from blis_replay.validate.attribution.fitted import Fitted, Target, Through, cor
 from blis_replay.validate.attribution.tried import Tried, best_alternative
 
 STEP_TIME, PRE_QUEUE, OUTPUT = "step time", "delay before the queue", "output processing"
+# The step time, where all that a step costs is wrong by one factor.
+PACE_OF_STEPS = "pace of steps"
 
 
 @dataclass(frozen=True)
@@ -337,12 +339,19 @@ def _step_time(server: Replayed, reference: CoefficientRelease | None) -> Compon
         _calibrate(server, "segments" if server.recording.steps.is_empty() else "steps"),
     )
     try:
-        latency, basis = corrected_model(server.recording, server.mode, server.entry)
+        latency, basis, nature = corrected_model(server.recording, server.mode, server.entry)
     except ReplayError as error:
         stand_in = _stand_in(server, reference, STEP_TIME, why, mend) if reference else None
         return stand_in or str(error)
     longer, shorter = why.format("longer"), why.format("less time")
-    component = Component(STEP_TIME, basis, longer, mend, latency=latency, less=shorter)
+    name = STEP_TIME
+    if nature is not None and nature.is_pace:
+        name, longer = PACE_OF_STEPS, f"the server's steps {nature.words}, whatever is in them"
+        shorter, mend = longer, f"compare clocks, temperature and kind of the GPU with those of the fit; {mend}"
+    elif nature is not None and nature.is_off:
+        why = f"most of it by {nature.cost}" if nature.cost else "by their pace or by one cost, which is not told"
+        longer, shorter = (f"{words}, {why}: the server's {nature.words}" for words in (longer, shorter))
+    component = Component(name, basis, longer, mend, latency=latency, less=shorter)
     return _unless_it_misses(component, server) or component
 
 

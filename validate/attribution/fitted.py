@@ -30,6 +30,8 @@ from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.observed import observed_cycles, server_stamps
 from blis_replay.replay.plan import plan_replay
 from blis_replay.validate.metrics.observed import observed_requests
+from blis_replay.validate.metrics.resampling import SEED, resampled, row_blocks
+from blis_replay.validate.metrics.resampling import interval as interval_of
 
 # A fit looks at so many requests: enough to tell, few enough to be simulated some thousand times.
 _MOST_REQUESTS = 1_000
@@ -276,8 +278,10 @@ def forced_steps(
 _WINDOW_US = 1_000_000
 
 
-def corrected_model(recording: Recording, mode: ReplayMode, entry: ModelEntry) -> tuple[CorrectedModel, str]:
-    """The latency model of ``entry`` corrected by the recorded cycles, and in words what those rest on.
+def corrected_model(
+    recording: Recording, mode: ReplayMode, entry: ModelEntry
+) -> tuple[CorrectedModel, str, Nature | None]:
+    """The latency model of ``entry`` corrected by the recorded cycles, in words what those rest on, and what is wrong.
 
     ``mode``: a replay whose batches are the server's as nearly as can be.  Raises ``ReplayError`` if no cycles
     were recorded, ``ReleaseError`` for a model that is observed itself.
@@ -288,12 +292,14 @@ def corrected_model(recording: Recording, mode: ReplayMode, entry: ModelEntry) -
     plan = plan_replay(recording, mode)
     steps = forced_steps(plan.trace, plan.engine, entry.lifecycle, cycles, entry.latency)
     excess_us = (steps.observed_us - steps.modelled_us).astype(np.float64)
-    line_us = _line(steps, excess_us, np.searchsorted(cycles.from_us, steps.start_us, side="right"))
+    interval = np.searchsorted(cycles.from_us, steps.start_us, side="right")
+    line_us = _line(steps, excess_us, interval)
     line_ns = [round(1000 * float(value)) for value in line_us]
     left_us = excess_us - _batch(steps) @ np.array(line_ns) / 1000
     from_us, correction_us = _by_window(steps.start_us, left_us)
     a, b, c, d = line_ns
-    return CorrectedModel(entry.latency, (a, b, c, d), from_us, correction_us), basis
+    nature = None if recording.steps.is_empty() else nature_of(steps, interval)
+    return CorrectedModel(entry.latency, (a, b, c, d), from_us, correction_us), basis, nature
 
 
 def _batch(steps: ForcedSteps) -> Floats:
@@ -321,3 +327,82 @@ def _by_window(start_us: Int64s, left_us: Floats) -> tuple[Int64s, Int64s]:
     windows, place = np.unique(start_us // _WINDOW_US, return_inverse=True)
     mean_us = np.bincount(place, left_us) / np.bincount(place)
     return windows * _WINDOW_US, np.rint(mean_us).astype(np.int64)
+
+
+# What one number may make of the difference between model and server: a factor of all that a step costs, or one cost.
+PACE = "pace"
+_STEP_COSTS = (PACE, "an empty step", "a prefill token", "a decode", "a context token")
+# Intervals between two anchors, this many neighbours to a block.  Of a real server one step in five is held up: those
+# that take this many times as long as others are not its pace, and which cost is wrong the still more alike ones tell.
+_FEWEST_INTERVALS, _BLOCK, _HELD_UP, _ALIKE, _SURE = 200, 25, 3.0, 1.5, 0.975
+# A factor nearer to 1 is not one of a machine; in each quarter of the run at least this share of it is left.
+_LEAST_PACE, _ALL_ALONG = 0.02, 0.4
+
+
+@dataclass(frozen=True)
+class Nature:
+    """What one number explains most of the difference between recorded and modelled steps.
+
+    ``cost``: of ``_STEP_COSTS``; None where the batches do not tell.  ``factor``: recorded over modelled time of all;
+    ``low``, ``high``: its bounds of 95 %, over draws of blocks of neighbouring steps.
+    """
+
+    cost: str | None
+    factor: float
+    low: float
+    high: float
+
+    @property
+    def is_off(self) -> bool:
+        """Whether steps do take other times than modelled, taken together."""
+        return (self.low > 1 or self.high < 1) and abs(self.factor - 1) >= _LEAST_PACE
+
+    @property
+    def is_pace(self) -> bool:
+        """Whether all that a step costs is wrong by one factor, which is not 1."""
+        return self.cost == PACE and self.is_off
+
+    @property
+    def words(self) -> str:
+        """The factor with its bounds, and of what they are."""
+        bounds = f"95 % of draws of blocks of steps: {self.low:.3f} to {self.high:.3f}"
+        return f"take {self.factor:.3f} times what the coefficients say ({bounds})"
+
+
+def nature_of(steps: ForcedSteps, interval: Int64s, seed: int = SEED) -> Nature | None:
+    """One factor of all steps, or one cost of a step: whichever leaves least in 97.5 % of draws; None of too few steps.
+
+    ``interval``: int64[steps], between which two anchors each lies; of steps between two only the mean is known.
+    """
+    _, interval = np.unique(interval, return_inverse=True)
+    count = np.bincount(interval)
+    if len(count) < _FEWEST_INTERVALS:
+        return None
+    modelled_us, observed_us, *batch = (
+        np.bincount(interval, column) / count for column in (steps.modelled_us, steps.observed_us, *_batch(steps).T)
+    )
+    ratio = observed_us / modelled_us
+    off = np.abs(np.log(ratio / np.median(ratio)))
+    causes = np.stack([modelled_us, *batch]) / modelled_us
+    factors, pairs = _one_by_one(causes[:1], ratio, np.where(off < np.log(_HELD_UP), count, 0), seed)
+    explained, _ = _one_by_one(causes, ratio, np.where(off < np.log(_ALIKE), count, 0), seed)
+    low, high = interval_of(1 + factors[1:, 0, 0] / factors[1:, 1, 0])
+    factor = 1 + float(factors[0, 0, 0] / factors[0, 1, 0])
+    best = (explained[:, 0] ** 2 / np.maximum(explained[:, 1], 1e-12)).argmax(axis=1)
+    cost = _STEP_COSTS[best[0]] if (best[1:] == best[0]).mean() >= _SURE else None
+    if cost == PACE:
+        quarters = [(part[:, 0, 0].sum() / part[:, 1, 0].sum()) / (factor - 1) for part in np.array_split(pairs, 4)]
+        cost = PACE if min(quarters) >= _ALL_ALONG else None
+    return Nature(cost, factor, low, high)
+
+
+def _one_by_one(causes: Floats, ratio: Floats, weight: Floats, seed: int) -> tuple[Floats, Floats]:
+    """What least squares with one unknown need of each cause, float64[1 + draws, 2, causes], and of each block.
+
+    Sums of weight times cause times (``ratio`` less one), and of weight times the square of the cause.
+    """
+    block = np.arange(len(ratio)) // _BLOCK
+    terms = [[np.bincount(block, weight * c * (ratio - 1)), np.bincount(block, weight * c**2)] for c in causes]
+    pairs = np.array(terms).transpose(2, 1, 0)
+    draws = resampled(row_blocks(np.zeros(len(pairs), np.int64), []), seed=seed)
+    return np.stack([pairs.sum(axis=0), *(pairs[draw].sum(axis=0) for draw in draws)]), pairs
