@@ -390,9 +390,10 @@ def nature_of(steps: ForcedSteps, interval: Int64s, seed: int = SEED) -> Nature 
     factor = 1 + float(factors[0, 0, 0] / factors[0, 1, 0])
     best = (explained[:, 0] ** 2 / np.maximum(explained[:, 1], 1e-12)).argmax(axis=1)
     cost = _STEP_COSTS[best[0]] if (best[1:] == best[0]).mean() >= _SURE else None
-    if cost == PACE:
-        quarters = [(part[:, 0, 0].sum() / part[:, 1, 0].sum()) / (factor - 1) for part in np.array_split(pairs, 4)]
-        cost = PACE if min(quarters) >= _ALL_ALONG else None
+    if cost == PACE and factor != 1:
+        sums = [part[..., 0].sum(axis=0) for part in np.array_split(pairs, 4)]
+        least = min(product / max(square, 1e-12) / (factor - 1) for product, square in sums)
+        cost = PACE if least >= _ALL_ALONG else None
     return Nature(cost, factor, low, high)
 
 
