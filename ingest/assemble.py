@@ -16,8 +16,8 @@ import polars as pl
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.identity import alias_of, workload_of
 from blis_replay.ingest.readers import discovery, experiment_config
-from blis_replay.ingest.readers.clients import inference_perf_reports as inference_perf_aggregates
-from blis_replay.ingest.readers.clients.inference_perf_reports import stage_of_requests
+from blis_replay.ingest.readers.clients import inference_perf
+from blis_replay.ingest.readers.clients.inference_perf import stage_of_requests
 from blis_replay.ingest.readers.discovery import Source
 from blis_replay.ingest.readers.documents import text, tokens
 from blis_replay.ingest.readers.files import Progress, RecordedFile
@@ -253,9 +253,9 @@ class _Assembly:
     def _aggregates(self) -> pl.DataFrame:
         frames = [empty_frame(AGGREGATE_SCHEMA)]
         if summary := self._one("inference-perf summary"):
-            frames.append(inference_perf_aggregates.read_aggregates(summary))
+            frames.append(inference_perf.read_aggregates(summary))
         for file in self.known.get("inference-perf stage", []):
-            frames.append(inference_perf_aggregates.read_aggregates(file, discovery.stage_of(file.name)))
+            frames.append(inference_perf.read_aggregates(file, discovery.stage_of(file.name)))
         return pl.concat(frames)
 
     def _requests(self, configured: _Configured, traces: otlp_traces.TracesRead) -> RequestsRead | None:
@@ -330,7 +330,7 @@ class _Assembly:
         by_hand = found.clock_kind == "epoch" and zero_us % 1_000_000 == 0
         client = Clock(found.clock_name, found.clock_kind, zero_us, by_hand)
         load = configured.load
-        counts = [inference_perf_aggregates.count_of(configured.aggregates, stage.stage) for stage in load.stages]
+        counts = [inference_perf.count_of(configured.aggregates, stage.stage) for stage in load.stages]
         stage = stage_of_requests(ordered["arrival_us"].to_numpy(), load.stages, counts)
         stages = None if stage is None else pl.Series("stage", stage, pl.Int64)
         if not ordered["stage"].null_count():

@@ -14,7 +14,7 @@ from pack import h100_folders
 from blis_replay.ingest.assemble import read_recording
 from blis_replay.ingest.errors import RecordingError
 from blis_replay.ingest.ingest import ingest_source
-from blis_replay.ingest.readers.clients.inference_perf_reports import stage_of_requests
+from blis_replay.ingest.readers.clients.inference_perf import stage_of_requests
 from blis_replay.ingest.readers.server.engine_settings import GivenArguments
 from blis_replay.ingest.recording import AGGREGATE_SCHEMA, REQUEST_SCHEMA, STEP_SCHEMA
 from blis_replay.ingest.stream import stamps_of

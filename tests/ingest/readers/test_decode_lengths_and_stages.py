@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from blis_replay.ingest.readers.clients.inference_perf_reports import stage_of_requests
+from blis_replay.ingest.readers.clients.inference_perf import stage_of_requests
 from blis_replay.ingest.readers.requests import frame_of, in_send_order, request_row
 from blis_replay.ingest.recording import Stage
 from blis_replay.ingest.rows import rows_of

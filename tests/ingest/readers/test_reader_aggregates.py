@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blis_replay.ingest.errors import RecordingError
-from blis_replay.ingest.readers.clients.inference_perf_reports import count_of, read_aggregates
+from blis_replay.ingest.readers.clients.inference_perf import count_of, read_aggregates
 from blis_replay.ingest.readers.files import RecordedFile
 
 
