@@ -192,7 +192,8 @@ def read_result(
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
     segments = state.segments[: state.at[0].segments].copy()
-    segments[:, 0] = order[segments[:, 0]]
+    if not in_order:
+        segments[:, 0] = order[segments[:, 0]]
 
     def column(table: k.Table, name: str) -> Int64s:
         values = table[name].astype(np.int64)

@@ -47,21 +47,23 @@ def new_state(trace: RequestTrace, engine: EngineConfig, eligible_us: Int64s, or
 
     Raises ``TraceError`` for a request that this engine can never serve.
     """
-    prompt, total = trace.prompt_tokens[order], _total_tokens(trace, engine)[order]
+    # Mostly they are met in the order of the trace, and nothing has to be gathered.
+    met = slice(None) if (order[1:] > order[:-1]).all() else order
+    prompt, total = trace.prompt_tokens[met], _total_tokens(trace, engine)[met]
     blocks_each = -(-np.maximum(total - 1, 1) // engine.block_size)
     usable = _usable_blocks(engine, blocks_each)
     _refuse_unservable(engine, order, prompt, total, blocks_each, usable)
     n = len(trace)
     ring = 1 << int((total - prompt).max(initial=1) + 1).bit_length()
     width = int(blocks_each.max(initial=1)) + 1
-    key_start, key_count, keys = _keys(trace, engine, order, total)
+    key_start, key_count, keys = _keys(trace, engine, met, total)
     rank, by_rank, urgency = _waiting_order(trace, engine, order)
     facts = np.zeros(n, k.FACTS)
-    facts["queued_us"] = eligible_us[order]
-    facts["abort_us"] = abort_us = trace.abort_us[order]
+    facts["queued_us"] = eligible_us[met]
+    facts["abort_us"] = abort_us = trace.abort_us[met]
     facts["prompt_tokens"] = prompt
     facts["total_tokens"] = total
-    facts["given_hit"] = prompt - trace.prefill_tokens[order]
+    facts["given_hit"] = prompt - trace.prefill_tokens[met]
     facts["key_start"] = key_start
     facts["key_count"] = key_count
     facts["rank"] = rank
@@ -229,10 +231,12 @@ def _waiting_order(trace: RequestTrace, engine: EngineConfig, order: Int64s) -> 
     return rank, by_rank.astype(np.int64), urgency.reshape(-1).astype(np.int64)
 
 
-def _keys(trace: RequestTrace, engine: EngineConfig, order: Int64s, total: Int64s) -> tuple[Int64s, Int64s, Int32s]:
+def _keys(
+    trace: RequestTrace, engine: EngineConfig, met: Int64s | slice, total: Int64s
+) -> tuple[Int64s, Int64s, Int32s]:
     blocks = trace.block_keys
     if blocks is None or not engine.enable_prefix_caching:
-        zeros = np.zeros(len(order), np.int64)
+        zeros = np.zeros(len(total), np.int64)
         return zeros, zeros.copy(), np.zeros(0, np.int32)
     if blocks.block_size != engine.block_size:
         raise TraceError(
@@ -240,8 +244,8 @@ def _keys(trace: RequestTrace, engine: EngineConfig, order: Int64s, total: Int64
             "make them again for this block size"
         )
     # The last token is never computed, so a block that it would fill is never cached.
-    count = np.minimum(blocks.count[order], (total - 1) // engine.block_size)
-    return blocks.start[order], count, blocks.keys
+    count = np.minimum(blocks.count[met], (total - 1) // engine.block_size)
+    return blocks.start[met], count, blocks.keys
 
 
 def _config(engine: EngineConfig, ring: int, usable_blocks: int, table_width: int) -> k.Table:
