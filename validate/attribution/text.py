@@ -145,13 +145,13 @@ def _points(attribution: Attribution, cause: Cause, blame: Blame) -> str:
 
 
 def _head(attribution: Attribution) -> Block:
-    """The shares stand on a resampling of the requests."""
+    """The shares stand on draws of blocks of requests."""
     return Block(
         [
             Line(f"{attribution.alias}  ({attribution.slug})", mark=Toned(attribution.alias, "heading")),
             Line(f"  coefficients: {attribution.release}; replay {attribution.mode}", "    "),
             Verbatim(f"  {attribution.requests:,} requests; shares in % of the observed value, each with half of"),
-            Verbatim(f"    its 95 % interval over {attribution.resamples} resamplings of the requests"),
+            Verbatim(f"    its 95 % interval over {attribution.resamples} draws of blocks of requests"),
         ]
     )
 

@@ -81,6 +81,7 @@ def _fit(fit: ModelFit) -> list[Part]:
     return [
         Line(f"{title}: {record.form}", mark=Toned(title, "heading")),
         Line(f"  {fit.rows:,} {row}s; mean absolute error of a {row}: {agreement}", "    "),
+        Line(f"  95 %: bounds of a coefficient over draws of blocks of neighbouring {row}s", "    "),
         Table("", _COEFFICIENT_COLUMNS, [_coefficient(c) for c in record.coefficients]),
         *(Line(remark, "    ") for remark in remarks),
         *_scheduling(fit),

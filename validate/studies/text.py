@@ -41,7 +41,7 @@ def _study(result: StudyResult) -> list[Part]:
         *([_checks("evidence", result, study.evidence)] if study.evidence else []),
         Block([_verdict(study, system) for system in result.systems]),
         *([f"why: {study.explanation}"] if study.explanation else []),
-        f"published: {study.source}; {over}",
+        f"published: {study.source}; 95 % intervals of mean effects over {over}",
     ]
 
 
@@ -65,7 +65,8 @@ def _suite(results: Sequence[StudyResult]) -> list[Part]:
     if failed:
         summary = f"not as on record, or different from published without a reason: {', '.join(failed)}"
     absent = [f"{result.study.name} is not judged: {result.absent}" for result in results if result.absent]
-    return [Table("", _SUITE_COLUMNS, rows), *absent, f"{len(results)} studies; {summary}"]
+    intervals = "intervals are 95 %, of the mean effect over seeds or recordings"
+    return [Table("", _SUITE_COLUMNS, rows), *absent, intervals, f"{len(results)} studies; {summary}"]
 
 
 def number(value: float) -> str:
