@@ -244,7 +244,7 @@ if TYPE_CHECKING:
 
 # Bars below it, in %, would be drawn against an axis of rounding errors.
 _NOTHING = 0.05
-_INTERVALS = "low and high: 95 % interval"
+_INTERVALS = "low and high: 95 % interval over resampled blocks of requests"
 _ERROR, _NO_COMPONENT = "error", "no component"
 
 

@@ -1,0 +1,49 @@
+"""Each interval that is printed says of what it is: of which draws, or over which repetitions."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import blis_replay.validate
+
+ROOM = Path(blis_replay.validate.__file__).parent
+# Where texts of an interval are made, and what they say of it there.
+SAID = {
+    "attribution/fitted.py": "draws of blocks of steps",
+    "attribution/text.py": "draws of blocks of requests",
+    "calibration/text.py": "draws of blocks of neighbouring",
+    "calibration/known_servers.py": "hold the true coefficient",
+    "cli/tool.py": "over independent replications",
+    "comparison/differences_text.py": "intervals: ",  # and what was drawn, which only the comparison knows
+    "gating/reports.py": "over draws of blocks of requests",
+    "report/latency_charts.py": "over resampled blocks of requests",
+    "report/page.py": "over resampled blocks of requests",
+    "studies/text.py": "over seeds or recordings",
+}
+# They speak of intervals and print none.
+PRINTS_NONE = {"cli/calibrate.py", "gating/judging.py"}
+
+
+def texts(path: Path) -> list[str]:
+    """The texts of a module that are no docstrings."""
+    tree = ast.parse(path.read_text("utf-8"))
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    first = {id(node.body[0].value) for node in ast.walk(tree) if isinstance(node, kinds) and _is_text(node.body)}
+    found = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in first)
+    return [node.value for node in found if isinstance(node.value, str)]
+
+
+def _is_text(body: list[ast.stmt]) -> bool:
+    return bool(body) and isinstance(body[0], ast.Expr)
+
+
+def test_each_module_that_prints_an_interval_says_of_what() -> None:
+    """A module that begins to print one is to say it, and to stand in the list above."""
+    told = {path.relative_to(ROOM).as_posix(): texts(path) for path in ROOM.rglob("*.py")}
+    speaking = {
+        name for name, found in told.items() if any(re.search(r"\binterval|\b9\d(\.\d)? %", text) for text in found)
+    }
+    assert speaking - PRINTS_NONE == SAID.keys()
+    assert [name for name, said in SAID.items() if not any(said in text for text in told[name])] == []
