@@ -18,6 +18,7 @@ from blis_replay.blis.releases.exchange import blackbox_coefficients
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.trace import NEVER_US
 from blis_replay.compiled.arrays import Int64s
+from blis_replay.ingest.errors import printable
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.blis_files import (
     TRACE_FORMS,
@@ -44,21 +45,28 @@ _MANY_BLOCKS = 1_000_000
 # A build of another generation says so in words like these; then the next form is tried.
 _FORM_REFUSED = re.compile(r"column|field|csv|header|time.?unit|trace.?version|pars|decod", re.IGNORECASE)
 
+# The latency model that a build runs unless it is told otherwise.
+OWN = "own"
+
 
 @dataclass(frozen=True)
 class BlisBuild:
     """A BLIS binary and what its ``replay --help`` names.
 
-    ``flags``: with their dashes.  ``blackbox``: whether it still has that latency model.
+    ``flags``: with their dashes.  ``models``: what it says of its latency models.
     """
 
     path: Path
     flags: frozenset[str]
-    blackbox: bool
+    models: str
 
     def flag(self, *names: str) -> str:
         """The first of these flags that the build has (newest name first), or the first of all."""
         return next((name for name in names if name in self.flags), names[0])
+
+    def has_model(self, name: str) -> bool:
+        """Whether it names this latency model."""
+        return re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", self.models) is not None
 
 
 class BlisError(ReplayError):
@@ -69,13 +77,14 @@ class BlisError(ReplayError):
 class BlisBinary:
     """A BLIS build as a simulator.
 
-    ``release``: run as its ``blackbox`` model; ``own_model`` True: the build's own latency
-    model is run (``trained-physics`` in current ones) and the release only names it.
+    ``release``: run as its ``blackbox`` model, if there is no ``own_model``.  That is a latency model of the build
+    (``trained-physics``, ``roofline``), or ``OWN``: the one that it runs unless told otherwise; the release only names
+    it then.
     """
 
     build: BlisBuild
     release: CoefficientRelease
-    own_model: bool = False
+    own_model: str = ""
     timeout_s: float = DEFAULT_TIMEOUT_S
     name: str = "blis"
     reports_steps: bool = False
@@ -83,6 +92,7 @@ class BlisBinary:
     def entry_for(self, recording: Recording) -> ModelEntry | None:
         """The release's entry, None for the build's own model; raises if the build cannot run it."""
         if self.own_model:
+            _refuse_model(self.build, self.own_model)
             return None
         self.release.refuse_if_invalid()
         entry = entry_of(self.release, recording)
@@ -93,7 +103,10 @@ class BlisBinary:
         """Replay the plan; raises ``ReplayError`` for whatever goes wrong with the binary."""
         entry = self.entry_for(recording)
         _refuse_engine(plan)
-        model = _own_model_flags(recording) if entry is None else _blackbox(self.build, self.release.name, entry)
+        if entry is None:
+            model = _own_model_flags(recording, self.own_model)
+        else:
+            model = _blackbox(self.build, self.release.name, entry)
         flags = ["--model", model_of(recording).lower(), *model, *engine_flags(self.build, plan)]
         results, preemptions, form = self._run(plan, flags)
         post_request_us = int(entry.lifecycle.post_request_us) if entry else 0
@@ -148,16 +161,17 @@ def find_build(path_text: str) -> BlisBuild:
         raise BlisError(
             f"{path_text}: its help names no --trace-header; use a BLIS build with `replay` (March 2026 on)"
         )
-    has_blackbox = "blackbox" in text and {"--alpha-coeffs", "--beta-coeffs"} <= flags
-    return BlisBuild(path, flags, has_blackbox)
+    listed = re.search(r"--latency-model(.*)", text)
+    return BlisBuild(path, flags, listed[1] if listed else "")
 
 
-def own_release(build: BlisBuild) -> CoefficientRelease:
-    """The build's own latency model in the place of a release; its hash is the binary's."""
+def own_release(build: BlisBuild, model: str) -> CoefficientRelease:
+    """A latency model of the build in the place of a release; its hash is the binary's."""
     with build.path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    summary = "The latency model that the BLIS build runs by itself."
-    return CoefficientRelease("blis-own-model", "valid", summary, "BLIS", "", digest, (), (), {}, {})
+    which = "that the BLIS build runs by itself" if model == OWN else f"{model} of the BLIS build"
+    summary = f"The latency model {which}."
+    return CoefficientRelease(f"blis-{model}-model", "valid", summary, "BLIS", "", digest, (), (), {}, {})
 
 
 def engine_flags(build: BlisBuild, plan: ReplayPlan) -> list[str]:
@@ -226,10 +240,17 @@ def _arguments(build: BlisBuild, place: Path, flags: list[str]) -> list[str]:
     return ["replay", *map(str, files), *flags]
 
 
-def _own_model_flags(recording: Recording) -> list[str]:
+def _refuse_model(build: BlisBuild, model: str) -> None:
+    if model != OWN and not build.has_model(model):
+        there = printable(" ".join(build.models.split())) or "names none"
+        raise BlisError(f"{build.path}: this BLIS build has no latency model {model!r}; its help: {there}")
+
+
+def _own_model_flags(recording: Recording, model: str) -> list[str]:
     tensor_parallelism = recording.tensor_parallelism
     tp = [] if tensor_parallelism is None else ["--tp", str(tensor_parallelism)]
-    return [*(["--hardware", recording.hardware] if recording.hardware else []), *tp]
+    chosen = [] if model == OWN else ["--latency-model", model]
+    return [*chosen, *(["--hardware", recording.hardware] if recording.hardware else []), *tp]
 
 
 def _blackbox(build: BlisBuild, release: str, entry: ModelEntry) -> list[str]:
@@ -241,7 +262,7 @@ def _blackbox(build: BlisBuild, release: str, entry: ModelEntry) -> list[str]:
             f"release {release} for {entry.model} is not a blackbox model (it has a context term, a floor or regimes), "
             "which no BLIS build runs; use --blis-model own, or --coefficients with a blackbox release"
         ) from None
-    if not build.blackbox:
+    if not (build.has_model("blackbox") and {"--alpha-coeffs", "--beta-coeffs"} <= build.flags):
         raise ReleaseError(
             f"{build.path}: this BLIS build has no blackbox model and cannot run release {release}; use a build "
             "from before 2026-04-23, or --blis-model own"

@@ -11,7 +11,7 @@ from recordings import make_recording
 from blis_replay.blis.latency.models import LatencyModel, Lifecycle
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.ingest.recording import Recording
-from blis_replay.replay.blis_binary import BlisBinary, find_build, own_release
+from blis_replay.replay.blis_binary import OWN, BlisBinary, find_build, own_release
 from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.plan import ReplayPlan
 
@@ -41,10 +41,12 @@ def small_recording(count: int = 3, **engine: int | bool) -> Recording:
     )
 
 
-def run_with(path: Path, recording: Recording, release: CoefficientRelease | None = None, **more: Any) -> ReplayRun:
-    """Replay with the stand-in at ``path``; its own model if there is no release."""
+def run_with(
+    path: Path, recording: Recording, release: CoefficientRelease | None = None, model: str = OWN, **more: Any
+) -> ReplayRun:
+    """Replay with the stand-in at ``path``; a model of its own if there is no release."""
     build = find_build(str(path))
-    blis = BlisBinary(build, release or own_release(build), own_model=release is None, **more)
+    blis = BlisBinary(build, release or own_release(build, model), "" if release else model, **more)
     return replay(recording, blis.release, simulator=blis)
 
 

@@ -19,7 +19,7 @@ from recordings import make_recording
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.latency.models import LatencyModel
 from blis_replay.blis.trace import NEVER_US, BlockKeys, RequestTrace
-from blis_replay.replay.blis_binary import BlisBinary, BlisError, find_build, own_release
+from blis_replay.replay.blis_binary import OWN, BlisBinary, BlisError, find_build, own_release
 from blis_replay.replay.blis_files import COLUMNS_22, COLUMNS_27, read_results, shared_prefixes
 from blis_replay.replay.driver import replay
 from blis_replay.replay.errors import ReplayError
@@ -50,7 +50,7 @@ class TestAnswers:
 
     def test_a_surplus_step_is_refused(self, tmp_path: Path) -> None:
         build = find_build(str(write_stand_in(tmp_path)))
-        blis = BlisBinary(build, own_release(build), own_model=True)
+        blis = BlisBinary(build, own_release(build, OWN), OWN)
         with pytest.raises(
             ReplayError, match="surplus_steps=1 needs the duration of steps, which blis does not report"
         ):
@@ -106,7 +106,7 @@ class TestFlags:
         """Priorities, no chunked prefill, and a threshold that an old build does not know."""
         path = write_stand_in(tmp_path, help_text=HELP_CURRENT.replace("--long-prefill-token-threshold", "--long"))
         build, plan = find_build(str(path)), plan_of(small_recording())
-        blis = BlisBinary(build, own_release(build), own_model=True)
+        blis = BlisBinary(build, own_release(build, OWN), OWN)
         for change, problem in (
             ({"scheduling_policy": "priority"}, "scheduled by priority"),
             ({"enable_chunked_prefill": False, "max_num_batched_tokens": 4096}, "BLIS always chunks"),
@@ -114,6 +114,17 @@ class TestFlags:
         ):
             with pytest.raises(BlisError, match=problem):
                 blis.serve(small_recording(), replace(plan, engine=replace(plan.engine, **change)))
+
+    def test_a_latency_model_of_the_build_by_name(self, tmp_path: Path) -> None:
+        """Which are there stands in its help; without a name it runs the one that it runs by itself."""
+        path = write_stand_in(tmp_path, help_text=HELP_CURRENT)
+        run = run_with(path, small_recording(), model="roofline")
+        assert "--latency-model roofline" in " ".join(called(path)["arguments"])
+        assert run.release.name == "blis-roofline-model"
+        run_with(path, small_recording())
+        assert "--latency-model" not in called(path)["arguments"]
+        with pytest.raises(BlisError, match=r"no latency model 'crossmodel'; its help: .*: roofline, trained-physics"):
+            run_with(path, small_recording(), model="crossmodel")
 
     def test_a_build_without_blackbox_refuses_a_release(self, tmp_path: Path) -> None:
         path = write_stand_in(tmp_path, help_text=HELP_CURRENT)

@@ -36,7 +36,7 @@ class SimulatorName(click.ParamType[str]):
 
     name = "simulator"
     names = ("embedded", "blis", "both", "floor:constant", "floor:line")
-    begins = ("cmd:", "floor:constant@", "floor:line@", "dynamo", "aiconfigurator", "vidur", "llmservingsim:")
+    begins = ("blis-", "cmd:", "floor:constant@", "floor:line@", "dynamo", "aiconfigurator", "vidur", "llmservingsim:")
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """The text as it is; wrong use if it is neither."""
@@ -77,10 +77,9 @@ class SimulatorName(click.ParamType[str]):
 )
 @click.option(
     "--blis-model",
-    type=click.Choice(["release", "own"]),
-    default=None,
-    help="BLIS runs the coefficients as its blackbox model, or the latency model that its build has.  "
-    "[default: release where --coefficients is given, else own]",
+    metavar="release|own|NAME",
+    help="BLIS runs the coefficients as its blackbox model, the latency model that its build runs by itself, or one "
+    "that it has by name (roofline, trained-physics).  [default: release where --coefficients is given, else own]",
 )
 @click.option("--by-stage", is_flag=True, help="Add a row for each load stage.")
 @click.option(
@@ -135,7 +134,7 @@ def validate_verb(
     """
     if bool(names) == everything:
         raise click.UsageError("name experiments, or use --all")
-    if choice in ("blis", "both") and blis_binary is None:
+    if (choice == "both" or choice.startswith("blis")) and blis_binary is None:
         raise click.UsageError(f"--simulator {choice} needs --blis-binary PATH")
     if not blis_timeout > 0:  # not a number is no limit either
         raise click.UsageError(f"--simulator-timeout {blis_timeout} is not a time; give seconds")
@@ -147,7 +146,8 @@ def validate_verb(
         from blis_replay.validate.experiment import release_for
         from blis_replay.validate.metrics.objectives import parse_objectives
 
-        own_model = blis_model == "own" if blis_model else coefficients is None
+        asked = blis_model or ("own" if coefficients is None else "release")
+        own_model = "" if asked == "release" else asked
         release = release_for(coefficients)
         release.refuse_if_invalid()
         objectives = parse_objectives(slo) if slo is not None else ()

@@ -23,6 +23,7 @@ from blis_replay.ingest.store import Store, open_for_reading, read_stored
 from blis_replay.replay.adapters import ADAPTERS
 from blis_replay.replay.blis_binary import (
     DEFAULT_TIMEOUT_S,
+    OWN,
     BlisBinary,
     find_build,
     own_release,
@@ -43,13 +44,13 @@ _LACKS = "a floor models neither queues nor batches nor memory"
 
 
 def chosen_simulators(
-    store: Path, choice: str, release: CoefficientRelease, binary: str, timeout_s: float, own_model: bool
+    store: Path, choice: str, release: CoefficientRelease, binary: str, timeout_s: float, own_model: str
 ) -> tuple[Simulator, ...]:
     """The simulators of ``embedded``, ``blis``, ``both``, a floor or ``cmd:PATH ARGS``, in the order they are shown.
 
     ``store``: the file in which a floor finds its recordings.  ``binary`` is looked at only where it is needed.
-    ``own_model``: BLIS runs the latency model of its build in place of the release.  Raises ``BlisError`` if there is
-    no such binary, or it is no BLIS.
+    ``own_model``: a latency model of BLIS's build that it runs in place of the release, ``""`` for none.
+    ``blis-MODEL`` names it too.  Raises ``BlisError`` if there is no such binary or model, or it is no BLIS.
     """
     if choice == "embedded":
         return (EmbeddedEngine(release),)
@@ -60,9 +61,15 @@ def chosen_simulators(
     if choice.startswith(FLOOR):
         with open_for_reading(store) as opened:
             return (floor_simulator(opened, choice, release),)
-    build = find_build(binary)
-    blis = BlisBinary(build, own_release(build) if own_model else release, own_model, timeout_s)
-    return (blis,) if choice == "blis" else (EmbeddedEngine(release), blis)
+    build, model = find_build(binary), choice.partition("-")[2] or own_model
+    name = choice if _is_blis(choice) else "blis"
+    blis = BlisBinary(build, own_release(build, model) if model else release, model, timeout_s, name)
+    return (blis,) if _is_blis(choice) else (EmbeddedEngine(release), blis)
+
+
+def _is_blis(name: str) -> bool:
+    """Whether a name is that of BLIS, with one of its latency models or without."""
+    return name.partition("-")[0] == "blis"
 
 
 def _is_of_others(name: str) -> bool:
@@ -75,10 +82,10 @@ def simulator_named(store: Path, name: str, coefficients: str | None, default: s
 
     Raises ``UnknownNameError`` for ``blis`` without a binary, and as ``chosen_simulators`` does.
     """
-    if name == "blis" and binary is None:
-        raise UnknownNameError("the simulator blis needs --blis-binary PATH")
-    release = load_release(coefficients or default)
-    (simulator,) = chosen_simulators(store, name, release, binary or "", DEFAULT_TIMEOUT_S, coefficients is None)
+    if _is_blis(name) and binary is None:
+        raise UnknownNameError(f"the simulator {name} needs --blis-binary PATH")
+    release, own_model = load_release(coefficients or default), "" if coefficients else OWN
+    (simulator,) = chosen_simulators(store, name, release, binary or "", DEFAULT_TIMEOUT_S, own_model)
     return simulator
 
 
@@ -131,11 +138,11 @@ def _contestant(store: Path, name: str, release: CoefficientRelease, binary: str
         release = load_release(chosen)
         release.refuse_if_invalid()
         return EmbeddedEngine(release)
-    if kind == "blis" and binary is None:
-        raise UnknownNameError("the simulator blis needs --blis-binary PATH")
-    if kind not in ("embedded", "blis") and not name.startswith((FLOOR, PREFIX)) and not _is_of_others(name):
+    if _is_blis(kind) and binary is None:
+        raise UnknownNameError(f"the simulator {name} needs --blis-binary PATH")
+    if kind != "embedded" and not _is_blis(kind) and not name.startswith((FLOOR, PREFIX)) and not _is_of_others(name):
         raise UnknownNameError(f"{name}: no such simulator; there are all, {', '.join(EVERYONE)} and 'cmd:PATH ARGS'")
-    (simulator,) = chosen_simulators(store, name, release, binary or "", timeout_s, own_model=True)
+    (simulator,) = chosen_simulators(store, name, release, binary or "", timeout_s, OWN)
     return simulator
 
 
