@@ -10,6 +10,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -104,8 +105,13 @@ def _prepare() -> None:
 
 def _taken(call: Callable[..., Any], values: dict[str, Any]) -> dict[str, Any]:
     """Those of the values that a call of this release takes."""
-    parameters = inspect.signature(call).parameters
-    return {name: value for name, value in values.items() if name in parameters}
+    return {name: value for name, value in values.items() if name in _parameters(call)}
+
+
+@cache
+def _parameters(call: Callable[..., Any]) -> frozenset[str]:
+    """Names of a call's parameters; looked up once, as it takes as long as a small step."""
+    return frozenset(inspect.signature(call).parameters)
 
 
 def known_args(args: dict[str, Any]) -> dict[str, Any]:

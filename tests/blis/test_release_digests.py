@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from oracle_workloads import SERIES, named_specs
 from recorded_schedules import table
-from scenario import digest_of, engine_of, simulated_schedule, workload_of
+from scenario import digest_of, engine_of, latency_of, simulated_schedule, trace_of
 
 from blis_replay.blis.engine import simulate
-from blis_replay.blis.trace import EngineConfig
+from blis_replay.blis.trace import EngineConfig, RequestTrace
 from blis_replay.strict.engine_packs import EnginePack, choose_pack, engine_packs
 
 DIGESTS = {
@@ -48,6 +48,7 @@ OF_DRAFTS = (
 )
 OF_PRIORITIES = ("exact_preemption_cursor", "priority_pass_outlives_preemption")
 simulated: dict[tuple[str, EngineConfig], str] = {}
+traces: dict[tuple[str, int], RequestTrace] = {}
 
 
 def unasked(spec: dict[str, Any], engine: EngineConfig) -> tuple[str, ...]:
@@ -56,6 +57,7 @@ def unasked(spec: dict[str, Any], engine: EngineConfig) -> tuple[str, ...]:
         *OF_RANKS,
         *(() if engine.speculation else OF_DRAFTS),
         *(() if engine.scheduling_policy == "priority" else OF_PRIORITIES),
+        *(() if engine.async_scheduling else ("decodes_once_more",)),
         *(() if engine.long_prefill_token_threshold else ("lone_prefill_uncapped",)),
         *(() if any("abort_us" in request for request in spec["requests"]) else ("aborts_before_tokens",)),
         *(() if engine.enable_prefix_caching else ("uncached_blocks_first",)),
@@ -70,10 +72,17 @@ def digest_of_engine(name: str, release: str) -> str:
     behaviours = replace(engine.behaviours, **dict.fromkeys(unasked(spec, engine), False))
     key = name, replace(engine, behaviours=behaviours)
     if key not in simulated:
-        workload = workload_of(spec, release)
-        result = simulate(workload.trace, workload.engine, workload.latency)
+        result = simulate(trace_for(name, engine), engine, latency_of(spec))
         simulated[key] = digest_of(simulated_schedule(result))
     return simulated[key]
+
+
+def trace_for(name: str, engine: EngineConfig) -> RequestTrace:
+    """The requests of a workload, made once for all packs whose keys of blocks are of the same tokens."""
+    key = name, engine.hash_lookahead_tokens
+    if key not in traces:
+        traces[key] = trace_of(spec_of(name), engine)
+    return traces[key]
 
 
 @pytest.mark.parametrize("pack", engine_packs(), ids=lambda pack: f"from {pack.first}")
