@@ -1,4 +1,7 @@
-"""AIConfigurator's aggregated estimate: one latency for all requests."""
+"""AIConfigurator's aggregated estimate: one latency for all requests.
+
+It gets the model, the GPU, tensor parallelism, max_num_seqs, mean lengths and the mean cached prefix.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +77,6 @@ AICONFIGURATOR = Adapter(
     "aiconfigurator",
     "aiconfigurator",
     "0.12.0",
-    "model, GPU, tensor parallelism, max_num_seqs, mean lengths, mean cached prefix",
     (
         "arrivals: it estimates a fixed number of requests at once, here by Little's law from its own latency",
         "queues, KV blocks, single requests",

@@ -61,16 +61,15 @@ class Inputs:
 class Adapter:
     """A simulator of others.
 
-    ``package``: on PyPI, ``""`` for none.  ``tried``: the version that the mapping was made with.  ``takes``: how the
-    engine arguments are passed on.  ``lacks``: what cannot be.  ``run``: of the inputs and an option the answers.
-    ``fitted``: the option with which it takes our coefficients.  ``checkout``: a file by which a folder is known as a
-    checkout of its repository, which it can run from as well; ``""`` if it cannot.
+    ``package``: on PyPI, ``""`` for none.  ``tried``: the version that the mapping was made with.  ``lacks``: what it
+    cannot be told.  ``run``: of the inputs and an option the answers.  ``fitted``: the option with which it takes our
+    coefficients.  ``checkout``: a file by which a folder is known as a checkout of its repository, which it can run
+    from as well; ``""`` if it cannot.
     """
 
     name: str
     package: str
     tried: str
-    takes: str
     lacks: tuple[str, ...]
     run: Callable[[Inputs, str], Iterator[Answer]]
     fitted: str = ""

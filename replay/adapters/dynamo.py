@@ -1,4 +1,9 @@
-"""Dynamo's offline replay (``ai-dynamo``)."""
+"""Dynamo's offline replay (``ai-dynamo``).
+
+It gets block_size, num_gpu_blocks, max_num_seqs, max_num_batched_tokens, max_model_len, prefix caching and chunked
+prefill; prefixes as hash ids; step times: its own polynomial, or (dynamo-fitted) a profile made of the step times of
+the coefficients.
+"""
 
 from __future__ import annotations
 
@@ -98,9 +103,6 @@ DYNAMO = Adapter(
     "dynamo",
     "ai-dynamo",
     "1.4.2",
-    "block_size, num_gpu_blocks, max_num_seqs, max_num_batched_tokens, max_model_len, prefix caching, chunked "
-    "prefill; prefixes as hash ids; step times: its own polynomial, or (dynamo-fitted) a profile made of the "
-    "step times of the coefficients",
     (
         "asynchronous scheduling",
         "the client's and the server's delays outside of the engine",

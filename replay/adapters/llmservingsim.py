@@ -1,4 +1,4 @@
-"""LLMServingSim: what it wrote of a run that was made before."""
+"""LLMServingSim: what it wrote of a run that was made before; it gets nothing of a replay."""
 
 from __future__ import annotations
 
@@ -41,7 +41,6 @@ LLMSERVINGSIM = Adapter(
     "llmservingsim",
     "",
     "5daddb2",
-    "nothing: its own table of a run that was made before",
     ("engine arguments of a replay: the table is of the run that was made",),
     _llmservingsim,
 )

@@ -40,8 +40,9 @@ def _write(adapter: Adapter, option: str, folder: Path, answers: Iterable[Answer
         for index, ttft_us, e2e_us, scheduled_us in answers:
             at = "" if scheduled_us is None else f"{min(max(scheduled_us, 0.0), ttft_us):.1f}"
             file.write(f"{index},{ttft_us:.1f},{e2e_us:.1f},{at}\n")
-    installed = adapter.package and not adapter.in_checkout(option)
-    version = importlib.metadata.version(adapter.package) if installed else adapter.tried
+    version = "checkout" if adapter.in_checkout(option) else adapter.tried
+    if adapter.package and not adapter.in_checkout(option):
+        version = importlib.metadata.version(adapter.package)
     variant = [option] if option and option == adapter.fitted else []  # else it is a path of this machine
     header = {"name": " ".join([adapter.name, *variant]), "version": version, "not_modelled": list(adapter.lacks)}
     (folder / "simulator.json").write_text(json.dumps(header), "utf-8")

@@ -1,4 +1,9 @@
-"""Vidur: the package of PyPI in this process, or a checkout of its repository by its own Python."""
+"""Vidur: the package of PyPI in this process, or a checkout of its repository by its own Python.
+
+It gets the model, the GPU, tensor parallelism, block_size, num_gpu_blocks, max_num_seqs, max_num_batched_tokens (as the
+chunk size of its Sarathi scheduler) and max_model_len; arrivals and lengths; step times: its own, or (vidur-fitted)
+those of the coefficients.
+"""
 
 from __future__ import annotations
 
@@ -252,9 +257,6 @@ VIDUR = Adapter(
     "vidur",
     "vidur",
     "0.0.26",
-    "model, GPU, tensor parallelism, block_size, num_gpu_blocks, max_num_seqs, max_num_batched_tokens (as the "
-    "chunk size of its Sarathi scheduler), max_model_len; arrivals and lengths; step times: its own, or "
-    "(vidur-fitted) those of the coefficients",
     (
         "prefix caching: every prompt is computed whole",
         "asynchronous scheduling",

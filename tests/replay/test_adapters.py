@@ -233,7 +233,9 @@ def test_a_checkout_of_vidur_gets_a_trace_and_the_engine_arguments(tmp_path: Pat
     assert answer.e2e_us.tolist() == [125_000, 225_000, 325_000]
     assert answer.simulated.scheduled_us is not None
     assert answer.simulated.scheduled_us.tolist() == [5_000] * 3
-    assert "vidur 0.0.26 does not model: prefix caching: every prompt is computed whole" in answer.simulated.differences
+    assert (
+        "vidur checkout does not model: prefix caching: every prompt is computed whole" in answer.simulated.differences
+    )
     with pytest.raises(CommandError, match=r"vidur\.main: Invalid name: some/Unknown"):
         run(f"vidur:{tmp_path}", recording("some/Unknown"))
     main.write_text("HELP = '--replica_config_device'" + VIDUR)
