@@ -10,8 +10,7 @@ import numpy as np
 
 from blis_replay.blis.errors import WorkloadError
 from blis_replay.blis.trace import NEVER_US, BlockKeys, RequestTrace
-from blis_replay.blis.workloads.distributions import arrival_times_us, draw_lengths
-from blis_replay.blis.workloads.workload import MOST_REQUESTS, Client, Workload
+from blis_replay.blis.workloads.workload import MOST_REQUESTS, Client, Workload, arrival_times_us, draw_lengths
 from blis_replay.compiled.arrays import Int64s
 
 Purpose = Literal["arrivals", "prompts", "outputs", "prefixes"]
@@ -80,7 +79,7 @@ def _first_arrivals_us(client: Client, workload: Workload) -> np.ndarray[tuple[i
     if workload.requests is not None:
         random = stream(workload.seed, client.name, "arrivals")
         return arrival_times_us(client.arrivals, client.rate_per_s, workload.requests, random)
-    duration_us = float(workload.duration_s or 0) * 1e6
+    duration_us = workload.duration_us or 0
     count = int(client.rate_per_s * duration_us / 1e6) + 16
     while True:
         _refuse_too_much(client, count, duration_us)
@@ -195,8 +194,8 @@ def generate(workload: Workload, block_size: int = 16) -> GeneratedLoad:
     arrival_us = np.concatenate([part.arrival_us for part in parts])
     order = np.lexsort((np.argsort(names)[client], arrival_us))
     order = order[: workload.requests] if workload.requests is not None else order
-    if workload.duration_s is not None:
-        order = order[arrival_us[order] < workload.duration_s * 1e6]
+    if workload.duration_us is not None:
+        order = order[arrival_us[order] < workload.duration_us]
     if not len(order):
         raise WorkloadError("no request arrives within the workload's duration; raise it or the rates")
     keys = block_identities(workload.clients, parts, block_size)

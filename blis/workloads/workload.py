@@ -1,27 +1,193 @@
 """What a made-up load is: clients, each with its own arrivals, lengths, prefixes and conversations; and its YAML.
 
-docs/workloads.md describes the file.
+docs/workloads.md describes the file.  Arrival processes say when a client sends: each gives gaps of one mean, and they
+differ in how much these vary.  CV is standard deviation over mean.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import exp, lgamma
 from typing import Annotated, Literal
 
+import numpy as np
 from msgspec import Meta, Struct
 from msgspec.structs import astuple
 
 from blis_replay.blis.errors import WorkloadError
-from blis_replay.blis.workloads.distributions import (
-    ArrivalProcess,
-    Constant,
-    LengthDistribution,
-    NonNegative,
-    Poisson,
-    Positive,
-    Tokens,
-)
+from blis_replay.compiled.arrays import Floats, Int64s
 from blis_replay.strict.document import FieldError, Text, read_yaml
+
+MOST_TOKENS = 10_000_000
+_MOST = 1e9
+Tokens = Annotated[int, Meta(ge=1, le=MOST_TOKENS)]
+Positive = Annotated[float, Meta(ge=1e-9, le=_MOST)]
+NonNegative = Annotated[float, Meta(ge=0, le=_MOST)]
+Variation = Annotated[float, Meta(ge=0.01, le=30)]
+
+
+class Poisson(Struct, frozen=True, tag_field="process", tag="poisson"):
+    """Exponential gaps: CV 1."""
+
+
+class Constant(Struct, frozen=True, tag_field="process", tag="constant"):
+    """Equal gaps: CV 0."""
+
+
+class Gamma(Struct, frozen=True, tag_field="process", tag="gamma"):
+    """Gamma gaps of shape ``1 / cv**2``: bursts for a CV above 1."""
+
+    cv: Variation
+
+
+class Weibull(Struct, frozen=True, tag_field="process", tag="weibull"):
+    """Weibull gaps; the shape is the one that has this CV."""
+
+    cv: Variation
+
+
+class OnOff(Struct, frozen=True, tag_field="process", tag="on-off"):
+    """Poisson while on, silent while off, in turn, beginning on; the rate while on makes up for the silence."""
+
+    on_s: Positive
+    off_s: Positive
+
+
+ArrivalProcess = Poisson | Constant | Gamma | Weibull | OnOff
+
+
+def arrival_times_us(process: ArrivalProcess, rate_per_s: float, count: int, random: np.random.Generator) -> Floats:
+    """float64[count]: ascending times, us, at this rate on average; the first one a gap after 0.
+
+    The first k of them are the same whatever ``count`` is.
+    """
+    mean_us = 1e6 / rate_per_s
+    if isinstance(process, OnOff):
+        share_on = process.on_s / (process.on_s + process.off_s)
+        busy_us = np.cumsum(random.exponential(mean_us * share_on, count))
+        return busy_us + np.floor(busy_us / (process.on_s * 1e6)) * (process.off_s * 1e6)
+    return np.cumsum(_gaps_us(process, mean_us, count, random))
+
+
+def weibull_shape(cv: float) -> float:
+    """The shape k of a Weibull distribution of this CV: ``1 + cv**2 = G(1 + 2/k) / G(1 + 1/k)**2``, by bisection."""
+    low, high = 0.05, 1_000.0
+    for _ in range(200):
+        middle = (low * high) ** 0.5
+        if lgamma(1 + 2 / middle) - 2 * lgamma(1 + 1 / middle) > np.log1p(cv * cv):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _gaps_us(process: ArrivalProcess, mean_us: float, count: int, random: np.random.Generator) -> Floats:
+    if isinstance(process, Gamma):
+        return random.gamma(process.cv**-2, mean_us * process.cv**2, count)
+    if isinstance(process, Weibull):
+        shape = weibull_shape(process.cv)
+        return random.weibull(shape, count) * (mean_us / exp(lgamma(1 + 1 / shape)))
+    if isinstance(process, Constant):
+        return np.full(count, mean_us)
+    return random.exponential(mean_us, count)
+
+
+def _refuse_empty_range(least: int, most: int) -> None:
+    if least > most:
+        raise FieldError("min", f"is above max, {most:,}", "correct one of them")
+
+
+class Fixed(Struct, frozen=True, tag_field="distribution", tag="constant"):
+    """Always the same."""
+
+    value: Tokens
+
+
+class Uniform(Struct, frozen=True, tag_field="distribution", tag="uniform"):
+    """Every whole number between two, these included, with the same probability."""
+
+    min: Tokens = 1
+    max: Tokens = MOST_TOKENS
+
+    def __post_init__(self) -> None:
+        _refuse_empty_range(self.min, self.max)
+
+
+class Normal(Struct, frozen=True, tag_field="distribution", tag="normal"):
+    """Normal, clipped to ``min`` and ``max`` and rounded (``gaussian`` of blis-semantics, section 5)."""
+
+    mean: Positive
+    deviation: NonNegative
+    min: Tokens = 1
+    max: Tokens = MOST_TOKENS
+
+    def __post_init__(self) -> None:
+        _refuse_empty_range(self.min, self.max)
+
+
+class Lognormal(Struct, frozen=True, tag_field="distribution", tag="lognormal"):
+    """Lognormal of this mean and standard deviation, clipped to ``min`` and ``max`` and rounded."""
+
+    mean: Positive
+    deviation: NonNegative
+    min: Tokens = 1
+    max: Tokens = MOST_TOKENS
+
+    def __post_init__(self) -> None:
+        _refuse_empty_range(self.min, self.max)
+
+
+class Exponential(Struct, frozen=True, tag_field="distribution", tag="exponential"):
+    """Exponential of this mean, clipped to ``min`` and ``max`` and rounded."""
+
+    mean: Positive
+    min: Tokens = 1
+    max: Tokens = MOST_TOKENS
+
+    def __post_init__(self) -> None:
+        _refuse_empty_range(self.min, self.max)
+
+
+class Empirical(Struct, frozen=True, tag_field="distribution", tag="empirical"):
+    """One of ``values`` each, with probabilities in proportion to ``weights``."""
+
+    values: Annotated[tuple[Tokens, ...], Meta(min_length=1)]
+    weights: tuple[NonNegative, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.values) != len(self.weights):
+            problem = f"are {len(self.weights)} for {len(self.values)} values"
+            raise FieldError("weights", problem, "give one for each")
+        if not 0 < sum(self.weights) < _MOST:
+            raise FieldError("weights", f"add up to {sum(self.weights):g}", "let one be positive")
+
+
+LengthDistribution = Fixed | Uniform | Normal | Lognormal | Exponential | Empirical
+
+
+def draw_lengths(distribution: LengthDistribution, count: int, random: np.random.Generator) -> Int64s:
+    """int64[count]: tokens, 1 at least; the first k of them are the same whatever ``count`` is."""
+    if isinstance(distribution, Fixed):
+        return np.full(count, distribution.value, np.int64)
+    if isinstance(distribution, Uniform):
+        # From one real number each, so that a longer draw begins like a shorter one.
+        span = distribution.max - distribution.min + 1
+        return distribution.min + np.floor(random.random(count) * span).astype(np.int64)
+    if isinstance(distribution, Empirical):
+        edges = np.cumsum(distribution.weights)
+        places = np.searchsorted(edges, random.random(count) * edges[-1], side="right")
+        chosen: Int64s = np.array(distribution.values, np.int64)[np.minimum(places, len(edges) - 1)]
+        return chosen
+    if isinstance(distribution, Normal):
+        drawn = random.normal(distribution.mean, distribution.deviation, count)
+    elif isinstance(distribution, Lognormal):
+        variance = np.log1p((distribution.deviation / distribution.mean) ** 2)
+        drawn = random.lognormal(np.log(distribution.mean) - variance / 2, np.sqrt(variance), count)
+    else:
+        drawn = random.exponential(distribution.mean, count)
+    tokens: Int64s = np.rint(np.clip(drawn, distribution.min, distribution.max)).astype(np.int64)
+    return tokens
+
 
 MOST_REQUESTS = 5_000_000
 
@@ -79,6 +245,11 @@ class Workload:
     clients: tuple[Client, ...]
     requests: int | None = None
     duration_s: float | None = None
+
+    @property
+    def duration_us(self) -> int | None:
+        """The duration in whole microseconds: as a float, 1.000007 s times 1e6 is a little more than 1,000,007."""
+        return None if self.duration_s is None else round(self.duration_s * 1e6)
 
 
 # -- As YAML -------------------------------------------------------------------------------

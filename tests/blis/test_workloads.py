@@ -13,9 +13,12 @@ from blis_replay.blis.engine import simulate
 from blis_replay.blis.errors import WorkloadError
 from blis_replay.blis.latency.models import LatencyModel
 from blis_replay.blis.trace import EngineConfig, RequestTrace
-from blis_replay.blis.workloads.distributions import (
+from blis_replay.blis.workloads.generate import generate
+from blis_replay.blis.workloads.workload import (
     ArrivalProcess,
+    Client,
     Constant,
+    Conversations,
     Empirical,
     Exponential,
     Fixed,
@@ -25,14 +28,15 @@ from blis_replay.blis.workloads.distributions import (
     Normal,
     OnOff,
     Poisson,
+    SharedPrefix,
     Uniform,
     Weibull,
+    Workload,
     arrival_times_us,
     draw_lengths,
+    parse_workload,
     weibull_shape,
 )
-from blis_replay.blis.workloads.generate import generate
-from blis_replay.blis.workloads.workload import Client, Conversations, SharedPrefix, Workload, parse_workload
 
 MANY = 200_000
 # Of a mean of so many gaps: 5 standard errors for a CV of 1; more for more.
@@ -170,6 +174,11 @@ def test_a_longer_load_begins_like_a_shorter_one(workload: Workload, requests: i
     for name in ("arrival_us", "prompt_tokens", "output_tokens", "priority"):
         assert (getattr(one.trace, name)[:common] == getattr(other.trace, name)[:common]).all()
     assert (one.client[:common] == other.client[:common]).all()
+
+
+def test_a_duration_in_seconds_ends_at_its_microsecond() -> None:
+    """1.000007 * 1e6 is 1000007.0000000001 as a float: what arrives at 1,000,007 us would still be within it."""
+    assert Workload(0, (), duration_s=1.000007).duration_us == 1_000_007
 
 
 @given(workloads)
