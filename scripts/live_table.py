@@ -84,7 +84,8 @@ def print_table(recordings: Path, store: Path) -> int:
     if missing:
         print(f"no recordings of {', '.join(missing)} in {recordings}: run `make live`, or scripts/live.py --only NAME")
         return 3
-    br.ingest(*(recordings / name for name in names if (recordings / name).is_dir()), store=store)
+    # What is in the store may be of an earlier round: another run, with a few steps more or fewer.
+    br.ingest(*(recordings / name for name in names), store=store, replace=True)
     both, alone = (_calibrated(store, *trained) for trained in (TRAINED, TRAINED[:1]))
     missed, undecided = _replays(names, both, alone, store)
     floor = 100 * observed(AGAIN, store).over(observed(TRAINED[0], store))[0]
