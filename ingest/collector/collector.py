@@ -21,7 +21,9 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
-from blis_replay.ingest.collector.batches import (
+from blis_replay.ingest.collector.batches import Batch, Counts, MalformedError, OversizeError
+from blis_replay.ingest.collector.http_service import TraceServer
+from blis_replay.ingest.collector.limits import (
     GRACE_SECONDS,
     LARGE_BYTES,
     MAX_CHANNELS,
@@ -35,13 +37,8 @@ from blis_replay.ingest.collector.batches import (
     SEGMENT_BYTES,
     STOP_SECONDS,
     Access,
-    Batch,
     BusyError,
-    Counts,
-    MalformedError,
-    OversizeError,
 )
-from blis_replay.ingest.collector.http_service import TraceServer
 from blis_replay.ingest.collector.segments import (
     Damage,
     Intake,

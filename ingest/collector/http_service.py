@@ -27,7 +27,8 @@ from google.protobuf.json_format import MessageToJson
 from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from blis_replay.ingest.collector.batches import (
+from blis_replay.ingest.collector.batches import MalformedError, OversizeError
+from blis_replay.ingest.collector.limits import (
     GRACE_SECONDS,
     LARGE_BYTES,
     MAX_CONNECTIONS,
@@ -40,8 +41,6 @@ from blis_replay.ingest.collector.batches import (
     WAIT_SECONDS,
     Access,
     BusyError,
-    MalformedError,
-    OversizeError,
     Turns,
 )
 from blis_replay.ingest.collector.segments import Intake, response_to

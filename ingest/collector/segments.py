@@ -25,15 +25,13 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 
 from blis_replay.compiled.files import whole_file
-from blis_replay.ingest.collector.batches import (
+from blis_replay.ingest.collector.batches import Batch, Counts, batch_of
+from blis_replay.ingest.collector.limits import (
     MAX_MESSAGE_BYTES,
     MESSAGE_BYTES,
     QUEUE_BYTES,
     SEGMENT_BYTES,
-    Batch,
     BusyError,
-    Counts,
-    batch_of,
     room_for,
 )
 from blis_replay.ingest.errors import CollectorError

@@ -312,8 +312,8 @@ def collect_verb(
     # What gRPC has to say on standard error is said here, in one line; it reads this when it is imported.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     require_extra("collect", "`collect`", "grpc", "google.rpc")
-    from blis_replay.ingest.collector.batches import Access
     from blis_replay.ingest.collector.collector import Address, CollectorSettings
+    from blis_replay.ingest.collector.limits import Access
     from blis_replay.ingest.collector.segments import segments
     from blis_replay.ingest.readers.discovery import refuse_unnamable, sources_of
 

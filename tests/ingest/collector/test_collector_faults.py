@@ -28,15 +28,8 @@ from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
 from blis_replay.ingest.collector import segments as segment_writer
-from blis_replay.ingest.collector.batches import (
-    LARGE_BYTES,
-    MAX_CHANNELS,
-    MAX_CONNECTIONS,
-    MAX_LARGE,
-    Access,
-    room_for,
-)
 from blis_replay.ingest.collector.collector import SERVICE, CollectorSettings, collect
+from blis_replay.ingest.collector.limits import LARGE_BYTES, MAX_CHANNELS, MAX_CONNECTIONS, MAX_LARGE, Access, room_for
 from blis_replay.ingest.errors import CollectorError
 
 SOUND = request(span(0)).SerializeToString()
