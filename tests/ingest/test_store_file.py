@@ -1,0 +1,235 @@
+"""The file of a store: brought up to date, and refused where it is not ours, not sound or not only a file."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import pytest
+from builders import recording, requests, server_traces, write_events
+
+from blis_replay.ingest.errors import StoreError
+from blis_replay.ingest.prompt_tree import tree_of_blocks
+from blis_replay.ingest.recording import LoadProfile, SharedPrefix, Stage, TokenEvents
+from blis_replay.ingest.store import (
+    SCHEMA_VERSION,
+    open_store,
+    read_stored,
+    token_times,
+    write_recording,
+)
+from blis_replay.ingest.stream import NO_EVENTS, PAIRED, TokenLayout
+
+
+def one_line_of(error: pytest.ExceptionInfo[StoreError]) -> str:
+    text = str(error.value)
+    assert "\n" not in text
+    assert "; " in text, "it says what to do"
+    return text
+
+
+def test_an_absent_store_is_not_made_by_reading(tmp_path: Path) -> None:
+    with pytest.raises(StoreError) as error, open_store(tmp_path / "s.duckdb", read_only=True):
+        pass
+    assert "there is no store" in one_line_of(error)
+    assert not (tmp_path / "s.duckdb").exists()
+
+
+def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "s.duckdb"
+    with open_store(path) as store:
+        store.connection.execute("UPDATE meta SET value = ? WHERE key = 'schema_version'", [str(SCHEMA_VERSION + 1)])
+    with pytest.raises(StoreError) as error, open_store(path):
+        pass
+    assert f"schema version {SCHEMA_VERSION + 1} is newer than this program's {SCHEMA_VERSION}" in one_line_of(error)
+
+
+# What version 2 of the schema had and versions 3 and 4 changed, and so on down.
+VERSION_2 = """
+DROP TABLE iterations;
+ALTER TABLE experiments DROP COLUMN read_by;
+ALTER TABLE experiments DROP COLUMN load_profile;
+UPDATE experiments SET derived_hash = 'of an older program';
+UPDATE meta SET value = '2' WHERE key = 'schema_version';
+"""
+
+
+VERSION_1 = """
+DROP TABLE snapshots; DROP TABLE lifecycles; DROP TABLE journey_events;
+DROP TABLE prefix_identity; DROP TABLE prompts; DROP TABLE request_prompts; DROP TABLE kv_events;
+CREATE TABLE journey_events (slug VARCHAR NOT NULL, request_id VARCHAR NOT NULL, event VARCHAR NOT NULL,
+    time_us BIGINT, step_id BIGINT, attributes VARCHAR);
+ALTER TABLE clocks DROP COLUMN spread_us;
+ALTER TABLE clocks DROP COLUMN stamped_zero_us;
+ALTER TABLE clocks DROP COLUMN uncertainty_us;
+ALTER TABLE clocks DROP COLUMN placed;
+ALTER TABLE experiments DROP COLUMN dropped_step_events;
+ALTER TABLE experiments ALTER COLUMN model SET NOT NULL;
+CREATE TABLE single_stamps AS SELECT * FROM token_events; DROP VIEW token_events; DROP TABLE token_event_runs;
+ALTER TABLE single_stamps RENAME TO token_events;
+UPDATE meta SET value = '1' WHERE key = 'schema_version';
+"""
+
+
+def of_version_1(path: Path, events: TokenEvents | None = None, layout: TokenLayout = NO_EVENTS) -> Path:
+    with open_store(path) as store:
+        write_recording(store, recording(token_events=events), layout)
+        store.connection.execute(VERSION_2)
+        store.connection.execute(VERSION_1)
+    return path
+
+
+PROFILE = LoadProfile(
+    "profile.yaml", "constant", (Stage(0, 8.0, 600_000_000),), 1_000_000, SharedPrefix(9, 5, 100, 447, 248), True
+)
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_store_of_version_1_is_brought_up_to_date_and_keeps_what_it_has(tmp_path: Path, read_only: bool) -> None:
+    """Version 1 had no journeys, no block identities, no KV-cache events, and every experiment had a model."""
+    path = of_version_1(tmp_path / "s.duckdb")
+    with open_store(path, read_only=read_only) as store:
+        old = read_stored(store, recording().slug)
+        assert old.requests.frame().equals(recording().requests.frame())
+        assert old.clocks == tuple(replace(clock, spread_us=None) for clock in recording().clocks)
+        assert old.lifecycles.is_empty()
+        assert store.connection.execute("SELECT value FROM meta").fetchall() == [(str(SCHEMA_VERSION),)]
+    tree = tree_of_blocks("somewhere", 512, np.array([2, 0, 3]), np.array([5, 6, 5, 7, 8]))
+    unnamed = recording(slug="trace", model=None, prefix=tree, **server_traces())
+    with open_store(path) as store:
+        assert write_recording(store, unnamed, NO_EVENTS) == "new"
+        read = read_stored(store, "trace")
+    assert read.model is None
+    assert read.prefix is not None
+    assert (read.prefix.source, read.prefix.requests.rows()) == ("somewhere", [(0, 0), (2, 1)])
+    assert read.prefix.prompts.rows() == [(0, None, 0, 1024), (1, 0, 512, 1536)]
+    assert read.lifecycles.height == 1
+
+
+def test_a_store_of_version_2_takes_the_load_profile_when_it_is_ingested_again(tmp_path: Path) -> None:
+    path, declared = tmp_path / "s.duckdb", replace(recording(), load_profile=PROFILE)
+    with open_store(path) as store:
+        write_recording(store, declared, NO_EVENTS)
+        assert read_stored(store, declared.slug).load_profile == PROFILE
+        store.connection.execute(VERSION_2)
+    with open_store(path) as store:
+        assert read_stored(store, declared.slug).load_profile is None
+        assert write_recording(store, declared, NO_EVENTS) == "replaced"
+        assert read_stored(store, declared.slug).load_profile == PROFILE
+        assert write_recording(store, declared, NO_EVENTS) == "unchanged"
+
+
+def test_the_stamps_of_a_store_of_version_1_are_the_same_in_runs(tmp_path: Path) -> None:
+    """Three requests of 11 tokens, one of them with 150 stamps: more than two runs of 64."""
+    counts = (25, 0, 150)
+    events = write_events(tmp_path / "events", [[i * 1000 + j for j in range(n)] for i, n in enumerate(counts)])
+    path = of_version_1(tmp_path / "s.duckdb", events, PAIRED)
+    every = "SELECT * FROM token_events ORDER BY ALL"
+    with duckdb.connect(str(path), read_only=True) as connection:
+        before = connection.execute(every).fetchall()
+    with open_store(path) as store:
+        assert store.connection.execute(every).fetchall() == before
+        assert token_times(store, recording().slug).height == 11 + 11
+        assert store.connection.execute("SELECT count(*) FROM token_event_runs").fetchall() == [(1 + 3,)]
+
+
+def test_an_update_that_fails_leaves_the_store_as_it_was(tmp_path: Path) -> None:
+    path = of_version_1(tmp_path / "s.duckdb")
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("ALTER TABLE clocks ADD COLUMN spread_us BIGINT")  # stands in the way of the new one
+    for _ in range(2):
+        with pytest.raises(StoreError) as error, open_store(path):
+            pass
+        one_line_of(error)
+    with duckdb.connect(str(path)) as connection:
+        assert connection.execute("SELECT value FROM meta").fetchall() == [("1",)]
+        assert connection.execute("SELECT count(*) FROM requests").fetchall() == [(3,)]
+
+
+@pytest.mark.parametrize("content", [b"not a database", b"\x00" * 20_000, b"DUCK" * 5000, b"SQLite format 3\x00" * 999])
+def test_a_file_that_is_no_store_is_refused_and_left_alone(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "s.duckdb"
+    path.write_bytes(content)
+    with pytest.raises(StoreError) as error, open_store(path):
+        pass
+    one_line_of(error)
+    assert path.read_bytes() == content
+
+
+def test_a_damaged_store_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "s.duckdb"
+    with open_store(path) as store:
+        write_recording(store, recording(requests=requests(5000)), NO_EVENTS)
+    path.write_bytes(path.read_bytes()[:9000])
+    with pytest.raises(StoreError) as error, open_store(path) as store:
+        read_stored(store, recording().slug)
+    one_line_of(error)
+
+
+def test_a_foreign_duckdb_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "other.duckdb"
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("CREATE TABLE t (x INT)")
+    with pytest.raises(StoreError) as error, open_store(path):
+        pass
+    assert "not a blis-replay store" in one_line_of(error)
+
+
+def test_a_folder_and_a_path_below_a_file_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    for path in (tmp_path, tmp_path / "file" / "s.duckdb"):
+        with pytest.raises(StoreError) as error, open_store(path):
+            pass
+        one_line_of(error)
+
+
+@pytest.mark.parametrize("name", [":memory:", "md:shared", "s3://bucket/s.duckdb", "sqlite:s.db"])
+def test_a_store_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """DuckDB would keep nothing, or fetch native code for a service."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StoreError, match="a store is a file"), open_store(name):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_of_another_database_is_not_handed_to_duckdb(tmp_path: Path) -> None:
+    """It would fetch an extension for SQLite."""
+    path = tmp_path / "s.duckdb"
+    path.write_bytes(b"SQLite format 3\0" + bytes(4080))
+    with pytest.raises(StoreError, match="not a blis-replay store"), open_store(path):
+        pass
+
+
+def test_a_view_in_place_of_a_table_is_refused(tmp_path: Path) -> None:
+    path, secret = tmp_path / "s.duckdb", tmp_path / "secret.txt"
+    secret.write_text("of this machine\n")
+    with open_store(path) as store:
+        write_recording(store, recording(), NO_EVENTS)
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("DROP TABLE findings")
+        connection.execute(f"CREATE VIEW findings AS SELECT * FROM read_csv('{secret}', header = false)")  # noqa: S608
+    with pytest.raises(StoreError, match="table findings is missing"), open_store(path):
+        pass
+
+
+def test_a_macro_in_a_store_is_refused(tmp_path: Path) -> None:
+    """It would stand for a function that our queries call; that the file was in order before says nothing of it now."""
+    path = tmp_path / "s.duckdb"
+    with open_store(path) as store:
+        write_recording(store, recording(), NO_EVENTS)
+    with open_store(path, read_only=True):
+        pass
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("CREATE MACRO coalesce(a, b) AS 42")
+    with pytest.raises(StoreError, match="macro coalesce is not of a store"), open_store(path, read_only=True):
+        pass
+
+
+def test_a_store_reads_no_other_file(tmp_path: Path) -> None:
+    (tmp_path / "secret.csv").write_text("a\n1\n")
+    with open_store(tmp_path / "s.duckdb") as store, pytest.raises(duckdb.PermissionException):
+        store.connection.execute(f"SELECT * FROM read_csv('{tmp_path}/secret.csv')")  # noqa: S608
+    with open_store(tmp_path / "s.duckdb", read_only=True) as store, pytest.raises(duckdb.PermissionException):
+        store.connection.execute(f"SELECT * FROM read_csv('{tmp_path}/secret.csv')")  # noqa: S608
