@@ -255,7 +255,8 @@ def _config(engine: EngineConfig, ring: int, usable_blocks: int, table_width: in
     config["max_num_batched_tokens"] = engine.max_num_batched_tokens
     config["token_budget"] = min(engine.max_num_batched_tokens, engine.max_num_scheduled_tokens or k.NEVER)
     config["max_model_len"] = engine.max_model_len
-    config["block_size"] = engine.block_size
+    config["block_size"] = size = engine.block_size
+    config["block_shift"] = size.bit_length() - 1 if size & (size - 1) == 0 else -1
     config["long_prefill_threshold"] = engine.long_prefill_token_threshold
     config["chunked_prefill"] = engine.enable_chunked_prefill
     config["prefix_caching"] = engine.enable_prefix_caching

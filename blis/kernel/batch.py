@@ -5,7 +5,6 @@ Sections 2, 5 and 6 of the semantics.
 
 from __future__ import annotations
 
-from blis_replay.blis.kernel.free_queue import take_blocks
 from blis_replay.blis.kernel.pool import blocks_for, enter_cache, give_keys, hold_found_blocks, release_blocks
 from blis_replay.blis.kernel.queues import (
     close_segment,
@@ -19,7 +18,7 @@ from blis_replay.blis.kernel.queues import (
     stop_prefill,
     stop_running,
 )
-from blis_replay.blis.kernel.state import DECODING, NEVER, NONE, PREFILLING, State, compiled, index
+from blis_replay.blis.kernel.state import DECODING, NONE, PREFILLING, State, compiled, index, modulo_block
 from blis_replay.compiled.arrays import Int64s
 
 # -- Tokens ---------------------------------------------------------------------------------
@@ -40,7 +39,7 @@ def give_decode(state: State, request: int, computed: int) -> None:
     this.chunk_step = state.at.step
     state.batch.served += 1
     count(state, request, computed, 1, 1)
-    if (computed + 1) % state.config.block_size == 0 or computed % state.config.block_size == 0:
+    if modulo_block(state, computed + 1) <= 1:
         enter_decoded(state, request, computed)
 
 
@@ -280,72 +279,3 @@ def count_resumed(state: State, counts: Int64s) -> None:
             counts[2] += 1
             counts[3] += this.chunk
         request = state.links[request].running.next
-
-
-# -- The same batch again -------------------------------------------------------------------
-# Two steps of three have the batch of the step before, each request one token on.  What ``loop`` would do then is
-# little, and done here without asking what else there might be to do.
-
-
-@compiled
-def all_decoded(state: State) -> bool:
-    """Whether the batch just run was one token of each request there is, and nobody has the last one now."""
-    at, batch, config = state.at, state.batch, state.config
-    others = batch.prefill_requests + batch.first_tokens + batch.admitted + at.waiting_depth + at.preempted_in_call
-    return (
-        0 < batch.served == at.decoding_requests == at.running_depth
-        and others + at.keyed_decoding == 0
-        and config.prefill_interval <= 1
-        and state.finish_head[index((at.step - 1) & config.ring_mask)] == NONE
-    )
-
-
-@compiled
-def nothing_happens(state: State, until_us: int) -> bool:
-    """Whether the next step is another one like it: nobody comes, gives up, gets the last token or lacks a block."""
-    at, config = state.at, state.config
-    noticed_us = max(at.now_us, state.flight[2]) if config.batches_in_flight == 2 else NEVER - 1
-    return (
-        at.now_us < until_us
-        and at.rows < len(state.steps)
-        and (at.arrived == at.submitted or state.facts[index(at.arrived)].queued_us > at.now_us)
-        and at.abort_due_us > noticed_us
-        and state.finish_head[index(at.step & config.ring_mask)] == NONE
-        and state.growth_count[index(at.growth_slot)] <= at.free_blocks
-    )
-
-
-@compiled
-def repeat_batch(state: State) -> None:
-    """The next batch: that of the step before, whose requests have a token more."""
-    at, batch = state.at, state.batch
-    batch.free_before = at.free_blocks
-    take_blocks(state, state.growth_count[index(at.growth_slot)])
-    batch.context_tokens = at.decoding_context
-    at.decoding_context += at.decoding_requests
-    at.steps_with_tokens += 1
-
-
-@compiled
-def run_repeated(state: State, start_us: int, duration_us: int) -> None:
-    """Run that batch; of the tokens that are in then, none is a request's last."""
-    at, flight, row = state.at, state.flight, state.at.rows
-    at.device_free_us = start_us + duration_us
-    note_step(state, row, start_us)
-    at.rows = row + 1
-    at.step += 1
-    at.growth_slot = at.growth_slot + 1 if at.growth_slot + 1 < state.config.block_size else 0
-    ended = row
-    if state.config.batches_in_flight == 2:
-        ended = flight[0]
-        at.now_us = max(at.now_us, flight[2])
-        flight[0] = row
-        flight[2] = at.device_free_us
-    else:
-        at.now_us = at.device_free_us
-    at.running_before = at.running_depth
-    at.waiting_before = 0
-    at.free_before = at.free_blocks
-    this = state.steps[index(ended)]
-    this.finished = 0
-    this.free_blocks_end = at.free_blocks

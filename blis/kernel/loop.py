@@ -8,16 +8,13 @@ flight (asynchronous scheduling) a batch is scheduled while the one before it ru
 from __future__ import annotations
 
 from blis_replay.blis.kernel.batch import (
-    all_decoded,
     count_resumed,
     in_flight_input,
     leave_decoding,
-    nothing_happens,
     put_in_flight,
-    repeat_batch,
-    run_repeated,
     vacate,
 )
+from blis_replay.blis.kernel.decodes import decodes_until, only_decodes, run_decodes, serve_decodes
 from blis_replay.blis.kernel.pool import blocks_for
 from blis_replay.blis.kernel.queues import (
     close_segment,
@@ -41,9 +38,10 @@ from blis_replay.blis.kernel.state import (
     State,
     compiled,
     entry,
+    full_blocks,
     index,
 )
-from blis_replay.blis.kernel.step_time import batch_duration_us
+from blis_replay.blis.kernel.step_time import batch_duration_us, quick_duration_us
 from blis_replay.compiled.arrays import Floats, Int64s
 from blis_replay.compiled.functions import by_reference
 
@@ -59,22 +57,20 @@ ROW_STEP, ROW_PREEMPTED, ROW_FIELDS = 4, 5, 6
 def advance(state: State, until_us: int, kind: int, int_params: Int64s, float_params: Floats) -> int:
     """Run until nothing is left to do (IDLE), the time is reached, or arrays are full (NEEDS_ROOM)."""
     run = by_reference(State(state.config[0], state.at[0], state.batch[0], *state[3:]))
-    alike = False
     while True:
-        alike = alike and nothing_happens(run, until_us)
-        if alike:
-            repeat_batch(run)
+        decodes = False
+        soonest_us = decodes_until(run, until_us)
+        if soonest_us > 0:
+            run_decodes(run, soonest_us, kind, int_params, float_params)
+            decodes = only_decodes(run, soonest_us)
+        if decodes:
+            serve_decodes(run)
         else:
             answer = _next_batch(run, until_us)
             if answer != BATCH:
                 return answer
         start_us = max(run.at.now_us, run.at.device_free_us)
-        duration_us = batch_duration_us(kind, int_params, float_params, run.batch, start_us)
-        if alike:
-            run_repeated(run, start_us, duration_us)
-        else:
-            _run_batch(run, duration_us)
-            alike = all_decoded(run)
+        _run_batch(run, quick_duration_us(kind, int_params, float_params, run.batch, start_us))
 
 
 @entry
@@ -268,7 +264,7 @@ def begin(state: State, request: int) -> None:
     """A request, whose row is all zeros, joins the waiting queue for the first time."""
     this, facts = state.requests[request], state.facts[request]
     this.known = facts.prompt_tokens
-    this.keyed = 1 if facts.key_count > facts.prompt_tokens // state.config.block_size else 0
+    this.keyed = 1 if facts.key_count > full_blocks(state, facts.prompt_tokens) else 0
     this.segment_start = NONE
     this.dynamic_key = NONE
     queue_up(state, request)

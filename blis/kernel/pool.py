@@ -29,7 +29,7 @@ from blis_replay.blis.kernel.free_queue import (
     take_blocks,
     unlink,
 )
-from blis_replay.blis.kernel.state import NONE, State, compiled, index
+from blis_replay.blis.kernel.state import NONE, State, compiled, full_blocks, index
 
 # -- Blocks of a request ------------------------------------------------------------------
 
@@ -37,7 +37,7 @@ from blis_replay.blis.kernel.state import NONE, State, compiled, index
 @compiled
 def blocks_for(state: State, tokens: int) -> int:
     """Blocks that this many tokens fill, the last one perhaps in part."""
-    return (tokens + state.config.block_size - 1) // state.config.block_size
+    return full_blocks(state, tokens + state.config.block_size - 1)
 
 
 @compiled
@@ -63,7 +63,7 @@ def release_blocks(state: State, request: int, cached: int) -> None:
     row = index(this.table_row)
     freed = this.blocks_held - this.blocks_entered
     if state.config.uncached_blocks_first == 1:
-        uncached = this.blocks_held - cached // state.config.block_size
+        uncached = this.blocks_held - full_blocks(state, cached)
         if uncached > 0:
             prepend_unkeyed(state, uncached)
         if freed > uncached:
@@ -126,7 +126,7 @@ def give_keys(state: State, request: int) -> None:
         return
     this.dynamic_key = state.at.keys_used
     this.keyed = 1
-    full = state.facts[request].total_tokens // state.config.block_size + 1
+    full = full_blocks(state, state.facts[request].total_tokens) + 1
     state.at.keys_used += max(full - state.facts[request].key_count, 0)
 
 
@@ -174,7 +174,7 @@ def drop_last_found(state: State, row: int, found: int, free: int, extents: int)
 def most_to_find(state: State, request: int) -> int:
     """Leading blocks of a request that may be found somewhere; the last known token is always computed."""
     this = state.requests[request]
-    most = (this.known - 1) // state.config.block_size
+    most = full_blocks(state, this.known - 1)
     if this.dynamic_key == NONE:
         most = min(most, state.facts[request].key_count)
     return most
@@ -206,8 +206,10 @@ def common_blocks(state: State, request: int, first: int, extent: int, most: int
         given = state.facts[request].key_count
         if first + most <= given or first >= given:
             return most
-    # Equal keys have equal keys before them, so halving finds where they part.
-    low, high = 1, most
+    # Equal keys have equal keys before them: mostly all are alike, else halving finds where they part.
+    if key_of(state, request, first + most - 1) == key_in_extent(state, extent, most - 1):
+        return most
+    low, high = 1, most - 1
     while low < high:
         middle = (low + high + 1) // 2
         if key_of(state, request, first + middle - 1) == key_in_extent(state, extent, middle - 1):
@@ -264,7 +266,7 @@ def split(state: State, extent: int, blocks: int) -> int:
 def enter_cache(state: State, request: int, tokens: int) -> None:
     """Enter the request's blocks that its first ``tokens`` tokens fill, if they have keys."""
     this = state.requests[request]
-    full = tokens // state.config.block_size
+    full = full_blocks(state, tokens)
     i = this.blocks_entered
     if i >= full:
         return

@@ -8,7 +8,18 @@ place by (priority, arrival time, request id).
 
 from __future__ import annotations
 
-from blis_replay.blis.kernel.state import DECODING, NONE, PREFILLING, WAITING, Ends, State, Table, compiled, index
+from blis_replay.blis.kernel.state import (
+    DECODING,
+    NONE,
+    PREFILLING,
+    WAITING,
+    Ends,
+    State,
+    Table,
+    compiled,
+    index,
+    modulo_block,
+)
 from blis_replay.compiled.arrays import Int32s
 
 # -- waiting ----------------------------------------------------------------------------
@@ -174,7 +185,7 @@ def pass_over(state: State, request: int) -> None:
 @compiled
 def enter_growth(state: State, request: int) -> None:
     """Into the bucket of the steps in which the request has a multiple of the block size computed."""
-    slot = state.requests[request].step_offset % state.config.block_size
+    slot = modulo_block(state, state.requests[request].step_offset)
     enter_bucket(state.links["growth"], state.growth_head, slot, request)
     state.growth_count[slot] += 1
 
@@ -182,7 +193,7 @@ def enter_growth(state: State, request: int) -> None:
 @compiled
 def leave_growth(state: State, request: int) -> None:
     """Out of that bucket."""
-    slot = state.requests[request].step_offset % state.config.block_size
+    slot = modulo_block(state, state.requests[request].step_offset)
     leave_bucket(state.links["growth"], state.growth_head, slot, request)
     state.growth_count[slot] -= 1
 

@@ -37,7 +37,16 @@ from blis_replay.blis.kernel.queues import (
     stop_decoding,
     stop_prefill,
 )
-from blis_replay.blis.kernel.state import DECODING, LAST_IN_FLIGHT, NONE, PREFILLING, State, compiled, index
+from blis_replay.blis.kernel.state import (
+    DECODING,
+    LAST_IN_FLIGHT,
+    NONE,
+    PREFILLING,
+    State,
+    compiled,
+    index,
+    modulo_block,
+)
 
 
 @compiled
@@ -119,7 +128,7 @@ def serve_all_running(state: State) -> int:
         # Known at once, a block is entered in the step that fills it (whose request needs a
         # new one in the next step); asynchronously when its last token has arrived.
         at_once = state.config.batches_in_flight == 1
-        slot = (at.step + 1) % state.config.block_size if at_once else at.growth_slot
+        slot = modulo_block(state, at.step + 1) if at_once else at.growth_slot
         request = state.growth_head[slot]
         while request != NONE:
             enter_decoded(state, request, computed_now(state, request))

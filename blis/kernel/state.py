@@ -22,6 +22,8 @@ from blis_replay.compiled.functions import decorators
 
 FOLDER = Path(__file__).parent
 entry, compiled = decorators(FOLDER, inline=True)
+# What is large and called from several places is no part of its callers.
+_, called = decorators(FOLDER)
 
 # Rows of one of the classes below.
 Table = NDArray[Any]
@@ -58,6 +60,7 @@ class Config:
     token_budget: i64  # of one call
     max_model_len: i64
     block_size: i64
+    block_shift: i64  # of a block size that is a power of two, which one; else -1
     long_prefill_threshold: i64
     chunked_prefill: i64
     prefix_caching: i64
@@ -298,3 +301,17 @@ class State(NamedTuple):
     free_rows: Int64s
     steps: Table  # [capacity], grows
     segments: Int64s  # [capacity, 3]: request, first row, rows that all gave it a token; grows
+
+
+@compiled
+def full_blocks(state: State, tokens: int) -> int:
+    """Blocks that this many tokens fill."""
+    shift = state.config.block_shift  # a division takes ten times as long
+    return tokens >> shift if shift >= 0 else tokens // state.config.block_size
+
+
+@compiled
+def modulo_block(state: State, number: int) -> int:
+    """A number modulo block size."""
+    size = state.config.block_size
+    return number & (size - 1) if state.config.block_shift >= 0 else number % size
