@@ -345,7 +345,9 @@ def _step_time(server: Replayed, reference: CoefficientRelease | None) -> Compon
         return stand_in or str(error)
     longer, shorter = why.format("longer"), why.format("less time")
     name = STEP_TIME
-    if nature is not None and nature.is_pace:
+    if nature is not None and nature.is_held_up:
+        shorter = f"{shorter}: {nature.words}"
+    elif nature is not None and nature.is_pace:
         name, longer = PACE_OF_STEPS, f"the server's steps {nature.words}, whatever is in them"
         shorter, mend = longer, f"compare clocks, temperature and kind of the GPU with those of the fit; {mend}"
     elif nature is not None and nature.is_off:

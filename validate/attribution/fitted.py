@@ -343,19 +343,28 @@ _LEAST_PACE, _ALL_ALONG = 0.02, 0.4
 class Nature:
     """What one number explains most of the difference between recorded and modelled steps.
 
-    ``cost``: of ``_STEP_COSTS``; None where the batches do not tell.  ``factor``: recorded over modelled time of all;
-    ``low``, ``high``: its bounds of 95 %, over draws of blocks of neighbouring steps.
+    ``cost``: of ``_STEP_COSTS``; None where the batches do not tell.  ``factor``: recorded over modelled time of steps
+    that are not held up; ``low``, ``high``: its bounds of 95 %, over draws of blocks of neighbouring steps.
+    ``of_all``: the same ratio of all steps; ``held_up``, ``held_up_time``: shares of steps that are, and of their time.
     """
 
     cost: str | None
     factor: float
     low: float
     high: float
+    of_all: float
+    held_up: float
+    held_up_time: float
 
     @property
     def is_off(self) -> bool:
         """Whether steps do take other times than modelled, taken together."""
         return (self.low > 1 or self.high < 1) and abs(self.factor - 1) >= _LEAST_PACE
+
+    @property
+    def is_held_up(self) -> bool:
+        """Whether all steps together are off to the other side than those that are not held up."""
+        return self.is_off and self.factor < 1 < self.of_all
 
     @property
     def is_pace(self) -> bool:
@@ -364,9 +373,13 @@ class Nature:
 
     @property
     def words(self) -> str:
-        """The factor with its bounds, and of what they are."""
+        """The factor with its bounds, and of what they are; after what is held up, where that turns it."""
         bounds = f"95 % of draws of blocks of steps: {self.low:.3f} to {self.high:.3f}"
-        return f"take {self.factor:.3f} times what the coefficients say ({bounds})"
+        others = f"take {self.factor:.3f} times what the coefficients say ({bounds})"
+        if not self.is_held_up:
+            return others
+        share = f"{100 * self.held_up:.1f} % of steps, {100 * self.held_up_time:.1f} % of all step time,"
+        return f"{share} take over {_HELD_UP:.0f} times what others do; the others {others}"
 
 
 def nature_of(steps: ForcedSteps, interval: Int64s, seed: int = SEED) -> Nature | None:
@@ -394,7 +407,10 @@ def nature_of(steps: ForcedSteps, interval: Int64s, seed: int = SEED) -> Nature 
         sums = [part[..., 0].sum(axis=0) for part in np.array_split(pairs, 4)]
         least = min(product / max(square, 1e-12) / (factor - 1) for product, square in sums)
         cost = PACE if least >= _ALL_ALONG else None
-    return Nature(cost, factor, low, high)
+    held_up = np.where((ratio > np.median(ratio)) & (off >= np.log(_HELD_UP)), count, 0)
+    of_time = float((held_up * observed_us).sum() / (count * observed_us).sum())
+    of_all = float((count * observed_us).sum() / (count * modelled_us).sum())
+    return Nature(cost, factor, low, high, of_all, float(held_up.sum() / count.sum()), of_time)
 
 
 def _one_by_one(causes: Floats, ratio: Floats, weight: Floats, seed: int) -> tuple[Floats, Floats]:

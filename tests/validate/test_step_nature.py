@@ -1,0 +1,39 @@
+"""What recorded steps say of a model's, on steps whose difference is planted."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from blis_replay.validate.attribution.fitted import ForcedSteps, nature_of
+
+
+def steps_off(factor: float, held_up_every: int) -> ForcedSteps:
+    """Decode steps of some 12 ms by the model; recorded ones take ``factor`` of it, and every so manieth ten times."""
+    draw = np.random.default_rng(0)
+    decodes = draw.integers(1, 64, 2_000)
+    modelled_us = 10_000 + 50 * decodes
+    recorded_us = np.rint(factor * modelled_us).astype(np.int64)
+    recorded_us[::held_up_every] *= 10
+    batch = np.column_stack([0 * decodes, decodes, 500 * decodes])
+    return ForcedSteps(np.cumsum(recorded_us) - recorded_us, recorded_us, modelled_us, batch)
+
+
+def test_steps_that_are_held_up_are_told_from_the_pace_of_the_others() -> None:
+    """0.9 of the model but for one in 25, which takes 9 times as long: 24/25 * 0.9 + 1/25 * 9 = 1.224 of all."""
+    steps = steps_off(0.9, held_up_every=25)
+    nature = nature_of(steps, np.arange(2_000))
+    assert nature is not None
+    assert nature.is_held_up
+    np.testing.assert_allclose(nature.of_all, 1.224, rtol=0.01)
+    # 9 / 25 of 1.224 is time of steps that are held up.
+    np.testing.assert_allclose((nature.factor, nature.held_up, nature.held_up_time), (0.9, 0.04, 0.294), rtol=0.01)
+    assert "4.0 % of steps, 29." in nature.words
+    assert "take over 3 times what others do; the others take 0.900 times what the coefficients say" in nature.words
+
+
+def test_steps_that_all_take_less_are_of_another_pace() -> None:
+    nature = nature_of(steps_off(0.9, held_up_every=5_000), np.arange(2_000))
+    assert nature is not None
+    assert nature.is_pace
+    assert not nature.is_held_up
+    assert nature.words.startswith("take 0.900 times what the coefficients say")
