@@ -79,22 +79,43 @@ def _is_own(folder: Path, *, others_may_write: bool = False) -> bool:
 
 
 _CHECKSUM_BYTES = hashlib.sha256().digest_size
+# Of all compiled functions the longest has a hundredth of it.
+_MOST_BYTES = 64 << 20
 
 
 def keep(path: Path, content: bytes) -> None:
     """Write a file of the cache, behind its checksum; on a full disk there is none."""
-    with suppress(OSError), whole_file(path) as file:
-        file.write(hashlib.sha256(content).digest() + content)
+    with suppress(OSError):
+        if os.path.lexists(path) and not _is_file(path):
+            path.unlink()  # else a link or a pipe would be written to
+        with whole_file(path) as file:
+            file.write(_checksum(path, content) + content)
+        path.chmod(0o600)  # whatever was in its place
 
 
 def intact(path: Path) -> bytes | None:
-    """What a file of the cache holds, None if it is absent, cut off or damaged."""
+    """What a file of the cache holds, None if it is absent, cut off, damaged, or not this user's alone."""
     try:
-        content = path.read_bytes()
+        if not _is_file(path):
+            return None
+        with path.open("rb") as file:
+            content = file.read(_MOST_BYTES)
     except OSError:
         return None
     checksum, content = content[:_CHECKSUM_BYTES], content[_CHECKSUM_BYTES:]
-    return content if hashlib.sha256(content).digest() == checksum else None
+    return content if _checksum(path, content) == checksum else None
+
+
+def _is_file(path: Path) -> bool:
+    """Whether it is a file, no link to one, that is this user's and that nobody else can write."""
+    told = path.lstat()
+    is_own = not hasattr(os, "getuid") or (told.st_uid == os.getuid() and not told.st_mode & _OTHERS_WRITE)
+    return stat.S_ISREG(told.st_mode) and is_own
+
+
+def _checksum(path: Path, content: bytes) -> bytes:
+    """Of the content in its place: that of another function, machine or version is no less sound, and wrong there."""
+    return hashlib.sha256(f"{path.parent.name}/{path.name}\n".encode() + content).digest()
 
 
 def damaged(folder: Path) -> list[Path]:

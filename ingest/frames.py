@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from mmap import mmap
 from typing import Literal
 
@@ -32,8 +32,9 @@ def is_sealed(content: bytes) -> bool:
 
 def is_sound(content: bytes) -> bool:
     """Whether the content of a frame has the checksum of what stands before it."""
-    expected = zlib.crc32(memoryview(content)[:-SEAL_BYTES]).to_bytes(4, "little")
-    return is_sealed(content) and content[-4:] == expected
+    if not is_sealed(content):
+        return False
+    return content[-4:] == zlib.crc32(memoryview(content)[:-SEAL_BYTES]).to_bytes(4, "little")
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Stretch:
     """A part of a segment, from byte ``begin`` to ``end``.
 
     ``frame``: whole and sound; ``wrong length``: a frame whose message is sound; ``torn``: the beginning of a frame,
-    or zeros, at the end of a file that has checksums; ``damaged``: anything else.
+    without a checksum, or zeros, at the end of a file that has checksums; ``damaged``: anything else.
     """
 
     begin: int
@@ -54,47 +55,72 @@ def stretches(segment: bytes | mmap) -> Iterator[Stretch]:
 
     In a segment with checksums damage ends where a sound frame begins, or the file does.
     """
-    checked, at = segment.find(TAG) >= 0, 0
+    frames, at = _Frames(segment, segment.find(TAG) >= 0), 0
     while at < len(segment):
-        end = _frame_end(segment, at, checked)
+        end = frames.end(at)
         kind: Literal["frame", "wrong length", "torn", "damaged"] = "frame"
         if end == 0:
-            end = _next_frame(segment, at) if checked else len(segment)
+            end = frames.next(at) if frames.checked else len(segment)
             kind = "damaged"
             if is_sound(segment[at + LENGTH_BYTES : end]):
                 kind = "wrong length"
-            elif checked and end == len(segment) and _is_torn(segment, at):
+            elif frames.checked and end == len(segment) and _is_torn(segment, at):
                 kind = "torn"
         yield Stretch(at, end, kind)
         at = end
 
 
-def _frame_end(segment: bytes | mmap, at: int, checked: bool) -> int:
-    """Where the frame at ``at`` ends; 0: there is no sound one."""
-    length = int.from_bytes(segment[at : at + LENGTH_BYTES], "big")
-    end = at + LENGTH_BYTES + length
-    # No message is empty: zeros are a tail that was never written.
-    if at + LENGTH_BYTES > len(segment) or length == 0 or end > len(segment):
-        return 0
-    return end if not checked or is_sound(segment[at + LENGTH_BYTES : end]) else 0
+# Who sends a message chooses what stands in it, and so where frames seem to begin in a damaged one: a search for the
+# next sound frame makes checksums of so many bytes at most, and each look counts for some.
+_SEARCHED_BYTES, _LOOK_BYTES = 1 << 30, 512
 
 
-def _next_frame(segment: bytes | mmap, at: int) -> int:
-    """Where the next sound frame begins behind a damaged one at ``at``, or the file ends."""
-    said = at + LENGTH_BYTES + int.from_bytes(segment[at : at + LENGTH_BYTES], "big")
-    place = segment.find(TAG, at)
-    while place >= 0 and not _goes_on(segment, place + SEAL_BYTES):
-        place = segment.find(TAG, place + 1)
-    sealed = place + SEAL_BYTES if place >= 0 else len(segment)
-    return min(said if _goes_on(segment, said) else len(segment), sealed, len(segment))
+@dataclass
+class _Frames:
+    """The frames of a segment; ``checked``: whether they have checksums; ``left``: bytes that are still searched."""
 
+    segment: bytes | mmap
+    checked: bool
+    left: int = field(default=_SEARCHED_BYTES)
 
-def _goes_on(segment: bytes | mmap, at: int) -> bool:
-    return at == len(segment) or (at < len(segment) and _frame_end(segment, at, checked=True) > 0)
+    def end(self, at: int) -> int:
+        """Where the frame at ``at`` ends; 0: there is no sound one."""
+        end = self._said_end(at)
+        return end if not self.checked or is_sound(self.segment[at + LENGTH_BYTES : end]) else 0
+
+    def next(self, at: int) -> int:
+        """Where the next sound frame begins behind a damaged one at ``at``, or the file ends.
+
+        After a search that is too long: where the damaged one's own length says, if one begins there, or the file ends.
+        """
+        said = at + LENGTH_BYTES + int.from_bytes(self.segment[at : at + LENGTH_BYTES], "big")
+        own = said if self._goes_on(said) else len(self.segment)
+        place = self.segment.find(TAG, at)
+        while place >= 0 and self.left > 0 and not self._goes_on(place + SEAL_BYTES):
+            place = self.segment.find(TAG, place + 1)
+        return min(own, place + SEAL_BYTES) if place >= 0 and self.left > 0 else own
+
+    def _said_end(self, at: int) -> int:
+        """Where a frame at ``at`` ends by its length, 0 if none can, or one with a checksum does not."""
+        length = int.from_bytes(self.segment[at : at + LENGTH_BYTES], "big")
+        end = at + LENGTH_BYTES + length
+        # No message is empty: zeros are a tail that was never written.
+        if at + LENGTH_BYTES > len(self.segment) or length == 0 or end > len(self.segment):
+            return 0
+        return 0 if self.checked and not is_sealed(self.segment[max(end - SEAL_BYTES, at) : end]) else end
+
+    def _goes_on(self, at: int) -> bool:
+        """Whether a sound frame begins at ``at``, or the file ends there."""
+        if at >= len(self.segment):
+            return at == len(self.segment)
+        self.left -= max(self._said_end(at) - at, _LOOK_BYTES)
+        return self.end(at) > 0
 
 
 def _is_torn(segment: bytes | mmap, at: int) -> bool:
-    """Whether the file ends as a writer leaves it that was killed: within a frame, or in zeros."""
+    """Whether the file ends as a writer leaves it that was killed: within a frame, before its checksum, or in zeros."""
     length = int.from_bytes(segment[at : at + LENGTH_BYTES], "big")
     rest = len(segment) - at
-    return rest < LENGTH_BYTES + length if length else not any(segment[at:])
+    if not length:
+        return not any(segment[at:])
+    return rest < LENGTH_BYTES + length and segment.find(TAG, at) < 0

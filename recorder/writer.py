@@ -16,6 +16,7 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
@@ -190,8 +191,14 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name="blis-replay-recorder", daemon=True)
         started = {"monotonic_ns": self._lines.zero_ns, "wall_ns": time.time_ns()}
         header = {"blis_replay_steps": FORM, "started": started, **facts}
-        self._write(json.dumps(header, separators=(",", ":")) + "\n")
-        self._flush()
+        try:
+            self._write(json.dumps(header, separators=(",", ":")) + "\n")
+            self._flush()
+        except OSError:  # a full disk: nothing is left that looks like a recording
+            with suppress(OSError):
+                self._stream.close()
+            path.unlink(missing_ok=True)
+            raise
 
     def start(self) -> None:
         """Begin to write; the file is completed when the process ends in good order."""

@@ -20,6 +20,7 @@ from blis_replay.blis.trace import NEVER_US
 from blis_replay.compiled.arrays import Int64s
 from blis_replay.ingest.errors import printable
 from blis_replay.ingest.recording import Recording
+from blis_replay.replay.adapters.contract import Words
 from blis_replay.replay.blis_files import (
     TRACE_FORMS,
     BlisResults,
@@ -150,10 +151,9 @@ def find_build(path_text: str) -> BlisBuild:
         raise BlisError(f"{path_text}: no such BLIS binary; give its path with --blis-binary")
     if not path.is_file() or not os.access(path, os.X_OK):
         raise BlisError(f"{path_text}: is not an executable file; give the BLIS binary with --blis-binary")
-    with tempfile.TemporaryFile() as output:
+    with Words() as output:
         code = _wait(path, ["replay", "--help"], output.fileno(), output.fileno(), _HELP_TIMEOUT_S)
-        output.seek(0)
-        text = output.read(1 << 20).decode("utf-8", "replace")
+    text = output.head
     if code != 0:
         raise BlisError(f"{path_text}: `replay --help` {ended(code)}: {last_line(text)}; use a build that has it")
     flags = frozenset(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", text))
@@ -209,12 +209,11 @@ def run_blis(path: Path, arguments: list[str], timeout_s: float) -> None:
     Raises ``BlisError`` if it cannot be started, ends with an error or not within the limit;
     whatever it started is ended too.
     """
-    with tempfile.TemporaryFile() as errors:
+    with Words() as errors:
         code = _wait(path, arguments, subprocess.DEVNULL, errors.fileno(), timeout_s)
-        if code == 0:
-            return
-        errors.seek(max(errors.seek(0, os.SEEK_END) - 4096, 0))
-        said = last_line(errors.read().decode("utf-8", "replace"))
+    if code == 0:
+        return
+    said = last_line(errors.tail)
     kind = _FormRefusedError if code > 0 and _FORM_REFUSED.search(said) else BlisError
     raise kind(f"{path}: BLIS {ended(code)}: {said}; run it by hand, or use another build")
 

@@ -29,6 +29,7 @@ from blis_replay.blis.trace import RequestTrace
 from blis_replay.ingest.errors import printable
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.adapters import ADAPTERS, run
+from blis_replay.replay.adapters.contract import Words
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.plan import ReplayPlan
 from blis_replay.replay.program import ended, last_line, run_to_end
@@ -93,22 +94,21 @@ class CommandSimulator:
 
     def _run(self, place: Path) -> int:
         """Run the command in its folder; its largest memory in bytes."""
-        with tempfile.TemporaryFile() as errors:
-            try:
+        try:
+            with Words() as errors:
                 words = [*self.words, str(place)]
                 end = run_to_end(words, Path.cwd(), subprocess.DEVNULL, errors.fileno(), self.timeout_s)
-            except OSError as error:
-                raise CommandError(
-                    f"{self.words[0]}: cannot be run ({error.strerror}); give a program as cmd:PATH"
-                ) from None
-            except subprocess.TimeoutExpired:
-                raise CommandError(
-                    f"{self.name} did not end within {self.timeout_s:g} s and was stopped; raise --simulator-timeout"
-                ) from None
-            if end.code:
-                errors.seek(0)
-                said = last_line(errors.read(1 << 20).decode("utf-8", "replace"))
-                raise CommandError(f"{self.name} {ended(end.code)}: {said}; run it by hand on a folder of its own")
+        except OSError as error:
+            raise CommandError(
+                f"{self.words[0]}: cannot be run ({error.strerror}); give a program as cmd:PATH"
+            ) from None
+        except subprocess.TimeoutExpired:
+            raise CommandError(
+                f"{self.name} did not end within {self.timeout_s:g} s and was stopped; raise --simulator-timeout"
+            ) from None
+        if end.code:
+            said = last_line(errors.tail)
+            raise CommandError(f"{self.name} {ended(end.code)}: {said}; run it by hand on a folder of its own")
         return end.peak_bytes
 
     def _bytes(self, path: Path, most: int) -> bytes:
@@ -196,13 +196,11 @@ def adapter_simulator(name: str, release: CoefficientRelease, timeout_s: float) 
     found = shutil.which(python)
     if found is None:
         raise CommandError(f"{python}: no such program; give {asked}:PYTHON, the Python in which it is installed")
-    if installed:
-        look = f"import importlib.metadata as m; m.version({adapter.package!r})"
-        if subprocess.run([found, "-c", look], capture_output=True, check=False).returncode:  # noqa: S603 (no shell)
-            raise CommandError(
-                f"{adapter.package} is not installed for {python}; pip install {adapter.package}=={adapter.tried} in "
-                f"an environment of its own, and give {asked}:PATH/bin/python"
-            )
+    if installed and not _is_installed(found, adapter.package):
+        raise CommandError(
+            f"{adapter.package} is not installed for {python}; pip install {adapter.package}=={adapter.tried} in "
+            f"an environment of its own, and give {asked}:PATH/bin/python"
+        )
     if adapter.package and variant not in ("", adapter.fitted if installed else ""):
         raise CommandError(
             f"{name}: no such variant; there is {kind}" + (f"-{adapter.fitted}" if installed and adapter.fitted else "")
@@ -212,6 +210,22 @@ def adapter_simulator(name: str, release: CoefficientRelease, timeout_s: float) 
     words = (found, run.__file__, kind, *([option] if option else []))
     label = "-".join(filter(None, (kind, variant))) if installed else f"{kind}:{Path(option).name}"
     return CommandSimulator(words, release, timeout_s, label=label)
+
+
+_LOOK_S = 60.0
+
+
+def _is_installed(python: str, package: str) -> bool:
+    """Whether a Python has a package; asked in an empty folder, because it prefers what lies in the one it is in."""
+    look = "import importlib.metadata, sys; importlib.metadata.version(sys.argv[1])"
+    try:
+        with tempfile.TemporaryDirectory(prefix="blis-replay-") as folder:
+            words = [str(Path(python).absolute()), "-c", look, package]
+            return not run_to_end(words, Path(folder), subprocess.DEVNULL, subprocess.DEVNULL, _LOOK_S).code
+    except OSError as error:
+        raise CommandError(f"{python}: cannot be run ({error.strerror}); give the Python of the simulator") from None
+    except subprocess.TimeoutExpired:
+        raise CommandError(f"{python} did not end within {_LOOK_S:g} s; give the Python of the simulator") from None
 
 
 def command_simulator(text: str, release: CoefficientRelease, timeout_s: float) -> CommandSimulator:

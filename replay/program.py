@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -17,11 +18,15 @@ from typing import Generic, TypeVar
 from blis_replay.ingest.errors import printable
 
 _LAST_LINE_CHARACTERS = 200
+# What a program that runs amok can make of a file.
+MOST_FILE_BYTES = 4 << 30
 # Until it becomes another program a child counts the memory of its parent as its own, so a small program starts it.
 # That one ends as its child does, and writes the child's errno or largest memory in KiB.
 _STARTER = """
 import os, resource, signal, sys
-told, words = int(sys.argv[1]), sys.argv[2:]
+told, most, words = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+resource.setrlimit(resource.RLIMIT_FSIZE, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 try:
     pid = os.posix_spawnp(words[0], words, os.environ, file_actions=[(os.POSIX_SPAWN_CLOSE, told)])
 except OSError as error:
@@ -89,14 +94,14 @@ class Ended:
 def run_to_end(words: Sequence[str], folder: Path, output: int, errors: int, timeout_s: float) -> Ended:
     """Run a program in a folder, without a shell.
 
-    ``output``, ``errors``: file descriptors.  Raises ``OSError`` if it cannot be started, and
-    ``subprocess.TimeoutExpired`` if it does not end; whatever it started is ended too.
+    ``output``, ``errors``: file descriptors.  No file of it can have more than ``MOST_FILE_BYTES``.  Raises ``OSError``
+    if it cannot be started, and ``subprocess.TimeoutExpired`` if it does not end; whatever it started is ended too.
     """
     ours, theirs = os.pipe()
     try:
         try:
             process = subprocess.Popen(  # noqa: S603 (the program that the user names, and no shell)
-                [sys.executable, "-I", "-S", "-c", _STARTER, str(theirs), *words],
+                [sys.executable, "-I", "-S", "-c", _STARTER, str(theirs), str(MOST_FILE_BYTES), *words],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=errors,
@@ -109,9 +114,9 @@ def run_to_end(words: Sequence[str], folder: Path, output: int, errors: int, tim
         try:
             code = process.wait(timeout_s)
         finally:
-            if process.returncode is None:
+            with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            process.wait()
         errno, peak_kib = (int(word) for word in (os.read(ours, 100) or b"0 0").split())
     finally:
         os.close(ours)

@@ -16,11 +16,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from importlib.metadata import version
+from io import RawIOBase
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import BinaryIO
 
 from blis_replay import recorder
+from blis_replay.compiled.files import whole_file
 from blis_replay.ingest.errors import printable
 from blis_replay.ingest.readers.files import RecordedFile, lines
 from blis_replay.ingest.readers.step_log import MAX_LINE_BYTES
@@ -34,7 +36,7 @@ _ENDPOINT = "--otlp-traces-endpoint"
 _PORT, _HOST = 8000, "127.0.0.1"
 _PIECE_BYTES = 64 << 10
 _MOST_METRICS_BYTES = 64 << 20
-_ANSWER_S, _POLL_S = 3.0, 1.0
+_ANSWER_S, _FETCHED_S, _POLL_S = 3.0, 10.0, 1.0
 _END = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -156,6 +158,16 @@ class _Run:
     async def until_it_ends(self) -> None:
         """Start it, copy its output, fetch its metrics, and wait for its end."""
         try:
+            # Before there is a server: one that is there already is another's, or a link.
+            log = (self.made.directory / LOG).open("xb", buffering=0)
+        except OSError as error:
+            problem = f"{self.made.directory / LOG}: cannot be made ({error.strerror or error})"
+            raise RecordError(f"{printable(problem)}; name another directory with --out") from error
+        with log:
+            await self._with_log(log)
+
+    async def _with_log(self, log: RawIOBase) -> None:
+        try:
             # In a session of its own Ctrl-C comes to us alone, and its last metrics can be fetched.
             server = await asyncio.create_subprocess_exec(
                 *self.command,
@@ -165,6 +177,7 @@ class _Run:
                 start_new_session=True,
             )
         except OSError as error:
+            (self.made.directory / LOG).unlink(missing_ok=True)
             problem = f"{printable(self.command[0])}: cannot be started ({error.strerror or error})"
             raise RecordError(f"{problem}; install it, or give its path behind --") from error
         loop = asyncio.get_running_loop()
@@ -176,7 +189,7 @@ class _Run:
         for number in _END:
             loop.add_signal_handler(number, pass_on, number)
         try:
-            await self._copied(server)
+            await self._copied(server, log)
             code = await server.wait()
         finally:
             for number in _END:
@@ -186,23 +199,27 @@ class _Run:
             await asyncio.gather(*tasks, return_exceptions=True)
         # As a shell has it: 128 and the number of the signal that ended it.
         self.made.exit_code = 128 - code if code < 0 else code
-        missing = [name for name in (BEFORE, AFTER) if name not in self.made.metrics]
+        noted = {note.partition(":")[0] for note in self.made.notes}
+        missing = [name for name in (BEFORE, AFTER) if name not in {*self.made.metrics, *noted}]
         if missing:
             self.made.notes.append(f"{' and '.join(missing)}: nothing answered at {self._url()}")
 
-    async def _copied(self, server: asyncio.subprocess.Process) -> None:
-        """Its output, to where it is shown and into the log."""
-        output, shown = server.stdout or asyncio.StreamReader(), self.output
-        with (self.made.directory / LOG).open("wb", buffering=0) as log:
-            while piece := await output.read(_PIECE_BYTES):
-                with suppress(OSError):
-                    log.write(piece)  # a full disk ends the log and not the server
-                try:
-                    if shown is not None:
-                        shown.write(piece)
-                        shown.flush()
-                except OSError:
-                    shown = None  # whoever read it is gone
+    async def _copied(self, server: asyncio.subprocess.Process, log: RawIOBase) -> None:
+        """Its output, to where it is shown and into the log; a full disk ends the log and not the server."""
+        output, shown, lost_bytes = server.stdout or asyncio.StreamReader(), self.output, 0
+        while piece := await output.read(_PIECE_BYTES):
+            written = 0
+            with suppress(OSError):
+                written = log.write(piece) or 0
+            lost_bytes += len(piece) - written
+            try:
+                if shown is not None:
+                    shown.write(piece)
+                    shown.flush()
+            except OSError:
+                shown = None  # whoever read it is gone
+        if lost_bytes:
+            self.made.notes.append(f"{LOG}: {lost_bytes:,} bytes of it could not be written; make room")
 
     async def _end(self, server: asyncio.subprocess.Process, number: signal.Signals) -> None:
         """Pass a signal on; the first one after the metrics at the end were fetched."""
@@ -217,10 +234,17 @@ class _Run:
             await asyncio.sleep(_POLL_S)
 
     async def _metrics(self, name: str) -> bool:
-        text = await asyncio.to_thread(_fetched, self._url())
-        if text:
-            (self.made.directory / name).write_bytes(text)
-            self.made.metrics = (*self.made.metrics, name)
+        try:
+            text = await asyncio.wait_for(asyncio.to_thread(_fetched, self._url()), _FETCHED_S)
+        except TimeoutError:  # byte by byte: it would keep the server from its end
+            return False
+        try:
+            if text:
+                with whole_file(self.made.directory / name) as file:
+                    file.write(text)
+                self.made.metrics = (*self.made.metrics, name)
+        except OSError as error:
+            self.made.notes.append(f"{name}: cannot be written ({error.strerror or error})")
         return bool(text)
 
     def _url(self) -> str:
@@ -274,7 +298,8 @@ def _has_opentelemetry(program: str) -> bool:
     interpreter = first.removeprefix("#!").strip() if first.startswith("#!") else path
     if not Path(interpreter).name.startswith("python"):
         return True
-    wanted = "import opentelemetry.sdk, opentelemetry.exporter.otlp"
+    # Of the folder that it is in, a Python that is asked so would prefer the modules; the server does not.
+    wanted = "import sys; sys.path[:] = filter(None, sys.path); import opentelemetry.sdk, opentelemetry.exporter.otlp"
     return subprocess.run([interpreter, "-c", wanted], capture_output=True, check=False).returncode == 0  # noqa: S603
 
 

@@ -7,6 +7,7 @@ bytes to the disk, whichever transport brought them.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import threading
@@ -16,6 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from itertools import count
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
@@ -37,7 +39,7 @@ from blis_replay.ingest.collector.limits import (
 from blis_replay.ingest.errors import CollectorError
 from blis_replay.ingest.frames import LENGTH_BYTES, SEAL_BYTES, Stretch, framed, is_sealed, stretches
 
-_NAME = re.compile(r"traces-\d{8}T\d{6}Z-(\d{1,9})\.pb", re.ASCII)
+_NAME = re.compile(r"traces-\d{8}T\d{6}Z-(\d+)\.pb", re.ASCII)
 # A longer tail is not what a killed collector leaves.
 _MOST_TORN_BYTES = LENGTH_BYTES + MAX_MESSAGE_BYTES + SEAL_BYTES
 
@@ -47,7 +49,8 @@ class Damage:
     """A stretch of a segment that is no sound frame, and in words what became of it.
 
     ``cut off``: the end of the last segment, which a killed collector leaves of a batch that it had not acknowledged.
-    Anything else may have been acknowledged: it is ``set aside`` in a file beside, or its length ``corrected``.
+    Anything else may have been acknowledged: it is ``set aside`` in a file beside, or its length ``corrected``.  A
+    segment that cannot be mended, and what has the name of one and is no file, is ``left as it is``.
     """
 
     name: str
@@ -78,8 +81,16 @@ def _mapped(path: Path) -> Iterator[bytes | mmap]:
 
 def segments(directory: Path) -> list[Path]:
     """The segments of a directory in the order in which they were begun; ``OSError``."""
-    found = [path for path in directory.iterdir() if _NAME.fullmatch(path.name) and path.is_file()]
-    return sorted(found, key=_number)
+    return [path for path in _named_so(directory) if _is_own_file(path)]
+
+
+def _named_so(directory: Path) -> list[Path]:
+    return sorted((path for path in directory.iterdir() if _NAME.fullmatch(path.name)), key=_number)
+
+
+def _is_own_file(path: Path) -> bool:
+    """Whether it is a file of this directory; what a link points to is not the collector's to mend."""
+    return path.is_file() and not path.is_symlink()
 
 
 def new_segment(directory: Path, number: int) -> Path:
@@ -89,13 +100,13 @@ def new_segment(directory: Path, number: int) -> Path:
 
 def next_number(directory: Path) -> int:
     """One more than the largest segment number of the directory, from 1; ``OSError``."""
-    return 1 + max(map(_number, segments(directory)), default=0)
+    return 1 + max(map(_number, _named_so(directory)), default=0)
 
 
 def recover(directory: Path) -> tuple[Damage, ...]:
     """Make the segments that a killed collector left sound, lose nothing that it acknowledged; ``OSError``."""
-    found = segments(directory)
-    return tuple(damage for path in found for damage in _recovered(path, is_last=path == found[-1]))
+    found = _named_so(directory)
+    return tuple(damage for path in found for damage in _mended(path, is_last=path == found[-1]))
 
 
 @contextmanager
@@ -150,6 +161,16 @@ def _number(path: Path) -> int:
     return int(match[1]) if match else 0
 
 
+def _mended(path: Path, *, is_last: bool) -> list[Damage]:
+    """What was damaged of a segment; one that cannot be read, or not be written, keeps no collector from starting."""
+    if not _is_own_file(path):
+        return [Damage(path.name, 0, 0, f"{LEFT}: it is a link, a pipe or a folder")]
+    try:
+        return _recovered(path, is_last=is_last)
+    except OSError as error:
+        return [Damage(path.name, 0, 0, f"{LEFT}: {error.strerror or error}")]
+
+
 def _recovered(path: Path, *, is_last: bool) -> list[Damage]:
     with _mapped(path) as content:
         parts = list(stretches(content))
@@ -176,6 +197,7 @@ def _recovered(path: Path, *, is_last: bool) -> list[Damage]:
 
 
 CUT_OFF, CORRECTED = "cut off: it was never acknowledged", "its length was wrong, and is corrected"
+LEFT = "left as it is"
 
 
 def _kept(path: Path, content: bytes | mmap, part: Stretch, is_last: bool) -> str:
@@ -184,10 +206,22 @@ def _kept(path: Path, content: bytes | mmap, part: Stretch, is_last: bool) -> st
         return CORRECTED
     if part.kind == "torn" and is_last and part.end - part.begin < _MOST_TORN_BYTES:
         return CUT_OFF
-    aside = path.with_name(f"{path.name}.damaged-{part.begin}")
-    with whole_file(aside) as file:
-        file.write(content[part.begin : part.end])
+    aside = _set_aside(path.with_name(f"{path.name}.damaged-{part.begin}"), content[part.begin : part.end])
     return f"set aside in {aside.name}: it may have been acknowledged"
+
+
+def _set_aside(first: Path, content: bytes) -> Path:
+    """A file of its own, on disk before the segment is changed; what was set aside under that name before stays."""
+    names = (first.with_name(f"{first.name}-{number}") if number > 1 else first for number in count(1))
+    for aside in names:
+        there = os.path.lexists(aside)
+        if not there:
+            with whole_file(aside) as file:
+                file.write(content)
+            sync_directory(aside.parent)
+        if not there or (_is_own_file(aside) and aside.read_bytes() == content):
+            return aside
+    raise AssertionError("count ends nowhere")
 
 
 # Not everywhere; where there is none, the times of the file are written as well.
@@ -299,6 +333,8 @@ class SegmentWriter:
         while rest:
             rest = rest[os.write(segment.handle, rest) :]
         _sync(segment.handle)
+        if not os.fstat(segment.handle).st_nlink:
+            raise OSError(errno.ENOENT, "its segment was deleted meanwhile")
         segment.durable_bytes += len(frames)
         if segment.durable_bytes >= self.segment_bytes:
             self._end_segment()

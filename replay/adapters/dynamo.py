@@ -52,7 +52,8 @@ def _dynamo(inputs: Inputs, option: str) -> Iterator[Answer]:
     command = [sys.executable, "-m", "dynamo.replay", str(inputs.folder / "trace.jsonl"), "--replay-mode", "offline"]
     command += ["--trace-block-size", str(block), "--extra-engine-args", json.dumps(engine)]
     command += ["--report-json", str(report), "--report-jsonl", str(lines)]
-    run_to_end(command, "dynamo.replay")
+    # Of its folder, as of any that a module is run in, all files are modules: this one has ours alone.
+    run_to_end(command, "dynamo.replay", cwd=inputs.folder)
     if not lines.exists():
         raise AdapterError("dynamo.replay wrote no report")
     answers = [json.loads(line) for line in lines.read_text("utf-8").splitlines()]

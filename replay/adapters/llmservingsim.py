@@ -4,37 +4,56 @@ from __future__ import annotations
 
 import csv
 import gzip
+import zlib
 from collections.abc import Iterator
+from io import BufferedIOBase
+from itertools import islice
 from pathlib import Path
-from typing import TextIO
 
 from blis_replay.replay.adapters.contract import Adapter, AdapterError, Answer, Inputs
 
 _NS_PER_US = 1_000
+# Of a row: it lists the gaps between its tokens.
+_ROW_BYTES = 1 << 22
+_COLUMNS = ("request id", "input", "arrival", "TTFT", "latency", "queuing_delay")
 
 
 def _llmservingsim(inputs: Inputs, option: str) -> Iterator[Answer]:
     """Its own table of a run that was made before, matched by order of arrival and checked by lengths."""
     if not option:
         raise AdapterError("name its table: llmservingsim:PATH/sim.csv.gz")
-    with _opened(Path(option)) as file:
-        csv.field_size_limit(1 << 24)
-        rows = sorted(csv.DictReader(file), key=lambda row: int(row["request id"]))
-    if len(rows) != len(inputs.requests):
-        raise AdapterError(f"{option} has {len(rows)} requests, the recording {len(inputs.requests)}")
-    by_arrival = sorted(rows, key=lambda row: int(row["arrival"]))
+    count = len(inputs.requests)
+    rows = _rows(Path(option), count)
+    if len(rows) != count:
+        raise AdapterError(f"{option} has {'more' if len(rows) > count else len(rows)} requests, the recording {count}")
+    by_arrival = sorted(rows, key=lambda row: (row["arrival"], row["request id"]))
     for request, row in zip(inputs.requests, by_arrival, strict=True):
         # Its output counts the prompt too in some releases; what it generated is the number of gaps and one.
-        if int(row["input"]) != request["prompt_tokens"]:
+        if row["input"] != request["prompt_tokens"]:
             raise AdapterError(f"{option}: request {row['request id']} has another prompt than was recorded")
-        ttft_us, e2e_us = int(row["TTFT"]) / _NS_PER_US, int(row["latency"]) / _NS_PER_US
-        yield Answer(request["request_index"], ttft_us, max(e2e_us, ttft_us), int(row["queuing_delay"]) / _NS_PER_US)
+        ttft_us, e2e_us = row["TTFT"] / _NS_PER_US, row["latency"] / _NS_PER_US
+        yield Answer(request["request_index"], ttft_us, max(e2e_us, ttft_us), row["queuing_delay"] / _NS_PER_US)
 
 
-def _opened(path: Path) -> TextIO:
+def _rows(path: Path, count: int) -> list[dict[str, int]]:
+    """What is used of the table's rows, one more than ``count`` at most."""
     if not path.is_file():
         raise AdapterError(f"{path}: no such file")
-    return gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            csv.field_size_limit(_ROW_BYTES)
+            table = csv.DictReader(_lines(file))
+            return [{name: int(row[name]) for name in _COLUMNS} for row in islice(table, count + 1)]
+    except (OSError, EOFError, KeyError, TypeError, ValueError, csv.Error, zlib.error) as error:
+        problem = " ".join(str(error).split()) or type(error).__name__
+        raise AdapterError(f"{path}: no table of LLMServingSim ({problem})") from None
+
+
+def _lines(file: BufferedIOBase) -> Iterator[str]:
+    while line := file.readline(_ROW_BYTES + 1):
+        if len(line) > _ROW_BYTES:
+            raise ValueError(f"a line of more than {_ROW_BYTES:,} bytes")
+        yield line.decode()
 
 
 LLMSERVINGSIM = Adapter(

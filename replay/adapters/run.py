@@ -23,7 +23,7 @@ if __name__ == "__main__":
     sys.modules["blis_replay"].__path__ = [str(here.parents[2])]
 
 from blis_replay.replay.adapters import ADAPTERS
-from blis_replay.replay.adapters.contract import Adapter, Answer, Inputs
+from blis_replay.replay.adapters.contract import Adapter, AdapterError, Answer, Inputs
 
 
 def _inputs(folder: Path) -> Inputs:
@@ -60,7 +60,8 @@ def main(words: Sequence[str]) -> int:
         print(f"{adapter.package} is not installed for {sys.executable}", file=sys.stderr)
         return 1
     except Exception as error:
-        print(f"{name}: {' '.join(str(error).split()) or type(error).__name__}", file=sys.stderr)
+        kind = "" if isinstance(error, AdapterError) else f"{type(error).__name__}: "
+        print(f"{name}: {kind}{' '.join(str(error).split())}", file=sys.stderr)
         return 1
     return 0
 

@@ -69,7 +69,56 @@ def test_a_recording_is_not_written_over(run: Run, tmp_path: Path) -> None:
 def test_a_command_that_does_not_exist_is_one_line(run: Run, tmp_path: Path) -> None:
     answer = run("record", "--out", str(tmp_path / "run"), "--no-spans", "--", str(tmp_path / "no-such-program"))
     assert answer.code == 3
+    assert list((tmp_path / "run").iterdir()) == []
     assert "cannot be started (No such file or directory); install it, or give its path behind --" in answer.err
+
+
+def test_a_log_that_is_a_link_is_not_written_through(run: Run, tmp_path: Path) -> None:
+    """And no server is started that would be left alone."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "vllm.log").symlink_to(tmp_path / "elsewhere")
+    program = (sys.executable, "-c", f"open({str(tmp_path / 'started')!r}, 'w')")
+    answer = run("record", "--out", str(folder), "--no-spans", "--", *program)
+    assert answer.code == 3
+    assert "vllm.log: cannot be made (File exists); name another directory with --out" in answer.err
+    assert {path.name for path in tmp_path.iterdir()} == {"run"}
+
+
+@pytest.mark.slow
+def test_metrics_that_cannot_be_written_keep_no_server_from_its_end(tmp_path: Path) -> None:
+    """As on a full disk: a folder stands in their place."""
+    folder = tmp_path / "my-server-tp1-chat"
+    (folder / "metrics-after.prom").mkdir(parents=True)
+    command = [*COMMAND, "--out", str(folder), "--no-spans", "--", *SERVER, "--port", free_port()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as recording:
+        assert recording.stdout is not None
+        recording.stdout.readline()
+        until = time.monotonic() + 30
+        while not (folder / "metrics-before.prom").exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        recording.send_signal(signal.SIGTERM)
+        try:
+            _out, err = recording.communicate(timeout=30)
+        finally:
+            recording.send_signal(signal.SIGTERM)
+    assert recording.returncode == 7
+    assert "metrics-after.prom: cannot be written (Is a directory" in err
+
+
+def test_modules_of_the_working_directory_do_not_answer_for_the_server(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it can send spans is asked of its Python, which would run what lies where it is asked."""
+    folder, ran = tmp_path / "working", tmp_path / "ran"
+    folder.mkdir()
+    (folder / "opentelemetry.py").write_text(f"open({str(ran)!r}, 'w')")
+    monkeypatch.chdir(folder)
+    server = tmp_path / "vllm"
+    server.write_text(f"#!{sys.executable}\n")
+    server.chmod(0o755)
+    assert run("record", "--out", str(tmp_path / "run"), "--", str(server), "serve", "some/model").code == 0
+    assert not ran.exists()
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from blis_replay.compiled.cache import damaged
+from blis_replay.compiled.cache import damaged, intact, keep
 
 pytestmark = pytest.mark.slow
 
@@ -70,6 +72,98 @@ def test_a_change_of_any_source_of_a_package_makes_another_folder(tmp_path: Path
     assert len(kept(tmp_path / "cache")) == 2
 
 
+def _of_another(path: Path) -> None:
+    """Sound, and of another function: as in a cache that was put together anew."""
+    other = path.with_name("other.nbc")
+    keep(other, b"i\nother code")
+    other.replace(path)
+
+
+def _of_another_version(path: Path) -> None:
+    """Of the same function, in the folder that stands for other sources or another Numba."""
+    before = path.parent.with_name("before")
+    before.mkdir()
+    keep(before / path.name, b"i\ncode of before")
+    (before / path.name).replace(path)
+
+
+PLANTED: dict[str, Callable[[Path], object]] = {
+    "a link": lambda path: path.symlink_to(path.rename(path.with_name("elsewhere"))),
+    "a link to an endless device": lambda path: (path.unlink(), path.symlink_to("/dev/zero")),
+    "a pipe": lambda path: (path.unlink(), os.mkfifo(path)),
+    "a folder": lambda path: (path.unlink(), path.mkdir()),
+    "open to others": lambda path: path.chmod(0o666),
+    "open to its group": lambda path: path.chmod(0o620),
+    "of a terabyte": lambda path: os.truncate(path, 1 << 40),
+    "of another function": _of_another,
+    "of another version": _of_another_version,
+    "its checksum damaged": lambda path: path.write_bytes(b"!" + path.read_bytes()[1:]),
+    "nothing but a checksum": lambda path: os.truncate(path, 32),
+    "cut within its checksum": lambda path: os.truncate(path, 31),
+    "doubled": lambda path: path.write_bytes(2 * path.read_bytes()),
+    "one bit of its code": lambda path: path.write_bytes(path.read_bytes()[:-1] + b"d"),
+    "absent": Path.unlink,
+}
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+def test_what_is_not_what_was_kept_there_counts_as_absent(tmp_path: Path, planted: str) -> None:
+    """And is replaced, but for a folder: what it was, or what it points to, is not written to."""
+    folder = tmp_path / "sources-and-numba"
+    folder.mkdir()
+    path = folder / "one.nbc"
+    keep(path, b"i\ncode")
+    assert intact(path) == b"i\ncode"
+    PLANTED[planted](path)
+    assert intact(path) is None
+    elsewhere = folder / "elsewhere"
+    before = elsewhere.read_bytes() if elsewhere.exists() else b""
+    keep(path, b"i\nnew code")
+    assert intact(path) == (None if planted == "a folder" else b"i\nnew code")
+    assert (elsewhere.read_bytes() if elsewhere.exists() else b"") == before
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only the administrator can give a file away")
+def test_a_file_of_another_user_counts_as_absent(tmp_path: Path) -> None:
+    keep(tmp_path / "one.nbc", b"i\ncode")
+    os.chown(tmp_path / "one.nbc", 65_534, 65_534)
+    assert intact(tmp_path / "one.nbc") is None
+    assert damaged(tmp_path) == [tmp_path / "one.nbc"]
+
+
+def test_a_full_disk_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_given: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("os.fsync", full)
+    keep(tmp_path / "one.nbc", b"i\ncode")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_sound_code_of_another_function_is_not_run(tmp_path: Path) -> None:
+    """With a checksum of the content alone, 3 x 21 would be the answer of twice."""
+    package(tmp_path, "one")
+    (tmp_path / "one" / "code.py").write_text(MODULE + "\n@entry\ndef thrice(x):\n    return 3 * x\n")
+    code = "from one.code import twice, thrice; print(twice(21), thrice(21))"
+    run(tmp_path, code, tmp_path / "cache")
+    thrice, twice = sorted((tmp_path / "cache").rglob("*.nbc"))
+    twice.write_bytes(thrice.read_bytes())
+    assert damaged(tmp_path / "cache") == [twice]
+    assert run(tmp_path, code, tmp_path / "cache") == "42 63\n"
+
+
+def test_two_programs_may_fill_one_cache(tmp_path: Path) -> None:
+    package(tmp_path, "one")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nfrom one.code import twice; print(twice(21))"
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    both = [
+        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment, text=True)
+        for _ in range(2)
+    ]
+    assert [program.communicate()[0] for program in both] == ["42\n"] * 2
+    assert damaged(tmp_path / "cache") == []
+
+
 @pytest.mark.parametrize("damage", ["emptied", "cut", "flipped"])
 def test_a_damaged_file_is_compiled_afresh_and_told(tmp_path: Path, damage: str) -> None:
     """Unchecked, a flipped bit of machine code ends in a segmentation fault."""
@@ -93,7 +187,8 @@ def test_a_folder_that_others_can_write_is_not_used(tmp_path: Path) -> None:
     run(tmp_path, code, tmp_path / "cache")
     (path,) = (tmp_path / "cache").rglob("*.nbc")
     content = b"i\nno machine code"
-    path.write_bytes(hashlib.sha256(content).digest() + content)
+    place = f"{path.parent.name}/{path.name}\n".encode()
+    path.write_bytes(hashlib.sha256(place + content).digest() + content)
     ended = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{code}"],
         capture_output=True,

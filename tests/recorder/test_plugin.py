@@ -6,11 +6,12 @@ import ast
 import gzip
 import json
 import logging
+import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -156,12 +157,41 @@ def test_an_error_of_the_engine_stays_its_own(recorded: Path, monkeypatch: pytes
     assert "schedule" in vars(scheduler)
 
 
-def test_a_folder_that_cannot_be_written_is_one_warning(recorded: Path, caplog: pytest.LogCaptureFixture) -> None:
-    recorded.write_text("a file where a folder is wanted", "utf-8")
+@pytest.mark.parametrize(
+    "there",
+    [
+        lambda place: place.write_text("a file where a folder is wanted", "utf-8"),
+        os.mkfifo,
+        lambda place: place.symlink_to("/dev/full"),
+        lambda place: place.symlink_to(place.parent / "nowhere"),
+        lambda place: place.symlink_to(place),
+    ],
+    ids=["a file", "a pipe", "a device", "a link to nothing", "a link to itself"],
+)
+def test_a_folder_that_cannot_be_written_is_one_warning(
+    recorded: Path, caplog: pytest.LogCaptureFixture, there: Callable[[Path], object]
+) -> None:
+    there(recorded)
     register()
     with caplog.at_level(logging.WARNING, "vllm.blis_replay"):
         scheduler = Scheduler()
     assert [record.levelname for record in caplog.records] == ["WARNING"]
+    scheduler.add_request(Request("one", 4, 2))
+    scheduler.serve()
+
+
+def test_a_disk_that_is_full_from_the_beginning_has_no_recording(
+    recorded: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(writer.Writer, "_flush", full)
+    register()
+    with caplog.at_level(logging.WARNING, "vllm.blis_replay"):
+        scheduler = Scheduler()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert list(recorded.iterdir()) == []
     scheduler.add_request(Request("one", 4, 2))
     scheduler.serve()
 

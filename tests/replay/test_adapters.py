@@ -198,6 +198,69 @@ def test_chunks_of_prompts_are_one_that_attends_to_as_many_tokens() -> None:
     assert _as_one([]) == (0.0, 0)
 
 
+def test_modules_of_the_working_directory_are_not_run(
+    kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Python that is told a module, or code, prefers the folder that it is run in."""
+    ran = tmp_path / "ran"
+    folder = tmp_path / "working"
+    folder.mkdir()
+    for name in ("json", "csv", "zipfile", "email", "textwrap", "dynamo", "blis_replay", "profile", "vidur"):
+        (folder / f"{name}.py").write_text(f"open({str(ran)!r}, 'a').write({name!r})")
+    monkeypatch.chdir(folder)
+    assert run("dynamo", recording()).ttft_us.tolist() == [9_000, 8_000, 9_000]
+    assert run("aiconfigurator", recording()).ttft_us.tolist() == [10_100] * 3
+    assert kept.exists()
+    assert not ran.exists(), ran.read_text()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("sys.stdout.write('garbage\\n' * 5_000_000); sys.exit('no such GPU')", "no such GPU"),
+        ("import os; os._exit(0)", "wrote no report"),
+        ("lines[0]['ttft_ms'] = float('nan')", "a time that is not a number"),
+        ("lines[0]['ttft_ms'] = -1", "a time that is not a number"),
+        ("lines[0]['ttft_ms'] = 'soon'", "TypeError: can't multiply"),
+        ("del lines[0]['ttft_ms']", "KeyError: 'ttft_ms'"),
+        ("lines = lines[1:]", "completed 2 of 3 requests"),
+        ("lines = lines * 2", "completed 6 of 3 requests"),
+        ("lines[0] = []", "TypeError: list indices"),
+        ("lines[0]['terminal_status'] = 'dropped'", "completed 2 of 3 requests"),
+        ("raise SystemExit(7)", "it said nothing"),
+    ],
+)
+def test_what_another_simulator_does_wrong_is_one_line(kept: Path, change: str, said: str) -> None:
+    module = kept.parent / "site" / "dynamo" / "replay" / "__main__.py"
+    answers = (
+        """
+lines = [{"arrival_time_ms": row["timestamp"], "first_admit_ms": 3, "ttft_ms": 5, "terminal_status": "completed",
+          "e2e_latency_ms": 9} for row in trace]
+"""
+        + change
+        + """
+with open(said["--report-jsonl"], "w") as file:
+    file.write("".join(json.dumps(line) + "\\n" for line in lines))
+"""
+    )
+    module.write_text(module.read_text().partition("with open")[0] + answers)
+    with pytest.raises(CommandError, match=said) as error:
+        run("dynamo", recording())
+    assert "\n" not in str(error.value)
+
+
+def test_a_python_that_does_not_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blis_replay.replay.command._LOOK_S", 0.2)
+    hangs = tmp_path / "python"
+    hangs.write_text("#!/bin/sh\nsleep 600\n")
+    hangs.chmod(0o755)
+    with pytest.raises(CommandError, match=r"did not end within 0.2 s; give the Python of the simulator"):
+        run(f"dynamo:{hangs}", recording())
+    hangs.write_text("no program")
+    with pytest.raises(CommandError, match="cannot be run"):
+        run(f"dynamo:{hangs}", recording())
+
+
 def test_aiconfigurator_is_asked_for_as_many_at_once_as_its_answer_keeps(kept: Path) -> None:
     """1.5 requests a second of about 30 ms: one at a time; 56 prompt tokens and 21 of output on average."""
     answer = run("aiconfigurator", recording())
@@ -256,6 +319,43 @@ def test_a_table_of_llmservingsim_is_matched_by_arrival(tmp_path: Path) -> None:
     table.write_bytes(gzip.compress("\n".join(rows).replace("m,40", "m,41").encode()))
     with pytest.raises(CommandError, match="request 1 has another prompt than was recorded"):
         run(f"llmservingsim:{table}", recording())
+
+
+_HEADER = b"request id,input,arrival,TTFT,latency,queuing_delay\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("sim.csv.gz", gzip.compress(_HEADER + b"0,64,0,1,2,0\n" * 4_000_000), "has more requests, the recording 3"),
+        (
+            "sim.csv.gz",
+            gzip.compress(bytes(64 << 20)),
+            "no table of LLMServingSim .a line of more than 4,194,304 bytes",
+        ),
+        ("sim.csv.gz", gzip.compress(_HEADER)[:-9], "no table of LLMServingSim .Compressed file ended"),
+        ("sim.csv.gz", b"\x1f\x8b" + bytes(100), "no table of LLMServingSim"),
+        ("sim.csv", b"", "has 0 requests"),
+        ("sim.csv", b"input,arrival\n1,2\n", "no table of LLMServingSim .'request id'"),
+        ("sim.csv", _HEADER + b"0,64,soon,1,2,0\n", "no table of LLMServingSim .invalid literal"),
+        ("sim.csv", _HEADER + b"0,64\n", "no table of LLMServingSim .int.. argument"),
+        ("sim.csv", _HEADER + b"\xff\xfe\n", "no table of LLMServingSim .'utf-8' codec"),
+        (
+            "sim.csv",
+            _HEADER + b"0,64,0,-9000,2,0\n1,40,1,1,2,0\n2,64,2,1,2,0\n",
+            "a time that is not a number from 0 on",
+        ),
+        ("sim.csv", _HEADER + b"0,64,0,1,2,9" + b"9" * 4_300 + b"\n", "no table of LLMServingSim .Exceeds the limit"),
+    ],
+    ids=range(11),
+)
+def test_a_table_that_is_none_of_llmservingsim_is_one_line(
+    tmp_path: Path, name: str, content: bytes, said: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(CommandError, match=said) as error:
+        run(f"llmservingsim:{tmp_path / name}", recording())
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(

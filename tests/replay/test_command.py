@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,21 @@ def test_a_command_gets_the_requests_and_its_answers_are_taken_by_index(tmp_path
         ("lines = [(a, c, b) for a, b, c in lines]", "a request ends before its first token"),
         ("lines = [(a, b / 1e6, c / 1e6) for a, b, c in lines]", "times are in us"),
         ("lines = [(a, -1, c) for a, b, c in lines]", "a time that is not a number from 0 on"),
+        ("lines = [(a, 'nan', c) for a, b, c in lines]", "a time that is not a number from 0 on"),
+        ("lines = [(a, b, 'inf') for a, b, c in lines]", "a time that is not a number from 0 on"),
+        ("lines = [(a, b, 1e300) for a, b, c in lines]", "a time that is not a number from 0 on"),
+        ("lines = [('1.5', b, c) for a, b, c in lines]", "a request_index that is not among 0 to 2"),
+        ("columns = 'request_index,ttft_us,ttft_us'", "is not a table of"),
+        ("lines = [('\\0' * 9, b, c) for a, b, c in lines]", "is not a table of"),
+        ("lines = [('\\x1b[31m', b, c) for a, b, c in lines]", "is not a table of"),
+        ("header['name'] = '\\ud800\\x1b[31m'; lines = []", "no request was completed"),
+        ("header['not_modelled'] = 7", "simulator.json is not"),
+        ("header = eval('[' * 90 + ']' * 90)", "simulator.json is not"),
+        ("import os; os.kill(os.getpid(), 11)", "was ended by signal 11"),
+        ("import shutil; shutil.rmtree(folder); sys.exit(0)", "wrote no simulator.json"),
+        ("import os; os.mkfifo(folder / 'simulator.json'); sys.exit(0)", "wrote no simulator.json"),
+        ("(folder / 'simulator.json').symlink_to('/dev/zero'); sys.exit(0)", "wrote no simulator.json"),
+        ("(folder / 'simulator.json').mkdir(); sys.exit(0)", "wrote no simulator.json"),
         ("lines = []", "no request was completed"),
         ("lines = lines[1:]", "did not complete 1 requests"),
         ("lines = [(a, b, c) for a, b, c in lines] * 10_000", "has more than 800 bytes"),
@@ -109,6 +125,33 @@ def test_a_command_that_does_not_end_is_stopped(tmp_path: Path) -> None:
     slow = simulator(tmp_path, "import time; time.sleep(60)", timeout_s=0.2)
     with pytest.raises(CommandError, match=r"did not end within 0.2 s and was stopped; raise --simulator-timeout"):
         replay(recording(), RELEASE, None, slow)
+
+
+def test_the_last_words_are_the_last_however_many_there_are(tmp_path: Path) -> None:
+    """40 MB: neither on a disk nor in memory, where they would be as many as a program writes in its time."""
+    talks = "sys.stdout.write('x' * (1 << 22)); sys.stderr.write('garbage\\n' * 5_000_000); sys.exit('no such model')"
+    with pytest.raises(CommandError, match="ended with exit code 1: no such model"):
+        replay(recording(), RELEASE, None, simulator(tmp_path, talks))
+
+
+def test_a_file_that_grows_without_end_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blis_replay.replay.program.MOST_FILE_BYTES", 1 << 20)
+    with pytest.raises(CommandError, match="File too large"):
+        replay(recording(), RELEASE, None, simulator(tmp_path, "(folder / 'results.csv').write_bytes(bytes(1 << 22))"))
+
+
+def test_what_a_command_leaves_behind_is_ended(tmp_path: Path) -> None:
+    """It answers, and what it started would go on; its standard error is kept open by that."""
+    pid = tmp_path / "pid"
+    starts = f"import subprocess; p = subprocess.Popen(['sleep', '600']); open({str(pid)!r}, 'w').write(str(p.pid))"
+    assert replay(recording(), RELEASE, None, simulator(tmp_path, starts)).ttft_us.tolist() == [1_000, 3_000, 2_000]
+    state = Path("/proc", pid.read_text(), "stat")
+    for _wait_for_init in range(100):
+        if not state.exists() or ") Z " in state.read_text():
+            break
+        time.sleep(0.01)
+    else:
+        pytest.fail("it is still there")
 
 
 def test_memory_is_that_of_the_program_and_not_of_this_process() -> None:

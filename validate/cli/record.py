@@ -369,8 +369,8 @@ async def _until_signalled(settings: CollectorSettings, as_json: bool) -> Counts
         else:
             click.echo(f"listening on {where.grpc} (gRPC) and {where.http} (HTTP); writing to {settings.directory}")
         for damage in where.damaged:
-            at = f"{damage.bytes} bytes at {damage.offset} are not a whole batch"
-            click.echo(f"note: {damage.name}: {at}: {damage.done}", err=True)
+            at = f"{damage.bytes} bytes at {damage.offset} are not a whole batch: " if damage.bytes else ""
+            click.echo(f"note: {damage.name}: {at}{damage.done}", err=True)
 
     return await collect(settings, stop, listening, lambda line: click.echo(line, err=True))
 

@@ -65,6 +65,21 @@ def writer(tmp_path: Path, disk: Disk, said: list[str]) -> Iterator[SegmentWrite
     writer.close()
 
 
+def test_nothing_is_acknowledged_into_a_segment_that_was_deleted(
+    writer: SegmentWriter, tmp_path: Path, said: list[str]
+) -> None:
+    """Whoever tidies up the directory meanwhile; what is sent again goes into a new one."""
+    writer.append(b"first").result()
+    (segment,) = segments(tmp_path)
+    segment.unlink()
+    with pytest.raises(OSError, match="deleted meanwhile"):
+        writer.append(b"second").result()
+    writer.append(b"second").result()
+    assert stored_messages(tmp_path) == [b"second"]
+    assert [line.rpartition(": ")[2] for line in said] == ["make room", "written again"]
+    assert "its segment was deleted meanwhile" in said[0]
+
+
 def test_what_waits_while_the_disk_is_busy_shares_one_sync(writer: SegmentWriter, disk: Disk, tmp_path: Path) -> None:
     disk.may_sync.clear()
     first = writer.append(b"first")
