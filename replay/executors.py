@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 from uuid import uuid4
 
 from blis_replay.replay.errors import ReplayError
-from blis_replay.replay.processes import INSIDE_A_WORKER, Ledger, Progress, attempt, pool_map
+from blis_replay.replay.processes import INSIDE_A_WORKER, Ledger, Progress, attempt, pool_map, use_one_thread
 
 Job = TypeVar("Job")
 Answer = TypeVar("Answer")
@@ -162,7 +162,7 @@ def _attempt(key: str, shipped: list[Any], job: bytes) -> bytes:
         paths, _held[key] = _imported().get(shipped[0])
         sys.path.extend(path for path in paths if path not in sys.path)  # as the processes of a local pool get it
         os.environ[INSIDE_A_WORKER] = "1"
-        os.environ.setdefault("POLARS_MAX_THREADS", "1")
+        use_one_thread()
     return attempt(_held[key], job)
 
 

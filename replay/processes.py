@@ -172,12 +172,17 @@ def serve(wire: Connection[Any, Any]) -> None:
     os.environ[INSIDE_A_WORKER] = "1"
     if not sys.warnoptions:
         warnings.simplefilter("ignore")  # of libraries, as of the command line
-    # The pool has a process for each processor; polars reads this when it is imported.
-    os.environ.setdefault("POLARS_MAX_THREADS", "1")
+    use_one_thread()
     with suppress(EOFError, OSError):
         work = wire.recv_bytes()
         while True:
             wire.send_bytes(attempt(work, wire.recv_bytes()))
+
+
+def use_one_thread() -> None:
+    """In a worker, of which there is one for each processor; polars and numpy read it when they are imported."""
+    for name in ("POLARS_MAX_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ.setdefault(name, "1")
 
 
 def _start(crew: list[_Worker]) -> _Worker:

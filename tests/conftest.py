@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
+
+# As the command line does, before anything imports numpy.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import fcntl
 from collections.abc import Callable
 from pathlib import Path
 

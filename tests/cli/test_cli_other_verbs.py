@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -131,6 +132,20 @@ def test_help_imports_nothing_heavy() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize(("set_to", "threads"), [(None, "1"), ("2", "2")])
+def test_matrices_are_multiplied_in_one_thread_unless_it_is_said_otherwise(set_to: str | None, threads: str) -> None:
+    """numpy reads the variable when it is imported, so it is set before."""
+    kept = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
+    code = (
+        "import os, sys\nfrom blis_replay.validate.cli.main import main\nsys.argv = ['blis-replay', '--version']\n"
+        "assert 'numpy' not in sys.modules\ntry: main()\nexcept SystemExit: pass\n"
+        "sys.exit(os.environ['OPENBLAS_NUM_THREADS'])"
+    )
+    environment = kept if set_to is None else kept | {"OPENBLAS_NUM_THREADS": set_to}
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    assert ended.stderr.strip() == threads
 
 
 def test_verbs_are_what_the_group_lists() -> None:

@@ -192,6 +192,9 @@ def main() -> None:
             stream.reconfigure(errors="replace")
     # Of libraries, to whoever writes this program: where they are made errors (tests), they still are.
     warnings.showwarning = _say_nothing
+    # numpy reads it when it is imported.  Our matrices are small: further threads wait for one another, which takes up
+    # to half of the processor time, and how many there are decides the last digit of a sum.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         code = _exit_code()
     except (BrokenPipeError, ReaderGoneError):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from blis_replay.blis.cluster.config import ClusterConfig, LeastLoaded
-from blis_replay.blis.cluster.simulate import simulate_cluster
+from blis_replay.blis.cluster.simulate import ClusterResult, simulate_cluster
 from blis_replay.blis.trace import EngineConfig
 from blis_replay.blis.verification.workloads import LATENCY, LIFECYCLE, random_trace
 from blis_replay.validate.studies.cluster import MEASURES, counted, jain_index, measures
@@ -17,7 +17,12 @@ from blis_replay.validate.studies.study import StudyResult, run_studies
 
 TRACE = random_trace(np.random.default_rng(3), 300, 4_000.0)
 ENGINE = EngineConfig(8, 128, 512, async_scheduling=False, num_gpu_blocks=60)
-RESULT = simulate_cluster(TRACE, ClusterConfig(3, LeastLoaded()), ENGINE, LATENCY, LIFECYCLE)
+
+
+@pytest.fixture(scope="module")
+def result() -> ClusterResult:
+    """300 requests on three instances, some of them preempted."""
+    return simulate_cluster(TRACE, ClusterConfig(3, LeastLoaded()), ENGINE, LATENCY, LIFECYCLE)
 
 
 def one(name: str, configurations: list[str], systems: tuple[str, ...] = ("B",)) -> StudyResult:
@@ -35,21 +40,21 @@ def test_jain_index() -> None:
     assert jain_index([0, 0, 5, 0]) == 0.25
 
 
-def test_measures_are_those_that_are_promised() -> None:
-    found = measures(TRACE, RESULT, 0.5)
+def test_measures_are_those_that_are_promised(result: ClusterResult) -> None:
+    found = measures(TRACE, result, 0.5)
     assert set(found) == set(MEASURES)
     assert found["completed"] == found["admitted"] == 300
-    assert found["ttft_mean_ms"] == pytest.approx(RESULT.ttft_us.mean() / 1000)
+    assert found["ttft_mean_ms"] == pytest.approx(result.ttft_us.mean() / 1000)
     assert found["decode_mean_ms"] == pytest.approx(found["e2e_mean_ms"] - found["ttft_mean_ms"])
     assert found["preemptions_per_request"] > 0
 
 
 @pytest.mark.parametrize("at_us", [0, 1, 100_000, 654_321, 1_000_000, 2_500_000, 10**9])
-def test_the_count_at_a_moment_is_that_of_the_requests(at_us: int) -> None:
+def test_the_count_at_a_moment_is_that_of_the_requests(result: ClusterResult, at_us: int) -> None:
     """Depths of the step tables against stamps of the requests: nobody is lost between the two."""
-    found = counted(RESULT, at_us)
-    queued = sum(int((run.queued_us <= at_us).sum()) for run in RESULT.instances)
-    finished = sum(int((run.finished_us <= at_us).sum()) for run in RESULT.instances)
+    found = counted(result, at_us)
+    queued = sum(int((run.queued_us <= at_us).sum()) for run in result.instances)
+    finished = sum(int((run.finished_us <= at_us).sum()) for run in result.instances)
     assert found == {
         "counted_completed": finished,
         "counted_in_system": queued - finished,
@@ -57,12 +62,12 @@ def test_the_count_at_a_moment_is_that_of_the_requests(at_us: int) -> None:
     }
 
 
-def test_a_request_that_vanishes_is_counted_as_lost() -> None:
+def test_a_request_that_vanishes_is_counted_as_lost(result: ClusterResult) -> None:
     """An instance that has a request more in its queue times than in its depths."""
-    run = RESULT.instances[0]
+    run = result.instances[0]
     queued_us = np.append(run.queued_us, 0)
     more = replace(run, queued_us=queued_us, status=np.append(run.status, 0), last_step=np.append(run.last_step, -1))
-    broken = replace(RESULT, instances=(more, *RESULT.instances[1:]))
+    broken = replace(result, instances=(more, *result.instances[1:]))
     assert counted(broken, 1_000_000)["counted_lost"] == 1.0
 
 
