@@ -91,9 +91,14 @@ def named_check(name: str, *others: InstrumentCheck) -> InstrumentCheck:
     raise UnknownCheckError(f"no instrument check is called {name}; there are {names}")
 
 
-def check_evidence(store: Store, slug: str, check: InstrumentCheck) -> CheckEvidence:
-    """The evidence of one check; ``UnknownExperimentError`` for a slug that is not stored."""
-    recording = read_stored(store, slug)
+def check_evidence(
+    store: Store, slug: str, check: InstrumentCheck, recording: Recording | None = None
+) -> CheckEvidence:
+    """The evidence of one check; ``UnknownExperimentError`` for a slug that is not stored.
+
+    ``recording``: as stored, where it was read already.
+    """
+    recording = recording or read_stored(store, slug)
     context = Context(read_token_layout(store, slug), None, stage_windows(recording), stamp_gaps(store, slug))
     found = tuple(finding for finding in recording.findings if finding.check == check.name)
     tables = tuple(table for table in check.evidence_tables(recording, context) if table.rows)

@@ -199,7 +199,8 @@ def attribute(
             observed[:, column] = np.nan
     shared = _Shared(replayed, other, tuple(components), chosen, blocks, resamples, seed)
     subsets = all_subsets(len(components))
-    answers = map_jobs(partial(_replayed, shared), subsets, executor=executor, workers=workers, progress=progress)
+    others = map_jobs(partial(_replayed, shared), subsets[1:], executor=executor, workers=workers, progress=progress)
+    answers = [_numbers_of(shared, run), *others]
     value = dict(zip(subsets, answers, strict=True))
     shares = -shapley_values(len(components), value)
     one_by_one = [value[frozenset(range(replaced))] for replaced in range(len(components) + 1)]
@@ -290,7 +291,10 @@ def _run(replayed: Replayed, reference: ModelEntry | None, components: Sequence[
 def _replayed(shared: _Shared, subset: Subset) -> Floats:
     """float64[1 + resamples, QUANTITIES]: simulated, with the components of ``subset`` replaced."""
     components = [shared.components[i] for i in sorted(subset)]
-    run = _run(shared.replayed, shared.reference, components)
+    return _numbers_of(shared, _run(shared.replayed, shared.reference, components))
+
+
+def _numbers_of(shared: _Shared, run: ReplayRun) -> Floats:
     times = draws(shared.blocks, shared.resamples, shared.seed)
     gaps = PooledGaps(run.token_gaps(), np.flatnonzero(shared.chosen))
     return quantities(simulated_samples(run, shared.chosen), times, gaps)

@@ -13,8 +13,9 @@ on the server's batches, and what is left of that second by second.
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -126,7 +127,15 @@ class Through:
         self._trace: RequestTrace = plan.trace.part(slice(0, len(target.chosen)))
         self._engine: EngineConfig = plan.engine
         self._entry, self._target = entry, target
+        self._known: dict[bytes, _Point] = {}
         self.as_it_is: Floats = self.difference(np.zeros(len(_STEPS)))
+
+    def on(self, engine: EngineConfig) -> Through:
+        """The same requests on an engine with other arguments, of those that change no request."""
+        other = copy(self)
+        other._engine, other._known = engine, {}
+        other.as_it_is = other.difference(np.zeros(len(_STEPS)))
+        return other
 
     def difference(self, at: Floats) -> Floats:
         """float64[marks, m]: simulated less observed, relative to the scale; nan where not recorded."""
@@ -163,6 +172,7 @@ class Through:
             best = self._together(tried[cost]) if len(chosen) > 1 else tried[cost]
             if best.left > _HOPELESS * enough:
                 break
+        self._known.clear()
         return _fitted(misfit(self.as_it_is), best.left, best.at, tuple(chosen))
 
     def _solved(self, start: _Point, cost: int) -> _Point:
@@ -209,7 +219,11 @@ class Through:
         return point
 
     def _at(self, at: Floats) -> _Point:
-        return _Point(at, self.difference(at))
+        """A point of this fit, of which one in ten is asked for again."""
+        key = at.tobytes()
+        if key not in self._known:
+            self._known[key] = _Point(at, self.difference(at))
+        return self._known[key]
 
 
 @dataclass(frozen=True)
@@ -217,7 +231,7 @@ class _Point:
     at: Floats
     difference: Floats
 
-    @property
+    @cached_property
     def left(self) -> float:
         return misfit(self.difference)
 

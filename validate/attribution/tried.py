@@ -17,7 +17,7 @@ from blis_replay.blis.latency.models import CorrectedModel, ObservedCycles
 from blis_replay.blis.releases.release import ModelEntry
 from blis_replay.compiled.errors import ExperimentError
 from blis_replay.ingest.recording import Recording
-from blis_replay.replay.engine import with_engine
+from blis_replay.replay.engine import engine_config, replayed_engine, with_engine
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.validate.attribution.fitted import EQUAL, EQUAL_SHARE, Fitted, Target, Through, misfit, target_of
 
@@ -80,11 +80,11 @@ def best_alternative(recording: Recording, mode: ReplayMode, entry: ModelEntry) 
         return None
     tried = []
     for alternative in alternatives(recording, mode):
-        through = _through(alternative, recording, mode, entry, target)
+        through = _through(alternative, told, recording, mode, entry, target)
         # What changes nothing needs no more than to be seen to change nothing.
         if through is not None and not np.array_equal(through.as_it_is, told.as_it_is, equal_nan=True):
             tried.append(_Trial(alternative, through))
-    tried += _between(tried, before, recording, mode, entry, target)
+    tried += _between(tried, told, before, recording, mode)
     fitted = told.fit()
     found = _as_it_is(tried, before, fitted.left)
     if found is None and fitted.left >= _BETTER_BY:
@@ -103,9 +103,22 @@ class _Trial:
         return misfit(self.through.as_it_is)
 
 
+# Arguments that change how requests are served, and no request: one plan is good for all of their values.
+_OF_THE_ENGINE = {"max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold", "num_gpu_blocks"}
+
+
+def _on_engine(alternative: Alternative, told: Through, recording: Recording, mode: ReplayMode) -> Through | None:
+    try:
+        return told.on(engine_config(replayed_engine(alternative.of(recording), mode), mode))
+    except ExperimentError:
+        return None
+
+
 def _through(
-    alternative: Alternative, recording: Recording, mode: ReplayMode, entry: ModelEntry, target: Target
+    alternative: Alternative, told: Through, recording: Recording, mode: ReplayMode, entry: ModelEntry, target: Target
 ) -> Through | None:
+    if not alternative.mode and alternative.engine.keys() <= _OF_THE_ENGINE:
+        return _on_engine(alternative, told, recording, mode)
     try:
         return Through(alternative.of(recording), replace(mode, **alternative.mode), entry, target)
     except ExperimentError:
@@ -113,7 +126,7 @@ def _through(
 
 
 def _between(
-    tried: Sequence[_Trial], before: float, recording: Recording, mode: ReplayMode, entry: ModelEntry, target: Target
+    tried: Sequence[_Trial], told: Through, before: float, recording: Recording, mode: ReplayMode
 ) -> list[_Trial]:
     """Numbers of KV blocks between the best of the ladder and those beside it: any number is as likely."""
     rungs = sorted((t for t in tried if _BLOCKS in t.alternative.engine), key=lambda t: t.alternative.engine[_BLOCKS])
@@ -123,10 +136,10 @@ def _between(
     if rungs[place].as_it_is > before - _BETTER_BY:
         return []
     low, high = (int(rungs[i].alternative.engine[_BLOCKS]) for i in (max(place - 1, 0), min(place + 1, len(rungs) - 1)))
-    told = recording.engine.get(_BLOCKS)
+    said = recording.engine.get(_BLOCKS)
     values = range(low + 1, high, max((high - low) // _BETWEEN, 1))
-    more = [_argument(_BLOCKS, value, None if told is None else told.value) for value in values]
-    through = [(one, _through(one, recording, mode, entry, target)) for one in more]
+    more = [_argument(_BLOCKS, value, None if said is None else said.value) for value in values]
+    through = [(one, _on_engine(one, told, recording, mode)) for one in more]
     return [_Trial(one, found) for one, found in through if found is not None]
 
 

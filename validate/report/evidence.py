@@ -77,7 +77,7 @@ def gather(
         token_gaps=token_gaps,
         attribution=attribution,
         not_attributed=reason,
-        checks=tuple(check_evidence(store, slug, named_check(name)) for name in names),
+        checks=tuple(check_evidence(store, slug, named_check(name), run.recording) for name in names),
     )
 
 

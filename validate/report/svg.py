@@ -110,14 +110,17 @@ def drawn(
     matplotlib = _matplotlib()
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # never the style of whoever runs this
         matplotlib.rcParams.update(_STYLE)
-        figure = Figure(figsize=(width_in, height_in), layout="constrained")
+        figure = Figure(figsize=(width_in, height_in))
         FigureCanvasSVG(figure)
         draw(figure)
         _keep_apart(figure)
+        # Laid out here, once: a figure that has an engine for it is drawn twice.
+        ConstrainedLayoutEngine().execute(figure)
         text = io.StringIO()
         figure.savefig(text, format="svg", metadata=_NO_METADATA)
         places = _places(figure, rows_at, along)
