@@ -160,6 +160,12 @@ class Comparison:
         return self.capacity is not None or overloaded(self.findings)
 
     @property
+    def saturated(self) -> bool:
+        """Whether the server queued so long, from some second on, that its latencies say nothing of a component."""
+        queued = self.saturation is not None and self.saturation.observed.from_us is not None
+        return queued or self.overloaded
+
+    @property
     def failed_thresholds(self) -> tuple[str, ...]:
         """Metrics whose mean is off by more than its threshold; of an overloaded run the measures that are."""
         return tuple(name for name, decision in self.decisions().items() if decision == "fail")
@@ -228,15 +234,12 @@ class Comparison:
 
     @property
     def uses(self) -> str:
-        """What of this experiment the coefficients were fitted on.
-
-        ``own steps``, ``own latencies``, ``held out``, or ``not stated`` by the release.
-        """
+        """``fitted on this run`` (its latencies) or ``its steps``, ``held out``; ``unknown`` if a release is mute."""
         release, recording = self.run.release, self.recording
         if not release.fitted_on:
-            return "not stated"
+            return "unknown"
         used = release.used(recording.slug, recording.content_hash, self.requests_hash)
-        return {"steps": "own steps", "latencies": "own latencies", None: "held out"}[used]
+        return {"steps": "fitted on its steps", "latencies": "fitted on this run", None: "held out"}[used]
 
 
 def compare(a: Side, b: Side, selection: Selection | None = None) -> Comparison:

@@ -15,7 +15,7 @@ from blis_replay.validate.metrics.latency import METRIC_NAMES, TAIL_LIMITS, THRE
 from blis_replay.validate.text.answer import Block, Line, Part
 from blis_replay.validate.text.cells import cell_text, percent
 
-_USES = {"held out": "held out", "not stated": "fitted on unknown runs"}
+_USES = {"held out": "held out", "unknown": "fitted on unknown runs"}
 _COLUMNS = (
     *(Column("", "text"), Column("observed mean", "time"), Column("simulated mean", "time")),
     *(Column("error", "error_brief"), Column("limit", "word")),
@@ -53,7 +53,7 @@ def other_hardware(comparison: Comparison) -> list[str]:
     lines = [] if same_gpu(recorded, release.hardware) else [f"{recorded}; the coefficients are for {release.hardware}"]
     lines = [f"hardware: {line}" for line in lines]
     dtype, entry = comparison.recording.served_dtype, comparison.run.entry
-    own = comparison.uses.startswith("own")
+    own = comparison.uses.startswith("fitted on")
     if dtype is not None and dtype not in _SIXTEEN_BITS and entry is not None and entry.dtype is None and not own:
         lines.append(f"data type: {dtype}; the coefficients do not say theirs, and 16 bits are usual")
     return lines
@@ -178,12 +178,28 @@ def _named(finding: Finding) -> str:
 
 
 def _next(comparison: Comparison, again: str) -> str:
-    """The command that a reader of this page wants next."""
+    """The command that a reader of this page wants next.
+
+    Causes of latencies that measure a queue are those of the queue.  So of a server that saturates it is the same
+    comparison before that, or what is known of its overload.
+    """
+    if command := before_the_queue(comparison, again):
+        return command
+    if comparison.saturated:
+        return f"blis-replay inspect {comparison.alias}"
     if comparison.verdict == "fail" or tail_errors(comparison):
         return f"blis-replay explain {comparison.alias}{again}"
     if comparison.verdict == "pass":
         return f"blis-replay report {comparison.alias}{again} --out report.html"
     return f"blis-replay inspect {comparison.alias}"
+
+
+def before_the_queue(comparison: Comparison, again: str = "") -> str:
+    """The command that compares what came before the server saturated; empty if it did not, or too little came."""
+    found = comparison.saturation
+    if not comparison.saturated or found is None or not found.share_before:
+        return ""
+    return f"blis-replay validate {comparison.alias}{again} --window 0:{found.share_before:g}"
 
 
 def _listed(words: Sequence[str]) -> str:

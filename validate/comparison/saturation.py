@@ -9,6 +9,7 @@ at once; what can still be compared is how much is served meanwhile.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import floor
 from typing import Literal
 
 import numpy as np
@@ -134,7 +135,8 @@ class Saturation:
     ``served``: None where the recorded queue never grew for a second.  ``explains``: what explains the
     difference: the ``simulator``, whose errors outside the queue or of the throughput are too large; the
     ``recording``, if they are not; ``neither`` if nothing is meaningless; ``not told`` if there is nothing
-    to tell it by.
+    to tell it by.  ``share_before``: the share of the run, by arrivals, that lies before ``from_us``, rounded down to
+    hundredths; 0 of fewer than 20 requests.
     """
 
     observed: Queue
@@ -149,6 +151,7 @@ class Saturation:
     outside_us: dict[str, tuple[float, float]]
     served: Served | None
     explains: Literal["simulator", "recording", "neither", "not told"]
+    share_before: float = 0.0
 
     @property
     def outside(self) -> dict[str, float | None]:
@@ -193,8 +196,14 @@ def saturation(run: ReplayRun) -> Saturation | None:
         outside_us=_means_of(run, outside),
         served=_served(run, observed),
         explains="neither",
+        share_before=_share_before(arrival_us, from_us),
     )
     return replace(found, explains=_explanation(found))
+
+
+def _share_before(arrival_us: Int64s, from_us: int | None) -> float:
+    share = floor(100 * (from_us or 0) / max(int(arrival_us[-1]), 1)) / 100
+    return min(share, 1.0) if int((arrival_us <= share * arrival_us[-1]).sum()) >= FEWEST else 0.0
 
 
 def queue(arrival_us: Int64s, wait_us: Int64s, served_us: int) -> Queue:
