@@ -79,7 +79,7 @@ def board_lines(name: str) -> list[str]:
 
 def _lines(table: Table) -> list[str]:
     # The site shows the backslash that keeps a mention of somebody from GitHub.
-    return markdown(table).replace("not stated", "unknown").replace("\\@", "@").splitlines()
+    return markdown(table).replace("\\@", "@").splitlines()
 
 
 def renewed(name: str, only: str = "") -> dict[str, Any]:

@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 from docs_pages import ROOT
 
-from blis_replay.validate.cli.main import main
+from blis_replay.validate.cli.main import VERBS, main
 
 _PAGE = ROOT / "docs" / "mistakes.md"
 # Stands for the folder in which a command runs.
@@ -34,6 +34,12 @@ class Mistake:
     command: str
     code: int
     message: str
+
+    @property
+    def verb(self) -> str:
+        """The verb that is meant; empty where there is none, or what is wrong stands before it."""
+        word = self.arguments[0] if self.arguments else ""
+        return word if word in VERBS else ""
 
     @property
     def arguments(self) -> list[str]:
@@ -72,11 +78,25 @@ def mistakes_table() -> list[str]:
 
 
 def _table() -> list[str]:
-    rows = [_printed(mistake) for mistake in mistakes()]
+    """A folded table per verb, in the order in which verbs first appear: all in one would be very long on a phone."""
+    by_verb: dict[str, list[Mistake]] = {}
+    for row in map(_printed, mistakes()):
+        by_verb.setdefault(row.verb, []).append(row)
+    return [line for verb, rows in by_verb.items() for line in _folded(verb, rows)]
+
+
+def _folded(verb: str, rows: list[Mistake]) -> list[str]:
+    # The site reads Markdown inside of an element where that says so; elsewhere the word changes nothing.
+    name = f"<code>{verb}</code>" if verb else "The verb itself, and options before it"
     return [
+        f"<details markdown><summary>{name}: {len(rows)}</summary>",
+        "",
         "| command | exit code | message |",
         "|---|---|---|",
         *(f"| `{_cell(row.command)}` | {row.code} | `` {_cell(row.message)} `` |" for row in rows),
+        "",
+        "</details>",
+        "",
     ]
 
 

@@ -100,7 +100,7 @@ def test_a_blackbox_release_in_a_build_that_runs_it(run: Run, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [
-        (["--simulator", "blis"], 2, "--simulator blis needs --blis-binary PATH"),
+        (["--simulator", "blis"], 2, "--simulator blis: the BLIS binary is not named; give --blis-binary PATH"),
         (["--simulator", "both", "--blis-binary", "./nowhere"], 3, "no such BLIS binary"),
         (["--simulator", "blis", "--blis-binary", "{}", "--coefficients", "stepml-direct"], 3, "has no blackbox model"),
         (["--simulator", "blis", "--blis-binary", "{}", "--blis-timeout", "-1"], 2, "--simulator-timeout"),

@@ -163,7 +163,7 @@ def test_ones_own_recording_end_to_end(run: Run, demo: Path) -> None:
     assert abs(experiment["metrics"]["e2e"]["mean"]["error"]) < 0.01
     assert abs(experiment["metrics"]["ttft"]["mean"]["error"]) < 0.03
     assert abs(experiment["metrics"]["itl"]["mean"]["error"]) < 0.01
-    assert experiment["coefficients_use"] == "own latencies"
+    assert experiment["coefficients_use"] == "fitted on this run"
 
 
 @pytest.mark.parametrize(

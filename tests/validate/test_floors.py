@@ -64,9 +64,9 @@ def test_a_constant_is_the_mean_of_what_it_was_fitted_to(store: Store) -> None:
 def test_what_a_floor_was_fitted_on_is_told_like_that_of_any_coefficients(store: Store) -> None:
     floor = floor_simulator(store, "floor:line@one", load_release(DEFAULT_RELEASE))
     uses = [compare_replay(replay(served(slug), floor.release, simulator=floor)).uses for slug in ("one", "other")]
-    assert uses[0] == "own latencies"
+    assert uses[0] == "fitted on this run"
     # the same requests under another name are known by their hash
-    assert uses[1] == "own latencies"
+    assert uses[1] == "fitted on this run"
 
 
 def test_without_a_name_it_is_fitted_to_what_the_release_was_fitted_on(store: Store) -> None:

@@ -182,13 +182,14 @@ def test_what_a_release_was_fitted_on_is_shown_and_with_held_out_only_not_gated(
     fitted = [FittedOn(SMALL.slug, "h", "latencies"), FittedOn(LARGE.slug, "h", "steps")]
     new = release("new", slower=SMALL.model, by=1.5, fitted_on=fitted)
     report = gate(store, new, selectors=BOTH)
-    assert [(j.uses, j.outcome) for j in report.judgements] == [("own latencies", "fail"), ("own steps", "pass")]
+    assert [(j.uses, j.outcome) for j in report.judgements] == [
+        ("fitted on this run", "fail"),
+        ("fitted on its steps", "pass"),
+    ]
     strict = gate(store, new, policy=Policy(held_out_only=True), selectors=BOTH)
     assert strict.verdict == "pass"
     assert [(j.standing, j.outcome) for j in strict.judgements] == [("fitted", None), ("gated", "pass")]
-    assert "not gated: 1b-general: the release was fitted on its own latencies" in " ".join(
-        str(gate_answer(strict)).split()
-    )
+    assert "not gated: 1b-general: the release was fitted on this run" in " ".join(str(gate_answer(strict)).split())
 
 
 @pytest.mark.parametrize(
@@ -382,7 +383,7 @@ def test_markdown_has_no_name_that_could_be_markup(store: Store) -> None:
     text = gate_markdown(report)
     assert text.startswith("## Coefficient gate: fail\n")
     assert "a\\|b&lt;i>\\@all" in text
-    assert "| 2b-general | not stated |" in text
+    assert "| 2b-general | unknown |" in text
     rows = [line for line in text.splitlines() if line.startswith("| 2b-general")]
     assert [row.replace("\\|", "").count("|") for row in rows] == [7, 6, 6, 6]
 

@@ -123,7 +123,7 @@ def test_what_a_simulator_cannot_do_is_said_and_the_others_are_scored(store: Pat
     found = scores(store, "embedded,floor:line@one")
     assert "has no coefficients for some/Model" in found["embedded"].problem
     assert found["floor:line@one"].errors["e2e", "mean"] == pytest.approx(0, abs=0.03)
-    assert found["floor:line@one"].fitted == "own latencies"
+    assert found["floor:line@one"].fitted == "fitted on this run"
     answers = [
         leaderboard_answer(Board(tuple(found), tuple(scores), {})) for scores in (found.values(), [found["embedded"]])
     ]
@@ -133,10 +133,10 @@ def test_what_a_simulator_cannot_do_is_said_and_the_others_are_scored(store: Pat
 def test_of_all_what_there_is_not_is_named_and_what_is_asked_for_must_be_there(store: Path) -> None:
     found, absent = contestants(store, ["all"], RELEASE, None, 60.0)
     assert set(found) >= {"embedded", "floor:constant", "floor:line"}
-    assert "needs --blis-binary" in absent["blis"]
+    assert "give --blis-binary PATH" in absent["blis"]
     with open_for_reading(store) as opened:
         text = str(leaderboard_answer(leaderboard(opened, ["one"], {}, absent)))
-    assert "not run: blis: the simulator blis needs --blis-binary PATH" in " ".join(text.split())
+    assert "not run: blis: no BLIS binary is named for blis; give --blis-binary PATH" in " ".join(text.split())
     for name in ("blis", "nonsense", "dynamox", "vidurr:/tmp"):
         with pytest.raises(ReplayError):
             contestants(store, [name], RELEASE, None, 60.0)

@@ -31,7 +31,7 @@ def error(comparison: Comparison, metric: str, statistic: str = "mean") -> float
 def test_means_and_the_tail_of_e2e_where_step_records_exist(real_store: Store, name: str) -> None:
     """Bars: E2E 1 %, TTFT 3 %, ITL 1 %, p99 of E2E 5 %, cold start included, by the release that ships."""
     comparison = validated(real_store, name)
-    assert comparison.uses == "own latencies"
+    assert comparison.uses == "fitted on this run"
     assert comparison.requests == real_store_requests(name)
     assert abs(error(comparison, "e2e")) <= 0.01
     assert abs(error(comparison, "ttft")) <= 0.03

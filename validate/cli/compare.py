@@ -102,6 +102,8 @@ def compare_verb(
             raise click.UsageError("--simulators goes with experiments alone; leave other choices out")
         board = _simulators(store_path, sides, asked, explain, coefficients, blis_binary, simulator_timeout)
         return print_answer(form, board)
+    if explain:
+        raise click.UsageError("--explain goes with --simulators; name both")
     if (len(sides) == 2) + published + list_them != 1 or len(sides) not in (0, 2):
         raise click.UsageError("name two sides, A and B; or use --simulators, --published or --runs")
     if unseen and not published:

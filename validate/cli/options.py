@@ -26,6 +26,8 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 _META = "blis_replay"
 # The form of an answer by the ending of its file, where no form was asked for.
 _FORMS = {".html": "html", ".json": "json", ".csv": "csv", ".md": "markdown"}
+# Whoever names such a file expects more than text in it.
+_OTHER_KINDS = {".xlsx", ".xls", ".ods", ".pdf", ".parquet", ".png", ".svg"}
 
 
 def store_option(command: Command) -> Command:
@@ -240,6 +242,9 @@ def _form(ctx: click.Context, param: click.Parameter, value: str | bool | None) 
 
 def set_out_file(ctx: click.Context, _param: click.Parameter, value: Path | None) -> None:
     """Where the answer is written; None: standard output."""
+    if value is not None and value.suffix.lower() in _OTHER_KINDS:
+        named = "name a .json, .csv, .md, .html or .txt file"
+        raise click.UsageError(f"--out {value}: no answer is written as {value.suffix}; {named}")
     ctx.meta[f"{_META}.out"] = value
 
 

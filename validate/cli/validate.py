@@ -135,7 +135,9 @@ def validate_verb(
     if bool(names) == everything:
         raise click.UsageError("name experiments, or use --all")
     if (choice == "both" or choice.startswith("blis")) and blis_binary is None:
-        raise click.UsageError(f"--simulator {choice} needs --blis-binary PATH")
+        raise click.UsageError(f"--simulator {choice}: the BLIS binary is not named; give --blis-binary PATH")
+    if blis_model and choice != "both" and not choice.startswith("blis"):
+        raise click.UsageError("--blis-model goes with --simulator blis or both; name one")
     if not blis_timeout > 0:  # not a number is no limit either
         raise click.UsageError(f"--simulator-timeout {blis_timeout} is not a time; give seconds")
     with progress_line("validating") as progress:

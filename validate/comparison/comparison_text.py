@@ -8,7 +8,7 @@ from blis_replay.ingest.tables import Cell, Column, Table, Toned, columns_named
 from blis_replay.validate.comparison.arguments import argument_lines
 from blis_replay.validate.comparison.compare import Comparison, MetricCell
 from blis_replay.validate.comparison.comparison_json import comparison_json
-from blis_replay.validate.comparison.first_screen import first_screen, other_hardware
+from blis_replay.validate.comparison.first_screen import first_screen, fit_words, other_hardware
 from blis_replay.validate.comparison.saturation_text import saturation_block
 from blis_replay.validate.comparison.summary_text import (
     draws_sentence,
@@ -53,7 +53,7 @@ def _head(comparison: Comparison) -> Block:
     truth = "recorded" if comparison.ground_truth == "recorded" else "published aggregates, requests reconstructed"
     by = "" if run.simulator == "embedded" else f"simulator: {run.simulator}; "
     scheduling = "asynchronous" if run.simulated.asynchronous else "synchronous"
-    replayed = f"coefficients: {run.release.name} (fit: {comparison.uses}); replay {run.mode.name}"
+    replayed = f"coefficients: {run.release.name} ({fit_words(comparison)}); replay {run.mode.name}"
     return Block(
         [
             Line(f"{comparison.alias}  ({comparison.slug})", mark=Toned(comparison.alias, "heading")),

@@ -70,8 +70,8 @@ class Cost:
 class Score:
     """One simulator on one recording.
 
-    ``fitted``: what of the recording its coefficients were fitted on (``held out``, ``own latencies``, ``own steps``,
-    ``not stated``, or ``as shipped``: nothing of ours).
+    ``fitted``: what of the recording its coefficients were fitted on: as ``Comparison.uses``, or ``as shipped``:
+    nothing of ours.
     ``errors``: signed fractions by metric and statistic, those that both sides have.
     ``throughput``: the error of output tokens a second over the run.  ``rank``: Spearman's correlation of the requests'
     latencies by metric.  ``passes``: whether the gated means are within their limits, None where they are not judged.
@@ -261,5 +261,5 @@ def _published(experiment: Observed) -> list[Score]:
         if means:
             passes = all(error <= THRESHOLDS[metric] for metric, error in means.items())
             name = f"{simulator.name} (published)"
-            found.append(Score(name, recording.slug, recording.alias, "", "not stated", errors, passes=passes))
+            found.append(Score(name, recording.slug, recording.alias, "", "unknown", errors, passes=passes))
     return found

@@ -21,7 +21,7 @@ _SUMMARY = (
 )
 _ROWS = (
     Column("", "text"),
-    Column("fitted", "text"),
+    Column("fitted on", "text"),
     Column("", "word"),
     *columns_named("E2E", "TTFT", "ITL", "E2E p99", "TTFT p99", kind="error_brief"),
     Column("most in", "text", wide=1),
@@ -143,7 +143,7 @@ def _summary(name: str, board: Board) -> list[Cell]:
     judged = [score.passes for score in scores if score.passes is not None]
     held_out = sum(score.fitted == "held out" for score in scores)
     peaks = [score.peak_bytes for score in scores if score.peak_bytes]
-    stated = any(score.fitted not in ("not stated", AS_SHIPPED) for score in scores)
+    stated = any(score.fitted not in ("unknown", AS_SHIPPED) for score in scores)
     shipped = any(score.fitted == AS_SHIPPED for score in scores)
     return [
         name,
@@ -170,7 +170,7 @@ def _row(score: Score) -> list[Cell]:
     errors = [score.errors.get(number) for number in _SUMMED]
     return [
         score.simulator,
-        score.fitted,
+        score.fitted.removeprefix("fitted on "),
         word,
         *errors,
         "-" if worst is None else f"{worst[0]} {100 * worst[1]:+.1f} %",

@@ -11,14 +11,15 @@ from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.fixtures.catalogue import PublishedSimulator, PublishedSimulators, published_simulators
 from blis_replay.ingest.store import Store
 from blis_replay.ingest.stream import published
-from blis_replay.ingest.tables import Cell, Table, columns_named
+from blis_replay.ingest.tables import Cell, Column, Table, columns_named
 from blis_replay.replay.driver import replay
 from blis_replay.replay.executors import map_jobs
 from blis_replay.validate.comparison.compare import Comparison, MetricCell, compare_replay, light
 from blis_replay.validate.experiment import find_experiment
 from blis_replay.validate.metrics.latency import relative_error
 from blis_replay.validate.metrics.observed import Observed, read_observed
-from blis_replay.validate.text.answer import Answer, Part
+from blis_replay.validate.text.answer import Answer, Block, Line, Part
+from blis_replay.validate.text.terminal import has_room
 
 # Columns: the published numbers, ITL against the publisher's truth and against the true gap.
 COLUMNS = ("e2e mean", "ttft mean", "itl mean", "itl mean, true gap", "e2e p99", "ttft p99")
@@ -133,22 +134,25 @@ def _errors(truth_us: Mapping[str, float | None], answer_us: Mapping[str, float 
 
 
 def published_answer(compared: PublishedTable) -> Answer:
-    """Each simulator and, below it, ours on the same experiments; errors are signed fractions.
+    """Each simulator, with ours on the same experiments beside each number; errors are signed fractions.
 
     The rows are one per simulator, experiment and number: ``theirs`` and ``ours``.
     """
     cells: list[list[Cell]] = []
     for row in compared.rows:
-        cells.append([row.name, str(len(row.theirs)), *_means(row.theirs).values()])
-        cells.append(["  ours on the same", "", *_means(row.ours).values()])
+        theirs, ours = _means(row.theirs), _means(row.ours)
+        cells.append([row.name, str(len(row.theirs)), *(side[c] for c in _SHOWN for side in (theirs, ours))])
     counts = Counter(sorted(compared.uses.values()))
     fits = ", ".join(f"{count} {use}" for use, count in counts.items())
     page: list[Part] = [
         Table("", _TEXT_COLUMNS, cells),
-        f"ours: {compared.coefficients}; of the {len(compared.uses)} experiments: {fits}",
-        "ITL: against what its publisher took for true: the reported ITL, half the true gap (step-model studies), or "
-        "the gap by re-tokenised lengths (the others); true gap: against (E2E - TTFT) / (output tokens - 1) with the "
-        "lengths that were decoded",
+        Block(
+            [
+                f"ours: {compared.coefficients} on the same experiments ({fits})",
+                Line("true gap: ITL against (E2E - TTFT) / (output tokens - 1), with the lengths that were decoded"),
+                *([_PUBLISHED_ITL] if has_room() else []),
+            ]
+        ),
     ]
     document = {
         "coefficients": compared.coefficients,
@@ -175,9 +179,23 @@ def published_answer(compared: PublishedTable) -> Answer:
     return Answer(page, document, Table("", names, rows))
 
 
+# By column of the answer, how it is called on the page; what 80 columns have no room for comes last.
+_SHOWN = {
+    **{"e2e mean": "E2E", "ttft mean": "TTFT", _TRUE_GAP: "true gap"},
+    **{"e2e p99": "E2E p99", "ttft p99": "TTFT p99", "itl mean": "itl mean"},
+}
+_IN_80_COLUMNS = 3
+_PUBLISHED_ITL = Line(
+    "itl mean: against what its publisher took for true, half the true gap (step-model studies) or the gap by "
+    "re-tokenised lengths (the others)"
+)
 _TEXT_COLUMNS = (
     *columns_named("mean |error| in %", "n"),
-    *columns_named("E2E", "TTFT", "ITL", "true gap", "E2E p99", "TTFT p99", kind="points_plain"),
+    *(
+        Column(name, "points_plain", wide=max(place - _IN_80_COLUMNS + 1, 0))
+        for place, shown in enumerate(_SHOWN.values())
+        for name in (shown, "ours")
+    ),
 )
 
 

@@ -10,6 +10,7 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 
 import numpy as np
@@ -83,7 +84,7 @@ def simulator_named(store: Path, name: str, coefficients: str | None, default: s
     Raises ``UnknownNameError`` for ``blis`` without a binary, and as ``chosen_simulators`` does.
     """
     if _is_blis(name) and binary is None:
-        raise UnknownNameError(f"the simulator {name} needs --blis-binary PATH")
+        raise UnknownNameError(f"no BLIS binary is named for {name}; give --blis-binary PATH")
     release, own_model = load_release(coefficients or default), "" if coefficients else OWN
     (simulator,) = chosen_simulators(store, name, release, binary or "", DEFAULT_TIMEOUT_S, own_model)
     return simulator
@@ -139,9 +140,12 @@ def _contestant(store: Path, name: str, release: CoefficientRelease, binary: str
         release.refuse_if_invalid()
         return EmbeddedEngine(release)
     if _is_blis(kind) and binary is None:
-        raise UnknownNameError(f"the simulator {name} needs --blis-binary PATH")
+        raise UnknownNameError(f"no BLIS binary is named for {name}; give --blis-binary PATH")
     if kind != "embedded" and not _is_blis(kind) and not name.startswith((FLOOR, PREFIX)) and not _is_of_others(name):
-        raise UnknownNameError(f"{name}: no such simulator; there are all, {', '.join(EVERYONE)} and 'cmd:PATH ARGS'")
+        wrong = name.rpartition(",")[2]  # what does not begin like a simulator is not split off
+        close = get_close_matches(wrong, EVERYONE, 1)
+        known = f"did you mean {close[0]}?" if close else f"there are all, {', '.join(EVERYONE)} and 'cmd:PATH ARGS'"
+        raise UnknownNameError(f"{wrong}: no such simulator; {known}")
     (simulator,) = chosen_simulators(store, name, release, binary or "", timeout_s, OWN)
     return simulator
 

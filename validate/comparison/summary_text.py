@@ -163,7 +163,7 @@ def error_cell(comparison: Comparison, metric: str, name: str) -> Cell:
 # -- Means over experiments: what was fitted on and what was held out apart --------------
 
 # Coefficients that were fitted on the latencies of an experiment meet them; that says nothing of another one.
-_KINDS = {"own latencies": "fitted", "not stated": "not stated"}
+_KINDS = {"fitted on this run": "fitted", "unknown": "unknown"}
 
 
 class Judged(Protocol):
@@ -196,11 +196,11 @@ def mean_abs_errors(comparisons: Sequence[Judged]) -> dict[str, float | None]:
 
 
 def means_by_fit(comparisons: Sequence[Judged]) -> dict[str, dict[str, float | None]]:
-    """The same of the experiments that were ``fitted``, ``held out`` or ``not stated``; absent without any."""
+    """The same of the experiments that were ``fitted``, ``held out`` or ``unknown``; absent without any."""
     kinds: dict[str, list[Judged]] = {}
     for comparison in comparisons:
         kinds.setdefault(_KINDS.get(comparison.uses, "held out"), []).append(comparison)
-    means = {kind: mean_abs_errors(kinds[kind]) for kind in ("fitted", "held out", "not stated") if kind in kinds}
+    means = {kind: mean_abs_errors(kinds[kind]) for kind in ("fitted", "held out", "unknown") if kind in kinds}
     return {kind: of for kind, of in means.items() if any(value is not None for value in of.values())}
 
 
@@ -311,4 +311,4 @@ def _verdict(c: Comparison) -> Toned:
 
 
 def _named(c: Comparison) -> list[Cell]:
-    return [c.alias + ("" if c.ground_truth == "recorded" else "*"), c.uses.removeprefix("own "), *error_cells(c)]
+    return [c.alias + ("" if c.ground_truth == "recorded" else "*"), c.uses.removeprefix("fitted on "), *error_cells(c)]

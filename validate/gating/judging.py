@@ -187,7 +187,7 @@ def _refused(job: GateJob, why: str) -> Judgement:
         alias=recording.alias,
         model=recording.model or "",
         ground_truth=recording.ground_truth,
-        uses="not stated",
+        uses="unknown",
         standing="refused",
         reason=why,
         errors={},
@@ -197,9 +197,9 @@ def _refused(job: GateJob, why: str) -> Judgement:
 
 
 def _standing(job: GateJob, comparison: Comparison) -> tuple[Standing, str]:
-    if job.policy.held_out_only and comparison.uses == "own latencies":
-        return "fitted", "the release was fitted on its own latencies"
-    if job.policy.held_out_only and comparison.uses == "not stated":
+    if job.policy.held_out_only and comparison.uses == "fitted on this run":
+        return "fitted", "the release was fitted on this run"
+    if job.policy.held_out_only and comparison.uses == "unknown":
         return "fitted", "the release does not say what it was fitted on"
     if comparison.overloaded:
         return "overloaded", "overloaded, so judged by what was served, and neither ranked nor counted as covered"
@@ -280,7 +280,7 @@ def _regressions(job: GateJob, candidate: Comparison) -> list[Check]:
         return [Check("regression", candidate.alias, "", "", "not judged", why)]
     recording = candidate.run.recording
     seen = job.baseline.used(recording.slug, recording.content_hash, requests_hash(recording))
-    if seen == "latencies" and candidate.uses in ("held out", "own steps"):
+    if seen == "latencies" and candidate.uses in ("held out", "fitted on its steps"):
         why = (
             f"{job.baseline.name} was fitted on the latencies of this run and {job.candidate.name} was not, so their "
             "errors here cannot be compared; use a run that neither saw, or fit both on it"

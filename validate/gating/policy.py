@@ -70,7 +70,7 @@ class Policy:
     """A gate policy; fractions, not percentages.
 
     ``thresholds``: largest absolute error by ``(metric, statistic)``.  ``held_out_only``:
-    experiments whose own latencies the release was fitted on are shown and not gated.
+    experiments that the release was fitted on are shown and not gated.
     ``sha256``: of the policy's text, empty for the default.
     """
 
@@ -184,7 +184,7 @@ class Ordered:
 class Judgement:
     """What a gate found of one experiment.
 
-    ``standing``: ``gated``; ``overloaded``: judged by what was served only; ``fitted`` (its own latencies, under
+    ``standing``: ``gated``; ``overloaded``: judged by what was served only; ``fitted`` (on this run, under
     ``held_out_only``): shown and not gated; ``refused``: the release is not for it, or the recording
     not to be judged by.
     ``errors``: signed error by ``(metric, statistic)``, None where there is none.

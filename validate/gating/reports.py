@@ -94,7 +94,7 @@ def _errors(report: GateReport) -> Table:
     rows: list[list[Cell]] = [
         [
             j.alias + ("" if j.ground_truth == "recorded" else "*"),
-            j.uses.removeprefix("own "),
+            j.uses.removeprefix("fitted on "),
             *(_error(j, cell) for cell in cells),
             _toned_outcome(outcome(j)),
         ]
@@ -303,7 +303,7 @@ def _markdown_errors(report: GateReport) -> Table:
     limits = [f"{cell_name(*cell)} (≤ {100 * report.policy.thresholds[cell]:g} %)" for cell in cells]
     columns = (*columns_named("experiment", "fit on"), *columns_named(*limits, kind="error"), Column("outcome"))
     rows = [
-        [j.alias, j.uses.removeprefix("own "), *(_error(j, cell) for cell in cells), outcome(j)]
+        [j.alias, j.uses.removeprefix("fitted on "), *(_error(j, cell) for cell in cells), outcome(j)]
         for j in report.judgements
     ]
     return Table("", columns, rows)
