@@ -52,7 +52,7 @@ def test_published_answers_and_every_field_of_the_json_documented(run: Run) -> N
         (["34b-general"], 2, "name two sides, A and B"),
         (["34b-general", "34b-codegen", "--published"], 2, "name two sides, A and B"),
         (["34b-general", "h100-vllm-0.15.1"], 2, "name an experiment with --experiment"),
-        (["34b-general", "blis", "--experiment", "34b-general"], 2, "no BLIS binary is named for blis; give --blis-binary"),
+        (["34b-general", "blis", "--experiment", "34b-general"], 2, "no BLIS binary is named for blis; give"),
         (["34b-general", "35b-general"], 2, "did you mean 34b-general"),
         (["34b-general", "34b-general@stepml-per-model-linear"], 3, "is marked invalid"),
     ],

@@ -17,10 +17,6 @@ import click
 from blis_replay.compiled.errors import BAD_DATA, FAULT, WRONG_USE, BlisReplayError, fault_text
 from blis_replay.ingest.errors import printable
 
-# Matrices here are small, and threads of OpenBLAS that wait for each other take more time than they save.  It reads
-# this when numpy is imported, which is later; so do the processes of a pool.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
 # Under their headings, in the order of a first visit: verb -> (module, one line of help).  The command of a verb is
 # called like it, `list_verb`.
 SECTIONS = {
