@@ -160,12 +160,6 @@ class Comparison:
         return self.capacity is not None or overloaded(self.findings)
 
     @property
-    def saturated(self) -> bool:
-        """Whether the server queued so long, from some second on, that its latencies say nothing of a component."""
-        queued = self.saturation is not None and self.saturation.observed.from_us is not None
-        return queued or self.overloaded
-
-    @property
     def failed_thresholds(self) -> tuple[str, ...]:
         """Metrics whose mean is off by more than its threshold; of an overloaded run the measures that are."""
         return tuple(name for name, decision in self.decisions().items() if decision == "fail")

@@ -185,7 +185,7 @@ def _next(comparison: Comparison, again: str) -> str:
     """
     if command := before_the_queue(comparison, again):
         return command
-    if comparison.saturated:
+    if saturated(comparison):
         return f"blis-replay inspect {comparison.alias}"
     if comparison.verdict == "fail" or tail_errors(comparison):
         return f"blis-replay explain {comparison.alias}{again}"
@@ -194,10 +194,16 @@ def _next(comparison: Comparison, again: str) -> str:
     return f"blis-replay inspect {comparison.alias}"
 
 
+def saturated(comparison: Comparison) -> bool:
+    """Whether the server queued so long, from some second on, that its latencies say nothing of a component."""
+    queued = comparison.saturation is not None and comparison.saturation.observed.from_us is not None
+    return queued or comparison.overloaded
+
+
 def before_the_queue(comparison: Comparison, again: str = "") -> str:
     """The command that compares what came before the server saturated; empty if it did not, or too little came."""
     found = comparison.saturation
-    if not comparison.saturated or found is None or not found.share_before:
+    if not saturated(comparison) or found is None or not found.share_before:
         return ""
     return f"blis-replay validate {comparison.alias}{again} --window 0:{found.share_before:g}"
 

@@ -22,7 +22,7 @@ from blis_replay.validate.attribution.text import explanations
 from blis_replay.validate.comparison.capacity import Measure
 from blis_replay.validate.comparison.compare import Comparison, MetricCell, Verdict
 from blis_replay.validate.comparison.comparison_text import notes, observed_cell, pairs_sentence
-from blis_replay.validate.comparison.first_screen import before_the_queue, fit_words
+from blis_replay.validate.comparison.first_screen import before_the_queue, fit_words, saturated
 from blis_replay.validate.comparison.saturation_text import saturation_sentences
 from blis_replay.validate.comparison.summary_text import draws_sentence, mean_abs_errors, verdict_sentence
 from blis_replay.validate.metrics.latency import METRIC_NAMES, METRICS, STATISTICS, TAIL_LIMITS, THRESHOLDS
@@ -319,7 +319,7 @@ def _explained(evidence: Evidence) -> tuple[str, tuple[str, ...], str]:
     blamed = [] if attribution is None else blames(attribution)
     cause = blamed[0].cause.component.name if blamed and blamed[0].cause is not None else ""
     found = [] if saturation is None else saturation_sentences(saturation)
-    if evidence.comparison.saturated:
+    if saturated(evidence.comparison):
         said = found if saturation is not None and saturation.from_us is not None else [_OVERLOADED]
         return "saturation", tuple(said), before_the_queue(evidence.comparison)
     remedies = [command for sentence in sentences if (command := command_of(sentence))]
