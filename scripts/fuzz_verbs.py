@@ -63,7 +63,7 @@ _STEPPED = replace(
 _STEPPED_FILES = ("exp-config.yaml", "profile.yaml", "trace.csv.gz", "traces.json", "vllm.log")
 _STEPPED_SHARE = 0.05
 # They draw hundreds of samples, fit, or draw pictures: no oftener than every verb has to.
-_SLOW, _TABLE_EVERY, _ENOUGH = ("explain", "report", "calibrate", "whatif", "timeline"), 3, 300
+_SLOW, _TABLE_EVERY = ("explain", "report", "calibrate", "whatif", "timeline"), 12
 _RELEASE = "h100-vllm-0.15.1"
 _PACKAGE = Path(blis_replay.validate.__file__).parents[1]
 _ROOMS = ("compiled", "strict", "blis", "ingest", "fixtures", "replay", "validate")
@@ -136,8 +136,9 @@ def _in_turn(campaign: Campaign, rng: random.Random, name: str) -> list[Argument
     behind: dict[str, list[Arguments]] = {}
     for arguments in rng.sample(known, len(known)):
         behind.setdefault(verb_of(arguments), []).append(arguments)
-    order = sorted(behind, key=lambda verb: (verb in _SLOW and campaign.met[verb] >= _ENOUGH, campaign.met[verb]))
-    taken = [verb for place, verb in enumerate(order[:count]) if not place or campaign.met[verb] < _ENOUGH]
+    enough = campaign.given.enough
+    order = sorted(behind, key=lambda verb: (verb in _SLOW and campaign.met[verb] >= enough, campaign.met[verb]))
+    taken = [verb for place, verb in enumerate(order[:count]) if not place or campaign.met[verb] < enough]
     campaign.met.update(taken)  # of this process: the next one counts what ended
     return [behind[verb][0] for verb in taken]
 
@@ -489,6 +490,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--batch", type=int, default=10, help="recordings a round, one after the other in one process")
     parser.add_argument("--verbs", type=int, default=0, help="how many verbs a recording, or a store; 0: all, or 3")
+    parser.add_argument("--enough", type=int, default=300, help="recordings that each verb meets before it may rest")
     parser.add_argument("--only", nargs="*", choices=_WRITTEN, help="of kills: these verbs")
     parser.add_argument("--findings", type=Path, default=Path("fuzz-findings"))
     given = parser.parse_args(arguments)

@@ -14,7 +14,14 @@ from blis_replay.blis.latency.architecture import Architecture, bundled_architec
 from blis_replay.blis.latency.gpu import gpu_named
 from blis_replay.blis.latency.physical import COEFFICIENT_NAMES, PhysicalCoefficients, batch_times_us
 from blis_replay.blis.releases.release import FittedOn
-from blis_replay.validate.calibration.physical import PRIORS, PhysicalRows, Prior, fit_physical, known_architecture
+from blis_replay.validate.calibration.physical import (
+    PRIORS,
+    PhysicalRows,
+    Prior,
+    _deviations,
+    fit_physical,
+    known_architecture,
+)
 from blis_replay.validate.errors import ValidateError
 
 H100 = gpu_named("H100-SXM-80GB")
@@ -124,3 +131,16 @@ def test_nothing_to_fit_and_an_unknown_model_are_refused() -> None:
 def test_the_case_of_a_model_name_does_not_matter() -> None:
     name = "meta-llama/Llama-2-7b-hf"
     assert known_architecture(bundled_architectures(), name.upper()) == bundled_architectures()[name]
+
+
+def test_what_no_row_tells_is_as_unsure_as_before_however_large_the_others_are() -> None:
+    """Rows of 10^17, as of a request of 2^60 tokens: the sum of their squares is singular in doubles."""
+    system = np.array([[1e17, 1e17, 0.0]] * 3)
+    # Of the first two only the sum is known: either one is off by 0.5 / sqrt(2).
+    known = [0.5 / 2**0.5, 0.5 / 2**0.5, 7.0]
+    assert _deviations(system, np.array([0.5, 0.5, 7.0])).tolist() == pytest.approx(known)
+
+
+def test_deviations_are_those_of_the_normal_equations() -> None:
+    """Four rows of 2, and a deviation of 1 before: 1 / sqrt(1 + 4 * 2^2)."""
+    assert _deviations(np.full((4, 1), 2.0), np.ones(1)).tolist() == pytest.approx([1 / 17**0.5])

@@ -197,7 +197,21 @@ def robust_non_negative(times: Floats, weight: Floats, priors: Sequence[Prior]) 
         before, trust = trust, 1 / np.sqrt(1 + ((times @ solution - 1) / _ROBUST) ** 2)
         if np.abs(trust - before).max() < _SETTLED:
             break
-    return solution, np.sqrt(np.diag(np.linalg.inv(system.T @ system + np.diag(precision**2))))
+    return solution, _deviations(system, 1 / precision)
+
+
+def _deviations(system: Floats, before: Floats) -> Floats:
+    """Standard deviations of coefficients that had those ``before`` a system of rows of unit deviation.
+
+    The diagonal of (S'S + P)^-1 by singular values: that sum is singular in doubles where rows are large.
+    """
+    _left, values, rows = np.linalg.svd(system * before)
+    # Of smaller ones only the rounding is left: nothing is known there.
+    values[values < max(system.shape) * np.finfo(np.float64).eps * values.max(initial=0)] = 0
+    kept = np.ones(len(before))
+    kept[: len(values)] = 1 / np.hypot(1, values)
+    deviations: Floats = before * np.sqrt(((rows * kept[:, None]) ** 2).sum(axis=0))
+    return deviations
 
 
 def _relative(parts: Sequence[PhysicalRows]) -> tuple[Floats, Floats]:

@@ -76,13 +76,13 @@ def explain_verb(
 
     release = release_for(coefficients, [name])
     mode = parse_mode(mode_text, release.published_replay)
-    with open_for_reading(store_path) as store:
+    # Open for all of it: each of many replays looks into the recording.
+    with open_for_reading(store_path) as store, progress_line("replaying") as progress:
         recording = read_stored(store, find_experiment(store, name))
         gaps = pooled_gaps(store, recording.slug, observed_requests(recording))
-    stand_in = None if reference == "none" else release_for(reference, [name])
-    if stand_in and reference:
-        entry_of(stand_in, recording)  # one that was named must have the model
-    with progress_line("replaying") as progress:
+        stand_in = None if reference == "none" else release_for(reference, [name])
+        if stand_in and reference:
+            entry_of(stand_in, recording)  # one that was named must have the model
         attribution = attribute(
             recording,
             release,
