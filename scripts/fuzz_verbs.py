@@ -37,6 +37,7 @@ from fuzz_mutations import mutated_bytes, mutated_file, mutated_json, mutated_ro
 from fuzz_rounds import ENGINE, Arguments, Campaign, Ended, be_child, called, in_process, verb_of
 
 import blis_replay.validate
+from blis_replay.blis.latency.architecture import bundled_architectures, config_of
 from blis_replay.blis.verification.conservation import check_conservation
 from blis_replay.blis.verification.workloads import scenarios
 from blis_replay.fixtures.planted import PLANTED
@@ -50,6 +51,7 @@ _MUTATORS = {".json": mutated_json, ".jsonl": mutated_json, ".csv": mutated_rows
 # What coefficients there are for; the recordings are said to be of it, so that they are simulated.
 _SERVED: dict[str, Any] = {"model": "codellama/CodeLlama-34b-Instruct-hf", "tensor_parallelism": 2}
 DAMAGED, SOUND = "20260101-000000-damaged-34b-tp2-general", "sound-34b-tp2-codegen"
+OTHER = "other-34b-tp2-roleplay"
 # Enough busy steps, of 0.2 s each, for four windows of 5 s that `calibrate` and its like need; 40 requests of them.
 _STEPPED = replace(
     PLANTED,
@@ -403,23 +405,47 @@ _WRITTEN = {
     "simulate": (*_SIMULATE, "--experiment", SOUND, "--out", ".", "--force"),
     "validate": ("validate", SOUND),
     "ingest": ("ingest", "again"),
+    "segments": ("segments", SOUND, "--out", "requests.parquet"),
+    "list": ("list", "--json", "--out", "out.json"),
+    "whatif": ("whatif", SOUND, "--set", "max_num_seqs=16", "--json", "--out", "out.json"),
+    "steps": ("coefficients", "steps", SOUND, "--json", "--out", "out.json"),
+    "trees": ("coefficients", "trees", "--train", SOUND, "--out", "out.yaml"),
+    "generalize": (*["coefficients", "generalize", "--gpu", "H100-SXM", "--lowo"], SOUND, OTHER, "--out", "."),
+    "for-model": (*["coefficients", "for-model", "config.json", "--model", "org/new", "--out", "out.yaml"],),
+    "roofline": (*["coefficients", "roofline", "config.json", "--model", "org/new", "--out", "out.yaml"],),
+    "export-defaults": (*["coefficients", "export-defaults", "stepml-direct", "--out", "out.yaml"],),
+    "import-defaults": (*["coefficients", "import-defaults", "defaults.yaml", "--out", "out.yaml"],),
+    "import-stepml": (
+        *("coefficients", "import-stepml", "artifact.json", "--model", "org/new", "--tensor-parallelism", "2"),
+        *("--out", "out.yaml"),
+    ),
     "collect": ("collect", "--no-ingest", "--out", "spans", "--http", f"127.0.0.1:{_PORT}", "--listen", "127.0.0.1:0"),
 }
 _BEFORE = "written before\n"
+# Of StepML: what `import-stepml` needs at least.
+_ARTIFACT = {
+    "version": 1,
+    "step_time": {"model_type": "linear", "intercept": 13_546.0, "feature_coefficients": {"num_decode_reqs": 40.3}},
+    "queueing_time": {"model_type": "linear", "intercept": 9_300.0, "feature_coefficients": {}},
+}
 
 
 def kills(campaign: Campaign) -> None:
     """SIGKILL at a random moment of each writing verb: the store opens, and files are old or new, never half."""
     template = _sound_store(campaign)
+    _add_inputs(template.parent)
     order = [name for name in _WRITTEN if name in (campaign.given.only or _WRITTEN)] * 30
-    campaign.given.rounds = len(order)
+    campaign.given.rounds = min(campaign.given.rounds, len(order))
     took: dict[str, float] = {}
+    made: dict[str, dict[str, bytes]] = {}  # by verb: the files that it leaves when it is not killed
 
     def work(rng: random.Random, folder: Path) -> list[Ended]:
         name = order[campaign.rounds - 1]
         arguments = _WRITTEN[name]
         shutil.copy(template, folder / "store.duckdb")
         shutil.copytree(template.parent / SOUND, folder / "again")
+        for file in ("config.json", "defaults.yaml", "artifact.json"):
+            shutil.copy(template.parent / file, folder)
         outputs = [folder / file for file in ("out", "out.json", "out.yaml", "summary.json", "requests.parquet")]
         for path in outputs:
             path.write_text(_BEFORE, "utf-8")
@@ -439,10 +465,34 @@ def kills(campaign: Campaign) -> None:
             return [Ended(arguments, 0, lost)]
         took.setdefault(name, time.monotonic() - begin)
         ended = in_process(folder, lambda: iter([_is_there(SOUND)]))
-        half = [path.name for path in outputs if not _is_whole(path)]
+        outputs += [path for path in folder.glob("*.yaml") if path not in outputs]
+        left = {path.name: path.read_bytes() for path in outputs}
+        whole = made.setdefault(name, left)
+        half = [path.name for path in outputs if left[path.name] != whole.get(path.name) and not _is_whole(path)]
+        if name in _SAME_AGAIN:
+            half = [file for file, found in left.items() if found not in (_BEFORE.encode(), whole.get(file))]
+        if whole is left and all(found == _BEFORE.encode() for found in left.values()) and name not in _IN_STORE:
+            half = ["nothing was written"]
         return [Ended(arguments, 0, f"half-written: {', '.join(half)}" if half else ""), *ended]
 
     campaign.run(work)
+
+
+# Those that write nothing but the store, and those that write the same bytes each time.
+_IN_STORE = ("validate", "ingest")
+_SAME_AGAIN = ("for-model", "roofline", "export-defaults", "import-defaults", "import-stepml", "generalize", "list")
+
+
+def _add_inputs(folder: Path) -> None:
+    """Add to what `_sound_store` made what other writing verbs need: a second recording, and documents."""
+    shutil.copytree(folder / SOUND, folder / OTHER)
+    config = config_of(bundled_architectures()[str(_SERVED["model"])])
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    (folder / "artifact.json").write_text(json.dumps(_ARTIFACT), "utf-8")
+    given = [("ingest", OTHER), ("coefficients", "export-defaults", "stepml-direct", "--out", "defaults.yaml")]
+    ended = in_process(folder, lambda: map(called, given))
+    if any(one.problem or one.code for one in ended[-len(given) :]):
+        sys.exit(f"what the verbs need is not made: {ended}")
 
 
 def _sent_for(seconds: float) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import duckdb
 import polars as pl
 import pytest
 from command_line import Run
@@ -58,6 +59,16 @@ def test_the_answer_does_not_depend_on_the_executor(run: Run, monkeypatch: pytes
     monkeypatch.setattr("blis_replay.replay.executors.POOL_START_S", -1.0)  # a pool, however short the jobs
     asked = ("attribute", "--experiment", "34b-codegen", "--replay", "scheduling=synchronous,prefix=none", "--json")
     assert run(*asked, "--executor", "serial").out == run(*asked, "--workers", "2").out
+
+
+@pytest.mark.usefixtures("calibrated")
+def test_the_store_is_opened_once_for_all_replays(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each replay looks into several tables of it."""
+    opened = []
+    connect = duckdb.connect
+    monkeypatch.setattr("duckdb.connect", lambda *path, **settings: opened.append(path) or connect(*path, **settings))
+    assert run("explain", "1b-general", "--coefficients", "mine.yaml", "--workers", "1").code == 0
+    assert len([path for path in opened if "store" in str(path)]) == 1
 
 
 @pytest.mark.usefixtures("calibrated")
