@@ -27,7 +27,7 @@ Schema = Mapping[str, pl.DataType | type[pl.DataType]]
 # What is worked on at a time.
 BATCH_ROWS = 100_000
 # Of all rows of one reading; beyond, they come back more slowly.
-MEMORY_BYTES = 300 << 20
+MEMORY_BYTES = 200 << 20
 # Of the database that has them then; what is more goes to its folder.
 _SCRATCH_MEMORY = "200MB"
 _NAMES = count()
@@ -220,6 +220,7 @@ class Scratch:
 
     def __init__(self) -> None:
         self._held: WeakSet[Rows] = WeakSet()
+        self._writers: WeakSet[Writer] = WeakSet()
 
     @cached_property
     def _root(self) -> duckdb.DuckDBPyConnection:
@@ -243,10 +244,15 @@ class Scratch:
         """Nobody else can."""
         return False
 
-    def is_full(self, further_bytes: int) -> bool:
-        """Whether so many bytes more are too much for memory."""
+    def is_full(self) -> bool:
+        """Whether all rows that are in memory, those of writers that are not done included, are too many for it."""
         held = sum(rows.held.estimated_size() for rows in self._held if rows.held is not None)
-        return held + further_bytes > MEMORY_BYTES
+        return held + sum(writer.held_bytes for writer in self._writers) > MEMORY_BYTES
+
+    def empty_writers(self) -> None:
+        """What writers have in memory goes to the database, and so does all that comes."""
+        for writer in list(self._writers):
+            writer.to_table()
 
     def hold(self, frame: pl.DataFrame) -> Rows:
         """The rows of a frame, which count for those in memory."""
@@ -256,7 +262,9 @@ class Scratch:
 
     def writer(self, schema: Schema) -> Writer:
         """For rows that come one frame after the other."""
-        return Writer(self, schema)
+        writer = Writer(self, schema)
+        self._writers.add(writer)
+        return writer
 
     def kept(self, rows: Rows) -> Rows:
         """The rows as they are now, so that they are worked out once."""
@@ -266,14 +274,14 @@ class Scratch:
         return writer.done()
 
 
-@dataclass
+@dataclass(eq=False)
 class Writer:
     """Gathers rows of ``scratch``; frames are of ``schema``, or of types that can be cast to it."""
 
     scratch: Scratch
     schema: Schema
+    held_bytes: int = 0
     _frames: list[pl.DataFrame] = field(default_factory=list)
-    _bytes: int = 0
     _table: str = ""
 
     def add(self, frame: pl.DataFrame) -> None:
@@ -281,24 +289,31 @@ class Writer:
         if frame.is_empty():
             return
         self._frames.append(frame.select(pl.col(name).cast(kind) for name, kind in self.schema.items()))
-        self._bytes += int(frame.estimated_size())
-        if self._table or self.scratch.is_full(self._bytes):
-            self._to_table()
+        self.held_bytes += int(frame.estimated_size())
+        if self._table:
+            self.to_table()
+        elif self.scratch.is_full():
+            self.scratch.empty_writers()
 
     def done(self) -> Rows:
         """The rows."""
         if self._table:
             return Rows(self.schema, f"SELECT * FROM {self._table}", self.scratch)
-        return self.scratch.hold(pl.concat([pl.DataFrame(schema=self.schema), *self._frames], rechunk=False))
+        frame = pl.concat([pl.DataFrame(schema=self.schema), *self._frames], rechunk=False)
+        self._frames, self.held_bytes = [], 0
+        return self.scratch.hold(frame)
 
-    def _to_table(self) -> None:
+    def to_table(self) -> None:
+        """Rows so far go to the database, and so do those that come."""
+        if not self._frames:
+            return
         texts = {name: pl.String for name, kind in self.schema.items() if isinstance(kind, pl.Enum)}
         with self.scratch.connection() as connection:
             for frame in self._frames:
                 connection.register("added", _arrow(frame.cast(texts)))  # type: ignore[arg-type]
                 begin = f"INSERT INTO {self._table}" if self._table else f"CREATE TABLE {self._new_name()} AS"
                 connection.execute(f"{begin} SELECT * FROM added")
-        self._frames, self._bytes = [], 0
+        self._frames, self.held_bytes = [], 0
 
     def _new_name(self) -> str:
         self._table = f"rows_{next(_NAMES)}"

@@ -100,6 +100,18 @@ def test_once_memory_is_full_rows_are_in_the_database_and_later_there_is_room_ag
     assert written(2).held is not None
 
 
+def test_what_all_writers_have_in_memory_counts_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of 16 bytes: frames of 1,600 bytes, one here and two there, are more than 4,000, which neither has alone."""
+    monkeypatch.setattr(ingest_rows, "MEMORY_BYTES", 4_000)
+    scratch, frame = Scratch(), pl.DataFrame({"a": range(100), "b": range(100)})
+    writers = [scratch.writer(frame.schema) for _ in range(2)]
+    for writer in (*writers, writers[0]):
+        writer.add(frame)
+    assert [writer.held_bytes for writer in writers] == [0, 0]
+    assert writers[0].done().frame().equals(pl.concat([frame, frame]))
+    assert writers[1].done().frame().equals(frame)
+
+
 def test_rows_of_a_scratch_database_go_to_another_process_as_a_frame() -> None:
     frame = framed([(1, "a"), (None, None)])
     for rows in both(frame):
