@@ -46,6 +46,12 @@ def test_a_page_is_what_its_commands_print(name: str) -> None:
     assert current_text(page) == page.text
 
 
+def test_the_readme_names_its_two_commands() -> None:
+    """Which set up what they need in a clone: the demo, and all tests."""
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert [line.split("  ")[0] for line in lines if line.startswith("make ")][:2] == ["make demo", "make test"]
+
+
 def test_every_markdown_file_of_the_documentation_is_in_the_navigation() -> None:
     assert {page.source for page in all_pages()} == {ROOT / "README.md", *(ROOT / "docs").glob("*.md")}
 
