@@ -189,10 +189,10 @@ def read_result(
     ``queued_us``: int64[n] in the order of the result.
     """
     in_order = bool((order[1:] > order[:-1]).all())
-    place = np.empty(len(order), np.int64)
-    place[order] = np.arange(len(order))
     segments = state.segments[: state.at[0].segments].copy()
+    place = np.empty(0 if in_order else len(order), np.int64)
     if not in_order:
+        place[order] = np.arange(len(order))
         segments[:, 0] = order[segments[:, 0]]
 
     def column(table: k.Table, name: str) -> Int64s:
@@ -225,15 +225,16 @@ def check_conservation(abort_us: Int64s, state: k.State, result: SimResult) -> N
 
     ``abort_us``: int64[n] in the order of the result.  Raises ``TraceError``.
     """
-    left = int((~(result.completed | result.aborted)).sum())
+    completed = result.completed
+    left = len(completed) - np.count_nonzero(completed | result.aborted)
     if left:
         raise TraceError(f"{left} requests neither completed nor were given up: an engine defect")
-    if (np.equal(abort_us, k.NEVER) & ~result.completed).any():
+    if (np.equal(abort_us, k.NEVER) > completed).any():
         raise TraceError("a request that nobody gave up did not complete: an engine defect")
     if state.at[0].free_blocks != state.config[0].num_blocks:
         raise TraceError("blocks were lost or freed twice: an engine defect")
     if not 0 <= state.at[0].cpu_used <= state.config[0].cpu_blocks:
         raise TraceError("the CPU tier holds more blocks than it has: an engine defect")
     tokens = np.bincount(result.segments[:, 0], result.segments[:, 2], minlength=len(abort_us))
-    if (tokens[result.completed] != result.output_tokens[result.completed]).any():
+    if ((tokens != result.output_tokens) & completed).any():
         raise TraceError("a completed request has not all of its tokens: an engine defect")

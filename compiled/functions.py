@@ -34,17 +34,20 @@ class Decorator(Protocol):
         """The compiled function."""
 
 
-def decorators(package: Path, *others: Path, inline: bool = False) -> tuple[Decorator, Decorator]:
+def decorators(
+    package: Path, *others: Path, inline: bool = False, from_start: bool = False
+) -> tuple[Decorator, Decorator]:
     """``entry``, for functions that Python calls, and ``compiled``, for those that only compiled functions call.
 
     ``package``: the folder they are in.  ``others``: files beyond it whose constants or functions are part of the
     compiled code, which is kept in ``cache_folder(package, *others)``.  ``inline``: what is ``compiled`` becomes part
-    of its callers.  With ``NUMBA_DISABLE_JIT=1``, for debugging, functions stay as they are.
+    of its callers.  ``from_start``: only constant indices count from the end if they are negative,
+    so that the others need no test.  With ``NUMBA_DISABLE_JIT=1``, for debugging, functions stay as they are.
     """
     folder = functools.cache(lambda: cache_folder(package, *others))
 
     def entry(function: _Function, /) -> _Function:
-        return function if _AS_PYTHON else cast("_Function", _Entry(function, folder))
+        return function if _AS_PYTHON else cast("_Function", _Entry(function, folder, from_start))
 
     def part(function: _Function, /) -> _Function:
         return function if _AS_PYTHON else cast("_Function", _Part(function, inline))
@@ -76,9 +79,9 @@ class _Part:
 class _Entry(_Part):
     """A function that Python calls; positional arguments are arrays, numbers and NamedTuples of them."""
 
-    def __init__(self, function: Callable[..., Any], folder: Callable[[], Path | None]) -> None:
+    def __init__(self, function: Callable[..., Any], folder: Callable[[], Path | None], from_start: bool) -> None:
         super().__init__(function)
-        self._folder = folder
+        self._folder, self._from_start = folder, from_start
         self._loaded: dict[tuple[object, ...], _Loaded] = {}
 
     def __reduce__(self) -> str:
@@ -109,7 +112,7 @@ class _Entry(_Part):
         path = folder / f"{name}-{hashlib.sha256(told).hexdigest()[:16]}{SUFFIX}" if folder else None
         content = intact(path) if path else None
         if content is None:
-            letters, code = _numba_parts().machine_code(self.by_numba, arguments, _SYMBOL)
+            letters, code = _numba_parts().machine_code(self.by_numba, arguments, _SYMBOL, self._from_start)
             content = letters.encode() + b"\n" + code
             if path:
                 keep(path, content)

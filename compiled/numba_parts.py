@@ -17,6 +17,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,7 @@ _extending: Any = importlib.import_module("numba.core.extending")
 _models: Any = importlib.import_module("numba.core.datamodel.models")
 _imputils: Any = importlib.import_module("numba.core.imputils")
 _templates: Any = importlib.import_module("numba.core.typing.templates")
+_arrays: Any = importlib.import_module("numba.np.arrayobj")
 _cgutils: Any = importlib.import_module("numba.core.cgutils")
 _LOCAL = _codegen.ll.Linkage.internal, _codegen.ll.Linkage.private
 
@@ -189,14 +191,16 @@ def _widest(kind: Any) -> Any:
 _WORD, _REAL, _CODE = _ir.IntType(64), _ir.DoubleType(), _ir.IntType(32)
 
 
-def machine_code(entry: Any, arguments: tuple[Any, ...], symbol: str) -> tuple[str, bytes]:
+def machine_code(entry: Any, arguments: tuple[Any, ...], symbol: str, from_start: bool) -> tuple[str, bytes]:
     """What a function answers, and its object file, in which it has the name ``symbol``.
 
     What it answers: a letter for each value (i: int, f: float, b: bool), with a t before those of a tuple.  The call is
     ``int32 symbol(int64 *arguments, int64 *answers)`` with words as of ``functions.words_of``; not 0: it failed.
+    ``from_start``: as of ``functions.decorators``.
     """
     kinds = tuple(map(_kind, arguments))
-    entry.compile(kinds)
+    with _indices_from_start() if from_start else nullcontext():
+        entry.compile(kinds)
     made = entry.overloads[kinds]
     context, answer = made.target_context, made.signature.return_type
     library = _EntryLibrary(context.codegen(), symbol)
@@ -218,6 +222,22 @@ def machine_code(entry: Any, arguments: tuple[Any, ...], symbol: str) -> tuple[s
         library.add_ir_module(module)
         library.add_linking_library(made.library)
         return "t" * several + "".join(map(_letter, members)), library.machine_code(symbol)
+
+
+@contextmanager
+def _indices_from_start() -> Iterator[None]:
+    """Index arrays without the test for counting from the end, longer than the access; but for constants."""
+    tested = _arrays.fix_integer_index
+
+    def plain(context: Any, builder: Any, kind: Any, value: Any, size: Any) -> Any:
+        number = context.cast(builder, value, kind, _types.intp)
+        return tested(context, builder, kind, value, size) if isinstance(number, _ir.Constant) else number
+
+    _arrays.fix_integer_index = plain
+    try:
+        yield
+    finally:
+        _arrays.fix_integer_index = tested
 
 
 def _kind(argument: Any) -> Any:

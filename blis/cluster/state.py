@@ -22,7 +22,7 @@ from blis_replay.blis.trace import EngineConfig, RequestTrace
 from blis_replay.compiled.arrays import Int64s
 from blis_replay.compiled.functions import decorators
 
-entry, compiled = decorators(Path(__file__).parent, *sorted(k.FOLDER.glob("*.py")), inline=True)
+entry, compiled = decorators(Path(__file__).parent, *sorted(k.FOLDER.glob("*.py")), inline=True, from_start=True)
 
 # -- Policy.kind --------------------------------------------------------------------------
 GIVEN, LEAST_LOADED, ALWAYS_BUSIEST, WEIGHTED = range(4)

@@ -9,6 +9,7 @@ from blis_replay.blis.kernel.pool import blocks_for, enter_cache, give_keys, hol
 from blis_replay.blis.kernel.queues import (
     close_segment,
     computed_now,
+    first_to_finish,
     last_token_step,
     leave_finish,
     leave_queue,
@@ -18,7 +19,19 @@ from blis_replay.blis.kernel.queues import (
     stop_prefill,
     stop_running,
 )
-from blis_replay.blis.kernel.state import DECODING, NONE, PREFILLING, State, compiled, index, modulo_block
+from blis_replay.blis.kernel.state import (
+    ABORTED,
+    COMPLETED,
+    DECODING,
+    NONE,
+    PREFILLING,
+    WAITING,
+    State,
+    called,
+    compiled,
+    index,
+    modulo_block,
+)
 from blis_replay.compiled.arrays import Int64s
 
 # -- Tokens ---------------------------------------------------------------------------------
@@ -279,3 +292,39 @@ def count_resumed(state: State, counts: Int64s) -> None:
             counts[2] += 1
             counts[3] += this.chunk
         request = state.links[request].running.next
+
+
+# -- Tokens are in -------------------------------------------------------------------------
+
+
+@called
+def finish_all(state: State, step: int, row: int) -> None:
+    """The tokens of a step are in: requests with their last token finish, in batch order."""
+    finished = 0
+    while True:
+        request = first_to_finish(state, step)
+        if request == NONE:
+            break
+        finished += finish(state, request, step, row)
+    this = state.steps[index(row)]
+    this.finished = finished
+    this.free_blocks_end = state.at.free_blocks
+
+
+@compiled
+def finish(state: State, request: int, step: int, row: int) -> int:
+    """A request has its last token; one that was preempted meanwhile finishes in the queue.
+
+    The number of requests that finished: 0 if its client gave up meanwhile.
+    """
+    this = state.requests[request]
+    if this.status == ABORTED:
+        return 0
+    close_segment(state, request, step + 1, row)
+    state.outcomes[request].last_step = row
+    if this.status == WAITING:
+        leave_queue(state, request)
+    else:
+        vacate(state, request, state.facts[request].total_tokens - 1)
+    this.status = COMPLETED
+    return 1

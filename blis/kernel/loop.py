@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from blis_replay.blis.kernel.batch import (
     count_resumed,
+    finish_all,
     in_flight_input,
     leave_decoding,
     put_in_flight,
     vacate,
 )
-from blis_replay.blis.kernel.decodes import decodes_until, only_decodes, run_decodes, serve_decodes
+from blis_replay.blis.kernel.decodes import run_decodes
 from blis_replay.blis.kernel.pool import blocks_for
 from blis_replay.blis.kernel.queues import (
     close_segment,
     computed_now,
-    first_to_finish,
     last_token_step,
     leave_queue,
     queue_up,
@@ -58,17 +58,10 @@ def advance(state: State, until_us: int, kind: int, int_params: Int64s, float_pa
     """Run until nothing is left to do (IDLE), the time is reached, or arrays are full (NEEDS_ROOM)."""
     run = by_reference(State(state.config[0], state.at[0], state.batch[0], *state[3:]))
     while True:
-        decodes = False
-        soonest_us = decodes_until(run, until_us)
-        if soonest_us > 0:
-            run_decodes(run, soonest_us, kind, int_params, float_params)
-            decodes = only_decodes(run, soonest_us)
-        if decodes:
-            serve_decodes(run)
-        else:
-            answer = _next_batch(run, until_us)
-            if answer != BATCH:
-                return answer
+        run_decodes(run, until_us, kind, int_params, float_params)
+        answer = _next_batch(run, until_us)
+        if answer != BATCH:
+            return answer
         start_us = max(run.at.now_us, run.at.device_free_us)
         _run_batch(run, quick_duration_us(kind, int_params, float_params, run.batch, start_us))
 
@@ -219,34 +212,7 @@ def update(state: State) -> None:
         take_aborts(state)
     if row == NONE:
         return
-    finished = 0
-    while True:
-        request = first_to_finish(state, step)
-        if request == NONE:
-            break
-        finished += finish(state, request, step, row)
-    this = state.steps[index(row)]
-    this.finished = finished
-    this.free_blocks_end = at.free_blocks
-
-
-@compiled
-def finish(state: State, request: int, step: int, row: int) -> int:
-    """A request has its last token; one that was preempted meanwhile finishes in the queue.
-
-    The number of requests that finished: 0 if its client gave up meanwhile.
-    """
-    this = state.requests[request]
-    if this.status == ABORTED:
-        return 0
-    close_segment(state, request, step + 1, row)
-    state.outcomes[request].last_step = row
-    if this.status == WAITING:
-        leave_queue(state, request)
-    else:
-        vacate(state, request, state.facts[request].total_tokens - 1)
-    this.status = COMPLETED
-    return 1
+    finish_all(state, step, row)
 
 
 @compiled

@@ -43,6 +43,7 @@ from blis_replay.blis.kernel.state import (
     NONE,
     PREFILLING,
     State,
+    called,
     compiled,
     index,
     modulo_block,
@@ -262,9 +263,17 @@ def note_admission(state: State, request: int, hit_tokens: int) -> None:
 
 @compiled
 def end_decodes(state: State) -> None:
-    """Decodes that were served are one token on; those whose last token this gives stop asking."""
+    """Decodes that were served are one token on."""
     at = state.at
     at.decoding_context += state.batch.served
+    if state.finish_head[index(at.step & state.config.ring_mask)] != NONE:
+        end_last_decodes(state)
+
+
+@called
+def end_last_decodes(state: State) -> None:
+    """Decodes whose last token the step gives stop asking."""
+    at = state.at
     request = state.finish_head[index(at.step & state.config.ring_mask)]
     while request != NONE:
         this = state.requests[request]

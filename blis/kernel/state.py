@@ -21,7 +21,7 @@ from blis_replay.compiled.cache import cache_folder
 from blis_replay.compiled.functions import decorators
 
 FOLDER = Path(__file__).parent
-entry, compiled = decorators(FOLDER, inline=True)
+entry, compiled = decorators(FOLDER, inline=True, from_start=True)
 # What is large and called from several places is no part of its callers.
 _, called = decorators(FOLDER)
 

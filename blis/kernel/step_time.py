@@ -78,7 +78,7 @@ def step_duration_us(kind: int, int_params: Int64s, float_params: Floats, batch:
 @called
 def batch_duration_us(kind: int, int_params: Int64s, float_params: Floats, batch: Batch, start_us: int) -> int:
     """Duration of the batch in int_params us, at least 1."""
-    own = len(int_params) if kind < CORRECTED else int_params[-1]
+    own = len(int_params) if kind < CORRECTED else int_params[len(int_params) - 1]
     modelled = modelled_us(kind % CORRECTED, int_params[:own], float_params, batch, start_us)
     if kind < CORRECTED:
         return modelled
