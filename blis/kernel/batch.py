@@ -27,7 +27,6 @@ from blis_replay.blis.kernel.state import (
     PREFILLING,
     WAITING,
     State,
-    called,
     compiled,
     index,
     modulo_block,
@@ -297,7 +296,7 @@ def count_resumed(state: State, counts: Int64s) -> None:
 # -- Tokens are in -------------------------------------------------------------------------
 
 
-@called
+@compiled
 def finish_all(state: State, step: int, row: int) -> None:
     """The tokens of a step are in: requests with their last token finish, in batch order."""
     finished = 0

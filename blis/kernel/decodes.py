@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from blis_replay.blis.kernel.batch import finish_all
 from blis_replay.blis.kernel.schedule import end_last_decodes
-from blis_replay.blis.kernel.state import NEVER, NONE, UNKEYED, State, called, compiled, index
+from blis_replay.blis.kernel.state import NEVER, NONE, UNKEYED, State, compiled, index
 from blis_replay.blis.kernel.step_time import quick_duration_us
 from blis_replay.compiled.arrays import Floats, Int64s
 
 
-@called
+@compiled
 def run_decodes(state: State, until_us: int, kind: int, int_params: Int64s, float_params: Floats) -> None:
     """Build and run such batches as long as blocks without contents are at hand, and nobody comes or gives up.
 

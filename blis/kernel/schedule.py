@@ -43,7 +43,6 @@ from blis_replay.blis.kernel.state import (
     NONE,
     PREFILLING,
     State,
-    called,
     compiled,
     index,
     modulo_block,
@@ -270,7 +269,7 @@ def end_decodes(state: State) -> None:
         end_last_decodes(state)
 
 
-@called
+@compiled
 def end_last_decodes(state: State) -> None:
     """Decodes whose last token the step gives stop asking."""
     at = state.at

@@ -22,8 +22,6 @@ from blis_replay.compiled.functions import decorators
 
 FOLDER = Path(__file__).parent
 entry, compiled = decorators(FOLDER, inline=True, from_start=True)
-# What is large and called from several places is no part of its callers.
-_, called = decorators(FOLDER)
 
 # Rows of one of the classes below.
 Table = NDArray[Any]
