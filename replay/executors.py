@@ -99,12 +99,12 @@ def _local(work: Callable[[Job], Answer], jobs: Sequence[Job], workers: int, pro
     return answers + pool_map(work, rest, workers, with_those_here)
 
 
-# Of Ray itself, where it is not set: no statistics sent to its makers, no advice on accelerators; and two minutes
-# for its server to come up, as a busy machine takes more than the 30 s that it has by default.
+# Of Ray itself, where it is not set: no statistics sent to its makers, no advice on accelerators; and a minute for its
+# server to come up, as a busy machine takes more than the 30 s that it has by default.
 _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_gcs_server_port_wait_time_s": "120",
+    "RAY_gcs_server_port_wait_time_s": "60",
 }
 
 # In a worker: the work of the map that it serves, by the map's key.
@@ -179,15 +179,22 @@ def _imported() -> Any:
 
 
 def _start(ray: Any, workers: int | None) -> None:
+    """Connect to the cluster of ``RAY_ADDRESS``, or start a Ray here, once more if it does not come up.
+
+    Its server has been seen not to come up within two minutes, without a line in its log, and to do so the next time.
+    """
     address = os.environ.get("RAY_ADDRESS")
+    asked: dict[str, Any] = {"address": address} if address else {"num_cpus": workers, "include_dashboard": False}
     # Ray leaves handles of its own processes and sockets to the garbage collector.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
-        try:
-            if address:
-                ray.init(address=address, logging_level="ERROR", log_to_driver=False)
-            else:
-                ray.init(num_cpus=workers, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
-        except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-            where = f"the cluster at {address}" if address else "a Ray of this machine"
-            raise ReplayError(f"{where} does not answer ({str(error).splitlines()[0]}); use --executor local") from None
+        for is_last in (bool(address), True):
+            try:
+                ray.init(**asked, logging_level="ERROR", log_to_driver=False)
+                return
+            except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+                where = f"the cluster at {address}" if address else "a Ray of this machine"
+                why = f"{where} does not answer ({str(error).splitlines()[0]})"
+                if is_last or isinstance(error, ValueError):
+                    raise ReplayError(f"{why}; use --executor local") from None
+            print(f"{why}; starting it once more", file=sys.stderr, flush=True)

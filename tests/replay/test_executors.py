@@ -194,6 +194,30 @@ def test_a_cluster_that_does_not_answer_is_one_line(monkeypatch: pytest.MonkeyPa
     )
 
 
+@pytest.mark.parametrize("failures", [1, 2])
+def test_a_ray_of_this_machine_that_does_not_come_up_is_started_once_more(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], failures: int
+) -> None:
+    starts: list[dict[str, object]] = []
+
+    def init(**options: object) -> None:
+        starts.append(options)
+        if len(starts) <= failures:
+            raise RuntimeError("Timed out waiting for file /tmp/port")
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    slow = SimpleNamespace(init=init, exceptions=SimpleNamespace(RayError=RuntimeError))
+    said = "a Ray of this machine does not answer (Timed out waiting for file /tmp/port); "
+    if failures == 1:
+        executors._start(slow, 2)
+    else:
+        with pytest.raises(ReplayError) as raised:
+            executors._start(slow, 2)
+        assert str(raised.value) == said + "use --executor local"
+    assert capsys.readouterr().err == said + "starting it once more\n"
+    assert [options["num_cpus"] for options in starts] == [2, 2]
+
+
 _SCRIPT = """
 import sys
 from functools import partial
