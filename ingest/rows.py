@@ -66,8 +66,7 @@ class Rows:
         """How many there are."""
         if self.held is not None:
             return self.held.height
-        with self._result(f"SELECT count(*) FROM ({self.sql})") as result:
-            return int(result.fetchall()[0][0])
+        return int(self._first_row(f"SELECT count(*) FROM ({self.sql})")[0])
 
     def is_empty(self) -> bool:
         """Whether there are none."""
@@ -106,8 +105,7 @@ class Rows:
     def aggregate(self, **columns: str) -> dict[str, Any]:
         """One value for each of these SQL expressions over all rows."""
         listed = ", ".join(f"{sql} AS {name}" for name, sql in columns.items())
-        with self._result(f"SELECT {listed} FROM ({self.sql})") as result:
-            return dict(zip(columns, result.fetchall()[0], strict=True))
+        return dict(zip(columns, self._first_row(f"SELECT {listed} FROM ({self.sql})"), strict=True))
 
     def batches(self, columns: Sequence[str] | None = None, rows: int = BATCH_ROWS) -> Iterator[pl.DataFrame]:
         """These columns, or all, of so many rows after the others; at least one frame."""
@@ -131,6 +129,8 @@ class Rows:
 
     def where(self, condition: str, **bound: object) -> Rows:
         """Those for which an SQL condition holds; values that it names as ``$name`` are ``bound``."""
+        if self.held is not None and self.held.is_empty():
+            return self  # many a check asks after rows of which a recording has none
         return query(f"SELECT * FROM these WHERE {condition}", self.schema, bound, these=self)
 
     def ordered(self, by: str) -> Rows:
@@ -151,10 +151,22 @@ class Rows:
 
     @contextmanager
     def _result(self, sql: str) -> Iterator[duckdb.DuckDBPyRelation]:
+        with self._connection() as connection:
+            yield connection.sql(sql, params=dict(self.bound)) if self.bound else connection.sql(sql)
+
+    def _first_row(self, sql: str) -> tuple[Any, ...]:
+        """Of a query that has one; a relation would be bound twice, which takes longer than most of them."""
+        with self._connection() as connection:
+            row: tuple[Any, ...] = connection.execute(sql, dict(self.bound) or None).fetchall()[0]
+            return row
+
+    @contextmanager
+    def _connection(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        """One that knows the frames by their names."""
         with (self.database or _memory()).connection() as connection:
             for name, frame in self.frames.items():
                 connection.register(name, _arrow(frame))
-            yield connection.sql(sql, params=dict(self.bound)) if self.bound else connection.sql(sql)
+            yield connection
 
     def _typed(self, frame: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
         return frame.cast({name: self.schema[name] for name in names})

@@ -77,7 +77,10 @@ def recorded_requests(recording: Recording) -> Rows:
 
 def completed_requests(recording: Recording, *columns: str) -> pl.DataFrame:
     """Recorded requests with status ok, with these columns."""
-    return recorded_requests(recording).where("status = 'ok'").frame(columns)
+    requests = recorded_requests(recording)
+    if requests.held is not None:  # what most checks ask for takes SQL twenty times as long as a frame
+        return requests.held.filter(pl.col("status") == "ok").select(columns)
+    return requests.where("status = 'ok'").frame(columns)
 
 
 def failed_count(requests: Rows) -> int:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from blis_replay.ingest.errors import ReconstructionError
 from blis_replay.ingest.recording import Recording
-from blis_replay.ingest.rows import Rows, Scratch, query
+from blis_replay.ingest.rows import Rows, Scratch, no_rows, query
 from blis_replay.ingest.steps.records import INSIDE_SCHEDULE, OF_OUTPUT, is_asynchronous, steps_by_id
 
 Int64s = NDArray[np.int64]
@@ -175,11 +175,15 @@ class StepAnchors:
     @cached_property
     def steps(self) -> int:
         """Steps from the first anchor to the last, both included."""
+        if self.rows.is_empty():
+            return 0
         return int(self.rows.aggregate(steps="coalesce(max(step_id) - min(step_id) + 1, 0)")["steps"])
 
 
 def step_anchors(recording: Recording) -> StepAnchors:
     """The anchors of a recording's step clock; as many as its records, whatever their step ids."""
+    if recording.steps.is_empty() and recording.journey_events.is_empty():
+        return StepAnchors(no_rows(_RECORD_SCHEMA), _lags(pl.DataFrame(schema=_DISTANCE_SCHEMA)), 0)
     scratch, sampled = Scratch(), steps_by_id(recording.steps, "start_us")
     output_of = {"output_of": 2 if is_asynchronous(recording) else 1}
     nearest = scratch.kept(query(_NEAREST, _NEAREST_SCHEMA, output_of, events=recording.journey_events))
