@@ -241,8 +241,8 @@ def _arguments(build: BlisBuild, place: Path, flags: list[str]) -> list[str]:
 
 def _refuse_model(build: BlisBuild, model: str) -> None:
     if model != OWN and not build.has_model(model):
-        there = printable(" ".join(build.models.split())) or "names none"
-        raise BlisError(f"{build.path}: this BLIS build has no latency model {model!r}; its help: {there}")
+        there = printable(" ".join(build.models.split()))[:200] or "names none"
+        raise BlisError(f"{build.path}: this BLIS build has no latency model {model[:60]!r}; its help: {there}")
 
 
 def _own_model_flags(recording: Recording, model: str) -> list[str]:

@@ -15,6 +15,7 @@ from blis_replay.blis.trace import NEVER_US, RequestTrace
 from blis_replay.compiled.arrays import Bools, Int64s
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.plan import ReplayPlan
+from blis_replay.replay.program import left_by
 
 # In the order that BLIS parses by position; the older builds know the first list only.
 COLUMNS_22 = (
@@ -65,6 +66,7 @@ _ZEROS = (
 
 # A result of BLIS takes about 150 bytes; beyond this the file is something else.
 _LARGEST_BYTES_PER_REQUEST = 2_000
+_METRICS_BYTES = 1 << 28
 _LATEST_US = 2**53
 
 
@@ -218,9 +220,10 @@ def read_results(path: Path, lengths: Int64s) -> BlisResults:
 def read_preemptions(path: Path) -> int | None:
     """The preemption count of a metrics file, None if there is none to be read."""
     try:
-        if path.stat().st_size > 1 << 28:
+        content = left_by(path, _METRICS_BYTES)
+        if content is None or len(content) > _METRICS_BYTES:
             return None
-        document = json.loads(path.read_bytes())
+        document = json.loads(content)
     except (OSError, ValueError, RecursionError):
         return None
     count = document.get("preemption_count") if isinstance(document, dict) else None
@@ -229,12 +232,15 @@ def read_preemptions(path: Path) -> int | None:
 
 def _array(path: Path, count: int) -> list[object]:
     try:
-        if path.stat().st_size > _LARGEST_BYTES_PER_REQUEST * (count + 100):
+        content = left_by(path, most := _LARGEST_BYTES_PER_REQUEST * (count + 100))
+        if content is None:
+            raise ReplayError("BLIS ended without an error but wrote no results; use a build that has `replay`")
+        if len(content) > most:
             raise ReplayError("the results of BLIS are far too large for the trace; use another BLIS build")
-        document = json.loads(path.read_bytes())
+        document = json.loads(content)
     except OSError as error:
         raise ReplayError(
-            f"BLIS ended without an error but wrote no results ({error.strerror}); use a build that has `replay`"
+            f"BLIS ended without an error but its results cannot be read ({error.strerror}); use another build"
         ) from None
     except (ValueError, RecursionError):
         raise ReplayError("the results of BLIS are not JSON; use a build that writes SimResult JSON") from None

@@ -32,7 +32,7 @@ from blis_replay.replay.adapters import ADAPTERS, run
 from blis_replay.replay.adapters.contract import Words
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.plan import ReplayPlan
-from blis_replay.replay.program import ended, last_line, run_to_end
+from blis_replay.replay.program import ended, last_line, left_by, run_to_end
 from blis_replay.replay.simulator import Simulated, entry_of, has_entry, model_of
 
 PREFIX = "cmd:"
@@ -113,10 +113,9 @@ class CommandSimulator:
 
     def _bytes(self, path: Path, most: int) -> bytes:
         """What the command wrote into a file; ``CommandError`` if it is none of its own, or too long."""
-        if path.is_symlink() or not path.is_file():
+        content = left_by(path, most)
+        if content is None:
             raise CommandError(f"{self.name} wrote no {path.name}; write it into the folder that is its last argument")
-        with path.open("rb") as file:
-            content = file.read(most + 1)
         if len(content) > most:
             raise CommandError(f"{self.name}: {path.name} has more than {most:,} bytes; write one line per request")
         return content

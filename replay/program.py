@@ -125,6 +125,17 @@ def run_to_end(words: Sequence[str], folder: Path, output: int, errors: int, tim
     return Ended(code, peak_kib * 1024)
 
 
+def left_by(path: Path, most_bytes: int) -> bytes | None:
+    """What a program left in a file, one byte too many if it is longer.
+
+    None if there is none, or a link or a pipe in its place.  Raises ``OSError`` if it cannot be read.
+    """
+    if path.is_symlink() or not path.is_file():
+        return None
+    with path.open("rb") as file:
+        return file.read(most_bytes + 1)
+
+
 def ended(code: int) -> str:
     """How a program ended, in words."""
     return f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"

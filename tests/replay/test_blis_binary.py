@@ -287,9 +287,18 @@ time.sleep(60)"""
             os.kill(pid, 9)
             pytest.fail("the child of the binary is still alive")
 
-    def test_no_results(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(
+        "behaviour",
+        [
+            "pass",
+            '__import__("os").symlink("/dev/zero", option["--results-path"])',
+            '__import__("os").mkfifo(option["--results-path"])',
+            '__import__("os").mkdir(option["--results-path"])',
+        ],
+    )
+    def test_no_results(self, tmp_path: Path, behaviour: str) -> None:
         with pytest.raises(ReplayError, match="wrote no results"):
-            run_with(write_stand_in(tmp_path, "pass"), small_recording())
+            run_with(write_stand_in(tmp_path, behaviour), small_recording())
 
     @pytest.mark.parametrize(
         ("behaviour", "problem"),

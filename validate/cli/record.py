@@ -341,8 +341,13 @@ def collect_verb(
     return code
 
 
+_TOKEN_BYTES = 8_000  # as long as a header may be
+
+
 def _token(path: Path) -> str:
-    token = path.read_text("utf-8", errors="replace").partition("\n")[0].strip()
+    with path.open("rb") as file:
+        line = file.readline(_TOKEN_BYTES + 1)
+    token = line.decode("utf-8", "replace").strip() if len(line) <= _TOKEN_BYTES else ""
     if not (token and token.isascii() and token.isprintable()):
         raise click.BadParameter(
             f"{path}: its first line is to be a token of ASCII characters", param_hint="--token-file"

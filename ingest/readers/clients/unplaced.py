@@ -123,7 +123,8 @@ def _aggregates(values: Mapping[str, list[float]], sent: int, failed: int) -> It
 
 # GuideLLM's table: three header lines from 0.4 on, one in 0.3, and a row for each load level.
 _GUIDELLM, _GUIDELLM_0_3 = b"Run Info,Run Info,", b"Type,Run Id,Id,Name,"
-_MOST_TABLE_BYTES, MOST_POINTS = 16 << 20, 10_000
+# Each level is an experiment of its own, for which the table is read again; a sweep has ten, of 8 kB each.
+_MOST_TABLE_BYTES, MOST_POINTS = 4 << 20, 200
 _POINT_QUANTILES = ("min", "p0.1", "p1", "p5", "p10", "p25", "p75", "p90", "p95", "p99", "max")
 # Metric, unit, and the group and the column of its statistics from 0.4 on, or its name in 0.3.
 _POINT_METRICS = (

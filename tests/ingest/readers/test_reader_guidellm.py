@@ -227,6 +227,7 @@ def test_a_level_of_the_table_says_how_many_clients_sent_what(tmp_path: Path) ->
         (HEAD + LEVEL + LEVEL.replace("40", "40,1"), 2, "line 5: other columns than its header has"),
         (HEAD, 0, "a header and no load level"),
         (HEAD + '"' + LEVEL, 0, "no CSV"),
+        (HEAD + "x,,,,\n" * 201, 0, "more than 200 load levels; split the file"),
     ],
 )
 def test_a_table_that_cannot_be_read_is_refused_with_what_to_do(
