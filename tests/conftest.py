@@ -28,6 +28,21 @@ settings.load_profile("no_deadline")
 # Beside other tests a pool of processes is no faster, and takes two seconds to start: who tests one says so.
 executors.POOL_START_S = float("inf")
 
+# Tests write thousands of small files and wait for the disk at each: they are kept in memory where that has room (all
+# that is there at a time is below a gigabyte) and where a program can be run, as some of them are.
+_IN_MEMORY = Path("/dev/shm")  # noqa: S108 (pytest makes a folder of its own there)
+
+
+def _serves(folder: Path) -> bool:
+    if not os.access(folder, os.W_OK):
+        return False
+    told = os.statvfs(folder)
+    return told.f_bavail * told.f_frsize > 4 << 30 and not told.f_flag & os.ST_NOEXEC
+
+
+if _serves(_IN_MEMORY):
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_IN_MEMORY))
+
 DATA_PACK = Path(os.environ.get("BLIS_REPLAY_DATA", Path(__file__).parents[2] / "shared" / "data"))
 _outcomes = {"passed": 0, "failed": 0, "skipped": 0}
 
