@@ -43,6 +43,8 @@ _BLOCK_STEPS, _DRAWS = 50, 200
 _FEWEST_REQUESTS = 20
 _JUST_NOW_US = 2_000
 _WAY_SPREAD_US = 3_000.0
+# Ways beyond these shares of all are drawn in; those of so many times the median are of a machine that stood still.
+_DRAWN_IN, _STOOD_STILL = (0.02, 0.98), 20.0
 
 
 @dataclass(frozen=True)
@@ -248,8 +250,9 @@ def _delays(ways: pl.DataFrame, seed: int) -> tuple[CoefficientFit, ...]:
     """The delays around the engine; none where fewer than 20 requests tell them."""
     if len(ways) < _FEWEST_REQUESTS:
         return ()
-    values = ways.to_numpy()
-    what = f"of {len(ways):,} requests with stamps of client and engine"
+    values, held_up = _on_their_way(ways.to_numpy())
+    what = f"of {len(values):,} requests with stamps of client and engine"
+    what += f", {held_up:,} more that were held up left out" if held_up else ""
     told: dict[str, tuple[Callable[[Floats], float], str]] = {
         "pre_queue": (lambda rows: _around(rows)[0], f"mean way in and of the first token back {what}, at no prompt"),
         "pre_queue_per_prompt_token": (lambda rows: _around(rows)[1], f"slope of that over the prompt {what}"),
@@ -266,10 +269,20 @@ def _delays(ways: pl.DataFrame, seed: int) -> tuple[CoefficientFit, ...]:
     return tuple(fits)
 
 
+def _on_their_way(rows: Floats) -> tuple[Floats, int]:
+    """The rows of ``_WAY_SCHEMA`` without requests that were held up, and how many these are.
+
+    Single outliers are drawn in; where a machine stood still for seconds, all of that time are late, and that is more.
+    """
+    median_us = max(float(np.median(rows[:, 1])), _WAY_SPREAD_US)
+    kept = np.abs(rows[:, 1:3]).max(axis=1) <= _STOOD_STILL * median_us + 3 / np.sqrt(rows[:, 3])
+    return (rows, 0) if kept.mean() >= _DRAWN_IN[1] else (rows[kept], int((~kept).sum()))
+
+
 def _around(rows: Floats) -> tuple[float, float]:
     """us at no prompt, and per prompt token, neither negative: a weighted line, outliers drawn in."""
     prompts, us, weight = rows[:, 0], rows[:, 1], rows[:, 3] / rows[:, 3].sum()
-    us = np.clip(us, *np.quantile(us, [0.02, 0.98]))
+    us = np.clip(us, *np.quantile(us, _DRAWN_IN))
     mean_prompt, mean_us = float(prompts @ weight), float(us @ weight)
     spread = float(((prompts - mean_prompt) ** 2) @ weight)
     slope = float(((prompts - mean_prompt) * us) @ weight) / spread if spread else 0.0
