@@ -42,7 +42,7 @@ from blis_replay.validate.calibration.model_fit import (
     line_start,
     prior_for,
 )
-from blis_replay.validate.calibration.own_data import missed, part_scores
+from blis_replay.validate.calibration.own_data import missed, part_scores, with_stalls
 from blis_replay.validate.calibration.step_errors import StepForm
 from blis_replay.validate.errors import ValidateError
 from blis_replay.validate.metrics.resampling import SEED
@@ -200,7 +200,8 @@ def fit_model(recordings: Sequence[Recording], options: Options) -> ModelFit:
         gathered = _gathered(recordings, (0.0, chosen_until), options).with_scheduling(asynchronous)
         again = replace(start.for_form(fitted.form), vector=fitted.minimum.vector)
         fitted = fit_form(gathered, fitted.form, again, prior, measured, options.seed, everywhere=True)
-    vector, form, coefficients = fitted.minimum.vector, fitted.form, _coefficients(fitted, measured)
+    fitted, stalled_us = with_stalls(gathered, fitted)
+    vector, form, coefficients = fitted.minimum.vector, fitted.form, _coefficients(fitted, measured, stalled_us)
     entry = ModelEntry(
         model=model_of(recordings[0]),
         tensor_parallelism=recordings[0].tensor_parallelism or 1,
@@ -307,12 +308,14 @@ def _gathered(
     return found
 
 
-def _coefficients(fitted: Fitted, measured: dict[str, MeasuredDelay]) -> tuple[CoefficientFit, ...]:
+def _coefficients(fitted: Fitted, measured: dict[str, MeasuredDelay], stalled_us: float) -> tuple[CoefficientFit, ...]:
     vector, bounds = fitted.minimum.vector, fitted.bounds
     fits = []
     for i, name in enumerate(fitted.form.names):
         status, remark = fitted.held.get(i, ("fitted", "fitted to step cycles and latencies"))
         low, high = float(bounds.low[i]), float(bounds.high[i])
+        if name == "intercept" and stalled_us:
+            remark = f"{remark}; {stalled_us:,.0f} us of it for stalls that recur, the bounds are without and with them"
         if status == "measured":
             low, high = measured[name].low_us, measured[name].high_us
         fits.append(CoefficientFit(name, *_in_digits(float(vector[i]), low, high), status, remark))

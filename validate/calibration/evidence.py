@@ -11,6 +11,7 @@ import polars as pl
 from blis_replay.blis.engine import simulate
 from blis_replay.blis.latency.models import Lifecycle
 from blis_replay.blis.releases.fit import Scheduling, Told
+from blis_replay.blis.trace import RequestTrace
 from blis_replay.compiled.arrays import Bools, Floats, Int64s
 from blis_replay.ingest.recording import UNKNOWN, Recording
 from blis_replay.ingest.rows import Rows, rows_of
@@ -99,9 +100,10 @@ def _median(delays_us: Floats, what: str, seed: int) -> MeasuredDelay:
 # TTFT.
 SCALE = {"cycle": 0.01, "e2e": 0.01, "ttft": 0.03}
 
-# Only the first requests, which find a cold prefix cache, show what prefill costs.  Their windows are short, so that
-# there are enough of them.
-_COLD_REQUESTS, _COLD_WINDOW, _WINDOW = 200, 10, 50
+# Where prompts are found in a prefix cache, only the first requests, which find it cold, show what prefill costs: their
+# windows are short, so that there are enough of them.  Elsewhere all are alike, or the start of a run would count five
+# times as much as the rest; those of a short run are shorter.
+_COLD_REQUESTS, _COLD_WINDOW, _WINDOW, _WINDOWS = 200, 10, 50, 50
 
 
 @dataclass(frozen=True)
@@ -191,15 +193,17 @@ def latency_evidence(recording: Recording, window: tuple[float, float]) -> Laten
     # Requests that arrive while the last ones are served slow them down.
     end_us = int((arrival_us + e2e_us)[: last + 1][judged[: last + 1]].max())
     count = max(int(np.searchsorted(arrival_us, end_us)), last + 1)
-    numbers = np.full(count, -1, np.int64)
-    numbers[judged[:count]] = _windows(np.flatnonzero(judged[:count]))
     plan = plan_replay(with_lengths(recording), ReplayMode())
+    cold = _COLD_REQUESTS if _finds_prompts(plan.trace) else 0
+    size = _WINDOW if cold else min(max(len(judged) // _WINDOWS, _COLD_WINDOW), _WINDOW)
+    numbers = np.full(count, -1, np.int64)
+    numbers[judged[:count]] = _windows(np.flatnonzero(judged[:count]), cold, size)
     observed_us = window_means(numbers, e2e_us[:count], ttft_us[:count])
     in_flight = np.arange(count) - np.searchsorted(np.sort((arrival_us + e2e_us)[:count]), arrival_us[:count])
     decodes = window_means(numbers, in_flight, in_flight)[0]
     first = np.flatnonzero(judged[:count])[np.unique(numbers[judged[:count]], return_index=True)[1]]
     stage = requests["stage"].fill_null(-1).to_numpy()[first].astype(np.int64)
-    stratum = 2 * stage + (first < _COLD_REQUESTS)
+    stratum = 2 * stage + (first < cold)
     return LatencyEvidence(replace(plan, trace=plan.trace.part(slice(count))), numbers, observed_us, decodes, stratum)
 
 
@@ -230,11 +234,13 @@ def with_lengths(recording: Recording) -> Recording:
     return replace(recording, requests=rows_of(requests.frame().with_columns(filled)))
 
 
-def _windows(places: Int64s) -> Int64s:
-    """The window of each judged request, by its place in the run; consecutive from 0."""
-    cold = places // _COLD_WINDOW
-    later = _COLD_REQUESTS // _COLD_WINDOW + (places - _COLD_REQUESTS) // _WINDOW
-    raw = np.where(places < _COLD_REQUESTS, cold, later)
+def _finds_prompts(trace: RequestTrace) -> bool:
+    return trace.block_keys is not None or bool((trace.prefill_tokens < trace.prompt_tokens).any())
+
+
+def _windows(places: Int64s, cold: int, size: int) -> Int64s:
+    """The window of each judged request, by its place in the run, ``cold`` of which have short ones; from 0 on."""
+    raw = np.where(places < cold, places // _COLD_WINDOW, cold // _COLD_WINDOW + (places - cold) // size)
     return np.unique(raw, return_inverse=True)[1].astype(np.int64)
 
 

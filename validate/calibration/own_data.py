@@ -1,19 +1,24 @@
-"""What a fit scores on each part of its recordings, and whether it misses what it was fitted to."""
+"""What a fit scores on each part of its recordings, whether it misses what it was fitted to, and stalls given back."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from blis_replay.blis.engine import simulate
 from blis_replay.blis.releases.fit import Part, PartScore, StepRange, range_of
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
+from blis_replay.compiled.arrays import Floats
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.driver import replay
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import plan_replay
-from blis_replay.validate.calibration.evidence import with_lengths
+from blis_replay.validate.calibration.evidence import SCALE, with_lengths
+from blis_replay.validate.calibration.minimise import Confidence
+from blis_replay.validate.calibration.model_fit import Fitted, Gathered
+from blis_replay.validate.calibration.step_errors import INTERCEPT
 from blis_replay.validate.metrics.latency import LatencySamples, relative_error, statistics
 from blis_replay.validate.metrics.observed import Selection, observed_requests, samples_of
 
@@ -39,6 +44,46 @@ def missed(scores: Sequence[PartScore], agreement: Mapping[str, float], aliases:
                 alias = aliases.get(score.experiment, score.experiment)
                 found.append(f"{alias} ({score.part}): mean {metric.upper()} by {error:+.1%} (at most {most:.1%})")
     return tuple(found)
+
+
+# Each run is cut into so many pieces.  A mean E2E that a fit misses by less is that of a run of many minutes.
+_PIECES, _RECURS = 10, 0.003
+
+
+def with_stalls(gathered: Gathered, fitted: Fitted) -> tuple[Fitted, float]:
+    """The fit with the time that recurring stalls take, and how much that adds to each step, us; 0 where none recur.
+
+    A fit that trusts outliers less is the level between stalls.  Those that come once are in a few pieces of the run,
+    and stay out; those that recur are in most, and then the mean of the middle half of the pieces is longer than the
+    fit.  Bounds go from the level between stalls to the one with them.
+    """
+    if not gathered.latencies or not fitted.free[INTERCEPT]:
+        return fitted, 0.0
+    off = _of_pieces(gathered, fitted.minimum.residuals)
+    per_us = float(_of_pieces(gathered, fitted.minimum.slopes.mean(axis=0)[:, INTERCEPT]).mean())
+    quarter = len(off) // 4
+    missing = -float(np.sort(off)[quarter : len(off) - quarter].mean())
+    if missing < _RECURS or per_us <= 0:
+        return fitted, 0.0
+    more_us = missing / per_us
+    vector, high = fitted.minimum.vector.copy(), fitted.bounds.high.copy()
+    vector[INTERCEPT] += more_us
+    high[INTERCEPT] += more_us
+    minimum, bounds = replace(fitted.minimum, vector=vector), Confidence(fitted.bounds.low, high)
+    return replace(fitted, minimum=minimum, bounds=bounds), more_us
+
+
+def _of_pieces(gathered: Gathered, rows: Floats) -> Floats:
+    """float64[pieces]: residuals of E2E (or slopes of them), as fractions of the mean E2E of each piece of a run."""
+    first, found = sum(len(part.cycle_us) for part in gathered.cycles), []
+    for part in gathered.latencies:
+        windows = part.observed_us.shape[1]
+        weight = part.observed_us[0] * np.bincount(part.window[part.window >= 0])
+        e2e = SCALE["e2e"] * rows[first : first + windows]
+        pieces = np.array_split(np.arange(windows), min(_PIECES, windows))
+        found += [float(np.average(e2e[piece], weights=weight[piece])) for piece in pieces]
+        first += 2 * windows
+    return np.array(found)
 
 
 def part_windows(fitted_until: float, chosen_until: float) -> dict[Part, tuple[float, float]]:

@@ -242,7 +242,7 @@ def verify_verb(quick: bool, seed: int, faults: bool, calibration: bool, form: s
 
     With --calibration `calibrate` is checked: 50 servers of known coefficients are recorded, each is
     fitted, and the fit predicts another load of it. It fails where the mean of E2E is off by more than 1 %
-    and by more than noise moved the recording.
+    and by more than one that knows the server but for its noise.
 
     \b
     Examples:
