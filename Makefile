@@ -17,17 +17,18 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(VENV)/.installed
 	$(BIN)/blis-replay validate $(EXPERIMENT)
 
-# The type checker uses one processor, and so runs beside the tests; what waits leaves room for it.
-test: $(VENV)/.installed-dev lint
-	$(MAKE) --no-print-directory -j 2 types tests
+# Two at a time, in this order: the type checker uses one processor, and so runs beside the linter and then the tests,
+# which begin where the linter has nothing to say.
+test: $(VENV)/.installed-dev
+	$(MAKE) --no-print-directory -j 2 lint types tests
 
 tests:
 	$(PYTEST)
 
 # For the loop of daily work: what needs no recording, no browser and less than a minute.  A test that takes long
 # is named at the end; mark it `slow`.
-check: $(VENV)/.installed-dev lint
-	$(MAKE) --no-print-directory -j 2 types quick-tests
+check: $(VENV)/.installed-dev
+	$(MAKE) --no-print-directory -j 2 lint types quick-tests
 
 quick-tests:
 	$(PYTEST) -q -m "not realdata and not browser and not slow" --durations=5 --durations-min=1
@@ -57,10 +58,11 @@ dist:
 live: $(VENV)/.installed
 	$(BIN)/python scripts/live.py
 
+# Python compiles what is imported; the rest, which is most of it, would take a quarter of a minute.
 $(VENV)/.installed: requirements.lock requirements-build.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("blis-replay needs Python 3.11 or newer; set PYTHON=/path/to/python3.11" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock -r requirements-build.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --require-hashes -r requirements.lock -r requirements-build.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	touch $@
 
