@@ -27,9 +27,9 @@ Schema = Mapping[str, pl.DataType | type[pl.DataType]]
 # What is worked on at a time.
 BATCH_ROWS = 100_000
 # Of all rows of one reading; beyond, they come back more slowly.
-MEMORY_BYTES = 200 << 20
+MEMORY_BYTES = 150 << 20
 # Of the database that has them then; what is more goes to its folder.
-_SCRATCH_MEMORY = "200MB"
+_SCRATCH_MEMORY = "300MB"
 _NAMES = count()
 _BOUND = re.compile(r"\$(\w+)")
 

@@ -240,19 +240,16 @@ def _alignment(joined: pl.DataFrame, clock_kind: str) -> Alignment | None:
     return None if high is None or low is None else Alignment(int(low), int(high), int(pairs), clock_kind)
 
 
-_WITH_REQUESTS = """
+_OF_REQUESTS = """
 WITH ids AS (
     SELECT request_id, any_value(request_index) AS request_index FROM requests
     WHERE request_id IS NOT NULL GROUP BY request_id HAVING count(*) = 1
+), named AS (
+    SELECT journey, 1 AS place, api_request_id AS request_id FROM lifecycles
+    UNION ALL SELECT journey, 2, regexp_replace(api_request_id, $prefix, '') FROM lifecycles
+    UNION ALL SELECT journey, 3, core_request_id FROM lifecycles
 )
-SELECT lifecycles.* REPLACE (
-    coalesce(by_api.request_index, unprefixed.request_index, by_core.request_index) AS request_index
-)
-FROM lifecycles
-LEFT JOIN ids by_api ON by_api.request_id = api_request_id
-LEFT JOIN ids unprefixed ON unprefixed.request_id = regexp_replace(api_request_id, $prefix, '')
-LEFT JOIN ids by_core ON by_core.request_id = core_request_id
-ORDER BY journey
+SELECT journey, arg_min(request_index, place) AS request_index FROM named JOIN ids USING (request_id) GROUP BY journey
 """
 
 
@@ -262,5 +259,14 @@ def with_request_indices(lifecycles: Rows, requests: Rows, scratch: Scratch) -> 
     The API server prefixes a client's ``X-Request-Id`` with ``cmpl-`` or ``chatcmpl-``.  An id
     that occurs twice tells nothing.
     """
-    tables = {"lifecycles": lifecycles, "requests": requests}
-    return scratch.kept(query(_WITH_REQUESTS, LIFECYCLE_SCHEMA, {"prefix": _PREFIX}, **tables))
+    schema, tables = (
+        dict.fromkeys(("journey", "request_index"), pl.Int64),
+        {"lifecycles": lifecycles, "requests": requests},
+    )
+    found = query(_OF_REQUESTS, schema, {"prefix": _PREFIX}, **tables).frame()
+    # Two numbers per journey are in memory; joined and sorted by the database, journeys are too wide for its own.
+    writer = scratch.writer(LIFECYCLE_SCHEMA)
+    for batch in lifecycles.batches():
+        joined = batch.drop("request_index").join(found, on="journey", how="left", maintain_order="left")
+        writer.add(joined.select(LIFECYCLE_SCHEMA.keys()))
+    return writer.done()

@@ -26,7 +26,7 @@ from blis_replay.ingest.readers.otlp.spans import (
     with_texts_on_one_line,
 )
 from blis_replay.ingest.recording import JOURNEY_EVENT_SCHEMA, LIFECYCLE_SCHEMA
-from blis_replay.ingest.rows import BATCH_ROWS, Rows, Schema, Scratch, query, whole_groups
+from blis_replay.ingest.rows import BATCH_ROWS, Rows, Schema, Scratch, query, rows_of, whole_groups
 from blis_replay.ingest.scan.otlp_columns import API_SCOPE, CORE_SCOPE, EVENT_SEQUENCE, UNITS, TraceBatch
 
 CORE_SPAN, API_SPAN = "llm_core", "llm_request"
@@ -70,6 +70,7 @@ EVENT_SCHEMA: Schema = {
 _ARRIVAL = ("arrival_ns", "trace_id", "first_span")
 _MOST_OFFSETS = 2_000_000
 _WIDE_ROWS = BATCH_ROWS // 4  # spans, and what they are joined to, are wider than other rows
+_SORTED_ROWS = BATCH_ROWS // 2  # journeys, each with some eight events
 READ_LIFECYCLE_SCHEMA: Schema = {
     **{
         name.removesuffix("_us") + "_ns" if name.endswith("_us") else name: kind
@@ -218,7 +219,7 @@ _EVENTS_ON_ZERO = """
 WITH of_spans AS (
     SELECT span_key, journey FROM lifecycles WHERE span_key IS NOT NULL
     UNION ALL SELECT span_key_api, journey FROM lifecycles WHERE span_key_api IS NOT NULL
-), numbered AS (SELECT *, row_number() OVER () AS place FROM events)
+), numbered AS (SELECT *, row_number() OVER () AS place FROM events WHERE span_key BETWEEN $first AND $last)
 SELECT journey, event, time_ns // 1000 - $zero_us AS time_us, {others} FROM numbered JOIN of_spans USING (span_key)
 ORDER BY journey, time_ns, list_position($sequence, event), place
 """
@@ -230,13 +231,19 @@ def on_zero(journeys: Journeys, zero_us: int, scratch: Scratch) -> tuple[Rows, R
     Events are in order of journey and time.
     """
     others = ", ".join(name for name in JOURNEY_EVENT_SCHEMA if name not in ("journey", "event", "time_us"))
-    tables = {"lifecycles": journeys.lifecycles, "events": journeys.events}
-    bound = {"zero_us": zero_us, "sequence": EVENT_SEQUENCE}
-    events = query(_EVENTS_ON_ZERO.format(others=others), JOURNEY_EVENT_SCHEMA, bound, **tables)
+    sql, events = _EVENTS_ON_ZERO.format(others=others), scratch.writer(JOURNEY_EVENT_SCHEMA)
+    # Sorted all at once, the events of two million journeys do not go into the memory of the database.
+    for batch in journeys.lifecycles.batches(["journey", "span_key", "span_key_api"], rows=_SORTED_ROWS):
+        keys = pl.concat([batch["span_key"], batch["span_key_api"]])
+        bound = {"zero_us": zero_us, "sequence": EVENT_SEQUENCE, "first": keys.min(), "last": keys.max()}
+        for rows in query(
+            sql, JOURNEY_EVENT_SCHEMA, bound, lifecycles=rows_of(batch), events=journeys.events
+        ).batches():
+            events.add(rows)
     columns = ", ".join(_moved(name) if name.endswith("_us") else name for name in LIFECYCLE_SCHEMA)
     moved = f"SELECT {columns} FROM lifecycles"  # noqa: S608 (constants)
     lifecycles = query(moved, LIFECYCLE_SCHEMA, {"zero_us": zero_us}, lifecycles=journeys.lifecycles)
-    return lifecycles, scratch.kept(events)
+    return lifecycles, events.done()
 
 
 def _moved(name: str) -> str:
