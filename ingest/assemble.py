@@ -339,6 +339,8 @@ class _Assembly:
         for batch in ordered.batches():
             staged = batch if stages is None else batch.with_columns(stages.slice(first, batch.height))
             writer.add(with_decode_lengths(staged, load.configured_output_tokens, load.ignore_eos))
+            if ordered.held is None:
+                writer.to_table()  # so many will not stay in memory
             first += batch.height
         requests = writer.done()
         events: TokenEvents | None = None

@@ -27,9 +27,9 @@ Schema = Mapping[str, pl.DataType | type[pl.DataType]]
 # What is worked on at a time.
 BATCH_ROWS = 100_000
 # Of all rows of one reading; beyond, they come back more slowly.
-MEMORY_BYTES = 150 << 20
+MEMORY_BYTES = 200 << 20
 # Of the database that has them then; what is more goes to its folder.
-_SCRATCH_MEMORY = "300MB"
+_DATABASE_MEMORY = "200MiB"
 _NAMES = count()
 _BOUND = re.compile(r"\$(\w+)")
 
@@ -227,10 +227,11 @@ def whole_groups(batches: Iterator[pl.DataFrame], key: str) -> Iterator[pl.DataF
 class Scratch:
     """Where the rows of one reading are: in memory, and in a database of its own from ``MEMORY_BYTES`` of them on.
 
-    It lives as long as somebody has rows of it.
+    It lives as long as somebody has rows of it.  ``share``: as many divide that memory, as they are there at one time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, share: int = 1) -> None:
+        self._memory_bytes = MEMORY_BYTES // share
         self._held: WeakSet[Rows] = WeakSet()
         self._writers: WeakSet[Writer] = WeakSet()
 
@@ -241,7 +242,7 @@ class Scratch:
         folder = mkdtemp(prefix="blis-replay-")
         finalize(self, shutil.rmtree, folder, ignore_errors=True)
         # Further threads would have buffers of their own, and rows would come in another order.
-        return duckdb.connect(config={"memory_limit": _SCRATCH_MEMORY, "temp_directory": folder, "threads": 1})
+        return duckdb.connect(config={"memory_limit": _DATABASE_MEMORY, "temp_directory": folder, "threads": 1})
 
     @contextmanager
     def connection(self) -> Iterator[duckdb.DuckDBPyConnection]:
@@ -259,7 +260,7 @@ class Scratch:
     def is_full(self) -> bool:
         """Whether all rows that are in memory, those of writers that are not done included, are too many for it."""
         held = sum(rows.held.estimated_size() for rows in self._held if rows.held is not None)
-        return held + sum(writer.held_bytes for writer in self._writers) > MEMORY_BYTES
+        return held + sum(writer.held_bytes for writer in self._writers) > self._memory_bytes
 
     def empty_writers(self) -> None:
         """What writers have in memory goes to the database, and so does all that comes."""
@@ -300,7 +301,8 @@ class Writer:
         """Add rows behind the others."""
         if frame.is_empty():
             return
-        self._frames.append(frame.select(pl.col(name).cast(kind) for name, kind in self.schema.items()))
+        # Columns in unlike chunks would be copied whenever SQL looks at them.
+        self._frames.append(frame.select(pl.col(name).cast(kind) for name, kind in self.schema.items()).rechunk())
         self.held_bytes += int(frame.estimated_size())
         if self._table:
             self.to_table()

@@ -134,8 +134,10 @@ def _coarse(recording: Recording) -> list[Finding]:
     if len(sends_us) < _FEWEST_PAIRS or _has_no_latency(recording):
         return []
     grain_us = int(np.gcd.reduce(sends_us))
+    if grain_us < _GRAIN_US:
+        return []
     shared = 1 - len(np.unique(sends_us)) / len(sends_us)
-    if grain_us < _GRAIN_US or shared < _SHARED_STAMPS:
+    if shared < _SHARED_STAMPS:
         return []
     measured: Measured = {"grain_us": grain_us, "share_with_the_stamp_of_another": shared}
     message = (

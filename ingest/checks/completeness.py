@@ -10,6 +10,7 @@ import polars as pl
 from blis_replay.ingest.checks.evidence import (
     Context,
     Measured,
+    by_arrival,
     completed_requests,
     failed_count,
     failed_requests,
@@ -325,7 +326,7 @@ def _numbers_left_out(recording: Recording) -> list[Finding]:
 
 def _beats_left_out(recording: Recording) -> list[Finding]:
     """Sends at a constant rate, with holes of whole periods."""
-    sent = recorded_requests(recording).frame(["stage", "arrival_us"]).drop_nulls("arrival_us").sort("arrival_us")
+    sent = by_arrival(recorded_requests(recording).frame(["stage", "arrival_us"]).drop_nulls("arrival_us"))
     holes, beats = 0, 0
     for _, stage in sent.group_by("stage", maintain_order=True):
         gaps_us = stage["arrival_us"].diff().drop_nulls().to_numpy().astype(np.float64)

@@ -6,6 +6,7 @@ import polars as pl
 
 from blis_replay.ingest.checks.evidence import (
     Context,
+    by_arrival,
     completed_requests,
     failed_count,
     recorded_requests,
@@ -39,7 +40,7 @@ def check(recording: Recording, context: Context) -> list[Finding]:
 
 def evidence_tables(recording: Recording, context: Context) -> tuple[Table, ...]:
     """Median TTFT of each fifth of each load stage, by order of sending."""
-    timed = completed_requests(recording, *_TTFTS).drop_nulls(["ttft_us", "arrival_us"]).sort("arrival_us")
+    timed = by_arrival(completed_requests(recording, *_TTFTS).drop_nulls(["ttft_us", "arrival_us"]))
     rows = []
     for (stage,), of_stage in timed.group_by("stage", maintain_order=True):
         for fifth in range(5 if of_stage.height >= _FEWEST else 0):
@@ -89,7 +90,7 @@ def _slow_median(recording: Recording) -> tuple[bool, str]:
 
 
 def _growing_ttft(requests: pl.DataFrame) -> tuple[bool, str]:
-    timed = requests.drop_nulls(["ttft_us", "arrival_us"]).sort("arrival_us")
+    timed = by_arrival(requests.drop_nulls(["ttft_us", "arrival_us"]))
     for (stage,), of_stage in timed.group_by("stage", maintain_order=True):
         fifth = of_stage.height // 5
         if of_stage.height < _FEWEST:

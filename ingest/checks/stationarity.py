@@ -10,6 +10,7 @@ from blis_replay.ingest.checks.evidence import (
     Context,
     Measured,
     Window,
+    by_arrival,
     completed_requests,
     equal_windows,
     mean,
@@ -52,7 +53,7 @@ def check(recording: Recording, context: Context) -> list[Finding]:
         of_stage = _of_stage(requests, window)
         if of_stage.is_empty():
             continue
-        sent = _of_stage(recorded_requests(recording).frame(_COLUMNS), window)
+        sent = _of_stage(recorded_requests(recording).frame(["stage", "arrival_us"]), window)
         findings += [
             *_cold_start(of_stage, window),
             *_drift(of_stage, window),
@@ -122,7 +123,7 @@ def _cold_start(requests: pl.DataFrame, window: Window) -> list[Finding]:
 
 
 def _drift(requests: pl.DataFrame, window: Window) -> list[Finding]:
-    settled = requests_in(requests, window).sort("arrival_us")
+    settled = by_arrival(requests_in(requests, window))
     fifth = settled.height // 5
     if fifth < _FEWEST:
         return []

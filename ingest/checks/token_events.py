@@ -175,7 +175,7 @@ def _other_tpot(recording: Recording) -> list[Finding]:
     findings = []
     for metric, definition in _TPOT_DEFINITIONS.items():
         reported_us = published(recording.aggregates, -1, metric, "mean")
-        true_us = recorded_decode_gap_us(recording)
+        true_us = None if reported_us is None else recorded_decode_gap_us(recording)
         if reported_us is None or true_us is None:
             continue
         measured: Measured = {"reported_tpot_us": reported_us, "true_gap_us": true_us}
@@ -190,7 +190,7 @@ def _other_tpot(recording: Recording) -> list[Finding]:
 def _miscounted_tpot(recording: Recording) -> list[Finding]:
     """Time per output token over a count that is not the decoded one, where the ITL itself is right."""
     reported_us = published(recording.aggregates, -1, "tpot_reported", "mean")
-    true_us = recorded_decode_gap_us(recording)
+    true_us = None if reported_us is None else recorded_decode_gap_us(recording)
     if reported_us is None or true_us is None or abs(reported_us - true_us) <= _AGREES * true_us:
         return []
     measured: Measured = {"reported_tpot_us": reported_us, "true_gap_us": true_us}

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from blis_replay.ingest.prompt_tree import NONE, prompt_tree, tree_of_blocks
 from blis_replay.ingest.readers.documents import quoted_value, tokens
 from blis_replay.ingest.recording import AGGREGATE_SCHEMA, REQUEST_SCHEMA, PromptTree, Stage, empty_frame
-from blis_replay.ingest.rows import Rows, Scratch, query
+from blis_replay.ingest.rows import Rows, Scratch, query, rows_of
 
 BATCH_ROWS = 20_000
 
@@ -163,7 +163,7 @@ def frame_of(rows: Iterable[dict[str, object]]) -> pl.DataFrame:
 
 def gathered(rows: Iterable[dict[str, object]]) -> Rows:
     """Rows of :func:`request_row`, of which there may be more than memory holds."""
-    writer = Scratch().writer(READ_SCHEMA)
+    writer = Scratch(share=2).writer(READ_SCHEMA)  # there are as many again once they are in send order
     for batch in _batches(rows):
         writer.add(batch)
     return writer.done()
@@ -193,9 +193,8 @@ def arrival_row(arrival_us: int | None, prompt: object, output: object) -> tuple
     )
 
 
-_IN_SEND_ORDER = """
-SELECT * EXCLUDE place REPLACE (row_number() OVER () - 1 AS request_index, sent_us - $zero_us AS arrival_us)
-FROM (SELECT * FROM (SELECT *, row_number() OVER () AS place FROM requests) ORDER BY sent_us, place)
+_NUMBERED = """
+SELECT * REPLACE (row_number() OVER () - 1 AS request_index, sent_us - $zero_us AS arrival_us) FROM requests
 """
 
 
@@ -207,4 +206,10 @@ def in_send_order(requests: Rows) -> tuple[Rows, NDArray[np.int64], int]:
     sent_us = requests["sent_us"].to_numpy()
     order = np.argsort(sent_us, kind="stable").astype(np.int64)
     zero_us = int(sent_us[order[0]]) if len(order) else 0
-    return query(_IN_SEND_ORDER, requests.schema, {"zero_us": zero_us}, requests=requests), order, zero_us
+    in_order = bool((order[1:] > order[:-1]).all())
+    if requests.held is not None:
+        frame = requests.held if in_order else requests.held[order]
+        numbered = pl.int_range(pl.len()).alias("request_index"), (pl.col("sent_us") - zero_us).alias("arrival_us")
+        return rows_of(frame.with_columns(numbered)), order, zero_us
+    ordered = requests if in_order else requests.ordered("sent_us")
+    return query(_NUMBERED, requests.schema, {"zero_us": zero_us}, requests=ordered), order, zero_us

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blis_replay.ingest import rows as ingest_rows
+from blis_replay.ingest.readers.requests import gathered, in_send_order, request_row
 from blis_replay.ingest.rows import Rows, Scratch, no_rows, query, rows_of, whole_groups
 
 SCHEMA = {"key": pl.Int64, "name": pl.String, "row": pl.Int64}
@@ -110,6 +111,27 @@ def test_what_all_writers_have_in_memory_counts_together(monkeypatch: pytest.Mon
     assert [writer.held_bytes for writer in writers] == [0, 0]
     assert writers[0].done().frame().equals(pl.concat([frame, frame]))
     assert writers[1].done().frame().equals(frame)
+
+
+def test_columns_that_came_in_unlike_chunks_have_like_ones() -> None:
+    """Frames of 2 rows in one column and of 4 in the other: SQL would get a copy of such a frame whenever it asks."""
+    halves = pl.concat([pl.DataFrame({"a": [1, 2]}), pl.DataFrame({"a": [3, 4]})], rechunk=False)
+    writer = Scratch().writer({"a": pl.Int64, "b": pl.Int64})
+    writer.add(halves.with_columns(pl.Series("b", [5, 6, 7, 8]).rechunk()))
+    assert writer.done().frame().n_chunks("all") == [1, 1]
+
+
+@pytest.mark.parametrize("memory_bytes", [0, 1 << 30])
+def test_requests_in_send_order_are_alike_wherever_they_are(memory_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sent at 7, 3, 3 and 5 us: the clock's zero is 3, and the two that were sent at once stay as in the file."""
+    monkeypatch.setattr(ingest_rows, "MEMORY_BYTES", memory_bytes)
+    for sent_us, order in (([7, 3, 3, 5], [1, 2, 3, 0]), ([3, 3, 5, 7], [0, 1, 2, 3])):
+        read = gathered(request_row(sent_us=us, prompt_tokens=number) for number, us in enumerate(sent_us))
+        assert (read.held is None) == (memory_bytes == 0)
+        placed, found, zero_us = in_send_order(read)
+        assert (found.tolist(), zero_us) == (order, 3)
+        frame = placed.frame(["request_index", "arrival_us", "prompt_tokens"])
+        assert frame.rows() == [(i, sent_us[number] - 3, number) for i, number in enumerate(order)]
 
 
 def test_rows_of_a_scratch_database_go_to_another_process_as_a_frame() -> None:
