@@ -73,7 +73,8 @@ def board_lines(name: str) -> list[str]:
     summary, *runs = board_tables(board)
     lines = [*_lines(summary), "", *_lines(cost_table(board)), ""]
     for table in runs:
-        lines += [f"`{table.title}`{f' ({table.note})' if table.note else ''}:", "", *_lines(table), ""]
+        named = f"<code>{table.title}</code>{f' ({table.note})' if table.note else ''}"
+        lines += [f"<details markdown><summary>{named}</summary>", "", *_lines(table), "", "</details>", ""]
     return [*lines, "```sh", *COMMANDS[name], "```"]
 
 

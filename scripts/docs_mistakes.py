@@ -89,7 +89,7 @@ def _folded(verb: str, rows: list[Mistake]) -> list[str]:
     # The site reads Markdown inside of an element where that says so; elsewhere the word changes nothing.
     name = f"<code>{verb}</code>" if verb else "The verb itself, and options before it"
     return [
-        f"<details markdown><summary>{name}: {len(rows)}</summary>",
+        f'<details markdown class="three-columns"><summary>{name}: {len(rows)}</summary>',
         "",
         "| command | exit code | message |",
         "|---|---|---|",

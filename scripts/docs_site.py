@@ -65,9 +65,20 @@ pymdownx.superfences = {{}}
 """
 
 # What the theme leaves to be done so that a screen reader, a keyboard and weak eyes get everything (axe finds nothing):
-# links with a contrast of 4.5, code buttons that are no landmark, wide tables that a keyboard can scroll.
+# links with a contrast of 4.5, code buttons that are no landmark, wide tables that a keyboard can scroll.  On a phone
+# tables are narrower, and a folded one has its cells below each other.
 _STYLE = """\
 :root, [data-md-color-scheme="default"] { --md-accent-fg-color: #3d4fc4; --md-typeset-a-color: #3d4fc4; }
+.md-typeset table:not([class]) :is(th, td) { padding: 0.5em 0.8em; }
+@media (max-width: 44em) {
+  .md-typeset table:not([class]) :is(th, td) { padding: 0.35em 0.5em; }
+  .md-typeset table:not([class]) td:last-child { min-width: 10em; }
+  .three-columns :is(thead, tbody, tr, td, th) { display: block; }
+  .three-columns thead { display: none; }
+  .md-typeset .three-columns table:not([class]) td { padding: 0.1em 0; border: 0; }
+  .three-columns tr { border-bottom: 0.05rem solid var(--md-typeset-table-color); padding: 0.4em 0; }
+  .three-columns td:nth-child(2)::before { content: "exit code "; }
+}
 """
 _SCRIPT = """\
 const complete = () => {
