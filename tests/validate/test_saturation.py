@@ -26,6 +26,7 @@ from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.release_file import load_release
 from blis_replay.validate.comparison.compare import Comparison, compare_replay
 from blis_replay.validate.comparison.comparison_text import comparison_answer
+from blis_replay.validate.comparison.first_screen import before_the_queue
 from blis_replay.validate.comparison.saturation import Saturation, client_limits, queue, saturation
 from blis_replay.validate.comparison.saturation_text import saturation_block, saturation_json
 from blis_replay.validate.comparison.summary_text import mean_abs_errors
@@ -96,6 +97,16 @@ def test_the_onset_is_found_within_three_seconds_and_not_blamed_on_a_true_simula
 def test_the_end_of_a_queue_is_found_too() -> None:
     spec = loaded(45)
     assert judged(spec).until_us == pytest.approx(true_queue_s(made(spec)[0])[1] * 1e6, abs=1_000_000)
+
+
+def test_the_next_command_of_a_saturated_run_compares_what_came_before_the_queue() -> None:
+    """Causes of latencies that measure a queue are those of the queue, so not `explain`."""
+    comparison = compare_replay(replayed(loaded(60)), queues=True)
+    assert comparison.saturation is not None and comparison.saturation.from_us is not None
+    command, _, share = before_the_queue(comparison).partition(" --window 0:")
+    assert command == f"blis-replay validate {comparison.alias}"
+    last_us = int(comparison.recording.requests["arrival_us"].to_numpy()[-1])
+    assert 0 <= comparison.saturation.from_us / last_us - float(share) < 0.01
 
 
 def test_a_queue_that_stands_at_the_end_has_no_end() -> None:

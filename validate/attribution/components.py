@@ -336,7 +336,7 @@ def _step_time(server: Replayed, reference: CoefficientRelease | None) -> Compon
     """The step time of the server; ``server``: the replay with all else replaced.  Else why it is not known."""
     why, mend = (
         "its steps take {} than the server's",
-        _calibrate(server, "segments" if server.recording.steps.is_empty() else "steps"),
+        _calibrate(server, "segments" if server.recording.steps.is_empty() else "coefficients steps"),
     )
     try:
         latency, basis, nature = corrected_model(server.recording, server.mode, server.entry)

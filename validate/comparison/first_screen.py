@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from blis_replay.blis.latency.gpu import same_gpu
+from blis_replay.ingest.checks.overload import CHECK
 from blis_replay.ingest.recording import Finding
 from blis_replay.ingest.tables import Cell, Column, Table, Tone, Toned
 from blis_replay.validate.comparison.arguments import argument_lines
@@ -186,7 +187,7 @@ def _next(comparison: Comparison, again: str) -> str:
     if command := before_the_queue(comparison, again):
         return command
     if saturated(comparison):
-        return f"blis-replay inspect {comparison.alias}"
+        return f"blis-replay inspect {comparison.alias}{f' --check {CHECK}' if comparison.overloaded else ''}"
     if comparison.verdict == "fail" or tail_errors(comparison):
         return f"blis-replay explain {comparison.alias}{again}"
     if comparison.verdict == "pass":

@@ -212,6 +212,7 @@ def ttft_chart(title: str, x_label: str, observed: Band, simulated: Band) -> Cha
             area = (shown.x, shown.low / unit_us, shown.high / unit_us)
             axes.fill_between(*area, color=look["color"], alpha=0.18, linewidth=0)
             axes.plot(shown.x, shown.middle / unit_us, marker="o", markersize=2.5, **look)
+        axes.locator_params(axis="x", integer=True)  # tokens and requests are whole
         axes.set_xlabel(x_label)
         axes.set_ylabel(f"TTFT, {unit}")
         axes.set_ylim(bottom=0)
