@@ -162,14 +162,17 @@ def test_a_workload_never_seen_is_predicted(cases: list[Observed]) -> None:
     """Chat of 400 + 60 tokens, summaries of 1,300 + 80, each from the other.
 
     Lines of one model each cannot tell a decode's own cost from that of its context, where all
-    contexts are alike; what all models share can.
+    contexts are alike; what all models share can.  Lines of two of the models, as each is fitted by itself.
     """
     physical = generalize(cases, "workload", "physical", ARCHITECTURES)
-    lines = generalize(cases, "workload", "per-model", ARCHITECTURES)
+    two = [case for case in cases if case.recording.model in ("org/model-1b", "org/model-8b")]
+    lines = generalize(two, "workload", "per-model", ARCHITECTURES)
     for fold, other in zip(physical.folds, lines.folds, strict=True):
-        assert len(fold.scores) == len(other.scores) == 4
+        assert (len(fold.scores), len(other.scores)) == (4, 2)
         assert other.fit is None
-        errors = [mean_abs_error(result.scores, "e2e") for result in (fold, other)]
+        same = [score for score in fold.scores if score.alias in {one.alias for one in other.scores}]
+        errors = [mean_abs_error(scores, "e2e") for scores in (same, other.scores)]
+        assert mean_abs_error(fold.scores, "e2e") < 0.03  # type: ignore[operator]
         assert errors[0] < 0.03  # type: ignore[operator]
         assert errors[0] < errors[1] < 0.12  # type: ignore[operator]
     assert [fold.name for fold in physical.folds] == ["chat", "summary"]
