@@ -83,11 +83,13 @@ def allowed(folder: Path) -> set[str]:
     return set() if names == "nothing" else {name.strip() for name in names.split(",")}
 
 
+@pytest.mark.slow
 def test_no_file_imports_itself_by_way_of_others() -> None:
     """Imports inside functions and for type checkers count as well."""
     assert circles({name: imports(name) for name in MODULES}) == []
 
 
+@pytest.mark.slow
 def test_no_room_imports_itself_by_way_of_others() -> None:
     """A circle can close between rooms although none closes between files."""
     graph: dict[str, set[str]] = {}
@@ -140,6 +142,7 @@ def test_what_builds_the_package_is_locked_with_a_hash() -> None:
     assert re.findall(r"^(\S+==\S+) \\\n    --hash=sha256:[0-9a-f]{64}$", locked, re.MULTILINE) == required
 
 
+@pytest.mark.slow
 def test_every_file_that_is_installed_is_one_that_a_module_names() -> None:
     """By its name, or by its ending in a module of its folder, or in one that names the folder.
 

@@ -121,6 +121,7 @@ def test_a_preempted_request_fetches_what_it_had() -> None:
 rows_apart = st.lists(st.tuples(st.integers(0, 4), st.integers(1, 120), st.integers(1, 20)), min_size=1, max_size=40)
 
 
+@pytest.mark.slow
 @given(rows_apart, st.integers(9, 20), st.integers(1, 12))
 @settings(max_examples=200, deadline=None)
 def test_two_tiers_block_by_block(rows: list[tuple[int, int, int]], gpu_blocks: int, cpu_blocks: int) -> None:

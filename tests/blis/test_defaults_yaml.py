@@ -54,6 +54,7 @@ def linear(intercept: int, prefill: int, decode: int, **others: object) -> Laten
     return LatencyModel("blackbox", intercept, prefill, decode, **others)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_published_row_gives_the_published_step() -> None:
     """Worked vector V6 of blis-semantics: trunc(6910.42 + 17.670575 * 512) = 15,957 us; delays as they stand."""
     row = rows_of(parse_defaults(PUBLISHED, "defaults.yaml"), "H100", None, "defaults.yaml")[0]
@@ -85,6 +86,7 @@ def test_two_versions_of_a_model_leave_a_choice() -> None:
 COEFFICIENT_NS = st.integers(0, 10**8)
 
 
+@pytest.mark.slow
 @given(
     st.tuples(COEFFICIENT_NS, COEFFICIENT_NS, COEFFICIENT_NS),
     st.sampled_from(["round_half_up", "truncate"]),

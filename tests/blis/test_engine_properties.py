@@ -81,6 +81,7 @@ class InPython:
         return max((total_ns + (500 if m.rounding == "round_half_up" else 0)) // 1000, 1)
 
 
+@pytest.mark.slow
 @given(request_lists, engines, models)
 @settings(max_examples=200, deadline=None)
 def test_the_kernel_equals_the_reference(rows: Rows, engine: EngineConfig, latency: LatencyModel) -> None:
@@ -151,6 +152,7 @@ def pressed_trace(rows: Pressed) -> RequestTrace:
     )
 
 
+@pytest.mark.slow
 @given(pressed_requests, pressed_engines)
 @settings(max_examples=250, deadline=None)
 def test_invariants_at_every_step(rows: Pressed, engine: EngineConfig) -> None:
@@ -217,6 +219,7 @@ def random_digests(seed: int, count: int) -> list[str]:
     return digests
 
 
+@pytest.mark.slow
 def test_compiled_equals_uncompiled() -> None:
     """The same source as plain Python, in a process without compilation."""
     code = "from test_engine_properties import random_digests; print(*random_digests(7, 25))"

@@ -85,6 +85,7 @@ def trace_for(name: str, engine: EngineConfig) -> RequestTrace:
     return traces[key]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pack", engine_packs(), ids=lambda pack: f"from {pack.first}")
 def test_equal_to_each_release(pack: EnginePack) -> None:
     """Steps, depths, free blocks, preemptions, cache hits and every token, on all workloads of its releases."""

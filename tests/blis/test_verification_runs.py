@@ -60,6 +60,7 @@ def test_the_workloads_show_what_they_are_made_for() -> None:
     assert conservation.missing_features(ample, finished(ample)) == ["scarce KV: no preemptions in this run"]
 
 
+@pytest.mark.slow
 def test_the_engine_passes_all_checks_of_runs() -> None:
     rows = [
         conservation.check_conservation(CHOSEN),

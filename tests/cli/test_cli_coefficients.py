@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import yaml
 from command_line import Run
 
@@ -32,6 +33,7 @@ def test_what_cannot_be_exported_is_bad_data(run: Run, tmp_path: Path) -> None:
     assert "none.yaml: cannot be read" in missing.err
 
 
+@pytest.mark.slow
 def test_the_roofline_of_a_model_from_its_configuration(run: Run, tmp_path: Path) -> None:
     """It is validated with like any release; one GPU, and tables are refused where there are none."""
     config = {
@@ -50,6 +52,7 @@ def test_the_roofline_of_a_model_from_its_configuration(run: Run, tmp_path: Path
     assert run(*asked, "--efficiency", tmp_path).code == 3
 
 
+@pytest.mark.slow
 def test_trees_need_step_records(run: Run, tmp_path: Path) -> None:
     """The bundled experiments have none."""
     answer = run("coefficients", "trees", "--train", "34b-general", "--out", tmp_path / "trees.yaml")

@@ -117,11 +117,13 @@ def test_csv_has_the_numbers_of_the_json(run: Run) -> None:
         assert (row["alias"], row["stage"], row["verdict"]) == ("34b-general", "", experiment["verdict"])
 
 
+@pytest.mark.slow
 def test_stages_have_rows_of_their_own(run: Run) -> None:
     rows = rows_of(run("validate", "--experiment", "34b-general", "--by-stage", "--csv"))
     assert [row["stage"] for row in rows] == [stage for stage in ("", "0", "1") for _ in range(16)]
 
 
+@pytest.mark.slow
 def test_markdown_is_a_table_of_the_same_rows(run: Run) -> None:
     lines = run("validate", "--experiment", "34b-general", "--markdown").out.splitlines()
     assert lines[0].startswith("| experiment | alias | simulator |")
@@ -130,6 +132,7 @@ def test_markdown_is_a_table_of_the_same_rows(run: Run) -> None:
     assert len({line.count(" | ") for line in lines}) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "rows", "column"),
     [

@@ -115,6 +115,7 @@ def test_an_arrival_trace_is_simulated_on_a_given_engine(run: Run, mooncake: Pat
     assert run("simulate", "--experiment", "mooncake", "--requests", "trace.jsonl", *given).code == 2
 
 
+@pytest.mark.slow
 def test_inspect_shows_identities_and_kv_events(run: Run, mooncake: Path) -> None:
     batch = [[1.0, [["BlockStored", [1, 2], None, [5] * 32, 16, None, "GPU"], ["CacheEviction", "GPU", 3, "lru", 7]]]]
     packed = gzip.compress("".join(json.dumps(line) + "\n" for line in batch).encode())

@@ -63,6 +63,7 @@ def _printed(run: Run, recording: Recording, release: CoefficientRelease, take: 
     return {command.strip() for command in _COMMAND.findall(" ".join(sentences)) + _COMMAND.findall(text)}
 
 
+@pytest.mark.slow
 def test_failed_requests_of_published_experiments_stay_when_they_are_stored(run: Run) -> None:
     """Of the 16 bundled experiments 8,966 requests failed as published; one that is stored is made without."""
 

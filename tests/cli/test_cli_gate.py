@@ -33,6 +33,7 @@ def test_exit_codes_and_files(run: Run, tmp_path: Path) -> None:
     assert (tmp_path / "gate.md").read_text("utf-8").startswith("## Coefficient gate: fail")
 
 
+@pytest.mark.slow
 def test_json_has_the_documented_form(run: Run) -> None:
     document = run("gate", "--coefficients", "h100-vllm-0.15.1", "--experiment", "34b-general", "--json").json
     assert set(document) == {"verdict", "candidate", "baseline", "policy", "experiments", "checks", "left_out"}

@@ -85,6 +85,7 @@ def test_former_verbs_work_and_are_not_listed(run: Run, former: str, now: str) -
     assert f"  {former} " not in run("--help").out
 
 
+@pytest.mark.slow
 def test_an_answer_goes_to_the_file_that_is_named_and_quiet_prints_nothing(run: Run) -> None:
     assert run("list", "-f", "csv", "-o", "list.csv").out == ""
     assert Path("list.csv").read_text() == run("list", "--csv").out
@@ -100,6 +101,7 @@ def test_an_answer_goes_to_the_file_that_is_named_and_quiet_prints_nothing(run: 
     assert Path("text.csv").read_text() == run("list").out
 
 
+@pytest.mark.slow
 def test_experiments_are_positional_or_options(run: Run) -> None:
     one, other = run("inspect", "34b-general", "--json"), run("inspect", "-e", "34b-gen*", "--json")
     assert one.json["slug"] == other.json["slug"] == "20260218-150304-codellama-34b-tp2-general"

@@ -66,6 +66,7 @@ def test_inspect_names_sources_and_findings(run: Run) -> None:
     assert "two stream events per token" in " ".join(text.split())
 
 
+@pytest.mark.slow
 def test_inspect_tells_what_was_declared_beside_what_ran(run: Run) -> None:
     """The profile of the run asks for 9 groups of 5 users with conversations; a build that ignored it ran 10 x 10."""
     document = run("inspect", "--experiment", "34b-general", "--json").json
@@ -81,6 +82,7 @@ def test_inspect_tells_what_was_declared_beside_what_ran(run: Run) -> None:
     assert "  declared in profile.yaml: constant arrivals; 9 groups of 5 prompts, 100 + 447\n    tokens; conv" in text
 
 
+@pytest.mark.slow
 def test_inspect_works_on_a_bundled_experiment(run: Run) -> None:
     answer = run("inspect", "--experiment", "mixtral-roleplay")
     assert answer.code == 0
@@ -107,6 +109,7 @@ def test_releases_are_listed_and_shown(run: Run) -> None:
     assert "below a batch of 26 decodes" in run("coefficients", "show", "stepml-per-model-linear").out
 
 
+@pytest.mark.slow
 def test_calibration_without_data_is_refused(run: Run) -> None:
     answer = run("calibrate", "--train", "34b-general", "--out", "x.yaml")
     assert (answer.code, Path("x.yaml").exists()) == (3, False)
@@ -157,6 +160,7 @@ def test_every_verb_answers_a_question_of_the_page_of_commands() -> None:
     assert [verb for verb in VERBS if f"`blis-replay {verb}" not in page] == []
 
 
+@pytest.mark.slow
 def test_a_file_is_ingested_like_its_directory_and_under_the_name_given(run: Run, demo: Path) -> None:
     files = [demo / "trace.csv.gz", demo / "exp-config.yaml"]
     (outcome,) = run("ingest", *files, "--name", "mine", "--json").json["ingested"]
@@ -168,12 +172,14 @@ def test_an_unknown_format_is_wrong_use(run: Run, demo: Path) -> None:
     assert (answer.code, "tracev2" in answer.err) == (2, True)
 
 
+@pytest.mark.slow
 def test_the_former_name_of_the_input_format_works_and_says_the_new_one(run: Run, demo: Path) -> None:
     answer = run("ingest", demo / "trace.csv.gz", demo / "exp-config.yaml", "--format", "tracev2", "--json")
     assert (answer.code, answer.err) == (0, "note: `--format tracev2` is now `--input-format tracev2`\n")
     assert answer.json["ingested"][0]["requests"] == 300
 
 
+@pytest.mark.slow
 def test_a_stepml_artifact_becomes_a_release_that_validates(run: Run, tmp_path: Path) -> None:
     """A cycle of 13,546 + 40 us per decode is close to the recorded one of 34b-general (design, section 9)."""
     artifact, out = tmp_path / "artifact.json", tmp_path / "mine.yaml"

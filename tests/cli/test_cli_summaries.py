@@ -83,6 +83,7 @@ def guidellm(summary: Any, rate: float | str, clients: int | None) -> str:
 SENT = [(bench, "inf", 8), (bench, "inf", None), (bench, 5.0, None), (genai, "inf", 8), (aiperf, "inf", 8)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("written", "rate", "clients"), [*SENT, (aiperf, 5.0, None), (guidellm, "inf", 8), (guidellm, 5.0, None)]
 )
@@ -114,6 +115,7 @@ def test_a_summary_is_replayed_as_the_load_that_it_states(
     assert run("validate", "34b-bench", "--json").json["experiments"][0]["metrics"] == experiment["metrics"]
 
 
+@pytest.mark.slow
 def test_a_summary_that_does_not_say_how_long_its_requests_were(run: Run, tmp_path: Path) -> None:
     folder = tmp_path / "34b-bench"
     folder.mkdir()

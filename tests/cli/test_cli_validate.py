@@ -22,6 +22,7 @@ from blis_replay.validate.schedule import schedule_verdict
 _JSON_DOCS = Path(__file__).parents[2] / "docs" / "json.md"
 
 
+@pytest.mark.slow
 def test_a_bundled_experiment_needs_no_preparation(run: Run) -> None:
     """Published: 34b-general has a mean E2E of 4,092.5 ms; it is labelled as aggregates."""
     answer = run("validate", "--experiment", "34b-general", "-v")
@@ -33,6 +34,7 @@ def test_a_bundled_experiment_needs_no_preparation(run: Run) -> None:
     assert "reported ITL 8.13 ms, true gap 16.36 ms, two stream events per token" in text
 
 
+@pytest.mark.slow
 def test_limits_are_judged_on_both_sides(run: Run, tmp_path: Path) -> None:
     """Of the recording by its own latencies: the limit of TTFT is their median, so half of the requests are within it.
 
@@ -108,6 +110,7 @@ def test_all_bundled_experiments_in_one_table(run: Run) -> None:
     assert "not judged: 70b-hf-reasoning, 7b-reasoning, mixtral-reasoning: overloaded, and requests that failed" in said
 
 
+@pytest.mark.slow
 def test_a_failed_threshold_is_exit_code_1(run: Run) -> None:
     """The published overhead floors are 2.1 to 2.7 times too small."""
     answer = run("validate", "--experiment", "34b-general", "--coefficients", "stepml-overhead-floor")
@@ -116,6 +119,7 @@ def test_a_failed_threshold_is_exit_code_1(run: Run) -> None:
     assert answer.out.endswith("explain 34b-general --coefficients stepml-overhead-floor\n")
 
 
+@pytest.mark.slow
 def test_the_first_screen_is_twelve_lines_with_the_verdict_first_and_the_next_command_last(run: Run) -> None:
     """Published means: 4,092.5, 51.59 and 16.36 ms; p99 of TTFT is 12.2 % short, which ±30 % does not mark."""
     answer = run("validate", "--experiment", "34b-general")
@@ -131,6 +135,7 @@ def test_the_first_screen_is_twelve_lines_with_the_verdict_first_and_the_next_co
     assert lines[-1] == "next: blis-replay report 34b-general --out report.html"
 
 
+@pytest.mark.slow
 def test_a_tail_that_is_off_has_a_mark_of_its_own(run: Run) -> None:
     """Without the extra cycle TTFT is a third short: p99 -36.3 % of ±30 %, mean -32.1 % of ±15 %."""
     answer = run("validate", "--experiment", "34b-general", "--replay", "scheduling=synchronous")
@@ -166,6 +171,7 @@ def test_ones_own_recording_end_to_end(run: Run, demo: Path) -> None:
     assert experiment["coefficients_use"] == "fitted on this run"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "code", "complaint"),
     [

@@ -8,6 +8,7 @@ from command_line import Run
 from blis_replay.validate.experiment import DEFAULT_RELEASE
 
 
+@pytest.mark.slow
 def test_a_change_beside_what_was_recorded(run: Run) -> None:
     """10 requests a second that stay 3.7 s each (published) take 37 places: of 24 they have to wait."""
     answer = run("whatif", "--experiment", "34b-codegen", "--set", "max_num_seqs=24", "--json")
@@ -19,6 +20,7 @@ def test_a_change_beside_what_was_recorded(run: Run) -> None:
     assert point["change"]["ttft_mean_ms"] > 10
 
 
+@pytest.mark.slow
 def test_a_sweep_is_a_table_of_its_combinations(run: Run) -> None:
     sweeps = ["--sweep", "max_num_seqs=64,128", "--sweep", "async_scheduling=false,true"]
     answer = run("whatif", "--experiment", "34b-codegen", *sweeps, "--executor", "serial")
@@ -31,6 +33,7 @@ def test_a_sweep_is_a_table_of_its_combinations(run: Run) -> None:
     assert max(map(len, answer.out.splitlines())) <= 80
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "code", "complaint"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import polars as pl
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,6 +37,7 @@ def expected(anchors: Anchors) -> list[int]:
     return ascending(anchors, fitting)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 12), st.booleans()), max_size=14))
 def test_those_stay_against_which_time_does_not_run_backwards(anchors: Anchors) -> None:
     frame = pl.DataFrame(anchors, schema=SCHEMA, orient="row")

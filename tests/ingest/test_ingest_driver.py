@@ -38,6 +38,7 @@ def test_a_recording_made_elsewhere_is_checked_and_stored(tmp_path: Path) -> Non
         assert ingest_recording(store, recording()).outcome == "unchanged"
 
 
+@pytest.mark.slow
 def test_an_unchanged_recording_is_hashed_and_not_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other bytes, another engine file, another format asked for or another program: read again."""
     folder, store_path = tmp_path / "burst", tmp_path / "s.duckdb"
@@ -67,6 +68,7 @@ def test_an_unchanged_recording_is_hashed_and_not_parsed(tmp_path: Path, monkeyp
 _HEADER, _ROW = "TIMESTAMP,ContextTokens,GeneratedTokens", "2023-11-16 18:15:{:02}.68,374,44"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rows", "complaint"),
     [
@@ -91,6 +93,7 @@ def test_a_worse_copy_does_not_replace_a_better_one(tmp_path: Path, rows: list[s
     assert ingest_source(store_path, folder, even_worse=True).outcome == "replaced"
 
 
+@pytest.mark.slow
 def test_engine_arguments_that_were_given_once_are_used_again(tmp_path: Path) -> None:
     """A later ingest without --engine uses them and says so; another file replaces them all, and {} forgets them."""
     folder, store_path, engine = tmp_path / "burst", tmp_path / "s.duckdb", tmp_path / "engine.yaml"

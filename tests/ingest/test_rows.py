@@ -26,6 +26,7 @@ def both(frame: pl.DataFrame) -> list[Rows]:
     return [rows_of(frame), in_database(frame, 3)]
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(VALUES, st.integers(1, 7))
 def test_rows_are_those_of_the_frame_in_their_order(values: list, batch_rows: int) -> None:
@@ -43,6 +44,7 @@ def test_rows_are_those_of_the_frame_in_their_order(values: list, batch_rows: in
             assert pl.DataFrame(reader.read_all()).cast(SCHEMA).equals(frame)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(VALUES, st.integers(1, 7))
 def test_ordering_is_stable_and_groups_are_not_cut(values: list, batch_rows: int) -> None:

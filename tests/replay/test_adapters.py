@@ -138,6 +138,7 @@ def test_dynamo_gets_the_engine_arguments_and_a_hash_id_a_block(kept: Path) -> N
     assert answer.release.name == "as shipped"
 
 
+@pytest.mark.slow
 def test_dynamo_fitted_gets_the_step_times_of_the_coefficients(kept: Path) -> None:
     answer = run("dynamo-fitted", _mixtral())
     told = json.loads(kept.read_text())
@@ -271,6 +272,7 @@ def test_aiconfigurator_is_asked_for_as_many_at_once_as_its_answer_keeps(kept: P
     assert answer.e2e_us.tolist() == [20_100, 30_100, 40_100]
 
 
+@pytest.mark.slow
 def test_a_checkout_of_vidur_gets_a_trace_and_the_engine_arguments(tmp_path: Path) -> None:
     """Seconds in and out; chunked prefill is the scheduler that cuts prompts into chunks."""
     (tmp_path / "vidur").mkdir()

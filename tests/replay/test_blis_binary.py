@@ -321,6 +321,7 @@ time.sleep(60)"""
         assert "\n" not in str(raised.value)
 
 
+@pytest.mark.slow
 @given(
     st.binary(max_size=200)
     | st.recursive(

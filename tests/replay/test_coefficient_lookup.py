@@ -38,6 +38,7 @@ def release(planted: Planted) -> CoefficientRelease:
     return replace(right, models=(replace(entry, latency=latency, dtype="bfloat16"), replace(entry, dtype="fp8")))
 
 
+@pytest.mark.slow
 def test_every_verb_takes_the_entry_of_the_served_data_type(
     planted: Planted, served_fp8: Recording, release: CoefficientRelease
 ) -> None:

@@ -87,6 +87,7 @@ def test_a_failure_that_cannot_be_carried_over_is_named(workers_map: Map) -> Non
         workers_map(work.stubborn, range(2))
 
 
+@pytest.mark.slow
 def test_a_lost_worker_is_replaced_and_its_job_done_again(workers_map: Map, tmp_path: Path) -> None:
     assert workers_map(partial(work.killed_once, tmp_path), range(6)) == [0, 1, 4, 9, 16, 25]
     assert (tmp_path / "killed").exists()
@@ -282,6 +283,7 @@ def test_workers_of_a_killed_program_end_with_their_job(tmp_path: Path) -> None:
     _until(lambda: all(map(_gone, workers)), seconds=5)  # of jobs of 1.1 s
 
 
+@pytest.mark.slow
 @given(st.integers(0, 12), st.sets(st.integers(0, 12)), st.randoms(use_true_random=False))
 def test_the_books_end_as_if_done_one_after_the_other(jobs: int, failing: set[int], chance: Any) -> None:
     """Whatever comes back when, and is lost now and then: all answers, or the first failure in order."""

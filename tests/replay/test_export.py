@@ -170,6 +170,7 @@ def sharing(recording: Recording) -> list[list[int]]:
     return [[int(np.cumprod(a[: min(len(a), len(b))] == b[: min(len(a), len(b))]).sum()) for b in rows] for a in rows]
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(prompts=st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=4), min_size=2, max_size=5))
 def test_prefixes_shared_in_the_legacy_csv_are_those_that_were_recorded(

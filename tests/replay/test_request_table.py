@@ -182,6 +182,7 @@ class TestReading:
             read_request_table(path, 16)
         assert "\n" not in str(raised.value)
 
+    @pytest.mark.slow
     @given(
         st.lists(
             st.tuples(

@@ -41,6 +41,7 @@ def checked(recording: Recording, engine: EngineConfig = ENGINE) -> ScheduleChec
     return check_schedule(recorded_schedule(recording), engine)
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 10_000), asynchronous=st.booleans(), sequences=st.sampled_from([3, 8, 32]))
 def test_a_log_of_the_engine_itself_is_equal_in_every_step(seed: int, asynchronous: bool, sequences: int) -> None:
@@ -86,6 +87,7 @@ def test_with_other_blocks_only_the_usage_differs() -> None:
     assert twice == pytest.approx(2, abs=0.2)
 
 
+@pytest.mark.slow
 def test_asynchronous_scheduling_shows_in_when_blocks_are_free_again() -> None:
     """With room for all requests the counts are the same; only blocks are held a step longer."""
     check = checked(recorded(), replace(ENGINE, async_scheduling=True))

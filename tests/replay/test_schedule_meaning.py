@@ -118,6 +118,7 @@ def test_a_request_that_ended_early() -> None:
     assert (found.cause, found.sentence) == (ABORTED, f"request 7 was given up before step {last + 1:,}")
 
 
+@pytest.mark.slow
 def test_a_request_that_no_file_records() -> None:
     """Request 10 is taken out of the files; its lengths are worked out from the steps."""
     recording = recorded()

@@ -182,6 +182,7 @@ def test_the_recorded_cycle_of_prompts_stays_where_only_lengths_are_declared() -
     assert len(set(rows)) == 3
 
 
+@pytest.mark.slow
 @given(
     rates=st.lists(st.floats(0, exclude_min=True, allow_infinity=False, allow_nan=False), min_size=1, max_size=3),
     duration_us=st.integers(1, (1 << 61) - 1),

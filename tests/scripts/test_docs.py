@@ -187,6 +187,7 @@ def test_what_is_written_is_current(documented: list[str], printed: list[str]) -
     assert is_current(refreshed(documented, printed), printed)
 
 
+@pytest.mark.slow
 @given(st.lists(st.sampled_from(["word", "", "```text", "```", "<!-- begin x -->", "<!-- end x -->", "$ ls"])))
 def test_a_page_is_its_parts(lines: list[str]) -> None:
     text = "\n".join(lines) + "\n"
@@ -219,6 +220,7 @@ def test_hard_sentences_are_found_in_pages_and_in_what_is_printed() -> None:
     assert plain_english.findings([plain_english.Sentence("m.py:1", "Mean E2E is under-predicted by 48 %.")]) == []
 
 
+@pytest.mark.slow
 def test_the_catalogue_has_every_message_with_its_place() -> None:
     """An error, a remedy and a line of help that stand in three rooms; none is hard to read."""
     messages = list(plain_english.messages())

@@ -56,6 +56,7 @@ def test_the_answer_counts_grades_and_fails_where_something_else_is_blamed() -> 
     assert "1 faults: 1 right, 0 half, 0 not identified, 0 wrong" in str(answer)
 
 
+@pytest.mark.slow
 def test_in_the_recording_of_a_real_server_what_was_blamed_before_is_not_held_against_the_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

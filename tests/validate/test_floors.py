@@ -69,6 +69,7 @@ def test_what_a_floor_was_fitted_on_is_told_like_that_of_any_coefficients(store:
     assert uses[1] == "fitted on this run"
 
 
+@pytest.mark.slow
 def test_without_a_name_it_is_fitted_to_what_the_release_was_fitted_on(store: Store) -> None:
     """The shipped release is fitted on eight experiments of four models, which ship as published means."""
     floor = floor_simulator(store, "floor:line", load_release(DEFAULT_RELEASE))

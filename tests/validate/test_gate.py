@@ -67,6 +67,7 @@ def change_of(report: GateReport, experiment: str, metric: str) -> Check:
     return check
 
 
+@pytest.mark.slow
 def test_a_step_time_5_percent_worse_on_one_model_fails(store: Store) -> None:
     """Every step 5 % longer: all of E2E but the 5.4 ms of fixed delays, so E2E and ITL errors grow by 4.5 to 6 points.
 
@@ -84,6 +85,7 @@ def test_a_step_time_5_percent_worse_on_one_model_fails(store: Store) -> None:
     assert change.interval[0] <= change.value <= change.interval[1]
 
 
+@pytest.mark.slow
 def test_a_reissue_of_the_same_release_passes(store: Store) -> None:
     """Another name and summary, the same coefficients: no error changes at all, whatever is drawn."""
     report = gate(store, release("reissued"), release("old"), selectors=BOTH)
@@ -94,6 +96,7 @@ def test_a_reissue_of_the_same_release_passes(store: Store) -> None:
     assert "6 of 6 errors are those of the baseline to the last digit" in str(gate_answer(report))
 
 
+@pytest.mark.slow
 def test_a_better_release_passes_and_the_worse_one_it_replaces_is_shown(store: Store) -> None:
     report = gate(store, release("new"), release("old", slower=LARGE.model, by=1.05), selectors=BOTH)
     assert report.verdict == "pass"
@@ -103,6 +106,7 @@ def test_a_better_release_passes_and_the_worse_one_it_replaces_is_shown(store: S
     assert change.value is not None and -0.06 < change.value < -0.045
 
 
+@pytest.mark.slow
 def test_an_experiment_with_corrupted_timings_cannot_be_judged(tmp_path: Path) -> None:
     """Ends stamped on another clock: the clocks check marks TTFT and E2E unusable.
 
@@ -122,6 +126,7 @@ def test_an_experiment_with_corrupted_timings_cannot_be_judged(tmp_path: Path) -
     assert "E2E mean: unusable: clocks: 20 requests have a E2E of more than 30 days apart" in text
 
 
+@pytest.mark.slow
 def test_a_recording_that_lost_requests_cannot_be_judged(tmp_path: Path) -> None:
     """Twenty of 200 requests end before they start and are rejected: the other 180 waited for more than is left.
 
@@ -137,6 +142,7 @@ def test_a_recording_that_lost_requests_cannot_be_judged(tmp_path: Path) -> None
     assert "20 of 200 request records were rejected" in check.message
 
 
+@pytest.mark.slow
 def test_a_failure_counts_more_than_what_cannot_be_judged(store: Store, tmp_path: Path) -> None:
     slow = release("new", slower=SMALL.model, by=1.05)
     other_dtype = release("new", slower=SMALL.model, by=1.05, dtype="fp8")
@@ -229,6 +235,7 @@ def test_too_few_experiments_or_models_is_no_verdict(store: Store, coverage: Cov
     assert gate(store, release("new"), policy=Policy(coverage=coverage), selectors=BOTH).verdict == verdict
 
 
+@pytest.mark.slow
 def test_overloaded_recordings_are_judged_by_what_they_served_and_cover_nothing(tmp_path: Path) -> None:
     """34b-reasoning: its ITL is 15.6 % off of 15, and 7 are open beyond the fit; its E2E of -67 % is the queue's."""
     with open_store(tmp_path / "s.duckdb") as store:
@@ -252,6 +259,7 @@ def slower(regime: Regime, factor: float) -> Regime:
     return replace(regime, intercept_us=factor * regime.intercept_us, coefficients=costs)
 
 
+@pytest.mark.slow
 def test_published_aggregates_are_judged_by_resampling_the_simulated_requests(tmp_path: Path) -> None:
     """34b-*: a reissue passes; with every step 5 % longer E2E is off by +5 % where it was +0.1 to -0.8 %."""
     shipped = load_release(DEFAULT_RELEASE)
@@ -325,6 +333,7 @@ def test_the_order_of_p99s(first: Judgement, second: Judgement, outcome: str, in
     assert (check.outcome, check.value) == (outcome, inverted)
 
 
+@pytest.mark.slow
 def test_an_inverted_order_fails_the_gate(store: Store) -> None:
     """The second server is twice as slow; with 0.3 of its step time it comes out as the faster one."""
     swapped = release("new", slower=LARGE.model, by=0.3)

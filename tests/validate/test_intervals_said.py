@@ -6,6 +6,8 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
+
 import blis_replay.validate
 
 ROOM = Path(blis_replay.validate.__file__).parent
@@ -39,6 +41,7 @@ def _is_text(body: list[ast.stmt]) -> bool:
     return bool(body) and isinstance(body[0], ast.Expr)
 
 
+@pytest.mark.slow
 def test_each_module_that_prints_an_interval_says_of_what() -> None:
     """A module that begins to print one is to say it, and to stand in the list above."""
     told = {path.relative_to(ROOM).as_posix(): texts(path) for path in ROOM.rglob("*.py")}

@@ -57,6 +57,7 @@ def test_the_floor_is_what_the_two_recordings_differ_by(store: Store) -> None:
     assert 0.18 < floor.apart["itl", "mean"] < 0.25
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("by", "alone", "repeated"), [(1.15, "fail", "pass"), (1.5, "fail", "fail")])
 def test_an_error_below_what_reality_differs_by_is_no_failure(path: Path, by: float, alone: str, repeated: str) -> None:
     """15 % of a step are beyond E2E 10 %, and less than the 20 % of the two days; 50 % are more."""

@@ -135,6 +135,7 @@ def test_a_window_cuts_slices_off_and_keeps_their_whole_time(run: ReplayRun) -> 
     assert lengths == shown.lanes.height + shown.steps.height
 
 
+@pytest.mark.slow
 def test_a_counter_begins_with_the_value_that_held_before_the_window(run: ReplayRun) -> None:
     whole = timeline(run, 0, ALL_US).counters
     for side in SIDES:

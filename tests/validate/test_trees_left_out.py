@@ -97,6 +97,7 @@ def test_what_tells_nothing_has_no_importance_and_two_folds_claim_nothing() -> N
     assert [(s.folds, s.conclusive) for s in left_out.stability] == [(2, False)] * 4
 
 
+@pytest.mark.slow
 def test_rank_correlation_by_hand() -> None:
     """Ranks 1 2 3 4 against 2 1 4 3: 1 - 6 * 4 / (4 * 15) = 0.6; of ties the mean rank; of a constant nothing."""
     assert rank_correlation(np.array([0.1, 0.2, 0.3, 0.4]), np.array([2.0, 1.0, 4.0, 3.0])) == pytest.approx(0.6)

@@ -84,6 +84,7 @@ def test_an_estimated_offset_is_a_correction_with_both_numbers() -> None:
     assert finding.message.endswith("the latter is used")
 
 
+@pytest.mark.slow
 def test_stamps_that_the_depth_confirms_are_noted() -> None:
     clock = Clock("step", "monotonic", 0, placed="bridged by pairs", stamped_zero_us=0)
     (finding,) = clock_findings(stepped(0, clock))
@@ -91,6 +92,7 @@ def test_stamps_that_the_depth_confirms_are_noted() -> None:
     assert finding.message.endswith("the stamps are used")
 
 
+@pytest.mark.slow
 def test_an_offset_that_nothing_tells_is_said_to_be_unknown() -> None:
     made = stepped(0, Clock("step", "monotonic", 0, placed="not known"))
     flat = made.steps.frame().with_columns(pl.lit(3, pl.Int64).alias("running_depth"))

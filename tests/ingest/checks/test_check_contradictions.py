@@ -26,6 +26,7 @@ def fault(name: str, size: str) -> Fault:
 
 # What is planted, to what depth it is recorded; the check that objects, to which metric ("": nothing is judged), and
 # with which number in its sentence.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "size", "depth", "check", "metric", "number"),
     [
@@ -51,6 +52,7 @@ def test_the_check_that_can_tell_objects(
     assert any(number in one.message for one in found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("load", LOADS)
 @pytest.mark.parametrize("depth", ["full", "steps", "client"])
 def test_nothing_is_objected_to_where_nothing_is_wrong(load: str, depth: str) -> None:
@@ -72,6 +74,7 @@ def a_fifth_missing(recording: Recording) -> Recording:
     return taken(Recorded(recording, None, np.arange(n)), np.flatnonzero(~drawn(n, 0.2))).recording
 
 
+@pytest.mark.slow
 def test_numbers_in_ids_and_the_beat_of_a_constant_rate_show_what_a_client_lost() -> None:
     """Of 360 requests 72 are taken away; one gap in a hundred of the beat is off by at most 2 of 100 ms."""
     served = planted_case(Fault("", (), "client")).recording
@@ -86,6 +89,7 @@ def test_numbers_in_ids_and_the_beat_of_a_constant_rate_show_what_a_client_lost(
         assert lost.startswith("unusable") and found in lost
 
 
+@pytest.mark.slow
 def test_what_nothing_counts_is_said_to_be_uncounted() -> None:
     """Requests that come at random and have random ids show no hole; a load that ends early may have been stopped."""
     lost = planted_case(Fault("", (missing(0.2),), "client")).recording

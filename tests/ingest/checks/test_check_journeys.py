@@ -79,6 +79,7 @@ def test_batches_that_agree() -> None:
     assert finding.message == "3 of 3 recorded steps are reconstructed from 1 journeys as recorded"
 
 
+@pytest.mark.slow
 def test_a_disagreement_comes_with_examples() -> None:
     """Step 2 is recorded with 7 decode tokens."""
     finding = finding_of(three_steps(decode_tokens=[0, 7, 1]), "reconstruction")
@@ -89,6 +90,7 @@ def test_a_disagreement_comes_with_examples() -> None:
     assert example == (2, "(1, 0, 1, 0, 7)", "(1, 0, 1, 0, 1)")
 
 
+@pytest.mark.slow
 def test_requests_of_no_journey_are_counted_and_a_sample_of_journeys_is_a_lower_bound() -> None:
     """20 steps with one request each; in the last, two run.  Then ten run throughout."""
     story = [("SCHEDULED", 1, 0), ("FIRST_TOKEN", 1, 1), ("FINISHED", 20, 20)]
@@ -116,6 +118,7 @@ def test_requests_of_no_journey_are_counted_and_a_sample_of_journeys_is_a_lower_
     assert "equal" not in finding.measured
 
 
+@pytest.mark.slow
 def test_several_tokens_a_step_are_named() -> None:
     made = three_steps()
     several = pl.col("output_tokens") * 4
@@ -175,6 +178,7 @@ def test_no_journey_breaks_a_check(
         chosen.evidence_tables(made, Context(measured, None, ()))
 
 
+@pytest.mark.slow
 def test_a_prefill_that_ended_before_it_began_breaks_no_check() -> None:
     """Scheduled first, so it says, with 2^31 tokens behind it: its prefill would have begun long before step 1."""
     odd = {"journey": 0, "event": "journey.SCHEDULED", "time_us": 0, "step_id": 1, "output_tokens": 2**31}
@@ -202,6 +206,7 @@ def test_a_prefill_without_end_is_not_made_up_for_by_one_that_ended_before_it_be
     assert "prefill chunks: their steps are mistaken" in finding_of(made, "reconstruction").message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", ["step_clock", "reconstruction"])
 def test_without_records_nothing_is_claimed(check: str) -> None:
     assert finding_of(recording(), check).message.startswith("not checked: ")

@@ -56,6 +56,7 @@ def test_a_count_that_was_decoded_correlates_with_its_time() -> None:
     assert finding.measured["correlation_of_total_tokens_with_e2e"] == pytest.approx(1.0)
 
 
+@pytest.mark.slow
 def test_equal_counts_are_noted_and_lone_retokenised_ones_unusable() -> None:
     (equal,) = findings_of(recording(requests=requests(3, output_tokens_reported=11)), "output_length")
     assert equal.severity == "note"
@@ -190,6 +191,7 @@ def test_rejected_records_are_named_with_the_first_place() -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["benchmarks.json", "vllm-bench.json", "profile_export.jsonl", "results/per_request_lifecycle_metrics.json"]
 )

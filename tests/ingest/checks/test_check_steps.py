@@ -35,6 +35,7 @@ def steady(rate_per_s: float, e2e_us: int, seconds: int = 120) -> pl.DataFrame:
     return requests(count, arrival_us=arrivals, e2e_us=e2e_us, prompt_tokens=600)
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(st.sets(st.integers(1, 5000), min_size=2, max_size=300), st.integers(1, 50_000))
 def test_the_cycle_does_not_depend_on_which_steps_were_sampled(ids: set[int], cycle: int) -> None:
@@ -109,6 +110,7 @@ def test_steps_of_another_run_contradict_littles_law() -> None:
     assert "contradictory" in finding.message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [1.0, 0.1])
 def test_a_pause_is_no_part_of_the_last_step_before_it(share: float) -> None:
     """0.3 requests/s of 1.3 s each: 0.4 in flight, while each recorded step has at least 1; the ratio was 2.6."""
@@ -172,6 +174,7 @@ def test_an_aggregate_hit_rate_is_named_as_such() -> None:
     assert "25.0 % is an aggregate; which requests hit is not identified" in finding.message
 
 
+@pytest.mark.slow
 def test_without_steps_nothing_is_claimed() -> None:
     made = recording(aggregates=aggregates())
     for check in ("step_cycle", "littles_law", "prefix_cache"):

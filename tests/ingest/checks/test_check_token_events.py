@@ -105,6 +105,7 @@ def test_a_leading_role_is_no_token(tmp_path: Path, times: list[list[int]], role
     assert event_totals(events, made.requests, ROLE_FIRST).token_gap_us == pytest.approx(true_us)
 
 
+@pytest.mark.slow
 def test_a_reported_itl_that_stamps_contradict_is_corrected(tmp_path: Path) -> None:
     """11 tokens 20 ms apart; 19 ms is what a length of 11.5 would give.  Either mean of the stamps would agree."""
     times = [50_000 + k * 20_000 for k in range(11)]
@@ -159,6 +160,7 @@ def test_a_retokenised_length_is_not_taken_for_the_count_of_tokens(tmp_path: Pat
     assert event_totals(events, made, PAIRED_WITH_DONE).tokens == 11
 
 
+@pytest.mark.slow
 def test_several_tokens_in_an_event_are_not_numbered(tmp_path: Path) -> None:
     events = write_events(tmp_path / "events", [[0, 60_000, 120_000]] * 3)
     made = recording(token_events=events)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from blis_replay.ingest.ingest import ingest_source
 from blis_replay.ingest.readers.discovery import FORMATS, sources_of
 from blis_replay.ingest.recording import ARRIVALS, RECORDED, Clock, Recording
@@ -42,6 +44,7 @@ def lines(rows: list[object]) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
+@pytest.mark.slow
 def test_an_arrival_trace_has_no_model_and_says_so(tmp_path: Path) -> None:
     recording, _cache = stored(tmp_path, {"any-name.jsonl": lines([*MOONCAKE])})
     assert (recording.ground_truth, recording.model, recording.alias) == (ARRIVALS, None, "run")
@@ -53,6 +56,7 @@ def test_an_arrival_trace_has_no_model_and_says_so(tmp_path: Path) -> None:
     assert [file.kind for file in recording.files] == ["mooncake"]
 
 
+@pytest.mark.slow
 def test_block_identities_follow_the_requests_into_send_order(tmp_path: Path) -> None:
     recording, _cache = stored(tmp_path, {"trace.jsonl": lines([*MOONCAKE])})
     assert recording.prefix is not None
@@ -61,6 +65,7 @@ def test_block_identities_follow_the_requests_into_send_order(tmp_path: Path) ->
     assert recording.prefix.prompts.rows() == [(0, None, 0, 1024), (1, 0, 512, 1024)]
 
 
+@pytest.mark.slow
 def test_a_generated_tracev2_is_an_arrival_trace(tmp_path: Path) -> None:
     """As BLIS writes it for its own replay: times from 0, no chunk stamps."""
     rows = TRACEV2.splitlines()[0] + "\n0,10,3,0,0,0,ok\n1,10,3,2500,0,0,ok\n"
@@ -70,12 +75,14 @@ def test_a_generated_tracev2_is_an_arrival_trace(tmp_path: Path) -> None:
     assert recording.requests["e2e_us"].to_list() == [None, None]
 
 
+@pytest.mark.slow
 def test_a_recording_with_latencies_need_not_name_its_model_and_says_so(tmp_path: Path) -> None:
     recording, _cache = stored(tmp_path, {"trace.csv": TRACEV2})
     assert (recording.ground_truth, recording.model) == (RECORDED, None)
     assert any(missing.startswith("model: no file of it names one; say it with") for missing in recording.missing)
 
 
+@pytest.mark.slow
 def test_one_trace_of_a_folder_is_read_and_the_other_named(tmp_path: Path) -> None:
     """Two traces of one kind are two experiments, to be named one by one."""
     recording, _cache = stored(tmp_path, {"a.jsonl": lines([*MOONCAKE]), "b.jsonl": lines([*MOONCAKE, MOONCAKE[0]])})

@@ -16,6 +16,7 @@ LITERALS = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.dictionaries(st.text(min_size=1, max_size=6), LITERALS, max_size=6))
 def test_any_printed_literal_comes_back(value: dict[str, object]) -> None:
@@ -70,6 +71,7 @@ def test_what_is_no_mapping_is_none() -> None:
     assert read_mapping("Namespace(a=1)") is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", ["{", "'", r"\'", "<", "(,", "a=", "'a': ", "a(b=<"])
 def test_each_character_is_seen_once(unit: str) -> None:
     """Looking for the end of each of 80,000 quotes again took two minutes."""

@@ -75,6 +75,7 @@ def test_it_is_known_by_its_header() -> None:
     assert not recognises(b"")
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(
     header=st.sampled_from([V1, V2]),

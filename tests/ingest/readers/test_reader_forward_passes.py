@@ -115,6 +115,7 @@ def test_passes_are_known_by_their_schema() -> None:
     assert not recognises(b'{"schema": "dynamo.request.trace.v1"}')
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(document=mutated(forward_pass(3)))
 def test_mutated_passes_are_read_or_rejected(tmp_path_factory: pytest.TempPathFactory, document: Any) -> None:

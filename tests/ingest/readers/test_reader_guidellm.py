@@ -266,6 +266,7 @@ def test_mutated_results_never_break_the_reader(tmp_path_factory: pytest.TempPat
     assert broken_off or len(found.frame) + of_requests == sum(map(len, lists))
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(content=damaged(WHOLE))
 def test_damaged_bytes_never_break_the_reader(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:

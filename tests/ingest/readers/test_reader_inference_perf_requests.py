@@ -263,6 +263,7 @@ def document(rng: random.Random) -> bytes:
     return "\n".join(json.dumps(made, indent=indent, ensure_ascii=ascii_only) for made in records).encode()
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(seed=st.integers(0, 1 << 32))
 def test_of_any_sound_file_every_record_is_read_once(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:

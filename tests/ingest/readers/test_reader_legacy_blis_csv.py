@@ -108,6 +108,7 @@ def test_it_is_known_by_its_first_row() -> None:
     assert not recognises(b"")
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(
     rows=st.lists(

@@ -206,6 +206,7 @@ def test_a_run_without_placed_requests_is_stored_as_aggregates(tmp_path: Path) -
         assert (recording.ground_truth, recording.requests.height) == ("published aggregates", 0)
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(document=mutated([SGLANG, LLMPERF, GENAI, META]))
 def test_mutated_files_never_break_the_readers(tmp_path_factory: pytest.TempPathFactory, document: Any) -> None:

@@ -201,6 +201,7 @@ def test_results_are_known_by_content() -> None:
     assert not recognises(b'[{"benchmark": {}, "metric": {}}]')
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(document=mutated(result(3)))
 def test_mutated_results_never_break_the_reader(tmp_path_factory: pytest.TempPathFactory, document: Any) -> None:
@@ -217,6 +218,7 @@ def test_mutated_results_never_break_the_reader(tmp_path_factory: pytest.TempPat
     assert broken_off or len(found.frame) + rejected == max(lengths, default=0)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(content=damaged(result(3)))
 def test_damaged_bytes_never_break_the_reader(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:

@@ -244,6 +244,7 @@ def recorded(folder: Path, store: Path, **said: str) -> tuple[str, Any]:
         return outcome, read_stored(opened, folder.name)
 
 
+@pytest.mark.slow
 def test_a_table_becomes_a_recording_sorted_by_arrival(tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     folder.mkdir()
@@ -262,6 +263,7 @@ def test_a_table_without_latencies_is_an_arrival_trace(tmp_path: Path) -> None:
     assert recorded(folder, tmp_path / "store")[1].ground_truth == ARRIVALS
 
 
+@pytest.mark.slow
 def test_what_is_said_of_a_table_is_remembered_until_something_else_is_said(tmp_path: Path) -> None:
     """The first reading takes E2E for milliseconds, the last for seconds."""
     folder, store = tmp_path / "mine", tmp_path / "store"

@@ -246,6 +246,7 @@ def test_the_last_start_of_the_first_engine_is_used(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_step_log_alone_is_an_experiment(tmp_path: Path) -> None:
     """Latencies as the engine and its API server stamped them: TTFT of request 0 from 9 to 20 ms."""
     folder = tmp_path / "my-server-tp1-chat"
@@ -262,6 +263,7 @@ def test_a_step_log_alone_is_an_experiment(tmp_path: Path) -> None:
     assert (outcome.requests, outcome.steps, outcome.rejected) == (2, 5, 0)
 
 
+@pytest.mark.slow
 def test_a_finding_says_whether_it_is_whole(tmp_path: Path) -> None:
     from blis_replay.ingest.checks.registry import run_checks
 

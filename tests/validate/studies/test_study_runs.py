@@ -114,6 +114,7 @@ def test_a_single_queue_is_as_busy_as_its_steps() -> None:
     assert found["late_starts"] == 0
 
 
+@pytest.mark.slow
 def test_executors_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("blis_replay.replay.executors.POOL_START_S", -1.0)  # a pool, however short the jobs
     study = replace(load_study("sjf"), systems=("A",), seeds=(1, 2, 3, 4))
