@@ -112,8 +112,8 @@ class Attribution:
 
     ``error``: simulated less observed; ``residual``: the same with every component replaced, which no component
     explains.  error = sum of the causes' shares + residual = sum of their changes + residual.
-    ``replays`` were made, and in ``overloaded`` of them latencies are those of a queue that grows, which neither
-    the replay nor the recording has: causes that hide one another.  ``observed_us`` is nan where the recording
+    They are of so many ``replays``, and in ``overloaded`` of these latencies are those of a queue that grows, which
+    neither the replay nor the recording has: causes that hide one another.  ``observed_us`` is nan where the recording
     has no such number, or an instrument check (``unusable``) forbids it; the shares are known even then.
     ``not_replaced``: components of which the recording says nothing, and why.  ``lost``: why the recording is not
     the load that was served, so that nothing is blamed; but ``steps_off``, of such a recording: by how much the model's
@@ -201,7 +201,7 @@ def attribute(
     subsets = all_subsets(len(components))
     others = map_jobs(partial(_replayed, shared), subsets[1:], executor=executor, workers=workers, progress=progress)
     answers = [_numbers_of(shared, run), *others]
-    value = dict(zip(subsets, answers, strict=True))
+    components, value = _not_followers(components, dict(zip(subsets, answers, strict=True)), observed[0], not_replaced)
     shares = -shapley_values(len(components), value)
     one_by_one = [value[frozenset(range(replaced))] for replaced in range(len(components) + 1)]
     first, last = one_by_one[0], one_by_one[-1]
@@ -215,8 +215,8 @@ def attribute(
         mode=mode.name,
         requests=int(chosen.sum()),
         resamples=resamples,
-        replays=len(subsets),
-        overloaded=_overloaded(answers, np.vstack([first[0], last[0], observed[0]])),
+        replays=len(value),
+        overloaded=_overloaded(list(value.values()), np.vstack([first[0], last[0], observed[0]])),
         observed_us=tuple(map(float, observed[0])),
         simulated_us=tuple(map(float, first[0])),
         error=_estimates(first - observed, blocks),
@@ -231,6 +231,30 @@ def attribute(
         steps_off=_steps_off(recording, replayed.entry) if lost else None,
         hidden=() if lost else _hidden(run, chosen, {metric for metric, _ in forbidden}),
     )
+
+
+def _not_followers(
+    components: list[Component], value: dict[Subset, Floats], observed_us: Floats, not_replaced: dict[str, str]
+) -> tuple[list[Component], dict[Subset, Floats]]:
+    """The components and values without scheduling decisions, if those follow from the others; then says so.
+
+    Whom a scheduler passes over follows from its queue, and that from how long steps and delays are.  With both as they
+    are, forcing it makes half of an error good that has another cause; with all others replaced it changes nothing.
+    """
+    place = next((i for i, component in enumerate(components) if "schedule" in component.mode), None)
+    if place is None or len(components) == 1:
+        return components, value
+    every = frozenset(range(len(components)))
+    share_us = shapley_values(len(components), {subset: row[0] for subset, row in value.items()})[place]
+    last_us = value[every][0] - value[every - {place}][0]
+    means = [i for i, (_, statistic) in enumerate(QUANTITIES) if statistic == "mean" and not isnan(observed_us[i])]
+    if any(abs(last_us[i]) > max(_BESIDE * abs(share_us[i]), WORTH_NAMING * observed_us[i]) for i in means):
+        return components, value
+    not_replaced[components[place].name] = (
+        "they follow from the other components; with those replaced they change no mean"
+    )
+    fewer = {frozenset(i - (i > place) for i in one): row for one, row in value.items() if place not in one}
+    return [*components[:place], *components[place + 1 :]], fewer
 
 
 def _hidden(run: ReplayRun, chosen: Bools, forbidden: set[str]) -> tuple[str, ...]:
