@@ -164,6 +164,7 @@ def inline(chart: Chart, prefix: str) -> str:
     return re.sub(r"<svg ([^>]*)>", lambda found: f"{head}{found[1]}>{names}", svg, count=1)
 
 
+_PX_A_POINT = 1.6
 # As on paper (``page.css``).
 ON_PAPER = {
     **{"ink": "#000000", "muted": "#444444", "grid": "#cccccc", "panel": "#ffffff"},
@@ -177,7 +178,11 @@ def standalone(chart: Chart) -> str:
     svg = inline(chart, "chart")
     for name, colour in ON_PAPER.items():
         svg = svg.replace(f"var(--{name})", colour)
-    head = 'xmlns:xlink="http://www.w3.org/1999/xlink" style="background: #ffffff; font-family: sans-serif"'
+    # As large as letters are read well: a notebook would make a small picture as wide as itself.
+    points = re.search(r'viewBox="0 0 ([\d.]+)', svg)
+    width = f"; width: min(100%, {_PX_A_POINT * float(points[1]):.0f}px)" if points else ""
+    style = f"background: #ffffff; font-family: sans-serif{width}"
+    head = f'xmlns:xlink="http://www.w3.org/1999/xlink" style="{style}"'
     return re.sub(r"^<svg ([^>]*)>", lambda found: f"<svg {_with_namespace(found[1])} {head}>", svg, count=1)
 
 
