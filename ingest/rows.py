@@ -29,7 +29,7 @@ BATCH_ROWS = 100_000
 # Of all rows of one reading; beyond, they come back more slowly.
 MEMORY_BYTES = 200 << 20
 # Of the database that has them then; what is more goes to its folder.
-_DATABASE_MEMORY = "200MiB"
+_DATABASE_MEMORY = "300MiB"
 _NAMES = count()
 _BOUND = re.compile(r"\$(\w+)")
 

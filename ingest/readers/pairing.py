@@ -242,14 +242,15 @@ def _alignment(joined: pl.DataFrame, clock_kind: str) -> Alignment | None:
 
 _OF_REQUESTS = """
 WITH ids AS (
-    SELECT request_id, any_value(request_index) AS request_index FROM requests
-    WHERE request_id IS NOT NULL GROUP BY request_id HAVING count(*) = 1
+    SELECT hash(request_id) AS id, any_value(request_index) AS request_index FROM requests
+    WHERE request_id IS NOT NULL GROUP BY id HAVING count(*) = 1
 ), named AS (
     SELECT journey, 1 AS place, api_request_id AS request_id FROM lifecycles
     UNION ALL SELECT journey, 2, regexp_replace(api_request_id, $prefix, '') FROM lifecycles
     UNION ALL SELECT journey, 3, core_request_id FROM lifecycles
 )
-SELECT journey, arg_min(request_index, place) AS request_index FROM named JOIN ids USING (request_id) GROUP BY journey
+SELECT journey, arg_min(request_index, place) AS request_index
+FROM named JOIN ids ON id = hash(named.request_id) WHERE named.request_id IS NOT NULL GROUP BY journey
 """
 
 
@@ -264,7 +265,8 @@ def with_request_indices(lifecycles: Rows, requests: Rows, scratch: Scratch) -> 
         {"lifecycles": lifecycles, "requests": requests},
     )
     found = query(_OF_REQUESTS, schema, {"prefix": _PREFIX}, **tables).frame()
-    # Two numbers per journey are in memory; joined and sorted by the database, journeys are too wide for its own.
+    # By hashes of 64 bits, as ids themselves do not go into the memory of the database.  Nor do journeys, joined there
+    # and sorted: two numbers for each are in ours.
     writer = scratch.writer(LIFECYCLE_SCHEMA)
     for batch in lifecycles.batches():
         joined = batch.drop("request_index").join(found, on="journey", how="left", maintain_order="left")

@@ -69,7 +69,7 @@ EVENT_SCHEMA: Schema = {
 # Journeys with times in ns, the keys of their two spans, and what orders them.
 _ARRIVAL = ("arrival_ns", "trace_id", "first_span")
 _MOST_OFFSETS = 2_000_000
-_WIDE_ROWS = BATCH_ROWS // 4  # spans, and what they are joined to, are wider than other rows
+_WIDE_ROWS = BATCH_ROWS // 10  # spans, and what they are joined to, are wider than other rows
 _SORTED_ROWS = BATCH_ROWS // 2  # journeys, each with some eight events
 READ_LIFECYCLE_SCHEMA: Schema = {
     **{
