@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from blis_replay.ingest.errors import ReconstructionError
 from blis_replay.ingest.rows import rows_of
+from blis_replay.ingest.steps import records as step_records
 from blis_replay.ingest.steps.records import detected_async
 from blis_replay.ingest.steps.timeline import SAMPLED, step_anchors, step_timeline
 
@@ -112,8 +113,15 @@ def test_a_steady_engine_is_timed_right_whichever_steps_were_sampled(ids: set[in
     assert timeline.filter(pl.col("source") == SAMPLED)["step_id"].to_list() == sampled
 
 
-def test_outputs_processed_after_the_next_step_began_are_asynchronous_scheduling() -> None:
-    """Steps begin every ms.  Synchronous: the output of step 1 is in before step 2; asynchronous: after."""
+@pytest.mark.parametrize("at_once", [1_000, 1])
+def test_outputs_processed_after_the_next_step_began_are_asynchronous_scheduling(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps begin every ms.  Synchronous: the output of step 1 is in before step 2; asynchronous: after.
+
+    Looked up at once, or in five parts, one for each record.
+    """
+    monkeypatch.setattr(step_records, "_LOOKED_UP_ROWS", at_once)
     records = steps([1000, 2000, 3000])
     for time_us, asynchronous in ((1900, False), (2900, True)):
         made = journeys([event("FIRST_TOKEN", time_us, 1)], lifecycles=[])
