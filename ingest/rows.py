@@ -29,7 +29,7 @@ BATCH_ROWS = 100_000
 # Of all rows of one reading; beyond, they come back more slowly.
 MEMORY_BYTES = 200 << 20
 # Of the database that has them then; what is more goes to its folder.
-_DATABASE_MEMORY = "300MiB"
+_DATABASE_BYTES = 600 << 20
 _NAMES = count()
 _BOUND = re.compile(r"\$(\w+)")
 
@@ -231,7 +231,7 @@ class Scratch:
     """
 
     def __init__(self, share: int = 1) -> None:
-        self._memory_bytes = MEMORY_BYTES // share
+        self._memory_bytes, self._database_bytes = MEMORY_BYTES // share, _DATABASE_BYTES // share
         self._held: WeakSet[Rows] = WeakSet()
         self._writers: WeakSet[Writer] = WeakSet()
 
@@ -242,7 +242,8 @@ class Scratch:
         folder = mkdtemp(prefix="blis-replay-")
         finalize(self, shutil.rmtree, folder, ignore_errors=True)
         # Further threads would have buffers of their own, and rows would come in another order.
-        return duckdb.connect(config={"memory_limit": _DATABASE_MEMORY, "temp_directory": folder, "threads": 1})
+        memory = f"{self._database_bytes >> 20}MiB"
+        return duckdb.connect(config={"memory_limit": memory, "temp_directory": folder, "threads": 1})
 
     @contextmanager
     def connection(self) -> Iterator[duckdb.DuckDBPyConnection]:
