@@ -113,39 +113,34 @@ class Uniform(Struct, frozen=True, tag_field="distribution", tag="uniform"):
         _refuse_empty_range(self.min, self.max)
 
 
-class Normal(Struct, frozen=True, tag_field="distribution", tag="normal"):
+class _Clipped(Struct, frozen=True, kw_only=True):
+    """What lengths are clipped to."""
+
+    min: Tokens = 1
+    max: Tokens = MOST_TOKENS
+
+    def __post_init__(self) -> None:
+        _refuse_empty_range(self.min, self.max)
+
+
+class Normal(_Clipped, frozen=True, tag_field="distribution", tag="normal"):
     """Normal, clipped to ``min`` and ``max`` and rounded (``gaussian`` of blis-semantics, section 5)."""
 
     mean: Positive
     deviation: NonNegative
-    min: Tokens = 1
-    max: Tokens = MOST_TOKENS
-
-    def __post_init__(self) -> None:
-        _refuse_empty_range(self.min, self.max)
 
 
-class Lognormal(Struct, frozen=True, tag_field="distribution", tag="lognormal"):
+class Lognormal(_Clipped, frozen=True, tag_field="distribution", tag="lognormal"):
     """Lognormal of this mean and standard deviation, clipped to ``min`` and ``max`` and rounded."""
 
     mean: Positive
     deviation: NonNegative
-    min: Tokens = 1
-    max: Tokens = MOST_TOKENS
-
-    def __post_init__(self) -> None:
-        _refuse_empty_range(self.min, self.max)
 
 
-class Exponential(Struct, frozen=True, tag_field="distribution", tag="exponential"):
+class Exponential(_Clipped, frozen=True, tag_field="distribution", tag="exponential"):
     """Exponential of this mean, clipped to ``min`` and ``max`` and rounded."""
 
     mean: Positive
-    min: Tokens = 1
-    max: Tokens = MOST_TOKENS
-
-    def __post_init__(self) -> None:
-        _refuse_empty_range(self.min, self.max)
 
 
 class Empirical(Struct, frozen=True, tag_field="distribution", tag="empirical"):

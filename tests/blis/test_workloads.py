@@ -47,9 +47,9 @@ lengths = st.sampled_from(
     [
         Fixed(40),
         Uniform(1, 90),
-        Normal(60, 30, 4, 100),
-        Lognormal(50, 40, 1, 200),
-        Exponential(30, 1, 300),
+        Normal(60, 30, min=4, max=100),
+        Lognormal(50, 40, min=1, max=200),
+        Exponential(30, min=1, max=300),
         Empirical((3, 5, 80), (1.0, 2.0, 1.0)),
     ]
 )
@@ -147,7 +147,7 @@ def test_lengths_have_their_mean_and_deviation(distribution: LengthDistribution,
 
 def test_normal_lengths_are_clipped_not_redrawn() -> None:
     """Phi(-1) = 15.87 % lie beyond each bound that is a deviation away."""
-    drawn = draw_lengths(Normal(100, 10, 90, 110), MANY, generator())
+    drawn = draw_lengths(Normal(100, 10, min=90, max=110), MANY, generator())
     assert (drawn.min(), drawn.max()) == (90, 110)
     # 90.5 rounds to 90 (half to even), so half a token more than the bound counts to it.
     assert (drawn == 110).mean() == pytest.approx(0.171, abs=0.004)
@@ -262,7 +262,7 @@ def test_a_workload_is_read_from_yaml() -> None:
                 "chat",
                 5.0,
                 Gamma(3.0),
-                Normal(256.0, 50.0, 64, 512),
+                Normal(256.0, 50.0, min=64, max=512),
                 Empirical((10, 20), (1.0, 3.0)),
                 SharedPrefix("system", 256, 4),
                 Conversations(2, 0.5),
