@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from blis_replay.blis.latency.architecture import bundled_architectures, config_of
+from blis_replay.blis.latency.datasheets import bundled_architectures, config_of
 from blis_replay.blis.latency.models import Latency
 from blis_replay.blis.latency.operators import durations_us
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry, format_release

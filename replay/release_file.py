@@ -15,8 +15,15 @@ from pathlib import Path
 import numpy as np
 
 from blis_replay.blis.errors import ReleaseError
-from blis_replay.blis.latency.architecture import Architecture, architecture_of_config
-from blis_replay.blis.latency.gpu import Gpu, Gpus, bundled_gpus, gpu_named, gpus_of
+from blis_replay.blis.latency.datasheets import (
+    Architecture,
+    Gpu,
+    Gpus,
+    architecture_of_config,
+    bundled_gpus,
+    gpu_named,
+    gpus_of,
+)
 from blis_replay.blis.latency.models import Lifecycle
 from blis_replay.blis.latency.physical import PhysicalModel
 from blis_replay.blis.latency.roofline import DecodeGrid, Efficiency, PrefillCurve, ProductCurve, RooflineModel

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from blis_replay.blis.errors import ReleaseError
-from blis_replay.blis.latency.gpu import same_gpu
+from blis_replay.blis.latency.datasheets import same_gpu
 from blis_replay.blis.latency.models import Lifecycle
 from blis_replay.blis.latency.operators import (
     AS_MEASURED,

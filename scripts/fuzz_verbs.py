@@ -37,7 +37,7 @@ from fuzz_mutations import mutated_bytes, mutated_file, mutated_json, mutated_ro
 from fuzz_rounds import ENGINE, Arguments, Campaign, Ended, be_child, called, in_process, verb_of
 
 import blis_replay.validate
-from blis_replay.blis.latency.architecture import bundled_architectures, config_of
+from blis_replay.blis.latency.datasheets import bundled_architectures, config_of
 from blis_replay.blis.verification.conservation import check_conservation
 from blis_replay.blis.verification.workloads import scenarios
 from blis_replay.fixtures.planted import PLANTED

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from blis_replay.blis.latency.architecture import Architecture, bundled_architectures, config_of
+from blis_replay.blis.latency.datasheets import Architecture, bundled_architectures, config_of
 from blis_replay.replay.adapters.vidur import NODES, data_sets, profiles_folder
 from blis_replay.replay.silicon import AskedPackage, Deployment, system_named
 

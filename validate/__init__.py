@@ -260,8 +260,7 @@ def compare(
     Example: ``br.compare("7b-train", "7b-train@h100-vllm-0.15.1").frame``
     """
     from blis_replay.ingest.store import open_for_reading
-    from blis_replay.validate.comparison.differences import differences
-    from blis_replay.validate.comparison.differences_text import differences_answer
+    from blis_replay.validate.comparison.differences import differences, differences_answer
     from blis_replay.validate.comparison.sides import Choice, side_of
     from blis_replay.validate.comparison.simulators import simulator_named
     from blis_replay.validate.experiment import release_that_ships

@@ -15,8 +15,7 @@ from msgspec import Meta, Struct
 
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.kernel import step_time
-from blis_replay.blis.latency.architecture import Architecture
-from blis_replay.blis.latency.gpu import Gpu
+from blis_replay.blis.latency.datasheets import Architecture, Gpu
 from blis_replay.compiled.arrays import Floats
 from blis_replay.strict.document import NonNegativeTime
 

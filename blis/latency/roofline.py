@@ -18,8 +18,7 @@ from msgspec import Meta
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.kernel import roofline, step_time
 from blis_replay.blis.kernel.state import LONGEST_STEP_US
-from blis_replay.blis.latency.architecture import Architecture, Size
-from blis_replay.blis.latency.gpu import Gpu
+from blis_replay.blis.latency.datasheets import Architecture, Gpu, Size
 from blis_replay.blis.latency.physical import all_reduced_bytes_per_token, expert_read_us, touched_table
 from blis_replay.compiled.arrays import Floats
 from blis_replay.strict.document import FieldError

@@ -11,8 +11,7 @@ from msgspec.structs import asdict, astuple
 
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.kernel.step_time import FEATURE_NAMES
-from blis_replay.blis.latency.architecture import Architecture
-from blis_replay.blis.latency.gpu import Gpu
+from blis_replay.blis.latency.datasheets import Architecture, Gpu
 from blis_replay.blis.latency.models import (
     CorrectedModel,
     Latency,

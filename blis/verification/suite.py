@@ -12,8 +12,15 @@ from blis_replay.blis.engine import simulate
 from blis_replay.blis.kernel.state import NEVER
 from blis_replay.blis.result import SimResult
 from blis_replay.blis.verification.conservation import check_conservation, check_limits, check_liveness, check_overload
-from blis_replay.blis.verification.phases import LLAMA_8B_TP2, SECOND_SET, check_phases
-from blis_replay.blis.verification.queueing import Effort, calibration_rows, check_shortfalls, check_waits
+from blis_replay.blis.verification.theory import (
+    LLAMA_8B_TP2,
+    SECOND_SET,
+    Effort,
+    calibration_rows,
+    check_phases,
+    check_shortfalls,
+    check_waits,
+)
 from blis_replay.blis.verification.workloads import (
     ENGINE,
     LATENCY,

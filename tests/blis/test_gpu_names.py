@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from blis_replay.blis.errors import ReleaseError
-from blis_replay.blis.latency.architecture import Architecture
-from blis_replay.blis.latency.gpu import gpu_named, gpus_of, same_gpu
+from blis_replay.blis.latency.datasheets import Architecture, gpu_named, gpus_of, same_gpu
 from blis_replay.blis.latency.physical import most_kv_blocks
 
 

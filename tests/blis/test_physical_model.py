@@ -15,8 +15,13 @@ from blis_replay.blis.engine import Engine
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.kernel import state as k
 from blis_replay.blis.kernel.step_time import step_duration_us
-from blis_replay.blis.latency.architecture import Architecture, architecture_of_config, bundled_architectures
-from blis_replay.blis.latency.gpu import bundled_gpus, gpu_named
+from blis_replay.blis.latency.datasheets import (
+    Architecture,
+    architecture_of_config,
+    bundled_architectures,
+    bundled_gpus,
+    gpu_named,
+)
 from blis_replay.blis.latency.models import LatencyModel, Lifecycle
 from blis_replay.blis.latency.physical import COEFFICIENT_NAMES, PhysicalCoefficients, PhysicalModel, batch_times_us
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry, format_release, parse_release

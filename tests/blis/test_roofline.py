@@ -13,8 +13,7 @@ from blis_replay.blis.engine import simulate
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.kernel import state as k
 from blis_replay.blis.kernel.step_time import step_duration_us
-from blis_replay.blis.latency.architecture import Architecture, bundled_architectures
-from blis_replay.blis.latency.gpu import Gpu, gpu_named
+from blis_replay.blis.latency.datasheets import Architecture, Gpu, bundled_architectures, gpu_named
 from blis_replay.blis.latency.models import Lifecycle
 from blis_replay.blis.latency.roofline import (
     MIXED_MODES,

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blis_replay.ingest.prompt_tree import shared_units, tree_of_blocks
+from blis_replay.ingest.readers.requests import shared_units, tree_of_blocks
 
 SEQUENCES = st.lists(st.lists(st.integers(0, 2), max_size=6), max_size=12)
 

@@ -11,7 +11,7 @@ import pytest
 from builders import recording, requests, server_traces, write_events
 
 from blis_replay.ingest.errors import StoreError
-from blis_replay.ingest.prompt_tree import tree_of_blocks
+from blis_replay.ingest.readers.requests import tree_of_blocks
 from blis_replay.ingest.recording import LoadProfile, SharedPrefix, Stage, TokenEvents
 from blis_replay.ingest.store import (
     SCHEMA_VERSION,

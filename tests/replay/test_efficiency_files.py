@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from blis_replay.blis.errors import ReleaseError
-from blis_replay.blis.latency.architecture import bundled_architectures
-from blis_replay.blis.latency.gpu import gpu_named
+from blis_replay.blis.latency.datasheets import bundled_architectures, gpu_named
 from blis_replay.blis.latency.roofline import RooflineModel
 from blis_replay.replay.release_file import efficiency_of_folder, roofline_release
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from recordings import make_recording
 
 from blis_replay.ingest.assemble import read_recording
-from blis_replay.ingest.prompt_tree import tree_of_blocks
 from blis_replay.ingest.readers.discovery import sources_of
+from blis_replay.ingest.readers.requests import tree_of_blocks
 from blis_replay.ingest.recording import ARRIVALS, REQUEST_SCHEMA, Clock, Recording, SharedPrefix
 from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.errors import FileExistsAlreadyError, ReplayError

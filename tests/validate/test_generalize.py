@@ -9,8 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from blis_replay.blis.latency.architecture import Architecture, bundled_architectures
-from blis_replay.blis.latency.gpu import gpu_named
+from blis_replay.blis.latency.datasheets import Architecture, bundled_architectures, gpu_named
 from blis_replay.blis.latency.models import Lifecycle
 from blis_replay.blis.latency.physical import PhysicalCoefficients, PhysicalModel
 from blis_replay.blis.releases.release import format_release, parse_release

@@ -18,7 +18,7 @@ SAID = {
     "calibration/text.py": "draws of blocks of neighbouring",
     "calibration/known_servers.py": "hold the true coefficient",
     "cli/tool.py": "over independent replications",
-    "comparison/differences_text.py": "intervals: ",  # and what was drawn, which only the comparison knows
+    "comparison/differences.py": "intervals: ",  # and what was drawn, which only the comparison knows
     "gating/reports.py": "over draws of blocks of requests",
     "report/latency_charts.py": "over resampled blocks of requests",
     "report/page.py": "over resampled blocks of requests",

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 from recordings import make_recording
 
-from blis_replay.blis.latency.architecture import Architecture, bundled_architectures
+from blis_replay.blis.latency.datasheets import Architecture, bundled_architectures
 from blis_replay.ingest.recording import Recording, Stage
 from blis_replay.ingest.store import Store, read_stored
 from blis_replay.validate.errors import NothingToJudgeError

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from blis_replay.blis.latency.architecture import Architecture, bundled_architectures
-from blis_replay.blis.latency.gpu import gpu_named
+from blis_replay.blis.latency.datasheets import Architecture, bundled_architectures, gpu_named
 from blis_replay.blis.latency.physical import COEFFICIENT_NAMES, PhysicalCoefficients, batch_times_us
 from blis_replay.blis.releases.release import FittedOn
 from blis_replay.validate.calibration.physical import (

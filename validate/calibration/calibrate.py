@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from blis_replay.blis.latency.gpu import same_gpu
+from blis_replay.blis.latency.datasheets import same_gpu
 from blis_replay.blis.releases.fit import CoefficientFit, FitRecord
 from blis_replay.blis.releases.release import CoefficientRelease, FittedOn, ModelEntry, format_release, parse_release
 from blis_replay.compiled.arrays import Floats

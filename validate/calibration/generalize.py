@@ -11,8 +11,7 @@ import numpy as np
 import polars as pl
 
 from blis_replay.blis.errors import ReleaseError
-from blis_replay.blis.latency.architecture import Architecture
-from blis_replay.blis.latency.gpu import Gpus, gpu_named
+from blis_replay.blis.latency.datasheets import Architecture, Gpus, gpu_named
 from blis_replay.blis.latency.models import Lifecycle
 from blis_replay.blis.latency.physical import COEFFICIENT_NAMES, PhysicalModel
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry

@@ -16,8 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import astuple
 
-from blis_replay.blis.latency.architecture import Architecture
-from blis_replay.blis.latency.gpu import Gpus, gpu_named
+from blis_replay.blis.latency.datasheets import Architecture, Gpus, gpu_named
 from blis_replay.blis.latency.operators import OperatorCoefficients, OperatorModel
 from blis_replay.blis.latency.operators import batch_times_us as operator_times_us
 from blis_replay.blis.latency.physical import (

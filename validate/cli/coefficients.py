@@ -235,7 +235,7 @@ def generalize_verb(
       blis-replay coefficients generalize --lomo '7b-*' '34b-*'
       blis-replay coefficients generalize --lomo --config org/new-3b=config.json --out releases
     """
-    from blis_replay.blis.latency.architecture import bundled_architectures
+    from blis_replay.blis.latency.datasheets import bundled_architectures
     from blis_replay.blis.releases.release import format_release
     from blis_replay.ingest.store import open_for_reading
     from blis_replay.replay.release_file import architecture_of_file, gpus_of_file

@@ -23,7 +23,7 @@ from blis_replay.validate.text.answer import one_line
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from blis_replay.blis.latency.gpu import Gpu
+    from blis_replay.blis.latency.datasheets import Gpu
     from blis_replay.blis.latency.roofline import Mixed
     from blis_replay.blis.releases.release import CoefficientRelease
 

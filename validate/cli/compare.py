@@ -121,8 +121,7 @@ def compare_verb(
 def _two(
     store: Store, sides: tuple[str, ...], experiment: str | None, coefficients: str | None, blis_binary: str | None
 ) -> Answer:
-    from blis_replay.validate.comparison.differences import differences
-    from blis_replay.validate.comparison.differences_text import differences_answer
+    from blis_replay.validate.comparison.differences import differences, differences_answer
     from blis_replay.validate.comparison.sides import Choice, side_of
     from blis_replay.validate.comparison.simulators import simulator_named
     from blis_replay.validate.experiment import release_that_ships
@@ -177,7 +176,7 @@ def _published(store: Store, coefficients: str | None, unseen: bool) -> Answer:
 
 
 def _runs(store: Store, experiment: str | None) -> Answer:
-    from blis_replay.validate.comparison.differences_text import runs_answer
+    from blis_replay.validate.comparison.differences import runs_answer
     from blis_replay.validate.comparison.sides import runs_json
     from blis_replay.validate.experiment import find_experiment
 

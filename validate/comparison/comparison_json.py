@@ -10,7 +10,7 @@ from blis_replay.validate.comparison.compare import Comparison, MetricCell, Prom
 from blis_replay.validate.comparison.saturation_text import saturation_json
 from blis_replay.validate.comparison.spread import Draws, NoiseFloor, unsure_of
 from blis_replay.validate.metrics.objectives import attainment_json
-from blis_replay.validate.metrics.resampling import Cell
+from blis_replay.validate.metrics.resampling import MetricStatistic
 from blis_replay.validate.text.cells import in_ms
 
 
@@ -60,7 +60,7 @@ def _draws_json(draws: Draws) -> dict[str, object]:
     return {"count": draws.count, "errors": _by_metric(ranges)}
 
 
-def _by_metric(values: Mapping[Cell, object]) -> dict[str, dict[str, object]]:
+def _by_metric(values: Mapping[MetricStatistic, object]) -> dict[str, dict[str, object]]:
     named: dict[str, dict[str, object]] = {}
     for (metric, statistic), value in values.items():
         named.setdefault(metric, {})[statistic] = value

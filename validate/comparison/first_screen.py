@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from blis_replay.blis.latency.gpu import same_gpu
+from blis_replay.blis.latency.datasheets import same_gpu
 from blis_replay.ingest.checks.overload import CHECK
 from blis_replay.ingest.recording import Finding
 from blis_replay.ingest.tables import Cell, Column, Table, Tone, Toned

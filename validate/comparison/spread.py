@@ -26,7 +26,7 @@ from blis_replay.validate.comparison.sides import recording_side, simulated_samp
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.experiment import select_experiments
 from blis_replay.validate.metrics.observed import Numbers, Selection, pooled_gaps
-from blis_replay.validate.metrics.resampling import Cell, cell_values, resamplable
+from blis_replay.validate.metrics.resampling import MetricStatistic, cell_values, resamplable
 
 # -- Repeated recordings -------------------------------------------------------------------
 
@@ -43,9 +43,9 @@ class NoiseFloor:
     """
 
     recordings: tuple[str, ...]
-    apart: Mapping[Cell, float]
+    apart: Mapping[MetricStatistic, float]
 
-    def at_least(self, cell: Cell, limit: float) -> float:
+    def at_least(self, cell: MetricStatistic, limit: float) -> float:
         """The limit, or what the recordings differ by where that is more."""
         return max(limit, self.apart.get(cell, 0.0))
 
@@ -143,19 +143,19 @@ Decision = Literal["pass", "fail", "not decided"]
 class Draws:
     """Signed errors (float64[reconstructions]) by metric and statistic; of ITL only those of the mean."""
 
-    errors: Mapping[Cell, Floats]
+    errors: Mapping[MetricStatistic, Floats]
 
     @property
     def count(self) -> int:
         """How many reconstructions were replayed."""
         return max((len(errors) for errors in self.errors.values()), default=0)
 
-    def range_of(self, cell: Cell) -> tuple[float, float, float]:
+    def range_of(self, cell: MetricStatistic) -> tuple[float, float, float]:
         """The smallest, the median and the largest error."""
         errors = self.errors[cell]
         return float(errors.min()), float(np.median(errors)), float(errors.max())
 
-    def decide(self, cell: Cell, limit: float, unsure: float = 0.0) -> Decision:
+    def decide(self, cell: MetricStatistic, limit: float, unsure: float = 0.0) -> Decision:
         """``pass`` if all errors are within the limit, ``fail`` if none is; ``unsure`` as of ``decided``."""
         return decided(self.errors[cell], limit, unsure)
 
@@ -182,7 +182,7 @@ def draw_errors(
     release: CoefficientRelease,
     mode: ReplayMode,
     simulator: Simulator,
-    published_us: Mapping[Cell, float | None],
+    published_us: Mapping[MetricStatistic, float | None],
 ) -> Draws | None:
     """Replay all reconstructions of a bundled experiment; None for a recording that is not reconstructed.
 
@@ -203,7 +203,7 @@ def _redrawn_numbers(
     release: CoefficientRelease,
     mode: ReplayMode,
     simulator: Simulator,
-    cells: Sequence[Cell],
+    cells: Sequence[MetricStatistic],
 ) -> Floats:
     if recording is None:
         raise ValueError("this recording is not reconstructed")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from blis_replay.blis.errors import ReleaseError
-from blis_replay.blis.latency.gpu import same_gpu
+from blis_replay.blis.latency.datasheets import same_gpu
 from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.compiled.arrays import Bools, Floats
 from blis_replay.compiled.errors import ExperimentError, faults_named
@@ -25,7 +25,7 @@ from blis_replay.validate.gating.policy import Check, Interval, Judgement, Order
 from blis_replay.validate.metrics.latency import LatencySamples
 from blis_replay.validate.metrics.observed import Observed, observed_requests, samples_of
 from blis_replay.validate.metrics.resampling import (
-    Cell,
+    MetricStatistic,
     cell_values,
     interval,
     request_blocks,
@@ -72,7 +72,7 @@ def _changes(candidate: Comparison, baseline: ReplayRun, policy: Policy) -> list
     ]
 
 
-def _sides(candidate: Comparison, baseline: ReplayRun, cells: Sequence[Cell]) -> list[_Numbers]:
+def _sides(candidate: Comparison, baseline: ReplayRun, cells: Sequence[MetricStatistic]) -> list[_Numbers]:
     """The numbers of the candidate, the baseline and the recording, under the same draws."""
     run, recording = candidate.run, candidate.run.recording
     recorded = observed_requests(recording)
@@ -88,13 +88,13 @@ def _sides(candidate: Comparison, baseline: ReplayRun, cells: Sequence[Cell]) ->
 
 
 def _numbers(
-    recording: Recording, chosen: Bools, sides: Sequence[LatencySamples], cells: Sequence[Cell]
+    recording: Recording, chosen: Bools, sides: Sequence[LatencySamples], cells: Sequence[MetricStatistic]
 ) -> list[_Numbers]:
     draws = resampled_values(sides, [request_blocks(recording, chosen, sides)], cells)
     return [_Numbers(cell_values(side, cells), drawn) for side, drawn in zip(sides, draws, strict=True)]
 
 
-def _regression(policy: Policy, candidate: Comparison, cell: Cell, change: _Change) -> Check:
+def _regression(policy: Policy, candidate: Comparison, cell: MetricStatistic, change: _Change) -> Check:
     metric, statistic = cell
     observed, named = candidate.metrics[metric][statistic], f"{metric.upper()} {statistic}"
     margin = policy.regression.margin
@@ -218,7 +218,7 @@ def _capacity(comparison: Comparison, policy: Policy) -> list[Check]:
     return [*checks, *(Check("capacity", comparison.alias, "", "", "not judged", reason) for reason in refused)]
 
 
-def _held(rule: str, comparison: Comparison, cell: Cell, named: str, error: float, limit: float) -> Check:
+def _held(rule: str, comparison: Comparison, cell: MetricStatistic, named: str, error: float, limit: float) -> Check:
     """One error against its limit, or what reality differs by; of reconstructed requests those of all of them."""
     if comparison.noise is not None and rule == "threshold":
         limit = comparison.noise.at_least(cell, limit)

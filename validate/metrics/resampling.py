@@ -190,16 +190,16 @@ def interval(values: Floats, confidence: float = CONFIDENCE) -> tuple[float, flo
     return float(low), float(high)
 
 
-Cell = tuple[str, str]  # metric, statistic
+MetricStatistic = tuple[str, str]  # metric, statistic
 
 
-def resamplable(cell: Cell) -> bool:
+def resamplable(cell: MetricStatistic) -> bool:
     """Whether requests can be resampled for a number: not for quantiles of gaps, pooled over all tokens."""
     metric, statistic = cell
     return metric != "itl" or statistic == "mean"
 
 
-def cell_values(samples: LatencySamples, cells: Sequence[Cell]) -> Floats:
+def cell_values(samples: LatencySamples, cells: Sequence[MetricStatistic]) -> Floats:
     """float64[cells]: each number of the samples in us, nan where there is none or it is not ``resamplable``."""
     tables: dict[str, dict[str, float]] = {}
     for metric in {metric for metric, _ in cells}:
@@ -217,7 +217,9 @@ def numbers_of(samples: LatencySamples) -> dict[str, dict[str, float]]:
     return numbers
 
 
-def resampled_values(sides: Sequence[LatencySamples], blocks: Sequence[Blocks], cells: Sequence[Cell]) -> list[Floats]:
+def resampled_values(
+    sides: Sequence[LatencySamples], blocks: Sequence[Blocks], cells: Sequence[MetricStatistic]
+) -> list[Floats]:
     """float64[resamples, cells] for each side: its numbers with blocks of requests drawn with replacement.
 
     ``blocks``: one for all sides if request i of all of them is the same request, so every draw is of all of them; else

@@ -21,7 +21,7 @@ from blis_replay.validate.comparison.validated import by_stage, compare_experime
 from blis_replay.validate.metrics.latency import METRICS, STATISTICS
 from blis_replay.validate.metrics.observed import Gaps, observed_requests, pooled_gaps, samples_of
 from blis_replay.validate.metrics.resampling import (
-    Cell,
+    MetricStatistic,
     cell_values,
     interval,
     request_blocks,
@@ -43,7 +43,7 @@ class Evidence:
     comparison: Comparison
     stages: tuple[Comparison, ...]
     compared: NDArray[np.bool_]
-    intervals: dict[Cell, tuple[float, float]]
+    intervals: dict[MetricStatistic, tuple[float, float]]
     token_gaps: Gaps | None
     attribution: Attribution | None
     not_attributed: str
@@ -81,7 +81,7 @@ def gather(
     )
 
 
-def error_intervals(comparison: Comparison, compared: NDArray[np.bool_]) -> dict[Cell, tuple[float, float]]:
+def error_intervals(comparison: Comparison, compared: NDArray[np.bool_]) -> dict[MetricStatistic, tuple[float, float]]:
     """95 % intervals of the signed errors, fractions, where requests can be resampled and the error is known.
 
     Recorded requests are drawn with their simulated twins; of published aggregates the twins alone are drawn,

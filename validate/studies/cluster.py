@@ -1,6 +1,6 @@
 """What studies run on made-up loads: a cluster, and one server with one sequence at a time against M/M/1.
 
-The queue is that of ``blis/verification/queueing.py``.
+The queue is that of ``blis/verification/theory.py``.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from blis_replay.blis.cluster.config import ClusterText
 from blis_replay.blis.cluster.simulate import REFUSED, ClusterResult, simulate_cluster
 from blis_replay.blis.result import SimResult
 from blis_replay.blis.trace import EngineConfig, RequestTrace
-from blis_replay.blis.verification.phases import CoefficientSet
-from blis_replay.blis.verification.queueing import calibrate, mm1_wait_us, simulate_waits, wait_interval
+from blis_replay.blis.verification.theory import CoefficientSet, calibrate, mm1_wait_us, simulate_waits, wait_interval
 from blis_replay.blis.workloads.generate import generate
 from blis_replay.blis.workloads.workload import LoadText
 from blis_replay.strict.document import Number, document_of

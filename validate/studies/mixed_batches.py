@@ -20,8 +20,7 @@ from typing import Literal
 import numpy as np
 import polars as pl
 
-from blis_replay.blis.latency.architecture import Architecture
-from blis_replay.blis.latency.gpu import gpu_named
+from blis_replay.blis.latency.datasheets import Architecture, gpu_named
 from blis_replay.blis.latency.roofline import Efficiency, Mixed, RooflineModel
 from blis_replay.compiled.arrays import Bools, Floats, Int64s
 from blis_replay.ingest.recording import Recording
@@ -354,7 +353,7 @@ def run(described: SweepRun, recordings: Sequence[Recording], place: int) -> Map
 
     ``error``: of E2E, absolute; ``signed``: with its sign; nan where the sweep has no such load.
     """
-    from blis_replay.blis.latency.architecture import bundled_architectures
+    from blis_replay.blis.latency.datasheets import bundled_architectures
 
     recording = recordings[place]
     model = roofline_of(recording, bundled_architectures(), described.gpu)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from blis_replay.blis.verification.phases import LLAMA_8B_TP2, SECOND_SET, CoefficientSet, fit_line
+from blis_replay.blis.verification.theory import LLAMA_8B_TP2, SECOND_SET, CoefficientSet, fit_line
 from blis_replay.compiled.arrays import Floats
 from blis_replay.ingest.recording import RECORDED, Recording
 from blis_replay.ingest.store import list_experiments, open_for_reading, read_stored

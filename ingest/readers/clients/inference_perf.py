@@ -25,7 +25,6 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from blis_replay.compiled.arrays import Int64s
-from blis_replay.ingest.prompt_tree import NONE
 from blis_replay.ingest.readers.clients.prompt_texts import HASH, PIECE_BYTES, Hashes, PromptTexts, raw_prompts
 from blis_replay.ingest.readers.documents import (
     DECODE_ERRORS,
@@ -44,7 +43,15 @@ from blis_replay.ingest.readers.documents import (
 )
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.records import json_objects
-from blis_replay.ingest.readers.requests import BATCH_ROWS, READ_SCHEMA, RawEvents, RequestsRead, frame_of, request_row
+from blis_replay.ingest.readers.requests import (
+    BATCH_ROWS,
+    NONE,
+    READ_SCHEMA,
+    RawEvents,
+    RequestsRead,
+    frame_of,
+    request_row,
+)
 from blis_replay.ingest.recording import Stage
 from blis_replay.ingest.rows import rows_of
 

@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from blis_replay.compiled.arrays import Bools, Floats, Int64s
-from blis_replay.ingest.prompt_tree import NONE, shared_units
-from blis_replay.ingest.readers.requests import RawPrompts
+from blis_replay.ingest.readers.requests import NONE, RawPrompts, shared_units
 
 # A text is compared in pieces of so many bytes, some four tokens.
 PIECE_BYTES = 16

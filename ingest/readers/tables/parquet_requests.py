@@ -13,10 +13,9 @@ import polars as pl
 from numpy.typing import NDArray
 
 from blis_replay.ingest.errors import RecordingError
-from blis_replay.ingest.prompt_tree import NONE
 from blis_replay.ingest.readers.documents import MAX_INTEGER, MAX_TOKENS, text, whole
 from blis_replay.ingest.readers.files import FREE_EXPANSION_BYTES, MAX_EXPANSION_RATIO, RecordedFile
-from blis_replay.ingest.readers.requests import READ_SCHEMA, RawPrompts, RequestsRead
+from blis_replay.ingest.readers.requests import NONE, READ_SCHEMA, RawPrompts, RequestsRead
 from blis_replay.ingest.recording import OUTPUT_LENGTH_SOURCES, PROMPT_SCHEMA, REQUEST_SCHEMA, STATUSES
 from blis_replay.ingest.rows import rows_of
 
