@@ -13,7 +13,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTracePartialSuccess,
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans
 
 from blis_replay.ingest.collector.limits import (
@@ -88,6 +92,18 @@ class Batch:
     def spans(self) -> int:
         """The spans that are stored."""
         return sum(counts.spans for counts in self.services.values())
+
+
+def response_to(batch: Batch) -> ExportTraceServiceResponse:
+    """The acknowledgement of a batch: partial success if spans of it were rejected."""
+    if not batch.rejected_spans:
+        return ExportTraceServiceResponse()
+    return ExportTraceServiceResponse(
+        partial_success=ExportTracePartialSuccess(
+            rejected_spans=batch.rejected_spans,
+            error_message=f"{batch.rejected_spans} of {batch.spans + batch.rejected_spans} spans; {batch.reason}",
+        )
+    )
 
 
 def batch_of(message: bytes, most: int = MAX_MESSAGE_BYTES) -> Batch:

@@ -21,7 +21,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
-from blis_replay.ingest.collector.batches import Batch, Counts, MalformedError, OversizeError
+from blis_replay.ingest.collector.batches import Batch, Counts, MalformedError, OversizeError, response_to
 from blis_replay.ingest.collector.http_service import TraceServer
 from blis_replay.ingest.collector.limits import (
     GRACE_SECONDS,
@@ -45,7 +45,6 @@ from blis_replay.ingest.collector.segments import (
     SegmentWriter,
     claimed,
     recover,
-    response_to,
 )
 from blis_replay.ingest.errors import CollectorError
 

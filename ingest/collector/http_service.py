@@ -27,7 +27,7 @@ from google.protobuf.json_format import MessageToJson
 from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from blis_replay.ingest.collector.batches import MalformedError, OversizeError
+from blis_replay.ingest.collector.batches import MalformedError, OversizeError, response_to
 from blis_replay.ingest.collector.limits import (
     GRACE_SECONDS,
     LARGE_BYTES,
@@ -43,7 +43,7 @@ from blis_replay.ingest.collector.limits import (
     BusyError,
     Turns,
 )
-from blis_replay.ingest.collector.segments import Intake, response_to
+from blis_replay.ingest.collector.segments import Intake
 from blis_replay.ingest.errors import CollectorError, printable
 from blis_replay.ingest.readers.documents import DECODE_ERRORS
 

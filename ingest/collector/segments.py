@@ -18,13 +18,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from itertools import count
-from mmap import ACCESS_READ, mmap
 from pathlib import Path
-
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
-    ExportTracePartialSuccess,
-    ExportTraceServiceResponse,
-)
 
 from blis_replay.compiled.files import whole_file
 from blis_replay.ingest.collector.batches import Batch, Counts, batch_of
@@ -37,7 +31,7 @@ from blis_replay.ingest.collector.limits import (
     room_for,
 )
 from blis_replay.ingest.errors import CollectorError
-from blis_replay.ingest.frames import LENGTH_BYTES, SEAL_BYTES, Stretch, framed, is_sealed, stretches
+from blis_replay.ingest.frames import LENGTH_BYTES, SEAL_BYTES, Segment, Stretch, framed, opened, stretches
 
 _NAME = re.compile(r"traces-\d{8}T\d{6}Z-(\d+)\.pb", re.ASCII)
 # A longer tail is not what a killed collector leaves.
@@ -57,26 +51,6 @@ class Damage:
     offset: int
     bytes: int
     done: str
-
-
-def frame_spans(path: Path) -> Iterator[tuple[int, int]]:
-    """``(offset of the message, its length)`` of each sound frame of a segment, in order; ``OSError``."""
-    with _mapped(path) as content:
-        for stretch in stretches(content):
-            if stretch.kind == "frame":
-                begin = stretch.begin + LENGTH_BYTES
-                seal = SEAL_BYTES if is_sealed(content[begin : stretch.end]) else 0
-                yield begin, stretch.end - begin - seal
-
-
-@contextmanager
-def _mapped(path: Path) -> Iterator[bytes | mmap]:
-    with path.open("rb") as segment:
-        if not os.fstat(segment.fileno()).st_size:  # nothing cannot be mapped
-            yield b""
-            return
-        with mmap(segment.fileno(), 0, access=ACCESS_READ) as content:
-            yield content
 
 
 def segments(directory: Path) -> list[Path]:
@@ -172,7 +146,7 @@ def _mended(path: Path, *, is_last: bool) -> list[Damage]:
 
 
 def _recovered(path: Path, *, is_last: bool) -> list[Damage]:
-    with _mapped(path) as content:
+    with opened(path) as content:
         parts = list(stretches(content))
         odd = [part for part in parts if part.kind != "frame"]
         kept = [_kept(path, content, part, is_last) for part in odd]
@@ -186,9 +160,9 @@ def _recovered(path: Path, *, is_last: bool) -> list[Damage]:
                 for part in parts:
                     if part.kind == "wrong length":
                         segment.write((part.end - part.begin - LENGTH_BYTES).to_bytes(LENGTH_BYTES, "big"))
-                        segment.write(content[part.begin + LENGTH_BYTES : part.end])
+                        segment.writelines(content.pieces(part.begin + LENGTH_BYTES, part.end))
                     elif part.kind == "frame":
-                        segment.write(content[part.begin : part.end])
+                        segment.writelines(content.pieces(part.begin, part.end))
     if not path.stat().st_size:
         path.unlink()
     if odd:
@@ -200,28 +174,34 @@ CUT_OFF, CORRECTED = "cut off: it was never acknowledged", "its length was wrong
 LEFT = "left as it is"
 
 
-def _kept(path: Path, content: bytes | mmap, part: Stretch, is_last: bool) -> str:
+def _kept(path: Path, content: Segment, part: Stretch, is_last: bool) -> str:
     """What is done with a stretch that is no sound frame; a file of its own where it may have been acknowledged."""
     if part.kind == "wrong length":
         return CORRECTED
     if part.kind == "torn" and is_last and part.end - part.begin < _MOST_TORN_BYTES:
         return CUT_OFF
-    aside = _set_aside(path.with_name(f"{path.name}.damaged-{part.begin}"), content[part.begin : part.end])
+    aside = _set_aside(path.with_name(f"{path.name}.damaged-{part.begin}"), content, part)
     return f"set aside in {aside.name}: it may have been acknowledged"
 
 
-def _set_aside(first: Path, content: bytes) -> Path:
+def _set_aside(first: Path, content: Segment, part: Stretch) -> Path:
     """A file of its own, on disk before the segment is changed; what was set aside under that name before stays."""
     names = (first.with_name(f"{first.name}-{number}") if number > 1 else first for number in count(1))
     for aside in names:
         there = os.path.lexists(aside)
         if not there:
             with whole_file(aside) as file:
-                file.write(content)
+                file.writelines(content.pieces(part.begin, part.end))
             sync_directory(aside.parent)
-        if not there or (_is_own_file(aside) and aside.read_bytes() == content):
+        if not there or (_is_own_file(aside) and _has(aside, content, part)):
             return aside
     raise AssertionError("count ends nowhere")
+
+
+def _has(aside: Path, content: Segment, part: Stretch) -> bool:
+    with opened(aside) as kept:
+        pairs = zip(kept.pieces(0, kept.size), content.pieces(part.begin, part.end), strict=False)
+        return kept.size == part.end - part.begin and all(one == other for one, other in pairs)
 
 
 # Not everywhere; where there is none, the times of the file are written as well.
@@ -412,18 +392,6 @@ class Intake:
             self.counts.refused()
         else:
             self.counts.stored(batch)
-
-
-def response_to(batch: Batch) -> ExportTraceServiceResponse:
-    """The acknowledgement of a batch: partial success if spans of it were rejected."""
-    if not batch.rejected_spans:
-        return ExportTraceServiceResponse()
-    return ExportTraceServiceResponse(
-        partial_success=ExportTracePartialSuccess(
-            rejected_spans=batch.rejected_spans,
-            error_message=f"{batch.rejected_spans} of {batch.spans + batch.rejected_spans} spans; {batch.reason}",
-        )
-    )
 
 
 def _done() -> Future[None]:

@@ -15,7 +15,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from blis_replay.ingest.collector.batches import Counts
 from blis_replay.ingest.collector.collector import Address, CollectorSettings, Listening, collect
-from blis_replay.ingest.collector.segments import frame_spans, segments
+from blis_replay.ingest.collector.segments import segments
+from blis_replay.ingest.frames import frame_spans
 
 ANY_PORT = Address("127.0.0.1", 0)
 

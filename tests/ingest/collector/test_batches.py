@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 
-from blis_replay.ingest.collector.batches import MalformedError, ServiceCounts, batch_of
+from blis_replay.ingest.collector.batches import MalformedError, ServiceCounts, batch_of, response_to
 from blis_replay.ingest.collector.limits import (
     MAX_MESSAGE_BYTES,
     MAX_MESSAGE_GROUPS,
@@ -20,7 +20,6 @@ from blis_replay.ingest.collector.limits import (
     BusyError,
     Turns,
 )
-from blis_replay.ingest.collector.segments import response_to
 
 
 def test_a_sound_request_is_stored_byte_by_byte() -> None:

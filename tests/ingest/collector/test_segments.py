@@ -19,14 +19,13 @@ from blis_replay.ingest.collector.segments import (
     CUT_OFF,
     Damage,
     claimed,
-    frame_spans,
     new_segment,
     next_number,
     recover,
     segments,
 )
 from blis_replay.ingest.errors import CollectorError
-from blis_replay.ingest.frames import framed
+from blis_replay.ingest.frames import frame_spans, framed
 
 NAME = "traces-20260218T150304Z-1.pb"
 
@@ -230,10 +229,32 @@ def test_a_search_for_the_next_frame_ends(tmp_path: Path) -> None:
     checked = []
     crc32 = zlib.crc32
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("zlib.crc32", lambda content: checked.append(len(content)) or crc32(content[:9]))
+        count = checked.append
+        patched.setattr("zlib.crc32", lambda content, value=0: count(len(content)) or crc32(content[:9], value))
         (damage,) = recover(tmp_path)
     assert sum(checked) < 1.1 * (1 << 30)
     assert damage.done.startswith("set aside")  # it has the end of a frame in it
+
+
+def test_a_segment_that_becomes_shorter_while_it_is_read_is_an_error(tmp_path: Path) -> None:
+    """Whoever may write the directory truncates it between two frames; were it mapped, SIGBUS would end the process."""
+    (tmp_path / NAME).write_bytes(frames(b"x" * (2 << 20), b"y" * (2 << 20)))
+    spans = frame_spans(tmp_path / NAME)
+    assert next(spans) == (4, 2 << 20)
+    os.truncate(tmp_path / NAME, 100)
+    with pytest.raises(OSError, match="became shorter while it was read"):
+        next(spans)
+
+
+@pytest.mark.parametrize("size", [1, *range((1 << 20) - 26, (1 << 20) - 14), (1 << 20) + 1, 5 << 19])
+def test_frames_end_wherever_they_do(tmp_path: Path, size: int) -> None:
+    """A file is read 1 MB at a time: the mark at byte 20 + ``size`` that tells where a frame ends may lie across that.
+
+    The length of the second frame is damaged.
+    """
+    (tmp_path / NAME).write_bytes(framed(b"abc") + b"\0\0\0\2" + framed(b"x" * size)[4:] + framed(b"next"))
+    assert recover(tmp_path) == (Damage(NAME, 16, 4 + size + 9, CORRECTED),)
+    assert stored_messages(tmp_path) == [b"abc", b"x" * size, b"next"]
 
 
 def test_files_of_others_are_not_touched(tmp_path: Path) -> None:
