@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+import grpc
+import requests
+from google.rpc.error_details_pb2 import RetryInfo
+from google.rpc.status_pb2 import Status
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from blis_replay.ingest.collector.batches import Counts
-from blis_replay.ingest.collector.collector import Address, CollectorSettings, Listening, collect
+from blis_replay.ingest.collector.collector import SERVICE, Address, CollectorSettings, Listening, collect
 from blis_replay.ingest.collector.segments import segments
 from blis_replay.ingest.frames import frame_spans
 
@@ -87,6 +96,65 @@ def request(*spans: Span, service: str = "vllm") -> ExportTraceServiceRequest:
     scope_spans.scope.name = "vllm.scheduler"
     scope_spans.spans.extend(spans)
     return message
+
+
+# The serialised request that collectors are sent where it does not matter what is in it.
+SOUND = request(span(0)).SerializeToString()
+PROTOBUF = "application/x-protobuf"
+
+
+def post(running: Running, body: bytes, content_type: str = PROTOBUF, **headers: str) -> requests.Response:
+    """One request on a connection of its own."""
+    sent = {"Content-Type": content_type} | {name.replace("_", "-"): value for name, value in headers.items()}
+    return requests.post(running.http, body, headers=sent, timeout=10)
+
+
+def call(running: Running, message: bytes, seconds: float = 10, **options: Any) -> ExportTraceServiceResponse:
+    """One call on a channel of its own; raises ``grpc.RpcError``."""
+    with grpc.insecure_channel(str(running.listening.grpc), **options) as channel:
+        export = channel.unary_unary(f"/{SERVICE}/Export")
+        return ExportTraceServiceResponse.FromString(export(message, timeout=seconds))
+
+
+def raw(running: Running) -> socket.socket:
+    """A connection to the HTTP port."""
+    where = running.listening.http
+    return socket.create_connection((where.host, where.port), timeout=10)
+
+
+def status_of_post(running: Running) -> int:
+    """What a sound request is answered with over HTTP; 0: nothing."""
+    try:
+        return post(running, SOUND).status_code
+    except requests.ConnectionError:
+        return 0
+
+
+def is_called(running: Running) -> bool:
+    """Whether a sound request is acknowledged over gRPC."""
+    try:
+        call(running, SOUND)
+    except grpc.RpcError:
+        return False
+    return True
+
+
+def asks_for_a_retry(error: Any) -> None:
+    """The end of a call tells its exporter to try again after a second."""
+    metadata = dict(error.trailing_metadata())
+    status = Status.FromString(metadata["grpc-status-details-bin"])
+    told = RetryInfo()
+    assert status.details[0].Unpack(told)
+    assert told.retry_delay.seconds == 1
+    assert RetryInfo.FromString(metadata["google.rpc.retryinfo-bin"]) == told
+
+
+def until(condition: Any, seconds: float = 10) -> None:
+    """Wait for it; fails if it does not come true in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def stored_messages(directory: Path) -> list[bytes]:
