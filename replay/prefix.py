@@ -7,6 +7,7 @@ a replay as the number of uncached prompt tokens (``estimate_prefix``).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import comb
 
@@ -16,8 +17,11 @@ import polars as pl
 from blis_replay.blis.trace import BlockKeys
 from blis_replay.compiled.arrays import Int32s, Int64s
 from blis_replay.ingest.checks.prefix_cache import uncached_error_tokens, uncached_prompt_tokens
+from blis_replay.ingest.checks.reconstruction import ADMISSIONS_A_STRETCH, reconstruct_by_stretches
 from blis_replay.ingest.errors import ReconstructionError
 from blis_replay.ingest.recording import SERVER_BLOCKS, PromptTree, Recording, SharedPrefix
+from blis_replay.ingest.rows import Rows
+from blis_replay.ingest.steps.admissions import of_journeys
 from blis_replay.ingest.steps.prefill import ASSUMED
 from blis_replay.ingest.steps.reconstruction import computed_prompts, reconstruct
 from blis_replay.replay.errors import ReplayError
@@ -159,22 +163,39 @@ def estimate_prefix(recording: Recording, prompts: Int64s | None = None) -> Pref
 
 def _from_journeys(recording: Recording, prompts: Int64s) -> PrefixEstimate | None:
     """By the tokens that the steps of an admission have left for it; None where no step tells."""
-    journeys = recording.lifecycles.frame(["journey", "request_index"]).drop_nulls("request_index")
+    journeys = recording.lifecycles.where("request_index IS NOT NULL").only(["journey", "request_index"])
     if journeys.is_empty():
         return None
     try:
-        work = computed_prompts(reconstruct(recording)).join(journeys, on="journey")
+        work = pl.concat(_computed(recording, journeys)).unique("journey", keep="first", maintain_order=True)
     except ReconstructionError:
         return None
-    known = int((work["hit_source"] != ASSUMED).sum())
+    known = int(work["known"].sum())
     if not known:
         return None
-    computed = work["computed_tokens"].to_numpy()
-    share = float(computed.sum() / prompts[work["request_index"].to_numpy()].sum())
+    request, computed = work["request_index"].to_numpy(), work["computed_tokens"].to_numpy()
+    share = float(computed.sum() / prompts[request].sum())
     prefill = np.rint(prompts * share).astype(np.int64)
-    prefill[work["request_index"].to_numpy()] = computed
+    prefill[request] = computed
     basis = f"of {known:,} of {len(prompts):,} prompts, what the recorded steps computed; of the others, the same share"
     return PrefixEstimate(np.clip(prefill, 1, prompts), basis)
+
+
+def _computed(recording: Recording, journeys: Rows) -> Iterator[pl.DataFrame]:
+    """``request_index``, ``computed_tokens`` and whether they are ``known``, of some admissions after the others.
+
+    Of many journeys what nothing tells is assumed as in its stretch of the run; the same errors as ``reconstruct``.
+    """
+    stretches = (
+        reconstruct_by_stretches(recording, ADMISSIONS_A_STRETCH) if journeys.height > ADMISSIONS_A_STRETCH else None
+    )
+    built = [reconstruct(recording)] if stretches is None else (stretch.built for stretch in stretches)
+    for part in built:
+        work = computed_prompts(part)
+        of_part = of_journeys(journeys, work).frame()
+        yield work.join(of_part, on="journey").select(
+            "journey", "request_index", "computed_tokens", (pl.col("hit_source") != ASSUMED).alias("known")
+        )
 
 
 def prefix_identity(recording: Recording, prompts: Int64s | None = None) -> tuple[BlockKeys, str] | None:
