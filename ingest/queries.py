@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from blis_replay.ingest.rows import frame_of
+
 if TYPE_CHECKING:
     import duckdb
 
@@ -67,13 +69,15 @@ SELECT request_index, token_index, time_us FROM token_events
 WHERE slug = $slug AND token_index IS NOT NULL ORDER BY request_index, token_index
 """
 
+# ``chosen_requests``: a view that is registered where not all requests are pooled.
+OF_CHOSEN = "request_index IN (SELECT request_index FROM chosen_requests)"
 POOLED_OUTPUT_GAPS = """
 WITH gaps AS (
     SELECT time_us - lag(time_us) OVER (PARTITION BY request_index ORDER BY token_index) AS gap_us
     FROM token_events
     WHERE slug = $slug AND token_index IS NOT NULL
       AND request_index IN (SELECT request_index FROM requests WHERE slug = $slug AND status = 'ok')
-      AND ($all_requests OR request_index IN (SELECT request_index FROM chosen_requests))
+      AND {of_chosen}
 )
 SELECT gap_us, count(*) AS count FROM gaps WHERE gap_us IS NOT NULL GROUP BY gap_us ORDER BY gap_us
 """
@@ -133,8 +137,7 @@ def fetch(
     connection: duckdb.DuckDBPyConnection, sql: str, bound: dict[str, object], schema: Mapping[str, type[pl.DataType]]
 ) -> pl.DataFrame:
     """The rows of a query as a frame of ``schema``; values are bound by name."""
-    frame: pl.DataFrame = connection.sql(sql, params=bound).pl()
-    return typed(frame, schema)
+    return typed(frame_of(connection.sql(sql, params=bound)), schema)
 
 
 def first_row(

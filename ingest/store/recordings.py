@@ -381,12 +381,16 @@ def inter_token_gaps(
     int64 arrays of one length, gaps ascending and distinct; empty without token times.
     Pooled in SQL, so memory grows with distinct gaps, not with tokens.
     """
-    indices = np.flatnonzero(chosen) if chosen is not None else np.empty(0, np.int64)
-    store.connection.register("chosen_requests", pl.DataFrame({"request_index": indices}).to_arrow())
-    bound = {"slug": slug, "all_requests": chosen is None}
-    columns = store.connection.execute(queries.POOLED_OUTPUT_GAPS, bound).fetchnumpy()
-    store.connection.unregister("chosen_requests")
-    return np.asarray(columns["gap_us"], np.int64), np.asarray(columns["count"], np.int64)
+    schema: dict[str, type[pl.DataType]] = {"gap_us": pl.Int64, "count": pl.Int64}
+    if chosen is None or chosen.all():
+        gaps = fetch(store.connection, queries.POOLED_OUTPUT_GAPS.format(of_chosen="true"), {"slug": slug}, schema)
+    else:
+        indices = pl.DataFrame({"request_index": np.flatnonzero(chosen)})
+        store.connection.register("chosen_requests", indices.to_arrow())
+        sql = queries.POOLED_OUTPUT_GAPS.format(of_chosen=queries.OF_CHOSEN)
+        gaps = fetch(store.connection, sql, {"slug": slug}, schema)
+        store.connection.unregister("chosen_requests")
+    return gaps["gap_us"].to_numpy(), gaps["count"].to_numpy()
 
 
 def stamp_gaps(store: Store, slug: str) -> pl.DataFrame:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 
+import duckdb
 import polars as pl
 import pytest
 from builders import in_database
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from blis_replay.ingest import rows as ingest_rows
 from blis_replay.ingest.readers.requests import gathered, in_send_order, request_row
-from blis_replay.ingest.rows import Rows, Scratch, no_rows, query, rows_of, whole_groups
+from blis_replay.ingest.rows import Rows, Scratch, frame_of, no_rows, query, rows_of, whole_groups
 
 SCHEMA = {"key": pl.Int64, "name": pl.String, "row": pl.Int64}
 VALUES = st.lists(st.tuples(st.none() | st.integers(-5, 5), st.none() | st.sampled_from("abc")), max_size=40)
@@ -146,3 +147,10 @@ def test_no_rows_have_their_columns() -> None:
     rows = no_rows(SCHEMA)
     assert rows.frame().schema == rows.ordered("key").frame().schema == SCHEMA
     assert [batch.columns for batch in rows.ordered("key").batches(["row"])] == [["row"]]
+
+
+def test_an_error_after_the_first_rows_is_one_of_the_database() -> None:
+    # Rows come in batches of at most 2,048 to begin with: the last of three million is in none of the first.
+    sql = "SELECT CASE WHEN i = 2999999 THEN error('a damaged block') ELSE 'ok' END AS a FROM range(3000000) t(i)"
+    with duckdb.connect() as connection, pytest.raises(duckdb.Error, match="a damaged block"):
+        frame_of(connection.sql(sql))
