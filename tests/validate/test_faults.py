@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from blis_replay.fixtures.fault_list import FAULTS
 from blis_replay.fixtures.faults import Fault, planted_case
 from blis_replay.replay.driver import replay
 from blis_replay.validate import faults
-from blis_replay.validate.faults import Scoreboard, control, judged, judged_in, scoreboard_answer
+from blis_replay.validate.attribution.tried import depths
+from blis_replay.validate.faults import FaultRow, Scoreboard, control, judged, judged_in, scoreboard_answer
 
 GROUPS = {
     *("recording", "clock", "load", "engine arguments", "cache", "scheduler", "step time", "delays", "output"),
@@ -56,16 +58,53 @@ def test_the_answer_counts_grades_and_fails_where_something_else_is_blamed() -> 
     assert "1 faults: 1 right, 0 half, 0 not identified, 0 wrong" in str(answer)
 
 
+def row_of(monkeypatch: pytest.MonkeyPatch, alias: str, depth: str, name: str) -> FaultRow:
+    """The answer to the first fault of this name in the recording of a real server."""
+    planted = [f for f in FAULTS if (f.load, f.depth, f.name) == (alias, depth, name)]
+    monkeypatch.setattr(faults, "FAULTS", planted[:1])
+    (row,) = judged_in(alias)
+    return row
+
+
 @pytest.mark.slow
 def test_in_the_recording_of_a_real_server_what_was_blamed_before_is_not_held_against_the_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Steps of tiny-live-b stalled, so step time is blamed for 12 points of TTFT whatever is planted beside that."""
-    planted = [f for f in FAULTS if f.load == "tiny-live-b" and f.depth == "full" and f.name == "scheduling mode"]
-    monkeypatch.setattr(faults, "FAULTS", planted)
-    (row,) = judged_in("tiny-live-b")
+    row = row_of(monkeypatch, "tiny-live-b", "full", "scheduling mode")
     assert (row.grade, row.blamed) == ("right", ("scheduling mode",))
-    assert row.explained == pytest.approx(1.1, abs=0.1)
+    assert row.explained == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.slow
+def test_steps_of_a_stalling_server_do_not_count_for_more_in_a_queue_that_a_wrong_argument_makes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """max_num_seqs 4 instead of 32 makes a queue; once it is put right, steps are off by what they were before."""
+    row = row_of(monkeypatch, "tiny-live-b", "full", "max_num_seqs")
+    assert (row.grade, row.blamed) == ("right", ("max_num_seqs",))
+    assert row.explained == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("alias", "name"), [("tiny-live-e", "max_num_seqs"), ("tiny-live-d", "KV blocks")])
+def test_a_client_tells_a_bound_of_requests_from_one_of_memory(
+    monkeypatch: pytest.MonkeyPatch, alias: str, name: str
+) -> None:
+    """While others wait, 3 or 4 requests decode for 86 % of the time with max_num_seqs 4; with 24 blocks 4 to 10."""
+    row = row_of(monkeypatch, alias, "client", name)
+    assert (row.grade, row.blamed) == ("right", (name,))
+
+
+def test_depths_count_only_while_a_request_waits() -> None:
+    """Three sent at 0; first tokens at 10, 30 and 60 us, ends at 40, 50 and 80; a wait begins 10 us after a send.
+
+    Some wait from 10 to 60: one decodes from 10 to 30 and from 40 to 50, two from 30 to 40, none from 50 to 60.
+    """
+    streams_us = np.array([[0, 0, 0], [10, 30, 60], [40, 50, 80]], np.float64)
+    shares, waited_us = depths(streams_us, usual_us=10)
+    assert waited_us == 50
+    assert shares == pytest.approx([0.2, 0.6, 0.2])
 
 
 def test_the_page_counts_every_fault_of_the_list() -> None:

@@ -141,6 +141,11 @@ class Attribution:
     steps_off: StepsOff | None = None
     hidden: tuple[str, ...] = ()
 
+    @property
+    def is_one_way(self) -> bool:
+        """Whether causes are named by what they change one after the other: inputs that are wrong come first."""
+        return self.overloaded > 0 or any(cause.component.is_input for cause in self.causes)
+
 
 @dataclass(frozen=True)
 class StepsOff:
@@ -405,11 +410,12 @@ def fraction(value_us: float, observed_us: float) -> float | None:
 
 
 def part_of(attribution: Attribution, cause: Cause, i: int) -> float:
-    """What the cause adds to a quantity, us.
+    """What the cause adds to a quantity, us: what it changes on the one way, where parts act on one another.
 
-    Shares over orders in which the server is overloaded say how much it would be, not what is wrong now.
+    Shares over orders in which the server is overloaded say how much it would be, not what is wrong now.  And where a
+    wrong input makes a queue, all else would count for more in it than it does once that is put right.
     """
-    return (cause.changes if attribution.overloaded else cause.shares)[i].value_us
+    return (cause.changes if attribution.is_one_way else cause.shares)[i].value_us
 
 
 def _blamed(attribution: Attribution, i: int, error: float) -> Blame:
@@ -417,11 +423,13 @@ def _blamed(attribution: Attribution, i: int, error: float) -> Blame:
     largest = max(attribution.causes, key=lambda cause: sign * part_of(attribution, cause, i), default=None)
     if largest is None or sign * part_of(attribution, largest, i) < max(sign * attribution.residual[i].value_us, 0.0):
         return Blame(i, error, None, None)
-    least_us = max(
-        _BESIDE * abs(part_of(attribution, largest, i)),
-        WORTH_NAMING * attribution.observed_us[i],
-        abs(attribution.residual[i].value_us),
-    )
-    others = [c for c in attribution.causes if c is not largest and abs(part_of(attribution, c, i)) >= least_us]
+    least_us = max(_BESIDE * abs(part_of(attribution, largest, i)), WORTH_NAMING * attribution.observed_us[i])
+    # What a wrong input changes is known however much no component explains.
+    modelled_us = max(least_us, abs(attribution.residual[i].value_us))
+    others = [
+        c
+        for c in attribution.causes
+        if c is not largest and abs(part_of(attribution, c, i)) >= (least_us if c.component.is_input else modelled_us)
+    ]
     beside = tuple(sorted(others, key=lambda cause: -abs(part_of(attribution, cause, i))))
     return Blame(i, error, largest, part_of(attribution, largest, i) / attribution.error[i].value_us, beside)

@@ -49,6 +49,11 @@ class Component:
     latency: CorrectedModel | None = None
     lifecycle: Mapping[str, float] = field(default_factory=dict)
 
+    @property
+    def is_input(self) -> bool:
+        """Whether it is a thing that the simulator is told, rather than one that it models."""
+        return bool(self.engine) or bool(self.mode.keys() - {"pre_queue", "schedule", "output_processing"})
+
 
 @dataclass(frozen=True)
 class Replayed:
@@ -323,11 +328,11 @@ _WORDS = {STEP_TIME: ("longer", "less time"), PRE_QUEUE: ("longer", "shorter"), 
 
 
 def _as_well(fit: Fitted, costs: range) -> tuple[str, ...]:
-    """Components that explain as well what these costs of a fit do.
+    """Components that explain as well what these costs of a fit do: all that was fitted of them.
 
     A client sees a delay before the queue and one of the first token alike, and so it does its own late stamps.
     """
-    equal = set().union(*(one for one in fit.equal if set(costs) & one))
+    equal = set.intersection(*(set(as_well) for cost, as_well in fit.equal if cost in costs))
     also = [name for name, other, _, _ in _COSTS if equal & set(other) and other != costs]
     return tuple(dict.fromkeys([*also, *((OUTPUT, "send stamps") if costs == range(4, 5) else ())]))
 

@@ -93,14 +93,14 @@ class Fitted:
 
     ``before``, ``left``: mean absolute difference without and with the fit, relative to the latencies.  ``line_ns``:
     added to each step, and per prefill, decode and context token.  ``delays_us``: added before the queue, per token
-    and per request after it.  ``equal``: for each of these seven that was fitted, those that alone do it as well.
+    and per request after it.  ``equal``: each of these seven that was fitted, with those that alone do it as well.
     """
 
     before: float
     left: float
     line_ns: tuple[int, int, int, int]
     delays_us: tuple[float, float, float]
-    equal: tuple[frozenset[int], ...] = ()
+    equal: tuple[tuple[int, frozenset[int]], ...] = ()
 
     def entry(self, entry: ModelEntry) -> ModelEntry:
         """The coefficients with what was fitted."""
@@ -137,6 +137,23 @@ class Through:
         other.as_it_is = other.difference(np.zeros(len(_STEPS)))
         return other
 
+    @property
+    def has_first_tokens(self) -> bool:
+        """Whether it was observed of all requests when their first token came."""
+        return not np.isnan(self._target.observed_us[0]).any()
+
+    def streams_us(self) -> tuple[Floats, Floats]:
+        """Sent, first token and end of each request at the client, float64[3, m]: observed, and as it is simulated.
+
+        Raises what simulating it raises.
+        """
+        result = simulate(self._trace, self._engine, self._entry.latency, self._entry.lifecycle)
+        chosen = self._target.chosen
+        sent_us = self._trace.arrival_us[chosen].astype(np.float64)
+        first_us, end_us = self._target.observed_us[:2]
+        simulated = (result.ttft_us[chosen], result.e2e_us[chosen])
+        return tuple(np.stack([sent_us, sent_us + a, sent_us + b]) for a, b in ((first_us, end_us), simulated))  # type: ignore[return-value]
+
     def difference(self, at: Floats) -> Floats:
         """float64[marks, m]: simulated less observed, relative to the scale; nan where not recorded."""
         changed = _fitted(0.0, 0.0, at).entry(self._entry)
@@ -161,14 +178,14 @@ class Through:
         Ends early where the first leaves so much more than ``enough`` that others will not make up for it.
         """
         best = _Point(np.zeros(len(_STEPS)), self.as_it_is)
-        chosen: list[frozenset[int]] = []
+        chosen: list[tuple[int, frozenset[int]]] = []
         while best.left >= EXPLAINED and len(chosen) < _MOST_COSTS:
             tried = {cost: self._solved(best, cost) for cost in range(len(_STEPS))}
             cost = min(tried, key=lambda cost: tried[cost].left)
             if tried[cost].left > _WORTH_A_COST * best.left:
                 break
             as_well = EQUAL_SHARE * tried[cost].left + EQUAL
-            chosen.append(frozenset(other for other, point in tried.items() if point.left <= as_well) | {cost})
+            chosen.append((cost, frozenset(other for other, point in tried.items() if point.left <= as_well)))
             best = self._together(tried[cost]) if len(chosen) > 1 else tried[cost]
             if best.left > _HOPELESS * enough:
                 break
@@ -245,7 +262,7 @@ def misfit(difference: Floats) -> float:
     return float(np.nanmean(np.abs(difference)))
 
 
-def _fitted(before: float, left: float, at: Floats, equal: tuple[frozenset[int], ...] = ()) -> Fitted:
+def _fitted(before: float, left: float, at: Floats, equal: tuple[tuple[int, frozenset[int]], ...] = ()) -> Fitted:
     a, b, c, d = (round(float(value)) for value in at[:_DELAYS])
     pre, token, request = (float(value) for value in at[_DELAYS:])
     return Fitted(before, left, (a, b, c, d), (pre, token, request), equal)

@@ -197,7 +197,8 @@ def _one_by_one(attribution: Attribution) -> list[Part]:
         "", columns_named("one after the other, ms", *(f"{QUANTITIES[i][0].upper()} mean" for i in columns)), rows
     )
     if not attribution.overloaded:
-        return [path]
+        inputs = "The sentences name what each part changes on this way, on which wrong inputs are put right first:"
+        return [Line(inputs, ""), path] if attribution.is_one_way else [path]
     hidden = (
         f"In {attribution.overloaded} of {attribution.replays} replays the simulated server does not keep up: some "
         "components are wrong in opposite directions and hide one another, so their shares are larger than the error. "

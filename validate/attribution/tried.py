@@ -15,6 +15,7 @@ import numpy as np
 
 from blis_replay.blis.latency.models import CorrectedModel, ObservedCycles
 from blis_replay.blis.releases.release import ModelEntry
+from blis_replay.compiled.arrays import Floats
 from blis_replay.compiled.errors import ExperimentError
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.engine import engine_config, replayed_engine, with_engine
@@ -151,7 +152,7 @@ def _as_it_is(tried: Sequence[_Trial], before: float, fitted: float) -> Tried | 
     best = min(tried, key=lambda one: one.as_it_is, default=None)
     if best is None or best.as_it_is > min(_BETTER_BY, _LEAVES * fitted, before - _BETTER_BY):
         return None
-    return _best([(one.as_it_is, one.alternative) for one in tried], before, beside_a_fit=False)
+    return _best([(one.as_it_is, one) for one in tried], before, beside_a_fit=False)
 
 
 def _without_a_fit(tried: Sequence[_Trial], before: float, fitted: float) -> Tried | None:
@@ -162,7 +163,7 @@ def _without_a_fit(tried: Sequence[_Trial], before: float, fitted: float) -> Tri
     best = min(tried, key=lambda one: one.as_it_is, default=None)
     if best is None or best.as_it_is > min(fitted, _LEAVES * before):
         return None
-    return _best([(one.as_it_is, one.alternative) for one in tried], before, beside_a_fit=False)
+    return _best([(one.as_it_is, one) for one in tried], before, beside_a_fit=False)
 
 
 def _beside_a_fit(tried: Sequence[_Trial], told: Fitted) -> Tried | None:
@@ -171,18 +172,73 @@ def _beside_a_fit(tried: Sequence[_Trial], told: Fitted) -> Tried | None:
     for name in dict.fromkeys(one.alternative.name for one in tried):
         of_name = [one for one in tried if one.alternative.name == name]
         promising += sorted(of_name, key=lambda one: one.as_it_is)[:_MOST_VALUES]
-    left = [(one.through.fit(_LEAVES * told.left).left, one.alternative) for one in promising]
+    left = [(one.through.fit(_LEAVES * told.left).left, one) for one in promising]
     least = min((value for value, _ in left), default=told.left)
     if least > _LEAVES * told.left or told.left - least < _BETTER_BY:
         return None
     return _best(left, told.left, beside_a_fit=True)
 
 
-def _best(left: Sequence[tuple[float, Alternative]], before: float, *, beside_a_fit: bool) -> Tried:
-    least, best = min(left, key=lambda pair: pair[0])
-    equal = [(value, other) for value, other in left if value <= EQUAL_SHARE * least + EQUAL]
-    others = {other.name: other for _, other in sorted(equal, key=lambda pair: pair[0]) if other.name != best.name}
-    return Tried(best, tuple(others.values()), before, least, beside_a_fit)
+def _best(left: Sequence[tuple[float, _Trial]], before: float, *, beside_a_fit: bool) -> Tried:
+    least = min(value for value, _ in left)
+    equal = sorted((pair for pair in left if pair[0] <= EQUAL_SHARE * least + EQUAL), key=lambda pair: pair[0])
+    if len({one.alternative.name for _, one in equal}) > 1 and equal[0][1].through.has_first_tokens:
+        equal = _of_like_depths(equal)
+    best = equal[0][1].alternative
+    others = {one.alternative.name: one.alternative for _, one in equal if one.alternative.name != best.name}
+    return Tried(best, tuple(others.values()), before, equal[0][0], beside_a_fit)
+
+
+# Depths that differ by so much more than those of the best, as a share of the time, are others.
+_OTHER_DEPTHS, _LEAST_DIFFERENCE = 2.0, 0.1
+
+
+def _of_like_depths(equal: list[tuple[float, _Trial]]) -> list[tuple[float, _Trial]]:
+    """Those whose numbers of requests in decode, while others wait, are as observed.
+
+    A bound of requests is met all the time; one of memory lets in as many as their lengths allow.
+    """
+    apart = [_depths_apart(one.through) for _, one in equal]
+    least = min(difference for difference, _ in apart)
+    within = [max(_OTHER_DEPTHS * least, least + max(_LEAST_DIFFERENCE, chance)) for _, chance in apart]
+    return [pair for pair, (difference, _), most in zip(equal, apart, within, strict=True) if difference <= most]
+
+
+def _depths_apart(through: Through) -> tuple[float, float]:
+    """By which share of the time depths differ, and how much of that may be chance.
+
+    A share of time in which ``n`` requests come and go one after the other is uncertain by half of ``1 / sqrt(n)``.
+    """
+    observed, simulated = through.streams_us()
+    usual_us = float(np.quantile(observed[1] - observed[0], _AT_ONCE))
+    shares, waited_us = depths(observed, usual_us)
+    others, _ = depths(simulated, usual_us)
+    after_another = waited_us / max(float((observed[2] - observed[1]).mean()), 1.0)
+    longest = max(len(shares), len(others))
+    apart = np.pad(shares, (0, longest - len(shares))) - np.pad(others, (0, longest - len(others)))
+    return float(np.abs(apart).sum()) / 2, 0.5 / float(np.sqrt(max(after_another, 1.0)))
+
+
+# This share of requests has the first token without a wait, or after a short one.
+_AT_ONCE = 0.25
+
+
+def depths(streams_us: Floats, usual_us: float) -> tuple[Floats, float]:
+    """float64[depths]: shares of the time in which so many requests decode while one waits; and that time, us.
+
+    One waits that is without a first token for longer than ``usual_us``.
+    """
+    sent_us, first_us, end_us = streams_us
+    waits = first_us > sent_us + usual_us
+    from_us, until_us = sent_us[waits] + usual_us, first_us[waits]
+    at_us = np.unique(np.concatenate([first_us, end_us, from_us]))
+    decoding, waiting = (
+        np.searchsorted(np.sort(begin), at_us, "right") - np.searchsorted(np.sort(end), at_us, "right")
+        for begin, end in ((first_us, end_us), (from_us, until_us))
+    )
+    lasts_us = np.where(waiting > 0, np.diff(at_us, append=at_us[-1:]), 0.0)
+    waited_us = float(lasts_us.sum())
+    return np.bincount(decoding, lasts_us) / max(waited_us, 1.0), waited_us
 
 
 def alternatives(recording: Recording, mode: ReplayMode) -> Iterator[Alternative]:
