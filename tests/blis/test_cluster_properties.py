@@ -114,6 +114,7 @@ def test_conservation(rows: Rows, cluster: ClusterConfig, engine: EngineConfig) 
     assert_each_instance_is_a_single_run(trace, result, engine)
 
 
+@pytest.mark.slow
 @given(request_lists, clusters, engines)
 @settings(max_examples=50, deadline=None)
 def test_equal_input_gives_equal_output_and_can_be_replayed(

@@ -140,6 +140,7 @@ def test_two_tiers_block_by_block(rows: list[tuple[int, int, int]], gpu_blocks: 
     assert (result.stored_blocks, result.fetched_blocks) == (tiers.stored, tiers.fetched)
 
 
+@pytest.mark.slow
 @given(rows_apart, st.integers(9, 20))
 @settings(max_examples=100, deadline=None)
 def test_with_room_for_all_a_tier_hits_like_an_endless_gpu(rows: list[tuple[int, int, int]], gpu_blocks: int) -> None:

@@ -177,6 +177,7 @@ def test_invariants_at_every_step(rows: Pressed, engine: EngineConfig) -> None:
     assert (result.steps["scheduled_us"] <= result.steps["start_us"]).all()
 
 
+@pytest.mark.slow
 @given(pressed_requests, pressed_engines)
 @settings(max_examples=100, deadline=None)
 def test_a_step_at_a_time_equals_the_whole_run(rows: Pressed, engine: EngineConfig) -> None:

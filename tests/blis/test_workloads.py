@@ -109,6 +109,7 @@ def test_gaps_have_the_mean_of_the_rate_and_their_cv(process: ArrivalProcess, cv
     assert gaps_us.std() / gaps_us.mean() == pytest.approx(cv, rel=0.05, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_poisson_gaps_are_exponential() -> None:
     """Kolmogorov-Smirnov against the exponential law; p of a sound generator is seldom below 0.1 %."""
     from scipy.stats import kstest

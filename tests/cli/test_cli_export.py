@@ -72,6 +72,7 @@ def test_a_recording_with_latencies_comes_back_from_tracev2_and_parquet(run: Run
         assert table(run, f"back-{target}").select(names).rows() == table(run, "1b-general").select(names).rows()
 
 
+@pytest.mark.slow
 def test_errors_are_one_line(run: Run, mooncake: Path) -> None:
     arguments = ("export", "--experiment", "mooncake", "--to", "mooncake", "--out", "trace.jsonl")
     there = run(*arguments)

@@ -167,6 +167,7 @@ def test_a_file_is_ingested_like_its_directory_and_under_the_name_given(run: Run
     assert (outcome["slug"], outcome["requests"]) == ("mine", 300)
 
 
+@pytest.mark.slow
 def test_an_unknown_format_is_wrong_use(run: Run, demo: Path) -> None:
     answer = run("ingest", demo / "trace.csv.gz", "--input-format", "tracev1")
     assert (answer.code, "tracev2" in answer.err) == (2, True)

@@ -16,6 +16,7 @@ from blis_replay.validate.studies.study import Study
 _JSON_DOCS = Path(__file__).parents[2] / "docs" / "json.md"
 
 
+@pytest.mark.slow
 def test_the_list_names_every_study(run: Run) -> None:
     answer = run("study", "list")
     assert (answer.code, answer.err) == (0, "")

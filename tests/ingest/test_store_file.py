@@ -86,6 +86,7 @@ PROFILE = LoadProfile(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("read_only", [False, True])
 def test_a_store_of_version_1_is_brought_up_to_date_and_keeps_what_it_has(tmp_path: Path, read_only: bool) -> None:
     """Version 1 had no journeys, no block identities, no KV-cache events, and every experiment had a model."""

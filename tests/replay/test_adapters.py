@@ -199,6 +199,7 @@ def test_chunks_of_prompts_are_one_that_attends_to_as_many_tokens() -> None:
     assert _as_one([]) == (0.0, 0)
 
 
+@pytest.mark.slow
 def test_modules_of_the_working_directory_are_not_run(
     kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,6 +216,7 @@ def test_modules_of_the_working_directory_are_not_run(
     assert not ran.exists(), ran.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "said"),
     [

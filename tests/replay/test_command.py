@@ -127,6 +127,7 @@ def test_a_command_that_does_not_end_is_stopped(tmp_path: Path) -> None:
         replay(recording(), RELEASE, None, slow)
 
 
+@pytest.mark.slow
 def test_the_last_words_are_the_last_however_many_there_are(tmp_path: Path) -> None:
     """40 MB: neither on a disk nor in memory, where they would be as many as a program writes in its time."""
     talks = "sys.stdout.write('x' * (1 << 22)); sys.stderr.write('garbage\\n' * 5_000_000); sys.exit('no such model')"
@@ -154,6 +155,7 @@ def test_what_a_command_leaves_behind_is_ended(tmp_path: Path) -> None:
         pytest.fail("it is still there")
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_the_program_and_not_of_this_process() -> None:
     """48 MiB are touched there, while far more are held here."""
     held = bytearray(os.urandom(1)) * (200 << 20)

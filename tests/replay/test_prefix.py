@@ -99,6 +99,7 @@ def test_a_few_sampled_steps_are_no_cache_that_hits() -> None:
     assert estimate_prefix(run_of(server)).basis == "no prefix information: whole prompts"
 
 
+@pytest.mark.slow
 def test_of_many_journeys_the_computed_prompts_are_found_stretch_by_stretch(monkeypatch: pytest.MonkeyPatch) -> None:
     """300 requests with journeys and every step: of 50 admissions at a time the same as of all at once."""
     made = recording_of(generate(replace(SyntheticExperiment(), step_sample_rate=1.0)))

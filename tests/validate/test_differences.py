@@ -58,6 +58,7 @@ def compared(store: Store, a: str, b: str) -> Differences:
     return differences(side_of(store, a, choice), side_of(store, b, choice))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["1b-general", "1b-general@{}/true.yaml", "{}/true.yaml", "embedded"])
 def test_a_side_against_itself_differs_in_nothing(store: Store, folder: Path, name: str) -> None:
     name = name.format(folder)

@@ -152,6 +152,7 @@ def test_a_failure_counts_more_than_what_cannot_be_judged(store: Store, tmp_path
     assert report.verdict == "fail"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("field", "value", "complaint"),
     [

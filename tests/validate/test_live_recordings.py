@@ -51,6 +51,7 @@ def errors(store: Store, run: str, mode: str = "exact") -> dict[str, float]:
     return {metric: 100 * error for metric, error in means.items() if error is not None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", RECORDED)
 def test_the_engine_schedules_every_step_as_the_server_did(store: Store, run: str) -> None:
     """Requests and tokens of 22,396 steps: prefix hits, chunks, preemptions, four requests at most at once."""
@@ -82,6 +83,7 @@ def test_a_run_short_of_memory_is_predicted_from_two_others(store: Store) -> Non
     assert abs(found["e2e"]) < 5 and abs(found["itl"]) < 5
 
 
+@pytest.mark.slow
 def test_coefficients_of_these_recordings_are_those_that_ship(store: Store) -> None:
     """`calibrate --train tiny-live-a --train tiny-live-c --split 1:1`: a line through 5,539 steps, delays by stamps."""
     recordings = [read_stored(store, f"tiny-live-{run}") for run in "ac"]

@@ -49,6 +49,7 @@ def validated(path: Path, by: float, *repeats: str) -> Validated:
     return validate_many(path, [SMALL.slug], ReplayMode(), (0.0, 1.0), simulator, repeats=repeats)
 
 
+@pytest.mark.slow
 def test_the_floor_is_what_the_two_recordings_differ_by(store: Store) -> None:
     """Every step 20 % longer: E2E is steps but for 5.4 ms, so 18 to 25 % longer, ITL likewise."""
     floor = noise_floors(store, [SMALL.slug], [SLOW_DAY.slug])[SMALL.slug]
@@ -75,6 +76,7 @@ def test_the_page_says_what_recordings_differ_by_and_which_error_is_no_larger(pa
     assert experiment["repeats"]["recordings"] == [SMALL.slug, SLOW_DAY.slug]  # type: ignore[index]
 
 
+@pytest.mark.slow
 def test_a_gate_is_not_below_it_either(store: Store) -> None:
     new, old = release("new", slower=SMALL.model, by=1.15), release("old")
     assert gate(store, new, old, selectors=[SMALL.slug]).verdict == "fail"

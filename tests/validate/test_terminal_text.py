@@ -105,6 +105,7 @@ def test_colour_marks_headings_and_cells_and_moves_nothing(terminal: pytest.Monk
     assert plain(shown) == table_text(TABLE)
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(st.text(max_size=12), min_size=3, max_size=3), max_size=5), st.sampled_from(["80", "160"]))
 def test_nothing_in_a_cell_can_paint_or_break_a_line(rows: list[list[str]], columns: str) -> None:
     """Two lines of header, one a row; the only escapes are those of the tones."""

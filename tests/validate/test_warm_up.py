@@ -42,6 +42,7 @@ def served(run: ReplayRun, late_ms: dict[int, int]) -> ReplayRun:
     return replace(run, recording=replace(run.recording, requests=rows_of(frame.with_columns(ttft, e2e))))
 
 
+@pytest.mark.slow
 def test_the_first_thirty_requests_came_late_with_a_pause_between(run: ReplayRun) -> None:
     """Groups 0 and 2 five seconds late, 1 on time: it ends with 2, and the others are 1 ms late of their p99."""
     found = warm_up(served(run, {0: 5_000, 2: 5_000}), Selection())

@@ -88,6 +88,7 @@ _ANYTHING = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(_ANYTHING)
 def test_no_document_breaks_it(value: Any) -> None:
     for document in (value, {"resourceSpans": value}, {"resourceSpans": [{"scopeSpans": [{"spans": [value]}]}]}):

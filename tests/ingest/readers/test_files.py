@@ -133,6 +133,7 @@ values = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     records=st.lists(st.dictionaries(st.text(max_size=5), values, max_size=4), max_size=6),

@@ -102,6 +102,7 @@ def test_a_table_of_something_else_is_a_recording_error(tmp_path: Path, columns:
         read_requests(recorded(tmp_path, columns))
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(cut=st.integers(0, 5000), junk=st.binary(max_size=40), at=st.integers(0, 5000))
 def test_damage_is_a_recording_error_or_leaves_usable_rows(
