@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from blis_replay.ingest.rows import frame_of
+from blis_replay.ingest.rows import result_frame
 
 if TYPE_CHECKING:
     import duckdb
@@ -137,7 +137,7 @@ def fetch(
     connection: duckdb.DuckDBPyConnection, sql: str, bound: dict[str, object], schema: Mapping[str, type[pl.DataType]]
 ) -> pl.DataFrame:
     """The rows of a query as a frame of ``schema``; values are bound by name."""
-    return typed(frame_of(connection.sql(sql, params=bound)), schema)
+    return typed(result_frame(connection.sql(sql, params=bound)), schema)
 
 
 def first_row(

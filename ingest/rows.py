@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import count
 from tempfile import mkdtemp
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakSet, finalize
 
@@ -85,7 +86,7 @@ class Rows:
 
     def _read(self, names: Sequence[str]) -> pl.DataFrame:
         with self._result(f"SELECT {_listed(names)} FROM ({self.sql})") as result:
-            return self._typed(frame_of(result), names)
+            return self._typed(result_frame(result), names)
 
     def __getitem__(self, name: str) -> pl.Series:
         """One column."""
@@ -178,27 +179,18 @@ class Rows:
         return Rows, (self.schema, self.sql, self.database, self.frames, self.bound, self.held)
 
 
-def frame_of(result: duckdb.DuckDBPyRelation) -> pl.DataFrame:
+def result_frame(result: duckdb.DuckDBPyRelation) -> pl.DataFrame:
     """All rows of a result, read without PyArrow, whose import takes longer than most results do.
 
     Raises ``duckdb.Error`` as the result does.
     """
     try:
-        return pl.DataFrame(_Stream(result))
+        # Not the result itself: polars keeps the type of what it reads, and DuckDB complains of that at the end.
+        return pl.DataFrame(SimpleNamespace(__arrow_c_stream__=result.__arrow_c_stream__))
     except pl.exceptions.ComputeError as error:  # what polars makes of an error of DuckDB after the first rows
         import duckdb
 
         raise duckdb.OperationalError(str(error)) from error
-
-
-@dataclass(frozen=True)
-class _Stream:
-    """A result as Arrow's stream alone: polars keeps the type of what it reads, and DuckDB's complains at the end."""
-
-    result: duckdb.DuckDBPyRelation
-
-    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        return self.result.__arrow_c_stream__(requested_schema)
 
 
 def rows_of(frame: pl.DataFrame) -> Rows:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 
 import duckdb
 import polars as pl
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 
 from blis_replay.ingest import rows as ingest_rows
 from blis_replay.ingest.readers.requests import gathered, in_send_order, request_row
-from blis_replay.ingest.rows import Rows, Scratch, frame_of, no_rows, query, rows_of, whole_groups
+from blis_replay.ingest.rows import Rows, Scratch, no_rows, query, result_frame, rows_of, whole_groups
 
 SCHEMA = {"key": pl.Int64, "name": pl.String, "row": pl.Int64}
 VALUES = st.lists(st.tuples(st.none() | st.integers(-5, 5), st.none() | st.sampled_from("abc")), max_size=40)
@@ -153,4 +155,13 @@ def test_an_error_after_the_first_rows_is_one_of_the_database() -> None:
     # Rows come in batches of at most 2,048 to begin with: the last of three million is in none of the first.
     sql = "SELECT CASE WHEN i = 2999999 THEN error('a damaged block') ELSE 'ok' END AS a FROM range(3000000) t(i)"
     with duckdb.connect() as connection, pytest.raises(duckdb.Error, match="a damaged block"):
-        frame_of(connection.sql(sql))
+        result_frame(connection.sql(sql))
+
+
+def test_a_program_that_read_a_result_ends_in_silence() -> None:
+    """What is left alive of DuckDB's types at the end of a process is complained of on stderr."""
+    program = (
+        "import duckdb; from blis_replay.ingest.rows import result_frame; result_frame(duckdb.sql('SELECT 1 AS a'))"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ended.stderr == ""
