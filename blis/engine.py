@@ -15,10 +15,14 @@ from blis_replay.blis.kernel import drafting, loop
 from blis_replay.blis.kernel import state as k
 from blis_replay.blis.kernel.step_time import KernelModel
 from blis_replay.blis.latency.models import BatchFeatures, Latency, Lifecycle, StepTime
+from blis_replay.blis.long_run import LongRun
 from blis_replay.blis.result import SimResult, check_conservation, read_result
 from blis_replay.blis.setup import eligible_times, new_flight, new_state, queueing_times, with_room
 from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
 from blis_replay.compiled.arrays import Int64s
+
+# Requests; of more only those under way are in memory.
+LONG_RUN = 200_000
 
 
 def simulate(
@@ -36,8 +40,9 @@ def simulate(
         from blis_replay.blis.cluster.data_parallel import simulate_ranks
 
         return simulate_ranks(trace, engine, latency, lifecycle)[0]
-    running = Engine(trace, engine, lifecycle)
-    running.advance(latency)
+    running = Engine(trace, engine, lifecycle, long=len(trace) > LONG_RUN and not engine.walked)
+    for until_us in (NEVER_US,) if running.long is None else running.long.stretches(lambda: running.state):
+        running.advance(latency, until_us)
     result = running.result()
     check_conservation(trace.abort_us, running.state, result)
     return result
@@ -47,10 +52,12 @@ class Engine:
     """A server in virtual time, between steps.
 
     Its ``state`` is a plain value (``kernel.state.State``): ``copy.deepcopy(engine)`` is a
-    second server that goes on from here.
+    second server that goes on from here.  A ``long`` one can only be driven through all of its stretches.
     """
 
-    def __init__(self, trace: RequestTrace, engine: EngineConfig, lifecycle: Lifecycle | None = None) -> None:
+    def __init__(
+        self, trace: RequestTrace, engine: EngineConfig, lifecycle: Lifecycle | None = None, *, long: bool = False
+    ) -> None:
         if engine.data_parallel_size > 1:
             raise TraceError("data_parallel_size: several ranks are not driven step by step; give it 1")
         self.trace = trace
@@ -58,7 +65,8 @@ class Engine:
         self.queued_us = queueing_times(trace, self.lifecycle)
         eligible_us = eligible_times(trace, self.queued_us)
         self.order = np.argsort(eligible_us, kind="stable")
-        self.state = new_state(trace, engine, eligible_us, self.order)
+        self.long = LongRun(trace, engine, eligible_us, self.order) if long else None
+        self.state = self.long.state if self.long else new_state(trace, engine, eligible_us, self.order)
         self.flight = new_flight(trace, engine, self.order)
 
     @property
@@ -127,6 +135,8 @@ class Engine:
 
     def result(self) -> SimResult:
         """What has happened so far; requests in the order of the trace."""
+        if self.long is not None:
+            return self.long.result(self.trace.arrival_us, self.queued_us, self.lifecycle)
         return read_result(self.state, self.order, self.trace.arrival_us, self.queued_us, self.lifecycle)
 
     def __deepcopy__(self, memo: dict[int, object]) -> Engine:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +14,41 @@ from blis_replay.blis.errors import TraceError
 from blis_replay.blis.kernel import state as k
 from blis_replay.blis.latency.models import Lifecycle
 from blis_replay.compiled.arrays import Bools, Int64s
+
+# Steps that are looked at together where they lie in a file.
+_STEPS_AT_A_TIME = 1 << 19
+
+
+def step_parts(steps: NDArray[np.void]) -> Iterator[NDArray[np.void]]:
+    """Steps (``SimResult.steps``) some after the others, at least one array; of a file only those are in memory."""
+    file = _file_of(steps)
+    if file is None:
+        yield steps
+        return
+    for first in range(0, max(len(steps), 1), _STEPS_AT_A_TIME):
+        yield steps[first : first + _STEPS_AT_A_TIME]
+        if hasattr(mmap, "MADV_DONTNEED"):
+            file.madvise(mmap.MADV_DONTNEED)
+
+
+def step_column(steps: NDArray[np.void], name: str) -> NDArray[Any]:
+    """One column of the steps."""
+    if _file_of(steps) is None:
+        return steps[name]
+    values, at = np.empty(len(steps), steps.dtype[name]), 0
+    for part in step_parts(steps):
+        values[at : at + len(part)] = part[name]
+        at += len(part)
+    return values
+
+
+def _file_of(steps: NDArray[np.void]) -> mmap.mmap | None:
+    """Where they lie, None in memory."""
+    base = steps.base
+    while isinstance(base, np.ndarray):
+        base = base.base
+    source = base.obj if isinstance(base, memoryview) else None
+    return source if isinstance(source, mmap.mmap) else None
 
 
 @dataclass(frozen=True)
@@ -93,8 +131,7 @@ class SimResult:
     @property
     def step_end_us(self) -> Int64s:
         """int64[steps]: when each step's tokens are in."""
-        ends: Int64s = self.steps["end_us"]
-        return ends
+        return step_column(self.steps, "end_us")
 
     @property
     def first_token_us(self) -> Int64s:
@@ -122,7 +159,7 @@ class SimResult:
         each_us = self.lifecycle.first_token_per_decode_us
         if each_us == 0 or len(self.steps) == 0:
             return np.zeros(len(self.first_step), np.int64)
-        return np.rint(self.steps["decode_tokens"][self.first_step] * each_us).astype(np.int64)
+        return np.rint(step_column(self.steps, "decode_tokens")[self.first_step] * each_us).astype(np.int64)
 
     @property
     def e2e_us(self) -> Int64s:
@@ -149,7 +186,7 @@ class SimResult:
     @property
     def last_step_us(self) -> Int64s:
         """int64[n]: duration of the step that gave the last token."""
-        durations: Int64s = self.step_end_us - self.steps["start_us"]
+        durations: Int64s = self.step_end_us - step_column(self.steps, "start_us")
         return durations[self.last_step] if len(durations) else np.zeros(len(self.last_step), np.int64)
 
     def token_times_us(self, request: int) -> Int64s:
@@ -166,18 +203,52 @@ class SimResult:
             self.segments, self.step_end_us, self.post_token_us if post_token_us is None else post_token_us
         )
 
-    def inter_token_gaps(self, chosen: Bools) -> tuple[Int64s, Int64s]:
-        """Pooled gaps between consecutive output tokens as ``(gap_us, count)``.
+    def inter_token_gaps(self, chosen: Bools, post_token_us: int | None = None) -> tuple[Int64s, Int64s]:
+        """Pooled gaps between consecutive output tokens as ``(gap_us, count)``, ascending and distinct.
 
-        ``chosen``: bool[n], completed requests to pool.
+        ``chosen``: bool[n], completed requests to pool.  ``post_token_us``: as of ``token_gaps``.
         """
-        gaps = self.token_gaps()
-        return gaps.gap_us, gaps.counts(chosen)
+        request, first, rows = self.segments.T
+        times = chosen[request].astype(np.int32)
+        change = np.zeros(len(self.steps) + 1, np.int32)
+        np.add.at(change, first + 1, times)
+        np.subtract.at(change, first + rows, times)
+        found = [self._breaks(chosen)]
+        begin, before_us, asking = 0, 0, 0
+        for part in step_parts(self.steps):
+            end_us = part["end_us"].astype(np.int64)
+            asked = np.cumsum(change[begin : begin + len(part)], dtype=np.int64) + asking
+            # Nobody asks for a token of the first step of all.
+            found.append(_pooled(np.diff(end_us, prepend=before_us), asked))
+            if len(part):
+                begin, before_us, asking = begin + len(part), int(end_us[-1]), int(asked[-1])
+        gap_us, count = _pooled(*(np.concatenate(values) for values in zip(*found, strict=True)))
+        return gap_us + (self.post_token_us if post_token_us is None else post_token_us), count
+
+    def _breaks(self, chosen: Bools) -> tuple[Int64s, Int64s]:
+        """The gaps between two segments of a request, and how often each of them counts."""
+        request, first, rows = self.segments.T
+        if len(request) == np.count_nonzero(np.bincount(request, minlength=1)):
+            return np.zeros(0, np.int64), np.zeros(0, np.int64)
+        order = np.argsort(request, kind="stable")
+        before, after = order[:-1], order[1:]
+        broken = request[before] == request[after]
+        before, after = before[broken], after[broken]
+        end_us = self.step_end_us
+        gap_us = end_us[first[after]] - end_us[first[before] + rows[before] - 1]
+        return gap_us, chosen[request[after]].astype(np.int64)
 
     def _end_of(self, step: Int64s) -> Int64s:
         if len(self.steps) == 0:
             return np.full(len(step), -1, np.int64)
         return np.where(step >= 0, self.step_end_us[step], -1)
+
+
+def _pooled(values: Int64s, counts: Int64s) -> tuple[Int64s, Int64s]:
+    """Values that occur, ascending and distinct, and how often."""
+    occur = counts > 0
+    distinct, place = np.unique(values[occur], return_inverse=True)
+    return distinct, np.bincount(place, counts[occur], len(distinct)).astype(np.int64)
 
 
 def read_result(
@@ -194,25 +265,43 @@ def read_result(
     if not in_order:
         place[order] = np.arange(len(order))
         segments[:, 0] = order[segments[:, 0]]
+    columns = outcomes_of(state, slice(None))
+    return result_of(
+        state,
+        columns if in_order else {name: values[place] for name, values in columns.items()},
+        (arrival_us, queued_us),
+        state.steps[: state.at[0].rows],
+        segments,
+        lifecycle,
+    )
 
-    def column(table: k.Table, name: str) -> Int64s:
-        values = table[name].astype(np.int64)
-        return values if in_order else values[place]
 
-    facts, outcomes = state.facts, state.outcomes
+def outcomes_of(state: k.State, rows: slice) -> dict[str, Int64s]:
+    """What there is to say of requests, int64 each, in the order of the kernel."""
+    requests, facts, outcomes = state.requests[rows], state.facts[rows], state.outcomes[rows]
+    names = [*("scheduled_us", "scheduled_step", "first_step", "last_step")]
+    names += ["preemptions", "cached_tokens", "resume_cached_tokens"]
+    return {name: outcomes[name].astype(np.int64) for name in names} | {
+        "status": requests["status"].astype(np.int64),
+        "output_tokens": facts["total_tokens"].astype(np.int64) - facts["prompt_tokens"],
+    }
+
+
+def result_of(
+    state: k.State,
+    columns: dict[str, Int64s],
+    arrival_and_queued_us: tuple[Int64s, Int64s],
+    steps: NDArray[np.void],
+    segments: Int64s,
+    lifecycle: Lifecycle,
+) -> SimResult:
+    """The result of a run; ``columns``: ``outcomes_of`` its requests, in their order."""
+    arrival_us, queued_us = arrival_and_queued_us
     return SimResult(
-        arrival_us=arrival_us,
-        queued_us=queued_us,
-        scheduled_us=column(outcomes, "scheduled_us"),
-        scheduled_step=column(outcomes, "scheduled_step"),
-        first_step=column(outcomes, "first_step"),
-        last_step=column(outcomes, "last_step"),
-        status=column(state.requests, "status"),
-        output_tokens=column(facts, "total_tokens") - column(facts, "prompt_tokens"),
-        preemptions=column(outcomes, "preemptions"),
-        cached_tokens=column(outcomes, "cached_tokens"),
-        resume_cached_tokens=column(outcomes, "resume_cached_tokens"),
-        steps=state.steps[: state.at[0].rows],
+        arrival_us,
+        queued_us,
+        **columns,
+        steps=steps,
         segments=segments,
         lifecycle=lifecycle,
         stored_blocks=int(state.at[0].cpu_stored),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,24 @@ def new_state(trace: RequestTrace, engine: EngineConfig, eligible_us: Int64s, or
 
     Raises ``TraceError`` for a request that this engine can never serve.
     """
+    state, facts = state_and_facts(trace, engine, eligible_us, order, np.zeros, len(trace))
+    enter(state, facts, 0, len(trace))
+    return state
+
+
+# Makes a table of so many rows of zeros.
+MakeTable = Callable[[int, "np.dtype[Any]"], k.Table]
+
+
+def state_and_facts(
+    trace: RequestTrace,
+    engine: EngineConfig,
+    eligible_us: Int64s,
+    order: Int64s,
+    table: MakeTable,
+    segments: int,
+) -> tuple[k.State, dict[str, Int64s]]:
+    """The state without its requests, and what is known of them by field of ``Facts``; ``segments``: room for these."""
     # Mostly they are met in the order of the trace, and nothing has to be gathered.
     met = slice(None) if (order[1:] > order[:-1]).all() else order
     prompt, total = trace.prompt_tokens[met], _total_tokens(trace, engine)[met]
@@ -58,30 +77,29 @@ def new_state(trace: RequestTrace, engine: EngineConfig, eligible_us: Int64s, or
     width = int(blocks_each.max(initial=1)) + 1
     key_start, key_count, keys = _keys(trace, engine, met, total)
     rank, by_rank, urgency = _waiting_order(trace, engine, order)
-    facts = np.zeros(n, k.FACTS)
-    facts["queued_us"] = eligible_us[met]
-    facts["abort_us"] = abort_us = trace.abort_us[met]
-    facts["prompt_tokens"] = prompt
-    facts["total_tokens"] = total
-    facts["given_hit"] = prompt - trace.prefill_tokens[met]
-    facts["key_start"] = key_start
-    facts["key_count"] = key_count
-    facts["rank"] = rank
-    facts["urgency"] = urgency
-    outcomes = np.zeros(n, k.OUTCOME)
-    for name in ("scheduled_us", "scheduled_step", "first_step", "last_step"):
-        outcomes[name] = k.NONE
+    abort_us = trace.abort_us[met]
+    facts = {
+        "queued_us": eligible_us[met],
+        "abort_us": abort_us,
+        "prompt_tokens": prompt,
+        "total_tokens": total,
+        "given_hit": prompt - trace.prefill_tokens[met],
+        "key_start": key_start,
+        "key_count": key_count,
+        "rank": rank,
+        "urgency": urgency,
+    }
     static_keys = int(keys.max(initial=-1)) + 1
     extent_of_key = _none(static_keys + (engine.max_num_seqs + 2) * (2 * width + 1))
-    return k.State(
+    state = k.State(
         config=_config(engine, ring, usable, 2 * width),
         at=_progress(n, usable, engine.max_num_seqs, static_keys),
         batch=np.zeros(1, k.BATCH),
         flight=np.zeros(4, np.int64),
-        facts=facts,
-        requests=np.zeros(n, k.REQUEST),
-        outcomes=outcomes,
-        links=_none(n * 8).view(k.LINKS),
+        facts=table(n, k.FACTS),
+        requests=table(n, k.REQUEST),
+        outcomes=table(n, k.OUTCOME),
+        links=table(n, k.LINKS),
         abort_order=np.argsort(abort_us, kind="stable"),
         by_rank=by_rank,
         heap=np.zeros(n, np.int64),
@@ -95,8 +113,18 @@ def new_state(trace: RequestTrace, engine: EngineConfig, eligible_us: Int64s, or
         table=np.zeros((engine.max_num_seqs, 2 * width), np.int32),
         free_rows=np.arange(engine.max_num_seqs, dtype=np.int64),
         steps=np.empty(_steps_at_first(total - prompt), k.STEP),
-        segments=np.empty((n + _segments_of_step(engine), 3), np.int64),
+        segments=np.empty((segments + _segments_of_step(engine), 3), np.int64),
     )
+    return state, facts
+
+
+def enter(state: k.State, facts: dict[str, Int64s], first: int, last: int) -> None:
+    """The rows of the requests from ``first`` to ``last`` - 1."""
+    for name, values in facts.items():
+        state.facts[name][first:last] = values[first:last]
+    for name in ("scheduled_us", "scheduled_step", "first_step", "last_step"):
+        state.outcomes[name][first:last] = k.NONE
+    state.links[first:last].view(np.int32)[:] = k.NONE
 
 
 def _segments_of_step(engine: EngineConfig) -> int:
@@ -218,7 +246,7 @@ def _waiting_order(trace: RequestTrace, engine: EngineConfig, order: Int64s) -> 
     n = len(order)
     if engine.scheduling_policy == "fcfs":
         places = np.arange(n)
-        return places, places.copy(), places.copy()
+        return places, places, places
     arrival_us = trace.arrival_us[order]
     if engine.scheduling_policy == "sjf":
         priority = trace.prompt_tokens[order]
@@ -237,7 +265,7 @@ def _keys(
     blocks = trace.block_keys
     if blocks is None or not engine.enable_prefix_caching:
         zeros = np.zeros(len(total), np.int64)
-        return zeros, zeros.copy(), np.zeros(0, np.int32)
+        return zeros, zeros, np.zeros(0, np.int32)
     if blocks.block_size != engine.block_size:
         raise TraceError(
             f"block keys are of blocks of {blocks.block_size} tokens and the engine has {engine.block_size}; "

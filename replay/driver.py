@@ -9,7 +9,7 @@ import numpy as np
 from blis_replay.blis.releases.fit import Outside, outside
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.result import SimResult, TokenGaps
-from blis_replay.compiled.arrays import Int64s
+from blis_replay.compiled.arrays import Bools, Int64s
 from blis_replay.ingest.recording import UNKNOWN, Recording
 from blis_replay.replay.engine import not_simulated
 from blis_replay.replay.errors import ReplayError
@@ -54,11 +54,19 @@ class ReplayRun:
         With observed ways to the client, every token is as much later than the one before as the last is
         than the first, on average over all requests.  Raises ``ReplayError`` as ``result`` does.
         """
+        return self.result.token_gaps(self._post_token_us())
+
+    def pooled_gaps(self, chosen: Bools) -> tuple[Int64s, Int64s]:
+        """The same as ``(gap_us, count)``, ascending and distinct; ``chosen``: bool[n], completed requests."""
+        return self.result.inter_token_gaps(chosen, self._post_token_us())
+
+    def _post_token_us(self) -> int | None:
+        """How much later than the one before each token comes to the client; None as the lifecycle has it."""
         if self.plan.delivery_us is None:
-            return self.result.token_gaps()
+            return None
         first_us, last_us = self.plan.delivery_us
         tokens = int(np.maximum(self.simulated.output_tokens - 1, 0).sum())
-        return self.result.token_gaps(round(int((last_us - first_us).sum()) / max(tokens, 1)))
+        return round(int((last_us - first_us).sum()) / max(tokens, 1))
 
 
 def replay(

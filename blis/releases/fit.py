@@ -14,6 +14,7 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from blis_replay.blis.latency.operators import Timed, durations_us
+from blis_replay.blis.result import step_parts
 from blis_replay.compiled.arrays import Floats
 from blis_replay.strict.document import FieldError, Number, Text
 
@@ -94,18 +95,38 @@ class Outside:
 
 def outside(steps: np.ndarray, fitted: StepRange, latency: Timed) -> Outside | None:
     """The steps of a run (``SimResult.steps``, of that model) that lie outside; None if fewer than one in a hundred."""
-    beyond, parts = np.zeros(len(steps), np.bool_), []
-    for name, values in _quantities(steps).items():
-        low, high = getattr(fitted, name)
-        this = (values > 0) & ((values < low) | (values > high))
-        beyond |= this
-        if this.mean() >= _FEW:
-            reached = f"{values[this].min():,.0f} to {values[this].max():,.0f}"
-            share = f"{100 * this.mean():.0f} %"
+    beyond, ranges = 0, {name: _Beyond() for name in _WORDS}
+    for some in step_parts(steps):
+        any_of = np.zeros(len(some), np.bool_)
+        for name, values in _quantities(some).items():
+            low, high = getattr(fitted, name)
+            this = (values > 0) & ((values < low) | (values > high))
+            any_of |= this
+            ranges[name].add(values[this])
+        beyond += int(any_of.sum())
+    parts = []
+    for name, found in ranges.items():
+        if found.steps and found.steps >= _FEW * len(steps):
+            low, high = getattr(fitted, name)
+            reached, share = f"{found.least:,.0f} to {found.most:,.0f}", f"{100 * found.steps / len(steps):.0f} %"
             parts.append(f"{share} by {reached} {_WORDS[name]}, fitted on {low:,.0f} to {high:,.0f}")
     if not parts:
         return None
-    return Outside(float(beyond.mean()), "; ".join(parts), _time_share(steps, fitted, latency))
+    return Outside(beyond / len(steps), "; ".join(parts), _time_share(steps, fitted, latency))
+
+
+@dataclass
+class _Beyond:
+    """How many steps have a quantity outside of its range, and how far they reach."""
+
+    steps: int = 0
+    least: float = np.inf
+    most: float = -np.inf
+
+    def add(self, values: Floats) -> None:
+        self.steps += len(values)
+        self.least = min(self.least, float(values.min(initial=np.inf)))
+        self.most = max(self.most, float(values.max(initial=-np.inf)))
 
 
 def _time_share(steps: np.ndarray, fitted: StepRange, latency: Timed) -> float:

@@ -85,7 +85,7 @@ TABLES: dict[str, tuple[Schema, str]] = {
     "steps": (STEP_SCHEMA, "start_us, step_id"),
     "snapshots": (SNAPSHOT_SCHEMA, "step_id, request_id"),
     "lifecycles": (LIFECYCLE_SCHEMA, "journey"),
-    "journey_events": (JOURNEY_EVENT_SCHEMA, "rowid"),
+    "journey_events": (JOURNEY_EVENT_SCHEMA, ""),  # as they were stored: DuckDB keeps that order, and sorts nothing
     "iterations": (ITERATION_SCHEMA, "engine, iteration"),
 }
 
@@ -117,7 +117,8 @@ class StoredTables:
 def stored_rows(store: Store, slug: str, hashes: tuple[str, str], table: str) -> Rows:
     """The rows of one of TABLES of an experiment; those of few requests are read at once, and looked at often."""
     schema, order = TABLES[table]
-    sql = f"SELECT {', '.join(schema)} FROM {table} WHERE slug = $slug ORDER BY {order}"  # noqa: S608 (constants)
+    sql = f"SELECT {', '.join(schema)} FROM {table} WHERE slug = $slug"  # noqa: S608 (constants)
+    sql += f" ORDER BY {order}" if order else ""
     rows = Rows(schema, sql, StoredTables(store.path.resolve(), slug, hashes), bound={"slug": slug})
     if table != "requests":
         return rows

@@ -14,6 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference_engine import Request, serve
 
+from blis_replay.blis import engine as engine_module
+from blis_replay.blis import long_run
 from blis_replay.blis.engine import Engine, simulate
 from blis_replay.blis.errors import TraceError
 from blis_replay.blis.latency.models import BatchFeatures, LatencyModel
@@ -185,9 +187,46 @@ def test_a_step_at_a_time_equals_the_whole_run(rows: Pressed, engine: EngineConf
     assert digest(simulate(trace, engine, InPython(LATENCY))) == digest(simulate(trace, engine, LATENCY))
 
 
+@given(pressed_requests, pressed_engines, st.integers(1, 5))
+@settings(max_examples=100, deadline=None)
+def test_served_some_after_the_others_requests_get_what_they_get_together(
+    rows: Pressed, engine: EngineConfig, stretch: int
+) -> None:
+    """As a run of many requests is, of which only those under way are in memory."""
+    trace = pressed_trace(rows)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_module, "LONG_RUN", 0)
+        patch.setattr(long_run, "STRETCH", stretch)
+        parts = simulate(trace, engine, LATENCY)
+    assert digest(parts) == digest(simulate(trace, engine, LATENCY))
+
+
+@pytest.mark.parametrize("give_up", [0.0, 0.2, 1.0])
+def test_a_run_whose_memory_is_given_back_on_the_way_is_the_same(
+    give_up: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """3,000 requests fill 33 pages of memory and more, which are given back after every 100 of them."""
+    random, n = np.random.default_rng(3), 3_000
+    arrival_us = np.cumsum(random.integers(0, 40_000, n))
+    abort_us = np.where(random.random(n) < give_up, arrival_us + random.integers(0, 3_000_000, n), NEVER_US)
+    prompts = random.integers(1, 400, n)
+    trace = RequestTrace(arrival_us, prompts, prompts, random.integers(1, 80, n), abort_us)
+    engine = EngineConfig(32, 256, 1000, True, 16, 300)
+    whole = simulate(trace, engine, LATENCY)
+    monkeypatch.setattr(engine_module, "LONG_RUN", 1_000)
+    monkeypatch.setattr(long_run, "STRETCH", 100)
+    parts = simulate(trace, engine, LATENCY)
+    assert digest(parts) == digest(whole)
+    assert (parts.ttft_us == whole.ttft_us).all() and (parts.e2e_us == whole.e2e_us).all()
+    assert (parts.last_step_us == whole.last_step_us).all()
+    pooled = zip(parts.inter_token_gaps(parts.completed), whole.inter_token_gaps(whole.completed), strict=True)
+    assert all((one == other).all() for one, other in pooled)
+
+
 def digest(result: SimResult) -> str:
     """Of everything that a run returns."""
     parts = (result.steps, result.segments, result.first_step, result.last_step, result.status, result.cached_tokens)
+    parts += (result.scheduled_us, result.scheduled_step, result.output_tokens, result.preemptions)
     return hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()
 
 

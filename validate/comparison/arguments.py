@@ -10,8 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from blis_replay.blis.result import SimResult
+from blis_replay.blis.result import SimResult, step_parts
+from blis_replay.compiled.arrays import Int64s
 from blis_replay.ingest.recording import ENGINE_CHECK, UNKNOWN, Recording
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.replay.plan import ReplayPlan
@@ -55,8 +57,8 @@ def _why(name: str, run: ReplayRun, result: SimResult) -> str:
         return "" if run.mode.scheduling != "recorded" or "scheduling" in plan.basis else "it governs every step"
     if name in _BOUNDS:
         least = min(least_default(name), getattr(plan.engine, name))
-        tokens = steps["prefill_tokens"].astype(np.int64) + steps["decode_tokens"]
-        reached = int((tokens if name == "max_num_batched_tokens" else steps["running_depth"]).max(initial=0))
+        of = _tokens if name == "max_num_batched_tokens" else _depth
+        reached = max(int(of(some).max(initial=0)) for some in step_parts(steps))
         return f"the replay reached {reached:,}" if reached >= least else ""
     hits = plan.trace.block_keys is not None and int(result.cached_tokens.sum()) > 0
     if name == "enable_prefix_caching" or hits:
@@ -68,8 +70,21 @@ def _why(name: str, run: ReplayRun, result: SimResult) -> str:
 
 def _blocks_in_use(result: SimResult) -> int:
     """Most blocks that requests held at once."""
-    before, after = result.steps["free_blocks_before"], result.steps["free_blocks"]
-    return int(before.max(initial=0)) - int(after.min(initial=int(before.max(initial=0))))
+    most, least = 0, int(np.iinfo(np.int32).max)
+    for some in step_parts(result.steps):
+        most = max(most, int(some["free_blocks_before"].max(initial=0)))
+        least = min(least, int(some["free_blocks"].min(initial=least)))
+    return most - min(least, most)
+
+
+def _depth(steps: NDArray[np.void]) -> Int64s:
+    """Requests in the running list after each step was scheduled."""
+    return np.asarray(steps["running_depth"])
+
+
+def _tokens(steps: NDArray[np.void]) -> Int64s:
+    """int64[steps]: tokens in each batch."""
+    return np.asarray(steps["prefill_tokens"].astype(np.int64) + steps["decode_tokens"])
 
 
 def _memory_could_bind(plan: ReplayPlan, result: SimResult) -> bool:

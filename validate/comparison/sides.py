@@ -128,8 +128,7 @@ def simulated_attainment(run: ReplayRun, objectives: Objectives, chosen: Bools |
     """What came of objectives in a replay, of the chosen requests (all if None); what was given up is not good."""
     asked = np.ones(len(run.simulated.completed), np.bool_) if chosen is None else chosen
     done = asked & run.simulated.completed
-    gaps = None if run.simulated.engine is None else run.token_gaps()
-    counted = None if gaps is None else (gaps.gap_us, gaps.counts(done))
+    counted = None if run.simulated.engine is None else run.pooled_gaps(done)
     return attained(objectives, simulated_samples(run, done), counted, int(asked.sum()))
 
 
@@ -152,8 +151,7 @@ def _simulated(run: ReplayRun, chosen: Bools | None, samples: LatencySamples | N
         raise ValueError("a replay has single requests")
     if run.simulated.engine is None:
         return _numbers(latency_statistics(samples, None), "no such request", _REQUESTS_ONLY)
-    gaps = run.token_gaps()
-    return _numbers(latency_statistics(samples, (gaps.gap_us, gaps.counts(chosen))), "no such request")
+    return _numbers(latency_statistics(samples, run.pooled_gaps(chosen)), "no such request")
 
 
 def _numbers(values_us: dict[str, dict[str, float]], absent: str, no_token_times: str = "") -> Numbers:
