@@ -21,7 +21,7 @@ from blis_replay.ingest.readers.clients.inference_perf import stage_of_requests
 from blis_replay.ingest.readers.discovery import Source
 from blis_replay.ingest.readers.documents import text, tokens
 from blis_replay.ingest.readers.files import Progress, RecordedFile
-from blis_replay.ingest.readers.formats import REQUEST_FORMATS, TABLE
+from blis_replay.ingest.readers.formats import LOAD_LEVELS, REQUEST_FORMATS, TABLE
 from blis_replay.ingest.readers.otlp import traces as otlp_traces
 from blis_replay.ingest.readers.requests import RequestsRead, in_send_order, with_summary
 from blis_replay.ingest.readers.server import kv_events
@@ -29,7 +29,7 @@ from blis_replay.ingest.readers.server import log as server_log
 from blis_replay.ingest.readers.server.engine_settings import EngineEvidence, GivenArguments, engine_of
 from blis_replay.ingest.readers.server.iterations import IterationLines, read_forward_passes
 from blis_replay.ingest.readers.server.metrics import MetricsRead, read_metrics
-from blis_replay.ingest.readers.tables import simulators
+from blis_replay.ingest.readers.tables import load_levels, simulators
 from blis_replay.ingest.recording import (
     AGGREGATE_SCHEMA,
     ARRIVALS,
@@ -243,6 +243,8 @@ class _Assembly:
         meta_file = self._one(discovery.LLMSERVINGSIM_META)
         if header_file is None and meta_file is not None:
             return simulators.read_meta(meta_file)
+        if header_file is None and (levels := self._one(LOAD_LEVELS)) is not None:
+            return load_levels.server_of_level(levels)
         return simulators.read_header(header_file) if header_file else simulators.TraceHeader()
 
     def _metrics(self) -> MetricsRead:

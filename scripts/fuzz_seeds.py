@@ -189,6 +189,10 @@ BY_FORMAT: dict[str, Callable[[], list[bytes]]] = {
     ],
     "aiperf-summary": lambda: [json.dumps(test_reader_aiperf.SUMMARY).encode()],
     "guidellm-csv": lambda: [b"Type,Run Id,Id,Name,x\n1,2,3,4,5\n"],
+    "load-levels": lambda: [
+        b"name,concurrency,isl,osl,ttft_ms,p99_e2e_s\nx,8,100,9,5,2\n",
+        b"rate,isl,osl,tpot_ms\n2,9,3,5\n",
+    ],
 }
 
 

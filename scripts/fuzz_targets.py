@@ -274,7 +274,9 @@ TARGETS: dict[str, Target] = {
 _MUTATORS: dict[str, tuple[Mutator, ...]] = {
     "parquet": (mutated_table,),
     "table": (mutated_json, mutated_rows, mutated_table),
-    **dict.fromkeys(("tracev2", "azure-llm", "burstgpt", "legacy-blis-csv", "guidellm-csv"), (mutated_rows,)),
+    **dict.fromkeys(
+        ("tracev2", "azure-llm", "burstgpt", "legacy-blis-csv", "guidellm-csv", "load-levels"), (mutated_rows,)
+    ),
 }
 TARGETS |= {
     form.name: Target(partial(_requests, form), seeds.BY_FORMAT[form.name], _MUTATORS.get(form.name, (mutated_json,)))

@@ -19,12 +19,13 @@ from blis_replay.ingest.readers import step_log
 from blis_replay.ingest.readers.clients.unplaced import points_of_table, recognises_guidellm_table
 from blis_replay.ingest.readers.documents import text
 from blis_replay.ingest.readers.files import Progress, RecordedFile
-from blis_replay.ingest.readers.formats import HEAD_BYTES, REQUEST_FORMATS, TABLE
+from blis_replay.ingest.readers.formats import HEAD_BYTES, LOAD_LEVELS, REQUEST_FORMATS, TABLE
 from blis_replay.ingest.readers.otlp import framing as otlp_framing
 from blis_replay.ingest.readers.server import iterations, kv_events, metrics
 from blis_replay.ingest.readers.server import log as server_log
 from blis_replay.ingest.readers.tables import simulators
-from blis_replay.ingest.readers.tables.columns import EXAMPLE, HOW_TO_SAY, given_columns, listed
+from blis_replay.ingest.readers.tables.columns import EXAMPLE, HOW_TO_SAY, given_columns, listed, tells_levels
+from blis_replay.ingest.readers.tables.load_levels import names_of_levels
 from blis_replay.ingest.readers.tables.records import first_record, may_have
 from blis_replay.ingest.recording import SourceFile
 
@@ -119,7 +120,7 @@ def sources_of(
     A directory is one recording; one that holds several with an ``exp-config.yaml`` each, and none of its own,
     stands for those.  Files of one folder are one, called like the folder, and those in
     its ``results`` or ``reports`` with them.  ``slug`` is a name of the caller's for the only one; ``columns`` and
-    ``model`` are said of each.  A table of several load levels (GuideLLM's) stands for a recording of each.
+    ``model`` are said of each.  A table of several load levels stands for a recording of each.
     Raises :class:`RecordingError` where two would have one name: the second would take the place of the first.
     """
     sources: list[Source] = []
@@ -161,12 +162,21 @@ def only_source(path: str | Path) -> Source:
 
 def _points_of(source: Source) -> list[Source]:
     """A recording for each load level, of a table that has several and is alone."""
-    if source.paths is None or len(source.paths) != 1 or source.form not in ("", "guidellm-csv"):
+    if source.paths is None or len(source.paths) != 1 or source.form not in ("", "guidellm-csv", LOAD_LEVELS):
         return [source]
-    file = RecordedFile(source.paths[0], printable(source.paths[0].name))
-    if not recognises_guidellm_table(file.head(HEAD_BYTES)) or (count := points_of_table(file)) == 1:
+    file = RecordedFile(source.paths[0], printable(source.paths[0].name), columns=source.columns or "")
+    if not file.path.is_file():
         return [source]
-    return [replace(source, slug=f"{source.slug}-{point}", point=point) for point in range(1, count + 1)]
+    if recognises_guidellm_table(file.head(HEAD_BYTES)):
+        names = [""] * points_of_table(file)
+    elif _kind_of(file, source.form) == LOAD_LEVELS:
+        names = names_of_levels(file)
+    else:
+        return [source]
+    if len(names) == 1:
+        return [source]
+    named = (f"{source.slug}-{name or point}" for point, name in enumerate(names, 1))
+    return [replace(source, slug=slug, point=point) for point, slug in enumerate(named, 1)]
 
 
 def _of_different_names(sources: list[Source]) -> list[Source]:
@@ -211,7 +221,7 @@ def find(source: Source, progress: Progress | None) -> tuple[dict[str, list[Reco
             known.setdefault(kind, []).append(file)
         else:
             others.append(_unread(file, f"{kind} (not used: {twin} is read)" if twin else "unknown"))
-    if source.columns and TABLE not in known:
+    if source.columns and TABLE not in known and LOAD_LEVELS not in known:
         raise RecordingError(
             source.root, "", f"no file has columns of --columns {source.columns[:80]}", _columns_there(source, others)
         )
@@ -256,8 +266,8 @@ def _kind_of(file: RecordedFile, form: str) -> str:
     if named in _BY_NAME_ALONE:
         return named
     head = file.head(HEAD_BYTES)
-    if file.columns and may_have(head, given_columns(file.columns)):
-        return TABLE
+    if file.columns and may_have(head, given := given_columns(file.columns)):
+        return LOAD_LEVELS if tells_levels(first_record(head), given) else TABLE
     return form or _kind_by_content(head) or named
 
 

@@ -14,10 +14,10 @@ from blis_replay.ingest.readers.clients import aiperf, guidellm, unplaced, vllm_
 from blis_replay.ingest.readers.clients import inference_perf as inference_perf_requests
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.requests import RequestsRead
-from blis_replay.ingest.readers.tables import parquet_requests, requests_table, simulators
+from blis_replay.ingest.readers.tables import load_levels, parquet_requests, requests_table, simulators
 
 HEAD_BYTES = 64 << 10
-TABLE = "table"
+TABLE, LOAD_LEVELS = "table", "load-levels"
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,7 @@ REQUEST_FORMATS: tuple[RequestFormat, ...] = (
     RequestFormat("genai-bench", unplaced.recognises_genai_bench, unplaced.read_genai_bench),
     RequestFormat("aiperf-summary", aiperf.recognises_summary, aiperf.read_summary, sums_up="aiperf"),
     RequestFormat("guidellm-csv", unplaced.recognises_guidellm_table, unplaced.read_guidellm_table),
+    RequestFormat(LOAD_LEVELS, load_levels.recognises, load_levels.read_load_level),
     # The last: what names its columns like a table of requests may be a file of a tool all the same.
     RequestFormat(TABLE, requests_table.recognises, requests_table.read_requests),
 )

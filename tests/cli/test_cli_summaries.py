@@ -80,12 +80,23 @@ def guidellm(summary: Any, rate: float | str, clients: int | None) -> str:
     return text.getvalue()
 
 
+def levels(summary: Any, rate: float | str, clients: int | None) -> str:
+    """A table of one load level."""
+    latencies, load = summary["latencies_ms"], ("concurrency", clients) if clients else ("rate", rate)
+    cells = {
+        **{load[0]: load[1], "num_prompts": summary["requests"], "isl": 500, "osl": 100},
+        **{f"mean_{name}_ms": latencies[name]["mean"] for name in ("ttft", "tpot")},
+    }
+    return "\n".join(",".join(map(str, line)) for line in (cells, cells.values()))
+
+
 SENT = [(bench, "inf", 8), (bench, "inf", None), (bench, 5.0, None), (genai, "inf", 8), (aiperf, "inf", 8)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("written", "rate", "clients"), [*SENT, (aiperf, 5.0, None), (guidellm, "inf", 8), (guidellm, 5.0, None)]
+    ("written", "rate", "clients"),
+    [*SENT, *((tool, *load) for tool in (guidellm, levels) for load in (("inf", 8), (5.0, None))), (aiperf, 5.0, None)],
 )
 def test_a_summary_is_replayed_as_the_load_that_it_states(
     run: Run, tmp_path: Path, written: Callable[..., str], rate: float | str, clients: int | None

@@ -1,0 +1,249 @@
+"""A table of load levels, a row each: what a benchmark measured at so many clients, or at such a rate.
+
+No row says when its requests were sent, so each is an experiment of its own: aggregates, and what the row says of its
+server.  Which column is what is said by its name, or by ``--columns``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from blis_replay.ingest.errors import RecordingError, printable
+from blis_replay.ingest.readers.documents import (
+    MAX_TOKENS,
+    US_PER_S,
+    WHOLE_RUN,
+    aggregate_frame,
+    finite,
+    quoted,
+    quoted_value,
+    text,
+    tokens,
+)
+from blis_replay.ingest.readers.files import RecordedFile
+from blis_replay.ingest.readers.requests import RequestsRead, frame_of
+from blis_replay.ingest.readers.server.engine_arguments import ARGUMENTS
+from blis_replay.ingest.readers.tables.columns import (
+    LEVEL_FIELDS,
+    STATISTICS,
+    TIMES,
+    UNITS,
+    Column,
+    given_columns,
+    level_field,
+    levels_of,
+    listed,
+    tells_levels,
+    value_of,
+)
+from blis_replay.ingest.readers.tables.records import Record, first_record, table_of
+from blis_replay.ingest.readers.tables.simulators import TraceHeader
+from blis_replay.ingest.recording import Stage
+from blis_replay.ingest.rows import rows_of
+
+# For each row the table is read again.
+MOST_LEVELS = 500
+# What is assumed of a row that does not say how many requests it is of.
+REQUESTS_PER_CLIENT, REQUESTS_AT_A_RATE = 10, 1_000
+_LONGEST_US = 1e15
+_METRICS = {"ttft": "ttft", "e2e": "e2e", "tpot": "tpot_reported", "itl": "itl_reported"}
+
+
+@dataclass(frozen=True)
+class _Level:
+    """A row: its place in the file, its values, and the columns of the table by field."""
+
+    place: str
+    record: Record
+    columns: Mapping[str, Column]
+
+    def value(self, name: str) -> object:
+        column = self.columns.get(name)
+        value = None if column is None else value_of(self.record, column.name)
+        return value.strip() or None if isinstance(value, str) else value
+
+    def number(self, name: str) -> float | None:
+        """A positive number, times in us; None if there is none."""
+        number = finite(self.value(name))
+        if number is None or number <= 0:
+            return None
+        column = self.columns[name]
+        number *= UNITS[column.unit] if column.unit else 1.0
+        return number if number < (_LONGEST_US if column.unit else MAX_TOKENS) else None
+
+    def word(self, name: str) -> str | None:
+        value = self.value(name)
+        return text(str(value)) if isinstance(value, str | int) else None
+
+
+def recognises(head: bytes) -> bool:
+    """Whether the names of the columns, or of a first object's keys, say that each row is a load level."""
+    return tells_levels(first_record(head), {})
+
+
+def names_of_levels(file: RecordedFile) -> list[str]:
+    """The name of each row, ``""`` of all where not all have one of their own.
+
+    Raises :class:`RecordingError` for no sound table, and for one of more than ``MOST_LEVELS`` rows.
+    """
+    names = []
+    for level in _levels(file):
+        names.append(level.word("name") or "")
+        if len(names) > MOST_LEVELS:
+            raise RecordingError(file.path, "", f"more than {MOST_LEVELS:,} load levels", "split the file")
+    if not names:
+        raise RecordingError(file.path, "", "no row that is a load level", "copy the file again")
+    usable = all(name and printable(name) == name and "/" not in name for name in names)
+    return names if usable and len(set(names)) == len(names) else [""] * len(names)
+
+
+def read_load_level(file: RecordedFile, _stamps_path: Path) -> RequestsRead:
+    """The aggregates of one row, ``file.point``.
+
+    Raises :class:`RecordingError` for a table of several rows where none is chosen, and for a row that says neither
+    clients nor rate, no lengths or no latency.
+    """
+    level = _chosen(file)
+    file.tally.records = 1
+    load = _load(file, level)
+    figures = dict(_figures(file, level))
+    figures |= {("requests", "sent"): load.requests, ("requests", "succeeded"): load.requests}
+    lacks = [f"requests: a row of {file.name} has means and percentiles of a whole load level only"]
+    if load.assumed:
+        lacks.append(f"number of requests: {file.name} does not say it, {load.requests:,} are assumed")
+    if derived := _whole_mean(figures):
+        figures["e2e", "mean"] = derived
+        lacks.append(f"mean E2E: {file.name} does not have it; TTFT and the gaps of the mean output are taken for it")
+    unread = [name for name in level.record if name not in {c.name for c in level.columns.values()} | set(ARGUMENTS)]
+    if unread:
+        lacks.append(f"columns of {file.name} that were not read: {listed(unread)}")
+    if load.clients:
+        figures["concurrency", "asked"] = load.clients
+    rows = [(stage, *key, value) for key, value in figures.items() for stage in (0, WHOLE_RUN)]
+    stages = () if load.rate is None else (Stage(0, load.rate, round(load.requests / load.rate * US_PER_S)),)
+    return RequestsRead(
+        rows_of(frame_of(())),
+        "client",
+        "relative",
+        version="table of load levels",
+        stages=stages,
+        aggregates=aggregate_frame(rows),
+        lacks=tuple(lacks),
+    )
+
+
+def server_of_level(file: RecordedFile) -> TraceHeader:
+    """What the row says of its server: model, GPU, parallelism, and columns called like an engine argument."""
+    level = _chosen(RecordedFile(file.path, file.name, columns=file.columns, point=file.point))
+    said = {name: value for name in ARGUMENTS if (value := _argument(level.record.get(name))) is not None}
+    if version := level.word("vllm_version"):
+        said["vllm_version"] = version.removeprefix("v")
+    return TraceHeader(
+        name=file.name,
+        model=level.word("model"),
+        hardware=level.word("hardware"),
+        tensor_parallelism=tokens(level.value("tensor_parallelism")),
+        engine=tuple(said.items()),
+    )
+
+
+def _argument(value: object) -> object:
+    """A value as YAML would have it; of CSV all are texts."""
+    if not isinstance(value, str):
+        return None if isinstance(value, list | Mapping) else value
+    word = value.strip()
+    number = finite(word)
+    if number is not None:
+        return int(number) if number.is_integer() and abs(number) < MAX_TOKENS else number
+    return {"true": True, "false": False}.get(word.lower(), word or None)
+
+
+def _levels(file: RecordedFile) -> Iterator[_Level]:
+    given = given_columns(file.columns)
+    columns: dict[str, Column] = {}
+    seen: object = None
+    with TemporaryDirectory(prefix="blis-replay-") as scratch:
+        for place, record in table_of(file, Path(scratch) / "rows").rows:
+            if record.keys() == seen:
+                yield _Level(place, record, columns)
+                continue
+            columns, seen = levels_of(record, given), record.keys()
+            for name, column in columns.items():
+                if name not in LEVEL_FIELDS:
+                    problem = f"{quoted(name)} is not a field of a load level"
+                    raise RecordingError(file.path, "", problem, f"its fields are {', '.join(LEVEL_FIELDS)}")
+                if LEVEL_FIELDS[name].kind in TIMES and not column.unit:
+                    say = f"add --columns {name}={column.name}:UNIT with one of {', '.join(UNITS)}"
+                    raise RecordingError(file.path, "", f"column {quoted(column.name)} says no unit of time", say)
+            yield _Level(place, record, columns)
+
+
+def _chosen(file: RecordedFile) -> _Level:
+    chosen: _Level | None = None
+    for number, level in enumerate(_levels(file), 1):
+        if number > 1 and not file.point:
+            raise RecordingError(
+                file.path,
+                "",
+                "a table of several load levels, each of which is an experiment of its own",
+                f"name the file, `blis-replay ingest .../{file.name}`, which stores them one by one",
+            )
+        chosen = level
+        if number == file.point:
+            return chosen
+    if chosen is None or file.point > 1:
+        raise RecordingError(file.path, "", f"no row {max(file.point, 1)}", "ingest the file anew")
+    return chosen
+
+
+@dataclass(frozen=True)
+class _Load:
+    """Clients, or a rate a second; ``assumed``: nothing says how many requests there were."""
+
+    clients: float | None
+    rate: float | None
+    requests: float
+    assumed: bool
+
+
+def _load(file: RecordedFile, level: _Level) -> _Load:
+    clients, rate, sent = (level.number(name) for name in ("concurrency", "rate", "requests"))
+    if clients is None and rate is None:
+        raise RecordingError(
+            file.path, level.place, "neither clients nor a rate", "give it a column `concurrency` or `rate` (a second)"
+        )
+    if clients is not None:
+        return _Load(clients, None, sent or round(clients) * REQUESTS_PER_CLIENT, sent is None)
+    return _Load(None, rate, sent or REQUESTS_AT_A_RATE, sent is None)
+
+
+def _figures(file: RecordedFile, level: _Level) -> Iterator[tuple[tuple[str, str], float]]:
+    """(metric, statistic) and value of what the row states; times in us."""
+    for name, metric in (("prompt_tokens", "prompt_tokens"), ("output_tokens", "output_tokens_reported")):
+        if (length := level.number(name)) is None:
+            raise RecordingError(file.path, level.place, f"no {name}", f"give it a column `{name}`: the mean length")
+        yield (metric, "mean"), length
+    timed = False
+    for name, metric in _METRICS.items():
+        for statistic in STATISTICS:
+            field = level_field(name, statistic)
+            said, value = level.value(field), level.number(field)
+            if value is not None:
+                timed = True
+                yield (metric, statistic), value
+            elif said is not None:
+                file.tally.reject(f"{level.place} {field}", f"{quoted_value(said)} is not a positive time")
+    if not timed:
+        raise RecordingError(file.path, level.place, "no latency", "give it a column `ttft_ms`, `tpot_ms` or `e2e_ms`")
+
+
+def _whole_mean(figures: Mapping[tuple[str, str], float]) -> float | None:
+    """Mean E2E of a row that has the means of TTFT and of the gaps behind it, and none of its own."""
+    ttft = figures.get(("ttft", "mean"))
+    gap = figures.get(("tpot_reported", "mean"), figures.get(("itl_reported", "mean")))
+    if ("e2e", "mean") in figures or ttft is None or gap is None:
+        return None
+    return ttft + gap * max(figures["output_tokens_reported", "mean"] - 1, 0)
