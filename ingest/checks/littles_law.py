@@ -38,7 +38,8 @@ CONTRADICTORY = 0.10
 _FEWEST = 30
 RULE = (
     "within 3 % is consistent (a request also spends time before the queue and after its last token); beyond 10 % "
-    "steps and requests cannot be of the same run, or one of them is incomplete"
+    "steps and requests cannot be of the same run, or one of them is incomplete, unless at the recorded steps "
+    "themselves the two agree"
 )
 
 
@@ -89,7 +90,14 @@ def _of_window(recording: Recording, window: Window) -> Finding | None:
         f"{named(window)}: {depth:.1f} running and {waiting:.1f} waiting requests are {ratio:.3f} of those in flight "
         f"({in_flight:.1f}): {_verdict(ratio)}"
     )
-    severity: Severity = "unusable" if abs(ratio - 1) > CONTRADICTORY else "note"
+    severity: Severity = "note"
+    if abs(ratio - 1) > CONTRADICTORY:
+        at_steps = measured["ratio_at_steps"] = _ratio_at_steps(recording, window)
+        if abs(at_steps - 1) > CONTRADICTORY:
+            severity = "unusable"
+        else:
+            counted = f"{at_steps:.3f} of those in flight when the recorded steps began"
+            message = f"{message.removesuffix(_verdict(ratio))}doubtful; {counted}, which are too few to tell the rest"
     return Finding(CHECK, severity, "", message, measured, RULE)
 
 
@@ -107,6 +115,17 @@ def _depths(recording: Recording, window: Window) -> dict[str, int]:
         sums[name] = f"coalesce(sum({name} * elapsed_us), 0)"
         sums[f"{name}_us"] = f"coalesce(sum(elapsed_us) FILTER ({name} IS NOT NULL), 0)"
     return intervals.where("running_depth IS NOT NULL").aggregate(**sums)
+
+
+def _ratio_at_steps(recording: Recording, window: Window) -> float:
+    """Depth at the recorded steps over the requests in flight when these began; so few steps may be no fair sample."""
+    steps = steps_in(recording, window, "running_depth", "waiting_depth").frame().drop_nulls("running_depth")
+    spans = recorded_requests(recording).select("arrival_us", "e2e_us").drop_nulls()
+    sent_us, ended_us = np.sort(spans["arrival_us"]), np.sort(spans["arrival_us"] + spans["e2e_us"])
+    start_us = steps["start_us"].to_numpy()
+    in_flight = np.searchsorted(sent_us, start_us, side="right") - np.searchsorted(ended_us, start_us, side="right")
+    depth = steps["running_depth"] + steps["waiting_depth"].fill_null(0)
+    return float(depth.to_numpy().sum() / max(int(in_flight.sum()), 1))
 
 
 def _pauses(recording: Recording, window: Window) -> tuple[Int64s, Int64s]:

@@ -110,6 +110,19 @@ def test_steps_of_another_run_contradict_littles_law() -> None:
     assert "contradictory" in finding.message
 
 
+def test_few_steps_that_are_no_fair_sample_contradict_nothing() -> None:
+    """Every 250 ms a request that stays 625 ms: 2 or 3 in flight, 2.5 on average; the recorded steps all see 3."""
+    made = recording(
+        stages=(Stage(0, 4.0, 120 * SECOND),),
+        requests=steady(4, 625_000),
+        steps=steps(range(10_000, 120 * SECOND, 250_000), running_depth=3),
+    )
+    (finding,) = findings_of(made, "littles_law")
+    assert finding.measured["ratio"] == pytest.approx(3 / 2.5, abs=0.005)
+    assert finding.measured["ratio_at_steps"] == pytest.approx(1.0, abs=0.005)
+    assert finding.severity == "note"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("share", [1.0, 0.1])
 def test_a_pause_is_no_part_of_the_last_step_before_it(share: float) -> None:
