@@ -51,9 +51,12 @@ _NOT_SIMULATED: dict[str, tuple[object, str]] = {
 def engine_config(recording: Recording, mode: ReplayMode) -> EngineConfig:
     """The engine arguments of a recording, with the scheduling that the mode asks for.
 
-    Raises ``ReplayError`` naming an argument that is not known and has no default.
+    An unknown ``max_model_len`` is that of the longest request: the server took it.  Raises ``ReplayError`` naming
+    another argument that is not known and has no default.
     """
     value = {name: setting.value for name, setting in recording.engine.items()}
+    if "max_model_len" not in value and (longest := longest_tokens(recording)):
+        value["max_model_len"] = longest
     for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "async_scheduling"):
         if name not in value:
             raise argument_not_known(recording.slug, name)
@@ -79,6 +82,13 @@ def engine_config(recording: Recording, mode: ReplayMode) -> EngineConfig:
         **_rank_arguments(recording),
         **release_arguments(value),
     )
+
+
+def longest_tokens(recording: Recording) -> int | None:
+    """Prompt and output of the longest request; None if no length is known."""
+    tokens = "max(prompt_tokens + greatest(coalesce(output_tokens, max_tokens, 1), 1))"
+    found = recording.requests.aggregate(longest=tokens)["longest"] if recording.requests.height else None
+    return None if found is None else int(found)
 
 
 def with_engine(recording: Recording, arguments: Mapping[str, EngineValue], source: str) -> Recording:

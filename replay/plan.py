@@ -66,6 +66,10 @@ def plan_replay(recording: Recording, mode: ReplayMode) -> ReplayPlan:
     recording = replayed_engine(recording, mode)
     engine = engine_config(recording, mode)  # first: blocks are counted in its terms
     trace, basis = request_trace(recording, mode)
+    if "max_model_len" not in recording.engine:
+        basis["max_model_len"] = (
+            f"not recorded; {engine.max_model_len:,}, of the longest request, as the server took it"
+        )
     if remarks := release_remarks(recording, engine):
         basis["scheduler"] = remarks
     if engine.speculation is not None:

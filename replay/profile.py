@@ -20,7 +20,7 @@ import polars as pl
 from blis_replay.blis.closed_loop import ClosedLoop
 from blis_replay.blis.trace import BlockKeys
 from blis_replay.compiled.arrays import Int64s
-from blis_replay.ingest.recording import PUBLISHED, REQUEST_SCHEMA, LoadProfile, Recording, Setting, SharedPrefix, Stage
+from blis_replay.ingest.recording import PUBLISHED, REQUEST_SCHEMA, LoadProfile, Recording, SharedPrefix, Stage
 from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.errors import ReplayError, argument_not_known
 from blis_replay.replay.prefix import group_of_prompts, prompt_tokens
@@ -392,15 +392,7 @@ def of_aggregates(recording: Recording) -> Recording:
         (pl.col(name) if name in frame.columns else pl.lit(None).alias(name)).cast(kind)
         for name, kind in REQUEST_SCHEMA.items()
     )
-    engine = dict(recording.engine)
-    # Every one of them was served, so none was longer than the server takes.
-    longest = Setting(
-        int((made["prompt_tokens"] + made["output_tokens"]).max()),
-        "unknown",
-        "the longest of the requests made of its summary",
-    )
-    engine.setdefault("max_model_len", longest)
-    return replace(recording, requests=rows_of(frame.select(columns)), engine=engine)
+    return replace(recording, requests=rows_of(frame.select(columns)))
 
 
 def clients_of(recording: Recording) -> ClosedLoop | None:

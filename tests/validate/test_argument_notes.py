@@ -126,3 +126,13 @@ def test_a_recording_that_used_what_is_not_simulated_is_not_judged(argument: str
     assert comparison.verdict == "not judged"
     assert exit_code([comparison.verdict]) == 3
     assert verdict_sentence(comparison).startswith(f"verdict: could not be judged: not simulated: {argument} {value}")
+
+
+def test_an_unknown_model_length_is_that_of_the_longest_request() -> None:
+    """100 prompt tokens and 5 of output were served; the replay serves them, too, and says what it took."""
+    made = burst(3, 100, {}, num_gpu_blocks=1000)
+    engine = {name: setting for name, setting in made.engine.items() if name != "max_model_len"}
+    run = replayed(replace(made, engine=engine))
+    assert run.plan.engine.max_model_len == 105
+    assert run.simulated.output_tokens.tolist() == [5, 5, 5]
+    assert run.plan.basis["max_model_len"] == "not recorded; 105, of the longest request, as the server took it"
