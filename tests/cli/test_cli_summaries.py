@@ -138,3 +138,17 @@ def test_a_summary_that_does_not_say_how_long_its_requests_were(run: Run, tmp_pa
     assert answer.code == 3
     assert "its summary does not say its prompt tokens in stage 0" in answer.err
     assert len(answer.err.strip().splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_a_load_level_needs_no_engine_arguments(run: Run, tmp_path: Path) -> None:
+    """What the row does not say of its server is assumed, and the longest request stands for max_model_len."""
+    folder = tmp_path / "34b-bench"
+    folder.mkdir()
+    row = f"{MODEL},H100,2,0.15.1,4,100,20,50,15\n"
+    (folder / "points.csv").write_text(f"model,gpu,tp,vllm_version,concurrency,isl,osl,ttft_ms,tpot_ms\n{row}")
+    assert run("ingest", folder / "points.csv").code == 0
+    (experiment,) = run("validate", "34b-bench", "--json").json["experiments"]
+    assert experiment["metrics"]["ttft"]["mean"]["observed_ms"] == 50
+    assert experiment["provenance"]["basis"]["max_model_len"].endswith("of the longest request, as the server took it")
+    assert not run("explain", "34b-bench").err

@@ -17,6 +17,7 @@ from blis_replay.replay.engine import engine_config
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.observed import recorded_delays
+from blis_replay.replay.profile import of_aggregates
 from blis_replay.replay.simulator import entry_of
 from blis_replay.validate.attribution.fitted import Fitted, Target, Through, corrected_model, misfit, target_of
 from blis_replay.validate.attribution.tried import Tried, best_alternative
@@ -179,8 +180,9 @@ def _inputs(recording: Recording, mode: ReplayMode) -> list[Component]:
         mend = f"replay it as recorded, without {arguments}"
         found.append(Component("engine arguments", "the recorded arguments", why, mend, {"engine": ()}))
     found += _counted(recording, mode)
-    asynchronous = engine_config(recording, replace(mode, scheduling="recorded")).async_scheduling
-    if engine_config(recording, mode).async_scheduling != asynchronous:
+    made = of_aggregates(recording)
+    asynchronous = engine_config(made, replace(mode, scheduling="recorded")).async_scheduling
+    if engine_config(made, mode).async_scheduling != asynchronous:
         lacks = "it lacks one cycle of asynchronous scheduling"
         why = lacks if asynchronous else "it has one cycle of asynchronous scheduling that the server has not"
         basis = f"{'asynchronous' if asynchronous else 'synchronous'} scheduling, as recorded"
