@@ -88,8 +88,8 @@ class Outside:
         if self.time_share < _FEW:
             return f"{said}; the model gives that {'hardly any' if self.time_share else 'no'} cost"
         return (
-            f"{said}; by the model that is {100 * self.time_share:.0f} % of their time, which nobody measured: "
-            f"the mean step is uncertain by ±{100 * _UNSURE * self.time_share:.0f} % for it"
+            f"{said}; the model gives this excess {100 * self.time_share:.0f} % of all step time, and no measurement "
+            f"backs that: the mean step may be off by ±{100 * _UNSURE * self.time_share:.0f} %"
         )
 
 
@@ -108,8 +108,9 @@ def outside(steps: np.ndarray, fitted: StepRange, latency: Timed) -> Outside | N
     for name, found in ranges.items():
         if found.steps and found.steps >= _FEW * len(steps):
             low, high = getattr(fitted, name)
-            reached, share = f"{found.least:,.0f} to {found.most:,.0f}", f"{100 * found.steps / len(steps):.0f} %"
-            parts.append(f"{share} by {reached} {_WORDS[name]}, fitted on {low:,.0f} to {high:,.0f}")
+            reached = " to ".join(dict.fromkeys((f"{found.least:,.0f}", f"{found.most:,.0f}")))
+            share = f"{100 * found.steps / len(steps):.0f} %"
+            parts.append(f"{share} with {reached} {_WORDS[name]}, fitted on {low:,.0f} to {high:,.0f}")
     if not parts:
         return None
     return Outside(beyond / len(steps), "; ".join(parts), _time_share(steps, fitted, latency))

@@ -32,6 +32,11 @@ def test_the_missing_cycle_is_named_with_the_command_that_mends_it(run: Run) -> 
     assert max(len(line) for line in answer.out.splitlines()) <= 80
 
 
+def test_of_an_overloaded_recording_the_queue_is_named_before_any_number(run: Run) -> None:
+    text = run("explain", "34b-reasoning").out
+    assert "the recording is overloaded, so its latencies measure how long the queue" in text.partition("E2E mean")[0]
+
+
 @pytest.mark.usefixtures("calibrated")
 def test_every_field_of_the_json_is_documented(run: Run) -> None:
     own = ("--experiment", "1b-general", "--coefficients", "mine.yaml", "--json")

@@ -106,7 +106,7 @@ def test_all_bundled_experiments_in_one_table(run: Run) -> None:
     assert max(len(line) for line in answer.out.splitlines()) <= 80
     said = " ".join(end.split())
     assert said.startswith("15 of 23 pass, 2 failed, 3 open, 3 not judged failed: tiny-live-b: E2E -13.5 % (limit")
-    assert "open: 34b-reasoning: within the ±7 % of steps beyond the fit" in said
+    assert "open: 34b-reasoning: steps beyond the fit may move the mean by ±7 %" in said
     assert "not judged: 70b-hf-reasoning, 7b-reasoning, mixtral-reasoning: overloaded, and requests that failed" in said
 
 

@@ -39,6 +39,7 @@ from blis_replay.validate.metrics.observed import (
     numbers_from_aggregates,
     numbers_from_requests,
     observed_requests,
+    overloaded,
     samples_of,
     unusable_cells,
 )
@@ -118,7 +119,8 @@ class Attribution:
     ``not_replaced``: components of which the recording says nothing, and why.  ``lost``: why the recording is not
     the load that was served, so that nothing is blamed; but ``steps_off``, of such a recording: by how much the model's
     time of recorded batches exceeds theirs, which no lost request changes.  ``hidden``: sentences on errors that the
-    means hide, of tails and of load stages.
+    means hide, of tails and of load stages.  ``queue``: whether the recording is overloaded, so that its latencies
+    measure its queue.
     """
 
     slug: str
@@ -140,6 +142,7 @@ class Attribution:
     lost: tuple[str, ...] = ()
     steps_off: StepsOff | None = None
     hidden: tuple[str, ...] = ()
+    queue: bool = False
 
     @property
     def is_one_way(self) -> bool:
@@ -235,6 +238,7 @@ def attribute(
         lost=lost,
         steps_off=_steps_off(recording, replayed.entry) if lost else None,
         hidden=() if lost else _hidden(run, chosen, {metric for metric, _ in forbidden}),
+        queue=overloaded(recording.findings),
     )
 
 

@@ -26,6 +26,10 @@ from blis_replay.validate.text.answer import Answer, Block, Line, Part, Verbatim
 from blis_replay.validate.text.cells import milliseconds, predicted
 
 _NO_COMPONENT = "no component"
+_QUEUE = (
+    "the recording is overloaded, so its latencies measure how long the queue has grown; the errors below are those of "
+    "the queue, and `blis-replay validate` judges what was served instead"
+)
 
 
 def explanations(attribution: Attribution) -> list[str]:
@@ -61,6 +65,7 @@ def attribution_answer(attribution: Attribution) -> Answer:
     left = [f"- {', '.join(n for n, w in attribution.not_replaced.items() if w == why)}: {why}" for why in reasons]
     page = [
         _head(attribution),
+        *([_sentence(_QUEUE)] if attribution.queue else []),
         _shares(attribution),
         *(_one_by_one(attribution) if len(attribution.causes) > 1 else ()),
         Block(replaced, "each component in turn replaced by"),
@@ -124,7 +129,7 @@ def _explained(attribution: Attribution, blame: Blame) -> str:
     """How much, by what, and what else adds to it or hides a part of it."""
     off = f"{blame.metric} is {predicted(blame.error)}"
     if blame.cause is None:
-        return f"{off}; most of it no component explains that this recording can replace."
+        return f"{off}; most of it is unexplained: this recording has no data to test the components"
     if abs(blame.error) < WORTH_NAMING:
         off = f"{blame.metric} is right by luck, two causes cancel"
     causes = (blame.cause, *blame.beside)

@@ -73,7 +73,7 @@ def status_text(comparison: Comparison, verdict: str) -> str:
             return f"mean {_predicted(comparison, failed[0])}"
         errors = (f"{METRIC_NAMES[metric]} {percent(comparison.metrics[metric]['mean'].error)}" for metric in failed)
         return f"mean {', '.join(errors)} beyond limits"
-    return verdict
+    return verdict.removeprefix("not decided: ")
 
 
 def _status(comparison: Comparison, verdict: str, tone: Tone) -> Line:

@@ -46,8 +46,8 @@ def verdict_sentence(comparison: Comparison) -> str:
     judged = ", ".join(f"{name} {percent(error)} of ±{100 * limit:.3g} %" for name, error, limit in errors)
     refused = _refused(comparison)
     if comparison.verdict == "not decided":
-        why = beyond_fit(comparison) if _open_for_these(comparison) else "by this reconstruction"
-        return f"verdict: not decided {why} ({what}: {judged})"
+        why = f": {beyond_fit(comparison)}" if _open_for_these(comparison) else " by this reconstruction"
+        return f"verdict: not decided{why} ({what}: {judged})"
     if comparison.verdict == "unusable":
         return f"verdict: could not be judged: {refused} ({what}: {judged})"
     also = f"; not judged: {refused}" if refused else ""
@@ -56,7 +56,7 @@ def verdict_sentence(comparison: Comparison) -> str:
 
 def beyond_fit(comparison: Comparison) -> str:
     """How much steps outside of what the coefficients were fitted on leave open."""
-    return f"within the ±{100 * unsure_of(comparison.replay):.0f} % of steps beyond the fit"
+    return f"steps beyond the fit may move the mean by ±{100 * unsure_of(comparison.replay):.0f} %"
 
 
 def _open_for_these(comparison: Comparison) -> bool:

@@ -230,8 +230,8 @@ def _held(rule: str, comparison: Comparison, cell: MetricStatistic, named: str, 
     outcome: str = comparison.decide(cell, error, limit, unsure_of(comparison.replay))
     if outcome == "not decided":
         by_draws = comparison.decide(cell, error, limit, 0.0) == outcome
-        why = "by this reconstruction" if by_draws else beyond_fit(comparison)
-        message, outcome = f"{message}: not decided {why}", "not judged"
+        why = " by this reconstruction" if by_draws else f": {beyond_fit(comparison)}"
+        message, outcome = f"{message}: not decided{why}", "not judged"
     metric, statistic = cell
     return Check(rule, comparison.alias, metric, statistic, _OUTCOMES[outcome], message, error, limit)
 
