@@ -1,9 +1,13 @@
-"""A closed loop: clients that each send their next request when the one before is answered."""
+"""A closed loop: clients that each send their next request when the one before is answered.
+
+Requests may be turns of sessions: a client then sends all turns of one, each after the answer to the turn before.
+"""
 
 from __future__ import annotations
 
 from bisect import insort
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 import numpy as np
 
@@ -12,10 +16,14 @@ from blis_replay.blis.errors import TraceError
 from blis_replay.blis.latency.models import Latency, Lifecycle
 from blis_replay.blis.result import SimResult, check_conservation
 from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
+from blis_replay.compiled.arrays import Int64s
 
-# Requests that nobody has sent yet wait from here on, in their order, further apart than any delay before the queue;
-# no run lasts so long.
+# Requests that nobody has sent yet wait from here on, further apart than any delay before the queue; no run lasts so
+# long.
 _UNSENT_US, _APART_US = NEVER_US // 4, 2**32
+# What the kernel knows of a request beside its times and its place in the queue.
+_OF_A_REQUEST = ("prompt_tokens", "total_tokens", "given_hit", "key_start", "key_count")
+_NEW_SESSION = -1
 
 
 @dataclass(frozen=True)
@@ -38,12 +46,18 @@ class ClosedLoop:
 
 
 def simulate_closed_loop(
-    trace: RequestTrace, engine: EngineConfig, latency: Latency, loop: ClosedLoop, lifecycle: Lifecycle | None = None
+    trace: RequestTrace,
+    engine: EngineConfig,
+    latency: Latency,
+    loop: ClosedLoop,
+    lifecycle: Lifecycle | None = None,
+    sessions: Int64s | None = None,
 ) -> SimResult:
     """Serve the requests of ``trace`` in their order, so many at a time.
 
-    Its arrivals are not used.  Raises ``TraceError`` as ``simulate``, for requests that are held back, aborted or
-    given priorities, and for speculative decoding.
+    ``sessions``: int64[n], requests with one number are turns of one session, in their order; each is one by itself if
+    None.  Arrivals of the trace are not used.  Raises ``TraceError`` as ``simulate``, for requests that are held back,
+    aborted or given priorities, and for speculative decoding.
     """
     delays = lifecycle or Lifecycle()
     if engine.speculation is not None:
@@ -52,33 +66,85 @@ def simulate_closed_loop(
         raise TraceError("a closed loop takes no aborts, priorities or observed delays; leave them out")
     trace = replace(trace, arrival_us=_UNSENT_US + _APART_US * np.arange(len(trace)))
     running, model = Engine(trace, engine, delays), latency.for_kernel()
-    clients = min(loop.concurrency, len(trace))
-    # When the next requests are sent, as far as that is known: clients that begin, and those that were answered.
-    due_us = [loop.ramp_us * client // clients for client in range(clients)]
+    clients = _Clients(running, loop, np.arange(len(trace)) if sessions is None else sessions)
     answer_us = int(delays.post_token_us) + int(delays.post_request_us) + loop.think_us
-    sent, seen, left, goes_on = 0, 0, len(trace) - clients, True
-    _send(running, 0, due_us)
+    seen, goes_on = 0, True
+    clients.send()
     while goes_on:
         goes_on, seen = running.advance_to_answer(model, _UNSENT_US, seen)
-        arrived = int(running.state.at["arrived"].item())
-        del due_us[: arrived - sent]
-        sent = arrived
-        if goes_on and left:
-            step = running.state.steps[seen - 1]
-            answered = min(int(step["finished"]), left)
-            left -= answered
-            for _ in range(answered):
-                insort(due_us, int(step["end_us"]) + answer_us)
-            _send(running, sent, due_us)
+        clients.arrived(int(running.state.at["arrived"].item()))
+        if goes_on:
+            clients.answered(seen - 1, int(running.state.steps[seen - 1]["end_us"]) + answer_us)
+            clients.send()
     result = running.result()
     check_conservation(trace.abort_us, running.state, result)
     return result
 
 
-def _send(running: Engine, first: int, at_us: list[int]) -> None:
-    """The requests from ``first`` on are sent at these times: they reach the queue after the delay they were given."""
-    requests = slice(first, first + len(at_us))
-    delay_us = running.queued_us[requests] - running.trace.arrival_us[requests]
-    running.trace.arrival_us[requests] = at_us
-    running.queued_us[requests] = at_us + delay_us
-    running.state.facts["queued_us"][requests] = running.queued_us[requests]
+class _Clients:
+    """Who sends what, and when, as far as it is known.
+
+    The kernel takes requests up in the order of their slots.  A slot gets its request when it is known which is sent
+    next: ``running.order`` has the request of each slot.
+    """
+
+    def __init__(self, running: Engine, loop: ClosedLoop, sessions: Int64s) -> None:
+        self.running = running
+        self.delay_us = running.queued_us - running.trace.arrival_us
+        self.facts = running.state.facts[list(_OF_A_REQUEST)].copy()
+        self.slot_of = np.arange(len(sessions))
+        self.sent = self.begun = 0
+        self.in_flight: list[int] = []  # slots
+        by_session = np.argsort(sessions, kind="stable")
+        goes_on = np.diff(sessions[by_session]) == 0
+        self.next_turn = dict(zip(by_session[:-1][goes_on].tolist(), by_session[1:][goes_on].tolist(), strict=True))
+        self.first_turns = np.sort(by_session[np.r_[True, ~goes_on][: len(sessions)]]).tolist()
+        clients = min(loop.concurrency, len(self.first_turns))
+        # When a client sends next, and its turn, or that it begins a session.
+        self.due = [(loop.ramp_us * client // clients, _NEW_SESSION) for client in range(clients)]
+        self.to_begin = len(self.first_turns) - clients
+
+    def send(self) -> None:
+        """Put what is due into the next slots: its requests reach the queue after the delay that they were given."""
+        fresh = self.begun
+        for slot, (at_us, turn) in enumerate(self.due, self.sent):
+            if turn == _NEW_SESSION:
+                turn, fresh = self.first_turns[fresh], fresh + 1
+            self._put(slot, turn)
+            self.running.trace.arrival_us[turn] = at_us
+            self.running.queued_us[turn] = at_us + self.delay_us[turn]
+            self.running.state.facts["queued_us"][slot] = at_us + self.delay_us[turn]
+
+    def _put(self, slot: int, request: int) -> None:
+        """Have this request in the slot, and the one that was there in its place."""
+        order, other = self.running.order, int(self.running.order[slot])
+        if other == request:
+            return
+        for there, moved in ((int(self.slot_of[request]), other), (slot, request)):
+            order[there], self.slot_of[moved] = moved, there
+            for name in _OF_A_REQUEST:
+                self.running.state.facts[name][there] = self.facts[name][moved]
+
+    def arrived(self, slots: int) -> None:
+        """So many slots were taken up in all."""
+        self.begun += sum(turn == _NEW_SESSION for _us, turn in self.due[: slots - self.sent])
+        if self.next_turn:
+            self.in_flight += range(self.sent, slots)
+        del self.due[: slots - self.sent]
+        self.sent = slots
+
+    def answered(self, row: int, next_us: int) -> None:
+        """A step answered requests: their clients send the next turn at ``next_us``, or begin another session."""
+        for turn in self._turns_after(row):
+            if turn == _NEW_SESSION and not self.to_begin:
+                continue
+            self.to_begin -= turn == _NEW_SESSION
+            insort(self.due, (next_us, turn), key=itemgetter(0))
+
+    def _turns_after(self, row: int) -> list[int]:
+        state = self.running.state
+        if not self.next_turn:
+            return [_NEW_SESSION] * int(state.steps[row]["finished"])
+        over = {slot for slot in self.in_flight if state.outcomes["last_step"][slot] == row}
+        self.in_flight = [slot for slot in self.in_flight if slot not in over]
+        return [self.next_turn.get(int(self.running.order[slot]), _NEW_SESSION) for slot in sorted(over)]

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -21,7 +21,8 @@ from blis_replay.replay.errors import ReplayError
 # Microseconds in a unit; a table has one of these columns.
 ARRIVALS = {"arrival_us": 1, "arrival_ms": 1_000, "arrival_s": 1_000_000}
 BLOCK_COLUMNS = ("block_keys", "hash_ids")
-_KNOWN = {"prompt_tokens", "output_tokens", "priority", "cached_tokens", "request_id", *ARRIVALS, *BLOCK_COLUMNS}
+_OPTIONAL = ("priority", "cached_tokens", "request_id", "session")
+_KNOWN = {"prompt_tokens", "output_tokens", *_OPTIONAL, *ARRIVALS, *BLOCK_COLUMNS}
 _MOST_REQUESTS = 10_000_000
 _LONGEST_LINE = 1 << 24
 _LATEST_US = 1 << 60
@@ -40,7 +41,8 @@ class RequestTable:
     ``trace``: in order of arrival.  ``rows``: int64[n], the place of each of them in the file,
     from 0.  ``request_ids``: the file's own names in the order of the file, None without
     that column.  ``ignored``: columns that mean nothing to the simulator.  ``numbers``:
-    int64[n], where each row of ``path`` stands, in what ``word`` names (line, row).
+    int64[n], where each row of ``path`` stands, in what ``word`` names (line, row).  ``sessions``: int64[n] in the
+    order of ``trace``, equal for the turns of one session; None without that column.
     """
 
     trace: RequestTrace
@@ -50,6 +52,13 @@ class RequestTable:
     path: Path
     word: str
     numbers: Int64s
+    sessions: Int64s | None = None
+
+    def of_open_load(self) -> RequestTable:
+        """The table where requests come at their arrivals: sessions mean nothing then."""
+        if self.sessions is None:
+            return self
+        return replace(self, sessions=None, ignored=tuple(sorted((*self.ignored, "session"))))
 
     def refuse(self, request: int, problem: str, remedy: str) -> NoReturn:
         """Raise ``RequestTableError`` at a request, numbered as in ``trace``."""
@@ -61,7 +70,8 @@ def read_request_table(path: Path, block_size: int) -> RequestTable:
 
     Columns: ``arrival_us``, ``arrival_ms`` or ``arrival_s``, ``prompt_tokens``,
     ``output_tokens``; optional ``request_id``, ``priority`` (lower first), ``cached_tokens`` (of the
-    prompt, known beforehand), and ``block_keys`` or ``hash_ids``: an integer for each full block
+    prompt, known beforehand), ``session`` (its requests are turns of one client in a closed loop), and
+    ``block_keys`` or ``hash_ids``: an integer for each full block
     of ``block_size`` tokens, equal where the tokens of that block are equal; in CSV separated
     by spaces.  Raises ``RequestTableError``, one line with file and line, for what is amiss.
     """
@@ -96,6 +106,8 @@ class _Builder:
         self.priority: list[int] = []
         self.cached: list[int] = []
         self.ids: list[str] = []
+        self.sessions: list[int] = []
+        self.session_numbers: dict[str, int] = {}
         self.keys: list[int] = []
         self.key_count: list[int] = []
         self.seen: set[str] = set()
@@ -120,7 +132,9 @@ class _Builder:
         )
         ids = self.ids if "request_id" in self.seen else None
         ignored = tuple(sorted(self.seen - _KNOWN))
-        return RequestTable(trace, order, ids, ignored, self.path, self.word, np.array(self.numbers, np.int64))
+        sessions = np.array(self.sessions, np.int64)[order] if "session" in self.seen else None
+        numbers = np.array(self.numbers, np.int64)
+        return RequestTable(trace, order, ids, ignored, self.path, self.word, numbers, sessions)
 
     def add(self, row: _Row) -> None:
         values = {name: value for name, value in row.values.items() if value is not None and value != ""}
@@ -138,6 +152,9 @@ class _Builder:
         self.cached.append(cached)
         self.priority.append(self.whole(row, values, "priority", -(2**31), 2**31, 0))
         self.ids.append(str(values.get("request_id", "")))
+        # A request without one is a session of its own.
+        name = f"in session {values['session']}" if "session" in values else f"of row {len(self.ids)}"
+        self.sessions.append(self.session_numbers.setdefault(name, len(self.session_numbers)))
         keys = self.blocks(row, values)
         full = (prompt + output) // self.block_size
         if len(keys) > full:

@@ -153,7 +153,8 @@ def simulate_table(
 ) -> Simulation:
     """Simulate requests (of ``read_request_table`` or ``recorded_table``) on an engine.
 
-    ``loop``: clients that send them in their order, and never give up, in the place of their arrivals.
+    ``loop``: clients that send them in their order, and never give up, in the place of their arrivals; the turns of a
+    session one after the other.
     Raises ``RequestTableError`` for a request that this engine can never serve, ``TraceError``
     for an engine that cannot run, ``ReleaseError`` for a model that gives no step time.
     """
@@ -161,9 +162,8 @@ def simulate_table(
     if loop is None:
         return Simulation(table, engine, release, entry, simulate(table.trace, engine, entry.latency, entry.lifecycle))
     trace = replace(table.trace, abort_us=np.full(len(table.trace), NEVER_US))
-    return Simulation(
-        table, engine, release, entry, simulate_closed_loop(trace, engine, entry.latency, loop, entry.lifecycle)
-    )
+    result = simulate_closed_loop(trace, engine, entry.latency, loop, entry.lifecycle, table.sessions)
+    return Simulation(table, engine, release, entry, result)
 
 
 def refuse_unservable(table: RequestTable, engine: EngineConfig) -> None:

@@ -8,7 +8,7 @@ import pytest
 from blis_replay.blis.closed_loop import ClosedLoop, simulate_closed_loop
 from blis_replay.blis.errors import TraceError
 from blis_replay.blis.latency.models import LatencyModel, Lifecycle
-from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
+from blis_replay.blis.trace import NEVER_US, BlockKeys, EngineConfig, RequestTrace
 
 # 1 ms per step, whatever is in it.
 LATENCY = LatencyModel("blackbox", 1_000_000, 0, 0)
@@ -63,3 +63,56 @@ def test_a_delay_by_prompt_length_keeps_the_order_of_sending() -> None:
     result = simulate_closed_loop(trace, engine(), LATENCY, ClosedLoop(1), delays)
     assert result.arrival_us.tolist() == [0, 5_000]
     assert result.e2e_us.tolist() == [5_000, 4_010]
+
+
+def test_turns_of_a_session_wait_for_each_other() -> None:
+    """2 clients, sessions A (3 turns), B (1) and C (2), 4 steps of 1 ms each; 1 ms to think.
+
+    A and B begin at 0.  At 4 ms both are answered.  A's second turn and C's first go out at 5 ms, and so on.
+    """
+    sessions = np.array([0, 1, 0, 2, 2, 0])
+    result = simulate_closed_loop(requests(6), engine(), LATENCY, ClosedLoop(2, think_us=1_000), sessions=sessions)
+    assert result.arrival_us.tolist() == [0, 0, 5_000, 5_000, 10_000, 10_000]
+    assert result.e2e_us.tolist() == [4_000] * 6
+
+
+def test_a_turn_is_sent_with_its_own_lengths() -> None:
+    """One client: session A has the first and the last request, of 2 and 5 tokens; B's, of 3, goes last."""
+    full = np.array([10, 20, 30])
+    trace = RequestTrace(np.zeros(3, np.int64), full, full, np.array([2, 3, 5]), np.full(3, NEVER_US))
+    result = simulate_closed_loop(trace, engine(), LATENCY, ClosedLoop(1), sessions=np.array([7, 8, 7]))
+    assert result.arrival_us.tolist() == [0, 7_000, 2_000]
+    assert result.e2e_us.tolist() == [2_000, 3_000, 5_000]
+    assert result.output_tokens.tolist() == [2, 3, 5]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_no_turn_comes_before_the_answer_to_the_one_before(asynchronous: bool) -> None:
+    """40 sessions of 1 to 9 turns, of any length, 8 at a time; always 8 are under way while sessions are left."""
+    random = np.random.default_rng(2)
+    sessions = random.permutation(np.repeat(np.arange(40), random.integers(1, 10, 40)))
+    n = len(sessions)
+    prompts = random.integers(5, 400, n)
+    trace = RequestTrace(np.zeros(n, np.int64), prompts, prompts, random.integers(1, 60, n), np.full(n, NEVER_US))
+    result = simulate_closed_loop(trace, engine(asynchronous), LATENCY, ClosedLoop(8), sessions=sessions)
+    assert result.completed.all()
+    assert result.output_tokens.tolist() == trace.output_tokens.tolist()
+    for session in range(40):
+        turns = np.flatnonzero(sessions == session)
+        ends_us = result.arrival_us[turns] + result.e2e_us[turns]
+        assert result.arrival_us[turns[1:]].tolist() == ends_us[:-1].tolist()
+    begins_us = np.array([result.arrival_us[sessions == session].min() for session in range(40)])
+    until_us = int(begins_us.max())
+    ends_us = np.minimum(result.arrival_us + result.e2e_us, until_us)
+    level = np.maximum(ends_us - result.arrival_us, 0).sum() / until_us
+    assert level == pytest.approx(8, abs=0.01)
+
+
+def test_a_turn_finds_the_blocks_of_the_turn_before() -> None:
+    """16-token blocks: the second turn of the first session has its first two, the other session has its own."""
+    prompts = np.array([32, 32, 48])
+    keys = BlockKeys(np.array([0, 2, 4]), np.array([2, 2, 3]), np.array([1, 2, 3, 4, 1, 2, 5], np.int32), 16)
+    trace = RequestTrace(np.zeros(3, np.int64), prompts, prompts, np.full(3, 4), np.full(3, NEVER_US), block_keys=keys)
+    result = simulate_closed_loop(trace, engine(), LATENCY, ClosedLoop(1), sessions=np.array([0, 1, 0]))
+    assert result.cached_tokens.tolist() == [0, 0, 32]
+    assert result.arrival_us.tolist() == [0, 8_000, 4_000]

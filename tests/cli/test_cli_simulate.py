@@ -209,3 +209,13 @@ def test_half_a_closed_loop_is_wrong_use(run: Run, inputs: Path) -> None:
     answer = run("simulate", *ARGUMENTS, "--ramp", "1")
     assert (answer.code, answer.err.count("\n")) == (2, 1)
     assert "--concurrency" in answer.err
+
+
+def test_turns_of_a_session_go_one_after_the_other(run: Run, inputs: Path) -> None:
+    """One client, 4.27 ms a request: both of a's, then b's; without clients all come when they arrive."""
+    table = "arrival_s,prompt_tokens,output_tokens,session\n0,100,3,a\n0,100,3,b\n0,100,3,a\n"
+    (inputs / "load.csv").write_text(table, "utf-8")
+    assert run("simulate", *ARGUMENTS, "--concurrency", "1").code == 0
+    arrivals_us = pl.read_parquet(inputs / "run" / "requests.parquet")["arrival_us"].to_list()
+    assert arrivals_us[0] < arrivals_us[2] < arrivals_us[1]
+    assert "columns not used: session" in run("simulate", *ARGUMENTS, "--force").out

@@ -379,3 +379,16 @@ def test_a_refused_table_leaves_the_csv_module_as_it_was(tmp_path: Path) -> None
         read_request_table(table, 16)
     assert refused.traceback is not None  # the failed frames are still alive
     assert csv.field_size_limit() == before
+
+
+def test_requests_of_one_session_are_told_by_its_name(tmp_path: Path) -> None:
+    """Numbered in the order of the trace; a request without a session is one by itself."""
+    text = "arrival_s,prompt_tokens,output_tokens,session\n2,1,1,b\n1,1,1,a\n3,1,1,\n4,1,1,a\n5,1,1,\n"
+    (tmp_path / "t.csv").write_text(text)
+    table = read_request_table(tmp_path / "t.csv", 16)
+    assert table.sessions is not None
+    first, second, third, fourth, fifth = table.sessions.tolist()
+    assert first == fourth
+    assert len({first, second, third, fifth}) == 4
+    assert table.ignored == ()
+    assert table.of_open_load().ignored == ("session",)

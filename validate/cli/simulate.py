@@ -148,9 +148,10 @@ def simulate_verb(
     """Simulate any request table, or the requests of a recording on another engine.
 
     The table has an arrival (arrival_us, arrival_ms or arrival_s), prompt_tokens and
-    output_tokens; optional request_id, priority (lower is served first), cached_tokens, and
-    block_keys or hash_ids: an integer for each full block of a request, equal where the
-    tokens are (in CSV separated by spaces). The engine file needs max_num_seqs,
+    output_tokens; optional request_id, priority (lower is served first), cached_tokens,
+    session, and block_keys or hash_ids: an integer for each full block of a request, equal
+    where the tokens are (in CSV separated by spaces). With --concurrency a client sends all
+    requests of a session, one after the other. The engine file needs max_num_seqs,
     max_num_batched_tokens, max_model_len and async_scheduling.
 
     Writes requests.parquet, steps.parquet and summary.json, and prints the summary; with
@@ -210,6 +211,7 @@ def simulate_verb(
         table = generated_table(workload_path, given.engine)
     else:
         table = recorded_table(stored_experiment(store_path, str(name)), given.engine)
+    table = table if loop else table.of_open_load()
     if instances > 1:
         pooled = simulate_on_cluster(table, ClusterConfig(instances, router), given.engine, release, entry)
         write_cluster_tables(pooled, out, csv_tables)
