@@ -25,8 +25,8 @@ SECTIONS = {
         "explain": ("explain", "Which component of the simulator does its error come from?"),
         "segments": ("explain", "Where the time of a request goes, observed and simulated."),
         "compare": ("compare", "Two recordings, runs, releases or simulators side by side."),
-        "report": ("report", "One HTML page with the verdicts and all of their evidence."),
-        "timeline": ("report", "A window of a run for a trace viewer, observed and simulated."),
+        "report": ("explain", "One HTML page with the verdicts and all of their evidence."),
+        "timeline": ("explain", "A window of a run for a trace viewer, observed and simulated."),
         "gate": ("calibrate", "May a coefficient release be used?"),
     },
     "Recordings": {

@@ -17,10 +17,10 @@ from msgspec import Meta, Struct
 
 from blis_replay.blis.workloads.workload import Seed
 from blis_replay.strict.document import FieldError, Number, Text, read_values, yaml_values
+from blis_replay.validate.calibration import trees as steps_run
 from blis_replay.validate.errors import StudyError, UnknownStudyError
 from blis_replay.validate.studies import cluster as cluster_run
 from blis_replay.validate.studies import mixed_batches as sweep_run
-from blis_replay.validate.studies import trees as steps_run
 from blis_replay.validate.studies.study import SYSTEMS, Check, Effect, EffectKind, Published, Run, Study, Verdict
 
 

@@ -13,10 +13,10 @@ from recordings import make_recording
 from blis_replay.ingest.recording import STEP_SCHEMA, Recording, Stage
 from blis_replay.ingest.rows import rows_of
 from blis_replay.ingest.store import open_store
+from blis_replay.validate.calibration import trees as left_out
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.studies import mixed_batches as sweep
 from blis_replay.validate.studies import study
-from blis_replay.validate.studies import trees as left_out
 from blis_replay.validate.studies.read import load_study
 from blis_replay.validate.studies.study import run_studies
 from blis_replay.validate.studies.text import studies_answer
