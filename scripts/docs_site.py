@@ -86,6 +86,15 @@ const complete = () => {
   for (const table of document.querySelectorAll(".md-typeset__scrollwrap")) table.tabIndex = 0;
   for (const code of document.querySelectorAll("pre > code")) if (code.tabIndex < 0) code.tabIndex = 0;
 };
+// What a link leads to is open, and so is everything on paper.
+const unfold = () => {
+  const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  const folded = target && (target.closest("details") || target.nextElementSibling);
+  if (folded && folded.tagName === "DETAILS") folded.open = true;
+};
+addEventListener("hashchange", unfold);
+addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((one) => (one.open = true)));
+unfold();
 complete();
 new MutationObserver(complete).observe(document.body, { childList: true, subtree: true });
 """

@@ -52,7 +52,7 @@ def _printed(run: Run, recording: Recording, release: CoefficientRelease, take: 
     Path("own.yaml").write_text(format_release(release), "utf-8")
     answer = run("attribute", "--experiment", recording.alias, "--coefficients", "own.yaml", "--store", "else.duckdb")
     text = " ".join(answer.out.split())
-    assert f"its steps take {take} than the server's" in text
+    assert f"simulator's steps take {take} than the server's" in text
 
     score = PartScore(recording.slug, "fit", (0.0, 0.6), 100, {})
     record = FitRecord("line", 0.6, 0.8, "asynchronous", "asynchronous", "", coefficients=(), scores=(score,))

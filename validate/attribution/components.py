@@ -270,7 +270,7 @@ def _calibrate(replayed: Replayed, verb: str) -> str:
     alias, fit = replayed.recording.alias, replayed.entry.fit
     if fit is not None and any(score.experiment == replayed.recording.slug for score in fit.scores):
         again = f"blis-replay {verb} --experiment {alias}{replayed.options}"
-        return f"it is calibrated to this recording; see what is left: {again}"
+        return f"the coefficients are fitted to this recording; see what is left: {again}"
     return f"calibrate: blis-replay calibrate --train {alias}{_of_store(replayed.options)} --out mine.yaml"
 
 

@@ -136,7 +136,7 @@ def _explained(attribution: Attribution, blame: Blame) -> str:
     points = "; and ".join(_points(attribution, cause, blame) for cause in causes)
     # A command comes last: then it stands on a line of its own, as it can be given.
     remedies = sorted(dict.fromkeys(cause.component.mend for cause in causes), key=lambda mend: "blis-replay" in mend)
-    return "; ".join([f"{off}, {points}", *remedies])
+    return "; ".join([off, points, *remedies])
 
 
 def _points(attribution: Attribution, cause: Cause, blame: Blame) -> str:
@@ -146,7 +146,15 @@ def _points(attribution: Attribution, cause: Cause, blame: Blame) -> str:
     also = f" (or {', or '.join(component.also)}, which explain it as well)" if component.also else ""
     other_way = blame.cause is not None and part_of(attribution, blame.cause, blame.quantity) * part_us < 0
     points = 100 * abs(part_us) / attribution.observed_us[blame.quantity]
-    return f"{points:.1f} points {'the other way ' if other_way else ''}by {component.name}{also}: {why}"
+    come = f"{points:.1f} points {'the other way ' if other_way else ''}come from {component.name}{also}"
+    return f"{come}: {_of_the_simulator(why)}"
+
+
+def _of_the_simulator(why: str) -> str:
+    """Half a sentence on what ``it`` does, with its subject: beside "the server" nobody knows whose "its steps" are."""
+    subjects = {"it": "the simulator", "its": "the simulator's"}
+    first, _, rest = why.partition(" ")
+    return f"{subjects.get(first, first)} {rest}"
 
 
 def _head(attribution: Attribution) -> Block:

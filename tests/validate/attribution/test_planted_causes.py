@@ -74,7 +74,7 @@ def test_at_least_90_percent_of_the_error_is_put_on_the_planted_component(
         assert abs(error_us) > 1_000  # it matters
         assert share(attribution, COMPONENTS[cause], (metric, "mean")) / error_us == pytest.approx(1, abs=0.1)
     first = explanations(attribution)[0]
-    assert f"points by {COMPONENTS[cause]}: " in first
+    assert f"points come from {COMPONENTS[cause]}: " in first
 
 
 def test_whom_a_scheduler_passes_over_in_a_queue_is_not_blamed_beside_the_steps_that_make_it() -> None:
@@ -182,7 +182,7 @@ def test_the_page_fits_80_columns_and_the_json_has_the_same_numbers(planted: Pla
     ttft = next(e for e in document["errors"] if (e["metric"], e["statistic"]) == ("ttft", "mean"))
     percent = 100 * ttft["shares_ms"]["scheduling mode"]["value"] / ttft["observed_ms"]
     assert f"{percent:+.1f}" in page
-    assert "it lacks one cycle of asynchronous scheduling" in " ".join(page.split())
+    assert "the simulator lacks one cycle of asynchronous scheduling" in " ".join(page.split())
 
 
 def test_intervals_hold_the_value_and_are_the_same_with_the_same_seed(planted: Planted) -> None:

@@ -139,7 +139,7 @@ def test_the_verdict_is_followed_by_the_planted_cause(planted_report: Report) ->
     """30 ms before the queue against a TTFT of 31 ms: TTFT is off by 95 %, and the sentence says by what."""
     text = " ".join(element.text for element in read(planted_report.html).named("p")[:20])
     assert "fail (errors of the mean: E2E +1.7 % of ±10 %, TTFT +95.5 % of ±15 %" in text
-    assert re.search(r"TTFT mean is over-predicted by 95\.5 %, 95\.5 points by delay before the queue", text)
+    assert re.search(r"TTFT mean is over-predicted by 95\.5 %; 95\.5 points come from delay before the queue", text)
 
 
 def test_a_saturated_run_is_told_as_such_first_and_gets_no_advice(wrong_evidence: Evidence) -> None:
