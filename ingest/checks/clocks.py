@@ -28,6 +28,9 @@ _MOST_IMPOSSIBLE, _FEWEST_PAIRS = 0.02, 20
 _TOO_SHORT = 0.01
 # Sends in steps of so long, with so many that share one, are not those of a load.
 _GRAIN_US, _SHARED_STAMPS = 100_000, 0.2
+# Latencies in steps, half of which is more than this share of their mean, are not known as closely as they are judged.
+_COARSE, _FEWEST_VALUES = 0.1, 3
+_COARSE_RULE = "latencies in steps of 1 ms and coarser; half a step is at most 10 % of the mean"
 _SEGMENTS = ("queue_us", "prefill_us", "decode_us")
 
 
@@ -35,7 +38,8 @@ def check(recording: Recording, context: Context) -> list[Finding]:
     """Impossible times, and how the step clock was placed with both numbers; one note if nothing is amiss."""
     requests = completed_requests(recording, "request_index", "ttft_us", "e2e_us", *_SEGMENTS)
     wrong = [*_latencies(requests), *_segments(requests), *_mixed(recording), *_published(recording)]
-    findings = [*wrong, *_coarse(recording), *_causality(recording), *_server_clock(recording), *_step_clock(recording)]
+    coarse = [*_coarse(recording), *_coarse_latencies(requests)]
+    findings = [*wrong, *coarse, *_causality(recording), *_server_clock(recording), *_step_clock(recording)]
     return findings or [Finding(CHECK, "note", "", "no segment is negative, no stamps are mixed", {}, RULE)]
 
 
@@ -145,6 +149,26 @@ def _coarse(recording: Recording) -> list[Finding]:
         "order and the bursts of a replay are not those of the load"
     )
     return [Finding(CHECK, "unusable", "", message, measured, "stamps of 0.1 s and coarser, shared by a fifth")]
+
+
+def _coarse_latencies(requests: pl.DataFrame) -> list[Finding]:
+    """TTFT and E2E that are multiples of a time, half of which is a good part of their mean: a client that polls."""
+    latencies = requests.select("ttft_us", "e2e_us").drop_nulls()
+    # Latencies that are all the same have no step.
+    if latencies.height < _FEWEST_PAIRS or latencies["e2e_us"].n_unique() < _FEWEST_VALUES:
+        return []
+    grain_us = int(np.gcd.reduce(latencies.to_numpy(), axis=None))
+    findings = []
+    for metric in ("ttft", "e2e") if grain_us >= _ROUNDING_US else ():
+        share = grain_us / 2 / max(float(latencies[f"{metric}_us"].to_numpy().mean()), 1.0)
+        if share > _COARSE:
+            message = (
+                f"{metric.upper()} comes in steps of {_ms(grain_us)}, half of it is {100 * share:.0f} % of its mean: "
+                "the client looked only that often, so it is late by as much, or early if it rounds down"
+            )
+            measured: Measured = {"grain_us": grain_us, "half_a_step_of_the_mean": share}
+            findings.append(Finding(CHECK, "unusable", metric, message, measured, _COARSE_RULE))
+    return findings
 
 
 def _has_no_latency(recording: Recording) -> bool:

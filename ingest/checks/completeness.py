@@ -42,6 +42,7 @@ def check(recording: Recording, context: Context) -> list[Finding]:
         *_missing_fields(recording),
         *_beyond_model_length(recording),
         *_duplicates(recording),
+        *_copies(recording),
         *_published_counts(recording),
         *_journeys_of_nobody(recording),
         *_journeys_after_the_end(recording),
@@ -173,6 +174,26 @@ def _duplicates(recording: Recording) -> list[Finding]:
         message += ", and what is replayed is more than was served"
     rule = "any request id that occurs twice; with 1 % of them nothing is judged"
     return [Finding(CHECK, "unusable" if doubled else "note", "", message, {"repeated": repeated}, rule)]
+
+
+# Stamps that are all whole milliseconds can be alike by chance.
+_TO_TELL_APART_US = 1_000
+
+
+def _copies(recording: Recording) -> list[Finding]:
+    """Requests that were sent and answered in the same microseconds as another: records that were read twice."""
+    stamps = recorded_requests(recording).select("arrival_us", "ttft_us", "e2e_us").drop_nulls()
+    if stamps.height < _FEWEST_LOST or all((stamps[name] % _TO_TELL_APART_US == 0).all() for name in stamps.columns):
+        return []
+    copies = stamps.height - stamps.unique().height
+    if copies <= max(MOST_LOST * stamps.height, _FEWEST_LOST):
+        return []
+    message = (
+        f"{copies} of {stamps.height} requests have send, first token and end of another, to the microsecond: the same "
+        "records twice; what is replayed is more than was served"
+    )
+    rule = "more than 1 % of requests with all three stamps of another, where stamps are finer than a millisecond"
+    return [Finding(CHECK, "unusable", "", message, {"copies": copies, "requests": stamps.height}, rule)]
 
 
 def _published_counts(recording: Recording) -> list[Finding]:

@@ -86,18 +86,27 @@ def _of_window(recording: Recording, window: Window) -> Finding | None:
         "ratio": ratio,
         **_as_published(recording, window),
     }
-    message = (
-        f"{named(window)}: {depth:.1f} running and {waiting:.1f} waiting requests are {ratio:.3f} of those in flight "
-        f"({in_flight:.1f}): {_verdict(ratio)}"
+    counted = (
+        f"{named(window)}: {depth:.1f} running and {waiting:.1f} waiting requests are {ratio:.3f} of those in flight"
     )
+    message = f"{counted} ({in_flight:.1f}): {_verdict(ratio)}"
     severity: Severity = "note"
     if abs(ratio - 1) > CONTRADICTORY:
         at_steps = measured["ratio_at_steps"] = _ratio_at_steps(recording, window)
-        if abs(at_steps - 1) > CONTRADICTORY:
+        in_engine = _in_engine(recording, window)
+        if in_engine is not None and abs((depth + waiting) / in_engine - 1) <= CONTRADICTORY:
+            measured["in_engine"] = in_engine
+            outside = (
+                f"by their journeys {in_engine:.1f} are in the engine, the others before or behind it: a client or an "
+                "API server that is slow, or a server that stood still"
+            )
+            message = f"{counted} ({in_flight:.1f}), and {outside}"
+        elif not -CONTRADICTORY <= at_steps - 1 <= CONSISTENT:
+            # A request is in flight before the engine has it and after; the other way round one was not recorded.
             severity = "unusable"
         else:
-            counted = f"{at_steps:.3f} of those in flight when the recorded steps began"
-            message = f"{message.removesuffix(_verdict(ratio))}doubtful; {counted}, which are too few to tell the rest"
+            few = f"{at_steps:.3f} of those in flight when the recorded steps began, which are too few to tell the rest"
+            message = f"{counted} ({in_flight:.1f}): doubtful; {few}"
     return Finding(CHECK, severity, "", message, measured, RULE)
 
 
@@ -164,10 +173,33 @@ def _over_time(depths: dict[str, int], name: str) -> float:
 def _in_flight(recording: Recording, window: Window) -> float:
     """Mean number of requests between their send and their end, however they ended; at least one is."""
     sent_us = pl.col("arrival_us")
-    until_us = pl.min_horizontal(sent_us + pl.col("e2e_us"), window.end_us)
-    within_us = (until_us - pl.max_horizontal(sent_us, window.start_us)).clip(0)
-    total_us = recorded_requests(recording).select(within_us.sum()).item()
-    return max(float(total_us), 1.0) / (window.end_us - window.start_us)
+    return _at_once(recorded_requests(recording).select(begin=sent_us, end=sent_us + pl.col("e2e_us")), window)
+
+
+# Fewer journeys than this share of the requests do not tell how many were in the engine.
+_NEARLY_ALL = 0.9
+
+
+def _in_engine(recording: Recording, window: Window) -> float | None:
+    """Mean number of requests between queueing and their last token by their journeys; None where those are not known.
+
+    A stamp that is not between a request's send and its end is of another clock, or of another request.
+    """
+    requests = recorded_requests(recording).select("request_index", "arrival_us", "e2e_us").drop_nulls()
+    journeys = recording.lifecycles.frame(["request_index", "queued_us", "finished_us"]).drop_nulls()
+    both = requests.join(journeys.unique("request_index", keep="none"), on="request_index", how="left")
+    end_us = pl.col("arrival_us") + pl.col("e2e_us")
+    within = both.filter(pl.col("queued_us") >= pl.col("arrival_us"), pl.col("finished_us") <= end_us)
+    if within.height < _NEARLY_ALL * requests.height or within.is_empty():
+        return None
+    return _at_once(within.select(begin=pl.col("queued_us"), end=pl.col("finished_us")), window)
+
+
+def _at_once(spans: pl.DataFrame, window: Window) -> float:
+    """Mean number of spans, ``begin`` to ``end`` in us, that are open in the window; at least one is for 1 us."""
+    until_us = pl.min_horizontal(pl.col("end"), window.end_us)
+    within_us = (until_us - pl.max_horizontal(pl.col("begin"), window.start_us)).clip(0)
+    return max(float(spans.select(within_us.sum()).item()), 1.0) / (window.end_us - window.start_us)
 
 
 def _verdict(ratio: float) -> str:

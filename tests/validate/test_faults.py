@@ -58,9 +58,9 @@ def test_the_answer_counts_grades_and_fails_where_something_else_is_blamed() -> 
     assert "1 faults: 1 right, 0 half, 0 not identified, 0 wrong" in str(answer)
 
 
-def row_of(monkeypatch: pytest.MonkeyPatch, alias: str, depth: str, name: str) -> FaultRow:
+def row_of(monkeypatch: pytest.MonkeyPatch, alias: str, depth: str, name: str, size: str = "") -> FaultRow:
     """The answer to the first fault of this name in the recording of a real server."""
-    planted = [f for f in FAULTS if (f.load, f.depth, f.name) == (alias, depth, name)]
+    planted = [f for f in FAULTS if (f.load, f.depth, f.name) == (alias, depth, name) and size in f.size]
     monkeypatch.setattr(faults, "FAULTS", planted[:1])
     (row,) = judged_in(alias)
     return row
@@ -94,6 +94,13 @@ def test_a_client_tells_a_bound_of_requests_from_one_of_memory(
     """While others wait, 3 or 4 requests decode for 86 % of the time with max_num_seqs 4; with 24 blocks 4 to 10."""
     row = row_of(monkeypatch, alias, "client", name)
     assert (row.grade, row.blamed) == ("right", (name,))
+
+
+@pytest.mark.slow
+def test_a_bound_that_steps_reach_again_and_again_is_the_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """48 steps of tiny-live-c have 1,024 tokens, with six numbers of decodes among them, and none has more."""
+    row = row_of(monkeypatch, "tiny-live-c", "full", "max_num_batched_tokens", "1024, told as 4096")
+    assert (row.grade, row.blamed) == ("right", ("max_num_batched_tokens",))
 
 
 def test_depths_count_only_while_a_request_waits() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from blis_replay.blis.latency.models import CorrectedModel, ObservedCycles
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.ingest.recording import Recording, Setting
+from blis_replay.ingest.rows import Rows
 from blis_replay.ingest.steps.records import detected_async
 from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.engine import engine_config
@@ -204,6 +205,11 @@ def _counted(recording: Recording, mode: ReplayMode) -> list[Component]:
         if most is not None and told is not None and int(most) > int(told.value):
             why = f"it has {name} {int(told.value):,}, and the server had {int(most):,} {what}"
             found.append(_as_counted(name, f"the most {what} that step records count", why, int(most)))
+        elif most is not None and told is not None and int(most) < int(told.value):
+            bound = _bound(recording.steps, name, int(most))
+            if bound:
+                why = f"it has {name} {int(told.value):,}, and the server {int(most):,}: {bound}"
+                found.append(_as_counted(name, f"the bound of {what} that step records show", why, int(most)))
     told, blocks = recording.engine.get("num_gpu_blocks"), seen["blocks"]
     if blocks is not None and (told is None or int(blocks) + 1 != told.value):  # the null block is not counted
         has = "KV memory without bound" if told is None else f"{int(told.value):,} KV blocks"
@@ -225,6 +231,29 @@ def _counted(recording: Recording, mode: ReplayMode) -> list[Component]:
         basis = f"{other} scheduling, as the server's stamps of steps and tokens have it"
         found.append(replace(_as_counted("async_scheduling", basis, why, running), name="scheduling mode"))
     return found
+
+
+# A bound is reached again and again: so many steps of as many tokens with so many numbers of decodes among them; so
+# many steps in which requests wait, all but this share of them with as many running, and KV blocks to spare.
+_FULL_STEPS, _MIXES, _WAITING_STEPS, _OTHER_STEPS, _TO_SPARE = 10, 4, 50, 0.02, 0.1
+
+
+def _bound(steps: Rows, name: str, most: int) -> str:
+    """In words, why the most that steps have is a bound of the server; empty if it may be what came."""
+    if name == "max_num_batched_tokens":
+        full = steps.where(f"prefill_tokens + decode_tokens = {most}")
+        seen = full.aggregate(steps="count(*)", mixes="count(DISTINCT decode_tokens)")
+        several = seen["steps"] >= _FULL_STEPS and seen["mixes"] >= _MIXES
+        return f"{seen['steps']:,} of its steps have exactly that many tokens, and none more" if several else ""
+    seen = steps.where("waiting_depth > 0").aggregate(
+        steps="count(*)",
+        below=f"count(*) FILTER (running_depth < {most})",
+        free="min(1.0 * kv_blocks_free / nullif(kv_blocks_total, 0))",
+    )
+    if seen["steps"] < _WAITING_STEPS or seen["below"] > _OTHER_STEPS * seen["steps"]:
+        return ""
+    spare = seen["free"] is not None and float(seen["free"]) >= _TO_SPARE
+    return f"as many run in {seen['steps']:,} steps in which others wait, and KV blocks are free" if spare else ""
 
 
 def _as_counted(name: str, basis: str, why: str, value: int | bool) -> Component:
@@ -356,7 +385,10 @@ def _step_time(server: Replayed, reference: CoefficientRelease | None) -> Compon
         shorter = f"{shorter}: {nature.words}"
     elif nature is not None and nature.is_pace:
         name, longer = PACE_OF_STEPS, f"the server's steps {nature.words}, whatever is in them"
-        shorter, mend = longer, f"compare clocks, temperature and kind of the GPU with those of the fit; {mend}"
+        shorter, mend = (
+            longer,
+            f"compare clocks, temperature, kind and number of the GPUs with those of the fit; {mend}",
+        )
     elif nature is not None and nature.is_off:
         why = f"most of it by {nature.cost}" if nature.cost else "by their pace or by one cost, which is not told"
         longer, shorter = (f"{words}, {why}: the server's {nature.words}" for words in (longer, shorter))

@@ -24,6 +24,8 @@ from blis_replay.validate.attribution.fitted import EQUAL, EQUAL_SHARE, Fitted, 
 
 # An alternative must leave at most this share of what step time and delays alone leave, and so much less in all.
 _LEAVES, _BETTER_BY = 0.6, 0.01
+# One that alone leaves so many times what is off as told is none: a fit would have to hide nearly all that it does.
+_FURTHEST = 2.0
 # Values of an argument beside which step time and delays are fitted: those that leave least without.
 _MOST_VALUES = 3
 # Numbers of KV blocks are tried on a ladder of at least so many, and then so many between two of its rungs.
@@ -89,7 +91,9 @@ def best_alternative(recording: Recording, mode: ReplayMode, entry: ModelEntry) 
     fitted = told.fit()
     found = _as_it_is(tried, before, fitted.left)
     if found is None and fitted.left >= _BETTER_BY:
-        found = _beside_a_fit(tried, fitted) or _without_a_fit(tried, before, fitted.left)
+        found = _beside_a_fit([t for t in tried if t.as_it_is <= _FURTHEST * before], fitted) or _without_a_fit(
+            tried, before, fitted.left
+        )
     return found
 
 

@@ -41,6 +41,8 @@ def fault(name: str, size: str) -> Fault:
         ("step clock", "-2 s", "steps", "clocks", "step_time", "stamped 2007.1 ms early"),
         ("server clock", "+0.1 s", "full", "clocks", "segments", "ms ahead of"),
         ("coarse send stamps", "1 s", "full", "clocks", "", "1000.0 ms"),
+        ("client that polls", "every 100 ms", "client", "clocks", "ttft", "steps of 100.0 ms, half of it is 50 %"),
+        ("requests recorded twice", "20 %", "client", "completeness", "", "72 of 432 requests have send, first token"),
         ("prompt lengths without the template", "40 % short", "full", "prefix_cache", "", "were sent as recorded"),
     ],
 )
@@ -50,6 +52,19 @@ def test_the_check_that_can_tell_objects(
     planted = replace(fault(name, size), depth=depth)  # type: ignore[arg-type]
     found = [f for f in objections(planted) if (f.check, f.metric) == (check, metric)]
     assert any(number in one.message for one in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "size"), [("slow client", "2 ms a token"), ("server stood still", "once, for 3 s")])
+def test_time_outside_of_the_engine_is_no_contradiction_where_journeys_tell_it(name: str, size: str) -> None:
+    """A slow client has requests in flight 20 % longer than the engine has them; a halt keeps them out of the queue."""
+    assert objections(fault(name, size)) == []
+
+
+@pytest.mark.slow
+def test_without_journeys_a_slow_client_contradicts_the_steps() -> None:
+    found = objections(replace(fault("slow client", "2 ms a token"), depth="steps"))
+    assert {finding.check for finding in found} == {"littles_law"}
 
 
 @pytest.mark.slow
