@@ -16,7 +16,7 @@ from blis_replay.blis.latency.models import Lifecycle
 from blis_replay.compiled.arrays import Bools, Int64s
 
 # Steps that are looked at together where they lie in a file.
-_STEPS_AT_A_TIME = 1 << 19
+_STEPS_AT_A_TIME = 1 << 18
 
 
 def step_parts(steps: NDArray[np.void]) -> Iterator[NDArray[np.void]]:

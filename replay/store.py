@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from blis_replay.blis.result import SimResult
+from blis_replay.blis.result import SimResult, step_parts
 from blis_replay.blis.trace import RequestTrace
 from blis_replay.ingest.recording import empty_frame
 from blis_replay.ingest.rows import no_rows
@@ -48,63 +49,53 @@ def record_of(run: ReplayRun) -> RunRecord:
     )
 
 
-def run_tables(run: ReplayRun) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Requests (RUN_REQUEST_SCHEMA) and steps (RUN_STEP_SCHEMA) of a replay, as they are stored.
+# Requests that are stored together.
+_REQUESTS_AT_A_TIME = 200_000
+
+
+def run_tables(run: ReplayRun) -> tuple[Iterator[pl.DataFrame], Iterator[pl.DataFrame]]:
+    """Requests (RUN_REQUEST_SCHEMA) and steps (RUN_STEP_SCHEMA) of a replay as they are stored, some after the others.
 
     A simulator that reports requests only has no steps, and of a request only its latencies.
     """
     engine = run.simulated.engine
-    completed = run.simulated.completed
-    requests = pl.DataFrame(
-        {
-            "request_index": range(len(completed)),
-            "ttft_us": run.ttft_us,
-            "e2e_us": run.e2e_us,
-            "completed": completed,
-            **({} if engine is None else _engine_times(engine)),
-        }
-    ).with_columns(
-        # A request that was not completed has no such time.
-        *(pl.when("completed").then(name) for name in ("ttft_us", "e2e_us")),
-        state=pl.when("completed").then(pl.lit("completed")).otherwise(pl.lit("aborted")),
-    )
-    steps = empty_frame(RUN_STEP_SCHEMA) if engine is None else step_table(engine)
-    return requests.drop("completed"), steps
+    return _request_parts(run), iter([empty_frame(RUN_STEP_SCHEMA)]) if engine is None else _step_frames(engine)
 
 
-def _engine_times(result: SimResult) -> dict[str, pl.Series]:
-    """When the engine did what, null where an aborted request has no such time."""
-    times = pl.DataFrame(
-        {
-            "queued_us": result.queued_us,
-            "scheduled_us": result.scheduled_us,
-            "first_token_us": result.first_token_us,
-            "finished_us": result.finished_us,
-            "completed": result.completed,
-        }
-    ).with_columns(
-        pl.when(pl.col("first_token_us") >= 0).then("first_token_us"),
-        pl.when(pl.col("scheduled_us") >= 0).then("scheduled_us"),
-        pl.when("completed").then("finished_us"),
-    )
-    return {column.name: column for column in times.drop("completed")}
+def _request_parts(run: ReplayRun) -> Iterator[pl.DataFrame]:
+    """A time that a request has not is null."""
+    engine, completed = run.simulated.engine, run.simulated.completed
+    columns = {"ttft_us": run.ttft_us, "e2e_us": run.e2e_us}
+    if engine is not None:
+        columns |= {"queued_us": engine.queued_us, "scheduled_us": engine.scheduled_us}
+        columns |= {"first_token_us": engine.first_token_us, "finished_us": engine.finished_us}
+    for first in range(0, max(len(completed), 1), _REQUESTS_AT_A_TIME):
+        part = slice(first, first + _REQUESTS_AT_A_TIME)
+        frame = pl.DataFrame({name: values[part] for name, values in columns.items()} | {"done": completed[part]})
+        yield frame.select(
+            pl.int_range(first, first + pl.len()).alias("request_index"),
+            *(pl.when("done").then(name) for name in columns if name in ("ttft_us", "e2e_us", "finished_us")),
+            *(pl.col(name) for name in columns if name == "queued_us"),
+            *(pl.when(pl.col(name) >= 0).then(name) for name in columns if name in ("scheduled_us", "first_token_us")),
+            pl.when("done").then(pl.lit("completed")).otherwise(pl.lit("aborted")).alias("state"),
+        )
+
+
+_STEP_COLUMNS = (
+    *("start_us", "end_us", "prefill_tokens", "decode_tokens", "context_tokens", "running_depth", "waiting_depth"),
+)
+
+
+def _step_frames(result: SimResult) -> Iterator[pl.DataFrame]:
+    first = 0
+    for steps in step_parts(result.steps):
+        yield pl.DataFrame({"step": range(first, first + len(steps)), **{name: steps[name] for name in _STEP_COLUMNS}})
+        first += len(steps)
 
 
 def step_table(result: SimResult) -> pl.DataFrame:
     """The steps of a run, a row each: ``step``, ``start_us``, ``end_us``, tokens of the batch, and queue depths."""
-    steps = result.steps
-    return pl.DataFrame(
-        {
-            "step": range(len(steps)),
-            "start_us": steps["start_us"],
-            "end_us": steps["end_us"],
-            "prefill_tokens": steps["prefill_tokens"],
-            "decode_tokens": steps["decode_tokens"],
-            "context_tokens": steps["context_tokens"],
-            "running_depth": steps["running_depth"],
-            "waiting_depth": steps["waiting_depth"],
-        }
-    )
+    return pl.concat(_step_frames(result))
 
 
 def without_rows(run: ReplayRun) -> ReplayRun:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -74,18 +75,22 @@ def is_stored(store: Store, run: RunRecord) -> bool:
     return row is not None and row == (run.content_hash, json.dumps(run.provenance, sort_keys=True))
 
 
+# Rows of a table some after the others, or all of them.
+Parts = Iterable[pl.DataFrame]
+
+
 def write_run(
-    store: Store, run: RunRecord, requests: pl.DataFrame, steps: pl.DataFrame, errors: pl.DataFrame
+    store: Store, run: RunRecord, requests: Parts | pl.DataFrame, steps: Parts | pl.DataFrame, errors: pl.DataFrame
 ) -> Literal["new", "replaced"]:
     """Store a run in one transaction, in place of an earlier one of the same key.
 
     Frames: RUN_REQUEST_SCHEMA, RUN_STEP_SCHEMA, ERROR_SCHEMA; a missing column is stored
     as null.  Raises ``StoreError`` for an unknown column or if the store cannot be written.
     """
-    frames = (
-        ("run_requests", conform(requests, RUN_REQUEST_SCHEMA, "run_requests")),
-        ("run_steps", conform(steps, RUN_STEP_SCHEMA, "run_steps")),
-        ("errors", conform(errors, ERROR_SCHEMA, "errors")),
+    tables = (
+        ("run_requests", RUN_REQUEST_SCHEMA, requests),
+        ("run_steps", RUN_STEP_SCHEMA, steps),
+        ("errors", ERROR_SCHEMA, errors),
     )
     with transaction(store) as connection:
         known = first_row(connection, "SELECT 1 FROM runs WHERE run_key = ?", [run.run_key])
@@ -104,10 +109,11 @@ def write_run(
                 json.dumps(run.provenance, sort_keys=True),
             ],
         )
-        for table, frame in frames:
-            connection.register("frame_to_store", frame.to_arrow())
-            connection.execute(f"INSERT INTO {table} SELECT ?, * FROM frame_to_store", [run.run_key])  # noqa: S608
-            connection.unregister("frame_to_store")
+        for table, schema, parts in tables:
+            for part in [parts] if isinstance(parts, pl.DataFrame) else parts:
+                connection.register("frame_to_store", conform(part, schema, table).to_arrow())
+                connection.execute(f"INSERT INTO {table} SELECT ?, * FROM frame_to_store", [run.run_key])  # noqa: S608
+                connection.unregister("frame_to_store")
     return "replaced" if known else "new"
 
 

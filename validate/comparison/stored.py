@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import count
 from pathlib import Path
 
 import polars as pl
@@ -19,6 +20,7 @@ from blis_replay.validate.comparison.compare import Comparison
 def store_run(store: Store, run: ReplayRun, comparison: Comparison) -> None:
     """Store a run and its errors; raises ``StoreError`` if that cannot be."""
     with writable(store) as opened:
+        limit_writing(opened)
         write_run(opened, record_of(run), *run_tables(run), errors_frame(comparison))
 
 
@@ -33,8 +35,9 @@ def why_not_stored(store: Store, run: ReplayRun, comparison: Comparison) -> str:
 
 def leave_tables(scratch: Path, run: ReplayRun) -> None:
     """The tables of a run as files in a folder: only one process at a time can write the store."""
-    for name, table in zip(("requests", "steps"), run_tables(run), strict=True):
-        table.write_parquet(_table_file(scratch, record_of(run), name))
+    for name, parts in zip(("requests", "steps"), run_tables(run), strict=True):
+        for number, part in enumerate(parts):
+            part.write_parquet(_table_file(scratch, record_of(run), name, number))
 
 
 def why_not_all_stored(store: Path, scratch: Path, left: Sequence[tuple[RunRecord, Comparison]]) -> str:
@@ -44,9 +47,7 @@ def why_not_all_stored(store: Path, scratch: Path, left: Sequence[tuple[RunRecor
             with open_store(store) as opened:
                 limit_writing(opened)
                 for run, comparison in left:
-                    requests, steps = (
-                        pl.read_parquet(_table_file(scratch, run, name)) for name in ("requests", "steps")
-                    )
+                    requests, steps = (_left_parts(scratch, run, name) for name in ("requests", "steps"))
                     write_run(opened, run, requests, steps, errors_frame(comparison))
     except StoreError as error:
         return str(error)
@@ -58,8 +59,17 @@ def writable_folder(store: Path) -> Path | None:
     return store.parent if os.access(store.parent, os.W_OK) else None
 
 
-def _table_file(scratch: Path, run: RunRecord, name: str) -> Path:
-    return scratch / f"{run.run_key}.{name}.parquet"
+def _table_file(scratch: Path, run: RunRecord, name: str, number: int) -> Path:
+    return scratch / f"{run.run_key}.{name}.{number}.parquet"
+
+
+def _left_parts(scratch: Path, run: RunRecord, name: str) -> Iterator[pl.DataFrame]:
+    """The parts of a table that was left in a folder."""
+    for number in count():
+        file = _table_file(scratch, run, name, number)
+        if not file.exists():
+            return
+        yield pl.read_parquet(file)
 
 
 def errors_frame(comparison: Comparison) -> pl.DataFrame:
