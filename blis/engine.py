@@ -22,7 +22,7 @@ from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
 from blis_replay.compiled.arrays import Int64s
 
 # Requests; of more only those under way are in memory.
-LONG_RUN = 200_000
+LONG_RUN = 100_000
 
 
 def simulate(
