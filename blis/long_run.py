@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from blis_replay.blis.errors import TraceError
 from blis_replay.blis.kernel import state as k
@@ -20,10 +21,12 @@ from blis_replay.blis.latency.models import Lifecycle
 from blis_replay.blis.result import SimResult, outcomes_of, result_of
 from blis_replay.blis.setup import enter, state_and_facts
 from blis_replay.blis.trace import MOST_STEPS, EngineConfig, RequestTrace
-from blis_replay.compiled.arrays import Int64s
+from blis_replay.compiled.arrays import Int32s, Int64s
 
 # Requests that come, and then may leave, together.
 STRETCH = 50_000
+# Of what results say, what nobody calculates with.
+_WIDTHS = dict.fromkeys(("scheduled_step", "first_step", "last_step", "status"), np.int32)
 
 
 class LongRun:
@@ -48,8 +51,8 @@ class LongRun:
         self.state = state._replace(abort_order=abort_order, steps=of_steps)
         self._order = order
         self._left = self._steps = 0
-        self._columns: dict[str, Int64s] = {}
-        self._segments: list[Int64s] = []
+        self._columns: dict[str, NDArray[Any]] = {}
+        self._segments: list[Int32s] = []
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by ``result``
         # Step and time at the ends of the last stretches.
         self._ends: deque[tuple[int, int]] = deque()
@@ -85,9 +88,10 @@ class LongRun:
         place = self._order[self._left : done]
         for name, values in outcomes_of(self.state, slice(self._left, done)).items():
             if name not in self._columns:
-                self._columns[name] = np.empty(len(self._order), np.int64)
-            self._columns[name][place] = values
-        segments = self.state.segments[: at[0].segments].copy()
+                self._columns[name] = np.zeros(len(self._order), _WIDTHS.get(name, np.int64))
+            if values.any():  # zeros that are not written take no memory
+                self._columns[name][place] = values
+        segments = self.state.segments[: at[0].segments].astype(np.int32)
         segments[:, 0] = self._order[segments[:, 0]]
         self._segments.append(segments)
         at["segments"] = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from blis_replay.blis.errors import TraceError
 from blis_replay.blis.kernel import state as k
 from blis_replay.blis.latency.models import Lifecycle
-from blis_replay.compiled.arrays import Bools, Int64s
+from blis_replay.compiled.arrays import Bools, Int32s, Int64s
 
 # Steps that are looked at together where they lie in a file.
 _STEPS_AT_A_TIME = 1 << 18
@@ -76,9 +77,9 @@ class TokenGaps:
         return np.concatenate([within, times[self.break_request].astype(np.int64)])
 
 
-def token_gaps(segments: Int64s, step_end_us: Int64s, post_token_us: int) -> TokenGaps:
+def token_gaps(segments: Int64s | Int32s, step_end_us: Int64s, post_token_us: int) -> TokenGaps:
     """The gaps of the requests that have ``segments`` (int64, n x 3: request, first row, rows)."""
-    ordered = segments[np.argsort(segments[:, 0], kind="stable")]
+    ordered = segments[np.argsort(segments[:, 0], kind="stable")].astype(np.int64, copy=False)
     request, first = ordered[:, 0], ordered[:, 1]
     last = first + ordered[:, 2] - 1
     broken = request[1:] == request[:-1]
@@ -113,7 +114,7 @@ class SimResult:
     cached_tokens: Int64s
     resume_cached_tokens: Int64s
     steps: NDArray[np.void]
-    segments: Int64s
+    segments: Int64s | Int32s
     lifecycle: Lifecycle
     stored_blocks: int = 0
     fetched_blocks: int = 0
@@ -133,12 +134,12 @@ class SimResult:
         """int64[steps]: when each step's tokens are in."""
         return step_column(self.steps, "end_us")
 
-    @property
+    @cached_property
     def first_token_us(self) -> Int64s:
         """int64[n]: when the engine had the first token, -1 where there is none."""
         return self._end_of(self.first_step)
 
-    @property
+    @cached_property
     def finished_us(self) -> Int64s:
         """int64[n]: when the engine had the last token, -1 where there is none."""
         return self._end_of(self.last_step)
@@ -239,9 +240,16 @@ class SimResult:
         return gap_us, chosen[request[after]].astype(np.int64)
 
     def _end_of(self, step: Int64s) -> Int64s:
-        if len(self.steps) == 0:
-            return np.full(len(step), -1, np.int64)
-        return np.where(step >= 0, self.step_end_us[step], -1)
+        ends_us = np.full(len(step), -1, np.int64)
+        if _file_of(self.steps) is None:
+            return np.where(step >= 0, self.step_end_us[step], -1) if len(self.steps) else ends_us
+        order = np.argsort(step, kind="stable")
+        first, at = 0, int(np.searchsorted(step, 0, sorter=order))
+        for part in step_parts(self.steps):
+            upto = int(np.searchsorted(step, first + len(part), sorter=order))
+            ends_us[order[at:upto]] = part["end_us"][step[order[at:upto]] - first]
+            first, at = first + len(part), upto
+        return ends_us
 
 
 def _pooled(values: Int64s, counts: Int64s) -> tuple[Int64s, Int64s]:
@@ -292,7 +300,7 @@ def result_of(
     columns: dict[str, Int64s],
     arrival_and_queued_us: tuple[Int64s, Int64s],
     steps: NDArray[np.void],
-    segments: Int64s,
+    segments: Int64s | Int32s,
     lifecycle: Lifecycle,
 ) -> SimResult:
     """The result of a run; ``columns``: ``outcomes_of`` its requests, in their order."""

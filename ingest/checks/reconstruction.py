@@ -51,7 +51,7 @@ def reconstruct_by_stretches(recording: Recording, admissions: int = ADMISSIONS_
     were reconstructed at once, but that hits in the prefix cache that nothing tells are assumed as in the
     stretch.  Where prefills follow each other without a break, it ends all the same after some times as many.
     """
-    writer, counted = Scratch().writer(UNORDERED_SCHEMA), []
+    writer, counted = Scratch(share=4).writer(UNORDERED_SCHEMA), []
     for part in admission_parts(recording):
         writer.add(part.frame)
         counted.append(replace(part, frame=part.frame.clear()))

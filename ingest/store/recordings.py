@@ -79,6 +79,8 @@ def read_prefix(store: Store, slug: str) -> PromptTree | None:
 
 # Requests of an experiment that are held in memory, some 20 MB: of more each column is read when it is asked for.
 FEW_REQUESTS = 100_000
+# Of more than these, whose columns take 10 MB each, a column is read whenever it is asked for.
+_KEPT_REQUESTS = 1_000_000
 # The tables whose rows are read when they are asked for: their columns, and what orders them.
 TABLES: dict[str, tuple[Schema, str]] = {
     "requests": (REQUEST_SCHEMA, "request_index"),
@@ -122,7 +124,9 @@ def stored_rows(store: Store, slug: str, hashes: tuple[str, str], table: str) ->
     rows = Rows(schema, sql, StoredTables(store.path.resolve(), slug, hashes), bound={"slug": slug})
     if table != "requests":
         return rows
-    return rows_of(rows.frame()) if rows.height <= FEW_REQUESTS else replace(rows, kept={})
+    if rows.height <= FEW_REQUESTS:
+        return rows_of(rows.frame())
+    return replace(rows, kept={}) if rows.height <= _KEPT_REQUESTS else rows
 
 
 _CLOCK = ", ".join(field.name for field in fields(Clock))  # the table has the same columns in the same order

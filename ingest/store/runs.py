@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import polars as pl
 
@@ -110,11 +110,20 @@ def write_run(
             ],
         )
         for table, schema, parts in tables:
-            for part in [parts] if isinstance(parts, pl.DataFrame) else parts:
-                connection.register("frame_to_store", conform(part, schema, table).to_arrow())
-                connection.execute(f"INSERT INTO {table} SELECT ?, * FROM frame_to_store", [run.run_key])  # noqa: S608
-                connection.unregister("frame_to_store")
+            connection.register("rows_to_store", _arrow(parts, schema, table))
+            connection.execute(f"INSERT INTO {table} SELECT ?, * FROM rows_to_store", [run.run_key])  # noqa: S608
+            connection.unregister("rows_to_store")
     return "replaced" if known else "new"
+
+
+def _arrow(parts: Parts | pl.DataFrame, schema: dict[str, type[pl.DataType]], table: str) -> Any:
+    """The rows for DuckDB; of parts one stream, as what an INSERT leaves of a row group stays in memory."""
+    if isinstance(parts, pl.DataFrame):
+        return conform(parts, schema, table).to_arrow()
+    import pyarrow as pa
+
+    streamed = (batch for part in parts for batch in conform(part, schema, table).to_arrow().to_batches())
+    return pa.RecordBatchReader.from_batches(pl.DataFrame(schema=schema).to_arrow().schema, streamed)
 
 
 def conform(frame: pl.DataFrame, schema: dict[str, type[pl.DataType]], table: str) -> pl.DataFrame:

@@ -60,17 +60,19 @@ def _client_limit(stage: int | None, requests: Rows | pl.DataFrame) -> ClientLim
     sent_us, done_us = _sent_and_done(requests)
     if len(sent_us) < FEWEST:
         return None
-    # Of what is sent when another is done, the end comes first.
-    times_us = np.concatenate([done_us, sent_us])
-    order = np.argsort(times_us, kind="stable")
-    in_flight = np.cumsum(np.repeat([-1, 1], len(sent_us))[order])
+    # Requests are in order of arrival.  Of what is sent when another is done, the end comes first.
+    done_us.sort()
+    done = np.searchsorted(done_us, sent_us, side="right")
+    in_flight = np.arange(1, len(sent_us) + 1) - done
     largest = int(in_flight.max())
-    first = int(np.argmax(in_flight == largest))
-    until_us = np.minimum(times_us[order], sent_us.max())
-    lasted_us = np.diff(until_us, append=sent_us.max())
-    if lasted_us[in_flight == largest].sum() <= _LIMITED_SHARE * lasted_us[first:].sum():
+    at = np.flatnonzero(in_flight == largest)
+    # So many are there from the arrival of one until the next comes or one is done.
+    until_us = np.minimum(np.append(sent_us, sent_us[-1])[at + 1], done_us[done[at]])
+    stood_us = int((np.minimum(until_us, sent_us[-1]) - sent_us[at]).sum())
+    first_us = int(sent_us[at[0]])
+    if stood_us <= _LIMITED_SHARE * (int(sent_us[-1]) - first_us):
         return None
-    return ClientLimit(stage, largest, int(until_us[first]))
+    return ClientLimit(stage, largest, first_us)
 
 
 def _sent_and_done(requests: Rows | pl.DataFrame) -> tuple[Int64s, Int64s]:
@@ -235,9 +237,11 @@ def observed_wait_us(run: ReplayRun, chosen: Bools) -> Int64s:
     (its mean where the replay did not serve the request).
     """
     result, requests = run.result, run.recording.requests
-    other_us = (result.first_token_us - result.scheduled_us) + (result.queued_us - result.arrival_us)
     served = run.simulated.completed
-    other_us = np.where(served, other_us, int(other_us[served].mean()))
+    other_us = result.first_token_us - result.scheduled_us
+    other_us += result.queued_us
+    other_us -= result.arrival_us
+    other_us[~served] = int(other_us[served].mean())
     inferred = pl.Series(requests["ttft_us"] - pl.Series(other_us))
     waits = requests["queue_us"].fill_null(inferred).fill_null(0).clip(0)
     return waits.to_numpy().astype(np.int64)[chosen]
