@@ -23,7 +23,7 @@ from blis_replay.ingest.readers.documents import text, tokens
 from blis_replay.ingest.readers.files import Progress, RecordedFile
 from blis_replay.ingest.readers.formats import LOAD_LEVELS, REQUEST_FORMATS, TABLE
 from blis_replay.ingest.readers.otlp import traces as otlp_traces
-from blis_replay.ingest.readers.requests import RequestsRead, in_send_order, with_summary
+from blis_replay.ingest.readers.requests import RequestsRead, in_send_order, shared_by_all, with_summary
 from blis_replay.ingest.readers.server import kv_events
 from blis_replay.ingest.readers.server import log as server_log
 from blis_replay.ingest.readers.server.engine_settings import EngineEvidence, GivenArguments, engine_of
@@ -227,7 +227,7 @@ class _Assembly:
             self.missing.append(
                 "resolved load configuration (results/config.yaml): what the profile asks for need not be what was run"
             )
-            load = replace(_NO_LOAD, model=asked.model)
+            load = replace(_NO_LOAD, model=asked.model, prefix_tokens=asked.prefix_tokens)
         return _Configured(
             experiment=experiment_config.read_experiment_config(experiment_file) if experiment_file else _NO_CONFIG,
             load=load,
@@ -352,7 +352,11 @@ class _Assembly:
             requests = with_counted_lengths(requests, events)
         else:
             self.missing.append("token times")
-        prefix = None if found.prefix is None else found.prefix.in_order(order)
+        identities = found.prefix
+        if identities is None and load.prefix_tokens is not None:
+            source = f"{load.prefix_tokens:,} prompt tokens that all share, by the load profile (prefix_tokens)"
+            identities = shared_by_all(requests.height, load.prefix_tokens, source)
+        prefix = None if identities is None else identities.in_order(order)
         return requests, client, events, prefix
 
     def _kv_events(self, client: Clock | None) -> tuple[Path | None, Clock | None]:

@@ -12,7 +12,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from blis_replay.ingest.errors import RecordingError
-from blis_replay.ingest.readers.documents import finite, microseconds, quoted, section, text, tokens, yaml_mapping
+from blis_replay.ingest.readers.documents import (
+    MAX_TOKENS,
+    finite,
+    microseconds,
+    quoted,
+    section,
+    text,
+    tokens,
+    whole,
+    yaml_mapping,
+)
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.server.engine_arguments import checked_arguments
 from blis_replay.ingest.recording import LoadProfile, SharedPrefix, Stage
@@ -44,7 +54,8 @@ class ExperimentConfig:
 class LoadConfig:
     """The load as configured: stages, shared-prefix workload, whether EOS was ignored.
 
-    ``arrivals``, ``stage_gap_us`` and ``multi_turn`` as in ``recording.LoadProfile``.
+    ``arrivals``, ``stage_gap_us`` and ``multi_turn`` as in ``recording.LoadProfile``.  ``prefix_tokens``: what all
+    prompts of GuideLLM's synthetic data begin with, and share nothing else; ``None`` if that is not said.
     """
 
     model: str | None
@@ -55,6 +66,7 @@ class LoadConfig:
     arrivals: str | None = None
     stage_gap_us: int | None = None
     multi_turn: bool = False
+    prefix_tokens: int | None = None
 
 
 def read_experiment_config(file: RecordedFile) -> ExperimentConfig:
@@ -93,7 +105,7 @@ def read_experiment_config(file: RecordedFile) -> ExperimentConfig:
 def read_load_config(file: RecordedFile) -> LoadConfig:
     """A resolved inference-perf configuration or a profile.
 
-    A profile of another load generator (GuideLLM) is accepted and simply has no stages.
+    A profile of GuideLLM has no stages, and says what its prompts share.
     Raises :class:`RecordingError` if the file is no YAML mapping.  A stage without a usable
     rate and duration is rejected and counted.
     """
@@ -109,6 +121,7 @@ def read_load_config(file: RecordedFile) -> LoadConfig:
         arrivals=text(load.get("type")),
         stage_gap_us=microseconds(load.get("interval")),
         multi_turn=asked.get("enable_multi_turn_chat") is True,
+        prefix_tokens=_synthetic_prefix(section(document, "data")),
     )
 
 
@@ -127,6 +140,14 @@ def declared_load(
                 source, config.arrivals, config.stages, stage_gap_us, config.shared_prefix, config.multi_turn
             )
     return None
+
+
+def _synthetic_prefix(data: Mapping[str, Any]) -> int | None:
+    """Of GuideLLM's synthetic prompts, each of which is drawn anew behind its prefix; None for several prefixes."""
+    several = tokens(data.get("prefix_count")) not in (None, 1) or data.get("prefix_buckets") is not None
+    made = tokens(data.get("prompt_tokens")) is not None and not several
+    length = whole(data.get("prefix_tokens")) if made else None
+    return length if length is not None and length < MAX_TOKENS else None
 
 
 def _first(mapping: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:

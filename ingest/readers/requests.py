@@ -147,6 +147,12 @@ def prefixes_of_groups(groups: list[tuple[str, int | None]], source: str) -> tup
     return RawPrompts(source, prompt, parents, shared, tokens_), remarks
 
 
+def shared_by_all(requests: int, prefix_tokens: int, source: str) -> RawPrompts:
+    """Prompts that begin with the same tokens; of the rest nothing is known."""
+    none, root, length = (np.full(1, value, np.int64) for value in (0, NONE, prefix_tokens))
+    return RawPrompts(source, np.zeros(requests, np.int64), root, none, length)
+
+
 def with_summary(found: RequestsRead, summary: RequestsRead) -> RequestsRead:
     """The requests together with what another file of the same tool says of the run as a whole; not how they came."""
     return replace(

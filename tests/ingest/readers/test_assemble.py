@@ -278,3 +278,7 @@ def test_the_clients_records_of_blis_eval_win_over_the_servers_spans(data_pack: 
         completed = recording.requests.frame().filter(pl.col("status") == "ok")
         assert completed["output_tokens_source"].unique().to_list() == ["server usage"]
         assert recording.prefix_hit_rate == pytest.approx(0.331)
+        # prefix_tokens: 1024 of 3,033 on average; all but the first request find them, which makes that rate.
+        assert recording.prefix is not None
+        assert recording.prefix.prompts["tokens"].to_list() == [1024]
+        assert recording.prefix.requests["prompt"].to_list() == [0] * 200

@@ -230,3 +230,19 @@ def test_yaml_larger_than_any_configuration_is_refused(tmp_path: Path) -> None:
     """A number in base 60 takes the square of its length; a MB of one took a minute."""
     with pytest.raises(RecordingError, match="larger than the 262,144 bytes such a file can have"):
         read_experiment_config(recorded(tmp_path, "model: 1" + ":1" * 200_000))
+
+
+@pytest.mark.parametrize(
+    ("data", "shared"),
+    [
+        ("{prompt_tokens: 2048, prefix_tokens: 1024}", 1024),
+        ("{prompt_tokens: 2048, prefix_tokens: 0}", 0),
+        ("{prompt_tokens: 2048}", None),
+        ("{prefix_tokens: 1024}", None),  # of a dataset's own prompts nothing is known
+        ("{prompt_tokens: 2048, prefix_tokens: 1024, prefix_count: 4}", None),
+        ("{prompt_tokens: 2048, prefix_tokens: -1}", None),
+        ("org/dataset", None),
+    ],
+)
+def test_synthetic_prompts_of_guidellm_share_their_prefix(tmp_path: Path, data: str, shared: int | None) -> None:
+    assert read_load_config(recorded(tmp_path, f"data: {data}")).prefix_tokens == shared
