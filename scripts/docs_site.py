@@ -73,6 +73,7 @@ _STYLE = """\
 @media (max-width: 44em) {
   .md-typeset table:not([class]) :is(th, td) { padding: 0.35em 0.5em; }
   .md-typeset table:not([class]) td:last-child { min-width: 10em; }
+  .md-typeset table:not([class]) td:last-child:nth-child(n + 4) { min-width: 22em; }
   .three-columns :is(thead, tbody, tr, td, th) { display: block; }
   .three-columns thead { display: none; }
   .md-typeset .three-columns table:not([class]) td { padding: 0.1em 0; border: 0; }
@@ -125,7 +126,18 @@ def build_site(out: Path) -> list[str]:
     for page in out.rglob("*.html"):
         text = _UNNAMED.sub(_named, page.read_text("utf-8"))
         page.write_text(text.replace("<th></th>", "<td></td>"), "utf-8")  # an empty corner heads nothing
-    return broken_links(out)
+    return [*broken_links(out), *_lost_items(out)]
+
+
+def _lost_items(out: Path) -> list[str]:
+    """Items of lists that became part of the paragraph before them, for want of an empty line."""
+    pages = {page.name: page.read_text("utf-8") for page in out.glob("*.html")}
+    texts = {name: re.sub(r"<pre.*?</pre>", "", text, flags=re.S) for name, text in pages.items()}
+    return [
+        f"{name}: no item of a list, put an empty line before it: {line}"
+        for name, text in texts.items()
+        for line in re.findall(r"^- .{,60}", text, flags=re.M)
+    ]
 
 
 def _named(navigation: re.Match[str]) -> str:
