@@ -21,7 +21,7 @@ from blis_replay.replay.observed import recorded_delays
 from blis_replay.replay.profile import of_aggregates
 from blis_replay.replay.simulator import entry_of
 from blis_replay.validate.attribution.fitted import Fitted, Target, Through, corrected_model, misfit, target_of
-from blis_replay.validate.attribution.tried import Tried, best_alternative
+from blis_replay.validate.attribution.tried import Tried, best_alternative, with_warm_cache
 
 STEP_TIME, PRE_QUEUE, OUTPUT = "step time", "delay before the queue", "output processing"
 # The step time, where all that a step costs is wrong by one factor.
@@ -37,6 +37,7 @@ class Component:
     about it.  ``mode``: fields of the replay mode to change; ``engine``: engine arguments to change.
     ``from_reference``: whether coefficients of the reference release take the place of its own.  ``latency``: a
     step-time model that does; ``lifecycle``: delays that do.  ``also``: other inputs that explain the error as well.
+    ``warm``: whether the prefix cache has all prompts before the first request.
     """
 
     name: str
@@ -50,11 +51,12 @@ class Component:
     from_reference: bool = False
     latency: CorrectedModel | None = None
     lifecycle: Mapping[str, float] = field(default_factory=dict)
+    warm: bool = False
 
     @property
     def is_input(self) -> bool:
         """Whether it is a thing that the simulator is told, rather than one that it models."""
-        return bool(self.engine) or bool(self.mode.keys() - {"pre_queue", "schedule", "output_processing"})
+        return self.warm or bool(self.engine) or bool(self.mode.keys() - {"pre_queue", "schedule", "output_processing"})
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ def components_of(replayed: Replayed, reference: CoefficientRelease | None) -> t
     inputs = _inputs(recording, mode)
     lost = any(finding.severity == "unusable" and not finding.metric for finding in recording.findings)
     for _ in range(0 if lost else _MOST_TRIED):
-        found = best_alternative(*_of(substituted(inputs, replayed, None)))
+        found = best_alternative(*_of(substituted(inputs, replayed, None)), may_be_warm=True)
         if found is None:
             break
         inputs.append(_tried(found))
@@ -130,6 +132,7 @@ def _tried(found: Tried) -> Component:
         mode=best.mode,
         engine=best.engine,
         also=also,
+        warm=best.warm,
     )
 
 
@@ -140,6 +143,7 @@ def substituted(components: Iterable[Component], replayed: Replayed, reference: 
         mode = replace(mode, **component.mode)
         observed = {name: Setting(value, "recorded", component.basis) for name, value in component.engine.items()}
         recording = replace(recording, engine=recording.engine | observed)
+        recording = with_warm_cache(recording) if component.warm else recording
         if component.from_reference and reference is not None:
             entry = _with_coefficients_of(reference, entry, component.name)
         if component.latency is not None:

@@ -12,14 +12,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import polars as pl
 
 from blis_replay.blis.latency.models import CorrectedModel, ObservedCycles
 from blis_replay.blis.releases.release import ModelEntry
 from blis_replay.compiled.arrays import Floats
 from blis_replay.compiled.errors import ExperimentError
 from blis_replay.ingest.recording import Recording
+from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.engine import engine_config, replayed_engine, with_engine
 from blis_replay.replay.mode import ReplayMode
+from blis_replay.replay.prefix import prefix_identity, prompt_tokens
 from blis_replay.validate.attribution.fitted import EQUAL, EQUAL_SHARE, Fitted, Target, Through, misfit, target_of
 
 # An alternative must leave at most this share of what step time and delays alone leave, and so much less in all.
@@ -37,7 +40,8 @@ class Alternative:
     """Another input of a replay.
 
     ``name``: of the component.  ``why``: half a sentence that explains the error.  ``mend``: what to do.
-    ``decides``: the measurement that would tell it from others.  ``engine``, ``mode``: the changes.
+    ``decides``: the measurement that would tell it from others.  ``engine``, ``mode``: the changes.  ``warm``: whether
+    the prefix cache had all prompts before.
     """
 
     name: str
@@ -46,10 +50,26 @@ class Alternative:
     decides: str
     engine: Mapping[str, Any] = field(default_factory=dict)
     mode: Mapping[str, Any] = field(default_factory=dict)
+    warm: bool = False
 
     def of(self, recording: Recording) -> Recording:
-        """The recording with the engine arguments of this alternative."""
-        return with_engine(recording, self.engine, "tried") if self.engine else recording
+        """The recording with the engine arguments and the prefix cache of this alternative."""
+        told = with_engine(recording, self.engine, "tried") if self.engine else recording
+        return with_warm_cache(told) if self.warm else told
+
+
+def with_warm_cache(recording: Recording) -> Recording:
+    """The recording as if the server counted every whole block of every prompt as cached; else as it is.
+
+    That is so after a load of the same prompts.  Nothing changes where hits were counted, or no prompt is known.
+    """
+    identity = prefix_identity(recording)
+    if identity is None or not recording.requests["cached_prompt_tokens"].null_count():
+        return recording
+    keys, prompts = identity[0], prompt_tokens(recording)
+    blocks = np.minimum(keys.count, np.maximum(prompts - 1, 0) // keys.block_size)
+    cached = pl.Series("cached_prompt_tokens", blocks * keys.block_size, pl.Int64)
+    return replace(recording, requests=rows_of(recording.requests.frame().with_columns(cached)))
 
 
 @dataclass(frozen=True)
@@ -67,9 +87,12 @@ class Tried:
     beside_a_fit: bool
 
 
-def best_alternative(recording: Recording, mode: ReplayMode, entry: ModelEntry) -> Tried | None:
+def best_alternative(
+    recording: Recording, mode: ReplayMode, entry: ModelEntry, *, may_be_warm: bool = False
+) -> Tried | None:
     """The alternative that explains best what the requests had otherwise than simulated; None if none is needed.
 
+    ``may_be_warm``: whether the prompts may have been served before, which only a real server remembers.
     Raises what planning a replay of the recording raises.
     """
     if isinstance(entry.latency, ObservedCycles | CorrectedModel):
@@ -82,7 +105,8 @@ def best_alternative(recording: Recording, mode: ReplayMode, entry: ModelEntry) 
     if before < _BETTER_BY:
         return None
     tried = []
-    for alternative in alternatives(recording, mode):
+    others = _served_before(recording, mode) if may_be_warm else ()
+    for alternative in (*alternatives(recording, mode), *others):
         through = _through(alternative, told, recording, mode, entry, target)
         # What changes nothing needs no more than to be seen to change nothing.
         if through is not None and not np.array_equal(through.as_it_is, told.as_it_is, equal_nan=True):
@@ -122,7 +146,7 @@ def _on_engine(alternative: Alternative, told: Through, recording: Recording, mo
 def _through(
     alternative: Alternative, told: Through, recording: Recording, mode: ReplayMode, entry: ModelEntry, target: Target
 ) -> Through | None:
-    if not alternative.mode and alternative.engine.keys() <= _OF_THE_ENGINE:
+    if not alternative.mode and not alternative.warm and alternative.engine.keys() <= _OF_THE_ENGINE:
         return _on_engine(alternative, told, recording, mode)
     try:
         return Through(alternative.of(recording), replace(mode, **alternative.mode), entry, target)
@@ -265,6 +289,19 @@ def alternatives(recording: Recording, mode: ReplayMode) -> Iterator[Alternative
             "record server usage (stream_options include_usage)",
             "server usage of each request",
             mode={"lengths": "re-tokenised"},
+        )
+
+
+def _served_before(recording: Recording, mode: ReplayMode) -> Iterator[Alternative]:
+    """A prefix cache that was warm when the recording began, of a server that has one."""
+    caching = recording.engine.get("enable_prefix_caching")
+    if mode.prefix == "recorded" and (caching is None or caching.value):
+        yield Alternative(
+            "prefix cache",
+            "it computes prompts at first that the server had in its prefix cache from a load before the recording",
+            "restart the server before a recording, or have it count cached tokens",
+            "cached tokens in the server's usage",
+            warm=True,
         )
 
 
