@@ -245,10 +245,31 @@ def _interrupted() -> int:
 def _with_help(error: click.UsageError) -> str:
     """What is wrong, and the command that says what is right."""
     command = error.ctx.command_path if error.ctx else "blis-replay"
-    message = " ".join(error.format_message().split()).rstrip(".")
+    message = _missing(error) or " ".join(error.format_message().split()).rstrip(".")
     if isinstance(error, click.NoSuchOption) and error.option_name in _OF_VERBS and command == "blis-replay":
         message = f"{error.option_name} belongs behind the verb"
     return f"{message}{'' if message.endswith('?') else ';'} see `{command} --help`"
+
+
+def _missing(error: click.UsageError) -> str:
+    """Of a parameter, or its value, that was left out: what to add; empty for any other mistake."""
+    if error.ctx is None:
+        return ""
+    if isinstance(error, click.BadOptionUsage) and error.message.endswith("requires an argument."):
+        option = next(one for one in error.ctx.command.params if error.option_name in one.opts)
+        return f"{error.option_name} needs a value; give {_usage(option, error.ctx)}"
+    if not isinstance(error, click.MissingParameter) or error.param is None:
+        return ""
+    usage = _usage(error.param, error.ctx)
+    if isinstance(error.param, click.Option):
+        return f"{max(error.param.opts, key=len)} is missing; add {usage}"
+    return f"{usage} is missing; write `{error.ctx.command_path} {usage}`"
+
+
+def _usage(parameter: click.Parameter, ctx: click.Context) -> str:
+    """A parameter as it is typed, with the kind of its value."""
+    value = parameter.make_metavar(ctx)
+    return f"{max(parameter.opts, key=len)} {value}" if isinstance(parameter, click.Option) else value
 
 
 def _complain(text: str, code: int) -> int:

@@ -140,6 +140,8 @@ def validate_verb(
         raise click.UsageError("--blis-model goes with --simulator blis or both; name one")
     if not blis_timeout > 0:  # not a number is no limit either
         raise click.UsageError(f"--simulator-timeout {blis_timeout} is not a time; give seconds")
+    if judged := [name for name in repeats if name in names]:
+        raise click.UsageError(f"--repeat {judged[0]}: that is what is judged; name another recording of the same load")
     with progress_line("validating") as progress:
         from blis_replay.replay.mode import parse_mode
         from blis_replay.validate.comparison.comparison_text import validation_answer
