@@ -57,10 +57,12 @@ def rows_of(latency: OperatorModel, recording: Recording) -> Floats:
         of = (arrival > begin * 1e6) & (arrival < end * 1e6)
         cycle_us, per_us = ((e2e - ttft)[of] / (output[of] - 1)).mean(), of.sum() / (end - begin) / 1e6
         context = prompt[of].mean() + output[of].mean() / 2
-        batches.append((per_us * cycle_us * UNCACHED, per_us * (e2e - ttft)[of].mean(), context))
+        # Each step takes up so many requests, hardly two at once.
+        taken_up = per_us * cycle_us
+        batches.append((taken_up * UNCACHED, per_us * (e2e - ttft)[of].mean(), context, min(taken_up, 1.0)))
         cycles_us.append(cycle_us)
-    prefill, decode, context = np.array(batches).T
-    return batch_times_us(latency, prefill, decode, context) / np.array(cycles_us)[:, None]
+    prefill, decode, context, mixed = np.array(batches).T
+    return batch_times_us(latency, prefill, decode, context, mixed, prompt.mean()) / np.array(cycles_us)[:, None]
 
 
 def fitted(folds: list[Fold]) -> Floats:

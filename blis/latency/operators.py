@@ -154,19 +154,45 @@ class OperatorModel:
         return tokens
 
 
-def batch_times_us(model: OperatorModel, prefill: Floats, decode: Floats, context: Floats) -> Floats:
+def batch_times_us(
+    model: OperatorModel,
+    prefill: Floats,
+    decode: Floats,
+    context: Floats,
+    mixed_share: Floats | None = None,
+    prompt_tokens: float = 0.0,
+) -> Floats:
     """float64[rows, 5]: what mean batches cost for each coefficient at 1, for fitting.
 
-    ``prefill`` and ``decode`` tokens of a mean step, ``context`` tokens of a mean decode; all may be fractions.  A mean
-    step hardly prefills, so its products are those of a step without, and its prefills' attention is left out.
+    ``prefill`` and ``decode`` tokens of a mean step, ``context`` tokens of a mean decode; all may be fractions.
+    ``mixed_share``: the share of steps that prefill, among which ``prefill`` is spread, as no time grows in proportion
+    to tokens; prompts have ``prompt_tokens``.  Without it the products are those of a step with the mean tokens.
     """
-    products, attention = model.tables.products, model.tables.decode
-    tokens = prefill + decode
-    reduced = np.interp(tokens, products.tokens, products.all_reduce_us)
-    computed = np.interp(tokens, products.tokens, products.decode_us) - reduced
-    rows = np.array([np.interp(context, attention.context_tokens, us) for us in attention.us])
-    attended = np.array([np.interp(n, attention.requests, column) for n, column in zip(decode, rows.T, strict=True)])
-    return np.column_stack([computed, attended, reduced, np.ones(len(tokens)), decode])
+    tables = model.tables
+    shares = np.zeros(len(decode)) if mixed_share is None else mixed_share
+    size = np.divide(prefill, shares, out=np.zeros(len(decode)), where=shares > 0)
+    alone = decode + np.where(shares > 0, 0, prefill)
+    times = np.zeros((len(decode), 5))
+    for share, tokens, of in (
+        (1 - shares, alone, tables.products.decode_us),
+        (shares, decode + size, tables.products.mixed_us),
+    ):
+        reduced = np.interp(tokens, tables.products.tokens, tables.products.all_reduce_us)
+        times[:, 0] += share * (np.interp(tokens, tables.products.tokens, of) - reduced)
+        times[:, 2] += share * reduced
+    times[:, 1] = _looked_up(decode, context, tables.decode.requests, tables.decode.context_tokens, tables.decode.us)
+    seen = np.maximum(prompt_tokens - size / 2, size / 2)
+    prefills = _looked_up(size, seen, tables.prefill.tokens, tables.prefill.attended_tokens, tables.prefill.us)
+    times[:, 1] += shares * prefills
+    times[:, 3], times[:, 4] = 1, decode
+    return times
+
+
+def _looked_up(at: Floats, column: Floats, knots: Numbers, columns: Numbers, us: tuple[Numbers, ...]) -> Floats:
+    """float64[n]: a table with rows at ``knots``, straight between its values."""
+    rows = np.array([np.interp(column, columns, row) for row in us])
+    found = [np.interp(one, knots, values) for one, values in zip(at, rows.T, strict=True)]
+    return np.array(found, np.float64)
 
 
 class Timed(Protocol):

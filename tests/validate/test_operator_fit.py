@@ -34,6 +34,21 @@ def test_a_mean_batch_costs_what_its_parts_do() -> None:
     assert row == pytest.approx([10_000, 18 * 100.1, 1_000, 1, 18])
 
 
+def test_steps_that_prefill_are_told_from_the_others() -> None:
+    """A quarter of the steps has 2,000 prefill tokens each, 500 in the mean, and costs twice the tables' slope.
+
+    18 decodes alone take 10.85 ms, 1 ms of it all-reduces.  With 2,000 tokens it is the table's end, 110 ms, and of
+    the prefills' attention, at 1,000 tokens seen on average, 7 us; 18 * 1,001 * 0.1 us are the decodes'.
+    """
+    mixed = TokenTimes((1.0, 1001.0), (10_000.0, 110_000.0), (10_000.0, 60_000.0), (1_000.0, 1_000.0))
+    attention = PrefillAttention((1.0, 2_000.0), (1.0, 1_000.0), ((7.0, 7.0), (7.0, 7.0)))
+    model = OperatorModel(OperatorTables(mixed, attention, TABLES.decode))
+    means = np.array([500.0]), np.array([18.0]), np.array([1_001.0])
+    row = batch_times_us(model, *means, np.array([0.25]), 2_000.0)[0]
+    products_us = 0.75 * (10_850 - 1_000) + 0.25 * (110_000 - 1_000)
+    assert row == pytest.approx([products_us, 18 * 100.1 + 0.25 * 7, 1_000, 1, 18])
+
+
 def test_planted_multiples_come_back() -> None:
     """Products 4 % slower than measured, attention half as dear: contexts from 100 to 5,000 at 1 to 100 decodes."""
     random = np.random.default_rng(1)

@@ -63,13 +63,14 @@ class CycleRows:
 
     ``cycle_us``: float64[rows], mean step cycle.  ``context_known``: whether the last
     column was observed (it is that of an average request for each decode otherwise).  ``start_us``: int64[rows],
-    when each begins, of rows from steps.
+    when each begins, of rows from steps.  ``mixed_share``: float64[rows], the share of the steps that prefill.
     """
 
     batch: Floats
     cycle_us: Floats
     context_known: bool
     start_us: Int64s = field(default_factory=lambda: np.empty(0, np.int64))
+    mixed_share: Floats = field(default_factory=lambda: np.empty(0, np.float64))
 
 
 def rows_from_steps(recording: Recording, window: tuple[float, float] = (0.0, 1.0)) -> CycleRows:
@@ -101,18 +102,28 @@ def rows_from_steps(recording: Recording, window: tuple[float, float] = (0.0, 1.
             spans_us.append((int(start_us[first]), int(start_us[last])))
         first = last
     between_us, batch = np.array(spans_us, np.int64).reshape(-1, 2), np.array(rows).reshape(-1, 4)
-    batch[:, 1] = _prefilled(recording, between_us) / batch[:, 1]
+    prefill_tokens = estimate_prefix(recording).prefill_tokens
+    steps_of = _prefilling_steps(recording, prefill_tokens)
+    mixed_share = np.minimum(_prefilled(recording, between_us, steps_of) / batch[:, 1], 1)
+    batch[:, 1] = _prefilled(recording, between_us, prefill_tokens) / batch[:, 1]
     batch[:, 3] = batch[:, 2] * _contexts(recording, between_us)
-    return CycleRows(batch, np.array(cycles), context_known=False, start_us=between_us[:, 0])
+    return CycleRows(batch, np.array(cycles), False, between_us[:, 0], mixed_share)
 
 
-def _prefilled(recording: Recording, between_us: Int64s) -> Floats:
-    """float64[rows]: tokens of the prefills between two times, each at its first token, or its arrival without one."""
+def _prefilling_steps(recording: Recording, prefill_tokens: Int64s) -> Int64s:
+    """int64[n]: in how many steps each prompt is computed, as far as the token budget is known."""
+    budget = recording.engine.get("max_num_batched_tokens")
+    steps: Int64s = -(-prefill_tokens // (int(budget.value) if budget else 1 << 40))
+    return steps
+
+
+def _prefilled(recording: Recording, between_us: Int64s, amount: Int64s) -> Floats:
+    """float64[rows]: ``amount`` of the prefills between two times, each at its first token, or its arrival without."""
     ok, first_us, _last_us, _context = _decoding(recording)
     at_us = recording.requests["arrival_us"].to_numpy().astype(np.float64)
     at_us[ok] = first_us
     low_us, high_us = between_us.T.astype(np.float64)
-    return _between(at_us, estimate_prefix(recording).prefill_tokens, low_us, high_us)
+    return _between(at_us, amount, low_us, high_us)
 
 
 def _contexts(recording: Recording, between_us: Int64s) -> Floats:
@@ -171,7 +182,8 @@ def rows_from_latencies(recording: Recording, window: tuple[float, float] = (0.0
             _mean_level(first_us, last_us, context, *between),
         ]
     )
-    rows = CycleRows(batch, (between[1] - between[0]) / steps, context_known=True)
+    mixed_share = np.minimum(_between(first_us, _prefilling_steps(recording, prefill_tokens), *between) / steps, 1)
+    rows = CycleRows(batch, (between[1] - between[0]) / steps, context_known=True, mixed_share=mixed_share)
     return _with_prefills(rows, requests["prefill_us"].to_numpy(), prefill_tokens, first_us, last_us, chosen)
 
 
@@ -192,7 +204,10 @@ def _with_prefills(
     decode = _mean_level(first_us, last_us, np.ones(len(first_us)), start_us[alone], first_us[alone])
     batch = np.column_stack([np.ones(int(alone.sum())), prefill_tokens[alone], decode, np.zeros(int(alone.sum()))])
     return CycleRows(
-        np.vstack([rows.batch, batch]), np.concatenate([rows.cycle_us, prefill_us[alone]]), rows.context_known
+        np.vstack([rows.batch, batch]),
+        np.concatenate([rows.cycle_us, prefill_us[alone]]),
+        rows.context_known,
+        mixed_share=np.concatenate([rows.mixed_share, np.ones(len(batch))]),
     )
 
 

@@ -67,7 +67,7 @@ def physical_rows(recording: Recording, architecture: Architecture, gpus: Gpus |
     None where the recording has neither (published aggregates).  ``gpus``: as of ``gpu_named``.  Raises
     ``ReleaseError`` for hardware whose datasheet is not among them.
     """
-    batches, cycle_us, data = _mean_steps(recording, (0.0, 1.0))
+    batches, cycle_us, _mixed_share, data = _mean_steps(recording, (0.0, 1.0))
     if not len(cycle_us):
         return None
     gpu, tensor_parallelism = gpu_named(recording.hardware, gpus), recording.tensor_parallelism or 1
@@ -76,14 +76,15 @@ def physical_rows(recording: Recording, architecture: Architecture, gpus: Gpus |
     return PhysicalRows(model_of(recording), fitted_on, times_us, cycle_us)
 
 
-def _mean_steps(recording: Recording, window: tuple[float, float]) -> tuple[Floats, Floats, Data]:
-    """Mean batches as ``mean_batches`` and their cycles: of step records where there are enough, else of latencies."""
+def _mean_steps(recording: Recording, window: tuple[float, float]) -> tuple[Floats, Floats, Floats, Data]:
+    """Mean batches as ``mean_batches``, their cycles, and the share of steps that prefill: of step records where there
+    are enough, else of latencies."""
     data: Data = "steps"
     rows = rows_from_steps(recording, window) if recording.steps.height > 1 else None
     if rows is None or len(rows.cycle_us) < _FEWEST_WINDOWS:
         data, rows = "latencies", rows_from_latencies(recording, window)
     chosen = np.arange(0, len(rows.cycle_us), -(-len(rows.cycle_us) // _MOST_ROWS) or 1)
-    return mean_batches(recording, rows)[chosen], rows.cycle_us[chosen], data
+    return mean_batches(recording, rows)[chosen], rows.cycle_us[chosen], rows.mixed_share[chosen], data
 
 
 def mean_batches(recording: Recording, rows: CycleRows) -> Floats:
@@ -274,9 +275,11 @@ class OperatorRows:
 
 def operator_rows(recording: Recording, model: OperatorModel, window: tuple[float, float]) -> OperatorRows:
     """Mean batches and mean cycles of a recording: step records where there are enough, else latencies."""
-    batches, cycle_us, data = _mean_steps(recording, window)
+    batches, cycle_us, mixed_share, data = _mean_steps(recording, window)
     prefill, decode, context = (batches[:, i] for i in (PREFILL, DECODE, CONTEXT))
-    return OperatorRows(operator_times_us(model, prefill, decode, context / np.maximum(decode, 1)), cycle_us, data)
+    prompt_tokens, of_each = mean_lengths(recording).prompt_tokens, context / np.maximum(decode, 1)
+    times_us = operator_times_us(model, prefill, decode, of_each, mixed_share, prompt_tokens)
+    return OperatorRows(times_us, cycle_us, data)
 
 
 def calibrate_operators(
