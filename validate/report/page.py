@@ -84,15 +84,21 @@ def basis_of(comparison: Comparison) -> str:
 def _card_of(comparison: Comparison, metric: str, statistic: str, limit: float) -> Card:
     cell = comparison.metrics[metric][statistic]
     title = f"{METRIC_NAMES[metric]} {statistic}{'' if statistic == 'mean' else ' (not gated)'}"
-    return _card(title, cell.error, limit, f"{time_text(cell.a_us)} → {time_text(cell.b_us)}")
+    return _card(title, cell.error, limit, _from_to(time_text(cell.a_us), time_text(cell.b_us)))
 
 
 def _served_card(measure: Measure, limit: float) -> Card:
     if measure.unit in _UNITS_US:
         sides = [time_text(value * _UNITS_US[measure.unit]) for value in (measure.observed, measure.simulated)]
     else:
-        sides = [f"{measure.observed:,.4g}", f"{measure.simulated:,.4g} {measure.unit}"]
-    return _card(f"{measure.name[0].upper()}{measure.name[1:]}", measure.error, limit, " → ".join(sides))
+        sides = [f"{value:,.4g} {measure.unit}" for value in (measure.observed, measure.simulated)]
+    return _card(f"{measure.name[0].upper()}{measure.name[1:]}", measure.error, limit, _from_to(*sides))
+
+
+def _from_to(observed: str, simulated: str) -> str:
+    """Both with their unit, once where it is the same."""
+    number, _, unit = observed.partition(" ")
+    return f"{number if unit and simulated.endswith(f' {unit}') else observed} → {simulated}"
 
 
 def _card(title: str, error: float | None, limit: float, numbers: str) -> Card:

@@ -164,7 +164,7 @@ def test_an_overloaded_run_shows_what_it_is_judged_by(wrong_evidence: Evidence) 
     section = section_of(overloaded, "")
     assert [(card.title, card.error, card.state, card.numbers) for card in section.cards] == [
         ("Output tokens/s while the queue grows", "-12.0 %", "beyond", "1,000 → 880 tokens/s"),
-        ("ITL", "+5.0 %", "within", "20.00 ms → 21.00 ms"),
+        ("ITL", "+5.0 %", "within", "20.00 → 21.00 ms"),
     ]
     assert {cell.heat for cell in section.row.cells} == {0}
     assert (section.cause, section.remedy) == ("saturation", "")
