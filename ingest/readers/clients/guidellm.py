@@ -33,7 +33,7 @@ from blis_replay.ingest.readers.documents import (
 )
 from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.records import JsonPath, place_of, wanted_values
-from blis_replay.ingest.readers.requests import RequestsRead, frame_of, request_row
+from blis_replay.ingest.readers.requests import RawPrompts, RequestsRead, frame_of, request_row, shared_by_all
 from blis_replay.ingest.recording import Stage
 from blis_replay.ingest.rows import rows_of
 
@@ -59,6 +59,8 @@ _ARGUMENTS = re.compile(r"(.{0,4000}?)'(?:prompt|messages)':", re.DOTALL)
 _MAX_TOKENS = re.compile(r"'max_(?:completion_)?tokens': (\d{1,10})\b", re.ASCII)
 _IGNORE_EOS = re.compile(r"'ignore_eos': (True|False)\b")
 _MODEL = re.compile(r"'model': '([^'\\]{1,200})'")
+# Of synthetic data, as key=value or in Python's notation; of several prefixes it is not known who has which.
+_PREFIX = re.compile(r"\bprefix_tokens'?\s{0,9}[=:]\s{0,9}(\d{1,9})\b", re.ASCII)
 _LENGTH = re.compile(r"(?:^|,)\s*output_tokens=(\d{1,10})\s*(?:,|$)", re.ASCII)
 
 
@@ -67,6 +69,7 @@ class _Results:
     """What has been read of the file besides the requests: values at its top, and by benchmark."""
 
     top: dict[str, Any] = field(default_factory=dict)
+    data: list[Any] = field(default_factory=list)  # where the prompts are from: arguments of 0.4 and later
     benchmarks: dict[int, dict[str, Any]] = field(default_factory=dict)
     sent: dict[int, int] = field(default_factory=dict)  # requests by benchmark
     model: str | None = None
@@ -102,12 +105,15 @@ def read_requests(file: RecordedFile, _events_path: Path) -> RequestsRead:
         aggregates=aggregates,
         configured_output_tokens=length,
         ignore_eos=True if length else None,
+        prefix=_prefix_of(results, len(frame)),
     )
 
 
 def _wanted(path: JsonPath) -> bool:
     if len(path) == 3:
         return path[1:] in (("metadata", "guidellm_version"), ("args", "model"), ("args", "prefer_response_metrics"))
+    if len(path) == 4 and path[1:3] == ("args", "data"):
+        return True
     if path[1:2] != ("benchmarks",) or len(path) < 4 or not isinstance(path[2], int):
         return False
     if len(path) == 4:
@@ -123,6 +129,10 @@ def _usable_rows(file: RecordedFile, results: _Results) -> Iterator[dict[str, ob
     for path, value in wanted_values(file, _wanted):
         if len(path) == 3:
             results.top[str(path[2])] = _small(value)
+            continue
+        if path[1] == "args":
+            if len(results.data) < 2:  # of several sources it is not known which prompt is of which
+                results.data.append(_small(value))
             continue
         benchmark = int(path[2])
         if benchmark >= MAX_BENCHMARKS:
@@ -231,6 +241,17 @@ def _backend_model(results: _Results) -> str | None:
     return next(
         (m for b in results.benchmarks.values() if (m := text(section(b, "worker").get("backend_model")))), None
     )
+
+
+def _prefix_of(results: _Results, requests: int) -> RawPrompts | None:
+    """The prefix that all synthetic prompts begin with, behind which each is drawn anew; None if that is not said."""
+    said = results.data or [section(b, "request_loader").get("data") for b in results.benchmarks.values()]
+    data = said[0] if said and said.count(said[0]) == len(said) and (len(said) == 1 or not results.data) else None
+    if not isinstance(data, str) or "prompt_tokens" not in data or "prefix_count" in data or "buckets" in data:
+        return None
+    length = whole(_found(_PREFIX, data))
+    source = "prompt tokens that all share, by the arguments of guidellm (prefix_tokens)"
+    return None if length is None else shared_by_all(requests, length, f"{length:,} {source}")
 
 
 def _configured_length(results: _Results) -> int | None:

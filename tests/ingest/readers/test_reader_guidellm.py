@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from mutations import damaged, mutated
@@ -202,6 +203,37 @@ def test_results_are_known_by_content() -> None:
     assert not recognises(b'{"benchmarks":[{"name":"pytest"')
     assert recognises_guidellm_table(b"Type,Run Id,Id,Name,Start Time")
     assert not recognises_guidellm_table(b"Type,Name")
+
+
+@pytest.mark.parametrize(
+    ("data", "shared"),
+    [
+        (["{'prefix_tokens': 1024, 'prompt_tokens': 2048, 'output_tokens': 32}"], 1024),
+        (["prompt_tokens=80,prefix_tokens=0,output_tokens=35"], 0),
+        (["prompt_tokens=80,output_tokens=35"], None),
+        (["{'prefix_tokens': 1024, 'prefix_count': 4, 'prompt_tokens': 2048}"], None),
+        (["prompt_tokens=80,prefix_tokens=16"] * 2, None),
+        (["prefix_tokens: 5 are named in a dataset"], None),
+    ],
+)
+def test_synthetic_prompts_share_the_prefix_that_was_asked_for(
+    tmp_path: Path, data: list[str], shared: int | None
+) -> None:
+    made = results(benchmark(record(0), record(1)))
+    made["args"]["data"] = data
+    prefix = read(tmp_path, made)[0].prefix
+    assert (None if prefix is None else prefix.in_order(np.arange(2)).prompts["tokens"].to_list()) == (
+        None if shared is None else [shared]
+    )
+
+
+def test_the_older_generation_says_its_prefix_with_each_benchmark(tmp_path: Path) -> None:
+    made = results(benchmark(record(0)), benchmark(record(1)))
+    for one in made["benchmarks"]:
+        one["request_loader"] = {"data": "prompt_tokens=80,prefix_tokens=32,output_tokens=35"}
+    prefix = read(tmp_path, made)[0].prefix
+    assert prefix is not None
+    assert prefix.in_order(np.arange(2)).requests["prompt"].to_list() == [0, 0]
 
 
 HEAD = "Run Info,Run Info,Benchmark,Request Counts,Timings\nProfile,Run Index,Strategy,Total,Duration\n,,,,Sec\n"
