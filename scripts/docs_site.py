@@ -70,6 +70,7 @@ pymdownx.superfences = {{}}
 _STYLE = """\
 :root, [data-md-color-scheme="default"] { --md-accent-fg-color: #3d4fc4; --md-typeset-a-color: #3d4fc4; }
 .md-typeset table:not([class]) :is(th, td) { padding: 0.5em 0.8em; }
+@media print { .md-typeset details { break-inside: auto; } }
 @media (max-width: 44em) {
   .md-typeset table:not([class]) :is(th, td) { padding: 0.35em 0.5em; }
   .md-typeset table:not([class]) td:last-child { min-width: 10em; }
