@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import polars as pl
 
+from blis_replay.compiled.arrays import Int64s
 from blis_replay.ingest.checks.evidence import Context, Measured, not_checked
 from blis_replay.ingest.errors import ReconstructionError
 from blis_replay.ingest.recording import Finding, Recording, Severity
@@ -23,7 +24,14 @@ from blis_replay.ingest.steps.admissions import (
     totals,
 )
 from blis_replay.ingest.steps.prefill import DEALT_OUT, STEP_TOTALS
-from blis_replay.ingest.steps.reconstruction import Reconstruction, reconstructed_steps, reconstruction_of, refuse
+from blis_replay.ingest.steps.reconstruction import (
+    TOTALS_SCHEMA,
+    Reconstruction,
+    reconstruct,
+    reconstructed_steps,
+    reconstruction_of,
+    refuse,
+)
 from blis_replay.ingest.steps.records import steps_by_id
 from blis_replay.ingest.tables import Table, columns_named
 
@@ -44,12 +52,15 @@ class Stretch:
     last_step: int
 
 
-def reconstruct_by_stretches(recording: Recording, admissions: int = ADMISSIONS_A_STRETCH) -> Iterator[Stretch]:
+def reconstruct_by_stretches(
+    recording: Recording, admissions: int = ADMISSIONS_A_STRETCH, wanted: tuple[int, int] | None = None
+) -> Iterator[Stretch]:
     """:func:`reconstruct`, some steps after the others, as far as there are admissions; the same errors.
 
     A stretch has about so many ``admissions``, and ends where no prefill goes on: nothing is otherwise than if all
     were reconstructed at once, but that hits in the prefix cache that nothing tells are assumed as in the
     stretch.  Where prefills follow each other without a break, it ends all the same after some times as many.
+    ``wanted``: only stretches that have a step from the first to the second of these.
     """
     writer, counted = Scratch(share=4).writer(UNORDERED_SCHEMA), []
     for part in admission_parts(recording):
@@ -58,8 +69,25 @@ def reconstruct_by_stretches(recording: Recording, admissions: int = ADMISSIONS_
     journeys, remarks = totals(counted)
     refuse(journeys, remarks)
     for frame, first, last in _stretches(writer.done(), admissions):
+        if wanted is not None and (last < wanted[0] or first > wanted[1]):
+            continue
         built = reconstruction_of(_with_records_of(recording, frame, first, last), Admissions(frame, journeys, remarks))
         yield Stretch(built, first, last)
+
+
+def totals_of_steps(recording: Recording, step_ids: Int64s) -> pl.DataFrame:
+    """``TOTALS_SCHEMA`` of these steps, ascending, as far as a request ran; the errors of :func:`reconstruct`.
+
+    Of many journeys only the stretches that have them are reconstructed.
+    """
+    if recording.lifecycles.height <= ADMISSIONS_A_STRETCH:
+        return reconstructed_steps(reconstruct(recording), step_ids)
+    wanted = int(step_ids.min(initial=np.iinfo(np.int64).max)), int(step_ids.max(initial=0))
+    found = [pl.DataFrame(schema=TOTALS_SCHEMA)]
+    for stretch in reconstruct_by_stretches(recording, ADMISSIONS_A_STRETCH, wanted):
+        inside = (step_ids >= stretch.first_step) & (step_ids <= stretch.last_step)
+        found.append(reconstructed_steps(stretch.built, step_ids[inside]))
+    return pl.concat(found)
 
 
 def _with_records_of(recording: Recording, admissions: pl.DataFrame, first_step: int, last_step: int) -> Recording:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 5
 # By default DuckDB takes most of the machine's memory for its buffers, and keeps in them what it once read.
-_MEMORY = "200MB"
+_MEMORY = "120MB"
 _WRITING_MEMORY = "200MB"
 # A verb that waits for another one waits so long: a validation of all experiments takes a minute.
 LOCK_TIMEOUT_S = 60.0

@@ -14,7 +14,11 @@ from hypothesis import strategies as st
 
 from blis_replay.blis.latency.models import BatchFeatures
 from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace, intern_blocks
-from blis_replay.ingest.checks.reconstruction import reconstruct_by_stretches
+from blis_replay.fixtures.synthetic import generate
+from blis_replay.fixtures.truth import SyntheticExperiment
+from blis_replay.fixtures.truth_frames import recording_of
+from blis_replay.ingest.checks import reconstruction as checked
+from blis_replay.ingest.checks.reconstruction import reconstruct_by_stretches, totals_of_steps
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.steps.reconstruction import (
     TOTALS_SCHEMA,
@@ -23,6 +27,7 @@ from blis_replay.ingest.steps.reconstruction import (
     reconstructed_batches,
     reconstructed_steps,
 )
+from blis_replay.ingest.steps.reconstruction import reconstruction_of as made_of
 
 pytestmark = pytest.mark.slow
 
@@ -159,3 +164,17 @@ def test_a_stretch_ends_with_the_last_prefill_before_the_next_admission() -> Non
     starts = reconstruct(recording).admissions.frame["start_step"].to_list()
     found = [stretch.first_step for stretch in reconstruct_by_stretches(recording, 1)]
     assert found == starts and len(starts) == 8
+
+
+def test_of_many_journeys_only_stretches_with_wanted_steps_are_reconstructed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of 300 requests in 2,700 steps, some 20 steps about the middle are the same from 50 admissions as from all."""
+    recording = recording_of(generate(replace(SyntheticExperiment(), step_sample_rate=1.0)))
+    steps = np.arange(1_300, 1_320)
+    whole = totals_of_steps(recording, steps)
+    built: list[pl.DataFrame] = []
+    monkeypatch.setattr(checked, "ADMISSIONS_A_STRETCH", 50)
+    monkeypatch.setattr(checked, "reconstruction_of", lambda part, of: built.append(of.frame) or made_of(part, of))
+    assert totals_of_steps(recording, steps).equals(whole) and whole.height == 20
+    assert 0 < sum(frame.height for frame in built) < 150

@@ -12,10 +12,9 @@ import polars as pl
 
 from blis_replay.blis.trace import NEVER_US
 from blis_replay.compiled.arrays import Int64s
-from blis_replay.ingest.checks.reconstruction import CHECK, LOWER_BOUND
+from blis_replay.ingest.checks.reconstruction import CHECK, LOWER_BOUND, totals_of_steps
 from blis_replay.ingest.errors import ReconstructionError
 from blis_replay.ingest.recording import Recording
-from blis_replay.ingest.steps.reconstruction import reconstruct, reconstructed_steps
 from blis_replay.ingest.steps.records import is_asynchronous, one_a_step
 from blis_replay.ingest.steps.timeline import timeline_of
 from blis_replay.replay.driver import ReplayRun
@@ -123,7 +122,7 @@ def with_reconstruction(spans: pl.DataFrame, recording: Recording) -> pl.DataFra
     if recording.journey_events.is_empty() or spans.is_empty() or not _hold_all(recording):
         return spans
     try:
-        totals = reconstructed_steps(reconstruct(recording), spans["step"].to_numpy())
+        totals = totals_of_steps(recording, spans["step"].to_numpy())
     except ReconstructionError:
         return spans
     reconstructed = totals.filter("certain").with_columns(pl.lit("reconstructed").alias("batch"))
