@@ -49,8 +49,8 @@ def explanations(attribution: Attribution) -> list[str]:
 def _steps_off(off: StepsOff) -> str:
     more = "longer" if off.excess > 0 else "shorter"
     return (
-        f"apart from that, its steps take {100 * abs(off.excess):.0f} % {more} than the server's (median and "
-        f"sum of {off.steps:,} recorded batches, whatever requests they were of)"
+        f"apart from that, the simulator's steps take {100 * abs(off.excess):.0f} % {more} than the server's "
+        f"(median and sum of {off.steps:,} recorded batches, whatever requests they were of)"
     )
 
 
