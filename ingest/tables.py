@@ -22,11 +22,11 @@ Kind = Literal[
     "text",  # words, flush left
     "word",  # a word or two beside numbers, flush right
     "count",  # an integer, 12,345
-    "ms",  # us, written as ms with two decimals
+    "ms",  # us, written as ms with two decimals, none from 10 s on
     "ms_difference",  # the same with a sign
     "ms_difference_brief",  # the same without decimals from 10 s on
     "time",  # us, written in ms, or in s from ten seconds on, with three or four digits and the unit
-    "error",  # a fraction as a signed percentage
+    "error",  # a fraction as a signed percentage, without decimals from 1,000 % on
     "error_brief",  # the same without decimals from 100 % on
     "error_short",  # the same without decimals from 10 % on
     "limit",  # a fraction as a percentage of either sign

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from blis_replay.ingest.tables import Column, Table, Toned, columns_named
 from blis_replay.validate.cli.main import cli
-from blis_replay.validate.text.cells import percent
+from blis_replay.validate.text.cells import milliseconds, percent
 from blis_replay.validate.text.terminal import table_text, toned, wrap
 
 HEADER = ["name", "number", "detail", "hash"]
@@ -158,3 +158,5 @@ def test_a_command_that_would_be_broken_has_a_line_of_its_own() -> None:
 
 def test_what_rounds_to_nothing_has_no_minus() -> None:
     assert [percent(error) for error in (-0.0004, -0.0006, 0.0, None)] == ["+0.0 %", "-0.1 %", "+0.0 %", "-"]
+    assert [percent(error) for error in (9.999, 114.585, -11.45)] == ["+999.9 %", "+11,458 %", "-1,145 %"]
+    assert [milliseconds(us) for us in (9_999_990, 9_999_999, 473_032_750)] == ["9,999.99", "10,000", "473,033"]

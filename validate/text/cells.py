@@ -9,8 +9,11 @@ from blis_replay.ingest.tables import Cell, Kind, Value, plain
 
 
 def percent(fraction: float | None, digits: int = 1) -> str:
-    """A signed percentage, ``-`` where there is none; what rounds to nothing is positive."""
-    return "-" if fraction is None else f"{round(100 * fraction, digits) + 0.0:+.{digits}f} %"
+    """A signed percentage, without decimals from 1,000 % on; what rounds to nothing is positive, ``-`` is none."""
+    if fraction is None:
+        return "-"
+    digits = 0 if abs(fraction) >= 9.9995 else digits
+    return f"{round(100 * fraction, digits) + 0.0:+,.{digits}f} %"
 
 
 def percent_plain(fraction: float | None) -> str:
@@ -19,8 +22,8 @@ def percent_plain(fraction: float | None) -> str:
 
 
 def milliseconds(value_us: float | None) -> str:
-    """A time in ms with two decimals, ``-`` where there is none."""
-    return "-" if value_us is None else f"{value_us / 1000:,.2f}"
+    """A time in ms with two decimals, none from 10 s on, ``-`` where there is none."""
+    return "-" if value_us is None else f"{value_us / 1000:,.{_decimals(value_us)}f}"
 
 
 def time_unit(longest_us: float) -> tuple[float, str]:
@@ -46,7 +49,12 @@ def milliseconds_signed(value_us: float | None) -> str:
     """A difference of times in ms; two decimals, none from 10 s on."""
     if value_us is None:
         return "-"
-    return f"{value_us / 1000:+,.{2 if abs(value_us) < 10_000_000 else 0}f}"
+    return f"{value_us / 1000:+,.{_decimals(value_us)}f}"
+
+
+def _decimals(value_us: float) -> int:
+    """Of a time in ms."""
+    return 2 if abs(value_us) < 9_999_995 else 0  # what rounds to 10 s counts as such
 
 
 def in_ms(value_us: float | None) -> float | None:
@@ -108,4 +116,4 @@ def cell_text(cell: Cell, kind: Kind = "value") -> str:
 
 def predicted(error: float) -> str:
     """An error of a latency in words: ``under-predicted by 32.0 %``."""
-    return f"{'over' if error > 0 else 'under'}-predicted by {100 * abs(error):.1f} %"
+    return f"{'over' if error > 0 else 'under'}-predicted by {percent(abs(error))[1:]}"
