@@ -26,6 +26,8 @@ from blis_replay.validate.comparison.spread import noise_floors
 from blis_replay.validate.comparison.validated import compare_experiment
 from blis_replay.validate.experiment import release_that_ships
 
+pytestmark = pytest.mark.slow
+
 # Requests of the client; steps by the recorder's own count (its last line); those that served a request of the client.
 RECORDED = {
     "a": (240, 4_667, 4_645),
@@ -51,7 +53,6 @@ def errors(store: Store, run: str, mode: str = "exact") -> dict[str, float]:
     return {metric: 100 * error for metric, error in means.items() if error is not None}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("run", RECORDED)
 def test_the_engine_schedules_every_step_as_the_server_did(store: Store, run: str) -> None:
     """Requests and tokens of 22,396 steps: prefix hits, chunks, preemptions, four requests at most at once."""
@@ -83,7 +84,6 @@ def test_a_run_short_of_memory_is_predicted_from_two_others(store: Store) -> Non
     assert abs(found["e2e"]) < 5 and abs(found["itl"]) < 5
 
 
-@pytest.mark.slow
 def test_coefficients_of_these_recordings_are_those_that_ship(store: Store) -> None:
     """`calibrate --train tiny-live-a --train tiny-live-c --split 1:1`: a line through 5,539 steps, delays by stamps."""
     recordings = [read_stored(store, f"tiny-live-{run}") for run in "ac"]
@@ -115,7 +115,6 @@ def nature(store: Store, run: str, *costs: str, by: float) -> Nature:
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("run", "by"), [("a", 1.1), ("a", 0.9), ("d", 1.1), ("e", 1.1)])
 def test_steps_that_are_all_too_long_are_told_as_another_pace(store: Store, run: str, by: float) -> None:
     found = nature(store, run, *STEP_COSTS, by=by)
@@ -123,7 +122,6 @@ def test_steps_that_are_all_too_long_are_told_as_another_pace(store: Store, run:
     assert found.low < 1 / by < found.high
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("run", "by"), [("a", 1.25), ("a", 0.8), ("e", 1.25), ("e", 0.8)])
 def test_an_empty_step_that_is_too_long_is_not_taken_for_another_pace(store: Store, run: str, by: float) -> None:
     assert nature(store, run, "intercept", by=by).cost == "an empty step"
