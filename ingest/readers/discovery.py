@@ -329,7 +329,8 @@ def _twin(found: list[RecordedFile], kind: str, name: str) -> str:
 
 def _walk(directory: Path) -> list[Path]:
     if not directory.is_dir():
-        raise RecordingError(directory, "", "no such directory or file", "give the directory of one experiment")
+        mend = "give the directory of one experiment, or its files"
+        raise RecordingError(directory, "", "no such directory or file", mend)
     paths: list[Path] = []
     for folder, folders, names in os.walk(directory):
         folders.sort()
