@@ -95,7 +95,7 @@ def _imported(path: Path, name: str, what: str, hardware: str, models: tuple[Mod
         hardware=hardware,
         sha256="",
         models=models,
-        fitted_on=(),
+        fitted_on=None,
         published_replay={},
         published_errors={},
     )

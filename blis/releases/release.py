@@ -64,6 +64,7 @@ class CoefficientRelease:
     """A coefficient release; ``sha256`` is that of its text.
 
     ``status`` ``invalid`` releases can be read but not validated with.
+    ``fitted_on``: empty if nothing of it was fitted to a recording, None if it does not say.
     ``published_replay``: the replay settings under which the numbers of its publisher
     came about; ``published_errors``: mean absolute errors in percent, quoted.
     """
@@ -75,7 +76,7 @@ class CoefficientRelease:
     hardware: str
     sha256: str
     models: tuple[ModelEntry, ...]
-    fitted_on: tuple[FittedOn, ...]
+    fitted_on: tuple[FittedOn, ...] | None
     published_replay: Mapping[str, str | int]
     published_errors: Mapping[str, float]
 
@@ -117,9 +118,8 @@ class CoefficientRelease:
     ) -> Literal["steps", "latencies"] | None:
         """What of an experiment the release was fitted on, if anything: known by its slug, or by what is in it."""
         known = {experiment, content_hash, requests_hash} - {""}
-        kinds = {
-            fit.data for fit in self.fitted_on if known & {fit.experiment, fit.content_hash, fit.requests_hash or ""}
-        }
+        fits = self.fitted_on or ()
+        kinds = {fit.data for fit in fits if known & {fit.experiment, fit.content_hash, fit.requests_hash or ""}}
         if "latencies" in kinds:
             return "latencies"
         return "steps" if kinds else None
@@ -186,7 +186,7 @@ class _ReleaseText(Struct, frozen=True, kw_only=True):
     summary: Text
     source: Text
     hardware: Text
-    fitted_on: tuple[FittedOn, ...] = ()
+    fitted_on: tuple[FittedOn, ...] | None = None
     models: Annotated[tuple[_EntryText, ...], Meta(min_length=1)]
     published_replay: dict[str, str | Annotated[int, Meta(le=9)]] | None = None
     published_errors: dict[str, Number] | None = None

@@ -72,7 +72,7 @@ def release(
     by: float = 1.0,
     hardware: str = "H100-SXM-80GB",
     dtype: str | None = None,
-    fitted_on: Sequence[FittedOn] = (),
+    fitted_on: Sequence[FittedOn] | None = None,
 ) -> CoefficientRelease:
     """The true coefficients of both servers; those of model ``slower`` have every step ``by`` times as long."""
     entries = []
@@ -83,5 +83,6 @@ def release(
             for field in ("intercept_ns", "per_prefill_token_ns", "per_decode_token_ns")
         }
         entries.append(ModelEntry(spec.model, 1, replace(spec.latency, **ns), spec.lifecycle, dtype=dtype))
-    made = CoefficientRelease(name, "valid", "Made.", "a test", hardware, "", tuple(entries), tuple(fitted_on), {}, {})
+    stated = None if fitted_on is None else tuple(fitted_on)
+    made = CoefficientRelease(name, "valid", "Made.", "a test", hardware, "", tuple(entries), stated, {}, {})
     return parse_release(format_release(made), name)

@@ -221,6 +221,8 @@ def test_a_release_that_does_not_say_what_it_saw_is_not_held_out(store: Store) -
     report = gate(store, release("new"), policy=Policy(held_out_only=True), selectors=BOTH)
     assert (report.verdict, {j.standing for j in report.judgements}) == ("not judged", {"fitted"})
     assert "0 experiments judged, at least 1 asked for" in str(gate_answer(report))
+    unfitted = gate(store, release("new", fitted_on=()), policy=Policy(held_out_only=True), selectors=BOTH)
+    assert {j.standing for j in unfitted.judgements} == {"gated"}
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from blis_replay.blis.releases.release import format_release, parse_release
 from blis_replay.fixtures.bundled import bundled_recording
 from blis_replay.fixtures.catalogue import bundled_aliases
 from blis_replay.ingest.checks import overload
@@ -16,7 +17,8 @@ from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.release_file import load_release
 from blis_replay.validate.comparison.compare import Comparison, compare_replay
 from blis_replay.validate.comparison.comparison_text import comparison_answer, exit_code
-from blis_replay.validate.comparison.summary_text import mean_abs_errors
+from blis_replay.validate.comparison.first_screen import fit_words
+from blis_replay.validate.comparison.summary_text import mean_abs_errors, means_by_fit
 from blis_replay.validate.experiment import DEFAULT_RELEASE
 from blis_replay.validate.metrics.latency import METRICS, STATISTICS
 from blis_replay.validate.metrics.observed import unusable_cells
@@ -145,3 +147,14 @@ def test_a_copy_under_another_name_is_not_held_out() -> None:
     known = replay(renamed, replace(release, fitted_on=(fit,)))
     unknown = replay(renamed, replace(release, fitted_on=(replace(fit, requests_hash=None),)))
     assert [compare_replay(made).uses for made in (known, unknown)] == ["fitted on this run", "held out"]
+
+
+def test_coefficients_fitted_to_nothing_are_not_those_of_unknown_runs() -> None:
+    """A roofline states an empty ``fitted_on``; what names none at all may have been fitted to anything."""
+    recording = bundled_recording(bundled_aliases()["34b-general"])
+    release = load_release(DEFAULT_RELEASE)
+    runs = [compare_replay(replay(recording, replace(release, fitted_on=stated))) for stated in ((), None)]
+    assert [run.uses for run in runs] == ["fitted on no recording", "unknown"]
+    assert [fit_words(run) for run in runs] == ["fitted on no recording", "fitted on unknown runs"]
+    assert [list(means_by_fit([run])) for run in runs] == [["held out"], ["unknown"]]
+    assert [parse_release(format_release(run.run.release), "x").fitted_on for run in runs] == [(), None]

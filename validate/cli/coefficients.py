@@ -68,7 +68,7 @@ def releases_answer(releases: Sequence[CoefficientRelease]) -> Answer:
             r.status if r.status == "valid" else Toned(r.status, "bad"),
             len(r.models),
             r.hardware,
-            f"{len({used.experiment for used in r.fitted_on})} experiments",
+            "-" if r.fitted_on is None else f"{len({used.experiment for used in r.fitted_on})} experiments",
             r.sha256[:_SHORT_HASH],
         ]
         for r in releases

@@ -228,10 +228,10 @@ class Comparison:
 
     @property
     def uses(self) -> str:
-        """``fitted on this run`` (its latencies) or ``its steps``, ``held out``; ``unknown`` if a release is mute."""
+        """``fitted on this run`` (its latencies), ``its steps`` or ``no recording``; ``held out``; ``unknown``."""
         release, recording = self.run.release, self.recording
         if not release.fitted_on:
-            return "unknown"
+            return "unknown" if release.fitted_on is None else "fitted on no recording"
         used = release.used(recording.slug, recording.content_hash, self.requests_hash)
         return {"steps": "fitted on its steps", "latencies": "fitted on this run", None: "held out"}[used]
 

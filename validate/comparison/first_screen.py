@@ -16,7 +16,7 @@ from blis_replay.validate.metrics.latency import METRIC_NAMES, TAIL_LIMITS, THRE
 from blis_replay.validate.text.answer import Block, Line, Part
 from blis_replay.validate.text.cells import cell_text, percent
 
-_USES = {"held out": "held out", "unknown": "fitted on unknown runs"}
+_USES = {"unknown": "fitted on unknown runs", "fitted on its steps": "fitted on this run"}
 _COLUMNS = (
     *(Column("", "text"), Column("observed mean", "time"), Column("simulated mean", "time")),
     *(Column("error", "error_brief"), Column("limit", "word")),
@@ -54,7 +54,7 @@ def other_hardware(comparison: Comparison) -> list[str]:
     lines = [] if same_gpu(recorded, release.hardware) else [f"{recorded}; the coefficients are for {release.hardware}"]
     lines = [f"hardware: {line}" for line in lines]
     dtype, entry = comparison.recording.served_dtype, comparison.run.entry
-    own = comparison.uses.startswith("fitted on")
+    own = fit_words(comparison) == "fitted on this run"
     if dtype is not None and dtype not in _SIXTEEN_BITS and entry is not None and entry.dtype is None and not own:
         lines.append(f"data type: {dtype}; the coefficients do not say theirs, and 16 bits are usual")
     return lines
@@ -113,7 +113,7 @@ def _basis(comparison: Comparison) -> str:
 
 def fit_words(comparison: Comparison) -> str:
     """What the coefficients were fitted on, as far as this run is concerned."""
-    return _USES.get(comparison.uses, "fitted on this run")
+    return _USES.get(comparison.uses, comparison.uses)
 
 
 def _row(comparison: Comparison, metric: str) -> list[Cell]:

@@ -9,6 +9,7 @@ from typing import Any
 from blis_replay.ingest.tables import Cell, Column, Table, columns_named
 from blis_replay.replay.command import AS_SHIPPED
 from blis_replay.validate.comparison.leaderboard import SHOWN, Board, Cost, Score
+from blis_replay.validate.comparison.summary_text import UNSEEN
 from blis_replay.validate.text.answer import Answer, Block, Line, Part
 
 _MIB = 1 << 20
@@ -141,7 +142,7 @@ def _percent(values: Sequence[float | None]) -> str:
 def _summary(name: str, board: Board) -> list[Cell]:
     scores = [score for score in board.of(name) if not score.overloaded]
     judged = [score.passes for score in scores if score.passes is not None]
-    held_out = sum(score.fitted == "held out" for score in scores)
+    held_out = sum(score.fitted in UNSEEN for score in scores)
     peaks = [score.peak_bytes for score in scores if score.peak_bytes]
     stated = any(score.fitted not in ("unknown", AS_SHIPPED) for score in scores)
     shipped = any(score.fitted == AS_SHIPPED for score in scores)

@@ -15,6 +15,7 @@ from blis_replay.ingest.tables import Cell, Column, Table, columns_named
 from blis_replay.replay.driver import replay
 from blis_replay.replay.executors import map_jobs
 from blis_replay.validate.comparison.compare import Comparison, MetricCell, compare_replay, light
+from blis_replay.validate.comparison.summary_text import UNSEEN
 from blis_replay.validate.experiment import find_experiment
 from blis_replay.validate.metrics.latency import relative_error
 from blis_replay.validate.metrics.observed import Observed, read_observed
@@ -75,7 +76,7 @@ def compare_published(
 
 def held_out(compared: PublishedTable) -> PublishedTable:
     """The table of the experiments that our coefficients were not fitted on; simulators without one are left out."""
-    kept = {slug: use for slug, use in compared.uses.items() if use == "held out"}
+    kept = {slug: use for slug, use in compared.uses.items() if use in UNSEEN}
 
     def unseen(side: Mapping[str, Errors]) -> dict[str, Errors]:
         return {slug: errors for slug, errors in side.items() if slug in kept}

@@ -205,7 +205,7 @@ def floor_simulator(store: Store, text: str, release: CoefficientRelease) -> Flo
     if chosen:
         slugs = [find_experiment(store, one) for one in chosen.split(",")]
     else:
-        slugs = _stored_of(store, [fit.experiment for fit in release.fitted_on])
+        slugs = _stored_of(store, [fit.experiment for fit in release.fitted_on or ()])
     recordings = [recording for slug in slugs if _points(recording := read_stored(store, slug)) is not None]
     if not recordings:
         raise ReplayError(

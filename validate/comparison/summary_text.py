@@ -163,6 +163,7 @@ def error_cell(comparison: Comparison, metric: str, name: str) -> Cell:
 # -- Means over experiments: what was fitted on and what was held out apart --------------
 
 # Coefficients that were fitted on the latencies of an experiment meet them; that says nothing of another one.
+UNSEEN = ("held out", "fitted on no recording")
 _KINDS = {"fitted on this run": "fitted", "unknown": "unknown"}
 
 

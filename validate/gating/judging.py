@@ -20,7 +20,7 @@ from blis_replay.replay.simulator import EmbeddedEngine
 from blis_replay.validate.comparison.compare import Comparison, compare_replay, with_draws
 from blis_replay.validate.comparison.sides import simulated_samples
 from blis_replay.validate.comparison.spread import NoiseFloor, unsure_of
-from blis_replay.validate.comparison.summary_text import beyond_fit
+from blis_replay.validate.comparison.summary_text import UNSEEN, beyond_fit
 from blis_replay.validate.gating.policy import Check, Interval, Judgement, Ordered, Outcome, Policy, Standing
 from blis_replay.validate.metrics.latency import LatencySamples
 from blis_replay.validate.metrics.observed import Observed, observed_requests, samples_of
@@ -280,7 +280,7 @@ def _regressions(job: GateJob, candidate: Comparison) -> list[Check]:
         return [Check("regression", candidate.alias, "", "", "not judged", why)]
     recording = candidate.run.recording
     seen = job.baseline.used(recording.slug, recording.content_hash, requests_hash(recording))
-    if seen == "latencies" and candidate.uses in ("held out", "fitted on its steps"):
+    if seen == "latencies" and candidate.uses in (*UNSEEN, "fitted on its steps"):
         why = (
             f"{job.baseline.name} was fitted on the latencies of this run and {job.candidate.name} was not, so their "
             "errors here cannot be compared; use a run that neither saw, or fit both on it"
