@@ -240,9 +240,9 @@ def verify_verb(quick: bool, seed: int, faults: bool, calibration: bool, form: s
     planted one by one, and for each it is shown what found it, what was blamed, the verdict, and
     whether that is right.  It fails where something else is blamed, or a fault is let pass.
 
-    With --calibration `calibrate` is checked: 50 servers of known coefficients are recorded, each is
-    fitted, and the fit predicts another load of it. It fails where the mean of E2E is off by more than 1 %
-    and by more than one that knows the server but for its noise.
+    With --calibration `calibrate` is checked: 50 servers of known coefficients are recorded with noise and
+    without, each is fitted, and the fit predicts another load of it. It fails where the mean of E2E is off
+    by more than 1 %, with noise only where one that knows the server but for its noise does better.
 
     \b
     Examples:
