@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from math import ceil
 from time import perf_counter
 from types import ModuleType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypedDict, TypeVar
 from uuid import uuid4
 
 from blis_replay.replay.errors import ReplayError
@@ -21,6 +21,20 @@ Answer = TypeVar("Answer")
 
 ExecutorName = Literal["local", "serial", "ray"]
 EXECUTORS: tuple[ExecutorName, ...] = ("local", "serial", "ray")
+
+
+class Workers(TypedDict, total=False):
+    """Who does the jobs of ``map_jobs``."""
+
+    executor: ExecutorName
+    workers: int | None
+
+
+class Pool(Workers, total=False):
+    """How ``map_jobs`` does its jobs, for the functions that hand it on."""
+
+    progress: Progress | None
+
 
 # What a pool costs: its processes import numpy, polars and the engine (2.3 s measured for two on two processors).
 POOL_START_S = 2.0

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from itertools import product
+from typing import Unpack
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.tables import Column, Table, Toned, columns_named, table_of
 from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.errors import UnknownNameError
-from blis_replay.replay.executors import ExecutorName, map_jobs
+from blis_replay.replay.executors import Pool, map_jobs
 from blis_replay.replay.mode import (
     EngineOverrides,
     EngineValue,
@@ -25,7 +26,6 @@ from blis_replay.replay.mode import (
     override_text,
     parse_engine_value,
 )
-from blis_replay.replay.processes import Progress
 from blis_replay.validate.comparison.sides import observed_attainment, simulated_attainment, simulated_samples
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.metrics.latency import latency_statistics, relative_error
@@ -70,9 +70,7 @@ def what_if(
     changes: Sequence[EngineOverrides],
     *,
     objectives: Objectives = (),
-    executor: ExecutorName = "local",
-    workers: int | None = None,
-    progress: Progress | None = None,
+    **pool: Unpack[Pool],
 ) -> WhatIf:
     """Replay a recording with its own engine arguments and with each of the changes.
 
@@ -81,7 +79,7 @@ def what_if(
     """
     as_recorded = replay(recording, release)
     work = partial(simulated_point, recording, release, objectives)
-    points = map_jobs(work, changes, executor=executor, workers=workers, progress=progress)
+    points = map_jobs(work, changes, **pool)
     if changes and all(point.values is None for point in points):
         raise NothingToJudgeError(f"{recording.alias}: nothing could be simulated: {points[0].reason}")
     recorded = WhatIfPoint((), simulated_values(as_recorded), attained=_attained(as_recorded, objectives))

@@ -7,14 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
-from typing import Literal
+from typing import Literal, Unpack
 
 from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.tables import Column, Table, columns_named, table_of
-from blis_replay.replay.executors import ExecutorName, map_jobs
+from blis_replay.replay.executors import Pool, map_jobs
 from blis_replay.replay.mode import EngineOverrides, override_text
-from blis_replay.replay.processes import Progress
 from blis_replay.validate.engine_arguments import WhatIfPoint, simulated_point
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.metrics.objectives import Objectives, attainment_json, missed_text, written
@@ -52,10 +51,7 @@ def find_most(
     load: Load,
     objectives: Objectives,
     changes: Sequence[EngineOverrides],
-    *,
-    executor: ExecutorName = "local",
-    workers: int | None = None,
-    progress: Progress | None = None,
+    **pool: Unpack[Pool],
 ) -> tuple[MostLoad, ...]:
     """The most load with the recorded arguments and with each of the changes; all requests of the recording are sent.
 
@@ -63,7 +59,7 @@ def find_most(
     nothing can be simulated, ``ReplayError`` as ``map_jobs``.
     """
     work = partial(_most, recording, release, load, objectives)
-    found = map_jobs(work, [(), *changes], executor=executor, workers=workers, progress=progress)
+    found = map_jobs(work, [(), *changes], **pool)
     if all(not one.tried for one in found):
         raise NothingToJudgeError(f"{recording.alias}: nothing could be simulated: {found[0].reason}")
     return tuple(found)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import combinations, pairwise
 from math import factorial, isnan
+from typing import Unpack
 
 import numpy as np
 
@@ -19,9 +20,8 @@ from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.compiled.arrays import Bools, Floats
 from blis_replay.ingest.recording import Finding, Recording
 from blis_replay.replay.driver import ReplayRun
-from blis_replay.replay.executors import ExecutorName, map_jobs
+from blis_replay.replay.executors import Pool, map_jobs
 from blis_replay.replay.mode import ReplayMode
-from blis_replay.replay.processes import Progress
 from blis_replay.replay.simulator import entry_of, has_entry
 from blis_replay.validate.attribution.components import (
     Component,
@@ -180,16 +180,14 @@ def attribute(
     options: str = "",
     resamples: int = ATTRIBUTION_RESAMPLES,
     seed: int = SEED,
-    executor: ExecutorName = "local",
-    workers: int | None = None,
-    progress: Progress | None = None,
+    **pool: Unpack[Pool],
 ) -> Attribution:
     """Attribute the errors of a replay to its components.
 
     ``mode``: the replay to explain, exact replay if None.  ``reference``: its coefficients, if it has the model,
     replace those of which nothing was recorded.  ``token_gaps``: observed gaps, for the p99 of ITL.
     ``options``: of the command line, repeated in the commands that are printed to go on with.
-    ``executor``, ``workers``, ``progress``: of ``map_jobs``.  Raises
+    ``pool``: of ``map_jobs``.  Raises
     ``NothingToJudgeError`` without observed latencies, and what ``replay`` raises.
     """
     mode = mode or ReplayMode()
@@ -207,7 +205,7 @@ def attribute(
             observed[:, column] = np.nan
     shared = _Shared(replayed, other, tuple(components), chosen, blocks, resamples, seed)
     subsets = all_subsets(len(components))
-    others = map_jobs(partial(_replayed, shared), subsets[1:], executor=executor, workers=workers, progress=progress)
+    others = map_jobs(partial(_replayed, shared), subsets[1:], **pool)
     answers = [_numbers_of(shared, run), *others]
     components, value = _not_followers(components, dict(zip(subsets, answers, strict=True)), observed[0], not_replaced)
     shares = -shapley_values(len(components), value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Literal, Unpack
 
 import numpy as np
 import polars as pl
@@ -20,8 +20,7 @@ from blis_replay.fixtures.catalogue import bundled_aliases
 from blis_replay.ingest.recording import ARRIVALS, PUBLISHED, GroundTruth, Recording
 from blis_replay.ingest.store import Store, list_experiments, read_stored
 from blis_replay.replay.driver import replay
-from blis_replay.replay.executors import ExecutorName, map_jobs
-from blis_replay.replay.processes import Progress
+from blis_replay.replay.executors import Pool, map_jobs
 from blis_replay.replay.release_file import load_release
 from blis_replay.replay.simulator import entry_of, model_of
 from blis_replay.validate.calibration.calibrate import DEFAULT_SPLIT, Options, calibrate, fitted_release
@@ -193,16 +192,14 @@ def generalize(
     *,
     priors: Mapping[str, Prior] = PRIORS,
     gpus: Gpus | None = None,
-    executor: ExecutorName = "local",
-    workers: int | None = None,
-    progress: Progress | None = None,
+    **pool: Unpack[Pool],
 ) -> Generalisation:
     """Fit and predict every fold, and once with nothing left out.
 
     ``form`` ``physical``: coefficients that all models share, on each architecture of
     ``architectures`` (by model name); ``per-model``: a line for each model, which can leave out
     workloads only.  ``priors``: of the shared coefficients.  ``gpus``: as of ``gpu_named``.
-    ``executor``, ``workers``, ``progress``: of ``map_jobs``.
+    ``pool``: of ``map_jobs``.
     Raises ``ValidateError`` if the form cannot do it, ``NothingToJudgeError`` if
     there is nothing to leave out.
     """
@@ -218,7 +215,7 @@ def generalize(
         )
     nothing_left_out = Fold(None, by, tuple(case for case in usable if trains(case)), tuple(usable))
     jobs = [_Job(fold, form, architectures, priors, gpus) for fold in [*left_out, nothing_left_out]]
-    *results, everything = map_jobs(_run, jobs, executor=executor, workers=workers, progress=progress)
+    *results, everything = map_jobs(_run, jobs, **pool)
     return Generalisation(by, form, tuple(results), everything, not_used)
 
 
@@ -333,10 +330,7 @@ def without_terms(
     cases: Sequence[Observed],
     architectures: Mapping[str, Architecture],
     terms: Sequence[str] = TERMS,
-    *,
-    executor: ExecutorName = "local",
-    workers: int | None = None,
-    progress: Progress | None = None,
+    **pool: Unpack[Pool],
 ) -> pl.DataFrame:
     """One row per term and experiment of the model left out: ``term`` (null: all are there), ``left_out``, ``alias``,
     ``overloaded``, and ``e2e``, ``ttft``: signed errors of the mean in fractions, null where there is none.
@@ -344,11 +338,10 @@ def without_terms(
     Raises as ``generalize`` does.
     """
     rows = []
+    progress, each = pool.get("progress"), pool | {"progress": None}
     for done, term in enumerate([None, *terms]):
         priors = PRIORS if term is None else {**PRIORS, term: _NONE}
-        result = generalize(
-            cases, "model", "physical", architectures, priors=priors, executor=executor, workers=workers
-        )
+        result = generalize(cases, "model", "physical", architectures, priors=priors, **each)
         for fold in result.folds:
             for score in fold.scores:
                 row: dict[str, object] = {"term": term, "left_out": fold.name, "alias": score.alias}

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 
 import click
 
 from blis_replay.compiled.files import write_whole
 from blis_replay.validate.cli.options import (
+    FILE,
     OUT_FILE,
-    complete_releases,
+    Shares,
     executor_options,
     form_options,
     print_answer,
+    release_option,
     repeat_option,
     selector_option,
     store_option,
@@ -23,31 +25,19 @@ from blis_replay.validate.cli.options import (
 from blis_replay.validate.cli.progress import progress_line
 
 if TYPE_CHECKING:
-    from blis_replay.replay.executors import ExecutorName
+    from blis_replay.replay.executors import Workers
 
 
-class Split(click.ParamType[tuple[float, float]]):
-    """Two shares of a run by time, written ``0.6:0.8``."""
-
-    name = "fit:choose"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, float]:
-        """``(fitted_until, chosen_until)`` with 0 < fitted_until <= chosen_until <= 1."""
-        if isinstance(value, tuple):
-            return value
-        try:
-            fitted, chosen = (float(part) for part in str(value).split(":"))
-        except ValueError:
-            self.fail(f"{value!r} is not a split; write e.g. 0.6:0.8", param, ctx)
-        if not 0 < fitted <= chosen <= 1:
-            self.fail(f"{value!r} is not a split; use 0 < fit <= choose <= 1", param, ctx)
-        return fitted, chosen
+SPLIT = Shares(
+    *("fit:choose", "a split; write e.g. 0.6:0.8", "a split; use 0 < fit <= choose <= 1"),
+    lambda fit, choose: 0 < fit <= choose <= 1,
+)
 
 
 @verb("calibrate")
 @selector_option("", "--train")
 @click.option("--out", "-o", type=OUT_FILE, required=True, help="The release to write.")
-@click.option("--name", default=None, help="Name of the release.  [default: the file's]")
+@click.option("--name", help="Name of the release.  [default: the file's]")
 @click.option(
     "--from",
     "data",
@@ -58,25 +48,18 @@ class Split(click.ParamType[tuple[float, float]]):
 )
 @click.option(
     "--split",
-    type=Split(),
+    type=SPLIT,
     default=(0.6, 0.8),
     help="Shares of each run: fit to the first, choose the form by what follows up to the second, test on the rest; "
     "1:1 fits to all.  [default: 0.6:0.8]",
 )
-@click.option(
-    "--prior",
-    default=None,
-    metavar="RELEASE",
-    shell_complete=complete_releases,
-    help="Release whose values stand for what cannot be determined.  [default: h100-datasheet]",
+@release_option(
+    "--prior", help_text="Release whose values stand for what cannot be determined.  [default: h100-datasheet]"
 )
-@click.option(
+@release_option(
     "--operators",
-    default=None,
-    metavar="RELEASE",
-    shell_complete=complete_releases,
-    help="Release of measured operator times (`coefficients silicon`): fit only how much faster or slower each part of "
-    "them is, and what the host adds.",
+    help_text="Release of measured operator times (`coefficients silicon`): fit only how much faster or slower each "
+    "part of them is, and what the host adds.",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=42, show_default=True, help="Of the intervals.")
 @click.option("--force", is_flag=True, help="Write the release even if it misses what it was fitted to.")
@@ -93,10 +76,8 @@ def calibrate_verb(
     operators: str | None,
     seed: int,
     force: bool,
-    executor: ExecutorName,
-    workers: int | None,
     store_path: Path,
-    form: str | None,
+    **workers: Unpack[Workers],
 ) -> int:
     """Fit step times and delays per model and write a coefficient release.
 
@@ -146,48 +127,23 @@ def calibrate_verb(
         release, fits = calibrate_operators(recordings, name or out.stem, load_release(operators), options, source)
     else:
         with progress_line("fitting models") as progress:
-            release, fits = calibrate(
-                recordings,
-                name or out.stem,
-                options,
-                source,
-                executor=executor,
-                workers=workers,
-                progress=progress,
-            )
+            release, fits = calibrate(recordings, name or out.stem, options, source, progress=progress, **workers)
     written = force or not any(fit.missed for fit in fits)
     if written:
         write_whole(out, format_release(release))
-    return print_answer(form, calibration_answer(str(out), fits, recordings, written=written))
+    return print_answer(calibration_answer(str(out), fits, recordings, written=written))
 
 
 @verb("gate")
 @selector_option("all of the models that the candidate has")
+@release_option("--coefficients", required=True, help_text="The candidate: a release that ships, or a YAML file.")
+@release_option("--baseline", "baseline_name", help_text="The release in use; the candidate must not be worse.")
 @click.option(
-    "--coefficients",
-    required=True,
-    metavar="RELEASE",
-    help="The candidate: a release that ships, or a YAML file.",
-    shell_complete=complete_releases,
-)
-@click.option(
-    "--baseline",
-    "baseline_name",
-    default=None,
-    metavar="RELEASE",
-    shell_complete=complete_releases,
-    help="The release in use; the candidate must not be worse.",
-)
-@click.option(
-    "--policy",
-    "policy_path",
-    type=click.Path(path_type=Path, dir_okay=False),
-    default=None,
-    help="A gate policy.  [default: means within E2E 10 %, TTFT 15 %, ITL 15 %]",
+    "--policy", "policy_path", type=FILE, help="A gate policy.  [default: means within E2E 10 %, TTFT 15 %, ITL 15 %]"
 )
 @click.option("--extrapolate", is_flag=True, help="Judge also on another GPU, data type or tensor parallelism.")
-@click.option("--junit", type=OUT_FILE, default=None, metavar="FILE", help="Write the checks as JUnit XML too.")
-@click.option("--summary", type=OUT_FILE, default=None, metavar="FILE", help="Write Markdown for a pull request too.")
+@click.option("--junit", type=OUT_FILE, metavar="FILE", help="Write the checks as JUnit XML too.")
+@click.option("--summary", type=OUT_FILE, metavar="FILE", help="Write Markdown for a pull request too.")
 @repeat_option
 @executor_options
 @store_option
@@ -201,10 +157,8 @@ def gate_verb(
     junit: Path | None,
     summary: Path | None,
     repeats: tuple[str, ...],
-    executor: ExecutorName,
-    workers: int | None,
     store_path: Path,
-    form: str | None,
+    **workers: Unpack[Workers],
 ) -> int:
     """May this coefficient release be used?
 
@@ -242,12 +196,11 @@ def gate_verb(
             names,
             extrapolate=extrapolate,
             repeats=repeats,
-            executor=executor,
-            workers=workers,
             progress=progress,
+            **workers,
         )
     if junit is not None:
         write_whole(junit, gate_junit(report))
     if summary is not None:
         write_whole(summary, gate_markdown(report))
-    return print_answer(form, gate_answer(report))
+    return print_answer(gate_answer(report))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import click
 
@@ -20,6 +20,7 @@ from blis_replay.validate.cli.coefficients_made import (
     trees,
 )
 from blis_replay.validate.cli.options import (
+    FOLDER,
     VerbGroup,
     coefficients_option,
     executor_options,
@@ -36,7 +37,7 @@ from blis_replay.validate.text.answer import Answer, Line, Verbatim
 
 if TYPE_CHECKING:
     from blis_replay.blis.releases.release import CoefficientRelease
-    from blis_replay.replay.executors import ExecutorName
+    from blis_replay.replay.executors import Workers
 
 
 _SHORT_HASH = 12
@@ -147,7 +148,7 @@ def coefficients_verb() -> None:
 
 @coefficients_verb.command("list")
 @form_options
-def list_releases(form: str | None) -> None:
+def list_releases() -> None:
     """List the releases that ship with the package.
 
     \b
@@ -156,13 +157,13 @@ def list_releases(form: str | None) -> None:
       blis-replay coefficients list --markdown
       blis-replay coefficients list --json
     """
-    print_answer(form, releases_answer(bundled()))
+    print_answer(releases_answer(bundled()))
 
 
 @coefficients_verb.command("show", short_help="Show the coefficients of a release, their origin and scores.")
 @click.argument("release")
 @form_options
-def show(release: str, form: str | None) -> None:
+def show(release: str) -> None:
     """Show a release: its models, coefficients with units, origin and scores.
 
     RELEASE is a name from `coefficients list`, or a YAML file.
@@ -175,7 +176,7 @@ def show(release: str, form: str | None) -> None:
     """
     from blis_replay.replay.release_file import load_release
 
-    print_answer(form, release_answer(load_release(release)))
+    print_answer(release_answer(load_release(release)))
 
 
 @verb("generalize")
@@ -197,14 +198,9 @@ def show(release: str, form: str | None) -> None:
     metavar="MODEL=PATH",
     help="The config.json of a model whose architecture does not ship; may be given several times.",
 )
-@click.option("--gpu", default=None, metavar="NAME", help="The GPU of recordings that do not name it, e.g. H100-SXM.")
+@click.option("--gpu", metavar="NAME", help="The GPU of recordings that do not name it, e.g. H100-SXM.")
 @gpu_file_option
-@click.option(
-    *("--out", "-o"),
-    type=click.Path(path_type=Path, file_okay=False),
-    default=None,
-    help="Folder for a release of each fit.",
-)
+@click.option(*("--out", "-o"), type=FOLDER, help="Folder for a release of each fit.")
 @executor_options
 @store_option
 @form_options
@@ -216,10 +212,8 @@ def generalize_verb(
     gpu: str | None,
     gpu_file: Path | None,
     out: Path | None,
-    executor: ExecutorName,
-    workers: int | None,
     store_path: Path,
-    form: str | None,
+    **workers: Unpack[Workers],
 ) -> None:
     """Do coefficients hold for a model, or a workload, that they were not fitted to?
 
@@ -259,16 +253,15 @@ def generalize_verb(
             model_form,  # type: ignore[arg-type]
             architectures,
             gpus=None if gpu_file is None else gpus_of_file(gpu_file),
-            executor=executor,
-            workers=workers,
             progress=progress,
+            **workers,
         )
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         for fold in (*result.folds, result.in_distribution):
             if fold.release is not None:
                 write_whole(out / f"{fold.release.name}.yaml", format_release(fold.release))
-    print_answer(form, generalisation_answer(result))
+    print_answer(generalisation_answer(result))
 
 
 @verb("steps")
@@ -276,7 +269,7 @@ def generalize_verb(
 @coefficients_option
 @store_option
 @form_options
-def steps_verb(name: str, coefficients: str | None, store_path: Path, form: str | None) -> None:
+def steps_verb(name: str, coefficients: str | None, store_path: Path) -> None:
     """How well do coefficients predict single engine steps?
 
     MAPE, signed error of the mean and Pearson's r, by regime (decode-only, mixed with few
@@ -309,7 +302,7 @@ def steps_verb(name: str, coefficients: str | None, store_path: Path, form: str 
     targets = step_targets(recording)
     named = {"slug": recording.slug, "alias": recording.alias, "coefficients": release.name}
     errors = step_errors(latency, targets.cycle), step_errors(latency, targets.duration), line_fits(targets)
-    print_answer(form, steps_answer(f"{recording.alias}: steps by {release.name}", named, *errors))
+    print_answer(steps_answer(f"{recording.alias}: steps by {release.name}", named, *errors))
 
 
 for made in (

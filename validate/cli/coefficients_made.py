@@ -9,12 +9,14 @@ import click
 
 from blis_replay.compiled.files import write_whole
 from blis_replay.validate.cli.options import (
+    FILE,
+    FOLDER,
     OUT_FILE,
     Command,
-    complete_releases,
     form_options,
     gpu_file_option,
     print_answer,
+    release_option,
     store_option,
     verb,
 )
@@ -34,24 +36,24 @@ _out_option = click.option("--out", "-o", type=OUT_FILE, required=True, help="Th
 def _deployment(command: Command) -> Command:
     """``CONFIG``, ``--model``, ``--tensor-parallelism`` and ``--hardware``: the model, and what it runs on."""
     parts = (
-        click.argument("config", type=click.Path(path_type=Path, dir_okay=False)),
+        click.argument("config", type=FILE),
         click.option("--model", required=True, metavar="NAME", help="The model's name, as recordings have it."),
         click.option(
             "--tensor-parallelism", type=click.IntRange(min=1), default=1, show_default=True, help="Its GPUs."
         ),
-        click.option("--hardware", default=None, help="And their kind.  [default: H100-SXM]"),
+        click.option("--hardware", help="And their kind.  [default: H100-SXM]"),
     )
     for part in reversed(parts):
         command = part(command)
     return command
 
 
-def _write(form: str | None, out: Path, release: CoefficientRelease, said: str, known: Mapping[str, object]) -> None:
+def _write(out: Path, release: CoefficientRelease, said: str, known: Mapping[str, object]) -> None:
     """Write the release and say so; ``said`` follows the file's name, ``known`` is for programs."""
     from blis_replay.blis.releases.release import format_release
 
     write_whole(out, format_release(release))
-    print_answer(form, one_line(f"wrote {out}{said}", {"release": str(out), **known, "sha256": release.sha256}))
+    print_answer(one_line(f"wrote {out}{said}", {"release": str(out), **known, "sha256": release.sha256}))
 
 
 def _look(out: Path) -> str:
@@ -71,13 +73,8 @@ def _gpu(hardware: str | None, gpu_file: Path | None) -> Gpu:
 @verb("for-model", short_help="Make a release for a model that nobody recorded.")
 @_deployment
 @gpu_file_option
-@click.option(
-    "--shared",
-    metavar="RELEASE",
-    shell_complete=complete_releases,
-    default="h100-physical",
-    show_default=True,
-    help="The physical release whose coefficients to take.",
+@release_option(
+    "--shared", default="h100-physical", show_default=True, help_text="The physical release whose coefficients to take."
 )
 @_out_option
 @form_options
@@ -89,7 +86,6 @@ def for_model(
     gpu_file: Path | None,
     shared: str,
     out: Path,
-    form: str | None,
 ) -> None:
     """Make a release for a model that nobody recorded, from its CONFIG (config.json).
 
@@ -113,7 +109,6 @@ def for_model(
     blocks = most_kv_blocks(architecture, gpu, tensor_parallelism)
     room = "" if blocks is None else f"; at most {blocks:,} KV blocks of 16 tokens fit beside them"
     _write(
-        form,
         out,
         release,
         f" for {model} ({architecture.parameters / 1e9:.2f} billion parameters{room}){_look(out)}",
@@ -125,10 +120,7 @@ def for_model(
 @_deployment
 @gpu_file_option
 @click.option(
-    "--efficiency",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=None,
-    help="Folder of measured kernel efficiencies (gemm/, mha/).  [default: smooth curves]",
+    "--efficiency", type=FOLDER, help="Folder of measured kernel efficiencies (gemm/, mha/).  [default: smooth curves]"
 )
 @click.option(
     "--mixed",
@@ -148,7 +140,6 @@ def roofline(
     efficiency: Path | None,
     mixed: Mixed,
     out: Path,
-    form: str | None,
 ) -> None:
     """Make a release of the roofline of a model, from its CONFIG (config.json); nothing is fitted.
 
@@ -168,7 +159,7 @@ def roofline(
     )
     latency = RooflineModel(architecture, gpu, tensor_parallelism, mixed, tables)
     release = roofline_release(out.stem, model, gpu.name, latency)
-    _write(form, out, release, _look(out), {"model": model})
+    _write(out, release, _look(out), {"model": model})
 
 
 @verb("silicon", short_help="Make a release from measured operator times.")
@@ -180,8 +171,8 @@ def roofline(
     show_default=True,
     help="GPUs that split the experts.",
 )
-@click.option("--dtype", default=None, metavar="NAME", help="Of the weights, e.g. fp8.  [default: as CONFIG says]")
-@click.option("--kv-cache-dtype", default=None, metavar="NAME", help="Of the KV cache.  [default: as CONFIG says]")
+@click.option("--dtype", metavar="NAME", help="Of the weights, e.g. fp8.  [default: as CONFIG says]")
+@click.option("--kv-cache-dtype", metavar="NAME", help="Of the KV cache.  [default: as CONFIG says]")
 @_out_option
 @form_options
 def silicon(
@@ -193,7 +184,6 @@ def silicon(
     dtype: str | None,
     kv_cache_dtype: str | None,
     out: Path,
-    form: str | None,
 ) -> None:
     """Make a release from measured operator times of a GPU, for a model with a CONFIG (config.json).
 
@@ -213,7 +203,6 @@ def silicon(
     )
     release, tabulated = silicon_release(out.stem, model, deployment)
     _write(
-        form,
         out,
         release,
         f": {tabulated.tables.source}; interpolation is off by {tabulated.mean_error:.1%} on average, "
@@ -236,17 +225,11 @@ def silicon(
     metavar="NAME",
     help="Slug, alias or pattern of recordings with step records; may be given several times.",
 )
-@click.option(
-    "--delays",
-    default=None,
-    metavar="RELEASE",
-    shell_complete=complete_releases,
-    help="Release whose delays around the engine to take.  [default: our own]",
-)
+@release_option("--delays", help_text="Release whose delays around the engine to take.  [default: our own]")
 @_out_option
 @store_option
 @form_options
-def trees(names: tuple[str, ...], delays: str | None, out: Path, store_path: Path, form: str | None) -> None:
+def trees(names: tuple[str, ...], delays: str | None, out: Path, store_path: Path) -> None:
     """Fit gradient-boosted trees to recorded step cycles, and make a release of them.
 
     Needs LightGBM (pip install 'blis-replay[trees]') to fit, and nothing to run. They do not
@@ -266,7 +249,6 @@ def trees(names: tuple[str, ...], delays: str | None, out: Path, store_path: Pat
         recordings = [read_stored(store, slug) for slug in recorded_experiments(store, names)]
     release = trees_release(recordings, out.stem, load_release(delays or DEFAULT_RELEASE))
     _write(
-        form,
         out,
         release,
         f"; compare it with steps: blis-replay coefficients steps --experiment NAME --coefficients {out}",
@@ -275,15 +257,13 @@ def trees(names: tuple[str, ...], delays: str | None, out: Path, store_path: Pat
 
 
 @verb("import-stepml", short_help="Turn a StepML artifact into a release.")
-@click.argument("artifact", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("artifact", type=FILE)
 @click.option("--model", required=True, metavar="NAME", help="The model that these coefficients are of.")
 @click.option("--tensor-parallelism", type=click.IntRange(min=1), required=True, help="And its GPUs.")
 @click.option("--hardware", default="not stated", help="And their kind, e.g. H100.")
 @_out_option
 @form_options
-def import_stepml(
-    artifact: Path, model: str, tensor_parallelism: int, hardware: str, out: Path, form: str | None
-) -> None:
+def import_stepml(artifact: Path, model: str, tensor_parallelism: int, hardware: str, out: Path) -> None:
     """Turn a StepML artifact (JSON) into a release that every verb takes.
 
     Regimes, `expm1`, floor with cap, and the five delays are kept. An artifact does not say
@@ -298,18 +278,16 @@ def import_stepml(
     from blis_replay.replay.release_file import release_of_stepml
 
     release = release_of_stepml(artifact, out.stem, model, tensor_parallelism, hardware)
-    _write(form, out, release, _look(out), {"model": model})
+    _write(out, release, _look(out), {"model": model})
 
 
 @verb("import-defaults", short_help="Turn a BLIS defaults.yaml into a release.")
-@click.argument("defaults", type=click.Path(path_type=Path, dir_okay=False))
-@click.option(
-    "--gpu", default=None, metavar="NAME", help="As the file calls it, e.g. H100; needed where it has several."
-)
-@click.option("--vllm-version", default=None, help="Needed where the file has several of one model.")
+@click.argument("defaults", type=FILE)
+@click.option("--gpu", metavar="NAME", help="As the file calls it, e.g. H100; needed where it has several.")
+@click.option("--vllm-version", help="Needed where the file has several of one model.")
 @_out_option
 @form_options
-def import_defaults(defaults: Path, gpu: str | None, vllm_version: str | None, out: Path, form: str | None) -> None:
+def import_defaults(defaults: Path, gpu: str | None, vllm_version: str | None, out: Path) -> None:
     """Turn a BLIS defaults.yaml (of a build with blackbox models) into a release.
 
     Alphas and betas are kept, to whole ns; KV blocks, losses and workload presets are not
@@ -324,7 +302,7 @@ def import_defaults(defaults: Path, gpu: str | None, vllm_version: str | None, o
     release = release_of_defaults(defaults, out.stem, gpu, vllm_version)
     models = [f"{entry.model} tp {entry.tensor_parallelism}" for entry in release.models]
     known = {"models": models, "hardware": release.hardware}
-    _write(form, out, release, f" ({len(models)} models){_look(out)}", known)
+    _write(out, release, f" ({len(models)} models){_look(out)}", known)
 
 
 @verb("export-defaults", short_help="Write a release as the defaults.yaml of BLIS.")
@@ -338,7 +316,7 @@ def import_defaults(defaults: Path, gpu: str | None, vllm_version: str | None, o
 )
 @click.option("--out", "-o", type=OUT_FILE, required=True, help="The file to write.")
 @form_options
-def export_defaults(release: str, vllm_version: str, context_tokens: float, out: Path, form: str | None) -> None:
+def export_defaults(release: str, vllm_version: str, context_tokens: float, out: Path) -> None:
     """Write a release as the defaults.yaml of BLIS (of a build with blackbox models).
 
     What BLIS does not have, and models that are no line, are named on standard error.
@@ -358,9 +336,8 @@ def export_defaults(release: str, vllm_version: str, context_tokens: float, out:
     for sentence in defaults.not_carried:
         click.echo(wrap(f"not carried: {sentence}"), err=True)
     print_answer(
-        form,
         one_line(
             f"wrote {out}; BLIS takes it with --defaults-filepath {out}",
             {"defaults": str(out), "release": loaded.name, "not_carried": list(defaults.not_carried)},
-        ),
+        )
     )

@@ -9,10 +9,11 @@ import click
 
 from blis_replay.validate.cli.options import (
     coefficients_option,
-    complete_experiments,
     form_options,
+    name_option,
     print_answer,
     store_option,
+    timeout_option,
     verb,
 )
 from blis_replay.validate.cli.progress import progress_line
@@ -24,16 +25,9 @@ if TYPE_CHECKING:
 
 @verb("compare")
 @click.argument("sides", nargs=-1, metavar="[A B | EXPERIMENT...]")
-@click.option(
-    "--experiment",
-    "-e",
-    default=None,
-    metavar="NAME",
-    shell_complete=complete_experiments,
-    help="Slug or alias, for a release or a simulator.",
-)
+@name_option("experiment", "Slug or alias, for a release or a simulator.")
 @coefficients_option
-@click.option("--blis-binary", default=None, metavar="PATH", help="The BLIS binary, for a side that is blis.")
+@click.option("--blis-binary", metavar="PATH", help="The BLIS binary, for a side that is blis.")
 @click.option(
     "--simulators",
     "asked",
@@ -44,14 +38,7 @@ if TYPE_CHECKING:
     "vidur[-fitted][:PYTHON or CHECKOUT], llmservingsim:TABLE, blis[-MODEL], 'cmd:PATH ARGS'.",
 )
 @click.option("--explain", is_flag=True, help="With --simulators: say what costs each simulator most (slow).")
-@click.option(
-    "--simulator-timeout",
-    type=click.FloatRange(0, min_open=True),
-    default=600.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="End a run of another simulator after this long.",
-)
+@timeout_option()
 @click.option("--published", is_flag=True, help="Our errors beside those that other simulators published.")
 @click.option(
     "--held-out", "unseen", is_flag=True, help="With --published: only what our coefficients were not fitted on."
@@ -66,12 +53,11 @@ def compare_verb(
     blis_binary: str | None,
     asked: tuple[str, ...],
     explain: bool,
-    simulator_timeout: float,
+    timeout_s: float,
     published: bool,
     unseen: bool,
     list_them: bool,
     store_path: Path,
-    form: str | None,
 ) -> int:
     """Two of anything side by side: which numbers differ, by how much, and what changed.
 
@@ -100,8 +86,8 @@ def compare_verb(
     if asked:
         if published or unseen or list_them or experiment:
             raise click.UsageError("--simulators goes with experiments alone; leave other choices out")
-        board = _simulators(store_path, sides, asked, explain, coefficients, blis_binary, simulator_timeout)
-        return print_answer(form, board)
+        board = _simulators(store_path, sides, asked, explain, coefficients, blis_binary, timeout_s)
+        return print_answer(board)
     if explain:
         raise click.UsageError("--explain goes with --simulators; name both")
     if (len(sides) == 2) + published + list_them != 1 or len(sides) not in (0, 2):
@@ -115,7 +101,7 @@ def compare_verb(
             answer = _runs(store, experiment)
         else:
             answer = _two(store, sides, experiment, coefficients, blis_binary)
-    return print_answer(form, answer)
+    return print_answer(answer)
 
 
 def _two(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import click
 
@@ -14,13 +14,13 @@ from blis_replay.validate.cli.options import (
     DURATION,
     OUT_FILE,
     coefficients_option,
-    complete_releases,
     executor_options,
     experiment_option,
     experiments_options,
     form_options,
     given_options,
     print_answer,
+    release_option,
     replay_option,
     store_option,
     verb,
@@ -28,19 +28,16 @@ from blis_replay.validate.cli.options import (
 from blis_replay.validate.cli.progress import progress_line
 
 if TYPE_CHECKING:
-    from blis_replay.replay.executors import ExecutorName
+    from blis_replay.replay.executors import Workers
 
 
 @verb("attribute")
 @experiment_option
 @coefficients_option
 @replay_option
-@click.option(
+@release_option(
     "--reference",
-    default=None,
-    metavar="RELEASE",
-    shell_complete=complete_releases,
-    help="Release whose coefficients stand in for what was not recorded, or none.  "
+    help_text="Release whose coefficients stand in for what was not recorded, or none.  "
     "[default: that which ships for the experiment]",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=42, show_default=True, help="Of the resampling.")
@@ -53,10 +50,8 @@ def explain_verb(
     mode_text: str,
     reference: str | None,
     seed: int,
-    executor: ExecutorName,
-    workers: int | None,
     store_path: Path,
-    form: str | None,
+    **workers: Unpack[Workers],
 ) -> None:
     """Say which component of the simulator its error comes from.
 
@@ -96,23 +91,20 @@ def explain_verb(
             token_gaps=gaps,
             options=given_options(coefficients, store_path),
             seed=seed,
-            executor=executor,
-            workers=workers,
             progress=progress,
+            **workers,
         )
-    print_answer(form, attribution_answer(attribution))
+    print_answer(attribution_answer(attribution))
 
 
 @verb("segments")
 @experiment_option
 @coefficients_option
 @replay_option
-@click.option("--out", "-o", type=OUT_FILE, default=None, help="Write every request (.parquet, .csv).")
+@click.option("--out", "-o", type=OUT_FILE, help="Write every request (.parquet, .csv).")
 @store_option
 @form_options
-def segments_verb(
-    name: str, coefficients: str | None, mode_text: str, out: Path | None, store_path: Path, form: str | None
-) -> None:
+def segments_verb(name: str, coefficients: str | None, mode_text: str, out: Path | None, store_path: Path) -> None:
     """Lay the way of a request side by side, observed and simulated.
 
     Send to queue, queue wait, prefill, decode, delivery: on either side they sum to E2E.  What
@@ -139,19 +131,13 @@ def segments_verb(
         frame = segment_frame(segments)
         with whole_file(out) as file:
             frame.write_parquet(file) if out.suffix == ".parquet" else frame.write_csv(file)
-    print_answer(form, segments_answer(segments))
+    print_answer(segments_answer(segments))
 
 
 @verb("report")
 @experiments_options
 @coefficients_option
-@click.option(
-    "--baseline",
-    default=None,
-    metavar="RELEASE",
-    shell_complete=complete_releases,
-    help="Another one, whose errors are shown below in the overview.",
-)
+@release_option("--baseline", help_text="Another one, whose errors are shown below in the overview.")
 @replay_option
 @click.option("--out", "-o", type=OUT_FILE, required=True, help="The HTML file to write.")
 @store_option
@@ -164,7 +150,6 @@ def report_verb(
     baseline: str | None,
     mode_text: str,
     store_path: Path,
-    form: str | None,
 ) -> None:
     """Write one HTML page with the verdicts and all of their evidence.
 
@@ -204,25 +189,19 @@ def report_verb(
             store_path, slugs, release, mode, baseline=before, ships=ships, command=again, progress=progress
         )
     size = write_whole(out, written.html)
-    print_answer(form, report_answer(written, out, size))
+    print_answer(report_answer(written, out, size))
 
 
 @verb("timeline")
 @experiment_option
 @coefficients_option
 @replay_option
-@click.option("--from", "from_us", type=DURATION, default=None, help="Where the window begins.  [default: 0s]")
-@click.option("--for", "length_us", type=DURATION, default=None, help="How long it is.  [default: 5s]")
+@click.option("--from", "from_us", type=DURATION, help="Where the window begins.  [default: 0s]")
+@click.option("--for", "length_us", type=DURATION, help="How long it is.  [default: 5s]")
+@click.option("--around", type=click.Choice(["worst"]), help="Or the middle: the request that is off by most time.")
+@click.option("--request", metavar="ID", help="Or a window that holds this request, and only its lanes.")
 @click.option(
-    "--around", type=click.Choice(["worst"]), default=None, help="Or the middle: the request that is off by most time."
-)
-@click.option("--request", default=None, metavar="ID", help="Or a window that holds this request, and only its lanes.")
-@click.option(
-    "--out",
-    "-o",
-    type=OUT_FILE,
-    required=True,
-    help="The file: .json (Chrome trace events) or .pftrace (Perfetto).",
+    "--out", "-o", type=OUT_FILE, required=True, help="The file: .json (Chrome trace events) or .pftrace (Perfetto)."
 )
 @store_option
 @form_options
@@ -236,7 +215,6 @@ def timeline_verb(
     coefficients: str | None,
     mode_text: str,
     store_path: Path,
-    form: str | None,
 ) -> None:
     """Write a window of a run for a trace viewer, observed and simulated on one clock.
 
@@ -273,4 +251,4 @@ def timeline_verb(
     write_timeline(shown, out)
     if shown.absent:
         click.echo(f"absent, because not recorded: {'; '.join(shown.absent)}", err=True)
-    print_answer(form, timeline_answer(shown, out))
+    print_answer(timeline_answer(shown, out))

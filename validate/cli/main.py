@@ -149,7 +149,6 @@ class LazyGroup(click.Group):
 @click.option(
     "--lock-timeout",
     type=click.FloatRange(0),
-    default=None,
     metavar="SECONDS",
     help="How long to wait for a store that another process has open.  [default: 60]",
 )

@@ -30,12 +30,16 @@ _FORMS = {".html": "html", ".json": "json", ".csv": "csv", ".md": "markdown"}
 _OTHER_KINDS = {".xlsx", ".xls", ".ods", ".pdf", ".parquet", ".png", ".svg"}
 
 
+FILE = click.Path(path_type=Path, dir_okay=False)
+FOLDER = click.Path(path_type=Path, file_okay=False)
+
+
 def store_option(command: Command) -> Command:
     """``--store``: where the ground-truth store is."""
     return click.option(
         "--store",
         "store_path",
-        type=click.Path(path_type=Path, dir_okay=False),
+        type=FILE,
         default=STORE_DEFAULT,
         envvar="BLIS_REPLAY_STORE",
         show_default=True,
@@ -69,7 +73,7 @@ def one_experiment(*, required: bool) -> Callable[[Command], Command]:
                 raise click.UsageError("name an experiment; list them with `blis-replay list`")
             return command(*args, name=chosen[0] if chosen else None, **options)
 
-        return cast("Command", _positional("[EXPERIMENT]")(_experiment_option("name", "Slug or alias.")(with_name)))
+        return cast("Command", _positional("[EXPERIMENT]")(name_option("name", "Slug or alias.")(with_name)))
 
     return named
 
@@ -91,9 +95,8 @@ def selector_option(default: str, option: str = "--experiment") -> Callable[[Com
         def with_names(*args: Any, positional: tuple[str, ...], names: tuple[str, ...], **options: Any) -> Any:
             return command(*args, names=(*positional, *names), **options)
 
-        return cast(
-            "Command", _positional("[EXPERIMENT]...")(_experiment_option("names", help_text, option)(with_names))
-        )
+        every = name_option("names", help_text, option, several=True)
+        return cast("Command", _positional("[EXPERIMENT]...")(every(with_names)))
 
     return named
 
@@ -102,15 +105,13 @@ def _positional(metavar: str) -> Callable[[Command], Command]:
     return click.argument("positional", nargs=-1, metavar=metavar, shell_complete=complete_experiments)
 
 
-def _experiment_option(name: str, help_text: str, option: str = "--experiment") -> Callable[[Command], Command]:
+def name_option(
+    name: str, help_text: str, option: str = "--experiment", *, several: bool = False
+) -> Callable[[Command], Command]:
+    """An option that names an experiment, or ``several``."""
     short = ["-e"] if option == "--experiment" else []
-    return click.option(
-        *(option, *short, name),
-        multiple=name == "names",
-        metavar="NAME",
-        help=help_text,
-        shell_complete=complete_experiments,
-    )
+    shown: dict[str, Any] = {"metavar": "NAME", "help": help_text, "shell_complete": complete_experiments}
+    return click.option(*(option, *short, name), multiple=several, **shown)
 
 
 def complete_experiments(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
@@ -142,9 +143,7 @@ def repeat_option(command: Command) -> Command:
         "Another recording of the same load on the same server; may be given several times. No error is a failure "
         "that is smaller than the difference of two of them."
     )
-    return click.option(
-        "--repeat", "repeats", multiple=True, metavar="NAME", help=help_text, shell_complete=complete_experiments
-    )(command)
+    return name_option("repeats", help_text, "--repeat", several=True)(command)
 
 
 def slo_option(command: Command) -> Command:
@@ -152,32 +151,42 @@ def slo_option(command: Command) -> Command:
     help_text = (
         "Say whether limits such as ttft.p95=500ms,itl.p95=50ms hold, and what share of the requests is within them."
     )
-    return click.option("--slo", default=None, metavar="LIMITS", help=help_text)(command)
+    return click.option("--slo", metavar="LIMITS", help=help_text)(command)
+
+
+def release_option(*names: str, help_text: str, **settings: Any) -> Callable[[Command], Command]:
+    """An option that names a release."""
+    return click.option(*names, metavar="RELEASE", shell_complete=complete_releases, help=help_text, **settings)
+
+
+def timeout_option(*former: str) -> Callable[[Command], Command]:
+    """``--simulator-timeout`` in seconds, with its ``former`` names."""
+    return click.option(
+        *("--simulator-timeout", *former, "timeout_s"),
+        type=click.FloatRange(0, min_open=True),
+        default=600.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="End a run of another simulator after this long.",
+    )
 
 
 def coefficients_option(command: Command) -> Command:
     """``--coefficients``: the release to replay with, None for the one that ships for the experiment."""
     help_text = "A release that ships, or a YAML file.  [default: that which ships for the experiment]"
-    return click.option(
-        "--coefficients", default=None, metavar="RELEASE", help=help_text, shell_complete=complete_releases
-    )(command)
+    return release_option("--coefficients", help_text=help_text)(command)
 
 
 def gpu_file_option(command: Command) -> Command:
     """``--gpu-file`` as ``gpu_file``: datasheets of GPUs that do not ship."""
-    return click.option(
-        "--gpu-file",
-        type=click.Path(path_type=Path, dir_okay=False),
-        default=None,
-        metavar="FILE",
-        help="YAML with datasheets of other GPUs (docs/physical.md).",
-    )(command)
+    help_text = "YAML with datasheets of other GPUs (docs/physical.md)."
+    return click.option("--gpu-file", type=FILE, metavar="FILE", help=help_text)(command)
 
 
 def another_gpu_options(command: Command) -> Command:
     """``--gpu`` and ``--gpu-file``: run coefficients that follow from a datasheet on another GPU."""
     help_text = "Another GPU, for coefficients that follow from a datasheet.  [default: the only one of --gpu-file]"
-    return click.option("--gpu", default=None, metavar="NAME", help=help_text)(gpu_file_option(command))
+    return click.option("--gpu", metavar="NAME", help=help_text)(gpu_file_option(command))
 
 
 def release_on_gpu(release: CoefficientRelease, gpu: str | None, gpu_file: Path | None) -> CoefficientRelease:
@@ -202,7 +211,7 @@ def replay_option(command: Command) -> Command:
 
 
 def form_options(command: Command) -> Command:
-    """What every verb has that answers: ``--format`` as ``form`` (None: text), its short names, ``-v`` and ``-q``."""
+    """What every verb has that answers: ``--format``, its short names, ``-v`` and ``-q``."""
     for switch, name, what in (
         ("-q", "quiet", "Print no answer and no progress; the exit code answers."),
         ("-v", "verbose", "Print everything: every number, assumption and finding."),
@@ -219,7 +228,7 @@ def form_options(command: Command) -> Command:
         "-f",
         "form",
         type=click.Choice(["text", "json", "csv", "markdown"]),
-        default=None,
+        expose_value=False,
         callback=_form,
         help="Print the answer as.  [default: text]",
     )(command)
@@ -260,13 +269,18 @@ def asked_form() -> str | None:
     return None if form == "text" else form
 
 
-def print_answer(form: str | None, answer: Answer) -> int:
+def ask_form(ctx: click.Context, form: str | None) -> None:
+    """Have the answers of a command be in a form; None: as text."""
+    ctx.meta[f"{_META}.form"] = form
+
+
+def print_answer(answer: Answer) -> int:
     """Print an answer as text, or in the form asked for, to where it is wanted; its exit code."""
     from blis_replay.validate.text.answer import csv, markdown, page_json, page_text
 
     meta = click.get_current_context().meta
     file: Path | None = meta.get(f"{_META}.out")
-    form = form or asked_form()
+    form = asked_form()
     if form is None and file is not None and meta.get(f"{_META}.form") is None:
         form = _FORMS.get(file.suffix)
     if form == "html":
@@ -330,27 +344,29 @@ def executor_options(command: Command) -> Command:
         help="Processes of this machine where they save time, this one only, or a Ray cluster (RAY_ADDRESS; "
         "without it a Ray of this machine).",
     )
-    workers = click.option(
-        "--workers", type=click.IntRange(1), default=None, help="Processes at most.  [default: one a processor]"
-    )
+    workers = click.option("--workers", type=click.IntRange(1), help="Processes at most.  [default: one a processor]")
     return chosen(workers(command))
 
 
-class Window(click.ParamType[tuple[float, float]]):
-    """A share of a run by arrival time, written ``0.6:1``."""
+class Shares(click.ParamType[tuple[float, float]]):
+    """Two shares of a run, written ``0.6:1``, of which a rule ``holds``.
 
-    name = "from:to"
+    ``not_two``, ``broken``: what the value is not, and what to write.
+    """
+
+    def __init__(self, name: str, not_two: str, broken: str, holds: Callable[[float, float], bool]) -> None:
+        self.name, self.not_two, self.broken, self.holds = name, not_two, broken, holds
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, float]:
-        """``(low, high)`` with 0 <= low < high <= 1."""
+        """Both of them."""
         if isinstance(value, tuple):
             return value
         try:
             low, high = (float(part) for part in str(value).split(":"))
         except ValueError:
-            self.fail(f"{value!r} is not a window; write e.g. 0.6:1 for the last 40 % of the run", param, ctx)
-        if not 0 <= low < high <= 1:
-            self.fail(f"{value!r} is not a window; use 0 <= from < to <= 1", param, ctx)
+            self.fail(f"{value!r} is not {self.not_two}", param, ctx)
+        if not self.holds(low, high):
+            self.fail(f"{value!r} is not {self.broken}", param, ctx)
         return low, high
 
 
@@ -370,7 +386,10 @@ class Duration(click.ParamType[int]):
         return round(float(matched[1]) * self._UNITS[matched[2]])
 
 
-WINDOW = Window()
+WINDOW = Shares(
+    *("from:to", "a window; write e.g. 0.6:1 for the last 40 % of the run", "a window; use 0 <= from < to <= 1"),
+    lambda low, high: 0 <= low < high <= 1,
+)
 OUT_FILE = OutFile()
 DURATION = Duration()
 

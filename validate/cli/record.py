@@ -16,7 +16,16 @@ import click
 
 from blis_replay.compiled.errors import require_extra
 from blis_replay.ingest.errors import printable
-from blis_replay.validate.cli.options import asked_form, form_options, print_answer, store_option, verb
+from blis_replay.validate.cli.options import (
+    FILE,
+    FOLDER,
+    ask_form,
+    asked_form,
+    form_options,
+    print_answer,
+    store_option,
+    verb,
+)
 from blis_replay.validate.cli.progress import progress_line
 from blis_replay.validate.text.answer import Answer
 
@@ -33,7 +42,7 @@ if TYPE_CHECKING:
     "--out",
     "-o",
     "directory",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=FOLDER,
     help="The experiment's directory; its name becomes the experiment's.  [default: one in runs/, by date and model]",
 )
 @click.option(
@@ -132,7 +141,7 @@ class _Form(click.Choice[str]):
 @click.option(
     "--engine",
     "engine_file",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     help="YAML of engine arguments, e.g. `num_gpu_blocks: 26603`; kept for later ingests of the experiment.",
 )
 @click.option(
@@ -149,7 +158,6 @@ def ingest_verb(
     engine_file: Path | None,
     even_worse: bool,
     store_path: Path,
-    form: str | None,
 ) -> int:
     """Read experiments, as load generators and vLLM leave them, into the store.
 
@@ -173,7 +181,7 @@ def ingest_verb(
     from blis_replay.ingest.readers.discovery import FORMATS, sources_of
     from blis_replay.ingest.readers.tables.columns import given_columns
 
-    file_format, form = file_format or click.get_current_context().meta.get(_FORMER_FORMAT, ""), form or asked_form()
+    file_format, form = file_format or click.get_current_context().meta.get(_FORMER_FORMAT, ""), asked_form()
     if file_format and file_format not in FORMATS:
         raise click.BadParameter(
             f"{printable(file_format)} is not one of {', '.join(FORMATS)}", param_hint="--input-format"
@@ -204,7 +212,7 @@ def ingest_verb(
             click.echo(_line(outcome))
     if form is not None:
         document = {"ingested": [vars(outcome) for outcome in outcomes], "refused": refused}
-        print_answer(form, Answer([], document, outcomes_table(outcomes)))
+        print_answer(Answer([], document, outcomes_table(outcomes)))
     return 3 if refused else 0
 
 
@@ -255,7 +263,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
     "--out",
     "-o",
     "directory",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=FOLDER,
     required=True,
     help="The experiment's directory; its name becomes the experiment's.",
 )
@@ -335,9 +343,8 @@ def collect_verb(
     click.echo(json.dumps({"collected": answer.document}) if as_json else str(answer))
     if not ingest or not segments(settings.directory):
         return 0
-    code: int = ctx.invoke(
-        ingest_verb, paths=(str(settings.directory),), store_path=store_path, form="json" if as_json else None
-    )
+    ask_form(ctx, "json" if as_json else None)
+    code: int = ctx.invoke(ingest_verb, paths=(str(settings.directory),), store_path=store_path)
     return code
 
 

@@ -22,7 +22,7 @@ from blis_replay.validate.text.answer import one_line
 @verb("experiments")
 @store_option
 @form_options
-def list_verb(store_path: Path, form: str | None) -> None:
+def list_verb(store_path: Path) -> None:
     """List the experiments of the store and those that ship with the package.
 
     \b
@@ -33,23 +33,18 @@ def list_verb(store_path: Path, form: str | None) -> None:
     """
     from blis_replay.validate.inspection import experiments_answer
 
-    print_answer(form, experiments_answer(store_path))
+    print_answer(experiments_answer(store_path))
 
 
 @verb("inspect")
 @one_experiment(required=False)
 @click.option(
-    "--check",
-    "check",
-    default=None,
-    metavar="NAME",
-    help="The evidence of one instrument check.",
-    shell_complete=complete_checks,
+    "--check", "check", metavar="NAME", help="The evidence of one instrument check.", shell_complete=complete_checks
 )
 @click.option("--checks", "list_checks", is_flag=True, help="List the instrument checks.")
 @store_option
 @form_options
-def inspect_verb(name: str | None, check: str | None, list_checks: bool, store_path: Path, form: str | None) -> None:
+def inspect_verb(name: str | None, check: str | None, list_checks: bool, store_path: Path) -> None:
     """Show what a recording holds and what its instrument checks found.
 
     Engine arguments are listed with their source; what the recording lacks is named.
@@ -71,7 +66,7 @@ def inspect_verb(name: str | None, check: str | None, list_checks: bool, store_p
     from blis_replay.validate.schedule import SCHEDULE_CHECK, schedule_evidence
 
     if list_checks:
-        print_answer(form, checks_answer(check_names() | {SCHEDULE_CHECK.name: SCHEDULE_CHECK.measures}))
+        print_answer(checks_answer(check_names() | {SCHEDULE_CHECK.name: SCHEDULE_CHECK.measures}))
         return
     if name is None:
         raise click.UsageError("name an experiment, or list the checks with --checks")
@@ -88,7 +83,7 @@ def inspect_verb(name: str | None, check: str | None, list_checks: bool, store_p
         else:
             evidence = schedule_evidence if chosen is SCHEDULE_CHECK else partial(check_evidence, check=chosen)
             answer = evidence_answer(evidence(store, slug))
-    print_answer(form, answer)
+    print_answer(answer)
 
 
 # As in replay.export.TARGETS, whose import would make help slow; a test compares the two.
@@ -102,13 +97,12 @@ TARGETS = ("tracev2", "legacy-csv", "mooncake", "parquet")
     "--out",
     "-o",
     type=click.Path(path_type=Path),
-    default=None,
     help="File, or folder for tracev2.  [default: called like the alias]",
 )
 @click.option("--force", is_flag=True, help="Replace what is there.")
 @store_option
 @form_options
-def export_verb(name: str, target: str, out: Path | None, force: bool, store_path: Path, form: str | None) -> None:
+def export_verb(name: str, target: str, out: Path | None, force: bool, store_path: Path) -> None:
     """Write the requests of an experiment so that other simulators can replay them.
 
     tracev2 is BLIS's format (a folder with trace.yaml and trace.csv), legacy-csv the one
@@ -130,7 +124,6 @@ def export_verb(name: str, target: str, out: Path | None, force: bool, store_pat
     if done.not_carried:
         click.echo(f"not carried by {target}: {', '.join(done.not_carried)}", err=True)
     print_answer(
-        form,
         one_line(
             f"{recording.alias}: {done.requests:,} requests in {', '.join(map(str, done.files))}",
             {
@@ -141,5 +134,5 @@ def export_verb(name: str, target: str, out: Path | None, force: bool, store_pat
                 "files": [str(path) for path in done.files],
                 "not_carried": list(done.not_carried),
             },
-        ),
+        )
     )

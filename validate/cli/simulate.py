@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import click
 
 from blis_replay.compiled.files import write_whole
 from blis_replay.validate.cli.options import (
+    FILE,
+    FOLDER,
     another_gpu_options,
     coefficients_option,
-    complete_experiments,
-    complete_releases,
     executor_options,
     experiment_option,
     form_options,
+    name_option,
     print_answer,
     release_on_gpu,
+    release_option,
     slo_option,
     store_option,
     verb,
@@ -25,7 +27,7 @@ from blis_replay.validate.cli.options import (
 from blis_replay.validate.cli.progress import progress_line
 
 if TYPE_CHECKING:
-    from blis_replay.replay.executors import ExecutorName
+    from blis_replay.replay.executors import Workers
     from blis_replay.validate.load_search import Load
 
 
@@ -41,60 +43,21 @@ def _complete_routers(_ctx: click.Context, _param: click.Parameter, incomplete: 
 
 
 @verb("simulate")
+@click.option("--requests", "requests_path", type=FILE, help="Request table: .csv, .jsonl or .parquet.")
+@name_option("name", "Or the requests of a recording: slug or alias.")
+@click.option("--workload", "workload_path", type=FILE, help="Or made-up requests: a YAML file (docs/workloads.md).")
 @click.option(
-    "--requests",
-    "requests_path",
-    type=click.Path(path_type=Path, dir_okay=False),
-    default=None,
-    help="Request table: .csv, .jsonl or .parquet.",
+    "--engine", "engine_path", type=FILE, required=True, help="YAML with engine arguments under vLLM's names."
 )
-@click.option(
-    "--experiment",
-    "-e",
-    "name",
-    default=None,
-    metavar="NAME",
-    shell_complete=complete_experiments,
-    help="Or the requests of a recording: slug or alias.",
-)
-@click.option(
-    "--workload",
-    "workload_path",
-    type=click.Path(path_type=Path, dir_okay=False),
-    default=None,
-    help="Or made-up requests: a YAML file (docs/workloads.md).",
-)
-@click.option(
-    "--engine",
-    "engine_path",
-    type=click.Path(path_type=Path, dir_okay=False),
-    required=True,
-    help="YAML with engine arguments under vLLM's names.",
-)
-@click.option(
-    "--coefficients",
-    required=True,
-    metavar="RELEASE",
-    shell_complete=complete_releases,
-    help="A release that ships, or a YAML file.",
-)
-@click.option("--model", default=None, metavar="NAME", help="Which model of the release, where it has several.")
-@click.option(
-    "--tensor-parallelism", type=click.IntRange(1), default=None, help="And on how many GPUs, where that is not enough."
-)
+@release_option("--coefficients", required=True, help_text="A release that ships, or a YAML file.")
+@click.option("--model", metavar="NAME", help="Which model of the release, where it has several.")
+@click.option("--tensor-parallelism", type=click.IntRange(1), help="And on how many GPUs, where that is not enough.")
 @another_gpu_options
-@click.option(
-    "--out",
-    "-o",
-    type=click.Path(path_type=Path, file_okay=False),
-    required=True,
-    help="Folder for the tables and summary.",
-)
+@click.option("--out", "-o", type=FOLDER, required=True, help="Folder for the tables and summary.")
 @click.option("--instances", type=click.IntRange(1, 1000), default=1, show_default=True, help="Engines of a cluster.")
 @click.option(
     "--router",
     "router_text",
-    default=None,
     metavar="NAME",
     shell_complete=_complete_routers,
     help="Who gets a request: round-robin, least-loaded, random, always-busiest, or weighted, with weights as in "
@@ -103,18 +66,14 @@ def _complete_routers(_ctx: click.Context, _param: click.Parameter, incomplete: 
 @click.option(
     "--concurrency",
     type=click.IntRange(1, 1_000_000),
-    default=None,
     help="So many clients, each of which sends its next request when the one before is answered; arrivals of the table "
     "are not used.",
 )
-@click.option(
-    "--think-time", "think_ms", type=click.FloatRange(0, 1e9), default=None, metavar="MS", help="And so much later."
-)
+@click.option("--think-time", "think_ms", type=click.FloatRange(0, 1e9), metavar="MS", help="And so much later.")
 @click.option(
     "--ramp",
     "ramp_s",
     type=click.FloatRange(0, 1e6),
-    default=None,
     metavar="SECONDS",
     help="The first requests of these clients are sent evenly over this time.",
 )
@@ -143,7 +102,6 @@ def simulate_verb(
     force: bool,
     csv_tables: bool,
     store_path: Path,
-    form: str | None,
 ) -> None:
     """Simulate any request table, or the requests of a recording on another engine.
 
@@ -221,7 +179,7 @@ def simulate_verb(
         write_tables(simulation, out, csv_tables)
         answer = simulation_answer(summary(simulation, objectives))
     write_whole(out / "summary.json", page_json(answer.document) + "\n")
-    print_answer(form, answer)
+    print_answer(answer)
 
 
 @verb("whatif")
@@ -238,7 +196,6 @@ def simulate_verb(
 @click.option(
     "--find",
     type=click.Choice(["rate", "concurrency"]),
-    default=None,
     help="Search for the most load within the limits of --slo: how many times as fast the recorded requests may "
     "come, or how many clients may send them.",
 )
@@ -254,10 +211,8 @@ def whatif_verb(
     coefficients: str | None,
     gpu: str | None,
     gpu_file: Path | None,
-    executor: ExecutorName,
-    workers: int | None,
     store_path: Path,
-    form: str | None,
+    **workers: Unpack[Workers],
 ) -> None:
     """Replay the same requests with other engine arguments, or another load.
 
@@ -302,22 +257,12 @@ def whatif_verb(
     if find:
         tried = [change for change in changes if change]
         with progress_line("searching") as progress:
-            most = find_most(
-                recording, release, find, objectives, tried, executor=executor, workers=workers, progress=progress
-            )
-        print_answer(form, load_answer(recording, release, find, objectives, most))
+            most = find_most(recording, release, find, objectives, tried, progress=progress, **workers)
+        print_answer(load_answer(recording, release, find, objectives, most))
         return
     with progress_line("replaying") as progress:
-        found = what_if(
-            recording,
-            release,
-            changes,
-            objectives=objectives,
-            executor=executor,
-            workers=workers,
-            progress=progress,
-        )
-    print_answer(form, whatif_answer(found))
+        found = what_if(recording, release, changes, objectives=objectives, progress=progress, **workers)
+    print_answer(whatif_answer(found))
 
 
 def _pairs(option: str, texts: tuple[str, ...]) -> dict[str, str]:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Unpack
 
 import click
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from blis_replay.blis.verification.workloads import VerificationRow
-    from blis_replay.replay.executors import ExecutorName
+    from blis_replay.replay.executors import Workers
 
 
 _PACKAGES = ("click", "duckdb", "grpcio", "numba", "numpy", "polars", "protobuf", "pyarrow", "scipy")
@@ -153,7 +153,7 @@ def _extra(name: str, mend: str) -> Found:
 @verb("doctor")
 @store_option
 @form_options
-def doctor_verb(store_path: Path, form: str | None) -> int:
+def doctor_verb(store_path: Path) -> int:
     """Say what is installed, where things are kept, and what stands in the way.
 
     Versions, the store, the compiled code (and whether it is warm), optional parts with how to get
@@ -166,7 +166,7 @@ def doctor_verb(store_path: Path, form: str | None) -> int:
 
     Exit codes: 0 nothing stands in the way, 3 something does.
     """
-    return print_answer(form, doctor_answer(diagnose(store_path)))
+    return print_answer(doctor_answer(diagnose(store_path)))
 
 
 _GROUP_COLUMNS = (Column("", "text"), Column("check", "text"), Column("passed", "word"))
@@ -183,11 +183,7 @@ _COLUMNS = (
 def verification_answer(rows: Sequence[VerificationRow], seed: int, quick: bool) -> Answer:
     """The checks with what was measured and expected, and how many passed."""
     cells: list[list[Cell]] = [
-        [
-            _word(row.passed),
-            *(row.check, row.measured, row.expected, row.configuration, row.detail),
-        ]
-        for row in rows
+        [_word(row.passed), *(row.check, row.measured, row.expected, row.configuration, row.detail)] for row in rows
     ]
     passed, records = all(row.passed for row in rows), [asdict(row) for row in rows]
     counted = f"{sum(row.passed for row in rows)} of {len(rows)} checks passed (seed {seed})"
@@ -229,7 +225,7 @@ def _word(passed: bool) -> Toned:
 @click.option("--faults", is_flag=True, help="Plant faults in recordings and simulators, and grade what is said.")
 @click.option("--calibration", is_flag=True, help="Calibrate to servers whose coefficients are known.")
 @form_options
-def verify_verb(quick: bool, seed: int, faults: bool, calibration: bool, form: str | None) -> int:
+def verify_verb(quick: bool, seed: int, faults: bool, calibration: bool) -> int:
     """Check the simulator itself: no recording is needed.
 
     Conservation, determinism, liveness, overload, causality, the limits of every step, phase
@@ -259,18 +255,18 @@ def verify_verb(quick: bool, seed: int, faults: bool, calibration: bool, form: s
 
         with progress_line("planting") as progress:
             board = scoreboard(quick, progress)
-        return print_answer(form, scoreboard_answer(board))
+        return print_answer(scoreboard_answer(board))
     if calibration:
         from blis_replay.validate.calibration.known_servers import fit_all, known_answer
 
         with progress_line("calibrating") as progress:
             fits = fit_all(quick, progress)
-        return print_answer(form, known_answer(fits))
+        return print_answer(known_answer(fits))
     from blis_replay.blis.verification.suite import verify
 
     with progress_line("verifying") as progress:
         rows = list(verify(seed, quick, progress))
-    return print_answer(form, verification_answer(rows, seed, quick))
+    return print_answer(verification_answer(rows, seed, quick))
 
 
 @click.group("study", cls=VerbGroup)
@@ -288,7 +284,7 @@ def study_verb() -> None:
 
 @study_verb.command("list")
 @form_options
-def list_studies(form: str | None) -> None:
+def list_studies() -> None:
     """List the studies that ship with the package.
 
     \b
@@ -304,7 +300,7 @@ def list_studies(form: str | None) -> None:
     records = [{"name": s.name, "family": s.family, "title": s.title, "source": s.source} for s in studies]
     columns = (Column("study", "text"), Column("what it says", "text", below=True))
     page = [Table("", columns, [[s.name, s.title] for s in studies])]
-    print_answer(form, Answer(page, {"studies": records}, table_of(records)))
+    print_answer(Answer(page, {"studies": records}, table_of(records)))
 
 
 @study_verb.command("run")
@@ -313,14 +309,7 @@ def list_studies(form: str | None) -> None:
 @executor_options
 @store_option
 @form_options
-def run(
-    names: tuple[str, ...],
-    every: bool,
-    executor: ExecutorName,
-    workers: int | None,
-    store_path: Path,
-    form: str | None,
-) -> int:
+def run(names: tuple[str, ...], every: bool, store_path: Path, **workers: Unpack[Workers]) -> int:
     """Run studies and judge them: what was measured, effects with intervals over seeds, verdicts.
 
     A check is confirmed if all of its 95 % interval is where it should be, refuted if all of it
@@ -344,8 +333,8 @@ def run(
         raise click.UsageError("name studies, or give --all; `blis-replay study list` names them")
     studies = [load_study(name) for name in dict.fromkeys(names or study_names())]
     with progress_line("running") as progress:
-        results = run_studies(studies, store_path, executor=executor, workers=workers, progress=progress)
-    print_answer(form, studies_answer(results, summary=every))
+        results = run_studies(studies, store_path, progress=progress, **workers)
+    print_answer(studies_answer(results, summary=every))
     if not all(result.passed for result in results):
         return 1
     return 3 if names and any(result.absent for result in results) else 0

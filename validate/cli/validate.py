@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import click
 from click.shell_completion import CompletionItem
@@ -23,12 +23,13 @@ from blis_replay.validate.cli.options import (
     slo_option,
     store_given,
     store_option,
+    timeout_option,
     verb,
 )
 from blis_replay.validate.cli.progress import progress_line
 
 if TYPE_CHECKING:
-    from blis_replay.replay.executors import ExecutorName
+    from blis_replay.replay.executors import Workers
 
 
 class SimulatorName(click.ParamType[str]):
@@ -64,17 +65,8 @@ class SimulatorName(click.ParamType[str]):
     "floor that every simulator should beat: floor:constant or floor:line. A floor is fitted to what the coefficients "
     "were fitted to, or to the experiment of floor:line@EXPERIMENT.",
 )
-@click.option("--blis-binary", default=None, metavar="PATH", help="The BLIS binary, for --simulator blis and both.")
-@click.option(
-    "--simulator-timeout",
-    "--blis-timeout",
-    "blis_timeout",
-    type=click.FloatRange(0, min_open=True),
-    default=600.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="End a run of another simulator after this long.",
-)
+@click.option("--blis-binary", metavar="PATH", help="The BLIS binary, for --simulator blis and both.")
+@timeout_option("--blis-timeout")
 @click.option(
     "--blis-model",
     metavar="release|own|NAME",
@@ -99,16 +91,14 @@ def validate_verb(
     mode_text: str,
     choice: str,
     blis_binary: str | None,
-    blis_timeout: float,
+    timeout_s: float,
     blis_model: str | None,
     by_stage: bool,
     window: tuple[float, float],
     repeats: tuple[str, ...],
     slo: str | None,
-    executor: ExecutorName,
-    workers: int | None,
     store_path: Path,
-    form: str | None,
+    **workers: Unpack[Workers],
 ) -> int:
     """Replay recorded requests through the simulator and compare.
 
@@ -138,8 +128,8 @@ def validate_verb(
         raise click.UsageError(f"--simulator {choice}: the BLIS binary is not named; give --blis-binary PATH")
     if blis_model and choice != "both" and not choice.startswith("blis"):
         raise click.UsageError("--blis-model goes with --simulator blis or both; name one")
-    if not blis_timeout > 0:  # not a number is no limit either
-        raise click.UsageError(f"--simulator-timeout {blis_timeout} is not a time; give seconds")
+    if not timeout_s > 0:  # not a number is no limit either
+        raise click.UsageError(f"--simulator-timeout {timeout_s} is not a time; give seconds")
     if judged := [name for name in repeats if name in names]:
         raise click.UsageError(f"--repeat {judged[0]}: that is what is judged; name another recording of the same load")
     with progress_line("validating") as progress:
@@ -156,7 +146,7 @@ def validate_verb(
         release.refuse_if_invalid()
         objectives = parse_objectives(slo) if slo is not None else ()
         mode = parse_mode(mode_text, release.published_replay)
-        simulators = chosen_simulators(store_path, choice, release, blis_binary or "", blis_timeout, own_model)
+        simulators = chosen_simulators(store_path, choice, release, blis_binary or "", timeout_s, own_model)
         reports = [
             validate_many(
                 store_path,
@@ -169,9 +159,8 @@ def validate_verb(
                 tolerant=everything,
                 repeats=repeats,
                 objectives=objectives,
-                executor=executor,
-                workers=workers,
                 progress=progress,
+                **workers,
             )
             for simulator in simulators
         ]
@@ -183,4 +172,4 @@ def validate_verb(
         reports[1] = replace(reports[1], comparisons=known)
     given = None if mode_text == "exact" else mode_text
     again = repeated(coefficients=coefficients, replay=given, store=store_given())
-    return print_answer(form, validation_answer(reports, summary=everything, again=again))
+    return print_answer(validation_answer(reports, summary=everything, again=again))

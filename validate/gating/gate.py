@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import combinations
+from typing import Unpack
 
 from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.ingest.recording import ARRIVALS
 from blis_replay.ingest.store import Store, list_experiments
-from blis_replay.replay.executors import ExecutorName, map_jobs
-from blis_replay.replay.processes import Progress
+from blis_replay.replay.executors import Pool, map_jobs
 from blis_replay.validate.comparison.capacity import load_is_known
 from blis_replay.validate.comparison.spread import noise_floors
 from blis_replay.validate.errors import NothingToJudgeError
@@ -81,18 +81,15 @@ def gate(
     *,
     extrapolate: bool = False,
     repeats: Sequence[str] = (),
-    executor: ExecutorName = "local",
-    workers: int | None = None,
-    progress: Progress | None = None,
+    **pool: Unpack[Pool],
 ) -> GateReport:
     """Judge a candidate release on experiments.
 
     ``selectors``: as ``select_experiments``; without any, all stored and bundled experiments
     of the models that the candidate has.  ``extrapolate``: judge also where GPU, data type or
     tensor parallelism are not those of the release.
-    ``repeats``: recordings of the same loads, as ``noise_floors``.  ``executor``, ``workers``, ``progress``: of
-    ``map_jobs``.  Raises ``ReleaseError`` for an invalid
-    release, ``UnknownExperimentError`` for a selector that selects nothing,
+    ``repeats``: recordings of the same loads, as ``noise_floors``.  ``pool``: of ``map_jobs``.  Raises ``ReleaseError``
+    for an invalid release, ``UnknownExperimentError`` for a selector that selects nothing,
     ``NothingToJudgeError`` if no experiment is left.
     """
     policy = policy or Policy()
@@ -105,7 +102,7 @@ def gate(
         GateJob(read_observed(store, slug), candidate, baseline, policy, extrapolate, floors.get(slug))
         for slug in slugs
     ]
-    judgements = map_jobs(judge_experiment, jobs, executor=executor, workers=workers, progress=progress)
+    judgements = map_jobs(judge_experiment, jobs, **pool)
     ordered = tuple(sorted(judgements, key=lambda judgement: (judgement.alias, judgement.slug)))
     checks = (*ranking_checks(ordered, policy.ranking), _covered(ordered, policy.coverage))
     return GateReport(candidate, baseline, policy, ordered, checks, left_out)

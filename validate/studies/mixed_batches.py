@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, Unpack
 
 import numpy as np
 import polars as pl
@@ -26,8 +26,7 @@ from blis_replay.compiled.arrays import Bools, Floats, Int64s
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.driver import ReplayRun, replay
-from blis_replay.replay.executors import ExecutorName, map_jobs
-from blis_replay.replay.processes import Progress
+from blis_replay.replay.executors import Pool, map_jobs
 from blis_replay.replay.release_file import roofline_release
 from blis_replay.replay.simulator import model_of
 from blis_replay.strict.document import Text
@@ -171,9 +170,7 @@ def mixed_batches(
     gpu: str | None = None,
     *,
     levelled: bool = False,
-    executor: ExecutorName = "local",
-    workers: int | None = None,
-    progress: Progress | None = None,
+    **pool: Unpack[Pool],
 ) -> MixedBatches:
     """Replay sweeps with the roofline in each of the ``STUDIED`` modes.
 
@@ -189,9 +186,7 @@ def mixed_batches(
     if levelled:
         models = {slug: level(by_slug[slug], model) for slug, model in models.items()}
     jobs = [(slug, mode) for slug in by_slug for mode in STUDIED]
-    answers = map_jobs(
-        partial(mode_errors, by_slug, models), jobs, executor=executor, workers=workers, progress=progress
-    )
+    answers = map_jobs(partial(mode_errors, by_slug, models), jobs, **pool)
     rows = [row for answer in answers for row in answer]
     if not rows:
         raise NothingToJudgeError("none of the recordings has a point of a load sweep; ingest the results of one")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import numpy as np
 
@@ -17,8 +17,7 @@ from blis_replay.blis.verification.theory import LLAMA_8B_TP2, SECOND_SET, Coeff
 from blis_replay.compiled.arrays import Floats
 from blis_replay.ingest.recording import RECORDED, Recording
 from blis_replay.ingest.store import list_experiments, open_for_reading, read_stored
-from blis_replay.replay.executors import ExecutorName, map_jobs
-from blis_replay.replay.processes import Progress
+from blis_replay.replay.executors import Pool, map_jobs
 from blis_replay.validate.metrics.resampling import CONFIDENCE
 
 Verdict = Literal["confirmed", "refuted", "inconclusive"]
@@ -272,10 +271,7 @@ class StudyResult:
 def run_studies(
     studies: Sequence[Study],
     store_path: Path | None = None,
-    *,
-    executor: ExecutorName = "local",
-    workers: int | None = None,
-    progress: Progress | None = None,
+    **pool: Unpack[Pool],
 ) -> list[StudyResult]:
     """Run studies, all their jobs in one pool; the same whatever the executor.
 
@@ -291,7 +287,7 @@ def run_studies(
         for run in study.configurations.values()
         for seed in study.seeds
     ]
-    answers = iter(map_jobs(run_job, jobs, executor=executor, workers=workers, progress=progress))
+    answers = iter(map_jobs(run_job, jobs, **pool))
     results = []
     for study in studies:
         if isinstance(absent := given[study.name], str):
