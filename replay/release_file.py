@@ -87,18 +87,9 @@ def release_of_defaults(
 
 
 def _imported(path: Path, name: str, what: str, hardware: str, models: tuple[ModelEntry, ...]) -> CoefficientRelease:
-    release = CoefficientRelease(
-        name=name,
-        status="valid",
-        summary=f"{what} {path.name}, imported.",
-        source=f"{path.name}, sha256 {hashlib.sha256(path.read_bytes()).hexdigest()}",
-        hardware=hardware,
-        sha256="",
-        models=models,
-        fitted_on=None,
-        published_replay={},
-        published_errors={},
-    )
+    source = f"{path.name}, sha256 {hashlib.sha256(path.read_bytes()).hexdigest()}"
+    summary = f"{what} {path.name}, imported."
+    release = CoefficientRelease(name, "valid", summary, source, hardware, models=models)
     # A release is what its text says: what the text cannot hold is refused here.
     return parse_release(format_release(release), str(path))
 
@@ -202,18 +193,7 @@ def roofline_release(
 
 def unfitted_release(name: str, summary: str, source: str, hardware: str, entry: ModelEntry) -> CoefficientRelease:
     """A release of one model, nothing of it fitted.  Raises ``ReleaseError`` for what a release cannot say."""
-    release = CoefficientRelease(
-        name=name,
-        status="valid",
-        summary=summary,
-        source=source,
-        hardware=hardware,
-        sha256="",
-        models=(entry,),
-        fitted_on=(),
-        published_replay={},
-        published_errors={},
-    )
+    release = CoefficientRelease(name, "valid", summary, source, hardware, models=(entry,), fitted_on=())
     return parse_release(format_release(release), name)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from importlib import resources
 from typing import Annotated, Any, Literal
@@ -74,11 +74,11 @@ class CoefficientRelease:
     summary: str
     source: str
     hardware: str
-    sha256: str
-    models: tuple[ModelEntry, ...]
-    fitted_on: tuple[FittedOn, ...] | None
-    published_replay: Mapping[str, str | int]
-    published_errors: Mapping[str, float]
+    sha256: str = ""
+    models: tuple[ModelEntry, ...] = ()
+    fitted_on: tuple[FittedOn, ...] | None = None
+    published_replay: Mapping[str, str | int] = field(default_factory=dict)
+    published_errors: Mapping[str, float] = field(default_factory=dict)
 
     def entry_for(self, model: str, tensor_parallelism: int | None, alias: str, dtype: str | None = None) -> ModelEntry:
         """The coefficients for a recording; what it does not know (None) fits any.

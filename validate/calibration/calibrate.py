@@ -7,18 +7,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Literal, Unpack
 
 import numpy as np
 
 from blis_replay.blis.latency.datasheets import same_gpu
-from blis_replay.blis.releases.fit import CoefficientFit, FitRecord
+from blis_replay.blis.releases.fit import CoefficientFit, FitRecord, Scheduling, Told
 from blis_replay.blis.releases.release import CoefficientRelease, FittedOn, ModelEntry, format_release, parse_release
 from blis_replay.compiled.arrays import Floats
 from blis_replay.ingest.identity import requests_hash
 from blis_replay.ingest.recording import Recording
-from blis_replay.replay.executors import ExecutorName, map_jobs
-from blis_replay.replay.processes import Progress
+from blis_replay.replay.executors import Pool, map_jobs
 from blis_replay.replay.simulator import model_of
 from blis_replay.validate.calibration.cycle_rows import COEFFICIENTS
 from blis_replay.validate.calibration.every_step import FORM, has_every_step, measure, was_recorded
@@ -88,20 +87,17 @@ def calibrate(
     name: str,
     options: Options,
     source: str = "fitted by blis-replay calibrate",
-    *,
-    executor: ExecutorName = "local",
-    workers: int | None = None,
-    progress: Progress | None = None,
+    **pool: Unpack[Pool],
 ) -> tuple[CoefficientRelease, list[ModelFit]]:
     """Fit every model of the recordings and make a release of the fits.
 
     Recordings are grouped as in ``groups_of``.  Equal input and seed, equal release, whatever the
-    ``executor`` (with ``workers`` and ``progress`` of ``map_jobs``; a job is a model).  Raises ``ValidateError`` if
+    ``pool`` (of ``map_jobs``; a job is a model).  Raises ``ValidateError`` if
     a group cannot be fitted, or the recordings are of more than one kind of GPU.
     """
     _refuse_two_gpus(recordings)
     fit_group = partial(fit_model, options=options)
-    fitted = map_jobs(fit_group, groups_of(recordings), executor=executor, workers=workers, progress=progress)
+    fitted = map_jobs(fit_group, groups_of(recordings), **pool)
     fits = sorted(fitted, key=lambda fit: fit.entry.model)
     summary = f"Step times and delays fitted to {', '.join(recording.alias for recording in recordings)}."
     fitted_on = [FittedOn(r.slug, r.content_hash, kind, requests_hash(r)) for fit in fits for r, kind in fit.used]
@@ -147,18 +143,8 @@ def fitted_release(
 
     Raises ``ReleaseError`` for coefficients that no release may have.
     """
-    release = CoefficientRelease(
-        name=name,
-        status="valid",
-        summary=summary,
-        source=source,
-        hardware=", ".join(sorted({recording.hardware or "not recorded" for recording in recordings})),
-        sha256="",
-        models=tuple(models),
-        fitted_on=tuple(fitted_on),
-        published_replay={},
-        published_errors={},
-    )
+    hardware = ", ".join(sorted({recording.hardware or "not recorded" for recording in recordings}))
+    release = CoefficientRelease(name, "valid", summary, source, hardware, "", tuple(models), tuple(fitted_on))
     text = format_release(release)
     parse_release(text, f"the fitted release {name}")  # what nobody could read is not written
     return replace(release, sha256=hashlib.sha256(text.encode()).hexdigest())
@@ -210,18 +196,8 @@ def fit_model(recordings: Sequence[Recording], options: Options) -> ModelFit:
         lifecycle=form.lifecycle(vector, lifecycle_of(measured)),
         sources={fit.name: fit.remark for fit in coefficients if fit.name in ("pre_queue", "post_request")},
     )
-    scores, steps = part_scores(recordings, entry, asynchronous, fitted_until, chosen_until)
-    record = FitRecord(
-        form=form.name,
-        fitted_until=fitted_until,
-        chosen_until=chosen_until,
-        scheduling="asynchronous" if asynchronous else "synchronous",
-        scheduling_told=scheduling.told if scheduling else "not told apart",
-        scheduling_evidence=scheduling.text if scheduling else "no latencies to tell it from",
-        coefficients=coefficients,
-        scores=scores,
-        steps=steps,
-    )
+    why = (scheduling.told, scheduling.text) if scheduling else ("not told apart", "no latencies to tell it from")
+    record = scored_fit(recordings, entry, form.name, options.split, asynchronous, why, coefficients)
     agreement = _agreement(gathered, fitted, measured)
     return ModelFit(
         entry=replace(entry, fit=record),
@@ -232,6 +208,21 @@ def fit_model(recordings: Sequence[Recording], options: Options) -> ModelFit:
         scheduling=scheduling,
         missed=missed(record.scores, agreement, {recording.slug: recording.alias for recording in recordings}),
     )
+
+
+def scored_fit(
+    recordings: Sequence[Recording],
+    entry: ModelEntry,
+    form: str,
+    split: Split,
+    asynchronous: bool,
+    why: tuple[Told, str],
+    coefficients: tuple[CoefficientFit, ...],
+) -> FitRecord:
+    """The record of a fitted entry, with its scores; ``why``: what tells the scheduling mode, and its evidence."""
+    scores, steps = part_scores(recordings, entry, asynchronous, *split)
+    mode: Scheduling = "asynchronous" if asynchronous else "synchronous"
+    return FitRecord(form, *split, mode, *why, coefficients, scores, steps)
 
 
 def _measured(recordings: Sequence[Recording], options: Options) -> ModelFit:
@@ -246,20 +237,9 @@ def _measured(recordings: Sequence[Recording], options: Options) -> ModelFit:
         lifecycle=found.lifecycle,
         sources={fit.name: fit.remark for fit in found.coefficients if fit.status == "measured"},
     )
-    scores, range_fitted = part_scores(recordings, entry, False, until, until)
-    record = FitRecord(
-        form=FORM,
-        fitted_until=until,
-        chosen_until=until,
-        scheduling="synchronous",
-        scheduling_told="not told apart",
-        scheduling_evidence=(
-            "the recorder has it from the engine" if all(map(was_recorded, recordings)) else "an engine argument"
-        ),
-        coefficients=found.coefficients,
-        scores=scores,
-        steps=range_fitted,
-    )
+    why = "the recorder has it from the engine" if all(map(was_recorded, recordings)) else "an engine argument"
+    told: tuple[Told, str] = ("not told apart", why)
+    record = scored_fit(recordings, entry, FORM, (until, until), False, told, found.coefficients)
     agreement = {"cycle": 100 * found.error}
     steps: tuple[tuple[Recording, Data], ...] = tuple((recording, "steps") for recording in recordings)
     # Single steps scatter more than windows of them, so only the scores tell whether the fit misses its own data.

@@ -31,16 +31,16 @@ from blis_replay.blis.latency.physical import (
     PhysicalCoefficients,
     batch_times_us,
 )
-from blis_replay.blis.releases.fit import CoefficientFit, FitRecord
+from blis_replay.blis.releases.fit import CoefficientFit, Told
 from blis_replay.blis.releases.release import CoefficientRelease, FittedOn
 from blis_replay.compiled.arrays import Floats
 from blis_replay.ingest.identity import requests_hash
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.simulator import entry_of, model_of
-from blis_replay.validate.calibration.calibrate import Data, ModelFit, Options, fitted_release, groups_of
+from blis_replay.validate.calibration.calibrate import Data, ModelFit, Options, fitted_release, groups_of, scored_fit
 from blis_replay.validate.calibration.cycle_rows import CycleRows, mean_lengths, rows_from_latencies, rows_from_steps
 from blis_replay.validate.calibration.evidence import configured_scheduling
-from blis_replay.validate.calibration.own_data import lacking_ttft_us, part_scores
+from blis_replay.validate.calibration.own_data import lacking_ttft_us
 from blis_replay.validate.errors import ValidateError
 from blis_replay.validate.metrics.observed import observed_requests
 
@@ -321,19 +321,10 @@ def _fit_model(recordings: Sequence[Recording], measured: CoefficientRelease, un
     lifecycle = replace(entry.lifecycle, pre_queue_us=delay_us)
     entry = replace(entry, lifecycle=lifecycle, sources={"pre_queue": source})
     asynchronous = configured_scheduling(recordings[0])[0] == "asynchronous"
-    scores, steps = part_scores(recordings, entry, asynchronous, until, until)
     coefficients = _coefficients(values, spread, delay_us, source)
-    record = FitRecord(
-        form="measured operator times",
-        fitted_until=until,
-        chosen_until=until,
-        scheduling="asynchronous" if asynchronous else "synchronous",
-        scheduling_told="not told apart",
-        scheduling_evidence="taken from the engine arguments",
-        coefficients=coefficients,
-        scores=scores,
-        steps=steps,
-    )
+    why: tuple[Told, str] = ("not told apart", "taken from the engine arguments")
+    form, split = "measured operator times", (until, until)
+    record = scored_fit(recordings, entry, form, split, asynchronous, why, coefficients)
     errors = np.concatenate([np.abs(part.times_us @ np.array(astuple(values)) / part.cycle_us - 1) for part in parts])
     return ModelFit(
         entry=replace(entry, fit=record),

@@ -126,18 +126,11 @@ def trees_release(recordings: Sequence[Recording], name: str, delays: Coefficien
     for (model, tensor_parallelism), parts in by_model.items():
         trees = fit_trees(joined_steps([step_targets(recording).cycle for recording in parts])).model
         entries.append(ModelEntry(model, tensor_parallelism, trees, _delays(parts[0], delays)))
-    release = CoefficientRelease(
-        name=name,
-        status="valid",
-        summary=f"Gradient-boosted trees fitted to step cycles of {', '.join(r.alias for r in recordings)}.",
-        source=f"LightGBM; delays of release {delays.name}",
-        hardware=", ".join(sorted({recording.hardware or "not stated" for recording in recordings})),
-        sha256="",
-        models=tuple(entries),
-        fitted_on=tuple(FittedOn(r.slug, r.content_hash, "steps", requests_hash(r)) for r in recordings),
-        published_replay={},
-        published_errors={},
-    )
+    summary = f"Gradient-boosted trees fitted to step cycles of {', '.join(r.alias for r in recordings)}."
+    source = f"LightGBM; delays of release {delays.name}"
+    hardware = ", ".join(sorted({recording.hardware or "not stated" for recording in recordings}))
+    fitted_on = tuple(FittedOn(r.slug, r.content_hash, "steps", requests_hash(r)) for r in recordings)
+    release = CoefficientRelease(name, "valid", summary, source, hardware, "", tuple(entries), fitted_on)
     return parse_release(format_release(release), name)
 
 
