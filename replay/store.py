@@ -1,10 +1,13 @@
-"""A replay as the store keeps it, and without its rows."""
+"""A replay as the store keeps it, put there, and without its rows; what cannot be stored is still an answer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib.metadata import version
+from itertools import count
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +15,11 @@ import polars as pl
 
 from blis_replay.blis.result import SimResult, step_parts
 from blis_replay.blis.trace import RequestTrace
+from blis_replay.ingest.errors import StoreError
 from blis_replay.ingest.recording import empty_frame
 from blis_replay.ingest.rows import no_rows
-from blis_replay.ingest.store import RUN_STEP_SCHEMA, TABLES, RunRecord
+from blis_replay.ingest.store import RUN_STEP_SCHEMA, TABLES, RunRecord, Store, open_store, writable, write_run
+from blis_replay.ingest.store.file import limit_writing
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.replay.engine import replayed_engine
 
@@ -120,3 +125,58 @@ def without_rows(run: ReplayRun) -> ReplayRun:
         ttft_us=nothing,
         e2e_us=nothing,
     )
+
+
+def store_run(store: Store, run: ReplayRun, errors: pl.DataFrame) -> None:
+    """Store a run and its ``errors`` (of a comparison with its recording); raises ``StoreError`` if that cannot be."""
+    with writable(store) as opened:
+        limit_writing(opened)
+        write_run(opened, record_of(run), *run_tables(run), errors)
+
+
+def why_not_stored(store: Store, run: ReplayRun, errors: pl.DataFrame) -> str:
+    """Store a run; why it cannot be, else an empty text."""
+    try:
+        store_run(store, run, errors)
+    except StoreError as error:
+        return str(error)
+    return ""
+
+
+def leave_tables(scratch: Path, run: ReplayRun) -> None:
+    """The tables of a run as files in a folder: only one process at a time can write the store."""
+    for name, parts in zip(("requests", "steps"), run_tables(run), strict=True):
+        for number, part in enumerate(parts):
+            part.write_parquet(_table_file(scratch, record_of(run), name, number))
+
+
+def why_not_all_stored(store: Path, scratch: Path, left: Sequence[tuple[RunRecord, pl.DataFrame]]) -> str:
+    """Store the runs whose tables were left in a folder, one at a time in memory; as ``why_not_stored``."""
+    try:
+        if left:
+            with open_store(store) as opened:
+                limit_writing(opened)
+                for run, errors in left:
+                    requests, steps = (_left_parts(scratch, run, name) for name in ("requests", "steps"))
+                    write_run(opened, run, requests, steps, errors)
+    except StoreError as error:
+        return str(error)
+    return ""
+
+
+def writable_folder(store: Path) -> Path | None:
+    """Where the store is, which has room for its runs; None, that of temporary files, if nobody may write there."""
+    return store.parent if os.access(store.parent, os.W_OK) else None
+
+
+def _table_file(scratch: Path, run: RunRecord, name: str, number: int) -> Path:
+    return scratch / f"{run.run_key}.{name}.{number}.parquet"
+
+
+def _left_parts(scratch: Path, run: RunRecord, name: str) -> Iterator[pl.DataFrame]:
+    """The parts of a table that was left in a folder."""
+    for number in count():
+        file = _table_file(scratch, run, name, number)
+        if not file.exists():
+            return
+        yield pl.read_parquet(file)

@@ -19,7 +19,7 @@ from blis_replay.blis.latency.models import (
     RegimeModel,
 )
 from blis_replay.blis.trace import NEVER_US, EngineConfig, RequestTrace
-from blis_replay.validate.attribution.fitted import forced_steps
+from blis_replay.validate.attribution.recorded_cycles import forced_steps
 
 
 def duration_us(

@@ -13,7 +13,7 @@ import blis_replay.validate
 ROOM = Path(blis_replay.validate.__file__).parent
 # Where texts of an interval are made, and what they say of it there.
 SAID = {
-    "attribution/fitted.py": "draws of blocks of steps",
+    "attribution/recorded_cycles.py": "draws of blocks of steps",
     "attribution/text.py": "draws of blocks of requests",
     "calibration/text.py": "draws of blocks of neighbouring",
     "calibration/known_servers.py": "hold the true coefficient",

@@ -20,7 +20,8 @@ from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.observed import recorded_delays
 from blis_replay.replay.profile import of_aggregates
 from blis_replay.replay.simulator import entry_of
-from blis_replay.validate.attribution.fitted import Fitted, Target, Through, corrected_model, misfit, target_of
+from blis_replay.validate.attribution.fitted import Fitted, Target, Through, misfit, target_of
+from blis_replay.validate.attribution.recorded_cycles import corrected_model
 from blis_replay.validate.attribution.tried import Tried, best_alternative, with_warm_cache
 
 STEP_TIME, PRE_QUEUE, OUTPUT = "step time", "delay before the queue", "output processing"

@@ -1,13 +1,8 @@
-"""What takes the place of a step time: costs fitted to single requests through the simulator, or recorded cycles.
+"""Costs of a step and delays, fitted to single requests through the simulator.
 
 Few causes explain most errors, so one cost after the other is fitted, each time the one that leaves the least: of the
 others nothing is said.  A simulated time jumps where a request just misses a step; the mean over all requests moves
 far more evenly, so each cost is solved for that, and judged by what it leaves request by request.
-
-Observed cycles in the place of a model would also undo what wrong inputs do to a batch: steps that prefill
-too much would take as long as the server's, which did not.  So the model keeps its answer to what is in
-a batch.  To that is added a line in the contents of a batch, fitted to what the server's cycles exceed the model by
-on the server's batches, and what is left of that second by second.
 """
 
 from __future__ import annotations
@@ -19,20 +14,17 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from blis_replay.blis.engine import Engine, simulate
-from blis_replay.blis.errors import ReleaseError, TraceError
-from blis_replay.blis.kernel.step_time import step_duration_us
-from blis_replay.blis.latency.models import CorrectedModel, Latency, Lifecycle, ObservedCycles
+from blis_replay.blis.engine import simulate
+from blis_replay.blis.errors import TraceError
+from blis_replay.blis.latency.models import CorrectedModel, ObservedCycles
 from blis_replay.blis.releases.release import ModelEntry
 from blis_replay.blis.trace import EngineConfig, RequestTrace
 from blis_replay.compiled.arrays import Bools, Floats, Int64s
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.mode import ReplayMode
-from blis_replay.replay.observed import observed_cycles, server_stamps
+from blis_replay.replay.observed import server_stamps
 from blis_replay.replay.plan import plan_replay
 from blis_replay.validate.metrics.observed import observed_requests
-from blis_replay.validate.metrics.resampling import SEED, resampled, row_blocks
-from blis_replay.validate.metrics.resampling import interval as interval_of
 
 # A fit looks at so many requests: enough to tell, few enough to be simulated some thousand times.
 _MOST_REQUESTS = 1_000
@@ -266,191 +258,3 @@ def _fitted(before: float, left: float, at: Floats, equal: tuple[tuple[int, froz
     a, b, c, d = (round(float(value)) for value in at[:_DELAYS])
     pre, token, request = (float(value) for value in at[_DELAYS:])
     return Fitted(before, left, (a, b, c, d), (pre, token, request), equal)
-
-
-@dataclass(frozen=True)
-class ForcedSteps:
-    """Steps of a run with observed cycles, int64[steps] each.
-
-    ``start_us``; ``observed_us``, how long it took; ``modelled_us``, what the model would have it take;
-    ``batch``: int64[steps, 3], prefill, decode and context tokens.
-    """
-
-    start_us: Int64s
-    observed_us: Int64s
-    modelled_us: Int64s
-    batch: Int64s
-
-
-def forced_steps(
-    trace: RequestTrace, engine: EngineConfig, lifecycle: Lifecycle, cycles: ObservedCycles, model: Latency
-) -> ForcedSteps:
-    """Serve ``trace`` in the step cycles that were observed, and ask ``model`` about every batch on the way.
-
-    So the model is asked about the batches that the server had, as far as the trace is the server's.
-    Raises ``TraceError`` as ``simulate`` does.
-    """
-    running = Engine(trace, engine, lifecycle)
-    observed, asked = cycles.for_kernel(), model.for_kernel()
-    rows = []
-    while (batch := running.schedule()) is not None:
-        contents = running.state.batch
-        duration_us = step_duration_us(*observed, contents, batch.start_us)
-        if batch.prefill_tokens + batch.decode_tokens > 0:
-            modelled_us = step_duration_us(*asked, contents, batch.start_us)
-            tokens = (batch.prefill_tokens, batch.decode_tokens, batch.context_tokens)
-            rows.append((batch.start_us, duration_us, modelled_us, *tokens))
-        running.run(duration_us)
-    table = np.array(rows, np.int64).reshape(-1, 6)
-    return ForcedSteps(table[:, 0], table[:, 1], table[:, 2], table[:, 3:])
-
-
-# Some 50 to 150 steps.
-_WINDOW_US = 1_000_000
-
-
-def corrected_model(
-    recording: Recording, mode: ReplayMode, entry: ModelEntry
-) -> tuple[CorrectedModel, str, Nature | None]:
-    """The latency model of ``entry`` corrected by the recorded cycles, in words what those rest on, and what is wrong.
-
-    ``mode``: a replay whose batches are the server's as nearly as can be.  Raises ``ReplayError`` if no cycles
-    were recorded, ``ReleaseError`` for a model that is observed itself.
-    """
-    if isinstance(entry.latency, ObservedCycles | CorrectedModel):
-        raise ReleaseError("observed step times are as observed; there is nothing to correct")
-    cycles, basis = observed_cycles(recording)
-    plan = plan_replay(recording, mode)
-    steps = forced_steps(plan.trace, plan.engine, entry.lifecycle, cycles, entry.latency)
-    excess_us = (steps.observed_us - steps.modelled_us).astype(np.float64)
-    interval = np.searchsorted(cycles.from_us, steps.start_us, side="right")
-    line_us = _line(steps, excess_us, interval)
-    line_ns = [round(1000 * float(value)) for value in line_us]
-    left_us = excess_us - _batch(steps) @ np.array(line_ns) / 1000
-    from_us, correction_us = _by_window(steps.start_us, left_us)
-    a, b, c, d = line_ns
-    nature = None if recording.steps.is_empty() else nature_of(steps, interval)
-    return CorrectedModel(entry.latency, (a, b, c, d), from_us, correction_us), basis, nature
-
-
-def _batch(steps: ForcedSteps) -> Floats:
-    """float64[steps, 4]: 1, prefill, decode and context tokens."""
-    return np.column_stack([np.ones(len(steps.batch)), steps.batch])
-
-
-def _line(steps: ForcedSteps, excess_us: Floats, interval: Int64s) -> Floats:
-    """float64[4] us: least squares over the intervals between two anchors, whose mean cycle is all that is known."""
-    _, interval = np.unique(interval, return_inverse=True)
-    count = np.bincount(interval)
-    means = [np.bincount(interval, column) / count for column in (*_batch(steps).T, excess_us)]
-    weight = np.sqrt(count)
-    columns, target = np.column_stack(means[:-1]) * weight[:, None], means[-1] * weight
-    # Columns of like size; of costs that no data tell apart, the least squares solution of least size.
-    scale = np.maximum(np.abs(columns).mean(axis=0), 1e-9)
-    return np.asarray(np.linalg.lstsq(columns / scale, target, rcond=1e-6)[0] / scale, np.float64)
-
-
-def _by_window(start_us: Int64s, left_us: Floats) -> tuple[Int64s, Int64s]:
-    """Begin of each window with a step in it, and the mean of what is left there.
-
-    The mean over steps: one looked up at a random time would be that of a long step too often.
-    """
-    windows, place = np.unique(start_us // _WINDOW_US, return_inverse=True)
-    mean_us = np.bincount(place, left_us) / np.bincount(place)
-    return windows * _WINDOW_US, np.rint(mean_us).astype(np.int64)
-
-
-# What one number may make of the difference between model and server: a factor of all that a step costs, or one cost.
-PACE = "pace"
-_STEP_COSTS = (PACE, "an empty step", "a prefill token", "a decode", "a context token")
-# Intervals between two anchors, this many neighbours to a block.  Of a real server one step in five is held up: those
-# that take this many times as long as others are not its pace, and which cost is wrong the still more alike ones tell.
-_FEWEST_INTERVALS, _BLOCK, _HELD_UP, _ALIKE, _SURE = 200, 25, 3.0, 1.5, 0.975
-# A factor nearer to 1 is not one of a machine; in each quarter of the run at least this share of it is left.
-_LEAST_PACE, _ALL_ALONG = 0.02, 0.4
-
-
-@dataclass(frozen=True)
-class Nature:
-    """What one number explains most of the difference between recorded and modelled steps.
-
-    ``cost``: of ``_STEP_COSTS``; None where the batches do not tell.  ``factor``: recorded over modelled time of steps
-    that are not held up; ``low``, ``high``: its bounds of 95 %, over draws of blocks of neighbouring steps.
-    ``of_all``: the same ratio of all steps; ``held_up``, ``held_up_time``: shares of steps that are, and of their time.
-    """
-
-    cost: str | None
-    factor: float
-    low: float
-    high: float
-    of_all: float
-    held_up: float
-    held_up_time: float
-
-    @property
-    def is_off(self) -> bool:
-        """Whether steps do take other times than modelled, taken together."""
-        return (self.low > 1 or self.high < 1) and abs(self.factor - 1) >= _LEAST_PACE
-
-    @property
-    def is_held_up(self) -> bool:
-        """Whether all steps together are off to the other side than those that are not held up."""
-        return self.is_off and self.factor < 1 < self.of_all
-
-    @property
-    def is_pace(self) -> bool:
-        """Whether all that a step costs is wrong by one factor, which is not 1."""
-        return self.cost == PACE and self.is_off
-
-    @property
-    def words(self) -> str:
-        """The factor with its bounds, and of what they are; after what is held up, where that turns it."""
-        bounds = f"95 % of draws of blocks of steps: {self.low:.3f} to {self.high:.3f}"
-        others = f"take {self.factor:.3f} times what the coefficients say ({bounds})"
-        if not self.is_held_up:
-            return others
-        share = f"{100 * self.held_up:.1f} % of steps, {100 * self.held_up_time:.1f} % of all step time,"
-        return f"{share} take over {_HELD_UP:.0f} times what others do; the others {others}"
-
-
-def nature_of(steps: ForcedSteps, interval: Int64s, seed: int = SEED) -> Nature | None:
-    """One factor of all steps, or one cost of a step: whichever leaves least in 97.5 % of draws; None of too few steps.
-
-    ``interval``: int64[steps], between which two anchors each lies; of steps between two only the mean is known.
-    """
-    _, interval = np.unique(interval, return_inverse=True)
-    count = np.bincount(interval)
-    if len(count) < _FEWEST_INTERVALS:
-        return None
-    modelled_us, observed_us, *batch = (
-        np.bincount(interval, column) / count for column in (steps.modelled_us, steps.observed_us, *_batch(steps).T)
-    )
-    ratio = observed_us / modelled_us
-    off = np.abs(np.log(ratio / np.median(ratio)))
-    causes = np.stack([modelled_us, *batch]) / modelled_us
-    factors, pairs = _one_by_one(causes[:1], ratio, np.where(off < np.log(_HELD_UP), count, 0), seed)
-    explained, _ = _one_by_one(causes, ratio, np.where(off < np.log(_ALIKE), count, 0), seed)
-    low, high = interval_of(1 + factors[1:, 0, 0] / factors[1:, 1, 0])
-    factor = 1 + float(factors[0, 0, 0] / factors[0, 1, 0])
-    best = (explained[:, 0] ** 2 / np.maximum(explained[:, 1], 1e-12)).argmax(axis=1)
-    cost = _STEP_COSTS[best[0]] if (best[1:] == best[0]).mean() >= _SURE else None
-    if cost == PACE and factor != 1:
-        sums = [part[..., 0].sum(axis=0) for part in np.array_split(pairs, 4)]
-        least = min(product / max(square, 1e-12) / (factor - 1) for product, square in sums)
-        cost = PACE if least >= _ALL_ALONG else None
-    held_up = np.where((ratio > np.median(ratio)) & (off >= np.log(_HELD_UP)), count, 0)
-    of_time = float((held_up * observed_us).sum() / (count * observed_us).sum())
-    of_all = float((count * observed_us).sum() / (count * modelled_us).sum())
-    return Nature(cost, factor, low, high, of_all, float(held_up.sum() / count.sum()), of_time)
-
-
-def _one_by_one(causes: Floats, ratio: Floats, weight: Floats, seed: int) -> tuple[Floats, Floats]:
-    """What least squares with one unknown need of each cause, float64[1 + draws, 2, causes], and of each block.
-
-    Sums of weight times cause times (``ratio`` less one), and of weight times the square of the cause.
-    """
-    block = np.arange(len(ratio)) // _BLOCK
-    terms = [[np.bincount(block, weight * c * (ratio - 1)), np.bincount(block, weight * c**2)] for c in causes]
-    pairs = np.array(terms).transpose(2, 1, 0)
-    draws = resampled(row_blocks(np.zeros(len(pairs), np.int64), []), seed=seed)
-    return np.stack([pairs.sum(axis=0), *(pairs[draw].sum(axis=0) for draw in draws)]), pairs

@@ -1,8 +1,10 @@
-"""A comparison as JSON: times in ms, errors and MAPE as fractions."""
+"""A comparison as JSON (times in ms, errors and MAPE as fractions), and as the table that the store keeps."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+
+import polars as pl
 
 from blis_replay.replay.store import provenance_of
 from blis_replay.validate.comparison.capacity import Measure
@@ -89,3 +91,22 @@ def _cell(cell: MetricCell) -> dict[str, object]:
     if cell.between_us:
         entry["observed_between_ms"] = [in_ms(bound) for bound in cell.between_us]
     return entry
+
+
+def errors_frame(comparison: Comparison) -> pl.DataFrame:
+    """The table of a comparison in the store's form."""
+    return pl.DataFrame(
+        [
+            {
+                "metric": metric,
+                "statistic": statistic,
+                "observed_us": cell.a_us,
+                "simulated_us": cell.b_us,
+                "error": cell.error,
+                "reason": cell.reason,
+            }
+            for metric, cells in comparison.metrics.items()
+            for statistic, cell in cells.items()
+        ],
+        infer_schema_length=None,
+    )

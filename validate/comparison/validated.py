@@ -7,26 +7,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Unpack
 
 from blis_replay.blis.releases.release import CoefficientRelease
 from blis_replay.compiled.errors import ExperimentError, faults_named
 from blis_replay.ingest.recording import ARRIVALS
 from blis_replay.ingest.store import RunRecord, Store, is_stored, open_for_reading, open_store, read_stored
 from blis_replay.replay.driver import ReplayRun, replay
-from blis_replay.replay.executors import ExecutorName, map_jobs
+from blis_replay.replay.executors import Pool, map_jobs
 from blis_replay.replay.mode import ReplayMode
-from blis_replay.replay.processes import Progress
 from blis_replay.replay.simulator import EmbeddedEngine, Simulator
-from blis_replay.replay.store import record_of
-from blis_replay.validate.comparison.compare import Comparison, compare_replay, light, with_draws, with_objectives
-from blis_replay.validate.comparison.spread import noise_floors
-from blis_replay.validate.comparison.stored import (
+from blis_replay.replay.store import (
     leave_tables,
+    record_of,
     store_run,
     why_not_all_stored,
     why_not_stored,
     writable_folder,
 )
+from blis_replay.validate.comparison.compare import Comparison, compare_replay, light, with_draws, with_objectives
+from blis_replay.validate.comparison.comparison_json import errors_frame
+from blis_replay.validate.comparison.spread import noise_floors
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.experiment import experiment_row, named_experiments, release_for, release_that_ships
 from blis_replay.validate.metrics.objectives import Objectives
@@ -71,7 +72,7 @@ def validate_experiment(
     """As ``compare_experiment``, and run and errors of a whole run are stored."""
     comparison = compare_experiment(store, slug, release, mode, window, simulator)
     if comparison.selection.everything and not is_stored(store, record_of(comparison.run)):
-        store_run(store, comparison.run, comparison)
+        store_run(store, comparison.run, errors_frame(comparison))
     return comparison
 
 
@@ -120,9 +121,7 @@ def validate_many(
     tolerant: bool = True,
     repeats: Sequence[str] = (),
     objectives: Objectives = (),
-    executor: ExecutorName = "local",
-    workers: int | None = None,
-    progress: Progress | None = None,
+    **pool: Unpack[Pool],
 ) -> Validated:
     """Validate experiments, with their ``stages``, and store whole runs.
 
@@ -130,8 +129,7 @@ def validate_many(
     same loads, as ``noise_floors``.  ``objectives``: as of ``compare_experiment``.  ``store``: the file, which this
     process must not have open: several processes read it side by side, each the experiment that it is about.
     ``names``: as ``named_experiments``.  ``tolerant``: those that cannot be judged are returned with the reason;
-    else the first reason is raised when the others are stored.  ``executor``, ``workers``, ``progress``: of
-    ``map_jobs``.
+    else the first reason is raised when the others are stored.  ``pool``: of ``map_jobs``.
     """
     answer = Validated(simulator.name, [], {}, {})
     task = _Task(mode, window, simulator, stages, ships, objectives)
@@ -143,12 +141,12 @@ def validate_many(
             outcome, run = _validated(opened, task, slugs[0])
             outcomes = [outcome]
             if run is not None and outcome.comparison is not None:
-                not_stored = why_not_stored(opened, run, outcome.comparison)
+                not_stored = why_not_stored(opened, run, errors_frame(outcome.comparison))
     if len(slugs) > 1:
         with tempfile.TemporaryDirectory(dir=writable_folder(store), prefix=".runs-") as scratch:
             job = partial(_validated_in_a_job, store, Path(scratch), task)
-            outcomes = map_jobs(job, slugs, executor=executor, workers=workers, progress=progress)
-            left = [(outcome.run, outcome.comparison) for outcome in outcomes if outcome.run and outcome.comparison]
+            outcomes = map_jobs(job, slugs, **pool)
+            left = [(o.run, errors_frame(o.comparison)) for o in outcomes if o.run and o.comparison]
             not_stored = why_not_all_stored(store, Path(scratch), left)
     for outcome in outcomes:
         if outcome.problem is not None and not tolerant:
