@@ -94,7 +94,8 @@ class PackChoice:
 @cache
 def engine_packs() -> tuple[EnginePack, ...]:
     """All packs, oldest first, each with all that it has of the packs before."""
-    packs = [read_yaml(path.read_text("utf-8"), EnginePack, path.name, "a pack", ValueError) for path in _files()]
+    files = sorted(FOLDER.glob("*.yaml"))
+    packs = [read_yaml(path.read_text("utf-8"), EnginePack, path.name, "a pack", ValueError) for path in files]
     whole: list[EnginePack] = []
     for pack in sorted(packs, key=lambda pack: release_numbers(pack.first)):
         if whole:
@@ -131,10 +132,6 @@ def _as_defaults(
 ) -> tuple[tuple[Release | None, ArgumentDefault], ...]:
     entries = said if isinstance(said, tuple) else (ArgumentDefault(said),)
     return tuple((since, entry) for entry in entries)
-
-
-def _files() -> list[Path]:
-    return sorted(FOLDER.glob("*.yaml"))
 
 
 def choose_pack(version: str) -> PackChoice:

@@ -26,10 +26,11 @@ from blis_replay.replay.mode import (
     override_text,
     parse_engine_value,
 )
-from blis_replay.validate.comparison.sides import observed_attainment, simulated_attainment, simulated_samples
+from blis_replay.validate.comparison.sides import observed_attainment, simulated_attainment
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.metrics.latency import latency_statistics, relative_error
 from blis_replay.validate.metrics.objectives import Attainment, Objectives, attainment_json, attainment_line
+from blis_replay.validate.metrics.observed import simulated_samples
 from blis_replay.validate.text.answer import Answer, Block, Line
 from blis_replay.validate.text.cells import cell_text
 

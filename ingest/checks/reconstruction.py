@@ -116,7 +116,7 @@ def _stretches(admissions: Rows, rows: int) -> Iterator[tuple[pl.DataFrame, int,
             first, following = int(begun["start_step"][0]), int(begun["start_step"][cut])
             ran = pl.concat([before, begun.head(cut)])
             yield ran, first, following - 1
-            before, begun = ran.filter(_ended_step() >= following), begun.slice(cut)
+            before, begun = ran.filter(pl.max_horizontal("last_step", "held_until_step") >= following), begun.slice(cut)
     ran = pl.concat([before, begun])
     if begun.is_empty():
         yield ran, 1, 0
@@ -131,10 +131,6 @@ def _last_break(begun: pl.DataFrame) -> int:
     end = begun.select(pl.coalesce("prefill_end_step", pl.col("last_step") + 1)).to_series().to_numpy()
     breaks = np.flatnonzero(begun["start_step"].to_numpy()[1:] > np.maximum.accumulate(end)[:-1])
     return int(breaks[-1]) + 1 if len(breaks) else 0
-
-
-def _ended_step() -> pl.Expr:
-    return pl.max_horizontal("last_step", "held_until_step")
 
 
 CHECK = "reconstruction"

@@ -224,7 +224,8 @@ def check_recorder(recording: Recording, context: Context) -> list[Finding]:
     if not log["counted_to_the_end"]:
         amiss.append("it breaks off behind its last counters, up to half a second is lost")
     else:
-        amiss += [f"{log[name]:,} {name} of {log[f'counted_{name}']:,}" for name in _COUNTS if _differs(log, name)]
+        counts = ((name, log[name], log[f"counted_{name}"]) for name in _COUNTS)
+        amiss += [f"{count:,} {name} of {said:,}" for name, count, said in counts if count != said]
     for name, what in (("dropped", "records dropped by the recorder"), ("steps_missing", "steps left out")):
         if log[name]:
             amiss.append(f"{log[name]:,} {what}")
@@ -240,10 +241,6 @@ def check_recorder(recording: Recording, context: Context) -> list[Finding]:
 def recorder_tables(recording: Recording, context: Context) -> tuple[Table, ...]:
     """None: the numbers are those of the finding."""
     return ()
-
-
-def _differs(log: dict[str, float | int | str | None], name: str) -> bool:
-    return log[name] != log[f"counted_{name}"]
 
 
 ITERATIONS_CHECK = "iterations"

@@ -242,8 +242,5 @@ def _two_events(measured: Measured, threshold: str) -> Finding:
 
 
 def _both(measured: Measured) -> str:
-    return f"reported ITL {float(measured['reported_itl_us'] or 0) / 1e3:.2f} ms, true gap {_ms(measured)}"
-
-
-def _ms(measured: Measured) -> str:
-    return f"{float(measured['true_gap_us'] or 0) / 1e3:.2f} ms"
+    reported_us, true_us = (float(measured[name] or 0) for name in ("reported_itl_us", "true_gap_us"))
+    return f"reported ITL {reported_us / 1e3:.2f} ms, true gap {true_us / 1e3:.2f} ms"

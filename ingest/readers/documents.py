@@ -81,13 +81,10 @@ def quoted_value(value: object) -> str:
 
 def _mapping(file: RecordedFile, document: object) -> dict[str, Any]:
     if not isinstance(document, dict):
-        raise RecordingError(file.path, "", f"holds {_named(document)} where a mapping is expected", "check the file")
+        holds = "nothing" if document is None else f"a {type(document).__name__}"
+        raise RecordingError(file.path, "", f"holds {holds} where a mapping is expected", "check the file")
     file.tally.records = 1
     return {key if isinstance(key, str) else quoted(key): value for key, value in document.items()}
-
-
-def _named(document: object) -> str:
-    return "nothing" if document is None else f"a {type(document).__name__}"
 
 
 MAX_TOKENS = 1 << 31

@@ -189,7 +189,8 @@ def step_anchors(recording: Recording) -> StepAnchors:
     nearest = scratch.kept(query(_NEAREST, _NEAREST_SCHEMA, output_of, events=recording.journey_events))
     both = {"nearest": nearest, "sampled": sampled}
     lags = _lags(query(_DISTANCES, _DISTANCE_SCHEMA, {"sources": SOURCES}, **both).frame())
-    last_step = max(_last_step(rows) for rows in (recording.steps, recording.journey_events))
+    highest = {"last": "coalesce(max(step_id), 0)"}
+    last_step = max(int(rows.aggregate(**highest)["last"]) for rows in (recording.steps, recording.journey_events))
     bound = output_of | {"sources": SOURCES, "lags_us": _lags_us(lags), "last_step": last_step}
     anchors = scratch.kept(query(_BEST, _RECORD_SCHEMA, bound, **both))
     writer = scratch.writer(_RECORD_SCHEMA)
@@ -197,10 +198,6 @@ def step_anchors(recording: Recording) -> StepAnchors:
         writer.add(batch.filter(stays))
     kept = writer.done()
     return StepAnchors(kept, lags, anchors.height - kept.height)
-
-
-def _last_step(rows: Rows) -> int:
-    return int(rows.aggregate(last="coalesce(max(step_id), 0)")["last"])
 
 
 def step_timeline(recording: Recording) -> pl.DataFrame:

@@ -31,7 +31,6 @@ from blis_replay.validate.attribution.components import (
 )
 from blis_replay.validate.attribution.hidden import hidden_errors
 from blis_replay.validate.calibration.step_errors import predicted_us, step_targets
-from blis_replay.validate.comparison.sides import simulated_samples
 from blis_replay.validate.errors import NothingToJudgeError, ValidateError
 from blis_replay.validate.metrics.observed import (
     Gaps,
@@ -41,6 +40,7 @@ from blis_replay.validate.metrics.observed import (
     observed_requests,
     overloaded,
     samples_of,
+    simulated_samples,
     unusable_cells,
 )
 from blis_replay.validate.metrics.resampling import (

@@ -10,9 +10,8 @@ import numpy as np
 from blis_replay.compiled.arrays import Bools, Floats, Int64s
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.driver import ReplayRun
-from blis_replay.validate.comparison.sides import simulated_samples
 from blis_replay.validate.metrics.latency import Values
-from blis_replay.validate.metrics.observed import samples_of
+from blis_replay.validate.metrics.observed import samples_of, simulated_samples
 from blis_replay.validate.text.cells import predicted
 
 # A quantile of fewer requests is that of a handful; one that is off by less is not worth a sentence.

@@ -18,6 +18,7 @@ from blis_replay.blis.latency.models import CorrectedModel, ObservedCycles
 from blis_replay.blis.releases.release import ModelEntry
 from blis_replay.compiled.arrays import Floats
 from blis_replay.compiled.errors import ExperimentError
+from blis_replay.ingest.readers.server.engine_defaults import shown_argument
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.engine import engine_config, replayed_engine, with_engine
@@ -335,8 +336,7 @@ _DECIDES = {
 
 
 def _argument(name: str, value: int | bool, told: object) -> Alternative:
-    shown = str(value).lower() if isinstance(value, bool) else f"{value:,}"
-    has = "no bound" if told is None else str(told).lower() if isinstance(told, bool) else f"{told:,}"
+    shown, has = shown_argument(value), "no bound" if told is None else shown_argument(told)
     label = "KV blocks" if name == "num_gpu_blocks" else name
     why = f"it has {label} {has}, and the server {'about ' if label == 'KV blocks' else ''}{shown}"
     mend = f"look it up and tell it: {name}: {str(value).lower()} in a file for blis-replay ingest --engine"

@@ -121,7 +121,8 @@ def fit_known(known: KnownServer) -> KnownFit:
     held = {c.name: c for c in fit.record.coefficients if c.status == "fitted" and c.high_us > c.low_us}
     truth = _true_coefficients(known, fit.record.form, fit.record.coefficients)
     both = [name for name in held if name in truth]
-    off = tuple(_off(held[name], truth[name]) for name in both if not _holds(held[name], truth[name]))
+    missed = [(held[name], truth[name]) for name in both if not _holds(held[name], truth[name])]
+    off = tuple(f"{fit.name} {us:.4g}, not {fit.low_us:.4g} to {fit.high_us:.4g}" for fit, us in missed)
     refused = "; ".join(fit.missed)
     errors = (e2e, ttft, other, _true_errors(server, _oracle(server))[0])
     return KnownFit(*head, fit.record.form, *errors, len(both) - len(off), len(both), off, refused)
@@ -169,10 +170,6 @@ def _holds(fit: CoefficientFit, value_us: float) -> bool:
     # A bound is rounded to a hundredth of the interval.
     slack = (fit.high_us - fit.low_us) / 100
     return fit.low_us - slack <= value_us <= fit.high_us + slack
-
-
-def _off(fit: CoefficientFit, value_us: float) -> str:
-    return f"{fit.name} {value_us:.4g}, not {fit.low_us:.4g} to {fit.high_us:.4g}"
 
 
 def _true_coefficients(known: KnownServer, form: str, fitted: Sequence[CoefficientFit]) -> dict[str, float]:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from blis_replay.blis.result import SimResult, step_parts
 from blis_replay.compiled.arrays import Int64s
+from blis_replay.ingest.readers.server.engine_defaults import shown_argument
 from blis_replay.ingest.recording import ENGINE_CHECK, UNKNOWN, Recording
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.replay.plan import ReplayPlan
@@ -106,14 +107,10 @@ def argument_lines(recording: Recording, found: tuple[OpenArgument, ...]) -> lis
     lines = []
     if found:
         named = ", ".join(
-            f"{one.name} ({one.why})" if one.value is None else f"{one.name} ({_shown(one.value)} assumed; {one.why})"
+            f"{one.name} ({'' if one.value is None else f'{shown_argument(one.value)} assumed; '}{one.why})"
             for one in found
         )
         lines.append(f"not recorded: {named}; give what you know with `blis-replay ingest --engine FILE`")
     found_of = [finding for finding in recording.findings if finding.check == ENGINE_CHECK]
     lines += [f"sources disagree: {finding.message}" for finding in found_of if "used" in finding.measured]
     return lines + [f"scheduler: {finding.message}" for finding in found_of if "scheduled_as" in finding.measured]
-
-
-def _shown(value: int | float | bool | str) -> str:
-    return str(value).lower() if isinstance(value, bool) else f"{value:,}" if isinstance(value, int) else str(value)

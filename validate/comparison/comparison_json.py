@@ -8,9 +8,9 @@ import polars as pl
 
 from blis_replay.replay.store import provenance_of
 from blis_replay.validate.comparison.capacity import Measure
-from blis_replay.validate.comparison.compare import Comparison, MetricCell, Promised
+from blis_replay.validate.comparison.compare import Comparison, MetricCell
 from blis_replay.validate.comparison.saturation_text import saturation_json
-from blis_replay.validate.comparison.spread import Draws, NoiseFloor, unsure_of
+from blis_replay.validate.comparison.spread import Draws, unsure_of
 from blis_replay.validate.metrics.objectives import attainment_json
 from blis_replay.validate.metrics.resampling import MetricStatistic
 from blis_replay.validate.text.cells import in_ms
@@ -18,6 +18,7 @@ from blis_replay.validate.text.cells import in_ms
 
 def comparison_json(comparison: Comparison) -> dict[str, object]:
     """One experiment; times in ms, errors and MAPE as fractions."""
+    noise = comparison.noise
     return {
         "slug": comparison.slug,
         "alias": comparison.alias,
@@ -34,8 +35,8 @@ def comparison_json(comparison: Comparison) -> dict[str, object]:
         "failed_thresholds": list(comparison.failed_thresholds),
         "capacity": None if comparison.capacity is None else [_measure_json(m) for m in comparison.capacity],
         "unusable": comparison.unusable,
-        "repeats": comparison.noise and _noise_json(comparison.noise),
-        "slo": comparison.promised and _promised_json(comparison.promised),
+        "repeats": noise and {"recordings": list(noise.recordings), "apart": _by_metric(noise.apart)},
+        "slo": comparison.promised and {side: attainment_json(one) for side, one in vars(comparison.promised).items()},
         "reconstructions": comparison.draws and _draws_json(comparison.draws),
         "unsure": unsure_of(comparison.run),
         "warm_up": comparison.warming and vars(comparison.warming),
@@ -47,14 +48,6 @@ def comparison_json(comparison: Comparison) -> dict[str, object]:
         "not_simulated": list(comparison.run.simulated.not_simulated),
         "provenance": provenance_of(comparison.run),
     }
-
-
-def _promised_json(promised: Promised) -> dict[str, object]:
-    return {"observed": attainment_json(promised.observed), "simulated": attainment_json(promised.simulated)}
-
-
-def _noise_json(noise: NoiseFloor) -> dict[str, object]:
-    return {"recordings": list(noise.recordings), "apart": _by_metric(noise.apart)}
 
 
 def _draws_json(draws: Draws) -> dict[str, object]:

@@ -109,7 +109,7 @@ def _intervals(
         return {}
     drawn = iter(resampled_values(known, blocks, cells))
     published = [[comparison.metrics[m][s].a_us for m, s in cells], [comparison.metrics[m][s].b_us for m, s in cells]]
-    a, b = (_fixed(published[i]) if side is None else next(drawn) for i, side in enumerate(samples))
+    a, b = (np.array([published[i]], np.float64) if side is None else next(drawn) for i, side in enumerate(samples))
     intervals = {cell: interval((b - a)[:, i]) for i, cell in enumerate(cells)}
     return {cell: bounds for cell, bounds in intervals.items() if not np.isnan(bounds[0])}
 
@@ -117,10 +117,6 @@ def _intervals(
 def _known(comparison: Comparison, cell: MetricStatistic) -> bool:
     metric, statistic = cell
     return comparison.metrics[metric][statistic].difference_us is not None
-
-
-def _fixed(values_us: Sequence[float | None]) -> Floats:
-    return np.array([values_us], np.float64)
 
 
 def _words(samples: Sequence[LatencySamples | None], blocks: Sequence[Blocks], paired: bool) -> str:

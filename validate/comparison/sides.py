@@ -37,6 +37,7 @@ from blis_replay.validate.metrics.observed import (
     observed_requests,
     pooled_gaps,
     samples_of,
+    simulated_samples,
     without_unusable,
 )
 from blis_replay.validate.metrics.resampling import numbers_of
@@ -117,11 +118,6 @@ def replay_side(run: ReplayRun, name: str = "replay") -> Side:
         timeline=partial(timeline_of_run, run),
         run=run,
     )
-
-
-def simulated_samples(run: ReplayRun, chosen: Bools) -> LatencySamples:
-    """Simulated client latencies of the chosen requests, in request order."""
-    return LatencySamples(run.ttft_us[chosen], run.e2e_us[chosen], run.simulated.output_tokens[chosen])
 
 
 def simulated_attainment(run: ReplayRun, objectives: Objectives, chosen: Bools | None = None) -> Attainment:

@@ -22,10 +22,10 @@ from blis_replay.ingest.store import Store, read_stored
 from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.simulator import Simulator
-from blis_replay.validate.comparison.sides import recording_side, simulated_samples
+from blis_replay.validate.comparison.sides import recording_side
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.experiment import select_experiments
-from blis_replay.validate.metrics.observed import Numbers, Selection, pooled_gaps
+from blis_replay.validate.metrics.observed import Numbers, Selection, pooled_gaps, simulated_samples
 from blis_replay.validate.metrics.resampling import MetricStatistic, cell_values, resamplable
 
 # -- Repeated recordings -------------------------------------------------------------------

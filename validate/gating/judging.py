@@ -18,12 +18,11 @@ from blis_replay.ingest.recording import Recording
 from blis_replay.replay.driver import ReplayRun, replay
 from blis_replay.replay.simulator import EmbeddedEngine
 from blis_replay.validate.comparison.compare import Comparison, compare_replay, with_draws
-from blis_replay.validate.comparison.sides import simulated_samples
 from blis_replay.validate.comparison.spread import NoiseFloor, unsure_of
 from blis_replay.validate.comparison.summary_text import UNSEEN, beyond_fit
 from blis_replay.validate.gating.policy import Check, Interval, Judgement, Ordered, Outcome, Policy, Standing
 from blis_replay.validate.metrics.latency import LatencySamples
-from blis_replay.validate.metrics.observed import Observed, observed_requests, samples_of
+from blis_replay.validate.metrics.observed import Observed, observed_requests, samples_of, simulated_samples
 from blis_replay.validate.metrics.resampling import (
     MetricStatistic,
     cell_values,

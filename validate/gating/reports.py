@@ -75,11 +75,8 @@ def cell_name(metric: str, statistic: str) -> str:
 
 def changed(report: GateReport) -> list[Check]:
     """Regression checks with a number, where the baseline answered anything else than the candidate."""
-    return [c for c in report.all_checks if c.rule == "regression" and c.value is not None and _moved(c)]
-
-
-def _moved(check: Check) -> bool:
-    return bool(check.value) or any(check.interval or ())
+    judged = [c for c in report.all_checks if c.rule == "regression" and c.value is not None]
+    return [c for c in judged if c.value or any(c.interval or ())]
 
 
 def _errors(report: GateReport) -> Table:

@@ -14,6 +14,7 @@ from blis_replay.ingest.recording import Finding, Recording
 from blis_replay.ingest.rows import Rows
 from blis_replay.ingest.store import Store, inter_token_gaps, read_stored
 from blis_replay.ingest.stream import published_itl
+from blis_replay.replay.driver import ReplayRun
 from blis_replay.validate.metrics.latency import STATISTICS, LatencySamples, pooled_quantiles, statistics
 
 Gaps = tuple[Int64s, Int64s]
@@ -96,6 +97,11 @@ def observed_requests(recording: Recording) -> Bools:
     return ((requests["status"] == "ok") & known).to_numpy()
 
 
+def simulated_samples(run: ReplayRun, chosen: Bools) -> LatencySamples:
+    """Simulated client latencies of the chosen requests, in request order."""
+    return LatencySamples(run.ttft_us[chosen], run.e2e_us[chosen], run.simulated.output_tokens[chosen])
+
+
 def samples_of(recording: Recording, chosen: Bools) -> LatencySamples:
     """Recorded latencies of the chosen requests, which have both, in request order."""
     requests = recording.requests.frame(["ttft_us", "e2e_us", "output_tokens"]).filter(chosen)
@@ -123,7 +129,7 @@ def numbers_from_requests(
         "e2e": _plain(statistics(samples.e2e_us)),
         "ttft": _plain(statistics(samples.ttft_us)),
         "tpot": _plain(statistics(samples.tpot_us)),
-        "itl": _no_token_times(),
+        "itl": dict.fromkeys(STATISTICS, Number(None, "no token times recorded")),
     }
     if token_gaps is not None and has_gaps(token_gaps):
         gap_us, count = token_gaps
@@ -168,10 +174,6 @@ def numbers_from_aggregates(recording: Recording, stage: int | None) -> Numbers:
 
 def _plain(values: Mapping[str, float]) -> dict[str, Number]:
     return {name: Number(values.get(name), None if name in values else "no such request") for name in STATISTICS}
-
-
-def _no_token_times() -> dict[str, Number]:
-    return {name: Number(None, "no token times recorded") for name in STATISTICS}
 
 
 def _published_itl(recording: Recording, stage: int | None) -> dict[str, Number]:

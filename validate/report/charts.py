@@ -16,9 +16,8 @@ from blis_replay.compiled.errors import require_extra
 from blis_replay.compiled.files import write_whole
 from blis_replay.ingest.tables import Column, Table
 from blis_replay.replay.prefix import prompt_tokens
-from blis_replay.validate.comparison.sides import simulated_samples
 from blis_replay.validate.errors import ValidateError
-from blis_replay.validate.metrics.observed import samples_of
+from blis_replay.validate.metrics.observed import samples_of, simulated_samples
 from blis_replay.validate.report.evidence import Evidence
 from blis_replay.validate.report.latency_charts import (
     ABOVE,
@@ -77,7 +76,7 @@ def step_chart(cycles: StepCycles) -> Chart:
 
     shown = cycles.observed
     rows = tuple(
-        (int(x), int(count), float(low), float(middle), float(high), *_model(model, middle))
+        (int(x), int(count), *map(float, (low, middle, high)), known_number(model), known_number(model / middle - 1))
         for x, count, low, middle, high, model in zip(
             shown.x, shown.count, shown.low, shown.middle, shown.high, cycles.model_us, strict=True
         )
@@ -97,10 +96,6 @@ def step_chart(cycles: StepCycles) -> Chart:
         drawn(draw, 3.7, 2.9, shown.x.tolist()),
         Table("step cycle by running requests", columns, rows),
     )
-
-
-def _model(model_us: float, observed_us: float) -> tuple[float | None, float | None]:
-    return known_number(model_us), known_number(model_us / observed_us - 1)
 
 
 def _draw_density(axes: Axes, cycles: StepCycles) -> None:

@@ -16,10 +16,9 @@ from blis_replay.replay.driver import ReplayRun
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.validate.attribution.attribute import Attribution, attribute
 from blis_replay.validate.comparison.compare import Comparison
-from blis_replay.validate.comparison.sides import simulated_samples
 from blis_replay.validate.comparison.validated import by_stage, compare_experiment
 from blis_replay.validate.metrics.latency import METRICS, STATISTICS
-from blis_replay.validate.metrics.observed import Gaps, observed_requests, pooled_gaps, samples_of
+from blis_replay.validate.metrics.observed import Gaps, observed_requests, pooled_gaps, samples_of, simulated_samples
 from blis_replay.validate.metrics.resampling import (
     MetricStatistic,
     cell_values,

@@ -33,7 +33,7 @@ from blis_replay.strict.document import Text
 from blis_replay.validate.calibration.physical import known_architecture
 from blis_replay.validate.errors import NothingToJudgeError
 from blis_replay.validate.metrics.latency import LatencySamples, relative_error
-from blis_replay.validate.metrics.observed import observed_requests, samples_of
+from blis_replay.validate.metrics.observed import observed_requests, samples_of, simulated_samples
 from blis_replay.validate.studies.study import seed_interval
 
 LoadKind = Literal["synchronous", "constant", "throughput"]
@@ -237,7 +237,7 @@ def level(recording: Recording, model: RooflineModel) -> RooflineModel:
     run = _replay(recording, points, model)
     chosen = _observed_of(run, points[0])
     observed_us = samples_of(run.recording, chosen).itl_mean_us
-    simulated_us = _simulated(run, chosen).itl_mean_us
+    simulated_us = simulated_samples(run, chosen).itl_mean_us
     if observed_us is None or simulated_us is None:
         return model
     excess_us = (simulated_us - observed_us) * model.tensor_parallelism / model.architecture.layers
@@ -269,15 +269,11 @@ def _observed_of(run: ReplayRun, point: SweepPoint) -> Bools:
     return chosen & observed_requests(run.recording) & run.simulated.completed
 
 
-def _simulated(run: ReplayRun, chosen: Bools) -> LatencySamples:
-    return LatencySamples(run.ttft_us[chosen], run.e2e_us[chosen], run.simulated.output_tokens[chosen])
-
-
 def _point_errors(run: ReplayRun, point: SweepPoint) -> dict[str, object] | None:
     chosen = _observed_of(run, point)
     if not chosen.any():
         return None
-    observed, simulated = _means(samples_of(run.recording, chosen)), _means(_simulated(run, chosen))
+    observed, simulated = _means(samples_of(run.recording, chosen)), _means(simulated_samples(run, chosen))
     errors = {name: relative_error(value, simulated[name]) for name, value in observed.items()}
     return {"requests": int(chosen.sum()), "mixed_share": _mixed_share(run, chosen), **errors}
 

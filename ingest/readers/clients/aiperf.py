@@ -302,13 +302,10 @@ def _ignores_eos(configured: Mapping[str, Any]) -> bool | None:
     """Whether ``ignore_eos`` was among the extra inputs: pairs up to 0.6, a mapping in 0.13."""
     extra: object = section(configured, "endpoint").get("extra") or section(configured, "input").get("extra")
     if isinstance(extra, list):
-        extra = {pair[0]: pair[1] for pair in extra if isinstance(pair, list) and len(pair) == 2 and _is_text(pair[0])}
+        pairs = [pair for pair in extra if isinstance(pair, list) and len(pair) == 2]
+        extra = {name: value for name, value in pairs if isinstance(name, str)}
     asked = extra.get("ignore_eos") if isinstance(extra, Mapping) else None
     return asked if isinstance(asked, bool) else None
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
 
 
 def _configured_length(configured: Mapping[str, Any]) -> int | None:

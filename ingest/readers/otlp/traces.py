@@ -110,7 +110,8 @@ def read_traces(files: Sequence[RecordedFile], scratch: Scratch | None = None) -
             found.add(batch, number, file)
     read_steps, parts = found.steps.done(), JourneyParts(found.journey_spans.done(), found.journey_events.done())
     ended_ns = spans.end_of_earlier_starts(read_steps)
-    remarks = [*_unread_events(found)]
+    unread = f"{found.other_events} span events of unknown names: not read"
+    remarks = [unread] if found.other_events else []
     if ended_ns is not None:
         remarks.append(_earlier(read_steps, parts, ended_ns))
     steps = _steps(read_steps, ended_ns, files[0], scratch)
@@ -180,10 +181,6 @@ def _others(batch: TraceBatch) -> pl.DataFrame:
     """Scope, name and number of the spans of a batch that nobody reads."""
     read = (pl.col("scope") == STEP_SCOPE) | spans.is_request_span() | otlp_journeys.is_journey_span()
     return batch.spans.filter(~read).group_by("scope", "name").len()
-
-
-def _unread_events(found: _Collected) -> list[str]:
-    return [f"{found.other_events} span events of unknown names: not read"] if found.other_events else []
 
 
 def _earlier(steps: Rows, parts: JourneyParts, ended_ns: int) -> str:

@@ -143,7 +143,7 @@ def _default_setting(entries: Sequence[Default], machine: Machine) -> Setting:
 
 def _otherwise(others: Mapping[int | str, Default], machine: Machine) -> str:
     """When the other values would hold: ``true from vLLM 0.14 on``."""
-    return "; ".join(f"{_shown(value)} {_condition(entry, machine)}" for value, entry in others.items())
+    return "; ".join(f"{shown_argument(value)} {_condition(entry, machine)}" for value, entry in others.items())
 
 
 def _condition(entry: Default, machine: Machine) -> str:
@@ -159,5 +159,6 @@ def _condition(entry: Default, machine: Machine) -> str:
     return " ".join(parts)
 
 
-def _shown(value: object) -> str:
+def shown_argument(value: object) -> str:
+    """The value of an engine argument, as it is read."""
     return str(value).lower() if isinstance(value, bool) else f"{value:,}" if isinstance(value, int) else str(value)

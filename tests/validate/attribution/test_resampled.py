@@ -9,8 +9,8 @@ import pytest
 
 from blis_replay.fixtures.planted import planted_recording
 from blis_replay.replay.driver import replay
-from blis_replay.validate.comparison.sides import simulated_samples
 from blis_replay.validate.metrics.latency import pooled_quantiles, statistics
+from blis_replay.validate.metrics.observed import simulated_samples
 from blis_replay.validate.metrics.resampling import PooledGaps, draws, quantities, request_blocks
 
 
