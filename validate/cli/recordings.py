@@ -60,9 +60,10 @@ def inspect_verb(name: str | None, check: str | None, list_checks: bool, store_p
       blis-replay inspect --checks
     """
     from blis_replay.ingest.checks.registry import check_evidence, check_names, named_check
-    from blis_replay.ingest.store import kv_event_counts, open_for_reading, read_findings, read_stored
+    from blis_replay.ingest.store import open_for_reading
+    from blis_replay.validate import inspect
     from blis_replay.validate.experiment import find_experiment
-    from blis_replay.validate.inspection import checks_answer, evidence_answer, inspection_answer
+    from blis_replay.validate.inspection import checks_answer, evidence_answer
     from blis_replay.validate.schedule import SCHEDULE_CHECK, schedule_evidence
 
     if list_checks:
@@ -70,20 +71,13 @@ def inspect_verb(name: str | None, check: str | None, list_checks: bool, store_p
         return
     if name is None:
         raise click.UsageError("name an experiment, or list the checks with --checks")
-    chosen = None if check is None else named_check(check, SCHEDULE_CHECK)
+    if check is None:
+        print_answer(inspect(name, store_path))
+        return
+    chosen = named_check(check, SCHEDULE_CHECK)
+    evidence = schedule_evidence if chosen is SCHEDULE_CHECK else partial(check_evidence, check=chosen)
     with open_for_reading(store_path) as store:
-        slug = find_experiment(store, name)
-        if chosen is None:
-            recording, findings, cache = (
-                read_stored(store, slug),
-                read_findings(store, slug),
-                kv_event_counts(store, slug),
-            )
-            answer = inspection_answer(recording, findings, cache)
-        else:
-            evidence = schedule_evidence if chosen is SCHEDULE_CHECK else partial(check_evidence, check=chosen)
-            answer = evidence_answer(evidence(store, slug))
-    print_answer(answer)
+        print_answer(evidence_answer(evidence(store, find_experiment(store, name))))
 
 
 # As in replay.export.TARGETS, whose import would make help slow; a test compares the two.
