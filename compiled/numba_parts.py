@@ -171,7 +171,7 @@ _OPTIONS: dict[str, Any] = {
 
 def part(function: Callable[..., Any], inline: bool) -> Any:
     """A function, compiled once for each kind of arguments that another calls it with."""
-    made = numba.njit(**_OPTIONS, **({"forceinline": True} if inline else {}))(function)
+    made = numba.njit(**_OPTIONS, forceinline=inline)(function)  # False too: else it would be as for its first caller
     called = made.get_call_template
     made.get_call_template = lambda given, named: called(
         tuple(map(_widest, given)), {name: _widest(kind) for name, kind in named.items()}

@@ -30,6 +30,7 @@ from blis_replay.blis.kernel.state import (
     compiled,
     index,
     modulo_block,
+    separate,
 )
 from blis_replay.compiled.arrays import Int64s
 
@@ -126,7 +127,7 @@ def choose_victim(state: State) -> int:
     return victim
 
 
-@compiled
+@separate
 def preempt(state: State, request: int) -> None:
     """Back to the waiting queue, to recompute its tokens; blocks go, cached contents stay."""
     this = state.requests[request]
@@ -169,7 +170,7 @@ def leave_decoding(state: State, request: int, computed: int) -> None:
     close_segment(state, request, state.at.step, state.at.rows - 1)
 
 
-@compiled
+@separate
 def vacate(state: State, request: int, cached: int) -> None:
     """Give up blocks, table row and place in the running list; the first ``cached`` tokens can be looked up."""
     this = state.requests[request]

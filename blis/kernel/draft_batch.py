@@ -28,7 +28,7 @@ from blis_replay.blis.kernel.pool import (
 )
 from blis_replay.blis.kernel.queues import first_waiting, note_segment, queue_up, stop_prefill
 from blis_replay.blis.kernel.schedule import blocks_to_admit, note_admission, prefill_cap
-from blis_replay.blis.kernel.state import NONE, Record, State, Table, compiled, dtype_of, i32
+from blis_replay.blis.kernel.state import NONE, Record, State, Table, compiled, dtype_of, i32, separate
 from blis_replay.compiled.arrays import Int8s, Int64s
 
 
@@ -202,7 +202,7 @@ def count(state: State, flight: Flight, request: int, sign: int) -> None:
         batch.attended_tokens += sign * (tokens * computed + tokens * (tokens + 1) // 2)
 
 
-@compiled
+@separate
 def preempt(state: State, flight: Flight, request: int) -> None:
     """Back to the waiting queue, to recompute its tokens; what it has in flight still counts when it is in."""
     this, own = state.requests[request], flight.requests[request]

@@ -31,6 +31,7 @@ from blis_replay.blis.kernel.state import (
     compiled,
     entry,
     index,
+    separate,
 )
 from blis_replay.blis.kernel.step_time import batch_duration_us
 from blis_replay.compiled.arrays import Floats, Int64s
@@ -196,7 +197,7 @@ def note_tokens(state: State, flight: Flight, request: int, tokens: int, row: in
     own.segment_rows += 1
 
 
-@compiled
+@separate
 def take_aborts(state: State, flight: Flight) -> None:
     """Clients that have given up by now; tokens of theirs that are in flight reach nobody."""
     at = state.at

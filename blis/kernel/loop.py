@@ -40,6 +40,7 @@ from blis_replay.blis.kernel.state import (
     entry,
     full_blocks,
     index,
+    separate,
 )
 from blis_replay.blis.kernel.step_time import batch_duration_us, quick_duration_us
 from blis_replay.compiled.arrays import Floats, Int64s
@@ -236,7 +237,7 @@ def begin(state: State, request: int) -> None:
     queue_up(state, request)
 
 
-@compiled
+@separate
 def take_aborts(state: State) -> None:
     """Clients that have given up by now; tokens of theirs that are in flight reach nobody."""
     at = state.at

@@ -29,7 +29,7 @@ from blis_replay.blis.kernel.free_queue import (
     take_blocks,
     unlink,
 )
-from blis_replay.blis.kernel.state import NONE, State, compiled, full_blocks, index
+from blis_replay.blis.kernel.state import NONE, State, compiled, full_blocks, index, separate
 
 # -- Blocks of a request ------------------------------------------------------------------
 
@@ -236,7 +236,7 @@ def hold_found_blocks(state: State, request: int, extents: int) -> None:
     state.requests[request].extents_held = extents
 
 
-@compiled
+@separate
 def split(state: State, extent: int, blocks: int) -> int:
     """Cut an extent behind its first ``blocks`` blocks; the new extent with the others.
 
@@ -262,7 +262,7 @@ def split(state: State, extent: int, blocks: int) -> int:
 # -- Entering the cache -------------------------------------------------------------------
 
 
-@compiled
+@separate
 def enter_cache(state: State, request: int, tokens: int) -> None:
     """Enter the request's blocks that its first ``tokens`` tokens fill, if they have keys."""
     this = state.requests[request]
@@ -318,7 +318,7 @@ def note_extent(state: State, request: int, extent: int, blocks: int) -> None:
     this.blocks_entered += blocks
 
 
-@compiled
+@separate
 def isolate(state: State, extent: int, depth: int) -> int:
     """Make the cached block at this depth, found by way of ``extent``, an extent of its own."""
     while depth >= state.extents[index(extent)].depth + state.extents[index(extent)].blocks:

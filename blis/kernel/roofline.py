@@ -6,7 +6,7 @@ knots of the decode grid.  ``float_params``: ``HEAD`` numbers, then these tables
 
 from __future__ import annotations
 
-from blis_replay.blis.kernel.state import LONGEST_STEP_US, Batch, compiled
+from blis_replay.blis.kernel.state import LONGEST_STEP_US, Batch, compiled, separate
 from blis_replay.compiled.arrays import Floats, Int64s
 
 # -- how a step with prefill and decode tokens takes its time from one with either
@@ -55,7 +55,7 @@ def joined_us(mode: int, prefill: int, decode: int, prefill_us: float, decode_us
     return share * prefill_us + (1 - share) * decode_us
 
 
-@compiled
+@separate
 def phase_us(int_params: Int64s, float_params: Floats, batch: Batch, with_prefill: bool, with_decode: bool) -> float:
     """The longer of computing and of reading and writing memory, for one phase or both at once."""
     tokens, kv_tokens, attention_us = 0, 0.0, 0.0

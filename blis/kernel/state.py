@@ -22,6 +22,8 @@ from blis_replay.compiled.functions import decorators
 
 FOLDER = Path(__file__).parent
 entry, compiled = decorators(FOLDER, inline=True, from_start=True)
+# For long functions that run seldom: to copy them into each caller takes a quarter of the time of compiling.
+_, separate = decorators(FOLDER)
 
 # Rows of one of the classes below.
 Table = NDArray[Any]

@@ -9,7 +9,7 @@ import math
 
 from blis_replay.blis.kernel.operators import operators_us
 from blis_replay.blis.kernel.roofline import roofline_us
-from blis_replay.blis.kernel.state import LONGEST_STEP_US, Batch, Record, compiled, entry, index
+from blis_replay.blis.kernel.state import LONGEST_STEP_US, Batch, Record, compiled, entry, index, separate
 from blis_replay.compiled.arrays import Floats, Int64s
 
 KernelModel = tuple[int, Int64s, Floats]
@@ -75,7 +75,7 @@ def step_duration_us(kind: int, int_params: Int64s, float_params: Floats, batch:
     return batch_duration_us(kind, int_params, float_params, batch[0], start_us)
 
 
-@compiled
+@separate
 def batch_duration_us(kind: int, int_params: Int64s, float_params: Floats, batch: Batch, start_us: int) -> int:
     """Duration of the batch in int_params us, at least 1."""
     own = len(int_params) if kind < CORRECTED else int_params[len(int_params) - 1]
