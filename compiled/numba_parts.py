@@ -155,7 +155,50 @@ class _PartCompiler(_compiler.CompilerBase):  # type: ignore[misc]  # Numba has 
         state = self.state
         state.library = _PartLibrary(state.targetctx.codegen(), state.func_id.func_qualname)
         state.library.enable_object_caching()
-        return [_compiler.DefaultPassBuilder.define_nopython_pipeline(state)]
+        manager = _compiler.DefaultPassBuilder.define_nopython_pipeline(state)
+        manager.passes = [one for one in manager.passes if one[0].__name__ not in _PASSES_FOR_NOTHING]
+        manager.finalize()
+        return [manager]
+
+
+# What is compiled here has no closures, context managers, array expressions or branches that constants decide.
+_PASSES_FOR_NOTHING = {
+    "WithLifting",
+    "InlineClosureLikes",
+    "RewriteSemanticConstants",
+    "DeadBranchPrune",
+    "MakeFunctionToJitFunction",
+    "InlineInlinables",
+    "FindLiterallyCalls",
+    "LiteralUnroll",
+    "LiteralPropagationSubPipelinePass",
+    "InlineOverloads",
+    "NopythonRewrites",
+    "DumpParforDiagnostics",
+}
+
+
+def _remember_signatures() -> None:
+    """Let Numba find but once what an operator or function of its own makes of given types: it tries all its rules."""
+    context = _registry.cpu_target.typing_context
+    found = context._resolve_user_function_type
+    known: dict[tuple[Any, tuple[Any, ...]], Any] = {}
+
+    def remembered(function: Any, given: Any, named: Any, literals: Any = None) -> Any:
+        if named or isinstance(function, str | _types.Dispatcher):  # of a str the arguments are values
+            return found(function, given, named, literals)
+        key = function, tuple(given)
+        if key not in known:
+            signature = found(function, given, named, literals)
+            if signature is None:
+                return None
+            known[key] = signature
+        return known[key]
+
+    context._resolve_user_function_type = remembered
+
+
+_remember_signatures()
 
 
 # Compiled functions allocate nothing, so references need not be counted (_nrt): counting takes most of the time of
