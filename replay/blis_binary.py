@@ -171,7 +171,7 @@ def own_release(build: BlisBuild, model: str) -> CoefficientRelease:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     which = "that the BLIS build runs by itself" if model == OWN else f"{model} of the BLIS build"
     summary = f"The latency model {which}."
-    return CoefficientRelease(f"blis-{model}-model", "valid", summary, "BLIS", "", digest, fitted_on=())
+    return CoefficientRelease(f"blis-{model}-model", "valid", summary, "BLIS", "", digest)
 
 
 def engine_flags(build: BlisBuild, plan: ReplayPlan) -> list[str]:

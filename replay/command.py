@@ -176,7 +176,7 @@ class CommandSimulator:
 
 
 AS_SHIPPED = "as shipped"
-_AS_SHIPPED = CoefficientRelease(AS_SHIPPED, "valid", "What the simulator comes with.", "", "", fitted_on=())
+_AS_SHIPPED = CoefficientRelease(AS_SHIPPED, "valid", "What the simulator comes with.", "", "")
 
 
 def adapter_simulator(name: str, release: CoefficientRelease, timeout_s: float) -> CommandSimulator:

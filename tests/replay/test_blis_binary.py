@@ -342,3 +342,8 @@ def test_any_results_are_read_or_refused(tmp_path_factory: pytest.TempPathFactor
         assert "\n" not in str(error)
     else:
         assert (results.ttft_us <= results.e2e_us).all()
+
+
+def test_what_a_model_of_its_own_was_fitted_on_is_not_known(tmp_path: Path) -> None:
+    """It names no recordings, which does not mean that there were none; BLIS says so of no model."""
+    assert compare_replay(run_with(write_stand_in(tmp_path), small_recording())).uses == "unknown"
