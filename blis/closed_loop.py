@@ -11,7 +11,7 @@ from operator import itemgetter
 
 import numpy as np
 
-from blis_replay.blis.engine import Engine
+from blis_replay.blis.engine import Engine, simulate
 from blis_replay.blis.errors import TraceError
 from blis_replay.blis.latency.models import Latency, Lifecycle
 from blis_replay.blis.result import SimResult, check_conservation
@@ -79,6 +79,20 @@ def simulate_closed_loop(
     result = running.result()
     check_conservation(trace.abort_us, running.state, result)
     return result
+
+
+def simulate_load(
+    trace: RequestTrace,
+    engine: EngineConfig,
+    latency: Latency,
+    lifecycle: Lifecycle | None = None,
+    loop: ClosedLoop | None = None,
+    sessions: Int64s | None = None,
+) -> SimResult:
+    """Serve the requests of ``trace`` at their arrivals, or as clients send them; raises as those two do."""
+    if loop is None:
+        return simulate(trace, engine, latency, lifecycle)
+    return simulate_closed_loop(trace, engine, latency, loop, lifecycle, sessions)
 
 
 class _Clients:

@@ -15,7 +15,7 @@ from blis_replay.replay.engine import not_simulated
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import ReplayPlan, plan_replay
-from blis_replay.replay.profile import MADE, clients_of, of_aggregates
+from blis_replay.replay.profile import MADE, of_summary
 from blis_replay.replay.simulator import EmbeddedEngine, Simulated, Simulator
 from blis_replay.replay.warm_up import recorded_stalls
 
@@ -91,9 +91,7 @@ def replay(
             "leave it out, or use --simulator embedded"
         )
     summed_up = recording.requests.height == 0
-    recording = of_aggregates(recording)
-    if summed_up and mode.loop is None and (clients := clients_of(recording)):
-        mode = replace(mode, loop=clients)
+    recording, mode = of_summary(recording, mode)
     entry = simulator.entry_for(recording)
     plan = _as_fitted(plan_replay(recording, mode), recording, mode, entry)
     simulated = simulator.serve(recording, plan)

@@ -23,6 +23,7 @@ from blis_replay.compiled.arrays import Int64s
 from blis_replay.ingest.recording import PUBLISHED, REQUEST_SCHEMA, LoadProfile, Recording, SharedPrefix, Stage
 from blis_replay.ingest.rows import rows_of
 from blis_replay.replay.errors import ReplayError, argument_not_known
+from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.prefix import group_of_prompts, prompt_tokens
 
 SEED = 42
@@ -405,6 +406,16 @@ def clients_of(recording: Recording) -> ClosedLoop | None:
         shown = ", ".join(f"{clients:g}" for clients in sorted(asked))
         raise ReplayError(f"{recording.alias}: its stages had {shown} clients; ingest each point as a recording")
     return ClosedLoop(max(round(asked[0]), 1)) if asked else None
+
+
+def of_summary(recording: Recording, mode: ReplayMode) -> tuple[Recording, ReplayMode]:
+    """With requests made of the aggregates, and sent by their clients, where a recording has nothing else.
+
+    Raises ``ReplayError`` as ``of_aggregates`` and ``clients_of`` do.
+    """
+    if recording.requests.height == 0 and mode.loop is None and (clients := clients_of(recording)):
+        mode = replace(mode, loop=clients)
+    return of_aggregates(recording), mode
 
 
 def _figures(recording: Recording, stage: int) -> dict[str, float]:

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from blis_replay.blis.closed_loop import ClosedLoop, simulate_closed_loop
+from blis_replay.blis.closed_loop import ClosedLoop, simulate_load
 from blis_replay.blis.cluster.config import ClusterConfig
 from blis_replay.blis.cluster.simulate import ClusterResult, simulate_cluster
-from blis_replay.blis.engine import simulate
 from blis_replay.blis.errors import TraceError, WorkloadError
 from blis_replay.blis.releases.release import CoefficientRelease, ModelEntry
 from blis_replay.blis.result import SimResult
@@ -159,10 +158,9 @@ def simulate_table(
     for an engine that cannot run, ``ReleaseError`` for a model that gives no step time.
     """
     refuse_unservable(table, engine)
-    if loop is None:
-        return Simulation(table, engine, release, entry, simulate(table.trace, engine, entry.latency, entry.lifecycle))
-    trace = replace(table.trace, abort_us=np.full(len(table.trace), NEVER_US))
-    result = simulate_closed_loop(trace, engine, entry.latency, loop, entry.lifecycle, table.sessions)
+    never = np.full(len(table.trace), NEVER_US)
+    trace = table.trace if loop is None else replace(table.trace, abort_us=never)
+    result = simulate_load(trace, engine, entry.latency, entry.lifecycle, loop, table.sessions)
     return Simulation(table, engine, release, entry, result)
 
 

@@ -26,6 +26,7 @@ from blis_replay.validate.calibration.evidence import (
     MeasuredDelay,
     SchedulingEvidence,
     configured_scheduling,
+    is_load_level,
     measured_delays,
     scheduling_evidence,
 )
@@ -100,7 +101,9 @@ def calibrate(
     fitted = map_jobs(fit_group, groups_of(recordings), **pool)
     fits = sorted(fitted, key=lambda fit: fit.entry.model)
     summary = f"Step times and delays fitted to {', '.join(recording.alias for recording in recordings)}."
-    fitted_on = [FittedOn(r.slug, r.content_hash, kind, requests_hash(r)) for fit in fits for r, kind in fit.used]
+    fitted_on = [
+        FittedOn(r.slug, r.content_hash, kind, requests_hash(r) or None) for fit in fits for r, kind in fit.used
+    ]
     return fitted_release(name, summary, source, recordings, [fit.entry for fit in fits], fitted_on), fits
 
 
@@ -206,7 +209,7 @@ def fit_model(recordings: Sequence[Recording], options: Options) -> ModelFit:
         rows=sum(len(part.decodes) for part in gathered.parts),
         agreement=agreement,
         scheduling=scheduling,
-        missed=missed(record.scores, agreement, {recording.slug: recording.alias for recording in recordings}),
+        missed=missed(record.scores, agreement, recordings),
     )
 
 
@@ -243,7 +246,7 @@ def _measured(recordings: Sequence[Recording], options: Options) -> ModelFit:
     agreement = {"cycle": 100 * found.error}
     steps: tuple[tuple[Recording, Data], ...] = tuple((recording, "steps") for recording in recordings)
     # Single steps scatter more than windows of them, so only the scores tell whether the fit misses its own data.
-    own = missed(record.scores, {"e2e": 0.0}, {recording.slug: recording.alias for recording in recordings})
+    own = missed(record.scores, {"e2e": 0.0}, recordings)
     return ModelFit(replace(entry, fit=record), record, steps, found.steps, agreement, None, own)
 
 
@@ -280,6 +283,11 @@ def _gathered(
     rows = sum(len(part.decodes) for part in found.parts)
     if needed and rows < COEFFICIENTS:
         names = ", ".join(recording.alias for recording in recordings)
+        if all(map(is_load_level, recordings)):
+            raise ValidateError(
+                f"{names}: {rows} load {'level' if rows == 1 else 'levels'} cannot determine {COEFFICIENTS} "
+                "coefficients; add some with other loads and lengths, or fit operator times to them: --operators"
+            )
         raise ValidateError(
             f"{names}: {rows} {'window' if rows == 1 else 'windows'} of {_words(options.data)} between "
             f"{window[0]:.0%} and {window[1]:.0%} of the run cannot determine {COEFFICIENTS} coefficients; use a wider "
@@ -333,7 +341,7 @@ def _agreement(gathered: Gathered, fitted: Fitted, measured: dict[str, MeasuredD
 def _usable(recordings: Sequence[Recording], data: DataChoice) -> tuple[tuple[Recording, Data], ...]:
     """What of which recording is used.  Raises ``ValidateError`` if that is nothing, or must not be used."""
     for recording in recordings:
-        if recording.requests["prompt_tokens"].drop_nulls().is_empty():
+        if not is_load_level(recording) and recording.requests["prompt_tokens"].drop_nulls().is_empty():
             raise ValidateError(
                 f"{recording.slug}: no request with a known prompt length, so prefills cannot be told from decodes; "
                 "ingest its per-request records"
@@ -342,7 +350,8 @@ def _usable(recordings: Sequence[Recording], data: DataChoice) -> tuple[tuple[Re
     for recording in recordings:
         if data != "latencies" and recording.steps.height > 1:
             used.append((recording, "steps"))
-        if data != "steps" and not recording.requests.select("ttft_us", "e2e_us").drop_nulls().is_empty():
+        timed = not recording.requests.select("ttft_us", "e2e_us").drop_nulls().is_empty()
+        if data != "steps" and (timed or is_load_level(recording)):
             used.append((recording, "latencies"))
     if not used:
         names = ", ".join(recording.alias for recording in recordings)

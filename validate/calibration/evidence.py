@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import polars as pl
 
-from blis_replay.blis.engine import simulate
+from blis_replay.blis.closed_loop import simulate_load
 from blis_replay.blis.latency.models import Lifecycle
 from blis_replay.blis.releases.fit import Scheduling, Told
 from blis_replay.blis.trace import RequestTrace
@@ -17,9 +19,12 @@ from blis_replay.ingest.recording import UNKNOWN, Recording
 from blis_replay.ingest.rows import Rows, rows_of
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import ReplayPlan, plan_replay
-from blis_replay.validate.calibration.cycle_rows import rows_from_steps
+from blis_replay.replay.profile import of_summary
+from blis_replay.validate.calibration.cycle_rows import CycleRows, rows_from_steps
 from blis_replay.validate.calibration.minimise import losses
 from blis_replay.validate.calibration.step_errors import StepForm
+from blis_replay.validate.errors import ValidateError
+from blis_replay.validate.metrics.observed import numbers_from_aggregates, observed_requests
 from blis_replay.validate.metrics.resampling import RESAMPLES, SEED, interval, resampled, row_blocks, spread
 
 
@@ -126,31 +131,35 @@ class CycleEvidence:
 
 @dataclass(frozen=True)
 class LatencyEvidence:
-    """Client latencies of a recording, window by window of its requests.
+    """Client latencies of a recording, window by window of its requests; or load levels, each a window.
 
-    ``plan``: the requests up to the last that can matter.  ``window``: int64[requests], the window of
-    each request, -1 for one that is not judged.  ``observed_us``: float64[2, windows], mean E2E
+    ``plans``: the requests up to the last that can matter; one for each load level.  ``window``: int64[requests], the
+    window of each request of all plans, -1 for one that is not judged.  ``observed_us``: float64[2, windows], mean E2E
     and TTFT.  ``decodes``: float64[windows], mean number of requests in flight.  ``stratum``: int64[windows], equal in
     windows that differ by chance only: of one load stage, of a cold prefix cache or a warm one.
     """
 
-    plan: ReplayPlan
+    plans: tuple[ReplayPlan, ...]
     window: Int64s
     observed_us: Floats
     decodes: Floats
     stratum: Int64s
+    of_levels: bool = False
 
     def residuals(self, form: StepForm, vector: Floats, measured: Lifecycle) -> Floats:
         """float64[2 * windows]: simulated over observed mean less one, E2E then TTFT, in units of ``SCALE``."""
-        result = simulate(self.plan.trace, self.plan.engine, form.latency(vector), form.lifecycle(vector, measured))
-        means = window_means(self.window, result.e2e_us, result.ttft_us)
+        latency, lifecycle = form.latency(vector), form.lifecycle(vector, measured)
+        results = [simulate_load(p.trace, p.engine, latency, lifecycle, p.loop) for p in self.plans]
+        e2e_us, ttft_us = (np.concatenate([getattr(r, name) for r in results]) for name in ("e2e_us", "ttft_us"))
+        means = window_means(self.window, e2e_us, ttft_us)
         scale = np.array([[SCALE["e2e"]], [SCALE["ttft"]]])
         # A run that overflows its server gives latencies without bound; any such one is equally wrong.
         return np.asarray(np.clip((means / self.observed_us - 1) / scale, -1e4, 1e4), np.float64).reshape(-1)
 
     def with_scheduling(self, asynchronous: bool) -> LatencyEvidence:
         """The same evidence for an engine of this scheduling mode."""
-        return replace(self, plan=replace(self.plan, engine=replace(self.plan.engine, async_scheduling=asynchronous)))
+        plans = (replace(p, engine=replace(p.engine, async_scheduling=asynchronous)) for p in self.plans)
+        return replace(self, plans=tuple(plans))
 
 
 Evidence = CycleEvidence | LatencyEvidence
@@ -204,7 +213,86 @@ def latency_evidence(recording: Recording, window: tuple[float, float]) -> Laten
     first = np.flatnonzero(judged[:count])[np.unique(numbers[judged[:count]], return_index=True)[1]]
     stage = requests["stage"].fill_null(-1).to_numpy()[first].astype(np.int64)
     stratum = 2 * stage + (first < cold)
-    return LatencyEvidence(replace(plan, trace=plan.trace.part(slice(count))), numbers, observed_us, decodes, stratum)
+    plan = replace(plan, trace=plan.trace.part(slice(count)))
+    return LatencyEvidence((plan,), numbers, observed_us, decodes, stratum)
+
+
+def is_load_level(recording: Recording) -> bool:
+    """Whether all that is recorded of its latencies is a summary."""
+    return recording.is_summed_up and not observed_requests(recording).any()
+
+
+@dataclass(frozen=True)
+class LoadLevel:
+    """A load level: ``plan`` of requests that are made of it, and its means; ``output_tokens`` of those requests."""
+
+    plan: ReplayPlan
+    numbers: Mapping[str, Mapping[str, float]]
+    prompt_tokens: float
+    output_tokens: float
+
+    @property
+    def cycle_us(self) -> float:
+        """Mean step cycle: the mean gap between tokens."""
+        return self.numbers["itl"]["mean"]
+
+    @property
+    def begun(self) -> float:
+        """Requests that begin in a mean step cycle: by Little's law, or at the rate."""
+        loop, arrival_us = self.plan.loop, self.plan.trace.arrival_us
+        if loop is not None:
+            return self.cycle_us * loop.concurrency / self.numbers["e2e"]["mean"]
+        return self.cycle_us * len(arrival_us) / max(int(arrival_us[-1]), 1)
+
+    @property
+    def batch(self) -> Floats:
+        """float64[4]: 1, prefill, decode and context tokens of its mean step."""
+        decodes = self.begun * (self.output_tokens - 1)
+        context = decodes * (self.prompt_tokens + self.output_tokens / 2)
+        return np.array([1.0, self.begun * self.prompt_tokens, decodes, context])
+
+
+def load_level(recording: Recording, scheduling: Literal["recorded", "asynchronous", "synchronous"]) -> LoadLevel:
+    """The level of a recording that ``is_load_level``.
+
+    Raises ``ValidateError`` without mean TTFT and E2E, ``ReplayError`` where no requests can be made of it.
+    """
+    made, mode = of_summary(recording, ReplayMode(scheduling=scheduling))
+    plan = plan_replay(made, mode)
+    numbers = {
+        metric: {name: number.value_us for name, number in of.items() if number.value_us is not None}
+        for metric, of in numbers_from_aggregates(made, None).items()
+    }
+    lacks = [metric.upper() for metric in ("ttft", "e2e") if "mean" not in numbers[metric]]
+    if lacks or not numbers["itl"].get("mean", 0.0) > 0:
+        raise ValidateError(
+            f"{recording.alias}: its summary has no mean {' and '.join(lacks) or 'gap between tokens'}, so delays "
+            "cannot be told from steps; ingest mean TTFT and TPOT or E2E, or leave this level out"
+        )
+    prompt, output = float(plan.trace.prompt_tokens.mean()), float(plan.trace.output_tokens.mean())
+    return LoadLevel(plan, numbers, prompt, output)
+
+
+def level_evidence(recordings: Sequence[Recording]) -> LatencyEvidence:
+    """Load levels as evidence, a window each; raises as ``load_level``.
+
+    Any is as good as another for drawing them again: no time says which were neighbours.
+    """
+    levels = [load_level(recording, "recorded") for recording in recordings]
+    window = np.repeat(np.arange(len(levels)), [len(level.plan.trace) for level in levels])
+    observed_us = np.array([[level.numbers[name]["mean"] for level in levels] for name in ("e2e", "ttft")])
+    decodes = np.array([level.batch[2] for level in levels])
+    plans, alike = tuple(level.plan for level in levels), np.zeros(len(levels), np.int64)
+    return LatencyEvidence(plans, window, observed_us, decodes, alike, of_levels=True)
+
+
+def rows_from_levels(recordings: Sequence[Recording]) -> CycleRows:
+    """A row of mean batch and cycle for each load level; raises as ``load_level``."""
+    levels = [load_level(recording, "recorded") for recording in recordings]
+    batch, cycle_us = np.array([level.batch for level in levels]), np.array([level.cycle_us for level in levels])
+    chunks = np.array([math.ceil(v.prompt_tokens / v.plan.engine.max_num_batched_tokens) for v in levels])
+    mixed_share = np.minimum(chunks * [level.begun for level in levels], 1.0)
+    return CycleRows(batch, cycle_us, context_known=True, mixed_share=mixed_share)
 
 
 def _judged(requests: Rows, window: tuple[float, float]) -> Bools:

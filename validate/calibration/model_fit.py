@@ -24,7 +24,10 @@ from blis_replay.validate.calibration.evidence import (
     LatencyEvidence,
     MeasuredDelay,
     cycle_evidence,
+    is_load_level,
     latency_evidence,
+    level_evidence,
+    rows_from_levels,
 )
 from blis_replay.validate.calibration.minimise import (
     FINE,
@@ -134,8 +137,12 @@ def gather(
     recordings: Sequence[Recording], window: tuple[float, float], *, steps: bool = True, latencies: bool = True
 ) -> Gathered:
     """The evidence in a share of the runs, by time."""
-    cycles = [cycle_evidence(recording, window) for recording in recordings] if steps else []
-    parts = [latency_evidence(recording, window) for recording in recordings] if latencies else []
+    single = [recording for recording in recordings if not is_load_level(recording)]
+    cycles = [cycle_evidence(recording, window) for recording in single] if steps else []
+    parts = [latency_evidence(recording, window) for recording in single] if latencies else []
+    # A load level has no time, so it is before anything that chooses or tests.
+    levels = [r for r in recordings if is_load_level(r)] if latencies and window[0] == 0 else []
+    parts += [level_evidence(levels)] if levels else []
     return Gathered(tuple(c for c in cycles if c is not None), tuple(p for p in parts if p is not None))
 
 
@@ -168,7 +175,8 @@ def line_start(recordings: Sequence[Recording], window: tuple[float, float], pri
     # Through as many windows as there are costs a line passes whatever they are, and all of them look alike: what the
     # latencies tell apart would be held.
     if gathered.latencies and sum(len(part.cycle_us) for part in rows) <= COEFFICIENTS:
-        rows = [rows_from_latencies(r, window) for r in recordings]
+        single, levels = [r for r in recordings if not is_load_level(r)], [r for r in recordings if is_load_level(r)]
+        rows = [rows_from_latencies(r, window) for r in single] + ([rows_from_levels(levels)] if levels else [])
     intercept, prefill, decode, context = map(float, fit_line(rows)[0])
     batch = np.vstack([part.batch for part in rows])
     a_decode = float(batch[:, 3].sum() / max(batch[:, 2].sum(), 1e-9))  # context tokens

@@ -36,11 +36,12 @@ from blis_replay.blis.releases.release import CoefficientRelease, FittedOn
 from blis_replay.compiled.arrays import Floats
 from blis_replay.ingest.identity import requests_hash
 from blis_replay.ingest.recording import Recording
+from blis_replay.replay.profile import of_aggregates
 from blis_replay.replay.simulator import entry_of, model_of
 from blis_replay.validate.calibration.calibrate import Data, ModelFit, Options, fitted_release, groups_of, scored_fit
 from blis_replay.validate.calibration.cycle_rows import CycleRows, mean_lengths, rows_from_latencies, rows_from_steps
-from blis_replay.validate.calibration.evidence import configured_scheduling
-from blis_replay.validate.calibration.own_data import lacking_ttft_us
+from blis_replay.validate.calibration.evidence import configured_scheduling, is_load_level, load_level, rows_from_levels
+from blis_replay.validate.calibration.own_data import lacking_ttft_us, missed
 from blis_replay.validate.errors import ValidateError
 from blis_replay.validate.metrics.observed import observed_requests
 
@@ -79,7 +80,10 @@ def physical_rows(recording: Recording, architecture: Architecture, gpus: Gpus |
 def _mean_steps(recording: Recording, window: tuple[float, float]) -> tuple[Floats, Floats, Floats, Data]:
     """Mean batches as ``mean_batches``, their cycles, and the share of steps that prefill: of step records where there
     are enough, else of latencies."""
-    data: Data = "steps"
+    data: Data = "latencies" if is_load_level(recording) else "steps"
+    if is_load_level(recording):
+        levels = rows_from_levels([recording])
+        return mean_batches(of_aggregates(recording), levels), levels.cycle_us, levels.mixed_share, data
     rows = rows_from_steps(recording, window) if recording.steps.height > 1 else None
     if rows is None or len(rows.cycle_us) < _FEWEST_WINDOWS:
         data, rows = "latencies", rows_from_latencies(recording, window)
@@ -277,7 +281,7 @@ def operator_rows(recording: Recording, model: OperatorModel, window: tuple[floa
     """Mean batches and mean cycles of a recording: step records where there are enough, else latencies."""
     batches, cycle_us, mixed_share, data = _mean_steps(recording, window)
     prefill, decode, context = (batches[:, i] for i in (PREFILL, DECODE, CONTEXT))
-    prompt_tokens, of_each = mean_lengths(recording).prompt_tokens, context / np.maximum(decode, 1)
+    prompt_tokens, of_each = mean_lengths(of_aggregates(recording)).prompt_tokens, context / np.maximum(decode, 1)
     times_us = operator_times_us(model, prefill, decode, of_each, mixed_share, prompt_tokens)
     return OperatorRows(times_us, cycle_us, data)
 
@@ -293,7 +297,9 @@ def calibrate_operators(
     groups = sorted(groups_of(recordings), key=lambda group: (model_of(group[0]), str(group[0].tensor_parallelism)))
     fits = [_fit_model(group, measured, options.split[1]) for group in groups]
     summary = f"Operator times, scaled to {', '.join(recording.alias for recording in recordings)}."
-    fitted_on = [FittedOn(r.slug, r.content_hash, kind, requests_hash(r)) for fit in fits for r, kind in fit.used]
+    fitted_on = [
+        FittedOn(r.slug, r.content_hash, kind, requests_hash(r) or None) for fit in fits for r, kind in fit.used
+    ]
     return fitted_release(name, summary, source, recordings, [fit.entry for fit in fits], fitted_on), fits
 
 
@@ -317,7 +323,8 @@ def _fit_model(recordings: Sequence[Recording], measured: CoefficientRelease, un
         sources=None,
     )
     delay_us = _pre_queue_us(recordings, replace(measured, models=(entry,)))
-    source = "what the replayed recordings lack in TTFT, median of a recording, mean over recordings"
+    middle = "median" if any(map(is_load_level, recordings)) else "mean"
+    source = f"what the replayed recordings lack in TTFT, median of a recording, {middle} over recordings"
     lifecycle = replace(entry.lifecycle, pre_queue_us=delay_us)
     entry = replace(entry, lifecycle=lifecycle, sources={"pre_queue": source})
     asynchronous = configured_scheduling(recordings[0])[0] == "asynchronous"
@@ -333,13 +340,32 @@ def _fit_model(recordings: Sequence[Recording], measured: CoefficientRelease, un
         rows=len(errors),
         agreement={"cycle": 100 * float(errors.mean())},
         scheduling=None,
-        missed=(),
+        missed=missed(record.scores, {"e2e": 0.0}, recordings) if all(map(is_load_level, recordings)) else (),
     )
 
 
 def _pre_queue_us(recordings: Sequence[Recording], release: CoefficientRelease) -> float:
-    timed = [recording for recording in recordings if observed_requests(recording).any()]
-    return max(round(float(np.mean([lacking_ttft_us(recording, release) for recording in timed]))), 0) if timed else 0.0
+    timed = [r for r in recordings if is_load_level(r) or observed_requests(r).any()]
+    lacking_us = np.array([lacking_ttft_us(recording, release) for recording in timed])
+    if not timed or not any(map(is_load_level, timed)):
+        return max(round(float(lacking_us.mean())), 0) if timed else 0.0
+    return max(round(_middle(lacking_us, np.array([_mean_ttft_us(recording) for recording in timed]))), 0)
+
+
+def _middle(lacking_us: Floats, ttft_us: Floats) -> float:
+    """The delay with the least mean absolute error of TTFT in percent: a median weighted by 1 over TTFT.
+
+    How levels were sent is not known, so a mean would follow those whose clients waited for one another.
+    """
+    order = np.argsort(lacking_us)
+    share = np.cumsum(1 / ttft_us[order])
+    return float(lacking_us[order][np.searchsorted(share, share[-1] / 2)])
+
+
+def _mean_ttft_us(recording: Recording) -> float:
+    if is_load_level(recording):
+        return load_level(recording, "recorded").numbers["ttft"]["mean"]
+    return float(recording.requests["ttft_us"].to_numpy()[observed_requests(recording)].mean())
 
 
 def _coefficients(

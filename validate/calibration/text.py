@@ -13,6 +13,7 @@ from blis_replay.ingest.recording import RECORDED, Recording
 from blis_replay.ingest.tables import Cell, Column, Table, Toned, columns_named, table_of
 from blis_replay.validate.calibration.calibrate import ModelFit
 from blis_replay.validate.calibration.every_step import FORM
+from blis_replay.validate.calibration.evidence import is_load_level
 from blis_replay.validate.calibration.generalize import FoldResult, Generalisation, LeaveOut, Score
 from blis_replay.validate.calibration.physical import PRIORS, PhysicalFit
 from blis_replay.validate.calibration.step_errors import LineFit, StepError
@@ -77,11 +78,13 @@ def _fit(fit: ModelFit) -> list[Part]:
     record, title = fit.record, f"{fit.entry.model} tp {fit.entry.tensor_parallelism}"
     agreement = ", ".join(f"{name.upper() if name != 'cycle' else name} {v:.1f} %" for name, v in fit.agreement.items())
     remarks = [f"  {c.name}: {c.remark}" for c in record.coefficients if c.status != "fitted"]
-    row = "step" if record.form == FORM else "window"
+    levels = all(is_load_level(recording) for recording, _data in fit.used)
+    row = "load level" if levels else "step" if record.form == FORM else "window"
+    drawn = "draws of load levels" if levels else f"draws of blocks of neighbouring {row}s"
     return [
         Line(f"{title}: {record.form}", mark=Toned(title, "heading")),
         Line(f"  {fit.rows:,} {row}s; mean absolute error of a {row}: {agreement}", "    "),
-        Line(f"  95 %: bounds of a coefficient over draws of blocks of neighbouring {row}s", "    "),
+        Line(f"  95 %: bounds of a coefficient over {drawn}", "    "),
         Table("", _COEFFICIENT_COLUMNS, [_coefficient(c) for c in record.coefficients]),
         *(Line(remark, "    ") for remark in remarks),
         *_scheduling(fit),
