@@ -87,7 +87,8 @@ class ReplayMode:
     2026 (blis-semantics 1.7); the schedule is unchanged.  ``engine``: engine arguments in the
     place of the recorded ones.  ``warm_up``: with the stalls of the server's first seconds, where the recording
     shows some, or without.  ``rate``: arrivals follow each other so many times as fast.  ``loop``: clients
-    that wait for answers, in the place of arrivals; none of them gives up.
+    that wait for answers, in the place of arrivals; none of them gives up.  ``sessions``: ``prompts``: a prompt that
+    goes on where an earlier request ended is the next turn of that client.
     """
 
     arrivals: Literal["recorded", "flat", "profile", "blis-spec"] = "recorded"
@@ -103,6 +104,7 @@ class ReplayMode:
     engine: EngineOverrides = ()
     rate: float = 1.0
     loop: ClosedLoop | None = None
+    sessions: Literal["none", "prompts"] = "none"
 
     @property
     def teacher_forced(self) -> bool:
@@ -127,7 +129,7 @@ class ReplayMode:
 ALLOWED: dict[str, tuple[str, ...]] = {
     name: tuple(map(str, get_args(kind)))
     for name, kind in get_type_hints(ReplayMode).items()
-    if name not in ("engine", "rate", "loop")
+    if name not in ("engine", "rate", "loop", "sessions")
 }
 
 

@@ -23,7 +23,7 @@ from blis_replay.replay.observed import (
     observed_pre_queue,
     server_stamps,
 )
-from blis_replay.replay.prefix import estimate_prefix, prefix_identity, prompt_tokens
+from blis_replay.replay.prefix import estimate_prefix, prefix_identity, prompt_tokens, sessions_of
 from blis_replay.replay.profile import blis_blocks, blis_spec, profile_arrivals, profile_blocks, profile_lengths
 from blis_replay.replay.warm_up import Stalls
 
@@ -38,8 +38,8 @@ class ReplayPlan:
     arrivals were replaced.  ``basis``: in words, where arrivals, lengths and prefix hits
     come from, and what is forced.  ``cycles``: observed step cycles in place of the latency
     model.  ``delivery_us``: observed us from the engine's first and last token to the client,
-    int64[n] each, in place of the delays after the engine.  ``loop``: clients in place of the arrivals.
-    ``stalls``: of the server's first seconds.
+    int64[n] each, in place of the delays after the engine.  ``loop``: clients in place of the arrivals, ``sessions``:
+    int64[n], whose requests with one number are turns of one client.  ``stalls``: of the server's first seconds.
     """
 
     trace: RequestTrace
@@ -48,6 +48,7 @@ class ReplayPlan:
     cycles: ObservedCycles | None = None
     delivery_us: tuple[Int64s, Int64s] | None = None
     loop: ClosedLoop | None = None
+    sessions: Int64s | None = None
     stalls: Stalls | None = None
 
     @property
@@ -80,6 +81,9 @@ def plan_replay(recording: Recording, mode: ReplayMode) -> ReplayPlan:
         trace = replace(trace, abort_us=np.full(len(trace), NEVER_US))
         basis["arrivals"] = f"a closed loop of {mode.loop.concurrency} clients, none of which gives up"
     plan = ReplayPlan(trace, engine, basis, loop=mode.loop)
+    if mode.sessions == "prompts":
+        sessions, basis["sessions"] = sessions_of(trace, recording.alias)
+        plan = replace(plan, sessions=sessions)
     return _forced(plan, recording, mode) if mode.teacher_forced else plan
 
 

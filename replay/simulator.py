@@ -128,7 +128,7 @@ class EmbeddedEngine:
         if plan.loop is None:
             result = simulate(plan.trace, plan.engine, latency, entry.lifecycle)
         else:
-            result = simulate_closed_loop(plan.trace, plan.engine, latency, plan.loop, entry.lifecycle)
+            result = simulate_closed_loop(plan.trace, plan.engine, latency, plan.loop, entry.lifecycle, plan.sessions)
         ttft_us, e2e_us = _client_latencies(result, plan)
         return Simulated(
             completed=result.completed,

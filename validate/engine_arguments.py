@@ -90,7 +90,7 @@ def what_if(
 
 # What of the load can be changed like an engine argument, and how a value is written: arrivals so many times as fast,
 # or clients that wait for their answers.
-LOAD = {"rate": "1.5", "concurrency": "16", "ramp_s": "10", "think_time_ms": "100"}
+LOAD = {"rate": "1.5", "concurrency": "16", "ramp_s": "10", "think_time_ms": "100", "sessions": "prompts"}
 _MOST_S = 1e6
 
 
@@ -98,6 +98,10 @@ def parse_value(name: str, text: str) -> EngineValue:
     """The value of an engine argument or of the load; raises ``UnknownNameError`` as ``parse_engine_value``."""
     if name not in LOAD:
         return parse_engine_value(name, text)
+    if name == "sessions":
+        if text != "prompts":
+            raise UnknownNameError(f"sessions={text} is not possible; give sessions=prompts")
+        return text
     try:
         value = int(text) if name == "concurrency" or text.isdigit() else float(text)
     except ValueError:
@@ -112,15 +116,16 @@ def mode_with(overrides: EngineOverrides) -> ReplayMode:
     load: dict[str, EngineValue] = {name: value for name, value in overrides if name in LOAD}
     mode = ReplayMode(engine=tuple((name, value) for name, value in overrides if name not in LOAD))
     if "concurrency" not in load:
-        if {"ramp_s", "think_time_ms"} & load.keys():
+        if {"ramp_s", "think_time_ms", "sessions"} & load.keys():
             raise UnknownNameError(
-                "ramp_s and think_time_ms are of a closed loop; say how many clients: concurrency=16"
+                "ramp_s, think_time_ms and sessions are of a closed loop; say how many clients: concurrency=16"
             )
         return replace(mode, rate=float(load.get("rate") or 1))
     if "rate" in load:
         raise UnknownNameError("a closed loop has no rate: each client waits for its answer; give rate or concurrency")
     ramp_us, think_us = round(1e6 * float(load.get("ramp_s") or 0)), round(1e3 * float(load.get("think_time_ms") or 0))
-    return replace(mode, loop=ClosedLoop(int(load["concurrency"] or 1), ramp_us, think_us))
+    loop = ClosedLoop(int(load["concurrency"] or 1), ramp_us, think_us)
+    return replace(mode, loop=loop, sessions="prompts" if "sessions" in load else "none")
 
 
 def grid(fixed: EngineOverrides, sweeps: Mapping[str, Sequence[EngineValue]]) -> list[EngineOverrides]:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import polars as pl
 import pytest
 from blis_runs import release_of, small_recording
 
 from blis_replay.blis.latency.models import LatencyModel, Lifecycle
-from blis_replay.ingest.recording import Recording
+from blis_replay.blis.trace import NEVER_US, BlockKeys, RequestTrace
+from blis_replay.ingest.recording import PROMPT_SCHEMA, REQUEST_PROMPT_SCHEMA, PromptTree, Recording
 from blis_replay.ingest.rows import rows_of
-from blis_replay.replay.errors import UnknownNameError
+from blis_replay.replay.driver import replay
+from blis_replay.replay.errors import ReplayError, UnknownNameError
 from blis_replay.replay.mode import EngineOverrides
+from blis_replay.replay.prefix import sessions_of
 from blis_replay.replay.processes import pool_map
 from blis_replay.validate.engine_arguments import (
     WhatIfPoint,
@@ -81,7 +86,12 @@ def test_a_faster_load_arrives_sooner() -> None:
 
 @pytest.mark.parametrize(
     ("text", "problem"),
-    [("rate=0", "such as rate=1.5"), ("concurrency=1.5", "such as concurrency=16"), ("ramp_s=-1", "such as ramp_s=10")],
+    [
+        ("rate=0", "such as rate=1.5"),
+        ("concurrency=1.5", "such as concurrency=16"),
+        ("ramp_s=-1", "such as ramp_s=10"),
+        ("sessions=8", "give sessions=prompts"),
+    ],
 )
 def test_a_load_that_is_none_is_refused(text: str, problem: str) -> None:
     with pytest.raises(UnknownNameError, match=problem):
@@ -98,6 +108,50 @@ def test_limits_are_held_against_the_server_too() -> None:
     assert found.recorded.attained.values_us == (10_000.0, 50_000.0, 10_000.0)
     assert (found.observed.goodput, found.recorded.attained.goodput) == (0, 1)
     assert "the server itself: SLO missed: TTFT p95 20 of 15 ms, E2E p50 60 of 55 ms" in str(whatif_answer(found))
+
+
+def conversations() -> RequestTrace:
+    """Blocks of 16: request 2 goes on from 0 (48 tokens, 2 of them an answer), 3 from 1; 4 repeats the prompt of 1."""
+    rows = [[0, 1, 2], [0, 3], [0, 1, 2, 4], [0, 3, 5, 6], [0, 3]]
+    prompts = np.array([46, 34, 70, 66, 34])
+    count = np.array([len(row) for row in rows])
+    keys = BlockKeys(np.cumsum(count) - count, count, np.concatenate(rows).astype(np.int32), 16)
+    never = np.full(5, NEVER_US)
+    return RequestTrace(np.zeros(5, np.int64), prompts, prompts, np.full(5, 2), never, block_keys=keys)
+
+
+def test_a_prompt_that_goes_on_where_a_request_ended_is_its_next_turn() -> None:
+    """All begin with one block, which no request ends with; who only repeats a prompt begins a session."""
+    assert sessions_of(conversations(), "x")[0].tolist() == [0, 1, 0, 1, 4]
+    first_turns = conversations().part(slice(2))
+    with pytest.raises(ReplayError, match="x: no prompt goes on where another request ended; leave out sessions=pro"):
+        sessions_of(first_turns, "x")
+
+
+def test_turns_of_a_session_wait_for_each_other() -> None:
+    """Two clients, each with its own session: the second turns are sent after the answers to the first ones.
+
+    Without sessions request 2 is sent by who is first answered.  Of one client they are all sent in turn, 0 2 1 3.
+    """
+    lengths = pl.Series([96, 96, 112, 112])  # full blocks of 16; an answer has 5 tokens
+    recording = small_recording(4, num_gpu_blocks=99)
+    requests = rows_of(recording.requests.frame().with_columns(prompt_tokens=lengths))
+    prompts = pl.DataFrame(
+        [(0, None, 0, 96), (1, None, 0, 96), (2, 0, 96, 112), (3, 1, 96, 112)], PROMPT_SCHEMA, orient="row"
+    )
+    of_each = pl.DataFrame([(i, i) for i in range(4)], REQUEST_PROMPT_SCHEMA, orient="row")
+    recording = replace(recording, requests=requests, prefix=PromptTree("a test", prompts, of_each))
+    run = replay(recording, RELEASE, mode_with((("concurrency", 1), ("sessions", "prompts"))))
+    assert np.argsort(run.result.arrival_us).tolist() == [0, 2, 1, 3]
+    assert run.plan.basis["sessions"].startswith("4 requests in 2 sessions: a prompt that goes on where")
+    plain = replay(recording, RELEASE, mode_with((("concurrency", 1),)))
+    assert np.argsort(plain.result.arrival_us).tolist() == [0, 1, 2, 3]
+
+
+def test_sessions_need_prompts_that_are_known() -> None:
+    recording = small_recording(2, num_gpu_blocks=21)
+    with pytest.raises(NothingToJudgeError, match="identities of its prompts are not known; leave out sessions=promp"):
+        what_if(recording, RELEASE, [(("concurrency", 1), ("sessions", "prompts"))], executor="serial")
 
 
 def test_half_a_closed_loop_is_refused() -> None:

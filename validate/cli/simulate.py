@@ -220,8 +220,10 @@ def whatif_verb(
     arguments and the changed ones. The server was observed with the recorded ones only.
     The load changes like an argument: rate=1.5 lets requests arrive 1.5 times as fast,
     concurrency=16 has 16 clients send the same requests, each one when the one before is
-    answered, think_time_ms=100 later, the first ones over ramp_s=10. --find rate searches
-    for the most load within limits, with the recorded arguments and with each change.
+    answered, think_time_ms=100 later, the first ones over ramp_s=10. With sessions=prompts
+    a prompt that goes on where an earlier request ended is that client's next turn.
+    --find rate searches for the most load within limits, with the recorded arguments and
+    with each change.
     A combination that the engine cannot run, or that leaves no room for a request, is named
     with its reason; exit code 3 if that is so of all of them.
 
