@@ -134,22 +134,14 @@ class RequestTrace:
 
     def part(self, chosen: slice | Bools) -> RequestTrace:
         """The trace of some of its requests, in their order."""
-
-        def of(values: Int64s | None) -> Int64s | None:
-            return None if values is None else values[chosen]
-
-        keys = self.block_keys
-        return RequestTrace(
-            arrival_us=self.arrival_us[chosen],
-            prompt_tokens=self.prompt_tokens[chosen],
-            prefill_tokens=self.prefill_tokens[chosen],
-            output_tokens=self.output_tokens[chosen],
-            abort_us=self.abort_us[chosen],
-            priority=of(self.priority),
+        named = ("arrival_us", *_COLUMNS, "priority", "pre_queue_us", "held_us")
+        columns = {name: values[chosen] for name in named if (values := getattr(self, name)) is not None}
+        keys, drafts = self.block_keys, self.drafts
+        return replace(
+            self,
+            **columns,
             block_keys=None if keys is None else replace(keys, start=keys.start[chosen], count=keys.count[chosen]),
-            pre_queue_us=of(self.pre_queue_us),
-            held_us=of(self.held_us),
-            drafts=None if self.drafts is None else replace(self.drafts, start=self.drafts.start[chosen]),
+            drafts=None if drafts is None else replace(drafts, start=drafts.start[chosen]),
         )
 
 

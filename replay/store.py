@@ -107,6 +107,7 @@ def without_rows(run: ReplayRun) -> ReplayRun:
     """What a run was of, by whom and how, without its requests and steps: small enough to keep hundreds of them."""
     recording, plan, simulated = run.recording, run.plan, run.simulated
     nothing = np.empty(0, np.int64)
+    times: dict[str, Any] = {"ttft_us": nothing, "e2e_us": nothing}
     tables: dict[str, Any] = {name: no_rows(schema) for name, (schema, _order) in TABLES.items()}
     return replace(
         run,
@@ -114,16 +115,8 @@ def without_rows(run: ReplayRun) -> ReplayRun:
         plan=replace(
             plan, trace=RequestTrace(nothing, nothing, nothing, nothing, nothing), cycles=None, delivery_us=None
         ),
-        simulated=replace(
-            simulated,
-            completed=nothing.astype(np.bool_),
-            ttft_us=nothing,
-            e2e_us=nothing,
-            output_tokens=nothing,
-            engine=None,
-        ),
-        ttft_us=nothing,
-        e2e_us=nothing,
+        simulated=replace(simulated, completed=nothing.astype(np.bool_), output_tokens=nothing, engine=None, **times),
+        **times,
     )
 
 

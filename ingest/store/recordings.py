@@ -9,7 +9,6 @@ import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,6 +89,10 @@ TABLES: dict[str, tuple[Schema, str]] = {
     "journey_events": (JOURNEY_EVENT_SCHEMA, ""),  # as they were stored: DuckDB keeps that order, and sorts nothing
     "iterations": (ITERATION_SCHEMA, "engine, iteration"),
 }
+
+
+# What a recording is, in the first columns of its row of experiments.
+IDENTITY = ("slug", "alias", "workload", "model", "hardware", "tensor_parallelism", "ground_truth", "content_hash")
 
 
 @dataclass(frozen=True)
@@ -253,16 +256,10 @@ def read_stored(store: Store, slug: str) -> Recording:
     """
     row = _one(store, slug)
     namesakes = first_row(store.connection, "SELECT count(*) FROM experiments WHERE alias = ?", [row["alias"]])
-    rows_of_table = partial(stored_rows, store, slug, (row["content_hash"], row["derived_hash"]))
+    hashes = (row["content_hash"], row["derived_hash"])
+    tables: dict[str, Any] = {table: stored_rows(store, slug, hashes, table) for table in TABLES}
     return Recording(
-        slug=slug,
-        alias=row["alias"] if namesakes == (1,) else slug,
-        workload=row["workload"],
-        model=row["model"],
-        hardware=row["hardware"],
-        tensor_parallelism=row["tensor_parallelism"],
-        ground_truth=row["ground_truth"],
-        content_hash=row["content_hash"],
+        **{name: row[name] for name in IDENTITY} | {"alias": row["alias"] if namesakes == (1,) else slug},
         engine=_read_engine(store, slug),
         stages=tuple(Stage(*r) for r in _rows(store, "stage, rate_per_s, duration_us", "stages", slug, "stage")),
         shared_prefix=_shared_prefix(row),
@@ -277,12 +274,7 @@ def read_stored(store: Store, slug: str) -> Recording:
         load_profile=_load_profile(row["load_profile"]),
         findings=read_findings(store, slug),
         prefix=read_prefix(store, slug),
-        requests=rows_of_table("requests"),
-        steps=rows_of_table("steps"),
-        snapshots=rows_of_table("snapshots"),
-        lifecycles=rows_of_table("lifecycles"),
-        journey_events=rows_of_table("journey_events"),
-        iterations=rows_of_table("iterations"),
+        **tables,
     )
 
 

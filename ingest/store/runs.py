@@ -96,19 +96,8 @@ def write_run(
         known = first_row(connection, "SELECT 1 FROM runs WHERE run_key = ?", [run.run_key])
         for table in queries.RUN_TABLES:
             connection.execute(f"DELETE FROM {table} WHERE run_key = ?", [run.run_key])  # noqa: S608 (constants)
-        connection.execute(
-            "INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            [
-                run.run_key,
-                run.slug,
-                run.simulator,
-                run.release,
-                run.release_hash,
-                run.replay_mode,
-                run.content_hash,
-                json.dumps(run.provenance, sort_keys=True),
-            ],
-        )
+        columns = vars(run) | {"provenance": json.dumps(run.provenance, sort_keys=True)}
+        connection.execute("INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?)", [run.run_key, *columns.values()])
         for table, schema, parts in tables:
             connection.register("rows_to_store", _arrow(parts, schema, table))
             connection.execute(f"INSERT INTO {table} SELECT ?, * FROM rows_to_store", [run.run_key])  # noqa: S608

@@ -20,7 +20,7 @@ from blis_replay.ingest.recording import (
 )
 from blis_replay.ingest.rows import Rows, rows_of
 from blis_replay.ingest.store.file import SCHEMA_VERSION, Store, transaction
-from blis_replay.ingest.store.recordings import SHARED_PREFIX, TABLES
+from blis_replay.ingest.store.recordings import IDENTITY, SHARED_PREFIX, TABLES
 from blis_replay.ingest.stream import TokenLayout, insert_token_events
 
 if TYPE_CHECKING:
@@ -126,14 +126,7 @@ def _insert_experiment(
 ) -> None:
     shared, (derived_hash, read_by) = recording.shared_prefix, made_by
     row = (
-        recording.slug,
-        recording.alias,
-        recording.workload,
-        recording.model,
-        recording.hardware,
-        recording.tensor_parallelism,
-        recording.ground_truth,
-        recording.content_hash,
+        *(getattr(recording, name) for name in IDENTITY),
         derived_hash,
         recording.ignore_eos,
         recording.prefix_hit_rate,

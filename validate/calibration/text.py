@@ -353,7 +353,7 @@ def _fold_json(fold: FoldResult) -> dict[str, object]:
         "trained_on": list(fold.trained_on),
         "coefficients": _coefficients_json(fold.fit),
         "release_hash": fold.release.sha256 if fold.release else None,
-        "experiments": [_score_json(score) for score in fold.scores],
+        "experiments": [asdict(score) for score in fold.scores],
         "mean_abs_error": _means_json(fold.scores),
     }
 
@@ -371,18 +371,6 @@ def _coefficients_json(fit: PhysicalFit | None) -> dict[str, object] | None:
             "prior_source": prior.why,
         }
         for name, prior in PRIORS.items()
-    }
-
-
-def _score_json(score: Score) -> dict[str, object]:
-    return {
-        "slug": score.slug,
-        "alias": score.alias,
-        "ground_truth": score.ground_truth,
-        "overloaded": score.overloaded,
-        "errors": {metric: dict(cells) for metric, cells in score.errors.items()},
-        "step_mape": score.step_mape,
-        "problem": score.problem,
     }
 
 

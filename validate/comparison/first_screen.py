@@ -120,25 +120,13 @@ def _row(comparison: Comparison, metric: str) -> list[Cell]:
     cells = comparison.metrics[metric]
     mean = cells["mean"]
     observed: Cell = f"unusable: {mean.unusable}" if mean.unusable else mean.a_us
-    tails = [_toned(cells[name].error, TAIL_LIMITS[metric], "caution") for name in ("p50", "p90", "p99")]
+    limit, tails = comparison.limit(metric), [cells[name].error for name in ("p50", "p90", "p99")]
     if comparison.overloaded:  # these measure how long the queue has grown
-        return [
-            METRIC_NAMES[metric],
-            observed,
-            mean.b_us,
-            mean.error,
-            "-",
-            *(cells[n].error for n in ("p50", "p90", "p99")),
-        ]
-    limit = comparison.limit(metric)
-    return [
-        METRIC_NAMES[metric],
-        observed,
-        mean.b_us,
-        _toned(mean.error, limit, "bad"),
-        cell_text(limit, "limit"),
-        *tails,
-    ]
+        errors: list[Cell] = [mean.error, "-", *tails]
+    else:
+        toned = (_toned(error, TAIL_LIMITS[metric], "caution") for error in tails)
+        errors = [_toned(mean.error, limit, "bad"), cell_text(limit, "limit"), *toned]
+    return [METRIC_NAMES[metric], observed, mean.b_us, *errors]
 
 
 def _toned(error: float | None, limit: float, beyond: Tone) -> Cell:

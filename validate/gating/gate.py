@@ -139,13 +139,5 @@ def _covered(judgements: Sequence[Judgement], coverage: Coverage) -> Check:
     enough = len(judged) >= coverage.experiments and not missing
     message = f"{len(judged)} experiments judged, at least {coverage.experiments} asked for"
     message += f"; no experiment judged of {', '.join(missing)}" if missing else ""
-    return Check(
-        "coverage",
-        "",
-        "",
-        "",
-        "pass" if enough else "not judged",
-        message,
-        float(len(judged)),
-        float(coverage.experiments),
-    )
+    outcome: Outcome = "pass" if enough else "not judged"
+    return Check("coverage", "", "", "", outcome, message, float(len(judged)), float(coverage.experiments))

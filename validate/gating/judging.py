@@ -181,18 +181,8 @@ def _refused(job: GateJob, why: str) -> Judgement:
     """An experiment that could not be replayed."""
     recording = job.experiment.recording
     check = Check("release", recording.alias, "", "", "not judged", why)
-    return Judgement(
-        slug=recording.slug,
-        alias=recording.alias,
-        model=recording.model or "",
-        ground_truth=recording.ground_truth,
-        uses="unknown",
-        standing="refused",
-        reason=why,
-        errors={},
-        ordered={},
-        checks=(check,),
-    )
+    known = (recording.slug, recording.alias, recording.model or "", recording.ground_truth)
+    return Judgement(*known, reason=why, checks=(check,))
 
 
 def _standing(job: GateJob, comparison: Comparison) -> tuple[Standing, str]:

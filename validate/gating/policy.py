@@ -195,12 +195,12 @@ class Judgement:
     alias: str
     model: str
     ground_truth: GroundTruth
-    uses: str
-    standing: Standing
-    reason: str
-    errors: dict[tuple[str, str], float | None]
-    ordered: dict[str, Ordered]
-    checks: tuple[Check, ...]
+    uses: str = "unknown"
+    standing: Standing = "refused"
+    reason: str = ""
+    errors: dict[tuple[str, str], float | None] = field(default_factory=dict)
+    ordered: dict[str, Ordered] = field(default_factory=dict)
+    checks: tuple[Check, ...] = ()
     requests: int = 0
 
     @property

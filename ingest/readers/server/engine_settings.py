@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 from pathlib import Path
 
 import polars as pl
@@ -114,18 +115,11 @@ def _completed(machine: Machine, settings: Mapping[str, Setting]) -> Machine:
         version="" if version is None else str(version.value),
         release=None if version is None else known_release(version.value),
         device=device_class,
-        ranks=_product(int(rank.value) for rank in ranks if rank is not None),
+        ranks=prod(int(rank.value) for rank in ranks if rank is not None),
     )
     budget = settings.get("max_num_batched_tokens")
     resolved = budget is not None and budget.source == "recorded" and budget.detail == RESOLVED
     return machine.seen_from(int(budget.value)) if resolved and budget is not None else machine
-
-
-def _product(numbers: Iterable[int]) -> int:
-    product = 1
-    for number in numbers:
-        product *= number
-    return product
 
 
 def _limited(name: str, setting: Setting, settings: Mapping[str, Setting], machine: Machine) -> Setting:
