@@ -65,20 +65,22 @@ pymdownx.superfences = {{}}
 """
 
 # What the theme leaves to be done so that a screen reader, a keyboard and weak eyes get everything (axe finds nothing):
-# links with a contrast of 4.5, code buttons that are no landmark, wide tables that a keyboard can scroll.  A column is as
-# narrow as its numbers, so that prose beside them has room; code is not cut into letters.  On a phone tables are
+# links with a contrast of 4.5, code buttons that are no landmark, wide tables that a keyboard can scroll.  A column is
+# as narrow as its numbers, so that prose beside them has room; code is not cut into letters.  On a phone tables are
 # narrower, and a folded one has its cells below each other.
 _STYLE = """\
 :root, [data-md-color-scheme="default"] { --md-accent-fg-color: #3d4fc4; --md-typeset-a-color: #3d4fc4; }
 .md-typeset table:not([class]) :is(th, td) { padding: 0.5em 0.8em; min-width: 0; }
+.md-typeset td.number { white-space: nowrap; }
 .md-typeset table:has(th:nth-child(8)) :is(th, td) { padding: 0.4em; }
 .md-typeset table:not([class]) td:has(> code) { min-width: 8em; }
 @media (min-width: 44em) { .md-typeset td:first-child code { word-break: normal; } }
 @media print { .md-typeset details { break-inside: auto; } }
 @media (max-width: 44em) {
   .md-typeset table:not([class]) :is(th, td) { padding: 0.35em 0.5em; }
-  .md-typeset table:not([class]) td:last-child { min-width: 10em; }
-  .md-typeset table:not([class]) td:last-child:nth-child(n + 4) { min-width: 22em; }
+  .md-typeset table:not([class]) th { min-width: 4rem; }
+  .md-typeset table:not([class]) td:last-child:not(.number) { min-width: 10em; }
+  .md-typeset table:not([class]) td:last-child:nth-child(n + 4):not(.number) { min-width: 22em; }
   .three-columns :is(thead, tbody, tr, td, th) { display: block; }
   .three-columns thead { display: none; }
   .md-typeset .three-columns table:not([class]) td { padding: 0.1em 0; border: 0; }
@@ -107,7 +109,7 @@ new MutationObserver(complete).observe(document.body, { childList: true, subtree
 # A picture that there is in light and in dark colours: the theme shows the one that fits.
 _IN_TWO_SCHEMES = re.compile(r"!\[([^\]]*)\]\(([\w/]+)-light\.png\)")
 # A number with its unit, or a count of others: no line ends in it.
-_SHORT_CELL = re.compile(r"(?<=<td>)[+-]?\d[^<]{1,10}(?=</td>)")
+_NUMBER_CELL = re.compile(r"<td>(?=[+-]?\d[^<]{,11}</td>)")
 _UNNAMED = re.compile(
     r'(<nav [^>]*)aria-labelledby="\w+"([^>]*>\s*<label class="md-nav__title"[^>]*>\s*<span[^>]*></span>)([^<]*)'
 )
@@ -132,7 +134,7 @@ def build_site(out: Path) -> list[str]:
     (out / "404.html").unlink()  # whoever serves the site has a page of its own for that
     for page in out.rglob("*.html"):
         text = _UNNAMED.sub(_named, page.read_text("utf-8"))
-        text = _SHORT_CELL.sub(lambda cell: cell[0].replace(" ", "&nbsp;"), text)
+        text = _NUMBER_CELL.sub('<td class="number">', text)
         page.write_text(text.replace("<th></th>", "<td></td>"), "utf-8")  # an empty corner heads nothing
     return [*broken_links(out), *_lost_items(out)]
 
