@@ -12,6 +12,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else " " if c.isspace() else ascii(c)[1:-1] for c in text)
 
 
+def counted(count: int, noun: str) -> str:
+    """``1 request``, ``2,000 requests``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 class IngestError(BlisReplayError):
     """Base of the errors of this package; its text is one line for the user, free of control characters."""
 

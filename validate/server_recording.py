@@ -23,7 +23,7 @@ from typing import BinaryIO
 
 from blis_replay import recorder
 from blis_replay.compiled.files import whole_file
-from blis_replay.ingest.errors import printable
+from blis_replay.ingest.errors import counted, printable
 from blis_replay.ingest.readers.files import RecordedFile, lines
 from blis_replay.ingest.readers.step_log import MAX_LINE_BYTES
 from blis_replay.recorder.plugin import DIRECTORY
@@ -314,6 +314,6 @@ def step_counts(path: Path) -> str:
         steps, cost_us = counts["steps"], counts["wrapper_ns"] / 1000
         dropped = f", {counts['dropped']:,} dropped" if counts["dropped"] else ", none dropped"
         cost = f"; {cost_us / steps:.0f} us per step in the engine's way" if steps else ""
-        return f"{steps:,} steps, {counts['arrivals']:,} requests{dropped}{cost}"
+        return f"{counted(steps, 'step')}, {counted(counts['arrivals'], 'request')}{dropped}{cost}"
     except (ValueError, LookupError, TypeError):
         return "no step yet"

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line import Run
+from command_line import Answer, Run
 
 from blis_replay.validate.cli.main import VERBS, cli
 
@@ -158,6 +158,16 @@ def test_verbs_are_what_the_group_lists() -> None:
 def test_every_verb_answers_a_question_of_the_page_of_commands() -> None:
     page = (Path(__file__).parents[2] / "docs" / "commands.md").read_text("utf-8").split("<!-- begin")[0]
     assert [verb for verb in VERBS if f"`blis-replay {verb}" not in page] == []
+
+
+def test_ingest_writes_its_answer_where_it_is_told_and_says_nothing_when_quiet(run: Run, demo: Path) -> None:
+    """A line per experiment, as a table where the file is called .csv; the recording has 300 requests."""
+    assert run("ingest", demo, "--quiet") == Answer(0, "", "")
+    assert run("ingest", demo, "-o", "read.csv") == Answer(0, "", "")
+    header, row = Path("read.csv").read_text("utf-8").splitlines()
+    assert dict(zip(header.split(","), row.split(","), strict=True))["requests"] == "300"
+    run("ingest", demo, "-o", "read.txt")
+    assert ": unchanged; 300 requests," in Path("read.txt").read_text("utf-8")
 
 
 @pytest.mark.slow

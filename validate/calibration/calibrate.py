@@ -15,6 +15,7 @@ from blis_replay.blis.latency.datasheets import same_gpu
 from blis_replay.blis.releases.fit import CoefficientFit, FitRecord, Scheduling, Told
 from blis_replay.blis.releases.release import CoefficientRelease, FittedOn, ModelEntry, format_release, parse_release
 from blis_replay.compiled.arrays import Floats
+from blis_replay.ingest.errors import counted
 from blis_replay.ingest.identity import requests_hash
 from blis_replay.ingest.recording import Recording
 from blis_replay.replay.executors import Pool, map_jobs
@@ -289,7 +290,7 @@ def _gathered(
                 "coefficients; add some with other loads and lengths, or fit operator times to them: --operators"
             )
         raise ValidateError(
-            f"{names}: {rows} {'window' if rows == 1 else 'windows'} of {_words(options.data)} between "
+            f"{names}: {counted(rows, 'window')} of {_words(options.data)} between "
             f"{window[0]:.0%} and {window[1]:.0%} of the run cannot determine {COEFFICIENTS} coefficients; use a wider "
             "--split or more recordings"
         )

@@ -263,6 +263,11 @@ def quiet() -> bool:
     return context is not None and bool(context.meta.get(f"{_META}.quiet"))
 
 
+def has_out_file() -> bool:
+    """Whether the answer goes to a file."""
+    return click.get_current_context().meta.get(f"{_META}.out") is not None
+
+
 def asked_form() -> str | None:
     """The form that any option has asked for; None for text."""
     form: str | None = click.get_current_context().meta.get(f"{_META}.form")

@@ -15,26 +15,27 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from blis_replay.compiled.errors import require_extra
-from blis_replay.ingest.errors import printable
+from blis_replay.ingest.errors import counted, printable
 from blis_replay.validate.cli.options import (
     FILE,
     FOLDER,
     ask_form,
     asked_form,
     form_options,
+    has_out_file,
     print_answer,
+    quiet,
     store_option,
     verb,
 )
 from blis_replay.validate.cli.progress import progress_line
-from blis_replay.validate.text.answer import Answer
+from blis_replay.validate.text.answer import Answer, Block
 
 if TYPE_CHECKING:
     from blis_replay.ingest.collector.batches import Counts
     from blis_replay.ingest.collector.collector import CollectorSettings, Listening
     from blis_replay.ingest.ingest import IngestOutcome
     from blis_replay.validate.server_recording import ServerRecording
-    from blis_replay.validate.text.answer import Answer
 
 
 @verb("record", context_settings={"ignore_unknown_options": True})
@@ -99,7 +100,7 @@ def _say_what_was_recorded(made: ServerRecording) -> None:
     if not made.step_logs:
         click.echo("  no engine steps: no vLLM v1 engine loaded the plugin (see vllm.log)", err=True)
     if made.spans:
-        click.echo(f"  {made.spans:,} spans", err=True)
+        click.echo(f"  {counted(made.spans, 'span')}", err=True)
     for note in made.notes:
         click.echo(f"  not recorded: {note}", err=True)
     click.echo(f"next: put the load generator's result there, then `blis-replay ingest {made.directory}`", err=True)
@@ -187,6 +188,7 @@ def ingest_verb(
             f"{printable(file_format)} is not one of {', '.join(FORMATS)}", param_hint="--input-format"
         )
     outcomes, refused = [], []
+    at_once = form is None and not quiet() and not has_out_file()
     said = ",".join(columns) if columns else None
     try:
         given_columns(said or "")
@@ -208,11 +210,12 @@ def ingest_verb(
             click.echo(f"error: {error}", err=True)
             continue
         outcomes.append(outcome)
-        if form is None:
+        if at_once:
             click.echo(_line(outcome))
-    if form is not None:
+    if not at_once:
         document = {"ingested": [vars(outcome) for outcome in outcomes], "refused": refused}
-        print_answer(Answer([], document, outcomes_table(outcomes)))
+        lines = [line for outcome in outcomes for line in _line(outcome).splitlines()]
+        print_answer(Answer([Block(lines)], document, outcomes_table(outcomes)))
     return 3 if refused else 0
 
 
@@ -221,8 +224,8 @@ _FORM.type = _Form(["text", "json", "csv", "markdown"])
 
 
 def _line(outcome: IngestOutcome) -> str:
-    iterations = f"{outcome.iterations:,} iterations, " if outcome.iterations else ""
-    rejected = f", {outcome.rejected:,} records rejected" if outcome.rejected else ""
+    iterations = f"{counted(outcome.iterations, 'iteration')}, " if outcome.iterations else ""
+    rejected = f", {counted(outcome.rejected, 'record')} rejected" if outcome.rejected else ""
     unread = f"; not read: {printable(outcome.not_read)}" if outcome.not_read else ""
     again = (
         f"\n  engine arguments given before, used again: {outcome.engine_given_before}"
@@ -230,8 +233,9 @@ def _line(outcome: IngestOutcome) -> str:
         else ""
     )
     return (
-        f"{outcome.alias} ({outcome.slug}): {outcome.outcome}; {outcome.requests:,} requests, {outcome.steps:,} steps, "
-        f"{iterations}{outcome.findings:,} findings{rejected}{unread}; {outcome.seconds:.1f} s{again}"
+        f"{outcome.alias} ({outcome.slug}): {outcome.outcome}; {counted(outcome.requests, 'request')}, "
+        f"{counted(outcome.steps, 'step')}, {iterations}{counted(outcome.findings, 'finding')}{rejected}{unread}; "
+        f"{outcome.seconds:.1f} s{again}"
     )
 
 
@@ -389,10 +393,10 @@ async def _until_signalled(settings: CollectorSettings, as_json: bool) -> Counts
 
 def _answer(counts: Counts) -> Answer:
     from blis_replay.ingest.tables import Column, Table, columns_named
-    from blis_replay.validate.text.answer import Answer, Block, Verbatim
+    from blis_replay.validate.text.answer import Verbatim
 
     lines = [
-        f"{counts.spans:,} spans in {counts.requests:,} requests, {counts.bytes:,} bytes written",
+        f"{counted(counts.spans, 'span')} in {counted(counts.requests, 'request')}, {counts.bytes:,} bytes written",
         f"rejected: {counts.rejected_spans:,} malformed spans, {counts.malformed_requests:,} requests that "
         f"could not be read; {counts.refused_requests:,} requests answered with retry (back-pressure)",
     ]

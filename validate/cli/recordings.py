@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from blis_replay.ingest.errors import counted
 from blis_replay.validate.cli.options import (
     complete_checks,
     experiment_option,
@@ -119,7 +120,7 @@ def export_verb(name: str, target: str, out: Path | None, force: bool, store_pat
         click.echo(f"not carried by {target}: {', '.join(done.not_carried)}", err=True)
     print_answer(
         one_line(
-            f"{recording.alias}: {done.requests:,} requests in {', '.join(map(str, done.files))}",
+            f"{recording.alias}: {counted(done.requests, 'request')} in {', '.join(map(str, done.files))}",
             {
                 "slug": recording.slug,
                 "alias": recording.alias,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, Unpack
 
 import click
 
+from blis_replay.ingest.errors import counted
 from blis_replay.ingest.tables import Cell, Column, Table, Toned, table_of
 from blis_replay.validate.cli.options import VerbGroup, executor_options, form_options, print_answer, store_option, verb
 from blis_replay.validate.cli.progress import progress_line
@@ -69,7 +70,7 @@ def doctor_answer(found: list[Found]) -> Answer:
     problems = sum(one.state == "problem" for one in found)
     records = [asdict(one) for one in found]
     return Answer(
-        [*page, "1 problem" if problems == 1 else f"{problems} problems"],
+        [*page, counted(problems, "problem")],
         {"problems": problems, "found": records},
         table_of(records),
         exit_code=3 if problems else 0,

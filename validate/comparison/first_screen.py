@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from blis_replay.blis.latency.datasheets import same_gpu
 from blis_replay.ingest.checks.overload import CHECK
+from blis_replay.ingest.errors import counted
 from blis_replay.ingest.recording import Finding
 from blis_replay.ingest.tables import Cell, Column, Table, Tone, Toned
 from blis_replay.validate.comparison.arguments import argument_lines
@@ -148,7 +149,7 @@ def _warnings(comparison: Comparison) -> list[Part]:
         *([str(comparison.warming)] if comparison.warming else ()),
         *([f"extrapolated: {beyond}"] if beyond is not None and beyond.matters else ()),
         *argument_lines(comparison.recording, comparison.open_arguments),
-        *([f"left out: {left_out:,} requests"] if left_out else []),
+        *([f"left out: {counted(left_out, 'request')}"] if left_out else []),
     ]
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from blis_replay.ingest.errors import counted
 from blis_replay.ingest.tables import Cell, Column, Table, columns_named
 from blis_replay.replay.command import AS_SHIPPED
 from blis_replay.validate.comparison.leaderboard import SHOWN, Board, Cost, Score
@@ -43,7 +44,7 @@ def leaderboard_answer(board: Board) -> Answer:
     overloaded = {score.alias for score in board.scores if score.overloaded}
     notes: list[Part] = [Line(f"not run: {name}: {why}") for name, why in board.absent.items()]
     problems = Counter((score.simulator, score.problem) for score in board.scores if score.problem)
-    notes += [Line(f"no answer: {name}, {_counted(count, 'run')}: {why}") for (name, why), count in problems.items()]
+    notes += [Line(f"no answer: {name}, {counted(count, 'run')}: {why}") for (name, why), count in problems.items()]
     if overloaded:
         notes.append(Line(f"left out of the means, because overloaded: {', '.join(sorted(overloaded))}"))
     notes.append(
@@ -55,7 +56,7 @@ def leaderboard_answer(board: Board) -> Answer:
     costs = Block(told, "what costs most, beside the engine here with its coefficients")
     several: list[Part] = [cost_table(board)] if len(told) > len(board.simulators) else []
     table, *runs = board_tables(board)
-    head = Line(f"{_counted(len(judged), 'recording')}, {_counted(len(board.simulators), 'simulator')}")
+    head = Line(f"{counted(len(judged), 'recording')}, {counted(len(board.simulators), 'simulator')}")
     return Answer(
         page=[head, table, *several, *runs, costs, Block(notes)],
         document=_document(board),
@@ -122,10 +123,6 @@ def _cost_line(score: Score, cost: Cost | str) -> Line:
     also = f"; {' or '.join(cost.also)} would do as well" if cost.also else ""
     moved = f"E2E {100 * e2e:+.1f} %, TTFT {100 * ttft:+.1f} %"
     return Line(f"{who}: {cost.largest} ({moved}): {cost.evidence[cost.largest]}; {near}{also}")
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

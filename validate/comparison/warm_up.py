@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from blis_replay.compiled.arrays import Int64s
+from blis_replay.ingest.errors import counted
 from blis_replay.replay.driver import ReplayRun
 from blis_replay.replay.simulator import EmbeddedEngine
 from blis_replay.replay.warm_up import seen_warm_up
@@ -35,9 +36,10 @@ class WarmUp:
         """In a sentence."""
         replayed = "" if self.p99_replayed is None else f", with --replay warm_up=recorded {percent(self.p99_replayed)}"
         return (
-            f"warm-up: the first {self.requests} requests (until second {self.until_us / 1e6:.1f}) got first tokens "
-            f"{self.late_us / 1e6:.2f} s later than simulated, for want of a warm-up ({self.stalls} stalls, "
-            f"{self.stalled_us / 1e6:.1f} s together); without them the TTFT error at p99 is "
+            f"warm-up: the first {counted(self.requests, 'request')} (until second {self.until_us / 1e6:.1f}) got "
+            f"first tokens {self.late_us / 1e6:.2f} s later than simulated, as the server was warming up "
+            f"({counted(self.stalls, 'stall')}, {self.stalled_us / 1e6:.1f} s together); without them the TTFT error "
+            "at p99 is "
             f"{percent(self.p99_without)}{replayed}"
         )
 

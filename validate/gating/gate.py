@@ -7,6 +7,7 @@ from itertools import combinations
 from typing import Unpack
 
 from blis_replay.blis.releases.release import CoefficientRelease
+from blis_replay.ingest.errors import counted
 from blis_replay.ingest.recording import ARRIVALS
 from blis_replay.ingest.store import Store, list_experiments
 from blis_replay.replay.executors import Pool, map_jobs
@@ -137,7 +138,7 @@ def _covered(judgements: Sequence[Judgement], coverage: Coverage) -> Check:
     judged = [j for j in judgements if j.standing == "gated" and j.outcome != "not judged"]
     missing = [m for m in coverage.models if m.lower() not in {j.model.lower() for j in judged}]
     enough = len(judged) >= coverage.experiments and not missing
-    message = f"{len(judged)} experiments judged, at least {coverage.experiments} asked for"
+    message = f"{counted(len(judged), 'experiment')} judged, at least {coverage.experiments} asked for"
     message += f"; no experiment judged of {', '.join(missing)}" if missing else ""
     outcome: Outcome = "pass" if enough else "not judged"
     return Check("coverage", "", "", "", outcome, message, float(len(judged)), float(coverage.experiments))

@@ -14,6 +14,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from blis_replay.ingest.checks.evidence import CheckEvidence
+from blis_replay.ingest.errors import counted
 from blis_replay.ingest.recording import GroundTruth
 from blis_replay.ingest.tables import Cell, Table, Value, columns_named
 from blis_replay.replay.store import provenance_of
@@ -70,9 +71,8 @@ def cards_of(comparison: Comparison) -> tuple[Card, ...]:
 def basis_of(comparison: Comparison) -> str:
     """What was compared: requests, what the coefficients were fitted on, and with what it was replayed."""
     run = comparison.run
-    requests = "request" if comparison.requests == 1 else "requests"
     parts = (
-        f"{comparison.requests:,} {requests}",
+        counted(comparison.requests, "request"),
         fit_words(comparison),
         comparison.ground_truth,
         run.release.name,

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from blis_replay.ingest.errors import counted
 from blis_replay.ingest.tables import Cell, Column, Table, columns_named
 from blis_replay.replay.simulation import ClusterSimulation, Simulation
 from blis_replay.validate.metrics.latency import METRICS, STATISTICS, LatencySamples, Values, latency_statistics
@@ -64,7 +65,7 @@ def simulation_answer(values: dict[str, Any]) -> Answer:
     rows = [[metric.upper(), *(latencies[metric][s] for s in STATISTICS)] for metric in METRICS]
     lines = [
         f"{values['completed']:,} of {values['requests']:,} requests completed in {values['duration_s']:,.1f} s "
-        f"and {values['steps']:,} steps",
+        f"and {counted(values['steps'], 'step')}",
         f"throughput {hundredths(values['requests_per_s'])} requests/s, "
         f"{hundredths(values['output_tokens_per_s'])} output tokens/s",
         f"preemptions {values['preemptions']:,}; prefix hit rate {percent_plain(values['prefix_hit_rate'])}",
