@@ -111,6 +111,23 @@ def test_all_bundled_experiments_in_one_table(run: Run) -> None:
 
 
 @pytest.mark.slow
+def test_several_experiments_are_a_table_and_one_that_cannot_be_judged_does_not_hide_the_others(
+    run: Run, stored_demo: Path
+) -> None:
+    """No coefficients ship for the model of the synthetic recording; 34b-codegen passes (errors below 1 %)."""
+    answer = run("validate", "34b-codegen", stored_demo.name)
+    lines = answer.out.splitlines()
+    assert answer.code == 3
+    assert lines[0].split() == ["experiment", "fit", "on", "E2E", "p99", "TTFT", "p99", "ITL", "verdict"]
+    assert (lines[2].split()[0], lines[2].split()[-1]) == ("34b-codegen*", "pass")
+    assert "1 of 2 pass, 1 not judged" in lines
+    assert "no coefficients for" in " ".join(answer.out.split())
+    whole = run("validate", "34b-codegen", stored_demo.name, "-v").out
+    assert "verdict: pass (errors of the mean" in whole
+    assert whole.endswith(answer.out)
+
+
+@pytest.mark.slow
 def test_a_failed_threshold_is_exit_code_1(run: Run) -> None:
     """The published overhead floors are 2.1 to 2.7 times too small."""
     answer = run("validate", "--experiment", "34b-general", "--coefficients", "stepml-overhead-floor")

@@ -36,6 +36,13 @@ def heads(text: str) -> list[str]:
     return plain(text).splitlines()[0].split()
 
 
+@pytest.mark.parametrize("unit", ["%", "ms", "us", "s"])
+def test_no_line_ends_between_a_number_and_its_unit(unit: str) -> None:
+    """78 columns stand before the number: with its unit it needs four or more, and goes to the next line."""
+    assert wrap(f"{'x' * 77} 5 {unit}, and so on") == f"{'x' * 77}\n  5 {unit}, and so on"
+    assert wrap(f"{'x' * 77} 5 steps") == f"{'x' * 77} 5\n  steps"
+
+
 def test_wide_columns_are_for_terminals_wider_than_80(terminal: pytest.MonkeyPatch) -> None:
     """name, number and detail take 4 + 2 + 6 + 2 + 30 = 44 columns, and the hash 42 more."""
     for columns, shown in (("80", ["name", "number"]), ("85", HEADER[:3]), ("86", HEADER), ("160", HEADER)):

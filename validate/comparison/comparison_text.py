@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from blis_replay.ingest.errors import counted
 from blis_replay.ingest.tables import Cell, Column, Table, Toned, columns_named
 from blis_replay.validate.comparison.arguments import argument_lines
 from blis_replay.validate.comparison.compare import Comparison, MetricCell
@@ -57,7 +58,7 @@ def _head(comparison: Comparison) -> Block:
     return Block(
         [
             Line(f"{comparison.alias}  ({comparison.slug})", mark=Toned(comparison.alias, "heading")),
-            Line(f"  ground truth: {truth}; {comparison.requests:,} requests compared", "    "),
+            Line(f"  ground truth: {truth}; {counted(comparison.requests, 'request')} compared", "    "),
             Line(f"  {by}{replayed}, {scheduling} scheduling", "    "),
         ]
     )
@@ -106,7 +107,7 @@ def notes(comparison: Comparison) -> list[str]:
         lines.append(f"schedule: {comparison.schedule.sentence}")
     lines += other_hardware(comparison)
     lines += argument_lines(comparison.recording, comparison.open_arguments)
-    lines += [f"left out: {count:,} requests {reason}" for reason, count in comparison.excluded.items()]
+    lines += [f"left out: {counted(count, 'request')} {reason}" for reason, count in comparison.excluded.items()]
     lines += [f"not simulated: {what}" for what in comparison.run.simulated.not_simulated]
     lines += [f"known difference: {difference}" for difference in comparison.run.simulated.differences]
     return [*lines, *_missing(comparison)]
@@ -138,28 +139,29 @@ def brief_page(comparison: Comparison, again: str = "") -> list[Part]:
 
 
 def validation_answer(reports: Sequence[Validated], *, summary: bool, again: str = "") -> Answer:
-    """What one simulator, or two, answered for several experiments: one table (``summary``), or a page of each.
+    """What one simulator, or two, answered: a table (``summary``, or of several briefly), or a page of each.
 
     Times are in ms, errors fractions.  The rows are one per metric and statistic, named by experiment, stage (nothing:
     the whole run) and simulator; what could not be judged has none.  ``again``: as for ``brief_page``.
     """
-    brief: list[list[Part]] = []
     first, *others = reports
-    if summary:
-        pages = [
-            [*([f"simulator {r.simulator}"] if others else []), *summary_page(r.comparisons, r.not_judged)]
-            for r in reports
-        ]
-    elif others:
-        both = zip(first.comparisons, others[0].comparisons, strict=True)
-        pages = [side_by_side_page(embedded, blis) for embedded, blis in both]
-    else:
-        pages = [comparison_page(comparison) for comparison in first.comparisons]
-        brief = [brief_page(comparison, again) for comparison in first.comparisons]
+    pages = brief = [
+        [*([f"simulator {r.simulator}"] if others else []), *summary_page(r.comparisons, r.not_judged)] for r in reports
+    ]
+    if not summary:
+        several = len(first.comparisons) + len(first.not_judged) > 1
+        if others:
+            second = {c.slug: c for c in others[0].comparisons}
+            each = [side_by_side_page(c, second[c.slug]) for c in first.comparisons if c.slug in second]
+        else:
+            each = [comparison_page(comparison) for comparison in first.comparisons]
+        pages = [*each, *(pages if several else [])]
+        brief = brief if several else [] if others else [brief_page(c, again) for c in first.comparisons]
     stages: list[Part] = [
         Block([*([f"simulator {report.simulator}:"] if others else []), stages_table(c, report.stages[c.slug])])
         for report in reports
-        for c in (report.comparisons if report.stages else ())
+        for c in report.comparisons
+        if report.stages and c.recording.stages
     ]
     document, *more = (_report_json(report) for report in reports)
     named = {report.simulator: other for report, other in zip(reports[1:], more, strict=True)}
@@ -170,7 +172,7 @@ def validation_answer(reports: Sequence[Validated], *, summary: bool, again: str
         Table("", _DATA_COLUMNS, [row for comparison in shown for row in _rows(comparison)]),
         exit_code([verdict for report in reports for verdict in _verdicts(report)]),
         tuple(f"not judged: {name}: {reason}" for r in reports for name, reason in r.not_judged.items()),
-        [*(part for page in brief for part in page), *stages] if brief else (),
+        [*(part for page in brief for part in page), *stages] if brief and not summary else (),
     )
 
 

@@ -271,8 +271,7 @@ def _outcome(ordered: Sequence[Comparison], not_judged: Mapping[str, str]) -> li
         for kind, reasons in of_kind.items()
         for why, aliases in reasons.items()
     ]
-    more = ["more of one: blis-replay validate NAME"] if named else []
-    return [Line(counted, mark=Toned(counted, "heading")), *named, *more]
+    return [Line(counted, mark=Toned(counted, "heading")), *named, "more of one: blis-replay validate NAME"]
 
 
 def _beyond(c: Comparison) -> str:

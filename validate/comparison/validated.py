@@ -128,8 +128,8 @@ def validate_many(
     ``ships``: the embedded engine takes the release that ships for each experiment.  ``repeats``: recordings of the
     same loads, as ``noise_floors``.  ``objectives``: as of ``compare_experiment``.  ``store``: the file, which this
     process must not have open: several processes read it side by side, each the experiment that it is about.
-    ``names``: as ``named_experiments``.  ``tolerant``: those that cannot be judged are returned with the reason;
-    else the first reason is raised when the others are stored.  ``pool``: of ``map_jobs``.
+    ``names``: as ``named_experiments``.  ``tolerant``: one that cannot be judged is returned with the reason, as
+    several always are; else the reason is raised.  ``pool``: of ``map_jobs``.
     """
     answer = Validated(simulator.name, [], {}, {})
     task = _Task(mode, window, simulator, stages, ships, objectives)
@@ -149,7 +149,7 @@ def validate_many(
             left = [(o.run, errors_frame(o.comparison)) for o in outcomes if o.run and o.comparison]
             not_stored = why_not_all_stored(store, Path(scratch), left)
     for outcome in outcomes:
-        if outcome.problem is not None and not tolerant:
+        if outcome.problem is not None and not tolerant and len(slugs) == 1:
             raise outcome.problem
         if outcome.comparison is None:
             name = outcome.slug if outcome.alias in answer.not_judged else outcome.alias

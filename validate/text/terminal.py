@@ -28,6 +28,9 @@ _LONGEST_BAR = 40
 # What a sentence ends with to say what to do.
 _COMMAND = re.compile(r": (blis-replay [^:]*)$")
 
+# Between a number and its unit, where no line ends.
+_UNIT = re.compile(r"(?<=\d) (?=(?:%|us|ms|s)(?!\w))")
+
 # Of the eight colours of every terminal, those that are read on black as on white.
 _STYLES: Mapping[Tone, Mapping[str, Any]] = {
     "good": {"fg": "green"},
@@ -190,4 +193,6 @@ def wrap(text: str, indent: str = "  ", mark: Toned | None = None) -> str:
 
 def _filled(text: str, indent: str) -> str:
     columns = max(min(line_columns(), _PROSE_COLUMNS), _FEWEST_COLUMNS)
-    return textwrap.fill(text, columns, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
+    whole = _UNIT.sub("\N{NO-BREAK SPACE}", text)
+    filled = textwrap.fill(whole, columns, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
+    return filled.replace("\N{NO-BREAK SPACE}", " ")
