@@ -165,9 +165,8 @@ def not_simulated(arguments: Mapping[str, object], embedded: bool = True) -> tup
     )
 
 
-def with_captured_sizes(latency: Latency, recording: Recording) -> Latency:
-    """The model on the recorded server: operator times know of CUDA graphs, where its log names the captured sizes."""
-    sizes = recording.engine.get("cudagraph_capture_sizes")
+def with_captured_sizes(latency: Latency, sizes: object) -> Latency:
+    """Operator times of a server that captured CUDA graphs of these sizes: a list, its text, or None if unknown."""
     if sizes is None or not isinstance(latency, OperatorModel):
         return latency
-    return latency.with_captured(tuple(int(size) for size in re.findall(r"[0-9]{1,6}", str(sizes.value))))
+    return latency.with_captured(tuple(int(size) for size in re.findall(r"[0-9]{1,6}", str(sizes))))

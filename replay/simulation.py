@@ -27,7 +27,7 @@ from blis_replay.ingest.readers.files import RecordedFile
 from blis_replay.ingest.readers.server.engine_settings import read_engine_file
 from blis_replay.ingest.recording import Recording
 from blis_replay.ingest.tables import without_formulas
-from blis_replay.replay.engine import not_simulated, with_engine
+from blis_replay.replay.engine import not_simulated, with_captured_sizes, with_engine
 from blis_replay.replay.errors import ReplayError, UnknownNameError
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import request_trace
@@ -57,10 +57,16 @@ _STEP_COLUMNS = {
 
 @dataclass(frozen=True)
 class EngineFile:
-    """Engine arguments of a file, and the tensor parallelism if it names one."""
+    """Engine arguments of a file; tensor parallelism and the sizes of captured CUDA graphs, if it names them."""
 
     engine: EngineConfig
     tensor_parallelism: int | None
+    captured_sizes: object = None
+
+    def entry(self, release: CoefficientRelease, model: str | None, tensor_parallelism: int | None) -> ModelEntry:
+        """As ``choose_entry``, with its tensor parallelism where None is given, and on its CUDA graphs."""
+        entry = choose_entry(release, model, tensor_parallelism or self.tensor_parallelism)
+        return replace(entry, latency=with_captured_sizes(entry.latency, self.captured_sizes))
 
 
 @dataclass(frozen=True)
@@ -96,7 +102,8 @@ def read_engine(path: Path) -> EngineFile:
         engine = EngineConfig(**arguments | release_arguments(arguments | {"vllm_version": given.get("vllm_version")}))
     except TraceError as error:
         raise TraceError(f"{path}: {error}") from None
-    return EngineFile(engine, int(str(tensor_parallelism)) if tensor_parallelism else None)
+    parallelism = int(str(tensor_parallelism)) if tensor_parallelism else None
+    return EngineFile(engine, parallelism, given.get("cudagraph_capture_sizes"))
 
 
 def choose_entry(release: CoefficientRelease, model: str | None, tensor_parallelism: int | None) -> ModelEntry:

@@ -122,7 +122,8 @@ class EmbeddedEngine:
     def serve(self, recording: Recording, plan: ReplayPlan) -> Simulated:
         """The plan through the engine; raises ``TraceError`` if it cannot be run."""
         entry = self.entry_for(recording)
-        latency = plan.cycles or with_captured_sizes(entry.latency, recording)
+        sizes = recording.engine.get("cudagraph_capture_sizes")
+        latency = plan.cycles or with_captured_sizes(entry.latency, sizes and sizes.value)
         if plan.stalls is not None:
             latency = plan.stalls.on(latency)
         if plan.loop is None:

@@ -350,11 +350,11 @@ def simulate(
     """
     from blis_replay.replay.release_file import load_release
     from blis_replay.replay.request_table import read_request_table
-    from blis_replay.replay.simulation import choose_entry, read_engine, simulate_table
+    from blis_replay.replay.simulation import read_engine, simulate_table
     from blis_replay.validate.text.simulations import simulation_answer, summary
 
     release, given = load_release(coefficients), read_engine(Path(engine))
-    entry = choose_entry(release, model, gpus or given.tensor_parallelism)
+    entry = given.entry(release, model, gpus)
     table = read_request_table(Path(requests), given.engine.block_size)
     return simulation_answer(summary(simulate_table(table, given.engine, release, entry)))
 

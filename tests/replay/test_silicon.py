@@ -15,9 +15,10 @@ from recordings import make_recording
 from blis_replay.blis.errors import ReleaseError
 from blis_replay.blis.latency.operators import OperatorModel, durations_us
 from blis_replay.ingest.recording import Setting
-from blis_replay.replay.engine import with_captured_sizes
+from blis_replay.replay.driver import replay
 from blis_replay.replay.errors import ReplayError
 from blis_replay.replay.silicon import Deployment, prompts_of, silicon_release, system_named, tabulate
+from blis_replay.replay.simulation import read_engine
 
 
 class MadeHandle:
@@ -139,12 +140,25 @@ def test_a_release_of_them_needs_no_package(made_package: None, config: Path) ->
 
 
 def test_captured_sizes_come_from_the_recorded_server(made_package: None, config: Path) -> None:
-    """A log that prints [1, 8, 16] makes 9 decodes cost as much as 16; one that prints none, as much as 9."""
-    latency = OperatorModel(tabulate(Deployment(config, "H100-SXM")).tables)
-    recording = make_recording({"prompt_tokens": [10]})
-    logged = recording.engine | {"cudagraph_capture_sizes": Setting("[1, 8, 16]", "server log")}
-    batch = {"decode_tokens": 9, "context_tokens": 90}
-    for engine, tokens in ((logged, 16), (recording.engine, 9)):
-        served = with_captured_sizes(latency, replace(recording, engine=engine))
-        assert isinstance(served, OperatorModel)
-        assert durations_us(served, [batch])[0] == 900 + 10 * tokens + 9
+    """A log that prints [4] makes a decode of one request cost as much as 4: 3 tokens of 10 us more; no prefill."""
+    release, _made = silicon_release("mine", "some/Model", Deployment(config, "H100-SXM"))
+    recording = make_recording({"arrival_us": [0], "prompt_tokens": [10], "output_tokens": [3]})
+    logged = recording.engine | {"cudagraph_capture_sizes": Setting("[4]", "server log")}
+    padded, plain = (
+        replay(replace(recording, engine=engine), release).result.steps for engine in (logged, recording.engine)
+    )
+    longer = [(steps["end_us"] - steps["start_us"]).tolist() for steps in (padded, plain)]
+    assert [a - b for a, b in zip(*longer, strict=True)] == [0, 30, 30]
+
+
+def test_captured_sizes_come_from_a_file_of_engine_arguments(made_package: None, config: Path, tmp_path: Path) -> None:
+    """They were read over by ``simulate --engine``: with graphs of 16 only, 9 decodes cost as much as 16."""
+    release, _made = silicon_release("mine", "org/model", Deployment(config, "H100-SXM", 2))
+    needed = "max_num_seqs: 8\nmax_num_batched_tokens: 64\nmax_model_len: 99\nasync_scheduling: false\n"
+    (tmp_path / "e.yaml").write_text(f"{needed}tensor_parallel_size: 2\ncudagraph_capture_sizes: [16]\n")
+    entry = read_engine(tmp_path / "e.yaml").entry(release, None, None)
+    assert isinstance(entry.latency, OperatorModel)
+    batches = [{"decode_tokens": count, "context_tokens": 90} for count in (9, 16)]
+    nine, sixteen = durations_us(replace(release.models[0].latency, captured_sizes=(16,)), batches)
+    assert durations_us(entry.latency, batches).tolist() == [nine, sixteen]
+    assert nine > durations_us(release.models[0].latency, batches)[0]

@@ -133,7 +133,6 @@ def simulate_verb(
     from blis_replay.replay.release_file import load_release
     from blis_replay.replay.request_table import read_request_table
     from blis_replay.replay.simulation import (
-        choose_entry,
         generated_table,
         read_engine,
         recorded_table,
@@ -162,7 +161,7 @@ def simulate_verb(
     router = router_of_text(router_text) if router_text else RoundRobin()
     release = release_on_gpu(load_release(coefficients), gpu, gpu_file)
     given = read_engine(engine_path)
-    entry = choose_entry(release, model, tensor_parallelism or given.tensor_parallelism)
+    entry = given.entry(release, model, tensor_parallelism)
     if requests_path is not None:
         table = read_request_table(requests_path, given.engine.block_size)
     elif workload_path is not None:
