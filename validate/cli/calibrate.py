@@ -83,7 +83,7 @@ def calibrate_verb(
 
     Step records give start-to-start step cycles (their recorded duration is CPU time
     inside the scheduler, and is not used). Latencies are fitted through the simulator:
-    mean E2E and TTFT of small windows of requests. A coefficient that neither
+    mean E2E and TTFT of small windows of requests, or of each load level of a table. A coefficient that neither
     determines keeps its prior, and is marked. Whether the server scheduled
     asynchronously is told from TTFT and compared with the recorded argument.
     A fit that misses what it was fitted to is not written, and the exit code is 1.
