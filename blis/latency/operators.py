@@ -202,12 +202,14 @@ class Timed(Protocol):
         """Kind, integer and float parameters."""
 
 
-def durations_us(model: Timed, batches: Sequence[Mapping[str, int]]) -> Floats:
+def durations_us(model: Timed, batches: Sequence[Mapping[str, int]] | np.ndarray) -> Floats:
     """float64[n]: how long batches take by the model; a batch: fields of ``kernel.state.BATCH``, 0 where left out."""
-    kernel, row, found = model.for_kernel(), np.zeros(1, BATCH), np.zeros(len(batches))
-    for i, batch in enumerate(batches):
-        row[:] = 0
-        for name, value in batch.items():
-            row[name] = value
-        found[i] = step_time.step_duration_us(*kernel, row, 0)
-    return found
+    table, found = np.zeros(len(batches), BATCH), np.zeros(len(batches), np.int64)
+    if isinstance(batches, np.ndarray):
+        table = batches
+    else:
+        for row, batch in zip(table, batches, strict=True):
+            for name, value in batch.items():
+                row[name] = value
+    step_time.step_durations_us(*model.for_kernel(), table, found)
+    return found.astype(np.float64)

@@ -13,6 +13,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import asdict
 
+from blis_replay.blis.kernel.state import BATCH
 from blis_replay.blis.latency.operators import Timed, durations_us
 from blis_replay.blis.result import step_parts
 from blis_replay.compiled.arrays import Floats
@@ -141,11 +142,11 @@ def _time_share(steps: np.ndarray, fitted: StepRange, latency: Timed) -> float:
     return max(1 - float(cut_us / whole_us), 0.0)
 
 
-def _batches(steps: np.ndarray, decodes: Floats, context: Floats, prefill: Floats) -> list[dict[str, int]]:
-    return [
-        {"decode_tokens": int(d), "context_tokens": int(d * c), "prefill_tokens": int(p), "prefill_requests": int(n)}
-        for d, c, p, n in zip(decodes, context, prefill, steps["prefill_requests"], strict=True)
-    ]
+def _batches(steps: np.ndarray, decodes: Floats, context: Floats, prefill: Floats) -> np.ndarray:
+    table = np.zeros(len(steps), BATCH)
+    table["decode_tokens"], table["context_tokens"] = decodes, decodes * context
+    table["prefill_tokens"], table["prefill_requests"] = prefill, steps["prefill_requests"]
+    return table
 
 
 def _quantities(steps: np.ndarray) -> dict[str, Floats]:

@@ -14,8 +14,8 @@ import numpy as np
 import polars as pl
 
 from blis_replay.blis.kernel import state as k
-from blis_replay.blis.kernel.step_time import step_duration_us
 from blis_replay.blis.latency.models import Latency, LatencyModel, Lifecycle, Regime, RegimeModel
+from blis_replay.blis.latency.operators import durations_us
 from blis_replay.compiled.arrays import Bools, Floats, Int64s
 from blis_replay.ingest.recording import Recording
 from blis_replay.validate.calibration.cycle_rows import BUSY_DEPTH, mean_lengths
@@ -145,11 +145,10 @@ def _line(name: str, steps: RecordedSteps) -> LineFit:
 
 def predicted_us(latency: Latency, steps: RecordedSteps) -> Floats:
     """float64[rows]: what a latency model makes of each batch, us."""
-    model = latency.for_kernel()
     batches = np.zeros(len(steps.batch), k.BATCH)
     for name, column in zip(_COLUMNS, steps.batch.T, strict=True):
         batches[name] = column
-    return np.array([step_duration_us(*model, batches[i : i + 1], 0) for i in range(len(batches))], np.float64)
+    return durations_us(latency, batches)
 
 
 def step_mape(recording: Recording, latency: Latency) -> float | None:
