@@ -196,9 +196,17 @@ def _folders(room: str) -> list[Path]:
 
 
 def _imported_rooms(module: Path) -> set[str]:
-    nodes = ast.walk(ast.parse(module.read_text("utf-8")))
-    names = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+    found = statements(ast.parse(module.read_text("utf-8")))
+    names = [node.module or "" for node in found if isinstance(node, ast.ImportFrom)]
     return {name.split(".")[1] for name in names if name.startswith("blis_replay.")}
+
+
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """All below a node, without what they are made of: ``ast.walk`` takes ten times as long."""
+    for inner in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for one in getattr(node, inner, ()):
+            yield one
+            yield from statements(one)
 
 
 _IN_TEXT = re.compile(r"`(blis-replay [^`]+)`")

@@ -109,18 +109,14 @@ def _split(place: str, text: str, *, prose: bool = False) -> Iterator[Sentence]:
 
 def of_module(place: str, text: str) -> Iterator[Sentence]:
     """The sentences of string literals that are printed: some words, no docstring, no SQL."""
-    tree = ast.parse(text)
+    nodes = list(ast.walk(ast.parse(text)))  # once: of all that is linted it takes most of the time
     inside = {
-        id(part)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.JoinedStr)
-        for part in ast.walk(node)
-        if part is not node
+        id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in ast.walk(node) if part is not node
     }
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             inside.add(id(node.value))  # a docstring
-    for node in ast.walk(tree):
+    for node in nodes:
         if id(node) in inside:
             continue
         if isinstance(node, ast.JoinedStr):

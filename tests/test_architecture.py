@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeGuard
 
 import pytest
+from docs_generated import statements
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = "blis_replay."
@@ -36,7 +37,7 @@ MODULES = {dotted(path): path for path in FILES}
 def imports(name: str) -> frozenset[str]:
     """The modules of this project that a module names in an import statement, wherever it stands."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(MODULES[name].read_text("utf-8"))):
+    for node in statements(ast.parse(MODULES[name].read_text("utf-8"))):
         if isinstance(node, ast.Import):
             found |= {alias.name.removeprefix(PACKAGE) for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
