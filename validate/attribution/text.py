@@ -42,7 +42,7 @@ def explanations(attribution: Attribution) -> list[str]:
     means = [i for i, (_, statistic) in enumerate(QUANTITIES) if statistic == "mean"]
     if all(fraction(attribution.error[i].value_us, attribution.observed_us[i]) is None for i in means):
         return ["no mean was observed, so there is no error to explain"]
-    nothing = "there is nothing to blame" if not attribution.hidden else "but a mean can hide what is"
+    nothing = "but part of the requests are" if attribution.hidden else "there is nothing to blame"
     return [f"no mean is off by 1 % or more: {nothing}", *attribution.hidden]
 
 

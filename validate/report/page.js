@@ -70,7 +70,8 @@ for (const svg of document.querySelectorAll("svg[data-at]")) {
       if (Math.abs(place - at) < Math.abs(places[nearest] - at)) nearest = i;
     });
     // Both sides may have a row there.
-    const beside = rows.filter((_, i) => Math.abs(places[i] - places[nearest]) < 3).slice(0, 2);
+    const near = new Set(places.flatMap((place, i) => (Math.abs(place - places[nearest]) < 3 ? i % rows.length : [])));
+    const beside = rows.filter((_, i) => near.has(i)).slice(0, 2);
     const said = beside.map((row) => [...row.cells].map((cell, i) => `${heads[i]} ${cell.textContent}`.trim()).join(" · "));
     line.textContent = said.join(" | ");
   });

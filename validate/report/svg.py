@@ -104,8 +104,8 @@ def drawn(
 ) -> str:
     """The SVG element of what ``draw`` puts on an empty figure; it must use the colours of this module only.
 
-    ``rows_at``: where the rows of the table of numbers lie along an axis of its first panel, in data coordinates; the
-    element carries them as ``data-at`` in its own, for whoever shows the value under a pointer.
+    ``rows_at``: where the rows of the table of numbers lie along an axis, in data coordinates; the element carries
+    them as ``data-at`` in its own, along y for each panel, for whoever shows the value under a pointer.
     """
     matplotlib = _matplotlib()
     from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -129,11 +129,16 @@ def drawn(
 
 
 def _places(figure: Figure, rows_at: Sequence[float], along: Literal["x", "y"]) -> list[float]:
-    """Data coordinates of the first panel as those of the drawing: points from its upper left corner."""
-    axes, points = figure.axes[0], 72 / figure.dpi
-    middle = {"x": axes.get_xlim()[0], "y": axes.get_ylim()[0]}
-    both = [{**middle, along: value} for value in rows_at]
-    placed = [axes.transData.transform((one["x"], one["y"])) for one in both]
+    """Data coordinates as those of the drawing, in points from its upper left corner.
+
+    Panels below each other share what is along x, but each has rows of its own along y.
+    """
+    points = 72 / figure.dpi
+    placed = [
+        axes.transData.transform((value, axes.get_ylim()[0]) if along == "x" else (axes.get_xlim()[0], value))
+        for axes in (figure.axes[:1] if along == "x" else figure.axes)
+        for value in rows_at
+    ]
     return [float(x if along == "x" else figure.bbox.height - y) * points for x, y in placed]
 
 

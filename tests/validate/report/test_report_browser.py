@@ -99,6 +99,26 @@ def test_the_script_sorts_opens_and_reads_values(browser, planted_report: Report
         assert cell.text_content() in picture.locator(".value").inner_text()
 
 
+def test_a_telephone_shows_the_cause_and_the_latencies_whole(browser, planted_report: Report, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """390 px: nothing beside each other has to be pushed sideways; a pointer on the last panel reads its first row."""
+    path = tmp_path / "report.html"
+    path.write_text(planted_report.html, "utf-8")
+    page = browser.new_page(viewport={"width": 390, "height": 900})
+    page.goto(path.as_uri())
+    beside = page.locator(".beside").first
+    wider = "parts => parts.filter(part => part.scrollWidth > part.clientWidth + 1).length"
+    assert beside.locator(":scope > div, :scope > div .scroll, :scope > figure").evaluate_all(wider) == 0
+    drawing = beside.locator("svg")
+    places = [float(place) for place in (drawing.get_attribute("data-at") or "").split()]
+    rows = beside.locator("figure tbody tr").count()
+    assert len(places) == 3 * rows, "E2E, TTFT and ITL, with a row for each part"
+    points = drawing.evaluate("svg => svg.viewBox.baseVal.height")
+    box = drawing.bounding_box()
+    drawing.hover(position={"x": 100, "y": places[2 * rows] / points * box["height"]})
+    assert beside.locator(".value").inner_text().startswith("part error · ")
+    page.close()
+
+
 def test_what_is_folded_on_the_screen_is_printed(browser, planted_report: Report, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     path = tmp_path / "report.html"
     path.write_text(planted_report.html, "utf-8")
