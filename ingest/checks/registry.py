@@ -88,7 +88,7 @@ def named_check(name: str, *others: InstrumentCheck) -> InstrumentCheck:
         if check.name == name:
             return check
     names = ", ".join(check.name for check in (*CHECKS, *others))
-    raise UnknownCheckError(f"no instrument check is called {name}; there are {names}")
+    raise UnknownCheckError(f"no instrument check is called {name or repr(name)}; there are {names}")
 
 
 def check_evidence(

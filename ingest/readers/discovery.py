@@ -293,6 +293,8 @@ def _kind_by_content(head: bytes) -> str:
 def _expanded(named: Iterable[str | Path]) -> Iterable[Path]:
     """Each path, and the paths that a pattern stands for; a pattern that matches nothing stays, to be complained of."""
     for name in named:
+        if not str(name):
+            raise RecordingError("''", "", "an empty path", "give the directory of one experiment, or its files")
         # Path.glob knows no patterns that begin at the root.
         found = [] if os.path.lexists(name) else sorted(glob.glob(str(name), recursive=True))  # noqa: PTH207
         yield from map(Path, found or [str(name)])
@@ -330,7 +332,8 @@ def _twin(found: list[RecordedFile], kind: str, name: str) -> str:
 def _walk(directory: Path) -> list[Path]:
     if not directory.is_dir():
         mend = "give the directory of one experiment, or its files"
-        raise RecordingError(directory, "", "no such directory or file", mend)
+        what = "neither a directory nor a file" if os.path.lexists(directory) else "no such directory or file"
+        raise RecordingError(directory, "", what, mend)
     paths: list[Path] = []
     for folder, folders, names in os.walk(directory):
         folders.sort()

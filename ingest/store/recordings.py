@@ -245,7 +245,7 @@ def resolve(rows: Iterable[NamedExperiment], name: str) -> str:
     close = [other for other in known if name.strip() and name.lower() in other.lower()][:3]
     close = close or difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     hint = f"did you mean {', '.join(close)}?" if close else "list them with `blis-replay list`"
-    raise UnknownExperimentError(f"no experiment is called {name or repr(name)}; {hint}")
+    raise UnknownExperimentError(f"no experiment is called {name if name.strip() else repr(name)}; {hint}")
 
 
 def read_stored(store: Store, slug: str) -> Recording:

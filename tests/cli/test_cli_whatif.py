@@ -46,7 +46,7 @@ def test_a_sweep_is_a_table_of_its_combinations(run: Run) -> None:
         (["--set", "max_model_len=100"], 3, "error: 34b-codegen: nothing could be simulated: request 0: a prompt of"),
         (["--set", "max_num_seqs=1", "--workers", "0"], 2, "--workers"),
         (["--find", "rate"], 2, "give limits with --slo ttft.p95=500ms,itl.p95=50ms"),
-        (["--find", "rate", "--slo", "ttft=1s"], 2, "error: --slo ttft=1s: is not an objective"),
+        (["--find", "rate", "--slo", "ttft=1s"], 2, "error: --slo 'ttft=1s' is not an objective"),
         (["--find", "rate", "--slo", "ttft.p95=1s", "--set", "rate=2"], 2, "leave rate to it"),
         (["--set", "ramp_s=2"], 2, "say how many clients"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from collections import Counter
 from collections.abc import Callable
 from functools import partial, wraps
 from pathlib import Path
@@ -417,8 +418,12 @@ class Verb(click.Command):
             self.params.insert(at, _answer_file())
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As of any command; an error says which verb it is of."""
+        """As of any command, but no value is dropped for a later one; an error says which verb it is of."""
         try:
+            _, _, given = self.make_parser(ctx).parse_args(list(args))
+            for param, times in Counter(given).items():
+                if times > 1 and isinstance(param, click.Option) and not (param.multiple or param.is_flag):
+                    raise click.UsageError(f"{param.opts[0]} is given {times} times; give it once")
             return super().parse_args(ctx, args)
         except click.UsageError as error:
             error.ctx = error.ctx or ctx

@@ -81,7 +81,7 @@ def parse_objectives(text: str) -> Objectives:
         found = _TERM.fullmatch(term)
         if found is None or found[1] not in METRICS or not _is_statistic(found[2]) or float(found[3]) == 0:
             raise UnknownNameError(
-                f"--slo {term}: is not an objective; write for example {_EXAMPLE} with {', '.join(METRICS)}, "
+                f"--slo {term!r} is not an objective; write for example {_EXAMPLE} with {', '.join(METRICS)}, "
                 "mean or p1 to p99 (p999), and a time in us, ms or s"
             )
         objective = Objective(found[1], found[2], float(found[3]) * _US[found[4]])

@@ -154,7 +154,7 @@ def study_names() -> list[str]:
 def load_study(name: str) -> Study:
     """A study that ships, by its name.  Raises ``UnknownStudyError``, or ``StudyError`` if its file is unsound."""
     if name not in study_names():
-        raise UnknownStudyError(f"no study is called {name}; `blis-replay study list` names them")
+        raise UnknownStudyError(f"no study is called {name or repr(name)}; `blis-replay study list` names them")
     return parse_study(_folder().joinpath(f"{name}.yaml").read_text("utf-8"), name)
 
 
