@@ -109,6 +109,13 @@ def test_operator_times_are_scaled_to_levels() -> None:
     assert made.fitted_on[0].requests_hash is None
 
 
+def test_a_summary_with_tpot_and_without_e2e_is_a_level() -> None:
+    """As `vllm bench serve` writes it by default: 50 ms and 10 ms for each further token."""
+    found = load_level(level(4, 500, 101, {"ttft": 50_000, "tpot_reported": 10_000}), "recorded")
+    assert found.cycle_us == 10_000
+    assert found.numbers["e2e"]["mean"] == pytest.approx(50_000 + 10_000 * (found.output_tokens - 1))
+
+
 def test_too_few_levels_are_refused() -> None:
     with pytest.raises(ValidateError, match="c1-200, c8-200: 2 load levels cannot determine 4 coefficients; add some"):
         calibrate([measured(1, 200, 20), measured(8, 200, 20)], "fit", Options(load_release(DEFAULT_PRIOR)))

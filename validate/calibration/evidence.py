@@ -17,6 +17,7 @@ from blis_replay.blis.trace import RequestTrace
 from blis_replay.compiled.arrays import Bools, Floats, Int64s
 from blis_replay.ingest.recording import UNKNOWN, Recording
 from blis_replay.ingest.rows import Rows, rows_of
+from blis_replay.ingest.stream import published
 from blis_replay.replay.mode import ReplayMode
 from blis_replay.replay.plan import ReplayPlan, plan_replay
 from blis_replay.replay.profile import of_summary
@@ -255,7 +256,8 @@ class LoadLevel:
 def load_level(recording: Recording, scheduling: Literal["recorded", "asynchronous", "synchronous"]) -> LoadLevel:
     """The level of a recording that ``is_load_level``.
 
-    Raises ``ValidateError`` without mean TTFT and E2E, ``ReplayError`` where no requests can be made of it.
+    Without a mean E2E it is the mean TTFT and the mean TPOT of as many gaps as a mean output has.  Raises
+    ``ValidateError`` without either, or without a mean TTFT, ``ReplayError`` where no requests can be made of it.
     """
     made, mode = of_summary(recording, ReplayMode(scheduling=scheduling))
     plan = plan_replay(made, mode)
@@ -263,13 +265,17 @@ def load_level(recording: Recording, scheduling: Literal["recorded", "asynchrono
         metric: {name: number.value_us for name, number in of.items() if number.value_us is not None}
         for metric, of in numbers_from_aggregates(made, None).items()
     }
+    prompt, output = float(plan.trace.prompt_tokens.mean()), float(plan.trace.output_tokens.mean())
+    tpot_us = published(made.aggregates, -1, "tpot_reported", "mean")
+    if "mean" in numbers["ttft"] and "mean" not in numbers["e2e"] and tpot_us is not None:
+        numbers["e2e"]["mean"] = numbers["ttft"]["mean"] + tpot_us * (output - 1)
+        numbers["itl"]["mean"] = tpot_us
     lacks = [metric.upper() for metric in ("ttft", "e2e") if "mean" not in numbers[metric]]
     if lacks or not numbers["itl"].get("mean", 0.0) > 0:
         raise ValidateError(
             f"{recording.alias}: its summary has no mean {' and '.join(lacks) or 'gap between tokens'}, so delays "
             "cannot be told from steps; ingest mean TTFT and TPOT or E2E, or leave this level out"
         )
-    prompt, output = float(plan.trace.prompt_tokens.mean()), float(plan.trace.output_tokens.mean())
     return LoadLevel(plan, numbers, prompt, output)
 
 
